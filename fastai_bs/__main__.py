@@ -42,7 +42,7 @@ def digits_learner(
     data = load_digits()
     x,y = torch.tensor(data.images[:,None]/16, dtype=torch.float32),torch.tensor(data.target)
     idxs = torch.randperm(len(x)).tolist()
-    train,valid = ([(x[i],y[i]) for i in o] for o in (idxs[:1440],idxs[1440:]))
+    train,valid = ([(x[i],y[i]) for i in o] for o in (idxs[:1408],idxs[1408:]))
     dls = DataLoaders.from_dsets(train, valid, bs=bs, drop_last=False, num_workers=0, device='cpu')
     model = nn.Sequential(nn.Conv2d(1,16,3,padding=1), nn.ReLU(), nn.Conv2d(16,32,3,stride=2,padding=1), nn.ReLU(),
                           nn.Flatten(), nn.Linear(512,64), nn.ReLU(), nn.Linear(64,10))

@@ -1,0 +1,26 @@
+"Write README.md from nbs/index.ipynb: `python docs/readme.py`"
+import re
+from pathlib import Path
+from fastcore.nbio import read_nb
+
+root = Path(__file__).resolve().parent.parent
+here = 'https://github.com/fastai-bs/fastai_bs/blob/main/nbs/'
+
+def output_text(out):
+    "The text of a cell's output, as an indented block"
+    data = out.get('data', {})
+    txt = ''.join(data.get('text/markdown') or data.get('text/plain') or out.get('text', ''))
+    return '\n'.join(f'    {o}'.rstrip() for o in txt.strip().splitlines())
+
+def cell_text(cell):
+    "Markdown of a cell: its text, or its code and outputs; nothing where it is hidden"
+    if cell.cell_type=='markdown': return re.sub(r'\]\((\w+\.ipynb)\)', rf']({here}\1)', cell.source).replace('](images/', '](nbs/images/')
+    if cell.cell_type!='code' or '#| hide' in cell.source: return ''
+    return '\n\n'.join([f'```python\n{cell.source}\n```', *filter(None, map(output_text, cell.outputs))])
+
+def readme():
+    cells = filter(None, (cell_text(c).strip() for c in read_nb(root/'nbs/index.ipynb').cells))
+    title,*rest = cells
+    return '\n\n'.join([title, '<!-- Written by docs/readme.py from nbs/index.ipynb: edit that one -->', *rest]) + '\n'
+
+if __name__=='__main__': (root/'README.md').write_text(readme())
