@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/demo.html.md"""
 __all__ = ['digits_learner', 'run_demo', 'main']
 
 # %% ../nbs/09_demo.ipynb #5bdcb2f7
-import argparse, sys, tempfile, time, warnings
+import argparse, math, sys, tempfile, textwrap, time, warnings
 warnings.filterwarnings('ignore', message='.*torch.jit.script.*') # Of no use to who runs the demonstration
 from contextlib import nullcontext
 from functools import partial
@@ -26,6 +26,7 @@ from fastai.metrics import accuracy
 from fastai.optimizer import Adam, SGD
 from fastai.torch_core import set_seed
 from .accumulate import GradAccum
+from .plan import balanced_bs
 from .scaling import linear_scaling, sqrt_scaling
 import fastai_bs.finder
 
@@ -79,13 +80,13 @@ def run_demo(
         print(f"   {lr:.2g}\n2. bs_find: the noise scale of the gradient")
     learn = make(bs=bs)
     with _quiet(learn): plan = learn.bs_find(lr, show_plot=False)
-    print(f"   {plan!r}\n".replace('\n', '\n   ').rstrip())
+    print(textwrap.indent(repr(plan), '   '))
     ax = plan.plot()
     ax.set_title("Gradient noise scale of a small convnet on scikit-learn's digits")
     out.mkdir(parents=True, exist_ok=True)
     ax.figure.savefig(out/'noise_scale.png', dpi=120, bbox_inches='tight')
     print(f"   Plot: {out/'noise_scale.png'}")
-    planned = plan.balanced_bs or bs
+    planned = balanced_bs(plan.noise_scale if math.isfinite(plan.ci[1]) else plan.ci[0]) # Without an upper end only the lower one is known
     runs = [(bs,1)] if planned==bs else [(bs,1),(planned,1)]
     if planned>bs and planned%bs==0: runs.append((bs,planned//bs))
     print(f"3. Training {epochs} epochs at each batch size, the learning rate times {'the square root of the ratio' if opt=='adam' else 'the ratio'}")
@@ -123,7 +124,7 @@ def main(
     p.add_argument('--seed', type=_whole(0,2**32-1), default=42, help="seed of the split, the weights and the order of the items")
     p.add_argument('--out', type=_folder, default=Path('bs_demo'), help="folder for the picture")
     a = p.parse_args(args)
-    torch.set_num_threads(min(2, torch.get_num_threads()))
+    torch.set_num_threads(1) # A model this small is slower with more, and much slower on a busy machine
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         try: run_demo(a.bs, a.opt, a.epochs, a.seed, a.out)

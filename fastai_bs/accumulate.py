@@ -68,6 +68,7 @@ class ScopedCallback(Callback):
     @contextmanager
     def scope(self): yield
     def before_epoch(self): self.learn._do_epoch_train = _ScopedTrain(self.learn)
+    def after_fit(self): vars(self.learn).pop('_do_epoch_train', None) # Left where an epoch was skipped
 
 class _ScopedTrain:
     "Stands in for `learn._do_epoch_train` once: runs it inside the scopes of the callbacks that `learn` has by then"
@@ -175,14 +176,14 @@ class GradAccum(ScopedCallback):
             if p.grad is not None: p.grad.detach_().zero_()
 
     def _new_window(self): self.n_micro,self._n_sum,self._loss_sum = 0,0.,0.
-    def _new_micro(self): self._backed,self._cancelled,self.micro_elems = False,False,None
+    def _new_micro(self): self._backed = self._cancelled = self._own_cancel = False; self.micro_elems = None
     def _drop_window(self): self._zero_grads(); self._new_window()
 
     # Where a window starts and ends
 
     def before_batch(self):
         self._release_hypers()
-        self.stepped = self._own_cancel = False
+        self.stepped = False
         if self.n_micro==0:
             self.n_acc = self.n_acc_in(self.epoch)
             k = min(self.n_acc, self.n_iter-self.iter) if self.iter<self.n_iter else self.n_acc # Micro-batches this window will have
@@ -222,6 +223,11 @@ class GradAccum(ScopedCallback):
             self._n_ref = n if self._n_ref is None else torch.where(self._n_ref>0, self._n_ref, n)
             self.micro_factor = torch.where(n>0, n/self._n_ref, 0.)
             self.learn.loss_grad = loss*self.micro_factor.to(loss.dtype)
+        self.learn.loss_grad.register_hook(self._see_backward)
+
+    def _see_backward(self, grad):
+        "The backward pass has begun; the gradient that reaches our loss is the scale that mixed precision puts on it after us"
+        self._backed,self.loss_scale = True,grad.detach()
 
     def after_cancel_backward(self): self._cancelled,self._closes = True,self.n_acc==1 # It adds nothing, and the window goes on
 

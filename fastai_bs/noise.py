@@ -8,12 +8,12 @@ Docs: https://fastai-bs.github.io/fastai_bs/noise.html.md"""
 __all__ = ['NoiseScale', 'plot_noise_scale']
 
 # %% ../nbs/04_noise.ipynb #a944461b
+import numbers
 from contextlib import contextmanager
 from functools import partial
 import numpy as np
 import pandas as pd
 import torch
-from torch.amp import GradScaler
 import matplotlib.pyplot as plt
 from fastai.torch_core import find_bs
 from .accumulate import GradAccum, ScopedCallback
@@ -46,6 +46,7 @@ class NoiseScale(ScopedCallback):
         ci:float=0.95, # Coverage of the interval
     ):
         for nm,v in (('beta',beta),('ci',ci)):
+            if isinstance(v, bool) or not isinstance(v, numbers.Real): raise TypeError(f"`{nm}` must be a number between 0 and 1, got {v!r}")
             if not 0<v<1: raise ValueError(f"`{nm}` must be between 0 and 1, both excluded, got {v}")
         self.beta,self.level = beta,ci
         self._reset()
@@ -57,7 +58,7 @@ class NoiseScale(ScopedCallback):
         twins = [cb for cb in self.learn.cbs if isinstance(cb, NoiseScale)]
         if len(twins)>1: raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)}: remove the others")
         self._accum = next((cb for cb in self.learn.cbs if isinstance(cb, GradAccum)), None)
-        if self._accum is None or all(self._accum.n_acc_in(e)<2 for e in range(self.n_epoch)):
+        if self._accum is None or max((self._accum.n_acc_in(e) for e in range(self.n_epoch)), default=2)<2:
             raise ValueError("NoiseScale compares the micro-batches of an optimizer step, so there must be several: add GradAccum(n_acc) with n_acc of 2 or more")
         self._reset()
 
@@ -85,7 +86,8 @@ class NoiseScale(ScopedCallback):
     def after_backward(self):
         "Keep four numbers of the micro-batch, on its device"
         if not self._norms or self._accum.micro_elems is None: return
-        self._micro.append((self._accum.micro_elems, self._accum.micro_factor, _sum_sq(list(self._norms.values())), find_bs(self.yb)))
+        self._micro.append((self._accum.micro_elems, self._accum.micro_factor*self._accum.loss_scale, _sum_sq(list(self._norms.values())), find_bs(self.yb)))
+        self._norms.clear()
 
     def before_step(self):
         "The window is full: take its moments in"
@@ -94,16 +96,14 @@ class NoiseScale(ScopedCallback):
         if len(self._micro)<2 or not grads: return
         n,factor,sq,items = zip(*self._micro)
         # All of the window's numbers in one transfer
-        vals = torch.stack([*n, *factor, *sq, torch.as_tensor(self._accum.window_factor, device=sq[0].device, dtype=sq[0].dtype), _sq_norm(grads)]).tolist()
+        vals = torch.stack([*n, *factor, *sq, self._accum.window_factor*self._accum.loss_scale.to(sq[0].dtype), _sq_norm(grads)]).tolist()
         (n,factor,sq),(window_factor,sq_mean) = np.reshape(vals[:-2], (3,-1)),vals[-2:]
-        scaler = getattr(self.learn, 'scaler', None)
-        scale = scaler.get_scale() if isinstance(scaler, GradScaler) else 1.
         some = n>0 # A micro-batch in which nothing counts has no gradient to speak of
         if some.sum()<2: return
-        tr_sigma,g_sq,n_elems = window_moments(n[some], sq[some]/(factor[some]*scale)**2, sq_mean/(window_factor*scale)**2)
+        tr_sigma,g_sq,n_elems = window_moments(n[some], sq[some]/factor[some]**2, sq_mean/window_factor**2)
         if not np.isfinite(tr_sigma+g_sq): self.n_dropped += 1; return
         self.pool.add(tr_sigma, g_sq, n_elems)
-        n_items = int(np.array(items)[some].sum())
+        n_items = sum(items)
         self.n_items += n_items
         self.rows.append((self.n_steps, n_items, n_elems, tr_sigma, g_sq))
 
@@ -128,7 +128,8 @@ class NoiseScale(ScopedCallback):
             items += n_items
             per_item = p.add(tr_sigma, g_sq, n_elems).n_elems/items
             res.append((step, n_items, n_elems, tr_sigma, g_sq, p.noise_scale/per_item, *(o/per_item for o in p.interval(self.level))))
-        return pd.DataFrame(res, columns=['step','n_items','n_elems','tr_sigma','g_sq','noise_scale','low','high'])
+        cols = {'step': int, 'n_items': int, 'n_elems': float, 'tr_sigma': float, 'g_sq': float, 'noise_scale': float, 'low': float, 'high': float}
+        return pd.DataFrame(res, columns=list(cols)).astype(cols)
 
 # %% ../nbs/04_noise.ipynb #32f5b437
 def plot_noise_scale(
@@ -140,7 +141,7 @@ def plot_noise_scale(
     if ax is None: _,ax = plt.subplots(figsize=(7,4))
     x = df.n_items.cumsum()
     ok = np.isfinite(df.noise_scale) & (df.noise_scale>0)
-    ax.plot(x[ok], df.noise_scale[ok], label='noise scale')
+    ax.plot(x[ok], df.noise_scale[ok], label='moving mean')
     known = df.low>0
     seen = [*df.noise_scale[ok], *df.low[known], *df.high[np.isfinite(df.high) & (df.high>0)], *([base_bs] if base_bs else [])]
     if seen:

@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/plan.html.md"""
 __all__ = ['balanced_bs', 'BatchPlan']
 
 # %% ../nbs/07_plan.ipynb #f712c9d5
-import math
+import math, textwrap
 from dataclasses import dataclass, field
 import pandas as pd
 from .estimator import finite_noise_scale
@@ -85,13 +85,21 @@ class BatchPlan:
         n_acc = max(1, round(bs/self.micro_bs))
         return f"Where memory allows, set the loader to it; else add GradAccum({n_acc})." if n_acc>1 else ""
 
+    def _value(self): return f"{_num(self.noise_scale)} [{_num(self.ci[0])}, {_num(self.ci[1])}]"
+
     def __repr__(self):
-        low,high = self.ci
-        head = (f"BatchPlan(noise_scale={_num(self.noise_scale)} [{_num(low)}, {_num(high)}], balanced_bs={self.balanced_bs}, base_bs={self.base_bs})")
-        return f"{head}\n{self.advice}"
+        head = f"BatchPlan(noise_scale={self._value()}, balanced_bs={self.balanced_bs}, base_bs={self.base_bs})"
+        return f"{head}\n{textwrap.fill(self.advice, 110, initial_indent='  ', subsequent_indent='  ')}"
 
     def plot(self,
         ax=None, # Axes to draw on; by default new ones
     ):
-        "The noise scale along the mock training, its interval as a band, today's batch size as a line; returns the axes"
-        return plot_noise_scale(self.df, self.base_bs, ax=ax)
+        "The noise scale along the mock training with its interval, and the plan's own over the stretch it speaks of; today's batch size as a line"
+        ax = plot_noise_scale(self.df, self.base_bs, ax=ax)
+        x,(low,high),(bottom,top) = self.df.n_items.cumsum().iloc[-self.n_windows:],self.ci,ax.get_ylim()
+        if 0<self.noise_scale<math.inf:
+            ax.plot([x.iloc[0],x.iloc[-1]], [self.noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {self._value()}')
+            ax.fill_between([x.iloc[0],x.iloc[-1]], max(low, bottom/2), min(high, top*2), color='C1', alpha=0.2, lw=0)
+            ax.set_ylim(min(bottom, self.noise_scale/2), max(top, self.noise_scale*2))
+            ax.legend()
+        return ax

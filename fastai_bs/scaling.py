@@ -7,11 +7,20 @@ Docs: https://fastai-bs.github.io/fastai_bs/scaling.html.md"""
 # %% auto #0
 __all__ = ['linear_scaling', 'sqrt_scaling']
 
+# %% ../nbs/01_scaling.ipynb #bc1aee76
+import numbers
+
 # %% ../nbs/01_scaling.ipynb #a6cd1dc1
+def _check_k(k):
+    if isinstance(k, bool) or not isinstance(k, numbers.Real): raise TypeError(f"`k` must be the ratio of two batch sizes, a number, got {k!r}")
+    if not k>0: raise ValueError(f"`k` must be the ratio of two batch sizes, above 0, got {k}")
+
+# %% ../nbs/01_scaling.ipynb #9b033a41
 def linear_scaling(
     k:float, # Ratio of the batch size to the one that the learning rate was tuned for
 )->float: # Factor on the learning rate
     "`k`: the linear scaling rule for SGD (Goyal et al. 2017, arXiv 1706.02677, section 2.1)"
+    _check_k(k)
     return k
 
 # %% ../nbs/01_scaling.ipynb #4b0de6e8
@@ -19,4 +28,5 @@ def sqrt_scaling(
     k:float, # Ratio of the batch size to the one that the learning rate was tuned for
 )->float: # Factor on the learning rate
     "`k**0.5`: the square root rule for Adam, RMSProp and their kin (Malladi et al. 2022, arXiv 2205.10287)"
+    _check_k(k)
     return k**0.5

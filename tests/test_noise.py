@@ -1,0 +1,546 @@
+"NoiseScale beside GradAccum: exact against per-item gradients, and not a bit of the training changed"
+from functools import partial
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException, CancelStepException,
+                                  CancelTrainException)
+from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.rnn import rnn_cbs
+from fastai.callback.schedule import fit_one_cycle # noqa: F401, it adds the method
+from fastai.callback.training import GradientClip
+from fastai.data.core import Datasets
+from fastai.learner import Learner, load_learner
+from fastai.losses import CrossEntropyLossFlat
+from fastai.optimizer import Adam, OptimWrapper, SGD
+from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
+from fastai.text.models.core import get_language_model
+import fastai_bs.finder # noqa: F401, it adds bs_find
+from fastai_bs.accumulate import GradAccum
+from fastai_bs.estimator import pool
+from fastai_bs.noise import NoiseScale, plot_noise_scale
+from helpers import loaders, mlp, quiet_learner, regression, set_seed
+from oracle import item_grads, noise_scale, window_rows, windows_in_order, z_score
+
+class LastLSTM(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb,self.rnn,self.out = nn.Embedding(11,4),nn.LSTM(4,5,batch_first=True),nn.Linear(5,3)
+    def forward(self, x): return self.out(self.rnn(self.emb(x))[0][:,-1])
+
+class Embeddings(nn.Module):
+    def __init__(self, sparse=False):
+        super().__init__()
+        self.embs,self.out = nn.ModuleList([nn.Embedding(9,3,sparse=sparse),nn.Embedding(5,3,sparse=sparse)]),nn.Linear(6,1)
+    def forward(self, x): return self.out(torch.cat([e(x[:,i]) for i,e in enumerate(self.embs)], 1))
+
+class Tokens(nn.Module):
+    "Logits of shape `(batch, class, token)`; input and output layer share their weights"
+    def __init__(self, n_tok=7, tied=True):
+        super().__init__()
+        self.emb,self.hid,self.out = nn.Embedding(n_tok,4),nn.Linear(4,4),nn.Linear(4,n_tok,bias=False)
+        if tied: self.out.weight = self.emb.weight
+    def forward(self, x): return self.out(torch.tanh(self.hid(self.emb(x)))).transpose(1,2)
+
+def classes(n, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (n,), generator=g)
+    return list(zip(torch.randn(n, 5, generator=g, dtype=torch.float64) + 0.3*y[:,None], y))
+
+def tokens(n, ignored=0., n_tok=7, length=4):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(n_tok, (n,length), generator=g)
+    y = torch.where(torch.rand(n, length, generator=g)<0.3, x.roll(1,1), torch.randint(n_tok, (n,length), generator=g))
+    return list(zip(x, torch.where(torch.rand(n, length, generator=g)<ignored, -100, y)))
+
+def task(kind, n=203):
+    "Items, a model in float64 and its loss"
+    torch.manual_seed(0)
+    g = torch.Generator().manual_seed(1)
+    if kind=='mlp': return regression(n), mlp(), nn.MSELoss()
+    if kind=='tokens': return tokens(n), Tokens().double(), nn.CrossEntropyLoss()
+    y = torch.randint(3, (n,), generator=g)
+    if kind=='convnet':
+        x = torch.randn(n, 1, 8, 8, generator=g, dtype=torch.float64) + 0.6*y[:,None,None,None]
+        model = nn.Sequential(nn.Conv2d(1,4,3), nn.GroupNorm(2,4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16,3))
+        return list(zip(x,y)), model.double(), nn.CrossEntropyLoss()
+    if kind=='lstm':
+        x = torch.randint(11, (n,6), generator=g)
+        return list(zip(x, torch.where(x[:,-1]<2, 0, y))), LastLSTM().double(), nn.CrossEntropyLoss()
+    if kind=='embeddings':
+        x = torch.stack([torch.randint(k, (n,), generator=g) for k in (9,5)], 1)
+        return list(zip(x, 0.2*x[:,:1] + torch.randn(n, 1, generator=g, dtype=torch.float64))), Embeddings().double(), nn.MSELoss()
+
+def measure(items, model, loss_func, bs=2, n_acc=5, n_epoch=1, lr=0., shuffle=False, cbs=(), accum=None, opt_func=SGD, seed=0, **kwargs):
+    "The `NoiseScale` of a fit, at the present weights unless `lr`"
+    set_seed(seed)
+    noise = NoiseScale()
+    learn = quiet_learner(loaders(items, bs, shuffle=shuffle), model, loss_func, opt_func, cbs=[accum or GradAccum(n_acc), noise, *cbs], **kwargs)
+    learn.fit(n_epoch, lr)
+    return noise
+
+def assert_rows(df, expected, rtol=1e-8):
+    assert len(df)==len(expected)>0
+    np.testing.assert_allclose(df[expected.columns], expected, rtol=rtol, atol=rtol*abs(expected.g_sq).max())
+
+# Against per-item gradients
+
+@pytest.mark.parametrize('kind,elems', [('mlp',2), ('convnet',1), ('embeddings',1), ('lstm',1), ('tokens',4)])
+@pytest.mark.parametrize('bs,n_acc', [(2,5), (3,4)])
+def test_rows_are_those_of_the_items(kind, elems, bs, n_acc):
+    "Ragged micro-batches and windows too: 203 items"
+    items,model,loss_func = task(kind)
+    rows = item_grads(model, loss_func, items)
+    expected = window_rows(rows, windows_in_order(len(items), bs, n_acc), torch.full((len(items),), elems))
+    assert_rows(measure(items, model, loss_func, bs, n_acc).df, expected)
+
+@pytest.mark.parametrize('kind,elems', [('mlp',2), ('convnet',1), ('embeddings',1), ('lstm',1), ('tokens',4)])
+@pytest.mark.parametrize('seed', [0, 1])
+def test_exact_noise_scale(kind, elems, seed):
+    items,model,loss_func = task(kind, 200)
+    exact = noise_scale(item_grads(model, loss_func, items))
+    noise = measure(items, model, loss_func, n_epoch=3, shuffle=True, seed=seed)
+    assert 0.1 < exact/10 < 5 # The window holds 10 items
+    assert len(noise.df) >= 50
+    assert abs(z_score(noise.df, elems*exact)) <= 3
+    assert noise.ci[0] <= exact <= noise.ci[1]
+
+@pytest.mark.parametrize('bs', [1, 2])
+def test_exact_noise_scale_of_elements_that_count(bs):
+    "Items of one element each, of which a third is ignored: those that count are drawn without replacement"
+    items,loss_func = classes(300),nn.CrossEntropyLoss()
+    items = [(x, torch.tensor(-100) if i%3==0 else y) for i,(x,y) in enumerate(items)]
+    model = mlp(n_out=3)
+    exact = noise_scale(item_grads(model, loss_func, [o for o in items if o[1]>=0]))
+    noise = measure(items, model, loss_func, bs, 12//bs, n_epoch=3, shuffle=True)
+    assert abs(z_score(noise.df, exact)) <= 3
+    np.testing.assert_allclose(noise.pool.n_elems/noise.n_items, 2/3, rtol=1e-6) # A batch holds all items, those that do not count too
+
+def test_exact_noise_scale_with_class_weights():
+    "An element is a unit of weight"
+    items,model,loss_func = classes(600),mlp(n_out=3),nn.CrossEntropyLoss(weight=torch.tensor([1,2,0.5], dtype=torch.float64))
+    weights = loss_func.weight[torch.stack([y for _,y in items])]
+    exact = noise_scale(item_grads(model, loss_func, items), weights)
+    noise = measure(items, model, loss_func, 8, 4, n_epoch=4, shuffle=True)
+    assert len(noise.df) >= 50
+    assert abs(z_score(noise.df, exact)) <= 3
+    assert abs(z_score(noise.df, noise_scale(item_grads(model, loss_func, items)))) > 3 # Without the weights
+
+def test_a_change_of_units_is_seen():
+    "The exact-value tests would notice items in place of elements"
+    items,model,loss_func = task('mlp', 200)
+    assert abs(z_score(measure(items, model, loss_func, n_epoch=3, shuffle=True).df, noise_scale(item_grads(model, loss_func, items)))) > 3
+
+@pytest.mark.parametrize('ignored', [0.3, 0.8])
+def test_rows_of_tokens_that_count(ignored):
+    "0.8 leaves micro-batches in which nothing counts, and some windows with one in which something does"
+    items,model,loss_func = tokens(150, ignored),Tokens().double(),nn.CrossEntropyLoss()
+    elems = torch.stack([(y!=-100).sum() for _,y in items])
+    expected = window_rows(item_grads(model, loss_func, items), windows_in_order(150, 1, 3), elems)
+    noise = measure(items, model, loss_func, 1, 3)
+    assert_rows(noise.df, expected)
+    assert (len(expected)<50)==(ignored==0.8)
+
+def test_rows_with_class_weights():
+    items,model,loss_func = classes(100),mlp(n_out=3),nn.CrossEntropyLoss(weight=torch.tensor([1,2,0.5], dtype=torch.float64))
+    weights = loss_func.weight[torch.stack([y for _,y in items])]
+    assert_rows(measure(items, model, loss_func, 3, 4).df, window_rows(item_grads(model, loss_func, items), windows_in_order(100, 3, 4), weights))
+
+def test_rows_with_count():
+    "For a loss of one's own"
+    items,model = tokens(60, 0.3),Tokens().double()
+    elems = torch.stack([(y!=-100).sum() for _,y in items])
+    def loss_func(p, y): return F.cross_entropy(p, y)
+    accum = GradAccum(3, count=lambda learn: (learn.yb[0]!=-100).sum())
+    assert_rows(measure(items, model, loss_func, accum=accum).df, window_rows(item_grads(model, loss_func, items), windows_in_order(60, 2, 3), elems))
+
+@pytest.mark.parametrize('loss_func', [nn.MSELoss, nn.CrossEntropyLoss])
+def test_sums_give_the_rows_of_means(loss_func):
+    items = regression(53) if loss_func is nn.MSELoss else classes(53)
+    model = mlp(n_out=2 if loss_func is nn.MSELoss else 3)
+    mean,total = (measure(items, model, loss_func(reduction=o), 3, 4).df for o in ('mean','sum'))
+    assert_rows(total, mean)
+
+def test_items_and_elements():
+    items,model,loss_func = task('tokens', 60)
+    noise = measure(items, model, loss_func, 3, 4)
+    assert (noise.df.n_items==12).all() and (noise.df.n_elems==48).all()
+    p = pool(noise.df.tr_sigma, noise.df.g_sq, noise.df.n_elems, 0.99)
+    assert noise.noise_scale==pytest.approx(p.noise_scale/4)
+    assert noise.ci==pytest.approx([o/4 for o in p.interval()])
+    assert (noise.tr_sigma,noise.g_sq)==pytest.approx((p.tr_sigma,p.g_sq))
+
+def test_bs_find_at_present_weights():
+    items,model,loss_func = task('embeddings', 800)
+    exact = noise_scale(item_grads(model, loss_func, items))
+    set_seed(0)
+    plan = quiet_learner(loaders(items, 4, shuffle=True), model, loss_func).bs_find(0, num_it=800, n_batch=5, tol=0, show_plot=False)
+    assert plan.ci[0] <= exact <= plan.ci[1] < np.inf
+    assert plan.noise_scale==pytest.approx(exact, rel=0.5)
+
+def test_one_sample_copied_has_noise_scale_0():
+    x,y = regression(1)[0]
+    noise = measure([(x,y)]*400, mlp(), nn.MSELoss(), 4, 5)
+    assert noise.noise_scale < 1e-12 and noise.ci[1] < 1e-6
+
+# Parameters of all kinds
+
+def two_groups(m): return [list(m[0].parameters()), list(m[2].parameters())]
+
+def test_a_frozen_group_is_left_out():
+    items,model,loss_func = regression(60),mlp(),nn.MSELoss()
+    set_seed(0)
+    noise = NoiseScale()
+    learn = quiet_learner(loaders(items, 3), model, loss_func, cbs=[GradAccum(4), noise], splitter=two_groups)
+    for frozen in (True,False):
+        (learn.freeze if frozen else learn.unfreeze)()
+        learn.fit(1, 0.)
+        rows = item_grads(model, loss_func, items)
+        assert rows.shape[1]==(10 if frozen else 34)
+        assert_rows(noise.df, window_rows(rows, windows_in_order(60, 3, 4), torch.full((60,), 2)))
+
+class Extra(nn.Module):
+    "A layer that forward does not use, and one that it uses for some micro-batches only"
+    def __init__(self):
+        super().__init__()
+        self.main,self.unused,self.rare = mlp(),nn.Linear(5,5).double(),nn.Linear(5,2).double()
+    def forward(self, x): return self.main(x) + (self.rare(x) if x[0,0]>0 else 0)
+
+def test_parameters_without_a_gradient():
+    items,model = [(x.abs() if i>=30 else -x.abs(), y) for i,(x,y) in enumerate(regression(60))],Extra()
+    rows = item_grads(model, nn.MSELoss(), items)
+    df = measure(items, model, nn.MSELoss(), 3, 2).df
+    assert_rows(df, window_rows(rows, windows_in_order(60, 3, 2), torch.full((60,), 2)))
+    assert model.unused.weight.grad is None
+
+@pytest.mark.parametrize('lr', [0., 0.1])
+def test_sparse_gradients(lr):
+    "The rows of dense ones"
+    items,_,loss_func = task('embeddings', 60)
+    opt_func = partial(OptimWrapper, opt=torch.optim.SGD)
+    torch.manual_seed(0)
+    dense,sparse = Embeddings().double(),Embeddings(sparse=True).double()
+    sparse.load_state_dict(dense.state_dict())
+    a,b = (measure(items, m, loss_func, 3, 4, lr=lr, opt_func=opt_func).df for m in (dense,sparse))
+    assert_rows(b, a)
+
+class Checkpointed(nn.Module):
+    def __init__(self, **kwargs):
+        super().__init__()
+        self.a,self.b,self.kwargs = mlp(5,5),mlp(5,2),kwargs
+        self.b[0].weight = self.a[0].weight # Used in two segments
+    def forward(self, x):
+        if not self.kwargs: return self.b(self.a(x))
+        x = x.clone().requires_grad_()
+        return checkpoint(self.b, checkpoint(self.a, x, **self.kwargs), **self.kwargs)
+
+def test_checkpointing():
+    items = regression(60)
+    plain,checked = (measure(items, Checkpointed(**o), nn.MSELoss(), 3, 4).df for o in ({}, {'use_reentrant': False}))
+    assert_rows(checked, plain)
+
+def test_reentrant_checkpointing_is_refused():
+    model = Checkpointed(use_reentrant=True)
+    with pytest.raises(RuntimeError, match='use_reentrant=False'): measure(regression(60), model, nn.MSELoss(), 3, 4)
+    assert n_hooks(model)==0
+
+# What other callbacks do
+
+def test_clipping_does_not_show():
+    items,model,loss_func = task('mlp')
+    plain,clipped = (measure(items, model, loss_func, cbs=o) for o in ([], [GradientClip(1e-3)]))
+    pd.testing.assert_frame_equal(plain.df, clipped.df)
+
+class RefElems(Callback):
+    "Stands for any other first micro-batch"
+    order = GradAccum.order-1
+    def before_batch(self):
+        if self.learn.grad_accum.n_micro==0: self.learn.grad_accum._n_ref = torch.tensor(37.3, dtype=torch.float64)
+
+def test_the_unit_of_the_weights_does_not_show():
+    items,model,loss_func = tokens(90, 0.3),Tokens().double(),nn.CrossEntropyLoss()
+    plain,other = (measure(items, model, loss_func, cbs=o) for o in ([], [RefElems()]))
+    assert other.learn.grad_accum._n_ref==37.3
+    assert_rows(other.df, plain.df)
+
+class ScaledLoss(Callback):
+    "As `MixedPrecision`, without its float16, which no CPU has"
+    order = MixedPrecision.order
+    def __init__(self, **kwargs): self.kwargs = kwargs
+    def before_fit(self): self.learn.scaler,self.scales = GradScaler('cpu', **self.kwargs),[]
+    def before_backward(self): self.learn.loss_grad = self.learn.scaler.scale(self.loss_grad)
+    def before_step(self):
+        self.skipped = True
+        self.scales.append(self.learn.scaler.get_scale())
+        self.learn.scaler.step(self)
+        if self.skipped: raise CancelStepException
+    def after_step(self): self.learn.scaler.update()
+    def after_fit(self): self.learn.scaler = None
+    @property
+    def param_groups(self): return self.opt.param_groups
+    def step(self): self.skipped = False
+
+class Overflowing(ScaledLoss):
+    "As float16 would above 512"
+    def before_backward(self):
+        super().before_backward()
+        if self.learn.scaler.get_scale()>512: self.learn.loss_grad = self.loss_grad*float('inf')
+
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
+@pytest.mark.parametrize('lr', [0., 0.01])
+def test_scaled_losses_give_the_same_rows(lr, reduction):
+    items,loss_func = regression(103),nn.MSELoss(reduction=reduction)
+    scaled = ScaledLoss(init_scale=1024., growth_interval=3)
+    if reduction=='sum': lr = lr/30
+    a,b = (measure(items, mlp(), loss_func, 2, 5, lr=lr, n_epoch=2, cbs=o) for o in ([], [scaled]))
+    assert max(scaled.scales)>=4*min(scaled.scales)
+    assert_rows(b.df, a.df)
+
+def test_overflows_of_a_scaled_loss_are_dropped():
+    "At 4096, 2048 and 1024; the optimizer does not see those windows either"
+    items = regression(100)
+    noise = measure(items, mlp(), nn.MSELoss(), cbs=[Overflowing(init_scale=4096.)], n_epoch=2)
+    assert noise.n_dropped==3 and noise.df.step.tolist()==list(range(4,21))
+    windows = windows_in_order(100, 2, 5)
+    assert_rows(noise.df, window_rows(item_grads(mlp(), nn.MSELoss(), items), (2*windows)[3:], torch.full((100,), 2)))
+    assert np.isfinite(noise.noise_scale)
+
+class SkipNonFinite(Callback):
+    order = 20
+    def before_step(self):
+        if not all(p.grad.isfinite().all() for p in self.model.parameters()): raise CancelStepException
+
+@pytest.mark.parametrize('bad', [float('nan'), float('inf')])
+def test_gradients_that_are_not_finite_are_dropped(bad):
+    items = regression(103)
+    items[17] = (torch.full((5,), bad, dtype=torch.float64), items[17][1])
+    items[55] = (items[55][0], torch.full((2,), bad, dtype=torch.float64))
+    model = mlp()
+    noise = measure(items, model, nn.MSELoss(), cbs=[SkipNonFinite()])
+    assert noise.n_dropped==2
+    expected = window_rows(item_grads(model, nn.MSELoss(), items), [w for i,w in enumerate(windows_in_order(103, 2, 5)) if i not in (1,5)],
+                           torch.full((103,), 2))
+    assert_rows(noise.df, expected)
+    assert np.isfinite(noise.noise_scale) and np.isfinite(noise.pool.interval()[0])
+
+class Cancel(Callback):
+    "Raises `exc` in `event` of the micro-batches `at`"
+    def __init__(self, event, exc, at, order): self.exc,self.at,self.order = exc,at,order; setattr(self, event, self._raise)
+    def _raise(self):
+        if self.training and self.iter in self.at: raise self.exc
+
+@pytest.mark.parametrize('order', [0, 5, 6, 6.5, 7, 20])
+@pytest.mark.parametrize('event,exc', [('before_batch',CancelBatchException), ('after_pred',CancelBatchException), ('after_loss',CancelBatchException),
+                                       ('before_backward',CancelBatchException), ('before_backward',CancelBackwardException)])
+@pytest.mark.parametrize('first', [0, 2])
+def test_a_micro_batch_cancelled_before_its_backward_is_not_measured(event, exc, order, first):
+    "The window goes on without it: with 8 micro-batches in windows of 3, cancelling one leaves two windows of 3 and a last one of 1"
+    items,model,loss_func = regression(16),mlp(),nn.MSELoss()
+    micro = [[2*i,2*i+1] for i in range(8) if i!=first]
+    expected = window_rows(item_grads(model, loss_func, items), [micro[:3],micro[3:6],micro[6:]], torch.full((16,), 2))
+    assert_rows(measure(items, model, loss_func, 2, 3, cbs=[Cancel(event, exc, [first], order)]).df, expected)
+
+@pytest.mark.parametrize('order', [0, 5, 6, 6.5, 7, 20])
+@pytest.mark.parametrize('event', ['after_backward', 'before_step'])
+@pytest.mark.parametrize('at', [1, 2])
+def test_a_window_cancelled_after_a_backward_leaves_no_row(event, order, at):
+    "A new one starts with the next micro-batch"
+    if event=='before_step' and at==1 and order>=6: return # GradAccum has cancelled that step by then
+    items,model,loss_func = regression(18),mlp(),nn.MSELoss()
+    micro = [[2*i,2*i+1] for i in range(at+1, 9)]
+    expected = window_rows(item_grads(model, loss_func, items), [micro[i:i+3] for i in range(0,9,3)], torch.full((18,), 2))
+    df = measure(items, model, loss_func, 2, 3, cbs=[Cancel(event, CancelBatchException, [at], order)]).df
+    if event=='before_step' and order>=7: df = df[1:] # Measured, and no longer a matter of the gradient
+    assert_rows(df, expected)
+
+@pytest.mark.parametrize('exc,n_rows', [(CancelTrainException,6), (CancelEpochException,4), (CancelFitException,2)])
+def test_a_cancelled_epoch_leaves_nothing_behind(exc, n_rows):
+    "Cancelled after 7 of 10 micro-batches: an open window of one closes where training goes on to its end, and has no row"
+    items,model,loss_func = regression(20),mlp(),nn.MSELoss()
+    noise = measure(items, model, loss_func, 2, 3, n_epoch=2, cbs=[Cancel('before_batch', exc, [7], 0)])
+    micro = [[2*i,2*i+1] for i in range(7)]
+    one = window_rows(item_grads(model, loss_func, items), [micro[:3],micro[3:6]], torch.full((20,), 2))
+    assert_rows(noise.df, one if exc is CancelFitException else pd.concat([one,one]))
+
+# It changes nothing
+
+class Losses(Callback):
+    order = 100
+    def before_fit(self): self.seen = []
+    def after_batch(self): self.seen.append(self.loss.item())
+
+def with_batchnorm():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5,8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8,2))
+
+def awd_lstm():
+    torch.manual_seed(0)
+    return get_language_model(AWD_LSTM, 13, {**awd_lstm_lm_config, 'emb_sz': 6, 'n_hid': 7, 'n_layers': 2, 'tie_weights': True})
+
+def trained(kind, observed):
+    "Weights, buffers, optimizer state, losses and random state after a training"
+    torch.manual_seed(1)
+    if kind=='awd_lstm':
+        seqs = torch.randint(13, (100,7))
+        items,model,loss_func,cbs = [(o[:-1],o[1:]) for o in seqs],awd_lstm(),CrossEntropyLossFlat(),rnn_cbs(alpha=2., beta=1.)
+    else: items,model,loss_func,cbs = regression(203, dtype=torch.float32),with_batchnorm(),nn.MSELoss(),[]
+    set_seed(2)
+    learn = quiet_learner(loaders(items, 4, shuffle=True), model, loss_func, partial(SGD, mom=0.9) if kind=='sgd' else Adam, wd=0.1,
+                          cbs=[GradAccum(3), GradientClip(0.1), Losses(), *cbs, *([NoiseScale()] if observed else [])])
+    learn.fit_one_cycle(2, 0.03)
+    assert not observed or len(learn.noise_scale.rows)>10
+    hidden = [h for o in getattr(learn.model[0], 'hidden', []) for h in o] if kind=='awd_lstm' else []
+    state = [v for p in learn.model.parameters() for v in learn.opt.state[p].values() if isinstance(v, torch.Tensor)]
+    assert len(state)>=len(list(learn.model.parameters()))
+    return [*learn.model.state_dict().values(), *state, *hidden, torch.tensor(learn.losses.seen), torch.tensor(learn.recorder.losses), torch.get_rng_state(),
+            torch.tensor([p.grad is None or not p.grad.any() for p in learn.model.parameters()])]
+
+@pytest.mark.parametrize('kind', ['adam', 'sgd', 'awd_lstm'])
+def test_training_is_bit_identical(kind):
+    plain,observed = trained(kind, False),trained(kind, True)
+    assert len(plain)==len(observed)
+    for i,(a,b) in enumerate(zip(plain, observed)): assert torch.equal(a, b), i
+
+def n_hooks(model): return sum(len(p._backward_hooks or ()) for p in model.parameters())
+
+class Raise(Callback):
+    "Raises `exc` in `event`, and remembers how many hooks there were"
+    def __init__(self, event, exc, order): self.event,self.exc,self.order,self.hooks = event,exc,order,None; setattr(self, event, self._raise)
+    def _raise(self):
+        self.hooks = n_hooks(self.model)
+        raise self.exc
+
+in_training = ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step','after_batch','after_cancel_batch']
+around = ['before_fit','before_epoch','before_train','after_train','before_validate','after_validate','after_epoch','after_fit']
+
+@pytest.mark.parametrize('exc', [ValueError, KeyboardInterrupt, CancelFitException])
+@pytest.mark.parametrize('order', [-20, 100])
+@pytest.mark.parametrize('event', in_training+around)
+def test_no_hook_stays(event, order, exc):
+    "However a fit ends; and the next one measures as if there had been none"
+    items,model = regression(30),mlp()
+    stop = Raise(event, exc, order)
+    noise = NoiseScale()
+    learn = quiet_learner(loaders(items, 2), model, nn.MSELoss(), cbs=[GradAccum(3), noise, stop])
+    try: learn.fit(1, 0.)
+    except BaseException as e: assert exc in (type(e),type(e.__cause__),type(e.__context__)) or isinstance(e, exc)
+    assert stop.hooks==(4 if event in in_training or event in ('before_train','after_train') else 0)
+    assert n_hooks(model)==0
+    learn.remove_cb(stop)
+    learn.fit(1, 0.)
+    assert n_hooks(model)==0
+    assert_rows(noise.df, window_rows(item_grads(model, nn.MSELoss(), items), windows_in_order(30, 2, 3), torch.full((30,), 2)))
+
+def test_no_hook_stays_after_a_fit():
+    model = mlp()
+    seen = []
+    class Look(Callback):
+        def before_batch(self): seen.append(n_hooks(model))
+    measure(regression(30), model, nn.MSELoss(), n_epoch=2, cbs=[Look()])
+    assert set(seen)=={4, 0} and n_hooks(model)==0 # None in validation
+
+# What is refused
+
+@pytest.mark.parametrize('cbs', [[], [GradAccum(1)], [GradAccum({0: 1, 2: 4})], [GradAccum(lambda epoch: 1)]])
+def test_one_micro_batch_a_step_is_refused(cbs):
+    model = mlp()
+    before = [p.clone() for p in model.parameters()]
+    learn = quiet_learner(loaders(regression(30), 2), model, cbs=[*cbs, NoiseScale()])
+    with pytest.raises(ValueError, match=r'add GradAccum\(n_acc\)'): learn.fit(2, 0.1)
+    assert all(torch.equal(a,b) for a,b in zip(before, model.parameters()))
+
+def test_two_are_refused():
+    learn = quiet_learner(loaders(regression(30), 2), mlp(), cbs=[GradAccum(2), NoiseScale(), NoiseScale(0.9)])
+    with pytest.raises(ValueError, match='learner has 2: remove'): learn.fit(1, 0.1)
+
+@pytest.mark.parametrize('nm', ['beta', 'ci'])
+@pytest.mark.parametrize('v', [0, 1, -0.1, 95, float('nan'), '0.9', None, True])
+def test_arguments_out_of_range(nm, v):
+    with pytest.raises((ValueError,TypeError), match=f'`{nm}`'): NoiseScale(**{nm: v})
+
+# What it says
+
+def test_from_the_epoch_on_that_accumulates():
+    noise = measure(regression(40), mlp(), nn.MSELoss(), 2, accum=GradAccum({0: 1, 1: 4}), n_epoch=2)
+    assert noise.df.step.tolist()==[21,22,23,24,25]
+
+def test_a_ragged_last_window():
+    "23 items as 2, 2, 2 | ... | 2, 2, 1: the rows know how many they are; a last window of one micro-batch has none"
+    df = measure(regression(23), mlp(), nn.MSELoss(), 2, 3, n_epoch=2).df
+    assert df.n_items.tolist()==[6,6,6,5]*2 and df.n_elems.tolist()==[12,12,12,10]*2 and df.step.tolist()==list(range(1,9))
+    df = measure(regression(14), mlp(), nn.MSELoss(), 2, 3, n_epoch=2).df
+    assert df.n_items.tolist()==[6,6]*2 and df.step.tolist()==[1,2,4,5]
+
+def test_before_the_first_window():
+    noise = NoiseScale()
+    assert all(np.isnan(o) for o in (noise.noise_scale,noise.g_sq,noise.tr_sigma))
+    assert noise.ci==(0,np.inf) and len(noise.df)==0 and noise.n_dropped==0
+    assert list(noise.df.columns)==['step','n_items','n_elems','tr_sigma','g_sq','noise_scale','low','high']
+
+def test_rows_and_properties():
+    noise = measure(regression(203), mlp(), nn.MSELoss())
+    df = noise.df
+    assert {'step','n_items','g_sq','tr_sigma','noise_scale','low','high'} <= set(df.columns)
+    assert all(pd.api.types.is_integer_dtype(df[c]) for c in ('step','n_items'))
+    assert all(df[c].dtype==np.float64 for c in ('n_elems','tr_sigma','g_sq','noise_scale','low','high'))
+    assert all(type(o) is float for o in (noise.noise_scale,noise.g_sq,noise.tr_sigma,*noise.ci))
+    assert isinstance(noise.ci, tuple) and noise.ci==tuple(df.iloc[-1][['low','high']]) and noise.noise_scale==df.noise_scale.iloc[-1]
+    assert (df.low<=df.noise_scale).all() and (df.noise_scale<=df.high).all() and (df.low>=0).all()
+    assert (df.low[:2]==0).all() and np.isinf(df.high[:2]).all()
+    for i in (0,7,20): # As known by then
+        p = pool(*(df[c][:i+1] for c in ('tr_sigma','g_sq','n_elems')), 0.99)
+        assert [2*o for o in df.loc[i,['noise_scale','low','high']]]==pytest.approx([p.noise_scale,*p.interval()])
+
+def test_ci_is_the_coverage():
+    def _ci(level):
+        noise = NoiseScale(ci=level)
+        set_seed(0)
+        quiet_learner(loaders(regression(203), 2), mlp(), cbs=[GradAccum(5), noise]).fit(1, 0.)
+        return noise.ci
+    assert _ci(0.99)[0] < _ci(0.8)[0] < _ci(0.8)[1] < _ci(0.99)[1]
+
+def test_each_fit_starts_anew():
+    set_seed(0)
+    noise = NoiseScale()
+    learn = quiet_learner(loaders(regression(40), 2), mlp(), cbs=[GradAccum(4), noise])
+    learn.fit(1, 0.)
+    first = noise.df
+    learn.fit(1, 0.)
+    pd.testing.assert_frame_equal(noise.df, first)
+
+def pick(i): return torch.tensor([i/40, 1.-i/40])
+def target(i): return torch.tensor([(i*7%11)/11])
+
+@pytest.mark.parametrize('fitted', [False, True])
+def test_a_learner_with_it_is_exported_and_loaded(fitted, tmp_path):
+    dls = Datasets(list(range(40)), tfms=[[pick],[target]], splits=[list(range(32)),list(range(32,40))]).dataloaders(bs=2, num_workers=0, device='cpu')
+    learn = Learner(dls, nn.Linear(2,1), loss_func=nn.MSELoss(), opt_func=SGD, cbs=[GradAccum(2), NoiseScale(0.9)], path=tmp_path)
+    if fitted:
+        with learn.no_bar(), learn.no_logging(): learn.fit(1, 0.1)
+    learn.export('l.pkl')
+    other = load_learner(tmp_path/'l.pkl')
+    assert other.noise_scale.beta==0.9
+    pd.testing.assert_frame_equal(other.noise_scale.df, learn.noise_scale.df)
+    assert len(other.noise_scale.df)==(8 if fitted else 0)
+    assert torch.equal(other.model.weight, learn.model.weight)
+
+def test_plot():
+    df = measure(regression(203), mlp(), nn.MSELoss()).df
+    ax = plot_noise_scale(df, base_bs=10)
+    line,base = ax.lines[:2]
+    assert ax.get_yscale()=='log' and 'items' in ax.get_xlabel()
+    ok = np.isfinite(df.noise_scale)
+    np.testing.assert_allclose(line.get_xdata(), df.n_items.cumsum()[ok])
+    np.testing.assert_allclose(line.get_ydata(), df.noise_scale[ok])
+    assert set(base.get_ydata())=={10} and len(ax.collections)==1
+
+def test_plot_on_given_axes():
+    _,ax = plt.subplots()
+    assert plot_noise_scale(NoiseScale().df, ax=ax) is ax
