@@ -89,7 +89,7 @@ def run_demo(
     planned = balanced_bs(plan.noise_scale if math.isfinite(plan.ci[1]) else plan.ci[0]) # Without an upper end only the lower one is known
     runs = [(bs,1)] if planned==bs else [(bs,1),(planned,1)]
     if planned>bs and planned%bs==0: runs.append((bs,planned//bs))
-    print(f"3. Training {epochs} epochs at each batch size, the learning rate times {'the square root of the ratio' if opt=='adam' else 'the ratio'}")
+    print(f"3. Training {epochs} epoch{'s' if epochs>1 else ''} at each batch size, the learning rate times {'the square root of the ratio' if opt=='adam' else 'the ratio'}")
     rows = []
     for micro_bs,n_acc in runs:
         rows.append(_train(make, micro_bs, n_acc, lr*rule(micro_bs*n_acc/bs), epochs))

@@ -28,7 +28,7 @@ def _num(x):
     if not math.isfinite(x) or x==0: return f'{x:.0f}'
     return f'{round(x, 2-math.floor(math.log10(abs(x)))):.{max(0, 2-math.floor(math.log10(abs(x))))}f}'.rstrip('0').rstrip('.') if abs(x)<100 else f'{float(f"{x:.3g}"):.0f}'
 
-def _items(n): return f"{_num(n)} item{'' if n==1 else 's'}"
+def _items(n): return f"{_num(n)} item{'' if _num(n)=='1' else 's'}"
 
 # %% ../nbs/07_plan.ipynb #dc3c08fe
 @dataclass(frozen=True, eq=False)
@@ -67,10 +67,10 @@ class BatchPlan:
                    "The noise scale cannot be known from these data: run longer with num_it.")
             if low>base: yield f"Up to there a batch larger than today's {base} saves steps at little cost in examples."
         elif high<2: yield "There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
-        elif base>high: yield (f"Today's batch of {_items(base)} is above the noise scale: a smaller one, about {bs}, learns the same from fewer examples.")
-        elif base<low:
-            if bs>base: yield (f"A batch of about {_items(bs)} takes at most 2.42 times the fewest steps and the fewest examples; "
-                               f"today's {base} takes {_num(1+self.noise_scale/base)} times the fewest steps. {self._reach(bs)}")
+        elif base>high and bs<base: yield (f"Today's batch of {_items(base)} is above the noise scale: a smaller one, about {bs}, learns the same from fewer examples.")
+        elif base<low or base>high:
+            if base<low and bs>base: yield (f"A batch of about {_items(bs)} takes at most 2.42 times the fewest steps and the fewest examples; "
+                               f"today's {base} takes {_num(1+self.noise_scale/base)} times the fewest steps.{self._reach(bs)}")
             else: yield f"Today's batch of {_items(base)} is near the noise scale: leave it."
         else: yield f"Today's batch of {_items(base)} is as large as the noise scale, within its interval: leave it."
         if self.trend: yield (f"The noise scale {'rose' if self.trend>0 else 'fell'} during the mock training; this is the value of its last {self.n_windows} windows, "
@@ -83,7 +83,7 @@ class BatchPlan:
 
     def _reach(self, bs):
         n_acc = max(1, round(bs/self.micro_bs))
-        return f"Where memory allows, set the loader to it; else add GradAccum({n_acc})." if n_acc>1 else ""
+        return f" Where memory allows, set the loader to it; else add GradAccum({n_acc})." if n_acc>1 else ""
 
     def _value(self): return f"{_num(self.noise_scale)} [{_num(self.ci[0])}, {_num(self.ci[1])}]"
 
@@ -99,7 +99,8 @@ class BatchPlan:
         x,(low,high),(bottom,top) = self.df.n_items.cumsum().iloc[-self.n_windows:],self.ci,ax.get_ylim()
         if 0<self.noise_scale<math.inf:
             ax.plot([x.iloc[0],x.iloc[-1]], [self.noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {self._value()}')
-            ax.fill_between([x.iloc[0],x.iloc[-1]], max(low, bottom/2), min(high, top*2), color='C1', alpha=0.2, lw=0)
-            ax.set_ylim(min(bottom, self.noise_scale/2), max(top, self.noise_scale*2))
+            edge = high if math.isfinite(high) else 2*max(top, self.noise_scale)
+            ax.fill_between([x.iloc[0],x.iloc[-1]], max(low, bottom/2), edge, color='C1', alpha=0.2, lw=0)
+            ax.set_ylim(min(bottom, self.noise_scale/2), max(top, self.noise_scale*2, high*2 if math.isfinite(high) else 0))
             ax.legend()
         return ax

@@ -16,6 +16,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader as TorchDataLoader, Sampler
 from fastcore.foundation import L
 from fastai.data.core import DataLoaders
@@ -26,31 +27,44 @@ from fastai.optimizer import _BaseOptimizer
 from fastai.torch_core import ReindexCollection
 
 # %% ../nbs/02_snapshot.ipynb #8f29a23c
-_followed = (Learner, Callback, Metric, nn.Module, BaseLoss, _BaseOptimizer, torch.optim.Optimizer, GradScaler, # Their attributes are state
+_followed = (Learner, Callback, Metric, nn.Module, BaseLoss, _BaseOptimizer, torch.optim.Optimizer, LRScheduler, GradScaler, # Their attributes are state
              DataLoaders, DataLoader, TorchDataLoader, Sampler, ReindexCollection, L)
 _data = {'dataset', 'data_source', 'coll'} # Where loaders, samplers and collections keep the items themselves
+
+_plain = (type(None), bool, int, float, str) # Cannot change
+
+def _put_back(t, data, value, requires_grad, grad):
+    if t.is_leaf: t.grad = None # One of another type or on another device would be in the way
+    t.data = data
+    if value is not None: data.copy_(value)
+    if t.is_leaf: t.requires_grad_(requires_grad).grad = grad
 
 def _keep_tensor(t, stack):
     if t.is_meta: return
     if nn.parameter.is_lazy(t): raise ValueError("The model has lazy parameters without a shape yet: pass one batch through it first, as in learn.model(xb)")
-    stack.callback(setattr, t, 'data', t.data) # Its memory too, where the model is moved to another device
     expanded = t.layout==torch.strided and any(s==0 and n>1 for s,n in zip(t.stride(), t.shape))
-    if not expanded: stack.callback(t.data.copy_, t.detach().to('cpu', copy=True)) # Nobody can write to an expanded one
-    if not t.is_leaf: return
-    stack.callback(t.requires_grad_, t.requires_grad)
-    stack.callback(setattr, t, 'grad', t.grad)
-    if t.grad is not None:
-        if t.grad.any(): _keep_tensor(t.grad, stack)
-        else: stack.callback(t.grad.zero_) # The usual case needs no copy
+    value = None if expanded else t.detach().to('cpu', copy=True) # Nobody can write to an expanded tensor
+    grad = t.grad if t.is_leaf else None
+    stack.callback(_put_back, t, t.data, value, t.requires_grad, grad) # With its memory, where the model is moved to another device
+    if grad is None: return
+    if grad.any(): _keep_tensor(grad, stack)
+    else: # The usual case needs no copy
+        stack.callback(grad.data.zero_)
+        stack.callback(setattr, grad, 'data', grad.data)
 
 def _keep(o, stack, seen):
     "Have `stack` put `o` back as it is now, and all that it holds"
-    if id(o) in seen: return
+    if isinstance(o, _plain) or id(o) in seen: return
     seen[id(o)] = o # Kept alive, so that no other object takes its id
     if isinstance(o, Tensor): _keep_tensor(o, stack)
     elif isinstance(o, random.Random): stack.callback(o.setstate, o.getstate())
     elif isinstance(o, torch.Generator): stack.callback(o.set_state, o.get_state())
     elif isinstance(o, np.random.Generator): stack.callback(setattr, o.bit_generator, 'state', o.bit_generator.state)
+    elif isinstance(o, np.random.RandomState): stack.callback(o.set_state, o.get_state())
+    elif isinstance(o, np.ndarray): stack.callback(np.copyto, o, o.copy())
+    elif isinstance(o, set):
+        stack.callback(o.update, set(o))
+        stack.callback(o.clear)
     elif isinstance(o, dict):
         stack.callback(o.update, dict(o))
         stack.callback(o.clear)
@@ -87,6 +101,7 @@ def _set_autocast(depth, states):
 
 def _keep_autocast(stack):
     states = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ('cpu','cuda')}
+    stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
     stack.callback(_set_autocast, _autocast_depth(), states)
 
 def _set_aside_workers(dl, stack):
@@ -105,6 +120,7 @@ def unchanged(
     "Put `learn` and the random number generators back as they are now, in memory, however the block ends"
     with ExitStack() as stack: # Runs all that was asked of it, last first, whatever fails on the way
         _keep_rng(stack)
+        stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         _keep_autocast(stack)
         seen = {}
         _keep(learn, stack, seen)

@@ -1,0 +1,57 @@
+"`python -m fastai_bs`: help, bad arguments, and one short run"
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from fastai_bs.__main__ import digits_learner, main
+
+def test_help():
+    "As a command"
+    res = subprocess.run([sys.executable, '-W', 'ignore', '-m', 'fastai_bs', '--help'], capture_output=True, text=True, timeout=60)
+    assert res.returncode==0 and res.stdout.startswith('usage: python -m fastai_bs')
+    for words in ('--bs', '--opt', '--epochs', '--seed', '--out', 'default: 16', 'nothing is downloaded'): assert words in ' '.join(res.stdout.split())
+
+@pytest.mark.parametrize('args,words', [('--bs 1', 'argument --bs: must be at least 2 and at most 360, got 1'), ('--bs 361',
+    'argument --bs: must be at least 2 and at most 360, got 361'),
+    ('--bs x', "argument --bs: must be a whole number, got 'x'"), ('--bs 2.5', "argument --bs: must be a whole number, got '2.5'"), ('--epochs 0',
+    'argument --epochs: must be at least 1, got 0'),
+    ('--seed -1', 'argument --seed: must be at least 0 and at most 4294967295, got -1'), ('--opt rmsprop', "argument --opt: invalid choice: 'rmsprop'"),
+    ('--out a_file', 'argument --out: must be a folder, but a_file is a file'), ('--nope', 'unrecognized arguments: --nope')])
+def test_bad_arguments(args, words, capsys):
+    "Said in words, with status 2, before anything is run or written"
+    Path('a_file').touch()
+    with pytest.raises(SystemExit) as e: main(args.split())
+    out,err = capsys.readouterr()
+    assert e.value.code==2 and words in err and 'Traceback' not in err and out=='' and [p.name for p in Path.cwd().iterdir()]==['a_file']
+
+def test_a_folder_that_cannot_be_made(capsys, monkeypatch):
+    "Said in words too"
+    def _refuse(*args, **kwargs): raise PermissionError('not allowed')
+    monkeypatch.setattr('fastai_bs.__main__.run_demo', _refuse)
+    with pytest.raises(SystemExit): main(['--out', 'there'])
+    assert 'the picture cannot be written to there: not allowed' in capsys.readouterr().err
+
+@pytest.mark.parametrize('opt', ['adam','sgd'])
+def test_a_short_run(opt, tmp_path, capsys):
+    "It prints the plan and the table, and leaves a picture and nothing else"
+    main(['--epochs', '1', '--opt', opt, '--out', str(tmp_path/'out'/'deeper')])
+    torch.set_num_threads(1)
+    out = capsys.readouterr().out
+    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*') if p.is_file()]==['out/deeper/noise_scale.png']
+    picture = plt.imread(tmp_path/'out'/'deeper'/'noise_scale.png')
+    assert picture.shape[0]>300 and picture.shape[1]>500 and picture.std()>0.05
+    assert 'BatchPlan(noise_scale=' in out and '1. lr_find' in out and '2. bs_find' in out and '3. Training 1 epochs' in out.replace('1 epoch ', '1 epochs ')
+    lines = [o.split() for o in out.split('\n')]
+    start = next(i for i,o in enumerate(lines) if o[:5]==['batch','size','as','lr','steps'])
+    rows = [o for o in lines[start+1:] if o]
+    assert 1<=len(rows)<=3 and rows[0][:4]==['16','1','x','16'] and all(int(r[0])==int(r[1])*int(r[3]) and 10<float(r[-1].rstrip('%'))<=100 for r in rows)
+    assert len(plt.get_fignums())<=1
+
+def test_digits_learner_is_the_same_for_the_same_seed():
+    a,b,c = (digits_learner(seed=s) for s in (1,1,2))
+    same = lambda x,y: all(torch.equal(p,q) for p,q in zip(x.model.parameters(), y.model.parameters())) and x.dls.train_ds[0][1]==y.dls.train_ds[0][1]
+    assert same(a,b) and not same(a,c)
+    assert len(a.dls.train_ds)+len(a.dls.valid_ds)==1797 and not {id(o) for o in a.dls.train_ds}&{id(o) for o in a.dls.valid_ds}

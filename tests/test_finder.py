@@ -1,0 +1,507 @@
+"`learn.bs_find`: what it says, that nobody can tell it was called, and what it refuses"
+import builtins
+from functools import lru_cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader as TorchDataLoader, Dataset, IterableDataset, RandomSampler
+from fastai.callback.core import Callback
+from fastai.callback.mixup import MixUp
+from fastai.callback.progress import CSVLogger, ShowGraphCallback
+from fastai.callback.rnn import rnn_cbs
+from fastai.callback.schedule import ParamScheduler, SchedCos
+from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback, TerminateOnNaNCallback
+from fastai.callback.training import GradientAccumulation
+from fastai.data.core import DataLoaders, TfmdDL
+from fastai.data.load import DataLoader
+from fastai.layers import Flatten
+from fastai.losses import CrossEntropyLossFlat
+from fastai.metrics import F1Score, accuracy
+from fastai.optimizer import Adam, OptimWrapper, SGD, ranger
+from fastai.text.data import LMDataLoader
+from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
+from fastai.text.models.core import get_language_model
+
+from fastai_bs.accumulate import GradAccum
+from fastai_bs.estimator import last_stretch
+from fastai_bs.finder import BSFinder, window_size
+from fastai_bs.noise import NoiseScale
+from helpers import loaders, mlp, quiet_learner, regression, set_seed
+from test_snapshot import Net, autocast_state, changes, picture, same_autocast # noqa: F401
+
+# Nobody can tell it was called
+
+def images(n, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return [(torch.randn(1,6,6, generator=g), int(torch.randint(0,3,(1,), generator=g))) for _ in range(n)]
+
+def convnet():
+    return nn.Sequential(nn.Conv2d(1,4,3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), Flatten(), nn.Linear(64,3))
+
+def halves(model): return [list(model[:2].parameters()), list(model[2:].parameters())]
+
+def convnet_learner(dls=None, n=64, opt_func=Adam, **kwargs):
+    dls = dls or loaders(images(n), 8, valid=images(8,1), shuffle=True)
+    return quiet_learner(dls, convnet(), loss_func=CrossEntropyLossFlat(), opt_func=opt_func, splitter=halves, **kwargs)
+
+def language_learner():
+    toks = [torch.randint(0,12,(n,)) for n in (40,61,33,50,70)]
+    dls = DataLoaders(LMDataLoader(toks, bs=2, seq_len=7, shuffle=True, num_workers=0), LMDataLoader(toks[:1], bs=2, seq_len=7, num_workers=0), device='cpu')
+    model = get_language_model(AWD_LSTM, 12, config={**awd_lstm_lm_config, 'emb_sz': 6, 'n_hid': 8, 'n_layers': 2})
+    return quiet_learner(dls, model, loss_func=CrossEntropyLossFlat(), opt_func=Adam, cbs=rnn_cbs(alpha=2., beta=1.))
+
+def _jitter(x:torch.Tensor): return x+0.1*torch.randn_like(x)
+
+def fresh_tfmd_learner():
+    train,valid = (TfmdDL(images(64), bs=8, shuffle=s, num_workers=0, after_item=_jitter) for s in (True,False))
+    learn = convnet_learner(DataLoaders(train, valid, device='cpu'))
+    assert not hasattr(train, '_types')
+    return learn
+
+def torch_loaders(**kwargs):
+    items = images(64)
+    gen = lambda i: torch.Generator().manual_seed(i)
+    train = TorchDataLoader(items, batch_size=8, sampler=RandomSampler(items, generator=gen(1)), generator=gen(2), **kwargs)
+    return DataLoaders(train, TorchDataLoader(items[:8], batch_size=8))
+
+class StateNet(Net):
+    "`Net` with its buffers and attributes, for images"
+    def forward(self, x): return super().forward(x.flatten(1)[:,:5])
+
+def state_learner(): return quiet_learner(loaders(images(64), 8, shuffle=True), StateNet(n_out=3), loss_func=CrossEntropyLossFlat(), opt_func=Adam)
+
+def _metrics():
+    learn = convnet_learner(metrics=[accuracy, F1Score(average='macro')])
+    learn.recorder.train_metrics = True
+    return learn
+
+def _frozen():
+    learn = convnet_learner()
+    for p in learn.model[0].parameters(): p.requires_grad_(False)
+    return learn
+
+def _after_training(learn): learn.fit(1, 0.01)
+
+def _open_gradients(learn):
+    "None, zero and not zero: those enter the first step that follows"
+    learn.fit(1, 0.01)
+    learn.model[0].weight.grad.fill_(0.5)
+    learn.model[1].weight.grad = None
+
+def _after_freezing(learn):
+    learn.fit(1, 0.01)
+    learn.freeze()
+    learn.fit(1, 0.01)
+
+def _nothing(learn): pass
+
+def scheduler(): return ParamScheduler({'lr': SchedCos(0.01,0.001), 'mom': SchedCos(0.9,0.8)})
+
+learners = dict(convnet=convnet_learner, awd_lstm=language_learner, fresh_tfmd_dl=fresh_tfmd_learner, state_in_modules=state_learner, metrics=_metrics,
+    frozen=_frozen,
+    workers=lambda: convnet_learner(DataLoaders(*(DataLoader(images(64), bs=8, shuffle=True, num_workers=2) for _ in range(2)), device='cpu')),
+    torch_loaders=lambda: convnet_learner(torch_loaders()),
+    persistent_workers=lambda: convnet_learner(torch_loaders(num_workers=2, persistent_workers=True)),
+    scheduler=lambda: convnet_learner(cbs=scheduler()),
+    grad_accum=lambda: convnet_learner(cbs=GradAccum(3)),
+    noise_scale=lambda: convnet_learner(cbs=[GradAccum(2), NoiseScale()]),
+    fastai_accumulation=lambda: convnet_learner(cbs=GradientAccumulation(16)),
+    mixup=lambda: convnet_learner(cbs=MixUp(0.4)))
+
+opts = dict(adam=Adam, sgd=partial(SGD, mom=0.9), ranger=ranger, adamw=partial(OptimWrapper, opt=torch.optim.AdamW))
+
+def _opt_learner(nm): return convnet_learner(opt_func=opts[nm])
+
+def _built_opt_learner():
+    model = convnet()
+    opt = OptimWrapper(opt=torch.optim.AdamW([{'params': o} for o in halves(model)], lr=0.01))
+    return quiet_learner(loaders(images(64), 8, shuffle=True), model, loss_func=CrossEntropyLossFlat(), opt_func=opt)
+
+make = {**learners, **{nm: partial(_opt_learner, nm) for nm in opts}, 'built_adamw': _built_opt_learner}
+
+cases = [(nm,_nothing) for nm in learners] + [(nm,_after_training) for nm in learners]
+cases += [(nm,first) for nm in (*opts,'built_adamw') for first in (_nothing,_after_freezing)] + [('convnet',_open_gradients),('sgd',_open_gradients)]
+case_ids = [f"{nm}{first.__name__.replace('_nothing','')}" for nm,first in cases]
+
+class Trouble(Callback):
+    "Raises `error` at `event`: in the fourth micro-batch or, where the event is not one of a batch, at once"
+    def __init__(self, event, error, order=99):
+        super().__init__(**{event: self._raise})
+        self.event,self.error,self.order = event,error,order
+    def _raise(self, *args):
+        if getattr(self.learn, 'train_iter', 0)>=3 or not self.event.endswith(('batch','pred','loss','backward','step')): raise self.error('the one')
+
+def failing_find(learn, event, error, **kwargs):
+    with pytest.raises(error, match='the one'), learn.added_cbs(Trouble(event, error, **kwargs)): find(learn)
+
+def find(learn, **kwargs): return learn.bs_find(**{**dict(lr=0.01, num_it=11, n_batch=2, show_plot=False), **kwargs})
+
+def training(make, first=_nothing, mock=None, fit=lambda learn: learn.fit(2, 0.01)):
+    "Everything that a learner holds after a training, bit for bit; with a `mock` training before it, which must leave no trace by itself either"
+    set_seed(0)
+    learn = make()
+    first(learn)
+    if mock is not None:
+        was = picture(learn)
+        mock(learn)
+        assert changes(was, picture(learn))==[]
+    fit(learn)
+    for dl in learn.dls.loaders:
+        if getattr(dl, '_iterator', None) is not None: dl._iterator._shutdown_workers()
+    assert torch.stack(learn.recorder.losses).isfinite().all() and learn.opt.state_dict()['state']
+    return picture(learn, ids=False)
+
+@lru_cache(maxsize=None)
+def plain_training(nm, first): return training(make[nm], first)
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('nm,first', cases, ids=case_ids)
+def test_cannot_be_noticed(nm, first):
+    assert changes(plain_training(nm, first), training(make[nm], first, find))==[]
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('nm,first', [o for o in cases if o[1] is _nothing], ids=[i for i,o in zip(case_ids, cases) if o[1] is _nothing])
+def test_an_interrupt_cannot_be_noticed(nm, first):
+    mock = partial(failing_find, event='after_backward', error=KeyboardInterrupt)
+    assert changes(plain_training(nm, first), training(make[nm], first, mock))==[]
+
+@pytest.mark.parametrize('fit', ['fit_one_cycle','fit_flat_cos'])
+def test_scheduled_trainings_after_it(fit):
+    go = lambda learn: getattr(learn, fit)(2, 0.01)
+    assert changes(training(convnet_learner, fit=go), training(convnet_learner, mock=find, fit=go))==[]
+
+# Every event
+
+class Spy(Callback):
+    "Notes the events of a mock training"
+    fired = []
+    def __call__(self, event_name): self.fired.append(event_name)
+
+events = ['before_fit','before_epoch','before_train','before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step',
+          'after_cancel_batch','after_batch','after_train','before_validate','after_cancel_validate','after_validate','after_epoch','after_cancel_fit','after_fit']
+
+def test_these_are_all_events():
+    Spy.fired = []
+    find(convnet_learner(cbs=Spy()))
+    assert set(Spy.fired)-{'after_create'}==set(events)
+
+@pytest.mark.parametrize('error', [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize('event,order', [(e,o) for e in events for o in (-99,99) if (e,o)!=('before_validate',99)]) # `bs_find` ends the validation before 99
+def test_an_exception_in_any_event(event, error, order):
+    mock = partial(failing_find, event=event, error=error, order=order)
+    assert changes(plain_training('convnet', _nothing), training(convnet_learner, mock=mock))==[]
+
+@pytest.mark.parametrize('outer', [False,True], ids=['closed','inside_another'])
+def test_an_autocast_context_left_open(outer):
+    "By an exception in forward, between the callback's entry and its exit"
+    class Autocast(Callback):
+        def before_batch(self):
+            self.context = torch.autocast('cpu', dtype=torch.float16)
+            self.context.__enter__()
+        def after_pred(self): self.context.__exit__(None, None, None)
+    class Fragile(nn.Linear):
+        def forward(self, x):
+            if torch.is_grad_enabled() and x.mean()>0.3: raise ValueError('the one')
+            return super().forward(x).float()
+    torch.manual_seed(0)
+    learn = quiet_learner(loaders(regression(200, dtype=torch.float32), 4), Fragile(5,2), cbs=Autocast())
+    with torch.autocast('cpu', dtype=torch.bfloat16, enabled=outer):
+        depth,was = autocast_state(),picture(learn)
+        with pytest.raises(ValueError, match='the one'): learn.fit(1)
+        assert autocast_state()!=depth # So fastai leaves it
+        torch.autocast_decrement_nesting()
+        torch.set_autocast_enabled('cpu', outer); torch.set_autocast_dtype('cpu', torch.bfloat16)
+        learn = quiet_learner(loaders(regression(200, dtype=torch.float32), 4), Fragile(5,2), cbs=Autocast())
+        was = picture(learn)
+        with pytest.raises(ValueError, match='the one'): learn.bs_find(0.01, show_plot=False)
+        assert autocast_state()==depth and changes(was, picture(learn))==[]
+
+# Files
+
+class Progress(Callback):
+    "Stands in for the progress bar that ShowGraphCallback draws on"
+    mbar = SimpleNamespace(update_graph=lambda *a: None)
+
+def watched_learner(path, graph=True):
+    learn = convnet_learner(path=path)
+    learn.recorder.add_time = False
+    return learn.add_cbs([Progress()]*graph + [ShowGraphCallback()]*graph +
+        [SaveModelCallback(), EarlyStoppingCallback(patience=2), ReduceLROnPlateau(patience=1), CSVLogger(), TerminateOnNaNCallback()])
+
+def _files(folder): return {p.relative_to(folder): p.read_text() if p.suffix=='.csv' else p.stat().st_size for p in Path(folder).rglob('*') if p.is_file()}
+
+def _no_writing(monkeypatch):
+    "As on a file system that is read-only"
+    def _refuse(*args, **kwargs): raise PermissionError('read-only')
+    def _only_reading(file, mode='r', *args, _open=builtins.open, **kwargs):
+        return _refuse() if set(mode)&set('wax+') else _open(file, mode, *args, **kwargs)
+    for o,nm in ((Path,'mkdir'),(Path,'open'),(Path,'touch'),(Path,'write_text'),(torch,'save')): monkeypatch.setattr(o, nm, _refuse)
+    monkeypatch.setattr(builtins, 'open', _only_reading)
+    for nm in ('mkdir','makedirs','replace','rename'): monkeypatch.setattr(f'os.{nm}', _refuse)
+
+@pytest.mark.parametrize('mock', [find, partial(find, num_it=40, lr=0), partial(failing_find, event='after_epoch', error=ValueError)],
+    ids=['ends','many_epochs','fails'])
+def test_no_file_appears(mock, tmp_path, monkeypatch):
+    "With callbacks that write, on a file system where nobody can; and they do their work in the training that follows"
+    def _mock(learn):
+        with monkeypatch.context() as m:
+            _no_writing(m)
+            mock(learn)
+        assert list(tmp_path.rglob('*'))==[] and list(Path.cwd().rglob('*'))==[]
+    def fit(learn):
+        learn.path.mkdir()
+        learn.fit(4, 0.05)
+    alone,after = (training(partial(watched_learner, tmp_path/nm), mock=m, fit=fit) for nm,m in (('after',_mock),('alone',None)))
+    assert [k for k in changes(alone, after) if not k.endswith(("['path']","['file']"))]==[]
+    assert set(map(str, _files(tmp_path/'after')))=={'history.csv','models/model.pth'} and _files(tmp_path/'after')==_files(tmp_path/'alone')
+
+# What it says
+
+def by_hand(items, bs, n_acc, loss_func, model, beta=0.99):
+    "Noise scale in items at fixed weights, from one backward pass per micro-batch and per window: |G_n|² = |G|² + tr(Σ)/n for both sizes, solved"
+    def _sq(o):
+        xb,yb = (torch.stack(list(t)) for t in zip(*o))
+        g = torch.autograd.grad(loss_func(model(xb), yb), list(model.parameters()))
+        return sum(t.double().square().sum().item() for t in g)
+    rows = []
+    for i in range(0, len(items), bs*n_acc):
+        window = items[i:i+bs*n_acc]
+        micros = [window[j:j+bs] for j in range(0, len(window), bs)]
+        if len(micros)<2: continue
+        N,K,sq_mean = len(window),len(micros),_sq(window)
+        tr_sigma = sum(len(m)*(_sq(m)-sq_mean) for m in micros)/(K-1)
+        rows.append((N, tr_sigma, sq_mean-tr_sigma/N))
+    w = np.array([r[0]*beta**(len(rows)-i) for i,r in enumerate(rows)])
+    return w@[r[1] for r in rows]/(w@[r[2] for r in rows]), rows
+
+@pytest.mark.parametrize('n,bs,n_batch', [(160,4,4),(158,4,4),(157,5,2),(64,1,8)], ids=['even','last_batch_short','last_window_short','single_items'])
+def test_value_at_fixed_weights(n, bs, n_batch):
+    items = regression(n)
+    learn = quiet_learner(loaders(items, bs), mlp())
+    plan = learn.bs_find(0, n_batch=n_batch, num_it=-(-n//bs), tol=0, show_plot=False)
+    value,rows = by_hand(items, bs, n_batch, nn.functional.mse_loss, learn.model)
+    assert last_stretch(*zip(*[(t,g,N) for N,t,g in rows]))==0
+    # The loss averages over the 2 outputs of an item as well: that is one element each, and the noise scale is in items
+    assert plan.noise_scale==pytest.approx(value, rel=1e-9)
+    assert plan.n_windows==len(rows)==len(plan.df) and plan.df.n_items.tolist()==[r[0] for r in rows]
+    assert plan.ci==pytest.approx(tuple(plan.df[['low','high']].iloc[-1]), rel=1e-9) and plan.ci[0]<plan.noise_scale<plan.ci[1]
+
+def tokens(n, n_tokens=7, vocab=5, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, n_tokens, 4, generator=g, dtype=torch.float64)
+    return list(zip(x, (x[...,:vocab-1].argmax(-1)+torch.randint(0,2,(n,n_tokens), generator=g))))
+
+class TokenLoss(nn.CrossEntropyLoss):
+    def forward(self, pred, targ): return super().forward(pred.flatten(0,1), targ.flatten())
+
+def test_token_losses_are_told_in_items():
+    "An item of 7 tokens: the noise scale is a seventh of the one in tokens"
+    items,model = tokens(96),mlp(4, 5)
+    learn = quiet_learner(loaders(items, 4), model, loss_func=CrossEntropyLossFlat().func.__class__())
+    learn.model = nn.Sequential(model, Swap())
+    plan = learn.bs_find(0, n_batch=3, num_it=24, tol=0, show_plot=False)
+    value,_ = by_hand(items, 4, 3, TokenLoss(), model)
+    assert plan.noise_scale==pytest.approx(value, rel=1e-9)
+    assert plan.df.n_elems.eq(7*plan.df.n_items).all() and plan.base_bs==4
+
+class Swap(nn.Module):
+    "Classes where torch's loss looks for them"
+    def forward(self, x): return x.transpose(1,2)
+
+@pytest.mark.parametrize('lr', [0,0.01])
+def test_one_sample_copied_has_no_noise(lr):
+    items = regression(1, dtype=torch.float32)*10_000
+    plan = quiet_learner(loaders(items, 50), mlp(dtype=torch.float32)).bs_find(lr, show_plot=False)
+    assert plan.noise_scale==pytest.approx(0, abs=1e-3) and plan.ci[1]<0.01 and plan.balanced_bs==1
+    assert 'use the smallest batch' in plan.advice
+
+def reg_learner(n=200, bs=4, dtype=torch.float32, seed=0, **kwargs):
+    return quiet_learner(loaders(regression(n, dtype=dtype), bs, shuffle=True), mlp(dtype=dtype, seed=seed), **kwargs)
+
+@pytest.mark.parametrize('tol', [0.25, 0.5, 1.])
+def test_early_stop(tol):
+    "At the first look, one every 5 windows from the 20th on, at which the interval is narrow enough"
+    set_seed(1)
+    plan = reg_learner(2400, 4).bs_find(0, n_batch=4, num_it=3000, tol=tol, show_plot=False)
+    df = plan.df
+    assert plan.trend==0 and plan.n_windows==len(df)>=20
+    narrow = [(i+1)%5==0 and i>=19 and (df.high[i]-df.low[i])/2<tol*df.noise_scale[i] for i in range(len(df))]
+    assert narrow[-1] and sum(narrow)==1
+
+def test_early_stop_waits_for_20_windows_after_a_drift():
+    "A stretch has to be long enough by itself"
+    noise = NoiseScale()
+    noise.rows = [(i+1, 40, 40., 100.+i%2, 10.) for i in range(15)] + [(i+16, 40, 40., 1000.+i%2, 10.) for i in range(15)]
+    finder = BSFinder(noise, 1000, tol=0.5)
+    assert not finder.narrow_enough()
+    noise.rows += [(i+31, 40, 40., 1000.+i%2, 10.) for i in range(30)]
+    assert finder.narrow_enough()
+
+@pytest.mark.parametrize('num_it', [None,60,171])
+def test_tol_0_never_stops_early(num_it):
+    "An epoch of 50 holds 25 windows: without `num_it` that is enough"
+    plan = reg_learner().bs_find(0, n_batch=2, num_it=num_it, tol=0, show_plot=False)
+    assert plan.n_passes==pytest.approx((num_it or 50)/50)
+
+@pytest.mark.parametrize('n_iter,n_acc', [(2,2),(3,2),(15,2),(16,2),(24,3),(159,19),(160,20),(1000,20)])
+def test_window_size(n_iter, n_acc): assert window_size(20, n_iter)==n_acc
+
+@pytest.mark.parametrize('n_iter', [2,3,5,15,17,40])
+def test_short_loaders_give_20_windows(n_iter):
+    "Whatever is left over at the end of each epoch"
+    plan = reg_learner(4*n_iter-1, 4).bs_find(0, tol=0, show_plot=False)
+    assert len(plan.df)>=20 and plan.df.n_items.max()<=4*window_size(20, n_iter)
+    assert 'went through the training set' in plan.advice or plan.n_passes<=1.5
+
+@pytest.mark.parametrize('lr,base_lr,moved', [(0.02,0.02,True), (0,0.005,False), (None,0.005,True), (slice(1e-4,1e-3),slice(1e-4,1e-3),True),
+    ([0.01,0.02],[0.01,0.02],True)])
+def test_learning_rate(lr, base_lr, moved):
+    "The plan names the rate that goes with today's batch size, and says whether the weights moved"
+    seen = []
+    class Look(Callback):
+        order = 98
+        def after_step(self): seen.append(self.opt.hypers[-1]['lr'])
+    learn = convnet_learner(cbs=Look(), lr=0.005)
+    plan = find(learn, lr=lr)
+    assert (plan.base_lr,plan.moved)==(base_lr,moved)
+    last = lr.stop if isinstance(lr, slice) else lr[-1] if isinstance(lr, list) else 0.005 if lr is None else lr
+    assert set(seen)=={last}
+
+def test_learning_rate_of_the_optimizer_function():
+    "fastai takes that one where there is no other"
+    learn = reg_learner(opt_func=partial(SGD, lr=0.3))
+    assert find(learn, lr=None).base_lr==0.3
+
+@pytest.mark.parametrize('lr', [0, slice(0), [0.,0.]])
+def test_weights_that_do_not_move(lr): assert not find(convnet_learner(), lr=lr).moved
+
+@pytest.mark.parametrize('cbs,base_bs', [([],4), ([GradAccum(4)],16), ([GradAccum({0: 2, 1: 8})],8), ([GradAccum(3),NoiseScale()],12),
+    ([GradientAccumulation(10)],12)])
+def test_todays_batch_size(cbs, base_bs):
+    plan = find(reg_learner(cbs=cbs))
+    assert (plan.base_bs,plan.micro_bs,plan.n_train)==(base_bs,4,200)
+
+class Stream(IterableDataset):
+    "Gives `n` items, and declares a length only if asked to"
+    def __init__(self, n): self.items = regression(n, dtype=torch.float32)
+    def __iter__(self): return iter(self.items)
+
+class Sized(Stream):
+    def __len__(self): return 100
+
+@pytest.mark.parametrize('there', [60,100,140], ids=['too_long','right','too_short'])
+def test_iterable_data_sets(there):
+    "That declare 100 items, and give what they give"
+    for dl in (DataLoader(Stream(there), bs=4, n=100), TorchDataLoader(Sized(there), batch_size=4)):
+        learn = quiet_learner(DataLoaders(dl, dl, device='cpu'), mlp(dtype=torch.float32))
+        was = picture(learn)
+        plan = learn.bs_find(0.01, n_batch=3, show_plot=False)
+        assert plan.n_train==100 and plan.n_windows>=10 and plan.micro_bs==4 and changes(was, picture(learn))==[]
+
+def test_plot_is_drawn_only_if_asked_for():
+    import matplotlib.pyplot as plt
+    find(reg_learner())
+    assert not plt.get_fignums()
+    find(reg_learner(), show_plot=True)
+    assert len(plt.get_fignums())==1
+
+# Memory
+
+def _peak(n_batch):
+    "The most bytes that the tensors of a mock training hold at a time"
+    class Wide(Dataset):
+        def __len__(self): return 800
+        def __getitem__(self, i): return torch.full((200,), i/800), torch.tensor([1.])
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(200,1000), nn.Tanh(), nn.Linear(1000,1000), nn.Tanh(), nn.Linear(1000,1))
+    learn = quiet_learner(DataLoaders(*(DataLoader(Wide(), bs=2, num_workers=0) for _ in range(2)), device='cpu'), model)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof: plan = learn.bs_find(1e-4, n_batch=n_batch, num_it=100, tol=0,
+        show_plot=False)
+    assert plan.df.n_items.eq(2*n_batch).all()
+    events = sorted((e.start_ns(), e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name()=='[memory]')
+    return max(np.cumsum([b for _,b in events])), sum(p.numel()*4 for p in model.parameters())
+
+def test_peak_memory_does_not_grow_with_the_window():
+    (few,n_bytes),(many,_) = _peak(5),_peak(50)
+    assert few>2*n_bytes # Snapshot and gradients, so the count sees them
+    assert abs(many-few)<0.05*n_bytes
+
+# What it refuses
+
+nan,inf = float('nan'),float('inf')
+
+bad = [(dict(num_it=0), ValueError, '`num_it` must be at least 1 micro-batch, got 0'), (dict(num_it=1.5), TypeError,
+    '`num_it` must be a whole number of micro-batches, got 1.5'),
+    (dict(num_it=True), TypeError, '`num_it` must be a whole number'), (dict(num_it='9'), TypeError,
+    "`num_it` must be a whole number of micro-batches, got '9'"),
+    (dict(num_it=3, n_batch=2), ValueError, '`num_it`=3 micro-batches do not make two windows of 2: raise it, or make n_batch smaller'),
+    (dict(n_batch=1), ValueError, '`n_batch` must be at least 2 micro-batches, got 1'), (dict(n_batch=2.5), TypeError,
+    '`n_batch` must be a whole number of micro-batches, got 2.5'),
+    (dict(n_batch=None), TypeError, '`n_batch` must be a whole number'),
+    *[(dict(beta=v), ValueError, f'`beta` must be between 0 and 1, both excluded, got {v}') for v in (0,1,-1,2,nan)], (dict(beta='x'), (TypeError,ValueError),
+    '`beta` must be'),
+    *[(dict(ci=v), ValueError, f'`ci` must be between 0 and 1, both excluded, got {v}') for v in (0,1,95)], (dict(ci=None), (TypeError,ValueError),
+    '`ci` must be'),
+    *[(dict(lr=v), ValueError, f'`lr` must be 0 or more and finite, got {v}') for v in (-1,nan,inf)], (dict(lr='x'), TypeError,
+    "`lr` must be a number, a slice or one number per parameter group, got 'x'"),
+    (dict(lr=True), TypeError, '`lr` must be a number'), (dict(lr=slice(-1e-3,1e-2)), ValueError, '`lr` must be 0 or more'), (dict(lr=[0.1,nan]), ValueError,
+    '`lr` must be 0 or more'),
+    (dict(lr=slice(None)), (TypeError,ValueError), '`lr` must'), (dict(lr=[]), (TypeError,ValueError), '`lr` must'), (dict(lr=[0.1]*3),
+    (TypeError,ValueError), '`lr` must.*parameter group'),
+    (dict(lr=[None]), (TypeError,ValueError), '`lr` must'),
+    *[(dict(tol=v), ValueError, f'`tol` must be 0 or more, the part of the estimate that the interval may be wide, got {v}') for v in (-1,nan)],
+    (dict(tol='x'), (TypeError,ValueError), '`tol` must be')]
+
+def _refused(learn, error, match, **kwargs):
+    "In words, before anything has changed"
+    spy = Spy()
+    learn.add_cb(spy)
+    was,spy.fired[:] = picture(learn),[]
+    with pytest.raises(error, match=match): learn.bs_find(**{**dict(lr=0.01, show_plot=False), **kwargs})
+    assert changes(was, picture(learn))==[]
+    return spy.fired
+
+@pytest.mark.parametrize('kwargs,error,match', bad, ids=[str(o[0]) for o in bad])
+def test_bad_arguments(kwargs, error, match): assert _refused(reg_learner(), error, match, **kwargs)==[]
+
+def test_bad_learning_rate_of_the_learner():
+    assert _refused(reg_learner(lr=-0.1), ValueError, '`lr` must be 0 or more and finite, got -0.1', lr=None)==[]
+
+def _one_batch(): return reg_learner(4, 4)
+def _empty(): return quiet_learner(DataLoaders(*(DataLoader([], bs=4) for _ in range(2)), device='cpu'), mlp())
+def _empty_torch(): return quiet_learner(DataLoaders(*(TorchDataLoader([], batch_size=4) for _ in range(2))), mlp())
+def _dropped(): return quiet_learner(loaders(regression(3), 4, drop_last=True), mlp())
+def _endless(): return quiet_learner(DataLoaders(*(DataLoader(Stream(60), bs=4) for _ in range(2)), device='cpu'), mlp(dtype=torch.float32))
+def _endless_torch(): return quiet_learner(DataLoaders(*(TorchDataLoader(Stream(60), batch_size=4) for _ in range(2))), mlp(dtype=torch.float32))
+def _all_frozen():
+    learn = reg_learner()
+    for p in learn.model.parameters(): p.requires_grad_(False)
+    return learn
+def _no_parameters(): return quiet_learner(loaders(regression(20), 4), nn.Sequential(nn.Flatten(), nn.Tanh()))
+
+@pytest.mark.parametrize('make,match', [(_one_batch, 'holds 1 micro-batch of 4 items, and at least 2 are needed'), (_empty, 'holds 0 micro-batches of 4 items'),
+    (_empty_torch, 'holds 0 micro-batches of 4 items'), (_dropped, 'holds 0 micro-batches of 4 items'),
+    (_endless, 'does not declare a length.*give its data set a `__len__`, or the loader `n=`'), (_endless_torch, 'does not declare a length'),
+    (_all_frozen, 'no trainable parameters.*unfreeze'), (_no_parameters, 'no trainable parameters')], ids=lambda o: getattr(o, '__name__', ''))
+def test_bad_learners(make, match): assert _refused(make(), ValueError, match)==[]
+
+@pytest.mark.parametrize('cb', [None, TerminateOnNaNCallback], ids=['alone','with_terminate_on_nan'])
+@pytest.mark.parametrize('what', [nan,inf])
+@pytest.mark.parametrize('first', [1,7])
+def test_a_loss_that_is_not_finite(first, what, cb):
+    "It says at which micro-batch, and runs no further"
+    items = [(x, y if i<4*(first-1) else y*what) for i,(x,y) in enumerate(regression(80, dtype=torch.float32))]
+    learn = quiet_learner(loaders(items, 4), mlp(dtype=torch.float32), cbs=cb)
+    fired = _refused(learn, ValueError, rf'The loss is {what} at micro-batch {first} of the mock training \(lr=0.01\)', n_batch=2)
+    assert fired.count('before_batch')==first
+
+def test_a_loss_that_diverges():
+    learn = reg_learner()
+    _refused(learn, ValueError, r'The loss is (nan|inf) at micro-batch \d+ of the mock training \(lr=1e\+20\).*lower `lr`', lr=1e20)
+    learn.fit(1, 0.01)
+    assert learn.recorder.losses[-1].isfinite()

@@ -1,0 +1,277 @@
+"`unchanged`: whatever happens in the block, the learner and the random numbers are as they were"
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader as TorchDataLoader, RandomSampler
+from fastai.callback.core import Callback
+from fastai.data.core import DataLoaders
+from fastai.learner import Learner
+from fastai.optimizer import Adam, OptimWrapper, SGD, ranger
+from fastcore.foundation import L
+
+from fastai_bs.snapshot import unchanged
+from helpers import loaders, mlp, quiet_learner, regression
+
+_plain = (type(None), bool, int, float, complex, str, bytes, slice, torch.dtype, torch.device)
+_walked = ('fastai', 'torch', 'fastcore.foundation', 'fastcore.xtras', 'helpers', 'test_')
+
+def _bits(t): return t.detach().as_subclass(Tensor).cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+def autocast_state():
+    depth = torch.autocast_increment_nesting()-1
+    torch.autocast_decrement_nesting()
+    return depth, [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ('cpu','cuda')]
+
+def picture(learn, ids=True):
+    "All that `learn` and the process hold, as `{path: what is there}`: values bit by bit and, with `ids`, which object it is"
+    res,seen = {},{}
+    def _id(o): return id(o) if ids else type(o).__name__
+    def _walk(path, o):
+        if isinstance(o, _plain): res[path] = repr(o); return
+        if id(o) in seen: res[path] = 'as at', seen[id(o)][1]; return
+        seen[id(o)] = o,path
+        res[path] = _id(o)
+        if isinstance(o, Tensor):
+            res[path] = _id(o), o.dtype, tuple(o.shape), o.stride(), o.requires_grad, (o.data_ptr() if ids else None), _bits(o)
+            if o.is_leaf: _walk(f'{path}.grad', o.grad)
+        elif isinstance(o, np.ndarray): res[path] = _id(o), o.tobytes()
+        elif isinstance(o, random.Random): res[path] = _id(o), o.getstate()
+        elif isinstance(o, torch.Generator): res[path] = _id(o), _bits(o.get_state())
+        elif isinstance(o, np.random.Generator): res[path] = _id(o), repr(o.bit_generator.state)
+        elif isinstance(o, np.random.RandomState): res[path] = _id(o), repr(o.get_state())
+        elif isinstance(o, (set,frozenset)): res[path] = _id(o), sorted(map(repr, o))
+        elif isinstance(o, dict):
+            res[path] = _id(o), [repr(k) if isinstance(k, _plain) else _id(k) for k in o]
+            for i,(k,v) in enumerate(o.items()): _walk(f'{path}[{repr(k) if isinstance(k, _plain) else i}]', v)
+        elif isinstance(o, (list,tuple,deque)):
+            res[path] = _id(o), len(o)
+            for i,v in enumerate(o): _walk(f'{path}[{i}]', v)
+        elif hasattr(o, '__dict__') and not isinstance(o, type) and type(o).__module__.startswith(_walked) and not path.endswith("['_iterator']"):
+            _walk(path+'.', vars(o))
+    _walk('', learn)
+    res['process'] = (random.getstate(), repr(np.random.get_state()), _bits(torch.get_rng_state()), autocast_state(), torch.is_autocast_cache_enabled())
+    if ids: res[None] = seen # Keeps what is pictured alive, so that no id is used again
+    return res
+
+def changes(a, b):
+    "The paths at which two pictures differ; wall-clock times aside"
+    return [k for k in {**a, **b} if k is not None and a.get(k)!=b.get(k) and not k.endswith(("['start_epoch']", "['log']")) and "['log']." not in k]
+
+class Holder(Callback):
+    "A callback with state of every kind"
+    def __init__(self):
+        self.n,self.a_list,self.a_dict,self.a_deque = 0,[1,[2]],{'x': {'y': 1}},deque([1,2], maxlen=3)
+        self.ordered,self.a_default,self.counter,self.an_l,self.a_tuple = OrderedDict(b=1, a=2),defaultdict(list,
+            k=[1]),Counter('aab'),L(1,2),([1],torch.ones(2))
+        self.rng,self.gen,self.np_gen = random.Random(1),torch.Generator().manual_seed(1),np.random.default_rng(1)
+
+    def stir(self):
+        "Change each of them in place, and then put another in its place"
+        self.n += 1
+        self.a_list[1].append(3); self.a_list.insert(0, 5)
+        self.a_dict['x']['y'] = 2; self.a_dict['z'] = 3
+        self.a_deque.extend([7,8])
+        self.ordered.move_to_end('b'); del self.ordered['a']
+        self.a_default['new'].append(1); self.a_default['k'].append(2)
+        self.counter.update('b')
+        self.an_l.append(3)
+        self.a_tuple[0].append(2); self.a_tuple[1].add_(1)
+        self.rng.random(); torch.rand(1, generator=self.gen); self.np_gen.random()
+        for k in list(vars(self)):
+            if k!='learn': setattr(self, k, None)
+        self.fresh = 1
+
+class Net(nn.Module):
+    "Buffers of every kind, and tensors that are plain attributes"
+    def __init__(self, n_out=2):
+        super().__init__()
+        self.lin,self.bn = nn.Linear(5,n_out),nn.BatchNorm1d(5)
+        self.register_buffer('kept', torch.zeros(n_out))
+        self.register_buffer('passing', torch.zeros(n_out), persistent=False)
+        self.register_buffer('wide', torch.ones(1).expand(4))
+        self.state,self.states = torch.zeros(n_out),[torch.zeros(1),{'h': torch.zeros(1)}]
+    def forward(self, x):
+        res = self.lin(self.bn(x)) + self.kept + self.passing + self.state + self.states[0]
+        self.kept.add_(0.1); self.passing.add_(0.1)
+        self.state = res.detach().mean(0)
+        self.states[0] = self.states[0]+0.1; self.states[1]['h'].add_(1)
+        return res
+
+def net_learner(n=64, **kwargs):
+    torch.manual_seed(0)
+    return quiet_learner(loaders(regression(n, dtype=torch.float32), 8, shuffle=True), Net(), **kwargs)
+
+def _train(learn): learn.fit(1, 0.1)
+def _stir(learn): learn.holder.stir()
+def _rngs(learn): random.random(); np.random.rand(); torch.rand(1)
+def _swap_model(learn): learn.model = nn.DataParallel(learn.model)
+def _swap_opt(learn): learn.create_opt()
+def _swap_loaders(learn): learn.dls.loaders = [learn.dls.train.new(bs=2), learn.dls.valid]
+def _swap_loader(learn): learn.dls.loaders[0] = learn.dls.train.new(bs=2)
+def _iterate(learn): list(learn.dls.train)
+def _callbacks(learn): learn.remove_cb(learn.holder); learn.add_cb(Callback(after_fit=lambda self: None)); learn.recorder.run = False
+def _freeze(learn):
+    for p in learn.model.lin.parameters(): p.requires_grad_(False)
+def _flags(learn): learn.model.eval(); learn.model.lin.train()
+def _grads(learn):
+    for p in learn.model.parameters(): p.grad = torch.ones_like(p)
+def _no_grads(learn):
+    for p in learn.model.parameters(): p.grad = None
+def _hook(learn): learn.model.register_forward_hook(lambda *a: None)
+def _shape(learn): learn.model.kept.set_(torch.ones(3)); learn.model.wide = torch.zeros(4)
+def _layer(learn): learn.model.extra = nn.Linear(2,2); del learn.model.lin
+def _half(learn): learn.model.half()
+def _autocast(learn):
+    for _ in range(2): torch.autocast('cpu', dtype=torch.bfloat16).__enter__()
+def _no_cache(learn): torch.autocast('cpu', cache_enabled=False).__enter__()
+
+happenings = [_train, _stir, _rngs, _swap_model, _swap_opt, _swap_loaders, _swap_loader, _iterate, _callbacks, _freeze, _flags, _grads, _no_grads, _hook,
+    _shape,
+              _layer, _half, _autocast, _no_cache]
+
+def _new(learn): pass
+def _once(learn): learn.fit(1, 0.1)
+def _uneven(learn):
+    "Gradients of every kind: none, zero and not zero"
+    learn.fit(1, 0.1)
+    learn.model.lin.weight.grad.fill_(2.)
+    learn.model.bn.bias.grad = None
+
+@pytest.fixture(autouse=True)
+def same_autocast():
+    "What a failing test leaves open does not reach the next one"
+    yield
+    for d in ('cpu','cuda'): torch.set_autocast_enabled(d, False)
+    torch.set_autocast_dtype('cpu', torch.bfloat16)
+    torch.set_autocast_cache_enabled(True)
+    while autocast_state()[0]>0: torch.autocast_decrement_nesting()
+
+@pytest.mark.parametrize('before,error', [(_new, None), (_new, KeyboardInterrupt), (_once, None), (_uneven, None), (_uneven, ValueError)],
+                         ids=['new','new-interrupted','once','uneven','uneven-fails'])
+@pytest.mark.parametrize('happens', happenings, ids=lambda f: f.__name__[1:])
+def test_all_is_as_it_was(happens, before, error):
+    learn = net_learner(cbs=Holder(), opt_func=Adam)
+    before(learn)
+    was = picture(learn)
+    if error is None:
+        with unchanged(learn):
+            happens(learn)
+            assert changes(was, picture(learn)) or (happens,before)==(_no_grads,_new)
+    else:
+        with pytest.raises(error, match='the one'), unchanged(learn):
+            happens(learn)
+            raise error('the one')
+    assert changes(was, picture(learn))==[]
+
+def test_everything_at_once_and_nested():
+    "The inner block puts back what the outer one had changed by then"
+    learn = net_learner(cbs=Holder())
+    was = picture(learn)
+    with unchanged(learn):
+        _train(learn)
+        between = picture(learn)
+        with pytest.raises(ZeroDivisionError), unchanged(learn):
+            for f in (_grads, _freeze, _flags, _stir, _swap_opt, _swap_loaders, _swap_model, _rngs, _autocast): f(learn)
+            _ = 1/0
+        assert changes(between, picture(learn))==[]
+    assert changes(was, picture(learn))==[]
+
+@pytest.mark.parametrize('opt_func', [Adam, partial(SGD, mom=0.9), ranger, partial(OptimWrapper, opt=torch.optim.AdamW)], ids=['Adam','SGD','ranger','AdamW'])
+@pytest.mark.parametrize('before', [_new, _once], ids=['new','trained'])
+def test_optimizer_state(opt_func, before):
+    "It is the same optimizer with the same state; or there is none"
+    learn = net_learner(opt_func=opt_func)
+    before(learn)
+    was,opt = picture(learn),learn.opt
+    with unchanged(learn): learn.fit(1, 0.5, wd=0.1)
+    assert learn.opt is opt and changes(was, picture(learn))==[]
+
+class ArrayHolder(Callback):
+    "State that is neither a tensor nor a list or dict"
+    def __init__(self): self.a_set,self.an_array,self.np_rng = {1,2},np.zeros(3),np.random.RandomState(1)
+
+@pytest.mark.parametrize('nm,change', [('a_set', lambda o: o.add(3)), ('an_array', lambda o: o.__iadd__(1)), ('np_rng', lambda o: o.rand())],
+    ids=['set','array','RandomState'])
+def test_other_state_of_a_callback(nm, change):
+    learn = net_learner(cbs=ArrayHolder())
+    was = picture(learn)
+    with unchanged(learn): change(getattr(learn.array_holder, nm))
+    assert changes(was, picture(learn))==[]
+
+def test_parameters_keep_their_memory_and_aliases():
+    "A tensor that shares memory with a parameter still does"
+    learn = net_learner()
+    view = learn.model.lin.weight.data[0]
+    with unchanged(learn):
+        learn.model.half()
+        learn.model.lin.weight.data.fill_(7)
+    learn.model.lin.weight.data.fill_(3)
+    assert view.tolist()==[3]*5
+
+def test_torch_loaders_and_samplers():
+    "Their generators are where they were"
+    gen,items = torch.Generator().manual_seed(3),regression(24, dtype=torch.float32)
+    dl = TorchDataLoader(items, batch_size=4, sampler=RandomSampler(items, generator=gen), generator=torch.Generator().manual_seed(4))
+    learn = quiet_learner(DataLoaders(dl, dl), mlp(dtype=torch.float32))
+    was = picture(learn)
+    with unchanged(learn): list(dl)
+    assert changes(was, picture(learn))==[]
+
+def test_persistent_workers_wait():
+    "Those that there are get nothing to do, and those of the block are gone after it"
+    items = regression(24, dtype=torch.float32)
+    dl = TorchDataLoader(items, batch_size=4, num_workers=1, persistent_workers=True)
+    learn = quiet_learner(DataLoaders(dl, dl), mlp(dtype=torch.float32))
+    list(dl)
+    own = dl._iterator
+    with unchanged(learn):
+        assert dl._iterator is None
+        list(dl)
+        other = dl._iterator
+        assert other is not own and all(w.is_alive() for w in other._workers)
+    assert dl._iterator is own and not any(w.is_alive() for w in other._workers) and all(w.is_alive() for w in own._workers)
+    own._shutdown_workers()
+
+def test_open_autocast_context_stays_open():
+    "Only what was opened in the block is closed"
+    learn = net_learner()
+    with torch.autocast('cpu', dtype=torch.float16):
+        was = autocast_state()
+        assert was[0]==1 and was[1][0]==(True, torch.float16)
+        with unchanged(learn):
+            _autocast(learn)
+            assert autocast_state()[0]==3
+        assert autocast_state()==was
+    assert autocast_state()[0]==0
+
+def test_lazy_parameters_are_refused():
+    learn = quiet_learner(loaders(regression(8, dtype=torch.float32), 4), nn.Sequential(nn.LazyLinear(2)))
+    with pytest.raises(ValueError, match='lazy parameters without a shape yet: pass one batch through it first'), unchanged(learn): pass
+    learn.model(torch.randn(2,5))
+    with unchanged(learn): _train(learn)
+    assert learn.opt is None
+
+def test_items_are_not_copied():
+    "The data set stays out of it, however large"
+    class Untouchable(list):
+        def __iter__(self): raise AssertionError('went through the data')
+    items = Untouchable(regression(16, dtype=torch.float32))
+    learn = Learner(DataLoaders(TorchDataLoader(items, batch_size=4), TorchDataLoader(items, batch_size=4)), mlp(dtype=torch.float32), loss_func=nn.MSELoss())
+    with unchanged(learn): pass
+
+def test_a_failing_restoration_does_not_stop_the_others():
+    "Each is asked for, whatever became of the one before"
+    class Stubborn(random.Random):
+        def setstate(self, state): raise RuntimeError('will not')
+    class Last(Callback):
+        def __init__(self): self.rng = Stubborn(1)
+    learn = net_learner(cbs=Last())
+    before = torch.get_rng_state()
+    w = learn.model.lin.weight.detach().clone()
+    with pytest.raises(RuntimeError, match='will not'), unchanged(learn): _train(learn)
+    assert torch.equal(torch.get_rng_state(), before) and torch.equal(learn.model.lin.weight, w) and learn.opt is None
