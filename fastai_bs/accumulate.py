@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate.html.md"""
 __all__ = ['loss_elements', 'ScopedCallback', 'GradAccum']
 
 # %% ../nbs/03_accumulate.ipynb #35882dce
-import numbers, warnings
+import math, numbers, warnings
 from contextlib import contextmanager, ExitStack
 from functools import partial
 import torch
@@ -16,8 +16,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
-from fastcore.basics import first
-from fastai.callback.core import Callback, CancelBatchException, CancelStepException
+from fastcore.basics import is_iter
+from fastai.callback.core import Callback, CancelBatchException, CancelStepException, CancelTrainException
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import MixHandler
 from fastai.callback.schedule import LRFinder, ParamScheduler
@@ -41,7 +41,7 @@ _element_means = {nn.MSELoss: F.mse_loss, nn.L1Loss: F.l1_loss, nn.SmoothL1Loss:
     nn.PoissonNLLLoss: F.poisson_nll_loss, nn.SoftMarginLoss: F.soft_margin_loss, FocalLoss: None, LabelSmoothingCrossEntropy: None}
 _target_means = {nn.CrossEntropyLoss: F.cross_entropy, nn.NLLLoss: F.nll_loss}
 _item_means = {nn.MultiMarginLoss: F.multi_margin_loss, nn.MultiLabelMarginLoss: F.multilabel_margin_loss,
-    nn.MultiLabelSoftMarginLoss: F.multilabel_soft_margin_loss, nn.CTCLoss: F.ctc_loss}
+    nn.MultiLabelSoftMarginLoss: F.multilabel_soft_margin_loss}
 
 # %% ../nbs/03_accumulate.ipynb #8fb49912
 def loss_elements(
@@ -52,7 +52,7 @@ def loss_elements(
     if isinstance(mix, MixHandler): return _elements, getattr(mix.old_lf, 'reduction', 'mean') # MixUp averages the unreduced loss itself
     given,f = {},loss_func
     while isinstance(f, partial): given,f = {**f.keywords, **given},f.func
-    if isinstance(f, BaseLoss): f = f.func
+    if isinstance(f, BaseLoss) and type(f).__call__ is BaseLoss.__call__: f = f.func
     def _setting(nm, default): return given.get(nm, getattr(f, nm, default))
     reduction = _setting('reduction', 'mean')
     is_in = lambda table: type(f) in table or any(f is o for o in table.values())
@@ -64,9 +64,13 @@ def loss_elements(
 
 # %% ../nbs/03_accumulate.ipynb #90aa3a5a
 class ScopedCallback(Callback):
-    "A `Callback` with a `scope`: a context in which the training part of each epoch runs, left also after an exception"
+    "A `Callback` with a `scope`, a context in which the training part of each epoch runs, left also after an exception; and with a `start_fit`"
     @contextmanager
     def scope(self): yield
+    def start_fit(self): pass
+    def before_fit(self):
+        # `validate` and `get_preds` fire this event too, and hold the learner's lock meanwhile: an error would leave it locked for good
+        if not self.learn.lock.locked(): self.start_fit()
     def before_epoch(self): self.learn._do_epoch_train = _ScopedTrain(self.learn)
     def after_fit(self): vars(self.learn).pop('_do_epoch_train', None) # Left where an epoch was skipped
 
@@ -89,13 +93,21 @@ def _check_n_acc(n, where=''):
     if n<1: raise ValueError(f"`n_acc` must be at least 1 micro-batch per optimizer step, got {n}{where}. Use 1 for no accumulation")
     return int(n)
 
+def _zero_unless(some, grad): return torch.where(some, grad, 0.)
+
+def _tensors(o):
+    "The tensors in `o` through which a gradient flows"
+    if isinstance(o, Tensor): return [o] if o.requires_grad else []
+    if isinstance(o, dict): o = o.values()
+    return [t for v in o for t in _tensors(v)] if is_iter(o) else []
+
 def _as_scalar(x, like):
     "`x` as a tensor without dimensions on the device of `like`, in the most precise float there is; no device is waited for"
     dtype = torch.float32 if like.device.type=='mps' else torch.float64
     if isinstance(x, Tensor) and x.numel()==1: return x.detach().as_subclass(Tensor).to(like.device, dtype).reshape(())
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
         raise TypeError(f"`count` must return the loss elements in the micro-batch as a number or a tensor of one element, got {x!r}")
-    if x<0: raise ValueError(f"`count` must return the loss elements in the micro-batch, 0 or more, got {x}")
+    if not 0<=x<math.inf: raise ValueError(f"`count` must return the loss elements in the micro-batch, 0 or more, got {x}")
     return torch.full((), float(x), device=like.device, dtype=dtype)
 
 # %% ../nbs/03_accumulate.ipynb #726c0892
@@ -132,7 +144,7 @@ class GradAccum(ScopedCallback):
         elif callable(n): n = n(epoch)
         return _check_n_acc(n, f" for epoch {epoch}")
 
-    def before_fit(self):
+    def start_fit(self):
         "Refuse what cannot be exact, before anything has changed; start without gradients"
         others = [cb for cb in self.learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation)) and cb is not self]
         if others: raise ValueError(f"Only one callback can decide when to step, but beside GradAccum there is {others[0]}: remove one of them")
@@ -146,7 +158,7 @@ class GradAccum(ScopedCallback):
         if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size()>1:
             raise ValueError("GradAccum does not yet weigh micro-batches across processes, so the mean would be wrong: train in one process")
         f = getattr(self.loss_func, 'func', self.loss_func)
-        if isinstance(f, LabelSmoothingCrossEntropy) and f.weight is not None:
+        if isinstance(f, LabelSmoothingCrossEntropy) and f.weight is not None and f.reduction=='mean':
             raise ValueError("LabelSmoothingCrossEntropy with `weight` averages over items and over class weights at once, so no accumulation of it "
                              "is exact: use nn.CrossEntropyLoss(label_smoothing=..., weight=...)")
         finder = getattr(self.learn, 'lr_finder', None)
@@ -157,7 +169,7 @@ class GradAccum(ScopedCallback):
     @contextmanager
     def scope(self):
         "Whatever ends the training part of an epoch: no gradient is left, and BatchNorm and hyper-parameters are as they were"
-        self._params = list(dict.fromkeys([*self.learn.model.parameters(), *(p for pg in self.opt.param_lists for p in pg)]))
+        self._params = self._all_params()
         self._bns = [(m,m.momentum) for m in self.learn.model.modules() if isinstance(m, _NormBase) and m.momentum is not None] if self.fix_bn else []
         self._held = None
         self._new_window()
@@ -170,13 +182,17 @@ class GradAccum(ScopedCallback):
             self._zero_grads()
             self._params = self._bns = self._hypers = None
 
+    def _all_params(self):
+        "Of the model and of the optimizer, once each; there is no optimizer yet where `learn.validate()` comes before the first fit"
+        return list(dict.fromkeys([*self.learn.model.parameters(), *(p for pg in getattr(self.learn.opt, 'param_lists', []) for p in pg)]))
+
     def _zero_grads(self):
         "In place: fastai steps parameters whose gradient is zero, not those that have none"
-        for p in {*self.learn.model.parameters(), *(p for pg in self.opt.param_lists for p in pg)}:
+        for p in self._all_params():
             if p.grad is not None: p.grad.detach_().zero_()
 
     def _new_window(self): self.n_micro,self._n_sum,self._loss_sum = 0,0.,0.
-    def _new_micro(self): self._backed = self._cancelled = self._own_cancel = False; self.micro_elems = None
+    def _new_micro(self): self._backed = self._own_cancel = self._closes = False; self.micro_elems = None
     def _drop_window(self): self._zero_grads(); self._new_window()
 
     # Where a window starts and ends
@@ -194,10 +210,11 @@ class GradAccum(ScopedCallback):
     def after_train(self):
         "Close the window that a loader shorter than its length, or a cancelled last micro-batch, left open"
         if self.n_micro==0: return
-        if self.stepped: return self._drop_window() # Its step was under way when training was cancelled
+        if self._closes and self._backed: return self._drop_window() # Its step was under way when training was cancelled
         self._closes = True
+        self._hold_hypers()
         try: self.learn._with_events(self.learn._step, 'step', CancelStepException)
-        except CancelBatchException: pass # `one_batch` would have taken it
+        except (CancelBatchException,CancelTrainException): pass # Within the loop fastai would have taken them
         self.opt.zero_grad()
         self._new_window()
 
@@ -205,7 +222,10 @@ class GradAccum(ScopedCallback):
 
     def before_backward(self):
         "Weigh the micro-batch by the elements its loss averages over"
-        if self.n_acc==1: return # Nothing to weigh: not a bit changes
+        if self.n_acc>1: self._weigh() # Else there is nothing to weigh, and not a bit changes
+        if self.learn.loss_grad.requires_grad: self.learn.loss_grad.register_hook(self._see_backward)
+
+    def _weigh(self):
         if self.learn.loss_func is not self._loss_func:
             self._loss_func = self.learn.loss_func
             self._count,self._reduction = loss_elements(self._loss_func)
@@ -217,23 +237,21 @@ class GradAccum(ScopedCallback):
         n = self.count(self.learn) if self.count is not None else self._count(self.pred, *self.yb)
         self._may_be_empty = isinstance(n, Tensor) or n==0
         self.micro_elems = n = _as_scalar(n, self.learn.loss_grad)
-        loss = torch.where(n>0, self.learn.loss_grad, 0.) # A loss over no element is NaN: it adds nothing
-        if self._reduction=='sum': self.micro_factor,self.learn.loss_grad = n,loss
-        else:
-            self._n_ref = n if self._n_ref is None else torch.where(self._n_ref>0, self._n_ref, n)
-            self.micro_factor = torch.where(n>0, n/self._n_ref, 0.)
-            self.learn.loss_grad = loss*self.micro_factor.to(loss.dtype)
-        self.learn.loss_grad.register_hook(self._see_backward)
+        if self._reduction=='sum': self.micro_factor = n; return
+        self._n_ref = n if self._n_ref is None else torch.where(self._n_ref>0, self._n_ref, n)
+        self.micro_factor = torch.where(n>0, n/self._n_ref, 0.)
+        self.learn.loss_grad = self.learn.loss_grad*self.micro_factor.to(self.learn.loss_grad.dtype)
+        if self.count is not None or getattr(self._count, 'keywords', {}).get('weight') is not None:
+            # A mean over no element is NaN. A factor of 0 keeps that out of the gradient where targets are ignored, not where all weights are 0
+            for t in _tensors(self.pred): t.register_hook(partial(_zero_unless, n>0))
+
+    def after_cancel_backward(self): self._closes = self.n_acc==1 # It adds nothing, and the window goes on
 
     def _see_backward(self, grad):
-        "The backward pass has begun; the gradient that reaches our loss is the scale that mixed precision puts on it after us"
-        self._backed,self.loss_scale = True,grad.detach()
-
-    def after_cancel_backward(self): self._cancelled,self._closes = True,self.n_acc==1 # It adds nothing, and the window goes on
-
-    def after_backward(self):
-        if self._cancelled: return
+        "Called as the backward pass begins: from here on the micro-batch is part of the window, whoever cancels what"
+        if self._backed: return
         self._backed,self.n_micro = True,self.n_micro+1
+        self.loss_scale = grad.detach() # What reaches our loss is the scale that mixed precision puts on it after us
         loss = self.learn.loss.detach().as_subclass(Tensor)
         if self.n_acc==1: self._loss_sum = loss; return
         n = self.micro_elems
@@ -251,7 +269,8 @@ class GradAccum(ScopedCallback):
             grads = [p.grad for p in self._params if p.grad is not None]
             total = self._n_sum/self._n_ref
             total = torch.where(total>0, total, 1.) # No element at all: a gradient of zero, as the large batch's
-            if grads: torch._foreach_div_(grads, total.to(torch.promote_types(grads[0].dtype, torch.float32)))
+            if not any(g.dtype==torch.float64 for g in grads): total = total.float()
+            if grads: torch._foreach_div_(grads, total)
             self.window_loss,self.window_factor = (self._loss_sum/self._n_sum).to(self.learn.loss.dtype),1.
 
     def after_cancel_step(self): self.stepped = False
@@ -260,8 +279,8 @@ class GradAccum(ScopedCallback):
     def after_cancel_batch(self):
         "A micro-batch that somebody cancelled after its backward pass takes the whole window with it: its part cannot be taken out again"
         if self._own_cancel: return
+        self.stepped = self.stepped and self.n_micro==0 # Cancelled before its step, or after it?
         if self._backed: self._drop_window()
-        else: self.stepped = False
 
     def after_batch(self):
         # Recorder passes over a batch without targets: the NaN of a loss over no element would stay in its moving average for good
@@ -272,18 +291,21 @@ class GradAccum(ScopedCallback):
 
     def after_pred(self):
         "Once the schedule has set its values in `before_batch`"
-        now = [dict(h) for h in self.opt.hypers]
-        if self.n_micro==0: self._hypers = now
-        else: self._held = self._set_hypers(now, self._hypers)
+        if self.n_micro==0: self._hypers = [dict(h) for h in self.opt.hypers]
+        else: self._hold_hypers()
 
-    def _set_hypers(self, old, new):
-        "Set the hyper-parameters that differ; returns what they were"
-        changed = {k for o,n in zip(old,new) for k in n if k in o and o[k] is not n[k] and o[k]!=n[k]}
-        for k in changed: self.opt.set_hyper(k, [h[k] for h in new])
-        return {k: [h[k] for h in old] for k in changed}
+    def _hyper(self, k): return [h[k] for h in self.opt.hypers]
+
+    def _hold_hypers(self):
+        "Set those that have moved on since the window's first micro-batch back to what they were then"
+        if self._held: return
+        moved = {k for h,first in zip(self.opt.hypers,self._hypers) for k in first if k in h and h[k] is not first[k] and h[k]!=first[k]}
+        self._held = {k: self._hyper(k) for k in moved}
+        for k in moved: self.opt.set_hyper(k, [h[k] for h in self._hypers])
 
     def _release_hypers(self, but=()):
-        "Put back what was there: a change that somebody made in mid-window comes into force with the next"
+        "Let them move on: a change that somebody made in mid-window comes into force with the next"
         for k,v in (self._held or {}).items():
-            if k not in but: self.opt.set_hyper(k, v)
+            changed_since = self._hyper(k)!=[h[k] for h in self._hypers]
+            if k not in but and not changed_since: self.opt.set_hyper(k, v)
         self._held = None

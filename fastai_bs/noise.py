@@ -53,7 +53,7 @@ class NoiseScale(ScopedCallback):
 
     def _reset(self): self.pool,self.rows,self.n_items,self.n_steps,self.n_dropped = Pool(self.beta),[],0,0,0
 
-    def before_fit(self):
+    def start_fit(self):
         "Start anew; refuse a fit without several gradients per step"
         twins = [cb for cb in self.learn.cbs if isinstance(cb, NoiseScale)]
         if len(twins)>1: raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)}: remove the others")

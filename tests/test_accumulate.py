@@ -1,0 +1,906 @@
+"GradAccum against the large batch, by every way there is to make it wrong"
+import copy, importlib.util, pickle, sys, types, warnings
+from collections import Counter
+from contextlib import nullcontext, suppress
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.distributions.beta import Beta
+from fastcore.basics import noop
+from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` and its kin into `Learner`)
+from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException,
+    CancelStepException, CancelTrainException, CancelValidException)
+from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.mixup import CutMix, MixUp
+from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.data.core import Datasets, TfmdDL
+from fastai.data.load import DataLoader, SkipItemException
+from fastai.learner import load_learner
+from fastai.losses import (BCELossFlat, BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
+    LabelSmoothingCrossEntropyFlat, MSELossFlat)
+from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
+from fastai_bs.accumulate import GradAccum, ScopedCallback, loss_elements
+from helpers import distance, flat, loaders, mlp, quiet_learner, regression
+
+# fastai.distributed cannot be imported without accelerate, of which DistributedDL needs nothing
+stub = None if importlib.util.find_spec('accelerate') else types.ModuleType('accelerate')
+if stub: stub.Accelerator,sys.modules['accelerate'] = type('Accelerator', (), {}),stub
+from fastai.distributed import DistributedDL # noqa: E402
+if stub: del sys.modules['accelerate']
+
+f64 = torch.float64
+
+# Measures
+
+class Spy(Optimizer):
+    "Keeps what it is asked to step with, and moves nothing"
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, [], lr=lr, mom=0.9, wd=0.)
+        self.grads,self.hypers_seen = [],[]
+    def step(self, closure=None):
+        self.grads.append(torch.cat([p.grad.detach().flatten().clone() for pg in self.param_lists for p in pg if p.grad is not None]))
+        self.hypers_seen.append(dict(self.hypers[-1]))
+
+def rand(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=f64)
+def ints(high, *shape, seed=0): return torch.randint(high, shape, generator=torch.Generator().manual_seed(seed))
+
+def spied(items, bs=2, model=None, loss_func=None, cbs=None, n_epoch=1, dls=None, fit=None, n_inp=1):
+    "A learner that went through `items` without moving"
+    dls = dls or loaders(items, bs)
+    if n_inp is not None:
+        for dl in dls.loaders: dl.n_inp = n_inp
+    learn = quiet_learner(dls, model or mlp(), loss_func, opt_func=Spy, cbs=cbs)
+    if fit: fit(learn)
+    else: learn.fit(n_epoch, 0.1)
+    return learn
+
+def true_grad(model, loss_func, items, n_inp=1):
+    "The gradient of the large batch made of `items`; zero where no element counts"
+    model.train()
+    model.zero_grad(set_to_none=True)
+    b = [torch.stack(o) for o in zip(*items)]
+    loss = loss_func(model(*b[:n_inp]), *b[n_inp:])
+    if loss.isfinite(): loss.backward()
+    res = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in model.parameters()])
+    model.zero_grad(set_to_none=True)
+    return res
+
+def assert_windows(learn, items, windows, tol=1e-12, loss_func=None):
+    "Each step of `learn` had the gradient of the items at the positions in `windows`"
+    assert len(learn.opt.grads)==len(windows)
+    for got,idxs in zip(learn.opt.grads, windows):
+        want = true_grad(learn.model, loss_func or learn.loss_func, [items[i] for i in idxs])
+        assert (got-want).abs().max() <= tol*want.abs().max().clamp(min=1e-3), f'window {list(idxs)}'
+
+def micros(*idxs, bs=2): return [i*bs+j for i in idxs for j in range(bs)]
+
+def assert_clean(learn, momentums=None, waiting=False):
+    for p in learn.model.parameters():
+        assert p.grad is None or not p.grad.any()
+        assert not p._backward_hooks and not p._post_accumulate_grad_hooks
+    for m in learn.model.modules(): assert not m._forward_hooks and not m._forward_pre_hooks and not m._backward_hooks and not m._backward_pre_hooks
+    if momentums is not None: assert [m.momentum for m in learn.model.modules() if hasattr(m, 'momentum')]==momentums
+    assert ('_do_epoch_train' in vars(learn))==waiting and '_do_epoch' not in vars(learn)
+
+class Bomb(Callback):
+    "Raises `exc` at `event`, in epoch 0 and at micro-batch `at`, once or each time it comes by"
+    def __init__(self, event, exc, at=1, order=0, again=False):
+        self.exc,self.at,self.order,self.again,self.blown,self.event = exc,at,order,again,0,event
+        setattr(self, event, self._blow)
+    def _blow(self):
+        outside = self.event in ('before_fit','before_epoch','before_train','after_train','after_epoch','after_fit')
+        if (self.blown and not self.again) or not (outside or (self.epoch==0 and self.iter==self.at)): return
+        self.blown += 1
+        raise self.exc('boom')
+
+# The large batch, whatever the sizes
+
+opt_funcs = dict(sgd=(partial(SGD, mom=0.9), 0.05), adam=(Adam, 0.01), torch_sgd=(partial(OptimWrapper, opt=torch.optim.SGD, momentum=0.9), 0.05),
+                 torch_adamw=(partial(OptimWrapper, opt=torch.optim.AdamW), 0.01))
+fits = dict(fit=lambda learn,n,lr,wd: learn.fit(n, lr, wd=wd), fit_one_cycle=lambda learn,n,lr,wd: learn.fit_one_cycle(n, lr, wd=wd),
+            fit_flat_cos=lambda learn,n,lr,wd: learn.fit_flat_cos(n, lr, wd=wd), fit_sgdr=lambda learn,n,lr,wd: learn.fit_sgdr(n, 1, lr, wd=wd))
+worst = [0.]
+
+@st.composite
+def configs(draw):
+    "Schedules only where the windows tile the epoch, the last micro-batch ragged or not"
+    n_acc,bs,fit = draw(st.integers(1,9)),draw(st.integers(1,17)),draw(st.sampled_from(['fit','fit',*fits]))
+    n = draw(st.integers(1,150)) if fit=='fit' else draw(st.integers(1, max(1, 150//(n_acc*bs))))*n_acc*bs - draw(st.integers(0,bs-1))
+    return dict(n_acc=n_acc, bs=bs, n=n, fit=fit, opt=draw(st.sampled_from([*opt_funcs])), wd=draw(st.sampled_from([None,0.,0.1])),
+                clip=draw(st.sampled_from([None,0.1,3.])), n_epoch=draw(st.integers(1,2)), n_fits=draw(st.integers(1,2)))
+
+def trained(n, bs, fit, opt, wd, clip, n_epoch, n_fits, cbs=()):
+    opt_func,lr = opt_funcs[opt]
+    learn = quiet_learner(loaders(regression(n), bs), mlp(), opt_func=opt_func, cbs=[*cbs, *([GradientClip(clip)] if clip else [])])
+    for _ in range(n_fits): fits[fit](learn, n_epoch, lr, wd)
+    return learn
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(configs())
+def test_same_parameters_as_large_batch(cfg):
+    n_acc,bs = cfg.pop('n_acc'),cfg.pop('bs')
+    accum,large = trained(bs=bs, cbs=[GradAccum(n_acc)], **cfg),trained(bs=n_acc*bs, **cfg)
+    worst[0] = max(worst[0], distance(accum, large))
+    assert distance(accum, large) <= 1e-9
+    assert distance(accum, quiet_learner(accum.dls, mlp())) > 1e-9 # It did train
+    assert_clean(accum)
+
+def test_fastai_accumulation_is_off_where_sizes_are_ragged():
+    "The contrast: 1000 items at 48x4, two epochs, as a part of the distance travelled"
+    def _run(bs, *cbs):
+        learn = quiet_learner(loaders(regression(1000), bs), mlp(), cbs=cbs)
+        learn.fit(2, 0.02)
+        return flat(learn)
+    start,large = flat(quiet_learner(loaders(regression(2), 1), mlp())),_run(192)
+    off = lambda w: ((w-large).norm()/(large-start).norm()).item()
+    assert off(_run(48, GradAccum(4))) < 1e-12
+    assert off(_run(48, GradientAccumulation(192))) > 0.05
+
+@pytest.mark.parametrize('opt', ['sgd','adam'])
+def test_frozen_parameters_as_in_large_batch(opt):
+    "fastai steps (decays) frozen parameters that hold a zero gradient: so it must with us"
+    def _run(bs, *cbs):
+        opt_func,lr = opt_funcs[opt]
+        learn = quiet_learner(loaders(regression(31), bs), mlp(), opt_func=opt_func, wd=0.1, cbs=cbs,
+            splitter=lambda m: [list(m[0].parameters()),list(m[2].parameters())])
+        learn.fit(1, lr); learn.freeze(); learn.fit(2, lr); learn.unfreeze(); learn.fit_one_cycle(1, slice(lr/10,lr))
+        return learn
+    assert distance(_run(2, GradAccum(4)), _run(8)) <= 1e-9
+
+def test_parameter_without_gradient_stays_without():
+    model = mlp()
+    model.register_parameter('unused', nn.Parameter(torch.ones(3, dtype=f64)))
+    learn = quiet_learner(loaders(regression(9), 2), model, cbs=GradAccum(3), wd=0.1)
+    learn.fit(2, 0.1)
+    assert model.unused.grad is None and (model.unused==1).all()
+    assert all(p.grad is not None and not p.grad.any() for p in model[0].parameters())
+
+def test_gradient_left_by_someone_else_is_not_trained_on():
+    items = regression(8)
+    learn = quiet_learner(loaders(items, 2), mlp(), opt_func=Spy, cbs=GradAccum(4))
+    for p in learn.model.parameters(): p.grad = torch.ones_like(p)
+    grads = [p.grad for p in learn.model.parameters()]
+    learn.fit(1, 0.1)
+    assert_windows(learn, items, [range(8)])
+    assert all(p.grad is None or p.grad is g for p,g in zip(learn.model.parameters(), grads))
+
+@pytest.mark.parametrize('wd', [None, 0.1])
+@pytest.mark.parametrize('opt', [*opt_funcs])
+def test_grad_accum_of_1_changes_no_bit(opt, wd):
+    opt_func,lr = opt_funcs[opt]
+    def _run(*cbs):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.ReLU(), nn.Linear(4,3)).to(f64)
+        learn = quiet_learner(loaders([(x,ints(3, seed=i)) for i,(x,_) in enumerate(regression(23))], 4), model,
+            nn.CrossEntropyLoss(torch.tensor([1.,2.,.5], dtype=f64)),
+                              opt_func=opt_func, cbs=cbs, wd=wd, splitter=lambda m: [list(m[:2].parameters()),list(m[2:].parameters())])
+        learn.fit(1, lr); l1 = learn.recorder.losses; learn.freeze(); learn.fit(2, lr); learn.unfreeze(); learn.fit_one_cycle(1, lr)
+        return [*learn.model.state_dict().values(), *l1, *learn.recorder.losses,
+            *(v for s in learn.opt.state_dict()['state'] for v in (s.values() if isinstance(s, dict) else [s])),
+                torch.get_rng_state(), *learn.recorder.lrs]
+    with_it,without = _run(GradAccum(1)),_run()
+    assert len(with_it)==len(without)>20
+    for a,b in zip(with_it, without): assert torch.equal(torch.as_tensor(a), torch.as_tensor(b)) if not isinstance(a, (str,dict)) else True
+
+# Losses
+
+@pytest.fixture
+def flat_in_double(monkeypatch):
+    "fastai's flat losses cast to `TensorBase`, which turns float64 into float32: not so in these tests"
+    monkeypatch.setattr(BaseLoss, '_contiguous', lambda self, x: x.transpose(self.axis,-1).contiguous() if isinstance(x, torch.Tensor) else x)
+
+class Tokens(nn.Module):
+    "Logits `(bs, seq, vocab)`, or `(bs, vocab, seq)`, from features `(bs, seq, 5)`"
+    def __init__(self, last=True, n_out=4):
+        super().__init__()
+        self.last,self.net = last,mlp(5, n_out)
+    def forward(self, x): return self.net(x) if self.last else self.net(x).transpose(1,2)
+
+weight = torch.tensor([0.5,2.,1.,3.], dtype=f64)
+seqs = [(rand(3,5,seed=i), ints(4,3,seed=i)) for i in range(13)]
+classes = [(rand(5,seed=i), ints(4,seed=i)) for i in range(13)]
+probs = [(x, rand(4,seed=i+50).softmax(0)) for i,(x,_) in enumerate(classes)]
+binary = [(x, ints(2,2,seed=i).to(f64)) for i,(x,_) in enumerate(classes)]
+reals = regression(13)
+
+def padded(*empty, pad=-100):
+    "`seqs` with one to three tokens that count in each item, and none in those at `empty`"
+    return [(x, torch.where(torch.arange(3)<(0 if i in empty else 1+i%3), y, pad)) for i,(x,y) in enumerate(seqs)]
+
+def cls(loss, model=None): return loss,classes,model or (lambda: mlp(5,4))
+def real(loss): return loss,reals,mlp
+def bina(loss, model=mlp): return loss,binary,model
+def token(loss, items, last=True): return loss,items,partial(Tokens, last)
+sigmoid_mlp = lambda: nn.Sequential(mlp(), nn.Sigmoid())
+log_mlp = lambda: nn.Sequential(mlp(5,4), nn.LogSoftmax(-1))
+
+exact = {
+    'ce': cls(nn.CrossEntropyLoss()), 'ce_weight': cls(nn.CrossEntropyLoss(weight)), 'ce_sum': cls(nn.CrossEntropyLoss(reduction='sum')),
+    'ce_weight_sum': cls(nn.CrossEntropyLoss(weight, reduction='sum')), 'ce_smooth': cls(nn.CrossEntropyLoss(label_smoothing=0.1)),
+    'ce_smooth_weight': cls(nn.CrossEntropyLoss(weight, label_smoothing=0.1)), 'f_ce': cls(F.cross_entropy),
+    'f_ce_weight': cls(partial(F.cross_entropy, weight=weight)), 'f_ce_sum': cls(partial(F.cross_entropy, reduction='sum')),
+    'f_ce_nested': cls(partial(partial(F.cross_entropy, weight=torch.ones(4, dtype=f64), reduction='sum'), weight=weight, reduction='mean')),
+    'nll_weight': cls(nn.NLLLoss(weight), log_mlp), 'f_nll': cls(F.nll_loss, log_mlp),
+    'ce_flat': cls(CrossEntropyLossFlat()), 'ce_flat_weight': cls(CrossEntropyLossFlat(weight=weight)),
+    'ce_flat_sum': cls(CrossEntropyLossFlat(reduction='sum')),
+    'smooth_flat': cls(LabelSmoothingCrossEntropyFlat()), 'smooth_flat_sum': cls(LabelSmoothingCrossEntropyFlat(reduction='sum')),
+    'focal_flat': cls(FocalLossFlat()), 'focal_flat_weight': cls(FocalLossFlat(weight=weight)), 'multi_margin': cls(nn.MultiMarginLoss()),
+    'ce_probs': (nn.CrossEntropyLoss(), probs, lambda: mlp(5,4)), 'ce_probs_weight': (nn.CrossEntropyLoss(weight), probs, lambda: mlp(5,4)),
+    'kl': (nn.KLDivLoss(reduction='batchmean'), probs, log_mlp), 'kl_mean': (nn.KLDivLoss(), probs, log_mlp),
+    'f_kl': (partial(F.kl_div, reduction='batchmean'), probs, log_mlp),
+    'mse': real(nn.MSELoss()), 'f_mse': real(F.mse_loss), 'mse_sum': real(nn.MSELoss(reduction='sum')), 'mse_flat': real(MSELossFlat()),
+    'l1_flat': real(L1LossFlat()),
+    'huber': real(nn.HuberLoss()), 'smooth_l1': real(F.smooth_l1_loss),
+    'bce_logits': bina(nn.BCEWithLogitsLoss()), 'bce_logits_pos': bina(nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.,3.], dtype=f64))),
+    'bce_logits_flat': bina(BCEWithLogitsLossFlat()),
+    'bce': bina(nn.BCELoss(), sigmoid_mlp), 'bce_flat': bina(BCELossFlat(floatify=False), sigmoid_mlp), 'multilabel_soft': bina(nn.MultiLabelSoftMarginLoss()),
+    'token_flat': token(CrossEntropyLossFlat(), seqs), 'token_axis1': token(CrossEntropyLossFlat(axis=1), seqs, False),
+    'token_pad': token(CrossEntropyLossFlat(ignore_index=9), padded(pad=9)), 'token_pad_torch': token(nn.CrossEntropyLoss(), padded(), False),
+    'token_pad_weight': token(nn.CrossEntropyLoss(weight), padded(), False),
+    'token_pad_smooth': token(nn.CrossEntropyLoss(label_smoothing=0.1), padded(), False),
+    'token_pad_smooth_weight': token(nn.CrossEntropyLoss(weight, ignore_index=3, label_smoothing=0.1), padded(pad=3), False),
+    'token_focal': token(FocalLossFlat(), seqs), 'token_smooth': token(LabelSmoothingCrossEntropyFlat(), seqs),
+    'token_empty': token(nn.CrossEntropyLoss(), padded(4,5), False), 'token_empty_first': token(nn.CrossEntropyLoss(), padded(0,1), False),
+    'token_empty_flat': token(CrossEntropyLossFlat(), padded(0,1,8,9,12)), 'token_empty_window': token(nn.CrossEntropyLoss(), padded(*range(6)), False),
+    'token_empty_last_window': token(nn.CrossEntropyLoss(), padded(12), False),
+    'token_empty_sum': token(nn.CrossEntropyLoss(reduction='sum'), padded(0,1), False),
+    'token_empty_smooth': token(nn.CrossEntropyLoss(label_smoothing=0.1), padded(0,1), False),
+    'token_empty_weight': token(nn.CrossEntropyLoss(weight), padded(0,1,6,7), False),
+    'token_empty_all': token(nn.CrossEntropyLoss(), padded(*range(13)), False),
+    'weight_zero': cls(nn.CrossEntropyLoss(torch.tensor([0.,1.,2.,3.], dtype=f64))),
+}
+
+@pytest.mark.parametrize('case', [*exact])
+def test_gradient_is_the_large_batchs(case, flat_in_double):
+    loss,items,model = exact[case]
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', message='GradAccum')
+        learn = spied(items, 2, model(), loss, GradAccum(3))
+    assert_windows(learn, items, [range(6), range(6,12), range(12,13)])
+    assert not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
+    learn = quiet_learner(learn.dls, model(), loss, cbs=GradAccum(3)) # And training goes well with it
+    learn.fit(2, 0.01)
+    assert flat(learn).isfinite().all() and not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
+
+@pytest.mark.parametrize('case', [o for o in exact if 'flat' in o and 'weight' not in o])
+def test_flat_losses_as_they_are(case):
+    "In float32, whatever they are given: the rounding of a loss of one item, 2**-24, is all there is"
+    loss,items,model = exact[case]
+    assert_windows(spied(items, 2, model(), loss, GradAccum(3)), items, [range(6), range(6,12), range(12,13)], tol=2e-6)
+
+def test_whole_micro_batch_of_zero_weight():
+    "A class of weight 0 counts nothing, alone in a micro-batch too"
+    items = [(x, torch.tensor(0 if i in (0,1,8,9) else 1+i%3)) for i,(x,_) in enumerate(classes)]
+    learn = spied(items, 2, mlp(5,4), nn.CrossEntropyLoss(torch.tensor([0.,1.,2.,3.], dtype=f64)), GradAccum(3))
+    assert_windows(learn, items, [range(6), range(6,12), range(12,13)])
+
+def masked_mse(pred, y, mask): return (((pred-y)**2).mean(1)*mask).sum()/mask.sum()
+def two_targets(pred, y, z): return F.mse_loss(pred[:,0], y) + 3*F.cross_entropy(pred[:,1:], z)
+
+@pytest.mark.parametrize('empty', [(), (2,3), (0,1), (12,), tuple(range(6))])
+def test_multi_target_with_count(empty):
+    items = [(x, y, torch.tensor(0. if i in empty else 1.+i%2, dtype=f64)) for i,(x,y) in enumerate(reals)]
+    learn = spied(items, 2, mlp(), masked_mse, GradAccum(3, count=lambda learn: learn.yb[1].sum()))
+    assert_windows(learn, items, [range(6), range(6,12), range(12,13)])
+    assert not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
+
+@pytest.mark.parametrize('count',
+    [lambda learn: len(learn.y[0]), lambda learn: float(len(learn.y[0])), lambda learn: torch.tensor(len(learn.y[0])),
+    lambda learn: torch.tensor([len(learn.y[0])])])
+def test_multi_target_counted_in_items(count):
+    items = [(x, y[0], z) for (x,y),(_,z) in zip(reals, [(0, ints(3, seed=i)) for i in range(13)])]
+    assert_windows(spied(items, 2, mlp(5,4), two_targets, GradAccum(3, count=count)), items, [range(6), range(6,12), range(12,13)])
+
+class KeepMix(Callback):
+    "What MixUp made of each micro-batch"
+    order = 1
+    def __init__(self, mix): self.mix,self.kept = mix,[]
+    def before_backward(self): self.kept.append((self.x.clone(), self.y, self.mix.yb1[0], self.mix.lam.expand(len(self.y)).clone()))
+
+@pytest.mark.parametrize('weight', [None, weight])
+@pytest.mark.parametrize('loss,pad', [(CrossEntropyLossFlat,False),(CrossEntropyLossFlat,True),(FocalLossFlat,False),(LabelSmoothingCrossEntropyFlat,False)])
+@pytest.mark.parametrize('mix', [MixUp, CutMix])
+def test_mixup_replaces_the_loss(mix, loss, pad, weight, flat_in_double):
+    if weight is not None and loss is LabelSmoothingCrossEntropyFlat: pytest.skip('refused')
+    torch.set_default_dtype(f64)
+    try:
+        torch.manual_seed(3)
+        cb,loss = mix(0.5),loss(weight=weight) if weight is not None else loss()
+        cb.distrib = Beta(*torch.tensor([0.5,0.5], dtype=f64))
+        items = [(x.repeat(4,1)[None],
+            torch.tensor(-100) if pad and i%3==0 else y) for i,(x,y) in enumerate([*classes,classes[0]])] # fastai's MixUp fails on a batch of one
+        model,keep = nn.Sequential(nn.Flatten(), mlp(20,4)),KeepMix(cb)
+        learn = quiet_learner(loaders(items, 4), model, loss, opt_func=Spy, cbs=[GradAccum(4), cb, keep])
+        with warnings.catch_warnings():
+            warnings.filterwarnings('error', message='GradAccum')
+            learn.fit(2, 0.1)
+        assert learn.loss_func is loss
+        assert len(learn.opt.grads)==2
+        for got,w in zip(learn.opt.grads, (keep.kept[:4], keep.kept[4:])): # The last micro-batch of each holds 2 items
+            x,y,y1,lam = map(torch.cat, zip(*w))
+            loss.reduction = 'none'
+            model.zero_grad(set_to_none=True)
+            torch.lerp(loss(model(x), y1), loss(model(x), y), lam).mean().backward()
+            loss.reduction = 'mean'
+            want = torch.cat([p.grad.flatten() for p in model.parameters()])
+            assert (got-want).abs().max() <= 1e-12*want.abs().max()
+    finally: torch.set_default_dtype(torch.float32)
+
+class SwapLoss(Callback):
+    "Another loss in epoch 1"
+    def before_train(self):
+        if self.epoch==1: self.learn.loss_func = nn.CrossEntropyLoss(weight, reduction='sum')
+
+def test_loss_replaced_between_epochs():
+    windows = [range(6), range(6,12), range(12,13)]
+    learn = spied(classes, 2, mlp(5,4), nn.CrossEntropyLoss(), [GradAccum(3), SwapLoss()], n_epoch=2)
+    spied_grads,learn.opt.grads = learn.opt.grads,learn.opt.grads[:3]
+    assert_windows(learn, classes, windows, loss_func=nn.CrossEntropyLoss())
+    learn.opt.grads = spied_grads[3:]
+    assert_windows(learn, classes, windows, loss_func=nn.CrossEntropyLoss(weight, reduction='sum'))
+
+def test_label_smoothing_with_weight_is_refused():
+    learn = quiet_learner(loaders(classes, 2), mlp(5,4), LabelSmoothingCrossEntropyFlat(weight=weight.float()), cbs=GradAccum(3))
+    with pytest.raises(ValueError, match='LabelSmoothingCrossEntropy with `weight`.*nn.CrossEntropyLoss'): learn.fit(1)
+
+def test_label_smoothing_with_weight_is_not_refused_without_accumulation():
+    learn = quiet_learner(loaders([(x.float(),y) for x,y in classes], 2), mlp(5,4,dtype=torch.float32), LabelSmoothingCrossEntropyFlat(weight=weight.float()),
+        cbs=GradAccum(1))
+    learn.fit(1, 0.1)
+    assert flat(learn).isfinite().all()
+
+def my_loss(pred, targ): return F.mse_loss(pred, targ)
+
+class MyFlat(CrossEntropyLossFlat):
+    "A mean over items of a sum over tokens: no longer what `CrossEntropyLossFlat` averages over"
+    def __call__(self, inp, targ): return F.cross_entropy(inp.flatten(0,1), targ.flatten(), reduction='sum')/len(targ)
+
+@pytest.mark.parametrize('loss,items,model',
+    [(my_loss,reals,mlp), (DiceLoss(reduction='mean'),[(x[None],y[None]) for x,y in classes],lambda: Tokens(False)), (MyFlat(),padded(),Tokens)])
+def test_unknown_loss_is_warned_about_once_a_fit(loss, items, model):
+    learn = quiet_learner(loaders(items, 2), model(), loss, cbs=GradAccum(3))
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as ws:
+            warnings.simplefilter('always')
+            learn.fit(1, 0.01)
+        ours = [str(w.message) for w in ws if 'cannot tell what the loss' in str(w.message)]
+        assert len(ours)==1 and 'count=' in ours[0]
+
+def test_unknown_loss_is_taken_for_a_mean_over_items():
+    with pytest.warns(UserWarning, match='cannot tell what the loss.*count='): learn = spied(reals, 2, mlp(), my_loss, GradAccum(3))
+    assert_windows(learn, reals, [range(6), range(6,12), range(12,13)])
+
+@pytest.mark.parametrize('cbs,loss', [([GradAccum(1)],my_loss), ([GradAccum(3, count=lambda learn: len(learn.y))],my_loss), ([GradAccum(3)],nn.MSELoss())])
+def test_nobody_is_nagged(cbs, loss):
+    "Neither by a BatchNorm, nor by a name of ours that shadows the learner's"
+    model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).to(f64)
+    learn = quiet_learner(loaders(regression(12), 2), model, loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        learn.add_cbs(cbs)
+        learn.fit_one_cycle(2, 0.1)
+
+@pytest.mark.parametrize('loss,pred,targ,n,reduction', [
+    (nn.CrossEntropyLoss(), rand(4,3), torch.tensor([0,1,-100,2]), 3, 'mean'),
+    (nn.CrossEntropyLoss(ignore_index=1), rand(4,3), torch.tensor([0,1,1,2]), 2, 'mean'),
+    (nn.NLLLoss(torch.tensor([1.,2.,4.])), rand(4,3), torch.tensor([0,1,-100,2]), 7, 'mean'),
+    (partial(F.cross_entropy, ignore_index=0, reduction='sum'), rand(2,3), torch.tensor([0,2]), 1, 'sum'),
+    (nn.MSELoss(), rand(4,3), rand(4,3), 12, 'mean'), (nn.KLDivLoss(reduction='batchmean'), rand(4,3), rand(4,3), 4, 'mean'),
+    (nn.MultiMarginLoss(), rand(4,3), ints(3,4), 4, 'mean')])
+def test_loss_elements(loss, pred, targ, n, reduction):
+    f,r = loss_elements(loss)
+    assert f(pred, targ)==n and r==reduction
+
+def test_loss_elements_of_an_unknown_loss(): assert loss_elements(my_loss)==(None,'mean')
+
+# Every window, whatever is cancelled
+
+items15 = regression(15) # 8 micro-batches of 2, the last of 1; windows of 3: (0,1,2) (3,4,5) (6,7)
+def spied15(*cbs, **kwargs): return spied(items15, 2, cbs=[GradAccum(3), *cbs], **kwargs)
+def idxs(*windows): return [[i for i in micros(*w) if i<15] for w in windows]
+
+goes_on = {0: [(1,2,3),(4,5,6),(7,)], 1: [(0,2,3),(4,5,6),(7,)], 2: [(0,1,3),(4,5,6),(7,)], 7: [(0,1,2),(3,4,5),(6,)]}
+dropped = {0: [(1,2,3),(4,5,6),(7,)], 1: [(2,3,4),(5,6,7)], 2: [(3,4,5),(6,7)], 7: [(0,1,2),(3,4,5)]}
+
+@pytest.mark.parametrize('at', [0,1,2,7])
+@pytest.mark.parametrize('order', [-1,8,70])
+@pytest.mark.parametrize('event', ['before_batch','after_pred','after_loss','before_backward'])
+def test_batch_cancelled_before_its_backward_adds_nothing(event, order, at):
+    assert_windows(spied15(Bomb(event, CancelBatchException, at, order)), items15, idxs(*goes_on[at]))
+
+@pytest.mark.parametrize('at', [0,1,2,7])
+@pytest.mark.parametrize('order', [-1,8,70])
+def test_cancelled_backward_adds_nothing(order, at):
+    assert_windows(spied15(Bomb('before_backward', CancelBackwardException, at, order)), items15, idxs(*goes_on[at]))
+
+@pytest.mark.parametrize('at', [0,1,2,7])
+@pytest.mark.parametrize('order', [-1,8,70])
+@pytest.mark.parametrize('event,exc', [('after_backward',CancelBatchException),('before_step',CancelBatchException),('before_step',CancelStepException)])
+def test_batch_cancelled_after_its_backward_drops_the_window(event, exc, order, at):
+    if event=='before_step' and order>GradAccum.order and at in (0,1): pytest.skip('no step in mid-window')
+    learn = spied15(Bomb(event, exc, at, order))
+    assert_windows(learn, items15, idxs(*dropped[at]))
+    assert_clean(learn)
+
+@pytest.mark.parametrize('order', [-1,8,70])
+@pytest.mark.parametrize('event', ['before_batch','after_pred','before_backward','after_backward','after_batch'])
+def test_window_open_when_training_is_cancelled_is_closed(event, order):
+    "The mean is over the micro-batches whose gradients it holds"
+    learn = spied15(Bomb(event, CancelTrainException, 4, order), n_epoch=2)
+    last = (3,4) if event.startswith('after_b') else (3,)
+    closed = [] if event=='after_backward' and len(learn.opt.grads)==4 else [last] # Cancelled after its backward: closed or dropped, never with a wrong mean
+    assert_windows(learn, items15, idxs((0,1,2), *closed, (0,1,2),(3,4,5),(6,7)))
+    assert_clean(learn)
+
+@pytest.mark.parametrize('again', [False,True])
+@pytest.mark.parametrize('event,order', [('before_step',-1),('before_step',8),('after_step',-1),('after_step',8)])
+def test_training_cancelled_at_a_step(event, order, again):
+    "Nothing gets out of the fit, however often it is cancelled"
+    learn = spied15(Bomb(event, CancelTrainException, 2, order, again=again), n_epoch=2)
+    assert_windows(learn, items15, idxs(*([] if event=='before_step' else [(0,1,2)]), (0,1,2),(3,4,5),(6,7)))
+
+class CancelLast(Callback):
+    "Cancels each epoch's last micro-batch"
+    def __init__(self, event, order): self.order = order; setattr(self, event, self._cancel)
+    def _cancel(self):
+        if self.iter==self.n_iter-1: raise CancelBatchException
+
+@pytest.mark.parametrize('order', [-1,8,70])
+@pytest.mark.parametrize('event', ['before_batch','after_loss','before_backward'])
+def test_last_micro_batch_always_cancelled(event, order):
+    learn = spied15(CancelLast(event, order), n_epoch=2)
+    assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,))*2)
+    assert_clean(learn)
+
+class CancelTrainInStep(Callback):
+    "Ends the epoch after its third step"
+    def before_epoch(self): self.n = 0
+    def after_step(self):
+        self.n += 1
+        if self.n==3: raise CancelTrainException
+
+def test_training_cancelled_in_the_step_that_closes_a_left_open_window():
+    "That step is taken in `after_train`, where fastai no longer looks for the exception"
+    learn = spied15(CancelLast('before_batch', 0), CancelTrainInStep(), n_epoch=2)
+    assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,))*2)
+
+class FakeRank(DistributedDL):
+    def _broadcast(self, t, rank): return t
+
+@pytest.mark.parametrize('rank', [0,1])
+def test_distributed_loader_whose_length_lies(rank):
+    items = regression(90)
+    dls = loaders(items, 16)
+    dls.loaders[0] = FakeRank(TfmdDL(items, bs=16, drop_last=True, num_workers=0), rank, 2)
+    assert len(dls.train)==3 and len(list(dls.train))==2
+    learn = spied(None, dls=dls, cbs=GradAccum(4), n_epoch=2, n_inp=None)
+    assert_windows(learn, items, [range(45*rank, 45*rank+32)]*2)
+    learn = spied(None, dls=dls, cbs=GradAccum(2), n_epoch=2, n_inp=None)
+    assert_windows(learn, items, [range(45*rank, 45*rank+32)]*2)
+    assert_clean(learn)
+
+class Skips(list):
+    def __getitem__(self, i):
+        if i%5==0: raise SkipItemException
+        return super().__getitem__(i)
+
+@pytest.mark.parametrize('n_acc', [3,4,5,6])
+def test_skipped_items(n_acc):
+    items = regression(20)
+    dls = loaders(items, 4)
+    dls.loaders[0] = DataLoader(Skips(items), bs=4, num_workers=0)
+    assert len(dls.train)==5 and len(list(dls.train))==4
+    learn = spied(None, dls=dls, cbs=GradAccum(n_acc), n_epoch=2)
+    kept = [i for i in range(20) if i%5]
+    assert_windows(learn, items, ([kept[:n_acc*4], kept[n_acc*4:]] if n_acc==3 else [kept])*2)
+    assert_clean(learn)
+
+class Longer(DataLoader):
+    def __len__(self): return 3
+
+def test_loader_longer_than_its_length():
+    items = regression(13)
+    dls = loaders(items, 2)
+    dls.loaders[0] = Longer(items, bs=2, num_workers=0)
+    learn = spied(None, dls=dls, cbs=GradAccum(2), n_epoch=2)
+    assert_windows(learn, items, [range(0,4), range(4,6), range(6,10), range(10,13)]*2)
+
+class Counts(Callback):
+    order = 90
+    def __init__(self):
+        self.n,self.stepped,self.n_accs = Counter(),[],[]
+        for e in ('before_step','after_step','after_cancel_step','after_cancel_batch','after_backward'): setattr(self, e, partial(self._add, e))
+    def _add(self, e): self.n[e] += 1; self.learn.in_step = self.learn.grad_accum.stepped
+    def after_batch(self):
+        if not self.training: return
+        self.stepped.append(self.learn.grad_accum.stepped)
+        self.n_accs.append(self.learn.grad_accum.n_acc)
+
+class Early(Counts):
+    "The same, before GradAccum"
+    order = -5
+
+@pytest.mark.parametrize('counts', [Counts,Early])
+def test_events_and_what_other_callbacks_see(counts):
+    c = counts()
+    spied15(c, n_epoch=2)
+    assert c.n=={'before_step':6 if counts is Counts else 16, 'after_step':6, 'after_cancel_batch':10, 'after_backward':16} # `after_cancel_step` never
+    assert c.stepped==[False,False,True,False,False,True,False,True]*2
+
+class SteppedInStep(Callback):
+    order = 95
+    def __init__(self): self.seen = []
+    def before_step(self): self.seen.append(self.learn.grad_accum.stepped)
+    def after_step(self): self.seen.append(self.learn.grad_accum.stepped)
+
+def test_stepped_within_the_step():
+    s = SteppedInStep()
+    spied15(s)
+    assert s.seen==[True]*6
+
+@pytest.mark.parametrize('event,exc', [('before_step',CancelBatchException),('before_step',CancelStepException),('after_backward',CancelBatchException)])
+@pytest.mark.parametrize('order', [-1,8])
+def test_stepped_is_false_where_the_step_was_cancelled(event, exc, order):
+    c = Counts()
+    spied15(c, Bomb(event, exc, 2, order))
+    assert c.stepped[:3]==[False]*3 and any(c.stepped)
+
+# n_acc over the epochs
+
+@pytest.mark.parametrize('n_acc', [{1:3, 2:1}, lambda epoch: {0:1,1:3,2:1}[epoch]])
+def test_n_acc_by_epoch(n_acc):
+    c = Counts()
+    learn = spied(items15, 2, cbs=[GradAccum(n_acc), c], n_epoch=3)
+    each = idxs(*((i,) for i in range(8)))
+    assert_windows(learn, items15, each+idxs((0,1,2),(3,4,5),(6,7))+each)
+    assert c.n_accs==[1]*8+[3]*8+[1]*8
+    assert [learn.grad_accum.n_acc_in(e) for e in range(3)]==[1,3,1]
+
+def test_n_acc_with_start_epoch():
+    learn = spied(items15, 2, cbs=GradAccum({0:1, 1:3, 2:8}), fit=lambda learn: learn.fit(3, 0.1, start_epoch=1))
+    assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,7),range(8)))
+
+def test_n_acc_attribute_before_a_fit(): assert GradAccum(7).n_acc==7 and GradAccum({0:2}).n_acc==1
+
+class WindowLosses(Callback):
+    order = 45
+    def __init__(self): self.losses = []
+    def after_batch(self):
+        if self.training and self.learn.grad_accum.stepped: self.losses.append(self.learn.grad_accum.window_loss)
+
+@pytest.mark.parametrize('n_acc', [1,3])
+@pytest.mark.parametrize('case',
+    ['mse','ce_weight','ce_sum','ce_smooth_weight','token_pad_torch','token_empty','token_empty_first','token_pad_weight','ce_probs'])
+def test_window_loss(case, n_acc):
+    loss,items,model = exact[case]
+    w = WindowLosses()
+    learn = spied(items, 2, model(), loss, [GradAccum(n_acc), w])
+    b = [torch.stack(o) for o in zip(*items)]
+    want = [loss(learn.model(b[0][i:i+2*n_acc]), b[1][i:i+2*n_acc]) for i in range(0, 13, 2*n_acc)]
+    assert len(w.losses)==len(want)
+    torch.testing.assert_close(torch.stack(w.losses), torch.stack(want), rtol=1e-12, atol=0., equal_nan=True)
+    assert not w.losses[0].requires_grad
+
+# Hyper-parameters
+
+def schedule_of(fit, n_epoch=2):
+    "What the schedule sets at each micro-batch"
+    learn = spied(items15, 2, fit=fit)
+    return [(h['lr'],h['mom']) for h in learn.opt.hypers_seen]
+
+@pytest.mark.parametrize('fit', [lambda learn: learn.fit_one_cycle(2, 0.1), lambda learn: learn.fit_flat_cos(2, 0.1), lambda learn: learn.fit_sgdr(2, 1, 0.1)])
+def test_schedule_is_that_of_the_first_micro_batch(fit):
+    each = schedule_of(fit)
+    learn = spied15(fit=fit)
+    firsts = [each[8*e+i] for e in range(len(each)//8) for i in (0,3,6)]
+    assert [(h['lr'],h['mom']) for h in learn.opt.hypers_seen]==firsts
+    assert len(set(firsts))>1
+
+@pytest.mark.parametrize('order', [-1,8,59,70])
+@pytest.mark.parametrize('event', ['before_batch','after_pred','before_backward'])
+def test_schedule_of_a_window_closed_after_the_last_micro_batch(event, order):
+    fit = lambda learn: learn.fit_one_cycle(1, 0.1)
+    each = schedule_of(fit)
+    learn = spied15(Bomb(event, CancelBatchException, 7, order), fit=fit)
+    assert [(h['lr'],h['mom']) for h in learn.opt.hypers_seen]==[each[i] for i in (0,3,6)]
+
+class SetLR(Callback):
+    "Sets the learning rate to `table[i]` at `event` of micro-batch i"
+    def __init__(self, event, table, order): self.table,self.order = table,order; setattr(self, event, self._set)
+    def _set(self):
+        if self.train_iter in self.table: self.opt.set_hyper('lr', self.table[self.train_iter])
+
+@pytest.mark.parametrize('order', [-1,8,70])
+@pytest.mark.parametrize('event', ['before_batch','after_backward','after_batch'])
+def test_change_in_mid_window_comes_into_force_with_the_next(event, order):
+    learn = spied15(SetLR(event, {2 if event=='after_batch' else 1: 0.7}, order)) # `train_iter` has moved on in `after_batch`
+    assert [h['lr'] for h in learn.opt.hypers_seen]==[0.1,0.7,0.7]
+    assert learn.opt.hypers[-1]['lr']==0.7
+
+@pytest.mark.parametrize('order', [-1,8,70])
+def test_change_at_every_micro_batch_is_not_undone(order):
+    "A schedule of one's own that sets the rate for the next micro-batch"
+    learn = spied15(SetLR('after_batch', {i: float(i) for i in range(1,20)}, order))
+    assert [h['lr'] for h in learn.opt.hypers_seen]==[0.1,3.,6.]
+    assert learn.opt.hypers[-1]['lr']==8.
+
+@pytest.mark.parametrize('event', ['after_backward','after_batch'])
+@pytest.mark.parametrize('exc', [CancelFitException, ValueError, KeyboardInterrupt])
+def test_hyper_parameters_after_a_scheduled_fit_that_ended_early(exc, event):
+    each = schedule_of(lambda learn: learn.fit_one_cycle(1, 0.1))
+    learn = quiet_learner(loaders(items15, 2), mlp(), opt_func=Spy, cbs=[GradAccum(3), Bomb(event, exc, 4, 8)])
+    with suppress(exc): learn.fit_one_cycle(1, 0.1)
+    assert (learn.opt.hypers[-1]['lr'],learn.opt.hypers[-1]['mom'])==each[3]
+
+@pytest.mark.parametrize('n_acc,num_it,warned', [(4,100,True),(2,99,True),(2,100,False),(1,20,False),({3:4},100,True)])
+def test_lr_find(n_acc, num_it, warned):
+    learn = quiet_learner(loaders(regression(40), 2), mlp(), cbs=GradAccum(n_acc))
+    before = flat(learn).clone()
+    with warnings.catch_warnings(record=True) as ws:
+        warnings.simplefilter('always')
+        learn.lr_find(num_it=num_it, stop_div=False, show_plot=False, suggest_funcs=None)
+    ours = [str(w.message) for w in ws if 'counts micro-batches' in str(w.message)]
+    assert len(ours)==warned
+    most = max(n_acc.values()) if isinstance(n_acc, dict) else n_acc
+    if warned: assert f'num_it={100*most}' in ours[0] and f'{num_it//most} optimizer steps' in ours[0]
+    assert torch.equal(before, flat(learn))
+    assert_clean(learn)
+
+# BatchNorm
+
+class KeepMomentum(Callback):
+    order,run_valid = 20,False
+    def __init__(self): self.kept = []
+    def after_pred(self): self.kept.append([m.momentum for m in self.model.modules() if hasattr(m, 'momentum')])
+
+@pytest.mark.parametrize('norm,shape', [(nn.BatchNorm1d,(5,)), (partial(nn.InstanceNorm1d, track_running_stats=True),(5,3))])
+@pytest.mark.parametrize('momentum', [0.1,0.7])
+@pytest.mark.parametrize('fix_bn,n_updates', [(True,6),(False,16)])
+def test_running_statistics_keep_their_time_constant(norm, shape, momentum, fix_bn, n_updates):
+    "Inputs of zero: of the first mean and variance, 1 and 1, only (1-momentum)**updates is left"
+    bn = norm(5, momentum=momentum).to(f64)
+    bn.running_mean.fill_(1.)
+    model = nn.Sequential(bn, nn.Flatten(), nn.LazyLinear(2).to(f64))
+    x = torch.zeros(shape, dtype=f64)
+    model.eval()(x[None])
+    learn = quiet_learner(loaders([(x,y) for _,y in items15+regression(1)], 2), model, cbs=GradAccum(3, fix_bn=fix_bn)) # Windows of 3, 3 and 2
+    learn.fit(2, 0.01)
+    left = torch.full((5,), (1-momentum)**n_updates, dtype=f64)
+    torch.testing.assert_close(bn.running_mean, left, rtol=1e-12, atol=0.)
+    torch.testing.assert_close(bn.running_var, left, rtol=1e-12, atol=0.)
+    assert bn.momentum==momentum
+
+def test_momentum_of_each_window():
+    model,k = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4, momentum=0.3), nn.BatchNorm1d(4, momentum=None), nn.Linear(4,2)).to(f64),KeepMomentum()
+    spied15(k, model=model, dls=loaders(regression(16), 2))
+    m = lambda n: 1-0.7**(1/n)
+    assert k.kept==[[m(3),None]]*6+[[m(2),None]]*2
+    assert [model[1].momentum,model[2].momentum]==[0.3,None]
+
+def test_momentum_of_windows_of_one_is_untouched():
+    model,k = nn.Sequential(nn.BatchNorm1d(5, momentum=0.3), nn.Linear(5,2)).to(f64),KeepMomentum()
+    spied(None, dls=loaders(regression(8), 2), model=model, cbs=[GradAccum({0:1, 1:3}), k], n_epoch=2)
+    assert k.kept==[[0.3]]*4+[[1-0.7**(1/3)]]*3+[[0.3]] # The last window of epoch 1 holds one
+
+# Whatever happens
+
+excs = [CancelBatchException, CancelTrainException, CancelValidException, CancelEpochException, CancelStepException, CancelBackwardException,
+    CancelFitException,
+        ValueError, KeyboardInterrupt]
+in_batch = ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step','after_batch']
+around = ['before_fit','before_epoch','before_train','after_train','after_epoch','after_fit']
+
+def bn_learner(*cbs):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4, momentum=0.3), nn.Tanh(), nn.Linear(4,2)).to(f64)
+    return quiet_learner(loaders(regression(16), 2), model, cbs=cbs)
+
+@pytest.fixture(scope='module')
+def usual_keys():
+    learn = bn_learner()
+    learn.fit(1, 0.1)
+    return set(vars(learn))
+
+whens = [(e,at,o) for e in in_batch for at in (1,2) for o in (-5,70) if not (at==1 and (e=='after_step' or (e=='before_step' and o>0)))] # No step there
+whens += [(e,0,o) for e in around for o in (-5,70)]
+
+@pytest.mark.parametrize('event,at,order', whens)
+@pytest.mark.parametrize('exc', excs)
+def test_nothing_is_left_behind(exc, event, at, order, usual_keys):
+    bomb = Bomb(event, exc, at, order)
+    learn = bn_learner(GradAccum(3), bomb)
+    learn.recorder.log,learn.recorder.start_epoch = [],0 # Recorder itself fails where `before_epoch` does not get to it
+    with suppress(*excs): learn.fit(2, 0.1, wd=0.01)
+    assert bomb.blown==1
+    # The scope stands ready for an epoch that does not come; the next fit takes it
+    waiting = (event,order)==('before_epoch',70) and exc not in (CancelEpochException,CancelFitException)
+    assert_clean(learn, [0.3], waiting)
+    assert set(vars(learn))-usual_keys-{'_do_epoch_train'}=={'grad_accum','bomb'}
+    assert [{k: h[k] for k in ('lr','mom','wd')} for h in learn.opt.hypers]==[dict(lr=0.1, mom=0.9, wd=0.01)]
+    learn.remove_cb(bomb)
+    twin = bn_learner(GradAccum(3))
+    twin.create_opt()
+    twin.model.load_state_dict(copy.deepcopy(learn.model.state_dict()))
+    twin.opt.load_state_dict(copy.deepcopy(learn.opt.state_dict()))
+    for o in (learn,twin): o.fit(2, 0.05)
+    for a,b in zip(learn.model.state_dict().values(), twin.model.state_dict().values()): assert torch.equal(a, b)
+    assert_clean(learn, [0.3])
+
+def test_momentum_is_never_compounded():
+    learn = bn_learner(GradAccum(4), Bomb('after_backward', KeyboardInterrupt, 1, 0, again=True))
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt): learn.fit(1, 0.1)
+    assert learn.model[1].momentum==0.3
+
+class Inner(ScopedCallback):
+    "Writes down when its scope opens and closes"
+    def __init__(self, log, order): self.log,self.order = log,order
+    def before_train(self): self.log.append(f'train {self.order}')
+    def scope(self):
+        log = self.log
+        class _Scope:
+            def __enter__(_): log.append(f'open {self.order}')
+            def __exit__(_, *exc): log.append(f'close {self.order} {exc[0].__name__ if exc[0] else None}')
+        return _Scope()
+
+@pytest.mark.parametrize('bomb,ended',
+    [(None,'None'),(KeyboardInterrupt,'KeyboardInterrupt'),(CancelEpochException,'CancelEpochException'),(CancelTrainException,'None')])
+def test_scopes_open_in_order_and_close_in_reverse(bomb, ended):
+    log = []
+    learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[Inner(log, 3), Inner(log, 2), *([Bomb('after_loss', bomb)] if bomb else [])])
+    with suppress(KeyboardInterrupt): learn.fit(1, 0.1)
+    assert log==['open 2','open 3','train 2','train 3',f'close 3 {ended}',f'close 2 {ended}']
+    assert_clean(learn)
+
+def test_scope_of_a_callback_that_is_off_stays_closed():
+    log = []
+    cb = Inner(log, 2)
+    learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[cb, Inner(log, 3)])
+    cb.run = False
+    learn.fit(1, 0.1)
+    assert log==['open 3','train 3','close 3 None']
+
+@pytest.mark.parametrize('had_opt', [False,True])
+def test_validation_and_prediction_outside_a_fit(had_opt, usual_keys):
+    learn = bn_learner(GradAccum(3))
+    if had_opt: learn.create_opt()
+    want = bn_learner().validate()[0]
+    assert learn.validate()[0]==want
+    assert len(learn.get_preds()[0])==2
+    assert_clean(learn)
+
+# Beside others
+
+@pytest.mark.parametrize('other', [GradAccum(2), GradientAccumulation(4), type('Sub', (GradAccum,), {})(2)])
+def test_only_one_may_decide_when_to_step(other):
+    learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[GradAccum(3), other])
+    before = flat(learn).clone()
+    with pytest.raises(ValueError, match='Only one callback can decide when to step.*remove one'): learn.fit(1, 0.1)
+    assert torch.equal(before, flat(learn))
+    assert_clean(learn)
+
+class Sub(GradAccum): pass
+
+def test_subclass_answers_to_the_same_name():
+    learn = spied(items15, 2, cbs=Sub(3))
+    assert isinstance(learn.grad_accum, Sub)
+    assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,7)))
+
+def test_order(): assert 0 < GradAccum.order < MixedPrecision.order < GradientClip.order
+
+@pytest.mark.parametrize('n_acc', [1,3])
+def test_several_processes_are_refused(n_acc, monkeypatch):
+    learn = quiet_learner(loaders(items15, 2), mlp(), cbs=GradAccum(n_acc))
+    monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: True)
+    monkeypatch.setattr(torch.distributed, 'get_world_size', lambda: 2)
+    monkeypatch.setattr(torch.utils.data.dataloader, '_get_distributed_settings', lambda: (2,0))
+    with nullcontext() if n_acc==1 else pytest.raises(ValueError, match='train in one process'): learn.fit(1, 0.1)
+
+class CpuAMP(MixedPrecision):
+    "fastai's own, with the scaler of a CPU and in float64"
+    def before_fit(self): self.autocast,self.learn.scaler,self.scales = nullcontext(),torch.amp.GradScaler('cpu', init_scale=2.**10, growth_interval=1000),[]
+    def after_pred(self): pass
+
+class Overflow(Callback):
+    "The scaled loss overflows at micro-batch `at`"
+    order = MixedPrecision.order+5
+    def __init__(self, at): self.at = at
+    def before_backward(self):
+        if self.iter==self.at: self.learn.loss_grad = self.loss_grad*float('inf')
+
+@pytest.mark.parametrize('at,windows',
+    [(None,[(0,1,2),(3,4,5),(6,7)]), (0,[(3,4,5),(6,7)]), (1,[(3,4,5),(6,7)]), (2,[(3,4,5),(6,7)]), (4,[(0,1,2),(6,7)]), (7,[(0,1,2),(3,4,5)])])
+def test_overflow_drops_the_window(at, windows):
+    c = Counts()
+    learn = spied15(CpuAMP(), Overflow(at), c)
+    assert_windows(learn, items15, idxs(*windows))
+    assert sum(c.stepped)==len(windows)
+    assert_clean(learn)
+
+# Saved and copied
+
+def every_other(epoch): return 2+epoch%2
+def get_x(i): return items15[i][0]
+def get_y(i): return items15[i][1]
+
+@pytest.mark.parametrize('n_acc', [3, {0:2,1:4}, every_other])
+@pytest.mark.parametrize('how', [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_copies(how, n_acc):
+    cb = GradAccum(n_acc)
+    learn = bn_learner(cb)
+    learn.logger = noop
+    learn.fit(1, 0.1)
+    twin = how(learn)
+    assert twin.grad_accum is not cb and twin.grad_accum.n_acc_at==n_acc
+    for o in (learn,twin): o.fit(2, 0.1)
+    assert torch.equal(flat(learn), flat(twin))
+    assert how(GradAccum(n_acc)).n_acc_at==n_acc
+
+@pytest.mark.parametrize('n_acc', [3, {0:2,1:4}, every_other, lambda epoch: 2+epoch])
+def test_save_load_export(n_acc, tmp_path):
+    dls = Datasets(range(15), [[get_x],[get_y]], splits=[list(range(13)),[13,14]]).dataloaders(bs=2, num_workers=0, shuffle=False)
+    learn = quiet_learner(dls, mlp(), cbs=GradAccum(n_acc, count=lambda learn: learn.y.numel()), path=tmp_path)
+    learn.fit(1, 0.1)
+    learn.save('it')
+    saved = flat(learn).clone()
+    learn.fit(1, 0.1)
+    assert not torch.equal(saved, flat(learn))
+    learn.load('it')
+    assert torch.equal(saved, flat(learn))
+    learn.export('it.pkl')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        loaded = load_learner(tmp_path/'it.pkl')
+    assert [loaded.grad_accum.n_acc_in(e) for e in range(3)]==[learn.grad_accum.n_acc_in(e) for e in range(3)]
+    want = learn.get_preds()[0]
+    assert torch.equal(loaded.get_preds(dl=learn.dls.valid)[0], want)
+    loaded.dls = learn.dls
+    for o in (loaded,learn): o.create_opt(); o.fit(1, 0.1)
+    assert torch.equal(flat(loaded), flat(learn))
+
+def test_lambda_cannot_be_pickled_plainly():
+    with pytest.raises((pickle.PicklingError, AttributeError), match='lambda'): pickle.dumps(GradAccum(lambda epoch: 2))
+    with pytest.raises((pickle.PicklingError, AttributeError), match='lambda'): pickle.dumps(GradAccum(2, count=lambda learn: 2))
+
+# Bad input
+
+@pytest.mark.parametrize('n_acc,exc,match', [
+    (0, ValueError, 'at least 1.*got 0'), (-1, ValueError, 'at least 1.*got -1'), (2.5, TypeError, 'whole number.*got 2.5'),
+    (4., TypeError, 'whole number.*got 4.0'),
+    ('4', TypeError, "whole number.*got '4'"), (None, TypeError, 'whole number.*got None'), (True, TypeError, 'whole number.*got True'),
+    ({}, ValueError, r'as in \{0: 1, 3: 4\}; got \{\}'),
+    ({0:0}, ValueError, 'at least 1.*got 0 from epoch 0'), ({0:1, 3:2.5}, TypeError, 'got 2.5 from epoch 3'), ({-1:2}, ValueError, 'epochs.*got -1'),
+    ({'0':2}, ValueError, "epochs.*got '0'"),
+    ({True:2}, ValueError, 'epochs.*got True')])
+def test_bad_n_acc(n_acc, exc, match):
+    with pytest.raises(exc, match=match): GradAccum(n_acc)
+
+@pytest.mark.parametrize('count', [3, 'tokens', True])
+def test_bad_count(count):
+    with pytest.raises(TypeError, match='`count` must be a function.*got'): GradAccum(3, count=count)
+
+@pytest.mark.parametrize('n,exc', [(0,ValueError), (-2,ValueError), (1.5,TypeError), ('2',TypeError), (None,TypeError)])
+def test_bad_n_acc_function_is_refused_before_anything_changed(n, exc):
+    learn = bn_learner()
+    learn.fit(1, 0.1)
+    learn.add_cb(GradAccum(lambda epoch: 2 if epoch==0 else n))
+    before = copy.deepcopy((learn.model.state_dict(), learn.opt.state_dict()['state']))
+    with pytest.raises(exc, match='`n_acc` must be.*for epoch 1'): learn.fit(2, 0.1)
+    after = learn.model.state_dict(), learn.opt.state_dict()['state']
+    for a,b in zip(before[0].values(), after[0].values()): assert torch.equal(a, b)
+    for a,b in zip(before[1], after[1]): assert torch.equal(a['grad_avg'], b['grad_avg'])
+    assert_clean(learn, [0.3])
+
+@pytest.mark.parametrize('n,exc,match',
+    [('3',TypeError,"number or a tensor.*got '3'"), (-1,ValueError,'0 or more, got -1'), (None,TypeError,'got None'), (True,TypeError,'got True'),
+    (torch.ones(2),TypeError,'of one element'), (float('nan'),ValueError,'got nan'), (float('inf'),ValueError,'got inf')])
+def test_bad_number_from_count(n, exc, match):
+    learn = bn_learner(GradAccum(3, count=lambda learn: n))
+    before = flat(learn).clone()
+    with pytest.raises(exc, match=match): learn.fit(1, 0.1)
+    assert torch.equal(before, flat(learn))
+    assert_clean(learn, [0.3])
