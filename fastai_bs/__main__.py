@@ -17,8 +17,7 @@ import pandas as pd
 import torch
 import torch.nn as nn
 from sklearn.datasets import load_digits
-import fastai.callback.schedule
-from fastai.callback.progress import ProgressCallback
+import fastai.callback.progress, fastai.callback.schedule # noqa: F401 Progress bars, lr_find and fit_one_cycle
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
@@ -28,7 +27,7 @@ from fastai.torch_core import set_seed
 from .accumulate import GradAccum
 from .plan import balanced_bs
 from .scaling import linear_scaling, sqrt_scaling
-import fastai_bs.finder
+import fastai_bs.finder # noqa: F401 bs_find
 
 # %% ../nbs/09_demo.ipynb #86ed16fb
 def digits_learner(
@@ -89,7 +88,8 @@ def run_demo(
     planned = balanced_bs(plan.noise_scale if math.isfinite(plan.ci[1]) else plan.ci[0]) # Without an upper end only the lower one is known
     runs = [(bs,1)] if planned==bs else [(bs,1),(planned,1)]
     if planned>bs and planned%bs==0: runs.append((bs,planned//bs))
-    print(f"3. Training {epochs} epoch{'s' if epochs>1 else ''} at each batch size, the learning rate times {'the square root of the ratio' if opt=='adam' else 'the ratio'}")
+    print(f"3. Training {epochs} epoch{'s' if epochs>1 else ''} at each batch size, the learning rate times "
+          f"{'the square root of the ratio' if opt=='adam' else 'the ratio'}")
     rows = []
     for micro_bs,n_acc in runs:
         rows.append(_train(make, micro_bs, n_acc, lr*rule(micro_bs*n_acc/bs), epochs))
@@ -103,7 +103,8 @@ def _whole(least, most=None):
     def _parse(s):
         try: v = int(s)
         except ValueError: raise argparse.ArgumentTypeError(f"must be a whole number, got {s!r}") from None
-        if v<least or (most is not None and v>most): raise argparse.ArgumentTypeError(f"must be at least {least}{f' and at most {most}' if most else ''}, got {v}")
+        if v<least or (most is not None and v>most):
+            raise argparse.ArgumentTypeError(f"must be at least {least}{f' and at most {most}' if most else ''}, got {v}")
         return v
     return _parse
 

@@ -116,7 +116,7 @@ class GradAccum(ScopedCallback):
     order,run_valid = MixedPrecision.order-4,False # Before MixedPrecision scales the loss, unscales `.grad` and steps; so before GradientClip too
 
     def __init__(self,
-        n_acc=4, # Micro-batches per optimizer step, **not** items: an int, a dict `{epoch: n}` (from that epoch on, 1 before the first) or a function `epoch -> n`
+        n_acc=4, # Micro-batches per optimizer step, **not** items: an int, a dict `{epoch: n}` (from that epoch on; before it 1) or a function `epoch -> n`
         count=None, # Function `learn -> elements` that the loss averages over in the current micro-batch; `None` infers it from `learn.loss_func`
         fix_bn:bool=True, # Keep the time constant of BatchNorm's running statistics at one update per optimizer step
     ):
@@ -164,7 +164,7 @@ class GradAccum(ScopedCallback):
         finder = getattr(self.learn, 'lr_finder', None)
         if isinstance(finder, LRFinder) and finder.num_it<50*most:
             warnings.warn(f"lr_find(num_it={finder.num_it}) counts micro-batches: with GradAccum({most}) that is "
-                          f"{finder.num_it//most} optimizer steps. Ask for num_it={100*most}")
+                          f"{finder.num_it//most} optimizer steps. Ask for num_it={100*most}", stacklevel=2)
 
     @contextmanager
     def scope(self):
@@ -233,7 +233,7 @@ class GradAccum(ScopedCallback):
                 self._count = _items
                 if self.count is None and self._reduction!='sum': warnings.warn(
                     f"GradAccum cannot tell what the loss {self._loss_func} averages over, and takes it for a mean over the items of the batch. "
-                    "If it averages over something else (tokens, pixels that count), pass count=, a function of the learner that returns how many")
+                    "If it averages over something else (tokens, pixels that count), pass count=, a function of the learner that says how many", stacklevel=2)
         n = self.count(self.learn) if self.count is not None else self._count(self.pred, *self.yb)
         self._may_be_empty = isinstance(n, Tensor) or n==0
         self.micro_elems = n = _as_scalar(n, self.learn.loss_grad)

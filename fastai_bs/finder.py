@@ -97,8 +97,10 @@ def _check_lr(lr):
     else: vals = list(lr) if isinstance(lr, (list,tuple,L,np.ndarray)) else [lr]
     if not vals: raise ValueError(f"`lr` must hold a learning rate for each parameter group, got {lr}")
     for v in vals:
-        if isinstance(v, bool) or not isinstance(v, numbers.Real): raise TypeError(f"`lr` must be a number, a slice or one number per parameter group, got {lr!r}")
-        if not (math.isfinite(v) and v>=0): raise ValueError(f"`lr` must be 0 or more and finite, got {lr}: take the one you train with, or 0 to measure at the present weights")
+        if isinstance(v, bool) or not isinstance(v, numbers.Real):
+            raise TypeError(f"`lr` must be a number, a slice or one number per parameter group, got {lr!r}")
+        if not (math.isfinite(v) and v>=0):
+            raise ValueError(f"`lr` must be 0 or more and finite, got {lr}: take the one you train with, or 0 to measure at the present weights")
 
 def _check_groups(learn, lr):
     n = len(learn.opt.param_lists)
@@ -114,9 +116,10 @@ def _epoch_len(dl):
     try: n = len(dl)
     except TypeError: raise ValueError("The training loader does not declare a length, without which fastai cannot fit: give its data set a `__len__`, "
                                        "or the loader `n=`, the items of an epoch") from None
-    if n<2: raise ValueError(f"The training loader holds {n} micro-batch{'es' if n==0 else ''} of {getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)} items, "
-                             "and at least 2 are needed to tell signal from noise: make the micro-batches smaller, or see that the data set is not empty")
-    return n
+    if n>=2: return n
+    bs = getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)
+    raise ValueError(f"The training loader holds {n} micro-batch{'es' if n==0 else ''} of {bs} items, and at least 2 are needed to tell signal from noise: "
+                     "make the micro-batches smaller, or see that the data set is not empty")
 
 # %% ../nbs/08_finder.ipynb #008d8fc8
 def _batch_size(learn, micro_bs):
@@ -156,7 +159,8 @@ def bs_find(self:Learner,
     _check_lr(lr if lr is not None else self.lr)
     if num_it is not None: _check_whole('num_it', num_it, 1, "leave it out for an epoch")
     _check_whole('n_batch', n_batch, 2, "signal and noise are told apart by comparing micro-batches")
-    if isinstance(tol, bool) or not isinstance(tol, numbers.Real): raise TypeError(f"`tol` must be a number, the part of the estimate that the interval may be wide, got {tol!r}")
+    if isinstance(tol, bool) or not isinstance(tol, numbers.Real):
+        raise TypeError(f"`tol` must be a number, the part of the estimate that the interval may be wide, got {tol!r}")
     if not tol>=0: raise ValueError(f"`tol` must be 0 or more, the part of the estimate that the interval may be wide, got {tol}")
     noise = NoiseScale(beta, ci=ci)
     if not any(p.requires_grad for p in self.model.parameters()):

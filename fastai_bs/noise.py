@@ -38,7 +38,7 @@ def _sq_norm(grads):
 # %% ../nbs/04_noise.ipynb #7efd0e94
 class NoiseScale(ScopedCallback):
     "Measure the gradient noise scale of the training as it goes, from the micro-batches of `GradAccum`; changes no bit of it"
-    order,run_valid = GradAccum.order+1,False # When GradAccum has made the mean of the window, before MixedPrecision unscales it and GradientClip cuts it
+    order,run_valid = GradAccum.order+1,False # After GradAccum makes the mean of the window, before MixedPrecision unscales and GradientClip cuts it
 
     def __init__(self,
         beta:float=0.99, # What is left of a window's weight at each window after it: 0.99 looks back on about 200 optimizer steps
@@ -59,7 +59,7 @@ class NoiseScale(ScopedCallback):
         if len(twins)>1: raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)}: remove the others")
         self._accum = next((cb for cb in self.learn.cbs if isinstance(cb, GradAccum)), None)
         if self._accum is None or max((self._accum.n_acc_in(e) for e in range(self.n_epoch)), default=2)<2:
-            raise ValueError("NoiseScale compares the micro-batches of an optimizer step, so there must be several: add GradAccum(n_acc) with n_acc of 2 or more")
+            raise ValueError("NoiseScale compares the micro-batches of an optimizer step, so there must be several: add GradAccum(n_acc), n_acc 2 or more")
         self._reset()
 
     @contextmanager

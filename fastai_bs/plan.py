@@ -25,8 +25,9 @@ def balanced_bs(
 # %% ../nbs/07_plan.ipynb #156c169c
 def _num(x):
     "Three digits are more than a noise scale is worth"
-    if not math.isfinite(x) or x==0: return f'{x:.0f}'
-    return f'{round(x, 2-math.floor(math.log10(abs(x)))):.{max(0, 2-math.floor(math.log10(abs(x))))}f}'.rstrip('0').rstrip('.') if abs(x)<100 else f'{float(f"{x:.3g}"):.0f}'
+    if not math.isfinite(x): return str(x)
+    x = float(f'{x:.3g}')
+    return f'{x:.0f}' if abs(x)>=100 else f'{x:.3g}'
 
 def _items(n): return f"{_num(n)} item{'' if _num(n)=='1' else 's'}"
 
@@ -60,23 +61,27 @@ class BatchPlan:
     def _advice(self):
         (low,high),bs,base = self.ci,self.balanced_bs,self.base_bs
         if self.n_windows<10:
-            yield (f"Only {self.n_windows} windows were measured, too few for advice: run longer with num_it, or take smaller windows with n_batch.")
+            yield f"Only {self.n_windows} windows were measured, too few for advice: run longer with num_it, or take smaller windows with n_batch."
             return
         if math.isinf(high):
             yield (f"The noise scale is at least {_items(low)}; these data do not bound it from above, so run longer with num_it." if low>0 else
                    "The noise scale cannot be known from these data: run longer with num_it.")
             if low>base: yield f"Up to there a batch larger than today's {base} saves steps at little cost in examples."
-        elif high<2: yield "There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
-        elif base>high and bs<base: yield (f"Today's batch of {_items(base)} is above the noise scale: a smaller one, about {bs}, learns the same from fewer examples.")
-        elif base<low or base>high:
-            if base<low and bs>base: yield (f"A batch of about {_items(bs)} takes at most 2.42 times the fewest steps and the fewest examples; "
-                               f"today's {base} takes {_num(1+self.noise_scale/base)} times the fewest steps.{self._reach(bs)}")
-            else: yield f"Today's batch of {_items(base)} is near the noise scale: leave it."
+        elif high<2:
+            yield "There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
+        elif base>high and bs<base:
+            yield f"Today's batch of {_items(base)} is above the noise scale: a smaller one, about {bs}, learns the same from fewer examples."
+        elif base<low and bs>base:
+            yield (f"A batch of about {_items(bs)} takes at most 2.42 times the fewest steps and the fewest examples; "
+                   f"today's {base} takes {_num(1+self.noise_scale/base)} times the fewest steps.{self._reach(bs)}")
+        elif base<low or base>high: yield f"Today's batch of {_items(base)} is near the noise scale: leave it."
         else: yield f"Today's batch of {_items(base)} is as large as the noise scale, within its interval: leave it."
-        if self.trend: yield (f"The noise scale {'rose' if self.trend>0 else 'fell'} during the mock training; this is the value of its last {self.n_windows} windows, "
-                              "so measure again later in training.")
-        elif self.moved and math.isfinite(high) and high>=2: yield "It is the noise scale of early training and tends to rise: measure again later."
-        if self.n_passes>1.5: yield (f"The measurement went through the training set {_num(self.n_passes)} times, so it speaks of these {self.n_train} items only.")
+        if self.trend:
+            yield (f"The noise scale {'rose' if self.trend>0 else 'fell'} during the mock training; "
+                   f"this is the value of its last {self.n_windows} windows, so measure again later in training.")
+        elif self.moved and 2<=high<math.inf: yield "It is the noise scale of early training and tends to rise: measure again later."
+        if self.n_passes>1.5:
+            yield f"The measurement went through the training set {_num(self.n_passes)} times, so it speaks of these {self.n_train} items only."
         if self.n_train/4<self.noise_scale<math.inf:
             yield (f"The training set is small beside the noise scale: its own is {_num(finite_noise_scale(self.noise_scale, self.n_train))}, "
                    "and a larger batch leaves few steps per epoch.")

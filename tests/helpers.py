@@ -30,7 +30,9 @@ class Float32Loss(Callback):
     order = 40
     def after_batch(self): self.learn.loss = self.learn.loss.float()
 
-def quiet_learner(dls, model, loss_func=None, opt_func=partial(SGD, mom=0.9), cbs=None, **kwargs):
+momentum_sgd = partial(SGD, mom=0.9)
+
+def quiet_learner(dls, model, loss_func=None, opt_func=momentum_sgd, cbs=None, **kwargs):
     "A learner without progress bar or log; it records"
     learn = Learner(dls, model, loss_func=loss_func or nn.MSELoss(), opt_func=opt_func, default_cbs=False,
                     cbs=[TrainEvalCallback, Recorder, CastToTensor, Float32Loss], **kwargs)
@@ -44,4 +46,4 @@ def distance(a, b):
     a,b = flat(a),flat(b)
     return ((a-b).abs().max()/b.abs().max()).item()
 
-__all__ = ['regression','loaders','mlp','Float32Loss','quiet_learner','flat','distance','set_seed']
+__all__ = ['momentum_sgd','regression','loaders','mlp','Float32Loss','quiet_learner','flat','distance','set_seed']
