@@ -67,7 +67,7 @@ def run_demo(
     opt:str='adam', # 'adam' or 'sgd'
     epochs:int=6, # Of each training
     seed:int=42,
-    out:Path=Path('bs_demo'), # Folder for the picture
+    out:Path=Path('bs_demo'), # Folder for the picture, which exists
 )->tuple: # The `BatchPlan` and the table
     "Find a batch size for the digits, and train at today's and at the planned one"
     opt_func,rule = {'adam': (Adam, sqrt_scaling), 'sgd': (partial(SGD, mom=0.9), linear_scaling)}[opt]
@@ -82,7 +82,6 @@ def run_demo(
     print(textwrap.indent(repr(plan), '   '))
     ax = plan.plot()
     ax.set_title("Gradient noise scale of a small convnet on scikit-learn's digits")
-    out.mkdir(parents=True, exist_ok=True)
     ax.figure.savefig(out/'noise_scale.png', dpi=120, bbox_inches='tight')
     print(f"   Plot: {out/'noise_scale.png'}")
     planned = balanced_bs(plan.noise_scale if math.isfinite(plan.ci[1]) else plan.ci[0]) # Without an upper end only the lower one is known
@@ -125,11 +124,12 @@ def main(
     p.add_argument('--seed', type=_whole(0,2**32-1), default=42, help="seed of the split, the weights and the order of the items")
     p.add_argument('--out', type=_folder, default=Path('bs_demo'), help="folder for the picture")
     a = p.parse_args(args)
+    try: a.out.mkdir(parents=True, exist_ok=True)
+    except OSError as e: p.error(f"argument --out: the folder {a.out} cannot be made: {e}")
     torch.set_num_threads(1) # A model this small is slower with more, and much slower on a busy machine
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        try: run_demo(a.bs, a.opt, a.epochs, a.seed, a.out)
-        except OSError as e: p.error(f"the picture cannot be written to {a.out}: {e}")
+        run_demo(a.bs, a.opt, a.epochs, a.seed, a.out)
 
 # %% ../nbs/09_demo.ipynb #d105f9ec
 if __name__=='__main__': main()
