@@ -147,7 +147,7 @@ class GradAccum(ScopedCallback):
     def start_fit(self):
         "Refuse what cannot be exact, before anything has changed; start without gradients"
         others = [cb for cb in self.learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation)) and cb is not self]
-        if others: raise ValueError(f"Only one callback can decide when to step, but beside GradAccum there is {others[0]}: remove one of them")
+        if others: raise ValueError(f"Only one callback can decide when to step, but there are two, GradAccum and {others[0]}: remove one of them")
         most = max((self.n_acc_in(e) for e in range(self.n_epoch)), default=1)
         if most>1: self._check_fit(most)
         self._loss_func,self._n_ref = None,None
@@ -189,7 +189,9 @@ class GradAccum(ScopedCallback):
     def _zero_grads(self):
         "In place: fastai steps parameters whose gradient is zero, not those that have none"
         for p in self._all_params():
-            if p.grad is not None: p.grad.detach_().zero_()
+            if p.grad is None: continue
+            if p.grad.grad_fn is not None: p.grad.detach_()
+            p.grad.zero_()
 
     def _new_window(self): self.n_micro,self._n_sum,self._loss_sum = 0,0.,0.
     def _new_micro(self): self._backed = self._own_cancel = self._closes = False; self.micro_elems = None
@@ -232,8 +234,9 @@ class GradAccum(ScopedCallback):
             if self._count is None:
                 self._count = _items
                 if self.count is None and self._reduction!='sum': warnings.warn(
-                    f"GradAccum cannot tell what the loss {self._loss_func} averages over, and takes it for a mean over the items of the batch. "
-                    "If it averages over something else (tokens, pixels that count), pass count=, a function of the learner that says how many", stacklevel=2)
+                    f"GradAccum cannot tell what the loss {self._loss_func} averages over, and takes it for a mean over the items of the batch. If it "
+                    "averages over something else (tokens, pixels that count), say how many: GradAccum(..., count=lambda learn: (learn.y!=0).sum()). "
+                    "If it sums, give it an attribute `reduction` of 'sum'", stacklevel=2)
         n = self.count(self.learn) if self.count is not None else self._count(self.pred, *self.yb)
         self._may_be_empty = isinstance(n, Tensor) or n==0
         self.micro_elems = n = _as_scalar(n, self.learn.loss_grad)
@@ -270,7 +273,7 @@ class GradAccum(ScopedCallback):
             total = self._n_sum/self._n_ref
             total = torch.where(total>0, total, 1.) # No element at all: a gradient of zero, as the large batch's
             if not any(g.dtype==torch.float64 for g in grads): total = total.float()
-            if grads: torch._foreach_div_(grads, total)
+            if grads: torch._foreach_div_(grads, total.to(grads[0].device))
             self.window_loss,self.window_factor = (self._loss_sum/self._n_sum).to(self.learn.loss.dtype),1.
 
     def after_cancel_step(self): self.stepped = False

@@ -11,7 +11,7 @@ __all__ = ['window_size', 'micro_batches', 'BSFinder', 'stretch']
 import math, numbers
 import numpy as np
 import torch
-from fastcore.basics import patch
+from fastcore.basics import first, patch
 from fastcore.foundation import L
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
 from fastai.callback.progress import CSVLogger
@@ -54,7 +54,7 @@ class BSFinder(Callback):
         tol:float=0.25, # Half-width of the interval, over the estimate, that is narrow enough; 0: never
     ):
         self.noise,self.num_it,self.tol = noise,num_it,tol
-        self.n_seen,self.micro_bs,self.bad_loss,self._looked = 0,0,None,0
+        self.n_seen,self.micro_bs,self.bad_loss,self._looked,self.losses = 0,0,None,0,[]
 
     def before_fit(self):
         "The learning rates that the fit begins with: `create_opt` may have taken the optimizer's own for `learn.lr`"
@@ -66,6 +66,8 @@ class BSFinder(Callback):
         if not torch.isfinite(self.learn.loss) and (elems is None or elems>0):
             self.bad_loss = self.learn.loss.item(),self.n_seen+1
             raise CancelFitException
+
+    def before_step(self): self.losses = [*self.losses[:1], self.learn.grad_accum.window_loss] # The first window's and the last one's
 
     def after_batch(self):
         self.n_seen += 1
@@ -117,8 +119,7 @@ def _epoch_len(dl):
     except TypeError: raise ValueError("The training loader does not declare a length, without which fastai cannot fit: give its data set a `__len__`, "
                                        "or the loader `n=`, the items of an epoch") from None
     if n>=2: return n
-    bs = getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None)
-    raise ValueError(f"The training loader holds {n} micro-batch{'es' if n==0 else ''} of {bs} items, and at least 2 are needed to tell signal from noise: "
+    raise ValueError(f"The training loader yields {n} micro-batch{'es' if n==0 else ''} in an epoch, and at least 2 are needed to tell signal from noise: "
                      "make the micro-batches smaller, or see that the data set is not empty")
 
 # %% ../nbs/08_finder.ipynb #008d8fc8
@@ -137,11 +138,12 @@ def _plan(learn, finder, lr, n_iter):
     per_item = n_elems[start:].sum()/n_items[start:].sum() # The estimator counts elements, a batch items
     low,high = p.interval(noise.level)
     try: n_train = getattr(dl, 'n', None) or len(dl.dataset)
-    except TypeError: n_train = n_iter*finder.micro_bs # An iterable data set without a length
+    except (TypeError,AttributeError): n_train = n_iter*finder.micro_bs # A data set without a length, or a loader without a data set
     return BatchPlan(noise_scale=float(p.noise_scale/per_item), ci=(float(low/per_item),float(high/per_item)),
         base_bs=_batch_size(learn, finder.micro_bs), micro_bs=finder.micro_bs, base_lr=lr if lr is not None and finder.moves else finder.own_lr,
         n_windows=p.n_windows, trend=int(np.sign(drift_t(tr_sigma, g_sq, n_elems))) if start else 0,
-        n_train=n_train, n_passes=finder.n_seen/n_iter, moved=finder.moves, level=noise.level, df=noise.df)
+        n_train=n_train, n_seen=finder.n_seen, n_passes=finder.n_seen/n_iter, moved=finder.moves,
+        loss_rose=finder.moves and bool(finder.losses[-1]>finder.losses[0]), level=noise.level, df=noise.df)
 
 # %% ../nbs/08_finder.ipynb #9a87172f
 @patch
@@ -160,8 +162,8 @@ def bs_find(self:Learner,
     if num_it is not None: _check_whole('num_it', num_it, 1, "leave it out for an epoch")
     _check_whole('n_batch', n_batch, 2, "signal and noise are told apart by comparing micro-batches")
     if isinstance(tol, bool) or not isinstance(tol, numbers.Real):
-        raise TypeError(f"`tol` must be a number, the part of the estimate that the interval may be wide, got {tol!r}")
-    if not tol>=0: raise ValueError(f"`tol` must be 0 or more, the part of the estimate that the interval may be wide, got {tol}")
+        raise TypeError(f"`tol` must be a number, the interval's half-width as a fraction of the estimate, got {tol!r}")
+    if not tol>=0: raise ValueError(f"`tol` must be 0 or more, the interval's half-width as a fraction of the estimate, got {tol}")
     noise = NoiseScale(beta, ci=ci)
     if not any(p.requires_grad for p in self.model.parameters()):
         raise ValueError("The model has no trainable parameters, so no gradient: unfreeze some of it first")
@@ -173,10 +175,10 @@ def bs_find(self:Learner,
             raise ValueError(f"`num_it`={num_it} micro-batches do not make two windows of {n_acc}: raise it, or make n_batch smaller")
         if self.opt is None: self.create_opt()
         _check_groups(self, lr)
-        finder = BSFinder(noise, num_it, tol)
+        finder,own = BSFinder(noise, num_it, tol),first(cb for cb in self.cbs if isinstance(cb, GradAccum))
         self.remove_cbs([cb for cb in self.cbs if isinstance(cb, (GradAccum,GradientAccumulation,NoiseScale,CSVLogger))])
         self.lr_finder = finder # How callbacks tell a mock training: trackers and loggers keep still
-        self.fit(math.ceil(num_it/n_iter), lr=lr, cbs=[GradAccum(n_acc), noise, finder])
+        self.fit(math.ceil(num_it/n_iter), lr=lr, cbs=[GradAccum(n_acc, count=own.count if own else None), noise, finder])
     if finder.bad_loss: raise ValueError(f"The loss is {finder.bad_loss[0]} at micro-batch {finder.bad_loss[1]} of the mock training (lr={lr}): "
                                          "check the data and the loss there, or lower `lr`")
     if not noise.rows: raise ValueError(f"No window of the mock training could be measured ({noise.n_dropped} had gradients that are not finite): "

@@ -1,4 +1,4 @@
-"""Watch the gradient noise scale of a training run, for free
+"""Watch the gradient noise scale of a training run, and change no bit of it
 
 Docs: https://fastai-bs.github.io/fastai_bs/noise.html.md"""
 
@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogFormatter
 from fastai.torch_core import find_bs
 from .accumulate import GradAccum, ScopedCallback
 from .estimator import Pool, window_moments
@@ -41,7 +42,7 @@ class NoiseScale(ScopedCallback):
     order,run_valid = GradAccum.order+1,False # After GradAccum makes the mean of the window, before MixedPrecision unscales and GradientClip cuts it
 
     def __init__(self,
-        beta:float=0.99, # What is left of a window's weight at each window after it: 0.99 looks back on about 200 optimizer steps
+        beta:float=0.99, # What is left of a window's weight after another one: 0.99 looks back on some 100 optimizer steps, and lags behind a rise
         *,
         ci:float=0.95, # Coverage of the interval
     ):
@@ -96,7 +97,7 @@ class NoiseScale(ScopedCallback):
         if len(self._micro)<2 or not grads: return
         n,factor,sq,items = zip(*self._micro)
         # All of the window's numbers in one transfer
-        vals = torch.stack([*n, *factor, *sq, self._accum.window_factor*self._accum.loss_scale.to(sq[0].dtype), _sq_norm(grads)]).tolist()
+        vals = torch.stack([o.to(sq[0]) for o in (*n, *factor, *sq, self._accum.window_factor*self._accum.loss_scale, _sq_norm(grads))]).tolist()
         (n,factor,sq),(window_factor,sq_mean) = np.reshape(vals[:-2], (3,-1)),vals[-2:]
         some = n>0 # A micro-batch in which nothing counts has no gradient to speak of
         if some.sum()<2: return
@@ -109,16 +110,30 @@ class NoiseScale(ScopedCallback):
 
     # What is known by now
 
+    def __repr__(self):
+        (low,high),ns = self.ci,self.noise_scale
+        return f"NoiseScale({ns:.3g} [{low:.3g}, {high:.3g}] items after {self.n_steps} steps)" if self.rows else 'NoiseScale()'
+
     @property
-    def elems_per_item(self): return self.pool.n_elems/self.n_items if self.n_items else np.nan
+    def elems_per_item(self):
+        "Elements that the loss averages over, per item"
+        return self.pool.n_elems/self.n_items if self.n_items else np.nan
     @property
-    def noise_scale(self): return float(self.pool.noise_scale/self.elems_per_item)
+    def noise_scale(self):
+        "`tr_sigma/g_sq` of the moving means, in items"
+        return float(self.pool.noise_scale/self.elems_per_item)
     @property
-    def ci(self): return tuple(float(o/self.elems_per_item) for o in self.pool.interval(self.level)) if self.n_items else (0.,np.inf)
+    def ci(self):
+        "Interval of `noise_scale`, in items"
+        return tuple(float(o/self.elems_per_item) for o in self.pool.interval(self.level)) if self.n_items else (0.,np.inf)
     @property
-    def tr_sigma(self): return float(self.pool.tr_sigma) if self.rows else np.nan
+    def tr_sigma(self):
+        "Moving mean of the windows' `tr_sigma`, per element"
+        return float(self.pool.tr_sigma) if self.rows else np.nan
     @property
-    def g_sq(self): return float(self.pool.g_sq) if self.rows else np.nan
+    def g_sq(self):
+        "Moving mean of the windows' `g_sq`"
+        return float(self.pool.g_sq) if self.rows else np.nan
 
     @property
     def df(self):
@@ -141,16 +156,17 @@ def plot_noise_scale(
     if ax is None: _,ax = plt.subplots(figsize=(7,4))
     x = df.n_items.cumsum()
     ok = np.isfinite(df.noise_scale) & (df.noise_scale>0)
-    ax.plot(x[ok], df.noise_scale[ok], label='moving mean')
+    ax.plot(x[ok], df.noise_scale[ok], label='moving mean (lags)')
     high = df.high[np.isfinite(df.high) & (df.high>0)]
     # The first few intervals are wide, and would press all the rest together
     seen = [*df.noise_scale[ok], *df.low[df.low>0], *high[high<=high.quantile(0.8)], *([base_bs] if base_bs else [])]
     if seen:
         bottom,top = min(seen)/2, max(seen)*2
         low,high = df.low.clip(lower=bottom/2), df.high.clip(upper=top*2)
-        ax.fill_between(x, low, high, alpha=0.2, lw=0, label='interval')
+        ax.fill_between(x, low, high, alpha=0.2, lw=0, label='its interval')
         ax.set_ylim(bottom, top)
     if base_bs: ax.axhline(base_bs, color='grey', ls='--', label=f"today's batch size, {base_bs}")
-    ax.set(yscale='log', xlabel='items seen', ylabel='noise scale (items)')
+    ax.set(yscale='log', xlabel='items seen', ylabel='gradient noise scale (items)')
+    for axis_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter): axis_formatter(LogFormatter()) # 40, not 4 x 10¹
     ax.legend()
     return ax

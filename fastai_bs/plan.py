@@ -29,7 +29,7 @@ def _num(x):
     x = float(f'{x:.3g}')
     return f'{x:.0f}' if abs(x)>=100 else f'{x:.3g}'
 
-def _items(n): return f"{_num(n)} item{'' if _num(n)=='1' else 's'}"
+def _items(n): return f"{n if isinstance(n, int) else _num(n)} item{'' if _num(n)=='1' else 's'}"
 
 # %% ../nbs/07_plan.ipynb #dc3c08fe
 @dataclass(frozen=True, eq=False)
@@ -43,8 +43,10 @@ class BatchPlan:
     n_windows:int # Windows in the last stretch without drift
     trend:int # 1 where the noise scale rose before that stretch, -1 where it fell, 0 where it did not move
     n_train:int # Items in the training set, or in its loader's epoch
-    n_passes:float # Epochs of the training loader that the measurement took
+    n_seen:int # Micro-batches that the measurement took
+    n_passes:float # Epochs of the training loader that it took
     moved:bool # Were the weights trained meanwhile (`lr` above 0)?
+    loss_rose:bool # Was the loss of the last window above that of the first?
     level:float # Coverage of `ci`
     df:pd.DataFrame = field(repr=False) # The measurements along the mock training, as in `NoiseScale.df`
 
@@ -60,40 +62,48 @@ class BatchPlan:
 
     def _advice(self):
         (low,high),bs,base = self.ci,self.balanced_bs,self.base_bs
+        longer = f"run longer, with num_it={4*self.n_seen} say{', or measure on more items' if self.n_passes>1.5 else ''}"
+        if self.loss_rose: yield "The loss rose during the mock training, so the learning rate may be too high for this to mean much."
         if self.n_windows<10:
-            yield f"Only {self.n_windows} windows were measured, too few for advice: run longer with num_it, or take smaller windows with n_batch."
+            yield f"Only {self.n_windows} windows were measured, too few for advice: {longer}, or take smaller windows with n_batch."
             return
         if math.isinf(high):
-            yield (f"The noise scale is at least {_items(low)}; these data do not bound it from above, so run longer with num_it." if low>0 else
-                   "The noise scale cannot be known from these data: run longer with num_it.")
+            yield (f"The noise scale is at least {_items(low)}; these data do not bound it from above, so {longer}." if low>0 else
+                   f"The noise scale cannot be known from these data: {longer}.")
             if low>base: yield f"Up to there a batch larger than today's {base} saves steps at little cost in examples."
-        elif high<2:
-            yield "There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
+        elif high<1:
+            yield "There is no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
         elif base>high and bs<base:
-            yield f"Today's batch of {_items(base)} is above the noise scale: a smaller one, about {bs}, learns the same from fewer examples."
+            yield f"Today's batch of {_items(base)} is above this noise scale: a smaller one, about {bs}, learns the same from fewer examples."
+            if self.trend>0: yield "But it was rising, so leave the batch as it is and measure again."
         elif base<low and bs>base:
-            yield (f"A batch of about {_items(bs)} takes at most 2.42 times the fewest steps and the fewest examples; "
-                   f"today's {base} takes {_num(1+self.noise_scale/base)} times the fewest steps.{self._reach(bs)}")
+            yield f"A batch of {_items(bs)} takes {self._costs(bs)}; today's {base} takes {self._costs(base)}. {self._reach(bs)}"
         elif base<low or base>high: yield f"Today's batch of {_items(base)} is near the noise scale: leave it."
         else: yield f"Today's batch of {_items(base)} is as large as the noise scale, within its interval: leave it."
         if self.trend:
             yield (f"The noise scale {'rose' if self.trend>0 else 'fell'} during the mock training; "
                    f"this is the value of its last {self.n_windows} windows, so measure again later in training.")
-        elif self.moved and 2<=high<math.inf: yield "It is the noise scale of early training and tends to rise: measure again later."
+        elif self.moved and 1<=high<math.inf: yield "It is the noise scale of this part of the training and tends to rise: measure again later."
         if self.n_passes>1.5:
             yield f"The measurement went through the training set {_num(self.n_passes)} times, so it speaks of these {self.n_train} items only."
         if self.n_train/4<self.noise_scale<math.inf:
-            yield (f"The training set is small beside the noise scale: its own is {_num(finite_noise_scale(self.noise_scale, self.n_train))}, "
-                   "and a larger batch leaves few steps per epoch.")
+            yield (f"The training set of {_items(self.n_train)} is small beside that: within it the noise scale is "
+                   f"{_num(finite_noise_scale(self.noise_scale, self.n_train))}, and a batch of {bs} leaves {_num(self.n_train/bs)} steps per epoch.")
+
+    def _costs(self, bs):
+        "S and E of McCandlish et al. 2018, as multiples of their minimum"
+        return f"{_num(1+self.noise_scale/bs)} times the fewest steps and {_num(1+bs/self.noise_scale)} times the fewest examples"
 
     def _reach(self, bs):
-        n_acc = max(1, round(bs/self.micro_bs))
-        return f" Where memory allows, set the loader to it; else add GradAccum({n_acc})." if n_acc>1 else ""
+        if bs<=self.micro_bs: return "Take fewer micro-batches for each step."
+        how = 'add' if self.micro_bs==self.base_bs else 'replace the accumulation by'
+        return f"Where memory allows, set the loader to it; else {how} GradAccum({math.ceil(bs/self.micro_bs)})."
 
     def _value(self): return f"{_num(self.noise_scale)} [{_num(self.ci[0])}, {_num(self.ci[1])}]"
 
     def __repr__(self):
-        head = f"BatchPlan(noise_scale={self._value()}, balanced_bs={self.balanced_bs}, base_bs={self.base_bs})"
+        unsure = ' (not bounded)' if self.balanced_bs and math.isinf(self.ci[1]) else ''
+        head = f"BatchPlan(noise_scale={self._value()}, balanced_bs={self.balanced_bs}{unsure}, base_bs={self.base_bs})"
         return f"{head}\n{textwrap.fill(self.advice, 110, initial_indent='  ', subsequent_indent='  ')}"
 
     def plot(self,
@@ -103,7 +113,7 @@ class BatchPlan:
         ax = plot_noise_scale(self.df, self.base_bs, ax=ax)
         x,(low,high),(bottom,top) = self.df.n_items.cumsum().iloc[-self.n_windows:],self.ci,ax.get_ylim()
         if 0<self.noise_scale<math.inf:
-            ax.plot([x.iloc[0],x.iloc[-1]], [self.noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {self._value()}')
+            ax.plot([x.iloc[0],x.iloc[-1]], [self.noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {self._value()} at {self.level:.0%}')
             edge = high if math.isfinite(high) else 2*max(top, self.noise_scale)
             ax.fill_between([x.iloc[0],x.iloc[-1]], max(low, bottom/2), edge, color='C1', alpha=0.2, lw=0)
             ax.set_ylim(min(bottom, self.noise_scale/2), max(top, self.noise_scale*2, high*2 if math.isfinite(high) else 0))

@@ -61,7 +61,8 @@ def _keep(o, stack, seen):
     elif isinstance(o, torch.Generator): stack.callback(o.set_state, o.get_state())
     elif isinstance(o, np.random.Generator): stack.callback(setattr, o.bit_generator, 'state', o.bit_generator.state)
     elif isinstance(o, np.random.RandomState): stack.callback(o.set_state, o.get_state())
-    elif isinstance(o, np.ndarray): stack.callback(np.copyto, o, o.copy())
+    elif isinstance(o, np.ndarray):
+        if o.flags.writeable: stack.callback(np.copyto, o, o.copy())
     elif isinstance(o, set):
         stack.callback(o.update, set(o))
         stack.callback(o.clear)
@@ -76,7 +77,11 @@ def _keep(o, stack, seen):
         for v in list(o): _keep(v, stack, seen)
     elif isinstance(o, tuple):
         for v in o: _keep(v, stack, seen)
-    elif isinstance(o, _followed): _keep(vars(o), stack, seen)
+    elif isinstance(o, _followed):
+        _keep(vars(o), stack, seen)
+        if isinstance(o, torch.jit.ScriptModule): # Holds its state where `vars` does not show it
+            for m in o.modules(): stack.callback(setattr, m, 'training', m.training)
+            for t in [*o.parameters(), *o.buffers()]: _keep(t, stack, seen)
 
 # %% ../nbs/02_snapshot.ipynb #2bdfb39a
 def _keep_rng(stack):
@@ -124,6 +129,7 @@ def unchanged(
         _keep_autocast(stack)
         seen = {}
         _keep(learn, stack, seen)
+        _keep(getattr(learn.loss_func, '__dict__', None), stack, seen) # A loss may be of any class
         for o in list(seen.values()):
             if isinstance(o, TorchDataLoader): _set_aside_workers(o, stack)
         yield learn
