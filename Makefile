@@ -18,7 +18,9 @@ test: $(VENV)/.installed-dev ## Run the whole test suite, notebooks included (in
 lint: $(VENV)/.installed-dev ## Check the code with ruff
 	$(BIN)/ruff check .
 
-sync: $(VENV)/.installed-dev ## Write the modules and the README from the notebooks, and clean the notebooks
+sync: $(VENV)/.installed-dev ## Write the modules and the README from the notebooks, store their outputs, and clean them
+	$(BIN)/nbdev-export
+	PYTHONWARNINGS=ignore $(BIN)/nbdev-test --save --n-workers 2
 	$(BIN)/nbdev-clean
 	$(BIN)/nbdev-export
 	$(BIN)/python docs/readme.py

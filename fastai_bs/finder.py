@@ -16,6 +16,7 @@ from fastcore.foundation import L
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
 from fastai.callback.progress import CSVLogger
 from fastai.callback.training import GradientAccumulation
+from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from .accumulate import GradAccum
@@ -137,7 +138,7 @@ def _plan(learn, finder, lr, n_iter):
     steps,n_items,n_elems,tr_sigma,g_sq = np.array(noise.rows).T
     per_item = n_elems[start:].sum()/n_items[start:].sum() # The estimator counts elements, a batch items
     low,high = p.interval(noise.level)
-    try: n_train = getattr(dl, 'n', None) or len(dl.dataset)
+    try: n_train = (dl.n if isinstance(dl, DataLoader) else None) or len(dl.dataset)
     except (TypeError,AttributeError): n_train = n_iter*finder.micro_bs # A data set without a length, or a loader without a data set
     return BatchPlan(noise_scale=float(p.noise_scale/per_item), ci=(float(low/per_item),float(high/per_item)),
         base_bs=_batch_size(learn, finder.micro_bs), micro_bs=finder.micro_bs, base_lr=lr if lr is not None and finder.moves else finder.own_lr,

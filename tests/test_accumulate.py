@@ -904,3 +904,13 @@ def test_bad_number_from_count(n, exc, match):
     with pytest.raises(exc, match=match): learn.fit(1, 0.1)
     assert torch.equal(before, flat(learn))
     assert_clean(learn, [0.3])
+
+def test_gradients_that_are_views():
+    "As in a flat buffer for all of them"
+    learn = quiet_learner(loaders(regression(12), 2), mlp(), opt_func=partial(OptimWrapper, opt=partial(torch.optim.SGD, foreach=False)), cbs=GradAccum(3))
+    ps = list(learn.model.parameters())
+    buffer = torch.ones(sum(p.numel() for p in ps), dtype=ps[0].dtype)
+    for p,g in zip(ps, buffer.split([p.numel() for p in ps])): p.grad = g.view_as(p)
+    twin = quiet_learner(loaders(regression(12), 6), mlp(), opt_func=partial(OptimWrapper, opt=torch.optim.SGD))
+    for o in (learn,twin): o.fit(1, 0.1)
+    assert distance(learn, twin)<1e-12

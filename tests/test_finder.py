@@ -454,7 +454,7 @@ bad = [(dict(num_it=0), ValueError, '`num_it` must be at least 1 micro-batch, go
     (dict(lr=slice(None)), (TypeError,ValueError), '`lr` must'), (dict(lr=[]), (TypeError,ValueError), '`lr` must'), (dict(lr=[0.1]*3),
     (TypeError,ValueError), '`lr` must.*parameter group'),
     (dict(lr=[None]), (TypeError,ValueError), '`lr` must'),
-    *[(dict(tol=v), ValueError, f'`tol` must be 0 or more, the part of the estimate that the interval may be wide, got {v}') for v in (-1,nan)],
+    *[(dict(tol=v), ValueError, f'`tol` must be 0 or more, the interval\'s half-width as a fraction of the estimate, got {v}') for v in (-1,nan)],
     (dict(tol='x'), (TypeError,ValueError), '`tol` must be')]
 
 def _refused(learn, error, match, **kwargs):
@@ -484,8 +484,9 @@ def _all_frozen():
     return learn
 def _no_parameters(): return quiet_learner(loaders(regression(20), 4), nn.Sequential(nn.Flatten(), nn.Tanh()))
 
-@pytest.mark.parametrize('make,match', [(_one_batch, 'holds 1 micro-batch of 4 items, and at least 2 are needed'), (_empty, 'holds 0 micro-batches of 4 items'),
-    (_empty_torch, 'holds 0 micro-batches of 4 items'), (_dropped, 'holds 0 micro-batches of 4 items'),
+@pytest.mark.parametrize('make,match', [
+    (_one_batch, 'yields 1 micro-batch in an epoch, and at least 2 are needed'), (_empty, 'yields 0 micro-batches in an epoch'),
+    (_empty_torch, 'yields 0 micro-batches in an epoch'), (_dropped, 'yields 0 micro-batches in an epoch'),
     (_endless, 'does not declare a length.*give its data set a `__len__`, or the loader `n=`'), (_endless_torch, 'does not declare a length'),
     (_all_frozen, 'no trainable parameters.*unfreeze'), (_no_parameters, 'no trainable parameters')], ids=lambda o: getattr(o, '__name__', ''))
 def test_bad_learners(make, match): assert _refused(make(), ValueError, match)==[]
@@ -505,3 +506,60 @@ def test_a_loss_that_diverges():
     _refused(learn, ValueError, r'The loss is (nan|inf) at micro-batch \d+ of the mock training \(lr=1e\+20\).*lower `lr`', lr=1e20)
     learn.fit(1, 0.01)
     assert learn.recorder.losses[-1].isfinite()
+
+# What the learner brings along
+
+def padded_tokens(n=96, length=6):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randint(1, 9, (n,length), generator=g)
+    return list(zip(x, torch.where(torch.arange(length)<torch.randint(1, length+1, (n,1), generator=g), x.roll(1,1), 0)))
+
+def my_token_loss(pred, targ):
+    loss = nn.functional.cross_entropy(pred.flatten(0,1), targ.flatten(), reduction='none')
+    keep = targ.flatten()!=0
+    return (loss*keep).sum()/keep.sum()
+
+def test_the_count_of_the_learners_own_accumulation_is_kept():
+    "A loss of one's own over tokens reads as torch's does with `ignore_index`"
+    def plan(loss_func, cbs=None):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(9,4), nn.Linear(4,9)).double()
+        return quiet_learner(loaders(padded_tokens(), 4), model, loss_func, cbs=cbs).bs_find(0, n_batch=3, num_it=24, tol=0, show_plot=False)
+    torchs = plan(CrossEntropyLossFlat(ignore_index=0))
+    mine = plan(my_token_loss, GradAccum(1, count=lambda learn: (learn.y!=0).sum()))
+    assert mine.noise_scale==pytest.approx(torchs.noise_scale, rel=1e-4) # fastai's flat losses compute in single precision
+    with pytest.warns(UserWarning, match='cannot tell what the loss'): means = plan(my_token_loss)
+    assert means.noise_scale!=pytest.approx(torchs.noise_scale, rel=1e-2)
+
+class PlainLoader:
+    "No data set, no batch size, only batches"
+    def __init__(self, n): self.n = n
+    def __len__(self): return self.n
+    def __iter__(self):
+        g = torch.Generator().manual_seed(0)
+        for _ in range(self.n):
+            x = torch.randn(4, 5, generator=g)
+            yield x, x[:,:2]+torch.randn(4, 2, generator=g)
+
+def test_a_loader_without_a_data_set():
+    plan = quiet_learner(DataLoaders(PlainLoader(60), PlainLoader(3), device='cpu'), mlp(dtype=torch.float32)).bs_find(0, show_plot=False)
+    assert plan.n_train==240 and plan.base_bs==4
+
+class CountingLoss:
+    "Of no class that anybody knows, with a state of its own"
+    reduction = 'mean'
+    def __init__(self): self.n,self.decay = 0,torch.ones(())
+    def __call__(self, pred, targ):
+        self.n += 1
+        self.decay.mul_(0.99)
+        return nn.functional.mse_loss(pred, targ)*self.decay
+
+@pytest.mark.filterwarnings('ignore:GradAccum cannot tell')
+def test_a_loss_of_any_class_is_put_back():
+    learn = quiet_learner(loaders(regression(80), 4), mlp(), CountingLoss())
+    first,second = (learn.bs_find(0.01, show_plot=False) for _ in range(2))
+    assert learn.loss_func.n==0 and learn.loss_func.decay==1 and first.noise_scale==second.noise_scale
+
+def test_a_loss_that_rises_is_told():
+    assert "The loss rose" in reg_learner(lr=3.).bs_find(0.4, n_batch=2, tol=0, show_plot=False).advice
+    assert "The loss rose" not in reg_learner().bs_find(0.01, tol=0, show_plot=False).advice

@@ -544,3 +544,9 @@ def test_plot():
 def test_plot_on_given_axes():
     _,ax = plt.subplots()
     assert plot_noise_scale(NoiseScale().df, ax=ax) is ax
+
+def test_repr():
+    assert repr(NoiseScale())=='NoiseScale()'
+    noise = measure(*task('mlp'))
+    low,high = noise.ci
+    assert repr(noise)==f"NoiseScale({noise.noise_scale:.3g} [{low:.3g}, {high:.3g}] items after {noise.n_steps} steps)"

@@ -17,8 +17,8 @@ def rows(n=30, noise_scale=100., low=80., high=130., n_items=40):
 
 def make(noise_scale=100., ci=(80.,130.), **kwargs):
     "A plan about which there is nothing else to say"
-    return BatchPlan(**{**dict(noise_scale=noise_scale, ci=ci, base_bs=100, micro_bs=100, base_lr=0.1, n_windows=30, trend=0, n_train=10_000, n_passes=1.,
-        moved=False,
+    return BatchPlan(**{**dict(noise_scale=noise_scale, ci=ci, base_bs=100, micro_bs=100, base_lr=0.1, n_windows=30, trend=0, n_train=10_000, n_seen=50,
+        n_passes=1., moved=False, loss_rose=False,
                                level=0.95, df=rows()), **kwargs})
 
 @pytest.mark.parametrize('noise_scale,bs',
@@ -31,50 +31,54 @@ def test_balanced_bs_is_within_2_42_of_both_minima(noise_scale):
     b = balanced_bs(noise_scale)
     assert max(1+noise_scale/b, 1+b/noise_scale)<2.42
 
-few = "Only 9 windows were measured, too few for advice: run longer with num_it, or take smaller windows with n_batch."
+few = "Only 9 windows were measured, too few for advice: run longer, with num_it=200 say, or take smaller windows with n_batch."
 leave = "Today's batch of 100 items is as large as the noise scale, within its interval: leave it."
-early = "It is the noise scale of early training and tends to rise: measure again later."
-no_noise = "There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
-unknown = "The noise scale cannot be known from these data: run longer with num_it."
+later = "It is the noise scale of this part of the training and tends to rise: measure again later."
+no_noise = "There is no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
+unknown = "The noise scale cannot be known from these data: run longer, with num_it=200 say."
+at_least = "The noise scale is at least {} items; these data do not bound it from above, so run longer, with num_it=200 say."
+rose = "The loss rose during the mock training, so the learning rate may be too high for this to mean much."
+larger = ("A batch of 128 items takes 1.78 times the fewest steps and 2.28 times the fewest examples; "
+          "today's 32 takes 4.12 times the fewest steps and 1.32 times the fewest examples. Where memory allows, set the loader to it; else ")
+smaller = "Today's batch of 512 items is above this noise scale: a smaller one, about 128, learns the same from fewer examples."
+small_set = "The training set of {} items is small beside that: within it the noise scale is {}, and a batch of 128 leaves {} steps per epoch."
 
 advice = dict(
-    few_windows=(dict(n_windows=9, trend=1, moved=True, n_passes=9.), few),
+    few_windows=(dict(n_windows=9, trend=1, moved=True, n_passes=1.2), few),
+    few_windows_of_few_items=(dict(n_windows=9, n_passes=9.), few.replace('say,', 'say, or measure on more items,')),
     as_large=(dict(), leave),
     as_large_at_lower_end=(dict(base_bs=80), leave.replace('100','80')),
     as_large_at_upper_end=(dict(base_bs=130), leave.replace('100','130')),
-    larger=(dict(base_bs=32, micro_bs=16), "A batch of about 128 items takes at most 2.42 times the fewest steps and the fewest examples; "
-            "today's 32 takes 4.12 times the fewest steps. Where memory allows, set the loader to it; else add GradAccum(8)."),
-    larger_without_accumulation=(dict(noise_scale=120., ci=(110.,130.)),
-    "A batch of about 128 items takes at most 2.42 times the fewest steps and the fewest examples; "
-            "today's 100 takes 2.2 times the fewest steps."),
+    larger=(dict(base_bs=32, micro_bs=32), larger+"add GradAccum(4)."),
+    larger_with_more_accumulation=(dict(base_bs=32, micro_bs=16), larger+"replace the accumulation by GradAccum(8)."),
     near_below=(dict(noise_scale=85., ci=(82.,88.), base_bs=80, micro_bs=80), "Today's batch of 80 items is near the noise scale: leave it."),
     near_above=(dict(noise_scale=56., ci=(50.,59.), base_bs=60, micro_bs=60), "Today's batch of 60 items is near the noise scale: leave it."),
-    smaller=(dict(base_bs=512), "Today's batch of 512 items is above the noise scale: a smaller one, about 128, learns the same from fewer examples."),
-    no_noise=(dict(noise_scale=0., ci=(0.,1.9), moved=True), no_noise),
-    no_noise_single_items=(dict(noise_scale=0.5, ci=(0.,1.), base_bs=1), no_noise),
-    unbounded=(dict(noise_scale=300., ci=(60.,inf)), "The noise scale is at least 60 items; these data do not bound it from above, so run longer with num_it."),
+    smaller=(dict(base_bs=512), smaller),
+    smaller_but_rising=(dict(base_bs=512, trend=1), f"{smaller} But it was rising, so leave the batch as it is and measure again. "
+            "The noise scale rose during the mock training; this is the value of its last 30 windows, so measure again later in training."),
+    all_of_a_batch=(dict(base_bs=4096, micro_bs=4096), smaller.replace('512','4096')),
+    no_noise=(dict(noise_scale=0., ci=(0.,0.9), moved=True), no_noise),
+    hardly_any_noise=(dict(noise_scale=1.9, ci=(1.8,2.), base_bs=16), "Today's batch of 16 items is above this noise scale: a smaller one, about 2, "
+            "learns the same from fewer examples."),
+    unbounded=(dict(noise_scale=300., ci=(60.,inf)), at_least.format(60)),
     unbounded_and_larger=(dict(noise_scale=300., ci=(140.,inf), moved=True),
-    "The noise scale is at least 140 items; these data do not bound it from above, so run longer "
-            "with num_it. Up to there a batch larger than today's 100 saves steps at little cost in examples."),
-    no_estimate=(dict(noise_scale=inf, ci=(60.,inf)),
-    "The noise scale is at least 60 items; these data do not bound it from above, so run longer with num_it."),
+            at_least.format(140)+" Up to there a batch larger than today's 100 saves steps at little cost in examples."),
+    no_estimate=(dict(noise_scale=inf, ci=(60.,inf)), at_least.format(60)),
     unknown=(dict(noise_scale=inf, ci=(0.,inf), moved=True), unknown),
     unknown_and_rising=(dict(noise_scale=inf, ci=(0.,inf), trend=1, n_windows=22), f"{unknown} The noise scale rose during the mock training; "
             "this is the value of its last 22 windows, so measure again later in training."),
-    moved=(dict(moved=True), f"{leave} {early}"),
+    loss_rose=(dict(noise_scale=inf, ci=(0.,inf), moved=True, loss_rose=True), f"{rose} {unknown}"),
+    moved=(dict(moved=True), f"{leave} {later}"),
     rose=(dict(moved=True, trend=1, n_windows=15),
-    f"{leave} The noise scale rose during the mock training; this is the value of its last 15 windows, so measure again later in training."),
+            f"{leave} The noise scale rose during the mock training; this is the value of its last 15 windows, so measure again later in training."),
     fell=(dict(trend=-1, n_windows=15),
-    f"{leave} The noise scale fell during the mock training; this is the value of its last 15 windows, so measure again later in training."),
+            f"{leave} The noise scale fell during the mock training; this is the value of its last 15 windows, so measure again later in training."),
     passes=(dict(n_passes=13.37, n_train=500), f"{leave} The measurement went through the training set 13.4 times, so it speaks of these 500 items only."),
     passes_once_and_a_half=(dict(n_passes=1.5), leave),
-    small_set=(dict(n_train=200), f"{leave} The training set is small beside the noise scale: its own is 66.7, and a larger batch leaves few steps per epoch."),
+    small_set=(dict(n_train=200), f"{leave} {small_set.format(200, 66.7, 1.56)}"),
     not_small_set=(dict(n_train=400), leave),
-    several=(dict(base_bs=32, micro_bs=32, moved=True, n_passes=4., n_train=100),
-    "A batch of about 128 items takes at most 2.42 times the fewest steps and the fewest examples; "
-            "today's 32 takes 4.12 times the fewest steps. Where memory allows, set the loader to it; else add GradAccum(4). " + early +
-            " The measurement went through the training set 4 times, so it speaks of these 100 items only."
-            " The training set is small beside the noise scale: its own is 50, and a larger batch leaves few steps per epoch."))
+    several=(dict(base_bs=32, micro_bs=32, moved=True, n_passes=4., n_train=100), f"{larger}add GradAccum(4). {later}"
+            f" The measurement went through the training set 4 times, so it speaks of these 100 items only. {small_set.format(100, 50, 0.781)}"))
 
 @pytest.mark.parametrize('kwargs,words', advice.values(), ids=advice)
 def test_advice(kwargs, words): assert make(**kwargs).advice==words
@@ -89,6 +93,7 @@ def test_repr():
     assert head=='BatchPlan(noise_scale=512 [430, 641], balanced_bs=512, base_bs=64)'
     assert ' '.join(o.strip() for o in rest)==make(512.3, (430.1,640.7), base_bs=64, micro_bs=64).advice
     assert repr(make(inf, (0.,inf))).startswith('BatchPlan(noise_scale=inf [0, inf], balanced_bs=None, base_bs=100)\n')
+    assert repr(make(500., (90.,inf))).startswith('BatchPlan(noise_scale=500 [90, inf], balanced_bs=512 (not bounded), base_bs=100)\n')
 
 def test_a_plan_is_a_record():
     "It cannot be altered, and compares by identity: it holds a data frame"
@@ -106,10 +111,10 @@ def _line(ax, label): return next(o for o in ax.lines if o.get_label().startswit
 def test_plot():
     df = rows(30, noise_scale=np.linspace(50,150,30), low=np.linspace(20,100,30), high=np.linspace(300,200,30))
     ax = make(df=df, base_bs=64).plot()
-    assert (ax.get_yscale(),ax.get_xlabel(),ax.get_ylabel())==('log','items seen','noise scale (items)')
+    assert (ax.get_yscale(),ax.get_xlabel(),ax.get_ylabel())==('log','items seen','gradient noise scale (items)')
     assert np.allclose(_line(ax, 'moving mean').get_xydata(), np.c_[np.arange(1,31)*40, df.noise_scale]) and list(_line(ax,
         "today's batch size, 64").get_ydata())==[64,64]
-    assert {'moving mean','interval',"today's batch size, 64",'the plan: 100 [80, 130]'}=={t.get_text() for t in ax.get_legend().get_texts()}
+    assert {'moving mean (lags)','its interval',"today's batch size, 64",'the plan: 100 [80, 130] at 95%'}=={t.get_text() for t in ax.get_legend().get_texts()}
     bottom,top = ax.get_ylim()
     assert bottom<20 and top>300 and (_band(ax)[:,1].min(),_band(ax)[:,1].max())==(20,300)
 

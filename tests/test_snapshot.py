@@ -275,3 +275,25 @@ def test_a_failing_restoration_does_not_stop_the_others():
     w = learn.model.lin.weight.detach().clone()
     with pytest.raises(RuntimeError, match='will not'), unchanged(learn): _train(learn)
     assert torch.equal(torch.get_rng_state(), before) and torch.equal(learn.model.lin.weight, w) and learn.opt is None
+
+class ReadOnly(Callback):
+    "As pandas hands them out"
+    def __init__(self):
+        self.weights,self.counts = np.ones(3),np.zeros(3)
+        self.weights.flags.writeable = False
+    def after_batch(self): self.counts += 1
+
+def test_arrays_that_cannot_be_written_to():
+    cb = ReadOnly()
+    learn = quiet_learner(loaders(regression(8), 4), mlp(), cbs=cb)
+    with unchanged(learn): learn.fit(1, 0.1)
+    assert not cb.counts.any() and cb.weights.all()
+
+@pytest.mark.parametrize('script', [torch.jit.script, lambda m: torch.jit.trace(m, torch.randn(4,5,dtype=torch.float64), check_trace=False)])
+def test_torchscript(script):
+    "Its modules hold their state where `vars` does not show it"
+    model = script(nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double())
+    learn = quiet_learner(loaders(regression(8), 4), model)
+    before = {k: v.clone() for k,v in model.state_dict().items()}
+    with unchanged(learn): learn.fit(1, 0.1)
+    for k,v in model.state_dict().items(): assert torch.equal(v, before[k])
