@@ -22,7 +22,6 @@ sync: $(VENV)/.installed-dev ## Write the modules and the README from the notebo
 	$(BIN)/nbdev-export
 	PYTHONWARNINGS=ignore $(BIN)/nbdev-test --save --n-workers 2
 	$(BIN)/nbdev-clean
-	$(BIN)/nbdev-export
 	$(BIN)/python docs/readme.py
 
 clean: ## Remove the environment and all that was built
