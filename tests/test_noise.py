@@ -550,3 +550,16 @@ def test_repr():
     noise = measure(*task('mlp'))
     low,high = noise.ci
     assert repr(noise)==f"NoiseScale({noise.noise_scale:.3g} [{low:.3g}, {high:.3g}] items after {noise.n_steps} steps)"
+
+def test_validation_is_no_fit():
+    "fastai fires `before_fit` in `validate` and `get_preds` too, holding a lock that an error would leave held for good"
+    items,model,loss_func = task('mlp')
+    learn = quiet_learner(loaders(items, 2), model, loss_func, SGD, cbs=[GradAccum(5), NoiseScale()])
+    learn.fit(1, 0.01)
+    known = repr(learn.noise_scale)
+    learn.validate()
+    learn.get_preds()
+    assert repr(learn.noise_scale)==known!='NoiseScale()'
+    alone = quiet_learner(loaders(items, 2), model, loss_func, SGD, cbs=NoiseScale())
+    for _ in range(2): alone.validate()
+    with pytest.raises(ValueError, match='there must be several'): alone.fit(1)
