@@ -129,7 +129,7 @@ class GradAccum(ScopedCallback):
         elif not callable(n_acc): _check_n_acc(n_acc)
         if count is not None and not callable(count):
             raise TypeError(f"`count` must be a function of the learner that returns the loss elements in the micro-batch, got {count!r}")
-        self.n_acc_at,self.count,self.fix_bn = n_acc,count,fix_bn
+        self.n_acc_at,self.count,self.fix_bn,self._loss_func,self._n_ref = n_acc,count,fix_bn,None,None
         self.n_acc,self.n_micro,self.stepped,self.window_loss = (n_acc if isinstance(n_acc, numbers.Integral) else 1),0,False,None
 
     @property
