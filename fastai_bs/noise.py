@@ -157,9 +157,9 @@ def plot_noise_scale(
     x = df.n_items.cumsum()
     ok = np.isfinite(df.noise_scale) & (df.noise_scale>0)
     ax.plot(x[ok], df.noise_scale[ok], label='moving mean (lags)')
-    high = df.high[np.isfinite(df.high) & (df.high>0)]
+    low,high = df.low[df.low>0],df.high[np.isfinite(df.high) & (df.high>0)]
     # The first few intervals are wide, and would press all the rest together
-    seen = [*df.noise_scale[ok], *df.low[df.low>0], *high[high<=high.quantile(0.8)], *([base_bs] if base_bs else [])]
+    seen = [*df.noise_scale[ok], *low[low>=low.quantile(0.2)], *high[high<=high.quantile(0.8)], *([base_bs] if base_bs else [])]
     if seen:
         bottom,top = min(seen)/2, max(seen)*2
         low,high = df.low.clip(lower=bottom/2), df.high.clip(upper=top*2)
