@@ -74,8 +74,8 @@ def main():
         print('|', *(f'{c} |' for c in lines[-1]), flush=True)
     if args.out is None: return
     head = [f"# Coverage of the 95% interval\n\n{args.experiments} experiments a setting, seed {args.seed}, windows of {K} micro-batches: "
-            "`benchmarks/coverage.py` says what the columns mean. The first four lines are those that the tests hold: 92 to 98% covered, low > truth in at most 5%; "
-            "none unbounded at a noise scale of a window and below, at most 30% at ten times that.\n",
+            "`benchmarks/coverage.py` says what the columns mean. The first four lines are those that the tests hold: 92 to 98% covered, low > truth in at "
+            "most 5%; none unbounded at a noise scale of a window and below, at most 30% at ten times that.\n",
             f"{date.today()}, fastai_bs {__version__}, Python {platform.python_version()}, numpy {np.__version__}, scipy {scipy.__version__}\n"]
     args.out.write_text('\n'.join(head+[f"| {' | '.join(map(str,o))} |" for o in lines])+'\n')
 

@@ -156,7 +156,7 @@ def test_plot_with_rows_that_say_nothing(hole, tmp_path):
     ax = make(df=df).plot()
     _drawn(ax, tmp_path)
     known = np.isfinite(df.noise_scale) & (df.noise_scale>0)
-    assert _line(ax, 'moving mean').get_ydata().tolist()==[100.]*known.sum() and ax.get_ylim()==(min(80,*df.low[df.low>0])/2, 260)
+    assert _line(ax, 'moving mean').get_ydata().tolist()==[100.]*known.sum() and ax.get_ylim()==(40, 260) # A few low ends apart do not move it
     assert np.isfinite(_band(ax)).all()
 
 @pytest.mark.filterwarnings('error')
