@@ -37,6 +37,9 @@ def ratio(
     return res[()]
 
 # %% ../nbs/00_estimator.ipynb #b8260604
+def _check_ci(ci):
+    if not 0<ci<1: raise ValueError(f"`ci` must be between 0 and 1, both excluded, got {ci}: 0.95 for an interval of 95%")
+
 def fieller(
     tr_sigma, # Weighted mean of the windows' `tr_sigma`
     g_sq, # Weighted mean of the windows' `g_sq`
@@ -48,7 +51,7 @@ def fieller(
     at_least=0., # Lower end where even |G|² is measured negative beyond doubt: nothing is known then but what was seen, the elements measured
 )->tuple: # Lower and upper end, in elements; the upper is `inf` where the data cannot bound it
     "Confidence interval of `tr_sigma/g_sq` (Fieller 1954, J. R. Stat. Soc. B 16), all branches, elementwise"
-    if not 0<ci<1: raise ValueError(f"`ci` must be between 0 and 1, both excluded, got {ci}: 0.95 for an interval of 95%")
+    _check_ci(ci)
     T,g = np.asarray(tr_sigma, dtype=np.float64),np.asarray(g_sq, dtype=np.float64)
     q = stats.t.ppf((1+ci)/2, dof)**2
     A,B,C = g**2 - q*v_g, T*g - q*cov, T**2 - q*v_tr
@@ -107,7 +110,7 @@ class Pool:
         ci:float=0.95, # Coverage
     )->tuple: # Lower and upper end, in elements; `(0, inf)` below 3 windows
         "`fieller` interval of `noise_scale`"
-        if not 0<ci<1: raise ValueError(f"`ci` must be between 0 and 1, both excluded, got {ci}: 0.95 for an interval of 95%")
+        _check_ci(ci)
         if self.n_windows<3: return 0.,np.inf
         s = 1/self.w_eff
         v_tr,v_g,cov = (o/self._u**2/(1-s) for o in (self._v_tr,self._v_g,self._cov))

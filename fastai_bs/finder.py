@@ -135,7 +135,7 @@ def _plan(learn, finder, lr, n_iter):
     "What the finished mock training says; nothing more is run"
     noise,dl = finder.noise,learn.dls.train
     p,start = stretch(noise)
-    steps,n_items,n_elems,tr_sigma,g_sq = np.array(noise.rows).T
+    _,n_items,n_elems,tr_sigma,g_sq = np.array(noise.rows).T
     per_item = n_elems[start:].sum()/n_items[start:].sum() # The estimator counts elements, a batch items
     low,high = p.interval(noise.level)
     try: n_train = (dl.n if isinstance(dl, DataLoader) else None) or len(dl.dataset)

@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogFormatter
+from fastcore.basics import first
 from fastai.torch_core import find_bs
 from .accumulate import GradAccum, ScopedCallback
 from .estimator import Pool, window_moments
@@ -58,7 +59,7 @@ class NoiseScale(ScopedCallback):
         "Start anew; refuse a fit without several gradients per step"
         twins = [cb for cb in self.learn.cbs if isinstance(cb, NoiseScale)]
         if len(twins)>1: raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)}: remove the others")
-        self._accum = next((cb for cb in self.learn.cbs if isinstance(cb, GradAccum)), None)
+        self._accum = first(cb for cb in self.learn.cbs if isinstance(cb, GradAccum))
         if self._accum is None or max((self._accum.n_acc_in(e) for e in range(self.n_epoch)), default=2)<2:
             raise ValueError("NoiseScale compares the micro-batches of an optimizer step, so there must be several: add GradAccum(n_acc), n_acc 2 or more")
         self._reset()
@@ -167,6 +168,7 @@ def plot_noise_scale(
         ax.set_ylim(bottom, top)
     if base_bs: ax.axhline(base_bs, color='grey', ls='--', label=f"today's batch size, {base_bs}")
     ax.set(yscale='log', xlabel='items seen', ylabel='gradient noise scale (items)')
-    for axis_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter): axis_formatter(LogFormatter()) # 40, not 4 x 10¹
+    ax.yaxis.set_major_formatter(LogFormatter()) # 40, not 4 x 10¹
+    ax.yaxis.set_minor_formatter(LogFormatter())
     ax.legend()
     return ax
