@@ -1,9 +1,11 @@
 "What a notebook needs, with one import: `from fastai_bs.all import *`"
 from .accumulate import GradAccum
 from .finder import BSFinder  # noqa: F401 The import adds `Learner.bs_find`
+from .lr import ScaledLR
 from .noise import NoiseScale, plot_noise_scale
 from .plan import BatchPlan
-from .scaling import linear_scaling, sqrt_scaling
+from .scaling import adam_scaling, adascale_gain, linear_scaling, sqrt_scaling, surge_scaling, warmup_factor
 from .snapshot import unchanged
 
-__all__ = ['GradAccum', 'NoiseScale', 'plot_noise_scale', 'BatchPlan', 'linear_scaling', 'sqrt_scaling', 'unchanged']
+__all__ = ['GradAccum', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan', 'linear_scaling', 'sqrt_scaling', 'adascale_gain', 'adam_scaling',
+           'surge_scaling', 'warmup_factor', 'unchanged']

@@ -19,8 +19,9 @@ from fastai.callback.training import GradientAccumulation
 from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
-from .accumulate import GradAccum
+from .accumulate import GradAccum, batch_size
 from .estimator import drift_t, last_stretch, pool
+from .lr import ScaledLR
 from .noise import NoiseScale
 from .plan import BatchPlan
 from .snapshot import unchanged
@@ -124,16 +125,10 @@ def _epoch_len(dl):
                      "make the micro-batches smaller, or see that the data set is not empty")
 
 # %% ../nbs/08_finder.ipynb #008d8fc8
-def _batch_size(learn, micro_bs):
-    "Today's batch size in items, with the accumulation that `learn` has"
-    for cb in learn.cbs:
-        if isinstance(cb, GradAccum): return micro_bs*cb.n_acc_in(0)
-        if isinstance(cb, GradientAccumulation): return micro_bs*math.ceil(cb.n_acc/micro_bs) # That one counts items
-    return micro_bs
-
 def _plan(learn, finder, lr, n_iter):
     "What the finished mock training says; nothing more is run"
-    noise,dl = finder.noise,learn.dls.train
+    noise,dl,scaled = finder.noise,learn.dls.train,first(cb for cb in learn.cbs if isinstance(cb, ScaledLR))
+    bs = batch_size(learn, micro_bs=finder.micro_bs)
     p,start = stretch(noise)
     _,n_items,n_elems,tr_sigma,g_sq = np.array(noise.rows).T
     per_item = n_elems[start:].sum()/n_items[start:].sum() # The estimator counts elements, a batch items
@@ -141,7 +136,8 @@ def _plan(learn, finder, lr, n_iter):
     try: n_train = (dl.n if isinstance(dl, DataLoader) else None) or len(dl.dataset)
     except (TypeError,AttributeError): n_train = n_iter*finder.micro_bs # A data set without a length, or a loader without a data set
     return BatchPlan(noise_scale=float(p.noise_scale/per_item), ci=(float(low/per_item),float(high/per_item)),
-        base_bs=_batch_size(learn, finder.micro_bs), micro_bs=finder.micro_bs, base_lr=lr if lr is not None and finder.moves else finder.own_lr,
+        base_bs=scaled.base_bs if scaled else bs, bs_now=bs, micro_bs=finder.micro_bs,
+        base_lr=lr if lr is not None and finder.moves else finder.own_lr,
         n_windows=p.n_windows, trend=int(np.sign(drift_t(tr_sigma, g_sq, n_elems))) if start else 0,
         n_train=n_train, n_seen=finder.n_seen, n_passes=finder.n_seen/n_iter, moved=finder.moves,
         loss_rose=finder.moves and bool(finder.losses[-1]>finder.losses[0]), level=noise.level, df=noise.df)
@@ -177,7 +173,7 @@ def bs_find(self:Learner,
         if self.opt is None: self.create_opt()
         _check_groups(self, lr)
         finder,own = BSFinder(noise, num_it, tol),first(cb for cb in self.cbs if isinstance(cb, GradAccum))
-        self.remove_cbs([cb for cb in self.cbs if isinstance(cb, (GradAccum,GradientAccumulation,NoiseScale,CSVLogger))])
+        self.remove_cbs([cb for cb in self.cbs if isinstance(cb, (GradAccum,GradientAccumulation,NoiseScale,ScaledLR,CSVLogger))])
         self.lr_finder = finder # How callbacks tell a mock training: trackers and loggers keep still
         self.fit(math.ceil(num_it/n_iter), lr=lr, cbs=[GradAccum(n_acc, count=own.count if own else None), noise, finder])
     if finder.bad_loss: raise ValueError(f"The loss is {finder.bad_loss[0]} at micro-batch {finder.bad_loss[1]} of the mock training (lr={lr}): "

@@ -37,9 +37,9 @@ class BatchPlan:
     "A measured noise scale, and what it says about the batch size"
     noise_scale:float # Items: of the last stretch of the mock training without drift; `inf` where no gradient could be told from the noise
     ci:tuple # Its interval, in items; the upper end is `inf` where the data cannot bound it
-    base_bs:int # Today's batch size in items: micro-batch x accumulation
+    base_bs:int # Batch size in items that `base_lr` goes with: today's, or that of a `ScaledLR` on the learner
     micro_bs:int # Today's micro-batch in items
-    base_lr:object # The learning rate that goes with `base_bs`; a float or a slice
+    base_lr:object # The learning rate to train with; a float or a slice
     n_windows:int # Windows in the last stretch without drift
     trend:int # 1 where the noise scale rose before that stretch, -1 where it fell, 0 where it did not move
     n_train:int # Items in the training set, or in its loader's epoch
@@ -49,6 +49,10 @@ class BatchPlan:
     loss_rose:bool # Was the loss of the last window above that of the first?
     level:float # Coverage of `ci`
     df:pd.DataFrame = field(repr=False) # The measurements along the mock training, as in `NoiseScale.df`
+    bs_now:int = None # Today's batch size in items: micro-batch x accumulation x processes; `None`: `base_bs`
+
+    @property
+    def _today(self): return self.base_bs if self.bs_now is None else self.bs_now
 
     @property
     def balanced_bs(self): # Items
@@ -61,7 +65,7 @@ class BatchPlan:
         return ' '.join(self._advice())
 
     def _advice(self):
-        (low,high),bs,base = self.ci,self.balanced_bs,self.base_bs
+        (low,high),bs,base = self.ci,self.balanced_bs,self._today
         longer = f"run longer, with num_it={4*self.n_seen} say{', or measure on more items' if self.n_passes>1.5 else ''}"
         if self.loss_rose: yield "The loss rose during the mock training, so the learning rate may be too high for this to mean much."
         if self.n_windows<10:
@@ -96,21 +100,22 @@ class BatchPlan:
 
     def _reach(self, bs):
         if bs<=self.micro_bs: return "Take fewer micro-batches for each step."
-        how = 'add' if self.micro_bs==self.base_bs else 'replace the accumulation by'
+        how = 'add' if self.micro_bs==self._today else 'replace the accumulation by'
         return f"Where memory allows, set the loader to it; else {how} GradAccum({math.ceil(bs/self.micro_bs)})."
 
     def _value(self): return f"{_num(self.noise_scale)} [{_num(self.ci[0])}, {_num(self.ci[1])}]"
 
     def __repr__(self):
         unsure = ' (not bounded)' if self.balanced_bs and math.isinf(self.ci[1]) else ''
-        head = f"BatchPlan(noise_scale={self._value()}, balanced_bs={self.balanced_bs}{unsure}, base_bs={self.base_bs})"
+        now = '' if self._today==self.base_bs else f', bs_now={self._today}'
+        head = f"BatchPlan(noise_scale={self._value()}, balanced_bs={self.balanced_bs}{unsure}, base_bs={self.base_bs}{now})"
         return f"{head}\n{textwrap.fill(self.advice, 110, initial_indent='  ', subsequent_indent='  ')}"
 
     def plot(self,
         ax=None, # Axes to draw on; by default new ones
     ):
         "The noise scale along the mock training with its interval, and the plan's own over the stretch it speaks of; today's batch size as a line"
-        ax = plot_noise_scale(self.df, self.base_bs, ax=ax)
+        ax = plot_noise_scale(self.df, self._today, ax=ax)
         x,(low,high),(bottom,top) = self.df.n_items.cumsum().iloc[-self.n_windows:],self.ci,ax.get_ylim()
         if 0<self.noise_scale<math.inf:
             ax.plot([x.iloc[0],x.iloc[-1]], [self.noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {self._value()} at {self.level:.0%}')

@@ -1,0 +1,141 @@
+"""Goyal et al. 2017 at the size that fits a laptop: one learning rate, tuned for 64 items, and batches 8 and 32 times as large.
+
+    python benchmarks/goyal.py --data FOLDER     # FOLDER/fashion_mnist/*.gz, the four files of github.com/zalandoresearch/fashion-mnist
+    python benchmarks/goyal.py                   # tables and figure from what has been run
+
+A run that is in goyal.csv already is not run again, so several can share the work: `--seeds 0 1` here, `--seeds 2 3 4` there."""
+import argparse, gzip, time
+from functools import partial
+from pathlib import Path
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+import torch.nn.functional as F
+from fastai.callback.core import Callback
+from fastai.callback.schedule import ParamScheduler
+from fastai.data.core import DataLoaders
+from fastai.learner import Learner
+from fastai.optimizer import SGD
+from fastai.torch_core import set_seed
+from fastai_bs.all import GradAccum, NoiseScale, ScaledLR, adascale_gain
+
+here = Path(__file__).parent
+n_epoch,micro_bs,base_lr = 9,64,0.05
+# Arm: batch size as a multiple of 64, and what is done about the learning rate. 9 epochs: the tenth that is the default would warm up over 0.9
+arms = {'base': (1, None), **{f'{k}x {nm}': (k, how) for k in (8,32) for nm,how in (
+    ('unscaled', None), ('linear, no warmup', dict(warmup_epochs=0)), ('linear, warmup', dict()), ('gain, warmup', dict(rule=adascale_gain)))}}
+
+class Block(nn.Module):
+    "Basic block of a ResNet; its last BatchNorm starts at 0, as in Goyal et al. 2017, section 5.1"
+    def __init__(self, ni, nf, stride):
+        super().__init__()
+        conv = partial(nn.Conv2d, bias=False)
+        self.path = nn.Sequential(conv(ni, nf, 3, stride, 1), nn.BatchNorm2d(nf), nn.ReLU(), conv(nf, nf, 3, 1, 1), nn.BatchNorm2d(nf))
+        self.short = nn.Identity() if stride==1 and ni==nf else nn.Sequential(conv(ni, nf, 1, stride), nn.BatchNorm2d(nf))
+        nn.init.zeros_(self.path[-1].weight)
+    def forward(self, x): return F.relu(self.path(x) + self.short(x))
+
+def resnet(w=8):
+    net = nn.Sequential(nn.Conv2d(1, w, 3, 1, 1, bias=False), nn.BatchNorm2d(w), nn.ReLU(), Block(w, w, 1), Block(w, 2*w, 2), Block(2*w, 4*w, 2),
+                        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4*w, 10))
+    return net.to(memory_format=torch.channels_last)
+
+def read_idx(path):
+    with gzip.open(path) as f: data = f.read()
+    shape = np.frombuffer(data, '>i4', data[3], 4)
+    return torch.from_numpy(np.frombuffer(data, np.uint8, offset=4+4*data[3]).reshape(*shape).copy())
+
+def fashion_mnist(folder):
+    "Images of 14x14 pixels, mean 0 and standard deviation 1, and labels: training set, test set"
+    (x,y),(tx,ty) = [[read_idx(folder/f'{nm}-{o}-ubyte.gz') for o in ('images-idx3','labels-idx1')] for nm in ('train','t10k')]
+    x,tx = [F.avg_pool2d(o[:,None].float(), 2) for o in (x,tx)]
+    mean,std = x.mean(),x.std()
+    return [(((o-mean)/std).contiguous(memory_format=torch.channels_last), t.long()) for o,t in ((x,y),(tx,ty))]
+
+class TensorLoader:
+    "Batches of tensors that fit in memory"
+    def __init__(self, x, y, bs, shuffle=False): self.x,self.y,self.bs,self.shuffle,self.dataset,self.n = x,y,bs,shuffle,y,len(y)
+    def __len__(self): return -(-self.n//self.bs)
+    def __iter__(self):
+        for idx in (torch.randperm(self.n) if self.shuffle else torch.arange(self.n)).split(self.bs): yield self.x[idx],self.y[idx]
+
+def error(pred, targ): return 100*(pred.argmax(1)!=targ).float().mean()
+
+class Rows(Callback):
+    "A row per epoch"
+    def before_fit(self): self.rows,self.start = [],time.time()
+    def after_epoch(self):
+        scaled,noise = getattr(self.learn, 'scaled_lr', None),getattr(self.learn, 'noise_scale', None)
+        train_loss,_,err = self.learn.recorder.log[1:4]
+        self.rows.append(dict(epoch=self.epoch+1, train_loss=train_loss, error=err, factor=scaled.factor if scaled else 1.,
+                              noise_scale=noise.noise_scale if noise else np.nan, seconds=time.time()-self.start))
+
+def run(train, test, k, how, seed, lr=base_lr):
+    set_seed(seed)
+    dls = DataLoaders(TensorLoader(*train, micro_bs, shuffle=True), TensorLoader(*test, 1000), device='cpu')
+    noise = NoiseScale(beta=0.9) if how and how.get('rule') else None
+    cbs = [GradAccum(k)]*(k>1) + [noise]*(noise is not None) + ([ScaledLR(micro_bs, noise_scale=noise, **how)] if how is not None else [])
+    learn = Learner(dls, resnet(), loss_func=nn.CrossEntropyLoss(), opt_func=partial(SGD, mom=0.9), wd=1e-4, metrics=error, cbs=[*cbs, Rows()])
+    steps = ParamScheduler({'lr': lambda pos: lr*0.1**sum(pos>=p for p in (1/3,2/3,8/9))}) # As the paper's 30, 60 and 80 of 90 epochs
+    with learn.no_bar(), learn.no_logging(): learn.fit(n_epoch, lr, cbs=steps)
+    return learn.rows.rows
+
+def interval(x):
+    "95% interval of the mean of paired differences, Student's t"
+    from scipy import stats
+    return stats.t.ppf(0.975, len(x)-1)*np.std(x, ddof=1)/len(x)**0.5 if len(x)>1 else np.nan
+
+def table(df):
+    "Test error after the last epoch, and its differences to other arms of the same seed"
+    last = df[df.epoch==n_epoch].pivot(index='seed', columns='arm', values='error')
+    factor = df[df.epoch==n_epoch].groupby('arm').factor.mean()
+    def minus(arm, other):
+        d = (last[arm]-last[other]).dropna()
+        return f'{d.mean():+.2f} ± {interval(d):.2f}' if arm!=other else ''
+    rows = ['| | learning rate | test error, % | minus base, points | minus unscaled, points | seeds |', '|---|---|---|---|---|---|']
+    for arm,(k,_) in arms.items():
+        rows.append(f"| {arm} | {base_lr} x {factor[arm]:.3g} | {last[arm].mean():.2f} | {minus(arm,'base')} | "
+                    f"{minus(arm,f'{k}x unscaled') if k>1 else ''} | {last[arm].count()} |")
+    return '\n'.join(rows)
+
+def plot(df):
+    "Mean test error along the epochs, a panel per batch size"
+    import matplotlib.pyplot as plt
+    fig,axs = plt.subplots(1, 2, figsize=(11,4), sharey=True)
+    for ax,k in zip(axs, (8,32)):
+        shown = ['base', *(o for o in arms if o.startswith(f'{k}x '))]
+        for arm,color,ls in zip(shown, ('black','C7','C1','C0','C2'), ('-',':','--','-','-.')):
+            err = df[df.arm==arm].groupby('epoch').error.agg(['mean','min','max'])
+            ax.plot(err.index, err['mean'], color=color, ls=ls, label=arm.replace(f'{k}x ', ''))
+            ax.fill_between(err.index, err['min'], err['max'], color=color, alpha=0.12, lw=0)
+        ax.set(title=f'batch {k*micro_bs}, base {micro_bs}', xlabel='epochs', yscale='log', yticks=[10,12,15,20,30,50,90])
+        ax.yaxis.set_major_formatter('{x:.0f}')
+        ax.minorticks_off()
+        ax.legend()
+    axs[0].set_ylabel('test error, %')
+    fig.tight_layout()
+    return fig
+
+if __name__=='__main__':
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--data', type=Path)
+    parser.add_argument('--seeds', type=int, nargs='*', default=range(5))
+    parser.add_argument('--arms', nargs='*', default=list(arms))
+    args = parser.parse_args()
+    path = here/'goyal.csv'
+    if args.data:
+        torch.set_num_threads(1)
+        train,test = fashion_mnist(args.data/'fashion_mnist')
+        for seed in args.seeds:
+            for arm in args.arms:
+                done = pd.read_csv(path)[['arm','seed']].drop_duplicates().values.tolist() if path.exists() else []
+                if [arm,seed] in done: continue
+                rows = pd.DataFrame(run(train, test, *arms[arm], seed))
+                rows.insert(0, 'arm', arm)
+                rows.insert(1, 'seed', seed)
+                rows.to_csv(path, mode='a', header=not path.exists(), index=False, float_format='%.5g')
+                print(f"{arm}, seed {seed}: {rows.error.iloc[-1]:.2f}%, {rows.seconds.iloc[-1]:.0f} s", flush=True)
+    df = pd.read_csv(path)
+    print(table(df))
+    plot(df).savefig(here/'goyal.png', dpi=80)
