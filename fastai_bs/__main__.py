@@ -25,8 +25,9 @@ from fastai.metrics import accuracy
 from fastai.optimizer import Adam, SGD
 from fastai.torch_core import set_seed
 from .accumulate import GradAccum
+from .lr import ScaledLR
 from .plan import balanced_bs
-from .scaling import linear_scaling, sqrt_scaling
+from .scaling import adascale_gain, sqrt_scaling
 import fastai_bs.finder # noqa: F401 bs_find
 
 # %% ../nbs/09_demo.ipynb #86ed16fb
@@ -51,15 +52,15 @@ def digits_learner(
 # %% ../nbs/09_demo.ipynb #b76f6dd3
 def _quiet(learn): return nullcontext() if sys.stdout.isatty() else learn.no_bar() # Bars are for people
 
-def _train(make, bs, n_acc, lr, epochs):
-    "Train a fresh learner; a row of the table"
-    learn = make(bs=bs, cbs=GradAccum(n_acc))
+def _train(make, bs, n_acc, lr, epochs, scaled):
+    "Train a fresh learner at `lr`, as `scaled` scales it; a row of the table"
+    learn = make(bs=bs, cbs=[GradAccum(n_acc), scaled])
     start = time.perf_counter()
     with _quiet(learn), learn.no_logging(): learn.fit_one_cycle(epochs, lr)
     secs = time.perf_counter()-start
     _,valid_loss,acc = learn.recorder.values[-1] # Its training loss is smoothed over micro-batches: not the same thing for other batch sizes
     steps = epochs*-(-len(learn.dls.train)//n_acc)
-    return {'batch size': bs*n_acc, 'as': f'{n_acc} x {bs}', 'lr': f'{lr:.2g}', 'steps': steps, 'seconds': f'{secs:.1f}',
+    return {'batch size': bs*n_acc, 'as': f'{n_acc} x {bs}', 'lr': f'{lr*scaled.factor:.2g}', 'steps': steps, 'seconds': f'{secs:.1f}',
             'valid loss': f'{valid_loss:.4f}', 'accuracy': f'{acc:.1%}'}
 
 def run_demo(
@@ -70,7 +71,7 @@ def run_demo(
     out:Path=Path('bs_demo'), # Folder for the picture, which exists
 )->tuple: # The `BatchPlan` and the table
     "Find a batch size for the digits, and train at today's and at the planned one"
-    opt_func,rule = {'adam': (Adam, sqrt_scaling), 'sgd': (partial(SGD, mom=0.9), linear_scaling)}[opt]
+    opt_func,rule = {'adam': (Adam, sqrt_scaling), 'sgd': (partial(SGD, mom=0.9), adascale_gain)}[opt]
     make = partial(digits_learner, opt_func=opt_func, seed=seed)
     with tempfile.TemporaryDirectory() as tmp: # lr_find writes the weights to a file for a while
         learn = make(bs=bs, model_dir=tmp)
@@ -84,14 +85,16 @@ def run_demo(
     ax.set_title("Gradient noise scale of a small convnet on scikit-learn's digits")
     ax.figure.savefig(out/'noise_scale.png', dpi=120, bbox_inches='tight')
     print(f"   Plot: {out/'noise_scale.png'}")
-    planned = balanced_bs(plan.noise_scale if math.isfinite(plan.ci[1]) else plan.ci[0]) # Without an upper end only the lower one is known
+    noise_scale = plan.noise_scale if math.isfinite(plan.ci[1]) else plan.ci[0] # Without an upper end only the lower one is known
+    planned = balanced_bs(noise_scale)
+    scaled = partial(ScaledLR, bs, rule, noise_scale=noise_scale if rule is adascale_gain else None)
     runs = [(bs,1)] if planned==bs else [(bs,1),(planned,1)]
     if planned>bs and planned%bs==0: runs.append((bs,planned//bs))
     print(f"3. Training {epochs} epoch{'s' if epochs>1 else ''} at each batch size, the learning rate times "
-          f"{'the square root of the ratio' if opt=='adam' else 'the ratio'}")
+          f"{'the square root of the ratio' if opt=='adam' else 'the gain at this noise scale'}")
     rows = []
     for micro_bs,n_acc in runs:
-        rows.append(_train(make, micro_bs, n_acc, lr*rule(micro_bs*n_acc/bs), epochs))
+        rows.append(_train(make, micro_bs, n_acc, lr, epochs, scaled()))
         print(f"   {micro_bs*n_acc} items as {n_acc} x {micro_bs}: {rows[-1]['seconds']} s")
     table = pd.DataFrame(rows)
     print(f"\n{table.to_string(index=False)}")

@@ -49,10 +49,11 @@ def velocity_names(
         p = like.new_ones(2).requires_grad_()
         p.grad = like.new_full((2,), 0.5)
         trial = copy(opt)
+        vars(trial).update({k: v for k,v in vars(opt).items() if k not in vars(trial)}) # torch's optimizers copy without attributes of their own
         trial.state = defaultdict(dict)
         if hasattr(trial, 'hypers'): trial.param_lists,trial.hypers = [[p]],[{**opt.hypers[0], 'lr': lr}]
         else: trial.param_groups = [{**opt.param_groups[0], 'params': [p], 'lr': lr}]
-        trial.step()
+        type(trial).step(trial) # Not a `step` that torch's schedulers have put on `opt` itself
         return trial.state[p]
     one,two = _state(2**-10),_state(2**-9) # Powers of two double without rounding
     return [nm for nm,v in one.items() if isinstance(v, torch.Tensor) and v.shape==(2,) and v.any() and (two[nm]==2*v).all()]
@@ -81,7 +82,7 @@ class ScaledLR(ScopedCallback):
         self.base_bs,self.rule,self.warmup_epochs,self.noise_scale = base_bs,rule,warmup_epochs,noise_scale
         self.scale_wd,self.momentum_correction = scale_wd,momentum_correction
         self._given = self._rule_args()
-        self.factor,self.bs,self._said,self._idle = 1.,None,False,False
+        self.factor,self.bs,self._said,self._idle,self._scaling,self._carried = 1.,None,False,False,False,None
         if noise_scale is not None: self._noise()
 
     def _rule_args(self):
@@ -129,7 +130,7 @@ class ScaledLR(ScopedCallback):
         twins = [cb for cb in self.learn.cbs if isinstance(cb, ScaledLR)]
         if len(twins)>1: raise ValueError(f"Only one callback can scale the learning rate, but the learner has {len(twins)} ScaledLR: remove the others")
         self._accum = first(cb for cb in self.learn.cbs if isinstance(cb, GradAccum))
-        self._used,self._velocity,self._carried = {},[],None
+        self._used,self._velocity,self._scaling = {},[],False
         self._idle = isinstance(getattr(self.learn, 'lr_finder', None), LRFinder)
         if self._idle: return self._say_idle()
         if 'noise_scale' in self._given and math.isnan(self._noise()) and self.noise_scale not in self.learn.cbs: raise ValueError(
@@ -155,12 +156,14 @@ class ScaledLR(ScopedCallback):
                 f"{', '.join(map(str, self.opt.hypers[0]))}: take another `rule`" + (", or leave out `scale_wd`" if nm=='wd' else ''))
 
     def _check_momenta(self, factors):
-        "A momentum of the fit for which the rule has no value is found now; schedules are tried at a thousand points"
+        "A momentum of the fit for which the rule has no value is found now, the worst of a thousand points where it is scheduled"
         scheds = {nm: f for cb in self.learn.cbs if isinstance(cb, ParamScheduler) for nm,f in cb.scheds.items()}
-        for pct in np.linspace(0, 1, 1001):
-            f = factors[min(int(pct*self.n_epoch), self.n_epoch-1)] if factors else {}
-            for nm in set(_momenta) & set(f):
-                for v in np.ravel(scheds[nm](pct)) if nm in scheds else self._hyper(nm): _scaled(nm, v, f[nm])
+        for nm in _momenta:
+            worst = []
+            for pct in np.linspace(0, 1, 1001):
+                f = factors[min(int(pct*self.n_epoch), self.n_epoch-1)].get(nm) if factors else None
+                if f: worst += [(f*(1-v),v,f) for v in (np.ravel(scheds[nm](pct)) if nm in scheds else self._hyper(nm)) if v]
+            if worst: _scaled(nm, *max(worst)[1:])
 
     def _check_warmup(self, factors):
         if not factors-{1} or self.n_warmup<=self.n_epoch: return
@@ -175,7 +178,6 @@ class ScaledLR(ScopedCallback):
             yield
             return
         self.bs = batch_size(self.learn, self.epoch)
-        if self._carried is None: self._carried = self._hyper('lr')
         try: yield
         finally:
             self._restore() # The step of a window that GradAccum closed after the last batch is behind
@@ -196,15 +198,17 @@ class ScaledLR(ScopedCallback):
         if self._idle: return
         starts = self._accum is None or self._accum.n_micro==0
         if starts: self._now = self._window_factors()
-        self._own = {nm: self._hyper(nm) for nm in self._now}
+        self._own,self._scaling = {nm: self._hyper(nm) for nm in self._now},True
         if not starts: return # GradAccum will set what the window's first micro-batch had
+        if self._carried is None: self._carried = self._hyper('lr') # No fit of ours before: the velocity is of the rate that the schedule goes on with
         self._used = {nm: [_scaled(nm, v, self._now[nm]) for v in own] for nm,own in self._own.items()}
         for nm,used in self._used.items(): self.opt.set_hyper(nm, used)
         self._carry()
 
     def after_batch(self):
         "Put the schedule's own values back: what changes the rate between batches and epochs finds it as it left it"
-        if self._idle: return
+        if not self._scaling: return # Idle, or the batch was cancelled before it came to us
+        self._scaling = False
         self._restore()
         for nm,own in self._own.items():
             if self._hyper(nm)!=own: raise ValueError(
@@ -217,7 +221,7 @@ class ScaledLR(ScopedCallback):
 
     def _carry(self):
         "Make the velocity, a sum of lr*grad, one of the present rate (Goyal et al. 2017, section 3, remark 2); a rate of 0 leaves nothing of it"
-        if not self._velocity: return
+        if not self._velocity or self._carried is None: return
         state,now = _inner_opt(self.opt).state,self._hyper('lr')
         for pg,lr,was in zip(self.opt.param_lists, now, self._carried):
             bufs = [state[p][nm] for p in pg if p in state for nm in self._velocity if nm in state[p]]

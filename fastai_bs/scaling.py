@@ -48,7 +48,7 @@ def adascale_gain(
     """
     _check_noise(k, noise_scale, base_bs)
     if math.isinf(noise_scale): return k
-    return k*(base_bs + noise_scale)/(k*base_bs + noise_scale)
+    return k*((base_bs + noise_scale)/(k*base_bs + noise_scale))
 
 # %% ../nbs/01_scaling.ipynb #4b0de6e8
 def sqrt_scaling(
@@ -73,6 +73,8 @@ def scaled_momentum(
     0.96
     """
     _check_k(k)
+    _check_number('beta', beta, "the part of a moving average that is kept at each step", open_=False)
+    if not beta<1: raise ValueError(f"`beta` must be the part of a moving average that is kept at each step, below 1, got {beta}")
     if not k*(1-beta) < 1-1e-9: # Rounding puts 10*(1-0.9) just below 1
         raise ValueError(f"`k` must be below 1/(1-beta) = {1/(1-beta):.3g} for a momentum of {beta:.4g}, got {k:.4g}: "
                          "no momentum looks back over that few items. Take a smaller batch, a momentum closer to 1, or sqrt_scaling, which leaves it alone")
@@ -103,7 +105,7 @@ def surge_scaling(
     """
     _check_noise(k, noise_scale, base_bs)
     if math.isinf(noise_scale): return k**0.5
-    return k**0.5*(base_bs + noise_scale)/(k*base_bs + noise_scale)
+    return k**0.5*((base_bs + noise_scale)/(k*base_bs + noise_scale))
 
 # %% ../nbs/01_scaling.ipynb #d4aae1a6
 def warmup_factor(
@@ -115,5 +117,6 @@ def warmup_factor(
     >>> warmup_factor(8, 0.5)
     4.5
     """
-    if not pct>=0: raise ValueError(f"`pct` must be the part of the warmup that is behind, 0 or more, got {pct}")
+    _check_number('factor', factor, "the full factor on the learning rate")
+    _check_number('pct', pct, "the part of the warmup that is behind", open_=False)
     return factor if pct>=1 else 1 + (factor-1)*pct

@@ -1,12 +1,153 @@
-"Factors on the learning rate"
+"Factors on the learning rate, each against its formula written another way"
+import doctest, math, re, sys
+
 import pytest
-from fastai_bs.scaling import linear_scaling, sqrt_scaling
+from hypothesis import given, settings, strategies as st
+from fastai_bs import scaling
+from fastai_bs.scaling import adam_scaling, adascale_gain, linear_scaling, scaled_momentum, sqrt_scaling, surge_scaling, warmup_factor
+
+inf,nan = math.inf,math.nan
+approx = lambda v, rel=1e-12: pytest.approx(v, rel=rel, abs=0)
+ks,noises,sizes = st.floats(1e-3,1e4),st.floats(1e-6,1e9),st.floats(0.5,1e5)
+many = settings(max_examples=300, deadline=None, derandomize=True)
+
+# The formulas as the papers have them
+
+def gain(k, n, b): return (1+n/b)/(1+n/(k*b))
+def surge(k, n, b):
+    peak = lambda bs: math.sqrt(n/bs)+math.sqrt(bs/n)
+    return peak(b)/peak(k*b)
 
 @pytest.mark.parametrize('rule,k,factor', [(linear_scaling,1,1), (linear_scaling,32,32), (linear_scaling,0.25,0.25),
                                            (sqrt_scaling,1,1), (sqrt_scaling,16,4), (sqrt_scaling,0.25,0.5)])
 def test_factor(rule, k, factor): assert rule(k)==factor
 
-@pytest.mark.parametrize('rule', [linear_scaling, sqrt_scaling])
-@pytest.mark.parametrize('k', [0, -4, float('nan'), '4'])
-def test_a_ratio_is_positive(rule, k):
-    with pytest.raises((ValueError,TypeError), match='`k`'): rule(k)
+@pytest.mark.parametrize('k,noise,base,g,s', [ # By hand
+    (4,256,64, 2.5,1.25), (2,64,64, 4/3,2**0.5*2/3), (16,16,1, 8.5,2.125), (4,1,1, 1.6,0.8), (0.25,256,256, 0.4,0.8), (9,0,7, 1,1/3), (9,inf,7, 9,3)])
+def test_gain_and_surge_by_hand(k, noise, base, g, s):
+    assert adascale_gain(k, noise, base)==approx(g)
+    assert surge_scaling(k, noise, base)==approx(s)
+
+@many
+@given(ks, noises, sizes)
+def test_formulas_written_another_way(k, n, b):
+    assert adascale_gain(k, n, b)==approx(gain(k, n, b))
+    assert surge_scaling(k, n, b)==approx(surge(k, n, b))
+    assert linear_scaling(k)==k and sqrt_scaling(k)==approx(math.exp(math.log(k)/2))
+    assert adascale_gain(k, noise_scale=n, base_bs=b)==adascale_gain(k, n, b) and surge_scaling(k, noise_scale=n, base_bs=b)==surge_scaling(k, n, b)
+
+@many
+@given(ks, ks, noises, sizes)
+def test_two_changes_in_a_row_are_one(k1, k2, n, b):
+    for rule in (adascale_gain,surge_scaling): assert rule(k1, n, b)*rule(k2, n, k1*b)==approx(rule(k1*k2, n, b))
+    for rule in (linear_scaling,sqrt_scaling): assert rule(k1)*rule(k2)==approx(rule(k1*k2))
+    for rule in (adascale_gain,surge_scaling): assert rule(k1, n, b)*rule(1/k1, n, k1*b)==approx(1) # There and back
+
+@many
+@given(ks, noises, noises, sizes)
+def test_gain_lies_between_1_and_k(k, n, more, b):
+    g = adascale_gain(k, n, b)
+    assert min(1,k)*(1-1e-15) <= g <= max(1,k)*(1+1e-15)
+    assert abs(math.log(adascale_gain(k, n+more, b))) >= abs(math.log(g))-1e-12 # The more noise, the closer to k
+    assert surge_scaling(k, n, b)==approx(g/k**0.5)
+
+@many
+@given(st.floats(0,1e300) | st.just(inf), sizes)
+def test_same_batch_same_rate(n, b):
+    "To the last bit"
+    assert adascale_gain(1, n, b)==surge_scaling(1, n, b)==linear_scaling(1)==sqrt_scaling(1)==1
+    assert adam_scaling(1)==dict(lr=1, mom=1, sqr_mom=1, eps=1)
+
+@pytest.mark.parametrize('k', [0.01,0.5,3,1000])
+@pytest.mark.parametrize('noise,part', [(0,0), (0.,0), (5e-324,0), (1e-300,0), (1e300,1), (sys.float_info.max,1), (inf,1)])
+def test_limits(k, noise, part):
+    "Without noise nothing is gained; in noise only it is the linear and the square root rule"
+    assert adascale_gain(k, noise, 64)==approx(k if part else 1)
+    assert surge_scaling(k, noise, 64)==approx(k**0.5 if part else k**-0.5)
+
+def test_limits_exactly():
+    for k in (0.3,1,7,32.5):
+        assert adascale_gain(k, 0, 64)==1
+        assert adascale_gain(k, inf, 64)==linear_scaling(k) and surge_scaling(k, inf, 64)==sqrt_scaling(k)
+
+@pytest.mark.parametrize('noise,base', [(256,64), (100,3), (5,40)])
+def test_surge_peaks_at_the_noise_scale(noise, base):
+    peak = surge_scaling(noise/base, noise, base)
+    for off in (0.5,0.9,0.999,1.001,1.1,2): assert surge_scaling(off*noise/base, noise, base) < peak
+    assert surge_scaling(4*noise/base, noise, base)==approx(0.8*peak)==approx(surge_scaling(noise/base/4, noise, base)) # Symmetric on a log scale: 2/(2+1/2)
+
+# Warmup
+
+@many
+@given(st.floats(1e-3,1e4), st.floats(0,3))
+def test_warmup(factor, pct):
+    f = warmup_factor(factor, pct)
+    assert min(1,factor)*(1-1e-15) <= f <= max(1,factor)*(1+1e-15)
+    assert f==approx((1-min(1,pct)) + min(1,pct)*factor, 1e-9)
+    assert warmup_factor(factor, 0)==1
+
+@pytest.mark.parametrize('factor', [0.1,1/3,1,2.7,8,32,1e9,0.1+0.2])
+def test_warmup_ends_exactly_at_the_factor(factor):
+    for pct in (1,1.,1+1e-15,2,100,inf): assert warmup_factor(factor, pct)==factor
+    fs = [warmup_factor(factor, i/8) for i in range(9)]
+    for a,b in zip(fs, fs[1:]): assert b-a==approx((factor-1)/8, 1e-9)
+
+@pytest.mark.parametrize('pct', [-1e-9,-1,-inf,nan])
+def test_warmup_refuses(pct):
+    with pytest.raises(ValueError, match=f"`pct` must be .* got {pct}"): warmup_factor(8, pct)
+
+# Momentum, and what goes with it
+
+@pytest.mark.parametrize('beta,k,new', [(0.99,4,0.96), (0.9,9,0.1), (0.999,16,0.984), (0.95,0.5,0.975), (0.9,1,0.9), (0.85,6,0.1),
+                                        (0,0.5,0.5), (0.9,9.9999,1e-5)])
+def test_momentum(beta, k, new): assert scaled_momentum(beta, k)==pytest.approx(new, abs=1e-12)
+
+@many
+@given(st.floats(0.5,0.9999), st.floats(0.01,1.9))
+def test_momentum_looks_back_over_the_same_items(beta, k):
+    "The average's age is 1/(1-beta) steps of k items each"
+    assert k/(1-scaled_momentum(beta, k))==approx(1/(1-beta), 1e-9)
+    assert scaled_momentum(scaled_momentum(beta, k), 1/k)==approx(beta, 1e-9)
+
+@pytest.mark.parametrize('beta,k,limit', [(0.9,10,'10'), (0.9,16,'10'), (0.85,8,'6.67'), (0.85,20/3,'6.67'), (0.95,20,'20'), (0.99,100,'100'),
+                                          (0.999,1000,'1e+03'), (0.7,10/3,'3.33'), (0.,1,'1'), (0.9,10-1e-9,'10'), (0.5,1e9,'2')])
+def test_momentum_refused_with_the_largest_k(beta, k, limit):
+    "Rounding puts 10*(1-0.9) below 1: it is refused all the same"
+    with pytest.raises(ValueError, match=re.escape(f"= {limit} for a momentum of {beta:.4g}, got {k:.4g}: no momentum")):
+        scaled_momentum(beta, k)
+
+@many
+@given(ks)
+def test_adam(k):
+    f = adam_scaling(k)
+    assert set(f)=={'lr','mom','sqr_mom','eps'} and f['mom']==f['sqr_mom']==k
+    assert f['lr']==approx(math.sqrt(k)) and f['eps']==approx(1/math.sqrt(k))
+
+# Bad input
+
+with_noise = [adascale_gain,surge_scaling]
+rules = [linear_scaling, sqrt_scaling, adam_scaling, *with_noise, lambda k, **kwargs: scaled_momentum(0.9, k)]
+
+@pytest.mark.parametrize('rule', rules)
+@pytest.mark.parametrize('k,exc', [(0,ValueError), (0.,ValueError), (-4,ValueError), (nan,ValueError), ('4',TypeError), (None,TypeError), (True,TypeError),
+                                   ([4],TypeError), (4j,TypeError)])
+def test_a_ratio_is_positive(rule, k, exc):
+    with pytest.raises(exc, match='`k`'): rule(k, **(dict(noise_scale=1, base_bs=1) if rule in with_noise else {}))
+
+@pytest.mark.parametrize('rule', with_noise)
+@pytest.mark.parametrize('nm,v,exc', [('noise_scale',-1e-9,ValueError), ('noise_scale',-inf,ValueError), ('noise_scale',nan,ValueError),
+    ('noise_scale','64',TypeError), ('noise_scale',None,TypeError), ('noise_scale',True,TypeError), ('base_bs',0,ValueError), ('base_bs',-64,ValueError),
+    ('base_bs',nan,ValueError), ('base_bs','64',TypeError), ('base_bs',None,TypeError), ('base_bs',False,TypeError)])
+def test_noise_scale_and_base_are_checked(rule, nm, v, exc):
+    with pytest.raises(exc, match=f'`{nm}`'): rule(4, **{**dict(noise_scale=64, base_bs=64), nm: v})
+
+# Examples
+
+def test_examples_of_the_docs_run():
+    assert doctest.testmod(scaling).failed==0
+
+@pytest.mark.parametrize('nm', scaling.__all__)
+def test_each_function_has_an_example_and_a_source(nm):
+    f = getattr(scaling, nm)
+    assert [e for t in doctest.DocTestFinder(recurse=False).find(f, nm, globs={}) for e in t.examples if f'{nm}(' in e.source and e.want]
+    assert 'arXiv' in f.__doc__ and f.__doc__.lstrip().startswith(('`','From','Square root rule'))

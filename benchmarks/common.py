@@ -1,0 +1,17 @@
+"What the benchmarks share: reading MNIST's files, and a loader for tensors"
+import gzip
+
+import numpy as np
+import torch
+
+def read_idx(path):
+    with gzip.open(path) as f: data = f.read()
+    shape = np.frombuffer(data, '>i4', data[3], 4)
+    return torch.from_numpy(np.frombuffer(data, np.uint8, offset=4+4*data[3]).reshape(*shape).copy())
+
+class TensorLoader:
+    "Batches of tensors that fit in memory"
+    def __init__(self, x, y, bs, shuffle=False): self.x,self.y,self.bs,self.shuffle,self.dataset,self.n = x,y,bs,shuffle,y,len(y)
+    def __len__(self): return -(-self.n//self.bs)
+    def __iter__(self):
+        for idx in (torch.randperm(self.n) if self.shuffle else torch.arange(self.n)).split(self.bs): yield self.x[idx],self.y[idx]
