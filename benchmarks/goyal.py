@@ -24,9 +24,11 @@ from common import TensorLoader, read_idx
 
 here = Path(__file__).parent
 n_epoch,micro_bs,base_lr = 8,64,0.1
-# Arm: batch size as a multiple of 64, and what is done about the learning rate. Warmup as by default, a tenth of the 8 epochs
-arms = {'base': (1, None), **{f'{k}x {nm}': (k, how) for k in (8,32) for nm,how in (
-    ('unscaled', None), ('linear, no warmup', dict(warmup_epochs=0)), ('linear, warmup', dict()), ('gain, warmup', dict(rule=adascale_gain)))}}
+linear,no_warmup = {},dict(warmup_epochs=0) # Warmup as by default, over a tenth of the 8 epochs
+# Arm: batch size as a multiple of 64, what is done about the learning rate, and the one at batch 64
+arms = {'base': (1, None, base_lr), **{f'{k}x {nm}': (k, how, base_lr) for k in (8,32) for nm,how in (
+            ('unscaled', None), ('linear, no warmup', no_warmup), ('linear, warmup', linear), ('gain, warmup', dict(rule=adascale_gain)))},
+        **{f'8x linear, {nm}, 4 times the rate': (8, how, 4*base_lr) for nm,how in (('no warmup', no_warmup), ('warmup', linear))}}
 
 class Block(nn.Module):
     "Basic block of a ResNet; its last BatchNorm starts at 0, as in Goyal et al. 2017, section 5.1"
@@ -61,7 +63,7 @@ class Rows(Callback):
         self.rows.append(dict(epoch=self.epoch+1, train_loss=train_loss, error=err, factor=scaled.factor if scaled else 1.,
                               noise_scale=noise.noise_scale if noise else np.nan, seconds=time.time()-self.start))
 
-def run(train, test, k, how, seed, lr=base_lr):
+def run(train, test, k, how, lr, seed):
     set_seed(seed)
     dls = DataLoaders(TensorLoader(*train, micro_bs, shuffle=True), TensorLoader(*test, 1000), device='cpu')
     noise = NoiseScale(beta=0.9) if how and how.get('rule') else None
@@ -83,8 +85,8 @@ def table(df):
         d = (last[arm]-last[other]).dropna()
         return f'{d.mean():+.2f} ± {interval(d):.2f}' if arm!=other else ''
     rows = ['| | learning rate | test error, % | minus base, points | minus unscaled, points | seeds |', '|---|---|---|---|---|---|']
-    for arm,(k,_) in arms.items():
-        rows.append(f"| {arm} | {base_lr} x {factor[arm]:.3g} | {last[arm].mean():.2f} | {minus(arm,'base')} | "
+    for arm,(k,_,lr) in arms.items():
+        rows.append(f"| {arm} | {lr} x {factor[arm]:.3g} | {last[arm].mean():.2f} | {minus(arm,'base')} | "
                     f"{minus(arm,f'{k}x unscaled') if k>1 else ''} | {last[arm].count()} |")
     return '\n'.join(rows)
 
@@ -93,7 +95,7 @@ def plot(df):
     import matplotlib.pyplot as plt
     fig,axs = plt.subplots(1, 2, figsize=(11,4), sharey=True)
     for ax,k in zip(axs, (8,32)):
-        shown = ['base', *(o for o in arms if o.startswith(f'{k}x '))]
+        shown = ['base', *(o for o in arms if o.startswith(f'{k}x ') and 'times' not in o)]
         for arm,color,ls in zip(shown, ('black','C7','C1','C0','C2'), ('-',':','--','-','-.')):
             err = df[df.arm==arm].groupby('epoch').error.agg(['mean','min','max'])
             ax.plot(err.index, err['mean'], color=color, ls=ls, label=arm.replace(f'{k}x ', ''))

@@ -301,9 +301,8 @@ class GradAccum(ScopedCallback):
 
     def _hold_hypers(self):
         "Set those that have moved on since the window's first micro-batch back to what they were then"
-        if self._held: return
         moved = {k for h,first in zip(self.opt.hypers,self._hypers) for k in first if k in h and h[k] is not first[k] and h[k]!=first[k]}
-        self._held = {k: self._hyper(k) for k in moved}
+        self._held = {**(self._held or {}), **{k: self._hyper(k) for k in moved}}
         for k in moved: self.opt.set_hyper(k, [h[k] for h in self._hypers])
 
     def _release_hypers(self, but=()):
@@ -330,5 +329,6 @@ def batch_size(
         elif isinstance(cb, GradientAccumulation): n_acc = math.ceil(cb.n_acc/micro_bs) # That one counts items
     n_proc = torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
     bs = micro_bs*min(n_acc, max(1, len(dl)))*n_proc
-    n_items = getattr(dl, 'n', None) if n_proc==1 else None # A rank's loader knows its own share only
-    return min(bs, n_items) if n_items else bs
+    if n_proc>1: return bs # A rank's loader knows its own share only
+    try: return min(bs, getattr(dl, 'n', None) or len(dl.sampler)) # torch's loaders draw from a sampler
+    except (AttributeError,TypeError): return bs

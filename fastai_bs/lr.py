@@ -27,7 +27,7 @@ def _check_factors(f, k):
         if isinstance(v, bool) or not isinstance(v, numbers.Real):
             raise TypeError(f"`rule` must return the factor on the learning rate as a number, or a dict of factors, got {v!r} for {nm} at k={k:.4g}")
         if not 0<v<math.inf: raise ValueError(f"`rule` must return a factor above 0 and finite, got {v} for {nm} at k={k:.4g}")
-    return f
+    return {nm: float(v) for nm,v in f.items()} # NumPy's single precision would make the rates single too
 
 _momenta = 'mom','sqr_mom'
 
@@ -177,10 +177,12 @@ class ScaledLR(ScopedCallback):
         if self._idle:
             yield
             return
-        self.bs = batch_size(self.learn, self.epoch)
+        self.bs,self._first = batch_size(self.learn, self.epoch),{}
         try: yield
         finally:
             self._restore() # The step of a window that GradAccum closed after the last batch is behind
+            scheduled = {nm for cb in self.learn.cbs if isinstance(cb, ParamScheduler) for nm in cb.scheds}
+            for nm in scheduled & set(self._first): self.opt.set_hyper(nm, self._first[nm]) # Those stay at the last step's values, as with GradAccum alone
             self._carry()
             self._used = {}
 
@@ -200,6 +202,7 @@ class ScaledLR(ScopedCallback):
         if starts: self._now = self._window_factors()
         self._own,self._scaling = {nm: self._hyper(nm) for nm in self._now},True
         if not starts: return # GradAccum will set what the window's first micro-batch had
+        self._first = self._own
         if self._carried is None: self._carried = self._hyper('lr') # No fit of ours before: the velocity is of the rate that the schedule goes on with
         self._used = {nm: [_scaled(nm, v, self._now[nm]) for v in own] for nm,own in self._own.items()}
         for nm,used in self._used.items(): self.opt.set_hyper(nm, used)
@@ -213,7 +216,7 @@ class ScaledLR(ScopedCallback):
         for nm,own in self._own.items():
             if self._hyper(nm)!=own: raise ValueError(
                 f"`{nm}` was set to {self._hyper(nm)} in the middle of a batch, while it was scaled to {self._used[nm]}, and ScaledLR cannot tell whether "
-                "that is scaled or not: set it in `before_batch`, between epochs, or with a callback whose `order` is above ScaledLR.order")
+                "that is scaled or not: set it in `before_batch`, between epochs, or in the `after_batch` of a callback with an `order` above ScaledLR.order")
 
     def _restore(self):
         for nm,used in self._used.items():

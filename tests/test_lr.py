@@ -116,7 +116,8 @@ def test_rate_of_every_step(fit, way, warmup):
     window = [max([o for o in starts if o<=i], default=i) for i in range(3*n_iter)]
     # Either will do: with a factor of 1 GradAccum leaves those of the window's first micro-batch
     assert (np.isclose(own, now, 1e-12, 0) | np.isclose(own, now[window], 1e-12, 0)).all()
-    assert (of('lr', at_end.seen)==own[n_iter-1::n_iter]).all()
+    # As GradAccum alone does, and the large batch: an epoch leaves the values of its last window
+    assert (of('lr', at_end.seen)==(own if way=='fastai_accum' else now[window])[n_iter-1::n_iter]).all()
     if way=='fastai_accum': return
     used = [want[np.searchsorted(starts, i, side='right')-1][-1] for i in range(3*n_iter)] # Of the last group, at each micro-batch
     close(learn.recorder.lrs, used)
@@ -148,7 +149,7 @@ rules = dict(linear=(linear_scaling, None, lambda k,b: k), sqrt=(sqrt_scaling, N
     only_base=(lambda k,base_bs: k+base_bs, None, lambda k,b: k+b), default=(root_of_noise, None, lambda k,b: k**0.5*9*b),
     default_given=(root_of_noise, 5, lambda k,b: k**0.5*5*b), partial=(partial(surge_scaling, noise_scale=40), None, lambda k,b: surge(k, 40, b)),
     dict=(lambda k: dict(lr=3*k), None, lambda k,b: 3*k), no_lr=(lambda k: dict(mom=1.5), None, lambda k,b: 1), numpy=(np.sqrt, None, lambda k,b: math.sqrt(k)),
-    float32=(lambda k: np.float32(k), None, lambda k,b: k), empty=(lambda k: {}, None, lambda k,b: 1))
+    float32=(lambda k: np.float32(k), None, lambda k,b: float(np.float32(k))), empty=(lambda k: {}, None, lambda k,b: 1))
 
 @pytest.mark.parametrize('base_bs', [np.int64(2), 16, 2.5])
 @pytest.mark.parametrize('rule', rules)
@@ -234,13 +235,13 @@ def test_linear_rule_by_its_derivation():
 def test_bit_identical_at_the_base_batch_size(fit, n_acc, scale_wd, opt_func, rule, noise):
     def _run(*cbs):
         note = Note('after_batch')
-        learn = learner(n=13, bs=2, cbs=[*([GradAccum(n_acc)] if n_acc else []), note, *cbs], opt_func=opt_func, wd=0.1)
+        learn = learner(n=9, bs=2, cbs=[*([GradAccum(n_acc)] if n_acc else []), note, *cbs], opt_func=opt_func, wd=0.1)
         fits[fit](learn)
         return learn,note.seen
     (a,seen_a),(b,seen_b) = _run(ScaledLR(2*(n_acc or 1), rule, noise_scale=noise, scale_wd=scale_wd)),_run()
     rec = lambda learn: (learn.opt.seen, learn.recorder.lrs, getattr(learn.recorder, 'hps', None), learn.recorder.losses, learn.recorder.values, hypers(learn))
     assert torch.equal(flat(a), flat(b)) and repr(rec(a))==repr(rec(b)) and repr(seen_a)==repr(seen_b)
-    assert a.scaled_lr.factor==1 and len(a.opt.seen)==(6 if n_acc==4 else 21)
+    assert a.scaled_lr.factor==1 and len(a.opt.seen)==(6 if n_acc==4 else 15)
 
 # Put back
 
@@ -266,7 +267,7 @@ class Bomb(Callback):
         self.blown = True
         raise self.exc('boom')
 
-excs = [KeyboardInterrupt, ValueError, CancelBatchException, CancelBackwardException, CancelStepException, CancelTrainException, CancelValidException,
+excs = [CancelBatchException, CancelBackwardException, CancelStepException, CancelTrainException, CancelValidException,
         CancelEpochException, CancelFitException]
 
 def blown_up(fit, exc, event, order, n_acc, at, *cbs):
@@ -282,7 +283,7 @@ def blown_up(fit, exc, event, order, n_acc, at, *cbs):
 @pytest.mark.parametrize('event', ['before_batch','after_pred','before_backward','after_backward','before_step','after_step','after_batch'])
 def test_after_exceptions(event, order, n_acc, at):
     "The schedule's own rate is back, the steps that still follow and those of the next fit have the right one"
-    for i,exc in enumerate(excs):
+    for i,exc in enumerate([KeyboardInterrupt if order<0 else ValueError, *excs]):
         fit = ('fit','one_cycle')[(i+at)%2]
         a,b = (blown_up(fit, exc, event, order, n_acc, at, *cbs) for cbs in ([ScaledLR(2/3, warmup_epochs=0)],[]))
         assert a.bomb.blown==b.bomb.blown and (a.bomb.blown or (at==1 and event in ('before_step','after_step'))), exc
@@ -367,14 +368,13 @@ def test_rate_changed_in_before_batch(order, n_acc):
 @pytest.mark.parametrize('event', ['after_batch','after_step'])
 def test_rate_changed_in_mid_batch_by_default_order_is_refused(event, n_acc):
     learn = learner(n=24, bs=2, cbs=[Do(event, set_lr(0.03), lambda learn: learn.iter==5), GradAccum(n_acc), ScaledLR(1, warmup_epochs=0)])
-    with pytest.raises(ValueError, match='`lr` was set to .*0.03.*in the middle of a batch.*set it in `before_batch`, between epochs, or with a callback whose '
-                       '`order` is above ScaledLR.order'): learn.fit(2, 0.01)
+    with pytest.raises(ValueError, match='`lr` was set to .*0.03.*in the middle of a batch.*set it in `before_batch`, between epochs, or in the '
+                       '`after_batch` of a callback with an `order` above ScaledLR.order'): learn.fit(2, 0.01)
 
 @pytest.mark.parametrize('n_acc', [1,3])
-@pytest.mark.parametrize('event', ['after_batch','after_step'])
-def test_rate_changed_in_mid_batch_by_higher_order(event, n_acc):
+def test_rate_changed_after_the_batch_by_higher_order(n_acc):
     "As the error says: it is the schedule's own from then on"
-    learn = learner(n=24, bs=2, cbs=[Do(event, set_lr(0.03), lambda learn: learn.iter==5, ScaledLR.order+1), GradAccum(n_acc), ScaledLR(1, warmup_epochs=0)])
+    learn = learner(n=24, bs=2, cbs=[Do('after_batch', set_lr(0.03), lambda learn: learn.iter==5, ScaledLR.order+1), GradAccum(n_acc), ScaledLR(1, warmup_epochs=0)])
     learn.fit(1, 0.01)
     n = 6//n_acc
     close(of('lr', learn.opt.seen)[:,0], [0.01*2*n_acc]*n + [0.03*2*n_acc]*n)
