@@ -317,6 +317,7 @@ def batch_size(
     learn, # A `Learner`
     epoch:int=0, # Counted from 0
     micro_bs:int=None, # Items in a micro-batch; `None`: as the training loader says
+    n_iter:int=None, # Micro-batches in an epoch; `None`: as the training loader says
 )->int: # Items
     "Items that one optimizer step of `epoch` averages over: micro-batch x `n_acc` x processes, and no more than the epoch holds"
     dl = learn.dls.train
@@ -328,7 +329,7 @@ def batch_size(
         if isinstance(cb, GradAccum): n_acc = cb.n_acc_in(epoch)
         elif isinstance(cb, GradientAccumulation): n_acc = math.ceil(cb.n_acc/micro_bs) # That one counts items
     n_proc = torch.distributed.get_world_size() if torch.distributed.is_available() and torch.distributed.is_initialized() else 1
-    bs = micro_bs*min(n_acc, max(1, len(dl)))*n_proc
+    bs = micro_bs*min(n_acc, max(1, len(dl) if n_iter is None else n_iter))*n_proc
     if n_proc>1: return bs # A rank's loader knows its own share only
     try: return min(bs, getattr(dl, 'n', None) or len(dl.sampler)) # torch's loaders draw from a sampler
     except (AttributeError,TypeError): return bs

@@ -128,7 +128,7 @@ def _epoch_len(dl):
 def _plan(learn, finder, lr, n_iter):
     "What the finished mock training says; nothing more is run"
     noise,dl,scaled = finder.noise,learn.dls.train,first(cb for cb in learn.cbs if isinstance(cb, ScaledLR))
-    bs = batch_size(learn, micro_bs=finder.micro_bs)
+    bs = batch_size(learn, micro_bs=finder.micro_bs, n_iter=n_iter)
     p,start = stretch(noise)
     _,n_items,n_elems,tr_sigma,g_sq = np.array(noise.rows).T
     per_item = n_elems[start:].sum()/n_items[start:].sum() # The estimator counts elements, a batch items
