@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/lr.html.md"""
 __all__ = ['velocity_names', 'ScaledLR']
 
 # %% ../nbs/05_lr.ipynb #bded2e92
-import inspect, math, numbers, warnings
+import inspect, math, numbers, textwrap, warnings
 from collections import defaultdict
 from contextlib import contextmanager
 from copy import copy
@@ -16,10 +16,13 @@ import numpy as np
 import torch
 from fastcore.basics import first
 from fastai.callback.schedule import LRFinder, ParamScheduler
+from fastai.learner import SkipToEpoch
 from .accumulate import GradAccum, ScopedCallback, batch_size
 from .scaling import linear_scaling, scaled_momentum, warmup_factor
 
 # %% ../nbs/05_lr.ipynb #8a048ccf
+def _short(v): return textwrap.shorten(repr(v), 60)
+
 def _check_factors(f, k):
     "`f` as factors by hyper-parameter, if it is a factor or a dict of them"
     f = dict(f) if isinstance(f, dict) else dict(lr=f)
@@ -44,7 +47,7 @@ def velocity_names(
 )->list: # Names in the optimizer's state
     "State of `opt` that carries the learning rate, as the velocity in `v = mom*v + lr*grad` does"
     opt = _inner_opt(opt)
-    like = opt.param_groups[0]['params'][0]
+    like = first(p for g in opt.param_groups for p in g['params'])
     def _state(lr):
         p = like.new_ones(2).requires_grad_()
         p.grad = like.new_full((2,), 0.5)
@@ -53,7 +56,9 @@ def velocity_names(
         trial.state = defaultdict(dict)
         if hasattr(trial, 'hypers'): trial.param_lists,trial.hypers = [[p]],[{**opt.hypers[0], 'lr': lr}]
         else: trial.param_groups = [{**opt.param_groups[0], 'params': [p], 'lr': lr}]
-        type(trial).step(trial) # Not a `step` that torch's schedulers have put on `opt` itself
+        try: type(trial).step(trial) # Not a `step` that torch's schedulers have put on `opt` itself
+        except Exception as e: raise ValueError("Whether the optimizer keeps the learning rate in its velocity is seen by trying it on two numbers, "
+                                                f"and it cannot be tried: {e}. Leave out `momentum_correction`") from e
         return trial.state[p]
     one,two = _state(2**-10),_state(2**-9) # Powers of two double without rounding
     return [nm for nm,v in one.items() if isinstance(v, torch.Tensor) and v.shape==(2,) and v.any() and (two[nm]==2*v).all()]
@@ -67,55 +72,63 @@ class ScaledLR(ScopedCallback):
         base_bs:int, # Batch size in items that the learning rate was tuned for
         rule=linear_scaling, # Function from k, today's batch size over `base_bs`, to the factor; handed `noise_scale` and `base_bs` too if it names them
         warmup_epochs:float=None, # Epochs in which the factor grows from 1 to its full value; `None`: 5, and at most a tenth of the fit
-        noise_scale=None, # For rules that name it, in items: a number, a `BatchPlan`, or a `NoiseScale` that runs along
-        scale_wd:bool=True, # Let weight decay, `lr*wd` per step, grow with the learning rate? `False` keeps the product as it was
+        noise_scale=None, # For rules that name it: items, a `BatchPlan` (its value, not its interval), or a `NoiseScale` that runs along
+        scale_wd:bool=True, # Let weight decay, `lr*wd` per step (SGD, or decoupled), grow with the rate? `False` keeps it as it was
         momentum_correction:bool=False, # For optimizers that keep the learning rate in their velocity: rescale it when the rate changes
     ):
         if isinstance(base_bs, bool) or not isinstance(base_bs, numbers.Real):
-            raise TypeError(f"`base_bs` must be the batch size in items that the learning rate was tuned for, a number, got {base_bs!r}")
+            raise TypeError(f"`base_bs` must be the batch size in items that the learning rate was tuned for, a number, got {_short(base_bs)}")
         if not 0<base_bs<math.inf: raise ValueError(f"`base_bs` must be the batch size in items that the learning rate was tuned for, above 0, got {base_bs}")
-        if not callable(rule): raise TypeError(f"`rule` must be a function from the ratio of batch sizes to a factor, such as linear_scaling, got {rule!r}")
+        if not callable(rule): raise TypeError(f"`rule` must be a function from the ratio of batch sizes to a factor, as linear_scaling, got {_short(rule)}")
         if warmup_epochs is not None:
             if isinstance(warmup_epochs, bool) or not isinstance(warmup_epochs, numbers.Real):
-                raise TypeError(f"`warmup_epochs` must be a number of epochs, got {warmup_epochs!r}")
+                raise TypeError(f"`warmup_epochs` must be a number of epochs, got {_short(warmup_epochs)}")
             if not 0<=warmup_epochs<math.inf: raise ValueError(f"`warmup_epochs` must be 0 or more epochs, got {warmup_epochs}. Use 0 for no warmup")
         self.base_bs,self.rule,self.warmup_epochs,self.noise_scale = base_bs,rule,warmup_epochs,noise_scale
         self.scale_wd,self.momentum_correction = scale_wd,momentum_correction
-        self._given = self._rule_args()
-        self.factor,self.bs,self._said,self._idle,self._scaling,self._carried = 1.,None,False,False,False,None
         if noise_scale is not None: self._noise()
+        self._given = self._rule_args()
+        self.factor,self.bs,self._said,self._idle,self._scaling,self._carried = 1.,None,set(),False,False,None
 
     def _rule_args(self):
         "Names of the arguments, besides k, that `rule` is to be handed"
         try: pars = inspect.signature(self.rule).parameters
         except ValueError: pars = {} # Some functions written in C do not say
-        nm = getattr(self.rule, '__name__', self.rule)
         if 'noise_scale' in pars and self.noise_scale is None and pars['noise_scale'].default is inspect.Parameter.empty:
-            raise ValueError(f"The rule {nm} needs the noise scale, so `noise_scale` must be given: a number of items, the plan of `learn.bs_find()`, "
-                             "or a NoiseScale")
+            raise ValueError(f"The rule {self.rule_name} needs the noise scale, so `noise_scale` must be given: a number of items, "
+                             "the plan of `learn.bs_find()`, or a NoiseScale")
         if 'noise_scale' not in pars and self.noise_scale is not None:
-            warnings.warn(f"The rule {nm} takes no noise scale, so the one given has no effect: adascale_gain is the rule for SGD that does",
-                          stacklevel=3)
-        return [o for o in ('noise_scale','base_bs') if o in pars and not (o=='noise_scale' and self.noise_scale is None)]
+            warnings.warn(f"The rule {self.rule_name} takes no noise scale, so the one given has no effect: leave it out. Rules that take one are "
+                          "adascale_gain for SGD and surge_scaling for Adam", stacklevel=3)
+        bound = getattr(self.rule, 'keywords', {}) # Of a `partial`
+        return (['noise_scale'] if 'noise_scale' in pars and self.noise_scale is not None else []) + (
+            ['base_bs'] if 'base_bs' in pars and 'base_bs' not in bound else [])
 
-    def __repr__(self):
-        rule = getattr(self.rule, '__name__', repr(self.rule))
-        return f"ScaledLR({self.base_bs}, {rule}" + (f": {self.bs} items, learning rate x {self.factor:.4g})" if self.bs else ')')
+    @property
+    def rule_name(self):
+        f = getattr(self.rule, 'func', self.rule) # Of a `partial`
+        return getattr(f, '__name__', type(f).__name__)
+
+    def __repr__(self): return f"ScaledLR({self.base_bs}, {self.rule_name}" + (f": {self.bs} items, learning rate x {self.factor:.4g})" if self.bs else ')')
 
     # The factor
 
     def _noise(self):
         "In items; NaN while the first window of a `NoiseScale` that runs along is not complete"
         v = getattr(self.noise_scale, 'noise_scale', self.noise_scale)
-        if not isinstance(v, numbers.Real): raise TypeError(f"`noise_scale` must be a number of items, or have one as its `noise_scale`, got {v!r}")
+        if isinstance(v, bool) or not isinstance(v, numbers.Real):
+            raise TypeError(f"`noise_scale` must be a number of items, or have one as its `noise_scale`, got {_short(v)}")
+        if v<0 or math.isnan(v) and v is self.noise_scale: raise ValueError(f"`noise_scale` must be 0 or more items, got {v}")
         return v
 
-    def _factors(self, bs):
-        "Of `rule`, by hyper-parameter, at a batch of `bs` items; none as long as the noise scale is to be waited for"
+    def _factors(self, bs, trial=False):
+        "Of `rule`, by hyper-parameter, at a batch of `bs` items; none as long as the noise scale is to be waited for, but for a `trial` at some value"
         k,given = bs/self.base_bs,dict(base_bs=self.base_bs)
         if 'noise_scale' in self._given:
             given['noise_scale'] = self._noise()
-            if math.isnan(given['noise_scale']): return {}
+            if math.isnan(given['noise_scale']):
+                if not trial: return {}
+                given['noise_scale'] = self.base_bs
         return _check_factors(self.rule(k, **{nm: given[nm] for nm in self._given}), k)
 
     @property
@@ -135,20 +148,30 @@ class ScaledLR(ScopedCallback):
         if self._idle: return self._say_idle()
         if 'noise_scale' in self._given and math.isnan(self._noise()) and self.noise_scale not in self.learn.cbs: raise ValueError(
             "`noise_scale` is not known, and no NoiseScale among the learner's callbacks, so it never will be: add it to them, or give a number")
-        factors = [self._factors(batch_size(self.learn, e)) for e in range(self.n_epoch)]
+        factors = [self._factors(batch_size(self.learn, e), trial=True) for e in range(self.n_epoch)]
         self._check_hypers({nm for f in factors for nm in f} | ({'wd'} if not self.scale_wd else set()))
         self._check_momenta(factors)
         if self.momentum_correction:
             self._velocity = velocity_names(self.opt)
             if not self._velocity: raise ValueError("`momentum_correction` is for optimizers that keep the learning rate in their velocity, as in "
                                                     "v = mom*v + lr*grad, and this one does not: leave it out")
-        self._check_warmup({f.get('lr', 1) for f in factors})
+        if any(f.get('lr', 1)!=1 for f in factors): self._check_scaled()
 
-    def _say_idle(self):
-        if self._said: return
-        bs,self._said = batch_size(self.learn),True
-        warnings.warn(f"ScaledLR keeps still during lr_find: the rate it finds is for today's batch size, so train at it with ScaledLR(base_bs={bs})",
-                      stacklevel=2)
+    def _say(self, text):
+        "A warning, once"
+        if text not in self._said: warnings.warn(text, stacklevel=2)
+        self._said.add(text)
+
+    def _say_idle(self): self._say("ScaledLR keeps still during lr_find: the rate it finds is for today's batch size, so train at it with "
+                                   f"ScaledLR(base_bs={batch_size(self.learn)})")
+
+    def _check_scaled(self):
+        "What may not be what one wants, once the rate is scaled"
+        if self.n_warmup>self.n_epoch: self._say(
+            f"`warmup_epochs`={self.n_warmup:g} is longer than the fit: the warmup lasts {self.n_epoch} epoch{'' if self.n_epoch==1 else 's'}, "
+            f"and the factor on the learning rate gets no more than {self.n_epoch/self.n_warmup:.0%} of the way from 1")
+        if self.rule_name in ('linear_scaling','adascale_gain') and 'sqr_mom' in self.opt.hypers[0]: self._say(
+            f"{self.rule_name} is a rule for SGD, and this optimizer divides by the size of the gradient, as Adam does: take ScaledLR(..., rule=sqrt_scaling)")
 
     def _check_hypers(self, names):
         for nm in sorted(names):
@@ -158,18 +181,13 @@ class ScaledLR(ScopedCallback):
     def _check_momenta(self, factors):
         "A momentum of the fit for which the rule has no value is found now, the worst of a thousand points where it is scheduled"
         scheds = {nm: f for cb in self.learn.cbs if isinstance(cb, ParamScheduler) for nm,f in cb.scheds.items()}
+        start = max((cb._skip_to for cb in self.learn.cbs if isinstance(cb, SkipToEpoch)), default=0) # `start_epoch` of `fit`
         for nm in _momenta:
             worst = []
-            for pct in np.linspace(0, 1, 1001):
+            for pct in np.linspace(start/max(1, self.n_epoch), 1, 1001):
                 f = factors[min(int(pct*self.n_epoch), self.n_epoch-1)].get(nm) if factors else None
                 if f: worst += [(f*(1-v),v,f) for v in (np.ravel(scheds[nm](pct)) if nm in scheds else self._hyper(nm)) if v]
             if worst: _scaled(nm, *max(worst)[1:])
-
-    def _check_warmup(self, factors):
-        if not factors-{1} or self.n_warmup<=self.n_epoch: return
-        full = max(factors, key=lambda f: abs(math.log(f)))
-        warnings.warn(f"`warmup_epochs`={self.warmup_epochs:g} is longer than the fit: the warmup lasts {self.n_epoch} epoch{'' if self.n_epoch==1 else 's'}, "
-                      f"and the factor on the learning rate gets to {warmup_factor(full, self.n_epoch/self.n_warmup):.3g}, not to {full:.3g}", stacklevel=2)
 
     @contextmanager
     def scope(self):
@@ -203,7 +221,7 @@ class ScaledLR(ScopedCallback):
         self._own,self._scaling = {nm: self._hyper(nm) for nm in self._now},True
         if not starts: return # GradAccum will set what the window's first micro-batch had
         self._first = self._own
-        if self._carried is None: self._carried = self._hyper('lr') # No fit of ours before: the velocity is of the rate that the schedule goes on with
+        if self._carried is None: self._carried = self._hyper('lr') # Not known from a fit before: taken for the schedule's own
         self._used = {nm: [_scaled(nm, v, self._now[nm]) for v in own] for nm,own in self._own.items()}
         for nm,used in self._used.items(): self.opt.set_hyper(nm, used)
         self._carry()

@@ -150,7 +150,7 @@ class NoiseScale(ScopedCallback):
 # %% ../nbs/04_noise.ipynb #32f5b437
 def plot_noise_scale(
     df:pd.DataFrame, # With the columns of `NoiseScale.df`
-    base_bs=None, # Today's batch size in items, drawn as a line
+    bs=None, # Today's batch size in items, drawn as a line
     ax=None, # Axes to draw on; by default new ones
 ):
     "The noise scale over the items seen so far, with its interval as a band; returns the axes"
@@ -160,13 +160,13 @@ def plot_noise_scale(
     ax.plot(x[ok], df.noise_scale[ok], label='moving mean (lags)')
     low,high = df.low[df.low>0],df.high[np.isfinite(df.high) & (df.high>0)]
     # The first few intervals are wide, and would press all the rest together
-    seen = [*df.noise_scale[ok], *low[low>=low.quantile(0.2)], *high[high<=high.quantile(0.8)], *([base_bs] if base_bs else [])]
+    seen = [*df.noise_scale[ok], *low[low>=low.quantile(0.2)], *high[high<=high.quantile(0.8)], *([bs] if bs else [])]
     if seen:
         bottom,top = min(seen)/2, max(seen)*2
         low,high = df.low.clip(lower=bottom/2), df.high.clip(upper=top*2)
         ax.fill_between(x, low, high, alpha=0.2, lw=0, label='its interval')
         ax.set_ylim(bottom, top)
-    if base_bs: ax.axhline(base_bs, color='grey', ls='--', label=f"today's batch size, {base_bs}")
+    if bs: ax.axhline(bs, color='grey', ls='--', label=f"today's batch size, {bs}")
     ax.set(yscale='log', xlabel='items seen', ylabel='gradient noise scale (items)')
     ax.yaxis.set_major_formatter(LogFormatter()) # 40, not 4 x 10¹
     ax.yaxis.set_minor_formatter(LogFormatter())

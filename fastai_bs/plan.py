@@ -38,6 +38,7 @@ class BatchPlan:
     noise_scale:float # Items: of the last stretch of the mock training without drift; `inf` where no gradient could be told from the noise
     ci:tuple # Its interval, in items; the upper end is `inf` where the data cannot bound it
     base_bs:int # Batch size in items that `base_lr` goes with: today's, or that of a `ScaledLR` on the learner
+    bs_now:int # Today's batch size in items: micro-batch x accumulation x processes
     micro_bs:int # Today's micro-batch in items
     base_lr:object # The learning rate to train with; a float or a slice
     n_windows:int # Windows in the last stretch without drift
@@ -49,10 +50,6 @@ class BatchPlan:
     loss_rose:bool # Was the loss of the last window above that of the first?
     level:float # Coverage of `ci`
     df:pd.DataFrame = field(repr=False) # The measurements along the mock training, as in `NoiseScale.df`
-    bs_now:int = None # Today's batch size in items: micro-batch x accumulation x processes; `None`: `base_bs`
-
-    @property
-    def _today(self): return self.base_bs if self.bs_now is None else self.bs_now
 
     @property
     def balanced_bs(self): # Items
@@ -65,7 +62,7 @@ class BatchPlan:
         return ' '.join(self._advice())
 
     def _advice(self):
-        (low,high),bs,base = self.ci,self.balanced_bs,self._today
+        (low,high),bs,now = self.ci,self.balanced_bs,self.bs_now
         longer = f"run longer, with num_it={4*self.n_seen} say{', or measure on more items' if self.n_passes>1.5 else ''}"
         if self.loss_rose: yield "The loss rose during the mock training, so the learning rate may be too high for this to mean much."
         if self.n_windows<10:
@@ -74,16 +71,16 @@ class BatchPlan:
         if math.isinf(high):
             yield (f"The noise scale is at least {_items(low)}; these data do not bound it from above, so {longer}." if low>0 else
                    f"The noise scale cannot be known from these data: {longer}.")
-            if low>base: yield f"Up to there a batch larger than today's {base} saves steps at little cost in examples."
+            if low>now: yield f"Up to there a batch larger than today's {now} saves steps at little cost in examples."
         elif high<1:
             yield "There is no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
-        elif base>high and bs<base:
-            yield f"Today's batch of {_items(base)} is above this noise scale: a smaller one, about {bs}, learns the same from fewer examples."
+        elif now>high and bs<now:
+            yield f"Today's batch of {_items(now)} is above this noise scale: a smaller one, about {bs}, learns the same from fewer examples."
             if self.trend>0: yield "But it was rising, so leave the batch as it is and measure again."
-        elif base<low and bs>base:
-            yield f"A batch of {_items(bs)} takes {self._costs(bs)}; today's {base} takes {self._costs(base)}. {self._reach(bs)}"
-        elif base<low or base>high: yield f"Today's batch of {_items(base)} is near the noise scale: leave it."
-        else: yield f"Today's batch of {_items(base)} is as large as the noise scale, within its interval: leave it."
+        elif now<low and bs>now:
+            yield f"A batch of {_items(bs)} takes {self._costs(bs)}; today's {now} takes {self._costs(now)}. {self._reach(bs)}"
+        elif now<low or now>high: yield f"Today's batch of {_items(now)} is near the noise scale: leave it."
+        else: yield f"Today's batch of {_items(now)} is as large as the noise scale, within its interval: leave it."
         if self.trend:
             yield (f"The noise scale {'rose' if self.trend>0 else 'fell'} during the mock training; "
                    f"this is the value of its last {self.n_windows} windows, so measure again later in training.")
@@ -100,14 +97,14 @@ class BatchPlan:
 
     def _reach(self, bs):
         if bs<=self.micro_bs: return "Take fewer micro-batches for each step."
-        how = 'add' if self.micro_bs==self._today else 'replace the accumulation by'
+        how = 'add' if self.micro_bs==self.bs_now else 'replace the accumulation by'
         return f"Where memory allows, set the loader to it; else {how} GradAccum({math.ceil(bs/self.micro_bs)})."
 
     def _value(self): return f"{_num(self.noise_scale)} [{_num(self.ci[0])}, {_num(self.ci[1])}]"
 
     def __repr__(self):
         unsure = ' (not bounded)' if self.balanced_bs and math.isinf(self.ci[1]) else ''
-        now = '' if self._today==self.base_bs else f', bs_now={self._today}'
+        now = '' if self.bs_now==self.base_bs else f', bs_now={self.bs_now}'
         head = f"BatchPlan(noise_scale={self._value()}, balanced_bs={self.balanced_bs}{unsure}, base_bs={self.base_bs}{now})"
         return f"{head}\n{textwrap.fill(self.advice, 110, initial_indent='  ', subsequent_indent='  ')}"
 
@@ -115,7 +112,7 @@ class BatchPlan:
         ax=None, # Axes to draw on; by default new ones
     ):
         "The noise scale along the mock training with its interval, and the plan's own over the stretch it speaks of; today's batch size as a line"
-        ax = plot_noise_scale(self.df, self._today, ax=ax)
+        ax = plot_noise_scale(self.df, self.bs_now, ax=ax)
         x,(low,high),(bottom,top) = self.df.n_items.cumsum().iloc[-self.n_windows:],self.ci,ax.get_ylim()
         if 0<self.noise_scale<math.inf:
             ax.plot([x.iloc[0],x.iloc[-1]], [self.noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {self._value()} at {self.level:.0%}')

@@ -533,7 +533,7 @@ def test_a_learner_with_it_is_exported_and_loaded(fitted, tmp_path):
 
 def test_plot():
     df = measure(regression(203), mlp(), nn.MSELoss()).df
-    ax = plot_noise_scale(df, base_bs=10)
+    ax = plot_noise_scale(df, bs=10)
     line,base = ax.lines[:2]
     assert ax.get_yscale()=='log' and 'items' in ax.get_xlabel()
     ok = np.isfinite(df.noise_scale)

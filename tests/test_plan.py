@@ -17,9 +17,14 @@ def rows(n=30, noise_scale=100., low=80., high=130., n_items=40):
 
 def make(noise_scale=100., ci=(80.,130.), **kwargs):
     "A plan about which there is nothing else to say"
-    return BatchPlan(**{**dict(noise_scale=noise_scale, ci=ci, base_bs=100, micro_bs=100, base_lr=0.1, n_windows=30, trend=0, n_train=10_000, n_seen=50,
-        n_passes=1., moved=False, loss_rose=False,
-                               level=0.95, df=rows()), **kwargs})
+    return BatchPlan(**{**dict(noise_scale=noise_scale, ci=ci, base_bs=100, bs_now=kwargs.get('base_bs', 100), micro_bs=100, base_lr=0.1, n_windows=30,
+        trend=0, n_train=10_000, n_seen=50, n_passes=1., moved=False, loss_rose=False, level=0.95, df=rows()), **kwargs})
+
+def test_advice_is_about_todays_batch_size():
+    "Not about the one that the learning rate belongs to, where a ScaledLR makes them differ"
+    plan = make(base_bs=16, bs_now=100)
+    assert plan.advice==make().advice and '100' in plan.advice and repr(plan).split('\n')[0].endswith('base_bs=16, bs_now=100)')
+    assert [o for o in plan.plot().get_legend_handles_labels()[1] if 'today' in o]==["today's batch size, 100"]
 
 @pytest.mark.parametrize('noise_scale,bs',
     [(0,1),(0.3,1),(1,1),(1.4,1),(1.5,2),(3,4),(45,32),(46,64),(90.5,64),(90.6,128),(1000,1024),(1e7,2**23),(-3.,1),(inf,None),(nan,None)])
