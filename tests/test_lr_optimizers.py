@@ -566,3 +566,10 @@ def test_gain_trains_where_the_linear_rule_diverges(by):
     for z in torch.cat([zs,zs]).split(64): x = x - 0.3*gain*(x+z.mean(0))
     assert 0<x.abs().max().item()==pytest.approx(_norm(ScaledLR(4, adascale_gain, 0, noise_scale=8)), rel=1e-9) and x.abs().max()<0.1
     assert _norm(ScaledLR(4, linear_scaling, 0)) > 1e6 # 3.8**32
+
+@pytest.mark.parametrize('opt_func', [torch.optim.Muon, torch.optim.LBFGS], ids=['needs_matrices','needs_a_closure'])
+def test_velocity_of_an_optimizer_that_cannot_be_tried(opt_func):
+    with pytest.raises(ValueError, match='it cannot be tried: .*Leave out `momentum_correction`'):
+        velocity_names(OptimWrapper(opt=opt_func([nn.Parameter(torch.ones(2,2))], lr=0.1)))
+
+def test_velocity_with_an_empty_first_group(): assert velocity_names(Folded([[], [nn.Parameter(torch.ones(2))]], lr=0.1))==['vel']
