@@ -147,7 +147,7 @@ class ScaledLR(ScopedCallback):
         self._idle = isinstance(getattr(self.learn, 'lr_finder', None), LRFinder)
         if self._idle: return self._say_idle()
         if 'noise_scale' in self._given and math.isnan(self._noise()) and self.noise_scale not in self.learn.cbs: raise ValueError(
-            "`noise_scale` is not known, and no NoiseScale among the learner's callbacks, so it never will be: add it to them, or give a number")
+            "`noise_scale` is not known, and it is no NoiseScale among the learner's callbacks, so it never will be: add it to them, or give a number")
         factors = [self._factors(batch_size(self.learn, e), trial=True) for e in range(self.n_epoch)]
         self._check_hypers({nm for f in factors for nm in f} | ({'wd'} if not self.scale_wd else set()))
         self._check_momenta(factors)
