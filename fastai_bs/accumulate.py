@@ -73,6 +73,8 @@ class ScopedCallback(Callback):
         if not self.learn.lock.locked(): self.start_fit()
     def before_epoch(self): self.learn._do_epoch_train = _ScopedTrain(self.learn)
     def after_fit(self): vars(self.learn).pop('_do_epoch_train', None) # Left where an epoch was skipped
+    def _hyper(self, k): return [h[k] for h in self.opt.hypers]
+    def _schedules(self): return {k: f for cb in self.learn.cbs if isinstance(cb, ParamScheduler) for k,f in cb.scheds.items()}
 
 class _ScopedTrain:
     "Stands in for `learn._do_epoch_train` once: runs it inside the scopes of the callbacks that `learn` has by then"
@@ -177,8 +179,7 @@ class GradAccum(ScopedCallback):
         try: yield
         finally:
             for m,momentum in self._bns: m.momentum = momentum
-            scheduled = {k for cb in self.learn.cbs if isinstance(cb, ParamScheduler) for k in cb.scheds}
-            self._release_hypers(scheduled) # Those stay at the last step's values, as the large batch leaves them
+            self._release_hypers(but=self._schedules()) # Those stay at the last step's values, as the large batch leaves them
             self._zero_grads()
             self._params = self._bns = self._hypers = None
 
@@ -296,8 +297,6 @@ class GradAccum(ScopedCallback):
         "Once the schedule has set its values in `before_batch`"
         if self.n_micro==0: self._hypers = [dict(h) for h in self.opt.hypers]
         else: self._hold_hypers()
-
-    def _hyper(self, k): return [h[k] for h in self.opt.hypers]
 
     def _hold_hypers(self):
         "Set those that have moved on since the window's first micro-batch back to what they were then"

@@ -180,7 +180,7 @@ class ScaledLR(ScopedCallback):
 
     def _check_momenta(self, factors):
         "A momentum of the fit for which the rule has no value is found now, the worst of a thousand points where it is scheduled"
-        scheds = {nm: f for cb in self.learn.cbs if isinstance(cb, ParamScheduler) for nm,f in cb.scheds.items()}
+        scheds = self._schedules()
         start = max((cb._skip_to for cb in self.learn.cbs if isinstance(cb, SkipToEpoch)), default=0) # `start_epoch` of `fit`
         for nm in _momenta:
             worst = []
@@ -199,12 +199,10 @@ class ScaledLR(ScopedCallback):
         try: yield
         finally:
             self._restore() # The step of a window that GradAccum closed after the last batch is behind
-            scheduled = {nm for cb in self.learn.cbs if isinstance(cb, ParamScheduler) for nm in cb.scheds}
-            for nm in scheduled & set(self._first): self.opt.set_hyper(nm, self._first[nm]) # Those stay at the last step's values, as with GradAccum alone
+            for nm in set(self._schedules()) & set(self._first): # Those stay at the last step's values, as with GradAccum alone
+                self.opt.set_hyper(nm, self._first[nm])
             self._carry()
             self._used = {}
-
-    def _hyper(self, nm): return [h[nm] for h in self.opt.hypers]
 
     def _window_factors(self):
         "For the window that starts with this micro-batch; without those that are 1, so that they change no bit"

@@ -1,4 +1,5 @@
 "Small learners and measures that several test files share"
+import warnings
 from functools import partial
 
 import torch
@@ -6,7 +7,7 @@ from torch import nn
 from fastai.callback.core import Callback, TrainEvalCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
-from fastai.learner import CastToTensor, Learner, Recorder
+from fastai.learner import CastToTensor, Learner, Recorder, load_learner
 from fastai.optimizer import SGD
 from fastai.torch_core import set_seed
 
@@ -46,4 +47,17 @@ def distance(a, b):
     a,b = flat(a),flat(b)
     return ((a-b).abs().max()/b.abs().max()).item()
 
-__all__ = ['momentum_sgd','regression','loaders','mlp','Float32Loss','quiet_learner','flat','distance','set_seed']
+def exported(learn, path):
+    "`learn` after another epoch, `load` and `export`, as `load_learner` gives it back; it was saved before that epoch"
+    learn.save('it')
+    saved = flat(learn).clone()
+    learn.fit(1, 0.1)
+    assert not torch.equal(saved, flat(learn))
+    learn.load('it')
+    assert torch.equal(saved, flat(learn))
+    learn.export('it.pkl')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return load_learner(path/'it.pkl')
+
+__all__ = ['exported','momentum_sgd','regression','loaders','mlp','Float32Loss','quiet_learner','flat','distance','set_seed']

@@ -19,12 +19,11 @@ from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import Datasets, TfmdDL
 from fastai.data.load import DataLoader, SkipItemException
-from fastai.learner import load_learner
 from fastai.losses import (BCELossFlat, BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
     LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
 from fastai_bs.accumulate import GradAccum, ScopedCallback, loss_elements
-from helpers import distance, flat, loaders, mlp, quiet_learner, regression
+from helpers import distance, exported, flat, loaders, mlp, quiet_learner, regression
 
 # fastai.distributed cannot be imported without accelerate, of which DistributedDL needs nothing
 stub = None if importlib.util.find_spec('accelerate') else types.ModuleType('accelerate')
@@ -844,16 +843,7 @@ def test_save_load_export(n_acc, tmp_path):
     dls = Datasets(range(15), [[get_x],[get_y]], splits=[list(range(13)),[13,14]]).dataloaders(bs=2, num_workers=0, shuffle=False)
     learn = quiet_learner(dls, mlp(), cbs=GradAccum(n_acc, count=lambda learn: learn.y.numel()), path=tmp_path)
     learn.fit(1, 0.1)
-    learn.save('it')
-    saved = flat(learn).clone()
-    learn.fit(1, 0.1)
-    assert not torch.equal(saved, flat(learn))
-    learn.load('it')
-    assert torch.equal(saved, flat(learn))
-    learn.export('it.pkl')
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        loaded = load_learner(tmp_path/'it.pkl')
+    loaded = exported(learn, tmp_path)
     assert [loaded.grad_accum.n_acc_in(e) for e in range(3)]==[learn.grad_accum.n_acc_in(e) for e in range(3)]
     want = learn.get_preds()[0]
     assert torch.equal(loaded.get_preds(dl=learn.dls.valid)[0], want)

@@ -15,14 +15,13 @@ from fastai.callback.tracker import ReduceLROnPlateau
 from fastai.callback.training import GradientAccumulation, ShortEpochCallback
 from fastai.data.core import DataLoaders, Datasets
 from fastai.data.load import DataLoader
-from fastai.learner import load_learner
 from fastai.optimizer import Adam, OptimWrapper, RMSProp, SGD
 from fastai_bs import finder # noqa: F401 (patches `bs_find` into `Learner`)
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import adam_scaling, adascale_gain, linear_scaling, sqrt_scaling, surge_scaling
-from helpers import distance, flat, loaders, mlp, momentum_sgd, quiet_learner, regression
+from helpers import distance, exported, flat, loaders, mlp, momentum_sgd, quiet_learner, regression
 
 # Measures
 
@@ -724,15 +723,7 @@ def test_save_load_export(n_acc, tmp_path):
     dls = Datasets(range(15), [[item_x],[item_y]], splits=[list(range(12)),[13,14]]).dataloaders(bs=2, num_workers=0, shuffle=False)
     learn = quiet_learner(dls, mlp(), cbs=[GradAccum(n_acc), ScaledLR(1, adascale_gain, noise_scale=20., warmup_epochs=0)], path=tmp_path)
     learn.fit_one_cycle(1, 0.1)
-    learn.save('it')
-    saved = flat(learn).clone()
-    learn.fit(1, 0.1)
-    learn.load('it')
-    assert torch.equal(saved, flat(learn))
-    learn.export('it.pkl')
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        loaded = load_learner(tmp_path/'it.pkl')
+    loaded = exported(learn, tmp_path)
     assert repr(loaded.scaled_lr)==repr(learn.scaled_lr)
     loaded.dls = dls
     for o in (loaded,learn): o.create_opt(); o.fit(1, 0.1)
