@@ -133,6 +133,7 @@ class GradAccum(ScopedCallback):
             raise TypeError(f"`count` must be a function of the learner that returns the loss elements in the micro-batch, got {count!r}")
         self.n_acc_at,self.count,self.fix_bn,self._loss_func,self._n_ref = n_acc,count,fix_bn,None,None
         self.n_acc,self.n_micro,self.stepped,self.window_loss = (n_acc if isinstance(n_acc, numbers.Integral) else 1),0,False,None
+        self.on_window = [] # Functions to be called with the mean gradient of each window in `.grad`, before it is unscaled, clipped or used
 
     @property
     def name(self): return 'grad_accum' # Of subclasses too
@@ -174,8 +175,8 @@ class GradAccum(ScopedCallback):
         self._params = self._all_params()
         self._bns = [(m,m.momentum) for m in self.learn.model.modules() if isinstance(m, _NormBase) and m.momentum is not None] if self.fix_bn else []
         self._held = None
-        self._new_window()
-        self._new_micro()
+        self.new_window()
+        self.new_micro()
         try: yield
         finally:
             for m,momentum in self._bns: m.momentum = momentum
@@ -194,9 +195,9 @@ class GradAccum(ScopedCallback):
             if p.grad.grad_fn is not None: p.grad.detach_()
             p.grad.zero_()
 
-    def _new_window(self): self.n_micro,self._n_sum,self._loss_sum = 0,0.,0.
-    def _new_micro(self): self._backed = self._own_cancel = self._closes = False; self.micro_elems = None
-    def _drop_window(self): self._zero_grads(); self._new_window()
+    def new_window(self): self.n_micro,self._n_sum,self._loss_sum = 0,0.,0.
+    def new_micro(self): self._backed = self._own_cancel = self._closes = False; self.micro_elems = None
+    def _drop_window(self): self._zero_grads(); self.new_window()
 
     # Where a window starts and ends
 
@@ -219,7 +220,7 @@ class GradAccum(ScopedCallback):
         try: self.learn._with_events(self.learn._step, 'step', CancelStepException)
         except (CancelBatchException,CancelTrainException): pass # Within the loop fastai would have taken them
         self.opt.zero_grad()
-        self._new_window()
+        self.new_window()
 
     # The weight of each micro-batch, and the mean
 
@@ -276,9 +277,10 @@ class GradAccum(ScopedCallback):
             if not any(g.dtype==torch.float64 for g in grads): total = total.float()
             if grads: torch._foreach_div_(grads, total.to(grads[0].device))
             self.window_loss,self.window_factor = (self._loss_sum/self._n_sum).to(self.learn.loss.dtype),1.
+        for f in self.on_window: f()
 
     def after_cancel_step(self): self.stepped = False
-    def after_step(self): self._new_window() # After a cancelled step too: fastai zeroes the gradients
+    def after_step(self): self.new_window() # After a cancelled step too: fastai zeroes the gradients
 
     def after_cancel_batch(self):
         "A micro-batch that somebody cancelled after its backward pass takes the whole window with it: its part cannot be taken out again"
@@ -289,7 +291,7 @@ class GradAccum(ScopedCallback):
     def after_batch(self):
         # Recorder passes over a batch without targets: the NaN of a loss over no element would stay in its moving average for good
         if self.micro_elems is not None and self._may_be_empty and not self.micro_elems>0: self.learn.yb = ()
-        self._new_micro()
+        self.new_micro()
 
     # Hyper-parameters are those of the window's first micro-batch, as the large batch's would be
 

@@ -9,107 +9,319 @@ __all__ = ['NoiseScale', 'plot_noise_scale']
 
 # %% ../nbs/04_noise.ipynb #a944461b
 import numbers
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 import numpy as np
 import pandas as pd
 import torch
 import matplotlib.pyplot as plt
 from matplotlib.ticker import LogFormatter
-from fastcore.basics import first
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from fastcore.basics import first, patch
+from fastcore.foundation import L
+from fastai.callback.core import CancelBackwardException, CancelBatchException, CancelStepException
+from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.mixup import MixHandler
+from fastai.callback.training import GradientAccumulation
+from fastai.learner import Recorder
+from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
-from .accumulate import GradAccum, ScopedCallback
-from .estimator import Pool, window_moments
+from .accumulate import GradAccum, ScopedCallback, batch_size
+from .estimator import Pool, pool, running, window_moments
+from .snapshot import pass_unchanged
 
 # %% ../nbs/04_noise.ipynb #22fb8c27
 def _dense(g): return g.coalesce().values() if g.is_sparse else g
 
 def _norm_dtype(g): return torch.promote_types(g.dtype, torch.float32) # Half precision cannot hold the squares
 
-def _sum_sq(
-    norms, # Norms, tensors without dimensions
-): # Their squares' sum, in double precision where the device has it
-    dev = norms[0].device
-    return torch.stack([n.to(dev) for n in norms]).to(torch.float32 if dev.type=='mps' else torch.float64).square().sum()
+def _norm(g): return torch.linalg.vector_norm(g, dtype=_norm_dtype(g))
 
-def _sq_norm(grads):
-    "Squared norm of the gradients taken together"
-    grads = [_dense(g) for g in grads]
-    return _sum_sq(torch._foreach_norm(grads, 2, dtype=_norm_dtype(grads[0])))
+def _squares(
+    norms, # Norms, tensors without dimensions
+): # Their squares; shape `(len(norms),)`, in double precision where the device has it
+    dev = norms[0].device
+    return torch.stack([n.to(dev) for n in norms]).to(torch.float32 if dev.type=='mps' else torch.float64).square()
 
 # %% ../nbs/04_noise.ipynb #7efd0e94
+_second_moments = 'sqr_avg','exp_avg_sq','square_avg' # fastai's optimizers; torch's Adam and its kin; torch's RMSprop
+
+def _adam_metric(opt, params, n_steps):
+    "For each of `params` its `v`, without its bias, and `eps`; none before the optimizer has taken `1/(1-sqr_mom)` steps, as `v` is not a mean yet"
+    hypers = {p: h for pg,h in zip(opt.param_lists, opt.hypers) for p in pg}
+    res = {}
+    for i,p in enumerate(params):
+        state,beta,eps = opt.state.get(p, {}),hypers[p]['sqr_mom'],hypers[p].get('eps', 0.)
+        v = first(state[k] for k in _second_moments if k in state)
+        if v is None: continue # It has had no gradient yet
+        step = state.get('step')
+        if (n_steps if step is None else float(step))*(1-beta)<1: return {}
+        res[i] = v,1. if step is None else 1-beta**float(step),eps
+    return res
+
+def _in_metric(grad, v, debias, eps):
+    "`grad` times P**0.5"
+    return grad.to(_norm_dtype(grad))/((v/debias).sqrt()+eps).sqrt()
+
+# %% ../nbs/04_noise.ipynb #ae89fe69
+def _any(grads): return bool(grads) and bool(torch.stack([_norm(_dense(g)).to(grads[0].device) for g in grads]).any())
+
+@contextmanager
+def _no_autocast():
+    "The backward pass runs outside of the autocast of the forward pass, which goes on afterwards without its copies of the weights: they belong to one pass"
+    on = [o for o in ('cuda','cpu','mps') if torch.is_autocast_enabled(o)]
+    with ExitStack() as stack:
+        for o in on: stack.enter_context(torch.autocast(o, enabled=False))
+        yield
+    if on: torch.clear_autocast_cache()
+
+# %% ../nbs/04_noise.ipynb #32f5b437
+_accum_first = "use GradAccum(2) with micro-batches of half the size, whose gradients are measured as they come"
+
+def _rows_of(o, bs, s):
+    "The items `s`, a slice, of a batch of `bs` items"
+    if isinstance(o, Tensor) and o.shape[:1]==(bs,): return o[s]
+    if isinstance(o, (list,tuple)): return type(o)(_rows_of(v, bs, s) for v in o)
+    if isinstance(o, dict): return {k: _rows_of(v, bs, s) for k,v in o.items()}
+    what = f"a tensor of shape {tuple(o.shape)}" if isinstance(o, Tensor) else f"{type(o).__name__}"
+    raise ValueError(f"NoiseScale cuts a batch into parts along the first dimension of its tensors, and this one of {bs} items holds {what}: {_accum_first}")
+
+def _slices(bs, n):
+    "`bs` items in `n` parts, as even as can be"
+    at = [bs*i//n for i in range(n+1)]
+    return [slice(*o) for o in zip(at, at[1:])]
+
+def _hidden_states(model, bs):
+    "A function that gives an AWD-LSTM the hidden states of the items of a slice: it goes on from the batch before, item by item"
+    rnns = [m for m in model.modules() if isinstance(m, AWD_LSTM)]
+    for m in rnns:
+        if m.bs!=bs: m._change_hidden(bs)
+    hidden = [m.hidden for m in rnns]
+    def _part(o, s): return o[:,s].contiguous() if isinstance(o, Tensor) else tuple(_part(h, s) for h in o)
+    def _take(s):
+        for m,states in zip(rnns, hidden): m.hidden,m.bs = [_part(o, s) for o in states],s.stop-s.start
+    return _take
+
+# %% ../nbs/04_noise.ipynb #700ba7c9
+_columns = 'noise_scale','noise_low','noise_high' # Of Recorder
+
 class NoiseScale(ScopedCallback):
-    "Measure the gradient noise scale of the training as it goes, from the micro-batches of `GradAccum`; changes no bit of it"
-    order,run_valid = GradAccum.order+1,False # After GradAccum makes the mean of the window, before MixedPrecision unscales and GradientClip cuts it
+    "Measure the gradient noise scale of the training as it goes; changes no bit of it"
+    order,run_valid = Recorder.order+1,False # Recorder has named its columns, and no logger has read them; batches are as other callbacks want them
 
     def __init__(self,
-        beta:float=0.99, # What is left of a window's weight after another one: 0.99 looks back on some 100 optimizer steps, and lags behind a rise
-        *,
+        beta:float=0.99, # What is left of a measurement's weight after another one: 0.99 looks back on some 100 of them, and lags behind a rise
+        every:int=None, # Optimizer steps from one measurement to the next; `None`: 1 with `GradAccum`, else 40
+        n_micro:int=4, # Parts that the batch is cut into where there is no `GradAccum`
         ci:float=0.95, # Coverage of the interval
+        *,
+        by_group:bool=False, # Measure each parameter group on its own too, for `table`
+        adam_metric:bool=False, # Measure in the metric of Adam and its kin too, gradients over the root of `sqrt(v)+eps`, for `table`
     ):
         for nm,v in (('beta',beta),('ci',ci)):
             if isinstance(v, bool) or not isinstance(v, numbers.Real): raise TypeError(f"`{nm}` must be a number between 0 and 1, got {v!r}")
             if not 0<v<1: raise ValueError(f"`{nm}` must be between 0 and 1, both excluded, got {v}")
-        self.beta,self.level = beta,ci
+        for nm,v,least,what in (('every',every,1,"optimizer steps"),('n_micro',n_micro,2,"parts of the batch, to tell signal from noise")):
+            if v is None and nm=='every': continue
+            if isinstance(v, bool) or not isinstance(v, numbers.Integral): raise TypeError(f"`{nm}` must be a whole number of {what}, got {v!r}")
+            if v<least: raise ValueError(f"`{nm}` must be at least {least} {what}, got {v}")
+        self.beta,self.every,self.n_micro,self.level,self.by_group,self.adam_metric = beta,every,n_micro,ci,by_group,adam_metric
+        self._accum = self.bs = None
         self._reset()
 
-    def _reset(self): self.pool,self.rows,self.n_items,self.n_steps,self.n_dropped = Pool(self.beta),[],0,0,0
+    def _reset(self): self.pool,self.rows,self._more,self._metric,self.n_items,self.n_steps,self._next,self.n_dropped = Pool(self.beta),[],[],{},0,0,0,0
+
+    # A fit
 
     def start_fit(self):
-        "Start anew; refuse a fit without several gradients per step"
+        "Start anew; refuse a fit that cannot be measured"
         twins = [cb for cb in self.learn.cbs if isinstance(cb, NoiseScale)]
         if len(twins)>1: raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)}: remove the others")
-        self._accum = first(cb for cb in self.learn.cbs if isinstance(cb, GradAccum))
-        if self._accum is None or max((self._accum.n_acc_in(e) for e in range(self.n_epoch)), default=2)<2:
-            raise ValueError("NoiseScale compares the micro-batches of an optimizer step, so there must be several: add GradAccum(n_acc), n_acc 2 or more")
+        accum = first(cb for cb in self.learn.cbs if isinstance(cb, GradAccum))
+        # Does the fit accumulate, if only in later epochs?
+        self._in_windows = accum is not None and max((accum.n_acc_in(e) for e in range(self.n_epoch)), default=2)>1
+        if self.adam_metric and any('sqr_mom' not in h for h in self.opt.hypers):
+            raise ValueError("`adam_metric` is for optimizers that keep a mean of squared gradients, as Adam does, and this one does not: leave it out")
+        if not self._in_windows: self._check_parts()
+        self._accum = accum if self._in_windows else GradAccum(self.n_micro, count=accum.count if accum else None)
+        self._accum.learn,self._wait = self.learn,(1 if self._in_windows else 40) if self.every is None else self.every
         self._reset()
+        self.bs = batch_size(self.learn)
+        if hasattr(self.learn, 'recorder'): self._add_columns(self.learn.recorder)
+
+    def _check_parts(self):
+        "Can the batches of this fit be cut into parts?"
+        if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size()>1:
+            raise ValueError("NoiseScale does not yet measure across processes: train in one process")
+        for cb in self.learn.cbs:
+            if isinstance(cb, MixHandler):
+                raise ValueError(f"{type(cb).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {_accum_first}")
+        has_bn = any(isinstance(m, _BatchNorm) and m.training for m in self.learn.model.modules())
+        self._least = 2*self.n_micro if has_bn else self.n_micro # BatchNorm has no variance to divide by in a part of a single item
+        bs = batch_size(self.learn)
+        if bs<self._least: raise ValueError(
+            f"`n_micro`={self.n_micro} parts of a batch of {bs} item{'' if bs==1 else 's'} are too small, at least {self._least//self.n_micro} "
+            f"item{'s of this model with BatchNorm are' if has_bn else ' is'} needed in each: take a larger batch" + (
+            f", n_micro={bs//(self._least//self.n_micro)}" if bs>=2*self._least//self.n_micro else '') + ", or GradAccum, which measures across batches")
 
     @contextmanager
     def scope(self):
-        "Hooks on the parameters that are trained, for the training part of the epoch"
+        "For the training part of the epoch: in windows, hooks on the parameters and a look at each window"
+        self._group_of = {p: g for g,pg in reversed(list(enumerate(self.opt.param_lists))) for p in pg if p.requires_grad}
         self._params = [p for p in dict.fromkeys(p for pg in self.opt.param_lists for p in pg) if p.requires_grad]
-        self._norms,self._micro = {},[]
+        self._norms,self._adam_norms,self._micro,self._metric,self._on = {},{},[],{},not self._in_windows
+        if self._in_windows: self._accum.on_window.append(self._close_window)
+        try:
+            if not self._in_windows: yield
+            else:
+                with self._watched(): yield
+        finally:
+            if self._in_windows: self._accum.on_window.remove(self._close_window)
+            self._params = self._group_of = self._norms = self._adam_norms = self._micro = None
+            self._metric = {}
+
+    @contextmanager
+    def _watched(self):
         hooks = [p.register_hook(partial(self._look, i)) for i,p in enumerate(self._params)]
         try: yield
         finally:
             for h in hooks: h.remove()
-            self._params = self._norms = self._micro = None
+
+    # A micro-batch
 
     def _look(self, i, grad):
+        if not self._on: return
         if i in self._norms: raise RuntimeError("A parameter's gradient came in parts, as with reentrant checkpointing, and their norms do not add up: "
                                                 "use torch.utils.checkpoint with use_reentrant=False")
-        grad = _dense(grad.detach())
-        self._norms[i] = torch.linalg.vector_norm(grad, dtype=_norm_dtype(grad))
+        grad = grad.detach()
+        self._norms[i] = _norm(_dense(grad))
+        if i in self._metric: self._adam_norms[i] = self._adam_norm(i, grad)
+
+    def _adam_norm(self, i, grad): return _norm(_in_metric(grad.to_dense() if grad.is_sparse else grad, *self._metric[i]))
+
+    def _sums(self, norms, adam_norms):
+        "Squares of norms by index of the parameter, summed over all parameters, over each group, and over all in Adam's metric; shape `(n,)`"
+        sq = _squares(list(norms.values()))
+        res = [sq.sum()[None]]
+        if self.by_group:
+            group = torch.tensor([self._group_of[self._params[i]] for i in norms], device=sq.device)
+            res.append(sq.new_zeros(len(self.opt.param_lists)).index_add_(0, group, sq))
+        if self.adam_metric: res.append(_squares(list(adam_norms.values())).sum()[None] if adam_norms else torch.full_like(res[0], np.nan))
+        return torch.cat(res)
+
+    def _start_micro(self): self._norms.clear(); self._adam_norms.clear()
+
+    def _start_window(self):
+        self._micro.clear()
+        if self.adam_metric: self._metric = _adam_metric(self.opt, self._params, self.n_steps)
 
     def before_backward(self):
-        self._norms.clear()
-        if self._accum.n_micro==0: self._micro.clear()
+        if not self._in_windows: return
+        self._start_micro()
+        if self._accum.n_micro>0: return
+        self._on = self.n_steps%self._wait==0
+        self._start_window()
 
     def after_backward(self):
-        "Keep four numbers of the micro-batch, on its device"
+        "Keep a few numbers of the micro-batch, on its device"
         if not self._norms or self._accum.micro_elems is None: return
-        self._micro.append((self._accum.micro_elems, self._accum.micro_factor*self._accum.loss_scale, _sum_sq(list(self._norms.values())), find_bs(self.yb)))
-        self._norms.clear()
+        factor = self._accum.micro_factor*self._accum.loss_scale # On the loss of this micro-batch
+        self._micro.append((self._accum.micro_elems, factor, self._sums(self._norms, self._adam_norms), find_bs(self.yb)))
+        self._start_micro()
 
-    def before_step(self):
-        "The window is full: take its moments in"
+    # A window
+
+    def _close_window(self):
         self.n_steps += 1
-        grads = [p.grad for p in self._params if p.grad is not None]
+        self._measure(self.n_steps)
+
+    def _measure(self, step):
+        "The window is full, and its mean is in `.grad`: take its moments in"
+        grads = {i: p.grad for i,p in enumerate(self._params) if p.grad is not None}
         if len(self._micro)<2 or not grads: return
         n,factor,sq,items = zip(*self._micro)
-        # All of the window's numbers in one transfer
-        vals = torch.stack([o.to(sq[0]) for o in (*n, *factor, *sq, self._accum.window_factor*self._accum.loss_scale, _sq_norm(grads))]).tolist()
-        (n,factor,sq),(window_factor,sq_mean) = np.reshape(vals[:-2], (3,-1)),vals[-2:]
+        dense = [_dense(g) for g in grads.values()]
+        norms = dict(zip(grads, torch._foreach_norm(dense, 2, dtype=_norm_dtype(dense[0]))))
+        sq_mean = self._sums(norms, {i: self._adam_norm(i, g) for i,g in grads.items() if i in self._metric})
+        window_factor = torch.as_tensor(self._accum.window_factor*self._accum.loss_scale)
+        scalars = torch.stack([o.to(sq_mean) for o in (*n, *factor, window_factor)])
+        vals = torch.cat([scalars, *(o.to(sq_mean) for o in sq), sq_mean]).tolist() # All of the window's numbers in one transfer
+        K = len(n)
+        (n,factor),window_factor,sq = np.reshape(vals[:2*K], (2,K)),vals[2*K],np.reshape(vals[2*K+1:], (K+1,-1)).T
         some = n>0 # A micro-batch in which nothing counts has no gradient to speak of
         if some.sum()<2: return
-        tr_sigma,g_sq,n_elems = window_moments(n[some], sq[some]/factor[some]**2, sq_mean/window_factor**2)
-        if not np.isfinite(tr_sigma+g_sq): self.n_dropped += 1; return
-        self.pool.add(tr_sigma, g_sq, n_elems)
+        tr_sigma,g_sq,n_elems = window_moments(n[some], sq[:,:K][:,some]/factor[some]**2, sq[:,K]/window_factor**2)
+        if not np.isfinite(tr_sigma[0]+g_sq[0]): self.n_dropped += 1; return
+        self.pool.add(tr_sigma[0], g_sq[0], n_elems)
         n_items = sum(items)
         self.n_items += n_items
-        self.rows.append((self.n_steps, n_items, n_elems, tr_sigma, g_sq))
+        self.rows.append((step, n_items, float(n_elems), float(tr_sigma[0]), float(g_sq[0])))
+        if self.by_group or self.adam_metric: self._more.append((tr_sigma[1:],g_sq[1:]))
+
+    # An extra pass, where there are no windows
+
+    def before_batch(self):
+        "When it is time, measure parts of the batch before it is trained on"
+        if self._in_windows or self.n_steps<self._next or find_bs(self.yb)<self._least: return # Of a short last batch: the next will do
+        grads = {p: p.grad for p in self._accum._all_params()}
+        if _any([g for g in grads.values() if g is not None]): return # Somebody accumulates: at the start of a step there are none
+        cbs = [cb for cb in self.learn.cbs.sorted('order') if not isinstance(cb, (ScopedCallback,GradientAccumulation))
+               and any(hasattr(type(cb), o) or o in vars(cb) for o in ('after_pred','after_loss','before_backward'))]
+        try:
+            with pass_unchanged(self.learn, cbs), self._watched(): self._pass(cbs)
+        except (CancelBatchException,CancelBackwardException,CancelStepException): return # As the whole batch will be
+        finally:
+            self._accum._zero_grads()
+            for p,grad in grads.items(): p.grad = grad # The same tensor, zero as it was, or `None`
+            self._start_micro()
+        self._next = self.n_steps+self._wait
+
+    def _pass(self, cbs):
+        "The parts of the batch, as if they were the micro-batches of a window"
+        learn,accum = self.learn,self._accum
+        xb,yb,bs = learn.xb,learn.yb,find_bs(learn.yb)
+        parts = [(s,_rows_of(xb, bs, s),_rows_of(yb, bs, s)) for s in _slices(bs, self.n_micro)]
+        take_hidden = _hidden_states(learn.model, bs)
+        accum._params = accum._all_params()
+        accum.new_window()
+        self._start_window()
+        for s,learn.xb,learn.yb in parts:
+            accum.new_micro()
+            take_hidden(s)
+            learn.pred = learn.model(*learn.xb)
+            self._tell(cbs, 'after_pred')
+            learn.loss_grad = learn.loss_func(learn.pred, *learn.yb)
+            learn.loss = learn.loss_grad.clone()
+            self._tell([cb for cb in cbs if not isinstance(cb, MixedPrecision)], 'after_loss') # It would end the autocast that the batch itself is to run in
+            accum.before_backward()
+            self._tell(cbs, 'before_backward')
+            with _no_autocast(): learn._backward()
+            self.after_backward()
+        accum._closes = True
+        accum.before_step()
+        self._measure(self.n_steps+1)
+
+    def _tell(self, cbs, event):
+        for cb in cbs: cb(event)
+
+    def after_step(self):
+        if not self._in_windows: self.n_steps += 1
 
     # What is known by now
+
+    def after_validate(self):
+        "Columns of Recorder's row for the epoch: what the progress table, CSVLogger and others show"
+        rec = getattr(self.learn, 'recorder', None)
+        if rec is None or self.learn.lock.locked(): return # `validate` and `get_preds` are no fit
+        at = list(rec.metric_names).index(_columns[0])
+        if len(rec.log)==at: rec.log += L(self.noise_scale, *self.ci) # Else a cancelled epoch, in which fastai leaves columns out
+
+    def _add_columns(self, rec):
+        rec.noise = self # `plot_noise_scale` finds it there, also after a fit whose own callbacks are gone
+        names = list(rec.metric_names)
+        at = len(names)-bool(rec.add_time)
+        rec.metric_names = L(names[:at] + list(_columns) + names[at:])
 
     def __repr__(self):
         (low,high),ns = self.ci,self.noise_scale
@@ -138,26 +350,48 @@ class NoiseScale(ScopedCallback):
 
     @property
     def df(self):
-        "A row per measured step: the window's own `tr_sigma` and `g_sq` per element, and the noise scale in items with its interval as known by then"
-        p,items,res = Pool(self.beta),0,[]
-        for step,n_items,n_elems,tr_sigma,g_sq in self.rows:
-            items += n_items
-            per_item = p.add(tr_sigma, g_sq, n_elems).n_elems/items
-            res.append((step, n_items, n_elems, tr_sigma, g_sq, p.noise_scale/per_item, *(o/per_item for o in p.interval(self.level))))
-        cols = {'step': int, 'n_items': int, 'n_elems': float, 'tr_sigma': float, 'g_sq': float, 'noise_scale': float, 'low': float, 'high': float}
-        return pd.DataFrame(res, columns=list(cols)).astype(cols)
+        "A row per measurement: moments of its window per element, their moving means, and the noise scale in items with its interval, as known by then"
+        df = pd.DataFrame(self.rows, columns=['step','n_items','n_elems','tr_sigma','g_sq'], dtype=float).astype({'step': int, 'n_items': int})
+        known = running(df.tr_sigma, df.g_sq, df.n_elems, self.beta, self.level)
+        per_item = df.n_elems.cumsum()/df.n_items.cumsum()
+        for nm in ('noise_scale','low','high'): df[nm] = known[nm]/per_item
+        return df.assign(mean_tr_sigma=known['tr_sigma'], mean_g_sq=known['g_sq'])
 
-# %% ../nbs/04_noise.ipynb #32f5b437
-def plot_noise_scale(
-    df:pd.DataFrame, # With the columns of `NoiseScale.df`
+    @property
+    def table(self):
+        "By now: a row for all parameters, and where asked for for each group and for all in Adam's metric; per element, noise scales in items"
+        cols,(_,_,n,tr_sigma,g_sq) = {},(np.array(self.rows).T if self.rows else np.zeros((5,0)))
+        cols['all'] = tr_sigma,g_sq
+        more = np.array(self._more).transpose(1,2,0) if self._more else np.zeros((2,0,0))
+        for i,(t,g) in enumerate(zip(*more)): cols["in Adam's metric" if self.adam_metric and i==len(more[0])-1 else f'group {i}'] = t,g
+        res = []
+        for nm,(t,g) in cols.items():
+            ok = np.isfinite(t+g) # In Adam's metric nothing is known of the first steps
+            if nm!='all' and ok.any() and not (t.any() or g.any()): continue # A frozen group
+            p = pool(t[ok], g[ok], n[ok], self.beta)
+            res.append((nm, p.n_windows, p.tr_sigma, p.g_sq, *(float(o/self.elems_per_item) for o in (p.noise_scale,*p.interval(self.level)))))
+        return pd.DataFrame(res, columns=['of','n_windows','tr_sigma','g_sq','noise_scale','low','high']).set_index('of')
+
+# %% ../nbs/04_noise.ipynb #1caae4ef
+@patch
+def plot_noise_scale(self:Recorder,
+    ax=None, # Axes to draw on; by default new ones
+):
+    "`plot_noise_scale` of the last fit that had a `NoiseScale`, with the batch size of that fit as a line; returns the axes"
+    noise = getattr(self, 'noise', None)
+    if not isinstance(noise, NoiseScale): raise ValueError("No fit of this learner was measured: add NoiseScale() to its callbacks")
+    return plot_noise_scale(noise.df, noise.bs, ax)
+
+def plot_noise_scale( # noqa: F811 The method has the same name
+    df:pd.DataFrame, # As `NoiseScale.df`
     bs=None, # Today's batch size in items, drawn as a line
     ax=None, # Axes to draw on; by default new ones
 ):
-    "The noise scale over the items seen so far, with its interval as a band; returns the axes"
+    "The noise scale over the items seen so far, with its interval as a band, and on the right the two estimates that it is the ratio of; returns the axes"
     if ax is None: _,ax = plt.subplots(figsize=(7,4))
     x = df.n_items.cumsum()
     ok = np.isfinite(df.noise_scale) & (df.noise_scale>0)
-    ax.plot(x[ok], df.noise_scale[ok], label='moving mean (lags)')
+    ax.plot(x[ok], df.noise_scale[ok], label='noise scale, moving mean (lags)')
     low,high = df.low[df.low>0],df.high[np.isfinite(df.high) & (df.high>0)]
     # The first few intervals are wide, and would press all the rest together
     seen = [*df.noise_scale[ok], *low[low>=low.quantile(0.2)], *high[high<=high.quantile(0.8)], *([bs] if bs else [])]
@@ -167,8 +401,16 @@ def plot_noise_scale(
         ax.fill_between(x, low, high, alpha=0.2, lw=0, label='its interval')
         ax.set_ylim(bottom, top)
     if bs: ax.axhline(bs, color='grey', ls='--', label=f"today's batch size, {bs}")
-    ax.set(yscale='log', xlabel='items seen', ylabel='gradient noise scale (items)')
+    ax.set(yscale='log', xlabel='items measured', ylabel='gradient noise scale (items)')
     ax.yaxis.set_major_formatter(LogFormatter()) # 40, not 4 x 10¹
     ax.yaxis.set_minor_formatter(LogFormatter())
+    right = ax.twinx()
+    for nm,color in (('tr_sigma','C2'),('g_sq','C3')):
+        mean = df[f'mean_{nm}']
+        right.plot(x[mean>0], mean[mean>0], color=color, lw=1, alpha=0.7)
+        ax.plot([], [], color=color, lw=1, alpha=0.7, label=f'{nm} (right)')
+    right.set(yscale='log', ylabel='squared gradient')
+    ax.set_zorder(right.get_zorder()+1)
+    ax.patch.set_visible(False)
     ax.legend()
     return ax
