@@ -4,8 +4,8 @@ from .finder import BSFinder  # noqa: F401 The import adds `Learner.bs_find`
 from .lr import ScaledLR
 from .noise import NoiseScale, plot_noise_scale
 from .plan import BatchPlan
-from .scaling import adam_scaling, adascale_gain, linear_scaling, sqrt_scaling, surge_scaling, warmup_factor
+from .scaling import adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, sqrt_scaling, surge_scaling, warmup_factor
 from .snapshot import unchanged
 
-__all__ = ['GradAccum', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan', 'linear_scaling', 'sqrt_scaling', 'adascale_gain', 'adam_scaling',
-           'surge_scaling', 'warmup_factor', 'unchanged']
+__all__ = ['GradAccum', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan', 'linear_scaling', 'sqrt_scaling', 'adascale_gain', 'capped_sqrt_scaling',
+           'adam_scaling', 'surge_scaling', 'warmup_factor', 'unchanged']

@@ -27,7 +27,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
-from .accumulate import GradAccum, ScopedCallback, batch_size
+from .accumulate import GradAccum, ScopedCallback, micro_batch_size
 from .estimator import Pool, pool, running, window_moments
 from .snapshot import pass_unchanged
 
@@ -127,7 +127,7 @@ class NoiseScale(ScopedCallback):
             if isinstance(v, bool) or not isinstance(v, numbers.Integral): raise TypeError(f"`{nm}` must be a whole number of {what}, got {v!r}")
             if v<least: raise ValueError(f"`{nm}` must be at least {least} {what}, got {v}")
         self.beta,self.every,self.n_micro,self.level,self.by_group,self.adam_metric = beta,every,n_micro,ci,by_group,adam_metric
-        self._accum = self.bs = None
+        self._accum = None
         self._reset()
 
     def _reset(self): self.pool,self.rows,self._more,self._metric,self.n_items,self.n_steps,self._next,self.n_dropped = Pool(self.beta),[],[],{},0,0,0,0
@@ -147,7 +147,6 @@ class NoiseScale(ScopedCallback):
         self._accum = accum if self._in_windows else GradAccum(self.n_micro, count=accum.count if accum else None)
         self._accum.learn,self._wait = self.learn,(1 if self._in_windows else 40) if self.every is None else self.every
         self._reset()
-        self.bs = batch_size(self.learn)
         if hasattr(self.learn, 'recorder'): self._add_columns(self.learn.recorder)
 
     def _check_parts(self):
@@ -159,7 +158,7 @@ class NoiseScale(ScopedCallback):
                 raise ValueError(f"{type(cb).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {_accum_first}")
         has_bn = any(isinstance(m, _BatchNorm) and m.training for m in self.learn.model.modules())
         self._least = 2*self.n_micro if has_bn else self.n_micro # BatchNorm has no variance to divide by in a part of a single item
-        bs = batch_size(self.learn)
+        bs = micro_batch_size(self.learn.dls.train)
         if bs<self._least: raise ValueError(
             f"`n_micro`={self.n_micro} parts of a batch of {bs} item{'' if bs==1 else 's'} are too small, at least {self._least//self.n_micro} "
             f"item{'s of this model with BatchNorm are' if has_bn else ' is'} needed in each: take a larger batch" + (
@@ -380,7 +379,7 @@ def plot_noise_scale(self:Recorder,
     "`plot_noise_scale` of the last fit that had a `NoiseScale`, with the batch size of that fit as a line; returns the axes"
     noise = getattr(self, 'noise', None)
     if not isinstance(noise, NoiseScale): raise ValueError("No fit of this learner was measured: add NoiseScale() to its callbacks")
-    return plot_noise_scale(noise.df, noise.bs, ax)
+    return plot_noise_scale(noise.df, noise.rows[0][1] if noise.rows else None, ax)
 
 def plot_noise_scale( # noqa: F811 The method has the same name
     df:pd.DataFrame, # As `NoiseScale.df`

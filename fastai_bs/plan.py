@@ -8,11 +8,22 @@ Docs: https://fastai-bs.github.io/fastai_bs/plan.html.md"""
 __all__ = ['balanced_bs', 'BatchPlan']
 
 # %% ../nbs/07_plan.ipynb #f712c9d5
-import math, textwrap
-from dataclasses import dataclass, field
+import math, numbers, textwrap
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
+from html import escape
+import numpy as np
 import pandas as pd
+import matplotlib.pyplot as plt
+from matplotlib.ticker import LogFormatter
+from fastcore.basics import first, is_iter
+from fastai.callback.training import GradientAccumulation
+from .accumulate import GradAccum, with_batch_size
 from .estimator import finite_noise_scale
+from .lr import ScaledLR
 from .noise import plot_noise_scale
+from .scaling import (adascale_gain, capped_sqrt_scaling, examples_needed, fastest_bs, fit_step_time, linear_scaling, sqrt_scaling, steps_needed,
+                               surge_scaling)
 
 # %% ../nbs/07_plan.ipynb #06c98ac4
 def balanced_bs(
@@ -29,18 +40,40 @@ def _num(x):
     x = float(f'{x:.3g}')
     return f'{x:.0f}' if abs(x)>=100 else f'{x:.3g}'
 
+def _percent(x): return f'{100*x:.2g}%' if x<0.995 else f'{100*x:.0f}%'
+
 def _items(n): return f"{n if isinstance(n, int) else _num(n)} item{'' if _num(n)=='1' else 's'}"
 
 # %% ../nbs/07_plan.ipynb #dc3c08fe
+_rules = linear_scaling,adascale_gain,sqrt_scaling,capped_sqrt_scaling,surge_scaling
+
+def _times(lr, factor):
+    "A learning rate as `fit` takes it, times `factor`"
+    if isinstance(lr, slice): return slice(lr.start and lr.start*factor, lr.stop*factor)
+    return lr*factor if isinstance(lr, numbers.Real) else [o*factor for o in lr]
+
+def _rate(lr): return lr if isinstance(lr, numbers.Real) else lr.stop if isinstance(lr, slice) else lr[-1] # Of the last parameter group
+
+def _lr_code(lr):
+    if isinstance(lr, numbers.Real): return f'{lr:.3g}'
+    return f"slice({', '.join(f'{o:.3g}' for o in (lr.start,lr.stop) if o is not None)})" if isinstance(lr, slice) else f"[{', '.join(f'{o:.3g}' for o in lr)}]"
+
+def _plain(v):
+    "As JSON knows it"
+    if hasattr(v, 'tolist'): v = v.tolist()
+    if isinstance(v, slice): v = v.start,v.stop
+    return [_plain(o) for o in v] if is_iter(v) and not isinstance(v, str) else v
+
+# %% ../nbs/07_plan.ipynb #7ad9e477
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    "A measured noise scale, and what it says about the batch size"
+    "A measured noise scale, and what it says about the batch size on this device"
     noise_scale:float # Items: of the last stretch of the mock training without drift; `inf` where no gradient could be told from the noise
     ci:tuple # Its interval, in items; the upper end is `inf` where the data cannot bound it
     base_bs:int # Batch size in items that `base_lr` goes with: today's, or that of a `ScaledLR` on the learner
     bs_now:int # Today's batch size in items: micro-batch x accumulation x processes
-    micro_bs:int # Today's micro-batch in items
-    base_lr:object # The learning rate to train with; a float or a slice
+    micro_now:int # Today's micro-batch in items
+    base_lr:object # The learning rate to train with; a float, a slice, or a list of one for each parameter group
     n_windows:int # Windows in the last stretch without drift
     trend:int # 1 where the noise scale rose before that stretch, -1 where it fell, 0 where it did not move
     n_train:int # Items in the training set, or in its loader's epoch
@@ -50,11 +83,142 @@ class BatchPlan:
     loss_rose:bool # Was the loss of the last window above that of the first?
     level:float # Coverage of `ci`
     df:pd.DataFrame = field(repr=False) # The measurements along the mock training, as in `NoiseScale.df`
+    adam:bool = False # Does the optimizer divide by the size of the gradient, as Adam does?
+    trained:float = 1. # Part of the parameters that is trained
+    times:tuple = () # Of each micro-batch size that ran on this device: items, seconds of a step, seconds of the optimizer's part of it
+    too_large:int = None # Micro-batch in items for which the memory of this device did not suffice
+
+    # What is known
 
     @property
-    def balanced_bs(self): # Items
+    def balanced_bs(self): # Items; `None` where the noise scale is `inf`
         "`balanced_bs` of the noise scale"
         return balanced_bs(self.noise_scale)
+
+    @property
+    def noise_known(self)->float: # Items; NaN where nothing is known
+        "The noise scale that the plan reckons with: the estimate, or the lower end of its interval where there is no upper one"
+        low,high = self.ci
+        if self.n_windows<10 or (math.isinf(high) and not low>0): return math.nan
+        return self.noise_scale if math.isfinite(high) else low
+
+    @cached_property
+    def step_time(self)->tuple: # `(a, c, error)`: seconds, seconds per item, relative
+        "`fit_step_time` of the micro-batches that ran here"
+        return fit_step_time(*zip(*((m,t) for m,t,_ in self.times))) if self.times else (math.nan,)*3
+
+    # The learning rate
+
+    @property
+    def rule(self): # Function from k to the factor on the learning rate
+        "For SGD `adascale_gain` at this noise scale, for Adam and its kin `capped_sqrt_scaling`; without a noise scale `linear_scaling` and `sqrt_scaling`"
+        if math.isnan(self.noise_known): return sqrt_scaling if self.adam else linear_scaling
+        return partial(capped_sqrt_scaling if self.adam else adascale_gain, noise_scale=float(f'{self.noise_known:.3g}'), base_bs=self.base_bs)
+
+    @property
+    def rule_name(self): return getattr(self.rule, 'func', self.rule).__name__
+
+    @property
+    def lr(self): # As `base_lr`
+        "The learning rate for `bs`, for those who set it themselves: `base_lr` times `rule(bs/base_bs)`. With `cbs`, train at `base_lr`"
+        return _times(self.base_lr, self.rule(self.bs/self.base_bs))
+
+    # The batch size
+
+    def _splits(self, bs):
+        "Ways to reach `bs` with micro-batches that ran here: seconds of a step, micro-batch, n_acc; today's window may be a ragged one"
+        return [(bs/m*(t-opt)+opt,m,math.ceil(bs/m)) for m,t,opt in self.times if bs%m==0 or (bs,m)==(self.bs_now,self.micro_now)]
+
+    def _candidates(self):
+        "Batch sizes in items: those that ran, today's, and by accumulation up to 8 times the noise scale; two of them in an epoch at least"
+        sizes = [m for m,*_ in self.times] or [self.micro_now]
+        most = 8*max(self.bs_now, 0 if math.isnan(self.noise_known) else self.noise_known)
+        larger = [max(sizes)*2**i for i in range(1, 64) if max(sizes)*2**i<=most]
+        return sorted(o for o in {*sizes,*larger,self.bs_now} if o<=self.n_train//2 or o==self.bs_now)
+
+    @cached_property
+    def table(self)->pd.DataFrame:
+        "A row per candidate batch size: `steps` and `examples` over the fewest, `step_time` in seconds, `time` over that of today's, and the rate of each rule"
+        noise,rows = self.noise_known,[]
+        for bs in self._candidates():
+            splits = self._splits(bs) or [(math.nan,min(bs, self.micro_now),math.ceil(bs/self.micro_now))]
+            # The largest micro-batch, unless a smaller one is clearly faster
+            secs,micro_bs,n_acc = max((o for o in splits if not o[0]>1.05*min(splits)[0]), key=lambda o: o[1])
+            row = dict(bs=bs, micro_bs=micro_bs, n_acc=n_acc, lr=_rate(self.base_lr)*self.rule(bs/self.base_bs), step_time=secs)
+            if not math.isnan(noise): row.update(steps=steps_needed(bs, noise), examples=examples_needed(bs, noise))
+            for f in _rules:
+                if f in (linear_scaling,sqrt_scaling): row[f.__name__] = _rate(self.base_lr)*f(bs/self.base_bs)
+                elif not math.isnan(noise): row[f.__name__] = _rate(self.base_lr)*f(bs/self.base_bs, noise, self.base_bs)
+            rows.append(row)
+        res = pd.DataFrame(rows, columns=['bs','micro_bs','n_acc','lr','steps','examples','step_time','time',*(f.__name__ for f in _rules)])
+        return res.assign(time=self._time(res, noise))
+
+    def _time(self, table, noise):
+        "To a given loss, over that of today's batch size, at this noise scale"
+        secs = np.array([steps_needed(bs, noise) if noise>=0 else math.nan for bs in table.bs])*table.step_time
+        return secs/secs[table.bs==self.bs_now].item()
+
+    def _fastest(self, noise):
+        "The smallest of those that are within 5% of the fastest: step times are not known any better"
+        time = self._time(self.table, noise)
+        return int(self.table.bs[time<=1.05*time.min()].min()) if time.notna().any() else None
+
+    @cached_property
+    def bs(self)->int: # Items
+        "Predicted to be the fastest on this device, of those in `table`; today's where the noise scale is not known"
+        if math.isnan(self.noise_known): return self.bs_now
+        return self._fastest(self.noise_known) or min(self.table.bs, key=lambda o: abs(math.log(o/max(1, self.noise_known))))
+
+    @property
+    def bs_range(self)->tuple: # Items; the second is `None` where the interval has no upper end
+        "`bs` at the two ends of the noise scale's interval"
+        low,high = self.ci
+        if math.isnan(self.noise_known) or not self.times: return self.bs,self.bs
+        return self._fastest(low),self._fastest(high) if math.isfinite(high) else None
+
+    def _row(self, bs): return self.table[self.table.bs==bs].iloc[0]
+
+    @property
+    def micro_bs(self)->int: # Items
+        "Micro-batch to reach `bs` with"
+        return int(self._row(self.bs).micro_bs)
+    @property
+    def n_acc(self)->int: # Micro-batches
+        "Micro-batches per optimizer step to reach `bs` with"
+        return int(self._row(self.bs).n_acc)
+
+    # Carrying it out
+
+    @property
+    def cbs(self)->list:
+        "Fresh callbacks to train with at `base_lr`, on loaders with batches of `micro_bs`"
+        return [GradAccum(self.n_acc), ScaledLR(self.base_bs, self.rule)]
+
+    def apply(self,
+        learn, # A `Learner`: gets a training loader with batches of `micro_bs`, and `cbs` in place of callbacks that did their work; to be trained at `base_lr`
+    ):
+        "Set `learn` up as planned: no random number is drawn, and twice is once. Returns `learn`"
+        dl,(accum,scaled) = with_batch_size(learn.dls.train, self.micro_bs),self.cbs # Before anything changes
+        own = first(cb for cb in learn.cbs if isinstance(cb, GradAccum))
+        if own: accum.count,accum.fix_bn = own.count,own.fix_bn # The model's own, not the plan's
+        learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation,ScaledLR))])
+        learn.dls.loaders[0] = dl
+        return learn.add_cbs([accum,scaled])
+
+    @property
+    def code(self)->str:
+        "The line to paste"
+        name,noise = self.rule_name,getattr(self.rule, 'keywords', {}).get('noise_scale')
+        scaled = f"ScaledLR({self.base_bs}, {name}{'' if noise is None else f', noise_scale={noise:.6g}'})"
+        return f"learn.fit_one_cycle(n_epoch, {_lr_code(self.base_lr)}, cbs=[GradAccum({self.n_acc}), {scaled}]) # with dls of bs={self.micro_bs}"
+
+    def to_dict(self)->dict:
+        "Numbers, strings and lists only; without `df` and `table`"
+        res = {f.name: getattr(self, f.name) for f in fields(self) if f.name!='df'}
+        for nm in ('balanced_bs','bs','bs_range','micro_bs','n_acc','rule_name','lr','step_time','advice','code'): res[nm] = getattr(self, nm)
+        return {nm: _plain(v) for nm,v in res.items()}
+
+    # In words
 
     @property
     def advice(self)->str:
@@ -62,62 +226,116 @@ class BatchPlan:
         return ' '.join(self._advice())
 
     def _advice(self):
-        (low,high),bs,now = self.ci,self.balanced_bs,self.bs_now
+        (low,high),now = self.ci,self.bs_now
         longer = f"run longer, with num_it={4*self.n_seen} say{', or measure on more items' if self.n_passes>1.5 else ''}"
         if self.loss_rose: yield "The loss rose during the mock training, so the learning rate may be too high for this to mean much."
         if self.n_windows<10:
             yield f"Only {self.n_windows} windows were measured, too few for advice: {longer}, or take smaller windows with n_batch."
             return
-        if math.isinf(high):
-            yield (f"The noise scale is at least {_items(low)}; these data do not bound it from above, so {longer}." if low>0 else
-                   f"The noise scale cannot be known from these data: {longer}.")
-            if low>now: yield f"Up to there a batch larger than today's {now} saves steps at little cost in examples."
+        if math.isinf(high) and low>0: yield f"The noise scale is at least {_items(low)}; these data do not bound it from above, so {longer}."
+        elif math.isinf(high): yield f"The noise scale cannot be known from these data: {longer}."
         elif high<1:
             yield "There is no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
-        elif now>high and bs<now:
-            yield f"Today's batch of {_items(now)} is above this noise scale: a smaller one, about {bs}, learns the same from fewer examples."
-            if self.trend>0: yield "But it was rising, so leave the batch as it is and measure again."
-        elif now<low and bs>now:
-            yield f"A batch of {_items(bs)} takes {self._costs(bs)}; today's {now} takes {self._costs(now)}. {self._reach(bs)}"
-        elif now<low or now>high: yield f"Today's batch of {_items(now)} is near the noise scale: leave it."
-        else: yield f"Today's batch of {_items(now)} is as large as the noise scale, within its interval: leave it."
+        elif now>high: yield f"Today's batch of {_items(now)} is above the noise scale: a smaller batch learns the same from fewer examples."
+        elif now<low: yield f"Today's batch of {_items(now)} is below the noise scale: up to there, a larger one takes fewer steps for little more data."
+        else: yield f"Today's batch of {_items(now)} is as large as the noise scale, within its interval."
+        if self.times and not math.isnan(self.noise_known): yield from self._device()
+        if self.trend>0 and self.bs<now and 1<=high<math.inf: yield "But the noise scale was rising, so leave the batch as it is and measure again."
         if self.trend:
             yield (f"The noise scale {'rose' if self.trend>0 else 'fell'} during the mock training; "
                    f"this is the value of its last {self.n_windows} windows, so measure again later in training.")
         elif self.moved and 1<=high<math.inf: yield "It is the noise scale of this part of the training and tends to rise: measure again later."
+        if self.trained<1:
+            yield f"Only {_percent(self.trained)} of the parameters are trained, and the advice is about these: measure again when the rest is unfrozen."
         if self.n_passes>1.5:
             yield f"The measurement went through the training set {_num(self.n_passes)} times, so it speaks of these {self.n_train} items only."
         if self.n_train/4<self.noise_scale<math.inf:
             yield (f"The training set of {_items(self.n_train)} is small beside that: within it the noise scale is "
-                   f"{_num(finite_noise_scale(self.noise_scale, self.n_train))}, and a batch of {bs} leaves {_num(self.n_train/bs)} steps per epoch.")
+                   f"{_num(finite_noise_scale(self.noise_scale, self.n_train))}.")
+        if self.n_train<20*self.bs and self.bs>now:
+            yield (f"With {self.bs} items a step, only {_num(self.n_train/self.bs)} steps are left in an epoch: train for more epochs, "
+                   "or keep the batch smaller.")
 
-    def _costs(self, bs):
-        "S and E of McCandlish et al. 2018, as multiples of their minimum"
-        return f"{_num(1+self.noise_scale/bs)} times the fewest steps and {_num(1+bs/self.noise_scale)} times the fewest examples"
-
-    def _reach(self, bs):
-        if bs<=self.micro_bs: return "Take fewer micro-batches for each step."
-        how = 'add' if self.micro_bs==self.bs_now else 'replace the accumulation by'
-        return f"Where memory allows, set the loader to it; else {how} GradAccum({math.ceil(bs/self.micro_bs)})."
+    def _device(self):
+        "What the step times say"
+        bs,now,row = self.bs,self.bs_now,self._row(self.bs)
+        if bs==now: yield "On this device it is predicted to be the fastest: leave it."
+        else:
+            how = f"{self.n_acc} x {self.micro_bs}" if self.n_acc>1 else 'one micro-batch'
+            yield (f"On this device {_items(bs)} a step, as {how}, are predicted to reach the same loss in {_percent(row.time)} of the time, "
+                   f"at {'a learning rate' if isinstance(self.lr, float) else 'learning rates'} of {_lr_code(self.lr)} by {self.rule_name}.")
+        low,high = self.bs_range
+        if high is None: yield f"For a noise scale above {_num(self.ci[0])} the fastest is larger, if anything."
+        elif (low,high)!=(bs,bs): yield f"Over the interval of the noise scale the fastest is from {low} to {high}."
+        largest = max(m for m,*_ in self.times)
+        if self.n_acc==1 and self.bs_now>self.micro_now: yield "Do not accumulate: it would cost more epochs than it saves."
+        elif bs<=largest<self.noise_known: yield "Do not accumulate beyond it: on this device that would cost more epochs than it saves."
+        if self.too_large: yield f"Micro-batches of {self.too_large} items did not fit in memory, {largest} did."
 
     def _value(self): return f"{_num(self.noise_scale)} [{_num(self.ci[0])}, {_num(self.ci[1])}]"
 
-    def __repr__(self):
-        unsure = ' (not bounded)' if self.balanced_bs and math.isinf(self.ci[1]) else ''
+    def _head(self):
         now = '' if self.bs_now==self.base_bs else f', bs_now={self.bs_now}'
-        head = f"BatchPlan(noise_scale={self._value()}, balanced_bs={self.balanced_bs}{unsure}, base_bs={self.base_bs}{now})"
-        return f"{head}\n{textwrap.fill(self.advice, 110, initial_indent='  ', subsequent_indent='  ')}"
+        return (f"BatchPlan(noise_scale={self._value()}, balanced_bs={self.balanced_bs}, bs={self.bs}, micro_bs={self.micro_bs}, n_acc={self.n_acc}, "
+                f"lr={_lr_code(self.lr)}, base_bs={self.base_bs}{now})")
+
+    def _seconds(self):
+        "The step time that was measured, and what it makes of the noise scale"
+        a,c,error = self.step_time
+        if math.isnan(error): return ''
+        low,high = (fastest_bs(o, a, c) for o in self.ci)
+        best = f"; without rounding the fastest is from {_num(low)} to {_num(high)} items" if a>0 and c>0 and not math.isnan(self.noise_known) else ''
+        return f"Step time here: {_num(1e3*a)} ms + {_num(1e3*c)} ms per item, within {_percent(error)}{best}."
+
+    def __repr__(self):
+        text = [textwrap.fill(o, 110, initial_indent='  ', subsequent_indent='  ') for o in (self.advice,self._seconds()) if o]
+        return '\n'.join([self._head(), *text])
+
+    def _repr_html_(self):
+        marks = {self.bs_now: 'today', self.balanced_bs: 'balanced', self.bs: 'fastest'}
+        df = self.table.assign(bs=[f"{o} ({marks[o]})" if o in marks else o for o in self.table.bs])
+        df = df.drop(columns=[f.__name__ for f in _rules]).rename(columns=dict(step_time='step_time (s)', time="time (today's = 1)"))
+        html = df.to_html(index=False, na_rep='', float_format='{:.3g}'.format)
+        return f"<p><code>{escape(self._head())}</code></p><p>{escape(self.advice)}</p><p>{escape(self._seconds())}</p>{html}"
+
+    # In pictures
 
     def plot(self,
-        ax=None, # Axes to draw on; by default new ones
+        ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
     ):
-        "The noise scale along the mock training with its interval, and the plan's own over the stretch it speaks of; today's batch size as a line"
-        ax = plot_noise_scale(self.df, self.bs_now, ax=ax)
-        x,(low,high),(bottom,top) = self.df.n_items.cumsum().iloc[-self.n_windows:],self.ci,ax.get_ylim()
-        if 0<self.noise_scale<math.inf:
-            ax.plot([x.iloc[0],x.iloc[-1]], [self.noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {self._value()} at {self.level:.0%}')
-            edge = high if math.isfinite(high) else 2*max(top, self.noise_scale)
-            ax.fill_between([x.iloc[0],x.iloc[-1]], max(low, bottom/2), edge, color='C1', alpha=0.2, lw=0)
-            ax.set_ylim(min(bottom, self.noise_scale/2), max(top, self.noise_scale*2, high*2 if math.isfinite(high) else 0))
-            ax.legend()
+        "Left, the noise scale along the mock training; right, time and examples against batch size. Returns the axes"
+        if ax is None: _,ax = plt.subplots(1, 2, figsize=(13,4), layout='constrained')
+        left,right = ax if np.size(ax)>1 else (np.ravel(ax)[0],None)
+        self._plot_noise(left)
+        if right is not None: self._plot_time(right)
         return ax
+
+    def _plot_noise(self, ax):
+        "With the plan's own value over the stretch it speaks of, and today's batch size as a line"
+        plot_noise_scale(self.df, self.bs_now, ax=ax)
+        x,(low,high),(bottom,top) = self.df.n_items.cumsum().iloc[-self.n_windows:],self.ci,ax.get_ylim()
+        if not 0<self.noise_scale<math.inf: return
+        ax.plot([x.iloc[0],x.iloc[-1]], [self.noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {self._value()} at {self.level:.0%}')
+        edge = high if math.isfinite(high) else 2*max(top, self.noise_scale)
+        ax.fill_between([x.iloc[0],x.iloc[-1]], max(low, bottom/2), edge, color='C1', alpha=0.2, lw=0)
+        ax.set_ylim(min(bottom, self.noise_scale/2), max(top, self.noise_scale*2, high*2 if math.isfinite(high) else 0))
+        ax.legend()
+
+    def _plot_time(self, ax):
+        "Over those of today's batch size, with the interval of the noise scale as a band"
+        df,now = self.table,self._row(self.bs_now)
+        ax.axvline(self.bs_now, color='grey', ls='--', label=f"today's, {self.bs_now}")
+        if self.balanced_bs: ax.axvline(self.balanced_bs, color='grey', ls=':', label=f'balanced, {self.balanced_bs}')
+        if df.time.notna().all():
+            ax.plot(df.bs, df.time, 'o-', color='C0', label='time to a given loss')
+            low,high = self.ci
+            ends = [self._time(df, o) for o in (low,high) if math.isfinite(o)]
+            if len(ends)==2: ax.fill_between(df.bs, np.minimum(*ends), np.maximum(*ends), color='C0', alpha=0.2, lw=0)
+            ax.plot(self.bs, self._row(self.bs).time, '*', color='C1', ms=16, zorder=3, label=f'fastest, {self.bs}')
+        if np.isfinite(df.examples).all(): ax.plot(df.bs, df.examples/now.examples, 's-', color='C2', ms=4, label='examples')
+        ax.set(xscale='log', yscale='log', xlabel='batch size (items)', ylabel="predicted, over today's")
+        ax.set_xticks(df.bs, df.bs, rotation=45)
+        ax.set_xticks([], minor=True)
+        ax.yaxis.set_major_formatter(LogFormatter())
+        ax.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2,0.5)))
+        ax.legend()

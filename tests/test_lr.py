@@ -464,7 +464,7 @@ def test_bs_find_sets_it_aside(n_acc):
         warnings.simplefilter('error')
         plan = learn.bs_find(0.01, n_batch=4, tol=0, show_plot=False)
     bs = 4*(n_acc or 1)
-    assert (plan.base_bs,plan.bs_now,plan.micro_bs,plan.base_lr)==(64,bs,4,0.01) and f'bs_now={bs}' in repr(plan)
+    assert (plan.base_bs,plan.bs_now,plan.micro_now,plan.base_lr)==(64,bs,4,0.01) and f'bs_now={bs}' in repr(plan)
     assert len(learn.cbs)==len(cbs) and all(a is b for a,b in zip(learn.cbs, cbs)) and learn.scaled_lr is cb and cb.learn is learn
     assert torch.equal(before, flat(learn)) and hypers(learn)==hps and (cb.base_bs,cb.bs)==(64,bs)
     assert len(rates)>=3*80 and {*rates}=={0.01} # Its mock training was at the rate asked for

@@ -1,0 +1,913 @@
+"NoiseScale without GradAccum, by group, in Adam's metric, and in Recorder's columns: exact against per-item gradients, and not a bit of the training changed"
+import copy, csv, random
+from functools import partial
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from torch.nn import functional as F
+from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException, CancelStepException,
+                                  CancelTrainException, CancelValidException)
+from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.mixup import CutMix, MixUp
+from fastai.callback.progress import CSVLogger
+from fastai.callback.rnn import RNNCallback, rnn_cbs
+from fastai.callback.schedule import fit_one_cycle, lr_find # noqa: F401, they add the methods
+from fastai.callback.tracker import SaveModelCallback
+from fastai.callback.training import GradientAccumulation
+from fastai.data.core import DataLoaders
+from fastai.learner import Recorder
+from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat, LabelSmoothingCrossEntropy, MSELossFlat
+from fastai.optimizer import Adam, OptimWrapper, RMSProp, SGD
+from fastai.text.data import LMDataLoader
+from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
+from fastai.text.models.core import get_language_model
+from fastai_bs.accumulate import GradAccum
+from fastai_bs.estimator import pool
+from fastai_bs.noise import NoiseScale
+from helpers import loaders, mlp, quiet_learner, regression, set_seed
+from oracle import item_grads, noise_scale, window_rows, z_score
+from test_noise import Cancel, Embeddings, Losses, Overflowing, ScaledLoss, Tokens, assert_rows, awd_lstm, classes, n_hooks, task, tokens, two_groups, with_batchnorm
+
+def parts(n, bs, n_micro=4, every=1, least=None, n_epoch=1):
+    "Items of each part of each batch that is measured, in order, and the steps of these batches"
+    windows,steps,step,due = [],[],0,1
+    for _ in range(n_epoch):
+        for i in range(0, n, bs):
+            batch,step = list(range(i, min(i+bs,n))),step+1
+            if step<due or len(batch)<(least or n_micro): continue
+            at = [len(batch)*j//n_micro for j in range(n_micro+1)]
+            windows.append([batch[a:b] for a,b in zip(at, at[1:])])
+            steps.append(step)
+            due = step+every
+    return windows,steps
+
+def measure(items, model, loss_func, bs=12, n_micro=4, every=1, n_epoch=1, lr=0., shuffle=False, cbs=(), opt_func=SGD, seed=0, noise=None, **kwargs):
+    "The `NoiseScale` of a fit without windows, at the present weights unless `lr`"
+    set_seed(seed)
+    noise = noise or NoiseScale(every=every, n_micro=n_micro)
+    learn = quiet_learner(loaders(items, bs, shuffle=shuffle), model, loss_func, opt_func, cbs=[noise, *cbs], **kwargs)
+    learn.fit(n_epoch, lr)
+    return noise
+
+def small(n=64, bs=8, cbs=None, model=None, items=None, **kwargs):
+    "A learner that could be measured"
+    set_seed(0)
+    return quiet_learner(loaders(items or regression(n), bs, shuffle=True), model or mlp(), cbs=cbs, **kwargs)
+
+# It changes nothing
+
+class Around(Callback):
+    "What is there before NoiseScale has a look at a batch, and is the same afterwards"
+    order,run_valid = Recorder.order,False
+    def before_batch(self): self.seen = around(self.learn)
+
+class Afterwards(Callback):
+    order,run_valid = NoiseScale.order+1,False
+    def before_batch(self):
+        for (nm,a),(_,b) in zip(self.around.seen, around(self.learn), strict=True): assert a is b or nm=='values' and same(a, b), nm
+        assert n_hooks(self.model)==0
+
+def around(learn):
+    "Objects that stay the same, and values"
+    objects = [*((k,v) for k,v in vars(learn).items()), *(('grad',p.grad) for p in learn.model.parameters()), *(('xb',o) for o in (*learn.xb,*learn.yb))]
+    values = [*learn.model.state_dict().values(), *(p.grad for p in learn.model.parameters() if p.grad is not None)]
+    return [*objects, ('values',[v.clone() for v in values] + rng() + [torch.is_autocast_enabled('cpu'), learn.model.training])]
+
+def rng(): return [torch.get_rng_state(), torch.tensor(np.random.get_state()[1].astype(np.int64)), np.random.get_state()[2], hash(random.getstate())]
+
+def same(a, b): return len(a)==len(b) and all(torch.equal(x,y) if isinstance(x, torch.Tensor) else x==y for x,y in zip(a,b))
+
+def tensors(o):
+    "All tensors in `o`"
+    if isinstance(o, torch.Tensor): return [o.detach()]
+    if isinstance(o, dict): o = o.values()
+    return [t for v in o for t in tensors(v)] if isinstance(o, (list,tuple,type({}.values()))) else []
+
+def state(learn):
+    "All that a training leaves behind"
+    model = learn.model
+    opt_state = learn.opt.opt.state if isinstance(learn.opt, OptimWrapper) else learn.opt.state
+    plain = [v for m in model.modules() for k,v in vars(m).items() if k not in ('_parameters','_buffers','_modules')] # Hidden states and the like
+    return [*(t.clone() for t in tensors([model.state_dict(), plain, [opt_state[p] for p in model.parameters()], vars(learn).get('loss'), learn.xb, learn.yb])),
+            [m.training for m in model.modules()], [getattr(m, 'n', None) for m in model.modules()],
+            [p.grad is None for p in model.parameters()], not any(p.grad.any() for p in model.parameters() if p.grad is not None), *rng()]
+
+class Keeps(nn.Module):
+    "Counts its calls and remembers the last output in plain attributes, and both show in the next output; draws from all generators"
+    def __init__(self):
+        super().__init__()
+        self.m,self.n,self.last,self.gen = mlp(dtype=torch.float32),0,torch.zeros(2),torch.Generator().manual_seed(3)
+    def forward(self, x):
+        self.n += 1
+        res = self.m(x)*(1+0.01*self.n) + 0.1*self.last + 0.1*random.random() + 0.1*np.random.rand() + 0.1*torch.rand(1, generator=self.gen)
+        self.last = res.detach().mean(0)
+        self.m[1].told = [self.last, {'n': self.n}]
+        return res
+
+class InPlace(nn.Module):
+    "Changes its input"
+    def __init__(self): super().__init__(); self.m = mlp(dtype=torch.float32)
+    def forward(self, x): return self.m(x.mul_(0.5))
+
+class Stateful(Callback):
+    "The more often it was asked, the more it changes"
+    def before_fit(self): self.n,self.preds,self.mean = 0,[],{'pred': torch.zeros(2)}
+    def after_pred(self):
+        self.n += 1
+        self.preds.append(self.pred.detach().mean())
+        self.mean['pred'].lerp_(self.pred.detach().mean(0), 0.1)
+        self.learn.pred = self.pred + 0.01*self.mean['pred']
+    def after_loss(self): self.learn.loss_grad *= 1+0.01*len(self.preds)
+    def before_backward(self): self.learn.loss_grad = self.loss_grad*(1+0.01*self.n)
+
+class KeepsLoss(nn.Module):
+    "A loss with a state"
+    reduction = 'mean'
+    def __init__(self): super().__init__(); self.register_buffer('n', torch.zeros(())); self.calls = 0
+    def forward(self, p, y):
+        self.n += 1
+        self.calls += 1
+        return F.mse_loss(p, y)*(1+0.01*self.n+0.01*self.calls)
+
+class TwoInputs(nn.Module):
+    def __init__(self): super().__init__(); self.m = mlp(10, dtype=torch.float32)
+    def forward(self, a, b): return self.m(torch.cat([a,b], 1))
+
+class Nested(nn.Module):
+    "Its input is a tuple with a dict"
+    def __init__(self): super().__init__(); self.m = TwoInputs()
+    def forward(self, x): return self.m(x[0], x[1]['b'])
+
+class MixedOnCPU(MixedPrecision):
+    "Mixed precision that a CPU has, and a scale that moves"
+    def before_fit(self): self.autocast,self.learn.scaler,self.scales = torch.autocast('cpu', dtype=torch.bfloat16),GradScaler('cpu', growth_interval=3, **self.kwargs),[]
+
+def floats(n, **kwargs): return regression(n, dtype=torch.float32, **kwargs)
+
+def lm_loaders():
+    g = torch.Generator().manual_seed(0)
+    texts = [torch.randint(13, (40+i,), generator=g) for i in range(12)]
+    return DataLoaders(LMDataLoader(texts, bs=6, seq_len=9, num_workers=0), LMDataLoader(texts[:6], bs=6, seq_len=9, num_workers=0), device='cpu')
+
+kinds = {
+    'sgd': dict(), 'adam': dict(opt_func=Adam), 'adamw': dict(opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)),
+    'awd_lstm': dict(items=[(o[:-1],o[1:]) for o in torch.randint(13, (86,7), generator=torch.Generator().manual_seed(1))], model=awd_lstm, opt_func=Adam,
+                     loss_func=CrossEntropyLossFlat, cbs=lambda: rnn_cbs(alpha=2., beta=1.)), # 6 in the last batch
+    'lm': dict(items=lm_loaders, model=awd_lstm, loss_func=CrossEntropyLossFlat, cbs=lambda: rnn_cbs(alpha=2., beta=1.)),
+    'keeps': dict(model=Keeps), 'loss': dict(loss_func=KeepsLoss), 'callback': dict(cbs=lambda: [Stateful()]),
+    'accum 1': dict(cbs=lambda: [GradAccum(1)]), 'accum of fastai': dict(cbs=lambda: [GradientAccumulation(32)]),
+    'two inputs': dict(items=[(a,b,y) for (a,y),(b,_) in zip(floats(91), floats(91, seed=1))], model=TwoInputs),
+    'nested': dict(items=[((a,{'b': b}),y) for (a,y),(b,_) in zip(floats(91), floats(91, seed=1))], model=Nested),
+    'bf16': dict(cbs=lambda: [MixedOnCPU()]), 'bf16 lstm': dict(model=awd_lstm, items=lm_loaders, loss_func=CrossEntropyLossFlat, cbs=lambda: [MixedOnCPU(), *rnn_cbs()]),
+    'scaled': dict(cbs=lambda: [ScaledLoss(init_scale=64., growth_interval=3)]), 'overflows': dict(cbs=lambda: [Overflowing(init_scale=4096.)]),
+}
+
+def trained(observed, items=None, model=with_batchnorm, loss_func=nn.MSELoss, opt_func=partial(SGD, mom=0.9), cbs=list, every=2, **noise):
+    dls = items() if callable(items) else loaders(items or floats(91), 16, shuffle=True)
+    torch.manual_seed(0)
+    learn = quiet_learner(dls, model(), loss_func(), opt_func, wd=0.1,
+                          cbs=[Losses(), *cbs(), Around(), Afterwards(), *([NoiseScale(every=every, **noise)] if observed else [])])
+    set_seed(2)
+    learn.fit_one_cycle(2, 0.02)
+    return learn, [*state(learn), learn.losses.seen, [float(o) for o in learn.recorder.losses]]
+
+@pytest.mark.parametrize('kind', kinds)
+def test_training_is_bit_identical(kind):
+    "Weights, buffers, optimizer state, losses, hidden state, all random numbers; gradients are the same objects, zero or `None`"
+    (_,plain),(learn,observed) = (trained(o, **kinds[kind]) for o in (False,True))
+    assert len(learn.noise_scale.df)+learn.noise_scale.n_dropped >= 4
+    assert len(plain)==len(observed)
+    for i,(a,b) in enumerate(zip(plain, observed)): assert same([a], [b]), i
+
+def test_training_is_bit_identical_with_all_options():
+    plain,observed = (trained(o, opt_func=partial(Adam, sqr_mom=0.5), every=1, by_group=True, adam_metric=True, n_micro=3)[1] for o in (False,True))
+    for i,(a,b) in enumerate(zip(plain, observed)): assert same([a], [b]), i
+
+def test_the_batch_is_trained_on_as_it_came():
+    "The parts must be no views of a batch that the model changes"
+    (_,plain),(_,observed) = (trained(o, model=InPlace) for o in (False,True))
+    for i,(a,b) in enumerate(zip(plain, observed)): assert same([a], [b]), i
+
+class Stop(Callback):
+    "Raises `exc` in the place of a failing extra pass"
+    order,run_valid = NoiseScale.order,False
+    def __init__(self, exc, at): self.exc,self.at = exc,at
+    def before_batch(self):
+        if self.iter==self.at: raise self.exc
+
+class FailsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, f): ctx.f = f; return x.view_as(x)
+    @staticmethod
+    def backward(ctx, grad): ctx.f(); return grad,None
+
+def failing(where, exc, nth):
+    "A model and a loss that raise the `nth` time that somebody passes `where`"
+    n = [0]
+    def _check(at):
+        n[0] += at==where
+        if at==where and n[0]==nth: raise exc('broken')
+    class Model(nn.Module):
+        def __init__(self): super().__init__(); self.m,self.out = with_batchnorm(),nn.Linear(2,2)
+        def forward(self, x):
+            h = self.m(x)
+            if self.training: _check('forward'); h = FailsBackward.apply(h, partial(_check, 'backward'))
+            return self.out(h)
+    def _loss(p, y):
+        if p.requires_grad: _check('loss')
+        return F.mse_loss(p, y)
+    torch.manual_seed(0)
+    return Model(),_loss
+
+@pytest.mark.parametrize('exc', [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize('where', ['forward', 'loss', 'backward'])
+@pytest.mark.parametrize('nth,at', [(1,0), (3,0), (5+5+2,2), (5+5+4,2)])
+def test_nothing_is_left_of_a_pass_that_failed(where, exc, nth, at):
+    "And the next fit is that of a twin which failed just before that batch"
+    res = []
+    for observed in (False,True):
+        model,loss_func = failing(where, exc, nth if observed else -1)
+        learn = quiet_learner(loaders(floats(80), 16), model, loss_func, Adam, cbs=[NoiseScale(every=1) if observed else Stop(exc('broken'), at)])
+        set_seed(0)
+        for cb in learn.cbs:
+            if isinstance(cb, NoiseScale): cb.learn.add_cb(GradAccum(1, count=lambda learn: len(learn.yb[0]))) # No warning of a loss of one's own
+        with pytest.raises(exc, match='broken'): learn.fit(1, 0.1)
+        assert n_hooks(model)==0 and 'pred' not in vars(learn) or at>0
+        one = [*state(learn), *tensors([vars(learn).get(k) for k in ('pred','loss','xb','yb')]), sorted(set(vars(learn))-{'noise_scale','stop','grad_accum'})]
+        if not observed: learn.remove_cb(Stop)
+        learn.fit(1, 0.1)
+        res.append((one,state(learn)))
+    for a,b in zip(*res):
+        for i,(x,y) in enumerate(zip(a,b, strict=True)): assert same([x],[y]), i
+    assert learn.noise_scale.df.step.tolist()==[1,2,3,4,5]
+
+@pytest.mark.parametrize('order', [0, 20, 60])
+@pytest.mark.parametrize('event,exc', [(e,x) for e in ('after_pred','after_loss','before_backward')
+                                       for x in (CancelBatchException,CancelTrainException,CancelEpochException,CancelFitException)]
+                                      + [('before_backward',CancelBackwardException), ('before_step',CancelStepException)])
+def test_what_others_cancel(event, exc, order):
+    "As without NoiseScale; a batch that is cancelled before its backward pass has no row"
+    items,res = regression(48),[]
+    for observed in (False,True):
+        set_seed(0)
+        cbs = [Cancel(event, exc, [1], order), *([NoiseScale(every=1)] if observed else [])]
+        learn = quiet_learner(loaders(items, 12), mlp(), opt_func=Adam, cbs=cbs)
+        learn.fit(2, 0.01)
+        assert n_hooks(learn.model)==0
+        res.append([*state(learn), [float(o) for o in learn.recorder.losses]])
+    for i,(a,b) in enumerate(zip(*res, strict=True)): assert same([a],[b]), i
+    n_rows = {CancelBatchException: 6, CancelTrainException: 2, CancelEpochException: 2, CancelFitException: 1, CancelBackwardException: 6, CancelStepException: 8}
+    assert len(learn.noise_scale.df)==n_rows[exc]
+
+@pytest.mark.parametrize('event', ['after_pred', 'after_loss', 'before_backward'])
+@pytest.mark.parametrize('nth', [0, 2])
+def test_a_pass_alone_is_cancelled(event, nth):
+    "Its batch is trained on all the same, and the next one is measured"
+    calls,res = [],[]
+    class Once(Callback):
+        "Cancels the `nth` call of all"
+        def _once(self):
+            calls.append(1)
+            if len(calls)==nth+1 and self.observed: raise CancelBatchException
+    setattr(Once, event, Once._once)
+    for observed in (False,True):
+        calls.clear()
+        cb = Once()
+        cb.observed = observed
+        noise = NoiseScale(every=3)
+        learn = small(cbs=[cb, *([noise] if observed else [])], opt_func=Adam)
+        learn.fit(1, 0.01)
+        res.append(state(learn))
+    assert same(*([o for o in r if not isinstance(o, int)] for r in res))
+    assert noise.df.step.tolist()==[2,5,8]
+
+# Rows against per-item gradients
+
+@pytest.mark.parametrize('kind,elems', [('mlp',2), ('convnet',1), ('embeddings',1), ('lstm',1), ('tokens',4)])
+@pytest.mark.parametrize('bs,n_micro,every', [(12,4,1), (10,4,3), (7,2,2), (5,5,1), (31,3,1), (40,7,2)])
+def test_rows_are_those_of_the_items(kind, elems, bs, n_micro, every):
+    "Parts of unequal sizes and ragged last batches too: 203 items"
+    items,model,loss_func = task(kind)
+    windows,steps = parts(203, bs, n_micro, every, n_epoch=2)
+    df = measure(items, model, loss_func, bs, n_micro, every, n_epoch=2).df
+    assert_rows(df, window_rows(item_grads(model, loss_func, items), windows, torch.full((203,), elems)))
+    assert df.step.tolist()==steps
+
+@pytest.mark.parametrize('n,last', [(40,4), (39,3), (37,1)])
+@pytest.mark.parametrize('every', [1, 2])
+def test_a_short_last_batch_is_left_to_the_next(n, last, every):
+    "Fewer items than parts: the next batch is measured in its place"
+    windows,steps = parts(n, 12, 4, every, n_epoch=3)
+    df = measure(regression(n), mlp(), nn.MSELoss(), 12, 4, every, n_epoch=3).df
+    assert df.step.tolist()==steps and ((4 in steps)==(last==4) or every==2)
+    assert_rows(df, window_rows(item_grads(mlp(), nn.MSELoss(), regression(n)), windows, torch.full((n,), 2)))
+
+def test_every_40_steps_by_default():
+    noise = measure(regression(60), mlp(), nn.MSELoss(), 4, n_epoch=6, noise=NoiseScale())
+    assert noise.df.step.tolist()==[1,41,81] and noise.n_steps==90 and noise.n_items==12
+
+def test_each_fit_starts_anew():
+    noise = NoiseScale(every=3)
+    learn = small(n=60, cbs=noise)
+    for _ in range(2):
+        learn.fit(1, 0.)
+        assert noise.df.step.tolist()==[1,4,7] and noise.n_steps==8
+
+@pytest.mark.parametrize('every', [1, 2, 3])
+def test_every_step_of_gradaccum(every):
+    "`every` counts optimizer steps there too"
+    windows,steps = parts(58, 8, 4, every, n_epoch=2)
+    noise = NoiseScale(every=every)
+    measure(regression(58), mlp(), nn.MSELoss(), 2, noise=noise, cbs=[GradAccum(4)], n_epoch=2)
+    expected = [s for s in range(1, 17, every) if s not in (8,16)] # The last window has one micro-batch
+    assert noise.df.step.tolist()==expected and noise.n_steps==16
+    rows = item_grads(mlp(), nn.MSELoss(), regression(58))
+    windows = [[[8*((s-1)%8)+2*j, 8*((s-1)%8)+2*j+1] for j in range(4)] for s in expected]
+    assert_rows(noise.df, window_rows(rows, windows, torch.full((58,), 2)))
+
+def by_hand(model, loss_func, items, windows):
+    "Moments of `windows` from the gradient of each part, in training mode"
+    res = []
+    for window in windows:
+        gs = []
+        for part in window:
+            m = copy.deepcopy(model).train()
+            x,y = (torch.stack([items[i][k] for i in part]) for k in (0,1))
+            gs.append((torch.cat([g.flatten() for g in torch.autograd.grad(loss_func(m(x), y), list(m.parameters()))]), y.numel()))
+        N,K = sum(n for _,n in gs),len(gs)
+        g = sum(n*g for g,n in gs)/N
+        tr_sigma = (sum(n*(g@g) for g,n in gs) - N*(g@g))/(K-1)
+        res.append((sum(map(len, window)), float(N), tr_sigma.item(), (g@g-tr_sigma/N).item()))
+    return pd.DataFrame(res, columns=['n_items','n_elems','tr_sigma','g_sq'])
+
+@pytest.mark.parametrize('n', [48, 46, 42, 41])
+def test_parts_of_batchnorm_have_two_items(n):
+    "Each part is normalised by itself; a last batch of less than 8 items is left out"
+    torch.manual_seed(0)
+    items,model = regression(n),nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
+    windows,steps = parts(n, 10, 4, least=8)
+    noise = measure(items, model, nn.MSELoss(), 10)
+    assert noise.df.step.tolist()==steps==[1,2,3,4]+([5] if n==48 else [])
+    assert_rows(noise.df, by_hand(model, nn.MSELoss(), items, windows))
+
+@pytest.mark.parametrize('training', [False, True])
+def test_batchnorm_in_a_later_fit(training):
+    "A model that validation left in evaluation mode has BatchNorm all the same"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double().train(training)
+    learn = small(46, 10, NoiseScale(every=1), model)
+    for _ in range(2):
+        learn.fit(1, 0.)
+        assert len(learn.noise_scale.df)==4 # Not of 6 items
+    learn.dls = loaders(regression(30), 6)
+    with pytest.raises(ValueError, match='BatchNorm.*n_micro=3'): learn.fit(1, 0.)
+
+@pytest.mark.parametrize('ignored', [0.3, 0.8])
+def test_rows_of_tokens_that_count(ignored):
+    "0.8 leaves parts in which nothing counts, and some batches with but one in which something does"
+    items,model,loss_func = tokens(152, ignored),Tokens().double(),nn.CrossEntropyLoss()
+    elems = torch.stack([(y!=-100).sum() for _,y in items])
+    expected = window_rows(item_grads(model, loss_func, items), parts(152, 4, 4)[0], elems)
+    assert_rows(measure(items, model, loss_func, 4).df, expected)
+    assert expected.n_elems.nunique()>3 and (sum(elems==0)>20)==(ignored==0.8)
+
+def test_a_batch_in_which_nothing_counts():
+    "Has no row, and what it does to the weights is none of ours"
+    items = [(x, torch.full_like(y, -100) if i<8 else y) for i,(x,y) in enumerate(tokens(32))]
+    model = Tokens().double()
+    elems = torch.stack([(y!=-100).sum() for _,y in items])
+    df = measure(items, model, nn.CrossEntropyLoss(), 8, cbs=[Cancel('before_step', CancelStepException, [0], 60)]).df
+    assert_rows(df, window_rows(item_grads(model, nn.CrossEntropyLoss(), items), parts(32, 8, 4)[0], elems))
+    assert df.step.tolist()==[2,3,4]
+
+def test_rows_with_class_weights():
+    items,model,loss_func = classes(101),mlp(n_out=3),nn.CrossEntropyLoss(weight=torch.tensor([1,2,0.5], dtype=torch.float64))
+    weights = loss_func.weight[torch.stack([y for _,y in items])]
+    assert_rows(measure(items, model, loss_func, 14, 3).df, window_rows(item_grads(model, loss_func, items), parts(101, 14, 3)[0], weights))
+
+@pytest.mark.parametrize('loss_func', [nn.MSELoss, nn.CrossEntropyLoss])
+def test_sums_give_the_rows_of_means(loss_func):
+    items = regression(53) if loss_func is nn.MSELoss else classes(53)
+    model = mlp(n_out=2 if loss_func is nn.MSELoss else 3)
+    mean,total = (measure(items, model, loss_func(reduction=o), 9).df for o in ('mean','sum'))
+    assert_rows(total, mean)
+    assert_rows(mean, window_rows(item_grads(model, loss_func(), items), parts(53, 9)[0], torch.full((53,), 2 if loss_func is nn.MSELoss else 1)))
+
+def own_loss(p, y): return F.cross_entropy(p, y)
+
+def test_rows_with_count():
+    "GradAccum(1) says what a loss of one's own averages over"
+    items,model = tokens(60, 0.3),Tokens().double()
+    elems = torch.stack([(y!=-100).sum() for _,y in items])
+    accum = GradAccum(1, count=lambda learn: (learn.yb[0]!=-100).sum())
+    assert_rows(measure(items, model, own_loss, 8, cbs=[accum]).df, window_rows(item_grads(model, own_loss, items), parts(60, 8)[0], elems))
+    with pytest.warns(UserWarning, match='cannot tell what the loss'): other = measure(items, model, own_loss, 8)
+    assert (other.df.n_elems==other.df.n_items).all()
+
+@pytest.mark.parametrize('flat,plain,kind', [(MSELossFlat,nn.MSELoss,'mlp'), (CrossEntropyLossFlat,nn.CrossEntropyLoss,'classes'),
+                                             (BCEWithLogitsLossFlat,nn.BCEWithLogitsLoss,'labels'), (LabelSmoothingCrossEntropy,None,'classes')])
+def test_rows_of_fastai_losses(flat, plain, kind):
+    "They compute in float32"
+    items = classes(90) if kind=='classes' else regression(90) if kind=='mlp' else [(x,(y>0).double()) for x,y in regression(90)]
+    model = mlp(n_out=3 if kind=='classes' else 2)
+    rows = item_grads(model, plain() if plain else nn.CrossEntropyLoss(label_smoothing=0.1), items)
+    df = measure(items, model, flat(), 13).df
+    assert_rows(df, window_rows(rows, parts(90, 13)[0], torch.full((90,), 1 if kind=='classes' else 2)), 1e-4)
+
+def test_what_does_not_show():
+    "Clipping and scaled losses, with overflows"
+    items,model,loss_func = task('mlp')
+    plain = measure(items, model, loss_func)
+    scaled = ScaledLoss(init_scale=1024., growth_interval=3)
+    assert_rows(measure(items, model, loss_func, cbs=[scaled]).df, plain.df)
+    assert max(scaled.scales)>=4*min(scaled.scales)
+    over = measure(items, model, loss_func, cbs=[Overflowing(init_scale=4096.)])
+    assert over.n_dropped==3 and over.df.step.tolist()==list(range(4,18))
+    assert_rows(over.df, plain.df[3:])
+
+def test_rows_of_bf16():
+    "Near those of float32, though no part reuses the weights that another one has cast"
+    items,model = floats(96),mlp(n_hid=16, dtype=torch.float32)
+    plain,mixed = (measure(items, model, nn.MSELoss(), cbs=o).df for o in ([], [MixedOnCPU()]))
+    assert len(mixed)==len(plain)==8
+    np.testing.assert_allclose(mixed.tr_sigma, plain.tr_sigma, rtol=0.1)
+    assert not mixed.equals(plain)
+
+@pytest.mark.parametrize('n_acc', [24, 36])
+def test_beside_accumulation_of_fastai(n_acc):
+    "The first micro-batch of each of its steps, for the others find gradients that wait"
+    items,k = regression(96),n_acc//12
+    df = measure(items, mlp(), nn.MSELoss(), cbs=[GradientAccumulation(n_acc)]).df
+    windows = parts(96, 12)[0]
+    assert_rows(df, window_rows(item_grads(mlp(), nn.MSELoss(), items), windows[::k], torch.full((96,), 2)))
+    assert df.step.tolist()==list(range(1, len(windows[::k])+1))
+
+def test_a_frozen_group_is_left_out():
+    items,model,loss_func = regression(60),mlp(),nn.MSELoss()
+    noise = NoiseScale(every=1)
+    learn = quiet_learner(loaders(items, 12), model, loss_func, cbs=noise, splitter=two_groups)
+    for frozen in (True,False):
+        (learn.freeze if frozen else learn.unfreeze)()
+        learn.fit(1, 0.)
+        rows = item_grads(model, loss_func, items)
+        assert rows.shape[1]==(10 if frozen else 34)
+        assert_rows(noise.df, window_rows(rows, parts(60, 12)[0], torch.full((60,), 2)))
+
+@pytest.mark.parametrize('lr', [0., 0.1])
+def test_sparse_gradients(lr):
+    "The rows of dense ones"
+    items,_,loss_func = task('embeddings', 60)
+    torch.manual_seed(0)
+    dense,sparse = Embeddings().double(),Embeddings(sparse=True).double()
+    sparse.load_state_dict(dense.state_dict())
+    a,b = (measure(items, m, loss_func, lr=lr, opt_func=partial(OptimWrapper, opt=torch.optim.SGD)).df for m in (dense,sparse))
+    assert_rows(b, a)
+
+class MixedDtypes(nn.Module):
+    def __init__(self): super().__init__(); self.a,self.b = nn.Linear(5,4),nn.Linear(4,2).double()
+    def forward(self, x): return self.b(self.a(x.float()).double())
+
+@pytest.mark.parametrize('accum', [False, True])
+def test_parameters_of_several_dtypes(accum):
+    torch.manual_seed(0)
+    items,model = regression(64),MixedDtypes()
+    noise = measure(items, model, nn.MSELoss(), 2 if accum else 8, noise=NoiseScale(every=1), cbs=[GradAccum(4)] if accum else [])
+    assert_rows(noise.df, window_rows(item_grads(model, nn.MSELoss(), items).double(), parts(64, 8)[0], torch.full((64,), 2)), 1e-4)
+
+class ClassesSecond(Callback):
+    "As the loss of torch wants them"
+    order = RNNCallback.order+5
+    def after_pred(self): self.learn.pred = self.pred.transpose(1,2)
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_parts_go_on_from_the_hidden_state_of_their_items(tied):
+    "Item by item from the hidden state that the batch before has left; the last batch is smaller"
+    torch.manual_seed(0)
+    config = {**awd_lstm_lm_config, 'emb_sz': 6, 'n_hid': 7, 'n_layers': 2, 'tie_weights': tied, **{k: 0. for k in awd_lstm_lm_config if k.endswith('_p')}}
+    model,loss_func = get_language_model(AWD_LSTM, 13, config).double(),nn.CrossEntropyLoss()
+    for p in model.parameters(): nn.init.normal_(p, std=0.7) # Let the hidden state matter
+    items = [(o[:-1],o[1:]) for o in torch.randint(13, (43,6))]
+    df = measure(items, model, loss_func, 9, cbs=[*rnn_cbs(), ClassesSecond()], n_epoch=2).df
+    hand,rows,fresh = copy.deepcopy(model).train(),[],[]
+    hand.reset()
+    params = list(dict.fromkeys(hand.parameters()))
+    def _grad(x, y, hidden):
+        hand[0].bs,hand[0].hidden = 1,hidden
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss_func(hand(x[None])[0].transpose(1,2), y[None]), params)])
+    for i in range(0, 43, 9):
+        batch = items[i:i+9]
+        if hand[0].bs!=len(batch): hand[0]._change_hidden(len(batch))
+        bs,hidden = len(batch),hand[0].hidden
+        for j,(x,y) in enumerate(batch):
+            rows.append(_grad(x, y, [tuple(h[:,j:j+1].contiguous() for h in layer) for layer in hidden]))
+            fresh.append(_grad(x, y, [tuple(torch.zeros_like(h[:,:1]) for h in layer) for layer in hidden]))
+        hand[0].bs,hand[0].hidden = bs,hidden
+        hand(torch.stack([x for x,_ in batch]))
+    windows,elems = parts(43, 9)[0],torch.full((43,), 5)
+    expected = window_rows(torch.stack(rows), windows, elems)
+    assert_rows(df, pd.concat([expected,expected])) # The model is reset for each epoch
+    with pytest.raises(AssertionError): assert_rows(df[:len(windows)], window_rows(torch.stack(fresh), windows, elems))
+
+# The noise scale itself
+
+@pytest.mark.parametrize('kind,elems', [('mlp',2), ('convnet',1), ('embeddings',1), ('lstm',1), ('tokens',4)])
+@pytest.mark.parametrize('accum', [False, True])
+def test_exact_noise_scale(kind, elems, accum):
+    items,model,loss_func = task(kind, 200)
+    exact = noise_scale(item_grads(model, loss_func, items))
+    noise = NoiseScale(0.999, every=1)
+    measure(items, model, loss_func, 5 if accum else 20, noise=noise, cbs=[GradAccum(4)] if accum else [], n_epoch=25, shuffle=True)
+    low,high = noise.ci
+    assert low <= exact <= high and (high-low)/2 <= 0.25*noise.noise_scale
+    assert abs(z_score(noise.df, elems*exact)) <= 3
+
+def test_a_change_of_units_is_seen():
+    "The exact-value test would notice elements in place of items"
+    items,model,loss_func = task('mlp', 200)
+    noise = measure(items, model, loss_func, 20, noise=NoiseScale(0.999, every=1), n_epoch=25, shuffle=True)
+    assert noise.elems_per_item==2 and noise.ci[1] < 2*noise_scale(item_grads(model, loss_func, items))
+
+# By group
+
+modes = pytest.mark.parametrize('accum', [False, True])
+
+def in_mode(accum, items, model, noise, n_epoch=1, opt_func=SGD, **kwargs):
+    "Parts of 2 items, or micro-batches of 2 items"
+    return measure(items, model, nn.MSELoss(), 2 if accum else 8, noise=noise, cbs=[GradAccum(4)] if accum else [], n_epoch=n_epoch, opt_func=opt_func, **kwargs)
+
+def last_first(m): return [list(m[2].parameters()), [m[0].bias], [m[0].weight]]
+
+@modes
+@pytest.mark.parametrize('splitter,cols', [(two_groups, [slice(24), slice(24,34)]), (last_first, [slice(24,34), slice(20,24), slice(20)])])
+def test_rows_of_each_group(accum, splitter, cols):
+    items,model,noise = regression(72),mlp(),NoiseScale(0.9, every=1, by_group=True, ci=0.8)
+    in_mode(accum, items, model, noise, splitter=splitter)
+    rows,windows,elems = item_grads(model, nn.MSELoss(), items),parts(72, 8)[0],torch.full((72,), 2)
+    assert noise.table.index.tolist()==['all', *(f'group {i}' for i in range(len(cols)))] and noise.table.index.name=='of'
+    for nm,c in [('all',slice(34)), *((f'group {i}',c) for i,c in enumerate(cols))]:
+        expected = window_rows(rows[:,c], windows, elems)
+        p = pool(expected.tr_sigma, expected.g_sq, expected.n_elems, 0.9)
+        low,high = p.interval(0.8)
+        np.testing.assert_allclose(noise.table.loc[nm].astype(float), [9, p.tr_sigma, p.g_sq, p.noise_scale/2, low/2, high/2], rtol=1e-8)
+        if nm!='all': np.testing.assert_allclose([o[0][int(nm[-1])] for o in noise._more], expected.tr_sigma, rtol=1e-8)
+    groups = noise.table.drop('all')
+    np.testing.assert_allclose(groups[['tr_sigma','g_sq']].sum(), [noise.tr_sigma,noise.g_sq], rtol=1e-10)
+    assert noise.table.noise_scale['all']==noise.noise_scale and tuple(noise.table.loc['all',['low','high']])==noise.ci
+
+@modes
+def test_a_frozen_group_has_no_row(accum):
+    noise = NoiseScale(every=1, by_group=True)
+    learn = small(bs=2 if accum else 8, cbs=[noise, *([GradAccum(4)] if accum else [])], splitter=two_groups)
+    learn.freeze()
+    learn.fit(1, 0.)
+    assert noise.table.index.tolist()==['all','group 1']
+    np.testing.assert_allclose(*noise.table.to_numpy(), rtol=1e-12)
+    learn.unfreeze()
+    learn.fit(1, 0.)
+    assert noise.table.index.tolist()==['all','group 0','group 1']
+
+def test_table_without_options_or_measurements():
+    cols = ['n_windows','tr_sigma','g_sq','noise_scale','low','high']
+    for noise in (NoiseScale(), NoiseScale(by_group=True, adam_metric=True)):
+        assert noise.table.columns.tolist()==cols and noise.table.index.tolist()==['all']
+        assert noise.table.n_windows['all']==0 and np.isnan(noise.table.noise_scale['all'])
+    noise = measure(*task('mlp'))
+    assert noise.table.index.tolist()==['all'] and noise.table.n_windows['all']==len(noise.df) and noise._more==[]
+    np.testing.assert_allclose(noise.table.loc['all',['tr_sigma','g_sq','noise_scale']].astype(float), [noise.tr_sigma,noise.g_sq,noise.noise_scale])
+
+# In Adam's metric
+
+def metric_rows(rows, windows, beta, eps, debias):
+    "Moments of each of `windows` from per-item gradients times `P**0.5`, with the `v` from before it that an optimizer which saw all of them keeps"
+    res,v = [],torch.zeros(rows.shape[1], dtype=rows.dtype)
+    for t,window in enumerate(windows):
+        scale = ((v/(1-beta**t) if debias else v).sqrt()+eps)**-0.5 if t else torch.full_like(v, np.nan)
+        known = t*(1-beta)>=1
+        w = window_rows((rows*scale).nan_to_num(), [window], torch.full((len(rows),), 2))
+        res.append((w.tr_sigma[0],w.g_sq[0]) if known else (np.nan,np.nan))
+        g = rows[[i for part in window for i in part]].mean(0)
+        v = beta*v + (1-beta)*g**2
+    return np.array(res)
+
+adams = {'Adam': (partial(Adam, sqr_mom=0.75, eps=1e-3), 0.75, 1e-3, True), 'RMSProp': (partial(RMSProp, sqr_mom=0.875), 0.875, 1e-8, False),
+         'AdamW': (partial(OptimWrapper, opt=torch.optim.AdamW, betas=(0.9,0.75), eps=1e-3), 0.75, 1e-3, True)}
+
+@modes
+@pytest.mark.parametrize('nm', adams)
+def test_adams_metric(nm, accum):
+    "With the optimizer's `v` from before the window, once it has taken 1/(1-sqr_mom) steps"
+    opt_func,beta,eps,debias = adams[nm]
+    items,model,noise = regression(72),mlp(),NoiseScale(every=1, by_group=True, adam_metric=True)
+    in_mode(accum, items, model, noise, n_epoch=2, opt_func=opt_func, splitter=two_groups, wd=0.)
+    assert_rows(noise.df, window_rows(item_grads(model, nn.MSELoss(), items), 2*parts(72, 8)[0], torch.full((72,), 2)))
+    expected = metric_rows(item_grads(model, nn.MSELoss(), items), 2*parts(72, 8)[0], beta, eps, debias)
+    assert np.isfinite(expected).all(1).tolist()==[i>=1/(1-beta) for i in range(18)]
+    np.testing.assert_allclose(np.array([(t[-1],g[-1]) for t,g in noise._more]), expected, rtol=1e-7, atol=1e-9*np.nanmax(abs(expected)))
+    ok = np.isfinite(expected[:,0])
+    p = pool(*expected[ok].T, np.full(ok.sum(), 16.), 0.99)
+    assert noise.table.index.tolist()==['all','group 0','group 1',"in Adam's metric"]
+    np.testing.assert_allclose(noise.table.loc["in Adam's metric"].astype(float), [ok.sum(), p.tr_sigma, p.g_sq, p.noise_scale/2, *(o/2 for o in p.interval())], rtol=1e-6)
+
+@modes
+def test_adams_metric_every_third_step(accum):
+    "`v` moves on in between"
+    items,model,noise = regression(72),mlp(),NoiseScale(every=3, adam_metric=True)
+    in_mode(accum, items, model, noise, n_epoch=2, opt_func=adams['Adam'][0], wd=0.)
+    expected = metric_rows(item_grads(model, nn.MSELoss(), items), 2*parts(72, 8)[0], 0.75, 1e-3, True)[::3]
+    assert len(noise.df)==6 and np.isfinite(expected[:,0]).sum()==4
+    np.testing.assert_allclose(np.array([(t[-1],g[-1]) for t,g in noise._more]), expected, rtol=1e-7, atol=1e-9*np.nanmax(abs(expected)))
+
+@modes
+def test_adams_metric_of_sparse_gradients_and_rare_layers(accum):
+    "An embedding with sparse gradients, by an optimizer that has them dense"
+    class Rare(nn.Module):
+        def __init__(self): super().__init__(); self.main,self.unused = mlp(),nn.Linear(3,3)
+        def forward(self, x): return self.main(x)
+    items,noise = regression(72),NoiseScale(every=1, adam_metric=True)
+    in_mode(accum, items, Rare(), noise, opt_func=adams['Adam'][0], wd=0.)
+    expected = metric_rows(item_grads(mlp(), nn.MSELoss(), items), parts(72, 8)[0], 0.75, 1e-3, True)
+    np.testing.assert_allclose(np.array([(t[-1],g[-1]) for t,g in noise._more]), expected, rtol=1e-7, atol=1e-9*np.nanmax(abs(expected)))
+
+@modes
+def test_adams_metric_goes_on_in_the_next_fit(accum):
+    "The state of the optimizer outlives a fit"
+    noise = NoiseScale(every=1, adam_metric=True)
+    learn = small(bs=2 if accum else 8, cbs=[noise, *([GradAccum(4)] if accum else [])], opt_func=adams['Adam'][0])
+    learn.fit(1, 0.)
+    assert noise.table.n_windows.tolist()==[8,4]
+    learn.fit(1, 0.)
+    assert noise.table.n_windows.tolist()==[8,8]
+
+@modes
+@pytest.mark.parametrize('opt_func', [SGD, partial(OptimWrapper, opt=torch.optim.SGD)])
+def test_no_adams_metric_without_adam(opt_func, accum):
+    learn = small(bs=2 if accum else 8, cbs=[NoiseScale(adam_metric=True), *([GradAccum(4)] if accum else [])], opt_func=opt_func)
+    with pytest.raises(ValueError, match='`adam_metric` is for optimizers that keep a mean of squared gradients.*leave it out'): learn.fit(1, 0.1)
+
+# Columns
+
+columns = ['noise_scale','noise_low','noise_high']
+
+def known(noise): return [noise.noise_scale,*noise.ci]
+
+class Known(Callback):
+    "What NoiseScale knows by the end of each epoch"
+    order = NoiseScale.order-0.5
+    def before_fit(self): self.seen = []
+    def after_validate(self):
+        if not self.learn.lock.locked(): self.seen.append(known(self.noise_scale))
+
+def in_columns(learn, i=0):
+    at = [list(learn.recorder.metric_names).index(c)-1 for c in columns] # `values` have no epoch
+    return [[v[a] for a in at] for v in learn.recorder.values]
+
+@modes
+@pytest.mark.parametrize('kwargs,names', [(dict(), ['epoch','train_loss','valid_loss','l1_loss',*columns,'time']),
+                                          (dict(add_time=False), ['epoch','train_loss','valid_loss','l1_loss',*columns]),
+                                          (dict(valid_metrics=False), ['epoch','train_loss',*columns,'time']),
+                                          (dict(train_metrics=True), ['epoch','train_loss','train_l1_loss','valid_loss','valid_l1_loss',*columns,'time'])])
+def test_columns_of_recorder(kwargs, names, accum):
+    learn = small(bs=2 if accum else 8, cbs=[NoiseScale(every=2), Known(), *([GradAccum(4)] if accum else [])], metrics=F.l1_loss)
+    learn.remove_cb(Recorder)
+    learn.add_cb(Recorder(**kwargs))
+    shown = []
+    learn.logger = shown.append
+    for _ in range(2): # A second fit has no more of them
+        learn.fit(2, 0.01)
+        assert list(learn.recorder.metric_names)==names
+        assert in_columns(learn)==learn.known.seen and len(learn.known.seen)==2 and np.isfinite(learn.known.seen[-1][0])
+    assert [len(o) for o in shown]==[len(names)]*4 and [o[0] for o in shown]==[0,1,0,1]
+    assert all(isinstance(v, float) for o in shown for v in o[-3-kwargs.get('add_time',True):][:3])
+
+def test_columns_of_a_file():
+    learn = small(cbs=[NoiseScale(every=2), Known(), CSVLogger()])
+    learn.fit(3, 0.01)
+    with open('history.csv') as f: rows = list(csv.reader(f))
+    assert rows[0]==['epoch','train_loss','valid_loss',*columns,'time'] and [len(r) for r in rows]==[7]*4
+    np.testing.assert_allclose([[float(o) for o in r[3:6]] for r in rows[1:]], learn.known.seen)
+
+class Board(Callback):
+    "Reads as fastai's TensorBoardCallback does"
+    order = Recorder.order+1
+    def before_fit(self): self.seen = []
+    def after_epoch(self): self.seen.append(dict(zip(self.recorder.metric_names[2:-1], self.recorder.log[2:-1], strict=True)))
+
+class Table(Callback):
+    "Reads as fastai's ProgressCallback does"
+    order = 60
+    def before_fit(self):
+        self.names,self.lines = list(self.recorder.metric_names),[]
+        self.learn.logger = lambda log: self.lines.append(dict(zip(self.names, log, strict=True)))
+
+def test_columns_that_others_read():
+    learn = small(cbs=[Board(), Table(), Known(), NoiseScale(every=2)])
+    learn.fit(2, 0.01)
+    assert [[o[c] for c in columns] for o in learn.board.seen]==[[o[c] for c in columns] for o in learn.table.lines]==learn.known.seen
+    assert list(learn.board.seen[0])==['valid_loss',*columns]
+
+def test_validation_returns_no_columns():
+    plain,learn = (small(cbs=o, metrics=F.l1_loss) for o in ([], [NoiseScale(every=2)]))
+    for l in (plain,learn): l.fit(1, 0.01)
+    row = list(learn.recorder.values[-1])
+    for _ in range(2): assert len(learn.validate())==len(plain.validate())==2
+    assert row[:3]==list(plain.recorder.values[-1] if plain.recorder.values else row[:3])
+    assert list(learn.validate())==list(plain.validate())
+    assert [torch.equal(a,b) for a,b in zip(learn.get_preds(), plain.get_preds(), strict=True)]==[True,True]
+    learn.fit(1, 0.01)
+    assert len(learn.recorder.metric_names)==8 and len(learn.recorder.values[-1])==6
+
+@pytest.mark.parametrize('event', ['before_fit', 'before_epoch', 'before_batch', 'after_train', 'after_validate', 'after_epoch'])
+@pytest.mark.parametrize('exc', [ValueError, KeyboardInterrupt])
+def test_validation_after_a_fit_that_failed(event, exc):
+    learn = small(cbs=NoiseScale(every=2))
+    def _fail(): raise exc('broken')
+    stop = Callback(**{event: _fail})
+    stop.order = 200
+    learn.add_cb(stop)
+    with pytest.raises(exc, match='broken'): learn.fit(1, 0.01)
+    learn.remove_cb(stop)
+    assert len(learn.validate())==1 and len(learn.get_preds())==2
+    learn.fit(1, 0.01)
+    assert len(learn.recorder.values[-1])==5 and n_hooks(learn.model)==0
+
+class Validates(Callback):
+    "On a second data set, say"
+    order,seen = 80,0
+    def after_epoch(self):
+        if self.learn.lock.locked(): return
+        self.seen += 1
+        self.learn.validate()
+
+def test_validation_in_the_course_of_a_fit():
+    "fastai's Recorder then forgets its names, and the fit goes on"
+    for cbs in ([], [NoiseScale(every=2)]):
+        learn = small(cbs=[Validates(), *cbs])
+        learn.fit(3, 0.01)
+        assert learn.validates.seen==3
+    assert len(learn.noise_scale.df)==12
+
+@pytest.mark.parametrize('event,exc', [('before_validate',CancelValidException), ('before_batch',CancelValidException), ('before_batch',CancelTrainException),
+                                       ('before_train',CancelEpochException), ('before_batch',CancelEpochException), ('before_batch',CancelFitException)])
+def test_a_cancelled_epoch_keeps_the_row_of_fastai(event, exc):
+    "Where values are missing, those of the noise scale are too: none stands under the name of another"
+    def _rows(observed):
+        class Skip(Callback):
+            def _cancel(self):
+                if event!='before_batch' or self.iter==0 and self.training!=(exc is CancelValidException): raise exc
+        setattr(Skip, event, Skip._cancel)
+        learn,shown = small(cbs=[Skip(), *([NoiseScale(every=1)] if observed else [])]),[]
+        learn.recorder.add_time = False
+        learn.logger = lambda log: shown.append([float(o) for o in log])
+        learn.fit(2, 0.01)
+        return shown
+    assert _rows(False)==_rows(True)
+
+def test_lr_find_beside_it():
+    learn = small(320, cbs=[NoiseScale(every=5)])
+    learn.lr_find(num_it=30, show_plot=False, suggest_funcs=())
+    learn.fit(1, 0.01)
+    assert len(learn.recorder.values[-1])==5 and learn.noise_scale.df.step.tolist()==list(range(1,41,5))
+
+@pytest.mark.parametrize('monitor', columns)
+def test_save_model_by_noise_scale(monitor):
+    save = SaveModelCallback(monitor=monitor, comp=np.greater)
+    learn = small(cbs=[NoiseScale(every=1), Known()])
+    learn.fit(3, 0.01, cbs=save)
+    assert save.best==max(o[columns.index(monitor)] for o in learn.known.seen)
+
+def test_plot_of_recorder():
+    learn = small()
+    with pytest.raises(ValueError, match=r'add NoiseScale\(\) to its callbacks'): learn.recorder.plot_noise_scale()
+    learn.fit(1, 0.01)
+    with pytest.raises(ValueError, match=r'add NoiseScale\(\) to its callbacks'): learn.recorder.plot_noise_scale()
+    noise = NoiseScale(every=1)
+    learn.fit(2, 0.01, cbs=noise)
+    assert noise not in learn.cbs
+    ax = learn.recorder.plot_noise_scale()
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), noise.df.noise_scale[np.isfinite(noise.df.noise_scale) & (noise.df.noise_scale>0)])
+    assert 8 in [l.get_ydata()[0] for l in ax.lines] # Today's batch size
+    _,mine = plt.subplots()
+    assert learn.recorder.plot_noise_scale(mine) is mine and learn.recorder.plot_noise_scale(ax=mine) is mine
+    learn.fit(1, 0.01) # Its own columns are gone, the plot of the last measured fit is not
+    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','time'] and len(learn.recorder.plot_noise_scale().lines[0].get_ydata())>0
+
+def test_batch_size_of_the_plot():
+    for cbs,bs,items in (([],8,8), ([GradAccum(4)],2,8), ([GradAccum({0: 1})],8,8), ([GradientAccumulation(24)],8,24)):
+        learn = small(bs=bs, cbs=[NoiseScale(), *cbs])
+        learn.fit(1, 0.01)
+        assert learn.noise_scale.bs==items
+
+def test_without_a_recorder():
+    learn = small(cbs=NoiseScale(every=2))
+    learn.remove_cb(Recorder)
+    learn.fit(1, 0.01)
+    learn.validate()
+    assert learn.noise_scale.df.step.tolist()==[1,3,5,7]
+
+# What is refused
+
+@pytest.mark.parametrize('v,exc', [(0,ValueError), (-1,ValueError), (1.5,TypeError), (True,TypeError), ('4',TypeError), (float('nan'),TypeError)])
+def test_every_out_of_range(v, exc):
+    with pytest.raises(exc, match='`every` must be .*optimizer steps, got'): NoiseScale(every=v)
+
+@pytest.mark.parametrize('v,exc', [(1,ValueError), (0,ValueError), (-4,ValueError), (4.,TypeError), (True,TypeError), ('4',TypeError), (None,TypeError)])
+def test_n_micro_out_of_range(v, exc):
+    with pytest.raises(exc, match='`n_micro` must be .*to tell signal from noise, got'): NoiseScale(n_micro=v)
+
+def test_numbers_of_numpy(): assert (NoiseScale(every=np.int64(3)).every,NoiseScale(n_micro=np.int32(2)).n_micro)==(3,2)
+
+def unchanged_by(learn, match, exc=ValueError):
+    "The fit raises, and has changed nothing"
+    before = [p.detach().clone() for p in learn.model.parameters()]
+    with pytest.raises(exc, match=match): learn.fit(1, 0.1)
+    assert all(torch.equal(a,b) for a,b in zip(before, learn.model.parameters())) and all(p.grad is None for p in learn.model.parameters())
+    assert n_hooks(learn.model)==0
+
+@pytest.mark.parametrize('mix', [MixUp, CutMix])
+def test_mixed_items(mix):
+    "Are bound together, but micro-batches are not"
+    g = torch.Generator().manual_seed(0)
+    items = [(torch.randn(3,6,6,generator=g),torch.randint(3,(),generator=g)) for _ in range(32)]
+    def _learn(bs, *cbs):
+        torch.manual_seed(0)
+        return quiet_learner(loaders(items, bs, shuffle=True), nn.Sequential(nn.Flatten(), nn.Linear(108,3)), CrossEntropyLossFlat(), cbs=[mix(), *cbs])
+    unchanged_by(_learn(8, NoiseScale()), f'{mix.__name__} binds the items of a batch together.*use GradAccum\\(2\\)')
+    unchanged_by(_learn(8, NoiseScale(), GradAccum(1)), f'{mix.__name__} binds')
+    learn = _learn(8, NoiseScale(), GradAccum(2))
+    learn.fit(1, 0.01)
+    assert len(learn.noise_scale.df)==2
+
+@pytest.mark.parametrize('bs,n_micro,hint', [(3,4,'at least 1 item is needed in each: take a larger batch, n_micro=3, or GradAccum'), (1,2,'take a larger batch, or GradAccum'),
+                                             (7,8,'n_micro=7')])
+def test_a_batch_smaller_than_its_parts(bs, n_micro, hint): unchanged_by(small(bs=bs, cbs=NoiseScale(n_micro=n_micro)), hint)
+
+@pytest.mark.parametrize('bs,n_micro,hint', [(7,4,'at least 2 items of this model with BatchNorm are needed in each: take a larger batch, n_micro=3, or'),
+                                             (3,2,'take a larger batch, or GradAccum'), (4,3,'n_micro=2')])
+def test_a_batch_smaller_than_its_parts_with_batchnorm(bs, n_micro, hint):
+    unchanged_by(small(bs=bs, model=with_batchnorm(), items=floats(64), cbs=NoiseScale(n_micro=n_micro)), hint)
+
+def test_micro_batches_of_fastai_smaller_than_their_parts():
+    "The parts are of a micro-batch, however many items the step has"
+    unchanged_by(small(bs=2, cbs=[NoiseScale(), GradientAccumulation(16)]), 'parts of a batch of 2 items')
+
+class Feeds(Callback):
+    "Has the model see `o` of a batch"
+    order = 20
+    def __init__(self, f, yb=None): self.f,self.yb_f = f,yb
+    def before_batch(self):
+        self.learn.xb = (*self.xb, self.f(self.xb[0]))
+        if self.yb_f: self.learn.yb = self.yb_f(self.yb[0])
+
+class Second(nn.Module):
+    "Ignores whatever else it is fed"
+    def __init__(self): super().__init__(); self.m = mlp()
+    def forward(self, x, other=None): return self.m(x)
+
+@pytest.mark.parametrize('f,what', [(lambda x: x[:3], r'a tensor of shape \(3, 5\)'), (lambda x: torch.tensor(3.), r'a tensor of shape \(\)'), (lambda x: 'text', 'str'),
+                                    (lambda x: {'a': [x, None]}, 'NoneType'), (lambda x: (x, x.T), r'a tensor of shape \(5, 8\)'), (lambda x: np.zeros(8), 'ndarray')])
+def test_a_batch_that_cannot_be_cut(f, what):
+    "Is seen at the first batch"
+    unchanged_by(small(model=Second(), cbs=[NoiseScale(), Feeds(f)]), f'this one of 8 items holds {what}: use GradAccum\\(2\\)')
+    learn = small(bs=4 if what!='ndarray' else 8, model=Second(), cbs=[NoiseScale(), GradAccum(2), Feeds(f)])
+    learn.fit(1, 0.01)
+    assert len(learn.noise_scale.df)==(8 if what!='ndarray' else 4)
+
+@pytest.mark.parametrize('f', [lambda x: {'a': [x,(x,)]}, lambda x: ()])
+def test_a_batch_that_can_be_cut(f):
+    items = regression(64)
+    noise = measure(items, Second(), nn.MSELoss(), 8, cbs=[Feeds(f)])
+    assert_rows(noise.df, window_rows(item_grads(mlp(), nn.MSELoss(), items), parts(64, 8)[0], torch.full((64,), 2)))
+
+class NoTargets(Callback):
+    "One batch without targets, which fastai does not train on"
+    order = 20
+    def before_batch(self):
+        if self.training and self.iter==1: self.learn.yb = ()
+
+def test_a_batch_without_targets():
+    res = []
+    for cbs in ([], [NoiseScale(every=1)]):
+        learn = small(cbs=[NoTargets(), *cbs])
+        learn.fit(1, 0.01)
+        res.append(state(learn))
+    assert same(*res)
+    assert learn.noise_scale.df.step.tolist()==[1,2,3,4,5,6,7]
+
+class Freezes(Callback):
+    "In mid-epoch"
+    order = 20
+    def before_batch(self): self.model[0].requires_grad_(self.iter<3)
+
+@modes
+def test_parameters_that_are_frozen_on_the_way(accum):
+    learn = small(bs=2 if accum else 8, cbs=[NoiseScale(every=1), Freezes(), *([GradAccum(4)] if accum else [])])
+    learn.fit(1, 0.01)
+    assert len(learn.noise_scale.df)==8 and n_hooks(learn.model)==0
+
+@pytest.mark.parametrize('cbs', [[], [GradAccum(1)], [GradAccum(2)]])
+def test_two_are_refused(cbs): unchanged_by(small(cbs=[*cbs, NoiseScale(), NoiseScale(0.9)]), 'learner has 2: remove')
