@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/demo.html.md"""
 __all__ = ['digits_learner', 'run_demo', 'main']
 
 # %% ../nbs/09_demo.ipynb #5bdcb2f7
-import argparse, math, sys, tempfile, textwrap, time, warnings
+import argparse, sys, tempfile, textwrap, time, warnings
 warnings.filterwarnings('ignore', message='.*torch.jit.script.*') # Of no use to who runs the demonstration
 from contextlib import nullcontext
 from functools import partial
@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 import torch.nn as nn
 from sklearn.datasets import load_digits
+from fastcore.basics import first
 import fastai.callback.progress, fastai.callback.schedule # noqa: F401 Progress bars, lr_find and fit_one_cycle
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
@@ -26,8 +27,7 @@ from fastai.optimizer import Adam, SGD
 from fastai.torch_core import set_seed
 from .accumulate import GradAccum
 from .lr import ScaledLR
-from .plan import balanced_bs
-from .scaling import adascale_gain, sqrt_scaling
+from .scaling import examples_needed
 import fastai_bs.finder # noqa: F401 bs_find
 
 # %% ../nbs/09_demo.ipynb #86ed16fb
@@ -52,50 +52,50 @@ def digits_learner(
 # %% ../nbs/09_demo.ipynb #b76f6dd3
 def _quiet(learn): return nullcontext() if sys.stdout.isatty() else learn.no_bar() # Bars are for people
 
-def _train(make, bs, n_acc, lr, epochs, scaled):
-    "Train a fresh learner at `lr`, as `scaled` scales it; a row of the table"
-    learn = make(bs=bs, cbs=[GradAccum(n_acc), scaled])
+def _train(learn, epochs, lr):
+    "Train a fresh learner; a row of the table"
+    accum,scaled = (first(cb for cb in learn.cbs if isinstance(cb, o)) for o in (GradAccum,ScaledLR))
+    n_acc = accum.n_acc_in(0) if accum else 1
     start = time.perf_counter()
     with _quiet(learn), learn.no_logging(): learn.fit_one_cycle(epochs, lr)
     secs = time.perf_counter()-start
     _,valid_loss,acc = learn.recorder.values[-1] # Its training loss is smoothed over micro-batches: not the same thing for other batch sizes
-    steps = epochs*-(-len(learn.dls.train)//n_acc)
-    return {'batch size': bs*n_acc, 'as': f'{n_acc} x {bs}', 'lr': f'{lr*scaled.factor:.2g}', 'steps': steps, 'seconds': f'{secs:.1f}',
-            'valid loss': f'{valid_loss:.4f}', 'accuracy': f'{acc:.1%}'}
+    return {'batch size': learn.dls.bs*n_acc, 'as': f'{n_acc} x {learn.dls.bs}', 'lr': f'{lr*(scaled.factor if scaled else 1):.2g}', 'epochs': epochs,
+            'steps': epochs*-(-len(learn.dls.train)//n_acc), 'seconds': f'{secs:.1f}', 'valid loss': f'{valid_loss:.4f}', 'accuracy': f'{acc:.1%}'}
 
 def run_demo(
     bs:int=16, # Micro-batch to start from, in items
     opt:str='adam', # 'adam' or 'sgd'
-    epochs:int=6, # Of each training
+    epochs:int=6, # Of the training at `bs`
     seed:int=42,
     out:Path=Path('bs_demo'), # Folder for the picture, which exists
 )->tuple: # The `BatchPlan` and the table
     "Find a batch size for the digits, and train at today's and at the planned one"
-    opt_func,rule = {'adam': (Adam, sqrt_scaling), 'sgd': (partial(SGD, mom=0.9), adascale_gain)}[opt]
-    make = partial(digits_learner, opt_func=opt_func, seed=seed)
+    make = partial(digits_learner, bs=bs, opt_func={'adam': Adam, 'sgd': partial(SGD, mom=0.9)}[opt], seed=seed)
     with tempfile.TemporaryDirectory() as tmp: # lr_find writes the weights to a file for a while
-        learn = make(bs=bs, model_dir=tmp)
+        learn = make(model_dir=tmp)
         print(f"1. lr_find: a learning rate for batches of {bs}")
         with _quiet(learn): lr = learn.lr_find(show_plot=False).valley
-        print(f"   {lr:.2g}\n2. bs_find: the noise scale of the gradient")
-    learn = make(bs=bs)
+        print(f"   {lr:.2g}\n2. bs_find: the noise scale of the gradient, and what a step costs here")
+    learn = make()
     with _quiet(learn): plan = learn.bs_find(lr, show_plot=False)
     print(textwrap.indent(repr(plan), '   '))
-    ax = plan.plot()
-    ax.set_title("Gradient noise scale of a small convnet on scikit-learn's digits")
-    ax.figure.savefig(out/'noise_scale.png', dpi=120, bbox_inches='tight')
-    print(f"   Plot: {out/'noise_scale.png'}")
-    noise_scale = plan.noise_scale if math.isfinite(plan.ci[1]) else plan.ci[0] # Without an upper end only the lower one is known
-    planned = balanced_bs(noise_scale)
-    scaled = partial(ScaledLR, bs, rule, noise_scale=noise_scale if rule is adascale_gain else None)
-    runs = [(bs,1)] if planned==bs else [(bs,1),(planned,1)]
-    if planned>bs and planned%bs==0: runs.append((bs,planned//bs))
-    print(f"3. Training {epochs} epoch{'s' if epochs>1 else ''} at each batch size, the learning rate times "
-          f"{'the square root of the ratio' if opt=='adam' else 'the gain at this noise scale'}")
+    axs = plan.plot()
+    axs[0].figure.suptitle("A small convnet on scikit-learn's digits")
+    axs[0].figure.savefig(out/'plan.png', dpi=120)
+    print(f"   Plot: {out/'plan.png'}")
+    runs = [(make(),epochs)]
+    if plan.bs!=bs:
+        # The larger batch needs more examples for the same loss
+        needed = max(1, round(epochs*examples_needed(plan.bs, plan.noise_known)/examples_needed(bs, plan.noise_known)))
+        runs.append((plan.apply(make()),needed))
+        if plan.n_acc==1 and plan.bs>bs and plan.bs%bs==0: runs.append((make(cbs=[GradAccum(plan.bs//bs), ScaledLR(bs, plan.rule)]),needed))
+    print(f"3. Training {epochs} epoch{'s' if epochs>1 else ''} at today's batch size" + (
+          f", and at the planned one for as many as the noise scale calls for; its learning rate by {plan.rule_name}" if len(runs)>1 else ''))
     rows = []
-    for micro_bs,n_acc in runs:
-        rows.append(_train(make, micro_bs, n_acc, lr, epochs, scaled()))
-        print(f"   {micro_bs*n_acc} items as {n_acc} x {micro_bs}: {rows[-1]['seconds']} s")
+    for learn,n in runs:
+        rows.append(_train(learn, n, lr))
+        print(f"   {rows[-1]['batch size']} items as {rows[-1]['as']}: {rows[-1]['seconds']} s")
     table = pd.DataFrame(rows)
     print(f"\n{table.to_string(index=False)}")
     if len(rows)>1:

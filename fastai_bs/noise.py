@@ -34,9 +34,9 @@ from .snapshot import pass_unchanged
 # %% ../nbs/04_noise.ipynb #22fb8c27
 def _dense(g): return g.coalesce().values() if g.is_sparse else g
 
-def _norm_dtype(g): return torch.promote_types(g.dtype, torch.float32) # Half precision cannot hold the squares
+def _norm_dtype(g): return None if g.dtype in (torch.float32,torch.float64) else torch.float32 # Half precision cannot hold the squares
 
-def _norm(g): return torch.linalg.vector_norm(g, dtype=_norm_dtype(g))
+def _norm(g): return torch.linalg.vector_norm(_dense(g), dtype=_norm_dtype(g))
 
 def _squares(
     norms, # Norms, tensors without dimensions
@@ -62,10 +62,10 @@ def _adam_metric(opt, params, n_steps):
 
 def _in_metric(grad, v, debias, eps):
     "`grad` times P**0.5"
-    return grad.to(_norm_dtype(grad))/((v/debias).sqrt()+eps).sqrt()
+    return grad.to(_norm_dtype(grad) or grad.dtype)/((v/debias).sqrt()+eps).sqrt()
 
 # %% ../nbs/04_noise.ipynb #ae89fe69
-def _any(grads): return bool(grads) and bool(torch.stack([_norm(_dense(g)).to(grads[0].device) for g in grads]).any())
+def _any(grads): return bool(grads) and bool(torch.stack([_norm(g).to(grads[0].device) for g in grads]).any())
 
 @contextmanager
 def _no_autocast():
@@ -194,7 +194,7 @@ class NoiseScale(ScopedCallback):
         if i in self._norms: raise RuntimeError("A parameter's gradient came in parts, as with reentrant checkpointing, and their norms do not add up: "
                                                 "use torch.utils.checkpoint with use_reentrant=False")
         grad = grad.detach()
-        self._norms[i] = _norm(_dense(grad))
+        self._norms[i] = _norm(grad)
         if i in self._metric: self._adam_norms[i] = self._adam_norm(i, grad)
 
     def _adam_norm(self, i, grad): return _norm(_in_metric(grad.to_dense() if grad.is_sparse else grad, *self._metric[i]))
@@ -219,7 +219,7 @@ class NoiseScale(ScopedCallback):
         if not self._in_windows: return
         self._start_micro()
         if self._accum.n_micro>0: return
-        self._on = self.n_steps%self._wait==0
+        self._on = self.n_steps%self._wait==0 and self._accum.n_acc>1
         self._start_window()
 
     def after_backward(self):

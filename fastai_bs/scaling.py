@@ -167,7 +167,7 @@ def fit_step_time(
     bs, # Batch sizes in items, measured
     seconds, # Seconds of a step with each
 )->tuple: # `a` in seconds, `c` in seconds per item, and the relative error: root mean square over `n-2`; NaN where there are too few sizes to know
-    """Least squares of the relative errors of `a + c*bs`, the step time of one device in Pollux (Qiao et al. 2021, arXiv 2008.12260, section 3.2)
+    """`a + c*bs` by least squares of the relative errors: the step time of one device, as in Pollux (Qiao et al. 2021, arXiv 2008.12260)
 
     >>> a,c,error = fit_step_time([16, 64, 256], [0.003, 0.006, 0.018])
     >>> round(a, 6), round(c, 9)

@@ -67,10 +67,10 @@ def _keep(o, stack, seen, to='cpu'):
         stack.callback(o.update, set(o))
         stack.callback(o.clear)
     elif isinstance(o, dict):
-        stack.callback(o.update, dict(o))
+        if o: stack.callback(o.update, dict(o))
         stack.callback(o.clear)
         for k,v in list(o.items()):
-            if k not in _data: _keep(v, stack, seen, to)
+            if not isinstance(v, _plain) and k not in _data: _keep(v, stack, seen, to)
     elif isinstance(o, (list,deque)):
         stack.callback(o.extend, list(o))
         stack.callback(o.clear)

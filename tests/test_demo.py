@@ -40,12 +40,12 @@ def test_a_short_run(opt, tmp_path, capsys):
     main(['--epochs', '1', '--opt', opt, '--out', str(tmp_path/'out'/'deeper')])
     torch.set_num_threads(1)
     out = capsys.readouterr().out
-    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*') if p.is_file()]==['out/deeper/noise_scale.png']
-    picture = plt.imread(tmp_path/'out'/'deeper'/'noise_scale.png')
+    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*') if p.is_file()]==['out/deeper/plan.png']
+    picture = plt.imread(tmp_path/'out'/'deeper'/'plan.png')
     assert picture.shape[0]>300 and picture.shape[1]>500 and picture.std()>0.05
     assert 'BatchPlan(noise_scale=' in out and '1. lr_find' in out and '2. bs_find' in out and '3. Training 1 epochs' in out.replace('1 epoch ', '1 epochs ')
     lines = [o.split() for o in out.split('\n')]
-    start = next(i for i,o in enumerate(lines) if o[:5]==['batch','size','as','lr','steps'])
+    start = next(i for i,o in enumerate(lines) if o[:6]==['batch','size','as','lr','epochs','steps'])
     rows = [o for o in lines[start+1:] if o and o[0]!='Batches'] # The last line sums it up
     assert 1<=len(rows)<=3 and rows[0][:4]==['16','1','x','16'] and all(int(r[0])==int(r[1])*int(r[3]) for r in rows)
     assert 10<float(rows[0][-1].rstrip('%'))<=100 and all(0<=float(r[-1].rstrip('%'))<=100 for r in rows) # A few large steps may not get far

@@ -420,7 +420,7 @@ def _peak(n_batch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(200,1000), nn.Tanh(), nn.Linear(1000,1000), nn.Tanh(), nn.Linear(1000,1))
     learn = quiet_learner(DataLoaders(*(DataLoader(Wide(), bs=2, num_workers=0) for _ in range(2)), device='cpu'), model)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof: plan = learn.bs_find(1e-4, n_batch=n_batch, num_it=100, tol=0,
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof: plan = learn.bs_find(1e-4, n_batch=n_batch, num_it=200, tol=0,
         show_plot=False)
     assert plan.df.n_items.eq(2*n_batch).all()
     events = sorted((e.start_ns(), e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name()=='[memory]')
