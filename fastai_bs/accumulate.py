@@ -16,7 +16,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader
+from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, IterableDataset
 from fastcore.basics import is_iter
 from fastai.callback.core import Callback, CancelBatchException, CancelStepException, CancelTrainException
 from fastai.callback.fp16 import MixedPrecision
@@ -162,14 +162,18 @@ class GradAccum(ScopedCallback):
         "What concerns only a fit with windows of several micro-batches, `most` at most"
         if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size()>1:
             raise ValueError("GradAccum does not yet weigh micro-batches across processes, so the mean would be wrong: train in one process")
-        f = getattr(self.loss_func, 'func', self.loss_func)
-        if isinstance(f, LabelSmoothingCrossEntropy) and f.weight is not None and f.reduction=='mean':
-            raise ValueError("LabelSmoothingCrossEntropy with `weight` averages over items and over class weights at once, so no accumulation of it "
-                             "is exact: use nn.CrossEntropyLoss(label_smoothing=..., weight=...)")
+        self.check_loss()
         finder = getattr(self.learn, 'lr_finder', None)
         if isinstance(finder, LRFinder) and finder.num_it<50*most:
             warnings.warn(f"lr_find(num_it={finder.num_it}) counts micro-batches: with GradAccum({most}) that is "
                           f"{finder.num_it//most} optimizer steps. Ask for num_it={100*most}", stacklevel=2)
+
+    def check_loss(self):
+        "Refuse a loss that is no weighted mean over micro-batches"
+        f = getattr(self.loss_func, 'func', self.loss_func)
+        if isinstance(f, LabelSmoothingCrossEntropy) and f.weight is not None and f.reduction=='mean':
+            raise ValueError("LabelSmoothingCrossEntropy with `weight` averages over items and over class weights at once, so no accumulation of it "
+                             "is exact: use nn.CrossEntropyLoss(label_smoothing=..., weight=...)")
 
     @contextmanager
     def scope(self):
@@ -364,7 +368,8 @@ def with_batch_size(
             if getattr(res, 'n', 0) is None: res.n = dl.n # The length that an iterable data set was given, which fastai does not hand on
             return res
         if isinstance(dl, TorchDataLoader) and type(dl.batch_sampler) is BatchSampler:
-            same = {nm: getattr(dl, nm) for nm in ('sampler','num_workers','collate_fn','pin_memory','drop_last','timeout','worker_init_fn',
+            sampler = [] if isinstance(dl.dataset, IterableDataset) else ['sampler']
+            same = {nm: getattr(dl, nm) for nm in (*sampler,'num_workers','collate_fn','pin_memory','drop_last','timeout','worker_init_fn',
                                                    'multiprocessing_context','generator','prefetch_factor','persistent_workers')}
             return TorchDataLoader(dl.dataset, bs, **same)
     raise ValueError(f"A training loader of type {type(dl).__name__} cannot be given batches of {bs} items: make one that has them, "

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from fastcore.basics import first, patch
 from fastcore.foundation import L
-from fastai.callback.core import Callback, CancelFitException, CancelValidException
+from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelValidException
 from fastai.callback.progress import CSVLogger
 from fastai.callback.training import GradientAccumulation
 from fastai.data.load import DataLoader
@@ -147,20 +147,25 @@ class StepTimer(Callback):
 
     def before_fit(self): self.times,self.n_seen,self._end,self._begin = [],0,None,time.perf_counter()
     def before_train(self): self._end = None # What lies between two epochs does not count
+    def before_batch(self):
+        self._begun_step = None
+        if find_bs(self.yb)!=self.bs: raise CancelBatchException # The last of an epoch can be too small for the model
     def before_step(self): self._begun_step = self._now()
     def before_validate(self): raise CancelValidException
 
     def _now(self):
-        _synchronize(self.learn.loss.device)
+        _synchronize(self.learn.loss_grad.device)
         return time.perf_counter()
 
     def after_batch(self):
-        now = self._now()
-        ok,self.n_seen = find_bs(self.yb)==self.bs,self.n_seen+1
-        if ok and self._end is not None and self.n_seen>self.n_warmup: self.times.append((now-self._end,now-self._begun_step))
-        self._end = now if ok else None
-        taken = now-self._begin
-        if len(self.times)>=self.n_steps and taken>self.seconds or taken>self.patience and (self.times or self.n_seen>100): raise CancelFitException
+        stepped,self.n_seen = self._begun_step is not None,self.n_seen+1
+        if stepped:
+            now = self._now()
+            if self._end is not None and self.n_seen>self.n_warmup: self.times.append((now-self._end,now-self._begun_step))
+            taken = now-self._begin
+            if len(self.times)>=self.n_steps and taken>self.seconds or self.times and taken>self.patience: raise CancelFitException
+        self._end = now if stepped else None
+        if not self.times and self.n_seen>=20: raise CancelFitException # No two batches of this size in a row
 
     @property
     def median(self)->tuple: # Seconds of a step, and of what is done once per optimizer step in it, from `before_step` on
@@ -198,20 +203,24 @@ def _time_steps(learn, sizes, micro_bs):
             if i>=len(sizes): # A round for the second time
                 if bs not in times or time.perf_counter()-begin>3*StepTimer.patience: continue
             elif bs>micro_bs and (too_large or times and times[max(times)][0][0]*bs/max(times)>StepTimer.patience): continue
-            try: learn.dls.loaders[0] = dl if bs==micro_bs else with_batch_size(dl, bs)
-            except ValueError: continue # A loader that cannot change: today's size is all there is
-            timer = StepTimer(bs)
-            try: learn.fit(10_000, 0., cbs=timer)
-            except Exception as e:
-                if not _out_of_memory(e) or bs<=micro_bs: raise
-                too_large = bs
-            if bs==too_large: _give_back(learn)
+            timer,failed = StepTimer(bs),False
+            try:
+                learn.dls.loaders[0] = dl if bs==micro_bs else with_batch_size(dl, bs)
+                learn.fit(10_000, 0., cbs=timer)
+            except Exception as e: # A loader or a model that knows no other size than today's, or the memory
+                if bs==micro_bs: raise
+                failed = True
+                if _out_of_memory(e) and bs>micro_bs: too_large = bs
+            if failed:
+                _give_back(learn)
+                times = {o: ts for o,ts in times.items() if o!=bs and o<(too_large or math.inf)}
             elif timer.median: times.setdefault(bs, []).append(timer.median)
     return tuple((bs,*(float(o) for o in np.median(ts, axis=0))) for bs,ts in times.items()),too_large
 
 def _give_back(learn):
     "The memory that a step which failed held, with its traceback"
     learn._end_cleanup()
+    learn.loss_grad = None # Holds the graph
     gc.collect()
     if torch.cuda.is_available(): torch.cuda.empty_cache()
 

@@ -27,7 +27,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
-from .accumulate import GradAccum, ScopedCallback, micro_batch_size
+from .accumulate import GradAccum, ScopedCallback, batch_size
 from .estimator import Pool, pool, running, window_moments
 from .snapshot import pass_unchanged
 
@@ -50,13 +50,13 @@ _second_moments = 'sqr_avg','exp_avg_sq','square_avg' # fastai's optimizers; tor
 def _adam_metric(opt, params, n_steps):
     "For each of `params` its `v`, without its bias, and `eps`; none before the optimizer has taken `1/(1-sqr_mom)` steps, as `v` is not a mean yet"
     hypers = {p: h for pg,h in zip(opt.param_lists, opt.hypers) for p in pg}
-    res = {}
+    states,res = getattr(opt, 'opt', opt).state,{} # Of torch's optimizer, in an `OptimWrapper`
     for i,p in enumerate(params):
-        state,beta,eps = opt.state.get(p, {}),hypers[p]['sqr_mom'],hypers[p].get('eps', 0.)
+        state,beta,eps = states.get(p, {}),hypers[p]['sqr_mom'],hypers[p].get('eps', 0.)
         v = first(state[k] for k in _second_moments if k in state)
         if v is None: continue # It has had no gradient yet
-        step = state.get('step')
-        if (n_steps if step is None else float(step))*(1-beta)<1: return {}
+        step = None if 'square_avg' in state else state.get('step') # RMSprop takes its mean as it is
+        if (n_steps if step is None else float(step))*(1-beta)<1-1e-9: return {}
         res[i] = v,1. if step is None else 1-beta**float(step),eps
     return res
 
@@ -81,7 +81,7 @@ _accum_first = "use GradAccum(2) with micro-batches of half the size, whose grad
 
 def _rows_of(o, bs, s):
     "The items `s`, a slice, of a batch of `bs` items"
-    if isinstance(o, Tensor) and o.shape[:1]==(bs,): return o[s]
+    if isinstance(o, Tensor) and o.shape[:1]==(bs,): return o[s].clone() # The model may write to it
     if isinstance(o, (list,tuple)): return type(o)(_rows_of(v, bs, s) for v in o)
     if isinstance(o, dict): return {k: _rows_of(v, bs, s) for k,v in o.items()}
     what = f"a tensor of shape {tuple(o.shape)}" if isinstance(o, Tensor) else f"{type(o).__name__}"
@@ -127,7 +127,7 @@ class NoiseScale(ScopedCallback):
             if isinstance(v, bool) or not isinstance(v, numbers.Integral): raise TypeError(f"`{nm}` must be a whole number of {what}, got {v!r}")
             if v<least: raise ValueError(f"`{nm}` must be at least {least} {what}, got {v}")
         self.beta,self.every,self.n_micro,self.level,self.by_group,self.adam_metric = beta,every,n_micro,ci,by_group,adam_metric
-        self._accum = None
+        self._accum = self.bs = None
         self._reset()
 
     def _reset(self): self.pool,self.rows,self._more,self._metric,self.n_items,self.n_steps,self._next,self.n_dropped = Pool(self.beta),[],[],{},0,0,0,0
@@ -143,9 +143,11 @@ class NoiseScale(ScopedCallback):
         self._in_windows = accum is not None and max((accum.n_acc_in(e) for e in range(self.n_epoch)), default=2)>1
         if self.adam_metric and any('sqr_mom' not in h for h in self.opt.hypers):
             raise ValueError("`adam_metric` is for optimizers that keep a mean of squared gradients, as Adam does, and this one does not: leave it out")
-        if not self._in_windows: self._check_parts()
         self._accum = accum if self._in_windows else GradAccum(self.n_micro, count=accum.count if accum else None)
+        try: self.bs = batch_size(self.learn)
+        except ValueError: self.bs = None # A loader that does not say
         self._accum.learn,self._wait = self.learn,(1 if self._in_windows else 40) if self.every is None else self.every
+        if not self._in_windows: self._check_parts()
         self._reset()
         if hasattr(self.learn, 'recorder'): self._add_columns(self.learn.recorder)
 
@@ -156,9 +158,10 @@ class NoiseScale(ScopedCallback):
         for cb in self.learn.cbs:
             if isinstance(cb, MixHandler):
                 raise ValueError(f"{type(cb).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {_accum_first}")
-        has_bn = any(isinstance(m, _BatchNorm) and m.training for m in self.learn.model.modules())
+        has_bn = any(isinstance(m, _BatchNorm) for m in self.learn.model.modules())
+        self._accum.check_loss()
         self._least = 2*self.n_micro if has_bn else self.n_micro # BatchNorm has no variance to divide by in a part of a single item
-        bs = micro_batch_size(self.learn.dls.train)
+        bs = batch_size(self.learn, n_iter=1) # One micro-batch, or a data set that is smaller
         if bs<self._least: raise ValueError(
             f"`n_micro`={self.n_micro} parts of a batch of {bs} item{'' if bs==1 else 's'} are too small, at least {self._least//self.n_micro} "
             f"item{'s of this model with BatchNorm are' if has_bn else ' is'} needed in each: take a larger batch" + (
@@ -182,7 +185,7 @@ class NoiseScale(ScopedCallback):
 
     @contextmanager
     def _watched(self):
-        hooks = [p.register_hook(partial(self._look, i)) for i,p in enumerate(self._params)]
+        hooks = [p.register_hook(partial(self._look, i)) for i,p in enumerate(self._params) if p.requires_grad]
         try: yield
         finally:
             for h in hooks: h.remove()
@@ -241,7 +244,7 @@ class NoiseScale(ScopedCallback):
         if len(self._micro)<2 or not grads: return
         n,factor,sq,items = zip(*self._micro)
         dense = [_dense(g) for g in grads.values()]
-        norms = dict(zip(grads, torch._foreach_norm(dense, 2, dtype=_norm_dtype(dense[0]))))
+        norms = dict(zip(grads, torch._foreach_norm(dense) if all(_norm_dtype(g) is None for g in dense) else map(_norm, dense)))
         sq_mean = self._sums(norms, {i: self._adam_norm(i, g) for i,g in grads.items() if i in self._metric})
         window_factor = torch.as_tensor(self._accum.window_factor*self._accum.loss_scale)
         scalars = torch.stack([o.to(sq_mean) for o in (*n, *factor, window_factor)])
@@ -262,7 +265,7 @@ class NoiseScale(ScopedCallback):
 
     def before_batch(self):
         "When it is time, measure parts of the batch before it is trained on"
-        if self._in_windows or self.n_steps<self._next or find_bs(self.yb)<self._least: return # Of a short last batch: the next will do
+        if self._in_windows or self.n_steps<self._next or not len(self.yb) or find_bs(self.yb)<self._least: return # A short last batch: the next will do
         grads = {p: p.grad for p in self._accum._all_params()}
         if _any([g for g in grads.values() if g is not None]): return # Somebody accumulates: at the start of a step there are none
         cbs = [cb for cb in self.learn.cbs.sorted('order') if not isinstance(cb, (ScopedCallback,GradientAccumulation))
@@ -313,8 +316,9 @@ class NoiseScale(ScopedCallback):
         "Columns of Recorder's row for the epoch: what the progress table, CSVLogger and others show"
         rec = getattr(self.learn, 'recorder', None)
         if rec is None or self.learn.lock.locked(): return # `validate` and `get_preds` are no fit
-        at = list(rec.metric_names).index(_columns[0])
-        if len(rec.log)==at: rec.log += L(self.noise_scale, *self.ci) # Else a cancelled epoch, in which fastai leaves columns out
+        names = list(rec.metric_names)
+        # In a cancelled epoch fastai leaves columns out
+        if _columns[0] in names and len(rec.log)==names.index(_columns[0]): rec.log += L(self.noise_scale, *self.ci)
 
     def _add_columns(self, rec):
         rec.noise = self # `plot_noise_scale` finds it there, also after a fit whose own callbacks are gone
@@ -379,7 +383,7 @@ def plot_noise_scale(self:Recorder,
     "`plot_noise_scale` of the last fit that had a `NoiseScale`, with the batch size of that fit as a line; returns the axes"
     noise = getattr(self, 'noise', None)
     if not isinstance(noise, NoiseScale): raise ValueError("No fit of this learner was measured: add NoiseScale() to its callbacks")
-    return plot_noise_scale(noise.df, noise.rows[0][1] if noise.rows else None, ax)
+    return plot_noise_scale(noise.df, noise.bs, ax)
 
 def plot_noise_scale( # noqa: F811 The method has the same name
     df:pd.DataFrame, # As `NoiseScale.df`

@@ -54,9 +54,10 @@ def _times(lr, factor):
 
 def _rate(lr): return lr if isinstance(lr, numbers.Real) else lr.stop if isinstance(lr, slice) else lr[-1] # Of the last parameter group
 
-def _lr_code(lr):
-    if isinstance(lr, numbers.Real): return f'{lr:.3g}'
-    return f"slice({', '.join(f'{o:.3g}' for o in (lr.start,lr.stop) if o is not None)})" if isinstance(lr, slice) else f"[{', '.join(f'{o:.3g}' for o in lr)}]"
+def _lr_code(lr, spec='.3g'):
+    if isinstance(lr, numbers.Real): return format(float(lr), spec)
+    vals = ', '.join(format(float(o), spec) for o in ((lr.start,lr.stop) if isinstance(lr, slice) else lr) if o is not None)
+    return f'slice({vals})' if isinstance(lr, slice) else f'[{vals}]'
 
 def _plain(v):
     "As JSON knows it"
@@ -125,13 +126,16 @@ class BatchPlan:
 
     # The batch size
 
+    @property
+    def _timed(self): return self.times if any(m==self.micro_now for m,*_ in self.times) else () # Nothing is said without today's
+
     def _splits(self, bs):
         "Ways to reach `bs` with micro-batches that ran here: seconds of a step, micro-batch, n_acc; today's window may be a ragged one"
-        return [(bs/m*(t-opt)+opt,m,math.ceil(bs/m)) for m,t,opt in self.times if bs%m==0 or (bs,m)==(self.bs_now,self.micro_now)]
+        return [(bs/m*(t-opt)+opt,m,math.ceil(bs/m)) for m,t,opt in self._timed if bs%m==0 or (bs,m)==(self.bs_now,self.micro_now)]
 
     def _candidates(self):
         "Batch sizes in items: those that ran, today's, and by accumulation up to 8 times the noise scale; two of them in an epoch at least"
-        sizes = [m for m,*_ in self.times] or [self.micro_now]
+        sizes = [m for m,*_ in self._timed] or [self.micro_now]
         most = 8*max(self.bs_now, 0 if math.isnan(self.noise_known) else self.noise_known)
         larger = [max(sizes)*2**i for i in range(1, 64) if max(sizes)*2**i<=most]
         return sorted(o for o in {*sizes,*larger,self.bs_now} if o<=self.n_train//2 or o==self.bs_now)
@@ -155,7 +159,8 @@ class BatchPlan:
 
     def _time(self, table, noise):
         "To a given loss, over that of today's batch size, at this noise scale"
-        secs = np.array([steps_needed(bs, noise) if noise>=0 else math.nan for bs in table.bs])*table.step_time
+        if math.isnan(noise): return table.step_time*noise
+        secs = np.array([steps_needed(bs, noise) for bs in table.bs])*table.step_time
         return secs/secs[table.bs==self.bs_now].item()
 
     def _fastest(self, noise):
@@ -173,7 +178,7 @@ class BatchPlan:
     def bs_range(self)->tuple: # Items; the second is `None` where the interval has no upper end
         "`bs` at the two ends of the noise scale's interval"
         low,high = self.ci
-        if math.isnan(self.noise_known) or not self.times: return self.bs,self.bs
+        if math.isnan(self.noise_known) or not self._timed: return self.bs,self.bs
         return self._fastest(low),self._fastest(high) if math.isfinite(high) else None
 
     def _row(self, bs): return self.table[self.table.bs==bs].iloc[0]
@@ -210,7 +215,7 @@ class BatchPlan:
         "The line to paste"
         name,noise = self.rule_name,getattr(self.rule, 'keywords', {}).get('noise_scale')
         scaled = f"ScaledLR({self.base_bs}, {name}{'' if noise is None else f', noise_scale={noise:.6g}'})"
-        return f"learn.fit_one_cycle(n_epoch, {_lr_code(self.base_lr)}, cbs=[GradAccum({self.n_acc}), {scaled}]) # with dls of bs={self.micro_bs}"
+        return f"learn.fit_one_cycle(n_epoch, {_lr_code(self.base_lr, '.15g')}, cbs=[GradAccum({self.n_acc}), {scaled}]) # with dls of bs={self.micro_bs}"
 
     def to_dict(self)->dict:
         "Numbers, strings and lists only; without `df` and `table`"
@@ -239,14 +244,14 @@ class BatchPlan:
         elif now>high: yield f"Today's batch of {_items(now)} is above the noise scale: a smaller batch learns the same from fewer examples."
         elif now<low: yield f"Today's batch of {_items(now)} is below the noise scale: up to there, a larger one takes fewer steps for little more data."
         else: yield f"Today's batch of {_items(now)} is as large as the noise scale, within its interval."
-        if self.times and not math.isnan(self.noise_known): yield from self._device()
-        if self.trend>0 and self.bs<now and 1<=high<math.inf: yield "But the noise scale was rising, so leave the batch as it is and measure again."
+        if self._timed and not math.isnan(self.noise_known): yield from self._device()
+        if self.trend>0 and now>high>=1: yield "But the noise scale was rising, so leave the batch as it is and measure again."
         if self.trend:
             yield (f"The noise scale {'rose' if self.trend>0 else 'fell'} during the mock training; "
                    f"this is the value of its last {self.n_windows} windows, so measure again later in training.")
         elif self.moved and 1<=high<math.inf: yield "It is the noise scale of this part of the training and tends to rise: measure again later."
         if self.trained<1:
-            yield f"Only {_percent(self.trained)} of the parameters are trained, and the advice is about these: measure again when the rest is unfrozen."
+            yield f"Of the parameters {_num(100*(1-self.trained))}% are frozen, and the advice is about the rest: measure again when they are unfrozen."
         if self.n_passes>1.5:
             yield f"The measurement went through the training set {_num(self.n_passes)} times, so it speaks of these {self.n_train} items only."
         if self.n_train/4<self.noise_scale<math.inf:
@@ -258,18 +263,21 @@ class BatchPlan:
 
     def _device(self):
         "What the step times say"
-        bs,now,row = self.bs,self.bs_now,self._row(self.bs)
-        if bs==now: yield "On this device it is predicted to be the fastest: leave it."
+        bs,now = self.bs,self.bs_now
+        as_today = next(secs for secs,m,_ in self._splits(now) if m==self.micro_now) # The same size may be reached faster
+        time = self._row(bs).time*self._row(now).step_time/as_today
+        if (bs,self.micro_bs)==(now,self.micro_now): yield "On this device today's batch is predicted to be the fastest: leave it."
         else:
             how = f"{self.n_acc} x {self.micro_bs}" if self.n_acc>1 else 'one micro-batch'
-            yield (f"On this device {_items(bs)} a step, as {how}, are predicted to reach the same loss in {_percent(row.time)} of the time, "
-                   f"at {'a learning rate' if isinstance(self.lr, float) else 'learning rates'} of {_lr_code(self.lr)} by {self.rule_name}.")
+            that = f"{_percent(time)} of the time" if time<0.97 else 'about the same time, from fewer examples' if bs<now else 'about the same time'
+            yield (f"On this device {_items(bs)} a step, as {how}, are predicted to reach the same loss in {that}, "
+                   f"at {'a learning rate' if isinstance(self.lr, numbers.Real) else 'learning rates'} of {_lr_code(self.lr)} by {self.rule_name}.")
         low,high = self.bs_range
         if high is None: yield f"For a noise scale above {_num(self.ci[0])} the fastest is larger, if anything."
         elif (low,high)!=(bs,bs): yield f"Over the interval of the noise scale the fastest is from {low} to {high}."
-        largest = max(m for m,*_ in self.times)
-        if self.n_acc==1 and self.bs_now>self.micro_now: yield "Do not accumulate: it would cost more epochs than it saves."
-        elif bs<=largest<self.noise_known: yield "Do not accumulate beyond it: on this device that would cost more epochs than it saves."
+        largest = max(m for m,*_ in self._timed)
+        if self.n_acc==1 and bs<now>self.micro_now: yield "Do not accumulate: on this device that costs more time for the examples than it saves in steps."
+        elif bs<=largest<self.noise_known: yield "Do not accumulate beyond it: on this device that costs more time for the examples than it saves in steps."
         if self.too_large: yield f"Micro-batches of {self.too_large} items did not fit in memory, {largest} did."
 
     def _value(self): return f"{_num(self.noise_scale)} [{_num(self.ci[0])}, {_num(self.ci[1])}]"
@@ -283,8 +291,9 @@ class BatchPlan:
         "The step time that was measured, and what it makes of the noise scale"
         a,c,error = self.step_time
         if math.isnan(error): return ''
+        if not (a>0 and c>0): return "Step times here are not those of a fixed part and a part for each item."
         low,high = (fastest_bs(o, a, c) for o in self.ci)
-        best = f"; without rounding the fastest is from {_num(low)} to {_num(high)} items" if a>0 and c>0 and not math.isnan(self.noise_known) else ''
+        best = f"; without rounding the fastest is from {_num(low)} to {_num(high)} items" if not math.isnan(self.noise_known) else ''
         return f"Step time here: {_num(1e3*a)} ms + {_num(1e3*c)} ms per item, within {_percent(error)}{best}."
 
     def __repr__(self):
@@ -292,8 +301,9 @@ class BatchPlan:
         return '\n'.join([self._head(), *text])
 
     def _repr_html_(self):
-        marks = {self.bs_now: 'today', self.balanced_bs: 'balanced', self.bs: 'fastest'}
-        df = self.table.assign(bs=[f"{o} ({marks[o]})" if o in marks else o for o in self.table.bs])
+        marks = {'today': self.bs_now, 'balanced': self.balanced_bs, 'fastest': self.bs if self._row(self.bs).time>0 else None}
+        names = [', '.join(nm for nm,v in marks.items() if v==o) for o in self.table.bs]
+        df = self.table.assign(bs=[f'{o} ({nm})' if nm else o for o,nm in zip(self.table.bs, names)])
         df = df.drop(columns=[f.__name__ for f in _rules]).rename(columns=dict(step_time='step_time (s)', time="time (today's = 1)"))
         html = df.to_html(index=False, na_rep='', float_format='{:.3g}'.format)
         return f"<p><code>{escape(self._head())}</code></p><p>{escape(self.advice)}</p><p>{escape(self._seconds())}</p>{html}"

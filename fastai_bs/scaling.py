@@ -138,6 +138,10 @@ def warmup_factor(
     return factor if pct>=1 else 1 + (factor-1)*pct
 
 # %% ../nbs/01_scaling.ipynb #deef0040
+def _check_model(bs, noise_scale):
+    _check_number('bs', bs, "the batch size in items")
+    _check_number('noise_scale', noise_scale, "the gradient noise scale in items", open_=False)
+
 def steps_needed(
     bs:float, # Batch size, in items
     noise_scale:float, # In items; `inf` where no gradient can be told from the noise
@@ -147,7 +151,7 @@ def steps_needed(
     >>> steps_needed(64, noise_scale=256)
     5.0
     """
-    _check_noise(1, noise_scale, bs)
+    _check_model(bs, noise_scale)
     return 1 + noise_scale/bs
 
 def examples_needed(
@@ -159,7 +163,7 @@ def examples_needed(
     >>> examples_needed(64, noise_scale=256)
     1.25
     """
-    _check_noise(1, noise_scale, bs)
+    _check_model(bs, noise_scale)
     return 1 + bs/noise_scale if noise_scale else math.inf
 
 # %% ../nbs/01_scaling.ipynb #5560e1be

@@ -1,10 +1,12 @@
 "Factors on the learning rate, each against its formula written another way"
 import doctest, math, re, sys
 
+import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from fastai_bs import scaling
-from fastai_bs.scaling import adam_scaling, adascale_gain, linear_scaling, scaled_momentum, sqrt_scaling, surge_scaling, warmup_factor
+from fastai_bs.scaling import (adam_scaling, adascale_gain, capped_sqrt_scaling, examples_needed, fastest_bs, fit_step_time, linear_scaling, scaled_momentum,
+                               sqrt_scaling, steps_needed, surge_scaling, warmup_factor)
 
 inf,nan = math.inf,math.nan
 approx = lambda v, rel=1e-12: pytest.approx(v, rel=rel, abs=0)
@@ -76,6 +78,78 @@ def test_surge_peaks_at_the_noise_scale(noise, base):
     for off in (0.5,0.9,0.999,1.001,1.1,2): assert surge_scaling(off*noise/base, noise, base) < peak
     assert surge_scaling(4*noise/base, noise, base)==approx(0.8*peak)==approx(surge_scaling(noise/base/4, noise, base)) # Symmetric on a log scale: 2/(2+1/2)
 
+# The square root rule as far as it is derived
+
+@pytest.mark.parametrize('k,noise,base,f', [(4,256,64,2), (16,256,64,2), (2,64,64,1), (4,64,256,1), (0.25,64,256,1), (0.125,64,256,0.5**0.5), (0.25,256,64,0.5),
+    (9,inf,7,3), (9,0,7,1), (0.1,0,7,1), (4,1e9,64,2), (100,1,1,1), (3,100,75,(100/75)**0.5)])
+def test_capped_by_hand(k, noise, base, f): assert capped_sqrt_scaling(k, noise, base)==approx(f)
+
+@many
+@given(ks, ks, noises, sizes)
+def test_capped(k1, k2, n, b):
+    f = capped_sqrt_scaling(k1, noise_scale=n, base_bs=b)
+    assert f==approx(math.exp((math.log(min(k1*b, n))-math.log(min(b, n)))/2), 1e-9)
+    assert f*capped_sqrt_scaling(k2, n, k1*b)==approx(capped_sqrt_scaling(k1*k2, n, b)) # Two changes in a row are one
+    assert min(1, sqrt_scaling(k1))*(1-1e-12) <= f <= max(1, sqrt_scaling(k1))*(1+1e-12) and (f>=1)==(k1>=1 or b>=n and k1*b>=n)
+    if max(1, k1)*b<=n: assert f==approx(sqrt_scaling(k1))
+    if min(1, k1)*b>=n: assert f==1
+    assert capped_sqrt_scaling(1, n, b)==1
+
+# Steps, examples and seconds
+
+@pytest.mark.parametrize('bs,noise,steps,examples', [(64,256,5,1.25), (256,64,1.25,5), (100,100,2,2), (1,0,1,inf), (64,0.,1,inf), (7,inf,inf,1), (0.5,1,3,1.5)])
+def test_steps_and_examples_by_hand(bs, noise, steps, examples):
+    assert (steps_needed(bs, noise),examples_needed(bs, noise_scale=noise))==(steps,examples)
+
+@many
+@given(sizes, noises)
+def test_steps_and_examples(bs, n):
+    s,e = steps_needed(bs, n),examples_needed(bs, n)
+    assert s>=1 and e>=1 and s==approx(examples_needed(n, bs)) # What the one is to the batch size, the other is to the noise scale
+    assert s*bs==approx(e*n, 1e-9) # Examples are steps times batch size, and the fewest of them are noise scale times the fewest steps
+    if 1e-3<bs/n<1e3: assert (s-1)*(e-1)==approx(1, 1e-9)
+
+@pytest.mark.parametrize('a,c', [(0.002,6.25e-5), (0.,1e-3), (1e-4,0.), (0.5,1e-9), (1e-6,1e-2)])
+@pytest.mark.parametrize('bs', [[16,64], [16,64,256], [1,2,4,8,16], [100,25,50]])
+def test_fit_of_exact_step_times(a, c, bs):
+    got_a,got_c,error = fit_step_time(bs, [a+c*b for b in bs])
+    t = a+c*max(bs)
+    assert got_a==pytest.approx(a, abs=1e-9*t) and got_c*max(bs)==pytest.approx(c*max(bs), abs=1e-9*t)
+    assert error==pytest.approx(0, abs=1e-7) if len(bs)>2 else math.isnan(error)
+
+@many
+@given(st.lists(st.tuples(st.integers(1,1000),st.floats(1e-3,1.)), min_size=3, max_size=8, unique_by=lambda o: o[0]))
+def test_fit_of_step_times(times):
+    "The least squares of relative errors, as NumPy finds them; and their root mean square over n-2"
+    bs,secs = zip(*times)
+    x = np.array([[1/t,b/t] for b,t in times])
+    u = np.linalg.solve(x.T@x, x.sum(0)) if np.linalg.cond(x)<1e4 else None
+    if u is None: return
+    a,c,error = fit_step_time(iter(bs), iter(secs))
+    assert (a,c)==pytest.approx(tuple(u), rel=1e-5, abs=1e-9) and error==pytest.approx((((x@u-1)**2).sum()/(len(bs)-2))**0.5, rel=1e-4, abs=1e-9)
+    assert fit_step_time(bs, [10*t for t in secs])==pytest.approx((10*a,10*c,error), rel=1e-6, abs=1e-9)
+    assert fit_step_time(bs[::-1], secs[::-1])==pytest.approx((a,c,error), rel=1e-6, abs=1e-9)
+
+def test_the_fit_weighs_relative_errors():
+    "A tenth too much on a small step counts as much as a tenth on a large one: neither bends the line away from the middle"
+    bs = [1,10,100,1000]
+    low,high = (fit_step_time(bs, [(0.001+0.001*b)*(1.1 if i==j else 1) for i,b in enumerate(bs)]) for j in (0,3))
+    assert low[0]>0.0011 and low[1]==pytest.approx(0.001, rel=0.05) and high[0]<0.001 and high[1]==pytest.approx(0.00105, rel=0.03)
+
+@pytest.mark.parametrize('n', [0,1])
+def test_too_few_step_times(n): assert all(math.isnan(o) for o in fit_step_time([64]*n, [0.1]*n))
+
+@pytest.mark.parametrize('noise,a,c,bs', [(400,0.001,0.00001,200), (100,0.01,0.0001,100), (0,0.01,0.0001,0), (100,0,0.1,0), (inf,0.01,0.0001,inf),
+    (100,0.01,0,nan), (100,0.01,-1e-9,nan), (100,-1e-9,0.01,nan), (100,-0.1,-0.1,nan), (100,nan,nan,nan)])
+def test_fastest_by_hand(noise, a, c, bs): assert fastest_bs(noise, a, c)==pytest.approx(bs, nan_ok=True)
+
+@many
+@given(noises, st.floats(1e-6,1.), st.floats(1e-9,1e-2), st.floats(0.01,100.))
+def test_nothing_is_faster(n, a, c, off):
+    time = lambda bs: steps_needed(bs, n)*(a+c*bs)
+    best = fastest_bs(n, a, c)
+    assert time(best)<=time(best*off)*(1+1e-12) and time(best)==approx((math.sqrt(a)+math.sqrt(n*c))**2, 1e-9)
+
 # Warmup
 
 @many
@@ -125,7 +199,7 @@ def test_adam(k):
 
 # Bad input
 
-with_noise = [adascale_gain,surge_scaling]
+with_noise = [adascale_gain,capped_sqrt_scaling,surge_scaling]
 rules = [linear_scaling, sqrt_scaling, adam_scaling, *with_noise, lambda k, **kwargs: scaled_momentum(0.9, k)]
 
 @pytest.mark.parametrize('rule', rules)
@@ -141,6 +215,12 @@ def test_a_ratio_is_positive(rule, k, exc):
 def test_noise_scale_and_base_are_checked(rule, nm, v, exc):
     with pytest.raises(exc, match=f'`{nm}`'): rule(4, **{**dict(noise_scale=64, base_bs=64), nm: v})
 
+@pytest.mark.parametrize('f', [steps_needed,examples_needed])
+@pytest.mark.parametrize('bs,noise,nm,exc', [(0,1,'bs',ValueError), (-1,1,'bs',ValueError), (nan,1,'bs',ValueError), ('8',1,'bs',TypeError),
+    (8,-1,'noise_scale',ValueError), (8,nan,'noise_scale',ValueError), (8,None,'noise_scale',TypeError), (8,True,'noise_scale',TypeError)])
+def test_sizes_and_noise_scales_are_checked(f, bs, noise, nm, exc):
+    with pytest.raises(exc, match=f'{nm}`'): f(bs, noise)
+
 # Examples
 
 def test_examples_of_the_docs_run():
@@ -149,5 +229,6 @@ def test_examples_of_the_docs_run():
 @pytest.mark.parametrize('nm', scaling.__all__)
 def test_each_function_has_an_example_and_a_source(nm):
     f = getattr(scaling, nm)
-    assert [e for t in doctest.DocTestFinder(recurse=False).find(f, nm, globs={}) for e in t.examples if f'{nm}(' in e.source and e.want]
+    examples = [e for t in doctest.DocTestFinder(recurse=False).find(f, nm, globs={}) for e in t.examples]
+    assert any(f'{nm}(' in e.source for e in examples) and examples[-1].want
     assert 'arXiv' in f.__doc__ and f.__doc__.lstrip().startswith(('`','From','Square root rule'))
