@@ -13,5 +13,6 @@ class TensorLoader:
     "Batches of tensors that fit in memory"
     def __init__(self, x, y, bs, shuffle=False): self.x,self.y,self.bs,self.shuffle,self.dataset,self.n = x,y,bs,shuffle,y,len(y)
     def __len__(self): return -(-self.n//self.bs)
+    def new(self, bs=None): return TensorLoader(self.x, self.y, bs or self.bs, self.shuffle) # As fastai's loaders have it
     def __iter__(self):
         for idx in (torch.randperm(self.n) if self.shuffle else torch.arange(self.n)).split(self.bs): yield self.x[idx],self.y[idx]

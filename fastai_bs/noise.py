@@ -38,11 +38,17 @@ def _norm_dtype(g): return None if g.dtype in (torch.float32,torch.float64) else
 
 def _norm(g): return torch.linalg.vector_norm(_dense(g), dtype=_norm_dtype(g))
 
+def _norms(grads):
+    "Of gradients by index, all at once"
+    dense = [_dense(g) for g in grads.values()]
+    return dict(zip(grads, torch._foreach_norm(dense) if all(_norm_dtype(g) is None for g in dense) else map(_norm, dense)))
+
 def _squares(
     norms, # Norms, tensors without dimensions
 ): # Their squares; shape `(len(norms),)`, in double precision where the device has it
     dev = norms[0].device
-    return torch.stack([n.to(dev) for n in norms]).to(torch.float32 if dev.type=='mps' else torch.float64).square()
+    if any(n.device!=dev or n.dtype!=norms[0].dtype for n in norms): norms = [n.to(norms[0]) for n in norms]
+    return torch.stack(norms).to(torch.float32 if dev.type=='mps' else torch.float64).square()
 
 # %% ../nbs/04_noise.ipynb #7efd0e94
 _second_moments = 'sqr_avg','exp_avg_sq','square_avg' # fastai's optimizers; torch's Adam and its kin; torch's RMSprop
@@ -212,7 +218,8 @@ class NoiseScale(ScopedCallback):
         if self.adam_metric: res.append(_squares(list(adam_norms.values())).sum()[None] if adam_norms else torch.full_like(res[0], np.nan))
         return torch.cat(res)
 
-    def _start_micro(self): self._norms.clear(); self._adam_norms.clear()
+    def _start_micro(self):
+        for o in (self._norms,self._adam_norms): o.clear()
 
     def _start_window(self):
         self._micro.clear()
@@ -243,9 +250,7 @@ class NoiseScale(ScopedCallback):
         grads = {i: p.grad for i,p in enumerate(self._params) if p.grad is not None}
         if len(self._micro)<2 or not grads: return
         n,factor,sq,items = zip(*self._micro)
-        dense = [_dense(g) for g in grads.values()]
-        norms = dict(zip(grads, torch._foreach_norm(dense) if all(_norm_dtype(g) is None for g in dense) else map(_norm, dense)))
-        sq_mean = self._sums(norms, {i: self._adam_norm(i, g) for i,g in grads.items() if i in self._metric})
+        sq_mean = self._sums(_norms(grads), {i: self._adam_norm(i, g) for i,g in grads.items() if i in self._metric})
         window_factor = torch.as_tensor(self._accum.window_factor*self._accum.loss_scale)
         scalars = torch.stack([o.to(sq_mean) for o in (*n, *factor, window_factor)])
         vals = torch.cat([scalars, *(o.to(sq_mean) for o in sq), sq_mean]).tolist() # All of the window's numbers in one transfer

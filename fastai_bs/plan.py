@@ -15,7 +15,6 @@ from html import escape
 import numpy as np
 import pandas as pd
 import matplotlib.pyplot as plt
-from matplotlib.ticker import LogFormatter
 from fastcore.basics import first, is_iter
 from fastai.callback.training import GradientAccumulation
 from .accumulate import GradAccum, with_batch_size
@@ -293,7 +292,7 @@ class BatchPlan:
         if math.isnan(error): return ''
         if not (a>0 and c>0): return "Step times here are not those of a fixed part and a part for each item."
         low,high = (fastest_bs(o, a, c) for o in self.ci)
-        best = f"; without rounding the fastest is from {_num(low)} to {_num(high)} items" if not math.isnan(self.noise_known) else ''
+        best = f"; without rounding the fastest is from {_num(low)} to {_num(high)} items" if high>=1 and not math.isnan(self.noise_known) else ''
         return f"Step time here: {_num(1e3*a)} ms + {_num(1e3*c)} ms per item, within {_percent(error)}{best}."
 
     def __repr__(self):
@@ -346,6 +345,6 @@ class BatchPlan:
         ax.set(xscale='log', yscale='log', xlabel='batch size (items)', ylabel="predicted, over today's")
         ax.set_xticks(df.bs, df.bs, rotation=45)
         ax.set_xticks([], minor=True)
-        ax.yaxis.set_major_formatter(LogFormatter())
-        ax.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2,0.5)))
+        ax.yaxis.set_major_formatter('{x:g}')
+        ax.yaxis.set_minor_formatter('{x:g}')
         ax.legend()

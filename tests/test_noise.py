@@ -185,6 +185,16 @@ def test_bs_find_at_present_weights():
     assert plan.ci[0] <= exact <= plan.ci[1] < np.inf
     assert plan.noise_scale==pytest.approx(exact, rel=0.5)
 
+@pytest.mark.parametrize('kind', ['mlp','convnet','embeddings','lstm','tokens'])
+def test_bs_find_holds_the_exact_value(kind, monkeypatch):
+    monkeypatch.setattr('fastai_bs.finder._time_steps', lambda *args: ((),None))
+    items,model,loss_func = task(kind, 800)
+    exact = noise_scale(item_grads(model, loss_func, items))
+    set_seed(0)
+    plan = quiet_learner(loaders(items, 4, shuffle=True), model, loss_func).bs_find(0, num_it=800, n_batch=5, tol=0, show_plot=False)
+    low,high = plan.ci
+    assert low <= exact <= high and (high-low)/2 <= 0.25*plan.noise_scale
+
 def test_one_sample_copied_has_noise_scale_0():
     x,y = regression(1)[0]
     noise = measure([(x,y)]*400, mlp(), nn.MSELoss(), 4, 5)
