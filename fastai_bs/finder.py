@@ -114,7 +114,7 @@ class BSFinder(Callback):
         rows = self.noise.rows
         if not self.tol or len(rows)<self._looked+self.every: return False
         self._looked = len(rows)
-        p,start = stretch(self.noise)
+        p,start,_ = stretch(self.noise, self.moves)
         (low,high),mid = p.interval(self.noise.level),p.noise_scale
         return len(rows)-start>=self.min_windows and (high-low)/2 < self.tol*mid
 
@@ -123,11 +123,15 @@ class BSFinder(Callback):
 # %% ../nbs/08_finder.ipynb #d5e07266
 def stretch(
     noise:NoiseScale, # After a fit
-)->tuple: # A `Pool` of the windows of the stretch, and the index of its first one
-    "The last stretch of a measurement without drift"
+    moves:bool, # Did the weights move?
+)->tuple: # A `Pool` of the windows of the stretch, the index of its first one, and 1 where the noise scale rose before it, -1 where it fell, else 0
+    "The last stretch of a measurement without drift; of weights that move, in the second half"
     _,_,n,tr_sigma,g_sq = np.array(noise.rows).T if noise.rows else np.zeros((5,0))
+    run_in = len(n)//2 if moves else 0
+    n,tr_sigma,g_sq = n[run_in:],tr_sigma[run_in:],g_sq[run_in:]
     start = last_stretch(tr_sigma, g_sq, n)
-    return pool(tr_sigma[start:], g_sq[start:], n[start:], noise.beta), start
+    trend = int(np.sign(drift_t(tr_sigma, g_sq, n))) if start else 0
+    return pool(tr_sigma[start:], g_sq[start:], n[start:], noise.beta), run_in+start, trend
 
 # %% ../nbs/08_finder.ipynb #deda47f3
 def _synchronize(device):
@@ -273,16 +277,17 @@ def _plan(learn, finder, lr, n_iter):
     "What the finished mock training says; nothing more is run"
     noise,dl,scaled = finder.noise,learn.dls.train,first(cb for cb in learn.cbs if isinstance(cb, ScaledLR))
     bs = batch_size(learn, micro_bs=finder.micro_bs, n_iter=n_iter)
-    p,start = stretch(noise)
+    p,start,trend = stretch(noise, finder.moves)
     _,n_items,n_elems,tr_sigma,g_sq = np.array(noise.rows).T
     per_item = n_elems[start:].sum()/n_items[start:].sum() # The estimator counts elements, a batch items
-    low,high = (0,max(0, *(tr_sigma/g_sq))) if agree(tr_sigma, g_sq, n_elems) else p.interval(noise.level)
+    low,high = p.interval(noise.level)
+    if agree(tr_sigma, g_sq, n_elems): p,low,high = pool(tr_sigma, g_sq, n_elems, noise.beta),0,max(0, *(tr_sigma/g_sq))
     try: n_train = (dl.n if isinstance(dl, DataLoader) else None) or len(dl.dataset)
     except (TypeError,AttributeError): n_train = n_iter*finder.micro_bs # A data set without a length, or a loader without a data set
     return BatchPlan(noise_scale=float(p.noise_scale/per_item), ci=(float(low/per_item),float(high/per_item)),
         base_bs=scaled.base_bs if scaled else bs, bs_now=bs, micro_now=finder.micro_bs,
         base_lr=lr if lr is not None and finder.moves else finder.own_lr,
-        n_windows=p.n_windows, trend=int(np.sign(drift_t(tr_sigma, g_sq, n_elems))) if start else 0,
+        n_windows=p.n_windows, trend=trend,
         n_train=n_train, n_seen=finder.n_seen, n_passes=finder.n_seen/n_iter, moved=finder.moves,
         loss_rose=finder.moves and bool(finder.losses[-1]>finder.losses[0]), level=noise.level, df=noise.df, adam=finder.adam, trained=finder.trained)
 

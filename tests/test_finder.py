@@ -338,6 +338,7 @@ def test_early_stop_waits_for_20_windows_after_a_drift():
     noise = NoiseScale()
     noise.rows = [(i+1, 40, 40., 100.+i%2, 10.) for i in range(15)] + [(i+16, 40, 40., 1000.+i%2, 10.) for i in range(15)]
     finder = BSFinder(noise, 1000, tol=0.5)
+    finder.moves = False
     assert not finder.narrow_enough()
     noise.rows += [(i+31, 40, 40., 1000.+i%2, 10.) for i in range(30)]
     assert finder.narrow_enough()
@@ -401,7 +402,7 @@ def test_iterable_data_sets(there):
         learn = quiet_learner(DataLoaders(dl, dl, device='cpu'), mlp(dtype=torch.float32))
         was = picture(learn)
         plan = learn.bs_find(0.01, n_batch=3, show_plot=False)
-        assert plan.n_train==100 and plan.n_windows>=10 and plan.micro_now==4 and changes(was, picture(learn))==[]
+        assert plan.n_train==100 and plan.n_windows>=7 and plan.micro_now==4 and changes(was, picture(learn))==[]
 
 def test_plot_is_drawn_only_if_asked_for():
     import matplotlib.pyplot as plt
