@@ -25,7 +25,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai.optimizer import Adam, SGD
 from fastai.torch_core import set_seed
-from .accumulate import GradAccum
+from .accumulate import GradAccum, accumulation
 from .lr import ScaledLR
 from .scaling import examples_needed
 import fastai_bs.finder # noqa: F401 bs_find
@@ -54,8 +54,7 @@ def _quiet(learn): return nullcontext() if sys.stdout.isatty() else learn.no_bar
 
 def _train(learn, epochs, lr):
     "Train a fresh learner; a row of the table"
-    accum,scaled = (first(cb for cb in learn.cbs if isinstance(cb, o)) for o in (GradAccum,ScaledLR))
-    n_acc = accum.n_acc_in(0) if accum else 1
+    n_acc,scaled = accumulation(learn),first(cb for cb in learn.cbs if isinstance(cb, ScaledLR))
     start = time.perf_counter()
     with _quiet(learn), learn.no_logging(): learn.fit_one_cycle(epochs, lr)
     secs = time.perf_counter()-start

@@ -52,10 +52,13 @@ class MockAccum(GradAccum):
         self._left = 0
         super().start_fit()
 
-    def n_acc_in(self, epoch): return min(self.today, self._left) if self._left else self.n_acc_at
+    @property
+    def measures(self): return not self._left # Is this a window to be measured?
+
+    def n_acc_in(self, epoch): return self.n_acc_at if self.measures else min(self.today, self._left)
 
     def after_step(self):
-        if self.today: self._left = max(0, self._left-self.n_micro) if self._left else self.n_acc_at
+        if self.today: self._left = self.n_acc_at if self.measures else max(0, self._left-self.n_micro)
         super().after_step()
 
 # %% ../nbs/08_finder.ipynb #feaca4ef
@@ -103,7 +106,9 @@ class BSFinder(Callback):
             self.bad_loss = self.learn.loss.item(),self.n_seen+1
             raise CancelFitException
 
-    def before_step(self): self.losses = [*self.losses[:1], self.learn.grad_accum.window_loss] # The first window's and the last one's
+    def before_step(self):
+        "Keep the first window's loss and the last one's; those of the training between them are of fewer items, and say less"
+        if self.learn.grad_accum.measures: self.losses = [*self.losses[:1], self.learn.grad_accum.window_loss]
 
     def after_batch(self):
         self.n_seen += 1

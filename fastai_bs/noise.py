@@ -27,7 +27,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
-from .accumulate import GradAccum, ScopedCallback, batch_size
+from .accumulate import GradAccum, ScopedCallback, batch_size, n_processes
 from .estimator import Pool, pool, running, window_moments
 from .snapshot import pass_unchanged
 
@@ -159,8 +159,7 @@ class NoiseScale(ScopedCallback):
 
     def _check_parts(self):
         "Can the batches of this fit be cut into parts?"
-        if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size()>1:
-            raise ValueError("NoiseScale does not yet measure across processes: train in one process")
+        if n_processes()>1: raise ValueError("NoiseScale does not yet measure across processes: train in one process")
         for cb in self.learn.cbs:
             if isinstance(cb, MixHandler):
                 raise ValueError(f"{type(cb).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {_accum_first}")

@@ -373,6 +373,18 @@ def test_learning_rate(lr, base_lr, moved):
     last = lr.stop if isinstance(lr, slice) else lr[-1] if isinstance(lr, list) else 0.005 if lr is None else lr
     assert set(seen)=={last,0.} # The steps that are timed move nothing
 
+@pytest.mark.parametrize('accum', [[], [GradAccum(2)]])
+def test_losses_are_those_of_the_windows(accum):
+    "Whether the loss rose is not asked of a micro-batch of the training between them"
+    seen = []
+    class Look(Callback):
+        order = BSFinder.order+1
+        def before_step(self):
+            finder = next((cb for cb in self.learn.cbs if isinstance(cb, BSFinder)), None)
+            if finder: seen.append((self.learn.grad_accum.n_micro, finder.losses[-1] is self.learn.grad_accum.window_loss))
+    find(reg_learner(cbs=[Look(), *accum]), num_it=40, n_batch=5)
+    assert set(seen)=={(5,True), (2 if accum else 1,False), *({(1,False)} if accum else [])}
+
 def test_learning_rate_of_the_optimizer_function():
     "fastai takes that one where there is no other"
     learn = reg_learner(opt_func=partial(SGD, lr=0.3))
