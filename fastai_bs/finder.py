@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder.html.md"""
 __all__ = ['window_size', 'MockAccum', 'micro_batches', 'BSFinder', 'stretch', 'StepTimer', 'micro_batch_sizes']
 
 # %% ../nbs/08_finder.ipynb #4521c8b5
-import gc, math, numbers, time
+import math, numbers, time
 from contextlib import contextmanager
 from dataclasses import replace
 import numpy as np
@@ -27,7 +27,7 @@ from .estimator import agree, drift_t, last_stretch, pool
 from .lr import ScaledLR
 from .noise import NoiseScale
 from .plan import BatchPlan
-from .snapshot import unchanged
+from .snapshot import free_memory, out_of_memory, unchanged
 
 # %% ../nbs/08_finder.ipynb #bb10e23e
 def window_size(
@@ -194,13 +194,6 @@ def micro_batch_sizes(
     down = {micro_bs//2**i for i in range(1, 32) if micro_bs//2**i>=max(2, least)}
     return sorted(down | {micro_bs*2**i for i in range(32) if i==0 or micro_bs*2**i<=min(up, most)})
 
-def _out_of_memory(e):
-    "Do `e`, or what caused it, say that memory did not suffice?"
-    while e is not None:
-        if isinstance(e, (torch.OutOfMemoryError,MemoryError)) or 'out of memory' in str(e) or "can't allocate memory" in str(e): return True
-        e = e.__cause__ or e.__context__
-    return False
-
 def _time_steps(learn, sizes, micro_bs):
     "Seconds of a step, and of the optimizer's part of it, for each of `sizes` that ran; and the size for which memory did not suffice"
     begin,dl,times,too_large = time.perf_counter(),learn.dls.train,{},None
@@ -219,19 +212,12 @@ def _time_steps(learn, sizes, micro_bs):
             except Exception as e: # A loader or a model that knows no other size than today's, or the memory
                 if bs==micro_bs: raise
                 failed = True
-                if _out_of_memory(e) and bs>micro_bs: too_large = bs
+                if out_of_memory(e) and bs>micro_bs: too_large = bs
             if failed:
-                _give_back(learn)
+                free_memory(learn)
                 times = {o: ts for o,ts in times.items() if o!=bs and o<(too_large or math.inf)}
             elif timer.median: times.setdefault(bs, []).append(timer.median)
     return tuple((bs,*(float(o) for o in np.median(ts, axis=0))) for bs,ts in times.items()),too_large
-
-def _give_back(learn):
-    "The memory that a step which failed held, with its traceback"
-    learn._end_cleanup()
-    learn.loss_grad = None # Holds the graph
-    gc.collect()
-    if torch.cuda.is_available(): torch.cuda.empty_cache()
 
 # %% ../nbs/08_finder.ipynb #9a87172f
 def _rates(lr):

@@ -27,7 +27,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
-from .accumulate import GradAccum, ScopedCallback, batch_size, n_processes
+from .accumulate import GradAccum, ScopedCallback, batch_size, n_processes, rows_of, slices
 from .estimator import Pool, pool, running, window_moments
 from .snapshot import pass_unchanged
 
@@ -84,19 +84,6 @@ def _no_autocast():
 
 # %% ../nbs/04_noise.ipynb #32f5b437
 _accum_first = "use GradAccum(2) with micro-batches of half the size, whose gradients are measured as they come"
-
-def _rows_of(o, bs, s):
-    "The items `s`, a slice, of a batch of `bs` items"
-    if isinstance(o, Tensor) and o.shape[:1]==(bs,): return o[s].clone() # The model may write to it
-    if isinstance(o, (list,tuple)): return type(o)(_rows_of(v, bs, s) for v in o)
-    if isinstance(o, dict): return {k: _rows_of(v, bs, s) for k,v in o.items()}
-    what = f"a tensor of shape {tuple(o.shape)}" if isinstance(o, Tensor) else f"{type(o).__name__}"
-    raise ValueError(f"NoiseScale cuts a batch into parts along the first dimension of its tensors, and this one of {bs} items holds {what}: {_accum_first}")
-
-def _slices(bs, n):
-    "`bs` items in `n` parts, as even as can be"
-    at = [bs*i//n for i in range(n+1)]
-    return [slice(*o) for o in zip(at, at[1:])]
 
 def _hidden_states(model, bs):
     "A function that gives an AWD-LSTM the hidden states of the items of a slice: it goes on from the batch before, item by item"
@@ -287,7 +274,7 @@ class NoiseScale(ScopedCallback):
         "The parts of the batch, as if they were the micro-batches of a window"
         learn,accum = self.learn,self._accum
         xb,yb,bs = learn.xb,learn.yb,find_bs(learn.yb)
-        parts = [(s,_rows_of(xb, bs, s),_rows_of(yb, bs, s)) for s in _slices(bs, self.n_micro)]
+        parts = [(s,*(rows_of(o, bs, s, 'NoiseScale', _accum_first) for o in (xb,yb))) for s in slices(bs, self.n_micro)]
         take_hidden = _hidden_states(learn.model, bs)
         accum._params = accum._all_params()
         accum.new_window()

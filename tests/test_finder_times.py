@@ -16,10 +16,11 @@ from fastai.optimizer import Adam, OptimWrapper, SGD
 
 from fastai_bs import finder
 from fastai_bs.accumulate import GradAccum
-from fastai_bs.finder import StepTimer, _out_of_memory, micro_batch_sizes
+from fastai_bs.finder import StepTimer, micro_batch_sizes
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import sqrt_scaling
+from fastai_bs.snapshot import out_of_memory
 from helpers import flat, loaders, mlp, quiet_learner, regression, set_seed
 from test_snapshot import changes, picture, same_autocast # noqa: F401
 
@@ -295,12 +296,12 @@ def test_out_of_memory_that_another_error_hides():
     try:
         try: raise oom['out_of_memory']
         except RuntimeError as e: raise ValueError('the batch failed') from e
-    except ValueError as e: assert _out_of_memory(e)
+    except ValueError as e: assert out_of_memory(e)
     try:
         try: raise oom['runtime']
         except RuntimeError: raise KeyError('x') # noqa: B904
-    except KeyError as e: assert _out_of_memory(e)
-    assert not _out_of_memory(ValueError('memory')) and _out_of_memory(RuntimeError('CUDA error: out of memory'))
+    except KeyError as e: assert out_of_memory(e)
+    assert not out_of_memory(ValueError('memory')) and out_of_memory(RuntimeError('CUDA error: out of memory'))
 
 @pytest.mark.parametrize('error', [RuntimeError('mat1 and mat2 shapes cannot be multiplied'), ValueError('the one'), KeyboardInterrupt()], ids=str)
 @pytest.mark.parametrize('where', ['forward','backward','step'])

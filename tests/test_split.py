@@ -1,0 +1,279 @@
+"GradAccum(on_oom='split'): wherever memory runs out in a window, training goes on as if it had not"
+import gc, pickle, warnings, weakref
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into `Learner`)
+from fastai.callback.core import Callback, CancelBatchException
+from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.mixup import MixUp
+from fastai.callback.training import GradientClip
+from fastai.learner import Learner
+from fastai.losses import CrossEntropyLossFlat
+from fastai.metrics import accuracy, mse
+from fastai.optimizer import Adam, OptimWrapper, SGD
+from fastai.text.models.awdlstm import AWD_LSTM
+from fastai.torch_core import find_bs
+from fastai_bs.accumulate import GradAccum, slices
+from fastai_bs.noise import NoiseScale
+from helpers import distance, flat, loaders, mlp, quiet_learner, regression
+
+def oom(): return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+class Strike(Callback):
+    "Raise at `event` in the micro-batches `at`, counted from 0 over the fit, where more than `most` items are on the device; `times` at most"
+    run_valid = False
+    def __init__(self, event, at, most=0, times=1, order=20, error=oom):
+        self.event,self.at,self.most,self.times,self.order,self.error,self.struck = event,at,most,times,order,error,0
+        if event not in ('forward','backward','step','in_step'): setattr(self, event, self.strike)
+    def strike(self, *args):
+        if self.learn.train_iter in self.at and find_bs(self.learn.xb)>self.most and self.struck<self.times:
+            self.struck += 1
+            raise self.error()
+    def before_fit(self):
+        if self.event=='forward': self.learn.model[1].register_forward_pre_hook(lambda m,x: self.strike() if m.training else None)
+        if self.event=='backward': self.learn.model[1].register_full_backward_hook(lambda *args: self.strike())
+        if self.event=='step':
+            step = self.learn.opt.step
+            self.learn.opt.step = lambda *args: (self.strike(),step())
+        if self.event=='in_step': self.learn.opt.cbs.append(lambda p, **kw: self.strike())
+
+def learner(cbs, bs=4, n=50, n_acc=3, model=None, loss_func=None, items=None, opt_func=partial(SGD, mom=0.9), on_oom='split', **kwargs):
+    learn = quiet_learner(loaders(items or regression(n), bs), model or mlp(), loss_func, opt_func, **kwargs)
+    for dl in learn.dls.loaders: dl.n_inp = 1
+    return learn.add_cbs([GradAccum(n_acc, on_oom=on_oom), GradientClip(0.5), NoiseScale(), *cbs])
+
+def fit(learn, n_epoch=2):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        learn.fit_one_cycle(n_epoch, 0.1, wd=0.1)
+    return [str(o.message) for o in said if 'Out of memory' in str(o.message)]
+
+def assert_same(a, b, tol=1e-9):
+    assert distance(a, b)<tol
+    assert a.recorder.lrs==b.recorder.lrs
+    torch.testing.assert_close(torch.stack(a.recorder.losses), torch.stack(b.recorder.losses), rtol=1e-6, atol=0)
+    torch.testing.assert_close(torch.tensor([list(o)[:1] for o in a.recorder.values]), torch.tensor([list(o)[:1] for o in b.recorder.values]), rtol=1e-6, atol=0)
+    da,db = a.noise_scale.df,b.noise_scale.df
+    assert a.noise_scale.n_steps==b.noise_scale.n_steps
+    items = dict(zip(da.step, da.n_items))
+    assert len(items)==len(da) and items.items()>=dict(zip(db.step, db.n_items)).items() # A window is one measurement; one of a single micro-batch is none
+
+places = ['before_batch','forward','after_pred','after_loss','before_backward','backward','after_backward','before_step','step']
+
+@pytest.mark.parametrize('n_acc', [1,3])
+@pytest.mark.parametrize('at', range(13))
+@pytest.mark.parametrize('event', places)
+def test_as_if_nothing_had_happened(event, at, n_acc):
+    "13 micro-batches in an epoch, the last one of 2 items: three to a window, or each on its own"
+    plain,struck = learner([], n_acc=n_acc),learner([s := Strike(event, [13+at])], n_acc=n_acc)
+    assert fit(plain)==[]
+    said = fit(struck)
+    closing = n_acc==1 or at%3==2 or at==12
+    assert s.struck==(1 if closing or event not in ('before_step','step') else 0)
+    if not s.struck: assert said==[]
+    else:
+        m = 4 if at<12 else 2
+        assert len(said)==1 and f'with {m} items' in said[0] and 'in 2 parts' in said[0] and f'GradAccum({2*n_acc})' in said[0] and f'of {m//2} items' in said[0]
+    assert_same(struck, plain)
+
+@pytest.mark.parametrize('order', [GradAccum.order-1, GradAccum.order+1, 100])
+@pytest.mark.parametrize('event', ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step'])
+def test_before_and_after_others(event, order):
+    plain,struck = learner([]),learner([s := Strike(event, [4,20], times=2, order=order)])
+    fit(plain), fit(struck)
+    assert s.struck==2 or (event=='before_step' and order>GradAccum.order)
+    assert_same(struck, plain)
+
+@pytest.mark.parametrize('most,n_parts', [(4,2), (3,4), (2,4), (1,8)])
+def test_until_it_fits(most, n_parts):
+    "8 items at a time do not fit, ever"
+    plain,struck = learner([], bs=8),learner([s := Strike('forward', range(100), most=most, times=100)], bs=8)
+    fit(plain)
+    said = fit(struck)
+    assert len(said)==1 and f'in {n_parts} parts' in said[0]
+    assert s.struck==n_parts.bit_length()-1 # The parts are kept for the rest of the fit
+    assert struck.grad_accum.n_acc==3*n_parts
+    assert_same(struck, plain)
+
+def test_each_fit_starts_whole():
+    learn = learner([s := Strike('forward', [0], most=2, times=2)])
+    assert fit(learn, 1) and fit(learn, 1)
+    assert s.struck==2
+
+def test_no_part_left():
+    "A single item does not fit: the error is raised as it is, and nothing is left behind"
+    learn = learner([Strike('after_pred', [4], times=100)])
+    with pytest.raises(torch.OutOfMemoryError): fit(learn)
+    assert 'one_batch' not in vars(learn) and all(not p.grad.any() for p in learn.model.parameters())
+    learn.remove_cb(learn.strike)
+    assert fit(learn)==[]
+
+@pytest.mark.parametrize('event', places)
+def test_other_errors_are_raised(event):
+    learn = learner([s := Strike(event, [2], error=lambda: RuntimeError('another one'))])
+    with pytest.raises(RuntimeError, match='another one'): fit(learn)
+    assert s.struck==1
+
+@pytest.mark.parametrize('event', places)
+def test_raise(event):
+    learn = learner([Strike(event, [2])], on_oom='raise')
+    with pytest.raises(torch.OutOfMemoryError): fit(learn)
+
+@pytest.mark.parametrize('event', ['after_batch','after_step','after_cancel_batch'])
+def test_what_is_done_is_not_done_again(event):
+    "The batch is through, or the step is: there is nothing to run again"
+    learn = learner([s := Strike(event, [2] if event!='after_cancel_batch' else [1])])
+    with pytest.raises(torch.OutOfMemoryError): fit(learn)
+    assert s.struck==1
+
+def test_a_step_half_done():
+    "fastai's optimizer takes the parameters one by one: here the first has moved already"
+    learn = learner([Strike('in_step', [2])])
+    with pytest.raises(RuntimeError, match="part of the parameters had already moved"): fit(learn)
+
+@pytest.mark.parametrize('opt_func', [Adam, partial(OptimWrapper, opt=torch.optim.AdamW)])
+@pytest.mark.parametrize('event', ['backward','step'])
+def test_optimizers(event, opt_func):
+    plain,struck = (learner(cbs, opt_func=opt_func) for cbs in ([],[Strike(event, [2,17], times=2)]))
+    fit(plain), fit(struck)
+    assert_same(struck, plain, 1e-7) # A step by the sign of what is nearly zero
+
+def test_tokens():
+    "Parts in which other numbers of tokens count, or none"
+    g = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 5, (40,3), generator=g)
+    y[::3] = 0
+    items = list(zip(torch.randn(40, 3, 5, generator=g, dtype=torch.float64), y))
+    def make(cbs):
+        return learner(cbs, items=items, model=mlp(n_out=5), loss_func=lambda p,y: nn.functional.cross_entropy(p.transpose(1,2), y, ignore_index=0))
+    count = lambda learn: (learn.y!=0).sum()
+    plain,struck = make([]),make([Strike('backward', [1,5], most=2, times=2)])
+    for o in (plain,struck): o.grad_accum.count = count
+    fit(plain), fit(struck)
+    assert_same(struck, plain)
+
+def test_sum():
+    plain,struck = (learner(cbs, loss_func=nn.MSELoss(reduction='sum')) for cbs in ([],[Strike('backward', [1,5], most=2, times=2)]))
+    fit(plain), fit(struck)
+    assert_same(struck, plain)
+
+class Shifted(Callback):
+    "Augmentation by random numbers of its own, and of torch"
+    run_valid = False
+    def before_batch(self): self.learn.xb = (self.xb[0]+1.,)
+
+def test_random_numbers_go_on_as_they_would_have():
+    "Batches that are augmented by the loader: what it draws afterwards is what it would have drawn"
+    def make(cbs):
+        learn = learner([Shifted(), *cbs])
+        learn.dls.train.shuffle = True
+        learn.dls.train.after_batch = lambda b: (b[0]+0.1*torch.randn(b[0].shape, dtype=b[0].dtype),b[1])
+        torch.manual_seed(3)
+        return learn
+    plain,struck = make([]),make([Strike('backward', [1,5], most=2, times=2)])
+    for o in (plain,struck):
+        torch.manual_seed(4)
+        o.dls.train.rng.seed(1)
+        fit(o)
+    assert_same(struck, plain)
+
+def with_bn(): return nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
+
+def test_batch_norm_sees_each_item_once():
+    "Its statistics are not those of the batch, but they are counted once"
+    counts = []
+    for cbs in ([],[Strike('backward', [1], times=1)]):
+        torch.manual_seed(0)
+        learn = learner(cbs, n=48, model=with_bn())
+        fit(learn, 1)
+        counts.append(learn.model[1].num_batches_tracked.item())
+    assert counts==[12,24] and learn.model[1].momentum==0.1
+
+def test_mixup():
+    learn = learner([MixUp(0.4), s := Strike('backward', [1], times=1)], items=[(x,(y[0]>0).long()) for x,y in regression(48, dtype=torch.float32)], model=mlp(dtype=torch.float32), loss_func=CrossEntropyLossFlat(), n_acc=2)
+    learn.remove_cb(NoiseScale)
+    fit(learn)
+    assert s.struck and learn.grad_accum.n_acc==4
+
+def test_mixed_precision_is_closed():
+    "Also where the error leaves the autocast of the forward pass open"
+    plain,struck = (learner([MixedPrecision(), *cbs]) for cbs in ([],[Strike('forward', [1], times=1)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        fit(plain), fit(struck)
+    assert not torch.is_autocast_enabled('cuda')
+    assert_same(struck, plain)
+
+def test_train_metrics():
+    "Recorder's are those of the whole batch"
+    rows = []
+    for cbs in ([],[Strike('backward', [1], times=1)]):
+        learn = learner(cbs, metrics=mse)
+        learn.recorder.train_metrics = True
+        fit(learn)
+        rows.append([list(o)[:2] for o in learn.recorder.values])
+    torch.testing.assert_close(*map(torch.tensor, rows), rtol=1e-6, atol=0)
+
+class CancelOnce(Callback):
+    "Somebody else cancels a batch"
+    run_valid,order = False,30
+    def __init__(self, event): self.event = event; setattr(self, event, self.cancel)
+    def cancel(self):
+        if self.train_iter==4: raise CancelBatchException
+
+@pytest.mark.parametrize('event', ['before_batch','after_pred','before_backward','after_backward'])
+def test_cancelled_batches(event):
+    plain,struck = learner([CancelOnce(event)]),learner([CancelOnce(event), Strike('forward', [5], times=1)])
+    fit(plain), fit(struck)
+    assert distance(struck, plain)<1e-9
+
+def test_nothing_is_kept():
+    "No memory grows, and the learner can be pickled"
+    learn = learner([Strike('after_pred', range(100), most=2, times=100)])
+    fit(learn)
+    accum = learn.grad_accum
+    assert accum.splitter.window==[] and accum.splitter.buffers==[] and 'one_batch' not in vars(learn)
+    learn.remove_cb(learn.strike)
+    learn.logger = print
+    pickle.loads(pickle.dumps(accum))
+
+def test_not_a_bit():
+    "Without an error it is the same training"
+    a,b = learner([]),learner([], on_oom='raise')
+    fit(a), fit(b)
+    assert torch.equal(flat(a), flat(b)) and a.recorder.losses==b.recorder.losses
+
+def test_slices():
+    assert slices(5, 2)==[slice(0,2),slice(2,5)] and slices(2, 4)==[slice(0,1),slice(1,2)]
+
+# Bad input
+
+def test_bad_on_oom():
+    with pytest.raises(ValueError, match="`on_oom` must be 'raise' or 'split', got 'retry'"): GradAccum(2, on_oom='retry')
+
+def test_own_loop():
+    class Own(Learner):
+        def _do_one_batch(self): super()._do_one_batch()
+    learn = Own(loaders(regression(8), 4), mlp(), loss_func=nn.MSELoss(), cbs=GradAccum(2, on_oom='split'))
+    with pytest.raises(ValueError, match=r"a loop of its own \(_do_one_batch\).*use on_oom='raise'"): learn.fit(1)
+
+def test_awd_lstm():
+    learn = quiet_learner(loaders(regression(8), 4), nn.Sequential(AWD_LSTM(10, 4, 4, 1)), cbs=[GradAccum(2, on_oom='split')])
+    with pytest.raises(ValueError, match="AWD_LSTM goes on from the batch before.*use on_oom='raise'"): learn.fit(1)
+
+def test_processes(monkeypatch):
+    from fastai_bs import accumulate
+    monkeypatch.setattr(accumulate, 'n_processes', lambda: 2)
+    learn = quiet_learner(loaders(regression(8), 4), mlp(), cbs=[GradAccum(1, on_oom='split')])
+    with pytest.raises(ValueError, match=r"on_oom='split'\) is for one process"): learn.fit(1)
+
+def test_batches_that_cannot_be_cut():
+    learn = learner([Strike('forward', [0])], n_acc=1)
+    learn.remove_cb(NoiseScale)
+    learn.dls.train.after_batch = lambda b: (b[0],torch.zeros((),dtype=torch.float64))
+    learn.loss_func = lambda p,y: (p**2).mean()
+    learn.grad_accum.count = lambda learn: 4
+    with pytest.raises(ValueError, match=r"GradAccum\(on_oom='split'\) cuts a batch into parts.*tensor of shape \(\)"): fit(learn)
