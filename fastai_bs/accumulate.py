@@ -9,9 +9,11 @@ __all__ = ['loss_elements', 'ScopedCallback', 'slices', 'rows_of', 'SplitBatches
            'accumulation', 'batch_size', 'with_batch_size']
 
 # %% ../nbs/03_accumulate.ipynb #35882dce
-import math, numbers, warnings
+import math, numbers, random, warnings
 from contextlib import contextmanager, ExitStack
+from copy import copy
 from functools import partial
+from types import MethodType
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -25,8 +27,11 @@ from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import MixHandler
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.callback.training import GradientAccumulation
+from fastai.data.core import TfmdDL
+from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.losses import BaseLoss, FocalLoss, LabelSmoothingCrossEntropy
+from fastai.text.data import SortedDL
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import apply, find_bs, to_concat, to_detach
 from .snapshot import free_memory, out_of_memory, restart_point, same_rng
@@ -155,8 +160,8 @@ class SplitBatches:
             free_memory(self.learn)
         if again:
             m = find_bs(b)
-            warnings.warn(f"Out of memory with {m} items at a time: from here on each batch of the loader is trained on in {self.n_parts} parts. Batch size and "
-                          f"gradient stay the same. GradAccum({accum.n_acc}) with batches of {-(-m//self.n_parts)} items has that from the start", stacklevel=2)
+            warnings.warn(f"Out of memory with {m} items at a time: from here on each batch of the loader is trained on in {self.n_parts} parts. Batch size "
+                          f"and gradient stay the same. GradAccum({accum.n_acc}) with batches of {-(-m//self.n_parts)} items has that from the start", stacklevel=2)
 
     def _curable(self, e):
         accum = self.accum
@@ -325,8 +330,10 @@ class GradAccum(ScopedCallback):
                           f"{finder.num_it//most} optimizer steps. Ask for num_it={100*most}", stacklevel=2)
 
     def _check_split(self):
-        if n_processes()>1: raise ValueError("GradAccum(on_oom='split') is for one process: where others wait for this one's gradient, it cannot run a window again")
-        own = [nm for nm in ('one_batch','_do_one_batch','_do_grad_opt','_step') if getattr(type(self.learn), nm) is not getattr(Learner, nm) or nm in vars(self.learn)]
+        if n_processes()>1:
+            raise ValueError("GradAccum(on_oom='split') is for one process: where others wait for this one's gradient, it cannot run a window again")
+        loop = 'one_batch','_do_one_batch','_do_grad_opt','_step'
+        own = [nm for nm in loop if getattr(type(self.learn), nm) is not getattr(Learner, nm) or nm in vars(self.learn)]
         if own: raise ValueError(f"This learner has a loop of its own ({own[0]}), which GradAccum(on_oom='split') cannot run again in parts: use on_oom='raise'")
         if any(isinstance(m, AWD_LSTM) for m in self.learn.model.modules()):
             raise ValueError("AWD_LSTM goes on from the batch before, item by item, so GradAccum(on_oom='split') cannot run it in parts: use on_oom='raise'")
@@ -531,21 +538,35 @@ def batch_size(
     try: return min(bs, getattr(dl, 'n', None) or len(dl.sampler)) # torch's loaders draw from a sampler
     except (AttributeError,TypeError): return bs
 
+def _copy_with_bs(dl, bs):
+    "fastai's own `new` knows the arguments of `DataLoader` only: it forgets weights, `n`, `partial_n` and `sort_func`"
+    res,rng = copy(dl),random.Random()
+    rng.setstate(dl.rng.getstate())
+    res.bs,res.rng,res.fake_l = bs,rng,copy(dl.fake_l)
+    vars(res.fake_l).update(d=res, default=res, dataset=res.fake_l)
+    vars(res.fake_l).pop('_iterator', None) # Persistent workers
+    for k,v in vars(dl).items():
+        if isinstance(v, MethodType) and v.__self__ is dl: setattr(res, k, MethodType(v.__func__, res))
+    return res
+
 def with_batch_size(
     dl, # A loader of fastai or torch, or any with a method `new(bs=...)`
     bs:int, # Items in a micro-batch
+    order=None, # Indices of the items, to be drawn in this order; `None`: as `dl` draws them
 ):
     "A loader of the same items in batches of `bs`, `dl` itself if it does so already; draws no random number"
-    if bs in (vars(dl).get('bs'),vars(dl).get('batch_size')): return dl
+    if order is None and bs in (vars(dl).get('bs'),vars(dl).get('batch_size')): return dl
     with same_rng():
-        if hasattr(dl, 'new') and getattr(dl, 'bs', None):
-            res = dl.new(bs=bs)
-            if getattr(res, 'n', 0) is None: res.n = dl.n # The length that an iterable data set was given, which fastai does not hand on
+        if isinstance(dl, DataLoader) and dl.bs and type(dl).new in (DataLoader.new,TfmdDL.new,SortedDL.new):
+            res = _copy_with_bs(dl, bs)
+            if order is not None: res.get_idxs = lambda: order
             return res
+        if hasattr(dl, 'new') and getattr(dl, 'bs', None): return dl.new(bs=bs) # An `LMDataLoader` arranges its text by `bs`
         if isinstance(dl, TorchDataLoader) and type(dl.batch_sampler) is BatchSampler:
             sampler = [] if isinstance(dl.dataset, IterableDataset) else ['sampler']
             same = {nm: getattr(dl, nm) for nm in (*sampler,'num_workers','collate_fn','pin_memory','drop_last','timeout','worker_init_fn',
                                                    'multiprocessing_context','generator','prefetch_factor','persistent_workers')}
+            if order is not None and sampler: same['sampler'] = order
             return TorchDataLoader(dl.dataset, bs, **same)
     raise ValueError(f"A training loader of type {type(dl).__name__} cannot be given batches of {bs} items: make one that has them, "
                      "or give it a method `new(bs=...)`")

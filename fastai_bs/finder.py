@@ -9,25 +9,23 @@ __all__ = ['window_size', 'MockAccum', 'micro_batches', 'BSFinder', 'stretch', '
 
 # %% ../nbs/08_finder.ipynb #4521c8b5
 import math, numbers, time
-from contextlib import contextmanager
 from dataclasses import replace
 import numpy as np
 import torch
 from fastcore.basics import first, patch
 from fastcore.foundation import L
 from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelValidException
-from fastai.callback.progress import CSVLogger
-from fastai.callback.training import GradientAccumulation
 from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from fastprogress.fastprogress import progress_bar
-from .accumulate import GradAccum, accumulation, batch_size, micro_batch_size, with_batch_size
+from .accumulate import GradAccum, accumulation, batch_size, loss_elements, micro_batch_size, with_batch_size
 from .estimator import agree, drift_t, last_stretch, pool
 from .lr import ScaledLR
+from .memory import check_whole, mock_training # Adds `Learner.max_bs_find` too
 from .noise import NoiseScale
-from .plan import BatchPlan
-from .snapshot import free_memory, out_of_memory, unchanged
+from .plan import BatchPlan, _times
+from .snapshot import free_memory, out_of_memory
 
 # %% ../nbs/08_finder.ipynb #bb10e23e
 def window_size(
@@ -195,8 +193,8 @@ def micro_batch_sizes(
     return sorted(down | {micro_bs*2**i for i in range(32) if i==0 or micro_bs*2**i<=min(up, most)})
 
 def _time_steps(learn, sizes, micro_bs):
-    "Seconds of a step, and of the optimizer's part of it, for each of `sizes` that ran; and the size for which memory did not suffice"
-    begin,dl,times,too_large = time.perf_counter(),learn.dls.train,{},None
+    "Seconds of a step, and of the optimizer's part of it, for each of `sizes` that ran; the one for which memory did not suffice; what else went wrong"
+    begin,dl,times,too_large,errors = time.perf_counter(),learn.dls.train,{},None,{}
     trials = 3*sizes # In rounds: what else the device does at times should not fall on one size alone
     bar = progress_bar(trials, leave=False) if hasattr(learn, 'progress') else trials
     with learn.no_bar():
@@ -205,6 +203,7 @@ def _time_steps(learn, sizes, micro_bs):
             if i>=len(sizes): # A round for the second time
                 if bs not in times or time.perf_counter()-begin>3*StepTimer.patience: continue
             elif bs>micro_bs and (too_large or times and times[max(times)][0][0]*bs/max(times)>StepTimer.patience): continue
+            if bs in errors: continue
             timer,failed = StepTimer(bs),False
             try:
                 learn.dls.loaders[0] = dl if bs==micro_bs else with_batch_size(dl, bs)
@@ -213,11 +212,12 @@ def _time_steps(learn, sizes, micro_bs):
                 if bs==micro_bs: raise
                 failed = True
                 if out_of_memory(e) and bs>micro_bs: too_large = bs
+                else: errors[bs] = f'{type(e).__name__}: {e}'
             if failed:
                 free_memory(learn)
                 times = {o: ts for o,ts in times.items() if o!=bs and o<(too_large or math.inf)}
             elif timer.median: times.setdefault(bs, []).append(timer.median)
-    return tuple((bs,*(float(o) for o in np.median(ts, axis=0))) for bs,ts in times.items()),too_large
+    return tuple((bs,*(float(o) for o in np.median(ts, axis=0))) for bs,ts in times.items()),too_large,tuple(errors.items())
 
 # %% ../nbs/08_finder.ipynb #9a87172f
 def _rates(lr):
@@ -238,11 +238,6 @@ def _check_groups(learn, lr):
     if isinstance(lr, (list,tuple,L,np.ndarray)) and len(lr) not in (1,n):
         raise ValueError(f"`lr` must hold a learning rate for each of the {n} parameter groups, got {len(lr)}: {lr}")
 
-def _check_whole(nm, v, least, what, unit='micro-batch'):
-    many = unit+('es' if unit.endswith('h') else 's')
-    if isinstance(v, bool) or not isinstance(v, numbers.Integral): raise TypeError(f"`{nm}` must be a whole number of {many}, got {v!r}")
-    if v<least: raise ValueError(f"`{nm}` must be at least {least} {many if least>1 else unit}, got {v}: {what}")
-
 def _epoch_len(dl):
     "Micro-batches in an epoch"
     try: n = len(dl)
@@ -251,17 +246,6 @@ def _epoch_len(dl):
     if n>=2: return n
     raise ValueError(f"The training loader yields {n} micro-batch{'es' if n==0 else ''} in an epoch, and at least 2 are needed to tell signal from noise: "
                      "make the micro-batches smaller, or see that the data set is not empty")
-
-# %% ../nbs/08_finder.ipynb #06b05866
-class _MockTraining: "Set as `learn.lr_finder`, it tells trackers and loggers to keep still, as in fastai's own `lr_find`"
-
-@contextmanager
-def _mock(learn):
-    "`learn` as for a mock training; afterwards it is as it was"
-    with unchanged(learn), learn.no_logging():
-        learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation,NoiseScale,ScaledLR,CSVLogger))])
-        learn.lr_finder = _MockTraining()
-        yield
 
 # %% ../nbs/08_finder.ipynb #44b568af
 def _plan(learn, finder, lr, n_iter):
@@ -273,14 +257,18 @@ def _plan(learn, finder, lr, n_iter):
     per_item = n_elems[start:].sum()/n_items[start:].sum() # The estimator counts elements, a batch items
     low,high = p.interval(noise.level)
     if agree(tr_sigma, g_sq, n_elems): p,low,high = pool(tr_sigma, g_sq, n_elems, noise.beta),0,max(0, *(tr_sigma/g_sq))
+    n_epoch = n_iter*finder.micro_bs
     try: n_train = (dl.n if isinstance(dl, DataLoader) else None) or len(dl.dataset)
-    except (TypeError,AttributeError): n_train = n_iter*finder.micro_bs # A data set without a length, or a loader without a data set
+    except (TypeError,AttributeError): n_train = n_epoch # A data set without a length, or a loader without a data set
+    if not n_epoch-finder.micro_bs<n_train<n_epoch+finder.micro_bs: n_train = n_epoch # Of ready-made batches, or a part of the set in each epoch
     return BatchPlan(noise_scale=float(p.noise_scale/per_item), ci=(float(low/per_item),float(high/per_item)),
         base_bs=scaled.base_bs if scaled else bs, bs_now=bs, micro_now=finder.micro_bs,
         base_lr=lr if lr is not None and finder.moves else finder.own_lr,
         n_windows=p.n_windows, trend=trend,
         n_train=n_train, n_seen=finder.n_seen, n_passes=finder.n_seen/n_iter, moved=finder.moves,
-        loss_rose=finder.moves and bool(finder.losses[-1]>finder.losses[0]), level=noise.level, df=noise.df, adam=finder.adam, trained=finder.trained)
+        loss_rose=finder.moves and bool(finder.losses[-1]>finder.losses[0]), level=noise.level, df=noise.df, adam=finder.adam, trained=finder.trained,
+        sums=loss_elements(learn.loss_func)[1]=='sum',
+        n_enough=micro_batches(BSFinder.min_windows*(2 if finder.moves else 1), finder.n_acc, n_iter, finder.moves))
 
 # %% ../nbs/08_finder.ipynb #c430ab93
 @patch
@@ -291,26 +279,28 @@ def bs_find(self:Learner,
     beta:float=0.99, # What is left of a window's weight at each window after it
     ci:float=0.95, # Coverage of the interval
     tol:float=0.25, # Stop early when the interval's half-width is below this part of the estimate; 0: never
-    max_bs:int=None, # Largest micro-batch to time, in items; `None`: what memory and patience allow
+    max_bs=None, # Largest micro-batch to time, in items; `None`: what memory and patience allow; 'auto': `max_bs_find` says what the memory allows
     show_plot:bool=True, # Plot the plan
 )->BatchPlan: # The noise scale with its interval, the step times of this device, and advice
     "Measure the gradient noise scale in a mock training, time some steps, and say what batch size they call for; the learner is left as it was"
     _check_lr(lr if lr is not None else self.lr)
-    if num_it is not None: _check_whole('num_it', num_it, 1, "leave it out for an epoch")
-    _check_whole('n_batch', n_batch, 2, "signal and noise are told apart by comparing micro-batches")
+    if num_it is not None: check_whole('num_it', num_it, 1, "leave it out for an epoch")
+    check_whole('n_batch', n_batch, 2, "signal and noise are told apart by comparing micro-batches")
     if isinstance(tol, bool) or not isinstance(tol, numbers.Real):
         raise TypeError(f"`tol` must be a number, the interval's half-width as a fraction of the estimate, got {tol!r}")
     if not tol>=0: raise ValueError(f"`tol` must be 0 or more, the interval's half-width as a fraction of the estimate, got {tol}")
     noise,dl = NoiseScale(beta, ci=ci),self.dls.train
     if not any(p.requires_grad for p in self.model.parameters()):
         raise ValueError("The model has no trainable parameters, so no gradient: unfreeze some of it first")
-    if max_bs is not None:
-        _check_whole('max_bs', max_bs, 1, "leave it out for as many as the memory holds", 'item')
+    if max_bs not in (None,'auto'):
+        check_whole('max_bs', max_bs, 1, "leave it out for as many as the memory holds", 'item')
         micro_bs = micro_batch_size(dl)
         if max_bs<micro_bs: raise ValueError(f"`max_bs`={max_bs} is less than the {micro_bs} items of today's micro-batches: raise it, or make those smaller")
-    own,moves = first(cb for cb in self.cbs if isinstance(cb, GradAccum)),any(o>0 for o in _rates(lr if lr is not None else self.lr))
+    own,scaled = (first(cb for cb in self.cbs if isinstance(cb, o)) for o in (GradAccum,ScaledLR))
+    moves = any(o>0 for o in _rates(lr if lr is not None else self.lr))
     today = accumulation(self) if moves else 0
-    with _mock(self):
+    factor = scaled.factor_at(batch_size(self)) if scaled and moves else 1.
+    with mock_training(self):
         n_iter = _epoch_len(dl)
         n_acc = window_size(n_batch, n_iter)
         if self.opt is None: self.create_opt()
@@ -319,15 +309,22 @@ def bs_find(self:Learner,
             raise ValueError(f"`num_it`={num_it} micro-batches do not make two windows of {n_acc}: raise it, or make n_batch smaller")
         _check_groups(self, lr)
         finder = BSFinder(noise, num_it, tol)
-        self.fit(math.ceil(num_it/n_iter), lr=lr, cbs=[MockAccum(n_acc, today, own.count if own else None), noise, finder])
+        finder.n_acc = n_acc
+        rate = lr if factor==1 else _times(self.lr if lr is None else lr, factor) # As this batch size is trained with
+        self.fit(math.ceil(num_it/n_iter), lr=rate, cbs=[MockAccum(n_acc, today, own.count if own else None), noise, finder])
     if finder.bad_loss: raise ValueError(f"The loss is {finder.bad_loss[0]} at micro-batch {finder.bad_loss[1]} of the mock training (lr={lr}): "
                                          "check the data and the loss there, or lower `lr`")
     if not noise.rows: raise ValueError(f"No window of the mock training could be measured ({noise.n_dropped} had gradients that are not finite): "
                                         "check the data and the loss, or lower `lr`")
     plan = _plan(self, finder, lr, n_iter)
-    with _mock(self):
-        sizes = micro_batch_sizes(plan.micro_now, plan.noise_known, min(max_bs or math.inf, plan.n_train//2))
-        times,too_large = _time_steps(self, sizes, plan.micro_now)
-    plan = replace(plan, times=times, too_large=too_large)
+    most = plan.n_train//2 if max_bs in (None,'auto') else min(max_bs, plan.n_train//2)
+    sizes = micro_batch_sizes(plan.micro_now, plan.noise_known, most)
+    beyond = None # The smallest of them that does not fit
+    if max_bs=='auto':
+        max_bs = self.max_bs_find(max_bs=max(sizes))
+        beyond,sizes = first(o for o in sizes if o>max_bs),[o for o in sizes if o<=max_bs]
+    with mock_training(self):
+        times,too_large,failed = _time_steps(self, sizes, plan.micro_now)
+    plan = replace(plan, times=times, too_large=too_large or beyond, failed=failed, max_bs=max_bs)
     if show_plot: plan.plot()
     return plan

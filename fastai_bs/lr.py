@@ -131,6 +131,12 @@ class ScaledLR(ScopedCallback):
                 given['noise_scale'] = self.base_bs
         return _check_factors(self.rule(k, **{nm: given[nm] for nm in self._given}), k)
 
+    def factor_at(self,
+        bs:int, # Items
+    )->float:
+        "On the learning rate, once warmed up, at a batch of `bs`; 1 as long as the noise scale is to be waited for"
+        return self._factors(bs).get('lr', 1.)
+
     @property
     def n_warmup(self):
         "Epochs of warmup in this fit"

@@ -28,7 +28,7 @@ from fastai.learner import Recorder
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
 from .accumulate import GradAccum, ScopedCallback, batch_size, n_processes, rows_of, slices
-from .estimator import Pool, pool, running, window_moments
+from .estimator import Pool, drift_t, pool, running, window_moments
 from .snapshot import pass_unchanged
 
 # %% ../nbs/04_noise.ipynb #22fb8c27
@@ -319,7 +319,16 @@ class NoiseScale(ScopedCallback):
 
     def __repr__(self):
         (low,high),ns = self.ci,self.noise_scale
-        return f"NoiseScale({ns:.3g} [{low:.3g}, {high:.3g}] items after {self.n_steps} steps)" if self.rows else 'NoiseScale()'
+        lags = {1: ", rising: it is higher by now", -1: ", falling: it is lower by now"}.get(self.drift, '')
+        return f"NoiseScale({ns:.3g} [{low:.3g}, {high:.3g}] items after {self.n_steps} steps{lags})" if self.rows else 'NoiseScale()'
+
+    @property
+    def drift(self)->int: # 1 where it rises, -1 where it falls, 0 where neither can be told
+        "Of the noise scale over the measurements that the moving means look back on; `noise_scale` and `ci` speak of their middle, not of the present"
+        _,_,n,tr_sigma,g_sq = np.array(self.rows[-round(1/(1-self.beta)):]).T if self.rows else np.zeros((5,0))
+        if len(n)<20: return 0
+        t = drift_t(tr_sigma, g_sq, n)
+        return int(np.sign(t)) if abs(t)>3 else 0
 
     @property
     def elems_per_item(self):
@@ -385,7 +394,7 @@ def plot_noise_scale( # noqa: F811 The method has the same name
     if ax is None: _,ax = plt.subplots(figsize=(7,4))
     x = df.n_items.cumsum()
     ok = np.isfinite(df.noise_scale) & (df.noise_scale>0)
-    ax.plot(x[ok], df.noise_scale[ok], label='noise scale, moving mean (lags)')
+    ax.plot(x[ok], df.noise_scale[ok], marker='o' if ok.sum()==1 else None, label='noise scale, moving mean (lags)') # A line needs two points
     low,high = df.low[df.low>0],df.high[np.isfinite(df.high) & (df.high>0)]
     # The first few intervals are wide, and would press all the rest together
     seen = [*df.noise_scale[ok], *low[low>=low.quantile(0.2)], *high[high<=high.quantile(0.8)], *([bs] if bs else [])]
@@ -401,10 +410,10 @@ def plot_noise_scale( # noqa: F811 The method has the same name
     right = ax.twinx()
     for nm,color in (('tr_sigma','C2'),('g_sq','C3')):
         mean = df[f'mean_{nm}']
-        right.plot(x[mean>0], mean[mean>0], color=color, lw=1, alpha=0.7)
+        right.plot(x[mean>0], mean[mean>0], color=color, lw=1, alpha=0.7, marker='o' if (mean>0).sum()==1 else None)
         ax.plot([], [], color=color, lw=1, alpha=0.7, label=f'{nm} (right)')
     right.set(yscale='log', ylabel='squared gradient')
     ax.set_zorder(right.get_zorder()+1)
     ax.patch.set_visible(False)
-    ax.legend()
+    ax.legend(framealpha=0.6)
     return ax

@@ -9,6 +9,7 @@ __all__ = ['balanced_bs', 'BatchPlan']
 
 # %% ../nbs/07_plan.ipynb #f712c9d5
 import math, numbers, textwrap
+from copy import copy
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from html import escape
@@ -87,6 +88,10 @@ class BatchPlan:
     trained:float = 1. # Part of the parameters that is trained
     times:tuple = () # Of each micro-batch size that ran on this device: items, seconds of a step, seconds of the optimizer's part of it
     too_large:int = None # Micro-batch in items for which the memory of this device did not suffice
+    failed:tuple = () # Of each micro-batch size that could not be run for another reason: items, and the error
+    max_bs:int = None # Largest micro-batch that was to be tried, in items; `None`: no such bound
+    sums:bool = False # Is the loss a sum over items, not a mean?
+    n_enough:int = None # Micro-batches that make 20 windows after the run-in
 
     # What is known
 
@@ -202,12 +207,20 @@ class BatchPlan:
         learn, # A `Learner`: gets a training loader with batches of `micro_bs`, and `cbs` in place of callbacks that did their work; to be trained at `base_lr`
     ):
         "Set `learn` up as planned: no random number is drawn, and twice is once. Returns `learn`"
-        dl,(accum,scaled) = with_batch_size(learn.dls.train, self.micro_bs),self.cbs # Before anything changes
+        dl,(accum,scaled) = self._loader(learn.dls.train),self.cbs # Before anything changes
         own = first(cb for cb in learn.cbs if isinstance(cb, GradAccum))
         if own: accum.count,accum.fix_bn = own.count,own.fix_bn # The model's own, not the plan's
         learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation,ScaledLR))])
-        learn.dls.loaders[0] = dl
+        if dl is not learn.dls.train: # Of this learner alone: others may share its `dls`
+            learn.dls = copy(learn.dls)
+            learn.dls.loaders = [dl, *learn.dls.loaders[1:]]
         return learn.add_cbs([accum,scaled])
+
+    def _loader(self, dl):
+        try: return with_batch_size(dl, self.micro_bs)
+        except ValueError:
+            if self.micro_bs==self.micro_now: return dl # It has them already, if it does not say so
+            raise
 
     @property
     def code(self)->str:
@@ -231,10 +244,12 @@ class BatchPlan:
 
     def _advice(self):
         (low,high),now = self.ci,self.bs_now
-        longer = f"run longer, with num_it={4*self.n_seen} say{', or measure on more items' if self.n_passes>1.5 else ''}"
+        longer = f"run longer, with num_it={max(4*self.n_seen if self.n_windows>=10 else 0, self.n_enough or 4*self.n_seen)} say"
+        if self.n_passes>1.5: longer = f"measure on more items, or {longer}"
         if self.loss_rose: yield "The loss rose during the mock training, so the learning rate may be too high for this to mean much."
         if self.n_windows<10:
-            yield f"Only {self.n_windows} windows were measured, too few for advice: {longer}, or take smaller windows with n_batch."
+            were = 'window was' if self.n_windows==1 else 'windows were'
+            yield f"Only {self.n_windows} {were} measured, too few for advice: {longer}, or take smaller windows with n_batch."
             return
         if math.isinf(high) and low>0: yield f"The noise scale is at least {_items(low)}; these data do not bound it from above, so {longer}."
         elif math.isinf(high): yield f"The noise scale cannot be known from these data: {longer}."
@@ -248,7 +263,11 @@ class BatchPlan:
         if self.trend:
             yield (f"The noise scale {'rose' if self.trend>0 else 'fell'} during the mock training; "
                    f"this is the value of its last {self.n_windows} windows, so measure again later in training.")
-        elif self.moved and 1<=high<math.inf: yield "It is the noise scale of this part of the training and tends to rise: measure again later."
+        elif 1<=high<math.inf:
+            yield f"It is the noise scale {'of this part of the training' if self.moved else 'at the present weights'} and tends to rise: measure again later."
+        if self.sums and not self.adam:
+            yield ("The loss is a sum over items, so its gradient grows with the batch by itself: divide the learning rate given here by the ratio of the "
+                   "batch sizes, or take the mean as the loss.")
         if self.trained<1:
             yield f"Of the parameters {_num(100*(1-self.trained))}% are frozen, and the advice is about the rest: measure again when they are unfrozen."
         if self.n_passes>1.5:
@@ -272,12 +291,16 @@ class BatchPlan:
             yield (f"On this device {_items(bs)} a step, as {how}, are predicted to reach the same loss in {that}, "
                    f"at {'a learning rate' if isinstance(self.lr, numbers.Real) else 'learning rates'} of {_lr_code(self.lr)} by {self.rule_name}.")
         low,high = self.bs_range
-        if high is None: yield f"For a noise scale above {_num(self.ci[0])} the fastest is larger, if anything."
-        elif (low,high)!=(bs,bs): yield f"Over the interval of the noise scale the fastest is from {low} to {high}."
+        if high is None and 4*bs<=self.n_train: yield f"For a noise scale above {_num(self.ci[0])} the fastest is larger, if anything."
+        elif high is not None and (low,high)!=(bs,bs): yield f"Over the interval of the noise scale the fastest is from {low} to {high}."
         largest = max(m for m,*_ in self._timed)
         if self.n_acc==1 and bs<now>self.micro_now: yield "Do not accumulate: on this device that costs more time for the examples than it saves in steps."
         elif bs<=largest<self.noise_known: yield "Do not accumulate beyond it: on this device that costs more time for the examples than it saves in steps."
         if self.too_large: yield f"Micro-batches of {self.too_large} items did not fit in memory, {largest} did."
+        if self.failed:
+            sizes,(_,error) = ', '.join(str(m) for m,_ in self.failed),self.failed[0]
+            yield f"Micro-batches of {sizes} items could not be run, so nothing is known of them ({textwrap.shorten(error, 100, placeholder=' ...')})."
+        if self.max_bs and 2*largest>self.max_bs and largest<self.noise_known: yield f"Larger micro-batches were not tried, for max_bs={self.max_bs}."
 
     def _value(self): return f"{_num(self.noise_scale)} [{_num(self.ci[0])}, {_num(self.ci[1])}]"
 
@@ -323,12 +346,17 @@ class BatchPlan:
         "With the plan's own value over the stretch it speaks of, and today's batch size as a line"
         plot_noise_scale(self.df, self.bs_now, ax=ax)
         x,(low,high),(bottom,top) = self.df.n_items.cumsum().iloc[-self.n_windows:],self.ci,ax.get_ylim()
+        if math.isinf(self.noise_scale) and low>0:
+            text = f'the plan: at least {_num(low)} at {self.level:.0%}'
+            ax.fill_between([x.iloc[0],x.iloc[-1]], low, 2*max(top, low), color='C1', alpha=0.2, lw=0, label=text)
+            ax.set_ylim(min(bottom, low/2), max(top, 2*low))
+            ax.legend(framealpha=0.6)
         if not 0<self.noise_scale<math.inf: return
         ax.plot([x.iloc[0],x.iloc[-1]], [self.noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {self._value()} at {self.level:.0%}')
         edge = high if math.isfinite(high) else 2*max(top, self.noise_scale)
         ax.fill_between([x.iloc[0],x.iloc[-1]], max(low, bottom/2), edge, color='C1', alpha=0.2, lw=0)
         ax.set_ylim(min(bottom, self.noise_scale/2), max(top, self.noise_scale*2, high*2 if math.isfinite(high) else 0))
-        ax.legend()
+        ax.legend(framealpha=0.6)
 
     def _plot_time(self, ax):
         "Over those of today's batch size, with the interval of the noise scale as a band"
@@ -346,5 +374,6 @@ class BatchPlan:
         ax.set_xticks(df.bs, df.bs, rotation=45)
         ax.set_xticks([], minor=True)
         ax.yaxis.set_major_formatter('{x:g}')
-        ax.yaxis.set_minor_formatter('{x:g}')
-        ax.legend()
+        bottom,top = ax.get_ylim()
+        ax.yaxis.set_minor_formatter('{x:g}' if top<8*bottom else '') # Else they print over each other
+        ax.legend(framealpha=0.6)

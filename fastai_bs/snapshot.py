@@ -168,10 +168,10 @@ def out_of_memory(
     return False
 
 def free_memory(
-    learn, # A `Learner` whose step failed; the exception is no longer held
+    learn=None, # A `Learner` whose step failed, and that was not put back; the exception is no longer held
 ):
     "Give up the batch and the graph of a step that failed, and what the allocator keeps for later"
-    learn.xb,learn.yb,learn.pred,learn.loss,learn.loss_grad = (None,),(None,),None,None,None # The loss holds the graph
+    if learn is not None: learn.xb,learn.yb,learn.pred,learn.loss,learn.loss_grad = (None,),(None,),None,None,None # The loss holds the graph
     gc.collect()
     if torch.cuda.is_available(): torch.cuda.empty_cache()
 
