@@ -161,7 +161,8 @@ class SplitBatches:
         if again:
             m = find_bs(b)
             warnings.warn(f"Out of memory with {m} items at a time: from here on each batch of the loader is trained on in {self.n_parts} parts. Batch size "
-                          f"and gradient stay the same. GradAccum({accum.n_acc}) with batches of {-(-m//self.n_parts)} items has that from the start", stacklevel=2)
+                          f"and gradient stay the same. "
+                          f"GradAccum({accum.n_acc}) with batches of {-(-m//self.n_parts)} items has that from the start", stacklevel=2)
 
     def _curable(self, e):
         accum = self.accum
@@ -331,7 +332,7 @@ class GradAccum(ScopedCallback):
 
     def _check_split(self):
         if n_processes()>1:
-            raise ValueError("GradAccum(on_oom='split') is for one process: where others wait for this one's gradient, it cannot run a window again")
+            raise ValueError("GradAccum(on_oom='split') is for one process: where others wait for this one's gradient, it cannot start again")
         loop = 'one_batch','_do_one_batch','_do_grad_opt','_step'
         own = [nm for nm in loop if getattr(type(self.learn), nm) is not getattr(Learner, nm) or nm in vars(self.learn)]
         if own: raise ValueError(f"This learner has a loop of its own ({own[0]}), which GradAccum(on_oom='split') cannot run again in parts: use on_oom='raise'")

@@ -8,5 +8,5 @@ from .plan import BatchPlan
 from .scaling import adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, sqrt_scaling, surge_scaling, warmup_factor
 from .snapshot import unchanged
 
-__all__ = ['GradAccum', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan', 'MemoryReport', 'bn_to_gn', 'linear_scaling', 'sqrt_scaling', 'adascale_gain', 'capped_sqrt_scaling',
-           'adam_scaling', 'surge_scaling', 'warmup_factor', 'unchanged']
+__all__ = ['GradAccum', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan', 'MemoryReport', 'bn_to_gn', 'unchanged', 'linear_scaling',
+           'sqrt_scaling', 'adascale_gain', 'capped_sqrt_scaling', 'adam_scaling', 'surge_scaling', 'warmup_factor']
