@@ -335,7 +335,7 @@ class GradAccum(ScopedCallback):
             raise ValueError("GradAccum(on_oom='split') is for one process: where others wait for this one's gradient, it cannot start again")
         loop = 'one_batch','_do_one_batch','_do_grad_opt','_step'
         own = [nm for nm in loop if getattr(type(self.learn), nm) is not getattr(Learner, nm) or nm in vars(self.learn)]
-        if own: raise ValueError(f"This learner has a loop of its own ({own[0]}), which GradAccum(on_oom='split') cannot run again in parts: use on_oom='raise'")
+        if own: raise ValueError(f"This learner has a loop of its own ({own[0]}), which GradAccum(on_oom='split') cannot run in parts: use on_oom='raise'")
         if any(isinstance(m, AWD_LSTM) for m in self.learn.model.modules()):
             raise ValueError("AWD_LSTM goes on from the batch before, item by item, so GradAccum(on_oom='split') cannot run it in parts: use on_oom='raise'")
         self.check_loss()

@@ -244,8 +244,8 @@ class BatchPlan:
 
     def _advice(self):
         (low,high),now = self.ci,self.bs_now
-        longer = f"run longer, with num_it={max(4*self.n_seen if self.n_windows>=10 else 0, self.n_enough or 4*self.n_seen)} say"
-        if self.n_passes>1.5: longer = f"measure on more items, or {longer}"
+        n_it = max(4*self.n_seen if self.n_windows>=10 else 0, self.n_enough or 4*self.n_seen)
+        longer = f"run longer, with num_it={n_it} say{', or measure on more items' if self.n_passes>1.5 else ''}"
         if self.loss_rose: yield "The loss rose during the mock training, so the learning rate may be too high for this to mean much."
         if self.n_windows<10:
             were = 'window was' if self.n_windows==1 else 'windows were'

@@ -30,7 +30,9 @@ from fastai.text.models.core import get_language_model
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.estimator import last_stretch
 from fastai_bs.finder import BSFinder, window_size
+from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
+from fastai_bs.scaling import adascale_gain, sqrt_scaling
 from helpers import loaders, mlp, quiet_learner, regression, set_seed
 from test_snapshot import Net, autocast_state, changes, picture, same_autocast # noqa: F401
 
@@ -385,6 +387,24 @@ def test_losses_are_those_of_the_windows(accum):
     find(reg_learner(cbs=[Look(), *accum]), num_it=40, n_batch=5)
     assert set(seen)=={(5,True), (2 if accum else 1,False), *({(1,False)} if accum else [])}
 
+def rates_of(learn, **kwargs):
+    rates = set()
+    class Look(Callback):
+        order = 200
+        def before_step(self): rates.update(h['lr'] for h in self.opt.hypers)
+    learn.add_cb(Look())
+    plan = find(learn, **kwargs)
+    return {round(o, 12) for o in rates-{0.}},plan
+
+@pytest.mark.parametrize('lr,scaled,rates', [(0.01,ScaledLR(2),{0.02}), (0.01,ScaledLR(2, sqrt_scaling, warmup_epochs=3),{round(0.01*2**.5, 12)}),
+    (slice(0.01,0.02),ScaledLR(8),{0.005,0.01}), (None,ScaledLR(2),{0.006}), (0,ScaledLR(2),set()), (0.01,ScaledLR(2, adascale_gain, noise_scale=NoiseScale()),{0.01})])
+def test_the_rate_that_this_batch_is_trained_with(lr, scaled, rates):
+    "A ScaledLR that the learner has is set aside, but its factor is not: the training goes on at the scaled rate"
+    learn = reg_learner(cbs=scaled, lr=0.003, splitter=lambda m: [list(m[:2].parameters()),list(m[2:].parameters())])
+    used,plan = rates_of(learn, lr=lr)
+    assert used==rates and plan.base_bs==scaled.base_bs and plan.bs_now==4
+    assert plan.base_lr==(lr if lr else 0.003) and learn.cbs[-2] is scaled
+
 def test_learning_rate_of_the_optimizer_function():
     "fastai takes that one where there is no other"
     learn = reg_learner(opt_func=partial(SGD, lr=0.3))
@@ -572,6 +592,18 @@ def test_a_loss_of_any_class_is_put_back():
     learn = quiet_learner(loaders(regression(80), 4), mlp(), CountingLoss())
     first,second = (learn.bs_find(0.01, show_plot=False) for _ in range(2))
     assert learn.loss_func.n==0 and learn.loss_func.decay==1 and first.noise_scale==second.noise_scale
+
+def test_a_loss_that_sums_is_told():
+    for reduction,there in (('sum',True),('mean',False)):
+        learn = quiet_learner(loaders(regression(200, dtype=torch.float32), 4), mlp(dtype=torch.float32), nn.MSELoss(reduction=reduction))
+        assert find(learn, lr=1e-5).sums==there
+
+def test_num_it_that_is_enough():
+    "What the advice asks for makes 20 windows after the run-in"
+    learn = reg_learner(400)
+    plan = find(learn, num_it=11)
+    assert plan.n_windows<10 and f'num_it={plan.n_enough} say' in plan.advice
+    assert find(learn, num_it=plan.n_enough, tol=0).df.shape[0]==40
 
 def test_a_loss_that_rises_is_told():
     assert "The loss rose" in reg_learner(lr=3.).bs_find(0.4, n_batch=2, tol=0, show_plot=False).advice
