@@ -56,7 +56,8 @@ class MockAccum(GradAccum):
     def n_acc_in(self, epoch): return self.n_acc_at if self.measures else min(self.today, self._left)
 
     def after_step(self):
-        if self.today: self._left = self.n_acc_at if self.measures else max(0, self._left-self.n_micro)
+        # After a window of a single micro-batch, at the end of an epoch, which tells nothing, the next one is tried at once
+        if self.today: self._left = max(0, self._left-self.n_micro) if not self.measures else self.n_acc_at if self.n_micro>1 else 0
         super().after_step()
 
 # %% ../nbs/08_finder.ipynb #feaca4ef
@@ -72,7 +73,7 @@ def micro_batches(
         in_epoch = n_iter-seen%n_iter
         n = min(left or n_acc, in_epoch)
         if left: left -= n
-        else: windows,left = windows+(n>=2),n_acc if moves else 0
+        else: windows,left = windows+(n>=2),n_acc if moves and n>=2 else 0
         seen += n
     return seen
 

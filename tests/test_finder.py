@@ -354,10 +354,11 @@ def test_tol_0_never_stops_early(num_it):
 @pytest.mark.parametrize('n_iter,n_acc', [(2,2),(3,2),(15,2),(16,2),(24,3),(159,19),(160,20),(1000,20)])
 def test_window_size(n_iter, n_acc): assert window_size(20, n_iter)==n_acc
 
-@pytest.mark.parametrize('n_iter', [2,3,5,15,17,40])
-def test_short_loaders_give_20_windows(n_iter):
+@pytest.mark.parametrize('lr', [0,0.01])
+@pytest.mark.parametrize('n_iter', [2,3,4,5,15,17,40])
+def test_short_loaders_give_20_windows(n_iter, lr):
     "Whatever is left over at the end of each epoch"
-    plan = reg_learner(4*n_iter-1, 4).bs_find(0, tol=0, show_plot=False)
+    plan = reg_learner(4*n_iter-1, 4).bs_find(lr, tol=0, show_plot=False)
     assert len(plan.df)>=20 and plan.df.n_items.max()<=4*window_size(20, n_iter)
     assert 'went through the training set' in plan.advice or plan.n_passes<=1.5
 
