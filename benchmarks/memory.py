@@ -66,7 +66,9 @@ cases = {'MLP 256-1024-1024-10': (vector,mlp,nn.CrossEntropyLoss,512), 'ResNet-1
          'tabular, 20 embeddings, [1000, 500]': (row,table,nn.MSELoss,512), 'transformer, 64 tokens': (tokens,Encoder,nn.CrossEntropyLoss,32)}
 opts = {'SGD': SGD, 'momentum': partial(SGD, mom=0.9), 'Adam': Adam}
 
-def learner(make, model, loss, bs, opt_func, n=None, dl=lambda items, bs: DataLoader(items, bs=bs, device=device)):
+def loader(items, bs): return DataLoader(items, bs=bs, device=device)
+
+def learner(make, model, loss, bs, opt_func, n=None, dl=loader):
     items = Items(make, n or 4*bs)
     dls = DataLoaders(*(dl(items, bs) for _ in range(2)), device=device)
     for dl in dls.loaders: dl.n_inp = len(make())-1
@@ -107,21 +109,23 @@ def rows_of(name):
         report = learn.memory_report()
         fixed = report.bytes[:3].tolist()==[exact, exact, ('SGD','momentum','Adam').index(nm)*exact]
         act = report.per_item['activations']
-        yield f"| {name} | {nm} | {' / '.join(size(o) for o in report.bytes[:3])} | {'yes' if fixed else 'NO'} | {act:,.0f} | {begins:,.0f} | {act/begins:.3f} | {most:,.0f} |"
+        sizes = ' / '.join(size(o) for o in report.bytes[:3])
+        yield f"| {name} | {nm} | {sizes} | {'yes' if fixed else 'NO'} | {act:,.0f} | {begins:,.0f} | {act/begins:.3f} | {most:,.0f} |"
+
+def resnet50_learner(bs, n, half):
+    learn = learner(partial(image, 224), resnet50, nn.CrossEntropyLoss, bs, Adam, n)
+    return learn.to_fp16() if half else learn
 
 def resnet50_rows():
     "The size that is found, whether an epoch's steps run at it, and whether a quarter more fails"
     for half in (False,True):
-        def make(bs, n):
-            learn = learner(partial(image, 224), resnet50, nn.CrossEntropyLoss, bs, Adam, n)
-            return learn.to_fp16() if half else learn
-        learn = make(16, 4096)
+        learn = resnet50_learner(16, 4096, half)
         bs = learn.max_bs_find()
         ends = []
         for o in (bs,int(1.25*bs)):
             del learn
             torch.cuda.empty_cache()
-            learn = make(o, 10*o)
+            learn = resnet50_learner(o, 10*o, half)
             try:
                 with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-4)
                 ends.append('ran')
@@ -140,7 +144,8 @@ def main():
             print(o, flush=True)
     found = []
     if device.type=='cuda' and not a.quick:
-        found = ["\nThe largest micro-batch of a ResNet-50 at 224 px with Adam, ten steps at it, and at 1.25 times it:\n", "| | found | at it | at 1.25 times it |",
+        found = ["\nThe largest micro-batch of a ResNet-50 at 224 px with Adam, ten steps at it, and at 1.25 times it:\n",
+                 "| | found | at it | at 1.25 times it |",
                  "|---|---|---|---|", *resnet50_rows()]
         print('\n'.join(found))
     if a.quick: return
@@ -148,7 +153,8 @@ def main():
     (Path(__file__).parent/'memory.md').write_text(f"""# `memory_report` against the allocator
 
 Megabytes of parameters, gradients and optimizer state, whether they are the exact byte counts, and bytes per item of the activations: by the report, and as
-the memory in use grows with the items, when the backward pass begins (and the ratio of the two), and at its peak. {datetime.date.today()}, fastai_bs {fastai_bs.__version__}, fastai {fastai.__version__},
+the memory in use grows with the items, when the backward pass begins (and the ratio of the two), and at its peak.
+{datetime.date.today()}, fastai_bs {fastai_bs.__version__}, fastai {fastai.__version__},
 torch {torch.__version__}, Python {platform.python_version()}, {where}. `benchmarks/memory.py` says what is run.
 
 | model | optimizer | fixed, MB | exact | activations, report | in use as backward begins | ratio | at the peak |

@@ -294,7 +294,7 @@ class GradAccum(ScopedCallback):
             raise TypeError(f"`count` must be a function of the learner that returns the loss elements in the micro-batch, got {count!r}")
         if on_oom not in ('raise','split'): raise ValueError(f"`on_oom` must be 'raise' or 'split', got {on_oom!r}")
         self.n_acc_at,self.count,self.fix_bn,self.on_oom,self._loss_func,self._n_ref = n_acc,count,fix_bn,on_oom,None,None
-        self.splitter,self._iters,self.keep_hypers = None,set(),False
+        self.in_parts,self._iters,self.keep_hypers = None,set(),False
         self.n_acc,self.n_micro,self.stepped,self.window_loss = (n_acc if isinstance(n_acc, numbers.Integral) else 1),0,False,None
         self.on_window = [] # Functions to be called with the mean gradient of each window in `.grad`, before it is unscaled, clipped or used
 
@@ -317,7 +317,7 @@ class GradAccum(ScopedCallback):
         most = max((self.n_acc_in(e) for e in range(self.n_epoch)), default=1)
         if most>1: self._check_fit(most)
         if self.on_oom=='split': self._check_split()
-        self._loss_func,self._n_ref,self.splitter = None,None,None
+        self._loss_func,self._n_ref,self.in_parts = None,None,None
         self._zero_grads()
 
     def _check_fit(self, most):
@@ -355,12 +355,12 @@ class GradAccum(ScopedCallback):
         self._held = None
         self.new_window()
         self.new_micro()
-        if self.on_oom=='split': self.splitter = self.learn.one_batch = self.splitter or SplitBatches(self)
+        if self.on_oom=='split': self.in_parts = self.learn.one_batch = self.in_parts or SplitBatches(self)
         try: yield
         finally:
-            if self.splitter:
+            if self.in_parts:
                 del self.learn.one_batch
-                self.splitter.clear()
+                self.in_parts.clear()
             for m,momentum in self._bns: m.momentum = momentum
             self._release_hypers(but=self._schedules()) # Those stay at the last step's values, as the large batch leaves them
             self._zero_grads()
@@ -387,12 +387,12 @@ class GradAccum(ScopedCallback):
         self._release_hypers()
         self.stepped = False
         if self.n_micro==0:
-            n,n_parts = self.n_acc_in(self.epoch),self.splitter.n_parts if self.splitter else 1
+            n,n_parts = self.n_acc_in(self.epoch),self.in_parts.n_parts if self.in_parts else 1
             self.n_acc = n*n_parts
             k = n_parts*(min(n, self.n_iter-self.iter) if self.iter<self.n_iter else n) # Micro-batches this window will have
             for m,momentum in self._bns: m.momentum = momentum if k==1 else 1-(1-momentum)**(1/k)
         # Decided before the forward pass: several devices must know by then whether to synchronise
-        n_parts,is_last = (self.splitter.n_parts,self.splitter.is_last) if self.splitter else (1,True)
+        n_parts,is_last = (self.in_parts.n_parts,self.in_parts.is_last) if self.in_parts else (1,True)
         self._closes = is_last and (len(self._iters|{self.iter})*n_parts>=self.n_acc or self.iter==self.n_iter-1)
 
     def after_train(self):
@@ -462,9 +462,9 @@ class GradAccum(ScopedCallback):
             if not any(g.dtype==torch.float64 for g in grads): total = total.float()
             if grads: torch._foreach_div_(grads, total.to(grads[0].device))
             self.window_loss,self.window_factor = (self._loss_sum/self._n_sum).to(self.learn.loss.dtype),1.
-        if not (self.splitter and self.splitter.told): # Once, also where the step is run again
+        if not (self.in_parts and self.in_parts.told): # Once, also where the step is run again
             for f in self.on_window: f()
-        if self.splitter: self.splitter.told,self.splitter.norms = True,_norms(self.opt)
+        if self.in_parts: self.in_parts.told,self.in_parts.norms = True,_norms(self.opt)
 
     def after_cancel_step(self): self.stepped = False
     def after_step(self): self.new_window() # After a cancelled step too: fastai zeroes the gradients
@@ -479,7 +479,7 @@ class GradAccum(ScopedCallback):
         # Recorder passes over a batch without targets: the NaN of a loss over no element would stay in its moving average for good
         if self.micro_elems is not None and self._may_be_empty and not self.micro_elems>0: self.learn.yb = ()
         self.new_micro()
-        if self.splitter: self.splitter.done = True
+        if self.in_parts: self.in_parts.done = True
 
     # Hyper-parameters are those of the window's first micro-batch, as the large batch's would be
 

@@ -27,7 +27,7 @@ from fastai.learner import Learner
 from fastai.text.data import LMDataLoader
 from fastai.torch_core import find_bs
 from fastprogress.fastprogress import progress_bar
-from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset
+from torch.utils.data import DataLoader as TorchDataLoader, RandomSampler, SequentialSampler
 from .accumulate import GradAccum, micro_batch_size, n_processes, with_batch_size
 from .lr import ScaledLR
 from .noise import NoiseScale
@@ -59,9 +59,33 @@ def check_whole(
     if v<least: raise ValueError(f"`{nm}` must be at least {least} {many if least>1 else unit}, got {v}: {what}")
 
 def _n_items(dl):
-    "In the set that `dl` draws from; `inf` where it does not say"
-    try: return (dl.n if isinstance(dl, DataLoader) else None) or len(dl.dataset)
+    "That `dl` draws from; `inf` where it does not say"
+    try: return (dl.n if isinstance(dl, DataLoader) else None) or len(getattr(dl, 'sampler', None) or dl.dataset) # A torch sampler may leave some out
     except (TypeError,AttributeError): return math.inf
+
+def _items(n): return f"{n} item{'' if n==1 else 's'}"
+
+def _size(o):
+    "Elements in an item, of whatever is an array in it"
+    if isinstance(o, Tensor): return o.numel()
+    if isinstance(o, np.ndarray): return o.size
+    if isinstance(o, (str,bytes)): return len(o)
+    if isinstance(o, dict): o = o.values()
+    return sum(map(_size, o)) if is_iter(o) else 1
+
+def _by_size(dl):
+    "Indices of the items of `dl`, the largest first; `None` where all are alike, or it cannot be told"
+    if isinstance(dl, LMDataLoader): return None # Pieces of one text
+    sizes = getattr(dl, 'res', None) # A `SortedDL` knows
+    if sizes is None:
+        if isinstance(dl, DataLoader) and dl.indexed: item = dl.do_item
+        elif isinstance(dl, TorchDataLoader) and isinstance(dl.sampler, (SequentialSampler,RandomSampler)): item = dl.dataset.__getitem__
+        else: return None
+        n = len(dl.dataset)
+        with same_rng():
+            if len({_size(item(i*n//32)) for i in range(min(n, 32))})<2: return None
+            sizes = [_size(item(i)) for i in range(n)]
+    return [int(i) for i in np.argsort(sizes, kind='stable')[::-1]]
 
 # %% ../nbs/06_memory.ipynb #08b7b258
 def _storage_bytes(ts):
@@ -91,7 +115,7 @@ class MemoryProbe(Callback):
         params = list(self.learn.model.parameters())
         self.params,self.buffers = params,list(self.learn.model.buffers())
         self.cuda = params[0].device if params and params[0].device.type=='cuda' else None
-        self._on,self.n_seen,self.n_steps,self._known = False,0,0,{}
+        self._on,self._skipped,self.n_seen,self.n_steps,self._known = False,False,0,0,{}
         self.outside = self._allocated() - self._own() # Of other things than this training
 
     def _opt_state(self): return [t for t in _tensors(getattr(self.opt, 'opt', self.opt).state)]
@@ -101,7 +125,8 @@ class MemoryProbe(Callback):
 
     def before_batch(self):
         self.n_seen += 1
-        if self.n_seen>20*(self.n_steps+1): raise ValueError(f"The training loader does not give batches of {self.bs} items: see that its data set has as many")
+        if self.n_seen>40: raise ValueError(f"In 40 micro-batches no two optimizer steps were taken with {_items(self.bs)}: see that the training loader "
+                                            "gives such batches, and that no callback skips the steps")
         if find_bs(self.learn.yb or self.learn.xb)!=self.bs: raise CancelBatchException
         if self.n_steps==0: return
         self._known = {o.data_ptr() for t in (*self.params,*self.buffers) for o in _storages(t)}
@@ -119,7 +144,10 @@ class MemoryProbe(Callback):
 
     def after_backward(self): self.grads = _storage_bytes(self._grads())
 
-    def after_step(self): self.n_steps += 1
+    def after_cancel_step(self): self._skipped = True
+
+    def after_step(self):
+        self.n_steps,self._skipped = self.n_steps+(not self._skipped),False
 
     def after_batch(self):
         if self.n_steps<2: return
@@ -131,11 +159,16 @@ class MemoryProbe(Callback):
 
     def before_validate(self): raise CancelValidException
 
-def _probe(learn, bs):
-    "Bytes by row, of a step with micro-batches of `bs`"
+def _alone(learn):
+    "Processes train each on its own here: where memory runs out in one, the others would wait for its gradient"
+    learn.remove_cbs([cb for cb in learn.cbs if type(cb).__name__=='DistributedTrainer'])
+
+def _probe(learn, bs, order):
+    "Bytes by row, of a step with micro-batches of `bs` items, drawn in this order"
     probe = MemoryProbe(bs)
     with mock_training(learn), learn.no_bar():
-        learn.dls.loaders[0] = with_batch_size(learn.dls.train, bs)
+        _alone(learn)
+        learn.dls.loaders[0] = with_batch_size(learn.dls.train, bs, order)
         with saved_tensors_hooks(probe.save, lambda t: t): learn.fit(10_000, 0., cbs=probe)
     return probe.rows
 
@@ -150,7 +183,7 @@ def n_bytes(
         m = re.fullmatch(r'\s*(\d+\.?\d*)\s*([kKMGT]?i?B?)\s*', size)
         unit = m and (m[2][:1].upper()+m[2][1:]).removesuffix('B')+('B' if m[2] else '')
         if not m or unit not in _units: raise ValueError(f"A size in memory must be a number of bytes, or a string as '16GB' or '500MiB', got {size!r}")
-        return float(m[1])*_units[unit]
+        size = float(m[1])*_units[unit]
     if isinstance(size, bool) or not isinstance(size, numbers.Real):
         raise TypeError(f"A size in memory must be a number of bytes, or a string as '16GB' or '500MiB', got {size!r}")
     if not 0<size<math.inf: raise ValueError(f"A size in memory must be above 0 bytes and finite, got {size}")
@@ -159,7 +192,7 @@ def n_bytes(
 def _as_text(n):
     "Bytes for people"
     if n!=n: return ''
-    for unit,size in (('GB',1e9),('MB',1e6),('KB',1e3)):
+    for unit,size in (('TB',1e12),('GB',1e9),('MB',1e6),('KB',1e3)):
         if abs(n)>=0.9995*size: return f'{n/size:.3g} {unit}'
     return f'{n:.3g} B'
 
@@ -168,7 +201,7 @@ _fixed = ['parameters','gradients','optimizer state','buffers']
 
 class MemoryReport(pd.DataFrame):
     "What a training step holds: rows of memory, `bytes` with the micro-batch of the report, and bytes `per_item` that a larger one would hold more"
-    _metadata = ['bs']
+    _metadata,bs = ['bs'],None
 
     @property
     def _constructor(self): return MemoryReport
@@ -181,8 +214,10 @@ class MemoryReport(pd.DataFrame):
         total,per_item = self.loc['total']
         fixed = total - per_item*self.bs
         for nm in _fixed:
-            if self.bytes[nm]>limit: raise ValueError(f"The {nm} alone take {_as_text(self.bytes[nm])}, more than `limit`={_as_text(limit)}: "
-                                                      "a smaller model, or an optimizer that keeps less")
+            if self.bytes[nm]>limit: raise ValueError(f"The memory of the {nm} alone is {_as_text(self.bytes[nm])}, more than `limit`={_as_text(limit)}: "
+                                                      "take a smaller model, or an optimizer that keeps less")
+        if math.isnan(per_item): raise ValueError("What an item more takes could not be measured, for want of another batch size that runs, so this says "
+                                                  "nothing of the largest batch")
         if fixed+per_item>limit: raise ValueError(
             f"`limit`={_as_text(limit)} does not hold a micro-batch of one item: {_as_text(fixed)} are needed whatever the batch size, and "
             f"{_as_text(per_item)} for each item")
@@ -192,11 +227,11 @@ class MemoryReport(pd.DataFrame):
     def _text(self): return pd.DataFrame({nm: [_as_text(o) for o in self[nm]] for nm in self.columns}, index=self.index)
 
     def __repr__(self):
-        if list(self.columns)!=['bytes','per_item']: return super().__repr__()
+        if self.bs is None or list(self.columns)!=['bytes','per_item']: return super().__repr__()
         return f"Memory of a training step, micro-batches of {self.bs} items\n{self._text().to_string()}"
 
     def _repr_html_(self):
-        if list(self.columns)!=['bytes','per_item']: return super()._repr_html_()
+        if self.bs is None or list(self.columns)!=['bytes','per_item']: return super()._repr_html_()
         return f"<p>Memory of a training step, micro-batches of {self.bs} items</p>{self._text().to_html()}"
 
     def plot_memory(self,
@@ -224,17 +259,20 @@ def memory_report(self:Learner,
 )->MemoryReport:
     "Where the memory of a training step goes, measured in a few steps; the learner is left as it was"
     dl = self.dls.train
-    if bs is None: bs = micro_batch_size(dl)
-    else: check_whole('bs', bs, 1, "that is the size of a micro-batch", 'item')
     n_items = _n_items(dl)
+    if bs is None: bs = min(micro_batch_size(dl), n_items)
+    check_whole('bs', bs, 1, "that is the size of a micro-batch", 'item')
     if bs>n_items: raise ValueError(f"`bs`={bs} items are more than the {n_items} of the training set, so no such batch can be measured: take at most those")
-    rows,other = _probe(self, bs),max(1, bs//2)
-    if bs==1 and n_items>1: other = 2
-    less = _probe(self, other) if other!=bs else None
+    order = _by_size(dl)
+    rows,less = _probe(self, bs, order),None
+    other = bs//2 if bs>3 else bs+1 if bs<n_items else bs-1 # A single item is too few for BatchNorm
+    try: less = _probe(self, other, order) if other else None
+    except Exception as e: # A model that takes only one batch size, or a loader that gives only one: what an item more takes is not known then
+        if out_of_memory(e): raise
     report = MemoryReport(index=[*_fixed,'activations','workspace','total'], columns=['bytes','per_item'], dtype=float)
     report.bs = bs
     for nm,v in rows.items(): report.loc[nm] = v, 0. if nm in _fixed else (v-less[nm])/(bs-other) if less else np.nan
-    report.loc['total'] = report.bytes[list(rows)].sum(),report.per_item[list(rows)].sum()
+    report.loc['total'] = report.bytes[list(rows)].sum(),report.per_item[list(rows)].sum(skipna=False)
     return report
 
 # %% ../nbs/06_memory.ipynb #100b6645
@@ -276,30 +314,15 @@ class TrialSteps(Callback):
     def after_batch(self):
         if not self.training: raise CancelFitException
     def after_train(self):
-        if self.done<self.n_steps and self.n_seen<=20*self.n_steps: raise CancelEpochException
+        if self.done<self.n_steps and self.n_seen<=20*self.n_steps: raise CancelEpochException # Another epoch
     def after_validate(self): raise CancelFitException # A validation set without a batch
 
-def _by_size(dl):
-    "Indices of the items of `dl`, the largest first; `None` where all are alike, or it cannot be told"
-    if isinstance(dl, LMDataLoader): return None # Pieces of one text
-    sizes = getattr(dl, 'res', None) # A `SortedDL` knows
-    if sizes is None:
-        if isinstance(dl, DataLoader) and dl.indexed: item = dl.do_item
-        elif isinstance(dl, TorchDataLoader) and not isinstance(dl.dataset, IterableDataset): item = dl.dataset.__getitem__
-        else: return None
-        def _size(i): return sum(t.numel() for t in _tensors(item(i)))
-        n = len(dl.dataset)
-        with same_rng():
-            if len({_size(i*n//32) for i in range(min(n, 32))})<2: return None
-            sizes = [_size(i) for i in range(n)]
-    return [int(i) for i in np.argsort(sizes, kind='stable')[::-1]]
-
 def _all_agree(status):
-    "The worst status of all processes"
+    "The least of all processes"
     if n_processes()==1: return status
-    t = torch.tensor(status, device='cuda' if torch.distributed.get_backend()=='nccl' else 'cpu')
+    t = torch.tensor(status, dtype=torch.float64, device='cuda' if torch.distributed.get_backend()=='nccl' else 'cpu')
     torch.distributed.all_reduce(t, torch.distributed.ReduceOp.MIN)
-    return int(t)
+    return t.item()
 
 _failed,_too_large,_fits = range(3)
 
@@ -319,27 +342,55 @@ class _Search:
         if status!=_fits: free_memory()
         agreed = _all_agree(status)
         if agreed==_failed:
-            if status==_failed: raise ValueError(f"Micro-batches of {bs} items cannot be trained on, and memory is not the reason ({type(error).__name__}: "
+            if status==_failed: raise ValueError(f"Micro-batches of {_items(bs)} cannot be trained on, and memory is not the reason ({type(error).__name__}: "
                                                  f"{error}): see that the model, the loss and the metrics take them, or set `start` or `max_bs`") from error
-            raise RuntimeError(f"In another process micro-batches of {bs} items cannot be trained on, and memory is not the reason: see its own error")
+            raise RuntimeError(f"In another process micro-batches of {_items(bs)} cannot be trained on, and memory is not the reason: see its own error")
         if status==_too_large: self.error = str(error)
         return agreed==_fits
 
     def _train(self, bs):
         learn = self.learn
         with mock_training(learn), learn.no_bar():
-            # Processes train on their own here: where memory runs out in one, the others would wait for its gradient
-            learn.remove_cbs([cb for cb in learn.cbs if type(cb).__name__=='DistributedTrainer'])
+            _alone(learn)
             loaders = learn.dls.loaders
             loaders[0] = with_batch_size(loaders[0], bs, self.orders[0])
             if len(loaders)>1 and not self.val_own: loaders[1] = with_batch_size(loaders[1], bs, self.orders[1])
             trial = TrialSteps(bs, self.n_steps)
             learn.fit(10_000, 0., cbs=trial)
-            if not trial.done: raise ValueError(f"the training loader gave no batch of {bs} items, or no step was taken")
+            if trial.done<self.n_steps: raise ValueError(f"in {trial.n_seen} micro-batches {trial.done} steps were taken with as many items")
 
 def _own_size(dl):
     try: return micro_batch_size(dl)
     except ValueError: return None
+
+def _bound(learn, bs, limit):
+    "Items in a micro-batch that `limit` holds, by a report with micro-batches of `bs`, or of less where memory runs out; `inf` where nothing bounds them"
+    if limit is None:
+        if next(learn.model.parameters()).device.type!='cpu': return math.inf # Its allocator will say
+        size = _memory_of_machine()/2
+    else: size = math.inf if limit==math.inf else n_bytes(limit)
+    if math.isinf(size): return math.inf
+    while True:
+        try: report = learn.memory_report(bs)
+        except Exception as e:
+            if not out_of_memory(e): raise
+            report = None
+        if report is not None: break
+        if bs==1: return 1 # The search will say that not even this fits
+        bs //= 2
+        free_memory()
+    if limit is None and not report.per_item['total']>0: return math.inf
+    return report.max_bs(size)
+
+def _agreed_bound(learn, bs, limit, most):
+    "`most`, or less by `limit`; the least of all processes"
+    error = None
+    try: most = min(most, _bound(learn, bs, limit))
+    except Exception as e: error = e
+    agreed = _all_agree(-1. if error else most)
+    if error: raise error
+    if agreed<0: raise RuntimeError("In another process the memory of a step cannot be measured: see its own error")
+    return agreed if math.isinf(agreed) else int(agreed)
 
 def _memory_of_machine():
     "In bytes; `inf` where the system does not say"
@@ -358,17 +409,14 @@ def max_bs_find(self:Learner,
     for nm,v in (('start',start),('max_bs',max_bs)):
         if v is not None: check_whole(nm, v, 1, "leave it out for the usual", 'item')
     check_whole('n_steps', n_steps, 2, "the optimizer's state is there from the second on", 'step')
-    now,n_items = micro_batch_size(self.dls.train),_n_items(self.dls.train)
+    n_items = _n_items(self.dls.train)
+    now = min(micro_batch_size(self.dls.train), n_items)
     if start is None: start = min(now, max_bs or now)
     if max_bs is not None and start>max_bs: raise ValueError(f"`start`={start} items are more than `max_bs`={max_bs}: begin with at most those")
     if start>n_items: raise ValueError(f"`start`={start} items are more than the {n_items} of the training set: begin with at most those")
-    with_batch_size(self.dls.train, start+1 if start==now else start) # A loader that cannot change its batches says so now
+    with mock_training(self): with_batch_size(self.dls.train, start+1 if start==now else start) # A loader that cannot change its batches says so now
     most = min(max_bs or math.inf, n_items)
-    device = next(self.model.parameters()).device.type
-    if limit is None and device=='cpu': limit = _memory_of_machine()/2
-    if limit not in (None,math.inf):
-        by_report = self.memory_report(min(now, n_items)).max_bs(limit)
-        most = min(most, by_report)
+    most = _agreed_bound(self, start, limit, most)
     if math.isinf(most): raise ValueError("The training set does not say how many items it has, so the search has no end: set `max_bs`")
     search,start = _Search(self, n_steps),min(start, most)
     steps = range(2*math.ceil(math.log2(most+1))) # At most about so many
@@ -377,7 +425,7 @@ def max_bs_find(self:Learner,
     def _fits_shown(bs):
         if shown is not None:
             next(shown, None)
-            bar.comment = f"trying micro-batches of {bs} items"
+            bar.comment = f"trying micro-batches of {_items(bs)}"
         return search(bs)
     try: res = largest(_fits_shown, start, most)
     finally:

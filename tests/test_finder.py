@@ -398,7 +398,8 @@ def rates_of(learn, **kwargs):
     return {round(o, 12) for o in rates-{0.}},plan
 
 @pytest.mark.parametrize('lr,scaled,rates', [(0.01,ScaledLR(2),{0.02}), (0.01,ScaledLR(2, sqrt_scaling, warmup_epochs=3),{round(0.01*2**.5, 12)}),
-    (slice(0.01,0.02),ScaledLR(8),{0.005,0.01}), (None,ScaledLR(2),{0.006}), (0,ScaledLR(2),set()), (0.01,ScaledLR(2, adascale_gain, noise_scale=NoiseScale()),{0.01})])
+    (slice(0.01,0.02),ScaledLR(8),{0.005,0.01}), (None,ScaledLR(2),{0.006}), (0,ScaledLR(2),set()),
+    (0.01,ScaledLR(2, adascale_gain, noise_scale=NoiseScale()),{0.01})])
 def test_the_rate_that_this_batch_is_trained_with(lr, scaled, rates):
     "A ScaledLR that the learner has is set aside, but its factor is not: the training goes on at the scaled rate"
     learn = reg_learner(cbs=scaled, lr=0.003, splitter=lambda m: [list(m[:2].parameters()),list(m[2:].parameters())])

@@ -195,7 +195,8 @@ def test_advice_of_weights_that_did_not_move(kwargs, there): assert (present in 
 @pytest.mark.parametrize('kwargs,words', [
     (dict(sums=True), "The loss is a sum over items, so its gradient grows with the batch by itself: divide the learning rate given here by the ratio of the "
                       "batch sizes, or take the mean as the loss."),
-    (dict(failed=((200,'ValueError: no'),(400,'KeyError: 3'))), "Micro-batches of 200, 400 items could not be run, so nothing is known of them (ValueError: no)."),
+    (dict(failed=((200,'ValueError: no'),(400,'KeyError: 3'))),
+     "Micro-batches of 200, 400 items could not be run, so nothing is known of them (ValueError: no)."),
     (dict(failed=((200,'ValueError: '+'no '*50),)), "no no ...)."),
     (dict(noise_scale=300., ci=(290.,310.), max_bs=150), "Larger micro-batches were not tried, for max_bs=150.")])
 def test_advice_about_what_is_special(kwargs, words):

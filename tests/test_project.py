@@ -42,11 +42,11 @@ def test_all_has_every_public_name():
     assert hasattr(Learner, 'bs_find')
 
 def test_import_changes_no_learner():
-    "Importing adds `bs_find` to `Learner`, and no callback to those that users make"
+    "Importing adds three methods to `Learner`, and no callback to those that users make"
     code = ("from fastai.callback.all import *; from fastai.basics import defaults, Learner; before = list(defaults.callbacks), set(vars(Learner)); "
             "import fastai_bs.all; assert list(defaults.callbacks)==before[0]; print(sorted(set(vars(Learner))-before[1]))")
     out = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True).stdout
-    assert out.strip()=="['bs_find']"
+    assert out.strip()=="['bs_find', 'max_bs_find', 'memory_report']"
 
 def test_no_output_holds_a_path_of_somebodys_machine():
     for p in (root/'nbs').glob('*.ipynb'):

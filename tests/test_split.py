@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into `Learner`)
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.callback.fp16 import MixedPrecision
@@ -31,6 +32,7 @@ class Strike(Callback):
     def strike(self, *args):
         if self.learn.train_iter in self.at and find_bs(self.learn.xb)>self.most and self.struck<self.times:
             self.struck += 1
+            torch.rand(3) # What a pass that failed has drawn does not count
             raise self.error()
     def before_fit(self):
         if self.event=='forward': self.learn.model[1].register_forward_pre_hook(lambda m,x: self.strike() if m.training else None)
@@ -199,13 +201,41 @@ def test_mixup():
     fit(learn)
     assert strike.struck and learn.grad_accum.n_acc==4
 
-def test_mixed_precision_is_closed():
-    "Also where the error leaves the autocast of the forward pass open"
-    plain,struck = (learner([MixedPrecision(), *cbs]) for cbs in ([],[Strike('forward', [1], times=1)]))
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        fit(plain), fit(struck)
-    assert not torch.is_autocast_enabled('cuda')
+class Autocast(Callback):
+    "As MixedPrecision, on the CPU"
+    order = MixedPrecision.order
+    def before_batch(self):
+        self.depths = [*getattr(self, 'depths', []), torch.is_autocast_enabled('cpu')]
+        self.autocast = torch.autocast('cpu', dtype=torch.bfloat16)
+        self.autocast.__enter__()
+    def after_loss(self): self.autocast.__exit__(None, None, None)
+
+def test_autocast_is_closed():
+    "Also where the error leaves that of the forward pass open"
+    learn = learner([Autocast(), Strike('forward', [1])], model=mlp(dtype=torch.float32), items=regression(50, dtype=torch.float32))
+    fit(learn)
+    assert not any(learn.autocast.depths) and not torch.is_autocast_enabled('cpu')
+
+class Scaler(GradScaler):
+    "One that works on a CPU: what it is asked for"
+    def __init__(self): super().__init__('cpu', init_scale=1024.)
+
+class Scaled(Callback):
+    "As MixedPrecision: a step may be scaled once only, until `update`"
+    order = MixedPrecision.order
+    def before_fit(self): self.learn.scaler = Scaler()
+    def before_backward(self): self.learn.loss_grad = self.scaler.scale(self.loss_grad)
+    def before_step(self): self.scaler.step(self)
+    def after_step(self): self.scaler.update()
+    def step(self, *args, **kwargs): pass
+    @property
+    def param_groups(self): return self.opt.param_groups
+
+@pytest.mark.parametrize('event', ['backward','before_step','step'])
+def test_loss_scaling_begins_anew(event):
+    plain,struck = learner([Scaled()]),learner([Scaled(), s := Strike(event, [2])])
+    fit(plain), fit(struck)
+    assert s.struck and struck.scaler.get_scale()==plain.scaler.get_scale()==1024.
     assert_same(struck, plain)
 
 def test_train_metrics():
@@ -236,7 +266,7 @@ def test_nothing_is_kept():
     learn = learner([Strike('after_pred', range(100), most=2, times=100)])
     fit(learn)
     accum = learn.grad_accum
-    assert accum.splitter.window==[] and accum.splitter.buffers==[] and 'one_batch' not in vars(learn)
+    assert accum.in_parts.window==[] and accum.in_parts.buffers==[] and 'one_batch' not in vars(learn)
     learn.remove_cb(learn.strike)
     learn.logger = print
     pickle.loads(pickle.dumps(accum))
