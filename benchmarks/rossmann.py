@@ -1,7 +1,7 @@
 """Rossmann store sales, after lesson 6 of fast.ai's course of 2019: the noise scale, the plan, and batch 512 against 64.
 
     python benchmarks/rossmann.py noise noise_windows noise_cycle --data FOLDER --cache FOLDER --seeds 2     # FOLDER/rossmann/*.csv.gz
-    python benchmarks/rossmann.py find plan --data FOLDER --cache FOLDER     # The joined table is kept in the cache
+    python benchmarks/rossmann.py find plan rates equal_time --data FOLDER --cache FOLDER     # The joined table is kept in the cache
     python benchmarks/rossmann.py train --data FOLDER --cache FOLDER     # Hours; goes on after the last cycle that is in rossmann.csv
     python benchmarks/rossmann.py train --data FOLDER --cache FOLDER --rows 100000 --cycles 1     # Shorter, and said to be
 
@@ -158,6 +158,42 @@ def plan(args, to, top):
     plan = found(to, top, 0)
     return 'Plan', f"`learn.bs_find({lr})` at today's batch of {bs_now}:\n\n```\n{plan}\n\nplan.bs: {plan.bs}\n\n{plan.table.to_string()}\n```"
 
+def rates(args, to, top):
+    "`bs_find` at the peak of a one-cycle, and at what it falls to: on new weights and after a cycle of one epoch"
+    rows = ['| weights | learning rate | noise scale | balanced_bs | plan.bs |', '|---'*5+'|']
+    for trained in (False,True):
+        for rate in (lr,lr/10,lr/100):
+            set_seed(0)
+            learn = learner(to, top, bs_now, path=args.cache)
+            if trained: learn.load('rates')
+            with learn.no_bar(), learn.no_logging():
+                if not trained and rate==lr: # Keep a trained model for later
+                    learn.fit_one_cycle(1, lr)
+                    learn.save('rates')
+                    set_seed(0)
+                    learn = learner(to, top, bs_now, path=args.cache)
+                p = learn.bs_find(rate, show_plot=False)
+            rows.append(f"| {'after a cycle' if trained else 'new'} | {rate:g} | {cell(p.noise_scale, p.ci)} | {p.balanced_bs} | {p.bs} |")
+            print(rows[-1], flush=True)
+    return 'Learning rates', (f"`learn.bs_find` at the rate of the article and at lower ones, to which a one-cycle falls, on new weights and after "
+        f"`fit_one_cycle(1, {lr})` with batches of {bs_now}. At a high rate the weights bounce about, and the gradient that pulls them back is large beside "
+        "its noise.\n\n"+'\n'.join(rows))
+
+def equal_time(args, to, top):
+    "More epochs with a larger batch, in about the same processor time"
+    rows = ['| batch | epochs | learning rate | train loss | valid loss | exp_rmspe | processor minutes |', '|---'*7+'|']
+    for bs,n_epoch,rate in ((bs_now,1,lr),(256,2,2*lr),(bs_large,3,lr),(bs_large,3,lr*8**0.5)):
+        set_seed(0)
+        learn = learner(to, top, bs)
+        set_seed(1)
+        start = time.process_time()
+        with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(n_epoch, rate)
+        train_loss,valid_loss,metric = learn.recorder.values[-1][:3]
+        rows.append(f"| {bs} | {n_epoch} | {rate:.3g} | {train_loss:.4f} | {valid_loss:.4f} | {metric:.4f} | {(time.process_time()-start)/60:.1f} |")
+        print(rows[-1], flush=True)
+    return 'Equal time', ("One run each of `fit_one_cycle(epochs, rate)`, validation included, from the same weights; the last two at the article's rate, and "
+        "at the one by the square root.\n\n"+'\n'.join(rows))
+
 class Rows(Callback):
     "A row per epoch; the time is that of training and validation"
     def before_fit(self): self.rows = []
@@ -203,7 +239,7 @@ def train(args, to, top):
 
 if __name__=='__main__':
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = {f.__name__: f for f in (noise,noise_windows,noise_cycle,find,plan,train)}
+    parts = {f.__name__: f for f in (noise,noise_windows,noise_cycle,find,plan,rates,equal_time,train)}
     parser.add_argument('parts', nargs='+', choices=list(parts))
     parser.add_argument('--data', type=Path, required=True)
     parser.add_argument('--cache', type=Path, required=True, help="folder for the joined table and the trained models")

@@ -264,7 +264,8 @@ class BatchPlan:
             yield (f"The noise scale {'rose' if self.trend>0 else 'fell'} during the mock training; "
                    f"this is the value of its last {self.n_windows} windows, so measure again later in training.")
         elif 1<=high<math.inf:
-            yield f"It is the noise scale {'of this part of the training' if self.moved else 'at the present weights'} and tends to rise: measure again later."
+            yield (f"It is the noise scale {'of this part of the training' if self.moved else 'at the present weights'} "
+                   "and tends to rise, also as the learning rate falls: measure again later.")
         if self.sums and not self.adam:
             yield ("The loss is a sum over items, so its gradient grows with the batch by itself: divide the learning rate given here by the ratio of the "
                    "batch sizes, or take the mean as the loss.")

@@ -453,7 +453,7 @@ def test_a_second_callback_says_it_too(tmp_path):
 
 @pytest.mark.parametrize('n_acc', [None,2])
 def test_bs_find_sets_it_aside(n_acc):
-    "The plan's base_bs is its own, today's batch size stands beside; the learner is as it was"
+    "The plan's base_bs is its own, today's batch size stands beside; its factor counts; the learner is as it was"
     cb,rates = ScaledLR(64, warmup_epochs=0),[]
     note = Do('after_pred', lambda learn: rates.extend(h['lr'] for h in learn.opt.hypers))
     learn = learner(n=320, bs=4, cbs=[cb, note, *([GradAccum(n_acc)] if n_acc else [])])
@@ -467,7 +467,7 @@ def test_bs_find_sets_it_aside(n_acc):
     assert (plan.base_bs,plan.bs_now,plan.micro_now,plan.base_lr)==(64,bs,4,0.01) and f'bs_now={bs}' in repr(plan)
     assert len(learn.cbs)==len(cbs) and all(a is b for a,b in zip(learn.cbs, cbs)) and learn.scaled_lr is cb and cb.learn is learn
     assert torch.equal(before, flat(learn)) and hypers(learn)==hps and (cb.base_bs,cb.bs)==(64,bs)
-    assert len(rates)>=3*80 and {*rates}=={0.01,0.} # Its mock training was at the rate asked for; steps are timed at 0
+    assert len(rates)>=3*80 and {*rates}=={0.01*bs/64,0.} # Its mock training was at the rate that this batch is trained with; steps are timed at 0
     learn.opt.seen.clear()
     learn.fit(1, 0.01)
     close(of('lr', learn.opt.seen), np.full((80//(n_acc or 1),3), 0.01*bs/64))

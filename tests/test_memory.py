@@ -987,7 +987,7 @@ def test_sizes_that_never_come():
     class Liar(Fixed):
         def new(self, bs): return Liar(self.n, self.bs)
     learn = learner(dls=DataLoaders(Liar(), Liar()))
-    with pytest.raises(ValueError, match="In 40 micro-batches no two optimizer steps were taken with 8 items: see that the training loader"): learn.memory_report(8)
+    with pytest.raises(ValueError, match="In 40 micro-batches no two optimizer steps were taken with 8 items: see that"): learn.memory_report(8)
     with pytest.raises(ValueError,
         match="Micro-batches of 8 items cannot be trained on, .*in 61 micro-batches 0 steps were taken"): learn.max_bs_find(limit=inf, max_bs=9)
 

@@ -45,7 +45,8 @@ def secs(*sizes, a=0.01, c=0.0001, opt=0.001):
 
 five = secs(25, 50, 100, 200, 400) # With them 100 items are the fastest at a noise scale of 100: (100*0.01/0.0001)**0.5
 
-present = " It is the noise scale at the present weights and tends to rise: measure again later." # Of plans whose weights did not move; has a test of its own
+# Of plans whose weights did not move; has a test of its own
+present = " It is the noise scale at the present weights and tends to rise, also as the learning rate falls: measure again later."
 
 def test_advice_is_about_todays_batch_size():
     "Not about the one that the learning rate belongs to, where a ScaledLR makes them differ"
@@ -69,7 +70,7 @@ few = "Only 9 windows were measured, too few for advice: run longer, with num_it
 within = "Today's batch of {} items is as large as the noise scale, within its interval."
 below = "Today's batch of {} items is below the noise scale: up to there, a larger one takes fewer steps for little more data."
 above = "Today's batch of {} items is above the noise scale: a smaller batch learns the same from fewer examples."
-later = "It is the noise scale of this part of the training and tends to rise: measure again later."
+later = "It is the noise scale of this part of the training and tends to rise, also as the learning rate falls: measure again later."
 no_noise = "There is no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
 unknown = "The noise scale cannot be known from these data: run longer, with num_it=200 say."
 at_least = "The noise scale is at least {} items; these data do not bound it from above, so run longer, with num_it=200 say."
