@@ -165,13 +165,11 @@ def rates(args, to, top):
         for rate in (lr,lr/10,lr/100):
             set_seed(0)
             learn = learner(to, top, bs_now, path=args.cache)
-            if trained: learn.load('rates')
             with learn.no_bar(), learn.no_logging():
-                if not trained and rate==lr: # Keep a trained model for later
+                if trained and rate==lr:
                     learn.fit_one_cycle(1, lr)
                     learn.save('rates')
-                    set_seed(0)
-                    learn = learner(to, top, bs_now, path=args.cache)
+                elif trained: learn.load('rates')
                 p = learn.bs_find(rate, show_plot=False)
             rows.append(f"| {'after a cycle' if trained else 'new'} | {rate:g} | {cell(p.noise_scale, p.ci)} | {p.balanced_bs} | {p.bs} |")
             print(rows[-1], flush=True)

@@ -247,9 +247,9 @@ class MemoryReport(pd.DataFrame):
         ax.barh(rows, grows, left=stays, color='C0', label=f'for {self.bs} items')
         for i,nm in enumerate(rows): ax.text(self.bytes[nm]/size, i, ' '+_as_text(self.bytes[nm]), va='center')
         ax.invert_yaxis()
-        ax.margins(x=0.15)
+        ax.set_xlim(0, 1.25*max(stays+grows))
         ax.set(xlabel=f'{unit} (total {_as_text(self.bytes["total"])})', title=f'A training step, micro-batches of {self.bs} items')
-        ax.legend(framealpha=0.6)
+        ax.legend(loc='lower right', framealpha=0.6)
         return ax
 
 # %% ../nbs/06_memory.ipynb #d25ba1f3

@@ -16,6 +16,7 @@ from html import escape
 import numpy as np
 import pandas as pd
 import matplotlib.pyplot as plt
+from matplotlib.ticker import LogLocator
 from fastcore.basics import first, is_iter
 from fastai.callback.training import GradientAccumulation
 from .accumulate import GradAccum, with_batch_size
@@ -374,7 +375,8 @@ class BatchPlan:
         ax.set(xscale='log', yscale='log', xlabel='batch size (items)', ylabel="predicted, over today's")
         ax.set_xticks(df.bs, df.bs, rotation=45)
         ax.set_xticks([], minor=True)
-        ax.yaxis.set_major_formatter('{x:g}')
         bottom,top = ax.get_ylim()
-        ax.yaxis.set_minor_formatter('{x:g}' if top<8*bottom else '') # Else they print over each other
+        ax.yaxis.set_major_locator(LogLocator(subs=(1,2,5) if top>4*bottom else range(1,10)))
+        ax.yaxis.set_major_formatter('{x:g}')
+        ax.yaxis.set_minor_formatter('')
         ax.legend(framealpha=0.6)
