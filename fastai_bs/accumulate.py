@@ -122,14 +122,14 @@ def rows_of(
     raise ValueError(f"{who} cuts a batch into parts along the first dimension of its tensors, and this one of {bs} items holds {what}: {advice}")
 
 # %% ../nbs/03_accumulate.ipynb #ff59f9fa
-def _in_main_memory(b): return apply(lambda t: t.detach().to('cpu', copy=True), b)
+def _in_main_memory(b): return apply(lambda t: t.detach().to('cpu', copy=True) if isinstance(t, Tensor) else t, b)
 
 def _norms(opt):
     "Of all that an optimizer step moves: if they are what they were, nothing has moved"
     states = getattr(opt, 'opt', opt).state # Of torch's optimizer, in an `OptimWrapper`
     moved = [t.detach() for pg in opt.param_lists for p in pg for t in (p, *states.get(p, {}).values())
              if isinstance(t, Tensor) and t.is_floating_point() and t.layout==torch.strided]
-    return torch._foreach_norm(moved) if moved else []
+    return [torch.linalg.vector_norm(t, dtype=t.dtype if t.dtype==torch.float64 else torch.float32) for t in moved] # Half precision would not see it
 
 class SplitBatches:
     "Stands in for `learn.one_batch` while training: where memory runs out in a micro-batch, the window is run again with each of its batches in parts"
@@ -143,9 +143,11 @@ class SplitBatches:
 
     def __call__(self, i, b):
         accum,again = self.accum,False
+        if not self.learn.training: return type(self.learn).one_batch(self.learn, i, b) # Somebody validates within the epoch
         if accum.n_micro==0: self.window,self.buffers,self.told = [],[(o,o.clone()) for o in self.learn.model.buffers()],False
         self.window = [o for o in self.window if o[0] in accum._iters] # Somebody may have cancelled one before it added anything
         self.window.append([i,_in_main_memory(b),restart_point()])
+        self.hypers,self.held = [dict(h) for h in self.learn.opt.hypers],accum._held
         accum.stepped = self.done = False
         while True:
             try:
@@ -179,6 +181,8 @@ class SplitBatches:
         learn,accum = self.learn,self.accum
         accum.new_micro()
         accum._drop_window()
+        self._set_hypers(self.hypers)
+        accum._held = self.held
         for o,value in self.buffers: o.copy_(value)
         if isinstance(getattr(learn, 'scaler', None), GradScaler): learn.scaler.update(learn.scaler.get_scale()) # As if it had not begun with this step
         *before,(i,b,_) = self.window
@@ -212,35 +216,48 @@ class SplitBatches:
         "A batch whose events have been fired before: add its gradient to the window's"
         self._start(i, b)
         try:
-            self.learn('before_batch')
+            self._part_begins()
             self._do_parts()
         except CancelBatchException:
             if not self.accum._own_cancel: self.accum._drop_window()
         self.accum.new_micro()
 
+    def _part_begins(self):
+        "`before_batch` for what works on data; who sets hyper-parameters does so once for each batch of the loader"
+        hypers = [dict(h) for h in self.learn.opt.hypers]
+        for cb in self.learn.cbs.sorted('order'):
+            if cb is self.accum: cb.start_micro()
+            elif not isinstance(cb, (ScopedCallback,ParamScheduler)): cb('before_batch')
+        self._set_hypers(hypers)
+
+    def _set_hypers(self, hypers):
+        opt = self.learn.opt
+        for k in hypers[0]:
+            if [h[k] for h in opt.hypers]!=[h[k] for h in hypers]: opt.set_hyper(k, [h[k] for h in hypers])
+
     def _do_parts(self):
         "In place of `learn._do_one_batch`: the parts one by one, and afterwards the learner as after the whole batch"
         learn,accum,known = self.learn,self.accum,[]
-        keep_preds = getattr(getattr(learn, 'recorder', None), 'train_metrics', False) # Else `learn.pred` is that of the last part
         for k in range(len(self.parts)):
             if k:
                 accum.new_micro()
                 self._take(k)
-                learn('before_batch')
+                self._part_begins()
             cancelled = None
             try: learn._do_one_batch()
             except CancelBatchException as e:
                 if not accum._own_cancel: raise
                 cancelled = e
-            known.append((accum.micro_elems, learn.loss.detach(), to_detach(learn.pred, cpu=False) if keep_preds else None))
+            known.append((accum.micro_elems, to_detach((learn.loss,learn.pred), cpu=False)))
         learn.xb,learn.yb = self.whole
-        n,loss,preds = zip(*((n,loss,pred) for n,loss,pred in known if n is not None)) if any(n is not None for n,*_ in known) else ((),(),())
-        if n:
+        if all(n is not None for n,_ in known): # Else somebody skipped a backward pass
+            n,outs = zip(*known)
+            loss,preds = zip(*outs)
             accum.micro_elems = sum(n)
             is_sum = accum._reduction=='sum'
             total = sum(torch.where(k>0, o if is_sum else k*o, 0.) for k,o in zip(n,loss))
             learn.loss = (total if is_sum else total/accum.micro_elems).to(loss[0].dtype)
-            if keep_preds: learn.pred = to_concat(preds)
+            learn.pred = to_concat(preds)
         if cancelled is not None: raise cancelled
 
 # %% ../nbs/03_accumulate.ipynb #a04c0e31
@@ -385,6 +402,9 @@ class GradAccum(ScopedCallback):
 
     def before_batch(self):
         self._release_hypers()
+        self.start_micro()
+
+    def start_micro(self):
         self.stepped = False
         if self.n_micro==0:
             n,n_parts = self.n_acc_in(self.epoch),self.in_parts.n_parts if self.in_parts else 1
@@ -462,9 +482,10 @@ class GradAccum(ScopedCallback):
             if not any(g.dtype==torch.float64 for g in grads): total = total.float()
             if grads: torch._foreach_div_(grads, total.to(grads[0].device))
             self.window_loss,self.window_factor = (self._loss_sum/self._n_sum).to(self.learn.loss.dtype),1.
-        if not (self.in_parts and self.in_parts.told): # Once, also where the step is run again
-            for f in self.on_window: f()
+        told = self.in_parts and self.in_parts.told # Once, also where the step is run again
         if self.in_parts: self.in_parts.told,self.in_parts.norms = True,_norms(self.opt)
+        if not told:
+            for f in self.on_window: f()
 
     def after_cancel_step(self): self.stepped = False
     def after_step(self): self.new_window() # After a cancelled step too: fastai zeroes the gradients

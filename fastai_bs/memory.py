@@ -24,6 +24,7 @@ from fastai.callback.progress import CSVLogger
 from fastai.callback.training import GradientAccumulation
 from fastai.data.load import DataLoader
 from fastai.learner import Learner
+from fastai.tabular.model import TabularModel
 from fastai.text.data import LMDataLoader
 from fastai.torch_core import find_bs
 from fastprogress.fastprogress import progress_bar
@@ -60,7 +61,8 @@ def check_whole(
 
 def _n_items(dl):
     "That `dl` draws from; `inf` where it does not say"
-    try: return (dl.n if isinstance(dl, DataLoader) else None) or len(getattr(dl, 'sampler', None) or dl.dataset) # A torch sampler may leave some out
+    n = getattr(dl, 'partial_n', None) or (dl.n if isinstance(dl, DataLoader) else None)
+    try: return n or len(getattr(dl, 'sampler', None) or dl.dataset) # A torch sampler may leave some out
     except (TypeError,AttributeError): return math.inf
 
 def _items(n): return f"{n} item{'' if n==1 else 's'}"
@@ -173,15 +175,15 @@ def _probe(learn, bs, order):
     return probe.rows
 
 # %% ../nbs/06_memory.ipynb #865a6520
-_units = {'': 1, 'B': 1, **{f'{o}B': 1000**i for i,o in enumerate('KMGT', 1)}, **{f'{o}iB': 1024**i for i,o in enumerate('KMGT', 1)}}
+_units = {'B': 1, **{f'{o}B': 1000**i for i,o in enumerate('KMGT', 1)}, **{f'{o}iB': 1024**i for i,o in enumerate('KMGT', 1)}}
 
 def n_bytes(
     size, # A number of bytes, or a string as '16GB' or '500 MiB'
 )->float:
     "`size` in bytes"
     if isinstance(size, str):
-        m = re.fullmatch(r'\s*(\d+\.?\d*)\s*([kKMGT]?i?B?)\s*', size)
-        unit = m and (m[2][:1].upper()+m[2][1:]).removesuffix('B')+('B' if m[2] else '')
+        m = re.fullmatch(r'\s*(\d+\.?\d*)\s*([a-z]*)\s*', size, re.I)
+        unit = m and (m[2].upper().removesuffix('B')+'B').replace('IB', 'iB')
         if not m or unit not in _units: raise ValueError(f"A size in memory must be a number of bytes, or a string as '16GB' or '500MiB', got {size!r}")
         size = float(m[1])*_units[unit]
     if isinstance(size, bool) or not isinstance(size, numbers.Real):
@@ -297,8 +299,9 @@ class TrialSteps(Callback):
     def __init__(self,
         bs:int, # Items; batches of another size do not count
         n_steps:int, # Steps that the optimizer took, not those that mixed precision skipped
+        validates:bool=True, # Is there a validation set?
     ):
-        self.bs,self.n_steps,self.done,self._skipped = bs,n_steps,0,False
+        self.bs,self.n_steps,self.validates,self.done,self._skipped = bs,n_steps,validates,0,False
 
     def before_fit(self): self.n_seen = 0
     def before_batch(self):
@@ -315,6 +318,7 @@ class TrialSteps(Callback):
         if not self.training: raise CancelFitException
     def after_train(self):
         if self.done<self.n_steps and self.n_seen<=20*self.n_steps: raise CancelEpochException # Another epoch
+        if not self.validates: raise CancelFitException
     def after_validate(self): raise CancelFitException # A validation set without a batch
 
 def _all_agree(status):
@@ -340,8 +344,12 @@ class _Search:
             error = e.with_traceback(None) # Frames hold the tensors of the step
             error.__context__ = error.__cause__ = None
         if status!=_fits: free_memory()
+        if status==_too_large and self.val_own and self.trial.done>=self.n_steps: status = _failed
         agreed = _all_agree(status)
         if agreed==_failed:
+            if status==_failed and out_of_memory(error): raise ValueError(
+                f"Training steps with micro-batches of {_items(bs)} fit in memory, but the validation loader's batches do not ({error}): give it "
+                "smaller ones") from error
             if status==_failed: raise ValueError(f"Micro-batches of {_items(bs)} cannot be trained on, and memory is not the reason ({type(error).__name__}: "
                                                  f"{error}): see that the model, the loss and the metrics take them, or set `start` or `max_bs`") from error
             raise RuntimeError(f"In another process micro-batches of {_items(bs)} cannot be trained on, and memory is not the reason: see its own error")
@@ -355,7 +363,7 @@ class _Search:
             loaders = learn.dls.loaders
             loaders[0] = with_batch_size(loaders[0], bs, self.orders[0])
             if len(loaders)>1 and not self.val_own: loaders[1] = with_batch_size(loaders[1], bs, self.orders[1])
-            trial = TrialSteps(bs, self.n_steps)
+            self.trial = trial = TrialSteps(bs, self.n_steps, len(loaders)>1)
             learn.fit(10_000, 0., cbs=trial)
             if trial.done<self.n_steps: raise ValueError(f"in {trial.n_seen} micro-batches {trial.done} steps were taken with as many items")
 
@@ -373,7 +381,9 @@ def _bound(learn, bs, limit):
     while True:
         try: report = learn.memory_report(bs)
         except Exception as e:
-            if not out_of_memory(e): raise
+            if not out_of_memory(e):
+                if limit is None: return math.inf # Whatever it is, the search will come upon it, or can do without the report
+                raise
             report = None
         if report is not None: break
         if bs==1: return 1 # The search will say that not even this fits
@@ -435,10 +445,12 @@ def max_bs_find(self:Learner,
                        "half precision, or an optimizer that keeps less")
 
 # %% ../nbs/06_memory.ipynb #b600f9df
-def _groups_for(n, groups, nm):
-    "Most groups, up to `groups`, that divide `n` channels and have two channels at least: a single value, less its mean, is 0"
-    if n==1: raise ValueError(f"{nm} normalises a single feature, of which GroupNorm would leave nothing: leave it out of the model, and normalise the data")
-    return max(g for g in range(1, min(groups, n//2)+1) if n%g==0)
+def _groups_for(bn, groups, nm):
+    "Most groups, up to `groups`, that divide the channels, with two of them at least: a single value, less its mean, is 0. Of features without positions 16"
+    n,least = bn.num_features,16 if isinstance(bn, nn.BatchNorm1d) else 2
+    if n<min(least, 4): raise ValueError(f"{nm} normalises {n} feature{'s'*(n>1)}, of which GroupNorm would leave little or nothing: leave it out of the "
+                                         "model, and normalise the data")
+    return max(g for g in range(1, max(1, min(groups, n//least))+1) if n%g==0)
 
 def bn_to_gn(
     model:nn.Module, # Its layers are replaced in place
@@ -449,7 +461,12 @@ def bn_to_gn(
     for nm,m in model.named_modules():
         if nn.parameter.is_lazy(getattr(m, 'weight', None)) or isinstance(m, nn.modules.lazy.LazyModuleMixin): raise ValueError(
             f"{nm} is lazy and has no channels yet: pass one batch through the model first")
-    new = {m: _group_norm(m, _groups_for(m.num_features, groups, nm or 'The layer')) for nm,m in model.named_modules() if isinstance(m, _BatchNorm)}
+    for m in model.modules():
+        if isinstance(m, TabularModel) and isinstance(m.bn_cont, _BatchNorm) and m.bn_cont.num_features: raise ValueError(
+            "`bn_cont` of a TabularModel normalises the columns of the table, which GroupNorm would mix: make the model with bn_cont=False, and "
+            "normalise the data")
+    new = {m: _group_norm(m, _groups_for(m, groups, nm or 'The layer')) for nm,m in model.named_modules()
+           if isinstance(m, _BatchNorm) and m.num_features} # fastai makes one of no columns too
     for m in list(model.modules()):
         for nm,child in list(m._modules.items()):
             if child in new: setattr(m, nm, new[child])

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset, SubsetRandomSampler
 from torchvision.models import resnet18
+from fastai.callback.data import PartialDL
 from fastai.callback.core import Callback, CancelStepException
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.progress import CSVLogger, ProgressCallback
@@ -1058,18 +1059,37 @@ def test_processes_agree_on_a_limit(both):
 # GroupNorm
 
 @pytest.mark.parametrize('n,groups', [(2,1), (3,1), (4,2), (5,1), (6,3), (7,1), (9,3), (24,12), (32,16), (64,32), (96,32), (100,25), (128,32)])
-@pytest.mark.parametrize('bn,shape', [(nn.BatchNorm1d,()), (nn.BatchNorm1d,(3,)), (nn.BatchNorm2d,(3,3)), (nn.BatchNorm3d,(2,2,2)), (nn.SyncBatchNorm,(3,3))])
+@pytest.mark.parametrize('bn,shape', [(nn.BatchNorm2d,(3,3)), (nn.BatchNorm3d,(2,2,2)), (nn.SyncBatchNorm,(3,3))])
 def test_groups(bn, shape, n, groups):
     "As many as divide the channels, 32 at most, and two channels in each"
     gn = bn_to_gn(nn.Sequential(bn(n)))[0]
     assert type(gn) is nn.GroupNorm and gn.num_groups==groups and gn.num_channels==n and not list(gn.buffers())
     assert gn(torch.randn(3, n, *shape)).isfinite().all()
 
+@pytest.mark.parametrize('n,groups', [(4,1), (5,1), (31,1), (32,2), (64,4), (96,6), (100,5), (1024,32)])
+@pytest.mark.parametrize('shape', [(),(3,)])
+def test_groups_of_features(shape, n, groups):
+    "16 at least, as there may be no positions to normalise over: of two values nothing would be left but their order"
+    gn = bn_to_gn(nn.Sequential(nn.BatchNorm1d(n)))[0]
+    assert type(gn) is nn.GroupNorm and gn.num_groups==groups and gn(torch.randn(3, n, *shape)).isfinite().all()
+
+def test_columns_of_a_table():
+    "Have nothing in common that could be normalised"
+    for n_cont in (1,3,20):
+        model = TabularModel([(3,2)], n_cont, 1, [8])
+        with pytest.raises(ValueError, match="`bn_cont` of a TabularModel normalises the columns.*make the model with bn_cont=False"): bn_to_gn(model)
+        assert isinstance(model.bn_cont, nn.BatchNorm1d)
+    for model in (TabularModel([(3,2)], 3, 1, [8], bn_cont=False), TabularModel([(3,2)]*4, 0, 1, [8])):
+        bn_to_gn(model)
+        assert any(isinstance(m, nn.GroupNorm) for m in model.modules())
+
 def test_at_most_so_many_groups():
     for n in range(2, 70):
         for groups in (1,2,3,7,16,32,100):
-            got = memory._groups_for(n, groups, '')
-            assert got==max(g for g in range(1, groups+1) if n%g==0 and n//g>=2)
+            for bn,least in ((nn.BatchNorm2d,2),(nn.BatchNorm1d,16)):
+                if n<4: continue
+                got = memory._groups_for(bn(n), groups, '')
+                assert got==max(g for g in range(1, groups+1) if n%g==0 and (n//g>=least or g==1))
     assert bn_to_gn(nn.Sequential(nn.BatchNorm2d(12)), groups=4)[0].num_groups==4 and bn_to_gn(nn.BatchNorm2d(12), groups=np.int64(1)).num_groups==1
 
 @pytest.mark.parametrize('dtype', [torch.float64,torch.float16])
@@ -1129,7 +1149,7 @@ def test_all_of_a_resnet():
     (lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Sequential(nn.LazyBatchNorm2d(affine=False))),"1.0 is lazy and has no channels yet"),
     (lambda: nn.Sequential(nn.BatchNorm1d(4), nn.LazyLinear(4)),"1 is lazy and has no channels yet"),
     (lambda: nn.Sequential(nn.BatchNorm1d(4),
-        nn.Sequential(nn.BatchNorm1d(1))),"1.0 normalises a single feature, of which GroupNorm would leave nothing: leave it out of the model, and "
+        nn.Sequential(nn.BatchNorm1d(1))),"1.0 normalises 1 feature, of which GroupNorm would leave little or nothing: leave it out of the model, and "
      "normalise the data")])
 def test_layers_that_are_refused(model, says):
     "And the model is what it was"
@@ -1139,7 +1159,9 @@ def test_layers_that_are_refused(model, says):
     assert says in str(e.value) and model[0] is first and isinstance(first, nn.BatchNorm1d)
 
 def test_a_single_feature_as_the_model():
-    with pytest.raises(ValueError, match="The layer normalises a single feature"): bn_to_gn(nn.BatchNorm1d(1))
+    with pytest.raises(ValueError, match="The layer normalises 1 feature, of which GroupNorm would leave little or nothing"): bn_to_gn(nn.BatchNorm1d(1))
+    for n in (2,3):
+        with pytest.raises(ValueError, match=f"normalises {n} features"): bn_to_gn(nn.BatchNorm1d(n))
 
 @pytest.mark.parametrize('groups,error,says', [(0,ValueError,"`groups` must be at least 1 group, got 0: 1 normalises over all channels"),
     (-1,ValueError,"got -1"),
@@ -1203,3 +1225,31 @@ def test_bs_find_auto_where_all_fits(short):
 def test_bs_find_auto_that_fits_with_the_smallest(short):
     plan = find(limited(4, n=200))
     assert max(m for m,*_ in plan.times)==4 and plan.too_large==8 and plan.max_bs==4
+
+# Where the reasons are others
+
+def test_validation_batches_that_do_not_fit():
+    "Of a loader with a size of its own: smaller training batches would not help"
+    class Validation(Callback):
+        def after_pred(self):
+            if not self.training: raise torch.OutOfMemoryError("CUDA out of memory")
+    items = regression(40, dtype=f32)
+    dls = DataLoaders(DataLoader(items, bs=4, num_workers=0), DataLoader(items, bs=10, num_workers=0), device='cpu')
+    with pytest.raises(ValueError, match="Training steps with micro-batches of 4 items fit in memory, but the validation loader's batches do not"):
+        learner(dls=dls, cbs=Validation()).max_bs_find(limit=inf)
+
+def test_a_part_in_each_epoch():
+    dls = DataLoaders(PartialDL(regression(80, dtype=f32), partial_n=30, bs=8, num_workers=0), DataLoader(regression(8, dtype=f32), bs=8), device='cpu')
+    assert learner(dls=dls).max_bs_find(limit=inf)==30
+
+def test_without_a_validation_set():
+    dls = DataLoaders(DataLoader(regression(20, dtype=f32), bs=4, num_workers=0), device='cpu')
+    assert learner(dls=dls).max_bs_find(limit=inf)==20
+
+def test_what_cannot_be_looked_at():
+    "torch.func allows no hooks on saved tensors: without a limit the search does without the report"
+    def loss(pred, targ): return torch.func.vjp(lambda p: ((p-targ)**2).mean(), pred)[0]
+    learn = limited(13)
+    learn.loss_func = loss
+    assert learn.max_bs_find()==13
+    with pytest.raises(Exception, match="saved tensor hooks"): learn.memory_report()

@@ -11,13 +11,15 @@ from fastai.callback.core import Callback, CancelBatchException
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import MixUp
 from fastai.callback.training import GradientClip
+from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import mse
-from fastai.optimizer import Adam, OptimWrapper
+from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
 from fastai_bs.accumulate import GradAccum, slices
+from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from helpers import distance, flat, loaders, mlp, momentum_sgd, quiet_learner, regression
 
@@ -70,7 +72,7 @@ places = ['before_batch','forward','after_pred','after_loss','before_backward','
 @pytest.mark.parametrize('event', places)
 def test_as_if_nothing_had_happened(event, at, n_acc):
     "13 micro-batches in an epoch, the last one of 2 items: three to a window, or each on its own"
-    plain,struck = learner([], n_acc=n_acc),learner([s := Strike(event, [13+at])], n_acc=n_acc)
+    plain,struck = learner([], n_acc=n_acc, on_oom='raise'),learner([s := Strike(event, [13+at])], n_acc=n_acc)
     assert fit(plain)==[]
     said = fit(struck)
     closing = n_acc==1 or at%3==2 or at==12
@@ -279,6 +281,145 @@ def test_not_a_bit():
 
 def test_slices():
     assert slices(5, 2)==[slice(0,2),slice(2,5)] and slices(2, 4)==[slice(0,1),slice(1,2)]
+
+def rates(learn):
+    "Add a callback that keeps the rate of each step"
+    seen = []
+    class Look(Callback):
+        order = ScaledLR.order-1
+        def before_step(self): seen.append([h['lr'] for h in self.opt.hypers])
+    learn.add_cb(Look())
+    return seen
+
+@pytest.mark.parametrize('method', ['fit','fit_one_cycle'])
+@pytest.mark.parametrize('at', [[0],[1],[2],[4],[12],[3,16],[0,1]])
+@pytest.mark.parametrize('n_acc', [1,3])
+def test_a_scaled_rate(n_acc, at, method):
+    "ScaledLR is told of each batch once, however many parts it is in"
+    plain,struck = (learner([ScaledLR(6, warmup_epochs=0.5), *cbs], n_acc=n_acc) for cbs in ([],[Strike('forward', at, most=1, times=2)]))
+    seen = [rates(o) for o in (plain,struck)]
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        for o in (plain,struck): getattr(o, method)(2, 0.01)
+    assert seen[0]==seen[1] and len(seen[0])==(26 if n_acc==1 else 10)
+    assert [dict(h) for h in struck.opt.hypers]==[dict(h) for h in plain.opt.hypers]
+    assert_same(struck, plain)
+
+class FoldedSGD(torch.optim.Optimizer):
+    "Keeps the learning rate in its velocity"
+    def __init__(self, params, lr=0.1, mom=0.9): super().__init__(params, dict(lr=lr, mom=mom))
+    @torch.no_grad()
+    def step(self, closure=None):
+        for g in self.param_groups:
+            for p in g['params']:
+                v = self.state[p].setdefault('v', torch.zeros_like(p))
+                v.mul_(g['mom']).add_(p.grad, alpha=g['lr'])
+                p.sub_(v)
+
+@pytest.mark.parametrize('at', [[0],[4],[14]])
+def test_momentum_correction(at):
+    plain,struck = (learner([ScaledLR(6, warmup_epochs=1, momentum_correction=True), *cbs], opt_func=partial(OptimWrapper, opt=FoldedSGD))
+                    for cbs in ([],[Strike('forward', at, most=1, times=2)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        for o in (plain,struck): o.fit(2, 0.01)
+    assert_same(struck, plain)
+
+class Decay(Callback):
+    "Moves the rate itself, a little with each batch"
+    run_valid = False
+    def before_batch(self): self.opt.set_hyper('lr', [h['lr']*0.99 for h in self.opt.hypers])
+
+@pytest.mark.parametrize('at', [[1],[2],[5]])
+def test_who_moves_the_rate_moves_it_once_a_batch(at):
+    plain,struck = learner([Decay()]),learner([Decay(), Strike('forward', at, most=2)])
+    for o in (plain,struck): o.fit(2, 0.05)
+    assert_same(struck, plain)
+
+class Within(Callback):
+    "Validates within the epoch"
+    def before_fit(self): self.seen = []
+    def after_batch(self):
+        if not self.training: self.seen.append((len(self.learn.pred),len(self.y),self.learn.loss.item()))
+        elif self.train_iter in (5,20):
+            state = vars(self.learn).copy()
+            self.learn._do_epoch_validate()
+            vars(self.learn).update(state)
+            self.learn.model.train()
+
+def test_validation_within_the_epoch():
+    plain,struck = learner([Within()]),learner([Within(), Strike('forward', [1], most=1, times=2)])
+    fit(plain), fit(struck)
+    assert len(plain.within.seen)==len(struck.within.seen)>=4
+    assert [o[:2] for o in struck.within.seen]==[o[:2] for o in plain.within.seen]
+    torch.testing.assert_close(*(torch.tensor([o[2] for o in l.within.seen]) for l in (plain,struck)), rtol=1e-6, atol=0)
+
+@pytest.mark.parametrize('nth', [1,4])
+def test_memory_runs_out_while_the_window_is_measured(nth):
+    "What measures it is called once: the window is trained on, and not measured"
+    plain,struck = learner([]),learner([])
+    noise,calls = struck.noise_scale,[]
+    measure = noise._measure
+    def failing(step):
+        calls.append(step)
+        if len(calls)==nth: raise oom()
+        measure(step)
+    noise._measure = failing
+    fit(plain)
+    assert len(fit(struck))==1
+    assert distance(struck, plain)<1e-9 and noise.n_steps==plain.noise_scale.n_steps and nth not in noise.df.step.values
+
+def test_batches_with_names():
+    "What is no tensor cannot be cut, but does no harm before that"
+    items = [(x,y,'name') for x,y in regression(12)]
+    def make(cbs):
+        learn = quiet_learner(loaders(items, 4), mlp(), lambda p,y,_: ((p-y)**2).mean(), cbs=[GradAccum(1, on_oom='split'), *cbs])
+        for dl in learn.dls.loaders: dl.n_inp = 1
+        return learn
+    make([]).fit(1, 0.1)
+    with pytest.raises(ValueError, match=r"on_oom='split'\) cuts a batch into parts.*holds (str|tuple)"): make([Strike('forward', [1])]).fit(1, 0.1)
+
+def test_predictions_are_those_of_the_whole_batch():
+    "For a callback that compares them with the targets"
+    class Compare(Callback):
+        def before_fit(self): self.seen = []
+        def after_batch(self):
+            if self.training: self.seen.append(((self.learn.pred-self.y)**2).mean())
+    plain,struck = learner([Compare()]),learner([Compare(), Strike('forward', [1], most=1, times=2)])
+    fit(plain), fit(struck)
+    torch.testing.assert_close(struck.compare.seen, plain.compare.seen)
+
+def test_a_step_half_done_in_half_precision():
+    "Where a sum in half precision would be the same"
+    model = nn.Linear(64,64).bfloat16()
+    items = [(torch.randn(64).bfloat16(),torch.randn(64).bfloat16()) for _ in range(12)]
+    learn = quiet_learner(loaders(items, 4), model, opt_func=partial(SGD, mom=0.), cbs=[GradAccum(1, on_oom='split'), s := Strike('in_step', [1], times=1)])
+    with pytest.raises(RuntimeError, match="part of the parameters had already moved"): learn.fit(1, 1e-2)
+    assert s.struck==1
+
+class Ragged:
+    "Batches of 4, 1, 4, 2, ... items"
+    def __init__(self, items): self.items,self.bs,self.sizes,self.dataset = items,4,[4,1,4,2,4,1],items
+    device = torch.device('cpu')
+    def to(self, device): pass
+    def __len__(self): return len(self.sizes)
+    def __iter__(self):
+        i = 0
+        for n in self.sizes:
+            yield tuple(torch.stack(o) for o in zip(*self.items[i:i+n]))
+            i += n
+
+@pytest.mark.parametrize('at', range(6))
+def test_batches_of_unequal_size(at):
+    "A window ends after so many batches of the loader, into however many parts they fall"
+    def make(cbs):
+        learn = learner(cbs, n_acc=2)
+        learn.dls = DataLoaders(Ragged(regression(16)), learn.dls.valid)
+        for dl in learn.dls.loaders: dl.n_inp = 1
+        return learn
+    plain,struck = make([]),make([Strike('backward', [at], most=1)])
+    fit(plain), fit(struck)
+    assert_same(struck, plain)
 
 # Bad input
 
