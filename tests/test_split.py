@@ -263,6 +263,29 @@ def test_cancelled_batches(event):
     fit(plain), fit(struck)
     assert distance(struck, plain)<1e-9
 
+class CancelFirst(CancelOnce):
+    "The first part of a batch alone"
+    def cancel(self):
+        if self.train_iter==4 and not getattr(self, 'was', False):
+            self.was = True
+            raise CancelBatchException
+
+def test_a_cancelled_part_ends_its_batch():
+    steps = []
+    class Count(Callback):
+        def after_batch(self):
+            if self.training: steps.append(self.learn.grad_accum.stepped)
+    learn = learner([CancelFirst('after_pred'), Strike('forward', [0], most=2), Count()], n_acc=1)
+    fit(learn, 1)
+    assert steps==[True]*4+[False]+[True]*8
+
+def test_right_after_a_step():
+    "Before GradAccum itself has heard of the next batch"
+    plain,struck = learner([], on_oom='raise'),learner([s := Strike('before_batch', [3], order=GradAccum.order-1)])
+    fit(plain), fit(struck)
+    assert s.struck
+    assert_same(struck, plain)
+
 def test_nothing_is_kept():
     "No memory grows, and the learner can be pickled"
     learn = learner([Strike('after_pred', range(100), most=2, times=100)])
