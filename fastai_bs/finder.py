@@ -15,12 +15,11 @@ import torch
 from fastcore.basics import first, patch
 from fastcore.foundation import L
 from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelValidException
-from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from fastprogress.fastprogress import progress_bar
-from .accumulate import GradAccum, accumulation, batch_size, loss_elements, micro_batch_size, with_batch_size
-from .estimator import agree, drift_t, last_stretch, pool
+from .accumulate import GradAccum, accumulation, batch_size, loss_elements, micro_batch_size, n_items, with_batch_size
+from .estimator import agree, last_stretch, pool, trend
 from .lr import ScaledLR
 from .memory import check_whole, mock_training # Adds `Learner.max_bs_find` too
 from .noise import NoiseScale
@@ -134,8 +133,7 @@ def stretch(
     run_in = len(n)//2 if moves else 0
     n,tr_sigma,g_sq = n[run_in:],tr_sigma[run_in:],g_sq[run_in:]
     start = last_stretch(tr_sigma, g_sq, n)
-    trend = int(np.sign(drift_t(tr_sigma, g_sq, n))) if start else 0
-    return pool(tr_sigma[start:], g_sq[start:], n[start:], noise.beta), run_in+start, trend
+    return pool(tr_sigma[start:], g_sq[start:], n[start:], noise.beta), run_in+start, trend(tr_sigma, g_sq, n)
 
 # %% ../nbs/08_finder.ipynb #deda47f3
 def _synchronize(device):
@@ -253,19 +251,17 @@ def _plan(learn, finder, lr, n_iter):
     "What the finished mock training says; nothing more is run"
     noise,dl,scaled = finder.noise,learn.dls.train,first(cb for cb in learn.cbs if isinstance(cb, ScaledLR))
     bs = batch_size(learn, micro_bs=finder.micro_bs, n_iter=n_iter)
-    p,start,trend = stretch(noise, finder.moves)
-    _,n_items,n_elems,tr_sigma,g_sq = np.array(noise.rows).T
-    per_item = n_elems[start:].sum()/n_items[start:].sum() # The estimator counts elements, a batch items
+    p,start,rises = stretch(noise, finder.moves)
+    _,items,n_elems,tr_sigma,g_sq = np.array(noise.rows).T
+    per_item = n_elems[start:].sum()/items[start:].sum() # The estimator counts elements, a batch items
     low,high = p.interval(noise.level)
     if agree(tr_sigma, g_sq, n_elems): p,low,high = pool(tr_sigma, g_sq, n_elems, noise.beta),0,max(0, *(tr_sigma/g_sq))
-    n_epoch = n_iter*finder.micro_bs
-    try: n_train = (dl.n if isinstance(dl, DataLoader) else None) or len(dl.dataset)
-    except (TypeError,AttributeError): n_train = n_epoch # A data set without a length, or a loader without a data set
-    if not n_epoch-finder.micro_bs<n_train<n_epoch+finder.micro_bs: n_train = n_epoch # Of ready-made batches, or a part of the set in each epoch
+    n_epoch,n_train = n_iter*finder.micro_bs,n_items(dl)
+    if not n_epoch-finder.micro_bs<n_train<n_epoch+finder.micro_bs: n_train = n_epoch # Not known, or of ready-made batches
     return BatchPlan(noise_scale=float(p.noise_scale/per_item), ci=(float(low/per_item),float(high/per_item)),
         base_bs=scaled.base_bs if scaled else bs, bs_now=bs, micro_now=finder.micro_bs,
         base_lr=lr if lr is not None and finder.moves else finder.own_lr,
-        n_windows=p.n_windows, trend=trend,
+        n_windows=p.n_windows, trend=rises,
         n_train=n_train, n_seen=finder.n_seen, n_passes=finder.n_seen/n_iter, moved=finder.moves,
         loss_rose=finder.moves and bool(finder.losses[-1]>finder.losses[0]), level=noise.level, df=noise.df, adam=finder.adam, trained=finder.trained,
         sums=loss_elements(learn.loss_func)[1]=='sum',

@@ -17,7 +17,7 @@ import torch
 from fastcore.basics import first
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.learner import SkipToEpoch
-from .accumulate import GradAccum, ScopedCallback, batch_size
+from .accumulate import GradAccum, ScopedCallback, batch_size, inner_opt
 from .scaling import linear_scaling, scaled_momentum, warmup_factor
 
 # %% ../nbs/05_lr.ipynb #8a048ccf
@@ -40,13 +40,11 @@ def _scaled(nm, v, factor):
     return scaled_momentum(v, factor) if v else v # A momentum of 0 averages nothing, and goes on doing so
 
 # %% ../nbs/05_lr.ipynb #76cca446
-def _inner_opt(opt): return vars(opt).get('opt', opt) # Of torch's optimizers and of Lookahead: the one that holds the state
-
 def velocity_names(
     opt, # fastai's `Optimizer`, or torch's in an `OptimWrapper`
 )->list: # Names in the optimizer's state
     "State of `opt` that carries the learning rate, as the velocity in `v = mom*v + lr*grad` does"
-    opt = _inner_opt(opt)
+    opt = inner_opt(opt)
     like = first(p for g in opt.param_groups for p in g['params'])
     def _state(lr):
         p = like.new_ones(2).requires_grad_()
@@ -247,7 +245,7 @@ class ScaledLR(ScopedCallback):
     def _carry(self):
         "Make the velocity, a sum of lr*grad, one of the present rate (Goyal et al. 2017, section 3, remark 2); a rate of 0 leaves nothing of it"
         if not self._velocity or self._carried is None: return
-        state,now = _inner_opt(self.opt).state,self._hyper('lr')
+        state,now = inner_opt(self.opt).state,self._hyper('lr')
         for pg,lr,was in zip(self.opt.param_lists, now, self._carried):
             bufs = [state[p][nm] for p in pg if p in state for nm in self._velocity if nm in state[p]]
             if bufs and was: torch._foreach_mul_(bufs, lr/was)

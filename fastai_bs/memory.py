@@ -29,7 +29,7 @@ from fastai.text.data import LMDataLoader
 from fastai.torch_core import find_bs
 from fastprogress.fastprogress import progress_bar
 from torch.utils.data import DataLoader as TorchDataLoader, RandomSampler, SequentialSampler
-from .accumulate import GradAccum, micro_batch_size, n_processes, with_batch_size
+from .accumulate import GradAccum, inner_opt, micro_batch_size, n_items, n_processes, tensors, with_batch_size
 from .lr import ScaledLR
 from .noise import NoiseScale
 from .snapshot import free_memory, out_of_memory, same_rng, unchanged
@@ -58,12 +58,6 @@ def check_whole(
     many = unit+('es' if unit.endswith('h') else 's')
     if isinstance(v, bool) or not isinstance(v, numbers.Integral): raise TypeError(f"`{nm}` must be a whole number of {many}, got {v!r}")
     if v<least: raise ValueError(f"`{nm}` must be at least {least} {many if least>1 else unit}, got {v}: {what}")
-
-def _n_items(dl):
-    "That `dl` draws from; `inf` where it does not say"
-    n = getattr(dl, 'partial_n', None) or (dl.n if isinstance(dl, DataLoader) else None)
-    try: return n or len(getattr(dl, 'sampler', None) or dl.dataset) # A torch sampler may leave some out
-    except (TypeError,AttributeError): return math.inf
 
 def _items(n): return f"{n} item{'' if n==1 else 's'}"
 
@@ -99,11 +93,6 @@ def _storages(t):
     if t.layout==torch.sparse_coo: return [t._indices().untyped_storage(), t._values().untyped_storage()]
     return [] if t.is_meta else [t.untyped_storage()]
 
-def _tensors(o):
-    if isinstance(o, Tensor): return [o]
-    if isinstance(o, dict): o = o.values()
-    return [t for v in o for t in _tensors(v)] if is_iter(o) and not isinstance(o, str) else []
-
 class MemoryProbe(Callback):
     "Counts what two training steps with micro-batches of `bs` items hold in the second of them, and ends the fit"
     order,run_valid = -1000,False # Before all others: what they do in the step is in it
@@ -120,7 +109,7 @@ class MemoryProbe(Callback):
         self._on,self._skipped,self.n_seen,self.n_steps,self._known = False,False,0,0,{}
         self.outside = self._allocated() - self._own() # Of other things than this training
 
-    def _opt_state(self): return [t for t in _tensors(getattr(self.opt, 'opt', self.opt).state)]
+    def _opt_state(self): return tensors(inner_opt(self.opt).state)
     def _grads(self): return [p.grad for p in self.params if p.grad is not None]
     def _own(self): return _storage_bytes([*self.params, *self.buffers, *self._grads(), *self._opt_state()])
     def _allocated(self): return torch.cuda.memory_allocated(self.cuda) if self.cuda else 0
@@ -255,20 +244,12 @@ class MemoryReport(pd.DataFrame):
         return ax
 
 # %% ../nbs/06_memory.ipynb #d25ba1f3
-@patch
-def memory_report(self:Learner,
-    bs:int=None, # Items in a micro-batch; `None`: as the training loader has them
-)->MemoryReport:
-    "Where the memory of a training step goes, measured in a few steps; the learner is left as it was"
-    dl = self.dls.train
-    n_items = _n_items(dl)
-    if bs is None: bs = min(micro_batch_size(dl), n_items)
-    check_whole('bs', bs, 1, "that is the size of a micro-batch", 'item')
-    if bs>n_items: raise ValueError(f"`bs`={bs} items are more than the {n_items} of the training set, so no such batch can be measured: take at most those")
-    order = _by_size(dl)
-    rows,less = _probe(self, bs, order),None
-    other = bs//2 if bs>3 else bs+1 if bs<n_items else bs-1 # A single item is too few for BatchNorm
-    try: less = _probe(self, other, order) if other else None
+def _report(learn, bs, order):
+    "With micro-batches of `bs` items, drawn in this order"
+    n_all = n_items(learn.dls.train)
+    rows,less = _probe(learn, bs, order),None
+    other = bs//2 if bs>3 else bs+1 if bs<n_all else bs-1 # A single item is too few for BatchNorm
+    try: less = _probe(learn, other, order) if other else None
     except Exception as e: # A model that takes only one batch size, or a loader that gives only one: what an item more takes is not known then
         if out_of_memory(e): raise
     report = MemoryReport(index=[*_fixed,'activations','workspace','total'], columns=['bytes','per_item'], dtype=float)
@@ -276,6 +257,18 @@ def memory_report(self:Learner,
     for nm,v in rows.items(): report.loc[nm] = v, 0. if nm in _fixed else (v-less[nm])/(bs-other) if less else np.nan
     report.loc['total'] = report.bytes[list(rows)].sum(),report.per_item[list(rows)].sum(skipna=False)
     return report
+
+@patch
+def memory_report(self:Learner,
+    bs:int=None, # Items in a micro-batch; `None`: as the training loader has them
+)->MemoryReport:
+    "Where the memory of a training step goes, measured in a few steps; the learner is left as it was"
+    dl = self.dls.train
+    n_all = n_items(dl)
+    if bs is None: bs = min(micro_batch_size(dl), n_all)
+    check_whole('bs', bs, 1, "that is the size of a micro-batch", 'item')
+    if bs>n_all: raise ValueError(f"`bs`={bs} items are more than the {n_all} of the training set, so no such batch can be measured: take at most those")
+    return _report(self, bs, _by_size(dl))
 
 # %% ../nbs/06_memory.ipynb #100b6645
 def largest(
@@ -332,8 +325,8 @@ _failed,_too_large,_fits = range(3)
 
 class _Search:
     "Tries micro-batch sizes on a learner, one after another"
-    def __init__(self, learn, n_steps):
-        self.learn,self.n_steps,self.error,self.orders = learn,n_steps,None,[_by_size(dl) for dl in learn.dls.loaders[:2]]
+    def __init__(self, learn, n_steps, orders): # Of the items in the training and the validation loader
+        self.learn,self.n_steps,self.orders,self.error = learn,n_steps,orders,None
         self.val_own = len(learn.dls.loaders)>1 and _own_size(learn.dls.loaders[1])!=micro_batch_size(learn.dls.train)
 
     def __call__(self, bs):
@@ -371,7 +364,7 @@ def _own_size(dl):
     try: return micro_batch_size(dl)
     except ValueError: return None
 
-def _bound(learn, bs, limit):
+def _bound(learn, bs, limit, order):
     "Items in a micro-batch that `limit` holds, by a report with micro-batches of `bs`, or of less where memory runs out; `inf` where nothing bounds them"
     if limit is None:
         if next(learn.model.parameters()).device.type!='cpu': return math.inf # Its allocator will say
@@ -379,7 +372,7 @@ def _bound(learn, bs, limit):
     else: size = math.inf if limit==math.inf else n_bytes(limit)
     if math.isinf(size): return math.inf
     while True:
-        try: report = learn.memory_report(bs)
+        try: report = _report(learn, bs, order)
         except Exception as e:
             if not out_of_memory(e):
                 if limit is None: return math.inf # Whatever it is, the search will come upon it, or can do without the report
@@ -392,10 +385,10 @@ def _bound(learn, bs, limit):
     if limit is None and not report.per_item['total']>0: return math.inf
     return report.max_bs(size)
 
-def _agreed_bound(learn, bs, limit, most):
+def _agreed_bound(learn, bs, limit, order, most):
     "`most`, or less by `limit`; the least of all processes"
     error = None
-    try: most = min(most, _bound(learn, bs, limit))
+    try: most = min(most, _bound(learn, bs, limit, order))
     except Exception as e: error = e
     agreed = _all_agree(-1. if error else most)
     if error: raise error
@@ -419,16 +412,17 @@ def max_bs_find(self:Learner,
     for nm,v in (('start',start),('max_bs',max_bs)):
         if v is not None: check_whole(nm, v, 1, "leave it out for the usual", 'item')
     check_whole('n_steps', n_steps, 2, "the optimizer's state is there from the second on", 'step')
-    n_items = _n_items(self.dls.train)
-    now = min(micro_batch_size(self.dls.train), n_items)
+    n_all = n_items(self.dls.train)
+    now = min(micro_batch_size(self.dls.train), n_all)
     if start is None: start = min(now, max_bs or now)
     if max_bs is not None and start>max_bs: raise ValueError(f"`start`={start} items are more than `max_bs`={max_bs}: begin with at most those")
-    if start>n_items: raise ValueError(f"`start`={start} items are more than the {n_items} of the training set: begin with at most those")
-    with mock_training(self): with_batch_size(self.dls.train, start+1 if start==now else start) # A loader that cannot change its batches says so now
-    most = min(max_bs or math.inf, n_items)
-    most = _agreed_bound(self, start, limit, most)
+    if start>n_all: raise ValueError(f"`start`={start} items are more than the {n_all} of the training set: begin with at most those")
+    with_batch_size(self.dls.train, start+1 if start==now else start) # A loader that cannot change its batches says so now
+    most = min(max_bs or math.inf, n_all)
+    orders = [_by_size(dl) for dl in self.dls.loaders[:2]] # Looked at once, for all that follows
+    most = _agreed_bound(self, start, limit, orders[0], most)
     if math.isinf(most): raise ValueError("The training set does not say how many items it has, so the search has no end: set `max_bs`")
-    search,start = _Search(self, n_steps),min(start, most)
+    search,start = _Search(self, n_steps, orders),min(start, most)
     steps = range(2*math.ceil(math.log2(most+1))) # At most about so many
     bar = progress_bar(steps, leave=False) if hasattr(self, 'progress') else None
     shown = iter(bar) if bar is not None else None

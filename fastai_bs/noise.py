@@ -27,8 +27,8 @@ from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
-from .accumulate import GradAccum, ScopedCallback, batch_size, n_processes, rows_of, slices
-from .estimator import Pool, drift_t, pool, running, window_moments
+from .accumulate import GradAccum, ScopedCallback, batch_size, inner_opt, n_processes, rows_of, slices
+from .estimator import Pool, pool, running, trend, window_moments
 from .snapshot import pass_unchanged
 
 # %% ../nbs/04_noise.ipynb #22fb8c27
@@ -56,7 +56,7 @@ _second_moments = 'sqr_avg','exp_avg_sq','square_avg' # fastai's optimizers; tor
 def _adam_metric(opt, params, n_steps):
     "For each of `params` its `v`, without its bias, and `eps`; none before the optimizer has taken `1/(1-sqr_mom)` steps, as `v` is not a mean yet"
     hypers = {p: h for pg,h in zip(opt.param_lists, opt.hypers) for p in pg}
-    states,res = getattr(opt, 'opt', opt).state,{} # Of torch's optimizer, in an `OptimWrapper`
+    states,res = inner_opt(opt).state,{}
     for i,p in enumerate(params):
         state,beta,eps = states.get(p, {}),hypers[p]['sqr_mom'],hypers[p].get('eps', 0.)
         v = first(state[k] for k in _second_moments if k in state)
@@ -326,9 +326,7 @@ class NoiseScale(ScopedCallback):
     def drift(self)->int: # 1 where it rises, -1 where it falls, 0 where neither can be told
         "Of the noise scale over the measurements that the moving means look back on; `noise_scale` and `ci` speak of their middle, not of the present"
         _,_,n,tr_sigma,g_sq = np.array(self.rows[-round(1/(1-self.beta)):]).T if self.rows else np.zeros((5,0))
-        if len(n)<20: return 0
-        t = drift_t(tr_sigma, g_sq, n)
-        return int(np.sign(t)) if abs(t)>3 else 0
+        return trend(tr_sigma, g_sq, n)
 
     @property
     def elems_per_item(self):

@@ -160,7 +160,7 @@ def test_without_parameters_that_train_and_with_meta_state():
     assert memory._storage_bytes([torch.empty(5, device='meta')])==0
     t = torch.zeros(6)
     assert memory._storage_bytes([t, t[:2], t.view(2,3), torch.zeros(2, dtype=torch.int64)])==24+16
-    assert len(memory._tensors({'a': [t,(t,{'b': t})], 'c': 'text', 'd': 3, 'e': None}))==3
+    assert len(memory.tensors({'a': [t,(t,{'b': t})], 'c': 'text', 'd': 3, 'e': None}))==3
 
 # The report: activations
 
@@ -978,7 +978,7 @@ def test_a_set_of_unknown_length():
     items = regression(40, dtype=f32)
     dls = DataLoaders(Long(Stream(), bs=4, num_workers=0), DataLoader(items, bs=4, num_workers=0), device='cpu')
     learn = learner(dls=dls, cbs=Limit(13))
-    assert memory._n_items(dls.train)==inf and memory._n_items(dls.valid)==40 and memory._n_items(Fixed())==inf
+    assert memory.n_items(dls.train)==inf and memory.n_items(dls.valid)==40 and memory.n_items(Fixed())==inf
     with pytest.raises(ValueError,
         match="The training set does not say how many items it has, so the search has no end: set `max_bs`"): learn.max_bs_find(limit=inf)
     assert learn.max_bs_find(limit=inf, max_bs=20)==13
@@ -994,7 +994,7 @@ def test_sizes_that_never_come():
 
 def test_n_items():
     items = regression(40, dtype=f32)
-    assert [memory._n_items(o) for o in (DataLoader(items, bs=4), DataLoader(items, bs=4, n=12), TorchDataLoader(items, 4))]==[40,12,40]
+    assert [memory.n_items(o) for o in (DataLoader(items, bs=4), DataLoader(items, bs=4, n=12), TorchDataLoader(items, 4))]==[40,12,40]
 
 # Several processes
 
