@@ -18,21 +18,24 @@ from fastai.callback.core import Callback, CancelBatchException, CancelFitExcept
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from fastprogress.fastprogress import progress_bar
-from .accumulate import GradAccum, accumulation, batch_size, loss_elements, micro_batch_size, n_items, with_batch_size
+from .accumulate import GradAccum, accumulation, batch_size, epoch_len, loss_elements, micro_batch_size, n_items, with_batch_size
+from .distributed import any_rank, ddp_model, n_processes, over_ranks, rank, together, trains_together
 from .estimator import agree, last_stretch, pool, trend
 from .lr import ScaledLR
-from .memory import check_whole, mock_training # Adds `Learner.max_bs_find` too
+from .memory import TrialSearch, check_whole, mock_training # Adds `Learner.max_bs_find` too
 from .noise import NoiseScale
 from .plan import BatchPlan, _times
 from .snapshot import free_memory, out_of_memory
 
 # %% ../nbs/08_finder.ipynb #bb10e23e
 def window_size(
-    n_batch:int, # Micro-batches asked for
-    n_iter:int, # Micro-batches in an epoch
-)->int: # Micro-batches
+    n_batch:int, # Micro-batches asked for, of all ranks
+    n_iter:int, # Micro-batches in an epoch of each rank
+    n_ranks:int=1,
+)->int: # Micro-batches of each rank
     "`n_batch`, or less in a short epoch: a window never holds an item twice, and an epoch should hold 8 windows"
-    return n_batch if n_iter>=8*n_batch else max(2, n_iter//8)
+    n,least = math.ceil(n_batch/n_ranks),2 if n_ranks==1 else 1
+    return n if n_iter>=8*n else max(least, n_iter//8)
 
 # %% ../nbs/08_finder.ipynb #18026c96
 class MockAccum(GradAccum):
@@ -41,9 +44,10 @@ class MockAccum(GradAccum):
         n_acc:int, # Micro-batches in a window that is measured
         today:int, # Micro-batches in an optimizer step of the training; 0: nothing but windows, where the weights do not move
         count=None, # As in `GradAccum`
+        least:int=2, # Micro-batches, on each rank, of a window that tells something
     ):
         super().__init__(n_acc, count=count)
-        self.today,self._left = today,0
+        self.today,self.least,self._left = today,least,0
 
     def start_fit(self):
         self._left = 0
@@ -52,11 +56,14 @@ class MockAccum(GradAccum):
     @property
     def measures(self): return not self._left # Is this a window to be measured?
 
+    @property
+    def measurable(self): return self.n_acc>1 or self.measures and super().measurable # Not the single micro-batches of the training in between
+
     def n_acc_in(self, epoch): return self.n_acc_at if self.measures else min(self.today, self._left)
 
     def after_step(self):
         # After a window of a single micro-batch, at the end of an epoch, which tells nothing, the next one is tried at once
-        if self.today: self._left = max(0, self._left-self.n_micro) if not self.measures else self.n_acc_at if self.n_micro>1 else 0
+        if self.today: self._left = max(0, self._left-self.n_micro) if not self.measures else self.n_acc_at if self.n_micro>=self.least else 0
         super().after_step()
 
 # %% ../nbs/08_finder.ipynb #feaca4ef
@@ -65,6 +72,7 @@ def micro_batches(
     n_acc:int, # Micro-batches in a window
     n_iter:int, # Micro-batches in an epoch
     moves:bool=True, # Is there training between the windows?
+    least:int=2, # Micro-batches of a window that tells something
 )->int: # Micro-batches
     "How many micro-batches make `n_windows` windows: none crosses an epoch, and a left-over one of a single micro-batch tells nothing"
     seen = windows = left = 0
@@ -72,7 +80,7 @@ def micro_batches(
         in_epoch = n_iter-seen%n_iter
         n = min(left or n_acc, in_epoch)
         if left: left -= n
-        else: windows,left = windows+(n>=2),n_acc if moves and n>=2 else 0
+        else: windows,left = windows+(n>=least),n_acc if moves and n>=least else 0
         seen += n
     return seen
 
@@ -102,6 +110,7 @@ class BSFinder(Callback):
         elems = self.learn.grad_accum.micro_elems
         if not torch.isfinite(self.learn.loss) and (elems is None or elems>0):
             self.bad_loss = self.learn.loss.item(),self.n_seen+1
+            if ddp_model(self.learn) is not None: self.refuse_loss() # The others wait for this rank, and are told so
             raise CancelFitException
 
     def before_step(self):
@@ -120,6 +129,10 @@ class BSFinder(Callback):
         p,start,_ = stretch(self.noise, self.moves)
         (low,high),mid = p.interval(self.noise.level),p.noise_scale
         return len(rows)-start>=self.min_windows and (high-low)/2 < self.tol*mid
+
+    def refuse_loss(self):
+        if self.bad_loss: raise ValueError(f"The loss is {self.bad_loss[0]} at micro-batch {self.bad_loss[1]} of the mock training (lr={self.asked}): "
+                                           "check the data and the loss there, or lower `lr`")
 
     def before_validate(self): raise CancelValidException
 
@@ -151,7 +164,7 @@ class StepTimer(Callback):
     ):
         self.bs = bs
 
-    def before_fit(self): self.times,self.n_seen,self._end,self._begin = [],0,None,time.perf_counter()
+    def before_fit(self): self.times,self.n_seen,self._end,self._begin,self._micro = [],0,None,time.perf_counter(),None
     def before_train(self): self._end = None # What lies between two epochs does not count
     def before_batch(self):
         self._begun_step = None
@@ -165,13 +178,28 @@ class StepTimer(Callback):
 
     def after_batch(self):
         stepped,self.n_seen = self._begun_step is not None,self.n_seen+1
-        if stepped:
-            now = self._now()
-            if self._end is not None and self.n_seen>self.n_warmup: self.times.append((now-self._end,now-self._begun_step))
-            taken = now-self._begin
-            if len(self.times)>=self.n_steps and taken>self.seconds or self.times and taken>self.patience: raise CancelFitException
-        self._end = now if stepped else None
+        if ddp_model(self.learn) is not None: self._after_batch_of_ranks()
+        else:
+            if stepped:
+                now = self._now()
+                if self._end is not None and self.n_seen>self.n_warmup: self.times.append((now-self._end,now-self._begun_step))
+                if self._enough(now): raise CancelFitException
+            self._end = now if stepped else None
         if not self.times and self.n_seen>=20: raise CancelFitException # No two batches of this size in a row
+
+    def _enough(self, now):
+        taken = now-self._begin
+        return bool(len(self.times)>=self.n_steps and taken>self.seconds or self.times and taken>self.patience)
+
+    def _after_batch_of_ranks(self):
+        "With windows of two micro-batches: what the second takes longer is done once per step, the reduction of the gradients above all"
+        stepped = self.learn.grad_accum.stepped
+        now = self._now()
+        took = None if self._end is None else now-self._end
+        if stepped and took and self._micro and self.n_seen>self.n_warmup: self.times.append((took, max(took-self._micro, now-self._begun_step)))
+        self._micro = None if stepped else took
+        if any_rank(self._enough(now)): raise CancelFitException
+        self._end = self._now()
 
     @property
     def median(self)->tuple: # Seconds of a step, and of what is done once per optimizer step in it, from `before_step` on
@@ -194,19 +222,27 @@ def micro_batch_sizes(
 def _time_steps(learn, sizes, micro_bs):
     "Seconds of a step, and of the optimizer's part of it, for each of `sizes` that ran; the one for which memory did not suffice; what else went wrong"
     begin,dl,times,too_large,errors = time.perf_counter(),learn.dls.train,{},None,{}
+    on_ranks = trains_together(learn)
+    fits = TrialSearch(learn, 2, [None,None]) if on_ranks else lambda bs: True # Each rank on its own: an error in a common step would end all of them
     trials = 3*sizes # In rounds: what else the device does at times should not fall on one size alone
     bar = progress_bar(trials, leave=False) if hasattr(learn, 'progress') else trials
     with learn.no_bar():
         for i,bs in enumerate(bar):
             if bar is not trials: bar.comment = f"timing micro-batches of {bs} items"
             if i>=len(sizes): # A round for the second time
-                if bs not in times or time.perf_counter()-begin>3*StepTimer.patience: continue
+                late = time.perf_counter()-begin>3*StepTimer.patience
+                if bs not in times or (any_rank(late) if on_ranks else late): continue
             elif bs>micro_bs and (too_large or times and times[max(times)][0][0]*bs/max(times)>StepTimer.patience): continue
             if bs in errors: continue
             timer,failed = StepTimer(bs),False
             try:
+                if bs>micro_bs and i<len(sizes):
+                    learn.dls.loaders[0] = dl
+                    if not fits(bs):
+                        too_large = bs
+                        continue
                 learn.dls.loaders[0] = dl if bs==micro_bs else with_batch_size(dl, bs)
-                learn.fit(10_000, 0., cbs=timer)
+                learn.fit(10_000, 0., cbs=[timer,GradAccum(2)] if on_ranks else timer)
             except Exception as e: # A loader or a model that knows no other size than today's, or the memory
                 if bs==micro_bs: raise
                 failed = True
@@ -215,7 +251,9 @@ def _time_steps(learn, sizes, micro_bs):
             if failed:
                 free_memory(learn)
                 times = {o: ts for o,ts in times.items() if o!=bs and o<(too_large or math.inf)}
-            elif timer.median: times.setdefault(bs, []).append(timer.median)
+            elif timer.median:
+                slowest = over_ranks(torch.tensor(timer.median, dtype=torch.float64), 'max').tolist() if on_ranks else timer.median
+                times.setdefault(bs, []).append(slowest)
     return tuple((bs,*(float(o) for o in np.median(ts, axis=0))) for bs,ts in times.items()),too_large,tuple(errors.items())
 
 # %% ../nbs/08_finder.ipynb #9a87172f
@@ -237,12 +275,12 @@ def _check_groups(learn, lr):
     if isinstance(lr, (list,tuple,L,np.ndarray)) and len(lr) not in (1,n):
         raise ValueError(f"`lr` must hold a learning rate for each of the {n} parameter groups, got {len(lr)}: {lr}")
 
-def _epoch_len(dl):
-    "Micro-batches in an epoch"
-    try: n = len(dl)
+def _epoch_len(learn):
+    "Micro-batches in an epoch, on each rank"
+    try: n = epoch_len(learn)
     except TypeError: raise ValueError("The training loader does not declare a length, without which fastai cannot fit: give its data set a `__len__`, "
                                        "or the loader `n=`, the items of an epoch") from None
-    if n>=2: return n
+    if n>=2 or n==1 and trains_together(learn): return n
     raise ValueError(f"The training loader yields {n} micro-batch{'es' if n==0 else ''} in an epoch, and at least 2 are needed to tell signal from noise: "
                      "make the micro-batches smaller, or see that the data set is not empty")
 
@@ -256,8 +294,8 @@ def _plan(learn, finder, lr, n_iter):
     per_item = n_elems[start:].sum()/items[start:].sum() # The estimator counts elements, a batch items
     low,high = p.interval(noise.level)
     if agree(tr_sigma, g_sq, n_elems): p,low,high = pool(tr_sigma, g_sq, n_elems, noise.beta),0,max(0, *(tr_sigma/g_sq))
-    n_epoch,n_train = n_iter*finder.micro_bs,n_items(dl)
-    if not n_epoch-finder.micro_bs<n_train<n_epoch+finder.micro_bs: n_train = n_epoch # Not known, or of ready-made batches
+    n_epoch,n_train = n_iter*finder.micro_bs*finder.n_ranks,n_items(dl)
+    if not abs(n_train-n_epoch)<finder.micro_bs*finder.n_ranks: n_train = n_epoch # Not known, or of ready-made batches
     return BatchPlan(noise_scale=float(p.noise_scale/per_item), ci=(float(low/per_item),float(high/per_item)),
         base_bs=scaled.base_bs if scaled else bs, bs_now=bs, micro_now=finder.micro_bs,
         base_lr=lr if lr is not None and finder.moves else finder.own_lr,
@@ -265,7 +303,7 @@ def _plan(learn, finder, lr, n_iter):
         n_train=n_train, n_seen=finder.n_seen, n_passes=finder.n_seen/n_iter, moved=finder.moves,
         loss_rose=finder.moves and bool(finder.losses[-1]>finder.losses[0]), level=noise.level, df=noise.df, adam=finder.adam, trained=finder.trained,
         sums=loss_elements(learn.loss_func)[1]=='sum',
-        n_enough=micro_batches(BSFinder.min_windows*(2 if finder.moves else 1), finder.n_acc, n_iter, finder.moves))
+        n_enough=micro_batches(BSFinder.min_windows*(2 if finder.moves else 1), finder.n_acc, n_iter, finder.moves, finder.least), n_ranks=finder.n_ranks)
 
 # %% ../nbs/08_finder.ipynb #c430ab93
 @patch
@@ -297,31 +335,32 @@ def bs_find(self:Learner,
     moves = any(o>0 for o in _rates(lr if lr is not None else self.lr))
     today = accumulation(self) if moves else 0
     factor = scaled.factor_at(batch_size(self)) if scaled and moves else 1.
-    with mock_training(self):
-        n_iter = _epoch_len(dl)
-        n_acc = window_size(n_batch, n_iter)
-        if self.opt is None: self.create_opt()
-        if num_it is None: num_it = max(n_iter, micro_batches(BSFinder.min_windows, n_acc, n_iter, moves))
-        elif num_it<micro_batches(2, n_acc, n_iter, moves):
-            raise ValueError(f"`num_it`={num_it} micro-batches do not make two windows of {n_acc}: raise it, or make n_batch smaller")
-        _check_groups(self, lr)
-        finder = BSFinder(noise, num_it, tol)
-        finder.n_acc = n_acc
-        rate = lr if factor==1 else _times(self.lr if lr is None else lr, factor) # As this batch size is trained with
-        self.fit(math.ceil(num_it/n_iter), lr=rate, cbs=[MockAccum(n_acc, today, own.count if own else None), noise, finder])
-    if finder.bad_loss: raise ValueError(f"The loss is {finder.bad_loss[0]} at micro-batch {finder.bad_loss[1]} of the mock training (lr={lr}): "
-                                         "check the data and the loss there, or lower `lr`")
-    if not noise.rows: raise ValueError(f"No window of the mock training could be measured ({noise.n_dropped} had gradients that are not finite): "
-                                        "check the data and the loss, or lower `lr`")
-    plan = _plan(self, finder, lr, n_iter)
-    most = plan.n_train//2 if max_bs in (None,'auto') else min(max_bs, plan.n_train//2)
-    sizes = micro_batch_sizes(plan.micro_now, plan.noise_known, most)
-    beyond = None # The smallest of them that does not fit
-    if max_bs=='auto':
-        max_bs = self.max_bs_find(max_bs=max(sizes))
-        beyond,sizes = first(o for o in sizes if o>max_bs),[o for o in sizes if o<=max_bs]
-    with mock_training(self):
-        times,too_large,failed = _time_steps(self, sizes, plan.micro_now)
+    with together(trains_together(self)):
+        with mock_training(self):
+            n_iter,n_ranks = _epoch_len(self),n_processes() if trains_together(self) else 1
+            n_acc,least = window_size(n_batch, n_iter, n_ranks),2 if n_ranks==1 else 1 # Ranks can be compared with each other
+            if self.opt is None: self.create_opt()
+            if num_it is None: num_it = max(n_iter, micro_batches(BSFinder.min_windows, n_acc, n_iter, moves, least))
+            elif num_it<micro_batches(2, n_acc, n_iter, moves, least):
+                raise ValueError(f"`num_it`={num_it} micro-batches do not make two windows of {n_acc}: raise it, or make n_batch smaller")
+            _check_groups(self, lr)
+            finder = BSFinder(noise, num_it, tol)
+            finder.asked,finder.n_acc,finder.least,finder.n_ranks = lr,n_acc,least,n_ranks
+            rate = lr if factor==1 else _times(self.lr if lr is None else lr, factor) # As this batch size is trained with
+            self.fit(math.ceil(num_it/n_iter), lr=rate, cbs=[MockAccum(n_acc, today, own.count if own else None, least), noise, finder])
+            finder.refuse_loss()
+        if not noise.rows: raise ValueError(f"No window of the mock training could be measured ({noise.n_dropped} had gradients that are not finite): "
+                                            "check the data and the loss, or lower `lr`")
+        plan = _plan(self, finder, lr, n_iter)
+        most = plan.n_train//2//n_ranks # Of each rank
+        if max_bs not in (None,'auto'): most = min(max_bs, most)
+        sizes = micro_batch_sizes(plan.micro_now, plan.noise_known/n_ranks, most)
+        beyond = None # The smallest of them that does not fit
+        if max_bs=='auto':
+            max_bs = self.max_bs_find(max_bs=max(sizes))
+            beyond,sizes = first(o for o in sizes if o>max_bs),[o for o in sizes if o<=max_bs]
+        with mock_training(self):
+            times,too_large,failed = _time_steps(self, sizes, plan.micro_now)
     plan = replace(plan, times=times, too_large=too_large or beyond, failed=failed, max_bs=max_bs)
-    if show_plot: plan.plot()
+    if show_plot and rank()==0: plan.plot()
     return plan

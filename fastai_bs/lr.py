@@ -149,7 +149,9 @@ class ScaledLR(ScopedCallback):
         self._accum = first(cb for cb in self.learn.cbs if isinstance(cb, GradAccum))
         self._used,self._velocity,self._scaling = {},[],False
         self._idle = isinstance(getattr(self.learn, 'lr_finder', None), LRFinder)
-        if self._idle: return self._say_idle()
+        if self._idle:
+            self._say_idle()
+            return
         if 'noise_scale' in self._given and math.isnan(self._noise()) and self.noise_scale not in self.learn.cbs: raise ValueError(
             "`noise_scale` is not known, and it is no NoiseScale among the learner's callbacks, so it never will be: add it to them, or give a number")
         factors = [self._factors(batch_size(self.learn, e), trial=True) for e in range(self.n_epoch)]
@@ -160,6 +162,7 @@ class ScaledLR(ScopedCallback):
             if not self._velocity: raise ValueError("`momentum_correction` is for optimizers that keep the learning rate in their velocity, as in "
                                                     "v = mom*v + lr*grad, and this one does not: leave it out")
         if any(f.get('lr', 1)!=1 for f in factors): self._check_scaled()
+        return {'The batch size': batch_size(self.learn)}
 
     def _say(self, text):
         "A warning, once"

@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/noise.html.md"""
 __all__ = ['NoiseScale', 'plot_noise_scale']
 
 # %% ../nbs/04_noise.ipynb #a944461b
-import numbers
+import math, numbers
 from contextlib import ExitStack, contextmanager
 from functools import partial
 import numpy as np
@@ -27,8 +27,9 @@ from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
-from .accumulate import GradAccum, ScopedCallback, batch_size, inner_opt, n_processes, rows_of, slices
-from .estimator import Pool, pool, running, trend, window_moments
+from .accumulate import GradAccum, ScopedCallback, batch_size, inner_opt, rows_of, slices
+from .distributed import n_padded, n_processes, over_ranks, trains_together
+from .estimator import Pool, moments_of_sums, pool, running, trend
 from .snapshot import pass_unchanged
 
 # %% ../nbs/04_noise.ipynb #22fb8c27
@@ -105,8 +106,8 @@ class NoiseScale(ScopedCallback):
 
     def __init__(self,
         beta:float=0.99, # What is left of a measurement's weight after another one: 0.99 looks back on some 100 of them, and lags behind a rise
-        every:int=None, # Optimizer steps from one measurement to the next; `None`: 1 with `GradAccum`, else 40
-        n_micro:int=4, # Parts that the batch is cut into where there is no `GradAccum`
+        every:int=None, # Optimizer steps from one measurement to the next; `None`: 1 with `GradAccum` or on several ranks, else 40
+        n_micro:int=4, # Parts that the batch is cut into where there is neither
         ci:float=0.95, # Coverage of the interval
         *,
         by_group:bool=False, # Measure each parameter group on its own too, for `table`
@@ -120,7 +121,7 @@ class NoiseScale(ScopedCallback):
             if isinstance(v, bool) or not isinstance(v, numbers.Integral): raise TypeError(f"`{nm}` must be a whole number of {what}, got {v!r}")
             if v<least: raise ValueError(f"`{nm}` must be at least {least} {what}, got {v}")
         self.beta,self.every,self.n_micro,self.level,self.by_group,self.adam_metric = beta,every,n_micro,ci,by_group,adam_metric
-        self._accum = self.bs = None
+        self._accum,self.bs,self._by_ranks = None,None,False
         self._reset()
 
     def _reset(self): self.pool,self.rows,self._more,self._metric,self.n_items,self.n_steps,self._next,self.n_dropped = Pool(self.beta),[],[],{},0,0,0,0
@@ -132,21 +133,24 @@ class NoiseScale(ScopedCallback):
         twins = [cb for cb in self.learn.cbs if isinstance(cb, NoiseScale)]
         if len(twins)>1: raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)}: remove the others")
         accum = first(cb for cb in self.learn.cbs if isinstance(cb, GradAccum))
-        # Does the fit accumulate, if only in later epochs?
-        self._in_windows = accum is not None and max((accum.n_acc_in(e) for e in range(self.n_epoch)), default=2)>1
+        self._n_ranks = n_processes() if trains_together(self.learn) else 1
+        # Does the fit accumulate, if only in later epochs? On several ranks every step has a gradient from each of them, but GradAccum alone weighs them
+        self._in_windows = accum is not None and max((accum.n_acc_in(e) for e in range(self.n_epoch)), default=2)*self._n_ranks>1
+        self._by_ranks = self._n_ranks>1 and not self._in_windows
+        if self._by_ranks and any(isinstance(cb, GradientAccumulation) for cb in self.learn.cbs): raise ValueError(
+            "On several ranks NoiseScale compares their gradients, and fastai's GradientAccumulation leaves those of earlier batches among them: use GradAccum")
         if self.adam_metric and any('sqr_mom' not in h for h in self.opt.hypers):
             raise ValueError("`adam_metric` is for optimizers that keep a mean of squared gradients, as Adam does, and this one does not: leave it out")
-        self._accum = accum if self._in_windows else GradAccum(self.n_micro, count=accum.count if accum else None)
+        self._accum = accum if self._in_windows else GradAccum(1 if self._by_ranks else self.n_micro, count=accum.count if accum else None)
         try: self.bs = batch_size(self.learn)
         except ValueError: self.bs = None # A loader that does not say
-        self._accum.learn,self._wait = self.learn,(1 if self._in_windows else 40) if self.every is None else self.every
-        if not self._in_windows: self._check_parts()
+        self._accum.learn,self._wait = self.learn,(1 if self._in_windows or self._by_ranks else 40) if self.every is None else self.every
+        if not (self._in_windows or self._by_ranks): self._check_parts()
         self._reset()
         if hasattr(self.learn, 'recorder'): self._add_columns(self.learn.recorder)
 
     def _check_parts(self):
         "Can the batches of this fit be cut into parts?"
-        if n_processes()>1: raise ValueError("NoiseScale does not yet measure across processes: train in one process")
         for cb in self.learn.cbs:
             if isinstance(cb, MixHandler):
                 raise ValueError(f"{type(cb).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {_accum_first}")
@@ -161,15 +165,13 @@ class NoiseScale(ScopedCallback):
 
     @contextmanager
     def scope(self):
-        "For the training part of the epoch: in windows, hooks on the parameters and a look at each window"
+        "For the training part of the epoch: hooks on the parameters, and in windows a look at each of them"
         self._group_of = {p: g for g,pg in reversed(list(enumerate(self.opt.param_lists))) for p in pg if p.requires_grad}
         self._params = [p for p in dict.fromkeys(p for pg in self.opt.param_lists for p in pg) if p.requires_grad]
-        self._norms,self._adam_norms,self._micro,self._metric,self._on = {},{},[],{},not self._in_windows
+        self._norms,self._adam_norms,self._micro,self._metric,self._on = {},{},[],{},not (self._in_windows or self._by_ranks)
         if self._in_windows: self._accum.on_window.append(self._close_window)
         try:
-            if not self._in_windows: yield
-            else:
-                with self._watched(): yield
+            with self._watched() if self._in_windows or self._by_ranks else ExitStack(): yield
         finally:
             if self._in_windows: self._accum.on_window.remove(self._close_window)
             self._params = self._group_of = self._norms = self._adam_norms = self._micro = None
@@ -211,19 +213,29 @@ class NoiseScale(ScopedCallback):
         self._micro.clear()
         if self.adam_metric: self._metric = _adam_metric(self.opt, self._params, self.n_steps)
 
+    def after_loss(self):
+        "On several ranks without `GradAccum`: see what mixed precision is going to multiply the loss by"
+        if not self._by_ranks: return
+        self._accum.new_window()
+        self._accum.new_micro()
+        self._accum.before_backward()
+        self._accum.count_elements()
+
     def before_backward(self):
-        if not self._in_windows: return
+        if not (self._in_windows or self._by_ranks): return
         self._start_micro()
-        if self._accum.n_micro>0: return
-        self._on = self.n_steps%self._wait==0 and self._accum.n_acc>1
+        if self._in_windows and self._accum.n_micro>0: return
+        self._on = self.n_steps%self._wait==0 and (self._by_ranks or self._accum.measurable)
         self._start_window()
 
     def after_backward(self):
         "Keep a few numbers of the micro-batch, on its device"
         if not self._norms or self._accum.micro_elems is None: return
-        factor = self._accum.micro_factor*self._accum.loss_scale # On the loss of this micro-batch
-        self._micro.append((self._accum.micro_elems, factor, self._sums(self._norms, self._adam_norms), find_bs(self.yb)))
+        accum = self._accum
+        factor = accum.loss_scale*(1. if self._by_ranks and accum._reduction!='sum' else accum.micro_elems if self._by_ranks else accum.micro_factor)
+        self._micro.append((accum.micro_elems, factor, self._sums(self._norms, self._adam_norms), find_bs(self.yb)))
         self._start_micro()
+        if self._by_ranks: self._measure(self.n_steps+1)
 
     # A window
 
@@ -234,23 +246,40 @@ class NoiseScale(ScopedCallback):
     def _measure(self, step):
         "The window is full, and its mean is in `.grad`: take its moments in"
         grads = {i: p.grad for i,p in enumerate(self._params) if p.grad is not None}
-        if len(self._micro)<2 or not grads: return
+        if not self._micro or len(self._micro)*self._n_ranks<2 or not grads or self._holds_twice(): return
         n,factor,sq,items = zip(*self._micro)
         sq_mean = self._sums(_norms(grads), {i: self._adam_norm(i, g) for i,g in grads.items() if i in self._metric})
-        window_factor = torch.as_tensor(self._accum.window_factor*self._accum.loss_scale)
+        window_factor = torch.as_tensor((1. if self._by_ranks else self._accum.window_factor)*self._accum.loss_scale)
         scalars = torch.stack([o.to(sq_mean) for o in (*n, *factor, window_factor)])
         vals = torch.cat([scalars, *(o.to(sq_mean) for o in sq), sq_mean]).tolist() # All of the window's numbers in one transfer
         K = len(n)
         (n,factor),window_factor,sq = np.reshape(vals[:2*K], (2,K)),vals[2*K],np.reshape(vals[2*K+1:], (K+1,-1)).T
         some = n>0 # A micro-batch in which nothing counts has no gradient to speak of
-        if some.sum()<2: return
-        tr_sigma,g_sq,n_elems = window_moments(n[some], sq[:,:K][:,some]/factor[some]**2, sq[:,K]/window_factor**2)
+        K,n_elems,n_items,total,sq_mean = self._totals(n[some], sum(items), sq[:,:-1][:,some]/factor[some]**2, sq[:,-1]/window_factor**2)
+        if K<2: return
+        tr_sigma,g_sq = moments_of_sums(K, n_elems, total, sq_mean)
         if not np.isfinite(tr_sigma[0]+g_sq[0]): self.n_dropped += 1; return
         self.pool.add(tr_sigma[0], g_sq[0], n_elems)
-        n_items = sum(items)
         self.n_items += n_items
         self.rows.append((step, n_items, float(n_elems), float(tr_sigma[0]), float(g_sq[0])))
         if self.by_group or self.adam_metric: self._more.append((tr_sigma[1:],g_sq[1:]))
+
+    def _totals(self, n, items, sq, sq_mean):
+        "Of the window on all ranks: micro-batches, elements, items, sum of elements times squared norm, squared norm of the mean; the same on each rank"
+        if self._n_ranks==1: return len(n),n.sum(),items,(n*sq).sum(-1),sq_mean
+        vals = len(n),n.sum(),items,(1/n).sum(),*(n*sq).sum(-1),*sq.sum(-1),*sq_mean/self._n_ranks
+        K,N,items,inverse,*rest = over_ranks(torch.tensor(vals, dtype=torch.float64)).tolist()
+        total,plain,sq_mean = np.reshape(rest, (3,-1))
+        if not self._by_ranks: return K,N,int(items),total,sq_mean
+        if self._accum._reduction=='sum': return K,N,int(items),total,sq_mean*(self._n_ranks/N)**2 # DDP's mean over the ranks, of sums
+        # A mean over ranks that are not weighed by their elements is as noisy as one of ranks with the harmonic mean of them
+        n_mean = K/inverse
+        return K,K*n_mean,int(items),n_mean*plain,sq_mean
+
+    def _holds_twice(self):
+        "Is an item twice in this window? fastai's DistributedDL fills the last batches up with items of the epoch"
+        extra = n_padded(self.learn.dl)
+        return extra>0 and self.iter>=self.n_iter-math.ceil(extra/find_bs(self.yb))
 
     # An extra pass, where there are no windows
 

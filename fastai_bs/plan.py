@@ -93,6 +93,7 @@ class BatchPlan:
     max_bs:int = None # Largest micro-batch that was to be tried, in items; `None`: no such bound
     sums:bool = False # Is the loss a sum over items, not a mean?
     n_enough:int = None # Micro-batches that make 20 windows after the run-in
+    n_ranks:int = 1 # That train together, each with micro-batches and a loader of its own
 
     # What is known
 
@@ -111,7 +112,7 @@ class BatchPlan:
     @cached_property
     def step_time(self)->tuple: # `(a, c, error)`: seconds, seconds per item, relative
         "`fit_step_time` of the micro-batches that ran here"
-        return fit_step_time(*zip(*((m,t) for m,t,_ in self.times))) if self.times else (math.nan,)*3
+        return fit_step_time(*zip(*((m*self.n_ranks,t) for m,t,_ in self.times))) if self.times else (math.nan,)*3
 
     # The learning rate
 
@@ -136,11 +137,12 @@ class BatchPlan:
 
     def _splits(self, bs):
         "Ways to reach `bs` with micro-batches that ran here: seconds of a step, micro-batch, n_acc; today's window may be a ragged one"
-        return [(bs/m*(t-opt)+opt,m,math.ceil(bs/m)) for m,t,opt in self._timed if bs%m==0 or (bs,m)==(self.bs_now,self.micro_now)]
+        share = bs/self.n_ranks
+        return [(share/m*(t-opt)+opt,m,math.ceil(share/m)) for m,t,opt in self._timed if share%m==0 or (bs,m)==(self.bs_now,self.micro_now)]
 
     def _candidates(self):
         "Batch sizes in items: those that ran, today's, and by accumulation up to 8 times the noise scale; two of them in an epoch at least"
-        sizes = [m for m,*_ in self._timed] or [self.micro_now]
+        sizes = [m*self.n_ranks for m,*_ in self._timed] or [self.micro_now*self.n_ranks]
         most = 8*max(self.bs_now, 0 if math.isnan(self.noise_known) else self.noise_known)
         larger = [max(sizes)*2**i for i in range(1, 64) if max(sizes)*2**i<=most]
         return sorted(o for o in {*sizes,*larger,self.bs_now} if o<=self.n_train//2 or o==self.bs_now)
@@ -150,7 +152,8 @@ class BatchPlan:
         "A row per candidate batch size: `steps` and `examples` over the fewest, `step_time` in seconds, `time` over that of today's, and the rate of each rule"
         noise,rows = self.noise_known,[]
         for bs in self._candidates():
-            splits = self._splits(bs) or [(math.nan,min(bs, self.micro_now),math.ceil(bs/self.micro_now))]
+            share = bs/self.n_ranks
+            splits = self._splits(bs) or [(math.nan,min(math.ceil(share), self.micro_now),math.ceil(share/self.micro_now))]
             # The largest micro-batch, unless a smaller one is clearly faster
             secs,micro_bs,n_acc = max((o for o in splits if not o[0]>1.05*min(splits)[0]), key=lambda o: o[1])
             row = dict(bs=bs, micro_bs=micro_bs, n_acc=n_acc, lr=_rate(self.base_lr)*self.rule(bs/self.base_bs), step_time=secs)
@@ -289,6 +292,7 @@ class BatchPlan:
         if (bs,self.micro_bs)==(now,self.micro_now): yield "On this device today's batch is predicted to be the fastest: leave it."
         else:
             how = f"{self.n_acc} x {self.micro_bs}" if self.n_acc>1 else 'one micro-batch'
+            if self.n_ranks>1: how += f" {'' if self.n_acc>1 else f'of {self.micro_bs} '}on each of {self.n_ranks} ranks"
             that = f"{_percent(time)} of the time" if time<0.97 else 'about the same time, from fewer examples' if bs<now else 'about the same time'
             yield (f"On this device {_items(bs)} a step, as {how}, are predicted to reach the same loss in {that}, "
                    f"at {'a learning rate' if isinstance(self.lr, numbers.Real) else 'learning rates'} of {_lr_code(self.lr)} by {self.rule_name}.")
@@ -296,18 +300,19 @@ class BatchPlan:
         if high is None and 4*bs<=self.n_train: yield f"For a noise scale above {_num(self.ci[0])} the fastest is larger, if anything."
         elif high is not None and (low,high)!=(bs,bs): yield f"Over the interval of the noise scale the fastest is from {low} to {high}."
         largest = max(m for m,*_ in self._timed)
-        if self.n_acc==1 and bs<now>self.micro_now: yield "Do not accumulate: on this device that costs more time for the examples than it saves in steps."
-        elif bs<=largest<self.noise_known: yield "Do not accumulate beyond it: on this device that costs more time for the examples than it saves in steps."
+        if self.n_acc==1 and bs<now>self.micro_now*self.n_ranks: yield "Do not accumulate: on this device that costs more time for the examples than it saves in steps."
+        elif bs<=largest*self.n_ranks<self.noise_known: yield "Do not accumulate beyond it: on this device that costs more time for the examples than it saves in steps."
         if self.too_large: yield f"Micro-batches of {self.too_large} items did not fit in memory, {largest} did."
         if self.failed:
             sizes,(_,error) = ', '.join(str(m) for m,_ in self.failed),self.failed[0]
             yield f"Micro-batches of {sizes} items could not be run, so nothing is known of them ({textwrap.shorten(error, 100, placeholder=' ...')})."
-        if self.max_bs and 2*largest>self.max_bs and largest<self.noise_known: yield f"Larger micro-batches were not tried, for max_bs={self.max_bs}."
+        if self.max_bs and 2*largest>self.max_bs and largest*self.n_ranks<self.noise_known: yield f"Larger micro-batches were not tried, for max_bs={self.max_bs}."
 
     def _value(self): return f"{_num(self.noise_scale)} [{_num(self.ci[0])}, {_num(self.ci[1])}]"
 
     def _head(self):
         now = '' if self.bs_now==self.base_bs else f', bs_now={self.bs_now}'
+        if self.n_ranks>1: now += f', n_ranks={self.n_ranks}'
         return (f"BatchPlan(noise_scale={self._value()}, balanced_bs={self.balanced_bs}, bs={self.bs}, micro_bs={self.micro_bs}, n_acc={self.n_acc}, "
                 f"lr={_lr_code(self.lr)}, base_bs={self.base_bs}{now})")
 

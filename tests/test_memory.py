@@ -1001,8 +1001,8 @@ def test_n_items():
 @pytest.mark.parametrize('other,res', [(1000,13), (13,13), (9,9), (1,1), (0,None)])
 def test_the_worst_of_all_counts(other, res, monkeypatch):
     "The other process has memory for `other` items"
-    learn,train = limited(13),memory._Search._train
-    monkeypatch.setattr(memory._Search, '_train', lambda self, bs: sizes.append(bs) or train(self, bs))
+    learn,train = limited(13),memory.TrialSearch._train
+    monkeypatch.setattr(memory.TrialSearch, '_train', lambda self, bs: sizes.append(bs) or train(self, bs))
     monkeypatch.setattr(memory, '_all_agree', lambda status: min(status, memory._fits if sizes[-1]<=other else memory._too_large) if sizes else status)
     sizes = []
     if res: assert learn.max_bs_find(limit=inf)==res
