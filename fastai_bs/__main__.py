@@ -66,7 +66,7 @@ def run_demo(
     bs:int=16, # Micro-batch to start from, in items
     opt:str='adam', # 'adam' or 'sgd'
     epochs:int=6, # Of the training at `bs`
-    seed:int=42,
+    seed:int=42, # For weights, split and order
     out:Path=Path('bs_demo'), # Folder for the picture, which exists
 )->tuple: # The `BatchPlan` and the table
     "Find a batch size for the digits, and train at today's and at the planned one"

@@ -141,7 +141,9 @@ def rows_of(
 # %% ../nbs/03_accumulate.ipynb #ff59f9fa
 def _in_main_memory(b): return apply(lambda t: t.detach().to('cpu', copy=True) if isinstance(t, Tensor) else t, b)
 
-def inner_opt(opt):
+def inner_opt(
+    opt, # fastai's `Optimizer`, or torch's in an `OptimWrapper`
+): # `opt` itself, but where it wraps another
     "Of torch's optimizers in an `OptimWrapper`, and of Lookahead: the one that holds the state"
     return vars(opt).get('opt', opt)
 
@@ -389,7 +391,8 @@ class GradAccum(ScopedCallback):
         self._params,self._ddp = self._all_params(),ddp_model(self.learn)
         self._n_ranks = n_processes() if self._ddp is not None else 1
         if self._ddp is None and hasattr(self.learn.model, 'no_sync'): raise ValueError(
-            f"GradAccum knows of the wrappers around models only DistributedDataParallel, not {type(self.learn.model).__name__}: train without it")
+            f"The model is wrapped in {type(self.learn.model).__name__}, and of such wrappers GradAccum knows DistributedDataParallel only: "
+            "train with that one")
         self._bns = [(m,m.momentum) for m in self.learn.model.modules() if isinstance(m, _NormBase) and m.momentum is not None] if self.fix_bn else []
         self._held = None
         self.new_window()
@@ -678,6 +681,6 @@ def with_batch_size(
             if order is not None and sampler: same['sampler'] = order
             return TorchDataLoader(dl.dataset, bs, **same)
     raise ValueError(f"A training loader of type {type(dl).__name__} cannot be given batches of {bs} items: make one that has them, "
-                     "or give it a method `new(bs=...)`")
+                     "or give it an attribute `bs` and a method `new(bs=...)`")
 
 

@@ -6,10 +6,11 @@ Docs: https://fastai-bs.github.io/fastai_bs/distributed.html.md"""
 
 # %% auto #0
 __all__ = ['cancels', 'n_processes', 'rank', 'trainers', 'ddp_model', 'trains_together', 'group_device', 'wait', 'over_ranks',
-           'alone', 'any_rank', 'together', 'alike', 'unwrap', 'wrappers_forgotten', 'is_distributed_dl', 'n_padded']
+           'alone', 'from_ranks', 'any_rank', 'together', 'alike', 'unwrap', 'wrappers_forgotten', 'is_distributed_dl',
+           'n_fresh']
 
 # %% ../nbs/02a_distributed.ipynb #e8300ab6
-import time
+import math, time
 from contextlib import contextmanager
 from datetime import timedelta
 import torch
@@ -33,20 +34,20 @@ def rank()->int:
     return dist.get_rank() if n_processes()>1 else 0
 
 def trainers(
-    learn:Learner,
+    learn:Learner, # Before, in or after a fit
 )->list: # Of callbacks
     "fastai's own callbacks that distribute a fit over the ranks"
     # By name: fastai.distributed can be imported only where accelerate is
     return [cb for cb in learn.cbs if any(c.__name__=='DistributedTrainer' for c in type(cb).__mro__)]
 
 def ddp_model(
-    learn:Learner,
+    learn:Learner, # Before, in or after a fit
 ): # The `DistributedDataParallel` around its model, or `None`
     "What synchronises the gradients of this learner"
     return learn.model if n_processes()>1 and isinstance(learn.model, DistributedDataParallel) else None
 
 def trains_together(
-    learn:Learner,
+    learn:Learner, # Before, in or after a fit
 )->bool:
     "Does a fit of this learner need all ranks?"
     return n_processes()>1 and (ddp_model(learn) is not None or bool(trainers(learn)))
@@ -83,7 +84,7 @@ def wait(
         if _block.on and any(o!=_lost for o in _others_said().values()): raise RuntimeError(_lost)
 
 def over_ranks(
-    t:Tensor,
+    t:Tensor, # Of the same shape on all ranks
     op:str='sum', # Or 'max', 'min'
 )->Tensor: # On the device of `t`, the same on all ranks
     "Sum of `t` over the ranks"
@@ -104,8 +105,17 @@ def alone(
     try: yield
     finally: _alone[0] = was
 
+def from_ranks(
+    o, # Anything that can be pickled
+)->list: # What each rank gave, in their order
+    "`o` of all ranks, on each"
+    res = [None]*n_processes()
+    if len(res)==1: return [o]
+    dist.all_gather_object(res, o)
+    return res
+
 def any_rank(
-    o:bool,
+    o:bool, # This rank's
 )->bool:
     "Is it true on any rank?"
     return bool(over_ranks(torch.tensor(float(o)), 'max'))
@@ -157,7 +167,7 @@ def together(
 
 # %% ../nbs/02a_distributed.ipynb #6b14171a
 def alike(
-    learn:Learner,
+    learn:Learner, # Before, in or after a fit
     check, # Function without arguments; returns facts by name, or `None`
 ):
     "Call `check` on each rank; an error on all of them where it fails on one, or where what it returns differs"
@@ -167,8 +177,7 @@ def alike(
     mine,error = None,None
     try: mine = check()
     except Exception as e: error = e
-    all_ranks = [None]*n_processes()
-    dist.all_gather_object(all_ranks, (mine, error and f'{type(error).__name__}: {error}'))
+    all_ranks = from_ranks((mine, error and f'{type(error).__name__}: {error}'))
     if error: raise error
     for r,(_,text) in enumerate(all_ranks):
         if text: raise RuntimeError(f"Rank {r} cannot start, so no rank can: {text}")
@@ -179,7 +188,7 @@ def alike(
 
 # %% ../nbs/02a_distributed.ipynb #b959ff8c
 def unwrap(
-    learn:Learner,
+    learn:Learner, # Before, in or after a fit
 ):
     "After a fit that ended with an error: model and loaders out of fastai's wrappers, as it does itself after others"
     for cb in trainers(learn):
@@ -187,7 +196,7 @@ def unwrap(
 
 @contextmanager
 def wrappers_forgotten(
-    learn:Learner,
+    learn:Learner, # Before, in or after a fit
 ):
     "What is wrapped in the block is not kept by the `Accelerator` of fastai's callback"
     kept = [(cb.accelerator._models, len(cb.accelerator._models)) for cb in trainers(learn) if hasattr(cb, 'accelerator')]
@@ -224,8 +233,9 @@ def is_distributed_dl(
     "Is `dl` fastai's loader of a rank's share?"
     return DistributedDL is not None and isinstance(dl, DistributedDL)
 
-def n_padded(
+def n_fresh(
     dl, # A training loader, in the middle of an epoch
-)->int: # Items of the epoch
-    "That a `DistributedDL` takes twice, so that each rank has as many: they are the last ones of the last rank"
-    return dl.n_padded-dl.n if is_distributed_dl(dl) and hasattr(dl, 'n_padded') else 0
+)->float: # Items; `inf` where no item comes twice
+    "Of each rank, before the last one comes to those that a `DistributedDL` takes twice, so that each rank has as many"
+    extra = dl.n_padded-dl.n if is_distributed_dl(dl) and hasattr(dl, 'n_padded') else 0
+    return dl.n_padded//dl.world_size-extra if extra else math.inf

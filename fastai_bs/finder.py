@@ -19,7 +19,7 @@ from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from fastprogress.fastprogress import progress_bar
 from .accumulate import GradAccum, accumulation, batch_size, epoch_len, loss_elements, micro_batch_size, n_items, with_batch_size
-from .distributed import any_rank, ddp_model, n_processes, over_ranks, rank, together, trains_together
+from .distributed import any_rank, ddp_model, from_ranks, n_processes, over_ranks, rank, together, trains_together
 from .estimator import agree, last_stretch, pool, trend
 from .lr import ScaledLR
 from .memory import TrialSearch, check_whole, mock_training # Adds `Learner.max_bs_find` too
@@ -31,7 +31,7 @@ from .snapshot import free_memory, out_of_memory
 def window_size(
     n_batch:int, # Micro-batches asked for, of all ranks
     n_iter:int, # Micro-batches in an epoch of each rank
-    n_ranks:int=1,
+    n_ranks:int=1, # That share the micro-batches of a window
 )->int: # Micro-batches of each rank
     "`n_batch`, or less in a short epoch: a window never holds an item twice, and an epoch should hold 8 windows"
     n,least = math.ceil(n_batch/n_ranks),2 if n_ranks==1 else 1
@@ -51,7 +51,7 @@ class MockAccum(GradAccum):
 
     def start_fit(self):
         self._left = 0
-        super().start_fit()
+        return super().start_fit()
 
     @property
     def measures(self): return not self._left # Is this a window to be measured?
@@ -223,7 +223,7 @@ def _time_steps(learn, sizes, micro_bs):
     "Seconds of a step, and of the optimizer's part of it, for each of `sizes` that ran; the one for which memory did not suffice; what else went wrong"
     begin,dl,times,too_large,errors = time.perf_counter(),learn.dls.train,{},None,{}
     on_ranks = trains_together(learn)
-    fits = TrialSearch(learn, 2, [None,None]) if on_ranks else lambda bs: True # Each rank on its own: an error in a common step would end all of them
+    search = TrialSearch(learn, 2, [None,None])
     trials = 3*sizes # In rounds: what else the device does at times should not fall on one size alone
     bar = progress_bar(trials, leave=False) if hasattr(learn, 'progress') else trials
     with learn.no_bar():
@@ -234,17 +234,19 @@ def _time_steps(learn, sizes, micro_bs):
                 if bs not in times or (any_rank(late) if on_ranks else late): continue
             elif bs>micro_bs and (too_large or times and times[max(times)][0][0]*bs/max(times)>StepTimer.patience): continue
             if bs in errors: continue
+            if on_ranks and bs!=micro_bs and i<len(sizes): # Each rank tries on its own: an error in a common step would end all of them
+                learn.dls.loaders[0] = dl
+                try: fits = search(bs)
+                except Exception as e: fits,error = None,f'{type(e).__name__}: {e}'
+                if fits is None: errors[bs] = from_ranks(error)[0]
+                elif not fits: too_large = bs
+                if not fits: continue
             timer,failed = StepTimer(bs),False
             try:
-                if bs>micro_bs and i<len(sizes):
-                    learn.dls.loaders[0] = dl
-                    if not fits(bs):
-                        too_large = bs
-                        continue
                 learn.dls.loaders[0] = dl if bs==micro_bs else with_batch_size(dl, bs)
                 learn.fit(10_000, 0., cbs=[timer,GradAccum(2)] if on_ranks else timer)
             except Exception as e: # A loader or a model that knows no other size than today's, or the memory
-                if bs==micro_bs: raise
+                if bs==micro_bs or on_ranks: raise
                 failed = True
                 if out_of_memory(e) and bs>micro_bs: too_large = bs
                 else: errors[bs] = f'{type(e).__name__}: {e}'
@@ -349,6 +351,9 @@ def bs_find(self:Learner,
             rate = lr if factor==1 else _times(self.lr if lr is None else lr, factor) # As this batch size is trained with
             self.fit(math.ceil(num_it/n_iter), lr=rate, cbs=[MockAccum(n_acc, today, own.count if own else None, least), noise, finder])
             finder.refuse_loss()
+        if not noise.rows and noise.n_twice: raise ValueError(
+            f"No window of the mock training could be measured: all held an item twice, as fastai fills up the last batches where {n_items(dl)} items do not "
+            f"divide by {n_ranks} ranks. Make the micro-batches smaller, or leave some items out")
         if not noise.rows: raise ValueError(f"No window of the mock training could be measured ({noise.n_dropped} had gradients that are not finite): "
                                             "check the data and the loss, or lower `lr`")
         plan = _plan(self, finder, lr, n_iter)

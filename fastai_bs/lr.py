@@ -97,7 +97,7 @@ class ScaledLR(ScopedCallback):
                              "the plan of `learn.bs_find()`, or a NoiseScale")
         if 'noise_scale' not in pars and self.noise_scale is not None:
             warnings.warn(f"The rule {self.rule_name} takes no noise scale, so the one given has no effect: leave it out. Rules that take one are "
-                          "adascale_gain for SGD and surge_scaling for Adam", stacklevel=3)
+                          "adascale_gain for SGD, capped_sqrt_scaling and surge_scaling for Adam", stacklevel=3)
         bound = getattr(self.rule, 'keywords', {}) # Of a `partial`
         return (['noise_scale'] if 'noise_scale' in pars and self.noise_scale is not None else []) + (
             ['base_bs'] if 'base_bs' in pars and 'base_bs' not in bound else [])

@@ -10,7 +10,7 @@ __all__ = ['mock_training', 'check_whole', 'MemoryProbe', 'n_bytes', 'MemoryRepo
 
 # %% ../nbs/06_memory.ipynb #534a6633
 import math, numbers, os, re
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 import numpy as np
 import pandas as pd
 import torch
@@ -44,7 +44,7 @@ def mock_training(
     learn:Learner, # Trains in the block without our own callbacks, which have their say elsewhere
 ):
     "`learn` as for a mock training; afterwards it is as it was"
-    with unchanged(learn), wrappers_forgotten(learn), learn.no_logging():
+    with unchanged(learn), wrappers_forgotten(learn), learn.no_logging(), ExitStack() if trains_together(learn) else alone(learn):
         learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation,NoiseScale,ScaledLR,CSVLogger))])
         learn.lr_finder = _MockTraining()
         yield
@@ -52,9 +52,9 @@ def mock_training(
 def check_whole(
     nm:str, # Of the argument
     v, # Its value
-    least:int,
+    least:int, # Smallest that will do
     what:str, # To do, or why
-    unit:str='micro-batch',
+    unit:str='micro-batch', # What it counts, in the singular
 ):
     "Refuse a `v` that does not count at least `least` of a unit"
     many = unit+('es' if unit.endswith('h') else 's')
@@ -106,15 +106,15 @@ class MemoryProbe(Callback):
 
     def before_fit(self):
         params = list(self.learn.model.parameters())
-        self.params,self.buffers = params,list(self.learn.model.buffers())
-        self.cuda = params[0].device if params and params[0].device.type=='cuda' else None
+        self.params,self.bufs = params,list(self.learn.model.buffers())
+        self.gpu = params[0].device if params and params[0].device.type=='cuda' else None
         self._on,self._skipped,self.n_seen,self.n_steps,self._known = False,False,0,0,{}
         self.outside = self._allocated() - self._own() # Of other things than this training
 
     def _opt_state(self): return tensors(inner_opt(self.opt).state)
     def _grads(self): return [p.grad for p in self.params if p.grad is not None]
-    def _own(self): return _storage_bytes([*self.params, *self.buffers, *self._grads(), *self._opt_state()])
-    def _allocated(self): return torch.cuda.memory_allocated(self.cuda) if self.cuda else 0
+    def _own(self): return _storage_bytes([*self.params, *self.bufs, *self._grads(), *self._opt_state()])
+    def _allocated(self): return torch.cuda.memory_allocated(self.gpu) if self.gpu else 0
 
     def before_batch(self):
         self.n_seen += 1
@@ -122,9 +122,9 @@ class MemoryProbe(Callback):
                                             "gives such batches, and that no callback skips the steps")
         if find_bs(self.learn.yb or self.learn.xb)!=self.bs: raise CancelBatchException
         if self.n_steps==0: return
-        self._known = {o.data_ptr() for t in (*self.params,*self.buffers) for o in _storages(t)}
+        self._known = {o.data_ptr() for t in (*self.params,*self.bufs) for o in _storages(t)}
         self._on,self._saved = True,{}
-        if self.cuda: torch.cuda.reset_peak_memory_stats(self.cuda)
+        if self.gpu: torch.cuda.reset_peak_memory_stats(self.gpu)
 
     def save(self, t):
         "Called by autograd with each tensor that it keeps"
@@ -145,8 +145,8 @@ class MemoryProbe(Callback):
     def after_batch(self):
         if self.n_steps<2: return
         rows = {'parameters': _storage_bytes(self.params), 'gradients': self.grads, 'optimizer state': _storage_bytes(self._opt_state()),
-                'buffers': _storage_bytes(self.buffers), 'activations': sum(self._saved.values())}
-        if self.cuda: rows['workspace'] = torch.cuda.max_memory_allocated(self.cuda) - self.outside - sum(rows.values())
+                'buffers': _storage_bytes(self.bufs), 'activations': sum(self._saved.values())}
+        if self.gpu: rows['workspace'] = torch.cuda.max_memory_allocated(self.gpu) - self.outside - sum(rows.values())
         self.rows = rows
         raise CancelFitException
 
@@ -203,7 +203,7 @@ class MemoryReport(pd.DataFrame):
         fixed = total - per_item*self.bs
         for nm in _fixed:
             if self.bytes[nm]>limit: raise ValueError(f"The memory of the {nm} alone is {_as_text(self.bytes[nm])}, more than `limit`={_as_text(limit)}: "
-                                                      "take a smaller model, or an optimizer that keeps less")
+                                                      "take a smaller model, an optimizer that keeps less, or a higher `limit`")
         if math.isnan(per_item): raise ValueError("What an item more takes could not be measured, for want of another batch size that runs, so this says "
                                                   "nothing of the largest batch")
         if fixed+per_item>limit: raise ValueError(
@@ -320,7 +320,11 @@ _failed,_too_large,_fits = range(3)
 
 class TrialSearch:
     "Tries micro-batch sizes on a learner, one after another"
-    def __init__(self, learn, n_steps, orders): # Of the items in the training and the validation loader
+    def __init__(self,
+        learn, # A `Learner`, left as it was
+        n_steps, # Optimizer steps that must run
+        orders, # Of the items, in the training and the validation loader, as for `with_batch_size`
+    ):
         self.learn,self.n_steps,self.orders,self.error = learn,n_steps,orders,None
         self.val_own = len(learn.dls.loaders)>1 and _own_size(learn.dls.loaders[1])!=micro_batch_size(learn.dls.train)
 
@@ -340,7 +344,7 @@ class TrialSearch:
                 "smaller ones") from error
             if status==_failed: raise ValueError(f"Micro-batches of {_items(bs)} cannot be trained on, and memory is not the reason ({type(error).__name__}: "
                                                  f"{error}): see that the model, the loss and the metrics take them, or set `start` or `max_bs`") from error
-            raise RuntimeError(f"In another process micro-batches of {_items(bs)} cannot be trained on, and memory is not the reason: see its own error")
+            raise RuntimeError(f"On another rank micro-batches of {_items(bs)} cannot be trained on, and memory is not the reason: see its own error")
         if status==_too_large: self.error = str(error)
         return agreed==_fits
 
@@ -388,7 +392,7 @@ def _agreed_bound(learn, bs, limit, order, most):
     except Exception as e: error = e
     agreed = _all_agree(-1. if error else most)
     if error: raise error
-    if agreed<0: raise RuntimeError("In another process the memory of a step cannot be measured: see its own error")
+    if agreed<0: raise RuntimeError("On another rank the memory of a step cannot be measured: see its own error")
     return agreed if math.isinf(agreed) else int(agreed)
 
 def _shown(learn, search, start, most):

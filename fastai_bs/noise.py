@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/noise.html.md"""
 __all__ = ['NoiseScale', 'plot_noise_scale']
 
 # %% ../nbs/04_noise.ipynb #a944461b
-import math, numbers
+import numbers
 from contextlib import ExitStack, contextmanager
 from functools import partial
 import numpy as np
@@ -28,7 +28,7 @@ from fastai.learner import Recorder
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
 from .accumulate import GradAccum, ScopedCallback, batch_size, inner_opt, rows_of, slices
-from .distributed import n_padded, n_processes, over_ranks, trains_together
+from .distributed import n_fresh, n_processes, over_ranks, trains_together
 from .estimator import Pool, moments_of_sums, pool, running, trend
 from .snapshot import pass_unchanged
 
@@ -124,14 +124,16 @@ class NoiseScale(ScopedCallback):
         self._accum,self.bs,self._by_ranks = None,None,False
         self._reset()
 
-    def _reset(self): self.pool,self.rows,self._more,self._metric,self.n_items,self.n_steps,self._next,self.n_dropped = Pool(self.beta),[],[],{},0,0,0,0
+    def _reset(self):
+        self.pool,self.rows,self._more,self._metric = Pool(self.beta),[],[],{}
+        self.n_items = self.n_steps = self._next = self.n_dropped = self.n_twice = 0
 
     # A fit
 
     def start_fit(self):
         "Start anew; refuse a fit that cannot be measured"
         twins = [cb for cb in self.learn.cbs if isinstance(cb, NoiseScale)]
-        if len(twins)>1: raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)}: remove the others")
+        if len(twins)>1: raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)} NoiseScale: remove the others")
         accum = first(cb for cb in self.learn.cbs if isinstance(cb, GradAccum))
         self._n_ranks = n_processes() if trains_together(self.learn) else 1
         # Does the fit accumulate, if only in later epochs? On several ranks every step has a gradient from each of them, but GradAccum alone weighs them
@@ -246,7 +248,8 @@ class NoiseScale(ScopedCallback):
     def _measure(self, step):
         "The window is full, and its mean is in `.grad`: take its moments in"
         grads = {i: p.grad for i,p in enumerate(self._params) if p.grad is not None}
-        if not self._micro or len(self._micro)*self._n_ranks<2 or not grads or self._holds_twice(): return
+        if not self._micro or len(self._micro)*self._n_ranks<2 or not grads: return
+        if self._holds_twice(): self.n_twice += 1; return
         n,factor,sq,items = zip(*self._micro)
         sq_mean = self._sums(_norms(grads), {i: self._adam_norm(i, g) for i,g in grads.items() if i in self._metric})
         window_factor = torch.as_tensor((1. if self._by_ranks else self._accum.window_factor)*self._accum.loss_scale)
@@ -270,22 +273,22 @@ class NoiseScale(ScopedCallback):
         vals = len(n),n.sum(),items,(1/n).sum(),*(n*sq).sum(-1),*sq.sum(-1),*sq_mean/self._n_ranks
         K,N,items,inverse,*rest = over_ranks(torch.tensor(vals, dtype=torch.float64)).tolist()
         total,plain,sq_mean = np.reshape(rest, (3,-1))
-        if not self._by_ranks: return K,N,int(items),total,sq_mean
+        if not self._by_ranks or K<2: return K,N,int(items),total,sq_mean
         if self._accum._reduction=='sum': return K,N,int(items),total,sq_mean*(self._n_ranks/N)**2 # DDP's mean over the ranks, of sums
         # A mean over ranks that are not weighed by their elements is as noisy as one of ranks with the harmonic mean of them
         n_mean = K/inverse
-        return K,K*n_mean,int(items),n_mean*plain,sq_mean
+        return K,K*n_mean,int(items),n_mean*plain,sq_mean*(self._n_ranks/K)**2 # DDP divides by all ranks, also by those in which nothing counts
 
     def _holds_twice(self):
         "Is an item twice in this window? fastai's DistributedDL fills the last batches up with items of the epoch"
-        extra = n_padded(self.learn.dl)
-        return extra>0 and self.iter>=self.n_iter-math.ceil(extra/find_bs(self.yb))
+        return (self.iter+1)*(getattr(self.learn.dl, 'bs', None) or 1)>n_fresh(self.learn.dl)
 
     # An extra pass, where there are no windows
 
     def before_batch(self):
         "When it is time, measure parts of the batch before it is trained on"
-        if self._in_windows or self.n_steps<self._next or not len(self.yb) or find_bs(self.yb)<self._least: return # A short last batch: the next will do
+        if self._in_windows or self._by_ranks or self.n_steps<self._next or not len(self.yb): return
+        if find_bs(self.yb)<self._least: return # A short last batch: the next will do
         grads = {p: p.grad for p in self._accum._all_params()}
         if _any([g for g in grads.values() if g is not None]): return # Somebody accumulates: at the start of a step there are none
         cbs = [cb for cb in self.learn.cbs.sorted('order') if not isinstance(cb, (ScopedCallback,GradientAccumulation))

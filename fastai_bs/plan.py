@@ -278,7 +278,7 @@ class BatchPlan:
         if self.n_passes>1.5:
             yield f"The measurement went through the training set {_num(self.n_passes)} times, so it speaks of these {self.n_train} items only."
         if self.n_train/4<self.noise_scale<math.inf:
-            yield (f"The training set of {_items(self.n_train)} is small beside that: within it the noise scale is "
+            yield (f"The training set of {_items(self.n_train)} is small beside the noise scale: within it that is "
                    f"{_num(finite_noise_scale(self.noise_scale, self.n_train))}.")
         if self.n_train<20*self.bs and self.bs>now:
             yield (f"With {self.bs} items a step, only {_num(self.n_train/self.bs)} steps are left in an epoch: train for more epochs, "
@@ -300,13 +300,15 @@ class BatchPlan:
         if high is None and 4*bs<=self.n_train: yield f"For a noise scale above {_num(self.ci[0])} the fastest is larger, if anything."
         elif high is not None and (low,high)!=(bs,bs): yield f"Over the interval of the noise scale the fastest is from {low} to {high}."
         largest = max(m for m,*_ in self._timed)
-        if self.n_acc==1 and bs<now>self.micro_now*self.n_ranks: yield "Do not accumulate: on this device that costs more time for the examples than it saves in steps."
-        elif bs<=largest*self.n_ranks<self.noise_known: yield "Do not accumulate beyond it: on this device that costs more time for the examples than it saves in steps."
+        costs = "on this device that costs more time for the examples than it saves in steps."
+        if self.n_acc==1 and bs<now>self.micro_now*self.n_ranks: yield f"Do not accumulate: {costs}"
+        elif bs<=largest*self.n_ranks<self.noise_known: yield f"Do not accumulate beyond it: {costs}"
         if self.too_large: yield f"Micro-batches of {self.too_large} items did not fit in memory, {largest} did."
         if self.failed:
             sizes,(_,error) = ', '.join(str(m) for m,_ in self.failed),self.failed[0]
             yield f"Micro-batches of {sizes} items could not be run, so nothing is known of them ({textwrap.shorten(error, 100, placeholder=' ...')})."
-        if self.max_bs and 2*largest>self.max_bs and largest*self.n_ranks<self.noise_known: yield f"Larger micro-batches were not tried, for max_bs={self.max_bs}."
+        if self.max_bs and 2*largest>self.max_bs and largest*self.n_ranks<self.noise_known:
+            yield f"Larger micro-batches were not tried, for max_bs={self.max_bs}."
 
     def _value(self): return f"{_num(self.noise_scale)} [{_num(self.ci[0])}, {_num(self.ci[1])}]"
 

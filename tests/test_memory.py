@@ -959,7 +959,7 @@ def test_a_loader_that_cannot_change_its_batches(f):
     was = picture(learn)
     with pytest.raises(ValueError,
         match="A training loader of type Fixed cannot be given batches of [0-9]+ items: make one that has them, or "
-                       "give it a method `new\\(bs=...\\)`"): f(learn)
+                       "give it an attribute `bs` and a method `new\\(bs=...\\)`"): f(learn)
     assert changes(was, picture(learn))==[]
 
 def test_what_an_item_more_takes_is_not_known():
@@ -1014,7 +1014,7 @@ def test_an_error_in_another_process(monkeypatch):
     was = picture(learn)
     monkeypatch.setattr(memory, '_all_agree', lambda status: memory._failed if status<=memory._fits else status) # Not the bound
     with pytest.raises(RuntimeError,
-        match="In another process micro-batches of 4 items cannot be trained on, and memory is not the reason: see its own error"): learn.max_bs_find(limit=inf)
+        match="On another rank micro-batches of 4 items cannot be trained on, and memory is not the reason: see its own error"): learn.max_bs_find(limit=inf)
     assert changes(was, picture(learn))==[]
 
 def test_other_trainers_of_several_processes_are_left_out():
@@ -1049,7 +1049,7 @@ def test_processes_agree(both):
     a,b = both
     assert a['memory']==b['memory']==5 and a['validation']==b['validation']==7 and a['agree']==b['agree']==[1,0]
     for o in both: assert 'Not even a micro-batch of one item' in o['every']
-    assert a['error'].startswith('RuntimeError: In another process micro-batches of 16 items')
+    assert a['error'].startswith('RuntimeError: On another rank micro-batches of 16 items')
     assert b['error'].startswith('ValueError: Micro-batches of 16 items')
 
 def test_processes_agree_on_a_limit(both):

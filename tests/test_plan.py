@@ -78,7 +78,7 @@ rose = "The loss rose during the mock training, so the learning rate may be too 
 rising = "But the noise scale was rising, so leave the batch as it is and measure again."
 moved_on = "The noise scale {} during the mock training; this is the value of its last {} windows, so measure again later in training."
 passes = "The measurement went through the training set {} times, so it speaks of these {} items only."
-small_set = "The training set of {} items is small beside that: within it the noise scale is {}."
+small_set = "The training set of {} items is small beside the noise scale: within it that is {}."
 part = "Of the parameters {} are frozen, and the advice is about the rest: measure again when they are unfrozen."
 
 advice = dict(
