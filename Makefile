@@ -1,12 +1,12 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint sync clean
+.PHONY: help demo test lint sync docs docs-check docs-serve clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
 help: ## This list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(VENV)/.installed ## Measure the noise scale of a real model, plan its batch size and try it (installs into .venv first)
 	$(BIN)/python -m fastai_bs
@@ -24,8 +24,19 @@ sync: $(VENV)/.installed-dev ## Write the modules and the README from the notebo
 	$(BIN)/nbdev-clean
 	$(BIN)/python docs/readme.py
 
+docs: $(VENV)/.installed-docs ## Build the site from the notebooks into _docs; a warning is an error
+	PYTHONWARNINGS=ignore $(BIN)/python docs/pages.py
+	$(BIN)/sphinx-build -q -E -W --keep-going -b html -c docs -d docs/_build/doctrees docs/_build/src _docs
+	@rm -rf jupyter_execute && touch _docs/.nojekyll
+
+docs-check: docs ## Look at every page of the site in headless Chromium
+	$(BIN)/python docs/check.py
+
+docs-serve: docs ## Show the site at http://localhost:8000
+	$(BIN)/python -m http.server 8000 --bind localhost --directory _docs
+
 clean: ## Remove the environment and all that was built
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache _proc docs/_build
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache _proc _docs docs/_build docs/_static/tex-svg.js
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3,10) and "fastai_bs needs Python 3.10 or later: make PYTHON=python3.11 ...")'
@@ -41,3 +52,10 @@ $(VENV)/.installed-dev: $(BIN)/python pyproject.toml
 	@echo "Installing into $(VENV): fastai brings PyTorch with CUDA, some 6 GB"
 	$(BIN)/python -m pip install -q -e '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+# MathJax is one file, taken along so that pages ask no other host for anything
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install -q -e '.[docs]'
+	cd docs/_static && npm pack --silent mathjax@3.2.2 && tar -xzf mathjax-3.2.2.tgz --strip-components=2 package/es5/tex-svg.js && rm mathjax-3.2.2.tgz \
+		|| echo "npm is missing: formulas on the site will need a connection"
+	@touch $@

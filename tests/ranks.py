@@ -38,7 +38,7 @@ def start(f, world, *args, timeout=60, linger=True, **env):
         res.append((p,here))
     return res
 
-def results(ranks, patience=120, errors=False):
+def results(ranks, patience=300, errors=False):
     "What each rank returned; with `errors` an exception's text where it raised, and `Died` where it was killed, else those are raised"
     until,res = time.monotonic()+patience,[]
     for _,conn in ranks:

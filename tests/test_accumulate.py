@@ -1,5 +1,5 @@
 "GradAccum against the large batch, by every way there is to make it wrong"
-import copy, importlib.util, pickle, sys, types, warnings
+import copy, pickle, warnings
 from collections import Counter
 from contextlib import nullcontext, suppress
 from functools import partial

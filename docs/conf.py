@@ -1,0 +1,27 @@
+"Sphinx's settings for the site; `docs/pages.py` makes the pages"
+from pathlib import Path
+
+from nbdev.doclinks import NbdevLookup
+
+import fastai_bs
+
+project,author = 'fastai_bs','fastai_bs contributors'
+release = version = fastai_bs.__version__
+extensions = ['myst_nb', 'sphinx.ext.linkcode', 'sphinx_copybutton']
+nb_execution_mode = 'off' # Outputs are those that are stored in the notebooks
+nb_merge_streams = True
+myst_enable_extensions = ['amsmath', 'colon_fence', 'dollarmath', 'html_image']
+myst_heading_anchors = 3
+if (Path(__file__).parent/'_static/tex-svg.js').exists(): mathjax_path = 'tex-svg.js' # Else Sphinx's own address, which is not ours
+add_module_names = False
+maximum_signature_line_length = 80
+toc_object_entries = False
+copybutton_selector = 'div.cell_input pre, div.highlight-python pre, div.highlight-sh pre'
+
+def linkcode_resolve(domain, info): return NbdevLookup().code(info['fullname']) if domain=='py' else None
+
+html_theme,html_title = 'furo','fastai_bs'
+html_static_path,html_css_files = ['_static'],['custom.css']
+html_show_sourcelink = html_copy_source = False
+html_theme_options = dict(source_repository='https://github.com/fastai-bs/fastai_bs/', source_branch='main', source_directory='nbs/',
+                          top_of_page_buttons=[])

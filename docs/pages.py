@@ -1,0 +1,188 @@
+"""Turn the notebooks into pages for Sphinx: `python docs/pages.py` writes them to `docs/_build/src`
+
+nbdev adds the documentation of what a notebook exports, and links names to where they are documented. What it writes is made for Quarto;
+here it becomes what myst-nb reads: entries of Sphinx's Python domain (so that search and other sites find them), admonitions, tags of cells.
+"""
+import ast, importlib, inspect, re, shutil, sys
+from pathlib import Path
+
+from fastcore.docments import docments
+from fastcore.nbio import mk_cell, read_nb, write_nb
+from nbdev.config import get_config
+from nbdev.doclinks import _build_modidx
+from nbdev.serve import proc_nbs
+
+root = Path(__file__).resolve().parent.parent
+guides = ['choose','four_ways','several_gpus','coming_from','faq'] # In this order; those that there are
+site = 'https://fastai-bs.github.io/fastai_bs'
+
+def page_name(
+    nb, # Name of a notebook, as '02a_distributed.ipynb'
+)->str: # Of its page, as 'distributed'
+    "The number in front is for the order on disk"
+    return re.sub(r'^\d+[a-z]?_', '', Path(nb).stem)
+
+def modules(
+    nbs, # Paths of notebooks
+)->dict: # By the name of the page
+    "The module that a notebook exports to"
+    res = {}
+    for p in nbs:
+        found = re.search(r'#\|\s*default_exp\s+(\w+)', '\n'.join(c.source for c in read_nb(p).cells if c.cell_type=='code'))
+        if found: res[page_name(p)] = importlib.import_module(f'fastai_bs.{found[1]}')
+    return res
+
+# Text
+
+def full_name(
+    page, # Its name
+    anchor, # Lower case, as nbdev makes them
+    text, # Of the link
+    mods, # As `modules`
+): # As 'fastai_bs.accumulate.GradAccum', or `None`
+    "What nbdev's link to a page and an anchor is about; of two that differ by case the one that the text names"
+    mod = mods.get(page)
+    names = [nm for nm in documented(mod) if nm.lower()==anchor] if mod else []
+    names.sort(key=lambda nm: nm.rpartition('.')[2]!=text.rpartition('.')[2])
+    return f'{mod.__name__}.{names[0]}' if names else None
+
+def documented(
+    mod, # A module
+)->list: # Of names, as 'GradAccum' or 'Learner.bs_find'
+    "What has an entry: what the module exports, and what it adds to fastai's classes"
+    idx = importlib.import_module('fastai_bs._modidx').d['syms'].get(mod.__name__, {})
+    names = [k.removeprefix(f'{mod.__name__}.') for k in idx]
+    patched = [nm for nm in names if '.' in nm and nm.split('.')[0] not in mod.__dict__.get('__all__', []) and not nm.startswith('_')
+               and not nm.rpartition('.')[2].startswith('_') and nm.split('.')[0] in ('Learner','Recorder')]
+    return [*(nm for nm in getattr(mod, '__all__', []) if callable(getattr(mod, nm))), *patched]
+
+def markdown(s, mods):
+    "nbdev's and Quarto's markdown as MyST's"
+    def _ref(m):
+        full = full_name(m[2], m[3], m[1].strip('`'), mods)
+        return f"{{py:obj}}`{m[1].strip('`')} <{full}>`" if full else m[0]
+    s = re.sub(rf'\[(`[^`\]]+`)\]\({site}/(\w+)\.html(?:\.md)?#([^)\s]+)\)', _ref, s)
+    s = re.sub(r'\]\((?!https?:)([\w/]+\.ipynb)(#[^)\s]*)?\)', lambda m: f"]({page_name(m[1])}.ipynb{m[2] or ''})", s)
+    return re.sub(r'^:::+\s*\{\.callout-(\w+)[^}]*\}\s*$', r':::{\1}', s, flags=re.M)
+
+# Entries of the reference
+
+def _name(o): return o if isinstance(o, str) else getattr(o, '__name__', None) or str(o)
+
+def _value(o):
+    "A default as it is written"
+    if callable(o): return 'lambda' if _name(o)=='<lambda>' else _name(o)
+    return repr(o)
+
+def signature(o):
+    "As text, without `self` and without addresses in memory"
+    if inspect.isclass(o) and '__init__' not in vars(o): return '()' # Nothing of its own
+    try: sig = inspect.signature(o)
+    except (TypeError,ValueError): return '(...)'
+    pars,star = [],False
+    for i,p in enumerate(sig.parameters.values()):
+        if i==0 and p.name in ('self','cls'): continue
+        star = star or p.kind is p.VAR_POSITIONAL
+        if p.kind is p.KEYWORD_ONLY and not star: pars,star = [*pars,'*'],True
+        text = {p.VAR_POSITIONAL: '*', p.VAR_KEYWORD: '**'}.get(p.kind, '') + p.name
+        if p.annotation is not p.empty: text += f': {_name(p.annotation)}'
+        if p.default is not p.empty: text += f'{" = " if ": " in text else "="}{_value(p.default)}'
+        pars.append(text)
+    returns = '' if sig.return_annotation in (sig.empty,None) or inspect.isclass(o) else f' -> {_name(sig.return_annotation)}'
+    return f"({', '.join(pars)}){returns}"
+
+def table(o):
+    "Parameters and what is returned, from the comments beside them; rows of (name, default, details)"
+    if inspect.isclass(o) and '__init__' not in vars(o): return []
+    try: pars,sig = docments(o, full=True, returns=True),inspect.signature(o)
+    except (TypeError,ValueError): return []
+    rows = []
+    for nm,p in sig.parameters.items():
+        if nm in ('self','cls') or nm not in pars or p.kind in (p.VAR_POSITIONAL,p.VAR_KEYWORD) and not pars[nm].docment: continue
+        rows.append((f'`{nm}`', '*required*' if p.default is p.empty else f'`{_value(p.default)}`', pars[nm].docment or ''))
+    ret = pars.get('return')
+    if ret is not None and not inspect.isclass(o) and (ret.docment or ret.anno is not inspect.Parameter.empty):
+        anno = '' if ret.anno in (inspect.Parameter.empty,None) else f'`{_name(ret.anno)}`'
+        rows.append(('**returns**', anno or '*see right*', ret.docment or f'a {anno}'))
+    return rows
+
+def _cell(s): return ' '.join(str(s).split()).replace('|', '\\|')
+
+def entry(nm, mod, doc, mods):
+    "Of `nm` in `mod`, with the documentation that nbdev has linked"
+    o = mod
+    for part in nm.split('.'): o = getattr(o, part)
+    kind = 'class' if inspect.isclass(o) else 'property' if isinstance(o, property) else 'method' if '.' in nm else 'function'
+    rows = table(o)
+    lines = ['', '| parameter | default | what it is |', '|---|---|---|', *(f"| {' | '.join(map(_cell, row))} |" for row in rows)] if rows else []
+    sig = '' if kind=='property' else signature(o)
+    return '\n'.join([f'````{{py:{kind}}} {nm}{sig}', f':module: {mod.__name__}', '', markdown(doc, mods), *lines, '````'])
+
+def doc_of(outputs):
+    "The docstring in what nbdev shows of a name, with its links: the text between the signature and the table"
+    text = ''.join(''.join(o.get('data', {}).get('text/markdown', [])) for o in outputs)
+    text = text.split('```')[-1] if '```' in text else text
+    text = re.split(r'^\|', text, maxsplit=1, flags=re.M)[0].strip()
+    return re.sub(r'^\*(.*)\*$', r'\1', text, flags=re.S)
+
+def _shown(source):
+    "The name that a cell of nbdev's shows the documentation of"
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Expr) and getattr(getattr(node.value, 'func', None), 'id', '')=='show_doc': return ast.unparse(node.value.args[0])
+
+# Pages
+
+def convert(cell, page, mods):
+    "A cell of a processed notebook as one for Sphinx, or `None`"
+    if cell.cell_type=='raw' or 'WARNING: THIS FILE WAS AUTOGENERATED' in cell.source: return None
+    if cell.cell_type=='markdown': return mk_cell(markdown(cell.source, mods), 'markdown')
+    directives = cell.directives
+    cell.remove_directives()
+    has = lambda nm, value: str(directives.get(nm, '')).strip().lower() in (value, '' if value=='true' and nm in directives else value)
+    if 'show_doc' in cell.source and (nm := _shown(cell.source)):
+        return mk_cell(entry(nm, mods[page], doc_of(cell.outputs), mods), 'markdown') if nm in documented(mods[page]) else None
+    if has('include', 'false'): return None
+    tags = [tag for nm,value,tag in (('echo','false','remove-input'),('output','false','remove-output'),('code-fold','true','hide-input')) if has(nm, value)]
+    return mk_cell(cell.source, outputs=cell.outputs, metadata={'tags': tags} if tags else {})
+
+def front(nb):
+    "Title and one line of a processed notebook"
+    raw = next((c.source for c in nb.cells if c.cell_type=='raw' and c.source.startswith('---')), '')
+    return [m[1].strip('"\'') if (m := re.search(rf'^{k}: (.*)$', raw, re.M)) else '' for k in ('title','description')]
+
+def write_page(path, dest, mods):
+    "One page; its title"
+    nb = read_nb(path)
+    title,line = front(nb)
+    cells = [mk_cell(f'# {title or page_name(path)}' + (f'\n\n*{line}*' if line else ''), 'markdown')]
+    cells += [o for c in nb.cells if (o := convert(c, page_name(path), mods)) is not None]
+    for i,c in enumerate(cells): c['id'] = f'c{i}'
+    nb.cells = cells
+    nb.metadata = {'kernelspec': {'name': 'python3', 'display_name': 'Python 3', 'language': 'python'},
+                   'language_info': {'name': 'python', 'pygments_lexer': 'ipython3'}}
+    write_nb(nb, dest/f'{page_name(path)}.ipynb')
+
+def contents(caption, pages):
+    return '\n'.join([':::{toctree}', ':hidden:', f':caption: {caption}', '', *pages, ':::'])
+
+def build(dest):
+    sys.path.insert(0, str(root/'benchmarks')) # Notebooks import from there
+    cfg = get_config()
+    _build_modidx()
+    paths = sorted(proc_nbs(n_workers=0).rglob('*.ipynb'))
+    mods = modules(sorted(cfg.nbs_path.glob('*.ipynb')))
+    shutil.rmtree(dest, ignore_errors=True)
+    dest.mkdir(parents=True)
+    for p in paths: write_page(p, dest, mods)
+    names = [page_name(p) for p in paths]
+    index = read_nb(dest/'index.ipynb')
+    first = [o for o in guides if o in names]
+    rest = [o for o in names if o!='index' and o not in mods and o not in first]
+    shutil.copy(root/'CHANGELOG.md', dest/'changelog.md')
+    shutil.copy(root/'CONTRIBUTING.md', dest/'contributing.md')
+    parts = ('Guides', first+rest),('Reference', [o for o in names if o in mods]),('Project', ['changelog','contributing'])
+    index.cells += [mk_cell(contents(*o), 'markdown', id=f'contents-{i}') for i,o in enumerate(parts)]
+    write_nb(index, dest/'index.ipynb')
+    if (cfg.nbs_path/'images').exists(): shutil.copytree(cfg.nbs_path/'images', dest/'images')
+
+if __name__=='__main__': build(Path(sys.argv[1]) if len(sys.argv)>1 else root/'docs/_build/src')
