@@ -331,7 +331,7 @@ class GradAccum(ScopedCallback):
             raise TypeError(f"`count` must be a function of the learner that returns the loss elements in the micro-batch, got {count!r}")
         if on_oom not in ('raise','split'): raise ValueError(f"`on_oom` must be 'raise' or 'split', got {on_oom!r}")
         self.n_acc_at,self.count,self.fix_bn,self.on_oom,self._loss_func,self._n_ref = n_acc,count,fix_bn,on_oom,None,None
-        self.in_parts,self._iters,self.keep_hypers,self._ddp,self._n_ranks = None,set(),False,None,1
+        self.in_parts,self._iters,self.keep_hypers,self._ddp,self._n_ranks,self._last_loss = None,set(),False,None,1,0.
         self.n_acc,self.n_micro,self.stepped,self.window_loss = (n_acc if isinstance(n_acc, numbers.Integral) else 1),0,False,None
         self.on_window = [] # Functions to be called with the mean gradient of each window in `.grad`, before it is unscaled, clipped or used
 

@@ -377,7 +377,7 @@ def test_max_bs_with_what_is_there_whatever_the_batch():
     ((1.,1.,1.,3000.),'buffers','3 KB'), ((3000.,3000.,6000.,1.),'parameters','3 KB')])
 def test_a_limit_below_one_row(fixed, row, size):
     "The row is named"
-    with pytest.raises(ValueError, match=f"The memory of the {row} alone is {size}, more than `limit`=2 KB: take a smaller model, or"):
+    with pytest.raises(ValueError, match=f"The memory of the {row} alone is {size}, more than `limit`=2 KB: take a smaller model, an optimizer"):
         report_of(fixed=fixed).max_bs('2KB')
 
 def test_a_limit_below_the_rows_together():
@@ -917,7 +917,7 @@ def test_a_limit_and_texts():
     (dict(limit=0),ValueError,"A size in memory must be above 0 bytes and finite, got 0"),
     (dict(limit=True),TypeError,"A size in memory must be a number of bytes"),
     (dict(limit=nan),ValueError,"A size in memory must be above 0 bytes and finite, got nan"),
-    (dict(limit='100B'),ValueError,"The memory of the parameters alone is 136 B, more than `limit`=100 B: take a smaller model, or an optimizer"),
+    (dict(limit='100B'),ValueError,"The memory of the parameters alone is 136 B, more than `limit`=100 B: take a smaller model, an optimizer"),
     (dict(limit='200B'),ValueError,"The memory of the optimizer state alone is 272 B, more than `limit`=200 B"),
     (dict(limit='500B'),ValueError,"`limit`=500 B does not hold a micro-batch of one item: 544 B are needed whatever the batch size, and 52 B for each item"),
     (dict(limit=595),ValueError,"`limit`=595 B does not hold a micro-batch of one item: 544 B are needed whatever the batch size, and 52 B for each item")])

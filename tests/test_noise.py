@@ -469,7 +469,7 @@ def test_a_batch_smaller_than_its_parts_is_refused(cbs, bs, hint):
 
 def test_two_are_refused():
     learn = quiet_learner(loaders(regression(30), 2), mlp(), cbs=[GradAccum(2), NoiseScale(), NoiseScale(0.9)])
-    with pytest.raises(ValueError, match='learner has 2: remove'): learn.fit(1, 0.1)
+    with pytest.raises(ValueError, match='learner has 2 NoiseScale: remove'): learn.fit(1, 0.1)
 
 @pytest.mark.parametrize('nm', ['beta', 'ci'])
 @pytest.mark.parametrize('v', [0, 1, -0.1, 95, float('nan'), '0.9', None, True])

@@ -964,4 +964,4 @@ def test_parameters_that_are_frozen_on_the_way(accum):
     assert len(learn.noise_scale.df)==8 and n_hooks(learn.model)==0
 
 @pytest.mark.parametrize('cbs', [[], [GradAccum(1)], [GradAccum(2)]])
-def test_two_are_refused(cbs): unchanged_by(small(cbs=[*cbs, NoiseScale(), NoiseScale(0.9)]), 'learner has 2: remove')
+def test_two_are_refused(cbs): unchanged_by(small(cbs=[*cbs, NoiseScale(), NoiseScale(0.9)]), 'learner has 2 NoiseScale: remove')
