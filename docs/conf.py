@@ -21,7 +21,7 @@ copybutton_selector = 'div.cell_input pre, div.highlight-python pre, div.highlig
 def linkcode_resolve(domain, info): return NbdevLookup().code(info['fullname']) if domain=='py' else None
 
 html_theme,html_title = 'furo','fastai_bs'
-html_static_path,html_css_files = ['_static'],['custom.css']
+html_static_path,html_css_files,html_favicon = ['_static'],['custom.css'],'_static/favicon.svg'
 html_show_sourcelink = html_copy_source = False
 html_theme_options = dict(source_repository='https://github.com/fastai-bs/fastai_bs/', source_branch='main', source_directory='nbs/',
                           top_of_page_buttons=[])
