@@ -6,6 +6,7 @@ here it becomes what myst-nb reads: entries of Sphinx's Python domain (so that s
 import ast, importlib, inspect, re, shutil, sys
 from pathlib import Path
 
+import yaml
 from fastcore.docments import docments
 from fastcore.nbio import mk_cell, read_nb, write_nb
 from nbdev.config import get_config
@@ -148,7 +149,8 @@ def convert(cell, page, mods):
 def front(nb):
     "Title and one line of a processed notebook"
     raw = next((c.source for c in nb.cells if c.cell_type=='raw' and c.source.startswith('---')), '')
-    return [m[1].strip('"\'') if (m := re.search(rf'^{k}: (.*)$', raw, re.M)) else '' for k in ('title','description')]
+    head = yaml.safe_load(raw.strip().strip('-')) or {}
+    return [head.get(k) or '' for k in ('title','description')]
 
 def write_page(path, dest, mods):
     "One page; its title"
