@@ -84,7 +84,8 @@ class ScopedCallback(Callback):
         # `validate` and `get_preds` fire this event too, and hold the learner's lock meanwhile: an error would leave it locked for good
         if self.learn.lock.locked(): return
         alike(self.learn, self.start_fit)
-        if trains_together(self.learn): self.learn._with_events = _Together(self.learn)
+        if not trains_together(self.learn): return
+        self.learn._with_events = _Together(self.learn)
     def before_epoch(self): self.learn._do_epoch_train = _ScopedTrain(self.learn)
     def after_fit(self):
         for nm in ('_do_epoch_train','_with_events'): vars(self.learn).pop(nm, None) # The first is left where an epoch was skipped

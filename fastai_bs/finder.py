@@ -223,7 +223,7 @@ def _time_steps(learn, sizes, micro_bs):
     "Seconds of a step, and of the optimizer's part of it, for each of `sizes` that ran; the one for which memory did not suffice; what else went wrong"
     begin,dl,times,too_large,errors = time.perf_counter(),learn.dls.train,{},None,{}
     on_ranks = trains_together(learn)
-    search = TrialSearch(learn, 2, [None,None])
+    search = TrialSearch(learn, 2, [None,None]) if on_ranks else None
     trials = 3*sizes # In rounds: what else the device does at times should not fall on one size alone
     bar = progress_bar(trials, leave=False) if hasattr(learn, 'progress') else trials
     with learn.no_bar():

@@ -42,8 +42,9 @@ def test_all_has_every_public_name():
     assert hasattr(Learner, 'bs_find')
 
 def test_import_changes_no_learner():
-    "Importing adds three methods to `Learner`, and no callback to those that users make"
-    code = ("from fastai.callback.all import *; from fastai.basics import defaults, Learner; before = list(defaults.callbacks), set(vars(Learner)); "
+    "Importing adds three methods to `Learner`, beside fastai's own for several devices, and no callback to those that users make"
+    code = ("from fastai.callback.all import *; import fastai.distributed; "
+            "from fastai.basics import defaults, Learner; before = list(defaults.callbacks), set(vars(Learner)); "
             "import fastai_bs.all; assert list(defaults.callbacks)==before[0]; print(sorted(set(vars(Learner))-before[1]))")
     out = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True).stdout
     assert out.strip()=="['bs_find', 'max_bs_find', 'memory_report']"
