@@ -934,3 +934,20 @@ def broken(rank):
 def test_over_ranks_says_who_is_gone():
     res = results(start(broken, 2), errors=True, patience=120)
     assert res[1]=='Died' and 'Rank 1 gave no sign of life' in res[0][0] and res[0][1]<40
+
+# DataParallel
+
+def test_data_parallel():
+    "One process; on the CPU it passes through, with two GPUs or more it is for real"
+    device = 'cuda' if torch.cuda.device_count()>1 else 'cpu'
+    def learner():
+        learn = quiet_learner(loaders(regression(50), 8), mlp().to(device), cbs=[GradAccum(3),NoiseScale()])
+        learn.dls.device = device
+        return learn
+    one,more = learner(),learner().to_parallel()
+    for learn in (one,more): learn.fit(2, 0.05)
+    assert not isinstance(more.model, nn.DataParallel)
+    torch.testing.assert_close(flat(more), flat(one), rtol=0 if device=='cpu' else 1e-9, atol=0 if device=='cpu' else 1e-12)
+    np.testing.assert_allclose(more.noise_scale.df.noise_scale, one.noise_scale.df.noise_scale, rtol=1e-9)
+    assert more.max_bs_find(max_bs=20)==20
+    assert more.bs_find(0.05, show_plot=False).bs_now==24
