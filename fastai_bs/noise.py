@@ -412,7 +412,7 @@ def plot_noise_scale(self:Recorder,
 ):
     "`plot_noise_scale` of the last fit that had a `NoiseScale`, with the batch size of that fit as a line; returns the axes"
     noise = getattr(self, 'noise', None)
-    if not isinstance(noise, NoiseScale): raise ValueError("No fit of this learner was measured: add NoiseScale() to its callbacks")
+    if not hasattr(noise, 'df'): raise ValueError("No fit of this learner was measured: add NoiseScale() to its callbacks")
     return plot_noise_scale(noise.df, noise.bs, ax)
 
 def plot_noise_scale( # noqa: F811 The method has the same name
