@@ -84,13 +84,15 @@ class ScopedCallback(Callback):
         # `validate` and `get_preds` fire this event too, and hold the learner's lock meanwhile: an error would leave it locked for good
         if self.learn.lock.locked(): return
         alike(self.learn, self.start_fit)
-        if not trains_together(self.learn): return
-        self.learn._with_events = _Together(self.learn)
+        if trains_together(self.learn): self.learn._with_events = _Together(self.learn)
     def before_epoch(self): self.learn._do_epoch_train = _ScopedTrain(self.learn)
-    def after_fit(self):
-        for nm in ('_do_epoch_train','_with_events'): vars(self.learn).pop(nm, None) # The first is left where an epoch was skipped
+    def after_fit(self): _remove_stand_ins(self.learn)
     def _hyper(self, k): return [h[k] for h in self.opt.hypers]
     def _schedules(self): return {k: f for cb in self.learn.cbs if isinstance(cb, ParamScheduler) for k,f in cb.scheds.items()}
+
+def _remove_stand_ins(learn):
+    "That of the training part is still there where an epoch was skipped"
+    for nm in ('_do_epoch_train','_with_events'): vars(learn).pop(nm, None)
 
 class _ScopedTrain:
     "Stands in for `learn._do_epoch_train` once: runs it inside the scopes of the callbacks that `learn` has by then"
@@ -112,7 +114,7 @@ class _Together:
             with together(event_type=='epoch'): type(learn)._with_events(learn, f, event_type, *args, **kwargs)
         except cancels: raise
         except BaseException:
-            for nm in ('_do_epoch_train','_with_events'): vars(learn).pop(nm, None)
+            _remove_stand_ins(learn)
             unwrap(learn)
             raise
 
@@ -352,14 +354,13 @@ class GradAccum(ScopedCallback):
         "Refuse what cannot be exact, before anything has changed; start without gradients"
         others = [cb for cb in self.learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation)) and cb is not self]
         if others: raise ValueError(f"Only one callback can decide when to step, but there are two, GradAccum and {others[0]}: remove one of them")
-        most = max((self.n_acc_in(e) for e in range(self.n_epoch)), default=1)
+        n_accs = [self.n_acc_in(e) for e in range(self.n_epoch)]
+        most = max(n_accs, default=1)
         if most>1: self._check_fit(most)
         if self.on_oom=='split': self._check_split()
         self._loss_func,self._n_ref,self.in_parts,self._last_loss = None,None,None,0.
         self._zero_grads()
-        if not trains_together(self.learn): return
-        n_accs = [self.n_acc_in(e) for e in range(self.n_epoch)]
-        return {'`n_acc`': most if set(n_accs)=={most} else n_accs, "The training loader's length": len(self.dls.train)}
+        if trains_together(self.learn): return {'`n_acc`': most if set(n_accs)=={most} else n_accs, "The training loader's length": len(self.dls.train)}
 
     def _check_fit(self, most):
         "What concerns only a fit with windows of several micro-batches, `most` at most"

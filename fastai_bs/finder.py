@@ -19,7 +19,7 @@ from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from fastprogress.fastprogress import progress_bar
 from .accumulate import GradAccum, accumulation, batch_size, epoch_len, loss_elements, micro_batch_size, n_items, with_batch_size
-from .distributed import any_rank, ddp_model, from_ranks, n_processes, over_ranks, rank, together, trains_together
+from .distributed import any_rank, ddp_model, from_ranks, n_ranks, over_ranks, rank, together, trains_together
 from .estimator import agree, last_stretch, pool, trend
 from .lr import ScaledLR
 from .memory import TrialSearch, check_whole, mock_training # Adds `Learner.max_bs_find` too
@@ -339,27 +339,27 @@ def bs_find(self:Learner,
     factor = scaled.factor_at(batch_size(self)) if scaled and moves else 1.
     with together(trains_together(self)):
         with mock_training(self):
-            n_iter,n_ranks = _epoch_len(self),n_processes() if trains_together(self) else 1
-            n_acc,least = window_size(n_batch, n_iter, n_ranks),2 if n_ranks==1 else 1 # Ranks can be compared with each other
+            n_iter,ranks = _epoch_len(self),n_ranks(self)
+            n_acc,least = window_size(n_batch, n_iter, ranks),2 if ranks==1 else 1 # Ranks can be compared with each other
             if self.opt is None: self.create_opt()
             if num_it is None: num_it = max(n_iter, micro_batches(BSFinder.min_windows, n_acc, n_iter, moves, least))
             elif num_it<micro_batches(2, n_acc, n_iter, moves, least):
                 raise ValueError(f"`num_it`={num_it} micro-batches do not make two windows of {n_acc}: raise it, or make n_batch smaller")
             _check_groups(self, lr)
             finder = BSFinder(noise, num_it, tol)
-            finder.asked,finder.n_acc,finder.least,finder.n_ranks = lr,n_acc,least,n_ranks
+            finder.asked,finder.n_acc,finder.least,finder.n_ranks = lr,n_acc,least,ranks
             rate = lr if factor==1 else _times(self.lr if lr is None else lr, factor) # As this batch size is trained with
             self.fit(math.ceil(num_it/n_iter), lr=rate, cbs=[MockAccum(n_acc, today, own.count if own else None, least), noise, finder])
             finder.refuse_loss()
         if not noise.rows and noise.n_twice: raise ValueError(
             f"No window of the mock training could be measured: all held an item twice, as fastai fills up the last batches where {n_items(dl)} items do not "
-            f"divide by {n_ranks} ranks. Make the micro-batches smaller, or leave some items out")
+            f"divide by {ranks} ranks. Make the micro-batches smaller, or leave some items out")
         if not noise.rows: raise ValueError(f"No window of the mock training could be measured ({noise.n_dropped} had gradients that are not finite): "
                                             "check the data and the loss, or lower `lr`")
         plan = _plan(self, finder, lr, n_iter)
-        most = plan.n_train//2//n_ranks # Of each rank
+        most = plan.n_train//2//ranks # Of each rank
         if max_bs not in (None,'auto'): most = min(max_bs, most)
-        sizes = micro_batch_sizes(plan.micro_now, plan.noise_known/n_ranks, most)
+        sizes = micro_batch_sizes(plan.micro_now, plan.noise_known/ranks, most)
         beyond = None # The smallest of them that does not fit
         if max_bs=='auto':
             max_bs = self.max_bs_find(max_bs=max(sizes))

@@ -28,7 +28,7 @@ from fastai.learner import Recorder
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
 from .accumulate import GradAccum, ScopedCallback, batch_size, inner_opt, rows_of, slices
-from .distributed import n_fresh, n_processes, over_ranks, trains_together
+from .distributed import n_fresh, n_ranks, over_ranks
 from .estimator import Pool, moments_of_sums, pool, running, trend
 from .snapshot import pass_unchanged
 
@@ -135,7 +135,7 @@ class NoiseScale(ScopedCallback):
         twins = [cb for cb in self.learn.cbs if isinstance(cb, NoiseScale)]
         if len(twins)>1: raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)} NoiseScale: remove the others")
         accum = first(cb for cb in self.learn.cbs if isinstance(cb, GradAccum))
-        self._n_ranks = n_processes() if trains_together(self.learn) else 1
+        self._n_ranks = n_ranks(self.learn)
         # Does the fit accumulate, if only in later epochs? On several ranks every step has a gradient from each of them, but GradAccum alone weighs them
         self._in_windows = accum is not None and max((accum.n_acc_in(e) for e in range(self.n_epoch)), default=2)*self._n_ranks>1
         self._by_ranks = self._n_ranks>1 and not self._in_windows
@@ -217,11 +217,13 @@ class NoiseScale(ScopedCallback):
 
     def after_loss(self):
         "On several ranks without `GradAccum`: see what mixed precision is going to multiply the loss by"
-        if not self._by_ranks: return
-        self._accum.new_window()
-        self._accum.new_micro()
-        self._accum.before_backward()
-        self._accum.count_elements()
+        if not self._by_ranks or self.n_steps%self._wait: return
+        accum = self._accum
+        accum.new_window()
+        accum.new_micro()
+        accum.before_backward()
+        accum.count_elements()
+        accum.micro_factor,accum.window_factor = accum.micro_elems if accum._reduction=='sum' else 1.,1. # Nobody weighs
 
     def before_backward(self):
         if not (self._in_windows or self._by_ranks): return
@@ -233,9 +235,8 @@ class NoiseScale(ScopedCallback):
     def after_backward(self):
         "Keep a few numbers of the micro-batch, on its device"
         if not self._norms or self._accum.micro_elems is None: return
-        accum = self._accum
-        factor = accum.loss_scale*(1. if self._by_ranks and accum._reduction!='sum' else accum.micro_elems if self._by_ranks else accum.micro_factor)
-        self._micro.append((accum.micro_elems, factor, self._sums(self._norms, self._adam_norms), find_bs(self.yb)))
+        factor = self._accum.micro_factor*self._accum.loss_scale # On the loss of this micro-batch
+        self._micro.append((self._accum.micro_elems, factor, self._sums(self._norms, self._adam_norms), find_bs(self.yb)))
         self._start_micro()
         if self._by_ranks: self._measure(self.n_steps+1)
 
@@ -252,7 +253,7 @@ class NoiseScale(ScopedCallback):
         if self._holds_twice(): self.n_twice += 1; return
         n,factor,sq,items = zip(*self._micro)
         sq_mean = self._sums(_norms(grads), {i: self._adam_norm(i, g) for i,g in grads.items() if i in self._metric})
-        window_factor = torch.as_tensor((1. if self._by_ranks else self._accum.window_factor)*self._accum.loss_scale)
+        window_factor = torch.as_tensor(self._accum.window_factor*self._accum.loss_scale)
         scalars = torch.stack([o.to(sq_mean) for o in (*n, *factor, window_factor)])
         vals = torch.cat([scalars, *(o.to(sq_mean) for o in sq), sq_mean]).tolist() # All of the window's numbers in one transfer
         K = len(n)

@@ -4,7 +4,9 @@ from functools import partial
 
 import torch
 from torch import nn
-from fastai.callback.core import Callback, TrainEvalCallback
+from torch.amp import GradScaler
+from fastai.callback.core import Callback, CancelStepException, TrainEvalCallback
+from fastai.callback.fp16 import MixedPrecision
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.learner import CastToTensor, Learner, Recorder, load_learner
@@ -30,6 +32,23 @@ class Float32Loss(Callback):
     "Let Recorder, which smooths in float32, follow a float64 loss"
     order = 40
     def after_batch(self): self.learn.loss = self.learn.loss.float()
+
+class ScaledLoss(Callback):
+    "As `MixedPrecision`, without its float16, which no CPU has"
+    order = MixedPrecision.order
+    def __init__(self, **kwargs): self.kwargs = kwargs
+    def before_fit(self): self.learn.scaler,self.scales = GradScaler('cpu', **self.kwargs),[]
+    def before_backward(self): self.learn.loss_grad = self.learn.scaler.scale(self.loss_grad)
+    def before_step(self):
+        self.skipped = True
+        self.scales.append(self.learn.scaler.get_scale())
+        self.learn.scaler.step(self)
+        if self.skipped: raise CancelStepException
+    def after_step(self): self.learn.scaler.update()
+    def after_fit(self): self.learn.scaler = None
+    @property
+    def param_groups(self): return self.opt.param_groups
+    def step(self): self.skipped = False
 
 momentum_sgd = partial(SGD, mom=0.9)
 
@@ -60,4 +79,4 @@ def exported(learn, path):
         warnings.simplefilter('ignore')
         return load_learner(path/'it.pkl')
 
-__all__ = ['exported','momentum_sgd','regression','loaders','mlp','Float32Loss','quiet_learner','flat','distance','set_seed']
+__all__ = ['exported','ScaledLoss','momentum_sgd','regression','loaders','mlp','Float32Loss','quiet_learner','flat','distance','set_seed']

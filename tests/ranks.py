@@ -24,8 +24,6 @@ def _rank(r, world, store, conn, f, args, timeout, linger, env):
     if linger: conn.poll(30) # Until all have sent: the end of this process closes its connections to the others
     os._exit(0) # The end of the process, not of its threads
 
-class Died(Exception): "A rank that ended without a word"
-
 def start(f, world, *args, timeout=60, linger=True, **env):
     "`world` ranks that run `f(rank, *args)`, a function of a module, and end; with `linger` once all are through. To be handed to `results`"
     folder = tempfile.mkdtemp()
@@ -39,7 +37,7 @@ def start(f, world, *args, timeout=60, linger=True, **env):
     return res
 
 def results(ranks, patience=300, errors=False):
-    "What each rank returned; with `errors` an exception's text where it raised, and `Died` where it was killed, else those are raised"
+    "What each rank returned; with `errors` an exception's text where it raised, and 'Died' where it was killed, else those are raised"
     until,res = time.monotonic()+patience,[]
     for _,conn in ranks:
         try: kind,val = conn.recv() if conn.poll(max(0, until-time.monotonic())) else ('error',('Hung', 'hung'))

@@ -7,12 +7,10 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.amp import GradScaler
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException, CancelStepException,
                                   CancelTrainException)
-from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.rnn import rnn_cbs
 from fastai.callback.schedule import fit_one_cycle # noqa: F401, it adds the method
 from fastai.callback.training import GradientClip
@@ -26,7 +24,7 @@ import fastai_bs.finder # noqa: F401, it adds bs_find
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.estimator import pool
 from fastai_bs.noise import NoiseScale, plot_noise_scale
-from helpers import loaders, mlp, quiet_learner, regression, set_seed
+from helpers import loaders, mlp, quiet_learner, regression, ScaledLoss, set_seed
 from oracle import item_grads, noise_scale, window_rows, windows_in_order, z_score
 
 class LastLSTM(nn.Module):
@@ -279,23 +277,6 @@ def test_the_unit_of_the_weights_does_not_show():
     plain,other = (measure(items, model, loss_func, cbs=o) for o in ([], [RefElems()]))
     assert other.learn.grad_accum._n_ref==37.3
     assert_rows(other.df, plain.df)
-
-class ScaledLoss(Callback):
-    "As `MixedPrecision`, without its float16, which no CPU has"
-    order = MixedPrecision.order
-    def __init__(self, **kwargs): self.kwargs = kwargs
-    def before_fit(self): self.learn.scaler,self.scales = GradScaler('cpu', **self.kwargs),[]
-    def before_backward(self): self.learn.loss_grad = self.learn.scaler.scale(self.loss_grad)
-    def before_step(self):
-        self.skipped = True
-        self.scales.append(self.learn.scaler.get_scale())
-        self.learn.scaler.step(self)
-        if self.skipped: raise CancelStepException
-    def after_step(self): self.learn.scaler.update()
-    def after_fit(self): self.learn.scaler = None
-    @property
-    def param_groups(self): return self.opt.param_groups
-    def step(self): self.skipped = False
 
 class Overflowing(ScaledLoss):
     "As float16 would above 512"

@@ -29,9 +29,9 @@ from fastai.text.models.core import get_language_model
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.estimator import pool
 from fastai_bs.noise import NoiseScale
-from helpers import loaders, mlp, momentum_sgd, quiet_learner, regression, set_seed
+from helpers import loaders, mlp, momentum_sgd, quiet_learner, regression, set_seed, ScaledLoss
 from oracle import item_grads, noise_scale, window_rows, z_score
-from test_noise import (Cancel, Embeddings, Losses, Overflowing, ScaledLoss, Tokens, assert_rows, awd_lstm, classes, n_hooks, task, tokens, two_groups,
+from test_noise import (Cancel, Embeddings, Losses, Overflowing, Tokens, assert_rows, awd_lstm, classes, n_hooks, task, tokens, two_groups,
                         with_batchnorm)
 
 def parts(n, bs, n_micro=4, every=1, least=None, n_epoch=1):

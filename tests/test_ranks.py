@@ -13,12 +13,10 @@ import pytest
 import torch
 import fastai.distributed # noqa: F401, it adds distrib_ctx
 from torch import nn
-from torch.amp import GradScaler
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-from fastai.callback.core import Callback, CancelStepException
-from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.core import Callback
 from fastai.callback.schedule import fit_one_cycle # noqa: F401, it adds the method
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import DataLoaders
@@ -31,7 +29,7 @@ from fastai_bs.distributed import alike, alone, any_rank, ddp_model, n_processes
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import linear_scaling
-from helpers import flat, loaders, mlp, quiet_learner, regression, set_seed
+from helpers import flat, loaders, mlp, quiet_learner, regression, ScaledLoss, set_seed
 from oracle import item_grads, noise_scale, window_rows, z_score
 from ranks import on_ranks, results, start
 
@@ -296,27 +294,12 @@ def test_one_is_not_the_mean_of_means():
 
 # Noise scale
 
-class ScaledLoss(Callback):
-    "As `MixedPrecision`, without its float16, which no CPU has"
-    order = MixedPrecision.order
-    def before_fit(self): self.learn.scaler = GradScaler('cpu', init_scale=2.**10, growth_interval=3)
-    def before_backward(self): self.learn.loss_grad = self.learn.scaler.scale(self.loss_grad)
-    def before_step(self):
-        self.skipped = True
-        self.learn.scaler.step(self)
-        if self.skipped: raise CancelStepException
-    def after_step(self): self.learn.scaler.update()
-    def after_fit(self): self.learn.scaler = None
-    @property
-    def param_groups(self): return self.opt.param_groups
-    def step(self, *args, **kwargs): self.skipped = False
-
 def split_mlp(m): return [list(m[:1].parameters()), list(m[1:].parameters())]
 
 def noise_learner(items, model, loss_func, dls, k=None, opt='plain', by_group=False, adam_metric=False, every=None, scaled=False, count=None, clip=None,
     **case):
     noise = NoiseScale(every=every, by_group=by_group, adam_metric=adam_metric)
-    cbs = [noise, *cbs_of(k, clip, count)] + ([ScaledLoss()] if scaled else [])
+    cbs = [noise, *cbs_of(k, clip, count)] + ([ScaledLoss(init_scale=2.**10, growth_interval=3)] if scaled else [])
     return quiet_learner(dls, model, loss_func, opts[opt], cbs=cbs, splitter=split_mlp if by_group else lambda m: [list(m.parameters())]),noise
 
 def measured(noise, learn):
