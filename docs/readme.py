@@ -4,7 +4,11 @@ from pathlib import Path
 from fastcore.nbio import read_nb
 
 root = Path(__file__).resolve().parent.parent
-here = 'https://github.com/fastai-bs/fastai_bs/blob/main/nbs/'
+repo = 'https://github.com/fastai-bs/fastai_bs'
+here = f'{repo}/blob/main/nbs/'
+# On GitHub only: pages of the site ask no other host for anything
+badges = ' '.join([f'[![{nm}]({repo}/actions/workflows/{nm.lower()}.yml/badge.svg)]({repo}/actions/workflows/{nm.lower()}.yml)' for nm in ('Test','Docs')]
+                  + [f'[![License](https://img.shields.io/badge/license-Apache--2.0-blue)]({repo}/blob/main/LICENSE)'])
 
 def output_text(out):
     "The text of a cell's output, as an indented block"
@@ -21,6 +25,6 @@ def cell_text(cell):
 def readme():
     cells = filter(None, (cell_text(c).strip() for c in read_nb(root/'nbs/index.ipynb').cells))
     title,*rest = cells
-    return '\n\n'.join([title, '<!-- Written by docs/readme.py from nbs/index.ipynb: edit that one -->', *rest]) + '\n'
+    return '\n\n'.join([title, badges, '<!-- Written by docs/readme.py from nbs/index.ipynb: edit that one -->', *rest]) + '\n'
 
 if __name__=='__main__': (root/'README.md').write_text(readme())

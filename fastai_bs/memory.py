@@ -357,7 +357,7 @@ class TrialSearch:
             if len(loaders)>1 and not self.val_own: loaders[1] = with_batch_size(loaders[1], bs, self.orders[1])
             self.trial = trial = TrialSteps(bs, self.n_steps, len(loaders)>1)
             learn.fit(10_000, 0., cbs=trial)
-            if trial.done<self.n_steps: raise ValueError(f"in {trial.n_seen} micro-batches {trial.done} steps were taken with as many items")
+            if trial.done<self.n_steps: raise ValueError(f"in {trial.n_seen} micro-batches {trial.done} steps were taken with {_items(bs)}, of {self.n_steps} to be taken")
         del buckets
 
 def _own_size(dl):

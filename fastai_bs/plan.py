@@ -263,10 +263,10 @@ class BatchPlan:
         elif now<low: yield f"Today's batch of {_items(now)} is below the noise scale: up to there, a larger one takes fewer steps for little more data."
         else: yield f"Today's batch of {_items(now)} is as large as the noise scale, within its interval."
         if self._timed and not math.isnan(self.noise_known): yield from self._device()
-        if self.trend>0 and now>high>=1: yield "But the noise scale was rising, so leave the batch as it is and measure again."
         if self.trend:
             yield (f"The noise scale {'rose' if self.trend>0 else 'fell'} during the mock training; "
-                   f"this is the value of its last {self.n_windows} windows, so measure again later in training.")
+                   f"this is the value of its last {self.n_windows} windows, so measure again later in training"
+                   f"{', before you make the batch smaller' if self.trend>0 and now>high>=1 else ''}.")
         elif 1<=high<math.inf:
             yield (f"It is the noise scale {'of this part of the training' if self.moved else 'at the present weights'} "
                    "and tends to rise, also as the learning rate falls: measure again later.")

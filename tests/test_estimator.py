@@ -169,7 +169,7 @@ def test_an_empty_pool():
 
 @pytest.mark.parametrize('beta', [0, -1, 1.1, float('nan')])
 def test_beta_out_of_range(beta):
-    with pytest.raises(ValueError, match='`beta` must be in'): Pool(beta)
+    with pytest.raises(ValueError, match='`beta`.* must be above 0 and at most 1'): Pool(beta)
 
 @pytest.mark.parametrize('ci', [0, 1, 95, -0.5, float('nan')])
 def test_coverage_out_of_range(ci):

@@ -75,7 +75,6 @@ no_noise = "There is no noise in the gradient, as if all items were alike: any b
 unknown = "The noise scale cannot be known from these data: run longer, with num_it=200 say."
 at_least = "The noise scale is at least {} items; these data do not bound it from above, so run longer, with num_it=200 say."
 rose = "The loss rose during the mock training, so the learning rate may be too high for this to mean much."
-rising = "But the noise scale was rising, so leave the batch as it is and measure again."
 moved_on = "The noise scale {} during the mock training; this is the value of its last {} windows, so measure again later in training."
 passes = "The measurement went through the training set {} times, so it speaks of these {} items only."
 small_set = "The training set of {} items is small beside the noise scale: within it that is {}."
@@ -142,7 +141,7 @@ device = dict(
     smaller=(dict(bs_now=400, times=five), f"{above.format(400)} "
             f"{other.format(100, 'one micro-batch', '64%', 'a learning rate of 0.0625', 'adascale_gain')}"), # 1.25/2
     smaller_and_rising=(dict(bs_now=400, times=five, trend=1), f"{above.format(400)} "
-            f"{other.format(100, 'one micro-batch', '64%', 'a learning rate of 0.0625', 'adascale_gain')} {rising} {moved_on.format('rose', 30)}"),
+            f"{other.format(100, 'one micro-batch', '64%', 'a learning rate of 0.0625', 'adascale_gain')} {moved_on.format('rose', 30)[:-1]}, before you make the batch smaller."),
     larger_and_rising=(dict(bs_now=25, times=five, trend=1), f"{below.format(25)} {to_100} {moved_on.format('rose', 30)}"),
     adam=(dict(bs_now=25, times=five, adam=True), f"{below.format(25)} " # (100/25)**0.5
             f"{other.format(100, 'one micro-batch', '64%', 'a learning rate of 0.2', 'capped_sqrt_scaling')}"),
