@@ -1,7 +1,8 @@
 """Look at every page of the site in a real browser: `python docs/check.py [_docs]`
 
 Headless Chromium loads each page, wide and narrow, light and dark. No error on the console, no failed request, none to another host; every link
-within the site leads somewhere; the page is no wider than the screen; the search finds what a user looks for. Screenshots go to `docs/_build/shots`.
+within the site leads somewhere; no table or formula is left as markup; the page is no wider than the screen; the search finds what a user looks for.
+Screenshots go to `docs/_build/shots`.
 """
 import base64, http.server, json, os, shutil, subprocess, sys, tempfile, threading, time, urllib.request
 from functools import partial
@@ -99,6 +100,8 @@ def check(folder, browser, shots):
                 wide = browser.run('document.documentElement.scrollWidth')
                 if wide>size[0]: wrong.append(f'{page}, {nm}: {wide} pixels wide on a screen of {size[0]}')
                 browser.shot(shots/f'{Path(page).stem}-{nm}-{scheme}.png')
+        raw = browser.run(r"[...document.querySelectorAll('article p')].map(o=>o.textContent).filter(o=>/\|\s*[-—]+\s*\||\$\$/.test(o))")
+        wrong += [f'{page}: a table or a formula that was not rendered: {o[:60]}' for o in raw]
         links[page] = browser.run("[...document.querySelectorAll('a[href]')].map(o=>o.href)")
         anchors[page] = set(browser.run("[...document.querySelectorAll('[id]')].map(o=>o.id)"))
     for page,hrefs in links.items():

@@ -10,6 +10,7 @@ release = version = fastai_bs.__version__
 extensions = ['myst_nb', 'sphinx.ext.linkcode', 'sphinx_copybutton']
 nb_execution_mode = 'off' # Outputs are those that are stored in the notebooks
 nb_merge_streams = True
+nb_render_markdown_format = 'myst' # Tables in outputs too
 myst_enable_extensions = ['amsmath', 'colon_fence', 'dollarmath', 'html_image']
 myst_heading_anchors = 3
 if (Path(__file__).parent/'_static/tex-svg.js').exists(): mathjax_path = 'tex-svg.js' # Else Sphinx's own address, which is not ours

@@ -18,6 +18,7 @@ import torch
 import torch.nn as nn
 from sklearn.datasets import load_digits
 from fastcore.basics import first
+from fastcore.meta import delegates
 import fastai.callback.progress, fastai.callback.schedule # noqa: F401 Progress bars, lr_find and fit_one_cycle
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
@@ -31,6 +32,7 @@ from .scaling import examples_needed
 import fastai_bs.finder # noqa: F401 bs_find
 
 # %% ../nbs/09_demo.ipynb #86ed16fb
+@delegates(Learner.__init__, but='loss_func,metrics')
 def digits_learner(
     bs:int=16, # Micro-batch in items
     opt_func=Adam, # Optimizer function

@@ -314,7 +314,11 @@ def _as_scalar(x, like):
 
 # %% ../nbs/03_accumulate.ipynb #726c0892
 class GradAccum(ScopedCallback):
-    "Accumulate gradients over `n_acc` micro-batches: the optimizer steps with the gradient of the large batch, exactly"
+    """Accumulate gradients over `n_acc` micro-batches: the optimizer steps with the gradient of the large batch, exactly
+
+    `n_acc` counts batches of the training loader, and not items as in fastai's `GradientAccumulation`. For a loss of your own that averages over
+    something else than items, `count(learn)` says over how many. With `on_oom='split'` a training goes on in smaller pieces where memory runs out.
+    """
     order,run_valid = MixedPrecision.order-4,False # Before MixedPrecision scales the loss, unscales `.grad` and steps; so before GradientClip too
 
     def __init__(self,
@@ -341,6 +345,8 @@ class GradAccum(ScopedCallback):
     @property
     def name(self): return 'grad_accum' # Of subclasses too
 
+    def __repr__(self): return f"{type(self).__name__}({getattr(self.n_acc_at, '__name__', self.n_acc_at)})"
+
     def n_acc_in(self,
         epoch:int, # Counted from 0
     )->int: # Micro-batches per optimizer step
@@ -353,7 +359,8 @@ class GradAccum(ScopedCallback):
     def start_fit(self):
         "Refuse what cannot be exact, before anything has changed; start without gradients"
         others = [cb for cb in self.learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation)) and cb is not self]
-        if others: raise ValueError(f"Only one callback can decide when to step, but there are two, GradAccum and {others[0]}: remove one of them")
+        if others: raise ValueError(f"Only one callback can decide when to step, but there are two, {self} and {others[0]}: remove one of them, as with "
+                                     f"learn.remove_cb({type(self).__name__}). `plan.apply` has added one")
         n_accs = [self.n_acc_in(e) for e in range(self.n_epoch)]
         most = max(n_accs, default=1)
         if most>1: self._check_fit(most)
@@ -365,6 +372,10 @@ class GradAccum(ScopedCallback):
     def _check_fit(self, most):
         "What concerns only a fit with windows of several micro-batches, `most` at most"
         self.check_loss()
+        m,n_iter = getattr(self.dls.train, 'bs', None),epoch_len(self.learn)
+        if m and most>=32 and n_iter<10*most and most>m: warnings.warn(
+            f"GradAccum({most}) counts micro-batches, not items: {most} x {m} = {most*m} items are an optimizer step, and {-(-n_iter//most)} "
+            f"are taken in an epoch. For {most} items a step it is GradAccum({most//m})", stacklevel=2)
         finder = getattr(self.learn, 'lr_finder', None)
         if isinstance(finder, LRFinder) and finder.num_it<50*most:
             warnings.warn(f"lr_find(num_it={finder.num_it}) counts micro-batches: with GradAccum({most}) that is "
@@ -474,8 +485,9 @@ class GradAccum(ScopedCallback):
             if self._count is None:
                 self._count = _items
                 if self.count is None and self._reduction!='sum': warnings.warn(
-                    f"GradAccum cannot tell what the loss {self._loss_func} averages over, and takes it for a mean over the items of the batch. If it "
-                    "averages over something else (tokens, pixels that count), say how many: GradAccum(..., count=lambda learn: (learn.y!=0).sum()). "
+                    f"GradAccum cannot tell what the loss {getattr(self._loss_func, '__name__', self._loss_func)} averages over, and takes it for a mean over "
+                    "the items of the batch. If it averages over something else (tokens, pixels that count), say how many: "
+                    "GradAccum(..., count=lambda learn: (learn.y!=0).sum()); for bs_find, put GradAccum(1, count=...) on the learner first. "
                     "If it sums, give it an attribute `reduction` of 'sum'", stacklevel=2)
         n = self.count(self.learn) if self.count is not None else self._count(self.pred, *self.yb)
         self._may_be_empty = isinstance(n, Tensor) or n==0

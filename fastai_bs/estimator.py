@@ -79,7 +79,8 @@ class Pool:
     def __init__(self,
         beta:float=1., # What is left of a window's weight at each window after it; 1 weighs all alike
     ):
-        if not 0<beta<=1: raise ValueError(f"`beta`, what is left of a window's weight after the next one, must be above 0 and at most 1, got {beta}. Use 1 to weigh all alike")
+        if not 0<beta<=1: raise ValueError(f"`beta`, what is left of a window's weight after the next one, must be above 0 and at most 1, got {beta}. "
+                                           "Use 1 to weigh all alike")
         self.beta,self.n_windows,self.n_elems = beta,0,0.
         self.tr_sigma = self.g_sq = 0.                     # Means, weights u = N*beta**age
         self._u = self._u2 = 0.                            # Sums of u and of u²

@@ -110,7 +110,6 @@ class BSFinder(Callback):
         elems = self.learn.grad_accum.micro_elems
         if not torch.isfinite(self.learn.loss) and (elems is None or elems>0):
             self.bad_loss = self.learn.loss.item(),self.n_seen+1
-            if ddp_model(self.learn) is not None: self.refuse_loss() # The others wait for this rank, and are told so
             raise CancelFitException
 
     def before_step(self):
@@ -283,10 +282,18 @@ def _epoch_len(learn):
     except TypeError: raise ValueError("The training loader does not declare a length, without which fastai cannot fit: give its data set a `__len__`, "
                                        "or the loader `n=`, the items of an epoch") from None
     if n>=2 or n==1 and trains_together(learn): return n
-    raise ValueError(f"The training loader yields {n} micro-batch{'es' if n==0 else ''} in an epoch, and at least 2 are needed to tell signal from noise: "
+    dl = learn.dls.train
+    of = f" of {n_items(dl)} items with bs={dl.bs}" if getattr(dl, 'bs', None) else ''
+    raise ValueError(f"The training loader yields {n} micro-batch{'es' if n==0 else ''} in an epoch{of}, and at least 2 are needed "
+                     "to tell signal from noise: "
                      "make the micro-batches smaller, or see that the data set is not empty")
 
 # %% ../nbs/08_finder.ipynb #44b568af
+def _n_started(dl):
+    "Workers that the loader starts in each epoch"
+    dl = getattr(dl, 'fake_l', dl)
+    return 0 if getattr(dl, 'persistent_workers', False) else getattr(dl, 'num_workers', 0)
+
 def _plan(learn, finder, lr, n_iter):
     "What the finished mock training says; nothing more is run"
     noise,dl,scaled = finder.noise,learn.dls.train,first(cb for cb in learn.cbs if isinstance(cb, ScaledLR))
@@ -300,7 +307,8 @@ def _plan(learn, finder, lr, n_iter):
     if not abs(n_train-n_epoch)<finder.micro_bs*finder.n_ranks: n_train = n_epoch # Not known, or of ready-made batches
     return BatchPlan(noise_scale=float(p.noise_scale/per_item), ci=(float(low/per_item),float(high/per_item)),
         base_bs=scaled.base_bs if scaled else bs, bs_now=bs, micro_now=finder.micro_bs,
-        base_lr=lr if lr is not None and finder.moves else finder.own_lr,
+        base_lr=lr if lr is not None and finder.moves else finder.own_lr, rate_given=lr is not None and finder.moves,
+        n_workers=_n_started(dl),
         n_windows=p.n_windows, trend=rises,
         n_train=n_train, n_seen=finder.n_seen, n_passes=finder.n_seen/n_iter, moved=finder.moves,
         loss_rose=finder.moves and bool(finder.losses[-1]>finder.losses[0]), level=noise.level, df=noise.df, adam=finder.adam, trained=finder.trained,
@@ -319,7 +327,12 @@ def bs_find(self:Learner,
     max_bs=None, # Largest micro-batch to time, in items; `None`: what memory and patience allow; 'auto': `max_bs_find` says what the memory allows
     show_plot:bool=True, # Plot the plan
 )->BatchPlan: # The noise scale with its interval, the step times of this device, and advice
-    "Measure the gradient noise scale in a mock training, time some steps, and say what batch size they call for; the learner is left as it was"
+    """Measure the gradient noise scale in a mock training, time some steps, and say what batch size they call for; the learner is left as it was
+
+    Give it the rate that you train with as `lr`; 0 measures at the present weights. `num_it` and `n_batch` count micro-batches, the batches of the
+    training loader. It ends early once the interval's half-width is `tol` of the noise scale. With `max_bs='auto'` only what fits in memory is planned,
+    as `max_bs_find` says. `plan.apply(learn)` carries the plan out.
+    """
     _check_lr(lr if lr is not None else self.lr)
     if num_it is not None: check_whole('num_it', num_it, 1, "leave it out for an epoch")
     check_whole('n_batch', n_batch, 2, "signal and noise are told apart by comparing micro-batches")
@@ -330,6 +343,7 @@ def bs_find(self:Learner,
     if not any(p.requires_grad for p in self.model.parameters()):
         raise ValueError("The model has no trainable parameters, so no gradient: unfreeze some of it first")
     if max_bs not in (None,'auto'):
+        if isinstance(max_bs, str): raise ValueError(f"`max_bs` must be a number of items, 'auto' or None, got {max_bs!r}")
         check_whole('max_bs', max_bs, 1, "leave it out for as many as the memory holds", 'item')
         micro_bs = micro_batch_size(dl)
         if max_bs<micro_bs: raise ValueError(f"`max_bs`={max_bs} is less than the {micro_bs} items of today's micro-batches: raise it, or make those smaller")

@@ -63,7 +63,11 @@ def velocity_names(
 
 # %% ../nbs/05_lr.ipynb #8807b1c8
 class ScaledLR(ScopedCallback):
-    "Multiply the learning rate that the schedule sets by what `rule` makes of the batch size, with gradual warmup"
+    """Multiply the learning rate that the schedule sets by what `rule` makes of the batch size, with gradual warmup
+
+    Go on training at the rate that was right for batches of `base_bs` items: today's batch size it finds by itself. `linear_scaling` and
+    `adascale_gain` are rules for SGD, `sqrt_scaling` and `capped_sqrt_scaling` for Adam and its kin.
+    """
     order,run_valid = ParamScheduler.order+1,False # After the schedule sets its rate; after Recorder and the schedule note the one used
 
     def __init__(self,
@@ -145,7 +149,8 @@ class ScaledLR(ScopedCallback):
     def start_fit(self):
         "Refuse what cannot be, before anything has changed"
         twins = [cb for cb in self.learn.cbs if isinstance(cb, ScaledLR)]
-        if len(twins)>1: raise ValueError(f"Only one callback can scale the learning rate, but the learner has {len(twins)} ScaledLR: remove the others")
+        if len(twins)>1: raise ValueError(f"Only one callback can scale the learning rate, but the learner has {len(twins)} ScaledLR: remove the others, as "
+                                             "with learn.remove_cb(ScaledLR). `plan.apply` has added one")
         self._accum = first(cb for cb in self.learn.cbs if isinstance(cb, GradAccum))
         self._used,self._velocity,self._scaling = {},[],False
         self._idle = isinstance(getattr(self.learn, 'lr_finder', None), LRFinder)
@@ -169,8 +174,8 @@ class ScaledLR(ScopedCallback):
         if text not in self._said: warnings.warn(text, stacklevel=2)
         self._said.add(text)
 
-    def _say_idle(self): self._say("ScaledLR keeps still during lr_find: the rate it finds is for today's batch size, so train at it with "
-                                   f"ScaledLR(base_bs={batch_size(self.learn)})")
+    def _say_idle(self): self._say(f"ScaledLR does nothing during lr_find: the rate it finds is for today's batch of {batch_size(self.learn)} items. To train "
+                                   "at it as it is, take ScaledLR off the learner: learn.remove_cb(ScaledLR)")
 
     def _check_scaled(self):
         "What may not be what one wants, once the rate is scaled"

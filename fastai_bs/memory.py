@@ -237,7 +237,7 @@ class MemoryReport(pd.DataFrame):
         ax.invert_yaxis()
         ax.set_xlim(0, 1.25*max(stays+grows))
         ax.set(xlabel=f'{unit} (total {_as_text(self.bytes["total"])})', title=f'A training step, micro-batches of {self.bs} items')
-        ax.legend(loc='lower right', framealpha=0.6)
+        ax.legend(loc='upper center', bbox_to_anchor=(0.5,-0.25), ncol=2, frameon=False) # Below, where no number is
         return ax
 
 # %% ../nbs/06_memory.ipynb #d25ba1f3
@@ -357,7 +357,8 @@ class TrialSearch:
             if len(loaders)>1 and not self.val_own: loaders[1] = with_batch_size(loaders[1], bs, self.orders[1])
             self.trial = trial = TrialSteps(bs, self.n_steps, len(loaders)>1)
             learn.fit(10_000, 0., cbs=trial)
-            if trial.done<self.n_steps: raise ValueError(f"in {trial.n_seen} micro-batches {trial.done} steps were taken with {_items(bs)}, of {self.n_steps} to be taken")
+            if trial.done<self.n_steps: raise ValueError(f"in {trial.n_seen} micro-batches {trial.done} steps were taken with {_items(bs)}, "
+                                                         f"of {self.n_steps} to be taken")
         del buckets
 
 def _own_size(dl):
@@ -407,7 +408,7 @@ def _shown(learn, search, start, most):
         return search(bs)
     try: return largest(_fits_shown, start, most)
     finally:
-        if shown is not None: shown.close()
+        for _ in shown or (): pass # To its end, where it clears itself
 
 def _memory_of_machine():
     "In bytes; `inf` where the system does not say"
@@ -422,7 +423,11 @@ def max_bs_find(self:Learner,
     limit=None, # Memory that the training may take, by `memory_report`: bytes, or a string as '16GB'; `None`: what the device has
     n_steps:int=3, # Optimizer steps that must run
 )->int: # Items
-    "The largest micro-batch that trains here: `n_steps` steps and a batch of the validation set have run with it. The learner is left as it was"
+    """The largest micro-batch that trains here: `n_steps` steps and a batch of the validation set have run with it. The learner is left as it was
+
+    From `start` items on it doubles until memory runs out or `max_bs` is reached, then halves the distance. Where items differ in size the largest are
+    tried. A CPU's memory does not run out: there `limit` decides, by default half of the machine's.
+    """
     for nm,v in (('start',start),('max_bs',max_bs)):
         if v is not None: check_whole(nm, v, 1, "leave it out for the usual", 'item')
     check_whole('n_steps', n_steps, 2, "the optimizer's state is there from the second on", 'step')

@@ -101,7 +101,11 @@ def _hidden_states(model, bs):
 _columns = 'noise_scale','noise_low','noise_high' # Of Recorder
 
 class NoiseScale(ScopedCallback):
-    "Measure the gradient noise scale of the training as it goes; changes no bit of it"
+    """Measure the gradient noise scale of the training as it goes; changes no bit of it
+
+    With `GradAccum`, or on several ranks, at every optimizer step; without them at every 40th, from `n_micro` parts of the batch. In items:
+    `noise_scale`, its interval `ci`, and `df` with a row for each measurement; `learn.recorder.plot_noise_scale()` draws them.
+    """
     order,run_valid = Recorder.order+1,False # Recorder has named its columns, and no logger has read them; batches are as other callbacks want them
 
     def __init__(self,
@@ -435,14 +439,14 @@ def plot_noise_scale( # noqa: F811 The method has the same name
         ax.fill_between(x, low, high, alpha=0.2, lw=0, label='its interval')
         ax.set_ylim(bottom, top)
     if bs: ax.axhline(bs, color='grey', ls='--', label=f"today's batch size, {bs}")
-    ax.set(yscale='log', xlabel='items measured', ylabel='gradient noise scale (items)')
+    ax.set(yscale='log', xlabel='items measured', ylabel='gradient noise scale (items)', title='What the gradient says')
     ax.yaxis.set_major_formatter(LogFormatter()) # 40, not 4 x 10¹
     ax.yaxis.set_minor_formatter(LogFormatter())
     right = ax.twinx()
-    for nm,color in (('tr_sigma','C2'),('g_sq','C3')):
+    for nm,color,what in (('tr_sigma','C2','noise'),('g_sq','C3','signal')):
         mean = df[f'mean_{nm}']
         right.plot(x[mean>0], mean[mean>0], color=color, lw=1, alpha=0.7, marker='o' if (mean>0).sum()==1 else None)
-        ax.plot([], [], color=color, lw=1, alpha=0.7, label=f'{nm} (right)')
+        ax.plot([], [], color=color, lw=1, alpha=0.7, label=f'{what}: {nm} (right)')
     right.set(yscale='log', ylabel='squared gradient')
     ax.set_zorder(right.get_zorder()+1)
     ax.patch.set_visible(False)

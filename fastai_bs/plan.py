@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import LogLocator
 from fastcore.basics import first, is_iter
 from fastai.callback.training import GradientAccumulation
+from fastai.learner import Learner
 from .accumulate import GradAccum, with_batch_size
 from .estimator import finite_noise_scale
 from .lr import ScaledLR
@@ -94,6 +95,8 @@ class BatchPlan:
     sums:bool = False # Is the loss a sum over items, not a mean?
     n_enough:int = None # Micro-batches that make 20 windows after the run-in
     n_ranks:int = 1 # That train together, each with micro-batches and a loader of its own
+    rate_given:bool = True # Was `base_lr` asked for, or is it the learner's own?
+    n_workers:int = 0 # Processes that load data, and are started anew in each epoch
 
     # What is known
 
@@ -211,6 +214,7 @@ class BatchPlan:
         learn, # A `Learner`: gets a training loader with batches of `micro_bs`, and `cbs` in place of callbacks that did their work; to be trained at `base_lr`
     ):
         "Set `learn` up as planned: no random number is drawn, and twice is once. Returns `learn`"
+        if not isinstance(learn, Learner): raise TypeError(f"A plan is applied to a Learner, got {type(learn).__name__}")
         dl,(accum,scaled) = self._loader(learn.dls.train),self.cbs # Before anything changes
         own = first(cb for cb in learn.cbs if isinstance(cb, GradAccum))
         if own: accum.count,accum.fix_bn = own.count,own.fix_bn # The model's own, not the plan's
@@ -250,13 +254,16 @@ class BatchPlan:
         (low,high),now = self.ci,self.bs_now
         n_it = max(4*self.n_seen if self.n_windows>=10 else 0, self.n_enough or 4*self.n_seen)
         longer = f"run longer, with num_it={n_it} say{', or measure on more items' if self.n_passes>1.5 else ''}"
+        no_use = f"more passes through the same {_items(self.n_train)} will not help: take more of them"
         if self.loss_rose: yield "The loss rose during the mock training, so the learning rate may be too high for this to mean much."
         if self.n_windows<10:
             were = 'window was' if self.n_windows==1 else 'windows were'
             yield f"Only {self.n_windows} {were} measured, too few for advice: {longer}, or take smaller windows with n_batch."
             return
-        if math.isinf(high) and low>0: yield f"The noise scale is at least {_items(low)}; these data do not bound it from above, so {longer}."
-        elif math.isinf(high): yield f"The noise scale cannot be known from these data: {longer}."
+        if math.isinf(high) and low>0:
+            then = f'and {no_use}' if self.n_passes>10 else f'so {longer}'
+            yield f"The noise scale is at least {_items(low)}; these data do not bound it from above, {then}."
+        elif math.isinf(high): yield f"The noise scale cannot be known from these data{f', and {no_use}' if self.n_passes>10 else f': {longer}'}."
         elif high<1:
             yield "There is no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
         elif now>high: yield f"Today's batch of {_items(now)} is above the noise scale: a smaller batch learns the same from fewer examples."
@@ -283,19 +290,26 @@ class BatchPlan:
         if self.n_train<20*self.bs and self.bs>now:
             yield (f"With {self.bs} items a step, only {_num(self.n_train/self.bs)} steps are left in an epoch: train for more epochs, "
                    "or keep the batch smaller.")
+            if self.n_workers and self._timed:
+                yield "In so short an epoch the start of the loader's workers weighs more than is predicted here: try num_workers=0."
 
     def _device(self):
         "What the step times say"
-        bs,now = self.bs,self.bs_now
+        bs,now,(low,high) = self.bs,self.bs_now,self.ci
         as_today = next(secs for secs,m,_ in self._splits(now) if m==self.micro_now) # The same size may be reached faster
         time = self._row(bs).time*self._row(now).step_time/as_today
-        if (bs,self.micro_bs)==(now,self.micro_now): yield "On this device today's batch is predicted to be the fastest: leave it."
+        if (bs,self.micro_bs)==(now,self.micro_now):
+            other = 1<=high<math.inf and not low<=now<=high # Was something said for another one?
+            yield ("But on this device today's batch is predicted to be the fastest: leave it." if other else
+                   "On this device today's batch is predicted to be the fastest: leave it.")
         else:
             how = f"{self.n_acc} x {self.micro_bs}" if self.n_acc>1 else 'one micro-batch'
             if self.n_ranks>1: how += f" {'' if self.n_acc>1 else f'of {self.micro_bs} '}on each of {self.n_ranks} ranks"
             that = f"{_percent(time)} of the time" if time<0.97 else 'about the same time, from fewer examples' if bs<now else 'about the same time'
             yield (f"On this device {_items(bs)} a step, as {how}, are predicted to reach the same loss in {that}, "
                    f"at {'a learning rate' if isinstance(self.lr, numbers.Real) else 'learning rates'} of {_lr_code(self.lr)} by {self.rule_name}.")
+            yield (f"After plan.apply(learn) go on saying {_lr_code(self.base_lr)}, which is scaled for you." if self.rate_given else
+                   f"No rate was given, so that is {_lr_code(self.base_lr)}, the learner's own, scaled: after plan.apply(learn) say the one you train with.")
         low,high = self.bs_range
         if high is None and 4*bs<=self.n_train: yield f"For a noise scale above {_num(self.ci[0])} the fastest is larger, if anything."
         elif high is not None and (low,high)!=(bs,bs): yield f"Over the interval of the noise scale the fastest is from {low} to {high}."
@@ -345,7 +359,7 @@ class BatchPlan:
         ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
     ):
         "Left, the noise scale along the mock training; right, time and examples against batch size. Returns the axes"
-        if ax is None: _,ax = plt.subplots(1, 2, figsize=(13,4), layout='constrained')
+        if ax is None: _,ax = plt.subplots(1, 2, figsize=(10.5,4.2), layout='constrained')
         left,right = ax if np.size(ax)>1 else (np.ravel(ax)[0],None)
         self._plot_noise(left)
         if right is not None: self._plot_time(right)
@@ -379,7 +393,7 @@ class BatchPlan:
             if len(ends)==2: ax.fill_between(df.bs, np.minimum(*ends), np.maximum(*ends), color='C0', alpha=0.2, lw=0)
             ax.plot(self.bs, self._row(self.bs).time, '*', color='C1', ms=16, zorder=3, label=f'fastest, {self.bs}')
         if np.isfinite(df.examples).all(): ax.plot(df.bs, df.examples/now.examples, 's-', color='C2', ms=4, label='examples')
-        ax.set(xscale='log', yscale='log', xlabel='batch size (items)', ylabel="predicted, over today's")
+        ax.set(xscale='log', yscale='log', xlabel='batch size (items)', ylabel="as a multiple of today's", title='Predicted for this device')
         ax.set_xticks(df.bs, df.bs, rotation=45)
         ax.set_xticks([], minor=True)
         bottom,top = ax.get_ylim()

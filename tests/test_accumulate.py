@@ -778,6 +778,24 @@ def test_only_one_may_decide_when_to_step(other):
 
 class Sub(GradAccum): pass
 
+@pytest.mark.parametrize('n_acc,bs,n,warns', [(32,2,200,True), ({1: 32},2,200,True), (31,2,200,False), (32,32,3200,False), (32,2,640,False), (32,2,638,True)])
+def test_items_taken_for_micro_batches(n_acc, bs, n, warns):
+    "32 or more, more than a micro-batch has items, and fewer than 10 steps in an epoch: once said, and done as asked"
+    learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[GradAccum(n_acc)])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        learn.fit(2, 0.)
+    said = [str(o.message) for o in said if 'counts micro-batches, not items' in str(o.message)]
+    assert said==([f"GradAccum(32) counts micro-batches, not items: 32 x 2 = 64 items are an optimizer step, and {-(-n//64)} are taken in an epoch. "
+                   "For 32 items a step it is GradAccum(16)"] if warns else [])
+
+def one_more(epoch): return epoch+1
+
+@pytest.mark.parametrize('accum,text', [(GradAccum(3),'GradAccum(3)'), (Sub({0: 1, 2: 8}),'Sub({0: 1, 2: 8})'), (GradAccum(one_more),'GradAccum(one_more)')])
+def test_repr(accum, text):
+    "In the list of a learner's callbacks"
+    assert repr(accum)==text
+
 def test_subclass_answers_to_the_same_name():
     learn = spied(items15, 2, cbs=Sub(3))
     assert isinstance(learn.grad_accum, Sub)

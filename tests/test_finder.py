@@ -470,7 +470,8 @@ def test_peak_memory_does_not_grow_with_the_window():
 
 nan,inf = float('nan'),float('inf')
 
-bad = [(dict(num_it=0), ValueError, '`num_it` must be at least 1 micro-batch, got 0'), (dict(num_it=1.5), TypeError,
+bad = [(dict(max_bs='yes'), ValueError, "`max_bs` must be a number of items, 'auto' or None, got 'yes'"),
+    (dict(num_it=0), ValueError, '`num_it` must be at least 1 micro-batch, got 0'), (dict(num_it=1.5), TypeError,
     '`num_it` must be a whole number of micro-batches, got 1.5'),
     (dict(num_it=True), TypeError, '`num_it` must be a whole number'), (dict(num_it='9'), TypeError,
     "`num_it` must be a whole number of micro-batches, got '9'"),
@@ -504,6 +505,19 @@ def _refused(learn, error, match, **kwargs):
 @pytest.mark.parametrize('kwargs,error,match', bad, ids=[str(o[0]) for o in bad])
 def test_bad_arguments(kwargs, error, match): assert _refused(reg_learner(), error, match, **kwargs)==[]
 
+@pytest.mark.parametrize('lr,given', [(0.01,True), ([0.01],True), (None,False), (0,False)])
+def test_the_plan_knows_where_its_rate_is_from(lr, given):
+    "`bs_find()` and `bs_find(0)` know of the learner's own only"
+    plan = reg_learner(lr=0.3).bs_find(lr, show_plot=False)
+    assert plan.rate_given==given and plan.base_lr==(lr if given else 0.3)
+
+@pytest.mark.parametrize('loader,n', [(partial(DataLoader, num_workers=2),2), (partial(DataLoader, num_workers=0),0), (partial(TorchDataLoader, num_workers=1),1),
+    (partial(TorchDataLoader, num_workers=1, persistent_workers=True),0)], ids=['fastai','none','torch','persistent'])
+def test_workers_that_are_started_in_each_epoch(loader, n):
+    items,bs = regression(40, dtype=torch.float32),'bs' if loader.func is DataLoader else 'batch_size'
+    learn = quiet_learner(DataLoaders(*(loader(items, **{bs: 4}) for _ in range(2)), device='cpu'), mlp(dtype=torch.float32))
+    assert learn.bs_find(0.01, n_batch=4, max_bs=4, show_plot=False).n_workers==n
+
 def test_bad_learning_rate_of_the_learner():
     assert _refused(reg_learner(lr=-0.1), ValueError, '`lr` must be 0 or more and finite, got -0.1', lr=None)==[]
 
@@ -520,8 +534,8 @@ def _all_frozen():
 def _no_parameters(): return quiet_learner(loaders(regression(20), 4), nn.Sequential(nn.Flatten(), nn.Tanh()))
 
 @pytest.mark.parametrize('make,match', [
-    (_one_batch, 'yields 1 micro-batch in an epoch, and at least 2 are needed'), (_empty, 'yields 0 micro-batches in an epoch'),
-    (_empty_torch, 'yields 0 micro-batches in an epoch'), (_dropped, 'yields 0 micro-batches in an epoch'),
+    (_one_batch, 'yields 1 micro-batch in an epoch of 4 items with bs=4, and at least 2 are needed'), (_empty, 'yields 0 micro-batches in an epoch of 0 items'),
+    (_empty_torch, 'yields 0 micro-batches in an epoch'), (_dropped, 'yields 0 micro-batches in an epoch of 3 items with bs=4'),
     (_endless, 'does not declare a length.*give its data set a `__len__`, or the loader `n=`'), (_endless_torch, 'does not declare a length'),
     (_all_frozen, 'no trainable parameters.*unfreeze'), (_no_parameters, 'no trainable parameters')], ids=lambda o: getattr(o, '__name__', ''))
 def test_bad_learners(make, match): assert _refused(make(), ValueError, match)==[]

@@ -448,7 +448,7 @@ def test_keeps_still_under_lr_find(n_acc, tmp_path):
 def test_a_second_callback_says_it_too(tmp_path):
     learn = learner(cbs=[ScaledLR(2)], path=tmp_path)
     for _ in range(2):
-        with pytest.warns(UserWarning, match='keeps still during lr_find'): learn.lr_find(num_it=20, show_plot=False)
+        with pytest.warns(UserWarning, match='does nothing during lr_find.*batch of'): learn.lr_find(num_it=20, show_plot=False)
         learn.remove_cb(ScaledLR).add_cb(ScaledLR(2))
 
 @pytest.mark.parametrize('n_acc', [None,2])

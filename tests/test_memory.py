@@ -685,7 +685,8 @@ def test_batches_of_another_size_do_not_count():
 
 def test_no_step_is_ever_taken():
     learn = limited(1000, cbs=Skip(10**9))
-    with pytest.raises(ValueError, match="Micro-batches of 4 items cannot be trained on, .*in 61 micro-batches 0 steps were taken with 4 items, of 3 to be taken"):
+    with pytest.raises(ValueError, match="Micro-batches of 4 items cannot be trained on, "
+                                         ".*in 61 micro-batches 0 steps were taken with 4 items, of 3 to be taken"):
         learn.max_bs_find(limit=inf)
     assert len(learn.limit.seen())<=20*3+1
 

@@ -3,6 +3,7 @@ import dataclasses
 import json
 import math
 import random
+import re
 from functools import partial
 
 import matplotlib.pyplot as plt
@@ -126,6 +127,7 @@ def test_advice(kwargs, words): assert make(**kwargs).advice.replace(present, ''
 # 0.0625 s at 25 items, 0.045 at 50, 0.04 at 100, 0.045 at 200, 0.0625 at 400
 
 leave = "On this device today's batch is predicted to be the fastest: leave it."
+but_leave = "But on this device today's batch is predicted to be the fastest: leave it."
 other = "On this device {} items a step, as {}, are predicted to reach the same loss in {} of the time, at {} by {}."
 fastest_from = "Over the interval of the noise scale the fastest is from {} to {}."
 if_anything = "For a noise scale above {} the fastest is larger, if anything."
@@ -141,7 +143,8 @@ device = dict(
     smaller=(dict(bs_now=400, times=five), f"{above.format(400)} "
             f"{other.format(100, 'one micro-batch', '64%', 'a learning rate of 0.0625', 'adascale_gain')}"), # 1.25/2
     smaller_and_rising=(dict(bs_now=400, times=five, trend=1), f"{above.format(400)} "
-            f"{other.format(100, 'one micro-batch', '64%', 'a learning rate of 0.0625', 'adascale_gain')} {moved_on.format('rose', 30)[:-1]}, before you make the batch smaller."),
+            f"{other.format(100, 'one micro-batch', '64%', 'a learning rate of 0.0625', 'adascale_gain')} "
+            f"{moved_on.format('rose', 30)[:-1]}, before you make the batch smaller."),
     larger_and_rising=(dict(bs_now=25, times=five, trend=1), f"{below.format(25)} {to_100} {moved_on.format('rose', 30)}"),
     adam=(dict(bs_now=25, times=five, adam=True), f"{below.format(25)} " # (100/25)**0.5
             f"{other.format(100, 'one micro-batch', '64%', 'a learning rate of 0.2', 'capped_sqrt_scaling')}"),
@@ -157,14 +160,14 @@ device = dict(
     do_not_accumulate=(dict(bs_now=100, micro_now=25, times=secs(25, 50)), f"{within.format(100)} "
             f"{other.format(50, 'one micro-batch', '48%', 'a learning rate of 0.0667', 'adascale_gain')} {do_not}"),
     not_beyond=(dict(bs_now=25, times=secs(25, 50), ci=(95.,105.)), f"{below.format(25)} {to_50.replace('0.0667', '0.167')} {not_beyond}"),
-    not_beyond_todays=(dict(bs_now=50, times=secs(25, 50), ci=(95.,105.)), f"{below.format(50)} {leave} {not_beyond}"),
+    not_beyond_todays=(dict(bs_now=50, times=secs(25, 50), ci=(95.,105.)), f"{below.format(50)} {but_leave} {not_beyond}"),
     # With 8 of 10 ms spent once a step: at 400, 50 items 9*0.015 = 0.135 s, 2 x 50 5*0.022 = 0.11, 4 x 50 3*0.036 = 0.108; today's 25 17*0.0125 = 0.2125
     accumulate=(dict(noise_scale=400., ci=(390.,410.), bs_now=25, times=secs(25, 50, opt=0.008)), f"{below.format(25)} "
             f"{other.format(100, '2 x 50', '52%', 'a learning rate of 0.34', 'adascale_gain')}"), # 4*425/500
-    accumulate_as_before=(dict(noise_scale=400., ci=(390.,410.), bs_now=100, micro_now=50, times=secs(25, 50, opt=0.008)), f"{below.format(100)} {leave}"),
+    accumulate_as_before=(dict(noise_scale=400., ci=(390.,410.), bs_now=100, micro_now=50, times=secs(25, 50, opt=0.008)), f"{below.format(100)} {but_leave}"),
     out_of_memory=(dict(times=five, too_large=800), f"{within.format(100)} {leave} {memory.format(800, 400)}"),
     out_of_memory_and_not_beyond=(dict(bs_now=50, times=secs(25, 50), ci=(95.,105.), too_large=100),
-            f"{below.format(50)} {leave} {not_beyond} {memory.format(100, 50)}"),
+            f"{below.format(50)} {but_leave} {not_beyond} {memory.format(100, 50)}"),
     # (bs_low*a/c)**0.5 is 45 at 20 and 224 at 500
     range=(dict(times=five, ci=(20.,500.)), f"{within.format(100)} {leave} {fastest_from.format(50, 200)}"),
     range_from_todays=(dict(times=five, ci=(90.,500.)), f"{within.format(100)} {leave} {fastest_from.format(100, 200)}"),
@@ -183,7 +186,37 @@ device = dict(
             f"{do_not} {memory.format(100, 50)} {later} {part.format('90%')} {passes.format(4, 399)} {small_set.format(399, 80)}"))
 
 @pytest.mark.parametrize('kwargs,words', device.values(), ids=device)
-def test_advice_about_this_device(kwargs, words): assert make(**kwargs).advice.replace(present, '')==words
+def test_advice_about_this_device(kwargs, words): assert re.sub(apply_it, '', make(**kwargs).advice).replace(present, '')==words
+
+apply_it = r' After plan\.apply\(learn\) go on saying (.+?), which is scaled for you\.(?= |$)'
+
+@pytest.mark.parametrize('kwargs,says', [({},'0.1'), (dict(base_lr=slice(1e-3,1e-2)),'slice(0.001, 0.01)'), (dict(base_lr=[1e-4,1e-2]),'[0.0001, 0.01]')])
+def test_advice_says_what_rate_to_go_on_with(kwargs, says):
+    "`plan.lr` would be scaled twice"
+    assert re.findall(apply_it, make(bs_now=25, times=five, **kwargs).advice)==[says]
+
+def test_advice_says_where_the_rate_is_from():
+    words = make(bs_now=25, times=five, rate_given=False).advice
+    assert "No rate was given, so that is 0.1, the learner's own, scaled: after plan.apply(learn) say the one you train with." in words
+    assert not re.findall(apply_it, words)
+
+@pytest.mark.parametrize('rate_given', [True,False])
+def test_nothing_is_scaled_where_the_batch_stays(rate_given):
+    words = make(times=five, rate_given=rate_given).advice
+    assert 'fastest: leave it' in words and 'plan.apply' not in words
+
+@pytest.mark.parametrize('ci,n_passes,words', [
+    ((60.,inf), 11., "The noise scale is at least 60 items; these data do not bound it from above, and more passes through the same 500 items will not help: "
+                     "take more of them."),
+    ((0.,inf), 11., "The noise scale cannot be known from these data, and more passes through the same 500 items will not help: take more of them."),
+    ((0.,inf), 10., unknown.replace('say', 'say, or measure on more items'))])
+def test_advice_after_many_passes(ci, n_passes, words):
+    assert make(noise_scale=inf, ci=ci, n_passes=n_passes, n_train=500).advice.startswith(words)
+
+@pytest.mark.parametrize('kwargs,there', [(dict(n_workers=2, n_train=1_999),True), (dict(n_workers=0, n_train=1_999),False), (dict(n_workers=2),False)])
+def test_advice_about_workers(kwargs, there):
+    "In short epochs"
+    assert ("the start of the loader's workers weighs more" in make(bs_now=25, times=five, **kwargs).advice)==there
 
 @pytest.mark.parametrize('part,words', [(0.5,'50%'), (0.996,'0.4%'), (0.0949,'90.5%'), (0.004,'99.6%')])
 def test_parts_in_percent(part, words): assert f"Of the parameters {words} are frozen" in make(trained=part).advice
@@ -456,7 +489,7 @@ def test_plot_of_the_noise_scale():
     assert np.allclose(_line(ax, 'noise scale, moving mean').get_xydata(), np.c_[np.arange(1,31)*40, df.noise_scale])
     assert list(_line(ax, "today's batch size, 64").get_ydata())==[64,64]
     assert _labels(ax)=={'noise scale, moving mean (lags)','its interval',"today's batch size, 64",'the plan: 100 [80, 130] at 95%',
-        'tr_sigma (right)','g_sq (right)'}
+        'noise: tr_sigma (right)','signal: g_sq (right)'}
     bottom,top = ax.get_ylim()
     assert bottom<20 and top>300 and (_band(ax)[:,1].min(),_band(ax)[:,1].max())==(20,300)
 
@@ -665,6 +698,9 @@ def test_apply_takes_the_place_of(cbs):
     accum,scaled = accums(learn)
     assert (type(accum),accum.n_acc,accum.count,accum.fix_bn)==(GradAccum,4,None,True) and (scaled.base_bs,scaled.rule_name)==(8,'adascale_gain')
     assert noise in learn.cbs and mine in learn.cbs and learn.grad_accum is accum and learn.scaled_lr is scaled
+
+def test_apply_is_for_learners():
+    with pytest.raises(TypeError, match='A plan is applied to a Learner, got DataLoaders'): accumulated().apply(net_learner().dls)
 
 def test_apply_keeps_what_the_models_own_accumulation_knows():
     "How its loss counts, and what its BatchNorm is to do; at the next application too"
