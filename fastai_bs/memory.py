@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader as TorchDataLoader, RandomSampler, Seque
 from .accumulate import GradAccum, inner_opt, micro_batch_size, n_items, tensors, with_batch_size
 from .distributed import alone, n_processes, over_ranks, together, trains_together, wrappers_forgotten
 from .lr import ScaledLR
-from .noise import NoiseScale
+from .noise import NoiseScale, _below
 from .snapshot import free_memory, out_of_memory, same_rng, unchanged
 
 # %% ../nbs/06_memory.ipynb #9ce3150d
@@ -226,7 +226,7 @@ class MemoryReport(pd.DataFrame):
         ax=None, # Axes to draw on; by default new ones
     ):
         "A bar for each row: in grey what is there whatever the batch size, in blue what grows with it; returns the axes"
-        if ax is None: _,ax = plt.subplots(figsize=(7,3), layout='constrained')
+        if ax is None: _,ax = plt.subplots(figsize=(7,3.3), layout='constrained')
         rows = [nm for nm in self.index if nm!='total' and np.isfinite(self.bytes[nm])]
         unit,size = next((o for o in (('GB',1e9),('MB',1e6),('KB',1e3)) if self.bytes['total']>=o[1]), ('bytes',1))
         grows = np.array([max(0, self.per_item[nm])*self.bs if np.isfinite(self.per_item[nm]) else 0 for nm in rows])/size
@@ -237,7 +237,7 @@ class MemoryReport(pd.DataFrame):
         ax.invert_yaxis()
         ax.set_xlim(0, 1.25*max(stays+grows))
         ax.set(xlabel=f'{unit} (total {_as_text(self.bytes["total"])})', title=f'A training step, micro-batches of {self.bs} items')
-        ax.legend(loc='upper center', bbox_to_anchor=(0.5,-0.25), ncol=2, frameon=False) # Below, where no number is
+        ax.legend(**_below)
         return ax
 
 # %% ../nbs/06_memory.ipynb #d25ba1f3

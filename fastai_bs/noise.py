@@ -420,13 +420,15 @@ def plot_noise_scale(self:Recorder,
     if not hasattr(noise, 'df'): raise ValueError("No fit of this learner was measured: add NoiseScale() to its callbacks")
     return plot_noise_scale(noise.df, noise.bs, ax)
 
+_below = dict(loc='upper center', bbox_to_anchor=(0.5,-0.2), ncol=2, frameon=False, fontsize='small') # A legend where no line is
+
 def plot_noise_scale( # noqa: F811 The method has the same name
     df:pd.DataFrame, # As `NoiseScale.df`
     bs=None, # Today's batch size in items, drawn as a line
     ax=None, # Axes to draw on; by default new ones
 ):
     "The noise scale over the items seen so far, with its interval as a band, and on the right the two estimates that it is the ratio of; returns the axes"
-    if ax is None: _,ax = plt.subplots(figsize=(7,4))
+    if ax is None: _,ax = plt.subplots(figsize=(7,4.4), layout='constrained')
     x = df.n_items.cumsum()
     ok = np.isfinite(df.noise_scale) & (df.noise_scale>0)
     ax.plot(x[ok], df.noise_scale[ok], marker='o' if ok.sum()==1 else None, label='noise scale, moving mean (lags)') # A line needs two points
@@ -450,5 +452,5 @@ def plot_noise_scale( # noqa: F811 The method has the same name
     right.set(yscale='log', ylabel='squared gradient')
     ax.set_zorder(right.get_zorder()+1)
     ax.patch.set_visible(False)
-    ax.legend(framealpha=0.6)
+    ax.legend(**_below)
     return ax

@@ -23,7 +23,7 @@ from fastai.learner import Learner
 from .accumulate import GradAccum, with_batch_size
 from .estimator import finite_noise_scale
 from .lr import ScaledLR
-from .noise import plot_noise_scale
+from .noise import _below, plot_noise_scale
 from .scaling import (adascale_gain, capped_sqrt_scaling, examples_needed, fastest_bs, fit_step_time, linear_scaling, sqrt_scaling, steps_needed,
                                surge_scaling)
 
@@ -359,7 +359,7 @@ class BatchPlan:
         ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
     ):
         "Left, the noise scale along the mock training; right, time and examples against batch size. Returns the axes"
-        if ax is None: _,ax = plt.subplots(1, 2, figsize=(10.5,4.2), layout='constrained')
+        if ax is None: _,ax = plt.subplots(1, 2, figsize=(10.5,4.8), layout='constrained')
         left,right = ax if np.size(ax)>1 else (np.ravel(ax)[0],None)
         self._plot_noise(left)
         if right is not None: self._plot_time(right)
@@ -373,13 +373,13 @@ class BatchPlan:
             text = f'the plan: at least {_num(low)} at {self.level:.0%}'
             ax.fill_between([x.iloc[0],x.iloc[-1]], low, 2*max(top, low), color='C1', alpha=0.2, lw=0, label=text)
             ax.set_ylim(min(bottom, low/2), max(top, 2*low))
-            ax.legend(framealpha=0.6)
+            ax.legend(**_below)
         if not 0<self.noise_scale<math.inf: return
         ax.plot([x.iloc[0],x.iloc[-1]], [self.noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {self._value()} at {self.level:.0%}')
         edge = high if math.isfinite(high) else 2*max(top, self.noise_scale)
         ax.fill_between([x.iloc[0],x.iloc[-1]], max(low, bottom/2), edge, color='C1', alpha=0.2, lw=0)
         ax.set_ylim(min(bottom, self.noise_scale/2), max(top, self.noise_scale*2, high*2 if math.isfinite(high) else 0))
-        ax.legend(framealpha=0.6)
+        ax.legend(**_below)
 
     def _plot_time(self, ax):
         "Over those of today's batch size, with the interval of the noise scale as a band"
@@ -400,4 +400,4 @@ class BatchPlan:
         ax.yaxis.set_major_locator(LogLocator(subs=(1,2,5) if top>4*bottom else range(1,10)))
         ax.yaxis.set_major_formatter('{x:g}')
         ax.yaxis.set_minor_formatter('')
-        ax.legend(framealpha=0.6)
+        ax.legend(**_below)

@@ -512,7 +512,8 @@ def test_the_plan_knows_where_its_rate_is_from(lr, given):
     assert plan.rate_given==given and plan.base_lr==(lr if given else 0.3)
 
 @pytest.mark.parametrize('loader,n', [(partial(DataLoader, num_workers=2),2), (partial(DataLoader, num_workers=0),0),
-    (partial(TorchDataLoader, num_workers=1),1), (partial(TorchDataLoader, num_workers=1, persistent_workers=True),0)], ids=['fastai','none','torch','persistent'])
+    (partial(TorchDataLoader, num_workers=1),1), (partial(TorchDataLoader, num_workers=1, persistent_workers=True),0)],
+    ids=['fastai','none','torch','persistent'])
 def test_workers_that_are_started_in_each_epoch(loader, n):
     items,bs = regression(40, dtype=torch.float32),'bs' if loader.func is DataLoader else 'batch_size'
     learn = quiet_learner(DataLoaders(*(loader(items, **{bs: 4}) for _ in range(2)), device='cpu'), mlp(dtype=torch.float32))

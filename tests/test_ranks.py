@@ -736,11 +736,16 @@ def test_the_same_error_on_all(finder):
         assert np.array_equal(o['then'], ranks[0]['then'])
         assert o['summed']==3 and o['twice']=="KeyError: 'mine'"
 
+class Slow(Callback):
+    "Lets the others wait for longer than the second after which they look whether it has failed"
+    def __init__(self, seconds): self.seconds = seconds
+    def before_train(self): time.sleep(self.seconds)
+
 def again(rank, finder):
     res = failing(rank, 'before_step', 1, finder, (0,1,2))
     res['twice'] = failing(rank, 'after_batch', 2, finder, (0,1,2))['text']
-    learn = quiet_learner(loaders(regression(48), 4), mlp(), cbs=[GradAccum(2)])
-    with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05)
+    learn = quiet_learner(loaders(regression(48), 4), mlp(), cbs=[GradAccum(2), Slow(2.5*(rank==0))])
+    with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05) # What was said of the failures before is over
     return dict(res, then=flat(learn).numpy(), summed=over_ranks(torch.tensor(1.)).item())
 
 def test_failing_twice_in_a_row():
