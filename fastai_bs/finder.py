@@ -343,7 +343,7 @@ def bs_find(self:Learner,
     if not any(p.requires_grad for p in self.model.parameters()):
         raise ValueError("The model has no trainable parameters, so no gradient: unfreeze some of it first")
     if max_bs not in (None,'auto'):
-        if isinstance(max_bs, str): raise ValueError(f"`max_bs` must be a number of items, 'auto' or None, got {max_bs!r}")
+        if isinstance(max_bs, str): raise TypeError(f"`max_bs` must be a whole number of items, 'auto' or None, got {max_bs!r}")
         check_whole('max_bs', max_bs, 1, "leave it out for as many as the memory holds", 'item')
         micro_bs = micro_batch_size(dl)
         if max_bs<micro_bs: raise ValueError(f"`max_bs`={max_bs} is less than the {micro_bs} items of today's micro-batches: raise it, or make those smaller")

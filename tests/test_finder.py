@@ -470,7 +470,7 @@ def test_peak_memory_does_not_grow_with_the_window():
 
 nan,inf = float('nan'),float('inf')
 
-bad = [(dict(max_bs='yes'), ValueError, "`max_bs` must be a number of items, 'auto' or None, got 'yes'"),
+bad = [(dict(max_bs='yes'), TypeError, "`max_bs` must be a whole number of items, 'auto' or None, got 'yes'"),
     (dict(num_it=0), ValueError, '`num_it` must be at least 1 micro-batch, got 0'), (dict(num_it=1.5), TypeError,
     '`num_it` must be a whole number of micro-batches, got 1.5'),
     (dict(num_it=True), TypeError, '`num_it` must be a whole number'), (dict(num_it='9'), TypeError,

@@ -91,7 +91,7 @@ def test_sizes_that_are_timed(n, bs, kwargs, largest, monkeypatch):
     (3,ValueError,"`max_bs`=3 is less than the 4 items of today's micro-batches: raise it, or make those smaller"),
     (True,TypeError,'`max_bs` must be a whole number of items'),
     (4.,TypeError,'`max_bs` must be a whole number of items, got 4.0'),
-    ('64',TypeError,"`max_bs` must be a whole number of items, got '64'"), (nan,TypeError,'`max_bs`')])
+    ('64',TypeError,"`max_bs` must be a whole number of items, 'auto' or None, got '64'"), (nan,TypeError,'`max_bs`')])
 def test_max_bs_is_refused_before_anything_has_changed(max_bs, error, match):
     learn = learner()
     was = picture(learn)

@@ -436,7 +436,7 @@ def test_keeps_still_under_lr_find(n_acc, tmp_path):
                 found.append(learn.lr_find(num_it=100, show_plot=False))
             said = [str(o.message) for o in w if 'ScaledLR' in str(o.message)]
             assert len(said)==(1 if cbs and i==0 else 0)
-            if said: assert f'ScaledLR(base_bs={2*(n_acc or 1)})' in said[0]
+            if said: assert f"today's batch of {2*(n_acc or 1)} items" in said[0] and 'learn.remove_cb(ScaledLR)' in said[0]
         return learn,found,list(learn.recorder.lrs)
     (a,found_a,lrs_a),(b,found_b,lrs_b) = _run(ScaledLR(1)),_run()
     assert found_a==found_b and lrs_a==lrs_b and a.opt.seen==b.opt.seen and len(lrs_a)>50 and torch.equal(flat(a), flat(b))
