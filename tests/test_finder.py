@@ -1,5 +1,6 @@
 "`learn.bs_find`: what it says, that nobody can tell it was called, and what it refuses"
 import builtins
+import warnings
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -518,6 +519,12 @@ def test_workers_that_are_started_in_each_epoch(loader, n):
     items,bs = regression(40, dtype=torch.float32),'bs' if loader.func is DataLoader else 'batch_size'
     learn = quiet_learner(DataLoaders(*(loader(items, **{bs: 4}) for _ in range(2)), device='cpu'), mlp(dtype=torch.float32))
     assert learn.bs_find(0.01, n_batch=4, max_bs=4, show_plot=False).n_workers==n
+
+def test_large_windows_of_the_measurement_are_no_accumulation_to_warn_of():
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        plan = quiet_learner(loaders(regression(700), 2), mlp()).bs_find(0.01, n_batch=40, max_bs=2, show_plot=False)
+    assert plan.df.n_items.max()==80
 
 def test_bad_learning_rate_of_the_learner():
     assert _refused(reg_learner(lr=-0.1), ValueError, '`lr` must be 0 or more and finite, got -0.1', lr=None)==[]
