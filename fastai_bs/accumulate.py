@@ -360,7 +360,7 @@ class GradAccum(ScopedCallback):
         "Refuse what cannot be exact, before anything has changed; start without gradients"
         others = [cb for cb in self.learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation)) and cb is not self]
         if others: raise ValueError(f"Only one callback can decide when to step, but there are two, {self} and {others[0]}: remove one of them, as with "
-                                     f"learn.remove_cb({type(self).__name__}). `plan.apply` has added one")
+                                     f"learn.remove_cb({type(self).__name__}). `plan.apply` adds one")
         n_accs = [self.n_acc_in(e) for e in range(self.n_epoch)]
         most = max(n_accs, default=1)
         if most>1: self._check_fit(most)

@@ -287,8 +287,7 @@ def _epoch_len(learn):
     dl = learn.dls.train
     of = f" of {n_items(dl)} items with bs={dl.bs}" if getattr(dl, 'bs', None) else ''
     raise ValueError(f"The training loader yields {n} micro-batch{'es' if n==0 else ''} in an epoch{of}, and at least 2 are needed "
-                     "to tell signal from noise: "
-                     "make the micro-batches smaller, or see that the data set is not empty")
+                     "to tell signal from noise: make the micro-batches smaller, or see that the data set is not empty")
 
 # %% ../nbs/08_finder.ipynb #44b568af
 def _n_started(dl):
@@ -307,10 +306,10 @@ def _plan(learn, finder, lr, n_iter):
     if agree(tr_sigma, g_sq, n_elems): p,low,high = pool(tr_sigma, g_sq, n_elems, noise.beta),0,max(0, *(tr_sigma/g_sq))
     n_epoch,n_train = n_iter*finder.micro_bs*finder.n_ranks,n_items(dl)
     if not abs(n_train-n_epoch)<finder.micro_bs*finder.n_ranks: n_train = n_epoch # Not known, or of ready-made batches
+    given = lr is not None and finder.moves
     return BatchPlan(noise_scale=float(p.noise_scale/per_item), ci=(float(low/per_item),float(high/per_item)),
         base_bs=scaled.base_bs if scaled else bs, bs_now=bs, micro_now=finder.micro_bs,
-        base_lr=lr if lr is not None and finder.moves else finder.own_lr, rate_given=lr is not None and finder.moves,
-        n_workers=_n_started(dl),
+        base_lr=lr if given else finder.own_lr, rate_given=given, n_workers=_n_started(dl),
         n_windows=p.n_windows, trend=rises,
         n_train=n_train, n_seen=finder.n_seen, n_passes=finder.n_seen/n_iter, moved=finder.moves,
         loss_rose=finder.moves and bool(finder.losses[-1]>finder.losses[0]), level=noise.level, df=noise.df, adam=finder.adam, trained=finder.trained,

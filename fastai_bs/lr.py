@@ -150,7 +150,7 @@ class ScaledLR(ScopedCallback):
         "Refuse what cannot be, before anything has changed"
         twins = [cb for cb in self.learn.cbs if isinstance(cb, ScaledLR)]
         if len(twins)>1: raise ValueError(f"Only one callback can scale the learning rate, but the learner has {len(twins)} ScaledLR: remove the others, as "
-                                             "with learn.remove_cb(ScaledLR). `plan.apply` has added one")
+                                             "with learn.remove_cb(ScaledLR). `plan.apply` adds one")
         self._accum = first(cb for cb in self.learn.cbs if isinstance(cb, GradAccum))
         self._used,self._velocity,self._scaling = {},[],False
         self._idle = isinstance(getattr(self.learn, 'lr_finder', None), LRFinder)

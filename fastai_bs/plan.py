@@ -254,16 +254,15 @@ class BatchPlan:
         (low,high),now = self.ci,self.bs_now
         n_it = max(4*self.n_seen if self.n_windows>=10 else 0, self.n_enough or 4*self.n_seen)
         longer = f"run longer, with num_it={n_it} say{', or measure on more items' if self.n_passes>1.5 else ''}"
-        no_use = f"more passes through the same {_items(self.n_train)} will not help: take more of them"
+        no_use = f", and more passes through the same {_items(self.n_train)} will not help: take more of them" if self.n_passes>10 else ''
         if self.loss_rose: yield "The loss rose during the mock training, so the learning rate may be too high for this to mean much."
         if self.n_windows<10:
             were = 'window was' if self.n_windows==1 else 'windows were'
             yield f"Only {self.n_windows} {were} measured, too few for advice: {longer}, or take smaller windows with n_batch."
             return
         if math.isinf(high) and low>0:
-            then = f'and {no_use}' if self.n_passes>10 else f'so {longer}'
-            yield f"The noise scale is at least {_items(low)}; these data do not bound it from above, {then}."
-        elif math.isinf(high): yield f"The noise scale cannot be known from these data{f', and {no_use}' if self.n_passes>10 else f': {longer}'}."
+            yield f"The noise scale is at least {_items(low)}; these data do not bound it from above{no_use or f', so {longer}'}."
+        elif math.isinf(high): yield f"The noise scale cannot be known from these data{no_use or f': {longer}'}."
         elif high<1:
             yield "There is no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
         elif now>high: yield f"Today's batch of {_items(now)} is above the noise scale: a smaller batch learns the same from fewer examples."
@@ -295,10 +294,11 @@ class BatchPlan:
 
     def _device(self):
         "What the step times say"
-        bs,now,(low,high) = self.bs,self.bs_now,self.ci
+        bs,now = self.bs,self.bs_now
         as_today = next(secs for secs,m,_ in self._splits(now) if m==self.micro_now) # The same size may be reached faster
         time = self._row(bs).time*self._row(now).step_time/as_today
         if (bs,self.micro_bs)==(now,self.micro_now):
+            low,high = self.ci
             other = 1<=high<math.inf and not low<=now<=high # Was something said for another one?
             yield ("But on this device today's batch is predicted to be the fastest: leave it." if other else
                    "On this device today's batch is predicted to be the fastest: leave it.")
