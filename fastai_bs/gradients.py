@@ -20,7 +20,7 @@ from .distributed import over_ranks
 from .loop import inner_opt
 from .window import MicroBatch
 
-# %% ../nbs/09a_gradients.ipynb #5ae5f311
+# %% ../nbs/09a_gradients.ipynb #6bd0f20c
 def dense(
     g:Tensor, # A gradient
 )->Tensor:
@@ -37,7 +37,7 @@ def norm(
     g:Tensor, # A gradient
 )->Tensor: # Without dimensions
     "Of `g`"
-    return torch.linalg.vector_norm(dense(g), dtype=norm_dtype(g))
+    return torch.linalg.vector_norm(g) if g.dtype is torch.float32 and not g.is_sparse else torch.linalg.vector_norm(dense(g), dtype=norm_dtype(g))
 
 def norms_of(
     grads:dict, # Gradients by index
@@ -50,9 +50,8 @@ def squares(
     norms:list, # Tensors without dimensions
 )->Tensor: # Shape `(len(norms),)`, in double precision where the device has it
     "Of norms, which may come in several precisions and from several devices"
-    like = norms[0]
-    if any(n.dtype!=like.dtype or n.device!=like.device for n in norms): norms = [n.to(like) for n in norms]
-    return torch.stack(norms).to(torch.float32 if like.device.type=='mps' else torch.float64).square()
+    if len({n.device for n in norms})>1: norms = [n.to(norms[0].device) for n in norms]
+    return torch.stack(norms).to(torch.float32 if norms[0].device.type=='mps' else torch.float64).square()
 
 # %% ../nbs/09a_gradients.ipynb #05d35f26
 _second_moments = 'sqr_avg','exp_avg_sq','square_avg' # fastai's optimizers; torch's Adam and its kin; torch's RMSprop
@@ -84,7 +83,7 @@ def in_metric(
     if grad.is_sparse: grad = grad.to_dense()
     return grad.to(norm_dtype(grad) or grad.dtype)/((v/debias).sqrt()+eps).sqrt()
 
-# %% ../nbs/09a_gradients.ipynb #dde040f1
+# %% ../nbs/09a_gradients.ipynb #7ca23ffd
 class GradNorms:
     "Squared norms of the gradients that backward passes bring: of all parameters, and where asked for of each group and in Adam's metric"
     def __init__(self,
@@ -144,11 +143,11 @@ class GradNorms:
 
     def _sums(self, norms, adam_norms):
         sq = squares(list(norms.values()))
-        res = [sq.sum()[None]]
+        res = [sq.sum(0, keepdim=True)]
         if self.by_group:
             group = torch.tensor([self.group_of[self.params[i]] for i in norms], device=sq.device)
             res.append(sq.new_zeros(len(self.opt.param_lists)).index_add_(0, group, sq))
-        if self.in_adams: res.append(squares(list(adam_norms.values())).sum()[None] if adam_norms else torch.full_like(res[0], np.nan))
+        if self.in_adams: res.append(squares(list(adam_norms.values())).sum(0, keepdim=True) if adam_norms else torch.full_like(res[0], np.nan))
         return torch.cat(res) if len(res)>1 else res[0]
 
 # %% ../nbs/09a_gradients.ipynb #c51a1fe7

@@ -36,7 +36,7 @@ from .losses import ElementCounter, plain, refuse_loss
 from .snapshot import pass_unchanged
 from .window import MicroBatch, mean_divisor, reference, watch_scale, weigh, weight
 
-# %% ../nbs/13_noise.ipynb #c1c462ab
+# %% ../nbs/13_noise.ipynb #485f7a32
 class FromWindows:
     "The micro-batches of each window of a `GradAccum`"
     every = 1 # Optimizer steps from one measurement to the next
@@ -47,7 +47,7 @@ class FromWindows:
         accum:GradAccum, # Whose windows they are
     ):
         self.noise,self.accum = noise,accum
-        self.norms,self.micros = None,[]
+        self.norms,self.micros,self.n_steps = None,[],0
 
     def check(self): "Any window will do"
 
@@ -64,7 +64,7 @@ class FromWindows:
         if not self.accum.starts_window: return
         self.micros = []
         self.norms.on = self.noise.is_due and self.accum.measurable
-        self.norms.start_window(self.noise.n_steps)
+        self.norms.start_window(self.n_steps)
 
     def after_backward(self):
         "Keep a few numbers of the micro-batch, on its device"
@@ -73,15 +73,15 @@ class FromWindows:
 
     def close(self):
         "The window is full, and its mean is in `.grad`"
-        self.noise.n_steps += 1
-        self.noise.measure(self.micros, self.noise.n_steps)
+        self.n_steps += 1
+        self.noise.measure(self.micros, self.n_steps)
 
     def sums(self, sq_mean):
         is_sum,window = self.accum.counter.reduction=='sum',self.accum.window
         m = measurement(self.micros, sq_mean, is_sum, window.totals.elems if is_sum else 1.)
         return window_sums(m, self.noise.n_ranks)
 
-# %% ../nbs/13_noise.ipynb #81b551a5
+# %% ../nbs/13_noise.ipynb #798cdcc0
 class FromRanks:
     "The batch of each rank, where there is no `GradAccum`"
     every = 1 # Optimizer steps from one measurement to the next
@@ -91,7 +91,8 @@ class FromRanks:
         noise, # The `NoiseScale`, which takes the measurements in
     ):
         self.noise,self.learn = noise,noise.learn
-        self.norms,self.counter,self.micro = None,ElementCounter(),MicroBatch()
+        self.norms,self.micros,self.n_steps = None,[],0
+        self.counter,self.micro = ElementCounter(),MicroBatch()
 
     def check(self):
         if callback_of(self.learn, GradientAccumulation): raise ValueError("On several ranks NoiseScale compares their gradients, and fastai's "
@@ -109,14 +110,14 @@ class FromRanks:
     def before_backward(self):
         self.norms.clear()
         self.norms.on = self.noise.is_due
-        self.norms.start_window(self.noise.n_steps)
+        self.norms.start_window(self.n_steps)
 
     def after_backward(self):
         if not self.norms.seen or self.micro.elems is None: return
         self.micros = [MicroNorms(self.micro, self.norms.take(), find_bs(self.learn.yb))]
-        self.noise.measure(self.micros, self.noise.n_steps+1)
+        self.noise.measure(self.micros, self.n_steps+1)
 
-    def after_step(self): self.noise.n_steps += 1
+    def after_step(self): self.n_steps += 1
 
     def sums(self, sq_mean):
         is_sum = self.counter.reduction=='sum'
@@ -139,7 +140,7 @@ def hidden_states(
         for m,states in zip(rnns, hidden): m.hidden,m.bs = [_part(o, s) for o in states],s.stop-s.start
     return _take
 
-# %% ../nbs/13_noise.ipynb #0dfd7d67
+# %% ../nbs/13_noise.ipynb #0d587e3b
 class FromParts:
     "Parts of a batch, in an extra pass before it is trained on"
     every = 40 # Optimizer steps from one measurement to the next
@@ -151,7 +152,8 @@ class FromParts:
     ):
         self.noise,self.learn,self.n_micro = noise,noise.learn,noise.n_micro
         self.counter = ElementCounter(accum and accum.count)
-        self.norms = self.n_ref = None
+        self.norms,self.micros,self.n_steps = None,[],0
+        self.n_ref = None
         self.next = 0 # Optimizer step to be measured next
 
     def check(self):
@@ -174,7 +176,7 @@ class FromParts:
     def before_batch(self):
         "When it is time, measure parts of the batch before it is trained on"
         learn = self.learn
-        if self.noise.n_steps<self.next or not len(learn.yb): return
+        if self.n_steps<self.next or not len(learn.yb): return
         if find_bs(learn.yb)<self.least: return # A short last batch: the next will do
         grads = {p: p.grad for p in all_params(learn)}
         if any_nonzero([g for g in grads.values() if g is not None]): return # Somebody accumulates: at the start of a step there are none
@@ -187,11 +189,11 @@ class FromParts:
             zero_grads(learn)
             for p,grad in grads.items(): p.grad = grad # The same tensor, zero as it was, or `None`
             self.norms.clear()
-        self.next = self.noise.n_steps+self.noise.wait
+        self.next = self.n_steps+self.noise.wait
 
-    def after_step(self): self.noise.n_steps += 1
+    def after_step(self): self.n_steps += 1
 
-# %% ../nbs/13_noise.ipynb #f315c0f1
+# %% ../nbs/13_noise.ipynb #fec78b4a
 @patch
 def _pass(self:FromParts, cbs):
     "The parts of the batch, as if they were the micro-batches of a window"
@@ -200,7 +202,7 @@ def _pass(self:FromParts, cbs):
     parts = [(s,*(rows_of(o, bs, s, 'NoiseScale', _accum_first) for o in (xb,yb))) for s in slices(bs, self.n_micro)]
     take_hidden = hidden_states(learn.model, bs)
     self.micros = []
-    self.norms.start_window(self.noise.n_steps)
+    self.norms.start_window(self.n_steps)
     for s,learn.xb,learn.yb in parts:
         take_hidden(s)
         self._part(cbs)
@@ -208,7 +210,7 @@ def _pass(self:FromParts, cbs):
     grads = [p.grad for p in all_params(learn) if p.grad is not None]
     self.n_elems = sum(o.micro.elems for o in self.micros)
     if self.counter.reduction!='sum': divide(grads, mean_divisor(self.n_elems, self.n_ref))
-    self.noise.measure(self.micros, self.noise.n_steps+1)
+    self.noise.measure(self.micros, self.n_steps+1)
 
 @patch
 def _part(self:FromParts, cbs):
@@ -240,7 +242,7 @@ def sums(self:FromParts, sq_mean):
 def _tell(cbs, event):
     for cb in cbs: cb(event)
 
-# %% ../nbs/13_noise.ipynb #997b8a07
+# %% ../nbs/13_noise.ipynb #81739abd
 class Moments(NamedTuple):
     "A row for each measurement"
     step:int # Optimizer step, counted from 1
@@ -281,11 +283,13 @@ class NoiseScale(ScopedCallback):
 
     def _reset(self):
         self.pool,self.rows,self.more = Pool(self.beta),[],{}
-        self.n_items = self.n_steps = self.n_dropped = self.n_twice = 0
+        self.n_dropped = self.n_twice = 0 # Measurements left out: of gradients that are not finite, of windows that hold an item twice
 
     # What the way of measuring needs of the events of a batch
 
-    def hears(self, event_name): return event_name not in _of_batch or self.source is not None and event_name in self.source.events
+    def hears(self, event_name):
+        if event_name in _of_batch: return self.source is not None and event_name in self.source.events
+        return super().hears(event_name)
     def before_batch(self): self.source.before_batch()
     def after_loss(self): self.source.after_loss()
     def before_backward(self): self.source.before_backward()
@@ -333,7 +337,13 @@ def scope(self:NoiseScale):
         with self.source.scope(): yield
     finally: self.source.norms,self.source.micros = None,[]
 
-# %% ../nbs/13_noise.ipynb #55dff146
+# %% ../nbs/13_noise.ipynb #02e221cf
+@patch(as_prop=True)
+def n_steps(self:NoiseScale)->int: return self.source.n_steps if self.source else 0 # Optimizer steps of the fit
+
+@patch(as_prop=True)
+def n_items(self:NoiseScale)->int: return sum(o.n_items for o in self.rows) # Items measured
+
 @patch(as_prop=True)
 def is_due(self:NoiseScale)->bool: return self.n_steps%self.wait==0 # Is the window of the next optimizer step to be measured?
 
@@ -357,7 +367,6 @@ def measure(self:NoiseScale,
         return
 
     self.pool.add(tr_sigma[0], g_sq[0], sums.n_elems)
-    self.n_items += sums.n_items
     self.rows.append(Moments(step, sums.n_items, float(sums.n_elems), float(tr_sigma[0]), float(g_sq[0])))
     for nm,*o in zip(norms.names[1:], tr_sigma[1:], g_sq[1:]): self.more.setdefault(nm, []).append(o)
 
