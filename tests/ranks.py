@@ -6,6 +6,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -55,3 +56,15 @@ def results(ranks, patience=300, errors=False):
 def on_ranks(f, world, *args, **kwargs):
     "What `f(rank, *args)` returns on each of `world` ranks"
     return results(start(f, world, *args, **kwargs))
+
+@contextmanager
+def fastai_on_cpu_ranks():
+    "fastai sends the order of the items as a CUDA tensor, on CPU ranks too; in this block it does not, for fits without our callbacks"
+    from fastai.distributed import DistributedDL
+    def _broadcast(self, t, rank):
+        t = torch.tensor(t)
+        torch.distributed.broadcast(t, rank)
+        return t.tolist()
+    own,DistributedDL._broadcast = DistributedDL._broadcast,_broadcast
+    try: yield
+    finally: DistributedDL._broadcast = own

@@ -5,6 +5,7 @@ import pickle
 import random
 import signal
 import time
+from contextlib import nullcontext
 from functools import cache, partial
 
 import numpy as np
@@ -26,12 +27,13 @@ from fastai.optimizer import Adam, SGD
 import fastai_bs.finder # noqa: F401, it adds bs_find
 from fastai_bs.accumulate import GradAccum, batch_size
 from fastai_bs.distributed import alike, alone, any_rank, ddp_model, n_processes, over_ranks, together, trains_together
+from fastai_bs.loop import ScopedCallback, fastai_on_ranks
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import linear_scaling
 from helpers import flat, loaders, mlp, quiet_learner, regression, ScaledLoss, set_seed
 from oracle import item_grads, noise_scale, window_rows, z_score
-from ranks import on_ranks, results, start
+from ranks import fastai_on_cpu_ranks, on_ranks, results, start
 
 # Tasks
 
@@ -136,9 +138,14 @@ class Watch(Callback):
 
 opts = {'mom': partial(SGD, mom=0.9), 'sgd': partial(SGD, mom=0.9, wd=0.1), 'plain': SGD, 'adam': partial(Adam, eps=1e-3, wd=0.05)}
 
+def on_cpu(learn):
+    "A fit of `learn` works on CPU ranks in this block: with our callbacks by itself"
+    return nullcontext() if any(isinstance(cb, ScopedCallback) for cb in learn.cbs) else fastai_on_cpu_ranks()
+
 def fit(learn, epochs=2, lr=0.05, cycle=False, **kwargs):
-    if cycle: learn.fit_one_cycle(epochs, lr)
-    else: learn.fit(epochs, lr)
+    with on_cpu(learn):
+        if cycle: learn.fit_one_cycle(epochs, lr)
+        else: learn.fit(epochs, lr)
 
 def facts(learn, watch=None):
     "What can be sent between processes"
@@ -508,7 +515,7 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, *
     learn = find_learner(cbs=[f() for f in cbs], **case)
     res = {}
     with learn.distrib_ctx(cpu=True, sync_bn=False):
-        if first: learn.fit(first, 0.02)
+        if first: fit(learn, first, 0.02)
         n_kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
         before = everything(learn)
         if not plain:
@@ -518,7 +525,7 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, *
                        micro_now=plan.micro_now, n_train=plan.n_train, n_passes=plan.n_passes, n_seen=plan.n_seen, max_bs=plan.max_bs, base_lr=plan.base_lr)
         changed = same(before, everything(learn))
         kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
-        if after: learn.fit(after, 0.05)
+        if after: fit(learn, after, 0.05)
     return res,dict(changed=changed, kept=kept==n_kept, figures=len(plt.get_fignums()), after=flat(learn).numpy(), model=type(learn.model).__name__)
 
 def accum3(): return GradAccum(3)
@@ -727,7 +734,7 @@ def test_a_killed_rank_is_named():
         res = results(ranks, errors=True, patience=120)
         assert res[1]=='Died'
         for r in (o for o in range(world) if o!=1):
-            assert res[r]['text'].startswith('RuntimeError') and 'Rank 1 gave no sign of life' in res[r]['text'] and f'rank {r}, ends too' in res[r]['text']
+            assert res[r]['text'].startswith('RuntimeError') and 'Rank 1 did not respond within 10 seconds' in res[r]['text'] and f'rank {r}, ends too' in res[r]['text']
             assert res[r]['took']<40 and res[r]['model'] and res[r]['dls'] and res[r]['own']==[]
 
 @pytest.mark.parametrize('finder', [False, True])
@@ -903,7 +910,7 @@ def small(rank):
         try: alike(learn, check)
         except Exception as e: texts.append(f'{type(e).__name__}: {e}')
     dl = DistributedDL(loaders(regression(21), 4).train)
-    res['share'] = [len(x) for x,_ in dl]
+    with fastai_on_ranks(): res['share'] = [len(x) for x,_ in dl]
     with alone(learn): res['alone'] = trains_together(learn)
     return res
 
@@ -925,7 +932,7 @@ def broken(rank):
 
 def test_over_ranks_says_who_is_gone():
     res = results(start(broken, 2), errors=True, patience=120)
-    assert res[1]=='Died' and 'Rank 1 gave no sign of life' in res[0][0] and res[0][1]<40
+    assert res[1]=='Died' and 'Rank 1 did not respond within 10 seconds' in res[0][0] and res[0][1]<40
 
 # DataParallel
 
