@@ -10,7 +10,7 @@ __all__ = ['patience', 'n_processes', 'rank', 'trainers', 'ddp_model', 'trains_t
 
 # %% ../nbs/05_distributed.ipynb #e8300ab6
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import SimpleNamespace
 import torch
@@ -64,13 +64,11 @@ _now = SimpleNamespace(together=False, n_failed=0) # Is this rank in a block of 
 class _AnotherFailed(RuntimeError): "Ends a wait for a rank that will not come"
 
 def _store(): return dist.distributed_c10d._get_default_store() # torch has no public name for it
-
 def _key(r): return f'fastai_bs/{_now.n_failed}/{r}'
 
 def _words():
     "By rank: the error that has ended it, or '' where it ended because of another one; nothing of ranks that are well"
-    store = _store()
-    return {r: store.get(_key(r)).decode() for r in range(n_processes()) if r!=rank() and store.check([_key(r)])}
+    return {r: _store().get(_key(r)).decode() for r in range(n_processes()) if r!=rank() and _store().check([_key(r)])}
 
 def wait(
     work, # As a collective operation with `async_op=True` returns it
@@ -128,8 +126,7 @@ def alone(
 def wrappers_forgotten(
     learn:Learner, # Before, in or after a fit
 ):
-    "What is wrapped in the block is not kept by the `Accelerator` of fastai's callback"
-    # accelerate has no public way to forget one model: its `free_memory` forgets those of earlier fits too
+    "What is wrapped in the block is not kept by the `Accelerator` of fastai's callback, whose `free_memory` would forget earlier models too"
     kept = [(cb.accelerator._models, len(cb.accelerator._models)) for cb in trainers(learn) if hasattr(cb, 'accelerator')]
     try: yield
     finally:
@@ -147,24 +144,14 @@ def _from_others(e):
 
 def _who_failed():
     "In words. A rank that failed has said so before others could notice; where none has, those who live are given time to leave a word"
-    if not any(_words().values()): time.sleep(patience)
-    words = _words()
-    failed = [f"Rank {r} failed: {text}" for r,text in words.items() if text]
-    if failed: return '; '.join(failed)
-    silent = [str(r) for r in range(n_processes()) if r!=rank() and r not in words]
-    if silent: return (f"Rank {' and '.join(silent)} did not respond within {patience} seconds: the process was killed, often because memory ran out, or is "
-                       "still busy")
-    return "The connection between the ranks was lost"
-
-def _failure(e):
-    "Leave word of `e` for the other ranks; returns the error to raise, `e` itself where this rank is the one that failed"
-    from_others = _from_others(e)
     try:
-        _store().set(_key(rank()), '' if from_others else f'{type(e).__name__}: {e}')
-        who = _who_failed() if from_others else ''
-    except RuntimeError: who = "The store of the ranks is gone, which rank 0 or the launcher keeps"
-    _now.n_failed += 1
-    return RuntimeError(f"{who}. Training needs all ranks, so this one, rank {rank()}, ends too: start all of them again") if from_others else e
+        if not any(_words().values()): time.sleep(patience)
+        words = _words()
+    except RuntimeError: return "The process that keeps the store of all ranks is gone, which is rank 0 where no launcher keeps it" # DistNetworkError is one
+    if any(words.values()): return '; '.join(f"Rank {r} failed: {text}" for r,text in words.items() if text)
+    silent = ' and '.join(str(r) for r in range(n_processes()) if r!=rank() and r not in words)
+    if silent: return f"Rank {silent} did not respond within {patience} seconds: it was killed, often because memory ran out, or is still busy"
+    return "The connection between the ranks was lost"
 
 # %% ../nbs/05_distributed.ipynb #cd0e44cd
 @contextmanager
@@ -179,9 +166,12 @@ def together(
     try: yield
     except CancelFitException: raise # A callback ends the training: no error
     except BaseException as e:
-        error = _failure(e)
-        if error is e: raise
-        raise error from e
+        from_others = _from_others(e)
+        with suppress(RuntimeError): _store().set(_key(rank()), '' if from_others else f'{type(e).__name__}: {e}') # The store may be gone too
+        who = _who_failed() if from_others else ''
+        _now.n_failed += 1
+        if not from_others: raise
+        raise RuntimeError(f"{who}. Training needs all ranks, so this one, rank {rank()}, ends too: start all of them again") from e
     finally: _now.together = False
 
 # %% ../nbs/05_distributed.ipynb #6b14171a
@@ -196,12 +186,13 @@ def alike(
     mine,error = None,None
     try: mine = check()
     except Exception as e: error = e
-    all_ranks = from_ranks((mine, error and f'{type(error).__name__}: {error}'))
+    facts,errors,n_failed = zip(*from_ranks((mine, error and f'{type(error).__name__}: {error}', _now.n_failed)))
     if error: raise error
+    _now.n_failed = max(n_failed) # One rank may have failed last time when the others were through
 
-    for r,(_,text) in enumerate(all_ranks):
+    for r,text in enumerate(errors):
         if text: raise RuntimeError(f"Rank {r} cannot start, so no rank can: {text}")
     for nm in mine or {}:
-        vals = [facts[nm] for facts,_ in all_ranks]
+        vals = [o[nm] for o in facts]
         if any(v!=vals[0] for v in vals): raise ValueError(
             f"{nm} must be the same on all ranks, but is {', '.join(f'{v} on rank {r}' for r,v in enumerate(vals))}: build the same learner on each")

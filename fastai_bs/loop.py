@@ -31,9 +31,10 @@ class ScopedCallback(Callback):
         # `validate` and `get_preds` fire this event too, and hold the learner's lock meanwhile: an error would leave it locked for good
         if self.learn.lock.locked(): return
         alike(self.learn, self.start_fit)
-        if trains_together(self.learn): self.learn._with_events = _EndsOnAllRanks(self.learn)
+        if trains_together(self.learn): self.learn._with_events = _EndsOnAllRanks(self.learn) # All of an epoch runs through it
 
-    def before_epoch(self): self.learn._do_epoch_train = _ScopedTrain(self.learn)
+    def before_epoch(self): self.learn._do_epoch_train = _ScopedTrain(self.learn) # All of an epoch's training, and nothing of its validation
+
     def after_fit(self): _remove_stand_ins(self.learn)
 
     def hyper(self,
@@ -125,7 +126,7 @@ def backward(
     learn:Learner, # In a fit, after its forward pass
 ):
     "The backward pass of the current batch, without its events"
-    learn._backward() # As the learner does it: accelerate's and other callbacks may have their own
+    learn._backward() # And not `loss_grad.backward`: subclasses of `Learner` may have their own
 
 def do_one_batch(
     learn:Learner, # In a fit, with a batch set

@@ -25,6 +25,7 @@ from fastai.data.load import DataLoader
 from fastai.distributed import DistributedDL, DistributedTrainer
 from fastai.optimizer import Adam, SGD
 import fastai_bs.finder # noqa: F401, it adds bs_find
+import fastai_bs.memory # noqa: F401, it adds max_bs_find
 from fastai_bs.accumulate import GradAccum, batch_size
 from fastai_bs.distributed import alike, alone, any_rank, ddp_model, n_processes, over_ranks, together, trains_together
 from fastai_bs.loop import ScopedCallback, fastai_on_ranks
@@ -734,7 +735,8 @@ def test_a_killed_rank_is_named():
         res = results(ranks, errors=True, patience=120)
         assert res[1]=='Died'
         for r in (o for o in range(world) if o!=1):
-            assert res[r]['text'].startswith('RuntimeError') and 'Rank 1 did not respond within 10 seconds' in res[r]['text'] and f'rank {r}, ends too' in res[r]['text']
+            text = res[r]['text']
+            assert text.startswith('RuntimeError') and 'Rank 1 did not respond within 10 seconds' in text and f'rank {r}, ends too' in text
             assert res[r]['took']<40 and res[r]['model'] and res[r]['dls'] and res[r]['own']==[]
 
 @pytest.mark.parametrize('finder', [False, True])
@@ -761,6 +763,20 @@ def again(rank, finder):
 def test_failing_twice_in_a_row():
     "A notebook's cell run again after an error on all"
     for o in on_ranks(failing_with, 2, ('before_step',2,False,(0,1)), dict(again=True)): assert o['texts']==["KeyError: 'mine'"]*2
+
+def late(rank):
+    "The last thing of a fit fails on one rank, when the other one waits for nothing any more; then both go on"
+    learn = quiet_learner(loaders(regression(48), 4), mlp(), cbs=[GradAccum(2), Fail('after_epoch', 1, (1,), here=rank)])
+    texts = []
+    for cbs in ((),Slow(2.5*(rank==1))):
+        try:
+            with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05, cbs=cbs)
+        except Exception as e: texts.append(f'{type(e).__name__}: {e}')
+        over_ranks(torch.tensor(1.)) # Until both are here
+    return texts
+
+def test_what_was_said_of_an_earlier_fit_is_over():
+    assert on_ranks(late, 2)==[[], ["KeyError: 'mine'"]]
 
 # Bad input
 
@@ -923,8 +939,8 @@ def test_small_functions():
         assert o['texts'][1].startswith('ValueError: y must be the same on all ranks, but is 0 on rank 0, 1 on rank 1')
         assert o['share']==[4,4,3] and o['alone'] is False
 
-def broken(rank):
-    if rank==1: os.kill(os.getpid(), signal.SIGKILL)
+def broken(rank, which=1):
+    if rank==which: os.kill(os.getpid(), signal.SIGKILL)
     begin = time.monotonic()
     try:
         with together(True): over_ranks(torch.tensor(1.))
@@ -933,6 +949,31 @@ def broken(rank):
 def test_over_ranks_says_who_is_gone():
     res = results(start(broken, 2), errors=True, patience=120)
     assert res[1]=='Died' and 'Rank 1 did not respond within 10 seconds' in res[0][0] and res[0][1]<40
+
+def test_the_store_may_be_gone():
+    "Rank 0 keeps it where no launcher does, and was killed"
+    res = results(start(broken, 2, 0, tcp=True), errors=True, patience=120)
+    assert res[0]=='Died' and 'keeps the store of all ranks is gone' in res[1][0] and 'this one, rank 1, ends too' in res[1][0]
+
+def own_again(rank):
+    "What is fastai's own before a fit with our callback, in it, after it, and in a fit without"
+    import fastai.torch_core
+    def now(): return fastai.torch_core.maybe_gather,DistributedDL._broadcast
+    own,seen = now(),[]
+    class Look(Callback):
+        def after_batch(self): seen.append([a is b for a,b in zip(now(), own)])
+    learn,texts = quiet_learner(loaders(regression(16), 4), mlp(), cbs=Look()),[]
+    for cbs in (GradAccum(2),[GradAccum(2),Fail('after_batch', 2, (0,1), here=rank)],()):
+        try:
+            with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05, cbs=cbs)
+        except Exception as e: texts.append(str(e))
+        assert now()==own
+    return seen,texts
+
+def test_a_fit_without_our_callbacks_is_fastais_own():
+    "On CPU ranks with its own error"
+    for seen,(mine,fastais) in on_ranks(own_again, 2):
+        assert seen and not any(a or b for a,b in seen) and mine=="'mine'" and 'NVIDIA' in fastais
 
 # DataParallel
 
