@@ -940,11 +940,15 @@ def test_small_functions():
         assert o['share']==[4,4,3] and o['alone'] is False
 
 def broken(rank, which=1):
+    over_ranks(torch.tensor(1.)) # Both are there
     if rank==which: os.kill(os.getpid(), signal.SIGKILL)
     begin = time.monotonic()
     try:
         with together(True): over_ranks(torch.tensor(1.))
-    except RuntimeError as e: return str(e),time.monotonic()-begin
+    except RuntimeError as e: text,took = str(e),time.monotonic()-begin
+    try:
+        with together(True): raise KeyError('mine')
+    except Exception as e: return text,took,repr(e)
 
 def test_over_ranks_says_who_is_gone():
     res = results(start(broken, 2), errors=True, patience=120)
@@ -954,6 +958,7 @@ def test_the_store_may_be_gone():
     "Rank 0 keeps it where no launcher does, and was killed"
     res = results(start(broken, 2, 0, tcp=True), errors=True, patience=120)
     assert res[0]=='Died' and 'keeps the store of all ranks is gone' in res[1][0] and 'this one, rank 1, ends too' in res[1][0]
+    assert res[1][2]=="KeyError('mine')" # An error of its own stays that
 
 def own_again(rank):
     "What is fastai's own before a fit with our callback, in it, after it, and in a fit without"
