@@ -1,4 +1,4 @@
-"""Squared norms of gradients, and what a window tells by them
+"""Norms of gradients as backward passes bring them, and what is in `.grad`
 
 Docs: https://fastai-bs.github.io/fastai_bs/gradients.html.md"""
 
@@ -6,19 +6,16 @@ Docs: https://fastai-bs.github.io/fastai_bs/gradients.html.md"""
 
 # %% auto #0
 __all__ = ['dense', 'norm_dtype', 'norm', 'norms_of', 'stacked', 'squares', 'adam_metric', 'in_metric', 'SeenNorms', 'GradNorms',
-           'MicroNorms', 'Measurement', 'to_floats', 'measurement', 'WindowSums', 'window_sums', 'unweighed_sums',
            'all_params', 'zero_grads', 'divide', 'any_nonzero', 'no_autocast']
 
-# %% ../nbs/09a_gradients.ipynb #36a8e605
+# %% ../nbs/09a_gradients.ipynb #d4bd7ef1
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
-from .distributed import over_ranks
-from .loop import inner_opt
-from .window import MicroBatch
+from .hypers import inner_opt
 
 # %% ../nbs/09a_gradients.ipynb #e5ff54a3
 def dense(
@@ -172,84 +169,6 @@ class GradNorms:
             group = torch.tensor([self.group_of[self.params[i]] for i in seen.of], device=sq.device)
             yield sq.new_zeros(len(self.opt.param_lists)).index_add_(0, group, sq)
         if self.in_adams: yield squares(stacked(seen.in_adams)).sum(0, keepdim=True) if seen.in_adams else sq.new_full((1,), np.nan)
-
-# %% ../nbs/09a_gradients.ipynb #4859c29c
-@dataclass
-class MicroNorms:
-    "What is kept of a micro-batch, on its device"
-    micro:MicroBatch # Its elements, weight and loss scale
-    seen:SeenNorms # Of its gradient
-    n_items:int # Items in it
-
-@dataclass
-class Measurement:
-    "A window by the squared norms of its gradients, those of a mean over elements; all scales are divided out"
-    n:np.ndarray # Elements of the micro-batches in which any count, shape `(K,)`
-    n_items:int # Items of the window
-    sq:np.ndarray # Squared norms of their gradients, shape `(names, K)`
-    sq_mean:np.ndarray # Squared norms of the gradient in `.grad`, shape `(names,)`
-
-def to_floats(
-    scalars:list, # Numbers and tensors without dimensions
-    rows:list, # Tensors of shape `(names,)`
-)->tuple: # List of floats, and an array of shape `(len(rows), names)`
-    "All of a window's numbers, in one transfer from the device"
-    there = [o.to(rows[0]).reshape(1) for o in scalars if isinstance(o, Tensor)]
-    vals = torch.cat([*there, *rows]).tolist()
-    from_there = iter(vals)
-    floats = [next(from_there) if isinstance(o, Tensor) else float(o) for o in scalars]
-    return floats,np.reshape(vals[len(there):], (len(rows),-1))
-
-def measurement(
-    micros:list, # `MicroNorms` of the window's micro-batches
-    rows:list, # Squared norms of their gradients and of what is in `.grad`, tensors of shape `(names,)`
-    is_sum:bool, # Is the loss a sum over elements?
-    window_elems=1., # What `.grad` is a sum over, where it is one
-)->Measurement:
-    "Of a window whose gradient is in `.grad`"
-    K = len(micros)
-    scalars = [getattr(o.micro, nm) for nm in ('elems','weight','loss_scale') for o in micros]
-    floats,sq = to_floats([*scalars, window_elems], rows)
-    n,weight,scale = np.reshape(floats[:-1], (3,K))
-    factor = (n if is_sum else weight)*scale # On the gradient of a mean over elements
-    some = n>0 # A micro-batch in which nothing counts has no gradient to speak of
-    return Measurement(n[some], sum(o.n_items for o in micros), sq[:-1].T[:,some]/factor[some]**2, sq[-1]/(floats[-1]*scale[-1])**2)
-
-# %% ../nbs/09a_gradients.ipynb #8eff259c
-@dataclass
-class WindowSums:
-    "Sums over the micro-batches of a window, on all ranks"
-    n_micro:float # Micro-batches in which any element counts
-    n_elems:float # Elements
-    n_items:int # Items
-    total:np.ndarray # Elements times squared norm, shape `(names,)`
-    sq_mean:np.ndarray # Squared norm of the window's mean gradient, shape `(names,)`
-
-def window_sums(
-    m:Measurement, # Of this rank
-    n_ranks:int=1, # That train together
-)->WindowSums:
-    "Where the gradient in `.grad` is the mean over the elements of all ranks"
-    total = (m.n*m.sq).sum(-1)
-    if n_ranks==1: return WindowSums(len(m.n), m.n.sum(), m.n_items, total, m.sq_mean)
-    vals = len(m.n),m.n.sum(),m.n_items,*total,*m.sq_mean/n_ranks
-    K,N,n_items,*rest = over_ranks(torch.tensor(vals, dtype=torch.float64)).tolist()
-    return WindowSums(K, N, int(n_items), *np.reshape(rest, (2,-1)))
-
-def unweighed_sums(
-    m:Measurement, # Of this rank: its one batch
-    n_ranks:int, # That train together
-    is_sum:bool, # Is the loss a sum over elements?
-)->WindowSums:
-    "Where DDP has taken the mean over the ranks, whatever elements each of them has"
-    vals = len(m.n),m.n.sum(),m.n_items,(1/m.n).sum(),*(m.n*m.sq).sum(-1),*m.sq.sum(-1),*m.sq_mean/n_ranks
-    K,N,n_items,inverse,*rest = over_ranks(torch.tensor(vals, dtype=torch.float64)).tolist()
-    total,plain,sq_mean = np.reshape(rest, (3,-1))
-    if K<2: return WindowSums(K, N, int(n_items), total, sq_mean)
-    if is_sum: return WindowSums(K, N, int(n_items), total, sq_mean*(n_ranks/N)**2) # DDP's mean over the ranks, of sums
-    # A mean over ranks that are not weighed by their elements is as noisy as one of ranks with the harmonic mean of them
-    n_mean = K/inverse
-    return WindowSums(K, K*n_mean, int(n_items), n_mean*plain, sq_mean*(n_ranks/K)**2) # DDP divides by all ranks, also by those in which nothing counts
 
 # %% ../nbs/09a_gradients.ipynb #735a03b6
 def all_params(

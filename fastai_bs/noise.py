@@ -25,7 +25,7 @@ from .loaders import n_fresh
 from .loop import ScopedCallback, callback_of
 from .sources import FromParts, FromRanks, FromWindows
 
-# %% ../nbs/13_noise.ipynb #81739abd
+# %% ../nbs/13_noise.ipynb #7cb6ba1c
 class Moments(NamedTuple):
     "A row for each measurement"
     step:int # Optimizer step, counted from 1
@@ -56,7 +56,8 @@ class NoiseScale(ScopedCallback):
     ):
         check_fraction('beta', beta)
         check_fraction('ci', ci)
-        for nm,v,least,what in (('every',1 if every is None else every,1,"optimizer steps"),('n_micro',n_micro,2,"parts of the batch, to tell signal from noise")):
+        for nm,v,least,what in (('every',1 if every is None else every,1,"optimizer steps"),
+                                ('n_micro',n_micro,2,"parts of the batch, to tell signal from noise")):
             if not is_whole(v): raise TypeError(f"`{nm}` must be a whole number of {what}, got {v!r}")
             if v<least: raise ValueError(f"`{nm}` must be at least {least} {what}, got {v}")
         self.beta,self.every,self.n_micro,self.level = beta,every,n_micro,ci

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/sources.html.md"""
 # %% auto #0
 __all__ = ['FromWindows', 'FromRanks', 'hidden_states', 'FromParts']
 
-# %% ../nbs/12a_sources.ipynb #2b44a3dd
+# %% ../nbs/12a_sources.ipynb #42b9ee34
 from contextlib import contextmanager, nullcontext
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -20,10 +20,11 @@ from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
 from .accumulate import GradAccum
 from .batch_size import batch_size
-from .gradients import MicroNorms, all_params, any_nonzero, divide, measurement, no_autocast, unweighed_sums, window_sums, zero_grads
+from .gradients import all_params, any_nonzero, divide, no_autocast, zero_grads
 from .loaders import rows_of, slices
 from .loop import ScopedCallback, backward, callback_of, change_hidden
 from .losses import ElementCounter, plain, refuse_loss
+from .measurement import MicroNorms, measurement, unweighed_sums, window_sums
 from .snapshot import pass_unchanged
 from .window import MicroBatch, mean_divisor, reference, watch_scale, weigh, weight
 
