@@ -25,7 +25,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
-from .estimator import Pool, moments_of_sums, pool, running, trend
+from .estimator import Pool, moments_of_sums, pooled, running, trend
 from .snapshot import pass_unchanged
 from .distributed import n_ranks, over_ranks
 from .loaders import n_fresh, rows_of, slices
@@ -406,6 +406,6 @@ class NoiseScale(ScopedCallback):
         for nm,(t,g) in cols.items():
             ok = np.isfinite(t+g) # In Adam's metric nothing is known of the first steps
             if nm!='all' and ok.any() and not (t.any() or g.any()): continue # A frozen group
-            p = pool(t[ok], g[ok], n[ok], self.beta)
+            p = pooled(t[ok], g[ok], n[ok], self.beta)
             res.append((nm, p.n_windows, p.tr_sigma, p.g_sq, *(float(o/self.elems_per_item) for o in (p.noise_scale,*p.interval(self.level)))))
         return pd.DataFrame(res, columns=['of','n_windows','tr_sigma','g_sq','noise_scale','low','high']).set_index('of')
