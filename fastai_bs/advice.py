@@ -81,6 +81,7 @@ def _not_tried(plan, largest):
     if plan.max_bs and 2*largest>plan.max_bs and largest*plan.n_ranks<plan.noise_known:
         yield Advice('caution', f"Larger micro-batches were not tried, for max_bs={plan.max_bs}.")
 
+# %% ../nbs/17_advice.ipynb #c14abccf
 def about_device(
     plan, # A `BatchPlan`, or anything else with its attributes; steps were timed, and the noise scale is known
 ): # Yields `Advice`

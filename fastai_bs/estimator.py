@@ -93,44 +93,45 @@ class Pool:
         self._d_tr = self._d_g = 0.                        # Sums of u²(x - mean)
         self._v_tr = self._v_g = self._cov = 0.            # Sums of u²(x - mean)(y - mean)
 
-    def add(self,
-        tr_sigma, # The window's `tr_sigma`; a number, or an array to follow many experiments at once
-        g_sq, # The window's `g_sq`
-        n, # The window's elements
-    ):
-        "Take in one window. After Welford: sums about the mean, moved along with it, lose no digits to cancellation. Returns `self`"
-        # What was seen before is a window older
-        b2 = self.beta**2
-        self._u = self.beta*self._u + n
-        self._u2 = b2*self._u2
-        d_tr,d_g,v_tr,v_g,cov = (b2*o for o in (self._d_tr,self._d_g,self._v_tr,self._v_g,self._cov))
-
-        # How far the means move, and how far from them the new window then is
-        m_tr = (tr_sigma-self.tr_sigma)*n/self._u
-        m_g = (g_sq-self.g_sq)*n/self._u
-        self.tr_sigma = self.tr_sigma + m_tr
-        self.g_sq = self.g_sq + m_g
-        r_tr = tr_sigma-self.tr_sigma
-        r_g = g_sq-self.g_sq
-
-        # Sums about the new means
-        self._v_tr = v_tr - 2*d_tr*m_tr        + self._u2*m_tr**2   + n**2*r_tr**2
-        self._v_g  = v_g  - 2*d_g*m_g          + self._u2*m_g**2    + n**2*r_g**2
-        self._cov  = cov  - d_tr*m_g - d_g*m_tr + self._u2*m_tr*m_g + n**2*r_tr*r_g
-        self._d_tr = d_tr - self._u2*m_tr + n**2*r_tr
-        self._d_g = d_g - self._u2*m_g + n**2*r_g
-        self._u2 = self._u2 + n**2
-
-        self.n_windows = self.n_windows+1
-        self.n_elems = self.n_elems+n
-        return self
-
     @property
     def noise_scale(self): # In elements; NaN before the first window
         "Weighted mean of `tr_sigma` over weighted mean of `g_sq`"
         return ratio(self.tr_sigma, self.g_sq) if self.n_windows else np.nan
 
 # %% ../nbs/01_estimator.ipynb #a3f5c06c
+@patch
+def add(self:Pool,
+    tr_sigma, # The window's `tr_sigma`; a number, or an array to follow many experiments at once
+    g_sq, # The window's `g_sq`
+    n, # The window's elements
+):
+    "Take in one window. After Welford: sums about the mean, moved along with it, lose no digits to cancellation. Returns `self`"
+    # What was seen before is a window older
+    b2 = self.beta**2
+    self._u = self.beta*self._u + n
+    self._u2 = b2*self._u2
+    d_tr,d_g,v_tr,v_g,cov = (b2*o for o in (self._d_tr,self._d_g,self._v_tr,self._v_g,self._cov))
+
+    # How far the means move, and how far from them the new window then is
+    m_tr = (tr_sigma-self.tr_sigma)*n/self._u
+    m_g = (g_sq-self.g_sq)*n/self._u
+    self.tr_sigma = self.tr_sigma + m_tr
+    self.g_sq = self.g_sq + m_g
+    r_tr = tr_sigma-self.tr_sigma
+    r_g = g_sq-self.g_sq
+
+    # Sums about the new means
+    self._v_tr = v_tr - 2*d_tr*m_tr        + self._u2*m_tr**2   + n**2*r_tr**2
+    self._v_g  = v_g  - 2*d_g*m_g          + self._u2*m_g**2    + n**2*r_g**2
+    self._cov  = cov  - d_tr*m_g - d_g*m_tr + self._u2*m_tr*m_g + n**2*r_tr*r_g
+    self._d_tr = d_tr - self._u2*m_tr + n**2*r_tr
+    self._d_g = d_g - self._u2*m_g + n**2*r_g
+    self._u2 = self._u2 + n**2
+
+    self.n_windows = self.n_windows+1
+    self.n_elems = self.n_elems+n
+    return self
+
 def pooled(
     tr_sigma, # A `tr_sigma` for each window, oldest first
     g_sq, # A `g_sq` for each window

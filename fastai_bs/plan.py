@@ -74,12 +74,6 @@ class BatchPlan:
     n_workers:int = 0 # Processes that load data, and are started anew in each epoch
 
     @cached_property
-    def step_time(self)->tuple: # `(a, c, error)`: seconds, seconds per item, relative
-        "`fit_step_time` of the micro-batches that ran here"
-        if not self.times: return (math.nan,)*3
-        return fit_step_time([micro_bs*self.n_ranks for micro_bs,*_ in self.times], [secs for _,secs,_ in self.times])
-
-    @cached_property
     def table(self)->pd.DataFrame:
         "A row per candidate batch size: `steps` and `examples` over the fewest, `step_time` in seconds, `time` over that of today's, and the rate of each rule"
         sizes = candidates([micro_bs for micro_bs,*_ in self.timed] or [self.micro_now], self.bs_now, self.noise_known, self.n_train, self.n_ranks)
@@ -111,6 +105,12 @@ def balanced_bs(self:BatchPlan): # noqa: F811 The function has the same name
 def timed(self:BatchPlan)->tuple: # As `times`
     "The step times to reckon with: none where today's micro-batch did not run, as there is nothing to compare with then"
     return self.times if any(micro_bs==self.micro_now for micro_bs,*_ in self.times) else ()
+
+@patch(as_prop=True)
+def step_time(self:BatchPlan)->tuple: # `(a, c, error)`: seconds, seconds per item, relative
+    "`fit_step_time` of the micro-batches that ran here"
+    if not self.times: return (math.nan,)*3
+    return fit_step_time([micro_bs*self.n_ranks for micro_bs,*_ in self.times], [secs for _,secs,_ in self.times])
 
 # %% ../nbs/18_plan.ipynb #92e37482
 @patch(as_prop=True)

@@ -35,6 +35,18 @@ def _limits(df, bs):
 
 def _marker(y): return 'o' if len(y)==1 else None # A line needs two points
 
+def _plot_moments(df, x, ax):
+    "The two estimates, on an axis of their own"
+    right = ax.twinx()
+    for nm,color,what in (('tr_sigma','C2','noise'),('g_sq','C3','signal')):
+        mean = df[f'mean_{nm}']
+        right.plot(x[mean>0], mean[mean>0], color=color, lw=1, alpha=0.7, marker=_marker(x[mean>0]))
+        ax.plot([], [], color=color, lw=1, alpha=0.7, label=f'{what}: {nm} (right)')
+    right.set(yscale='log', ylabel='squared gradient')
+    ax.set_zorder(right.get_zorder()+1)
+    ax.patch.set_visible(False)
+
+# %% ../nbs/12_plots.ipynb #bac9259c
 def plot_noise_scale(
     df:pd.DataFrame, # As `NoiseScale.df`
     bs=None, # Today's batch size in items, drawn as a line
@@ -57,17 +69,6 @@ def plot_noise_scale(
     _plot_moments(df, x, ax)
     ax.legend(**legend_below)
     return ax
-
-def _plot_moments(df, x, ax):
-    "The two estimates, on an axis of their own"
-    right = ax.twinx()
-    for nm,color,what in (('tr_sigma','C2','noise'),('g_sq','C3','signal')):
-        mean = df[f'mean_{nm}']
-        right.plot(x[mean>0], mean[mean>0], color=color, lw=1, alpha=0.7, marker=_marker(x[mean>0]))
-        ax.plot([], [], color=color, lw=1, alpha=0.7, label=f'{what}: {nm} (right)')
-    right.set(yscale='log', ylabel='squared gradient')
-    ax.set_zorder(right.get_zorder()+1)
-    ax.patch.set_visible(False)
 
 # %% ../nbs/12_plots.ipynb #731aba60
 @patch
