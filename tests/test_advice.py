@@ -26,6 +26,7 @@ as_today = dict(bs=64, micro_bs=64, bs_range=(64,64))
     ({}, ['why','do','do','do','next']),                                         # Below; take these; at this rate; no further; measure again
     (dict(noise_known=200.), ['why','do','do','next']),
     (as_today, ['why','do','do','next']),
+    (dict(bs_now=512, noise_known=200.), ['why','do','do','do','next']),         # Do not accumulate
     (dict(timed=()), ['why','next']),
     (dict(n_windows=4), ['do']), (dict(n_windows=4, loss_rose=True), ['caution','do']),
     (dict(ci=(0.,inf), noise_known=math.nan), ['do']),                           # Run longer
@@ -70,7 +71,7 @@ def test_text_and_html_hold_all_of_it():
     words = [o.text for o in advice(plan())]
     text,html = ' '.join(plan_text(plan()).split()),plan_html(plan())
     assert text==' '.join([headline(plan()), *words, step_time_text(plan())])
-    assert html.count('<p>')==3 and all(o in html for o in ('64 (today)','128 (fastest)','512 (balanced)')) and words[1] in html
+    assert html.count('<p>')==3 and all(o in html for o in ('64 (today)','128 (fastest)','512 (balanced)')) and words[1] in html and headline(plan()) in html
 
 def test_imports_no_class_of_ours():
     "Functions alone: what is advised on is whatever has the attributes"

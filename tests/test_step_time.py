@@ -38,8 +38,8 @@ def test_best_split(ways, micro_bs):
     assert best_split(ways)[1]==micro_bs
 
 def test_relative_time():
-    "(1 + 100/bs) steps of 1, 1.5 and 3 s: 3, 3 and 4.5 s"
-    assert relative_time([50,100,200], [1.,1.5,3.], 100., bs_now=100).tolist()==[1.,1.,1.5]
+    "(1 + 100/bs) steps of 2, 1.5 and 3 s: 6, 3 and 4.5 s"
+    assert relative_time([50,100,200], [2.,1.5,3.], 100., bs_now=100).tolist()==[2.,1.,1.5]
     assert relative_time([50,100], [1.,nan], 100., bs_now=50).tolist()==[1.,pytest.approx(nan, nan_ok=True)]
     assert np.isnan(relative_time([50,100], [1.,1.], nan, bs_now=50)).all()
 
@@ -54,7 +54,8 @@ def test_smallest_is_a_whole_number_of_python():
     assert type(smallest_of_fastest(np.array([25,50]), np.array([1.,1.]))) is int
 
 @pytest.mark.parametrize('n', [3,4,6])
-def test_the_fit_takes_numbers_of_numpy(n):
+def test_the_fit_takes_arrays_and_iterators(n):
     bs = 2**np.arange(n)
     seconds = 0.01*(1+0.1*np.cos(np.arange(n)))+1e-4*bs
-    assert fit_step_time(bs, seconds)==pytest.approx(fit_step_time(bs.tolist(), seconds.tolist()), rel=1e-12)
+    as_lists = fit_step_time(bs.tolist(), seconds.tolist())
+    assert fit_step_time(bs, seconds)==pytest.approx(as_lists, rel=1e-12)==fit_step_time(iter(bs), iter(seconds))
