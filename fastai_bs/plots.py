@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import LogFormatter, LogLocator
 from fastcore.basics import patch
 from fastai.learner import Recorder
-from .text import num, size_text, with_interval
+from .text import num, bytes_text, with_interval
 
 # %% ../nbs/12_plots.ipynb #1ecfaf48
 legend_below = dict(loc='upper center', bbox_to_anchor=(0.5,-0.2), ncol=2, frameon=False, fontsize='small')
@@ -164,25 +164,24 @@ def plot_plan(
 
 # %% ../nbs/12_plots.ipynb #8bf8d9cf
 def plot_memory_rows(
-    rows, # Names, one of them 'total'
-    bytes, # Of each row, with the micro-batch of the report; NaN where they are not known
+    rows, # Names
+    bytes, # Of each row, with the micro-batch of the report
     per_item, # Bytes of each row that an item more would take; NaN where they are not known
     bs:int, # Items in the micro-batch of the report
     ax=None, # Axes to draw on; by default new ones
 ):
-    "A bar for each row but the total: in grey what is there whatever the batch size, in blue what grows with it; returns the axes"
+    "A bar for each row: in grey what is there whatever the batch size, in blue what grows with it; returns the axes"
     ax = _new_axes(ax, figsize=(7,3.3))
-    sizes = {nm: (size,item) for nm,size,item in zip(rows, bytes, per_item)}
-    total,_ = sizes.pop('total')
-    sizes = {nm: o for nm,o in sizes.items() if np.isfinite(o[0])}
+    bytes,per_item = np.asarray(bytes, dtype=float),np.asarray(per_item, dtype=float)
+    total = bytes.sum()
     unit,one = next((o for o in (('GB',1e9),('MB',1e6),('KB',1e3)) if total>=o[1]), ('bytes',1))
-    grows = np.array([max(0, item)*bs if np.isfinite(item) else 0 for _,item in sizes.values()])/one
-    stays = np.array([size for size,_ in sizes.values()])/one - grows
-    ax.barh(list(sizes), stays, color='0.6', label='whatever the batch size')
-    ax.barh(list(sizes), grows, left=stays, color='C0', label=f'for {bs} items')
-    for i,(size,_) in enumerate(sizes.values()): ax.text(size/one, i, ' '+size_text(size), va='center')
+    grows = np.where(np.isfinite(per_item), np.maximum(0, per_item)*bs, 0)/one
+    stays = bytes/one - grows
+    ax.barh(rows, stays, color='0.6', label='whatever the batch size')
+    ax.barh(rows, grows, left=stays, color='C0', label=f'for {bs} items')
+    for i,n in enumerate(bytes): ax.text(n/one, i, ' '+bytes_text(n), va='center')
     ax.invert_yaxis()
     ax.set_xlim(0, 1.25*max(stays+grows))
-    ax.set(xlabel=f'{unit} (total {size_text(total)})', title=f'A training step, micro-batches of {bs} items')
+    ax.set(xlabel=f'{unit} (total {bytes_text(total)})', title=f'A training step, micro-batches of {bs} items')
     ax.legend(**legend_below)
     return ax

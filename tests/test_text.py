@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from fastai_bs.text import items, num, percent, rate_text, size_text, with_interval
+from fastai_bs.text import items, num, percent, rate_text, bytes_text, with_interval
 
 @pytest.mark.parametrize('x,text', [(0,'0'), (0.00123,'0.00123'), (9.999,'10'), (99.96,'100'), (1234.5,'1230'), (1e6,'1000000'), (-250.4,'-250'),
     (math.inf,'inf'), (math.nan,'nan')])
@@ -27,4 +27,4 @@ def test_rate_text(lr, text): assert rate_text(lr)==text
 def test_rate_text_in_full(): assert rate_text(0.12345, '.15g')=='0.12345'
 
 @pytest.mark.parametrize('n,text', [(math.nan,''), (0,'0 B'), (999,'999 B'), (999.6,'1 KB'), (1500,'1.5 KB'), (2.5e9,'2.5 GB'), (-3e6,'-3 MB'), (4e13,'40 TB')])
-def test_size_text(n, text): assert size_text(n)==text
+def test_bytes_text(n, text): assert bytes_text(n)==text
