@@ -18,7 +18,7 @@ from fastai.callback.core import Callback, CancelFitException, CancelValidExcept
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from .checks import check_whole
-from .estimator import agree, last_stretch, pool, trend
+from .estimator import agree, last_stretch, pooled, trend
 from .distributed import n_ranks, rank, together, trains_together
 from .losses import loss_elements, refuse_loss
 from .loaders import epoch_len, micro_batch_size, n_items, n_started
@@ -27,7 +27,7 @@ from .batch_size import accumulation, batch_size
 from .noise import NoiseScale
 from .lr import ScaledLR
 from .trial import _time_steps, micro_batch_sizes, mock_training
-from .plan import BatchPlan, _times
+from .plan import BatchPlan, scaled_rate
 
 # %% ../nbs/19_finder.ipynb #bb10e23e
 def window_size(
@@ -149,7 +149,7 @@ def stretch(
     run_in = len(n)//2 if moves else 0
     n,tr_sigma,g_sq = n[run_in:],tr_sigma[run_in:],g_sq[run_in:]
     start = last_stretch(tr_sigma, g_sq, n)
-    return pool(tr_sigma[start:], g_sq[start:], n[start:], noise.beta), run_in+start, trend(tr_sigma, g_sq, n)
+    return pooled(tr_sigma[start:], g_sq[start:], n[start:], noise.beta), run_in+start, trend(tr_sigma, g_sq, n)
 
 # %% ../nbs/19_finder.ipynb #9a87172f
 def _rates(lr):
@@ -190,7 +190,7 @@ def _plan(learn, finder, lr, n_iter):
     _,items,n_elems,tr_sigma,g_sq = np.array(noise.rows).T
     per_item = n_elems[start:].sum()/items[start:].sum() # The estimator counts elements, a batch items
     low,high = p.interval(noise.level)
-    if agree(tr_sigma, g_sq, n_elems): p,low,high = pool(tr_sigma, g_sq, n_elems, noise.beta),0,max(0, *(tr_sigma/g_sq))
+    if agree(tr_sigma, g_sq, n_elems): p,low,high = pooled(tr_sigma, g_sq, n_elems, noise.beta),0,max(0, *(tr_sigma/g_sq))
     n_epoch,n_train = n_iter*finder.micro_bs*finder.n_ranks,n_items(dl)
     if not abs(n_train-n_epoch)<finder.micro_bs*finder.n_ranks: n_train = n_epoch # Not known, or of ready-made batches
     given = lr is not None and finder.moves
@@ -250,7 +250,7 @@ def bs_find(self:Learner,
             _check_groups(self, lr)
             finder = BSFinder(noise, num_it, tol)
             finder.asked,finder.n_acc,finder.least,finder.n_ranks = lr,n_acc,least,ranks
-            rate = lr if factor==1 else _times(self.lr if lr is None else lr, factor) # As this batch size is trained with
+            rate = lr if factor==1 else scaled_rate(self.lr if lr is None else lr, factor) # As this batch size is trained with
             self.fit(math.ceil(num_it/n_iter), lr=rate, cbs=[MockAccum(n_acc, today, own.count if own else None, least), noise, finder])
             finder.refuse_loss()
         if not noise.rows and noise.n_twice: raise ValueError(
