@@ -19,13 +19,13 @@ from fastai.callback.schedule import LRFinder
 from fastai.callback.training import GradientAccumulation
 from .checks import is_whole
 from .distributed import ddp_model, n_processes, over_ranks, rank, trains_together
-from .gradients import all_params, divide, zero_grads
+from .losses import ElementCounter, at_hand, plain, refuse_loss
 from .loaders import epoch_len
 from .hypers import HeldHypers
 from .loop import ScopedCallback, one_batch_by, optimizer_step
-from .losses import ElementCounter, at_hand, plain, refuse_loss
-from .split import SplitBatches, refuse_split
 from .window import BatchNormMomenta, MicroBatch, Totals, Window, check_n_accs, mean_divisor, n_acc_at, reference, weigh, weight
+from .gradients import all_params, divide, zero_grads
+from .split import SplitBatches, refuse_split
 
 # %% ../nbs/11_accumulate.ipynb #3461404b
 class GradAccum(ScopedCallback):

@@ -12,9 +12,9 @@ __all__ = ['Advice', 'about_today', 'about_device', 'about_limits', 'advice', 'h
 import math, numbers, textwrap
 from dataclasses import dataclass
 from html import escape
+from .text import counted, num, percent, rate_text, with_interval
 from .estimator import finite_noise_scale
 from .step_time import fastest_bs
-from .text import items, num, percent, rate_text, with_interval
 
 # %% ../nbs/17_advice.ipynb #57328689
 @dataclass(frozen=True)
@@ -35,20 +35,20 @@ def about_today(
     "Today's batch size, beside the noise scale"
     low,high = plan.ci
     now,longer = plan.bs_now,_longer(plan)
-    no_use = f", and more passes through the same {items(plan.n_train)} will not help: take more of them" if plan.n_passes>10 else ''
+    no_use = f", and more passes through the same {counted(plan.n_train)} will not help: take more of them" if plan.n_passes>10 else ''
     if plan.n_windows<10:
         were = 'window was' if plan.n_windows==1 else 'windows were'
         yield Advice('do', f"Only {plan.n_windows} {were} measured, too few for advice: {longer}, or take smaller windows with n_batch.")
     elif math.isinf(high) and low>0:
-        yield Advice('why', f"The noise scale is at least {items(low)}; these data do not bound it from above{no_use or f', so {longer}'}.")
+        yield Advice('why', f"The noise scale is at least {counted(low)}; these data do not bound it from above{no_use or f', so {longer}'}.")
     elif math.isinf(high): yield Advice('do', f"The noise scale cannot be known from these data{no_use or f': {longer}'}.")
     elif high<1:
         yield Advice('do', "There is no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch.")
     elif now>high:
-        yield Advice('why', f"Today's batch of {items(now)} is above the noise scale: a smaller batch learns the same from fewer examples.")
+        yield Advice('why', f"Today's batch of {counted(now)} is above the noise scale: a smaller batch learns the same from fewer examples.")
     elif now<low:
-        yield Advice('why', f"Today's batch of {items(now)} is below the noise scale: up to there, a larger one takes fewer steps for little more data.")
-    else: yield Advice('why', f"Today's batch of {items(now)} is as large as the noise scale, within its interval.")
+        yield Advice('why', f"Today's batch of {counted(now)} is below the noise scale: up to there, a larger one takes fewer steps for little more data.")
+    else: yield Advice('why', f"Today's batch of {counted(now)} is as large as the noise scale, within its interval.")
 
 # %% ../nbs/17_advice.ipynb #870b2b6e
 def _fastest(plan):
@@ -65,7 +65,7 @@ def _fastest(plan):
     time = plan.time_ratio
     that = f"{percent(time)} of the time" if time<0.97 else 'about the same time, from fewer examples' if bs<now else 'about the same time'
     rates = 'a learning rate' if isinstance(plan.lr, numbers.Real) else 'learning rates'
-    yield Advice('do', f"On this device {items(bs)} a step, as {how}, are predicted to reach the same loss in {that}, "
+    yield Advice('do', f"On this device {counted(bs)} a step, as {how}, are predicted to reach the same loss in {that}, "
                        f"at {rates} of {rate_text(plan.lr)} by {plan.rule_name}.")
     base = rate_text(plan.base_lr)
     yield Advice('do', f"After plan.apply(learn) go on saying {base}, which is scaled for you." if plan.rate_given else
@@ -124,7 +124,7 @@ def about_limits(
     if plan.n_passes>1.5:
         yield Advice('caution', f"The measurement went through the training set {num(plan.n_passes)} times, so it speaks of these {plan.n_train} items only.")
     if plan.n_train/4<plan.noise_scale<math.inf:
-        yield Advice('caution', f"The training set of {items(plan.n_train)} is small beside the noise scale: within it that is "
+        yield Advice('caution', f"The training set of {counted(plan.n_train)} is small beside the noise scale: within it that is "
                                 f"{num(finite_noise_scale(plan.noise_scale, plan.n_train))}.")
     if plan.n_train<20*plan.bs and plan.bs>plan.bs_now:
         yield Advice('caution', f"With {plan.bs} items a step, only {num(plan.n_train/plan.bs)} steps are left in an epoch: train for more epochs, "

@@ -15,12 +15,12 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import LogFormatter, LogLocator
 from fastcore.basics import patch
 from fastai.learner import Recorder
-from .text import num, bytes_text, with_interval
+from .text import bytes_text, num, with_interval
 
 # %% ../nbs/12_plots.ipynb #1ecfaf48
 legend_below = dict(loc='upper center', bbox_to_anchor=(0.5,-0.2), ncol=2, frameon=False, fontsize='small')
 
-_below = legend_below # `memory` still asks for it by this name
+
 
 def _new_axes(ax, **kwargs): return plt.subplots(layout='constrained', **kwargs)[1] if ax is None else ax
 

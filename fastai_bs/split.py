@@ -18,12 +18,12 @@ from fastai.callback.core import CancelBatchException
 from fastai.callback.schedule import ParamScheduler
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import apply, find_bs, to_concat, to_detach
+from .snapshot import free_memory, out_of_memory, restart_point
 from .distributed import trains_together
+from .losses import refuse_loss
 from .loaders import rows_of, slices
 from .hypers import Hypers, inner_opt
 from .loop import ScopedCallback, do_one_batch, fastais_one_batch, own_loop, run_events, set_batch, to_device
-from .losses import refuse_loss
-from .snapshot import free_memory, out_of_memory, restart_point
 from .window import loss_sum
 
 # %% ../nbs/10_split.ipynb #0d24a98f

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 from .checks import is_whole
-from .loaders import tensors
 from .losses import precise
+from .loaders import tensors
 
 # %% ../nbs/09_window.ipynb #d04436da
 def reference(

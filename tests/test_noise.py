@@ -186,7 +186,7 @@ def test_bs_find_at_present_weights():
 
 @pytest.mark.parametrize('kind', ['mlp','convnet','embeddings','lstm','tokens'])
 def test_bs_find_holds_the_exact_value(kind, monkeypatch):
-    monkeypatch.setattr('fastai_bs.finder._time_steps', lambda *args: ((),None,()))
+    monkeypatch.setattr('fastai_bs.finder.time_steps', lambda *args: ((),None,()))
     items,model,loss_func = task(kind, 800)
     exact = noise_scale(item_grads(model, loss_func, items))
     set_seed(0)
