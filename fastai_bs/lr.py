@@ -104,7 +104,8 @@ class ScaledLR(ScopedCallback):
         check_number('base_bs', base_bs, "the batch size in items that the learning rate was tuned for", finite=True)
         if not callable(rule): raise TypeError(f"`rule` must be a function from the ratio of batch sizes to a factor, as linear_scaling, got {shown(rule)}")
         if warmup_epochs is not None:
-            check_number('warmup_epochs', warmup_epochs, "the number of epochs in which the factor grows from 1", open_=False, finite=True)
+            if not is_number(warmup_epochs): raise TypeError(f"`warmup_epochs` must be a number of epochs, got {shown(warmup_epochs)}")
+            if not 0<=warmup_epochs<math.inf: raise ValueError(f"`warmup_epochs` must be 0 or more epochs, got {warmup_epochs}. Use 0 for no warmup")
         store_attr()
         if noise_scale is not None: self._noise()
         self._given = self._rule_args()
