@@ -181,7 +181,7 @@ def after_pred(self:GradAccum):
     else: self.hypers.hold(self.learn.opt)
     self.hypers.known = False
 
-# %% ../nbs/11_accumulate.ipynb #6bbd83c8
+# %% ../nbs/11_accumulate.ipynb #107d6740
 @patch
 def before_backward(self:GradAccum):
     "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
@@ -212,7 +212,7 @@ def _see_backward(self:GradAccum, grad):
     "Called as the backward pass begins: from here on the micro-batch is part of the window, whoever cancels what"
     learn,window = self.learn,self.window
     if window.micro.backed: return
-    window.micro.loss_scale = grad.detach() # What reaches our loss is the scale that mixed precision puts on it after us
+    window.micro.loss_scale = at_hand(grad.detach()) # What reaches our loss is the scale that mixed precision puts on it after us
     window.add(plain(learn.loss).detach(), learn.iter)
     if window.micro.closes and self._n_ranks>1: self._sum_over_ranks(learn.iter) # Before DDP's own reduction, where nobody could end the wait for a failed rank
 

@@ -7,16 +7,16 @@ Docs: https://fastai-bs.github.io/fastai_bs/measurement.html.md"""
 # %% auto #0
 __all__ = ['MicroNorms', 'Measurement', 'to_floats', 'measurement', 'WindowSums', 'window_sums', 'unweighed_sums']
 
-# %% ../nbs/09b_measurement.ipynb #beb01024
+# %% ../nbs/09b_measurement.ipynb #32c92076
 from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
 from .distributed import over_ranks
-from .window import MicroBatch
 from .gradients import SeenNorms
+from .window import MicroBatch
 
-# %% ../nbs/09b_measurement.ipynb #b367a2a4
+# %% ../nbs/09b_measurement.ipynb #af49ea23
 @dataclass
 class MicroNorms:
     "What is kept of a micro-batch, on its device"
@@ -34,18 +34,19 @@ class Measurement:
 
 def to_floats(
     scalars:list, # Numbers and tensors without dimensions
-    rows:list, # Tensors of shape `(names,)`
-)->tuple: # List of floats, and an array of shape `(len(rows), names)`
+    rows:Tensor, # Of two dimensions
+)->tuple: # List of floats, and an array of the shape of `rows`
     "All of a window's numbers, in one transfer from the device"
-    there = [o.to(rows[0]).reshape(1) for o in scalars if isinstance(o, Tensor)]
-    vals = torch.cat([*there, *rows]).tolist()
+    there = [o.to(rows).reshape(1) for o in scalars if isinstance(o, Tensor)]
+    if not there: return scalars,np.array(rows.tolist())
+    vals = torch.cat([*there, rows.flatten()]).tolist()
     from_there = iter(vals)
     floats = [next(from_there) if isinstance(o, Tensor) else float(o) for o in scalars]
-    return floats,np.reshape(vals[len(there):], (len(rows),-1))
+    return floats,np.reshape(vals[len(there):], rows.shape)
 
 def measurement(
     micros:list, # `MicroNorms` of the window's micro-batches
-    rows:list, # Squared norms of their gradients and of what is in `.grad`, tensors of shape `(names,)`
+    rows:Tensor, # Squared norms of their gradients and, last, of what is in `.grad`, shape `(K+1, names)`
     is_sum:bool, # Is the loss a sum over elements?
     window_elems=1., # What `.grad` is a sum over, where it is one
 )->Measurement:
@@ -55,8 +56,10 @@ def measurement(
     floats,sq = to_floats([*scalars, window_elems], rows)
     n,weight,scale = np.reshape(floats[:-1], (3,K))
     factor = (n if is_sum else weight)*scale # On the gradient of a mean over elements
+    sq,sq_mean = sq[:-1].T,sq[-1]/(floats[-1]*scale[-1])**2
     some = n>0 # A micro-batch in which nothing counts has no gradient to speak of
-    return Measurement(n[some], sum(o.n_items for o in micros), sq[:-1].T[:,some]/factor[some]**2, sq[-1]/(floats[-1]*scale[-1])**2)
+    if not some.all(): n,factor,sq = n[some],factor[some],sq[:,some]
+    return Measurement(n, sum(o.n_items for o in micros), sq/factor**2, sq_mean)
 
 # %% ../nbs/09b_measurement.ipynb #f4248c5d
 @dataclass

@@ -8,15 +8,15 @@ Docs: https://fastai-bs.github.io/fastai_bs/window.html.md"""
 __all__ = ['reference', 'weight', 'mean_divisor', 'weigh', 'watch_scale', 'window_momentum', 'BatchNormMomenta', 'MicroBatch',
            'Totals', 'loss_sum', 'Window', 'check_n_acc', 'check_n_accs', 'n_acc_at']
 
-# %% ../nbs/09_window.ipynb #e18caa74
+# %% ../nbs/09_window.ipynb #446bb731
 from dataclasses import dataclass, field
 from functools import partial
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 from .checks import is_whole
-from .losses import precise
 from .loaders import tensors
+from .losses import at_hand, precise
 
 # %% ../nbs/09_window.ipynb #d04436da
 def reference(
@@ -48,7 +48,7 @@ def mean_divisor(
     else: divisor = n_sum/n_ref/n_ranks if n_ref else 0.
     return torch.where(divisor>0, divisor, 1.) if isinstance(divisor, Tensor) else divisor or 1.
 
-# %% ../nbs/09_window.ipynb #c4883d87
+# %% ../nbs/09_window.ipynb #09823a33
 def weigh(
     loss:Tensor, # Of the micro-batch, without dimensions
     micro, # The `MicroBatch`: its elements and weight
@@ -69,7 +69,7 @@ def watch_scale(
     micro, # The `MicroBatch`, is told the scale
 ):
     "Have the backward pass tell what mixed precision multiplies the loss by"
-    def _see(grad): micro.loss_scale = grad.detach()
+    def _see(grad): micro.loss_scale = at_hand(grad.detach())
     if loss.requires_grad: loss.register_hook(_see)
 
 # %% ../nbs/09_window.ipynb #f123c590
@@ -98,13 +98,13 @@ class BatchNormMomenta:
         "As they were"
         self.of_window(1)
 
-# %% ../nbs/09_window.ipynb #f483442c
+# %% ../nbs/09_window.ipynb #ecf88d2a
 @dataclass
 class MicroBatch:
     "One forward and backward pass"
     elems:object = None # Elements that its loss averages over; `None` where nobody counted them
     weight:object = 1. # Factor on its loss
-    loss_scale:Tensor = None # What mixed precision multiplies its loss by
+    loss_scale:object = None # What mixed precision multiplies its loss by: a number, or a tensor without dimensions
     closes:bool = False # Is it the last of its window?
     backed:bool = False # Has its backward pass begun? From then on it is part of the window
     skips:bool = False # Has `GradAccum` itself cancelled it, to skip the optimizer step?
