@@ -23,6 +23,16 @@ def test_settings_agree_with_pyproject():
     assert classic['git_url']==project['urls']['Repository']
     assert classic['doc_host']+classic['doc_baseurl']==project['urls']['Documentation']
 
+def test_the_site_is_built_where_the_settings_say():
+    assert f"docs/_build/src {classic['doc_path']}\n" in (root/'Makefile').read_text()
+
+@pytest.mark.parametrize('browser,code', [('none',0),('',1)])
+def test_a_site_without_a_browser(browser, code, tmp_path):
+    "An empty PATH has no Chromium, and no way to install one"
+    env = dict(PATH=str(tmp_path), BROWSER=browser)
+    done = subprocess.run([sys.executable, root/'docs/check.py', tmp_path], env=env, capture_output=True, text=True)
+    assert done.returncode==code and 'BROWSER=none' in done.stdout+done.stderr
+
 def test_one_version():
     assert classic['version']==fastai_bs.__version__
     assert f'## {fastai_bs.__version__}' in (root/'CHANGELOG.md').read_text()
