@@ -47,14 +47,6 @@ def learner(n=50, bs=4, model=None, dls=None, seed=0, **kwargs):
 
 def size_of(ts): return sum(t.numel()*t.element_size() for t in ts)
 
-@pytest.fixture(scope='module', autouse=True)
-def quick_collections():
-    "A search collects garbage after each failure; what was there before this file need not be looked at each time"
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
 def no_hook_left(): return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
 # The report: what does not depend on the batch
