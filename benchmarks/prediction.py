@@ -19,7 +19,7 @@ from fastai.learner import Learner
 from fastai.optimizer import SGD
 from fastai.torch_core import set_seed
 from fastai_bs.all import ScaledLR, adascale_gain, linear_scaling
-from fastai_bs.scaling import steps_needed
+from fastai_bs.step_time import steps_needed
 
 from common import TensorLoader, read_idx
 

@@ -18,7 +18,7 @@ guides = ['choose','models','four_ways','accumulation','learning_rate','where_me
 site = 'https://fastai-bs.github.io/fastai_bs'
 
 def page_name(
-    nb, # Name of a notebook, as '02a_distributed.ipynb'
+    nb, # Name of a notebook, as '05_distributed.ipynb'
 )->str: # Of its page, as 'distributed'
     "The number in front is for the order on disk"
     return re.sub(r'^\d+[a-z]?_', '', Path(nb).stem)

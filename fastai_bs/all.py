@@ -3,7 +3,8 @@ from .accumulate import GradAccum
 from .finder import BSFinder  # noqa: F401 The import adds `Learner.bs_find`
 from .lr import ScaledLR
 from .memory import MemoryReport, bn_to_gn # And `Learner.memory_report`, `Learner.max_bs_find`
-from .noise import NoiseScale, plot_noise_scale
+from .noise import NoiseScale
+from .plots import plot_noise_scale
 from .plan import BatchPlan
 from .scaling import adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, sqrt_scaling, surge_scaling, warmup_factor
 from .snapshot import unchanged

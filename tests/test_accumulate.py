@@ -23,7 +23,9 @@ from fastai.distributed import DistributedDL
 from fastai.losses import (BCELossFlat, BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
     LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
-from fastai_bs.accumulate import GradAccum, ScopedCallback, loss_elements
+from fastai_bs.accumulate import GradAccum
+from fastai_bs.loop import ScopedCallback
+from fastai_bs.losses import loss_elements
 from helpers import distance, exported, flat, loaders, mlp, quiet_learner, regression
 
 f64 = torch.float64

@@ -61,6 +61,6 @@ def test_links():
     ('[`GradAccum`](https://fastai-bs.github.io/fastai_bs/accumulate.html#gradaccum)', '{py:obj}`GradAccum <fastai_bs.accumulate.GradAccum>`'),
     ('[`pool`](https://fastai-bs.github.io/fastai_bs/estimator.html#pool)', '{py:obj}`pool <fastai_bs.estimator.pool>`'),
     ('[`Pool`](https://fastai-bs.github.io/fastai_bs/estimator.html#pool)', '{py:obj}`Pool <fastai_bs.estimator.Pool>`'),
-    ('[text](03_accumulate.ipynb#a)', '[text](accumulate.ipynb#a)'), ('[o](https://a.b/03_c.ipynb)', '[o](https://a.b/03_c.ipynb)'),
+    ('[text](11_accumulate.ipynb#a)', '[text](accumulate.ipynb#a)'), ('[o](https://a.b/03_c.ipynb)', '[o](https://a.b/03_c.ipynb)'),
     ('::: {.callout-note}\nx\n:::', ':::{note}\nx\n:::')])
 def test_markdown(source, text): assert pages.markdown(source, mods)==text

@@ -8,7 +8,7 @@ import pytest
 from fastcore.nbio import read_nb
 
 root = Path(__file__).resolve().parent.parent
-faq = root/'nbs'/'14_faq.ipynb'
+faq = root/'nbs'/'38_faq.ipynb'
 least = 8 # Words of a message's beginning that its row in the FAQ has at least
 
 # What the package says

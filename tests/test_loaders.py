@@ -11,7 +11,7 @@ from fastai.callback.data import PartialDL, WeightedDL
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.load import DataLoader
 from fastai.text.data import LMDataLoader, SortedDL, pad_input_chunk
-from fastai_bs.accumulate import with_batch_size
+from fastai_bs.loaders import with_batch_size
 from fastai_bs import finder # noqa: F401 (adds `Learner.bs_find`)
 from helpers import loaders, mlp, quiet_learner, regression
 

@@ -26,7 +26,7 @@ from fastai.tabular.model import TabularModel
 from fastai.text.data import LMDataLoader, SortedDL
 from fastai.torch_core import find_bs
 
-from fastai_bs import finder, memory # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs import finder, memory, trial # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.lr import ScaledLR
 from fastai_bs.memory import MemoryReport, bn_to_gn, largest, n_bytes
@@ -995,8 +995,8 @@ def test_n_items():
 def test_the_worst_of_all_counts(other, res, monkeypatch):
     "The other process has memory for `other` items"
     learn,train = limited(13),memory.TrialSearch._train
-    monkeypatch.setattr(memory.TrialSearch, '_train', lambda self, bs: sizes.append(bs) or train(self, bs))
-    monkeypatch.setattr(memory, '_all_agree', lambda status: min(status, memory._fits if sizes[-1]<=other else memory._too_large) if sizes else status)
+    monkeypatch.setattr(trial.TrialSearch, '_train', lambda self, bs: sizes.append(bs) or train(self, bs))
+    monkeypatch.setattr(trial, '_all_agree', lambda status: min(status, trial._fits if sizes[-1]<=other else trial._too_large) if sizes else status)
     sizes = []
     if res: assert learn.max_bs_find(limit=inf)==res
     else:
@@ -1005,7 +1005,7 @@ def test_the_worst_of_all_counts(other, res, monkeypatch):
 def test_an_error_in_another_process(monkeypatch):
     learn = limited(13)
     was = picture(learn)
-    monkeypatch.setattr(memory, '_all_agree', lambda status: memory._failed if status<=memory._fits else status) # Not the bound
+    monkeypatch.setattr(trial, '_all_agree', lambda status: trial._failed if status<=trial._fits else status) # Not the bound
     with pytest.raises(RuntimeError,
         match="On another rank micro-batches of 4 items cannot be trained on, and memory is not the reason: see its own error"): learn.max_bs_find(limit=inf)
     assert changes(was, picture(learn))==[]
@@ -1197,7 +1197,7 @@ def find(learn, **kwargs): return learn.bs_find(**{**dict(lr=0.01, num_it=24, n_
 
 @pytest.fixture
 def short(monkeypatch):
-    for nm,v in (('seconds',0.),('patience',1.),('n_steps',2)): monkeypatch.setattr(finder.StepTimer, nm, v)
+    for nm,v in (('seconds',0.),('patience',1.),('n_steps',2)): monkeypatch.setattr(trial.StepTimer, nm, v)
 
 @pytest.mark.parametrize('where', places)
 def test_bs_find_auto(where, short):

@@ -23,7 +23,8 @@ from fastai.text.models.core import get_language_model
 import fastai_bs.finder # noqa: F401, it adds bs_find
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.estimator import pool
-from fastai_bs.noise import NoiseScale, plot_noise_scale
+from fastai_bs.noise import NoiseScale
+from fastai_bs.plots import plot_noise_scale
 from helpers import loaders, mlp, quiet_learner, regression, ScaledLoss, set_seed
 from oracle import item_grads, noise_scale, window_rows, windows_in_order, z_score
 

@@ -22,7 +22,8 @@ from fastai.optimizer import Adam
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
-from fastai_bs.plan import BatchPlan, balanced_bs
+from fastai_bs.plan import BatchPlan
+from fastai_bs.step_time import balanced_bs
 from fastai_bs.scaling import linear_scaling, sqrt_scaling
 from helpers import loaders, quiet_learner, regression
 from test_snapshot import changes, picture

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from fastai_bs import scaling
-from fastai_bs.scaling import (adam_scaling, adascale_gain, capped_sqrt_scaling, examples_needed, fastest_bs, fit_step_time, linear_scaling, scaled_momentum,
-                               sqrt_scaling, steps_needed, surge_scaling, warmup_factor)
+from fastai_bs.scaling import (adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, scaled_momentum, sqrt_scaling, surge_scaling, warmup_factor)
+from fastai_bs.step_time import examples_needed, fastest_bs, fit_step_time, steps_needed
 
 inf,nan = math.inf,math.nan
 approx = lambda v, rel=1e-12: pytest.approx(v, rel=rel, abs=0)

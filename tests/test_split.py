@@ -18,7 +18,8 @@ from fastai.metrics import mse
 from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
-from fastai_bs.accumulate import GradAccum, slices
+from fastai_bs.accumulate import GradAccum
+from fastai_bs.loaders import slices
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from helpers import distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression
@@ -470,9 +471,9 @@ def test_awd_lstm():
     with pytest.raises(ValueError, match="AWD_LSTM goes on from the batch before.*use on_oom='raise'"): learn.fit(1)
 
 def test_processes(monkeypatch):
-    from fastai_bs import accumulate
+    from fastai_bs import accumulate, loop
     monkeypatch.setattr(accumulate, 'trains_together', lambda learn: True)
-    monkeypatch.setattr(accumulate, 'alike', lambda learn, f: f())
+    monkeypatch.setattr(loop, 'alike', lambda learn, f: f())
     learn = quiet_learner(loaders(regression(8), 4), mlp(), cbs=[GradAccum(1, on_oom='split')])
     with pytest.raises(ValueError, match=r"on_oom='split'\) is for one process"): learn.fit(1)
 
