@@ -4,6 +4,7 @@ import gc
 import matplotlib
 import pytest
 import torch
+from fastai_bs.trial import StepTimer
 from helpers import as_it_was
 
 matplotlib.use('Agg')
@@ -23,6 +24,11 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
     with as_it_was(): yield
+
+@pytest.fixture
+def short(monkeypatch):
+    "As few steps are timed as will do: for tests in which it does not matter what they take"
+    for nm,v in (('seconds',0.),('patience',1.),('n_steps',2)): monkeypatch.setattr(StepTimer, nm, v)
 
 @pytest.fixture(autouse=True)
 def close_figures(nothing_left_behind):

@@ -1195,10 +1195,6 @@ def test_an_optimizer_goes_on():
 
 def find(learn, **kwargs): return learn.bs_find(**{**dict(lr=0.01, num_it=24, n_batch=2, show_plot=False, max_bs='auto'), **kwargs})
 
-@pytest.fixture
-def short(monkeypatch):
-    for nm,v in (('seconds',0.),('patience',1.),('n_steps',2)): monkeypatch.setattr(trial.StepTimer, nm, v)
-
 @pytest.mark.parametrize('where', places)
 def test_bs_find_auto(where, short):
     "What does not fit is not timed, and the plan says so"
