@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset, SubsetRandomSampler
 from torchvision.models import resnet18
+from torchvision.models.resnet import BasicBlock
 from fastai.callback.data import PartialDL
 from fastai.callback.core import Callback, CancelStepException
 from fastai.callback.fp16 import MixedPrecision
@@ -32,7 +33,7 @@ from fastai_bs.lr import ScaledLR
 from fastai_bs.memory import MemoryReport, bn_to_gn, largest, n_bytes
 from fastai_bs.memory import _as_text
 from fastai_bs.noise import NoiseScale
-from helpers import distance, flat, loaders, mlp, momentum_sgd, quiet_learner, regression
+from helpers import distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression
 from test_snapshot import changes, picture
 
 inf,nan = math.inf,math.nan
@@ -66,8 +67,14 @@ def mlp_learner(bs=8, **kwargs):
     return learner(bs=bs, dls=loaders(classes(20, (5,)), bs), model=nn.Sequential(nn.Linear(5,7), nn.ReLU(), nn.Linear(7,3)),
                    loss_func=nn.CrossEntropyLoss(), **kwargs)
 
+def small_resnet():
+    "torchvision's blocks, with few channels"
+    down = nn.Sequential(nn.Conv2d(8,16,1,2,bias=False), nn.BatchNorm2d(16))
+    return nn.Sequential(nn.Conv2d(3,8,3,bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2), BasicBlock(8,8), BasicBlock(8,16,2,down),
+                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16,3))
+
 def resnet_learner(**kwargs):
-    return learner(dls=loaders(classes(4, (3,32,32)), 4), model=resnet18(num_classes=3), loss_func=nn.CrossEntropyLoss(), **kwargs)
+    return learner(dls=loaders(classes(4, (3,12,12)), 4), model=small_resnet(), loss_func=nn.CrossEntropyLoss(), **kwargs)
 
 def tabular_learner(**kwargs):
     items = [(torch.tensor([i%5,i%4]),x,y) for i,(x,y) in enumerate(classes(20, (3,)))]
@@ -520,9 +527,7 @@ def limited(most, where='forward', since=0, error=oom, n=50, bs=4, valid_bs=None
     learn = learner(dls=dls, opt_func=opt_func, **kwargs)
     return learn.add_cb(Limit(most, where, since, error))
 
-@pytest.mark.parametrize('limit', [None,inf,'1MB'])
-@pytest.mark.parametrize('since', [0,1])
-@pytest.mark.parametrize('where', places)
+@pytest.mark.parametrize('where,since,limit', pairwise(places, [0,1], [None,inf,'1MB']))
 def test_where_memory_runs_out(where, since, limit):
     "From the first step on, or from the second, when the optimizer's state is there: 13 items fit, and nothing has happened to the learner"
     if where=='validation' and since: since = 3
@@ -844,7 +849,7 @@ def test_the_largest_items_are_tried(kind):
 
 @pytest.mark.parametrize('kind', ['fastai','torch','sorted'])
 def test_in_descending_order(kind):
-    order = memory._by_size(text_loaders(kind).train)
+    order = memory.by_size(text_loaders(kind).train)
     assert order[:2]==[17,33] and sorted(order)==list(range(40)) and all(lens[a]>=lens[b] for a,b in zip(order, order[1:]))
     assert all(type(i) is int for i in order)
 
@@ -853,15 +858,15 @@ def test_items_that_are_alike_or_cannot_be_told():
     class Stream(IterableDataset):
         def __iter__(self): return iter(texts())
     for dl in (text_loaders('torch', items=texts([3]*40)).train, TorchDataLoader(Stream(), 4, collate_fn=collate), DataLoader(Stream(), bs=4),
-               LMDataLoader([(torch.arange(100),)], bs=4, seq_len=8, num_workers=0)): assert memory._by_size(dl) is None
+               LMDataLoader([(torch.arange(100),)], bs=4, seq_len=8, num_workers=0)): assert memory.by_size(dl) is None
     state = torch.get_rng_state()
     class Random(list):
         def __getitem__(self, i): return torch.rand(3+i%2)
-    assert len(memory._by_size(TorchDataLoader(Random(range(9)), 4)))==9 and torch.equal(torch.get_rng_state(), state)
+    assert len(memory.by_size(TorchDataLoader(Random(range(9)), 4)))==9 and torch.equal(torch.get_rng_state(), state)
 
 def test_items_of_numpy_arrays():
     dl = TorchDataLoader(texts(as_numpy=True), 4, shuffle=True, collate_fn=collate)
-    assert memory._by_size(dl) is not None
+    assert memory.by_size(dl) is not None
 
 def test_a_validation_loader_of_another_size_with_texts():
     learn = text_learner(text_loaders('torch', valid_bs=5), 30*11)

@@ -31,7 +31,7 @@ from fastai_bs.estimator import pool
 from fastai_bs.noise import NoiseScale
 from helpers import loaders, mlp, momentum_sgd, no_bf16_lstm, pairwise, quiet_learner, regression, set_seed, ScaledLoss
 from oracle import item_grads, noise_scale, window_rows, z_score
-from test_noise import (Cancel, Embeddings, Losses, Overflowing, Tokens, assert_rows, awd_lstm, classes, n_hooks, task, tokens, two_groups,
+from test_noise import (Cancel, Embeddings, Losses, Overflowing, Tokens, assert_rows, awd_lstm, classes, n_hooks, task, task_grads, tokens, two_groups,
                         with_batchnorm)
 
 def parts(n, bs, n_micro=4, every=1, least=None, n_epoch=1):
@@ -230,12 +230,10 @@ def failing(where, exc, nth):
     torch.manual_seed(0)
     return Model(),_loss
 
-@pytest.mark.parametrize('exc', [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize('where', ['forward', 'loss', 'backward'])
-@pytest.mark.parametrize('nth,at', [(1,0), (3,0), (5+5+2,2), (5+5+4,2)])
-def test_nothing_is_left_of_a_pass_that_failed(where, exc, nth, at):
+@pytest.mark.parametrize('where,nth_at,exc', pairwise(['forward','loss','backward'], [(1,0),(3,0),(5+5+2,2),(5+5+4,2)], [ValueError,KeyboardInterrupt]))
+def test_nothing_is_left_of_a_pass_that_failed(where, nth_at, exc):
     "And the next fit is that of a twin which failed just before that batch"
-    res = []
+    (nth,at),res = nth_at,[]
     for observed in (False,True):
         model,loss_func = failing(where, exc, nth if observed else -1)
         learn = quiet_learner(loaders(floats(80), 16), model, loss_func, Adam, cbs=[NoiseScale(every=1) if observed else Stop(exc('broken'), at)])
@@ -252,10 +250,9 @@ def test_nothing_is_left_of_a_pass_that_failed(where, exc, nth, at):
         for i,(x,y) in enumerate(zip(a,b, strict=True)): assert same([x],[y]), i
     assert learn.noise_scale.df.step.tolist()==[1,2,3,4,5]
 
-@pytest.mark.parametrize('order', [0, 20, 60])
-@pytest.mark.parametrize('event,exc', [(e,x) for e in ('after_pred','after_loss','before_backward')
-                                       for x in (CancelBatchException,CancelTrainException,CancelEpochException,CancelFitException)]
-                                      + [('before_backward',CancelBackwardException), ('before_step',CancelStepException)])
+@pytest.mark.parametrize('event,exc,order', [*pairwise(['after_pred','after_loss','before_backward'],
+    [CancelBatchException,CancelTrainException,CancelEpochException,CancelFitException], [0,20,60]),
+    *((*o,n) for o in (('before_backward',CancelBackwardException),('before_step',CancelStepException)) for n in (0,20,60))])
 def test_what_others_cancel(event, exc, order):
     "As without NoiseScale; a batch that is cancelled before its backward pass has no row"
     items,res = regression(48),[]
@@ -318,7 +315,7 @@ def test_rows_are_those_of_the_items(kind, elems, bs, n_micro, every):
     items,model,loss_func = task(kind)
     windows,steps = parts(203, bs, n_micro, every, n_epoch=2)
     df = measure(items, model, loss_func, bs, n_micro, every, n_epoch=2).df
-    assert_rows(df, window_rows(item_grads(model, loss_func, items), windows, torch.full((203,), elems)))
+    assert_rows(df, window_rows(task_grads(kind), windows, torch.full((203,), elems)))
     assert df.step.tolist()==steps
 
 @pytest.mark.parametrize('n,last', [(40,4), (39,3), (37,1)])
@@ -564,12 +561,10 @@ def test_parts_go_on_from_the_hidden_state_of_their_items(tied):
 # The noise scale itself
 
 @pytest.mark.parametrize('kind,elems', [('mlp',2), ('convnet',1), ('embeddings',1), ('lstm',1), ('tokens',4)])
-@pytest.mark.parametrize('accum', [False, True])
-def test_exact_noise_scale(kind, elems, accum):
+def test_exact_noise_scale(kind, elems):
     items,model,loss_func = task(kind, 200)
-    exact = noise_scale(item_grads(model, loss_func, items))
-    noise = NoiseScale(0.999, every=1)
-    measure(items, model, loss_func, 10 if accum else 40, noise=noise, cbs=[GradAccum(4)] if accum else [], n_epoch=16, shuffle=True)
+    exact,noise = noise_scale(task_grads(kind, 200)),NoiseScale(0.999, every=1)
+    measure(items, model, loss_func, 40, noise=noise, n_epoch=16, shuffle=True)
     low,high = noise.ci
     assert low <= exact <= high and (high-low)/2 <= 0.25*noise.noise_scale
     assert abs(z_score(noise.df, elems*exact)) <= 3
@@ -578,7 +573,7 @@ def test_a_change_of_units_is_seen():
     "The exact-value test would notice elements in place of items"
     items,model,loss_func = task('mlp', 200)
     noise = measure(items, model, loss_func, 40, noise=NoiseScale(0.999, every=1), n_epoch=16, shuffle=True)
-    assert noise.elems_per_item==2 and noise.ci[1] < 2*noise_scale(item_grads(model, loss_func, items))
+    assert noise.elems_per_item==2 and noise.ci[1] < 2*noise_scale(task_grads('mlp', 200))
 
 # By group
 
@@ -771,8 +766,8 @@ def test_validation_returns_no_columns():
     learn.fit(1, 0.01)
     assert len(learn.recorder.metric_names)==8 and len(learn.recorder.values[-1])==6
 
-@pytest.mark.parametrize('event', ['before_fit', 'before_epoch', 'before_batch', 'after_train', 'after_validate', 'after_epoch'])
-@pytest.mark.parametrize('exc', [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize('event,exc', zip(['before_fit', 'before_epoch', 'before_batch', 'after_train', 'after_validate', 'after_epoch'],
+    [ValueError, KeyboardInterrupt]*3))
 def test_validation_after_a_fit_that_failed(event, exc):
     learn = small(cbs=NoiseScale(every=2))
     def _fail(self): raise exc('broken')
