@@ -1,13 +1,11 @@
 "`memory_report`, `max_bs_find` and `bn_to_gn`: the bytes of a training step, the largest batch that trains, and a norm that does not ask for one"
-import gc, json, math, pickle, weakref
-from datetime import timedelta
+import gc, math, pickle, weakref
 from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-import torch.multiprocessing as mp
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
@@ -34,6 +32,7 @@ from fastai_bs.memory import MemoryReport, bn_to_gn, largest, n_bytes
 from fastai_bs.memory import _as_text
 from fastai_bs.noise import NoiseScale
 from helpers import distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression
+from ranks import on_ranks
 from test_snapshot import changes, picture
 
 inf,nan = math.inf,math.nan
@@ -1021,10 +1020,8 @@ def test_other_trainers_of_several_processes_are_left_out():
     DistributedTrainer = type('DistributedTrainer', (Callback,), dict(before_fit=lambda self: log.append('fit')))
     assert limited(13, cbs=DistributedTrainer()).max_bs_find(limit=inf)==13 and log==[]
 
-def _worker(rank, folder):
-    "What two processes find, as text"
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2, timeout=timedelta(seconds=8))
+def _worker(rank):
+    "What two processes find"
     def text(limit): return text_learner(DataLoaders(*(TorchDataLoader(texts([5*(rank+1)]*40), 4, collate_fn=collate) for _ in range(2)),
         device='cpu')).max_bs_find(limit=limit)
     res = {}
@@ -1034,25 +1031,15 @@ def _worker(rank, folder):
                      agree=lambda: [memory._all_agree(2-rank), memory._all_agree(rank)], limit=lambda: text('15KB')).items():
         try: res[nm] = f()
         except Exception as e: res[nm] = f'{type(e).__name__}: {e}'
-    (folder/f'{rank}.json').write_text(json.dumps(res))
+    return res
 
-@pytest.fixture(scope='module')
-def both(tmp_path_factory):
-    "What each of two processes found"
-    folder = tmp_path_factory.mktemp('ranks')
-    mp.spawn(_worker, (folder,), 2)
-    return [json.loads((folder/f'{rank}.json').read_text()) for rank in range(2)]
-
-def test_processes_agree(both):
-    a,b = both
-    assert a['memory']==b['memory']==5 and a['validation']==b['validation']==7 and a['agree']==b['agree']==[1,0]
+@pytest.mark.xdist_group('ranks')
+def test_processes_agree():
+    a,b = both = on_ranks(_worker, 2, timeout=8)
+    assert a['limit']==b['limit'] and a['memory']==b['memory']==5 and a['validation']==b['validation']==7 and a['agree']==b['agree']==[1,0]
     for o in both: assert 'Not even a micro-batch of one item' in o['every']
     assert a['error'].startswith('RuntimeError: On another rank micro-batches of 16 items')
     assert b['error'].startswith('ValueError: Micro-batches of 16 items')
-
-def test_processes_agree_on_a_limit(both):
-    a,b = both
-    assert a['limit']==b['limit']
 
 # GroupNorm
 
