@@ -20,9 +20,10 @@ from fastai.torch_core import find_bs
 from .checks import check_whole
 from .estimator import agree, last_stretch, pool, trend
 from .distributed import n_ranks, rank, together, trains_together
-from .losses import loss_elements
-from .loaders import micro_batch_size, n_items, n_started
-from .accumulate import GradAccum, accumulation, batch_size, epoch_len
+from .losses import loss_elements, refuse_loss
+from .loaders import epoch_len, micro_batch_size, n_items, n_started
+from .accumulate import GradAccum
+from .batch_size import accumulation, batch_size
 from .noise import NoiseScale
 from .lr import ScaledLR
 from .trial import _time_steps, micro_batch_sizes, mock_training
@@ -54,7 +55,7 @@ class MockAccum(GradAccum):
         self._left = 0
         return super().start_fit()
 
-    def _check_fit(self, most): self.check_loss() # What else there is to say is about windows to train with
+    def check_windows(self, most): refuse_loss(self.loss_func) # What else there is to say is about windows to train with
 
     @property
     def measures(self): return not self._left # Is this a window to be measured?
@@ -66,7 +67,7 @@ class MockAccum(GradAccum):
 
     def after_step(self):
         # After a window of a single micro-batch, at the end of an epoch, which tells nothing, the next one is tried at once
-        if self.today: self._left = max(0, self._left-self.n_micro) if not self.measures else self.n_acc_at if self.n_micro>=self.least else 0
+        if self.today: self._left = max(0, self._left-self.window.n_micro) if not self.measures else self.n_acc_at if self.window.n_micro>=self.least else 0
         super().after_step()
 
 # %% ../nbs/19_finder.ipynb #feaca4ef
@@ -110,7 +111,7 @@ class BSFinder(Callback):
 
     def after_backward(self):
         self.micro_bs = max(self.micro_bs, find_bs(self.yb))
-        elems = self.learn.grad_accum.micro_elems
+        elems = self.learn.grad_accum.micro.elems
         if not torch.isfinite(self.learn.loss) and (elems is None or elems>0):
             self.bad_loss = self.learn.loss.item(),self.n_seen+1
             raise CancelFitException

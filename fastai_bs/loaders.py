@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/loaders.html.md"""
 
 # %% auto #0
 __all__ = ['slices', 'rows_of', 'tensors', 'micro_batch_size', 'n_items', 'with_batch_size', 'by_size', 'n_started',
-           'is_distributed_dl', 'n_fresh']
+           'is_distributed_dl', 'n_fresh', 'epoch_len']
 
 # %% ../nbs/07_loaders.ipynb #5a6073ee
 import math, random
@@ -20,7 +20,7 @@ from fastai.data.core import TfmdDL
 from fastai.data.load import DataLoader
 from fastai.text.data import LMDataLoader, SortedDL
 from .snapshot import same_rng
-from .distributed import DistributedDL
+from .distributed import DistributedDL, n_processes, trainers
 
 # %% ../nbs/07_loaders.ipynb #2f57bfbc
 def slices(
@@ -153,3 +153,12 @@ def n_fresh(
 def _own_size(dl):
     try: return micro_batch_size(dl)
     except ValueError: return None
+
+# %% ../nbs/07_loaders.ipynb #aaafd95e
+def epoch_len(
+    learn, # A `Learner`
+)->int: # Micro-batches
+    "Of an epoch on each rank; fastai's callback will deal those of the loader out to the ranks"
+    dl = learn.dls.train
+    shared = trainers(learn) and not is_distributed_dl(dl)
+    return math.ceil(len(dl)/n_processes()) if shared else len(dl)

@@ -19,7 +19,8 @@ from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.learner import SkipToEpoch
 from .scaling import linear_scaling, scaled_momentum, warmup_factor
 from .loop import ScopedCallback, inner_opt
-from .accumulate import GradAccum, batch_size
+from .accumulate import GradAccum
+from .batch_size import batch_size
 
 # %% ../nbs/14_lr.ipynb #8a048ccf
 def _short(v): return textwrap.shorten(repr(v), 60)
@@ -227,7 +228,7 @@ class ScaledLR(ScopedCallback):
     def before_batch(self):
         "Scale what the schedule has just set"
         if self._idle: return
-        starts = self._accum is None or self._accum.n_micro==0
+        starts = self._accum is None or self._accum.starts_window
         if starts: self._now = self._window_factors()
         self._own,self._scaling = {nm: self._hyper(nm) for nm in self._now},True
         if not starts: return # GradAccum will set what the window's first micro-batch had

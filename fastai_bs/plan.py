@@ -27,8 +27,7 @@ from .loaders import with_batch_size
 from .accumulate import GradAccum
 from .plots import _below, plot_noise_scale
 from .lr import ScaledLR
-from .trial import _items
-from .advice import _lr_code, _num, _percent
+from .advice import _items, _lr_code, _num, _percent
 
 # %% ../nbs/18_plan.ipynb #dc3c08fe
 _rules = linear_scaling,adascale_gain,sqrt_scaling,capped_sqrt_scaling,surge_scaling

@@ -388,7 +388,7 @@ def test_losses_are_those_of_the_windows(accum):
         order = BSFinder.order+1
         def before_step(self):
             finder = next((cb for cb in self.learn.cbs if isinstance(cb, BSFinder)), None)
-            if finder: seen.append((self.learn.grad_accum.n_micro, finder.losses[-1] is self.learn.grad_accum.window_loss))
+            if finder: seen.append((self.learn.grad_accum.window.n_micro, finder.losses[-1] is self.learn.grad_accum.window_loss))
     find(reg_learner(cbs=[Look(), *accum]), num_it=40, n_batch=5)
     assert set(seen)=={(5,True), (2 if accum else 1,False), *({(1,False)} if accum else [])}
 

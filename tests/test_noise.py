@@ -264,7 +264,7 @@ class RefElems(Callback):
     "Stands for any other first micro-batch"
     order = GradAccum.order-1
     def before_batch(self):
-        if self.learn.grad_accum.n_micro==0: self.learn.grad_accum._n_ref = torch.tensor(37.3, dtype=torch.float64)
+        if self.learn.grad_accum.window.n_micro==0: self.learn.grad_accum._n_ref = torch.tensor(37.3, dtype=torch.float64)
 
 def test_the_unit_of_the_weights_does_not_show():
     items,model,loss_func = tokens(90, 0.3),Tokens().double(),nn.CrossEntropyLoss()

@@ -598,7 +598,7 @@ def test_rows_of_each_group(accum, splitter, cols):
         p = pool(expected.tr_sigma, expected.g_sq, expected.n_elems, 0.9)
         low,high = p.interval(0.8)
         np.testing.assert_allclose(noise.table.loc[nm].astype(float), [9, p.tr_sigma, p.g_sq, p.noise_scale/2, low/2, high/2], rtol=1e-8)
-        if nm!='all': np.testing.assert_allclose([o[0][int(nm[-1])] for o in noise._more], expected.tr_sigma, rtol=1e-8)
+        if nm!='all': np.testing.assert_allclose([t for t,_ in noise.more[nm]], expected.tr_sigma, rtol=1e-8)
     groups = noise.table.drop('all')
     np.testing.assert_allclose(groups[['tr_sigma','g_sq']].sum(), [noise.tr_sigma,noise.g_sq], rtol=1e-10)
     assert noise.table.noise_scale['all']==noise.noise_scale and tuple(noise.table.loc['all',['low','high']])==noise.ci
@@ -621,7 +621,7 @@ def test_table_without_options_or_measurements():
         assert noise.table.columns.tolist()==cols and noise.table.index.tolist()==['all']
         assert noise.table.n_windows['all']==0 and np.isnan(noise.table.noise_scale['all'])
     noise = measure(*task('mlp'))
-    assert noise.table.index.tolist()==['all'] and noise.table.n_windows['all']==len(noise.df) and noise._more==[]
+    assert noise.table.index.tolist()==['all'] and noise.table.n_windows['all']==len(noise.df) and noise.more=={}
     np.testing.assert_allclose(noise.table.loc['all',['tr_sigma','g_sq','noise_scale']].astype(float), [noise.tr_sigma,noise.g_sq,noise.noise_scale])
 
 # In Adam's metric
@@ -651,7 +651,7 @@ def test_adams_metric(nm, accum):
     assert_rows(noise.df, window_rows(item_grads(model, nn.MSELoss(), items), 2*parts(72, 8)[0], torch.full((72,), 2)))
     expected = metric_rows(item_grads(model, nn.MSELoss(), items), 2*parts(72, 8)[0], beta, eps, debias)
     assert np.isfinite(expected).all(1).tolist()==[i>=1/(1-beta) for i in range(18)]
-    np.testing.assert_allclose(np.array([(t[-1],g[-1]) for t,g in noise._more]), expected, rtol=1e-7, atol=1e-9*np.nanmax(abs(expected)))
+    np.testing.assert_allclose(np.array(noise.more["in Adam's metric"]), expected, rtol=1e-7, atol=1e-9*np.nanmax(abs(expected)))
     ok = np.isfinite(expected[:,0])
     p = pool(*expected[ok].T, np.full(ok.sum(), 16.), 0.99)
     assert noise.table.index.tolist()==['all','group 0','group 1',"in Adam's metric"]
@@ -665,7 +665,7 @@ def test_adams_metric_every_third_step(accum):
     in_mode(accum, items, model, noise, n_epoch=2, opt_func=adams['Adam'][0], wd=0.)
     expected = metric_rows(item_grads(model, nn.MSELoss(), items), 2*parts(72, 8)[0], 0.75, 1e-3, True)[::3]
     assert len(noise.df)==6 and np.isfinite(expected[:,0]).sum()==4
-    np.testing.assert_allclose(np.array([(t[-1],g[-1]) for t,g in noise._more]), expected, rtol=1e-7, atol=1e-9*np.nanmax(abs(expected)))
+    np.testing.assert_allclose(np.array(noise.more["in Adam's metric"]), expected, rtol=1e-7, atol=1e-9*np.nanmax(abs(expected)))
 
 @modes
 def test_adams_metric_of_sparse_gradients_and_rare_layers(accum):
@@ -676,7 +676,7 @@ def test_adams_metric_of_sparse_gradients_and_rare_layers(accum):
     items,noise = regression(72),NoiseScale(every=1, adam_metric=True)
     in_mode(accum, items, Rare(), noise, opt_func=adams['Adam'][0], wd=0.)
     expected = metric_rows(item_grads(mlp(), nn.MSELoss(), items), parts(72, 8)[0], 0.75, 1e-3, True)
-    np.testing.assert_allclose(np.array([(t[-1],g[-1]) for t,g in noise._more]), expected, rtol=1e-7, atol=1e-9*np.nanmax(abs(expected)))
+    np.testing.assert_allclose(np.array(noise.more["in Adam's metric"]), expected, rtol=1e-7, atol=1e-9*np.nanmax(abs(expected)))
 
 @modes
 def test_adams_metric_goes_on_in_the_next_fit(accum):

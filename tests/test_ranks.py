@@ -24,7 +24,8 @@ from fastai.data.load import DataLoader
 from fastai.distributed import DistributedDL, DistributedTrainer
 from fastai.optimizer import Adam, SGD
 import fastai_bs.finder, fastai_bs.memory # noqa: F401, they add bs_find and max_bs_find
-from fastai_bs.accumulate import GradAccum, batch_size
+from fastai_bs.accumulate import GradAccum
+from fastai_bs.batch_size import batch_size
 from fastai_bs.distributed import alike, alone, any_rank, ddp_model, n_processes, over_ranks, together, trains_together
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
@@ -782,7 +783,7 @@ def refused_all(rank, which):
     with learn.distrib_ctx(cpu=True, sync_bn=False):
         try: learn.bs_find(0.05, show_plot=False) if finder else learn.fit(2, 0.05)
         except Exception as e: text = f'{type(e).__name__}: {e}'
-    return text,torch.equal(before['flat'], flat(learn)),learn.grad_accum.n_micro if hasattr(learn, 'grad_accum') else 0
+    return text,torch.equal(before['flat'], flat(learn)),learn.grad_accum.window.n_micro if hasattr(learn, 'grad_accum') else 0
 
 bad = {
     'n_acc': ('`n_acc` must be the same on all ranks','2 on rank 0, 3 on rank 1'),
