@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -13,12 +13,11 @@ demo: $(VENV)/.installed ## Measure the noise scale of a real model, plan its ba
 	$(BIN)/python -m fastai_bs
 
 test: $(VENV)/.installed-dev ## Run the whole test suite, notebooks included (installs into .venv first)
-	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder -m 'not timing'
-	$(PYTEST) -m timing
+	$(PYTEST)
 	OMP_NUM_THREADS=1 $(BIN)/nbdev-test --n-workers 2 --pause 0.1
 
-test-quick: $(VENV)/.installed-dev ## Run the tests that take no seconds each, without the notebooks
-	$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder -m 'not timing and not slow'
+test-quick: $(VENV)/.installed-dev ## Run the tests that take no seconds each, and no notebooks
+	$(PYTEST) -m 'not slow'
 
 lint: $(VENV)/.installed-dev ## Check the code with ruff
 	$(BIN)/ruff check .

@@ -1,4 +1,5 @@
 "Small learners and measures that several test files share"
+import math
 import random
 import warnings
 from contextlib import contextmanager
@@ -117,6 +118,22 @@ class ScaledLoss(Callback):
     def param_groups(self): return self.opt.param_groups
     def step(self): self.skipped = False
 
+class RaiseAt(Callback):
+    """Raises `exc` at `event`: in micro-batches `at` (one, several, or any) of the training in `epoch` (or any), unless the event is not one of a batch;
+    `times` at most. How often it was, is in `raised`"""
+    def __init__(self, event, exc, at=None, epoch=None, order=0, times=math.inf):
+        self.event,self.exc,self.at,self.at_epoch,self.order,self.times,self.raised = event,exc,at,epoch,order,times,0
+        setattr(self, event, self._raise)
+    def due(self):
+        if self.event in ('before_fit','before_epoch','before_train','after_train','before_validate','after_validate','after_epoch','after_cancel_validate',
+                          'after_cancel_fit','after_fit'): return True
+        at = [self.at] if isinstance(self.at, int) else self.at
+        return self.learn.training and (at is None or self.iter in at) and self.at_epoch in (None,self.epoch)
+    def _raise(self):
+        if self.raised>=self.times or not self.due(): return
+        self.raised += 1
+        raise self.exc('the one')
+
 momentum_sgd = partial(SGD, mom=0.9)
 
 def quiet_learner(dls, model, loss_func=None, opt_func=momentum_sgd, cbs=None, **kwargs):
@@ -146,4 +163,5 @@ def exported(learn, path):
         warnings.simplefilter('ignore')
         return load_learner(path/'it.pkl')
 
-__all__ = ['as_it_was','autocast_state','no_bf16_lstm','pairwise','process','exported','ScaledLoss','momentum_sgd','regression','loaders','mlp','Float32Loss','quiet_learner','flat','distance','set_seed']
+__all__ = ['as_it_was','autocast_state','no_bf16_lstm','pairwise','process','RaiseAt','exported','ScaledLoss',
+    'momentum_sgd','regression','loaders','mlp','Float32Loss','quiet_learner','flat','distance','set_seed']

@@ -13,6 +13,7 @@ def flags(monkeypatch):
     "The digits are the same each time for flags of cuDNN, which are put back"
     for nm in ('deterministic','benchmark'): monkeypatch.setattr(torch.backends.cudnn, nm, getattr(torch.backends.cudnn, nm))
 
+@pytest.mark.slow
 def test_help():
     "As a command"
     res = subprocess.run([sys.executable, '-W', 'ignore', '-m', 'fastai_bs', '--help'], capture_output=True, text=True, timeout=60)
@@ -39,6 +40,7 @@ def test_a_folder_that_cannot_be_made(capsys, monkeypatch):
     with pytest.raises(SystemExit): main(['--out', 'a_file/there'])
     assert 'argument --out: the folder a_file/there cannot be made' in capsys.readouterr().err
 
+@pytest.mark.slow
 @pytest.mark.parametrize('opt', ['adam','sgd'])
 def test_a_short_run(opt, tmp_path, capsys):
     "It prints the plan and the table, and leaves a picture and nothing else"

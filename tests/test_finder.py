@@ -34,7 +34,7 @@ from fastai_bs.finder import BSFinder, window_size
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import adascale_gain, sqrt_scaling
-from helpers import autocast_state, loaders, mlp, quiet_learner, regression, set_seed
+from helpers import autocast_state, loaders, mlp, quiet_learner, RaiseAt, regression, set_seed
 from test_snapshot import Net, changes, picture
 
 pytestmark = pytest.mark.usefixtures('short')
@@ -130,19 +130,13 @@ def _built_opt_learner():
 make = {**learners, **{nm: partial(_opt_learner, nm) for nm in opts}, 'built_adamw': _built_opt_learner}
 
 cases = [(nm,_nothing) for nm in learners] + [(nm,_after_training) for nm in learners]
-cases += [(nm,first) for nm in (*opts,'built_adamw') for first in (_nothing,_after_freezing) if (nm,first)!=('adam',_nothing)] # As convnet + [('convnet',_open_gradients),('sgd',_open_gradients)]
+cases += [(nm,first) for nm in (*opts,'built_adamw') for first in (_nothing,_after_freezing)
+    if (nm,first)!=('adam',_nothing)] + [('convnet',_open_gradients),('sgd',_open_gradients)]
 case_ids = [f"{nm}{first.__name__.replace('_nothing','')}" for nm,first in cases]
 
-class Trouble(Callback):
-    "Raises `error` at `event`: in the fourth micro-batch or, where the event is not one of a batch, at once"
-    def __init__(self, event, error, order=99):
-        super().__init__(**{event: self._raise})
-        self.event,self.error,self.order = event,error,order
-    def _raise(self, *args):
-        if getattr(self.learn, 'train_iter', 0)>=3 or not self.event.endswith(('batch','pred','loss','backward','step')): raise self.error('the one')
-
-def failing_find(learn, event, error, **kwargs):
-    with pytest.raises(error, match='the one'), learn.added_cbs(Trouble(event, error, **kwargs)): find(learn)
+def failing_find(learn, event, error, order=99):
+    "From the fourth micro-batch on where the event is one of a batch, else at once"
+    with pytest.raises(error, match='the one'), learn.added_cbs(RaiseAt(event, error, range(3, 99), order=order)): find(learn)
 
 def find(learn, **kwargs): return learn.bs_find(**{**dict(lr=0.01, num_it=11, n_batch=2, show_plot=False), **kwargs})
 
@@ -164,6 +158,7 @@ def training(make, first=_nothing, mock=None, fit=lambda learn: learn.fit(2, 0.0
 @lru_cache(maxsize=None)
 def plain_training(nm, first): return training(make[nm], first)
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('nm,first', cases, ids=case_ids)
 def test_cannot_be_noticed(nm, first):
@@ -453,6 +448,7 @@ def _peak(n_batch):
     events = sorted((e.start_ns(), e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name()=='[memory]')
     return max(np.cumsum([b for _,b in events])), sum(p.numel()*4 for p in model.parameters())
 
+@pytest.mark.slow
 def test_peak_memory_does_not_grow_with_the_window():
     (few,n_bytes),(many,_) = _peak(4),_peak(40)
     assert few>2*n_bytes # Snapshot and gradients, so the count sees them

@@ -21,7 +21,7 @@ from fastai_bs.accumulate import GradAccum
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import adam_scaling, adascale_gain, linear_scaling, sqrt_scaling, surge_scaling
-from helpers import distance, exported, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression
+from helpers import distance, exported, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, RaiseAt, regression
 
 # Measures
 
@@ -252,23 +252,12 @@ def test_hypers_after_the_fit_are_those_without(fit, n_acc):
         close([x[nm] for nm in x], [y[nm] for nm in x])
     assert (of('eps', a.opt.seen)!=of('eps', b.opt.seen)).all()
 
-class Bomb(Callback):
-    "Raises `exc` at `event` of micro-batch `at` of the first epoch, once"
-    run_valid = False
-    def __init__(self, event, exc, at, order):
-        self.exc,self.at,self.order,self.blown = exc,at,order,False
-        setattr(self, event, self._blow)
-    def _blow(self):
-        if self.blown or (self.epoch,self.iter)!=(0,self.at): return
-        self.blown = True
-        raise self.exc('boom')
-
 excs = [CancelBatchException, CancelBackwardException, CancelStepException, CancelTrainException, CancelValidException,
         CancelEpochException, CancelFitException]
 
 def blown_up(fit, exc, event, order, n_acc, at, *cbs):
-    "A learner after a fit with a bomb"
-    learn = learner(n=4*n_acc, bs=2, cbs=[*([GradAccum(n_acc)] if n_acc>1 else []), Bomb(event, exc, at, order), *cbs])
+    "A learner after a fit that ended early"
+    learn = learner(n=4*n_acc, bs=2, cbs=[*([GradAccum(n_acc)] if n_acc>1 else []), RaiseAt(event, exc, at, 0, order, 1), *cbs])
     with suppress(exc):
         if fit=='fit': learn.fit(1, lrs)
         else: learn.fit_one_cycle(1, lrs)
@@ -280,11 +269,11 @@ def test_after_exceptions(exc, event, order, n_acc_at, fit):
     "The schedule's own rate is back, the steps that still follow and those of the next fit have the right one"
     n_acc,at = n_acc_at
     a,b = (blown_up(fit, exc, event, order, n_acc, at, *cbs) for cbs in ([ScaledLR(2/3, warmup_epochs=0)],[]))
-    assert a.bomb.blown==b.bomb.blown and (a.bomb.blown or (at==1 and event in ('before_step','after_step')))
+    assert a.raise_at.raised==b.raise_at.raised and (a.raise_at.raised or (at==1 and event in ('before_step','after_step')))
     close(of('lr', a.opt.seen), 3*n_acc*of('lr', b.opt.seen))
     if fit=='fit' or n_acc==1: close(of('lr', [hypers(a)]), of('lr', [hypers(b)]))
     a.opt.seen.clear()
-    a.bomb.blown = True
+    a.raise_at.times = 0
     a.fit(1, slice(1e-2,1.))
     close(of('lr', a.opt.seen), np.outer(np.ones(2), [1e-2,1e-1,1.])*3*n_acc)
     close(of('lr', [hypers(a)]), [[1e-2,1e-1,1.]])

@@ -12,7 +12,7 @@ from fastai.optimizer import Adam, Lamb, Larc, Lookahead, OptimWrapper, Optimize
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.lr import ScaledLR, velocity_names
 from fastai_bs.scaling import adam_scaling, adascale_gain, linear_scaling, scaled_momentum, sqrt_scaling
-from helpers import flat, loaders, mlp, pairwise, quiet_learner, regression
+from helpers import flat, loaders, mlp, pairwise, quiet_learner, RaiseAt, regression
 
 f64 = torch.float64
 
@@ -379,16 +379,6 @@ def test_correction_with_frozen_groups(opt):
     assert off(train(pairs[opt][0], how, True, warmup=1), want) <= 1e-10
     assert off(train(pairs[opt][0], how, False, warmup=1), want) > 1e-4
 
-class Stop(Callback):
-    "Cancels the fit, or raises, once, at `event` of the given epoch and micro-batch"
-    def __init__(self, event, exc, epoch=1, at=3, order=0):
-        self.exc,self.at_epoch,self.at,self.order,self.done = exc,epoch,at,order,False
-        setattr(self, event, self._stop)
-    def _stop(self):
-        if self.done or not self.training or (self.epoch,self.iter)!=(self.at_epoch,self.at): return
-        self.done = True
-        raise self.exc()
-
 @pytest.mark.parametrize('exc,event,order,n_acc', pairwise([CancelFitException,KeyboardInterrupt],
     ['before_batch','after_pred','before_step','after_batch'], [0,200], [1,4]))
 def test_correction_over_a_fit_that_was_cut_short(exc, event, order, n_acc):
@@ -396,9 +386,9 @@ def test_correction_over_a_fit_that_was_cut_short(exc, event, order, n_acc):
     def how(learn):
         try: learn.fit(3, slice(0.004,0.02))
         except KeyboardInterrupt: pass
-        assert learn.stop.done
+        assert learn.raise_at.raised
         learn.fit(2, slice(0.004,0.02))
-    cb = lambda: [Stop(event, exc, order=order)]
+    cb = lambda: [RaiseAt(event, exc, 3, 1, order, 1)]
     assert off(train(pairs['fastai'][0], how, True, n_acc, cbs=cb()), train(pairs['fastai'][1], how, n_acc=n_acc, cbs=cb())) <= 1e-10
 
 @pytest.mark.parametrize('second', ['fit','fit_one_cycle','fit_flat_cos'])

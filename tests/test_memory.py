@@ -1033,6 +1033,7 @@ def _worker(rank):
         except Exception as e: res[nm] = f'{type(e).__name__}: {e}'
     return res
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('ranks')
 def test_processes_agree():
     a,b = both = on_ranks(_worker, 2, timeout=8)

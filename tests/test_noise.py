@@ -25,7 +25,7 @@ from fastai_bs.accumulate import GradAccum
 from fastai_bs.estimator import pool
 from fastai_bs.noise import NoiseScale
 from fastai_bs.plots import plot_noise_scale
-from helpers import loaders, mlp, pairwise, quiet_learner, regression, ScaledLoss, set_seed
+from helpers import loaders, mlp, pairwise, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed
 from oracle import item_grads, noise_scale, window_rows, windows_in_order, z_score
 
 class LastLSTM(nn.Module):
@@ -177,6 +177,7 @@ def test_items_and_elements():
     assert noise.ci==pytest.approx([o/4 for o in p.interval()])
     assert (noise.tr_sigma,noise.g_sq)==pytest.approx((p.tr_sigma,p.g_sq))
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['mlp','embeddings','tokens'])
 def test_bs_find_holds_the_exact_value(kind, monkeypatch):
     monkeypatch.setattr('fastai_bs.finder._time_steps', lambda *args: ((),None,()))
@@ -315,12 +316,6 @@ def test_gradients_that_are_not_finite_are_dropped(bad):
     assert_rows(noise.df, expected)
     assert np.isfinite(noise.noise_scale) and np.isfinite(noise.pool.interval()[0])
 
-class Cancel(Callback):
-    "Raises `exc` in `event` of the micro-batches `at`"
-    def __init__(self, event, exc, at, order): self.exc,self.at,self.order = exc,at,order; setattr(self, event, self._raise)
-    def _raise(self):
-        if self.training and self.iter in self.at: raise self.exc
-
 @pytest.mark.parametrize('event_exc,order,first', pairwise([('before_batch',CancelBatchException), ('after_pred',CancelBatchException),
     ('after_loss',CancelBatchException), ('before_backward',CancelBatchException), ('before_backward',CancelBackwardException)], [0,5,6,6.5,7,20], [0,2]))
 def test_a_micro_batch_cancelled_before_its_backward_is_not_measured(event_exc, order, first):
@@ -328,7 +323,7 @@ def test_a_micro_batch_cancelled_before_its_backward_is_not_measured(event_exc, 
     (event,exc),(items,model,loss_func) = event_exc,(regression(16),mlp(),nn.MSELoss())
     micro = [[2*i,2*i+1] for i in range(8) if i!=first]
     expected = window_rows(item_grads(model, loss_func, items), [micro[:3],micro[3:6],micro[6:]], torch.full((16,), 2))
-    assert_rows(measure(items, model, loss_func, 2, 3, cbs=[Cancel(event, exc, [first], order)]).df, expected)
+    assert_rows(measure(items, model, loss_func, 2, 3, cbs=[RaiseAt(event, exc, first, order=order)]).df, expected)
 
 @pytest.mark.parametrize('event,at,order', [(e,at,o) for e in ('after_backward','before_step') for at in (1,2) for o in (0,5,6,6.5,7,20)
     if not (e=='before_step' and at==1 and o>=6)]) # GradAccum has cancelled that step by then
@@ -337,7 +332,7 @@ def test_a_window_cancelled_after_a_backward_leaves_no_row(event, at, order):
     items,model,loss_func = regression(18),mlp(),nn.MSELoss()
     micro = [[2*i,2*i+1] for i in range(at+1, 9)]
     expected = window_rows(item_grads(model, loss_func, items), [micro[i:i+3] for i in range(0,9,3)], torch.full((18,), 2))
-    df = measure(items, model, loss_func, 2, 3, cbs=[Cancel(event, CancelBatchException, [at], order)]).df
+    df = measure(items, model, loss_func, 2, 3, cbs=[RaiseAt(event, CancelBatchException, at, order=order)]).df
     if event=='before_step' and order>=6: df = df[1:] # Measured, and no longer a matter of the gradient
     assert_rows(df, expected)
 
@@ -345,7 +340,7 @@ def test_a_window_cancelled_after_a_backward_leaves_no_row(event, at, order):
 def test_a_cancelled_epoch_leaves_nothing_behind(exc, n_rows):
     "Cancelled after 7 of 10 micro-batches: an open window of one closes where training goes on to its end, and has no row"
     items,model,loss_func = regression(20),mlp(),nn.MSELoss()
-    noise = measure(items, model, loss_func, 2, 3, n_epoch=2, cbs=[Cancel('before_batch', exc, [7], 0)])
+    noise = measure(items, model, loss_func, 2, 3, n_epoch=2, cbs=[RaiseAt('before_batch', exc, 7)])
     micro = [[2*i,2*i+1] for i in range(7)]
     one = window_rows(item_grads(model, loss_func, items), [micro[:3],micro[3:6]], torch.full((20,), 2))
     assert_rows(noise.df, one if exc is CancelFitException else pd.concat([one,one]))
@@ -391,12 +386,12 @@ def test_training_is_bit_identical(kind):
 
 def n_hooks(model): return sum(len(p._backward_hooks or ()) for p in model.parameters())
 
-class Raise(Callback):
-    "Raises `exc` in `event`, and remembers how many hooks there were"
-    def __init__(self, event, exc, order): self.event,self.exc,self.order,self.hooks = event,exc,order,None; setattr(self, event, self._raise)
+class Raise(RaiseAt):
+    "Remembers how many hooks there were"
+    hooks = None
     def _raise(self):
         self.hooks = n_hooks(self.model)
-        raise self.exc
+        super()._raise()
 
 in_training = ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step','after_batch','after_cancel_batch']
 around = ['before_fit','before_epoch','before_train','after_train','before_validate','after_validate','after_epoch','after_fit']
@@ -405,7 +400,7 @@ around = ['before_fit','before_epoch','before_train','after_train','before_valid
 def test_no_hook_stays(event, order, exc):
     "However a fit ends; and the next one measures as if there had been none"
     items,model = regression(30),mlp()
-    stop = Raise(event, exc, order)
+    stop = Raise(event, exc, order=order)
     noise = NoiseScale()
     learn = quiet_learner(loaders(items, 2), model, nn.MSELoss(), cbs=[GradAccum(3), noise, stop])
     try: learn.fit(1, 0.)

@@ -43,6 +43,7 @@ def test_all_has_every_public_name():
         assert hasattr(everything, nm), nm
     assert hasattr(Learner, 'bs_find')
 
+@pytest.mark.slow
 def test_import_changes_no_learner():
     "Importing adds three methods to `Learner`, beside fastai's own for several devices, and no callback to those that users make"
     code = ("from fastai.callback.all import *; import fastai.distributed; "
@@ -55,6 +56,7 @@ def test_no_output_holds_a_path_of_somebodys_machine():
     for p in (root/'nbs').glob('*.ipynb'):
         for place in ('/opt/', '/tmp/', '/home/', '/root/', '/usr/'): assert place not in p.read_text(), (p.name, place)
 
+@pytest.mark.slow
 def test_the_code_of_the_readme_runs(monkeypatch):
     "The examples from the digits on, as they stand there"
     for nm in ('deterministic','benchmark'): monkeypatch.setattr(torch.backends.cudnn, nm, getattr(torch.backends.cudnn, nm)) # Put back: the digits set them

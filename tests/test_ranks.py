@@ -35,7 +35,7 @@ from helpers import flat, loaders, mlp, quiet_learner, regression, ScaledLoss, s
 from oracle import item_grads, noise_scale, window_rows, z_score
 from ranks import on_ranks, results, start
 
-pytestmark = [pytest.mark.xdist_group('ranks'), pytest.mark.first] # They wait for each other, while other tests have a core to themselves
+pytestmark = [pytest.mark.xdist_group('ranks'), pytest.mark.first, pytest.mark.slow] # They wait for each other, while other tests have a core to themselves
 
 # Tasks
 
@@ -378,7 +378,7 @@ def test_rows_are_those_of_one_process(world, name):
     expected = noise.df[(noise.df.step-1)%n_windows<n_windows-padded]
     assert_rows(ranks[0]['df'], expected)
     assert list(ranks[0]['df'].step)==list(expected.step)
-    assert ranks[0]['bs']==min(case['bs']*min(k, math.ceil(case['n']/world/case['bs']))*world, case['n']) # As many as fastai's loader says, also with `drop_last`
+    assert ranks[0]['bs']==min(case['bs']*min(k, math.ceil(case['n']/world/case['bs']))*world, case['n']) # As fastai's loader says, with `drop_last` too
     assert ranks[0]['steps']==noise.n_steps
     if not padded:
         np.testing.assert_allclose(ranks[0]['table'].to_numpy(float), noise.table.to_numpy(float), rtol=1e-6)

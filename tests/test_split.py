@@ -22,7 +22,7 @@ from fastai_bs.accumulate import GradAccum
 from fastai_bs.loaders import slices
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
-from helpers import distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression
+from helpers import distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, RaiseAt, regression
 
 def oom(): return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
@@ -256,32 +256,19 @@ def test_train_metrics():
         rows.append([list(o)[:2] for o in learn.recorder.values])
     torch.testing.assert_close(*map(torch.tensor, rows), rtol=1e-6, atol=0)
 
-class CancelOnce(Callback):
-    "Somebody else cancels a batch"
-    run_valid,order = False,30
-    def __init__(self, event): self.event = event; setattr(self, event, self.cancel)
-    def cancel(self):
-        if self.train_iter==4: raise CancelBatchException
-
 @pytest.mark.parametrize('event', ['before_batch','after_pred','before_backward','after_backward'])
 def test_cancelled_batches(event):
-    plain,struck = learner([CancelOnce(event)]),learner([CancelOnce(event), Strike('forward', [5], times=1)])
+    plain,struck = (learner([RaiseAt(event, CancelBatchException, 4, 0, order=30), *cbs]) for cbs in ([],[Strike('forward', [5], times=1)]))
     fit(plain), fit(struck)
     assert distance(struck, plain)<1e-9
 
-class CancelFirst(CancelOnce):
-    "The first part of a batch alone"
-    def cancel(self):
-        if self.train_iter==4 and not getattr(self, 'was', False):
-            self.was = True
-            raise CancelBatchException
-
 def test_a_cancelled_part_ends_its_batch():
+    "The first of them"
     steps = []
     class Count(Callback):
         def after_batch(self):
             if self.training: steps.append(self.learn.grad_accum.stepped)
-    learn = learner([CancelFirst('after_pred'), Strike('forward', [0], most=2), Count()], n_acc=1)
+    learn = learner([RaiseAt('after_pred', CancelBatchException, 4, 0, order=30, times=1), Strike('forward', [0], most=2), Count()], n_acc=1)
     fit(learn, 1)
     assert steps==[True]*4+[False]+[True]*8
 
