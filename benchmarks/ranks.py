@@ -28,6 +28,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
 import fastai_bs
 from fastai_bs.all import GradAccum, ScaledLR
+from fastai_bs.loop import fastai_on_ranks
 
 from common import read_idx
 
@@ -119,7 +120,9 @@ def learner(how, model, x, y, bs, link):
 
 def fit(learn, *args, **kwargs):
     # accelerate keeps one number of steps for the whole process, so it is given in all ways
-    with learn.distrib_ctx(cpu=not on_gpus, sync_bn=False, gradient_accumulation_steps=n_acc, **kwargs), learn.no_bar(), learn.no_logging(): learn.fit(*args)
+    with learn.distrib_ctx(cpu=not on_gpus, sync_bn=False, gradient_accumulation_steps=n_acc, **kwargs), learn.no_bar(), learn.no_logging(), \
+         fastai_on_ranks(): # On CPU ranks fastai's own loaders need it
+        learn.fit(*args)
 
 def bare_fit(accelerator, model, opt, dl, loss_func=nn.CrossEntropyLoss()): # noqa: B008
     "An epoch; when each step was done"

@@ -26,7 +26,8 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai.optimizer import Adam, SGD
 from fastai.torch_core import set_seed
-from .accumulate import GradAccum, accumulation
+from .accumulate import GradAccum
+from .batch_size import accumulation
 from .lr import ScaledLR
 from .step_time import examples_needed
 import fastai_bs.finder # noqa: F401 bs_find

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate.html.md"""
 # %% auto #0
 __all__ = ['GradAccum', 'mean_over_ranks']
 
-# %% ../nbs/11_accumulate.ipynb #8dcf662b
+# %% ../nbs/11_accumulate.ipynb #0d0e06cb
 import warnings
 from contextlib import ExitStack, contextmanager
 import torch
@@ -21,7 +21,8 @@ from .checks import is_whole
 from .distributed import ddp_model, n_processes, over_ranks, rank, trains_together
 from .gradients import all_params, divide, zero_grads
 from .loaders import epoch_len
-from .loop import HeldHypers, ScopedCallback, one_batch_by, optimizer_step
+from .hypers import HeldHypers
+from .loop import ScopedCallback, one_batch_by, optimizer_step
 from .losses import ElementCounter, plain, refuse_loss
 from .split import SplitBatches, refuse_split
 from .window import BatchNormMomenta, MicroBatch, Totals, Window, check_n_accs, mean_divisor, n_acc_at, reference, weigh, weight

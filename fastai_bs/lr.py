@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from fastcore.basics import first
 from fastai.callback.schedule import LRFinder, ParamScheduler
-from fastai.learner import SkipToEpoch
 from .scaling import linear_scaling, scaled_momentum, warmup_factor
-from .loop import ScopedCallback, inner_opt
+from .hypers import inner_opt
+from .loop import ScopedCallback, first_epoch
 from .accumulate import GradAccum
 from .batch_size import batch_size
 
@@ -194,13 +194,13 @@ class ScaledLR(ScopedCallback):
 
     def _check_momenta(self, factors):
         "A momentum of the fit for which the rule has no value is found now, the worst of a thousand points where it is scheduled"
-        scheds = self._schedules()
-        start = max((cb._skip_to for cb in self.learn.cbs if isinstance(cb, SkipToEpoch)), default=0) # `start_epoch` of `fit`
+        scheds = self.schedules()
+        start = first_epoch(self.learn) # `start_epoch` of `fit`
         for nm in _momenta:
             worst = []
             for pct in np.linspace(start/max(1, self.n_epoch), 1, 1001):
                 f = factors[min(int(pct*self.n_epoch), self.n_epoch-1)].get(nm) if factors else None
-                if f: worst += [(f*(1-v),v,f) for v in (np.ravel(scheds[nm](pct)) if nm in scheds else self._hyper(nm)) if v]
+                if f: worst += [(f*(1-v),v,f) for v in (np.ravel(scheds[nm](pct)) if nm in scheds else self.hyper(nm)) if v]
             if worst: _scaled(nm, *max(worst)[1:])
 
     @contextmanager
@@ -213,7 +213,7 @@ class ScaledLR(ScopedCallback):
         try: yield
         finally:
             self._restore() # The step of a window that GradAccum closed after the last batch is behind
-            for nm in set(self._schedules()) & set(self._first): # Those stay at the last step's values, as with GradAccum alone
+            for nm in set(self.schedules()) & set(self._first): # Those stay at the last step's values, as with GradAccum alone
                 self.opt.set_hyper(nm, self._first[nm])
             self._carry()
             self._used = {}
@@ -230,10 +230,10 @@ class ScaledLR(ScopedCallback):
         if self._idle: return
         starts = self._accum is None or self._accum.starts_window
         if starts: self._now = self._window_factors()
-        self._own,self._scaling = {nm: self._hyper(nm) for nm in self._now},True
+        self._own,self._scaling = {nm: self.hyper(nm) for nm in self._now},True
         if not starts: return # GradAccum will set what the window's first micro-batch had
         self._first = self._own
-        if self._carried is None: self._carried = self._hyper('lr') # Not known from a fit before: taken for the schedule's own
+        if self._carried is None: self._carried = self.hyper('lr') # Not known from a fit before: taken for the schedule's own
         self._used = {nm: [_scaled(nm, v, self._now[nm]) for v in own] for nm,own in self._own.items()}
         for nm,used in self._used.items(): self.opt.set_hyper(nm, used)
         self._carry()
@@ -244,18 +244,18 @@ class ScaledLR(ScopedCallback):
         self._scaling = False
         self._restore()
         for nm,own in self._own.items():
-            if self._hyper(nm)!=own: raise ValueError(
-                f"`{nm}` was set to {self._hyper(nm)} in the middle of a batch, while it was scaled to {self._used[nm]}, and ScaledLR cannot tell whether "
+            if self.hyper(nm)!=own: raise ValueError(
+                f"`{nm}` was set to {self.hyper(nm)} in the middle of a batch, while it was scaled to {self._used[nm]}, and ScaledLR cannot tell whether "
                 "that is scaled or not: set it in `before_batch`, between epochs, or in the `after_batch` of a callback with an `order` above ScaledLR.order")
 
     def _restore(self):
         for nm,used in self._used.items():
-            if self._hyper(nm)==used: self.opt.set_hyper(nm, self._own[nm])
+            if self.hyper(nm)==used: self.opt.set_hyper(nm, self._own[nm])
 
     def _carry(self):
         "Make the velocity, a sum of lr*grad, one of the present rate (Goyal et al. 2017, section 3, remark 2); a rate of 0 leaves nothing of it"
         if not self._velocity or self._carried is None: return
-        state,now = inner_opt(self.opt).state,self._hyper('lr')
+        state,now = inner_opt(self.opt).state,self.hyper('lr')
         for pg,lr,was in zip(self.opt.param_lists, now, self._carried):
             bufs = [state[p][nm] for p in pg if p in state for nm in self._velocity if nm in state[p]]
             if bufs and was: torch._foreach_mul_(bufs, lr/was)

@@ -26,7 +26,7 @@ from .checks import check_whole
 from .snapshot import free_memory, out_of_memory
 from .distributed import alone, n_processes, together
 from .loaders import by_size, micro_batch_size, n_items, tensors, with_batch_size
-from .loop import inner_opt
+from .hypers import inner_opt
 from .plots import _below
 from .trial import TrialSearch, _all_agree, _items, mock_training
 

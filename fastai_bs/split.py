@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/split.html.md"""
 # %% auto #0
 __all__ = ['refuse_split', 'step_norms', 'same_norms', 'KeptBatch', 'in_main_memory', 'whole_loss', 'SplitBatches']
 
-# %% ../nbs/10_split.ipynb #8fb8f810
+# %% ../nbs/10_split.ipynb #943fb61f
 import warnings
 from dataclasses import dataclass, replace
 import torch
@@ -20,7 +20,8 @@ from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import apply, find_bs, to_concat, to_detach
 from .distributed import trains_together
 from .loaders import rows_of, slices
-from .loop import Hypers, ScopedCallback, do_one_batch, fastais_one_batch, inner_opt, own_loop, run_events, set_batch, to_device
+from .hypers import Hypers, inner_opt
+from .loop import ScopedCallback, do_one_batch, fastais_one_batch, own_loop, run_events, set_batch, to_device
 from .losses import refuse_loss
 from .snapshot import free_memory, out_of_memory, restart_point
 from .window import loss_sum

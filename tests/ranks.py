@@ -2,10 +2,12 @@
 import multiprocessing as mp
 import os
 import signal
+import socket
 import tempfile
 import time
 import traceback
 import warnings
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -19,20 +21,27 @@ def _rank(r, world, store, conn, f, args, timeout, linger, env):
         MASTER_ADDR='localhost', MASTER_PORT='29501', CUDA_VISIBLE_DEVICES='', **env)
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')
-    torch.distributed.init_process_group('gloo', init_method=f'file://{store}', rank=r, world_size=world, timeout=timedelta(seconds=timeout))
+    torch.distributed.init_process_group('gloo', init_method=store, rank=r, world_size=world, timeout=timedelta(seconds=timeout))
     try: res = 'result',f(r, *args)
     except BaseException as e: res = 'error',(f'{type(e).__name__}: {e}', traceback.format_exc())
     conn.send(res)
     if linger: conn.poll(30) # Until all have sent: the end of this process closes its connections to the others
     os._exit(0) # The end of the process, not of its threads
 
-def start(f, world, *args, timeout=60, linger=True, **env):
-    "`world` ranks that run `f(rank, *args)`, a function of a module, and end; with `linger` once all are through. To be handed to `results`"
-    folder = tempfile.mkdtemp()
+def free_port():
+    with socket.socket() as s:
+        s.bind(('localhost', 0))
+        return s.getsockname()[1]
+
+def start(f, world, *args, timeout=60, linger=True, tcp=False, **env):
+    """`world` ranks that run `f(rank, *args)`, a function of a module, and end; with `linger` once all are through. To be handed to `results`
+
+    They find each other by a file, or by `tcp`, where rank 0 keeps the store."""
+    store = f'tcp://localhost:{free_port()}' if tcp else f'file://{tempfile.mkdtemp()}/store'
     res = []
     for r in range(world):
         here,there = _context.Pipe()
-        p = _context.Process(target=_rank, args=(r, world, f'{folder}/store', there, f, args, timeout, linger, env), daemon=True)
+        p = _context.Process(target=_rank, args=(r, world, store, there, f, args, timeout, linger, env), daemon=True)
         p.start()
         there.close()
         res.append((p,here))
@@ -57,3 +66,15 @@ def results(ranks, patience=300, errors=False):
 def on_ranks(f, world, *args, **kwargs):
     "What `f(rank, *args)` returns on each of `world` ranks"
     return results(start(f, world, *args, **kwargs))
+
+@contextmanager
+def fastai_on_cpu_ranks():
+    "fastai sends the order of the items as a CUDA tensor, on CPU ranks too; in this block it does not, for fits without our callbacks"
+    from fastai.distributed import DistributedDL
+    def _broadcast(self, t, rank):
+        t = torch.tensor(t)
+        torch.distributed.broadcast(t, rank)
+        return t.tolist()
+    own,DistributedDL._broadcast = DistributedDL._broadcast,_broadcast
+    try: yield
+    finally: DistributedDL._broadcast = own

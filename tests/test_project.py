@@ -44,13 +44,35 @@ def test_all_has_every_public_name():
     assert hasattr(Learner, 'bs_find')
 
 @pytest.mark.slow
-def test_import_changes_no_learner():
-    "Importing adds three methods to `Learner`, beside fastai's own for several devices, and no callback to those that users make"
-    code = ("from fastai.callback.all import *; import fastai.distributed; "
-            "from fastai.basics import defaults, Learner; before = list(defaults.callbacks), set(vars(Learner)); "
-            "import fastai_bs.all; assert list(defaults.callbacks)==before[0]; print(sorted(set(vars(Learner))-before[1]))")
-    out = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True).stdout
-    assert out.strip()=="['bs_find', 'max_bs_find', 'memory_report']"
+def test_import_changes_nothing_of_fastai():
+    "Importing adds four methods, and replaces no function, class or attribute in any of fastai's modules and classes, and no callback that users get"
+    code = """
+import importlib, inspect, pkgutil
+import fastai
+for m in pkgutil.walk_packages(fastai.__path__, 'fastai.'):
+    try: importlib.import_module(m.name)
+    except Exception: pass # Some need what is not installed
+from fastai.basics import defaults
+
+def everything():
+    mods = {nm: m for nm,m in sys.modules.items() if nm.partition('.')[0]=='fastai' and m is not None}
+    classes = {f'{o.__module__}.{o.__qualname__}': o for m in mods.values() for o in vars(m).values() if inspect.isclass(o) and o.__module__ in mods}
+    return {f'{nm}.{k}': v for nm,o in {**mods, **classes}.items() for k,v in vars(o).items()}
+
+import sys
+before,callbacks = everything(),list(defaults.callbacks)
+import fastai_bs.all
+after = everything()
+assert len(before)>5000, len(before)
+assert list(defaults.callbacks)==callbacks
+print('new', sorted(set(after)-set(before)))
+print('replaced', sorted(k for k in before if after.get(k) is not before[k] and not k.endswith('.__warningregistry__')))
+"""
+    out = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True)
+    assert out.returncode==0, out.stderr
+    new,replaced = out.stdout.splitlines()[-2:]
+    assert new==f"new {[f'fastai.learner.{o}' for o in ('Learner.bs_find','Learner.max_bs_find','Learner.memory_report','Recorder.plot_noise_scale')]}"
+    assert replaced=='replaced []'
 
 def test_no_output_holds_a_path_of_somebodys_machine():
     for p in (root/'nbs').glob('*.ipynb'):

@@ -5,6 +5,7 @@ import pickle
 import random
 import signal
 import time
+from contextlib import nullcontext
 from functools import cache, partial
 
 import numpy as np
@@ -23,17 +24,19 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.distributed import DistributedDL, DistributedTrainer
 from fastai.optimizer import Adam, SGD
-import fastai_bs.finder, fastai_bs.memory # noqa: F401, they add bs_find and max_bs_find
+import fastai_bs.finder # noqa: F401, it adds bs_find
+import fastai_bs.memory # noqa: F401, it adds max_bs_find
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.batch_size import batch_size
 from fastai_bs.distributed import alike, alone, any_rank, ddp_model, n_processes, over_ranks, together, trains_together
+from fastai_bs.loop import ScopedCallback, fastai_on_ranks
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import linear_scaling
 from fastai_bs.trial import StepTimer
 from helpers import flat, loaders, mlp, quiet_learner, regression, ScaledLoss, set_seed
 from oracle import item_grads, noise_scale, window_rows, z_score
-from ranks import on_ranks, results, start
+from ranks import fastai_on_cpu_ranks, on_ranks, results, start
 
 pytestmark = [pytest.mark.xdist_group('ranks'), pytest.mark.first, pytest.mark.slow] # They wait for each other, while other tests have a core to themselves
 
@@ -140,9 +143,14 @@ class Watch(Callback):
 
 opts = {'mom': partial(SGD, mom=0.9), 'sgd': partial(SGD, mom=0.9, wd=0.1), 'plain': SGD, 'adam': partial(Adam, eps=1e-3, wd=0.05)}
 
+def on_cpu(learn):
+    "A fit of `learn` works on CPU ranks in this block: with our callbacks by itself"
+    return nullcontext() if any(isinstance(cb, ScopedCallback) for cb in learn.cbs) else fastai_on_cpu_ranks()
+
 def fit(learn, epochs=2, lr=0.05, cycle=False, **kwargs):
-    if cycle: learn.fit_one_cycle(epochs, lr)
-    else: learn.fit(epochs, lr)
+    with on_cpu(learn):
+        if cycle: learn.fit_one_cycle(epochs, lr)
+        else: learn.fit(epochs, lr)
 
 def facts(learn, watch=None):
     "What can be sent between processes"
@@ -510,7 +518,7 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, *
     learn = find_learner(cbs=[f() for f in cbs], **case)
     res = {}
     with learn.distrib_ctx(cpu=True, sync_bn=False):
-        if first: learn.fit(first, 0.02)
+        if first: fit(learn, first, 0.02)
         n_kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
         before = everything(learn)
         if not plain:
@@ -520,7 +528,7 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, *
                        micro_now=plan.micro_now, n_train=plan.n_train, n_passes=plan.n_passes, n_seen=plan.n_seen, max_bs=plan.max_bs, base_lr=plan.base_lr)
         changed = same(before, everything(learn))
         kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
-        if after: learn.fit(after, 0.05)
+        if after: fit(learn, after, 0.05)
     return res,dict(changed=changed, kept=kept==n_kept, figures=len(plt.get_fignums()), after=flat(learn).numpy(), model=type(learn.model).__name__)
 
 def accum3(): return GradAccum(3)
@@ -722,24 +730,43 @@ def test_one_fails_otherwise(name):
     assert_ended(other_failures()[name], kwargs.get('on', (1,)), kwargs.get('error', KeyError).__name__, len(args)>2 and args[2], accum3 in kwargs.get('cbs',
         (accum3,)))
 
-def broken(rank):
-    if rank==1: os.kill(os.getpid(), signal.SIGKILL)
+def broken(rank, which=1):
+    over_ranks(torch.tensor(1.)) # Both are there
+    if rank==which: os.kill(os.getpid(), signal.SIGKILL)
     begin = time.monotonic()
     try:
         with together(True): over_ranks(torch.tensor(1.))
-    except RuntimeError as e: return str(e),time.monotonic()-begin
+    except RuntimeError as e: text,took = str(e),time.monotonic()-begin
+    try:
+        with together(True): raise KeyError('mine')
+    except Exception as e: return text,took,repr(e)
 
-def test_a_killed_rank_is_named():
-    "All at once: each waits for most of its time"
-    begun = [(world, start(failing, world, 'after_batch', 5, finder, (1,), 'kill', timeout=100)) for world in (2,3) for finder in (False,True)]
-    res = results(start(broken, 2), errors=True, patience=120)
-    assert res[1]=='Died' and 'Rank 1 gave no sign of life' in res[0][0] and res[0][1]<40
-    for world,ranks in begun:
-        res = results(ranks, errors=True, patience=120)
-        assert res[1]=='Died'
-        for r in (o for o in range(world) if o!=1):
-            assert res[r]['text'].startswith('RuntimeError') and 'Rank 1 gave no sign of life' in res[r]['text'] and f'rank {r}, ends too' in res[r]['text']
-            assert res[r]['took']<40 and res[r]['model'] and res[r]['dls'] and res[r]['own']==[]
+@cache
+def killed():
+    "What is left, in all cases at once, as each waits for most of its time: (number of ranks, with bs_find?), and two sums of which a rank has no part"
+    begun = {(world,finder): start(failing, world, 'after_batch', 5, finder, (1,), 'kill', timeout=100) for world in (2,3) for finder in (False,True)}
+    begun.update(sum=start(broken, 2), store=start(broken, 2, 0, tcp=True))
+    return {nm: results(ranks, errors=True, patience=120) for nm,ranks in begun.items()}
+
+def test_over_ranks_says_who_is_gone():
+    res = killed()['sum']
+    assert res[1]=='Died' and 'Rank 1 did not respond within 10 seconds' in res[0][0] and res[0][1]<40
+
+def test_the_store_may_be_gone():
+    "Rank 0 keeps it where no launcher does, and was killed"
+    res = killed()['store']
+    assert res[0]=='Died' and 'keeps the store of all ranks is gone' in res[1][0] and 'this one, rank 1, ends too' in res[1][0]
+    assert res[1][2]=="KeyError('mine')" # An error of its own stays that
+
+@pytest.mark.parametrize('finder', [False,True])
+@pytest.mark.parametrize('world', [2,3])
+def test_a_killed_rank_is_named(world, finder):
+    res = killed()[world,finder]
+    assert res[1]=='Died'
+    for r in (o for o in range(world) if o!=1):
+        text = res[r]['text']
+        assert text.startswith('RuntimeError') and 'Rank 1 did not respond within 10 seconds' in text and f'rank {r}, ends too' in text
+        assert res[r]['took']<40 and res[r]['model'] and res[r]['dls'] and res[r]['own']==[]
 
 @pytest.mark.parametrize('finder', [False, True])
 def test_the_same_error_on_all(finder):
@@ -765,6 +792,20 @@ def again(rank, finder):
 def test_failing_twice_in_a_row():
     "A notebook's cell run again after an error on all"
     for o in on_ranks(failing_with, 2, ('before_step',2,False,(0,1)), dict(again=True)): assert o['texts']==["KeyError: 'mine'"]*2
+
+def late(rank):
+    "The last thing of a fit fails on one rank, when the other one waits for nothing any more; then both go on"
+    learn = quiet_learner(loaders(regression(48), 4), mlp(), cbs=[GradAccum(2), Fail('after_epoch', 1, (1,), here=rank)])
+    texts = []
+    for cbs in ((),Slow(2.5*(rank==1))):
+        try:
+            with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05, cbs=cbs)
+        except Exception as e: texts.append(f'{type(e).__name__}: {e}')
+        over_ranks(torch.tensor(1.)) # Until both are here
+    return texts
+
+def test_what_was_said_of_an_earlier_fit_is_over():
+    assert on_ranks(late, 2)==[[], ["KeyError: 'mine'"]]
 
 # Bad input
 
@@ -914,7 +955,7 @@ def small(rank):
         try: alike(learn, check)
         except Exception as e: texts.append(f'{type(e).__name__}: {e}')
     dl = DistributedDL(loaders(regression(21), 4).train)
-    res['share'] = [len(x) for x,_ in dl]
+    with fastai_on_ranks(): res['share'] = [len(x) for x,_ in dl]
     with alone(learn): res['alone'] = trains_together(learn)
     return res
 
@@ -926,6 +967,26 @@ def test_small_functions():
         assert len(o['texts'])==2 and o['texts'][0]==f'KeyError: {r}'
         assert o['texts'][1].startswith('ValueError: y must be the same on all ranks, but is 0 on rank 0, 1 on rank 1')
         assert o['share']==[4,4,3] and o['alone'] is False
+
+def own_again(rank):
+    "What is fastai's own before a fit with our callback, in it, after it, and in a fit without"
+    import fastai.torch_core
+    def now(): return fastai.torch_core.maybe_gather,DistributedDL._broadcast
+    own,seen = now(),[]
+    class Look(Callback):
+        def after_batch(self): seen.append([a is b for a,b in zip(now(), own)])
+    learn,texts = quiet_learner(loaders(regression(16), 4), mlp(), cbs=Look()),[]
+    for cbs in (GradAccum(2),[GradAccum(2),Fail('after_batch', 2, (0,1), here=rank)],()):
+        try:
+            with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05, cbs=cbs)
+        except Exception as e: texts.append(str(e))
+        assert now()==own
+    return seen,texts
+
+def test_a_fit_without_our_callbacks_is_fastais_own():
+    "On CPU ranks with its own error"
+    for seen,(mine,fastais) in on_ranks(own_again, 2):
+        assert seen and not any(a or b for a,b in seen) and mine=="'mine'" and 'NVIDIA' in fastais
 
 # DataParallel
 
