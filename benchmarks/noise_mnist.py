@@ -21,7 +21,7 @@ from fastai.optimizer import SGD
 from fastai.torch_core import set_seed
 from fastai_bs import __version__
 from fastai_bs.all import GradAccum, NoiseScale
-from fastai_bs.estimator import pool
+from fastai_bs.estimator import pooled
 
 from common import TensorLoader, read_idx
 
@@ -53,17 +53,17 @@ def run(train, test, mean, std, seed):
     df = noise.df
     return df.assign(epoch=(df.step-1)/-(-len(dls.train)//n_acc)), learn.recorder.values[-1][2] # After the two losses
 
-def pooled(df):
+def summed_up(df):
     "Weighted means of the windows, their ratio and its Fieller interval"
-    p = pool(df.tr_sigma, df.g_sq, df.n_elems)
+    p = pooled(df.tr_sigma, df.g_sq, df.n_elems)
     low,high = p.interval()
     return dict(windows=p.n_windows, tr_sigma=p.tr_sigma, g_sq=p.g_sq, noise_scale=p.noise_scale, low=low, high=high)
 
 def summary(df):
     "A row per stretch, and one per piece of the curve"
     between = lambda a,b: df[(df.epoch>=a) & (df.epoch<b)]
-    rows = [dict(stretch=nm, **pooled(between(*o) if o else df[df.step<=n_first//n_acc])) for nm,o in stretches.items()]
-    return pd.DataFrame(rows + [dict(stretch=f'{a:.3g} to {b:.3g}', **pooled(between(a, b))) for a,b in zip(edges, edges[1:])])
+    rows = [dict(stretch=nm, **summed_up(between(*o) if o else df[df.step<=n_first//n_acc])) for nm,o in stretches.items()]
+    return pd.DataFrame(rows + [dict(stretch=f'{a:.3g} to {b:.3g}', **summed_up(between(a, b))) for a,b in zip(edges, edges[1:])])
 
 def table(df):
     rows = ['| input | seed | '+' | '.join(stretches)+' | test accuracy, % |', '|---'*(len(stretches)+3)+'|']

@@ -25,7 +25,7 @@ from fastai.tabular.model import tabular_config
 from fastai.torch_core import set_seed
 from fastai_bs import __version__
 from fastai_bs.all import GradAccum, NoiseScale
-from fastai_bs.estimator import pool
+from fastai_bs.estimator import pooled
 
 here = Path(__file__).parent
 lr,bs_now,bs_large = 1e-3,64,512
@@ -117,8 +117,8 @@ def section(out, title, text, about):
 
 def cell(ns, ci): return f'{ns:.0f} [{ci[0]:.0f}, {ci[1]:.0f}]'
 
-def pooled(df):
-    p = pool(df.tr_sigma, df.g_sq, df.n_elems)
+def reading(df):
+    p = pooled(df.tr_sigma, df.g_sq, df.n_elems)
     return cell(p.noise_scale, p.interval())
 
 def watched(args, to, top, title, micro_bs, n_acc, fit, how, n_pieces=10):
@@ -132,7 +132,7 @@ def watched(args, to, top, title, micro_bs, n_acc, fit, how, n_pieces=10):
         with learn.no_bar(), learn.no_logging(): fit(learn)
         df,(_,valid_loss,metric) = watch.df,learn.recorder.values[-1][:3]
         pieces = [df[n_pieces*(df.step-1)//watch.n_steps==i] for i in range(n_pieces)]
-        rows.append(f"| {seed} | {' | '.join(pooled(o) for o in pieces)} | {valid_loss:.4f} | {metric:.4f} |")
+        rows.append(f"| {seed} | {' | '.join(reading(o) for o in pieces)} | {valid_loss:.4f} | {metric:.4f} |")
         print(rows[-1], flush=True)
     return title, (f"In items, with 95% intervals, along one epoch of {len(to.train):,} rows with {how}: {watch.n_steps} steps of {micro_bs*n_acc}, measured "
         f"by `NoiseScale` with `GradAccum({n_acc})` over micro-batches of {micro_bs}; each entry pools a tenth of the epoch. BatchNorm's noise is part of it."

@@ -17,7 +17,6 @@ import pandas as pd
 import torch
 import torch.nn as nn
 from sklearn.datasets import load_digits
-from fastcore.basics import first
 from fastcore.meta import delegates
 import fastai.callback.progress, fastai.callback.schedule # noqa: F401 Progress bars, lr_find and fit_one_cycle
 from fastai.data.core import DataLoaders
@@ -28,6 +27,7 @@ from fastai.optimizer import Adam, SGD
 from fastai.torch_core import set_seed
 from .accumulate import GradAccum
 from .batch_size import accumulation
+from .loop import callback_of
 from .lr import ScaledLR
 from .step_time import examples_needed
 import fastai_bs.finder # noqa: F401 bs_find
@@ -52,18 +52,44 @@ def digits_learner(
                           nn.Flatten(), nn.Linear(512,64), nn.ReLU(), nn.Linear(64,10))
     return Learner(dls, model, loss_func=CrossEntropyLossFlat(), opt_func=opt_func, metrics=accuracy, cbs=cbs, **kwargs)
 
-# %% ../nbs/20_demo.ipynb #b76f6dd3
+# %% ../nbs/20_demo.ipynb #6d8c38fe
 def _quiet(learn): return nullcontext() if sys.stdout.isatty() else learn.no_bar() # Bars are for people
 
 def _train(learn, epochs, lr):
     "Train a fresh learner; a row of the table"
-    n_acc,scaled = accumulation(learn),first(cb for cb in learn.cbs if isinstance(cb, ScaledLR))
+    n_acc,scaled = accumulation(learn),callback_of(learn, ScaledLR)
+    micro_bs = learn.dls.bs
     start = time.perf_counter()
     with _quiet(learn), learn.no_logging(): learn.fit_one_cycle(epochs, lr)
     secs = time.perf_counter()-start
     _,valid_loss,acc = learn.recorder.values[-1] # Its training loss is smoothed over micro-batches: not the same thing for other batch sizes
-    return {'batch size': learn.dls.bs*n_acc, 'as': f'{n_acc} x {learn.dls.bs}', 'lr': f'{lr*(scaled.factor if scaled else 1):.2g}', 'epochs': epochs,
+    return {'batch size': micro_bs*n_acc, 'as': f'{n_acc} x {micro_bs}', 'lr': f'{lr*(scaled.factor if scaled else 1):.2g}', 'epochs': epochs,
             'steps': epochs*-(-len(learn.dls.train)//n_acc), 'seconds': f'{secs:.1f}', 'valid loss': f'{valid_loss:.4f}', 'accuracy': f'{acc:.1%}'}
+
+# %% ../nbs/20_demo.ipynb #34bec235
+def _find_lr(make):
+    with tempfile.TemporaryDirectory() as tmp: # lr_find writes the weights to a file for a while
+        learn = make(model_dir=tmp)
+        with _quiet(learn): return learn.lr_find(show_plot=False).valley
+
+def _find_bs(learn, lr, out):
+    "A plan, printed and drawn"
+    with _quiet(learn): plan = learn.bs_find(lr, show_plot=False)
+    print(textwrap.indent(repr(plan), '   '))
+    axs = plan.plot()
+    axs[0].figure.suptitle("A small convnet on scikit-learn's digits")
+    axs[0].figure.savefig(out/'plan.png', dpi=120)
+    print(f"   Plot: {out/'plan.png'}")
+    return plan
+
+def _runs(make, plan, bs, epochs):
+    "Fresh learners, each with its epochs: at today's batch size, as planned, and by accumulation"
+    runs = [(make(),epochs)]
+    if plan.bs==bs: return runs
+    needed = max(1, round(epochs*examples_needed(plan.bs, plan.noise_known)/examples_needed(bs, plan.noise_known)))
+    runs.append((plan.apply(make()),needed))
+    if plan.n_acc==1 and plan.bs>bs and plan.bs%bs==0: runs.append((make(cbs=[GradAccum(plan.bs//bs), ScaledLR(bs, plan.rule)]),needed))
+    return runs
 
 def run_demo(
     bs:int=16, # Micro-batch to start from, in items
@@ -74,27 +100,14 @@ def run_demo(
 )->tuple: # The `BatchPlan` and the table
     "Find a batch size for the digits, and train at today's and at the planned one"
     make = partial(digits_learner, bs=bs, opt_func={'adam': Adam, 'sgd': partial(SGD, mom=0.9)}[opt], seed=seed)
-    with tempfile.TemporaryDirectory() as tmp: # lr_find writes the weights to a file for a while
-        learn = make(model_dir=tmp)
-        print(f"1. lr_find: a learning rate for batches of {bs}")
-        with _quiet(learn): lr = learn.lr_find(show_plot=False).valley
-        print(f"   {lr:.2g}\n2. bs_find: the noise scale of the gradient, and what a step costs here")
-    learn = make()
-    with _quiet(learn): plan = learn.bs_find(lr, show_plot=False)
-    print(textwrap.indent(repr(plan), '   '))
-    axs = plan.plot()
-    axs[0].figure.suptitle("A small convnet on scikit-learn's digits")
-    axs[0].figure.savefig(out/'plan.png', dpi=120)
-    print(f"   Plot: {out/'plan.png'}")
-    runs = [(make(),epochs)]
-    if plan.bs!=bs:
-        # The larger batch needs more examples for the same loss
-        needed = max(1, round(epochs*examples_needed(plan.bs, plan.noise_known)/examples_needed(bs, plan.noise_known)))
-        runs.append((plan.apply(make()),needed))
-        if plan.n_acc==1 and plan.bs>bs and plan.bs%bs==0: runs.append((make(cbs=[GradAccum(plan.bs//bs), ScaledLR(bs, plan.rule)]),needed))
+    print(f"1. lr_find: a learning rate for batches of {bs}")
+    lr = _find_lr(make)
+    print(f"   {lr:.2g}\n2. bs_find: the noise scale of the gradient, and what a step costs here")
+    plan = _find_bs(make(), lr, out)
+
+    runs,rows = _runs(make, plan, bs, epochs),[]
     print(f"3. Training {epochs} epoch{'s' if epochs>1 else ''} at today's batch size" + (
           f", and at the planned one for as many as the noise scale calls for; its learning rate by {plan.rule_name}" if len(runs)>1 else ''))
-    rows = []
     for learn,n in runs:
         rows.append(_train(learn, n, lr))
         print(f"   {rows[-1]['batch size']} items as {rows[-1]['as']}: {rows[-1]['seconds']} s")

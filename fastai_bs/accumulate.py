@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate.html.md"""
 # %% auto #0
 __all__ = ['GradAccum', 'mean_over_ranks']
 
-# %% ../nbs/11_accumulate.ipynb #0d0e06cb
+# %% ../nbs/11_accumulate.ipynb #2a5198df
 import warnings
 from contextlib import ExitStack, contextmanager
 import torch
@@ -19,13 +19,13 @@ from fastai.callback.schedule import LRFinder
 from fastai.callback.training import GradientAccumulation
 from .checks import is_whole
 from .distributed import ddp_model, n_processes, over_ranks, rank, trains_together
-from .gradients import all_params, divide, zero_grads
+from .losses import ElementCounter, at_hand, plain, refuse_loss
 from .loaders import epoch_len
 from .hypers import HeldHypers
 from .loop import ScopedCallback, one_batch_by, optimizer_step
-from .losses import ElementCounter, plain, refuse_loss
-from .split import SplitBatches, refuse_split
 from .window import BatchNormMomenta, MicroBatch, Totals, Window, check_n_accs, mean_divisor, n_acc_at, reference, weigh, weight
+from .gradients import all_params, divide, zero_grads
+from .split import SplitBatches, refuse_split
 
 # %% ../nbs/11_accumulate.ipynb #3461404b
 class GradAccum(ScopedCallback):
@@ -181,7 +181,7 @@ def after_pred(self:GradAccum):
     else: self.hypers.hold(self.learn.opt)
     self.hypers.known = False
 
-# %% ../nbs/11_accumulate.ipynb #c620ed0e
+# %% ../nbs/11_accumulate.ipynb #6bbd83c8
 @patch
 def before_backward(self:GradAccum):
     "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
@@ -205,7 +205,7 @@ def _agree_on_reference(self:GradAccum, n):
     if self._n_ranks==1: self._n_ref = reference(self._n_ref, n)
     elif self._n_ref is None or self.n_acc==1: # The same on all ranks. Of each window of one micro-batch: where all are alike, not a bit changes
         most = over_ranks(torch.as_tensor(n, dtype=torch.float64), 'max')
-        self._n_ref = torch.where(most>0, most, 1.)
+        self._n_ref = at_hand(torch.where(most>0, most, 1.))
 
 @patch
 def _see_backward(self:GradAccum, grad):

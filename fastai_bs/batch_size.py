@@ -10,9 +10,9 @@ __all__ = ['accumulation', 'batch_size']
 # %% ../nbs/11a_batch_size.ipynb #88080475
 import math
 from fastai.callback.training import GradientAccumulation
-from .accumulate import GradAccum
 from .distributed import n_processes, trainers
 from .loaders import epoch_len, is_distributed_dl, micro_batch_size, n_items
+from .accumulate import GradAccum
 
 # %% ../nbs/11a_batch_size.ipynb #748bcfed
 def accumulation(

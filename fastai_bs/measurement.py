@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from .distributed import over_ranks
-from .gradients import SeenNorms
 from .window import MicroBatch
+from .gradients import SeenNorms
 
 # %% ../nbs/09b_measurement.ipynb #b367a2a4
 @dataclass

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/noise.html.md"""
 # %% auto #0
 __all__ = ['Moments', 'NoiseScale']
 
-# %% ../nbs/13_noise.ipynb #c5f7e0bb
+# %% ../nbs/13_noise.ipynb #3d3d5d99
 from contextlib import contextmanager
 from typing import NamedTuple
 import numpy as np
@@ -15,14 +15,14 @@ import pandas as pd
 from fastcore.basics import patch
 from fastcore.foundation import L
 from fastai.learner import Recorder
-from .accumulate import GradAccum
-from .batch_size import batch_size
 from .checks import check_fraction, is_whole
+from .estimator import Pool, moments_of_sums, pooled, running, trend
 from .distributed import n_ranks
-from .estimator import Pool, moments_of_sums, pool, running, trend
-from .gradients import GradNorms
 from .loaders import n_fresh
 from .loop import ScopedCallback, callback_of
+from .gradients import GradNorms
+from .accumulate import GradAccum
+from .batch_size import batch_size
 from .sources import FromParts, FromRanks, FromWindows
 
 # %% ../nbs/13_noise.ipynb #7cb6ba1c
@@ -214,7 +214,7 @@ def g_sq(self:NoiseScale)->float:
     "Moving mean of the windows' `g_sq`"
     return float(self.pool.g_sq) if self.rows else np.nan
 
-# %% ../nbs/13_noise.ipynb #52257094
+# %% ../nbs/13_noise.ipynb #83ca79c5
 @patch(as_prop=True)
 def df(self:NoiseScale)->pd.DataFrame:
     "A row per measurement: moments of its window per element, their moving means, and the noise scale in items with its interval, as known by then"
@@ -232,7 +232,7 @@ def table(self:NoiseScale)->pd.DataFrame:
     for nm,(t,g) in measured.items():
         ok = np.isfinite(t+g) # In Adam's metric nothing is known of the first steps
         if nm!='all' and ok.any() and not (t.any() or g.any()): continue # A frozen group
-        p = pool(t[ok], g[ok], df.n_elems.to_numpy()[ok], self.beta)
+        p = pooled(t[ok], g[ok], df.n_elems.to_numpy()[ok], self.beta)
         low,high = p.interval(self.level)
         rows[nm] = dict(n_windows=p.n_windows, tr_sigma=p.tr_sigma, g_sq=p.g_sq,
                         **{k: float(v/self.elems_per_item) for k,v in (('noise_scale',p.noise_scale),('low',low),('high',high))})

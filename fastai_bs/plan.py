@@ -8,45 +8,26 @@ Docs: https://fastai-bs.github.io/fastai_bs/plan.html.md"""
 __all__ = ['BatchPlan']
 
 # %% ../nbs/18_plan.ipynb #f712c9d5
-import math, numbers, textwrap
+import math
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from html import escape
-import numpy as np
 import pandas as pd
-import matplotlib.pyplot as plt
-from matplotlib.ticker import LogLocator
-from fastcore.basics import first, is_iter
+from fastcore.basics import first, is_iter, patch
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
-from .estimator import finite_noise_scale
+from .text import rate_text
 from .scaling import adascale_gain, capped_sqrt_scaling, linear_scaling, sqrt_scaling, surge_scaling
-from .step_time import balanced_bs, examples_needed, fastest_bs, fit_step_time, steps_needed
+from .step_time import (balanced_bs, best_split, candidates, examples_needed, fit_step_time, relative_time, smallest_of_fastest, splits, steps_needed)
 from .loaders import with_batch_size
+from .loop import callback_of
 from .accumulate import GradAccum
-from .plots import _below, plot_noise_scale
-from .lr import ScaledLR
-from .advice import _items, _lr_code, _num, _percent
+from .plots import plot_plan
+from .lr import ScaledLR, rates, times
+from .advice import advice, plan_html, plan_text
 
 # %% ../nbs/18_plan.ipynb #dc3c08fe
-_rules = linear_scaling,adascale_gain,sqrt_scaling,capped_sqrt_scaling,surge_scaling
-
-def _times(lr, factor):
-    "A learning rate as `fit` takes it, times `factor`"
-    if isinstance(lr, slice): return slice(lr.start and lr.start*factor, lr.stop*factor)
-    return lr*factor if isinstance(lr, numbers.Real) else [o*factor for o in lr]
-
-def _rate(lr): return lr if isinstance(lr, numbers.Real) else lr.stop if isinstance(lr, slice) else lr[-1] # Of the last parameter group
-
-def _plain(v):
-    "As JSON knows it"
-    if hasattr(v, 'tolist'): v = v.tolist()
-    if isinstance(v, slice): v = v.start,v.stop
-    return [_plain(o) for o in v] if is_iter(v) and not isinstance(v, str) else v
-
-# %% ../nbs/18_plan.ipynb #7ad9e477
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BatchPlan:
     "A measured noise scale, and what it says about the batch size on this device"
     noise_scale:float # Items: of the last stretch of the mock training without drift; `inf` where no gradient could be told from the noise
@@ -63,7 +44,7 @@ class BatchPlan:
     moved:bool # Were the weights trained meanwhile (`lr` above 0)?
     loss_rose:bool # Was the loss of the last window above that of the first?
     level:float # Coverage of `ci`
-    df:pd.DataFrame = field(repr=False) # The measurements along the mock training, as in `NoiseScale.df`
+    df:pd.DataFrame # The measurements along the mock training, as in `NoiseScale.df`
     adam:bool = False # Does the optimizer divide by the size of the gradient, as Adam does?
     trained:float = 1. # Part of the parameters that is trained
     times:tuple = () # Of each micro-batch size that ran on this device: items, seconds of a step, seconds of the optimizer's part of it
@@ -76,306 +57,204 @@ class BatchPlan:
     rate_given:bool = True # Was `base_lr` asked for, or is it the learner's own?
     n_workers:int = 0 # Processes that load data, and are started anew in each epoch
 
-    # What is known
-
-    @property
-    def balanced_bs(self): # Items; `None` where the noise scale is `inf`
-        "`balanced_bs` of the noise scale"
-        return balanced_bs(self.noise_scale)
-
-    @property
-    def noise_known(self)->float: # Items; NaN where nothing is known
-        "The noise scale that the plan reckons with: the estimate, or the lower end of its interval where there is no upper one"
-        low,high = self.ci
-        if self.n_windows<10 or (math.isinf(high) and not low>0): return math.nan
-        return self.noise_scale if math.isfinite(high) else low
-
-    @cached_property
-    def step_time(self)->tuple: # `(a, c, error)`: seconds, seconds per item, relative
-        "`fit_step_time` of the micro-batches that ran here"
-        return fit_step_time(*zip(*((m*self.n_ranks,t) for m,t,_ in self.times))) if self.times else (math.nan,)*3
-
-    # The learning rate
-
-    @property
-    def rule(self): # Function from k to the factor on the learning rate
-        "For SGD `adascale_gain` at this noise scale, for Adam and its kin `capped_sqrt_scaling`; without a noise scale `linear_scaling` and `sqrt_scaling`"
-        if math.isnan(self.noise_known): return sqrt_scaling if self.adam else linear_scaling
-        return partial(capped_sqrt_scaling if self.adam else adascale_gain, noise_scale=float(f'{self.noise_known:.3g}'), base_bs=self.base_bs)
-
-    @property
-    def rule_name(self): return getattr(self.rule, 'func', self.rule).__name__
-
-    @property
-    def lr(self): # As `base_lr`
-        "The learning rate for `bs`, for those who set it themselves: `base_lr` times `rule(bs/base_bs)`. With `cbs`, train at `base_lr`"
-        return _times(self.base_lr, self.rule(self.bs/self.base_bs))
-
-    # The batch size
-
-    @property
-    def _timed(self): return self.times if any(m==self.micro_now for m,*_ in self.times) else () # Nothing is said without today's
-
-    def _splits(self, bs):
-        "Ways to reach `bs` with micro-batches that ran here: seconds of a step, micro-batch, n_acc; today's window may be a ragged one"
-        share = bs/self.n_ranks
-        return [(share/m*(t-opt)+opt,m,math.ceil(share/m)) for m,t,opt in self._timed if share%m==0 or (bs,m)==(self.bs_now,self.micro_now)]
-
-    def _candidates(self):
-        "Batch sizes in items: those that ran, today's, and by accumulation up to 8 times the noise scale; two of them in an epoch at least"
-        sizes = [m*self.n_ranks for m,*_ in self._timed] or [self.micro_now*self.n_ranks]
-        most = 8*max(self.bs_now, 0 if math.isnan(self.noise_known) else self.noise_known)
-        larger = [max(sizes)*2**i for i in range(1, 64) if max(sizes)*2**i<=most]
-        return sorted(o for o in {*sizes,*larger,self.bs_now} if o<=self.n_train//2 or o==self.bs_now)
-
     @cached_property
     def table(self)->pd.DataFrame:
         "A row per candidate batch size: `steps` and `examples` over the fewest, `step_time` in seconds, `time` over that of today's, and the rate of each rule"
-        noise,rows = self.noise_known,[]
-        for bs in self._candidates():
-            share = bs/self.n_ranks
-            splits = self._splits(bs) or [(math.nan,min(math.ceil(share), self.micro_now),math.ceil(share/self.micro_now))]
-            # The largest micro-batch, unless a smaller one is clearly faster
-            secs,micro_bs,n_acc = max((o for o in splits if not o[0]>1.05*min(splits)[0]), key=lambda o: o[1])
-            row = dict(bs=bs, micro_bs=micro_bs, n_acc=n_acc, lr=_rate(self.base_lr)*self.rule(bs/self.base_bs), step_time=secs)
-            if not math.isnan(noise): row.update(steps=steps_needed(bs, noise), examples=examples_needed(bs, noise))
-            for f in _rules:
-                if f in (linear_scaling,sqrt_scaling): row[f.__name__] = _rate(self.base_lr)*f(bs/self.base_bs)
-                elif not math.isnan(noise): row[f.__name__] = _rate(self.base_lr)*f(bs/self.base_bs, noise, self.base_bs)
-            rows.append(row)
-        res = pd.DataFrame(rows, columns=['bs','micro_bs','n_acc','lr','steps','examples','step_time','time',*(f.__name__ for f in _rules)])
-        return res.assign(time=self._time(res, noise))
-
-    def _time(self, table, noise):
-        "To a given loss, over that of today's batch size, at this noise scale"
-        if math.isnan(noise): return table.step_time*noise
-        secs = np.array([steps_needed(bs, noise) for bs in table.bs])*table.step_time
-        return secs/secs[table.bs==self.bs_now].item()
-
-    def _fastest(self, noise):
-        "The smallest of those that are within 5% of the fastest: step times are not known any better"
-        time = self._time(self.table, noise)
-        return int(self.table.bs[time<=1.05*time.min()].min()) if time.notna().any() else None
+        sizes = candidates([micro_bs for micro_bs,*_ in self.timed] or [self.micro_now], self.bs_now, self.noise_known, self.n_train, self.n_ranks)
+        columns = ['bs','micro_bs','n_acc','lr','steps','examples','step_time','time',*(f.__name__ for f in _rules)]
+        res = pd.DataFrame([self._candidate(bs) for bs in sizes], columns=columns)
+        return res.assign(time=relative_time(res.bs, res.step_time, self.noise_known, self.bs_now))
 
     @cached_property
     def bs(self)->int: # Items
         "Predicted to be the fastest on this device, of those in `table`; today's where the noise scale is not known"
-        if math.isnan(self.noise_known): return self.bs_now
-        return self._fastest(self.noise_known) or min(self.table.bs, key=lambda o: abs(math.log(o/max(1, self.noise_known))))
+        noise = self.noise_known
+        if math.isnan(noise): return self.bs_now
+        return self.fastest_at(noise) or min(self.table.bs, key=lambda bs: abs(math.log(bs/max(1, noise))))
 
-    @property
-    def bs_range(self)->tuple: # Items; the second is `None` where the interval has no upper end
-        "`bs` at the two ends of the noise scale's interval"
-        low,high = self.ci
-        if math.isnan(self.noise_known) or not self._timed: return self.bs,self.bs
-        return self._fastest(low),self._fastest(high) if math.isfinite(high) else None
+# %% ../nbs/18_plan.ipynb #7ad9e477
+@patch(as_prop=True)
+def noise_known(self:BatchPlan)->float: # Items; NaN where nothing is known
+    "The noise scale that the plan reckons with: the estimate, or the lower end of its interval where there is no upper one"
+    low,high = self.ci
+    if self.n_windows<10 or (math.isinf(high) and not low>0): return math.nan
+    return self.noise_scale if math.isfinite(high) else low
 
-    def _row(self, bs): return self.table[self.table.bs==bs].iloc[0]
+@patch(as_prop=True)
+def balanced_bs(self:BatchPlan): # noqa: F811 The function has the same name
+    "`balanced_bs` of the noise scale, in items; `None` where that is `inf`"
+    return balanced_bs(self.noise_scale)
 
-    @property
-    def micro_bs(self)->int: # Items
-        "Micro-batch to reach `bs` with"
-        return int(self._row(self.bs).micro_bs)
-    @property
-    def n_acc(self)->int: # Micro-batches
-        "Micro-batches per optimizer step to reach `bs` with"
-        return int(self._row(self.bs).n_acc)
+@patch(as_prop=True)
+def timed(self:BatchPlan)->tuple: # As `times`
+    "The step times to reckon with: none where today's micro-batch did not run, as there is nothing to compare with then"
+    return self.times if any(micro_bs==self.micro_now for micro_bs,*_ in self.times) else ()
 
-    # Carrying it out
+@patch(as_prop=True)
+def step_time(self:BatchPlan)->tuple: # `(a, c, error)`: seconds, seconds per item, relative
+    "`fit_step_time` of the micro-batches that ran here"
+    if not self.times: return (math.nan,)*3
+    return fit_step_time([micro_bs*self.n_ranks for micro_bs,*_ in self.times], [secs for _,secs,_ in self.times])
 
-    @property
-    def cbs(self)->list:
-        "Fresh callbacks to train with at `base_lr`, on loaders with batches of `micro_bs`"
-        return [GradAccum(self.n_acc), ScaledLR(self.base_bs, self.rule)]
+# %% ../nbs/18_plan.ipynb #92e37482
+@patch(as_prop=True)
+def rule(self:BatchPlan): # Function from k to the factor on the learning rate
+    "For SGD `adascale_gain` at this noise scale, for Adam and its kin `capped_sqrt_scaling`; without a noise scale `linear_scaling` and `sqrt_scaling`"
+    noise = self.noise_known
+    if math.isnan(noise): return sqrt_scaling if self.adam else linear_scaling
+    return partial(capped_sqrt_scaling if self.adam else adascale_gain, noise_scale=float(f'{noise:.3g}'), base_bs=self.base_bs)
 
-    def apply(self,
-        learn, # A `Learner`: gets a training loader with batches of `micro_bs`, and `cbs` in place of callbacks that did their work; to be trained at `base_lr`
-    ):
-        "Set `learn` up as planned: no random number is drawn, and twice is once. Returns `learn`"
-        if not isinstance(learn, Learner): raise TypeError(f"A plan is applied to a Learner, got {type(learn).__name__}")
-        dl,(accum,scaled) = self._loader(learn.dls.train),self.cbs # Before anything changes
-        own = first(cb for cb in learn.cbs if isinstance(cb, GradAccum))
-        if own: accum.count,accum.fix_bn = own.count,own.fix_bn # The model's own, not the plan's
-        learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation,ScaledLR))])
-        if dl is not learn.dls.train: # Of this learner alone: others may share its `dls`
-            learn.dls = copy(learn.dls)
-            learn.dls.loaders = [dl, *learn.dls.loaders[1:]]
-        return learn.add_cbs([accum,scaled])
+@patch(as_prop=True)
+def rule_name(self:BatchPlan)->str:
+    "As the rule is imported"
+    return getattr(self.rule, 'func', self.rule).__name__
 
-    def _loader(self, dl):
-        try: return with_batch_size(dl, self.micro_bs)
-        except ValueError:
-            if self.micro_bs==self.micro_now: return dl # It has them already, if it does not say so
-            raise
+@patch(as_prop=True)
+def lr(self:BatchPlan): # As `base_lr`
+    "The learning rate for `bs`, for those who set it themselves: `base_lr` times `rule(bs/base_bs)`. With `cbs`, train at `base_lr`"
+    return times(self.base_lr, self.rule(self.bs/self.base_bs))
 
-    @property
-    def code(self)->str:
-        "The line to paste"
-        name,noise = self.rule_name,getattr(self.rule, 'keywords', {}).get('noise_scale')
-        scaled = f"ScaledLR({self.base_bs}, {name}{'' if noise is None else f', noise_scale={noise:.6g}'})"
-        return f"learn.fit_one_cycle(n_epoch, {_lr_code(self.base_lr, '.15g')}, cbs=[GradAccum({self.n_acc}), {scaled}]) # with dls of bs={self.micro_bs}"
+# %% ../nbs/18_plan.ipynb #c8f021c8
+_rules = linear_scaling,adascale_gain,sqrt_scaling,capped_sqrt_scaling,surge_scaling
 
-    def to_dict(self)->dict:
-        "Numbers, strings and lists only; without `df` and `table`"
-        res = {f.name: getattr(self, f.name) for f in fields(self) if f.name!='df'}
-        for nm in ('balanced_bs','bs','bs_range','micro_bs','n_acc','rule_name','lr','step_time','advice','code'): res[nm] = getattr(self, nm)
-        return {nm: _plain(v) for nm,v in res.items()}
+@patch
+def _splits(self:BatchPlan,
+    bs:int, # Batch size, in items
+)->list: # As `splits`
+    "The ways to reach `bs` with micro-batches that ran here; today's window may be a ragged one"
+    return splits(bs, self.timed, self.n_ranks, ragged=self.micro_now if bs==self.bs_now else None)
 
-    # In words
+@patch
+def _candidate(self:BatchPlan,
+    bs:int, # Batch size, in items
+)->dict: # A row of `table`, but for its `time`
+    "What is known of a batch size"
+    noise,rate,k = self.noise_known,rates(self.base_lr)[-1],bs/self.base_bs
+    share = bs/self.n_ranks
+    untimed = math.nan, min(math.ceil(share), self.micro_now), math.ceil(share/self.micro_now)
+    secs,micro_bs,n_acc = best_split(self._splits(bs) or [untimed])
+    res = dict(bs=bs, micro_bs=micro_bs, n_acc=n_acc, lr=rate*self.rule(k), step_time=secs)
+    for f in (linear_scaling,sqrt_scaling): res[f.__name__] = rate*f(k)
+    if math.isnan(noise): return res
+    for f in (adascale_gain,capped_sqrt_scaling,surge_scaling): res[f.__name__] = rate*f(k, noise, self.base_bs)
+    return {**res, 'steps': steps_needed(bs, noise), 'examples': examples_needed(bs, noise)}
 
-    @property
-    def advice(self)->str:
-        "What to do, in plain words"
-        return ' '.join(self._advice())
+@patch
+def _row(self:BatchPlan,
+    bs:int, # A batch size of `table`
+)->pd.Series:
+    "The row of `bs`"
+    return self.table[self.table.bs==bs].iloc[0]
 
-    def _advice(self):
-        (low,high),now = self.ci,self.bs_now
-        n_it = max(4*self.n_seen if self.n_windows>=10 else 0, self.n_enough or 4*self.n_seen)
-        longer = f"run longer, with num_it={n_it} say{', or measure on more items' if self.n_passes>1.5 else ''}"
-        no_use = f", and more passes through the same {_items(self.n_train)} will not help: take more of them" if self.n_passes>10 else ''
-        if self.loss_rose: yield "The loss rose during the mock training, so the learning rate may be too high for this to mean much."
-        if self.n_windows<10:
-            were = 'window was' if self.n_windows==1 else 'windows were'
-            yield f"Only {self.n_windows} {were} measured, too few for advice: {longer}, or take smaller windows with n_batch."
-            return
-        if math.isinf(high) and low>0:
-            yield f"The noise scale is at least {_items(low)}; these data do not bound it from above{no_use or f', so {longer}'}."
-        elif math.isinf(high): yield f"The noise scale cannot be known from these data{no_use or f': {longer}'}."
-        elif high<1:
-            yield "There is no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
-        elif now>high: yield f"Today's batch of {_items(now)} is above the noise scale: a smaller batch learns the same from fewer examples."
-        elif now<low: yield f"Today's batch of {_items(now)} is below the noise scale: up to there, a larger one takes fewer steps for little more data."
-        else: yield f"Today's batch of {_items(now)} is as large as the noise scale, within its interval."
-        if self._timed and not math.isnan(self.noise_known): yield from self._device()
-        if self.trend:
-            yield (f"The noise scale {'rose' if self.trend>0 else 'fell'} during the mock training; "
-                   f"this is the value of its last {self.n_windows} windows, so measure again later in training"
-                   f"{', before you make the batch smaller' if self.trend>0 and now>high>=1 else ''}.")
-        elif 1<=high<math.inf:
-            yield (f"It is the noise scale {'of this part of the training' if self.moved else 'at the present weights'} "
-                   "and tends to rise, also as the learning rate falls: measure again later.")
-        if self.sums and not self.adam:
-            yield ("The loss is a sum over items, so its gradient grows with the batch by itself: divide the learning rate given here by the ratio of the "
-                   "batch sizes, or take the mean as the loss.")
-        if self.trained<1:
-            yield f"Of the parameters {_num(100*(1-self.trained))}% are frozen, and the advice is about the rest: measure again when they are unfrozen."
-        if self.n_passes>1.5:
-            yield f"The measurement went through the training set {_num(self.n_passes)} times, so it speaks of these {self.n_train} items only."
-        if self.n_train/4<self.noise_scale<math.inf:
-            yield (f"The training set of {_items(self.n_train)} is small beside the noise scale: within it that is "
-                   f"{_num(finite_noise_scale(self.noise_scale, self.n_train))}.")
-        if self.n_train<20*self.bs and self.bs>now:
-            yield (f"With {self.bs} items a step, only {_num(self.n_train/self.bs)} steps are left in an epoch: train for more epochs, "
-                   "or keep the batch smaller.")
-            if self.n_workers and self._timed:
-                yield "In so short an epoch the start of the loader's workers weighs more than is predicted here: try num_workers=0."
+# %% ../nbs/18_plan.ipynb #4875d950
+@patch
+def time_at(self:BatchPlan,
+    noise_scale:float, # In items
+): # For each row of `table`, over that of today's batch size
+    "The time to a given loss, were this the noise scale"
+    return relative_time(self.table.bs, self.table.step_time, noise_scale, self.bs_now)
 
-    def _device(self):
-        "What the step times say"
-        bs,now = self.bs,self.bs_now
-        as_today = next(secs for secs,m,_ in self._splits(now) if m==self.micro_now) # The same size may be reached faster
-        time = self._row(bs).time*self._row(now).step_time/as_today
-        if (bs,self.micro_bs)==(now,self.micro_now):
-            low,high = self.ci
-            other = 1<=high<math.inf and not low<=now<=high # Was something said for another one?
-            yield ("But on this device today's batch is predicted to be the fastest: leave it." if other else
-                   "On this device today's batch is predicted to be the fastest: leave it.")
-        else:
-            how = f"{self.n_acc} x {self.micro_bs}" if self.n_acc>1 else 'one micro-batch'
-            if self.n_ranks>1: how += f" {'' if self.n_acc>1 else f'of {self.micro_bs} '}on each of {self.n_ranks} ranks"
-            that = f"{_percent(time)} of the time" if time<0.97 else 'about the same time, from fewer examples' if bs<now else 'about the same time'
-            yield (f"On this device {_items(bs)} a step, as {how}, are predicted to reach the same loss in {that}, "
-                   f"at {'a learning rate' if isinstance(self.lr, numbers.Real) else 'learning rates'} of {_lr_code(self.lr)} by {self.rule_name}.")
-            yield (f"After plan.apply(learn) go on saying {_lr_code(self.base_lr)}, which is scaled for you." if self.rate_given else
-                   f"No rate was given, so that is {_lr_code(self.base_lr)}, the learner's own, scaled: after plan.apply(learn) say the one you train with.")
-        low,high = self.bs_range
-        if high is None and 4*bs<=self.n_train: yield f"For a noise scale above {_num(self.ci[0])} the fastest is larger, if anything."
-        elif high is not None and (low,high)!=(bs,bs): yield f"Over the interval of the noise scale the fastest is from {low} to {high}."
-        largest = max(m for m,*_ in self._timed)
-        costs = "on this device that costs more time for the examples than it saves in steps."
-        if self.n_acc==1 and bs<now>self.micro_now*self.n_ranks: yield f"Do not accumulate: {costs}"
-        elif bs<=largest*self.n_ranks<self.noise_known: yield f"Do not accumulate beyond it: {costs}"
-        if self.too_large: yield f"Micro-batches of {self.too_large} items did not fit in memory, {largest} did."
-        if self.failed:
-            sizes,(_,error) = ', '.join(str(m) for m,_ in self.failed),self.failed[0]
-            yield f"Micro-batches of {sizes} items could not be run, so nothing is known of them ({textwrap.shorten(error, 100, placeholder=' ...')})."
-        if self.max_bs and 2*largest>self.max_bs and largest*self.n_ranks<self.noise_known:
-            yield f"Larger micro-batches were not tried, for max_bs={self.max_bs}."
+@patch
+def fastest_at(self:BatchPlan,
+    noise_scale:float, # In items
+): # Items; `None` where no step times are known
+    "The smallest batch size within 5% of the fastest, were this the noise scale"
+    return smallest_of_fastest(self.table.bs, self.time_at(noise_scale))
 
-    def _value(self): return f"{_num(self.noise_scale)} [{_num(self.ci[0])}, {_num(self.ci[1])}]"
+@patch(as_prop=True)
+def bs_range(self:BatchPlan)->tuple: # Items; the second is `None` where the interval has no upper end
+    "`bs` at the two ends of the noise scale's interval"
+    low,high = self.ci
+    if math.isnan(self.noise_known) or not self.timed: return self.bs,self.bs
+    return self.fastest_at(low),self.fastest_at(high) if math.isfinite(high) else None
 
-    def _head(self):
-        now = '' if self.bs_now==self.base_bs else f', bs_now={self.bs_now}'
-        if self.n_ranks>1: now += f', n_ranks={self.n_ranks}'
-        return (f"BatchPlan(noise_scale={self._value()}, balanced_bs={self.balanced_bs}, bs={self.bs}, micro_bs={self.micro_bs}, n_acc={self.n_acc}, "
-                f"lr={_lr_code(self.lr)}, base_bs={self.base_bs}{now})")
+@patch(as_prop=True)
+def micro_bs(self:BatchPlan)->int: # Items
+    "Micro-batch to reach `bs` with"
+    return int(self._row(self.bs).micro_bs)
 
-    def _seconds(self):
-        "The step time that was measured, and what it makes of the noise scale"
-        a,c,error = self.step_time
-        if math.isnan(error): return ''
-        if not (a>0 and c>0): return "Step times here are not those of a fixed part and a part for each item."
-        low,high = (fastest_bs(o, a, c) for o in self.ci)
-        best = f"; without rounding the fastest is from {_num(low)} to {_num(high)} items" if high>=1 and not math.isnan(self.noise_known) else ''
-        return f"Step time here: {_num(1e3*a)} ms + {_num(1e3*c)} ms per item, within {_percent(error)}{best}."
+@patch(as_prop=True)
+def n_acc(self:BatchPlan)->int: # Micro-batches
+    "Micro-batches per optimizer step to reach `bs` with"
+    return int(self._row(self.bs).n_acc)
 
-    def __repr__(self):
-        text = [textwrap.fill(o, 110, initial_indent='  ', subsequent_indent='  ') for o in (self.advice,self._seconds()) if o]
-        return '\n'.join([self._head(), *text])
+@patch(as_prop=True)
+def time_ratio(self:BatchPlan)->float: # NaN where it is not known
+    "Time to a given loss as planned, over that of today's training as it is: with today's batch size in today's micro-batches"
+    as_today = first(secs for secs,micro_bs,_ in self._splits(self.bs_now) if micro_bs==self.micro_now) # The same size may be reached faster
+    return self._row(self.bs).time*self._row(self.bs_now).step_time/as_today if as_today else math.nan
 
-    def _repr_html_(self):
-        marks = {'today': self.bs_now, 'balanced': self.balanced_bs, 'fastest': self.bs if self._row(self.bs).time>0 else None}
-        names = [', '.join(nm for nm,v in marks.items() if v==o) for o in self.table.bs]
-        df = self.table.assign(bs=[f'{o} ({nm})' if nm else o for o,nm in zip(self.table.bs, names)])
-        df = df.drop(columns=[f.__name__ for f in _rules]).rename(columns=dict(step_time='step_time (s)', time="time (today's = 1)"))
-        html = df.to_html(index=False, na_rep='', float_format='{:.3g}'.format)
-        return f"<p><code>{escape(self._head())}</code></p><p>{escape(self.advice)}</p><p>{escape(self._seconds())}</p>{html}"
+# %% ../nbs/18_plan.ipynb #1436f154
+@patch(as_prop=True)
+def cbs(self:BatchPlan)->list:
+    "Fresh callbacks to train with at `base_lr`, on loaders with batches of `micro_bs`"
+    return [GradAccum(self.n_acc), ScaledLR(self.base_bs, self.rule)]
 
-    # In pictures
+@patch
+def apply(self:BatchPlan,
+    learn, # A `Learner`: gets a training loader with batches of `micro_bs`, and `cbs` in place of callbacks that did their work; to be trained at `base_lr`
+):
+    "Set `learn` up as planned: no random number is drawn, and twice is once. Returns `learn`"
+    if not isinstance(learn, Learner): raise TypeError(f"A plan is applied to a Learner, got {type(learn).__name__}")
+    dl = self._loader(learn.dls.train) # Before anything changes: it may refuse
+    accum,scaled = self.cbs
+    own = callback_of(learn, GradAccum)
+    if own: accum.count,accum.fix_bn = own.count,own.fix_bn # The model's own, not the plan's
+    learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation,ScaledLR))])
+    if dl is not learn.dls.train: # Of this learner alone: others may share its `dls`
+        learn.dls = copy(learn.dls)
+        learn.dls.loaders = [dl, *learn.dls.loaders[1:]]
+    return learn.add_cbs([accum,scaled])
 
-    def plot(self,
-        ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
-    ):
-        "Left, the noise scale along the mock training; right, time and examples against batch size. Returns the axes"
-        if ax is None: _,ax = plt.subplots(1, 2, figsize=(10.5,4.8), layout='constrained')
-        left,right = ax if np.size(ax)>1 else (np.ravel(ax)[0],None)
-        self._plot_noise(left)
-        if right is not None: self._plot_time(right)
-        return ax
+@patch
+def _loader(self:BatchPlan,
+    dl, # A training loader
+):
+    "One like `dl` with batches of `micro_bs`; `dl` itself where it has them"
+    try: return with_batch_size(dl, self.micro_bs)
+    except ValueError:
+        if self.micro_bs==self.micro_now: return dl # It has them already, if it does not say so
+        raise
 
-    def _plot_noise(self, ax):
-        "With the plan's own value over the stretch it speaks of, and today's batch size as a line"
-        plot_noise_scale(self.df, self.bs_now, ax=ax)
-        x,(low,high),(bottom,top) = self.df.n_items.cumsum().iloc[-self.n_windows:],self.ci,ax.get_ylim()
-        if math.isinf(self.noise_scale) and low>0:
-            text = f'the plan: at least {_num(low)} at {self.level:.0%}'
-            ax.fill_between([x.iloc[0],x.iloc[-1]], low, 2*max(top, low), color='C1', alpha=0.2, lw=0, label=text)
-            ax.set_ylim(min(bottom, low/2), max(top, 2*low))
-            ax.legend(**_below)
-        if not 0<self.noise_scale<math.inf: return
-        ax.plot([x.iloc[0],x.iloc[-1]], [self.noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {self._value()} at {self.level:.0%}')
-        edge = high if math.isfinite(high) else 2*max(top, self.noise_scale)
-        ax.fill_between([x.iloc[0],x.iloc[-1]], max(low, bottom/2), edge, color='C1', alpha=0.2, lw=0)
-        ax.set_ylim(min(bottom, self.noise_scale/2), max(top, self.noise_scale*2, high*2 if math.isfinite(high) else 0))
-        ax.legend(**_below)
+@patch(as_prop=True)
+def code(self:BatchPlan)->str:
+    "The line to paste"
+    noise = getattr(self.rule, 'keywords', {}).get('noise_scale')
+    rule = self.rule_name if noise is None else f'{self.rule_name}, noise_scale={noise:.6g}'
+    cbs = f"[GradAccum({self.n_acc}), ScaledLR({self.base_bs}, {rule})]"
+    return f"learn.fit_one_cycle(n_epoch, {rate_text(self.base_lr, '.15g')}, cbs={cbs}) # with dls of bs={self.micro_bs}"
 
-    def _plot_time(self, ax):
-        "Over those of today's batch size, with the interval of the noise scale as a band"
-        df,now = self.table,self._row(self.bs_now)
-        ax.axvline(self.bs_now, color='grey', ls='--', label=f"today's, {self.bs_now}")
-        if self.balanced_bs: ax.axvline(self.balanced_bs, color='grey', ls=':', label=f'balanced, {self.balanced_bs}')
-        if df.time.notna().all():
-            ax.plot(df.bs, df.time, 'o-', color='C0', label='time to a given loss')
-            low,high = self.ci
-            ends = [self._time(df, o) for o in (low,high) if math.isfinite(o)]
-            if len(ends)==2: ax.fill_between(df.bs, np.minimum(*ends), np.maximum(*ends), color='C0', alpha=0.2, lw=0)
-            ax.plot(self.bs, self._row(self.bs).time, '*', color='C1', ms=16, zorder=3, label=f'fastest, {self.bs}')
-        if np.isfinite(df.examples).all(): ax.plot(df.bs, df.examples/now.examples, 's-', color='C2', ms=4, label='examples')
-        ax.set(xscale='log', yscale='log', xlabel='batch size (items)', ylabel="as a multiple of today's", title='Predicted for this device')
-        ax.set_xticks(df.bs, df.bs, rotation=45)
-        ax.set_xticks([], minor=True)
-        bottom,top = ax.get_ylim()
-        ax.yaxis.set_major_locator(LogLocator(subs=(1,2,5) if top>4*bottom else range(1,10)))
-        ax.yaxis.set_major_formatter('{x:g}')
-        ax.yaxis.set_minor_formatter('')
-        ax.legend(**_below)
+# %% ../nbs/18_plan.ipynb #14513ebc
+@patch(as_prop=True)
+def advice(self:BatchPlan)->str: # noqa: F811 The function has the same name
+    "What to do, in plain words"
+    return ' '.join(o.text for o in advice(self))
+
+@patch
+def __repr__(self:BatchPlan): return plan_text(self)
+
+@patch
+def _repr_html_(self:BatchPlan): return plan_html(self)
+
+# %% ../nbs/18_plan.ipynb #2c22720f
+@patch
+def plot(self:BatchPlan,
+    ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
+):
+    "Left, the noise scale along the mock training; right, time and examples against batch size. Returns the axes"
+    band = [self.time_at(o) for o in self.ci] if all(map(math.isfinite, self.ci)) else None
+    return plot_plan(self.df, self.table, noise_scale=self.noise_scale, ci=self.ci, level=self.level, n_windows=self.n_windows,
+                     bs_now=self.bs_now, bs=self.bs, balanced_bs=self.balanced_bs, band=band, ax=ax)
+
+def _plain(v):
+    "As JSON knows it"
+    if hasattr(v, 'tolist'): v = v.tolist()
+    if isinstance(v, slice): v = v.start,v.stop
+    return [_plain(o) for o in v] if is_iter(v) and not isinstance(v, str) else v
+
+@patch
+def to_dict(self:BatchPlan)->dict:
+    "Numbers, strings and lists only; without `df` and `table`"
+    measured = [f.name for f in fields(self) if f.name!='df']
+    planned = 'balanced_bs','bs','bs_range','micro_bs','n_acc','rule_name','lr','step_time','advice','code'
+    return {nm: _plain(getattr(self, nm)) for nm in (*measured,*planned)}

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/snapshot.html.md"""
 # %% auto #0
 __all__ = ['same_rng', 'unchanged', 'pass_unchanged', 'out_of_memory', 'free_memory', 'restart_point']
 
-# %% ../nbs/04_snapshot.ipynb #67552c9a
+# %% ../nbs/04_snapshot.ipynb #b4dd1c38
 import gc, random
 from collections import deque
 from contextlib import contextmanager, ExitStack
@@ -26,13 +26,13 @@ from fastai.losses import BaseLoss
 from fastai.optimizer import _BaseOptimizer
 from fastai.torch_core import ReindexCollection
 
-# %% ../nbs/04_snapshot.ipynb #8f29a23c
+# %% ../nbs/04_snapshot.ipynb #1c79d043
 _followed = (Learner, Callback, Metric, nn.Module, BaseLoss, _BaseOptimizer, torch.optim.Optimizer, LRScheduler, GradScaler, # Their attributes are state
              DataLoaders, DataLoader, TorchDataLoader, Sampler, ReindexCollection, L)
 _data = {'dataset', 'data_source', 'coll'} # Where loaders, samplers and collections keep the items themselves
-
 _plain = (type(None), bool, int, float, str) # Cannot change
 
+# %% ../nbs/04_snapshot.ipynb #2c1f80dd
 def _put_back(t, data, value, requires_grad, grad):
     if t.is_leaf: t.grad = None # One of another type or on another device would be in the way
     t.data = data
@@ -52,6 +52,7 @@ def _keep_tensor(t, stack, to):
         stack.callback(grad.data.zero_)
         stack.callback(setattr, grad, 'data', grad.data)
 
+# %% ../nbs/04_snapshot.ipynb #a5a34d65
 def _keep(o, stack, seen, to='cpu'):
     "Have `stack` put `o` back as it is now, and all that it holds; tensors are copied `to` a device, `None` is their own"
     if isinstance(o, _plain) or id(o) in seen: return
@@ -83,7 +84,7 @@ def _keep(o, stack, seen, to='cpu'):
             for m in o.modules(): stack.callback(setattr, m, 'training', m.training)
             for t in [*o.parameters(), *o.buffers()]: _keep(t, stack, seen, to)
 
-# %% ../nbs/04_snapshot.ipynb #2bdfb39a
+# %% ../nbs/04_snapshot.ipynb #37c8237b
 def _keep_rng(stack):
     stack.callback(random.setstate, random.getstate())
     stack.callback(np.random.set_state, np.random.get_state())
@@ -111,6 +112,7 @@ def _keep_autocast(stack):
 
 def _set_aside_workers(dl, stack):
     "`dl` makes new workers if it needs any; its persistent ones wait, with random numbers of their own"
+    # torch keeps them in its private `_iterator`, and has no public way to set them aside
     def _shut_down():
         it = vars(dl).get('_iterator')
         if hasattr(it, '_shutdown_workers'): it._shutdown_workers()
@@ -157,26 +159,28 @@ def pass_unchanged(
         for o in (learn.model, getattr(learn.loss_func, '__dict__', None), *cbs): _keep(o, stack, seen, to=None)
         yield
 
-# %% ../nbs/04_snapshot.ipynb #45cd62c4
+# %% ../nbs/04_snapshot.ipynb #acc617da
 def out_of_memory(
     e, # An exception
 )->bool:
-    "Do `e`, or what caused it, say that memory did not suffice?"
+    "Is `e`, or a cause of it, an out-of-memory error?"
     while e is not None:
         if isinstance(e, (torch.OutOfMemoryError,MemoryError)) or 'out of memory' in str(e) or "can't allocate memory" in str(e): return True
         e = e.__cause__ or e.__context__
     return False
 
 def free_memory(
-    learn=None, # A `Learner` whose step failed, and that was not put back; the exception is no longer held
+    learn=None, # A `Learner` whose step failed; nobody holds the exception any more
 ):
-    "Give up the batch and the graph of a step that failed, and what the allocator keeps for later"
-    if learn is not None: learn.xb,learn.yb,learn.pred,learn.loss,learn.loss_grad = (None,),(None,),None,None,None # The loss holds the graph
+    "Free the batch and the graph of a step that failed, and what the allocator keeps for later"
+    if learn is not None:
+        learn.xb = learn.yb = (None,)
+        learn.pred = learn.loss = learn.loss_grad = None # The loss holds the graph
     gc.collect()
     if torch.cuda.is_available(): torch.cuda.empty_cache()
 
-def restart_point()->ExitStack: # To be closed, once; dropped unclosed it does nothing
-    "What puts the global random number generators and autocast back as they are now"
+def restart_point()->ExitStack: # Close it once; if it is never closed, nothing happens
+    "Closing it puts the global random number generators and autocast back as they are now"
     stack = ExitStack()
     _keep_rng(stack)
     _keep_autocast(stack)

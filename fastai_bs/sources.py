@@ -18,15 +18,15 @@ from fastai.callback.mixup import MixHandler
 from fastai.callback.training import GradientAccumulation
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
-from .accumulate import GradAccum
-from .batch_size import batch_size
-from .gradients import all_params, any_nonzero, divide, no_autocast, zero_grads
+from .snapshot import pass_unchanged
+from .losses import ElementCounter, plain, refuse_loss
 from .loaders import rows_of, slices
 from .loop import ScopedCallback, backward, callback_of, change_hidden
-from .losses import ElementCounter, plain, refuse_loss
-from .measurement import MicroNorms, measurement, unweighed_sums, window_sums
-from .snapshot import pass_unchanged
 from .window import MicroBatch, mean_divisor, reference, watch_scale, weigh, weight
+from .gradients import all_params, any_nonzero, divide, no_autocast, zero_grads
+from .measurement import MicroNorms, measurement, unweighed_sums, window_sums
+from .accumulate import GradAccum
+from .batch_size import batch_size
 
 # %% ../nbs/12a_sources.ipynb #17a00026
 class FromWindows:

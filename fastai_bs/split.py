@@ -7,8 +7,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/split.html.md"""
 # %% auto #0
 __all__ = ['refuse_split', 'step_norms', 'same_norms', 'KeptBatch', 'in_main_memory', 'whole_loss', 'SplitBatches']
 
-# %% ../nbs/10_split.ipynb #943fb61f
-import warnings
+# %% ../nbs/10_split.ipynb #f8a72e08
+import math, warnings
 from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
@@ -18,12 +18,12 @@ from fastai.callback.core import CancelBatchException
 from fastai.callback.schedule import ParamScheduler
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import apply, find_bs, to_concat, to_detach
+from .snapshot import free_memory, out_of_memory, restart_point
 from .distributed import trains_together
+from .losses import refuse_loss
 from .loaders import rows_of, slices
 from .hypers import Hypers, inner_opt
 from .loop import ScopedCallback, do_one_batch, fastais_one_batch, own_loop, run_events, set_batch, to_device
-from .losses import refuse_loss
-from .snapshot import free_memory, out_of_memory, restart_point
 from .window import loss_sum
 
 # %% ../nbs/10_split.ipynb #0d24a98f
@@ -56,7 +56,7 @@ def same_norms(
     "Are they the same? Those that are not finite do not count"
     return len(a)==len(b) and all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x,y in zip(a, b))
 
-# %% ../nbs/10_split.ipynb #66eba19b
+# %% ../nbs/10_split.ipynb #1b89dd74
 @dataclass
 class KeptBatch:
     "A batch of the window that is under way"
@@ -76,8 +76,9 @@ def whole_loss(
     reduction:str, # Of the loss, 'mean' or 'sum'
 ): # As the loss function would have returned it
     "The loss of a batch from those of its parts"
-    total = sum(loss_sum(n, loss, reduction) for n,loss in zip(elems, losses))
-    return torch.as_tensor(total if reduction=='sum' else total/sum(elems), dtype=losses[0].dtype, device=losses[0].device)
+    n,total = sum(elems),sum(loss_sum(n, loss, reduction) for n,loss in zip(elems, losses))
+    if not isinstance(total, Tensor): return torch.full_like(losses[0], 0. if reduction=='sum' else math.nan) # Nothing counts in any of them
+    return (total if reduction=='sum' else total/n).to(losses[0].dtype)
 
 # %% ../nbs/10_split.ipynb #34b729cd
 class SplitBatches:

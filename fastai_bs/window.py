@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 from .checks import is_whole
-from .loaders import tensors
 from .losses import precise
+from .loaders import tensors
 
-# %% ../nbs/09_window.ipynb #9c71e086
+# %% ../nbs/09_window.ipynb #d04436da
 def reference(
     n_ref, # The reference so far; `None` before the first micro-batch
     n, # Elements of this micro-batch
@@ -33,8 +33,10 @@ def weight(
     n_ref, # As of `reference`, which has seen this micro-batch
 ): # A number, or a tensor without dimensions
     "Factor on the loss of a micro-batch: `n/n_ref`, and 0 as long as nothing counts"
-    if isinstance(n_ref, Tensor): return n/n_ref.clamp(min=torch.finfo(n_ref.dtype).tiny) # 0/0 would be NaN
+    if isinstance(n_ref, Tensor): return _over(n, n_ref.clamp(min=torch.finfo(n_ref.dtype).tiny)) # 0/0 would be NaN
     return n/n_ref if n_ref else 0.
+
+def _over(n, t): return n/t if isinstance(n, Tensor) else t.new_full((), n)/t # torch takes a number over a tensor as one times its reciprocal, a rounding more
 
 def mean_divisor(
     n_sum, # Elements of the window, over all ranks
@@ -42,7 +44,8 @@ def mean_divisor(
     n_ranks:int=1, # That DDP has taken a mean over
 ): # A number, or a tensor without dimensions
     "What the weighted sum of a window's gradients is divided by; 1 where nothing counts at all, so that a gradient of 0 stays one"
-    divisor = n_sum/n_ref/n_ranks if isinstance(n_ref, Tensor) or n_ref else 0.
+    if isinstance(n_ref, Tensor): divisor = _over(n_sum, n_ref)/n_ranks
+    else: divisor = n_sum/n_ref/n_ranks if n_ref else 0.
     return torch.where(divisor>0, divisor, 1.) if isinstance(divisor, Tensor) else divisor or 1.
 
 # %% ../nbs/09_window.ipynb #c4883d87

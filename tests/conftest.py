@@ -4,7 +4,7 @@ import gc
 import matplotlib
 import pytest
 import torch
-from fastai_bs.trial import StepTimer
+from fastai_bs.timing import StepTimer
 from helpers import as_it_was
 
 matplotlib.use('Agg')

@@ -61,7 +61,7 @@ def test_links():
 
 @pytest.mark.parametrize('source,text', [
     ('[`GradAccum`](https://fastai-bs.github.io/fastai_bs/accumulate.html#gradaccum)', '{py:obj}`GradAccum <fastai_bs.accumulate.GradAccum>`'),
-    ('[`pool`](https://fastai-bs.github.io/fastai_bs/estimator.html#pool)', '{py:obj}`pool <fastai_bs.estimator.pool>`'),
+    ('[`pooled`](https://fastai-bs.github.io/fastai_bs/estimator.html#pooled)', '{py:obj}`pooled <fastai_bs.estimator.pooled>`'),
     ('[`Pool`](https://fastai-bs.github.io/fastai_bs/estimator.html#pool)', '{py:obj}`Pool <fastai_bs.estimator.Pool>`'),
     ('[text](11_accumulate.ipynb#a)', '[text](accumulate.ipynb#a)'), ('[o](https://a.b/03_c.ipynb)', '[o](https://a.b/03_c.ipynb)'),
     ('::: {.callout-note}\nx\n:::', ':::{note}\nx\n:::')])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
-from fastai_bs.estimator import Pool, drift_t, fieller, finite_noise_scale, last_stretch, pool, ratio, window_moments
+from fastai_bs.estimator import Pool, drift_t, fieller, finite_noise_scale, last_stretch, pooled, ratio, window_moments
 
 def moments_of(g, n):
     "`window_moments` of micro-batches with mean gradients `g` of shape `(..., K, d)` over `n` elements"
@@ -72,7 +72,7 @@ def test_scale_of_the_loss_and_order_of_micro_batches_do_not_count(exponent, see
     K,W = rng.integers(2, 7),rng.integers(3, 9)
     n,g = rng.integers(1, 20, (W,K)).astype(float),rng.normal(0.5, 1, (W,K,3))
     def _known(g, n):
-        p = pool(*moments_of(g, n), 0.9)
+        p = pooled(*moments_of(g, n), 0.9)
         return [p.noise_scale, *p.interval()]
     assert_allclose(_known(c*g, n), _known(g, n), rtol=1e-7)
     shuffled = rng.permutation(K)
@@ -103,9 +103,9 @@ def two_pass(T, g, n, beta):
     return mean, (w**2*dev)@dev.T/(1-s), 1/s
 
 def assert_as_two_pass(T, g, n, beta, rtol=1e-9):
-    p,(mean,cov,w_eff) = pool(T, g, n, beta),two_pass(T, g, n, beta)
+    p,(mean,cov,w_eff) = pooled(T, g, n, beta),two_pass(T, g, n, beta)
     assert_allclose([p.tr_sigma,p.g_sq,p.w_eff,p.n_elems,p.n_windows], [*mean,w_eff,n.sum(),len(n)], rtol=rtol)
-    v_tr,v_g,c = (o/p._u**2/(1-1/p.w_eff) for o in (p._v_tr,p._v_g,p._cov)) # Through `interval`, a tiny variance would drown in rounding
+    v_tr,v_g,c = p.variances # Through `interval`, a tiny variance would drown in rounding
     assert_allclose([v_tr,v_g], cov.diagonal(), rtol=rtol)
     assert_allclose(c, cov[0,1], rtol=0, atol=rtol*np.sqrt(v_tr*v_g))
 
@@ -133,7 +133,7 @@ def test_interval_is_fieller_of_the_two_pass_moments():
     (mt,mg),cov,w_eff = two_pass(T, g, n, 0.95)
     q = stats.t.ppf(0.95, w_eff-1)**2 # 90% in the middle
     roots = np.roots([mg**2-q*cov[1,1], -2*(mt*mg-q*cov[0,1]), mt**2-q*cov[0,0]])
-    p = pool(T, g, n, 0.95)
+    p = pooled(T, g, n, 0.95)
     assert_allclose(p.interval(0.9), sorted(roots))
     assert roots.min()<p.noise_scale<roots.max()
     assert p.interval(0.99)[0]<p.interval(0.9)[0] and p.interval(0.9)[1]<p.interval(0.99)[1]
@@ -141,9 +141,9 @@ def test_interval_is_fieller_of_the_two_pass_moments():
 def test_many_experiments_at_once():
     rng = np.random.default_rng(0)
     T,g,n = rng.normal(8,2,(30,5)),rng.normal(0.3,1,(30,5)),rng.integers(10,99,30)
-    p = pool(T, g, n, 0.97)
+    p = pooled(T, g, n, 0.97)
     for i in range(5):
-        one = pool(T[:,i], g[:,i], n, 0.97)
+        one = pooled(T[:,i], g[:,i], n, 0.97)
         assert_allclose([one.tr_sigma,one.g_sq,one.noise_scale,*one.interval()], [o[i] for o in (p.tr_sigma,p.g_sq,p.noise_scale,*p.interval())])
 
 def test_pool_function_is_add_in_order():
@@ -151,18 +151,18 @@ def test_pool_function_is_add_in_order():
     T,g,n = rng.normal(8,2,9),rng.normal(1,1,9),rng.integers(10,99,9)
     p = Pool(0.8)
     for o in zip(T,g,n): assert p.add(*o) is p
-    assert vars(p)==vars(pool(T, g, n, 0.8))
-    assert vars(p)!=vars(pool(T[::-1], g[::-1], n[::-1], 0.8)) # The newest weigh most
+    assert vars(p)==vars(pooled(T, g, n, 0.8))
+    assert vars(p)!=vars(pooled(T[::-1], g[::-1], n[::-1], 0.8)) # The newest weigh most
 
 def test_effective_windows():
     "49 at 50 windows and 92 at 100, at most 199"
-    w_eff = lambda k: pool([1.]*k, [1.]*k, [7.]*k, 0.99).w_eff
+    w_eff = lambda k: pooled([1.]*k, [1.]*k, [7.]*k, 0.99).w_eff
     assert_allclose([w_eff(k) for k in (50,100,5000)], [49,92,199], atol=1)
-    assert pool([1.]*8, [1.]*8, [7.]*8).w_eff==pytest.approx(8)
+    assert pooled([1.]*8, [1.]*8, [7.]*8).w_eff==pytest.approx(8)
 
 @pytest.mark.parametrize('k', range(3))
 def test_fewer_than_3_windows_bound_nothing(k):
-    assert pool([8.]*k, [2.]*k, [5.]*k).interval()==(0,np.inf)
+    assert pooled([8.]*k, [2.]*k, [5.]*k).interval()==(0,np.inf)
 
 def test_an_empty_pool():
     assert np.isnan(Pool().noise_scale) and Pool().w_eff==0 and Pool().n_elems==0
@@ -173,22 +173,22 @@ def test_beta_out_of_range(beta):
 
 @pytest.mark.parametrize('ci', [0, 1, 95, -0.5, float('nan')])
 def test_coverage_out_of_range(ci):
-    with pytest.raises(ValueError, match='`ci`'): pool([8.,9.,7.]*3, [2.,2.1,1.9]*3, [5.]*9).interval(ci)
+    with pytest.raises(ValueError, match='`level`'): pooled([8.,9.,7.]*3, [2.,2.1,1.9]*3, [5.]*9).interval(ci)
 
 @pytest.mark.parametrize('tr_sigma,g_sq,res', [(8.,2.,4.), (0.,2.,0.), (1e-12,3.,1e-12/3)])
 @pytest.mark.parametrize('beta', [1, 0.99])
 def test_windows_that_are_all_alike(tr_sigma, g_sq, res, beta):
-    p = pool([tr_sigma]*30, [g_sq]*30, [64.]*30, beta)
+    p = pooled([tr_sigma]*30, [g_sq]*30, [64.]*30, beta)
     assert_allclose([p.noise_scale,*p.interval()], res, rtol=1e-6, atol=1e-15)
 
 def test_one_sample_copied_has_noise_scale_0():
     rng = np.random.default_rng(0)
     g = np.broadcast_to(rng.standard_normal(50), (12,4,50))
-    p = pool(*moments_of(g, np.full((12,4), 16)))
+    p = pooled(*moments_of(g, np.full((12,4), 16)))
     assert p.noise_scale<1e-12 and p.interval()[1]<1e-6
 
 def test_no_gradient_at_all():
-    p = pool([0.]*9, [0.]*9, [5.]*9)
+    p = pooled([0.]*9, [0.]*9, [5.]*9)
     assert p.noise_scale==np.inf and p.interval()==(0,np.inf)
 
 # Fieller's branches, each against the inequality that defines the interval
@@ -237,7 +237,7 @@ def test_a_gradient_measured_negative_beyond_doubt():
     "At least the items measured"
     assert fieller(8., -2., 0.5, 0.05, 0., 30, at_least=640.)==(640,np.inf)
     rng = np.random.default_rng(0)
-    p = pool(rng.normal(8,0.1,20), rng.normal(-2,0.1,20), [32.]*20)
+    p = pooled(rng.normal(8,0.1,20), rng.normal(-2,0.1,20), [32.]*20)
     assert p.noise_scale==np.inf and p.interval()==(640,np.inf)
 
 @pytest.mark.parametrize('eps', [1e-3, 1e-6, 1e-9, 1e-12, 1e-14])
@@ -330,7 +330,7 @@ def readings(r, n_seeds=200):
     res = []
     for T,g,n in zip(*simulate(np.random.default_rng(0), np.broadcast_to(r/1280, (n_seeds,len(r))))):
         start = last_stretch(T, g, n)
-        res.append((pool(T[start:], g[start:], n[start:], 0.99).noise_scale, pool(T, g, n, 0.99).noise_scale, start))
+        res.append((pooled(T[start:], g[start:], n[start:], 0.99).noise_scale, pooled(T, g, n, 0.99).noise_scale, start))
     return np.array(res).T
 
 @pytest.mark.parametrize('r', [np.geomspace(33,1000,47), np.geomspace(1000,33,47), np.full(47,200.)], ids=['rises','falls','stays'])

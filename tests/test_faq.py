@@ -41,10 +41,8 @@ def messages(source):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args: _add(node.exc.args[0])
         if isinstance(node, ast.Call) and node.args and getattr(node.func, 'attr', getattr(node.func, 'id', None)) in ('warn','_say','error'):
             _add(node.args[0])
-        if isinstance(node, ast.FunctionDef) and node.name in ('_advice','_device'):
-            for o in ast.walk(node):
-                if isinstance(o, ast.Yield) and o.value is not None: _add(o.value)
-        if isinstance(node, ast.FunctionDef) and node.name in ('_seconds','_who_failed'): # What stands below the advice; how a failed rank's error begins
+        if isinstance(node, ast.Call) and getattr(node.func, 'id', None)=='Advice': _add(node.args[1])
+        if isinstance(node, ast.FunctionDef) and node.name in ('step_time_text','_who_failed'): # What stands below the advice; how a failed rank's error begins
             for o in ast.walk(node):
                 if isinstance(o, ast.Return) and o.value is not None: _add(o.value)
     return found

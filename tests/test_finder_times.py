@@ -14,9 +14,9 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam, OptimWrapper, SGD
 
-from fastai_bs import finder, trial
+from fastai_bs import finder, timing
 from fastai_bs.accumulate import GradAccum
-from fastai_bs.trial import StepTimer, micro_batch_sizes
+from fastai_bs.timing import StepTimer, micro_batch_sizes
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import sqrt_scaling
@@ -37,7 +37,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     c = Clock()
-    monkeypatch.setattr(trial.time, 'perf_counter', c)
+    monkeypatch.setattr(timing.time, 'perf_counter', c)
     for nm,v in (('seconds',0.1),('patience',2.),('n_steps',5)): monkeypatch.setattr(StepTimer, nm, v)
     return c
 
@@ -193,7 +193,7 @@ def test_a_size_that_never_comes(clock):
 def test_it_waits_for_the_device(clock, monkeypatch):
     "Before it looks at the clock, at the beginning and the end of a step"
     fired = []
-    monkeypatch.setattr(trial, '_synchronize', lambda device: fired.append(device) or clock.spend(0.01))
+    monkeypatch.setattr(timing, '_synchronize', lambda device: fired.append(device) or clock.spend(0.01))
     assert timed(slow_learner(clock), 4).median==(pytest.approx(0.024),pytest.approx(0.01))
     assert {o.type for o in fired}=={'cpu'}
 

@@ -12,7 +12,8 @@ from fastai.distributed import DistributedDL
 from fastai.learner import Learner, SkipToEpoch
 from fastai.optimizer import OptimWrapper, SGD
 from fastai_bs.hypers import Hypers, inner_opt
-from fastai_bs.loop import (ScopedCallback, backward, do_one_batch, fastai_on_ranks, fastais_one_batch, first_epoch, one_batch_by, optimizer_step, own_loop, run_events, set_batch, to_device)
+from fastai_bs.loop import (ScopedCallback, backward, do_one_batch, fastai_on_ranks, fastais_one_batch, first_epoch, one_batch_by, optimizer_step,
+                            own_loop, run_events, set_batch, to_device)
 from helpers import flat, loaders, mlp, quiet_learner, regression
 
 signatures = {

@@ -25,11 +25,13 @@ from fastai.tabular.model import TabularModel
 from fastai.text.data import LMDataLoader, SortedDL
 from fastai.torch_core import find_bs
 
-from fastai_bs import finder, memory, trial # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs import finder, memory, timing, trial # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.lr import ScaledLR
-from fastai_bs.memory import MemoryReport, bn_to_gn, largest, n_bytes
-from fastai_bs.memory import _as_text
+from fastai_bs.checks import n_bytes
+from fastai_bs.memory import MemoryReport, bn_to_gn
+from fastai_bs.text import bytes_text
+from fastai_bs.trial import largest
 from fastai_bs.noise import NoiseScale
 from helpers import distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression
 from ranks import on_ranks
@@ -155,9 +157,9 @@ def test_sparse_gradients():
     assert report.bytes['gradients']==12*(8+8*4)+25*4 and report.bytes['parameters']==160*4+25*4
 
 def test_without_parameters_that_train_and_with_meta_state():
-    assert memory._storage_bytes([torch.empty(5, device='meta')])==0
+    assert memory.storage_bytes([torch.empty(5, device='meta')])==0
     t = torch.zeros(6)
-    assert memory._storage_bytes([t, t[:2], t.view(2,3), torch.zeros(2, dtype=torch.int64)])==24+16
+    assert memory.storage_bytes([t, t[:2], t.view(2,3), torch.zeros(2, dtype=torch.int64)])==24+16
     assert len(memory.tensors({'a': [t,(t,{'b': t})], 'c': 'text', 'd': 3, 'e': None}))==3
 
 # The report: activations
@@ -401,7 +403,7 @@ def test_a_frame_that_pandas_makes():
     report = report_of()
     assert repr(pd.concat([report, report])) and repr(MemoryReport({'bytes': [1.], 'per_item': [1.]}))
 
-def test_as_text():
+def testbytes_text():
     "For people; other columns as pandas shows them"
     report = report_of()
     assert repr(report).splitlines()==['Memory of a training step, micro-batches of 4 items', '                   bytes per_item',
@@ -458,7 +460,7 @@ def test_no_size_at_all():
     (999_499,'999 KB'), (999_500,'1 MB'), (5e6,'5 MB'),
     (123456789,'123 MB'), (999.6e6,'1 GB'), (1.6e10,'16 GB'), (-5,'-5 B'), (-5e6,'-5 MB'), (nan,''), (0.25,'0.25 B'),
     (2e12,'2 TB')])
-def test_bytes_for_people(n, text): assert _as_text(n)==text
+def test_bytes_for_people(n, text): assert bytes_text(n)==text
 
 # The search by itself
 
@@ -1000,7 +1002,7 @@ def test_the_worst_of_all_counts(other, res, monkeypatch):
     "The other process has memory for `other` items"
     learn,train = limited(13),memory.TrialSearch._train
     monkeypatch.setattr(trial.TrialSearch, '_train', lambda self, bs: sizes.append(bs) or train(self, bs))
-    monkeypatch.setattr(trial, '_all_agree', lambda status: min(status, trial._fits if sizes[-1]<=other else trial._too_large) if sizes else status)
+    monkeypatch.setattr(trial, 'min_over_ranks', lambda status: min(status, trial._fits if sizes[-1]<=other else trial._too_large) if sizes else status)
     sizes = []
     if res: assert learn.max_bs_find(limit=inf)==res
     else:
@@ -1009,7 +1011,7 @@ def test_the_worst_of_all_counts(other, res, monkeypatch):
 def test_an_error_in_another_process(monkeypatch):
     learn = limited(13)
     was = picture(learn)
-    monkeypatch.setattr(trial, '_all_agree', lambda status: trial._failed if status<=trial._fits else status) # Not the bound
+    monkeypatch.setattr(trial, 'min_over_ranks', lambda status: trial._failed if status<=trial._fits else status) # Not the bound
     with pytest.raises(RuntimeError,
         match="On another rank micro-batches of 4 items cannot be trained on, and memory is not the reason: see its own error"): learn.max_bs_find(limit=inf)
     assert changes(was, picture(learn))==[]
@@ -1028,7 +1030,7 @@ def _worker(rank):
     for nm,f in dict(memory=lambda: limited(5 if rank else 1000).max_bs_find(limit=inf), every=lambda: limited(0 if rank else 1000).max_bs_find(limit=inf),
                      validation=lambda: limited(1000 if rank else 7, 'validation').max_bs_find(limit=inf),
                      error=lambda: limited(9 if rank else 1000, error=lambda: KeyError('mine')).max_bs_find(limit=inf),
-                     agree=lambda: [memory._all_agree(2-rank), memory._all_agree(rank)], limit=lambda: text('15KB')).items():
+                     agree=lambda: [memory.min_over_ranks(2-rank), memory.min_over_ranks(rank)], limit=lambda: text('15KB')).items():
         try: res[nm] = f()
         except Exception as e: res[nm] = f'{type(e).__name__}: {e}'
     return res

@@ -22,7 +22,7 @@ from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 import fastai_bs.finder # noqa: F401, it adds bs_find
 from fastai_bs.accumulate import GradAccum
-from fastai_bs.estimator import pool
+from fastai_bs.estimator import pooled
 from fastai_bs.noise import NoiseScale
 from fastai_bs.plots import plot_noise_scale
 from helpers import loaders, mlp, pairwise, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed
@@ -172,7 +172,7 @@ def test_items_and_elements():
     items,model,loss_func = task('tokens', 60)
     noise = measure(items, model, loss_func, 3, 4)
     assert (noise.df.n_items==12).all() and (noise.df.n_elems==48).all()
-    p = pool(noise.df.tr_sigma, noise.df.g_sq, noise.df.n_elems, 0.99)
+    p = pooled(noise.df.tr_sigma, noise.df.g_sq, noise.df.n_elems, 0.99)
     assert noise.noise_scale==pytest.approx(p.noise_scale/4)
     assert noise.ci==pytest.approx([o/4 for o in p.interval()])
     assert (noise.tr_sigma,noise.g_sq)==pytest.approx((p.tr_sigma,p.g_sq))
@@ -180,7 +180,7 @@ def test_items_and_elements():
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['mlp','embeddings','tokens'])
 def test_bs_find_holds_the_exact_value(kind, monkeypatch):
-    monkeypatch.setattr('fastai_bs.finder._time_steps', lambda *args: ((),None,()))
+    monkeypatch.setattr('fastai_bs.finder.time_steps', lambda *args: ((),None,()))
     items,model,loss_func = task(kind, 400)
     exact = noise_scale(task_grads(kind, 400))
     set_seed(0)
@@ -470,7 +470,7 @@ def test_rows_and_properties():
     assert (df.low<=df.noise_scale).all() and (df.noise_scale<=df.high).all() and (df.low>=0).all()
     assert (df.low[:2]==0).all() and np.isinf(df.high[:2]).all()
     for i in (0,7,20): # As known by then
-        p = pool(*(df[c][:i+1] for c in ('tr_sigma','g_sq','n_elems')), 0.99)
+        p = pooled(*(df[c][:i+1] for c in ('tr_sigma','g_sq','n_elems')), 0.99)
         assert [2*o for o in df.loc[i,['noise_scale','low','high']]]==pytest.approx([p.noise_scale,*p.interval()])
 
 def test_ci_is_the_coverage():

@@ -27,7 +27,7 @@ from fastai.text.data import LMDataLoader
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 from fastai_bs.accumulate import GradAccum
-from fastai_bs.estimator import pool
+from fastai_bs.estimator import pooled
 from fastai_bs.noise import NoiseScale
 from helpers import loaders, mlp, momentum_sgd, no_bf16_lstm, pairwise, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed
 from oracle import item_grads, noise_scale, window_rows, z_score
@@ -595,7 +595,7 @@ def test_rows_of_each_group(accum, splitter, cols):
     assert noise.table.index.tolist()==['all', *(f'group {i}' for i in range(len(cols)))] and noise.table.index.name=='of'
     for nm,c in [('all',slice(34)), *((f'group {i}',c) for i,c in enumerate(cols))]:
         expected = window_rows(rows[:,c], windows, elems)
-        p = pool(expected.tr_sigma, expected.g_sq, expected.n_elems, 0.9)
+        p = pooled(expected.tr_sigma, expected.g_sq, expected.n_elems, 0.9)
         low,high = p.interval(0.8)
         np.testing.assert_allclose(noise.table.loc[nm].astype(float), [9, p.tr_sigma, p.g_sq, p.noise_scale/2, low/2, high/2], rtol=1e-8)
         if nm!='all': np.testing.assert_allclose([t for t,_ in noise.more[nm]], expected.tr_sigma, rtol=1e-8)
@@ -653,7 +653,7 @@ def test_adams_metric(nm, accum):
     assert np.isfinite(expected).all(1).tolist()==[i>=1/(1-beta) for i in range(18)]
     np.testing.assert_allclose(np.array(noise.more["in Adam's metric"]), expected, rtol=1e-7, atol=1e-9*np.nanmax(abs(expected)))
     ok = np.isfinite(expected[:,0])
-    p = pool(*expected[ok].T, np.full(ok.sum(), 16.), 0.99)
+    p = pooled(*expected[ok].T, np.full(ok.sum(), 16.), 0.99)
     assert noise.table.index.tolist()==['all','group 0','group 1',"in Adam's metric"]
     last = noise.table.loc["in Adam's metric"].astype(float)
     np.testing.assert_allclose(last, [ok.sum(), p.tr_sigma, p.g_sq, p.noise_scale/2, *(o/2 for o in p.interval())], rtol=1e-6)

@@ -33,7 +33,7 @@ from fastai_bs.loop import ScopedCallback, fastai_on_ranks
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import linear_scaling
-from fastai_bs.trial import StepTimer
+from fastai_bs.timing import StepTimer
 from helpers import flat, loaders, mlp, quiet_learner, regression, ScaledLoss, set_seed
 from oracle import item_grads, noise_scale, window_rows, z_score
 from ranks import fastai_on_cpu_ranks, on_ranks, results, start
