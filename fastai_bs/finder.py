@@ -17,7 +17,7 @@ from fastcore.foundation import L
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
-from .checks import check_number, check_whole, is_number
+from .checks import check_whole, is_number
 from .estimator import agree, last_stretch, pooled, trend
 from .distributed import n_ranks, rank, together, trains_together
 from .losses import loss_elements, refuse_loss
@@ -182,7 +182,8 @@ def _check_args(learn, lr, num_it, n_batch, tol, max_bs):
     _check_lr(learn.lr if lr is None else lr)
     if num_it is not None: check_whole('num_it', num_it, 1, "leave it out for an epoch")
     check_whole('n_batch', n_batch, 2, "signal and noise are told apart by comparing micro-batches")
-    check_number('tol', tol, "the interval's half-width as a fraction of the estimate", open_=False)
+    if not is_number(tol): raise TypeError(f"`tol` must be a number, the interval's half-width as a fraction of the estimate, got {tol!r}")
+    if not tol>=0: raise ValueError(f"`tol` must be 0 or more, the interval's half-width as a fraction of the estimate, got {tol}")
     if not any(p.requires_grad for p in learn.model.parameters()):
         raise ValueError("The model has no trainable parameters, so no gradient: unfreeze some of it first")
     _check_max_bs(max_bs, learn.dls.train)

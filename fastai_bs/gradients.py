@@ -6,15 +6,16 @@ Docs: https://fastai-bs.github.io/fastai_bs/gradients.html.md"""
 
 # %% auto #0
 __all__ = ['dense', 'norm_dtype', 'norm', 'norms_of', 'stacked', 'squares', 'adam_metric', 'in_metric', 'SeenNorms', 'GradNorms',
-           'all_params', 'zero_grads', 'divide', 'any_nonzero', 'no_autocast']
+           'all_params', 'zero_grads', 'divide', 'mean_over_ranks', 'any_nonzero', 'no_autocast']
 
-# %% ../nbs/09a_gradients.ipynb #d4bd7ef1
+# %% ../nbs/09a_gradients.ipynb #989fb4a7
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
+from .distributed import over_ranks
 from .hypers import inner_opt
 
 # %% ../nbs/09a_gradients.ipynb #e5ff54a3
@@ -170,7 +171,7 @@ class GradNorms:
             yield sq.new_zeros(len(self.opt.param_lists)).index_add_(0, group, sq)
         if self.in_adams: yield squares(stacked(seen.in_adams)).sum(0, keepdim=True) if seen.in_adams else sq.new_full((1,), np.nan)
 
-# %% ../nbs/09a_gradients.ipynb #735a03b6
+# %% ../nbs/09a_gradients.ipynb #37592359
 def all_params(
     learn, # A `Learner`
 )->list:
@@ -196,6 +197,17 @@ def divide(
         if not any(g.dtype==torch.float64 for g in grads): divisor = divisor.float()
         torch._foreach_div_(grads, divisor.to(grads[0].device))
     elif divisor!=1: torch._foreach_div_(grads, divisor)
+
+def mean_over_ranks(
+    params:list, # Parameters, the same on all ranks
+    n_ranks:int, # That train together
+):
+    "Reduce gradients as DDP would have done in the backward pass of a closing micro-batch"
+    params = [p for p in params if p.requires_grad]
+    has_grad = over_ranks(torch.tensor([float(p.grad is not None) for p in params]), 'max')
+    for p in (p for p,has in zip(params, has_grad.tolist()) if has):
+        if p.grad is None: p.grad = torch.zeros_like(p)
+        p.grad.copy_(over_ranks(p.grad)/n_ranks)
 
 def any_nonzero(
     grads:list, # Gradients

@@ -478,7 +478,7 @@ bad = [(dict(max_bs='yes'), TypeError, "`max_bs` must be a whole number of items
     (dict(lr=slice(None)), (TypeError,ValueError), '`lr` must'), (dict(lr=[]), (TypeError,ValueError), '`lr` must'), (dict(lr=[0.1]*3),
     (TypeError,ValueError), '`lr` must.*parameter group'),
     (dict(lr=[None]), (TypeError,ValueError), '`lr` must'),
-    *[(dict(tol=v), ValueError, f'`tol` must be the interval\'s half-width as a fraction of the estimate, at least 0, got {v}') for v in (-1,nan)],
+    *[(dict(tol=v), ValueError, f'`tol` must be 0 or more, the interval\'s half-width as a fraction of the estimate, got {v}') for v in (-1,nan)],
     (dict(tol='x'), (TypeError,ValueError), '`tol` must be')]
 
 def _refused(learn, error, match, **kwargs):
