@@ -1,9 +1,10 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint sync docs docs-check docs-serve clean
+.PHONY: help demo test test-quick lint sync docs docs-check docs-serve clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -12,8 +13,11 @@ demo: $(VENV)/.installed ## Measure the noise scale of a real model, plan its ba
 	$(BIN)/python -m fastai_bs
 
 test: $(VENV)/.installed-dev ## Run the whole test suite, notebooks included (installs into .venv first)
-	$(BIN)/python -m pytest
-	$(BIN)/nbdev-test --n-workers 2 --pause 0.1
+	$(PYTEST)
+	OMP_NUM_THREADS=1 $(BIN)/nbdev-test --n-workers 2 --pause 0.1
+
+test-quick: $(VENV)/.installed-dev ## Run the tests that take no seconds each, and no notebooks
+	$(PYTEST) -m 'not slow'
 
 lint: $(VENV)/.installed-dev ## Check the code with ruff
 	$(BIN)/ruff check .

@@ -1,18 +1,42 @@
-"Set-up of all tests: two threads at most, plots in memory, no progress bars"
+"Set-up of all tests: one thread, plots in memory, an empty folder for each, and a process that is left as it was found"
+import gc
+
 import matplotlib
 import pytest
 import torch
+from fastai_bs.timing import StepTimer
+from helpers import as_it_was
 
 matplotlib.use('Agg')
 torch.set_num_threads(1) # Tiny models: a second thread only costs
 
+def pytest_collection_modifyitems(items):
+    "The cases of a test go to one worker, as they share what is computed for all of them; those that wait most go first"
+    for item in items:
+        if item.get_closest_marker('xdist_group') is None: item.add_marker(pytest.mark.xdist_group(item.nodeid.partition('[')[0]))
+    items.sort(key=lambda item: item.get_closest_marker('first') is None)
+
+def pytest_collection_finish():
+    "What is imported by now stays: those who collect garbage, as a search for the largest batch does after each failure, need not look at it each time"
+    gc.collect()
+    gc.freeze()
+
 @pytest.fixture(autouse=True)
-def close_figures():
+def nothing_left_behind():
+    with as_it_was(): yield
+
+@pytest.fixture
+def short(monkeypatch):
+    "As few steps are timed as will do: for tests in which it does not matter what they take"
+    for nm,v in (('seconds',0.),('patience',1.),('n_steps',2)): monkeypatch.setattr(StepTimer, nm, v)
+
+@pytest.fixture(autouse=True)
+def close_figures(nothing_left_behind):
     yield
     import matplotlib.pyplot as plt
     plt.close('all')
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
+def own_folder(nothing_left_behind, tmp_path, monkeypatch):
     "Each test runs in an empty folder of its own, so that files left behind show"
     monkeypatch.chdir(tmp_path)

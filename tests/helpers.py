@@ -1,7 +1,12 @@
 "Small learners and measures that several test files share"
+import math
+import random
 import warnings
-from functools import partial
+from contextlib import contextmanager
+from functools import cache, partial
+from itertools import combinations, product
 
+import numpy as np
 import torch
 from torch import nn
 from torch.amp import GradScaler
@@ -11,7 +16,70 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.learner import CastToTensor, Learner, Recorder, load_learner
 from fastai.optimizer import SGD
-from fastai.torch_core import set_seed
+from fastai.torch_core import defaults, set_seed
+
+# The process
+
+def autocast_state():
+    "How deep contexts are nested, what is on in which precision, and whether casts are kept"
+    depth = torch.autocast_increment_nesting()-1
+    torch.autocast_decrement_nesting()
+    return depth, [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ('cpu','cuda')], torch.is_autocast_cache_enabled()
+
+def set_autocast_state(state):
+    depth,on,keeps = state
+    for d,(enabled,dtype) in zip(('cpu','cuda'), on): torch.set_autocast_enabled(d, enabled); torch.set_autocast_dtype(d, dtype)
+    torch.set_autocast_cache_enabled(keeps)
+    while autocast_state()[0]<depth: torch.autocast_increment_nesting()
+    while autocast_state()[0]>depth: torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+
+def _set_deterministic(o): torch.use_deterministic_algorithms(o[0], warn_only=o[1])
+def _set_cudnn(o): torch.backends.cudnn.deterministic,torch.backends.cudnn.benchmark = o
+
+process = { # What there is one of, how it is read and how it is set
+    'autocast': (autocast_state,set_autocast_state), 'grad mode': (torch.is_grad_enabled,torch.set_grad_enabled),
+    'default dtype': (torch.get_default_dtype,torch.set_default_dtype),
+    'default device': (torch.get_default_device,lambda d: torch.set_default_device(None if d.type=='cpu' else d)),
+    'number of threads': (torch.get_num_threads,torch.set_num_threads),
+    'deterministic algorithms': (lambda: (torch.are_deterministic_algorithms_enabled(),torch.is_deterministic_algorithms_warn_only_enabled()),
+        _set_deterministic),
+    'flags of cuDNN': (lambda: (torch.backends.cudnn.deterministic,torch.backends.cudnn.benchmark),_set_cudnn),
+    'defaults.callbacks': (lambda: list(defaults.callbacks),lambda o: setattr(defaults, 'callbacks', o))}
+
+@contextmanager
+def as_it_was():
+    "Begins with the same random numbers each time; what is left changed in the process is put back, and is an error"
+    was,rng = {nm: get() for nm,(get,_) in process.items()},(random.getstate(),np.random.get_state(),torch.get_rng_state())
+    set_seed(0)
+    try: yield
+    finally:
+        left = [nm for nm,(get,_) in process.items() if get()!=was[nm]]
+        for nm in left: process[nm][1](was[nm])
+        random.setstate(rng[0]); np.random.set_state(rng[1]); torch.set_rng_state(rng[2])
+    assert not left, f"left changed: {', '.join(left)}"
+
+@cache
+def no_bf16_lstm():
+    "Why an LSTM in bfloat16 cannot run here, or None: oneDNN has it for some CPUs only"
+    try:
+        with torch.autocast('cpu', dtype=torch.bfloat16): nn.LSTM(2,3)(torch.zeros(1,1,2))
+    except RuntimeError as e: return str(e)
+
+# Cases
+
+def pairwise(*axes, where=lambda *case: True):
+    """Few cases `(a, b, ...)` of the product of `axes`, in its order: any two values of two axes that are together in a case `where` holds are together
+    in one of these. Each in turn is the one with the most pairs that are new"""
+    cases = [c for c in product(*map(range, map(len, axes))) if where(*(a[i] for a,i in zip(axes,c)))]
+    pairs = {c: set(combinations(enumerate(c), 2)) or {c} for c in cases}
+    todo,chosen = set().union(*pairs.values()),[]
+    while todo:
+        chosen.append(max(cases, key=lambda c: len(pairs[c]&todo)))
+        todo -= pairs[chosen[-1]]
+    return [tuple(a[i] for a,i in zip(axes,c)) for c in sorted(chosen)]
+
+# Tasks and learners
 
 def regression(n, n_in=5, n_out=2, dtype=torch.float64, seed=0):
     "`n` items `(x, y)`"
@@ -50,6 +118,22 @@ class ScaledLoss(Callback):
     def param_groups(self): return self.opt.param_groups
     def step(self): self.skipped = False
 
+class RaiseAt(Callback):
+    """Raises `exc` at `event`: in micro-batches `at` (one, several, or any) of the training in `epoch` (or any), unless the event is not one of a batch;
+    `times` at most. How often it was, is in `raised`"""
+    def __init__(self, event, exc, at=None, epoch=None, order=0, times=math.inf):
+        self.event,self.exc,self.at,self.at_epoch,self.order,self.times,self.raised = event,exc,at,epoch,order,times,0
+        setattr(self, event, self._raise)
+    def due(self):
+        if self.event in ('before_fit','before_epoch','before_train','after_train','before_validate','after_validate','after_epoch','after_cancel_validate',
+                          'after_cancel_fit','after_fit'): return True
+        at = [self.at] if isinstance(self.at, int) else self.at
+        return self.learn.training and (at is None or self.iter in at) and self.at_epoch in (None,self.epoch)
+    def _raise(self):
+        if self.raised>=self.times or not self.due(): return
+        self.raised += 1
+        raise self.exc('the one')
+
 momentum_sgd = partial(SGD, mom=0.9)
 
 def quiet_learner(dls, model, loss_func=None, opt_func=momentum_sgd, cbs=None, **kwargs):
@@ -79,4 +163,5 @@ def exported(learn, path):
         warnings.simplefilter('ignore')
         return load_learner(path/'it.pkl')
 
-__all__ = ['exported','ScaledLoss','momentum_sgd','regression','loaders','mlp','Float32Loss','quiet_learner','flat','distance','set_seed']
+__all__ = ['as_it_was','autocast_state','no_bf16_lstm','pairwise','process','RaiseAt','exported','ScaledLoss',
+    'momentum_sgd','regression','loaders','mlp','Float32Loss','quiet_learner','flat','distance','set_seed']

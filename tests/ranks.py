@@ -16,7 +16,9 @@ _context = mp.get_context('forkserver') # Imports once; each rank is a fork of t
 _context.set_forkserver_preload(['pytest', 'fastai_bs.all', 'fastai.distributed', 'fastai.vision.all', 'fastai.text.all'])
 
 def _rank(r, world, store, conn, f, args, timeout, linger, env):
-    os.environ.update(RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(world), MASTER_ADDR='localhost', MASTER_PORT='29501', CUDA_VISIBLE_DEVICES='', **env)
+    # accelerate would ask for a thread for each core, of which ranks have too few
+    os.environ.update(OMP_NUM_THREADS='1', RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(world),
+        MASTER_ADDR='localhost', MASTER_PORT='29501', CUDA_VISIBLE_DEVICES='', **env)
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')
     torch.distributed.init_process_group('gloo', init_method=store, rank=r, world_size=world, timeout=timedelta(seconds=timeout))

@@ -8,6 +8,12 @@ import pytest
 import torch
 from fastai_bs.__main__ import digits_learner, main
 
+@pytest.fixture(autouse=True)
+def flags(monkeypatch):
+    "The digits are the same each time for flags of cuDNN, which are put back"
+    for nm in ('deterministic','benchmark'): monkeypatch.setattr(torch.backends.cudnn, nm, getattr(torch.backends.cudnn, nm))
+
+@pytest.mark.slow
 def test_help():
     "As a command"
     res = subprocess.run([sys.executable, '-W', 'ignore', '-m', 'fastai_bs', '--help'], capture_output=True, text=True, timeout=60)
@@ -34,11 +40,11 @@ def test_a_folder_that_cannot_be_made(capsys, monkeypatch):
     with pytest.raises(SystemExit): main(['--out', 'a_file/there'])
     assert 'argument --out: the folder a_file/there cannot be made' in capsys.readouterr().err
 
+@pytest.mark.slow
 @pytest.mark.parametrize('opt', ['adam','sgd'])
 def test_a_short_run(opt, tmp_path, capsys):
     "It prints the plan and the table, and leaves a picture and nothing else"
     main(['--epochs', '1', '--opt', opt, '--out', str(tmp_path/'out'/'deeper')])
-    torch.set_num_threads(1)
     out = capsys.readouterr().out
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*') if p.is_file()]==['out/deeper/plan.png']
     picture = plt.imread(tmp_path/'out'/'deeper'/'plan.png')

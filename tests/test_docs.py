@@ -3,6 +3,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def test_entry(mod, nm):
     pars = [] if inspect.isclass(o) and '__init__' not in vars(o) else [p for p in inspect.signature(o).parameters if p not in ('self','cls')]
     assert {row[0].strip('`') for row in rows} >= {p for p in pars if p not in ('args','kwargs')}
 
+@cache
 def code_of(path):
     return "\n".join(c.source for c in read_nb(path).cells if c.cell_type=="code" and "#| export" not in c.source and "eval: false" not in c.source)
 

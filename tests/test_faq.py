@@ -1,6 +1,7 @@
 "The FAQ explains every message of the package: errors, warnings and the sentences of a plan's advice"
 import ast
 import re
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -51,6 +52,7 @@ said = [pytest.param(forms, id=f'{p.stem}-{line}') for p in sorted((root/'fastai
 
 # What the FAQ has
 
+@cache
 def rows(path):
     "The messages in the tables of the FAQ: first cells that are code"
     md = '\n'.join(c.source for c in read_nb(path).cells if c.cell_type=='markdown')

@@ -22,14 +22,11 @@ from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import sqrt_scaling
 from fastai_bs.snapshot import out_of_memory
 from helpers import flat, loaders, mlp, quiet_learner, regression, set_seed
-from test_snapshot import changes, picture, same_autocast # noqa: F401
+from test_snapshot import changes, picture
 
 inf,nan = math.inf,math.nan
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    "As few steps as will do: what they take does not matter here"
-    for nm,v in (('seconds',0.),('patience',1.),('n_steps',2)): monkeypatch.setattr(StepTimer, nm, v)
+pytestmark = pytest.mark.usefixtures('short')
 
 class Clock:
     "Stands in for `time.perf_counter`: time passes only where it is told to"
@@ -387,12 +384,14 @@ class Sized(Stream):
     ids=['fastai','torch'])
 @pytest.mark.filterwarnings('ignore:Length of IterableDataset')
 def test_iterable_loaders(make, there):
+    "That declare 100 items, and give what they give"
     dl = make(there)
     learn = learner(dls=DataLoaders(dl, dl))
     was = picture(learn)
-    plan = whole(find(learn))
+    plan = whole(find(learn, num_it=60))
     assert {2,4,8}<=set(sizes(plan)) or isinstance(dl, TorchDataLoader) and sizes(plan)==[4]
     assert max(sizes(plan))<=50 and changes(was, picture(learn))==[]
+    assert plan.n_train==100 and len(plan.df)>=7
 
 @pytest.mark.parametrize('ns', [[4,4,4,3]*15, [2,4,4]*20, [1,2,3,4]*15], ids=['mostly','often','never_twice'])
 def test_batches_of_varying_size(ns):

@@ -21,7 +21,7 @@ from fastai_bs.accumulate import GradAccum
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import adam_scaling, adascale_gain, linear_scaling, sqrt_scaling, surge_scaling
-from helpers import distance, exported, flat, loaders, mlp, momentum_sgd, quiet_learner, regression
+from helpers import distance, exported, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, RaiseAt, regression
 
 # Measures
 
@@ -98,9 +98,7 @@ ways = dict(plain=(24, 4, lambda: [], every(1), [4]*3), ragged=(22, 4, lambda: [
     ragged_micro=(31, 2, lambda: [GradAccum(4)], every(4), [8]*3), ragged_both=(25, 2, lambda: [GradAccum(4)], every(4), [8]*3),
     growing=(28, 2, lambda: [GradAccum({0:1,2:4})], growing, [2,2,8]), fastai_accum=(30, 2, lambda: [GradientAccumulation(7)], by_items, [8]*3))
 
-@pytest.mark.parametrize('warmup', [None,1.7])
-@pytest.mark.parametrize('way', ways)
-@pytest.mark.parametrize('fit', fits)
+@pytest.mark.parametrize('fit,way,warmup', pairwise([*fits], [*ways], [None,1.7]))
 def test_rate_of_every_step(fit, way, warmup):
     "f x s, per group, in the optimizer and as recorded; before and after, the schedule's own"
     n,bs,cbs,windows,sizes = ways[way]
@@ -227,11 +225,10 @@ def test_linear_rule_by_its_derivation():
 
 # Bit-identical at the base batch size
 
-@pytest.mark.parametrize('opt_func,rule,noise', [(momentum_sgd, linear_scaling, None), (momentum_sgd, adascale_gain, 50), (Adam, adam_scaling, None),
-    (partial(OptimWrapper, opt=torch.optim.AdamW), sqrt_scaling, None)])
-@pytest.mark.parametrize('n_acc,scale_wd', [(None,True),(1,False),(4,False)])
-@pytest.mark.parametrize('fit', fits)
-def test_bit_identical_at_the_base_batch_size(fit, n_acc, scale_wd, opt_func, rule, noise):
+@pytest.mark.parametrize('fit,n_acc,scale_wd,how', pairwise([*fits], [None,1,4], [True,False], [(momentum_sgd,linear_scaling,None),
+    (momentum_sgd,adascale_gain,50), (Adam,adam_scaling,None), (partial(OptimWrapper, opt=torch.optim.AdamW),sqrt_scaling,None)]))
+def test_bit_identical_at_the_base_batch_size(fit, n_acc, scale_wd, how):
+    opt_func,rule,noise = how
     def _run(*cbs):
         note = Note('after_batch')
         learn = learner(n=9, bs=2, cbs=[*([GradAccum(n_acc)] if n_acc else []), note, *cbs], opt_func=opt_func, wd=0.1)
@@ -255,44 +252,31 @@ def test_hypers_after_the_fit_are_those_without(fit, n_acc):
         close([x[nm] for nm in x], [y[nm] for nm in x])
     assert (of('eps', a.opt.seen)!=of('eps', b.opt.seen)).all()
 
-class Bomb(Callback):
-    "Raises `exc` at `event` of micro-batch `at` of the first epoch, once"
-    run_valid = False
-    def __init__(self, event, exc, at, order):
-        self.exc,self.at,self.order,self.blown = exc,at,order,False
-        setattr(self, event, self._blow)
-    def _blow(self):
-        if self.blown or (self.epoch,self.iter)!=(0,self.at): return
-        self.blown = True
-        raise self.exc('boom')
-
 excs = [CancelBatchException, CancelBackwardException, CancelStepException, CancelTrainException, CancelValidException,
         CancelEpochException, CancelFitException]
 
 def blown_up(fit, exc, event, order, n_acc, at, *cbs):
-    "A learner after a fit with a bomb"
-    learn = learner(n=4*n_acc, bs=2, cbs=[*([GradAccum(n_acc)] if n_acc>1 else []), Bomb(event, exc, at, order), *cbs])
+    "A learner after a fit that ended early"
+    learn = learner(n=4*n_acc, bs=2, cbs=[*([GradAccum(n_acc)] if n_acc>1 else []), RaiseAt(event, exc, at, 0, order, 1), *cbs])
     with suppress(exc):
         if fit=='fit': learn.fit(1, lrs)
         else: learn.fit_one_cycle(1, lrs)
     return learn
 
-@pytest.mark.parametrize('n_acc,at', [(1,1),(3,1),(3,2)])
-@pytest.mark.parametrize('order', [-100,100])
-@pytest.mark.parametrize('event', ['before_batch','after_pred','before_backward','after_backward','before_step','after_step','after_batch'])
-def test_after_exceptions(event, order, n_acc, at):
+@pytest.mark.parametrize('exc,event,order,n_acc_at,fit', pairwise([*excs,KeyboardInterrupt,ValueError], ['before_batch','after_pred','before_backward',
+    'after_backward','before_step','after_step','after_batch'], [-100,100], [(1,1),(3,1),(3,2)], ['fit','one_cycle']))
+def test_after_exceptions(exc, event, order, n_acc_at, fit):
     "The schedule's own rate is back, the steps that still follow and those of the next fit have the right one"
-    for i,exc in enumerate([KeyboardInterrupt if order<0 else ValueError, *excs]):
-        fit = ('fit','one_cycle')[(i+at)%2]
-        a,b = (blown_up(fit, exc, event, order, n_acc, at, *cbs) for cbs in ([ScaledLR(2/3, warmup_epochs=0)],[]))
-        assert a.bomb.blown==b.bomb.blown and (a.bomb.blown or (at==1 and event in ('before_step','after_step'))), exc
-        np.testing.assert_allclose(of('lr', a.opt.seen), 3*n_acc*of('lr', b.opt.seen), rtol=1e-12, atol=0, err_msg=f'{fit} {exc.__name__}')
-        if fit=='fit' or n_acc==1: close(of('lr', [hypers(a)]), of('lr', [hypers(b)]))
-        a.opt.seen.clear()
-        a.bomb.blown = True
-        a.fit(1, slice(1e-2,1.))
-        close(of('lr', a.opt.seen), np.outer(np.ones(2), [1e-2,1e-1,1.])*3*n_acc)
-        close(of('lr', [hypers(a)]), [[1e-2,1e-1,1.]])
+    n_acc,at = n_acc_at
+    a,b = (blown_up(fit, exc, event, order, n_acc, at, *cbs) for cbs in ([ScaledLR(2/3, warmup_epochs=0)],[]))
+    assert a.raise_at.raised==b.raise_at.raised and (a.raise_at.raised or (at==1 and event in ('before_step','after_step')))
+    close(of('lr', a.opt.seen), 3*n_acc*of('lr', b.opt.seen))
+    if fit=='fit' or n_acc==1: close(of('lr', [hypers(a)]), of('lr', [hypers(b)]))
+    a.opt.seen.clear()
+    a.raise_at.times = 0
+    a.fit(1, slice(1e-2,1.))
+    close(of('lr', a.opt.seen), np.outer(np.ones(2), [1e-2,1e-1,1.])*3*n_acc)
+    close(of('lr', [hypers(a)]), [[1e-2,1e-1,1.]])
 
 @pytest.mark.parametrize('cbs', [lambda: [], lambda: [GradAccum(2)]])
 def test_batches_that_are_cancelled_before_the_rate_is_scaled(cbs):
@@ -452,7 +436,7 @@ def test_a_second_callback_says_it_too(tmp_path):
         learn.remove_cb(ScaledLR).add_cb(ScaledLR(2))
 
 @pytest.mark.parametrize('n_acc', [None,2])
-def test_bs_find_sets_it_aside(n_acc):
+def test_bs_find_sets_it_aside(n_acc, short):
     "The plan's base_bs is its own, today's batch size stands beside; its factor counts; the learner is as it was"
     cb,rates = ScaledLR(64, warmup_epochs=0),[]
     note = Do('after_pred', lambda learn: rates.extend(h['lr'] for h in learn.opt.hypers))
@@ -474,7 +458,7 @@ def test_bs_find_sets_it_aside(n_acc):
     learn.remove_cb(cb)
     assert learn.bs_find(0.01, n_batch=4, show_plot=False).base_bs==bs
 
-def test_plan_of_bs_find_as_noise_scale():
+def test_plan_of_bs_find_as_noise_scale(short):
     learn = learner(n=320, bs=4)
     plan = learn.bs_find(0.01, n_batch=4, show_plot=False)
     learn.fit(1, 0.01, cbs=ScaledLR(2, adascale_gain, noise_scale=plan, warmup_epochs=0))
@@ -571,9 +555,8 @@ def test_rule_that_takes_no_noise_scale(rule):
 # Weight decay
 
 adamw = partial(OptimWrapper, opt=torch.optim.AdamW)
-@pytest.mark.parametrize('n_acc', [1,3])
-@pytest.mark.parametrize('opt_func', [ momentum_sgd, partial(SGD, decouple_wd=False), Adam, partial(Adam, decouple_wd=False), adamw])
-@pytest.mark.parametrize('fit', ['fit','one_cycle'])
+@pytest.mark.parametrize('fit,opt_func,n_acc', pairwise(['fit','one_cycle'],
+    [momentum_sgd, partial(SGD, decouple_wd=False), Adam, partial(Adam, decouple_wd=False), adamw], [1,3]))
 def test_scale_wd(fit, opt_func, n_acc):
     "False: lr*wd of each group at each step is that without ScaledLR; True: wd is left alone. Afterwards it is put back"
     def _run(*cbs):

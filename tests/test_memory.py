@@ -1,18 +1,17 @@
 "`memory_report`, `max_bs_find` and `bn_to_gn`: the bytes of a training step, the largest batch that trains, and a norm that does not ask for one"
-import gc, json, math, pickle, weakref
-from datetime import timedelta
+import gc, math, pickle, weakref
 from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-import torch.multiprocessing as mp
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset, SubsetRandomSampler
 from torchvision.models import resnet18
+from torchvision.models.resnet import BasicBlock
 from fastai.callback.data import PartialDL
 from fastai.callback.core import Callback, CancelStepException
 from fastai.callback.fp16 import MixedPrecision
@@ -34,7 +33,8 @@ from fastai_bs.memory import MemoryReport, bn_to_gn
 from fastai_bs.text import bytes_text
 from fastai_bs.trial import largest
 from fastai_bs.noise import NoiseScale
-from helpers import distance, flat, loaders, mlp, momentum_sgd, quiet_learner, regression
+from helpers import distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression
+from ranks import on_ranks
 from test_snapshot import changes, picture
 
 inf,nan = math.inf,math.nan
@@ -48,14 +48,6 @@ def learner(n=50, bs=4, model=None, dls=None, seed=0, **kwargs):
     return quiet_learner(dls, model or mlp(dtype=f32), **kwargs)
 
 def size_of(ts): return sum(t.numel()*t.element_size() for t in ts)
-
-@pytest.fixture(scope='module', autouse=True)
-def quick_collections():
-    "A search collects garbage after each failure; what was there before this file need not be looked at each time"
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 def no_hook_left(): return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
@@ -76,8 +68,14 @@ def mlp_learner(bs=8, **kwargs):
     return learner(bs=bs, dls=loaders(classes(20, (5,)), bs), model=nn.Sequential(nn.Linear(5,7), nn.ReLU(), nn.Linear(7,3)),
                    loss_func=nn.CrossEntropyLoss(), **kwargs)
 
+def small_resnet():
+    "torchvision's blocks, with few channels"
+    down = nn.Sequential(nn.Conv2d(8,16,1,2,bias=False), nn.BatchNorm2d(16))
+    return nn.Sequential(nn.Conv2d(3,8,3,bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2), BasicBlock(8,8), BasicBlock(8,16,2,down),
+                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16,3))
+
 def resnet_learner(**kwargs):
-    return learner(dls=loaders(classes(4, (3,32,32)), 4), model=resnet18(num_classes=3), loss_func=nn.CrossEntropyLoss(), **kwargs)
+    return learner(dls=loaders(classes(4, (3,12,12)), 4), model=small_resnet(), loss_func=nn.CrossEntropyLoss(), **kwargs)
 
 def tabular_learner(**kwargs):
     items = [(torch.tensor([i%5,i%4]),x,y) for i,(x,y) in enumerate(classes(20, (3,)))]
@@ -530,9 +528,7 @@ def limited(most, where='forward', since=0, error=oom, n=50, bs=4, valid_bs=None
     learn = learner(dls=dls, opt_func=opt_func, **kwargs)
     return learn.add_cb(Limit(most, where, since, error))
 
-@pytest.mark.parametrize('limit', [None,inf,'1MB'])
-@pytest.mark.parametrize('since', [0,1])
-@pytest.mark.parametrize('where', places)
+@pytest.mark.parametrize('where,since,limit', pairwise(places, [0,1], [None,inf,'1MB']))
 def test_where_memory_runs_out(where, since, limit):
     "From the first step on, or from the second, when the optimizer's state is there: 13 items fit, and nothing has happened to the learner"
     if where=='validation' and since: since = 3
@@ -854,7 +850,7 @@ def test_the_largest_items_are_tried(kind):
 
 @pytest.mark.parametrize('kind', ['fastai','torch','sorted'])
 def test_in_descending_order(kind):
-    order = memory._by_size(text_loaders(kind).train)
+    order = memory.by_size(text_loaders(kind).train)
     assert order[:2]==[17,33] and sorted(order)==list(range(40)) and all(lens[a]>=lens[b] for a,b in zip(order, order[1:]))
     assert all(type(i) is int for i in order)
 
@@ -863,15 +859,15 @@ def test_items_that_are_alike_or_cannot_be_told():
     class Stream(IterableDataset):
         def __iter__(self): return iter(texts())
     for dl in (text_loaders('torch', items=texts([3]*40)).train, TorchDataLoader(Stream(), 4, collate_fn=collate), DataLoader(Stream(), bs=4),
-               LMDataLoader([(torch.arange(100),)], bs=4, seq_len=8, num_workers=0)): assert memory._by_size(dl) is None
+               LMDataLoader([(torch.arange(100),)], bs=4, seq_len=8, num_workers=0)): assert memory.by_size(dl) is None
     state = torch.get_rng_state()
     class Random(list):
         def __getitem__(self, i): return torch.rand(3+i%2)
-    assert len(memory._by_size(TorchDataLoader(Random(range(9)), 4)))==9 and torch.equal(torch.get_rng_state(), state)
+    assert len(memory.by_size(TorchDataLoader(Random(range(9)), 4)))==9 and torch.equal(torch.get_rng_state(), state)
 
 def test_items_of_numpy_arrays():
     dl = TorchDataLoader(texts(as_numpy=True), 4, shuffle=True, collate_fn=collate)
-    assert memory._by_size(dl) is not None
+    assert memory.by_size(dl) is not None
 
 def test_a_validation_loader_of_another_size_with_texts():
     learn = text_learner(text_loaders('torch', valid_bs=5), 30*11)
@@ -1026,10 +1022,8 @@ def test_other_trainers_of_several_processes_are_left_out():
     DistributedTrainer = type('DistributedTrainer', (Callback,), dict(before_fit=lambda self: log.append('fit')))
     assert limited(13, cbs=DistributedTrainer()).max_bs_find(limit=inf)==13 and log==[]
 
-def _worker(rank, folder):
-    "What two processes find, as text"
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2, timeout=timedelta(seconds=8))
+def _worker(rank):
+    "What two processes find"
     def text(limit): return text_learner(DataLoaders(*(TorchDataLoader(texts([5*(rank+1)]*40), 4, collate_fn=collate) for _ in range(2)),
         device='cpu')).max_bs_find(limit=limit)
     res = {}
@@ -1039,25 +1033,16 @@ def _worker(rank, folder):
                      agree=lambda: [memory.min_over_ranks(2-rank), memory.min_over_ranks(rank)], limit=lambda: text('15KB')).items():
         try: res[nm] = f()
         except Exception as e: res[nm] = f'{type(e).__name__}: {e}'
-    (folder/f'{rank}.json').write_text(json.dumps(res))
+    return res
 
-@pytest.fixture(scope='module')
-def both(tmp_path_factory):
-    "What each of two processes found"
-    folder = tmp_path_factory.mktemp('ranks')
-    mp.spawn(_worker, (folder,), 2)
-    return [json.loads((folder/f'{rank}.json').read_text()) for rank in range(2)]
-
-def test_processes_agree(both):
-    a,b = both
-    assert a['memory']==b['memory']==5 and a['validation']==b['validation']==7 and a['agree']==b['agree']==[1,0]
+@pytest.mark.slow
+@pytest.mark.xdist_group('ranks')
+def test_processes_agree():
+    a,b = both = on_ranks(_worker, 2, timeout=8)
+    assert a['limit']==b['limit'] and a['memory']==b['memory']==5 and a['validation']==b['validation']==7 and a['agree']==b['agree']==[1,0]
     for o in both: assert 'Not even a micro-batch of one item' in o['every']
     assert a['error'].startswith('RuntimeError: On another rank micro-batches of 16 items')
     assert b['error'].startswith('ValueError: Micro-batches of 16 items')
-
-def test_processes_agree_on_a_limit(both):
-    a,b = both
-    assert a['limit']==b['limit']
 
 # GroupNorm
 
@@ -1204,10 +1189,6 @@ def test_an_optimizer_goes_on():
 # `bs_find(max_bs='auto')`
 
 def find(learn, **kwargs): return learn.bs_find(**{**dict(lr=0.01, num_it=24, n_batch=2, show_plot=False, max_bs='auto'), **kwargs})
-
-@pytest.fixture
-def short(monkeypatch):
-    for nm,v in (('seconds',0.),('patience',1.),('n_steps',2)): monkeypatch.setattr(timing.StepTimer, nm, v)
 
 @pytest.mark.parametrize('where', places)
 def test_bs_find_auto(where, short):

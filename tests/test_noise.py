@@ -1,5 +1,5 @@
 "NoiseScale beside GradAccum: exact against per-item gradients, and not a bit of the training changed"
-from functools import partial
+from functools import cache, partial
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -25,7 +25,7 @@ from fastai_bs.accumulate import GradAccum
 from fastai_bs.estimator import pooled
 from fastai_bs.noise import NoiseScale
 from fastai_bs.plots import plot_noise_scale
-from helpers import loaders, mlp, quiet_learner, regression, ScaledLoss, set_seed
+from helpers import loaders, mlp, pairwise, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed
 from oracle import item_grads, noise_scale, window_rows, windows_in_order, z_score
 
 class LastLSTM(nn.Module):
@@ -77,6 +77,9 @@ def task(kind, n=203):
         x = torch.stack([torch.randint(k, (n,), generator=g) for k in (9,5)], 1)
         return list(zip(x, 0.2*x[:,:1] + torch.randn(n, 1, generator=g, dtype=torch.float64))), Embeddings().double(), nn.MSELoss()
 
+@cache
+def task_grads(kind, n=203): return item_grads(*(task(kind, n)[i] for i in (1,2,0)))
+
 def measure(items, model, loss_func, bs=2, n_acc=5, n_epoch=1, lr=0., shuffle=False, cbs=(), accum=None, opt_func=SGD, seed=0, **kwargs):
     "The `NoiseScale` of a fit, at the present weights unless `lr`"
     set_seed(seed)
@@ -96,16 +99,14 @@ def assert_rows(df, expected, rtol=1e-8):
 def test_rows_are_those_of_the_items(kind, elems, bs, n_acc):
     "Ragged micro-batches and windows too: 203 items"
     items,model,loss_func = task(kind)
-    rows = item_grads(model, loss_func, items)
-    expected = window_rows(rows, windows_in_order(len(items), bs, n_acc), torch.full((len(items),), elems))
+    expected = window_rows(task_grads(kind), windows_in_order(len(items), bs, n_acc), torch.full((len(items),), elems))
     assert_rows(measure(items, model, loss_func, bs, n_acc).df, expected)
 
 @pytest.mark.parametrize('kind,elems', [('mlp',2), ('convnet',1), ('embeddings',1), ('lstm',1), ('tokens',4)])
-@pytest.mark.parametrize('seed', [0, 1])
-def test_exact_noise_scale(kind, elems, seed):
+def test_exact_noise_scale(kind, elems):
     items,model,loss_func = task(kind, 200)
-    exact = noise_scale(item_grads(model, loss_func, items))
-    noise = measure(items, model, loss_func, n_epoch=3, shuffle=True, seed=seed)
+    exact = noise_scale(task_grads(kind, 200))
+    noise = measure(items, model, loss_func, n_epoch=3, shuffle=True)
     assert 0.1 < exact/10 < 5 # The window holds 10 items
     assert len(noise.df) >= 50
     assert abs(z_score(noise.df, elems*exact)) <= 3
@@ -135,7 +136,7 @@ def test_exact_noise_scale_with_class_weights():
 def test_a_change_of_units_is_seen():
     "The exact-value tests would notice items in place of elements"
     items,model,loss_func = task('mlp', 200)
-    assert abs(z_score(measure(items, model, loss_func, n_epoch=3, shuffle=True).df, noise_scale(item_grads(model, loss_func, items)))) > 3
+    assert abs(z_score(measure(items, model, loss_func, n_epoch=3, shuffle=True).df, noise_scale(task_grads('mlp', 200)))) > 3
 
 @pytest.mark.parametrize('ignored', [0.3, 0.8])
 def test_rows_of_tokens_that_count(ignored):
@@ -176,19 +177,12 @@ def test_items_and_elements():
     assert noise.ci==pytest.approx([o/4 for o in p.interval()])
     assert (noise.tr_sigma,noise.g_sq)==pytest.approx((p.tr_sigma,p.g_sq))
 
-def test_bs_find_at_present_weights():
-    items,model,loss_func = task('embeddings', 800)
-    exact = noise_scale(item_grads(model, loss_func, items))
-    set_seed(0)
-    plan = quiet_learner(loaders(items, 4, shuffle=True), model, loss_func).bs_find(0, num_it=800, n_batch=5, tol=0, show_plot=False)
-    assert plan.ci[0] <= exact <= plan.ci[1] < np.inf
-    assert plan.noise_scale==pytest.approx(exact, rel=0.5)
-
-@pytest.mark.parametrize('kind', ['mlp','convnet','embeddings','lstm','tokens'])
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['mlp','embeddings','tokens'])
 def test_bs_find_holds_the_exact_value(kind, monkeypatch):
     monkeypatch.setattr('fastai_bs.finder.time_steps', lambda *args: ((),None,()))
-    items,model,loss_func = task(kind, 800)
-    exact = noise_scale(item_grads(model, loss_func, items))
+    items,model,loss_func = task(kind, 400)
+    exact = noise_scale(task_grads(kind, 400))
     set_seed(0)
     plan = quiet_learner(loaders(items, 4, shuffle=True), model, loss_func).bs_find(0, num_it=800, n_batch=5, tol=0, show_plot=False)
     low,high = plan.ci
@@ -322,33 +316,23 @@ def test_gradients_that_are_not_finite_are_dropped(bad):
     assert_rows(noise.df, expected)
     assert np.isfinite(noise.noise_scale) and np.isfinite(noise.pool.interval()[0])
 
-class Cancel(Callback):
-    "Raises `exc` in `event` of the micro-batches `at`"
-    def __init__(self, event, exc, at, order): self.exc,self.at,self.order = exc,at,order; setattr(self, event, self._raise)
-    def _raise(self):
-        if self.training and self.iter in self.at: raise self.exc
-
-@pytest.mark.parametrize('order', [0, 5, 6, 6.5, 7, 20])
-@pytest.mark.parametrize('event,exc', [('before_batch',CancelBatchException), ('after_pred',CancelBatchException), ('after_loss',CancelBatchException),
-                                       ('before_backward',CancelBatchException), ('before_backward',CancelBackwardException)])
-@pytest.mark.parametrize('first', [0, 2])
-def test_a_micro_batch_cancelled_before_its_backward_is_not_measured(event, exc, order, first):
+@pytest.mark.parametrize('event_exc,order,first', pairwise([('before_batch',CancelBatchException), ('after_pred',CancelBatchException),
+    ('after_loss',CancelBatchException), ('before_backward',CancelBatchException), ('before_backward',CancelBackwardException)], [0,5,6,6.5,7,20], [0,2]))
+def test_a_micro_batch_cancelled_before_its_backward_is_not_measured(event_exc, order, first):
     "The window goes on without it: with 8 micro-batches in windows of 3, cancelling one leaves two windows of 3 and a last one of 1"
-    items,model,loss_func = regression(16),mlp(),nn.MSELoss()
+    (event,exc),(items,model,loss_func) = event_exc,(regression(16),mlp(),nn.MSELoss())
     micro = [[2*i,2*i+1] for i in range(8) if i!=first]
     expected = window_rows(item_grads(model, loss_func, items), [micro[:3],micro[3:6],micro[6:]], torch.full((16,), 2))
-    assert_rows(measure(items, model, loss_func, 2, 3, cbs=[Cancel(event, exc, [first], order)]).df, expected)
+    assert_rows(measure(items, model, loss_func, 2, 3, cbs=[RaiseAt(event, exc, first, order=order)]).df, expected)
 
-@pytest.mark.parametrize('order', [0, 5, 6, 6.5, 7, 20])
-@pytest.mark.parametrize('event', ['after_backward', 'before_step'])
-@pytest.mark.parametrize('at', [1, 2])
-def test_a_window_cancelled_after_a_backward_leaves_no_row(event, order, at):
+@pytest.mark.parametrize('event,at,order', [(e,at,o) for e in ('after_backward','before_step') for at in (1,2) for o in (0,5,6,6.5,7,20)
+    if not (e=='before_step' and at==1 and o>=6)]) # GradAccum has cancelled that step by then
+def test_a_window_cancelled_after_a_backward_leaves_no_row(event, at, order):
     "A new one starts with the next micro-batch"
-    if event=='before_step' and at==1 and order>=6: return # GradAccum has cancelled that step by then
     items,model,loss_func = regression(18),mlp(),nn.MSELoss()
     micro = [[2*i,2*i+1] for i in range(at+1, 9)]
     expected = window_rows(item_grads(model, loss_func, items), [micro[i:i+3] for i in range(0,9,3)], torch.full((18,), 2))
-    df = measure(items, model, loss_func, 2, 3, cbs=[Cancel(event, CancelBatchException, [at], order)]).df
+    df = measure(items, model, loss_func, 2, 3, cbs=[RaiseAt(event, CancelBatchException, at, order=order)]).df
     if event=='before_step' and order>=6: df = df[1:] # Measured, and no longer a matter of the gradient
     assert_rows(df, expected)
 
@@ -356,7 +340,7 @@ def test_a_window_cancelled_after_a_backward_leaves_no_row(event, order, at):
 def test_a_cancelled_epoch_leaves_nothing_behind(exc, n_rows):
     "Cancelled after 7 of 10 micro-batches: an open window of one closes where training goes on to its end, and has no row"
     items,model,loss_func = regression(20),mlp(),nn.MSELoss()
-    noise = measure(items, model, loss_func, 2, 3, n_epoch=2, cbs=[Cancel('before_batch', exc, [7], 0)])
+    noise = measure(items, model, loss_func, 2, 3, n_epoch=2, cbs=[RaiseAt('before_batch', exc, 7)])
     micro = [[2*i,2*i+1] for i in range(7)]
     one = window_rows(item_grads(model, loss_func, items), [micro[:3],micro[3:6]], torch.full((20,), 2))
     assert_rows(noise.df, one if exc is CancelFitException else pd.concat([one,one]))
@@ -402,23 +386,21 @@ def test_training_is_bit_identical(kind):
 
 def n_hooks(model): return sum(len(p._backward_hooks or ()) for p in model.parameters())
 
-class Raise(Callback):
-    "Raises `exc` in `event`, and remembers how many hooks there were"
-    def __init__(self, event, exc, order): self.event,self.exc,self.order,self.hooks = event,exc,order,None; setattr(self, event, self._raise)
+class Raise(RaiseAt):
+    "Remembers how many hooks there were"
+    hooks = None
     def _raise(self):
         self.hooks = n_hooks(self.model)
-        raise self.exc
+        super()._raise()
 
 in_training = ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step','after_batch','after_cancel_batch']
 around = ['before_fit','before_epoch','before_train','after_train','before_validate','after_validate','after_epoch','after_fit']
 
-@pytest.mark.parametrize('exc', [ValueError, KeyboardInterrupt, CancelFitException])
-@pytest.mark.parametrize('order', [-20, 100])
-@pytest.mark.parametrize('event', in_training+around)
+@pytest.mark.parametrize('event,order,exc', pairwise(in_training+around, [-20,100], [ValueError,KeyboardInterrupt,CancelFitException]))
 def test_no_hook_stays(event, order, exc):
     "However a fit ends; and the next one measures as if there had been none"
     items,model = regression(30),mlp()
-    stop = Raise(event, exc, order)
+    stop = Raise(event, exc, order=order)
     noise = NoiseScale()
     learn = quiet_learner(loaders(items, 2), model, nn.MSELoss(), cbs=[GradAccum(3), noise, stop])
     try: learn.fit(1, 0.)

@@ -33,9 +33,12 @@ from fastai_bs.loop import ScopedCallback, fastai_on_ranks
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import linear_scaling
+from fastai_bs.timing import StepTimer
 from helpers import flat, loaders, mlp, quiet_learner, regression, ScaledLoss, set_seed
 from oracle import item_grads, noise_scale, window_rows, z_score
 from ranks import fastai_on_cpu_ranks, on_ranks, results, start
+
+pytestmark = [pytest.mark.xdist_group('ranks'), pytest.mark.first, pytest.mark.slow] # They wait for each other, while other tests have a core to themselves
 
 # Tasks
 
@@ -225,12 +228,22 @@ large = {
     'sum, drop_last': dict(kind='sum', n=90, bs=16, k=3, lr=0.002, drop_last=True), 'nothing counts': dict(kind='none', n=30, bs=4, k=2),
 }
 
-@cache
-def run_large(world): return dict(zip(large, run_all(world, *large.values())))
+large_on_three = ['one','three','dict','long window','fewer items than ranks','one cycle','clip','drop_last','tokens','ignored, single','weights','own','sum',
+    'nothing counts']
 
-@pytest.mark.parametrize('world', [2, 3])
-@pytest.mark.parametrize('name', large)
-def test_follows_the_large_batch(name, world):
+def on_two_and_three(cases, on_three): return [(2,nm) for nm in cases]+[(3,nm) for nm in cases if nm in on_three]
+
+def all_at_once(f, cases, on_three):
+    "A function of the number of ranks: what `f` has for each of `cases`, or of those `on_three`, by name; one launch"
+    def _run(world):
+        names = [nm for nm in cases if world==2 or nm in on_three]
+        return dict(zip(names, f(world, *(cases[nm] for nm in names))))
+    return cache(_run)
+
+run_large = all_at_once(run_all, large, large_on_three)
+
+@pytest.mark.parametrize('world,name', on_two_and_three(large, large_on_three))
+def test_follows_the_large_batch(world, name):
     "Parameters, optimizer state, losses and steps of one process that is given each window as a batch"
     case = large[name]
     ranks = run_large(world)[name]
@@ -247,21 +260,21 @@ def test_follows_the_large_batch(name, world):
     if not case.get('drop_last'):
         steps = [bool((i+1)%n_acc_in(case['k'], e)==0 or i+1==len(micro[0])) for e in range(epochs) for i in range(len(micro[0]))]
         assert [o for o,_ in said]==steps==ranks[0]['syncs']
-        if case['kind']!='none' if 'kind' in case else True: np.testing.assert_allclose(closed, losses, rtol=1e-9)
+        if case.get('kind')!='none': np.testing.assert_allclose(closed, losses, rtol=1e-9)
     if case.get('cycle'): assert one['lrs']==ranks[0]['lrs'][::n_acc_in(case['k'], 0)]
 
 def test_bn_is_that_of_each_rank():
     "Running statistics are those of rank 0, and their momentum what it was; a window's is that of one update"
-    for k in (1,3):
-        ranks = run(2, kind='bn', n=52, bs=4, k=k)
+    case = dict(kind='bn', n=52, bs=4)
+    *fixed,ranks = run_all(2, dict(case, k=1), dict(case, k=3), dict(case, k=3, fix_bn=False))
+    assert_sound(ranks)
+    assert np.ravel(ranks[0]['norms']).tolist()==[0.1]*14
+    for k,ranks in zip((1,3), fixed):
         assert_sound(ranks)
         for o in ranks:
             assert o['momenta']==[0.1]
             n_micro = [min(k, 7-i//k*k) for _ in range(2) for i in range(7)]
             np.testing.assert_allclose(np.ravel(o['norms']), [1-0.9**(1/m) for m in n_micro], rtol=1e-12)
-    ranks = run(2, kind='bn', n=52, bs=4, k=3, fix_bn=False)
-    assert_sound(ranks)
-    assert np.ravel(ranks[0]['norms']).tolist()==[0.1]*14
 
 def test_shuffled_ranks_stay_together():
     ranks = run(3, n=50, bs=3, k=3, shuffle=True, epochs=3)
@@ -276,21 +289,19 @@ def test_one_reduction_per_window(world):
     "And bucket, also in a short last window; fastai's own has one per micro-batch"
     n_iter = math.ceil(math.ceil(91/world)/4)
     closing = [i for i in range(n_iter) if (i+1)%3==0 or i==n_iter-1]
-    for o in epochs_reduced(run(world, n=91, bs=4, k=3, hook=True)): assert o==[(e,i) for e in range(2) for i in closing]
-    for o in epochs_reduced(run(world, n=91, bs=4, hook=True, fastai_acc=12)): assert o==[(e,i) for e in range(2) for i in range(n_iter)]
-    for o in epochs_reduced(run(world, n=91, bs=4, k=1, hook=True)): assert o==[(e,i) for e in range(2) for i in range(n_iter)]
-
-def test_hook_changes_nothing():
-    assert np.array_equal(run(2, n=91, bs=4, k=3, hook=True)[0]['flat'], run(2, n=91, bs=4, k=3)[0]['flat'])
+    case = dict(n=91, bs=4, hook=True)
+    three,fastais,one,without = run_all(world, dict(case, k=3), dict(case, fastai_acc=12), dict(case, k=1), dict(case, k=3, hook=False))
+    for o in epochs_reduced(three): assert o==[(e,i) for e in range(2) for i in closing]
+    for o in epochs_reduced(fastais)+epochs_reduced(one): assert o==[(e,i) for e in range(2) for i in range(n_iter)]
+    np.testing.assert_allclose(three[0]['flat'], without[0]['flat'], rtol=0 if world==2 else 1e-12) # Counting changes nothing; a sum of three, its order
 
 # GradAccum(1)
 
-@pytest.mark.parametrize('world', [2, 3])
-@pytest.mark.parametrize('kind', ['mlp', 'classes', 'bn'])
+@pytest.mark.parametrize('kind,world', [('mlp',2), ('classes',3), ('bn',2)])
 def test_one_changes_no_bit(kind, world):
     "Where all ranks' counts are equal, ragged last batches too"
-    a,b = run(world, kind=kind, n=52, bs=4, k=1, clip=0.3),run(world, kind=kind, n=52, bs=4, clip=0.3)
-    for x,y in zip(a,b):
+    case = dict(kind=kind, n=52, bs=4, clip=0.3)
+    for x,y in zip(*run_all(world, dict(case, k=1), case)):
         assert np.array_equal(x['flat'], y['flat'])
         assert x['losses']==y['losses'] and x['values']==y['values']
         for s,t in zip(x['buffers']+x['state'], y['buffers']+y['state']): assert np.array_equal(s, t)
@@ -360,12 +371,11 @@ in_windows = { # In the first, W divides n: no window is padded
     'drop_last': dict(n=90, bs=16, k=3, drop_last=True), 'drop_last, one': dict(n=90, bs=16, k=1, drop_last=True),
 }
 
-@cache
-def noise_in_windows(world): return dict(zip(in_windows, noises(world, *in_windows.values())))
+windows_on_three = ['one','padded','padded, single items','tokens','ignored','weights','sum','groups','scaled','every','drop_last']
+noise_in_windows = all_at_once(noises, in_windows, windows_on_three)
 
-@pytest.mark.parametrize('world', [2, 3])
-@pytest.mark.parametrize('name', in_windows)
-def test_rows_are_those_of_one_process(name, world):
+@pytest.mark.parametrize('world,name', on_two_and_three(in_windows, windows_on_three))
+def test_rows_are_those_of_one_process(world, name):
     "And without those of an epoch's last window where items are in it twice, and only there"
     case,ranks = in_windows[name],noise_in_windows(world)[name]
     assert_same_noise(ranks)
@@ -376,15 +386,14 @@ def test_rows_are_those_of_one_process(name, world):
     expected = noise.df[(noise.df.step-1)%n_windows<n_windows-padded]
     assert_rows(ranks[0]['df'], expected)
     assert list(ranks[0]['df'].step)==list(expected.step)
-    assert ranks[0]['bs']==min(case['bs']*min(k, len(micro[0]))*world, case['n']) or case.get('drop_last')
+    assert ranks[0]['bs']==min(case['bs']*min(k, math.ceil(case['n']/world/case['bs']))*world, case['n']) # As fastai's loader says, with `drop_last` too
     assert ranks[0]['steps']==noise.n_steps
     if not padded:
         np.testing.assert_allclose(ranks[0]['table'].to_numpy(float), noise.table.to_numpy(float), rtol=1e-6)
         assert ranks[0]['table'].index.tolist()==noise.table.index.tolist()
     assert np.isfinite(ranks[0]['losses']).all()
 
-@pytest.mark.parametrize('world', [2, 3])
-@pytest.mark.parametrize('kind,n', [('mlp',96), ('tokens',90), ('classes',91)])
+@pytest.mark.parametrize('kind,n,world', [('mlp',96,2), ('tokens',90,2), ('tokens',90,3), ('classes',91,3)])
 def test_rows_are_those_of_the_items(kind, n, world):
     "Slow and obvious: the gradient of every item"
     items,model,loss_func = task(kind, n)
@@ -409,28 +418,20 @@ by_ranks = {'mlp': dict(n=96, bs=4), 'ragged': dict(n=90, bs=4), 'padded': dict(
     lr=0.002),
     'every': dict(n=96, bs=4, every=3), 'classes': dict(kind='classes', n=96, bs=2), 'drop_last': dict(n=90, bs=16, drop_last=True)}
 
-@cache
-def noise_by_ranks(world): return dict(zip(by_ranks, noises(world, *by_ranks.values())))
+ranks_on_three = ['padded','groups','sum','classes','drop_last']
+noise_by_ranks = all_at_once(noises, by_ranks, ranks_on_three)
 
-@pytest.mark.parametrize('world', [2, 3])
-@pytest.mark.parametrize('name', by_ranks)
-def test_rows_without_accumulation(name, world):
-    "Where the ranks' counts are equal they are those of `GradAccum`"
+@pytest.mark.parametrize('world,name', on_two_and_three(by_ranks, ranks_on_three))
+def test_rows_without_accumulation(world, name):
+    "Where the ranks' counts are equal they are those of `GradAccum`; but a sum's gradient is divided by the ranks in DDP, as by a smaller rate"
     case,ranks = by_ranks[name],noise_by_ranks(world)[name]
     assert_same_noise(ranks)
-    noise = measure_in_one(world=world, k=1, **case) if case.get('kind')!='sum' else None
-    if noise is None: # A sum's gradient is divided by the ranks in DDP: the path is another one
-        assert len(ranks[0]['df'])
-        return
+    noise = measure_in_one(world=world, k=1, **(dict(case, lr=case['lr']/world) if name=='sum' else case))
     micro = shares(case['n'], world, case['bs'], case.get('drop_last', False))
     padded = max(0, len(micro[0])-n_whole(case['n'], world, case['bs']))
     expected = noise.df[(noise.df.step-1)%len(micro[0])<len(micro[0])-padded]
     assert_rows(ranks[0]['df'], expected)
     if not padded: np.testing.assert_allclose(ranks[0]['table'].to_numpy(float), noise.table.to_numpy(float), rtol=1e-6)
-
-def test_rows_of_a_sum_without_accumulation():
-    case = dict(kind='sum', n=60, bs=4, lr=0., epochs=1)
-    for world in (2,3): assert_rows(noises(world, case)[0][0]['df'], measure_in_one(world=world, k=1, **case).df)
 
 @pytest.mark.parametrize('world', [2, 3])
 def test_measuring_changes_no_bit(world):
@@ -454,7 +455,7 @@ def exact(kind, n):
 def test_unequal_counts_are_no_bias(world):
     "Drawn anew each epoch; with `GradAccum`, with `GradAccum(1)` and without"
     n = 120
-    cases = [dict(kind='thirds', n=n, bs=b, k=k, shuffle=True, lr=0., epochs=e) for b,k,e in ((3,None,8),(3,1,6),(3,2,10))]
+    cases = [dict(kind='thirds', n=n, bs=3, k=k, shuffle=True, lr=0., epochs=e) for k,e in ((None,5),(1,5),(2,9))]
     T,G = exact('thirds', n)
     for case,ranks in zip(cases, noises(world, *cases)):
         assert_same_noise(ranks)
@@ -470,8 +471,7 @@ def test_a_rank_in_which_nothing_counts():
     assert_same_noise(ranks)
     assert_rows(ranks[0]['df'], window_rows(rows, windows(shares(60, 3, 1), 1), elems), cols=('n_elems','tr_sigma','g_sq')) # Single elements: weights are equal
 
-@pytest.mark.parametrize('world', [2, 3])
-@pytest.mark.parametrize('kind', ['mlp', 'classes'])
+@pytest.mark.parametrize('kind,world', [('mlp',2), ('classes',3)])
 def test_exact_noise_scale(kind, world):
     items,model,loss_func = task(kind, 120)
     true = noise_scale(item_grads(model, loss_func, items))
@@ -513,6 +513,7 @@ def same(a, b):
 def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, **case):
     "`bs_find` and a fit after it"
     import matplotlib.pyplot as plt
+    for nm,v in (('seconds',0.),('patience',1.),('n_steps',2)): setattr(StepTimer, nm, v) # In this process; what steps take does not matter
     set_seed(rng)
     learn = find_learner(cbs=[f() for f in cbs], **case)
     res = {}
@@ -729,16 +730,43 @@ def test_one_fails_otherwise(name):
     assert_ended(other_failures()[name], kwargs.get('on', (1,)), kwargs.get('error', KeyError).__name__, len(args)>2 and args[2], accum3 in kwargs.get('cbs',
         (accum3,)))
 
-def test_a_killed_rank_is_named():
-    "All at once: each waits for most of its time"
-    begun = [(world, start(failing, world, 'after_batch', 5, finder, (1,), 'kill', timeout=100)) for world in (2,3) for finder in (False,True)]
-    for world,ranks in begun:
-        res = results(ranks, errors=True, patience=120)
-        assert res[1]=='Died'
-        for r in (o for o in range(world) if o!=1):
-            text = res[r]['text']
-            assert text.startswith('RuntimeError') and 'Rank 1 did not respond within 10 seconds' in text and f'rank {r}, ends too' in text
-            assert res[r]['took']<40 and res[r]['model'] and res[r]['dls'] and res[r]['own']==[]
+def broken(rank, which=1):
+    over_ranks(torch.tensor(1.)) # Both are there
+    if rank==which: os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        with together(True): over_ranks(torch.tensor(1.))
+    except RuntimeError as e: text,took = str(e),time.monotonic()-begin
+    try:
+        with together(True): raise KeyError('mine')
+    except Exception as e: return text,took,repr(e)
+
+@cache
+def killed():
+    "What is left, in all cases at once, as each waits for most of its time: (number of ranks, with bs_find?), and two sums of which a rank has no part"
+    begun = {(world,finder): start(failing, world, 'after_batch', 5, finder, (1,), 'kill', timeout=100) for world in (2,3) for finder in (False,True)}
+    begun.update(sum=start(broken, 2), store=start(broken, 2, 0, tcp=True))
+    return {nm: results(ranks, errors=True, patience=120) for nm,ranks in begun.items()}
+
+def test_over_ranks_says_who_is_gone():
+    res = killed()['sum']
+    assert res[1]=='Died' and 'Rank 1 did not respond within 10 seconds' in res[0][0] and res[0][1]<40
+
+def test_the_store_may_be_gone():
+    "Rank 0 keeps it where no launcher does, and was killed"
+    res = killed()['store']
+    assert res[0]=='Died' and 'keeps the store of all ranks is gone' in res[1][0] and 'this one, rank 1, ends too' in res[1][0]
+    assert res[1][2]=="KeyError('mine')" # An error of its own stays that
+
+@pytest.mark.parametrize('finder', [False,True])
+@pytest.mark.parametrize('world', [2,3])
+def test_a_killed_rank_is_named(world, finder):
+    res = killed()[world,finder]
+    assert res[1]=='Died'
+    for r in (o for o in range(world) if o!=1):
+        text = res[r]['text']
+        assert text.startswith('RuntimeError') and 'Rank 1 did not respond within 10 seconds' in text and f'rank {r}, ends too' in text
+        assert res[r]['took']<40 and res[r]['model'] and res[r]['dls'] and res[r]['own']==[]
 
 @pytest.mark.parametrize('finder', [False, True])
 def test_the_same_error_on_all(finder):
@@ -939,27 +967,6 @@ def test_small_functions():
         assert len(o['texts'])==2 and o['texts'][0]==f'KeyError: {r}'
         assert o['texts'][1].startswith('ValueError: y must be the same on all ranks, but is 0 on rank 0, 1 on rank 1')
         assert o['share']==[4,4,3] and o['alone'] is False
-
-def broken(rank, which=1):
-    over_ranks(torch.tensor(1.)) # Both are there
-    if rank==which: os.kill(os.getpid(), signal.SIGKILL)
-    begin = time.monotonic()
-    try:
-        with together(True): over_ranks(torch.tensor(1.))
-    except RuntimeError as e: text,took = str(e),time.monotonic()-begin
-    try:
-        with together(True): raise KeyError('mine')
-    except Exception as e: return text,took,repr(e)
-
-def test_over_ranks_says_who_is_gone():
-    res = results(start(broken, 2), errors=True, patience=120)
-    assert res[1]=='Died' and 'Rank 1 did not respond within 10 seconds' in res[0][0] and res[0][1]<40
-
-def test_the_store_may_be_gone():
-    "Rank 0 keeps it where no launcher does, and was killed"
-    res = results(start(broken, 2, 0, tcp=True), errors=True, patience=120)
-    assert res[0]=='Died' and 'keeps the store of all ranks is gone' in res[1][0] and 'this one, rank 1, ends too' in res[1][0]
-    assert res[1][2]=="KeyError('mine')" # An error of its own stays that
 
 def own_again(rank):
     "What is fastai's own before a fit with our callback, in it, after it, and in a fit without"

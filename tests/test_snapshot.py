@@ -15,17 +15,12 @@ from fastai.optimizer import Adam, OptimWrapper, SGD, ranger
 from fastcore.foundation import L
 
 from fastai_bs.snapshot import unchanged
-from helpers import loaders, mlp, quiet_learner, regression
+from helpers import autocast_state, loaders, mlp, quiet_learner, regression
 
 _plain = (type(None), bool, int, float, complex, str, bytes, slice, torch.dtype, torch.device)
 _walked = ('fastai', 'torch', 'fastcore.foundation', 'fastcore.xtras', 'helpers', 'test_')
 
 def _bits(t): return t.detach().as_subclass(Tensor).cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-def autocast_state():
-    depth = torch.autocast_increment_nesting()-1
-    torch.autocast_decrement_nesting()
-    return depth, [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ('cpu','cuda')]
 
 def picture(learn, ids=True):
     "All that `learn` and the process hold, as `{path: what is there}`: values bit by bit and, with `ids`, which object it is"
@@ -54,7 +49,7 @@ def picture(learn, ids=True):
         elif hasattr(o, '__dict__') and not isinstance(o, type) and type(o).__module__.startswith(_walked) and not path.endswith("['_iterator']"):
             _walk(path+'.', vars(o))
     _walk('', learn)
-    res['process'] = (random.getstate(), repr(np.random.get_state()), _bits(torch.get_rng_state()), autocast_state(), torch.is_autocast_cache_enabled())
+    res['process'] = (random.getstate(), repr(np.random.get_state()), _bits(torch.get_rng_state()), autocast_state())
     if ids: res[None] = seen # Keeps what is pictured alive, so that no id is used again
     return res
 
@@ -141,15 +136,6 @@ def _uneven(learn):
     learn.fit(1, 0.1)
     learn.model.lin.weight.grad.fill_(2.)
     learn.model.bn.bias.grad = None
-
-@pytest.fixture(autouse=True)
-def same_autocast():
-    "What a failing test leaves open does not reach the next one"
-    yield
-    for d in ('cpu','cuda'): torch.set_autocast_enabled(d, False)
-    torch.set_autocast_dtype('cpu', torch.bfloat16)
-    torch.set_autocast_cache_enabled(True)
-    while autocast_state()[0]>0: torch.autocast_decrement_nesting()
 
 @pytest.mark.parametrize('before,error', [(_new, None), (_new, KeyboardInterrupt), (_once, None), (_uneven, None), (_uneven, ValueError)],
                          ids=['new','new-interrupted','once','uneven','uneven-fails'])

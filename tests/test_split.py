@@ -1,6 +1,6 @@
 "GradAccum(on_oom='split'): wherever memory runs out in a window, training goes on as if it had not"
 import pickle, warnings
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from fastai_bs.accumulate import GradAccum
 from fastai_bs.loaders import slices
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
-from helpers import distance, flat, loaders, mlp, momentum_sgd, quiet_learner, regression
+from helpers import distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, RaiseAt, regression
 
 def oom(): return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
@@ -50,6 +50,13 @@ def learner(cbs, bs=4, n=50, n_acc=3, model=None, loss_func=None, items=None, op
     for dl in learn.dls.loaders: dl.n_inp = 1
     return learn.add_cbs([GradAccum(n_acc, on_oom=on_oom), GradientClip(0.5), NoiseScale(), *cbs])
 
+@cache
+def undisturbed(**kwargs):
+    "A fit in which nothing happens; shared by all that are compared with it, which leave it alone"
+    learn = learner([], on_oom='raise', **kwargs)
+    assert fit(learn)==[]
+    return learn
+
 def fit(learn, n_epoch=2):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
@@ -68,13 +75,12 @@ def assert_same(a, b, tol=1e-9):
 
 places = ['before_batch','forward','after_pred','after_loss','before_backward','backward','after_backward','before_step','step']
 
-@pytest.mark.parametrize('n_acc', [1,3])
-@pytest.mark.parametrize('at', range(13))
+@pytest.mark.parametrize('n_acc,at', [*((3,at) for at in (0,1,2,7,11,12)), *((1,at) for at in (0,7,12))])
 @pytest.mark.parametrize('event', places)
-def test_as_if_nothing_had_happened(event, at, n_acc):
-    "13 micro-batches in an epoch, the last one of 2 items: three to a window, or each on its own"
-    plain,struck = learner([], n_acc=n_acc, on_oom='raise'),learner([s := Strike(event, [13+at])], n_acc=n_acc)
-    assert fit(plain)==[]
+def test_as_if_nothing_had_happened(event, n_acc, at):
+    """13 micro-batches in an epoch, the last one of 2 items: three to a window, or each on its own. In the first, second and third of a window, early and late,
+    and in the one that is a window by itself"""
+    plain,struck = undisturbed(n_acc=n_acc),learner([s := Strike(event, [13+at])], n_acc=n_acc)
     said = fit(struck)
     closing = n_acc==1 or at%3==2 or at==12
     assert s.struck==(1 if closing or event not in ('before_step','step') else 0)
@@ -87,16 +93,15 @@ def test_as_if_nothing_had_happened(event, at, n_acc):
 @pytest.mark.parametrize('order', [GradAccum.order-1, GradAccum.order+1, 100])
 @pytest.mark.parametrize('event', ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step'])
 def test_before_and_after_others(event, order):
-    plain,struck = learner([]),learner([s := Strike(event, [4,20], times=2, order=order)])
-    fit(plain), fit(struck)
+    plain,struck = undisturbed(),learner([s := Strike(event, [4,20], times=2, order=order)])
+    fit(struck)
     assert s.struck==2 or (event=='before_step' and order>GradAccum.order)
     assert_same(struck, plain)
 
 @pytest.mark.parametrize('most,n_parts', [(4,2), (3,4), (2,4), (1,8)])
 def test_until_it_fits(most, n_parts):
     "8 items at a time do not fit, ever"
-    plain,struck = learner([], bs=8),learner([s := Strike('forward', range(100), most=most, times=100)], bs=8)
-    fit(plain)
+    plain,struck = undisturbed(bs=8),learner([s := Strike('forward', range(100), most=most, times=100)], bs=8)
     said = fit(struck)
     assert len(said)==1 and f'in {n_parts} parts' in said[0]
     assert s.struck==n_parts.bit_length()-1 # The parts are kept for the rest of the fit
@@ -251,39 +256,26 @@ def test_train_metrics():
         rows.append([list(o)[:2] for o in learn.recorder.values])
     torch.testing.assert_close(*map(torch.tensor, rows), rtol=1e-6, atol=0)
 
-class CancelOnce(Callback):
-    "Somebody else cancels a batch"
-    run_valid,order = False,30
-    def __init__(self, event): self.event = event; setattr(self, event, self.cancel)
-    def cancel(self):
-        if self.train_iter==4: raise CancelBatchException
-
 @pytest.mark.parametrize('event', ['before_batch','after_pred','before_backward','after_backward'])
 def test_cancelled_batches(event):
-    plain,struck = learner([CancelOnce(event)]),learner([CancelOnce(event), Strike('forward', [5], times=1)])
+    plain,struck = (learner([RaiseAt(event, CancelBatchException, 4, 0, order=30), *cbs]) for cbs in ([],[Strike('forward', [5], times=1)]))
     fit(plain), fit(struck)
     assert distance(struck, plain)<1e-9
 
-class CancelFirst(CancelOnce):
-    "The first part of a batch alone"
-    def cancel(self):
-        if self.train_iter==4 and not getattr(self, 'was', False):
-            self.was = True
-            raise CancelBatchException
-
 def test_a_cancelled_part_ends_its_batch():
+    "The first of them"
     steps = []
     class Count(Callback):
         def after_batch(self):
             if self.training: steps.append(self.learn.grad_accum.stepped)
-    learn = learner([CancelFirst('after_pred'), Strike('forward', [0], most=2), Count()], n_acc=1)
+    learn = learner([RaiseAt('after_pred', CancelBatchException, 4, 0, order=30, times=1), Strike('forward', [0], most=2), Count()], n_acc=1)
     fit(learn, 1)
     assert steps==[True]*4+[False]+[True]*8
 
 def test_right_after_a_step():
     "Before GradAccum itself has heard of the next batch"
-    plain,struck = learner([], on_oom='raise'),learner([s := Strike('before_batch', [3], order=GradAccum.order-1)])
-    fit(plain), fit(struck)
+    plain,struck = undisturbed(),learner([s := Strike('before_batch', [3], order=GradAccum.order-1)])
+    fit(struck)
     assert s.struck
     assert_same(struck, plain)
 
@@ -299,8 +291,8 @@ def test_nothing_is_kept():
 
 def test_not_a_bit():
     "Without an error it is the same training"
-    a,b = learner([]),learner([], on_oom='raise')
-    fit(a), fit(b)
+    a,b = learner([]),undisturbed()
+    fit(a)
     assert torch.equal(flat(a), flat(b)) and a.recorder.losses==b.recorder.losses
 
 def test_slices():
@@ -315,16 +307,22 @@ def rates(learn):
     learn.add_cb(Look())
     return seen
 
-@pytest.mark.parametrize('method', ['fit','fit_one_cycle'])
-@pytest.mark.parametrize('at', [[0],[1],[2],[4],[12],[3,16],[0,1]])
-@pytest.mark.parametrize('n_acc', [1,3])
-def test_a_scaled_rate(n_acc, at, method):
-    "ScaledLR is told of each batch once, however many parts it is in"
-    plain,struck = (learner([ScaledLR(6, warmup_epochs=0.5), *cbs], n_acc=n_acc) for cbs in ([],[Strike('forward', at, most=1, times=2)]))
-    seen = [rates(o) for o in (plain,struck)]
+def scaled_fit(n_acc, method, *cbs):
+    "A learner after its fit, and the rates of its steps"
+    learn = learner([ScaledLR(6, warmup_epochs=0.5), *cbs], n_acc=n_acc)
+    seen = rates(learn)
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        for o in (plain,struck): getattr(o, method)(2, 0.01)
+        getattr(learn, method)(2, 0.01)
+    return learn,seen
+
+undisturbed_scaled_fit = cache(scaled_fit)
+
+@pytest.mark.parametrize('n_acc,at,method', pairwise([1,3], [[0],[1],[2],[4],[12],[3,16],[0,1]], ['fit','fit_one_cycle']))
+def test_a_scaled_rate(n_acc, at, method):
+    "ScaledLR is told of each batch once, however many parts it is in"
+    (plain,*seen),(struck,scaled) = undisturbed_scaled_fit(n_acc, method),scaled_fit(n_acc, method, Strike('forward', at, most=1, times=2))
+    seen.append(scaled)
     assert seen[0]==seen[1] and len(seen[0])==(26 if n_acc==1 else 10)
     assert [dict(h) for h in struck.opt.hypers]==[dict(h) for h in plain.opt.hypers]
     assert_same(struck, plain)
@@ -381,7 +379,7 @@ def test_validation_within_the_epoch():
 @pytest.mark.parametrize('nth', [1,4])
 def test_memory_runs_out_while_the_window_is_measured(nth):
     "What measures it is called once: the window is trained on, and not measured"
-    plain,struck = learner([]),learner([])
+    plain,struck = undisturbed(),learner([])
     noise,calls = struck.noise_scale,[]
     measure = noise.measure
     def failing(*args):
@@ -389,7 +387,6 @@ def test_memory_runs_out_while_the_window_is_measured(nth):
         if len(calls)==nth: raise oom()
         measure(*args)
     noise.measure = failing
-    fit(plain)
     assert len(fit(struck))==1
     assert distance(struck, plain)<1e-9 and noise.n_steps==plain.noise_scale.n_steps and nth not in noise.df.step.values
 
