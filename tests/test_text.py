@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from fastai_bs.text import items, num, percent, rate_text, bytes_text, with_interval
+from fastai_bs.text import counted, num, percent, rate_text, bytes_text, with_interval
 
 @pytest.mark.parametrize('x,text', [(0,'0'), (0.00123,'0.00123'), (9.999,'10'), (99.96,'100'), (1234.5,'1230'), (1e6,'1000000'), (-250.4,'-250'),
     (math.inf,'inf'), (math.nan,'nan')])
@@ -13,7 +13,7 @@ def test_num(x, text): assert num(x)==text
     (np.int64(12345),'12345 items'), (12345.,'12300 items')])
 def test_items(n, text):
     "A count in full, an estimate in three digits"
-    assert items(n)==text
+    assert counted(n)==text
 
 @pytest.mark.parametrize('x,text', [(0.0123,'1.2%'), (0.636,'64%'), (0.9949,'99%'), (0.9951,'100%'), (1.234,'123%')])
 def test_percent(x, text): assert percent(x)==text
