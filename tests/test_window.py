@@ -1,0 +1,171 @@
+"A window as a value: weights and the mean, for counts that are numbers and for counts on a device"
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from fastai.losses import CrossEntropyLossFlat
+from fastai_bs.accumulate import GradAccum
+from fastai_bs.losses import at_hand, precise
+from fastai_bs.measurement import MicroNorms, measurement, to_floats, window_sums
+from fastai_bs.noise import NoiseScale
+from fastai_bs.window import (MicroBatch, Window, check_n_accs, loss_sum, mean_divisor, n_acc_at, reference, watch_scale, weigh, weight,
+                              window_momentum)
+from helpers import distance, flat, loaders, quiet_learner
+
+def double(x): return torch.tensor(x, dtype=torch.float64)
+
+rng = np.random.default_rng(0)
+windows = [[4.,4.,2.], [0.,4.,2.], [0.,0.,3.], [0.,0.,0.], [5.], [0.], [0.5,1.75,0.25], *(rng.integers(0, 5, 6).astype(float).tolist() for _ in range(20))]
+
+@pytest.mark.parametrize('as_count', [float, double])
+@pytest.mark.parametrize('ns', windows, ids=str)
+def test_weighted_sum_over_divisor_is_the_mean(ns, as_count):
+    "sum(w_i g_i)/divisor is sum(n_i g_i)/sum(n_i), and 0 where nothing counts"
+    gs,n_ref,total = rng.normal(size=len(ns)),None,0.
+    for n,g in zip(ns, gs):
+        n_ref = reference(n_ref, as_count(n))
+        total += float(weight(as_count(n), n_ref))*g
+    expected = np.dot(ns, gs)/sum(ns) if sum(ns) else 0.
+    assert total/float(mean_divisor(as_count(sum(ns)), n_ref))==pytest.approx(expected, rel=1e-12, abs=0)
+
+@pytest.mark.parametrize('ns', windows, ids=str)
+def test_numbers_and_tensors_come_to_the_same_bits(ns):
+    a = b = mixed = None
+    for n in ns:
+        a,b,mixed = reference(a, n),reference(b, double(n)),reference(mixed, double(n))
+        assert float(a)==float(b) and float(weight(n, a))==float(weight(double(n), b))==float(weight(n, mixed))
+    for n_ranks in (1,3): assert float(mean_divisor(sum(ns), a, n_ranks))==float(mean_divisor(double(sum(ns)), b, n_ranks))
+
+def test_the_reference_is_the_first_that_has_any():
+    assert [reference(None, 0.),reference(0., 0.),reference(0., 3.),reference(3., 7.)]==[0.,0.,3.,3.]
+    assert [float(reference(double(0.), double(o))) for o in (0.,3.)]==[0.,3.] and float(reference(double(3.), double(7.)))==3.
+
+def test_what_ddp_has_divided_by():
+    "The mean over 2 ranks of sums is half of the sum"
+    assert mean_divisor(12., 4., 2)==1.5
+
+@pytest.mark.parametrize('reduction,expected', [('mean',4*0.5+2*0.2),('sum',0.5+0.2)])
+@pytest.mark.parametrize('as_count', [float, double])
+def test_sums_of_a_window(reduction, expected, as_count):
+    "In double precision; a loss of nothing has no say, whatever it is"
+    window = Window(3)
+    for i,(n,loss) in enumerate([(4.,0.5),(0.,math.nan),(2.,0.2)]):
+        window.micro = MicroBatch(elems=as_count(n))
+        window.add(torch.tensor(loss), i)
+    totals = window.sums(reduction)
+    assert (float(totals.elems),totals.n_micro,window.iters)==(6.,3,{0,1,2})
+    assert totals.loss.dtype==torch.float64 and totals.loss.item()==pytest.approx(expected, rel=1e-7)
+
+def test_a_window_of_nothing():
+    window = Window(1, MicroBatch(elems=0.))
+    window.add(torch.tensor(math.nan), 0)
+    totals = window.sums()
+    assert (totals.elems,totals.loss,totals.n_micro)==(0.,0.,1)
+    assert loss_sum(double(0.), torch.tensor(math.inf)).item()==0
+
+def test_windows_share_nothing():
+    a,b = Window(2),Window(2)
+    a.add(torch.tensor(1.), 0)
+    assert b.n_micro==0 and b.iters==set() and not b.micro.backed and a.micro.backed
+
+def test_a_weight_of_one_changes_no_bit_and_no_graph():
+    loss = torch.tensor(0.3, requires_grad=True)*1
+    assert weigh(loss, MicroBatch(elems=4., weight=1.)) is loss
+    assert weigh(loss, MicroBatch(elems=2., weight=0.5)).item()==loss.item()/2
+
+@pytest.mark.parametrize('n,expected', [(0.,0.),(1.,math.nan)])
+def test_nan_is_kept_out_only_where_nothing_counts(n, expected):
+    pred = torch.ones(3, requires_grad=True)
+    loss = (pred*math.nan).sum()
+    weigh(loss, MicroBatch(elems=n, weight=1.), pred).backward()
+    assert torch.equal(pred.grad.nan_to_num(7.), torch.full((3,), expected).nan_to_num(7.))
+
+def test_the_scale_of_mixed_precision_is_seen():
+    micro,loss = MicroBatch(),torch.tensor(2., requires_grad=True)*3
+    watch_scale(loss, micro)
+    (loss*1024).backward()
+    assert micro.loss_scale==1024
+    watch_scale(torch.tensor(1.), micro) # Nothing to be watched
+
+@pytest.mark.parametrize('k', [1,2,3,8,100])
+def test_window_momentum(k):
+    m = window_momentum(0.1, k)
+    assert (1-m)**k==pytest.approx(0.9, rel=1e-12) and (m==0.1 or k>1)
+
+@pytest.mark.parametrize('n_acc,expected', [(3,[3,3,3,3]), ({0: 1, 2: 4},[1,1,4,4]), ({1: 2},[1,2,2,2]), (lambda e: e+1,[1,2,3,4]), (np.int64(2),[2]*4)])
+def test_n_acc_at(n_acc, expected):
+    check_n_accs(n_acc)
+    assert [n_acc_at(n_acc, e) for e in range(4)]==expected
+
+def test_a_bad_number_for_an_epoch_names_it():
+    with pytest.raises(ValueError, match="got 0 for epoch 3"): n_acc_at(lambda e: 3-e, 3)
+    with pytest.raises(TypeError, match="got 2.5 from epoch 1 on"): check_n_accs({1: 2.5})
+
+# Counts that stay on their device
+
+def test_a_number_is_read_only_where_nothing_waits():
+    assert at_hand(torch.tensor(3))==3 and not isinstance(at_hand(torch.tensor(3)), torch.Tensor)
+    assert type(at_hand(4)) is float
+    assert at_hand(torch.zeros((), device='meta')).device.type=='meta' # As a GPU's
+
+@pytest.fixture
+def on_device(monkeypatch):
+    "As on a GPU: what depends on values is left a tensor"
+    kept = []
+    def _at_hand(n): kept.append(n); return precise(n) if isinstance(n, torch.Tensor) else float(n)
+    for mod in ('losses','window','accumulate'): monkeypatch.setattr(f'fastai_bs.{mod}.at_hand', _at_hand)
+    return kept
+
+def tokens(n):
+    "Items of 6 tokens; 0 does not count. The second batch of 4 has none that do"
+    g = torch.Generator().manual_seed(3)
+    x = torch.randint(1, 9, (n,6), generator=g)
+    y = torch.randint(0, 3, (n,6), generator=g)*torch.randint(0, 2, (n,1), generator=g)
+    y[4:8] = 0
+    return list(zip(x, y))
+
+def trained(cbs, weight=None):
+    torch.manual_seed(0)
+    learn = quiet_learner(loaders(tokens(26), 4), nn.Sequential(nn.Embedding(9,4), nn.Linear(4,3)).double(),
+                          CrossEntropyLossFlat(ignore_index=0, weight=weight), cbs=cbs)
+    learn.fit(2, 0.1)
+    return learn
+
+@pytest.mark.parametrize('weight', [None, torch.tensor([1.,0.25,3.])], ids=['plain','weighted'])
+@pytest.mark.parametrize('kwargs', [{}, dict(on_oom='split')], ids=['raise','split'])
+def test_counts_that_stay_on_the_device(on_device, monkeypatch, kwargs, weight):
+    "Weights, losses and noise scales are those of counts that are read at once"
+    a = trained([GradAccum(3, **kwargs), NoiseScale()], weight)
+    assert any(isinstance(o, torch.Tensor) and o.dtype==torch.int64 for o in on_device) or weight is not None
+    monkeypatch.undo()
+    b = trained([GradAccum(3, **kwargs), NoiseScale()], weight)
+    assert torch.isfinite(flat(a)).all() and distance(a, b)==0
+    torch.testing.assert_close(torch.stack(a.recorder.losses), torch.stack(b.recorder.losses), rtol=1e-6, atol=0)
+    assert float(a.grad_accum.window_loss)==pytest.approx(float(b.grad_accum.window_loss), rel=1e-12)
+    np.testing.assert_allclose(a.noise_scale.df, b.noise_scale.df, rtol=1e-12)
+
+# A measurement
+
+def micro_norms(n, w, scale): return MicroNorms(MicroBatch(n, w, scale), None, 2)
+
+def test_to_floats_keeps_the_order():
+    rows = double([[1.,2.],[3.,4.]])
+    floats,vals = to_floats([1., double(2.), 3., torch.tensor(4.)], rows)
+    assert floats==[1.,2.,3.,4.] and vals.tolist()==rows.tolist()
+    floats,vals = to_floats([1.,2.], rows)
+    assert floats==[1.,2.] and vals.tolist()==rows.tolist()
+
+@pytest.mark.parametrize('is_sum', [False, True])
+@pytest.mark.parametrize('as_scale', [float, torch.tensor])
+def test_all_scales_are_divided_out(is_sum, as_scale):
+    "What `.grad` and the hooks see is multiplied by weights, elements of a summed loss, and the scale of mixed precision; a micro-batch of nothing is left out"
+    ns,ws,scale = [3.,0.,5.],[1.,0.,5/3],256.
+    true,mean = np.array([2.,9.,4.]),7.
+    seen = [t*((n if is_sum else w)*scale)**2 for t,n,w in zip(true, ns, ws)] + [mean*((8. if is_sum else 1.)*scale)**2]
+    m = measurement([micro_norms(n, 1. if is_sum else w, as_scale(scale)) for n,w in zip(ns, ws)], double(seen)[:,None], is_sum, 8. if is_sum else 1.)
+    np.testing.assert_allclose(m.sq, [[2.,4.]])
+    assert (m.n.tolist(),m.n_items)==([3.,5.],6) and m.sq_mean==pytest.approx([7.])
+    sums = window_sums(m)
+    assert (sums.n_micro,sums.n_elems,sums.n_items)==(2,8.,6) and sums.total==pytest.approx([3*2.+5*4.])
