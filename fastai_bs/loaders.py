@@ -91,7 +91,7 @@ def with_batch_size(
     raise ValueError(f"A training loader of type {type(dl).__name__} cannot be given batches of {bs} items: make one that has them, "
                      "or give it an attribute `bs` and a method `new(bs=...)`")
 
-# %% ../nbs/07_loaders.ipynb #eabbbc85
+# %% ../nbs/07_loaders.ipynb #d02d237e
 def _size(o):
     "Elements in an item, of whatever is an array in it"
     if isinstance(o, Tensor): return o.numel()
@@ -103,7 +103,7 @@ def _size(o):
 def by_size(
     dl, # A loader
 ): # List of indices; `None` where all items are alike, or it cannot be told
-    "The items of `dl`, the largest first; where the first 32 looked at are alike, all are taken to be"
+    "The items of `dl`, the largest first; where 32 of them, spread over the set, are alike, all are taken to be"
     if isinstance(dl, LMDataLoader): return None # Pieces of one text
     sizes = getattr(dl, 'res', None) # A `SortedDL` knows
     if sizes is None:
@@ -111,8 +111,9 @@ def by_size(
         elif isinstance(dl, TorchDataLoader) and isinstance(dl.sampler, (SequentialSampler,RandomSampler)): item = dl.dataset.__getitem__
         else: return None
         n = len(dl.dataset)
+        k = min(n, 32)
         with same_rng():
-            if len({_size(item(i*n//32)) for i in range(min(n, 32))})<2: return None
+            if len({_size(item(i*n//k)) for i in range(k)})<2: return None
             sizes = [_size(item(i)) for i in range(n)]
     return [int(i) for i in np.argsort(sizes, kind='stable')[::-1]]
 

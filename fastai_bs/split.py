@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/split.html.md"""
 # %% auto #0
 __all__ = ['refuse_split', 'step_norms', 'same_norms', 'KeptBatch', 'in_main_memory', 'whole_loss', 'SplitBatches']
 
-# %% ../nbs/10_split.ipynb #f8a72e08
+# %% ../nbs/10_split.ipynb #7ddea9e3
 import math, warnings
 from dataclasses import dataclass, replace
 import torch
@@ -18,12 +18,12 @@ from fastai.callback.core import CancelBatchException
 from fastai.callback.schedule import ParamScheduler
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import apply, find_bs, to_concat, to_detach
-from .snapshot import free_memory, out_of_memory, restart_point
 from .distributed import trains_together
-from .losses import refuse_loss
 from .loaders import rows_of, slices
 from .hypers import Hypers, inner_opt
 from .loop import ScopedCallback, do_one_batch, fastais_one_batch, own_loop, run_events, set_batch, to_device
+from .losses import refuse_loss
+from .snapshot import free_memory, out_of_memory, restart_point
 from .window import loss_sum
 
 # %% ../nbs/10_split.ipynb #0d24a98f
