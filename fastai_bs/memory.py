@@ -24,7 +24,7 @@ from .text import bytes_text, counted
 from .checks import check_whole, n_bytes
 from .snapshot import free_memory, out_of_memory
 from .distributed import alone, n_processes, together
-from .loaders import by_size, micro_batch_size, n_items, tensors, with_batch_size
+from .loaders import by_size, micro_batch_size, n_items, tensors, with_micro_bs
 from .hypers import inner_opt
 from .plots import plot_memory_rows
 from .trial import TrialSearch, min_over_ranks, mock_training
@@ -109,7 +109,7 @@ def probe_memory(
     "What a training step with micro-batches of `micro_bs` items holds"
     probe = MemoryProbe(micro_bs)
     with mock_training(learn), alone(learn), learn.no_bar():
-        learn.dls.loaders[0] = with_batch_size(learn.dls.train, micro_bs, order)
+        learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs, order)
         with saved_tensors_hooks(probe.save, lambda t: t): learn.fit(10_000, 0., cbs=probe)
     return probe.rows
 
@@ -251,7 +251,7 @@ def max_bs_find(self:Learner,
     if start is None: start = min(now, max_bs or now)
     if max_bs is not None and start>max_bs: raise ValueError(f"`start`={start} items are more than `max_bs`={max_bs}: begin with at most those")
     if start>n_all: raise ValueError(f"`start`={start} items are more than the {n_all} of the training set: begin with at most those")
-    with_batch_size(self.dls.train, start+1 if start==now else start) # A loader that cannot change its batches says so now
+    with_micro_bs(self.dls.train, start+1 if start==now else start) # A loader that cannot change its batches says so now
 
     orders = [by_size(dl) for dl in self.dls.loaders[:2]] # Looked at once, for all that follows
     search = TrialSearch(self, n_steps, orders)

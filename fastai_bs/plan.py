@@ -19,7 +19,7 @@ from fastai.learner import Learner
 from .text import rate_text
 from .scaling import adascale_gain, capped_sqrt_scaling, linear_scaling, sqrt_scaling, surge_scaling
 from .step_time import (balanced_bs, best_split, candidates, examples_needed, fit_step_time, relative_time, smallest_of_fastest, splits, steps_needed)
-from .loaders import with_batch_size
+from .loaders import with_micro_bs
 from .loop import callback_of
 from .accumulate import GradAccum
 from .plots import plot_plan
@@ -211,7 +211,7 @@ def _loader(self:BatchPlan,
     dl, # A training loader
 ):
     "One like `dl` with batches of `micro_bs`; `dl` itself where it has them"
-    try: return with_batch_size(dl, self.micro_bs)
+    try: return with_micro_bs(dl, self.micro_bs)
     except ValueError:
         if self.micro_bs==self.micro_now: return dl # It has them already, if it does not say so
         raise

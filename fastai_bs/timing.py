@@ -19,7 +19,7 @@ from fastprogress.fastprogress import progress_bar
 from .text import counted
 from .snapshot import free_memory, out_of_memory
 from .distributed import any_rank, ddp_model, from_ranks, over_ranks, trains_together
-from .loaders import with_batch_size
+from .loaders import with_micro_bs
 from .accumulate import GradAccum
 from .trial import TrialSearch
 
@@ -169,7 +169,7 @@ def time_size(self:StepTimes,
     "A round of one size; where it fails, it has no time, nor has any size from the one on that is too large"
     learn,timer,failed = self.learn,StepTimer(micro_bs),False
     try:
-        learn.dls.loaders[0] = self.dl if micro_bs==self.micro_bs else with_batch_size(self.dl, micro_bs)
+        learn.dls.loaders[0] = self.dl if micro_bs==self.micro_bs else with_micro_bs(self.dl, micro_bs)
         learn.fit(10_000, 0., cbs=[timer,GradAccum(2)] if self.on_ranks else timer)
     except Exception as e: # A loader or a model that knows no other size than today's, or the memory
         if micro_bs==self.micro_bs or self.on_ranks: raise

@@ -21,7 +21,7 @@ from fastprogress.fastprogress import progress_bar
 from .text import counted
 from .snapshot import free_memory, out_of_memory, unchanged
 from .distributed import alone, n_processes, over_ranks, trains_together, wrappers_forgotten
-from .loaders import micro_batch_size, with_batch_size
+from .loaders import micro_batch_size, with_micro_bs
 from .accumulate import GradAccum
 from .noise import NoiseScale
 from .lr import ScaledLR
@@ -97,7 +97,7 @@ class TrialSearch:
     def __init__(self,
         learn:Learner, # Left as it was
         n_steps:int, # Optimizer steps that must run
-        orders:list, # Of the items, in the training and the validation loader, as for `with_batch_size`
+        orders:list, # Of the items, in the training and the validation loader, as for `with_micro_bs`
     ):
         store_attr()
         self.error = None # Of the last size that was too large
@@ -126,8 +126,8 @@ def _train(self:TrialSearch, micro_bs):
     buckets = [torch.empty_like(p) for p in learn.model.parameters() if p.requires_grad and trains_together(learn)] # DDP keeps the gradients once more
     with mock_training(learn), alone(learn), learn.no_bar():
         loaders = learn.dls.loaders
-        loaders[0] = with_batch_size(loaders[0], micro_bs, self.orders[0])
-        if len(loaders)>1 and not self.val_own: loaders[1] = with_batch_size(loaders[1], micro_bs, self.orders[1])
+        loaders[0] = with_micro_bs(loaders[0], micro_bs, self.orders[0])
+        if len(loaders)>1 and not self.val_own: loaders[1] = with_micro_bs(loaders[1], micro_bs, self.orders[1])
 
         self.trial = trial = TrialSteps(micro_bs, self.n_steps, len(loaders)>1)
         learn.fit(10_000, 0., cbs=trial)

@@ -1,4 +1,4 @@
-"with_batch_size: the same items in other batches, whatever the loader knows besides"
+"with_micro_bs: the same items in other batches, whatever the loader knows besides"
 from collections import Counter
 from functools import partial
 
@@ -11,7 +11,7 @@ from fastai.callback.data import PartialDL, WeightedDL
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.load import DataLoader
 from fastai.text.data import LMDataLoader, SortedDL, pad_input_chunk
-from fastai_bs.loaders import with_batch_size
+from fastai_bs.loaders import with_micro_bs
 from fastai_bs import finder # noqa: F401 (adds `Learner.bs_find`)
 from helpers import loaders, mlp, quiet_learner, regression
 
@@ -29,38 +29,38 @@ def seen(dl): return [int(o) for b in dl for o in b[0]]
 
 def test_weights():
     w = np.array([0.]*150+[1.]*50)
-    dl = with_batch_size(WeightedDL(Numbers(200), wgts=w, bs=8, shuffle=True, num_workers=0), 32)
+    dl = with_micro_bs(WeightedDL(Numbers(200), wgts=w, bs=8, shuffle=True, num_workers=0), 32)
     assert dl.bs==32 and min(seen(dl))>=150 and len(seen(dl))==200
 
 def test_a_part_in_each_epoch():
-    dl = with_batch_size(PartialDL(Numbers(200), partial_n=64, bs=8, num_workers=0), 16)
+    dl = with_micro_bs(PartialDL(Numbers(200), partial_n=64, bs=8, num_workers=0), 16)
     assert len(dl)==4 and len(seen(dl))==64 and seen(dl)!=seen(dl)
 
 def test_declared_length():
-    dl = with_batch_size(DataLoader(Numbers(200), bs=8, n=40), 16)
+    dl = with_micro_bs(DataLoader(Numbers(200), bs=8, n=40), 16)
     assert dl.n==40 and seen(dl)==list(range(40)) and len(dl)==3
 
 def test_own_sort_func():
     texts = [(torch.arange(n),n) for n in range(1,41)]
     dl = SortedDL(texts, sort_func=lambda o: -len(o[0]), bs=4, before_batch=partial(pad_input_chunk, pad_idx=0), num_workers=0)
-    new = with_batch_size(dl, 8)
+    new = with_micro_bs(dl, 8)
     assert new.sort_func is dl.sort_func and [len(b[0]) for b in new]==[8]*5 and next(iter(new))[1].tolist()==list(range(1,9))
 
 def test_methods_given_as_arguments():
     dl = DataLoader(Numbers(20), bs=4, get_idxs=lambda: [3,1,2]*4, after_item=lambda o: (o[0]+1,o[1]))
-    assert seen(with_batch_size(dl, 6))==[4,2,3]*4
+    assert seen(with_micro_bs(dl, 6))==[4,2,3]*4
 
 def test_methods_bound_to_the_loader():
     "What is bound to it goes with the new one: here the shuffling by its own generator"
     dl = DataLoader(Numbers(20), bs=4, shuffle=True)
     dl.get_idxs = dl.get_idxs
-    new = with_batch_size(dl, 5)
+    new = with_micro_bs(dl, 5)
     assert new.get_idxs.__self__ is new and [len(b[0]) for b in new]==[5]*4
 
 def test_the_same_order_as_before():
     a,b = (DataLoader(Numbers(50), bs=5, shuffle=True) for _ in range(2))
     b.rng.setstate(a.rng.getstate())
-    new = with_batch_size(a, 10)
+    new = with_micro_bs(a, 10)
     first,second = seen(new),seen(new)
     assert first!=second and [seen(b),seen(b)]==[first,second]
     assert [seen(a),seen(a)]==[first,second] # It has a generator of its own
@@ -69,29 +69,29 @@ def test_the_same_order_as_before():
 def test_workers(num_workers):
     dl = DataLoader(Numbers(24), bs=4, num_workers=num_workers, persistent_workers=num_workers>0)
     list(dl)
-    new = with_batch_size(dl, 8)
+    new = with_micro_bs(dl, 8)
     assert new.fake_l.d is new and new.fake_l.num_workers==num_workers and [len(b[0]) for b in new]==[8]*3 and [len(b[0]) for b in dl]==[4]*6
 
 def test_language_model():
     text = [torch.arange(100)]
-    new = with_batch_size(LMDataLoader(text, bs=2, seq_len=5, num_workers=0), 4)
+    new = with_micro_bs(LMDataLoader(text, bs=2, seq_len=5, num_workers=0), 4)
     assert new.bl==24 and next(iter(new))[0].shape==(4,5)
     assert [o[0].item() for o in next(iter(new))[0]]==[0,24,48,72]
 
 def test_transforms_stay():
     dl = TfmdDL(items, bs=8, after_item=lambda o: o+1, num_workers=0)
-    assert torch.equal(torch.cat([b[0] for b in with_batch_size(dl, 50)]), torch.stack([x+1 for x,_ in items]))
+    assert torch.equal(torch.cat([b[0] for b in with_micro_bs(dl, 50)]), torch.stack([x+1 for x,_ in items]))
 
 @pytest.mark.parametrize('make', [lambda: DataLoader(Numbers(20), bs=4, shuffle=True), lambda: TorchDataLoader(Numbers(20), batch_size=4, shuffle=True),
     lambda: SortedDL([(torch.arange(n%7),n) for n in range(20)], bs=4, before_batch=partial(pad_input_chunk, pad_idx=0), num_workers=0, shuffle=True)])
 def test_in_a_given_order(make):
     order = list(range(19,-1,-1))
-    new = with_batch_size(make(), 4, order)
+    new = with_micro_bs(make(), 4, order)
     assert [int(o) for b in new for o in b[1]]==order
 
 def test_torch_sampler():
     dl = TorchDataLoader(Numbers(200), batch_size=8, sampler=WeightedRandomSampler([0.]*150+[1.]*50, 100))
-    assert min(seen(with_batch_size(dl, 20)))>=150
+    assert min(seen(with_micro_bs(dl, 20)))>=150
 
 def weighted_learner(): # A class in nine tenths of the batches
     w = np.array([1. if y[0]>0 else .05 for _,y in items])
@@ -102,7 +102,7 @@ def test_a_plan_on_weighted_items():
     learn = weighted_learner()
     learn.bs_find(0.01, num_it=40, n_batch=4, show_plot=False)
     for bs in (16,32):
-        part = Counter(bool(y[0]>0) for _ in range(5) for b in with_batch_size(learn.dls.train, bs) for y in b[1])
+        part = Counter(bool(y[0]>0) for _ in range(5) for b in with_micro_bs(learn.dls.train, bs) for y in b[1])
         assert part[True]>0.85*part.total()
 
 def test_a_plan_on_a_part_in_each_epoch():
@@ -128,7 +128,7 @@ def test_ready_made_batches():
     loader = learn.dls.train
     learn = plan.apply(learn)
     assert learn.dls.train is loader and learn.grad_accum.n_acc==plan.n_acc
-    with pytest.raises(ValueError, match='cannot be given batches of 16'): with_batch_size(loader, 16)
+    with pytest.raises(ValueError, match='cannot be given batches of 16'): with_micro_bs(loader, 16)
 
 def test_shared_loaders():
     "What a plan does to one learner is not done to another with the same `dls`"

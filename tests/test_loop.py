@@ -6,14 +6,16 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 import fastai.torch_core
-from fastai.callback.core import Callback, CancelBatchException, CancelEpochException, CancelStepException
+from torch import nn
+from fastai.callback.core import Callback, CancelBatchException, CancelEpochException, CancelStepException, TrainEvalCallback
 from fastai.callback.schedule import ParamScheduler, fit_one_cycle # noqa: F401, it adds the method
 from fastai.distributed import DistributedDL
 from fastai.learner import Learner, SkipToEpoch
 from fastai.optimizer import OptimWrapper, SGD
+from fastai.text.models.awdlstm import AWD_LSTM
 from fastai_bs.hypers import Hypers, inner_opt
-from fastai_bs.loop import (ScopedCallback, backward, do_one_batch, fastai_on_ranks, fastais_one_batch, first_epoch, one_batch_by, optimizer_step,
-                            own_loop, run_events, set_batch, to_device)
+from fastai_bs.loop import (ScopedCallback, backward, callback_of, change_hidden, do_one_batch, fastai_on_ranks, fastais_one_batch, first_epoch,
+                            one_batch_by, optimizer_step, own_loop, run_events, set_batch, to_device)
 from helpers import flat, loaders, mlp, quiet_learner, regression
 
 signatures = {
@@ -276,3 +278,32 @@ def test_hypers_nan():
 def test_inner_opt():
     sgd,wrapped = opts()
     assert inner_opt(sgd) is sgd and inner_opt(wrapped) is wrapped.opt
+
+# Events and callbacks
+
+def test_an_event_that_a_callback_does_not_have_is_looked_for_nowhere_else():
+    "fastai would find it on the model; one that is set on the callback itself counts"
+    class Named(nn.Module):
+        def __init__(self): super().__init__(); self.m,self.called = mlp(),[]
+        def forward(self, x): return self.m(x)
+        def after_pred(self): self.called.append('after_pred')
+    told,scoped = [],ScopedCallback()
+    learn = quiet_learner(loaders(regression(8), 4), Named(), cbs=scoped)
+    learn.remove_cbs([cb for cb in learn.cbs if cb is not scoped and not isinstance(cb, TrainEvalCallback)])
+    scoped.after_step = lambda: told.append('after_step')
+    assert scoped.hears('after_step') and scoped.hears('before_fit') and not scoped.hears('after_pred')
+    scoped('after_pred')
+    assert learn.model.called==[]
+    learn.fit(1, 0.1)
+    assert told==2*['after_step'] and scoped.run
+
+def test_callback_of():
+    class Sub(ScopedCallback): pass
+    learn = learner(cbs=Sub())
+    assert callback_of(learn, ScopedCallback) is learn.sub and callback_of(learn, (int,ParamScheduler)) is None
+
+def test_change_hidden():
+    rnn = AWD_LSTM(10, 4, 6, 1)
+    rnn.reset()
+    change_hidden(rnn, 5)
+    assert rnn.bs==5 and [h.shape[1] for h in rnn.hidden[0]]==[5,5]
