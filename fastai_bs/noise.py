@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/noise.html.md"""
 # %% auto #0
 __all__ = ['Moments', 'NoiseScale']
 
-# %% ../nbs/13_noise.ipynb #3d3d5d99
+# %% ../nbs/13_noise.ipynb #3a9780d7
 from contextlib import contextmanager
 from typing import NamedTuple
 import numpy as np
@@ -15,14 +15,14 @@ import pandas as pd
 from fastcore.basics import patch
 from fastcore.foundation import L
 from fastai.learner import Recorder
-from .checks import check_fraction, is_whole
-from .estimator import Pool, moments_of_sums, pooled, running, trend
-from .distributed import n_ranks
-from .loaders import n_fresh
-from .loop import ScopedCallback, callback_of
-from .gradients import GradNorms
 from .accumulate import GradAccum
 from .batch_size import batch_size
+from .checks import check_fraction, is_whole
+from .distributed import n_ranks
+from .estimator import Pool, moments_of_sums, pooled, running, trend
+from .gradients import GradNorms
+from .loaders import n_fresh
+from .loop import ScopedCallback, callback_of
 from .sources import FromParts, FromRanks, FromWindows
 
 # %% ../nbs/13_noise.ipynb #7cb6ba1c
