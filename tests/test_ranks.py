@@ -34,20 +34,13 @@ from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import linear_scaling
 from fastai_bs.timing import StepTimer
-from helpers import flat, loaders, mlp, quiet_learner, regression, ScaledLoss, set_seed
+from helpers import flat, loaders, mlp, quiet_learner, regression, ScaledLoss, set_seed, token_task
 from oracle import item_grads, noise_scale, window_rows, z_score
 from ranks import fastai_on_cpu_ranks, on_ranks, results, start
 
 pytestmark = [pytest.mark.xdist_group('ranks'), pytest.mark.first, pytest.mark.slow] # They wait for each other, while other tests have a core to themselves
 
 # Tasks
-
-class Tokens(nn.Module):
-    "Logits of shape `(batch, class, token)`"
-    def __init__(self, n_tok=7):
-        super().__init__()
-        self.emb,self.hid,self.out = nn.Embedding(n_tok,4),nn.Linear(4,4),nn.Linear(4,n_tok,bias=False)
-    def forward(self, x): return self.out(torch.tanh(self.hid(self.emb(x)))).transpose(1,2)
 
 def masked_mse(pred, targ):
     "A loss of one's own, over the elements that are not NaN"
@@ -76,11 +69,7 @@ def task(kind, n):
     if kind=='weights':
         items = [(x, torch.tensor(0) if i in gone else o) for i,(x,o) in enumerate(items)]
         return items, mlp(n_out=3), nn.CrossEntropyLoss(weight=torch.tensor([0,2,0.5], dtype=torch.float64))
-    if kind=='tokens':
-        x = torch.randint(7, (n,4), generator=g)
-        y = torch.where(torch.rand(n, 4, generator=g)<0.4, -100, x.roll(1,1))
-        for i in gone: y[i] = -100
-        return list(zip(x,y)), Tokens().double(), nn.CrossEntropyLoss()
+    if kind=='tokens': return token_task(n, 0.4, tied=False, kept=lambda i: 0 if i in gone else 4)
     raise KeyError(kind)
 
 def elements(items, kind):
