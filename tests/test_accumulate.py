@@ -27,7 +27,8 @@ from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.loop import ScopedCallback
 from fastai_bs.losses import loss_elements
-from helpers import distance, exported, flat, loaders, mlp, pairwise, quiet_learner, RaiseAt, regression, token_model, tokens
+from helpers import (changes, distance, exported, flat, left_behind, loaders, mlp, pairwise, picture, quiet_learner, RaiseAt,
+    regression, set_seed, token_model, tokens)
 
 f64,inf = torch.float64,float('inf')
 
@@ -162,18 +163,14 @@ def test_gradient_left_by_someone_else_is_not_trained_on():
 def test_grad_accum_of_1_changes_no_bit(opt, wd):
     opt_func,lr = opt_funcs[opt]
     def _run(*cbs):
-        torch.manual_seed(0)
+        set_seed(0)
         model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.ReLU(), nn.Linear(4,3)).to(f64)
         learn = quiet_learner(loaders([(x,ints(3, seed=i)) for i,(x,_) in enumerate(regression(23))], 4), model,
             nn.CrossEntropyLoss(torch.tensor([1.,2.,.5], dtype=f64)),
                               opt_func=opt_func, cbs=cbs, wd=wd, splitter=lambda m: [list(m[:2].parameters()),list(m[2:].parameters())])
         learn.fit(1, lr); l1 = learn.recorder.losses; learn.freeze(); learn.fit(2, lr); learn.unfreeze(); learn.fit_one_cycle(1, lr)
-        return [*learn.model.state_dict().values(), *l1, *learn.recorder.losses,
-            *(v for s in learn.opt.state_dict()['state'] for v in (s.values() if isinstance(s, dict) else [s])),
-                torch.get_rng_state(), *learn.recorder.lrs]
-    with_it,without = _run(GradAccum(1)),_run()
-    assert len(with_it)==len(without)>20
-    for a,b in zip(with_it, without): assert torch.equal(torch.as_tensor(a), torch.as_tensor(b)) if not isinstance(a, (str,dict)) else True
+        return {**left_behind(learn), 'recorded': ([float(o) for o in (*l1,*learn.recorder.losses)], learn.recorder.lrs)}
+    assert changes(_run(GradAccum(1)), _run())==[]
 
 # Losses
 
@@ -871,11 +868,9 @@ def test_bad_n_acc_function_is_refused_before_anything_changed(n, exc):
     learn = bn_learner()
     learn.fit(1, 0.1)
     learn.add_cb(GradAccum(lambda epoch: 2 if epoch==0 else n))
-    before = copy.deepcopy((learn.model.state_dict(), learn.opt.state_dict()['state']))
+    before = picture(learn, only=('model','opt'))
     with pytest.raises(exc, match='`n_acc` must be.*for epoch 1'): learn.fit(2, 0.1)
-    after = learn.model.state_dict(), learn.opt.state_dict()['state']
-    for a,b in zip(before[0].values(), after[0].values()): assert torch.equal(a, b)
-    for a,b in zip(before[1], after[1]): assert torch.equal(a['grad_avg'], b['grad_avg'])
+    assert changes(before, picture(learn, only=('model','opt')))==[]
     assert_clean(learn, [0.3])
 
 @pytest.mark.parametrize('n,exc,match',
