@@ -2,13 +2,14 @@
 import math
 import random
 import warnings
+from collections import deque
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import combinations, product
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from fastai.callback.core import Callback, CancelStepException, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
@@ -19,6 +20,8 @@ from fastai.optimizer import SGD
 from fastai.torch_core import defaults, set_seed
 
 # The process
+
+def _bits(t): return t.detach().as_subclass(Tensor).cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 def autocast_state():
     "How deep contexts are nested, what is on in which precision, and whether casts are kept"
@@ -59,6 +62,10 @@ def as_it_was():
         random.setstate(rng[0]); np.random.set_state(rng[1]); torch.set_rng_state(rng[2])
     assert not left, f"left changed: {', '.join(left)}"
 
+def random_states():
+    "Of all generators of the process, to be compared with `==`"
+    return random.getstate(),repr(np.random.get_state()),_bits(torch.get_rng_state())
+
 @cache
 def no_bf16_lstm():
     "Why an LSTM in bfloat16 cannot run here, or None: oneDNN has it for some CPUs only"
@@ -95,6 +102,35 @@ def loaders(items, bs, valid=None, **kwargs):
 def mlp(n_in=5, n_out=2, n_hid=4, dtype=torch.float64, seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(n_in,n_hid), nn.Tanh(), nn.Linear(n_hid,n_out)).to(dtype)
+
+def tokens(n, ignored=0., n_tok=7, length=4, kept=None, pad=-100, seed=0):
+    """`n` items `(x, y)` of `length` tokens each; a target often is the token before. A target does not count where it is `pad`: each by chance, `ignored` of
+    them, and all but the first `kept(i)` of item `i`. `pad` may be one of the tokens, which then never counts"""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randint(n_tok, (n,length), generator=g)
+    y = torch.where(torch.rand(n, length, generator=g)<0.3, x.roll(1,1), torch.randint(n_tok, (n,length), generator=g))
+    gone = torch.rand(n, length, generator=g)<ignored
+    if kept: gone |= torch.arange(length)>=torch.tensor([kept(i) for i in range(n)])[:,None]
+    return list(zip(x, y.masked_fill(gone, pad)))
+
+def n_kept(items, pad=-100):
+    "How many targets count, in each of `items`"
+    return torch.stack([(y!=pad).sum() for _,y in items])
+
+class Swap(nn.Module):
+    "Classes where torch's loss looks for them"
+    def forward(self, x): return x.transpose(1,2)
+
+def token_model(n_tok=7, tied=True, last=False, seed=0):
+    "Logits `(batch, class, token)`, or `(batch, token, class)` where classes are `last`; where `tied`, input and output layer share their weights"
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(n_tok,4), nn.Linear(4,4), nn.Tanh(), nn.Linear(4,n_tok,bias=False), *([] if last else [Swap()]))
+    if tied: model[3].weight = model[0].weight
+    return model.double()
+
+def token_task(n, ignored=0., n_tok=7, tied=True, last=False, pad=-100, loss_func=nn.CrossEntropyLoss, **kwargs):
+    "Items of `tokens`, a model for them in float64, and a loss for which `pad` does not count"
+    return tokens(n, ignored, n_tok, pad=pad, **kwargs),token_model(n_tok, tied, last),loss_func(ignore_index=pad)
 
 class Float32Loss(Callback):
     "Let Recorder, which smooths in float32, follow a float64 loss"
@@ -150,6 +186,53 @@ def distance(a, b):
     a,b = flat(a),flat(b)
     return ((a-b).abs().max()/b.abs().max()).item()
 
+# What a learner is, before and after
+
+_plain = (type(None), bool, int, float, complex, str, bytes, slice, torch.dtype, torch.device)
+_walked = ('fastai', 'torch', 'fastcore.foundation', 'fastcore.xtras', 'helpers', 'test_')
+
+def picture(learn, ids=True, only=None):
+    """All that `learn` (or its attributes `only`) and the process hold, as `{path: what is there}`: values bit by bit and, with `ids`, which object it is.
+    Without them two learners can be compared"""
+    res,seen = {},{}
+    def _id(o): return id(o) if ids else type(o).__name__
+    def _walk(path, o):
+        if isinstance(o, _plain): res[path] = repr(o); return
+        if id(o) in seen: res[path] = 'as at', seen[id(o)][1]; return
+        seen[id(o)] = o,path
+        res[path] = _id(o)
+        if isinstance(o, Tensor):
+            res[path] = _id(o), o.dtype, tuple(o.shape), o.stride(), o.requires_grad, (o.data_ptr() if ids else None), _bits(o)
+            if o.is_leaf: _walk(f'{path}.grad', o.grad)
+        elif isinstance(o, np.ndarray): res[path] = _id(o), o.tobytes()
+        elif isinstance(o, random.Random): res[path] = _id(o), o.getstate()
+        elif isinstance(o, torch.Generator): res[path] = _id(o), _bits(o.get_state())
+        elif isinstance(o, np.random.Generator): res[path] = _id(o), repr(o.bit_generator.state)
+        elif isinstance(o, np.random.RandomState): res[path] = _id(o), repr(o.get_state())
+        elif isinstance(o, (set,frozenset)): res[path] = _id(o), sorted(map(repr, o))
+        elif isinstance(o, dict):
+            res[path] = _id(o), [repr(k) if isinstance(k, _plain) else _id(k) for k in o]
+            for i,(k,v) in enumerate(o.items()): _walk(f'{path}[{repr(k) if isinstance(k, _plain) else i}]', v)
+        elif isinstance(o, (list,tuple,deque)):
+            res[path] = _id(o), len(o)
+            for i,v in enumerate(o): _walk(f'{path}[{i}]', v)
+        elif hasattr(o, '__dict__') and not isinstance(o, type) and type(o).__module__.startswith(_walked) and not path.endswith("['_iterator']"):
+            _walk(path+'.', vars(o))
+    if only is None: _walk('', learn)
+    else:
+        for k in only: _walk(f".['{k}']", vars(learn).get(k))
+    res['process'] = *random_states(),autocast_state()
+    if ids: res[None] = seen # Keeps what is pictured alive, so that no id is used again
+    return res
+
+def changes(a, b):
+    "The paths at which two pictures differ; wall-clock times aside"
+    return [k for k in {**a, **b} if k is not None and a.get(k)!=b.get(k) and not k.endswith(("['start_epoch']", "['log']")) and "['log']." not in k]
+
+def left_behind(learn):
+    "The `picture` of what a training leaves behind in `learn` and the process, whatever callbacks there were; to be compared with another learner's"
+    return picture(learn, ids=False, only=('model','opt','loss','xb','yb'))
+
 def exported(learn, path):
     "`learn` after another epoch, `load` and `export`, as `load_learner` gives it back; it was saved before that epoch"
     learn.save('it')
@@ -163,5 +246,6 @@ def exported(learn, path):
         warnings.simplefilter('ignore')
         return load_learner(path/'it.pkl')
 
-__all__ = ['as_it_was','autocast_state','no_bf16_lstm','pairwise','process','RaiseAt','exported','ScaledLoss',
-    'momentum_sgd','regression','loaders','mlp','Float32Loss','quiet_learner','flat','distance','set_seed']
+__all__ = ['as_it_was','autocast_state','no_bf16_lstm','pairwise','process','random_states','RaiseAt','exported','ScaledLoss',
+    'momentum_sgd','regression','loaders','mlp','n_kept','Swap','token_model','token_task','tokens','Float32Loss','quiet_learner','flat','distance',
+    'changes','left_behind','picture','set_seed']

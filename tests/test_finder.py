@@ -34,8 +34,8 @@ from fastai_bs.finder import BSFinder, window_size
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import adascale_gain, sqrt_scaling
-from helpers import autocast_state, loaders, mlp, quiet_learner, RaiseAt, regression, set_seed
-from test_snapshot import Net, changes, picture
+from helpers import autocast_state, changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, set_seed, Swap, token_model, tokens
+from test_snapshot import Net
 
 pytestmark = pytest.mark.usefixtures('short')
 
@@ -292,7 +292,7 @@ def test_value_at_fixed_weights(n, bs, n_batch):
     assert plan.n_windows==len(rows)==len(plan.df) and plan.df.n_items.tolist()==[r[0] for r in rows]
     assert plan.ci==pytest.approx(tuple(plan.df[['low','high']].iloc[-1]), rel=1e-9) and plan.ci[0]<plan.noise_scale<plan.ci[1]
 
-def tokens(n, n_tokens=7, vocab=5, seed=0):
+def token_features(n, n_tokens=7, vocab=5, seed=0):
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(n, n_tokens, 4, generator=g, dtype=torch.float64)
     return list(zip(x, (x[...,:vocab-1].argmax(-1)+torch.randint(0,2,(n,n_tokens), generator=g))))
@@ -302,17 +302,13 @@ class TokenLoss(nn.CrossEntropyLoss):
 
 def test_token_losses_are_told_in_items():
     "An item of 7 tokens: the noise scale is a seventh of the one in tokens"
-    items,model = tokens(96),mlp(4, 5)
+    items,model = token_features(96),mlp(4, 5)
     learn = quiet_learner(loaders(items, 4), model, loss_func=CrossEntropyLossFlat().func.__class__())
     learn.model = nn.Sequential(model, Swap())
     plan = learn.bs_find(0, n_batch=3, num_it=24, tol=0, show_plot=False)
     value,_ = by_hand(items, 4, 3, TokenLoss(), model)
     assert plan.noise_scale==pytest.approx(value, rel=1e-9)
     assert plan.df.n_elems.eq(7*plan.df.n_items).all() and plan.base_bs==4
-
-class Swap(nn.Module):
-    "Classes where torch's loss looks for them"
-    def forward(self, x): return x.transpose(1,2)
 
 @pytest.mark.parametrize('lr', [0,0.01])
 def test_one_sample_copied_has_no_noise(lr):
@@ -553,11 +549,6 @@ def test_a_loss_that_diverges():
 
 # What the learner brings along
 
-def padded_tokens(n=96, length=6):
-    g = torch.Generator().manual_seed(0)
-    x = torch.randint(1, 9, (n,length), generator=g)
-    return list(zip(x, torch.where(torch.arange(length)<torch.randint(1, length+1, (n,1), generator=g), x.roll(1,1), 0)))
-
 def my_token_loss(pred, targ):
     loss = nn.functional.cross_entropy(pred.flatten(0,1), targ.flatten(), reduction='none')
     keep = targ.flatten()!=0
@@ -565,10 +556,9 @@ def my_token_loss(pred, targ):
 
 def test_the_count_of_the_learners_own_accumulation_is_kept():
     "A loss of one's own over tokens reads as torch's does with `ignore_index`"
+    items = tokens(96, n_tok=9, length=6, kept=lambda i: 1+i*i%7%6, pad=0)
     def plan(loss_func, cbs=None):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Embedding(9,4), nn.Linear(4,9)).double()
-        return quiet_learner(loaders(padded_tokens(), 4), model, loss_func, cbs=cbs).bs_find(0, n_batch=3, num_it=24, tol=0, show_plot=False)
+        return quiet_learner(loaders(items, 4), token_model(9, last=True), loss_func, cbs=cbs).bs_find(0, n_batch=3, num_it=24, tol=0, show_plot=False)
     torchs = plan(CrossEntropyLossFlat(ignore_index=0))
     mine = plan(my_token_loss, GradAccum(1, count=lambda learn: (learn.y!=0).sum()))
     assert mine.noise_scale==pytest.approx(torchs.noise_scale, rel=1e-4) # fastai's flat losses compute in single precision

@@ -21,8 +21,7 @@ from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import sqrt_scaling
 from fastai_bs.snapshot import out_of_memory
-from helpers import flat, loaders, mlp, quiet_learner, regression, set_seed
-from test_snapshot import changes, picture
+from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, set_seed
 
 inf,nan = math.inf,math.nan
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fastai.callback.core import Callback
 from fastai.torch_core import defaults
-from helpers import as_it_was, pairwise, process
+from helpers import as_it_was, pairwise, process, random_states
 
 def _autocast(): torch.autocast('cpu', dtype=torch.float16, cache_enabled=False).__enter__()
 def _nesting():
@@ -39,9 +39,9 @@ def test_random_numbers():
     def _in_test():
         with as_it_was(): return draw()
     torch.manual_seed(5); random.seed(5); np.random.seed(5)
-    state = torch.get_rng_state(),random.getstate(),repr(np.random.get_state())
+    state = random_states()
     first = _in_test()
-    assert torch.equal(torch.get_rng_state(), state[0]) and (random.getstate(),repr(np.random.get_state()))==state[1:]
+    assert random_states()==state
     draw()
     assert _in_test()==first
 

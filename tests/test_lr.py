@@ -1,5 +1,5 @@
 "ScaledLR: the rate of every optimizer step over every schedule, and that nothing else is touched"
-import copy, math, pickle, random, warnings
+import copy, math, pickle, warnings
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from fastai_bs.accumulate import GradAccum
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import adam_scaling, adascale_gain, linear_scaling, sqrt_scaling, surge_scaling
-from helpers import distance, exported, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, RaiseAt, regression
+from helpers import changes, distance, exported, flat, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, RaiseAt, regression
 
 # Measures
 
@@ -595,13 +595,6 @@ def test_weights_decay_as_without_scaling():
 def test_bad_arguments(kwargs, exc, match):
     with pytest.raises(exc, match=match): ScaledLR(**{'base_bs': 8, **kwargs})
 
-def state(learn):
-    return (flat(learn).clone(), hypers(learn), torch.get_rng_state(), random.getstate(), repr(np.random.get_state()),
-            copy.deepcopy([*learn.opt.state.values()]), [None if p.grad is None else p.grad.clone() for p in learn.model.parameters()])
-
-def same(a, b):
-    return all(torch.equal(a[i], b[i]) for i in (0,2)) and a[1]==b[1] and a[3:5]==b[3:5] and repr(a[5:])==repr(b[5:])
-
 class Loose:
     def __init__(self, res): self.res = res
     def __call__(self, k): return self.res
@@ -625,9 +618,9 @@ def test_refused_before_anything_has_changed(cbs, exc, match):
     "Nor anything drawn; without the callback the learner then fits as ever"
     learn,twin = (learner(opt_func=momentum_sgd) for _ in range(2))
     for l in (learn,twin): l.fit(1, 0.01)
-    before = state(learn)
+    before = picture(learn, only=('model','opt'))
     with pytest.raises(exc, match=match): learn.fit(2, 0.01, cbs=cbs)
-    assert same(before, state(learn))
+    assert changes(before, picture(learn, only=('model','opt')))==[]
     for l in (learn,twin): l.fit(2, 0.01)
     assert torch.equal(flat(learn), flat(twin))
 

@@ -33,9 +33,8 @@ from fastai_bs.memory import MemoryReport, bn_to_gn
 from fastai_bs.text import bytes_text
 from fastai_bs.trial import largest
 from fastai_bs.noise import NoiseScale
-from helpers import distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression
+from helpers import changes, distance, flat, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, regression
 from ranks import on_ranks
-from test_snapshot import changes, picture
 
 inf,nan = math.inf,math.nan
 f32 = torch.float32

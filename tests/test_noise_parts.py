@@ -29,10 +29,10 @@ from fastai.text.models.core import get_language_model
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.estimator import pooled
 from fastai_bs.noise import NoiseScale
-from helpers import loaders, mlp, momentum_sgd, no_bf16_lstm, pairwise, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed
+from helpers import (changes, left_behind, loaders, mlp, momentum_sgd, n_kept, no_bf16_lstm, pairwise, picture, quiet_learner, RaiseAt, regression,
+                     ScaledLoss, set_seed, token_task)
 from oracle import item_grads, noise_scale, window_rows, z_score
-from test_noise import (Embeddings, Losses, Overflowing, Tokens, assert_rows, awd_lstm, classes, n_hooks, task, task_grads, tokens, two_groups,
-                        with_batchnorm)
+from test_noise import (Embeddings, Losses, Overflowing, assert_rows, awd_lstm, classes, n_hooks, task, task_grads, two_groups, with_batchnorm)
 
 def parts(n, bs, n_micro=4, every=1, least=None, n_epoch=1):
     "Items of each part of each batch that is measured, in order, and the steps of these batches"
@@ -70,33 +70,13 @@ class Around(Callback):
 class Afterwards(Callback):
     order,run_valid = NoiseScale.order+1,False
     def before_batch(self):
-        for (nm,a),(_,b) in zip(self.around.seen, around(self.learn), strict=True): assert a is b or nm=='values' and same(a, b), nm
+        assert changes(self.around.seen, around(self.learn))==[]
         assert n_hooks(self.model)==0
 
 def around(learn):
-    "Objects that stay the same, and values"
-    objects = [*((k,v) for k,v in vars(learn).items()), *(('grad',p.grad) for p in learn.model.parameters()), *(('xb',o) for o in (*learn.xb,*learn.yb))]
-    values = [*learn.model.state_dict().values(), *(p.grad for p in learn.model.parameters() if p.grad is not None)]
-    return [*objects, ('values',[v.clone() for v in values] + rng() + [torch.is_autocast_enabled('cpu'), learn.model.training])]
-
-def rng(): return [torch.get_rng_state(), torch.tensor(np.random.get_state()[1].astype(np.int64)), np.random.get_state()[2], hash(random.getstate())]
-
-def same(a, b): return len(a)==len(b) and all(torch.equal(x,y) if isinstance(x, torch.Tensor) else x==y for x,y in zip(a,b))
-
-def tensors(o):
-    "All tensors in `o`"
-    if isinstance(o, torch.Tensor): return [o.detach()]
-    if isinstance(o, dict): o = o.values()
-    return [t for v in o for t in tensors(v)] if isinstance(o, (list,tuple,type({}.values()))) else []
-
-def state(learn):
-    "All that a training leaves behind"
-    model = learn.model
-    opt_state = learn.opt.opt.state if isinstance(learn.opt, OptimWrapper) else learn.opt.state
-    plain = [v for m in model.modules() for k,v in vars(m).items() if k not in ('_parameters','_buffers','_modules')] # Hidden states and the like
-    return [*(t.clone() for t in tensors([model.state_dict(), plain, [opt_state[p] for p in model.parameters()], vars(learn).get('loss'), learn.xb, learn.yb])),
-            [m.training for m in model.modules()], [getattr(m, 'n', None) for m in model.modules()],
-            [p.grad is None for p in model.parameters()], not any(p.grad.any() for p in model.parameters() if p.grad is not None), *rng()]
+    "What `learn` is trained with, all of it, and which objects else it has"
+    own,res = dict(vars(learn)),picture(learn, only=('model','opt','loss_func','xb','yb'))
+    return {**res, **{f'.{k}': id(v) for k,v in own.items()}, None: (own,res[None])} # Kept alive, as `picture` does
 
 class Keeps(nn.Module):
     "Counts its calls and remembers the last output in plain attributes, and both show in the next output; draws from all generators"
@@ -178,7 +158,7 @@ def trained(observed, items=None, model=with_batchnorm, loss_func=nn.MSELoss, op
                           cbs=[Losses(), *cbs(), Around(), Afterwards(), *([NoiseScale(every=every, **noise)] if observed else [])])
     set_seed(2)
     learn.fit_one_cycle(2, 0.02)
-    return learn, [*state(learn), learn.losses.seen, [float(o) for o in learn.recorder.losses]]
+    return learn, {**left_behind(learn), 'losses': (learn.losses.seen, [float(o) for o in learn.recorder.losses])}
 
 @pytest.mark.filterwarnings('ignore:GradAccum cannot tell', 'ignore:You are shadowing')
 @pytest.mark.parametrize('kind', kinds)
@@ -187,17 +167,16 @@ def test_training_is_bit_identical(kind):
     if kind=='bf16 lstm' and no_bf16_lstm(): pytest.skip(no_bf16_lstm())
     (_,plain),(learn,observed) = (trained(o, **kinds[kind]) for o in (False,True))
     assert len(learn.noise_scale.df)+learn.noise_scale.n_dropped >= 3
-    assert len(plain)==len(observed)
-    for i,(a,b) in enumerate(zip(plain, observed)): assert same([a], [b]), i
+    assert changes(plain, observed)==[]
 
 def test_training_is_bit_identical_with_all_options():
     plain,observed = (trained(o, opt_func=partial(Adam, sqr_mom=0.5), every=1, by_group=True, adam_metric=True, n_micro=3)[1] for o in (False,True))
-    for i,(a,b) in enumerate(zip(plain, observed)): assert same([a], [b]), i
+    assert changes(plain, observed)==[]
 
 def test_the_batch_is_trained_on_as_it_came():
     "The parts must be no views of a batch that the model changes"
     (_,plain),(_,observed) = (trained(o, model=InPlace) for o in (False,True))
-    for i,(a,b) in enumerate(zip(plain, observed)): assert same([a], [b]), i
+    assert changes(plain, observed)==[]
 
 def stop(exc, at):
     "In the place of an extra pass that fails"
@@ -240,13 +219,11 @@ def test_nothing_is_left_of_a_pass_that_failed(where, nth_at, exc):
             if isinstance(cb, NoiseScale): cb.learn.add_cb(GradAccum(1, count=lambda learn: len(learn.yb[0]))) # No warning of a loss of one's own
         with pytest.raises(exc, match='broken|the one'): learn.fit(1, 0.1)
         assert n_hooks(model)==0 and 'pred' not in vars(learn) or at>0
-        one = [*state(learn), *tensors([vars(learn).get(k) for k in ('pred','loss','xb','yb')]),
-               sorted(set(vars(learn))-{'noise_scale','raise_at','grad_accum'})]
+        one = {**left_behind(learn), **picture(learn, ids=False, only=['pred']), 'names': sorted(set(vars(learn))-{'noise_scale','raise_at','grad_accum'})}
         if not observed: learn.remove_cb(RaiseAt)
         learn.fit(1, 0.1)
-        res.append((one,state(learn)))
-    for a,b in zip(*res):
-        for i,(x,y) in enumerate(zip(a,b, strict=True)): assert same([x],[y]), i
+        res.append((one,left_behind(learn)))
+    for a,b in zip(*res): assert changes(a, b)==[]
     assert learn.noise_scale.df.step.tolist()==[1,2,3,4,5]
 
 @pytest.mark.parametrize('event,exc,order', [*pairwise(['after_pred','after_loss','before_backward'],
@@ -261,8 +238,8 @@ def test_what_others_cancel(event, exc, order):
         learn = quiet_learner(loaders(items, 12), mlp(), opt_func=Adam, cbs=cbs)
         learn.fit(2, 0.01)
         assert n_hooks(learn.model)==0
-        res.append([*state(learn), [float(o) for o in learn.recorder.losses]])
-    for i,(a,b) in enumerate(zip(*res, strict=True)): assert same([a],[b]), i
+        res.append({**left_behind(learn), 'losses': [float(o) for o in learn.recorder.losses]})
+    assert changes(*res)==[]
     n_rows = {CancelBatchException: 6, CancelTrainException: 2, CancelEpochException: 2, CancelFitException: 1, CancelBackwardException: 6}
     assert len(learn.noise_scale.df)==n_rows.get(exc, 8)
 
@@ -284,8 +261,8 @@ def test_a_pass_alone_is_cancelled(event, nth):
         noise = NoiseScale(every=3)
         learn = small(cbs=[cb, *([noise] if observed else [])], opt_func=Adam)
         learn.fit(1, 0.01)
-        res.append(state(learn))
-    assert same(*([o for o in r if not isinstance(o, int)] for r in res))
+        res.append(left_behind(learn))
+    assert changes(*res)==[]
     assert noise.df.step.tolist()==[2,5,8]
 
 def test_gradients_that_wait_are_left_alone():
@@ -301,8 +278,8 @@ def test_gradients_that_wait_are_left_alone():
             def before_batch(self): noise._next = 0 # noqa: B023
         learn.add_cb(Due())
         learn.fit(1, 0.)
-        res.append(state(learn))
-    assert same(*res)
+        res.append(left_behind(learn))
+    assert changes(*res)==[]
     assert_rows(noise.df, window_rows(item_grads(mlp(), nn.MSELoss(), regression(93)), parts(93, 12)[0][::2], torch.full((93,), 2)))
 
 # Rows against per-item gradients
@@ -389,19 +366,17 @@ def test_batchnorm_in_a_later_fit(training):
 @pytest.mark.parametrize('ignored', [0.3, 0.8])
 def test_rows_of_tokens_that_count(ignored):
     "0.8 leaves parts in which nothing counts, and some batches with but one in which something does"
-    items,model,loss_func = tokens(152, ignored),Tokens().double(),nn.CrossEntropyLoss()
-    elems = torch.stack([(y!=-100).sum() for _,y in items])
+    items,model,loss_func = token_task(152, ignored)
+    elems = n_kept(items)
     expected = window_rows(item_grads(model, loss_func, items), parts(152, 4, 4)[0], elems)
     assert_rows(measure(items, model, loss_func, 4).df, expected)
     assert expected.n_elems.nunique()>3 and (sum(elems==0)>20)==(ignored==0.8)
 
 def test_a_batch_in_which_nothing_counts():
     "Has no row, and what it does to the weights is none of ours"
-    items = [(x, torch.full_like(y, -100) if i<8 else y) for i,(x,y) in enumerate(tokens(32))]
-    model = Tokens().double()
-    elems = torch.stack([(y!=-100).sum() for _,y in items])
-    df = measure(items, model, nn.CrossEntropyLoss(), 8, cbs=[RaiseAt('before_step', CancelStepException, 0, order=60)]).df
-    assert_rows(df, window_rows(item_grads(model, nn.CrossEntropyLoss(), items), parts(32, 8, 4)[0], elems))
+    items,model,loss_func = token_task(32, kept=lambda i: 0 if i<8 else 4)
+    df = measure(items, model, loss_func, 8, cbs=[RaiseAt('before_step', CancelStepException, 0, order=60)]).df
+    assert_rows(df, window_rows(item_grads(model, loss_func, items), parts(32, 8, 4)[0], n_kept(items)))
     assert df.step.tolist()==[2,3,4]
 
 def test_rows_with_class_weights():
@@ -421,10 +396,9 @@ def own_loss(p, y): return F.cross_entropy(p, y)
 
 def test_rows_with_count():
     "GradAccum(1) says what a loss of one's own averages over"
-    items,model = tokens(60, 0.3),Tokens().double()
-    elems = torch.stack([(y!=-100).sum() for _,y in items])
+    items,model,_ = token_task(60, 0.3)
     accum = GradAccum(1, count=lambda learn: (learn.yb[0]!=-100).sum())
-    assert_rows(measure(items, model, own_loss, 8, cbs=[accum]).df, window_rows(item_grads(model, own_loss, items), parts(60, 8)[0], elems))
+    assert_rows(measure(items, model, own_loss, 8, cbs=[accum]).df, window_rows(item_grads(model, own_loss, items), parts(60, 8)[0], n_kept(items)))
     with pytest.warns(UserWarning, match='cannot tell what the loss'): other = measure(items, model, own_loss, 8)
     assert (other.df.n_elems==other.df.n_items).all()
 
@@ -942,8 +916,8 @@ def test_a_batch_without_targets():
     for cbs in ([], [NoiseScale(every=1)]):
         learn = small(cbs=[NoTargets(), *cbs])
         learn.fit(1, 0.01)
-        res.append(state(learn))
-    assert same(*res)
+        res.append(left_behind(learn))
+    assert changes(*res)==[]
     assert learn.noise_scale.df.step.tolist()==[1,2,3,4,5,6,7]
 
 class Freezes(Callback):

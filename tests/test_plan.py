@@ -25,8 +25,7 @@ from fastai_bs.noise import NoiseScale
 from fastai_bs.plan import BatchPlan
 from fastai_bs.step_time import balanced_bs
 from fastai_bs.scaling import linear_scaling, sqrt_scaling
-from helpers import loaders, quiet_learner, regression
-from test_snapshot import changes, picture
+from helpers import changes, loaders, picture, quiet_learner, random_states, regression
 
 inf,nan = math.inf,math.nan
 approx = lambda v: pytest.approx(v, rel=1e-12, abs=0)
@@ -604,7 +603,6 @@ def small(noise_scale=64., micro_now=8, times=((4,0.01,0.),(8,0.01,0.),(16,0.01,
 def accumulated(**kwargs): return small(**{**dict(noise_scale=1000., ci=(990.,1010.), times=((4,0.01,0.009),(8,0.011,0.009))), **kwargs}) # As n x 8
 
 def accums(learn): return [cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation,ScaledLR))]
-def random_states(): return random.getstate(),repr(np.random.get_state()),torch.get_rng_state().tolist()
 
 def test_these_plans():
     assert [(p.bs,p.micro_bs,p.n_acc) for p in (small(),accumulated())]==[(32,32,1),(32,8,4)]

@@ -2,7 +2,6 @@
 import math
 import os
 import pickle
-import random
 import signal
 import time
 from contextlib import nullcontext
@@ -34,20 +33,13 @@ from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import linear_scaling
 from fastai_bs.timing import StepTimer
-from helpers import flat, loaders, mlp, quiet_learner, regression, ScaledLoss, set_seed
+from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, ScaledLoss, set_seed, token_task
 from oracle import item_grads, noise_scale, window_rows, z_score
 from ranks import fastai_on_cpu_ranks, on_ranks, results, start
 
 pytestmark = [pytest.mark.xdist_group('ranks'), pytest.mark.first, pytest.mark.slow] # They wait for each other, while other tests have a core to themselves
 
 # Tasks
-
-class Tokens(nn.Module):
-    "Logits of shape `(batch, class, token)`"
-    def __init__(self, n_tok=7):
-        super().__init__()
-        self.emb,self.hid,self.out = nn.Embedding(n_tok,4),nn.Linear(4,4),nn.Linear(4,n_tok,bias=False)
-    def forward(self, x): return self.out(torch.tanh(self.hid(self.emb(x)))).transpose(1,2)
 
 def masked_mse(pred, targ):
     "A loss of one's own, over the elements that are not NaN"
@@ -76,11 +68,7 @@ def task(kind, n):
     if kind=='weights':
         items = [(x, torch.tensor(0) if i in gone else o) for i,(x,o) in enumerate(items)]
         return items, mlp(n_out=3), nn.CrossEntropyLoss(weight=torch.tensor([0,2,0.5], dtype=torch.float64))
-    if kind=='tokens':
-        x = torch.randint(7, (n,4), generator=g)
-        y = torch.where(torch.rand(n, 4, generator=g)<0.4, -100, x.roll(1,1))
-        for i in gone: y[i] = -100
-        return list(zip(x,y)), Tokens().double(), nn.CrossEntropyLoss()
+    if kind=='tokens': return token_task(n, 0.4, tied=False, kept=lambda i: 0 if i in gone else 4)
     raise KeyError(kind)
 
 def elements(items, kind):
@@ -493,22 +481,10 @@ def find_learner(n=96, bs=4, kind='mlp', cbs=(), opt='sgd', **kwargs):
 
 def everything(learn):
     "What a mock training may change"
-    rngs = random.getstate(),np.random.get_state()[1].tolist(),torch.get_rng_state().tolist(),[dl.rng.getstate() for dl in learn.dls.loaders]
-    state = [] if learn.opt is None else [{k: v.clone() if isinstance(v, torch.Tensor) else v for k,v in s.items()} for s in learn.opt.state.values()]
-    return dict(flat=flat(learn).clone(), rngs=rngs, state=state, hypers=learn.opt and [dict(h) for h in learn.opt.hypers],
-        names=sorted(set(vars(learn))-{'progress'}),
-                loaders=[id(o) for o in learn.dls.loaders], model=id(learn.model), cbs=[id(o) for o in learn.cbs], training=learn.model.training,
-                grads=[p.grad is None or not p.grad.any().item() for p in learn.model.parameters()], dicts=[sorted(vars(m)) for m in learn.model.modules()],
-                hooks=[len(p._backward_hooks or {}) for p in learn.model.parameters()], bs=[dl.bs for dl in learn.dls.loaders])
-
-def same(a, b):
-    "Names of what differs"
-    def _same(x, y):
-        if isinstance(x, torch.Tensor): return torch.equal(x, y)
-        if isinstance(x, dict): return x.keys()==y.keys() and all(_same(x[k], y[k]) for k in x)
-        if isinstance(x, list): return len(x)==len(y) and all(map(_same, x, y))
-        return x==y
-    return [k for k in a if not _same(a[k], b[k])]
+    return dict(picture(learn, only=('model','opt')), rngs=[dl.rng.getstate() for dl in learn.dls.loaders], names=sorted(set(vars(learn))-{'progress'}),
+                loaders=[id(o) for o in learn.dls.loaders], cbs=[id(o) for o in learn.cbs], bs=[dl.bs for dl in learn.dls.loaders],
+                grads=[p.grad is None or not p.grad.any().item() for p in learn.model.parameters()],
+                hooks=[len(p._backward_hooks or {}) for p in learn.model.parameters()])
 
 def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, **case):
     "`bs_find` and a fit after it"
@@ -526,7 +502,7 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, *
             res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=plan.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=plan.n_windows,
                 bs_now=plan.bs_now,
                        micro_now=plan.micro_now, n_train=plan.n_train, n_passes=plan.n_passes, n_seen=plan.n_seen, max_bs=plan.max_bs, base_lr=plan.base_lr)
-        changed = same(before, everything(learn))
+        changed = changes(before, everything(learn))
         kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
         if after: fit(learn, after, 0.05)
     return res,dict(changed=changed, kept=kept==n_kept, figures=len(plt.get_fignums()), after=flat(learn).numpy(), model=type(learn.model).__name__)
@@ -597,7 +573,7 @@ def nan_loss(rank, at):
     with learn.distrib_ctx(cpu=True, sync_bn=False):
         try: learn.bs_find(0.05, show_plot=False)
         except Exception as e: error = f'{type(e).__name__}: {e}'
-    return error,[o for o in same(before, everything(learn)) if o!='cbs']
+    return error,[o for o in changes(before, everything(learn)) if o!='cbs']
 
 @pytest.mark.parametrize('at', [1, 7, 10]) # Micro-batches; windows close with the 10th
 def test_nan_loss_on_one_rank(at):
@@ -663,7 +639,7 @@ def failing(rank, event, at=1, finder=False, on=(1,), error=KeyError, cbs=(accum
     now = everything(learn)
     return dict(text=texts[-1], texts=texts, took=time.monotonic()-begin, model=learn.model is model, dls=all(a is b for a,b in zip(learn.dls.loaders, dls)),
                 own=[k for k in vars(learn) if k in ('one_batch','_do_epoch_train','_with_events')], grads=all(now['grads']), hooks=now['hooks'],
-                changed=[o for o in same(before, now) if not (o=='cbs' or o=='hypers' and before['hypers'] is None)], flat=flat(learn).numpy())
+                changed=[o for o in changes(before, now) if o!='cbs'], flat=flat(learn).numpy())
 
 places = [('before_epoch',1), ('before_epoch',2), ('before_train',1), ('before_batch',3), ('before_batch',6), ('after_pred',2), ('after_loss',5),
     ('before_backward',3), ('after_backward',2),
@@ -820,11 +796,11 @@ def refused_all(rank, which):
     if which=='split': cbs = [GradAccum(2, on_oom='split')]
     if which=='bs': cbs,n = [ScaledLR(8, linear_scaling)],96
     learn = quiet_learner(loaders(regression(n), 8 if which=='bs' and rank else 4), mlp(), cbs=cbs)
-    before,text = everything(learn),None
+    before,text = flat(learn),None
     with learn.distrib_ctx(cpu=True, sync_bn=False):
         try: learn.bs_find(0.05, show_plot=False) if finder else learn.fit(2, 0.05)
         except Exception as e: text = f'{type(e).__name__}: {e}'
-    return text,torch.equal(before['flat'], flat(learn)),learn.grad_accum.window.n_micro if hasattr(learn, 'grad_accum') else 0
+    return text,torch.equal(before, flat(learn)),learn.grad_accum.window.n_micro if hasattr(learn, 'grad_accum') else 0
 
 bad = {
     'n_acc': ('`n_acc` must be the same on all ranks','2 on rank 0, 3 on rank 1'),
@@ -879,7 +855,7 @@ def limited(rank, mosts, error):
     learn = quiet_learner(loaders(regression(96), 4), Limited(mlp(), mosts[rank]), cbs=[GradAccum(2)])
     before = everything(learn)
     with learn.distrib_ctx(cpu=True, sync_bn=False): res = learn.max_bs_find()
-    return res,[o for o in same(before, everything(learn)) if o not in ('cbs','dicts')]
+    return res,[o for o in changes(before, everything(learn)) if o!='cbs']
 
 @pytest.mark.parametrize('mosts', [(50,21), (21,50), (30,17,96)])
 def test_max_bs_find_agrees(mosts):

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader as TorchDataLoader, RandomSampler
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
@@ -15,47 +15,7 @@ from fastai.optimizer import Adam, OptimWrapper, SGD, ranger
 from fastcore.foundation import L
 
 from fastai_bs.snapshot import unchanged
-from helpers import autocast_state, loaders, mlp, quiet_learner, regression
-
-_plain = (type(None), bool, int, float, complex, str, bytes, slice, torch.dtype, torch.device)
-_walked = ('fastai', 'torch', 'fastcore.foundation', 'fastcore.xtras', 'helpers', 'test_')
-
-def _bits(t): return t.detach().as_subclass(Tensor).cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-def picture(learn, ids=True):
-    "All that `learn` and the process hold, as `{path: what is there}`: values bit by bit and, with `ids`, which object it is"
-    res,seen = {},{}
-    def _id(o): return id(o) if ids else type(o).__name__
-    def _walk(path, o):
-        if isinstance(o, _plain): res[path] = repr(o); return
-        if id(o) in seen: res[path] = 'as at', seen[id(o)][1]; return
-        seen[id(o)] = o,path
-        res[path] = _id(o)
-        if isinstance(o, Tensor):
-            res[path] = _id(o), o.dtype, tuple(o.shape), o.stride(), o.requires_grad, (o.data_ptr() if ids else None), _bits(o)
-            if o.is_leaf: _walk(f'{path}.grad', o.grad)
-        elif isinstance(o, np.ndarray): res[path] = _id(o), o.tobytes()
-        elif isinstance(o, random.Random): res[path] = _id(o), o.getstate()
-        elif isinstance(o, torch.Generator): res[path] = _id(o), _bits(o.get_state())
-        elif isinstance(o, np.random.Generator): res[path] = _id(o), repr(o.bit_generator.state)
-        elif isinstance(o, np.random.RandomState): res[path] = _id(o), repr(o.get_state())
-        elif isinstance(o, (set,frozenset)): res[path] = _id(o), sorted(map(repr, o))
-        elif isinstance(o, dict):
-            res[path] = _id(o), [repr(k) if isinstance(k, _plain) else _id(k) for k in o]
-            for i,(k,v) in enumerate(o.items()): _walk(f'{path}[{repr(k) if isinstance(k, _plain) else i}]', v)
-        elif isinstance(o, (list,tuple,deque)):
-            res[path] = _id(o), len(o)
-            for i,v in enumerate(o): _walk(f'{path}[{i}]', v)
-        elif hasattr(o, '__dict__') and not isinstance(o, type) and type(o).__module__.startswith(_walked) and not path.endswith("['_iterator']"):
-            _walk(path+'.', vars(o))
-    _walk('', learn)
-    res['process'] = (random.getstate(), repr(np.random.get_state()), _bits(torch.get_rng_state()), autocast_state())
-    if ids: res[None] = seen # Keeps what is pictured alive, so that no id is used again
-    return res
-
-def changes(a, b):
-    "The paths at which two pictures differ; wall-clock times aside"
-    return [k for k in {**a, **b} if k is not None and a.get(k)!=b.get(k) and not k.endswith(("['start_epoch']", "['log']")) and "['log']." not in k]
+from helpers import autocast_state, changes, loaders, mlp, picture, quiet_learner, regression
 
 class Holder(Callback):
     "A callback with state of every kind"

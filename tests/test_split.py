@@ -22,7 +22,7 @@ from fastai_bs.accumulate import GradAccum
 from fastai_bs.loaders import slices
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
-from helpers import distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, RaiseAt, regression
+from helpers import distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, RaiseAt, regression, token_model, tokens
 
 def oom(): return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
@@ -153,12 +153,8 @@ def test_optimizers(event, opt_func):
 
 def test_tokens():
     "Parts in which other numbers of tokens count, or none"
-    g = torch.Generator().manual_seed(0)
-    y = torch.randint(0, 5, (40,3), generator=g)
-    y[::3] = 0
-    items = list(zip(torch.randn(40, 3, 5, generator=g, dtype=torch.float64), y))
-    def make(cbs):
-        return learner(cbs, items=items, model=mlp(n_out=5), loss_func=lambda p,y: nn.functional.cross_entropy(p.transpose(1,2), y, ignore_index=0))
+    items = tokens(40, n_tok=5, length=3, kept=lambda i: 3*(i%3>0), pad=0)
+    def make(cbs): return learner(cbs, items=items, model=token_model(5), loss_func=lambda p,y: nn.functional.cross_entropy(p, y, ignore_index=0))
     count = lambda learn: (learn.y!=0).sum()
     plain,struck = make([]),make([Strike('backward', [1,5], most=2, times=2)])
     for o in (plain,struck): o.grad_accum.count = count

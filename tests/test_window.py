@@ -1,10 +1,10 @@
 "A window as a value: weights and the mean, for counts that are numbers and for counts on a device"
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from fastai.losses import CrossEntropyLossFlat
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.losses import at_hand, precise
@@ -12,7 +12,7 @@ from fastai_bs.measurement import MicroNorms, measurement, to_floats, window_sum
 from fastai_bs.noise import NoiseScale
 from fastai_bs.window import (MicroBatch, Window, check_n_accs, loss_sum, mean_divisor, n_acc_at, reference, watch_scale, weigh, weight,
                               window_momentum)
-from helpers import distance, flat, loaders, quiet_learner
+from helpers import distance, flat, loaders, quiet_learner, token_task
 
 def double(x): return torch.tensor(x, dtype=torch.float64)
 
@@ -118,18 +118,11 @@ def on_device(monkeypatch):
     for mod in ('losses','window','accumulate'): monkeypatch.setattr(f'fastai_bs.{mod}.at_hand', _at_hand)
     return kept
 
-def tokens(n):
-    "Items of 6 tokens; 0 does not count. The second batch of 4 has none that do"
-    g = torch.Generator().manual_seed(3)
-    x = torch.randint(1, 9, (n,6), generator=g)
-    y = torch.randint(0, 3, (n,6), generator=g)*torch.randint(0, 2, (n,1), generator=g)
-    y[4:8] = 0
-    return list(zip(x, y))
-
 def trained(cbs, weight=None):
-    torch.manual_seed(0)
-    learn = quiet_learner(loaders(tokens(26), 4), nn.Sequential(nn.Embedding(9,4), nn.Linear(4,3)).double(),
-                          CrossEntropyLossFlat(ignore_index=0, weight=weight), cbs=cbs)
+    "Token 0 does not count. The second batch of 4 has none that do, and of the others some items have none"
+    items,model,loss_func = token_task(26, n_tok=3, length=6, pad=0, kept=lambda i: 0 if 4<=i<8 or i%5 in (1,2) else 6, last=True,
+                                       loss_func=partial(CrossEntropyLossFlat, weight=weight))
+    learn = quiet_learner(loaders(items, 4), model, loss_func, cbs=cbs)
     learn.fit(2, 0.1)
     return learn
 
