@@ -11,7 +11,6 @@ __all__ = ['rates', 'times', 'velocity_names', 'ScaledWindow', 'ScaledLR']
 import inspect, math, numbers, warnings
 from collections import defaultdict
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, field
 import numpy as np
 import torch
@@ -66,8 +65,8 @@ def _trial_state(opt, lr):
     p = like.new_ones(2).requires_grad_()
     p.grad = like.new_full((2,), 0.5)
 
-    trial = copy(opt)
-    vars(trial).update({k: v for k,v in vars(opt).items() if k not in vars(trial)}) # torch's optimizers copy without attributes of their own
+    trial = object.__new__(type(opt)) # `copy` of one of torch's forgets attributes of its own, and adds to the defaults that it shares
+    vars(trial).update(vars(opt))
     trial.state = defaultdict(dict)
     if hasattr(trial, 'hypers'): trial.param_lists,trial.hypers = [[p]],[{**opt.hypers[0], 'lr': lr}]
     else: trial.param_groups = [{**opt.param_groups[0], 'params': [p], 'lr': lr}]
