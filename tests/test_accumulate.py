@@ -363,7 +363,14 @@ def test_nobody_is_nagged(cbs, loss):
         learn.add_cbs(cbs)
         learn.fit_one_cycle(2, 0.1)
 
+def partial_in_partial():
+    "One that has an attribute is not merged with the one around it, which decides"
+    inner = partial(F.cross_entropy, ignore_index=1, reduction='sum')
+    inner.kind = 'cross-entropy'
+    return partial(inner, reduction='mean')
+
 @pytest.mark.parametrize('loss,pred,targ,n,reduction', [
+    (partial_in_partial(), rand(4,3), torch.tensor([0,1,1,2]), 2, 'mean'),
     (nn.CrossEntropyLoss(), rand(4,3), torch.tensor([0,1,-100,2]), 3, 'mean'),
     (nn.CrossEntropyLoss(ignore_index=1), rand(4,3), torch.tensor([0,1,1,2]), 2, 'mean'),
     (nn.NLLLoss(torch.tensor([1.,2.,4.])), rand(4,3), torch.tensor([0,1,-100,2]), 7, 'mean'),
@@ -395,6 +402,25 @@ def test_batch_cancelled_before_its_backward_adds_nothing(event, order, at):
 @pytest.mark.parametrize('order', [-1,8,70])
 def test_cancelled_backward_adds_nothing(order, at):
     assert_windows(spied15(once('before_backward', CancelBackwardException, at, order)), items15, idxs(*goes_on[at]))
+
+@pytest.mark.parametrize('order', [-1,8,70])
+def test_cancelled_backward_with_grad_accum_of_1(order):
+    "The step is taken, by its momentum alone, as without a callback"
+    a,b = (quiet_learner(loaders(items15, 2), mlp(), cbs=[once('before_backward', CancelBackwardException, 3, order), *cbs]) for cbs in ([],[GradAccum(1)]))
+    for learn in (a,b): learn.fit(1, 0.1)
+    assert torch.equal(flat(a), flat(b))
+
+@pytest.mark.parametrize('order', [-1,8])
+def test_a_batch_that_was_cancelled_has_not_stepped(order):
+    "Also where it was before `GradAccum` heard of it, right after a step"
+    seen = []
+    class Look(Callback):
+        order = 100
+        def after_batch(self):
+            if self.training: seen.append(self.learn.grad_accum.stepped)
+    learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[GradAccum(3), once('before_batch', CancelBatchException, 3, order), Look()])
+    learn.fit(1, 0.1)
+    assert seen==[i in (2,6,7) for i in range(8)]
 
 @pytest.mark.parametrize('event,exc,order,at', [(*o,order,at) for o,order,at in product(
     [('after_backward',CancelBatchException),('before_step',CancelBatchException),('before_step',CancelStepException)], [-1,8,70], [0,1,2,7])

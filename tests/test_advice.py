@@ -27,6 +27,7 @@ as_today = dict(bs=64, micro_bs=64, bs_range=(64,64))
     (dict(noise_known=200.), ['why','do','do','next']),
     (as_today, ['why','do','do','next']),
     (dict(bs_now=512, noise_known=200.), ['why','do','do','do','next']),         # Do not accumulate
+    (dict(bs_now=512, micro_now=256, n_ranks=2, noise_known=200.), ['why','do','do','next']), # Nothing is accumulated
     (dict(timed=()), ['why','next']),
     (dict(n_windows=4), ['do']), (dict(n_windows=4, loss_rose=True), ['caution','do']),
     (dict(ci=(0.,inf), noise_known=math.nan), ['do']),                           # Run longer

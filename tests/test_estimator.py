@@ -322,6 +322,11 @@ def test_drift_weighs_windows_by_their_elements():
     assert_allclose(drift_t(T, g, n), (halves[1]-halves[0])/np.sqrt(var))
     assert_allclose(drift_t(1e6*T, 1e-6*g, 10*n), drift_t(T, g, n))
 
+def test_drift_where_the_mean_gradient_is_measured_negative():
+    "The sign is that of `tr_sigma - r*g_sq`, though the mean of `g_sq` is below 0"
+    T,g,n = np.array([1.,1.2,0.9,3.,3.2,2.9]),np.array([-1.,-0.8,-1.2,-1.,-1.1,-0.9]),np.ones(6)
+    assert drift_t(T, g, n)>0>drift_t(T[::-1], g[::-1], n)
+
 def test_a_drift_needs_4_windows():
     with pytest.raises(ValueError, match='at least 4 windows.* got 3'): drift_t([1,2,3], [1,1,1], [1,1,1])
 

@@ -349,6 +349,9 @@ def test_tol_0_never_stops_early(num_it):
 @pytest.mark.parametrize('n_iter,n_acc', [(2,2),(3,2),(15,2),(16,2),(24,3),(159,19),(160,20),(1000,20)])
 def test_window_size(n_iter, n_acc): assert window_size(20, n_iter)==n_acc
 
+@pytest.mark.parametrize('n_ranks,n_acc', [(2,10),(3,7),(20,1),(30,1)])
+def test_window_size_on_ranks(n_ranks, n_acc): assert window_size(20, 1000, n_ranks)==n_acc # Together at least as many as asked for
+
 @pytest.mark.parametrize('lr', [0,0.01])
 @pytest.mark.parametrize('n_iter', [2,3,4,5,15,17,40])
 def test_short_loaders_give_20_windows(n_iter, lr):

@@ -282,6 +282,17 @@ def test_out_of_memory(where, trained):
     assert unseen(was, picture(learn))==[]
     assert plan.too_large==16 and sizes(plan)[-1]==8 and 4 in sizes(plan) and max(learn.model.seen, default=0)<=16
 
+def test_memory_that_runs_out_in_a_later_round(clock, monkeypatch):
+    "Larger sizes that have run before have no time either"
+    learn,fit,seen = slow_learner(clock),finder.Learner.fit,[]
+    def fail_late(self, *args, **kwargs):
+        seen.append(self.dls.train.bs)
+        if seen[-1]==8 and seen.count(8)==2: raise oom['out_of_memory']
+        return fit(self, *args, **kwargs)
+    monkeypatch.setattr(finder.Learner, 'fit', fail_late)
+    plan = find(learn, max_bs=16)
+    assert seen.count(16)==1 and plan.too_large==8 and sizes(plan)[-1]==4
+
 @pytest.mark.parametrize('error', oom.values(), ids=oom)
 def test_errors_that_mean_memory(error):
     plan = find(greedy_learner('forward', error=error))

@@ -264,6 +264,12 @@ def test_weight_decay_per_group():
     learn.fit(1, slice(0.01,0.1))
     assert [[h['wd'] for h in hs] for hs in learn.seen.hypers]==[[0.1/8,0.4/8]]*4 and [h['wd'] for h in learn.opt.hypers]==[0.1,0.4]
 
+def test_weight_decay_of_the_rule_without_that_of_the_rate():
+    "A rule's factor on `wd` stays, and what is divided out is that of the rate"
+    learn = linear_learner(linear_items(64), 16, [ScaledLR(2, lambda k: dict(lr=k, wd=2.), warmup_epochs=0, scale_wd=False), Seen()])
+    learn.fit(1, 0.01, wd=0.1)
+    assert [[h['wd'] for h in hs] for hs in learn.seen.hypers]==[[0.1*2/8]]*4
+
 # Velocities that hold the rate
 
 def folded(nm):

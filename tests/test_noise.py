@@ -23,7 +23,7 @@ from fastai.text.models.core import get_language_model
 import fastai_bs.finder # noqa: F401, it adds bs_find
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.estimator import pooled
-from fastai_bs.noise import NoiseScale
+from fastai_bs.noise import Moments, NoiseScale
 from fastai_bs.plots import plot_noise_scale
 from helpers import changes, left_behind, loaders, mlp, n_kept, pairwise, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, token_task
 from oracle import item_grads, noise_scale, window_rows, windows_in_order, z_score
@@ -518,3 +518,9 @@ def test_validation_is_no_fit():
     alone = quiet_learner(loaders(items, 2), model, loss_func, SGD, cbs=NoiseScale())
     for _ in range(2): alone.validate()
     with pytest.raises(ValueError, match='parts of a batch of 2 items are too small'): alone.fit(1)
+
+def test_drift_is_of_what_the_means_look_back_on():
+    "With `beta` of 0.95 of 20 measurements: not of fewer, nor of a fall before them"
+    noise = NoiseScale(0.95)
+    noise.rows = [Moments(i+1, 8, 8., t, 1.) for i,t in enumerate([100.]*40 + [1.]*10 + [2.]*10)]
+    assert noise.drift==1

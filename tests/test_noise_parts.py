@@ -28,6 +28,7 @@ from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.estimator import pooled
+from fastai_bs.gradients import GradNorms, adam_metric
 from fastai_bs.noise import NoiseScale
 from helpers import (changes, left_behind, loaders, mlp, momentum_sgd, n_kept, no_bf16_lstm, pairwise, picture, quiet_learner, RaiseAt, regression,
                      ScaledLoss, set_seed, token_task)
@@ -577,6 +578,12 @@ def test_rows_of_each_group(accum, splitter, cols):
     np.testing.assert_allclose(groups[['tr_sigma','g_sq']].sum(), [noise.tr_sigma,noise.g_sq], rtol=1e-10)
     assert noise.table.noise_scale['all']==noise.noise_scale and tuple(noise.table.loc['all',['low','high']])==noise.ci
 
+def test_a_parameter_of_two_groups_is_counted_in_the_first():
+    a,b,c = (nn.Parameter(torch.zeros(1)) for _ in range(3))
+    norms = GradNorms(SGD([[a,b],[b,c]], lr=0.), by_group=True)
+    with norms.watched(): (a+2*b+3*c).sum().backward()
+    assert norms.sums([norms.take()]).tolist()==[[14.,5.,9.]]
+
 @modes
 def test_a_frozen_group_has_no_row(accum):
     noise = NoiseScale(every=1, by_group=True)
@@ -613,6 +620,7 @@ def metric_rows(rows, windows, beta, eps, debias):
     return np.array(res)
 
 adams = {'Adam': (partial(Adam, sqr_mom=0.75, eps=1e-3), 0.75, 1e-3, True), 'RMSProp': (partial(RMSProp, sqr_mom=0.875), 0.875, 1e-8, False),
+         'RMSprop': (partial(OptimWrapper, opt=torch.optim.RMSprop, alpha=0.875), 0.875, 1e-8, False),
          'AdamW': (partial(OptimWrapper, opt=torch.optim.AdamW, betas=(0.9,0.75), eps=1e-3), 0.75, 1e-3, True)}
 
 @modes
@@ -631,6 +639,18 @@ def test_adams_metric(nm, accum):
     assert noise.table.index.tolist()==['all','group 0','group 1',"in Adam's metric"]
     last = noise.table.loc["in Adam's metric"].astype(float)
     np.testing.assert_allclose(last, [ok.sum(), p.tr_sigma, p.g_sq, p.noise_scale/2, *(o/2 for o in p.interval())], rtol=1e-6)
+
+@pytest.mark.parametrize('beta', [0.5,0.8,0.9,0.99])
+def test_adams_metric_is_known_after_so_many_steps(beta):
+    "`1/(1-sqr_mom)` of them, whatever that times `1-sqr_mom` is rounded to"
+    p = nn.Parameter(torch.ones(2))
+    opt = Adam([p], lr=0., sqr_mom=beta)
+    p.grad = torch.ones(2)
+    n = round(1/(1-beta))
+    for i in range(n):
+        assert adam_metric(opt, [p], i)=={}
+        opt.step()
+    assert list(adam_metric(opt, [p], n))==[0]
 
 @modes
 def test_adams_metric_every_third_step(accum):

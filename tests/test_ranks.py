@@ -419,6 +419,7 @@ def test_rows_without_accumulation(world, name):
     padded = max(0, len(micro[0])-n_whole(case['n'], world, case['bs']))
     expected = noise.df[(noise.df.step-1)%len(micro[0])<len(micro[0])-padded]
     assert_rows(ranks[0]['df'], expected)
+    assert list(ranks[0]['df'].step)==list(expected.step)
     if not padded: np.testing.assert_allclose(ranks[0]['table'].to_numpy(float), noise.table.to_numpy(float), rtol=1e-6)
 
 @pytest.mark.parametrize('world', [2, 3])
@@ -931,7 +932,9 @@ def small(rank):
         try: alike(learn, check)
         except Exception as e: texts.append(f'{type(e).__name__}: {e}')
     dl = DistributedDL(loaders(regression(21), 4).train)
-    with fastai_on_ranks(): res['share'] = [len(x) for x,_ in dl]
+    with fastai_on_ranks():
+        res['share'] = [len(x) for x,_ in dl]
+        res['gathered'] = [fastai.torch_core.maybe_gather(o+rank).tolist() for o in (torch.tensor(1.),torch.ones(2))]
     with alone(learn): res['alone'] = trains_together(learn)
     return res
 
@@ -943,6 +946,7 @@ def test_small_functions():
         assert len(o['texts'])==2 and o['texts'][0]==f'KeyError: {r}'
         assert o['texts'][1].startswith('ValueError: y must be the same on all ranks, but is 0 on rank 0, 1 on rank 1')
         assert o['share']==[4,4,3] and o['alone'] is False
+        assert o['gathered']==[1.5,[1,1,2,2]] # The mean of what has no dimension
 
 def own_again(rank):
     "What is fastai's own before a fit with our callback, in it, after it, and in a fit without"

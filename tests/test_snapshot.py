@@ -114,6 +114,15 @@ def test_all_is_as_it_was(happens, before, error):
             raise error('the one')
     assert changes(was, picture(learn))==[]
 
+def test_gradients_of_zero_that_are_added_to():
+    "As a backward pass that is cut short leaves them: the same tensors, zero again"
+    learn = net_learner()
+    learn.fit(1, 0.1)
+    was = picture(learn)
+    with unchanged(learn):
+        for p in learn.model.parameters(): p.grad.add_(1.)
+    assert changes(was, picture(learn))==[]
+
 def test_everything_at_once_and_nested():
     "The inner block puts back what the outer one had changed by then"
     learn = net_learner(cbs=Holder())
@@ -194,6 +203,19 @@ def test_open_autocast_context_stays_open():
             assert autocast_state()[0]==3
         assert autocast_state()==was
     assert autocast_state()[0]==0
+
+def test_casts_of_a_context_that_was_left_open_are_forgotten():
+    "Those of weights that are not there any more"
+    learn,x = net_learner(),torch.ones(1,5)
+    lin = learn.model.lin
+    def _cast():
+        with torch.autocast('cpu', dtype=torch.bfloat16): return lin(x).float()
+    want = _cast()
+    with unchanged(learn):
+        for p in lin.parameters(): p.data.zero_()
+        _autocast(learn)
+        assert not lin(x).any()
+    assert torch.equal(_cast(), want)
 
 def test_lazy_parameters_are_refused():
     learn = quiet_learner(loaders(regression(8, dtype=torch.float32), 4), nn.Sequential(nn.LazyLinear(2)))

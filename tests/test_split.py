@@ -115,8 +115,9 @@ def test_each_fit_starts_whole():
 
 def test_no_part_left():
     "A single item does not fit: the error is raised as it is, and nothing is left behind"
-    learn = learner([Strike('after_pred', [4], times=100)])
+    learn = learner([s := Strike('after_pred', [4], times=100)])
     with pytest.raises(torch.OutOfMemoryError): fit(learn)
+    assert s.struck==3 # 4 items, 2, and 1
     assert 'one_batch' not in vars(learn) and all(not p.grad.any() for p in learn.model.parameters())
     learn.remove_cb(learn.strike)
     assert fit(learn)==[]
@@ -346,11 +347,14 @@ def test_momentum_correction(at):
 class Decay(Callback):
     "Moves the rate itself, a little with each batch"
     run_valid = False
+    def __init__(self, order): self.order = order
     def before_batch(self): self.opt.set_hyper('lr', [h['lr']*0.99 for h in self.opt.hypers])
 
+@pytest.mark.parametrize('order', [GradAccum.order-1, GradAccum.order+1])
+@pytest.mark.parametrize('event', ['forward','backward'])
 @pytest.mark.parametrize('at', [[1],[2],[5]])
-def test_who_moves_the_rate_moves_it_once_a_batch(at):
-    plain,struck = learner([Decay()]),learner([Decay(), Strike('forward', at, most=2)])
+def test_who_moves_the_rate_moves_it_once_a_batch(at, event, order):
+    plain,struck = learner([Decay(order)]),learner([Decay(order), Strike(event, at, most=2)])
     for o in (plain,struck): o.fit(2, 0.05)
     assert_same(struck, plain)
 

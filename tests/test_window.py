@@ -8,7 +8,8 @@ import torch
 from fastai.losses import CrossEntropyLossFlat
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.losses import at_hand, precise
-from fastai_bs.measurement import MicroNorms, measurement, to_floats, window_sums
+from fastai_bs.estimator import moments_of_sums
+from fastai_bs.measurement import Measurement, MicroNorms, measurement, to_floats, unweighed_sums, window_sums
 from fastai_bs.noise import NoiseScale
 from fastai_bs.window import (MicroBatch, Window, check_n_accs, loss_sum, mean_divisor, n_acc_at, reference, watch_scale, weigh, weight,
                               window_momentum)
@@ -162,3 +163,12 @@ def test_all_scales_are_divided_out(is_sum, as_scale):
     assert (m.n.tolist(),m.n_items)==([3.,5.],6) and m.sq_mean==pytest.approx([7.])
     sums = window_sums(m)
     assert (sums.n_micro,sums.n_elems,sums.n_items)==(2,8.,6) and sums.total==pytest.approx([3*2.+5*4.])
+
+@pytest.mark.parametrize('ns', [[4.,4.,4.], [1.,2.,6.]], ids=str)
+def test_a_mean_of_means_is_as_noisy_as_it_is(ns, monkeypatch):
+    "Ranks of `n` elements each, in expectation: what they know gives back what they were made of"
+    monkeypatch.setattr('fastai_bs.measurement.over_ranks', lambda t: t) # This process holds what all of them would
+    n,K,g_sq,tr_sigma = np.array(ns),len(ns),2.,3.
+    mean = g_sq + tr_sigma*(1/n).sum()/K**2
+    sums = unweighed_sums(Measurement(n, 6, (g_sq+tr_sigma/n)[None], np.array([K*mean])), K, False)
+    assert moments_of_sums(sums.n_micro, sums.n_elems, sums.total[0], sums.sq_mean[0])==pytest.approx((tr_sigma,g_sq))
