@@ -56,14 +56,13 @@ def n_started(
     dl = getattr(dl, 'fake_l', dl)
     return 0 if getattr(dl, 'persistent_workers', False) else getattr(dl, 'num_workers', 0)
 
-# %% ../nbs/07_loaders.ipynb #8dd666f0
+# %% ../nbs/07_loaders.ipynb #560d5e53
 def _copy_with(dl, micro_bs):
     "fastai's own `new` knows the arguments of `DataLoader` only: it forgets weights, `n`, `partial_n` and `sort_func`"
     res,rng = copy(dl),random.Random()
     rng.setstate(dl.rng.getstate())
     res.bs,res.rng,res.fake_l = micro_bs,rng,copy(dl.fake_l)
     vars(res.fake_l).update(d=res, default=res, dataset=res.fake_l)
-    vars(res.fake_l).pop('_iterator', None) # Persistent workers
     for k,v in vars(dl).items():
         if isinstance(v, MethodType) and v.__self__ is dl: setattr(res, k, MethodType(v.__func__, res))
     return res
