@@ -40,7 +40,7 @@ def at_hand(
     if not isinstance(n, Tensor): return float(n)
     return n.item() if n.device.type=='cpu' else precise(n)
 
-# %% ../nbs/06_losses.ipynb #bd2d7fc1
+# %% ../nbs/06_losses.ipynb #5d5c25be
 def count_targets(
     pred, # Prediction; not looked at
     targ:torch.Tensor, # Classes of the targets, or their probabilities
@@ -68,7 +68,7 @@ def count_items(
     *yb, # Targets
 )->int:
     "Items of the batch"
-    return find_bs(yb)
+    return plain(yb[0]).shape[0] if yb and isinstance(yb[0], Tensor) else find_bs(yb)
 
 # %% ../nbs/06_losses.ipynb #d9dbd9d6
 _element_means = {nn.MSELoss: F.mse_loss, nn.L1Loss: F.l1_loss, nn.SmoothL1Loss: F.smooth_l1_loss, nn.HuberLoss: F.huber_loss,

@@ -16,7 +16,7 @@ from .distributed import over_ranks
 from .gradients import SeenNorms
 from .window import MicroBatch
 
-# %% ../nbs/09b_measurement.ipynb #af49ea23
+# %% ../nbs/09b_measurement.ipynb #d1f95e29
 @dataclass
 class MicroNorms:
     "What is kept of a micro-batch, on its device"
@@ -52,7 +52,8 @@ def measurement(
 )->Measurement:
     "Of a window whose gradient is in `.grad`"
     K = len(micros)
-    scalars = [getattr(o.micro, nm) for nm in ('elems','weight','loss_scale') for o in micros]
+    batches = [o.micro for o in micros]
+    scalars = [*(o.elems for o in batches), *(o.weight for o in batches), *(o.loss_scale for o in batches)]
     floats,sq = to_floats([*scalars, window_elems], rows)
     n,weight,scale = np.reshape(floats[:-1], (3,K))
     factor = (n if is_sum else weight)*scale # On the gradient of a mean over elements

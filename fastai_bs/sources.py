@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/sources.html.md"""
 # %% auto #0
 __all__ = ['FromWindows', 'FromRanks', 'hidden_states', 'FromParts']
 
-# %% ../nbs/12a_sources.ipynb #42b9ee34
+# %% ../nbs/12a_sources.ipynb #920154e7
 from contextlib import contextmanager, nullcontext
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -18,17 +18,17 @@ from fastai.callback.mixup import MixHandler
 from fastai.callback.training import GradientAccumulation
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
-from .snapshot import pass_unchanged
-from .losses import ElementCounter, plain, refuse_loss
-from .loaders import rows_of, slices
-from .loop import ScopedCallback, backward, callback_of, change_hidden
-from .window import MicroBatch, mean_divisor, reference, watch_scale, weigh, weight
-from .gradients import all_params, any_nonzero, divide, no_autocast, zero_grads
-from .measurement import MicroNorms, measurement, unweighed_sums, window_sums
 from .accumulate import GradAccum
 from .batch_size import batch_size
+from .gradients import all_params, any_nonzero, divide, no_autocast, zero_grads
+from .loaders import rows_of, slices
+from .loop import ScopedCallback, backward, callback_of, change_hidden
+from .losses import ElementCounter, count_items, plain, refuse_loss
+from .measurement import MicroNorms, measurement, unweighed_sums, window_sums
+from .snapshot import pass_unchanged
+from .window import MicroBatch, mean_divisor, reference, watch_scale, weigh, weight
 
-# %% ../nbs/12a_sources.ipynb #17a00026
+# %% ../nbs/12a_sources.ipynb #e232ab9a
 class FromWindows:
     "The micro-batches of each window of a `GradAccum`"
     every = 1 # Optimizer steps from one measurement to the next
@@ -62,7 +62,7 @@ class FromWindows:
     def after_backward(self):
         "Keep a few numbers of the micro-batch, on its device"
         micro = self.accum.micro
-        if self.norms.seen and micro.elems is not None: self.micros.append(MicroNorms(micro, self.norms.take(), find_bs(self.noise.learn.yb)))
+        if self.norms.seen and micro.elems is not None: self.micros.append(MicroNorms(micro, self.norms.take(), count_items(None, *self.noise.learn.yb)))
 
     def close(self):
         "The window is full, and its mean is in `.grad`"
