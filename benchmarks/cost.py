@@ -4,7 +4,7 @@
     python benchmarks/cost.py --pairs 2          # a quick look, which writes nothing
 
 Pairs of trainings, with and without, one right after the other and in alternating order; the figure is the median of the pairs' ratios."""
-import argparse, datetime, platform, statistics, time, warnings
+import argparse, datetime, platform, statistics, warnings
 from pathlib import Path
 import fastai, torch
 import numpy as np
@@ -16,6 +16,7 @@ from fastai.learner import Learner
 from fastai.optimizer import Adam, SGD
 from fastai.tabular.model import TabularModel
 import fastai_bs
+from common import seconds
 from fastai_bs.all import GradAccum, NoiseScale
 
 warnings.filterwarnings('ignore')
@@ -56,11 +57,6 @@ def learner(make, bs, n_steps, n_acc, cbs):
     learn = Learner(dls, model, loss_func=loss_func, opt_func=opt_func, cbs=[*([GradAccum(n_acc)] if n_acc>1 else []), *cbs])
     learn._do_epoch_validate = lambda *args, **kwargs: None
     return learn
-
-def seconds(learn):
-    start = time.process_time() # Other work on the machine is not in it
-    with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-3)
-    return time.process_time()-start
 
 def ratios(make, bs, n_steps, n_acc, cb, pairs):
     plain,watched = learner(make, bs, n_steps, n_acc, []),learner(make, bs, n_steps, n_acc, [cb()])

@@ -6,7 +6,7 @@
 The bare callback divides each loss by 4 and lets the optimizer step after every fourth micro-batch: nothing less accumulates. Beside it fastai's own
 `GradientAccumulation`, and what `NoiseScale` and `ScaledLR` add to `GradAccum(4)`. Pairs of fits, one right after the other and in alternating order;
 the figure is the median of the pairs' ratios."""
-import argparse, datetime, platform, time, warnings
+import argparse, datetime, platform, warnings
 from pathlib import Path
 import fastai, torch
 import numpy as np
@@ -21,6 +21,7 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import SGD
 import fastai_bs
+from common import seconds
 from fastai_bs.all import GradAccum, NoiseScale, ScaledLR
 
 warnings.filterwarnings('ignore')
@@ -50,11 +51,6 @@ def learner(case, cbs):
     learn = Learner(DataLoaders(dl, DataLoader([], bs=bs, num_workers=0), device='cpu'), make(), loss_func=CrossEntropyLossFlat(), opt_func=SGD, cbs=cbs)
     learn._do_epoch_validate = lambda *args, **kwargs: None
     return learn
-
-def seconds(learn):
-    start = time.process_time() # Other work on the machine is not in it
-    with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-3)
-    return time.process_time()-start
 
 def middle(xs):
     "Median, and its interval of 95% at least by order statistics (of 15 values: the 4th and the 12th)"
