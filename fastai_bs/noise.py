@@ -121,7 +121,7 @@ def scope(self:NoiseScale):
         with self.source.scope(): yield
     finally: self.source.norms,self.source.micros = None,[]
 
-# %% ../nbs/13_noise.ipynb #b202e12d
+# %% ../nbs/13_noise.ipynb #ad718690
 @patch(as_prop=True)
 def n_steps(self:NoiseScale)->int: return self.source.n_steps if self.source else 0 # Optimizer steps of the fit
 
@@ -133,11 +133,10 @@ def is_due(self:NoiseScale)->bool: return self.n_steps%self.wait==0 # Is the win
 
 @patch
 def measure(self:NoiseScale,
-    micros:list, # What was kept of the micro-batches of a window
     step:int, # Optimizer step, counted from 1
 ):
     "The window is full, and its mean is in `.grad`: take its moments in"
-    norms = self.source.norms
+    norms,micros = self.source.norms,self.source.micros
     mean = norms.of_mean() if micros and len(micros)*self.n_ranks>1 else None
     if mean is None: return
     if self._holds_twice():

@@ -28,7 +28,7 @@ from .measurement import MicroNorms, measurement, unweighed_sums, window_sums
 from .snapshot import pass_unchanged
 from .window import MicroBatch, mean_divisor, reference, watch_scale, weigh, weight
 
-# %% ../nbs/12a_sources.ipynb #e232ab9a
+# %% ../nbs/12a_sources.ipynb #e72c4500
 class FromWindows:
     "The micro-batches of each window of a `GradAccum`"
     every = 1 # Optimizer steps from one measurement to the next
@@ -67,14 +67,14 @@ class FromWindows:
     def close(self):
         "The window is full, and its mean is in `.grad`"
         self.n_steps += 1
-        self.noise.measure(self.micros, self.n_steps)
+        self.noise.measure(self.n_steps)
 
     def sums(self, rows):
         is_sum,window = self.accum.counter.reduction=='sum',self.accum.window
         m = measurement(self.micros, rows, is_sum, window.totals.elems if is_sum else 1.)
         return window_sums(m, self.noise.n_ranks)
 
-# %% ../nbs/12a_sources.ipynb #02c9849c
+# %% ../nbs/12a_sources.ipynb #0c99e98d
 class FromRanks:
     "The batch of each rank, where there is no `GradAccum`"
     every = 1 # Optimizer steps from one measurement to the next
@@ -109,7 +109,7 @@ class FromRanks:
     def after_backward(self):
         if not self.norms.seen or self.micro.elems is None: return
         self.micros = [MicroNorms(self.micro, self.norms.take(), find_bs(self.learn.yb))]
-        self.noise.measure(self.micros, self.n_steps+1)
+        self.noise.measure(self.n_steps+1)
 
     def after_step(self): self.n_steps += 1
 
@@ -188,7 +188,7 @@ class FromParts:
 
     def after_step(self): self.n_steps += 1
 
-# %% ../nbs/12a_sources.ipynb #791dea06
+# %% ../nbs/12a_sources.ipynb #d8c253ac
 @patch
 def _pass(self:FromParts, cbs):
     "The parts of the batch, as if they were the micro-batches of a window"
@@ -205,7 +205,7 @@ def _pass(self:FromParts, cbs):
     grads = [p.grad for p in all_params(learn) if p.grad is not None]
     self.n_elems = sum(o.micro.elems for o in self.micros)
     if self.counter.reduction!='sum': divide(grads, mean_divisor(self.n_elems, self.n_ref))
-    self.noise.measure(self.micros, self.n_steps+1)
+    self.noise.measure(self.n_steps+1)
 
 @patch
 def _part(self:FromParts, cbs):
