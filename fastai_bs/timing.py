@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/timing.html.md"""
 # %% auto #0
 __all__ = ['StepTimer', 'micro_batch_sizes', 'StepTimes', 'time_steps']
 
-# %% ../nbs/15a_timing.ipynb #da2e822d
+# %% ../nbs/15a_timing.ipynb #2e258573
 import math, time
 import numpy as np
 import torch
@@ -17,13 +17,14 @@ from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from fastprogress.fastprogress import progress_bar
 from .text import counted
+from .step_time import extrapolated, monotone_step_times, spread, steps_needed
 from .snapshot import free_memory, out_of_memory
 from .distributed import any_rank, ddp_model, from_ranks, over_ranks, trains_together
 from .loaders import with_micro_bs
 from .accumulate import GradAccum
 from .trial import TrialSearch
 
-# %% ../nbs/15a_timing.ipynb #94c642e6
+# %% ../nbs/15a_timing.ipynb #7ae88e11
 def _synchronize(device):
     "Wait for what the device has been given to do"
     if device.type=='cuda': torch.cuda.synchronize(device)
@@ -32,14 +33,15 @@ def _synchronize(device):
 class StepTimer(Callback):
     "Times optimizer steps with micro-batches of `micro_bs` items, from the end of one to the end of the next, and ends the fit when it has enough of them"
     order,run_valid = -1000,False # Before all others, so that their share is in the time that it takes
-    n_warmup = 2 # Micro-batches that are not counted
-    n_steps,seconds = 5,0.05 # At least so many steps, and for so long
+    n_warmup = 1 # Micro-batches before the first step that is timed, which begins where they end
+    most = 20 # Steps that are timed, at most
     patience = 2. # Seconds after which one step will do
 
     def __init__(self,
         micro_bs:int, # Items; batches of another size, as at the end of an epoch, do not count
+        n_steps:int=5, # To be timed
     ):
-        self.micro_bs = micro_bs
+        store_attr()
 
     def before_fit(self):
         self.times = [] # Of each step: seconds of all of it, and of what is done once per optimizer step
@@ -66,7 +68,7 @@ class StepTimer(Callback):
         "Over the steps that were timed; `None` where there was none"
         return tuple(float(o) for o in np.median(self.times, axis=0)) if self.times else None
 
-# %% ../nbs/15a_timing.ipynb #fd4e2644
+# %% ../nbs/15a_timing.ipynb #c60c715b
 @patch
 def after_batch(self:StepTimer):
     self.n_seen += 1
@@ -76,8 +78,7 @@ def after_batch(self:StepTimer):
 
 @patch
 def _enough(self:StepTimer, now):
-    taken = now-self._begin
-    return bool(len(self.times)>=self.n_steps and taken>self.seconds or self.times and taken>self.patience)
+    return bool(len(self.times)>=min(self.n_steps, self.most) or self.times and now-self._begin>self.patience)
 
 @patch
 def _time_step(self:StepTimer):
@@ -114,41 +115,108 @@ def micro_batch_sizes(
     down = {micro_bs//2**i for i in range(1, 32) if micro_bs//2**i>=max(2, least)}
     return sorted(down | {micro_bs*2**i for i in range(32) if i==0 or micro_bs*2**i<=min(up, most)})
 
-# %% ../nbs/15a_timing.ipynb #3b315038
+# %% ../nbs/15a_timing.ipynb #3d60b8cc
 class StepTimes:
     "Times the steps of a learner with one micro-batch size after another, and keeps what is known of each"
+    budget = 180 # Of today's micro-batches, whose time all steps may take
+    n_rounds = 3
+    slack = 1.2 # A size can win whose time to a loss is at most so many times that of the fastest
+
     def __init__(self,
         learn:Learner, # In a mock training: its training loader is replaced
-        micro_bs:int, # Today's micro-batch, in items
+        sizes:list, # Micro-batches that may be timed, in items, ascending
+        micro_bs:int, # Today's, one of them
+        noise_scale:float=math.nan, # In items of each rank; NaN where it is not known
     ):
         store_attr()
         self.dl,self.on_ranks = learn.dls.train,trains_together(learn)
         self.begin = time.perf_counter()
         self.rounds = {} # By size: `StepTimer.median` of each round
+        self.seen = set() # Sizes that were tried
+        self.n_micro = {} # By size: micro-batches so far
         self.too_large = None # Smallest size for which memory did not suffice
         self.errors = {} # By size: why else it could not be timed
 
-    def is_wanted(self,
-        micro_bs:int, # Items
-        again:bool, # Has every size had a round?
-    )->bool:
-        "Is it to be timed in this round?"
-        if again:
-            late = time.perf_counter()-self.begin>3*StepTimer.patience
-            return micro_bs in self.rounds and not (any_rank(late) if self.on_ranks else late)
-        if micro_bs<=self.micro_bs or not (self.too_large or self.rounds): return True
-        return not self.too_large and self._expected(micro_bs)<=StepTimer.patience
-
-    def _expected(self, micro_bs):
-        "Seconds of a step, by the largest size that ran"
-        most = max(self.rounds)
-        return self.rounds[most][0][0]*micro_bs/most
-
     def medians(self)->tuple: # For each size: items, seconds of a step, and of what is done once per optimizer step in it
         "Over the rounds"
-        return tuple((micro_bs,*(float(o) for o in np.median(ts, axis=0))) for micro_bs,ts in self.rounds.items())
+        return tuple((micro_bs,*(float(o) for o in np.median(ts, axis=0))) for micro_bs,ts in sorted(self.rounds.items()))
 
-# %% ../nbs/15a_timing.ipynb #d002349f
+    def spread(self)->float: # Relative
+        "`spread` of the rounds"
+        return spread([[step for step,_ in ts] for ts in self.rounds.values()])
+
+    def order(self)->list: # Items
+        "Of the sizes in a round: from today's up, then down"
+        return [o for o in self.sizes if o>=self.micro_bs] + [o for o in reversed(self.sizes) if o<self.micro_bs]
+
+# %% ../nbs/15a_timing.ipynb #20e9e1c8
+@patch
+def expected(self:StepTimes,
+    micro_bs:int, # Items
+)->float: # Seconds of a step
+    "By the fastest round of each size that ran"
+    sizes = sorted(self.rounds)
+    secs = monotone_step_times(sizes, [min(self.rounds[o])[0] for o in sizes])
+    return float(secs[sizes.index(micro_bs)]) if micro_bs in sizes else extrapolated(micro_bs, sizes, secs)
+
+@patch
+def can_win(self:StepTimes,
+    micro_bs:int, # Items, more or less than any that ran
+)->bool:
+    "May this size, or one beyond it, be the fastest?"
+    if math.isnan(self.noise_scale) or len(self.rounds)<2: return True
+    def _time(o): return steps_needed(o, self.noise_scale)*self.expected(o)
+    beyond = [o for o in self.sizes if (o>=micro_bs if micro_bs>self.micro_bs else o<=micro_bs)]
+    return min(map(_time, beyond))<=self.slack*min(map(_time, self.rounds))
+
+@patch
+def _visit(self:StepTimes, micro_bs, n_steps=1):
+    "Seconds of a visit; on ranks each step is one of two micro-batches"
+    return (2 if self.on_ranks else 1)*(StepTimer.n_warmup+n_steps)*self.expected(micro_bs)
+
+@patch
+def _rounds_left(self:StepTimes, micro_bs):
+    "Rounds that a size still has to come"
+    return max(0, self.n_rounds-len(self.rounds.get(micro_bs, ())))
+
+@patch
+def spare(self:StepTimes,
+    micro_bs:int, # Items
+)->float: # Seconds; below 0 where the budget does not suffice
+    """What is left of the budget beside one step, in each round that is to come, of `micro_bs` and of all that ran
+
+    What a visit took longer than it should have, as something else went on, is not counted.
+    """
+    spent = sum(n*self.expected(o) for o,n in self.n_micro.items() if o in self.rounds)
+    needed = sum(self._rounds_left(o)*self._visit(o) for o in {micro_bs,*self.rounds})
+    return self.budget*self.expected(self.micro_bs)-spent-needed
+
+@patch
+def n_steps(self:StepTimes,
+    micro_bs:int, # Items
+    again:bool, # Has every size had a round?
+)->int: # To be timed in this round
+    "One, and as many as its share of what is to spare pays for"
+    visits = max(1, sum(self._rounds_left(o) for o in (self.rounds if again else self.sizes)))
+    one = self._visit(micro_bs, 1)-self._visit(micro_bs, 0) if self.rounds else 1. # Of today's micro-batches, as long as nothing else is known
+    share = (self.spare(micro_bs) if self.rounds else self.budget)/visits
+    return 1+int(max(0, min(StepTimer.most-1, share/one)))
+
+@patch
+def is_wanted(self:StepTimes,
+    micro_bs:int, # Items
+    again:bool, # Has every size had a round?
+)->bool:
+    "Is it to be timed in this round?"
+    if again:
+        late = time.perf_counter()-self.begin>3*StepTimer.patience
+        if any_rank(late) if self.on_ranks else late: return False
+    if micro_bs in self.rounds or not self.seen: return True
+    if micro_bs in self.seen or not self.rounds: return False # It failed, or has nothing to be compared with
+    if micro_bs>self.micro_bs and (self.too_large or self.expected(micro_bs)>StepTimer.patience): return False
+    return self.spare(micro_bs)>=0 and self.can_win(micro_bs)
+
+# %% ../nbs/15a_timing.ipynb #f322f506
 @patch
 def runs_on_ranks(self:StepTimes,
     micro_bs:int, # Items
@@ -165,9 +233,10 @@ def runs_on_ranks(self:StepTimes,
 @patch
 def time_size(self:StepTimes,
     micro_bs:int, # Items
+    n_steps:int=5, # To be timed
 ):
     "A round of one size; where it fails, it has no time, nor has any size from the one on that is too large"
-    learn,timer,failed = self.learn,StepTimer(micro_bs),False
+    learn,timer,failed = self.learn,StepTimer(micro_bs, n_steps),False
     try:
         learn.dls.loaders[0] = self.dl if micro_bs==self.micro_bs else with_micro_bs(self.dl, micro_bs)
         learn.fit(10_000, 0., cbs=[timer,GradAccum(2)] if self.on_ranks else timer)
@@ -183,20 +252,24 @@ def time_size(self:StepTimes,
     elif timer.median:
         slowest = over_ranks(torch.tensor(timer.median, dtype=torch.float64), 'max').tolist() if self.on_ranks else timer.median
         self.rounds.setdefault(micro_bs, []).append(slowest)
+        self.n_micro[micro_bs] = self.n_micro.get(micro_bs, 0)+timer.n_seen
 
 def time_steps(
     learn:Learner, # In a mock training: its training loader is replaced
-    sizes:list, # Micro-batches to be timed, in items, ascending
+    sizes:list, # Micro-batches that may be timed, in items, ascending
     micro_bs:int, # Today's, one of them
-)->tuple: # `StepTimes.medians`; the size for which memory did not suffice, or `None`; sizes that failed otherwise, each with its error
-    "What a step costs with each of `sizes`"
-    times = StepTimes(learn, micro_bs)
-    rounds = [(size,again) for again in (False,True,True) for size in sizes]
+    noise_scale:float=math.nan, # In items of each rank; NaN where it is not known
+)->StepTimes:
+    "What a step costs with those of `sizes` that can win"
+    times = StepTimes(learn, sizes, micro_bs, noise_scale)
+    rounds = [(size,i>0) for i in range(times.n_rounds) for size in times.order()]
     bar = progress_bar(rounds, leave=False) if hasattr(learn, 'progress') else rounds
     with learn.no_bar():
         for size,again in bar:
-            if bar is not rounds: bar.comment = f"timing micro-batches of {counted(size)}"
             if not times.is_wanted(size, again): continue
-            if times.on_ranks and size!=micro_bs and not again and not times.runs_on_ranks(size): continue
-            times.time_size(size)
-    return times.medians(),times.too_large,tuple(times.errors.items())
+            if bar is not rounds: bar.comment = f"timing micro-batches of {counted(size)}"
+            new = size not in times.seen
+            times.seen.add(size)
+            if times.on_ranks and size!=micro_bs and new and not times.runs_on_ranks(size): continue
+            times.time_size(size, times.n_steps(size, again))
+    return times

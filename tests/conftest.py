@@ -1,10 +1,11 @@
 "Set-up of all tests: one thread, plots in memory, an empty folder for each, and a process that is left as it was found"
 import gc
+import math
 
 import matplotlib
 import pytest
 import torch
-from fastai_bs.timing import StepTimer
+from fastai_bs.timing import StepTimer, StepTimes
 from helpers import as_it_was
 
 matplotlib.use('Agg')
@@ -27,8 +28,10 @@ def nothing_left_behind():
 
 @pytest.fixture
 def short(monkeypatch):
-    "As few steps are timed as will do: for tests in which it does not matter what they take"
-    for nm,v in (('seconds',0.),('patience',1.),('n_steps',2)): monkeypatch.setattr(StepTimer, nm, v)
+    "As few steps are timed as will do, and of all sizes: for tests in which it does not matter what they take"
+    for nm,v in (('patience',1.),('most',2)): monkeypatch.setattr(StepTimer, nm, v)
+    monkeypatch.setattr(StepTimes, 'budget', math.inf)
+    monkeypatch.setattr(StepTimes, 'slack', math.inf)
 
 @pytest.fixture(autouse=True)
 def close_figures(nothing_left_behind):

@@ -16,11 +16,13 @@ from fastai.optimizer import Adam, OptimWrapper, SGD
 
 from fastai_bs import finder, timing
 from fastai_bs.accumulate import GradAccum
-from fastai_bs.timing import StepTimer, micro_batch_sizes
+from fastai_bs.step_time import best_split, candidates, splits
+from fastai_bs.timing import StepTimer, StepTimes, micro_batch_sizes, time_steps
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import sqrt_scaling
 from fastai_bs.snapshot import out_of_memory
+from fastai_bs.trial import mock_training
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, set_seed
 
 inf,nan = math.inf,math.nan
@@ -37,7 +39,7 @@ class Clock:
 def clock(monkeypatch):
     c = Clock()
     monkeypatch.setattr(timing.time, 'perf_counter', c)
-    for nm,v in (('seconds',0.1),('patience',2.),('n_steps',5)): monkeypatch.setattr(StepTimer, nm, v)
+    for nm,v in (('patience',2.),('most',20)): monkeypatch.setattr(StepTimer, nm, v)
     return c
 
 class Slow(nn.Module):
@@ -102,24 +104,28 @@ def test_a_step_that_takes_longer_than_patience_is_not_tried(clock):
 
 # The timer
 
-def timed(learn, bs, n_epoch=10_000, cbs=()):
-    timer = StepTimer(bs)
+def timed(learn, bs, n_epoch=10_000, cbs=(), n_steps=5):
+    timer = StepTimer(bs, n_steps)
     learn.fit(n_epoch, 0., cbs=[timer,*cbs])
     return timer
 
 def test_a_step_from_end_to_end(clock):
     timer = timed(slow_learner(clock, a=0.01, c=0.005), 4)
     assert timer.times==[(pytest.approx(0.03),pytest.approx(0, abs=1e-12))]*5 and timer.median==(pytest.approx(0.03),pytest.approx(0, abs=1e-12))
-    assert timer.n_seen==7 # Two to warm up, and the first of them is where the second begins
+    assert timer.n_seen==6 # The first is where the second begins
 
-def test_it_goes_on_for_a_while(clock):
-    "With steps of a millisecond until 0.1 s are over"
-    assert 95<=timed(slow_learner(clock, c=0.00025), 4).n_seen<=101+2
+@pytest.mark.parametrize('n_steps,times', [(1,1), (12,12), (20,20), (1000,20)])
+def test_as_many_steps_as_asked_for(clock, n_steps, times):
+    "But 20 at most"
+    timer = timed(slow_learner(clock), 4, n_steps=n_steps)
+    assert (timer.n_seen,len(timer.times))==(times+1,times)
 
 def test_it_loses_patience(clock):
-    "With steps of a second after two seconds, once it has one"
-    timer = timed(slow_learner(clock, c=0.25), 4)
-    assert (timer.n_seen,len(timer.times))==(3,1)
+    "With steps of 0.8 s after two seconds, with one of 2.4 s once it has one"
+    timer = timed(slow_learner(clock, c=0.2), 4)
+    assert (timer.n_seen,len(timer.times))==(3,2)
+    timer = timed(slow_learner(clock, c=0.6), 4)
+    assert (timer.n_seen,len(timer.times))==(2,1)
 
 class Spend(Callback):
     "Takes its time in one event, in micro-batches of the training alone"
@@ -177,7 +183,7 @@ def test_only_batches_of_its_size_count(clock, monkeypatch):
     "And only after another of them: what lies between epochs does not count either, as workers that start up"
     learn = slow_learner(clock, dls=DataLoaders(Ragged(clock, [4,4,3,4,4,8,4]), Ragged(clock, [4])))
     timer = timed(learn, 4, n_epoch=4)
-    assert timer.times==[(pytest.approx(0.004),pytest.approx(0, abs=1e-12))]*len(timer.times) and len(timer.times)==1 # Impatient after two epochs' starts
+    assert timer.times==[(pytest.approx(0.004),pytest.approx(0, abs=1e-12))]*len(timer.times) and len(timer.times)==2 # Impatient after two epochs' starts
     learn = slow_learner(clock, dls=DataLoaders(Ragged(clock, [3,4,4,4,3,4,4]), Ragged(clock, [4])))
     monkeypatch.setattr(StepTimer, 'patience', 1e9)
     assert len(timed(learn, 4, n_epoch=1).times)==3
@@ -234,6 +240,132 @@ def test_rounds_are_put_together_by_their_median(clock, monkeypatch):
     monkeypatch.setattr(finder.Learner, 'fit', slow_once)
     plan = find(learn, max_bs=16)
     assert seen.count(8)>=3 and [o for o in plan.times if o[0]==8]==[(8,pytest.approx(0.008),pytest.approx(0, abs=1e-12))]
+
+def test_the_spread_of_the_rounds_is_kept(clock, monkeypatch):
+    "Nothing where all rounds are alike; else as those of 8 items differ, among those of 2, 4, 8 and 16"
+    assert find(slow_learner(clock), max_bs=16).spread==pytest.approx(0, abs=1e-9)
+    learn,fit,seen = slow_learner(clock),finder.Learner.fit,[]
+    def slow_once(self, *args, **kwargs):
+        seen.append(self.dls.train.bs)
+        self.model.a = 0.008 if seen.count(8)==2 and seen[-1]==8 else 0. # Twice the time
+        return fit(self, *args, **kwargs)
+    monkeypatch.setattr(finder.Learner, 'fit', slow_once)
+    plan = find(learn, max_bs=16)
+    assert sizes(plan)==[2,4,8,16] and plan.spread==pytest.approx((2/3*math.log(2)**2/8/3)**0.5) and plan.timing_error==plan.spread
+
+# What timing may cost
+
+class Tensors:
+    "Batches of tensors, at once"
+    def __init__(self, bs, n=40_000): self.bs,self.n,self.dataset = bs,n,range(n)
+    def __len__(self): return -(-self.n//self.bs)
+    def new(self, bs): return Tensors(bs, self.n)
+    def __iter__(self):
+        for i in range(0, self.n, self.bs): yield torch.zeros(min(self.bs, self.n-i), 5),torch.zeros(min(self.bs, self.n-i), 2)
+
+real = dict(budget=StepTimes.budget, slack=StepTimes.slack) # `short` does without
+
+@pytest.fixture
+def thrifty(clock, monkeypatch):
+    "As it is for those who use it; with patience for whatever a model takes"
+    for nm,v in real.items(): monkeypatch.setattr(StepTimes, nm, v)
+    monkeypatch.setattr(StepTimer, 'patience', 1e9)
+    return clock
+
+def visits(clock, micro_bs, noise_scale, a, c, busy=lambda seen: 1.):
+    "Times steps that take `a + c*bs` seconds, in fits that take `busy` times as long: what is known, `(size, micro-batches)` of each fit, and seconds in all"
+    dl,seen = Tensors(micro_bs),[]
+    learn = slow_learner(clock, dls=DataLoaders(dl, dl), a=a, c=c)
+    class Count(Callback):
+        def before_fit(self):
+            seen.append([self.dls.train.bs, 0])
+            f = busy([m for m,_ in seen])
+            self.learn.model.a,self.learn.model.c = f*a,f*c
+        def before_batch(self): seen[-1][1] += 1
+    learn.add_cb(Count())
+    begin = clock.now
+    with mock_training(learn): times = time_steps(learn, micro_batch_sizes(micro_bs, noise_scale, 20_000), micro_bs, noise_scale)
+    return times,seen,clock.now-begin
+
+def choice(times, micro_bs, noise_scale):
+    "What a plan would take, and as what micro-batches; times of `a + c*bs` need no mending"
+    bs = candidates([m for m,*_ in times], micro_bs, noise_scale, 40_000)
+    ways = [best_split(splits(o, times)) for o in bs]
+    time = [(1+noise_scale/o)*t for o,(t,*_) in zip(bs, ways)]
+    res = next((o for o,t in zip(bs, time) if t<=1.05*min(time)), None) # The smallest of those about as fast; None where no time is known
+    return res,ways[bs.index(res)][0]
+
+devices = [(0.,0.001), (0.001,0.001), (0.01,0.001), (0.1,0.001), (1.,0.001), (1.,0.)]
+
+@pytest.mark.parametrize('a,c', devices)
+@pytest.mark.parametrize('noise_scale', [0.,5.,50.,500.,5000.,nan])
+@pytest.mark.parametrize('micro_bs', [8,64])
+def test_what_timing_costs(thrifty, micro_bs, noise_scale, a, c):
+    "Steps of a few hundred micro-batches at most, whatever the noise scale and the device; and the choice is that of all sizes, had they been timed"
+    times,seen,seconds = visits(thrifty, micro_bs, noise_scale, a, c)
+    assert seconds<=190*(a+c*micro_bs) # 180, and a few for the second size, of which one cannot know beforehand
+    for m,t,_ in times.medians(): assert t==pytest.approx(a+c*m) and len(times.rounds[m])==3
+    assert all(n>=2 for _,n in seen) and len(seen)==3*len(times.rounds)
+    if math.isnan(noise_scale): return
+    exact = [(m,a+c*m,0.) for m in micro_batch_sizes(micro_bs, noise_scale, 20_000)]
+    (bs,t),(by_all,t_all) = (choice(o, micro_bs, noise_scale) for o in (times.medians(),exact))
+    assert bs==by_all and t<=1.05*t_all
+
+@pytest.mark.parametrize('noise_scale,a,c,timed', [
+    (50.,0.,0.001,[2,4,8,16]),                  # 58, 66 and 82 ms for 8, 16 and 32 items: up to 1.2 times the fastest, which are the smallest, of 52 ms
+    (50.,0.064,0.001,[8,16,32,64,128]),         # 522, 330, 246, 228, 267 and 390 ms for 8 to 256
+    (50.,1.,0.,[8,16,32,64,128]),               # All there are from today's up; 1/4 of them would take 15 times as long
+    (0.,0.,0.001,[2,4,8,16]),                   # Without noise the smallest
+    (0.,1.,0.,[2,4,8,16,32])])                  # If a step of them takes any less
+def test_sizes_that_cannot_win_are_not_timed(thrifty, noise_scale, a, c, timed):
+    times,_,_ = visits(thrifty, 8, noise_scale, a, c)
+    assert [m for m,*_ in times.medians()]==timed
+
+def test_order_and_number_of_steps(thrifty):
+    "From today's size up, then down, in each round; fewer steps of larger ones"
+    _,seen,_ = visits(thrifty, 16, 300., 0.004, 0.001)
+    first,second,third = (seen[i:i+len(seen)//3] for i in range(0, len(seen), len(seen)//3))
+    order = [m for m,_ in first]
+    assert order==[m for m,_ in second]==[m for m,_ in third] and order==sorted(order) and order[0]==16 and len(order)>3
+    steps = [n for _,n in third]
+    assert steps==sorted(steps, reverse=True) and steps[0]>steps[-1]>=2
+    _,seen,_ = visits(thrifty, 8, 0., 0., 0.001)
+    assert [m for m,_ in seen]==[8,16,4,2]*3
+
+def test_sizes_beyond_the_budget_are_reached_by_accumulation(thrifty):
+    "Items take nearly all the time: two micro-batches each of 8 to 128 in three rounds take that of 168 of today's, with 256 it would be 339"
+    times,_,_ = visits(thrifty, 8, 5000., 0.001, 0.001)
+    sizes = [m for m,*_ in times.medians()]
+    assert sizes==[8,16,32,64,128] and max(candidates(sizes, 8, 5000., 10**6))==32768
+
+def test_a_first_round_that_misled(thrifty):
+    "In which 16 items took six times as long as they do: the next round goes on to 32 and more"
+    def busy(seen): return 6. if seen.count(16)==1 and seen[-1]==16 else 1.
+    times,seen,_ = visits(thrifty, 8, 100., 0.064, 0.001, busy=busy)
+    order = [m for m,_ in seen]
+    assert order[:2]==[8,16] and 32 not in order[:order.index(16)+2] and len(times.rounds[16])==3 and len(times.rounds[32])==2
+    assert choice(times.medians(), 8, 100.)[0]==choice([(m,0.064+0.001*m,0.) for m in micro_batch_sizes(8, 100., 20_000)], 8, 100.)[0]
+
+def test_what_else_goes_on_is_not_charged(thrifty):
+    "Today's size took a hundred times as long in the first round; others are timed all the same"
+    def busy(seen): return 100. if len(seen)==1 else 1.
+    times,_,_ = visits(thrifty, 8, 100., 0.064, 0.001, busy=busy)
+    calm,_,_ = visits(thrifty, 8, 100., 0.064, 0.001)
+    assert set(times.rounds)>=set(calm.rounds) and times.medians()[0][1]==pytest.approx(0.072)
+
+def test_a_size_that_failed_is_not_tried_again(thrifty):
+    "Nor does it keep larger ones from being tried"
+    dl = Tensors(8)
+    learn = slow_learner(thrifty, dls=DataLoaders(dl, dl), a=0.1)
+    tried = []
+    class Fails(Callback):
+        def before_batch(self):
+            if len(self.x)!=16: return
+            tried.append(1)
+            raise ValueError('no')
+    learn.add_cb(Fails())
+    with mock_training(learn): times = time_steps(learn, [4,8,16,32,64], 8, 100.)
+    assert tried==[1] and {8,32,64}<=set(times.rounds) and list(times.errors)==[16] and times.too_large is None
 
 # Memory
 
@@ -432,7 +564,7 @@ def test_what_the_learner_has_on_is_set_aside(cbs, bs_now, base_bs):
     assert changes(was, picture(learn))==[] and (plan.bs_now,plan.base_bs)==(bs_now,base_bs) and len(fits)>2
     for names,batches,steps in fits[1:]:
         assert not {'grad_accum','noise_scale','scaled_lr','gradient_accumulation'}&set(names) and batches==steps and batches[0] in sizes(plan)
-    times = {m: (t,opt) for m,t,opt in plan.times}
+    times = {m: (t,opt) for m,t,opt in plan.timed}
     now = plan.table[plan.table.bs==bs_now].iloc[0]
     t,opt = times[now.micro_bs]
     assert now.step_time==pytest.approx(bs_now/now.micro_bs*(t-opt)+opt)
@@ -441,7 +573,7 @@ def test_what_the_learner_has_on_is_set_aside(cbs, bs_now, base_bs):
     (partial(OptimWrapper, opt=torch.optim.SGD),False)])
 def test_optimizers(opt_func, adam):
     plan = whole(find(learner(opt_func=opt_func), num_it=80, lr=0))
-    assert plan.adam is adam and plan.trained==1 and plan.rule_name in (('capped_sqrt_scaling','sqrt_scaling') if adam else ('adascale_gain','linear_scaling'))
+    assert plan.adam is adam and plan.trained==1 and plan.rule_name in (('no_scaling',) if adam else ('adascale_gain','linear_scaling'))
 
 @pytest.mark.parametrize('opt', ['none','before','after'])
 def test_a_model_that_is_frozen_in_part(opt):
@@ -508,4 +640,4 @@ def test_weights_do_not_move_while_steps_are_timed():
         def after_step(self): seen[-1].append((flat(self.learn).clone(),self.opt.hypers[-1]['lr']))
     find(learner(cbs=Look(), opt_func=Adam))
     mock,*timing = seen
-    assert len(timing)>2 and all(lr==0 and torch.equal(w, timing[0][0][0]) for run in timing for w,lr in run) and mock[0][1]==0.01
+    assert len(timing)>2 and all(lr==0 and torch.equal(w, timing[0][0][0]) for run in timing for w,lr in run) and mock[0][1]==0.01/25
