@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/estimator.html.md"""
 
 # %% auto #0
 __all__ = ['moments_of_sums', 'window_moments', 'ratio', 'fieller', 'Pool', 'pooled', 'running', 'drift_t', 'last_stretch',
-           'trend', 'agree', 'finite_noise_scale']
+           'trend', 'along', 'agree', 'finite_noise_scale']
 
 # %% ../nbs/01_estimator.ipynb #5c0a468d
 import numpy as np
@@ -234,6 +234,28 @@ def trend(
 )->int: # 1 where the noise scale rises, -1 where it falls, 0 where neither can be told
     "Where the noise scale of these windows goes, if they are no stretch without drift"
     return int(np.sign(drift_t(tr_sigma, g_sq, n))) if last_stretch(tr_sigma, g_sq, n) else 0
+
+# %% ../nbs/01_estimator.ipynb #fddd1534
+def along(
+    tr_sigma, # A `tr_sigma` for each window, oldest first
+    g_sq, # A `g_sq` for each window
+    n, # Elements of each window, its weight
+    level:float=0.95, # Coverage of the interval
+)->tuple: # `tr_sigma` over `g_sq`, both weighted means, and the ends of its interval, in elements; `(0, inf)` below 3 windows
+    "The noise scale of a path, with variances from successive differences"
+    T,g,n = (np.asarray(o, dtype=np.float64) for o in (tr_sigma,g_sq,n))
+    if not len(n): return np.nan,0.,np.inf
+    w = n/n.sum()
+    mean_tr,mean_g = w@T,w@g
+    if len(n)<3: return ratio(mean_tr, mean_g),0.,np.inf
+    def _cov(x, y):
+        "Of two weighted means, where a window's variance goes as one over its elements"
+        d = np.diff(x)*np.diff(y)/(1/n[1:]+1/n[:-1]) # Of one element
+        each = np.concatenate([d[:1], (d[1:]+d[:-1])/2, d[-1:]]) # At each window, by its neighbours
+        return w@each/n.sum()
+    dof = 2/3*(1/(w@w)-1) # Of successive differences, which share their windows
+    low,high = fieller(mean_tr, mean_g, _cov(T, T), _cov(g, g), _cov(T, g), dof, level, at_least=n.sum())
+    return ratio(mean_tr, mean_g),float(low),float(high)
 
 # %% ../nbs/01_estimator.ipynb #60e5a0b1
 def agree(

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
-from fastai_bs.estimator import Pool, drift_t, fieller, finite_noise_scale, last_stretch, pooled, ratio, window_moments
+from fastai_bs import estimator
+from fastai_bs.estimator import Pool, along, drift_t, fieller, finite_noise_scale, last_stretch, pooled, ratio, window_moments
+from helpers import pairwise
 
 def moments_of(g, n):
     "`window_moments` of micro-batches with mean gradients `g` of shape `(..., K, d)` over `n` elements"
@@ -365,3 +367,61 @@ def test_last_stretch_keeps_halving():
 
 @pytest.mark.parametrize('noise_scale,D,res', [(100,100,50), (1,1000,1/1.001), (np.inf,300,300), (0,300,0), (-5,300,0)])
 def test_noise_scale_of_the_training_set(noise_scale, D, res): assert finite_noise_scale(noise_scale, D)==pytest.approx(res)
+
+# Along a path
+
+def windows_of(K, noise_scale, n_trials, p, b=8, seed=0):
+    "Moments of windows of `K[i]` micro-batches of `b` items each, `p` independent components, and a gradient of length 1; shape `(n_trials, windows)`"
+    rng = np.random.default_rng(seed)
+    K = np.asarray(K)
+    n,each = K*b,noise_scale/p # Variance of a component of an item's gradient
+    shape = n_trials,len(K)
+    sq_mean = (1+rng.normal(size=shape)*np.sqrt(each/n))**2 + rng.chisquare(p-1, shape)*each/n
+    tr_sigma = rng.chisquare(p*(K-1), shape)*each/(K-1)
+    return tr_sigma,sq_mean-tr_sigma/n,n
+
+sizes_of_windows = {'10': [4]*10, '30': [4]*30, '45': [4]*45, 'growing': [2]*6+[4]*8+[8]*16, 'cut at the end of epochs': ([8]*7+[3])*4}
+
+@pytest.mark.parametrize('nm,noise_scale', pairwise(list(sizes_of_windows), [8,32,100]))
+def test_coverage_along(nm, noise_scale):
+    "Of a noise scale that does not change; a quarter of a window, a window, and three times as much"
+    tr_sigma,g_sq,n = windows_of(sizes_of_windows[nm], noise_scale, 2000, 200)
+    ends = np.array([along(t, g, n)[1:] for t,g in zip(tr_sigma, g_sq)])
+    assert 0.93<((ends[:,0]<=noise_scale) & (noise_scale<=ends[:,1])).mean()<0.975
+
+def test_coverage_along_windows_of_any_size():
+    "Never less than it says, where neighbours differ tenfold"
+    K = np.random.default_rng(1).integers(2, 21, 30)
+    for sizes in (K,[2,16]*15):
+        tr_sigma,g_sq,n = windows_of(sizes, 32, 1000, 200)
+        ends = np.array([along(t, g, n)[1:] for t,g in zip(tr_sigma, g_sq)])
+        assert ((ends[:,0]<=32) & (32<=ends[:,1])).mean()>0.94
+
+@pytest.mark.parametrize('n', [[40.]*30, np.linspace(10, 80, 30), [10.,90.]*15])
+def test_variances_along_are_unbiased(n, monkeypatch):
+    "Those that reach `fieller`, where a window's errors have a variance of one over its elements; and the covariance"
+    n,rng,seen = np.asarray(n, dtype=float),np.random.default_rng(0),[]
+    monkeypatch.setattr(estimator, 'fieller', lambda *args, **kwargs: (seen.append(args), (0.,1.))[1])
+    trials = 4000
+    e = rng.normal(size=(2,trials,len(n)))/np.sqrt(n)
+    t,g = 100+e[0]*3,1+0.5*e[0]+e[1]
+    for a,b in zip(t, g): along(a, b, n)
+    mean_tr,mean_g,v_tr,v_g,cov,dof,_ = zip(*seen)
+    w = n/n.sum()
+    assert_allclose(mean_tr, t@w); assert_allclose(mean_g, g@w); assert_allclose(dof, 2/3*(1/(w@w)-1))
+    for est,exact in ((v_tr,9),(v_g,1.25),(cov,1.5)): assert np.mean(est)==pytest.approx(exact/n.sum(), rel=0.03)
+
+def test_along_does_not_take_the_path_for_an_error():
+    "A noise scale that rises tenfold: the interval is as narrow as that of one which stands still, and that of `Pool` is not"
+    n,g = np.full(40, 500.),1+0.02*np.random.default_rng(0).normal(size=40)
+    rises = np.geomspace(50, 500, 40)
+    _,low,high = along(rises, g, n)
+    pool = pooled(rises, g, n)
+    assert high-low<0.15*(pool.interval()[1]-pool.interval()[0]) and low<along(rises, g, n)[0]<high
+    assert along(rises, g, n)[0]==pytest.approx(pool.noise_scale)
+
+def test_along_few_windows():
+    assert np.isnan(along([], [], [])[0]) and along([], [], [])[1:]==(0,np.inf)
+    for k in (1,2): assert along([4.]*k, [2.]*k, [10.]*k)==(2,0,np.inf)
+    res,low,high = along([4.,5.,6.], [2.,2.1,1.9], [10.]*3)
+    assert 0<low<res<high and res==pytest.approx(2.5)

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from fastai_bs import scaling
-from fastai_bs.scaling import (adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, scaled_momentum, sqrt_scaling, surge_scaling, warmup_factor)
+from fastai_bs.scaling import (adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, no_scaling,
+                              scaled_momentum, sqrt_scaling, surge_scaling, warmup_factor)
 from fastai_bs.step_time import examples_needed, fastest_bs, fit_step_time, steps_needed
 
 inf,nan = math.inf,math.nan
@@ -23,6 +24,11 @@ def surge(k, n, b):
 @pytest.mark.parametrize('rule,k,factor', [(linear_scaling,1,1), (linear_scaling,32,32), (linear_scaling,0.25,0.25),
                                            (sqrt_scaling,1,1), (sqrt_scaling,16,4), (sqrt_scaling,0.25,0.5)])
 def test_factor(rule, k, factor): assert rule(k)==factor
+
+@pytest.mark.parametrize('k', [1e-3,1,4,1000.])
+def test_no_scaling(k):
+    "A float, as the other factors"
+    assert no_scaling(k)==1 and type(no_scaling(k)) is float
 
 @pytest.mark.parametrize('k,noise,base,g,s', [ # By hand
     (4,256,64, 2.5,1.25), (2,64,64, 4/3,2**0.5*2/3), (16,16,1, 8.5,2.125), (4,1,1, 1.6,0.8), (0.25,256,256, 0.4,0.8), (9,0,7, 1,1/3), (9,inf,7, 9,3)])
@@ -200,7 +206,7 @@ def test_adam(k):
 # Bad input
 
 with_noise = [adascale_gain,capped_sqrt_scaling,surge_scaling]
-rules = [linear_scaling, sqrt_scaling, adam_scaling, *with_noise, lambda k, **kwargs: scaled_momentum(0.9, k)]
+rules = [linear_scaling, no_scaling, sqrt_scaling, adam_scaling, *with_noise, lambda k, **kwargs: scaled_momentum(0.9, k)]
 
 @pytest.mark.parametrize('rule', rules)
 @pytest.mark.parametrize('k,exc', [(0,ValueError), (0.,ValueError), (-4,ValueError), (nan,ValueError), ('4',TypeError), (None,TypeError), (True,TypeError),
@@ -231,4 +237,4 @@ def test_each_function_has_an_example_and_a_source(nm):
     f = getattr(scaling, nm)
     examples = [e for t in doctest.DocTestFinder(recurse=False).find(f, nm, globs={}) for e in t.examples]
     assert any(f'{nm}(' in e.source for e in examples) and examples[-1].want
-    assert 'arXiv' in f.__doc__ and f.__doc__.lstrip().startswith(('`','From','Square root rule'))
+    assert ('benchmarks/' if nm=='no_scaling' else 'arXiv') in f.__doc__ and f.__doc__.lstrip().startswith(('`','From','Square root rule'))
