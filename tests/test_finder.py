@@ -29,12 +29,13 @@ from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 
 from fastai_bs.accumulate import GradAccum
+from fastai_bs.cycle import MockAccum, rate_at
 from fastai_bs.estimator import last_stretch
 from fastai_bs.finder import BSFinder, window_size
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import adascale_gain, sqrt_scaling
-from helpers import autocast_state, changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, set_seed, Swap, token_model, tokens
+from helpers import autocast_state, changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, Swap, token_model, tokens
 from test_snapshot import Net
 
 pytestmark = pytest.mark.usefixtures('short')
@@ -116,7 +117,9 @@ learners = dict(convnet=convnet_learner, awd_lstm=language_learner, fresh_tfmd_d
     grad_accum=lambda: convnet_learner(cbs=GradAccum(3)),
     noise_scale=lambda: convnet_learner(cbs=[GradAccum(2), NoiseScale()]),
     fastai_accumulation=lambda: convnet_learner(cbs=GradientAccumulation(16)),
-    mixup=lambda: convnet_learner(cbs=MixUp(0.4)))
+    mixup=lambda: convnet_learner(cbs=MixUp(0.4)),
+    scaled_lr=lambda: convnet_learner(cbs=[GradAccum(2), NoiseScale(), ScaledLR(4, sqrt_scaling)]),
+    loss_scaler=lambda: convnet_learner(cbs=ScaledLoss(init_scale=2.**10, growth_interval=4)))
 
 opts = dict(adam=Adam, sgd=partial(SGD, mom=0.9), ranger=ranger, adamw=partial(OptimWrapper, opt=torch.optim.AdamW))
 
@@ -175,6 +178,13 @@ def test_an_interrupt_cannot_be_noticed(nm, first):
 def test_scheduled_trainings_after_it(fit):
     go = lambda learn: getattr(learn, fit)(2, 0.01)
     assert changes(training(convnet_learner, fit=go), training(convnet_learner, mock=find, fit=go))==[]
+
+@pytest.mark.parametrize('kwargs', [dict(num_it=200, n_batch=20, tol=1e-9, n_epoch=5), dict(lr=slice(1e-3,1e-2)), dict(lr=[1e-3,1e-2], n_epoch=0.5),
+    dict(lr=0)], ids=['longer','slice','list','still'])
+def test_whatever_is_asked_for_cannot_be_noticed(kwargs):
+    "A cycle that is held for more windows, rates of its own for each group, a part of an epoch, fixed weights"
+    make = learners['scaled_lr']
+    assert changes(plain_training('scaled_lr', _nothing), training(make, mock=partial(find, **kwargs)))==[]
 
 # Every event
 
@@ -315,7 +325,7 @@ def test_one_sample_copied_has_no_noise(lr):
     items = regression(1, dtype=torch.float32)*10_000
     plan = quiet_learner(loaders(items, 50), mlp(dtype=torch.float32)).bs_find(lr, show_plot=False)
     assert plan.noise_scale==pytest.approx(0, abs=1e-3) and plan.ci[1]<0.01 and plan.balanced_bs==1
-    assert 'use the smallest batch' in plan.advice
+    assert 'the smallest batch will do' in plan.advice
 
 def reg_learner(n=200, bs=4, dtype=torch.float32, seed=0, **kwargs):
     return quiet_learner(loaders(regression(n, dtype=dtype), bs, shuffle=True), mlp(dtype=dtype, seed=seed), **kwargs)
@@ -334,8 +344,7 @@ def test_early_stop_waits_for_20_windows_after_a_drift():
     "A stretch has to be long enough by itself"
     noise = NoiseScale()
     noise.rows = [(i+1, 40, 40., 100.+i%2, 10.) for i in range(15)] + [(i+16, 40, 40., 1000.+i%2, 10.) for i in range(15)]
-    finder = BSFinder(noise, 1000, tol=0.5)
-    finder.moves = False
+    finder = BSFinder(MockAccum(noise, 10), 1000, tol=0.5)
     assert not finder.narrow_enough()
     noise.rows += [(i+31, 40, 40., 1000.+i%2, 10.) for i in range(30)]
     assert finder.narrow_enough()
@@ -363,7 +372,7 @@ def test_short_loaders_give_20_windows(n_iter, lr):
 @pytest.mark.parametrize('lr,base_lr,moved', [(0.02,0.02,True), (0,0.005,False), (None,0.005,True), (slice(1e-4,1e-3),slice(1e-4,1e-3),True),
     ([0.01,0.02],[0.01,0.02],True)])
 def test_learning_rate(lr, base_lr, moved):
-    "The plan names the rate that goes with today's batch size, and says whether the weights moved"
+    "The plan names the rate that goes with today's batch size, and says whether the weights moved; the mock training goes up to it, as `fit_one_cycle`"
     seen = []
     class Look(Callback):
         order = 98
@@ -372,7 +381,8 @@ def test_learning_rate(lr, base_lr, moved):
     plan = find(learn, lr=lr)
     assert (plan.base_lr,plan.moved)==(base_lr,moved)
     last = lr.stop if isinstance(lr, slice) else lr[-1] if isinstance(lr, list) else 0.005 if lr is None else lr
-    assert set(seen)=={last,0.} # The steps that are timed move nothing
+    assert [o for o in seen if o]==pytest.approx([last*rate_at(i/5) for i in range(5)] if moved else [])
+    assert seen[-1]==0 # The steps that are timed move nothing
 
 @pytest.mark.parametrize('accum', [[], [GradAccum(2)]])
 def test_losses_are_those_of_the_windows(accum):
@@ -380,20 +390,24 @@ def test_losses_are_those_of_the_windows(accum):
     seen = []
     class Look(Callback):
         order = BSFinder.order+1
-        def before_step(self):
-            finder = next((cb for cb in self.learn.cbs if isinstance(cb, BSFinder)), None)
-            if finder: seen.append((self.learn.grad_accum.window.n_micro, finder.losses[-1] is self.learn.grad_accum.window_loss))
+        def _note(self, what):
+            accum = getattr(self.learn, 'grad_accum', None)
+            if isinstance(accum, MockAccum) and accum.micro.stepped:
+                seen.append((what, accum.losses[-1] is accum.window_loss, len(accum.window.losses) if what=='trained' else None))
+        def before_step(self): self._note('trained')
+        def after_cancel_batch(self): self._note('measured')
     find(reg_learner(cbs=[Look(), *accum]), num_it=40, n_batch=5)
-    assert set(seen)=={(5,True), (2 if accum else 1,False), *({(1,False)} if accum else [])}
+    assert set(seen)=={('measured',True,None), ('trained',False,2 if accum else 1)}
 
 def rates_of(learn, **kwargs):
+    "What it steps with, and the plan"
     rates = set()
     class Look(Callback):
         order = 200
         def before_step(self): rates.update(h['lr'] for h in self.opt.hypers)
     learn.add_cb(Look())
     plan = find(learn, **kwargs)
-    return {round(o, 12) for o in rates-{0.}},plan
+    return sorted(rates-{0.}),plan
 
 @pytest.mark.parametrize('lr,scaled,rates', [(0.01,ScaledLR(2),{0.02}), (0.01,ScaledLR(2, sqrt_scaling, warmup_epochs=3),{round(0.01*2**.5, 12)}),
     (slice(0.01,0.02),ScaledLR(8),{0.005,0.01}), (None,ScaledLR(2),{0.006}), (0,ScaledLR(2),set()),
@@ -402,7 +416,7 @@ def test_the_rate_that_this_batch_is_trained_with(lr, scaled, rates):
     "A ScaledLR that the learner has is set aside, but its factor is not: the training goes on at the scaled rate"
     learn = reg_learner(cbs=scaled, lr=0.003, splitter=lambda m: [list(m[:2].parameters()),list(m[2:].parameters())])
     used,plan = rates_of(learn, lr=lr)
-    assert used==rates and plan.base_bs==scaled.base_bs and plan.bs_now==4
+    assert used==pytest.approx(sorted(o*rate_at(i/5) for o in rates for i in range(5))) and plan.base_bs==scaled.base_bs and plan.bs_now==4
     assert plan.base_lr==(lr if lr else 0.003) and learn.cbs[-2] is scaled
 
 def test_learning_rate_of_the_optimizer_function():
@@ -442,7 +456,7 @@ def _peak(n_batch):
     model = nn.Sequential(nn.Linear(200,400), nn.Tanh(), nn.Linear(400,400), nn.Tanh(), nn.Linear(400,1))
     learn = quiet_learner(DataLoaders(*(DataLoader(Wide(), bs=2, num_workers=0) for _ in range(2)), device='cpu'), model)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        plan = learn.bs_find(1e-4, n_batch=n_batch, num_it=120, tol=0, max_bs=2, show_plot=False)
+        plan = learn.bs_find(0, n_batch=n_batch, num_it=120, tol=0, max_bs=2, show_plot=False) # Along a cycle the noise says how long windows are
     assert plan.df.n_items.eq(2*n_batch).all()
     events = sorted((e.start_ns(), e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name()=='[memory]')
     return max(np.cumsum([b for _,b in events])), sum(p.numel()*4 for p in model.parameters())
@@ -462,7 +476,13 @@ bad = [(dict(max_bs='yes'), TypeError, "`max_bs` must be a whole number of items
     '`num_it` must be a whole number of micro-batches, got 1.5'),
     (dict(num_it=True), TypeError, '`num_it` must be a whole number'), (dict(num_it='9'), TypeError,
     "`num_it` must be a whole number of micro-batches, got '9'"),
-    (dict(num_it=3, n_batch=2), ValueError, '`num_it`=3 micro-batches do not make two windows of 2: raise it, or make n_batch smaller'),
+    (dict(lr=0, num_it=3, n_batch=2), ValueError, '`num_it`=3 micro-batches do not make two windows of 2: raise it, or make n_batch smaller'),
+    (dict(num_it=6), ValueError, '`num_it`=6 micro-batches are not enough for two windows of 2 and a step of 1: take 8 or more, or leave it out'),
+    *[(dict(n_epoch=v), ValueError, f'`n_epoch` must be above 0 and finite, the epochs you are going to train for with today.s batch size, got {v}')
+      for v in (0,-1,-0.5,nan,inf)],
+    *[(dict(n_epoch=v), TypeError, f'`n_epoch` must be a number, the epochs you are going to train for with today.s batch size, got {v!r}')
+      for v in ('5',True,False)], (dict(n_epoch=[1]), TypeError, '`n_epoch` must be a number'),
+    (dict(lr=0, n_epoch=0), ValueError, '`n_epoch` must be above 0'),
     (dict(n_batch=1), ValueError, '`n_batch` must be at least 2 micro-batches, got 1'), (dict(n_batch=2.5), TypeError,
     '`n_batch` must be a whole number of micro-batches, got 2.5'),
     (dict(n_batch=None), TypeError, '`n_batch` must be a whole number'),
@@ -506,11 +526,12 @@ def test_workers_that_are_started_in_each_epoch(loader, n):
     learn = quiet_learner(DataLoaders(*(loader(items, **{bs: 4}) for _ in range(2)), device='cpu'), mlp(dtype=torch.float32))
     assert find(learn, max_bs=4).n_workers==n
 
-def test_large_windows_of_the_measurement_are_no_accumulation_to_warn_of():
+@pytest.mark.parametrize('lr,most', [(0,80), (0.01,None)])
+def test_large_windows_of_the_measurement_are_no_accumulation_to_warn_of(lr, most):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        plan = quiet_learner(loaders(regression(700), 2), mlp()).bs_find(0.01, n_batch=40, num_it=160, max_bs=2, show_plot=False)
-    assert plan.df.n_items.max()==80
+        plan = quiet_learner(loaders(regression(700), 2), mlp()).bs_find(lr, n_batch=40, num_it=160, max_bs=2, show_plot=False)
+    assert most is None or plan.df.n_items.max()==most
 
 def test_bad_learning_rate_of_the_learner():
     assert _refused(reg_learner(lr=-0.1), ValueError, '`lr` must be 0 or more and finite, got -0.1', lr=None)==[]
@@ -602,12 +623,13 @@ def test_a_loss_that_sums_is_told():
         learn = quiet_learner(loaders(regression(200, dtype=torch.float32), 4), mlp(dtype=torch.float32), nn.MSELoss(reduction=reduction))
         assert find(learn, lr=1e-5).sums==there
 
-def test_num_it_that_is_enough():
-    "What the advice asks for makes 20 windows after the run-in"
+@pytest.mark.parametrize('lr', [0,0.01])
+def test_num_it_that_is_enough(lr):
+    "What the advice asks for makes 20 windows at fixed weights, or on the cool stretch"
     learn = reg_learner(400)
-    plan = find(learn, num_it=11)
+    plan = find(learn, lr=lr, num_it=11)
     assert plan.n_windows<10 and f'num_it={plan.n_enough} say' in plan.advice
-    assert find(learn, num_it=plan.n_enough, tol=0).df.shape[0]==40
+    assert find(learn, lr=lr, num_it=plan.n_enough, tol=0).n_windows==20
 
 def test_a_loss_that_rises_is_told():
     assert "The loss rose" in reg_learner(lr=3.).bs_find(0.4, n_batch=2, tol=0, show_plot=False).advice

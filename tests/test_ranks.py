@@ -32,7 +32,7 @@ from fastai_bs.loop import ScopedCallback, fastai_on_ranks
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import linear_scaling
-from fastai_bs.timing import StepTimer
+from fastai_bs.timing import StepTimer, StepTimes
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, ScaledLoss, set_seed, token_task
 from oracle import item_grads, noise_scale, window_rows, z_score
 from ranks import fastai_on_cpu_ranks, on_ranks, results, start
@@ -487,10 +487,13 @@ def everything(learn):
                 grads=[p.grad is None or not p.grad.any().item() for p in learn.model.parameters()],
                 hooks=[len(p._backward_hooks or {}) for p in learn.model.parameters()])
 
-def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, **case):
+real = StepTimes.budget,StepTimes.slack
+
+def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, thrifty=False, **case):
     "`bs_find` and a fit after it"
     import matplotlib.pyplot as plt
-    for nm,v in (('seconds',0.),('patience',1.),('n_steps',2)): setattr(StepTimer, nm, v) # In this process; what steps take does not matter
+    StepTimer.patience,StepTimer.most = 1.,2 # In this process; what steps take does not matter
+    StepTimes.budget,StepTimes.slack = real if thrifty else (math.inf,math.inf)
     set_seed(rng)
     learn = find_learner(cbs=[f() for f in cbs], **case)
     res = {}
@@ -515,10 +518,11 @@ def scaled(): return ScaledLR(8, linear_scaling)
 def find_all(rank, cases): return [find(rank, **case) for case in cases]
 def found(world, *cases): return list(zip(*on_ranks(find_all, world, cases)))
 
-finds = {'plain': dict(), 'accum': dict(cbs=(accum3,), first=1), 'scaled': dict(cbs=(accum1,scaled), n=90), 'auto': dict(kw=dict(max_bs='auto',
-    show_plot=False)),
+finds = {'plain': dict(kw=dict(num_it=300)), 'accum': dict(cbs=(accum3,), first=1, kw=dict(num_it=300)), 'scaled': dict(cbs=(accum1,scaled), n=90),
+         'auto': dict(kw=dict(max_bs='auto', show_plot=False)),
          'tokens': dict(kind='tokens', n=90, kw=dict(max_bs=4, show_plot=False)), 'still': dict(lr=0., n=91, kw=dict(max_bs=4, show_plot=False)),
-         'short': dict(n=12, bs=6, kw=dict(max_bs=6, show_plot=False, num_it=20)), 'adam': dict(opt='adam', first=1, kw=dict(max_bs=8))}
+         'short': dict(n=12, bs=6, kw=dict(max_bs=6, show_plot=False, num_it=20)), 'adam': dict(opt='adam', first=1, kw=dict(max_bs=8)),
+         'thrifty': dict(thrifty=True, n=200, kw=dict(show_plot=False, num_it=120, n_batch=4))}
 
 on_three = 'plain','accum','adam','short' # Each takes seconds
 
@@ -543,6 +547,9 @@ def test_one_plan(name, world):
     assert plan['micro_now']==micro and plan['bs_now']==min(micro*k*world, case.get('n', 96))
     assert plan['n_train']==case.get('n', 96)
     if name=='accum': assert plan['base_lr']==0.05
+    df = plan['df']
+    if name=='still': assert df.step.eq(0).all()
+    elif name!='short': assert df.pct.is_monotonic_increasing and df.pct.iloc[-1]>0.98 and plan['n_windows']>=(30 if name!='thrifty' else 20)
 
 def test_figure_on_rank_0_only():
     for world in (2,3): assert [left['figures'] for _,left in all_found(world)['adam']][1:]==[0]*(world-1)
