@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/demo.html.md"""
 # %% auto #0
 __all__ = ['digits_learner', 'run_demo', 'main']
 
-# %% ../nbs/20_demo.ipynb #5bdcb2f7
+# %% ../nbs/20_demo.ipynb #b12254ea
 import argparse, sys, tempfile, textwrap, time, warnings
 warnings.filterwarnings('ignore', message='.*torch.jit.script.*') # Of no use to who runs the demonstration
 from contextlib import nullcontext
@@ -29,7 +29,6 @@ from .accumulate import GradAccum
 from .batch_size import accumulation
 from .loop import callback_of
 from .lr import ScaledLR
-from .step_time import examples_needed
 import fastai_bs.finder # noqa: F401 bs_find
 
 # %% ../nbs/20_demo.ipynb #86ed16fb
@@ -66,15 +65,15 @@ def _train(learn, epochs, lr):
     return {'batch size': micro_bs*n_acc, 'as': f'{n_acc} x {micro_bs}', 'lr': f'{lr*(scaled.factor if scaled else 1):.2g}', 'epochs': epochs,
             'steps': epochs*-(-len(learn.dls.train)//n_acc), 'seconds': f'{secs:.1f}', 'valid loss': f'{valid_loss:.4f}', 'accuracy': f'{acc:.1%}'}
 
-# %% ../nbs/20_demo.ipynb #34bec235
+# %% ../nbs/20_demo.ipynb #5f4eca45
 def _find_lr(make):
     with tempfile.TemporaryDirectory() as tmp: # lr_find writes the weights to a file for a while
         learn = make(model_dir=tmp)
         with _quiet(learn): return learn.lr_find(show_plot=False).valley
 
-def _find_bs(learn, lr, out):
+def _find_bs(learn, lr, epochs, out):
     "A plan, printed and drawn"
-    with _quiet(learn): plan = learn.bs_find(lr, show_plot=False)
+    with _quiet(learn): plan = learn.bs_find(lr, n_epoch=epochs, show_plot=False)
     print(textwrap.indent(repr(plan), '   '))
     axs = plan.plot()
     axs[0].figure.suptitle("A small convnet on scikit-learn's digits")
@@ -86,9 +85,8 @@ def _runs(make, plan, bs, epochs):
     "Fresh learners, each with its epochs: at today's batch size, as planned, and by accumulation"
     runs = [(make(),epochs)]
     if plan.bs==bs: return runs
-    needed = max(1, round(epochs*examples_needed(plan.bs, plan.noise_known)/examples_needed(bs, plan.noise_known)))
-    runs.append((plan.apply(make()),needed))
-    if plan.n_acc==1 and plan.bs>bs and plan.bs%bs==0: runs.append((make(cbs=[GradAccum(plan.bs//bs), ScaledLR(bs, plan.rule)]),needed))
+    runs.append((plan.apply(make()),plan.n_epoch))
+    if plan.n_acc==1 and plan.bs>bs and plan.bs%bs==0: runs.append((make(cbs=[GradAccum(plan.bs//bs), ScaledLR(bs, plan.rule)]),plan.n_epoch))
     return runs
 
 def run_demo(
@@ -103,20 +101,21 @@ def run_demo(
     print(f"1. lr_find: a learning rate for batches of {bs}")
     lr = _find_lr(make)
     print(f"   {lr:.2g}\n2. bs_find: the noise scale of the gradient, and what a step costs here")
-    plan = _find_bs(make(), lr, out)
+    plan = _find_bs(make(), lr, epochs, out)
 
     runs,rows = _runs(make, plan, bs, epochs),[]
     print(f"3. Training {epochs} epoch{'s' if epochs>1 else ''} at today's batch size" + (
-          f", and at the planned one for as many as the noise scale calls for; its learning rate by {plan.rule_name}" if len(runs)>1 else ''))
+          f", and {plan.n_epoch} at the planned one; its learning rate by {plan.rule_name}" if len(runs)>1 else ''))
     for learn,n in runs:
         rows.append(_train(learn, n, lr))
         print(f"   {rows[-1]['batch size']} items as {rows[-1]['as']}: {rows[-1]['seconds']} s")
     table = pd.DataFrame(rows)
     print(f"\n{table.to_string(index=False)}")
     if len(rows)>1:
-        old,new = rows[:2]
+        (old,new),(planned,today) = rows[:2],plan.duration
         print(f"\nBatches of {new['batch size']} instead of {old['batch size']}: {new['steps']/old['steps']:.2g} times the steps, "
-              f"{float(new['seconds'])/float(old['seconds']):.2g} times the time, accuracy {new['accuracy']} instead of {old['accuracy']}")
+              f"{float(new['seconds'])/float(old['seconds']):.2g} times the time ({planned/today:.2g} predicted), "
+              f"accuracy {new['accuracy']} instead of {old['accuracy']}")
     return plan,table
 
 # %% ../nbs/20_demo.ipynb #21a6177a

@@ -6,8 +6,8 @@ from .memory import MemoryReport, bn_to_gn # And `Learner.memory_report`, `Learn
 from .noise import NoiseScale
 from .plots import plot_noise_scale
 from .plan import BatchPlan
-from .scaling import adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, sqrt_scaling, surge_scaling, warmup_factor
+from .scaling import adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, no_scaling, sqrt_scaling, surge_scaling, warmup_factor
 from .snapshot import unchanged
 
 __all__ = ['GradAccum', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan', 'MemoryReport', 'bn_to_gn', 'unchanged', 'linear_scaling',
-           'sqrt_scaling', 'adascale_gain', 'capped_sqrt_scaling', 'adam_scaling', 'surge_scaling', 'warmup_factor']
+           'no_scaling', 'sqrt_scaling', 'adascale_gain', 'capped_sqrt_scaling', 'adam_scaling', 'surge_scaling', 'warmup_factor']

@@ -7,37 +7,38 @@ Docs: https://fastai-bs.github.io/fastai_bs/plan.html.md"""
 # %% auto #0
 __all__ = ['BatchPlan']
 
-# %% ../nbs/18_plan.ipynb #f712c9d5
+# %% ../nbs/18_plan.ipynb #5c423546
 import math
-from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
+import numpy as np
 import pandas as pd
-from fastcore.basics import first, is_iter, patch
-from fastai.callback.training import GradientAccumulation
+from fastcore.basics import first, patch
 from fastai.learner import Learner
-from .text import rate_text
-from .scaling import adascale_gain, capped_sqrt_scaling, linear_scaling, sqrt_scaling, surge_scaling
-from .step_time import (balanced_bs, best_split, candidates, examples_needed, fit_step_time, relative_time, smallest_of_fastest, splits, steps_needed)
-from .loaders import with_micro_bs
-from .loop import callback_of
+from .text import as_plain, rate_text
+from .checks import check_whole
+from .scaling import adascale_gain, capped_sqrt_scaling, linear_scaling, no_scaling, sqrt_scaling, surge_scaling
+from .step_time import (Duration, balanced_bs, best_split, candidates, check_reachable, epochs_needed, examples_needed, fit_step_time,
+                                 monotone_step_times, relative_time, splits, steps_needed)
 from .accumulate import GradAccum
 from .plots import plot_plan
 from .lr import ScaledLR, rates, times
+from .set_up import set_up
+from .cycle import Reading, cool_stretch
 from .advice import advice, plan_html, plan_text
 
-# %% ../nbs/18_plan.ipynb #dc3c08fe
+# %% ../nbs/18_plan.ipynb #32fbc895
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchPlan:
     "A measured noise scale, and what it says about the batch size on this device"
-    noise_scale:float # Items: of the last stretch of the mock training without drift; `inf` where no gradient could be told from the noise
+    noise_scale:float # Items: for the whole of the training that is planned; `inf` where no gradient could be told from the noise
     ci:tuple # Its interval, in items; the upper end is `inf` where the data cannot bound it
     base_bs:int # Batch size in items that `base_lr` goes with: today's, or that of a `ScaledLR` on the learner
     bs_now:int # Today's batch size in items: micro-batch x accumulation x processes
     micro_now:int # Today's micro-batch in items
     base_lr:object # The learning rate to train with; a float, a slice, or a list of one for each parameter group
-    n_windows:int # Windows in the last stretch without drift
-    trend:int # 1 where the noise scale rose before that stretch, -1 where it fell, 0 where it did not move
+    n_windows:int # Windows that it was measured in
+    trend:int # With fixed weights: 1 where the noise scale rose before these, -1 where it fell; 0 where it did not move, as it should
     n_train:int # Items in the training set, or in its loader's epoch
     n_seen:int # Micro-batches that the measurement took
     n_passes:float # Epochs of the training loader that it took
@@ -47,7 +48,8 @@ class BatchPlan:
     df:pd.DataFrame # The measurements along the mock training, as in `NoiseScale.df`
     adam:bool = False # Does the optimizer divide by the size of the gradient, as Adam does?
     trained:float = 1. # Part of the parameters that is trained
-    times:tuple = () # Of each micro-batch size that ran on this device: items, seconds of a step, seconds of the optimizer's part of it
+    times:tuple = () # Of each micro-batch size that ran on this device, as measured: items, seconds of a step, seconds of the optimizer's part of it
+    spread:float = math.nan # Relative error of the steps in `times`, as their rounds differ; NaN where there was one round only
     too_large:int = None # Micro-batch in items for which the memory of this device did not suffice
     failed:tuple = () # Of each micro-batch size that could not be run for another reason: items, and the error
     max_bs:int = None # Largest micro-batch that was to be tried, in items; `None`: no such bound
@@ -56,39 +58,51 @@ class BatchPlan:
     n_ranks:int = 1 # That train together, each with micro-batches and a loader of its own
     rate_given:bool = True # Was `base_lr` asked for, or is it the learner's own?
     n_workers:int = 0 # Processes that load data, and are started anew in each epoch
+    epochs_now:float = 1. # Epochs of the training that is planned, with today's batch size
+    epochs_given:bool = False # Were they asked for?
+    mock_epochs:float = 0. # Epochs that the mock cycle trained for
+    cool:Reading = None # As measured on the cool stretch of the mock cycle; `None` where the weights were fixed
+    at_peak:Reading = None # As measured near the peak of the rate
+    at_end:Reading = None # As measured at the end of the cycle
+    chosen:int = None # Batch size of one's own choice, see `at`
 
     @cached_property
     def table(self)->pd.DataFrame:
-        "A row per candidate batch size: `steps` and `examples` over the fewest, `step_time` in seconds, `time` over that of today's, and the rate of each rule"
-        sizes = candidates([micro_bs for micro_bs,*_ in self.timed] or [self.micro_now], self.bs_now, self.noise_known, self.n_train, self.n_ranks)
-        columns = ['bs','micro_bs','n_acc','lr','steps','examples','step_time','time',*(f.__name__ for f in _rules)]
-        res = pd.DataFrame([self._candidate(bs) for bs in sizes], columns=columns)
+        """A row per candidate batch size: `steps` and `examples` over the fewest, `step_time` in seconds, `time` over today's, and the rate of each rule
+
+        `step_time` is what the plan goes by, see `timed`; `measured` what a step in one micro-batch took here, NaN for sizes that were not timed
+        """
+        sizes = sorted({*candidates(self._ran, self.bs_now, self.noise_known, self.n_train, self.n_ranks), *([self.chosen] if self.chosen else [])})
+        res = pd.DataFrame([self._candidate(bs) for bs in sizes])
         return res.assign(time=relative_time(res.bs, res.step_time, self.noise_known, self.bs_now))
 
     @cached_property
-    def bs(self)->int: # Items
-        "Predicted to be the fastest on this device, of those in `table`; today's where the noise scale is not known"
-        noise = self.noise_known
-        if math.isnan(noise): return self.bs_now
-        return self.fastest_at(noise) or min(self.table.bs, key=lambda bs: abs(math.log(bs/max(1, noise))))
+    def timed(self)->tuple: # As `times`
+        "The step times to reckon with, see `monotone_step_times`: none where today's micro-batch did not run, as there is nothing to compare with then"
+        if all(micro_bs!=self.micro_now for micro_bs,*_ in self.times): return ()
+        sizes,secs,onces = zip(*self.times)
+        return tuple((micro_bs,float(t),min(once, float(t))) for micro_bs,t,once in zip(sizes, monotone_step_times(sizes, secs), onces))
 
-# %% ../nbs/18_plan.ipynb #7ad9e477
+    @cached_property
+    def bs(self)->int: # Items
+        "The one that was chosen; else the one predicted to be the fastest on this device, of those in `table`; today's where nothing is known or gained"
+        noise = self.noise_known
+        if self.chosen: return self.chosen
+        if math.isnan(noise): return self.bs_now
+        return self.fastest_at(noise) or min(self.table.bs.tolist(), key=lambda bs: abs(math.log(bs/max(1, noise))))
+
+# %% ../nbs/18_plan.ipynb #2b2fdd25
 @patch(as_prop=True)
 def noise_known(self:BatchPlan)->float: # Items; NaN where nothing is known
-    "The noise scale that the plan reckons with: the estimate, or the lower end of its interval where there is no upper one"
+    "The noise scale that the plan reckons with: the estimate, or the lower end of its interval where there is none"
     low,high = self.ci
     if self.n_windows<10 or (math.isinf(high) and not low>0): return math.nan
-    return self.noise_scale if math.isfinite(high) else low
+    return self.noise_scale if math.isfinite(self.noise_scale) else low
 
 @patch(as_prop=True)
 def balanced_bs(self:BatchPlan): # noqa: F811 The function has the same name
-    "`balanced_bs` of the noise scale, in items; `None` where that is `inf`"
-    return balanced_bs(self.noise_scale)
-
-@patch(as_prop=True)
-def timed(self:BatchPlan)->tuple: # As `times`
-    "The step times to reckon with: none where today's micro-batch did not run, as there is nothing to compare with then"
-    return self.times if any(micro_bs==self.micro_now for micro_bs,*_ in self.times) else ()
+    "`balanced_bs` of the noise scale, in items; `None` where that is `inf` or not known"
+    return None if math.isnan(self.noise_known) else balanced_bs(self.noise_scale)
 
 @patch(as_prop=True)
 def step_time(self:BatchPlan)->tuple: # `(a, c, error)`: seconds, seconds per item, relative
@@ -96,13 +110,25 @@ def step_time(self:BatchPlan)->tuple: # `(a, c, error)`: seconds, seconds per it
     if not self.times: return (math.nan,)*3
     return fit_step_time([micro_bs*self.n_ranks for micro_bs,*_ in self.times], [secs for _,secs,_ in self.times])
 
-# %% ../nbs/18_plan.ipynb #92e37482
+@patch(as_prop=True)
+def timing_error(self:BatchPlan)->float: # Relative; NaN where it is not known
+    "Of the step times that the plan goes by: as their rounds differ, or as far as they had to be mended (root mean square), whichever is more"
+    mended = np.log([t/read for (_,t,_),(_,read,_) in zip(self.timed, self.times)])
+    off = float((mended**2).mean()**0.5) if len(mended) else math.nan
+    return max((o for o in (self.spread,off) if o>1e-9), default=self.spread) # Below, it is rounding
+
+@patch(as_prop=True)
+def least_gain(self:BatchPlan)->float: # Part of the time
+    "What is no gain: the error of the timing, and 3% at least"
+    return max(0.03, 0. if math.isnan(self.timing_error) else self.timing_error)
+
+# %% ../nbs/18_plan.ipynb #e0005690
 @patch(as_prop=True)
 def rule(self:BatchPlan): # Function from k to the factor on the learning rate
-    "For SGD `adascale_gain` at this noise scale, for Adam and its kin `capped_sqrt_scaling`; without a noise scale `linear_scaling` and `sqrt_scaling`"
+    "For Adam and its kin `no_scaling`; for SGD `adascale_gain` at this noise scale, without one `linear_scaling`"
     noise = self.noise_known
-    if math.isnan(noise): return sqrt_scaling if self.adam else linear_scaling
-    return partial(capped_sqrt_scaling if self.adam else adascale_gain, noise_scale=float(f'{noise:.3g}'), base_bs=self.base_bs)
+    if self.adam: return no_scaling
+    return linear_scaling if math.isnan(noise) else partial(adascale_gain, noise_scale=float(f'{noise:.3g}'), base_bs=self.base_bs)
 
 @patch(as_prop=True)
 def rule_name(self:BatchPlan)->str:
@@ -114,8 +140,11 @@ def lr(self:BatchPlan): # As `base_lr`
     "The learning rate for `bs`, for those who set it themselves: `base_lr` times `rule(bs/base_bs)`. With `cbs`, train at `base_lr`"
     return times(self.base_lr, self.rule(self.bs/self.base_bs))
 
-# %% ../nbs/18_plan.ipynb #c8f021c8
+# %% ../nbs/18_plan.ipynb #bff14e0a
 _rules = linear_scaling,adascale_gain,sqrt_scaling,capped_sqrt_scaling,surge_scaling
+
+@patch(as_prop=True)
+def _ran(self:BatchPlan): return [micro_bs for micro_bs,*_ in self.timed] or [self.micro_now]
 
 @patch
 def _splits(self:BatchPlan,
@@ -125,19 +154,29 @@ def _splits(self:BatchPlan,
     return splits(bs, self.timed, self.n_ranks, ragged=self.micro_now if bs==self.bs_now else None)
 
 @patch
+def _way(self:BatchPlan,
+    bs:int, # Batch size, in items
+)->tuple: # `(seconds, micro_bs, n_acc)`
+    "How to reach `bs`; today's batch as today, unless another way is known to gain something"
+    share = bs/self.n_ranks
+    ways = self._splits(bs) or [(math.nan, min(math.ceil(share), self.micro_now), math.ceil(share/self.micro_now))]
+    best,today = best_split(ways),first(o for o in ways if o[1]==self.micro_now)
+    if bs!=self.bs_now or today is None: return best
+    return best if today[0]>(1+self.least_gain)*best[0] and not math.isnan(self.noise_known) else today
+
+@patch
 def _candidate(self:BatchPlan,
     bs:int, # Batch size, in items
-)->dict: # A row of `table`, but for its `time`
+)->dict: # A row of `table`, as yet without its `time`
     "What is known of a batch size"
     noise,rate,k = self.noise_known,rates(self.base_lr)[-1],bs/self.base_bs
-    share = bs/self.n_ranks
-    untimed = math.nan, min(math.ceil(share), self.micro_now), math.ceil(share/self.micro_now)
-    secs,micro_bs,n_acc = best_split(self._splits(bs) or [untimed])
-    res = dict(bs=bs, micro_bs=micro_bs, n_acc=n_acc, lr=rate*self.rule(k), step_time=secs)
-    for f in (linear_scaling,sqrt_scaling): res[f.__name__] = rate*f(k)
-    if math.isnan(noise): return res
-    for f in (adascale_gain,capped_sqrt_scaling,surge_scaling): res[f.__name__] = rate*f(k, noise, self.base_bs)
-    return {**res, 'steps': steps_needed(bs, noise), 'examples': examples_needed(bs, noise)}
+    known = not math.isnan(noise)
+    secs,micro_bs,n_acc = self._way(bs)
+    measured = first(secs for micro_bs,secs,_ in self.times if micro_bs*self.n_ranks==bs) or math.nan
+    factors = {f.__name__: f(k) if f in (linear_scaling,sqrt_scaling) else f(k, noise, self.base_bs) if known else math.nan for f in _rules}
+    return dict(bs=bs, micro_bs=micro_bs, n_acc=n_acc, lr=rate*self.rule(k), steps=steps_needed(bs, noise) if known else math.nan,
+                examples=examples_needed(bs, noise) if known else math.nan, step_time=secs, measured=measured, time=math.nan,
+                **{nm: rate*factor for nm,factor in factors.items()})
 
 @patch
 def _row(self:BatchPlan,
@@ -146,7 +185,7 @@ def _row(self:BatchPlan,
     "The row of `bs`"
     return self.table[self.table.bs==bs].iloc[0]
 
-# %% ../nbs/18_plan.ipynb #4875d950
+# %% ../nbs/18_plan.ipynb #46d5046d
 @patch
 def time_at(self:BatchPlan,
     noise_scale:float, # In items
@@ -155,19 +194,33 @@ def time_at(self:BatchPlan,
     return relative_time(self.table.bs, self.table.step_time, noise_scale, self.bs_now)
 
 @patch
+def about_as_fast(self:BatchPlan,
+    noise_scale:float, # In items
+)->tuple: # Items, ascending; empty where no step times are known
+    "Batch sizes that step times cannot tell from the fastest, were this the noise scale"
+    time = np.asarray(self.time_at(noise_scale), dtype=float)
+    if np.isnan(time).all(): return ()
+    return tuple(int(bs) for bs,t in zip(self.table.bs, time) if t<=(1+self.least_gain)*np.nanmin(time))
+
+@patch
 def fastest_at(self:BatchPlan,
     noise_scale:float, # In items
 ): # Items; `None` where no step times are known
-    "The smallest batch size within 5% of the fastest, were this the noise scale"
-    return smallest_of_fastest(self.table.bs, self.time_at(noise_scale))
+    "Today's batch size if it is about as fast as any, else the fastest, were this the noise scale"
+    good = self.about_as_fast(noise_scale)
+    if not good or self.bs_now in good: return self.bs_now if good else None
+    return int(self.table.bs.iloc[np.nanargmin(self.time_at(noise_scale))])
 
 @patch(as_prop=True)
-def bs_range(self:BatchPlan)->tuple: # Items; the second is `None` where the interval has no upper end
-    "`bs` at the two ends of the noise scale's interval"
+def bs_range(self:BatchPlan)->tuple: # Items, powers of two; the second is `None` where the interval has no upper end
+    "Batch sizes about as good as the fastest, over the interval of the noise scale; around `bs` where no times are known. A chosen one may be outside"
     low,high = self.ci
-    if math.isnan(self.noise_known) or not self.timed: return self.bs,self.bs
-    return self.fastest_at(low),self.fastest_at(high) if math.isfinite(high) else None
+    good = () if math.isnan(self.noise_known) else self.about_as_fast(self.noise_known)
+    least = min(self.about_as_fast(low)+good) if good else self.bs
+    most = (max(self.about_as_fast(high)+good) if math.isfinite(high) else None) if good else self.bs
+    return 2**math.floor(math.log2(least)), most and 2**math.ceil(math.log2(most))
 
+# %% ../nbs/18_plan.ipynb #dbf36672
 @patch(as_prop=True)
 def micro_bs(self:BatchPlan)->int: # Items
     "Micro-batch to reach `bs` with"
@@ -179,12 +232,44 @@ def n_acc(self:BatchPlan)->int: # Micro-batches
     return int(self._row(self.bs).n_acc)
 
 @patch(as_prop=True)
-def time_ratio(self:BatchPlan)->float: # NaN where it is not known
-    "Time to a given loss as planned, over that of today's training as it is: with today's batch size in today's micro-batches"
-    as_today = first(secs for secs,micro_bs,_ in self._splits(self.bs_now) if micro_bs==self.micro_now) # The same size may be reached faster
-    return self._row(self.bs).time*self._row(self.bs_now).step_time/as_today if as_today else math.nan
+def now_step_time(self:BatchPlan)->float: # Seconds; NaN where it is not known
+    "Of an optimizer step as it is today: today's batch size in today's micro-batches, which may be reached faster in others"
+    return first(secs for secs,micro_bs,_ in self._splits(self.bs_now) if micro_bs==self.micro_now) or math.nan
 
-# %% ../nbs/18_plan.ipynb #1436f154
+@patch(as_prop=True)
+def time_ratio(self:BatchPlan)->float: # NaN where it is not known
+    "Time to a given loss as planned, over that of today's training as it is"
+    return self._row(self.bs).time*self._row(self.bs_now).step_time/self.now_step_time
+
+# %% ../nbs/18_plan.ipynb #04ef6f6d
+@patch(as_prop=True)
+def n_epoch_exact(self:BatchPlan)->float: # Epochs
+    "Epochs with `bs` that end where `epochs_now` epochs end today: examples needed over those needed today"
+    noise = self.noise_known
+    return self.epochs_now*(1. if math.isnan(noise) else epochs_needed(self.bs, self.bs_now, noise))
+
+@patch(as_prop=True)
+def n_epoch(self:BatchPlan)->int: # Epochs
+    "`n_epoch_exact` as a whole number, 1 at least"
+    return max(1, round(self.n_epoch_exact))
+
+@patch(as_prop=True)
+def duration(self:BatchPlan)->Duration: # Seconds; NaN where no step times are known
+    "Of `n_epoch` epochs as planned, and of `epochs_now` as it is today, at the step times measured"
+    planned = self.n_epoch*self.n_train/self.bs*self._row(self.bs).step_time
+    return Duration(float(planned), self.epochs_now*self.n_train/self.bs_now*self.now_step_time)
+
+# %% ../nbs/18_plan.ipynb #da130bff
+@patch
+def at(self:BatchPlan,
+    bs:int, # Batch size, in items over all ranks
+)->BatchPlan: # With this `bs`
+    "The same measurement, for a batch size of one's own choice: `micro_bs`, `n_acc`, `lr`, `n_epoch`, `duration`, `cbs` and `apply` go by it"
+    check_whole('bs', bs, 1, "take a batch size of your own choice", 'item')
+    if bs!=self.bs_now: check_reachable(bs, self._ran, self.n_train, self.n_ranks)
+    return replace(self, chosen=int(bs))
+
+# %% ../nbs/18_plan.ipynb #81f23fac
 @patch(as_prop=True)
 def cbs(self:BatchPlan)->list:
     "Fresh callbacks to train with at `base_lr`, on loaders with batches of `micro_bs`"
@@ -196,25 +281,7 @@ def apply(self:BatchPlan,
 ):
     "Set `learn` up as planned: no random number is drawn, and twice is once. Returns `learn`"
     if not isinstance(learn, Learner): raise TypeError(f"A plan is applied to a Learner, got {type(learn).__name__}")
-    dl = self._loader(learn.dls.train) # Before anything changes: it may refuse
-    accum,scaled = self.cbs
-    own = callback_of(learn, GradAccum)
-    if own: accum.count,accum.fix_bn = own.count,own.fix_bn # The model's own, not the plan's
-    learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation,ScaledLR))])
-    if dl is not learn.dls.train: # Of this learner alone: others may share its `dls`
-        learn.dls = copy(learn.dls)
-        learn.dls.loaders = [dl, *learn.dls.loaders[1:]]
-    return learn.add_cbs([accum,scaled])
-
-@patch
-def _loader(self:BatchPlan,
-    dl, # A training loader
-):
-    "One like `dl` with batches of `micro_bs`; `dl` itself where it has them"
-    try: return with_micro_bs(dl, self.micro_bs)
-    except ValueError:
-        if self.micro_bs==self.micro_now: return dl # It has them already, if it does not say so
-        raise
+    return set_up(learn, self.micro_bs, *self.cbs, has=self.micro_now)
 
 @patch(as_prop=True)
 def code(self:BatchPlan)->str:
@@ -222,7 +289,7 @@ def code(self:BatchPlan)->str:
     noise = getattr(self.rule, 'keywords', {}).get('noise_scale')
     rule = self.rule_name if noise is None else f'{self.rule_name}, noise_scale={noise:.6g}'
     cbs = f"[GradAccum({self.n_acc}), ScaledLR({self.base_bs}, {rule})]"
-    return f"learn.fit_one_cycle(n_epoch, {rate_text(self.base_lr, '.15g')}, cbs={cbs}) # with dls of bs={self.micro_bs}"
+    return f"learn.fit_one_cycle({self.n_epoch}, {rate_text(self.base_lr, '.15g')}, cbs={cbs}) # with dls of bs={self.micro_bs}"
 
 # %% ../nbs/18_plan.ipynb #14513ebc
 @patch(as_prop=True)
@@ -236,25 +303,20 @@ def __repr__(self:BatchPlan): return plan_text(self)
 @patch
 def _repr_html_(self:BatchPlan): return plan_html(self)
 
-# %% ../nbs/18_plan.ipynb #2c22720f
+# %% ../nbs/18_plan.ipynb #94202e80
 @patch
 def plot(self:BatchPlan,
     ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
 ):
     "Left, the noise scale along the mock training; right, time and examples against batch size. Returns the axes"
     band = [self.time_at(o) for o in self.ci] if all(map(math.isfinite, self.ci)) else None
-    return plot_plan(self.df, self.table, noise_scale=self.noise_scale, ci=self.ci, level=self.level, n_windows=self.n_windows,
+    noise = math.nan if math.isnan(self.noise_known) else self.noise_scale
+    return plot_plan(self.df, self.table, noise_scale=noise, ci=self.ci, level=self.level, n_windows=self.n_windows, cool=cool_stretch if self.cool else None,
                      bs_now=self.bs_now, bs=self.bs, balanced_bs=self.balanced_bs, band=band, ax=ax)
-
-def _plain(v):
-    "As JSON knows it"
-    if hasattr(v, 'tolist'): v = v.tolist()
-    if isinstance(v, slice): v = v.start,v.stop
-    return [_plain(o) for o in v] if is_iter(v) and not isinstance(v, str) else v
 
 @patch
 def to_dict(self:BatchPlan)->dict:
     "Numbers, strings and lists only; without `df` and `table`"
     measured = [f.name for f in fields(self) if f.name!='df']
-    planned = 'balanced_bs','bs','bs_range','micro_bs','n_acc','rule_name','lr','step_time','advice','code'
-    return {nm: _plain(getattr(self, nm)) for nm in (*measured,*planned)}
+    planned = 'balanced_bs','bs','bs_range','micro_bs','n_acc','n_epoch','duration','rule_name','lr','step_time','timing_error','advice','code'
+    return {nm: as_plain(getattr(self, nm)) for nm in (*measured,*planned)}

@@ -48,7 +48,7 @@ def test_readme_is_up_to_date():
 def test_all_has_every_public_name():
     import fastai_bs.all as everything
     from fastai.learner import Learner
-    for nm in ('GradAccum','NoiseScale','BatchPlan','unchanged','ScaledLR','linear_scaling','sqrt_scaling','adascale_gain',
+    for nm in ('GradAccum','NoiseScale','BatchPlan','unchanged','ScaledLR','linear_scaling','no_scaling','sqrt_scaling','adascale_gain',
                'surge_scaling','adam_scaling','warmup_factor'):
         assert hasattr(everything, nm), nm
     assert hasattr(Learner, 'bs_find')
