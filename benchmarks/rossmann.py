@@ -1,7 +1,7 @@
 """Rossmann store sales, after lesson 6 of fast.ai's course of 2019: the noise scale, the plan, and batch 512 against 64.
 
     python benchmarks/rossmann.py noise noise_windows noise_cycle --data FOLDER --cache FOLDER --seeds 2     # FOLDER/rossmann/*.csv.gz
-    python benchmarks/rossmann.py find plan rates equal_time --data FOLDER --cache FOLDER     # The joined table is kept in the cache
+    python benchmarks/rossmann.py whole equal_time --data FOLDER --cache FOLDER     # The joined table is kept in the cache
     python benchmarks/rossmann.py train --data FOLDER --cache FOLDER     # Hours; goes on after the last cycle that is in rossmann.csv
     python benchmarks/rossmann.py train --data FOLDER --cache FOLDER --rows 100000 --cycles 1     # Shorter, and said to be
 
@@ -100,11 +100,6 @@ def learner(to, top, bs, **kwargs):
     config = tabular_config(ps=[0.001,0.01], embed_p=0.04, y_range=(0,top))
     return tabular_learner(to.dataloaders(bs=bs, val_bs=4096), [1000,500], config=config, wd=0.2, metrics=exp_rmspe, **kwargs)
 
-def found(to, top, seed):
-    set_seed(seed)
-    learn = learner(to, top, bs_now)
-    with learn.no_bar(): return learn.bs_find(lr, show_plot=False)
-
 # The parts
 
 def section(out, title, text, about):
@@ -145,37 +140,31 @@ def noise_windows(args, to, top):
 def noise_cycle(args, to, top):
     return watched(args, to, top, "Noise scale, one cycle", bs_now//2, 2, lambda o: o.fit_one_cycle(1, lr), f'`fit_one_cycle(1, {lr})`')
 
-def find(args, to, top):
-    "`bs_find` at the start, a row per seed"
-    rows = ['| seed | noise scale | windows | micro-batches seen | balanced_bs | plan.bs |', '|---'*6+'|']
+def whole(args, to, top):
+    "Plans for whole trainings, and the one of an epoch carried out beside today's"
+    lines,plans = ['| planned for | noise scale | near the peak of the rate | at the end | plan.bs | plan.n_epoch | plan.duration |', '|---'*7+'|'],{}
+    for n_epoch in (1,5,15):
+        set_seed(0)
+        learn = learner(to, top, bs_now)
+        with learn.no_bar(): p = plans[n_epoch] = learn.bs_find(lr, n_epoch=n_epoch, show_plot=False)
+        lines.append(f'| {n_epoch} epochs of {bs_now} | {cell(p.noise_scale, p.ci)} | {cell(p.at_peak.noise_scale, p.at_peak.ci)} | '
+                     f'{cell(p.at_end.noise_scale, p.at_end.ci)} | {p.bs} | {p.n_epoch} | {p.duration} |')
+        print(lines[-1], flush=True)
+    runs = ['| batch | epochs | seed | train loss | valid loss | exp_rmspe | processor minutes |', '|---'*7+'|']
+    p = plans[1]
+    arms = [(bs_now,1),(p.bs,p.n_epoch)]+([(p.bs,round(1/p.duration.planned*p.duration.today*p.n_epoch))] if p.duration.planned<0.75*p.duration.today else [])
     for seed in range(args.seeds):
-        p = found(to, top, seed)
-        rows.append(f'| {seed} | {cell(p.noise_scale, p.ci)} | {p.n_windows} | {p.n_seen} | {p.balanced_bs} | {p.bs} |')
-        print(rows[-1], flush=True)
-    return 'The finder', f"`learn.bs_find({lr})` on new weights, at today's batch of {bs_now}.\n\n"+'\n'.join(rows)
-
-def plan(args, to, top):
-    plan = found(to, top, 0)
-    return 'Plan', f"`learn.bs_find({lr})` at today's batch of {bs_now}:\n\n```\n{plan}\n\nplan.bs: {plan.bs}\n\n{plan.table.to_string()}\n```"
-
-def rates(args, to, top):
-    "`bs_find` at the peak of a one-cycle, and at what it falls to: on new weights and after a cycle of one epoch"
-    rows = ['| weights | learning rate | noise scale | balanced_bs | plan.bs |', '|---'*5+'|']
-    for trained in (False,True):
-        for rate in (lr,lr/10,lr/100):
-            set_seed(0)
-            learn = learner(to, top, bs_now, path=args.cache)
-            with learn.no_bar(), learn.no_logging():
-                if trained and rate==lr:
-                    learn.fit_one_cycle(1, lr)
-                    learn.save('rates')
-                elif trained: learn.load('rates')
-                p = learn.bs_find(rate, show_plot=False)
-            rows.append(f"| {'after a cycle' if trained else 'new'} | {rate:g} | {cell(p.noise_scale, p.ci)} | {p.balanced_bs} | {p.bs} |")
-            print(rows[-1], flush=True)
-    return 'Learning rates', (f"`learn.bs_find` at the rate of the article and at lower ones, to which a one-cycle falls, on new weights and after "
-        f"`fit_one_cycle(1, {lr})` with batches of {bs_now}. At a high rate the weights bounce about, and the gradient that pulls them back is large beside "
-        "its noise.\n\n"+'\n'.join(rows))
+        for bs,n_epoch in arms:
+            set_seed(seed)
+            learn = learner(to, top, bs)
+            start = time.process_time()
+            with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(n_epoch, lr)
+            train_loss,valid_loss,metric = learn.recorder.values[-1][:3]
+            runs.append(f"| {bs} | {n_epoch} | {seed} | {train_loss:.4f} | {valid_loss:.4f} | {metric:.4f} | {(time.process_time()-start)/60:.1f} |")
+            print(runs[-1], flush=True)
+    return 'The plan for a whole training', (f"`learn.bs_find({lr}, n_epoch=...)` on new weights at today's batch of {bs_now}:\n\n"+'\n'.join(lines)+
+        f"\n\n`fit_one_cycle(epochs, {lr})`, validation included: an epoch of {bs_now}, what the plan says instead of it, and as many epochs as take about "
+        "as long:\n\n"+'\n'.join(runs))
 
 def equal_time(args, to, top):
     "More epochs with a larger batch, in about the same processor time"
@@ -237,7 +226,7 @@ def train(args, to, top):
 
 if __name__=='__main__':
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = {f.__name__: f for f in (noise,noise_windows,noise_cycle,find,plan,rates,equal_time,train)}
+    parts = {f.__name__: f for f in (noise,noise_windows,noise_cycle,whole,equal_time,train)}
     parser.add_argument('parts', nargs='+', choices=list(parts))
     parser.add_argument('--data', type=Path, required=True)
     parser.add_argument('--cache', type=Path, required=True, help="folder for the joined table and the trained models")
