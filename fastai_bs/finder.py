@@ -287,7 +287,7 @@ def _with_times(learn, plan, max_bs):
 @patch
 def bs_find(self:Learner,
     lr=None, # Peak of the learning rate, as for `fit_one_cycle`: the one you train with. `None`: `learn.lr`; 0 measures at the present weights
-    num_it:int=None, # Micro-batches to process at most; `None`: 300 of today's optimizer steps, if the training has as many, and 450 micro-batches
+    num_it:int=None, # Micro-batches to process at most; `None`: 300 of today's optimizer steps, if the training has as many, and 360 micro-batches
     n_batch:int=20, # Micro-batches in a window at most, all at the same weights; fewer where the loader is short or the noise scale small
     beta:float=0.99, # What is left of a window's weight at each window after it
     ci:float=0.95, # Coverage of the interval

@@ -54,7 +54,7 @@ class BatchPlan:
     failed:tuple = () # Of each micro-batch size that could not be run for another reason: items, and the error
     max_bs:int = None # Largest micro-batch that was to be tried, in items; `None`: no such bound
     sums:bool = False # Is the loss a sum over items, not a mean?
-    n_enough:int = None # Micro-batches that make 20 windows after the run-in
+    n_enough:int = None # Micro-batches that make 20 windows, on the cool stretch where there is a mock cycle
     n_ranks:int = 1 # That train together, each with micro-batches and a loader of its own
     rate_given:bool = True # Was `base_lr` asked for, or is it the learner's own?
     n_workers:int = 0 # Processes that load data, and are started anew in each epoch
