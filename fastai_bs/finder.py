@@ -282,7 +282,7 @@ def _with_times(learn, plan, max_bs):
         beyond,sizes = first(o for o in sizes if o>max_bs),[o for o in sizes if o<=max_bs]
 
     with mock_training(learn): times = time_steps(learn, sizes, plan.micro_now, plan.noise_known/plan.n_ranks)
-    return replace(plan, times=times.medians(), spread=times.spread(), too_large=times.too_large or beyond, failed=tuple(times.errors.items()), max_bs=max_bs)
+    return replace(plan, times=times.fastest(), spread=times.spread(), too_large=times.too_large or beyond, failed=tuple(times.errors.items()), max_bs=max_bs)
 
 @patch
 def bs_find(self:Learner,

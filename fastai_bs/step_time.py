@@ -128,20 +128,17 @@ def extrapolated(
     a,c,_ = fit_step_time(sizes, seconds)
     return high if math.isnan(a) else min(max(low, a+c*bs), high)
 
-# %% ../nbs/03_step_time.ipynb #d35ecf32
+# %% ../nbs/03_step_time.ipynb #d73f3cbc
 def spread(
     rounds, # For each batch size: seconds of a step in each round
 )->float: # Relative; NaN where no size had two rounds
-    """Standard error of the mean of a size's rounds, as they differ from each other
+    """How far the second fastest round of a size is from its fastest: root mean square of the logarithms
 
-    >>> round(spread([[0.010, 0.011, 0.012], [0.020, 0.022, 0.021]]), 3)
-    0.042
+    >>> round(spread([[0.010, 0.011, 0.015], [0.020, 0.022, 0.021]]), 3)
+    0.076
     """
-    logs = [np.log(o) for o in rounds if len(o)>1]
-    if not logs: return math.nan
-    n = sum(map(len, logs))
-    squares = sum(((o-o.mean())**2).sum() for o in logs)
-    return float((squares/(n-len(logs))/(n/len(logs)))**0.5)
+    gaps = [np.diff(np.log(np.sort(o))[:2]).item() for o in rounds if len(o)>1]
+    return float(np.mean(np.square(gaps))**0.5) if gaps else math.nan
 
 # %% ../nbs/03_step_time.ipynb #95c409eb
 def fastest_bs(

@@ -230,28 +230,29 @@ def test_the_fastest_is_in_the_middle(clock):
     best = (plan.noise_known*0.004/0.001)**0.5
     assert plan.ci[1]<inf and best/2<=plan.bs<=best*2 and 4<=plan.bs<=100
 
-def test_rounds_are_put_together_by_their_median(clock, monkeypatch):
-    "A size that something else slowed down once is not slow"
+def test_the_fastest_round_counts(clock, monkeypatch):
+    "A size that something else slowed down twice is not slow"
     learn,fit,seen = slow_learner(clock),finder.Learner.fit,[]
     def slow_once(self, *args, **kwargs):
         seen.append(self.dls.train.bs)
-        self.model.a = 1. if seen.count(8)==1 and seen[-1]==8 else 0.
+        self.model.a = 1. if seen.count(8) in (1,3) and seen[-1]==8 else 0.
         return fit(self, *args, **kwargs)
     monkeypatch.setattr(finder.Learner, 'fit', slow_once)
     plan = find(learn, max_bs=16)
     assert seen.count(8)>=3 and [o for o in plan.times if o[0]==8]==[(8,pytest.approx(0.008),pytest.approx(0, abs=1e-12))]
 
 def test_the_spread_of_the_rounds_is_kept(clock, monkeypatch):
-    "Nothing where all rounds are alike; else as those of 8 items differ, among those of 2, 4, 8 and 16"
+    "Nothing where all rounds are alike; else as far as 8 items' second fastest is from their fastest, among those of 2, 4, 8 and 16"
     assert find(slow_learner(clock), max_bs=16).spread==pytest.approx(0, abs=1e-9)
     learn,fit,seen = slow_learner(clock),finder.Learner.fit,[]
     def slow_once(self, *args, **kwargs):
         seen.append(self.dls.train.bs)
-        self.model.a = 0.008 if seen.count(8)==2 and seen[-1]==8 else 0. # Twice the time
+        self.model.a = 0.008 if seen.count(8) in (1,3) and seen[-1]==8 else 0. # Twice the time
         return fit(self, *args, **kwargs)
     monkeypatch.setattr(finder.Learner, 'fit', slow_once)
     plan = find(learn, max_bs=16)
-    assert sizes(plan)==[2,4,8,16] and plan.spread==pytest.approx((2/3*math.log(2)**2/8/3)**0.5) and plan.timing_error==plan.spread
+    assert sizes(plan)==[2,4,8,16] and plan.spread==pytest.approx((math.log(2)**2/4)**0.5) and plan.timing_error==plan.spread
+    assert plan.times[2]==(8,pytest.approx(0.008),pytest.approx(0, abs=1e-12))
 
 # What timing may cost
 
@@ -304,11 +305,11 @@ def test_what_timing_costs(thrifty, micro_bs, noise_scale, a, c):
     "Steps of a few hundred micro-batches at most, whatever the noise scale and the device; and the choice is that of all sizes, had they been timed"
     times,seen,seconds = visits(thrifty, micro_bs, noise_scale, a, c)
     assert seconds<=190*(a+c*micro_bs) # 180, and a few for the second size, of which one cannot know beforehand
-    for m,t,_ in times.medians(): assert t==pytest.approx(a+c*m) and len(times.rounds[m])==3
+    for m,t,_ in times.fastest(): assert t==pytest.approx(a+c*m) and len(times.rounds[m])==3
     assert all(n>=2 for _,n in seen) and len(seen)==3*len(times.rounds)
     if math.isnan(noise_scale): return
     exact = [(m,a+c*m,0.) for m in micro_batch_sizes(micro_bs, noise_scale, 20_000)]
-    (bs,t),(by_all,t_all) = (choice(o, micro_bs, noise_scale) for o in (times.medians(),exact))
+    (bs,t),(by_all,t_all) = (choice(o, micro_bs, noise_scale) for o in (times.fastest(),exact))
     assert bs==by_all and t<=1.05*t_all
 
 @pytest.mark.parametrize('noise_scale,a,c,timed', [
@@ -319,7 +320,7 @@ def test_what_timing_costs(thrifty, micro_bs, noise_scale, a, c):
     (0.,1.,0.,[2,4,8,16,32])])                  # If a step of them takes any less
 def test_sizes_that_cannot_win_are_not_timed(thrifty, noise_scale, a, c, timed):
     times,_,_ = visits(thrifty, 8, noise_scale, a, c)
-    assert [m for m,*_ in times.medians()]==timed
+    assert [m for m,*_ in times.fastest()]==timed
 
 def test_order_and_number_of_steps(thrifty):
     "From today's size up, then down, in each round; fewer steps of larger ones"
@@ -335,7 +336,7 @@ def test_order_and_number_of_steps(thrifty):
 def test_sizes_beyond_the_budget_are_reached_by_accumulation(thrifty):
     "Items take nearly all the time: two micro-batches each of 8 to 128 in three rounds take that of 168 of today's, with 256 it would be 339"
     times,_,_ = visits(thrifty, 8, 5000., 0.001, 0.001)
-    sizes = [m for m,*_ in times.medians()]
+    sizes = [m for m,*_ in times.fastest()]
     assert sizes==[8,16,32,64,128] and max(candidates(sizes, 8, 5000., 10**6))==32768
 
 def test_a_first_round_that_misled(thrifty):
@@ -344,14 +345,14 @@ def test_a_first_round_that_misled(thrifty):
     times,seen,_ = visits(thrifty, 8, 100., 0.064, 0.001, busy=busy)
     order = [m for m,_ in seen]
     assert order[:2]==[8,16] and 32 not in order[:order.index(16)+2] and len(times.rounds[16])==3 and len(times.rounds[32])==2
-    assert choice(times.medians(), 8, 100.)[0]==choice([(m,0.064+0.001*m,0.) for m in micro_batch_sizes(8, 100., 20_000)], 8, 100.)[0]
+    assert choice(times.fastest(), 8, 100.)[0]==choice([(m,0.064+0.001*m,0.) for m in micro_batch_sizes(8, 100., 20_000)], 8, 100.)[0]
 
 def test_what_else_goes_on_is_not_charged(thrifty):
     "Today's size took a hundred times as long in the first round; others are timed all the same"
     def busy(seen): return 100. if len(seen)==1 else 1.
     times,_,_ = visits(thrifty, 8, 100., 0.064, 0.001, busy=busy)
     calm,_,_ = visits(thrifty, 8, 100., 0.064, 0.001)
-    assert set(times.rounds)>=set(calm.rounds) and times.medians()[0][1]==pytest.approx(0.072)
+    assert set(times.rounds)>=set(calm.rounds) and times.fastest()[0][1]==pytest.approx(0.072)
 
 def test_a_size_that_failed_is_not_tried_again(thrifty):
     "Nor does it keep larger ones from being tried"
