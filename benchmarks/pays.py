@@ -4,7 +4,8 @@
     python benchmarks/pays.py grid --data FOLDER     # Each size and rate, one seed; `--tasks mnist adult` for some of them
     python benchmarks/pays.py seeds --data FOLDER    # Two more seeds at each size's best rate
     python benchmarks/pays.py plan --data FOLDER     # What `bs_find` says at the rate that is best at 64, five seeds; what it and `lr_find` take
-    python benchmarks/pays.py follow --data FOLDER   # Trainings as planned, three seeds; and with 128 whatever the task
+    python benchmarks/pays.py follow --data FOLDER   # Trainings with the plan's size for the time of today's, three seeds; and with 128 whatever the task
+    python benchmarks/pays.py ends --data FOLDER     # Trainings as three plans say: their size, for their epochs
     python benchmarks/pays.py                        # pays.md and pays.png of what is in pays.csv
 
 FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/ and tinyshakespeare/. What is in pays.csv is not run again."""
@@ -26,7 +27,9 @@ from fastai.data.core import DataLoaders
 from fastai.tabular.core import Categorify, FillMissing, Normalize, TabularPandas
 from fastai.tabular.model import TabularModel, get_emb_sz
 from fastai.torch_core import set_seed
+from fastai_bs import finder
 from fastai_bs.all import * # noqa: F403 bs_find
+from fastai_bs.timing import time_steps as time_steps_of_finder
 
 from common import read_idx
 
@@ -163,7 +166,7 @@ def train(task, bs, n_steps, lr, seed):
 
 files = {'pays.csv': ['part','task','epochs','bs','lr','seed','steps','process','train','valid'],
          'pays_plans.csv': ['part','task','epochs','bs','lr','seed','noise_scale','low','high','low_bs','high_bs','n_epoch','time_ratio','n_seen',
-                            'find','lr_find']}
+                            'find','timing','lr_find']}
 
 def file_of(part): return 'pays_plans.csv' if part in ('plan','before') else 'pays.csv'
 
@@ -255,25 +258,35 @@ def todays(task, seed):
     set_seed(seed)
     return Learner(DataLoaders(EpochLoader(task.train, base_bs), EpochLoader(task.valid, 1000), device='cpu'), task.model(), loss_func=task.loss)
 
-def timed(learn, what):
+def timed(what, *args):
     "What comes of it, and processor seconds: other work may run on the machine"
-    with learn.no_bar(), learn.no_logging(), patch('time.perf_counter', time.process_time):
-        start = time.process_time()
-        res = what(learn)
-        return res,time.process_time()-start
+    start = time.process_time()
+    res = what(*args)
+    return res,time.process_time()-start
+
+def find(learn, lr, epochs):
+    "The plan, processor seconds of the whole of `bs_find`, and of those for timing"
+    parts = []
+    def _time_steps(*args):
+        res,secs = timed(time_steps_of_finder, *args)
+        parts.append(secs)
+        return res
+    with learn.no_bar(), learn.no_logging(), patch('time.perf_counter', time.process_time), patch.object(finder, 'time_steps', _time_steps):
+        return *timed(lambda: learn.bs_find(lr, n_epoch=epochs, show_plot=False)), *parts
 
 def plans(name, task, seeds=range(5)):
-    "A row per length and seed: the plan, and processor seconds of the whole of `bs_find`, of its mock training alone, and of `lr_find`"
+    "A row per length and seed: the plan, and processor seconds of the whole of `bs_find`, of its timing alone, and of `lr_find`"
     for epochs in lengths:
         for seed in seeds:
             done = rows('plan', name)
             if ((done.epochs==epochs) & (done.seed==seed)).any(): continue
             lr = best_lr(name, epochs)
-            p,find = timed(todays(task, seed), lambda learn: learn.bs_find(lr, n_epoch=epochs, show_plot=False)) # noqa: B023
-            lr_find = timed(todays(task, seed), lambda learn: learn.lr_find(show_plot=False))[1]
+            p,secs,timing = find(todays(task, seed), lr, epochs)
+            learn = todays(task, seed)
+            with learn.no_bar(), learn.no_logging(): lr_find = timed(partial(learn.lr_find, show_plot=False))[1]
             low,high = p.bs_range
             add('plan', task=name, epochs=epochs, bs=p.bs, lr=p.lr, seed=seed, n_seen=p.n_seen, noise_scale=p.noise_scale, low=p.ci[0], high=p.ci[1],
-                n_epoch=p.n_epoch_exact, time_ratio=p.time_ratio, low_bs=low, high_bs=high, find=find, lr_find=lr_find)
+                n_epoch=p.n_epoch_exact, time_ratio=p.time_ratio, low_bs=low, high_bs=high, find=secs, timing=timing, lr_find=lr_find)
             print(name, epochs, seed, p.bs, p, flush=True)
 
 def follow(name, task, n_steps, seeds=(0,1,2)):
@@ -289,6 +302,16 @@ def follow(name, task, n_steps, seeds=(0,1,2)):
                 row = train(task, bs, n_steps(epochs, bs), lr, seed)
                 add('follow', task=name, epochs=epochs, bs=bs, lr=lr, seed=seed, **row)
                 print(name, epochs, bs, f'{lr:.4g}', seed, row, flush=True)
+
+def ends(name, task):
+    "Trainings as each of three plans says; their validation and training loss are to be those that today's training ends with"
+    p = rows('plan', name)
+    for r in p[p.seed<3].itertuples():
+        done = rows('ends', name)
+        if ((done.epochs==r.epochs) & (done.seed==r.seed)).any(): continue
+        n = max(1, round(r.n_epoch*task.n/r.bs))
+        add('ends', task=name, epochs=r.epochs, bs=int(r.bs), lr=r.lr, seed=r.seed, **train(task, int(r.bs), n, float(r.lr), int(r.seed)))
+        print(name, r.epochs, r.seed, flush=True)
 
 # The report
 
@@ -345,6 +368,13 @@ def summary():
         for what,d in (('plan',p[:3]),('before',q),('128',None)):
             picks = [(128,row['rate'])] if d is None else [(int(r.bs),float(r.lr)) for r in d.itertuples()]
             for by in ('train','valid'): row[f'{what} {by}'] = excess(name, epochs, picks, c[by].min(), by)
+        today = runs_at(name, epochs, base_bs)
+        o = rows('ends', name)
+        o = o[o.epochs==epochs]
+        secs = rows('time', name).set_index('bs').process
+        row['end time'] = (o.steps*o.bs.map(secs)).mean()/(epochs*tasks[name].n/base_bs*secs[base_bs])
+        for by in ('train','valid'): row[f'end {by}'] = o[by].mean()/today[by].mean()-1
+        row['mock'],row['timing'] = ((p.find-p.timing)/p.lr_find).median(),(p.timing/p.lr_find).median()
         for by in ('train','valid'): row[f'measured {by}'] = length_to(name, bs, runs_at(name, epochs, base_bs)[by].mean(), by)/epochs
         out.append(row)
     return pd.DataFrame(out)
@@ -378,8 +408,20 @@ def overview(df):
         f"{r['noise_scale']:.0f}",pct(r['plan valid']),f"{100*r['spread']:.1f}%",sizes_text(r['befores']),pct(r['before valid']),pct(r['128 valid']),
         f"{r['predicted']:.2f}",f"{r['measured train']:.2f} / {r['measured valid']:.2f}",f"{r['find']:.1f}"] for r in df.to_dict('records')])
 
+def followed(df):
+    "What comes of doing as the plan says"
+    heads = ['data','epochs','batch','predicted time',"time it takes","validation loss, over today's","training loss, over today's"]
+    return table(heads, [[r['task'],f"{r['epochs']:g}",sizes_text(r['plans']),f"{r['predicted']:.2f}",f"{r['end time']:.2f}",pct(r['end valid']),
+                          pct(r['end train'])] for r in df.to_dict('records')])
+
+def parts(df):
+    "What `bs_find` takes"
+    d = df.groupby('task', sort=False)[['mock','timing','find']].median()
+    return table(['data','mock training','timing of steps','all'], [[o.Index,*(f'{x:.1f}' for x in o[1:])] for o in d.itertuples()])
+
 def verdict(df):
     few,n = df[df.passes<=few_passes],len(df)
+    went = df[df.bs!=base_bs]
     off = {o: abs(np.log2(df.bs/df[o])) for o in ('best','best_train')}
     within = {o: (v<=1).sum() for o,v in off.items()}
     either = (np.minimum(*off.values())<=1).sum()
@@ -394,6 +436,9 @@ def verdict(df):
         f"* Over all {n}: {_three(df, 'valid')}. Of the training loss, where few passes are made: {_three(few, 'train')}.",
         f"* Time to the training loss that 64 ends with, predicted over measured, where the plan is another size: median {ratio.median():.2f}, "
         f"from {ratio.min():.2f} to {ratio.max():.2f}, within 30% in {((ratio>1/1.3) & (ratio<1.3)).sum()} of {len(ratio)}.",
+        f"* Trained as the plan says, in its epochs: {pct(went['end valid'].mean())} of the validation loss that today's training ends with (from "
+        f"{pct(went['end valid'].min())} to {pct(went['end valid'].max())}), in {100*went['end time'].mean():.0f}% of its time (predicted "
+        f"{100*went.predicted.mean():.0f}%), means of the {len(went)} in which the plan is another size.",
         f"* The plans of five seeds differ by at most one power of two in {sum(max(o)<=2*min(o) for o in df.plans)} of {n}.",
         f"* `bs_find`, all of it, takes {df.find.min():.1f} to {df.find.max():.1f} times as long as `lr_find`."])
 
@@ -438,7 +483,10 @@ tells that beforehand; the plan says how many passes it would make.
 def report():
     df = summary()
     text = [f'# {__doc__.splitlines()[0]}','',' '.join(about.split()),'','## In short','',verdict(df),'',
-            '![Validation loss at equal time by batch size, with the plans](pays.png)','','## Each task and length','',overview(df)]
+            '![Validation loss at equal time by batch size, with the plans](pays.png)','','## Each task and length','',overview(df),'',
+            '## Trained as the plan says','',"The plan's size, for the epochs it names; today's is 64 at its best rate. Means of three plans.",'',
+            followed(df),'',
+            '## What `bs_find` takes','','Over the time of `lr_find` on the same learner; medians.','',parts(df)]
     text += ['','## What it says','',findings]
     for name in tasks: text += ['',f'## {titles[name]}','',losses(name)]
     (here/'pays.md').write_text('\n'.join(text)+'\n')
@@ -447,7 +495,7 @@ def report():
 
 if __name__=='__main__':
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('part', nargs='?', choices=['time','grid','seeds','plan','follow'])
+    parser.add_argument('part', nargs='?', choices=['time','grid','seeds','plan','follow','ends'])
     parser.add_argument('--data', type=Path)
     parser.add_argument('--tasks', nargs='*', default=list(tasks))
     args = parser.parse_args()
@@ -460,4 +508,5 @@ if __name__=='__main__':
         if args.part=='seeds': again(name, task, n_steps_of(name, task))
         if args.part=='plan': plans(name, task)
         if args.part=='follow': follow(name, task, n_steps_of(name, task))
+        if args.part=='ends': ends(name, task)
     if not args.part: print(report())
