@@ -7,27 +7,28 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate.html.md"""
 # %% auto #0
 __all__ = ['GradAccum']
 
-# %% ../nbs/11_accumulate.ipynb #7a8b2b6a
+# %% ../nbs/11_accumulate.ipynb #e7af10c8
 import warnings
 from contextlib import ExitStack, contextmanager
 import torch
-from torch import Tensor
 from fastcore.basics import patch
 from fastai.callback.core import CancelBatchException, CancelTrainException
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import LRFinder
 from fastai.callback.training import GradientAccumulation
 from .checks import is_whole
-from .distributed import ddp_model, n_processes, over_ranks, rank, trains_together
+from .distributed import ddp_model, n_processes, over_ranks, trains_together
 from .gradients import all_params, divide, mean_over_ranks, zero_grads
 from .loaders import epoch_len
 from .hypers import HeldHypers
 from .loop import ScopedCallback, one_batch_by, optimizer_step
 from .losses import ElementCounter, at_hand, plain, refuse_loss
+from .pairs import PairCheck
 from .split import SplitBatches, refuse_split
-from .window import BatchNormMomenta, MicroBatch, Totals, Window, check_n_accs, mean_divisor, n_acc_at, reference, weigh, weight
+from .window import (BatchNormMomenta, MicroBatch, SetByHand, Window, check_n_acc, check_n_accs, mean_divisor, mean_loss, n_acc_at, reference,
+                              sum_over_ranks, weigh, weight)
 
-# %% ../nbs/11_accumulate.ipynb #3461404b
+# %% ../nbs/11_accumulate.ipynb #185f50fb
 class GradAccum(ScopedCallback):
     """Accumulate gradients over `n_acc` micro-batches: the optimizer steps with the gradient of the large batch, exactly
 
@@ -50,18 +51,30 @@ class GradAccum(ScopedCallback):
         self.on_window = [] # Functions to be called with the mean gradient of each window in `.grad`, before it is unscaled, clipped or used
         self.window = Window(n_acc if is_whole(n_acc) else 1)
         self.window_loss = None
+        self.pairs,self.by_hand = PairCheck(),None
         self._start_anew()
 
     def _start_anew(self):
         "What is known along a fit"
         self.counter,self.hypers = ElementCounter(self.count),HeldHypers()
-        self._n_ref = self._in_parts = self._ddp = None
-        self._n_ranks,self._last_loss = 1,0.
+        self._n_ref = self._in_parts = self._ddp = self._params = self._bns = None
+        self._n_ranks,self._last_loss,self._pending = 1,0.,0 # The last is an `n_acc` that was set, and not yet on all ranks
 
     @property
     def name(self): return 'grad_accum' # Of subclasses too
     @property
     def n_acc(self)->int: return self.window.n_acc # Micro-batches of this window
+    @n_acc.setter
+    def n_acc(self, n):
+        "For an int in its place, else until the schedule says another number; from the next window on, with several ranks once they have agreed on it"
+        self._pending = check_n_acc(n)
+        if self._n_ranks==1 or self._params is None: self._set_n_acc()
+        if self._params is None: self.window.n_acc = n # No training is under way
+
+    def _set_n_acc(self):
+        if self._pending and is_whole(self.n_acc_at): self.n_acc_at = self._pending
+        elif self._pending: self.by_hand = SetByHand(self._pending)
+        self._pending = 0
     @property
     def micro(self)->MicroBatch: return self.window.micro # The micro-batch under way, or the last one
     @property
@@ -79,7 +92,7 @@ class GradAccum(ScopedCallback):
         epoch:int, # Counted from 0
     )->int: # Micro-batches per optimizer step
         "The `n_acc` of the windows of `epoch`"
-        return n_acc_at(self.n_acc_at, epoch)
+        return self.by_hand.n_acc_at(self.n_acc_at, epoch) if self.by_hand else n_acc_at(self.n_acc_at, epoch)
 
     def new_micro(self):
         "The next micro-batch begins"
@@ -94,13 +107,14 @@ class GradAccum(ScopedCallback):
         zero_grads(self.learn)
         self.new_window()
 
-# %% ../nbs/11_accumulate.ipynb #2fcf7902
+# %% ../nbs/11_accumulate.ipynb #83c522a4
 @patch
 def start_fit(self:GradAccum):
     "Refuse what cannot be exact, before anything has changed; start without gradients"
     others = [cb for cb in self.learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation)) and cb is not self]
     if others: raise ValueError(f"Only one callback can decide when to step, but there are two, {self} and {others[0]}: remove one of them, as with "
                                 f"learn.remove_cb({type(self).__name__}). `plan.apply` adds one")
+    if self.by_hand and self.by_hand.since is not None: self.by_hand = None # Of a fit before
     n_accs = [self.n_acc_in(e) for e in range(self.n_epoch)]
     most = max(n_accs, default=1)
     if most>1: self.check_windows(most)
@@ -151,7 +165,7 @@ def scope(self:GradAccum):
         if ddp is not None: ddp.require_backward_grad_sync = True
         self._params = self._bns = self._ddp = None
 
-# %% ../nbs/11_accumulate.ipynb #a638029b
+# %% ../nbs/11_accumulate.ipynb #c5996b86
 @patch
 def before_batch(self:GradAccum):
     "Let the schedule have its own hyper-parameters, and see where in its window this micro-batch is"
@@ -165,6 +179,7 @@ def start_micro(self:GradAccum):
     n_parts,is_last = (parts.n_parts,parts.is_last) if parts else (1,True)
     self.new_micro()
     if self.starts_window:
+        if self.by_hand and self.by_hand.since is None: self.by_hand.since = learn.epoch
         n = self.n_acc_in(learn.epoch)
         self.window.n_acc = n*n_parts
         left = learn.n_iter-learn.iter # Negative where a loader yields more than it says
@@ -181,7 +196,7 @@ def after_pred(self:GradAccum):
     else: self.hypers.hold(self.learn.opt)
     self.hypers.known = False
 
-# %% ../nbs/11_accumulate.ipynb #107d6740
+# %% ../nbs/11_accumulate.ipynb #e411bc2b
 @patch
 def before_backward(self:GradAccum):
     "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
@@ -193,12 +208,11 @@ def before_backward(self:GradAccum):
 
 @patch
 def _weigh(self:GradAccum, loss):
-    micro = self.micro
-    n = micro.elems = self.counter(self.learn)
+    n = self.micro.elems = self.counter(self.learn)
     if self.counter.reduction=='sum': return loss
     self._agree_on_reference(n)
-    micro.weight = weight(n, self._n_ref)
-    return weigh(loss, micro, self.learn.pred if self.counter.may_be_nan else None)
+    self.micro.weight = weight(n, self._n_ref)
+    return weigh(loss, self.micro, self.learn.pred if self.counter.may_be_nan else None)
 
 @patch
 def _agree_on_reference(self:GradAccum, n):
@@ -217,9 +231,13 @@ def _see_backward(self:GradAccum, grad):
     if window.micro.closes and self._n_ranks>1: self._sum_over_ranks(learn.iter) # Before DDP's own reduction, where nobody could end the wait for a failed rank
 
 @patch
+def after_backward(self:GradAccum): # Not before: a loss with a state of its own minds to be called again
+    if self.n_acc>1 and self.window.n_micro==1 and self.micro.elems is not None: self.pairs(self.learn, self.counter)
+
+@patch
 def after_cancel_backward(self:GradAccum): self.micro.closes = self.n_acc==1 # It adds nothing, and the window goes on
 
-# %% ../nbs/11_accumulate.ipynb #a45c4379
+# %% ../nbs/11_accumulate.ipynb #f281b209
 @patch
 def before_step(self:GradAccum):
     "Skip the step until the window is full, then turn the sum into the mean"
@@ -246,16 +264,9 @@ def _take_mean(self:GradAccum, grads):
         return
 
     divide(grads, mean_divisor(totals.elems, self._n_ref, self._n_ranks))
-    self.window_loss = self._mean_loss(totals, float('nan'))
-    if self._n_ranks>1: self._last_loss = self._mean_loss(totals, self._last_loss)
-
-@patch
-def _mean_loss(self:GradAccum, totals, default):
-    "The mean over the elements of a window, in the loss's own precision; `default` where there are none"
-    if not isinstance(totals.elems, Tensor): mean = totals.loss/totals.elems if totals.elems else default
-    else: mean = torch.where(totals.elems>0, totals.loss/totals.elems, default)
     loss = plain(self.learn.loss)
-    return torch.as_tensor(mean, dtype=loss.dtype, device=loss.device)
+    self.window_loss = mean_loss(totals, loss, float('nan'))
+    if self._n_ranks>1: self._last_loss = mean_loss(totals, loss, self._last_loss)
 
 @patch
 def after_cancel_step(self:GradAccum): self.micro.stepped = False
@@ -263,7 +274,7 @@ def after_cancel_step(self:GradAccum): self.micro.stepped = False
 @patch
 def after_step(self:GradAccum): self.new_window() # After a cancelled step too: fastai zeroes the gradients
 
-# %% ../nbs/11_accumulate.ipynb #49be5703
+# %% ../nbs/11_accumulate.ipynb #ca28fd92
 @patch
 def after_cancel_batch(self:GradAccum):
     "A micro-batch that somebody cancelled after its backward pass takes the whole window with it: its part cannot be taken out again"
@@ -278,13 +289,9 @@ def after_batch(self:GradAccum):
     n = self.micro.elems
     if n is not None and not n>0:
         if self._n_ranks==1: self.learn.yb = () # Recorder passes over a batch without targets
-        else: self.learn.loss = self._known_loss() # Recorder gathers the losses of all ranks, so none can be passed over
+        else: # Recorder gathers the losses of all ranks, so none can be passed over: that of the window so far, or of the last one that had any
+            self.learn.loss = mean_loss(self.window.sums(self.counter.reduction), plain(self.learn.loss), self._last_loss)
     self.micro.done = True
-
-@patch
-def _known_loss(self:GradAccum):
-    "Of the window so far, or of the last one that had any; 0 before the first"
-    return self._mean_loss(self.window.sums(self.counter.reduction), self._last_loss)
 
 @patch
 def after_train(self:GradAccum):
@@ -303,16 +310,10 @@ def after_train(self:GradAccum):
     self.opt.zero_grad()
     self.new_window()
 
-# %% ../nbs/11_accumulate.ipynb #28e01ae8
+# %% ../nbs/11_accumulate.ipynb #02116f2f
 @patch
 def _sum_over_ranks(self:GradAccum, at):
     "Elements, losses and micro-batches of the window on all ranks; they close it `at` the same micro-batch"
-    mine = self.window.sums(self.counter.reduction)
-    vals = mine.elems,mine.loss,mine.n_micro,at
-    dev = next((o.device for o in vals if isinstance(o, Tensor)), 'cpu')
-    total = over_ranks(torch.stack([torch.as_tensor(o, dtype=torch.float64, device=dev) for o in vals]))
-    self.window.totals = Totals(*total[:3])
     # A GPU is waited for at the end of the epoch only
-    if (total.device.type=='cpu' or at==self.n_iter) and total[3]!=at*self._n_ranks: raise RuntimeError(
-        f"The ranks are out of step: rank {rank()} closes a window at micro-batch {at} and another one elsewhere. Something cancels batches on some "
-        "of the ranks only: cancel them on all, or on none")
+    self.window.totals = sum_over_ranks(self.window.sums(self.counter.reduction), at, self._n_ranks, at==self.n_iter, self._pending)
+    self._set_n_acc()

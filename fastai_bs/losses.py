@@ -6,9 +6,9 @@ Docs: https://fastai-bs.github.io/fastai_bs/losses.html.md"""
 
 # %% auto #0
 __all__ = ['plain', 'precise', 'at_hand', 'count_targets', 'count_all', 'count_items', 'loss_elements', 'refuse_loss', 'as_count',
-           'ElementCounter']
+           'first_tensor', 'ElementCounter']
 
-# %% ../nbs/06_losses.ipynb #9e11118e
+# %% ../nbs/06_losses.ipynb #251a5caa
 import math, warnings
 from functools import partial
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from fastai.callback.mixup import MixHandler
 from fastai.losses import BaseLoss, FocalLoss, LabelSmoothingCrossEntropy
 from fastai.torch_core import find_bs
+from fastcore.basics import detuplify
 from .checks import is_number
 
 # %% ../nbs/06_losses.ipynb #eb40de45
@@ -120,7 +121,16 @@ def as_count(
     if not 0<=n<math.inf: raise ValueError(f"`count` must return the loss elements in the micro-batch, 0 or more, got {n}")
     return float(n)
 
-# %% ../nbs/06_losses.ipynb #c45a797c
+# %% ../nbs/06_losses.ipynb #faf6eada
+def first_tensor(
+    yb, # Targets, as `learn.y` has them: tensors nested in tuples, lists and dicts
+    at:str='learn.y', # How to write `yb`
+)->str:
+    "How to write the first tensor of `yb`; `at` where there is none"
+    parts = yb.items() if isinstance(yb, dict) else enumerate(yb) if isinstance(yb, (tuple,list)) else ()
+    return next((first_tensor(v, f'{at}[{k!r}]') for k,v in parts if isinstance(v, (Tensor,dict,tuple,list))), at)
+
+# %% ../nbs/06_losses.ipynb #5c497f8a
 class ElementCounter:
     "Counts what the loss of each micro-batch averages over, whatever the learner's loss function is by then"
     def __init__(self,
@@ -128,29 +138,32 @@ class ElementCounter:
     ):
         self.given = count
         self.loss_func = self.elements = None
+        self.known = False # Is what the loss averages over known of it, and not taken from a guess or from somebody?
         self.reduction = 'mean'
 
     def __call__(self,
         learn, # A `Learner` that has a loss and has not backed it
     ): # A float, or a tensor without dimensions
         "Elements of the current micro-batch"
-        if learn.loss_func is not self.loss_func: self.follow(learn.loss_func)
+        if learn.loss_func is not self.loss_func: self.follow(learn.loss_func, learn.yb)
         if self.given is not None: return as_count(self.given(learn), learn.loss_grad.device)
         return at_hand(self.elements(learn.pred, *learn.yb))
 
     def follow(self,
         loss_func, # Of a `Learner`, from now on
+        yb=(), # Its targets: how they are counted is said of them
     ):
         "Find out what `loss_func` averages over; a warning where it cannot be known"
         self.loss_func = loss_func
         self.elements,self.reduction = loss_elements(loss_func)
+        self.known = self.given is None and self.elements is not None
         if self.elements is not None: return
         self.elements = count_items
         if self.given is None and self.reduction!='sum': warnings.warn(
             f"GradAccum cannot tell what the loss {getattr(loss_func, '__name__', loss_func)} averages over, and takes it for a mean over "
-            "the items of the batch. If it averages over something else (tokens, pixels that count), say how many: "
-            "GradAccum(..., count=lambda learn: (learn.y!=0).sum()); for bs_find, put GradAccum(1, count=...) on the learner first. "
-            "If it sums, give it an attribute `reduction` of 'sum'", stacklevel=2)
+            "the items of the batch. If it is one, say so: GradAccum(..., count=lambda learn: find_bs(learn.yb)). If it averages over something else "
+            f"(tokens, pixels that count), say how many: GradAccum(..., count=lambda learn: ({first_tensor(detuplify(yb))}!=0).sum()); for bs_find, "
+            "put GradAccum(1, count=...) on the learner first. If it sums, give it an attribute `reduction` of 'sum'", stacklevel=2)
 
     @property
     def may_be_nan(self)->bool: # Else a mean over no element is NaN, but its gradient is 0

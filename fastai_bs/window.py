@@ -6,15 +6,17 @@ Docs: https://fastai-bs.github.io/fastai_bs/window.html.md"""
 
 # %% auto #0
 __all__ = ['reference', 'weight', 'mean_divisor', 'weigh', 'watch_scale', 'window_momentum', 'BatchNormMomenta', 'MicroBatch',
-           'Totals', 'loss_sum', 'Window', 'check_n_acc', 'check_n_accs', 'n_acc_at']
+           'Totals', 'loss_sum', 'Window', 'mean_loss', 'sum_over_ranks', 'check_n_acc', 'check_n_accs', 'n_acc_at',
+           'SetByHand']
 
-# %% ../nbs/09_window.ipynb #446bb731
+# %% ../nbs/09_window.ipynb #7861bbcc
 from dataclasses import dataclass, field
 from functools import partial
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 from .checks import is_whole
+from .distributed import over_ranks, rank
 from .loaders import tensors
 from .losses import at_hand, precise
 
@@ -158,6 +160,37 @@ class Window:
         "Over the micro-batches so far, in the most precise float; those in which nothing counts add nothing, whatever their loss"
         return Totals(sum(self.elems), sum(loss_sum(n, loss, reduction) for n,loss in zip(self.elems, self.losses)), self.n_micro)
 
+# %% ../nbs/09_window.ipynb #035131ae
+def mean_loss(
+    totals:Totals, # Of a window
+    like:Tensor, # A loss, for its precision and device
+    default, # Where there are no elements
+)->Tensor:
+    "The mean over the elements of a window"
+    if not isinstance(totals.elems, Tensor): mean = totals.loss/totals.elems if totals.elems else default
+    else: mean = torch.where(totals.elems>0, totals.loss/totals.elems, default)
+    return torch.as_tensor(mean, dtype=like.dtype, device=like.device)
+
+# %% ../nbs/09_window.ipynb #ca5d7cd7
+def sum_over_ranks(
+    mine:Totals, # Of this rank
+    at:int, # The micro-batch with which it closes the window
+    n_ranks:int, # That train together
+    looks:bool, # Is a GPU waited for, to see whether the ranks are in step?
+    n_acc:int=0, # What `n_acc` was set to on this rank in the course of the window; 0: nothing
+)->Totals: # Of all ranks
+    "Sums over the micro-batches of all ranks"
+    vals = mine.elems,mine.loss,mine.n_micro,at,n_acc
+    dev = next((o.device for o in vals if isinstance(o, Tensor)), 'cpu')
+    total = over_ranks(torch.stack([torch.as_tensor(o, dtype=torch.float64, device=dev) for o in vals]))
+    if total.device.type=='cpu' or looks or n_acc:
+        if total[3]!=at*n_ranks: raise RuntimeError(
+            f"The ranks are out of step: rank {rank()} closes a window at micro-batch {at} and another one elsewhere. Something cancels batches on some of "
+            "the ranks only: cancel them on all, or on none")
+        if total[4]!=n_acc*n_ranks: raise ValueError(f"`n_acc` was set on some of the ranks only, or to different numbers: on rank {rank()} it was "
+                                                     f"{f'set to {n_acc}' if n_acc else 'not set'}. Set it on all ranks alike")
+    return Totals(*total[:3])
+
 # %% ../nbs/09_window.ipynb #27db8988
 def check_n_acc(
     n, # To be checked
@@ -191,3 +224,19 @@ def n_acc_at(
         n = n_acc[max(past)] if past else 1
     else: n = n_acc(epoch) if callable(n_acc) else n_acc
     return check_n_acc(n, f" for epoch {epoch}")
+
+# %% ../nbs/09_window.ipynb #85414fb8
+@dataclass
+class SetByHand:
+    "An `n_acc` that somebody has set"
+    n:int # Micro-batches per optimizer step
+    since:int = None # The epoch of the first window that it holds for; `None`: there was none as yet
+
+    def n_acc_at(self,
+        n_acc, # As in `n_acc_at`
+        epoch:int, # Counted from 0
+    )->int: # Micro-batches per optimizer step
+        "What holds in `epoch`"
+        since = self.since or 0
+        planned = [n_acc_at(n_acc, e) for e in range(min(since, epoch), epoch+1)]
+        return self.n if epoch>=since and len(set(planned))==1 else planned[-1]
