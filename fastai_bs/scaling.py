@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/scaling.html.md"""
 
 # %% auto #0
 __all__ = ['linear_scaling', 'adascale_gain', 'sqrt_scaling', 'no_scaling', 'scaled_momentum', 'adam_scaling',
-           'capped_sqrt_scaling', 'surge_scaling', 'warmup_factor']
+           'capped_sqrt_scaling', 'surge_scaling', 'rule_meant', 'warmup_factor']
 
 # %% ../nbs/02_scaling.ipynb #bc1aee76
 import math
@@ -130,6 +130,20 @@ def surge_scaling(
     _check_noise(k, noise_scale, base_bs)
     if math.isinf(noise_scale): return k**0.5
     return k**0.5*((base_bs + noise_scale)/(k*base_bs + noise_scale))
+
+# %% ../nbs/02_scaling.ipynb #eee1c238
+_by_name = linear_scaling,sqrt_scaling,capped_sqrt_scaling,no_scaling,adascale_gain,adam_scaling,surge_scaling
+
+def rule_meant(
+    rule, # Anything that was given as a rule and is no function
+)->str:
+    """The name of the rule that begins as `rule` does; else that of the default
+
+    >>> rule_meant('sqrt')
+    'sqrt_scaling'
+    """
+    word = rule.lower() if isinstance(rule, str) else ''
+    return next((f.__name__ for f in _by_name if word.startswith(f.__name__.partition('_')[0])), 'linear_scaling')
 
 # %% ../nbs/02_scaling.ipynb #d4aae1a6
 def warmup_factor(
