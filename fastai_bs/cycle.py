@@ -9,7 +9,7 @@ __all__ = ['pct_start', 'div', 'div_final', 'cool_rates', 'cool_stretch', 'mock_
            'steps_least', 'rate_at', 'cooled_to', 'places', 'MockCycle', 'cycle_of', 'Reading', 'reading', 'readings',
            'window_len', 'MockAccum', 'for_training']
 
-# %% ../nbs/15b_cycle.ipynb #78c7f9ea
+# %% ../nbs/15b_cycle.ipynb #ecb62605
 import math
 from dataclasses import dataclass
 import numpy as np
@@ -21,8 +21,10 @@ from .text import with_interval
 from .estimator import agree, along
 from .gradients import dense, zero_grads
 from .losses import refuse_loss
+from .pairs import PairCheck
 from .accumulate import GradAccum
 from .noise import NoiseScale
+from .too_high import LossPath
 
 # %% ../nbs/15b_cycle.ipynb #3ffaf3b2
 pct_start,div,div_final = 0.25,25.,1e5 # As `fit_one_cycle` has them
@@ -201,7 +203,7 @@ def window_len(
     wanted = tr_sigma/g_sq/per_micro if g_sq>0 else math.inf
     return min(max(round(min(max(wanted, last/2), 2*last)), least), most)
 
-# %% ../nbs/15b_cycle.ipynb #e8e7e4e2
+# %% ../nbs/15b_cycle.ipynb #000825be
 class MockAccum(GradAccum):
     "Windows to be measured, which take no step, and between them the windows of today's training"
     def __init__(self,
@@ -212,9 +214,10 @@ class MockAccum(GradAccum):
         tol:float=0.25, # Half-width of the interval in the middle of the cool stretch, over the estimate, that is narrow enough; 0: no matter
     ):
         super().__init__(most, count=count)
+        self.pairs = PairCheck(warns=False) # The plan says it
         store_attr('noise,most,cycle,tol')
         self.path = [] # Of each window that was measured: optimizer steps before it, part of the cycle, and the rate over its peak
-        self.losses = [] # Of the first window that was measured, and of the last
+        self.losses = LossPath(cool_stretch[0])
 
     def start_fit(self):
         self.measures,self.wanted = True,self.most # Is this window one to be measured? Micro-batches of the next one that is
@@ -228,6 +231,10 @@ class MockAccum(GradAccum):
     def measurable(self): return self.measures and super().measurable
 
     def n_acc_in(self, epoch): return self.wanted if self.measures else self.cycle.today
+
+    def after_backward(self):
+        super().after_backward()
+        if self.cycle and self.measures: self.losses.see(self.learn, self.cycle.place[1], self.window.n_micro<2)
 
     def before_step(self):
         super().before_step()
@@ -246,12 +253,12 @@ class MockAccum(GradAccum):
         if self.cycle.can_extend and self.is_wide(): self.cycle.extend()
         self.measures = self._is_due()
 
-# %% ../nbs/15b_cycle.ipynb #564ec465
+# %% ../nbs/15b_cycle.ipynb #9ac39be5
 @patch
 def _measured(self:MockAccum):
     "A window that was to be measured is full: where was it, and what comes next?"
     n,cycle,rows = self.window.n_micro,self.cycle,self.noise.rows
-    self.losses = [*self.losses[:1], self.window_loss]
+    if cycle: self.losses.close(cycle.place[1])
     if len(rows)>len(self.path):
         self.path.append(cycle.place if cycle else (0,0.,0.))
         self.per_micro = rows[-1].n_elems/n

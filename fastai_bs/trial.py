@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/trial.html.md"""
 # %% auto #0
 __all__ = ['mock_training', 'TrialSteps', 'min_over_ranks', 'TrialSearch', 'largest']
 
-# %% ../nbs/15_trial.ipynb #51d1522e
+# %% ../nbs/15_trial.ipynb #994371f6
 import math
 from contextlib import ExitStack, contextmanager
 import torch
@@ -20,21 +20,22 @@ from fastai.torch_core import find_bs
 from fastprogress.fastprogress import progress_bar
 from .text import counted
 from .snapshot import free_memory, out_of_memory, unchanged
-from .distributed import alone, n_processes, over_ranks, trains_together, wrappers_forgotten
+from .distributed import alone, n_processes, over_ranks, rank, trains_together, wrappers_forgotten
 from .loaders import micro_batch_size, with_micro_bs
 from .accumulate import GradAccum
 from .noise import NoiseScale
 from .lr import ScaledLR
 
-# %% ../nbs/15_trial.ipynb #015856ed
+# %% ../nbs/15_trial.ipynb #3279a0ce
 class _MockTraining: "Set as `learn.lr_finder`, it tells trackers and loggers to keep still, as in fastai's own `lr_find`"
 
 @contextmanager
 def mock_training(
     learn:Learner, # Trains in the block, without our own callbacks and without a log
+    seed:int=None, # For another order of the items and other dropout; `None`: as a training that began now
 ):
     "`learn` as for a mock training; afterwards it is as it was"
-    with unchanged(learn), wrappers_forgotten(learn), learn.no_logging(), ExitStack() if trains_together(learn) else alone(learn):
+    with unchanged(learn, seed, rank()), wrappers_forgotten(learn), learn.no_logging(), ExitStack() if trains_together(learn) else alone(learn):
         learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation,NoiseScale,ScaledLR,CSVLogger))])
         learn.lr_finder = _MockTraining()
         yield

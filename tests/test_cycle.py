@@ -361,12 +361,13 @@ def test_limits_of_for_training():
 @pytest.mark.parametrize('ci', [(0.,inf),(20.,inf),(0.,80.),(20.,80.)])
 @pytest.mark.parametrize('noise_scale', [50.,inf,nan])
 def test_what_is_not_known_stays_so(ci, noise_scale, monkeypatch):
-    "The training bounds an interval from above that the measurement leaves open, unless nothing is known at all; an estimate it does not make"
+    "The training bounds an interval from above that the measurement leaves open, unless nothing is known at all; without an estimate, by its lower end"
     monkeypatch.setattr(finder, 'readings', lambda *args: [Reading(noise_scale, ci, 30)]*3)
     plan = find(learner(), n_epoch=2)
     def whole(o): return for_training(o, 90, 2)
     assert plan.ci==(ci if ci==(0,inf) else tuple(map(whole, ci)))
-    assert plan.noise_scale==(whole(50.) if noise_scale==50 else inf) and plan.cool.ci==ci
+    assert plan.noise_scale==(whole(50.) if noise_scale==50 else plan.ci[0] or inf) and plan.cool.ci==ci
+    assert plan.is_bound==(noise_scale!=50)
 
 # How long the training is to be
 

@@ -1,13 +1,17 @@
 "`learn.bs_find`: what it says, that nobody can tell it was called, and what it refuses"
 import builtins
+import re
+import time
 import warnings
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader as TorchDataLoader, Dataset, IterableDataset, RandomSampler
@@ -35,6 +39,7 @@ from fastai_bs.finder import BSFinder, window_size
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import adascale_gain, sqrt_scaling
+from fastai_bs.timing import StepTimes
 from helpers import autocast_state, changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, Swap, token_model, tokens
 from test_snapshot import Net
 
@@ -236,7 +241,7 @@ def test_an_autocast_context_left_open(outer):
 
 class Progress(Callback):
     "Stands in for the progress bar that ShowGraphCallback draws on"
-    mbar = SimpleNamespace(update_graph=lambda *a: None)
+    mbar = SimpleNamespace(update_graph=lambda *a: None, write=lambda *a: None)
 
 def watched_learner(path, graph=True):
     learn = convnet_learner(path=path)
@@ -325,7 +330,7 @@ def test_one_sample_copied_has_no_noise(lr):
     items = regression(1, dtype=torch.float32)*10_000
     plan = quiet_learner(loaders(items, 50), mlp(dtype=torch.float32)).bs_find(lr, show_plot=False)
     assert plan.noise_scale==pytest.approx(0, abs=1e-3) and plan.ci[1]<0.01 and plan.balanced_bs==1
-    assert 'the smallest batch will do' in plan.advice
+    assert 'next to no noise in the gradient' in plan.advice
 
 def reg_learner(n=200, bs=4, dtype=torch.float32, seed=0, **kwargs):
     return quiet_learner(loaders(regression(n, dtype=dtype), bs, shuffle=True), mlp(dtype=dtype, seed=seed), **kwargs)
@@ -367,7 +372,7 @@ def test_short_loaders_give_20_windows(n_iter, lr):
     "Whatever is left over at the end of each epoch"
     plan = reg_learner(4*n_iter-1, 4).bs_find(lr, tol=0, show_plot=False)
     assert len(plan.df)>=20 and plan.df.n_items.max()=={2: 7, 40: 20}.get(n_iter, 8) # The last micro-batch of an epoch has 3 items
-    assert 'went through the training set' in plan.advice or plan.n_passes<=1.5
+    assert 'passes through these' in ' '.join(plan.details().split()) or plan.n_passes<=1.5
 
 @pytest.mark.parametrize('lr,base_lr,moved', [(0.02,0.02,True), (0,0.005,False), (None,0.005,True), (slice(1e-4,1e-3),slice(1e-4,1e-3),True),
     ([0.01,0.02],[0.01,0.02],True)])
@@ -386,18 +391,19 @@ def test_learning_rate(lr, base_lr, moved):
 
 @pytest.mark.parametrize('accum', [[], [GradAccum(2)]])
 def test_losses_are_those_of_the_windows(accum):
-    "Whether the loss rose is not asked of a micro-batch of the training between them"
-    seen = []
+    "Whether the rate is too high is not asked of a micro-batch of the training between them"
+    seen,paths = [],[]
     class Look(Callback):
         order = BSFinder.order+1
-        def _note(self, what):
+        def after_backward(self):
             accum = getattr(self.learn, 'grad_accum', None)
-            if isinstance(accum, MockAccum) and accum.micro.stepped:
-                seen.append((what, accum.losses[-1] is accum.window_loss, len(accum.window.losses) if what=='trained' else None))
-        def before_step(self): self._note('trained')
-        def after_cancel_batch(self): self._note('measured')
-    find(reg_learner(cbs=[Look(), *accum]), num_it=40, n_batch=5)
-    assert set(seen)=={('measured',True,None), ('trained',False,2 if accum else 1)}
+            if isinstance(accum, MockAccum) and accum.measures:
+                seen.append((accum.cycle.pct,self.learn.loss.item()))
+                paths[:] = [accum.losses]
+    plan = find(reg_learner(cbs=[Look(), *accum]), num_it=40, n_batch=5)
+    path, = paths
+    assert [o for w in path.windows for o in w[:,0].tolist()]==[o for _,o in seen] and len(seen)<plan.n_seen
+    assert path.at==plan.df.pct.tolist() and path.sums()[:,0].tolist()==(plan.df.n_items/4).tolist()
 
 def rates_of(learn, **kwargs):
     "What it steps with, and the plan"
@@ -497,6 +503,8 @@ bad = [(dict(max_bs='yes'), TypeError, "`max_bs` must be a whole number of items
     (dict(lr=slice(None)), (TypeError,ValueError), '`lr` must'), (dict(lr=[]), (TypeError,ValueError), '`lr` must'), (dict(lr=[0.1]*3),
     (TypeError,ValueError), '`lr` must.*parameter group'),
     (dict(lr=[None]), (TypeError,ValueError), '`lr` must'),
+    *[(dict(seed=v), TypeError, f'`seed` must be a whole number, 0 or more, got {v!r}') for v in (1.5,'3',True)],
+    (dict(seed=-1), ValueError, '`seed` must be a whole number, 0 or more, got -1'),
     *[(dict(tol=v), ValueError, f'`tol` must be 0 or more, the interval\'s half-width as a fraction of the estimate, got {v}') for v in (-1,nan)],
     (dict(tol='x'), (TypeError,ValueError), '`tol` must be')]
 
@@ -628,9 +636,100 @@ def test_num_it_that_is_enough(lr):
     "What the advice asks for makes 20 windows at fixed weights, or on the cool stretch"
     learn = reg_learner(400)
     plan = find(learn, lr=lr, num_it=11)
-    assert plan.n_windows<10 and f'num_it={plan.n_enough} say' in plan.advice
+    assert plan.n_windows<10 and f'num_it={plan.n_enough})' in plan.advice
     assert find(learn, lr=lr, num_it=plan.n_enough, tol=0).n_windows==20
 
-def test_a_loss_that_rises_is_told():
-    assert "The loss rose" in reg_learner(lr=3.).bs_find(0.4, n_batch=2, tol=0, show_plot=False).advice
-    assert "The loss rose" not in reg_learner().bs_find(0.01, tol=0, show_plot=False).advice
+# Is the rate too high?
+
+def test_a_rate_that_is_too_high_is_told():
+    plan = reg_learner(lr=3.).bs_find(0.4, n_batch=2, tol=0, show_plot=False)
+    assert plan.loss_rose and "the loss rose" in plan.advice
+    plan = reg_learner().bs_find(0.01, tol=0, show_plot=False)
+    assert not plan.loss_rose and "the loss rose" not in plan.advice
+
+def digits(opt_func=Adam):
+    data = load_digits()
+    items = list(zip(torch.tensor(data.data/16, dtype=torch.float32), torch.tensor(data.target)))
+    torch.manual_seed(0)
+    return quiet_learner(loaders(items, 64, shuffle=True), nn.Sequential(nn.Linear(64,100), nn.ReLU(), nn.Linear(100,10)), CrossEntropyLossFlat(), opt_func)
+
+def too_high(learn, lr, **kwargs):
+    "A loss that is no number any more says so too"
+    try: return learn.bs_find(lr, max_bs=64, show_plot=False, num_it=200, **kwargs).loss_rose
+    except ValueError as e:
+        assert 'of the mock training' in str(e)
+        return True
+
+@pytest.mark.parametrize('opt_func,lr', [(Adam,0.01), (partial(SGD, mom=0.9),0.1)], ids=['adam','sgd'])
+@pytest.mark.parametrize('epochs', [1,8])
+def test_going_on_from_weights_at_rest_is_no_alarm(opt_func, lr, epochs):
+    "At the rate they were trained with the loss rises, and does not come down all the way"
+    learn = digits(opt_func)
+    learn.fit_one_cycle(epochs, lr)
+    assert not too_high(learn, lr)
+
+@pytest.mark.parametrize('lr', [1e-6,1e-2])
+def test_a_rate_that_does_nothing_is_no_alarm(lr): assert not too_high(digits(), lr)
+
+@pytest.mark.parametrize('opt_func,lr', [(Adam,3.), (Adam,100.), (partial(SGD, mom=0.9),9.)], ids=['adam','more','sgd'])
+def test_new_weights_flung_away(opt_func, lr): assert too_high(digits(opt_func), lr)
+
+def test_weights_at_rest_flung_away():
+    "What is lost counts, and not what new weights would have had"
+    learn = digits()
+    learn.fit_one_cycle(4, 0.01)
+    assert too_high(learn, 3.)
+
+# Other random numbers
+
+def test_seeds():
+    "The same number to the digit for the same seed, another one for another"
+    learn = convnet_learner()
+    first,again,other,none = (find(learn, seed=o, num_it=40) for o in (3,np.int64(3),4,None))
+    pd.testing.assert_frame_equal(first.df, again.df, check_exact=True)
+    assert len({first.cool.noise_scale,other.cool.noise_scale,none.cool.noise_scale})==3
+    assert (first.seed,other.seed,none.seed)==(3,4,None) and 'seed' not in repr(none)+none.details()
+    for text in (repr(first),first._repr_html_(),first.details()): assert 'seed=3' in text
+
+@pytest.mark.parametrize('nm', ['convnet','torch_loaders','awd_lstm','workers'])
+def test_another_order_of_the_items(nm):
+    "In loaders of fastai and torch, with generators of their own"
+    seen = {}
+    class Look(Callback):
+        def before_batch(self):
+            if isinstance(getattr(self.learn, 'grad_accum', None), MockAccum): seen[seed].append(self.x.flatten()[:4].tolist())
+    learn = learners[nm]()
+    learn.add_cb(Look())
+    for seed in (None,3,4): # Of five texts some seeds begin with the same ones
+        seen[seed] = []
+        find(learn, seed=seed, max_bs=8)
+    assert seen[None]!=seen[3]!=seen[4]!=seen[None] and all(len(o)>8 for o in seen.values())
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('nm', ['convnet','awd_lstm','torch_loaders','loss_scaler'])
+def test_a_seed_cannot_be_noticed(nm):
+    assert changes(plain_training(nm, _nothing), training(learners[nm], mock=partial(find, seed=3)))==[]
+
+# What it takes
+
+@pytest.mark.parametrize('bar', [False,True])
+@pytest.mark.parametrize('worth,n', [(0,1), (1e6,0)])
+def test_what_it_takes_is_said_before(bar, worth, n, monkeypatch, capsys):
+    "Once, where it is long and there is a bar"
+    monkeypatch.setattr(BSFinder, 'worth_saying', worth)
+    monkeypatch.setattr(StepTimes, 'budget', 180)
+    said = []
+    monkeypatch.setattr(Progress, 'mbar', SimpleNamespace(write=said.append))
+    plan = reg_learner(cbs=Progress() if bar else None).bs_find(0.01, num_it=40, max_bs=4, show_plot=False)
+    assert len(said)==(n if bar else 0) and (bar or capsys.readouterr().out=='') and 0<plan.took<60 and plan.epoch_time>0
+    for o in said: assert re.fullmatch(r'bs_find takes about \S+ s: up to 40 micro-batches to measure, then timing\. num_it= makes it shorter\.', o)
+
+def test_what_it_takes_is_reckoned_from_micro_batches_that_have_warmed_up(monkeypatch):
+    "All micro-batches there may be, and those of the timing"
+    secs = []
+    monkeypatch.setattr(BSFinder, 'say_cost', lambda self, o: secs.append(o))
+    class Slow(Callback):
+        def before_batch(self):
+            if isinstance(getattr(self.learn, 'grad_accum', None), MockAccum): time.sleep(0.3 if self.learn.bs_finder.n_seen<2 else 0.02)
+    find(reg_learner(cbs=Slow()), num_it=20)
+    assert len(secs)==1 and 0.02<=secs[0]<0.1

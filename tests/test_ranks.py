@@ -505,7 +505,8 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, t
             plan = learn.bs_find(lr, **(kw or {}))
             res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=plan.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=plan.n_windows,
                 bs_now=plan.bs_now,
-                       micro_now=plan.micro_now, n_train=plan.n_train, n_passes=plan.n_passes, n_seen=plan.n_seen, max_bs=plan.max_bs, base_lr=plan.base_lr)
+                       micro_now=plan.micro_now, n_train=plan.n_train, n_passes=plan.n_passes, n_seen=plan.n_seen, max_bs=plan.max_bs, base_lr=plan.base_lr,
+                       loss_rose=plan.loss_rose)
         changed = changes(before, everything(learn))
         kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
         if after: fit(learn, after, 0.05)
@@ -522,6 +523,7 @@ finds = {'plain': dict(kw=dict(num_it=300)), 'accum': dict(cbs=(accum3,), first=
          'auto': dict(kw=dict(max_bs='auto', show_plot=False)),
          'tokens': dict(kind='tokens', n=90, kw=dict(max_bs=4, show_plot=False)), 'still': dict(lr=0., n=91, kw=dict(max_bs=4, show_plot=False)),
          'short': dict(n=12, bs=6, kw=dict(max_bs=6, show_plot=False, num_it=20)), 'adam': dict(opt='adam', first=1, kw=dict(max_bs=8)),
+         'seeded': dict(opt='adam', kw=dict(max_bs=4, show_plot=False, seed=3)),
          'thrifty': dict(thrifty=True, n=200, kw=dict(show_plot=False, num_it=120, n_batch=4))}
 
 on_three = 'plain','accum','adam','short' # Each takes seconds
@@ -551,6 +553,19 @@ def test_one_plan(name, world):
     if name=='still': assert df.step.eq(0).all()
     elif name!='short': assert df.pct.is_monotonic_increasing and df.pct.iloc[-1]>0.98 and plan['n_windows']>=(30 if name!='thrifty' else 20)
 
+def test_a_seed_on_ranks():
+    "Another order of the items, and the same training after it"
+    (seeded,left),(plain,_) = (all_found(2)[nm][0] for nm in ('seeded','plain'))
+    assert seeded['noise_scale']!=plain['noise_scale'] and 'seed=3' in seeded['repr']
+    assert np.array_equal(left['after'], found(2, dict(finds['seeded'], plain=True))[0][0][1]['after'])
+
+def too_high_on_ranks(rank, lr):
+    learn = find_learner(n=200, bs=4)
+    with learn.distrib_ctx(cpu=True, sync_bn=False): return learn.bs_find(lr, max_bs=4, show_plot=False, num_it=200).loss_rose
+
+@pytest.mark.parametrize('lr,res', [(2.,True), (1e-6,False)])
+def test_a_rate_that_is_too_high_is_told_on_all_ranks(lr, res): assert on_ranks(too_high_on_ranks, 2, lr)==[res,res]
+
 def test_figure_on_rank_0_only():
     for world in (2,3): assert [left['figures'] for _,left in all_found(world)['adam']][1:]==[0]*(world-1)
     assert all_found(2)['adam'][0][1]['figures']
@@ -571,7 +586,7 @@ def test_plan_near_the_exact_value():
 def nan_loss(rank, at):
     def loss_func(pred, targ):
         nonlocal n
-        n += 1
+        n += pred.requires_grad # It is asked of guesses too
         return F.mse_loss(pred, targ)*(math.nan if rank==1 and n==at else 1)
     n = 0
     loss_func.reduction = 'mean'
@@ -974,6 +989,40 @@ def test_a_fit_without_our_callbacks_is_fastais_own():
     "On CPU ranks with its own error"
     for seen,(mine,fastais) in on_ranks(own_again, 2):
         assert seen and not any(a or b for a,b in seen) and mine=="'mine'" and 'NVIDIA' in fastais
+
+# `n_acc` set by hand
+
+class Sets(Callback):
+    "Sets `n_acc` after micro-batch 3 of the first epoch, where it is this rank's turn; notes the windows"
+    run_valid = False
+    def __init__(self, n, turn, order=95): self.n,self.turn,self.order,self.seen = n,turn,order,[0]
+    def before_batch(self): self.seen[-1] += 1
+    def after_step(self): self.seen.append(0)
+    def after_batch(self):
+        if self.turn and self.epoch==0 and self.iter==3: self.learn.grad_accum.n_acc = self.n
+
+def set_by_hand(rank, n_acc, n, on, loss_func=None):
+    sets = Sets(n, rank in on)
+    learn = quiet_learner(loaders(regression(96), 4), mlp(), loss_func, cbs=[GradAccum(n_acc),sets])
+    begin,text = time.monotonic(),'no error'
+    try:
+        with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(2, 0.05)
+    except Exception as e: text = f'{type(e).__name__}: {e}'
+    return text,[o for o in sets.seen if o],flat(learn),time.monotonic()-begin
+
+def test_n_acc_set_by_hand_on_all_ranks():
+    one,two = on_ranks(set_by_hand, 2, {0: 2}, 4, (0,1)) # 12 micro-batches of each rank
+    assert one[0]==two[0]=='no error' and one[1]==two[1]==[2,2,2,4,2,4,4,4] and torch.equal(one[2], two[2])
+
+@pytest.mark.parametrize('loss_func', [None,nn.MSELoss(reduction='sum')], ids=['mean','sum'])
+@pytest.mark.parametrize('n_acc,n', [(2,4),(4,2),(1,4),(4,1),(2,1),(1,2),(2,3)])
+def test_n_acc_set_by_hand_on_one_rank_only(n_acc, n, loss_func):
+    "No rank waits for ever: an error that numbers the ranks"
+    ranks = results(start(set_by_hand, 2, n_acc, n, (0,), loss_func), errors=True)
+    for r,o in enumerate(ranks):
+        assert not isinstance(o, str), o
+        assert o[0].startswith('ValueError: `n_acc` was set on some of the ranks only') and f'on rank {r} it was {"not set" if r else f"set to {n}"}' in o[0]
+        assert o[3]<30
 
 # DataParallel
 

@@ -265,3 +265,24 @@ def test_torchscript(script):
     before = {k: v.clone() for k,v in model.state_dict().items()}
     with unchanged(learn): learn.fit(1, 0.1)
     for k,v in model.state_dict().items(): assert torch.equal(v, before[k])
+
+@pytest.mark.parametrize('seed', [0,3,2**40])
+def test_a_seed_for_the_block(seed):
+    "Loaders draw the same on all ranks, everything else does not; afterwards what would have been drawn next comes"
+    gen = torch.Generator()
+    items = regression(20)
+    dl = TorchDataLoader(items, batch_size=4, sampler=RandomSampler(items, generator=gen))
+    dl.numpys = np.random.default_rng(0),np.random.RandomState(0)
+    learn = quiet_learner(DataLoaders(dl, loaders(items, 4, shuffle=True).train, device='cpu'), mlp())
+    learn.dls.loaders[1].rng.seed(7)
+    def _drawn():
+        mine = [torch.rand(3, generator=gen).tolist(), learn.dls.loaders[1].rng.random(), dl.numpys[0].random(), dl.numpys[1].rand()]
+        return mine,(torch.rand(3).tolist(),random.random(),np.random.rand())
+    def _in_block(*args):
+        was = picture(learn)
+        with unchanged(learn, *args): res = _drawn()
+        assert changes(was, picture(learn))==[]
+        return res
+    (mine,others),(same,apart),(more,too) = _in_block(seed, 0),_in_block(seed, 1),_in_block(seed+1, 0)
+    assert mine==same and (mine,others)==_in_block(seed) and all(a!=b for a,b in zip(others, apart))
+    assert all(a!=b for a,b in zip([*mine,*others], [*more,*too])) and _in_block(None)==_in_block()==_drawn()
