@@ -170,7 +170,8 @@ def plot_cycle(
     stretch = np.flatnonzero((df.pct>=cool[0]) & (df.pct<=cool[1]))
     if len(stretch) and not math.isnan(noise_scale) and (known or low>0):
         x = stretch[0]+0.5,stretch[-1]+1.5
-        label = f"whole training: {with_interval(noise_scale, ci) if known else f'at least {num(low)}'} at {level:.0%}"
+        between = f'{num(low)} to {num(high)}' if 0<low>=noise_scale else with_interval(noise_scale, ci) # Without an estimate it is the lower end
+        label = f"whole training: {between if known else f'at least {num(low)}'} at {level:.0%}"
         if known: ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=label)
         ax.fill_between(x, max(low, bottom/2), min(high, 2*top), color='C1', alpha=0.2, lw=0, label=None if known else label)
     if bs: ax.axhline(bs, color='grey', ls='--', label=f"today's batch size, {bs}")
@@ -181,7 +182,7 @@ def plot_cycle(
     ax.legend(**legend_below)
     return ax
 
-# %% ../nbs/12_plots.ipynb #a120b64c
+# %% ../nbs/12_plots.ipynb #d8e3fa93
 def plot_time(
     table:pd.DataFrame, # As `BatchPlan.table`: a row per batch size `bs`, with `time` and `examples`
     bs_now:int, # Today's batch size in items, one of `table`
@@ -200,10 +201,15 @@ def plot_time(
         if bs is not None: ax.plot(bs, table.time[table.bs==bs].item(), '*', color='C1', ms=16, zorder=3, label=f'planned, {bs}')
     if np.isfinite(table.examples).all():
         ax.plot(table.bs, table.examples/table.examples[table.bs==bs_now].item(), 's-', color='C2', ms=4, label='examples')
-    ax.set(xscale='log', yscale='log', xlabel='batch size (items)', ylabel="as a multiple of today's", title='Predicted for this device')
+    ax.set(xscale='log', yscale='log', xlabel='batch size (items)', ylabel="as a multiple of today's", title=_predicted(table, bs_now, bs))
     _label_sizes(table.bs, ax)
     ax.legend(**legend_below)
     return ax
+
+def _predicted(table, bs_now, bs):
+    "A title in the words of the plan's advice"
+    if bs is None or table.time.isna().any(): return 'Predicted for this device'
+    return f"Predicted for this device: {f'stay at {bs}' if bs==bs_now else f'use {bs} (today {bs_now})'}"
 
 def _label_sizes(sizes, ax):
     "A tick for each batch size, and plain numbers on the other axis"

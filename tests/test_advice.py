@@ -1,106 +1,232 @@
-"Advice as values: its kinds and their order, and that it reads nothing but attributes. What is said, sentence by sentence, is in test_plan"
+"Advice as values, in thirty situations and for random plans: one thing to do, and nothing that contradicts it. Sentence by sentence it is in test_plan"
 import ast
 import math
+import random
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import fastai_bs.advice
-from fastai_bs.cycle import Reading
+import fastai_bs.plan_text
+import situations
+from situations import inf, nan, plan_of
+from fastai_bs.advice import Advice, advice, cautions, headline, how, why
+from fastai_bs.plan_text import Details, details, joined, numbers_text, plan_details, plan_html, plan_text, shown, step_time_text
 from fastai_bs.step_time import Duration
-from fastai_bs.advice import Advice, about_device, advice, headline, plan_html, plan_text, step_time_text
+from fastai_bs.text import counted, num, percent, rate_text
 
-inf = math.inf
-plain = dict(noise_scale=512., ci=(430.,640.), noise_known=512., n_windows=30, n_enough=None, n_seen=938, n_passes=1., trend=0, loss_rose=False,
-    cool=Reading(380., (310.,470.), 30), at_peak=Reading(45., (40.,52.), 8), at_end=Reading(400., (210.,900.), 7),
-    bs_now=64, base_bs=64, base_lr=1e-3, rate_given=True, adam=True, sums=False, trained=1., n_train=60_000, n_workers=0, n_ranks=1, micro_now=64,
-    epochs_now=5, epochs_given=True,
-    timed=((64,0.004,0.001),(128,0.006,0.001),(256,0.01,0.001)), step_time=(2e-3,3e-5,0.01), time_ratio=0.71, too_large=None, failed=(), max_bs=None,
-    bs=128, bs_range=(128,128), micro_bs=128, n_acc=1, lr=1e-3, rule_name='no_scaling', balanced_bs=512, chosen=None,
-    n_epoch=6, n_epoch_exact=5.56, duration=Duration(14., 18.3),
-    table=pd.DataFrame(dict(bs=[64,128,512], micro_bs=[64,128,256], n_acc=[1,1,2], lr=1e-3, steps=2., examples=2., step_time=0.004, time=[1.,0.71,1.])))
+attributes = """noise_scale ci noise_known is_bound n_windows n_enough n_seen n_passes trend loss_rose seed took epoch_time cool at_peak at_end bs_now base_bs
+    base_lr rate_given adam sums pairs trained n_train n_workers n_ranks micro_now epochs_now epochs_given in_whole_epochs epochs_at fastest timed step_time
+    time_ratio too_large failed max_bs timing_error least_gain bs bs_range micro_bs n_acc lr rule_name balanced_bs chosen n_epoch n_epoch_exact duration
+    table""".split()
 
-def plan(**kwargs): return SimpleNamespace(**{**plain, **kwargs})
+def told(plan): return [*advice(plan),*details(plan)]
 
-def kinds(**kwargs): return [o.kind for o in advice(plan(**kwargs))]
+def texts(plan, *kinds): return [o.text for o in told(plan) if o.kind in kinds]
 
-as_today = dict(bs=64, micro_bs=64, bs_range=(64,64))
-unknown = dict(ci=(0.,inf), noise_known=math.nan, **as_today)
-fixed = dict(cool=None, at_peak=None, at_end=None)
+# What holds for every plan
 
-@pytest.mark.parametrize('kwargs,res', [
-    ({}, ['why','do','do','do','why']),                                          # Below; take these; at this rate; no further; what it is for
-    (dict(noise_known=200.), ['why','do','do','why']),
-    (as_today, ['why','do','do','why']),
-    (dict(micro_now=16, **as_today), ['why','do','do','do','why']),              # Another micro-batch alone
-    (dict(bs_now=512, noise_known=200.), ['why','do','do','do','why']),          # Do not accumulate
-    (dict(bs_now=512, micro_now=256, n_ranks=2, noise_known=200.), ['why','do','do','why']), # Nothing is accumulated
-    (dict(timed=()), ['why','why']), (dict(timed=(), **fixed), ['why','next']),
-    (dict(epochs_given=False), ['why','do','do','do','why']), (dict(epochs_given=False, **fixed), ['why','do','do','do','next','caution']),
-    (dict(n_windows=4), ['do']), (dict(n_windows=4, loss_rose=True), ['caution','do']),
-    (dict(loss_rose=True, noise_known=200.), ['caution','why','do','do','why']),
-    (unknown, ['do']), (dict(n_train=100, **unknown), ['do']),                   # Run longer
-    (dict(ci=(430.,inf), bs_range=(128,None)), ['why','do','do','caution','do','why','next']),
-    (dict(noise_scale=inf, ci=(430.,inf), noise_known=430., bs_range=(128,None)), ['why','do','do','caution','do','why','next']),
-    (dict(noise_scale=0., ci=(0.,0.5), timed=(), **fixed), ['why']),             # Use the smallest
-    (dict(bs_now=1000, timed=()), ['why','why']), (dict(bs_now=500, timed=()), ['why','why']),
-    (dict(bs_range=(64,256)), ['why','do','do','caution','do','why']),
-    (dict(n_epoch=9), ['why','do','do','do','why','caution']),                   # Many passes
-    (dict(duration=Duration(18.3, 18.3)), ['why','do','caution','do','do','why']), # What whole epochs make of it
-    (dict(too_large=512), ['why','do','do','do','why','why']),
-    (dict(failed=((512,'ValueError: no'),)), ['why','do','do','do','caution','why']),
-    (dict(max_bs=300), ['why','do','do','do','caution','why']),
-    (dict(trend=1, **fixed), ['why','do','do','do','next']),
-    (dict(timed=(), trained=0.5), ['why','why','next']),
-    (dict(timed=(), sums=True, adam=False), ['why','why','caution']), (dict(timed=(), sums=True, adam=False, **as_today), ['why','why']),
-    (dict(timed=(), n_passes=4.), ['why','why','caution']),
-    (dict(timed=(), n_train=1000, **as_today), ['why','why']),
-    (dict(timed=(), n_train=1000, **as_today, **fixed), ['why','next','caution']), # Small beside the noise scale
-    (dict(n_train=2500, n_workers=2, noise_known=200.), ['why','do','do','why','caution']),
-    (dict(n_train=1500, n_workers=2, noise_known=200.), ['why','do','do','why','caution','caution']), # And fewer than 80 steps
-    (dict(chosen=128), ['why','do','do','why']), (dict(chosen=512, bs=512, time_ratio=1.1, duration=Duration(20.2, 18.3)), ['why','do','do','caution','why']),
-    (dict(chosen=512, bs=512, timed=()), ['why','do','do','why']), (dict(chosen=64, **as_today), ['why','do','why']),
-    (dict(unknown, chosen=512, bs=512), ['do','do','do'])], ids=lambda o: str(o)[:80])
-def test_kinds(kwargs, res): assert kinds(**kwargs)==res
+def words(text): return len(text.split())
 
-def test_what_to_do_is_said_of_the_device():
-    first,second,third = [o for o in advice(plan()) if o.kind=='do']
-    assert 'in 77% of the time' in first.text and 'plan.apply(learn)' in second.text and 'Do not accumulate beyond it' in third.text
+negative = r"\b(no|not|nothing|none|never|cannot|without|un(?:known|able))\b"
 
-def test_one_thing_to_do():
-    "Nothing that is said to be done is taken back by another sentence"
-    for o in (plan(), plan(**as_today), plan(noise_scale=inf, ci=(430.,inf), noise_known=430., bs_range=(128,None)),
-              plan(noise_scale=0., ci=(0.,0.5), noise_known=0.)):
-        words = [a.text for a in advice(o) if a.kind=='do' and not a.text.startswith(('After plan.apply','Do not accumulate'))]
-        assert len(words)==1 and ('leave it' in words[0] or 'take 128 a step' in words[0]) and not any('use the smallest batch' in a.text for a in advice(o))
+def check_form(plan):
+    "One headline, three cautions at most, each a short sentence"
+    said,kinds = shown(plan),[o.kind for o in told(plan)]
+    assert kinds.count('do')==1 and kinds[0]=='do' and kinds.count('run')<=1 and kinds.count('how')<=2
+    order = dict(do=0, how=1, run=2, why=3, caution=4, detail=5)
+    assert [order[k] for k in kinds]==sorted(order[k] for k in kinds) and len(said.get('caution', []))<=3
+    for text in texts(plan, 'caution'):
+        assert words(text)<=20, text
+        assert text.endswith('.') and not re.search(r'[.!?] ', text), f"one sentence: {text}"
+    for text in texts(plan, 'do', 'how', 'why', 'caution', 'detail'):
+        for part in re.split(r'[:;] ', text): assert len(re.findall(negative, re.sub(r'\(.*?\)', '', part)))<=1, f"double negative: {text}"
+    everything = ' '.join([o.text for o in told(plan)]+[o.reason for o in told(plan)])
+    assert not re.search(r'\b(nan|None|inf)\b', everything, flags=re.I), everything
 
-def test_advice_is_a_value():
-    o = Advice('do', 'This.')
-    assert o==Advice('do', 'This.')!=Advice('why', 'This.') and hash(o)==hash(Advice('do', 'This.'))
-    with pytest.raises(AttributeError): o.kind = 'why'
+def check_numbers(plan):
+    "What the headline names is the plan's own"
+    do,(planned,today),now = headline(plan).text,plan.duration,plan.bs_now
+    known,stays = not math.isnan(plan.noise_known),(plan.bs,plan.micro_bs)==(now,plan.micro_now)
+    if not plan.pairs and not (known or plan.chosen):
+        assert do.startswith(f'Stay at {now} until you ')
+        return
+    if plan.pairs and not plan.chosen:
+        assert do.startswith(f'Stay at {now}: this loss looks at pairs')
+        return
+    if plan.bs==now: assert do.startswith(f'Stay at {now}')
+    else: assert re.match(rf'Use {plan.bs}( as [^:(]*)? \(today {now}\)', do)
+    if stays:
+        assert '%' not in do or percent(plan.least_gain) in do
+        if plan.timed and not plan.chosen: assert (f'for {counted(plan.epochs_now, "epoch")} (' in do)==plan.epochs_given
+    elif known:
+        assert ('of the time' in do)==bool(plan.timed)
+        took = planned if plan.in_whole_epochs else plan.time_ratio*today
+        if plan.timed: assert f'about {percent(took/today)} of the time ({Duration(took, today)})' in do
+        if plan.timed and plan.in_whole_epochs and plan.bs!=now and not plan.chosen: assert planned<today
+        are = f'becomes? {plan.n_epoch}' if plan.in_whole_epochs else f'(is|are) worth {re.escape(num(plan.n_epoch_exact))}'
+        if plan.bs!=now: assert re.search(rf': {re.escape(counted(plan.epochs_now, "epoch"))} of {now} {are} of {plan.bs}\b', do)
+    if plan.n_acc>1 and not stays: assert f'as {plan.n_acc} x {plan.micro_bs}' in do
+    # All of it by one noise scale
+    if known and plan.timed and not plan.chosen:
+        assert math.isclose(planned/plan.n_epoch*plan.n_epoch_exact/today, plan.time_ratio, rel_tol=1e-9)
+        assert stays or plan.time_ratio*(1+plan.least_gain)<=1+1e-9, "a gain below the timing's error is none"
+
+def check_consistent(plan):
+    "Nothing that is said contradicts anything else"
+    do,run = headline(plan).text,' '.join(texts(plan, 'run'))
+    everything = ' '.join(o.text for o in told(plan))
+    acts = plan.bs!=plan.bs_now or plan.micro_bs!=plan.micro_now
+    if do.startswith('Stay at') and not acts: assert 'plan.apply' not in everything and 'scaled' not in everything
+    if 'pairs' in do:
+        assert not texts(plan, 'how', 'why', 'run', 'detail') and len(texts(plan, 'caution'))==2
+        return
+    if 'until you' in do: # Measure first, and nothing else
+        assert all('rate may be too high' in o for o in texts(plan, 'caution'))
+        assert not texts(plan, 'how', 'why') and (not run or run.startswith('plan = learn.bs_find('))
+        return
+    verb = 'fit_one_cycle' if plan.cool else 'fit'
+    rate,sure = texts(plan, 'how')[0],texts(plan, 'how')[1:]
+    assert re.fullmatch(rf"{re.escape('plan.apply(learn)' if acts else 'learn')}\.{verb}\(({plan.n_epoch}|n_epoch), (.+)\)", run)
+    assert f'`{verb}`' in rate
+    # One rate
+    passed = run.split(', ', 1)[1].removesuffix(')')
+    if plan.rate_given and not (plan.sums and not plan.adam): assert f'Keep passing {passed} to ' in rate and passed==rate_text(plan.base_lr)
+    if not plan.rate_given: assert 'lr' in passed and 'Keep passing 0' not in rate
+    assert (f'is scaled to {rate_text(plan.lr)}' in rate)<=(not plan.adam)
+    assert not ('Keep' in rate and 'in place of' in rate)
+    # How sure
+    low,high = plan.bs_range
+    assert len(sure)==(bool(plan.timed) and not plan.chosen and plan.bs==plan.fastest)
+    assert ('For a longer training' in everything)==(plan.bs!=plan.fastest and not plan.chosen)>=('in whole epochs' in do)
+    if sure and sure[0][10].isdigit(): assert low<=plan.bs<=(high or inf) and sure[0]==f"How sure: {low} {'or more' if high is None else f'to {high}'}."
+    assert plan.is_bound==(plan.noise_scale==inf or plan.noise_scale==plan.ci[0]>0)
+    if plan.is_bound and plan.noise_known>0 and plan.ci[1]>=1:
+        assert f"between {num(plan.ci[0])} and {num(plan.ci[1])}" in everything or 'at least' in everything
+    if plan.is_bound and math.isinf(plan.ci[1]) and plan.noise_known>0:
+        assert 'at least' in everything and f'at least {num(plan.ci[0])} ' in ' '.join(texts(plan, 'why'))
+    # Accumulation, smaller and larger
+    if plan.n_acc>1 and acts: assert not re.search('Accumulation is left out|would need accumulation', everything)
+    if plan.bs<=plan.bs_now: assert 'A larger batch takes' not in everything and 'larger steps' not in everything and 'too low a rate' not in everything
+    if plan.bs>=plan.bs_now: assert 'A smaller batch learns' not in everything and 'smaller steps' not in everything
+    assert not ('measure again later, as a larger' in everything and 'measure again later, as a smaller' in everything)
+    if not plan.chosen: assert 'This takes longer' not in everything and 'slower than need be' not in everything
+
+def check(plan):
+    for f in (check_form, check_numbers, check_consistent): f(plan)
+
+# The situations
+
+@pytest.mark.parametrize('nm', situations.situations)
+def test_situation(nm): check(situations.situations[nm]())
+
+def test_there_are_thirty_and_all_differ():
+    said = [plan().details() for plan in situations.situations.values()]
+    assert len(said)>=30 and len({*said})==len(said)
+
+def test_the_page_is_up_to_date():
+    "`python tests/situations.py` writes it"
+    assert situations.page.read_text()==situations.text()
+
+# Random plans
+
+def random_plan(seed):
+    "Of any measurement, training and device"
+    r = random.Random(seed)
+    def f(a, b): return math.exp(r.uniform(math.log(a), math.log(b)))
+    micro,n_acc,ranks = r.choice([3,8,25,64]),r.choice([1,1,2,5]),r.choice([1,1,2])
+    noise = r.choice([0.,inf,*4*[f(1, 6e4)]])
+    low = r.choice([0.,0.3,0.9,1.])*(noise if noise<inf else f(1, 1e4))
+    high = inf if r.random()<0.3 else (low if noise==inf else noise)*r.choice([1.1,3.])+1e-3
+    a,c,once,busy = f(1e-4, 0.1),f(1e-6, 1e-2),r.choice([0.,0.3,0.9]),r.choice([0.,0.,0.02,0.3])
+    sizes = [o for o in (micro//4,micro//2,micro,2*micro,4*micro,8*micro)[:r.randint(3,6)] if o]
+    times = tuple((m,(a+c*m)*math.exp(busy*r.uniform(-1,1)),once*a) for m in sizes) if r.random()<0.9 else ()
+    now,largest = micro*n_acc*ranks,max(sizes)
+    mock = r.random()<0.7
+    along = {} if mock else dict(cool=None, at_peak=None, at_end=None, moved=False, trend=r.choice([-1,0,1]))
+    plan = plan_of(noise, (low,high), bs_now=now, base_bs=r.choice([now,now,2*now]), micro_now=micro, n_ranks=ranks, n_windows=r.choice([4,10,30,30,30]),
+        times=times, adam=r.random()<0.5,
+        spread=r.choice([nan,0.,0.05,0.4]), n_train=r.choice([2*now,1000,10**6]), epochs_now=r.choice([0.3,1,2.5,5,40]), epochs_given=r.random()<0.8,
+        rate_given=mock and r.random()<0.8, base_lr=r.choice([0.1,0.0123,slice(1e-4,1e-2),[1e-3,1e-2]]), loss_rose=mock and r.random()<0.1,
+        sums=r.random()<0.2, pairs=r.random()<0.05, took=r.choice([nan,5.,50.]),
+        trained=r.choice([1.,1.,0.3]), n_passes=r.choice([0.2,1.2,4.,14.]), n_workers=r.choice([0,4]), too_large=r.choice([None,2*largest]),
+        failed=r.choice([(),(),((2*largest,'ValueError: no'),(4*largest,'KeyError: 3'))]), max_bs=r.choice([None,None,largest]), n_enough=r.choice([None,
+            500]), **along)
+    if r.random()<0.25:
+        try: return plan.at(r.choice([now,micro*ranks,4*now]))
+        except ValueError: pass # The epoch does not hold it, or it is not made of what ran
+    return plan
+
+@pytest.mark.parametrize('block', range(8))
+def test_random_plans(block):
+    for seed in range(100*block, 100*(block+1)):
+        plan = random_plan(seed)
+        try: check(plan)
+        except AssertionError as e: raise AssertionError(f"seed {seed}: {e}\n{plan!r}\n{plan.details()}") from e
+
+def test_random_plans_are_of_all_kinds():
+    "Do these tests see what they should?"
+    plans = [random_plan(o) for o in range(800)]
+    said = [headline(o).text for o in plans]
+    for start in ('Use ', r'Stay at \d+ for', r'Stay at \d+: other', r'Stay at \d+: of', r'Stay at \d+, but as', r'Stay at \d+.*what other sizes gain',
+        'Use .*as you chose',
+                  'as you chose: nothing', 'epochs for it are unknown', 'lower rate', 'measured for longer', 'more items',
+                  'in whole epochs', 'is worth', 'are worth', 'pairs of items',
+                      'on each of 2 ranks'):
+        assert any(re.search(start, o) for o in said), start
+    every = ' '.join(' '.join(texts(o, 'caution', 'detail')) for o in plans)
+    source = ''.join(Path(o.__file__).read_text() for o in (fastai_bs.advice, fastai_bs.plan_text))
+    found = re.findall(r"""Advice\('(?:caution|detail)', f?(["'])([^{]{12,}?)[{"]""", source)
+    assert len(found)>15
+    for _,start in found: assert start in every, start
+
+# As values
+
+def plain(plan): return {nm: getattr(plan, nm) for nm in attributes}
 
 class Frozen:
     "Refuses to be changed"
     def __init__(self, **kwargs): vars(self).update(kwargs)
     def __setattr__(self, nm, v): raise AttributeError(nm)
 
-@pytest.mark.parametrize('f', [lambda o: list(advice(o)), lambda o: list(about_device(o)), headline, step_time_text, plan_text, plan_html])
+@pytest.mark.parametrize('f', [lambda o: list(advice(o)), headline, lambda o: list(how(o)), lambda o: list(why(o)), lambda o: list(cautions(o)),
+    lambda o: list(details(o)),
+    shown, joined, numbers_text, step_time_text, plan_text, plan_html, plan_details])
 def test_pure(f):
     "The same each time, of any object with the attributes, which is left as it is"
-    o = Frozen(**plain)
-    was,table = dict(vars(o)),plain['table'].copy()
+    plan = situations.situations['a tiny set, many passes']()
+    o = Frozen(**plain(plan))
+    was,table = dict(vars(o)),plan.table.copy()
     res = f(o)
-    assert res and f(o)==res==f(plan()) and vars(o)==was and table.equals(plain['table'])
+    assert res and f(o)==res==f(plan)==f(SimpleNamespace(**plain(plan))) and vars(o)==was and table.equals(plan.table)
 
-def test_text_and_html_hold_all_of_it():
-    words = [o.text for o in advice(plan())]
-    text,html = ' '.join(plan_text(plan()).split()),plan_html(plan())
-    assert text==' '.join([headline(plan()), *words, step_time_text(plan())])
-    assert html.count('<p>')==3 and all(o in html for o in ('64 (today)','128 (planned)','512 (balanced)')) and words[1] in html and headline(plan()) in html
+def test_advice_is_a_value():
+    o = Advice('do', 'This.')
+    assert o==Advice('do', 'This.')!=Advice('why', 'This.') and hash(o)==hash(Advice('do', 'This.')) and o.reason==''
+    with pytest.raises(AttributeError): o.kind = 'why'
 
-def test_imports_no_class_of_ours():
+def test_text_and_html_hold_the_same_words():
+    for make in situations.situations.values():
+        plan = make()
+        text,html = ' '.join(plan_text(plan).split()),' '.join(re.sub('<.+?>', ' ', plan_html(plan).replace('<code>', '`').replace('</code>', '`')).split())
+        for o in (x for kind,xs in shown(plan).items() for x in xs):
+            assert o in text and o.replace('<', '&lt;') in html, o
+        assert text.endswith('More in plan.details().') and 'More in `plan.details()`.' in html
+        assert max(map(len, plan_text(plan).split('\n')))<=110
+
+def test_details_are_a_string():
+    text = Details('A\nB', '<p>A</p>')
+    assert text=='A\nB'==repr(text)==str(text) and text._repr_html_()=='<p>A</p>' and text.split('\n')==['A','B']
+
+def test_html_takes_the_colours_of_the_page():
+    "Light or dark: it sets none"
+    for make in situations.situations.values():
+        for html in (plan_html(make()), make().details()._repr_html_()): assert not re.search(r'color|background|#[0-9a-f]{3}', html)
+
+@pytest.mark.parametrize('mod', [fastai_bs.advice, fastai_bs.plan_text])
+def test_imports_no_class_of_ours(mod):
     "Functions alone: what is advised on is whatever has the attributes"
-    tree = ast.parse(Path(fastai_bs.advice.__file__).read_text())
+    tree = ast.parse(Path(mod.__file__).read_text())
     ours = [o.name for node in tree.body if isinstance(node, ast.ImportFrom) and node.level for o in node.names]
-    assert ours and all(o==o.lower() for o in ours)
+    assert ours and all(o==o.lower() or o in ('Advice','Duration') for o in ours)

@@ -4,7 +4,6 @@ import json
 import math
 import random
 import re
-from functools import partial
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -21,15 +20,17 @@ from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam
 from fastai_bs.accumulate import GradAccum
+from fastai_bs.advice import advice
 from fastai_bs.cycle import Reading, cool_stretch, places, rate_at
 from fastai_bs.estimator import along
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.plan import BatchPlan
-from fastai_bs.step_time import balanced_bs, examples_needed, steps_needed
-from fastai_bs.text import percent, rate_text, with_interval
+from fastai_bs.plan_text import details, numbers_text, step_time_text
+from fastai_bs.step_time import Duration, balanced_bs, examples_needed, steps_needed, whole_epochs
+from fastai_bs.text import num, percent, rate_text, with_interval
 from fastai_bs.scaling import adascale_gain, linear_scaling, no_scaling, sqrt_scaling
-from helpers import changes, loaders, picture, quiet_learner, random_states, regression
+from helpers import changes, loaders, momentum_sgd, picture, quiet_learner, random_states, regression
 
 inf,nan = math.inf,math.nan
 approx = lambda v: pytest.approx(v, rel=1e-12, abs=0)
@@ -54,17 +55,24 @@ def secs(*sizes, a=0.01, c=0.0001, opt=0.001):
 
 five = secs(25, 50, 100, 200, 400) # With them 100 items are the fastest at a noise scale of 100: (100*0.01/0.0001)**0.5
 
-# Sentences that have tests of their own: of plans whose weights did not move, on the rate to go on with, and on many passes
-present = " It is the noise scale at the present weights and tends to rise, also as the learning rate falls: measure again later."
-apply_it = r' After plan\.apply\(learn\) go on saying (.+?)(, which is scaled for you)?\.(?= |$)'
-many = r' It passes (\d+) times through the same (\d+) items, where today\'s training passes (\S+) times: .+?; see plan\.at\(bs\)\.'
+# Sentences that have tests of their own: of plans whose weights did not move, and on many passes
+present = " This is for the present weights: measure again later, as the noise scale tends to rise."
+many = r" The same (\d+) items pass (\d+) times: watch the validation loss, which may be best with a smaller batch\."
 
-def said(plan): return re.sub(many, '', re.sub(apply_it, '', plan.advice)).replace(present, '')
+def everything(plan): return [*advice(plan),*details(plan)]
+
+def told(plan, *kinds): return ' '.join(o.text for o in everything(plan) if o.kind in kinds)
+
+def said(plan): return re.sub(many, '', told(plan, 'do', 'why', 'caution')).replace(present, '')
+
+def rate(plan): return told(plan, 'how').split(' How sure')[0]
+
+def sure(plan): return told(plan, 'how').partition('How sure: ')[2]
 
 def test_advice_is_about_todays_batch_size():
     "Not about the one that the learning rate belongs to, where a ScaledLR makes them differ"
     plan = make(base_bs=16, bs_now=100)
-    assert plan.advice==make().advice and '100' in plan.advice and repr(plan).split('\n')[0].endswith('base_bs=16, bs_now=100)')
+    assert told(plan, 'do', 'why', 'caution')==told(make(), 'do', 'why', 'caution') and '100' in plan.advice and 'base_bs=16, bs_now=100)' in numbers_text(plan)
     assert [o for o in plan.plot()[0].get_legend_handles_labels()[1] if 'today' in o]==["today's batch size, 100"]
 
 @pytest.mark.parametrize('noise_scale,bs',
@@ -79,265 +87,367 @@ def test_balanced_bs_is_within_2_42_of_both_minima():
 
 # Sentence by sentence
 
-leave = "On this device today's batch is predicted to be the fastest: leave it."
+nearest = "Stay at {}: of the sizes that can be reached it is the nearest to the noise scale."
 
-few = "Only 9 windows tell the noise scale, too few for advice: run longer, with num_it=200 say, or take smaller windows with n_batch."
-within = "Today's batch of {} items is as large as the noise scale, within its interval."
-below = "Today's batch of {} items is below the noise scale: up to there, a larger one takes fewer steps for little more data."
-above = "Today's batch of {} items is above the noise scale: a smaller batch learns the same from fewer examples."
-whole = "The noise scale is that for the whole of a one-cycle of 100 epochs; in the mock training it was 45 near the peak of the rate and 300 at the end."
-no_noise = "There is no noise in the gradient, as if all items were alike: any batch size takes the same steps, so use the smallest batch."
-unknown = "The noise scale cannot be known from these data: run longer, with num_it=200 say."
-at_least = "The noise scale is at least {} items; these data do not bound it from above."
-longer = "The interval of the noise scale has no upper end; to know more, run longer, with num_it=200 say."
-rose = "The loss rose during the mock training, so the learning rate may be too high for this to mean much."
-moved_on = "The noise scale {} during the measurement; this is the value of its last {} windows, so measure again later in training."
-passes = "The measurement went through the training set {} times, so it speaks of these {} items only."
-small_set = "The training set of {} items is small beside the noise scale: within it that is {}."
-part = "Of the parameters {} are frozen, and the advice is about the rest: measure again when they are unfrozen."
+few = "Stay at 100 until you have measured for longer: 9 windows are too few to tell the noise scale."
+lies = "The noise scale is about 100 items (80 to 130) at the present weights, and today's {} {}."
+within,below,above = (lies.replace('{}.', f'{o}.') for o in ('lies within that', 'is below it', 'is above it'))
+larger = "A larger batch takes fewer steps for little more data."
+smaller = "A smaller batch learns the same from fewer examples."
+no_noise = "There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."
+unknown = "Stay at 100 until you have measured for longer: so far the noise scale cannot be told."
+at_least = "The noise scale is at least {} at the present weights, and today's {} {}."
+open_above = "The noise scale is about 300 items ({} or more) at the present weights, and today's {} {}."
+longer = "The noise scale may be larger still: num_it=200 would tell more."
+other_items = "The noise scale may be larger still: only other items would tell more."
+rose = "Stay at {} until you have measured with a lower rate: at 0.1 the loss rose during the mock training."
+may_rise = "The learning rate may be too high: the loss rose during the mock training."
+rising = "The noise scale rose during the measurement: measure again later, as a larger batch may pay by then."
+falling = "The noise scale fell during the measurement: measure again later, as a smaller batch may do by then."
+passes = "The measurement took {} passes through these {} items, so it speaks of them alone."
+small_set = "For these {} items alone, count on a noise scale of {}."
+part = "Of the parameters {} are frozen: measure again when you unfreeze them."
+untimed = "Today's step could not be timed, so whether this saves time is open."
+use = "Use {} (today {}): 100 epochs of {} become {} of {}."
+use_400 = use.format('400 as 4 x 100', 100, 100, 175, 400) # (300+400)/(300+100)
 
-advice = dict(
+sentences = dict(
     few_windows=(dict(n_windows=9, trend=1, moved=True, n_passes=1.2, times=five, too_large=800, trained=0.5), few),
-    few_windows_of_a_cycle=(dict(cool=Reading(90., (72.,117.), 9), n_windows=9), few.replace(', or take smaller windows with n_batch', '')),
-    few_windows_of_few_items=(dict(n_windows=9, n_passes=9.), few.replace('say,', 'say, or measure on more items,')),
-    few_windows_and_loss_rose=(dict(n_windows=9, loss_rose=True), f"{rose} {few}"),
-    ten_windows=(dict(n_windows=10), within.format(100)),
-    longer=(dict(n_windows=9, n_seen=171), few.replace('200', '684')),
-    within=(dict(), within.format(100)),
-    within_at_lower_end=(dict(bs_now=80), within.format(80)),
-    within_at_upper_end=(dict(bs_now=130), within.format(130)),
-    below=(dict(bs_now=79), below.format(79)),
-    below_by_far=(dict(bs_now=1), "Today's batch of 1 item is below the noise scale: up to there, a larger one takes fewer steps for little more data."),
-    above=(dict(bs_now=131), above.format(131)),
-    above_and_falling=(dict(bs_now=512, trend=-1), f"{above.format(512)} {moved_on.format('fell', 30)}"),
-    below_and_rising=(dict(bs_now=32, trend=1), f"{below.format(32)} {moved_on.format('rose', 30)}"),
-    large_numbers=(dict(noise_scale=1e6, ci=(9e5,1.2e6), bs_now=12345, n_train=10**8), below.format(12345)),
-    no_noise=(dict(noise_scale=0., ci=(0.,0.9)), no_noise),
-    no_noise_timed=(dict(noise_scale=0., ci=(0.,0.9), bs_now=25, times=five),
-        f"{no_noise.replace(', so use the smallest batch', ', and the smallest batch will do')} {leave}"),
-    hardly_any_noise=(dict(noise_scale=1.9, ci=(1.8,2.), bs_now=16), above.format(16)),
-    noise_of_one_item=(dict(noise_scale=0.7, ci=(0.5,1.), bs_now=1), "Today's batch of 1 item is as large as the noise scale, within its interval."),
-    unbounded=(dict(noise_scale=300., ci=(60.,inf)), f"{within.format(100)} {longer}"),
-    unbounded_and_above=(dict(noise_scale=300., ci=(60.,inf), bs_now=4000), f"{within.format(4000)} {longer}"),
-    unbounded_and_below=(dict(noise_scale=300., ci=(160.,inf)), f"{below.format(100)} {longer}"),
-    unbounded_after_passes=(dict(noise_scale=300., ci=(61.26,inf), n_passes=2.),
-            f"{within.format(100)} {longer.replace('say', 'say, or measure on more items')} {passes.format(2, 100_000)}"),
-    no_estimate=(dict(noise_scale=inf, ci=(60.,inf), n_train=100), f"{at_least.format(60)} {longer}"),
-    no_estimate_but_a_single_item=(dict(noise_scale=inf, ci=(1.,inf), bs_now=1), f"{at_least.format(1).replace('1 items', '1 item')} {longer}"),
-    no_estimate_and_rising=(dict(noise_scale=inf, ci=(60.,inf), trend=1), f"{at_least.format(60)} {moved_on.format('rose', 30)} {longer}"),
+    few_windows_of_a_cycle=(dict(cool=Reading(90., (72.,117.), 9), n_windows=9), few),
+    few_windows_and_loss_rose=(dict(n_windows=9, loss_rose=True), f"{few} {may_rise}"),
+    ten_windows=(dict(n_windows=10), f"{nearest.format(100)} {within.format(100)}"),
+    within=(dict(), f"{nearest.format(100)} {within.format(100)}"),
+    within_at_lower_end=(dict(bs_now=80), f"{nearest.format(80)} {within.format(80)}"),
+    within_at_upper_end=(dict(bs_now=130), f"{nearest.format(130)} {within.format(130)}"),
+    below=(dict(bs_now=79), f"{nearest.format(79)} {below.format(79)}"),
+    below_by_far=(dict(bs_now=1), f"{use.format('128 as 128 x 1', 1, 1, 226, 128)} {below.format(1)} {larger} {untimed}"),
+    above=(dict(bs_now=131), f"{nearest.format(131)} {above.format(131)}"),
+    above_and_falling=(dict(bs_now=512, trend=-1), f"{nearest.format(512)} {above.format(512)} {falling}"),
+    below_and_rising=(dict(bs_now=32, trend=1), f"{use.format('128 as 4 x 32', 32, 32, 173, 128)} {below.format(32)} {larger} {untimed} {rising}"),
+    large_numbers=(dict(noise_scale=1e6, ci=(9e5,1.2e6), bs_now=12345, n_train=10**8), f"{use.format('790080 as 64 x 12345', 12345, 12345, 177, 790080)} "
+            f"{below.format(12345).replace('100 items (80 to 130)', '1000000 items (900000 to 1200000)')} {larger} {untimed}"),
+    no_noise=(dict(noise_scale=0., ci=(0.,0.9)), f"{nearest.format(100)} {no_noise}"),
+    hardly_any_noise=(dict(noise_scale=1.9, ci=(1.8,2.), bs_now=16),
+        f"{nearest.format(16)} {above.format(16).replace('100 items (80 to 130)', '1.9 items (1.8 to 2)')}"),
+    noise_of_one_item=(dict(noise_scale=0.7, ci=(0.5,1.), bs_now=1),
+        f"{nearest.format(1)} {within.format(1).replace('100 items (80 to 130)', '0.7 items (0.5 to 1)')}"),
+    no_lower_end=(dict(ci=(0.,130.)), f"{nearest.format(100)} {within.format(100).replace('80 to 130', '130 at most')}"),
+    unbounded=(dict(noise_scale=300., ci=(60.,inf)), f"{use_400} {open_above.format(60, 100, 'lies within that')} {untimed} {longer}"),
+    unbounded_and_above=(dict(noise_scale=300., ci=(60.,inf), bs_now=4000),
+        f"{nearest.format(4000)} {open_above.format(60, 4000, 'lies within that')} {longer}"),
+    unbounded_and_below=(dict(noise_scale=300., ci=(160.,inf)), f"{use_400} {open_above.format(160, 100, 'is below it')} {larger} {untimed} {longer}"),
+    unbounded_after_passes=(dict(noise_scale=300., ci=(61.26,inf), n_passes=101.),
+            f"{use_400} {open_above.format(61.3, 100, 'lies within that')} {untimed} {passes.format(101, 100_000)} {other_items}"),
+    no_estimate=(dict(noise_scale=inf, ci=(60.,inf), n_train=100),
+        f"{nearest.format(100)} {at_least.format('60 items', 100, 'may be above or below it')} {longer}"),
+    no_estimate_but_a_single_item=(dict(noise_scale=inf, ci=(1.,inf), bs_now=1),
+            f"{nearest.format(1)} {at_least.format('1 item', 1, 'may be above or below it')} {longer}"),
+    no_estimate_and_rising=(dict(noise_scale=inf, ci=(60.,inf), trend=1),
+            f"{nearest.format(100)} {at_least.format('60 items', 100, 'may be above or below it')} {rising} {longer}"),
+    no_estimate_but_both_ends=(dict(noise_scale=inf, ci=(77.,130.)), # The length of a training bounds what the measurement does not
+            f"{nearest.format(100)} {within.format(100).replace('about 100 items (80 to 130)', 'between 77 and 130 items')}"),
     unknown=(dict(noise_scale=inf, ci=(0.,inf), times=five, too_large=800), unknown),
     unknown_with_an_estimate=(dict(noise_scale=300., ci=(0.,inf), times=five), unknown),
-    unknown_and_rising=(dict(noise_scale=inf, ci=(0.,inf), trend=1, n_windows=22), f"{unknown} {moved_on.format('rose', 22)}"),
-    loss_rose=(dict(noise_scale=inf, ci=(0.,inf), loss_rose=True), f"{rose} {unknown}"),
-    rose=(dict(trend=1, n_windows=15), f"{within.format(100)} {moved_on.format('rose', 15)}"),
-    fell=(dict(trend=-1, n_windows=15), f"{within.format(100)} {moved_on.format('fell', 15)}"),
-    frozen=(dict(trained=0.2493), f"{within.format(100)} {part.format('75.1%')}"),
-    nearly_all_frozen=(dict(trained=0.00123), f"{within.format(100)} {part.format('99.9%')}"),
-    passes=(dict(n_passes=13.37, n_train=500), f"{within.format(100)} {passes.format(13.4, 500)}"),
-    passes_once_and_a_half=(dict(n_passes=1.5), within.format(100)),
-    small_set=(dict(n_train=200), f"{within.format(100)} {small_set.format(200, 66.7)}"),
-    not_small_set=(dict(n_train=400), within.format(100)),
-    several=(dict(bs_now=32, n_passes=4., n_train=100, trained=0.5, loss_rose=True),
-            f"{rose} {below.format(32)} {part.format('50%')} {passes.format(4, 100)} {small_set.format(100, 50)}"))
+    unknown_and_rising=(dict(noise_scale=inf, ci=(0.,inf), trend=1, n_windows=22), unknown),
+    loss_rose=(dict(noise_scale=inf, ci=(0.,inf), loss_rose=True), rose.format(100)),
+    rose=(dict(trend=1, n_windows=15), f"{nearest.format(100)} {within.format(100)} {rising}"),
+    fell=(dict(trend=-1, n_windows=15), f"{nearest.format(100)} {within.format(100)} {falling}"),
+    frozen=(dict(trained=0.2493), f"{nearest.format(100)} {within.format(100)} {part.format('75.1%')}"),
+    nearly_all_frozen=(dict(trained=0.00123), f"{nearest.format(100)} {within.format(100)} {part.format('99.9%')}"),
+    passes=(dict(n_passes=13.37, n_train=500, epochs_now=13), f"{nearest.format(100)} {within.format(100)} {passes.format(13.4, 500)}"),
+    passes_once_and_a_half=(dict(n_passes=1.5, epochs_now=1), f"{nearest.format(100)} {within.format(100)}"),
+    small_set=(dict(n_train=200), f"{nearest.format(100)} {within.format(100)} {small_set.format(200, 66.7)}"),
+    not_small_set=(dict(n_train=400), f"{nearest.format(100)} {within.format(100)}"),
+    several=(dict(bs_now=32, n_passes=4., n_train=100, trained=0.5, epochs_now=3),
+            f"{nearest.format(32)} {below.format(32)} {small_set.format(100, 50)} {passes.format(4, 100)} {part.format('50%')}"),
+    several_and_loss_rose=(dict(bs_now=32, n_passes=4., n_train=100, trained=0.5, loss_rose=True), rose.format(32)))
 
-@pytest.mark.parametrize('kwargs,words', advice.values(), ids=advice)
+@pytest.mark.parametrize('kwargs,words', sentences.values(), ids=sentences)
 def test_advice(kwargs, words): assert said(make(**kwargs))==words
 
 open_end,nothing = Reading(inf, (60.,inf), 8),Reading(nan, (0.,inf), 0)
-in_mock = "; in the mock training it was 45 near the peak of the rate and 300 at the end"
+seen = "In the mock training the noise scale was {}; the plan's is for the whole of the training."
 
-@pytest.mark.parametrize('kwargs,words', [({}, whole), (dict(epochs_now=1), whole.replace('100 epochs', '1 epoch')),
-    (dict(epochs_now=3.66, epochs_given=False), whole.replace('100 epochs', '3.66 epochs, as no n_epoch was given')),
-    (dict(at_peak=open_end), whole.replace('45 near', 'at least 60 near')), (dict(at_end=nothing), whole.replace(' and 300 at the end', '')),
-    (dict(at_peak=nothing), whole.replace('45 near the peak of the rate and ', '')), (dict(at_peak=nothing, at_end=nothing), whole.replace(in_mock, '')),
-    (dict(at_end=Reading(inf, (0.,inf), 7), at_peak=Reading(0., (0.,0.), 8)), whole.replace('45', '0').replace(' and 300 at the end', ''))])
-def test_advice_of_a_cycle(kwargs, words):
-    "What training it is for, and what the noise scale was on the way"
-    assert cycle(**kwargs).advice==f"{within.format(100)} {words}"
+@pytest.mark.parametrize('kwargs,words', [({}, '45 near the peak of the rate and 300 at the end'), (dict(at_peak=open_end),
+    'at least 60 near the peak of the rate and 300 at the end'), (dict(at_end=nothing), '45 near the peak of the rate'), (dict(at_peak=nothing),
+        '300 at the end'),
+    (dict(at_peak=nothing, at_end=nothing), None),
+    (dict(at_end=Reading(inf, (0.,inf), 7), at_peak=Reading(0., (0.,0.), 8)), '0 near the peak of the rate')])
+def test_what_it_was_on_the_way(kwargs, words):
+    "Among the details"
+    text = told(cycle(**kwargs), 'detail')
+    assert (seen.format(words) in text) if words else 'In the mock training' not in text
+    assert 'In the mock training' not in cycle(**kwargs).advice
+
+@pytest.mark.parametrize('kwargs,words', [({}, 'of 100 epochs'), (dict(epochs_now=1), 'of 1 epoch'), (dict(epochs_now=3.66, epochs_given=False),
+    'of 3.66 epochs')])
+def test_what_training_it_is_of(kwargs, words):
+    text = told(cycle(**kwargs), 'why')
+    assert text==f"The noise scale is about 100 items (80 to 130) over a one-cycle {words}, and today's 100 lies within that."
+    assert present not in cycle(**kwargs).advice
 
 @pytest.mark.parametrize('kwargs', [dict(noise_scale=inf, ci=(0.,inf)), dict(n_windows=9)])
 def test_nothing_is_said_of_a_cycle_that_tells_nothing(kwargs): assert 'one-cycle' not in cycle(**kwargs).advice
 
 def test_a_small_set_is_reckoned_with_already():
     "In the number for the whole of a training; not in that of fixed weights"
-    assert small_set.format(200, 66.7) in make(n_train=200).advice and 'small beside' not in cycle(n_train=200).advice
+    assert small_set.format(200, 66.7) in make(n_train=200).advice and 'items alone' not in cycle(n_train=200).advice
 
 # What the step times say, with figures by hand. On the device of `secs`, at a noise scale of 100, (1 + 100/bs)*(0.01 + 0.0001*bs) is
 # 0.0625 s at 25 items, 0.045 at 50, 0.04 at 100, 0.045 at 200, 0.0625 at 400
 
-but_leave = "But on this device today's batch is predicted to be the fastest: leave it."
-other = "On this device 100 epochs of {} become {} of {}, in {} of the time ({} instead of {}): take {} a step, as {}, at {}."
-fastest_from = "Over the interval of the noise scale, batches from {} to {} are about as fast."
-if_anything = "For a noise scale above {} the fastest is larger, if anything."
-do_not = "Do not accumulate: on this device that costs more time for the examples than it saves in steps."
-not_beyond = "Do not accumulate beyond it: on this device that costs more time for the examples than it saves in steps."
+stay = "Stay at {} for 100 epochs ({}): other sizes gain 3% at most on this device."
+other = "Use {} (today {}): 100 epochs of {} become {} of {}, in about {} of the time ({} instead of {})."
+as_longer = "A larger batch would save steps, but each would take as much longer on this device."
+no_time = "A smaller batch would save examples, but hardly any time on this device."
+faster = "On this device smaller steps are so much faster that they save time{}."
 memory = "Micro-batches of {} items did not fit in memory, {} did."
-by_gain = 'a learning rate of {} by adascale_gain'
+validated = "Times are of training alone: {} validations instead of {} come on top."
+of_noise = lambda words, noise: words.replace('100 items (80 to 130)', noise)
 # An epoch of 25 items a step: 4,000 of 0.0125 s, of 50: 2,000 of 0.015, of 100: 1,000 of 0.02, of 400: 250 of 0.05
-to_100 = other.format(25, 160, 100, '64%', '53 min 20 s', '1 h 23 min', 100, 'one micro-batch', by_gain.format(0.25)) # (1+100/25)/(1+100/100) = 2.5 times 0.1
-from_400 = other.format(400, 40, 100, '64%', '13 min 20 s', '20 min 50 s', 100, 'one micro-batch', by_gain.format(0.0625)) # 1.25/2
+to_100 = f"{other.format(100, 25, 25, 160, 100, '64%', '53 min 20 s', '1 h 23 min')} {below.format(25)} {larger} {validated.format(160, 100)}"
+from_400 = f"{other.format(100, 400, 400, 40, 100, '64%', '13 min 20 s', '20 min 50 s')} {above.format(400)} {smaller}" # 1.25/2
 
 device = dict(
-    leave=(dict(times=five), f"{within.format(100)} {leave}"),
-    larger=(dict(bs_now=25, times=five), f"{below.format(25)} {to_100}"),
-    smaller=(dict(bs_now=400, times=five), f"{above.format(400)} {from_400}"),
-    smaller_and_rising=(dict(bs_now=400, times=five, trend=1), f"{above.format(400)} {from_400} "
-            f"{moved_on.format('rose', 30)[:-1]}, before you make the batch smaller."),
-    larger_and_rising=(dict(bs_now=25, times=five, trend=1), f"{below.format(25)} {to_100} {moved_on.format('rose', 30)}"),
-    one_epoch=(dict(bs_now=25, times=five, epochs_now=1), f"{below.format(25)} On this device 1 epoch of 25 becomes 1.6 of 100, in 64% of the time: "
-            f"take 100 a step, as one micro-batch, at {by_gain.format(0.25)}. Whole epochs make that 2, in 80% of the time (40 s instead of 50 s)."),
-    adam=(dict(bs_now=25, times=five, adam=True), f"{below.format(25)} {to_100.replace(by_gain.format(0.25), 'the same learning rate, 0.1')}"),
-    adam_slice=(dict(bs_now=25, times=five, adam=True, base_lr=slice(1e-3,1e-2)),
-            f"{below.format(25)} {to_100.replace(by_gain.format(0.25), 'the same learning rates, slice(0.001, 0.01)')}"),
-    slice_of_rates=(dict(bs_now=25, times=five, base_lr=slice(1e-3,1e-2)),
-            f"{below.format(25)} {to_100.replace('a learning rate of 0.25', 'learning rates of slice(0.0025, 0.025)')}"),
-    slice_of_one=(dict(bs_now=25, times=five, base_lr=slice(1e-2)),
-            f"{below.format(25)} {to_100.replace('a learning rate of 0.25', 'learning rates of slice(0.025)')}"),
-    list_of_rates=(dict(bs_now=25, times=five, base_lr=[1e-4,1e-3,1e-2]),
-            f"{below.format(25)} {to_100.replace('a learning rate of 0.25', 'learning rates of [0.00025, 0.0025, 0.025]')}"),
-    one_rate_that_is_whole=(dict(bs_now=25, times=five, base_lr=1), f"{below.format(25)} {to_100.replace('0.25', '2.5')}"),
-    rate_of_a_scaled_learner=(dict(bs_now=25, base_bs=100, times=five), f"{below.format(25)} {to_100.replace('0.25', '0.1')}"),
+    leave=(dict(times=five), f"{stay.format(100, '33 min 20 s')} {within.format(100)}"),
+    larger=(dict(bs_now=25, times=five), to_100),
+    smaller=(dict(bs_now=400, times=five), from_400),
+    smaller_and_rising=(dict(bs_now=400, times=five, trend=1), f"{from_400} {rising}"),
+    larger_and_rising=(dict(bs_now=25, times=five, trend=1), f"{to_100} {rising}"),
+    one_epoch=(dict(bs_now=25, times=five, epochs_now=1),
+        "Use 100 (today 25): 1 epoch of 25 becomes 2 of 100, in about 80% of the time (40 s instead of 50 s). "
+            f"{below.format(25)} {larger} Rounding tells: the same loss takes 1.6 epochs, in 64% of the time. "
+            f"{validated.format(2, 1)}"),
+    no_noise=(dict(noise_scale=0., ci=(0.,0.9), bs_now=25, times=five), f"{stay.format(25, '1 h 23 min')} {no_noise}"),
     # 50 items: 3*0.015 s; today's 100 as 4 x 25: 2*(4*0.0115+0.001) = 0.094
-    do_not_accumulate=(dict(bs_now=100, micro_now=25, times=secs(25, 50)), f"{within.format(100)} "
-            f"{other.format(100, 75, 50, '48%', '37 min 30 s', '1 h 18 min', 50, 'one micro-batch', by_gain.format(0.0667))} {do_not}"),
+    do_not_accumulate=(dict(bs_now=100, micro_now=25, times=secs(25, 50)),
+            f"{other.format(50, 100, 100, 75, 50, '48%', '37 min 30 s', '1 h 18 min')} {within.format(100)} {faster.format('')}"),
     # Today's 64 as 4 x 16, 0.043 s, or at once, 0.0164; 128 would take 0.0228 s: 1.56*0.0228 = 0.0356 beside 2.1*0.0164 = 0.0346
-    todays_at_once=(dict(noise_scale=70., ci=(60.,75.), bs_now=64, micro_now=16, times=secs(16, 32, 64, 128)), f"{within.format(64)} "
-            "On this device today's batch is predicted to be the fastest, and takes 38% of the time as one micro-batch. "
-            f"{fastest_from.format(64, 128)}"),
-    not_beyond=(dict(bs_now=25, times=secs(25, 50), ci=(95.,105.)), f"{below.format(25)} "
-            f"{other.format(25, 120, 50, '72%', '1 h', '1 h 23 min', 50, 'one micro-batch', by_gain.format(0.167))} {not_beyond}"),
-    not_beyond_todays=(dict(bs_now=50, times=secs(25, 50), ci=(95.,105.)), f"{below.format(50)} {but_leave} {not_beyond}"),
+    todays_at_once=(dict(noise_scale=70., ci=(60.,75.), bs_now=64, micro_now=16, times=secs(16, 32, 64, 128)), "Stay at 64, but as one micro-batch "
+            "(today 4 x 16): 100 epochs in about 38% of the time (42 min 43 s instead of 1 h 53 min). "
+            f"{of_noise(within.format(64), '70 items (60 to 75)')}"),
+    not_beyond=(dict(bs_now=25, times=secs(25, 50), ci=(95.,105.)), f"{other.format(50, 25, 25, 120, 50, '72%', '1 h', '1 h 23 min')} "
+            f"{of_noise(below.format(25), '100 items (95 to 105)')} {larger}"),
+    not_beyond_todays=(dict(bs_now=50, times=secs(25, 50), ci=(95.,105.)), f"{stay.format(50, '50 min')} {of_noise(below.format(50), '100 items (95 to 105)')} "
+            f"{as_longer}"),
     # With 8 of 10 ms spent once a step: at 400, 50 items 9*0.015 = 0.135 s, 2 x 50 5*0.022 = 0.11, 4 x 50 3*0.036 = 0.108; today's 25 17*0.0125 = 0.2125
-    accumulate=(dict(noise_scale=400., ci=(390.,410.), bs_now=25, times=secs(25, 50, opt=0.008)), f"{below.format(25)} " # 8*425/600
-            f"{other.format(25, 141, 200, '51%', '42 min 18 s', '1 h 23 min', 200, '4 x 50', by_gain.format(0.567))} {fastest_from.format(64, 256)}"),
+    accumulate=(dict(noise_scale=400., ci=(390.,410.), bs_now=25, times=secs(25, 50, opt=0.008)), # 8*425/600
+            f"{other.format('200 as 4 x 50', 25, 25, 141, 200, '51%', '42 min 18 s', '1 h 23 min')} "
+            f"{of_noise(below.format(25), '400 items (390 to 410)')} {larger}"),
     accumulate_as_before=(dict(noise_scale=400., ci=(390.,410.), bs_now=100, micro_now=50, times=secs(25, 50, opt=0.008)),
-            f"{below.format(100)} {but_leave} {fastest_from.format(64, 256)}"),
+            f"{stay.format(100, '36 min 40 s')} {of_noise(below.format(100), '400 items (390 to 410)')} {as_longer}"),
     # One large fixed part: more than the noise scale pays; and almost none: less does
-    larger_than_the_noise_scale=(dict(bs_now=150, times=secs(75, 150, 300, 600, a=0.1)), f"{above.format(150)} But on this device 100 epochs of 150 become "
-            f"160 of 300, in 90% of the time (1 h 56 min instead of 2 h 8 min): take 300 a step, as one micro-batch, at {by_gain.format(0.125)}."),
-    smaller_than_the_noise_scale=(dict(bs_now=60, times=secs(15, 30, 60, a=0.0005, opt=0.0002)), f"{below.format(60)} But on this device 100 epochs of "
-            f"60 become 81 of 30, in 87% of the time (15 min 45 s instead of 18 min 3 s): take 30 a step, as one micro-batch, at {by_gain.format(0.0615)}. "
-            f"{fastest_from.format(8, 32)} {not_beyond}"),
-    out_of_memory=(dict(times=five, too_large=800), f"{within.format(100)} {leave} {memory.format(800, 400)}"),
+    larger_than_the_noise_scale=(dict(bs_now=150, times=secs(75, 150, 300, 600, a=0.1)),
+            f"{other.format(300, 150, 150, 160, 300, '90%', '1 h 56 min', '2 h 8 min')} {above.format(150)} "
+            f"On this device larger steps take so little longer that they save time all the same. {validated.format(160, 100)}"),
+    smaller_than_the_noise_scale=(dict(bs_now=60, times=secs(15, 30, 60, a=0.0005, opt=0.0002)),
+            f"{other.format(30, 60, 60, 81, 30, '87%', '15 min 45 s', '18 min 3 s')} {below.format(60)} {faster.format(' all the same')}"),
+    larger_still=(dict(bs_now=25, times=secs(25, 50, 400, a=0.1)), # Beyond the interval
+            f"{other.format(400, 25, 25, 400, 400, '34%', '3 h 53 min', '11 h 23 min')} {below.format(25)} {larger.replace('little ', '')} "
+            f"{validated.format(400, 100)}"),
+    above_and_stays=(dict(bs_now=150, times=secs(75, 150)), f"{stay.format(150, '27 min 47 s')} {above.format(150)} {no_time}"),
+    out_of_memory=(dict(times=five, too_large=800), f"{stay.format(100, '33 min 20 s')} {within.format(100)} {memory.format(800, 400)}"),
     out_of_memory_and_not_beyond=(dict(bs_now=50, times=secs(25, 50), ci=(95.,105.), too_large=100),
-            f"{below.format(50)} {but_leave} {not_beyond} {memory.format(100, 50)}"),
-    # (bs_low*a/c)**0.5 is 45 at 20 and 224 at 500
-    range=(dict(times=five, ci=(20.,500.)), f"{within.format(100)} {leave} {fastest_from.format(32, 256)}"),
-    range_from_todays=(dict(times=five, ci=(90.,500.)), f"{within.format(100)} {leave} {fastest_from.format(64, 256)}"),
-    range_to_todays=(dict(times=five, ci=(20.,110.)), f"{within.format(100)} {leave} {fastest_from.format(32, 128)}"),
+            f"{stay.format(50, '50 min')} {of_noise(below.format(50), '100 items (95 to 105)')} {as_longer} {memory.format(100, 50)}"),
     # At 300: 25 items 13*0.0125 = 0.1625 s, 100 4*0.02 = 0.08, 200 2.5*0.03 = 0.075
-    no_upper_end=(dict(noise_scale=300., bs_now=25, times=five, ci=(81.,inf)), f"{below.format(25)} " # 8*325/500 = 5.2 times the rate
-            f"{other.format(25, 154, 200, '46%', '38 min 30 s', '1 h 23 min', 200, 'one micro-batch', by_gain.format(0.52))} {if_anything.format(300)} "
-            f"{longer}"),
+    no_upper_end=(dict(noise_scale=300., bs_now=25, times=five, ci=(81.,inf)), f"{other.format(200, 25, 25, 154, 200, '46%', '38 min 30 s', '1 h 23 min')} "
+            f"{open_above.format(81, 25, 'is below it')} {larger} {validated.format(154, 100)} {longer}"),
     # Of 81 items at least: 25 items 4.24*0.0125 = 0.053 s, 50 2.62*0.015 = 0.0393, 100 1.81*0.02 = 0.0362
-    no_estimate=(dict(noise_scale=inf, times=five, ci=(81.,inf)), f"{at_least.format(81)} {leave} {if_anything.format(81)} {longer}"),
-    no_estimate_and_larger=(dict(noise_scale=inf, bs_now=25, times=five, ci=(81.,inf)), f"{at_least.format(81)} " # 4*106/181 = 2.34
-            f"{other.format(25, 171, 100, '68%', '57 min', '1 h 23 min', 100, 'one micro-batch', by_gain.format(0.234))} {if_anything.format(81)} {longer}"),
-    few_steps_today=(dict(times=five, n_train=1_000, epochs_now=1), f"{within.format(100)} {leave}"),
-    all_at_once=(dict(bs_now=100, micro_now=25, times=secs(25, 50), ci=(20.,500.), too_large=100, n_passes=4., n_train=399, trained=0.1, loss_rose=True),
-            f"{rose} {within.format(100)} {other.format(100, 75, 50, '48%', '9.0 s', '19 s', 50, 'one micro-batch', by_gain.format(0.0667))} "
-            f"{do_not} {memory.format(100, 50)} {part.format('90%')} {passes.format(4, 399)} {small_set.format(399, 80)}"))
+    no_estimate=(dict(noise_scale=inf, times=five, ci=(81.,inf)), f"{stay.format(100, '33 min 20 s')} "
+            f"{at_least.format('81 items', 100, 'may be above or below it')} {longer}"),
+    no_estimate_and_larger=(dict(noise_scale=inf, bs_now=25, times=five, ci=(81.,inf)), f"{other.format(100, 25, 25, 171, 100, '68%', '57 min', '1 h 23 min')} "
+            f"{at_least.format('81 items', 25, 'is below it')} {larger} {validated.format(171, 100)} {longer}"),
+    few_steps_today=(dict(times=five, n_train=1_000, epochs_now=1), f"{stay.format(100, '0.2 s').replace('100 epochs', '1 epoch')} {within.format(100)}"),
+    no_larger_batch_in_an_epoch=(dict(times=five, n_train=200, bs_now=51, micro_now=51),
+        f"{nearest.format(51)} {below.format(51)} {small_set.format(200, 66.7)}"),
+    all_at_once=(dict(bs_now=100, micro_now=25, times=secs(25, 50), ci=(20.,500.), too_large=100, n_passes=101., n_train=399, trained=0.1),
+            f"{other.format(50, 100, 100, 75, 50, '48%', '9.0 s', '19 s')} {of_noise(within.format(100), '100 items (20 to 500)')} {faster.format('')} "
+            f"{small_set.format(399, 80)} {passes.format(101, 399)} {part.format('90%')} {memory.format(100, 50)}"))
 
 @pytest.mark.parametrize('kwargs,words', device.values(), ids=device)
 def test_advice_about_this_device(kwargs, words): assert said(make(**kwargs))==words
 
-@pytest.mark.parametrize('adam', [True,False])
-@pytest.mark.parametrize('kwargs,says', [({},'0.1'), (dict(base_lr=slice(1e-3,1e-2)),'slice(0.001, 0.01)'), (dict(base_lr=[1e-4,1e-2]),'[0.0001, 0.01]')])
-def test_advice_says_what_rate_to_go_on_with(kwargs, says, adam):
+@pytest.mark.parametrize('kwargs,words', [(dict(times=five), '64 to 128.'), (dict(times=five, ci=(20.,500.)), '32 to 256.'),
+    # (low*a/c)**0.5: 45 at 20, 224 at 500
+    (dict(times=five, ci=(90.,500.)), '64 to 256.'), (dict(times=five, ci=(20.,110.)), '32 to 128.'), (dict(noise_scale=300., times=five, ci=(81.,inf)),
+        '64 or more.'),
+    (dict(noise_scale=70., ci=(60.,75.), bs_now=64, micro_now=16, times=secs(16, 32, 64, 128)), '64 to 128.'),
+    (dict(noise_scale=400., ci=(390.,410.), bs_now=100, micro_now=50, times=secs(25, 50, opt=0.008)), '64 to 256.'),
+    (dict(bs_now=64, ci=(99.,101.), n_train=150, times=secs(32, 64)), 'no other size is about as fast.'), ({}, '')])
+def test_how_sure(kwargs, words):
+    "The range, which the details explain; nothing where no steps were timed"
+    plan = make(**kwargs)
+    assert sure(plan)==words and ('are about as fast over' in told(plan, 'detail'))==(words[:1].isdigit())
+
+accumulation = "Accumulation is left out: here it costs more time for the examples than it saves in steps."
+beyond = "Batches above 50 would need accumulation, which costs more time here than it saves in steps."
+
+@pytest.mark.parametrize('kwargs,words', [(dict(bs_now=100, micro_now=25, times=secs(25, 50)), accumulation), (dict(bs_now=25, times=secs(25, 50)), beyond),
+    (dict(bs_now=50, times=secs(25, 50)), beyond), (dict(times=five), None), (dict(noise_scale=400., ci=(390.,410.), bs_now=25, times=secs(25, 50,
+        opt=0.008)), None),
+    (dict(bs_now=64, micro_now=16, noise_scale=70., ci=(60.,75.), times=secs(16, 32, 64, 128)), accumulation)])
+def test_what_is_said_of_accumulation(kwargs, words):
+    "Among the details; never beside a plan that accumulates"
+    text = told(make(**kwargs), 'detail')
+    assert words in text if words else 'ccumulat' not in text
+
+rates_of = [({},'0.1','0.25'), (dict(base_lr=1),'1','2.5'), (dict(base_lr=slice(1e-3,1e-2)),'slice(0.001, 0.01)','slice(0.0025, 0.025)'),
+    (dict(base_lr=slice(1e-2)),'slice(0.01)','slice(0.025)'), (dict(base_lr=[1e-4,1e-3,1e-2]),'[0.0001, 0.001, 0.01]','[0.00025, 0.0025, 0.025]')]
+
+@pytest.mark.parametrize('kwargs,base,lr', rates_of) # (1+100/25)/(1+100/100) = 2.5 times
+def test_the_rate_to_go_on_with(kwargs, base, lr):
     "`plan.lr` would be scaled twice"
-    assert re.findall(apply_it, make(bs_now=25, times=five, adam=adam, **kwargs).advice)==[(says, '' if adam else ', which is scaled for you')]
+    sgd,adam = (cycle(bs_now=25, times=five, adam=o, **kwargs) for o in (False,True))
+    assert rate(sgd)==f"Keep passing {base} to `fit_one_cycle`: it is scaled to {lr} for you." and told(sgd,
+        'run')==f"plan.apply(learn).fit_one_cycle(160, {base})"
+    assert rate(adam)==f"Keep passing {base} to `fit_one_cycle`." and told(adam, 'run')==told(sgd, 'run')
+    assert f"The rate that is really used grows to {lr}, by adascale_gain." in told(sgd, 'detail') and 'really used' not in told(adam, 'detail')
 
-def test_advice_says_where_the_rate_is_from():
-    words = make(bs_now=25, times=five, rate_given=False).advice
-    assert "No rate was given, so that is 0.1, the learner's own, scaled: after plan.apply(learn) say the one you train with." in words
-    assert not re.findall(apply_it, words)
-    assert "No rate was given, so that is 0.1, the learner's own: after" in make(bs_now=25, times=five, rate_given=False, adam=True).advice
+def test_the_rate_of_a_scaled_learner():
+    "That for 100 items already, which are planned"
+    plan = cycle(bs_now=25, base_bs=100, times=five)
+    assert rate(plan)=="Keep passing 0.1 to `fit_one_cycle`." and 'really used' not in told(plan, 'detail')
 
-@pytest.mark.parametrize('rate_given', [True,False])
-def test_nothing_is_scaled_where_the_batch_stays(rate_given):
-    words = make(times=five, rate_given=rate_given).advice
-    assert 'fastest: leave it' in words and 'plan.apply' not in words
+@pytest.mark.parametrize('adam,scaled', [(False,', where it is scaled for you'), (True,'')])
+def test_no_rate_was_given(adam, scaled):
+    "Then it is for the learner's own, and the line to run asks for the one that is trained with"
+    plan = cycle(bs_now=25, times=five, rate_given=False, adam=adam)
+    assert rate(plan)==("No rate was given, so this is for the learner's own, 0.1: pass the one that you train with to `fit_one_cycle`"f"{scaled}.")
+    assert told(plan, 'run')=='plan.apply(learn).fit_one_cycle(160, lr)'
+    still = make(bs_now=25, times=five, rate_given=False, adam=adam) # With `lr=0` there is none to be given
+    assert rate(still)==f"Keep passing the rate that you train with to `fit`{': it is scaled for you' if scaled else ''}."
+    assert told(still, 'run')=='plan.apply(learn).fit(160, lr)'
 
-@pytest.mark.parametrize('ci,n_passes,words', [
-    ((60.,inf), 11., f"{at_least.format(60)} The interval of the noise scale has no upper end; to know more, take more items than these 500, as more passes "
-                     "through them will not help."),
-    ((0.,inf), 11., "The noise scale cannot be known from these data: take more items than these 500, as more passes through them will not help."),
-    ((0.,inf), 10., unknown.replace('say', 'say, or measure on more items'))])
-def test_advice_after_many_passes(ci, n_passes, words):
-    assert make(noise_scale=inf, ci=ci, n_passes=n_passes, n_train=500).advice.startswith(words)
+@pytest.mark.parametrize('rate_given,line', [(True,'learn.fit_one_cycle(100, 0.1)'), (False,'learn.fit_one_cycle(100, lr)')])
+def test_nothing_is_scaled_where_the_batch_stays(rate_given, line):
+    plan = cycle(times=five, rate_given=rate_given)
+    assert 'Stay at 100 for' in plan.advice and 'plan.apply' not in plan.advice and 'scaled' not in plan.advice and told(plan, 'run')==line
 
-def test_few_windows_after_many_passes_are_still_too_few(): assert 'run longer' in make(n_windows=9, n_passes=11.).advice
+@pytest.mark.parametrize('kwargs,says', [(dict(bs_now=25),True), (dict(bs_now=25, rate_given=False),True), (dict(),False), (dict(bs_now=400),False),
+    (dict(bs_now=25, adam=False),False)])
+def test_a_rate_that_is_too_low_for_adam(kwargs, says):
+    "Said of larger batches, among the details"
+    text = told(cycle(**{**dict(times=five, adam=True), **kwargs}), 'detail')
+    which = 'your rate' if kwargs.get('rate_given') is False else '0.1'
+    assert (f"If {which} is well below the best one for 25, raise it first: a larger batch at too low a rate ends worse." in text)==says==('too low' in text)
+
+@pytest.mark.parametrize('kwargs,words,line', [(dict(bs_now=25), "Pass 0.025 to `fit_one_cycle` in place of 0.1", 'fit_one_cycle(160, 0.025)'),
+    (dict(bs_now=400), "Pass 0.4 to `fit_one_cycle` in place of 0.1", 'fit_one_cycle(40, 0.4)'),
+    (dict(bs_now=25, base_lr=slice(1e-3,1e-2)), "Pass slice(0.00025, 0.0025) to `fit_one_cycle` in place of slice(0.001, 0.01)",
+     'fit_one_cycle(160, slice(0.00025, 0.0025))'),
+    (dict(bs_now=25, rate_given=False), "Pass 0.25 times your rate to `fit_one_cycle` in place of it", 'fit_one_cycle(160, 0.25*lr)')])
+def test_a_loss_that_is_a_sum(kwargs, words, line):
+    "With SGD its gradient is the larger, the larger the batch: the rate goes down by that, and is then scaled as any"
+    plan = cycle(times=five, sums=True, **kwargs)
+    assert rate(plan)==f"{words}, as the loss is a sum over items and grows with the batch." and told(plan, 'run')==f'plan.apply(learn).{line}'
+    assert 'Keep passing' not in plan.advice
+
+@pytest.mark.parametrize('n_windows,n_passes,n_enough,line', [(9,1.,None,'num_it=200'), (9,1.,500,'num_it=500'), (30,1.,None,'num_it=200'), (9,11.,None,
+    'num_it=200'),
+    (30,11.,None,None), (30,10.,None,'num_it=200')])
+@pytest.mark.parametrize('kwargs,start', [(dict(cool=Reading(90., (72.,117.), 9)), 'learn.bs_find(0.1, n_epoch=100, '), (dict(rate_given=False),
+    'learn.bs_find(0, n_epoch=100, '),
+    (dict(cool=Reading(90., (72.,117.), 9), rate_given=False, epochs_given=False), 'learn.bs_find(')])
+def test_how_to_measure_longer(n_windows, n_passes, n_enough, line, kwargs, start):
+    "As it was measured; not where more passes through the same items would not help"
+    plan = make(inf, (0.,inf), n_windows=n_windows, n_passes=n_passes, n_enough=n_enough, n_train=500, **kwargs)
+    assert told(plan, 'run')==(f'plan = {start}{line})' if line else '') and not told(plan, 'how', 'why', 'caution')
+    if not line: assert plan.advice=="Stay at 100 until you have more items than these 500: they cannot tell the noise scale."
+    if n_windows<10: assert ("Smaller windows, by n_batch, take fewer micro-batches." in told(plan, 'detail'))==(plan.cool is None)
+    assert ("More items would tell more than further passes through these." in told(plan, 'detail'))==(n_passes>1.5)
+
+@pytest.mark.parametrize('n_passes,words', [(11.,"only other items would tell more."), (10.,"num_it=200 would tell more.")])
+def test_how_to_bound_it(n_passes, words):
+    assert f"The noise scale may be larger still: {words}" in told(make(inf, (60.,inf), n_passes=n_passes, n_train=5000), 'caution')
+
+@pytest.mark.parametrize('lr,third', [(0.1,'0.0333'), (slice(1e-3,3e-2),'slice(0.000333, 0.01)'), ([3e-3,3e-2],'[0.001, 0.01]')])
+@pytest.mark.parametrize('kwargs', [dict(times=five, bs_now=25), dict(), dict(ci=(0.,inf))])
+def test_a_rate_that_is_too_high(lr, third, kwargs):
+    "Nothing else is said: whatever was measured means little"
+    plan = cycle(loss_rose=True, base_lr=lr, **kwargs)
+    assert told(plan, 'do').endswith(f"lower rate: at {rate_text(lr)} the loss rose during the mock training.") and told(plan,
+        'do').startswith(f'Stay at {plan.bs_now} until')
+    assert told(plan, 'run')==f'plan = learn.bs_find({third}, n_epoch=100)' and not told(plan, 'how', 'why', 'caution')
+
+@pytest.mark.parametrize('why,words', [('loss_rose',"The learning rate may be too high: the loss rose during the mock training."),
+    ('pairs',"For pairs nothing can be planned: a batch of another size has another loss.")])
+def test_a_choice_of_which_nothing_is_known(why, words):
+    "Nothing is known at a rate that is too high or of a loss over pairs; what was chosen stays chosen"
+    plan = cycle(times=five, bs_now=25, **{why: True})
+    assert math.isnan(plan.noise_known) and (plan.bs,plan.micro_bs,plan.n_epoch)==(25,25,100) and 'not known' in plan.details()
+    plan = plan.at(100)
+    assert plan.bs==100 and plan.n_epoch==100 and told(plan, 'do')==blind.replace('100', '25').format(100) and words in plan.advice
+
+@pytest.mark.parametrize('epochs_now,n_epoch', [(1,2), (5,8), (2.5,4)])
+def test_validations_are_said(epochs_now, n_epoch):
+    "Where there are to be half as many more"
+    words = "Times are of training alone: {} validations instead of {} come on top."
+    plan = make(times=five, bs_now=25, epochs_now=epochs_now)
+    assert plan.n_epoch==n_epoch and words.format(n_epoch, num(epochs_now)) in told(plan, 'caution')
+    assert 'validations' not in told(make(times=five, bs_now=50, epochs_now=5), 'caution')
 
 @pytest.mark.parametrize('kwargs,there', [(dict(n_workers=2, n_train=1_999),True), (dict(n_workers=0, n_train=1_999),False), (dict(n_workers=2),False)])
 def test_advice_about_workers(kwargs, there):
     "In short epochs"
-    assert ("the start of the loader's workers weighs more" in make(bs_now=25, times=five, **kwargs).advice)==there
+    words = "Epochs are short: starting the loader's workers may take longer than predicted, so try num_workers=0."
+    assert (words in told(make(bs_now=25, times=five, **kwargs), 'caution'))==there
 
 @pytest.mark.parametrize('part,words', [(0.5,'50%'), (0.996,'0.4%'), (0.0949,'90.5%'), (0.004,'99.6%')])
 def test_parts_in_percent(part, words): assert f"Of the parameters {words} are frozen" in make(trained=part).advice
 
 @pytest.mark.parametrize('kwargs,there', [({},True), (dict(cool=Reading(90., (72.,117.), 30), at_peak=nothing, at_end=nothing),False), (dict(trend=1),False),
-    (dict(ci=(80.,inf)),False),
+    (dict(ci=(80.,inf)),True),
     (dict(noise_scale=0.5, ci=(0.,0.9)),False), (dict(n_windows=9),False)])
-def test_advice_of_weights_that_did_not_move(kwargs, there): assert (present in make(**kwargs).advice)==there
+def test_advice_of_weights_that_did_not_move(kwargs, there): assert (present[1:] in told(make(**kwargs), 'caution'))==there
 
 @pytest.mark.parametrize('kwargs,words', [
-    (dict(sums=True, bs_now=25),
-     "The loss is a sum over items, so its gradient grows with the batch by itself: divide the learning rate given here by the ratio of the "
-                      "batch sizes, or take the mean as the loss."),
     (dict(failed=((200,'ValueError: no'),(400,'KeyError: 3'))),
-     "Micro-batches of 200, 400 items could not be run, so nothing is known of them (ValueError: no)."),
-    (dict(failed=((200,'ValueError: '+'no '*50),)), "no no ...)."),
+        "Micro-batches of 200, 400 items failed, so nothing is known of them. The error: ValueError: no"),
+    (dict(failed=((200,'ValueError: '+'no '*50),)), "no no ..."),
     (dict(noise_scale=300., ci=(290.,310.), max_bs=150), "Larger micro-batches were not tried, for max_bs=150.")])
 def test_advice_about_what_is_special(kwargs, words):
     timed = dict(times=secs(50, 100), micro_now=100)
-    if 'bs_now' in kwargs: timed = dict(times=five)
-    assert words in make(**timed, **kwargs).advice and words not in make(**timed).advice
+    assert words in ' '.join(make(**timed, **kwargs).details().split()) and words not in ' '.join(make(**timed).details().split())
 
 @pytest.mark.parametrize('kwargs', [dict(sums=True), dict(max_bs=1000), dict(max_bs=None)])
 def test_nothing_special(kwargs):
     "A sum over items is nothing special for Adam, nor where the batch stays"
-    assert make(times=secs(50, 100), micro_now=100, **kwargs).advice==make(times=secs(50, 100), micro_now=100).advice
-    assert make(bs_now=25, times=five, adam=True, sums=True).advice==make(bs_now=25, times=five, adam=True).advice
+    assert make(times=secs(50, 100), micro_now=100, **kwargs).details()==make(times=secs(50, 100), micro_now=100).details()
+    assert make(bs_now=25, times=five, adam=True, sums=True).details()==make(bs_now=25, times=five, adam=True).details()
+
+@pytest.mark.parametrize('spread,there', [(0.01,False), (0.1,False), (0.11,True), (nan,False)])
+def test_a_noisy_clock(spread, there):
+    text = told(make(bs_now=25, times=five, spread=spread), 'caution')
+    assert ("The clock was noisy: on a quiet machine, gains below 11% could be told." in text)==there==('clock' in text)
 
 # What a plan cannot see
 
-few_steps = "With 100 items a step, only {} steps are left in the whole training: train for more epochs, or keep the batch smaller."
+few_steps = "The whole training has only {} steps, where a plan is least sure."
 
 @pytest.mark.parametrize('kwargs,n', [(dict(n_train=10_000, epochs_now=1, bs_now=50, adam=True),None), (dict(n_train=3_900, epochs_now=1),'78'),
-    (dict(n_train=4_000, epochs_now=1),None), (dict(n_train=480, epochs_now=10),'76.8'), (dict(n_train=480, epochs_now=10, bs_now=100),None),
+    (dict(n_train=4_000, epochs_now=1),None), (dict(n_train=480, epochs_now=10),'77'), (dict(n_train=480, epochs_now=10, bs_now=100),None),
     (dict(n_train=480, epochs_now=10, bs_now=400),None), (dict(n_train=480, epochs_now=10, ci=(0.,inf)),None)])
 def test_few_steps(kwargs, n):
     "Said of a larger batch, below 80 in the whole of the training: 2 epochs of 3,900 items are 78 of 100"
-    words = make(**{**dict(bs_now=25, times=five), **kwargs}).advice
-    assert (few_steps.format(n) in words)==('steps are left' in words)==(n is not None)
+    words = told(make(**{**dict(bs_now=25, times=five), **kwargs}), 'caution')
+    assert (few_steps.format(n) in words)==('whole training has' in words)==(n is not None)
 
 @pytest.mark.parametrize('epochs_now,bs_now,n_epoch', [(1,25,None), (2,25,3), (100,25,160), (2,50,3), (100,50,None), (100,400,None), (100,100,None)])
 def test_many_passes(epochs_now, bs_now, n_epoch):
     "Half as many again, and three at least: 25 items become 100 in 1.6 times the epochs, 50 in 1.33"
-    found = re.findall(many, make(bs_now=bs_now, times=five, epochs_now=epochs_now).advice)
-    assert found==([(str(n_epoch),'100000',str(epochs_now))] if n_epoch else [])
+    plan = make(bs_now=bs_now, times=five, epochs_now=epochs_now)
+    found = re.findall(many, ' '+told(plan, 'caution'))
+    assert found==([('100000',str(n_epoch))] if n_epoch else []) and (f"Today they pass {epochs_now} times." in ' '.join(plan.details().split()))==bool(n_epoch)
 
 def test_many_passes_say_what_may_come_of_it():
-    words = make(bs_now=25, times=five).advice
-    assert "the training loss gains by that, the validation loss may be best with a smaller batch; see plan.at(bs)." in words
+    words = ' '.join(make(bs_now=25, times=five).details().split())
+    assert "The training loss gains by more; plan.at(bs) has the numbers of other sizes." in words
 
 def test_nothing_is_said_of_what_a_plan_leaves_as_it_is():
     "Few steps and many passes are today's training then"
     for kwargs in (dict(times=five), dict(times=five, bs_now=25, ci=(0.,inf)), dict(times=five, bs_now=25, n_windows=9)):
-        words = make(n_train=480, epochs_now=10, n_workers=2, **kwargs).advice
+        words = make(n_train=480, epochs_now=10, n_workers=2, **kwargs).details()
         assert not re.findall(many, words) and 'steps are left' not in words and 'num_workers' not in words
-
-@pytest.mark.parametrize('n_train,there', [(10_000,True), (200,False)])
-def test_larger_than_what_was_compared(n_train, there):
-    "Where an epoch does not hold two larger batches, there is nothing larger to speak of"
-    plan = make(inf, (1000.,inf), times=secs(50, 100), micro_now=100, n_train=n_train)
-    assert ('the fastest is larger, if anything' in plan.advice)==there
-
-@pytest.mark.parametrize('n_windows,n_enough,n_it', [(3,500,500), (3,None,200), (9,120,120), (20,120,200), (20,500,500)])
-def test_how_much_longer(n_windows, n_enough, n_it):
-    assert f'num_it={n_it} say' in make(inf, (0.,inf), n_windows=n_windows, n_enough=n_enough).advice
-    assert 'Only 1 window tells' in make(n_windows=1).advice
 
 # The batch size
 
@@ -366,7 +476,7 @@ def test_a_gain_within_the_error_of_the_timing_is_none(bs_now, spread, gain, lea
     "Or below 3%: half the batch takes 3/2 of the steps, so both would take as long at 3/2 of the step time"
     half = 0.02/1.5*(gain if bs_now==50 else 1/gain)
     plan = make(ci=(99.99,100.01), bs_now=bs_now, spread=spread, n_train=300, times=((50,half,0.),(100,0.02,0.)))
-    assert plan.bs==(bs_now if leaves else 150-bs_now) and ('leave it' in plan.advice)==leaves
+    assert plan.bs==(bs_now if leaves else 150-bs_now) and plan.advice.startswith('Stay at')==leaves
     assert 'plan.apply' not in plan.advice if leaves else True
     assert plan.bs_range==(32,128) if leaves else plan.bs_range==((64,128) if bs_now==50 else (32,64))
 
@@ -375,7 +485,7 @@ def test_nearly_equal_measurements_give_nearly_equal_plans():
     a,b = (make(ns, ci, bs_now=25, times=five) for ns,ci in ((413.,(187.,inf)),(449.,(213.,3430.))))
     assert a.bs==b.bs==200 and a.lr==pytest.approx(b.lr, rel=0.03) and a.n_epoch_exact==pytest.approx(b.n_epoch_exact, rel=0.03)
     assert a.duration==pytest.approx(b.duration, rel=0.03)
-    assert 'at least' not in repr(a) and 'bound' not in a.advice and repr(a).startswith('BatchPlan(noise_scale=413 [187, inf], ')
+    assert 'at least' not in repr(a) and 'about 413 items (187 or more)' in repr(a) and numbers_text(a).startswith('BatchPlan(noise_scale=413 [187, inf], ')
 
 @pytest.mark.parametrize('slower,micro_bs,n_acc', [(1.049,100,1), (1.051,50,2)])
 def test_the_largest_micro_batch_within_5_percent(slower, micro_bs, n_acc):
@@ -393,7 +503,7 @@ def test_without_step_times_the_one_nearest_to_the_noise_scale(noise_scale, bs):
     plan = make(noise_scale, (0.9*noise_scale,1.1*noise_scale), n_train=10**11)
     assert plan.bs_range==(2**(bs.bit_length()-1),2**bs.bit_length()) and all(map(math.isnan, plan.duration))
     assert (plan.bs,plan.micro_bs,plan.n_acc)==(bs,100,bs//100) and type(plan.bs) is int and plan.table.step_time.isna().all() and plan.table.time.isna().all()
-    assert all(math.isnan(o) for o in plan.step_time) and 'On this device' not in plan.advice and 'Step time' not in repr(plan)
+    assert all(math.isnan(o) for o in plan.step_time) and 'this device' not in plan.advice and 'Step time' not in plan.details()
 
 # The table, against the formulas
 
@@ -494,7 +604,7 @@ def test_a_busy_machine_does_not_decide():
     assert time(128, true)/time(64, true)==pytest.approx(0.8385, abs=1e-4) and time(128, read)/time(64, read)==pytest.approx(1.14, abs=1e-4)
     plan,right = (make(50., (49.,51.), bs_now=64, times=o) for o in (read,true))
     assert (fastest(read),fastest(true))==(64,128) and right.bs==256 # 128 is within 3% of it
-    assert plan.timing_error>0.1 and plan.bs==64 and 'leave it' in plan.advice # So busy that nothing is known for certain
+    assert plan.timing_error>0.1 and plan.bs==64 and plan.advice.startswith('Stay at 64') # So busy that nothing is known for certain
     assert plan.times==read and plan.table.measured.tolist()==[t for _,t,_ in read] # What was read is kept
     assert right.table.step_time.tolist()==pytest.approx([t for _,t,_ in true])
     mended = plan.table.step_time
@@ -529,11 +639,12 @@ def test_timing_error(times, spread, error):
 
 # How long to train
 
-@pytest.mark.parametrize('bs_now,epochs_now,exact', [(25,100,160.), (25,5,8.), (25,1,1.6), (25,0.2,0.32), (400,5,2.), (400,1,0.4), (100,7,7.), (100,2.5,2.5)])
+@pytest.mark.parametrize('bs_now,epochs_now,exact', [(25,100,160.), (25,5,8.), (25,1,1.6), (25,0.2,0.32), (400,5,2.), (400,0.9,0.36), (100,7,7.),
+    (100,2.5,2.5)])
 def test_epochs(bs_now, epochs_now, exact):
     "(100+100)/(100+25) = 1.6 times as many, (100+100)/(100+400) = 0.4; whole ones, and one at least"
     plan = make(bs_now=bs_now, times=five, epochs_now=epochs_now)
-    assert plan.bs==100 and plan.n_epoch_exact==pytest.approx(exact) and plan.n_epoch==max(1, round(exact)) and type(plan.n_epoch) is int
+    assert plan.bs==100 and plan.n_epoch_exact==pytest.approx(exact) and plan.n_epoch==whole_epochs(exact) and type(plan.n_epoch) is int
     assert plan.duration.planned==pytest.approx(plan.n_epoch*1000*0.02) and plan.duration.today==pytest.approx(epochs_now*100_000/bs_now*(0.01+1e-4*bs_now))
     assert type(plan.duration.planned) is type(plan.duration.today) is float
 
@@ -550,30 +661,66 @@ def test_the_time_is_steps_times_step_time():
     by_epochs = plan.n_epoch_exact*1000*0.02/plan.duration.today
     assert plan.time_ratio==pytest.approx(by_steps)==pytest.approx(by_examples)==pytest.approx(by_epochs)
 
-rounded = r"become?s? (\S+) of \d+, in (\S+) of the time(?:: take|, as).*Whole epochs make that (\d+), in (\S+) of the time \((.+?)\)"
-instead = ': train for more of them, or leave the batch as it is.'
-@pytest.mark.parametrize('epochs_now,bs_now,says', [(1,25,('1.6','64%','2','80%','40 s instead of 50 s')), (3,25,None),
-    (0.87,25,('1.39','64%','1','46%','20 s instead of 44 s')),
-    (100,25,None), (8,400,None), (1,400,('0.4','64%','1','160%','20 s instead of 13 s')), (1.2,100,None)])
+rounded = r"becomes? (\d+) of \d+, in about (\S+) of the time \((.+?)\)\..*Rounding tells: the same loss takes (\S+) epochs?, in (\S+) of"
+@pytest.mark.parametrize('epochs_now,bs_now,says', [(1,25,('2','80%','40 s instead of 50 s','1.6','64%')), (3,25,None), (0.87,25,None), (100,25,None),
+    (8,400,None), (1,400,None), (1.2,100,None)])
 def test_rounding_is_said_where_it_moves_the_time(epochs_now, bs_now, says):
-    "By more than a fifth: 1.6 epochs to 2, 1.39 to 1; not 4.8 to 5, nor where all stays as it is"
+    "By more than a fifth: 1.6 epochs to 2; not 4.8 to 5, nor where all stays as it is, nor of a part of an epoch"
     words = make(bs_now=bs_now, times=five, epochs_now=epochs_now).advice
-    assert re.findall(rounded, words)==([says] if says else []) and ('Whole epochs' in words)==(says is not None)
-    assert (instead in words)==(says is not None and says[3]=='160%') # Slower than today's
+    assert re.findall(rounded, words)==([says] if says else []) and ('Rounding' in words)==(says is not None)
 
-def test_rounding_is_said_where_it_takes_the_gain_away():
-    "By less than a fifth: 0.92 of the time for 1.71 epochs, 1.08 for 2"
-    plan = make(200., (190.,210.), bs_now=50, epochs_now=1, times=((50,0.01,0.),(227,0.0245,0.)))
-    assert plan.bs==227 and 1/1.2<plan.n_epoch_exact/plan.n_epoch<1 and plan.time_ratio<0.95<1<plan.duration.planned/plan.duration.today
-    (exact,part,n,_,_), = re.findall(rounded, plan.advice)
-    assert (exact,part,n)==('1.71',percent(plan.time_ratio),'2') and instead in plan.advice
+for_longer = "For a longer training {} may be faster: ask with its n_epoch."
+
+@pytest.mark.parametrize('noise_scale,bs_now,times,fastest,exact', [
+    (200., 50, ((50,0.01,0.),(227,0.0245,0.)), 227, 1.71), # 0.92 of the time for 1.71 epochs, 1.08 for 2
+    (100., 400, five, 100, 0.4)])                           # And 1.6 for 1 instead of 0.4
+def test_a_gain_that_whole_epochs_take_away_is_none(noise_scale, bs_now, times, fastest, exact):
+    "Then it stays, and says what a longer training may gain; a training of many epochs keeps it, as does one of no stated length"
+    kwargs = dict(noise_scale=noise_scale, ci=(0.95*noise_scale,1.05*noise_scale), bs_now=bs_now, times=times)
+    plan = make(**kwargs, epochs_now=1)
+    assert plan.fastest==fastest and plan.bs==plan.bs_now and plan.n_epoch==1 and plan.duration.planned==plan.duration.today
+    low,high = plan.bs_range
+    assert low<=plan.bs<=high and low<=fastest<=high and 'How sure' not in plan.advice and for_longer.format(fastest) in plan.advice
+    assert plan.advice.startswith(f"Stay at {bs_now} for 1 epoch (") and f"in whole epochs {fastest} would not be faster." in plan.advice
+    assert f'The same loss would take {num(exact)} epochs of {fastest}' in ' '.join(plan.details().split())
+    for other in (make(**kwargs, epochs_now=20),make(**kwargs, epochs_now=1, epochs_given=False)):
+        assert other.bs==fastest and 'For a longer' not in other.advice and other.time_ratio<0.95
+    chosen = plan.at(fastest)
+    assert chosen.bs==fastest and "This takes longer than today's training" in chosen.advice
+
+def test_a_part_of_an_epoch():
+    "Nor is a training of no stated length one of whole epochs"
+    words = make(bs_now=25, times=five, epochs_now=0.5).advice
+    assert '0.5 epochs of 25 is worth 0.8 of 100, in about 64% of the time (16 s instead of 25 s).' in words
+    assert 'This is for a part of an epoch, and `fit` takes whole ones.' in words
+    words = make(bs_now=25, times=five, epochs_now=1, epochs_given=False).advice
+    assert '1 epoch of 25 is worth 1.6 of 100, in about 64% of the time (32 s instead of 50 s).' in words and 'part of an epoch' not in words
 
 def test_the_length_is_said():
-    "In the plan's first sentence on what to do; and where nobody asked for it, that it is so"
+    "In the headline; and where nobody asked for it, that it is so"
     words = make(bs_now=25, times=five, epochs_now=5).advice
-    assert "5 epochs of 25 become 8 of 100, in 64% of the time (2 min 40 s instead of 4 min 10 s): take 100 a step" in words and 'n_epoch' not in words
-    assert "No n_epoch was given, so this is for a training of 1 epoch." in make(bs_now=25, times=five, epochs_now=1., epochs_given=False).advice
-    assert 'n_epoch' not in make(times=five, epochs_given=False).advice # Nothing is to be done
+    assert words.startswith("Use 100 (today 25): 5 epochs of 25 become 8 of 100, in about 64% of the time (2 min 40 s instead of 4 min 10 s).")
+    assert 'No n_epoch' not in words and 'learn).fit(8, 0.1)' in words
+    assert "No n_epoch was given, so epochs and times are for a training of 1 epoch." in make(bs_now=25, times=five, epochs_now=1., epochs_given=False).advice
+    left = make(times=five, epochs_given=False).advice # Nothing is to be done, for however many epochs
+    assert left.startswith('Stay at 100: other sizes gain') and 'No n_epoch' not in left and 'learn.fit(n_epoch, 0.1)' in left
+    for kwargs in (dict(times=five), dict(times=five, bs_now=25)): # The noise scale is that of the length, too
+        words = cycle(epochs_given=False, epochs_now=1., **kwargs).advice
+        assert "No n_epoch was given: this is for 1 epoch, and a longer training may want a larger batch." in words
+
+@pytest.mark.parametrize('n,said', [(1.5,''), (1.6,"The measurement took 1.6 passes through these 100000 items, so it speaks of them alone.")])
+def test_the_measurements_passes_are_said(n, said):
+    words = told(cycle(times=five, n_passes=n, epochs_now=1), 'caution')
+    assert 'passes' not in told(cycle(times=five, n_passes=n, epochs_now=2), 'caution') # The training goes through them more often
+    assert said in words and ('passes' in words)==bool(said)
+
+@pytest.mark.parametrize('took,says', [(21.,True), (19.,False), (9.,False), (nan,False)])
+def test_what_it_took_is_said_where_an_epoch_takes_less(took, says):
+    "Of 20 s; up to 10 s nobody minds"
+    plan = cycle(times=five, took=took)
+    assert plan.epoch_time==pytest.approx(20.)
+    assert ("Measuring took 21 s, longer than an epoch: num_it= makes it shorter." in plan.advice)==says==('Measuring' in plan.advice)
+    if took==9.: assert 'Measuring' not in cycle(times=five, took=took, n_train=10_000).advice
 
 # One number for all of it
 
@@ -600,16 +747,16 @@ def plans(draw):
 @given(plans())
 def test_all_of_a_plan_follows_from_one_number(plan):
     noise,now,(low,high) = plan.noise_known,plan.bs_now,plan.ci
-    known,head,words = not math.isnan(noise),repr(plan).split('\n')[0],plan.advice
+    known,head,words = not math.isnan(noise),numbers_text(plan),plan.advice
     few = plan.n_windows<10 or low==0 and high==inf
     assert known==(not few) and (few or noise==(low if plan.noise_scale==inf else plan.noise_scale))
-    assert ('at least' in head)==('do not bound it' in words)==(known and plan.noise_scale==inf) and ('not known' in head)==few
+    assert ('at least' in head)==('The noise scale is at least' in words)==(known and plan.noise_scale==inf) and ('not known' in head)==few
     # Rule, rate, epochs and times
     by = 1 if plan.adam else plan.bs/now if few else adascale_gain(plan.bs/now, float(f'{noise:.3g}'), now)
     assert plan.lr==pytest.approx(0.1*by)
     assert f', bs={plan.bs}, micro_bs={plan.micro_bs}, n_acc={plan.n_acc}, lr={rate_text(plan.lr)}, n_epoch={plan.n_epoch}, ' in head
     assert plan.n_epoch_exact==pytest.approx(plan.epochs_now*((noise+plan.bs)/(noise+now) if known else 1))
-    assert type(plan.n_epoch) is int and plan.n_epoch>=1 and abs(plan.n_epoch-max(1, plan.n_epoch_exact))<=0.5
+    assert type(plan.n_epoch) is int and plan.n_epoch==whole_epochs(plan.n_epoch_exact)
     stays,(planned,today) = (plan.bs,plan.micro_bs)==(now,plan.micro_now),plan.duration
     if plan.timed and known: assert planned/plan.n_epoch*plan.n_epoch_exact/today==pytest.approx(plan.time_ratio)
     # The size
@@ -618,15 +765,17 @@ def test_all_of_a_plan_follows_from_one_number(plan):
     assert (last is None)==(known and high==inf and bool(plan.timed))
     assert plan.bs%plan.micro_bs==0 and plan.bs==plan.micro_bs*plan.n_acc*plan.n_ranks
     if plan.timed and known:
-        assert ('leave it' in words)==stays and (stays or plan.time_ratio*(1+plan.least_gain)<=1+1e-9)
-        whole = f'in {percent(planned/today)} of the time ({plan.duration})'
-        if 'Whole epochs' in words:
-            assert f'in {percent(plan.time_ratio)} of the time: take {plan.bs} a step' in words and f'that {plan.n_epoch}, {whole}' in words
-        elif plan.bs!=now: assert 'become' in words and f' {plan.n_epoch} of {plan.bs}, {whole}: take {plan.bs} a step' in words and planned<today
+        assert (' other sizes gain' in words or 'in whole epochs' in words)==stays and (stays or plan.time_ratio*(1+plan.least_gain)<=1+1e-9)
+        took = planned if plan.in_whole_epochs else plan.time_ratio*today
+        whole = f'in about {percent(took/today)} of the time ({Duration(took, today)})'
+        if not stays: assert whole in words
+        if plan.bs!=now:
+            n_epoch = plan.n_epoch if plan.in_whole_epochs else num(plan.n_epoch_exact)
+            assert f' {n_epoch} of {plan.bs}, {whole}' in words and words.startswith(f'Use {plan.bs}') and took<today
         if stays: assert plan.time_ratio==1
     if not known: # As today, and nothing else is said
-        assert stays and plan.n_acc*plan.micro_bs*plan.n_ranks==now and plan.lr==0.1 and plan.n_epoch==max(1, round(plan.epochs_now))
-        assert not re.search(r'leave|take (?!smaller windows|more items)|plan\.|becomes?\b|per item.*;|fastest|learning rate of', words)
+        assert stays and plan.n_acc*plan.micro_bs*plan.n_ranks==now and plan.lr==0.1 and plan.n_epoch==whole_epochs(plan.epochs_now)
+        assert words.startswith(f'Stay at {now} until') and not re.search(r'plan\.|becomes?\b|per item.*;|fastest|Keep|scaled', words)
     json.dumps(plan.to_dict())
 
 # A batch size of one's own choice
@@ -666,7 +815,8 @@ def test_at_refuses(bs, exc, words):
 
 def test_at_refuses_what_does_not_divide_over_the_ranks():
     plan = make(bs_now=50, micro_now=25, n_ranks=2, times=secs(25, 50))
-    assert (plan.at(150).micro_bs,plan.at(150).n_acc,plan.at(200).micro_bs)==(25,3,50) and 'as 3 x 25 on each of 2 ranks' in plan.at(150).advice
+    assert (plan.at(150).micro_bs,plan.at(150).n_acc,plan.at(200).micro_bs)==(25,3,
+        50) and plan.at(150).advice.startswith('Use 150 as 3 x 25 on each of 2 ranks (today 50), as you chose: ')
     with pytest.raises(ValueError, match='of 25, 50 items on each of 2 ranks, those that ran here, got 75: take 50 or 100, or'): plan.at(75)
 
 def test_at_of_a_small_epoch():
@@ -680,37 +830,36 @@ def test_at_todays_size_is_always_possible(kwargs):
     plan = make(**kwargs)
     same = plan.at(plan.bs_now)
     assert (same.bs,same.micro_bs,same.n_acc)==(plan.bs_now,plan.micro_now,-(-plan.bs_now//plan.micro_now)) and same.n_epoch==100 and same.lr==0.1
-    assert f"You chose today's batch of {plan.bs_now}: nothing changes." in same.advice and 'plan.apply' not in same.advice
+    assert f"Stay at {plan.bs_now}, as you chose: nothing changes." in same.advice and 'plan.apply' not in same.advice
     if same.timed: assert same.duration.planned==pytest.approx(same.duration.today)
 
-chose = "You chose {}: {} of {} {} of {}, in {} of the time ({} instead of {}), as one micro-batch, at {}.".format
-blind = "You chose 200: as one micro-batch, at a learning rate of 0.2 by linear_scaling; without a noise scale nobody can say for how many epochs."
-not_fastest = " That is not the fastest on this device: the fastest is from 64 to 128."
-slower = " That takes longer than today's training"
+chose = "Use {} (today {}), as you chose: {} of {} {} of {}, in about {} of the time ({} instead of {}).".format
+slower = "This takes longer than today's training"
+not_fastest = "This is slower than need be: the fastest here is 64 to 128."
+blind = "Use {} (today 100), as you chose; the epochs for it are unknown, as the noise scale is."
 
-@pytest.mark.parametrize('kwargs,bs,words', [
-    (dict(bs_now=25), 200, chose(200, '100 epochs', 25, 'become 240', 200, '72%', '1 h', '1 h 23 min', by_gain.format(0.333))+not_fastest),
-    (dict(bs_now=25), 100, chose(100, '100 epochs', 25, 'become 160', 100, '64%', '53 min 20 s', '1 h 23 min', by_gain.format(0.25))),
-    (dict(), 25, chose(25, '100 epochs', 100, 'become 62', 25, '155%', '51 min 40 s', '33 min 20 s', by_gain.format(0.04))
-        +slower+': the fastest is from 64 to 128.'),
-    (dict(ci=(20.,500.)), 200, chose(200, '100 epochs', 100, 'become 150', 200, '113%', '37 min 30 s', '33 min 20 s', by_gain.format(0.133))+slower
-        +', as far as the noise scale is known.'),
-    (dict(noise_scale=inf, ci=(81.,inf), adam=True), 50,
-        chose(50, '100 epochs', 100, 'become 72', 50, '108%', '36 min', '33 min 20 s', 'the same learning rate, 0.1')
-        +slower+': the fastest is 64 or more.'),
-    (dict(bs_now=25, epochs_now=1), 100, "You chose 100: 1 epoch of 25 becomes 1.6 of 100, in 64% of the time, as one micro-batch, at a learning rate of "
-        "0.25 by adascale_gain. Whole epochs make that 2, in 80% of the time (40 s instead of 50 s)."),
-    (dict(bs_now=25), 25, "You chose today's batch of 25: nothing changes."+not_fastest),
-    (dict(bs_now=100, micro_now=25), 200, chose(200, '100 epochs', 100, 'become 150', 200, '48%', '37 min 30 s', '1 h 18 min', by_gain.format(0.133))
-        +not_fastest),
-    (dict(ci=(0.,inf)), 200, blind), (dict(n_windows=9), 200, blind),
-    (dict(times=()), 200, "You chose 200: 100 epochs of 100 become 150 of 200, as 2 x 100, at a learning rate of 0.133 by adascale_gain.")])
-def test_advice_on_a_choice(kwargs, bs, words):
+@pytest.mark.parametrize('kwargs,bs,do,caution', [
+    (dict(bs_now=25), 200, chose(200, 25, '100 epochs', 25, 'become 240', 200, '72%', '1 h', '1 h 23 min'), not_fastest),
+    (dict(bs_now=25), 100, chose(100, 25, '100 epochs', 25, 'become 160', 100, '64%', '53 min 20 s', '1 h 23 min'), ''),
+    (dict(), 25, chose(25, 100, '100 epochs', 100, 'become 63', 25, '158%', '52 min 30 s', '33 min 20 s'), f'{slower}: the fastest here is 64 to 128.'),
+    (dict(ci=(20.,500.)), 200, chose(200, 100, '100 epochs', 100, 'become 150', 200, '113%', '37 min 30 s', '33 min 20 s'),
+        f'{slower}, as far as the noise scale is known.'),
+    (dict(noise_scale=inf, ci=(81.,inf), adam=True), 50, chose(50, 100, '100 epochs', 100, 'become 72', 50, '108%', '36 min', '33 min 20 s'),
+        f'{slower}: the fastest here is 64 or more.'),
+    (dict(bs_now=25, epochs_now=1), 100, chose(100, 25, '1 epoch', 25, 'becomes 2', 100, '80%', '40 s', '50 s'),
+        "Rounding tells: the same loss takes 1.6 epochs, in 64% of the time."),
+    (dict(bs_now=25), 25, "Stay at 25, as you chose: nothing changes.", not_fastest),
+    (dict(bs_now=100, micro_now=25), 200, chose(200, 100, '100 epochs', 100, 'become 150', 200, '48%', '37 min 30 s', '1 h 18 min'), not_fastest),
+    (dict(ci=(0.,inf)), 200, blind.format(200), ''), (dict(n_windows=9), 200, blind.format(200), ''),
+    (dict(times=()), 200, "Use 200 as 2 x 100 (today 100), as you chose: 100 epochs of 100 become 150 of 200.", untimed)])
+def test_advice_on_a_choice(kwargs, bs, do, caution):
     "What was chosen, what it takes, and in one sentence whether it is slower"
-    text = said(make(**{**dict(times=five), **kwargs}).at(bs))
-    assert words in text and text.count('You chose')==1 and text.count('the fastest is')<=1 and text.count('longer than')<=1
-    assert not re.search('take [0-9]+ a step|leave it|accumulate|are about as fast', text)
-    assert text.count('That ')==words.count('That ')
+    plan = make(**{**dict(times=five), **kwargs}).at(bs)
+    cautions = told(plan, 'caution').replace(present[1:], '')
+    assert told(plan, 'do')==do and (cautions.startswith(caution) if caution else not re.search('This is slower|longer than|Rounding', cautions))
+    assert cautions.count('the fastest here')+cautions.count('longer than today')<=2 and cautions.count('This ')<=1 and 'How sure' not in plan.advice
+    assert not re.search('other sizes gain|ccumulat', plan.advice)
+    assert told(plan, 'run').startswith('learn.' if do.startswith('Stay') else 'plan.apply(learn).')
 
 def test_a_chosen_size_is_carried_out():
     "`apply` trains with it; the picture and the table mark it"
@@ -752,7 +901,7 @@ def test_learning_rate(base_lr, lr):
 
 @pytest.mark.parametrize('value,shown',
     [(0,'0'),(0.00123,'0.00123'),(0.5,'0.5'),(1,'1'),(3.14159,'3.14'),(9.999,'10'),(99.96,'100'),(10,'10'),(100,'100'),(1234.5,'1230'),(1e6,'1000000')])
-def test_numbers_of_three_digits(value, shown): assert f'noise_scale={shown} [0, 2000000]' in repr(make(value, (0.,2e6)))
+def test_numbers_of_three_digits(value, shown): assert f'noise_scale={shown} [0, 2000000]' in make(value, (0.,2e6)).details()
 
 @pytest.mark.parametrize('noise_scale,ci,n_windows,shown', [(500.,(60.,inf),30,'500 [60, inf]'), (inf,(60.,inf),30,'at least 60'),
     (inf,(0.,inf),30,'not known'), (500.,(0.,inf),30,'not known'), (500.,(60.,900.),9,'not known'), (inf,(60.,inf),9,'not known'),
@@ -760,35 +909,64 @@ def test_numbers_of_three_digits(value, shown): assert f'noise_scale={shown} [0,
 def test_what_the_headline_knows(noise_scale, ci, n_windows, shown):
     "'at least' exactly where there is no estimate but a lower end, and nothing where the plan reckons with nothing"
     plan = make(noise_scale, ci, n_windows=n_windows, times=five)
-    assert repr(plan).startswith(f'BatchPlan(noise_scale={shown}, balanced_bs={512 if shown[:3]=="500" else None}, bs=')
+    assert numbers_text(plan).startswith(f'BatchPlan(noise_scale={shown}, balanced_bs={512 if shown[:3]=="500" else None}, bs=')
+    assert numbers_text(plan) in ' '.join(plan.details().split())
     assert ('at least' in plan.advice)==(shown=='at least 60') and (math.isnan(plan.noise_known))==(shown=='not known')
 
 def test_repr():
-    plan = make(512.3, (430.1,640.7), bs_now=64, base_lr=1e-3, times=secs(32, 64, 128, 256, c=1e-5))
-    head,*rest = repr(plan).split('\n')
-    assert head==( # 4*576/768, and 768/576
-        'BatchPlan(noise_scale=512 [430, 641], balanced_bs=512, bs=256, micro_bs=256, n_acc=1, lr=0.003, n_epoch=133, base_bs=64)')
-    rest = ' '.join(o.strip() for o in rest)
-    assert rest.startswith(plan.advice+' Step time here: 10 ms + 0.01 ms per item, within ')
-    assert rest.endswith('%; without rounding the fastest is from 656 to 800 items.') # (430.1*0.01/0.00001)**0.5
-    assert max(map(len, repr(plan).split('\n')[1:]))<=110
-    assert repr(make(inf, (0.,inf)))==("BatchPlan(noise_scale=not known, balanced_bs=None, bs=100, micro_bs=100, n_acc=1, lr=0.1, n_epoch=100, base_bs=100)\n"
-        f"  {unknown}")
-    assert repr(make(base_lr=slice(1e-3,1e-2))).startswith('BatchPlan(noise_scale=100 [80, 130], balanced_bs=128, bs=100, micro_bs=100, n_acc=1, '
-        'lr=slice(0.001, 0.01), n_epoch=100, base_bs=100)\n')
+    plan = cycle(noise_scale=512.3, ci=(430.1,640.7), bs_now=64, base_lr=1e-3, times=secs(32, 64, 128, 256, c=1e-5), epochs_now=2)
+    assert repr(plan)==("""Use 256 (today 64): 2 epochs of 64 become 3 of 256, in about 44% of the time (15 s instead of 33 s).
+Keep passing 0.001 to `fit_one_cycle`: it is scaled to 0.003 for you. How sure: no other size is about as
+fast.
 
-def test_repr_of_the_step_time():
+    plan.apply(learn).fit_one_cycle(3, 0.001)
+
+Why: The noise scale is about 512 items (430 to 641) over a one-cycle of 2 epochs, and today's 64 is below it.
+A larger batch takes fewer steps for little more data.
+* The same 100000 items pass 3 times: watch the validation loss, which may be best with a smaller batch.
+* Times are of training alone: 3 validations instead of 2 come on top.
+More in plan.details().""") # 4*576/768, and 768/576
+    assert max(map(len, repr(plan).split('\n')))<=110
+    assert repr(make(inf, (0.,inf)))==f"{unknown}\n\n    plan = learn.bs_find(0.1, n_epoch=100, num_it=200)\n\nMore in plan.details()."
+
+def test_the_advice_is_the_same_words():
+    for plan in (cycle(bs_now=25, times=five), make(inf, (0.,inf)), make(times=five).at(25)):
+        words = plan.advice.replace('Run ', '').split()
+        assert [o for o in repr(plan).replace('Why: ', '').replace('More in plan.details().',
+            '').split() if o!='*']==[o.removesuffix(').')+')' if o.endswith(').') and
+                o.removesuffix('.') in repr(plan).split() else o for o in words]
+
+def test_details():
+    "All of it, in order; it shows itself as text, and in a notebook with the table"
+    plan = cycle(noise_scale=512.3, ci=(430.1,640.7), bs_now=64, base_lr=1e-3, times=secs(32, 64, 128, 256, c=1e-5), epochs_now=2, trained=0.5, n_passes=4.,
+        max_bs=256, n_workers=1, n_train=1000)
+    text = plan.details()
+    assert isinstance(text, str) and repr(text)==text and len([o for o in everything(plan) if o.kind=='caution'])>3
+    flat = ' '.join(text.split())
+    places = [flat.index(o.text) for o in everything(plan) if o.kind in ('do','run')] + [flat.index(f'* {o.text} {o.reason}'.strip()) for o in everything(plan)
+              if o.kind in ('caution','detail')] + [flat.index(numbers_text(plan)), flat.index('Step time here: 10 ms + 0.01 ms per item'),
+                  flat.index('256 (planned)')]
+    assert places==sorted(places) and flat.count(plan.advice[:50])==1
+    assert numbers_text(plan)=='BatchPlan(noise_scale=512 [430, 641], balanced_bs=512, bs=256, micro_bs=256, n_acc=1, lr=0.003, n_epoch=3, base_bs=64)'
+    html = text._repr_html_()
+    assert html.count('<li>')==sum(o.kind in ('caution',
+        'detail') for o in everything(plan))+2 and '<td>256 (planned)</td>' in html and '<pre><code>plan.apply' in html
+
+def test_the_step_time_is_among_the_details():
     "Nothing where two sizes at most ran, as nobody knows how good the fit is"
-    for n in (0,1,2): assert 'Step time' not in repr(make(times=secs(25, 50, 100)[:n], bs_now=25))
+    for n in (0,1,2): assert 'Step time' not in make(times=secs(25, 50, 100)[:n], bs_now=25).details()
     times = ((25,0.0125,0.),(50,0.015,0.),(100,0.03,0.))
     a,c,error = make(times=times).step_time
     x = np.array([[1/t,m/t] for m,t,_ in times])
     (by_a,by_c),(ss,),*_ = np.linalg.lstsq(x, np.ones(3), rcond=None)
     assert (a,c,error)==(pytest.approx(by_a),pytest.approx(by_c),pytest.approx(ss**0.5))
-    text = ' '.join(repr(make(times=times)).split())
-    assert f"Step time here: {1e3*a:.3g} ms + {1e3*c:.3g} ms per item, within {100*error:.2g}%; without rounding the fastest is from" in text
-    assert 'without rounding the fastest is 90 items or more.' in ' '.join(repr(make(ci=(81.,inf), times=five)).split()) # (81*0.01/0.0001)**0.5
-    assert 'without rounding' not in repr(make(ci=(0.,inf), times=five)) and 'Step time here: 10 ms' in repr(make(ci=(0.,inf), times=five))
+    text = step_time_text(make(times=times))
+    assert text.startswith(f"Step time here: {1e3*a:.3g} ms + {1e3*c:.3g} ms per item, within {100*error:.2g}%; in one micro-batch any size from")
+    plan = make(512.3, (430.1,640.7), bs_now=64, times=secs(32, 64, 128, 256, c=1e-5)) # (430.1*0.01/0.00001)**0.5
+    assert step_time_text(plan).endswith('; in one micro-batch any size from 656 to 800 items is about as good.')
+    assert step_time_text(make(ci=(81.,inf), times=five)).endswith('any size of 90 items or more is about as good.') # (81*0.01/0.0001)**0.5
+    unknown = step_time_text(make(ci=(0.,inf), times=five))
+    assert 'as good' not in unknown and 'Step time here: 10 ms' in unknown
 
 def _cells(html): return [r.split('<td>')[1].split('</td>')[0] for r in html.split('<tr>') if '<td>' in r]
 
@@ -801,13 +979,15 @@ def test_repr_html():
     assert '<th>lr</th>' in html and '<td>0.25</td>' in html
 
 def test_repr_html_is_escaped():
-    html = make(bs_now=25, times=five)._repr_html_()
-    assert 'Today&#x27;s batch of 25 items' in html and "Today's batch" not in html
+    "What a model said may look like HTML; what is code is marked"
+    plan = make(bs_now=25, times=five, failed=((800,'ValueError: <b>5 & `x`'),))
+    assert '&lt;b&gt;5 &amp; ' in plan.details()._repr_html_() and '<b>5' not in plan.details()._repr_html_()
+    for html in (plan._repr_html_(), plan.details()._repr_html_()): assert '<code>fit</code>' in html and '`fit`' not in html and 'color' not in html
 
 def test_repr_html_without_step_times_and_without_a_noise_scale():
     for plan in (make(), make(inf, (0.,inf)), make(times=five, ci=(0.,inf))):
         html = plan._repr_html_()
-        assert 'NaN' not in html and 'None' not in html.split('<table')[1] and html.count('<p>')==3
+        assert 'NaN' not in html and 'None' not in html.split('<table')[1] and html.count('<details>')==1 and plan.advice.split(': ')[0] in html
 
 @pytest.mark.parametrize('kwargs', [dict(times=five, too_large=800), dict(), dict(noise_scale=inf, ci=(0.,inf)), dict(base_lr=slice(1e-3,1e-2)),
     dict(base_lr=np.array([1e-3,1e-2]), bs_now=25, times=five), dict(base_lr=L(1e-3,1e-2)), dict(base_lr=np.float32(0.1)),
@@ -820,11 +1000,12 @@ def test_to_dict(kwargs):
     assert set(d)==fields|{'balanced_bs','bs','bs_range','micro_bs','n_acc','n_epoch','duration','rule_name','lr','step_time','timing_error','advice','code'}
     for nm in ('noise_scale','base_bs','bs_now','micro_now','n_windows','trend','n_train','n_seen','n_passes','moved','loss_rose','level','adam','trained',
                'too_large','balanced_bs','bs','micro_bs','n_acc','n_epoch','epochs_now',
-               'epochs_given','mock_epochs','chosen',
+               'epochs_given','mock_epochs','chosen','seed',
                'rule_name','advice',
                'code'): assert d[nm]==getattr(plan, nm)
     assert d['ci']==list(plan.ci) and d['bs_range']==list(plan.bs_range) and d['times']==[list(o) for o in plan.times]
-    assert all(a==b or math.isnan(b) for a,b in zip([*d['step_time'],d['timing_error'],d['spread']], [*plan.step_time,plan.timing_error,plan.spread]))
+    assert all(a==b or math.isnan(b) for a,b in zip([*d['step_time'],d['timing_error'],d['spread'],d['took']],
+                                                   [*plan.step_time,plan.timing_error,plan.spread,plan.took]))
     for nm in ('cool','at_peak','at_end'):
         o = getattr(plan, nm)
         assert repr(d[nm])==repr(o and dict(noise_scale=o.noise_scale, ci=list(o.ci), n_windows=o.n_windows))
@@ -985,6 +1166,11 @@ def drawn(df=None, noise_scale=400., ci=(350.,460.), **kwargs):
 
 def _points(ax): return _line(ax, 'noise scale, a few windows').get_xydata()
 
+def test_plot_without_an_estimate():
+    "The lower end as a line, and both ends in words"
+    ax,_ = drawn(noise_scale=350., ci=(350.,460.)).plot()
+    assert list(_line(ax, 'whole training: 350 to 460 at 95%').get_ydata())==[350,350]
+
 def test_plot_along_a_cycle(tmp_path):
     "Points of 5 or 6 windows that lie together before, on or after the cool stretch; the plan's number over that"
     df = windows(noise=0.1)
@@ -1070,6 +1256,12 @@ def test_plot_of_a_cycle_on_given_axes():
     assert both[0] is axs[0] and both[1] is axs[2] and axs[2].get_xlabel()=='batch size (items)' and len(plt.get_fignums())==1
 
 def test_fixed_weights_are_drawn_as_they_were_measured(): assert make(times=five).plot()[0].get_xlabel()=='items measured'
+
+@pytest.mark.parametrize('kwargs,words', [(dict(bs_now=25, times=five), ': use 100 (today 25)'), (dict(times=five), ': stay at 100'), (dict(), ''),
+    (dict(times=five, ci=(0.,inf)), ''), (dict(times=five, chosen=200), ': use 200 (today 100)')])
+def test_the_picture_says_what_to_do(kwargs, words):
+    "In the words of the headline, where times are known"
+    assert make(**kwargs).plot()[1].get_title()==f'Predicted for this device{words}'
 
 # Carrying it out
 
@@ -1237,8 +1429,8 @@ def halves(model): return [list(model[:2].parameters()),list(model[2:].parameter
 def test_a_fit_as_planned(plan, base_lr):
     "Steps of `bs` items at `lr`, once the warmup of a tenth of the fit is behind; Recorder shows that rate"
     plan = plan(base_lr=base_lr)
-    learn = plan.apply(net_learner(cbs=Steps(), splitter=halves, opt_func=partial(Adam)))
-    with pytest.warns(UserWarning, match='is a rule for SGD'): learn.fit(10, plan.base_lr)
+    learn = plan.apply(net_learner(cbs=Steps(), splitter=halves))
+    learn.fit(10, plan.base_lr)
     assert learn.steps.items==[32]*30 and plan.bs==32
     lr = plan.lr
     lr = [lr.start,lr.stop] if isinstance(lr, slice) else lr if isinstance(lr, list) else [lr]*2
@@ -1249,7 +1441,6 @@ def test_a_fit_as_planned(plan, base_lr):
 @pytest.mark.parametrize('plan', [small(base_lr=0.02), accumulated(base_lr=0.02), small(base_lr=slice(1e-3,1e-2)), accumulated(base_lr=[1e-3,1e-2]),
     small(ci=(0.,inf)), small(adam=True), small(noise_scale=123.456), small(base_bs=4),
     accumulated(adam=True, ci=(0.,inf), bs_now=24)], ids=lambda p: p.code[25:100])
-@pytest.mark.filterwarnings('ignore:.*is a rule for SGD')
 def test_the_code_does_what_apply_does(plan):
     "Pasted where everything is imported, on a learner with loaders of `micro_bs`: the same rates and items a step"
     def pasted(learn):
@@ -1257,7 +1448,7 @@ def test_the_code_does_what_apply_does(plan):
         exec('from fastai_bs.all import *', scope)
         exec(plan.code, scope)
     assert plan.code.endswith(f'# with dls of bs={plan.micro_bs}') and '\n' not in plan.code
-    learn = lambda bs: net_learner(bs=bs, cbs=Steps(), splitter=halves)
+    learn = lambda bs: net_learner(bs=bs, cbs=Steps(), splitter=halves, opt_func=Adam if plan.adam else momentum_sgd)
     here,there = learn(plan.micro_bs),plan.apply(learn(8))
     pasted(here)
     there.fit_one_cycle(plan.n_epoch, plan.base_lr)
