@@ -1,0 +1,163 @@
+"""When does `bs_find` say that the rate is too high? Mock trainings that should raise no alarm, and some that should.
+
+    python benchmarks/too_high.py --data FOLDER --out benchmarks/too_high.md     # A quarter of an hour on one core
+
+Batches of 64 items of the six tasks of `pays.py`, the small digits and two toys. FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/,
+ml-latest-small/ and tinyshakespeare/.
+
+* anew: from weights at rest, after so many epochs of `fit_one_cycle`, at the rate of that; `small` is a training set of 2,000 items
+* new: new weights, at a good rate, a thousandth of it and 1e-5; and fine-tuning
+* flung: new weights, at 10, 30 and 100 times the largest rate on a grid of thirds whose epoch of `fit_one_cycle` ends below its start
+
+`bs_find(lr)` with everything else as it is; the steps that it times are left out. An error for a loss of NaN or inf is an alarm."""
+import argparse, math, platform
+from datetime import date
+from functools import cache, partial
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import nn
+import fastai
+from fastai.callback.core import Callback, CancelValidException
+from fastai.callback.schedule import Learner
+from fastai.data.core import DataLoaders
+from fastai.optimizer import Adam, SGD
+from fastai.torch_core import set_seed
+from sklearn.datasets import load_digits
+from fastai_bs import __version__
+from fastai_bs.all import * # noqa: F403 bs_find
+from fastai_bs.too_high import LossPath
+
+from pays import EpochLoader, tasks
+
+opts = dict(adam=Adam, sgd=partial(SGD, mom=0.9))
+anew = [*(('adult','adam',1,1e-2,s) for s in range(4)), ('adult','adam',4,1e-2,0), ('adult','sgd',1,3e-2,0), ('adult','sgd',3,3e-2,1),
+    ('adult small','adam',10,1e-2,0), ('digits','adam',1,1e-2,0), ('digits','adam',4,1e-2,1), ('digits','adam',20,1e-2,2), ('digits','sgd',4,0.1,0),
+    ('digits','sgd',30,0.1,1), ('digits bn','adam',4,1e-2,0), ('digits bn','adam',20,1e-2,0), ('mnist','adam',1,1e-2,0), ('mnist','adam',2,1e-2,1),
+    ('mnist','adam',1,3e-2,1), ('mnist','sgd',1,0.1,0), ('mnist small','adam',10,1e-2,0), ('rossmann','adam',1,3e-3,0), ('rossmann','adam',2,1e-2,1),
+    ('rossmann small','adam',10,3e-3,1), ('ratings','adam',1,5e-3,0), ('ratings','adam',4,5e-3,1), ('ratings','adam',4,1e-2,2),
+    ('shakespeare','adam',1,3e-3,0), ('shakespeare','adam',2,1e-2,0), ('shakespeare small','adam',20,3e-3,0), ('toy','adam',2,3e-2,0), ('toy','sgd',2,1e-2,0),
+    ('toy mlp','adam',4,1e-2,0), ('toy mlp','adam',10,3e-2,0)]
+new = [('adult','adam',1e-2), ('digits','adam',1e-2), ('digits','sgd',0.1), ('mnist','adam',1e-2), ('mnist','sgd',0.1), ('rossmann','adam',3e-3),
+    ('ratings','adam',5e-3), ('shakespeare','adam',3e-3), ('toy','adam',3e-2), ('toy','sgd',1e-2), ('toy mlp','adam',1e-2)]
+flung = [('adult','adam',1e-2), ('adult','sgd',0.1), ('digits','adam',1e-2), ('digits','sgd',0.1), ('digits bn','adam',1e-2), ('toy','adam',0.1),
+    ('toy','sgd',1e-2), ('toy mlp','adam',3e-2), ('toy mlp','sgd',1e-2), ('mnist','adam',1e-2), ('mnist','sgd',0.1), ('rossmann','adam',1e-2),
+    ('ratings','adam',1e-2), ('shakespeare','adam',1e-2), ('shakespeare','sgd',0.3), ('fashion','adam',1e-2)] # With the rate that the grid begins with
+
+# Tasks: tensors of both sets, a model and a loss
+
+def toy(bend, model):
+    g = torch.Generator().manual_seed(0)
+    x,w,noise = (torch.randn(*o, generator=g) for o in ((3000,10),(10,1),(3000,1)))
+    y = x@w + 0.5*noise + bend*torch.sin(2*x[:,:1])
+    return (x,y),(x[:500],y[:500]),model,nn.MSELoss()
+
+def digits(*bn):
+    data = load_digits()
+    x,y = torch.tensor(data.data/16, dtype=torch.float32),torch.tensor(data.target)
+    def _model(): return nn.Sequential(nn.Linear(64,100), *(o() for o in bn), nn.ReLU(), nn.Linear(100,10))
+    return (x[:1408],y[:1408]),(x[1408:],y[1408:]),_model,nn.CrossEntropyLoss()
+
+own = {'toy': partial(toy, 0, lambda: nn.Linear(10,1)), 'toy mlp': partial(toy, 1, lambda: nn.Sequential(nn.Linear(10,50), nn.ReLU(), nn.Linear(50,1))),
+       'digits': digits, 'digits bn': partial(digits, partial(nn.BatchNorm1d, 100))}
+
+@cache
+def load(name, data):
+    if name in own: return own[name]()
+    task = tasks[name.split()[0]].load(data)
+    return [o[:2000] for o in task.train] if 'small' in name else task.train,task.valid,task.model,task.loss
+
+def learner(data, name, opt, seed, model=None, **kwargs):
+    train,valid,make,loss = load(name, data)
+    set_seed(seed)
+    return Learner(DataLoaders(EpochLoader(train, 64), EpochLoader(valid, 1000), device='cpu'), model or make(), loss_func=loss, opt_func=opts[opt], **kwargs)
+
+def fit(learn, epochs, lr):
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(epochs, lr)
+    return learn
+
+def fine_tuning(data, freezes):
+    "A new head for Fashion-MNIST on what has learned MNIST"
+    model = fit(learner(data, 'mnist', 'adam', 0), 1, 1e-2).model
+    set_seed(0)
+    model[-1] = nn.Linear(128, 10)
+    learn = learner(data, 'fashion', 'adam', 0, model, splitter=lambda m: [list(m[:-1].parameters()),list(m[-1].parameters())])
+    if freezes: learn.freeze()
+    return learn
+
+def largest_rate(data, name, opt, lr):
+    "Of the grid, up to three in a row that end above their start, by the loss of 4,000 items"
+    def _loss(learn):
+        train,_,_,loss = load(name, data)
+        learn.model.eval()
+        idx = torch.randperm(len(train[-1]), generator=torch.Generator().manual_seed(1))[:4000]
+        with torch.no_grad(): return np.mean([loss(learn.model(*(o[i] for o in train[:-1])), train[-1][i]).item() for i in idx.split(500)])
+    good,bad = None,0
+    while bad<3:
+        learn = learner(data, name, opt, 0)
+        start = _loss(learn)
+        below = _loss(fit(learn.add_cb(NoValid()), 1, lr))<start
+        good,bad,lr = (lr,0,3*lr) if below else (good,bad+1,3*lr)
+    return good
+
+class NoValid(Callback):
+    def before_validate(self): raise CancelValidException
+
+def look(learn, lr):
+    "Is there an alarm? End over start, the highest window above the first one in scatters, and the end over a guess; NaN after an error"
+    seen = []
+    def _too_high(path, *args):
+        seen.append(path)
+        return too_high(path, *args)
+    too_high = LossPath.too_high
+    with patch.object(LossPath, 'too_high', _too_high), patch('fastai_bs.finder._with_times', lambda learn, plan, max_bs: plan), learn.no_bar():
+        try: res = learn.bs_find(lr, show_plot=False).loss_rose
+        except ValueError: return True,math.nan,math.nan,math.nan
+    n,loss,loss_sq,guess,_ = seen[0].sums().T
+    last = np.array(seen[0].at)>=seen[0].end
+    N = n[last].sum()
+    end,scatter = loss[last].sum()/N,math.sqrt((loss_sq-loss**2/n)[last].sum()/(N-last.sum()))
+    start = loss[0]/n[0]
+    return res,end/start,((loss/n).max()-start)/scatter,end/min(guess[0]/n[0], guess[last].sum()/N)
+
+def cases(data):
+    "Kind, name, a learner and the rate"
+    for name,opt,epochs,lr,seed in anew:
+        yield 'anew',f'{name}, {opt}, {epochs} epoch{"s"*(epochs>1)} at {lr:g}, seed {seed}',fit(learner(data, name, opt, seed), epochs, lr),lr
+    for name,opt,lr in new:
+        for o in sorted({lr,lr/1000,1e-5}): yield 'new',f'{name}, {opt}, {o:g}',learner(data, name, opt, 1),o
+    for freezes in (False,True): yield 'new',f'fine-tuning, {"the head" if freezes else "all"}',fine_tuning(data, freezes),2e-3
+    for name,opt,lr in flung:
+        most = largest_rate(data, name, opt, lr)
+        for factor,seed in ((10,0),(10,1),(30,0),(100,0)):
+            yield f'flung, x{factor}',f'{name}, {opt}, {factor} x {most:.3g}, seed {seed}',learner(data, name, opt, seed),factor*most
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    p.add_argument('--data', type=Path, required=True, help="folder with the data sets")
+    p.add_argument('--out', type=Path, help="file to save the tables to as well")
+    args = p.parse_args()
+    torch.set_num_threads(1)
+    rows = []
+    for kind,name,learn,lr in cases(args.data):
+        rows.append((kind,name,*look(learn, lr)))
+        print(*rows[-1][:3], *(f'{o:.3g}' for o in rows[-1][3:]), sep=' | ', flush=True)
+    if args.out is not None: args.out.write_text(report(rows))
+
+def table(heads, lines): return '\n'.join([f"| {' | '.join(heads)} |", '|'+'---|'*len(heads), *(f"| {' | '.join(map(str, o))} |" for o in lines)])
+
+def report(rows):
+    heads = 'end over start','highest window above the first one, in scatters','end over guess'
+    def _range(vals): return f'{np.nanmin(vals):.3g} to {np.nanmax(vals):.3g}'
+    def _shown(o): return '' if math.isnan(o) else f'{o:.3g}'
+    kinds = {k: [o for o in rows if o[0]==k] for k in dict.fromkeys(o[0] for o in rows)}
+    summary = [(k,len(o),sum(v[2] for v in o),sum(math.isnan(v[3]) for v in o),*(_range([v[i] for v in o]) for i in (3,4,5))) for k,o in kinds.items()]
+    each = [(k,nm,'yes' if res else '',*map(_shown, vals)) for k,nm,res,*vals in rows]
+    return '\n'.join(["# Is the rate too high?", '',
+        "`benchmarks/too_high.py` says how; the scatter is that of micro-batches at the end, the guess the lower one of both ends.", '',
+        f"{date.today()}, fastai_bs {__version__}, fastai {fastai.__version__}, torch {torch.__version__}, Python {platform.python_version()}, CPU", '',
+        table(('mock training','cases','alarms','of these errors',*heads), summary), '', table(('mock training','','alarm',*heads), each)])+'\n'
+
+if __name__=='__main__': main()
