@@ -50,13 +50,14 @@ def test_a_short_run(opt, tmp_path, capsys):
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*') if p.is_file()]==['out/deeper/plan.png']
     picture = plt.imread(tmp_path/'out'/'deeper'/'plan.png')
     assert picture.shape[0]>300 and picture.shape[1]>500 and picture.std()>0.05
-    assert 'BatchPlan(noise_scale=' in out and '1. lr_find' in out and '2. bs_find' in out and '3. Training 1 epochs' in out.replace('1 epoch ', '1 epochs ')
+    assert '   Why: The noise scale is' in out and 'More in plan.details().' in out
+    assert '1. lr_find' in out and '2. bs_find' in out and '3. Training 1 epochs' in out.replace('1 epoch ', '1 epochs ')
     lines = [o.split() for o in out.split('\n')]
     start = next(i for i,o in enumerate(lines) if o[:6]==['batch','size','as','lr','epochs','steps'])
     rows = [o for o in lines[start+1:] if o and o[0]!='Batches'] # The last line sums it up
     assert 1<=len(rows)<=3 and rows[0][:4]==['16','1','x','16'] and all(int(r[0])==int(r[1])*int(r[3]) for r in rows)
     if len(rows)>1: # As many epochs as the plan says, and its time beside the real one
-        n = re.search(r'n_epoch=(\d+)', out)[1]
+        n = re.search(r'\.fit_one_cycle\((\d+), ', out)[1]
         assert {o[5] for o in rows[1:]}=={n} and f'and {n} at the planned one' in out and re.search(r'times the time \([0-9.]+ predicted\)', out)
     assert 10<float(rows[0][-1].rstrip('%'))<=100 and all(0<=float(r[-1].rstrip('%'))<=100 for r in rows) # A few large steps may not get far
     assert len(plt.get_fignums())<=1

@@ -83,7 +83,7 @@ def test_messages_are_found():
     "Of every kind, and as many as there are: an error, a warning, one said once, advice, a line below it, a rank's last words, the command line's"
     everything = [o for p in said for o in p.values[0]]
     assert len(said)>100
-    for start in ("n_acc must be at least 1", "Out of memory with ... items", "ScaledLR does nothing during lr_find", "Do not accumulate: ",
+    for start in ("n_acc must be at least 1", "Out of memory with ... items", "ScaledLR does nothing during lr_find", "Accumulation is left out: ",
                   "Step times here are not", "The connection between the ranks was lost", "must be a folder"):
         assert any(o.startswith(start) for o in everything), start
 

@@ -6,8 +6,9 @@ import pytest
 
 root = Path(__file__).resolve().parent.parent
 # From below to above: each imports from those before it only
-layers = ['text','checks','estimator','scaling','step_time','snapshot','distributed','loaders','hypers','loop','losses','window','gradients','measurement',
-          'split','accumulate','batch_size','sources','plots','noise','lr','set_up','trial','timing','cycle','memory','advice','plan','finder']
+layers = ['text','checks','estimator','scaling','step_time','snapshot','distributed','loaders','hypers','loop','losses','window','pairs','gradients',
+          'measurement','split','accumulate','batch_size','sources','plots','noise','lr','set_up','trial','timing','too_high','cycle','memory','plan_numbers',
+          'advice','plan_text','plan','asked','finder']
 above = 'all','__main__' # Re-export, and the demonstration
 trees = {p.stem: ast.parse(p.read_text()) for p in (root/'fastai_bs').glob('*.py') if p.stem not in ('_modidx','__init__')}
 

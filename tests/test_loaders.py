@@ -124,7 +124,7 @@ def test_ready_made_batches():
     learn = ready_learner()
     plan = learn.bs_find(0.01, num_it=300, n_batch=4, show_plot=False)
     assert plan.n_train==200 and plan.micro_bs==8 and [m for m,*_ in plan.times]==[8]
-    assert 'could not be run, so nothing is known of them (ValueError' in plan.advice
+    assert 'failed, so nothing is known of them. The error: ValueError' in ' '.join(plan.details().split())
     loader = learn.dls.train
     learn = plan.apply(learn)
     assert learn.dls.train is loader and learn.grad_accum.n_acc==plan.n_acc
