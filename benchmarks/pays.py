@@ -477,9 +477,9 @@ findings = """* Near the best size the loss is flat: a factor of two from it cos
 * The best rate is about the same at all sizes; see the columns of the tables.
 * Ratings: many passes through 80,000 of them, and larger batches make more. The training loss is best at 4096, the validation loss at 64 to 1024. No gradient
 tells that beforehand; the plan says how many passes it would make.
-* Trained as the plan says, its size for its epochs, a training ends near the loss of today's in the time predicted: least well on
-Fashion 4 and Rossmann 4, whose losses end 10% and 12% higher. The time to *exactly* that loss, read off from trainings of several lengths, is ill-conditioned where losses are
-flat in time, as all are at the end: on Adult 64 could not bring the training loss down at any length.
+* Trained as the plan says, its size for its epochs, a training ends near the loss of today's in the time predicted: least well on Fashion 4 and Rossmann 4,
+whose losses end 10% and 12% higher. The time to *exactly* that loss, read off from trainings of several lengths, is ill-conditioned where losses are flat in
+time, as all are at the end: on Adult 64 could not bring the training loss down at any length.
 * Equal time is hard on a plan that saves much of it: on ratings it takes a tenth of the time and 17 epochs of 4096; in all of the time it would pass 185
 times through the same items.
 * Before, the plan was made near the peak of the rate: on Rossmann it sent from 64 to 16 or 32, on ratings to 16384."""
