@@ -27,6 +27,7 @@ from .accumulate import GradAccum
 from .batch_size import accumulation, batch_size
 from .noise import NoiseScale
 from .lr import ScaledLR, rates, times
+from .set_up import divides_by_size
 from .trial import mock_training
 from .timing import StepTimes, micro_batch_sizes, time_steps
 from .cycle import MockAccum, cycle_of, for_training, readings
@@ -93,7 +94,7 @@ class BSFinder(Callback):
     def before_fit(self):
         "What the fit begins with"
         self.own_lr,self.in_epoch = self.learn.lr,epoch_len(self.learn)
-        self.adam = all('sqr_mom' in h for h in self.opt.hypers)
+        self.adam = divides_by_size(self.learn)
         n_trained,n_all = (sum(p.numel() for p in self.learn.model.parameters() if p.requires_grad or o) for o in (False,True))
         self.trained = n_trained/n_all
 

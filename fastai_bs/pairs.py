@@ -62,7 +62,7 @@ def _values(learn, counter):
         return torch.stack([precise(o) for v in vals for o in v]).reshape(-1, 3).tolist() # One wait for all
 
 def of_halves(
-    learn, # A `Learner` that has a loss and has not backed it; is left as it is
+    learn, # A `Learner` with the predictions and the loss of a micro-batch, backed or not; is left as it is
     counter, # An `ElementCounter` that has counted this batch
 ): # `(whole, halves)`, two floats; `None` where they agree, or where the loss cannot be asked
     "The loss of the current batch, and what the losses of its halves make of it, where that is something else"
@@ -84,7 +84,7 @@ class PairCheck:
         self.n_windows = 0 # That it was in
 
     def __call__(self,
-        learn, # A `Learner` that has a loss and has not backed it; is left as it is
+        learn, # A `Learner` with the predictions and the loss of a micro-batch, backed or not; is left as it is
         counter, # An `ElementCounter` that has counted this batch
     ):
         "A warning where the loss looks at pairs, or `count` is wrong"

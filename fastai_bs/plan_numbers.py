@@ -305,7 +305,7 @@ def duration(self:BatchPlan)->Duration: # Seconds; NaN where no step times are k
 @patch(as_prop=True)
 def epoch_time(self:BatchPlan)->float: # Seconds; NaN where no step times are known
     "Of an epoch as it is today, to compare `took` with"
-    return self.duration.today/self.epochs_now
+    return self.duration_now/self.epochs_now
 
 @patch
 def at(self:BatchPlan,
