@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate.html.md"""
 # %% auto #0
 __all__ = ['GradAccum']
 
-# %% ../nbs/11_accumulate.ipynb #e7af10c8
+# %% ../nbs/11_accumulate.ipynb #9d9042c7
 import warnings
 from contextlib import ExitStack, contextmanager
 import torch
@@ -17,18 +17,18 @@ from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import LRFinder
 from fastai.callback.training import GradientAccumulation
 from .checks import is_whole
-from .distributed import ddp_model, n_processes, over_ranks, trains_together
+from .distributed import ddp_model, n_processes, refuse_wrapper, trains_together
 from .gradients import all_params, divide, mean_over_ranks, zero_grads
 from .loaders import epoch_len
 from .hypers import HeldHypers
-from .loop import ScopedCallback, one_batch_by, optimizer_step
+from .loop import ScopedCallback, callback_of, one_batch_by, optimizer_step, pct_train_by
 from .losses import ElementCounter, at_hand, plain, refuse_loss
 from .pairs import PairCheck
 from .split import SplitBatches, refuse_split
-from .window import (BatchNormMomenta, MicroBatch, SetByHand, Window, check_n_acc, check_n_accs, mean_divisor, mean_loss, n_acc_at, reference,
-                              sum_over_ranks, weigh, weight)
+from .window import (BatchNormMomenta, MicroBatch, Position, SetByHand, Window, check_n_acc, check_n_accs, mean_divisor, mean_loss, n_acc_at, reference,
+                              reference_of_ranks, sum_over_ranks, warn_of_items, weigh, weight)
 
-# %% ../nbs/11_accumulate.ipynb #185f50fb
+# %% ../nbs/11_accumulate.ipynb #a2fc7335
 class GradAccum(ScopedCallback):
     """Accumulate gradients over `n_acc` micro-batches: the optimizer steps with the gradient of the large batch, exactly
 
@@ -57,7 +57,7 @@ class GradAccum(ScopedCallback):
     def _start_anew(self):
         "What is known along a fit"
         self.counter,self.hypers = ElementCounter(self.count),HeldHypers()
-        self._n_ref = self._in_parts = self._ddp = self._params = self._bns = None
+        self._n_ref = self._in_parts = self._ddp = self._params = self._bns = self._position = None
         self._n_ranks,self._last_loss,self._pending = 1,0.,0 # The last is an `n_acc` that was set, and not yet on all ranks
 
     @property
@@ -107,7 +107,7 @@ class GradAccum(ScopedCallback):
         zero_grads(self.learn)
         self.new_window()
 
-# %% ../nbs/11_accumulate.ipynb #83c522a4
+# %% ../nbs/11_accumulate.ipynb #cb698556
 @patch
 def start_fit(self:GradAccum):
     "Refuse what cannot be exact, before anything has changed; start without gradients"
@@ -129,34 +129,29 @@ def check_windows(self:GradAccum,
 ):
     "Refuse a loss that cannot be accumulated, and warn of what is probably not meant"
     refuse_loss(self.loss_func)
-    m,n_iter = getattr(self.dls.train, 'bs', None),epoch_len(self.learn)
-    if m and most>=32 and n_iter<10*most and most>m: warnings.warn(
-        f"GradAccum({most}) counts micro-batches, not items: {most} x {m} = {most*m} items are an optimizer step, and {-(-n_iter//most)} "
-        f"are taken in an epoch. For {most} items a step it is GradAccum({most//m})", stacklevel=2)
-    finder = getattr(self.learn, 'lr_finder', None)
-    if isinstance(finder, LRFinder) and finder.num_it<50*most:
+    warn_of_items(most, getattr(self.dls.train, 'bs', None), epoch_len(self.learn))
+    finder = callback_of(self.learn, LRFinder)
+    if finder and finder.num_it<50*most:
         warnings.warn(f"lr_find(num_it={finder.num_it}) counts micro-batches: with GradAccum({most}) that is "
                       f"{finder.num_it//most} optimizer steps. Ask for num_it={100*most}", stacklevel=2)
 
-# %% ../nbs/11_accumulate.ipynb #bde37b3d
+# %% ../nbs/11_accumulate.ipynb #0f82b515
 @patch
 @contextmanager
 def scope(self:GradAccum):
     "Whatever ends the training part of an epoch: no gradient is left, and BatchNorm and hyper-parameters are as they were"
     learn = self.learn
+    refuse_wrapper(learn)
     ddp = ddp_model(learn)
-    if ddp is None and hasattr(learn.model, 'no_sync'): raise ValueError(
-        f"The model is wrapped in {type(learn.model).__name__}, and of such wrappers GradAccum knows DistributedDataParallel only: "
-        "train with that one")
     self._ddp,self._n_ranks = ddp,n_processes() if ddp is not None else 1
     self._params = all_params(self.learn)
     self._bns = BatchNormMomenta(learn.model if self.fix_bn else torch.nn.Module())
-    self.hypers = HeldHypers()
+    self.hypers,self._position = HeldHypers(),Position(self.n_acc_in(learn.epoch))
     self.new_micro()
     self.new_window()
     if self.on_oom=='split': self._in_parts = self._in_parts or SplitBatches(self)
     try:
-        with one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack(): yield
+        with pct_train_by(learn, self._pct_train), one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack(): yield
     finally:
         if self._in_parts: self._in_parts.clear()
         self._bns.restore()
@@ -165,7 +160,7 @@ def scope(self:GradAccum):
         if ddp is not None: ddp.require_backward_grad_sync = True
         self._params = self._bns = self._ddp = None
 
-# %% ../nbs/11_accumulate.ipynb #c5996b86
+# %% ../nbs/11_accumulate.ipynb #5693a4be
 @patch
 def before_batch(self:GradAccum):
     "Let the schedule have its own hyper-parameters, and see where in its window this micro-batch is"
@@ -181,6 +176,7 @@ def start_micro(self:GradAccum):
     if self.starts_window:
         if self.by_hand and self.by_hand.since is None: self.by_hand.since = learn.epoch
         n = self.n_acc_in(learn.epoch)
+        if n!=self._position.n_acc: self._position = Position(n, learn.iter)
         self.window.n_acc = n*n_parts
         left = learn.n_iter-learn.iter # Negative where a loader yields more than it says
         self._bns.of_window(n_parts*(min(n, left) if left>0 else n))
@@ -196,7 +192,15 @@ def after_pred(self:GradAccum):
     else: self.hypers.hold(self.learn.opt)
     self.hypers.known = False
 
-# %% ../nbs/11_accumulate.ipynb #e411bc2b
+# %% ../nbs/11_accumulate.ipynb #f00b6925
+@patch
+def _pct_train(self:GradAccum, pct):
+    "After this micro-batch, in which it was `pct`"
+    learn,position = self.learn,self._position
+    if position.n_acc==1 or callback_of(learn, LRFinder): return learn.pct_train # As fastai counts
+    return position.after(pct, learn.iter, learn.n_iter, learn.n_epoch) if self.starts_window else pct
+
+# %% ../nbs/11_accumulate.ipynb #a21ca6a4
 @patch
 def before_backward(self:GradAccum):
     "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
@@ -218,8 +222,7 @@ def _weigh(self:GradAccum, loss):
 def _agree_on_reference(self:GradAccum, n):
     if self._n_ranks==1: self._n_ref = reference(self._n_ref, n)
     elif self._n_ref is None or self.n_acc==1: # The same on all ranks. Of each window of one micro-batch: where all are alike, not a bit changes
-        most = over_ranks(torch.as_tensor(n, dtype=torch.float64), 'max')
-        self._n_ref = at_hand(torch.where(most>0, most, 1.))
+        self._n_ref = reference_of_ranks(n)
 
 @patch
 def _see_backward(self:GradAccum, grad):
@@ -237,7 +240,7 @@ def after_backward(self:GradAccum): # Not before: a loss with a state of its own
 @patch
 def after_cancel_backward(self:GradAccum): self.micro.closes = self.n_acc==1 # It adds nothing, and the window goes on
 
-# %% ../nbs/11_accumulate.ipynb #f281b209
+# %% ../nbs/11_accumulate.ipynb #c135ddeb
 @patch
 def before_step(self:GradAccum):
     "Skip the step until the window is full, then turn the sum into the mean"
@@ -256,8 +259,7 @@ def _take_mean(self:GradAccum, grads):
     if not self.accumulates:
         self.window_loss = window.losses[-1] if window.losses else 0.
         return
-    if window.totals is None: window.totals = window.sums(reduction)
-    totals = window.totals
+    totals = window.totals = window.totals or window.sums(reduction)
     if reduction=='sum':
         self.window_loss = totals.loss
         if self._n_ranks>1: torch._foreach_mul_(grads, self._n_ranks) # DDP takes the mean over the ranks

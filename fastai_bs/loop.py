@@ -6,14 +6,15 @@ Docs: https://fastai-bs.github.io/fastai_bs/loop.html.md"""
 
 # %% auto #0
 __all__ = ['ScopedCallback', 'fastai_on_ranks', 'run_events', 'optimizer_step', 'backward', 'do_one_batch', 'to_device',
-           'set_batch', 'fastais_one_batch', 'one_batch_by', 'own_loop', 'first_epoch', 'callback_of', 'change_hidden']
+           'set_batch', 'fastais_one_batch', 'one_batch_by', 'own_loop', 'first_epoch', 'callback_of', 'change_hidden',
+           'pct_train_by']
 
-# %% ../nbs/08_loop.ipynb #2565c208
+# %% ../nbs/08_loop.ipynb #6fae4a55
 from contextlib import ExitStack, contextmanager
 import torch
 import torch.distributed as dist
 import fastai.torch_core
-from fastai.callback.core import Callback, CancelFitException, CancelStepException
+from fastai.callback.core import Callback, CancelFitException, CancelStepException, TrainEvalCallback
 from fastai.callback.schedule import ParamScheduler
 from fastai.learner import Learner, SkipToEpoch
 from fastai.torch_core import num_distrib
@@ -202,3 +203,25 @@ def change_hidden(
 ):
     "As its forward pass does where a batch is larger or smaller than the one before"
     rnn._change_hidden(bs) # It has no public name for it
+
+# %% ../nbs/08_loop.ipynb #2eceb67e
+class _PctTrain:
+    "Stands in for `TrainEvalCallback.after_batch`, which counts batches in `learn.train_iter` too"
+    def __init__(self, cb, f): self.cb,self.f = cb,f
+    def __call__(self):
+        learn = self.cb.learn
+        pct = learn.pct_train
+        type(self.cb).after_batch(self.cb)
+        learn.pct_train = self.f(pct)
+
+@contextmanager
+def pct_train_by(
+    learn:Learner, # In a fit
+    f, # Function that is called after each batch with what `learn.pct_train` was in it, and returns what it is from there on
+):
+    "In the block `f` says how far the fit is"
+    cb = callback_of(learn, TrainEvalCallback)
+    if cb: cb.after_batch = _PctTrain(cb, f)
+    try: yield
+    finally:
+        if cb: del cb.after_batch

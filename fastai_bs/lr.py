@@ -234,12 +234,12 @@ def start_fit(self:ScaledLR):
     if any(f.get('lr', 1)!=1 for f in factors): self._check_scaled()
     return {'The batch size': batch_size(self.learn)}
 
-# %% ../nbs/14_lr.ipynb #f3714cae
+# %% ../nbs/14_lr.ipynb #124704b6
 @patch
 def _window_factors(self:ScaledLR):
     "For the window that starts with this micro-batch; without those that are 1, so that they change no bit"
     self.bs = batch_size(self.learn, self.epoch) # Somebody may set `n_acc` at any time
-    f,t = self._factors(self.bs),self.epoch + self.iter/self.n_iter
+    f,t = self._factors(self.bs),self.pct_train*self.n_epoch
     f['lr'] = self._window.factor = warmup_factor(f.get('lr', 1), t/self.n_warmup if self.n_warmup else 1)
     if not self.scale_wd: f['wd'] = f.get('wd', 1)/f['lr']
     return {nm: v for nm,v in f.items() if v!=1}

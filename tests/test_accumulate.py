@@ -5,6 +5,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,11 +13,11 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.distributions.beta import Beta
 from fastcore.basics import noop
-from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` and its kin into `Learner`)
 from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException,
-    CancelStepException, CancelTrainException, CancelValidException)
+    CancelStepException, CancelTrainException, CancelValidException, TrainEvalCallback)
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
+from fastai.callback.schedule import ParamScheduler, SchedCos, SchedLin, SchedPoly, combine_scheds # And `fit_one_cycle` and its kin in `Learner`
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import Datasets, TfmdDL
 from fastai.data.load import DataLoader, SkipItemException
@@ -29,6 +30,7 @@ from fastai_bs.batch_size import batch_size
 from fastai_bs.loop import ScopedCallback
 from fastai_bs.losses import loss_elements
 from fastai_bs.lr import ScaledLR
+from fastai_bs.scaling import linear_scaling, sqrt_scaling
 from helpers import (changes, distance, exported, flat, left_behind, loaders, mlp, pairwise, picture, quiet_learner, RaiseAt,
     regression, set_seed, token_model, tokens)
 
@@ -85,6 +87,7 @@ def assert_clean(learn, momentums=None, waiting=False):
     for m in learn.model.modules(): assert not m._forward_hooks and not m._forward_pre_hooks and not m._backward_hooks and not m._backward_pre_hooks
     if momentums is not None: assert [m.momentum for m in learn.model.modules() if hasattr(m, 'momentum')]==momentums
     assert ('_do_epoch_train' in vars(learn))==waiting and '_do_epoch' not in vars(learn)
+    assert not any('after_batch' in vars(cb) for cb in learn.cbs if isinstance(cb, TrainEvalCallback))
 
 def once(event, exc, at=1, order=0, times=1):
     "In the first epoch"
@@ -94,30 +97,49 @@ def once(event, exc, at=1, order=0, times=1):
 
 opt_funcs = dict(sgd=(partial(SGD, mom=0.9), 0.05), adam=(Adam, 0.01), torch_sgd=(partial(OptimWrapper, opt=torch.optim.SGD, momentum=0.9), 0.05),
                  torch_adamw=(partial(OptimWrapper, opt=torch.optim.AdamW), 0.01))
-fits = dict(fit=lambda learn,n,lr,wd: learn.fit(n, lr, wd=wd), fit_one_cycle=lambda learn,n,lr,wd: learn.fit_one_cycle(n, lr, wd=wd),
-            fit_flat_cos=lambda learn,n,lr,wd: learn.fit_flat_cos(n, lr, wd=wd), fit_sgdr=lambda learn,n,lr,wd: learn.fit_sgdr(n, 1, lr, wd=wd))
+def own_scheds(learn, n, lr, wd):
+    "Of the rate with restarts, a group each; of momentum and weight decay"
+    lrs = combine_scheds([0.3,0.3,0.4], [SchedCos(lr, 0.)]*3)
+    learn.fit(n, lr, cbs=ParamScheduler(dict(lr=lambda pct: [lrs(pct)/10,lrs(pct)], mom=SchedLin(0.95,0.8), wd=SchedPoly(0., 0.3, 2))))
+
+fits = dict(fit=lambda learn,n,lr,wd: learn.fit(n, lr, wd=wd), fit_one_cycle=lambda learn,n,lr,wd: learn.fit_one_cycle(n, slice(lr/10,lr), wd=wd),
+            fit_flat_cos=lambda learn,n,lr,wd: learn.fit_flat_cos(n, lr, wd=wd), fit_sgdr=lambda learn,n,lr,wd: learn.fit_sgdr(n, 1, lr, wd=wd),
+            fine_tune=lambda learn,n,lr,wd: learn.fine_tune(n, lr, wd=wd), own_scheds=own_scheds,
+            start_epoch=lambda learn,n,lr,wd: learn.fit_one_cycle(n+1, lr, wd=wd, start_epoch=1))
+
+class LargeBatches(Callback):
+    "Epoch by epoch, batches as large as `n_accs` micro-batches of `bs` items"
+    order = -50
+    def __init__(self, bs, n_accs): self.bs,self.n_accs = bs,n_accs
+    def before_epoch(self): self.dls.train.bs = self.bs*self.n_accs[min(self.epoch, len(self.n_accs)-1)]
 
 @st.composite
 def configs(draw):
-    "Schedules only where the windows tile the epoch, the last micro-batch ragged or not"
-    n_acc,bs,fit = draw(st.integers(1,9)),draw(st.integers(1,9)),draw(st.sampled_from(['fit','fit',*fits]))
-    n = draw(st.integers(1,81)) if fit=='fit' else draw(st.integers(1, max(1, 81//(n_acc*bs))))*n_acc*bs - draw(st.integers(0,bs-1))
-    return dict(n_acc=n_acc, bs=bs, n=n, fit=fit, opt=draw(st.sampled_from([*opt_funcs])), wd=draw(st.sampled_from([None,0.,0.1])),
-                clip=draw(st.sampled_from([None,0.1,3.])), n_epoch=draw(st.integers(1,2)), n_fits=draw(st.integers(1,2)))
+    n_accs,bs,drop_last = draw(st.lists(st.integers(1,9), min_size=1, max_size=3)),draw(st.integers(1,9)),draw(st.booleans())
+    scaled = dict(base_bs=max(1, n_accs[0]*bs//2), warmup_epochs=draw(st.sampled_from([None,0.7,1.3]))) if draw(st.booleans()) else None
+    return dict(n_accs=n_accs, bs=bs, n=draw(st.integers(bs if drop_last else 1, 60)), drop_last=drop_last, fit=draw(st.sampled_from([*fits])),
+                opt=draw(st.sampled_from([*opt_funcs])), wd=draw(st.sampled_from([None,0.,0.1])), clip=draw(st.sampled_from([None,0.1,3.])),
+                n_epoch=draw(st.integers(1,2)), n_fits=draw(st.integers(1,2)), scaled=scaled)
 
-def trained(n, bs, fit, opt, wd, clip, n_epoch, n_fits, cbs=()):
+def trained(items, bs, fit, opt, wd, clip, n_epoch, n_fits, scaled, cbs, drop_last=False):
     opt_func,lr = opt_funcs[opt]
-    learn = quiet_learner(loaders(regression(n), bs), mlp(), opt_func=opt_func, cbs=[*cbs, *([GradientClip(clip)] if clip else [])])
+    if scaled: cbs = [*cbs, ScaledLR(rule=sqrt_scaling if 'adam' in opt else linear_scaling, **scaled)]
+    learn = quiet_learner(loaders(items, bs, drop_last=drop_last), mlp(), opt_func=opt_func, cbs=[*cbs, *([GradientClip(clip)] if clip else [])],
+        splitter=lambda m: [list(m[0].parameters()),list(m[2].parameters())])
     for _ in range(n_fits): fits[fit](learn, n_epoch, lr, wd)
     return learn
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings('ignore:.warmup_epochs.')
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(configs())
 def test_same_parameters_as_large_batch(cfg):
-    n_acc,bs = cfg.pop('n_acc'),cfg.pop('bs')
-    accum,large = trained(bs=bs, cbs=[GradAccum(n_acc)], **cfg),trained(bs=n_acc*bs, **cfg)
-    assert distance(accum, large) <= 1e-9
+    "Under every schedule, whether or not the windows tile the epoch; what `drop_last` leaves out, the large batch does not see"
+    n_accs,bs,n,drop_last = (cfg.pop(nm) for nm in ('n_accs','bs','n','drop_last'))
+    items = regression(n)
+    accum = trained(items, bs, cbs=[GradAccum(dict(enumerate(n_accs)))], drop_last=drop_last, **cfg)
+    large = trained(items[:n-n%bs] if drop_last else items, bs, cbs=[LargeBatches(bs, n_accs)], **cfg)
+    assert distance(accum, large) <= 1e-12
     assert distance(accum, quiet_learner(accum.dls, mlp())) > 1e-9 # It did train
     assert_clean(accum)
 
@@ -171,7 +193,7 @@ def test_grad_accum_of_1_changes_no_bit(opt, wd):
             nn.CrossEntropyLoss(torch.tensor([1.,2.,.5], dtype=f64)),
                               opt_func=opt_func, cbs=cbs, wd=wd, splitter=lambda m: [list(m[:2].parameters()),list(m[2:].parameters())])
         learn.fit(1, lr); l1 = learn.recorder.losses; learn.freeze(); learn.fit(2, lr); learn.unfreeze(); learn.fit_one_cycle(1, lr)
-        return {**left_behind(learn), 'recorded': ([float(o) for o in (*l1,*learn.recorder.losses)], learn.recorder.lrs)}
+        return {**left_behind(learn), 'recorded': ([float(o) for o in (*l1,*learn.recorder.losses)], learn.recorder.lrs), 'position': learn.pct_train}
     assert changes(_run(GradAccum(1)), _run())==[]
 
 # Losses
@@ -592,26 +614,90 @@ def test_window_loss(case, n_acc):
 
 # Hyper-parameters
 
-def schedule_of(fit, n_epoch=2):
-    "What the schedule sets at each micro-batch"
-    learn = spied(items15, 2, fit=fit)
-    return [(h['lr'],h['mom']) for h in learn.opt.hypers_seen]
+def one_cycle(learn, n=1): learn.fit_one_cycle(n, 0.1)
 
-@pytest.mark.parametrize('fit', [lambda learn: learn.fit_one_cycle(2, 0.1), lambda learn: learn.fit_flat_cos(2, 0.1), lambda learn: learn.fit_sgdr(2, 1, 0.1)])
-def test_schedule_is_that_of_the_first_micro_batch(fit):
-    each = schedule_of(fit)
-    learn = spied15(fit=fit)
-    firsts = [each[8*e+i] for e in range(len(each)//8) for i in (0,3,6)]
-    assert [(h['lr'],h['mom']) for h in learn.opt.hypers_seen]==firsts
-    assert len(set(firsts))>1
+def scheduled(learn): return [(h['lr'],h['mom']) for h in learn.opt.hypers_seen]
+
+def large15(*cbs, fit=one_cycle):
+    "What the schedule sets for the large batch, at each step: the windows do not tile the epoch"
+    return scheduled(spied(items15, 6, cbs=cbs, fit=fit))
+
+@pytest.mark.parametrize('fit', [lambda learn: learn.fit_one_cycle(2, 0.1), lambda learn: learn.fit_flat_cos(2, 0.1), lambda learn: learn.fit_sgdr(2, 1, 0.1)],
+                         ids=['one_cycle','flat_cos','sgdr'])
+def test_schedule_is_the_large_batchs(fit):
+    "To the last bit; what is recorded too, for each micro-batch"
+    learn,want = spied15(fit=fit),large15(fit=fit)
+    assert scheduled(learn)==want and len(set(want))>1
+    each = [o for i in range(0, len(want), 3) for o in (*[want[i]]*3, *[want[i+1]]*3, *[want[i+2]]*2)]
+    assert learn.recorder.lrs==learn.recorder.hps['lr']==[lr for lr,_ in each]
 
 @pytest.mark.parametrize('order', [-1,8,59,70])
 @pytest.mark.parametrize('event', ['before_batch','after_pred','before_backward'])
 def test_schedule_of_a_window_closed_after_the_last_micro_batch(event, order):
-    fit = lambda learn: learn.fit_one_cycle(1, 0.1)
-    each = schedule_of(fit)
-    learn = spied15(once(event, CancelBatchException, 7, order), fit=fit)
-    assert [(h['lr'],h['mom']) for h in learn.opt.hypers_seen]==[each[i] for i in (0,3,6)]
+    assert scheduled(spied15(once(event, CancelBatchException, 7, order), fit=one_cycle))==large15()
+
+class Heard(Callback):
+    "What `pct_train` is, for a callback of this order: in the events of each batch, after it, and after the epoch's training"
+    def __init__(self, order): self.order,self.within,self.after,self.ends = order,[],[],[]
+    def _hear(self):
+        if self.training: self.within[-1].add(self.pct_train)
+    def before_batch(self):
+        if self.training: self.within.append({self.pct_train})
+    def after_batch(self):
+        if self.training: self.after.append(self.pct_train)
+    def after_train(self): self.ends.append(self.pct_train)
+    after_pred = before_backward = before_step = after_step = after_cancel_batch = _hear
+
+@pytest.mark.parametrize('order', [-20,-9,0,7,60,100])
+def test_everybody_hears_the_windows_position(order):
+    "In each of its micro-batches and events: the large batch's, to the last bit"
+    small,large = Heard(order),Heard(order)
+    ks = [3,1,5]
+    spied(items15, 2, cbs=[GradAccum(dict(enumerate(ks))), small], fit=lambda learn: one_cycle(learn, 3))
+    spied(items15, 2, cbs=[LargeBatches(2, ks), large], fit=lambda learn: one_cycle(learn, 3))
+    sizes = [3,3,2, *[1]*8, 5,3] # Micro-batches in each window
+    assert small.within==[o for o,n in zip(large.within, sizes) for _ in range(n)] and small.ends==large.ends
+    before = [o for s in large.within for o in s]
+    assert small.after==[o for b,a,n in zip(before, large.after, sizes) for o in (*[b]*(n-1),a)]
+
+@pytest.mark.parametrize('event,at,cancelled', [('before_batch',(3,4,5),1), ('before_batch',(0,1,2),0), ('before_backward',(0,1,2),0),
+    ('after_backward',(5,),1), ('before_step',(2,),0), ('after_pred',range(3,8),(1,2))], ids=str)
+@pytest.mark.parametrize('order', [-1,8])
+def test_schedule_where_a_whole_window_is_cancelled(event, at, cancelled, order):
+    "The large batch's loop goes on from a batch that is cancelled, too"
+    learn = spied15(once(event, CancelBatchException, at, order, inf), fit=lambda learn: one_cycle(learn, 2))
+    assert scheduled(learn)==large15(once(event, CancelBatchException, cancelled, order, inf), fit=lambda learn: one_cycle(learn, 2))
+
+def test_schedule_where_every_other_micro_batch_is_cancelled():
+    "That of the items which are left; one position for all of a window"
+    heard = Heard(-20)
+    small = spied(regression(24), 2, cbs=[GradAccum(3), RaiseAt('before_batch', CancelBatchException, range(1,12,2)), heard], fit=one_cycle)
+    assert heard.within[:5]==[{0.}]*5 and heard.within[6:11]==[{0.5}]*5
+    np.testing.assert_allclose(scheduled(small), scheduled(spied(regression(12), 6, fit=one_cycle)), rtol=1e-12)
+
+def test_position_without_accumulation_is_fastais():
+    class Done(TrainEvalCallback):
+        "Has the fit for done after its first batch"
+        def after_batch(self):
+            super().after_batch()
+            self.learn.pct_train = 1.
+    def _run(n_acc):
+        heard = Heard(8)
+        learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[heard, GradAccum(n_acc)])
+        learn.remove_cb(TrainEvalCallback)
+        learn.add_cb(Done())
+        learn.fit(1, 0.1)
+        return heard.after
+    assert _run(1)==[1.]*8 and _run(3)!=[1.]*8
+
+def test_position_under_lr_find_is_fastais():
+    def _run(*cbs):
+        heard = Heard(8)
+        quiet_learner(loaders(regression(40), 2), mlp(), cbs=[heard, *cbs]).lr_find(num_it=25, stop_div=False, show_plot=False, suggest_funcs=None)
+        return heard.within,heard.after
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert _run(GradAccum(3))==_run()
 
 class SetLR(Callback):
     "Sets the learning rate to `table[i]` at `event` of micro-batch i"
@@ -636,10 +722,9 @@ def test_change_at_every_micro_batch_is_not_undone(order):
 @pytest.mark.parametrize('event', ['after_backward','after_batch'])
 @pytest.mark.parametrize('exc', [CancelFitException, ValueError, KeyboardInterrupt])
 def test_hyper_parameters_after_a_scheduled_fit_that_ended_early(exc, event):
-    each = schedule_of(lambda learn: learn.fit_one_cycle(1, 0.1))
     learn = quiet_learner(loaders(items15, 2), mlp(), opt_func=Spy, cbs=[GradAccum(3), once(event, exc, 4, 8)])
     with suppress(exc): learn.fit_one_cycle(1, 0.1)
-    assert (learn.opt.hypers[-1]['lr'],learn.opt.hypers[-1]['mom'])==each[3]
+    assert (learn.opt.hypers[-1]['lr'],learn.opt.hypers[-1]['mom'])==large15()[1]
 
 @pytest.mark.parametrize('n_acc,num_it,warned', [(4,100,True),(2,99,True),(2,100,False),(1,20,False),({3:4},100,True)])
 def test_lr_find(n_acc, num_it, warned):
@@ -993,6 +1078,13 @@ def test_n_acc_set_before_an_epoch(event):
     for n_acc in (2,{0:2}):
         got,_ = by_hand(n_acc, 'after_batch', {}, cbs=[Sets()])
         assert got==[each(4)]*3
+
+def test_position_of_windows_set_by_hand():
+    "From where it was, a part of the epoch for each window as if all were like it"
+    heard = Heard(8)
+    by_hand(3, 'after_batch', {(1,4): 2}, n_epoch=3, cbs=[heard])
+    parts = np.repeat([0,1/4,2/4,4/6,5/6], [3,3,2,2,2])
+    assert [o for s in heard.within[12:24] for o in s]==pytest.approx(1/3+parts/3, rel=1e-12)
 
 def test_gradients_of_windows_set_by_hand():
     learn = spied(items15, 2, cbs=[GradAccum(3), SetAt('after_batch', {(0,1): 2})])

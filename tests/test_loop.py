@@ -15,7 +15,7 @@ from fastai.optimizer import OptimWrapper, SGD
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai_bs.hypers import Hypers, inner_opt
 from fastai_bs.loop import (ScopedCallback, backward, callback_of, change_hidden, do_one_batch, fastai_on_ranks, fastais_one_batch, first_epoch,
-                            one_batch_by, optimizer_step, own_loop, run_events, set_batch, to_device)
+                            one_batch_by, optimizer_step, own_loop, pct_train_by, run_events, set_batch, to_device)
 from helpers import flat, loaders, mlp, quiet_learner, regression
 
 signatures = {
@@ -150,6 +150,36 @@ def test_one_batch_by_is_taken_away_after_an_error():
     learn = learner()
     with pytest.raises(KeyError), one_batch_by(learn, lambda i, b: {}[i]): learn.fit(1, 0.1)
     assert 'one_batch' not in vars(learn)
+
+class Halves:
+    "The fit is half as far from its end after each batch"
+    def __call__(self, pct): return (1+pct)/2
+
+class Position(Callback):
+    "How far the fit is, in and after each batch of training, and how many there were"
+    order,run_valid = TrainEvalCallback.order+1,False
+    def before_fit(self): self.seen = []
+    def before_batch(self): self.seen.append(self.pct_train)
+    def after_batch(self): self.seen += [self.pct_train,self.train_iter]
+
+def test_pct_train_by():
+    learn = learner(n=6, cbs=Position())
+    with pct_train_by(learn, Halves()):
+        learn.fit(1, 0.1)
+        learn.logger = print # Not that of `quiet_learner`
+        again = pickle.loads(pickle.dumps(learn))
+    assert learn.position.seen==[0.,0.5,1, 0.5,0.75,2]
+    again.fit(1, 0.1)
+    assert again.position.seen==learn.position.seen
+    with pytest.raises(KeyError), pct_train_by(learn, lambda pct: {}[pct]): learn.fit(1, 0.1)
+    learn.fit(1, 0.1)
+    assert learn.position.seen==[0.,0.5,1, 0.5,1.,2]
+
+def test_pct_train_of_nobody():
+    "Where no `TrainEvalCallback` counts"
+    learn = learner()
+    learn.remove_cbs(list(learn.cbs))
+    with pct_train_by(learn, Halves()): pass
 
 @pytest.mark.parametrize('nm', ['one_batch','_do_one_batch','_do_grad_opt','_step'])
 def test_own_loop(nm):

@@ -11,7 +11,7 @@ from fastai_bs.losses import at_hand, precise
 from fastai_bs.estimator import moments_of_sums
 from fastai_bs.measurement import Measurement, MicroNorms, measurement, to_floats, unweighed_sums, window_sums
 from fastai_bs.noise import NoiseScale
-from fastai_bs.window import (MicroBatch, Window, check_n_accs, loss_sum, mean_divisor, n_acc_at, reference, watch_scale, weigh, weight,
+from fastai_bs.window import (MicroBatch, Position, Window, check_n_accs, loss_sum, mean_divisor, n_acc_at, reference, watch_scale, weigh, weight,
                               window_momentum)
 from helpers import distance, flat, loaders, quiet_learner, token_task
 
@@ -172,3 +172,21 @@ def test_a_mean_of_means_is_as_noisy_as_it_is(ns, monkeypatch):
     mean = g_sq + tr_sigma*(1/n).sum()/K**2
     sums = unweighed_sums(Measurement(n, 6, (g_sq+tr_sigma/n)[None], np.array([K*mean])), K, False)
     assert moments_of_sums(sums.n_micro, sums.n_elems, sums.total[0], sums.sq_mean[0])==pytest.approx((tr_sigma,g_sq))
+
+@pytest.mark.parametrize('n_acc,n_iter', [(1,1),(1,7),(3,7),(3,9),(4,3),(5,50),(7,50)])
+@pytest.mark.parametrize('heard', [lambda i: True, lambda i: i%3!=1], ids=['always','now and then'])
+def test_position_is_that_of_the_large_batchs_loop(n_acc, n_iter, heard):
+    "By the same additions, also where nobody asks for a while: a window is under way"
+    large,step = [2/3],1./(math.ceil(n_iter/n_acc)*3)
+    for _ in range(math.ceil(n_iter/n_acc)): large.append(large[-1]+step)
+    position,pct = Position(n_acc),2/3
+    for i in range(n_iter):
+        if not heard(i): continue
+        pct = position.after(pct, i, n_iter, 3)
+        assert pct==large[-1 if i==n_iter-1 else (i+1)//n_acc]
+
+def test_position_in_a_loader_that_yields_more_than_it_says():
+    "The batches after the one that its length closes are whole again"
+    position,seen = Position(2),[0.]
+    for i in range(7): seen.append(position.after(seen[-1], i, n_iter=3, n_epoch=1))
+    assert seen==[0.,0.,0.5,1.,1.,1.5,1.5,2.]
