@@ -19,6 +19,7 @@ from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader as TorchDataLoader, Sampler
 from fastcore.foundation import L
+from fastai.callback.hook import Hook
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.learner import Callback, Learner, Metric
@@ -27,7 +28,7 @@ from fastai.optimizer import _BaseOptimizer
 from fastai.torch_core import ReindexCollection
 
 # %% ../nbs/04_snapshot.ipynb #1c79d043
-_followed = (Learner, Callback, Metric, nn.Module, BaseLoss, _BaseOptimizer, torch.optim.Optimizer, LRScheduler, GradScaler, # Their attributes are state
+_followed = (Learner, Callback, Metric, Hook, nn.Module, BaseLoss, _BaseOptimizer, torch.optim.Optimizer, LRScheduler, GradScaler, # Their attributes are state
              DataLoaders, DataLoader, TorchDataLoader, Sampler, ReindexCollection, L)
 _data = {'dataset', 'data_source', 'coll'} # Where loaders, samplers and collections keep the items themselves
 _plain = (type(None), bool, int, float, str) # Cannot change
