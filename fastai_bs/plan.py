@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/plan.html.md"""
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/18_plan.ipynb #86af48f1
+# %% ../nbs/18_plan.ipynb #18b65170
 import math
 from dataclasses import fields
 from fastcore.basics import patch
@@ -18,7 +18,8 @@ from .lr import ScaledLR
 from .set_up import code_of, refuse_other, set_back, set_up
 from .cycle import cool_stretch
 from .plan_numbers import BatchPlan
-from .plan_text import Details, joined, plan_details, plan_html, plan_text
+from .layout import Details
+from .plan_text import joined, plan_details, plan_html, plan_text
 
 # %% ../nbs/18_plan.ipynb #2e057e19
 @patch(as_prop=True)

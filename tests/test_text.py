@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from fastai_bs.text import as_plain, bytes_text, counted, num, percent, rate_text, time_text, with_interval
+from fastai_bs.text import as_plain, bytes_text, counted, difference_text, factor_text, listed, num, percent, rate_text, time_text, with_interval
 
 @pytest.mark.parametrize('x,text', [(0,'0'), (0.00123,'0.00123'), (9.999,'10'), (99.96,'100'), (1234.5,'1230'), (1e6,'1000000'), (-250.4,'-250'),
     (math.inf,'inf'), (math.nan,'nan')])
@@ -47,3 +47,13 @@ class Record: a:float; b:tuple
 def test_as_plain(v, res):
     "JSON gives back what went in"
     assert as_plain(v)==res==json.loads(json.dumps(as_plain(v)))
+
+@pytest.mark.parametrize('values,text', [((0.081,0.047,0.12),'8.1% [4.7, 12]'),((0.03,-0.01,1.2),'3% [-1, 120]'),((-0.5,-1.5,0.),'-50% [-150, 0]'),
+    ((1.5,-1.,math.inf),'150%'),((0.2,math.nan,math.nan),'20%')])
+def test_difference_text(values, text): assert difference_text(*values)==text
+
+@pytest.mark.parametrize('f,text', [(1/3,'1/3'),(1/9,'1/9'),(1.,'1'),(3.,'3'),(0.3,'0.3'),(0.9,'0.9'),(0.5,'1/2'),(1.5,'1.5'),(27,'27')])
+def test_factor_text(f, text): assert factor_text(f)==text
+
+@pytest.mark.parametrize('items,text', [([1],'1'),([1,2],'1 and 2'),((32,64,128),'32, 64 and 128'),((o for o in 'ab'),'a and b')], ids=range(4))
+def test_listed(items, text): assert listed(items)==text
