@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/demo.html.md"""
 # %% auto #0
 __all__ = ['digits_learner', 'run_demo', 'main']
 
-# %% ../nbs/20_demo.ipynb #b12254ea
+# %% ../nbs/20_demo.ipynb #97b39ed3
 import argparse, sys, tempfile, textwrap, time, warnings
 warnings.filterwarnings('ignore', message='.*torch.jit.script.*') # Of no use to who runs the demonstration
 from contextlib import nullcontext
@@ -30,6 +30,7 @@ from .batch_size import accumulation
 from .loop import callback_of
 from .lr import ScaledLR
 import fastai_bs.finder # noqa: F401 bs_find
+import fastai_bs.verify # noqa: F401 bs_verify
 
 # %% ../nbs/20_demo.ipynb #86ed16fb
 @delegates(Learner.__init__, but='loss_func,metrics')
@@ -65,7 +66,7 @@ def _train(learn, epochs, lr):
     return {'batch size': micro_bs*n_acc, 'as': f'{n_acc} x {micro_bs}', 'lr': f'{lr*(scaled.factor if scaled else 1):.2g}', 'epochs': epochs,
             'steps': epochs*-(-len(learn.dls.train)//n_acc), 'seconds': f'{secs:.1f}', 'valid loss': f'{valid_loss:.4f}', 'accuracy': f'{acc:.1%}'}
 
-# %% ../nbs/20_demo.ipynb #5f4eca45
+# %% ../nbs/20_demo.ipynb #88ed7ee4
 def _find_lr(make):
     with tempfile.TemporaryDirectory() as tmp: # lr_find writes the weights to a file for a while
         learn = make(model_dir=tmp)
@@ -81,6 +82,14 @@ def _find_bs(learn, lr, epochs, out):
     print(f"   Plot: {out/'plan.png'}")
     return plan
 
+def _verify(learn, lr, epochs, out):
+    "Trials of several sizes, printed and drawn"
+    print(f"\n4. bs_verify: trials of several batch sizes from new weights, each as long as {epochs:g} epochs at today's takes")
+    with _quiet(learn): v = learn.bs_verify(lr, n_epoch=epochs)
+    print(textwrap.indent(repr(v), '   '))
+    v.plot()[0].figure.savefig(out/'trials.png', dpi=120)
+    print(f"   Plot: {out/'trials.png'}")
+
 def _runs(make, plan, bs, epochs):
     "Fresh learners, each with its epochs: at today's batch size, as planned, and by accumulation"
     runs = [(make(),epochs)]
@@ -94,7 +103,8 @@ def run_demo(
     opt:str='adam', # 'adam' or 'sgd'
     epochs:int=6, # Of the training at `bs`
     seed:int=42, # For weights, split and order
-    out:Path=Path('bs_demo'), # Folder for the picture, which exists
+    out:Path=Path('bs_demo'), # Folder for the pictures, which exists
+    verify:bool=False, # End with short trials of several batch sizes?
 )->tuple: # The `BatchPlan` and the table
     "Find a batch size for the digits, and train at today's and at the planned one"
     make = partial(digits_learner, bs=bs, opt_func={'adam': Adam, 'sgd': partial(SGD, mom=0.9)}[opt], seed=seed)
@@ -116,9 +126,10 @@ def run_demo(
         print(f"\nBatches of {new['batch size']} instead of {old['batch size']}: {new['steps']/old['steps']:.2g} times the steps, "
               f"{float(new['seconds'])/float(old['seconds']):.2g} times the time ({planned/today:.2g} predicted), "
               f"accuracy {new['accuracy']} instead of {old['accuracy']}")
+    if verify: _verify(make(), lr, max(2, epochs/3), out)
     return plan,table
 
-# %% ../nbs/20_demo.ipynb #21a6177a
+# %% ../nbs/20_demo.ipynb #f4377914
 def _whole(least, most=None):
     def _parse(s):
         try: v = int(s)
@@ -143,14 +154,15 @@ def main(
     p.add_argument('--opt', choices=['adam','sgd'], default='adam', help="optimizer")
     p.add_argument('--epochs', type=_whole(1), default=6, help="epochs of each training")
     p.add_argument('--seed', type=_whole(0,2**32-1), default=42, help="seed of the split, the weights and the order of the items")
-    p.add_argument('--out', type=_folder, default=Path('bs_demo'), help="folder for the picture")
+    p.add_argument('--verify', action='store_true', help="end with short trials of several batch sizes, which take as long as all the rest")
+    p.add_argument('--out', type=_folder, default=Path('bs_demo'), help="folder for the pictures")
     a = p.parse_args(args)
     try: a.out.mkdir(parents=True, exist_ok=True)
     except OSError as e: p.error(f"argument --out: the folder {a.out} cannot be made: {e}")
     torch.set_num_threads(1) # A model this small is slower with more, and much slower on a busy machine
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        run_demo(a.bs, a.opt, a.epochs, a.seed, a.out)
+        run_demo(a.bs, a.opt, a.epochs, a.seed, a.out, a.verify)
 
 # %% ../nbs/20_demo.ipynb #d105f9ec
 if __name__=='__main__': main()

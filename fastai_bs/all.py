@@ -1,5 +1,7 @@
 "What a notebook needs, with one import: `from fastai_bs.all import *`"
+from .accum_check import AccumCheck # And `Learner.check_accum`
 from .accumulate import GradAccum
+from .both_ways import PlainLoop
 from .finder import BSFinder  # noqa: F401 The import adds `Learner.bs_find`
 from .lr import ScaledLR
 from .memory import MemoryReport, bn_to_gn # And `Learner.memory_report`, `Learner.max_bs_find`
@@ -8,6 +10,9 @@ from .plots import plot_noise_scale
 from .plan import BatchPlan
 from .scaling import adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, no_scaling, sqrt_scaling, surge_scaling, warmup_factor
 from .snapshot import unchanged
+from .verification import BatchVerification
+from . import verify  # noqa: F401 The import adds `Learner.bs_verify`
 
-__all__ = ['GradAccum', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan', 'MemoryReport', 'bn_to_gn', 'unchanged', 'linear_scaling',
-           'no_scaling', 'sqrt_scaling', 'adascale_gain', 'capped_sqrt_scaling', 'adam_scaling', 'surge_scaling', 'warmup_factor']
+__all__ = ['GradAccum', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan', 'BatchVerification', 'AccumCheck', 'PlainLoop',
+           'MemoryReport', 'bn_to_gn', 'unchanged', 'linear_scaling', 'no_scaling', 'sqrt_scaling', 'adascale_gain', 'capped_sqrt_scaling',
+           'adam_scaling', 'surge_scaling', 'warmup_factor']

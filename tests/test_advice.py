@@ -12,7 +12,8 @@ import fastai_bs.plan_text
 import situations
 from situations import inf, nan, plan_of
 from fastai_bs.advice import Advice, advice, cautions, headline, how, why
-from fastai_bs.plan_text import Details, details, joined, numbers_text, plan_details, plan_html, plan_text, shown, step_time_text
+from fastai_bs.layout import Details
+from fastai_bs.plan_text import details, joined, numbers_text, plan_details, plan_html, plan_text, shown, step_time_text
 from fastai_bs.step_time import Duration
 from fastai_bs.text import counted, num, percent, rate_text
 

@@ -19,7 +19,8 @@ def test_help():
     "As a command"
     res = subprocess.run([sys.executable, '-W', 'ignore', '-m', 'fastai_bs', '--help'], capture_output=True, text=True, timeout=60)
     assert res.returncode==0 and res.stdout.startswith('usage: python -m fastai_bs')
-    for words in ('--bs', '--opt', '--epochs', '--seed', '--out', 'default: 16', 'nothing is downloaded'): assert words in ' '.join(res.stdout.split())
+    for words in ('--bs', '--opt', '--epochs', '--seed', '--out', '--verify', 'default: 16', 'nothing is downloaded'):
+        assert words in ' '.join(res.stdout.split())
 
 @pytest.mark.parametrize('args,words', [('--bs 1', 'argument --bs: must be at least 2 and at most 360, got 1'), ('--bs 361',
     'argument --bs: must be at least 2 and at most 360, got 361'),
@@ -45,9 +46,12 @@ def test_a_folder_that_cannot_be_made(capsys, monkeypatch):
 @pytest.mark.parametrize('opt', ['adam','sgd'])
 def test_a_short_run(opt, tmp_path, capsys):
     "It prints the plan and the table, and leaves a picture and nothing else"
-    main(['--epochs', '1', '--opt', opt, '--out', str(tmp_path/'out'/'deeper')])
+    main(['--epochs', '1', '--opt', opt, '--out', str(tmp_path/'out'/'deeper'), *(['--verify'] if opt=='adam' else [])])
     out = capsys.readouterr().out
-    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*') if p.is_file()]==['out/deeper/plan.png']
+    out,_,trials = out.partition('\n4. bs_verify')
+    assert (opt=='adam')==bool(trials) and (not trials or 'More in v.details()' in trials)
+    files = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*') if p.is_file())
+    assert files==['out/deeper/plan.png']+['out/deeper/trials.png']*bool(trials)
     picture = plt.imread(tmp_path/'out'/'deeper'/'plan.png')
     assert picture.shape[0]>300 and picture.shape[1]>500 and picture.std()>0.05
     assert '   Why: The noise scale is' in out and 'More in plan.details().' in out
@@ -60,7 +64,7 @@ def test_a_short_run(opt, tmp_path, capsys):
         n = re.search(r'\.fit_one_cycle\((\d+), ', out)[1]
         assert {o[5] for o in rows[1:]}=={n} and f'and {n} at the planned one' in out and re.search(r'times the time \([0-9.]+ predicted\)', out)
     assert 10<float(rows[0][-1].rstrip('%'))<=100 and all(0<=float(r[-1].rstrip('%'))<=100 for r in rows) # A few large steps may not get far
-    assert len(plt.get_fignums())<=1
+    assert len(plt.get_fignums())<=1+bool(trials)
 
 def test_digits_learner_is_the_same_for_the_same_seed():
     a,b,c = (digits_learner(seed=s) for s in (1,1,2))

@@ -18,7 +18,7 @@ notebooks = sorted((root/'nbs').glob('*.ipynb'))
 mods = pages.modules(notebooks)
 public = [(mod,nm) for mod in mods.values() for nm in pages.documented(mod)]
 
-for_users = {'Learner.bs_find','Learner.max_bs_find','Learner.memory_report','Recorder.plot_noise_scale'}
+for_users = {'Learner.bs_find','Learner.check_accum','Learner.max_bs_find','Learner.memory_report','Recorder.plot_noise_scale'}
 
 def thing(mod, nm):
     for part in nm.split('.'): mod = getattr(mod, part)

@@ -6,9 +6,10 @@ import pytest
 
 root = Path(__file__).resolve().parent.parent
 # From below to above: each imports from those before it only
-layers = ['text','checks','estimator','scaling','step_time','snapshot','distributed','loaders','hypers','loop','losses','window','pairs','gradients',
-          'measurement','split','accumulate','batch_size','sources','plots','noise','lr','set_up','trial','timing','too_high','cycle','memory','plan_numbers',
-          'advice','plan_text','plan','asked','finder']
+layers = ['text','checks','estimator','scaling','step_time','snapshot','draws','distributed','loaders','hypers','loop','losses','window','pairs','gradients',
+          'measurement','split','accumulate','batch_size','sources','plots','plots_verify','noise','lr','set_up','trial','timing','too_high','cycle','memory',
+          'plan_numbers','layout','advice','plan_text','plan','asked','finder','compare','halving','trainings','left_open','verify_advice','verify_text','verification',
+          'trials','verify','both_ways','micros','why_not','accum_check']
 above = 'all','__main__' # Re-export, and the demonstration
 trees = {p.stem: ast.parse(p.read_text()) for p in (root/'fastai_bs').glob('*.py') if p.stem not in ('_modidx','__init__')}
 
@@ -34,7 +35,7 @@ def test_imports_go_down_only(mod):
 def test_no_module_imports_a_private_name(mod): assert not [nm for _,nm in imports(trees[mod]) if private(nm)]
 
 # torch's own, for which it has no public name
-of_torch = {'_indices','_values','_foreach_norm','_foreach_div_','_foreach_mul_','_scale','_shutdown_workers','_get_default_store'}
+of_torch = {'_C','_schema','_indices','_values','_foreach_norm','_foreach_div_','_foreach_mul_','_scale','_shutdown_workers','_get_default_store'}
 of_python = {'_fields'} # Of a named tuple
 
 def accesses(tree):

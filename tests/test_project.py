@@ -81,7 +81,8 @@ print('replaced', sorted(k for k in before if after.get(k) is not before[k] and 
     out = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True)
     assert out.returncode==0, out.stderr
     new,replaced = out.stdout.splitlines()[-2:]
-    assert new==f"new {[f'fastai.learner.{o}' for o in ('Learner.bs_find','Learner.max_bs_find','Learner.memory_report','Recorder.plot_noise_scale')]}"
+    names = ['Learner.bs_find','Learner.bs_verify','Learner.check_accum','Learner.max_bs_find','Learner.memory_report','Recorder.plot_noise_scale']
+    assert new==f"new {[f'fastai.learner.{o}' for o in names]}"
     assert replaced=='replaced []'
 
 def test_no_output_holds_a_path_of_somebodys_machine():
