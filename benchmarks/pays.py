@@ -6,6 +6,7 @@
     python benchmarks/pays.py plan --data FOLDER     # What `bs_find` says at the rate that is best at 64, five seeds; what it and `lr_find` take
     python benchmarks/pays.py follow --data FOLDER   # Trainings with the plan's size for the time of today's, three seeds; and with 128 whatever the task
     python benchmarks/pays.py ends --data FOLDER     # Trainings as three plans say: their size, for their epochs
+    python benchmarks/pays.py verify --data FOLDER   # What `bs_verify` says at a quarter of the length, three seeds, and what it takes beside a full training
     python benchmarks/pays.py                        # pays.md and pays.png of what is in pays.csv
 
 FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/ and tinyshakespeare/. What is in pays.csv is not run again."""
@@ -20,6 +21,7 @@ import pandas as pd
 import torch
 from torch import nn
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
+from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import Learner # noqa: F401 With fit_one_cycle
 from fastai.collab import EmbeddingDotBias
 from fastai.data.block import CategoryBlock, RegressionBlock
@@ -166,9 +168,10 @@ def train(task, bs, n_steps, lr, seed):
 
 files = {'pays.csv': ['part','task','epochs','bs','lr','seed','steps','process','train','valid'],
          'pays_plans.csv': ['part','task','epochs','bs','lr','seed','noise_scale','low','high','low_bs','high_bs','n_epoch','time_ratio','n_seen',
-                            'find','timing','lr_find']}
+                            'find','timing','lr_find'],
+         'pays_verify.csv': ['part','task','epochs','bs','lr','seed','plan','factor','sizes','told','spread','dof','find','verify','full']}
 
-def file_of(part): return 'pays_plans.csv' if part in ('plan','before') else 'pays.csv'
+def file_of(part): return {'plan': 'pays_plans.csv', 'before': 'pays_plans.csv', 'verify': 'pays_verify.csv'}.get(part, 'pays.csv')
 
 def rows(part, task=None):
     path,cols = here/file_of(part),files[file_of(part)]
@@ -313,6 +316,26 @@ def ends(name, task):
         add('ends', task=name, epochs=r.epochs, bs=int(r.bs), lr=r.lr, seed=r.seed, **train(task, int(r.bs), n, float(r.lr), int(r.seed)))
         print(name, r.epochs, r.seed, flush=True)
 
+def verify(name, task, epochs=lengths[-1], seeds=range(3)):
+    """What trials of a quarter of the length choose, from new weights at the rate that is best at 64 for all of it
+
+    Processor seconds of all trials, with `bs_find`; and of a full training with today's batch, run just before and after them"""
+    lr = best_lr(name, epochs)
+    for seed in seeds:
+        done = rows('verify', name)
+        if ((done.epochs==epochs) & (done.seed==seed)).any(): continue
+        learn,full = todays(task, seed),todays(task, seed)
+        for o in (learn,full): o.remove_cb(ProgressCallback)
+        with full.no_logging(): half = timed(lambda: full.fit_one_cycle(epochs, lr))[1] # noqa: B023
+        with learn.no_logging(), patch('time.perf_counter', time.process_time): v,secs = timed(lambda: learn.bs_verify(lr, n_epoch=epochs/4)) # noqa: B023
+        full = todays(task, seed)
+        full.remove_cb(ProgressCallback)
+        with full.no_logging(): half = (half+timed(lambda: full.fit_one_cycle(epochs, lr))[1])/2 # noqa: B023
+        add('verify', task=name, epochs=epochs, bs=v.bs, lr=v.plan.lr, seed=seed, plan=v.found.bs, factor=v.factor, sizes=' '.join(map(str, v.table.bs)),
+            told=' '.join(f'{o.bs}:{o.part:g}:{o.loss:.4g}:{o.low:.3f}:{o.high:.3f}' for o in v.table.itertuples()), spread=v.spread.sd, dof=v.spread.dof,
+            find=v.found.took, verify=secs, full=half)
+        print(name, epochs, seed, v.bs, f'{secs/half:.2f}', flush=True)
+
 # The report
 
 few_passes = 8 # Through the training set, at the plan's size: beyond, the validation loss is one of overfitting
@@ -419,6 +442,23 @@ def parts(df):
     d = df.groupby('task', sort=False)[['mock','timing','find']].median()
     return table(['data','mock training','timing of steps','all'], [[o.Index,*(f'{x:.1f}' for x in o[1:])] for o in d.itertuples()])
 
+def tried():
+    "What trials of a quarter of the length chose, beside the plan, and what they took"
+    lines = []
+    for name in tasks:
+        r = rows('verify', name)
+        if not len(r): continue
+        epochs = r.epochs.iloc[0]
+        c,p = curve(name, epochs),rows('plan', name)
+        p = p[p.epochs==epochs]
+        def _excess(sizes): return np.mean([c.valid[int(o)]/c.valid.min()-1 for o in sizes]) # noqa: B023
+        lines.append([name,f'{epochs:g}',int(c.valid.idxmin()),sizes_text(sorted(r.bs.astype(int))),pct(_excess(r.bs)),pct(max(_excess([o]) for o in r.bs)),
+                      sizes_text(sorted(p.bs.astype(int))),pct(_excess(p.bs)),f'{c.spread[c.valid.idxmin()]/c.valid.min():.1%}',
+                      f'{(r.verify/r.full).median():.2f}',f'{(r.verify/r.full).max():.2f}'])
+    heads = ['data','epochs','best size','`bs_verify`, three seeds','its excess','the worst','plan of five seeds','its excess','spread of seeds',
+             'time over a full training, median','most']
+    return table(heads, lines)
+
 def verdict(df):
     few,n = df[df.passes<=few_passes],len(df)
     went = df[df.bs!=base_bs]
@@ -472,6 +512,11 @@ def draw():
     axs[0,0].legend()
     return fig
 
+tried_about = """`learn.bs_verify(lr, n_epoch=1)` on new weights, for trainings of 4 epochs at 64, at the rate that is best for those: trials of a
+quarter of the length, all of them together in the time of one and a half full trainings at most, `bs_find` included. Excess: how far the full training
+with the size that was chosen ends above the best one, by the validation loss, all sizes at their best rate, means of three seeds. Times are processor
+seconds, beside full trainings run just before and after."""
+
 findings = """* Near the best size the loss is flat: a factor of two from it costs a few percent. What costs is to be far off, as any one size is on some task.
 * A short training stands no large batch, however noisy its gradients: it needs its steps. Best sizes grow with the length of the training.
 * The best rate is about the same at all sizes; see the columns of the tables.
@@ -490,6 +535,7 @@ def report():
             '![Validation loss at equal time by batch size, with the plans](pays.png)','','## Each task and length','',overview(df),'',
             '## Trained as the plan says','',"The plan's size, for the epochs it names; today's is 64 at its best rate. Means of three plans.",'',
             followed(df),'',
+            '## Tried before','',' '.join(tried_about.split()),'',tried(),'',
             '## What `bs_find` takes','','Over the time of `lr_find` on the same learner; medians.','',parts(df)]
     text += ['','## What it says','',findings]
     for name in tasks: text += ['',f'## {titles[name]}','',losses(name)]
@@ -499,7 +545,7 @@ def report():
 
 if __name__=='__main__':
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('part', nargs='?', choices=['time','grid','seeds','plan','follow','ends'])
+    parser.add_argument('part', nargs='?', choices=['time','grid','seeds','plan','follow','ends','verify'])
     parser.add_argument('--data', type=Path)
     parser.add_argument('--tasks', nargs='*', default=list(tasks))
     args = parser.parse_args()
@@ -513,4 +559,5 @@ if __name__=='__main__':
         if args.part=='plan': plans(name, task)
         if args.part=='follow': follow(name, task, n_steps_of(name, task))
         if args.part=='ends': ends(name, task)
+        if args.part=='verify': verify(name, task)
     if not args.part: print(report())
