@@ -14,7 +14,7 @@ from nbdev.doclinks import _build_modidx
 from nbdev.serve import proc_nbs
 
 root = Path(__file__).resolve().parent.parent
-guides = ['choose','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus','coming_from','faq'] # In this order
+guides = ['choose','prove','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus','coming_from','faq'] # In this order
 site = 'https://fastai-bs.github.io/fastai_bs'
 
 def page_name(
