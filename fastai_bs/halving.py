@@ -75,7 +75,7 @@ def going_on(
     n = max(enough_arms, len(order)//4)
     return order[:n] + [o for o in beside(order) if o not in order[:n]]
 
-# %% ../nbs/19a_halving.ipynb #45131003
+# %% ../nbs/19a_halving.ipynb #bb1b8928
 def finalists(
     order:list, # Arms of a quarter of the length, best first
     others:list, # Arms of shorter ones, best first: for sizes that are not in `order`
@@ -85,8 +85,7 @@ def finalists(
     best = {**best_of_sizes(others),**best_of_sizes(order)}
     every = [order[0], *(o for o in best.values() if o.bs!=order[0].bs)]
     today = [best[now]] if now in best else []
-    larger,smaller = ([o for o in beside(every) if (o.bs>order[0].bs)==up] for up in (True,False))
-    return list(dict.fromkeys([order[0], *larger, *today, *smaller]))
+    return list(dict.fromkeys([order[0], *today, *beside(every)]))
 
 def runs_wanted(
     n_arms:int, # That are trained for a quarter of the length

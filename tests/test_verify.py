@@ -298,7 +298,7 @@ def test_trial_sizes(now, planned):
 
 def test_the_size_beside_the_leader_comes_from_a_shorter_length():
     order,first = [Arm(128,3),Arm(64,3)],[Arm(64,3),Arm(128,3),Arm(256,1),Arm(32,3)]
-    assert finalists(order, first, 32)==[Arm(128,3),Arm(256,1),Arm(32,3),Arm(64,3)]
+    assert finalists(order, first, 32)==[Arm(128,3),Arm(32,3),Arm(256,1),Arm(64,3)]
 
 @pytest.mark.parametrize('n_arms', [2,3,4,5,9])
 @pytest.mark.parametrize('n_runs', [2,3])
