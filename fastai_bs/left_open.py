@@ -73,7 +73,7 @@ def more_runs(
     if n<2: return 0
     if not v.told: return max(most+1, 1+math.ceil(4/(min(3, n)-1))) # Of two or three sizes, for 4 degrees of freedom
     if not v.all_tied or v.least_difference<=0.01: return 0
-    return 4*most if v.spread.part==1 else max(4, most+1) # Enough to know chance by trainings of the whole length
+    return 4*most if v.spread.part==1 else max(5, most+1) # Enough, as a rule, to know chance by trainings of the whole length
 
 def today_is_behind(
     v, # A `BatchVerification`, or anything else with its attributes
