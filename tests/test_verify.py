@@ -135,6 +135,28 @@ def test_all_lengths_take_as_long():
     for r in whole.itertuples(): assert r.expected==pytest.approx(time, abs=v.found.at(r.bs).seconds_of(r.bs/v.n_train, r.bs))
     assert set(v.df.part)<=set(parts)
 
+def test_shorter_lengths_are_parts_of_the_whole():
+    v = verify(reg_learner(256), sizes=[4,8], n_epoch=4)
+    steps = v.df.groupby(['bs','part']).steps.first().unstack()
+    for part in steps.columns: assert np.allclose(steps[part], part*steps[1.], atol=1)
+    assert len(steps.columns)==3
+
+def test_each_run_has_an_order_of_its_own_and_each_rate_is_tried_once():
+    v = spied(reg_learner(), sizes=[4,8], rates=(1,1.), n_epoch=3, n_runs=2)
+    assert not v.df.duplicated(['bs','factor','part','run']).any()
+    trials = [o for o in Spy.fits if o['lrs']][-len(v.df):] # A validation begins a fit, too
+    assert len({(r.run,tuple(f['items'][:8])) for r,f in zip(v.df.itertuples(), trials)})==v.df.run.nunique()>1
+    assert len({tuple(f['items'][:8]) for f in trials})==v.df.run.nunique()
+
+def test_sizes_that_an_interrupt_left_out(monkeypatch):
+    real,calls = ShortTraining.__call__,[]
+    def _call(self, learn):
+        calls.append(self)
+        if len(calls)==3: raise KeyboardInterrupt
+        return real(self, learn)
+    monkeypatch.setattr(ShortTraining, '__call__', _call)
+    assert verify(reg_learner(), sizes=[4,8,16], equal='items').left_out==((16,'was not trained before the interrupt'),)
+
 def test_equal_items():
     v = verify(reg_learner(), sizes=[4,8,16], n_epoch=10, n_runs=2, equal='items')
     whole = v.df[v.df.part==1]
