@@ -324,17 +324,19 @@ def verify(name, task, epochs=lengths[-1], seeds=range(3)):
     for seed in seeds:
         done = rows('verify', name)
         if ((done.epochs==epochs) & (done.seed==seed)).any(): continue
-        learn,full = todays(task, seed),todays(task, seed)
-        for o in (learn,full): o.remove_cb(ProgressCallback)
-        with full.no_logging(): half = timed(lambda: full.fit_one_cycle(epochs, lr))[1] # noqa: B023
-        with learn.no_logging(), patch('time.perf_counter', time.process_time): v,secs = timed(lambda: learn.bs_verify(lr, n_epoch=epochs/4)) # noqa: B023
-        full = todays(task, seed)
-        full.remove_cb(ProgressCallback)
-        with full.no_logging(): half = (half+timed(lambda: full.fit_one_cycle(epochs, lr))[1])/2 # noqa: B023
+        def _timed(what): # Of a new learner
+            learn = todays(task, seed) # noqa: B023
+            learn.remove_cb(ProgressCallback)
+            with learn.no_logging(): return timed(what, learn)
+        def _full(learn): learn.fit_one_cycle(epochs, lr) # noqa: B023
+        def _verify(learn):
+            with patch('time.perf_counter', time.process_time): return learn.bs_verify(lr, n_epoch=epochs/4) # noqa: B023
+        (_,before),(v,secs),(_,after) = map(_timed, (_full,_verify,_full))
+        full = (before+after)/2
         add('verify', task=name, epochs=epochs, bs=v.bs, lr=v.plan.lr, seed=seed, plan=v.found.bs, factor=v.factor, sizes=' '.join(map(str, v.table.bs)),
             told=' '.join(f'{o.bs}:{o.part:g}:{o.loss:.4g}:{o.low:.3f}:{o.high:.3f}' for o in v.table.itertuples()), spread=v.spread.sd, dof=v.spread.dof,
-            find=v.found.took, verify=secs, full=half)
-        print(name, epochs, seed, v.bs, f'{secs/half:.2f}', flush=True)
+            find=v.found.took, verify=secs, full=full)
+        print(name, epochs, seed, v.bs, f'{secs/full:.2f}', flush=True)
 
 # The report
 

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/accum_check.html.md"""
 # %% auto #0
 __all__ = ['AccumCheck', 'asked_how']
 
-# %% ../nbs/19j_accum_check.ipynb #1b0e1ba5
+# %% ../nbs/19j_accum_check.ipynb #d6e6b986
 import math
 from dataclasses import dataclass, field
 from html import escape
@@ -22,6 +22,7 @@ from .snapshot import free_memory, out_of_memory
 from .distributed import from_ranks, together, trains_together
 from .loop import callback_of
 from .accumulate import GradAccum
+from .trial import own_settings
 from .both_ways import PlainLoop, trained_params
 from .micros import windows_of
 from .why_not import BothWays, called
@@ -66,7 +67,7 @@ class AccumCheck:
         return (f"<p><strong>{first}</strong> {more}</p>{f'<ul>{listed}</ul>' if listed else ''}"
                 f"<details><summary>Parameter by parameter, the worst first</summary>{table}</details>")
 
-# %% ../nbs/19j_accum_check.ipynb #2e3620e8
+# %% ../nbs/19j_accum_check.ipynb #d9d53041
 _short = "Memory was short"
 _alike = 20 # Letters that sentences of the same kind begin with
 
@@ -80,8 +81,7 @@ def asked_how(
         how,n = n_acc,max(n.values()) if isinstance(n, dict) else n_acc.n_acc_in(0)
     elif isinstance(n_acc, (GradientAccumulation,PlainLoop)): how,n = n_acc,n_acc.n_acc
     elif is_whole(n_acc):
-        own = callback_of(learn, GradAccum)
-        how,n = GradAccum(max(1, n_acc), count=own.count if own else None, fix_bn=own.fix_bn if own else True),n_acc
+        how,n = GradAccum(max(1, n_acc), **own_settings(learn)),n_acc
     else: raise TypeError(f"`n_acc` must be a whole number of micro-batches, or what accumulates them: a GradAccum, fastai's "
                           f"GradientAccumulation or a PlainLoop, got {shown(n_acc)}")
     if isinstance(how, GradientAccumulation): check_whole('n_acc', n, 1, "it is what the gradient is divided by", 'item')

@@ -6,10 +6,10 @@ Docs: https://fastai-bs.github.io/fastai_bs/cycle.html.md"""
 
 # %% auto #0
 __all__ = ['pct_start', 'div', 'div_final', 'cool_rates', 'cool_stretch', 'mock_steps', 'mock_windows', 'per_window',
-           'steps_least', 'rate_at', 'cooled_to', 'places', 'MockCycle', 'cycle_of', 'Reading', 'reading', 'readings',
-           'window_len', 'MockAccum', 'for_training']
+           'steps_least', 'rate_at', 'cooled_to', 'places', 'OneCycle', 'MockCycle', 'cycle_of', 'Reading', 'reading',
+           'readings', 'window_len', 'MockAccum', 'for_training']
 
-# %% ../nbs/15b_cycle.ipynb #ecb62605
+# %% ../nbs/15b_cycle.ipynb #b0eb6c9b
 import math
 from dataclasses import dataclass
 import numpy as np
@@ -20,10 +20,8 @@ from fastai.callback.schedule import ParamScheduler, combined_cos
 from .text import with_interval
 from .estimator import agree, along
 from .gradients import dense, zero_grads
-from .losses import refuse_loss
-from .pairs import PairCheck
-from .accumulate import GradAccum
 from .noise import NoiseScale
+from .trial import QuietAccum
 from .too_high import LossPath
 
 # %% ../nbs/15b_cycle.ipynb #3ffaf3b2
@@ -57,8 +55,20 @@ def places(
     n_cool,n_end = n//2,n//8
     return np.concatenate([np.linspace(*o, endpoint=False) for o in ((0,begin,n-n_cool-n_end),(begin,end,n_cool),(end,1,n_end))])
 
-# %% ../nbs/15b_cycle.ipynb #17aba0cb
-class MockCycle(ParamScheduler):
+# %% ../nbs/15b_cycle.ipynb #e6bf62bc
+class OneCycle(ParamScheduler):
+    "Rates and momenta of `fit_one_cycle` at `pct`, the part of the cycle that is behind"
+    def __init__(self): pass # The schedules are those of the fit's own rates
+
+    def before_fit(self):
+        peak = np.array([h['lr'] for h in self.opt.hypers])
+        self.scheds = {'lr': combined_cos(pct_start, peak/div, peak, peak/div_final)}
+        if 'mom' in self.opt.hypers[0]: self.scheds['mom'] = combined_cos(pct_start, *self.learn.moms) # `fit` trains others too
+        super().before_fit()
+
+    def before_batch(self): self._update_val(self.pct)
+
+class MockCycle(OneCycle):
     "Rates and momenta of `fit_one_cycle` over a few optimizer steps, and when a window is to be measured between them"
     def __init__(self,
         n_steps:int, # Optimizer steps in the cycle
@@ -74,14 +84,6 @@ class MockCycle(ParamScheduler):
         self.kept_for_each = today + (num_it-(n_steps+self.most_more)*today)//(n_windows+self.most_more) # Micro-batches
         self.n_done = self.n_measured = self.n_seen = 0 # Steps, windows, and micro-batches so far
         self.n_more = self.n_held = 0 # Windows added; steps to come that do not advance the cycle
-
-    def before_fit(self):
-        peak = np.array([h['lr'] for h in self.opt.hypers])
-        self.scheds = {'lr': combined_cos(pct_start, peak/div, peak, peak/div_final)}
-        if 'mom' in self.opt.hypers[0]: self.scheds['mom'] = combined_cos(pct_start, *self.learn.moms) # `fit` trains others too
-        super().before_fit()
-
-    def before_batch(self): self._update_val(self.pct)
 
     def after_batch(self):
         super().after_batch()
@@ -203,8 +205,8 @@ def window_len(
     wanted = tr_sigma/g_sq/per_micro if g_sq>0 else math.inf
     return min(max(round(min(max(wanted, last/2), 2*last)), least), most)
 
-# %% ../nbs/15b_cycle.ipynb #000825be
-class MockAccum(GradAccum):
+# %% ../nbs/15b_cycle.ipynb #11608a56
+class MockAccum(QuietAccum):
     "Windows to be measured, which take no step, and between them the windows of today's training"
     def __init__(self,
         noise:NoiseScale, # Measures
@@ -214,7 +216,6 @@ class MockAccum(GradAccum):
         tol:float=0.25, # Half-width of the interval in the middle of the cool stretch, over the estimate, that is narrow enough; 0: no matter
     ):
         super().__init__(most, count=count)
-        self.pairs = PairCheck(warns=False) # The plan says it
         store_attr('noise,most,cycle,tol')
         self.path = [] # Of each window that was measured: optimizer steps before it, part of the cycle, and the rate over its peak
         self.losses = LossPath(cool_stretch[0])
@@ -224,8 +225,6 @@ class MockAccum(GradAccum):
         self.per_micro = math.nan # Elements
         if self.cycle: self._look_ahead()
         return super().start_fit()
-
-    def check_windows(self, most): refuse_loss(self.loss_func) # What else there is to say is about windows to train with
 
     @property
     def measurable(self): return self.measures and super().measurable

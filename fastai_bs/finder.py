@@ -7,10 +7,9 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder.html.md"""
 # %% auto #0
 __all__ = ['window_size', 'least_len', 'windows_take', 'stretch', 'BSFinder']
 
-# %% ../nbs/19_finder.ipynb #debd9fc5
+# %% ../nbs/19_finder.ipynb #79987795
 import math, time
 from dataclasses import replace
-import numpy as np
 import torch
 from fastcore.basics import first, patch, store_attr
 from fastcore.foundation import L
@@ -18,10 +17,11 @@ from fastai.callback.core import Callback, CancelFitException, CancelValidExcept
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from .text import time_text
+from .checks import is_several
 from .estimator import agree, last_stretch, pooled, trend
 from .distributed import n_ranks, over_ranks, rank, together, trains_together
 from .losses import loss_elements
-from .loaders import epoch_len, n_items, n_started
+from .loaders import declared_len, epoch_len, n_items, n_started
 from .loop import callback_of
 from .accumulate import GradAccum
 from .batch_size import accumulation, batch_size
@@ -140,12 +140,10 @@ class BSFinder(Callback):
         (low,high),mid = p.interval(self.noise.level),p.noise_scale
         return n-start>=self.min_windows and (high-low)/2 < self.tol*mid
 
-# %% ../nbs/19_finder.ipynb #04f910bc
+# %% ../nbs/19_finder.ipynb #062b4059
 def _epoch_len(learn):
     "Micro-batches in an epoch, on each rank"
-    try: n = epoch_len(learn)
-    except TypeError: raise ValueError("The training loader does not declare a length, without which fastai cannot fit: give its data set a `__len__`, "
-                                       "or the loader `n=`, the items of an epoch") from None
+    n = declared_len(learn)
     if n>=2 or n==1 and trains_together(learn): return n
     dl = learn.dls.train
     of = f" of {n_items(dl)} items with bs={dl.bs}" if getattr(dl, 'bs', None) else ''
@@ -161,7 +159,7 @@ def _fixed_num_it(num_it, n_acc, n_iter, ranks):
 
 def _check_groups(learn, lr):
     n = len(learn.opt.param_lists)
-    if isinstance(lr, (list,tuple,L,np.ndarray)) and len(lr) not in (1,n):
+    if is_several(lr) and len(lr) not in (1,n):
         raise ValueError(f"`lr` must hold a learning rate for each of the {n} parameter groups, got {len(lr)}: {lr}")
 
 # %% ../nbs/19_finder.ipynb #43f54af8

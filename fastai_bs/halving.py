@@ -8,11 +8,11 @@ Docs: https://fastai-bs.github.io/fastai_bs/halving.html.md"""
 __all__ = ['parts', 'least_steps', 'enough_arms', 'Arm', 'trial_sizes', 'ranked', 'best_of_sizes', 'beside', 'going_on',
            'finalists', 'runs_wanted', 'rates_going_on']
 
-# %% ../nbs/19a_halving.ipynb #faa7dbb1
+# %% ../nbs/19a_halving.ipynb #61d1175f
 import math
 from typing import NamedTuple
 import pandas as pd
-from .compare import fit_runs
+from .compare import Spread, fit_runs
 
 # %% ../nbs/19a_halving.ipynb #6f7665a0
 parts = 1/16,1/4,1. # Lengths of trainings, as parts of the whole
@@ -75,7 +75,7 @@ def going_on(
     n = max(enough_arms, len(order)//4)
     return order[:n] + [o for o in beside(order) if o not in order[:n]]
 
-# %% ../nbs/19a_halving.ipynb #bb1b8928
+# %% ../nbs/19a_halving.ipynb #5eb6558b
 def finalists(
     order:list, # Arms of a quarter of the length, best first
     others:list, # Arms of shorter ones, best first: for sizes that are not in `order`
@@ -90,10 +90,9 @@ def finalists(
 def runs_wanted(
     n_arms:int, # That are trained for a quarter of the length
     n_runs:int, # Asked for
-    least_dof:int=3, # Degrees of freedom that an interval needs
 )->int: # Runs of each
     "As many as tell how far chance moves a loss: each run but the first adds a degree of freedom for each arm but one"
-    return n_runs if n_arms<2 or n_runs<2 else max(n_runs, 1+math.ceil(least_dof/(n_arms-1)))
+    return n_runs if n_arms<2 or n_runs<2 else max(n_runs, 1+math.ceil(Spread.least_dof/(n_arms-1)))
 
 # %% ../nbs/19a_halving.ipynb #6c299f98
 def rates_going_on(

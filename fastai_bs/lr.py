@@ -7,30 +7,29 @@ Docs: https://fastai-bs.github.io/fastai_bs/lr.html.md"""
 # %% auto #0
 __all__ = ['rates', 'times', 'ScaledWindow', 'ScaledLR']
 
-# %% ../nbs/14_lr.ipynb #bb9e2b17
+# %% ../nbs/14_lr.ipynb #807a8cfb
 import inspect, math, numbers, warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 import numpy as np
 import torch
 from fastcore.basics import patch, store_attr
-from fastcore.foundation import L
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from .text import counted
-from .checks import check_number, is_number, shown
+from .checks import check_number, is_number, is_several, shown
 from .scaling import linear_scaling, rule_meant, scaled_momentum, warmup_factor
 from .hypers import inner_opt, velocity_names
 from .loop import ScopedCallback, callback_of, first_epoch
 from .accumulate import GradAccum
 from .batch_size import batch_size
 
-# %% ../nbs/14_lr.ipynb #6f8db53b
+# %% ../nbs/14_lr.ipynb #e682aacc
 def rates(
     lr, # As `fit` takes it: a number, a slice, or a list with one number for each parameter group
 )->list: # The last one is that of the last parameter group
     "The numbers in a learning rate"
     if isinstance(lr, slice): return [lr.stop] if lr.start is None else [lr.start,lr.stop]
-    return list(lr) if isinstance(lr, (list,tuple,L,np.ndarray)) else [lr]
+    return list(lr) if is_several(lr) else [lr]
 
 def times(
     lr, # As `fit` takes it

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/micros.html.md"""
 # %% auto #0
 __all__ = ['put_together', 'first_items', 'items_in_windows', 'Micros', 'windows_of']
 
-# %% ../nbs/19h_micros.ipynb #ca72423a
+# %% ../nbs/19h_micros.ipynb #b6aee872
 import math
 from dataclasses import dataclass
 from itertools import islice
@@ -18,7 +18,7 @@ from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from .text import counted
 from .distributed import alone, trains_together
-from .loaders import epoch_len, n_items, rows_of, slices
+from .loaders import declared_len, n_items, rows_of, slices
 from .trial import mock_training
 
 # %% ../nbs/19h_micros.ipynb #382c8cb4
@@ -65,7 +65,7 @@ def items_in_windows(
     whole,end = windows[0],next((w for w in windows if last!=m and last in w), windows[-1] if not isinstance(how, GradientAccumulation) else windows[0])
     return {'a whole window': whole} if end==whole else {'a whole window': whole, "the epoch's last window": end}
 
-# %% ../nbs/19h_micros.ipynb #2d0050af
+# %% ../nbs/19h_micros.ipynb #6c2a9b75
 @dataclass
 class Micros:
     "The micro-batches of a window"
@@ -89,9 +89,7 @@ class Micros:
         return Micros(self.name, [first_items(b, n) for b,n in zip(self.batches, ns)], self.share*sum(ns)/sum(self.sizes))
 
 def _n_iter(learn):
-    try: n = epoch_len(learn)
-    except TypeError: raise ValueError("The training loader does not declare a length, so the end of its epoch is not known: give its data set a `__len__`, "
-                                       "or the loader `n=`, the items of an epoch") from None
+    n = declared_len(learn)
     if n<2: raise ValueError(f"The training loader yields {counted(n, 'micro-batch')} in an epoch, and at least 2 are needed to accumulate: make the "
                              "micro-batches smaller, or see that the data set is not empty")
     return n

@@ -35,7 +35,7 @@ def steps_of(
     n_epoch,rest = divmod(items, in_epoch)
     return int(n_epoch)*math.ceil(in_epoch/bs) + round(rest/bs)
 
-# %% ../nbs/19e_trials.ipynb #e17a08eb
+# %% ../nbs/19e_trials.ipynb #3bb30082
 class Lengths:
     "Optimizer steps of each size, for trainings that are equally long"
     def __init__(self,
@@ -45,12 +45,20 @@ class Lengths:
         drops_last:bool=False, # Does the loader leave out a last micro-batch that is not whole?
     ):
         store_attr()
+        self.plans = {} # By size: a plan works out its table anew
+
+    def plan_at(self,
+        bs:int, # Items
+    )->BatchPlan:
+        "The plan for that size, made once"
+        if bs not in self.plans: self.plans[bs] = self.plan.at(bs)
+        return self.plans[bs]
 
     def step_time(self,
         bs:int, # Items
     )->float: # Seconds; NaN where it is not known
         "Of an optimizer step"
-        return self.plan.at(bs).seconds_of(bs/self.plan.n_train, bs)
+        return self.plan_at(bs).seconds_of(bs/self.plan.n_train, bs)
 
     def n_steps(self,
         bs:int, # Items
@@ -58,7 +66,7 @@ class Lengths:
     )->int: # Optimizer steps, 1 at least
         "In this time, or of these items"
         items = self.n_epoch*(self.plan.epoch_time/self.step_time(bs)*bs if self.equal=='time' else self.plan.n_train)
-        return max(1, steps_of(part*items, bs, self.plan.at(bs).micro_bs*self.plan.n_ranks, self.plan.n_train, self.drops_last))
+        return max(1, steps_of(part*items, bs, self.plan_at(bs).micro_bs*self.plan.n_ranks, self.plan.n_train, self.drops_last))
 
     def seconds(self,
         bs:int, # Items
@@ -83,7 +91,7 @@ def default_epochs(
     most = 1. if math.isnan(epoch_time) else max(60., epoch_time)/budget_of(epoch_time, n_runs)
     return max(most, least_steps/parts[0]/n_steps)
 
-# %% ../nbs/19e_trials.ipynb #b8fa5eb1
+# %% ../nbs/19e_trials.ipynb #708f2d78
 class Trials:
     "Runs short trainings on a learner, and keeps what came of them"
     def __init__(self,
@@ -105,7 +113,7 @@ class Trials:
     ):
         "Train, unless the size does not fit in memory"
         if arm.bs in self.too_large: return
-        p = self.plan.at(arm.bs)
+        p = self.lengths.plan_at(arm.bs)
         lr,n_steps = times(p.lr, arm.factor),self.lengths.n_steps(arm.bs, part)
         next(self.shown, None)
         if hasattr(self.bar, 'comment'): self.bar.comment = f"{counted(arm.bs)} at {rate_text(lr)}, {'all' if part==1 else f'1/{1/part:.0f}'} of the length"

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/verification.html.md"""
 # %% auto #0
 __all__ = ['BatchVerification']
 
-# %% ../nbs/19c_verification.ipynb #5bff9b49
+# %% ../nbs/19c_verification.ipynb #b22ff322
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -21,6 +21,7 @@ from .plots_verify import plot_verification
 from .layout import Details
 from .plan import BatchPlan
 from .compare import Spread, about_as_good, compared, critical, critical_range, decides, spread_of, tied, with_loss
+from .halving import parts
 from .verify_text import verified_details, verified_html, verified_joined, verified_text
 
 # %% ../nbs/19c_verification.ipynb #508c4e3f
@@ -196,11 +197,11 @@ def critical_bs(self:BatchVerification)->int: # Items; `None` where it cannot be
     "The critical batch size, see `critical`"
     return critical(self.whole) if self.told and self.equal=='items' else None
 
-# %% ../nbs/19c_verification.ipynb #c991acc7
+# %% ../nbs/19c_verification.ipynb #d73a1a5e
 @patch(as_prop=True)
 def moves(self:BatchVerification)->int: # `None` where it cannot be told
     "From a quarter of the length to all of it: 1 where the best size moves to larger ones, -1 to smaller ones, 0 where some are best at both"
-    quarter = self.runs[self.runs.part==0.25]
+    quarter = self.runs[self.runs.part==parts[1]]
     if not self.told or quarter.bs.nunique()<2: return
     short = compared(quarter, self.spread, self.level)
     if {*about_as_good(short)}&{*self.good}: return 0

@@ -7,25 +7,23 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify.html.md"""
 # %% auto #0
 __all__ = ['least_it', 'run_equal_time', 'run_equal_items']
 
-# %% ../nbs/19f_verify.ipynb #86bf22ff
+# %% ../nbs/19f_verify.ipynb #69045dbd
 import math, time
 from dataclasses import replace
-import numpy as np
 import pandas as pd
 from fastcore.basics import patch
-from fastcore.foundation import L
 from fastai.learner import Learner
 from fastprogress.fastprogress import progress_bar
 from .text import counted, time_text
-from .checks import check_number, check_whole, is_number, shown
+from .checks import check_number, check_whole, is_number, is_several, shown
 from .halving import (Arm, best_of_sizes, enough_arms, finalists, going_on, least_steps, parts, rates_going_on, runs_wanted,
                                trial_sizes)
 from .distributed import rank, together, trains_together
-from .loaders import epoch_len, n_items
+from .loaders import declared_len, epoch_len, n_items
 from .batch_size import accumulation
 from .lr import rates as rates_in
 from .trial import mock_training
-from .timing import StepTimes, time_steps
+from .timing import time_steps
 from .verification import BatchVerification
 from .trials import Lengths, Trials, budget_of, default_epochs
 import fastai_bs.finder # noqa: F401 bs_find
@@ -74,8 +72,8 @@ def run_equal_items(
     for run in range(runs_wanted(len({bs for bs,_ in arms}), n_runs)):
         for arm in sorted(arms): trials(arm, parts[-1], run)
 
-# %% ../nbs/19f_verify.ipynb #e6bcaba1
-def _is_list(v): return isinstance(v, (list,tuple,L,np.ndarray)) and len(v)
+# %% ../nbs/19f_verify.ipynb #a41bc478
+def _is_list(v): return is_several(v) and len(v)
 
 def _check(learn, lr, n_epoch, sizes, rates, equal, n_runs):
     "Refuse what makes no sense; `bs_find` looks at the rest"
@@ -94,7 +92,7 @@ def _check(learn, lr, n_epoch, sizes, rates, equal, n_runs):
     if equal not in ('time','items'): raise ValueError(f"`equal` must be 'time' or 'items', got {shown(equal)}: what all sizes get as much of")
     check_whole('n_runs', n_runs, 1, "each size needs a training", 'training')
 
-# %% ../nbs/19f_verify.ipynb #458a3620
+# %% ../nbs/19f_verify.ipynb #aca2afa5
 least_it = 150 # Micro-batches of `bs_find`, at least
 
 def _num_it(learn, n_epoch):
@@ -106,7 +104,7 @@ def _num_it(learn, n_epoch):
 
 def _check_length(learn, n_epoch):
     "A quarter of it must be a training"
-    steps,least = epoch_len(learn)/accumulation(learn),math.ceil(least_steps/parts[1])
+    steps,least = declared_len(learn)/accumulation(learn),math.ceil(least_steps/parts[1])
     if n_epoch*steps<least: raise ValueError(
         f"`n_epoch`={n_epoch:g} is {counted(round(n_epoch*steps), 'step')} of today's batch, and {least} are needed to tell sizes apart: take "
         f"n_epoch={math.ceil(100*least/steps)/100:g} or more")
@@ -133,7 +131,7 @@ def _without_short(lengths, sizes):
     few = {bs: lengths.n_steps(bs) for bs in sizes if lengths.n_steps(bs)<least_steps}
     return [bs for bs in sizes if bs not in few],tuple((bs,f"takes {counted(n, 'step')} in a trial, and {least_steps} are a training") for bs,n in few.items())
 
-# %% ../nbs/19f_verify.ipynb #4aeecb84
+# %% ../nbs/19f_verify.ipynb #41ec1b64
 @patch
 def bs_verify(self:Learner,
     lr=None, # Peak of the learning rate, as for `fit_one_cycle`: the one you train with at today's batch size; `None`: `learn.lr`
@@ -152,7 +150,7 @@ def bs_verify(self:Learner,
     begin,on_ranks = time.perf_counter(),trains_together(self)
     with together(on_ranks):
         num_it = None
-        if n_epoch is not None and hasattr(self.dls.train, '__len__'): # Else `bs_find` says what is missing
+        if n_epoch is not None:
             _check_length(self, n_epoch)
             num_it = _num_it(self, n_epoch)
         plan = self.bs_find(lr, num_it=num_it, n_epoch=n_epoch, show_plot=False)
@@ -164,30 +162,28 @@ def bs_verify(self:Learner,
         sizes = trial_sizes(plan.bs_now, plan.bs, _can(plan)) if sizes is None else sorted({plan.at(bs).bs for bs in sizes})
         sizes,left_out = _without_short(lengths, sizes)
         trials,interrupted = _run(self, lengths, sizes, rates, n_runs)
-    res = BatchVerification(df=pd.DataFrame(trials.rows), curves=pd.concat(trials.curves), found=plan, equal=equal, n_epoch=n_epoch, n_train=plan.n_train,
-                            rates=tuple(rates), left_out=left_out+_left_out(trials, sizes), took=time.perf_counter()-begin, interrupted=interrupted)
-    return res
+    return BatchVerification(df=pd.DataFrame(trials.rows), curves=pd.concat(trials.curves), found=plan, equal=equal, n_epoch=n_epoch, n_train=plan.n_train,
+                             rates=tuple(rates), left_out=left_out+_left_out(trials, sizes), took=time.perf_counter()-begin, interrupted=interrupted)
 
-# %% ../nbs/19f_verify.ipynb #36b36f53
+# %% ../nbs/19f_verify.ipynb #51d67bd5
 def _estimate(lengths, arms, n_runs):
     "Trainings, and seconds of all of them, of `bs_find` too"
-    find = (lengths.plan.n_seen+StepTimes.budget)/lengths.plan.n_train*lengths.plan.micro_now*lengths.plan.n_ranks*lengths.plan.epoch_time
     n_sizes = len({bs for bs,_ in arms})
     if lengths.equal=='time':
         few = min(len(arms), 6)
-        return find,len(arms)+few*n_runs+3*n_runs,budget_of(lengths.n_epoch*lengths.plan.epoch_time, n_runs)
+        return len(arms)+few*n_runs+3*n_runs,budget_of(lengths.n_epoch*lengths.plan.epoch_time, n_runs)
     whole = [lengths.seconds(bs) for bs in {bs for bs,_ in arms}]
-    return find,len(arms)+(2+n_runs)*n_sizes,find+sum(whole)*(n_runs+len(arms)/n_sizes/16+0.5)
+    return len(arms)+(2+n_runs)*n_sizes,lengths.plan.took+sum(whole)*(n_runs+len(arms)/n_sizes/16+0.5)
 
 def _run(learn, lengths, sizes, rates, n_runs):
     "All trainings; with whether they were interrupted"
     arms = [Arm(bs, float(factor)) for bs in sizes for factor in sorted(set(rates))]
-    find,n,secs = _estimate(lengths, arms, n_runs)
+    n,secs = _estimate(lengths, arms, n_runs)
     shows = hasattr(learn, 'progress') and rank()==0
     takes = f'about {time_text(secs)}' if math.isfinite(secs) else 'a while'
     if shows: print(f"bs_verify takes {takes}: batch sizes {', '.join(map(str, sizes))}, at {counted(len(rates), 'rate')} each")
     trials = Trials(learn, lengths, sizes, progress_bar(range(n), leave=False) if shows else ())
-    trials.spent = max(find, 0. if trains_together(learn) else lengths.plan.took)
+    trials.spent = lengths.plan.took # The same on all ranks
     interrupted = False
     try:
         if lengths.equal=='time': run_equal_time(trials, arms, n_runs, secs)

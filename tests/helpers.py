@@ -86,6 +86,13 @@ def pairwise(*axes, where=lambda *case: True):
         todo -= pairs[chosen[-1]]
     return [tuple(a[i] for a,i in zip(axes,c)) for c in sorted(chosen)]
 
+def each_of(make, check, seeds):
+    "`check(make(seed))` for each of `seeds`; where one fails, all that it says of itself is in the error"
+    for seed in seeds:
+        o = make(seed)
+        try: check(o)
+        except AssertionError as e: raise AssertionError(f"seed {seed}: {e}\n{o!r}\n{o.details()}") from e
+
 # Tasks and learners
 
 def regression(n, n_in=5, n_out=2, dtype=torch.float64, seed=0):
@@ -246,6 +253,6 @@ def exported(learn, path):
         warnings.simplefilter('ignore')
         return load_learner(path/'it.pkl')
 
-__all__ = ['as_it_was','autocast_state','no_bf16_lstm','pairwise','process','random_states','RaiseAt','exported','ScaledLoss',
+__all__ = ['as_it_was','each_of','autocast_state','no_bf16_lstm','pairwise','process','random_states','RaiseAt','exported','ScaledLoss',
     'momentum_sgd','regression','loaders','mlp','n_kept','Swap','token_model','token_task','tokens','Float32Loss','quiet_learner','flat','distance',
     'changes','left_behind','picture','set_seed']

@@ -10,6 +10,7 @@ import pytest
 import fastai_bs.advice
 import fastai_bs.plan_text
 import situations
+from helpers import each_of
 from situations import inf, nan, plan_of
 from fastai_bs.advice import Advice, advice, cautions, headline, how, why
 from fastai_bs.layout import Details
@@ -161,10 +162,7 @@ def random_plan(seed):
 
 @pytest.mark.parametrize('block', range(8))
 def test_random_plans(block):
-    for seed in range(100*block, 100*(block+1)):
-        plan = random_plan(seed)
-        try: check(plan)
-        except AssertionError as e: raise AssertionError(f"seed {seed}: {e}\n{plan!r}\n{plan.details()}") from e
+    each_of(random_plan, check, range(100*block, 100*(block+1)))
 
 def test_random_plans_are_of_all_kinds():
     "Do these tests see what they should?"

@@ -21,6 +21,7 @@ from fastai_bs.text import difference_text, rate_text
 from fastai_bs.left_open import more_runs, rates_beyond, sizes_beyond
 from fastai_bs.verify_advice import advice, headline
 from fastai_bs.verify_text import details, exponents, rule_text, verified_html, verified_text
+from helpers import each_of
 from situations import plan_of
 from test_faq import messages
 from trials import trial, valley
@@ -397,10 +398,7 @@ def random_trial(seed):
 @pytest.mark.slow
 @pytest.mark.parametrize('block', range(4))
 def test_random_trials(block):
-    for seed in range(8*block, 8*(block+1)):
-        v = random_trial(seed)
-        try: check(v)
-        except AssertionError as e: raise AssertionError(f"seed {seed}: {e}\n{v!r}\n{v.details()}") from e
+    each_of(random_trial, check, range(8*block, 8*(block+1)))
 
 def slow_one(n_epoch):
     "In the time of an epoch there is one, too"
