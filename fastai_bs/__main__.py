@@ -62,7 +62,7 @@ def _train(learn, epochs, lr):
     start = time.perf_counter()
     with _quiet(learn), learn.no_logging(): learn.fit_one_cycle(epochs, lr)
     secs = time.perf_counter()-start
-    _,valid_loss,acc = learn.recorder.values[-1] # Its training loss is smoothed over micro-batches: not the same thing for other batch sizes
+    _,valid_loss,acc = learn.recorder.values[-1][:3] # Its training loss is smoothed over micro-batches: not the same thing for other batch sizes
     return {'batch size': micro_bs*n_acc, 'as': f'{n_acc} x {micro_bs}', 'lr': f'{lr*(scaled.factor if scaled else 1):.2g}', 'epochs': epochs,
             'steps': epochs*-(-len(learn.dls.train)//n_acc), 'seconds': f'{secs:.1f}', 'valid loss': f'{valid_loss:.4f}', 'accuracy': f'{acc:.1%}'}
 

@@ -7,8 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate.html.md"""
 # %% auto #0
 __all__ = ['GradAccum']
 
-# %% ../nbs/11_accumulate.ipynb #9d9042c7
-import warnings
+# %% ../nbs/11_accumulate.ipynb #25ec9e72
 from contextlib import ExitStack, contextmanager
 import torch
 from fastcore.basics import patch
@@ -19,22 +18,24 @@ from fastai.callback.training import GradientAccumulation
 from .checks import is_whole
 from .distributed import ddp_model, n_processes, refuse_wrapper, trains_together
 from .gradients import all_params, divide, mean_over_ranks, zero_grads
-from .loaders import epoch_len
+from .batch_size import known_batch_size
 from .hypers import HeldHypers
 from .loop import ScopedCallback, callback_of, one_batch_by, optimizer_step, pct_train_by
-from .losses import ElementCounter, at_hand, plain, refuse_loss
+from .columns import announce_columns, fill_columns
+from .losses import ElementCounter, at_hand, plain
 from .pairs import PairCheck
 from .split import SplitBatches, refuse_split
-from .window import (BatchNormMomenta, MicroBatch, Position, SetByHand, Window, check_n_acc, check_n_accs, mean_divisor, mean_loss, n_acc_at, reference,
-                              reference_of_ranks, sum_over_ranks, warn_of_items, weigh, weight)
+from .n_acc import SetByHand, check_n_acc, check_n_accs, check_windows, n_acc_at
+from .window import BatchNormMomenta, MicroBatch, Position, Weights, Window, mean_divisor, mean_loss, sum_over_ranks
 
-# %% ../nbs/11_accumulate.ipynb #a2fc7335
+# %% ../nbs/11_accumulate.ipynb #e8be9208
 class GradAccum(ScopedCallback):
     """Accumulate gradients over `n_acc` micro-batches: the optimizer steps with the gradient of the large batch, exactly
 
     `n_acc` counts batches of the training loader, and not items as in fastai's `GradientAccumulation`. For a loss of your own that averages over
     something else than items, `count(learn)` says over how many. With `on_oom='split'` a training goes on in smaller pieces where memory runs out.
     """
+    windows_only = False # Does NoiseScale measure nothing else beside it, no parts of a batch where a window is just one?
     order,run_valid = MixedPrecision.order-4,False # Before MixedPrecision scales the loss, unscales `.grad` and steps; so before GradientClip too
 
     def __init__(self,
@@ -51,13 +52,15 @@ class GradAccum(ScopedCallback):
         self.on_window = [] # Functions to be called with the mean gradient of each window in `.grad`, before it is unscaled, clipped or used
         self.window = Window(n_acc if is_whole(n_acc) else 1)
         self.window_loss = None
+        self.bs = None # Items of an optimizer step over all ranks: of the present epoch, or of the last one; `None` where the loader does not say
         self.pairs,self.by_hand = PairCheck(),None
         self._start_anew()
 
     def _start_anew(self):
         "What is known along a fit"
         self.counter,self.hypers = ElementCounter(self.count),HeldHypers()
-        self._n_ref = self._in_parts = self._ddp = self._params = self._bns = self._position = None
+        self.weights = Weights(self.counter)
+        self._in_parts = self._ddp = self._params = self._bns = self._position = None
         self._n_ranks,self._last_loss,self._pending = 1,0.,0 # The last is an `n_acc` that was set, and not yet on all ranks
 
     @property
@@ -94,6 +97,19 @@ class GradAccum(ScopedCallback):
         "The `n_acc` of the windows of `epoch`"
         return self.by_hand.n_acc_at(self.n_acc_at, epoch) if self.by_hand else n_acc_at(self.n_acc_at, epoch)
 
+    def n_accs(self)->list: return [self.n_acc_in(e) for e in range(self.n_epoch)] # The most of each epoch of the fit
+    def n_acc_now(self)->int: return self.n_acc_in(self.learn.epoch) # Of the window that begins
+
+    def way_in(self,
+        epoch=None, # Counted from 0; `None`: now, or the first where no training is under way
+    )->tuple: # `(micro_bs, n_acc)`; `None` for the micro-batch: as the training loader has it
+        "How a batch is made up: of the window under way if it is of that epoch, else of the epoch's first one"
+        if self._params is not None and epoch in (None,self.learn.epoch): return None,self._position.n_acc
+        return None,self.n_acc_in(epoch or 0)
+
+    def instead(self, micro_bs)->str: return f"GradAccum({self.n_acc}) with batches of {micro_bs} items has" # What a smaller micro-batch has from the start
+    def columns(self)->dict: return {} if self.bs is None else {'batch_size': self.bs} # Of Recorder's row for an epoch, by name
+
     def new_micro(self):
         "The next micro-batch begins"
         self.window.micro = MicroBatch()
@@ -107,7 +123,7 @@ class GradAccum(ScopedCallback):
         zero_grads(self.learn)
         self.new_window()
 
-# %% ../nbs/11_accumulate.ipynb #cb698556
+# %% ../nbs/11_accumulate.ipynb #d15253cd
 @patch
 def start_fit(self:GradAccum):
     "Refuse what cannot be exact, before anything has changed; start without gradients"
@@ -115,44 +131,38 @@ def start_fit(self:GradAccum):
     if others: raise ValueError(f"Only one callback can decide when to step, but there are two, {self} and {others[0]}: remove one of them, as with "
                                 f"learn.remove_cb({type(self).__name__}). `plan.apply` adds one")
     if self.by_hand and self.by_hand.since is not None: self.by_hand = None # Of a fit before
-    n_accs = [self.n_acc_in(e) for e in range(self.n_epoch)]
+    n_accs = self.n_accs()
     most = max(n_accs, default=1)
     if most>1: self.check_windows(most)
     if self.on_oom=='split': refuse_split(self.learn)
     self._start_anew()
     zero_grads(self.learn)
+    self.bs = known_batch_size(self.learn)
+    announce_columns(self.learn, self)
     if trains_together(self.learn): return {'`n_acc`': most if set(n_accs)=={most} else n_accs, "The training loader's length": len(self.dls.train)}
 
 @patch
-def check_windows(self:GradAccum,
-    most:int, # Micro-batches that a window of this fit has at most, 2 or more
-):
-    "Refuse a loss that cannot be accumulated, and warn of what is probably not meant"
-    refuse_loss(self.loss_func)
-    warn_of_items(most, getattr(self.dls.train, 'bs', None), epoch_len(self.learn))
-    finder = callback_of(self.learn, LRFinder)
-    if finder and finder.num_it<50*most:
-        warnings.warn(f"lr_find(num_it={finder.num_it}) counts micro-batches: with GradAccum({most}) that is "
-                      f"{finder.num_it//most} optimizer steps. Ask for num_it={100*most}", stacklevel=2)
+def check_windows(self:GradAccum, most): check_windows(self.learn, most) # noqa: F811 The function has the same name
 
-# %% ../nbs/11_accumulate.ipynb #0f82b515
+# %% ../nbs/11_accumulate.ipynb #e839dba4
 @patch
 @contextmanager
 def scope(self:GradAccum):
     "Whatever ends the training part of an epoch: no gradient is left, and BatchNorm and hyper-parameters are as they were"
     learn = self.learn
     refuse_wrapper(learn)
-    ddp = ddp_model(learn)
+    ddp,self._position = ddp_model(learn),Position(self.way_in(learn.epoch)[1])
     self._ddp,self._n_ranks = ddp,n_processes() if ddp is not None else 1
     self._params = all_params(self.learn)
     self._bns = BatchNormMomenta(learn.model if self.fix_bn else torch.nn.Module())
-    self.hypers,self._position = HeldHypers(),Position(self.n_acc_in(learn.epoch))
+    self.hypers = HeldHypers()
     self.new_micro()
     self.new_window()
     if self.on_oom=='split': self._in_parts = self._in_parts or SplitBatches(self)
     try:
         with pct_train_by(learn, self._pct_train), one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack(): yield
     finally:
+        self.bs = known_batch_size(learn)
         if self._in_parts: self._in_parts.clear()
         self._bns.restore()
         self.hypers.release(learn.opt, but=self.schedules()) # Those stay at the last step's values, as the large batch leaves them
@@ -160,7 +170,7 @@ def scope(self:GradAccum):
         if ddp is not None: ddp.require_backward_grad_sync = True
         self._params = self._bns = self._ddp = None
 
-# %% ../nbs/11_accumulate.ipynb #5693a4be
+# %% ../nbs/11_accumulate.ipynb #491d946b
 @patch
 def before_batch(self:GradAccum):
     "Let the schedule have its own hyper-parameters, and see where in its window this micro-batch is"
@@ -175,8 +185,8 @@ def start_micro(self:GradAccum):
     self.new_micro()
     if self.starts_window:
         if self.by_hand and self.by_hand.since is None: self.by_hand.since = learn.epoch
-        n = self.n_acc_in(learn.epoch)
-        if n!=self._position.n_acc: self._position = Position(n, learn.iter)
+        n = self.n_acc_now()
+        if n!=self._position.n_acc: self._position = Position(n, learn.iter, learn.iter)
         self.window.n_acc = n*n_parts
         left = learn.n_iter-learn.iter # Negative where a loader yields more than it says
         self._bns.of_window(n_parts*(min(n, left) if left>0 else n))
@@ -200,29 +210,15 @@ def _pct_train(self:GradAccum, pct):
     if position.n_acc==1 or callback_of(learn, LRFinder): return learn.pct_train # As fastai counts
     return position.after(pct, learn.iter, learn.n_iter, learn.n_epoch) if self.starts_window else pct
 
-# %% ../nbs/11_accumulate.ipynb #a21ca6a4
+# %% ../nbs/11_accumulate.ipynb #28a6ba47
 @patch
 def before_backward(self:GradAccum):
     "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
     learn = self.learn
     loss = plain(learn.loss_grad)
-    if self.accumulates: loss = self._weigh(loss)
+    if self.accumulates: loss = self.weights(loss, self.micro, learn, self._n_ranks, anew=self.n_acc==1)
     if loss.requires_grad: loss.register_hook(self._see_backward)
     learn.loss_grad = loss
-
-@patch
-def _weigh(self:GradAccum, loss):
-    n = self.micro.elems = self.counter(self.learn)
-    if self.counter.reduction=='sum': return loss
-    self._agree_on_reference(n)
-    self.micro.weight = weight(n, self._n_ref)
-    return weigh(loss, self.micro, self.learn.pred if self.counter.may_be_nan else None)
-
-@patch
-def _agree_on_reference(self:GradAccum, n):
-    if self._n_ranks==1: self._n_ref = reference(self._n_ref, n)
-    elif self._n_ref is None or self.n_acc==1: # The same on all ranks. Of each window of one micro-batch: where all are alike, not a bit changes
-        self._n_ref = reference_of_ranks(n)
 
 @patch
 def _see_backward(self:GradAccum, grad):
@@ -240,7 +236,7 @@ def after_backward(self:GradAccum): # Not before: a loss with a state of its own
 @patch
 def after_cancel_backward(self:GradAccum): self.micro.closes = self.n_acc==1 # It adds nothing, and the window goes on
 
-# %% ../nbs/11_accumulate.ipynb #c135ddeb
+# %% ../nbs/11_accumulate.ipynb #8472a88b
 @patch
 def before_step(self:GradAccum):
     "Skip the step until the window is full, then turn the sum into the mean"
@@ -265,7 +261,7 @@ def _take_mean(self:GradAccum, grads):
         if self._n_ranks>1: torch._foreach_mul_(grads, self._n_ranks) # DDP takes the mean over the ranks
         return
 
-    divide(grads, mean_divisor(totals.elems, self._n_ref, self._n_ranks))
+    divide(grads, mean_divisor(totals.elems, self.weights.n_ref, self._n_ranks))
     loss = plain(self.learn.loss)
     self.window_loss = mean_loss(totals, loss, float('nan'))
     if self._n_ranks>1: self._last_loss = mean_loss(totals, loss, self._last_loss)
@@ -276,7 +272,7 @@ def after_cancel_step(self:GradAccum): self.micro.stepped = False
 @patch
 def after_step(self:GradAccum): self.new_window() # After a cancelled step too: fastai zeroes the gradients
 
-# %% ../nbs/11_accumulate.ipynb #ca28fd92
+# %% ../nbs/11_accumulate.ipynb #04aef11f
 @patch
 def after_cancel_batch(self:GradAccum):
     "A micro-batch that somebody cancelled after its backward pass takes the whole window with it: its part cannot be taken out again"
@@ -294,6 +290,9 @@ def after_batch(self:GradAccum):
         else: # Recorder gathers the losses of all ranks, so none can be passed over: that of the window so far, or of the last one that had any
             self.learn.loss = mean_loss(self.window.sums(self.counter.reduction), plain(self.learn.loss), self._last_loss)
     self.micro.done = True
+
+@patch
+def after_epoch(self:GradAccum): fill_columns(self.learn, self.columns()) # Recorder logs the row after us
 
 @patch
 def after_train(self:GradAccum):

@@ -205,9 +205,10 @@ def window_len(
     wanted = tr_sigma/g_sq/per_micro if g_sq>0 else math.inf
     return min(max(round(min(max(wanted, last/2), 2*last)), least), most)
 
-# %% ../nbs/15b_cycle.ipynb #11608a56
+# %% ../nbs/15b_cycle.ipynb #de1b6b06
 class MockAccum(QuietAccum):
     "Windows to be measured, which take no step, and between them the windows of today's training"
+    windows_only = True
     def __init__(self,
         noise:NoiseScale, # Measures
         most:int, # Micro-batches of each rank in a window that is measured, at most

@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/loop.html.md"""
 
 # %% auto #0
 __all__ = ['ScopedCallback', 'fastai_on_ranks', 'run_events', 'optimizer_step', 'backward', 'do_one_batch', 'to_device',
-           'set_batch', 'fastais_one_batch', 'one_batch_by', 'own_loop', 'first_epoch', 'callback_of', 'change_hidden',
-           'pct_train_by']
+           'set_batch', 'fastais_one_batch', 'one_batch_by', 'own_loop', 'first_epoch', 'callback_of', 'helped_by',
+           'start_helpers', 'change_hidden', 'pct_train_by']
 
 # %% ../nbs/08_loop.ipynb #6fae4a55
 from contextlib import ExitStack, contextmanager
@@ -189,13 +189,32 @@ def first_epoch(
     "The epoch at which the fit begins to train, `start_epoch` of `fit`"
     return max((cb._skip_to for cb in learn.cbs if isinstance(cb, SkipToEpoch)), default=0) # It has no public name for it
 
-# %% ../nbs/08_loop.ipynb #807a0dc7
+# %% ../nbs/08_loop.ipynb #0c621074
 def callback_of(
     learn:Learner, # Before, in or after a fit
     cls, # A class of callbacks, or a tuple of them
 ): # The callback, or `None`
     "The first of the learner's callbacks that is of that class, or of one below it"
     return next((cb for cb in learn.cbs if isinstance(cb, cls)), None)
+
+@contextmanager
+def helped_by(
+    learn:Learner, # In a fit
+    cbs, # Callbacks that it is to have for a while
+):
+    "In the block, a part of a `scope`, `learn` has these callbacks too, and they are in scopes of their own"
+    with learn.added_cbs(cbs), ExitStack() as stack:
+        for cb in cbs:
+            if isinstance(cb, ScopedCallback): stack.enter_context(cb.scope())
+        yield
+
+def start_helpers(
+    learn:Learner, # In a fit
+    cbs, # Of `ScopedCallback`s, as for `helped_by`
+):
+    "Have them refuse what they refuse"
+    with learn.added_cbs(cbs):
+        for cb in cbs: cb.start_fit()
 
 def change_hidden(
     rnn, # An `AWD_LSTM`

@@ -7,25 +7,25 @@ Docs: https://fastai-bs.github.io/fastai_bs/noise.html.md"""
 # %% auto #0
 __all__ = ['Moments', 'NoiseScale']
 
-# %% ../nbs/13_noise.ipynb #3a9780d7
+# %% ../nbs/13_noise.ipynb #8dee4ba1
 from contextlib import contextmanager
 from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from fastcore.basics import patch
-from fastcore.foundation import L
 from fastai.learner import Recorder
 from .accumulate import GradAccum
-from .batch_size import batch_size
+from .batch_size import known_batch_size
+from .columns import add_columns, fill_columns
 from .checks import check_fraction, is_whole
 from .distributed import n_ranks
 from .estimator import Pool, moments_of_sums, pooled, running, trend
 from .gradients import GradNorms
 from .loaders import n_fresh
-from .loop import ScopedCallback, callback_of
-from .sources import FromParts, FromRanks, FromWindows
+from .loop import ScopedCallback, callback_of, first_epoch
+from .sources import FromBoth, FromParts, FromRanks, FromWindows
 
-# %% ../nbs/13_noise.ipynb #7cb6ba1c
+# %% ../nbs/13_noise.ipynb #f34a3848
 class Moments(NamedTuple):
     "A row for each measurement"
     step:int # Optimizer step, counted from 1
@@ -35,20 +35,19 @@ class Moments(NamedTuple):
     g_sq:float
 
 _of_batch = 'before_batch','after_loss','before_backward','after_backward','after_step'
-_columns = 'noise_scale','noise_low','noise_high' # Of Recorder
 
 class NoiseScale(ScopedCallback):
     """Measure the gradient noise scale of the training as it goes; changes no bit of it
 
-    With `GradAccum`, or on several ranks, at every optimizer step; without them at every 40th, from `n_micro` parts of the batch. In items:
+    At every optimizer step where `GradAccum` or several ranks make its batch of several; else at every 40th, from `n_micro` parts of it. In items:
     `noise_scale`, its interval `ci`, and `df` with a row for each measurement; `learn.recorder.plot_noise_scale()` draws them.
     """
     order,run_valid = Recorder.order+1,False # Recorder has named its columns, and no logger has read them; batches are as other callbacks want them
 
     def __init__(self,
         beta:float=0.99, # What is left of a measurement's weight after another one: 0.99 looks back on some 100 of them, and lags behind a rise
-        every:int=None, # Optimizer steps from one measurement to the next; `None`: 1 with `GradAccum` or on several ranks, else 40
-        n_micro:int=4, # Parts that the batch is cut into where there is neither
+        every:int=None, # Optimizer steps from one measurement to the next; `None`: 1 where a step has several micro-batches or ranks, else 40
+        n_micro:int=4, # Parts that the batch is cut into where there are none of these
         ci:float=0.95, # Coverage of the interval
         *,
         by_group:bool=False, # Measure each parameter group on its own too, for `table`
@@ -67,6 +66,7 @@ class NoiseScale(ScopedCallback):
 
     def _reset(self):
         self.pool,self.rows,self.more = Pool(self.beta),[],{}
+        self.n_items = 0 # Measured
         self.n_dropped = self.n_twice = 0 # Measurements left out: of gradients that are not finite, of windows that hold an item twice
 
     # What the way of measuring needs of the events of a batch
@@ -85,10 +85,10 @@ class NoiseScale(ScopedCallback):
         lags = {1: ", rising: it is higher by now", -1: ", falling: it is lower by now"}.get(self.drift, '')
         return f"NoiseScale({ns:.3g} [{low:.3g}, {high:.3g}] items after {self.n_steps} steps{lags})" if self.rows else 'NoiseScale()'
 
-# %% ../nbs/13_noise.ipynb #ae838e54
+# %% ../nbs/13_noise.ipynb #f838d7a8
 @patch
 def start_fit(self:NoiseScale):
-    "Start anew; refuse a fit that cannot be measured"
+    "Start anew, or where a `start_epoch` says so go on; refuse a fit that cannot be measured"
     learn = self.learn
     twins = [cb for cb in learn.cbs if isinstance(cb, NoiseScale)]
     if len(twins)>1: raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)} NoiseScale: remove the others")
@@ -98,18 +98,23 @@ def start_fit(self:NoiseScale):
         raise ValueError("`adam_metric` is for optimizers that keep a mean of squared gradients, as Adam does, and this one does not: leave it out")
     source.check()
 
-    self.source,self.wait = source,source.every if self.every is None else self.every
-    try: self.bs = batch_size(learn)
-    except ValueError: self.bs = None # A loader that does not say
-    self._reset()
-    if hasattr(learn, 'recorder'): self._add_columns(learn.recorder)
+    if first_epoch(learn): source.n_steps = self.n_steps
+    else: self._reset()
+    self.source,self.bs = source,known_batch_size(learn)
+    if hasattr(learn, 'recorder'): learn.recorder.noise = self # `plot_noise_scale` finds it there, also after a fit whose own callbacks are gone
+
+@patch
+def before_fit(self:NoiseScale):
+    ScopedCallback.before_fit(self)
+    learn = self.learn
+    if hasattr(learn, 'recorder') and not learn.lock.locked(): add_columns(learn.recorder, self.columns())
 
 @patch
 def _choose(self:NoiseScale, accum):
-    "Does the fit accumulate, if only in later epochs? On several ranks every step has a gradient from each of them, but GradAccum alone weighs them"
-    n_accs = [accum.n_acc_in(e) for e in range(self.n_epoch)] if accum else [1]
-    if accum and max(n_accs, default=2)*self.n_ranks>1: return FromWindows(self, accum)
-    return FromRanks(self) if self.n_ranks>1 else FromParts(self, accum)
+    "On several ranks every step has a gradient from each of them, but `GradAccum` alone weighs them"
+    if self.n_ranks>1: return FromWindows(self, accum) if accum else FromRanks(self)
+    if accum is None: return FromParts(self)
+    return FromWindows(self, accum) if accum.windows_only else FromBoth(self, accum)
 
 @patch
 @contextmanager
@@ -121,28 +126,23 @@ def scope(self:NoiseScale):
         with self.source.scope(): yield
     finally: self.source.norms,self.source.micros = None,[]
 
-# %% ../nbs/13_noise.ipynb #ad718690
+# %% ../nbs/13_noise.ipynb #d096c1b0
 @patch(as_prop=True)
 def n_steps(self:NoiseScale)->int: return self.source.n_steps if self.source else 0 # Optimizer steps of the fit
 
-@patch(as_prop=True)
-def n_items(self:NoiseScale)->int: return sum(o.n_items for o in self.rows) # Items measured
-
-@patch(as_prop=True)
-def is_due(self:NoiseScale)->bool: return self.n_steps%self.wait==0 # Is the window of the next optimizer step to be measured?
-
 @patch
 def measure(self:NoiseScale,
+    source, # By which the window was measured
     step:int, # Optimizer step, counted from 1
 ):
     "The window is full, and its mean is in `.grad`: take its moments in"
-    norms,micros = self.source.norms,self.source.micros
+    norms,micros = source.norms,source.micros
     mean = norms.of_mean() if micros and len(micros)*self.n_ranks>1 else None
     if mean is None: return
     if self._holds_twice():
         self.n_twice += 1
         return
-    sums = self.source.sums(norms.sums([*(o.seen for o in micros), mean]))
+    sums = source.sums(norms.sums([*(o.seen for o in micros), mean]))
     if sums.n_micro<2: return
     tr_sigma,g_sq = moments_of_sums(sums.n_micro, sums.n_elems, sums.total, sums.sq_mean)
     if not np.isfinite(tr_sigma[0]+g_sq[0]):
@@ -150,6 +150,7 @@ def measure(self:NoiseScale,
         return
 
     self.pool.add(tr_sigma[0], g_sq[0], sums.n_elems)
+    self.n_items += sums.n_items
     self.rows.append(Moments(step, sums.n_items, float(sums.n_elems), float(tr_sigma[0]), float(g_sq[0])))
     for nm,*o in zip(norms.names[1:], tr_sigma[1:], g_sq[1:]): self.more.setdefault(nm, []).append(o)
 
@@ -159,22 +160,17 @@ def _holds_twice(self:NoiseScale):
     dl = self.learn.dl
     return (self.learn.iter+1)*(getattr(dl, 'bs', None) or 1)>n_fresh(dl)
 
-# %% ../nbs/13_noise.ipynb #5e657c12
+# %% ../nbs/13_noise.ipynb #78227270
 @patch
-def _add_columns(self:NoiseScale, rec):
-    rec.noise = self # `plot_noise_scale` finds it there, also after a fit whose own callbacks are gone
-    names = list(rec.metric_names)
-    at = len(names)-bool(rec.add_time)
-    rec.metric_names = L(names[:at] + list(_columns) + names[at:])
+def columns(self:NoiseScale)->dict: # By name
+    "Of Recorder's row for an epoch: the noise scale, its interval, and the batch size where nobody else shows it"
+    res = dict(zip(('noise_scale','noise_low','noise_high'), (self.noise_scale,*self.ci)))
+    return res if self.bs is None or callback_of(self.learn, GradAccum) else {**res, 'batch_size': self.bs}
 
 @patch
 def after_validate(self:NoiseScale):
     "Columns of Recorder's row for the epoch: what the progress table, CSVLogger and others show"
-    rec = getattr(self.learn, 'recorder', None)
-    if rec is None or self.learn.lock.locked(): return # `validate` and `get_preds` are no fit
-    names = list(rec.metric_names)
-    # In a cancelled epoch fastai leaves columns out
-    if _columns[0] in names and len(rec.log)==names.index(_columns[0]): rec.log += L(self.noise_scale, *self.ci)
+    fill_columns(self.learn, self.columns())
 
 # %% ../nbs/13_noise.ipynb #fa18ce69
 @patch(as_prop=True)

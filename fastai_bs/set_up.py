@@ -7,16 +7,15 @@ Docs: https://fastai-bs.github.io/fastai_bs/set_up.html.md"""
 # %% auto #0
 __all__ = ['divides_by_size', 'check_learner', 'refuse_other', 'check_enough', 'BeforeSetUp', 'set_up', 'set_back', 'code_of']
 
-# %% ../nbs/16a_set_up.ipynb #5d7ed416
+# %% ../nbs/16a_set_up.ipynb #124c7878
 import warnings
-from copy import copy
 from dataclasses import dataclass
 import torch
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
 from .text import counted, rate_text
 from .distributed import n_ranks
-from .loaders import is_distributed_dl, n_items, with_micro_bs
+from .loaders import is_distributed_dl, n_items, with_micro_bs, with_train
 from .loop import callback_of
 from .losses import loss_elements
 from .accumulate import GradAccum
@@ -78,7 +77,7 @@ def check_enough(
         f"An optimizer step of this plan takes {n_acc*ranks} batches of {counted(micro_bs)}, and the training loader yields {n} in an epoch: each epoch is a "
         "single step, and a smaller one. Take a smaller size by plan.at, or more items", stacklevel=4)
 
-# %% ../nbs/16a_set_up.ipynb #85a70bc3
+# %% ../nbs/16a_set_up.ipynb #8ad63025
 @dataclass(eq=False)
 class BeforeSetUp:
     "What a learner had, and what it got instead"
@@ -93,19 +92,13 @@ def _is_in(o, among): return any(o is p for p in among)
 
 _kinds = (GradAccum,GradientAccumulation),ScaledLR
 
-def _with_train(dls, dl):
-    "`dls` with another training loader, for one learner alone: others may share it"
-    res = copy(dls)
-    res.loaders = [dl, *dls.loaders[1:]]
-    return res
-
 def _dls_before(learn, was):
     "To go back to, and what is left in words"
     now,old = learn.dls,was.dls
     if old.loaders[0] is was.train or now.loaders[0] is old.loaders[0]: return now,[] # Nothing has changed, or it is back
     if now.loaders[0] is not was.train: return now,['the training loader']
     same = len(now.loaders)==len(old.loaders) and all(a is b for a,b in zip(now.loaders[1:], old.loaders[1:]))
-    return old if same else _with_train(now, old.loaders[0]),[]
+    return old if same else with_train(now, old.loaders[0]),[]
 
 def _cbs_before(learn, was):
     "To go back to, in their order, and what is left in words"
@@ -137,7 +130,7 @@ def set_up(
     own = callback_of(learn, GradAccum)
     if own: accum.count,accum.fix_bn = own.count,own.fix_bn # The model's own
     learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, _kinds)])
-    if dl is not learn.dls.train: learn.dls = _with_train(learn.dls, dl)
+    if dl is not learn.dls.train: learn.dls = with_train(learn.dls, dl)
     learn.before_set_up = note
     return learn.add_cbs([accum,scaled])
 

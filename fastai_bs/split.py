@@ -80,7 +80,7 @@ def whole_loss(
     if not isinstance(total, Tensor): return torch.full_like(losses[0], 0. if reduction=='sum' else math.nan) # Nothing counts in any of them
     return (total if reduction=='sum' else total/n).to(losses[0].dtype)
 
-# %% ../nbs/10_split.ipynb #34b729cd
+# %% ../nbs/10_split.ipynb #2c2a6864
 class SplitBatches:
     "Stands in for `learn.one_batch`: where memory runs out in a micro-batch, the window is run again with each of its batches in parts"
     def __init__(self,
@@ -117,8 +117,7 @@ class SplitBatches:
 
     def _warn(self, m):
         warnings.warn(f"Out of memory with {m} items at a time: from here on each batch of the loader is trained on in {self.n_parts} parts. Batch size "
-                      f"and gradient stay the same. GradAccum({self.accum.n_acc}) with batches of {-(-m//self.n_parts)} items has that from the "
-                      "start", stacklevel=3)
+                      f"and gradient stay the same. {self.accum.instead(-(-m//self.n_parts))} that from the start", stacklevel=3)
 
     def before_step(self, opt):
         "What can be checked after an error in the step; is this the first time that the step is tried?"

@@ -248,12 +248,12 @@ class RefElems(Callback):
     "Stands for any other first micro-batch"
     order = GradAccum.order-1
     def before_batch(self):
-        if self.learn.grad_accum.window.n_micro==0: self.learn.grad_accum._n_ref = torch.tensor(37.3, dtype=torch.float64)
+        if self.learn.grad_accum.window.n_micro==0: self.learn.grad_accum.weights.n_ref = torch.tensor(37.3, dtype=torch.float64)
 
 def test_the_unit_of_the_weights_does_not_show():
     items,model,loss_func = token_task(90, 0.3)
     plain,other = (measure(items, model, loss_func, cbs=o) for o in ([], [RefElems()]))
-    assert other.learn.grad_accum._n_ref==37.3
+    assert other.learn.grad_accum.weights.n_ref==37.3
     assert_rows(other.df, plain.df)
 
 class Overflowing(ScaledLoss):

@@ -1,5 +1,5 @@
-"NoiseScale without GradAccum, by group, in Adam's metric, and in Recorder's columns: exact against per-item gradients, and not a bit of the training changed"
-import copy, csv, random
+"NoiseScale without GradAccum, by group, and in Adam's metric: exact against per-item gradients, and not a bit of the training changed"
+import copy, random
 from functools import partial
 
 import matplotlib.pyplot as plt
@@ -11,13 +11,11 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.nn import functional as F
 from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException, CancelStepException,
-                                  CancelTrainException, CancelValidException)
+                                  CancelTrainException)
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
-from fastai.callback.progress import CSVLogger
 from fastai.callback.rnn import RNNCallback, rnn_cbs
 from fastai.callback.schedule import fit_one_cycle, lr_find # noqa: F401, they add the methods
-from fastai.callback.tracker import SaveModelCallback
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.learner import Recorder
@@ -178,6 +176,81 @@ def test_the_batch_is_trained_on_as_it_came():
     "The parts must be no views of a batch that the model changes"
     (_,plain),(_,observed) = (trained(o, model=InPlace) for o in (False,True))
     assert changes(plain, observed)==[]
+
+# Windows of one batch, and of several
+
+moving = {'up': {0: 1, 1: 3}, 'down': {0: 3, 1: 1}, 'and back': {0: 1, 1: 4, 2: 1}, 'never': {0: 1, 3: 4}}
+
+class SetByHand(Callback):
+    "In the middle of an epoch"
+    order = GradAccum.order-1
+    def before_batch(self):
+        if self.training and self.train_iter in (3,9,10,14): self.learn.grad_accum.n_acc = {3: 2, 9: 1, 10: 3, 14: 1}[self.train_iter]
+
+def moved(n_acc, observed, cbs=(), n_epoch=3, **noise):
+    set_seed(0)
+    learn = quiet_learner(loaders(floats(91), 8, shuffle=True), with_batchnorm(), wd=0.1,
+                          cbs=[Losses(), GradAccum(n_acc), *cbs, *([NoiseScale(**noise)] if observed else [])])
+    set_seed(2)
+    learn.fit_one_cycle(n_epoch, 0.02)
+    return learn, {**left_behind(learn), 'losses': (learn.losses.seen, [float(o) for o in learn.recorder.losses])}
+
+@pytest.mark.parametrize('n_acc,cbs', [*((o,list) for o in moving.values()), (1,lambda: [SetByHand()])], ids=[*moving,'by hand'])
+def test_training_is_bit_identical_where_n_acc_moves(n_acc, cbs):
+    (_,plain),(learn,observed) = (moved(n_acc, o, cbs(), every=1) for o in (False,True))
+    assert len(learn.noise_scale.df)>=14
+    assert changes(plain, observed)==[]
+
+@pytest.mark.parametrize('every', [None, 1, 3])
+@pytest.mark.parametrize('n_acc', moving.values(), ids=list(moving))
+def test_rows_where_n_acc_moves(n_acc, every):
+    "Parts of a batch where it is a window of its own, windows where they have several; steps are those of the optimizer"
+    items,model = regression(43),mlp()
+    set_seed(0)
+    learn = quiet_learner(loaders(items, 4), model, nn.MSELoss(), SGD, cbs=[GradAccum(n_acc), NoiseScale(every=every)])
+    learn.fit(3, 0.)
+    windows,steps,step,due = [],[],0,0
+    for epoch in range(3):
+        k = learn.grad_accum.n_acc_in(epoch)
+        for i in range(0, 43, 4*k):
+            step,at = step+1,list(range(i, min(i+4*k,43)))
+            if k==1 and step>due and len(at)==4: window,due = [[o] for o in at],step-1+(every or 40)
+            elif k>1 and (step-1)%(every or 1)==0 and len(at)>4: window = [at[j:j+4] for j in range(0, len(at), 4)]
+            else: continue
+            windows.append(window)
+            steps.append(step)
+    noise = learn.noise_scale
+    assert noise.df.step.tolist()==steps and noise.n_steps==step and noise.n_items==sum(map(len, sum(windows, [])))
+    assert_rows(noise.df, window_rows(item_grads(model, nn.MSELoss(), items), windows, torch.full((43,), 2)))
+    assert n_hooks(model)==0
+
+def test_windows_alone_are_measured_where_a_batch_cannot_be_cut():
+    learn,_ = moved({0: 1, 1: 3}, True, cbs=[MixUp()])
+    assert learn.noise_scale.df.step.min()==13 and learn.noise_scale.n_steps==12+2*4
+    with pytest.raises(ValueError, match='MixUp binds the items'): moved({0: 1, 3: 2}, True, cbs=[MixUp()])
+
+def test_hooks_are_there_for_windows_of_several_only():
+    seen = []
+    class Look(Callback):
+        order = NoiseScale.order+1
+        def before_batch(self):
+            if self.training: seen.append((self.epoch,n_hooks(self.model)>0))
+    moved({0: 1, 1: 4, 2: 1}, True, cbs=[Look()])
+    assert set(seen)=={(0,False),(1,True),(2,False)}
+
+@pytest.mark.parametrize('n_acc,every', [(1,7), (3,2), ({0: 3, 1: 1},2)], ids=str)
+def test_a_fit_with_a_start_epoch_goes_on(n_acc, every):
+    "From where the one before has ended, with parts of its first batch; any other fit starts anew"
+    items,noise = regression(42),NoiseScale(every=every)
+    whole,learn = (quiet_learner(loaders(items, 6), mlp(), nn.MSELoss(), SGD, cbs=[GradAccum(n_acc), o]) for o in (NoiseScale(every=every),noise))
+    whole.fit(2, 0.1)
+    learn.fit(1, 0.1)
+    first = noise.df
+    learn.fit(2, 0.1, start_epoch=1)
+    pd.testing.assert_frame_equal(noise.df, whole.noise_scale.df, rtol=1e-12)
+    assert len(noise.df)>len(first) and noise.n_steps==whole.noise_scale.n_steps and noise.n_items==noise.df.n_items.sum()
+    learn.fit(1, 0.1)
+    assert noise.df.step.max()<=len(items)//6 and noise.n_items==noise.df.n_items.sum()
 
 def stop(exc, at):
     "In the place of an extra pass that fails"
@@ -688,134 +761,13 @@ def test_no_adams_metric_without_adam(opt_func, accum):
     learn = small(bs=2 if accum else 8, cbs=[NoiseScale(adam_metric=True), *([GradAccum(4)] if accum else [])], opt_func=opt_func)
     with pytest.raises(ValueError, match='`adam_metric` is for optimizers that keep a mean of squared gradients.*leave it out'): learn.fit(1, 0.1)
 
-# Columns
-
-columns = ['noise_scale','noise_low','noise_high']
-
-def known(noise): return [noise.noise_scale,*noise.ci]
-
-class Known(Callback):
-    "What NoiseScale knows by the end of each epoch"
-    order = NoiseScale.order-0.5
-    def before_fit(self): self.seen = []
-    def after_validate(self):
-        if not self.learn.lock.locked(): self.seen.append(known(self.noise_scale))
-
-def in_columns(learn, i=0):
-    at = [list(learn.recorder.metric_names).index(c)-1 for c in columns] # `values` have no epoch
-    return [[v[a] for a in at] for v in learn.recorder.values]
-
-@modes
-@pytest.mark.parametrize('kwargs,names', [(dict(), ['epoch','train_loss','valid_loss','l1_loss',*columns,'time']),
-                                          (dict(add_time=False), ['epoch','train_loss','valid_loss','l1_loss',*columns]),
-                                          (dict(valid_metrics=False), ['epoch','train_loss',*columns,'time']),
-                                          (dict(train_metrics=True), ['epoch','train_loss','train_l1_loss','valid_loss','valid_l1_loss',*columns,'time'])])
-def test_columns_of_recorder(kwargs, names, accum):
-    metrics = F.l1_loss if kwargs.get('valid_metrics', True) else None # fastai's own row would lack their values
-    learn = small(bs=2 if accum else 8, cbs=[NoiseScale(every=2), Known(), *([GradAccum(4)] if accum else [])], metrics=metrics)
-    learn.remove_cb(Recorder)
-    learn.add_cb(Recorder(**kwargs))
-    shown = []
-    learn.logger = shown.append
-    for _ in range(2): # A second fit has no more of them
-        learn.fit(2, 0.01)
-        assert list(learn.recorder.metric_names)==names
-        assert in_columns(learn)==learn.known.seen and len(learn.known.seen)==2 and np.isfinite(learn.known.seen[-1][0])
-    assert [len(o) for o in shown]==[len(names)]*4 and [o[0] for o in shown]==[0,1,0,1]
-    assert all(isinstance(v, float) for o in shown for v in o[-3-kwargs.get('add_time',True):][:3])
-
-def test_columns_of_a_file():
-    learn = small(cbs=[NoiseScale(every=2), Known(), CSVLogger()])
-    learn.fit(3, 0.01)
-    with open('history.csv') as f: rows = list(csv.reader(f))
-    assert rows[0]==['epoch','train_loss','valid_loss',*columns,'time'] and [len(r) for r in rows]==[7]*4
-    np.testing.assert_allclose([[float(o) for o in r[3:6]] for r in rows[1:]], learn.known.seen)
-
-class Board(Callback):
-    "Reads as fastai's TensorBoardCallback does"
-    order = Recorder.order+1
-    def before_fit(self): self.seen = []
-    def after_epoch(self): self.seen.append(dict(zip(self.recorder.metric_names[2:-1], self.recorder.log[2:-1], strict=True)))
-
-class Table(Callback):
-    "Reads as fastai's ProgressCallback does"
-    order = 60
-    def before_fit(self):
-        self.names,self.lines = list(self.recorder.metric_names),[]
-        self.learn.logger = lambda log: self.lines.append(dict(zip(self.names, log, strict=True)))
-
-def test_columns_that_others_read():
-    learn = small(cbs=[Board(), Table(), Known(), NoiseScale(every=2)])
-    learn.fit(2, 0.01)
-    assert [[o[c] for c in columns] for o in learn.board.seen]==[[o[c] for c in columns] for o in learn.table.lines]==learn.known.seen
-    assert list(learn.board.seen[0])==['valid_loss',*columns]
-
-def test_validation_returns_no_columns():
-    plain,learn = (small(cbs=o, metrics=F.l1_loss) for o in ([], [NoiseScale(every=2)]))
-    for l in (plain,learn): l.fit(1, 0.01)
-    assert list(learn.recorder.values[-1])==[*plain.recorder.values[-1], *known(learn.noise_scale)]
-    for _ in range(2): assert len(learn.validate())==len(plain.validate())==2
-    assert list(learn.validate())==list(plain.validate())
-    assert [torch.equal(a,b) for a,b in zip(learn.get_preds(), plain.get_preds(), strict=True)]==[True,True]
-    learn.fit(1, 0.01)
-    assert len(learn.recorder.metric_names)==8 and len(learn.recorder.values[-1])==6
-
-@pytest.mark.parametrize('event,exc', zip(['before_fit', 'before_epoch', 'before_batch', 'after_train', 'after_validate', 'after_epoch'],
-    [ValueError, KeyboardInterrupt]*3))
-def test_validation_after_a_fit_that_failed(event, exc):
-    learn = small(cbs=NoiseScale(every=2))
-    stop = RaiseAt(event, exc, order=200)
-    learn.add_cb(stop)
-    with pytest.raises(exc, match='the one'): learn.fit(1, 0.01)
-    learn.remove_cb(stop)
-    assert len(learn.validate())==1 and len(learn.get_preds())==2
-    learn.fit(1, 0.01)
-    assert len(learn.recorder.values[-1])==5 and n_hooks(learn.model)==0
-
-class Validates(Callback):
-    "On a second data set, say"
-    order,seen = 80,0
-    def after_epoch(self):
-        if self.learn.lock.locked(): return
-        self.seen += 1
-        self.learn.validate()
-
-def test_validation_in_the_course_of_a_fit():
-    "fastai's Recorder then forgets its names, and the fit goes on"
-    for cbs in ([], [NoiseScale(every=2)]):
-        learn = small(cbs=[Validates(), *cbs])
-        learn.fit(3, 0.01)
-        assert learn.validates.seen==3
-    assert len(learn.noise_scale.df)==12
-
-@pytest.mark.parametrize('event,exc', [('before_validate',CancelValidException), ('before_batch',CancelValidException), ('before_batch',CancelTrainException),
-                                       ('before_train',CancelEpochException), ('before_batch',CancelEpochException), ('before_batch',CancelFitException)])
-def test_a_cancelled_epoch_keeps_the_row_of_fastai(event, exc):
-    "Where values are missing, those of the noise scale are too: none stands under the name of another"
-    def _rows(observed):
-        class Skip(Callback):
-            def _cancel(self):
-                if event!='before_batch' or self.iter==0 and self.training!=(exc is CancelValidException): raise exc
-        setattr(Skip, event, Skip._cancel)
-        learn,shown = small(cbs=[Skip(), *([NoiseScale(every=1)] if observed else [])]),[]
-        learn.recorder.add_time = False
-        learn.logger = lambda log: shown.append([float(o) for o in log])
-        learn.fit(2, 0.01)
-        return shown
-    assert _rows(False)==_rows(True)
-
 def test_lr_find_beside_it():
     learn = small(320, cbs=[NoiseScale(every=5)])
     learn.lr_find(num_it=30, show_plot=False, suggest_funcs=())
     learn.fit(1, 0.01)
-    assert len(learn.recorder.values[-1])==5 and learn.noise_scale.df.step.tolist()==list(range(1,41,5))
+    assert learn.noise_scale.df.step.tolist()==list(range(1,41,5))
 
-@pytest.mark.parametrize('monitor', columns)
-def test_save_model_by_noise_scale(monitor):
-    save = SaveModelCallback(monitor=monitor, comp=np.greater)
-    learn = small(cbs=[NoiseScale(every=1), Known()])
-    learn.fit(3, 0.01, cbs=save)
-    assert save.best==max(o[columns.index(monitor)] for o in learn.known.seen)
+# What Recorder draws
 
 def test_plot_of_recorder():
     learn = small()
@@ -838,13 +790,6 @@ def test_batch_size_of_the_plot():
         learn = small(bs=bs, cbs=[NoiseScale(), *cbs])
         learn.fit(1, 0.01)
         assert f"today's batch size, {items}" in [l.get_label() for l in learn.recorder.plot_noise_scale().lines]
-
-def test_without_a_recorder():
-    learn = small(cbs=NoiseScale(every=2))
-    learn.remove_cb(Recorder)
-    learn.fit(1, 0.01)
-    learn.validate()
-    assert learn.noise_scale.df.step.tolist()==[1,3,5,7]
 
 # What is refused
 

@@ -11,7 +11,8 @@ from fastai_bs.losses import at_hand, precise
 from fastai_bs.estimator import moments_of_sums
 from fastai_bs.measurement import Measurement, MicroNorms, measurement, to_floats, unweighed_sums, window_sums
 from fastai_bs.noise import NoiseScale
-from fastai_bs.window import (MicroBatch, Position, Window, check_n_accs, loss_sum, mean_divisor, n_acc_at, reference, watch_scale, weigh, weight,
+from fastai_bs.n_acc import check_n_accs, n_acc_at
+from fastai_bs.window import (MicroBatch, Position, Window, loss_sum, mean_divisor, reference, watch_scale, weigh, weight,
                               window_momentum)
 from helpers import distance, flat, loaders, quiet_learner, token_task
 
