@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/accum_check.html.md"""
 # %% auto #0
 __all__ = ['AccumCheck', 'asked_how']
 
-# %% ../nbs/19j_accum_check.ipynb #d6e6b986
+# %% ../nbs/19j_accum_check.ipynb #d5f29468
 import math
 from dataclasses import dataclass, field
 from html import escape
@@ -22,6 +22,7 @@ from .snapshot import free_memory, out_of_memory
 from .distributed import from_ranks, together, trains_together
 from .loop import callback_of
 from .accumulate import GradAccum
+from .schedule import BatchSchedule
 from .trial import own_settings
 from .both_ways import PlainLoop, trained_params
 from .micros import windows_of
@@ -67,7 +68,7 @@ class AccumCheck:
         return (f"<p><strong>{first}</strong> {more}</p>{f'<ul>{listed}</ul>' if listed else ''}"
                 f"<details><summary>Parameter by parameter, the worst first</summary>{table}</details>")
 
-# %% ../nbs/19j_accum_check.ipynb #d9d53041
+# %% ../nbs/19j_accum_check.ipynb #29913094
 _short = "Memory was short"
 _alike = 20 # Letters that sentences of the same kind begin with
 
@@ -76,6 +77,8 @@ def asked_how(
     n_acc, # Micro-batches, or what accumulates
 )->tuple: # That, and its `n_acc`
     "An error where `n_acc` can be none of it"
+    if isinstance(n_acc, BatchSchedule): raise TypeError("How many micro-batches a BatchSchedule takes follows from its loader: give `n_acc` as a number "
+                                                         "of them")
     if isinstance(n_acc, GradAccum):
         n = n_acc.n_acc_at
         how,n = n_acc,max(n.values()) if isinstance(n, dict) else n_acc.n_acc_in(0)

@@ -31,7 +31,8 @@ from fastai_bs.distributed import alike, alone, any_rank, ddp_model, n_processes
 from fastai_bs.loop import ScopedCallback, fastai_on_ranks
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
-from fastai_bs.scaling import linear_scaling
+from fastai_bs.scaling import linear_scaling, sqrt_scaling
+from fastai_bs.schedule import BatchSchedule
 from fastai_bs.timing import StepTimer, StepTimes
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, ScaledLoss, set_seed, token_task
 from oracle import item_grads, noise_scale, window_rows, z_score
@@ -151,7 +152,8 @@ def facts(learn, watch=None):
     if watch is not None: res.update(said=watch.said, reduced=watch.reduced, syncs=watch.syncs, clean=watch.clean, norms=watch.norms)
     return res
 
-def cbs_of(k=None, clip=None, count=None, fix_bn=True, **kwargs):
+def cbs_of(k=None, clip=None, count=None, fix_bn=True, sizes=None, most=None, **kwargs):
+    if sizes: return [BatchSchedule(sizes, sqrt_scaling, most)]
     return ([] if k is None else [GradAccum(k, count=count, fix_bn=fix_bn)]) + ([] if clip is None else [GradientClip(clip)])
 
 def train(rank, kind='mlp', n=96, bs=4, drop_last=False, opt='sgd', hook=False, fastai_acc=None, plain=False, shuffle=False, bucket=None, **case):
@@ -251,6 +253,23 @@ def test_follows_the_large_batch(world, name):
         if case.get('kind')!='none': np.testing.assert_allclose(closed, losses, rtol=1e-9)
     if case.get('cycle'): assert one['lrs']==[lr for lr,(stepped,_) in zip(ranks[0]['lrs'], said) if stepped]
 
+@pytest.mark.parametrize('world', [2, 3])
+def test_a_schedule_follows_the_large_batch(world):
+    "Items of all ranks: in one micro-batch of each rank, or in several; the rate goes along"
+    n,sizes = 90,{0: 4*world, 1: 12*world}
+    items,model,loss_func = task('mlp', n)
+    epochs_of = [[collate(items, sum(w, [])) for w in windows(shares(n, world, size//world), 1)] for size in sizes.values()]
+    class Rate(Callback):
+        order = 1000
+        def before_batch(self):
+            if self.training: self.opt.set_hyper('lr', 0.05*(sizes[self.epoch]/sizes[0])**0.5)
+    one = quiet_learner(DataLoaders(Given(epochs_of), loaders(items, 2).valid, device='cpu'), model, loss_func, opts['sgd'], cbs=Rate())
+    fit(one)
+    for ranks in run_all(world, dict(n=n, sizes=sizes), dict(n=n, sizes=sizes, most=4)):
+        assert_sound(ranks)
+        assert_close(ranks[0]['flat'], flat(one).numpy())
+        assert [o[-1] for o in ranks[0]['values']]==list(sizes.values())
+
 def test_bn_is_that_of_each_rank():
     "Running statistics are those of rank 0, and their momentum what it was; a window's is that of one update"
     case = dict(kind='bn', n=52, bs=4)
@@ -291,7 +310,7 @@ def test_one_changes_no_bit(kind, world):
     case = dict(kind=kind, n=52, bs=4, clip=0.3)
     for x,y in zip(*run_all(world, dict(case, k=1), case)):
         assert np.array_equal(x['flat'], y['flat'])
-        assert x['losses']==y['losses'] and x['values']==y['values']
+        assert x['losses']==y['losses'] and [o[:-1] for o in x['values']]==y['values'] # But for the batch size
         for s,t in zip(x['buffers']+x['state'], y['buffers']+y['state']): assert np.array_equal(s, t)
 
 def test_one_is_not_the_mean_of_means():
@@ -502,7 +521,7 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, t
         n_kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
         before = everything(learn)
         if not plain:
-            plan = learn.bs_find(lr, **(kw or {}))
+            plan = learn.bs_find(lr, **dict(dict(num_it=140), **(kw or {}))) # No more than 30 windows take
             res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=plan.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=plan.n_windows,
                 bs_now=plan.bs_now,
                        micro_now=plan.micro_now, n_train=plan.n_train, n_passes=plan.n_passes, n_seen=plan.n_seen, max_bs=plan.max_bs, base_lr=plan.base_lr,
@@ -519,12 +538,12 @@ def scaled(): return ScaledLR(8, linear_scaling)
 def find_all(rank, cases): return [find(rank, **case) for case in cases]
 def found(world, *cases): return list(zip(*on_ranks(find_all, world, cases)))
 
-finds = {'plain': dict(kw=dict(num_it=300)), 'accum': dict(cbs=(accum3,), first=1, kw=dict(num_it=300)), 'scaled': dict(cbs=(accum1,scaled), n=90),
+finds = {'plain': dict(), 'accum': dict(cbs=(accum3,), first=1), 'scaled': dict(cbs=(accum1,scaled), n=90),
          'auto': dict(kw=dict(max_bs='auto', show_plot=False)),
          'tokens': dict(kind='tokens', n=90, kw=dict(max_bs=4, show_plot=False)), 'still': dict(lr=0., n=91, kw=dict(max_bs=4, show_plot=False)),
          'short': dict(n=12, bs=6, kw=dict(max_bs=6, show_plot=False, num_it=20)), 'adam': dict(opt='adam', first=1, kw=dict(max_bs=8)),
          'seeded': dict(opt='adam', kw=dict(max_bs=4, show_plot=False, seed=3)),
-         'thrifty': dict(thrifty=True, n=200, kw=dict(show_plot=False, num_it=120, n_batch=4))}
+         'thrifty': dict(thrifty=True, n=200, kw=dict(show_plot=False, n_batch=4))}
 
 on_three = 'plain','accum','adam','short' # Each takes seconds
 
