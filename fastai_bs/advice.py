@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/advice.html.md"""
 # %% auto #0
 __all__ = ['Advice', 'known', 'stays', 'too_high', 'headline', 'for_sum', 'how', 'amount', 'why', 'cautions', 'advice']
 
-# %% ../nbs/17_advice.ipynb #51378228
+# %% ../nbs/17_advice.ipynb #bdb8b484
 import math, textwrap
 from dataclasses import dataclass
 from .text import counted, num, percent, rate_text, time_text
@@ -15,6 +15,7 @@ from .estimator import finite_noise_scale
 from .step_time import Duration
 from .lr import times
 from .cycle import steps_least
+from .plan_growth import grows
 
 # %% ../nbs/17_advice.ipynb #cd97cd10
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def how(
     if plan.timed and plan.bs==plan.fastest and not plan.chosen: yield _sure(plan)
     yield Advice('run', _run(plan))
 
-# %% ../nbs/17_advice.ipynb #ac4d45bf
+# %% ../nbs/17_advice.ipynb #4e49d220
 def amount(
     plan, # A `BatchPlan`, or anything else with its attributes; the noise scale is known
 )->str:
@@ -193,7 +194,11 @@ def why(
     lies = 'is below it' if below else 'is above it' if above else 'may be above or below it' if open_ else 'lies within that'
     of = f"over a one-cycle of {counted(plan.epochs_now, 'epoch')}" if plan.cool else "at the present weights"
     yield Advice('why', f"The noise scale is {amount(plan)} {of}, and today's {now} {lies}.")
-    if not plan.chosen: yield from _then(plan, below, above)
+    if plan.chosen: return
+    yield from _then(plan, below, above)
+    if grows(plan):
+        most = f" (at most {percent(plan.growth.bound)})" if plan.growth.bound>=plan.growth.saves else '' # Step times may curve
+        yield Advice('why', f"A batch that grows along the training saves about {percent(plan.growth.saves)} over the best fixed size{most}: plan.schedule().")
 
 # %% ../nbs/17_advice.ipynb #7290e255
 def _rounding_tells(plan):

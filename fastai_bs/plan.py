@@ -7,16 +7,19 @@ Docs: https://fastai-bs.github.io/fastai_bs/plan.html.md"""
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/18_plan.ipynb #18b65170
+# %% ../nbs/18_plan.ipynb #960ba023
 import math
 from dataclasses import fields
 from fastcore.basics import patch
 from .text import as_plain
+from .scaling import no_scaling
 from .accumulate import GradAccum
 from .plots import plot_plan
 from .lr import ScaledLR
+from .schedule import BatchSchedule
 from .set_up import code_of, refuse_other, set_back, set_up
 from .cycle import cool_stretch
+from .plan_growth import check_grows
 from .plan_numbers import BatchPlan
 from .layout import Details
 from .plan_text import joined, plan_details, plan_html, plan_text
@@ -48,6 +51,17 @@ def undo(self:BatchPlan,
 def code(self:BatchPlan)->str:
     "The line to paste"
     return code_of(self)
+
+# %% ../nbs/18_plan.ipynb #5a527307
+@patch
+def schedule(self:BatchPlan)->BatchSchedule: # A fresh one
+    """A batch that grows with the noise scale, to train with at `base_lr` for `growth.n_epoch` epochs: `learn.fit_one_cycle(n, lr, cbs=plan.schedule())`
+
+    It changes the sizes of batches itself, so it is for a learner without what `apply` sets up.
+    """
+    check_grows(self)
+    rule = None if self.rule is no_scaling else self.rule
+    return BatchSchedule(self.growth.size, rule=rule, max_micro_bs=max(micro_bs for micro_bs,*_ in self.timed), base_bs=self.base_bs)
 
 # %% ../nbs/18_plan.ipynb #3ec93433
 @patch(as_prop=True)

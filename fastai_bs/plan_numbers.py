@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/plan_numbers.html.md"""
 # %% auto #0
 __all__ = ['BatchPlan']
 
-# %% ../nbs/16b_plan_numbers.ipynb #4c0f3c57
+# %% ../nbs/16b_plan_numbers.ipynb #19010bec
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -20,8 +20,9 @@ from .step_time import (Duration, balanced_bs, best_split, candidates, check_rea
                                  monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
 from .lr import rates, times
 from .cycle import Reading
+from .plan_growth import growth_of
 
-# %% ../nbs/16b_plan_numbers.ipynb #faab9f24
+# %% ../nbs/16b_plan_numbers.ipynb #abb0aa66
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchPlan:
     "A measured noise scale, and what it says about the batch size on this device"
@@ -91,6 +92,11 @@ class BatchPlan:
     def bs(self)->int: # Items
         "The one that was chosen; else the fastest, or today's where the fastest gains nothing in whole epochs"
         return self.chosen or (self.fastest if self.keeps_gain(self.fastest) else self.bs_now)
+
+    @cached_property
+    def growth(self): # `Growth`; `None` where it cannot be known, and `schedule` says why
+        "How a batch would grow along this training, and what that saves"
+        return growth_of(self)
 
 # %% ../nbs/16b_plan_numbers.ipynb #9af2ad06
 @patch(as_prop=True)

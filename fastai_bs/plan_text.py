@@ -7,11 +7,12 @@ Docs: https://fastai-bs.github.io/fastai_bs/plan_text.html.md"""
 # %% auto #0
 __all__ = ['shown', 'joined', 'plan_text', 'noise_text', 'numbers_text', 'step_time_text', 'details', 'plan_html', 'plan_details']
 
-# %% ../nbs/17a_plan_text.ipynb #666bd79f
+# %% ../nbs/17a_plan_text.ipynb #12d38a76
 import math
 from .text import counted, num, percent, rate_text, with_interval
 from .step_time import fastest_bs
 from .lr import times
+from .plan_growth import grows
 from .layout import by_kind, details_of, in_html, in_text, paragraph
 from .advice import Advice, advice, for_sum, known, stays, too_high
 
@@ -81,7 +82,7 @@ def _candidates(plan):
     df = df.assign(bs=[f'{bs} ({nm})' if nm else str(bs) for bs,nm in zip(df.bs, names)])
     return df.rename(columns=dict(step_time='step_time (s)', time="time (today's = 1)"))
 
-# %% ../nbs/17a_plan_text.ipynb #f520f82d
+# %% ../nbs/17a_plan_text.ipynb #3cdd66bb
 def _seen_in(plan):
     "What the noise scale was on the way"
     where = (plan.at_peak,'near the peak of the rate'),(plan.at_end,'at the end')
@@ -102,6 +103,17 @@ def _of_accumulation(plan):
         yield Advice('detail', "Accumulation is left out: here it costs more time for the examples than it saves in steps.")
     elif plan.n_acc==1 and bs<=most<plan.noise_known:
         yield Advice('detail', f"Batches above {most} would need accumulation, which costs more time here than it saves in steps.")
+
+def _of_growth(plan):
+    growth,n = plan.growth,len(plan.growth.told)
+    if not grows(plan):
+        saves = 'less than 1%' if growth.saves<0.01 else f'about {percent(growth.saves)}'
+        yield Advice('detail', f"A batch that grows along the training would save {saves}, so a fixed size will do.")
+        return
+    n_epoch,lr = growth.n_epoch if plan.epochs_given else 'n_epoch',rate_text(plan.base_lr) if plan.rate_given else 'lr'
+    yield Advice('detail', f"Sizes that grow along the training: {growth.size}, by learn.fit_one_cycle({n_epoch}, {lr}, cbs=plan.schedule()).")
+    if not all(growth.told):
+        yield Advice('detail', f"Of {n} stretches of the mock training {n-sum(growth.told)} could not be told; there the batch grows by what is next to them.")
 
 def details(
     plan, # A `BatchPlan`, or anything else with its attributes
@@ -127,6 +139,7 @@ def details(
                                                     f"{num(plan.n_epoch_exact)} of {plan.bs}.")
     yield from _of_the_rate(plan)
     if plan.timed and not plan.chosen: yield from _of_accumulation(plan)
+    if plan.growth and not plan.chosen: yield from _of_growth(plan)
 
 # %% ../nbs/17a_plan_text.ipynb #267d9a72
 def plan_html(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 from fastai_bs.advice import advice
-from fastai_bs.cycle import Reading
+from fastai_bs.cycle import Reading, places
 from fastai_bs.plan import BatchPlan
 from fastai_bs.plan_text import shown
 
@@ -25,6 +25,11 @@ def plan_of(noise_scale=512., ci=(430.,640.), n_ranks=1, **kwargs):
     return BatchPlan(**{**dict(noise_scale=noise_scale, ci=ci, n_ranks=n_ranks, base_bs=now, bs_now=now, micro_now=now//n_ranks, base_lr=0.01, n_windows=30,
         trend=0, n_train=50_000, n_seen=360, n_passes=0.5, moved=True, loss_rose=False, level=0.95, df=along, adam=True, times=five, spread=0.01, epochs_now=5,
         epochs_given=True, cool=Reading(400., (340.,500.), 30), at_peak=Reading(45., (40.,52.), 8), at_end=Reading(900., (700.,1300.), 7)), **kwargs})
+
+def rises(by=100., n=60, **kwargs):
+    "Along a mock cycle the noise scale rises evenly by a factor, measured without error"
+    pct = places(n)
+    return pd.DataFrame(dict(step=range(n), pct=pct, n_items=40, n_elems=40., tr_sigma=40., g_sq=by**-pct)).assign(**kwargs)
 
 def fixed(noise_scale=512., ci=(430.,640.), **kwargs):
     "Measured at the present weights, with `bs_find(0)`"
@@ -66,6 +71,9 @@ situations = { # Without an argument each time, so that nobody changes another's
     'max_bs': lambda: plan_of(times=secs(16, 32, 64, 128), max_bs=128),
     'it took longer than an epoch': lambda: plan_of(took=45.),
     'a loss over pairs': lambda: plan_of(pairs=True),
+    'a batch that grows': lambda: plan_of(df=rises(1000.)),
+    'a batch that grows, as far as can be told': lambda: plan_of(df=rises(1e5, g_sq=lambda o: o.g_sq.where(o.pct<0.93, -o.g_sq)), **sgd),
+    'a batch that need not grow': lambda: plan_of(df=rises(3.)),
     'a summed loss with SGD': lambda: plan_of(sums=True, **sgd),
     'the rate is too high': lambda: plan_of(loss_rose=True, **sgd)}
 
