@@ -23,7 +23,7 @@ from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import sqrt_scaling
 from fastai_bs.snapshot import out_of_memory
 from fastai_bs.trial import mock_training
-from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, set_seed
+from helpers import changes, flat, loaders, mlp, pairwise, picture, quiet_learner, regression, set_seed
 
 inf,nan = math.inf,math.nan
 
@@ -298,11 +298,10 @@ def choice(times, micro_bs, noise_scale):
 
 devices = [(0.,0.001), (0.001,0.001), (0.01,0.001), (0.1,0.001), (1.,0.001), (1.,0.)]
 
-@pytest.mark.parametrize('a,c', devices)
-@pytest.mark.parametrize('noise_scale', [0.,5.,50.,500.,5000.,nan])
-@pytest.mark.parametrize('micro_bs', [8,64])
-def test_what_timing_costs(thrifty, micro_bs, noise_scale, a, c):
+@pytest.mark.parametrize('micro_bs,noise_scale,device', pairwise([8,64], [0.,5.,50.,500.,5000.,nan], devices))
+def test_what_timing_costs(thrifty, micro_bs, noise_scale, device):
     "Steps of a few hundred micro-batches at most, whatever the noise scale and the device; and the choice is that of all sizes, had they been timed"
+    a,c = device
     times,seen,seconds = visits(thrifty, micro_bs, noise_scale, a, c)
     assert seconds<=190*(a+c*micro_bs) # 180, and a few for the second size, of which one cannot know beforehand
     for m,t,_ in times.fastest(): assert t==pytest.approx(a+c*m) and len(times.rounds[m])==3

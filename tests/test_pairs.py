@@ -261,7 +261,7 @@ def plan(loss_func, items, count=None, lr=0.01, model=None):
     with warnings.catch_warnings(record=True) as ws:
         warnings.simplefilter('always')
         was = picture(learn)
-        res = learn.bs_find(lr, num_it=240, n_batch=4, tol=0, show_plot=False)
+        res = learn.bs_find(lr, num_it=80, n_batch=4, tol=0, show_plot=False)
         assert changes(was, picture(learn))==[]
     assert not [w for w in ws if 'looks at pairs' in str(w.message)] # It says so itself
     return res

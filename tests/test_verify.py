@@ -9,6 +9,7 @@ from torch import nn
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
+from fastai.learner import Learner
 from fastai.optimizer import Adam, SGD
 
 from fastai_bs.accumulate import GradAccum
@@ -22,7 +23,14 @@ import fastai_bs.verify # noqa: F401 bs_verify
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, set_seed
 from test_finder import _after_training, _no_writing, _nothing, convnet_learner, learners, plain_training, training
 
-pytestmark = [pytest.mark.usefixtures('short'), pytest.mark.filterwarnings('ignore')]
+pytestmark = [pytest.mark.usefixtures('short','short_find'), pytest.mark.filterwarnings('ignore')]
+
+@pytest.fixture
+def short_find(monkeypatch):
+    "What the plan says matters little here: of the time of trials, most would be its mock training"
+    find = Learner.bs_find
+    monkeypatch.setattr(Learner, 'bs_find', lambda self, *args, **kwargs: find(self, *args, **{**kwargs, 'num_it': 40}))
+    return find # Of its own length
 
 def verify(learn, **kwargs): return learn.bs_verify(**{**dict(lr=0.01, n_epoch=5, sizes=[8,16], rates=(1,), n_runs=1), **kwargs})
 
@@ -291,7 +299,8 @@ def exact_loss(h, bs, lr, n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('seed', [0,1])
-def test_the_critical_batch_size_of_a_noisy_quadratic(seed):
+def test_the_critical_batch_size_of_a_noisy_quadratic(seed, short_find, monkeypatch):
+    monkeypatch.setattr(Learner, 'bs_find', short_find)
     learn,h = quadratic(seed)
     sizes = [16,64,128,256]
     v = learn.bs_verify(0.3, n_epoch=1, sizes=sizes, rates=(1,3), equal='items')
