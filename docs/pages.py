@@ -14,14 +14,14 @@ from nbdev.doclinks import _build_modidx
 from nbdev.serve import proc_nbs
 
 root = Path(__file__).resolve().parent.parent
-guides = ['choose','prove','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus','coming_from','faq'] # In this order
+guides = ['choose','prove','growing','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus','coming_from','faq'] # In this order
 site = 'https://fastai-bs.github.io/fastai_bs'
 
 def page_name(
     nb, # Name of a notebook, as '05_distributed.ipynb'
 )->str: # Of its page, as 'distributed'
     "The number in front is for the order on disk"
-    return re.sub(r'^\d+[a-z]?_', '', Path(nb).stem)
+    return re.sub(r'^\d+[a-z]*_', '', Path(nb).stem)
 
 def modules(
     nbs, # Paths of notebooks

@@ -1,9 +1,13 @@
 "What a notebook needs, with one import: `from fastai_bs.all import *`"
 from .accum_check import AccumCheck # And `Learner.check_accum`
 from .accumulate import GradAccum
+from .adaptive import AdaptiveAccum
+from .batch_size import batch_size
 from .both_ways import PlainLoop
 from .finder import BSFinder  # noqa: F401 The import adds `Learner.bs_find`
 from .lr import ScaledLR
+from .schedule import BatchSchedule
+from . import grow  # noqa: F401 The import adds `Learner.fit_grow`
 from .memory import MemoryReport, bn_to_gn # And `Learner.memory_report`, `Learner.max_bs_find`
 from .noise import NoiseScale
 from .plots import plot_noise_scale
@@ -13,6 +17,6 @@ from .snapshot import unchanged
 from .verification import BatchVerification
 from . import verify  # noqa: F401 The import adds `Learner.bs_verify`
 
-__all__ = ['GradAccum', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan', 'BatchVerification', 'AccumCheck', 'PlainLoop',
-           'MemoryReport', 'bn_to_gn', 'unchanged', 'linear_scaling', 'no_scaling', 'sqrt_scaling', 'adascale_gain', 'capped_sqrt_scaling',
-           'adam_scaling', 'surge_scaling', 'warmup_factor']
+__all__ = ['GradAccum', 'BatchSchedule', 'AdaptiveAccum', 'batch_size', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan',
+           'BatchVerification', 'AccumCheck', 'PlainLoop', 'MemoryReport', 'bn_to_gn', 'unchanged', 'linear_scaling', 'no_scaling', 'sqrt_scaling',
+           'adascale_gain', 'capped_sqrt_scaling', 'adam_scaling', 'surge_scaling', 'warmup_factor']

@@ -6,9 +6,10 @@ import pytest
 
 root = Path(__file__).resolve().parent.parent
 # From below to above: each imports from those before it only
-layers = ['text','checks','estimator','scaling','step_time','snapshot','draws','distributed','loaders','hypers','loop','losses','window','pairs','gradients',
-          'measurement','split','accumulate','batch_size','sources','plots','plots_verify','noise','lr','set_up','trial','timing','too_high','cycle','memory',
-          'plan_numbers','layout','advice','plan_text','plan','asked','finder','compare','halving','trainings','left_open','verify_advice','verify_text','verification',
+layers = ['text','checks','estimator','scaling','step_time','growth','snapshot','draws','distributed','loaders','hypers','loop','columns','losses','n_acc',
+          'window','pairs','gradients','measurement','split','batch_size','accumulate','sources','plots','plots_verify','plots_growth','noise','lr',
+          'schedule','adaptive','set_up','trial','timing','too_high','cycle','plan_growth','memory',
+          'plan_numbers','layout','advice','plan_text','plan','asked','finder','grow','compare','halving','trainings','left_open','verify_advice','verify_text','verification',
           'trials','verify','both_ways','micros','why_not','accum_check']
 above = 'all','__main__' # Re-export, and the demonstration
 trees = {p.stem: ast.parse(p.read_text()) for p in (root/'fastai_bs').glob('*.py') if p.stem not in ('_modidx','__init__')}

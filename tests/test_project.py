@@ -55,7 +55,7 @@ def test_all_has_every_public_name():
 
 @pytest.mark.slow
 def test_import_changes_nothing_of_fastai():
-    "Importing adds four methods, and replaces no function, class or attribute in any of fastai's modules and classes, and no callback that users get"
+    "Importing adds these methods, and replaces no function, class or attribute in any of fastai's modules and classes, and no callback that users get"
     code = """
 import importlib, inspect, pkgutil
 import fastai
@@ -81,7 +81,8 @@ print('replaced', sorted(k for k in before if after.get(k) is not before[k] and 
     out = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True)
     assert out.returncode==0, out.stderr
     new,replaced = out.stdout.splitlines()[-2:]
-    names = ['Learner.bs_find','Learner.bs_verify','Learner.check_accum','Learner.max_bs_find','Learner.memory_report','Recorder.plot_noise_scale']
+    names = ['Learner.bs_find','Learner.bs_verify','Learner.check_accum','Learner.fit_grow','Learner.max_bs_find','Learner.memory_report',
+             'Recorder.plot_batch_size','Recorder.plot_noise_scale']
     assert new==f"new {[f'fastai.learner.{o}' for o in names]}"
     assert replaced=='replaced []'
 
