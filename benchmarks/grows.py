@@ -192,13 +192,14 @@ def predicted(name):
     return (f"Predicted by the plans: a growing batch saves {runs.saves.min():.1%} to {runs.saves.max():.1%} over the best fixed size (at most "
             f"{runs.bound.max():.1%}); noise scale {runs.noise_scale.min():.0f} to {runs.noise_scale.max():.0f}.")
 
-about = f"""Trainings by `fit_one_cycle` with fastai's Adam (wd 0.01), new weights, one thread, for {epochs} epochs at 64 or as long as those take.
-Tasks, models, step times and the grid of fixed sizes are those of [pays.md](pays.md). Each arm at the best of three rates around the one
-that is best at 64, or of more where the best was at an edge; then two more seeds at it. The rate of the fixed sizes is the best of five by
-the validation loss. Items come in one random order after another, in {n_parts} epochs of the loader, so that micro-batches can grow.
-`fit_grow` grows up to the noise scale of `bs_find`, whose time is not in the table; `AdaptiveAccum()` starts at 64, on a loader of 64. The
-time by steps measured is the sum over the steps of what they took in pays.md, so that other work on the machine does not count; the
-processor time is that of these runs, which it does."""
+about = f"""Trainings by `fit_one_cycle` with fastai's Adam (wd 0.01), new weights, one thread, for {epochs} epochs at 64 or as long as those
+take. Tasks, models, step times and the grid of fixed sizes are those of [pays.md](pays.md). Each arm at the best of three rates
+around the one that is best at 64, or of more where the best was at an edge; then two more seeds at it (on Rossmann four, of
+today's and of fit_grow). The rate of the fixed sizes is the best of five by the validation loss. Items come in one random order
+after another, in {n_parts} epochs of the loader, so that micro-batches can grow. `fit_grow` grows up to the noise scale of
+`bs_find`, whose time is not in the table; `AdaptiveAccum()` starts at 64, on a loader of 64. The time by steps measured is the
+sum over the steps of what they took in pays.md, so that other work on the machine does not count; the processor time is that of
+these runs, which it does."""
 
 def report():
     text = [f'# {__doc__.splitlines()[0]}','',' '.join(about.split()),'','## In short','',*findings()]
