@@ -67,7 +67,7 @@ def checked_size(
     if not 1<=n<math.inf: raise ValueError(f"`bs` must be a function that returns at least one item, and finite, got {n} for the progress {pct:.3g}")
     return float(n)
 
-# %% ../nbs/14c_schedule.ipynb #e152dde2
+# %% ../nbs/14c_schedule.ipynb #f0b20bb3
 class BatchSchedule(GradAccum):
     """The batch size over the training, by epoch or by progress; each optimizer step has exactly the gradient of a batch of that size
 
@@ -143,7 +143,7 @@ class BatchSchedule(GradAccum):
     def n_acc_in(self, epoch): return self.way_in(epoch)[1]
     def n_accs(self):
         if isinstance(self.sizes, dict) or self.finds: return [self.n_acc_in(e) for e in range(self.n_epoch)]
-        return [max(2, *(self._n_acc_of(o, self.way_in(e)[0]) for o in self.sizes_in(e))) for e in range(self.n_epoch)] # It may go by what it sees
+        return [max(2, *(self._n_acc_of(o, self.way_in(e)[0]) for o in self.sizes_in(e))) for e in range(self.n_epoch)] # More, maybe, in between
 
     def n_acc_now(self):
         if isinstance(self.sizes, dict) or self.finds: n = self._position.n_acc
@@ -189,7 +189,7 @@ class BatchSchedule(GradAccum):
 
     def instead(self, micro_bs): return f"max_micro_bs={micro_bs} has"
 
-# %% ../nbs/14c_schedule.ipynb #c67c424c
+# %% ../nbs/14c_schedule.ipynb #9c4288cb
 @patch
 def _check(self:BatchSchedule):
     "Refuse sizes that cannot be, and say which are rounded"
@@ -203,7 +203,7 @@ def _check(self:BatchSchedule):
             try: with_micro_bs(dl, micro_bs)
             except ValueError as err: raise ValueError(f"{err}. Or take BatchSchedule(..., max_micro_bs={own}), which reaches sizes of whole batches "
                                                        "of this loader by accumulation") from None
-            own = micro_bs # Once is enough
+            own = micro_bs # Not once more for the same size in the next epoch
         if not isinstance(self.sizes, dict) or micro_bs*n_acc*n_processes()==size or size in said: continue
         said.add(size)
         warnings.warn(

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/sources.html.md"""
 # %% auto #0
 __all__ = ['FromWindows', 'FromRanks', 'hidden_states', 'FromParts', 'FromBoth']
 
-# %% ../nbs/12a_sources.ipynb #7cabcacf
+# %% ../nbs/12a_sources.ipynb #3232905d
 from contextlib import ExitStack, contextmanager, nullcontext
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -26,7 +26,7 @@ from .loop import ScopedCallback, backward, callback_of, change_hidden
 from .losses import ElementCounter, count_items, plain, refuse_loss
 from .measurement import MicroNorms, measurement, unweighed_sums, window_sums
 from .snapshot import pass_unchanged
-from .window import MicroBatch, mean_divisor, reference, watch_scale, weigh, weight
+from .window import MicroBatch, Weights, mean_divisor, watch_scale
 
 # %% ../nbs/12a_sources.ipynb #dceafca8
 class FromWindows:
@@ -137,7 +137,7 @@ def hidden_states(
         for m,states in zip(rnns, hidden): m.hidden,m.bs = [_part(o, s) for o in states],s.stop-s.start
     return _take
 
-# %% ../nbs/12a_sources.ipynb #e218a3e6
+# %% ../nbs/12a_sources.ipynb #e4b17236
 class FromParts:
     "Parts of a batch, in an extra pass before it is trained on"
     every = 40 # Optimizer steps from one measurement to the next
@@ -150,8 +150,8 @@ class FromParts:
     ):
         self.noise,self.learn,self.n_micro,self.every = noise,noise.learn,noise.n_micro,noise.every or self.every
         self.counter = ElementCounter(accum and accum.count)
+        self.weights = Weights(self.counter)
         self.norms,self.micros,self.n_steps = None,[],0
-        self.n_ref = None
         self.next = 0 # Optimizer step to be measured next
 
     def check(self):
@@ -191,7 +191,7 @@ class FromParts:
 
     def after_step(self): self.n_steps += 1
 
-# %% ../nbs/12a_sources.ipynb #953c27a0
+# %% ../nbs/12a_sources.ipynb #e59574bf
 @patch
 def _pass(self:FromParts, cbs):
     "The parts of the batch, as if they were the micro-batches of a window"
@@ -207,7 +207,7 @@ def _pass(self:FromParts, cbs):
 
     grads = [p.grad for p in all_params(learn) if p.grad is not None]
     self.n_elems = sum(o.micro.elems for o in self.micros)
-    if self.counter.reduction!='sum': divide(grads, mean_divisor(self.n_elems, self.n_ref))
+    if self.counter.reduction!='sum': divide(grads, mean_divisor(self.n_elems, self.weights.n_ref))
     self.noise.measure(self, self.n_steps+1)
 
 @patch
@@ -220,12 +220,7 @@ def _part(self:FromParts, cbs):
     learn.loss = learn.loss_grad.clone()
     _tell([cb for cb in cbs if not isinstance(cb, MixedPrecision)], 'after_loss') # It would end the autocast that the batch itself is to run in
 
-    micro.elems = self.counter(learn)
-    loss = plain(learn.loss_grad)
-    if self.counter.reduction!='sum':
-        self.n_ref = reference(self.n_ref, micro.elems)
-        micro.weight = weight(micro.elems, self.n_ref)
-        loss = weigh(loss, micro, learn.pred if self.counter.may_be_nan else None)
+    loss = self.weights(plain(learn.loss_grad), micro, learn)
     watch_scale(loss, micro)
     learn.loss_grad = loss
     _tell(cbs, 'before_backward')
