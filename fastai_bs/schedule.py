@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/schedule.html.md"""
 # %% auto #0
 __all__ = ['way_to', 'check_sizes', 'checked_size', 'BatchSchedule']
 
-# %% ../nbs/14c_schedule.ipynb #fb81251c
+# %% ../nbs/14c_schedule.ipynb #f967837f
 import math
 from contextlib import contextmanager
 import warnings
@@ -18,7 +18,7 @@ from fastai.callback.schedule import LRFinder
 from .text import counted
 from .checks import check_whole, is_number, is_whole, shown
 from .distributed import n_processes
-from .loaders import micro_batch_size, n_items, trained_by, with_micro_bs
+from .loaders import micro_batch_size, n_items, refuse_empty, trained_by, with_micro_bs
 from .loop import callback_of, helped_by, start_helpers
 from .split import refuse_split
 from .accumulate import GradAccum
@@ -67,7 +67,7 @@ def checked_size(
     if not 1<=n<math.inf: raise ValueError(f"`bs` must be a function that returns at least one item, and finite, got {n} for the progress {pct:.3g}")
     return float(n)
 
-# %% ../nbs/14c_schedule.ipynb #f0b20bb3
+# %% ../nbs/14c_schedule.ipynb #809526a0
 class BatchSchedule(GradAccum):
     """The batch size over the training, by epoch or by progress; each optimizer step has exactly the gradient of a batch of that size
 
@@ -75,6 +75,8 @@ class BatchSchedule(GradAccum):
     A size by progress goes by whole micro-batches, and above today's by whole multiples of that, as many as it has room for. The learner has its own
     training loader back after each epoch, however it ends; the order of the items is the one that it would have drawn.
     """
+    as_two = 'BatchSchedule(..., max_micro_bs=...)' # As of `GradAccum`
+
     def __init__(self,
         bs, # Items of an optimizer step, over all ranks: a dict `{epoch: items}` (from that epoch on; before it today's) or a function of progress, 0 to 1
         rule=None, # Factor on the learning rate, a function of the size over `base_bs`; `None`: the rate stays. Beside a `ScaledLR` that one does it
@@ -130,24 +132,33 @@ class BatchSchedule(GradAccum):
     def way_in(self, epoch=None):
         if self.is_on and epoch in (None,self.learn.epoch): return self.micro_bs,self._position.n_acc
         if self.finds: epoch = 0
+        micro_bs,n_acc = self._way_to(min(self.sizes_in(epoch or 0))) # A larger one in the same epoch is several of its micro-batches
+        return micro_bs,n_acc or self.n_acc_of(self.size_at(epoch or 0), micro_bs)
+
+    def _way_to(self, size):
+        "The micro-batch of an epoch in which this is the smallest size, and for sizes by epoch how many of them make it"
         bounds = [o for o in (self.max_micro_bs,self.fits) if o]
-        size = min(self.sizes_in(epoch or 0)) # A larger one in the same epoch is several of its micro-batches
         if isinstance(self.sizes, dict): return way_to(size, min(bounds, default=None), n_processes())
         today = self._own()*n_processes()
         size = today*int(size/today+1e-6) if size>today else max(n_processes(), int(size)) # Sizes that devices like, as today's hopefully is
-        micro_bs = min([size//n_processes(), *bounds])
-        return micro_bs,self._n_acc_of(self.size_at(epoch or 0), micro_bs)
+        return min([size//n_processes(), *bounds]),None
 
-    def _n_acc_of(self, bs, micro_bs): return max(1, int(bs/n_processes()/micro_bs + 1e-6)) # As many as there is room for
+    def largest_micro_bs(self)->int: # Items
+        "Of the largest micro-batch that it may come to, however long the fit"
+        if isinstance(self.sizes, dict): sizes = [*self.sizes.values(), *([] if 0 in self.sizes else [self._own()*n_processes()])]
+        else: sizes = [checked_size(self.sizes, pct) for pct in np.linspace(0, 1, 101)]
+        return max(self._way_to(o)[0] for o in sizes)
+
+    def n_acc_of(self, bs, micro_bs): return max(1, int(bs/n_processes()/micro_bs + 1e-6)) # As many micro-batches as there is room for
 
     def n_acc_in(self, epoch): return self.way_in(epoch)[1]
     def n_accs(self):
         if isinstance(self.sizes, dict) or self.finds: return [self.n_acc_in(e) for e in range(self.n_epoch)]
-        return [max(2, *(self._n_acc_of(o, self.way_in(e)[0]) for o in self.sizes_in(e))) for e in range(self.n_epoch)] # More, maybe, in between
+        return [max(2, *(self.n_acc_of(o, self.way_in(e)[0]) for o in self.sizes_in(e))) for e in range(self.n_epoch)] # More, maybe, in between
 
     def n_acc_now(self):
         if isinstance(self.sizes, dict) or self.finds: n = self._position.n_acc
-        else: n = self._n_acc_of(self.size_at(self.learn.epoch, min(1., self.learn.pct_train)), self.micro_bs)
+        else: n = self.n_acc_of(self.size_at(self.learn.epoch, min(1., self.learn.pct_train)), self.micro_bs)
         if not self.rows or self.rows[-1][2:4]!=(self.micro_bs,n):
             self.rows.append((self.learn.epoch+self.learn.iter/self.learn.n_iter, self.n_steps, self.micro_bs, n, self.micro_bs*n*n_processes()))
         return n
@@ -189,11 +200,12 @@ class BatchSchedule(GradAccum):
 
     def instead(self, micro_bs): return f"max_micro_bs={micro_bs} has"
 
-# %% ../nbs/14c_schedule.ipynb #9c4288cb
+# %% ../nbs/14c_schedule.ipynb #8e2d3322
 @patch
 def _check(self:BatchSchedule):
     "Refuse sizes that cannot be, and say which are rounded"
     dl = self.learn.dls.train
+    refuse_empty(dl)
     most,own,said = n_items(dl),micro_batch_size(dl),set()
     for e in range(1 if self.finds else self.n_epoch):
         size = max(self.sizes_in(e))

@@ -15,7 +15,7 @@ from fastai.data.load import DataLoader
 from fastai.optimizer import Adam
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.batch_size import batch_size
-import fastai_bs.grow # noqa: F401 fit_grow
+from fastai_bs.grow import InPlaceOfDecay
 from fastai_bs.loaders import micro_batch_size
 from fastai_bs.lr import ScaledLR
 from fastai_bs.scaling import adascale_gain, linear_scaling, sqrt_scaling
@@ -255,12 +255,13 @@ def test_a_loader_of_todays_size_is_never_rebuilt():
 
 def test_persistent_workers_are_started_anew_and_ended():
     import multiprocessing as mp
+    before = mp.active_children() # Of other tests
     dls = DataLoaders(DataLoader(regression(48), bs=4, num_workers=1, persistent_workers=True), DataLoader(regression(4), bs=2, num_workers=0), device='cpu')
     learn = fit(learner(dls=dls, cbs=[BatchSchedule({0: 8, 2: 16})]), n_epoch=3)
     assert sizes_of(learn)==[8]*12+[16]*3
     import gc
     gc.collect()
-    assert not mp.active_children()
+    assert set(mp.active_children())<=set(before)
 
 def test_pickled_with_its_learner():
     learn = fit(learner(cbs=[BatchSchedule({0: 8}, rule=sqrt_scaling)]))
@@ -331,16 +332,23 @@ def grown(opt_func=momentum_sgd, n=240, **kwargs):
 
 @pytest.mark.parametrize('opt_func,power', [(momentum_sgd,1), (Adam,0.5)])
 def test_rate_times_rule_is_the_schedules(opt_func, power):
-    "The noise of the steps, rate over batch for SGD and over its root for Adam, is what `fit_one_cycle` has there"
+    "The noise of the steps, rate over batch for SGD and over its root for Adam, is what `fit_one_cycle` has there; SGD's rate is never above the peak"
     learn = grown(opt_func, max_bs=32)
     f = combined_cos(0.25, 0.05/25, 0.05, 0.05/1e5)
     assert len(learn.recorder.lrs)==len(learn.seen.pcts)
     sizes = dict(zip(range(len(learn.seen.steps)), learn.seen.steps))
     firsts = [i for i,(a,b) in enumerate(zip(learn.seen.pcts, [None,*learn.seen.pcts])) if a!=b]
     assert len(firsts)==len(sizes)
-    for (_,bs,lr),i in zip(learn.seen.steps, firsts): assert math.isclose(lr, f(learn.seen.pcts[i])*(bs/4)**power, rel_tol=1e-9)
+    for (_,bs,lr),i in zip(learn.seen.steps, firsts): assert math.isclose(lr, min(0.05, f(learn.seen.pcts[i])*(bs/4)**power), rel_tol=1e-6)
     assert 24<=max(sizes_of(learn))<=32 and sizes_of(learn)[0]==4
-    assert len(learn.seen.steps)<0.75*240 # Of 60 in an epoch
+    assert len(learn.seen.steps)<0.7*240 # Of 60 in an epoch
+
+def test_sizes_are_the_nearest_and_none_beyond_the_bound():
+    learn = learner(n=240)
+    learn.fit_grow(4, 0.05, max_bs=27)
+    grows = InPlaceOfDecay(4, 27, 0.25, 1e5)
+    for (pct,micro),(_,bs,_) in zip(learn.seen.begins, learn.seen.steps): assert bs==max(micro, min(micro*round(grows(pct)/micro), 27//micro*micro))
+    assert max(sizes_of(learn))==24
 
 def test_up_to_the_noise_scale():
     learn = learner(n=240)
@@ -381,7 +389,7 @@ def test_growth_refused():
 
 def test_with_sgd_the_rate_is_never_above_its_peak():
     learn = grown(max_bs=64)
-    assert max(lr for *_,lr in learn.seen.steps)<=0.05*(1+1e-9)
+    assert max(lr for *_,lr in learn.seen.steps)<=0.05*(1+1e-6)
 
 def test_a_rule_that_fails_at_some_size_is_refused():
     with pytest.raises(ValueError, match='above 0'): fit(learner(n=48, cbs=[BatchSchedule(SchedLin(4, 16), rule=lambda k: 3.-k)]), n_epoch=1)
