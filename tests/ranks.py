@@ -12,8 +12,8 @@ from datetime import timedelta
 
 import torch
 
-_context = mp.get_context('forkserver') # Imports once; each rank is a fork of that, with nothing of the test in it
-_context.set_forkserver_preload(['pytest', 'fastai_bs.all', 'fastai.distributed', 'fastai.vision.all', 'fastai.text.all'])
+context = mp.get_context('forkserver') # Imports once; each rank is a fork of that, with nothing of the test in it
+context.set_forkserver_preload(['pytest', 'fastai_bs.all', 'fastai.distributed', 'fastai.vision.all', 'fastai.text.all'])
 
 def _rank(r, world, store, conn, f, args, timeout, linger, env):
     # accelerate would ask for a thread for each core, of which ranks have too few
@@ -40,8 +40,8 @@ def start(f, world, *args, timeout=60, linger=True, tcp=False, **env):
     store = f'tcp://localhost:{free_port()}' if tcp else f'file://{tempfile.mkdtemp()}/store'
     res = []
     for r in range(world):
-        here,there = _context.Pipe()
-        p = _context.Process(target=_rank, args=(r, world, store, there, f, args, timeout, linger, env), daemon=True)
+        here,there = context.Pipe()
+        p = context.Process(target=_rank, args=(r, world, store, there, f, args, timeout, linger, env), daemon=True)
         p.start()
         there.close()
         res.append((p,here))
