@@ -1,0 +1,456 @@
+"The edges of what a training may meet: each entry works there with a right number, or says in words what is wrong"
+import json
+import math
+import warnings
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import fastai_bs.distributed
+from fastai.callback.core import Callback
+from fastai.callback.mixup import MixUp
+from fastai.callback.progress import ProgressCallback
+from fastai.callback.schedule import fit_flat_cos, fit_one_cycle, fine_tune # noqa: F401, they are methods
+from fastai.callback.training import GradientAccumulation
+from fastai.data.core import DataLoaders
+from fastai.optimizer import SGD, OptimWrapper
+from fastai_bs.all import AdaptiveAccum, BatchSchedule, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
+from fastai_bs.distributed import wait
+from fastai_bs.estimator import pooled
+from fastai_bs.loop import callback_of
+from fastai_bs.text import as_plain
+from helpers import RaiseAt, autocast_state, changes, flat, loaders, mlp, pairwise, picture, quiet_learner, regression
+from torch import nn
+from torch.utils.data import DataLoader as TorchDataLoader
+
+def learner(n=96, bs=4, cbs=None, **kwargs): return quiet_learner(loaders(regression(n), bs), mlp(), cbs=cbs, **kwargs)
+
+# Truth values
+
+takes = {'fix_bn': GradAccum, 'fix_bn of a schedule': lambda **kw: BatchSchedule({0: 4}, **kw), 'fix_bn of an adaptive one': AdaptiveAccum,
+    'shrinks': AdaptiveAccum, 'by_group': NoiseScale, 'adam_metric': NoiseScale, 'scale_wd': lambda **kw: ScaledLR(4, **kw),
+    'momentum_correction': lambda **kw: ScaledLR(4, **kw), 'show_plot': lambda **kw: learner().bs_find(0.05, num_it=40, **kw),
+    'reset_opt': lambda **kw: learner().fit_grow(1, 0.05, max_bs=8, **kw)}
+
+@pytest.mark.parametrize('nm', takes)
+@pytest.mark.parametrize('v', ['no', 1, None, [], math.nan], ids=str)
+def test_what_is_neither_true_nor_false_is_refused(nm, v):
+    arg = nm.split()[0]
+    with pytest.raises(TypeError, match='must be True or False') as e: takes[nm](**{arg: v})
+    assert str(e.value)==f"`{arg}` must be True or False, got {v!r}"
+
+@pytest.mark.parametrize('nm', [o for o in takes if o not in ('show_plot','reset_opt')])
+@pytest.mark.parametrize('v', [True, False, np.bool_(True), np.bool_(False)], ids=repr)
+def test_truth_values_are_taken(nm, v): assert takes[nm](**{nm.split()[0]: v})
+
+# What JSON takes
+
+@pytest.mark.parametrize('v,res', [(math.inf,None), (-math.inf,None), (math.nan,None), (np.float32(np.nan),None), (np.array([1.,np.inf]),[1.,None]),
+    (dict(ci=(0.,math.inf)),dict(ci=[0.,None])), (slice(None,math.inf),[None,None]), (1e308,1e308)], ids=str)
+def test_numbers_that_json_does_not_know(v, res): assert as_plain(v)==res==json.loads(json.dumps(as_plain(v), allow_nan=False))
+
+# A wait for other ranks
+
+class Work:
+    "As a collective operation that completes just when a second of waiting is over; with an error if it `fails`"
+    def __init__(self, fails): self.fails,self.n_waits = fails,0
+    def is_completed(self): return self.n_waits>0
+    def wait(self, timeout=None):
+        self.n_waits += 1
+        if timeout is not None: raise RuntimeError('Operation timed out!')
+        if self.fails: raise RuntimeError('Connection closed by peer')
+        return True
+
+def test_a_wait_that_ends_with_its_second(monkeypatch):
+    monkeypatch.setattr(torch.distributed, 'get_backend', lambda: 'gloo')
+    monkeypatch.setattr(fastai_bs.distributed._now, 'together', True)
+    assert wait(Work(False)) is True
+    with pytest.raises(RuntimeError, match='Connection closed'): wait(Work(True))
+
+# Progress bars
+
+@pytest.mark.parametrize('f', [lambda o: o.bs_find(0.05, num_it=40, show_plot=False), lambda o: o.max_bs_find(max_bs=8), lambda o: o.memory_report()],
+    ids=['bs_find','max_bs_find','memory_report'])
+def test_no_bar_goes_into_a_file(f, capsys, short):
+    f(learner(cbs=ProgressCallback()))
+    assert capsys.readouterr()==('','')
+
+# Long trainings
+
+def fed(n, **kwargs):
+    "A `NoiseScale` that `n` windows were measured for, without a training"
+    noise,g = NoiseScale(**kwargs),np.random.default_rng(0)
+    noise.n_ranks,noise._holds_twice = 1,lambda: False
+    norms = SimpleNamespace(of_mean=lambda: 1, sums=lambda seen: None, names=['all','group 0'])
+    for step in range(1, n+1):
+        tr_sigma,g_sq = g.normal((3,1), 0.5)
+        total,sq_mean = np.full(2, 8*g_sq+4*tr_sigma), np.full(2, g_sq+tr_sigma/8)
+        sums = SimpleNamespace(n_micro=4, n_elems=8., n_items=8, total=total, sq_mean=sq_mean)
+        noise.measure(SimpleNamespace(norms=norms, micros=[SimpleNamespace(seen=1)]*4, sums=lambda rows, sums=sums: sums), step)
+    return noise
+
+@pytest.mark.parametrize('beta', [0.9, 0.98])
+def test_memory_of_a_long_training_is_bounded(beta, monkeypatch):
+    "Rows that stay are those of a training of which all are kept, and what is known in the end is the same"
+    whole = fed(1000, beta=beta)
+    monkeypatch.setattr(NoiseScale, 'most', 100)
+    few = fed(1000, beta=beta)
+    most = max(100, 4*round(1/(1-beta)))
+    assert most/4<len(few.rows)<most and len(few.rows)==len(few.known)==len(few.more['group 0'])==len(few.df) and len(whole.df)==1000
+    pd.testing.assert_frame_equal(few.df.set_index('step'), whole.df.set_index('step').loc[few.df.step])
+    pd.testing.assert_frame_equal(few.table, whole.table)
+    assert few.drift==whole.drift and few.ci==whole.ci and few.df.step.iloc[-1]==1000
+    steps = np.diff(few.df.step)
+    assert (steps[-round(1/(1-beta))+1:]==1).all() and max(few.df.step.iloc[0], steps.max())<=8*1000/most # Evenly spread
+
+def test_a_table_is_that_of_all_windows():
+    noise = fed(50, beta=0.9)
+    p = pooled(noise.moments.tr_sigma, noise.moments.g_sq, noise.moments.n_elems, 0.9)
+    assert noise.table.loc['all',['tr_sigma','g_sq']].tolist()==noise.table.loc['group 0',['tr_sigma','g_sq']].tolist()==[p.tr_sigma,p.g_sq]
+    np.testing.assert_allclose(noise.df.iloc[-1][['noise_scale','low','high']].astype(float), [noise.noise_scale,*noise.ci], rtol=1e-12)
+
+# Losses and gradients that say nothing
+
+class Spoilt(Callback):
+    "Losses of the training are multiplied by `v`, in micro-batches `at` or in all"
+    order = 5
+    def __init__(self, v, at=None): self.v,self.at = v,at
+    def after_loss(self):
+        if not self.training or (self.at is not None and self.iter not in self.at): return
+        self.learn.loss_grad = self.learn.loss_grad*self.v
+        self.learn.loss = self.learn.loss_grad.clone()
+
+def said(f):
+    "What it warns of"
+    with warnings.catch_warnings(record=True) as w:
+        warnings.simplefilter('always')
+        f()
+    return [str(o.message) for o in w if 'shadowing' not in str(o.message)]
+
+@pytest.mark.parametrize('v,at', [(math.nan,None), (math.inf,None), (math.nan,[9]), (-math.inf,[9])], ids=str)
+@pytest.mark.parametrize('accum', [partial(GradAccum, 2), partial(GradAccum, 2, on_oom='split'), partial(AdaptiveAccum, 2, beta=0.5)],
+    ids=['plain','split','adaptive'])
+def test_a_loss_that_is_not_finite_goes_where_the_large_batch_goes(v, at, accum):
+    "Into the parameters, and nowhere else: no gradient is left, and NoiseScale says what it left out"
+    learn = learner(cbs=[accum(), *([] if accum.func is AdaptiveAccum else [NoiseScale()]), Spoilt(v, at)])
+    words = said(lambda: learn.fit(1, 0.05))
+    assert not torch.isfinite(flat(learn)).all() and all(not p.grad.any() for p in learn.model.parameters())
+    assert len(words)==1 and f"NoiseScale left {8 if at else 12} of 12 measurements out, as gradients in them were not finite" in words[0]
+    if at is None: assert math.isnan(learn.recorder.losses[0]) or math.isinf(learn.recorder.losses[0])
+
+class Nothing(nn.Module):
+    "A loss that the prediction has no part in, of a mean over items"
+    reduction = 'mean'
+    def forward(self, pred, targ): return (pred*0).sum()+3.
+
+@pytest.mark.parametrize('cbs', [lambda: [GradAccum(2),NoiseScale()], lambda: [NoiseScale(every=1)], lambda: [AdaptiveAccum(2)]],
+    ids=['windows','parts','adaptive'])
+def test_gradients_of_zero_are_said(cbs):
+    learn = learner(bs=8, cbs=cbs(), loss_func=Nothing())
+    before = flat(learn)
+    assert sum('All gradients that NoiseScale has seen are 0' in o for o in said(lambda: learn.fit(1, 0.05)))==1 and torch.equal(flat(learn), before)
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('lr', [0.05, 0])
+def test_a_plan_of_gradients_of_zero_is_refused(lr):
+    learn = learner(bs=8, loss_func=Nothing())
+    before = picture(learn)
+    with pytest.raises(ValueError, match='All gradients of the mock training are 0'): learn.bs_find(lr, num_it=60)
+    assert changes(before, picture(learn))==[]
+
+@pytest.mark.filterwarnings('ignore')
+def test_a_check_of_gradients_of_zero_says_so():
+    assert any('gradient is 0 both ways' in o for o in learner(bs=8, loss_func=Nothing()).check_accum(2).notes)
+
+@pytest.mark.parametrize('n,bs,cbs', [(3,8,lambda: [GradAccum(2),NoiseScale()]), (1,1,lambda: [GradAccum(4),NoiseScale()])], ids=['one batch','one item'])
+def test_where_nothing_is_measured_it_is_said(n, bs, cbs):
+    learn = learner(n, bs, cbs())
+    words = said(lambda: learn.fit(2, 0.05))
+    assert len(words)==1 and 'NoiseScale has measured nothing in 2 optimizer steps' in words[0]
+
+def test_of_a_usual_fit_nothing_is_said():
+    assert said(lambda: learner(cbs=[GradAccum(2),NoiseScale()]).fit(1, 0.05))==said(lambda: learner(cbs=AdaptiveAccum()).fit(1, 0.05))==[]
+    assert learner().check_accum(2).notes==[]
+
+# Small things
+
+class Scale(nn.Module):
+    "One parameter"
+    def __init__(self): super().__init__(); self.w = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+    def forward(self, x): return x[:,:2]*self.w
+
+def bf16(bs):
+    items = [(x.bfloat16(),y.bfloat16()) for x,y in regression(96, dtype=torch.float32)]
+    return quiet_learner(loaders(items, bs), mlp(dtype=torch.bfloat16), opt_func=SGD)
+
+def test_one_parameter():
+    large,small = (quiet_learner(loaders(regression(96), bs), Scale(), cbs=cbs) for bs,cbs in ((8,None),(4,[GradAccum(2),NoiseScale(),ScaledLR(8)])))
+    for o in (large,small): o.fit(2, 0.01)
+    torch.testing.assert_close(flat(large), flat(small), rtol=1e-12, atol=0)
+    assert len(small.noise_scale.df)==24 and 0<small.noise_scale.noise_scale<math.inf
+    assert quiet_learner(loaders(regression(96), 4), Scale()).check_accum(4).same
+
+def test_half_precision_parameters():
+    "To its own rounding; norms are taken in single precision"
+    large,small = bf16(8),bf16(4).add_cbs([GradAccum(2),NoiseScale()])
+    for o in (large,small): o.fit(1, 0.01)
+    assert flat(small).dtype is torch.bfloat16 and (flat(large).float()-flat(small).float()).abs().max()<0.02
+    single = quiet_learner(loaders(regression(96, dtype=torch.float32), 4), mlp(dtype=torch.bfloat16).float(), opt_func=SGD, cbs=[GradAccum(2),NoiseScale()])
+    single.fit(1, 0.01)
+    assert small.noise_scale.tr_sigma==pytest.approx(single.noise_scale.tr_sigma, rel=0.05)
+
+def test_batches_of_one_item():
+    large,small = (quiet_learner(loaders(regression(40), bs), mlp(), cbs=cbs) for bs,cbs in ((8,None),(1,GradAccum(8))))
+    for o in (large,small): o.fit(2, 0.05)
+    torch.testing.assert_close(flat(large), flat(small), rtol=1e-12, atol=1e-15)
+    assert learner(40, 1).check_accum(4).same and learner(40, 1).max_bs_find(max_bs=4)==4
+    with pytest.raises(ValueError, match='parts of a batch of 1 item are too small'): learner(40, 1, NoiseScale()).fit(1, 0.05)
+
+empty = dict(lr=lambda o: o.fit(1, 0.05, cbs=ScaledLR(4)), noise=lambda o: o.fit(1, 0.05, cbs=NoiseScale()),
+    schedule=lambda o: o.fit(1, 0.05, cbs=BatchSchedule({0: 4})), adaptive=lambda o: o.fit(1, 0.05, cbs=AdaptiveAccum()),
+    max_bs_find=lambda o: o.max_bs_find(), memory_report=lambda o: o.memory_report(), grow=lambda o: o.fit_grow(1, 0.05),
+    bs_find=lambda o: o.bs_find(0.05), bs_verify=lambda o: o.bs_verify(0.05, n_epoch=8), check_accum=lambda o: o.check_accum(2))
+
+@pytest.mark.parametrize('nm', empty)
+def test_an_empty_training_set(nm):
+    learn = quiet_learner(DataLoaders(*(loaders([], 4, valid=regression(2)).loaders), device='cpu'), mlp())
+    with pytest.raises(ValueError, match='The training set is empty|yields 0 micro-batches in an epoch'): empty[nm](learn)
+
+def test_a_training_set_smaller_than_a_batch():
+    "One window of what there is"
+    large,small = learner(3, 3),learner(3, 8, [GradAccum(2),ScaledLR(3)])
+    for o in (large,small): o.fit(2, 0.05)
+    assert torch.equal(flat(large), flat(small)) and small.scaled_lr.bs==3 and learner(3, 8).max_bs_find()==3
+    for f in (lambda o: o.bs_find(0.05), lambda o: o.check_accum(2), lambda o: o.bs_verify(0.05)):
+        with pytest.raises(ValueError, match='The training loader yields 1 micro-batch in an epoch'): f(learner(3, 8))
+    whole = quiet_learner(loaders(regression(3), 8, drop_last=True), mlp()) # Whole batches only
+    with pytest.raises(ValueError, match='yields 0 micro-batches in an epoch of 3 items with bs=8'): whole.bs_verify(0.05, n_epoch=8)
+
+# Memory
+
+class Hungry(nn.Module):
+    "Runs out of memory with more than `most` items"
+    def __init__(self, most): super().__init__(); self.model,self.most = mlp(),most
+    def forward(self, x):
+        if len(x)>self.most: raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return self.model(x)
+
+@pytest.mark.parametrize('schedule,bs', [(lambda: BatchSchedule({0: 4, 2: 32}),32), (lambda: BatchSchedule({2: 2}),4), (lambda: BatchSchedule({0: 2}),2),
+    (lambda: BatchSchedule({0: 4, 2: 32}, max_micro_bs=8),8), (lambda: BatchSchedule(lambda pct: 4+28*pct),32),
+    (lambda: BatchSchedule(lambda pct: 4+28*pct, max_micro_bs=16),16)], ids=range(6))
+def test_memory_report_is_of_the_largest_micro_batch_of_a_schedule(schedule, bs):
+    assert learner(cbs=schedule()).memory_report().bs==bs and learner(cbs=schedule()).memory_report(bs=6).bs==6
+
+def test_memory_report_of_what_does_not_fit():
+    learn = quiet_learner(loaders(regression(96), 4), Hungry(20), cbs=BatchSchedule({0: 4, 1: 32}))
+    before = picture(learn)
+    with pytest.raises(RuntimeError, match='with micro-batches of 32 items does not fit in memory.*20.00 MiB.*memory_report'): learn.memory_report()
+    assert changes(before, picture(learn))==[] and learn.memory_report(8).bs==8
+
+# What comes to a learner when or where it should not
+
+class Adds(Callback):
+    "Adds `cb` to the learner at `event`"
+    order = -50
+    def __init__(self, event, cb): self.cb = cb; setattr(self, event, self._add)
+    def _add(self):
+        if self.cb not in self.learn.cbs: self.learn.add_cb(self.cb)
+
+late = dict(accum=partial(GradAccum, 2), lr=partial(ScaledLR, 8), noise=NoiseScale, schedule=partial(BatchSchedule, {0: 8}), adaptive=AdaptiveAccum)
+
+@pytest.mark.parametrize('nm', late)
+@pytest.mark.parametrize('event', ['before_fit','before_epoch','before_train','before_batch'])
+def test_a_callback_that_comes_too_late_says_so(nm, event):
+    cb = late[nm]()
+    learn = learner(cbs=Adds(event, cb))
+    before = flat(learn)
+    with pytest.raises(ValueError, match=f'{type(cb).__name__} came to the learner when the fit had begun'): learn.fit(2, 0.05)
+    assert torch.equal(before, flat(learn)) or event=='before_batch' # Then it is told of the second batch first
+    learn.remove_cb(Adds)
+    learn.fit(1, 0.05) # From the start it is welcome
+    assert cb in learn.cbs and not cb.started
+
+@pytest.mark.parametrize('error', [KeyError, KeyboardInterrupt])
+def test_after_a_failure_it_may_come_too_late_again(error):
+    cb = ScaledLR(8)
+    learn = learner()
+    with pytest.raises(error): learn.fit(1, 0.05, cbs=[cb, RaiseAt('after_backward', error)])
+    with pytest.raises(ValueError, match='came to the learner when'): learn.fit(1, 0.05, cbs=Adds('before_fit', cb))
+
+twins = dict(accum=[partial(GradAccum, 2),partial(GradAccum, 3)], kinds=[partial(GradAccum, 2),partial(BatchSchedule, {0: 8})], lr=[partial(ScaledLR, 8)]*2,
+    noise=[NoiseScale]*2, fastais=[partial(GradientAccumulation, 8),partial(GradAccum, 3)])
+
+@pytest.mark.parametrize('nm', twins)
+def test_a_twin_that_is_refused_takes_nothing_along(nm):
+    first,twin = (f() for f in twins[nm])
+    learn = learner(cbs=first)
+    called = first.name
+    for _ in range(2):
+        with pytest.raises(ValueError, match='Only one callback|One NoiseScale'): learn.fit(1, 0.05, cbs=twin)
+        assert getattr(learn, called) is first and first in learn.cbs and twin not in learn.cbs
+    learn.fit(1, 0.05)
+    assert getattr(learn, called) is first
+
+def test_of_two_that_are_there_any_can_go():
+    first,twin = GradAccum(2),GradAccum(3)
+    learn = learner(cbs=[first,twin])
+    with pytest.raises(ValueError, match='Only one callback'): learn.fit(1, 0.05)
+    learn.remove_cb(first)
+    learn.fit(1, 0.05)
+    assert learn.grad_accum is twin and twin.name=='grad_accum'
+    learn = learner(cbs=[GradAccum(2),GradAccum(3)])
+    with pytest.raises(ValueError, match='Only one callback'): learn.fit(1, 0.05)
+    assert not hasattr(learn.remove_cb(GradAccum), 'grad_accum') and not any(o.endswith('grad_accum') for o in vars(learn))
+
+@pytest.mark.parametrize('refuses', [lambda: BatchSchedule({0: 8}, rule=lambda k: -k), lambda: [AdaptiveAccum(rule=sqrt_scaling), ScaledLR(8)],
+    lambda: [GradAccum(1), NoiseScale(n_micro=9)]], ids=['schedule','adaptive','noise'])
+def test_a_refused_fit_leaves_nothing_on_the_recorder(refuses):
+    learn = learner()
+    with pytest.raises(ValueError): learn.fit(1, 0.05, cbs=refuses())
+    assert 'before_fit' not in vars(learn.recorder) and not {'_do_epoch_train','_with_events'} & {*vars(learn)}
+
+class Validates(Callback):
+    order = 30
+    def __init__(self, event): self.seen = []; setattr(self, event, self._validate)
+    def _validate(self):
+        if not self.learn.lock.locked(): self.seen.append(self.learn.validate())
+
+@pytest.mark.parametrize('event', ['before_epoch','after_epoch'])
+def test_a_validation_within_a_fit(event):
+    "It does to the windows what it does to the large batch: fastai counts epochs anew from there on"
+    a,b = learner(bs=12, cbs=Validates(event)),learner(cbs=[GradAccum(3), NoiseScale(), Validates(event)])
+    for o in (a,b): o.fit_one_cycle(3, 0.05)
+    torch.testing.assert_close(flat(a), flat(b), rtol=1e-10, atol=1e-14)
+    assert len(b.validates.seen)==3 and not {'_do_epoch_train','one_batch'} & {*vars(b)}
+
+@pytest.mark.parametrize('cbs', [lambda: [BatchSchedule({0: 4, 1: 8})], lambda: [AdaptiveAccum(2, max_acc=8), SetAt(5, 4)]], ids=['schedule','adaptive'])
+def test_a_validation_between_epochs_changes_no_window(cbs):
+    a,b = learner(cbs=cbs()),learner(cbs=[*cbs(), Validates('after_epoch')])
+    for o in (a,b): o.fit(3, 0.05)
+    assert torch.equal(flat(a), flat(b)) and len(a.grad_accum.df)>1
+    pd.testing.assert_frame_equal(a.grad_accum.df, b.grad_accum.df)
+
+# A rate that is scaled already
+
+@pytest.fixture(scope='module')
+def plan(): return learner().bs_find(0.01, num_it=60, n_epoch=4, show_plot=False).at(16)
+
+fits = dict(fit=lambda o, lr: o.fit(1, lr), one_cycle=lambda o, lr: o.fit_one_cycle(1, lr), flat_cos=lambda o, lr: o.fit_flat_cos(1, lr),
+    tune=lambda o, lr: o.fine_tune(1, lr))
+
+@pytest.mark.parametrize('nm,sliced', [('fit',True), ('one_cycle',False), ('one_cycle',True), ('flat_cos',True), ('tune',False)]) # fastai's own takes no slice
+def test_a_fit_at_the_rate_of_a_plan_is_warned_of_once(nm, sliced, plan):
+    plan = plan.at(16)
+    object.__setattr__(plan, 'base_lr', slice(0.001, 0.01) if sliced else 0.01)
+    def _said(lr, times):
+        learn = quiet_learner(loaders(regression(96), 4), mlp(), splitter=lambda m: [[*m[0].parameters()],[*m[2].parameters()]])
+        plan.apply(learn)
+        return [o for o in said(lambda: [fits[nm](learn, lr) for _ in range(times)]) if 'plan.lr' in o]
+    assert len(_said(plan.lr, 2))==1 and _said(plan.base_lr, 1)==[]
+
+# Loaders of torch's
+
+def test_torch_loaders_say_their_size():
+    def _learner(n, bs): return quiet_learner(DataLoaders(*(TorchDataLoader(regression(m), bs) for m in (n,2)), device='cpu'), mlp())
+    assert any('counts micro-batches, not items: 32 x 4 = 128 items' in o for o in said(lambda: _learner(200, 4).fit(1, 0.01, cbs=GradAccum(32))))
+    with pytest.raises(ValueError, match='yields 1 micro-batch in an epoch of 4 items with bs=8'): _learner(4, 8).bs_find(0.05)
+
+# What NoiseScale advises
+
+@pytest.mark.parametrize('accum,text', [(lambda: GradAccum(1),'GradAccum\\(2\\)'), (AdaptiveAccum,'AdaptiveAccum\\(start=2\\)'),
+    (lambda: BatchSchedule({0: 4}),'BatchSchedule\\(..., max_micro_bs=...\\)')], ids=range(3))
+def test_what_to_do_where_a_batch_cannot_be_cut(accum, text):
+    with pytest.raises(ValueError, match=f'so NoiseScale cannot cut it into parts: use {text} with micro-batches of half'): learner(
+        cbs=[accum(), NoiseScale(), MixUp()]).fit(1, 0.05)
+    with pytest.raises(ValueError, match=f'parts of a batch of 2 items are too small.* or {text}, which'): quiet_learner(loaders(regression(96), 2), mlp(),
+        cbs=[accum() if not isinstance(accum(), BatchSchedule) else BatchSchedule({0: 2}), NoiseScale()]).fit(1, 0.05)
+
+# The end of a fit
+
+@pytest.mark.parametrize('cbs', [lambda: BatchSchedule(lambda pct: 4+40*pct), lambda: SetAt(5, 3, 2), lambda: SetAt(10, 5, 2)],
+    ids=['schedule','set','set late'])
+def test_progress_ends_at_one(cbs):
+    "Also where windows change in the middle of an epoch, and none goes back"
+    learn,seen = learner(100, cbs=cbs()),[]
+    if isinstance(learn.cbs[-1], SetAt): learn.add_cb(GradAccum(2))
+    look = Callback(after_batch=lambda self: seen.append(self.learn.pct_train) if self.learn.training else None)
+    look.order = 100
+    learn.add_cb(look)
+    learn.fit(3, 0.01)
+    assert learn.pct_train==pytest.approx(1, abs=1e-12) and (np.diff(seen)>-1e-12).all()
+
+class SetAt(Callback):
+    "Sets `n_acc` in the middle of an epoch"
+    order = 95
+    def __init__(self, at, n, in_epoch=1): self.at,self.n,self.in_epoch = at,n,in_epoch
+    def after_batch(self):
+        if self.training and (self.epoch,self.iter)==(self.in_epoch,self.at): self.learn.grad_accum.n_acc = self.n
+
+# A ScaledLR that is kept
+
+def velocity_sgd(params, lr, **kwargs): return OptimWrapper(params, VelocitySGD, lr=lr)
+
+class VelocitySGD(torch.optim.Optimizer):
+    "`v = mom*v + lr*grad`, and `v` is what moves the parameters"
+    def __init__(self, params, lr, momentum=0.9): super().__init__(params, dict(lr=lr, momentum=momentum))
+    @torch.no_grad()
+    def step(self, closure=None):
+        for g in self.param_groups:
+            for p in g['params']:
+                v = self.state[p].setdefault('v', torch.zeros_like(p))
+                p.sub_(v.mul_(g['momentum']).add_(p.grad, alpha=g['lr']))
+
+@pytest.mark.parametrize('between', [True,False])
+def test_the_velocity_of_a_kept_one(between):
+    "After a fit without it nobody knows what rate the velocity holds: it begins as a new one would; else it goes on"
+    seen = []
+    for kept in (True,False):
+        learn,cb = learner(opt_func=velocity_sgd),ScaledLR(2, warmup_epochs=0, momentum_correction=True)
+        learn.fit(1, 0.001, cbs=cb)
+        if between: learn.fit(1, 0.004)
+        learn.fit(1, 0.002, cbs=cb if kept else ScaledLR(2, warmup_epochs=0, momentum_correction=True))
+        seen.append(flat(learn))
+    assert torch.equal(*seen)==between
+
+# Faults
+
+kinds = dict(windows=lambda: [GradAccum(3), NoiseScale(), ScaledLR(4)], split=lambda: [GradAccum(2, on_oom='split')],
+    parts=lambda: [NoiseScale(every=1, n_micro=2)], schedule=lambda: [BatchSchedule({0: 4, 1: 8}, rule=sqrt_scaling)],
+    adaptive=lambda: [AdaptiveAccum(2, beta=0.5)])
+events = ['before_fit','before_epoch','before_train','before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step',
+    'after_cancel_batch','after_batch','after_train','before_validate','after_validate','after_epoch','after_fit']
+
+def left(learn):
+    "Of a fit, whatever callbacks there were"
+    of = learn.model,learn.train_eval,learn.recorder
+    yield from ((nm,o) for nm in ('_do_epoch_train','_with_events','one_batch') for o in [vars(learn).get(nm)] if o)
+    yield from (nm for nm,o in (('after_batch',of[1]),('before_fit',of[2])) if nm in vars(o))
+    yield from ('momentum' for m in of[0].modules() if isinstance(m, nn.BatchNorm1d) and m.momentum!=0.1)
+    yield from ('hooks' for p in of[0].parameters() if p._backward_hooks)
+    yield from ('on_window' for cb in learn.cbs if getattr(cb, 'on_window', ()))
+    if learn.lock.locked(): yield 'lock'
+    if autocast_state()[0]: yield 'autocast'
+    if callback_of(learn, GradAccum) and any(p.grad is not None and p.grad.any() for p in of[0].parameters()): yield 'gradients'
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('kind', kinds)
+def test_nothing_is_left_of_a_fault(kind):
+    "By an error and by an interrupt in any event, before our callbacks hear of it and after; also while losses are NaN. The next fit goes as one does"
+    n = 0
+    for event,error,nan,order in pairwise(events, [ValueError,KeyboardInterrupt], [False,True], [-60,200]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
+        cbs = [*kinds[kind](), *([Spoilt(math.nan, [2,3])] if nan else [])]
+        learn = quiet_learner(loaders(regression(20), 4), model, cbs=cbs)
+        dls,bomb = learn.dls,RaiseAt(event, error, [2,3], order=order)
+        try: learn.fit(1, 0.05, cbs=bomb)
+        except error: n += 1
+        # The stand-in for an epoch's training is there between the two, and goes by itself as the next one begins
+        if not (event=='before_epoch' and order>0): assert list(left(learn))==[] and learn.dls is dls
+        learn.fit(1, 0.05)
+        assert list(left(learn))==[] and learn.dls is dls and bomb not in learn.cbs
+    assert n>=len(events)-2
