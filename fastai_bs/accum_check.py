@@ -109,6 +109,8 @@ def _answer(learn, how, n, windows, notes):
         if w is worst: rest = left
     if ways.failed: rounding = rest if rest<=ways.bound else math.nan
     else: rounding = ways.rounding() if base.error<=ways.bound else math.nan
+    if base.error==0 and not any(g.any() for g in base.whole.grads.values()):
+        notes = [*notes,"The gradient is 0 both ways, so there is nothing that could differ: see that the loss depends on the parameters."]
     if ways.drew: notes = [*notes,"Random numbers, as of dropout, were dealt out alike in both ways; in a training each micro-batch draws its own."]
     return AccumCheck(base.error, base.table, said, errors, called(how, n), sum(worst.sizes), 'double' if ways.double else ways.own_precision, ways.bound,
                       rounding, ways.own_precision, notes)

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate.html.md"""
 # %% auto #0
 __all__ = ['GradAccum']
 
-# %% ../nbs/11_accumulate.ipynb #25ec9e72
+# %% ../nbs/11_accumulate.ipynb #c947f7b1
 from contextlib import ExitStack, contextmanager
 import torch
 from fastcore.basics import patch
@@ -15,26 +15,30 @@ from fastai.callback.core import CancelBatchException, CancelTrainException
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import LRFinder
 from fastai.callback.training import GradientAccumulation
-from .checks import is_whole
+from fastai.learner import Recorder
+from .checks import check_bools, is_whole
 from .distributed import ddp_model, n_processes, refuse_wrapper, trains_together
 from .gradients import all_params, divide, mean_over_ranks, zero_grads
 from .batch_size import known_batch_size
 from .hypers import HeldHypers
-from .loop import ScopedCallback, callback_of, one_batch_by, optimizer_step, pct_train_by
+from .loop import ScopedCallback, after_batch_by, callback_of, one_batch_by, optimizer_step, pct_train_by
 from .columns import announce_columns, fill_columns
 from .losses import ElementCounter, at_hand, plain
 from .pairs import PairCheck
 from .split import SplitBatches, refuse_split
 from .n_acc import SetByHand, check_n_acc, check_n_accs, check_windows, n_acc_at
-from .window import BatchNormMomenta, MicroBatch, Position, Weights, Window, mean_divisor, mean_loss, sum_over_ranks
+from .window import (BatchNormMomenta, MicroBatch, Position, Weights, Window, both_at_hand, heard, loss_or_last, mean_divisor, mean_loss,
+                              sum_over_ranks)
 
-# %% ../nbs/11_accumulate.ipynb #e8be9208
+# %% ../nbs/11_accumulate.ipynb #f1f64f52
 class GradAccum(ScopedCallback):
     """Accumulate gradients over `n_acc` micro-batches: the optimizer steps with the gradient of the large batch, exactly
 
     `n_acc` counts batches of the training loader, and not items as in fastai's `GradientAccumulation`. For a loss of your own that averages over
     something else than items, `count(learn)` says over how many. With `on_oom='split'` a training goes on in smaller pieces where memory runs out.
     """
+    called = 'grad_accum'
+    as_two = 'GradAccum(2)' # How to have windows of two micro-batches from the start
     windows_only = False # Does NoiseScale measure nothing else beside it, no parts of a batch where a window is just one?
     order,run_valid = MixedPrecision.order-4,False # Before MixedPrecision scales the loss, unscales `.grad` and steps; so before GradientClip too
 
@@ -45,15 +49,15 @@ class GradAccum(ScopedCallback):
         on_oom:str='raise', # Where a micro-batch does not fit in memory: 'raise' the error, or 'split' it and go on with the same batch size and gradient
     ):
         check_n_accs(n_acc)
+        check_bools(fix_bn=fix_bn)
         if count is not None and not callable(count):
             raise TypeError(f"`count` must be a function of the learner that returns the loss elements in the micro-batch, got {count!r}")
         if on_oom not in ('raise','split'): raise ValueError(f"`on_oom` must be 'raise' or 'split', got {on_oom!r}")
         self.n_acc_at,self.count,self.fix_bn,self.on_oom = n_acc,count,fix_bn,on_oom
         self.on_window = [] # Functions to be called with the mean gradient of each window in `.grad`, before it is unscaled, clipped or used
         self.window = Window(n_acc if is_whole(n_acc) else 1)
-        self.window_loss = None
         self.bs = None # Items of an optimizer step over all ranks: of the present epoch, or of the last one; `None` where the loader does not say
-        self.pairs,self.by_hand = PairCheck(),None
+        self.window_loss,self.pairs,self.by_hand = None,PairCheck(),None
         self._start_anew()
 
     def _start_anew(self):
@@ -61,10 +65,8 @@ class GradAccum(ScopedCallback):
         self.counter,self.hypers = ElementCounter(self.count),HeldHypers()
         self.weights = Weights(self.counter)
         self._in_parts = self._ddp = self._params = self._bns = self._position = None
-        self._n_ranks,self._last_loss,self._pending = 1,0.,0 # The last is an `n_acc` that was set, and not yet on all ranks
+        self._n_ranks,self._last_loss,self._pending = 1,None,0 # The last is an `n_acc` that was set, and not yet on all ranks
 
-    @property
-    def name(self): return 'grad_accum' # Of subclasses too
     @property
     def n_acc(self)->int: return self.window.n_acc # Micro-batches of this window
     @n_acc.setter
@@ -118,18 +120,21 @@ class GradAccum(ScopedCallback):
         "The next window begins, with the micro-batch under way if it adds anything"
         self.window = Window(self.n_acc, self.micro)
 
+    def check_windows(self, most): check_windows(self.learn, most)
+
     def drop_window(self):
         "Nothing is left of the window so far"
         zero_grads(self.learn)
         self.new_window()
 
-# %% ../nbs/11_accumulate.ipynb #d15253cd
+# %% ../nbs/11_accumulate.ipynb #2d032ee8
 @patch
 def start_fit(self:GradAccum):
     "Refuse what cannot be exact, before anything has changed; start without gradients"
-    others = [cb for cb in self.learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation)) and cb is not self]
-    if others: raise ValueError(f"Only one callback can decide when to step, but there are two, {self} and {others[0]}: remove one of them, as with "
-                                f"learn.remove_cb({type(self).__name__}). `plan.apply` adds one")
+    twins = [cb for cb in self.learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation))]
+    if self.has_twins(twins): raise ValueError(
+        f"Only one callback can decide when to step, but there are two, {twins[0]} and {twins[-1]}: remove one of them, as with "
+        f"learn.remove_cb({type(self).__name__}). `plan.apply` adds one")
     if self.by_hand and self.by_hand.since is not None: self.by_hand = None # Of a fit before
     n_accs = self.n_accs()
     most = max(n_accs, default=1)
@@ -141,10 +146,7 @@ def start_fit(self:GradAccum):
     announce_columns(self.learn, self)
     if trains_together(self.learn): return {'`n_acc`': most if set(n_accs)=={most} else n_accs, "The training loader's length": len(self.dls.train)}
 
-@patch
-def check_windows(self:GradAccum, most): check_windows(self.learn, most) # noqa: F811 The function has the same name
-
-# %% ../nbs/11_accumulate.ipynb #e839dba4
+# %% ../nbs/11_accumulate.ipynb #95a9d7cd
 @patch
 @contextmanager
 def scope(self:GradAccum):
@@ -160,7 +162,8 @@ def scope(self:GradAccum):
     self.new_window()
     if self.on_oom=='split': self._in_parts = self._in_parts or SplitBatches(self)
     try:
-        with pct_train_by(learn, self._pct_train), one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack(): yield
+        with (pct_train_by(learn, self._pct_train), after_batch_by(callback_of(learn, Recorder), self._record),
+              one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack()): yield
     finally:
         self.bs = known_batch_size(learn)
         if self._in_parts: self._in_parts.clear()
@@ -170,7 +173,7 @@ def scope(self:GradAccum):
         if ddp is not None: ddp.require_backward_grad_sync = True
         self._params = self._bns = self._ddp = None
 
-# %% ../nbs/11_accumulate.ipynb #491d946b
+# %% ../nbs/11_accumulate.ipynb #acf43eb3
 @patch
 def before_batch(self:GradAccum):
     "Let the schedule have its own hyper-parameters, and see where in its window this micro-batch is"
@@ -186,7 +189,7 @@ def start_micro(self:GradAccum):
     if self.starts_window:
         if self.by_hand and self.by_hand.since is None: self.by_hand.since = learn.epoch
         n = self.n_acc_now()
-        if n!=self._position.n_acc: self._position = Position(n, learn.iter, learn.iter)
+        if n!=self._position.n_acc: self._position = Position(n, learn.iter, learn.iter, (learn.epoch+1)/learn.n_epoch)
         self.window.n_acc = n*n_parts
         left = learn.n_iter-learn.iter # Negative where a loader yields more than it says
         self._bns.of_window(n_parts*(min(n, left) if left>0 else n))
@@ -210,15 +213,14 @@ def _pct_train(self:GradAccum, pct):
     if position.n_acc==1 or callback_of(learn, LRFinder): return learn.pct_train # As fastai counts
     return position.after(pct, learn.iter, learn.n_iter, learn.n_epoch) if self.starts_window else pct
 
-# %% ../nbs/11_accumulate.ipynb #28a6ba47
+# %% ../nbs/11_accumulate.ipynb #a6c41156
 @patch
 def before_backward(self:GradAccum):
     "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
     learn = self.learn
     loss = plain(learn.loss_grad)
     if self.accumulates: loss = self.weights(loss, self.micro, learn, self._n_ranks, anew=self.n_acc==1)
-    if loss.requires_grad: loss.register_hook(self._see_backward)
-    learn.loss_grad = loss
+    learn.loss_grad = heard(loss, self._see_backward)
 
 @patch
 def _see_backward(self:GradAccum, grad):
@@ -236,7 +238,7 @@ def after_backward(self:GradAccum): # Not before: a loss with a state of its own
 @patch
 def after_cancel_backward(self:GradAccum): self.micro.closes = self.n_acc==1 # It adds nothing, and the window goes on
 
-# %% ../nbs/11_accumulate.ipynb #8472a88b
+# %% ../nbs/11_accumulate.ipynb #e8423961
 @patch
 def before_step(self:GradAccum):
     "Skip the step until the window is full, then turn the sum into the mean"
@@ -244,8 +246,7 @@ def before_step(self:GradAccum):
         self.micro.skips = True
         raise CancelBatchException
     self.micro.stepped = True
-    grads = [p.grad for p in self._params if p.grad is not None]
-    self._take_mean(grads)
+    self._take_mean([p.grad for p in self._params if p.grad is not None])
     if self._in_parts is None or self._in_parts.before_step(self.learn.opt): # Once, also where the step is run again
         for f in self.on_window: f()
 
@@ -262,9 +263,7 @@ def _take_mean(self:GradAccum, grads):
         return
 
     divide(grads, mean_divisor(totals.elems, self.weights.n_ref, self._n_ranks))
-    loss = plain(self.learn.loss)
-    self.window_loss = mean_loss(totals, loss, float('nan'))
-    if self._n_ranks>1: self._last_loss = mean_loss(totals, loss, self._last_loss)
+    self.window_loss = mean_loss(totals, plain(self.learn.loss), float('nan'))
 
 @patch
 def after_cancel_step(self:GradAccum): self.micro.stepped = False
@@ -272,7 +271,7 @@ def after_cancel_step(self:GradAccum): self.micro.stepped = False
 @patch
 def after_step(self:GradAccum): self.new_window() # After a cancelled step too: fastai zeroes the gradients
 
-# %% ../nbs/11_accumulate.ipynb #04aef11f
+# %% ../nbs/11_accumulate.ipynb #ec5cb679
 @patch
 def after_cancel_batch(self:GradAccum):
     "A micro-batch that somebody cancelled after its backward pass takes the whole window with it: its part cannot be taken out again"
@@ -283,13 +282,18 @@ def after_cancel_batch(self:GradAccum):
 
 @patch
 def after_batch(self:GradAccum):
-    "Spare Recorder the loss of a batch in which nothing counts: the NaN would stay in its moving average for good"
-    n = self.micro.elems
-    if n is not None and not n>0:
-        if self._n_ranks==1: self.learn.yb = () # Recorder passes over a batch without targets
-        else: # Recorder gathers the losses of all ranks, so none can be passed over: that of the window so far, or of the last one that had any
-            self.learn.loss = mean_loss(self.window.sums(self.counter.reduction), plain(self.learn.loss), self._last_loss)
     self.micro.done = True
+
+@patch
+def _record(self:GradAccum):
+    "Recorder's `after_batch`, spared the loss of a batch in which nothing counts: the NaN would stay in its moving average for good"
+    learn,rec,loss = self.learn,self.learn.recorder,self.learn.loss
+    n = self.micro.elems if learn.training and self.micro.elems is not None else 1.
+    try:
+        if self._n_ranks==1: learn.loss,n = both_at_hand(loss, n)
+        else: learn.loss = self._last_loss = loss_or_last(n, loss, self._last_loss) # All are gathered: none can be passed over
+        if self._n_ranks>1 or n>0: type(rec).after_batch(rec)
+    finally: learn.loss = loss
 
 @patch
 def after_epoch(self:GradAccum): fill_columns(self.learn, self.columns()) # Recorder logs the row after us

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pandas as pd
 from fastcore.basics import patch
 from fastai.callback.schedule import LRFinder
-from .checks import check_fraction, check_number, check_whole, shown
+from .checks import check_bools, check_fraction, check_number, check_whole, shown
 from .distributed import n_ranks
 from .losses import refuse_loss
 from .loaders import epoch_len, is_distributed_dl, n_items
@@ -92,6 +92,8 @@ class AdaptiveAccum(GradAccum):
     It grows once the lower end of the noise scale's interval is `target` times twice the batch size, and changes at most once in `1/(1-beta)` optimizer
     steps. `df` has a row for each change. A fit starts at `start`, unless its `start_epoch` says that it goes on.
     """
+    as_two = 'AdaptiveAccum(start=2)' # As of `GradAccum`
+
     def __init__(self,
         start:int=1, # Micro-batches per optimizer step to begin with, and at least
         max_acc:int=64, # Micro-batches per optimizer step at most
@@ -107,6 +109,7 @@ class AdaptiveAccum(GradAccum):
         check_whole('max_acc', max_acc, start, "it must not be below `start`")
         check_number('target', target, "the batch size to aim at in noise scales", finite=True)
         check_fraction('beta', beta)
+        check_bools(shrinks=shrinks)
         if rule is not None:
             if not callable(rule): raise TypeError(
                 f"`rule` must be a function from the ratio of batch sizes to a factor, as sqrt_scaling, or None for that one, got {shown(rule)}")
@@ -137,6 +140,7 @@ class AdaptiveAccum(GradAccum):
     def after_fit(self):
         super().after_fit()
         self.n_acc_at = self.start # As the next fit begins, unless it goes on
+        if self.follows and self.noise is self.own: self.own.say_what_is_missing()
 
     def n_acc_now(self): # As of `GradAccum`
         if self.follows: self._follow()

@@ -13,6 +13,7 @@ from fastcore.basics import first
 from fastai.callback.training import GradientAccumulation
 from .distributed import n_processes, trainers
 from .loaders import epoch_len, is_distributed_dl, micro_batch_size, n_items
+from .loop import runs_alone
 
 # %% ../nbs/10a_batch_size.ipynb #7accf0d1
 def accumulation(
@@ -40,7 +41,7 @@ def batch_size(
     own = first(cb.way_in(epoch)[0] for cb in learn.cbs if hasattr(type(cb), 'way_in')) # A schedule has micro-batches of its own
     if micro_bs is None: micro_bs = own or micro_batch_size(dl)
     n_acc = accumulation(learn, epoch, micro_bs)
-    n_proc = n_processes()
+    n_proc = 1 if runs_alone(learn) else n_processes()
     if n_iter is None: n_iter = math.ceil(epoch_len(learn)*micro_batch_size(dl)/micro_bs) if own else epoch_len(learn)
     bs = micro_bs*min(n_acc, max(1, n_iter))*n_proc
     if is_distributed_dl(dl): dl = dl.dl

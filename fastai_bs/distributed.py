@@ -86,7 +86,7 @@ def wait(
     while True:
         try: return work.wait(timedelta(seconds=1))
         except RuntimeError:
-            if work.is_completed(): raise # A lost connection, not a second that is over
+            if work.is_completed(): return work.wait() # A lost connection, which it says again; or it came through when the second was just over
         if any(_words().values()): raise _AnotherFailed
 
 # %% ../nbs/05_distributed.ipynb #d152bd37

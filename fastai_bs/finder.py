@@ -16,12 +16,12 @@ from fastcore.foundation import L
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
-from .text import time_text
-from .checks import is_several
+from .text import counted, time_text
+from .checks import check_bools, is_several
 from .estimator import agree, last_stretch, pooled, trend
 from .distributed import n_ranks, over_ranks, rank, together, trains_together
 from .losses import loss_elements
-from .loaders import declared_len, epoch_len, n_items, n_started
+from .loaders import declared_len, epoch_len, n_items, n_started, said_bs
 from .loop import callback_of
 from .accumulate import GradAccum
 from .batch_size import accumulation, batch_size
@@ -134,19 +134,19 @@ class BSFinder(Callback):
     def narrow_enough(self):
         "With fixed weights; checked every 5 windows only: repeated looks make the interval too narrow"
         n = len(self.noise.rows)
-        if not self.tol or n<self._checked+self.every: return False
+        if not self.tol or abs(n-self._checked)<self.every: return False # There are fewer where it has thinned them out
         self._checked = n
-        p,start,_ = stretch(self.noise)
+        p,*_ = stretch(self.noise)
         (low,high),mid = p.interval(self.noise.level),p.noise_scale
-        return n-start>=self.min_windows and (high-low)/2 < self.tol*mid
+        return p.n_windows>=self.min_windows and (high-low)/2 < self.tol*mid
 
 # %% ../nbs/19_finder.ipynb #062b4059
 def _epoch_len(learn):
     "Micro-batches in an epoch, on each rank"
     n = declared_len(learn)
     if n>=2 or n==1 and trains_together(learn): return n
-    dl = learn.dls.train
-    of = f" of {n_items(dl)} items with bs={dl.bs}" if getattr(dl, 'bs', None) else ''
+    dl,bs = learn.dls.train,said_bs(learn.dls.train)
+    of = f" of {counted(n_items(dl))} with bs={bs}" if bs else ''
     raise ValueError(f"The training loader yields {n} micro-batch{'es' if n==0 else ''} in an epoch{of}, and at least 2 are needed "
                      "to tell signal from noise: make the micro-batches smaller, or see that the data set is not empty")
 
@@ -190,6 +190,8 @@ def _check_measured(learn, finder, lr, ranks):
     noise,n = finder.noise,n_items(learn.dls.train)
     if finder.bad_loss: raise ValueError(f"The loss is {finder.bad_loss[0]} at micro-batch {finder.bad_loss[1]} of the mock training (lr={lr}): "
                                          "check the data and the loss there, or lower `lr`")
+    if noise.rows and noise.pool.tr_sigma==noise.pool.g_sq==0: raise ValueError(
+        "All gradients of the mock training are 0, which tells nothing of their noise: see that the loss depends on the parameters, and that they are trained")
     if noise.rows: return
     if noise.n_twice: raise ValueError(
         f"No window of the mock training could be measured: all held an item twice, as fastai fills up the last batches where {n} items do not "
@@ -279,6 +281,7 @@ def bs_find(self:Learner,
     micro-batches, the batches of the training loader. With `max_bs='auto'` only what fits in memory is planned, as `max_bs_find` says.
     `plan.apply(learn)` carries the plan out. A second call draws the same random numbers and says the same; with another `seed` it is another measurement.
     """
+    check_bools(show_plot=show_plot)
     asked,noise = Asked(lr, num_it, n_batch, tol, max_bs, n_epoch, seed),NoiseScale(beta, ci=ci)
     check_asked(self, asked)
     begin,on_ranks = time.perf_counter(),trains_together(self)

@@ -6,17 +6,20 @@ Docs: https://fastai-bs.github.io/fastai_bs/gradients.html.md"""
 
 # %% auto #0
 __all__ = ['dense', 'norm_dtype', 'norm', 'norms_of', 'squares', 'adam_metric', 'in_metric', 'SeenNorms', 'GradNorms',
-           'all_params', 'zero_grads', 'divide', 'mean_over_ranks', 'any_nonzero', 'no_autocast']
+           'all_params', 'reached_params', 'zero_grads', 'divide', 'mean_over_ranks', 'any_nonzero', 'no_autocast']
 
-# %% ../nbs/09a_gradients.ipynb #989fb4a7
+# %% ../nbs/09a_gradients.ipynb #828ccd84
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
+from fastai.callback.fp16 import NonNativeMixedPrecision
+from .snapshot import autocast_devices
 from .distributed import over_ranks
 from .hypers import inner_opt
+from .loop import callback_of
 
 # %% ../nbs/09a_gradients.ipynb #a149f143
 def dense(
@@ -50,7 +53,7 @@ def squares(
     "Of `norms`"
     return norms.to(torch.float32 if norms.device.type=='mps' else torch.float64).square()
 
-# %% ../nbs/09a_gradients.ipynb #05d35f26
+# %% ../nbs/09a_gradients.ipynb #507158f8
 _second_moments = 'sqr_avg','exp_avg_sq','square_avg' # fastai's optimizers; torch's Adam and its kin; torch's RMSprop
 
 def adam_metric(
@@ -60,15 +63,23 @@ def adam_metric(
 )->dict: # `(v, debias, eps)` by index of the parameter
     "`v` without its bias, and `eps`; none before the optimizer has taken `1/(1-sqr_mom)` steps, as `v` is not a mean yet"
     hypers = {p: h for pg,h in zip(opt.param_lists, opt.hypers) for p in pg}
-    states,res = inner_opt(opt).state,{}
+    states,vs,steps,res = inner_opt(opt).state,{},{},{}
     for i,p in enumerate(params):
-        state,beta,eps = states.get(p, {}),hypers[p]['sqr_mom'],hypers[p].get('eps', 0.)
+        state = states.get(p, {})
         v = next((state[k] for k in _second_moments if k in state), None)
         if v is None: continue # It has had no gradient yet
-        step = None if 'square_avg' in state else state.get('step') # RMSprop takes its mean as it is
-        if (n_steps if step is None else float(step))*(1-beta)<1-1e-9: return {}
-        res[i] = v,1. if step is None else 1-beta**float(step),eps
+        vs[i],steps[i] = v,None if 'square_avg' in state else state.get('step') # RMSprop takes its mean as it is
+    for (i,v),step in zip(vs.items(), _floats(steps.values())):
+        beta,eps = hypers[params[i]]['sqr_mom'],hypers[params[i]].get('eps', 0.)
+        if (n_steps if step is None else step)*(1-beta)<1-1e-9: return {}
+        res[i] = v,1. if step is None else 1-beta**step,eps
     return res
+
+def _floats(vals):
+    "Tensors without dimensions among `vals` as floats, in one transfer from the device"
+    there = [o for o in vals if isinstance(o, Tensor)]
+    from_there = iter(torch.stack([o.to(there[0].device) for o in there]).tolist() if there else [])
+    return [next(from_there) if isinstance(o, Tensor) else o for o in vals]
 
 def in_metric(
     grad:Tensor, # A gradient
@@ -80,7 +91,7 @@ def in_metric(
     if grad.is_sparse: grad = grad.to_dense()
     return grad.to(norm_dtype(grad) or grad.dtype)/((v/debias).sqrt()+eps).sqrt()
 
-# %% ../nbs/09a_gradients.ipynb #e9ead2c9
+# %% ../nbs/09a_gradients.ipynb #a10aa8ed
 @dataclass
 class SeenNorms:
     "Norms of what a backward pass brought, on its device"
@@ -94,13 +105,18 @@ class GradNorms:
         opt, # fastai's `Optimizer`, or torch's in an `OptimWrapper`
         by_group:bool=False, # Of each parameter group too?
         in_adams:bool=False, # In Adam's metric too?
+        groups=None, # Parameters that backward passes reach, by group; `None`: those of `opt`, which may have copies of them
     ):
         self.opt,self.by_group,self.in_adams = opt,by_group,in_adams
-        self.group_of = {p: g for g,pg in reversed(list(enumerate(opt.param_lists))) for p in pg if p.requires_grad}
-        self.params = [p for p in dict.fromkeys(p for pg in opt.param_lists for p in pg) if p.requires_grad]
+        groups = opt.param_lists if groups is None else groups
+        self.group_of = {p: g for g,pg in reversed(list(enumerate(groups))) for p in pg if p.requires_grad}
+        self.params = [p for p in dict.fromkeys(p for pg in groups for p in pg) if p.requires_grad]
+        own,stepped = ([p for pg in o for p in pg] for o in (groups,opt.param_lists))
+        self.of_opt = dict(zip(own, stepped)) if len(own)==len(stepped) else {} # A copy may be one vector of all: in Adam's metric nothing is known then
         self.n_devices = len({p.device for p in self.params})
         self.on = True # Is this micro-batch looked at?
         self.metric = {} # As of `adam_metric`
+        self.groups = {} # By the parameters that had a gradient: the group of each, on their device, which is waited for once
         self.clear()
 
     @property
@@ -117,7 +133,7 @@ class GradNorms:
         n_steps:int, # That the optimizer has taken
     ):
         "The metric is that of the steps before the window"
-        if self.in_adams: self.metric = adam_metric(self.opt, self.params, n_steps)
+        if self.in_adams and self.of_opt: self.metric = adam_metric(self.opt, [self.of_opt[p] for p in self.params], n_steps)
 
     @contextmanager
     def watched(self):
@@ -165,16 +181,23 @@ class GradNorms:
         "Of each group, and in Adam's metric"
         sq = squares(seen.norms)
         if self.by_group:
-            group = torch.tensor([self.group_of[self.params[i]] for i in seen.of], device=sq.device)
-            yield sq.new_zeros(len(self.opt.param_lists)).index_add_(0, group, sq)
+            of = tuple(seen.of)
+            if of not in self.groups: self.groups[of] = torch.tensor([self.group_of[self.params[i]] for i in of], device=sq.device)
+            yield sq.new_zeros(len(self.opt.param_lists)).index_add_(0, self.groups[of], sq)
         if self.in_adams: yield squares(self._stack(seen.in_adams)).sum(0, keepdim=True) if seen.in_adams else sq.new_full((1,), np.nan)
 
-# %% ../nbs/09a_gradients.ipynb #37592359
+# %% ../nbs/09a_gradients.ipynb #e1557fbf
 def all_params(
     learn, # A `Learner`
 )->list:
     "Of the model and of the optimizer, once each; there is no optimizer yet where `learn.validate()` comes before the first fit"
     return list(dict.fromkeys([*learn.model.parameters(), *(p for pg in getattr(learn.opt, 'param_lists', []) for p in pg)]))
+
+def reached_params(
+    learn, # A `Learner`, in a fit
+): # Lists of them, by group
+    "The parameters that backward passes reach: fastai's `NonNativeMixedPrecision` has the optimizer step copies of them"
+    return getattr(callback_of(learn, NonNativeMixedPrecision), 'model_pgs', learn.opt.param_lists)
 
 def zero_grads(
     learn, # A `Learner`
@@ -216,7 +239,7 @@ def any_nonzero(
 @contextmanager
 def no_autocast():
     "A backward pass runs outside of the autocast of the forward pass, which goes on afterwards without its copies of the weights: they belong to one pass"
-    on = [o for o in ('cuda','cpu','mps') if torch.is_autocast_enabled(o)]
+    on = [o for o in autocast_devices() if torch.is_autocast_enabled(o)]
     with ExitStack() as stack:
         for o in on: stack.enter_context(torch.autocast(o, enabled=False))
         yield

@@ -16,11 +16,13 @@ import torch
 from fastcore.basics import patch, store_attr
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from .text import counted
-from .checks import check_number, is_number, is_several, shown
+from .checks import check_bools, check_number, is_number, is_several, shown
 from .scaling import linear_scaling, rule_meant, scaled_momentum, warmup_factor
+from .gradients import norm
 from .hypers import inner_opt, velocity_names
 from .loop import ScopedCallback, callback_of, first_epoch
 from .accumulate import GradAccum
+from .loaders import refuse_empty
 from .batch_size import batch_size
 
 # %% ../nbs/14_lr.ipynb #e682aacc
@@ -89,16 +91,16 @@ class ScaledLR(ScopedCallback):
         if warmup_epochs is not None:
             if not is_number(warmup_epochs): raise TypeError(f"`warmup_epochs` must be a number of epochs, got {shown(warmup_epochs)}")
             if not 0<=warmup_epochs<math.inf: raise ValueError(f"`warmup_epochs` must be 0 or more epochs, got {warmup_epochs}. Use 0 for no warmup")
+        check_bools(scale_wd=scale_wd, momentum_correction=momentum_correction)
         store_attr()
         if noise_scale is not None: self._noise()
         self._given = self._rule_args()
 
         self.bs = None # Items of an optimizer step, of this window
         self.already_scaled = None # The rate of a plan, as `fit` takes it, that is scaled: to train at it would scale it twice
-        self._said = set() # Warnings
-        self._idle = False # Is this lr_find's fit?
+        self._said,self._idle = set(),False # Warnings; is this lr_find's fit?
         self._window = ScaledWindow()
-        self._carried = None # The rate that the velocity holds
+        self._carried = self._left = None # The rate that the velocity holds, and its norms when this fit's training was through
 
     @property
     def factor(self)->float: return self._window.factor # On the learning rate, of this window
@@ -108,7 +110,7 @@ class ScaledLR(ScopedCallback):
         f = getattr(self.rule, 'func', self.rule) # Of a `partial`
         return getattr(f, '__name__', type(f).__name__)
 
-    def __repr__(self): return f"ScaledLR({self.base_bs}, {self.rule_name}" + (f": {self.bs} items, learning rate x {self.factor:.4g})" if self.bs else ')')
+    def __repr__(self): return f"ScaledLR({self.base_bs}, {self.rule_name}" + (f": {counted(self.bs)}, learning rate x {self.factor:.4g})" if self.bs else ')')
 
 # %% ../nbs/14_lr.ipynb #3ec2b4f8
 @patch
@@ -210,8 +212,8 @@ def _peak(self:ScaledLR):
 def start_fit(self:ScaledLR):
     "Refuse what cannot be, before anything has changed"
     twins = [cb for cb in self.learn.cbs if isinstance(cb, ScaledLR)]
-    if len(twins)>1: raise ValueError(f"Only one callback can scale the learning rate, but the learner has {len(twins)} ScaledLR: remove the others, as "
-                                         "with learn.remove_cb(ScaledLR). `plan.apply` adds one")
+    if self.has_twins(twins): raise ValueError(f"Only one callback can scale the learning rate, but the learner has {len(twins)} ScaledLR: remove the "
+                                               "others, as with learn.remove_cb(ScaledLR). `plan.apply` adds one")
     self._accum = callback_of(self.learn, GradAccum)
     self._window = ScaledWindow()
     self._velocity = [] # Names of the state to be corrected
@@ -221,6 +223,7 @@ def start_fit(self:ScaledLR):
                   "at it as it is, take ScaledLR off the learner: learn.remove_cb(ScaledLR)")
         return
 
+    refuse_empty(self.learn.dls.train)
     if 'noise_scale' in self._given and math.isnan(self._noise()) and self.noise_scale not in self.learn.cbs: raise ValueError(
         "`noise_scale` is not known, and it is no NoiseScale among the learner's callbacks, so it never will be: add it to them, or give a number")
     factors = [self._factors(batch_size(self.learn, e), trial=True) for e in range(self.n_epoch)]
@@ -230,6 +233,7 @@ def start_fit(self:ScaledLR):
         self._velocity = velocity_names(self.opt)
         if not self._velocity: raise ValueError("`momentum_correction` is for optimizers that keep the learning rate in their velocity, as in "
                                                 "v = mom*v + lr*grad, and this one does not: leave it out")
+        if self._left!=self._norms(): self._carried = None # Somebody has trained without us meanwhile, at whatever rate
     if any(f.get('lr', 1)!=1 for f in factors): self._check_scaled()
     return {'The batch size': batch_size(self.learn)}
 
@@ -259,6 +263,7 @@ def scope(self:ScaledLR):
         first = self._window.first
         for nm in set(self.schedules()) & set(first): self.opt.set_hyper(nm, first[nm]) # Those stay at the last step's values, as with GradAccum alone
         self._carry()
+        self._left = self._norms()
         self._window.used = {}
 
 @patch
@@ -297,11 +302,21 @@ def _restore(self:ScaledLR):
 
 # %% ../nbs/14_lr.ipynb #f94a368b
 @patch
+def _velocities(self:ScaledLR):
+    "Tensors of each parameter group"
+    state = inner_opt(self.opt).state
+    return [[state[p][nm] for p in pg if p in state for nm in self._velocity if nm in state[p]] for pg in self.opt.param_lists]
+
+@patch
+def _norms(self:ScaledLR):
+    "Of a tensor of each group, with digits enough to know it by; also after it was saved and loaded"
+    return [f'{norm(bufs[0]).item():.6g}' for bufs in self._velocities() if bufs] if self._velocity else None
+
+@patch
 def _carry(self:ScaledLR):
     "Make the velocity, a sum of lr*grad, one of the present rate"
     if not self._velocity or self._carried is None: return
-    state,now = inner_opt(self.opt).state,self.hyper('lr')
-    for pg,lr,was in zip(self.opt.param_lists, now, self._carried):
-        bufs = [state[p][nm] for p in pg if p in state for nm in self._velocity if nm in state[p]]
+    now = self.hyper('lr')
+    for bufs,lr,was in zip(self._velocities(), now, self._carried):
         if bufs and was: torch._foreach_mul_(bufs, lr/was)
     self._carried = now

@@ -24,8 +24,10 @@ from .text import bytes_text, counted
 from .checks import check_whole, n_bytes
 from .snapshot import free_memory, out_of_memory
 from .distributed import alone, n_processes, together
-from .loaders import by_size, micro_batch_size, n_items, tensors, with_micro_bs
+from .loaders import by_size, micro_batch_size, n_items, refuse_empty, tensors, with_micro_bs
 from .hypers import inner_opt
+from .loop import callback_of
+from .schedule import BatchSchedule
 from .plots import plot_memory_rows
 from .trial import TrialSearch, min_over_ranks, mock_training
 
@@ -181,15 +183,24 @@ def report_memory(
 
 @patch
 def memory_report(self:Learner,
-    bs:int=None, # Items in a micro-batch; `None`: as the training loader has them
+    bs:int=None, # Items in a micro-batch; `None`: as the training loader has them, and with a `BatchSchedule` the largest that it comes to
 )->MemoryReport:
     "Where the memory of a training step goes, measured in a few steps; the learner is left as it was"
     dl = self.dls.train
+    refuse_empty(dl)
     n_all = n_items(dl)
-    if bs is None: bs = min(micro_batch_size(dl), n_all)
+    schedule = callback_of(self, BatchSchedule)
+    if bs is None: bs = min(schedule.largest_micro_bs() if schedule else micro_batch_size(dl), n_all)
     check_whole('bs', bs, 1, "that is the size of a micro-batch", 'item')
     if bs>n_all: raise ValueError(f"`bs`={bs} items are more than the {n_all} of the training set, so no such batch can be measured: take at most those")
-    return report_memory(self, bs, by_size(dl))
+    error = None
+    try: return report_memory(self, bs, by_size(dl))
+    except Exception as e:
+        if not out_of_memory(e): raise
+        error = f'{type(e).__name__}: {e}'
+    free_memory()
+    raise RuntimeError(f"A training step with micro-batches of {counted(bs)} does not fit in memory, so it cannot be measured ({error}): take smaller ones, "
+                       "memory_report(bs=...), or ask learn.max_bs_find() for the largest that fit")
 
 # %% ../nbs/16_memory.ipynb #af1df04e
 def _memory_of_machine():
@@ -246,6 +257,7 @@ def max_bs_find(self:Learner,
     for nm,v in (('start',start),('max_bs',max_bs)):
         if v is not None: check_whole(nm, v, 1, "leave it out for the usual", 'item')
     check_whole('n_steps', n_steps, 2, "the optimizer's state is there from the second on", 'step')
+    refuse_empty(self.dls.train)
     n_all = n_items(self.dls.train)
     now = min(micro_batch_size(self.dls.train), n_all)
     if start is None: start = min(now, max_bs or now)

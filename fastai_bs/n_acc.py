@@ -12,7 +12,7 @@ import warnings
 from dataclasses import dataclass
 from fastai.callback.schedule import LRFinder
 from .checks import is_whole
-from .loaders import epoch_len
+from .loaders import epoch_len, said_bs
 from .loop import callback_of
 from .losses import refuse_loss
 
@@ -91,6 +91,6 @@ def check_windows(
 ):
     "Refuse a loss that cannot be accumulated, and warn of what is probably not meant"
     refuse_loss(learn.loss_func)
-    warn_of_items(most, getattr(learn.dls.train, 'bs', None), epoch_len(learn))
+    warn_of_items(most, said_bs(learn.dls.train), epoch_len(learn))
     finder = callback_of(learn, LRFinder)
     if finder: warn_of_finder(most, finder.num_it)

@@ -7,21 +7,24 @@ Docs: https://fastai-bs.github.io/fastai_bs/noise.html.md"""
 # %% auto #0
 __all__ = ['Moments', 'NoiseScale']
 
-# %% ../nbs/13_noise.ipynb #8dee4ba1
+# %% ../nbs/13_noise.ipynb #1aa277f1
+import math, warnings
 from contextlib import contextmanager
+from copy import copy
 from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from fastcore.basics import patch
 from fastai.learner import Recorder
+from .text import counted
 from .accumulate import GradAccum
 from .batch_size import known_batch_size
 from .columns import add_columns, fill_columns
-from .checks import check_fraction, is_whole
+from .checks import check_bools, check_fraction, is_whole
 from .distributed import n_ranks
-from .estimator import Pool, moments_of_sums, pooled, running, trend
-from .gradients import GradNorms
-from .loaders import n_fresh
+from .estimator import Pool, known_by, moments_of_sums, trend
+from .gradients import GradNorms, reached_params
+from .loaders import n_fresh, said_bs
 from .loop import ScopedCallback, callback_of, first_epoch
 from .sources import FromBoth, FromParts, FromRanks, FromWindows
 
@@ -40,8 +43,10 @@ class NoiseScale(ScopedCallback):
     """Measure the gradient noise scale of the training as it goes; changes no bit of it
 
     At every optimizer step where `GradAccum` or several ranks make its batch of several; else at every 40th, from `n_micro` parts of it. In items:
-    `noise_scale`, its interval `ci`, and `df` with a row for each measurement; `learn.recorder.plot_noise_scale()` draws them.
+    `noise_scale`, its interval `ci`, and `df` with a row for each measurement; `learn.recorder.plot_noise_scale()` draws them. Of a long training `df` holds
+    10,000 rows at most, evenly spread but for the latest, which are all there: about 10 MB.
     """
+    most = 10_000 # Rows, unless the moving means look back on more than a quarter of that
     order,run_valid = Recorder.order+1,False # Recorder has named its columns, and no logger has read them; batches are as other callbacks want them
 
     def __init__(self,
@@ -55,6 +60,7 @@ class NoiseScale(ScopedCallback):
     ):
         check_fraction('beta', beta)
         check_fraction('ci', ci)
+        check_bools(by_group=by_group, adam_metric=adam_metric)
         for nm,v,least,what in (('every',1 if every is None else every,1,"optimizer steps"),
                                 ('n_micro',n_micro,2,"parts of the batch, to tell signal from noise")):
             if not is_whole(v): raise TypeError(f"`{nm}` must be a whole number of {what}, got {v!r}")
@@ -65,7 +71,8 @@ class NoiseScale(ScopedCallback):
         self._reset()
 
     def _reset(self):
-        self.pool,self.rows,self.more = Pool(self.beta),[],{}
+        self.pool,self.rows,self.more = Pool(self.beta),[],{} # The last: `(tr_sigma, g_sq)` in each row, of a group or in Adam's metric
+        self.known,self.pools = [],{} # What `pool` was by each row, and the items by then; a pool for each of `more`
         self.n_items = 0 # Measured
         self.n_dropped = self.n_twice = 0 # Measurements left out: of gradients that are not finite, of windows that hold an item twice
 
@@ -80,18 +87,33 @@ class NoiseScale(ScopedCallback):
     def after_backward(self): self.source.after_backward()
     def after_step(self): self.source.after_step()
 
+    def after_fit(self):
+        super().after_fit()
+        if not hasattr(self.learn, 'lr_finder'): self.say_what_is_missing() # A finder says it in its own words
+
+    def say_what_is_missing(self):
+        "A warning where the fit that is over has told little or nothing, and why"
+        if self.n_dropped>len(self.rows): warnings.warn(
+            f"NoiseScale left {self.n_dropped} of {self.n_dropped+len(self.rows)} measurements out, as gradients in them were not finite: check the data and "
+            "the loss, or lower the learning rate", stacklevel=2)
+        elif self.n_steps and not self.rows: warnings.warn(
+            f"NoiseScale has measured nothing in {counted(self.n_steps, 'optimizer step')}: none had gradients of several micro-batches, ranks or parts that "
+            "could be compared. Take more items or smaller micro-batches, or measure with learn.bs_find()", stacklevel=2)
+        elif self.rows and self.pool.tr_sigma==self.pool.g_sq==0: warnings.warn(
+            "All gradients that NoiseScale has seen are 0, which tells nothing of their noise: see that the loss depends on the parameters", stacklevel=2)
+
     def __repr__(self):
         (low,high),ns = self.ci,self.noise_scale
         lags = {1: ", rising: it is higher by now", -1: ", falling: it is lower by now"}.get(self.drift, '')
         return f"NoiseScale({ns:.3g} [{low:.3g}, {high:.3g}] items after {self.n_steps} steps{lags})" if self.rows else 'NoiseScale()'
 
-# %% ../nbs/13_noise.ipynb #f838d7a8
+# %% ../nbs/13_noise.ipynb #8e3aca8a
 @patch
 def start_fit(self:NoiseScale):
     "Start anew, or where a `start_epoch` says so go on; refuse a fit that cannot be measured"
     learn = self.learn
     twins = [cb for cb in learn.cbs if isinstance(cb, NoiseScale)]
-    if len(twins)>1: raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)} NoiseScale: remove the others")
+    if self.has_twins(twins): raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)} NoiseScale: remove the others")
     self.n_ranks = n_ranks(learn)
     source = self._choose(callback_of(learn, GradAccum))
     if self.adam_metric and any('sqr_mom' not in h for h in self.opt.hypers):
@@ -107,7 +129,7 @@ def start_fit(self:NoiseScale):
 def before_fit(self:NoiseScale):
     ScopedCallback.before_fit(self)
     learn = self.learn
-    if hasattr(learn, 'recorder') and not learn.lock.locked(): add_columns(learn.recorder, self.columns())
+    if hasattr(learn, 'recorder'): add_columns(learn.recorder, self.columns())
 
 @patch
 def _choose(self:NoiseScale, accum):
@@ -120,7 +142,7 @@ def _choose(self:NoiseScale, accum):
 @contextmanager
 def scope(self:NoiseScale):
     "For the training part of the epoch: a look at the parameters"
-    norms = self.source.norms = GradNorms(self.opt, self.by_group, self.adam_metric)
+    norms = self.source.norms = GradNorms(self.opt, self.by_group, self.adam_metric, reached_params(self.learn))
     norms.on = self.source.always
     try:
         with self.source.scope(): yield
@@ -152,13 +174,29 @@ def measure(self:NoiseScale,
     self.pool.add(tr_sigma[0], g_sq[0], sums.n_elems)
     self.n_items += sums.n_items
     self.rows.append(Moments(step, sums.n_items, float(sums.n_elems), float(tr_sigma[0]), float(g_sq[0])))
-    for nm,*o in zip(norms.names[1:], tr_sigma[1:], g_sq[1:]): self.more.setdefault(nm, []).append(o)
+    self.known.append((copy(self.pool),self.n_items))
+    for nm,*o in zip(norms.names[1:], tr_sigma[1:], g_sq[1:]):
+        self.more.setdefault(nm, []).append(o)
+        pool = self.pools.setdefault(nm, Pool(self.beta))
+        if np.isfinite(sum(o)): pool.add(*o, sums.n_elems) # In Adam's metric nothing is known of the first steps
+    if len(self.rows)>=max(self.most, 4*self.look_back): self._thin_out()
+
+@patch(as_prop=True)
+def look_back(self:NoiseScale)->int: return round(1/(1-self.beta)) # Measurements that the moving means look back on
+
+@patch
+def _thin_out(self:NoiseScale):
+    "Keep half of the rows: the latest, and of those before every second one, fourth one or so on, counted from the first; each says what was known by then"
+    n,latest = len(self.rows),len(self.rows)-self.look_back
+    every = 2**math.ceil(math.log2(2*self.pool.n_windows/n))
+    kept = [i for i,(pool,_) in enumerate(self.known) if i>=latest or pool.n_windows%every==0]
+    for o in (self.rows,self.known,*self.more.values()): o[:] = [o[i] for i in kept]
 
 @patch
 def _holds_twice(self:NoiseScale):
     "Is an item twice in this window? fastai's DistributedDL fills the last batches up with items of the epoch"
     dl = self.learn.dl
-    return (self.learn.iter+1)*(getattr(dl, 'bs', None) or 1)>n_fresh(dl)
+    return (self.learn.iter+1)*(said_bs(dl) or 1)>n_fresh(dl)
 
 # %% ../nbs/13_noise.ipynb #78227270
 @patch
@@ -181,7 +219,7 @@ def moments(self:NoiseScale)->pd.DataFrame:
 @patch(as_prop=True)
 def drift(self:NoiseScale)->int: # 1 where it rises, -1 where it falls, 0 where neither can be told
     "Of the noise scale over the measurements that the moving means look back on; `noise_scale` and `ci` speak of their middle, not of the present"
-    last = self.moments[-round(1/(1-self.beta)):]
+    last = self.moments[-self.look_back:]
     return trend(last.tr_sigma, last.g_sq, last.n_elems)
 
 @patch(as_prop=True)
@@ -213,21 +251,17 @@ def g_sq(self:NoiseScale)->float:
 @patch(as_prop=True)
 def df(self:NoiseScale)->pd.DataFrame:
     "A row per measurement: moments of its window per element, their moving means, and the noise scale in items with its interval, as known by then"
-    df = self.moments
-    known = running(df.tr_sigma, df.g_sq, df.n_elems, self.beta, self.level)
-    per_item = df.n_elems.cumsum()/df.n_items.cumsum()
+    df,known = self.moments,known_by([o for o,_ in self.known], self.level)
+    per_item = np.array([o.n_elems/n_items for o,n_items in self.known])
     for nm in ('noise_scale','low','high'): df[nm] = known[nm]/per_item
     return df.assign(mean_tr_sigma=known['tr_sigma'], mean_g_sq=known['g_sq'])
 
 @patch(as_prop=True)
 def table(self:NoiseScale)->pd.DataFrame:
     "By now: a row for all parameters, and where asked for for each group and for all in Adam's metric; per element, noise scales in items"
-    df,rows = self.moments,{}
-    measured = {'all': (df.tr_sigma.to_numpy(), df.g_sq.to_numpy()), **{nm: np.array(o).T for nm,o in self.more.items()}}
-    for nm,(t,g) in measured.items():
-        ok = np.isfinite(t+g) # In Adam's metric nothing is known of the first steps
-        if nm!='all' and ok.any() and not (t.any() or g.any()): continue # A frozen group
-        p = pooled(t[ok], g[ok], df.n_elems.to_numpy()[ok], self.beta)
+    rows = {}
+    for nm,p in {'all': self.pool, **self.pools}.items():
+        if nm!='all' and p.n_windows and p.tr_sigma==p.g_sq==0: continue # A frozen group
         low,high = p.interval(self.level)
         rows[nm] = dict(n_windows=p.n_windows, tr_sigma=p.tr_sigma, g_sq=p.g_sq,
                         **{k: float(v/self.elems_per_item) for k,v in (('noise_scale',p.noise_scale),('low',low),('high',high))})

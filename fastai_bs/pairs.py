@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/pairs.html.md"""
 # %% auto #0
 __all__ = ['tolerance', 'of_halves', 'PairCheck']
 
-# %% ../nbs/09c_pairs.ipynb #042c863c
+# %% ../nbs/09c_pairs.ipynb #051c080c
 import inspect, math, warnings
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
@@ -18,10 +18,10 @@ from fastai.learner import Learner
 from fastai.torch_core import apply, find_bs
 from .snapshot import pass_unchanged
 from .loaders import rows_of, slices
-from .losses import plain, precise
+from .losses import as_scalar, plain, precise
 from .window import loss_sum
 
-# %% ../nbs/09c_pairs.ipynb #113fe913
+# %% ../nbs/09c_pairs.ipynb #e2c9b840
 tolerance = 1e-3 # Relative; single precision is good to some 1e-6, and a loss over pairs is off by much more
 
 def _part(o, bs, s):
@@ -33,7 +33,7 @@ def _value(learn, counter, batch, bs, s):
     learn.pred,learn.yb = _part(batch.pred, bs, s),_part(batch.yb, bs, s)
     if counter.given is not None: learn.xb = _part(batch.xb, bs, s)
     loss,n = plain(learn.loss_func(learn.pred, *learn.yb)).reshape(()),counter(learn)
-    return [torch.as_tensor(o, dtype=loss.dtype, device=loss.device) for o in (loss, loss_sum(n, loss, counter.reduction), n)]
+    return [as_scalar(o, loss.dtype, loss.device) for o in (loss, loss_sum(n, loss, counter.reduction), n)]
 
 def _holders(f):
     "What `f` may keep a state in: its own attributes, those of what it is a `partial` of, and those of the object that it is a method of"

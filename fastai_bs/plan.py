@@ -93,7 +93,7 @@ def plot(self:BatchPlan,
 
 @patch
 def to_dict(self:BatchPlan)->dict:
-    "Numbers, strings and lists only; without `df` and `table`"
+    "Numbers, strings and lists only, as strict JSON takes them: `None` where a number is not known or is infinite; without `df` and `table`"
     measured = [f.name for f in fields(self) if f.name!='df']
     planned = 'balanced_bs','bs','bs_range','micro_bs','n_acc','n_epoch','duration','rule_name','lr','step_time','timing_error','advice','code'
     return {nm: as_plain(getattr(self, nm)) for nm in (*measured,*planned)}

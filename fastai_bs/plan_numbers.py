@@ -22,7 +22,7 @@ from .lr import rates, times
 from .cycle import Reading
 from .plan_growth import growth_of
 
-# %% ../nbs/16b_plan_numbers.ipynb #abb0aa66
+# %% ../nbs/16b_plan_numbers.ipynb #6ff01518
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchPlan:
     "A measured noise scale, and what it says about the batch size on this device"
@@ -64,6 +64,11 @@ class BatchPlan:
     seed:int = None # That the mock training was asked to draw its random numbers with
     took:float = math.nan # Seconds of the whole of `bs_find`
 
+    @property
+    def balanced_bs(self)->int:
+        "`balanced_bs` of the noise scale, in items; `None` where that is `inf` or not known"
+        return None if math.isnan(self.noise_known) else balanced_bs(self.noise_scale)
+
     @cached_property
     def table(self)->pd.DataFrame:
         """A row per candidate batch size: `steps` and `examples` over the fewest, `step_time` in seconds, `time` over today's, and the rate of each rule
@@ -98,7 +103,7 @@ class BatchPlan:
         "How a batch would grow along this training, and what that saves"
         return growth_of(self)
 
-# %% ../nbs/16b_plan_numbers.ipynb #9af2ad06
+# %% ../nbs/16b_plan_numbers.ipynb #8fa0d1d1
 @patch(as_prop=True)
 def noise_known(self:BatchPlan)->float: # Items; NaN where nothing is known
     """The noise scale that the plan reckons with: the estimate, or the lower end of its interval where there is none
@@ -113,11 +118,6 @@ def noise_known(self:BatchPlan)->float: # Items; NaN where nothing is known
 def is_bound(self:BatchPlan)->bool:
     "Is there no estimate of the noise scale, but a lower end of its interval?"
     return 0<self.ci[0]>=self.noise_scale or math.isinf(self.noise_scale)
-
-@patch(as_prop=True)
-def balanced_bs(self:BatchPlan): # noqa: F811 The function has the same name
-    "`balanced_bs` of the noise scale, in items; `None` where that is `inf` or not known"
-    return None if math.isnan(self.noise_known) else balanced_bs(self.noise_scale)
 
 @patch(as_prop=True)
 def step_time(self:BatchPlan)->tuple: # `(a, c, error)`: seconds, seconds per item, relative

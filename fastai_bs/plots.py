@@ -48,8 +48,18 @@ def _plot_moments(df, x, ax):
     ax.set_zorder(right.get_zorder()+1)
     ax.patch.set_visible(False)
 
-# %% ../nbs/12_plots.ipynb #bac9259c
-def plot_noise_scale(
+# %% ../nbs/12_plots.ipynb #faf3ca07
+# Before the function of the same name: where this one is defined, older versions of fastcore leave None
+@patch
+def plot_noise_scale(self:Recorder,
+    ax=None, # Axes to draw on; by default new ones
+):
+    "`plot_noise_scale` of the last fit that had a `NoiseScale`, with the batch size of that fit as a line; returns the axes"
+    noise = getattr(self, 'noise', None)
+    if not hasattr(noise, 'df'): raise ValueError("No fit of this learner was measured: add NoiseScale() to its callbacks")
+    return plot_noise_scale(noise.df, noise.bs, ax)
+
+def plot_noise_scale( # noqa: F811
     df:pd.DataFrame, # As `NoiseScale.df`
     bs=None, # Today's batch size in items, drawn as a line
     ax=None, # Axes to draw on; by default new ones
@@ -72,18 +82,19 @@ def plot_noise_scale(
     ax.legend(**legend_below)
     return ax
 
-# %% ../nbs/12_plots.ipynb #731aba60
+# %% ../nbs/12_plots.ipynb #a2814d6a
+# Before the function of the same name: where this one is defined, older versions of fastcore leave None
 @patch
-def plot_noise_scale(self:Recorder, # noqa: F811 The function has the same name
+def plot_batch_size(self:Recorder,
     ax=None, # Axes to draw on; by default new ones
 ):
-    "`plot_noise_scale` of the last fit that had a `NoiseScale`, with the batch size of that fit as a line; returns the axes"
-    noise = getattr(self, 'noise', None)
-    if not hasattr(noise, 'df'): raise ValueError("No fit of this learner was measured: add NoiseScale() to its callbacks")
-    return plot_noise_scale(noise.df, noise.bs, ax)
+    "`plot_batch_size` of the last fit whose batch size changed by a callback of this package; returns the axes"
+    schedule = getattr(self, 'schedule', None)
+    if not len(getattr(schedule, 'df', ())): raise ValueError("No fit of this learner had a batch size that changes: train with BatchSchedule, AdaptiveAccum "
+                                                              "or fit_grow")
+    return plot_batch_size(schedule.df, len(self.values), ax)
 
-# %% ../nbs/12_plots.ipynb #40587f1c
-def plot_batch_size(
+def plot_batch_size( # noqa: F811
     df:pd.DataFrame, # A row for each change: `epoch`, with the part of it that was behind, and `bs` in items
     n_epoch:int, # Epochs of the training
     ax=None, # Axes to draw on; by default new ones
@@ -94,16 +105,6 @@ def plot_batch_size(
     ax.set(yscale='log', xlabel='epochs', ylabel='batch size (items)', title='What an optimizer step averages over')
     for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter): axis(LogFormatter())
     return ax
-
-@patch
-def plot_batch_size(self:Recorder, # noqa: F811 The function has the same name
-    ax=None, # Axes to draw on; by default new ones
-):
-    "`plot_batch_size` of the last fit whose batch size changed by a callback of this package; returns the axes"
-    schedule = getattr(self, 'schedule', None)
-    if not len(getattr(schedule, 'df', ())): raise ValueError("No fit of this learner had a batch size that changes: train with BatchSchedule, AdaptiveAccum "
-                                                              "or fit_grow")
-    return plot_batch_size(schedule.df, len(self.values), ax)
 
 # %% ../nbs/12_plots.ipynb #39efcddd
 def plot_stretch(

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/sources.html.md"""
 # %% auto #0
 __all__ = ['FromWindows', 'FromRanks', 'hidden_states', 'FromParts', 'FromBoth']
 
-# %% ../nbs/12a_sources.ipynb #3232905d
+# %% ../nbs/12a_sources.ipynb #fd30f851
 from contextlib import ExitStack, contextmanager, nullcontext
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -21,8 +21,8 @@ from fastai.torch_core import find_bs
 from .accumulate import GradAccum
 from .batch_size import batch_size
 from .gradients import all_params, any_nonzero, divide, no_autocast, zero_grads
-from .loaders import rows_of, slices
-from .loop import ScopedCallback, backward, callback_of, change_hidden
+from .loaders import refuse_empty, rows_of, slices
+from .loop import ScopedCallback, backward, callback_of, change_hidden, own_loop
 from .losses import ElementCounter, count_items, plain, refuse_loss
 from .measurement import MicroNorms, measurement, unweighed_sums, window_sums
 from .snapshot import pass_unchanged
@@ -74,7 +74,7 @@ class FromWindows:
         m = measurement(self.micros, rows, is_sum, window.totals.elems if is_sum else 1.)
         return window_sums(m, self.noise.n_ranks)
 
-# %% ../nbs/12a_sources.ipynb #6f4dc313
+# %% ../nbs/12a_sources.ipynb #dd861a36
 class FromRanks:
     "The batch of each rank, where there is no `GradAccum`"
     every = 1 # Optimizer steps from one measurement to the next
@@ -102,7 +102,7 @@ class FromRanks:
         if not self.is_due: return
         self.micro = MicroBatch()
         self.micro.elems = self.counter(self.learn)
-        watch_scale(self.learn.loss_grad, self.micro)
+        self.learn.loss_grad = watch_scale(self.learn.loss_grad, self.micro)
 
     def before_backward(self):
         self.norms.clear()
@@ -121,8 +121,6 @@ class FromRanks:
         return unweighed_sums(measurement(self.micros, rows, is_sum), self.noise.n_ranks, is_sum)
 
 # %% ../nbs/12a_sources.ipynb #5f909aba
-_accum_first = "use GradAccum(2) with micro-batches of half the size, whose gradients are measured as they come"
-
 def hidden_states(
     model, # May hold an `AWD_LSTM`, which goes on from the batch before, item by item
     bs:int, # Items in the batch
@@ -137,7 +135,7 @@ def hidden_states(
         for m,states in zip(rnns, hidden): m.hidden,m.bs = [_part(o, s) for o in states],s.stop-s.start
     return _take
 
-# %% ../nbs/12a_sources.ipynb #e4b17236
+# %% ../nbs/12a_sources.ipynb #f0fd50fd
 class FromParts:
     "Parts of a batch, in an extra pass before it is trained on"
     every = 40 # Optimizer steps from one measurement to the next
@@ -149,17 +147,25 @@ class FromParts:
         accum:GradAccum=None, # Of the learner, which counts the elements of the loss; this batch is a window of its own
     ):
         self.noise,self.learn,self.n_micro,self.every = noise,noise.learn,noise.n_micro,noise.every or self.every
+        self.as_two = accum.as_two if accum else GradAccum.as_two # To be advised where parts will not do
         self.counter = ElementCounter(accum and accum.count)
         self.weights = Weights(self.counter)
         self.norms,self.micros,self.n_steps = None,[],0
         self.next = 0 # Optimizer step to be measured next
 
+    @property
+    def accum_first(self): return f"use {self.as_two} with micro-batches of half the size, whose gradients are measured as they come"
+
     def check(self):
         "Can the batches of this fit be cut into parts?"
         learn,n = self.learn,self.n_micro
         mix = callback_of(learn, MixHandler)
-        if mix: raise ValueError(f"{type(mix).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {_accum_first}")
+        if mix: raise ValueError(f"{type(mix).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {self.accum_first}")
+        own = own_loop(learn)
+        if own in ('one_batch','_do_one_batch'): raise ValueError(
+            f"This learner has a loop of its own ({own}), and NoiseScale cannot tell how it would train on a part of a batch: {self.accum_first}")
         refuse_loss(learn.loss_func)
+        refuse_empty(learn.dls.train)
         has_bn = any(isinstance(m, _BatchNorm) for m in learn.model.modules())
         each = 2 if has_bn else 1 # BatchNorm has no variance to divide by in a part of a single item
         self.least = each*n
@@ -167,7 +173,7 @@ class FromParts:
         if bs<self.least: raise ValueError(
             f"`n_micro`={n} parts of a batch of {bs} item{'' if bs==1 else 's'} are too small, at least {each} "
             f"item{'s of this model with BatchNorm are' if has_bn else ' is'} needed in each: take a larger batch" + (
-            f", n_micro={bs//each}" if bs>=2*each else '') + ", or GradAccum, which measures across batches")
+            f", n_micro={bs//each}" if bs>=2*each else '') + f", or {self.as_two}, which measures across batches")
 
     def scope(self): return nullcontext() # Hooks are there for the extra pass only
 
@@ -191,13 +197,13 @@ class FromParts:
 
     def after_step(self): self.n_steps += 1
 
-# %% ../nbs/12a_sources.ipynb #e59574bf
+# %% ../nbs/12a_sources.ipynb #6960c34f
 @patch
 def _pass(self:FromParts, cbs):
     "The parts of the batch, as if they were the micro-batches of a window"
     learn = self.learn
     xb,yb,bs = learn.xb,learn.yb,find_bs(learn.yb)
-    parts = [(s,*(rows_of(o, bs, s, 'NoiseScale', _accum_first) for o in (xb,yb))) for s in slices(bs, self.n_micro)]
+    parts = [(s,*(rows_of(o, bs, s, 'NoiseScale', self.accum_first) for o in (xb,yb))) for s in slices(bs, self.n_micro)]
     take_hidden = hidden_states(learn.model, bs)
     self.micros = []
     self.norms.start_window(self.n_steps)
@@ -220,9 +226,7 @@ def _part(self:FromParts, cbs):
     learn.loss = learn.loss_grad.clone()
     _tell([cb for cb in cbs if not isinstance(cb, MixedPrecision)], 'after_loss') # It would end the autocast that the batch itself is to run in
 
-    loss = self.weights(plain(learn.loss_grad), micro, learn)
-    watch_scale(loss, micro)
-    learn.loss_grad = loss
+    learn.loss_grad = watch_scale(self.weights(plain(learn.loss_grad), micro, learn), micro)
     _tell(cbs, 'before_backward')
     with no_autocast(): backward(learn)
     if self.norms.seen: self.micros.append(MicroNorms(micro, self.norms.take(), find_bs(learn.yb)))

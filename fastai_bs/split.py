@@ -125,7 +125,7 @@ class SplitBatches:
         self.norms = step_norms(opt)
         return first
 
-# %% ../nbs/10_split.ipynb #30b66fb9
+# %% ../nbs/10_split.ipynb #ea7cde75
 @patch
 def _keep(self:SplitBatches, i, b):
     learn,accum = self.learn,self.accum
@@ -156,7 +156,8 @@ def _run_again(self:SplitBatches):
     accum.hypers = self.held.copy()
     for o,value in self.buffers: o.copy_(value)
     scaler = getattr(learn, 'scaler', None)
-    if isinstance(scaler, GradScaler) and scaler._scale is not None: scaler.update(scaler.get_scale()) # As if it had not begun with this step
+    # As if it had not begun with this step; one that is switched off, as for bfloat16, has no scale at all
+    if isinstance(scaler, GradScaler) and getattr(scaler, '_scale', None) is not None: scaler.update(scaler.get_scale())
 
     accum.hypers.known = len(self.kept)>1 # Else the micro-batch sets them anew
     *before,last = self.kept

@@ -115,9 +115,10 @@ def time_text(
 def as_plain(
     v, # Numbers, strings, arrays, slices, records, and lists, tuples and dicts of such
 ): # As JSON knows it
-    "`v` in numbers, strings, lists and dicts alone"
+    "`v` in numbers, strings, lists and dicts alone; `None` for a number that is not finite, as strict JSON knows none"
     if hasattr(v, 'tolist'): v = v.tolist()
     if is_dataclass(v): v = asdict(v)
     if isinstance(v, dict): return {k: as_plain(o) for k,o in v.items()}
     if isinstance(v, slice): v = v.start,v.stop
+    if isinstance(v, float) and not math.isfinite(v): return None
     return [as_plain(o) for o in v] if is_iter(v) and not isinstance(v, str) else v

@@ -24,11 +24,11 @@ from .loaders import with_micro_bs
 from .accumulate import GradAccum
 from .trial import TrialSearch
 
-# %% ../nbs/15a_timing.ipynb #7ae88e11
+# %% ../nbs/15a_timing.ipynb #7a0d2dd6
 def _synchronize(device):
     "Wait for what the device has been given to do"
-    if device.type=='cuda': torch.cuda.synchronize(device)
-    elif device.type=='mps': torch.mps.synchronize()
+    if device.type=='mps': torch.mps.synchronize() # There is one only
+    elif device.type!='cpu': torch.get_device_module(device.type).synchronize(device)
 
 class StepTimer(Callback):
     "Times optimizer steps with micro-batches of `micro_bs` items, from the end of one to the end of the next, and ends the fit when it has enough of them"

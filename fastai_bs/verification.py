@@ -24,7 +24,7 @@ from .compare import Spread, about_as_good, compared, critical, critical_range, 
 from .halving import parts
 from .verify_text import verified_details, verified_html, verified_joined, verified_text
 
-# %% ../nbs/19c_verification.ipynb #508c4e3f
+# %% ../nbs/19c_verification.ipynb #e9338301
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchVerification:
     "Short trainings of several batch sizes, each at the best of several rates, and which size they speak for"
@@ -66,6 +66,11 @@ class BatchVerification:
             for row in compared(self.runs[self.runs.part==part], self.spread, self.level).to_dict('records'): res.setdefault(row['bs'], (part,row))
         rows = [self._row(part, row) for _,(part,row) in sorted(res.items())]
         return pd.DataFrame(rows, columns=_columns).astype(dict(bs=int, micro_bs=int, n_acc=int, runs=int))
+
+    @property
+    def critical_range(self)->tuple: # Sizes that were tried: that it is at least, and at most; `None` where nothing can be told
+        "Between which sizes the critical batch size is; if the second is the largest that was tried, it may be larger still"
+        return critical_range(self.runs[self.runs.part>=1], self.spread, self.level) if self.told and self.equal=='items' else None
 
     @cached_property
     def whole(self)->pd.DataFrame: # Rows of `table`
@@ -186,12 +191,7 @@ def epochs(self:BatchVerification)->int: # `None` where it takes no whole ones, 
     whole = whole_epochs(n) if math.isfinite(n) and self.n_epoch>=1 else 0
     return whole if whole and abs(whole/n-1)<=0.1 else None
 
-# %% ../nbs/19c_verification.ipynb #5f2c7a8e
-@patch(as_prop=True)
-def critical_range(self:BatchVerification)->tuple: # noqa: F811 The function has the same name. Sizes that were tried: that it is at least, and at most; `None` where nothing can be told
-    "Between which sizes the critical batch size is; if the second is the largest that was tried, it may be larger still"
-    return critical_range(self.runs[self.runs.part>=1], self.spread, self.level) if self.told and self.equal=='items' else None
-
+# %% ../nbs/19c_verification.ipynb #23122404
 @patch(as_prop=True)
 def critical_bs(self:BatchVerification)->int: # Items; `None` where it cannot be told, or with equal time
     "The critical batch size, see `critical`"
@@ -235,7 +235,7 @@ def plot(self:BatchVerification,
 
 @patch
 def to_dict(self:BatchVerification)->dict:
-    "Numbers, strings and lists only; without data frames"
+    "Numbers, strings and lists only, as strict JSON takes them: `None` where a number is not known or is infinite; without data frames"
     measured = [f.name for f in fields(self) if f.name not in ('df','curves','found')]
     derived = 'bs','factor','critical_bs','critical_range','decided_by','spread','epochs','advice'
     return {**{nm: as_plain(getattr(self, nm)) for nm in (*measured,*derived)}, 'plan': self.plan.to_dict(), 'found': self.found.to_dict()}

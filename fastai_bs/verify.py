@@ -22,7 +22,7 @@ from .distributed import rank, together, trains_together
 from .loaders import declared_len, epoch_len, n_items
 from .batch_size import accumulation
 from .lr import rates as rates_in
-from .trial import mock_training
+from .trial import mock_training, watched
 from .timing import time_steps
 from .verification import BatchVerification
 from .trials import Lengths, Trials, budget_of, default_epochs
@@ -105,6 +105,7 @@ def _num_it(learn, n_epoch):
 def _check_length(learn, n_epoch):
     "A quarter of it must be a training"
     steps,least = declared_len(learn)/accumulation(learn),math.ceil(least_steps/parts[1])
+    if not steps: return # bs_find says what is the matter
     if n_epoch*steps<least: raise ValueError(
         f"`n_epoch`={n_epoch:g} is {counted(round(n_epoch*steps), 'step')} of today's batch, and {least} are needed to tell sizes apart: take "
         f"n_epoch={math.ceil(100*least/steps)/100:g} or more")
@@ -182,7 +183,7 @@ def _run(learn, lengths, sizes, rates, n_runs):
     shows = hasattr(learn, 'progress') and rank()==0
     takes = f'about {time_text(secs)}' if math.isfinite(secs) else 'a while'
     if shows: print(f"bs_verify takes {takes}: batch sizes {', '.join(map(str, sizes))}, at {counted(len(rates), 'rate')} each")
-    trials = Trials(learn, lengths, sizes, progress_bar(range(n), leave=False) if shows else ())
+    trials = Trials(learn, lengths, sizes, progress_bar(range(n), leave=False) if shows and watched(learn) else ())
     trials.spent = lengths.plan.took # The same on all ranks
     interrupted = False
     try:

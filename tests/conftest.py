@@ -1,6 +1,7 @@
 "Set-up of all tests: one thread, plots in memory, an empty folder for each, and a process that is left as it was found"
 import gc
 import math
+import shutil
 
 import matplotlib
 import pytest
@@ -28,10 +29,11 @@ def nothing_left_behind():
 
 @pytest.fixture
 def short(monkeypatch):
-    "As few steps are timed as will do, and of all sizes: for tests in which it does not matter what they take"
+    "As few steps are timed as will do, and of all sizes, for the first time and once more: for tests in which it does not matter what they take"
     for nm,v in (('patience',1.),('most',2)): monkeypatch.setattr(StepTimer, nm, v)
     monkeypatch.setattr(StepTimes, 'budget', math.inf)
     monkeypatch.setattr(StepTimes, 'slack', math.inf)
+    monkeypatch.setattr(StepTimes, 'n_rounds', 2)
 
 @pytest.fixture(autouse=True)
 def close_figures(nothing_left_behind):
@@ -39,7 +41,14 @@ def close_figures(nothing_left_behind):
     import matplotlib.pyplot as plt
     plt.close('all')
 
+@pytest.fixture(scope='session')
+def empty_folder(tmp_path_factory): return tmp_path_factory.mktemp('empty')
+
 @pytest.fixture(autouse=True)
-def own_folder(nothing_left_behind, tmp_path, monkeypatch):
-    "Each test runs in an empty folder of its own, so that files left behind show"
-    monkeypatch.chdir(tmp_path)
+def own_folder(nothing_left_behind, request, empty_folder, monkeypatch):
+    "Each test runs in an empty folder, so that files left behind show: its own `tmp_path` if it asks for that, else one that is emptied"
+    folder = request.getfixturevalue('tmp_path') if 'tmp_path' in request.fixturenames else empty_folder
+    monkeypatch.chdir(folder)
+    yield
+    if folder is empty_folder:
+        for o in folder.iterdir(): shutil.rmtree(o) if o.is_dir() else o.unlink()

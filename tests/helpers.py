@@ -1,13 +1,17 @@
 "Small learners and measures that several test files share"
+import json
 import math
 import random
 import warnings
 from collections import deque
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib.metadata import version
 from itertools import combinations, product
+from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -18,6 +22,18 @@ from fastai.data.load import DataLoader
 from fastai.learner import CastToTensor, Learner, Recorder, load_learner
 from fastai.optimizer import SGD
 from fastai.torch_core import defaults, set_seed
+
+# Where the tests are
+
+root = Path(__file__).resolve().parent.parent
+
+def cells_of(path):
+    "`(type, source)` of each cell of a notebook"
+    return [(c['cell_type'],''.join(c['source'])) for c in json.loads(Path(path).read_text())['cells']]
+
+def needs(*paths):
+    "Mark of tests of files that a checkout has, and the source distribution may not have"
+    return pytest.mark.skipif(not all((root/o).exists() for o in paths), reason=f"in a checkout only: {', '.join(paths)}")
 
 # The process
 
@@ -43,18 +59,23 @@ def _set_cudnn(o): torch.backends.cudnn.deterministic,torch.backends.cudnn.bench
 process = { # What there is one of, how it is read and how it is set
     'autocast': (autocast_state,set_autocast_state), 'grad mode': (torch.is_grad_enabled,torch.set_grad_enabled),
     'default dtype': (torch.get_default_dtype,torch.set_default_dtype),
-    'default device': (torch.get_default_device,lambda d: torch.set_default_device(None if d.type=='cpu' else d)),
+    'default device': (lambda: torch.empty(0).device,lambda d: torch.set_default_device(None if d.type=='cpu' else d)),
     'number of threads': (torch.get_num_threads,torch.set_num_threads),
     'deterministic algorithms': (lambda: (torch.are_deterministic_algorithms_enabled(),torch.is_deterministic_algorithms_warn_only_enabled()),
         _set_deterministic),
     'flags of cuDNN': (lambda: (torch.backends.cudnn.deterministic,torch.backends.cudnn.benchmark),_set_cudnn),
     'defaults.callbacks': (lambda: list(defaults.callbacks),lambda o: setattr(defaults, 'callbacks', o))}
 
+def seed_torch(seed):
+    "`torch.manual_seed`, which on a machine without a GPU writes down each time where it was called from, to seed it later: a millisecond"
+    if torch.cuda.is_available(): torch.manual_seed(seed)
+    else: torch.default_generator.manual_seed(seed)
+
 @contextmanager
 def as_it_was():
     "Begins with the same random numbers each time; what is left changed in the process is put back, and is an error"
     was,rng = {nm: get() for nm,(get,_) in process.items()},(random.getstate(),np.random.get_state(),torch.get_rng_state())
-    set_seed(0)
+    random.seed(0); np.random.seed(0); seed_torch(0)
     try: yield
     finally:
         left = [nm for nm,(get,_) in process.items() if get()!=was[nm]]
@@ -107,7 +128,7 @@ def loaders(items, bs, valid=None, **kwargs):
     return DataLoaders(DataLoader(items, bs=bs, num_workers=0, **kwargs), DataLoader(valid or items[:2], bs=2, num_workers=0), device='cpu')
 
 def mlp(n_in=5, n_out=2, n_hid=4, dtype=torch.float64, seed=0):
-    torch.manual_seed(seed)
+    seed_torch(seed)
     return nn.Sequential(nn.Linear(n_in,n_hid), nn.Tanh(), nn.Linear(n_hid,n_out)).to(dtype)
 
 def tokens(n, ignored=0., n_tok=7, length=4, kept=None, pad=-100, seed=0):
@@ -130,7 +151,7 @@ class Swap(nn.Module):
 
 def token_model(n_tok=7, tied=True, last=False, seed=0):
     "Logits `(batch, class, token)`, or `(batch, token, class)` where classes are `last`; where `tied`, input and output layer share their weights"
-    torch.manual_seed(seed)
+    seed_torch(seed)
     model = nn.Sequential(nn.Embedding(n_tok,4), nn.Linear(4,4), nn.Tanh(), nn.Linear(4,n_tok,bias=False), *([] if last else [Swap()]))
     if tied: model[3].weight = model[0].weight
     return model.double()
@@ -196,7 +217,7 @@ def distance(a, b):
 # What a learner is, before and after
 
 _plain = (type(None), bool, int, float, complex, str, bytes, slice, torch.dtype, torch.device)
-_walked = ('fastai', 'torch', 'fastcore.foundation', 'fastcore.xtras', 'helpers', 'test_')
+_walked = ('fastai', 'torch', 'fastcore.foundation', 'fastcore.xtras', 'helpers', 'test_', 'matrix', 'zoo')
 
 def picture(learn, ids=True, only=None):
     """All that `learn` (or its attributes `only`) and the process hold, as `{path: what is there}`: values bit by bit and, with `ids`, which object it is.
@@ -242,6 +263,7 @@ def left_behind(learn):
 
 def exported(learn, path):
     "`learn` after another epoch, `load` and `export`, as `load_learner` gives it back; it was saved before that epoch"
+    if version('fasttransform')=='0.0.2': pytest.skip("fastai itself cannot export `Datasets` with fasttransform 0.0.2")
     learn.save('it')
     saved = flat(learn).clone()
     learn.fit(1, 0.1)
@@ -253,6 +275,6 @@ def exported(learn, path):
         warnings.simplefilter('ignore')
         return load_learner(path/'it.pkl')
 
-__all__ = ['as_it_was','each_of','autocast_state','no_bf16_lstm','pairwise','process','random_states','RaiseAt','exported','ScaledLoss',
-    'momentum_sgd','regression','loaders','mlp','n_kept','Swap','token_model','token_task','tokens','Float32Loss','quiet_learner','flat','distance',
-    'changes','left_behind','picture','set_seed']
+__all__ = ['root','cells_of','needs','as_it_was','each_of','autocast_state','no_bf16_lstm','pairwise','process','random_states','RaiseAt','exported',
+    'ScaledLoss','momentum_sgd','regression','loaders','mlp','n_kept','Swap','token_model','token_task','tokens','Float32Loss','quiet_learner','flat',
+    'distance','changes','left_behind','picture','set_seed']

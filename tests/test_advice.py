@@ -11,7 +11,7 @@ import pytest
 import fastai_bs.advice
 import fastai_bs.plan_text
 import situations
-from helpers import each_of
+from helpers import each_of, needs
 from situations import inf, nan, plan_of, rises
 from fastai_bs.advice import Advice, advice, cautions, headline, how, why
 from fastai_bs.layout import Details
@@ -128,6 +128,7 @@ def test_there_are_thirty_and_all_differ():
     said = [plan().details() for plan in situations.situations.values()]
     assert len(said)>=30 and len({*said})==len(said)
 
+@needs('docs/situations.md')
 def test_the_page_is_up_to_date():
     "`python tests/situations.py` writes it"
     assert situations.page.read_text()==situations.text()

@@ -42,33 +42,8 @@ def test_equal_micro_batches_agree_with_two_batch_sizes():
     b,B,small,big = 4,20,(g**2).sum(1).mean(),(g.mean(0)**2).sum()
     assert_allclose(moments_of(g, [b]*5)[:2], [(small-big)/(1/b-1/B), (B*big-b*small)/(B-b)])
 
-def assert_unbiased(values, exact):
-    assert abs(values.mean()-exact) < 4*stats.sem(values)
-    assert stats.sem(values) < 0.02*exact # Tight enough to show a bias
-
-@pytest.mark.parametrize('n', [[4,4,4], [1,3,8,2], [16,1], [5]*6+[1]])
-def test_unbiased_over_ragged_windows(n):
-    rng,n,d = np.random.default_rng(0),np.array(n),6
-    G,sd = np.linspace(0.1,1,d),np.linspace(2,0.5,d)
-    T,g,N = moments_of(G + rng.standard_normal((20000,len(n),d))*sd/np.sqrt(n)[:,None], np.broadcast_to(n, (20000,len(n))))
-    assert (N==n.sum()).all()
-    assert_unbiased(T, (sd**2).sum())
-    assert_unbiased(g, (G**2).sum())
-
-@pytest.mark.parametrize('n', [[4,4,4], [9,2,5,1], [10,10]])
-def test_unbiased_without_replacement(n):
-    "The target of a finite population is S² and |G|² - S²/D; a window may hold all of it"
-    rng,D = np.random.default_rng(1),20
-    items = rng.standard_normal((D,5)) + 0.7
-    order = rng.permuted(np.broadcast_to(np.arange(D), (20000,D)), axis=1)
-    g = np.stack([items[o].mean(1) for o in np.split(order, np.cumsum(n), axis=1)[:-1]], axis=1)
-    T,s,_ = moments_of(g, np.broadcast_to(n, g.shape[:2]))
-    S2 = items.var(0, ddof=1).sum()
-    assert_unbiased(T, S2)
-    assert_unbiased(s, (items.mean(0)**2).sum() - S2/D)
-
 @given(st.floats(-15,15), st.integers(0,10**6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True)
 def test_scale_of_the_loss_and_order_of_micro_batches_do_not_count(exponent, seed):
     rng,c = np.random.default_rng(seed),10**exponent
     K,W = rng.integers(2, 7),rng.integers(3, 9)
@@ -112,7 +87,7 @@ def assert_as_two_pass(T, g, n, beta, rtol=1e-9):
     assert_allclose(c, cov[0,1], rtol=0, atol=rtol*np.sqrt(v_tr*v_g))
 
 @given(st.integers(3,40), st.floats(0.5,1), st.integers(-30,30), st.integers(-30,30), st.integers(0,10**6))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 def test_pool_is_the_two_pass_version(n_windows, beta, exp_tr, exp_g, seed):
     rng = np.random.default_rng(seed)
     assert_as_two_pass(rng.normal(2,1,n_windows)*10.**exp_tr, rng.normal(1,2,n_windows)*10.**exp_g, rng.integers(1,300,n_windows).astype(float), beta)

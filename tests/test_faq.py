@@ -5,10 +5,10 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+import fastai_bs
 import pytest
-from fastcore.nbio import read_nb
+from helpers import cells_of, needs, root
 
-root = Path(__file__).resolve().parent.parent
 faq = root/'nbs'/'38_faq.ipynb'
 least = 8 # Words of a message's beginning that its row in the FAQ has at least
 
@@ -47,7 +47,7 @@ def messages(source):
                 if isinstance(o, ast.Return) and o.value is not None: _add(o.value)
     return found
 
-said = [pytest.param(forms, id=f'{p.stem}-{line}') for p in sorted((root/'fastai_bs').glob('*.py')) if p.name!='_modidx.py'
+said = [pytest.param(forms, id=f'{p.stem}-{line}') for p in sorted(Path(fastai_bs.__file__).parent.glob('*.py')) if p.name!='_modidx.py'
         for line,forms in messages(p.read_text())]
 
 # What the FAQ has
@@ -55,7 +55,7 @@ said = [pytest.param(forms, id=f'{p.stem}-{line}') for p in sorted((root/'fastai
 @cache
 def rows(path):
     "The messages in the tables of the FAQ: first cells that are code"
-    md = '\n'.join(c.source for c in read_nb(path).cells if c.cell_type=='markdown')
+    md = '\n'.join(source for kind,source in cells_of(path) if kind=='markdown')
     return [m[2].strip() for m in re.finditer(r'^\| *(`+)(.+?)\1 *\|', md, flags=re.M)]
 
 def cut(s): return re.sub(r'[\s.:,;]+$', '', s)
@@ -66,13 +66,18 @@ def explains(row, forms):
     long = len(row.split())>=least
     return any(row==cut(o) or long and o.startswith(row) and not o[len(row)].isalnum() for o in forms)
 
+in_the_faq = needs('nbs/38_faq.ipynb')
+
+@in_the_faq
 @pytest.mark.parametrize('forms', said)
 def test_every_message_is_in_the_faq(forms):
     assert any(explains(o, forms) for o in rows(faq)), f"not in {faq.name}: {forms[0]}"
 
+@in_the_faq
 def test_the_faq_has_no_message_that_nobody_says():
     for row in rows(faq): assert any(explains(row, p.values[0]) for p in said), f"said nowhere, or with fewer than {least} words: {row}"
 
+@in_the_faq
 def test_no_message_is_explained_twice():
     found = rows(faq)
     assert len(found)==len(set(found))

@@ -1,6 +1,7 @@
 "`learn.bs_find`: what it says, that nobody can tell it was called, and what it refuses"
 import builtins
 import re
+import sys
 import time
 import warnings
 from functools import lru_cache, partial
@@ -718,6 +719,7 @@ def test_what_it_takes_is_said_before(bar, worth, n, monkeypatch, capsys):
     "Once, where it is long and there is a bar"
     monkeypatch.setattr(BSFinder, 'worth_saying', worth)
     monkeypatch.setattr(StepTimes, 'budget', 180)
+    monkeypatch.setattr(sys.stdout, 'isatty', lambda: True)
     said = []
     monkeypatch.setattr(Progress, 'mbar', SimpleNamespace(write=said.append))
     plan = reg_learner(cbs=Progress() if bar else None).bs_find(0.01, num_it=40, max_bs=4, show_plot=False)

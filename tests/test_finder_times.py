@@ -29,6 +29,9 @@ inf,nan = math.inf,math.nan
 
 pytestmark = pytest.mark.usefixtures('short')
 
+@pytest.fixture(autouse=True)
+def rounds(short, monkeypatch): monkeypatch.setattr(StepTimes, 'n_rounds', 3) # As ever: here they matter
+
 class Clock:
     "Stands in for `time.perf_counter`: time passes only where it is told to"
     def __init__(self): self.now = 100.

@@ -83,7 +83,7 @@ def devices(draw):
     rise = [draw(st.floats(0, 1)) for _ in sizes]
     return tuple(sizes.tolist()),tuple(np.exp(np.cumsum(np.diff(np.log(sizes), prepend=0)*rise)).tolist())
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=60)
 @given(noises, devices(), st.sampled_from([0.3,1,2,5,40]), st.integers(0, 10**6))
 def test_any_noise_scale_on_any_device(noise, device, epochs_now, seed):
     share = np.random.default_rng(seed).dirichlet(np.ones(len(noise)))
@@ -100,7 +100,7 @@ def test_any_noise_scale_on_any_device(noise, device, epochs_now, seed):
     assert all(abs(o*g.n_epoch-round(o*g.n_epoch))<1e-9 for o in g.size.ends) # Where an epoch begins
     if B0 in sizes: assert g.epochs_with(SizeAlong((1.,), (B0,)))==pytest.approx(epochs_now) # Today's
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=60)
 @given(st.lists(st.one_of(st.floats(1, 1e5), st.just(nan)), min_size=1, max_size=9).filter(lambda o: not np.isnan(o).all()))
 def test_rising(noise):
     "The nearest that never falls, up to the lowest stretch as there; by brute force over where blocks begin"
@@ -117,7 +117,7 @@ def test_rising(noise):
 
 def test_weights_of_what_is_taken_together(): assert rising([10, 80, 20], [1, 3, 1])==pytest.approx([10, *[math.exp((3*math.log(80)+math.log(20))/4)]*2])
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, derandomize=True, max_examples=30)
 @given(noises, st.floats(0.1, 1e6))
 def test_with_mean(noise, mean):
     share = np.full(len(noise), 1/len(noise))

@@ -2,9 +2,10 @@
 import ast
 from pathlib import Path
 
+import fastai_bs
 import pytest
 
-root = Path(__file__).resolve().parent.parent
+package = Path(fastai_bs.__file__).parent
 # From below to above: each imports from those before it only
 layers = ['text','checks','estimator','scaling','step_time','growth','snapshot','draws','distributed','loaders','hypers','loop','columns','losses','n_acc',
           'window','pairs','gradients','measurement','split','batch_size','accumulate','sources','plots','plots_verify','plots_growth','noise','lr',
@@ -12,7 +13,7 @@ layers = ['text','checks','estimator','scaling','step_time','growth','snapshot',
           'plan_numbers','layout','advice','plan_text','plan','asked','finder','grow','compare','halving','trainings','left_open','verify_advice','verify_text','verification',
           'trials','verify','both_ways','micros','why_not','accum_check']
 above = 'all','__main__' # Re-export, and the demonstration
-trees = {p.stem: ast.parse(p.read_text()) for p in (root/'fastai_bs').glob('*.py') if p.stem not in ('_modidx','__init__')}
+trees = {p.stem: ast.parse(p.read_text()) for p in package.glob('*.py') if p.stem not in ('_modidx','__init__')}
 
 def imports(tree):
     "`(module, name)` of what a module imports from ours"
@@ -61,7 +62,7 @@ def test_nobody_touches_the_private_names_of_others(mod):
 
 def lines_of(mod):
     "Of code and documentation, as a person reads them: without blank lines and nbdev's marks"
-    return [o for o in (root/'fastai_bs'/f'{mod}.py').read_text().splitlines() if o.strip() and not o.startswith(('# %%','# AUTO','__all__'))]
+    return [o for o in (package/f'{mod}.py').read_text().splitlines() if o.strip() and not o.startswith(('# %%','# AUTO','__all__'))]
 
 @pytest.mark.parametrize('mod', layers)
 def test_no_room_is_too_large(mod): assert len(lines_of(mod))<=270

@@ -368,9 +368,9 @@ def sampled_dl(n, bs): return TorchDataLoader(regression(n), batch_sampler=Batch
 def with_loader(dl, *cbs): return learner(dls=DataLoaders(dl, fastai_dl(4, 2), device='cpu'), cbs=cbs)
 
 @pytest.mark.parametrize('dl', [fastai_dl, torch_dl, sampled_dl])
-@pytest.mark.parametrize('n,bs,n_acc,world,size', [(24,4,None,1,4),(24,4,2,1,8),(20,4,100,1,20),(3,8,None,1,3),(3,8,4,1,3),(10,4,8,1,10),(24,4,None,3,12)])
+@pytest.mark.parametrize('n,bs,n_acc,world,size', [(24,4,None,1,4),(24,4,2,1,8),(20,4,100,1,20),(3,8,None,1,3),(3,8,4,1,3),(10,4,8,1,10),(24,4,None,3,4)])
 def test_batch_size_found(dl, n, bs, n_acc, world, size, monkeypatch):
-    "By every loader, with accumulation, in an epoch that is smaller than a batch or a window, in several processes"
+    "By every loader, with accumulation, in an epoch that is smaller than a batch or a window, in several processes that train apart"
     learn = with_loader(dl(n, bs), ScaledLR(2, warmup_epochs=0), *([GradAccum(n_acc)] if n_acc else []))
     if world>1:
         monkeypatch.setattr(torch.distributed, 'is_initialized', lambda: True)

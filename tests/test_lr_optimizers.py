@@ -1,6 +1,6 @@
 "ScaledLR and the optimizer: what a rule promises of Adam and SGD, and velocities that hold the rate"
 import math
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 import pytest
 import torch
@@ -343,16 +343,17 @@ hows = dict(
     unlike=lambda learn: learn.fit(4, cbs=ParamScheduler({'lr': lambda pct: [0.01+0.02*pct,0.03-0.02*pct]})), # One group up, the other down
     wd=lambda learn: learn.fit_flat_cos(4, slice(0.004,0.02), pct_start=0.3, wd=0.1))
 
+@cache
+def referred(how, opt, n_acc): return train(pairs[opt][1], hows[how], n_acc=n_acc)
+
 @pytest.mark.parametrize('how,opt,n_acc', pairwise([*hows], [*pairs], [1,2,4]))
 def test_correction_restores_the_reference(how, opt, n_acc):
-    ours,reference = pairs[opt][:2]
-    assert off(train(ours, hows[how], True, n_acc), train(reference, hows[how], n_acc=n_acc)) <= 1e-10
+    assert off(train(pairs[opt][0], hows[how], True, n_acc), referred(how, opt, n_acc)) <= 1e-10
 
 @pytest.mark.parametrize('how', hows)
 def test_without_correction_it_is_another_training(how):
     "The test above would see it"
-    ours,reference = pairs['fastai'][:2]
-    assert off(train(ours, hows[how], False, 4), train(reference, hows[how], n_acc=4)) > 1e-4
+    assert off(train(pairs['fastai'][0], hows[how], False, 2), referred(how, 'fastai', 2)) > 1e-4
 
 @pytest.mark.parametrize('n,n_acc', [(58,4), (58,1), (7,4)])
 @pytest.mark.parametrize('opt', pairs)
@@ -530,7 +531,7 @@ def test_gain_is_the_ratio_of_the_best_rates(k, base):
 @pytest.mark.parametrize('by', ['loader','GradAccum'])
 def test_gain_trains_where_the_linear_rule_diverges(by):
     "At a rate of 0.3 and k=16, 4.8 is beyond the 2 that x^2/2 bears; at a noise scale of twice the base batch the gain stays below 3"
-    zs = 0.1*rand(1024, 8)
+    zs = 0.1*rand(512, 8)
     def _norm(*cbs):
         accum = [GradAccum(16, count=count_items)] if by=='GradAccum' else []
         learn = noisy_learner(zs, 4 if accum else 64, SGD, *cbs, *accum)
@@ -540,10 +541,11 @@ def test_gain_trains_where_the_linear_rule_diverges(by):
     x = torch.ones(8, dtype=f64)
     for z in torch.cat([zs,zs]).split(64): x = x - 0.3*gain*(x+z.mean(0))
     assert 0<x.abs().max().item()==pytest.approx(_norm(ScaledLR(4, adascale_gain, 0, noise_scale=8)), rel=1e-9) and x.abs().max()<0.1
-    assert _norm(ScaledLR(4, linear_scaling, 0)) > 1e6 # 3.8**32
+    assert _norm(ScaledLR(4, linear_scaling, 0)) > 1e6 # 3.8**16
 
-@pytest.mark.parametrize('opt_func', [torch.optim.Muon, torch.optim.LBFGS], ids=['needs_matrices','needs_a_closure'])
-def test_velocity_of_an_optimizer_that_cannot_be_tried(opt_func):
+@pytest.mark.parametrize('name', ['Muon','LBFGS']) # The one needs matrices, the other a closure
+def test_velocity_of_an_optimizer_that_cannot_be_tried(name):
+    if not (opt_func := getattr(torch.optim, name, None)): pytest.skip(f'this torch has no {name}')
     with pytest.raises(ValueError, match='it cannot be tried: .*Leave out `momentum_correction`'):
         velocity_names(OptimWrapper(opt=opt_func([nn.Parameter(torch.ones(2,2))], lr=0.1)))
 

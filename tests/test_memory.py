@@ -1,5 +1,5 @@
 "`memory_report`, `max_bs_find` and `bn_to_gn`: the bytes of a training step, the largest batch that trains, and a norm that does not ask for one"
-import gc, math, pickle, weakref
+import gc, math, pickle, sys, weakref
 from functools import partial
 
 import numpy as np
@@ -786,10 +786,12 @@ def test_nothing_is_logged():
     learn.fit(1, 0.)
     assert len(lines)==1
 
-def test_progress_is_shown(capsys):
-    "By the bar that the learner has; without one all is quiet"
+def test_progress_is_shown(capsys, monkeypatch):
+    "By the bar that the learner has, to who can see it move; without one, and in a file, all is quiet"
     limited(13).max_bs_find()
+    limited(13, cbs=ProgressCallback()).max_bs_find()
     assert capsys.readouterr().out==''
+    monkeypatch.setattr(sys.stdout, 'isatty', lambda: True)
     limited(13, cbs=ProgressCallback()).max_bs_find()
     assert 'trying micro-batches of' in capsys.readouterr().out
 

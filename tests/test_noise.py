@@ -458,7 +458,8 @@ def test_ci_is_the_coverage():
         set_seed(0)
         quiet_learner(loaders(regression(203), 2), mlp(), cbs=[GradAccum(5), noise]).fit(1, 0.)
         return noise.ci
-    assert _ci(0.99)[0] < _ci(0.8)[0] < _ci(0.8)[1] < _ci(0.99)[1]
+    (low,high),(lower,higher) = map(_ci, (0.8,0.99))
+    assert lower < low < high < higher
 
 def test_each_fit_starts_anew():
     set_seed(0)

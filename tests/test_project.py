@@ -4,14 +4,13 @@ import re
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 import fastai_bs
+from helpers import needs, root
 
 tomllib = pytest.importorskip('tomllib', reason="part of Python from 3.11 on")
-root = Path(__file__).resolve().parent.parent
 classic = configparser.ConfigParser()
 classic.read(root/'settings.ini')
 classic = classic['DEFAULT']
@@ -28,6 +27,7 @@ def test_settings_agree_with_pyproject():
 def test_the_site_is_built_where_the_settings_say():
     assert f"docs/_build/src {classic['doc_path']}\n" in (root/'Makefile').read_text()
 
+@needs('docs')
 @pytest.mark.parametrize('browser,code', [('none',0),('',1)])
 def test_a_site_without_a_browser(browser, code, tmp_path):
     "An empty PATH has no Chromium, and no way to install one"
@@ -39,6 +39,7 @@ def test_one_version():
     assert classic['version']==fastai_bs.__version__
     assert f'## {fastai_bs.__version__}' in (root/'CHANGELOG.md').read_text()
 
+@needs('docs', 'nbs')
 def test_readme_is_up_to_date():
     sys.path.insert(0, str(root/'docs'))
     try: from readme import readme
@@ -86,6 +87,7 @@ print('replaced', sorted(k for k in before if after.get(k) is not before[k] and 
     assert new==f"new {[f'fastai.learner.{o}' for o in names]}"
     assert replaced=='replaced []'
 
+@needs('nbs')
 def test_no_output_holds_a_path_of_somebodys_machine():
     for p in (root/'nbs').glob('*.ipynb'):
         for place in ('/opt/', '/tmp/', '/home/', '/root/', '/usr/'): assert place not in p.read_text(), (p.name, place)

@@ -9,11 +9,9 @@ from torch.amp import GradScaler
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into `Learner`)
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.callback.fp16 import MixedPrecision
-from fastai.callback.mixup import MixUp
 from fastai.callback.training import GradientClip
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
-from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import mse
 from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai.text.models.awdlstm import AWD_LSTM
@@ -199,13 +197,6 @@ def test_batch_norm_sees_each_item_once():
         fit(learn, 1)
         counts.append(learn.model[1].num_batches_tracked.item())
     assert counts==[12,24] and learn.model[1].momentum==0.1
-
-def test_mixup():
-    strike,items = Strike('backward', [1]),[(x,(y[0]>0).long()) for x,y in regression(48, dtype=torch.float32)]
-    learn = learner([MixUp(0.4), strike], items=items, model=mlp(dtype=torch.float32), loss_func=CrossEntropyLossFlat(), n_acc=2)
-    learn.remove_cb(NoiseScale)
-    fit(learn)
-    assert strike.struck and learn.grad_accum.n_acc==4
 
 class Autocast(Callback):
     "As MixedPrecision, on the CPU"

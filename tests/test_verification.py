@@ -371,7 +371,7 @@ def check(v):
     if v.critical_bs: assert v.critical_range[0]<=v.critical_bs<=v.critical_range[1]
     # As text
     assert max(map(len, verified_text(v).split('\n')))<=110 and 'nan' not in v.details().replace('was nan', '')
-    json.dumps(v.to_dict())
+    json.dumps(v.to_dict(), allow_nan=False)
 
 def random_trial(seed):
     r = random.Random(seed)
@@ -448,7 +448,7 @@ def test_details_have_the_table_with_its_marks():
 
 def test_to_dict():
     v = trial(valley(128))
-    d = json.loads(json.dumps(v.to_dict()))
+    d = json.loads(json.dumps(v.to_dict(), allow_nan=False))
     assert (d['bs'],d['equal'],d['epochs'],d['critical_bs'],d['plan']['bs'],d['found']['bs'],d['spread']['dof'])==(128,'time',7,None,128,256,6)
     assert not {'df','curves','table'}&{*d} and d['advice']==v.advice
 

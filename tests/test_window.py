@@ -12,8 +12,10 @@ from fastai_bs.estimator import moments_of_sums
 from fastai_bs.measurement import Measurement, MicroNorms, measurement, to_floats, unweighed_sums, window_sums
 from fastai_bs.noise import NoiseScale
 from fastai_bs.n_acc import check_n_accs, n_acc_at
-from fastai_bs.window import (MicroBatch, Position, Window, loss_sum, mean_divisor, reference, watch_scale, weigh, weight,
-                              window_momentum)
+from fastai.torch_core import TensorBase
+from fastai_bs.losses import plain
+from fastai_bs.window import (MicroBatch, Position, Window, both_at_hand, loss_or_last, loss_sum, mean_divisor, reference, watch_scale, weigh,
+                              weight, window_momentum)
 from helpers import distance, flat, loaders, quiet_learner, token_task
 
 def double(x): return torch.tensor(x, dtype=torch.float64)
@@ -47,6 +49,21 @@ def test_the_reference_is_the_first_that_has_any():
 def test_what_ddp_has_divided_by():
     "The mean over 2 ranks of sums is half of the sum"
     assert mean_divisor(12., 4., 2)==1.5
+
+@pytest.mark.parametrize('dtype', [torch.float16,torch.bfloat16,torch.float32,torch.float64])
+def test_a_loss_comes_with_its_count_bit_by_bit(dtype):
+    loss = torch.tensor(0.3, dtype=dtype)
+    for n in (double(0.), double(7.), 7.):
+        got,count = both_at_hand(loss, n)
+        assert got.dtype==dtype and torch.equal(got, loss) and count==float(n)
+
+@pytest.mark.parametrize('as_count', [float, double])
+def test_the_last_loss_that_counts(as_count):
+    last,said = None,[]
+    for n,loss in [(0.,math.nan),(2.,0.5),(0.,math.nan),(0.,0.25),(1.,0.125)]:
+        last = loss_or_last(as_count(n), torch.tensor(loss), last)
+        said.append(last.item())
+    assert said==[0.,0.5,0.5,0.5,0.125]
 
 @pytest.mark.parametrize('reduction,expected', [('mean',4*0.5+2*0.2),('sum',0.5+0.2)])
 @pytest.mark.parametrize('as_count', [float, double])
@@ -84,12 +101,17 @@ def test_nan_is_kept_out_only_where_nothing_counts(n, expected):
     weigh(loss, MicroBatch(elems=n, weight=1.), pred).backward()
     assert torch.equal(pred.grad.nan_to_num(7.), torch.full((3,), expected).nan_to_num(7.))
 
-def test_the_scale_of_mixed_precision_is_seen():
-    micro,loss = MicroBatch(),torch.tensor(2., requires_grad=True)*3
-    watch_scale(loss, micro)
-    (loss*1024).backward()
-    assert micro.loss_scale==1024
-    watch_scale(torch.tensor(1.), micro) # Nothing to be watched
+@pytest.mark.parametrize('in_place', [False,True])
+def test_the_scale_of_mixed_precision_is_seen(in_place):
+    "Also where the loss is a view of one of fastai's type, and scaled in place"
+    micro,x = MicroBatch(),torch.tensor(2., requires_grad=True)
+    loss = watch_scale(plain(TensorBase(x*3)), micro)
+    assert loss==6
+    if in_place: loss *= 1024
+    else: loss = loss*1024
+    loss.backward()
+    assert micro.loss_scale==1024 and x.grad==3*1024
+    assert not watch_scale(torch.tensor(1.), micro).requires_grad # Nothing to be watched
 
 @pytest.mark.parametrize('k', [1,2,3,8,100])
 def test_window_momentum(k):
