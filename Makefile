@@ -1,9 +1,10 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick lint sync docs docs-check docs-serve clean
+.PHONY: help demo test test-quick test-oldest dist matrix lint sync docs docs-check docs-serve clean
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST := .venv-oldest
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 help: ## This list
@@ -18,6 +19,18 @@ test: $(VENV)/.installed-dev ## Run the whole test suite, notebooks included (in
 
 test-quick: $(VENV)/.installed-dev ## Run the tests that take no seconds each, and no notebooks
 	$(PYTEST) -m 'not slow'
+
+test-oldest: $(OLDEST)/.installed ## Run the tests with the oldest fastai and torch that are claimed (installs into .venv-oldest first)
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+dist: $(VENV)/.installed-dev ## Build the wheel and the source distribution, and pass tests with each in a fresh environment
+	rm -rf dist
+	$(BIN)/python -m build -q
+	OMP_NUM_THREADS=1 $(BIN)/python tests/installed.py dist
+
+matrix: $(VENV)/.installed-dev ## Try each tool of the package with each kind of learner and beside each companion; writes docs/matrix.md
+	$(BIN)/python -m pip install -q -e '.[matrix]'
+	OMP_NUM_THREADS=1 $(BIN)/python tests/matrix.py
 
 lint: $(VENV)/.installed-dev ## Check the code with ruff
 	$(BIN)/ruff check .
@@ -40,7 +53,7 @@ docs-serve: docs ## Show the site at http://localhost:8000
 	$(BIN)/python -m http.server 8000 --bind localhost --directory _docs
 
 clean: ## Remove the environment and all that was built
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache _proc _docs docs/_build docs/_static/tex-svg.js
+	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .pytest_cache .hypothesis .ruff_cache _proc _docs docs/_build docs/_static/tex-svg.js
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3,10) and "fastai_bs needs Python 3.10 or later: make PYTHON=python3.11 ...")'
@@ -56,6 +69,13 @@ $(VENV)/.installed-dev: $(BIN)/python pyproject.toml
 	@echo "Installing into $(VENV): fastai brings PyTorch with CUDA, some 6 GB"
 	$(BIN)/python -m pip install -q -e '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+# What pyproject.toml has as `>=` is taken as `==`; without nbdev, which is for newer versions of fastcore
+$(OLDEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install -q --upgrade pip
+	$(OLDEST)/bin/python -m pip install -q -e '.[test]' $$(grep -oE '"(fastai|torch)>=[0-9.]+"' pyproject.toml | tr -d '"' | sed 's/>=/==/')
+	@touch $@
 
 # MathJax is one file, taken along so that pages ask no other host for anything
 $(VENV)/.installed-docs: $(VENV)/.installed-dev

@@ -14,7 +14,8 @@ from nbdev.doclinks import _build_modidx
 from nbdev.serve import proc_nbs
 
 root = Path(__file__).resolve().parent.parent
-guides = ['choose','prove','growing','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus','coming_from','faq'] # In this order
+guides = ['choose','prove','growing','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus','reproducible','coming_from',
+          'faq'] # In this order
 site = 'https://fastai-bs.github.io/fastai_bs'
 
 def page_name(
@@ -62,6 +63,7 @@ def markdown(s, mods):
         full = full_name(m[2], m[3], m[1].strip('`'), mods)
         return f"{{py:obj}}`{m[1].strip('`')} <{full}>`" if full else m[0]
     s = re.sub(rf'\[(`[^`\]]+`)\]\({site}/(\w+)\.html(?:\.md)?#([^)\s]+)\)', _ref, s)
+    s = re.sub(r'\]\(\.\./docs/(\w+\.md)', r'](\1', s)
     s = re.sub(r'\]\((?!https?:)([\w/]+\.ipynb)(#[^)\s]*)?\)', lambda m: f"]({page_name(m[1])}.ipynb{m[2] or ''})", s)
     return re.sub(r'^:::+\s*\{\.callout-(\w+)[^}]*\}\s*$', r':::{\1}', s, flags=re.M)
 
@@ -179,9 +181,10 @@ def build(dest):
     index = read_nb(dest/'index.ipynb')
     first = [o for o in guides if o in names]
     rest = [o for o in names if o!='index' and o not in mods and o not in first]
+    shutil.copy(root/'docs/matrix.md', dest/'matrix.md')
     shutil.copy(root/'CHANGELOG.md', dest/'changelog.md')
     shutil.copy(root/'CONTRIBUTING.md', dest/'contributing.md')
-    parts = ('Guides', first+rest),('Reference', [o for o in names if o in mods]),('Project', ['changelog','contributing'])
+    parts = ('Guides', [*first,*rest,'matrix']),('Reference', [o for o in names if o in mods]),('Project', ['changelog','contributing'])
     index.cells += [mk_cell(contents(*o), 'markdown', id=f'contents-{i}') for i,o in enumerate(parts)]
     write_nb(index, dest/'index.ipynb')
     if (cfg.nbs_path/'images').exists(): shutil.copytree(cfg.nbs_path/'images', dest/'images')
