@@ -25,7 +25,7 @@ from fastai_bs.batch_size import batch_size
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, no_scaling, sqrt_scaling
-from helpers import changes, distance, left_behind, loaders, mlp, pairwise, quiet_learner, RaiseAt, regression, set_seed
+from helpers import changes, distance, left_behind, loaders, mlp, needs_export, pairwise, quiet_learner, RaiseAt, regression, set_seed
 from ranks import on_ranks
 from test_noise import Losses, n_hooks, with_batchnorm
 
@@ -257,6 +257,7 @@ def test_a_start_epoch_goes_on(via, tmp_path, monkeypatch):
     learn.fit(2, 1e-3)
     n,df = learn.grad_accum.n_steps,learn.grad_accum.df
     if via:
+        needs_export()
         learn.path,learn.logger,dls = tmp_path,print,learn.dls
         learn.dls = DataLoaders.from_dsets(*2*[Datasets(list(range(8)), [[ones],[zero]])], bs=4, num_workers=0, device='cpu') # As any that can be exported
         learn.export('it.pkl')

@@ -479,6 +479,8 @@ without = dict(sgd=SGD, sgd_mom=partial(SGD, mom=0.9), sgd_l2=partial(SGD, mom=0
     ranger=ranger, lookahead=lambda params, lr: Lookahead(SGD(params, lr, mom=0.9)), t_sgd=t_opt('SGD'), t_mom=t_opt('SGD', momentum=0.9),
     t_nesterov=t_opt('SGD', momentum=0.9, nesterov=True, weight_decay=0.1), t_adam=t_opt('Adam'), t_amsgrad=t_opt('Adam', amsgrad=True), t_adamw=t_opt('AdamW'),
     t_rmsprop=t_opt('RMSprop', momentum=0.9), t_nadam=t_opt('NAdam'), t_adagrad=t_opt('Adagrad'))
+# An older torch fills Adagrad's state as it is made, so that it cannot be tried: such are refused in words
+if torch.optim.Adagrad([nn.Parameter(torch.ones(2))]).state: del without['t_adagrad']
 
 def stepped_opt(opt_func, n=2, dtype=f64):
     "An optimizer of two groups with some steps behind, and gradients left in `.grad`"

@@ -48,7 +48,9 @@ def learner(n=50, bs=4, model=None, dls=None, seed=0, **kwargs):
 
 def size_of(ts): return sum(t.numel()*t.element_size() for t in ts)
 
-def no_hook_left(): return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+def no_hook_left():
+    top = getattr(torch._C._autograd, '_top_saved_tensors_default_hooks', None) # An older torch cannot be asked
+    return top is None or top(True) is None
 
 # The report: what does not depend on the batch
 

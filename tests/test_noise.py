@@ -25,7 +25,8 @@ from fastai_bs.accumulate import GradAccum
 from fastai_bs.estimator import pooled
 from fastai_bs.noise import Moments, NoiseScale
 from fastai_bs.plots import plot_noise_scale
-from helpers import changes, left_behind, loaders, mlp, n_kept, pairwise, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, token_task
+from helpers import changes, left_behind, loaders, mlp, n_kept, needs_export, pairwise, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed
+from helpers import token_task
 from oracle import item_grads, noise_scale, window_rows, windows_in_order, z_score
 
 class LastLSTM(nn.Module):
@@ -475,6 +476,7 @@ def target(i): return torch.tensor([(i*7%11)/11])
 
 @pytest.mark.parametrize('fitted', [False, True])
 def test_a_learner_with_it_is_exported_and_loaded(fitted, tmp_path):
+    needs_export()
     dls = Datasets(list(range(40)), tfms=[[pick],[target]], splits=[list(range(32)),list(range(32,40))]).dataloaders(bs=2, num_workers=0, device='cpu')
     learn = Learner(dls, nn.Linear(2,1), loss_func=nn.MSELoss(), opt_func=SGD, cbs=[GradAccum(2), NoiseScale(0.9)], path=tmp_path)
     if fitted:

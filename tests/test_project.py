@@ -41,6 +41,7 @@ def test_one_version():
 
 @needs('docs', 'nbs')
 def test_readme_is_up_to_date():
+    pytest.importorskip('nbdev', reason='notebooks are read by nbdev, which is for newer versions of fastcore')
     sys.path.insert(0, str(root/'docs'))
     try: from readme import readme
     finally: sys.path.pop(0)
