@@ -9,18 +9,19 @@ __all__ = ['ScopedCallback', 'fastai_on_ranks', 'runs_alone', 'run_events', 'opt
            'to_device', 'set_batch', 'fastais_one_batch', 'one_batch_by', 'own_loop', 'first_epoch', 'callback_of',
            'helped_by', 'start_helpers', 'change_hidden', 'after_batch_by', 'pct_train_by']
 
-# %% ../nbs/08_loop.ipynb #6fae4a55
+# %% ../nbs/08_loop.ipynb #5aa93d39
+import sys
 from contextlib import ExitStack, contextmanager
 import torch
 import torch.distributed as dist
 import fastai.torch_core
-from fastai.callback.core import Callback, CancelEpochException, CancelFitException, CancelStepException, TrainEvalCallback
+from fastai.callback.core import Callback, CancelFitException, CancelStepException, TrainEvalCallback
 from fastai.callback.schedule import ParamScheduler
 from fastai.learner import Learner, SkipToEpoch
 from fastai.torch_core import num_distrib
 from .distributed import DistributedDL, alike, alone, ddp_model, group_device, n_processes, together, trainers, trains_together, wait
 
-# %% ../nbs/08_loop.ipynb #60f9871a
+# %% ../nbs/08_loop.ipynb #516dd34c
 _of_fit = 'before_fit','before_epoch','before_batch','after_fit'
 
 class ScopedCallback(Callback):
@@ -61,11 +62,9 @@ class ScopedCallback(Callback):
 
     def before_fit(self):
         learn = self.learn
+        learn.remove_cbs = _EndOfFit(learn)
         if n_processes()>1: learn._with_events = (_EndsOnAllRanks if trains_together(learn) else _RunsAlone)(learn) # All of an epoch runs through it
-        try: alike(learn, self.start_fit)
-        except BaseException:
-            _remove_stand_ins(learn)
-            raise
+        alike(learn, self.start_fit)
         self.started = True
 
     def before_epoch(self): self.learn._do_epoch_train = _ScopedTrain(self.learn) # All of an epoch's training, and nothing of its validation
@@ -94,7 +93,7 @@ class ScopedCallback(Callback):
         "Functions of the fit's progress, from 0 to 1, by hyper-parameter, as `fit_one_cycle` sets them"
         return {k: f for cb in self.learn.cbs if isinstance(cb, ParamScheduler) for k,f in cb.scheds.items()}
 
-# %% ../nbs/08_loop.ipynb #8d324480
+# %% ../nbs/08_loop.ipynb #34e813fc
 class _ScopedTrain:
     "Stands in for `learn._do_epoch_train` once: runs it inside the scopes of the callbacks that `learn` has by then"
     def __init__(self, learn): self.learn = learn
@@ -102,19 +101,26 @@ class _ScopedTrain:
         learn = self.learn
         del learn._do_epoch_train # From here on the class's own again
         with ExitStack() as stack:
-            scoped = [cb for cb in learn.cbs.sorted('order') if isinstance(cb, ScopedCallback)]
-            try:
-                for cb in scoped:
-                    if cb.run: stack.enter_context(cb.scope())
-                learn._do_epoch_train()
-            except (CancelEpochException,CancelFitException): raise
-            except BaseException: # No event tells of the end of this fit
-                for cb in scoped: cb.started = False
-                raise
+            for cb in learn.cbs.sorted('order'):
+                if isinstance(cb, ScopedCallback) and cb.run: stack.enter_context(cb.scope())
+            learn._do_epoch_train()
+
+class _EndOfFit:
+    "Stands in for `learn.remove_cbs` in a fit: `fit` calls it when it ends, also by an exception, of which no event tells"
+    def __init__(self, learn): self.learn,self.handled = learn,_in_flight()
+    def __call__(self, cbs):
+        learn = self.learn
+        if _in_flight()!=self.handled: # Else somebody removes callbacks while the fit goes on
+            _remove_stand_ins(learn)
+            for cb in learn.cbs:
+                if isinstance(cb, ScopedCallback): cb.started = False
+        return type(learn).remove_cbs(learn, cbs)
+
+def _in_flight(): return id(sys.exc_info()[1]) # Of the exception that is being handled, or of `None`; not itself, as a learner may be pickled in a fit
 
 def _remove_stand_ins(learn):
-    "That of the training part is still there where an epoch was skipped, that of the [columns](08b_columns.ipynb) where a fit was refused"
-    for nm in ('_do_epoch_train','_with_events'): vars(learn).pop(nm, None)
+    "All of them; that of the training part is still there where an epoch was skipped, that of the [columns](08b_columns.ipynb) where a fit was refused"
+    for nm in ('_do_epoch_train','_with_events','remove_cbs'): vars(learn).pop(nm, None)
     if 'recorder' in vars(learn): vars(learn.recorder).pop('before_fit', None)
 
 # %% ../nbs/08_loop.ipynb #e61e24e3
@@ -141,7 +147,7 @@ def fastai_on_ranks():
     try: yield
     finally: core.maybe_gather,DistributedDL._broadcast = own_gather,own_broadcast
 
-# %% ../nbs/08_loop.ipynb #d3d815ac
+# %% ../nbs/08_loop.ipynb #d17b3aec
 class _EndsOnAllRanks:
     "Stands in for `learn._with_events` in a fit on several ranks: where one fails in an epoch, all end, and out of their wrappers"
     def __init__(self, learn): self.learn = learn
@@ -153,7 +159,6 @@ class _EndsOnAllRanks:
             with together(True), fastai_on_ranks(): _run()
         except CancelFitException: raise # A callback ends the fit: no error
         except BaseException:
-            _remove_stand_ins(learn)
             if ddp_model(learn) is not None:
                 for cb in trainers(learn): cb.after_fit() # Out of the wrappers, as fastai does it after other fits
             raise

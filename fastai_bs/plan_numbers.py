@@ -257,7 +257,7 @@ def time_ratio(self:BatchPlan)->float: # NaN where it is not known
     "Time to a given loss as planned, over that of today's training as it is"
     return self._row(self.bs).time*self._row(self.bs_now).step_time/self.now_step_time
 
-# %% ../nbs/16b_plan_numbers.ipynb #6b312171
+# %% ../nbs/16b_plan_numbers.ipynb #880d10e4
 @patch(as_prop=True)
 def in_whole_epochs(self:BatchPlan)->bool:
     "Is a training planned that has whole epochs, and as many as were asked for?"
@@ -285,7 +285,8 @@ def keeps_gain(self:BatchPlan,
 )->bool:
     "Does it take less time than today's training, or is not known to take more, in the whole epochs that `fit` takes?"
     if bs==self.bs_now or not self.in_whole_epochs: return True
-    return not self.seconds_of(whole_epochs(self.epochs_at(bs)), bs)>=self.duration_now
+    # Beyond what rounding may do to it: the last bits of a fit are not the same everywhere
+    return not self.seconds_of(whole_epochs(self.epochs_at(bs)), bs)>=(1-1e-9)*self.duration_now
 
 @patch(as_prop=True)
 def duration_now(self:BatchPlan)->float: # Seconds of training alone; NaN where they are not known

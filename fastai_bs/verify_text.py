@@ -93,7 +93,7 @@ def sizes_table(
     names = [', '.join(nm for nm,o in marks.items() if o==bs) for bs in v.table.bs]
     df = v.table.assign(bs=[f'{bs} ({nm})' if nm else str(bs) for bs,nm in zip(v.table.bs, names)])
     df['diff'] = [difference_text(*o) if o[0] or math.isnan(o[1]) else 'best' for o in zip(df['diff'], df.low, df.high)]
-    df['steps'] = df.steps.round().astype(int)
+    df['steps'] = [round(o) for o in df.steps]
     df['part'] = ['whole' if part>=1 else part_text(part) for part in df.part]
     hidden = ['loss','low','high',*(['micro_bs','n_acc'] if (df.n_acc==1).all() else []),*(['valid_loss'] if df.valid_loss.isna().all() else [])]
     return df.drop(columns=hidden).rename(columns=dict(seconds='time (s)', diff='above the best', part='length'))

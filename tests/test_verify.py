@@ -13,6 +13,7 @@ from fastai.learner import Learner
 from fastai.optimizer import Adam, SGD
 
 from fastai_bs.accumulate import GradAccum
+from fastai_bs.batch_size import batch_size
 from fastai_bs.cycle import rate_at
 from fastai_bs.halving import Arm, beside, finalists, going_on, parts, rates_going_on, runs_wanted, trial_sizes
 from fastai_bs.loop import callback_of
@@ -233,7 +234,7 @@ def test_few_runs_tell_nothing(sizes):
 def test_a_size_whose_loss_is_nan_is_out():
     class Nan(Callback):
         def after_loss(self):
-            if self.training and self.dls.train.bs==16 and self.opt.hypers[-1]['lr']>0: self.learn.loss = self.learn.loss*math.nan
+            if self.training and batch_size(self.learn)==16 and self.opt.hypers[-1]['lr']>0: self.learn.loss = self.learn.loss*math.nan
     v = verify(reg_learner(cbs=Nan()), sizes=[4,8,16])
     assert dict(v.left_out)[16].startswith('its loss was') and set(v.table.bs)=={4,8} and v.bs!=16
 
