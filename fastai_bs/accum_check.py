@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/accum_check.html.md"""
 # %% auto #0
 __all__ = ['AccumCheck', 'asked_how']
 
-# %% ../nbs/19j_accum_check.ipynb #d5f29468
+# %% ../nbs/19j_accum_check.ipynb #6d328bf5
 import math
 from dataclasses import dataclass, field
 from html import escape
@@ -21,6 +21,7 @@ from .checks import check_whole, is_whole, shown
 from .snapshot import free_memory, out_of_memory
 from .distributed import from_ranks, together, trains_together
 from .loop import callback_of
+from .n_acc import as_n_acc, n_acc_at
 from .accumulate import GradAccum
 from .schedule import BatchSchedule
 from .trial import own_settings
@@ -68,7 +69,7 @@ class AccumCheck:
         return (f"<p><strong>{first}</strong> {more}</p>{f'<ul>{listed}</ul>' if listed else ''}"
                 f"<details><summary>Parameter by parameter, the worst first</summary>{table}</details>")
 
-# %% ../nbs/19j_accum_check.ipynb #29913094
+# %% ../nbs/19j_accum_check.ipynb #8b49da77
 _short = "Memory was short"
 _alike = 20 # Letters that sentences of the same kind begin with
 
@@ -80,8 +81,8 @@ def asked_how(
     if isinstance(n_acc, BatchSchedule): raise TypeError("How many micro-batches a BatchSchedule takes follows from its loader: give `n_acc` as a number "
                                                          "of them")
     if isinstance(n_acc, GradAccum):
-        n = n_acc.n_acc_at
-        how,n = n_acc,max(n.values()) if isinstance(n, dict) else n_acc.n_acc_in(0)
+        n = as_n_acc(n_acc.n_acc_at, learn)
+        how,n = n_acc,max(n.values()) if isinstance(n, dict) else n_acc_at(n, 0)
     elif isinstance(n_acc, (GradientAccumulation,PlainLoop)): how,n = n_acc,n_acc.n_acc
     elif is_whole(n_acc):
         how,n = GradAccum(max(1, n_acc), **own_settings(learn)),n_acc

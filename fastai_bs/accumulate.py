@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate.html.md"""
 # %% auto #0
 __all__ = ['GradAccum']
 
-# %% ../nbs/11_accumulate.ipynb #c947f7b1
+# %% ../nbs/11_accumulate.ipynb #0d97d5c7
 from contextlib import ExitStack, contextmanager
 import torch
 from fastcore.basics import patch
@@ -26,16 +26,16 @@ from .columns import announce_columns, fill_columns
 from .losses import ElementCounter, at_hand, plain
 from .pairs import PairCheck
 from .split import SplitBatches, refuse_split
-from .n_acc import SetByHand, check_n_acc, check_n_accs, check_windows, n_acc_at
+from .n_acc import SetByHand, as_n_acc, asked_n_acc, check_n_acc, check_windows, n_acc_at
 from .window import (BatchNormMomenta, MicroBatch, Position, Weights, Window, both_at_hand, heard, loss_or_last, mean_divisor, mean_loss,
                               sum_over_ranks)
 
-# %% ../nbs/11_accumulate.ipynb #f1f64f52
+# %% ../nbs/11_accumulate.ipynb #5f9f2785
 class GradAccum(ScopedCallback):
     """Accumulate gradients over `n_acc` micro-batches: the optimizer steps with the gradient of the large batch, exactly
 
-    `n_acc` counts batches of the training loader, and not items as in fastai's `GradientAccumulation`. For a loss of your own that averages over
-    something else than items, `count(learn)` says over how many. With `on_oom='split'` a training goes on in smaller pieces where memory runs out.
+    `n_acc` counts batches of the training loader, `bs` items as in fastai's `GradientAccumulation`. For a loss of your own that averages over something
+    else than items, `count(learn)` says over how many. With `on_oom='split'` a training goes on in smaller pieces where memory runs out.
     """
     called = 'grad_accum'
     as_two = 'GradAccum(2)' # How to have windows of two micro-batches from the start
@@ -43,12 +43,14 @@ class GradAccum(ScopedCallback):
     order,run_valid = MixedPrecision.order-4,False # Before MixedPrecision scales the loss, unscales `.grad` and steps; so before GradientClip too
 
     def __init__(self,
-        n_acc=4, # Micro-batches per optimizer step, **not** items: an int, a dict `{epoch: n}` (from that epoch on; before it 1) or a function `epoch -> n`
+        n_acc=None, # Micro-batches per optimizer step, 4 if nothing is said: an int, a dict `{epoch: n}` (from it on, before it 1), a function `epoch -> n`
         count=None, # Function `learn -> elements` that the loss averages over in the current micro-batch; `None` infers it from `learn.loss_func`
         fix_bn:bool=True, # Keep the time constant of BatchNorm's running statistics at one update per optimizer step
         on_oom:str='raise', # Where a micro-batch does not fit in memory: 'raise' the error, or 'split' it and go on with the same batch size and gradient
+        *,
+        bs:int=None, # In place of `n_acc`: items per optimizer step, over all ranks; how many micro-batches that is follows from the training loader
     ):
-        check_n_accs(n_acc)
+        n_acc = asked_n_acc(n_acc, bs)
         check_bools(fix_bn=fix_bn)
         if count is not None and not callable(count):
             raise TypeError(f"`count` must be a function of the learner that returns the loss elements in the micro-batch, got {count!r}")
@@ -56,7 +58,7 @@ class GradAccum(ScopedCallback):
         self.n_acc_at,self.count,self.fix_bn,self.on_oom = n_acc,count,fix_bn,on_oom
         self.on_window = [] # Functions to be called with the mean gradient of each window in `.grad`, before it is unscaled, clipped or used
         self.window = Window(n_acc if is_whole(n_acc) else 1)
-        self.bs = None # Items of an optimizer step over all ranks: of the present epoch, or of the last one; `None` where the loader does not say
+        self.bs = self.last_n_acc = None # Of the present or the last epoch: items of an optimizer step over all ranks, `None` where the loader does not say
         self.window_loss,self.pairs,self.by_hand = None,PairCheck(),None
         self._start_anew()
 
@@ -97,7 +99,7 @@ class GradAccum(ScopedCallback):
         epoch:int, # Counted from 0
     )->int: # Micro-batches per optimizer step
         "The `n_acc` of the windows of `epoch`"
-        return self.by_hand.n_acc_at(self.n_acc_at, epoch) if self.by_hand else n_acc_at(self.n_acc_at, epoch)
+        return (self.by_hand.n_acc_at if self.by_hand else n_acc_at)(as_n_acc(self.n_acc_at, self.learn), epoch)
 
     def n_accs(self)->list: return [self.n_acc_in(e) for e in range(self.n_epoch)] # The most of each epoch of the fit
     def n_acc_now(self)->int: return self.n_acc_in(self.learn.epoch) # Of the window that begins
@@ -110,17 +112,15 @@ class GradAccum(ScopedCallback):
         return None,self.n_acc_in(epoch or 0)
 
     def instead(self, micro_bs)->str: return f"GradAccum({self.n_acc}) with batches of {micro_bs} items has" # What a smaller micro-batch has from the start
-    def columns(self)->dict: return {} if self.bs is None else {'batch_size': self.bs} # Of Recorder's row for an epoch, by name
+    def columns(self)->dict: return {} if self.bs is None else {'batch_size': self.bs, 'n_acc': self.last_n_acc} # Of an epoch, by name
 
-    def new_micro(self):
-        "The next micro-batch begins"
-        self.window.micro = MicroBatch()
+    def new_micro(self): self.window.micro = MicroBatch() # The next one begins
 
     def new_window(self):
         "The next window begins, with the micro-batch under way if it adds anything"
         self.window = Window(self.n_acc, self.micro)
 
-    def check_windows(self, most): check_windows(self.learn, most)
+    def check_windows(self, most): check_windows(self.learn, most, self.n_acc_at)
 
     def drop_window(self):
         "Nothing is left of the window so far"
@@ -146,7 +146,7 @@ def start_fit(self:GradAccum):
     announce_columns(self.learn, self)
     if trains_together(self.learn): return {'`n_acc`': most if set(n_accs)=={most} else n_accs, "The training loader's length": len(self.dls.train)}
 
-# %% ../nbs/11_accumulate.ipynb #95a9d7cd
+# %% ../nbs/11_accumulate.ipynb #949aa6ef
 @patch
 @contextmanager
 def scope(self:GradAccum):
@@ -165,7 +165,7 @@ def scope(self:GradAccum):
         with (pct_train_by(learn, self._pct_train), after_batch_by(callback_of(learn, Recorder), self._record),
               one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack()): yield
     finally:
-        self.bs = known_batch_size(learn)
+        self.bs,self.last_n_acc = known_batch_size(learn),self._position.n_acc
         if self._in_parts: self._in_parts.clear()
         self._bns.restore()
         self.hypers.release(learn.opt, but=self.schedules()) # Those stay at the last step's values, as the large batch leaves them
@@ -271,7 +271,7 @@ def after_cancel_step(self:GradAccum): self.micro.stepped = False
 @patch
 def after_step(self:GradAccum): self.new_window() # After a cancelled step too: fastai zeroes the gradients
 
-# %% ../nbs/11_accumulate.ipynb #ec5cb679
+# %% ../nbs/11_accumulate.ipynb #403a7ac8
 @patch
 def after_cancel_batch(self:GradAccum):
     "A micro-batch that somebody cancelled after its backward pass takes the whole window with it: its part cannot be taken out again"
@@ -281,8 +281,7 @@ def after_cancel_batch(self:GradAccum):
     if self.micro.backed: self.drop_window()
 
 @patch
-def after_batch(self:GradAccum):
-    self.micro.done = True
+def after_batch(self:GradAccum): self.micro.done = True
 
 @patch
 def _record(self:GradAccum):

@@ -7,10 +7,13 @@ Docs: https://fastai-bs.github.io/fastai_bs/batch_size.html.md"""
 # %% auto #0
 __all__ = ['accumulation', 'batch_size', 'known_batch_size']
 
-# %% ../nbs/10a_batch_size.ipynb #212d1c03
+# %% ../nbs/10a_batch_size.ipynb #1becf40e
 import math
 from fastcore.basics import first
+from fastai.callback.core import Callback
 from fastai.callback.training import GradientAccumulation
+from fastai.learner import Learner
+from .checks import shown
 from .distributed import n_processes, trainers
 from .loaders import epoch_len, is_distributed_dl, micro_batch_size, n_items
 from .loop import runs_alone
@@ -54,3 +57,16 @@ def known_batch_size(
     "`batch_size` now, or where no training is under way its first"
     try: return batch_size(learn)
     except (ValueError,TypeError): return None # Where it does not even declare a length, fastai will say so
+
+# %% ../nbs/10a_batch_size.ipynb #337f780b
+def _now(learn):
+    "Items that one optimizer step averages over now, over all ranks; `None` where it cannot be told, and `batch_size(learn)` says why"
+    return vars(learn).get('batch_size') or known_batch_size(learn) # A callback may have that name
+
+def _set(learn, o):
+    if not isinstance(o, Callback): raise AttributeError(
+        f"`learn.batch_size` says how many items an optimizer step averages over, and cannot be set, got {shown(o)}: give the learner a GradAccum(bs=...), or "
+        "a training loader with such batches")
+    vars(learn)['batch_size'] = o
+
+Learner.batch_size = property(_now, _set, lambda learn: vars(learn).pop('batch_size', None))

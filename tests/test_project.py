@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 import fastai_bs
+from fastai_bs.__main__ import digits_learner
 from helpers import needs, root
 
 tomllib = pytest.importorskip('tomllib', reason="part of Python from 3.11 on")
@@ -83,8 +84,8 @@ print('replaced', sorted(k for k in before if after.get(k) is not before[k] and 
     out = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True)
     assert out.returncode==0, out.stderr
     new,replaced = out.stdout.splitlines()[-2:]
-    names = ['Learner.bs_find','Learner.bs_verify','Learner.check_accum','Learner.fit_grow','Learner.max_bs_find','Learner.memory_report',
-             'Recorder.plot_batch_size','Recorder.plot_noise_scale']
+    names = ['Learner.batch_size','Learner.bs_find','Learner.bs_verify','Learner.check_accum','Learner.fit_grow','Learner.max_bs_find',
+             'Learner.memory_report','Recorder.plot_batch_size','Recorder.plot_noise_scale']
     assert new==f"new {[f'fastai.learner.{o}' for o in names]}"
     assert replaced=='replaced []'
 
@@ -95,13 +96,15 @@ def test_no_output_holds_a_path_of_somebodys_machine():
 
 @pytest.mark.slow
 def test_the_code_of_the_readme_runs(monkeypatch):
-    "The examples from the digits on, as they stand there"
+    "The first snippet as it stands, on a new learner; then the examples from the digits on"
     for nm in ('deterministic','benchmark'): monkeypatch.setattr(torch.backends.cudnn, nm, getattr(torch.backends.cudnn, nm)) # Put back: the digits set them
     code = re.findall(r'```python\n(.*?)```', (root/'README.md').read_text(), flags=re.S)
     start = next(i for i,c in enumerate(code) if 'digits_learner' in c)
     assert len(code)-start>=4
-    scope = {}
-    with warnings.catch_warnings():
+    scope = dict(learn=digits_learner(16))
+    with warnings.catch_warnings(), scope['learn'].no_bar(), scope['learn'].no_logging():
         warnings.simplefilter('ignore')
+        exec(code[0], scope)
+        assert len(scope['learn'].recorder.values)==scope['plan'].n_epoch
         exec('\n'.join(code[start:]), scope)
     assert scope['plan'].noise_scale>0 and 1<scope['largest']<=1024 and len(scope['noise'].df)

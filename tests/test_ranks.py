@@ -26,7 +26,6 @@ from fastai.optimizer import Adam, SGD
 import fastai_bs.finder # noqa: F401, it adds bs_find
 import fastai_bs.memory # noqa: F401, it adds max_bs_find
 from fastai_bs.accumulate import GradAccum
-from fastai_bs.batch_size import batch_size
 from fastai_bs.distributed import alike, alone, any_rank, ddp_model, n_processes, over_ranks, together, trains_together
 from fastai_bs.loop import ScopedCallback, fastai_on_ranks
 from fastai_bs.lr import ScaledLR
@@ -869,15 +868,18 @@ def test_split_is_refused():
 # ScaledLR
 
 def scaled_fit(rank):
-    learn = quiet_learner(loaders(regression(96), 4), mlp(), cbs=[GradAccum(3), ScaledLR(8, linear_scaling, warmup_epochs=0)])
-    bs = batch_size(learn)
+    world = n_processes()
+    learn = quiet_learner(loaders(regression(96), 4), mlp(), cbs=[GradAccum(bs=4*3*world), ScaledLR(8, linear_scaling, warmup_epochs=0)])
     with learn.distrib_ctx(cpu=True, sync_bn=False):
-        bs = batch_size(learn)
+        with learn.removed_cbs(learn.grad_accum), learn.added_cbs(GradAccum(bs=4*3*world-1)):
+            with pytest.raises(ValueError, match=f'4 items on each of {world} ranks: take bs={4*2*world} or bs={4*3*world},'): learn.fit(1, 0.01)
+        bs = learn.batch_size
         learn.fit(1, 0.01)
     return bs,learn.scaled_lr.factor,learn.scaled_lr.bs,flat(learn).numpy()
 
 @pytest.mark.parametrize('world', [2, 3])
 def test_scaled_lr_reads_the_world(world):
+    "And so does `GradAccum(bs=...)`"
     for bs,factor,own,params in on_ranks(scaled_fit, world):
         assert bs==own==4*3*world and factor==4*3*world/8
         one,_ = in_one(n=96, bs=4, world=world, k=3, epochs=1, lr=0.01*factor, opt='mom')
