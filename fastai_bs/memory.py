@@ -1,4 +1,4 @@
-"""Where the memory of a training step goes, and the largest batch that trains
+"""Where the memory of a training step goes, and GroupNorm in place of BatchNorm
 
 Docs: https://fastai-bs.github.io/fastai_bs/memory.html.md"""
 
@@ -7,29 +7,31 @@ Docs: https://fastai-bs.github.io/fastai_bs/memory.html.md"""
 # %% auto #0
 __all__ = ['storage_bytes', 'MemoryProbe', 'probe_memory', 'MemoryReport', 'report_memory', 'bn_to_gn']
 
-# %% ../nbs/16_memory.ipynb #6c619399
-import math, os
+# %% ../nbs/16_memory.ipynb #beca4f2f
+import math, time
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn as nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
-from fastcore.basics import patch
+from fastcore.basics import noop, patch
 from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelValidException
 from fastai.learner import Learner
 from fastai.tabular.model import TabularModel
 from fastai.torch_core import find_bs
 from .text import bytes_text, counted
-from .checks import check_whole, n_bytes
+from .checks import check_whole
 from .snapshot import free_memory, out_of_memory
-from .distributed import alone, n_processes, together
+from .distributed import alone
 from .loaders import by_size, micro_batch_size, n_items, refuse_empty, tensors, with_micro_bs
 from .hypers import inner_opt
 from .loop import callback_of
+from .losses import plain
 from .schedule import BatchSchedule
 from .plots import plot_memory_rows
-from .trial import TrialSearch, min_over_ranks, mock_training
+from .trial import Ticks, mock_training
+from .cards import card_of, limit_bytes
 
 # %% ../nbs/16_memory.ipynb #9eb7b2b7
 def _storages(t):
@@ -43,16 +45,17 @@ def storage_bytes(
     "The memory of tensors, what they share counted once"
     return sum({o.data_ptr(): o.nbytes() for t in ts for o in _storages(t)}.values())
 
-# %% ../nbs/16_memory.ipynb #f16c2707
+# %% ../nbs/16_memory.ipynb #04948d67
 class MemoryProbe(Callback):
     "Counts what two training steps with micro-batches of `micro_bs` items hold in the second of them, and ends the fit"
     order,run_valid = -1000,False # Before all others: what they do in the step is in it
 
     def __init__(self,
         micro_bs:int, # Items; batches of another size, as at the end of an epoch, do not count
+        tick=noop, # Called after each micro-batch
     ):
-        self.micro_bs = micro_bs
-        self.rows = None # Bytes by row, once known
+        self.micro_bs,self.tick = micro_bs,tick
+        self.rows = self.secs = None # Bytes by row, once known, and seconds of the second step
 
     def before_fit(self):
         self.params,self.bufs = list(self.learn.model.parameters()),list(self.learn.model.buffers())
@@ -74,7 +77,7 @@ class MemoryProbe(Callback):
         if find_bs(self.learn.yb or self.learn.xb)!=self.micro_bs: raise CancelBatchException
         if self.n_steps==0: return
         self._known = {o.data_ptr() for t in (*self.params,*self.bufs) for o in _storages(t)}
-        self._on,self._saved = True,{}
+        self._on,self._saved,self._begin = True,{},time.perf_counter()
         if self.gpu: torch.cuda.reset_peak_memory_stats(self.gpu)
 
     def save(self, t):
@@ -93,10 +96,13 @@ class MemoryProbe(Callback):
         if not self._skipped: self.n_steps += 1
         self._skipped = False
 
-# %% ../nbs/16_memory.ipynb #573123a5
+# %% ../nbs/16_memory.ipynb #cfa143b5
 @patch
 def after_batch(self:MemoryProbe):
+    self.tick()
     if self.n_steps<2: return
+    plain(self.learn.loss).sum().item() # A GPU is waited for
+    self.secs = time.perf_counter()-self._begin
     rows = {'parameters': storage_bytes(self.params), 'gradients': self.grads, 'optimizer state': storage_bytes(self._opt_state()),
             'buffers': storage_bytes(self.bufs), 'activations': sum(self._saved.values())}
     if self.gpu: rows['workspace'] = torch.cuda.max_memory_allocated(self.gpu) - self.outside - sum(rows.values())
@@ -107,20 +113,22 @@ def probe_memory(
     learn:Learner, # Left as it was
     micro_bs:int, # Items
     order=None, # Indices of the items, in the order in which they are drawn; `None`: as the loader draws them
-)->dict: # Bytes by row
+    tick=noop, # Called after each micro-batch
+)->MemoryProbe: # With bytes by row
     "What a training step with micro-batches of `micro_bs` items holds"
-    probe = MemoryProbe(micro_bs)
+    probe = MemoryProbe(micro_bs, tick)
     with mock_training(learn), alone(learn), learn.no_bar():
         learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs, order)
         with saved_tensors_hooks(probe.save, lambda t: t): learn.fit(10_000, 0., cbs=probe)
-    return probe.rows
+    return probe
 
-# %% ../nbs/16_memory.ipynb #8388393d
+# %% ../nbs/16_memory.ipynb #662f066d
 _fixed = ['parameters','gradients','optimizer state','buffers'] # Whatever the batch size
 
 class MemoryReport(pd.DataFrame):
     "What a training step holds: rows of memory, `bytes` with the micro-batch of the report, and bytes `per_item` that a larger one would hold more"
-    _metadata,bs = ['bs'],None
+    _metadata,bs = ['bs','secs'],None
+    secs = math.nan # Of a training step, for each item; about
 
     @property
     def _constructor(self): return MemoryReport
@@ -132,13 +140,17 @@ class MemoryReport(pd.DataFrame):
     def __repr__(self): return f"{self._head()}\n{self._text().to_string()}" if self._is_whole() else super().__repr__()
     def _repr_html_(self): return f"<p>{self._head()}</p>{self._text().to_html()}" if self._is_whole() else super()._repr_html_()
 
-# %% ../nbs/16_memory.ipynb #0ca0acd9
+# %% ../nbs/16_memory.ipynb #2924a2db
 @patch
 def max_bs(self:MemoryReport,
-    limit, # Memory for the whole training step: bytes, or a string as '16GB'
+    limit, # Memory for the whole training step: bytes, a string as '16GB', or the name of a card as 'T4', for what that has left
 )->int: # Items in a micro-batch
-    "What `limit` holds by this report; without workspace where that is not known, so on other devices than CUDA a little less will do"
-    limit = n_bytes(limit)
+    """What `limit` holds by this report; without workspace where that is not known, so on other devices than CUDA a little less will do
+
+    For a card it says what it takes off: for ECC, the driver and the CUDA context.
+    """
+    if card := card_of(limit): print(card)
+    limit = limit_bytes(limit)
     total,per_item = self.loc['total']
     fixed = total - per_item*self.bs
     for nm in _fixed:
@@ -161,7 +173,7 @@ def plot_memory(self:MemoryReport,
     df = self[(self.index!='total') & np.isfinite(self.bytes)]
     return plot_memory_rows(list(df.index), df.bytes.values, df.per_item.values, self.bs, ax)
 
-# %% ../nbs/16_memory.ipynb #6ed8a462
+# %% ../nbs/16_memory.ipynb #4912aea0
 def report_memory(
     learn:Learner, # Left as it was
     micro_bs:int, # Items
@@ -169,16 +181,20 @@ def report_memory(
 )->MemoryReport:
     "Two probes, and what they differ by for each item"
     n_all = n_items(learn.dls.train)
-    rows,less = probe_memory(learn, micro_bs, order),None
-    other = micro_bs//2 if micro_bs>3 else micro_bs+1 if micro_bs<n_all else micro_bs-1 # A single item is too few for BatchNorm
-    try: less = probe_memory(learn, other, order) if other else None
-    except Exception as e: # A model that takes only one batch size, or a loader that gives only one: what an item more takes is not known then
-        if out_of_memory(e): raise
+    other,less = micro_bs//2 if micro_bs>3 else micro_bs+1 if micro_bs<n_all else micro_bs-1,None # A single item is too few for BatchNorm
+    with Ticks(learn, 4, f"measuring the memory of {counted(micro_bs)}") as tick:
+        probe = probe_memory(learn, micro_bs, order, tick)
+        try: less = probe_memory(learn, other, order, tick) if other else None
+        except Exception as e: # A model that takes only one batch size, or a loader that gives only one: what an item more takes is not known then
+            if out_of_memory(e): raise
 
+    def _more(a, b): return (a-b)/(micro_bs-other)
     report = MemoryReport(index=[*_fixed,'activations','workspace','total'], columns=['bytes','per_item'], dtype=float)
     report.bs = micro_bs
-    for nm,v in rows.items(): report.loc[nm] = v, 0. if nm in _fixed else (v-less[nm])/(micro_bs-other) if less else np.nan
-    report.loc['total'] = report.bytes[list(rows)].sum(),report.per_item[list(rows)].sum(skipna=False)
+    for nm,v in probe.rows.items(): report.loc[nm] = v, 0. if nm in _fixed else _more(v, less.rows[nm]) if less else np.nan
+    rows,each = list(probe.rows),probe.secs/micro_bs
+    report.loc['total'] = report.bytes[rows].sum(),report.per_item[rows].sum(skipna=False)
+    report.secs = min(each, max(each/2, _more(probe.secs, less.secs))) if less else each # What does not grow with the batch is left out; two steps may be noise
     return report
 
 @patch
@@ -201,79 +217,6 @@ def memory_report(self:Learner,
     free_memory()
     raise RuntimeError(f"A training step with micro-batches of {counted(bs)} does not fit in memory, so it cannot be measured ({error}): take smaller ones, "
                        "memory_report(bs=...), or ask learn.max_bs_find() for the largest that fit")
-
-# %% ../nbs/16_memory.ipynb #af1df04e
-def _memory_of_machine():
-    "In bytes; `inf` where the system does not say"
-    try: return os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')
-    except (AttributeError,ValueError,OSError): return math.inf
-
-def _limit_of(learn, limit):
-    "`limit` in bytes; `inf` where none bounds the search"
-    if limit is not None: return math.inf if limit==math.inf else n_bytes(limit)
-    if next(learn.model.parameters()).device.type!='cpu': return math.inf # Its allocator will say
-    return _memory_of_machine()/2
-
-def _bound(learn, micro_bs, limit, order):
-    "Items in a micro-batch that `limit` holds, by a report with micro-batches of `micro_bs`, or of less where memory runs out; `inf` where nothing bounds them"
-    size,report = _limit_of(learn, limit),None
-    if math.isinf(size): return math.inf
-    while report is None:
-        try: report = report_memory(learn, micro_bs, order)
-        except Exception as e:
-            if not out_of_memory(e):
-                if limit is None: return math.inf # Whatever it is, the search will come upon it, or can do without the report
-                raise
-        if report is None: # The error, which holds the step's tensors, is gone by here
-            if micro_bs==1: return 1 # The search will say that not even this fits
-            micro_bs //= 2
-            free_memory()
-    if limit is None and not report.per_item['total']>0: return math.inf
-    return report.max_bs(size)
-
-# %% ../nbs/16_memory.ipynb #433f83a1
-def _agreed_bound(learn, micro_bs, limit, order, most):
-    "`most`, or less by `limit`; the least of all processes"
-    error = None
-    try: most = min(most, _bound(learn, micro_bs, limit, order))
-    except Exception as e: error = e
-    agreed = min_over_ranks(-1. if error else most)
-    if error: raise error
-    if agreed<0: raise RuntimeError("On another rank the memory of a step cannot be measured: see its own error")
-    return agreed if math.isinf(agreed) else int(agreed)
-
-@patch
-def max_bs_find(self:Learner,
-    start:int=None, # First micro-batch to try, in items; `None`: today's
-    max_bs:int=None, # Largest micro-batch to try, in items; `None`: the training set
-    limit=None, # Memory that the training may take, by `memory_report`: bytes, or a string as '16GB'; `None`: what the device has
-    n_steps:int=3, # Optimizer steps that must run
-)->int: # Items
-    """The largest micro-batch that trains here: `n_steps` steps and a batch of the validation set have run with it. The learner is left as it was
-
-    From `start` items on it doubles until memory runs out or `max_bs` is reached, then halves the distance. Where items differ in size the largest are
-    tried. A CPU's memory does not run out: there `limit` decides, by default half of the machine's.
-    """
-    for nm,v in (('start',start),('max_bs',max_bs)):
-        if v is not None: check_whole(nm, v, 1, "leave it out for the usual", 'item')
-    check_whole('n_steps', n_steps, 2, "the optimizer's state is there from the second on", 'step')
-    refuse_empty(self.dls.train)
-    n_all = n_items(self.dls.train)
-    now = min(micro_batch_size(self.dls.train), n_all)
-    if start is None: start = min(now, max_bs or now)
-    if max_bs is not None and start>max_bs: raise ValueError(f"`start`={start} items are more than `max_bs`={max_bs}: begin with at most those")
-    if start>n_all: raise ValueError(f"`start`={start} items are more than the {n_all} of the training set: begin with at most those")
-    with_micro_bs(self.dls.train, start+1 if start==now else start) # A loader that cannot change its batches says so now
-
-    orders = [by_size(dl) for dl in self.dls.loaders[:2]] # Looked at once, for all that follows
-    search = TrialSearch(self, n_steps, orders)
-    with together(n_processes()>1):
-        most = _agreed_bound(self, start, limit, orders[0], min(max_bs or math.inf, n_all))
-        if math.isinf(most): raise ValueError("The training set does not say how many items it has, so the search has no end: set `max_bs`")
-        res = search.find(min(start, most), most)
-    if res: return res
-    raise RuntimeError(f"Not even a micro-batch of one item can be trained on in this memory ({search.error}): take a smaller model or smaller items, "
-                       "half precision, or an optimizer that keeps less")
 
 # %% ../nbs/16_memory.ipynb #1b7f55c5
 def _check_norms(model):

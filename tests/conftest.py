@@ -6,6 +6,7 @@ import shutil
 import matplotlib
 import pytest
 import torch
+from fastai_bs.max_bs import answers
 from fastai_bs.timing import StepTimer, StepTimes
 from helpers import as_it_was
 
@@ -25,6 +26,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
+    answers.clear()
     with as_it_was(): yield
 
 @pytest.fixture

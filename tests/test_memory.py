@@ -25,8 +25,9 @@ from fastai.tabular.model import TabularModel
 from fastai.text.data import LMDataLoader, SortedDL
 from fastai.torch_core import find_bs
 
-from fastai_bs import finder, memory, timing, trial # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs import finder, max_bs, memory, timing, trial # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.accumulate import GradAccum
+from fastai_bs.cards import card_of, limit_bytes
 from fastai_bs.lr import ScaledLR
 from fastai_bs.checks import n_bytes
 from fastai_bs.memory import MemoryReport, bn_to_gn
@@ -537,9 +538,8 @@ def test_where_memory_runs_out(where, since, limit):
     was = picture(learn)
     assert learn.max_bs_find(limit=limit)==13
     assert changes(was, picture(learn))==[] and no_hook_left()
-    sizes = [o for o in tried(learn.limit) if o>4 or limit==inf]
-    assert 16 in sizes and 13 in sizes and max(sizes)==16
-    if limit==inf: assert sizes==[4,8,16,12,14,13]
+    sizes = [o for o in tried(learn.limit) if o>4 or limit==inf] # Without those of the report, which bounds nothing here, but is where the search begins
+    assert sizes==([4,8,16,12,14,13] if limit==inf else [50,25,12,18,15,13,14])
     assert (13,False) in [o[:2] for o in learn.limit.seen()]
 
 @pytest.mark.parametrize('where', places)
@@ -583,7 +583,7 @@ def test_another_error(where):
     learn = limited(9, where, error=lambda: KeyError('mine'))
     was = picture(learn)
     with pytest.raises(ValueError,
-        match="(?s)Micro-batches of 16 items cannot be trained on, and memory is not the reason \\(KeyError: .*mine.*\\): see that the model, the loss and "
+        match="(?s)Micro-batches of 50 items cannot be trained on, and memory is not the reason \\(KeyError: .*mine.*\\): see that the model, the loss and "
                        "the metrics take them, or set `start` or `max_bs`") as e: learn.max_bs_find()
     assert changes(was, picture(learn))==[] and isinstance(e.value.__cause__, KeyError) and e.value.__cause__.__traceback__ is None
 
@@ -615,7 +615,7 @@ def test_a_trial_that_failed_is_gone_before_the_next():
     big = [i for i,o in enumerate(learn.limit.seen()) if o[0]>13]
     assert len(big)==2 and alive[big[0]+1]==0 and alive[-1]==0
 
-def test_fifty_searches():
+def test_twenty_searches():
     "Leave no object behind, least of all a tensor"
     learn = limited(5, n=8, bs=4)
     def count():
@@ -627,18 +627,18 @@ def test_fifty_searches():
         learn.limit.seen().clear()
     for _ in range(3): run()
     tensors,objs = count()
-    for _ in range(50): run()
+    for _ in range(20): run()
     now = count()
-    assert now[0]==tensors and now[1]-objs<50 # One object a search would be 50
+    assert now[0]==tensors and now[1]-objs<20 # One object a search would be 20
 
 @pytest.mark.parametrize('kwargs,res,sizes', [({},50,[4,8,16,32,50]), (dict(start=1),50,[1,2,4,8,16,32,50]), (dict(start=50),50,[50]),
     (dict(max_bs=20),20,[4,8,16,20]),
     (dict(max_bs=3),3,[3]), (dict(start=7,max_bs=7),7,[7]), (dict(start=np.int64(5),max_bs=np.int64(9)),9,[5,9]), (dict(max_bs=1000),50,[4,8,16,32,50]),
-        (dict(limit='1GB'),50,[4,8,16,32,50])])
+        (dict(limit='1GB'),50,[4,2,50]), (dict(limit='1GB',max_bs=20),20,[4,2,20]), (dict(limit='1GB',start=8),50,[8,4,8,16,32,50])])
 def test_start_and_max_bs(kwargs, res, sizes):
     learn = limited(1000)
     assert learn.max_bs_find(**{**dict(limit=inf), **kwargs})==res
-    assert tried(learn.limit)[-len(sizes):]==sizes and type(res) is int
+    assert tried(learn.limit)==sizes and type(res) is int # The report's come first, where there is a limit
 
 @pytest.mark.parametrize('n', [4,13,30])
 @pytest.mark.parametrize('bs', [4,8])
@@ -655,14 +655,14 @@ def test_limit_of_a_cpu(monkeypatch):
     "Half of the machine's memory where nothing else is said"
     learn = limited(1000)
     report = learn.memory_report()
-    monkeypatch.setattr(memory, '_memory_of_machine', lambda: 2*(report.bytes['total']+9*report.per_item['total']))
+    monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: 2*(report.bytes['total']+9*report.per_item['total']))
     assert learn.max_bs_find()==13 and learn.max_bs_find(limit=inf)==50 and learn.max_bs_find(limit='1GB')==50
     monkeypatch.undo()
-    assert 2**28<memory._memory_of_machine()<2**50 and memory._memory_of_machine()%2**10==0
+    assert 2**28<max_bs._memory_of_machine()<2**50 and max_bs._memory_of_machine()%2**10==0
 
 def test_a_system_that_does_not_say(monkeypatch):
-    monkeypatch.setattr(memory.os, 'sysconf', lambda nm: (_ for _ in ()).throw(ValueError('unrecognized configuration name')))
-    assert memory._memory_of_machine()==inf and limited(13).max_bs_find()==13
+    monkeypatch.setattr(max_bs.os, 'sysconf', lambda nm: (_ for _ in ()).throw(ValueError('unrecognized configuration name')))
+    assert max_bs._memory_of_machine()==inf and limited(13).max_bs_find()==13
 
 @pytest.mark.parametrize('n_steps', [2,3,7])
 def test_steps_of_a_trial(n_steps):
@@ -777,7 +777,7 @@ def test_callbacks_keep_still(cbs, tmp_path, capsys):
     assert learn.max_bs_find(limit=inf)==13 and tried(learn.limit)==[4,8,16,12,14,13]
     assert changes(was, picture(learn))==[] and list(tmp_path.iterdir())==[] and capsys.readouterr().out==''
     plain = limited(13)
-    plain.max_bs_find(limit=inf)
+    plain.max_bs_find(limit=inf, start=4) # Else it is known by now
     assert [o[:2] for o in learn.limit.seen()]==[o[:2] for o in plain.limit.seen()] # Each micro-batch is a step
 
 def test_nothing_is_logged():
@@ -790,12 +790,174 @@ def test_nothing_is_logged():
 
 def test_progress_is_shown(capsys, monkeypatch):
     "By the bar that the learner has, to who can see it move; without one, and in a file, all is quiet"
-    limited(13).max_bs_find()
-    limited(13, cbs=ProgressCallback()).max_bs_find()
+    limited(13).max_bs_find(start=4)
+    limited(13, cbs=ProgressCallback()).max_bs_find(start=4)
     assert capsys.readouterr().out==''
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True)
-    limited(13, cbs=ProgressCallback()).max_bs_find()
-    assert 'trying micro-batches of' in capsys.readouterr().out
+    limited(13, cbs=ProgressCallback()).max_bs_find(start=4)
+    out = capsys.readouterr().out
+    assert 'measuring the memory of' in out and 'trying micro-batches of' in out
+
+def test_the_bar_grows_where_more_is_tried_than_was_thought(monkeypatch):
+    "It goes by micro-batches: of a single trial where the report's answer fits, else of as many as there are"
+    monkeypatch.setattr(sys.stdout, 'isatty', lambda: True)
+    seen = []
+    class Noted(trial.Ticks):
+        def __init__(self, *args, **kwargs):
+            seen.append([0,self])
+            super().__init__(*args, **kwargs)
+        def __call__(self, comment=None, more=None):
+            seen[-1][0] += comment is None
+            super().__call__(comment, more)
+    monkeypatch.setattr(trial, 'Ticks', Noted)
+    limited(1000, cbs=ProgressCallback()).max_bs_find()
+    limited(13, where='optimizer', since=2, cbs=ProgressCallback()).max_bs_find()
+    assert [(n,o.bar.total) for n,o in seen]==[(4,4+1), (2*4+5*2,7*4+1)] # Two of seven fit, and five fail in their third step
+
+class Clock:
+    "Stands still but for what it is told"
+    def __init__(self): self.now = 0.
+    def perf_counter(self): return self.now
+
+class Takes(Callback):
+    "A step that takes a second, and half of one for each item"
+    def __init__(self, clock): self.clock = clock
+    def after_pred(self):
+        if self.training: self.clock.now += 1+len(self.x)/2
+
+def timed(monkeypatch, **kwargs):
+    clock = Clock()
+    for mod in (memory,trial): monkeypatch.setattr(mod, 'time', clock)
+    return limited(1000, cbs=[Takes(clock),ProgressCallback()], **kwargs)
+
+def test_what_a_trial_takes_is_said_before(monkeypatch, capsys):
+    "By the report's steps, without what does not grow; nothing of short ones, or to nobody"
+    learn = timed(monkeypatch)
+    assert learn.memory_report().secs==0.5 and learn.memory_report(1).secs==1.5/2 # Half of it at least, as two steps may be noise
+    learn.max_bs_find(limit='1MB')
+    out = capsys.readouterr().out
+    assert out.startswith('max_bs_find: by the memory report ') and out.endswith('items fit; a trial with 50 items takes about 1 min 23 s\n')
+    learn.max_bs_find(limit='1MB', max_bs=1, start=1, n_steps=2)
+    learn.remove_cb(ProgressCallback)
+    learn.max_bs_find(limit='1MB', start=50)
+    assert capsys.readouterr().out==''
+
+def test_what_the_next_trial_takes_is_beside_the_bar(monkeypatch, capsys):
+    learn = timed(monkeypatch)
+    monkeypatch.setattr(sys.stdout, 'isatty', lambda: True)
+    learn.max_bs_find(limit=inf)
+    assert 'trying micro-batches of 8 items, about 18 s' in capsys.readouterr().out # Three steps of a second and half of one for each of 4 items, twice
+
+@pytest.mark.parametrize('kwargs,says', [(dict(limit=inf),'8 items fit, 16 were being tried. start=8 goes on from there'),
+    (dict(limit='1KB'),'no size was tried to its end, 8 were being tried, the memory report says 8'), (dict(limit=inf,start=20),
+     'no size was tried to its end, 20 were being tried')], ids=['on the way','report','first'])
+def test_what_is_known_at_an_interrupt(kwargs, says, capsys):
+    "Is said, and the interrupt goes on"
+    learn = limited(13 if kwargs['limit']==inf else 4, error=KeyboardInterrupt, cbs=ProgressCallback())
+    was = picture(learn)
+    with pytest.raises(KeyboardInterrupt): learn.max_bs_find(**kwargs)
+    assert changes(was, picture(learn))==[] and capsys.readouterr().out==f'max_bs_find was interrupted: {says}\n' and not max_bs.answers
+
+def test_a_card_by_its_name(capsys):
+    "As much as it has left, which is said"
+    learn = limited(1000)
+    report = learn.memory_report()
+    assert report.max_bs('T4')==report.max_bs(limit_bytes('T4')) and capsys.readouterr().out==f"{card_of('T4')}\n"
+    learn.add_cb(ProgressCallback())
+    assert learn.max_bs_find(limit='t4')==50 and capsys.readouterr().out==f"{card_of('T4')}\n"
+    assert learn.max_bs_find(limit=limit_bytes('T4'))==50 and 'found 50 items before' in capsys.readouterr().out
+
+# The same question
+
+class Scaled(nn.Module):
+    def __init__(self, n): super().__init__(); self.n,self.lin = n,nn.Linear(5,2)
+    def forward(self, x): return self.lin(x)*self.n
+
+def frozen():
+    res = mlp(dtype=f32)
+    for p in res[0].parameters(): p.requires_grad_(False)
+    return res
+
+def sized(n_in): return nn.Sequential(nn.Flatten(), nn.Linear(n_in,3))
+def data(*shape): return loaders(classes(50, shape), 4)
+def loss_a(p, y): return p.sum()
+def loss_b(p, y): return p.mean()
+
+others = {'width': (dict(),dict(model=nn.Sequential(nn.Linear(5,6), nn.ReLU(), nn.Linear(6,2)))),
+    'layer': (dict(model=nn.Sequential(nn.Linear(5,2), nn.Sigmoid())),
+    dict(model=nn.Sequential(nn.Linear(5,2), nn.Tanh()))), 'setting': (dict(model=Scaled(1)),dict(model=Scaled(2))), 'frozen': (dict(),dict(model=frozen())),
+    'optimizer': (dict(),dict(opt_func=SGD)),
+    'its settings': (dict(opt_func=partial(SGD, mom=0.9)),dict(opt_func=partial(SGD, mom=0.))),
+    "torch's": (dict(opt_func=partial(OptimWrapper, opt=torch.optim.SGD)),dict(opt_func=partial(OptimWrapper, opt=torch.optim.AdamW))),
+    'loss': (dict(loss_func=loss_a),dict(loss_func=loss_b)), 'precision': (dict(),dict(cbs=MixedPrecision('bf16'))),
+    'callback': (dict(),dict(cbs=GradientClip(1.))),
+    'its setting': (dict(cbs=GradientClip(1.)),dict(cbs=GradientClip(2.)))}
+
+def counting(monkeypatch):
+    "Sizes of all trials"
+    seen,train = [],trial.TrialSearch._train
+    monkeypatch.setattr(trial.TrialSearch, '_train', lambda self, bs: seen.append(bs) or train(self, bs))
+    return seen
+
+@pytest.mark.parametrize('which', others)
+def test_another_question_is_measured(which, monkeypatch):
+    sizes = counting(monkeypatch)
+    for kwargs in others[which]:
+        limited(1000, **kwargs).max_bs_find()
+        assert sizes==[50]
+        sizes.clear()
+
+@pytest.mark.parametrize('asked', [dict(limit='1GB'),dict(max_bs=49),dict(n_steps=2)], ids=str)
+def test_another_argument_is_another_question(asked, monkeypatch):
+    sizes,learn = counting(monkeypatch),limited(1000)
+    assert learn.max_bs_find()==50 and learn.max_bs_find(**asked)==asked.get('max_bs', 50) and len(sizes)==2
+
+def test_another_validation_loader_is_another_question(monkeypatch):
+    "It keeps batches of its own size, or goes along"
+    sizes = counting(monkeypatch)
+    for bs in (8,4): limited(1000, bs=bs, valid_bs=8).max_bs_find()
+    assert sizes==[50]*2
+
+def test_another_shape_of_the_items_is_another_question(monkeypatch):
+    sizes = counting(monkeypatch)
+    for shape in ((2,4),(4,2),(2,4)): learner(dls=data(*shape), model=sized(8), loss_func=nn.CrossEntropyLoss()).max_bs_find()
+    assert sizes==[50]*2
+
+def test_remembered(monkeypatch, capsys):
+    "For a learner made anew, trained or accumulating, with other batches: it is said, nothing is run and nothing changes"
+    sizes = counting(monkeypatch)
+    assert limited(13, bs=8).max_bs_find(limit=inf)==13 and sizes
+    sizes.clear()
+    learn = limited(13, cbs=[GradAccum(2),ProgressCallback()])
+    with learn.removed_cbs(learn.limit), learn.no_bar(), learn.no_logging(): learn.fit(1, 0.01)
+    was = picture(learn)
+    assert learn.max_bs_find(limit=inf)==13 and sizes==[] and changes(was, picture(learn))==[]
+    assert capsys.readouterr().out=='max_bs_find found 13 items before, for such a learner and as much free memory: start=4 measures anew\n'
+    assert learn.max_bs_find(limit=inf, start=8)==13 and sizes[0]==8 and capsys.readouterr().out==''
+
+@pytest.mark.parametrize('now,known', [(96,True),(104,True),(94,False),(106,False),(nan,False)])
+def test_as_much_free_memory(now, known, monkeypatch):
+    sizes,learn = counting(monkeypatch),limited(1000)
+    for free in (100.,now):
+        monkeypatch.setattr(max_bs, 'free_bytes', lambda device, free=free: free)
+        learn.max_bs_find()
+    assert sizes==[50]*(1 if known else 2)
+
+def test_a_ready_made_optimizer_of_torch():
+    opts = [OptimWrapper(opt=f(mlp().parameters(), lr=0.1)) for f in (torch.optim.SGD,torch.optim.AdamW,torch.optim.SGD)]
+    a,b,c = map(max_bs.likeness, opts)
+    assert a==c!=b
+
+def weighted(w): return lambda p,y: ((p-y)**2*w).mean()
+
+def test_what_is_kept_holds_nothing():
+    learn = learner(model=bn_model(), loss_func=weighted(torch.ones(2)))
+    learn.max_bs_find()
+    refs = [weakref.ref(o) for o in (learn,learn.model,learn.dls,learn.loss_func)]
+    assert len(max_bs.answers)==1
+    del learn
+    gc.collect()
+    assert not any(o() for o in refs)
 
 def test_an_interrupt_is_raised():
     learn = limited(13, error=KeyboardInterrupt)
@@ -853,7 +1015,7 @@ def test_the_largest_items_are_tried(kind):
 
 @pytest.mark.parametrize('kind', ['fastai','torch','sorted'])
 def test_in_descending_order(kind):
-    order = memory.by_size(text_loaders(kind).train)
+    order = max_bs.by_size(text_loaders(kind).train)
     assert order[:2]==[17,33] and sorted(order)==list(range(40)) and all(lens[a]>=lens[b] for a,b in zip(order, order[1:]))
     assert all(type(i) is int for i in order)
 
@@ -862,15 +1024,15 @@ def test_items_that_are_alike_or_cannot_be_told():
     class Stream(IterableDataset):
         def __iter__(self): return iter(texts())
     for dl in (text_loaders('torch', items=texts([3]*40)).train, TorchDataLoader(Stream(), 4, collate_fn=collate), DataLoader(Stream(), bs=4),
-               LMDataLoader([(torch.arange(100),)], bs=4, seq_len=8, num_workers=0)): assert memory.by_size(dl) is None
+               LMDataLoader([(torch.arange(100),)], bs=4, seq_len=8, num_workers=0)): assert max_bs.by_size(dl) is None
     state = torch.get_rng_state()
     class Random(list):
         def __getitem__(self, i): return torch.rand(3+i%2)
-    assert len(memory.by_size(TorchDataLoader(Random(range(9)), 4)))==9 and torch.equal(torch.get_rng_state(), state)
+    assert len(max_bs.by_size(TorchDataLoader(Random(range(9)), 4)))==9 and torch.equal(torch.get_rng_state(), state)
 
 def test_items_of_numpy_arrays():
     dl = TorchDataLoader(texts(as_numpy=True), 4, shuffle=True, collate_fn=collate)
-    assert memory.by_size(dl) is not None
+    assert max_bs.by_size(dl) is not None
 
 def test_a_validation_loader_of_another_size_with_texts():
     learn = text_learner(text_loaders('torch', valid_bs=5), 30*11)
@@ -915,7 +1077,8 @@ def test_a_limit_and_texts():
     (dict(n_steps=True),TypeError,"`n_steps` must be a whole number of steps, got True"),
     (dict(start=9,max_bs=8),ValueError,"`start`=9 items are more than `max_bs`=8: begin with at most those"),
     (dict(start=51),ValueError,"`start`=51 items are more than the 50 of the training set: begin with at most those"),
-    (dict(limit='many'),ValueError,"A size in memory must be a number of bytes, or a string as '16GB' or '500MiB', got 'many'"),
+    (dict(limit='many'),ValueError,"No card is known by the name 'many': say how much memory it has, as '16GB', or take one of P100, "),
+    (dict(limit='16 EB'),ValueError,"A size in memory must be a number of bytes, or a string as '16GB' or '500MiB', got '16 EB'"),
     (dict(limit=0),ValueError,"A size in memory must be above 0 bytes and finite, got 0"),
     (dict(limit=True),TypeError,"A size in memory must be a number of bytes"),
     (dict(limit=nan),ValueError,"A size in memory must be above 0 bytes and finite, got nan"),
@@ -1003,7 +1166,7 @@ def test_n_items():
 @pytest.mark.parametrize('other,res', [(1000,13), (13,13), (9,9), (1,1), (0,None)])
 def test_the_worst_of_all_counts(other, res, monkeypatch):
     "The other process has memory for `other` items"
-    learn,train = limited(13),memory.TrialSearch._train
+    learn,train = limited(13),trial.TrialSearch._train
     monkeypatch.setattr(trial.TrialSearch, '_train', lambda self, bs: sizes.append(bs) or train(self, bs))
     monkeypatch.setattr(trial, 'min_over_ranks', lambda status: min(status, trial._fits if sizes[-1]<=other else trial._too_large) if sizes else status)
     sizes = []
@@ -1033,7 +1196,7 @@ def _worker(rank):
     for nm,f in dict(memory=lambda: limited(5 if rank else 1000).max_bs_find(limit=inf), every=lambda: limited(0 if rank else 1000).max_bs_find(limit=inf),
                      validation=lambda: limited(1000 if rank else 7, 'validation').max_bs_find(limit=inf),
                      error=lambda: limited(9 if rank else 1000, error=lambda: KeyError('mine')).max_bs_find(limit=inf),
-                     agree=lambda: [memory.min_over_ranks(2-rank), memory.min_over_ranks(rank)], limit=lambda: text('15KB')).items():
+                     agree=lambda: [max_bs.min_over_ranks(2-rank), max_bs.min_over_ranks(rank)], limit=lambda: text('15KB')).items():
         try: res[nm] = f()
         except Exception as e: res[nm] = f'{type(e).__name__}: {e}'
     return res
