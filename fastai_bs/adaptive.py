@@ -7,13 +7,14 @@ Docs: https://fastai-bs.github.io/fastai_bs/adaptive.html.md"""
 # %% auto #0
 __all__ = ['followed', 'goes_by_noise', 'is_constant', 'refuse_constant', 'Change', 'AdaptiveAccum']
 
-# %% ../nbs/14b_adaptive.ipynb #c35dc98b
+# %% ../nbs/14b_adaptive.ipynb #55b027da
 import inspect, math
 from contextlib import contextmanager
 from typing import NamedTuple
 import pandas as pd
 from fastcore.basics import patch
 from fastai.callback.schedule import LRFinder
+from .text import brief_html
 from .checks import check_bools, check_fraction, check_number, check_whole, shown
 from .distributed import n_ranks
 from .losses import refuse_loss
@@ -74,7 +75,7 @@ def refuse_constant(
         f"{whose} must move the learning rate with the batch size, and {shown(getattr(rule, '__name__', rule))} leaves it as it is: the noise scale grows with "
         "the batch at a constant rate, and following it may never end. Take sqrt_scaling, the default, or for SGD linear_scaling")
 
-# %% ../nbs/14b_adaptive.ipynb #8b9cc8cf
+# %% ../nbs/14b_adaptive.ipynb #33b77759
 class Change(NamedTuple):
     "A row for each change"
     step:int # Optimizer steps behind it
@@ -118,6 +119,7 @@ class AdaptiveAccum(GradAccum):
         self.start,self.max_acc,self.target,self.beta,self.rule,self.shrinks = start,max_acc,target,beta,rule,shrinks
         self.own = self.noise = NoiseScale(beta) # The second is the one that is followed: its own, unless the learner has one
         self.rows,self.n_steps = [],0 # Changes, and optimizer steps of the fit
+        self.loaded = False # Has it a state to go on from?
         self.follows,self.helpers = False,[] # Not during lr_find; what it brings along
         self.micro_bs = self.per_epoch = self.most = None # Items of a micro-batch and of an epoch, over all ranks; micro-batches in the largest window
 
@@ -134,8 +136,7 @@ class AdaptiveAccum(GradAccum):
 
     def columns(self): # As of `GradAccum`
         follows_own = self.follows and self.noise is self.own
-        own = dict(zip(('noise_scale','noise_low','noise_high'), (self.own.noise_scale,*self.own.ci))) if follows_own else {}
-        return {**own, **super().columns()}
+        return {**(self.own.known_now() if follows_own else {}), **super().columns()}
 
     def after_fit(self):
         super().after_fit()
@@ -146,13 +147,17 @@ class AdaptiveAccum(GradAccum):
         if self.follows: self._follow()
         return super().n_acc_now()
 
-# %% ../nbs/14b_adaptive.ipynb #779586dd
+# %% ../nbs/14b_adaptive.ipynb #7e2e119c
+@patch
+def _repr_html_(self:AdaptiveAccum): return brief_html(repr(self), "The last changes", self.df)
+
+# %% ../nbs/14b_adaptive.ipynb #98adee08
 @patch
 def start_fit(self:AdaptiveAccum):
-    "Refuse what cannot be; begin at `start`, or where a `start_epoch` says so go on"
+    "Refuse what cannot be; begin at `start`, or where a `start_epoch` says so or a state was loaded go on"
     learn = self.learn
     self.follows,at = callback_of(learn, LRFinder) is None,first_epoch(learn)
-    goes_on = bool(self.follows and at and self.rows)
+    goes_on = bool(self.follows and (at or self.loaded) and self.rows)
     self.n_acc_at = self.rows[-1].n_acc if goes_on else self.start
     facts = GradAccum.start_fit(self)
     self.helpers = []
@@ -163,6 +168,7 @@ def start_fit(self:AdaptiveAccum):
     self.micro_bs,self.most = batch_size(learn, n_iter=1),max(self.start, min(self.max_acc, n_iter))
     self.per_epoch = min(n_iter*self.micro_bs, n_items(dl.dl) if is_distributed_dl(dl) else n_items(dl)*n_ranks(learn))
     self._bring()
+    self.loaded = False
     if hasattr(learn, 'recorder'): learn.recorder.schedule = self # `plot_batch_size` finds it there
     if not goes_on:
         self.n_steps = 0

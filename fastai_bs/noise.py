@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/noise.html.md"""
 # %% auto #0
 __all__ = ['Moments', 'NoiseScale']
 
-# %% ../nbs/13_noise.ipynb #1aa277f1
+# %% ../nbs/13_noise.ipynb #155985bc
 import math, warnings
 from contextlib import contextmanager
 from copy import copy
@@ -16,19 +16,20 @@ import numpy as np
 import pandas as pd
 from fastcore.basics import patch
 from fastai.learner import Recorder
-from .text import counted
+from .text import brief_html, counted
 from .accumulate import GradAccum
 from .batch_size import known_batch_size
-from .columns import add_columns, fill_columns
+from .columns import add_columns, fill_columns, of_table
 from .checks import check_bools, check_fraction, is_whole
 from .distributed import n_ranks
 from .estimator import Pool, known_by, moments_of_sums, trend
 from .gradients import GradNorms, reached_params
 from .loaders import n_fresh, said_bs
+from .logs import log_values
 from .loop import ScopedCallback, callback_of, first_epoch
 from .sources import FromBoth, FromParts, FromRanks, FromWindows
 
-# %% ../nbs/13_noise.ipynb #f34a3848
+# %% ../nbs/13_noise.ipynb #badd2248
 class Moments(NamedTuple):
     "A row for each measurement"
     step:int # Optimizer step, counted from 1
@@ -47,7 +48,7 @@ class NoiseScale(ScopedCallback):
     10,000 rows at most, evenly spread but for the latest, which are all there: about 10 MB.
     """
     most = 10_000 # Rows, unless the moving means look back on more than a quarter of that
-    order,run_valid = Recorder.order+1,False # Recorder has named its columns, and no logger has read them; batches are as other callbacks want them
+    order,run_valid = Recorder.order+2,False # Recorder has named its columns, the table is not begun, and TensorBoard and W&B have counted the batch
 
     def __init__(self,
         beta:float=0.99, # What is left of a measurement's weight after another one: 0.99 looks back on some 100 of them, and lags behind a rise
@@ -68,18 +69,22 @@ class NoiseScale(ScopedCallback):
         self.beta,self.every,self.n_micro,self.level = beta,every,n_micro,ci
         self.by_group,self.adam_metric = by_group,adam_metric
         self.source = self.bs = None
+        self.loaded = False # Has it a state to go on from?
         self._reset()
 
     def _reset(self):
         self.pool,self.rows,self.more = Pool(self.beta),[],{} # The last: `(tr_sigma, g_sq)` in each row, of a group or in Adam's metric
         self.known,self.pools = [],{} # What `pool` was by each row, and the items by then; a pool for each of `more`
         self.n_items = 0 # Measured
+        self.steps_before = self.next = 0 # Optimizer steps before `source`; the one from which on the next batch is to be measured in parts
+        self.is_new = False # Is there a measurement that no logger has seen?
         self.n_dropped = self.n_twice = 0 # Measurements left out: of gradients that are not finite, of windows that hold an item twice
 
     # What the way of measuring needs of the events of a batch
 
     def hears(self, event_name):
         if event_name in _of_batch: return self.source is not None and event_name in self.source.events
+        if event_name in ('after_batch','after_train'): return self.is_new
         return super().hears(event_name)
     def before_batch(self): self.source.before_batch()
     def after_loss(self): self.source.after_loss()
@@ -107,10 +112,14 @@ class NoiseScale(ScopedCallback):
         lags = {1: ", rising: it is higher by now", -1: ", falling: it is lower by now"}.get(self.drift, '')
         return f"NoiseScale({ns:.3g} [{low:.3g}, {high:.3g}] items after {self.n_steps} steps{lags})" if self.rows else 'NoiseScale()'
 
-# %% ../nbs/13_noise.ipynb #8e3aca8a
+# %% ../nbs/13_noise.ipynb #2fe36afb
+@patch
+def _repr_html_(self:NoiseScale): return brief_html(repr(self), "The last measurements", self.df)
+
+# %% ../nbs/13_noise.ipynb #de88bec6
 @patch
 def start_fit(self:NoiseScale):
-    "Start anew, or where a `start_epoch` says so go on; refuse a fit that cannot be measured"
+    "Start anew, or where a `start_epoch` says so or a state was loaded go on; refuse a fit that cannot be measured"
     learn = self.learn
     twins = [cb for cb in learn.cbs if isinstance(cb, NoiseScale)]
     if self.has_twins(twins): raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)} NoiseScale: remove the others")
@@ -120,16 +129,16 @@ def start_fit(self:NoiseScale):
         raise ValueError("`adam_metric` is for optimizers that keep a mean of squared gradients, as Adam does, and this one does not: leave it out")
     source.check()
 
-    if first_epoch(learn): source.n_steps = self.n_steps
+    if first_epoch(learn) or self.loaded: source.n_steps = self.n_steps
     else: self._reset()
-    self.source,self.bs = source,known_batch_size(learn)
+    self.source,self.bs,self.is_new,self.loaded = source,known_batch_size(learn),False,False
     if hasattr(learn, 'recorder'): learn.recorder.noise = self # `plot_noise_scale` finds it there, also after a fit whose own callbacks are gone
 
 @patch
 def before_fit(self:NoiseScale):
     ScopedCallback.before_fit(self)
     learn = self.learn
-    if hasattr(learn, 'recorder'): add_columns(learn.recorder, self.columns())
+    if hasattr(learn, 'recorder'): add_columns(learn.recorder, of_table(learn, self.columns()))
 
 @patch
 def _choose(self:NoiseScale, accum):
@@ -148,9 +157,9 @@ def scope(self:NoiseScale):
         with self.source.scope(): yield
     finally: self.source.norms,self.source.micros = None,[]
 
-# %% ../nbs/13_noise.ipynb #d096c1b0
+# %% ../nbs/13_noise.ipynb #5713e5eb
 @patch(as_prop=True)
-def n_steps(self:NoiseScale)->int: return self.source.n_steps if self.source else 0 # Optimizer steps of the fit
+def n_steps(self:NoiseScale)->int: return self.source.n_steps if self.source else self.steps_before # Optimizer steps of the fit
 
 @patch
 def measure(self:NoiseScale,
@@ -180,6 +189,7 @@ def measure(self:NoiseScale,
         pool = self.pools.setdefault(nm, Pool(self.beta))
         if np.isfinite(sum(o)): pool.add(*o, sums.n_elems) # In Adam's metric nothing is known of the first steps
     if len(self.rows)>=max(self.most, 4*self.look_back): self._thin_out()
+    self.is_new = True
 
 @patch(as_prop=True)
 def look_back(self:NoiseScale)->int: return round(1/(1-self.beta)) # Measurements that the moving means look back on
@@ -198,17 +208,37 @@ def _holds_twice(self:NoiseScale):
     dl = self.learn.dl
     return (self.learn.iter+1)*(said_bs(dl) or 1)>n_fresh(dl)
 
-# %% ../nbs/13_noise.ipynb #78227270
+# %% ../nbs/13_noise.ipynb #31b2a9b4
+@patch
+def known_now(self:NoiseScale)->dict: # By name
+    "The noise scale, its interval, and the moving means that it is the ratio of"
+    return dict(zip(('noise_scale','noise_low','noise_high','tr_sigma','g_sq'), (self.noise_scale,*self.ci,self.tr_sigma,self.g_sq)))
+
 @patch
 def columns(self:NoiseScale)->dict: # By name
-    "Of Recorder's row for an epoch: the noise scale, its interval, and the batch size where nobody else shows it"
-    res = dict(zip(('noise_scale','noise_low','noise_high'), (self.noise_scale,*self.ci)))
+    "Of an epoch: what is known by now, and the batch size where nobody else shows it"
+    res = self.known_now()
     return res if self.bs is None or callback_of(self.learn, GradAccum) else {**res, 'batch_size': self.bs}
 
 @patch
 def after_validate(self:NoiseScale):
     "Columns of Recorder's row for the epoch: what the progress table, CSVLogger and others show"
     fill_columns(self.learn, self.columns())
+
+# %% ../nbs/13_noise.ipynb #9f5f98e1
+@patch
+def _log(self:NoiseScale):
+    "The latest measurement, once the loggers have counted its batch"
+    row,accum = self.rows[-1],callback_of(self.learn, GradAccum)
+    values = dict(noise_scale=self.noise_scale, tr_sigma=row.tr_sigma, g_sq=row.g_sq, n_items=row.n_items, n_acc=accum.way_in()[1] if accum else 1)
+    log_values(self.learn, {f'noise/{nm}': v for nm,v in values.items()})
+    self.is_new = False
+
+@patch
+def after_batch(self:NoiseScale): self._log()
+
+@patch
+def after_train(self:NoiseScale): self._log() # Of a window that was closed after the last batch
 
 # %% ../nbs/13_noise.ipynb #fa18ce69
 @patch(as_prop=True)

@@ -135,7 +135,7 @@ def hidden_states(
         for m,states in zip(rnns, hidden): m.hidden,m.bs = [_part(o, s) for o in states],s.stop-s.start
     return _take
 
-# %% ../nbs/12a_sources.ipynb #f0fd50fd
+# %% ../nbs/12a_sources.ipynb #9832001a
 class FromParts:
     "Parts of a batch, in an extra pass before it is trained on"
     every = 40 # Optimizer steps from one measurement to the next
@@ -151,7 +151,6 @@ class FromParts:
         self.counter = ElementCounter(accum and accum.count)
         self.weights = Weights(self.counter)
         self.norms,self.micros,self.n_steps = None,[],0
-        self.next = 0 # Optimizer step to be measured next
 
     @property
     def accum_first(self): return f"use {self.as_two} with micro-batches of half the size, whose gradients are measured as they come"
@@ -180,7 +179,7 @@ class FromParts:
     def before_batch(self):
         "When it is time, measure parts of the batch before it is trained on"
         learn = self.learn
-        if self.n_steps<self.next or not len(learn.yb): return
+        if self.n_steps<self.noise.next or not len(learn.yb): return
         if find_bs(learn.yb)<self.least: return # A short last batch: the next will do
         grads = {p: p.grad for p in all_params(learn)}
         if any_nonzero([g for g in grads.values() if g is not None]): return # Somebody accumulates: at the start of a step there are none
@@ -193,7 +192,7 @@ class FromParts:
             zero_grads(learn)
             for p,grad in grads.items(): p.grad = grad # The same tensor, zero as it was, or `None`
             self.norms.clear()
-        self.next = self.n_steps+self.every
+        self.noise.next = self.n_steps+self.every
 
     def after_step(self): self.n_steps += 1
 

@@ -2,7 +2,7 @@
 import math
 import warnings
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -283,6 +283,12 @@ def test_lr_find_is_at_the_start():
     assert {o[0] for o in used.seen}=={2} and learn.grad_accum.df.equals(df)
     assert not [o for o in learn.cbs if isinstance(o, (NoiseScale,ScaledLR))]
 
+@cache
+def one_that_ended(n_dim, n):
+    learn = drift_learner(inputs(n_dim, n), 4, partial(SGD, mom=0.9), start=2, max_acc=16, beta=0.8)
+    learn.fit_one_cycle(2, 1e-3)
+    return learn
+
 @pytest.mark.parametrize('event,exc,epoch', pairwise(['before_batch','after_pred','after_backward','before_step','after_step','after_train','before_validate'],
     [ValueError,KeyboardInterrupt,CancelFitException,CancelTrainException], [0,1], where=lambda e,x,_: not (x is CancelTrainException and 'a' in e and
     e in ('after_train','before_validate'))))
@@ -304,8 +310,7 @@ def test_nothing_is_left_behind(event, exc, epoch):
     learn.model.w.data.zero_()
     learn.create_opt()
     learn.fit_one_cycle(2, 1e-3)
-    other = drift_learner(x, 4, partial(SGD, mom=0.9), start=2, max_acc=16, beta=0.8)
-    other.fit_one_cycle(2, 1e-3)
+    other = one_that_ended(128, 400)
     assert torch.equal(learn.model.w, other.model.w) and learn.grad_accum.df.equals(other.grad_accum.df) and len(other.grad_accum.df)>1
 
 def test_momenta_and_rates_are_those_of_the_schedule():

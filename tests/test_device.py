@@ -1,7 +1,9 @@
 "On a second device: all that runs on the CPU runs there too, comes to the same numbers, waits for it no more than it must and puts it back as it was"
+import sys
 import warnings
 from collections import Counter
 from functools import partial
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import SchedExp
 from fastai.optimizer import Adam, OptimWrapper
 from fastai_bs.all import AdaptiveAccum, BatchSchedule, GradAccum, NoiseScale, PlainLoop, ScaledLR, batch_size, bn_to_gn, sqrt_scaling, unchanged
-from fastai_bs import memory
+from fastai_bs import max_bs
 from fastcore.foundation import L
 from fastai_bs.both_ways import sample
 from fastai_bs.gradients import no_autocast
@@ -197,7 +199,7 @@ def test_a_loss_over_pairs_is_found():
 @on_acc
 def test_memory_of_the_machine_is_no_limit_of_the_device():
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(memory, '_memory_of_machine', lambda: 1)
+        m.setattr(max_bs, '_memory_of_machine', lambda: 1)
         assert learner(kind='mse').max_bs_find(max_bs=6)==6
 
 @on_acc
@@ -232,6 +234,18 @@ def test_none_per_micro_batch_and_one_per_window(nm, kind):
     "Three windows of eight micro-batches"
     make,per_window = watched[nm]
     assert_adds(per_window*3, make(), kind)
+
+class WandbCallback(Callback): "In the place of fastai's, which waits for the loss of each batch"
+
+@on_acc
+def test_what_is_logged_is_there_already():
+    "One wait per window, as without a logger"
+    mod,seen = ModuleType('fastai.callback.wandb'),[]
+    mod.WandbCallback,mod.wandb = WandbCallback,SimpleNamespace(log=lambda values, commit: seen.append(values))
+    with pytest.MonkeyPatch.context() as m:
+        m.setitem(sys.modules, mod.__name__, mod)
+        assert_adds(3, [GradAccum(8),NoiseScale(),WandbCallback()], 'tokens')
+    assert len([o for o in seen if 'noise/g_sq' in o])==3 and all(type(v) in (int,float) for o in seen for v in o.values())
 
 @pytest.mark.parametrize('nm,kind', [('GradAccum','unknown'),('count','tokens'),('count here','mse'),('number','mse'),('number','tokens')])
 @pytest.mark.filterwarnings('ignore:GradAccum cannot tell', 'ignore:The loss')
