@@ -7,12 +7,13 @@ Docs: https://fastai-bs.github.io/fastai_bs/plan_growth.html.md"""
 # %% auto #0
 __all__ = ['parts', 'worth_it', 'stretches', 'check_grows', 'growth_of', 'grows']
 
-# %% ../nbs/16aa_plan_growth.ipynb #d6819e06
+# %% ../nbs/16aa_plan_growth.ipynb #40a2c615
 import math
 import numpy as np
 import pandas as pd
 from fastcore.basics import patch
 
+from .text import brief_html, percent
 from .growth import Growth, rising, with_mean
 from .plots_growth import plot_growth
 from .cycle import cool_stretch, reading
@@ -79,3 +80,9 @@ def plot(self:Growth,
 ):
     "The batch size and the noise scale over the items of the training; returns the axes"
     return plot_growth(self.size.ends, self.size.sizes, self.ends, self.noise, bs_now=self.bs_now, fixed_bs=self.fixed[1], told=self.told, ax=ax)
+
+# %% ../nbs/16aa_plan_growth.ipynb #a403d919
+@patch
+def _repr_html_(self:Growth):
+    until = [f'{percent(o)} of the items' for o in self.size.ends]
+    return brief_html(repr(self), "Sizes", pd.DataFrame(dict(until=until, bs=self.size.sizes)))

@@ -171,7 +171,7 @@ def _plot_rate(df, ax):
 def _label_parts(df, cool, ax):
     "Where on the axis of windows which part of the cycle is behind"
     parts = 0.,0.5,cool[0],sum(cool)/2,cool[1],1.
-    ax.set_xticks(np.interp(parts, [*df.pct,1.], np.arange(1, len(df)+2)), [f'{o:.0%}' for o in parts], fontsize='small')
+    ax.set_xticks(np.interp(parts, [*df.pct,1.], np.arange(1, len(df)+2)), [*(f'{o:.0%}' for o in parts[:-1]),''], fontsize='small')
     ax.set_xlabel('part of the mock training that is behind')
 
 def plot_cycle(
@@ -262,7 +262,7 @@ def plot_plan(
     ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
 ):
     "Left `plot_cycle` or `plot_stretch`, right `plot_time`; returns the axes"
-    ax = _new_axes(ax, nrows=1, ncols=2, figsize=(10.5,4.8))
+    ax = _new_axes(ax, nrows=1, ncols=2, figsize=(8.8,4.5)) # Read at half the width of a page too
     left,right = ax if np.size(ax)>1 else (np.ravel(ax)[0],None)
     if cool: plot_cycle(df, noise_scale, ci, level, cool, bs_now, left)
     else: plot_stretch(df, noise_scale, ci, level, n_windows, bs_now, left)

@@ -98,7 +98,7 @@ def plot_verification(
     ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
 ):
     "Left `plot_sizes`, right `plot_curves`; returns the axes"
-    ax = plt.subplots(1, 2, layout='constrained', figsize=(10.5,4.8))[1] if ax is None else ax
+    ax = plt.subplots(1, 2, layout='constrained', figsize=(8.8,4.5))[1] if ax is None else ax
     left,right = ax if np.size(ax)>1 else (np.ravel(ax)[0],None)
     plot_sizes(lengths, bs_now=bs_now, planned=planned, bs=bs, ax=left)
     if right is not None: plot_curves(curves, list(zip(lengths[-1][1].bs, lengths[-1][1].factor)) if lengths else [], bs, right)

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/schedule.html.md"""
 # %% auto #0
 __all__ = ['way_to', 'check_sizes', 'checked_size', 'BatchSchedule']
 
-# %% ../nbs/14c_schedule.ipynb #f967837f
+# %% ../nbs/14c_schedule.ipynb #955a6558
 import math
 from contextlib import contextmanager
 import warnings
@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from fastcore.basics import patch
 from fastai.callback.schedule import LRFinder
-from .text import counted
+from .text import brief_html, counted
 from .checks import check_whole, is_number, is_whole, shown
 from .distributed import n_processes
 from .loaders import micro_batch_size, n_items, refuse_empty, trained_by, with_micro_bs
@@ -67,7 +67,7 @@ def checked_size(
     if not 1<=n<math.inf: raise ValueError(f"`bs` must be a function that returns at least one item, and finite, got {n} for the progress {pct:.3g}")
     return float(n)
 
-# %% ../nbs/14c_schedule.ipynb #809526a0
+# %% ../nbs/14c_schedule.ipynb #d35a68b6
 class BatchSchedule(GradAccum):
     """The batch size over the training, by epoch or by progress; each optimizer step has exactly the gradient of a batch of that size
 
@@ -107,19 +107,22 @@ class BatchSchedule(GradAccum):
 
     # How large a batch is
 
+    @property
+    def by_epoch(self)->bool: return isinstance(self.sizes, dict) # Or by progress?
+
     def size_at(self,
         epoch:int, # Counted from 0
         pct:float=None, # The part of the fit that is behind; `None`: as the epoch begins
     )->float: # Items, over all ranks
         "What the schedule says"
-        if isinstance(self.sizes, dict):
+        if self.by_epoch:
             past = [e for e in self.sizes if e<=epoch]
             return self.sizes[max(past)] if past else self._own()*n_processes()
         return checked_size(self.sizes, epoch/max(1, self.learn.n_epoch) if pct is None else pct)
 
     def sizes_in(self, epoch)->list:
         "At some moments of an epoch"
-        if isinstance(self.sizes, dict): return [self.size_at(epoch)]
+        if self.by_epoch: return [self.size_at(epoch)]
         n = max(1, self.learn.n_epoch)
         return [self.size_at(epoch, min(1., pct)) for pct in np.linspace(epoch/n, (epoch+1)/n, 9)]
 
@@ -138,14 +141,14 @@ class BatchSchedule(GradAccum):
     def _way_to(self, size):
         "The micro-batch of an epoch in which this is the smallest size, and for sizes by epoch how many of them make it"
         bounds = [o for o in (self.max_micro_bs,self.fits) if o]
-        if isinstance(self.sizes, dict): return way_to(size, min(bounds, default=None), n_processes())
+        if self.by_epoch: return way_to(size, min(bounds, default=None), n_processes())
         today = self._own()*n_processes()
         size = today*int(size/today+1e-6) if size>today else max(n_processes(), int(size)) # Sizes that devices like, as today's hopefully is
         return min([size//n_processes(), *bounds]),None
 
     def largest_micro_bs(self)->int: # Items
         "Of the largest micro-batch that it may come to, however long the fit"
-        if isinstance(self.sizes, dict): sizes = [*self.sizes.values(), *([] if 0 in self.sizes else [self._own()*n_processes()])]
+        if self.by_epoch: sizes = [*self.sizes.values(), *([] if 0 in self.sizes else [self._own()*n_processes()])]
         else: sizes = [checked_size(self.sizes, pct) for pct in np.linspace(0, 1, 101)]
         return max(self._way_to(o)[0] for o in sizes)
 
@@ -153,11 +156,11 @@ class BatchSchedule(GradAccum):
 
     def n_acc_in(self, epoch): return self.way_in(epoch)[1]
     def n_accs(self):
-        if isinstance(self.sizes, dict) or self.finds: return [self.n_acc_in(e) for e in range(self.n_epoch)]
+        if self.by_epoch or self.finds: return [self.n_acc_in(e) for e in range(self.n_epoch)]
         return [max(2, *(self.n_acc_of(o, self.way_in(e)[0]) for o in self.sizes_in(e))) for e in range(self.n_epoch)] # More, maybe, in between
 
     def n_acc_now(self):
-        if isinstance(self.sizes, dict) or self.finds: n = self._position.n_acc
+        if self.by_epoch or self.finds: n = self._position.n_acc
         else: n = self.n_acc_of(self.size_at(self.learn.epoch, min(1., self.learn.pct_train)), self.micro_bs)
         if not self.rows or self.rows[-1][2:4]!=(self.micro_bs,n):
             self.rows.append((self.learn.epoch+self.learn.iter/self.learn.n_iter, self.n_steps, self.micro_bs, n, self.micro_bs*n*n_processes()))
@@ -200,7 +203,7 @@ class BatchSchedule(GradAccum):
 
     def instead(self, micro_bs): return f"max_micro_bs={micro_bs} has"
 
-# %% ../nbs/14c_schedule.ipynb #8e2d3322
+# %% ../nbs/14c_schedule.ipynb #ddaf575d
 @patch
 def _check(self:BatchSchedule):
     "Refuse sizes that cannot be, and say which are rounded"
@@ -216,7 +219,7 @@ def _check(self:BatchSchedule):
             except ValueError as err: raise ValueError(f"{err}. Or take BatchSchedule(..., max_micro_bs={own}), which reaches sizes of whole batches "
                                                        "of this loader by accumulation") from None
             own = micro_bs # Not once more for the same size in the next epoch
-        if not isinstance(self.sizes, dict) or micro_bs*n_acc*n_processes()==size or size in said: continue
+        if not self.by_epoch or micro_bs*n_acc*n_processes()==size or size in said: continue
         said.add(size)
         warnings.warn(
             f"A batch of {size} items is not made of whole micro-batches{f' of {self.max_micro_bs} at most' if self.max_micro_bs else ''}"
@@ -236,3 +239,7 @@ def _is_guarded(self:BatchSchedule):
 def df(self:BatchSchedule)->pd.DataFrame:
     "A row for each change: `epoch`, with the part of it that was behind, optimizer steps by then, `micro_bs`, `n_acc` and items of a step, `bs`"
     return pd.DataFrame(self.rows, columns=['epoch','step','micro_bs','n_acc','bs'])
+
+# %% ../nbs/14c_schedule.ipynb #15642618
+@patch
+def _repr_html_(self:BatchSchedule): return brief_html(repr(self), "The last changes", self.df)

@@ -6,11 +6,12 @@ Docs: https://fastai-bs.github.io/fastai_bs/text.html.md"""
 
 # %% auto #0
 __all__ = ['num', 'plural', 'counted', 'percent', 'with_interval', 'difference_text', 'factor_text', 'listed', 'rate_text',
-           'bytes_text', 'time_text', 'as_plain']
+           'bytes_text', 'time_text', 'as_plain', 'brief_html']
 
-# %% ../nbs/00_text.ipynb #fbef8802
+# %% ../nbs/00_text.ipynb #b639fa9e
 import math, numbers
 from dataclasses import asdict, is_dataclass
+from html import escape
 from fastcore.basics import is_iter
 
 # %% ../nbs/00_text.ipynb #6d1ab358
@@ -122,3 +123,15 @@ def as_plain(
     if isinstance(v, slice): v = v.start,v.stop
     if isinstance(v, float) and not math.isfinite(v): return None
     return [as_plain(o) for o in v] if is_iter(v) and not isinstance(v, str) else v
+
+# %% ../nbs/00_text.ipynb #3544742c
+def brief_html(
+    text:str, # A sentence
+    summary:str='', # What the table holds
+    df=None, # A data frame; left out where it has no rows
+    most:int=10, # Rows that are shown: the last ones
+)->str: # HTML
+    "`text`, and a table of three digits to open"
+    if df is None or not len(df): return f'<p>{escape(text, quote=False)}</p>'
+    table = df.tail(most).to_html(index=False, border=0, na_rep='', float_format='{:.3g}'.format)
+    return f'<p>{escape(text, quote=False)}</p><details><summary>{summary}</summary>{table}</details>'

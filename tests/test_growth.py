@@ -269,3 +269,9 @@ def test_plot(tmp_path):
     assert ax.get_yscale()=='log' and len(ax.get_yticks())<=12
     _,own = plt.subplots()
     assert g.plot(own) is own
+
+def test_repr_html():
+    "The sentence, and a row for each size"
+    g = plan().growth
+    html = g._repr_html_()
+    assert html.startswith(f'<p>{g!r}</p>') and html.count('<tr>')==len(g.size.sizes) and all(f'<td>{bs}</td>' in html for bs in g.size.sizes)

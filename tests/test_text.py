@@ -4,8 +4,15 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pytest
-from fastai_bs.text import as_plain, bytes_text, counted, difference_text, factor_text, listed, num, percent, rate_text, time_text, with_interval
+from fastai.callback.core import Callback
+from fastai_bs.accumulate import GradAccum
+from fastai_bs.adaptive import AdaptiveAccum
+from fastai_bs.noise import NoiseScale
+from fastai_bs.schedule import BatchSchedule
+from fastai_bs.text import as_plain, brief_html, bytes_text, counted, difference_text, factor_text, listed, num, percent, rate_text, time_text, with_interval
+from helpers import loaders, mlp, quiet_learner, regression
 
 @pytest.mark.parametrize('x,text', [(0,'0'), (0.00123,'0.00123'), (9.999,'10'), (99.96,'100'), (1234.5,'1230'), (1e6,'1000000'), (-250.4,'-250'),
     (math.inf,'inf'), (math.nan,'nan')])
@@ -57,3 +64,20 @@ def test_factor_text(f, text): assert factor_text(f)==text
 
 @pytest.mark.parametrize('items,text', [([1],'1'),([1,2],'1 and 2'),((32,64,128),'32, 64 and 128'),((o for o in 'ab'),'a and b')], ids=range(4))
 def test_listed(items, text): assert listed(items)==text
+
+def test_brief_html():
+    "A sentence as it is, and the last rows of a table; no colour, so that any theme shows it"
+    df = pd.DataFrame(dict(step=range(12), x=np.arange(12)/3+0.05))
+    html = brief_html('A(1 < 2)', 'Rows', df)
+    assert html.startswith('<p>A(1 &lt; 2)</p><details><summary>Rows</summary><table') and html.count('<tr>')==10
+    assert '<td>1</td>' not in html and '<td>3.72</td>' in html and 'color' not in html
+    assert brief_html('a', 'Rows', df[:0])==brief_html('a')=='<p>a</p>'
+
+@pytest.mark.parametrize('cb', [NoiseScale(beta=0.5),AdaptiveAccum(2),BatchSchedule({0: 16, 1: 32})], ids=lambda o: type(o).__name__)
+def test_callbacks_show_what_they_have(cb):
+    "Before a fit a sentence, in it and afterwards their rows as well"
+    assert cb._repr_html_()==f'<p>{cb!r}</p>'
+    learn,shown = quiet_learner(loaders(regression(128), 16), mlp()),[]
+    def _look(_): shown.append(cb._repr_html_())
+    learn.fit(2, 1e-2, cbs=[cb,Callback(after_epoch=_look),*([GradAccum(2)] if isinstance(cb, NoiseScale) else [])])
+    for html in (*shown,cb._repr_html_()): assert repr(cb).split('(')[0] in html and '<details>' in html and f'<td>{cb.df.iloc[0,-1]:.3g}</td>' in html
