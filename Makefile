@@ -26,10 +26,10 @@ test-oldest: $(OLDEST)/.installed ## Run the tests with the oldest fastai and to
 dist: $(VENV)/.installed-dev ## Build the wheel and the source distribution, and pass tests with each in a fresh environment
 	rm -rf dist
 	$(BIN)/python -m build -q
+	$(BIN)/twine check --strict dist/*
 	OMP_NUM_THREADS=1 $(BIN)/python tests/installed.py dist
 
 matrix: $(VENV)/.installed-dev ## Try each tool of the package with each kind of learner and beside each companion; writes docs/matrix.md
-	$(BIN)/python -m pip install -q -e '.[matrix]'
 	OMP_NUM_THREADS=1 $(BIN)/python tests/matrix.py
 
 lint: $(VENV)/.installed-dev ## Check the code with ruff
@@ -82,4 +82,6 @@ $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install -q -e '.[docs]'
 	cd docs/_static && npm pack --silent mathjax@3.2.2 && tar -xzf mathjax-3.2.2.tgz --strip-components=2 package/es5/tex-svg.js && rm mathjax-3.2.2.tgz \
 		|| echo "npm is missing: formulas on the site will need a connection"
+	mkdir -p docs/_build && cd docs/_build && npm pack --silent axe-core@4.14.1 && tar -xzf axe-core-4.14.1.tgz --strip-components=1 package/axe.min.js && rm axe-core-4.14.1.tgz \
+		|| echo "npm is missing: nobody will ask whether all can read the pages"
 	@touch $@
