@@ -1,7 +1,8 @@
 """Look at every page of the site in a real browser: `python docs/check.py [_docs]`
 
 Headless Chromium loads each page, wide and narrow, light and dark. No error on the console, no failed request, none to another host; every link
-within the site leads somewhere; no table or formula is left as markup; the page is no wider than the screen; the search finds what a user looks for.
+within the site leads somewhere; no table or formula is left as markup; the page is no wider than the screen; the search finds what the first page
+suggests to look for; and axe (https://github.com/dequelabs/axe-core), where `make docs` could have it, finds nothing that keeps a reader out.
 Screenshots go to `docs/_build/shots`. Without a browser that is an error, unless the environment says BROWSER=none.
 """
 import base64, http.server, json, os, shutil, subprocess, sys, tempfile, threading, time, urllib.request
@@ -10,8 +11,10 @@ from pathlib import Path
 from urllib.parse import urldefrag, urljoin
 
 root = Path(__file__).resolve().parent.parent
-sizes = dict(wide=(1400,1800), narrow=(390,1400))
-searches = {'GradAccum': 'accumulate.html', 'bs_find': 'finder.html', 'noise scale': 'noise.html'} # And a page that must be among the results
+sizes = dict(wide=(1400,1800), half=(820,1800), narrow=(390,1400))
+axe = root/'docs/_build/axe.min.js'
+read_aloud = 'index.html','choose.html','lr.html','matrix.html','gallery.html' # A page of each kind, for axe
+failed = "axe.run({resultTypes: ['violations']}).then(r => r.violations.map(o => `${o.id} (${o.nodes.length}): ${o.nodes[0].html.slice(0, 90)}`))"
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args): pass
@@ -100,19 +103,25 @@ def check(folder, browser, shots):
                 wide = browser.run('document.documentElement.scrollWidth')
                 if wide>size[0]: wrong.append(f'{page}, {nm}: {wide} pixels wide on a screen of {size[0]}')
                 browser.shot(shots/f'{Path(page).stem}-{nm}-{scheme}.png')
+                if page in read_aloud and axe.exists():
+                    browser.run(axe.read_text())
+                    wrong += [f'{page}, {nm}, {scheme}, axe: {o}' for o in browser.run(failed)]
         raw = browser.run(r"[...document.querySelectorAll('article p')].map(o=>o.textContent).filter(o=>/\|\s*[-—]+\s*\||\$\$/.test(o))")
         wrong += [f'{page}: a table or a formula that was not rendered: {o[:60]}' for o in raw]
         links[page] = browser.run("[...document.querySelectorAll('a[href]')].map(o=>o.href)")
         anchors[page] = set(browser.run("[...document.querySelectorAll('[id]')].map(o=>o.id)"))
+    browser.open(f'{base}index.html')
+    searches = browser.run("[...document.querySelectorAll('a[data-finds]')].map(o=>[o.innerText, o.href, o.dataset.finds])")
+    if not searches: wrong.append('the first page suggests nothing to look for')
     for page,hrefs in links.items():
         for href in sorted({o for o in hrefs if o.startswith(base)}):
             url,anchor = urldefrag(href)
-            target = url.removeprefix(base) or 'index.html'
+            target = url.removeprefix(base).partition('?')[0] or 'index.html'
             if not (folder/target).exists(): wrong.append(f'{page}: a link to {target}, which is not there')
             elif anchor and target in anchors and anchor not in anchors[target]:
                 wrong.append(f'{page}: a link to #{anchor} of {target}, which has no such place')
-    for words,page in searches.items():
-        wrong += browser.open(f"{base}search.html?q={words.replace(' ', '+')}")
+    for words,url,page in searches:
+        wrong += browser.open(url)
         browser.wait_for("document.querySelector('#search-results .search-summary')?.innerText.match(/found|matching/)", f'a search for {words}')
         time.sleep(1) # Results come one after another
         found = browser.run("[...document.querySelectorAll('#search-results li a')].map(o=>o.href)")
@@ -134,6 +143,7 @@ def main(folder):
     browser = Browser(path)
     try: pages,wrong = check(folder, browser, shots)
     finally: browser.close()
+    if not axe.exists(): print('axe did not look at the pages: npm is missing')
     print('\n'.join(wrong) or f'{len(pages)} pages are in order; screenshots in {shots.relative_to(root)}')
     if wrong: sys.exit(1)
 

@@ -3,8 +3,10 @@
 nbdev adds the documentation of what a notebook exports, and links names to where they are documented. What it writes is made for Quarto;
 here it becomes what myst-nb reads: entries of Sphinx's Python domain (so that search and other sites find them), admonitions, tags of cells.
 """
-import ast, importlib, inspect, re, shutil, sys
+import ast, base64, importlib, inspect, re, shutil, sys
+from html import escape
 from pathlib import Path
+from urllib.parse import quote_plus
 
 import yaml
 from fastcore.docments import docments
@@ -13,10 +15,18 @@ from nbdev.config import get_config
 from nbdev.doclinks import _build_modidx
 from nbdev.serve import proc_nbs
 
+sys.path.insert(0, str(Path(__file__).parent))
+from plain import llms, page_text, plain # noqa: E402 From this folder
+
 root = Path(__file__).resolve().parent.parent
-guides = ['choose','prove','growing','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus','reproducible','coming_from',
-          'faq'] # In this order
+guides = ['choose','prove','growing','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus','reproducible','long_training',
+          'coming_from','faq'] # In this order
 site = 'https://fastai-bs.github.io/fastai_bs'
+repo = 'fastai-bs/fastai_bs'
+written = dict(which='docs/which.md', matrix='docs/matrix.md', changelog='CHANGELOG.md', contributing='CONTRIBUTING.md') # Pages that are no notebooks
+# What a visitor may look for, and a page that must then be among the results: `docs/check.py` tries it
+look_for = {'out of memory': 'split.html', 'learning rate': 'lr.html', 'noise scale': 'noise.html', 'gradient accumulation': 'accumulation.html',
+            'warmup': 'scaling.html', 'bs_find': 'finder.html', 'GradAccum': 'accumulate.html'}
 
 def page_name(
     nb, # Name of a notebook, as '05_distributed.ipynb'
@@ -57,14 +67,18 @@ def documented(
     patched = [nm for nm in names if nm.startswith(('Learner.','Recorder.')) and not nm.rpartition('.')[2].startswith('_')]
     return [*(nm for nm in getattr(mod, '__all__', []) if callable(getattr(mod, nm))), *patched]
 
+def _code_link(m): return f'<a class="reference internal" href="{m[2]}.html"><code class="docutils literal">{escape(m[1])}</code></a>' # MyST drops such a text
+
 def markdown(s, mods):
     "nbdev's and Quarto's markdown as MyST's"
     def _ref(m):
         full = full_name(m[2], m[3], m[1].strip('`'), mods)
         return f"{{py:obj}}`{m[1].strip('`')} <{full}>`" if full else m[0]
+    s = re.sub(r'\[\[(`[^`]+`)\]\([^)]*\)\]\(', r'[\1](', s) # nbdev links a name within a link too
     s = re.sub(rf'\[(`[^`\]]+`)\]\({site}/(\w+)\.html(?:\.md)?#([^)\s]+)\)', _ref, s)
     s = re.sub(r'\]\(\.\./docs/(\w+\.md)', r'](\1', s)
-    s = re.sub(r'\]\((?!https?:)([\w/]+\.ipynb)(#[^)\s]*)?\)', lambda m: f"]({page_name(m[1])}.ipynb{m[2] or ''})", s)
+    s = re.sub(r'\]\((?!https?:)(?:\.\./nbs/)?([\w/]+\.ipynb)(#[^)\s]*)?\)', lambda m: f"]({page_name(m[1])}.ipynb{m[2] or ''})", s)
+    s = re.sub(r'\[`([^`\]]+)`\]\((\w+)\.ipynb\)', _code_link, s)
     return re.sub(r'^:::+\s*\{\.callout-(\w+)[^}]*\}\s*$', r':::{\1}', s, flags=re.M)
 
 # Entries of the reference
@@ -153,39 +167,93 @@ def front(nb):
     head = yaml.safe_load(raw.strip().strip('-')) or {}
     return [head.get(k) or '' for k in ('title','description')]
 
+def page_links(
+    source, # Path in the repository
+    page, # Its name
+):
+    "A line of HTML below the title: the notebook in Colab, its source, and the page as plain text"
+    links = [('Open in Colab',f'https://colab.research.google.com/github/{repo}/blob/main/{source}')] if source.endswith('.ipynb') and page!='index' else []
+    links += [('Edit this page',f'https://github.com/{repo}/edit/main/{source}'),('Plain text',f'{page}.html.md')]
+    first = '' if page in guides else f' title="Begin there with !pip install git+https://github.com/{repo}"' # Guides have a cell for it
+    return f"""<p class="page-links">{' '.join(f'<a href="{url}"{first if "colab" in url else ""}>{nm}</a>' for nm,url in links)}</p>"""
+
+def search_links():
+    "A line of HTML for the first page: what one may look for"
+    links = [f'<a href="search.html?q={quote_plus(o)}" data-finds="{page}">{o}</a>' for o,page in look_for.items()]
+    return f'<p class="look-for">Look for: {" ".join(links)}</p>'
+
+def describe_pictures(cells, title):
+    "A text for each picture, for who does not see it: what it belongs to"
+    place = title
+    for c in cells:
+        if c.cell_type=='markdown' and (heads := re.findall(r'^#+ (.+)$', re.sub(r'^```.*?^```', '', c.source, flags=re.M|re.S), flags=re.M)): place = heads[-1]
+        if c.cell_type=='code' and any('image/png' in o.get('data', {}) for o in c.outputs):
+            c.metadata['mystnb'] = {'image': {'alt': f"Picture: {re.sub('[`*$]', '', place)}"}}
+
 def write_page(path, dest, mods):
-    "One page; its title"
-    nb = read_nb(path)
+    "One page; its title and a line about it"
+    nb,page = read_nb(path),page_name(path)
     title,line = front(nb)
-    cells = [mk_cell(f'# {title or page_name(path)}' + (f'\n\n*{line}*' if line else ''), 'markdown')]
-    cells += [o for c in nb.cells if (o := convert(c, page_name(path), mods)) is not None]
+    head = [f'# {title or page}',*([f'*{line}*'] if line else []),*([search_links()] if page=='index' else []),page_links(f'nbs/{Path(path).name}', page)]
+    cells = [mk_cell('\n\n'.join(head), 'markdown')]
+    cells += [o for c in nb.cells if (o := convert(c, page, mods)) is not None]
+    describe_pictures(cells, title or page)
     for i,c in enumerate(cells): c['id'] = f'c{i}'
     nb.cells = cells
     nb.metadata = {'kernelspec': {'name': 'python3', 'display_name': 'Python 3', 'language': 'python'},
                    'language_info': {'name': 'python', 'pygments_lexer': 'ipython3'}}
-    write_nb(nb, dest/f'{page_name(path)}.ipynb')
+    write_nb(nb, dest/f'{page}.ipynb')
+    return title or page,line
+
+def write_markdown(page, dest, extra, mods):
+    "A page that is markdown already, with its links; its title and a line about it"
+    text = (root/written[page]).read_text()
+    title,rest = text.removeprefix('# ').split('\n', 1)
+    (dest/f'{page}.md').write_text(f'# {title}\n\n{page_links(written[page], page)}\n{markdown(rest, mods)}')
+    (extra/f'{page}.html.md').write_text(plain(markdown(text, mods))+'\n')
+    return title,''
+
+def write_gallery(pages, dest, extra):
+    "Every picture of the guides, as their notebooks hold it, each with a link to its page"
+    (extra/'gallery').mkdir()
+    lines = ['# Gallery','','*Every picture of the guides; each leads to the guide that draws it*','','<div class="gallery">']
+    for page,title in pages.items():
+        n = 0
+        for c in read_nb(dest/f'{page}.ipynb').cells:
+            for data in (o.get('data', {}) for o in getattr(c, 'outputs', [])):
+                if 'image/png' not in data: continue
+                n += 1
+                nm = f'gallery/{page}-{n}.png'
+                (extra/nm).write_bytes(base64.b64decode(''.join(data['image/png'])))
+                what = escape(c.metadata['mystnb']['image']['alt'].removeprefix('Picture: '))
+                picture = f'<a href="{page}.html"><img src="{nm}" alt="{what}" loading="lazy"></a>'
+                lines.append(f'<figure>{picture}<figcaption><b>{escape(title)}</b><br>{what}</figcaption></figure>')
+    (dest/'gallery.md').write_text('\n'.join([*lines,'</div>',''])) # HTML goes on to the first empty line
 
 def contents(caption, pages):
     return '\n'.join([':::{toctree}', ':hidden:', f':caption: {caption}', '', *pages, ':::'])
 
 def build(dest):
+    "Pages for Sphinx, and beside them, in `extra`, what the site takes as it is"
     sys.path.insert(0, str(root/'benchmarks')) # Notebooks import from there
-    cfg = get_config()
+    cfg,extra = get_config(),dest.parent/'extra'
     _build_modidx()
     paths = sorted(proc_nbs(n_workers=0).rglob('*.ipynb'))
     mods = modules(sorted(cfg.nbs_path.glob('*.ipynb')))
-    shutil.rmtree(dest, ignore_errors=True)
-    dest.mkdir(parents=True)
-    for p in paths: write_page(p, dest, mods)
-    names = [page_name(p) for p in paths]
+    for o in (dest,extra):
+        shutil.rmtree(o, ignore_errors=True)
+        o.mkdir(parents=True)
+    heads = {page_name(p): write_page(p, dest, mods) for p in paths}
+    first = [o for o in guides if o in heads]
+    rest = [o for o in heads if o!='index' and o not in mods and o not in first]
+    heads |= {o: write_markdown(o, dest, extra, mods) for o in written}
+    write_gallery({o: heads[o][0] for o in (*first,*rest)}, dest, extra)
+    for p in dest.glob('*.ipynb'): (extra/f'{p.stem}.html.md').write_text(page_text(read_nb(p)))
+    parts = ('Guides', ['which',*first,*rest,'matrix']),('Reference', [o for o in heads if o in mods]),('Project', ['changelog','contributing'])
+    (extra/'llms.txt').write_text(llms(*heads['index'], [(nm,[(o,*heads[o]) for o in pages]) for nm,pages in parts], site))
     index = read_nb(dest/'index.ipynb')
-    first = [o for o in guides if o in names]
-    rest = [o for o in names if o!='index' and o not in mods and o not in first]
-    shutil.copy(root/'docs/matrix.md', dest/'matrix.md')
-    shutil.copy(root/'CHANGELOG.md', dest/'changelog.md')
-    shutil.copy(root/'CONTRIBUTING.md', dest/'contributing.md')
-    parts = ('Guides', [*first,*rest,'matrix']),('Reference', [o for o in names if o in mods]),('Project', ['changelog','contributing'])
-    index.cells += [mk_cell(contents(*o), 'markdown', id=f'contents-{i}') for i,o in enumerate(parts)]
+    shown = [(nm,[*pages,'gallery'] if nm=='Guides' else pages) for nm,pages in parts]
+    index.cells += [mk_cell(contents(*o), 'markdown', id=f'contents-{i}') for i,o in enumerate(shown)]
     write_nb(index, dest/'index.ipynb')
     if (cfg.nbs_path/'images').exists(): shutil.copytree(cfg.nbs_path/'images', dest/'images')
 

@@ -6,6 +6,7 @@ from fastcore.nbio import read_nb
 root = Path(__file__).resolve().parent.parent
 repo = 'https://github.com/fastai-bs/fastai_bs'
 here = f'{repo}/blob/main/nbs/'
+raw = 'https://raw.githubusercontent.com/fastai-bs/fastai_bs/main'
 # On GitHub only: pages of the site ask no other host for anything
 badges = ' '.join([f'[![{nm}]({repo}/actions/workflows/{nm.lower()}.yml/badge.svg)]({repo}/actions/workflows/{nm.lower()}.yml)' for nm in ('Test','Docs')]
                   + [f'[![License](https://img.shields.io/badge/license-Apache--2.0-blue)]({repo}/blob/main/LICENSE)'])
@@ -18,7 +19,9 @@ def output_text(out):
 
 def cell_text(cell):
     "Markdown of a cell: its text, or its code and outputs; nothing where it is hidden"
-    if cell.cell_type=='markdown': return re.sub(r'\]\((\w+\.ipynb)\)', rf']({here}\1)', cell.source).replace('](images/', '](nbs/images/')
+    if cell.cell_type=='markdown':
+        text = re.sub(r'\]\((\w+\.ipynb)\)', rf']({here}\1)', cell.source).replace('](../docs/', f']({repo}/blob/main/docs/')
+        return text.replace('](images/', f']({raw}/nbs/images/') # Whole addresses: an index of packages shows this page too
     if cell.cell_type!='code' or '#| hide' in cell.source: return ''
     return '\n\n'.join([f'```python\n{cell.source}\n```', *filter(None, map(output_text, cell.outputs))])
 

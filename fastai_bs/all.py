@@ -6,9 +6,11 @@ from .batch_size import batch_size
 from .both_ways import PlainLoop
 from .finder import BSFinder  # noqa: F401 The import adds `Learner.bs_find`
 from .lr import ScaledLR
+from .resume import SaveState # And `state_dict` and `load_state_dict` of callbacks
 from .schedule import BatchSchedule
 from . import grow  # noqa: F401 The import adds `Learner.fit_grow`
-from .memory import MemoryReport, bn_to_gn # And `Learner.memory_report`, `Learner.max_bs_find`
+from .memory import MemoryReport, bn_to_gn # And `Learner.memory_report`
+from . import max_bs  # noqa: F401 The import adds `Learner.max_bs_find`
 from .noise import NoiseScale
 from .plots import plot_noise_scale
 from .plan import BatchPlan
@@ -17,6 +19,6 @@ from .snapshot import unchanged
 from .verification import BatchVerification
 from . import verify  # noqa: F401 The import adds `Learner.bs_verify`
 
-__all__ = ['GradAccum', 'BatchSchedule', 'AdaptiveAccum', 'batch_size', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan',
+__all__ = ['GradAccum', 'BatchSchedule', 'AdaptiveAccum', 'batch_size', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'SaveState', 'BatchPlan',
            'BatchVerification', 'AccumCheck', 'PlainLoop', 'MemoryReport', 'bn_to_gn', 'unchanged', 'linear_scaling', 'no_scaling', 'sqrt_scaling',
            'adascale_gain', 'capped_sqrt_scaling', 'adam_scaling', 'surge_scaling', 'warmup_factor']

@@ -63,6 +63,44 @@ def test_links():
     ('[`GradAccum`](https://fastai-bs.github.io/fastai_bs/accumulate.html#gradaccum)', '{py:obj}`GradAccum <fastai_bs.accumulate.GradAccum>`'),
     ('[`pooled`](https://fastai-bs.github.io/fastai_bs/estimator.html#pooled)', '{py:obj}`pooled <fastai_bs.estimator.pooled>`'),
     ('[`Pool`](https://fastai-bs.github.io/fastai_bs/estimator.html#pool)', '{py:obj}`Pool <fastai_bs.estimator.Pool>`'),
-    ('[text](../docs/matrix.md#a)', '[text](matrix.md#a)'), ('[text](11_accumulate.ipynb#a)', '[text](accumulate.ipynb#a)'), ('[o](https://a.b/03_c.ipynb)', '[o](https://a.b/03_c.ipynb)'),
+    ('[`a<b`](11_accumulate.ipynb)', '<a class="reference internal" href="accumulate.html"><code class="docutils literal">a&lt;b</code></a>'),
+    ('[[`GradAccum`](https://fastai-bs.github.io/fastai_bs/accumulate.html#gradaccum)](33_accumulation.ipynb)',
+     '<a class="reference internal" href="accumulation.html"><code class="docutils literal">GradAccum</code></a>'),
+    ('[text](../docs/matrix.md#a)', '[text](matrix.md#a)'), ('[text](../nbs/30_choose.ipynb)', '[text](choose.ipynb)'),
+    ('[text](11_accumulate.ipynb#a)', '[text](accumulate.ipynb#a)'), ('[o](https://a.b/03_c.ipynb)', '[o](https://a.b/03_c.ipynb)'),
     ('::: {.callout-note}\nx\n:::', ':::{note}\nx\n:::')])
 def test_markdown(source, text): assert pages.markdown(source, mods)==text
+
+def test_pages_are_links_and_names_in_plain_text():
+    o = pages.entry('linear_scaling', mods['scaling'], 'Of [rules](https://fastai-bs.github.io/fastai_bs/scaling.html#times)', mods)
+    assert pages.plain(o).startswith('### `linear_scaling(') and ':module:' not in pages.plain(o) and '{py' not in pages.plain(o)
+    assert '````' not in pages.plain(o) and '| `k` |' in pages.plain(o)
+    assert pages.plain('{py:obj}`GradAccum <fastai_bs.accumulate.GradAccum>`, [there](accumulate.ipynb#a)')=='`GradAccum`, [there](accumulate.html.md#a)'
+    assert pages.plain(pages.page_links('nbs/30_choose.ipynb', 'choose')+'\n'+pages.search_links())==''
+    assert pages.plain(pages.markdown('[`a<b`](11_accumulate.ipynb)', mods))=='[`a<b`](accumulate.html.md)'
+
+def test_outputs_in_plain_text():
+    cell = pages.mk_cell('draw()', outputs=[{'output_type': 'display_data', 'data': {'image/png': 'AA=='}}, {'output_type': 'stream', 'text': ['a\n','b\n']},
+                                            {'output_type': 'execute_result', 'data': {'text/html': '<p>c</p>', 'text/plain': 'c'}}])
+    pages.describe_pictures([pages.mk_cell('# A\n\n## What `x` is\n\n```python\n# no heading\n```', 'markdown'),cell], 'Title')
+    nb = type('', (), dict(cells=[cell]))
+    assert pages.page_text(nb)=='```python\ndraw()\n```\n\n*Picture: What x is*\n\n```\na\nb\n```\n\n```\nc\n```\n'
+
+def test_the_notebook_opens_in_colab_and_its_source_on_github():
+    links = re.findall('href="([^"]+)"', pages.page_links('nbs/30_choose.ipynb', 'choose'))
+    repo = 'fastai-bs/fastai_bs'
+    assert links==[f'https://colab.research.google.com/github/{repo}/blob/main/nbs/30_choose.ipynb',f'https://github.com/{repo}/edit/main/nbs/30_choose.ipynb',
+                   'choose.html.md']
+    assert 'colab' not in pages.page_links('docs/which.md', 'which')
+    line = f'pip install git+https://github.com/{repo}'
+    assert line in pages.page_links('nbs/14_lr.ipynb', 'lr') and line not in pages.page_links('nbs/30_choose.ipynb', 'choose')
+
+def test_what_may_be_looked_for():
+    "Each leads to a page that there is; that the search finds it is for the browser to say"
+    names = {pages.page_name(p) for p in notebooks}
+    assert {o.removesuffix('.html') for o in pages.look_for.values()} <= names
+    assert all((root/o).exists() for o in pages.written.values())
+
+def test_llms():
+    text = pages.llms('name', 'What it is', [('Guides',[('choose','How','A line'),('which','Which','')])], 'https://a.b')
+    assert text=='# name\n\n> What it is\n\n## Guides\n\n- [How](https://a.b/choose.html.md): A line\n- [Which](https://a.b/which.html.md)\n'

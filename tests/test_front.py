@@ -1,0 +1,133 @@
+"What a visitor sees first: figures are those of the benchmarks, lines run, and what stands in several files is the same in all of them"
+import csv
+import re
+import subprocess
+
+import fastai_bs
+import pytest
+from helpers import cells_of, root
+
+if not (root/'nbs').is_dir(): pytest.skip("in a checkout only: nbs", allow_module_level=True)
+tomllib = pytest.importorskip('tomllib', reason="part of Python from 3.11 on")
+project = tomllib.loads((root/'pyproject.toml').read_text())['project']
+readme = (root/'README.md').read_text()
+page = '\n'.join(source for kind,source in cells_of(root/'nbs/index.ipynb') if kind=='markdown')
+guides = [p for p in sorted((root/'nbs').glob('3*.ipynb')) if any(kind=='code' for kind,_ in cells_of(p))]
+
+# Figures: what the benchmark's page says, and how the first screen says it
+
+def of(nm, pattern):
+    "What the groups of `pattern` match in a benchmark's page"
+    found = re.search(pattern, (root/f'benchmarks/{nm}.md').read_text())
+    assert found, f'{nm}.md has no {pattern!r}'
+    return found.groups()
+
+figures = {
+    'within a factor of two': ('pays', r'of either in (17 of \d+)\.', '{} trainings'),
+    'trained as the plan says': ('pays', r'as the plan says, in its epochs: (\S+) of the validation loss .* with \(from (\S+) to (\S+)\), in (\S+) of its',
+                                 '{3} of the time, validation loss {0} on average ({1} to {2})'),
+    "all of today's time": ('pays', r'at most (\d+) times through its data.*: plan (\S+) \(worst (\S+)\), before.*\n\* Over all 18: plan \S+ \(worst (\S+)\)',
+                            '{1} on average, {2} at worst; with more than {0} passes through the data up to {3}')}
+
+@pytest.mark.parametrize('row', figures)
+def test_figures_are_those_of_the_benchmark(row):
+    nm,pattern,text = figures[row]
+    line, = [o for o in page.splitlines() if o.startswith('|') and row in o]
+    assert text.format(*of(nm, pattern)) in line and f'/benchmarks/{nm}.md' in line
+
+def test_the_announcement_says_the_same():
+    over,low,high,time = of('pays', figures['trained as the plan says'][1])
+    assert f'{time} of the time for a validation loss {over[1:]} higher on average ({low} to {high})' in (root/'docs/drafts/announcement.md').read_text()
+
+def test_exact_accumulation():
+    "The worst of the seeds"
+    apart = re.findall(r'^\| \d+ \|.*\| (\S+) \| \S+ \|$', (root/'benchmarks/mnist_accumulation.md').read_text(), flags=re.M)
+    assert len(apart)==3
+    assert f'{max(map(float, apart)):.1e} of their norm at most' in page
+
+def test_steps_of_a_batch_that_grows():
+    line, = of('grows', r'`fit_grow` takes fewer optimizer steps for the same items: (.*?)\. ')
+    found = re.findall(r'(\w+) (\d+)% \(training loss (\S+)%\)', line)
+    assert len(found)==3
+    steps,loss = [int(o) for _,o,_ in found],sorted((float(o) for *_,o in found))
+    assert f'{min(steps)}% to {max(steps)}% fewer optimizer steps, training loss {loss[0]:+.1f}% to {loss[-1]:+.1f}%' in page
+
+def test_what_is_said_of_the_picture():
+    "The ratings, which a plan gets wrong there: how many passes it makes, and with which size"
+    lines = (root/'benchmarks/pays.md').read_text().splitlines()
+    row, = [o.split(' | ') for o in lines if o.startswith('| ratings | 1 |') and o.count('|')>12]
+    assert f"{float(row[4]):.0f} epochs of the plan's {row[5]}" in page
+
+def test_the_picture_is_of_the_plans():
+    "The middle plan of five, as `benchmarks/front.py` marks it, is in the table of the benchmark"
+    with (root/'benchmarks/pays_plans.csv').open() as f: rows = [o for o in csv.DictReader(f) if o['part']=='plan' and float(o['epochs'])==1]
+    for task in {o['task'] for o in rows}:
+        sizes = sorted(int(o['bs']) for o in rows if o['task']==task)
+        cells = re.search(rf'^\| {task} \| 1 \|.*$', (root/'benchmarks/pays.md').read_text(), flags=re.M)[0].split(' | ')
+        assert len(sizes)==5 and str(sizes[2]) in re.findall(r'\d+', cells[5])
+
+# Install
+
+def test_nothing_in_the_readme_is_relative():
+    "An index of packages shows it too, and has no other file of ours"
+    assert re.findall(r'\]\((?!https://|#)[^)]*\)', readme)==[]
+
+def test_one_line_installs():
+    line = f"pip install git+{project['urls']['Repository']}"
+    assert f'```sh\n{line}\n```' in readme.split('\n## ')[0]
+    for p in guides: assert f"{line.replace('install', 'install -q')} #" in cells_of(p)[1][1], p.name
+
+@pytest.mark.parametrize('path', guides, ids=lambda o: o.stem)
+def test_a_guide_installs_in_colab_alone(path):
+    "Its first cell: hidden, not run by `make test`, no part of a module, and nothing happens where there is no /content"
+    kind,source = cells_of(path)[1]
+    lines = source.splitlines()
+    assert kind=='code' and lines[:2]==['#| hide','#| eval: false'] and all(o.startswith('! [ -e /content ] && ') for o in lines[2:])
+    for o in lines[2:]: assert subprocess.run(['sh','-c',o[2:].replace('/content', '/not/there')], capture_output=True).stdout==b''
+    uses = any('../benchmarks' in o for kind,o in cells_of(path) if kind=='code')
+    assert uses==('/benchmarks' in source)
+
+def test_conda_requires_what_pip_does():
+    text = (root/'conda/meta.yaml').read_text()
+    run = re.search(r'\n  run:\n((?:    - .*\n)+)', text)[1]
+    conda = [o.strip('- ').replace(' ', '') for o in run.splitlines()]
+    names = {'pytorch': 'torch', 'matplotlib-base': 'matplotlib'}
+    def _pip(o): return re.sub(r'^[\w-]+', lambda m: names.get(m[0], m[0]), o)
+    assert [*map(_pip, conda)]==[f"python{project['requires-python']}",*project['dependencies']]
+    host = re.search(r'\n  host:\n((?:    - .*\n)+)', text)[1]
+    assert 'setuptools >=77' in host and 'setuptools>=77' in (root/'pyproject.toml').read_text()
+    assert f'version = "{fastai_bs.__version__}"' in text and f"summary: {project['description']}" in text
+
+def test_citation():
+    text = (root/'CITATION.cff').read_text()
+    for o in (f'version: {fastai_bs.__version__}', f"abstract: {project['description']}", f"license: {project['license']}",
+              f"repository-code: {project['urls']['Repository']}", f"name: {project['authors'][0]['name']}"): assert o in text
+
+def test_the_release_looks_where_the_version_is():
+    "The same look at the same file, so that a tag of another version stops it"
+    step = (root/'.github/workflows/release.yml').read_text()
+    command = re.search(r'version=\$\((.*)\)', step)[1]
+    assert subprocess.run(['bash','-c',command], cwd=root, capture_output=True, text=True).stdout.strip()==fastai_bs.__version__
+    assert f'\n## {fastai_bs.__version__}\n' in (root/'CHANGELOG.md').read_text()
+    assert step.count('id-token: write')==1 and step.index('id-token')>step.index('publish:')
+
+# The lines of the page "Which of these do I need?"
+
+def test_which():
+    "Each row has a line of ours, or says that none is needed, and a guide that there is"
+    import fastai_bs.all as everything
+    from fastai.learner import Learner
+    of_fastai = 'set_seed','SaveModelCallback'
+    rows = [o.strip('|').split(' | ') for o in (root/'docs/which.md').read_text().splitlines() if o.startswith('| ')][1:]
+    assert len(rows)>20
+    for what,line,guide in rows:
+        nb, = re.findall(r'\]\(\.\./nbs/(\w+\.ipynb)(?:#[\w-]+)?\)', guide)
+        assert (root/'nbs'/nb).exists(), what
+        for code in re.findall(r'`([^`]+)`', line):
+            for nm in re.findall(r'(?<![.\w])([A-Za-z_]\w+)\(', code): assert hasattr(everything, nm) or nm in of_fastai, (what,nm)
+            for nm in re.findall(r'learn\.(\w+)', code): assert hasattr(Learner, nm) or nm=='distrib_ctx', (what,nm)
+            for nm in re.findall(r'plan\.(\w+)', code): assert hasattr(everything.BatchPlan, nm) or nm in everything.BatchPlan.__dataclass_fields__, (what,nm)
+
+@pytest.mark.parametrize('text', [page,(root/'docs/which.md').read_text()], ids=['index','which'])
+def test_links_to_other_pages(text):
+    for o in re.findall(r'\]\(\.\./(docs/\w+\.md|nbs/\w+\.ipynb)', text): assert (root/o).exists(), o
