@@ -200,7 +200,7 @@ def why(
         most = f" (at most {percent(plan.growth.bound)})" if plan.growth.bound>=plan.growth.saves else '' # Step times may curve
         yield Advice('why', f"A batch that grows along the training saves about {percent(plan.growth.saves)} over the best fixed size{most}: plan.schedule().")
 
-# %% ../nbs/17_advice.ipynb #7290e255
+# %% ../nbs/17_advice.ipynb #4c720391
 def _rounding_tells(plan):
     "Do whole epochs change the time by more than a fifth?"
     planned,today = plan.duration
@@ -212,8 +212,9 @@ def _of_the_choice(plan):
     (low,high),(planned,today) = plan.bs_range,plan.duration
     best = f'{low} or more' if high is None else f'{low} to {high}' if high>low else low
     outside,slower = not low<=plan.bs<=(high or math.inf),plan.bs!=plan.bs_now and (planned>today if plan.in_whole_epochs else plan.time_ratio>1)
-    if outside and slower: yield Advice('caution', f"This takes longer than today's training: the fastest here is {best}.")
-    elif outside: yield Advice('caution', f"This is slower than need be: the fastest here is {best}.")
+    ratio = num(plan.times_fastest)
+    if outside and slower: yield Advice('caution', f"This takes longer than today's training, and {ratio} times as long as the fastest here, {best}.")
+    elif outside: yield Advice('caution', f"This takes {ratio} times as long as the fastest here, {best}.")
     elif slower: yield Advice('caution', "This takes longer than today's training, as far as the noise scale is known.")
 
 def _of_the_time(plan):

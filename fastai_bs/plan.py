@@ -52,7 +52,13 @@ def code(self:BatchPlan)->str:
     "The line to paste"
     return code_of(self)
 
-# %% ../nbs/18_plan.ipynb #5a527307
+# %% ../nbs/18_plan.ipynb #a890bece
+@patch(as_prop=True)
+def times_fastest(self:BatchPlan)->float: # 1 for the fastest; NaN where step times are not known
+    "Time to a given loss as planned, over that of the fastest batch size"
+    return self.time_ratio/self.at(self.fastest).time_ratio
+
+# %% ../nbs/18_plan.ipynb #dce3bc14
 @patch
 def schedule(self:BatchPlan)->BatchSchedule: # A fresh one
     """A batch that grows with the noise scale, to train with at `base_lr` for `growth.n_epoch` epochs: `learn.fit_one_cycle(n, lr, cbs=plan.schedule())`
@@ -60,8 +66,8 @@ def schedule(self:BatchPlan)->BatchSchedule: # A fresh one
     It changes the sizes of batches itself, so it is for a learner without what `apply` sets up.
     """
     check_grows(self)
-    rule = None if self.rule is no_scaling else self.rule
-    return BatchSchedule(self.growth.size, rule=rule, max_micro_bs=max(micro_bs for micro_bs,*_ in self.timed), base_bs=self.base_bs)
+    scaling = {} if self.rule is no_scaling else dict(rule=self.rule, base_bs=self.base_bs)
+    return BatchSchedule(self.growth.size, max_micro_bs=max(micro_bs for micro_bs,*_ in self.timed), **scaling)
 
 # %% ../nbs/18_plan.ipynb #3ec93433
 @patch(as_prop=True)

@@ -236,7 +236,7 @@ def bs_range(self:BatchPlan)->tuple: # Items, powers of two; the second is `None
     most = (max(self.about_as_fast(high)+good) if math.isfinite(high) else None) if good else self.bs
     return 2**math.floor(math.log2(least)), most and 2**math.ceil(math.log2(most))
 
-# %% ../nbs/16b_plan_numbers.ipynb #103bdb85
+# %% ../nbs/16b_plan_numbers.ipynb #15c6c32f
 @patch(as_prop=True)
 def micro_bs(self:BatchPlan)->int: # Items
     "Micro-batch to reach `bs` with"

@@ -67,7 +67,7 @@ def checked_size(
     if not 1<=n<math.inf: raise ValueError(f"`bs` must be a function that returns at least one item, and finite, got {n} for the progress {pct:.3g}")
     return float(n)
 
-# %% ../nbs/14c_schedule.ipynb #d35a68b6
+# %% ../nbs/14c_schedule.ipynb #347a7de8
 class BatchSchedule(GradAccum):
     """The batch size over the training, by epoch or by progress; each optimizer step has exactly the gradient of a batch of that size
 
@@ -82,7 +82,7 @@ class BatchSchedule(GradAccum):
         rule=None, # Factor on the learning rate, a function of the size over `base_bs`; `None`: the rate stays. Beside a `ScaledLR` that one does it
         max_micro_bs:int=None, # Items of a micro-batch at most; `None`: no bound, and where a grown one does not fit in memory it is run in parts
         *,
-        base_bs:int=None, # Items that the learning rate goes with; `None`: the first size
+        base_bs:int=None, # Items that the learning rate goes with; `None`: the first size; with a `rule` only
         count=None, # As for `GradAccum`
         fix_bn:bool=True, # As for `GradAccum`
     ):
@@ -91,6 +91,7 @@ class BatchSchedule(GradAccum):
                                                                     f"got {shown(rule)}: take rule={rule_meant(rule)}")
         for nm,v in (('max_micro_bs',max_micro_bs),('base_bs',base_bs)):
             if v is not None: check_whole(nm, v, 1, "it is a number of items", 'item')
+        if base_bs and rule is None: raise ValueError(f"`base_bs` is what `rule` goes by, and there is none: leave base_bs={base_bs} out, or give the rule")
         super().__init__(1, count=count, fix_bn=fix_bn)
         self.sizes,self.rule,self.max_micro_bs,self.base_bs = bs,rule,max_micro_bs,base_bs
         self.helpers,self.rows,self.n_steps = [],[],0

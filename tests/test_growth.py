@@ -214,7 +214,7 @@ def test_a_sum_with_adam_grows_all_the_same(): assert plan(sums=True).growth is 
 def test_schedule():
     "Sizes of the growth; the plan's rule from the size that the rate goes with, and none for Adam; micro-batches that ran here"
     s = plan().schedule()
-    assert isinstance(s, BatchSchedule) and (s.sizes,s.rule,s.max_micro_bs,s.base_bs)==(plan().growth.size,None,256,64)
+    assert isinstance(s, BatchSchedule) and (s.sizes,s.rule,s.max_micro_bs,s.base_bs)==(plan().growth.size,None,256,None)
     p = plan(adam=False, base_lr=0.1, base_bs=32)
     assert p.schedule().rule(2.)==p.rule(2.)!=1 and p.schedule().base_bs==32
     assert p.schedule() is not p.schedule() and str(p.growth.size) in repr(p.schedule())

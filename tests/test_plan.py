@@ -835,21 +835,22 @@ def test_at_todays_size_is_always_possible(kwargs):
 
 chose = "Use {} (today {}), as you chose: {} of {} {} of {}, in about {} of the time ({} instead of {}).".format
 slower = "This takes longer than today's training"
-not_fastest = "This is slower than need be: the fastest here is 64 to 128."
+longer = "{} times as long as the fastest here, {}."
 blind = "Use {} (today 100), as you chose; the epochs for it are unknown, as the noise scale is."
 
 @pytest.mark.parametrize('kwargs,bs,do,caution', [
-    (dict(bs_now=25), 200, chose(200, 25, '100 epochs', 25, 'become 240', 200, '72%', '1 h', '1 h 23 min'), not_fastest),
+    (dict(bs_now=25), 200, chose(200, 25, '100 epochs', 25, 'become 240', 200, '72%', '1 h', '1 h 23 min'), 'This takes '+longer.format(1.13, '64 to 128')),
     (dict(bs_now=25), 100, chose(100, 25, '100 epochs', 25, 'become 160', 100, '64%', '53 min 20 s', '1 h 23 min'), ''),
-    (dict(), 25, chose(25, 100, '100 epochs', 100, 'become 63', 25, '158%', '52 min 30 s', '33 min 20 s'), f'{slower}: the fastest here is 64 to 128.'),
+    (dict(), 25, chose(25, 100, '100 epochs', 100, 'become 63', 25, '158%', '52 min 30 s', '33 min 20 s'), f"{slower}, and {longer.format(1.56, '64 to 128')}"),
     (dict(ci=(20.,500.)), 200, chose(200, 100, '100 epochs', 100, 'become 150', 200, '113%', '37 min 30 s', '33 min 20 s'),
         f'{slower}, as far as the noise scale is known.'),
     (dict(noise_scale=inf, ci=(81.,inf), adam=True), 50, chose(50, 100, '100 epochs', 100, 'become 72', 50, '108%', '36 min', '33 min 20 s'),
-        f'{slower}: the fastest here is 64 or more.'),
+        f"{slower}, and {longer.format(1.09, '64 or more')}"),
     (dict(bs_now=25, epochs_now=1), 100, chose(100, 25, '1 epoch', 25, 'becomes 2', 100, '80%', '40 s', '50 s'),
         "Rounding tells: the same loss takes 1.6 epochs, in 64% of the time."),
-    (dict(bs_now=25), 25, "Stay at 25, as you chose: nothing changes.", not_fastest),
-    (dict(bs_now=100, micro_now=25), 200, chose(200, 100, '100 epochs', 100, 'become 150', 200, '48%', '37 min 30 s', '1 h 18 min'), not_fastest),
+    (dict(bs_now=25), 25, "Stay at 25, as you chose: nothing changes.", 'This takes '+longer.format(1.56, '64 to 128')),
+    (dict(bs_now=100, micro_now=25), 200, chose(200, 100, '100 epochs', 100, 'become 150', 200, '48%', '37 min 30 s', '1 h 18 min'),
+        'This takes '+longer.format(1.13, '64 to 128')),
     (dict(ci=(0.,inf)), 200, blind.format(200), ''), (dict(n_windows=9), 200, blind.format(200), ''),
     (dict(times=()), 200, "Use 200 as 2 x 100 (today 100), as you chose: 100 epochs of 100 become 150 of 200.", untimed)])
 def test_advice_on_a_choice(kwargs, bs, do, caution):

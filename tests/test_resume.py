@@ -3,6 +3,7 @@ import os
 import random
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -169,7 +170,7 @@ def test_in_the_name_and_the_folder_that_was_said():
     learn = learner(stateful['windows']())
     learn.model_dir = 'elsewhere'
     learn.fit(1, 0.01, cbs=SaveState('noise'))
-    assert os.listdir('elsewhere')==['noise_0.pth'] and [*torch.load('elsewhere/noise_0.pth')]==['noise_scale']
+    assert os.listdir('elsewhere')==['noise_0.pth'] and [*torch.load('elsewhere/noise_0.pth')]==['norm of the weights','noise_scale']
 
 def test_epochs_that_are_skipped_keep_their_files():
     trained(stateful['windows'](), more=[*saves(),Crash()])
@@ -218,10 +219,19 @@ def test_no_file():
         learn.fit(4, 0.01, start_epoch=2, cbs=SaveState())
     assert torch.equal(before, flat(learn)) and not files()
 
+def test_a_model_of_another_epoch():
+    trained(stateful['windows'](), more=saves())
+    with pytest.warns(UserWarning, match=r"state_1.pth is of another model: .* by learn.load\('model_1'\)"):
+        trained(stateful['windows'](), more=[SaveState()], start_epoch=2, load=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', message='.*of another model')
+        trained(stateful['windows'](), more=[SaveState()], start_epoch=2)
+
 def test_a_callback_that_was_not_there_begins_anew():
     learn = learner([GradAccum(3)])
-    learn.fit(1, 0.01, cbs=SaveState())
+    learn.fit(1, 0.01, cbs=saves())
     again = learner(stateful['windows']())
+    again.load('model_0')
     again.fit(2, 0.01, start_epoch=1, cbs=SaveState())
     assert len(again.noise_scale.df)==4 # Of the second epoch
 

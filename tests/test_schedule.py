@@ -280,6 +280,7 @@ def test_pickled_with_its_learner():
     (dict(bs=lambda pct: 'a'), TypeError, "number of items"), (dict(bs=lambda pct: 0.), ValueError, "at least one item"),
     (dict(bs=lambda pct: math.nan), ValueError, "finite"), (dict(bs={0: 4}, rule=2), TypeError, 'rule'),
     (dict(bs={0: 4}, rule='sqrt'), TypeError, 'sqrt_scaling'),
+    (dict(bs={0: 4}, base_bs=8), ValueError, 'what `rule` goes by'),
     (dict(bs={0: 4}, max_micro_bs=0), ValueError, 'max_micro_bs'), (dict(bs={0: 4}, base_bs=1.5), TypeError, 'base_bs'),
 ])
 def test_refused_at_once(kwargs, error, says):
