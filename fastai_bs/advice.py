@@ -25,7 +25,7 @@ class Advice:
     text:str # A sentence, or a line of code
     reason:str = '' # Of a caution: why, or what helps; for the details only
 
-# %% ../nbs/17_advice.ipynb #f34a130c
+# %% ../nbs/17_advice.ipynb #76f80fbe
 def known(
     plan, # A `BatchPlan`, or anything else with its attributes
 )->bool:
@@ -81,6 +81,7 @@ def _stay(plan):
     if plan.chosen: return Advice('do', f"Stay at {now}, as you chose: nothing changes.")
     if plan.bs!=plan.fastest: return Advice('do', f"Stay at {now}{length}: in whole epochs {plan.fastest} would not be faster.")
     if not plan.timed: return Advice('do', f"Stay at {now}: of the sizes that can be reached it is the nearest to the noise scale.")
+    if plan.bs_range[0]==plan.bs_range[1]: return Advice('do', f"Stay at {now}{length}: every other size is slower on this device.")
     if plan.least_gain>0.03: return Advice('do', f"Stay at {now}{length}: what other sizes gain is within the timing's error of {percent(plan.least_gain)}.")
     return Advice('do', f"Stay at {now}{length}: other sizes gain 3% at most on this device.")
 
@@ -200,7 +201,7 @@ def why(
         most = f" (at most {percent(plan.growth.bound)})" if plan.growth.bound>=plan.growth.saves else '' # Step times may curve
         yield Advice('why', f"A batch that grows along the training saves about {percent(plan.growth.saves)} over the best fixed size{most}: plan.schedule().")
 
-# %% ../nbs/17_advice.ipynb #4c720391
+# %% ../nbs/17_advice.ipynb #9d0b8f2f
 def _rounding_tells(plan):
     "Do whole epochs change the time by more than a fifth?"
     planned,today = plan.duration
@@ -243,7 +244,7 @@ def _few_and_many(plan):
     if steps<steps_least:
         yield Advice('caution', f"The whole training has only {counted(math.ceil(steps), 'step')}, where a plan is least sure.",
                      "More epochs help; plan.at(bs) has the numbers of a smaller batch.")
-    if plan.n_epoch>=3 and plan.n_epoch>=1.5*plan.epochs_now:
+    if plan.n_epoch>=3 and (plan.n_epoch>=1.5*plan.epochs_now or plan.n_epoch>8): # As in benchmarks/pays.md: up to 8 passes plans hold
         yield Advice('caution', f"The same {counted(plan.n_train)} pass {plan.n_epoch} times: watch the validation loss, which may be best with a smaller "
                                 "batch.",
                      f"Today they pass {num(plan.epochs_now)} times. The training loss gains by more; plan.at(bs) has the numbers of other sizes.")

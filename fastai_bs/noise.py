@@ -29,7 +29,7 @@ from .logs import log_values
 from .loop import ScopedCallback, callback_of, first_epoch
 from .sources import FromBoth, FromParts, FromRanks, FromWindows
 
-# %% ../nbs/13_noise.ipynb #badd2248
+# %% ../nbs/13_noise.ipynb #8bc8d91e
 class Moments(NamedTuple):
     "A row for each measurement"
     step:int # Optimizer step, counted from 1
@@ -106,6 +106,9 @@ class NoiseScale(ScopedCallback):
             "could be compared. Take more items or smaller micro-batches, or measure with learn.bs_find()", stacklevel=2)
         elif self.rows and self.pool.tr_sigma==self.pool.g_sq==0: warnings.warn(
             "All gradients that NoiseScale has seen are 0, which tells nothing of their noise: see that the loss depends on the parameters", stacklevel=2)
+        elif len(self.rows)>1 and 10*len(self.rows)<self.n_steps and self.ci==(0.,np.inf): warnings.warn(
+            f"NoiseScale has measured at {len(self.rows)} of {counted(self.n_steps, 'optimizer step')}, too few to tell anything: "
+            f"NoiseScale(every={max(1, self.n_steps//40)}) measures more often", stacklevel=2)
 
     def __repr__(self):
         (low,high),ns = self.ci,self.noise_scale

@@ -76,6 +76,7 @@ def test_pages_are_links_and_names_in_plain_text():
     assert pages.plain(o).startswith('### `linear_scaling(') and ':module:' not in pages.plain(o) and '{py' not in pages.plain(o)
     assert '````' not in pages.plain(o) and '| `k` |' in pages.plain(o)
     assert pages.plain('{py:obj}`GradAccum <fastai_bs.accumulate.GradAccum>`, [there](accumulate.ipynb#a)')=='`GradAccum`, [there](accumulate.html.md#a)'
+    assert pages.plain('[all](which.md), [site](https://a.org/b.md)')=='[all](which.html.md), [site](https://a.org/b.md)'
     assert pages.plain(pages.page_links('nbs/30_choose.ipynb', 'choose')+'\n'+pages.search_links())==''
     assert pages.plain(pages.markdown('[`a<b`](11_accumulate.ipynb)', mods))=='[`a<b`](accumulate.html.md)'
 

@@ -171,6 +171,13 @@ def test_where_nothing_is_measured_it_is_said(n, bs, cbs):
     words = said(lambda: learn.fit(2, 0.05))
     assert len(words)==1 and 'NoiseScale has measured nothing in 2 optimizer steps' in words[0]
 
+@pytest.mark.parametrize('every,says', [(None,'has measured at 2 of 60 optimizer steps, too few to tell anything: NoiseScale(every=1) measures'), (1,None)])
+def test_too_few_measurements_of_a_short_training(every, says):
+    learn = learner(480, 8, [GradAccum(1),NoiseScale(every=every)])
+    words = said(lambda: learn.fit(1, 0.))
+    assert says in words[0] if says else words==[]
+    assert learn.noise_scale.ci==(0.,math.inf) or not says
+
 def test_of_a_usual_fit_nothing_is_said():
     assert said(lambda: learner(cbs=[GradAccum(2),NoiseScale()]).fit(1, 0.05))==said(lambda: learner(cbs=AdaptiveAccum()).fit(1, 0.05))==[]
     assert learner().check_accum(2).notes==[]

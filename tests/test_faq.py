@@ -9,7 +9,7 @@ import fastai_bs
 import pytest
 from helpers import cells_of, needs, root
 
-faq = root/'nbs'/'38_faq.ipynb'
+faq = root/'nbs'/'39_messages.ipynb'
 least = 8 # Words of a message's beginning that its row in the FAQ has at least
 
 # What the package says
@@ -66,7 +66,7 @@ def explains(row, forms):
     long = len(row.split())>=least
     return any(row==cut(o) or long and o.startswith(row) and not o[len(row)].isalnum() for o in forms)
 
-in_the_faq = needs('nbs/38_faq.ipynb')
+in_the_faq = needs('nbs/39_messages.ipynb')
 
 @in_the_faq
 @pytest.mark.parametrize('forms', said)

@@ -432,9 +432,10 @@ def test_few_steps(kwargs, n):
     words = told(make(**{**dict(bs_now=25, times=five), **kwargs}), 'caution')
     assert (few_steps.format(n) in words)==('whole training has' in words)==(n is not None)
 
-@pytest.mark.parametrize('epochs_now,bs_now,n_epoch', [(1,25,None), (2,25,3), (100,25,160), (2,50,None), (100,50,None), (100,400,None), (100,100,None)])
+@pytest.mark.parametrize('epochs_now,bs_now,n_epoch', [(1,25,None), (2,25,3), (100,25,160), (2,50,None), (6,50,None), (7,50,9), (100,50,133), (100,400,None),
+    (100,100,None)])
 def test_many_passes(epochs_now, bs_now, n_epoch):
-    "Half as many again, and three at least: 25 items become 100 in 1.6 times the epochs, 50 in 1.33"
+    "Half as many again, and three at least, or more than 8: 25 items become 100 in 1.6 times the epochs, 50 in 1.33"
     plan = make(bs_now=bs_now, times=five, epochs_now=epochs_now)
     found = re.findall(many, ' '+told(plan, 'caution'))
     assert found==([('100000',str(n_epoch))] if n_epoch else []) and (f"Today they pass {epochs_now} times." in ' '.join(plan.details().split()))==bool(n_epoch)

@@ -170,7 +170,7 @@ def test_in_the_name_and_the_folder_that_was_said():
     learn = learner(stateful['windows']())
     learn.model_dir = 'elsewhere'
     learn.fit(1, 0.01, cbs=SaveState('noise'))
-    assert os.listdir('elsewhere')==['noise_0.pth'] and [*torch.load('elsewhere/noise_0.pth')]==['norm of the weights','noise_scale']
+    assert os.listdir('elsewhere')==['noise_0.pth'] and [*torch.load('elsewhere/noise_0.pth')]==['of the fit','noise_scale']
 
 def test_epochs_that_are_skipped_keep_their_files():
     trained(stateful['windows'](), more=[*saves(),Crash()])
@@ -219,12 +219,21 @@ def test_no_file():
         learn.fit(4, 0.01, start_epoch=2, cbs=SaveState())
     assert torch.equal(before, flat(learn)) and not files()
 
-def test_a_model_of_another_epoch():
+def test_a_model_that_does_not_go_on():
+    "Of another epoch, or without its optimizer: refused before `SaveModelCallback` writes the files of skipped epochs anew. Another length is said"
     trained(stateful['windows'](), more=saves())
-    with pytest.warns(UserWarning, match=r"state_1.pth is of another model: .* by learn.load\('model_1'\)"):
-        trained(stateful['windows'](), more=[SaveState()], start_epoch=2, load=False)
+    def _contents(): return {o: Path('models', o).read_bytes() for o in files()}
+    was = _contents()
+    with pytest.raises(ValueError, match=r"state_1.pth is of another model: .* by learn.load\('model_1'\)"):
+        trained(stateful['windows'](), more=saves(), start_epoch=2, load=False)
+    learn = learner(stateful['windows']()).load('model_1', with_opt=False)
+    with pytest.raises(ValueError, match="The optimizer has no state, and had one when state_1.pth was written"):
+        learn.fit_one_cycle(4, 0.01, cbs=saves(), start_epoch=2)
+    assert _contents()==was
+    with pytest.warns(UserWarning, match="state_1.pth was of 4 epochs, and this one is of 5"):
+        learner(stateful['windows']()).load('model_1').fit_one_cycle(5, 0.01, cbs=SaveState(), start_epoch=2)
     with warnings.catch_warnings():
-        warnings.filterwarnings('error', message='.*of another model')
+        warnings.filterwarnings('error', message='The fit that wrote')
         trained(stateful['windows'](), more=[SaveState()], start_epoch=2)
 
 def test_a_callback_that_was_not_there_begins_anew():
