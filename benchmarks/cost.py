@@ -1,13 +1,12 @@
 """What NoiseScale costs: the time and the memory of a training with it, over those of the same training without it.
 
-    python benchmarks/cost.py                    # cost.md; several minutes
-    python benchmarks/cost.py --pairs 2          # a quick look, which writes nothing
+    python benchmarks/cost.py --full     # Several minutes
 
 Pairs of trainings, with and without, one right after the other and in alternating order; the figure is the median of the pairs' ratios."""
-import argparse, datetime, platform, statistics, warnings
-from pathlib import Path
-import fastai, torch
+import statistics
+
 import numpy as np
+import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torchvision.models import resnet18
@@ -15,11 +14,9 @@ from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import Adam, SGD
 from fastai.tabular.model import TabularModel
-import fastai_bs
-from common import seconds
 from fastai_bs.all import GradAccum, NoiseScale
 
-warnings.filterwarnings('ignore')
+from frame import in_pairs, main, md_table, measured, seconds
 
 class Repeated:
     "The same batches in each epoch, made beforehand: what loading takes is not what is measured"
@@ -58,16 +55,6 @@ def learner(make, bs, n_steps, n_acc, cbs):
     learn._do_epoch_validate = lambda *args, **kwargs: None
     return learn
 
-def ratios(make, bs, n_steps, n_acc, cb, pairs):
-    plain,watched = learner(make, bs, n_steps, n_acc, []),learner(make, bs, n_steps, n_acc, [cb()])
-    for o in (plain,watched): seconds(o)
-    res = []
-    for i in range(pairs):
-        order = (plain,watched) if i%2 else (watched,plain)
-        took = {id(o): seconds(o) for o in order}
-        res.append(took[id(watched)]/took[id(plain)])
-    return res
-
 def peak(make, bs, n_acc, cbs):
     "Most bytes that tensors hold at a time in 8 steps, beyond those of before; and the bytes of the parameters"
     learn = learner(make, bs, 40, n_acc, cbs)
@@ -77,32 +64,24 @@ def peak(make, bs, n_acc, cbs):
     events = sorted((e.start_ns(),e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name()=='[memory]')
     return max(np.cumsum([o for _,o in events])),sum(p.numel()*p.element_size() for p in learn.model.parameters())
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--pairs', type=int, default=15)
-    p.add_argument('--cases', nargs='*', default=list(cases))
-    a = p.parse_args()
-    torch.set_num_threads(1)
-    lines = []
-    for case in a.cases:
-        make,bs,n_steps = cases[case]
+def run(args, t):
+    for case,(make,bs,n_steps) in cases.items():
+        if args.quick: bs,n_steps = bs//4,40
         for mode,(n_acc,cb) in modes.items():
-            rs = sorted(ratios(make, bs, n_steps, n_acc, cb, a.pairs))
+            if t.has(training=case, measured=mode): continue
+            watched,plain = (learner(make, bs, n_steps, n_acc, o) for o in ([cb()],[]))
+            rs = sorted(a/b for a,b in in_pairs(lambda: seconds(watched), lambda: seconds(plain), 2 if args.quick else 15)) # noqa: B023
             (with_it,size),(without,_) = (peak(make, bs, n_acc, o) for o in ([cb()],[]))
-            middle = f'{rs[len(rs)//4]:.3f} to {rs[-1-len(rs)//4]:.3f}'
-            lines.append(f"| {case} | {mode} | {a.pairs} | {statistics.median(rs):.3f} | {middle} | {100*(with_it-without)/size:.2f}% |")
-            print(lines[-1], flush=True)
-    if a.pairs<5: return
-    path = Path(__file__).parent/'cost.md'
-    old = [o for o in path.read_text().splitlines() if o.startswith(tuple(f'| {c} |' for c in cases if c not in a.cases))] if path.exists() else []
-    path.write_text(f"""# What `NoiseScale` costs
+            t.add(training=case, measured=mode, pairs=len(rs), time=statistics.median(rs), low=rs[len(rs)//4], high=rs[-1-len(rs)//4],
+                  memory=100*(with_it-without)/size)
+
+def page(df):
+    rows = [(o.training,o.measured,o.pairs,f'{o.time:.3f}',f'{o.low:.3f} to {o.high:.3f}',f'{o.memory:.2f}%') for o in df.itertuples()]
+    return f"""# What `NoiseScale` costs
 
 Processor time of a training with it over that of the same training without it, median and middle half of the pairs; and how much more memory tensors hold at
-their peak, as a part of the parameters' size. {datetime.date.today()}, fastai_bs {fastai_bs.__version__}, fastai {fastai.__version__},
-torch {torch.__version__}, Python {platform.python_version()}, CPU, 1 thread. `benchmarks/cost.py` says what is run.
+their peak, as a part of the parameters' size. {measured(df)} `benchmarks/cost.py` says what is run.
 
-| training | measured | pairs | time | middle half | memory |
-|---|---|---|---|---|---|
-""" + '\n'.join([*old, *lines]) + '\n')
+{md_table(['training','measured','pairs','time','middle half','memory'], rows)}"""
 
-if __name__=='__main__': main()
+if __name__=='__main__': main(__doc__, ['cost'], run, page)

@@ -14,16 +14,12 @@ gradients, and measures each experiment's windows with `fastai_bs.estimator` as 
 The second table is of `along`, the interval for a path on which the weights move, as `bs_find` has it for the cool end of its mock cycle, with windows of
 10 micro-batches; there the noise scale stands still, or rises `rises`-fold along the path, and the truth is the mean covariance over the mean squared gradient.
 
-Run as `python benchmarks/coverage.py --out benchmarks/coverage.md`: some minutes on one core.
-"""
-import argparse, platform
-from datetime import date
-from pathlib import Path
-
+    python benchmarks/coverage.py --full     # Some minutes on one core"""
 import numpy as np
 import scipy
-from fastai_bs import __version__
 from fastai_bs.estimator import Pool, along, window_moments
+
+from frame import main, md_table, measured
 
 K = 20 # Micro-batches in a window
 spectra = {'1/k, 100': 1/np.arange(1,101), '1/k, 3': 1/np.arange(1,4), '1': np.ones(1)}
@@ -44,28 +40,25 @@ def windows(rng, n_experiments, n, items, eigs, towards, rel, K=K):
     mean = x.mean(1)
     return window_moments(np.full((n_experiments,K), n), np.einsum('ekd,ekd->ek', x, x), np.einsum('ed,ed->e', mean, mean))
 
+def shares(truth, noise_scale, low, high):
+    "Of the experiments, in percent; and the median of estimated over true noise scale"
+    covered = (low<=truth) & (truth<=high)
+    return dict({nm: round(100*float(o.mean()), 3) for nm,o in (('covered',covered),('unbounded',np.isinf(high)),('above',low>truth))},
+                estimate=float(np.median(noise_scale)/truth), numpy=np.__version__, scipy=scipy.__version__)
+
 def coverage(rng, n_experiments, n, items, spectrum, towards, rel, n_windows, beta):
-    "A line of the table"
-    truth,pool = rel*K*n,Pool(beta)
+    pool = Pool(beta)
     for _ in range(n_windows):
         tr_sigma,g_sq,N = windows(rng, n_experiments, n, items, spectra[spectrum], towards, rel)
         pool.add(tr_sigma, g_sq, N[0])
-    low,high = pool.interval()
-    covered = ((low<=truth) & (truth<=high)).mean()
-    return (f'{n} {items}', spectrum, towards, f'{rel:g}', n_windows, f'{beta:g}', f'{covered:.1%}', f'{np.isinf(high).mean():.1%}',
-            f'{(low>truth).mean():.1%}', f'{np.median(pool.noise_scale)/truth:.2f}')
+    return shares(rel*K*n, pool.noise_scale, *pool.interval())
 
 def coverage_along(rng, n_experiments, rel, rises, n_windows, spectrum, K=10, n=64):
-    "A line of the second table"
     rels = rel*np.geomspace(1/rises, 1, n_windows) # The noise scale rises as the gradient falls
     T,g,N = (np.stack(o, 1) for o in zip(*(windows(rng, n_experiments, n, 'gaussian', spectra[spectrum], 'all', o, K) for o in rels)))
-    truth = K*n/(1/rels).mean()
-    ns,low,high = np.array([along(*o) for o in zip(T, g, N)]).T
-    covered = ((low<=truth) & (truth<=high)).mean()
-    return spectrum,f'{rel:g}',rises,n_windows,f'{covered:.1%}',f'{np.isinf(high).mean():.1%}',f'{(low>truth).mean():.1%}',f'{np.median(ns)/truth:.2f}'
+    return shares(K*n/(1/rels).mean(), *np.array([along(*o) for o in zip(T, g, N)]).T)
 
 paths = [(rel,rises,n,'1/k, 100') for rel in (0.2,1,5) for rises in (1,10) for n in (15,30,60)] + [(1,1,n,'1/k, 3') for n in (15,30,60)]
-columns_along = 'covariance','noise/window','rises','windows','covered','unbounded','low > truth','estimate'
 
 tested = [(0.05,30,1), (1,30,1), (10,100,1), (1,50,0.99)]
 near_gaussian = [(rel,k,1) for rel in (0.05,1,10,50) for k in (10,30,100) if (rel,k,1) not in tested]
@@ -73,30 +66,35 @@ some = [(0.05,30,1), (1,10,1), (1,30,1), (1,100,1), (10,100,1)]
 settings = [(64,'gaussian','1/k, 100','all',*o) for o in tested+near_gaussian] + [(64,'gaussian','1/k, 100','first',*o) for o in tested] + [
     (64,'gaussian',spectrum,'all',*o) for spectrum in ('1/k, 3','1') for o in some] + [
     (n,items,'1/k, 100','all',*o) for items in ('t3','lognormal') for n in (64,4) for o in some]
-columns = 'items','covariance','gradient','noise/window','windows','beta','covered','unbounded','low > truth','estimate'
+cols,cols_along = ('n','items','covariance','gradient','noise','windows','beta'),('noise','rises','windows','covariance')
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    p.add_argument('--experiments', type=int, default=4000, help="experiments in each setting")
-    p.add_argument('--seed', type=int, default=0)
-    p.add_argument('--out', type=Path, help="file to save the table to as well")
-    args = p.parse_args()
-    if args.experiments<1: p.error(f"--experiments must be at least 1, got {args.experiments}")
-    lines = [columns, ['---']*len(columns)]
-    for o in lines: print('|', *(f'{c} |' for c in o))
-    for i,setting in enumerate(settings):
-        lines.append(coverage(np.random.default_rng([args.seed,i]), args.experiments, *setting))
-        print('|', *(f'{c} |' for c in lines[-1]), flush=True)
-    lines_along = [columns_along, ['---']*len(columns_along)]
-    for i,setting in enumerate(paths):
-        lines_along.append(coverage_along(np.random.default_rng([args.seed,1,i]), args.experiments, *setting))
-        print('|', *(f'{c} |' for c in lines_along[-1]), flush=True)
-    if args.out is None: return
-    head = [f"# Coverage of the 95% interval\n\n{args.experiments} experiments a setting, seed {args.seed}, windows of {K} micro-batches: "
-            "`benchmarks/coverage.py` says what the columns mean. The first four lines are those that the tests hold: 92 to 98% covered, low > truth in at "
-            "most 5%; none unbounded at a noise scale of a window and below, at most 30% at ten times that.\n",
-            f"{date.today()}, fastai_bs {__version__}, Python {platform.python_version()}, numpy {np.__version__}, scipy {scipy.__version__}\n"]
-    def _table(lines): return [f"| {' | '.join(map(str,o))} |" for o in lines]
-    args.out.write_text('\n'.join([*head, *_table(lines), '', '## Along a path', '', *_table(lines_along)])+'\n')
+def run(args, table, table_along):
+    todo = (table,coverage,cols,settings,4000,()),(table_along,coverage_along,cols_along,paths,1000,(1,)) # Experiments; and what sets the random numbers apart
+    for seed in args.seeds or [0]:
+        for t,f,nms,all_of,n,more in todo:
+            n = n//40 if args.quick else n
+            for i,o in enumerate(all_of):
+                if not t.has(**(key := dict(zip(nms, o), experiments=n, seed=seed))): t.add(**key, **f(np.random.default_rng([seed,*more,i]), n, *o))
 
-if __name__=='__main__': main()
+def page(df, along):
+    def _shares(o): return f'{o.covered:.1f}%',f'{o.unbounded:.1f}%',f'{o.above:.1f}%',f'{o.estimate:.2f}'
+    told = 'covered','unbounded','low > truth','estimate'
+    def _said(df): return f"{df.experiments.iloc[0]} experiments a setting, seed {' and '.join(map(str, df.seed.unique()))}"
+    rows = [(f'{o.n} {o.items}',o.covariance,o.gradient,f'{o.noise:g}',o.windows,f'{o.beta:g}',*_shares(o)) for o in df.itertuples()]
+    rows_along = [(o.covariance,f'{o.noise:g}',o.rises,o.windows,*_shares(o)) for o in along.itertuples()]
+    return f"""# Coverage of the 95% interval
+
+{_said(df)}, windows of {K} micro-batches: `benchmarks/coverage.py` says what the columns mean. The first four lines are
+those that the tests hold: 92 to 98% covered, low > truth in at most 5%; none unbounded at a noise scale of a window and below, at most 30% at ten times that.
+
+{measured(df, 'numpy', 'scipy')}
+
+{md_table(['items','covariance','gradient','noise/window','windows','beta',*told], rows)}
+
+## Along a path
+
+{_said(along)}. {measured(along, 'numpy', 'scipy')}
+
+{md_table(['covariance','noise/window','rises','windows',*told], rows_along)}"""
+
+if __name__=='__main__': main(__doc__, ['coverage','coverage_along'], run, page)

@@ -2,10 +2,11 @@
 
     python benchmarks/NAME.py                      # NAME.md, and its picture, from what is in results/NAME.csv
     python benchmarks/NAME.py --full --data DIR    # Runs what is not in there yet: cut off, it goes on where it was
-    python benchmarks/NAME.py --quick --data DIR   # The same in minutes on two cores, shorter: into results/quick, and nothing of it is on the page
+    python benchmarks/NAME.py --quick --data DIR   # The same in minutes on two cores, shorter: all of it in results/quick, and nothing on the page
 
-A script calls `main(__doc__, names, run, page)`, with the names of its CSVs: `run(args, *tables)` fills them, `page(*dfs)` gives the text of `NAME.md`."""
-import argparse, datetime, gzip, platform, statistics, sys, time
+A script calls `main(__doc__, names, run, page, draw)`, with the names of its CSVs: `run(args, *tables)` fills them, `page(*dfs)` is the text of `NAME.md`,
+`draw(*dfs)` its picture, or None where it stays as it is. To measure something anew, delete its rows."""
+import argparse, datetime, gzip, io, platform, statistics, sys, time, warnings
 from pathlib import Path
 
 import fastai
@@ -17,6 +18,7 @@ from fastai.data.external import URLs, untar_data
 import fastai_bs
 
 here = Path(__file__).parent
+cache = here/'results/cache' # What takes long to make, and is no result
 
 # Results
 
@@ -35,37 +37,53 @@ def about()->dict:
 about_cols = 'date','fastai_bs','fastai','torch','python','machine','threads'
 
 class Table:
-    "A CSV below `results`, a row at a time: what is there is not run again"
+    "A CSV below `results`: what is there is not run again. Several processes may add to one"
     def __init__(self,
         name:str, # Of the file
         quick:bool=False, # Into a folder of its own?
     ):
-        self.path = here/'results'/('quick' if quick else '')/f'{name}.csv'
+        self.path,self.at = here/'results'/('quick' if quick else '')/f'{name}.csv',None
 
     @property
-    def df(self)->pd.DataFrame: return pd.read_csv(self.path) if self.path.exists() else pd.DataFrame(columns=list(about_cols))
+    def df(self)->pd.DataFrame:
+        if not self.path.exists(): return pd.DataFrame(columns=list(about_cols))
+        stat = self.path.stat()
+        if self.at!=(at := (stat.st_mtime_ns,stat.st_size)): # Pages ask for it often
+            self.at,self.read = at,pd.read_csv(self.path, dtype=dict.fromkeys(about_cols, str))
+        return self.read.copy()
 
     def has(self, **key)->bool:
-        "Is there a row with these values?"
+        "Is there a row with these values? Floats as far as they are written"
         df = self.df
         if not set(key)<=set(df): return False
-        return bool(np.logical_and.reduce([df[nm]==v if isinstance(v, (int,float)) else df[nm].astype(str)==str(v) for nm,v in key.items()]).any())
+        def _same(col, v):
+            if isinstance(v, float) and col.dtype.kind in 'if': return np.isclose(col.astype(float), v, rtol=1e-5, atol=0)
+            return col==v if col.dtype.kind in 'ifb' else col.astype(str)==str(v)
+        return bool(np.logical_and.reduce([_same(df[nm], v) for nm,v in key.items()]).any())
 
-    def add(self, **row):
-        "One more, with when and with what it was measured; shown as it comes"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        df = pd.concat([o for o in (self.df,pd.DataFrame([{**row, **about()}])) if len(o)])
-        df[[*(o for o in df if o not in about_cols), *about_cols]].to_csv(self.path, index=False)
-        print(', '.join(f'{nm} {v:.4g}' if isinstance(v, float) else f'{nm} {v}' for nm,v in row.items()), flush=True)
+    def add(self, **row): self.add_all([row])
+
+    def add_all(self, rows):
+        "More rows, with when and with what they were measured; all or none of them, and the last one is shown"
+        def _read(file): return pd.read_csv(file, dtype=str, keep_default_na=False)
+        new = _read(io.StringIO(pd.DataFrame([{**o, **about()} for o in rows]).to_csv(index=False, float_format='%.6g')))
+        old = _read(self.path) if self.path.exists() else pd.DataFrame()
+        if set(new)<=set(old): new.reindex(columns=old.columns).to_csv(self.path, mode='a', header=False, index=False)
+        else:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            df,path = pd.concat([o for o in (old,new) if len(o)]),self.path.with_suffix('.part')
+            df[[*(o for o in df if o not in about_cols), *about_cols]].to_csv(path, index=False)
+            path.replace(self.path)
+        print(', '.join(f'{nm} {v:.4g}' if isinstance(v, float) else f'{nm} {v}' for nm,v in rows[-1].items()), flush=True)
 
 # Pages
 
-def measured(df)->str:
-    "The line of a page that says when and with what"
-    def _of(nm): return ' and '.join(str(o) for o in sorted(df[nm].dropna().unique(), key=str))
-    threads = _of('threads')
-    return (f"{_of('date')}, fastai_bs {_of('fastai_bs')}, fastai {_of('fastai')}, torch {_of('torch')}, Python {_of('python')}, {_of('machine')}, "
-            f"{threads} thread{'' if threads=='1' else 's'}.")
+def measured(df, *more)->str: # `more`: columns with the versions of other libraries
+    "The line of a page that says when and with what, as far as it was noted"
+    def _of(nm): return ' and '.join(sorted(df[nm].dropna().astype(str).unique())) if nm in df else ''
+    heads = dict(date='', **{o: f'{o} ' for o in ('fastai_bs','fastai',*more,'torch')}, python='Python ', machine='')
+    parts = [head+_of(nm) for nm,head in heads.items() if _of(nm)] + ([f"{_of('threads')} thread{'s'*(_of('threads')!='1')}"] if _of('threads') else [])
+    return ', '.join(parts)+'.' if parts else ''
 
 def md_table(heads, rows)->str:
     return '\n'.join([f"| {' | '.join(heads)} |", '|'+'---|'*len(heads), *(f"| {' | '.join(map(str, o))} |" for o in rows)])
@@ -107,11 +125,15 @@ def _of_folders(folder):
     files = sorted(folder.glob('*/*.png'))
     return torch.stack([torch.from_numpy(np.array(Image.open(o))) for o in files]),torch.tensor([int(o.parent.name) for o in files])
 
+def folder(data, name):
+    "Where a data set lies that only `--data` has"
+    if data is None: raise SystemExit(f"give the folder that holds {name}/ by --data")
+    return data/name
+
 def digits28(data, name='mnist'):
     "`(pictures, labels)` of training and test set, bytes, from the idx files in `data/name`; without `data` fastai's own MNIST"
-    if data is not None: return [tuple(read_idx(data/name/f'{o}-{k}-ubyte.gz') for k in ('images-idx3','labels-idx1')) for o in ('train','t10k')]
-    if name!='mnist': raise SystemExit(f"{name} is none of fastai's data sets: give the folder that holds {name}/ by --data")
-    return [_of_folders(untar_data(URLs.MNIST)/o) for o in ('training','testing')]
+    if data is None and name=='mnist': return [_of_folders(untar_data(URLs.MNIST)/o) for o in ('training','testing')]
+    return [tuple(read_idx(folder(data, name)/f'{o}-{k}-ubyte.gz') for k in ('images-idx3','labels-idx1')) for o in ('train','t10k')]
 
 def standardized(x, mean=0.1307, std=0.3081): return ((x[:,None].float()/255)-mean)/std
 
@@ -125,24 +147,30 @@ class TensorLoader:
 
 # A script
 
-def arguments(doc):
+def arguments(doc, parts=()):
     p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--data', type=Path, help="folder with the data sets, each in one of its own")
     how = p.add_mutually_exclusive_group()
     how.add_argument('--quick', action='store_true', help="minutes on two cores; the page stays")
     how.add_argument('--full', action='store_true', help="all that is on the page and not in results/ yet")
     p.add_argument('--seeds', type=int, nargs='*', help="other ones than the script's own")
+    if parts: p.add_argument('--parts', nargs='*', default=list(parts), choices=list(parts), help="some of what is run")
     return p
 
-def write(name, text): (here/f'{name}.md').write_text(text)
-
-def main(doc, names, run, page, draw=None, parser=None):
+def main(doc, names, run, page, draw=None, parser=None, parts=()):
     "What a script does when it is called"
-    args = (parser or arguments(doc)).parse_args()
-    name = Path(sys.argv[0]).stem
+    args = (parser or arguments(doc, parts)).parse_args()
+    warnings.simplefilter('ignore')
+    torch.set_num_threads(1)
+    path = (here/'results/quick' if args.quick else here)/Path(sys.argv[0]).stem
+    path.parent.mkdir(parents=True, exist_ok=True)
     tables = [Table(o, args.quick) for o in names]
     if args.quick or args.full: run(args, *tables)
-    text = page(*(o.df for o in tables))
-    if args.quick: return print(text)
-    write(name, text)
-    if draw is not None: draw(*(o.df for o in tables)).savefig(here/f'{name}.png', dpi=100)
+    dfs = [o.df for o in tables]
+    text = page(*dfs).rstrip()+'\n'
+    if args.quick: text = text.replace('\n\n', '\n\n**Quick: on less than the text says.**\n\n', 1)
+    path.with_suffix('.md').write_text(text)
+    fig = draw(*dfs) if draw is not None else None
+    if fig is not None: fig.savefig(path.with_suffix('.png'), dpi=80)
+    if args.quick: print(text)
+    print(f'{path}.md; processor minutes of this process: {time.process_time()/60:.1f}')

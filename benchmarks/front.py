@@ -3,6 +3,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
 import pays
+from frame import here
 
 epochs = 1
 names = dict(mnist='MNIST', rossmann='Rossmann store sales', ratings='MovieLens ratings', shakespeare='tiny Shakespeare', fashion='Fashion-MNIST',
@@ -36,4 +37,4 @@ def draw():
         fig.legend(*axs[0,0].get_legend_handles_labels(), loc='outside upper center', ncol=3, frameon=False)
     return fig
 
-if __name__=='__main__': draw().savefig(pays.here.parent/'nbs/images/front.png', dpi=100, pil_kwargs=dict(optimize=True))
+if __name__=='__main__': draw().savefig(here.parent/'nbs/images/front.png', dpi=100, pil_kwargs=dict(optimize=True))

@@ -1,14 +1,11 @@
 """Goyal et al. 2017 at the size that fits a laptop: one learning rate, tuned for 64 items, and batches 8 and 32 times as large.
 
-    python benchmarks/goyal.py --data FOLDER     # FOLDER/fashion_mnist/*.gz, the four files of github.com/zalandoresearch/fashion-mnist
-    python benchmarks/goyal.py                   # goyal.md and its picture from what has been run
+    python benchmarks/goyal.py --full --data FOLDER     # FOLDER/fashion_mnist/*.gz, the four files of github.com/zalandoresearch/fashion-mnist
 
-A run that is in goyal.csv already is not run again, so several can share the work: `--seeds 0 1` here, `--seeds 2 3 4` there."""
-import argparse, time
+More than an hour on one core; several can share the work: `--seeds 0 1` here, `--seeds 2 3 4` there."""
+import time
 from functools import partial
-from pathlib import Path
 import numpy as np
-import pandas as pd
 import torch
 from torch import nn
 import torch.nn.functional as F
@@ -20,21 +17,14 @@ from fastai.optimizer import SGD
 from fastai.torch_core import set_seed
 from fastai_bs.all import GradAccum, NoiseScale, ScaledLR, adascale_gain
 
-from common import TensorLoader, read_idx
+from frame import TensorLoader, digits28, main, md_table, measured
 
-here = Path(__file__).parent
 n_epoch,micro_bs,base_lr = 8,64,0.1
 linear,no_warmup = {},dict(warmup_epochs=0) # Warmup as by default, over a tenth of the 8 epochs
 # Arm: batch size as a multiple of 64, what is done about the learning rate, and the one at batch 64
 arms = {'base': (1, None, base_lr), **{f'{k}x {nm}': (k, how, base_lr) for k in (8,32) for nm,how in (
             ('unscaled', None), ('linear, no warmup', no_warmup), ('linear, warmup', linear), ('gain, warmup', dict(rule=adascale_gain)))},
         **{f'8x linear, {nm}, 4 times the rate': (8, how, 4*base_lr) for nm,how in (('no warmup', no_warmup), ('warmup', linear))}}
-
-about = """A ResNet of 5 convolutions with BatchNorm on Fashion-MNIST at 14x14 pixels, 60,000 items, 8 epochs of SGD with momentum 0.9 and weight decay
-1e-4, the learning rate going down by a cosine; micro-batches of 64 in all arms (so BatchNorm is the same), larger batches by `GradAccum`. Test error on the
-10,000 test images after the last epoch; differences are those of runs of the same seed, with 95% intervals. The base rate (0.1, not 0.05), the cosine (not
-steps) and the network were chosen with one seed and this test set, before the rest was run; of four and two times the rate, four was taken further.
-2026-11-21, fastai_bs 0.1.0, fastai 2.8.12, torch 2.15.0, Python 3.11, CPU. `goyal.csv` has a line per epoch, `goyal.py` is the program.""".replace('\n', ' ')
 
 class Block(nn.Module):
     "Basic block of a ResNet; its last BatchNorm starts at 0, as in Goyal et al. 2017, section 5.1"
@@ -51,9 +41,9 @@ def resnet(w=8):
                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4*w, 10))
     return net.to(memory_format=torch.channels_last)
 
-def fashion_mnist(folder):
+def fashion_mnist(data):
     "Images of 14x14 pixels, mean 0 and standard deviation 1, and labels: training set, test set"
-    (x,y),(tx,ty) = [[read_idx(folder/f'{nm}-{o}-ubyte.gz') for o in ('images-idx3','labels-idx1')] for nm in ('train','t10k')]
+    (x,y),(tx,ty) = digits28(data, 'fashion_mnist')
     x,tx = [F.avg_pool2d(o[:,None].float(), 2) for o in (x,tx)]
     mean,std = x.mean(),x.std()
     return [(((o-mean)/std).contiguous(memory_format=torch.channels_last), t.long()) for o,t in ((x,y),(tx,ty))]
@@ -69,9 +59,9 @@ class Rows(Callback):
         self.rows.append(dict(epoch=self.epoch+1, train_loss=train_loss, error=err, factor=scaled.factor if scaled else 1.,
                               noise_scale=noise.noise_scale if noise else np.nan, seconds=time.time()-self.start))
 
-def run(train, test, k, how, lr, seed):
+def train(data, k, how, lr, seed):
     set_seed(seed)
-    dls = DataLoaders(TensorLoader(*train, micro_bs, shuffle=True), TensorLoader(*test, 1000), device='cpu')
+    dls = DataLoaders(TensorLoader(*data[0], micro_bs, shuffle=True), TensorLoader(*data[1], 1000), device='cpu')
     noise = NoiseScale(beta=0.9) if how and how.get('rule') else None
     cbs = [GradAccum(k)]*(k>1) + [noise]*(noise is not None) + ([ScaledLR(micro_bs, noise_scale=noise, **how)] if how is not None else [])
     learn = Learner(dls, resnet(), loss_func=nn.CrossEntropyLoss(), opt_func=partial(SGD, mom=0.9), wd=1e-4, metrics=error, cbs=[*cbs, Rows()])
@@ -96,20 +86,16 @@ def table(df):
     "Test error after the last epoch, and its differences to other arms of the same seed"
     last,factor = last_errors(df),df[df.epoch==n_epoch].groupby('arm').factor.mean()
     minus = lambda arm,other: difference(last[arm], last[other]) if arm!=other else ''
-    rows = ['| | learning rate | test error, % | minus base, points | minus unscaled, points | seeds |', '|---|---|---|---|---|---|']
-    for arm,(k,_,lr) in arms.items():
-        rows.append(f"| {arm} | {lr} x {factor[arm]:.3g} | {last[arm].mean():.2f} | {minus(arm,'base')} | "
-                    f"{minus(arm,f'{k}x unscaled') if k>1 else ''} | {last[arm].count()} |")
-    return '\n'.join(rows)
+    rows = [(arm,f'{lr} x {factor[arm]:.3g}',f'{last[arm].mean():.2f}',minus(arm, 'base'),minus(arm, f'{k}x unscaled') if k>1 else '',last[arm].count())
+            for arm,(k,_,lr) in arms.items()]
+    return md_table(['','learning rate','test error, %','minus base, points','minus unscaled, points','seeds'], rows)
 
 def pairs(df):
     "Warmup against none, and the gain against the linear rule"
     last = last_errors(df)
-    rows = ['| | points of test error |', '|---|---|']
-    for k,rate in ((8,''),(8,', 4 times the rate'),(32,'')):
-        rows.append(f"| {k}x linear{rate}: warmup minus none | {difference(last[f'{k}x linear, warmup{rate}'], last[f'{k}x linear, no warmup{rate}'])} |")
-    for k in (8,32): rows.append(f"| {k}x with warmup: gain minus linear | {difference(last[f'{k}x gain, warmup'], last[f'{k}x linear, warmup'])} |")
-    return '\n'.join(rows)
+    warm = [(f'{k}x linear{o}: warmup minus none',f'{k}x linear, warmup{o}',f'{k}x linear, no warmup{o}') for k,o in ((8,''),(8,', 4 times the rate'),(32,''))]
+    gain = [(f'{k}x with warmup: gain minus linear',f'{k}x gain, warmup',f'{k}x linear, warmup') for k in (8,32)]
+    return md_table(['','points of test error'], [(nm,difference(last[a], last[b])) for nm,a,b in warm+gain])
 
 def plot(df):
     "Mean test error along the epochs, a panel per batch size"
@@ -129,31 +115,31 @@ def plot(df):
     fig.tight_layout()
     return fig
 
-if __name__=='__main__':
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--data', type=Path)
-    parser.add_argument('--seeds', type=int, nargs='*', default=range(5))
-    parser.add_argument('--arms', nargs='*', default=list(arms))
-    args = parser.parse_args()
-    path = here/'goyal.csv'
-    if args.data:
-        torch.set_num_threads(1)
-        train,test = fashion_mnist(args.data/'fashion_mnist')
-        for seed in args.seeds:
-            for arm in args.arms:
-                done = pd.read_csv(path)[['arm','seed']].drop_duplicates().values.tolist() if path.exists() else []
-                if [arm,seed] in done: continue
-                rows = pd.DataFrame(run(train, test, *arms[arm], seed))
-                rows.insert(0, 'arm', arm)
-                rows.insert(1, 'seed', seed)
-                rows.to_csv(path, mode='a', header=not path.exists(), index=False, float_format='%.5g')
-                print(f"{arm}, seed {seed}: {rows.error.iloc[-1]:.2f}%, {rows.seconds.iloc[-1]:.0f} s", flush=True)
-    df = pd.read_csv(path)
+def run(args, t):
+    data = fashion_mnist(args.data)
+    if args.quick: data = [[o[:n] for o in d] for d,n in zip(data, (4000,1000))]
+    for seed in args.seeds or range(2 if args.quick else 5):
+        for arm in arms:
+            if not t.has(arm=arm, seed=seed): t.add_all([dict(arm=arm, seed=seed, **o) for o in train(data, *arms[arm], seed)])
+
+def page(df):
     noise = df[df.noise_scale.notna()].pivot_table(index='arm', columns='epoch', values='noise_scale', aggfunc='median')
-    noise_rows = ['| | '+' | '.join(f'epoch {e}' for e in noise)+' |', '|---'*(noise.shape[1]+1)+'|',
-                  *(f"| {nm} | {' | '.join(f'{v:.0f}' for v in o)} |" for nm,o in noise.iterrows())]
-    text = [f'# {__doc__.splitlines()[0]}', '', about, '', table(df), '', pairs(df), '', 'Noise scale at the end of each epoch, medians, in items:', '',
-            *noise_rows, '', '![Test error along the epochs](goyal.png)']
-    (here/'goyal.md').write_text('\n'.join(text)+'\n')
-    print(table(df))
-    plot(df).savefig(here/'goyal.png', dpi=80)
+    return f"""# {__doc__.splitlines()[0]}
+
+A ResNet of 5 convolutions with BatchNorm on Fashion-MNIST at 14x14 pixels, 60,000 items, 8 epochs of SGD with momentum 0.9 and weight decay
+1e-4, the learning rate going down by a cosine; micro-batches of 64 in all arms (so BatchNorm is the same), larger batches by `GradAccum`. Test error on the
+10,000 test images after the last epoch; differences are those of runs of the same seed, with 95% intervals. The base rate (0.1, not 0.05), the cosine (not
+steps) and the network were chosen with one seed and this test set, before the rest was run; of four and two times the rate, four was taken further.
+{measured(df)} `results/goyal.csv` has a line per epoch, `goyal.py` is the program.
+
+{table(df)}
+
+{pairs(df)}
+
+Noise scale at the end of each epoch, medians, in items:
+
+{md_table(['',*(f'epoch {e}' for e in noise)], [(nm,*(f'{v:.0f}' for v in o)) for nm,o in noise.iterrows()])}
+
+![Test error along the epochs](goyal.png)"""
+
+if __name__=='__main__': main(__doc__, ['goyal'], run, page, plot)

@@ -1,13 +1,13 @@
 """What a batch that grows pays: a plan's schedule, AdaptiveAccum and fit_grow against the best fixed size and fit_one_cycle, three tasks.
 
-    python benchmarks/grows.py once --data FOLDER     # Each arm at three rates and more where the best is at an edge, one seed; `--arms grow` for some of them
-    python benchmarks/grows.py seeds --data FOLDER    # Three seeds at the best rate, also for the time of today's training
-    python benchmarks/grows.py bounds --data FOLDER   # fit_grow to 128 and to 256, three seeds
-    python benchmarks/grows.py                        # grows.md of what is in grows.csv
+    python benchmarks/grows.py --full --data FOLDER     # An hour on one core; its parts one after another, `--parts` for some of them
 
-FOLDER as for pays.py, whose tasks, step times and grid of fixed sizes these are. What is in grows.csv is not run again."""
-import argparse, math, time
-from pathlib import Path
+* once: each arm at three rates and more where the best is at an edge, one seed
+* seeds: three seeds at the best rate, also for the time of today's training
+* bounds: fit_grow to 128 and to 256 on MNIST, three seeds
+
+FOLDER as for pays.py, whose tasks, step times and grid of fixed sizes these are."""
+import math, time
 
 import numpy as np
 import pandas as pd
@@ -19,12 +19,13 @@ from fastai.torch_core import set_seed
 import fastai_bs.all as bs # With bs_find and fit_grow
 
 import pays
+from frame import Table, main, md_table, measured
 from pays import base_bs, tasks
 
-here = Path(__file__).parent
 names = 'mnist','fashion','rossmann'
 epochs,n_parts = 4,8 # Of today's training; the loader's epochs are halves of them, so that micro-batches can grow
 cols = ['arm','task','lr','seed','steps','items','process','predicted','noise_scale','saves','bound','most','train','valid']
+table = Table('grows')
 
 class Stream:
     "Items in one random order after another"
@@ -67,7 +68,7 @@ def plan_of(learn, task, lr):
         with learn.no_bar(): return learn.bs_find(lr, n_epoch=epochs, show_plot=False)
     finally: learn.dls = dls
 
-def run(name, task, arm, lr, seed, share=1.):
+def train(name, task, arm, lr, seed, share=1.):
     "A row: a training with `share` of the items of today's"
     learn = learner(task, share*epochs*task.n, seed)
     steps,kwargs,found = Steps(seconds(name)),dict(lr_max=lr),{}
@@ -91,21 +92,19 @@ def add_run(name, task, arm, lr, seed):
     df = rows()
     done = df[(df.task==name) & (df.arm==arm) & (df.seed==seed) & (abs(np.log(df.lr/lr))<0.01)]
     if len(done): return done.iloc[0]
-    row = dict(arm=arm, task=name, lr=lr, seed=seed, **run(name, task, arm, lr, seed))
-    add(row)
+    row = dict(arm=arm, task=name, lr=lr, seed=seed, **train(name, task, arm, lr, seed))
+    table.add(**row)
     return row
 
 def equal_time(name, task, arm, lr, seed):
     "With as many items as take the time of today's training, by the run with today's items"
     df,first,what = rows(),add_run(name, task, arm, lr, seed),f'{arm}, equal time'
     if arm not in ('plan','grow') or ((df.task==name) & (df.arm==what) & (df.seed==seed) & (abs(np.log(df.lr/lr))<0.01)).any(): return
-    add(dict(arm=what, task=name, lr=lr, seed=seed, **run(name, task, arm, lr, seed, 1/first['predicted'])))
+    table.add(arm=what, task=name, lr=lr, seed=seed, **train(name, task, arm, lr, seed, 1/first['predicted']))
 
-path = here/'grows.csv'
-def rows(): return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=cols)
-def add(row):
-    print({k: f'{v:.4g}' if isinstance(v, float) else v for k,v in row.items()}, flush=True)
-    pd.DataFrame([row], columns=cols).to_csv(path, mode='a', header=not path.exists(), index=False, float_format='%.5g')
+def rows():
+    df = table.df
+    return df.reindex(columns=[*dict.fromkeys([*cols, *df])])
 
 arms = 'today','grow','plan','adaptive'
 bounds = {'grow to 128': 128, 'grow to 256': 256}
@@ -182,8 +181,8 @@ def tables(name):
         same = [line(titles[arm], o, today, by) for arm,o in run if len(o)] # Other bounds were tried at one rate, and on one task
         fast = [line(f'best fixed size, {bs}', best, today, by, size=bs)]
         fast += [line(titles[arm], at_best(name, f'{arm}, equal time', by), today, by) for arm in ('grow','plan')]
-        res += [f'### {what.capitalize()} loss','',"With the items of today's training:",'',pays.table(heads, same),'',
-                "In the time of today's training:",'',pays.table(heads, fast),'']
+        res += [f'### {what.capitalize()} loss','',"With the items of today's training:",'',md_table(heads, same),'',
+                "In the time of today's training:",'',md_table(heads, fast),'']
     return res
 
 def predicted(name):
@@ -200,12 +199,6 @@ after another, in {n_parts} epochs of the loader, so that micro-batches can grow
 `bs_find`, whose time is not in the table; `AdaptiveAccum()` starts at 64, on a loader of 64. The time by steps measured is the
 sum over the steps of what they took in pays.md, so that other work on the machine does not count; the processor time is that of
 these runs, which it does."""
-
-def report():
-    text = [f'# {__doc__.splitlines()[0]}','',' '.join(about.split()),'','## In short','',*findings()]
-    for name in names: text += ['',f"## {pays.titles[name].split(':')[0]}",'',predicted(name),'',*tables(name)]
-    (here/'grows.md').write_text('\n'.join(text).rstrip()+'\n')
-    draw().savefig(here/'grows.png', dpi=80)
 
 def findings():
     grow = {n: (at_best(n, 'grow', 'train'),at_best(n, 'today', 'train')) for n in names}
@@ -227,7 +220,7 @@ def findings():
             "so its step times, and with them its sizes, differ from run to run; on Rossmann the runs that were to take the time of today's took 1.19 of it "
             "on average.",'','![Loss against optimizer steps](grows.png)']
 
-def draw():
+def draw(_):
     import matplotlib.pyplot as plt
     fig,axs = plt.subplots(1, 3, figsize=(12,4), layout='constrained')
     for ax,name in zip(axs, names):
@@ -241,17 +234,21 @@ def draw():
     fig.legend(*axs[0].get_legend_handles_labels(), loc='outside lower center', ncols=4, frameon=False)
     return fig
 
-if __name__=='__main__':
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('part', nargs='?', choices=['once','seeds','bounds'])
-    parser.add_argument('--data', type=Path)
-    parser.add_argument('--tasks', nargs='*', default=list(names))
-    parser.add_argument('--arms', nargs='*', default=list(arms))
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    for name in args.tasks if args.part else []:
+def page(df):
+    text = [f'# {__doc__.splitlines()[0]}','',' '.join(f'{about} {measured(df)}'.split()),'','## In short','',*findings()]
+    for name in names: text += ['',f"## {pays.titles[name].split(':')[0]}",'',predicted(name),'',*tables(name)]
+    return '\n'.join(text)
+
+def run(args, own):
+    global table, names
+    table = own
+    if args.quick: names = names[:1]
+    for name in names:
         task = tasks[name].load(args.data)
-        if args.part=='bounds': bounded(name, task)
-        else:
-            for arm in args.arms: (once if args.part=='once' else again)(name, task, arm)
-    if not args.part: report()
+        if args.quick: task.n,task.train = 12_000,[o[:12_000] for o in task.train]
+        for part in args.parts:
+            if part=='bounds' and name=='mnist': bounded(name, task)
+            elif part!='bounds':
+                for arm in arms: (once if part=='once' else again)(name, task, arm)
+
+if __name__=='__main__': main(__doc__, ['grows'], run, page, draw, parts=('once','seeds','bounds'))

@@ -1,16 +1,14 @@
 """What memory_report says of the activations, against what the allocator gave out; on a CUDA device also the largest batch of a ResNet-50.
 
-    python benchmarks/memory.py            # memory.md; a minute on a CPU
-    python benchmarks/memory.py --quick    # a look, which writes nothing
+    python benchmarks/memory.py --full     # A minute on a CPU
 
 Bytes per item: the report's row, and how much the memory in use grows from half of the items to all of them, as the backward pass begins and at its peak. On a
 CUDA device that is what its allocator says, elsewhere what the events of torch's profiler add up to. At the peak there are gradients of activations too, which
 the report counts as workspace on a CUDA device, and cannot see elsewhere."""
-import argparse, datetime, platform, warnings
 from functools import partial
-from pathlib import Path
-import fastai, torch
+
 import numpy as np
+import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torchvision.models import resnet18, resnet50
@@ -20,10 +18,10 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.optimizer import Adam, SGD
 from fastai.tabular.model import TabularModel
-import fastai_bs
 from fastai_bs.all import GradAccum # noqa: F401 (adds `memory_report` and `max_bs_find`)
 
-warnings.filterwarnings('ignore')
+from frame import main, md_table, measured
+
 device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 
 class Items:
@@ -97,68 +95,58 @@ def in_use(learn):
     used = np.cumsum(n)
     return used[np.searchsorted(at, max(e.start_ns() for e in events if e.name()=='begins'))-1],max(used)
 
-def size(n): return f'{n/1e6:,.3f}'
-
 def rows_of(name):
     make,model,loss,bs = cases[name]
     all_of,half = (np.array(in_use(learner(make, model, loss, o, SGD, dl=Copies))) for o in (bs,bs//2))
     begins,most = (all_of-half)/(bs-bs//2)
-    for nm,opt_func in opts.items():
+    for i,(nm,opt_func) in enumerate(opts.items()):
         learn = learner(make, model, loss, bs, opt_func)
-        exact = sum(p.numel()*p.element_size() for p in learn.model.parameters())
+        size = sum(p.numel()*p.element_size() for p in learn.model.parameters())
         report = learn.memory_report()
-        fixed = report.bytes[:3].tolist()==[exact, exact, ('SGD','momentum','Adam').index(nm)*exact]
-        act = report.per_item['activations']
-        sizes = ' / '.join(size(o) for o in report.bytes[:3])
-        yield f"| {name} | {nm} | {sizes} | {'yes' if fixed else 'NO'} | {act:,.0f} | {begins:,.0f} | {act/begins:.3f} | {most:,.0f} |"
+        fixed = report.bytes[:3].tolist()
+        yield dict(model=name, optimizer=nm, **dict(zip(('params_mb','grads_mb','state_mb'), (o/1e6 for o in fixed))), exact=fixed==[size,size,i*size],
+                   report=report.per_item['activations'], begins=begins, peak=most)
 
 def resnet50_learner(bs, n, half):
     learn = learner(partial(image, 224), resnet50, nn.CrossEntropyLoss, bs, Adam, n)
     return learn.to_fp16() if half else learn
 
-def resnet50_rows():
+def largest(half):
     "The size that is found, whether an epoch's steps run at it, and whether a quarter more fails"
-    for half in (False,True):
-        learn = resnet50_learner(16, 4096, half)
-        bs = learn.max_bs_find()
-        ends = []
-        for o in (bs,int(1.25*bs)):
-            del learn
-            torch.cuda.empty_cache()
-            learn = resnet50_learner(o, 10*o, half)
-            try:
-                with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-4)
-                ends.append('ran')
-            except torch.OutOfMemoryError: ends.append('out of memory')
-        yield f"| {'fp16' if half else 'fp32'} | {bs} | {ends[0]} | {ends[1]} |"
+    learn = resnet50_learner(16, 4096, half)
+    bs,ends = learn.max_bs_find(),[]
+    for o in (bs,int(1.25*bs)):
+        del learn
+        torch.cuda.empty_cache()
+        learn = resnet50_learner(o, 10*o, half)
+        try:
+            with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-4)
+            ends.append('ran')
+        except torch.OutOfMemoryError: ends.append('out of memory')
+    return dict(precision='fp16' if half else 'fp32', found=bs, at=ends[0], beyond=ends[1])
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--quick', action='store_true')
-    a = p.parse_args()
-    torch.set_num_threads(1)
-    lines = []
-    for name in list(cases)[:1 if a.quick else None]:
-        for o in rows_of(name):
-            lines.append(o)
-            print(o, flush=True)
-    found = []
-    if device.type=='cuda' and not a.quick:
-        found = ["\nThe largest micro-batch of a ResNet-50 at 224 px with Adam, ten steps at it, and at 1.25 times it:\n",
-                 "| | found | at it | at 1.25 times it |",
-                 "|---|---|---|---|", *resnet50_rows()]
-        print('\n'.join(found))
-    if a.quick: return
-    where = torch.cuda.get_device_name() if device.type=='cuda' else 'CPU'
-    (Path(__file__).parent/'memory.md').write_text(f"""# `memory_report` against the allocator
+def run(args, t, t_largest):
+    for name in list(cases)[:1 if args.quick else None]:
+        if not t.has(model=name): t.add_all([*rows_of(name)])
+    if device.type!='cuda' or args.quick: return
+    for half in (False,True):
+        if not t_largest.has(precision='fp16' if half else 'fp32'): t_largest.add(**largest(half))
+
+def page(df, found):
+    rows = [(o.model,o.optimizer,f'{o.params_mb:,.3f} / {o.grads_mb:,.3f} / {o.state_mb:,.3f}','yes' if o.exact else 'NO',f'{o.report:,.0f}',
+             f'{o.begins:,.0f}',f'{o.report/o.begins:.3f}',f'{o.peak:,.0f}') for o in df.itertuples()]
+    heads = 'model','optimizer','fixed, MB','exact','activations, report','in use as backward begins','ratio','at the peak'
+    large = f"""
+The largest micro-batch of a ResNet-50 at 224 px with Adam, ten steps at it, and at 1.25 times it. {measured(found)}
+
+{md_table(['','found','at it','at 1.25 times it'], found[['precision','found','at','beyond']].values)}""" if len(found) else ''
+    return f"""# `memory_report` against the allocator
 
 Megabytes of parameters, gradients and optimizer state, whether they are the exact byte counts, and bytes per item of the activations: by the report, and as
 the memory in use grows with the items, when the backward pass begins (and the ratio of the two), and at its peak.
-{datetime.date.today()}, fastai_bs {fastai_bs.__version__}, fastai {fastai.__version__},
-torch {torch.__version__}, Python {platform.python_version()}, {where}. `benchmarks/memory.py` says what is run.
+{measured(df)} `benchmarks/memory.py` says what is run.
 
-| model | optimizer | fixed, MB | exact | activations, report | in use as backward begins | ratio | at the peak |
-|---|---|---|---|---|---|---|---|
-""" + '\n'.join([*lines, *found]) + '\n')
+{md_table(heads, rows)}
+{large}"""
 
-if __name__=='__main__': main()
+if __name__=='__main__': main(__doc__, ['memory','memory_largest'], run, page)

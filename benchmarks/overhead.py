@@ -1,15 +1,13 @@
 """What accumulation costs: processor time of a fit with GradAccum over the same fit with a bare callback that accumulates.
 
-    python benchmarks/overhead.py                # overhead.md; several minutes
-    python benchmarks/overhead.py --pairs 3      # a quick look, which writes nothing
+    python benchmarks/overhead.py --full     # Several minutes
 
 The bare callback divides each loss by 4 and lets the optimizer step after every fourth micro-batch: nothing less accumulates. Beside it fastai's own
 `GradientAccumulation`, and what `NoiseScale` and `ScaledLR` add to `GradAccum(4)`. Pairs of fits, one right after the other and in alternating order;
 the figure is the median of the pairs' ratios."""
-import argparse, datetime, platform, warnings
-from pathlib import Path
-import fastai, torch
-import numpy as np
+import statistics
+
+import torch
 from torch import nn
 from torchvision.models import resnet18
 from fastai.callback.core import Callback, CancelBatchException
@@ -20,11 +18,9 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import SGD
-import fastai_bs
-from common import seconds
 from fastai_bs.all import GradAccum, NoiseScale, ScaledLR
 
-warnings.filterwarnings('ignore')
+from frame import in_pairs, main, md_table, measured, middle, seconds
 
 class Bare(Callback):
     "As little as accumulates four micro-batches of one size"
@@ -52,40 +48,24 @@ def learner(case, cbs):
     learn._do_epoch_validate = lambda *args, **kwargs: None
     return learn
 
-def middle(xs):
-    "Median, and its interval of 95% at least by order statistics (of 15 values: the 4th and the 12th)"
-    xs,k = sorted(xs),max(0, int(len(xs)/2 - 0.98*len(xs)**0.5))
-    return np.median(xs),xs[k],xs[-1-k]
+def run(args, t):
+    for case,(*_,bs,n) in cases.items():
+        for nm,make in arms.items():
+            if t.has(model=case, cbs=nm): continue
+            learn,bare = learner(case, make(bs)),learner(case, [Bare()])
+            pairs = in_pairs(lambda: seconds(learn), lambda: seconds(bare), 3 if args.quick else 15) # noqa: B023
+            time,low,high = middle([a/b for a,b in pairs])
+            t.add(model=case, cbs=nm, pairs=len(pairs), time=time, low=low, high=high, bare_ms=1e3*statistics.median(b for _,b in pairs)/n,
+                  more_ms=1e3*statistics.median(a-b for a,b in pairs)/n)
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--pairs', type=int, default=15)
-    p.add_argument('--cases', nargs='*', default=list(cases))
-    a = p.parse_args()
-    torch.set_num_threads(1)
-    lines = []
-    for case in a.cases:
-        n = cases[case][3]
-        bare,learns = learner(case, [Bare()]),{nm: learner(case, make(cases[case][2])) for nm,make in arms.items()}
-        for o in (bare,*learns.values()): seconds(o)
-        for nm,learn in learns.items():
-            pairs = []
-            for i in range(a.pairs):
-                took = {id(o): seconds(o) for o in ((bare,learn) if i%2 else (learn,bare))}
-                pairs.append((took[id(learn)],took[id(bare)]))
-            m,low,high = middle([x/y for x,y in pairs])
-            base,more = np.median([y for _,y in pairs])/n,np.median([x-y for x,y in pairs])/n
-            lines.append(f"| {case} | {nm} | {m:.3f} | {low:.3f} to {high:.3f} | {1e3*base:.2f} | {1e3*more:+.3f} |")
-            print(lines[-1], flush=True)
-    if a.pairs<15 or len(a.cases)<len(cases): return
-    (Path(__file__).parent/'overhead.md').write_text(f"""# What accumulation costs
+def page(df):
+    rows = [(o.model,o.cbs,f'{o.time:.3f}',f'{o.low:.3f} to {o.high:.3f}',f'{o.bare_ms:.2f}',f'{o.more_ms:+.3f}') for o in df.itertuples()]
+    return f"""# What accumulation costs
 
 Processor time of a fit over that of the same fit with a bare callback, which divides each loss by 4 and steps after every fourth micro-batch: median of
-{a.pairs} pairs with its interval of 95%; and in milliseconds per micro-batch. {datetime.date.today()}, fastai_bs {fastai_bs.__version__},
-fastai {fastai.__version__}, torch {torch.__version__}, Python {platform.python_version()}, CPU, 1 thread. `benchmarks/overhead.py` says what is run.
+{df.pairs.min()} pairs with its interval of 95%; and in milliseconds per micro-batch. {measured(df)}
+`benchmarks/overhead.py` says what is run.
 
-| model, micro-batch | with | time | interval | bare, ms | more, ms |
-|---|---|---|---|---|---|
-""" + '\n'.join(lines) + '\n')
+{md_table(['model, micro-batch','with','time','interval','bare, ms','more, ms'], rows)}"""
 
-if __name__=='__main__': main()
+if __name__=='__main__': main(__doc__, ['overhead'], run, page)

@@ -1,19 +1,18 @@
 """What a batch size pays at equal time: six tasks, three lengths of training, every size at its best of five learning rates.
 
-    python benchmarks/pays.py time --data FOLDER     # Seconds of a step by batch size: first of all, on a machine with nothing else to do
-    python benchmarks/pays.py grid --data FOLDER     # Each size and rate, one seed; `--tasks mnist adult` for some of them
-    python benchmarks/pays.py seeds --data FOLDER    # Two more seeds at each size's best rate
-    python benchmarks/pays.py plan --data FOLDER     # What `bs_find` says at the rate that is best at 64, five seeds; what it and `lr_find` take
-    python benchmarks/pays.py follow --data FOLDER   # Trainings with the plan's size for the time of today's, three seeds; and with 128 whatever the task
-    python benchmarks/pays.py ends --data FOLDER     # Trainings as three plans say: their size, for their epochs
-    python benchmarks/pays.py verify --data FOLDER   # What `bs_verify` says at a quarter of the length, three seeds, and what it takes beside a full training
-    python benchmarks/pays.py                        # pays.md and pays.png of what is in pays.csv
+    python benchmarks/pays.py --full --data FOLDER     # Three hours on one core; its parts one after another, `--parts` for some of them
 
-FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/ and tinyshakespeare/. What is in pays.csv is not run again."""
-import argparse, gzip, math, tempfile, time
+* time: seconds of a step by batch size, on a machine with nothing else to do
+* grid: each size and rate, one seed; seeds: two more at each size's best rate
+* plan: what `bs_find` says at the rate that is best at 64, five seeds; what it and `lr_find` take
+* follow: trainings with the plan's size for the time of today's, three seeds; and with 128 whatever the task
+* ends: trainings as three plans say: their size, for their epochs
+* verify: what `bs_verify` says at a quarter of the length, three seeds, and what it takes beside a full training
+
+FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/ and tinyshakespeare/."""
+import gzip, math, time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -33,9 +32,8 @@ from fastai_bs import finder
 from fastai_bs.all import * # noqa: F403 bs_find
 from fastai_bs.timing import time_steps as time_steps_of_finder
 
-from common import read_idx
+from frame import Table, digits28, folder, main, md_table, measured, standardized
 
-here = Path(__file__).parent
 base_bs = 64
 sizes = [2**i for i in range(4, 13)]
 lengths = 0.25,1,4 # Epochs at `base_bs`
@@ -43,11 +41,8 @@ rate_factors = 1/3,1,3,10,30
 
 # The tasks: tensors of the training and of the validation set, and a model
 
-def images(folder, n, conv):
-    def _tensors(split):
-        x = read_idx(folder/f'{split}-images-idx3-ubyte.gz')[:,None].float().div_(255)
-        return (x-0.1307)/0.3081, read_idx(folder/f'{split}-labels-idx1-ubyte.gz').long()
-    train,valid = _tensors('train'),_tensors('t10k')
+def images(data, name, n, conv):
+    train,valid = [(standardized(x), y.long()) for x,y in digits28(data, name)]
     return [o[:n] for o in train],valid,conv,nn.CrossEntropyLoss()
 
 def convnet(bn):
@@ -64,15 +59,15 @@ def tabular(df, n, n_valid, cats, conts, y, block, layers, n_out, loss, **kwargs
     model = partial(TabularModel, get_emb_sz(to), len(to.cont_names), n_out, layers, **kwargs)
     return _tensors(to.train),_tensors(to.valid),model,loss
 
-def rossmann(folder, n):
+def rossmann(data, _, n):
     import rossmann as r
-    df = r.cached(Path(tempfile.gettempdir())/'rossmann.pkl', lambda: r.joined(folder))
+    df = r.cached(data)
     df = df.assign(Sales=np.log(df.Sales))
     return tabular(df, n, 20_000, list(r.cat_names), list(r.cont_names), 'Sales', RegressionBlock(), [1000,500], 1, nn.MSELoss(), ps=[0.001,0.01],
                    embed_p=0.04, y_range=(0,df.Sales.max()+np.log(1.2)))
 
-def adult(folder, n):
-    df = pd.read_csv(folder/'adult.csv.gz')
+def adult(data, name, n):
+    df = pd.read_csv(folder(data, name)/'adult.csv.gz')
     cats = ['workclass','education','marital-status','occupation','relationship','race','sex','native-country']
     conts = ['age','fnlwgt','education-num','capital-gain','capital-loss','hours-per-week']
     return tabular(df, n, 7_500, cats, conts, 'salary', CategoryBlock(), [200,100], 2, nn.CrossEntropyLoss())
@@ -84,8 +79,8 @@ class Ratings(nn.Module):
         self.model = EmbeddingDotBias(50, n_users, n_items, y_range=(0,5.5))
     def forward(self, x): return self.model(x)[:,None]
 
-def ratings(folder, n):
-    df = pd.read_csv(folder/'ratings.csv.gz').sample(frac=1, random_state=0)
+def ratings(data, name, n):
+    df = pd.read_csv(folder(data, name)/'ratings.csv.gz').sample(frac=1, random_state=0)
     users,films = (pd.factorize(df[o])[0] for o in ('userId','movieId'))
     x,y = torch.tensor(np.stack([users,films], 1)),torch.tensor(df.rating.values).float()[:,None]
     return (x[:n],y[:n]),(x[n:],y[n:]),partial(Ratings, users.max()+1, films.max()+1),nn.MSELoss()
@@ -99,8 +94,8 @@ class CharGRU(nn.Module):
 
 def flat_loss(pred, targ): return nn.functional.cross_entropy(pred, targ.flatten())
 
-def shakespeare(folder, n, length=32):
-    text = gzip.open(folder/'input.txt.gz').read()
+def shakespeare(data, name, n, length=32):
+    text = gzip.open(folder(data, name)/'input.txt.gz').read()
     chars,ids = np.unique(np.frombuffer(text, np.uint8), return_inverse=True)
     cut = len(ids)//(length+1)
     seqs = torch.tensor(ids[:cut*(length+1)]).view(cut, length+1).long()
@@ -109,13 +104,13 @@ def shakespeare(folder, n, length=32):
 
 @dataclass
 class Task:
-    make:object # Function of a folder and a number of items: tensors of both sets, the model, and the loss
+    make:object # Function of `--data`, the set's folder in it and a number of items: tensors of both sets, the model, and the loss
     folder:str
     n:int # Items of the training set; an epoch of them at batch 64 takes some four seconds
     lr:float # The second of the five rates
 
     def load(self, data):
-        self.train,self.valid,self.model,self.loss = self.make(data/self.folder, self.n)
+        self.train,self.valid,self.model,self.loss = self.make(data, self.folder, self.n)
         return self
 
 tasks = dict(mnist=Task(partial(images, conv=partial(convnet, True)), 'mnist', 60_000, 3e-3),
@@ -166,21 +161,20 @@ def train(task, bs, n_steps, lr, seed):
 
 # What was run
 
-files = {'pays.csv': ['part','task','epochs','bs','lr','seed','steps','process','train','valid'],
-         'pays_plans.csv': ['part','task','epochs','bs','lr','seed','noise_scale','low','high','low_bs','high_bs','n_epoch','time_ratio','n_seen',
-                            'find','timing','lr_find'],
-         'pays_verify.csv': ['part','task','epochs','bs','lr','seed','plan','factor','sizes','told','spread','dof','find','verify','full']}
+files = {'pays': ['part','task','epochs','bs','lr','seed','steps','process','train','valid'],
+         'pays_plans': ['part','task','epochs','bs','lr','seed','noise_scale','low','high','low_bs','high_bs','n_epoch','time_ratio','n_seen',
+                        'find','timing','lr_find'],
+         'pays_verify': ['part','task','epochs','bs','lr','seed','plan','factor','sizes','told','spread','dof','find','verify','full']}
+tables = {o: Table(o) for o in files}
 
-def file_of(part): return {'plan': 'pays_plans.csv', 'before': 'pays_plans.csv', 'verify': 'pays_verify.csv'}.get(part, 'pays.csv')
+def file_of(part): return {'plan': 'pays_plans', 'before': 'pays_plans', 'verify': 'pays_verify'}.get(part, 'pays')
 
 def rows(part, task=None):
-    path,cols = here/file_of(part),files[file_of(part)]
-    df = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=cols)
+    df = tables[file_of(part)].df
+    df = df.reindex(columns=[*dict.fromkeys([*files[file_of(part)], *df])]) # A new file has those of its rows only
     return df[(df.part==part) & ((df.task==task) if task else True)]
 
-def add(part, **row):
-    path,cols = here/file_of(part),files[file_of(part)]
-    pd.DataFrame([dict(part=part, **row)], columns=cols).to_csv(path, mode='a', header=not path.exists(), index=False, float_format='%.5g')
+def add(part, **row): tables[file_of(part)].add(part=part, **row)
 
 def time_steps(name, task, n_rounds=3):
     "Seconds of a step with each size: medians over rounds, the sizes in turn"
@@ -406,20 +400,17 @@ def summary():
 
 about = """Trainings by `fit_one_cycle` with fastai's Adam (wd 0.01), new weights, one thread, for the processor time that today's training takes, `epochs`
 epochs at batch 64: a number of steps fixed beforehand, from step times measured one after another with nothing else on the machine (`time` in
-`pays.csv`). Each size at the best of five learning rates from a third to thirty times the second (by the validation loss, one seed; a rate two
+`results/pays.csv`). Each size at the best of five learning rates from a third to thirty times the second (by the validation loss, one seed; a rate two
 steps away from the best by training and by validation loss was left out), then two more seeds at it. Losses are of the finished model, over 10,000
 items of the training set and over the validation set. The estimator of `bs_find` was settled on MNIST, Rossmann, ratings and Shakespeare;
 Fashion-MNIST and Adult were held out until then. Validation rows of Rossmann and Adult are drawn at random, so that days and people are alike in both sets.
 `plan` is `learn.bs_find(lr, n_epoch=epochs)` on new weights at the rate that is best at 64; `before` is what `bs_find(lr)` said before it planned
 for whole trainings, with the rate of its rule; 128 is 128 items whatever the task, at today's rate. Excess: validation loss over that of the best
-size at its best rate, means of three seeds (three plans). 2026-11-22, fastai_bs 0.1.0, fastai 2.8.12,
-torch 2.14.1, Python 3.11, CPU."""
+size at its best rate, means of three seeds (three plans)."""
 
 titles = dict(mnist='MNIST, 60,000 images: 3 convolutions with BatchNorm', rossmann="Rossmann, 40,000 rows: lesson 6's embeddings and [1000, 500], log sales",
     ratings='ml-latest-small, 80,000 ratings: dot product of 50 factors', shakespeare='tiny Shakespeare, 20,000 pieces of 32 characters: GRU of 128',
     fashion='Fashion-MNIST, 60,000 images: 3 convolutions without BatchNorm (held out)', adult='Adult, 25,000 rows: tabular model of [200, 100] (held out)')
-
-def table(heads, lines): return '\n'.join([f"| {' | '.join(heads)} |", '|'+'---|'*len(heads), *(f"| {' | '.join(map(str, o))} |" for o in lines)])
 
 def pct(x): return '' if math.isnan(x) else f'{100*x:+.1f}%'
 
@@ -429,20 +420,20 @@ def overview(df):
     heads = ['data','epochs','rate at 64','best size by validation / training loss','passes with the plan','plan of five seeds','noise scale',"plan's excess",
              'spread of seeds','before','its excess',"128's excess",'time to the loss of 64, predicted','measured, training / validation',
              '`bs_find` over `lr_find`']
-    return table(heads, [[r['task'],f"{r['epochs']:g}",f"{r['rate']:.3g}",f"{r['best']} / {r['best_train']}",f"{r['passes']:.1f}",sizes_text(r['plans']),
+    return md_table(heads, [[r['task'],f"{r['epochs']:g}",f"{r['rate']:.3g}",f"{r['best']} / {r['best_train']}",f"{r['passes']:.1f}",sizes_text(r['plans']),
         f"{r['noise_scale']:.0f}",pct(r['plan valid']),f"{100*r['spread']:.1f}%",sizes_text(r['befores']),pct(r['before valid']),pct(r['128 valid']),
         f"{r['predicted']:.2f}",f"{r['measured train']:.2f} / {r['measured valid']:.2f}",f"{r['find']:.1f}"] for r in df.to_dict('records')])
 
 def followed(df):
     "What comes of doing as the plan says"
     heads = ['data','epochs','batch','predicted time',"time it takes","validation loss, over today's","training loss, over today's"]
-    return table(heads, [[r['task'],f"{r['epochs']:g}",sizes_text(r['plans']),f"{r['predicted']:.2f}",f"{r['end time']:.2f}",pct(r['end valid']),
+    return md_table(heads, [[r['task'],f"{r['epochs']:g}",sizes_text(r['plans']),f"{r['predicted']:.2f}",f"{r['end time']:.2f}",pct(r['end valid']),
                           pct(r['end train'])] for r in df.to_dict('records')])
 
 def parts(df):
     "What `bs_find` takes"
     d = df.groupby('task', sort=False)[['mock','timing','find']].median()
-    return table(['data','mock training','timing of steps','all'], [[o.Index,*(f'{x:.1f}' for x in o[1:])] for o in d.itertuples()])
+    return md_table(['data','mock training','timing of steps','all'], [[o.Index,*(f'{x:.1f}' for x in o[1:])] for o in d.itertuples()])
 
 def tried():
     "What trials of a quarter of the length chose, beside the plan, and what they took"
@@ -459,7 +450,7 @@ def tried():
                       f'{(r.verify/r.full).median():.2f}',f'{(r.verify/r.full).max():.2f}'])
     heads = ['data','epochs','best size','`bs_verify`, by seed','its excess','the worst','plan of five seeds','its excess','spread of seeds',
              'time over a full training, median','most']
-    return table(heads, lines)
+    return md_table(heads, lines)
 
 def verdict(df):
     few,n = df[df.passes<=few_passes],len(df)
@@ -493,26 +484,7 @@ def losses(name):
         return text + (f' ± {c.spread[bs]:.2g}' if by=='valid' and c.n[bs]>1 else '')
     lines = [[bs,*(o for c in curves.values() for o in ((_cell(c, bs, 'train'),_cell(c, bs, 'valid'),f'{c.lr[bs]:.2g}') if bs in c.index else ('','','')))]
              for bs in sizes]
-    return table(['batch',*(f'{what}, {e:g} epochs' for e in lengths for what in ('training','validation','rate'))], [o for o in lines if any(o[1:])])
-
-def draw():
-    import matplotlib.pyplot as plt
-    fig,axs = plt.subplots(2, 3, figsize=(13,7), layout='constrained')
-    for ax,name in zip(axs.flat, tasks):
-        for epochs,color in zip(lengths, ('C0','C1','C2')):
-            c,p = curve(name, epochs),rows('plan', name)
-            y,bs = c.valid/c.valid.min(),p[p.epochs==epochs].bs.median()
-            ax.plot(c.index, y, 'o-', ms=3, color=color, label=f'{epochs:g} epochs at 64')
-            ax.fill_between(c.index, (c.valid-c.spread)/c.valid.min(), (c.valid+c.spread)/c.valid.min(), color=color, alpha=0.15, lw=0)
-            if bs in y.index: ax.plot(bs, y[bs], '*', ms=15, color=color, mec='black', zorder=3)
-        ax.axvline(base_bs, color='grey', ls='--', lw=1)
-        ax.set(xscale='log', title=titles[name].split(':')[0], ylim=(0.98,1.6))
-        ax.set_xticks(sizes, sizes, rotation=45)
-        ax.minorticks_off()
-    for ax in axs[:,0]: ax.set_ylabel('validation loss at equal time, over the best')
-    for ax in axs[1]: ax.set_xlabel('batch size (star: the plan)')
-    axs[0,0].legend()
-    return fig
+    return md_table(['batch',*(f'{what}, {e:g} epochs' for e in lengths for what in ('training','validation','rate'))], [o for o in lines if any(o[1:])])
 
 tried_about = """`learn.bs_verify(lr, n_epoch=1)` on new weights, for trainings of 4 epochs at 64, at the rate that is best for those: trials of a
 quarter of the length, all of them together in the time of one and a half full trainings at most, `bs_find` included. Excess: how far the full training
@@ -532,35 +504,48 @@ time, as all are at the end: on Adult 64 could not bring the training loss down 
 times through the same items.
 * Before, the plan was made near the peak of the rate: on Rossmann it sent from 64 to 16 or 32, on ratings to 16384."""
 
-def report():
-    df = summary()
-    text = [f'# {__doc__.splitlines()[0]}','',' '.join(about.split()),'','## In short','',verdict(df),'',
-            '![Validation loss at equal time by batch size, with the plans](pays.png)','','## Each task and length','',overview(df),'',
-            '## Trained as the plan says','',"The plan's size, for the epochs it names; today's is 64 at its best rate. Means of three plans.",'',
-            followed(df),'',
-            '## Tried before','',' '.join(tried_about.split()),'',tried(),'',
-            '## What `bs_find` takes','','Over the time of `lr_find` on the same learner; medians.','',parts(df)]
-    text += ['','## What it says','',findings]
-    for name in tasks: text += ['',f'## {titles[name]}','',losses(name)]
-    (here/'pays.md').write_text('\n'.join(text)+'\n')
-    draw().savefig(here/'pays.png', dpi=80)
-    return verdict(df)
+def draw(*_):
+    import matplotlib.pyplot as plt
+    fig,axs = plt.subplots(2, 3, figsize=(13,7), layout='constrained')
+    for ax,name in zip(axs.flat, tasks):
+        for epochs,color in zip(lengths, ('C0','C1','C2')):
+            c,p = curve(name, epochs),rows('plan', name)
+            y,bs = c.valid/c.valid.min(),p[p.epochs==epochs].bs.median()
+            ax.plot(c.index, y, 'o-', ms=3, color=color, label=f'{epochs:g} epochs at 64')
+            ax.fill_between(c.index, (c.valid-c.spread)/c.valid.min(), (c.valid+c.spread)/c.valid.min(), color=color, alpha=0.15, lw=0)
+            if bs in y.index: ax.plot(bs, y[bs], '*', ms=15, color=color, mec='black', zorder=3)
+        ax.axvline(base_bs, color='grey', ls='--', lw=1)
+        ax.set(xscale='log', title=titles[name].split(':')[0], ylim=(0.98,1.6))
+        ax.set_xticks(sizes, sizes, rotation=45)
+        ax.minorticks_off()
+    for ax in axs[:,0]: ax.set_ylabel('validation loss at equal time, over the best')
+    for ax in axs[1]: ax.set_xlabel('batch size (star: the plan)')
+    axs[0,0].legend()
+    return fig
 
-if __name__=='__main__':
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('part', nargs='?', choices=['time','grid','seeds','plan','follow','ends','verify'])
-    parser.add_argument('--data', type=Path)
-    parser.add_argument('--tasks', nargs='*', default=list(tasks))
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    for name in args.tasks if args.part else []:
-        task = tasks[name].load(args.data)
-        if args.part=='time': time_steps(name, task)
-        if args.part=='grid':
-            for epochs in (1,0.25,4): grid(name, task, epochs, n_steps_of(name, task))
-        if args.part=='seeds': again(name, task, n_steps_of(name, task))
-        if args.part=='plan': plans(name, task)
-        if args.part=='follow': follow(name, task, n_steps_of(name, task))
-        if args.part=='ends': ends(name, task)
-        if args.part=='verify': verify(name, task)
-    if not args.part: print(report())
+def page(*_): # The tables are this module's own
+    df = summary()
+    when = measured(pd.concat([o.df for o in tables.values()]))
+    text = [f'# {__doc__.splitlines()[0]}',' '.join(f'{about} {when}'.split()),'## In short',verdict(df),
+            '![Validation loss at equal time by batch size, with the plans](pays.png)','## Each task and length',overview(df),
+            '## Trained as the plan says',"The plan's size, for the epochs it names; today's is 64 at its best rate. Means of three plans.",followed(df),
+            '## Tried before',' '.join(tried_about.split()),tried(),
+            '## What `bs_find` takes','Over the time of `lr_find` on the same learner; medians.',parts(df),'## What it says',findings]
+    return '\n\n'.join([*text, *(o for name in tasks for o in (f'## {titles[name]}',losses(name)))])
+
+jobs = {'time': time_steps, 'grid': lambda name, task: [grid(name, task, o, n_steps_of(name, task)) for o in (1,0.25,4)],
+        'seeds': lambda name, task: again(name, task, n_steps_of(name, task)), 'plan': plans,
+        'follow': lambda name, task: follow(name, task, n_steps_of(name, task)), 'ends': ends, 'verify': verify}
+
+def run(args, *own):
+    tables.update(zip(files, own))
+    if args.quick: # One task, a small one
+        for o in [o for o in tasks if o!='adult']: del tasks[o]
+        tasks['adult'].n = 2_500
+    loaded = {}
+    for part in args.parts:
+        for name,task in tasks.items():
+            if name not in loaded: loaded = {name: task.load(args.data)}
+            jobs[part](name, task)
+
+if __name__=='__main__': main(__doc__, list(files), run, page, draw, parts=jobs)

@@ -1,16 +1,10 @@
 """Does the plan of `learn.bs_find` predict the clock? Time to a fixed training loss at batch sizes from 16 to 2048
 
-    python benchmarks/prediction.py --data FOLDER     # FOLDER/{mnist,fashion_mnist}/train-*.gz
-    python benchmarks/prediction.py                   # prediction.md and its picture from what has been run
-
-A run that is in prediction.csv already is not run again."""
-import argparse, math, time
-from pathlib import Path
+    python benchmarks/prediction.py --full --data FOLDER     # FOLDER/{mnist,fashion_mnist}/*.gz; some twenty minutes on one core"""
+import math, time
 from types import SimpleNamespace
 from unittest.mock import patch
 import numpy as np
-import pandas as pd
-import torch
 from scipy import optimize, stats
 from torch import nn
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
@@ -21,14 +15,13 @@ from fastai.torch_core import set_seed
 from fastai_bs.all import ScaledLR, adascale_gain, linear_scaling
 from fastai_bs.step_time import steps_needed
 
-from common import TensorLoader, read_idx
+from frame import TensorLoader, digits28, main, md_table, measured
 
-here = Path(__file__).parent
 base_bs,sizes,seeds,tau = 64,[2**i for i in range(4,12)],range(3),4000 # tau: items that the smoothed loss looks back on, at any batch size
 
-def images(folder):
+def images(data, name):
     "Training set, images with mean 0 and standard deviation 1"
-    x,y = (read_idx(folder/f'train-{o}-ubyte.gz') for o in ('images-idx3','labels-idx1'))
+    x,y = digits28(data, name)[0]
     x = x[:,None].float()
     return (x-x.mean())/x.std(), y.long()
 
@@ -42,16 +35,6 @@ base_lr = 0.05
 # The pair of rules: batches tuned at 64, with the rule's noise scale and epochs of warmup
 arms = {'linear_scaling': (None,0), 'adascale_gain at 500': (500,0), 'adascale_gain at 800': (800,0),
         'linear_scaling, warmup': (None,0.5), 'adascale_gain at 800, warmup': (800,0.5)}
-
-about = """A convolutional network of 9,226 parameters (two convolutions with stride 2, one linear layer) on 60,000 images, SGD without momentum or weight
-decay at a constant rate, 0.05 at batch 64; other sizes through `ScaledLR(64, adascale_gain)` with noise scales of 800 and 120 items, and half an epoch of
-warmup where the rate grows. Time until the training loss, an exponential mean over 4,000 items at any batch size, is down to the target, 20 epochs at most (a
-run that was not there by then counts as infinite); medians of three seeds, one thread, no validation. Other work ran on the machine: `process s` is the clock
-to read, and the plan was given that clock too; wall seconds are two to four times as many, and uneven. The plans are of batch 64, by `learn.bs_find(0.05)`
-after half an epoch at the base rate, and on new weights; their columns are `time` of `plan.table`, medians of three seeds; a star marks a size that is in none
-of the tables, by the plan's formulas instead. The runs' noise scales are medians of an earlier reading, in which `bs_find` had 2 micro-batches to a window and
-trained with their mean. When to draw up the plan and the warmup were settled after single runs (seed 0) had shown the examples needed. 2026-11-21,
-fastai_bs 0.1.0, fastai 2.8.12, torch 2.15.0, Python 3.11, CPU. `prediction.csv` holds the runs, `prediction.py` is the program.""".replace('\n', ' ')
 
 findings = """* The plan ranks the batch sizes as the process clock does: rank correlations of 0.88 on MNIST and 1.00 on Fashion-MNIST when it is
 drawn up after half
@@ -96,7 +79,7 @@ def fit(learn, to, cbs=(), n_epoch=100):
 def scaled(noise_scale, warmup_epochs):
     return ScaledLR(base_bs, adascale_gain if noise_scale else linear_scaling, warmup_epochs=warmup_epochs, noise_scale=noise_scale)
 
-def run(s, items, bs, seed, n_most=20):
+def to_target(s, items, bs, seed, n_most=20):
     "A row: what it took to get to the target"
     sc = scaled(s.noise_scale, 0.5 if bs>base_bs else 0) # A warmup where the rate is to grow; for smaller batches it would be a decay
     to = fit(learner(items, bs, seed), ToLoss(s.target, n_most*len(items[1])), [sc])
@@ -126,24 +109,22 @@ def plan(items, reading, seed):
                          time=rel, chosen=bs==p.bs))
     return rows
 
-# What was run, and the report
+# What is run, and the report
 
-path,cols = here/'prediction.csv',['part','data','what','seed','bs','lr','noise_scale','low','high','step_time','in_table','time','chosen',
-                                   'steps','items','wall','process','loss','reached']
+def jobs(data, seeds):
+    "Part, what, batch size and seed"
+    yield from (('run','adascale_gain',bs,seed) for seed in seeds for bs in sizes)
+    yield from (('plan',o,0,seed) for seed in seeds for o in readings)
+    if data=='MNIST': yield from (('curve',o,bs,seed) for bs in (1024,2048) for seed in seeds for o in arms)
 
-def work(data, items, args):
-    "All that is not in prediction.csv yet"
-    s = setups[data]
-    jobs = [('run', 'adascale_gain', bs, seed) for seed in args.seeds for bs in sizes] + [('plan', o, 0, seed) for seed in args.seeds for o in readings]
-    if data=='MNIST': jobs += [('curve', o, bs, seed) for bs in (1024,2048) for seed in args.seeds for o in arms]
-    for part,what,bs,seed in jobs:
-        if part not in args.parts: continue
-        done = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=cols)
-        if ((done.part==part) & (done.data==data) & (done.what==what) & (done.seed==seed) & ((done.bs==bs) | (bs==0))).any(): continue
-        rows = run(s, items, bs, seed) if part=='run' else plan(items, what, seed) if part=='plan' else curve(items, bs, what, seed)
-        pd.DataFrame([dict(part=part, data=data, what=what, seed=seed, **o) for o in rows], columns=cols).to_csv(
-            path, mode='a', header=not path.exists(), index=False, float_format='%.5g')
-        print(data, part, what, seed, {k: v for k,v in rows[-1].items() if k in ('bs','items','process','loss','noise_scale')}, flush=True)
+def run(args, t):
+    for data,s in setups.items():
+        items = images(args.data, s.folder)
+        if args.quick: items,s = [o[:12_000] for o in items],SimpleNamespace(**{**vars(s), 'target': 3*s.target})
+        for part,what,bs,seed in jobs(data, args.seeds or seeds[:1] if args.quick else args.seeds or seeds):
+            if part not in args.parts or t.has(part=part, data=data, what=what, seed=seed, **dict(bs=bs) if bs else {}): continue
+            rows = to_target(s, items, bs, seed) if part=='run' else plan(items, what, seed) if part=='plan' else curve(items, bs, what, seed)
+            t.add_all([dict(part=part, data=data, what=what, seed=seed, **o) for o in rows])
 
 def medians(df, data):
     "A row per batch size: medians over the seeds; a run that did not get there took for ever"
@@ -160,18 +141,18 @@ def number(v, spec): return 'not reached' if np.isinf(v) else format(v, spec)
 
 def table(m):
     heads = ['batch','learning rate','steps','examples','over the fewest','process s','wall s',"time over 64's",*readings,'runs there']
-    rows = [f"| {' | '.join(heads)} |", '|'+'---|'*len(heads)]
+    rows = []
     for bs,r in m.iterrows():
-        told = ' | '.join(f"{r[o]:.2f}{'' if r[f'{o}, in table'] else ' *'}" for o in readings)
-        rows.append(f"| {bs} | {r.lr:.3g} | {number(r.steps,'.0f')} | {number(r['items'],',.0f')} | {number(r['items']/m['items'].min(),'.2f')} | "
-                    f"{number(r.process,'.1f')} | {number(r.wall,'.1f')} | {number(r.process/m.process[base_bs],'.2f')} | {told} | {r.n:.0f} of 3 |")
-    return '\n'.join(rows)
+        told = [f"{r[o]:.2f}{'' if r[f'{o}, in table'] else ' *'}" for o in readings]
+        rows.append((bs, f'{r.lr:.3g}', number(r.steps, '.0f'), number(r['items'], ',.0f'), number(r['items']/m['items'].min(), '.2f'),
+                     number(r.process, '.1f'), number(r.wall, '.1f'), number(r.process/m.process[base_bs], '.2f'), *told, f'{r.n:.0f} of 3'))
+    return md_table(heads, rows)
 
 def verdict(df, data, m):
     "Per reading: noise scales, rank correlation, the batch chosen and what it costs"
     heads = ['reading','noise scales of the three plans','rank correlation, process / wall','each plan alone, process',"within the plan's own table, process",
              'batches chosen','measured time over the best, process / wall']
-    rows = [f"| {' | '.join(heads)} |", '|'+'---|'*len(heads)]
+    rows = []
     for o in readings:
         plans = df[(df.part=='plan') & (df.data==data) & (df.what==o)]
         scales = ', '.join(f'{r.noise_scale:.0f} [{r.low:.0f}, {r.high:.0f}]' for _,r in plans.groupby('seed').first().iterrows())
@@ -179,9 +160,9 @@ def verdict(df, data, m):
         each = ', '.join(f"{stats.spearmanr(m.process, d.set_index('bs').time[m.index])[0]:.2f}" for _,d in plans.groupby('seed'))
         chosen = plans[plans.chosen==True].bs.astype(int).tolist() # noqa: E712 A column with gaps
         over = lambda bs: ' / '.join(f'{100*(m[k].get(bs, np.nan)/m[k].min()-1):+.0f}%' for k in ('process','wall'))
-        rows.append(f"| {o} | {scales} | {rho['process']:.2f} / {rho['wall']:.2f} | {each} | {stats.spearmanr(own.process, own[o])[0]:.2f} of {len(own)} | "
-                    f"{', '.join(map(str, chosen))} | {'; '.join(f'{bs}: {over(bs)}' for bs in sorted(set(chosen)))} |")
-    return '\n'.join(rows)
+        rows.append((o, scales, f"{rho['process']:.2f} / {rho['wall']:.2f}", each, f'{stats.spearmanr(own.process, own[o])[0]:.2f} of {len(own)}',
+                     ', '.join(map(str, chosen)), '; '.join(f'{bs}: {over(bs)}' for bs in sorted(set(chosen)))))
+    return md_table(heads, rows)
 
 def fit_examples(m):
     "E_min and B_noise of E_min*(1 + B/B_noise), by least squares of the logarithms; and measured over fitted"
@@ -216,33 +197,49 @@ def plot(df):
     return fig
 
 def last_losses(df):
-    rows = ['| batch | rule | highest loss, seeds 0 to 2 | loss at the end of two epochs |', '|---|---|---|---|']
+    rows = []
     for bs in (1024,2048):
         for arm in arms:
             d = df[(df.part=='curve') & (df.bs==bs) & (df.what==arm)].groupby('seed').loss
-            rows.append(f"| {bs} | {arm} | {', '.join(f'{o:.1f}' for o in d.max())} | {', '.join(f'{o.tail(5).mean():.2f}' for _,o in d)} |")
-    return '\n'.join(rows)
+            rows.append((bs, arm, ', '.join(f'{o:.1f}' for o in d.max()), ', '.join(f'{o.tail(5).mean():.2f}' for _,o in d)))
+    return md_table(['batch','rule','highest loss, seeds 0 to 2','loss at the end of two epochs'], rows)
 
-if __name__=='__main__':
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--data', type=Path)
-    parser.add_argument('--sets', nargs='*', default=list(setups))
-    parser.add_argument('--parts', nargs='*', default=['run','plan','curve'])
-    parser.add_argument('--seeds', type=int, nargs='*', default=list(seeds))
-    args = parser.parse_args()
-    if args.data:
-        torch.set_num_threads(1)
-        for data in args.sets: work(data, images(args.data/setups[data].folder), args)
-    df = pd.read_csv(path)
-    text = [f'# {__doc__.splitlines()[0]}', '', about]
-    for data,s in setups.items():
-        m = medians(df, data)
-        (e,n,off),(e2,n2,off2) = fit_examples(m),fit_examples(m[m.index<=512])
-        text += ['', f'## {data}, to a smoothed training loss of {s.target:.2f}', '', table(m), '', verdict(df, data, m), '',
-                 f"Examples needed grew as {e:,.0f} (1 + batch/{n:.0f}): measured over fitted, by batch, {', '.join(f'{o:.2f}' for o in off)}. "
-                 f"Up to 512 alone, as {e2:,.0f} (1 + batch/{n2:.0f}): {', '.join(f'{o:.2f}' for o in off2)}."]
-    text += ['', '## A pair of rules on MNIST', '', last_losses(df), '', '## What it says', '', findings, '',
-             '![Time predicted and measured, and the two rules](prediction.png)']
-    (here/'prediction.md').write_text('\n'.join(text)+'\n')
-    print('\n'.join(text))
-    plot(df).savefig(here/'prediction.png', dpi=80)
+def section(df, data):
+    m = medians(df, data)
+    (e,n,off),(e2,n2,off2) = fit_examples(m),fit_examples(m[m.index<=512])
+    return f"""## {data}, to a smoothed training loss of {setups[data].target:.2f}
+
+{table(m)}
+
+{verdict(df, data, m)}
+
+Examples needed grew as {e:,.0f} (1 + batch/{n:.0f}): measured over fitted, by batch, {', '.join(f'{o:.2f}' for o in off)}.
+Up to 512 alone, as {e2:,.0f} (1 + batch/{n2:.0f}): {', '.join(f'{o:.2f}' for o in off2)}."""
+
+def page(df):
+    sections = '\n\n'.join(section(df, o) for o in setups)
+    return f"""# {__doc__.splitlines()[0]}
+
+A convolutional network of 9,226 parameters (two convolutions with stride 2, one linear layer) on 60,000 images, SGD without momentum or weight
+decay at a constant rate, 0.05 at batch 64; other sizes through `ScaledLR(64, adascale_gain)` with noise scales of 800 and 120 items, and half an epoch of
+warmup where the rate grows. Time until the training loss, an exponential mean over 4,000 items at any batch size, is down to the target, 20 epochs at most (a
+run that was not there by then counts as infinite); medians of three seeds, one thread, no validation. Other work ran on the machine: `process s` is the clock
+to read, and the plan was given that clock too; wall seconds are two to four times as many, and uneven. The plans are of batch 64, by `learn.bs_find(0.05)`
+after half an epoch at the base rate, and on new weights; their columns are `time` of `plan.table`, medians of three seeds; a star marks a size that is in none
+of the tables, by the plan's formulas instead. The runs' noise scales are medians of an earlier reading, in which `bs_find` had 2 micro-batches to a window and
+trained with their mean. When to draw up the plan and the warmup were settled after single runs (seed 0) had shown the examples needed.
+{measured(df)} `results/prediction.csv` holds the runs, `prediction.py` is the program.
+
+{sections}
+
+## A pair of rules on MNIST
+
+{last_losses(df)}
+
+## What it says
+
+{findings}
+
+![Time predicted and measured, and the two rules](prediction.png)"""
+
+if __name__=='__main__': main(__doc__, ['prediction'], run, page, plot, parts=('run','plan','curve'))

@@ -1,16 +1,14 @@
 """Two ranks that train together: how often they reduce the gradient, what a step takes, and LeNet on Fashion-MNIST on one and on two.
 
-    python benchmarks/ranks.py --data FOLDER                 # ranks.md and its picture; FOLDER/fashion_mnist/*.gz
-    python benchmarks/ranks.py --parts reductions speed      # those parts of ranks.md; they need no data
-    python benchmarks/ranks.py --parts lenet --data FOLDER --epochs 3
+    python benchmarks/ranks.py --full --data FOLDER                 # FOLDER/fashion_mnist/*.gz; an hour
+    python benchmarks/ranks.py --full --parts reductions speed      # These need no data
 
 A rank per GPU over NCCL where there are two, else over gloo on the CPU, a thread each. Each section of ranks.md says what is compared with what."""
-import argparse, datetime, multiprocessing, os, platform, random, re, tempfile, time, warnings
+import datetime, multiprocessing, os, random, tempfile, time, warnings
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from pathlib import Path
-import accelerate, fastai, torch
-import fastai.distributed
+import accelerate, torch
+import fastai.distributed # noqa: F401 Learner.distrib_ctx
 import numpy as np
 import torch.distributed as dist
 from accelerate import Accelerator
@@ -26,13 +24,11 @@ from fastai.torch_core import set_seed
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
-import fastai_bs
 from fastai_bs.all import GradAccum, ScaledLR
 from fastai_bs.loop import fastai_on_ranks
 
-from common import read_idx
+from frame import digits28, main, md_table, measured
 
-here = Path(__file__).parent
 world,n_acc = 2,4
 on_gpus = torch.cuda.device_count()>=world
 
@@ -182,24 +178,13 @@ def count(r, n_items, bs):
             first,*rest = link.buckets
             assert len(set(rest))==1
             n = sum(link.buckets)
-            res.append((nm, how, len(link.buckets), f'{n}: {first}, then {rest[0]} each', len(at), others.n-n))
+            res.append(dict(model=nm, accumulation=how, reductions=len(link.buckets), buckets=n, first=first, rest=rest[0], steps=len(at), messages=others.n-n))
     return res
 
-def reductions(args):
-    bs,n_micro = 8,10
-    rows = on_ranks(count, world*((n_micro-1)*bs+5), bs)[0]
-    return [f"An epoch of {n_micro} micro-batches on each rank, of {bs} items and 5 in the last one; windows of 4, 4 and 2. `GradAccum({n_acc})` has "
-            f"to reduce the gradient 3 times,",
-            f"once per window. fastai's `GradientAccumulation({n_acc*bs})` counts a rank's items, reduces in each micro-batch, and takes no step for "
-            f"the last window. accelerate's",
-            "`accumulate` knows of the epoch's end from accelerate's own loader, in the bare loop; in fastai's loop it reduces and steps for full "
-            "windows only. A hook counts the",
-            "buckets as they are reduced; DDP forms them anew after the first time.", '',
-            "Other messages are a few numbers each, those at the start of a fit aside. `GradAccum` sends one per window with elements and losses, one "
-            "at the end of the epoch to",
-            "agree that no window is open, and one in the first micro-batch of a fit. fastai's Recorder gathers the loss of each micro-batch.", '',
-            '| model | accumulation | reductions | buckets reduced | optimizer steps | other messages |', '|---|---|---|---|---|---|',
-            *(f"| {' | '.join(str(v) for v in o)} |" for o in rows)]
+micro_bs,n_micro = 8,10
+
+def reductions(args, t):
+    if not len(t.df): t.add_all([{**o, **where()} for o in on_ranks(count, world*((n_micro-1)*micro_bs+5), micro_bs)[0]])
 
 # Speed
 
@@ -229,41 +214,30 @@ def pieces(r, sizes, hows, bs, n_windows, seconds, reps, skip=2):
 
 def interval(x):
     "Of the median, 95%, by resampling"
-    medians = np.median(np.random.default_rng(0).choice(x, (4000,len(x))), axis=1)
-    return f'{np.quantile(medians, 0.025):.3f} to {np.quantile(medians, 0.975):.3f}'
+    return np.quantile(np.median(np.random.default_rng(0).choice(x, (4000,len(x))), axis=1), [0.025,0.975])
 
-def speed(args):
-    hows,bs = [grad_accum,accelerate_in_fastai,bare,fastai_own],args.micro_bs
-    lines = [f"An MLP of 15 million parameters (4 x 2048 hidden), {n_acc} micro-batches of {bs} items on each rank per optimizer step, torch's SGD in "
-             f"all. On the slowed link a",
-             f"communication hook sleeps {1000*args.sleep:.0f} ms before it reduces a bucket, in all ways alike. All rows but the last are fastai's "
-             f"loop with its Recorder, which gathers",
-             "each micro-batch's loss from the ranks; accelerate's `accumulate` is its own context there, entered by a small callback. The bare loop "
-             "has no events and no",
-             f"Recorder. A repetition runs each way once, in random order: the mean step time of {args.windows-2} steps. Ratios are taken within a "
-             f"repetition; median, and its 95%",
-             "interval by resampling. Spread: the middle half of a way's own times over their median. Processor time, of both ranks together, leaves "
-             "out what other programs",
-             "on the machine take, and waiting.", '',
-             '| link | accumulation | step, s | spread | `GradAccum` over it | 95% interval | processor time, s | `GradAccum` over it | 95% interval '
-             '| repetitions |',
-             '|---'*10+'|']
-    for nm,seconds in (('as it is',0),('slowed',args.sleep)):
-        res = on_ranks(pieces, models['15 million parameters'][0], hows, bs, args.windows, seconds, args.reps)
+sleep = 0.03 # Seconds before a bucket is reduced, on the slowed link
+
+def speed(args, t):
+    hows,(n_windows,reps) = [grad_accum,accelerate_in_fastai,bare,fastai_own],(4,3) if args.quick else (8,15)
+    for nm,secs in (('as it is',0),('slowed',sleep)):
+        if t.has(link=nm): continue
+        res = on_ranks(pieces, models['15 million parameters'][0], hows, micro_bs, n_windows, secs, reps)
         clock,cpu = res[0][...,0],sum(o[...,1] for o in res)
+        rows = []
         for i in (0,3,1,2):
-            spread = np.quantile(clock[:,i], [0.25,0.75])/np.median(clock[:,i])
-            over = [f'{np.median(t[:,0]/t[:,i]):.3f} | {interval(t[:,0]/t[:,i])}' if i else ' | ' for t in (clock,cpu)]
-            lines.append(f"| {nm} | {hows[i]} | {np.median(clock[:,i]):.3f} | {spread[0]:.2f} to {spread[1]:.2f} | {over[0]} | "
-                         f"{np.median(cpu[:,i]):.3f} | {over[1]} | {args.reps} |")
-            print(lines[-1], flush=True)
-    return lines
+            (spread_low,spread_high),row = np.quantile(clock[:,i], [0.25,0.75])/np.median(clock[:,i]),{}
+            for key,o in (('',clock),('process_',cpu)) if i else ():
+                ratio = o[:,0]/o[:,i]
+                low,high = interval(ratio)
+                row |= {f'{key}over': np.median(ratio), f'{key}low': low, f'{key}high': high}
+            rows.append(dict(link=nm, accumulation=hows[i], seconds=np.median(clock[:,i]), spread_low=spread_low, spread_high=spread_high,
+                             process=np.median(cpu[:,i]), **row, repetitions=reps, windows=n_windows, **where()))
+        t.add_all(rows)
 
 # LeNet
 
-def fashion_mnist(folder):
-    return [(read_idx(folder/f'{nm}-images-idx3-ubyte.gz')[:,None].float()/255, read_idx(folder/f'{nm}-labels-idx1-ubyte.gz').long())
-            for nm in ('train','t10k')]
+def fashion_mnist(data): return [(x[:,None].float()/255,y.long()) for x,y in digits28(data, 'fashion_mnist')]
 
 def lenet(seed=0):
     set_seed(seed)
@@ -292,9 +266,9 @@ class Float32Loss(Callback):
 arms = {'one process, 256': (1,256,1,False), 'two ranks, 2 x 128': (2,128,1,False), 'two ranks, 2 x 2 x 64, `GradAccum(2)`': (2,64,2,False),
         'two ranks, 2 x 256, `ScaledLR`': (2,256,1,True)}
 
-def train(r, folder, arm, n_epoch, dtype, n_items):
+def train(r, data, arm, n_epoch, dtype, n_items):
     ranks,bs,k,scaled = arms[arm]
-    (x,y),(tx,ty) = [(a[:n_items].to(device(r), dtype), b[:n_items].to(device(r))) for a,b in fashion_mnist(folder)]
+    (x,y),(tx,ty) = [(a[:n_items].to(device(r), dtype), b[:n_items].to(device(r))) for a,b in fashion_mnist(data)]
     dls = DataLoaders(Rows(x, y, bs, shuffle=True, dealt=world if ranks==1 else 1), Rows(tx, ty, 1000), device=x.device)
     note = Losses()
     learn = Learner(dls, lenet().to(dtype), loss_func=nn.CrossEntropyLoss(), opt_func=SGD, metrics=accuracy,
@@ -305,11 +279,11 @@ def train(r, folder, arm, n_epoch, dtype, n_items):
     factor = learn.scaled_lr.factor if scaled else 1.
     return note.losses,note.items,note.epochs,note.accuracies,factor
 
-def curves(folder, arm, n_epoch, dtype, n_items):
+def curves(data, arm, n_epoch, dtype, n_items):
     "Loss of each step over all ranks, a row per epoch; test accuracies; the factor on the rate"
     ranks,_,k,_ = arms[arm]
     if ranks==1: torch.set_num_threads(1)
-    res = on_ranks(train, folder, arm, n_epoch, dtype, n_items) if ranks>1 else [train(0, folder, arm, n_epoch, dtype, n_items)]
+    res = on_ranks(train, data, arm, n_epoch, dtype, n_items) if ranks>1 else [train(0, data, arm, n_epoch, dtype, n_items)]
     losses,items,epochs = [np.array([o[i] for o in res]) for i in range(3)]
     rows = []
     for e in range(n_epoch):
@@ -318,87 +292,123 @@ def curves(folder, arm, n_epoch, dtype, n_items):
         rows.append(np.add.reduceat((l*n).sum(0), starts)/np.add.reduceat(n.sum(0), starts))
     return np.array(rows),res[0][3],res[0][4]
 
-def plot(steps):
-    "The loss, 20 steps to a point"
+def lenet_of(args, t, t_steps, dtype, names, n_epoch):
+    "A row per arm and epoch; of the first arm the losses of the steps are needed, so they are run together"
+    if t.has(dtype=dtype): return
+    res,rows,points,one = {},[],[],None
+    for arm in names:
+        losses,accs,factor = res[arm] = curves(args.data, arm, n_epoch, getattr(torch, dtype), 3_000 if args.quick else 60_000)
+        one = losses if one is None else one
+        apart = np.abs(losses-one).max(1) if losses.shape==one.shape else [None]*n_epoch
+        rows += [dict(dtype=dtype, arm=arm, epoch=i+1, loss=losses[i].mean(), accuracy=100*accs[i], apart=apart[i] if arm!=names[0] else None,
+                      factor=factor, **where()) for i in range(n_epoch)]
+        l = losses.ravel()
+        mean = l[:len(l)//20*20].reshape(-1, 20).mean(1) # 20 steps to a point
+        points += [dict(dtype=dtype, arm=arm, epoch=(i+0.5)*20/losses.shape[1], loss=o) for i,o in enumerate(mean)]
+        print(arm, *(f'{l:.4f} {100*a:.2f}%,' for l,a in zip(losses.mean(1), accs)), flush=True)
+    t.add_all(rows)
+    t_steps.add_all(points)
+
+def lenet_part(args, t, t_steps): lenet_of(args, t, t_steps, 'float32', list(arms), 2 if args.quick else 10)
+def exact_part(args, t, t_steps): lenet_of(args, t, t_steps, 'float64', list(arms)[:3], 2)
+
+def draw(_, __, ___, df):
+    "The loss; the steps of the first run were not kept, so its picture stays"
+    if not len(df): return None
     import matplotlib.pyplot as plt
     fig,ax = plt.subplots(figsize=(8,4))
-    for (arm,loss),(color,ls,lw) in zip(steps.items(), (('0.75','-',6),('C0','-',2),('C1',':',2.5),('C2','-',1.5))):
-        l = loss.ravel()
-        l = l[:len(l)//20*20].reshape(-1,20).mean(1)
-        ax.plot((np.arange(len(l))+0.5)*20/loss.shape[1], l, color=color, ls=ls, lw=lw, label=arm.replace('`', ''))
+    for arm,(color,ls,lw) in zip(arms, (('0.75','-',6),('C0','-',2),('C1',':',2.5),('C2','-',1.5))):
+        o = df[(df.arm==arm) & (df.dtype=='float32')]
+        ax.plot(o.epoch, o.loss, color=color, ls=ls, lw=lw, label=arm.replace('`', ''))
     ax.set(xlabel='epochs', ylabel='loss in training')
     ax.legend()
     fig.tight_layout()
-    fig.savefig(here/'ranks.png', dpi=80)
-
-def run_arms(args, names, n_epoch, dtype):
-    "Losses of the steps, accuracies and the factor on the rate, by arm"
-    res = {}
-    for arm in names:
-        start = time.time()
-        steps,accs,factor = res[arm] = curves(args.data/'fashion_mnist', arm, n_epoch, dtype, args.items)
-        print(arm, *(f'{l:.4f} {100*a:.2f}%,' for l,a in zip(steps.mean(1), accs)), f'{factor:.3g}, {time.time()-start:.0f} s', flush=True)
-    return res
-
-def differences(res):
-    "Of the loss of a step to that of the first arm, the largest in each epoch"
-    one,*others = [o[0] for o in res.values()]
-    names = list(res)[1:]
-    return ['| epoch | '+' | '.join(names)+' |', '|---'*(len(names)+1)+'|',
-            *(f"| {e+1} | "+' | '.join(f'{np.abs(o[e]-one[e]).max():.1e}' for o in others)+' |' for e in range(len(one)))]
-
-def lenet_part(args):
-    res = run_arms(args, arms, args.epochs, torch.float32)
-    factor = res[list(arms)[3]][2]
-    plot({arm: o[0] for arm,o in res.items()})
-    return ["LeNet as in a course on multi-GPU training: convolutions of 20 channels at 3x3 and 50 at 5x5, average pooling, 800-128-10, ReLU, weights "
-            "normal x 0.01, biases 0;",
-            "Fashion-MNIST, SGD at 0.2. One process with batches of 256, each of which holds the items that two ranks have in the same step; two "
-            "ranks with 128 each; the same in two",
-            f"micro-batches with `GradAccum(2)`; and two ranks at batch 512 with `ScaledLR(base_bs=256)`, the rate then 0.2 x {factor:.3g} after a warmup of "
-            "a tenth of the fit. Mean loss in",
-            "training and test accuracy:", '',
-            '| epoch | '+' | '.join(arms)+' |', '|---'*(len(arms)+1)+'|',
-            *(f"| {e+1} | "+' | '.join(f"{steps[e].mean():.4f}, {100*accs[e]:.2f}%" for steps,accs,_ in res.values())+' |' for e in range(args.epochs)), '',
-            "The largest difference of a step's loss to that of one process, in each epoch. The way off the plateau magnifies the rounding of "
-            "float32, as the next section shows:", '',
-            *differences({arm: res[arm] for arm in list(arms)[:3]}), '',
-            '![Loss along the steps](ranks.png)']
-
-def exact_part(args):
-    return ["As above in float64: the largest difference of a step's loss to that of one process, in each epoch:", '',
-            *differences(run_arms(args, list(arms)[:3], args.exact_epochs, torch.float64))]
+    return fig
 
 # The page
 
-titles = {'reductions': 'How often the gradient is reduced', 'speed': 'What a step takes', 'lenet': 'LeNet on one process and on two ranks',
-          'exact': 'The same curve in float64'}
+def where():
+    place = f"{world} GPUs over NCCL" if on_gpus else f"{world} ranks over gloo on one machine's CPU of {os.cpu_count()} cores"
+    return dict(accelerate=accelerate.__version__, ranks=place)
 
-def save(part, lines):
-    "`lines` as the section of `part`, the others as they are"
-    path = here/'ranks.md'
-    old = dict(re.findall(r'^## ([^\n]+)\n\n(.*?)(?=\n## |\Z)', path.read_text(), re.M|re.S)) if path.exists() else {}
-    where = f"{world} GPUs over NCCL" if on_gpus else f"{world} ranks over gloo on one machine's CPU of {os.cpu_count()} cores, a thread each"
-    versions = (f"{datetime.date.today()}, fastai_bs {fastai_bs.__version__}, fastai {fastai.__version__}, accelerate {accelerate.__version__}, "
-                f"torch {torch.__version__}, Python {platform.python_version()}; {where}.")
-    old[titles[part]] = '\n'.join([*lines, '', versions])+'\n'
-    text = [f"# {__doc__.splitlines()[0]}\n\n`benchmarks/ranks.py` says what is run.\n", *(f"## {t}\n\n{old[t]}" for t in titles.values() if t in old)]
-    path.write_text('\n'.join(text))
+def run(args, t_reductions, t_speed, t_lenet, t_steps):
+    jobs = dict(reductions=partial(reductions, args, t_reductions), speed=partial(speed, args, t_speed), lenet=partial(lenet_part, args, t_lenet, t_steps),
+                exact=partial(exact_part, args, t_lenet, t_steps))
+    for o in args.parts: jobs[o]()
 
-if __name__=='__main__':
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--parts', nargs='*', default=list(titles), choices=list(titles))
-    parser.add_argument('--data', type=Path)
-    parser.add_argument('--epochs', type=int, default=10, help='of lenet')
-    parser.add_argument('--exact_epochs', type=int, default=2, help='of lenet in float64, for exact')
-    parser.add_argument('--items', type=int, default=60000, help='of lenet and exact')
-    parser.add_argument('--reps', type=int, default=15, help='of speed')
-    parser.add_argument('--windows', type=int, default=8, help='in a repetition of speed')
-    parser.add_argument('--micro_bs', type=int, default=8, help='of speed')
-    parser.add_argument('--sleep', type=float, default=0.03, help='seconds before a bucket is reduced, on the slowed link of speed')
-    args = parser.parse_args()
-    if {'lenet','exact'} & set(args.parts) and not args.data: parser.error('lenet and exact need --data FOLDER, with fashion_mnist/*.gz in it')
-    for part in args.parts:
-        lines = {'reductions': reductions, 'speed': speed, 'lenet': lenet_part, 'exact': exact_part}[part](args)
-        print('\n'.join(lines), flush=True)
-        save(part, lines)
+def said(df): return f"{measured(df, 'accelerate')[:-1]}; {df.ranks.iloc[0]}, a thread each."
+
+def differences(df):
+    names = [o for o in arms if df[df.arm==o].apart.notna().any()]
+    cells = df.pivot(index='epoch', columns='arm', values='apart')[names]
+    return md_table(['epoch',*names], [(e,*(f'{v:.1e}' for v in o)) for e,o in zip(cells.index, cells.values)])
+
+def page(reductions, speed, lenet, _):
+    def _number(v, spec): return '' if np.isnan(v) else format(v, spec)
+    def _between(low, high): return '' if np.isnan(low) else f'{low:.3f} to {high:.3f}'
+    reduced = [(o.model,o.accumulation,o.reductions,f'{o.buckets}: {o.first}, then {o.rest} each',o.steps,o.messages) for o in reductions.itertuples()]
+    took = [(o.link,o.accumulation,f'{o.seconds:.3f}',f'{o.spread_low:.2f} to {o.spread_high:.2f}',_number(o.over, '.3f'),_between(o.low, o.high),
+             f'{o.process:.3f}',_number(o.process_over, '.3f'),_between(o.process_low, o.process_high),o.repetitions) for o in speed.itertuples()]
+    single,double = (lenet[lenet.dtype==o] for o in ('float32','float64'))
+    losses,accs = (single.pivot(index='epoch', columns='arm', values=o)[list(arms)] for o in ('loss','accuracy'))
+    trained = [(e,*(f'{a:.4f}, {b:.2f}%' for a,b in zip(losses.loc[e], accs.loc[e]))) for e in losses.index]
+    return f"""# {__doc__.splitlines()[0]}
+
+`benchmarks/ranks.py` says what is run.
+
+## How often the gradient is reduced
+
+An epoch of {n_micro} micro-batches on each rank, of {micro_bs} items and 5 in the last one; windows of 4, 4 and 2. `GradAccum({n_acc})` has to reduce the
+gradient 3 times, once per window. fastai's `GradientAccumulation({n_acc*micro_bs})` counts a rank's items, reduces in each micro-batch, and takes no step for
+the last window. accelerate's `accumulate` knows of the epoch's end from accelerate's own loader, in the bare loop; in fastai's loop it reduces and steps for
+full windows only. A hook counts the buckets as they are reduced; DDP forms them anew after the first time.
+
+Other messages are a few numbers each, those at the start of a fit aside. `GradAccum` sends one per window with elements and losses, one at the end of the
+epoch to agree that no window is open, and one in the first micro-batch of a fit. fastai's Recorder gathers the loss of each micro-batch.
+
+{md_table(['model','accumulation','reductions','buckets reduced','optimizer steps','other messages'], reduced)}
+
+{said(reductions)}
+
+## What a step takes
+
+An MLP of 15 million parameters (4 x 2048 hidden), {n_acc} micro-batches of {micro_bs} items on each rank per optimizer step, torch's SGD in all. On the slowed
+link a communication hook sleeps {1000*sleep:.0f} ms before it reduces a bucket, in all ways alike. All rows but the last are fastai's loop with its Recorder,
+which gathers each micro-batch's loss from the ranks; accelerate's `accumulate` is its own context there, entered by a small callback. The bare loop has no
+events and no Recorder. A repetition runs each way once, in random order: the mean step time of {speed.windows.iloc[0]-2} steps. Ratios are taken within a
+repetition; median, and its 95% interval by resampling. Spread: the middle half of a way's own times over their median. Processor time, of both ranks
+together, leaves out what other programs on the machine take, and waiting.
+
+{md_table(['link','accumulation','step, s','spread','`GradAccum` over it','95% interval','processor time, s','`GradAccum` over it','95% interval',
+           'repetitions'], took)}
+
+{said(speed)}
+
+## LeNet on one process and on two ranks
+
+LeNet as in a course on multi-GPU training: convolutions of 20 channels at 3x3 and 50 at 5x5, average pooling, 800-128-10, ReLU, weights normal x 0.01, biases
+0; Fashion-MNIST, SGD at 0.2. One process with batches of 256, each of which holds the items that two ranks have in the same step; two ranks with 128 each; the
+same in two micro-batches with `GradAccum(2)`; and two ranks at batch 512 with `ScaledLR(base_bs=256)`, the rate then 0.2 x {single.factor.max():.3g} after a
+warmup of a tenth of the fit. Mean loss in training and test accuracy:
+
+{md_table(['epoch',*arms], trained)}
+
+The largest difference of a step's loss to that of one process, in each epoch. The way off the plateau magnifies the rounding of float32, as the next section
+shows:
+
+{differences(single)}
+
+![Loss along the steps](ranks.png)
+
+{said(single)}
+
+## The same curve in float64
+
+As above in float64: the largest difference of a step's loss to that of one process, in each epoch:
+
+{differences(double)}
+
+{said(double)}"""
+
+names = ['ranks_reductions','ranks_speed','ranks_lenet','ranks_steps']
+if __name__=='__main__': main(__doc__, names, run, page, draw, parts=('reductions','speed','lenet','exact'))

@@ -1,22 +1,16 @@
 """Rossmann store sales, after lesson 6 of fast.ai's course of 2019: the noise scale, the plan, and batch 512 against 64.
 
-    python benchmarks/rossmann.py noise noise_windows noise_cycle --data FOLDER --cache FOLDER --seeds 2     # FOLDER/rossmann/*.csv.gz
-    python benchmarks/rossmann.py whole equal_time --data FOLDER --cache FOLDER     # The joined table is kept in the cache
-    python benchmarks/rossmann.py train --data FOLDER --cache FOLDER     # Hours; goes on after the last cycle that is in rossmann.csv
-    python benchmarks/rossmann.py train --data FOLDER --cache FOLDER --rows 100000 --cycles 1     # Shorter, and said to be
+    python benchmarks/rossmann.py --full --parts noise noise_windows whole equal_time --data FOLDER     # FOLDER/rossmann/*.csv.gz; an hour
 
-Each part writes its own section of rossmann.md. An article on a batch size finder finds a noise scale near 500 here, and with batch 512 a quarter of
-the time and better losses and metric after three cycles of five epochs."""
-import argparse, platform, re, time
-from datetime import date, datetime
-from pathlib import Path
+The joined table is kept in results/cache. An article on a batch size finder finds a noise scale near 500 here; what it says of whole trainings is tried in
+`rossmann_cycles.py`."""
+import time
+from datetime import datetime
+from functools import partial
 from unittest.mock import patch
 
-import fastai
 import numpy as np
 import pandas as pd
-import torch
-from fastai.callback.core import Callback
 from fastai.data.block import RegressionBlock
 from fastai.metrics import exp_rmspe
 from fastai.tabular.core import Categorify, FillMissing, Normalize, TabularPandas
@@ -24,11 +18,12 @@ from fastai.tabular.data import TabularDataLoaders # noqa: F401 (TabularPandas.d
 from fastai.tabular.learner import tabular_learner
 from fastai.tabular.model import tabular_config
 from fastai.torch_core import set_seed
-from fastai_bs import __version__
 from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.estimator import pooled
+from fastai_bs.step_time import Duration
 
-here = Path(__file__).parent
+from frame import arguments, cache, folder, main, md_table, measured
+
 lr,bs_now,bs_large = 1e-3,64,512
 n_valid = 41_395 # Latest rows: as many days as the competition's test set, by the lesson's cut
 events = ['SchoolHoliday','StateHoliday','Promo']
@@ -83,16 +78,18 @@ def joined(folder):
     assert len(df)==len(days[0]) and df[['trend','trend_DE','Mean_TemperatureC','State']].notna().all(axis=None), "a join went wrong"
     return df.loc[df.Sales!=0, [*cat_names, *cont_names, 'Sales']].reset_index(drop=True)
 
-def cached(path, make):
+def cached(data):
+    "The joined table, made once"
+    path = cache/'rossmann.pkl'
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        make().to_pickle(path)
+        joined(folder(data, 'rossmann')).to_pickle(path)
     return pd.read_pickle(path)
 
-def table(args):
+def table(data, n_rows):
     "`TabularPandas` of the log sales, and the largest log sales with a fifth more"
-    df = cached(args.cache/'rossmann.pkl', lambda: joined(args.data/'rossmann'))
-    df = df.assign(Sales=np.log(df.Sales))[:n_valid+args.rows if args.rows else None]
+    df = cached(data)
+    df = df.assign(Sales=np.log(df.Sales))[:n_valid+n_rows if n_rows else None]
     splits = list(range(n_valid, len(df))),list(range(n_valid))
     to = TabularPandas(df, [FillMissing, Categorify, Normalize], cat_names, cont_names, 'Sales', y_block=RegressionBlock(), splits=splits)
     return to, df.Sales.max()+np.log(1.2)
@@ -103,144 +100,109 @@ def learner(to, top, bs, **kwargs):
 
 # The parts
 
-def section(out, title, text, about):
-    "Put the section into rossmann.md, in the place of an earlier one"
-    path = out/'rossmann.md'
-    old = path.read_text() if path.exists() else f'# {__doc__.splitlines()[0]}\n'
-    old = re.sub(rf'\n## {title}\n.*?(?=\n## |\Z)', '', old, flags=re.S)
-    path.write_text(f'{old}\n## {title}\n\n{text}\n\n{about}\n')
-    print(text)
+def fit(learn, n_epoch, rate, how='fit_one_cycle', **kwargs):
+    "The losses and the metric at the end, and processor minutes"
+    start = time.process_time()
+    with learn.no_bar(), learn.no_logging(): getattr(learn, how)(n_epoch, rate, **kwargs)
+    train_loss,valid_loss,metric = learn.recorder.values[-1][:3]
+    return dict(train_loss=train_loss, valid_loss=valid_loss, exp_rmspe=metric, minutes=(time.process_time()-start)/60)
 
-def cell(ns, ci): return f'{ns:.0f} [{ci[0]:.0f}, {ci[1]:.0f}]'
+readings = 'noise_scale','low','high'
 
 def reading(df):
     p = pooled(df.tr_sigma, df.g_sq, df.n_elems)
-    return cell(p.noise_scale, p.interval())
+    return dict(zip(readings, (p.noise_scale,*p.interval())))
 
-def watched(args, to, top, title, micro_bs, n_acc, fit, how, n_pieces=10):
-    "Noise scale along an epoch, a row per seed"
-    parts = [f'{i/n_pieces:.1f} to {(i+1)/n_pieces:.1f}' for i in range(n_pieces)]
-    rows = [f"| seed | {' | '.join(parts)} | valid loss | exp_rmspe |", '|---'*(n_pieces+3)+'|']
-    for seed in range(args.seeds):
+watched = dict(noise_windows=(bs_now,20,'fit'), noise=(bs_now//2,2,'fit'), noise_cycle=(bs_now//2,2,'fit_one_cycle')) # Micro-batch, n_acc and how to train
+n_pieces = 10
+
+def watch(part, args, t, to, top):
+    "Noise scale along an epoch, a row per piece of it"
+    micro_bs,n_acc,how = watched[part]
+    for seed in args.seeds or range(1 if args.quick else 2):
+        if t.has(part=part, seed=seed): continue
         set_seed(seed)
-        watch = NoiseScale()
-        learn = learner(to, top, micro_bs, cbs=[GradAccum(n_acc), watch])
-        with learn.no_bar(), learn.no_logging(): fit(learn)
-        df,(_,valid_loss,metric) = watch.df,learn.recorder.values[-1][:3]
-        pieces = [df[n_pieces*(df.step-1)//watch.n_steps==i] for i in range(n_pieces)]
-        rows.append(f"| {seed} | {' | '.join(reading(o) for o in pieces)} | {valid_loss:.4f} | {metric:.4f} |")
-        print(rows[-1], flush=True)
-    return title, (f"In items, with 95% intervals, along one epoch of {len(to.train):,} rows with {how}: {watch.n_steps} steps of {micro_bs*n_acc}, measured "
-        f"by `NoiseScale` with `GradAccum({n_acc})` over micro-batches of {micro_bs}; each entry pools a tenth of the epoch. BatchNorm's noise is part of it."
-        "\n\n"+'\n'.join(rows))
+        noise = NoiseScale()
+        end = fit(learner(to, top, micro_bs, cbs=[GradAccum(n_acc), noise]), 1, lr, how)
+        df = noise.df
+        t.add_all([dict(part=part, seed=seed, stretch=f'{i/n_pieces:.1f} to {(i+1)/n_pieces:.1f}', **reading(df[n_pieces*(df.step-1)//noise.n_steps==i]),
+                        n_steps=noise.n_steps, rows=len(to.train), valid_loss=end['valid_loss'], exp_rmspe=end['exp_rmspe']) for i in range(n_pieces)])
 
-def noise(args, to, top):
-    return watched(args, to, top, "Noise scale, steps of 64", bs_now//2, 2, lambda o: o.fit(1, lr), f'`fit(1, {lr})`')
-def noise_windows(args, to, top):
-    return watched(args, to, top, "Noise scale, steps of 1280", bs_now, 20, lambda o: o.fit(1, lr), f'`fit(1, {lr})`')
-def noise_cycle(args, to, top):
-    return watched(args, to, top, "Noise scale, one cycle", bs_now//2, 2, lambda o: o.fit_one_cycle(1, lr), f'`fit_one_cycle(1, {lr})`')
-
-def whole(args, to, top):
+def whole(args, t_plans, t_runs, to, top):
     "Plans for whole trainings, and the one of an epoch carried out beside today's"
-    lines,plans = ['| planned for | noise scale | near the peak of the rate | at the end | plan.bs | plan.n_epoch | plan.duration |', '|---'*7+'|'],{}
     for n_epoch in (1,5,15):
+        if t_plans.has(epochs=n_epoch): continue
         set_seed(0)
         learn = learner(to, top, bs_now)
-        with learn.no_bar(), patch('time.perf_counter', time.process_time): # Other work may run on the machine
-            p = plans[n_epoch] = learn.bs_find(lr, n_epoch=n_epoch, show_plot=False)
-        lines.append(f'| {n_epoch} epochs of {bs_now} | {cell(p.noise_scale, p.ci)} | {cell(p.at_peak.noise_scale, p.at_peak.ci)} | '
-                     f'{cell(p.at_end.noise_scale, p.at_end.ci)} | {p.bs} | {p.n_epoch} | {p.duration} |')
-        print(lines[-1], flush=True)
-    runs = ['| batch | epochs | seed | train loss | valid loss | exp_rmspe | processor minutes |', '|---'*7+'|']
-    p = plans[1]
-    arms = [(bs_now,1),(p.bs,p.n_epoch)]+([(p.bs,round(1/p.duration.planned*p.duration.today*p.n_epoch))] if p.duration.planned<0.75*p.duration.today else [])
-    for seed in range(args.seeds):
-        for bs,n_epoch in arms:
+        with learn.no_bar(), patch('time.perf_counter', time.process_time): p = learn.bs_find(lr, n_epoch=n_epoch, show_plot=False) # Other work may run
+        found = {f'{nm}{k}': v for nm,o in (('',p),('peak_',p.at_peak),('end_',p.at_end)) for k,v in zip(readings, (o.noise_scale,*o.ci))}
+        t_plans.add(epochs=n_epoch, **found, bs=p.bs, n_epoch=p.n_epoch, planned=p.duration.planned, today=p.duration.today)
+    p = t_plans.df.iloc[0]
+    more = [round(p.today/p.planned*p.n_epoch)] if p.planned<0.75*p.today else []
+    for seed in args.seeds or [0]:
+        for bs,n_epoch in [(bs_now,1),*((int(p.bs),int(o)) for o in (p.n_epoch,*more))]:
+            if t_runs.has(part='whole', bs=bs, epochs=n_epoch, seed=seed): continue
             set_seed(seed)
-            learn = learner(to, top, bs)
-            start = time.process_time()
-            with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(n_epoch, lr)
-            train_loss,valid_loss,metric = learn.recorder.values[-1][:3]
-            runs.append(f"| {bs} | {n_epoch} | {seed} | {train_loss:.4f} | {valid_loss:.4f} | {metric:.4f} | {(time.process_time()-start)/60:.1f} |")
-            print(runs[-1], flush=True)
-    return 'The plan for a whole training', (f"`learn.bs_find({lr}, n_epoch=...)` on new weights at today's batch of {bs_now}:\n\n"+'\n'.join(lines)+
-        f"\n\n`fit_one_cycle(epochs, {lr})`, validation included: an epoch of {bs_now}, what the plan says instead of it, and as many epochs as take about "
-        "as long:\n\n"+'\n'.join(runs))
+            t_runs.add(part='whole', bs=bs, epochs=n_epoch, lr=lr, seed=seed, **fit(learner(to, top, bs), n_epoch, lr))
 
-def equal_time(args, to, top):
+def equal_time(args, t, to, top):
     "More epochs with a larger batch, in about the same processor time"
-    rows = ['| batch | epochs | learning rate | train loss | valid loss | exp_rmspe | processor minutes |', '|---'*7+'|']
     for bs,n_epoch,rate in ((bs_now,1,lr),(256,2,2*lr),(bs_large,3,lr),(bs_large,3,lr*8**0.5)):
+        if t.has(part='equal_time', bs=bs, lr=rate): continue
         set_seed(0)
         learn = learner(to, top, bs)
         set_seed(1)
-        start = time.process_time()
-        with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(n_epoch, rate)
-        train_loss,valid_loss,metric = learn.recorder.values[-1][:3]
-        rows.append(f"| {bs} | {n_epoch} | {rate:.3g} | {train_loss:.4f} | {valid_loss:.4f} | {metric:.4f} | {(time.process_time()-start)/60:.1f} |")
-        print(rows[-1], flush=True)
-    return 'Equal time', ("One run each of `fit_one_cycle(epochs, rate)`, validation included, from the same weights; the last two at the article's rate, and "
-        "at the one by the square root.\n\n"+'\n'.join(rows))
+        t.add(part='equal_time', bs=bs, epochs=n_epoch, lr=rate, seed=0, **fit(learn, n_epoch, rate))
 
-class Rows(Callback):
-    "A row per epoch; the time is that of training and validation"
-    def before_fit(self): self.rows = []
-    def before_epoch(self): self.start = time.time()
-    def after_epoch(self):
-        train_loss,valid_loss,metric = self.learn.recorder.log[1:4]
-        self.rows.append(dict(epoch=self.epoch+1, train_loss=train_loss, valid_loss=valid_loss, exp_rmspe=metric, seconds=time.time()-self.start))
+def run(args, t_noise, t_rates, t_plans, t_runs):
+    data = table(args.data, args.rows or (20_000 if args.quick else None))
+    jobs = {o: partial(watch, o, args, t_noise) for o in watched} | dict(
+        whole=partial(whole, args, t_plans, t_runs), equal_time=partial(equal_time, args, t_runs))
+    for o in args.parts: jobs[o](*data)
 
-def train(args, to, top):
-    path,given = args.out/'rossmann.csv',dict(rows=len(to.train), epochs=args.epochs, threads=torch.get_num_threads())
-    key = ['bs','seed','cycle',*given]
-    for seed in range(args.seeds):
-        learns = {}
-        for bs in (bs_large,bs_now):
-            set_seed(seed) # The same weights at first
-            learns[bs] = learner(to, top, bs, path=args.cache)
-        for cycle in range(1, args.cycles+1): # In turn, so that both see the same of whatever else the machine does
-            for bs,learn in learns.items():
-                this = dict(bs=bs, seed=seed, cycle=cycle, **given)
-                done = pd.read_csv(path)[key].drop_duplicates().to_dict('records') if path.exists() else []
-                save = '_'.join(map(str, this.values()))
-                if this in done: learn.load(save); continue
-                set_seed(100*seed+cycle)
-                note = Rows()
-                with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(args.epochs, lr, cbs=note)
-                learn.save(save)
-                df = pd.DataFrame(note.rows)
-                for i,(k,v) in enumerate(this.items()): df.insert(i, k, v)
-                df.to_csv(path, mode='a', header=not path.exists(), index=False, float_format='%.6g')
-                print(df.iloc[-1].to_dict(), flush=True)
-    df = pd.read_csv(path)
-    df = df[(df[list(given)]==pd.Series(given)).all(axis=1)]
-    ends = df.groupby(['seed','bs','cycle']).agg(train_loss=('train_loss','last'), valid_loss=('valid_loss','last'), exp_rmspe=('exp_rmspe','last'),
-                                                 best=('exp_rmspe','min'), seconds=('seconds','sum')).reset_index()
-    ends['seconds'] = ends.groupby(['seed','bs']).seconds.cumsum()
-    rows = ['| seed | batch | cycle | train loss | valid loss | exp_rmspe | its best epoch in the cycle | minutes so far |', '|---'*8+'|']
-    for o in ends.itertuples():
-        rows.append(f'| {o.seed} | {o.bs} | {o.cycle} | {o.train_loss:.5f} | {o.valid_loss:.5f} | {o.exp_rmspe:.4f} | {o.best:.4f} | {o.seconds/60:.1f} |')
-    full = (args.rows,args.epochs,args.cycles)==(None,5,3)
-    short = '' if full else " **Shorter than the article's run**, which takes all rows and three cycles of five epochs."
-    return 'Training', (f"{len(to.train):,} rows to train on, {len(to.valid):,} later ones to validate, `fit_one_cycle({args.epochs}, {lr})` a cycle.{short} "
-        "The train loss is `Recorder`'s, a moving average over some 50 batches. `rossmann.csv` has a line per epoch.\n\n"+'\n'.join(rows))
+# The page
 
+def cell(*o): return '{:.0f} [{:.0f}, {:.0f}]'.format(*o)
+
+def along(title, df):
+    "The section of a part that watches the noise scale along an epoch"
+    if not len(df): return []
+    micro_bs,n_acc,how = watched[df.part.iloc[0]]
+    rows = [[seed,*map(cell, o.noise_scale, o.low, o.high),*(f'{v:.4f}' for v in o.iloc[0][['valid_loss','exp_rmspe']] if v==v)]
+            for seed,o in df.groupby('seed')]
+    heads = ['seed',*df.stretch.unique(),'valid loss','exp_rmspe'][:len(rows[0])]
+    return [f'## {title}', f"In items, with 95% intervals, along one epoch of {df.rows.iloc[0]:,} rows with `{how}(1, {lr})`: {df.n_steps.iloc[0]} steps of "
+            f"{micro_bs*n_acc}, measured by `NoiseScale` with `GradAccum({n_acc})` over micro-batches of {micro_bs}; each entry pools a tenth of the epoch. "
+            "BatchNorm's noise is part of it.", md_table(heads, rows), measured(df)]
+
+def results(o): return f'{o.train_loss:.4f}',f'{o.valid_loss:.4f}',f'{o.exp_rmspe:.4f}',f'{o.minutes:.1f}'
+heads = 'train loss','valid loss','exp_rmspe','processor minutes'
+
+def page(noise, rates, plans, runs):
+    text = [f'# {__doc__.splitlines()[0]}']
+    for part,title in (('noise_windows','steps of 1280'),('noise','steps of 64'),('noise_cycle','one cycle')):
+        text += along(f'Noise scale, {title}', noise[noise.part==part])
+    if len(rates):
+        rows = [(o.weights,o.lr,cell(o.noise_scale, o.low, o.high),o.balanced_bs,o.bs) for o in rates.itertuples()]
+        text += ['## Learning rates', "`bs_find` as it was before it planned for whole trainings, with steps at a constant rate between its windows. "
+            "`learn.bs_find` at the rate of the article and at lower ones, to which a one-cycle falls, on new weights and after `fit_one_cycle(1, 0.001)` with "
+            "batches of 64. At a high rate the weights bounce about, and the gradient that pulls them back is large beside its noise.",
+            md_table(['weights','learning rate','noise scale','balanced_bs','plan.bs'], rows), measured(rates)]
+    same,done = (runs[runs.part==o] for o in ('equal_time','whole'))
+    text += ['## Equal time', "One run each of `fit_one_cycle(epochs, rate)`, validation included, from the same weights; the last two at the article's rate, "
+        "and at the one by the square root.",
+        md_table(['batch','epochs','learning rate',*heads], [(o.bs,o.epochs,f'{o.lr:.3g}',*results(o)) for o in same.itertuples()]), measured(same)]
+    planned = [(f'{o.epochs} epochs of {bs_now}',cell(o.noise_scale, o.low, o.high),cell(o.peak_noise_scale, o.peak_low, o.peak_high),
+                cell(o.end_noise_scale, o.end_low, o.end_high),o.bs,o.n_epoch,Duration(o.planned, o.today)) for o in plans.itertuples()]
+    text += ['## The plan for a whole training', f"`learn.bs_find({lr}, n_epoch=...)` on new weights at today's batch of {bs_now}:",
+        md_table(['planned for','noise scale','near the peak of the rate','at the end','plan.bs','plan.n_epoch','plan.duration'], planned),
+        f"`fit_one_cycle(epochs, {lr})`, validation included: an epoch of {bs_now}, what the plan says instead of it, and as many epochs as take about as "
+        "long:",
+        md_table(['batch','epochs','seed',*heads], [(o.bs,o.epochs,o.seed,*results(o)) for o in done.itertuples()]), measured(done)]
+    return '\n\n'.join(text)
+
+names = [f'rossmann_{o}' for o in ('noise','rates','plans','runs')]
 if __name__=='__main__':
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = {f.__name__: f for f in (noise,noise_windows,noise_cycle,whole,equal_time,train)}
-    parser.add_argument('parts', nargs='+', choices=list(parts))
-    parser.add_argument('--data', type=Path, required=True)
-    parser.add_argument('--cache', type=Path, required=True, help="folder for the joined table and the trained models")
-    parser.add_argument('--out', type=Path, default=here, help="folder of rossmann.md and rossmann.csv")
-    parser.add_argument('--seeds', type=int, default=1)
+    parser = arguments(__doc__, parts=(*watched,'whole','equal_time'))
     parser.add_argument('--rows', type=int, help="latest rows to train on; all by default")
-    parser.add_argument('--epochs', type=int, default=5, help="in a cycle")
-    parser.add_argument('--cycles', type=int, default=3)
-    parser.add_argument('--threads', type=int, default=1)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    about = (f"{date.today()}, fastai_bs {__version__}, fastai {fastai.__version__}, torch {torch.__version__}, Python {platform.python_version()}, CPU, "
-             f"{args.threads} thread{'s'*(args.threads>1)}.")
-    to,top = table(args)
-    for o in args.parts: section(args.out, *parts[o](args, to, top), about)
+    main(__doc__, names, run, page, parser=parser)

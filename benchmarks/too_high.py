@@ -1,6 +1,6 @@
 """When does `bs_find` say that the rate is too high? Mock trainings that should raise no alarm, and some that should.
 
-    python benchmarks/too_high.py --data FOLDER --out benchmarks/too_high.md     # A quarter of an hour on one core
+    python benchmarks/too_high.py --full --data FOLDER     # A quarter of an hour on one core
 
 Batches of 64 items of the six tasks of `pays.py`, the small digits and two toys. FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/,
 ml-latest-small/ and tinyshakespeare/.
@@ -10,26 +10,23 @@ ml-latest-small/ and tinyshakespeare/.
 * flung: new weights, at 10, 30 and 100 times the largest rate on a grid of thirds whose epoch of `fit_one_cycle` ends below its start
 
 `bs_find(lr)` with everything else as it is; the steps that it times are left out. An error for a loss of NaN or inf is an alarm."""
-import argparse, math, platform
-from datetime import date
+import math
 from functools import cache, partial
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import nn
-import fastai
 from fastai.callback.core import Callback, CancelValidException
 from fastai.callback.schedule import Learner
 from fastai.data.core import DataLoaders
 from fastai.optimizer import Adam, SGD
 from fastai.torch_core import set_seed
 from sklearn.datasets import load_digits
-from fastai_bs import __version__
 from fastai_bs.all import * # noqa: F403 bs_find
 from fastai_bs.too_high import LossPath
 
+from frame import main, md_table, measured
 from pays import EpochLoader, tasks
 
 opts = dict(adam=Adam, sgd=partial(SGD, mom=0.9))
@@ -87,6 +84,7 @@ def fine_tuning(data, freezes):
     if freezes: learn.freeze()
     return learn
 
+@cache
 def largest_rate(data, name, opt, lr):
     "Of the grid, up to three in a row that end above their start, by the loss of 4,000 items"
     def _loss(learn):
@@ -122,42 +120,42 @@ def look(learn, lr):
     start = loss[0]/n[0]
     return res,end/start,((loss/n).max()-start)/scatter,end/min(guess[0]/n[0], guess[last].sum()/N)
 
-def cases(data):
-    "Kind, name, a learner and the rate"
-    for name,opt,epochs,lr,seed in anew:
-        yield 'anew',f'{name}, {opt}, {epochs} epoch{"s"*(epochs>1)} at {lr:g}, seed {seed}',fit(learner(data, name, opt, seed), epochs, lr),lr
-    for name,opt,lr in new:
-        for o in sorted({lr,lr/1000,1e-5}): yield 'new',f'{name}, {opt}, {o:g}',learner(data, name, opt, 1),o
-    for freezes in (False,True): yield 'new',f'fine-tuning, {"the head" if freezes else "all"}',fine_tuning(data, freezes),2e-3
-    for name,opt,lr in flung:
-        most = largest_rate(data, name, opt, lr)
+def trained(data, name, opt, seed, epochs, lr): return fit(learner(data, name, opt, seed), epochs, lr)
+def flung_rate(factor, *args): return factor*largest_rate(*args)
+
+def cases(data, small):
+    "Kind, name, a function that makes the learner, and the rate or a function that finds it; `small` leaves out what needs data"
+    def _some(all_of): return [o for o in all_of if not small or o[0] in own]
+    for name,opt,epochs,lr,seed in _some(anew):
+        yield 'anew',f'{name}, {opt}, {epochs} epoch{"s"*(epochs>1)} at {lr:g}, seed {seed}',partial(trained, data, name, opt, seed, epochs, lr),lr
+    for name,opt,lr in _some(new):
+        for o in sorted({lr,lr/1000,1e-5}): yield 'new',f'{name}, {opt}, {o:g}',partial(learner, data, name, opt, 1),o
+    for freezes in () if small else (False,True): yield 'new',f'fine-tuning, {"the head" if freezes else "all"}',partial(fine_tuning, data, freezes),2e-3
+    for name,opt,lr in _some(flung):
         for factor,seed in ((10,0),(10,1),(30,0),(100,0)):
-            yield f'flung, x{factor}',f'{name}, {opt}, {factor} x {most:.3g}, seed {seed}',learner(data, name, opt, seed),factor*most
+            yield f'flung, x{factor}',f'{name}, {opt}, seed {seed}',partial(learner, data, name, opt, seed),partial(flung_rate, factor, data, name, opt, lr)
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    p.add_argument('--data', type=Path, required=True, help="folder with the data sets")
-    p.add_argument('--out', type=Path, help="file to save the tables to as well")
-    args = p.parse_args()
-    torch.set_num_threads(1)
-    rows = []
-    for kind,name,learn,lr in cases(args.data):
-        rows.append((kind,name,*look(learn, lr)))
-        print(*rows[-1][:3], *(f'{o:.3g}' for o in rows[-1][3:]), sep=' | ', flush=True)
-    if args.out is not None: args.out.write_text(report(rows))
+def run(args, t):
+    for kind,name,make,lr in cases(args.data, args.quick):
+        if t.has(kind=kind, case=name): continue
+        lr = lr() if callable(lr) else lr
+        t.add(kind=kind, case=name, lr=lr, **dict(zip(('alarm','end','highest','guess'), look(make(), lr))))
 
-def table(heads, lines): return '\n'.join([f"| {' | '.join(heads)} |", '|'+'---|'*len(heads), *(f"| {' | '.join(map(str, o))} |" for o in lines)])
-
-def report(rows):
+def page(df):
     heads = 'end over start','highest window above the first one, in scatters','end over guess'
-    def _range(vals): return f'{np.nanmin(vals):.3g} to {np.nanmax(vals):.3g}'
+    vals = ['end','highest','guess']
+    def _range(o): return f'{o.min():.3g} to {o.max():.3g}'
     def _shown(o): return '' if math.isnan(o) else f'{o:.3g}'
-    kinds = {k: [o for o in rows if o[0]==k] for k in dict.fromkeys(o[0] for o in rows)}
-    summary = [(k,len(o),sum(v[2] for v in o),sum(math.isnan(v[3]) for v in o),*(_range([v[i] for v in o]) for i in (3,4,5))) for k,o in kinds.items()]
-    each = [(k,nm,'yes' if res else '',*map(_shown, vals)) for k,nm,res,*vals in rows]
-    return '\n'.join(["# Is the rate too high?", '',
-        "`benchmarks/too_high.py` says how; the scatter is that of micro-batches at the end, the guess the lower one of both ends.", '',
-        f"{date.today()}, fastai_bs {__version__}, fastai {fastai.__version__}, torch {torch.__version__}, Python {platform.python_version()}, CPU", '',
-        table(('mock training','cases','alarms','of these errors',*heads), summary), '', table(('mock training','','alarm',*heads), each)])+'\n'
+    summary = [(k,len(o),o.alarm.sum(),o.end.isna().sum(),*(_range(o[v]) for v in vals)) for k,o in df.groupby('kind', sort=False)]
+    each = [(o['kind'],o['case'],f"{o['lr']:.3g}",'yes' if o['alarm'] else '',*(_shown(o[v]) for v in vals)) for o in df.to_dict('records')]
+    return f"""# Is the rate too high?
 
-if __name__=='__main__': main()
+`benchmarks/too_high.py` says how; the scatter is that of micro-batches at the end, the guess the lower one of both ends.
+
+{measured(df)}
+
+{md_table(('mock training','cases','alarms','of these errors',*heads), summary)}
+
+{md_table(('mock training','','rate','alarm',*heads), each)}"""
+
+if __name__=='__main__': main(__doc__, ['too_high'], run, page)

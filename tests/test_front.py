@@ -60,7 +60,7 @@ def test_what_is_said_of_the_picture():
 
 def test_the_picture_is_of_the_plans():
     "The middle plan of five, as `benchmarks/front.py` marks it, is in the table of the benchmark"
-    with (root/'benchmarks/pays_plans.csv').open() as f: rows = [o for o in csv.DictReader(f) if o['part']=='plan' and float(o['epochs'])==1]
+    with (root/'benchmarks/results/pays_plans.csv').open() as f: rows = [o for o in csv.DictReader(f) if o['part']=='plan' and float(o['epochs'])==1]
     for task in {o['task'] for o in rows}:
         sizes = sorted(int(o['bs']) for o in rows if o['task']==task)
         cells = re.search(rf'^\| {task} \| 1 \|.*$', (root/'benchmarks/pays.md').read_text(), flags=re.M)[0].split(' | ')
