@@ -41,6 +41,8 @@ def gains(d):
 
 def lenet(d): return '; '.join(f'{o.arm}: {o.accuracy:.2f}%' for o in last(d[d.dtype=='float32']).itertuples())
 
+def resnet(d): return '; '.join(f'{arm}: {o.accuracy.mean():.2f} ± {o.accuracy.std():.2f}%' for arm,o in last(d).groupby('arm', sort=False))
+
 def reductions(d):
     ours,fastais = (d[d.accumulation.str.contains(o)].reductions for o in ('GradAccum','GradientAccumulation'))
     return f"{span(ours, 'd')} in an epoch of 3 windows, fastai's GradientAccumulation {span(fastais, 'd')}"
@@ -87,7 +89,7 @@ rows = [
     ('The mean over devices is that of the whole batch',course,ranks,'ranks_lenet','ranks.py'),
     ('One reduction per optimizer step suffices',course,reductions,'ranks_reductions','ranks.py'),
     ('LeNet on Fashion-MNIST on one device and on two: the same',course,lenet,'ranks_lenet','ranks.py'),
-    ('ResNet-18 on Fashion-MNIST: one device 256 at 0.1, two devices 512 at 0.2',course,lenet,'ranks_resnet','ranks.py'),
+    ('ResNet-18 on Fashion-MNIST: one device 256 at 0.1, two devices 512 at 0.2',course,resnet,'resnet','resnet.py'),
     ('With 10,000 copies of one sample a larger batch only costs more',course,copies,'diversity','diversity.py'),
     ('The noise scale from consecutive batches is right, and three other ways are not',finder,held,'coverage','coverage.py'),
     ('MNIST: a noise scale from about 50 to about 900',finder,mnist,'noise_mnist','noise_mnist.py'),
@@ -98,7 +100,8 @@ rows = [
 def text_of(figure, df): return figure(df) if len(df) else not_run
 
 def page(*dfs):
-    lines = [(claim,source,text_of(figure, df),f'[`{script}`]({script}), [page]({script[:-3]}.md)') for (claim,source,figure,_,script),df in zip(rows, dfs)]
+    lines = [(claim,source,text_of(figure, df),f'[`{script}`]({script})'+(f', [page]({script[:-3]}.md)' if len(df) else ''))
+             for (claim,source,figure,_,script),df in zip(rows, dfs)]
     return '\n\n'.join([f'# {__doc__.splitlines()[0]}', md_table(['claim','source','here','command'], lines),
         "Each page says what was run, with which seeds, and when. What is shown by a lesson and not by a figure: BatchNorm in micro-batches and GroupNorm in "
         "its place ([gradient accumulation](../nbs/33_accumulation.ipynb)), the four ways to the noise scale ([the noise "
