@@ -89,7 +89,7 @@ rows = [
     ('The mean over devices is that of the whole batch',course,ranks,'ranks_lenet','ranks.py'),
     ('One reduction per optimizer step suffices',course,reductions,'ranks_reductions','ranks.py'),
     ('LeNet on Fashion-MNIST on one device and on two: the same',course,lenet,'ranks_lenet','ranks.py'),
-    ('ResNet-18 on Fashion-MNIST: one device 256 at 0.1, two devices 512 at 0.2',course,resnet,'resnet','resnet.py'),
+    ('ResNet-18 on Fashion-MNIST: one device 256 at 0.1, two devices 512 at 0.2',course,resnet,'ranks_resnet','ranks.py'),
     ('With 10,000 copies of one sample a larger batch only costs more',course,copies,'diversity','diversity.py'),
     ('The noise scale from consecutive batches is right, and three other ways are not',finder,held,'coverage','coverage.py'),
     ('MNIST: a noise scale from about 50 to about 900',finder,mnist,'noise_mnist','noise_mnist.py'),

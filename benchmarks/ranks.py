@@ -24,6 +24,7 @@ from fastai.torch_core import set_seed
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
+from torchvision.models.resnet import BasicBlock
 from fastai_bs.all import GradAccum, ScaledLR
 from fastai_bs.loop import fastai_on_ranks
 
@@ -312,7 +313,7 @@ def lenet_of(args, t, t_steps, dtype, names, n_epoch):
 def lenet_part(args, t, t_steps): lenet_of(args, t, t_steps, 'float32', list(arms), 2 if args.quick else 10)
 def exact_part(args, t, t_steps): lenet_of(args, t, t_steps, 'float64', list(arms)[:3], 2)
 
-def draw(_, __, ___, df):
+def draw(_, __, ___, df, ____):
     "The loss; the steps of the first run were not kept, so its picture stays"
     if not len(df): return None
     import matplotlib.pyplot as plt
@@ -325,15 +326,65 @@ def draw(_, __, ___, df):
     fig.tight_layout()
     return fig
 
+# ResNet-18
+
+width = 16
+# Ranks, micro-batches in a step, and the rate; a micro-batch has 256 items on each rank
+resnets = {'one process, 256': (1,1,0.1), 'one process, 512 as 2 x 256': (1,2,0.2), 'two ranks, 2 x 256': (world,1,0.2),
+           'one process, 512 as 2 x 256, rate as before': (1,2,0.1)}
+
+def layer(ni, nf, stride):
+    down = None if ni==nf else nn.Sequential(nn.Conv2d(ni, nf, 1, stride, bias=False), nn.BatchNorm2d(nf))
+    return nn.Sequential(BasicBlock(ni, nf, stride, down), BasicBlock(nf, nf))
+
+def resnet18(seed, w=width):
+    set_seed(seed)
+    net = nn.Sequential(nn.Conv2d(1, w, 3, 1, 1), nn.BatchNorm2d(w), nn.ReLU(), layer(w, w, 1), layer(w, 2*w, 2), layer(2*w, 4*w, 2), layer(4*w, 8*w, 2),
+                        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8*w, 10))
+    for o in net.modules():
+        if isinstance(o, (nn.Conv2d,nn.Linear)): nn.init.normal_(o.weight, 0, 0.01)
+    return net
+
+class Dealt(Rows):
+    "Its micro-batches are those that the ranks have in a step, one after the other"
+    def get_idxs(self):
+        idxs,self.epoch = torch.randperm(self.n, generator=torch.Generator().manual_seed(self.epoch)),self.epoch+1
+        return torch.cat([torch.cat(o) for o in zip(*(h.split(self.bs) for h in idxs.chunk(world)))]).tolist()
+
+def train_resnet(r, data, arm, seed, n_epoch, n):
+    "Training loss and test accuracy of each epoch, and the weights in the end"
+    ranks,k,lr = resnets[arm]
+    train_set,test_set = [(nn.functional.avg_pool2d(x, 2).to(device(r)),y.to(device(r))) for x,y in fashion_mnist(data)]
+    dls = DataLoaders((Dealt if k>1 else Rows)(*(o[:n] for o in train_set), 256, shuffle=True), Rows(*test_set, 1000), device=device(r))
+    learn = Learner(dls, resnet18(seed), loss_func=nn.CrossEntropyLoss(), opt_func=SGD, metrics=accuracy, cbs=[GradAccum(k)]*(k>1))
+    if ranks>1: fit(learn, n_epoch, lr)
+    else:
+        with learn.no_bar(), learn.no_logging(): learn.fit(n_epoch, lr)
+    return [(o[0],o[2]) for o in learn.recorder.values],torch.cat([p.detach().flatten() for p in learn.model.parameters()]).double().cpu()
+
+def resnet_part(args, t):
+    "A row per arm, seed and epoch; 512 items by one process and by two ranks are compared, so all arms of a seed are run together"
+    n_epoch,n = (2,2_048) if args.quick else (10,20_480) # Whole batches of 512
+    for seed in args.seeds or ([0] if args.quick else [0,1,2]):
+        if t.has(seed=seed): continue
+        rows,ends = [],{}
+        for arm,(ranks,_,lr) in resnets.items():
+            job = args.data,arm,seed,n_epoch,n
+            epochs,ends[arm] = on_ranks(train_resnet, *job)[0] if ranks>1 else train_resnet(0, *job)
+            rows += [dict(arm=arm, seed=seed, lr=lr, items=n, epoch=i+1, loss=l, accuracy=100*a, **where()) for i,(l,a) in enumerate(epochs)]
+            print(arm, seed, *(f'{l:.4f} {100*a:.2f}%,' for l,a in epochs), flush=True)
+        one,two = (ends[o] for o in resnets if o.endswith('2 x 256'))
+        t.add_all([{**o, 'apart': ((two-one).norm()/one.norm()).item()} for o in rows])
+
 # The page
 
 def where():
     place = f"{world} GPUs over NCCL" if on_gpus else f"{world} ranks over gloo on one machine's CPU of {os.cpu_count()} cores"
     return dict(accelerate=accelerate.__version__, ranks=place)
 
-def run(args, t_reductions, t_speed, t_lenet, t_steps):
+def run(args, t_reductions, t_speed, t_lenet, t_steps, t_resnet):
     jobs = dict(reductions=partial(reductions, args, t_reductions), speed=partial(speed, args, t_speed), lenet=partial(lenet_part, args, t_lenet, t_steps),
-                exact=partial(exact_part, args, t_lenet, t_steps))
+                exact=partial(exact_part, args, t_lenet, t_steps), resnet=partial(resnet_part, args, t_resnet))
     for o in args.parts: jobs[o]()
 
 def said(df): return f"{measured(df, 'accelerate')[:-1]}; {df.ranks.iloc[0]}, a thread each."
@@ -343,7 +394,26 @@ def differences(df):
     cells = df.pivot(index='epoch', columns='arm', values='apart')[names]
     return md_table(['epoch',*names], [(e,*(f'{v:.1e}' for v in o)) for e,o in zip(cells.index, cells.values)])
 
-def page(reductions, speed, lenet, _):
+def resnet_section(df):
+    if not len(df): return ''
+    n,last = df.epoch.max(),df[df.epoch==df.epoch.max()]
+    swing = df[df.epoch>n//2].groupby(['arm','seed']).accuracy.std().groupby('arm').mean()
+    rows = [[arm,f'{of.lr.iloc[0]:g}',f'{of.loss.mean():.3f}',', '.join(f'{o:.2f}' for o in of.accuracy),f'{of.accuracy.mean():.2f}',f'{swing[arm]:.2f}']
+            for arm,of in last.groupby('arm', sort=False)]
+    return f"""
+
+## ResNet-18 on one process and on two ranks
+
+As in the same course, with a 3 x 3 stem without pooling and weights normal x 0.01, but narrow for two cores: {width} to {8*width} channels in place of
+64 to 512, on {df['items'].iloc[0]:,} pictures of Fashion-MNIST at 14 x 14 pixels, {n} epochs of SGD at a constant rate. BatchNorm has 256 items in all
+arms; the two micro-batches of a step of one process (`GradAccum(2)`) are those that the two ranks have. Weights of these two at 512 in the end:
+{last.apart.min():.1e} to {last.apart.max():.1e} of their norm apart.
+
+{md_table(['trained by','rate','training loss','test accuracy, %, by seed','mean','its deviation over the last half of the epochs'], rows)}
+
+{said(df)}"""
+
+def page(reductions, speed, lenet, _, resnet):
     def _number(v, spec): return '' if np.isnan(v) else format(v, spec)
     def _between(low, high): return '' if np.isnan(low) else f'{low:.3f} to {high:.3f}'
     reduced = [(o.model,o.accumulation,o.reductions,f'{o.buckets}: {o.first}, then {o.rest} each',o.steps,o.messages) for o in reductions.itertuples()]
@@ -408,7 +478,7 @@ As above in float64: the largest difference of a step's loss to that of one proc
 
 {differences(double)}
 
-{said(double)}"""
+{said(double)}{resnet_section(resnet)}"""
 
-names = ['ranks_reductions','ranks_speed','ranks_lenet','ranks_steps']
-if __name__=='__main__': main(__doc__, names, run, page, draw, parts=('reductions','speed','lenet','exact'))
+names = ['ranks_reductions','ranks_speed','ranks_lenet','ranks_steps','ranks_resnet']
+if __name__=='__main__': main(__doc__, names, run, page, draw, parts=('reductions','speed','lenet','exact','resnet'))
