@@ -9,6 +9,7 @@ import time
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.ticker import LogLocator
 from fastai.callback.core import Callback
 from fastai.torch_core import set_seed
 from fastai_bs.all import * # noqa: F403 bs_find
@@ -147,7 +148,9 @@ def draw(df, plans):
             for ax,k in zip(row, ('train_loss','valid_loss','exp_rmspe')):
                 ax.plot(mean.seconds.cumsum()/60, mean[k], 'o-', ms=3, color=f'C{i}', label=names[arm])
                 ax.set(title=f"{k.replace('_', ' ')}, {n:,} rows", xlabel='processor minutes of training', yscale='log')
-                ax.yaxis.set_minor_formatter('{x:.3g}')
+                ax.yaxis.set_major_locator(LogLocator(subs=(1,2,5)))
+                ax.yaxis.set_major_formatter('{x:g}')
+                ax.minorticks_off()
     axs[0,0].legend(frameon=False)
     return fig
 
