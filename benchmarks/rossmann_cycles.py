@@ -1,13 +1,16 @@
 """Rossmann store sales in three cycles of five epochs: batch 64, batch 512 and the plan's, each at its best rate.
 
-    python benchmarks/rossmann_cycles.py --full --data FOLDER                 # 120,000 rows: rates with one seed, then two more at the best; an hour and a half
+    python benchmarks/rossmann_cycles.py --full --data FOLDER --parts seeds   # 120,000 rows at the article's rate, three seeds; 40 minutes
+    python benchmarks/rossmann_cycles.py --full --data FOLDER --parts rates   # Four rates with one seed, two more at each arm's best; an hour and a half
     python benchmarks/rossmann_cycles.py --full --data FOLDER --parts whole   # All rows at the article's rate; an hour a seed
 
 Goes on after the last cycle that is stored; trained models are kept in results/cache. An article on a batch size finder finds that batch 512 instead of 64
 takes a quarter of the time here, with better training and validation loss and metric at the end of the third cycle."""
 import time
+from functools import partial
 
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from matplotlib.ticker import LogLocator
 from fastai.callback.core import Callback
@@ -18,7 +21,7 @@ from frame import arguments, cache, main, md_table, measured
 from rossmann import bs_large, bs_now, learner, lr, table
 
 n_rows,n_cycles,n_epoch = 120_000,3,5
-rates = lr/3,lr,3*lr,10*lr
+rates = lr,3*lr,lr/3,10*lr
 
 class Epochs(Callback):
     "A row per epoch: seconds of the processor in its training part, and losses; that of the training set is of 20,000 of its rows, without dropout"
@@ -64,12 +67,12 @@ def planned(to, top, t):
 
 def ends(df):
     "At the end of the last cycle, a row for each arm, rate and seed"
-    return df[(df.cycle==df.cycle.max()) & (df.epoch==df.epochs)]
+    return df[(df.cycle==min(n_cycles, df.cycle.max())) & (df.epoch==df.epochs)]
 
 def best_rate(df, arm):
     "By the validation loss of the first seed"
     of = ends(df[(df.arm==arm) & (df.seed==df.seed.min())])
-    return of.lr[of.valid_loss.idxmin()]
+    return float(of.lr[of.valid_loss.idxmin()])
 
 def rows_of(args, t, t_plan, n_rows, seeds, rates):
     to,top = table(args.data, n_rows)
@@ -86,8 +89,9 @@ def rows_of(args, t, t_plan, n_rows, seeds, rates):
             train(args, t, to, top, some, arm, *o, float(best_rate(df[df.rows==len(to.train)], arm)), seed)
 
 def run(args, t, t_plan):
-    seeds = args.seeds or ([0] if args.quick else [0,1,2])
-    if 'rates' in args.parts: rows_of(args, t, t_plan, 5_000 if args.quick else n_rows, seeds, rates[1:2] if args.quick else (lr,3*lr,lr/3,10*lr))
+    seeds,some = args.seeds or ([0] if args.quick else [0,1,2]),5_000 if args.quick else n_rows
+    if 'seeds' in args.parts: rows_of(args, t, t_plan, some, seeds, (lr,))
+    if 'rates' in args.parts: rows_of(args, t, t_plan, some, seeds, rates[:2] if args.quick else rates)
     if 'whole' in args.parts: rows_of(args, t, t_plan, 20_000 if args.quick else None, args.seeds or [0], (lr,))
 
 # The page
@@ -101,28 +105,32 @@ def seconds_ratio(df, arm):
     pairs = df.groupby(['arm','lr','seed','cycle']).seconds.mean().unstack('arm')
     return (pairs[arm]/pairs['today']).dropna()
 
+def compared(df, said, rate_of):
+    "All arms at the end of the last cycle, and what they come to beside today's, by the seeds that both have"
+    done,lines = {},[]
+    for arm in (o for o in names if (df.arm==o).any()):
+        of = df[(df.arm==arm) & np.isclose(df.lr, rate_of(arm))]
+        last = ends(of).set_index('seed')
+        done[arm] = last.assign(seconds=of[of.seed.isin(last.index)].groupby('seed').seconds.sum())
+        lines.append([names[arm],of.bs.iloc[0],of.epochs.iloc[0],f'{of.lr.iloc[0]:.3g}',len(last),pm(last.train_loss, '.5f'),pm(last.valid_loss, '.5f'),
+                      pm(last.exp_rmspe),pm(done[arm].seconds/60, '.1f')])
+    heads = 'batch','items','epochs in a cycle','rate','seeds','train loss','valid loss','exp_rmspe','processor minutes of training'
+    ratios = 'train_loss','valid_loss','exp_rmspe','seconds'
+    over = [[names[arm],*(pm((o[k]/done['today'][k]).dropna(), '.3f') for k in ratios)] for arm,o in done.items() if arm!='today']
+    return [f'{said}, at the end of the third cycle, mean and standard deviation over seeds:', md_table(heads, lines),
+            "Over today's, seed by seed:", md_table(['batch','train loss','valid loss','exp_rmspe','time of all three cycles'], over)]
+
 def section(df, plan):
-    n,one = df.rows.iloc[0],len(df.lr.unique())==1
+    n,n_rates = df.rows.iloc[0],len(df.lr.unique())
     text = [f'## {n:,} rows']
     if len(plan): text.append(f"The plan for {n_epoch} epochs of {bs_now} at {lr:g}: {plan.n_epoch.iloc[0]} of {plan.bs.iloc[0]} (noise scale "
                               f"{plan.noise_scale.iloc[0]:.0f}), in {100*plan.time_ratio.iloc[0]:.0f}% of the time.")
-    best,lines = {},[]
-    for arm in (o for o in names if (df.arm==o).any()):
-        of = df[(df.arm==arm) & (df.lr==best_rate(df, arm))]
-        last,time = ends(of),of[of.seed.isin(ends(of).seed)].groupby('seed').seconds.sum()
-        best[arm] = last.set_index('seed').assign(seconds=time)
-        lines.append([names[arm],of.bs.iloc[0],of.epochs.iloc[0],f'{of.lr.iloc[0]:.3g}',len(last),pm(last.train_loss, '.5f'),pm(last.valid_loss, '.5f'),
-                      pm(last.exp_rmspe),pm(time/60, '.1f')])
-    text.append(("At the article's rate" if one else f"Each at the rate of {len(df.lr.unique())} that gave the first seed the lowest validation loss")
-                + f", at the end of the third cycle, mean and standard deviation over seeds {', '.join(map(str, sorted(best['today'].index)))}:")
-    text.append(md_table(['batch','items','epochs in a cycle','rate','seeds','train loss','valid loss','exp_rmspe','processor minutes of training'], lines))
-    ratios = 'train_loss','valid_loss','exp_rmspe','seconds'
-    over = [[names[arm],*(pm(o[k]/best['today'][k], '.3f') for k in ratios)] for arm,o in best.items() if arm!='today']
-    text += ["Over today's, seed by seed:", md_table(['batch','train loss','valid loss','exp_rmspe','time of all three cycles'], over)]
+    text += compared(df, "At the article's rate", lambda arm: lr)
+    if n_rates>1: text += compared(df, f"Each at the rate of {n_rates} that gave the first seed the lowest validation loss", partial(best_rate, df))
     ratio = seconds_ratio(df, 'large')
     text.append(f"An epoch of 512 takes {ratio.median():.3f} of the processor time of one of 64 (median of {len(ratio)} pairs of cycles, {ratio.min():.3f} to "
                 f"{ratio.max():.3f}).")
-    if not one:
+    if n_rates>1:
         first = ends(df[df.seed==df.seed.min()]).sort_values(['bs','lr'])
         rows = [[names[o.arm],f'{o.lr:.3g}',f'{o.train_loss:.5f}',f'{o.valid_loss:.5f}',f'{o.exp_rmspe:.4f}'] for o in first.itertuples()]
         text += ["Every rate, one seed:", md_table(['batch','rate','train loss','valid loss','exp_rmspe'], rows)]
@@ -155,4 +163,4 @@ def draw(df, plans):
     return fig
 
 if __name__=='__main__':
-    main(__doc__, ['rossmann_cycles','rossmann_cycles_plans'], run, page, draw, parser=arguments(__doc__, parts=('rates','whole')))
+    main(__doc__, ['rossmann_cycles','rossmann_cycles_plans'], run, page, draw, parser=arguments(__doc__, parts=('seeds','rates','whole')))
