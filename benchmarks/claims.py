@@ -24,16 +24,11 @@ def uncut(d): return f"after 100 steps {span(d.apart_100, '.1e')} of the weights
 
 def last(d): return d[d.epoch==d.epoch.max()]
 
-def minus_base(d, arm):
-    "Points of test error above the base run's, seed by seed, with the 95% interval of a mean"
-    from scipy import stats
-    errors = last(d).pivot(index='seed', columns='arm', values='error').dropna(subset=[arm,'base'])
-    more = errors[arm]-errors.base
-    return f'{more.mean():+.2f} ± {more.std()/len(more)**0.5*stats.t.ppf(0.975, len(more)-1):.2f}'
-
 def goyal(d):
+    from goyal import difference, last_errors
+    errors = last_errors(d)
     arms = ('8x unscaled','8x linear, no warmup','8x linear, warmup','32x linear, warmup','32x gain, warmup')
-    return '; '.join(f'{o}: {minus_base(d, o)}' for o in arms)+' points'
+    return '; '.join(f'{o}: {difference(errors[o], errors.base)}' for o in arms)+' points'
 
 def gains(d):
     errors = last(d).groupby('arm').error.mean()

@@ -96,6 +96,14 @@ def seconds(learn, n_epoch=1):
     with learn.no_bar(), learn.no_logging(): learn.fit(n_epoch, 1e-3)
     return time.process_time()-start
 
+def clocked(f): # A function
+    "`f` that returns its processor time, as for `in_pairs`"
+    def _f():
+        start = time.process_time()
+        f()
+        return time.process_time()-start
+    return _f
+
 def in_pairs(a, b, n)->list: # `(seconds of a, seconds of b)`, n of them
     "Both functions, which return seconds, once to warm up; then `n` times one right after the other, in alternating order"
     a(),b()

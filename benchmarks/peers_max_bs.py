@@ -2,7 +2,7 @@
 
 Memory runs out by hand: the model raises what torch raises, for more than `limit` items. accelerate's decorator is given a function which makes model, loader
 and optimizer within and trains three steps, as its page shows; Lightning's tuner has its own defaults. Theirs and ours take three steps for a size."""
-import itertools, random, time
+import itertools, random
 from functools import partial
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
 
 from fastai_bs.all import GradAccum # noqa: F401 (adds `bs_find` and `max_bs_find`)
 from fastai_bs.max_bs import answers
-from frame import TensorLoader, digits28, in_pairs, middle, standardized
+from frame import TensorLoader, clocked, digits28, in_pairs, middle, standardized
 from peers_accum import trainer_of, versions
 
 limits,n_items,bs_now = (37,100,300,777),2000,16
@@ -119,13 +119,6 @@ def tabular(folder):
     return Learner(DataLoaders(TensorLoader(x, y, 64, True), TensorLoader(x[:640], y[:640], 64), device='cpu'),
                    Rows([(s,min(600, round(1.6*s**0.56))) for s in sizes], 16, 1, [1000,500], ps=[0.001,0.01], embed_p=0.04), loss_func=nn.MSELoss(),
                    opt_func=Adam, lr=1e-3)
-
-def clocked(f):
-    def _f():
-        start = time.process_time()
-        f()
-        return time.process_time()-start
-    return _f
 
 def run(args, table):
     torch.set_num_threads(1)

@@ -3,7 +3,7 @@
 Stacking, as earlier finders for fastai do, is written anew: the flat gradients of `n_acc` micro-batches are kept and averaged; |G|² and tr(Σ) follow from the
 squared norms of the average and of the small gradients (of the last one only, or of all), their exponential averages are divided. Per-item gradients come from
 `torch.func`, of each window their mean and spread. The weights stay where they are, so the gradients of all items give the exact answer."""
-import itertools, math, time
+import itertools, math
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 from torch.profiler import ProfilerActivity, profile
 
 from fastai_bs.all import GradAccum, NoiseScale
-from frame import TensorLoader, in_pairs, middle
+from frame import TensorLoader, clocked, in_pairs, middle
 
 bs,n_acc,n_items,beta = 8,20,6400,0.999 # Of the small run; what is left of the average at each window, as the article has it
 
@@ -136,13 +136,6 @@ def cost(n, how, n_windows):
         return tuple(partial(fit, o) for o in both)
     kw = {'stacked': dict(stack=True), 'per item': dict(items=True)}[how]
     return tuple(partial(epoch, make(), x, y, n, **k) for k in (kw,{}))
-
-def clocked(f):
-    def _f():
-        start = time.process_time()
-        f()
-        return time.process_time()-start
-    return _f
 
 def run(args, table):
     torch.set_num_threads(1)

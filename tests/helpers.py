@@ -200,6 +200,16 @@ class RaiseAt(Callback):
 
 momentum_sgd = partial(SGD, mom=0.9)
 
+class FoldedSGD(torch.optim.Optimizer):
+    "`v = mom*v + lr*grad`, and `v` is what moves the parameters: it keeps the learning rate"
+    def __init__(self, params, lr=0.01, momentum=0.9): super().__init__(params, dict(lr=lr, momentum=momentum))
+    @torch.no_grad()
+    def step(self, closure=None):
+        for g in self.param_groups:
+            for p in g['params']:
+                v = self.state[p].setdefault('v', torch.zeros_like(p))
+                p.sub_(v.mul_(g['momentum']).add_(p.grad, alpha=g['lr']))
+
 def quiet_learner(dls, model, loss_func=None, opt_func=momentum_sgd, cbs=None, **kwargs):
     "A learner without progress bar or log; it records"
     learn = Learner(dls, model, loss_func=loss_func or nn.MSELoss(), opt_func=opt_func, default_cbs=False,

@@ -22,7 +22,7 @@ from fastai_bs.distributed import wait
 from fastai_bs.estimator import pooled
 from fastai_bs.loop import callback_of
 from fastai_bs.text import as_plain
-from helpers import RaiseAt, autocast_state, changes, flat, loaders, mlp, pairwise, picture, quiet_learner, regression
+from helpers import FoldedSGD, RaiseAt, autocast_state, changes, flat, loaders, mlp, pairwise, picture, quiet_learner, regression
 from torch import nn
 from torch.utils.data import DataLoader as TorchDataLoader
 
@@ -398,17 +398,7 @@ class SetAt(Callback):
 
 # A ScaledLR that is kept
 
-def velocity_sgd(params, lr, **kwargs): return OptimWrapper(params, VelocitySGD, lr=lr)
-
-class VelocitySGD(torch.optim.Optimizer):
-    "`v = mom*v + lr*grad`, and `v` is what moves the parameters"
-    def __init__(self, params, lr, momentum=0.9): super().__init__(params, dict(lr=lr, momentum=momentum))
-    @torch.no_grad()
-    def step(self, closure=None):
-        for g in self.param_groups:
-            for p in g['params']:
-                v = self.state[p].setdefault('v', torch.zeros_like(p))
-                p.sub_(v.mul_(g['momentum']).add_(p.grad, alpha=g['lr']))
+def velocity_sgd(params, lr, **kwargs): return OptimWrapper(params, FoldedSGD, lr=lr)
 
 @pytest.mark.parametrize('between', [True,False])
 def test_the_velocity_of_a_kept_one(between):

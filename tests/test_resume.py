@@ -25,7 +25,7 @@ from fastai_bs.noise import NoiseScale
 from fastai_bs.resume import SaveState, plain_numbers
 from fastai_bs.scaling import capped_sqrt_scaling, sqrt_scaling
 from fastai_bs.schedule import BatchSchedule
-from helpers import flat, loaders, momentum_sgd, pairwise, quiet_learner, regression, set_seed
+from helpers import FoldedSGD, flat, loaders, momentum_sgd, pairwise, quiet_learner, regression, set_seed
 
 class Draws(Callback):
     "The order of the items and dropout of an epoch are its own, whatever was drawn before: fastai saves no generator"
@@ -38,16 +38,6 @@ class Crash(Callback):
     order = 200
     def before_epoch(self):
         if self.epoch==2: raise CancelFitException
-
-class FoldedSGD(torch.optim.Optimizer):
-    "`v = mom*v + lr*grad`, and `v` is what moves the parameters"
-    def __init__(self, params, lr=0.01, mom=0.9): super().__init__(params, dict(lr=lr, momentum=mom))
-    @torch.no_grad()
-    def step(self, closure=None):
-        for g in self.param_groups:
-            for p in g['params']:
-                v = self.state[p].setdefault('v', torch.zeros_like(p))
-                p.sub_(v.mul_(g['momentum']).add_(p.grad, alpha=g['lr']))
 
 optimizers = {'SGD': momentum_sgd, 'Adam': Adam, 'folded': partial(OptimWrapper, opt=FoldedSGD)}
 noisy = lambda: (noise := NoiseScale(0.9), [GradAccum(3), ScaledLR(2, capped_sqrt_scaling, warmup_epochs=0, noise_scale=noise), noise])[1] # noqa: E731

@@ -20,7 +20,7 @@ from fastai_bs.accumulate import GradAccum
 from fastai_bs.loaders import slices
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
-from helpers import distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, RaiseAt, regression, token_model, tokens
+from helpers import FoldedSGD, distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, RaiseAt, regression, token_model, tokens
 
 def oom(): return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
@@ -315,17 +315,6 @@ def test_a_scaled_rate(n_acc, at, method):
     assert seen[0]==seen[1] and len(seen[0])==(26 if n_acc==1 else 10)
     assert [dict(h) for h in struck.opt.hypers]==[dict(h) for h in plain.opt.hypers]
     assert_same(struck, plain)
-
-class FoldedSGD(torch.optim.Optimizer):
-    "Keeps the learning rate in its velocity"
-    def __init__(self, params, lr=0.1, mom=0.9): super().__init__(params, dict(lr=lr, mom=mom))
-    @torch.no_grad()
-    def step(self, closure=None):
-        for g in self.param_groups:
-            for p in g['params']:
-                v = self.state[p].setdefault('v', torch.zeros_like(p))
-                v.mul_(g['mom']).add_(p.grad, alpha=g['lr'])
-                p.sub_(v)
 
 @pytest.mark.parametrize('at', [[0],[4],[14]])
 def test_momentum_correction(at):
