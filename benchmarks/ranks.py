@@ -54,14 +54,14 @@ def device(r=0): return torch.device('cuda', r) if torch.cuda.is_available() els
 
 class Rows(DataLoader):
     "Batches of tensors that fit in memory, in another order each epoch, the same wherever it is asked for"
-    def __init__(self, x, y, bs, shuffle=False, dealt=1, **kwargs):
+    def __init__(self, x, y, bs, shuffle=False, dealt=1, each=None, **kwargs):
         super().__init__(range(len(y)), bs=bs, device=x.device, num_workers=0, **kwargs)
-        self.x,self.y,self.shuffled,self.dealt,self.epoch = x,y,shuffle,dealt,0
+        self.x,self.y,self.shuffled,self.dealt,self.each,self.epoch = x,y,shuffle,dealt,each or bs//dealt,0
     def get_idxs(self):
         if not self.shuffled: return list(range(self.n))
         idxs,self.epoch = torch.randperm(self.n, generator=torch.Generator().manual_seed(self.epoch)),self.epoch+1
-        # With `dealt` in mind: each batch holds those that as many ranks have in a step
-        return torch.cat([torch.cat(o) for o in zip(*(h.split(self.bs//self.dealt) for h in idxs.chunk(self.dealt)))]).tolist()
+        # In the order in which as many ranks have them: `each` items of a step, or as many as make a batch of all
+        return torch.cat([torch.cat(o) for o in zip(*(h.split(self.each) for h in idxs.chunk(self.dealt)))]).tolist()
     def create_batches(self, samps):
         for idx in torch.tensor(list(samps)).split(self.bs): yield self.x[idx],self.y[idx]
 
@@ -345,17 +345,11 @@ def resnet18(seed, w=width):
         if isinstance(o, (nn.Conv2d,nn.Linear)): nn.init.normal_(o.weight, 0, 0.01)
     return net
 
-class Dealt(Rows):
-    "Its micro-batches are those that the ranks have in a step, one after the other"
-    def get_idxs(self):
-        idxs,self.epoch = torch.randperm(self.n, generator=torch.Generator().manual_seed(self.epoch)),self.epoch+1
-        return torch.cat([torch.cat(o) for o in zip(*(h.split(self.bs) for h in idxs.chunk(world)))]).tolist()
-
 def train_resnet(r, data, arm, seed, n_epoch, n):
     "Training loss and test accuracy of each epoch, and the weights in the end"
     ranks,k,lr = resnets[arm]
     train_set,test_set = [(nn.functional.avg_pool2d(x, 2).to(device(r)),y.to(device(r))) for x,y in fashion_mnist(data)]
-    dls = DataLoaders((Dealt if k>1 else Rows)(*(o[:n] for o in train_set), 256, shuffle=True), Rows(*test_set, 1000), device=device(r))
+    dls = DataLoaders(Rows(*(o[:n] for o in train_set), 256, shuffle=True, dealt=k, each=256), Rows(*test_set, 1000), device=device(r))
     learn = Learner(dls, resnet18(seed), loss_func=nn.CrossEntropyLoss(), opt_func=SGD, metrics=accuracy, cbs=[GradAccum(k)]*(k>1))
     if ranks>1: fit(learn, n_epoch, lr)
     else:
