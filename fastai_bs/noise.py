@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/noise.html.md"""
 # %% auto #0
 __all__ = ['Moments', 'NoiseScale']
 
-# %% ../nbs/13_noise.ipynb #155985bc
+# %% ../nbs/13_noise.ipynb #78312a54
 import math, warnings
 from contextlib import contextmanager
 from copy import copy
@@ -25,7 +25,7 @@ from .distributed import n_ranks
 from .estimator import Pool, known_by, moments_of_sums, trend
 from .gradients import GradNorms, reached_params
 from .loaders import n_fresh, said_bs
-from .logs import log_values
+from .logs import is_logged, log_values
 from .loop import ScopedCallback, callback_of, first_epoch
 from .sources import FromBoth, FromParts, FromRanks, FromWindows
 
@@ -228,14 +228,15 @@ def after_validate(self:NoiseScale):
     "Columns of Recorder's row for the epoch: what the progress table, CSVLogger and others show"
     fill_columns(self.learn, self.columns())
 
-# %% ../nbs/13_noise.ipynb #9f5f98e1
+# %% ../nbs/13_noise.ipynb #c0da9060
 @patch
 def _log(self:NoiseScale):
     "The latest measurement, once the loggers have counted its batch"
+    self.is_new = False
+    if not is_logged(self.learn): return
     row,accum = self.rows[-1],callback_of(self.learn, GradAccum)
     values = dict(noise_scale=self.noise_scale, tr_sigma=row.tr_sigma, g_sq=row.g_sq, n_items=row.n_items, n_acc=accum.way_in()[1] if accum else 1)
     log_values(self.learn, {f'noise/{nm}': v for nm,v in values.items()})
-    self.is_new = False
 
 @patch
 def after_batch(self:NoiseScale): self._log()

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/sources.html.md"""
 # %% auto #0
 __all__ = ['FromWindows', 'FromRanks', 'hidden_states', 'FromParts', 'FromBoth']
 
-# %% ../nbs/12a_sources.ipynb #fd30f851
+# %% ../nbs/12a_sources.ipynb #b1216f29
 from contextlib import ExitStack, contextmanager, nullcontext
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -20,7 +20,7 @@ from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
 from .accumulate import GradAccum
 from .batch_size import batch_size
-from .gradients import all_params, any_nonzero, divide, no_autocast, zero_grads
+from .gradients import all_params, any_nonzero, divide, no_autocast
 from .loaders import refuse_empty, rows_of, slices
 from .loop import ScopedCallback, backward, callback_of, change_hidden, own_loop
 from .losses import ElementCounter, count_items, plain, refuse_loss
@@ -135,7 +135,7 @@ def hidden_states(
         for m,states in zip(rnns, hidden): m.hidden,m.bs = [_part(o, s) for o in states],s.stop-s.start
     return _take
 
-# %% ../nbs/12a_sources.ipynb #9832001a
+# %% ../nbs/12a_sources.ipynb #cf7598ce
 class FromParts:
     "Parts of a batch, in an extra pass before it is trained on"
     every = 40 # Optimizer steps from one measurement to the next
@@ -181,24 +181,26 @@ class FromParts:
         learn = self.learn
         if self.n_steps<self.noise.next or not len(learn.yb): return
         if find_bs(learn.yb)<self.least: return # A short last batch: the next will do
-        grads = {p: p.grad for p in all_params(learn)}
-        if any_nonzero([g for g in grads.values() if g is not None]): return # Somebody accumulates: at the start of a step there are none
+        params = all_params(learn)
+        grads = [p.grad for p in params]
+        if any_nonzero([g for g in grads if g is not None]): return # Somebody accumulates: at the start of a step there are none
         cbs = [cb for cb in learn.cbs.sorted('order') if not isinstance(cb, (ScopedCallback,GradientAccumulation))
                and any(hasattr(type(cb), o) or o in vars(cb) for o in ('after_pred','after_loss','before_backward'))]
         try:
-            with pass_unchanged(learn, cbs), self.norms.watched(): self._pass(cbs)
+            with pass_unchanged(learn, cbs), self.norms.watched(): self._pass(cbs, params)
         except (CancelBatchException,CancelBackwardException,CancelStepException): return # As the whole batch will be
         finally:
-            zero_grads(learn)
-            for p,grad in grads.items(): p.grad = grad # The same tensor, zero as it was, or `None`
+            for p,grad in zip(params, grads): # The same tensor, zero as it was, or `None`
+                if grad is not None: grad.data.zero_()
+                p.grad = grad
             self.norms.clear()
         self.noise.next = self.n_steps+self.every
 
     def after_step(self): self.n_steps += 1
 
-# %% ../nbs/12a_sources.ipynb #6960c34f
+# %% ../nbs/12a_sources.ipynb #d90f7f6b
 @patch
-def _pass(self:FromParts, cbs):
+def _pass(self:FromParts, cbs, params):
     "The parts of the batch, as if they were the micro-batches of a window"
     learn = self.learn
     xb,yb,bs = learn.xb,learn.yb,find_bs(learn.yb)
@@ -210,7 +212,7 @@ def _pass(self:FromParts, cbs):
         take_hidden(s)
         self._part(cbs)
 
-    grads = [p.grad for p in all_params(learn) if p.grad is not None]
+    grads = [p.grad for p in params if p.grad is not None]
     self.n_elems = sum(o.micro.elems for o in self.micros)
     if self.counter.reduction!='sum': divide(grads, mean_divisor(self.n_elems, self.weights.n_ref))
     self.noise.measure(self, self.n_steps+1)
