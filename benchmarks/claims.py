@@ -30,6 +30,11 @@ def goyal(d):
     arms = ('8x unscaled','8x linear, no warmup','8x linear, warmup','32x linear, warmup','32x gain, warmup')
     return '; '.join(f'{o}: {difference(errors[o], errors.base)}' for o in arms)+' points'
 
+def stepped(d):
+    from goyal import difference, last_errors
+    errors = last_errors(d)
+    return '; '.join(f'{o}: {difference(errors[o], errors.base)}' for o in errors if o!='base')+f' points, {len(errors)} seeds'
+
 def gains(d):
     errors = last(d).groupby('arm').error.mean()
     return f"8 times the rate: {errors['8x unscaled']-errors['8x linear, warmup']:.2f} points less test error than at the small batch's"
@@ -90,7 +95,8 @@ rows = [
     ('MNIST: a noise scale from about 50 to about 900',finder,mnist,'noise_mnist','noise_mnist.py'),
     ('Rossmann: a noise scale near 500, so batch 512',finder,rossmann_noise,'rossmann_plans','rossmann.py'),
     ('Rossmann: a quarter of the time, better losses and metric after three cycles',finder,rossmann,'rossmann_cycles','rossmann_cycles.py'),
-    ('k times the batch at k times the rate after a warmup loses nothing; unscaled, or without warmup, it does','Goyal et al. 2017',goyal,'goyal','goyal.py')]
+    ('k times the batch at k times the rate after a warmup loses nothing; unscaled, or without warmup, it does','Goyal et al. 2017',goyal,'goyal','goyal.py'),
+    ('The same with a rate that goes down in steps, after a warmup of 5 epochs','Goyal et al. 2017',stepped,'goyal_steps','goyal.py')]
 
 def text_of(figure, df): return figure(df) if len(df) else not_run
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torchvision.models import resnet18
+from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import Adam, SGD
@@ -42,8 +43,25 @@ def tabular(bs, n):
 
 # Model, items in a batch, optimizer steps in a training, and as many again before it starts to count
 cases = {'ResNet-18, 32 x 64 x 64': (images,32,40), 'tabular, 256': (tabular,256,200)}
-# How: micro-batches in a step, and the callback. A batch is the same in all of them
-modes = {'GradAccum(2)': (2,NoiseScale), 'parts of the batch, every 40th step': (1,NoiseScale)}
+
+class Reads(Callback):
+    "The gradient read once in each backward pass, and the window's once more"
+    order = GradAccum.order+1 # A step that `GradAccum` skips does not come here
+    def after_backward(self): self.norms = torch._foreach_norm([p.grad for p in self.learn.model.parameters()])
+    def before_step(self): self.norms = torch._foreach_norm([p.grad for p in self.learn.model.parameters()])
+
+class Passes(Callback):
+    "Four parts of every 40th batch through the model and back"
+    order = GradAccum.order # After the batch is on its device
+    def before_fit(self): self.n_steps = 0
+    def before_batch(self):
+        if self.n_steps%40==0:
+            for *xb,yb in zip(*(o.chunk(4) for o in (*self.learn.xb,*self.learn.yb))): self.learn.loss_func(self.learn.model(*xb), yb).backward()
+            self.learn.opt.zero_grad()
+        self.n_steps += 1
+
+# How: micro-batches in a step, the callback, and what it cannot do without. A batch is the same in all of them
+modes = {'GradAccum(2)': (2,NoiseScale,Reads), 'parts of the batch, every 40th step': (1,NoiseScale,Passes)}
 
 def learner(make, bs, n_steps, n_acc, cbs):
     torch.manual_seed(0)
@@ -67,21 +85,26 @@ def peak(make, bs, n_acc, cbs):
 def run(args, t):
     for case,(make,bs,n_steps) in cases.items():
         if args.quick: bs,n_steps = bs//4,40
-        for mode,(n_acc,cb) in modes.items():
+        for mode,(n_acc,cb,least) in modes.items():
             if t.has(training=case, measured=mode): continue
-            watched,plain = (learner(make, bs, n_steps, n_acc, o) for o in ([cb()],[]))
-            rs = sorted(a/b for a,b in in_pairs(lambda: seconds(watched), lambda: seconds(plain), 2 if args.quick else 15)) # noqa: B023
+            plain = learner(make, bs, n_steps, n_acc, [])
+            def _over(cb): # Of times, in pairs
+                watched = learner(make, bs, n_steps, n_acc, [cb()]) # noqa: B023
+                return sorted(a/b for a,b in in_pairs(lambda: seconds(watched), lambda: seconds(plain), 2 if args.quick else 15)) # noqa: B023
+            rs = _over(cb)
             (with_it,size),(without,_) = (peak(make, bs, n_acc, o) for o in ([cb()],[]))
             t.add(training=case, measured=mode, pairs=len(rs), time=statistics.median(rs), low=rs[len(rs)//4], high=rs[-1-len(rs)//4],
-                  memory=100*(with_it-without)/size)
+                  least=statistics.median(_over(least)), memory=100*(with_it-without)/size)
 
 def page(df):
-    rows = [(o.training,o.measured,o.pairs,f'{o.time:.3f}',f'{o.low:.3f} to {o.high:.3f}',f'{o.memory:.2f}%') for o in df.itertuples()]
+    rows = [(o.training,o.measured,o.pairs,f'{o.time:.3f}',f'{o.low:.3f} to {o.high:.3f}','' if np.isnan(o.least) else f'{o.least:.3f}',f'{o.memory:.2f}%')
+            for o in df.itertuples()]
     return f"""# What `NoiseScale` costs
 
 Processor time of a training with it over that of the same training without it, median and middle half of the pairs; and how much more memory tensors hold at
-their peak, as a part of the parameters' size. {measured(df)} `benchmarks/cost.py` says what is run.
+their peak, as a part of the parameters' size. The least: with a bare callback in its place that reads the gradients as often and does nothing with them, or
+passes four parts of the batch through the model and back. {measured(df)} `benchmarks/cost.py` says what is run.
 
-{md_table(['training','measured','pairs','time','middle half','memory'], rows)}"""
+{md_table(['training','measured','pairs','time','middle half','the least','memory'], rows)}"""
 
 if __name__=='__main__': main(__doc__, ['cost'], run, page)

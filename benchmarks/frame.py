@@ -175,6 +175,7 @@ def main(doc, names, run, page, draw=None, parser=None, parts=()):
     tables = [Table(o, args.quick) for o in names]
     if args.quick or args.full: run(args, *tables)
     dfs = [o.df for o in tables]
+    if args.quick and not all(map(len, dfs)): return print("No page: it needs all parts")
     text = page(*dfs).rstrip()+'\n'
     if args.quick: text = text.replace('\n\n', '\n\n**Quick: on less than the text says.**\n\n', 1)
     path.with_suffix('.md').write_text(text)

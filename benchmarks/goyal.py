@@ -2,7 +2,9 @@
 
     python benchmarks/goyal.py --full --data FOLDER     # FOLDER/fashion_mnist/*.gz, the four files of github.com/zalandoresearch/fashion-mnist
 
-More than an hour on one core; several can share the work: `--seeds 0 1` here, `--seeds 2 3 4` there."""
+    python benchmarks/goyal.py --full --data FOLDER --parts steps   # A rate that goes down in steps, after a warmup of 5 epochs
+
+More than an hour on one core, and another one for the steps; several can share the work: `--seeds 0 1` here, `--seeds 2 3 4` there."""
 import time
 from functools import partial
 import numpy as np
@@ -10,14 +12,14 @@ import torch
 from torch import nn
 import torch.nn.functional as F
 from fastai.callback.core import Callback
-from fastai.callback.schedule import ParamScheduler, SchedCos
+from fastai.callback.schedule import ParamScheduler, SchedCos, SchedNo, combine_scheds
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import SGD
 from fastai.torch_core import set_seed
 from fastai_bs.all import GradAccum, NoiseScale, ScaledLR, adascale_gain
 
-from frame import TensorLoader, digits28, main, md_table, measured
+from frame import TensorLoader, arguments, digits28, main, md_table, measured
 
 n_epoch,micro_bs,base_lr = 8,64,0.1
 linear,no_warmup = {},dict(warmup_epochs=0) # Warmup as by default, over a tenth of the 8 epochs
@@ -25,6 +27,14 @@ linear,no_warmup = {},dict(warmup_epochs=0) # Warmup as by default, over a tenth
 arms = {'base': (1, None, base_lr), **{f'{k}x {nm}': (k, how, base_lr) for k in (8,32) for nm,how in (
             ('unscaled', None), ('linear, no warmup', no_warmup), ('linear, warmup', linear), ('gain, warmup', dict(rule=adascale_gain)))},
         **{f'8x linear, {nm}, 4 times the rate': (8, how, 4*base_lr) for nm,how in (('no warmup', no_warmup), ('warmup', linear))}}
+
+# As the paper has it, in a fifth of its 90 epochs: a tenth of the rate from 1/3, 2/3 and 8/9 on, and a warmup of 5 epochs
+stepped = 18
+step_parts = 1/3,1/3,2/9,1/9
+step_arms = {'base': (1, None), '8x unscaled': (8, None), '8x linear, no warmup': (8, no_warmup), '8x linear, warmup of 5 epochs': (8, dict(warmup_epochs=5))}
+
+def cosine(lr): return SchedCos(lr, 0)
+def steps(lr): return combine_scheds(step_parts, [SchedNo(o, o) for o in (lr,lr/10,lr/100,lr/1000)])
 
 class Block(nn.Module):
     "Basic block of a ResNet; its last BatchNorm starts at 0, as in Goyal et al. 2017, section 5.1"
@@ -59,13 +69,13 @@ class Rows(Callback):
         self.rows.append(dict(epoch=self.epoch+1, train_loss=train_loss, error=err, factor=scaled.factor if scaled else 1.,
                               noise_scale=noise.noise_scale if noise else np.nan, seconds=time.time()-self.start))
 
-def train(data, k, how, lr, seed):
+def train(data, k, how, lr, seed, n_epoch=n_epoch, sched=cosine):
     set_seed(seed)
     dls = DataLoaders(TensorLoader(*data[0], micro_bs, shuffle=True), TensorLoader(*data[1], 1000), device='cpu')
     noise = NoiseScale(beta=0.9) if how and how.get('rule') else None
     cbs = [GradAccum(k)]*(k>1) + [noise]*(noise is not None) + ([ScaledLR(micro_bs, noise_scale=noise, **how)] if how is not None else [])
     learn = Learner(dls, resnet(), loss_func=nn.CrossEntropyLoss(), opt_func=partial(SGD, mom=0.9), wd=1e-4, metrics=error, cbs=[*cbs, Rows()])
-    with learn.no_bar(), learn.no_logging(): learn.fit(n_epoch, lr, cbs=ParamScheduler({'lr': SchedCos(lr, 0)}))
+    with learn.no_bar(), learn.no_logging(): learn.fit(n_epoch, lr, cbs=ParamScheduler({'lr': sched(lr)}))
     return learn.rows.rows
 
 def interval(x):
@@ -75,7 +85,7 @@ def interval(x):
 
 def last_errors(df):
     "Test error after the last epoch: a row per seed, a column per arm"
-    return df[df.epoch==n_epoch].pivot(index='seed', columns='arm', values='error')
+    return df[df.epoch==df.epoch.max()].pivot(index='seed', columns='arm', values='error')
 
 def difference(a, b):
     "Mean difference of runs of the same seed, with its 95% interval"
@@ -115,14 +125,38 @@ def plot(df):
     fig.tight_layout()
     return fig
 
-def run(args, t):
+def run(args, t, t_steps):
     data = fashion_mnist(args.data)
     if args.quick: data = [[o[:n] for o in d] for d,n in zip(data, (4000,1000))]
-    for seed in args.seeds or range(2 if args.quick else 5):
-        for arm in arms:
-            if not t.has(arm=arm, seed=seed): t.add_all([dict(arm=arm, seed=seed, **o) for o in train(data, *arms[arm], seed)])
+    def _run(t, seeds, arms, *more):
+        for seed in args.seeds or range(2 if args.quick else seeds):
+            for arm,(k,how,lr) in arms.items():
+                if not t.has(arm=arm, seed=seed): t.add_all([dict(arm=arm, seed=seed, **o) for o in train(data, k, how, lr, seed, *more)])
+    if 'cosine' in args.parts: _run(t, 5, arms)
+    if 'steps' in args.parts: _run(t_steps, 3, {nm: (*o,base_lr) for nm,o in step_arms.items()}, 4 if args.quick else stepped, steps)
 
-def page(df):
+def steps_section(df):
+    if not len(df): return ''
+    last = last_errors(df)
+    minus = lambda arm,other: difference(last[arm], last[other]) if arm!=other else ''
+    rows = [(arm,f'{base_lr} x {df[df.arm==arm].factor.max():.3g}',f'{last[arm].mean():.2f}',minus(arm, 'base'),minus(arm, '8x unscaled') if k>1 else '',
+             last[arm].count()) for arm,(k,_) in step_arms.items() if arm in last]
+    early = df[df.epoch==df.epoch.max()//3].pivot(index='seed', columns='arm', values='error')
+    ends = [(arm,', '.join(f'{o:.1f}' for o in early[arm])) for arm in step_arms if arm in early]
+    return f"""
+
+## In steps, with a warmup of 5 epochs
+
+The schedule of the paper in a fifth of its epochs, {df.epoch.max()}: a tenth of the rate from a third of them on, and again from two thirds and eight ninths;
+its warmup of 5 epochs is most of the first stretch here. Else as above. {measured(df)} `results/goyal_steps.csv` has a line per epoch.
+
+{md_table(['','learning rate','test error, %','minus base, points','minus unscaled, points','seeds'], rows)}
+
+At the end of the first stretch, {df.epoch.max()//3} epochs at the full rate, test error in %, by seed:
+
+{md_table(['','test error, %'], ends)}"""
+
+def page(df, df_steps):
     noise = df[df.noise_scale.notna()].pivot_table(index='arm', columns='epoch', values='noise_scale', aggfunc='median')
     return f"""# {__doc__.splitlines()[0]}
 
@@ -140,6 +174,6 @@ Noise scale at the end of each epoch, medians, in items:
 
 {md_table(['',*(f'epoch {e}' for e in noise)], [(nm,*(f'{v:.0f}' for v in o)) for nm,o in noise.iterrows()])}
 
-![Test error along the epochs](goyal.png)"""
+![Test error along the epochs](goyal.png){steps_section(df_steps)}"""
 
-if __name__=='__main__': main(__doc__, ['goyal'], run, page, plot)
+if __name__=='__main__': main(__doc__, ['goyal','goyal_steps'], run, page, lambda df,_: plot(df), arguments(__doc__, parts=('cosine','steps')))

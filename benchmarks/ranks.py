@@ -35,20 +35,20 @@ on_gpus = torch.cuda.device_count()>=world
 
 # Ranks
 
-def _rank(r, folder, f, args):
+def _rank(r, n_ranks, folder, f, args):
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')
-    os.environ.update(RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(world), MASTER_ADDR='localhost', MASTER_PORT='29501', OMP_NUM_THREADS='1')
+    os.environ.update(RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(n_ranks), MASTER_ADDR='localhost', MASTER_PORT='29501', OMP_NUM_THREADS='1')
     if on_gpus: torch.cuda.set_device(r)
-    dist.init_process_group('nccl' if on_gpus else 'gloo', init_method=f'file://{folder}/store', rank=r, world_size=world,
+    dist.init_process_group('nccl' if on_gpus else 'gloo', init_method=f'file://{folder}/store', rank=r, world_size=n_ranks,
                             timeout=datetime.timedelta(minutes=2))
     try: return f(r, *args)
     finally: dist.destroy_process_group()
 
-def on_ranks(f, *args):
+def on_ranks(f, *args, n_ranks=world):
     "What `f(rank, *args)` returns on each rank"
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(world, multiprocessing.get_context('spawn')) as pool:
-        return [o.result() for o in [pool.submit(_rank, r, folder, f, args) for r in range(world)]]
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(n_ranks, multiprocessing.get_context('spawn')) as pool:
+        return [o.result() for o in [pool.submit(_rank, r, n_ranks, folder, f, args) for r in range(n_ranks)]]
 
 def device(r=0): return torch.device('cuda', r) if torch.cuda.is_available() else torch.device('cpu')
 
@@ -400,8 +400,10 @@ def resnet_section(df):
 
 As in the same course, with a 3 x 3 stem without pooling and weights normal x 0.01, but narrow for two cores: {width} to {8*width} channels in place of
 64 to 512, on {df['items'].iloc[0]:,} pictures of Fashion-MNIST at 14 x 14 pixels, {n} epochs of SGD at a constant rate. BatchNorm has 256 items in all
-arms; the two micro-batches of a step of one process (`GradAccum(2)`) are those that the two ranks have. Weights of these two at 512 in the end:
-{last.apart.min():.1e} to {last.apart.max():.1e} of their norm apart.
+arms; the two micro-batches of a step of one process (`GradAccum(2)`) are those that the two ranks have. In the end the weights of these two arms are
+{f'up to {last.apart.max():.1e} of their norm apart' if last.apart.max() else 'alike to the last bit'}, for each seed;
+their accuracies differ by BatchNorm's running statistics, of which each rank sees its own items. The training loss is Recorder's moving mean, which is further
+behind where it hears of half as many losses.
 
 {md_table(['trained by','rate','training loss','test accuracy, %, by seed','mean','its deviation over the last half of the epochs'], rows)}
 

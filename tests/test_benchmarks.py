@@ -120,6 +120,19 @@ def test_main(tmp_path, monkeypatch, capsys):
     _main('--full'),_main('--full')
     assert (tmp_path/'some.md').read_text()=='2 rows\n'
 
+def test_quick_of_some_parts(tmp_path, monkeypatch, capsys):
+    "A page needs all of its tables"
+    monkeypatch.setattr(frame, 'here', tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['some.py','--quick','--parts','a'])
+    def _run(args, a, b): [t.add(seed=0) for nm,t in (('a',a),('b',b)) if nm in args.parts]
+    def _page(a, b): return f'{a.seed[0]} {b.seed[0]}'
+    def _main(): frame.main('A benchmark.', ['a','b'], _run, _page, parts=('a','b'))
+    _main()
+    assert 'No page' in capsys.readouterr().out and not list(tmp_path.glob('**/*.md'))
+    sys.argv[-1] = 'b'
+    _main()
+    assert (tmp_path/'results/quick/some.md').read_text()=='0 0\n'
+
 def test_measured():
     df = pd.DataFrame([dict(date='2026-01-02', torch='2.0', other='1.5', python='3.10', threads='1'),dict(date='2026-01-01', torch='2.0')])
     assert frame.measured(df, 'other')=='2026-01-01 and 2026-01-02, other 1.5, torch 2.0, Python 3.10, 1 thread.'
