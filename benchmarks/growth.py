@@ -187,18 +187,21 @@ def all_reduce(n_ranks, n_bytes, latency=10e-6, bandwidth=1e10):
     return min(steps*(latency+n_bytes/bandwidth), 2*steps*latency+2*(n_ranks-1)/n_ranks*n_bytes/bandwidth)
 
 def ranks_tables(df):
-    rows = []
-    for (what,n),o in df.groupby(['what','ranks'], sort=False):
+    rows,along = [],[]
+    for what,of in df.groupby('what', sort=False):
+        mid,low,high = (1e6*v for v in middle(slope(of.assign(size=of.ranks, more=of.seconds-of.without), 'more')))
+        along.append(f'{what}, {mid:.0f} µs [{low:.0f}, {high:.0f}]')
+    for (what,n),o in df.sort_values('ranks').groupby(['what','ranks']):
         mid,low,high = (1e6*v for v in middle(o.seconds-o.without))
         messages = o.messages.median()-o.messages_without.median()
         rows.append((what,n,f'{mid:.0f} µs',f'{low:.0f} to {high:.0f}',f'{1e3*o.without.median():.1f} ms',f'{messages:.2f}'))
     grads = 4*25e6
     model = [(n,f'{2e3*all_reduce(n, grads):.1f} ms',f'{1e3*all_reduce(n, grads):.1f} ms',f'{1e3*all_reduce(n, 40):.3f} ms') for n in (2,8,64,1024)]
-    return (md_table(['what is added','ranks','to a step, processor time of a rank','interval','step without it','messages more'], rows),
+    return ('; '.join(along), md_table(['what is added','ranks','to a step, processor time of a rank','interval','step without it','messages more'], rows),
             md_table(['ranks','gradient in each of 2 micro-batches','gradient once','a message of `GradAccum` or `NoiseScale`'], model))
 
 def page(df, df_ranks, df_steps):
-    ranks_table,model = ranks_tables(df_ranks)
+    along,ranks_table,model = ranks_tables(df_ranks)
     later = df_steps[df_steps.windows>df_steps.windows.max()/10]
     per_million,mb = (1e6*np.polyfit(later.windows, later[o], 1)[0] for o in ('us','mb'))
     tables = '\n\n'.join(points(df))
@@ -212,6 +215,8 @@ parameters, so that parts of it are the most they can be. Where a size is not th
 
 {slopes(df)}
 
+![Time of a step over that without what is added](growth.png)
+
 {tables}
 
 ## Ranks
@@ -219,6 +224,8 @@ parameters, so that parts of it are the most they can be. Where a size is not th
 As many processes on one machine, over gloo, with DDP; the bare callback sends the gradient once in a step, as `GradAccum` does. {measured(df_ranks)}
 
 {ranks_table}
+
+A rank more adds to a step of each rank: {along}. The processor time of gloo's own threads, which pass the messages on, is in it.
 
 Beyond one machine, a model and no measurement: 25 million parameters in float32, 10 µs of latency and 10 GB/s between any two ranks; short messages by
 recursive doubling, long ones by reduce-scatter and all-gather (Thakur, Rabenseifner and Gropp 2005, Int. J. High Perform. Comput. Appl. 19). A message of
@@ -233,21 +240,22 @@ ours is five numbers in double precision, and each of the two has one in a windo
 {per_million:.2f} µs in a million windows, and the memory of the process by {mb:.1f} MB. `df` has {df_steps.rows.iloc[-1]:,} rows. {measured(df_steps)}"""
 
 def draw(df, df_ranks, df_steps):
-    "What is added to a step, along each size"
+    "Time of a step over that without it, along each size; what measures in parts is far above, and in the table"
     import matplotlib.pyplot as plt
-    fig,axs = plt.subplots(1, len(scans), figsize=(13,4.2), layout='constrained')
+    fig,axs = plt.subplots(1, len(scans), figsize=(13,4.4), sharey=True, layout='constrained')
     for ax,nm in zip(axs, scans):
         of = df[df.scan==nm]
-        for i,what in enumerate(added):
+        for i,what in enumerate(o for o in added if 'nothing' not in o):
             o = of[of.what==what]
-            if not len(o): continue
-            q = (1e3*(o.seconds-o.without)).groupby(o['size']).quantile([0.25,0.5,0.75]).unstack()
+            q = (o.seconds/o.without).groupby(o['size']).quantile([0.25,0.5,0.75]).unstack()
             ax.plot(q.index, q[0.5], 'o-', ms=4, color=f'C{i}', label=what.replace('`', ''))
             ax.fill_between(q.index, q[0.25], q[0.75], color=f'C{i}', alpha=0.15, lw=0)
-        step = 1e3*of.without[of.what==list(added)[0]].groupby(of['size']).median()
-        ax.plot(step.index, step, 'k:', label='the step itself')
-        ax.set(title=f'along the {nm}', xlabel=nm, ylabel='ms more in a step', xscale='log', yscale='log')
-    axs[0].legend(frameon=False, fontsize=8)
+        ax.axhline(1, color='0.5', lw=0.8)
+        ax.set(title=f'along the {nm}', xlabel=nm, xscale='log')
+        ax.set_xticks(q.index, [f'{x:,}' for x in q.index])
+        ax.minorticks_off()
+    axs[0].set_ylabel('time of a step over that without it')
+    fig.legend(*axs[0].get_legend_handles_labels(), loc='outside upper center', ncols=4, frameon=False)
     return fig
 
 if __name__=='__main__': main(__doc__, ['growth','growth_ranks','growth_steps'], run, page, draw, arguments(__doc__, parts=(*scans,'ranks','steps')))
