@@ -221,6 +221,10 @@ def test_rates_that_are_too_high():
     assert result('too_high').groupby(lambda i: result('too_high').kind[i].split(',')[0]).alarm.mean().to_dict()=={'anew': 0, 'new': 0, 'flung': 1}
     assert 'There was no alarm in the first two rows, and one in all of the last' in md('nbs/15c_too_high.ipynb')
 
+def test_what_watching_costs():
+    more = {o.training.split(',')[0]: f'{100*(o.time-1):.0f}%' for o in result('cost').itertuples() if o.measured=='GradAccum(2)'}
+    assert f"{more['ResNet-18']} more time for a ResNet-18 and {more['tabular']} more for a small tabular model" in md('nbs/30_choose.ipynb')
+
 def test_goyal():
     text,page = md('nbs/34_learning_rate.ipynb'),(folder/'goyal.md').read_text()
     warm,gain = (re.search(rf'^\| {o} \| (\S+) ± (\S+) \|$', page, flags=re.M).groups() for o in
