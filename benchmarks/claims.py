@@ -68,14 +68,16 @@ def held(d):
 def rossmann_noise(d): return '; '.join(f'{o.noise_scale:.0f} [{o.low:.0f}, {o.high:.0f}] for {o.epochs} epochs: batch {o.bs}' for o in d.itertuples())
 
 def rossmann(d):
-    from rossmann_cycles import ends, lr, seconds_ratio
+    from rossmann_cycles import ends, lr
     res = []
-    for n,of in d.groupby('rows'):
-        if not {'today','large'}<=set(of.arm): continue
-        a,b = (ends(of[(of.arm==o) & (abs(of.lr/lr-1)<1e-3)]).set_index('seed') for o in ('large','today'))
-        over = {k: (a[k]/b[k]).dropna().mean() for k in ('train_loss','valid_loss','exp_rmspe')}
-        res.append(f"{n:,} rows, {len(b)} seeds, 512 over 64: time of an epoch {seconds_ratio(of, 'large').median():.2f}, "
-                   + ', '.join(f"{k.replace('_', ' ')} {v:.3f}" for k,v in over.items()))
+    for n,of in d[abs(d.lr/lr-1)<1e-3].groupby('rows'):
+        last = {arm: ends(o).set_index('seed').assign(seconds=o.groupby('seed').seconds.sum()) for arm,o in of.groupby('arm')}
+        for arm in (o for o in ('large','plan') if o in last and 'today' in last):
+            over = {k: (last[arm][k]/last['today'][k]).dropna() for k in ('seconds','train_loss','valid_loss','exp_rmspe')}
+            what = '512' if arm=='large' else f"the plan's {last[arm].epochs.iloc[0]} of {last[arm].bs.iloc[0]} for 5"
+            seeds = len(over['seconds'])
+            res.append(f"{n:,} rows, {seeds} seed{'s'*(seeds>1)}, {what} over 64: time of all three cycles {over['seconds'].mean():.2f}, "
+                       + ', '.join(f"{k.replace('_', ' ')} {v.mean():.3f}" for k,v in over.items() if k!='seconds'))
     return '; '.join(res) or not_run
 
 # Claim; source; figure; CSV; script

@@ -161,6 +161,15 @@ def test_rossmann_on_the_first_page():
     plan = result('rossmann_plans').set_index('epochs').loc[1]
     assert (plan.bs,plan.n_epoch)==(512,2) # "two epochs of 512 for one of 64"
 
+def test_three_cycles_on_the_first_page():
+    df = result('rossmann_cycles').query('rows==802943 and seed==0')
+    time,last = df.groupby('arm').seconds.sum(),df[(df.cycle==3) & (df.epoch==df.epochs)].set_index('arm')
+    def _over(arm): return [f'{last[k][arm]/last[k].today:.2f}' for k in ('train_loss','valid_loss','exp_rmspe')]
+    (a,b,c),(d,e,f),plan = _over('plan'),_over('large'),last.loc['plan']
+    text = (f"it plans {plan.epochs} of {plan.bs} for 5 of 64: in {time.plan/time.today:.0%} of the time, with {a} of the training loss, {b} of the validation "
+            f"loss and {c} of the error; 512 takes {time.large/time.today:.0%}, with {d}, {e} and {f} (one seed).")
+    assert text in md('nbs/index.ipynb') and text in (root/'README.md').read_text()
+
 def test_the_time_that_plans_predict():
     predicted, = re.search(r'of its time \(predicted (\d+%)\)', (folder/'pays.md').read_text()).groups()
     for text in (md('nbs/index.ipynb'),(root/'README.md').read_text()): assert f'(predicted were {predicted} of the time)' in text
