@@ -133,7 +133,7 @@ def run(args, t, t_steps):
             for arm,(k,how,lr) in arms.items():
                 if not t.has(arm=arm, seed=seed): t.add_all([dict(arm=arm, seed=seed, **o) for o in train(data, k, how, lr, seed, *more)])
     if 'cosine' in args.parts: _run(t, 5, arms)
-    if 'steps' in args.parts: _run(t_steps, 3, {nm: (*o,base_lr) for nm,o in step_arms.items()}, 4 if args.quick else stepped, steps)
+    if 'steps' in args.parts: _run(t_steps, 5, {nm: (*o,base_lr) for nm,o in step_arms.items()}, 4 if args.quick else stepped, steps)
 
 def steps_section(df):
     if not len(df): return ''

@@ -239,6 +239,9 @@ def test_goyal():
     warm,gain = (re.search(rf'^\| {o} \| (\S+) ± (\S+) \|$', page, flags=re.M).groups() for o in
                  ('8x linear, 4 times the rate: warmup minus none','8x with warmup: gain minus linear'))
     assert f'at four times the rate it makes {-float(warm[0]):.1f} ± {float(warm[1]):.1f} points' in text and f"({' ± '.join(gain)})" in text
+    over = dict(re.findall(r"^\| (8x [^|]*) \| 0\.1 x \S+ \| \S+ \| ([^|]*) \|", page.partition('## In steps')[2], flags=re.M))
+    assert (f"ends {over['8x linear, warmup of 5 epochs']} points from the base with the scaled rate, {over['8x linear, no warmup']} without the warmup, and "
+            f"{over['8x unscaled']} at the base's rate") in text
 
 def test_what_growth_saves():
     steps = [int(o) for o in re.findall(r'\w+ (\d+)% \(training', re.search('same items: (.*?)\\. ', (folder/'grows.md').read_text())[1])]
