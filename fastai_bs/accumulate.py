@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate.html.md"""
 # %% auto #0
 __all__ = ['GradAccum']
 
-# %% ../nbs/11_accumulate.ipynb #0d97d5c7
+# %% ../nbs/11_accumulate.ipynb #eab52623
 from contextlib import ExitStack, contextmanager
 import torch
 from fastcore.basics import patch
@@ -27,10 +27,10 @@ from .losses import ElementCounter, at_hand, plain
 from .pairs import PairCheck
 from .split import SplitBatches, refuse_split
 from .n_acc import SetByHand, as_n_acc, asked_n_acc, check_n_acc, check_windows, n_acc_at
-from .window import (BatchNormMomenta, MicroBatch, Position, Weights, Window, both_at_hand, heard, loss_or_last, mean_divisor, mean_loss,
-                              sum_over_ranks)
+from .window import (BatchNormMomenta, MicroBatch, Position, Weights, Window, both_at_hand, heard, loss_or_last, mean_divisor, sum_over_ranks,
+                              whole_loss)
 
-# %% ../nbs/11_accumulate.ipynb #5f9f2785
+# %% ../nbs/11_accumulate.ipynb #ab6865a4
 class GradAccum(ScopedCallback):
     """Accumulate gradients over `n_acc` micro-batches: the optimizer steps with the gradient of the large batch, exactly
 
@@ -101,7 +101,10 @@ class GradAccum(ScopedCallback):
         "The `n_acc` of the windows of `epoch`"
         return (self.by_hand.n_acc_at if self.by_hand else n_acc_at)(as_n_acc(self.n_acc_at, self.learn), epoch)
 
-    def n_accs(self)->list: return [self.n_acc_in(e) for e in range(self.n_epoch)] # The most of each epoch of the fit
+    def n_accs(self)->list: # The most of each epoch of the fit
+        if is_whole(self.n_acc_at) and not self.by_hand: return [self.n_acc_at]*self.n_epoch # Fits that measure something have thousands
+        return [self.n_acc_in(e) for e in range(self.n_epoch)]
+
     def n_acc_now(self)->int: return self.n_acc_in(self.learn.epoch) # Of the window that begins
 
     def way_in(self,
@@ -238,7 +241,7 @@ def after_backward(self:GradAccum): # Not before: a loss with a state of its own
 @patch
 def after_cancel_backward(self:GradAccum): self.micro.closes = self.n_acc==1 # It adds nothing, and the window goes on
 
-# %% ../nbs/11_accumulate.ipynb #e8423961
+# %% ../nbs/11_accumulate.ipynb #55d1d9d9
 @patch
 def before_step(self:GradAccum):
     "Skip the step until the window is full, then turn the sum into the mean"
@@ -257,13 +260,9 @@ def _take_mean(self:GradAccum, grads):
         self.window_loss = window.losses[-1] if window.losses else 0.
         return
     totals = window.totals = window.totals or window.sums(reduction)
-    if reduction=='sum':
-        self.window_loss = totals.loss
-        if self._n_ranks>1: torch._foreach_mul_(grads, self._n_ranks) # DDP takes the mean over the ranks
-        return
-
-    divide(grads, mean_divisor(totals.elems, self.weights.n_ref, self._n_ranks))
-    self.window_loss = mean_loss(totals, plain(self.learn.loss), float('nan'))
+    self.window_loss = whole_loss(totals, reduction, plain(self.learn.loss))
+    if reduction!='sum': divide(grads, mean_divisor(totals.elems, self.weights.n_ref, self._n_ranks))
+    elif self._n_ranks>1: torch._foreach_mul_(grads, self._n_ranks) # DDP takes the mean over the ranks
 
 @patch
 def after_cancel_step(self:GradAccum): self.micro.stepped = False

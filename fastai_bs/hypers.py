@@ -13,7 +13,7 @@ from copy import copy as shallow_copy
 import torch
 from fastcore.basics import first
 
-# %% ../nbs/07a_hypers.ipynb #bb902dfa
+# %% ../nbs/07a_hypers.ipynb #f243c923
 class Hypers:
     "All hyper-parameters of an optimizer at one moment"
     def __init__(self,
@@ -23,8 +23,8 @@ class Hypers:
 
     def moved(self, opt)->list:
         "Names of those that `opt` has at other values now, in any group"
-        now = opt.hypers
-        return [k for k in self.groups[0] if any(k in h and h[k] is not first[k] and h[k]!=first[k] for h,first in zip(now, self.groups))]
+        apart = [(h,first) for h,first in zip(opt.hypers, self.groups) if h!=first] # Mostly none, and dicts are compared fast
+        return [k for k in self.groups[0] if any(k in h and h[k] is not first[k] and h[k]!=first[k] for h,first in apart)]
 
     def restore(self, opt, names=None):
         "Set those that have moved back, or of `names` only; what is equal is not touched"

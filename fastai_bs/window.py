@@ -7,9 +7,10 @@ Docs: https://fastai-bs.github.io/fastai_bs/window.html.md"""
 # %% auto #0
 __all__ = ['reference', 'reference_of_ranks', 'weight', 'mean_divisor', 'weigh', 'Weights', 'heard', 'watch_scale',
            'window_momentum', 'BatchNormMomenta', 'MicroBatch', 'Totals', 'loss_sum', 'both_at_hand', 'loss_or_last',
-           'Window', 'mean_loss', 'sum_over_ranks', 'Position']
+           'Window', 'whole_loss', 'sum_over_ranks', 'Position']
 
-# %% ../nbs/09_window.ipynb #62e290bd
+# %% ../nbs/09_window.ipynb #fc0ef749
+import math
 from dataclasses import dataclass, field
 from functools import partial
 import torch
@@ -157,15 +158,16 @@ class Totals:
     loss:object # Of all losses, as sums over elements
     n_micro:object # Micro-batches
 
-# %% ../nbs/09_window.ipynb #a70a0f07
+# %% ../nbs/09_window.ipynb #c97685eb
 def loss_sum(
     n, # Elements of a micro-batch
     loss:Tensor, # Of it, without dimensions
     reduction:str='mean', # Of the loss function: is it a 'mean' over elements, or a 'sum'?
-): # In the most precise float; 0 where nothing counts, whatever the loss
+): # A number, or a tensor in the most precise float; 0 where nothing counts, whatever the loss
     "The loss of a micro-batch as a sum over its elements"
     if not isinstance(n, Tensor) and not n: return 0.
-    total = precise(loss) if reduction=='sum' else n*precise(loss)
+    loss = precise(loss) if isinstance(n, Tensor) else at_hand(loss)
+    total = loss if reduction=='sum' else n*loss
     return torch.where(n>0, total, 0.) if isinstance(n, Tensor) else total
 
 def both_at_hand(
@@ -216,16 +218,16 @@ class Window:
         "Over the micro-batches so far, in the most precise float; those in which nothing counts add nothing, whatever their loss"
         return Totals(sum(self.elems), sum(loss_sum(n, loss, reduction) for n,loss in zip(self.elems, self.losses)), self.n_micro)
 
-# %% ../nbs/09_window.ipynb #3a05cd69
-def mean_loss(
-    totals:Totals, # Of a window
+# %% ../nbs/09_window.ipynb #eeb6ba09
+def whole_loss(
+    totals:Totals, # Of a window, or of the parts of a batch
+    reduction:str, # Of the loss, 'mean' or 'sum'
     like:Tensor, # A loss, for its precision and device
-    default, # Where there are no elements
-)->Tensor:
-    "The mean over the elements of a window"
-    if not isinstance(totals.elems, Tensor): mean = totals.loss/totals.elems if totals.elems else default
-    else: mean = torch.where(totals.elems>0, totals.loss/totals.elems, default)
-    return as_scalar(mean, like.dtype, like.device)
+)->Tensor: # Without dimensions; NaN for the mean over nothing
+    "The loss of the whole, as the loss function would have returned it"
+    if reduction=='sum': loss = totals.loss
+    else: loss = totals.loss/totals.elems if isinstance(totals.elems, Tensor) or totals.elems else math.nan
+    return as_scalar(loss, like.dtype, like.device)
 
 # %% ../nbs/09_window.ipynb #596a66e2
 def sum_over_ranks(

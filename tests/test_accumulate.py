@@ -131,7 +131,7 @@ def trained(items, bs, fit, opt, wd, clip, n_epoch, n_fits, scaled, cbs, drop_la
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:.warmup_epochs.')
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(configs())
 def test_same_parameters_as_large_batch(cfg):
     "Under every schedule, whether or not the windows tile the epoch; what `drop_last` leaves out, the large batch does not see"
