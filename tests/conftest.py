@@ -13,14 +13,16 @@ from helpers import as_it_was
 matplotlib.use('Agg')
 torch.set_num_threads(1) # Tiny models: a second thread only costs
 
+@pytest.hookimpl(tryfirst=True) # Before xdist reads the groups
 def pytest_collection_modifyitems(items):
     "The cases of a test go to one worker, as they share what is computed for all of them; those that wait most go first"
     for item in items:
         if item.get_closest_marker('xdist_group') is None: item.add_marker(pytest.mark.xdist_group(item.nodeid.partition('[')[0]))
     items.sort(key=lambda item: item.get_closest_marker('first') is None)
 
-def pytest_collection_finish():
-    "What is imported by now stays: those who collect garbage, as a search for the largest batch does after each failure, need not look at it each time"
+@pytest.fixture(autouse=True, scope='module')
+def frozen():
+    "What is there by now stays: those who collect garbage, as a search for the largest batch does after each failure, need not look at it each time"
     gc.collect()
     gc.freeze()
 

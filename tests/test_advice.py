@@ -165,7 +165,7 @@ def random_plan(seed):
 
 @pytest.mark.parametrize('block', range(4))
 def test_random_plans(block):
-    each_of(random_plan, check, range(60*block, 60*(block+1)))
+    each_of(random_plan, check, range(40*block, 40*(block+1)))
 
 def test_random_plans_are_of_all_kinds():
     "Do these tests see what they should?"

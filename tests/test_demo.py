@@ -1,6 +1,6 @@
 "`python -m fastai_bs`: help, bad arguments, and one short run"
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -14,13 +14,15 @@ def flags(monkeypatch):
     "The digits are the same each time for flags of cuDNN, which are put back"
     for nm in ('deterministic','benchmark'): monkeypatch.setattr(torch.backends.cudnn, nm, getattr(torch.backends.cudnn, nm))
 
-@pytest.mark.slow
-def test_help():
-    "As a command"
-    res = subprocess.run([sys.executable, '-W', 'ignore', '-m', 'fastai_bs', '--help'], capture_output=True, text=True, timeout=60)
-    assert res.returncode==0 and res.stdout.startswith('usage: python -m fastai_bs')
+@pytest.mark.filterwarnings('ignore:.*found in sys.modules')
+def test_help(capsys, monkeypatch):
+    "As `python -m` runs it"
+    monkeypatch.setattr(sys, 'argv', ['fastai_bs','--help'])
+    with pytest.raises(SystemExit) as e: runpy.run_module('fastai_bs', run_name='__main__')
+    out = capsys.readouterr().out
+    assert e.value.code==0 and out.startswith('usage: python -m fastai_bs')
     for words in ('--bs', '--opt', '--epochs', '--seed', '--out', '--verify', 'default: 16', 'nothing is downloaded'):
-        assert words in ' '.join(res.stdout.split())
+        assert words in ' '.join(out.split())
 
 @pytest.mark.parametrize('args,words', [('--bs 1', 'argument --bs: must be at least 2 and at most 360, got 1'), ('--bs 361',
     'argument --bs: must be at least 2 and at most 360, got 361'),
