@@ -84,8 +84,16 @@ def page(df, along):
     rows_along = [(o.covariance,f'{o.noise:g}',o.rises,o.windows,*_shares(o)) for o in along.itertuples()]
     return f"""# Coverage of the 95% interval
 
-{_said(df)}, windows of {K} micro-batches: `benchmarks/coverage.py` says what the columns mean. The first four lines are
-those that the tests hold: 92 to 98% covered, low > truth in at most 5%; none unbounded at a noise scale of a window and below, at most 30% at ten times that.
+{_said(df)}, windows of {K} micro-batches, whose items have a known gradient and a known covariance.
+
+* items: how many a micro-batch holds, and how they are distributed: Gaussian, Student's t with 3 degrees of freedom, or with a lognormal scale
+* covariance: its eigenvalues, `1/k, 100` is 1, 1/2, ... 1/100; gradient: spread evenly over these directions, or along the first, the noisiest
+* noise/window: the noise scale over the items of a window; windows: in an experiment; beta: what is left of a window's weight at each later one
+* covered: experiments whose interval holds the truth, one without an upper end may; unbounded: those without an upper end; low > truth: those whose lower
+  end is above it; estimate: median of estimated over true noise scale
+
+The first four lines are those that the tests hold: 92 to 98% covered, low > truth in at most 5%; none
+unbounded at a noise scale of a window and below, at most 30% at ten times that.
 
 {measured(df, 'numpy', 'scipy')}
 
@@ -93,7 +101,8 @@ those that the tests hold: 92 to 98% covered, low > truth in at most 5%; none un
 
 ## Along a path
 
-{_said(along)}. {measured(along, 'numpy', 'scipy')}
+The interval for a path on which the weights move, as `bs_find` has it for the cool end of its mock cycle: the noise scale stands still, or rises `rises`-fold
+along it. {_said(along)}. {measured(along, 'numpy', 'scipy')}
 
 {md_table(['covariance','noise/window','rises','windows',*told], rows_along)}"""
 

@@ -6,14 +6,19 @@
 
 A script calls `main(__doc__, names, run, page, draw)`, with the names of its CSVs: `run(args, *tables)` fills them, `page(*dfs)` is the text of `NAME.md`,
 `draw(*dfs)` its picture, or None where it stays as it is. To measure something anew, delete its rows."""
-import argparse, datetime, gzip, io, platform, statistics, sys, time, warnings
+import argparse, datetime, gzip, io, platform, statistics, subprocess, sys, time, warnings
+from functools import cache as once
 from pathlib import Path
 
 import fastai
 import numpy as np
 import pandas as pd
 import torch
+from fastai.callback.core import Callback, CancelBatchException
+from fastai.callback.fp16 import MixedPrecision
 from fastai.data.external import URLs, untar_data
+from scipy.stats import binom
+from torch.profiler import ProfilerActivity, profile
 
 import fastai_bs
 
@@ -29,15 +34,23 @@ def machine():
     except OSError: names = []
     return f"{names[0] if names else platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
+@once
+def commit()->str:
+    "Of the code that runs, with a plus where it was changed since; empty outside of a checkout"
+    def _git(*words): return subprocess.run(['git',*words], cwd=here, capture_output=True, text=True)
+    head = _git('rev-parse', '--short', 'HEAD')
+    if head.returncode: return ''
+    return head.stdout.strip()+'+'*bool(_git('diff', '--quiet', 'HEAD', '--', '*.py', '../fastai_bs').returncode)
+
 def about()->dict:
     "When and with what a row was measured"
     return dict(date=f'{datetime.date.today()}', fastai_bs=fastai_bs.__version__, fastai=fastai.__version__, torch=torch.__version__,
-                python=platform.python_version(), machine=machine(), threads=torch.get_num_threads())
+                python=platform.python_version(), machine=machine(), threads=torch.get_num_threads(), commit=commit())
 
-about_cols = 'date','fastai_bs','fastai','torch','python','machine','threads'
+about_cols = 'date','fastai_bs','fastai','torch','python','machine','threads','commit' # The last one is younger than some of the rows
 
 class Table:
-    "A CSV below `results`: what is there is not run again. Several processes may add to one"
+    "A CSV below `results`: what is there is not run again. One process at a time adds to one"
     def __init__(self,
         name:str, # Of the file
         quick:bool=False, # Into a folder of its own?
@@ -83,12 +96,30 @@ def measured(df, *more)->str: # `more`: columns with the versions of other libra
     def _of(nm): return ' and '.join(sorted(df[nm].dropna().astype(str).unique())) if nm in df else ''
     heads = dict(date='', **{o: f'{o} ' for o in ('fastai_bs','fastai',*more,'torch')}, python='Python ', machine='')
     parts = [head+_of(nm) for nm,head in heads.items() if _of(nm)] + ([f"{_of('threads')} thread{'s'*(_of('threads')!='1')}"] if _of('threads') else [])
+    if _of('commit'): parts.append(f"commit {_of('commit')}"+(' (not of all rows)' if df.commit.isna().any() else ''))
     return ', '.join(parts)+'.' if parts else ''
 
 def md_table(heads, rows)->str:
     return '\n'.join([f"| {' | '.join(heads)} |", '|'+'---|'*len(heads), *(f"| {' | '.join(map(str, o))} |" for o in rows)])
 
-# Times
+# Times and memory
+
+class Bare(Callback):
+    "As little as accumulates `n_acc` micro-batches of one size in a `Learner`"
+    order,run_valid = MixedPrecision.order-4,False
+    def __init__(self, n_acc): self.n_acc = n_acc
+    def before_fit(self): self.n = 0
+    def before_backward(self): self.learn.loss_grad = self.learn.loss_grad/self.n_acc
+    def before_step(self):
+        self.n += 1
+        if self.n%self.n_acc: raise CancelBatchException
+
+def peak(f):
+    "Most bytes that tensors hold at a time, beyond those of before, in a second call"
+    f()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof: f()
+    events = sorted((e.start_ns(),e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name()=='[memory]')
+    return max(np.cumsum([o for _,o in events]))
 
 def seconds(learn, n_epoch=1):
     "Processor time of a fit; other work on the machine is not in it"
@@ -115,9 +146,9 @@ def in_pairs(a, b, n)->list: # `(seconds of a, seconds of b)`, n of them
     return res
 
 def middle(xs)->tuple: # `(median, low, high)`
-    "Median, and its interval of 95% at least by order statistics (of 15 values: the 4th and the 12th)"
+    "Median, and its interval of 95% at least by order statistics (of 15 values: the 4th and the 12th); of fewer than 6 values the lowest and the highest"
     xs = sorted(xs)
-    k = max(0, int(len(xs)/2 - 0.98*len(xs)**0.5))
+    k = max(0, int(binom.ppf(0.025, len(xs), 0.5))-1)
     return statistics.median(xs),xs[k],xs[-1-k]
 
 # Data

@@ -141,7 +141,8 @@ def steps_section(df):
     minus = lambda arm,other: difference(last[arm], last[other]) if arm!=other else ''
     rows = [(arm,f'{base_lr} x {df[df.arm==arm].factor.max():.3g}',f'{last[arm].mean():.2f}',minus(arm, 'base'),minus(arm, '8x unscaled') if k>1 else '',
              last[arm].count()) for arm,(k,_) in step_arms.items() if arm in last]
-    early = df[df.epoch==df.epoch.max()//3].pivot(index='seed', columns='arm', values='error')
+    first,warmup = df.epoch.max()//3,step_arms['8x linear, warmup of 5 epochs'][1]['warmup_epochs']
+    early = df[df.epoch==first].pivot(index='seed', columns='arm', values='error')
     ends = [(arm,', '.join(f'{o:.1f}' for o in early[arm])) for arm in step_arms if arm in early]
     return f"""
 
@@ -152,7 +153,7 @@ its warmup of 5 epochs is most of the first stretch here. Else as above. {measur
 
 {md_table(['','learning rate','test error, %','minus base, points','minus unscaled, points','seeds'], rows)}
 
-At the end of the first stretch, {df.epoch.max()//3} epochs at the full rate, test error in %, by seed:
+At the end of the first stretch, {first} epochs, of which the arm with a warmup spends {warmup} on the way up to the full rate, test error in %, by seed:
 
 {md_table(['','test error, %'], ends)}"""
 
@@ -162,8 +163,9 @@ def page(df, df_steps):
 
 A ResNet of 5 convolutions with BatchNorm on Fashion-MNIST at 14x14 pixels, 60,000 items, 8 epochs of SGD with momentum 0.9 and weight decay
 1e-4, the learning rate going down by a cosine; micro-batches of 64 in all arms (so BatchNorm is the same), larger batches by `GradAccum`. Test error on the
-10,000 test images after the last epoch; differences are those of runs of the same seed, with 95% intervals. The base rate (0.1, not 0.05), the cosine (not
-steps) and the network were chosen with one seed and this test set, before the rest was run; of four and two times the rate, four was taken further.
+10,000 test images after the last epoch; differences are means over runs of the same seed, ± half of their 95% interval (Student's t). The base
+rate (0.1, not 0.05), the cosine (not steps) and the network were chosen with one seed and this test set, before the rest was run; of four and two times the
+rate, four was taken further.
 {measured(df)} `results/goyal.csv` has a line per epoch, `goyal.py` is the program.
 
 {table(df)}

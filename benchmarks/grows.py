@@ -19,7 +19,7 @@ from fastai.torch_core import set_seed
 import fastai_bs.all as bs # With bs_find and fit_grow
 
 import pays
-from frame import Table, main, md_table, measured
+from frame import Table, about_cols, main, md_table, measured
 from pays import base_bs, tasks
 
 names = 'mnist','fashion','rossmann'
@@ -163,14 +163,17 @@ def fixed(name, by):
 
 def with_spread(o): return f'{o.mean():.4g} ± {o.std():.2g}' if len(o)>1 else f'{o.mean():.4g}'
 
-def line(what, runs, today, by, size=None):
-    steps,secs = runs.steps.mean(),runs.process.mean()/today.process.mean()
-    over = runs[by].mean()/today[by].mean()-1
-    most = size or ' to '.join(dict.fromkeys(f'{o:.0f}' for o in (runs.most.min(),runs.most.max())))
-    time = ['',''] if size else [f'{runs.predicted.mean():.2f}',f'{secs:.2f}']
-    return [what,most,f'{runs.lr.iloc[0]:.2g}',f'{steps:.0f}',f'{steps/today.steps.mean()-1:+.0%}',*time,with_spread(runs[by]),f'{over:+.1%}',len(runs)]
+def over(runs, others, by):
+    "Mean of a column over that of another arm's runs, of the seeds that both have"
+    return runs[by][runs.seed.isin(others.seed)].mean()/others[by][others.seed.isin(runs.seed)].mean()
 
-heads = ['','largest batch','rate','steps','over today','time, by steps measured','processor time here','loss','over today','seeds']
+def line(what, runs, today, by, size=None):
+    more = lambda o: over(runs, today, o)-1
+    most = size or ' to '.join(dict.fromkeys(f'{o:.0f}' for o in (runs.most.min(),runs.most.max())))
+    time = ['',''] if size else [f'{runs.predicted.mean():.2f}',f"{over(runs, today, 'process'):.2f}"]
+    return [what,most,f'{runs.lr.iloc[0]:.2g}',f'{runs.steps.mean():.0f}',f"{more('steps'):+.0%}",*time,with_spread(runs[by]),f'{more(by):+.1%}',len(runs)]
+
+heads = ['','largest batch','rate','steps','over today','time, by step times','time, measured','loss','over today','seeds']
 
 def tables(name):
     res = []
@@ -182,7 +185,7 @@ def tables(name):
         fast = [line(f'best fixed size, {bs}', best, today, by, size=bs)]
         fast += [line(titles[arm], at_best(name, f'{arm}, equal time', by), today, by) for arm in ('grow','plan')]
         res += [f'### {what.capitalize()} loss','',"With the items of today's training:",'',md_table(heads, same),'',
-                "In the time of today's training:",'',md_table(heads, fast),'']
+                "In the time of today's training, by step times, without what callbacks take:",'',md_table(heads, fast),'']
     return res
 
 def predicted(name):
@@ -196,29 +199,35 @@ take. Tasks, models, step times and the grid of fixed sizes are those of [pays.m
 around the one that is best at 64, or of more where the best was at an edge; then two more seeds at it (on Rossmann four, of
 today's and of fit_grow). The rate of the fixed sizes is the best of five by the validation loss. Items come in one random order
 after another, in {n_parts} epochs of the loader, so that micro-batches can grow. `fit_grow` grows up to the noise scale of
-`bs_find`, whose time is not in the table; `AdaptiveAccum()` starts at 64, on a loader of 64. The time by steps measured is the
-sum over the steps of what they took in pays.md, so that other work on the machine does not count; the processor time is that of
-these runs, which it does."""
+`bs_find`, whose time is not in the table; `AdaptiveAccum()` starts at 64, on a loader of 64. Time by step times is the sum over the
+steps of what those of fixed sizes took in pays.md, without what callbacks take, and other work on the machine does not count. The
+time measured is the processor time of these runs: callbacks are in it, and other work slows it down. Both are over today's. What is
+over today's is of the seeds that both have; ± is the standard deviation over seeds."""
 
 def findings():
-    grow = {n: (at_best(n, 'grow', 'train'),at_best(n, 'today', 'train')) for n in names}
-    less = ', '.join(f"{n} {1-g.steps.mean()/t.steps.mean():.0%} (training loss {g.train.mean()/t.train.mean()-1:+.1%})" for n,(g,t) in grow.items())
-    plan = {n: (at_best(n, 'plan, equal time', 'valid'),fixed(n, 'valid')[1]) for n in names}
-    over = ', '.join(f"{n} {p.valid.mean()/f.valid.mean()-1:+.1%}" for n,(p,f) in plan.items())
-    grown = {n: (at_best(n, 'grow, equal time', 'valid'),at_best(n, 'today', 'valid')) for n in names}
-    same = ', '.join(f"{n} {g.valid.mean()/t.valid.mean()-1:+.1%}" for n,(g,t) in grown.items())
-    today,least = at_best('mnist', 'today', 'train'),{arm: at_best('mnist', arm, 'train') for arm in bounds}
-    other = ', '.join(f"to {bounds[arm]} {1-o.steps.mean()/today.steps.mean():.0%} ({o.train.mean()/today.train.mean()-1:+.1%})" for arm,o in least.items())
+    def _each(arm, other, by, text): return ', '.join(text(n, at_best(n, arm, by), other(n, by)) for n in names)
+    def _today(n, by): return at_best(n, 'today', by)
+    less = _each('grow', _today, 'train', lambda n,g,t: f"{n} {1-over(g, t, 'steps'):.0%} (training loss {over(g, t, 'train')-1:+.1%})")
+    same = _each('grow, equal time', _today, 'valid', lambda n,g,t: f"{n} {over(g, t, 'valid')-1:+.1%} (in {over(g, t, 'process'):.2f} of the time, measured)")
+    plan = _each('plan, equal time', lambda n,by: fixed(n, by)[1], 'valid', lambda n,p,f: f"{n} {over(p, f, 'valid')-1:+.1%}")
+    first = _today('mnist', 'train')
+    other = ', '.join(f"to {bounds[arm]} {1-over(o, first, 'steps'):.0%} ({over(o, first, 'train')-1:+.1%})"
+                      for arm in bounds for o in [at_best('mnist', arm, 'train')])
+    grew = _each('adaptive', _today, 'train', lambda n,a,t: f"{n} to {a.most.max():.0f}, {1-over(a, t, 'steps'):.0%} fewer steps in "
+                 f"{a.predicted.mean():.2f} of the time (measured {over(a, t, 'process'):.2f}; training loss {over(a, t, 'train')-1:+.1%})"
+                 if a.most.max()>base_bs else f"{n} not at all")
+    took = _each('plan, equal time', _today, 'valid', lambda n,p,t: f"{n} {p.predicted.mean():.2f} ({p.predicted.min():.2f} to {p.predicted.max():.2f}; "
+                 f"measured {over(p, t, 'process'):.2f})")
     return [f"* `fit_grow` takes fewer optimizer steps for the same items: {less}. MNIST's small loss does not stand "
-            f"that much: growth {other}.", f"* In the time of today's training its validation loss is {same}.",
-            f"* `plan.schedule()` over the best fixed size, both in that time, validation loss: {over}. It predicted next to "
+            f"that much: growth {other}.",
+            f"* In the time of today's training, by step times, without what callbacks take, its validation loss is {same}.",
+            f"* `plan.schedule()` over the best fixed size, both in that time, validation loss: {plan}. It predicted next to "
             "nothing, and a plan says so: a fixed size will do.",
-            "* `AdaptiveAccum()` from 64 on never grew on Fashion-MNIST and Rossmann: at a high rate the noise scale of the moment is near or below 128, "
-            "and at the end, where it is in the thousands, parts of every 40th batch are too few to follow it. On MNIST it grew to 1024, in a third of "
-            "the steps and no less time, and its training loss was higher. It is for where steps are dear, and for long trainings.",
+            f"* `AdaptiveAccum()` from {base_bs} on grew: {grew}. Where the rate is high the noise scale of the moment is small, and at the end, where it is "
+            "large, parts of every 40th batch are too few to follow it. It is for where steps are dear, and for long trainings.",
             "* The best fixed size beats all of them at equal time but for the noise of the seeds: find that first. A plan is measured anew in each run, "
-            "so its step times, and with them its sizes, differ from run to run; on Rossmann the runs that were to take the time of today's took 1.19 of it "
-            "on average.",'','![Loss against optimizer steps](grows.png)']
+            f"so its step times, and with them its sizes, differ from run to run. Runs of `plan.schedule()` that were to take the time of today's took, by "
+            f"step times: {took}.",'','![Loss against optimizer steps](grows.png)']
 
 def draw(_):
     import matplotlib.pyplot as plt
@@ -234,8 +243,13 @@ def draw(_):
     fig.legend(*axs[0].get_legend_handles_labels(), loc='outside lower center', ncols=4, frameon=False)
     return fig
 
+def noted(df):
+    "When and with what, and for how many runs nothing of it was kept"
+    n = df.reindex(columns=about_cols).isna().all(axis=1).sum()
+    return f"{measured(df)} Date, versions and machine were not kept for {n} of {len(df)} runs." if n else measured(df)
+
 def page(df):
-    text = [f'# {__doc__.splitlines()[0]}','',' '.join(f'{about} {measured(df)}'.split()),'','## In short','',*findings()]
+    text = [f'# {__doc__.splitlines()[0]}','',' '.join(f'{about} {noted(df)}'.split()),'','## In short','',*findings()]
     for name in names: text += ['',f"## {pays.titles[name].split(':')[0]}",'',predicted(name),'',*tables(name)]
     return '\n'.join(text)
 

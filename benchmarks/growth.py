@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from fastai.callback.core import Callback, CancelBatchException
+from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import SGD
@@ -20,21 +20,13 @@ from fastai_bs.all import AdaptiveAccum, GradAccum, NoiseScale, ScaledLR
 from fastai_bs.measurement import WindowSums
 
 from cost import Repeated
-from frame import arguments, main, md_table, measured, middle
+from frame import Bare, arguments, main, md_table, measured, middle
 
 bs,skip = 8,2 # Items in a micro-batch; optimizer steps before the clock runs
 
-class Bare(Callback):
-    "As little as accumulates `n_acc` micro-batches of one size"
-    order,run_valid = GradAccum.order,False
-    def __init__(self, n_acc): self.n_acc = n_acc
-    def before_fit(self): self.n = 0
-    def before_batch(self):
-        self.n += 1
-        self.learn.model.require_backward_grad_sync = self.n%self.n_acc==0 # On ranks, as DDP's `no_sync` does
-    def before_backward(self): self.learn.loss_grad = self.learn.loss_grad/self.n_acc
-    def before_step(self):
-        if self.n%self.n_acc: raise CancelBatchException
+class BareOnRanks(Bare):
+    "The same on ranks, where it does as DDP's `no_sync`"
+    def before_batch(self): self.learn.model.require_backward_grad_sync = (self.n+1)%self.n_acc==0
 
 class Steps(Callback):
     "This process's own time after each optimizer step"
@@ -43,7 +35,7 @@ class Steps(Callback):
     def after_step(self): self.at.append(time.process_time())
 
 # What is added, and to what; `n` micro-batches in a step
-added = {'`GradAccum(n)`, to a bare callback': (lambda n: [GradAccum(n)], lambda n: [Bare(n)]),
+added = {'`GradAccum(n)`, to a bare callback': (lambda n: [GradAccum(n)], lambda n: [BareOnRanks(n)]),
          '`NoiseScale`, to `GradAccum(n)`': (lambda n: [GradAccum(n),NoiseScale()], lambda n: [GradAccum(n)]),
          '`AdaptiveAccum`, to both': (lambda n: [AdaptiveAccum(n, max_acc=n)], lambda n: [GradAccum(n),NoiseScale()]),
          '`ScaledLR`, to `GradAccum(n)`': (lambda n: [GradAccum(n),ScaledLR(bs)], lambda n: [GradAccum(n)]),

@@ -10,8 +10,6 @@ import statistics
 import torch
 from torch import nn
 from torchvision.models import resnet18
-from fastai.callback.core import Callback, CancelBatchException
-from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -20,16 +18,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import SGD
 from fastai_bs.all import GradAccum, NoiseScale, ScaledLR
 
-from frame import in_pairs, main, md_table, measured, middle, seconds
-
-class Bare(Callback):
-    "As little as accumulates four micro-batches of one size"
-    order,run_valid = MixedPrecision.order-4,False
-    def before_fit(self): self.n = 0
-    def before_backward(self): self.learn.loss_grad = self.learn.loss_grad/4
-    def before_step(self):
-        self.n += 1
-        if self.n%4: raise CancelBatchException
+from frame import Bare, in_pairs, main, md_table, measured, middle, seconds
 
 def mlp(n_hid): return nn.Sequential(nn.Linear(20,n_hid), nn.ReLU(), nn.Linear(n_hid,10))
 
@@ -52,7 +41,7 @@ def run(args, t):
     for case,(*_,bs,n) in cases.items():
         for nm,make in arms.items():
             if t.has(model=case, cbs=nm): continue
-            learn,bare = learner(case, make(bs)),learner(case, [Bare()])
+            learn,bare = learner(case, make(bs)),learner(case, [Bare(4)])
             pairs = in_pairs(lambda: seconds(learn), lambda: seconds(bare), 3 if args.quick else 15) # noqa: B023
             time,low,high = middle([a/b for a,b in pairs])
             t.add(model=case, cbs=nm, pairs=len(pairs), time=time, low=low, high=high, bare_ms=1e3*statistics.median(b for _,b in pairs)/n,

@@ -12,7 +12,7 @@
 FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/ and tinyshakespeare/."""
 import gzip, math, time
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from unittest.mock import patch
 
 import numpy as np
@@ -334,9 +334,11 @@ def verify(name, task, epochs=lengths[-1], seeds=range(3)):
 
 # The report
 
+near_loss = 1.5 # Times the lowest: sizes beyond are no choice
 few_passes = 8 # Through the training set, at the plan's size: beyond, the validation loss is one of overfitting
 
-def same_rate(df, lr): return df[abs(np.log(df.lr.astype(float)/lr))<0.01].drop_duplicates('seed')
+def at_rate(df, lr): return df[abs(np.log(df.lr.astype(float)/lr))<0.01]
+def same_rate(df, lr): return at_rate(df, lr).drop_duplicates('seed')
 
 def runs_at(name, epochs, bs, lr=None):
     "All trainings of this length with this size; at the rate, or at the best one"
@@ -350,6 +352,10 @@ def runs_at(name, epochs, bs, lr=None):
 
 def curve(name, epochs):
     "A row per size at its best rate: mean losses over the seeds, the spread of the validation loss over them, the rate, and passes through the training set"
+    return _curve(name, epochs, len(tables['pays'].df))
+
+@cache # A page asks for each many times
+def _curve(name, epochs, n_rows):
     out = {}
     for bs in sizes:
         r = runs_at(name, epochs, bs)
@@ -406,7 +412,7 @@ items of the training set and over the validation set. The estimator of `bs_find
 Fashion-MNIST and Adult were held out until then. Validation rows of Rossmann and Adult are drawn at random, so that days and people are alike in both sets.
 `plan` is `learn.bs_find(lr, n_epoch=epochs)` on new weights at the rate that is best at 64; `before` is what `bs_find(lr)` said before it planned
 for whole trainings, with the rate of its rule; 128 is 128 items whatever the task, at today's rate. Excess: validation loss over that of the best
-size at its best rate, means of three seeds (three plans)."""
+size at its best rate, means of three seeds (three plans). ± is the standard deviation over seeds."""
 
 titles = dict(mnist='MNIST, 60,000 images: 3 convolutions with BatchNorm', rossmann="Rossmann, 40,000 rows: lesson 6's embeddings and [1000, 500], log sales",
     ratings='ml-latest-small, 80,000 ratings: dot product of 50 factors', shakespeare='tiny Shakespeare, 20,000 pieces of 32 characters: GRU of 128',
@@ -452,6 +458,10 @@ def tried():
              'time over a full training, median','most']
     return md_table(heads, lines)
 
+def beside(df):
+    plan,other = df['plan valid'],df['128 valid']
+    return f"lower in {(plan<other).sum()} and higher in {(plan>other).sum()} of {len(df)} (median excess {pct(plan.median())} and {pct(other.median())})"
+
 def verdict(df):
     few,n = df[df.passes<=few_passes],len(df)
     went = df[df.bs!=base_bs]
@@ -467,6 +477,7 @@ def verdict(df):
         f"* Mean excess of the validation loss where the plan passes at most {few_passes} times through its data, "
         f"{len(few)} of {n}: {_three(few, 'valid')}.",
         f"* Over all {n}: {_three(df, 'valid')}. Of the training loss, where few passes are made: {_three(few, 'train')}.",
+        f"* The plan's validation loss beside that of 128: {beside(few)} where few passes are made, {beside(df)} in all.",
         f"* Time to the training loss that 64 ends with, predicted over measured, where the plan is another size: median {ratio.median():.2f}, "
         f"from {ratio.min():.2f} to {ratio.max():.2f}, within 30% in {((ratio>1/1.3) & (ratio<1.3)).sum()} of {len(ratio)}.",
         f"* Trained as the plan says, in its epochs: {pct(went['end valid'].mean())} of the validation loss that today's training ends with (from "
@@ -489,20 +500,75 @@ def losses(name):
 tried_about = """`learn.bs_verify(lr, n_epoch=1)` on new weights, for trainings of 4 epochs at 64, at the rate that is best for those: trials of a
 quarter of the length, all of them together in the time of one and a half full trainings at most, `bs_find` included. Excess: how far the full training
 with the size that was chosen ends above the best one, by the validation loss, all sizes at their best rate, means of three seeds. Times are processor
-seconds, beside full trainings run just before and after. That today's size is among those trained for the whole length was settled on these tasks: with
-the size above the leader in its place, ratings came to 512 or 1024 (4.6% and 42%), and Rossmann once to 256 (3.8%)."""
+seconds, beside full trainings run just before and after. That today's size is among those trained for the whole length was settled on these tasks,
+where the size above the leader in its place came out worse on ratings and Rossmann."""
 
-findings = """* Near the best size the loss is flat: a factor of two from it costs a few percent. What costs is to be far off, as any one size is on some task.
-* A short training stands no large batch, however noisy its gradients: it needs its steps. Best sizes grow with the length of the training.
-* The best rate is about the same at all sizes; see the columns of the tables.
-* Ratings: many passes through 80,000 of them, and larger batches make more. The training loss is best at 4096, the validation loss at 64 to 1024. No gradient
-tells that beforehand; the plan says how many passes it would make.
-* Trained as the plan says, its size for its epochs, a training ends near the loss of today's in the time predicted: least well on Fashion 4 and Rossmann 4,
-whose losses end 10% and 12% higher. The time to *exactly* that loss, read off from trainings of several lengths, is ill-conditioned where losses are flat in
-time, as all are at the end: on Adult 64 could not bring the training loss down at any length.
-* Equal time is hard on a plan that saves much of it: on ratings it takes a tenth of the time and 17 epochs of 4096; in all of the time it would pass 185
-times through the same items.
-* Before, the plan was made near the peak of the rate: on Rossmann it sent from 64 to 16 or 32, on ratings to 16384."""
+def rates_near(df):
+    "The sizes that end near the lowest validation loss of each training: their best rate over that of `base_bs`, and what the latter costs there"
+    res = {}
+    for r in df.itertuples():
+        c,grid = curve(r.task, r.epochs),rows('grid', r.task)
+        kept = at_rate(grid[grid.epochs==r.epochs], c.lr[base_bs]).set_index('bs').valid
+        near = pd.DataFrame(dict(factor=c.lr/c.lr[base_bs], cost=kept/best(r.task, r.epochs).valid-1), dtype=float)
+        res[r.task,r.epochs] = near[c.valid<=near_loss*c.valid.min()]
+    return pd.concat(res, names=['task','epochs','bs'])
+
+def slope(near):
+    "The power of the batch size with which the best rate goes"
+    return np.polyfit(np.log(near.index.get_level_values('bs').astype(float)), np.log(near.factor), 1)[0]
+
+powers = 0,0.25,0.5
+
+def rate_costs(df):
+    """What today's best rate, times a power of the ratio of sizes, costs of the validation loss at a plan of another size: over the best rate there;
+    `nearest`: the rate that was tried and is nearest to today's"""
+    res = {}
+    for r in df[df.bs!=base_bs].itertuples():
+        c,grid = curve(r.task, r.epochs),rows('grid', r.task)
+        at = grid[(grid.epochs==r.epochs) & (grid.bs==r.bs)].astype(dict(lr=float, valid=float)).sort_values('lr')
+        rates = np.log([c.lr[base_bs]*(r.bs/base_bs)**o for o in powers])
+        def _valid(rates, *beyond): return np.exp(np.interp(rates, np.log(at.lr), np.log(at.valid), *beyond))/at.valid.min()-1 # noqa: B023
+        if len(at): res[f'{r.task} for {r.epochs:g}'] = [*_valid(rates, np.nan, np.nan),_valid(rates[0])]
+    return pd.DataFrame.from_dict(res, orient='index', columns=[*powers,'nearest'])
+
+def findings(df):
+    "More of what the tables say, in words"
+    rates,costs = rates_near(df),rate_costs(df)
+    each = rates.groupby(['task','epochs'])
+    slopes,spans = each.apply(slope),each.factor.max()/each.factor.min()
+    larger = rates.query('bs>@base_bs')
+    n_larger,n_higher,n_lower = len(larger),(larger.factor>2).sum(),(larger.factor<0.5).sum()
+    kept,all_three = costs[0].dropna(),costs.dropna()
+    untried = ''.join(f'; not tried on {k}, where the nearest that was costs {v:.1%}' for k,v in costs[costs[0].isna()].nearest.items())
+    curves = [curve(r.task, r.epochs) for r in df.itertuples()]
+    near = [c.valid[bs]/c.valid[best]-1 for c,best in zip(curves, df.best) for bs in (best//2,2*best) if bs in c.index]
+    grown = ', '.join(f"{np.exp(np.log(d.best_train).mean()):.0f} at {e:g}" for e,d in df.groupby('epochs'))
+    many = df[df.passes>few_passes]
+    apart = '; '.join(f'{r.task} for {r.epochs:g}: {r.best_train} and {r.best}' for r in many.itertuples())
+    went = df[df.bs!=base_bs]
+    worst = ', '.join(f"{r['task']} for {r['epochs']:g} {pct(r['end valid'])}" for r in went.nlargest(3, 'end valid').to_dict('records'))
+    farthest = df.loc[df.passes.idxmax()]
+    before = ', '.join(f"{name} {min(sum(d.befores, []))} to {max(sum(d.befores, []))}" for name,d in df.groupby('task', sort=False))
+    return f"""* Near the best size the loss is flat: a factor of two from it costs {np.median(near):.1%} of the validation loss (median of {len(near)}).
+* A short training stands no large batch, however noisy its gradients: it needs its steps. The size with the best training loss, geometric mean of
+  the tasks: {grown} epochs.
+* The best rate rises little with the size: as its power {slopes.median():.2f}, median of {len(slopes)} (from {slopes.min():.2f} to {slopes.max():.2f}), over
+  the sizes that end within {near_loss} times the lowest validation loss; rates are steps of about 3, one seed. One rate is best at all of these sizes in
+  {(spans<2).sum()} of {len(spans)} trainings; in {spans.between(2, 5).sum()} the highest is one step above the lowest, in the others at most
+  {spans.max():.0f} times as high. At the {n_larger} of these sizes above {base_bs}, the rate of {base_bs} is the best in {n_larger-n_higher-n_lower},
+  a higher one in {n_higher}, a lower one in {n_lower}. Kept as it is best at {base_bs}, it costs
+  {kept.mean():.1%} of the validation loss at a plan of another size, {kept.max():.1%} at most
+  (mean of {len(kept)} of {len(costs)}{untried}); at the {n_larger} larger sizes {larger.cost.mean():.1%}, {larger.cost.max():.1%} at most.
+  Where the ratio's roots are among the rates that were tried, or between them: kept {all_three[0].mean():.1%}, with the fourth root
+  {all_three[0.25].mean():.1%}, with the square root {all_three[0.5].mean():.1%} (means of {len(all_three)}).
+* Many passes through few items, and larger batches make more: where the plan makes more than {few_passes}, the best sizes by training and by
+  validation loss are far apart (with the epochs at 64, {apart}). No gradient tells that beforehand; the plan says how many passes it would make.
+* Trained as the plan says, its size for its epochs, a training ends near the loss of today's in the time predicted. The highest validation losses,
+  over today's, with the epochs at 64: {worst}. The time to *exactly* that loss, read off from trainings of several lengths, is ill-conditioned
+  where losses are flat in time, as all are at the end. Where it is not given, that loss is not among those of the lengths that were run.
+* Equal time is hard on a plan that saves much of it: on {farthest.task} for {farthest.epochs:g} epochs it is to take {farthest.predicted:.2f} of
+  the time, and in all of the time it would pass {farthest.passes:.0f} times through the same items.
+* Before, the plan was made near the peak of the rate; its sizes, lowest and highest of all lengths: {before}."""
 
 def draw(*_):
     import matplotlib.pyplot as plt
@@ -530,7 +596,7 @@ def page(*_): # The tables are this module's own
             '![Validation loss at equal time by batch size, with the plans](pays.png)','## Each task and length',overview(df),
             '## Trained as the plan says',"The plan's size, for the epochs it names; today's is 64 at its best rate. Means of three plans.",followed(df),
             '## Tried before',' '.join(tried_about.split()),tried(),
-            '## What `bs_find` takes','Over the time of `lr_find` on the same learner; medians.',parts(df),'## What it says',findings]
+            '## What `bs_find` takes','Over the time of `lr_find` on the same learner; medians.',parts(df),'## What it says',findings(df)]
     return '\n\n'.join([*text, *(o for name in tasks for o in (f'## {titles[name]}',losses(name)))])
 
 jobs = {'time': time_steps, 'grid': lambda name, task: [grid(name, task, o, n_steps_of(name, task)) for o in (1,0.25,4)],

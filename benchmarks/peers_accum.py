@@ -3,26 +3,22 @@
 Each tool is used as its own pages say: accelerate's `accumulate` with a prepared loader, model, optimizer and schedule; its recipe for losses over tokens, that
 counts those of a window before its first micro-batch, as a row of its own; Lightning's `Trainer(accumulate_grad_batches=...)` with a schedule in steps.
 All step with the same optimizers of torch, on the same batches in the same order, from the same weights."""
-import itertools, logging, time, warnings
+import itertools, logging, warnings
 from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import torch
-from fastai.callback.core import Callback, CancelBatchException
-from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import ParamScheduler, combined_cos
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import OptimWrapper
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
 from torchvision.models import resnet18
 
 from fastai_bs.all import GradAccum
-from frame import TensorLoader, in_pairs, middle
+from frame import Bare, TensorLoader, clocked, in_pairs, middle, peak
 
 n_acc = 4 # Micro-batches in a window
 one_cycle = combined_cos(0.25, 1/25, 1, 1e-5) # Of a part of the training, the factor on its rate
@@ -220,16 +216,7 @@ def left(arm, seed):
 
 # Time and memory
 
-class Bare(Callback):
-    "As little as accumulates micro-batches of one size in a Learner"
-    order,run_valid = MixedPrecision.order-4,False
-    def before_fit(self): self.n = 0
-    def before_backward(self): self.learn.loss_grad = self.learn.loss_grad/n_acc
-    def before_step(self):
-        self.n += 1
-        if self.n%n_acc: raise CancelBatchException
-
-def bare_learner(job): with_learner(job, Bare())
+def bare_learner(job): with_learner(job, Bare(n_acc))
 def bare_lightning(job):
     job.module = getattr(job, 'module', None) or module_of(job, manual=True)
     trainer_of(job.n_epoch).fit(job.module, job.loader())
@@ -253,21 +240,7 @@ def unwatched(job):
     job.optimizer = lambda: opt
     return job
 
-def timer(job, arm):
-    unwatched(job)
-    def _f():
-        start = time.process_time()
-        arm(job)
-        return time.process_time()-start
-    return _f
-
-def peak(job, arm):
-    "Most bytes that tensors hold at a time, beyond those of before, in an epoch after a first one"
-    unwatched(job)
-    arm(job)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof: arm(job)
-    events = sorted((e.start_ns(),e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name()=='[memory]')
-    return max(np.cumsum([o for _,o in events]))
+def training(r, arm): return partial(arm, unwatched(Job(r, 0)))
 
 # All of it
 
@@ -280,8 +253,8 @@ def run(args, table):
         if arm not in (uncut,accelerate_tokens) and not table.has(part='exception', how=how): table.add(part='exception', how=how, **left(arm, 0), **more)
     for (nm,r),(how,(arm,base)) in itertools.product(timed.items(), over.items()):
         if table.has(part='time', run=nm, how=how): continue
-        pairs = in_pairs(timer(Job(r, 0), arm), timer(Job(r, 0), base), 3 if args.quick else 21)
+        pairs = in_pairs(clocked(training(r, arm)), clocked(training(r, base)), 3 if args.quick else 21)
         m,low,high = middle([a/b for a,b in pairs])
         small = SimpleNamespace(**{**vars(r), 'n': r.bs*8})
-        extra = peak(Job(small, 0), arm)-peak(Job(small, 0), base)
+        extra = peak(training(small, arm))-peak(training(small, base))
         table.add(part='time', run=nm, how=how, ratio=m, low=low, high=high, memory=extra/(4*len(Job(small, 0).start)), pairs=len(pairs), **more)

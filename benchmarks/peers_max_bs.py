@@ -131,6 +131,6 @@ def run(args, table):
         if table.has(part='finders', how=nm): continue
         learn = make(args.data)
         with learn.no_bar(), learn.no_logging():
-            pairs = in_pairs(*(clocked(partial(f, show_plot=False)) for f in (learn.bs_find,learn.lr_find)), 1 if args.quick else 5)
+            pairs = in_pairs(*(clocked(partial(f, show_plot=False)) for f in (learn.bs_find,learn.lr_find)), 1 if args.quick else 7)
         m,low,high = middle([a/b for a,b in pairs])
         table.add(part='finders', how=nm, ratio=m, low=low, high=high, pairs=len(pairs), **more)

@@ -8,15 +8,15 @@ from functools import partial
 
 import numpy as np
 import torch
+from fastai.callback.core import Callback, CancelBackwardException, CancelBatchException
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import SGD
 from torch import nn
 from torch.func import functional_call, grad, vmap
-from torch.profiler import ProfilerActivity, profile
 
 from fastai_bs.all import GradAccum, NoiseScale
-from frame import TensorLoader, clocked, in_pairs, middle
+from frame import Bare, TensorLoader, clocked, in_pairs, middle, peak
 
 bs,n_acc,n_items,beta = 8,20,6400,0.999 # Of the small run; what is left of the average at each window, as the article has it
 
@@ -57,9 +57,9 @@ def per_item(rows, n=bs*n_acc):
     m = [of_moments(w.square().sum(1).mean(), w.mean(0).square().sum(), 1, len(w)) for w in rows.split(n)]
     return (sum(t for t,_ in m)/sum(g for _,g in m)).item()
 
-def learner(model, x, y, n, cbs, bs=bs):
+def learner(model, x, y, cbs):
     learn = Learner(DataLoaders(TensorLoader(x, y, bs), TensorLoader(x[:bs], y[:bs], bs), device='cpu'), model, loss_func=nn.CrossEntropyLoss(), opt_func=SGD,
-                    cbs=[GradAccum(n), *cbs])
+                    cbs=cbs)
     learn._do_epoch_validate = lambda *args, **kwargs: None
     return learn
 
@@ -68,7 +68,7 @@ def fit(learn):
 
 def ours(model, x, y):
     noise = NoiseScale()
-    fit(learner(model, x, y, n_acc, [noise]))
+    fit(learner(model, x, y, [GradAccum(n_acc),noise]))
     return noise.noise_scale,averaged(zip(noise.df.tr_sigma, noise.df.g_sq))
 
 def problem():
@@ -94,54 +94,54 @@ def errors(n_reps, table):
 
 # Time and memory
 
-def epoch(model, x, y, n, stack=False, items=False):
-    "A bare loop that accumulates, and what measures beside it"
-    params,held,sq,sums = list(model.parameters()),[],0.,None
-    for i,(a,b) in enumerate(zip(x.split(bs), y.split(bs))):
-        if stack:
-            nn.functional.cross_entropy(model(a), b).backward()
-            held.append(torch.cat([p.grad.flatten() for p in params]))
-            model.zero_grad()
-        else: (nn.functional.cross_entropy(model(a), b)/n).backward()
-        if items:
-            gs = item_grads(model, a, b)
-            sq,sums = sq+sum(g.norm()**2 for g in gs),[g.sum(0) for g in gs] if sums is None else [o.add_(g.sum(0)) for o,g in zip(sums, gs)]
-            del gs
-        if (i+1)%n: continue
-        if stack:
-            gs = torch.stack(held)
-            g = gs.mean(0)
-            of_moments((gs.norm(dim=1)**2).mean().item(), g.norm().item()**2, bs, n*bs)
-            for p,o in zip(params, g.split([p.numel() for p in params])): p.grad = o.view_as(p)
-            del gs,g
-        if items: of_moments(sq.item()/(n*bs), sum(o.norm().item()**2 for o in sums)/(n*bs)**2, 1, n*bs)
-        with torch.no_grad():
-            for p in params: p -= 1e-3*p.grad
-        model.zero_grad()
-        held,sq,sums = [],0.,None
+class Stacks(Callback):
+    "As earlier finders do: the flat gradients of a window are kept, and their mean is the step's"
+    order,run_valid = Bare.order,False
+    def __init__(self, n): self.n = n
+    def before_fit(self): self.held = []
+    def before_step(self):
+        params = list(self.learn.model.parameters())
+        self.held.append(torch.cat([p.grad.flatten() for p in params]))
+        if len(self.held)<self.n:
+            self.learn.opt.zero_grad()
+            raise CancelBatchException
+        gs = torch.stack(self.held)
+        g = gs.mean(0)
+        of_moments((gs.norm(dim=1)**2).mean().item(), g.norm().item()**2, bs, self.n*bs)
+        for p,o in zip(params, g.split([p.numel() for p in params])): p.grad = o.view_as(p).clone() # fastai detaches it in place, and a view cannot be
+        self.held = []
 
-def peak(f):
-    "Most bytes that tensors hold at a time, beyond those of before, in a second call"
-    f()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof: f()
-    events = sorted((e.start_ns(),e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name()=='[memory]')
-    return max(np.cumsum([o for _,o in events]))
+class PerItem(Callback):
+    "The gradient of each item, in place of the backward pass; their mean is the step's"
+    order,run_valid = Bare.order,False
+    def __init__(self, n): self.n = n
+    def before_fit(self): self.seen,self.sq,self.sums = 0,0.,None
+    def before_backward(self):
+        gs = item_grads(self.learn.model, *self.learn.xb, *self.learn.yb)
+        self.sq = self.sq+sum(g.norm()**2 for g in gs)
+        self.sums = [g.sum(0) for g in gs] if self.sums is None else [o.add_(g.sum(0)) for o,g in zip(self.sums, gs)]
+        raise CancelBackwardException
+    def before_step(self):
+        self.seen += 1
+        if self.seen<self.n: raise CancelBatchException
+        n = self.n*bs
+        of_moments(self.sq.item()/n, sum(o.norm().item()**2 for o in self.sums)/n**2, 1, n)
+        for p,o in zip(self.learn.model.parameters(), self.sums): p.grad = o/n
+        self.before_fit()
+
+tools = {'NoiseScale': lambda n: [GradAccum(n),NoiseScale()], 'stacked': lambda n: [Stacks(n)], 'per item': lambda n: [PerItem(n)]}
 
 def cost(n, how, n_windows):
     "`(with it, without)`, functions of no argument"
     torch.manual_seed(0)
-    (x,y),make = classes(bs*n*n_windows, 784),lambda: net(784, 512, 256)
-    if how=='NoiseScale':
-        both = [learner(make(), x, y, n, cbs) for cbs in ([NoiseScale()],[])]
-        return tuple(partial(fit, o) for o in both)
-    kw = {'stacked': dict(stack=True), 'per item': dict(items=True)}[how]
-    return tuple(partial(epoch, make(), x, y, n, **k) for k in (kw,{}))
+    x,y = classes(bs*n*n_windows, 784)
+    return tuple(partial(fit, learner(net(784, 512, 256), x, y, cbs)) for cbs in (tools[how](n),[Bare(n)]))
 
 def run(args, table):
     torch.set_num_threads(1)
     errors(5 if args.quick else 120, table)
     n_params = sum(p.numel() for p in net(784, 512, 256).parameters())
-    for n,how in itertools.product((5,20,80), ('NoiseScale','stacked','per item')):
+    for n,how in itertools.product((5,20,80), tools):
         if table.has(part='cost', how=how, n_acc=n): continue
         pairs = in_pairs(*map(clocked, cost(n, how, max(1, 160//n))), 3 if args.quick else 9)
         m,low,high = middle([a/b for a,b in pairs])

@@ -36,19 +36,6 @@ base_lr = 0.05
 arms = {'linear_scaling': (None,0), 'adascale_gain at 500': (500,0), 'adascale_gain at 800': (800,0),
         'linear_scaling, warmup': (None,0.5), 'adascale_gain at 800, warmup': (800,0.5)}
 
-findings = """* The plan ranks the batch sizes as the process clock does: rank correlations of 0.88 on MNIST and 1.00 on Fashion-MNIST when it is
-drawn up after half
-an epoch, of 0.86 and 0.93 on new weights. All twelve batches that it chose are within 14% of the best, those after half an epoch within 4%.
-* Its noise scales, medians of 665 and 141 after half an epoch and of 303 and 80 on new weights, are near those of the examples needed: 258 over all sizes or
-839 up to 512 on MNIST, 175 or 147 on Fashion-MNIST.
-* Where it fails: MNIST at 1024 and 2048 took more than twice the predicted time. The gain rule's rates there, 0.38 and 0.49, are more than the network stands
-at the beginning, warmup or not: the loss jumps (last table), and epochs are lost. One run of these six did not get to the target in 20 epochs.
-* Two things in `bs_find` were changed when the runs were known. It had taken its steps with the mean of windows of 20 micro-batches, 20 times the batch at the
-same rate, and read 4,246 to 6,118 on MNIST and 557 to 932 on Fashion-MNIST after half an epoch, with rank correlations of 0.26 and 0.69. And it had pooled
-the first half of the windows too: 59 to 157 on MNIST on new weights, with a rank correlation of 0.52.
-* The linear rule without warmup is lost at 2048 for all seeds, at 1024 for two of three; the gain rule at a noise scale of 500 trains at both. At 800
-without warmup two of three seeds are lost at 1024 as well; with half an epoch of warmup none.""".replace('\n', ' ').replace(' * ', '\n* ')
-
 class ToLoss(Callback):
     "Ends the fit when the smoothed training loss is down to `target`, or after `most` items; keeps both clocks and, with `curve`, each step"
     order,run_valid = 90,False # After all that belongs to a step
@@ -204,6 +191,32 @@ def last_losses(df):
             rows.append((bs, arm, ', '.join(f'{o:.1f}' for o in d.max()), ', '.join(f'{o.tail(5).mean():.2f}' for _,o in d)))
     return md_table(['batch','rule','highest loss, seeds 0 to 2','loss at the end of two epochs'], rows)
 
+lost_at = 1.5 # Loss at the end of the curves; a guess has 2.3
+
+def findings(df):
+    "What the tables say, in words"
+    ms = {data: medians(df, data) for data in setups}
+    plans = {(data,o): df[(df.part=='plan') & (df.data==data) & (df.what==o)] for data in setups for o in readings}
+    rho = {o: ', '.join(f'{stats.spearmanr(m.process, m[o])[0]:.2f} on {data}' for data,m in ms.items()) for o in readings}
+    over = {o: max(ms[data].process[p.bs[p.chosen==True]].max()/ms[data].process.min()-1 for (data,of),p in plans.items() if of==o) # noqa: E712
+            for o in readings}
+    scales = {o: ', '.join(f"{plans[data,o].groupby('seed').noise_scale.first().median():.0f} on {data}" for data in setups) for o in readings}
+    needed = ', '.join(f'{fit_examples(m)[1]:.0f}, or {fit_examples(m[m.index<=512])[1]:.0f} up to 512, on {data}' for data,m in ms.items())
+    after,new = readings
+    far = [(data,bs,m.process[bs]/m.process[base_bs]/m[after][bs]) for data,m in ms.items() for bs in m.index]
+    worst = ', '.join(f'{data} at {bs} {r:.1f} times' for data,bs,r in far if r>1.5)
+    there = df[df.part=='run'].reached.eq(True)
+    ends = df[df.part=='curve'].groupby(['bs','what','seed']).loss.apply(lambda o: o.tail(5).mean())
+    lost = {bs: ', '.join(f'{(ends[bs,arm]>lost_at).sum()} by {arm.replace(",", " with")}' for arm in arms) for bs in (1024,2048)}
+    return f"""* Does the plan rank the batch sizes as the process clock does? Rank correlations when it is drawn up after half an epoch: {rho[after]}; on new
+  weights: {rho[new]}. The batches that it chose take at most {over[after]:.0%} and {over[new]:.0%} longer than the best.
+* Its noise scales, medians of three plans: after half an epoch {scales[after]}; on new weights {scales[new]}. Those of the examples needed: {needed}.
+* Where it fails, time measured over that of the plan after half an epoch, beyond 1.5: {worst}. The gain rule's rates there are more than the network stands at
+  the beginning, warmup or not: the loss jumps (last table), and epochs are lost. {(~there).sum()} of {len(there)} runs did not get to the target.
+* Runs lost in the last table, of three seeds (their loss ends above {lost_at}): at 1024 {lost[1024]}; at 2048 {lost[2048]}.
+* Two things in `bs_find` were changed when the runs were known: it took its steps with the mean of windows of 20 micro-batches, at the same rate, and it
+  pooled the first half of the windows too. Both made it rank the sizes worse here."""
+
 def section(df, data):
     m = medians(df, data)
     (e,n,off),(e2,n2,off2) = fit_examples(m),fit_examples(m[m.index<=512])
@@ -218,13 +231,15 @@ Up to 512 alone, as {e2:,.0f} (1 + batch/{n2:.0f}): {', '.join(f'{o:.2f}' for o 
 
 def page(df):
     sections = '\n\n'.join(section(df, o) for o in setups)
+    slower = (df.wall/df.process)[df.part=='run']
     return f"""# {__doc__.splitlines()[0]}
 
 A convolutional network of 9,226 parameters (two convolutions with stride 2, one linear layer) on 60,000 images, SGD without momentum or weight
 decay at a constant rate, 0.05 at batch 64; other sizes through `ScaledLR(64, adascale_gain)` with noise scales of 800 and 120 items, and half an epoch of
 warmup where the rate grows. Time until the training loss, an exponential mean over 4,000 items at any batch size, is down to the target, 20 epochs at most (a
 run that was not there by then counts as infinite); medians of three seeds, one thread, no validation. Other work ran on the machine: `process s` is the clock
-to read, and the plan was given that clock too; wall seconds are two to four times as many, and uneven. The plans are of batch 64, by `learn.bs_find(0.05)`
+to read, and the plan was given that clock too; wall seconds are {slower.min():.1f} to {slower.max():.1f} times
+as many. The plans are of batch 64, by `learn.bs_find(0.05)`
 after half an epoch at the base rate, and on new weights; their columns are `time` of `plan.table`, medians of three seeds; a star marks a size that is in none
 of the tables, by the plan's formulas instead. The runs' noise scales are medians of an earlier reading, in which `bs_find` had 2 micro-batches to a window and
 trained with their mean. When to draw up the plan and the warmup were settled after single runs (seed 0) had shown the examples needed.
@@ -238,7 +253,7 @@ trained with their mean. When to draw up the plan and the warmup were settled af
 
 ## What it says
 
-{findings}
+{findings(df)}
 
 ![Time predicted and measured, and the two rules](prediction.png)"""
 

@@ -403,9 +403,9 @@ As in the same course, with a 3 x 3 stem without pooling and weights normal x 0.
 arms; the two micro-batches of a step of one process (`GradAccum(2)`) are those that the two ranks have. In the end the weights of these two arms are
 {f'up to {last.apart.max():.1e} of their norm apart' if last.apart.max() else 'alike to the last bit'}, for each seed;
 their accuracies differ by BatchNorm's running statistics, of which each rank sees its own items. The training loss is Recorder's moving mean, which is further
-behind where it hears of half as many losses.
+behind where it hears of half as many losses. The deviation is the standard deviation of a seed's accuracy over the last half of the epochs, mean of the seeds.
 
-{md_table(['trained by','rate','training loss','test accuracy, %, by seed','mean','its deviation over the last half of the epochs'], rows)}
+{md_table(['trained by','rate','training loss','test accuracy, %, by seed','mean','deviation over the epochs'], rows)}
 
 {said(df)}"""
 

@@ -59,7 +59,7 @@ def test_arguments(nm, capsys):
 def test_all_results_are_on_a_page():
     of = {o for nm in scripts for o in script(nm).names}
     assert {p.stem for p in (folder/'results').glob('*.csv')}<=of
-    for o in of: assert set(frame.about_cols)<=set(result(o)), o
+    for o in of: assert {*frame.about_cols}-{'commit'}<=set(result(o)), o # That is younger than some
     assert not list(folder.glob('*.csv'))
 
 def test_the_list_of_them():
@@ -137,6 +137,8 @@ def test_measured():
     df = pd.DataFrame([dict(date='2026-01-02', torch='2.0', other='1.5', python='3.10', threads='1'),dict(date='2026-01-01', torch='2.0')])
     assert frame.measured(df, 'other')=='2026-01-01 and 2026-01-02, other 1.5, torch 2.0, Python 3.10, 1 thread.'
     assert frame.measured(df[[]])==''
+    commits = pd.DataFrame(dict(date='2026-01-01', commit=['abc1234',np.nan]))
+    assert frame.measured(commits)=='2026-01-01, commit abc1234 (not of all rows).' and frame.measured(commits[:1])=='2026-01-01, commit abc1234.'
 
 def test_pairs_alternate():
     calls = []
@@ -145,7 +147,7 @@ def test_pairs_alternate():
     assert ''.join(calls)=='ab'+'abbaab' and res==[(3,4),(6,5),(7,8)]
 
 def test_middle():
-    assert middle(range(15))==(7,3,11)
+    assert middle(range(15))==(7,3,11) and middle(range(21))==(10,5,15) # Of 21 the 7th and the 15th would hold it in 92%
     assert middle([2.])==(2,2,2)
 
 # Who cites a figure
@@ -154,20 +156,26 @@ def md(path): return '\n'.join(source for kind,source in cells_of(root/path) if 
 
 def test_rossmann_on_the_first_page():
     df = result('rossmann_runs').query("part=='whole'").set_index(['bs','epochs'])
-    def _said(*key): r = df.loc[key]; return f'{r.minutes} minutes',f'{r.train_loss:.4f}',f'{r.exp_rmspe:.4f}'
-    (a,b,c),(d,e,f),(g,h,i) = _said(512,2),_said(64,1),_said(512,3)
-    text = f"They took {a} and ended with a training loss of {b} and an error of {c}, the one of 64 {d} with {e} and {f}, three of 512 {g} with {h} and {i}"
+    def _said(*key): r = df.loc[key]; return f'{r.minutes:.1f} minutes',f'{r.train_loss:.4f}',f'{r.exp_rmspe:.4f}'
+    (a,b,c),(d,e,f),(g,h,i) = _said(256,1),_said(64,1),_said(256,2)
+    text = f"It took {a} and ended with a training loss of {b} and an error of {c}, the one of 64 {d} with {e} and {f}, two of 256 {g} with {h} and {i}"
     assert text in md('nbs/index.ipynb') and text in (root/'README.md').read_text()
     plan = result('rossmann_plans').set_index('epochs').loc[1]
-    assert (plan.bs,plan.n_epoch)==(512,2) # "two epochs of 512 for one of 64"
+    assert (plan.bs,plan.n_epoch)==(256,1) # "one epoch of 256 for one of 64"
 
 def test_three_cycles_on_the_first_page():
-    df = result('rossmann_cycles').query('rows==802943 and seed==0')
-    time,last = df.groupby('arm').seconds.sum(),df[(df.cycle==3) & (df.epoch==df.epochs)].set_index('arm')
-    def _over(arm): return [f'{last[k][arm]/last[k].today:.2f}' for k in ('train_loss','valid_loss','exp_rmspe')]
-    (a,b,c),(d,e,f),plan = _over('plan'),_over('large'),last.loc['plan']
-    text = (f"it plans {plan.epochs} of {plan.bs} for 5 of 64: in {time.plan/time.today:.0%} of the time, with {a} of the training loss, {b} of the validation "
-            f"loss and {c} of the error; 512 takes {time.large/time.today:.0%}, with {d}, {e} and {f} (one seed).")
+    from rossmann_cycles import best_rate, by_arm, lr, over_today
+    df = result('rossmann_cycles')
+    few = df[df.rows==120000]
+    higher = best_rate(few, 'large')/best_rate(few, 'today')
+    def _said(over): return *(f'{over[k].mean():.2f}' for k in ('train_loss','valid_loss','exp_rmspe')),f"{over['seconds'].mean():.0%}"
+    def _over(df, rate_of): return {arm: _said(over) for arm,over in over_today(by_arm(df, rate_of)).items()}
+    whole,best = _over(df[df.rows==802943], lambda arm: lr),_over(few, lambda arm: best_rate(few, arm))
+    (a,b,c,t),(d,e,f,u),(g,h,i,v) = whole['plan'],whole['large'],best['large']
+    plan = df[(df.rows==802943) & (df.arm=='plan')].iloc[0]
+    text = (f"it plans {plan.epochs} of {plan.bs} for 5 of 64: in {t} of the time, with {a} of the training loss, {b} of the validation loss and {c} of the "
+            f"error; 512 takes {u}, with {d}, {e} and {f} (one seed). With each at the best of {few.lr.nunique()} rates, on 120,000 rows, 512 takes {v} of the "
+            f"time, with {g}, {h} and {i} ({few.seed.nunique()} seeds); its best rate is {higher:.0f} times that of 64.")
     assert text in md('nbs/index.ipynb') and text in (root/'README.md').read_text()
 
 def test_the_time_that_plans_predict():
@@ -182,17 +190,41 @@ def test_the_finder_s_page():
     train,valid,n = figures('pays', r'training loss in (\d+), of the one with the best validation loss in (\d+), of either in \d+ of (\d+)\.')
     few,plan,worst,before,before_worst,all_128,worst_128 = figures('pays', (r'at most 8 times through its data, (\d+) of .*: plan \+(\S+) \(worst \+(\S+)\), '
         r'before \+(\S+)% \(worst \+(\S+)%\), 128 \+(\S+) \(worst \+(\S+)%\)\.$'))
+    every,every_worst,every_128,every_worst_128 = figures('pays', (r'Over all \d+: plan \+(\S+) \(worst \+(\S+)%\), before \S+ \(worst \S+, '
+        r'128 \+(\S+) \(worst \+(\S+)%\)\. Of'))
+    below,above,every_below,every_above = figures('pays', (r'beside that of 128: lower in (\d+) and higher in (\d+) .* made, lower in (\d+) and '
+        r'higher in (\d+)'))
     over,low,high,time,told = figures('pays', r'in its epochs: \+(\S+) of .*\(from -(\S+)% to \+(\S+)%\), in (\S+) of its time \(predicted (\S+)\)')
     def _round(o): return f'{float(o):.0f}%'
     for o in (f'training loss in {train} of {n}, of the one with the best validation loss in {valid};',
               f'at most 8 passes through the data, {few} of {n}, its validation loss is {plan} above the best on average, {worst} at worst',
               f'that is {all_128} and {_round(worst_128)};', f'near the peak of the rate, {_round(before)} and {_round(before_worst)}.',
+              f'Over all {n} it is {every} and {_round(every_worst)}, with 128 items {every_128} and {_round(every_worst_128)}. '
+              f'It ends below 128 in {below} of those {few} and above it in {above}, in {every_below} and {every_above} of all.',
               f'they end {over} above', f'({_round(low)} below to {_round(high)} above), in {time} of the time; predicted were {told}.'): assert o in text, o
     assert ('five seeds always came to within one power of two' in text) and f'power of two in {n} of {n}.' in (folder/'pays.md').read_text()
     rho = [re.findall(rf'^\| plan {o} \|[^|]*\| (\S+) /', (folder/'prediction.md').read_text(), flags=re.M) for o in ('after half an epoch','on new weights')]
     assert 'rank correlations of {} and {} after half an epoch, of {} and {} on new weights'.format(*rho[0], *rho[1]) in text
     over = [int(o) for o in re.findall(r'\d+: \+(\d+)% / ', (folder/'prediction.md').read_text())]
     assert f'within {max(over)}% of the fastest' in text
+
+def test_what_a_rate_that_stays_costs():
+    kept,most,of_three,fourth,square = figures('pays', (r'(?s)it costs\s+(\S+%) of the validation loss at a plan of another size, (\S+%) at most'
+        r'.*: kept (\S+%), with the fourth root\s+(\S+%), with the square root\s+(\S+%)'))
+    for nb in ('index','02_scaling','16b_plan_numbers','38_faq'):
+        assert re.search(f'cost {kept} of the validation loss .{{,30}}, {most} at most', md(f'nbs/{nb}.ipynb')), nb
+    told,went,n,larger,larger_most = figures('pays', (r'\(mean of (\d+) of (\d+); not tried on [^;,]* for [^;,]*, .*\); at the (\d+) larger sizes (\S+%), '
+        r'(\S+%) at most'))
+    stays,higher,lower = figures('pays', r'(?s)best in (\d+),\s+a higher one in (\d+), a lower one in (\d+)\.')
+    first,cycles = md('nbs/index.ipynb'),(folder/'rossmann_cycles.md').read_text()
+    assert f'({told} of {went} trainings; in the other one it was not tried)' in first and int(went)==int(told)+1
+    assert f'At all {n} larger sizes that end near the best loss it cost {larger}, {larger_most} at most.' in first
+    assert (f'At the {n} larger sizes that end near the best loss the rate of 64 was the best of those tried in {stays}, a higher one in {higher} and a lower '
+            f'one in {lower}.') in md('nbs/34_learning_rate.ipynb')
+    same,own = (f'{float(o):.2f}' for o in re.findall(r'^\| 512 \| \S+ ± \S+ \| (\S+) ±', cycles, flags=re.M)[:2])
+    for o in (f'and {larger}, {larger_most} at most, at all larger ones near the best',f'512 ended at {same} of the validation loss of 64 at the same rate, '
+              f'at {own} with each at its best'): assert o in md('nbs/38_faq.ipynb'), o
+    assert f'can be compared {of_three}, the fourth root {fourth} and the square root {square}' in md('nbs/02_scaling.ipynb')
 
 @pytest.mark.parametrize('nm', ['pays','prediction'])
 def test_a_picture_of_the_guides_is_the_page_s(nm): assert (root/f'nbs/images/{nm}.png').read_bytes()==(folder/f'{nm}.png').read_bytes()
@@ -232,7 +264,10 @@ def test_rates_that_are_too_high():
 
 def test_what_watching_costs():
     more = {o.training.split(',')[0]: f'{100*(o.time-1):.0f}%' for o in result('cost').itertuples() if o.measured=='GradAccum(2)'}
-    assert f"{more['ResNet-18']} more time for a ResNet-18 and {more['tabular']} more for a small tabular model" in md('nbs/30_choose.ipynb')
+    small = result('overhead').query("model.str.startswith('ResNet-18')").set_index('cbs').time
+    of_small = f"{100*(small['GradAccum(4), NoiseScale()']/small['GradAccum(4)']-1):.0f}%"
+    text = re.sub(r'\[(\S+)\]\(\S+\)', r'\1', md('nbs/30_choose.ipynb'))
+    assert f"takes between {more['ResNet-18']} and {of_small} more time for a ResNet-18 and {more['tabular']} more for a small tabular model" in text
 
 def test_goyal():
     text,page = md('nbs/34_learning_rate.ipynb'),(folder/'goyal.md').read_text()
@@ -246,6 +281,11 @@ def test_goyal():
 def test_what_growth_saves():
     steps = [int(o) for o in re.findall(r'\w+ (\d+)% \(training', re.search('same items: (.*?)\\. ', (folder/'grows.md').read_text())[1])]
     assert 'some 30% of the optimizer steps' in md('nbs/30b_growing.ipynb') and all(25<o<35 for o in steps)
+
+def test_growth_is_over_the_same_seeds():
+    from grows import over
+    a,b = (pd.DataFrame(dict(seed=seeds, steps=steps)) for seeds,steps in (((0,1), (1,3)), ((1,0,2), (2,2,50))))
+    assert over(a, b, 'steps')==over(b, a, 'steps')==1
 
 def shown(nb, pattern):
     "What cells whose code has `pattern` have stored as their output"
