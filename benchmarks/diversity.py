@@ -89,7 +89,7 @@ def draw(df):
     for i,(seed,o) in enumerate(some.groupby('seed')):
         beyond = np.clip([o.noise_scale-o.low,o.high-o.noise_scale], 0, 20*o.noise_scale)
         ax.plot(o.distinct, o.exact, color=f'C{i}', lw=1, label=f'exact, seed {seed}')
-        ax.errorbar(o.distinct, o.noise_scale, beyond, fmt='o', ms=3, lw=1, color=f'C{i}', label='measured')
+        ax.errorbar(o.distinct, o.noise_scale, beyond, fmt='o', ms=3, lw=1, color=f'C{i}', label=None if i else 'measured, its interval of 95%')
     ax.set(xscale='log', yscale='log', xlabel='different pictures among 10,000', ylabel='noise scale, items')
     ax.legend(frameon=False)
     return fig
