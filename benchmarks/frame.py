@@ -6,7 +6,7 @@
 
 A script calls `main(__doc__, names, run, page, draw)`, with the names of its CSVs: `run(args, *tables)` fills them, `page(*dfs)` is the text of `NAME.md`,
 `draw(*dfs)` its picture, or None where it stays as it is. To measure something anew, delete its rows."""
-import argparse, datetime, gzip, io, platform, statistics, subprocess, sys, time, warnings
+import argparse, datetime, gc, gzip, io, platform, statistics, subprocess, sys, time, warnings
 from functools import cache as once
 from pathlib import Path
 
@@ -117,6 +117,7 @@ class Bare(Callback):
 def peak(f):
     "Most bytes that tensors hold at a time, beyond those of before, in a second call"
     f()
+    gc.collect() # Not in the middle of it
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof: f()
     events = sorted((e.start_ns(),e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name()=='[memory]')
     return max(np.cumsum([o for _,o in events]))

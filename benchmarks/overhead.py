@@ -24,7 +24,7 @@ def mlp(n_hid): return nn.Sequential(nn.Linear(20,n_hid), nn.ReLU(), nn.Linear(n
 
 # Model, shape of an item, items in a micro-batch, micro-batches in an epoch
 cases = {'MLP of 2,397 parameters, 16': (lambda: mlp(77),(20,),16,200), 'MLP with 2,048 hidden units, 128': (lambda: mlp(2048),(20,),128,100),
-         'ResNet-18, 16 x 32 x 32': (lambda: resnet18(num_classes=10),(3,32,32),16,16)}
+         'ResNet-18, 16 x 32 x 32': (lambda: resnet18(num_classes=10),(3,32,32),16,8)}
 arms = {"fastai's GradientAccumulation": lambda bs: [GradientAccumulation(4*bs)], 'GradAccum(4)': lambda bs: [GradAccum(4)],
         'GradAccum(4), NoiseScale()': lambda bs: [GradAccum(4),NoiseScale()], 'GradAccum(4), ScaledLR': lambda bs: [GradAccum(4),ScaledLR(bs)]}
 
@@ -42,7 +42,7 @@ def run(args, t):
         for nm,make in arms.items():
             if t.has(model=case, cbs=nm): continue
             learn,bare = learner(case, make(bs)),learner(case, [Bare(4)])
-            pairs = in_pairs(lambda: seconds(learn), lambda: seconds(bare), 3 if args.quick else 15) # noqa: B023
+            pairs = in_pairs(lambda: seconds(learn), lambda: seconds(bare), 3 if args.quick else 41) # noqa: B023
             time,low,high = middle([a/b for a,b in pairs])
             t.add(model=case, cbs=nm, pairs=len(pairs), time=time, low=low, high=high, bare_ms=1e3*statistics.median(b for _,b in pairs)/n,
                   more_ms=1e3*statistics.median(a-b for a,b in pairs)/n)

@@ -3,7 +3,7 @@
 Each tool is used as its own pages say: accelerate's `accumulate` with a prepared loader, model, optimizer and schedule; its recipe for losses over tokens, that
 counts those of a window before its first micro-batch, as a row of its own; Lightning's `Trainer(accumulate_grad_batches=...)` with a schedule in steps.
 All step with the same optimizers of torch, on the same batches in the same order, from the same weights."""
-import itertools, logging, warnings
+import itertools, logging, statistics, time, warnings
 from functools import partial
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
 from torchvision.models import resnet18
 
 from fastai_bs.all import GradAccum
-from frame import Bare, TensorLoader, clocked, in_pairs, middle, peak
+from frame import Bare, TensorLoader, in_pairs, middle, peak
 
 n_acc = 4 # Micro-batches in a window
 one_cycle = combined_cos(0.25, 1/25, 1, 1e-5) # Of a part of the training, the factor on its rate
@@ -227,20 +227,28 @@ def convnet():
 def wide(): return nn.Sequential(nn.Linear(20,2048), nn.ReLU(), nn.Linear(2048,10))
 def pictures(n, dtype): return torch.randn(n, 784),torch.randint(10, (n,))
 def images(n, dtype): return torch.randn(n,3,32,32),torch.randint(10, (n,))
-timed = {'MLP, 128 items': run_of(rows, wide, 128*160, 128, sgd, n_epoch=1), 'convnet, 32 pictures': run_of(pictures, convnet, 32*120, 32, sgd, n_epoch=1),
-         'ResNet-18, 16 x 32 x 32': run_of(images, partial(resnet18, num_classes=10), 16*8, 16, sgd, n_epoch=1)}
+# And pairs of trainings: short ones and many, as what else is done on a machine comes and goes
+timed = {'MLP, 128 items': (run_of(rows, wide, 128*24, 128, sgd, n_epoch=1),151),
+         'convnet, 32 pictures': (run_of(pictures, convnet, 32*24, 32, sgd, n_epoch=1),151),
+         'ResNet-18, 16 x 32 x 32': (run_of(images, partial(resnet18, num_classes=10), 16*12, 16, sgd, n_epoch=1),31)}
 # Each over as little as does the same in the same surroundings
 over = {'GradAccum': (ours,bare_learner), "fastai's GradientAccumulation": (fastai,bare_learner), "accelerate's accumulate": (accelerate,bare),
         "Lightning's accumulate_grad_batches": (lightning,bare_lightning)}
 
-def unwatched(job):
-    "Nobody looks at gradients, and the optimizer and its state stay from one training to the next"
-    job.watch = lambda opt: opt
+def window_time(r, arm): # A function
+    "Trains, and returns the processor time of a window: the median of those from one optimizer step to the next"
+    job,at = Job(r, 0),[]
+    def watch(opt):
+        opt.register_step_post_hook(lambda *_: at.append(time.process_time()))
+        return opt
+    job.watch = watch
     opt = job.optimizer()
-    job.optimizer = lambda: opt
-    return job
-
-def training(r, arm): return partial(arm, unwatched(Job(r, 0)))
+    job.optimizer = lambda: opt # It and its state stay from one training to the next, as a learner's do
+    def _train():
+        at.clear()
+        arm(job)
+        return statistics.median(b-a for a,b in itertools.pairwise(at))
+    return _train
 
 # All of it
 
@@ -251,10 +259,10 @@ def run(args, table):
         if not table.has(part='error', run=nm, how=how, seed=seed): table.add(part='error', run=nm, how=how, seed=seed, **errors(r, arm, seed), **more)
     for how,arm in arms.items():
         if arm not in (uncut,accelerate_tokens) and not table.has(part='exception', how=how): table.add(part='exception', how=how, **left(arm, 0), **more)
-    for (nm,r),(how,(arm,base)) in itertools.product(timed.items(), over.items()):
+    for (nm,(r,n_pairs)),(how,(arm,base)) in itertools.product(timed.items(), over.items()):
         if table.has(part='time', run=nm, how=how): continue
-        pairs = in_pairs(clocked(training(r, arm)), clocked(training(r, base)), 3 if args.quick else 21)
+        pairs = in_pairs(window_time(r, arm), window_time(r, base), 3 if args.quick else n_pairs)
         m,low,high = middle([a/b for a,b in pairs])
         small = SimpleNamespace(**{**vars(r), 'n': r.bs*8})
-        extra = peak(training(small, arm))-peak(training(small, base))
+        extra = peak(window_time(small, arm))-peak(window_time(small, base))
         table.add(part='time', run=nm, how=how, ratio=m, low=low, high=high, memory=extra/(4*len(Job(small, 0).start)), pairs=len(pairs), **more)
