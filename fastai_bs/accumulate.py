@@ -27,8 +27,7 @@ from .losses import ElementCounter, at_hand, plain
 from .pairs import PairCheck
 from .split import SplitBatches, refuse_split
 from .n_acc import SetByHand, as_n_acc, asked_n_acc, check_n_acc, check_windows, n_acc_at
-from .window import (BatchNormMomenta, MicroBatch, Position, Weights, Window, both_at_hand, heard, loss_or_last, mean_divisor, sum_over_ranks,
-                              whole_loss)
+from .window import (BatchNormMomenta, MicroBatch, Position, Weights, Window, both_at_hand, loss_or_last, sum_over_ranks, weighed, whole_loss)
 
 # %% ../nbs/11_accumulate.ipynb #ab6865a4
 class GradAccum(ScopedCallback):
@@ -221,9 +220,8 @@ def _pct_train(self:GradAccum, pct):
 def before_backward(self:GradAccum):
     "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
     learn = self.learn
-    loss = plain(learn.loss_grad)
-    if self.accumulates: loss = self.weights(loss, self.micro, learn, self._n_ranks, anew=self.n_acc==1)
-    learn.loss_grad = heard(loss, self._see_backward)
+    if self.accumulates: self.weights(self.micro, learn, self._position.n_acc, self._n_ranks)
+    learn.loss_grad = weighed(plain(learn.loss_grad), self.micro.weight, self._see_backward)
 
 @patch
 def _see_backward(self:GradAccum, grad):
@@ -261,8 +259,8 @@ def _take_mean(self:GradAccum, grads):
         return
     totals = window.totals = window.totals or window.sums(reduction)
     self.window_loss = whole_loss(totals, reduction, plain(self.learn.loss))
-    if reduction!='sum': divide(grads, mean_divisor(totals.elems, self.weights.n_ref, self._n_ranks))
-    elif self._n_ranks>1: torch._foreach_mul_(grads, self._n_ranks) # DDP takes the mean over the ranks
+    divide(grads, self.weights.divisor(totals.elems, self._n_ranks))
+    if reduction=='sum' and self._n_ranks>1: torch._foreach_mul_(grads, self._n_ranks) # DDP takes the mean over the ranks
 
 @patch
 def after_cancel_step(self:GradAccum): self.micro.stepped = False

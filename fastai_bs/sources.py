@@ -26,7 +26,7 @@ from .loop import ScopedCallback, backward, callback_of, change_hidden, own_loop
 from .losses import ElementCounter, count_items, plain, refuse_loss
 from .measurement import MicroNorms, measurement, unweighed_sums, window_sums
 from .snapshot import pass_unchanged
-from .window import MicroBatch, Weights, mean_divisor, watch_scale
+from .window import MicroBatch, Weights, watch_scale
 
 # %% ../nbs/12a_sources.ipynb #dceafca8
 class FromWindows:
@@ -102,7 +102,7 @@ class FromRanks:
         if not self.is_due: return
         self.micro = MicroBatch()
         self.micro.elems = self.counter(self.learn)
-        self.learn.loss_grad = watch_scale(self.learn.loss_grad, self.micro)
+        self.learn.loss_grad = watch_scale(plain(self.learn.loss_grad), self.micro)
 
     def before_backward(self):
         self.norms.clear()
@@ -214,7 +214,7 @@ def _pass(self:FromParts, cbs, params):
 
     grads = [p.grad for p in params if p.grad is not None]
     self.n_elems = sum(o.micro.elems for o in self.micros)
-    if self.counter.reduction!='sum': divide(grads, mean_divisor(self.n_elems, self.weights.n_ref))
+    divide(grads, self.weights.divisor(self.n_elems))
     self.noise.measure(self, self.n_steps+1)
 
 @patch
@@ -227,7 +227,8 @@ def _part(self:FromParts, cbs):
     learn.loss = learn.loss_grad.clone()
     _tell([cb for cb in cbs if not isinstance(cb, MixedPrecision)], 'after_loss') # It would end the autocast that the batch itself is to run in
 
-    learn.loss_grad = watch_scale(self.weights(plain(learn.loss_grad), micro, learn), micro)
+    self.weights(micro, learn, self.n_micro)
+    learn.loss_grad = watch_scale(plain(learn.loss_grad), micro)
     _tell(cbs, 'before_backward')
     with no_autocast(): backward(learn)
     if self.norms.seen: self.micros.append(MicroNorms(micro, self.norms.take(), find_bs(learn.yb)))

@@ -276,6 +276,12 @@ def test_flat_losses_as_they_are(case):
     loss,items,model = exact[case]
     assert_windows(spied(items, 2, model(), loss, GradAccum(3)), items, [range(6), range(6,12), range(12,13)], tol=2e-6)
 
+def test_no_sum_is_too_large_for_half_precision():
+    "Four gradients of 30,000 are more than it holds; the large batch's, their mean, is not"
+    item = torch.tensor([30_000.], dtype=torch.float16),torch.zeros(1, dtype=torch.float16)
+    learn = spied([item]*8, 1, nn.Linear(1, 1, bias=False).half(), nn.L1Loss(), GradAccum(4))
+    assert [abs(g.item()) for g in learn.opt.grads]==[30_000.]*2
+
 def test_whole_micro_batch_of_zero_weight():
     "A class of weight 0 counts nothing, alone in a micro-batch too"
     items = [(x, torch.tensor(0 if i in (0,1,8,9) else 1+i%3)) for i,(x,_) in enumerate(classes)]

@@ -1,21 +1,23 @@
 "A window as a value: weights and the mean, for counts that are numbers and for counts on a device"
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from fastai.losses import CrossEntropyLossFlat
 from fastai_bs.accumulate import GradAccum
-from fastai_bs.losses import at_hand, precise
+from fastai_bs.losses import ElementCounter, at_hand, precise
 from fastai_bs.estimator import moments_of_sums
 from fastai_bs.measurement import Measurement, MicroNorms, measurement, to_floats, unweighed_sums, window_sums
 from fastai_bs.noise import NoiseScale
 from fastai_bs.n_acc import check_n_accs, n_acc_at
 from fastai.torch_core import TensorBase
 from fastai_bs.losses import plain
-from fastai_bs.window import (MicroBatch, Position, Window, both_at_hand, loss_or_last, loss_sum, mean_divisor, reference, watch_scale, weigh,
-                              weight, window_momentum)
+from fastai_bs.window import (MicroBatch, Position, Weights, Window, both_at_hand, loss_or_last, loss_sum, mean_divisor, reference, watch_scale, weight,
+                              weighed, window_momentum, without_nan)
 from helpers import distance, flat, loaders, quiet_learner, token_task
 
 def double(x): return torch.tensor(x, dtype=torch.float64)
@@ -30,9 +32,9 @@ def test_weighted_sum_over_divisor_is_the_mean(ns, as_count):
     gs,n_ref,total = rng.normal(size=len(ns)),None,0.
     for n,g in zip(ns, gs):
         n_ref = reference(n_ref, as_count(n))
-        total += float(weight(as_count(n), n_ref))*g
+        total += float(weight(as_count(n), 5*n_ref))*g
     expected = np.dot(ns, gs)/sum(ns) if sum(ns) else 0.
-    assert total/float(mean_divisor(as_count(sum(ns)), n_ref))==pytest.approx(expected, rel=1e-12, abs=0)
+    assert total/float(mean_divisor(as_count(sum(ns)), 5*n_ref))==pytest.approx(expected, rel=1e-12, abs=0)
 
 @pytest.mark.parametrize('ns', windows, ids=str)
 def test_numbers_and_tensors_come_to_the_same_bits(ns):
@@ -89,16 +91,29 @@ def test_windows_share_nothing():
     a.add(torch.tensor(1.), 0)
     assert b.n_micro==0 and b.iters==set() and not b.micro.backed and a.micro.backed
 
-def test_a_weight_of_one_changes_no_bit_and_no_graph():
-    loss = torch.tensor(0.3, requires_grad=True)*1
-    assert weigh(loss, MicroBatch(elems=4., weight=1.)) is loss
-    assert weigh(loss, MicroBatch(elems=2., weight=0.5)).item()==loss.item()/2
+@pytest.mark.parametrize('n_acc', [1,2,3,4,7,8])
+def test_micro_batches_that_are_alike_lose_no_bit(n_acc):
+    "Weights are powers of two, which any precision holds; and where the micro-batches are as many, no gradient is touched"
+    weights,learn = Weights(ElementCounter(lambda learn: 5)),SimpleNamespace(loss_func=nn.MSELoss(), yb=(), loss_grad=torch.tensor(0.), pred=torch.tensor(0.))
+    micros = [MicroBatch() for _ in range(n_acc)]
+    for micro in micros: weights(micro, learn, n_acc)
+    assert {math.frexp(o.weight)[0] for o in micros}=={0.5} and weights.divisor(5.*n_acc)==sum(o.weight for o in micros)
+    assert (weights.divisor(5.*n_acc)==1)==(n_acc in (1,2,4,8))
+
+@pytest.mark.parametrize('w', [1.,0.5,double(0.5)])
+@pytest.mark.parametrize('dtype', [torch.float16,torch.float32,torch.float64])
+def test_a_loss_keeps_its_precision(w, dtype):
+    x,seen = torch.tensor(0.3, dtype=dtype, requires_grad=True),[]
+    loss = weighed(x, w, seen.append)
+    loss.backward(torch.tensor(8., dtype=dtype))
+    assert loss.dtype==dtype and loss.item()==x.item()*float(w) and x.grad.item()==8*float(w) and seen==[8.]
 
 @pytest.mark.parametrize('n,expected', [(0.,0.),(1.,math.nan)])
 def test_nan_is_kept_out_only_where_nothing_counts(n, expected):
     pred = torch.ones(3, requires_grad=True)
     loss = (pred*math.nan).sum()
-    weigh(loss, MicroBatch(elems=n, weight=1.), pred).backward()
+    without_nan(pred, n)
+    loss.backward()
     assert torch.equal(pred.grad.nan_to_num(7.), torch.full((3,), expected).nan_to_num(7.))
 
 @pytest.mark.parametrize('in_place', [False,True])
