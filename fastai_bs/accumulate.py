@@ -65,8 +65,8 @@ class GradAccum(ScopedCallback):
         "What is known along a fit"
         self.counter,self.hypers = ElementCounter(self.count),HeldHypers()
         self.weights = Weights(self.counter)
-        self._in_parts = self._ddp = self._params = self._bns = self._position = None
-        self._n_ranks,self._last_loss,self._pending = 1,None,0 # The last is an `n_acc` that was set, and not yet on all ranks
+        self._in_parts = self._ddp = self._params = self._bns = None
+        self._position,self._n_ranks,self._last_loss,self._pending = Position(),1,None,0 # The last is an `n_acc` that was set, and not yet on all ranks
 
     @property
     def n_acc(self)->int: return self.window.n_acc # Micro-batches of this window
