@@ -120,7 +120,7 @@ class Drawn:
     def __init__(self, n, block=10_000):
         self.norms,self.micros,self.rng,self.block,self.i = self,[SimpleNamespace(seen=None)]*2,np.random.default_rng(0),block,0
         self.names,self.n_steps = ['all'],0
-    def of_mean(self): return 0.
+    def of_grads(self): return 0.
     def sums(self, rows):
         if isinstance(rows, list): return None # Of the norms: there are none
         if self.i%self.block==0:

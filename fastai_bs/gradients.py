@@ -114,7 +114,7 @@ class GradNorms:
         own,stepped = ([p for pg in o for p in pg] for o in (groups,opt.param_lists))
         self.of_opt = dict(zip(own, stepped)) if len(own)==len(stepped) else {} # A copy may be one vector of all: in Adam's metric nothing is known then
         self.n_devices = len({p.device for p in self.params})
-        self.on = True # Is this micro-batch looked at?
+        self.on = True # Do the hooks look at this micro-batch?
         self.metric = {} # As of `adam_metric`
         self.groups = {} # By the parameters that had a gradient: the group of each, on their device, which is waited for once
         self.clear()
@@ -151,13 +151,14 @@ class GradNorms:
         self.seen[i] = norm(grad)
         if i in self.metric: self.adam_seen[i] = norm(in_metric(grad, *self.metric[i]))
 
-    def take(self): # `SeenNorms`
-        "Norms of the gradients seen since the last time"
+    def take(self): # `SeenNorms`, or `None` where the backward pass has reached no parameter
+        "Norms of the gradients that the hooks have seen since the last time"
+        if not self.seen: return
         res = SeenNorms(list(self.seen), self._stack(self.seen.values()), list(self.adam_seen.values()))
         self.clear()
         return res
 
-    def of_mean(self): # `SeenNorms`, or `None` where no parameter has a gradient
+    def of_grads(self): # `SeenNorms`, or `None` where no parameter has a gradient
         "Norms of what is in `.grad`"
         grads = {i: p.grad for i,p in enumerate(self.params) if p.grad is not None}
         if not grads: return

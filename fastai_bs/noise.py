@@ -154,8 +154,7 @@ def _choose(self:NoiseScale, accum):
 @contextmanager
 def scope(self:NoiseScale):
     "For the training part of the epoch: a look at the parameters"
-    norms = self.source.norms = GradNorms(self.opt, self.by_group, self.adam_metric, reached_params(self.learn))
-    norms.on = self.source.always
+    self.source.norms = GradNorms(self.opt, self.by_group, self.adam_metric, reached_params(self.learn))
     try:
         with self.source.scope(): yield
     finally: self.source.norms,self.source.micros = None,[]
@@ -171,7 +170,7 @@ def measure(self:NoiseScale,
 ):
     "The window is full, and its mean is in `.grad`: take its moments in"
     norms,micros = source.norms,source.micros
-    mean = norms.of_mean() if micros and len(micros)*self.n_ranks>1 else None
+    mean = norms.of_grads() if micros and len(micros)*self.n_ranks>1 else None
     if mean is None: return
     if self._holds_twice():
         self.n_twice += 1

@@ -33,7 +33,6 @@ class FromWindows:
     "The micro-batches of each window of a `GradAccum`"
     every = 1 # Optimizer steps from one measurement to the next
     events = 'before_backward','after_backward'
-    always = False # Is every backward pass under its hooks looked at?
 
     def __init__(self,
         noise, # The `NoiseScale`, which takes the measurements in
@@ -41,6 +40,7 @@ class FromWindows:
     ):
         self.noise,self.accum,self.every = noise,accum,noise.every or self.every
         self.norms,self.micros,self.n_steps = None,[],0
+        self.is_due = self.is_alone = False # Is this window measured? Is what this micro-batch brings alone in `.grad`?
 
     def check(self): "Any window will do"
 
@@ -53,16 +53,20 @@ class FromWindows:
 
     def before_backward(self):
         "Does a window begin, and is it to be measured?"
-        self.norms.clear()
-        if not self.accum.starts_window: return
-        self.micros = []
-        self.norms.on = self.n_steps%self.every==0 and self.accum.measurable
-        self.norms.start_window(self.n_steps)
+        accum,norms = self.accum,self.norms
+        norms.clear()
+        if accum.starts_window:
+            self.micros,self.is_due = [],self.n_steps%self.every==0 and accum.measurable
+            norms.start_window(self.n_steps)
+        self.is_alone = accum.starts_window and not accum.micro.closes # DDP reduces what a closing one brings
+        norms.on = self.is_due and not self.is_alone
 
     def after_backward(self):
         "Keep a few numbers of the micro-batch, on its device"
         micro = self.accum.micro
-        if self.norms.seen and micro.elems is not None: self.micros.append(MicroNorms(micro, self.norms.take(), count_items(None, *self.noise.learn.yb)))
+        if not self.is_due or not micro.backed or micro.elems is None: return
+        seen = self.norms.of_grads() if self.is_alone else self.norms.take()
+        if seen: self.micros.append(MicroNorms(micro, seen, count_items(None, *self.noise.learn.yb)))
 
     def close(self):
         "The window is full, and its mean is in `.grad`"
@@ -79,7 +83,6 @@ class FromRanks:
     "The batch of each rank, where there is no `GradAccum`"
     every = 1 # Optimizer steps from one measurement to the next
     events = 'after_loss','before_backward','after_backward','after_step'
-    always = False # Is every backward pass under its hooks looked at?
 
     def __init__(self,
         noise, # The `NoiseScale`, which takes the measurements in
@@ -110,8 +113,9 @@ class FromRanks:
         self.norms.start_window(self.n_steps)
 
     def after_backward(self):
-        if not self.norms.seen or self.micro.elems is None: return
-        self.micros = [MicroNorms(self.micro, self.norms.take(), find_bs(self.learn.yb))]
+        seen = self.norms.take()
+        if not seen or self.micro.elems is None: return
+        self.micros = [MicroNorms(self.micro, seen, find_bs(self.learn.yb))]
         self.noise.measure(self, self.n_steps+1)
 
     def after_step(self): self.n_steps += 1
@@ -140,7 +144,6 @@ class FromParts:
     "Parts of a batch, in an extra pass before it is trained on"
     every = 40 # Optimizer steps from one measurement to the next
     events = 'before_batch','after_step'
-    always = True # Is every backward pass under its hooks looked at?
 
     def __init__(self,
         noise, # The `NoiseScale`, which takes the measurements in
@@ -221,6 +224,8 @@ def _pass(self:FromParts, cbs, params):
 def _part(self:FromParts, cbs):
     "Forward and backward pass of a part, with the events of those callbacks that have a say in them"
     learn,micro = self.learn,MicroBatch()
+    is_alone = not self.micros # In `.grad`
+    self.norms.on = not is_alone
     learn.pred = learn.model(*learn.xb)
     _tell(cbs, 'after_pred')
     learn.loss_grad = learn.loss_func(learn.pred, *learn.yb)
@@ -231,7 +236,8 @@ def _part(self:FromParts, cbs):
     learn.loss_grad = watch_scale(plain(learn.loss_grad), micro)
     _tell(cbs, 'before_backward')
     with no_autocast(): backward(learn)
-    if self.norms.seen: self.micros.append(MicroNorms(micro, self.norms.take(), find_bs(learn.yb)))
+    seen = self.norms.of_grads() if is_alone else self.norms.take()
+    if seen: self.micros.append(MicroNorms(micro, seen, find_bs(learn.yb)))
 
 @patch
 def sums(self:FromParts, rows):
@@ -287,5 +293,5 @@ class FromBoth(FromWindows):
         if not self.accum.starts_window: return
         if self.accum.measurable!=self.watches: self._watch(not self.watches)
         if self.watches or not self.parts: return
-        self.parts.n_steps,self.norms.on = self.n_steps,True
+        self.parts.n_steps = self.n_steps
         self.parts.before_batch()

@@ -84,7 +84,7 @@ def fed(n, **kwargs):
     "A `NoiseScale` that `n` windows were measured for, without a training"
     noise,g = NoiseScale(**kwargs),np.random.default_rng(0)
     noise.n_ranks,noise._holds_twice = 1,lambda: False
-    norms = SimpleNamespace(of_mean=lambda: 1, sums=lambda seen: None, names=['all','group 0'])
+    norms = SimpleNamespace(of_grads=lambda: 1, sums=lambda seen: None, names=['all','group 0'])
     for step in range(1, n+1):
         tr_sigma,g_sq = g.normal((3,1), 0.5)
         total,sq_mean = np.full(2, 8*g_sq+4*tr_sigma), np.full(2, g_sq+tr_sigma/8)
