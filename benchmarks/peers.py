@@ -68,7 +68,7 @@ def page(accum, noise, max_bs):
     stop,clock,cost = part(accum, 'exception'),part(accum, 'time'),part(noise, 'cost')
     ours = clock[clock.how=='GradAccum']
     behind = [f'{o.run} ({o.ratio:.3f} against {b.ratio:.3f})' for o in ours.itertuples()
-              for b in clock[(clock.run==o.run) & clock.how.str.startswith('fastai')].itertuples() if b.ratio<o.ratio]
+              for b in clock[(clock.run==o.run) & clock.how.str.startswith('fastai')].itertuples() if b.ratio<o.low]
     over = [f'{o.run} ({o.ratio:.3f})' for o in ours.itertuples() if o.ratio>1.02]
     e = part(noise, 'error')
     but = f", but for {', '.join(stop[stop.cbs_differ.astype(bool)].how)}" if stop.cbs_differ.astype(bool).any() else ' with all of them'
@@ -112,11 +112,11 @@ window of the next training, begun with the same objects. The callbacks are thos
 ## Accumulation: time and memory
 
 Over as little as does the same in the same surroundings: in a `Learner` a callback that divides the loss and steps at every fourth micro-batch, for accelerate
-a loop, for Lightning a module that steps by hand. Memory: what tensors hold at their peak beyond that, as a part of the parameters.
+a loop, for Lightning a module that steps by hand. Time: of a window, from one optimizer step to the next, the median of a training. Memory: what tensors
+hold at their peak beyond that, as a part of the parameters.
 {f"1.02 was aimed at for `GradAccum`, and not reached with {', '.join(over)}."
  if over else
  "`GradAccum` is within the 1.02 that were aimed at."}
-Below 1 the by-hand form is the slower one, as Lightning's is with the ResNet; why was not looked into.
 {f"fastai's own, which weighs nothing, takes less with {', '.join(behind)}." if behind else ''}
 
 {md_table(['', 'model, micro-batch', 'time', 'memory'], [[o.how, o.run, times(o), f'{100*o.memory:+.2f}%'] for o in clock.itertuples()])}
