@@ -23,7 +23,7 @@ from .batch_size import known_batch_size
 from .hypers import HeldHypers
 from .loop import ScopedCallback, after_batch_by, callback_of, one_batch_by, optimizer_step, pct_train_by
 from .columns import announce_columns, fill_columns
-from .losses import ElementCounter, at_hand, plain
+from .losses import ElementCounter, plain
 from .pairs import PairCheck
 from .split import SplitBatches, refuse_split
 from .n_acc import SetByHand, as_n_acc, asked_n_acc, check_n_acc, check_windows, n_acc_at
@@ -164,7 +164,8 @@ def scope(self:GradAccum):
     self.new_window()
     if self.on_oom=='split': self._in_parts = self._in_parts or SplitBatches(self)
     try:
-        with (pct_train_by(learn, self._pct_train), after_batch_by(callback_of(learn, Recorder), self._record),
+        with (ExitStack() if callback_of(learn, LRFinder) else pct_train_by(learn, self._pct_train), # `lr_find` counts as fastai does
+              after_batch_by(callback_of(learn, Recorder), self._record),
               one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack()): yield
     finally:
         self.bs,self.last_n_acc = known_batch_size(learn),self._position.n_acc
@@ -212,7 +213,7 @@ def after_pred(self:GradAccum):
 def _pct_train(self:GradAccum, pct):
     "After this micro-batch, in which it was `pct`"
     learn,position = self.learn,self._position
-    if position.n_acc==1 or callback_of(learn, LRFinder): return learn.pct_train # As fastai counts
+    if position.n_acc==1: return learn.pct_train # As fastai counts
     return position.after(pct, learn.iter, learn.n_iter, learn.n_epoch) if self.starts_window else pct
 
 # %% ../nbs/11_accumulate.ipynb #a6c41156
@@ -228,7 +229,7 @@ def _see_backward(self:GradAccum, grad):
     "Called as the backward pass begins: from here on the micro-batch is part of the window, whoever cancels what"
     learn,window = self.learn,self.window
     if window.micro.backed: return
-    window.micro.loss_scale = at_hand(grad.detach()) # What reaches our loss is the scale that mixed precision puts on it after us
+    window.micro.loss_scale = grad.detach() # What reaches our loss is the scale that mixed precision puts on it after us
     window.add(plain(learn.loss).detach(), learn.iter)
     if window.micro.closes and self._n_ranks>1: self._sum_over_ranks(learn.iter) # Before DDP's own reduction, where nobody could end the wait for a failed rank
 

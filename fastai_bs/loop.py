@@ -33,6 +33,14 @@ class ScopedCallback(Callback):
     def scope(self): yield
 
     @property
+    def training(self): return self.learn.training # fastai asks for it at each event of a batch, and would find it on the learner in the end
+
+    def __setattr__(self, name, value):
+        "fastai warns where an attribute of the learner is shadowed, and looks for one each time: once will do"
+        if name in vars(self): object.__setattr__(self, name, value)
+        else: super().__setattr__(name, value)
+
+    @property
     def name(self):
         "Another one while it is refused: when the learner is rid of it, the first one's attribute must not go"
         return ('refused_' if self.refused else '') + (self.called or super().name)

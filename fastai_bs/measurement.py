@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from .distributed import over_ranks
 from .gradients import SeenNorms
+from .losses import at_hand
 from .window import MicroBatch
 
 # %% ../nbs/09b_measurement.ipynb #d1f95e29
@@ -53,7 +54,7 @@ def measurement(
     "Of a window whose gradient is in `.grad`"
     K = len(micros)
     batches = [o.micro for o in micros]
-    scalars = [*(o.elems for o in batches), *(o.weight for o in batches), *(o.loss_scale for o in batches)]
+    scalars = [*(o.elems for o in batches), *(o.weight for o in batches), *(at_hand(o.loss_scale) for o in batches)]
     floats,sq = to_floats([*scalars, window_elems], rows)
     n,weight,scale = np.reshape(floats[:-1], (3,K))
     factor = (n if is_sum else weight)*scale # On the gradient of a mean over elements

@@ -115,7 +115,7 @@ def watch_scale(
     micro, # The `MicroBatch`, knows its weight, and is told the scale
 )->Tensor:
     "`loss` times its weight; its backward pass tells what mixed precision multiplies it by"
-    def _see(grad): micro.loss_scale = at_hand(grad.detach())
+    def _see(grad): micro.loss_scale = grad.detach()
     return weighed(loss, micro.weight, _see)
 
 # %% ../nbs/09_window.ipynb #f123c590
@@ -150,7 +150,7 @@ class MicroBatch:
     "One forward and backward pass"
     elems:object = None # Elements that its loss averages over; `None` where nobody counted them
     weight:object = 1. # Factor on its loss
-    loss_scale:object = None # What mixed precision multiplies its loss by: a number, or a tensor without dimensions
+    loss_scale:Tensor = None # What mixed precision multiplies its loss by, without dimensions
     closes:bool = False # Is it the last of its window?
     backed:bool = False # Has its backward pass begun? From then on it is part of the window
     skips:bool = False # Has `GradAccum` itself cancelled it, to skip the optimizer step?

@@ -327,6 +327,26 @@ def test_an_event_that_a_callback_does_not_have_is_looked_for_nowhere_else():
     learn.fit(1, 0.1)
     assert told==2*['after_step'] and scoped.run
 
+def test_attributes_are_not_looked_for_on_the_learner_again(recwarn):
+    "A name of the learner's is said once, a property's setter is its own, and whether the model trains is the learner's word"
+    class Own(ScopedCallback):
+        @property
+        def twice(self): return self._twice
+        @twice.setter
+        def twice(self, o): self._twice = 2*o
+    looked,own = [],Own()
+    class Model(nn.Linear):
+        def __getattr__(self, nm):
+            looked.append(nm)
+            return super().__getattr__(nm)
+    learn = quiet_learner(loaders(regression(8), 4), Model(10, 1), cbs=own)
+    for i in range(3): own.loss_func,own.mine,own.twice = i,i,i
+    assert (own.loss_func,own.mine,own.twice)==(2,2,4) and looked.count('mine')==1
+    assert len([o for o in recwarn if 'shadowing' in str(o.message)])==1
+    for training in (True,False):
+        learn.training = training
+        assert own.training is training
+
 def test_callback_of():
     class Sub(ScopedCallback): pass
     learn = learner(cbs=Sub())
