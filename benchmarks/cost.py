@@ -27,7 +27,7 @@ class Repeated:
 
 def images(bs, n):
     "ResNet-18 on 64x64 pixels, SGD with momentum"
-    batches = [(torch.randn(bs,3,64,64),torch.randint(10, (bs,))) for _ in range(4)]*(n//4)
+    batches = [(torch.randn(bs,3,64,64),torch.randint(10, (bs,))) for _ in range(4)]*-(-n//4)
     return batches,resnet18(num_classes=10),nn.CrossEntropyLoss(),lambda p,**kw: SGD(p, mom=0.9, **kw)
 
 class Rows(TabularModel):
@@ -38,7 +38,7 @@ def tabular(bs, n):
     "A tabular model of the size of fast.ai's Rossmann lesson, Adam"
     sizes = [1116,8,4,13,32,3,26,27,5,4,4,24,9,13,53,22,7,7,4,4,9,9]
     emb = [(s,min(600, round(1.6*s**0.56))) for s in sizes]
-    batches = [(torch.stack([torch.randint(s, (bs,)) for s in sizes], 1),torch.randn(bs,16),torch.randn(bs)) for _ in range(10)]*(n//10)
+    batches = [(torch.stack([torch.randint(s, (bs,)) for s in sizes], 1),torch.randn(bs,16),torch.randn(bs)) for _ in range(10)]*-(-n//10)
     return batches,Rows(emb, 16, 1, [1000,500], ps=[0.001,0.01], embed_p=0.04),nn.MSELoss(),Adam
 
 # Model, items in a batch, pairs of trainings
@@ -80,6 +80,7 @@ modes = {'GradAccum(2)': (2,1,NoiseScale,Reads), 'parts of the batch, every 40th
 def learner(make, bs, n_acc, cbs):
     torch.manual_seed(0)
     batches,model,loss_func,opt_func = make(bs//n_acc, n_steps*n_acc)
+    batches = batches[:n_steps*n_acc]
     n_inp = len(batches[0])-1
     dls = DataLoaders(Repeated(batches, bs//n_acc), Repeated([], bs), device='cpu')
     dls.n_inp = n_inp
