@@ -125,8 +125,9 @@ def page(df):
     return f"""# What `NoiseScale` costs
 
 Processor time of a step of a training with it over that of one without it, median of pairs of trainings with its interval of 95%, or where every 40th step is
-measured of trainings, over their other steps; and how much more memory tensors hold at their peak, as a part of the parameters' size. The least: with a bare callback in its place that reads the gradients as often and does
-nothing with them, or passes four parts of the batch through the model and back. {aimed} {measured(df)} `benchmarks/cost.py` says what is run.
+measured of trainings, over their other steps; and how much more memory tensors hold at their peak, as a part of the parameters' size. The least: with a bare
+callback in its place that reads the gradients as often and does nothing with them, or passes four parts of the batch through the model and back.
+{aimed} {measured(df)} `benchmarks/cost.py` says what is run.
 
 {md_table(['training','measured','pairs, or trainings','time','the least','memory'], rows)}"""
 
