@@ -138,7 +138,7 @@ def aimed_at(done):
     over = over_today(done)
     if 'large' not in over: return []
     seen = {k: v.mean() for k,v in over['large'].items() if k!='seconds'}
-    missed = [f"{k.replace('_', ' ')} {v:.3f}" for k,v in seen.items() if v>(1 if k=='train_loss' else 1.02)]
+    missed = [f"{k.replace('_', ' ')} {v:.4f}" for k,v in seen.items() if v>(1 if k=='train_loss' else 1.02)]
     return ["Aimed at with 512: a lower train loss, at most 1.02 times the valid loss and exp_rmspe. "+(f"Missed: {', '.join(missed)}." if missed else 'Held.')]
 
 def section(df, plan):
