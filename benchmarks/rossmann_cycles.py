@@ -148,7 +148,10 @@ def section(df, plan):
     if len(plan): text.append(f"The plan for {n_epoch} epochs of {bs_now} at {lr:g}: {plan.n_epoch.iloc[0]} of {plan.bs.iloc[0]} (noise scale "
                               f"{plan.noise_scale.iloc[0]:.0f}), in {100*plan.time_ratio.iloc[0]:.0f}% of the time.")
     text += compared(df, "At the article's rate", lambda arm: lr)
-    if n_rates.max()>1: text += compared(df, f"Each at the rate of {of} that gave the first seed the lowest validation loss", partial(best_rate, df))
+    if n_rates.max()>1:
+        text += compared(df, f"Each at the rate of {of} that gave the first seed the lowest validation loss", partial(best_rate, df))
+        edge = [names[arm] for arm in names if n_rates.get(arm, 0)>1 and best_rate(df, arm) in (df.lr[df.arm==arm].min(),df.lr[df.arm==arm].max())]
+        if edge: text.append(f"At the edge of the rates that were tried: the best one of {' and '.join(edge)}.")
     ratio = seconds_ratio(df, 'large')
     text.append(f"An epoch of 512 takes {ratio.median():.3f} of the processor time of one of 64 (median of {len(ratio)} pairs of cycles, {ratio.min():.3f} to "
                 f"{ratio.max():.3f}).")

@@ -170,12 +170,18 @@ def test_three_cycles_on_the_first_page():
     higher = best_rate(few, 'large')/best_rate(few, 'today')
     def _said(over): return *(f'{over[k].mean():.2f}' for k in ('train_loss','valid_loss','exp_rmspe')),f"{over['seconds'].mean():.0%}"
     def _over(df, rate_of): return {arm: _said(over) for arm,over in over_today(by_arm(df, rate_of)).items()}
-    whole,best = _over(df[df.rows==802943], lambda arm: lr),_over(few, lambda arm: best_rate(few, arm))
+    many = df[df.rows==802943]
+    whole,best,best_of_all = _over(many, lambda arm: lr),*(_over(of, lambda arm, of=of: best_rate(of, arm)) for of in (few,many))
     (a,b,c,t),(d,e,f,u),(g,h,i,v) = whole['plan'],whole['large'],best['large']
-    plan = df[(df.rows==802943) & (df.arm=='plan')].iloc[0]
+    plan = many[many.arm=='plan'].iloc[0]
+    j,k,l,_ = best_of_all['large']
+    rates, = {many[many.arm==arm].lr.nunique() for arm in ('today','large')}
     text = (f"it plans {plan.epochs} of {plan.bs} for 5 of 64: in {t} of the time, with {a} of the training loss, {b} of the validation loss and {c} of the "
             f"error; 512 takes {u}, with {d}, {e} and {f} (one seed). With each at the best of {few.lr.nunique()} rates, on 120,000 rows, 512 takes {v} of the "
-            f"time, with {g}, {h} and {i} ({few.seed.nunique()} seeds); its best rate is {higher:.0f} times that of 64.")
+            f"time, with {g}, {h} and {i} ({few.seed.nunique()} seeds); its best rate is {higher:.0f} times that of 64. "
+            f"On all rows, with both at the best of {rates} rates, 512 ends with {j}, {k} and {l} (one seed); "
+            "that of 64 is the lowest that was tried.")
+    assert best_rate(many, 'today')==many[many.arm=='today'].lr.min()
     assert text in md('nbs/index.ipynb') and text in (root/'README.md').read_text()
 
 def test_the_time_that_plans_predict():
