@@ -114,7 +114,7 @@ class GradNorms:
         own,stepped = ([p for pg in o for p in pg] for o in (groups,opt.param_lists))
         self.of_opt = dict(zip(own, stepped)) if len(own)==len(stepped) else {} # A copy may be one vector of all: in Adam's metric nothing is known then
         self.n_devices = len({p.device for p in self.params})
-        self.on = True # Do the hooks look at this micro-batch?
+        self.on = True # Do the hooks look at this backward pass? They need not where what it brings is alone in `.grad`
         self.metric = {} # As of `adam_metric`
         self.groups = {} # By the parameters that had a gradient: the group of each, on their device, which is waited for once
         self.clear()
@@ -152,7 +152,8 @@ class GradNorms:
         if i in self.metric: self.adam_seen[i] = norm(in_metric(grad, *self.metric[i]))
 
     def take(self): # `SeenNorms`, or `None` where the backward pass has reached no parameter
-        "Norms of the gradients that the hooks have seen since the last time"
+        "Norms of the gradients that the backward pass has brought"
+        if not self.on: return self.of_grads()
         if not self.seen: return
         res = SeenNorms(list(self.seen), self._stack(self.seen.values()), list(self.adam_seen.values()))
         self.clear()

@@ -40,9 +40,11 @@ class FromWindows:
     ):
         self.noise,self.accum,self.every = noise,accum,noise.every or self.every
         self.norms,self.micros,self.n_steps = None,[],0
-        self.is_due = self.is_alone = False # Is this window measured? Is what this micro-batch brings alone in `.grad`?
 
     def check(self): "Any window will do"
+
+    @property
+    def is_due(self): return self.n_steps%self.every==0 and self.accum.measurable
 
     @contextmanager
     def scope(self):
@@ -55,17 +57,16 @@ class FromWindows:
         "Does a window begin, and is it to be measured?"
         accum,norms = self.accum,self.norms
         norms.clear()
-        if accum.starts_window:
-            self.micros,self.is_due = [],self.n_steps%self.every==0 and accum.measurable
-            norms.start_window(self.n_steps)
-        self.is_alone = accum.starts_window and not accum.micro.closes # DDP reduces what a closing one brings
-        norms.on = self.is_due and not self.is_alone
+        norms.on = self.is_due and (accum.micro.closes or not accum.starts_window) # DDP reduces what a closing one brings
+        if not accum.starts_window: return
+        self.micros = []
+        norms.start_window(self.n_steps)
 
     def after_backward(self):
         "Keep a few numbers of the micro-batch, on its device"
         micro = self.accum.micro
         if not self.is_due or not micro.backed or micro.elems is None: return
-        seen = self.norms.of_grads() if self.is_alone else self.norms.take()
+        seen = self.norms.take()
         if seen: self.micros.append(MicroNorms(micro, seen, count_items(None, *self.noise.learn.yb)))
 
     def close(self):
@@ -113,8 +114,9 @@ class FromRanks:
         self.norms.start_window(self.n_steps)
 
     def after_backward(self):
+        if not self.is_due or self.micro.elems is None: return
         seen = self.norms.take()
-        if not seen or self.micro.elems is None: return
+        if not seen: return
         self.micros = [MicroNorms(self.micro, seen, find_bs(self.learn.yb))]
         self.noise.measure(self, self.n_steps+1)
 
@@ -224,8 +226,7 @@ def _pass(self:FromParts, cbs, params):
 def _part(self:FromParts, cbs):
     "Forward and backward pass of a part, with the events of those callbacks that have a say in them"
     learn,micro = self.learn,MicroBatch()
-    is_alone = not self.micros # In `.grad`
-    self.norms.on = not is_alone
+    self.norms.on = bool(self.micros) # What the first one brings is alone in `.grad`
     learn.pred = learn.model(*learn.xb)
     _tell(cbs, 'after_pred')
     learn.loss_grad = learn.loss_func(learn.pred, *learn.yb)
@@ -236,7 +237,7 @@ def _part(self:FromParts, cbs):
     learn.loss_grad = watch_scale(plain(learn.loss_grad), micro)
     _tell(cbs, 'before_backward')
     with no_autocast(): backward(learn)
-    seen = self.norms.of_grads() if is_alone else self.norms.take()
+    seen = self.norms.take()
     if seen: self.micros.append(MicroNorms(micro, seen, find_bs(learn.yb)))
 
 @patch

@@ -320,6 +320,15 @@ def test_a_window_cancelled_after_a_backward_leaves_no_row(event, at, order):
     if event=='before_step' and order>=6: df = df[1:] # Measured, and no longer a matter of the gradient
     assert_rows(df, expected)
 
+def test_a_micro_batch_without_a_backward_pass_is_not_looked_at():
+    "Also where it is the first of its window, whose gradient would be read in `.grad`"
+    class Kept(Callback):
+        order = 101
+        n = []
+        def after_backward(self): self.n.append(len(self.learn.noise_scale.source.micros))
+    measure(regression(12), mlp(), nn.MSELoss(), 2, 3, cbs=[RaiseAt('before_backward', CancelBackwardException, 0, order=100),Kept()])
+    assert Kept.n==[0,1,2,3,1,2] # A window of three, and the last one of two
+
 @pytest.mark.parametrize('exc,n_rows', [(CancelTrainException,6), (CancelEpochException,4), (CancelFitException,2)])
 def test_a_cancelled_epoch_leaves_nothing_behind(exc, n_rows):
     "Cancelled after 7 of 10 micro-batches: an open window of one closes where training goes on to its end, and has no row"
