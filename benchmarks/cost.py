@@ -5,8 +5,6 @@
 Of a training the time of a step is the median of its steps, as what else is done on a machine comes and goes. Where each step is measured the figure is the
 median of ratios in pairs of trainings, with and without, one right after the other and in alternating order; where every 40th is, the median of trainings,
 each of which has both kinds of steps: at the others nothing is done but to look at a number."""
-import time
-
 import numpy as np
 import torch
 from torch import nn
@@ -18,7 +16,7 @@ from fastai.optimizer import Adam, SGD
 from fastai.tabular.model import TabularModel
 from fastai_bs.all import GradAccum, NoiseScale
 
-from frame import in_pairs, main, md_table, measured, middle, peak, seconds
+from frame import Clock, in_pairs, main, md_table, measured, middle, peak, seconds
 
 class Repeated:
     "The same batches in each epoch, made beforehand: what loading takes is not what is measured"
@@ -62,12 +60,6 @@ class Passes(Callback):
             self.learn.opt.zero_grad()
         self.n_steps += 1
 
-class Clock(Callback):
-    "Processor time at the end of each step"
-    order = GradAccum.order+1
-    def before_fit(self): self.at = []
-    def after_step(self): self.at.append(time.process_time())
-
 def step_times(learn):
     "Seconds of each step of a training, but for the first"
     seconds(learn)
@@ -107,10 +99,10 @@ def run(args, t):
         if args.quick: bs,n_pairs = bs//4,2
         for mode,(n_acc,every,cb,least) in modes.items():
             if t.has(training=case, measured=mode): continue
-            plain = learner(make, bs, n_acc, [])
             def _over(cb): # Median with its interval
                 watched = learner(make, bs, n_acc, [cb()]) # noqa: B023
                 if every>1: return middle([over_others(watched, every) for _ in range(n_pairs+1)][1:]) # noqa: B023
+                plain = learner(make, bs, n_acc, []) # noqa: B023
                 return middle([a/b for a,b in in_pairs(lambda: step_time(watched), lambda: step_time(plain), n_pairs)]) # noqa: B023
             (ratio,low,high),(least_ratio,least_low,least_high) = _over(cb),_over(least)
             (with_it,size),(without,_) = (peak_of(make, bs, n_acc, o) for o in ([cb()],[]))

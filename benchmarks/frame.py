@@ -114,6 +114,12 @@ class Bare(Callback):
         self.n += 1
         if self.n%self.n_acc: raise CancelBatchException
 
+class Clock(Callback):
+    "This process's own time after each optimizer step"
+    order = 70 # After all that has a part in the step
+    def before_fit(self): self.at = []
+    def after_step(self): self.at.append(time.process_time())
+
 def peak(f):
     "Most bytes that tensors hold at a time, beyond those of before, in a second call"
     f()

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import SGD
@@ -20,19 +19,13 @@ from fastai_bs.all import AdaptiveAccum, GradAccum, NoiseScale, ScaledLR
 from fastai_bs.measurement import WindowSums
 
 from cost import Repeated
-from frame import Bare, arguments, main, md_table, measured, middle
+from frame import Bare, Clock, arguments, main, md_table, measured, middle
 
 bs,skip = 8,2 # Items in a micro-batch; optimizer steps before the clock runs
 
 class BareOnRanks(Bare):
     "The same on ranks, where it does as DDP's `no_sync`"
     def before_batch(self): self.learn.model.require_backward_grad_sync = (self.n+1)%self.n_acc==0
-
-class Steps(Callback):
-    "This process's own time after each optimizer step"
-    order = 70
-    def before_fit(self): self.at = []
-    def after_step(self): self.at.append(time.process_time())
 
 # What is added, and to what; `n` micro-batches in a step
 added = {'`GradAccum(n)`, to a bare callback': (lambda n: [GradAccum(n)], lambda n: [BareOnRanks(n)]),
@@ -61,14 +54,14 @@ def learner(cbs, n_params=1e6, n_tensors=16, n_acc=2, n_steps=30, loader=repeate
     model = Stack(n_params, n_tensors)
     xy = (torch.randn(bs, len(model.ws[0])),)*2
     learn = Learner(DataLoaders(loader(xy, n_acc*n_steps), loader(xy, 0), device='cpu'), model, loss_func=nn.MSELoss(), opt_func=SGD,
-                    cbs=[*cbs(n_acc),Steps()])
+                    cbs=[*cbs(n_acc),Clock()])
     learn._do_epoch_validate = lambda *args, **kwargs: None
     return learn
 
 def step_time(learn):
     "Seconds of an optimizer step"
     with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-6)
-    at = learn.steps.at
+    at = learn.clock.at
     return (at[-1]-at[skip-1])/(len(at)-skip)
 
 def scan(args, t, nm):
@@ -101,7 +94,7 @@ def on_rank(r, n_reps):
             took = {}
             for k in ((0,1) if i%2 else (1,0)):
                 with Others() as others: fit(learns[k], 1, 1e-6)
-                at = learns[k].steps.at
+                at = learns[k].clock.at
                 took[k] = (at[-1]-at[skip-1])/(len(at)-skip),others.n/len(at)
             if i>=0: res.append(dict(what=what, repetition=i, seconds=took[0][0], without=took[1][0], messages=took[0][1], messages_without=took[1][1]))
     return res
