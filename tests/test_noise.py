@@ -326,8 +326,8 @@ def test_a_micro_batch_without_a_backward_pass_is_not_looked_at():
         order = 101
         n = []
         def after_backward(self): self.n.append(len(self.learn.noise_scale.source.micros))
-    measure(regression(12), mlp(), nn.MSELoss(), 2, 3, cbs=[RaiseAt('before_backward', CancelBackwardException, 0, order=100),Kept()])
-    assert Kept.n==[0,1,2,3,1,2] # A window of three, and the last one of two
+    measure(regression(12), mlp(), nn.MSELoss(), 2, 3, cbs=[RaiseAt('before_backward', CancelBackwardException, 3, order=100),Kept()])
+    assert Kept.n==[1,2,3,0,1,2] # A window of three, and the last one of two
 
 @pytest.mark.parametrize('exc,n_rows', [(CancelTrainException,6), (CancelEpochException,4), (CancelFitException,2)])
 def test_a_cancelled_epoch_leaves_nothing_behind(exc, n_rows):
