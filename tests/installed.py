@@ -7,7 +7,7 @@ from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent
 # What may break by building and installing: each public entry, ranks, the demonstration, what is pickled. That the modules are the same is seen by their bytes
-tests = ['test_supply','test_house','test_project','test_faq','test_docs','test_demo','test_properties','test_scaling','test_lr','test_plan','test_schedule',
+tests = ['test_supply','test_house','test_project','test_docs','test_demo','test_properties','test_scaling','test_lr','test_plan','test_schedule',
          'test_compare','test_accum_check'] # None that looks at the clock
 chosen = ['-m','not slow','-n','2','--dist','loadgroup','--no-loadscope-reorder',*(f'tests/{o}.py' for o in tests),
           'tests/test_ranks.py::test_bn_is_that_of_each_rank']

@@ -1,4 +1,4 @@
-"How the package is built: what may import what, how large a room may grow, and whose business is whose"
+"How the package is built: what may import what, and whose business is whose"
 import ast
 from pathlib import Path
 
@@ -20,12 +20,6 @@ def imports(tree):
     return [(node.module,a.name) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level for a in node.names]
 
 def private(nm): return nm.startswith('_') and not nm.startswith('__')
-
-def is_patch(d): return getattr(d, 'id', None) or getattr(getattr(d, 'func', None), 'id', None)
-
-def owner(fn):
-    "The class that a function is patched into, or `None`"
-    if any(is_patch(d)=='patch' for d in fn.decorator_list): return fn.args.args[0].annotation.id
 
 def test_all_modules_are_in_the_layers(): assert set(trees)=={*layers,*above}
 
@@ -59,29 +53,3 @@ def test_accesses_are_seen():
 def test_nobody_touches_the_private_names_of_others(mod):
     known = {'distributed': {'DistributedDL._broadcast','cb.accelerator._models'}}.get(mod, set())
     assert not [o for o in accesses(trees[mod]) if o[1] not in known]
-
-def lines_of(mod):
-    "Of code and documentation, as a person reads them: without blank lines and nbdev's marks"
-    return [o for o in (package/f'{mod}.py').read_text().splitlines() if o.strip() and not o.startswith(('# %%','# AUTO','__all__'))]
-
-@pytest.mark.parametrize('mod', layers)
-def test_no_room_is_too_large(mod): assert len(lines_of(mod))<=270
-
-def class_lines():
-    "Lines of each class, with what is patched into it"
-    res = {}
-    for tree in trees.values():
-        for node in ast.walk(tree):
-            nm = node.name if isinstance(node, ast.ClassDef) else owner(node) if isinstance(node, ast.FunctionDef) else None
-            if nm: res[nm] = res.get(nm, 0) + node.end_lineno - node.lineno + 1
-    return {nm: n for nm,n in res.items() if nm not in ('Learner','Recorder')}
-
-def test_no_class_body_is_too_large():
-    "What is patched into a class is read with the prose before it"
-    assert not {node.name: n for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
-                and (n := node.end_lineno-node.lineno+1)>200}
-
-if __name__=='__main__':
-    arrows = sum(len({o for o,_ in imports(t)}) for t in trees.values())
-    print(f"{len(trees)} modules, {arrows} arrows; lines {({m: len(lines_of(m)) for m in layers})}")
-    print("classes with what is patched into them:", sorted(class_lines().items(), key=lambda o: -o[1])[:10])

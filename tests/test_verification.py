@@ -5,14 +5,11 @@ import math
 import random
 import re
 from functools import cache
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-import fastai_bs.verify_advice
-import fastai_bs.verify_text
 from fastai_bs.advice import stays
 from fastai_bs.compare import compared, spread_of
 from fastai_bs.lr import times
@@ -23,7 +20,6 @@ from fastai_bs.verify_advice import advice, headline
 from fastai_bs.verify_text import details, exponents, rule_text, verified_html, verified_text
 from helpers import each_of
 from situations import plan_of
-from test_faq import messages
 from trials import trial, valley
 
 inf,nan = math.inf,math.nan
@@ -399,22 +395,6 @@ def random_trial(seed):
 @pytest.mark.parametrize('block', range(4))
 def test_random_trials(block):
     each_of(random_trial, check, range(8*block, 8*(block+1)))
-
-def slow_one(n_epoch):
-    "In the time of an epoch there is one, too"
-    v = trial(valley(128), n_epoch=n_epoch)
-    return changed(v, lambda df: df.bs==128, seconds=v.df.seconds*v.epochs_in_time(1))
-
-def test_every_sentence_is_said_in_some_case():
-    files = fastai_bs.verify_advice,fastai_bs.verify_text
-    forms = [form for o in files for _,forms in messages(Path(o.__file__).read_text()) for form in forms]
-    every = ' '.join(told(v) for v in (*(v for v in map(case, cases)), trial(valley(256, to=32)), trial(valley(32, to=256)), trial(valley(128), n_epoch=0.5),
-                     trial(alike, equal='items', sd=0.05), slow_one(0.5), slow_one(1), trial(alike, sd=0.03, n_runs=1, seed=1, short_runs=3),
-                     trial(lambda bs,f,p: 0.5*(1+bs/100), equal='items', sd=1e-4))).replace('`', '')
-    every += told(trial(lambda bs,f,p: 0.5*math.exp(0.001*math.log2(bs/128)**2+0.3*math.log(f)**2), sizes=(16,64,256), rates=(1/2,1,2), sd=0.02))
-    parts = [max(o.split('...'), key=len) for o in forms]
-    assert len(parts)>50
-    assert not [o for o in parts if o not in every]
 
 # As words, as values, as a picture
 
