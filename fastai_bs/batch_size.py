@@ -14,8 +14,8 @@ from fastai.callback.core import Callback
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
 from .checks import shown
-from .distributed import n_processes, trainers
-from .loaders import epoch_len, is_distributed_dl, micro_batch_size, n_items
+from .distributed import n_processes
+from .loaders import epoch_items, epoch_len, micro_batch_size
 from .loop import runs_alone
 
 # %% ../nbs/10a_batch_size.ipynb #7accf0d1
@@ -46,10 +46,7 @@ def batch_size(
     n_acc = accumulation(learn, epoch, micro_bs)
     n_proc = 1 if runs_alone(learn) else n_processes()
     if n_iter is None: n_iter = math.ceil(epoch_len(learn)*micro_batch_size(dl)/micro_bs) if own else epoch_len(learn)
-    bs = micro_bs*min(n_acc, max(1, n_iter))*n_proc
-    if is_distributed_dl(dl): dl = dl.dl
-    elif n_proc>1 and not trainers(learn): return bs # A rank's loader knows its own share only
-    return min(bs, n_items(dl))
+    return min(micro_bs*min(n_acc, max(1, n_iter))*n_proc, epoch_items(learn, n_proc))
 
 def known_batch_size(
     learn, # A `Learner`

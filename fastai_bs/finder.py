@@ -170,6 +170,7 @@ def _mock_fit(learn, asked, noise):
 
     with mock_training(learn, asked.seed):
         n_iter,ranks = _epoch_len(learn),n_ranks(learn)
+        today = min(today, n_iter) # No window goes on in the next epoch
         if learn.opt is None: learn.create_opt()
         _check_groups(learn, asked.lr)
         lr = learn.lr if asked.lr is None else asked.lr # `create_opt` may have taken the optimizer's own rate for it

@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/n_acc.html.md"""
 
 # %% auto #0
 __all__ = ['check_n_acc', 'check_n_accs', 'n_acc_at', 'Items', 'asked_n_acc', 'as_n_acc', 'SetByHand', 'warn_of_items',
-           'warn_of_finder', 'check_windows']
+           'warn_of_short_epoch', 'warn_of_finder', 'check_windows']
 
 # %% ../nbs/08c_n_acc.ipynb #864a0f80
 import warnings
@@ -15,7 +15,7 @@ from fastai.callback.schedule import LRFinder
 from .text import counted
 from .checks import check_whole, is_whole
 from .distributed import n_processes
-from .loaders import epoch_len, micro_batch_size, said_bs
+from .loaders import epoch_items, epoch_len, micro_batch_size, said_bs
 from .loop import callback_of, runs_alone
 from .losses import refuse_loss
 
@@ -64,11 +64,12 @@ class Items:
     def n_acc(self,
         learn, # A `Learner`
     )->int: # Micro-batches per optimizer step, of each rank
-        "With today's training loader; an error where whole ones do not make exactly `bs`"
+        "With today's training loader, more than it has where an epoch is less; an error where whole ones do not make exactly `bs`"
         micro_bs,n_proc = micro_batch_size(learn.dls.train),1 if runs_alone(learn) else n_processes()
         all_ranks = micro_bs*n_proc
         n,rest = divmod(self.bs, all_ranks)
         if not rest: return n
+        if self.bs>epoch_items(learn, n_proc): return n+1
         where,n = f' on each of {n_proc} ranks' if n_proc>1 else '',max(1, n)
         raise ValueError(f"`bs`={self.bs} is no whole number of micro-batches of {counted(micro_bs)}{where}: take bs={n*all_ranks} or bs={(n+1)*all_ranks}, "
                          "or a loader with batches that divide it")
@@ -121,6 +122,14 @@ def warn_of_items(
         f"GradAccum({n_acc}) counts micro-batches, not items: {n_acc} x {micro_bs} = {n_acc*micro_bs} items are an optimizer step, and "
         f"{-(-n_iter//n_acc)} are taken in an epoch. For {n_acc} items a step it is GradAccum(bs={n_acc})", stacklevel=4)
 
+def warn_of_short_epoch(
+    n_acc:int, # Micro-batches in a window, as somebody has asked for
+    n_iter:int, # Micro-batches in an epoch
+):
+    "A warning where no window is ever full"
+    if n_acc>n_iter: warnings.warn(f"A batch of {counted(n_acc, 'micro-batch')} is more than an epoch holds, which is {n_iter}: windows end with the epoch, "
+                                   "so one optimizer step is taken in it, with all that it holds", stacklevel=4)
+
 def warn_of_finder(
     n_acc:int, # Micro-batches in a window
     num_it:int, # Micro-batches that `lr_find` takes
@@ -134,12 +143,11 @@ def check_windows(
     most:int, # Micro-batches that a window of the fit has at most, 2 or more
     n_acc=None, # As of `asked_n_acc`, where that is to be looked at
 ):
-    "Refuse a loss that cannot be accumulated and a size that is never reached, and warn of what is probably not meant"
+    "Refuse a loss that cannot be accumulated, and warn of what is probably not meant"
     refuse_loss(learn.loss_func)
-    micro_bs,n_iter = said_bs(learn.dls.train),epoch_len(learn)
-    if not isinstance(n_acc, Items): warn_of_items(most, micro_bs, n_iter)
-    elif n_acc.n_acc(learn)>n_iter: raise ValueError(
-        f"`bs`={n_acc.bs} items are more than an epoch has, which is {counted(n_iter, 'micro-batch')} of {counted(micro_bs)}: take "
-        f"bs={n_acc.bs*n_iter//n_acc.n_acc(learn)}, or less")
+    if n_acc is not None:
+        micro_bs,n_iter = said_bs(learn.dls.train),epoch_len(learn)
+        if not isinstance(n_acc, Items): warn_of_items(most, micro_bs, n_iter)
+        warn_of_short_epoch(most, n_iter)
     finder = callback_of(learn, LRFinder)
     if finder: warn_of_finder(most, finder.num_it)

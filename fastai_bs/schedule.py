@@ -20,6 +20,7 @@ from .checks import check_whole, is_number, is_whole, shown
 from .distributed import n_processes
 from .loaders import micro_batch_size, n_items, refuse_empty, trained_by, with_micro_bs
 from .loop import callback_of, helped_by, start_helpers
+from .n_acc import check_windows
 from .split import refuse_split
 from .accumulate import GradAccum
 from .scaling import rule_meant
@@ -159,6 +160,8 @@ class BatchSchedule(GradAccum):
     def n_accs(self):
         if self.by_epoch or self.finds: return [self.n_acc_in(e) for e in range(self.n_epoch)]
         return [max(2, *(self.n_acc_of(o, self.way_in(e)[0]) for o in self.sizes_in(e))) for e in range(self.n_epoch)] # More, maybe, in between
+
+    def check_windows(self, most): check_windows(self.learn, most) # Its micro-batches are not the loader's, and a size beyond the epoch is refused
 
     def n_acc_now(self):
         if self.by_epoch or self.finds: n = self._position.n_acc

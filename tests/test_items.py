@@ -14,6 +14,7 @@ from fastai_bs.batch_size import batch_size
 from fastai_bs.lr import ScaledLR
 from fastai_bs.n_acc import Items
 from fastai_bs.noise import NoiseScale
+from fastai_bs.schedule import BatchSchedule
 from helpers import changes, flat, loaders, mlp, pairwise, picture, quiet_learner, regression, set_seed
 
 def bn_model(): return nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
@@ -95,11 +96,37 @@ def test_what_does_not_divide(bs, says):
     assert changes(was, picture(learn, only=('model','opt','dls')))==[] and learn.batch_size is None
     with pytest.raises(ValueError, match='no whole number'): batch_size(learn)
 
-def test_more_than_an_epoch():
-    "As often as it is only the epoch's end that is missing it is a step like the others that end one"
-    learner(GradAccum(bs=52)).fit(1, 0.05)
-    with pytest.raises(ValueError, match='`bs`=56 items are more than an epoch has, which is 13 micro-batches of 4 items: take bs=52'):
-        learner(GradAccum(bs=56)).fit(1, 0.05)
+@pytest.mark.parametrize('accum', [GradAccum(bs=56),GradAccum(bs=57),GradAccum(bs=1000),GradAccum(14),GradAccum(100),GradAccum({0: 1, 1: 14})], ids=repr)
+def test_more_than_an_epoch(accum):
+    "50 items in 13 micro-batches: a step in each epoch, of all there is, and a warning once a fit, whole micro-batches or not"
+    learn,whole = learner(accum, model=bn_model),learner(GradAccum(getattr(accum.n_acc_at, 'copy', lambda: 13)()), model=bn_model)
+    if isinstance(accum.n_acc_at, dict): whole.grad_accum.n_acc_at[1] = 13
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        for o in (learn,whole): o.fit(3, 0.05)
+    said = [str(o.message) for o in said if 'more than an epoch holds, which is 13' in str(o.message)]
+    assert len(said)==1 and f"of {max(accum.n_accs())} micro-batches" in said[0] and 'one optimizer step' in said[0]
+    assert torch.allclose(flat(learn), flat(whole), rtol=1e-12) and learn.grad_accum.bs==50 and whole.grad_accum.bs==50
+
+@pytest.mark.parametrize('bs', [51,52])
+def test_an_epoch_that_ends_short_of_its_last_micro_batch(bs):
+    "Of 52 items, in whole micro-batches, two are missing: no other step than where a window ends with the epoch"
+    learn = learner(GradAccum(bs=bs))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        learn.fit(1, 0.05)
+    assert learn.grad_accum.n_acc==13 and batch_size(learn)==50
+
+def test_a_size_beyond_the_epoch_is_measured_as_what_it_comes_to(short):
+    learn = learner(GradAccum(bs=1000), n=200)
+    assert batch_size(learn)==200
+    assert learn.bs_find(0.01, num_it=60, show_plot=False).bs_now==200
+
+def test_a_schedule_of_smaller_micro_batches_is_not_taken_for_more_than_an_epoch():
+    "48 items in 12 batches: 24 of 2 items are not"
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        learner(BatchSchedule({0: 48}, max_micro_bs=2), n=48).fit(1, 0.05)
 
 def test_a_loader_that_does_not_say():
     dl = Unsized(TorchDataLoader(regression(50), 4))
