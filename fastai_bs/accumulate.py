@@ -8,17 +8,18 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate.html.md"""
 __all__ = ['GradAccum']
 
 # %% ../nbs/11_accumulate.ipynb #eab52623
+import math
 from contextlib import ExitStack, contextmanager
 import torch
 from fastcore.basics import patch
 from fastai.callback.core import CancelBatchException, CancelTrainException
-from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.schedule import LRFinder
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from .checks import check_bools, is_whole
 from .distributed import ddp_model, n_processes, refuse_wrapper, trains_together
-from .gradients import all_params, divide, mean_over_ranks, zero_grads
+from .gradients import FloatSums, all_params, divide, hooked_values, mean_over_ranks, put_moved_back, zero_grads
 from .batch_size import known_batch_size
 from .hypers import HeldHypers
 from .loop import ScopedCallback, after_batch_by, callback_of, one_batch_by, optimizer_step, pct_train_by
@@ -65,7 +66,9 @@ class GradAccum(ScopedCallback):
         "What is known along a fit"
         self.counter,self.hypers = ElementCounter(self.count),HeldHypers()
         self.weights = Weights(self.counter)
-        self._in_parts = self._ddp = self._params = self._bns = None
+        self._in_parts = self._ddp = self._params = self._bns = self._sums = None
+        self._n_dropped = 0 # Windows of the epoch that others have cancelled, as long as no step was tried
+        self._most,self._is_first,self._values = 1,True,{} # Is it the first window of several? What its parameters with hooks were
         self._position,self._n_ranks,self._last_loss,self._pending = Position(),1,None,0 # The last is an `n_acc` that was set, and not yet on all ranks
 
     @property
@@ -120,6 +123,7 @@ class GradAccum(ScopedCallback):
 
     def new_window(self):
         "The next window begins, with the micro-batch under way if it adds anything"
+        if self._sums: self._sums.sums = {}
         self.window = Window(self.n_acc, self.micro)
 
     def check_windows(self, most): check_windows(self.learn, most, self.n_acc_at)
@@ -143,6 +147,7 @@ def start_fit(self:GradAccum):
     if most>1: self.check_windows(most)
     if self.on_oom=='split': refuse_split(self.learn)
     self._start_anew()
+    self._most = most
     zero_grads(self.learn)
     self.bs = known_batch_size(self.learn)
     announce_columns(self.learn, self)
@@ -154,10 +159,13 @@ def start_fit(self:GradAccum):
 def scope(self:GradAccum):
     "Whatever ends the training part of an epoch: no gradient is left, and BatchNorm and hyper-parameters are as they were"
     learn = self.learn
-    refuse_wrapper(learn)
+    refuse_wrapper(learn, self._most)
     ddp,self._position = ddp_model(learn),Position(self.way_in(learn.epoch)[1])
     self._ddp,self._n_ranks = ddp,n_processes() if ddp is not None else 1
     self._params = all_params(self.learn)
+    sums = FloatSums(self._params)
+    self._sums = sums if sums.params else None
+    self._n_dropped = 0
     self._bns = BatchNormMomenta(learn.model if self.fix_bn else torch.nn.Module())
     self.hypers = HeldHypers()
     self.new_micro()
@@ -166,7 +174,9 @@ def scope(self:GradAccum):
     try:
         with (ExitStack() if callback_of(learn, LRFinder) else pct_train_by(learn, self._pct_train), # `lr_find` counts as fastai does
               after_batch_by(callback_of(learn, Recorder), self._record),
-              one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack()): yield
+              one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack()):
+            yield
+            self._refuse_no_step()
     finally:
         self.bs,self.last_n_acc = known_batch_size(learn),self._position.n_acc
         if self._in_parts: self._in_parts.clear()
@@ -174,7 +184,8 @@ def scope(self:GradAccum):
         self.hypers.release(learn.opt, but=self.schedules()) # Those stay at the last step's values, as the large batch leaves them
         zero_grads(self.learn)
         if ddp is not None: ddp.require_backward_grad_sync = True
-        self._params = self._bns = self._ddp = None
+        self._params = self._bns = self._ddp = self._sums = None
+        self._values = {}
 
 # %% ../nbs/11_accumulate.ipynb #acf43eb3
 @patch
@@ -220,8 +231,12 @@ def _pct_train(self:GradAccum, pct):
 @patch
 def before_backward(self:GradAccum):
     "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
-    learn = self.learn
-    if self.accumulates: self.weights(self.micro, learn, self._position.n_acc, self._n_ranks)
+    learn,n_acc = self.learn,self._position.n_acc
+    if self._is_first and self.n_acc>1: self._values = hooked_values(self._params)
+    if self._sums:
+        if self._n_ranks==1: n_acc = 1 # In float32 no sum is too large, and small weights would take bits from small gradients
+        elif self.micro.closes: self._sums.put_back() # DDP exchanges what is in `.grad`
+    if self.accumulates: self.weights(self.micro, learn, n_acc, self._n_ranks)
     learn.loss_grad = weighed(plain(learn.loss_grad), self.micro.weight, self._see_backward)
 
 @patch
@@ -235,6 +250,11 @@ def _see_backward(self:GradAccum, grad):
 
 @patch
 def after_backward(self:GradAccum): # Not before: a loss with a state of its own minds to be called again
+    values,self._values = self._values,{}
+    if put_moved_back(values): raise ValueError(
+        f"A hook of a parameter (`register_post_accumulate_grad_hook`) changes its value in the backward pass, as optimizers do that step there: of "
+        f"{self.n_acc} micro-batches it would take {self.n_acc} steps. The values are as they were before; take an optimizer that steps in `opt.step`, "
+        "or train without GradAccum")
     if self.n_acc>1 and self.window.n_micro==1 and self.micro.elems is not None: self.pairs(self.learn, self.counter)
 
 @patch
@@ -244,11 +264,16 @@ def after_cancel_backward(self:GradAccum): self.micro.closes = self.n_acc==1 # I
 @patch
 def before_step(self:GradAccum):
     "Skip the step until the window is full, then turn the sum into the mean"
+    sums = self._sums if self.n_acc>1 else None
+    if sums: sums.take()
     if not self.micro.closes:
         self.micro.skips = True
         raise CancelBatchException
     self.micro.stepped = True
-    self._take_mean([p.grad for p in self._params if p.grad is not None])
+    if sums:
+        self._take_mean([sums.sums.get(p, p.grad) for p in self._params if p.grad is not None])
+        sums.put_back()
+    else: self._take_mean([p.grad for p in self._params if p.grad is not None])
     if self._in_parts is None or self._in_parts.before_step(self.learn.opt): # Once, also where the step is run again
         for f in self.on_window: f()
 
@@ -267,7 +292,9 @@ def _take_mean(self:GradAccum, grads):
 def after_cancel_step(self:GradAccum): self.micro.stepped = False
 
 @patch
-def after_step(self:GradAccum): self.new_window() # After a cancelled step too: fastai zeroes the gradients
+def after_step(self:GradAccum): # After a cancelled step too: fastai zeroes the gradients
+    self._is_first,self._n_dropped = self._is_first and self.n_acc==1,-math.inf
+    self.new_window()
 
 # %% ../nbs/11_accumulate.ipynb #403a7ac8
 @patch
@@ -276,7 +303,9 @@ def after_cancel_batch(self:GradAccum):
     if self.micro.skips: return
     if self.micro.done: self.new_micro() # Cancelled before it came to us
     self.micro.stepped = self.stepped and self.starts_window # Cancelled before its step, or after it?
-    if self.micro.backed: self.drop_window()
+    if self.micro.backed:
+        self.drop_window()
+        self._n_dropped += 1
 
 @patch
 def after_batch(self:GradAccum): self.micro.done = True
@@ -296,19 +325,31 @@ def _record(self:GradAccum):
 def after_epoch(self:GradAccum): fill_columns(self.learn, self.columns()) # Recorder logs the row after us
 
 @patch
+def after_cancel_train(self:GradAccum): self._n_dropped = -math.inf
+
+@patch
+def _refuse_no_step(self:GradAccum):
+    "An error where an epoch came to its end without a step, as others cancelled all; `NonNativeMixedPrecision` does so where it looks for its scale"
+    if self._n_dropped>0 and not callback_of(self.learn, NonNativeMixedPrecision): raise RuntimeError(
+        f"No optimizer step was tried in epoch {self.learn.epoch}: another callback cancelled batches after their backward pass, {self._n_dropped} times, "
+        "as a second one that accumulates does. GradAccum decides when to step: remove the other one")
+
+@patch
 def after_train(self:GradAccum):
     "Close the window that a loader shorter than its length, or a cancelled last micro-batch, left open"
     if self.micro.closes and self.micro.backed and not self.micro.done: self.drop_window() # Its step was under way when training was cancelled
     if self._n_ranks>1:
         self._sum_over_ranks(self.n_iter)
         if self.window.totals.n_micro==0: return
+        if self._sums: self._sums.put_back()
         mean_over_ranks(self._params, self._n_ranks)
     elif self.starts_window: return
     self.new_micro()
     self.micro.closes = True
     self.hypers.hold(self.learn.opt)
     try: optimizer_step(self.learn)
-    except (CancelBatchException,CancelTrainException): pass # Within the loop fastai would have taken them
+    except CancelBatchException: pass # Within the loop fastai would have taken it, and the next one
+    except CancelTrainException: self.after_cancel_train()
     self.opt.zero_grad()
     self.new_window()
 

@@ -48,11 +48,16 @@ def ddp_model(
 
 def refuse_wrapper(
     learn:Learner, # In a fit
+    n_acc:int=1, # Micro-batches per optimizer step, at most
 ):
-    "An error where something else synchronises its gradients"
-    if ddp_model(learn) is None and hasattr(learn.model, 'no_sync'): raise ValueError(
+    "An error where something else synchronises its gradients, or in each of several micro-batches"
+    ddp = ddp_model(learn)
+    if ddp is None and hasattr(learn.model, 'no_sync'): raise ValueError(
         f"The model is wrapped in {type(learn.model).__name__}, and of such wrappers GradAccum knows DistributedDataParallel only: "
         "train with that one")
+    if n_acc>1 and getattr(ddp, 'static_graph', False): raise ValueError(
+        "DistributedDataParallel(static_graph=True) must exchange gradients in every backward pass, and of "
+        f"{n_acc} micro-batches GradAccum has only the last one do so: wrap the model without static_graph")
 
 def trains_together(
     learn:Learner, # Before, in or after a fit

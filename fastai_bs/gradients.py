@@ -6,7 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/gradients.html.md"""
 
 # %% auto #0
 __all__ = ['dense', 'norm_dtype', 'norm', 'norms_of', 'squares', 'adam_metric', 'in_metric', 'SeenNorms', 'GradNorms',
-           'all_params', 'reached_params', 'zero_grads', 'divide', 'mean_over_ranks', 'any_nonzero', 'no_autocast']
+           'all_params', 'reached_params', 'zero_grads', 'FloatSums', 'hooked_values', 'put_moved_back', 'divide',
+           'mean_over_ranks', 'any_nonzero', 'no_autocast']
 
 # %% ../nbs/09a_gradients.ipynb #828ccd84
 from contextlib import ExitStack, contextmanager
@@ -209,6 +210,41 @@ def zero_grads(
         if p.grad is None: continue
         if p.grad.grad_fn is not None: p.grad.detach_()
         p.grad.zero_()
+
+class FloatSums:
+    "Adds gradients up in float32 where the parameters are in half precision, in which a sum loses what is small beside it"
+    def __init__(self,
+        params:list, # Parameters; the gradients of those in another precision stay in `.grad`
+    ): self.params,self.sums = [p for p in params if p.dtype in (torch.float16,torch.bfloat16)],{}
+
+    def take(self):
+        "Move what is in `.grad` into the sums; what is sparse stays there, as its parts add up when it is used"
+        grads = {p: p.grad.detach() for p in self.params if p.grad is not None and not p.grad.is_sparse}
+        again = [p for p in grads if p in self.sums]
+        if again: torch._foreach_add_([self.sums[p] for p in again], [grads[p] for p in again])
+        self.sums.update({p: g.float() for p,g in grads.items() if p not in self.sums})
+        if grads: torch._foreach_zero_(list(grads.values()))
+
+    def put_back(self):
+        "Move the sums into `.grad`, rounded once; their memory is free for the step"
+        for p,total in self.sums.items():
+            if p.grad is None: p.grad = total.to(p.dtype)
+            else: p.grad.detach().copy_(total)
+        self.sums = {}
+
+def hooked_values(
+    params:list, # Parameters
+)->dict: # Copies of their values
+    "Of the parameters with hooks that are called once their gradient is there, and that may use it at once"
+    return {p: p.detach().clone() for p in params if p._post_accumulate_grad_hooks}
+
+def put_moved_back(
+    values:dict, # As of `hooked_values`, before a backward pass
+)->bool:
+    "Has a backward pass changed any of the parameters? Then they get their values back"
+    moved = [p for p,was in values.items() if not torch.equal(p.detach().nan_to_num(), was.nan_to_num())]
+    for p in moved: p.detach().copy_(values[p])
+    return bool(moved)
 
 def divide(
     grads:list, # Tensors, divided in place

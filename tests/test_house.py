@@ -31,7 +31,8 @@ def test_imports_go_down_only(mod):
 def test_no_module_imports_a_private_name(mod): assert not [nm for _,nm in imports(trees[mod]) if private(nm)]
 
 # torch's own, for which it has no public name
-of_torch = {'_C','_schema','_indices','_values','_foreach_norm','_foreach_div_','_foreach_mul_','_scale','_shutdown_workers','_get_default_store'}
+of_torch = {'_C','_schema','_indices','_values','_foreach_norm','_foreach_div_','_foreach_mul_','_foreach_add_','_foreach_zero_','_scale',
+            '_shutdown_workers','_get_default_store','_post_accumulate_grad_hooks'}
 of_python = {'_fields'} # Of a named tuple
 
 def accesses(tree):
