@@ -22,12 +22,12 @@ from .estimator import agree, last_stretch, pooled, trend
 from .distributed import n_ranks, over_ranks, rank, together, trains_together
 from .losses import loss_elements
 from .loaders import declared_len, epoch_len, n_items, n_started, said_bs
+from .hypers import divides_by_size
 from .loop import callback_of
 from .accumulate import GradAccum
 from .batch_size import accumulation, batch_size
 from .noise import NoiseScale
 from .lr import ScaledLR, rates, times
-from .set_up import divides_by_size
 from .trial import mock_training
 from .timing import StepTimes, micro_batch_sizes, time_steps
 from .cycle import MockAccum, cycle_of, for_training, readings

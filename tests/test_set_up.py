@@ -16,8 +16,9 @@ from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders, Datasets
 from fastai.data.load import DataLoader
 from fastai.losses import CrossEntropyLossFlat, MSELossFlat
-from fastai.optimizer import Adam, Lamb, Lookahead, OptimWrapper, RMSProp, SGD
+from fastai.optimizer import Adam, Lamb, Larc, Lookahead, OptimWrapper, RAdam, RMSProp, SGD, ranger
 from fastai_bs.accumulate import GradAccum
+from fastai_bs.hypers import divides_by_size
 from fastai_bs.lr import ScaledLR
 from fastai_bs.plan import BatchPlan
 from fastai_bs.scaling import no_scaling, sqrt_scaling
@@ -92,6 +93,34 @@ def test_an_optimizer_of_another_family_is_refused(opt_func, adam, created):
 def test_an_optimizer_says_what_it_is():
     refused(make(adam=True), learner(opt_func=SGD), "for Adam and its kin, and the learner's optimizer does not divide by the size of the gradient")
     refused(make(), learner(opt_func=Adam), "for SGD, and the learner's optimizer divides by the size of the gradient")
+
+class SignSGD(torch.optim.Optimizer):
+    def __init__(self, params, lr): super().__init__(params, dict(lr=lr))
+    @torch.no_grad()
+    def step(self, closure=None):
+        for g in self.param_groups:
+            for p in g['params']: p.add_(p.grad.sign(), alpha=-g['lr'])
+
+torch_kinds = dict(SGD=False, ASGD=False, Adagrad=True, Adadelta=True, Adafactor=True, Adamax=True, NAdam=True, RAdam=True, RMSprop=True, Rprop=True, Muon=True,
+    SparseAdam=True, LBFGS=False) # The last two cannot be tried, and are judged by the names of their hyper-parameters
+kinds = dict(SignSGD=(torchs(SignSGD),True), nesterov=(torchs(partial(torch.optim.SGD, momentum=0.9, nesterov=True)),False), RAdam=(RAdam,True), ranger=(ranger,True),
+    LARS=(partial(Larc, clip=False),True), l2=(partial(SGD, mom=0.9, wd=0.1, decouple_wd=False),False),
+    **{f'torch_{nm}': (torchs(getattr(torch.optim, nm)),divides) for nm,divides in torch_kinds.items() if hasattr(torch.optim, nm)})
+
+@pytest.mark.parametrize('created', [False,True])
+@pytest.mark.parametrize('nm', kinds)
+def test_the_kind_of_an_optimizer_is_told_by_what_a_step_does(nm, created):
+    "Whatever its hyper-parameters are called and whatever the rate is; neither the learner nor its hooks nor the random numbers notice"
+    opt_func,divides = kinds[nm]
+    learn = quiet_learner(loaders(regression(8, dtype=f32), 4), nn.Linear(5,2,bias=False), opt_func=opt_func)
+    if created:
+        learn.create_opt()
+        learn.opt.set_hyper('lr', 0.)
+        learn.model.weight.grad = torch.ones(2,5)
+        if nm.startswith('torch'): learn.opt.opt.register_step_pre_hook(lambda *args: pytest.fail('a hook was called'))
+    was,rng = picture(learn),random_states()
+    assert divides_by_size(learn) is divides
+    assert changes(was, picture(learn))==[] and random_states()==rng
 
 def test_a_ready_made_optimizer():
     "`learn.opt_func` may be one"
