@@ -103,8 +103,8 @@ class SignSGD(torch.optim.Optimizer):
 
 torch_kinds = dict(SGD=False, ASGD=False, Adagrad=True, Adadelta=True, Adafactor=True, Adamax=True, NAdam=True, RAdam=True, RMSprop=True, Rprop=True, Muon=True,
     SparseAdam=True, LBFGS=False) # The last two cannot be tried, and are judged by the names of their hyper-parameters
-kinds = dict(SignSGD=(torchs(SignSGD),True), nesterov=(torchs(partial(torch.optim.SGD, momentum=0.9, nesterov=True)),False), RAdam=(RAdam,True), ranger=(ranger,True),
-    LARS=(partial(Larc, clip=False),True), l2=(partial(SGD, mom=0.9, wd=0.1, decouple_wd=False),False),
+kinds = dict(SignSGD=(torchs(SignSGD),True), nesterov=(torchs(partial(torch.optim.SGD, momentum=0.9, nesterov=True)),False),
+    RAdam=(RAdam,True), ranger=(ranger,True), LARS=(partial(Larc, clip=False),True), l2=(partial(SGD, mom=0.9, wd=0.1, decouple_wd=False),False),
     **{f'torch_{nm}': (torchs(getattr(torch.optim, nm)),divides) for nm,divides in torch_kinds.items() if hasattr(torch.optim, nm)})
 
 @pytest.mark.parametrize('created', [False,True])
