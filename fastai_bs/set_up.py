@@ -44,12 +44,6 @@ def refuse_other(
         "rate goes with it: make a plan with this loss, by learn.bs_find")
 
 # %% ../nbs/16a_set_up.ipynb #1b48c67f
-def _loader(dl, micro_bs, has):
-    try: return with_micro_bs(dl, micro_bs)
-    except ValueError:
-        if micro_bs==has: return dl # It has them already, if it does not say so
-        raise
-
 def check_enough(
     dl, # A training loader with batches of `micro_bs`
     micro_bs:int, # Items
@@ -110,10 +104,9 @@ def set_up(
     micro_bs:int, # Items in a batch of its training loader to come
     accum:GradAccum, # In place of any that it has, and of fastai's
     scaled:ScaledLR, # In place of any that it has
-    has:int=None, # Items in a batch of its training loader now, where that is known from elsewhere
 )->Learner:
     "Have `learn` train with such batches and callbacks: no random number is drawn, and twice is once"
-    dl = _loader(learn.dls.train, micro_bs, has) # Before anything changes: it may refuse
+    dl = with_micro_bs(learn.dls.train, micro_bs) # Before anything changes: it may refuse
     check_enough(dl, micro_bs, accum.n_acc, n_ranks(learn))
     note,_ = _before(learn)
     note.train,note.added = dl,(accum,scaled)

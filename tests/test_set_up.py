@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, SequentialSampler
 from fastcore.foundation import L
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into `Learner`)
 from fastai.callback.core import Callback
@@ -134,6 +134,21 @@ def test_an_optimizer_that_cannot_be_tried_is_taken():
         if len(L(params).concat())<3: raise RuntimeError
         return SGD(params, lr)
     assert make().apply(learner(opt_func=opt_func)).dls.train.bs==32
+
+def test_a_loader_that_does_not_say_its_size_is_refused():
+    "No training could be scaled with it; also where the plan's micro-batches are what it has, as it was measured with it"
+    batches = [tuple(map(torch.stack, zip(*regression(8, dtype=f32)))) for _ in range(12)]
+    refused(accumulated(), learner(dls=DataLoaders(batches, batches)), 'A training loader of type list cannot be given batches of 8 items: make one')
+
+def test_a_loader_with_the_batches_of_another_is_refused():
+    "It says that it has others than the plan's"
+    class Own(BatchSampler): pass
+    items = regression(96, dtype=f32)
+    for bs in (8,4):
+        dl = TorchDataLoader(items, batch_sampler=Own(SequentialSampler(items), bs, False))
+        learn = learner(dls=DataLoaders(dl, dl))
+        if bs==8: assert accumulated().apply(learn).dls.train is dl and learn.grad_accum.n_acc==4
+        else: refused(accumulated(), learn, 'A training loader of type DataLoader cannot be given batches of 8 items: make one')
 
 def summed(pred, targ): return ((pred-targ)**2).sum()
 summed.reduction = 'sum'
