@@ -80,7 +80,10 @@ def _stay(plan):
     now,length = plan.bs_now,f" for {counted(plan.epochs_now, 'epoch')} ({time_text(plan.duration.today)})" if plan.epochs_given else ''
     if plan.chosen: return Advice('do', f"Stay at {now}, as you chose: nothing changes.")
     if plan.bs!=plan.fastest: return Advice('do', f"Stay at {now}{length}: in whole epochs {plan.fastest} would not be faster.")
-    if not plan.timed: return Advice('do', f"Stay at {now}: of the sizes that can be reached it is the nearest to the noise scale.")
+    if not plan.timed: return Advice('do', f"Stay at {now}: how other sizes compare is open, as timing takes two batches of {plan.micro_now} in a row, "
+                                           "which never came.")
+    if len(plan.timed)==1:
+        return Advice('do', f"Stay at {now}{length}: in micro-batches of {plan.micro_now}, the only ones that were timed, no other size is faster.")
     if plan.bs_range[0]==plan.bs_range[1]: return Advice('do', f"Stay at {now}{length}: every other size is slower on this device.")
     if plan.least_gain>0.03: return Advice('do', f"Stay at {now}{length}: what other sizes gain is within the timing's error of {percent(plan.least_gain)}.")
     return Advice('do', f"Stay at {now}{length}: other sizes gain 3% at most on this device.")
@@ -157,7 +160,7 @@ def how(
         if not plan.pairs and (too_high(plan) or _longer(plan)): yield Advice('run', _measure_again(plan))
         return
     yield _rate(plan)
-    if plan.timed and plan.bs==plan.fastest and not plan.chosen: yield _sure(plan)
+    if len(plan.timed)>1 and plan.bs==plan.fastest and not plan.chosen: yield _sure(plan)
     yield Advice('run', _run(plan))
 
 # %% ../nbs/17_advice.ipynb #4e49d220
@@ -169,13 +172,17 @@ def amount(
     if plan.is_bound: return f"at least {counted(low)}" if math.isinf(high) else f"between {num(low)} and {counted(high)}"
     return f"about {counted(noise)} ({f'{num(low)} or more' if math.isinf(high) else f'{num(low)} to {num(high)}' if low else f'{num(high)} at most'})"
 
+def _error(plan):
+    "Of the first micro-batch that failed"
+    return textwrap.shorten(plan.failed[0][1], 100, placeholder=' ...')
+
 def _then(plan, below, above):
     "What the device makes of it"
     bs,now,apart = plan.bs,plan.bs_now,below or above
     if bs!=plan.fastest: return
     if below and bs>now: yield Advice('why', f"A larger batch takes fewer steps for {'little ' if bs<=plan.ci[1] else ''}more data.")
     if above and bs<now: yield Advice('why', "A smaller batch learns the same from fewer examples.")
-    if not plan.timed or plan.timing_error>0.1: return
+    if len(plan.timed)<2 or plan.timing_error>0.1: return
     if below and bs==now and 4*now<=plan.n_train: yield Advice('why', "A larger batch would save steps, but each would take as much longer on this device.")
     if above and bs==now: yield Advice('why', "A smaller batch would save examples, but hardly any time on this device.")
     if bs>now and not below: yield Advice('why', f"On this device larger steps take so little longer that they save time{' all the same' if apart else ''}.")
@@ -195,6 +202,7 @@ def why(
     lies = 'is below it' if below else 'is above it' if above else 'may be above or below it' if open_ else 'lies within that'
     of = f"over a one-cycle of {counted(plan.epochs_now, 'epoch')}" if plan.cool else "at the present weights"
     yield Advice('why', f"The noise scale is {amount(plan)} {of}, and today's {now} {lies}.")
+    if plan.failed and len(plan.timed)==1: yield Advice('why', f"No other micro-batch could be timed ({_error(plan)}).")
     if plan.chosen: return
     yield from _then(plan, below, above)
     if grows(plan):
@@ -271,10 +279,9 @@ def _of_the_noise(plan):
 def _of_the_device(plan):
     "Micro-batches of which little is known"
     largest,on_all = (max(o) for o in zip(*((m,m*plan.n_ranks) for m,*_ in plan.timed)))
-    if plan.failed:
+    if plan.failed and len(plan.timed)>1:
         sizes = textwrap.shorten(', '.join(str(o) for o,_ in plan.failed), 40, placeholder=' ...')
-        error = textwrap.shorten(plan.failed[0][1], 100, placeholder=' ...')
-        yield Advice('caution', f"Micro-batches of {sizes} items failed, so nothing is known of them.", f"The error: {error}")
+        yield Advice('caution', f"Micro-batches of {sizes} items failed, so nothing is known of them.", f"The error: {_error(plan)}")
     if plan.too_large: yield Advice('caution', f"Micro-batches of {plan.too_large} items did not fit in memory, {largest} did.")
     if plan.max_bs and 2*largest>plan.max_bs and on_all<plan.noise_known:
         yield Advice('caution', f"Larger micro-batches were not tried, for max_bs={plan.max_bs}.")

@@ -22,12 +22,12 @@ from .estimator import agree, last_stretch, pooled, trend
 from .distributed import n_ranks, over_ranks, rank, together, trains_together
 from .losses import loss_elements
 from .loaders import declared_len, epoch_len, n_items, n_started, said_bs
+from .hypers import divides_by_size
 from .loop import callback_of
 from .accumulate import GradAccum
 from .batch_size import accumulation, batch_size
 from .noise import NoiseScale
 from .lr import ScaledLR, rates, times
-from .set_up import divides_by_size
 from .trial import mock_training
 from .timing import StepTimes, micro_batch_sizes, time_steps
 from .cycle import MockAccum, cycle_of, for_training, readings
@@ -94,12 +94,14 @@ class BSFinder(Callback):
     def before_fit(self):
         "What the fit begins with"
         self.own_lr,self.in_epoch = self.learn.lr,epoch_len(self.learn)
+        self.said_bs = said_bs(self.learn.dls.train)
         self.adam = divides_by_size(self.learn)
         n_trained,n_all = (sum(p.numel() for p in self.learn.model.parameters() if p.requires_grad or o) for o in (False,True))
         self.trained = n_trained/n_all
 
     def after_backward(self):
         self.micro_bs = max(self.micro_bs, find_bs(self.yb))
+        if self.said_bs and self.micro_bs>self.said_bs: raise CancelFitException # It will be refused
         if torch.isfinite(self.learn.loss): return
         elems = self.accum.micro.elems
         if elems is None: elems = self.accum.counter(self.learn) # A step of a single micro-batch is not weighed
@@ -189,6 +191,10 @@ def _mock_fit(learn, asked, noise):
 def _check_measured(learn, finder, lr, ranks):
     "Refuse a mock training that says nothing"
     noise,n = finder.noise,n_items(learn.dls.train)
+    if finder.said_bs not in (None,finder.micro_bs) and finder.in_epoch>1: raise ValueError(
+        f"The training loader makes batches of {counted(finder.said_bs)}, and the loss gets {finder.micro_bs}: a plan is about the loader's batches, so no "
+        "callback or collate function may change how many items they hold. Measure without it, by `with learn.removed_cbs(cb): learn.bs_find(...)`, or have "
+        "the data set yield each item as often as it is to come")
     if finder.bad_loss: raise ValueError(f"The loss is {finder.bad_loss[0]} at micro-batch {finder.bad_loss[1]} of the mock training (lr={lr}): "
                                          "check the data and the loss there, or lower `lr`")
     if noise.rows and noise.pool.tr_sigma==noise.pool.g_sq==0: raise ValueError(

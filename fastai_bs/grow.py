@@ -19,11 +19,11 @@ from .text import counted
 from .checks import check_bools, check_fraction, check_number, check_whole, is_whole
 from .distributed import n_processes, rank
 from .loaders import declared_len, micro_batch_size, n_items, refuse_empty
+from .hypers import divides_by_size
 from .loop import callback_of
 from .accumulate import GradAccum
 from .batch_size import accumulation, batch_size
 from .scaling import sqrt_scaling
-from .set_up import divides_by_size
 from .lr import ScaledLR
 from .schedule import BatchSchedule
 from .trial import own_settings

@@ -52,7 +52,8 @@ def n_items(
 )->float: # Items, `inf` where it does not say
     "That `dl` draws from in an epoch"
     n = getattr(dl, 'partial_n', None) or (getattr(dl, 'n', None) if isinstance(dl, DataLoader) else None) # On ranks, `dl` may hold a list of batches
-    try: return n or len(getattr(dl, 'sampler', None) or dl.dataset) # A torch sampler may leave some out
+    sampler = getattr(getattr(dl, 'batch_sampler', None), 'sampler', None) or getattr(dl, 'sampler', None)
+    try: return n or len(sampler or dl.dataset) # A torch sampler may leave some out
     except (TypeError,AttributeError): return math.inf
 
 def epoch_items(
@@ -114,7 +115,7 @@ def with_micro_bs(
     order=None, # Indices of the items, to be drawn in this order; `None`: as `dl` draws them
 ):
     "A loader of the same items in micro-batches of `micro_bs`, `dl` itself if it does so already; draws no random number"
-    if order is None and micro_bs in (vars(dl).get('bs'),vars(dl).get('batch_size')): return dl
+    if order is None and micro_bs==said_bs(dl): return dl
     with same_rng():
         if isinstance(dl, DistributedDL): return DistributedDL(with_micro_bs(dl.dl, micro_bs, order), dl.rank, dl.world_size, dl.device)
         if isinstance(dl, DataLoader) and dl.bs and type(dl).new in (DataLoader.new,TfmdDL.new,SortedDL.new):
@@ -124,10 +125,11 @@ def with_micro_bs(
         if isinstance(dl, DataLoader) and dl.bs: return copy(dl).new(bs=micro_bs) # An `LMDataLoader` arranges its text by it. `new` leaves notes on the old one
         if hasattr(dl, 'new') and getattr(dl, 'bs', None): return dl.new(bs=micro_bs)
         if isinstance(dl, TorchDataLoader) and type(dl.batch_sampler) is BatchSampler:
-            sampler = [] if isinstance(dl.dataset, IterableDataset) else ['sampler']
-            same = {nm: getattr(dl, nm) for nm in (*sampler,'num_workers','collate_fn','pin_memory','drop_last','timeout','worker_init_fn',
-                                                   'multiprocessing_context','generator','prefetch_factor','persistent_workers')}
-            if order is not None and sampler: same['sampler'] = order
+            same = {nm: getattr(dl, nm) for nm in ('num_workers','collate_fn','pin_memory','timeout','worker_init_fn','multiprocessing_context','generator',
+                                                   'prefetch_factor','persistent_workers')}
+            same['drop_last'] = dl.batch_sampler.drop_last
+            # A loader that was made with a batch sampler has a sampler which draws nothing
+            if not isinstance(dl.dataset, IterableDataset): same['sampler'] = dl.batch_sampler.sampler if order is None else order
             return TorchDataLoader(dl.dataset, micro_bs, **same)
     raise ValueError(f"A training loader of type {type(dl).__name__} cannot be given batches of {micro_bs} items: make one that has them, "
                      "or give it an attribute `bs` and a method `new(bs=...)`")

@@ -19,7 +19,7 @@ from .text import counted
 from .checks import check_bools, check_number, is_number, is_several, shown
 from .scaling import linear_scaling, rule_meant, scaled_momentum, warmup_factor
 from .gradients import norm
-from .hypers import inner_opt, velocity_names
+from .hypers import divides_by_size, inner_opt, velocity_names
 from .loop import ScopedCallback, callback_of, first_epoch
 from .accumulate import GradAccum
 from .loaders import refuse_empty
@@ -193,7 +193,7 @@ def _check_scaled(self:ScaledLR):
     if self.n_warmup>self.n_epoch: self._say(
         f"`warmup_epochs`={self.n_warmup:g} is longer than the fit: the warmup lasts {counted(self.n_epoch, 'epoch')}, "
         f"and the factor on the learning rate gets no more than {self.n_epoch/self.n_warmup:.0%} of the way from 1")
-    if self.rule_name in ('linear_scaling','adascale_gain') and 'sqr_mom' in self.opt.hypers[0]: self._say(
+    if self.rule_name in ('linear_scaling','adascale_gain') and divides_by_size(self.learn): self._say(
         f"{self.rule_name} is a rule for SGD, and this optimizer divides by the size of the gradient: no ScaledLR under fit_one_cycle, else rule=sqrt_scaling")
     if self.already_scaled is None: return
     peak,done = self._peak(),rates(self.already_scaled)[-1]

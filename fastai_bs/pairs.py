@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 import torch
 from torch import Tensor
-from fastai.callback.core import Callback
-from fastai.learner import Learner
+from fastai.callback.mixup import MixHandler
 from fastai.torch_core import apply, find_bs
 from .snapshot import pass_unchanged
 from .loaders import rows_of, slices
@@ -89,7 +88,7 @@ class PairCheck:
     ):
         "A warning where the loss looks at pairs, or `count` is wrong"
         f = learn.loss_func
-        if counter.known or inspect.ismethod(f) and isinstance(f.__self__, (Callback,Learner)): return
+        if counter.known or isinstance(getattr(f, '__self__', None), MixHandler): return
         if f is not self.asked: self.asked,self.found,self.n_windows = f,None,0
         self.n_windows += 1
         if self.found is not None or self.n_windows & (self.n_windows-1): return # No power of two

@@ -38,7 +38,7 @@ def apply(self:BatchPlan,
 ):
     "Set `learn` up as planned: no random number is drawn, and twice is once. Returns `learn`"
     refuse_other(learn, self.adam, self.sums)
-    return set_up(learn, self.micro_bs, *self.cbs, has=self.micro_now)
+    return set_up(learn, self.micro_bs, *self.cbs)
 
 @patch
 def undo(self:BatchPlan,

@@ -12,6 +12,7 @@ __all__ = ['Undo', 'accelerator', 'autocast_devices', 'same_rng', 'unchanged', '
 import gc, random
 from collections import deque
 from contextlib import contextmanager
+from types import FunctionType
 import numpy as np
 import torch
 import torch.nn as nn
@@ -33,6 +34,14 @@ _followed = (Learner, Callback, Metric, Hook, nn.Module, BaseLoss, _BaseOptimize
              DataLoaders, DataLoader, TorchDataLoader, Sampler, ReindexCollection, L)
 _data = {'dataset', 'data_source', 'coll'} # Where loaders, samplers and collections keep the items themselves
 _plain = (type(None), bool, int, float, str) # Cannot change
+_values = *_plain,torch.dtype,torch.device,Tensor,np.ndarray,np.generic,list,tuple,dict,set,deque,FunctionType,*_followed
+_others = 'builtins','torch','fastai','fastcore','fastai_bs' # Whose other objects keep nothing of a training
+
+def _is_record(o):
+    "Is `o` of somebody's own class, no data set, and made of such values alone, as a moving average of the weights is and a logger's connection is not?"
+    cls = type(o)
+    return (hasattr(o, '__dict__') and not isinstance(o, type) and cls.__module__.partition('.')[0] not in _others
+            and not hasattr(cls, '__getitem__') and not hasattr(cls, '__iter__') and all(isinstance(v, _values) for v in vars(o).values()))
 
 # %% ../nbs/04_snapshot.ipynb #9cf8b0c5
 class Undo:
@@ -97,7 +106,7 @@ def _keep(o, stack, seen, to='cpu'):
         for v in list(o): _keep(v, stack, seen, to)
     elif isinstance(o, tuple):
         for v in o: _keep(v, stack, seen, to)
-    elif isinstance(o, _followed):
+    elif isinstance(o, _followed) or _is_record(o):
         _keep(vars(o), stack, seen, to)
         if isinstance(o, torch.jit.ScriptModule): # Holds its state where `vars` does not show it
             for m in o.modules(): stack.callback(setattr, m, 'training', m.training)

@@ -171,7 +171,7 @@ def test_random_plans_are_of_all_kinds():
     "Do these tests see what they should?"
     plans = [random_plan(o) for o in (*range(400),417)] # In the last one the batch grows
     said = [headline(o).text for o in plans]
-    for start in ('Use ', r'Stay at \d+ for', r'Stay at \d+: other', r'Stay at \d+: of', r'Stay at \d+, but as', r'Stay at \d+.*what other sizes gain',
+    for start in ('Use ', r'Stay at \d+ for', r'Stay at \d+: other', r'Stay at \d+: how', r'Stay at \d+, but as', r'Stay at \d+.*what other sizes gain',
         'Use .*as you chose',
                   'as you chose: nothing', 'epochs for it are unknown', 'lower rate', 'measured for longer', 'more items',
                   'in whole epochs', 'is worth', 'are worth', 'pairs of items',

@@ -564,6 +564,23 @@ def _no_parameters(): return quiet_learner(loaders(regression(20), 4), nn.Sequen
     (_all_frozen, 'no trainable parameters.*unfreeze'), (_no_parameters, 'no trainable parameters')], ids=lambda o: getattr(o, '__name__', ''))
 def test_bad_learners(make, match): assert _refused(make(), ValueError, match)==[]
 
+class Views(Callback):
+    "Another number of items in each batch, as with two views of each"
+    def __init__(self, f): self.f = f
+    def before_batch(self): self.learn.xb,self.learn.yb = ([self.f(o) for o in b] for b in (self.xb,self.yb))
+
+def _twice(o): return torch.cat([o,o])
+def _two_views(): return reg_learner(64, 4, cbs=Views(_twice))
+def _some_left_out(): return reg_learner(64, 4, cbs=Views(lambda o: o[1:]))
+def _repeated_by_the_loader():
+    return quiet_learner(loaders(regression(64, dtype=torch.float32), 4, before_batch=lambda items: [*items,*items]), mlp(dtype=torch.float32))
+
+@pytest.mark.parametrize('make,n', [(_two_views,8), (_some_left_out,3), (_repeated_by_the_loader,8)])
+def test_a_batch_of_other_items_than_the_loaders_is_refused(make, n):
+    "At once, where there are more"
+    fired = _refused(make(), ValueError, f'makes batches of 4 items, and the loss gets {n}: .* Measure without it, by `with learn.removed_cbs', num_it=40)
+    assert fired.count('after_backward')==1 or n==3
+
 @pytest.mark.parametrize('cb', [None, TerminateOnNaNCallback], ids=['alone','with_terminate_on_nan'])
 @pytest.mark.parametrize('what', [nan,inf])
 @pytest.mark.parametrize('first', [1,7])

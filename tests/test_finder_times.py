@@ -497,14 +497,21 @@ class Plain:
 
 def batch_sampler(): return TorchDataLoader(regression(240, dtype=torch.float32), batch_sampler=[list(range(i,i+4)) for i in range(0, 240, 4)])
 
-@pytest.mark.parametrize('dl', [Plain([4]*60), batch_sampler()], ids=['plain','batch_sampler'])
+@pytest.mark.parametrize('dl', [Plain([4]*60), batch_sampler(), list(Plain([4]*60))], ids=['plain','batch_sampler','list'])
 def test_a_loader_that_cannot_change(dl):
-    "Today's size only; the plan is whole"
+    "Today's size only; the plan is whole, and says why"
     learn = learner(dls=DataLoaders(dl, Plain([4])))
     was = picture(learn)
-    plan = whole(find(learn))
+    plan = whole(find(learn, num_it=160))
     assert sizes(plan)==[4] and plan.too_large is None and changes(was, picture(learn))==[]
     assert plan.micro_bs==4 and plan.n_acc*4==plan.bs
+    assert f"No other micro-batch could be timed (ValueError: A training loader of type {type(dl).__name__} cannot be given batches of" in plan.advice
+    assert 'every other size is slower' not in plan.advice and 'How sure' not in plan.advice
+
+def test_a_batch_of_more_than_half_of_the_set():
+    "Two of its size never come in a row, so that nothing can be timed"
+    plan = whole(find(learner(n=48, bs=40), num_it=160), 40)
+    assert sizes(plan)==[] and 'how other sizes compare is open, as timing takes two batches of 40 in a row' in plan.advice
 
 @pytest.mark.parametrize('kwargs', [dict(shuffle=True), dict(drop_last=True), dict(sampler=True)], ids=str)
 def test_torch_loaders(kwargs):

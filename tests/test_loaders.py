@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader as TorchDataLoader, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, WeightedRandomSampler
 from fastai.callback.data import PartialDL, WeightedDL
 from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.load import DataLoader
 from fastai.text.data import LMDataLoader, SortedDL, pad_input_chunk
-from fastai_bs.loaders import with_micro_bs
+from fastai_bs.loaders import n_items, with_micro_bs
 from fastai_bs import finder # noqa: F401 (adds `Learner.bs_find`)
 from helpers import loaders, mlp, quiet_learner, regression
 
@@ -81,6 +81,15 @@ def test_language_model():
 def test_transforms_stay():
     dl = TfmdDL(items, bs=8, after_item=lambda o: o+1, num_workers=0)
     assert torch.equal(torch.cat([b[0] for b in with_micro_bs(dl, 50)]), torch.stack([x+1 for x,_ in items]))
+
+def test_a_batch_sampler_keeps_what_it_draws():
+    "Given to a torch loader, which itself has a sampler of all items in their order then"
+    drawn = WeightedRandomSampler([0.]*30+[1.]*10, 18)
+    dl = TorchDataLoader(Numbers(40), batch_sampler=BatchSampler(drawn, 4, True))
+    other = with_micro_bs(dl, 8)
+    xs = [x for x,_ in other]
+    assert other.batch_sampler.sampler is drawn and [len(x) for x in xs]==[8,8] and torch.cat(xs).min()>=30
+    assert n_items(dl)==n_items(other)==18 and with_micro_bs(dl, 4) is dl
 
 @pytest.mark.parametrize('make', [lambda: DataLoader(Numbers(20), bs=4, shuffle=True), lambda: TorchDataLoader(Numbers(20), batch_size=4, shuffle=True),
     lambda: SortedDL([(torch.arange(n%7),n) for n in range(20)], bs=4, before_batch=partial(pad_input_chunk, pad_idx=0), num_workers=0, shuffle=True)])

@@ -512,7 +512,7 @@ def test_rule_is_tried_before_a_running_noise_scale_knows_anything(rule, match):
     with pytest.raises(ValueError, match=match): learn.fit(1, 0.01)
     assert torch.equal(before, flat(learn))
 
-@pytest.mark.parametrize('opt_func', [Adam, RMSProp, partial(OptimWrapper, opt=torch.optim.AdamW)])
+@pytest.mark.parametrize('opt_func', [Adam, RMSProp, partial(OptimWrapper, opt=torch.optim.AdamW), partial(OptimWrapper, opt=torch.optim.Adagrad)])
 @pytest.mark.parametrize('rule', [linear_scaling, partial(adascale_gain, noise_scale=9)])
 def test_sgd_rules_for_adam_are_warned_about(rule, opt_func):
     "Once, and only where they scale"

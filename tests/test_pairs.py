@@ -47,7 +47,15 @@ def dice(pred, targ):
 def not_a_sum(pred, targ): return F.mse_loss(pred, targ)
 not_a_sum.reduction = 'sum'
 
-bad = dict(info_nce=(info_nce,reals,None), triplet=(triplet,kinds,None), correlation=(correlation,reals,None), tokens=(over_kept,kept,None),
+class Views(Callback):
+    "Brings a loss, and counts how often it is called"
+    def __init__(self, f): self.f,self.calls = f,0
+    def lf(self, pred, targ):
+        self.calls += 1
+        return self.f(pred, targ)
+
+bad = dict(info_nce=(info_nce,reals,None), of_a_callback=(Views(info_nce).lf,reals,None), triplet=(triplet,kinds,None),
+    correlation=(correlation,reals,None), tokens=(over_kept,kept,None),
     unsaid_sum=(unsaid_sum,reals,None), dice=(dice,reals,None), wrong_count=(over_kept,kept,lambda learn: learn.y.numel()),
     counted_pairs=(info_nce,reals,lambda learn: len(learn.y)*(len(learn.y)-1)),
     wrong_count_of_a_known_loss=(nn.MSELoss(),kept,lambda learn: (learn.y!=0).sum()), not_a_sum=(not_a_sum,reals,None))
@@ -68,7 +76,8 @@ class Norm(nn.Module):
         self.log.append(float(self.n))
         return per_item(pred, targ)
 
-good = dict(per_item=(per_item,reals,None), signed=(signed,reals,None), module=(Norm(),reals,None), method=(Norm().forward,reals,None),
+good = dict(per_item=(per_item,reals,None), of_a_callback=(Views(per_item).lf,reals,None), signed=(signed,reals,None),
+    module=(Norm(),reals,None), method=(Norm().forward,reals,None),
     partly=(partial(Norm()),reals,None), counted=(over_kept,kept,lambda learn: (learn.y!=0).sum()),
     known_and_counted=(nn.MSELoss(),reals,lambda learn: len(learn.x)), huber=(nn.HuberLoss(),reals,None), flat=(MSELossFlat(),reals,None),
     smooth=(LabelSmoothingCrossEntropyFlat(),kinds,None), focal=(FocalLossFlat(),kinds,None),
@@ -267,7 +276,7 @@ def plan(loss_func, items, count=None, lr=0.01, model=None):
     return res
 
 @pytest.mark.parametrize('lr', [0.,0.01])
-@pytest.mark.parametrize('nm', ['info_nce','tokens','wrong_count','counted_pairs'])
+@pytest.mark.parametrize('nm', ['info_nce','of_a_callback','tokens','wrong_count','counted_pairs'])
 def test_a_plan_names_it(nm, lr, short):
     res = plan(*bad[nm], lr=lr)
     assert res.pairs and 'looks at pairs of items in the batch, or its `count` is wrong' in res.advice and res.to_dict()['pairs']

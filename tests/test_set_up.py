@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, SequentialSampler
 from fastcore.foundation import L
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into `Learner`)
 from fastai.callback.core import Callback
@@ -16,8 +16,9 @@ from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders, Datasets
 from fastai.data.load import DataLoader
 from fastai.losses import CrossEntropyLossFlat, MSELossFlat
-from fastai.optimizer import Adam, Lamb, Lookahead, OptimWrapper, RMSProp, SGD
+from fastai.optimizer import Adam, Lamb, Larc, Lookahead, OptimWrapper, RAdam, RMSProp, SGD, ranger
 from fastai_bs.accumulate import GradAccum
+from fastai_bs.hypers import divides_by_size
 from fastai_bs.lr import ScaledLR
 from fastai_bs.plan import BatchPlan
 from fastai_bs.scaling import no_scaling, sqrt_scaling
@@ -93,6 +94,34 @@ def test_an_optimizer_says_what_it_is():
     refused(make(adam=True), learner(opt_func=SGD), "for Adam and its kin, and the learner's optimizer does not divide by the size of the gradient")
     refused(make(), learner(opt_func=Adam), "for SGD, and the learner's optimizer divides by the size of the gradient")
 
+class SignSGD(torch.optim.Optimizer):
+    def __init__(self, params, lr): super().__init__(params, dict(lr=lr))
+    @torch.no_grad()
+    def step(self, closure=None):
+        for g in self.param_groups:
+            for p in g['params']: p.add_(p.grad.sign(), alpha=-g['lr'])
+
+torch_kinds = dict(SGD=False, ASGD=False, Adagrad=True, Adadelta=True, Adafactor=True, Adamax=True, NAdam=True, RAdam=True, RMSprop=True, Rprop=True, Muon=True,
+    SparseAdam=True, LBFGS=False) # The last two cannot be tried, and are judged by the names of their hyper-parameters
+kinds = dict(SignSGD=(torchs(SignSGD),True), nesterov=(torchs(partial(torch.optim.SGD, momentum=0.9, nesterov=True)),False),
+    RAdam=(RAdam,True), ranger=(ranger,True), LARS=(partial(Larc, clip=False),True), l2=(partial(SGD, mom=0.9, wd=0.1, decouple_wd=False),False),
+    **{f'torch_{nm}': (torchs(getattr(torch.optim, nm)),divides) for nm,divides in torch_kinds.items() if hasattr(torch.optim, nm)})
+
+@pytest.mark.parametrize('created', [False,True])
+@pytest.mark.parametrize('nm', kinds)
+def test_the_kind_of_an_optimizer_is_told_by_what_a_step_does(nm, created):
+    "Whatever its hyper-parameters are called and whatever the rate is; neither the learner nor its hooks nor the random numbers notice"
+    opt_func,divides = kinds[nm]
+    learn = quiet_learner(loaders(regression(8, dtype=f32), 4), nn.Linear(5,2,bias=False), opt_func=opt_func)
+    if created:
+        learn.create_opt()
+        learn.opt.set_hyper('lr', 0.)
+        learn.model.weight.grad = torch.ones(2,5)
+        if nm.startswith('torch'): learn.opt.opt.register_step_pre_hook(lambda *args: pytest.fail('a hook was called'))
+    was,rng = picture(learn),random_states()
+    assert divides_by_size(learn) is divides
+    assert changes(was, picture(learn))==[] and random_states()==rng
+
 def test_a_ready_made_optimizer():
     "`learn.opt_func` may be one"
     model = mlp(dtype=f32)
@@ -105,6 +134,21 @@ def test_an_optimizer_that_cannot_be_tried_is_taken():
         if len(L(params).concat())<3: raise RuntimeError
         return SGD(params, lr)
     assert make().apply(learner(opt_func=opt_func)).dls.train.bs==32
+
+def test_a_loader_that_does_not_say_its_size_is_refused():
+    "No training could be scaled with it; also where the plan's micro-batches are what it has, as it was measured with it"
+    batches = [tuple(map(torch.stack, zip(*regression(8, dtype=f32)))) for _ in range(12)]
+    refused(accumulated(), learner(dls=DataLoaders(batches, batches)), 'A training loader of type list cannot be given batches of 8 items: make one')
+
+def test_a_loader_with_the_batches_of_another_is_refused():
+    "It says that it has others than the plan's"
+    class Own(BatchSampler): pass
+    items = regression(96, dtype=f32)
+    for bs in (8,4):
+        dl = TorchDataLoader(items, batch_sampler=Own(SequentialSampler(items), bs, False))
+        learn = learner(dls=DataLoaders(dl, dl))
+        if bs==8: assert accumulated().apply(learn).dls.train is dl and learn.grad_accum.n_acc==4
+        else: refused(accumulated(), learn, 'A training loader of type DataLoader cannot be given batches of 8 items: make one')
 
 def summed(pred, targ): return ((pred-targ)**2).sum()
 summed.reduction = 'sum'

@@ -1,5 +1,6 @@
 "`unchanged`: whatever happens in the block, the learner and the random numbers are as they were"
 import random
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from functools import partial
 
@@ -157,6 +158,48 @@ def test_other_state_of_a_callback(nm, change):
     was = picture(learn)
     with unchanged(learn): change(getattr(learn.array_holder, nm))
     assert changes(was, picture(learn))==[]
+
+class Average:
+    "Of the weights: no module and no callback"
+    def __init__(self, ps): self.shadow,self.n,self.dtype,self.decay = [p.detach().clone() for p in ps],0,torch.float32,lambda n: 1-1/(n+1)
+    def update(self, ps):
+        self.n += 1
+        self.last = self.n
+        for s,p in zip(self.shadow, ps): s.lerp_(p.detach(), self.decay(self.n))
+
+class KeepsAverage(Callback):
+    def __init__(self, average): self.average = average
+    def after_step(self): self.average.update(self.model.parameters())
+
+def test_an_object_of_ones_own_that_a_callback_holds():
+    "Before its first update and after some"
+    learn = net_learner()
+    learn.add_cb(KeepsAverage(Average(learn.model.parameters())))
+    for _ in range(2):
+        was = picture(learn)
+        with unchanged(learn): learn.fit(1, 0.1)
+        assert changes(was, picture(learn))==[]
+        learn.fit(1, 0.1)
+    assert learn.keeps_average.average.n>0
+
+class Connection:
+    def __init__(self): self.lock,self.n_sent = threading.Lock(),0
+
+def test_an_object_that_holds_more_than_values_is_left_alone():
+    "A thread may be at work on it"
+    learn = net_learner(cbs=ArrayHolder())
+    learn.array_holder.connection = conn = Connection()
+    with unchanged(learn): conn.n_sent += 1
+    assert learn.array_holder.connection is conn and conn.n_sent==1
+
+def test_a_data_set_that_a_callback_holds_is_not_copied():
+    class Items:
+        def __init__(self): self.xs = [torch.zeros(2)]
+        def __getitem__(self, i): return self.xs[i]
+    learn = net_learner(cbs=ArrayHolder())
+    learn.array_holder.items = items = Items()
+    with unchanged(learn): items.xs[0] += 1
+    assert items[0].sum()==2
 
 def test_parameters_keep_their_memory_and_aliases():
     "A tensor that shares memory with a parameter still does"
