@@ -69,7 +69,7 @@ class GradAccum(ScopedCallback):
         self._position,self._n_ranks,self._last_loss,self._pending = Position(),1,None,0 # The last is an `n_acc` that was set, and not yet on all ranks
 
     @property
-    def n_acc(self)->int: return self.window.n_acc # Micro-batches of this window
+    def n_acc(self)->int: return self.window.n_acc # Micro-batches of this window, as the loader yields them
     @n_acc.setter
     def n_acc(self, n):
         "For an int in its place, else until the schedule says another number; from the next window on, with several ranks once they have agreed on it"
@@ -88,9 +88,13 @@ class GradAccum(ScopedCallback):
     @property
     def starts_window(self)->bool: return self.window.n_micro==0 # Is there no micro-batch in the window yet?
     @property
-    def accumulates(self)->bool: return self.n_acc>1 or self._n_ranks>1 # Else there is nothing to weigh, and not a bit changes
+    def n_parts(self)->int: return self._in_parts.n_parts if self._in_parts else 1 # Of each micro-batch: 1 until memory has run out
     @property
-    def measurable(self)->bool: return self.n_acc*self._n_ranks>1 # Does this window have several gradients to compare?
+    def n_passes(self)->int: return self.n_acc*self.n_parts # Forward and backward passes of this window
+    @property
+    def accumulates(self)->bool: return self.n_passes>1 or self._n_ranks>1 # Else there is nothing to weigh, and not a bit changes
+    @property
+    def measurable(self)->bool: return self.n_passes*self._n_ranks>1 # Does this window have several gradients to compare?
 
     def __repr__(self): return f"{type(self).__name__}({getattr(self.n_acc_at, '__name__', self.n_acc_at)})"
 
@@ -113,7 +117,7 @@ class GradAccum(ScopedCallback):
         if self._params is not None and epoch in (None,self.learn.epoch): return None,self._position.n_acc
         return None,self.n_acc_in(epoch or 0)
 
-    def instead(self, micro_bs)->str: return f"GradAccum({self.n_acc}) with batches of {micro_bs} items has" # What a smaller micro-batch has from the start
+    def instead(self, micro_bs)->str: return f"GradAccum({self.n_passes}) with batches of {micro_bs} items has" # What a smaller micro-batch has from the start
     def columns(self)->dict: return {} if self.bs is None else {'batch_size': self.bs, 'n_acc': self.last_n_acc} # Of an epoch, by name
 
     def new_micro(self): self.window.micro = MicroBatch() # The next one begins
@@ -186,19 +190,19 @@ def before_batch(self:GradAccum):
 @patch
 def start_micro(self:GradAccum):
     "Where in its window is this micro-batch, or part of one?"
-    learn,parts = self.learn,self._in_parts
-    n_parts,is_last = (parts.n_parts,parts.is_last) if parts else (1,True)
+    learn = self.learn
+    is_last = self._in_parts.is_last if self._in_parts else True
     self.new_micro()
     if self.starts_window:
         if self.by_hand and self.by_hand.since is None: self.by_hand.since = learn.epoch
         n = self.n_acc_now()
         if n!=self._position.n_acc: self._position = Position(n, learn.iter, learn.iter, (learn.epoch+1)/learn.n_epoch)
-        self.window.n_acc = n*n_parts
+        self.window.n_acc = n
         left = learn.n_iter-learn.iter # Negative where a loader yields more than it says
-        self._bns.of_window(n_parts*(min(n, left) if left>0 else n))
+        self._bns.of_window(self.n_parts*(min(n, left) if left>0 else n))
 
     n_batches = len(self.window.iters | {learn.iter})
-    self.micro.closes = is_last and (n_batches*n_parts>=self.n_acc or learn.iter==learn.n_iter-1)
+    self.micro.closes = is_last and (n_batches>=self.n_acc or learn.iter==learn.n_iter-1)
     if self._ddp is not None: self._ddp.require_backward_grad_sync = self.micro.closes # As `no_sync` does
 
 @patch
@@ -235,10 +239,10 @@ def _see_backward(self:GradAccum, grad):
 
 @patch
 def after_backward(self:GradAccum): # Not before: a loss with a state of its own minds to be called again
-    if self.n_acc>1 and self.window.n_micro==1 and self.micro.elems is not None: self.pairs(self.learn, self.counter)
+    if self.n_passes>1 and self.window.n_micro==1 and self.micro.elems is not None: self.pairs(self.learn, self.counter)
 
 @patch
-def after_cancel_backward(self:GradAccum): self.micro.closes = self.n_acc==1 # It adds nothing, and the window goes on
+def after_cancel_backward(self:GradAccum): self.micro.closes = self.n_passes==1 # It adds nothing, and the window goes on
 
 # %% ../nbs/11_accumulate.ipynb #55d1d9d9
 @patch

@@ -195,7 +195,7 @@ class BatchSchedule(GradAccum):
         try:
             with trained_by(learn, dl), super().scope(), helped_by(learn, self.helpers): yield
         finally:
-            if self._in_parts and self._in_parts.n_parts>1: self.fits = math.ceil(self.micro_bs/self._in_parts.n_parts)
+            if self.n_parts>1: self.fits = math.ceil(self.micro_bs/self.n_parts)
             self.on_oom = 'raise'
 
     def after_step(self):

@@ -125,7 +125,7 @@ class BothWays:
         if self.double:
             try: return self.compare(Given())
             except Exception as e:
-                if out_of_memory(e) or not of_precision(e): raise
+                if out_of_memory(e, surely=True) or not of_precision(e): raise
                 self.failed = textwrap.shorten(f'{type(e).__name__}: {e}', 150)
             self.known = {}
         return self.compare(Given(double=False))

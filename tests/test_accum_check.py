@@ -605,6 +605,16 @@ def test_no_memory_at_all():
     with pytest.raises(torch.OutOfMemoryError): learn.check_accum(4)
     assert changes(was, picture(learn))==[]
 
+class NoDouble(nn.Linear):
+    "As a kernel of cuDNN that knows no double precision"
+    def forward(self, x):
+        if x.dtype==torch.float64: raise RuntimeError('cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.')
+        return super().forward(x)
+
+def test_what_may_be_memory_may_be_the_precision():
+    res = learner(nn.Sequential(nn.Flatten(), NoDouble(108, 3)), images[:64]).check_accum(4)
+    assert res.same and res.precision=='single' and not any('Memory was short' in o for o in res.notes)
+
 def test_memory_back():
     "No tensor is left that was not there before, whatever the answer; of hooks too"
     def n_tensors():
