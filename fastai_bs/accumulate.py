@@ -13,7 +13,6 @@ import torch
 from fastcore.basics import patch
 from fastai.callback.core import CancelBatchException, CancelTrainException
 from fastai.callback.fp16 import MixedPrecision
-from fastai.callback.schedule import LRFinder
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from .checks import check_bools, is_whole
@@ -21,7 +20,7 @@ from .distributed import ddp_model, n_processes, refuse_wrapper, trains_together
 from .gradients import all_params, divide, mean_over_ranks, zero_grads
 from .batch_size import known_batch_size
 from .hypers import HeldHypers
-from .loop import ScopedCallback, after_batch_by, callback_of, one_batch_by, optimizer_step, pct_train_by
+from .loop import ScopedCallback, after_batch_by, callback_of, one_batch_by, optimizer_step, pct_train_by, rate_finder
 from .columns import announce_columns, fill_columns
 from .losses import ElementCounter, plain
 from .pairs import PairCheck
@@ -168,7 +167,7 @@ def scope(self:GradAccum):
     self.new_window()
     if self.on_oom=='split': self._in_parts = self._in_parts or SplitBatches(self)
     try:
-        with (ExitStack() if callback_of(learn, LRFinder) else pct_train_by(learn, self._pct_train), # `lr_find` counts as fastai does
+        with (ExitStack() if rate_finder(learn) else pct_train_by(learn, self._pct_train), # `lr_find` counts as fastai does
               after_batch_by(callback_of(learn, Recorder), self._record),
               one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack()): yield
     finally:

@@ -11,12 +11,11 @@ __all__ = ['check_n_acc', 'check_n_accs', 'n_acc_at', 'Items', 'asked_n_acc', 'a
 # %% ../nbs/08c_n_acc.ipynb #864a0f80
 import warnings
 from dataclasses import dataclass
-from fastai.callback.schedule import LRFinder
 from .text import counted
 from .checks import check_whole, is_whole
 from .distributed import n_processes
 from .loaders import epoch_len, micro_batch_size, said_bs
-from .loop import callback_of, runs_alone
+from .loop import rate_finder, runs_alone
 from .losses import refuse_loss
 
 # %% ../nbs/08c_n_acc.ipynb #41f2163e
@@ -141,5 +140,5 @@ def check_windows(
     elif n_acc.n_acc(learn)>n_iter: raise ValueError(
         f"`bs`={n_acc.bs} items are more than an epoch has, which is {counted(n_iter, 'micro-batch')} of {counted(micro_bs)}: take "
         f"bs={n_acc.bs*n_iter//n_acc.n_acc(learn)}, or less")
-    finder = callback_of(learn, LRFinder)
-    if finder: warn_of_finder(most, finder.num_it)
+    num_it = getattr(rate_finder(learn), 'num_it', None)
+    if num_it: warn_of_finder(most, num_it)

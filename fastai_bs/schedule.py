@@ -14,12 +14,11 @@ import warnings
 import numpy as np
 import pandas as pd
 from fastcore.basics import patch
-from fastai.callback.schedule import LRFinder
 from .text import brief_html, counted
 from .checks import check_whole, is_number, is_whole, shown
 from .distributed import n_processes
 from .loaders import micro_batch_size, n_items, refuse_empty, trained_by, with_micro_bs
-from .loop import callback_of, helped_by, start_helpers
+from .loop import callback_of, helped_by, rate_finder, start_helpers
 from .split import refuse_split
 from .accumulate import GradAccum
 from .scaling import rule_meant
@@ -129,7 +128,7 @@ class BatchSchedule(GradAccum):
 
     def _own(self): return self.own_bs if self.is_on else micro_batch_size(self.learn.dls.train)
     @property
-    def finds(self)->bool: return callback_of(self.learn, LRFinder) is not None # Is a rate looked for? It is for the first size
+    def finds(self)->bool: return rate_finder(self.learn) is not None # Is a rate looked for? It is for the first size
     @property
     def is_on(self)->bool: return self._params is not None # Is the training part of an epoch under way?
 
