@@ -10,6 +10,7 @@ __all__ = ['FromWindows', 'FromRanks', 'hidden_states', 'FromParts', 'FromBoth']
 # %% ../nbs/12a_sources.ipynb #b1216f29
 from contextlib import ExitStack, contextmanager, nullcontext
 from torch import Tensor
+from torch.distributions import Beta
 from torch.nn.modules.batchnorm import _BatchNorm
 from fastcore.basics import patch
 from fastai.callback.core import CancelBackwardException, CancelBatchException, CancelStepException
@@ -142,6 +143,10 @@ def hidden_states(
     return _take
 
 # %% ../nbs/12a_sources.ipynb #cf7598ce
+def _mixes(cb):
+    "Does this callback mix the items of a batch? Those of other libraries are none of fastai's, and draw their weights from the same distribution"
+    return isinstance(cb, MixHandler) or any(isinstance(o, Beta) for o in vars(cb).values())
+
 class FromParts:
     "Parts of a batch, in an extra pass before it is trained on"
     every = 40 # Optimizer steps from one measurement to the next
@@ -163,7 +168,7 @@ class FromParts:
     def check(self):
         "Can the batches of this fit be cut into parts?"
         learn,n = self.learn,self.n_micro
-        mix = callback_of(learn, MixHandler)
+        mix = next((cb for cb in learn.cbs if _mixes(cb)), None)
         if mix: raise ValueError(f"{type(mix).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {self.accum_first}")
         own = own_loop(learn)
         if own in ('one_batch','_do_one_batch'): raise ValueError(
