@@ -17,7 +17,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from .checks import check_bools, is_whole
 from .distributed import ddp_model, n_processes, refuse_wrapper, trains_together
-from .gradients import all_params, divide, mean_over_ranks, zero_grads
+from .gradients import all_params, divide, mean_over_ranks, refuse_cuda_graphs, zero_grads
 from .batch_size import known_batch_size
 from .hypers import HeldHypers
 from .loop import ScopedCallback, after_batch_by, callback_of, one_batch_by, optimizer_step, pct_train_by, rate_finder
@@ -145,6 +145,7 @@ def start_fit(self:GradAccum):
     most = max(n_accs, default=1)
     if most>1: self.check_windows(most)
     if self.on_oom=='split': refuse_split(self.learn)
+    if most>1 or self.on_oom=='split': refuse_cuda_graphs(self.learn.model)
     self._start_anew()
     zero_grads(self.learn)
     self.bs = known_batch_size(self.learn)
