@@ -436,11 +436,11 @@ class LRFinder(schedule.ParamScheduler):
 @pytest.mark.parametrize('n_acc', [1,2])
 def test_keeps_still_under_another_finder(n_acc):
     "As under fastai's own; and no sign of it is left after either"
-    def _run(finder, *cbs):
+    def _run(finds, *cbs):
         learn = learner(n=24, bs=2, cbs=[GradAccum(n_acc), *cbs])
         with warnings.catch_warnings(record=True) as w:
             warnings.simplefilter('always')
-            learn.fit(3, cbs=finder)
+            learn.fit(3, cbs=finds)
         assert not hasattr(learn, 'lr_finder')
         return learn.opt.seen,list(learn.recorder.lrs),[str(o.message).split(':')[0] for o in w if 'lr_find' in str(o.message)]
     seen,lrs,said = _run(LRFinder(36))
