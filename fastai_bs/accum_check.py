@@ -92,6 +92,11 @@ def asked_how(
     else: check_whole('n_acc', n, 2, "a single micro-batch is the large batch itself")
     return how,n
 
+def _steps_alone(cb):
+    "May it do something before the optimizer steps that nothing was compared after, as a second backward pass of the last micro-batch?"
+    has = hasattr(type(cb), 'before_step') or 'before_step' in vars(cb)
+    return has and cb.order>GradAccum.order and not type(cb).__module__.startswith(('fastai.','fastai_bs.')) # Theirs only scale or clip
+
 def _answer(learn, how, n, windows, notes):
     "Of windows that fit in memory"
     ways,found = BothWays(learn, how, n),[]
@@ -134,6 +139,9 @@ def check_accum(self:Learner,
         theirs = callback_of(self, GradientAccumulation)
         if theirs is not None and isinstance(how, GradAccum): notes = [*notes, f"The learner's own GradientAccumulation({theirs.n_acc}) was left out: "
                                                                                f"learn.check_accum(GradientAccumulation({theirs.n_acc})) checks that one."]
+        others = [type(cb).__name__ for cb in self.cbs if _steps_alone(cb)]
+        if others: notes = [*notes, f"What was compared is the gradient that `before_step` of {' and '.join(others)} begins with. What comes of it there, as "
+                                    "where SAM runs the last micro-batch once more, was not."]
         while True:
             try:
                 res = _answer(self, how, n, windows, notes)

@@ -14,15 +14,15 @@ import torch
 from fastcore.basics import patch
 from fastai.callback.core import CancelBatchException, CancelTrainException
 from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
-from fastai.callback.schedule import LRFinder
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Recorder
 from .checks import check_bools, is_whole
 from .distributed import ddp_model, n_processes, refuse_wrapper, trains_together
-from .gradients import FloatSums, all_params, divide, hooked_values, mean_over_ranks, put_moved_back, zero_grads
+from .gradients import (FloatSums, all_params, divide, hooked_values, mean_over_ranks, put_moved_back, refuse_cuda_graphs,
+                                 zero_grads)
 from .batch_size import known_batch_size
 from .hypers import HeldHypers
-from .loop import ScopedCallback, after_batch_by, callback_of, one_batch_by, optimizer_step, pct_train_by
+from .loop import ScopedCallback, after_batch_by, callback_of, one_batch_by, optimizer_step, pct_train_by, rate_finder
 from .columns import announce_columns, fill_columns
 from .losses import ElementCounter, plain
 from .pairs import PairCheck
@@ -72,7 +72,7 @@ class GradAccum(ScopedCallback):
         self._position,self._n_ranks,self._last_loss,self._pending = Position(),1,None,0 # The last is an `n_acc` that was set, and not yet on all ranks
 
     @property
-    def n_acc(self)->int: return self.window.n_acc # Micro-batches of this window
+    def n_acc(self)->int: return self.window.n_acc # Micro-batches of this window, as the loader yields them
     @n_acc.setter
     def n_acc(self, n):
         "For an int in its place, else until the schedule says another number; from the next window on, with several ranks once they have agreed on it"
@@ -91,9 +91,13 @@ class GradAccum(ScopedCallback):
     @property
     def starts_window(self)->bool: return self.window.n_micro==0 # Is there no micro-batch in the window yet?
     @property
-    def accumulates(self)->bool: return self.n_acc>1 or self._n_ranks>1 # Else there is nothing to weigh, and not a bit changes
+    def n_parts(self)->int: return self._in_parts.n_parts if self._in_parts else 1 # Of each micro-batch: 1 until memory has run out
     @property
-    def measurable(self)->bool: return self.n_acc*self._n_ranks>1 # Does this window have several gradients to compare?
+    def n_passes(self)->int: return self.n_acc*self.n_parts # Forward and backward passes of this window
+    @property
+    def accumulates(self)->bool: return self.n_passes>1 or self._n_ranks>1 # Else there is nothing to weigh, and not a bit changes
+    @property
+    def measurable(self)->bool: return self.n_passes*self._n_ranks>1 # Does this window have several gradients to compare?
 
     def __repr__(self): return f"{type(self).__name__}({getattr(self.n_acc_at, '__name__', self.n_acc_at)})"
 
@@ -116,7 +120,7 @@ class GradAccum(ScopedCallback):
         if self._params is not None and epoch in (None,self.learn.epoch): return None,self._position.n_acc
         return None,self.n_acc_in(epoch or 0)
 
-    def instead(self, micro_bs)->str: return f"GradAccum({self.n_acc}) with batches of {micro_bs} items has" # What a smaller micro-batch has from the start
+    def instead(self, micro_bs)->str: return f"GradAccum({self.n_passes}) with batches of {micro_bs} items has" # What a smaller micro-batch has from the start
     def columns(self)->dict: return {} if self.bs is None else {'batch_size': self.bs, 'n_acc': self.last_n_acc} # Of an epoch, by name
 
     def new_micro(self): self.window.micro = MicroBatch() # The next one begins
@@ -146,6 +150,7 @@ def start_fit(self:GradAccum):
     most = max(n_accs, default=1)
     if most>1: self.check_windows(most)
     if self.on_oom=='split': refuse_split(self.learn)
+    if most>1 or self.on_oom=='split': refuse_cuda_graphs(self.learn.model)
     self._start_anew()
     self._most = most
     zero_grads(self.learn)
@@ -172,7 +177,7 @@ def scope(self:GradAccum):
     self.new_window()
     if self.on_oom=='split': self._in_parts = self._in_parts or SplitBatches(self)
     try:
-        with (ExitStack() if callback_of(learn, LRFinder) else pct_train_by(learn, self._pct_train), # `lr_find` counts as fastai does
+        with (ExitStack() if rate_finder(learn) else pct_train_by(learn, self._pct_train), # `lr_find` counts as fastai does
               after_batch_by(callback_of(learn, Recorder), self._record),
               one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack()):
             yield
@@ -197,19 +202,19 @@ def before_batch(self:GradAccum):
 @patch
 def start_micro(self:GradAccum):
     "Where in its window is this micro-batch, or part of one?"
-    learn,parts = self.learn,self._in_parts
-    n_parts,is_last = (parts.n_parts,parts.is_last) if parts else (1,True)
+    learn = self.learn
+    is_last = self._in_parts.is_last if self._in_parts else True
     self.new_micro()
     if self.starts_window:
         if self.by_hand and self.by_hand.since is None: self.by_hand.since = learn.epoch
         n = self.n_acc_now()
         if n!=self._position.n_acc: self._position = Position(n, learn.iter, learn.iter, (learn.epoch+1)/learn.n_epoch)
-        self.window.n_acc = n*n_parts
+        self.window.n_acc = n
         left = learn.n_iter-learn.iter # Negative where a loader yields more than it says
-        self._bns.of_window(n_parts*(min(n, left) if left>0 else n))
+        self._bns.of_window(self.n_parts*(min(n, left) if left>0 else n))
 
     n_batches = len(self.window.iters | {learn.iter})
-    self.micro.closes = is_last and (n_batches*n_parts>=self.n_acc or learn.iter==learn.n_iter-1)
+    self.micro.closes = is_last and (n_batches>=self.n_acc or learn.iter==learn.n_iter-1)
     if self._ddp is not None: self._ddp.require_backward_grad_sync = self.micro.closes # As `no_sync` does
 
 @patch
@@ -232,7 +237,7 @@ def _pct_train(self:GradAccum, pct):
 def before_backward(self:GradAccum):
     "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
     learn,n_acc = self.learn,self._position.n_acc
-    if self._is_first and self.n_acc>1: self._values = hooked_values(self._params)
+    if self._is_first and self.n_passes>1: self._values = hooked_values(self._params)
     if self._sums:
         if self._n_ranks==1: n_acc = 1 # In float32 no sum is too large, and small weights would take bits from small gradients
         elif self.micro.closes: self._sums.put_back() # DDP exchanges what is in `.grad`
@@ -253,18 +258,18 @@ def after_backward(self:GradAccum): # Not before: a loss with a state of its own
     values,self._values = self._values,{}
     if put_moved_back(values): raise ValueError(
         f"A hook of a parameter (`register_post_accumulate_grad_hook`) changes its value in the backward pass, as optimizers do that step there: of "
-        f"{self.n_acc} micro-batches it would take {self.n_acc} steps. The values are as they were before; take an optimizer that steps in `opt.step`, "
+        f"{self.n_passes} micro-batches it would take {self.n_passes} steps. The values are as they were before; take an optimizer that steps in `opt.step`, "
         "or train without GradAccum")
-    if self.n_acc>1 and self.window.n_micro==1 and self.micro.elems is not None: self.pairs(self.learn, self.counter)
+    if self.n_passes>1 and self.window.n_micro==1 and self.micro.elems is not None: self.pairs(self.learn, self.counter)
 
 @patch
-def after_cancel_backward(self:GradAccum): self.micro.closes = self.n_acc==1 # It adds nothing, and the window goes on
+def after_cancel_backward(self:GradAccum): self.micro.closes = self.n_passes==1 # It adds nothing, and the window goes on
 
 # %% ../nbs/11_accumulate.ipynb #55d1d9d9
 @patch
 def before_step(self:GradAccum):
     "Skip the step until the window is full, then turn the sum into the mean"
-    sums = self._sums if self.n_acc>1 else None
+    sums = self._sums if self.n_passes>1 else None
     if sums: sums.take()
     if not self.micro.closes:
         self.micro.skips = True
@@ -293,7 +298,7 @@ def after_cancel_step(self:GradAccum): self.micro.stepped = False
 
 @patch
 def after_step(self:GradAccum): # After a cancelled step too: fastai zeroes the gradients
-    self._is_first,self._n_dropped = self._is_first and self.n_acc==1,-math.inf
+    self._is_first,self._n_dropped = self._is_first and self.n_passes==1,-math.inf
     self.new_window()
 
 # %% ../nbs/11_accumulate.ipynb #403a7ac8

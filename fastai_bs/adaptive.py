@@ -13,13 +13,12 @@ from contextlib import contextmanager
 from typing import NamedTuple
 import pandas as pd
 from fastcore.basics import patch
-from fastai.callback.schedule import LRFinder
 from .text import brief_html
 from .checks import check_bools, check_fraction, check_number, check_whole, shown
 from .distributed import n_ranks
 from .losses import refuse_loss
 from .loaders import epoch_len, is_distributed_dl, n_items
-from .loop import callback_of, first_epoch, helped_by, start_helpers
+from .loop import callback_of, first_epoch, helped_by, rate_finder, start_helpers
 from .scaling import sqrt_scaling
 from .batch_size import batch_size
 from .accumulate import GradAccum
@@ -156,7 +155,7 @@ def _repr_html_(self:AdaptiveAccum): return brief_html(repr(self), "The last cha
 def start_fit(self:AdaptiveAccum):
     "Refuse what cannot be; begin at `start`, or where a `start_epoch` says so or a state was loaded go on"
     learn = self.learn
-    self.follows,at = callback_of(learn, LRFinder) is None,first_epoch(learn)
+    self.follows,at = rate_finder(learn) is None,first_epoch(learn)
     goes_on = bool(self.follows and (at or self.loaded) and self.rows)
     self.n_acc_at = self.rows[-1].n_acc if goes_on else self.start
     facts = GradAccum.start_fit(self)

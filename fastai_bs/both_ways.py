@@ -204,7 +204,7 @@ class _Begin(Callback):
 
 class _Take(Callback):
     "Sees predictions and gradients, and ends the fit with the first optimizer step, or with `each` the last batch"
-    order,run_valid = MixedPrecision.order-3,False # After `GradAccum` and its like, before what scales, clips or steps
+    order,run_valid = GradAccum.order+0.5,False # After what accumulates, before what scales, clips or steps
     def __init__(self, params, each): self.params,self.each,self.seen = params,each,Seen(None, [], [], [], [])
 
     def before_batch(self):

@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/gradients.html.md"""
 
 # %% auto #0
 __all__ = ['dense', 'norm_dtype', 'norm', 'norms_of', 'squares', 'adam_metric', 'in_metric', 'SeenNorms', 'GradNorms',
-           'all_params', 'reached_params', 'zero_grads', 'FloatSums', 'hooked_values', 'put_moved_back', 'divide',
-           'mean_over_ranks', 'any_nonzero', 'no_autocast']
+           'all_params', 'reached_params', 'zero_grads', 'FloatSums', 'hooked_values', 'put_moved_back',
+           'records_graphs', 'refuse_cuda_graphs', 'divide', 'mean_over_ranks', 'any_nonzero', 'no_autocast']
 
 # %% ../nbs/09a_gradients.ipynb #828ccd84
 from contextlib import ExitStack, contextmanager
@@ -245,6 +245,27 @@ def put_moved_back(
     moved = [p for p,was in values.items() if not torch.equal(p.detach().nan_to_num(), was.nan_to_num())]
     for p in moved: p.detach().copy_(values[p])
     return bool(moved)
+
+def records_graphs(
+    config, # Of inductor, as torch's `get_compiler_config` gives it; `None` for other backends of torch.compile
+    device:str, # Type of the model's device
+)->bool:
+    "Does what was compiled so record CUDA graphs there?"
+    return device=='cuda' and bool((config or {}).get('triton.cudagraphs'))
+
+def _device_of(model): return next((p.device.type for p in model.parameters()), 'cpu')
+
+def refuse_cuda_graphs(
+    model, # Of a learner
+):
+    "An error where it, or a module in it, was compiled to replay CUDA graphs"
+    # The first gradient of a window stays where the graph has put it, and the next replay overwrites it: github.com/pytorch/pytorch/issues/96693
+    for m in model.modules():
+        for compiled in (m,getattr(m, '_compiled_call_impl', None)): # By torch.compile(m), or by m.compile()
+            config = getattr(compiled, 'get_compiler_config', None)
+            if config and records_graphs(config(), _device_of(model)): raise ValueError(
+                "The model is compiled to replay CUDA graphs, as by torch.compile(mode='reduce-overhead') or 'max-autotune', and gradients of several "
+                "micro-batches do not add up in them: torch overwrites the first. Compile it with mode='max-autotune-no-cudagraphs', or with none")
 
 def divide(
     grads:list, # Tensors, divided in place

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/loop.html.md"""
 # %% auto #0
 __all__ = ['ScopedCallback', 'fastai_on_ranks', 'runs_alone', 'run_events', 'optimizer_step', 'backward', 'do_one_batch',
            'to_device', 'set_batch', 'fastais_one_batch', 'one_batch_by', 'own_loop', 'first_epoch', 'callback_of',
-           'helped_by', 'start_helpers', 'change_hidden', 'after_batch_by', 'pct_train_by']
+           'rate_finder', 'helped_by', 'start_helpers', 'change_hidden', 'after_batch_by', 'pct_train_by']
 
 # %% ../nbs/08_loop.ipynb #5aa93d39
 import sys
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import fastai.torch_core
 from fastai.callback.core import Callback, CancelFitException, CancelStepException, TrainEvalCallback
-from fastai.callback.schedule import ParamScheduler
+from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.learner import Learner, SkipToEpoch
 from fastai.torch_core import num_distrib
 from .distributed import DistributedDL, alike, alone, ddp_model, group_device, n_processes, together, trainers, trains_together, wait
@@ -265,6 +265,12 @@ def callback_of(
 ): # The callback, or `None`
     "The first of the learner's callbacks that is of that class, or of one below it"
     return next((cb for cb in learn.cbs if isinstance(cb, cls)), None)
+
+def rate_finder(
+    learn:Learner, # In a fit
+): # The callback, or `None` where the fit is a training
+    "By which `lr_find` looks for a learning rate in this fit: fastai's, or that of another library, which goes by the same name"
+    return next((cb for cb in learn.cbs if isinstance(cb, LRFinder) or cb.name=='lr_finder'), None)
 
 @contextmanager
 def helped_by(

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from fastcore.basics import patch, store_attr
-from fastai.callback.schedule import LRFinder, ParamScheduler
+from fastai.callback.schedule import ParamScheduler
 from .text import counted
 from .checks import check_bools, check_number, is_number, is_several, shown
 from .scaling import linear_scaling, rule_meant, scaled_momentum, warmup_factor
 from .gradients import norm
 from .hypers import divides_by_size, inner_opt, velocity_names
-from .loop import ScopedCallback, callback_of, first_epoch
+from .loop import ScopedCallback, callback_of, first_epoch, rate_finder
 from .accumulate import GradAccum
 from .loaders import refuse_empty
 from .batch_size import batch_size
@@ -217,7 +217,7 @@ def start_fit(self:ScaledLR):
     self._accum = callback_of(self.learn, GradAccum)
     self._window = ScaledWindow()
     self._velocity = [] # Names of the state to be corrected
-    self._idle = isinstance(getattr(self.learn, 'lr_finder', None), LRFinder)
+    self._idle = rate_finder(self.learn) is not None
     if self._idle:
         self._say(f"ScaledLR does nothing during lr_find: the rate it finds is for today's batch of {batch_size(self.learn)} items. To train "
                   "at it as it is, take ScaledLR off the learner: learn.remove_cb(ScaledLR)")

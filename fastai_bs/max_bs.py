@@ -180,6 +180,7 @@ def max_bs_find(self:Learner,
     except KeyboardInterrupt:
         if shows: print(_so_far(search, bound))
         raise
+    if not res and out_of_memory(search.error) and not out_of_memory(search.error, surely=True): raise search.error
     if not res: raise RuntimeError(
         f"Not even a micro-batch of one item can be trained on in this memory ({search.error}): take a smaller model or smaller items, half precision, or an "
         "optimizer that keeps less")

@@ -212,7 +212,7 @@ def memory_report(self:Learner,
     error = None
     try: return report_memory(self, bs, by_size(dl))
     except Exception as e:
-        if not out_of_memory(e): raise
+        if not out_of_memory(e, surely=True): raise
         error = f'{type(e).__name__}: {e}'
     free_memory()
     raise RuntimeError(f"A training step with micro-batches of {counted(bs)} does not fit in memory, so it cannot be measured ({error}): take smaller ones, "

@@ -11,12 +11,11 @@ __all__ = ['check_n_acc', 'check_n_accs', 'n_acc_at', 'Items', 'asked_n_acc', 'a
 # %% ../nbs/08c_n_acc.ipynb #864a0f80
 import warnings
 from dataclasses import dataclass
-from fastai.callback.schedule import LRFinder
 from .text import counted
 from .checks import check_whole, is_whole
 from .distributed import n_processes
 from .loaders import epoch_items, epoch_len, micro_batch_size, said_bs
-from .loop import callback_of, runs_alone
+from .loop import rate_finder, runs_alone
 from .losses import refuse_loss
 
 # %% ../nbs/08c_n_acc.ipynb #41f2163e
@@ -149,5 +148,5 @@ def check_windows(
         micro_bs,n_iter = said_bs(learn.dls.train),epoch_len(learn)
         if not isinstance(n_acc, Items): warn_of_items(most, micro_bs, n_iter)
         warn_of_short_epoch(most, n_iter)
-    finder = callback_of(learn, LRFinder)
-    if finder: warn_of_finder(most, finder.num_it)
+    num_it = getattr(rate_finder(learn), 'num_it', None)
+    if num_it: warn_of_finder(most, num_it)

@@ -14,12 +14,11 @@ import warnings
 import numpy as np
 import pandas as pd
 from fastcore.basics import patch
-from fastai.callback.schedule import LRFinder
 from .text import brief_html, counted
 from .checks import check_whole, is_number, is_whole, shown
 from .distributed import n_processes
 from .loaders import micro_batch_size, n_items, refuse_empty, trained_by, with_micro_bs
-from .loop import callback_of, helped_by, start_helpers
+from .loop import callback_of, helped_by, rate_finder, start_helpers
 from .n_acc import check_windows
 from .split import refuse_split
 from .accumulate import GradAccum
@@ -130,7 +129,7 @@ class BatchSchedule(GradAccum):
 
     def _own(self): return self.own_bs if self.is_on else micro_batch_size(self.learn.dls.train)
     @property
-    def finds(self)->bool: return callback_of(self.learn, LRFinder) is not None # Is a rate looked for? It is for the first size
+    def finds(self)->bool: return rate_finder(self.learn) is not None # Is a rate looked for? It is for the first size
     @property
     def is_on(self)->bool: return self._params is not None # Is the training part of an epoch under way?
 
@@ -198,7 +197,7 @@ class BatchSchedule(GradAccum):
         try:
             with trained_by(learn, dl), super().scope(), helped_by(learn, self.helpers): yield
         finally:
-            if self._in_parts and self._in_parts.n_parts>1: self.fits = math.ceil(self.micro_bs/self._in_parts.n_parts)
+            if self.n_parts>1: self.fits = math.ceil(self.micro_bs/self.n_parts)
             self.on_oom = 'raise'
 
     def after_step(self):

@@ -9,7 +9,7 @@ __all__ = ['Undo', 'accelerator', 'autocast_devices', 'same_rng', 'unchanged', '
            'out_of_memory', 'free_memory', 'restart_point']
 
 # %% ../nbs/04_snapshot.ipynb #ad20bda8
-import gc, random
+import gc, random, re
 from collections import deque
 from contextlib import contextmanager
 from types import FunctionType
@@ -223,12 +223,30 @@ def loss_unchanged(
         yield
 
 # %% ../nbs/04_snapshot.ipynb #7e5ee1db
+_of_memory = [ # Patterns in errors, with their type, where memory has run out
+    'MemoryError', # Python's own, NumPy's, and torch.OutOfMemoryError
+    'out of memory', # torch on CUDA, ROCm, XPU and MPS; the CUDA driver
+    "can't allocate memory", # 'DefaultCPUAllocator: ...', c10/core/impl/alloc_cpu.cpp of torch
+    'DefaultCPUAllocator: not enough memory', # The same on Windows
+]
+_maybe_of_memory = [ # In errors that have other causes too
+    'CUBLAS_STATUS_ALLOC_FAILED', # cublas_api.h
+    'CUDNN_STATUS_ALLOC_FAILED', # cudnn_graph.h, up to cuDNN 8
+    'CUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED', # The same from cuDNN 9 on
+    'CUDNN_STATUS_NOT_SUPPORTED', # `should_reduce_batch_size` of accelerate has it too; else a layout or type that cuDNN does not know
+    'CUFFT_ALLOC_FAILED', # cufft.h
+    'Invalid buffer size: ', # MPSAllocator.mm of torch: more than Metal gives out at once
+    r'INTERNAL ASSERT FAILED at \S*CUDACachingAllocator', # torch, as of `!block->expandable_segment_`, once an allocation has failed
+]
+
 def out_of_memory(
     e, # An exception
+    surely:bool=False, # Only where it can be nothing else?
 )->bool:
-    "Is `e`, or a cause of it, an out-of-memory error?"
+    "Does `e`, or a cause of it, say that memory has run out?"
+    patterns = '|'.join(_of_memory if surely else _of_memory+_maybe_of_memory)
     while e is not None:
-        if isinstance(e, (torch.OutOfMemoryError,MemoryError)) or 'out of memory' in str(e) or "can't allocate memory" in str(e): return True
+        if re.search(patterns, f'{type(e).__name__}: {e}'): return True
         e = e.__cause__ or e.__context__
     return False
 

@@ -10,6 +10,7 @@ __all__ = ['FromWindows', 'FromRanks', 'hidden_states', 'FromParts', 'FromBoth']
 # %% ../nbs/12a_sources.ipynb #b1216f29
 from contextlib import ExitStack, contextmanager, nullcontext
 from torch import Tensor
+from torch.distributions import Beta
 from torch.nn.modules.batchnorm import _BatchNorm
 from fastcore.basics import patch
 from fastai.callback.core import CancelBackwardException, CancelBatchException, CancelStepException
@@ -20,7 +21,7 @@ from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
 from .accumulate import GradAccum
 from .batch_size import batch_size
-from .gradients import all_params, any_nonzero, divide, no_autocast
+from .gradients import all_params, any_nonzero, divide, no_autocast, refuse_cuda_graphs
 from .loaders import refuse_empty, rows_of, slices
 from .loop import ScopedCallback, backward, callback_of, change_hidden, own_loop
 from .losses import ElementCounter, count_items, plain, refuse_loss
@@ -142,6 +143,10 @@ def hidden_states(
     return _take
 
 # %% ../nbs/12a_sources.ipynb #cf7598ce
+def _mixes(cb):
+    "Does this callback mix the items of a batch? Those of other libraries are none of fastai's, and draw their weights from the same distribution"
+    return isinstance(cb, MixHandler) or any(isinstance(o, Beta) for o in vars(cb).values())
+
 class FromParts:
     "Parts of a batch, in an extra pass before it is trained on"
     every = 40 # Optimizer steps from one measurement to the next
@@ -163,12 +168,13 @@ class FromParts:
     def check(self):
         "Can the batches of this fit be cut into parts?"
         learn,n = self.learn,self.n_micro
-        mix = callback_of(learn, MixHandler)
+        mix = next((cb for cb in learn.cbs if _mixes(cb)), None)
         if mix: raise ValueError(f"{type(mix).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {self.accum_first}")
         own = own_loop(learn)
         if own in ('one_batch','_do_one_batch'): raise ValueError(
             f"This learner has a loop of its own ({own}), and NoiseScale cannot tell how it would train on a part of a batch: {self.accum_first}")
         refuse_loss(learn.loss_func)
+        refuse_cuda_graphs(learn.model)
         refuse_empty(learn.dls.train)
         has_bn = any(isinstance(m, _BatchNorm) for m in learn.model.modules())
         each = 2 if has_bn else 1 # BatchNorm has no variance to divide by in a part of a single item

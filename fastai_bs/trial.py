@@ -176,7 +176,7 @@ class TrialSearch:
 
         agreed = min_over_ranks(status)
         if agreed==_failed: self._refuse(micro_bs, error if status==_failed else None)
-        if status==_too_large: self.error = str(error)
+        if status==_too_large: self.error = error
         if agreed==_fits: self.good,self.secs = max(self.good or 0, micro_bs),(time.perf_counter()-begin)/micro_bs
         return agreed==_fits
 

@@ -334,7 +334,7 @@ def noise_in_parts(cell):
         expect_refusal(cell, 'NoiseScale in parts', said)
         return f"refused: {said}"
     assert len(noise.rows)>1 and np.isfinite(noise.moments.tr_sigma).all()
-    if not cell.exact or cell.companion=='torch.compile': return "finite"
+    if not cell.exact or cell.companion=='torch.compile (aot_eager)': return "finite"
     by_hand = np.array(of(cell, PartsByHand).cb.moments).T
     d = max(close(noise.moments[nm], m, 5*cell.with_.tol, nm) for nm,m in zip(('tr_sigma','g_sq'), by_hand))
     return f"{d:.1e}"
@@ -494,7 +494,7 @@ def cells():
     return sorted((Cell(*o) for o in res), key=lambda o: (list(models).index(o.model),list(companions).index(o.companion))) # For the references' sake
 
 always = [*(Cell('plain torch loaders', *o) for o in (
-    ('bs_verify','none'), ('AdaptiveAccum','torch.compile'), # What is dear, as cheap as can be
+    ('bs_verify','none'), ('AdaptiveAccum','torch.compile (aot_eager)'), # What is dear, as cheap as can be
     ("GradAccum(on_oom='split')",'MixUp'), # Where a number says more than most
     ("GradAccum(on_oom='split')",'bf16'), ('GradAccum','NonNativeMixedPrecision'), ('NoiseScale','NonNativeMixedPrecision'))), # What once failed
     Cell('a step of its own', 'NoiseScale', 'none')]
@@ -567,7 +567,7 @@ in which any two of the three meet at least once. `make matrix` runs them and wr
 
 Whatever it is, callbacks, loaders, hooks, BatchNorm's momenta, attributes, files and the process must be left as a training without it leaves them; after all
 that only looks (`bs_find`, `max_bs_find`, `memory_report`, `check_accum`, `bs_verify`) the learner and all random numbers are the same to the bit, and so
-is the training that follows. Half precision is that of a CPU here.
+is the training that follows. Half precision is that of a CPU here; `torch.compile` is of its backend `aot_eager`, none of `inductor` and its modes.
 
 ## Learners
 

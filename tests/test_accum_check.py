@@ -577,6 +577,27 @@ def test_in_double_puts_all_back():
         assert learn.model.scale.dtype==learn.loss_func.weight.dtype==learn.model.a.weight.dtype==torch.get_default_dtype()==torch.float64
     assert changes(was, picture(learn))==[]
 
+@pytest.mark.parametrize('seed', range(4))
+def test_a_layer_that_barely_moves_is_not_the_loss(seed):
+    "After its power iterations a spectral norm moves predictions by the square of what it does to gradients: to the bound they are the same"
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5,4,dtype=f32)), nn.Linear(4,2,dtype=f32))
+    res = learner(model, reals, nn.MSELoss()).check_accum(4)
+    assert 1e-9<res.error<1e-4 and not any('loss' in o for o in res.reasons) and bool(res.reasons)==(not res.same)
+
+class SecondPass(Callback):
+    "As of SAM: goes up the gradient, and takes that of the last micro-batch there"
+    run_valid = False
+    def __init__(self, order): self.order = order
+    def before_step(self):
+        for p in self.learn.model.parameters(): p.grad = None
+        self.loss_func(self.model(*self.xb), *self.yb).backward()
+
+def test_what_others_do_before_the_step_was_not_compared():
+    res = learner(dense(), cbs=[SecondPass(GradAccum.order+1), GradientClip(0.1)]).check_accum(4)
+    assert res.same and any('that `before_step` of SecondPass begins with' in o for o in res.notes) and 'SecondPass' in repr(res)
+    assert not any('begins with' in o for o in learner(dense(), cbs=GradientClip(0.1)).check_accum(4).notes)
+
 # Memory
 
 class Small(nn.Module):
@@ -604,6 +625,16 @@ def test_no_memory_at_all():
     was = picture(learn)
     with pytest.raises(torch.OutOfMemoryError): learn.check_accum(4)
     assert changes(was, picture(learn))==[]
+
+class NoDouble(nn.Linear):
+    "As a kernel of cuDNN that knows no double precision"
+    def forward(self, x):
+        if x.dtype==torch.float64: raise RuntimeError('cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.')
+        return super().forward(x)
+
+def test_what_may_be_memory_may_be_the_precision():
+    res = learner(nn.Sequential(nn.Flatten(), NoDouble(108, 3)), images[:64]).check_accum(4)
+    assert res.same and res.precision=='single' and not any('Memory was short' in o for o in res.notes)
 
 def test_memory_back():
     "No tensor is left that was not there before, whatever the answer; of hooks too"

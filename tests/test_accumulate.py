@@ -25,11 +25,13 @@ from fastai.distributed import DistributedDL
 from fastai.losses import (BCELossFlat, BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
     LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
+from fastai_bs import gradients
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.batch_size import batch_size
 from fastai_bs.loop import ScopedCallback
 from fastai_bs.losses import loss_elements
 from fastai_bs.lr import ScaledLR
+from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import linear_scaling, sqrt_scaling
 from helpers import (changes, distance, exported, flat, left_behind, loaders, mlp, pairwise, picture, quiet_learner, RaiseAt,
     regression, set_seed, token_model, tokens)
@@ -353,6 +355,47 @@ def test_label_smoothing_with_weight_is_not_refused_without_accumulation():
         cbs=GradAccum(1))
     learn.fit(1, 0.1)
     assert flat(learn).isfinite().all()
+
+# CUDA graphs
+
+def in_place(model, **kwargs):
+    model.compile(**kwargs)
+    return model
+
+compiled = dict(mode=dict(mode='reduce-overhead'), autotune=dict(mode='max-autotune'), options=dict(options={'triton.cudagraphs': True}))
+uncompiled = dict(default={}, autotune=dict(mode='max-autotune-no-cudagraphs'), options=dict(options={'triton.cudagraphs': False}), other=dict(backend='eager'))
+ways_to_compile = dict(module=torch.compile, in_place=in_place, part=lambda m,**kwargs: nn.Sequential(nn.Linear(5,5,dtype=f64), torch.compile(m, **kwargs)))
+
+@pytest.fixture
+def on_a_gpu(monkeypatch): monkeypatch.setattr(gradients, '_device_of', lambda model: 'cuda')
+
+@pytest.mark.parametrize('cb', [GradAccum(3), GradAccum({1: 2}), GradAccum(1, on_oom='split'), NoiseScale()], ids=['int','dict','split','parts'])
+def test_cuda_graphs_are_refused(cb, on_a_gpu):
+    "Before anything has changed"
+    learn = quiet_learner(loaders(regression(24), 4), torch.compile(mlp(), mode='reduce-overhead'), cbs=cb)
+    before = picture(learn, only=('model',))
+    with pytest.raises(ValueError, match="compiled to replay CUDA graphs.*mode='max-autotune-no-cudagraphs'"): learn.fit(2, 0.1)
+    assert changes(before, picture(learn, only=('model',)))==[] and all(p.grad is None for p in learn.model.parameters())
+
+@pytest.mark.parametrize('how', ways_to_compile)
+def test_ways_to_compile(how, on_a_gpu, monkeypatch):
+    compile = ways_to_compile[how]
+    for kwargs in compiled.values():
+        with pytest.raises(ValueError, match='CUDA graphs'): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs))
+    for kwargs in uncompiled.values(): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs))
+    monkeypatch.undo()
+    for kwargs in compiled.values(): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs)) # On a CPU inductor records none
+
+@pytest.mark.parametrize('config,device,expected', [({'triton.cudagraphs': True},'cuda',True), ({'triton.cudagraphs': True},'cpu',False),
+    ({'triton.cudagraphs': False},'cuda',False), ({},'cuda',False), (None,'cuda',False)])
+def test_where_cuda_graphs_are_recorded(config, device, expected): assert gradients.records_graphs(config, device)==expected
+
+def test_one_micro_batch_in_cuda_graphs_is_not_refused(on_a_gpu):
+    learn = quiet_learner(loaders(regression(8), 4), mlp(), cbs=GradAccum(1))
+    learn.model.get_compiler_config = lambda: {'triton.cudagraphs': True} # As a compiled one, which a CPU would have to compile
+    learn.fit(1, 0.1)
+    learn.remove_cb(GradAccum)
+    with pytest.raises(ValueError, match='CUDA graphs'): learn.fit(1, 0.1, cbs=GradAccum(2))
 
 def my_loss(pred, targ): return F.mse_loss(pred, targ)
 

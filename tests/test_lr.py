@@ -424,6 +424,31 @@ def test_keeps_still_under_lr_find(n_acc, tmp_path):
     m = n_acc or 1
     close(of('lr', a.opt.seen)[:,0], [0.01*ramp(2*m, i/12, 0.1) for i in range(0, 12, m)])
 
+class LRFinder(schedule.ParamScheduler):
+    "As of a library with a finder of its own, which the learner knows by the same name; here without a way back"
+    def __init__(self, num_it): self.scheds,self.num_it = {'lr': schedule.SchedExp(1e-7, 10)},num_it
+    def before_batch(self): self._update_val(self.train_iter/self.num_it)
+    def after_batch(self):
+        super().after_batch()
+        if self.train_iter>=self.num_it: raise CancelFitException
+    def before_validate(self): raise CancelValidException
+
+@pytest.mark.parametrize('n_acc', [1,2])
+def test_keeps_still_under_another_finder(n_acc):
+    "As under fastai's own; and no sign of it is left after either"
+    def _run(finds, *cbs):
+        learn = learner(n=24, bs=2, cbs=[GradAccum(n_acc), *cbs])
+        with warnings.catch_warnings(record=True) as w:
+            warnings.simplefilter('always')
+            learn.fit(3, cbs=finds)
+        assert not hasattr(learn, 'lr_finder')
+        return learn.opt.seen,list(learn.recorder.lrs),[str(o.message).split(':')[0] for o in w if 'lr_find' in str(o.message)]
+    seen,lrs,said = _run(LRFinder(36))
+    also,scaled,more = _run(LRFinder(36), ScaledLR(1))
+    assert seen==also and lrs==scaled and max(lrs)>1
+    assert len(said)==(n_acc>1) and more[-1]=='ScaledLR does nothing during lr_find'
+    assert len(_run(schedule.LRFinder(num_it=20), ScaledLR(1))[2])==len(more)
+
 def test_a_second_callback_says_it_too(tmp_path):
     learn = learner(cbs=[ScaledLR(2)], path=tmp_path)
     for _ in range(2):

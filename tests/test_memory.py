@@ -574,8 +574,23 @@ def test_at_every_size(where):
     assert changes(was, picture(learn))==[] and tried(learn.limit)==[16,8,4,2,1] and no_hook_left()
 
 @pytest.mark.parametrize('error', [oom, lambda: RuntimeError('MPS backend out of memory'), lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-    MemoryError])
+    MemoryError, lambda: RuntimeError('[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.')])
 def test_errors_that_mean_memory(error): assert limited(9, error=error).max_bs_find()==9
+
+maybe_memory = dict(cublas='CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`', cudnn='cuDNN error: CUDNN_STATUS_ALLOC_FAILED',
+    cudnn_9='cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED', cufft='cuFFT error: CUFFT_ALLOC_FAILED',
+    layout='cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.', mps='Invalid buffer size: 9.75 GiB',
+    allocator='!block->expandable_segment_ INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":2814, please report a bug to PyTorch.')
+
+@pytest.mark.parametrize('text', maybe_memory.values(), ids=maybe_memory)
+def test_errors_that_may_mean_memory(text):
+    "Less is tried; where a single item fails too, the cause may be another one, and the error is raised as it is"
+    assert limited(9, error=lambda: RuntimeError(text)).max_bs_find()==9
+    learn = limited(0, error=lambda: RuntimeError(text), bs=4)
+    with pytest.raises(RuntimeError) as e: learn.max_bs_find(limit=inf)
+    assert text in str(e.value) and 'Not even' not in str(e.value) and tried(learn.limit)==[4,2,1]
+    with pytest.raises(RuntimeError) as e: learn.memory_report()
+    assert text in str(e.value) and 'does not fit' not in str(e.value)
 
 @pytest.mark.parametrize('where', places)
 def test_another_error(where):

@@ -104,8 +104,34 @@ def test_until_it_fits(most, n_parts):
     said = fit(struck)
     assert len(said)==1 and f'in {n_parts} parts' in said[0]
     assert s.struck==n_parts.bit_length()-1 # The parts are kept for the rest of the fit
-    assert struck.grad_accum.n_acc==3*n_parts
+    assert struck.grad_accum.n_acc==3 # Micro-batches of the loader, as asked for
     assert_same(struck, plain)
+
+class Doubles(Callback):
+    "Asks for twice as many micro-batches from the second epoch on"
+    run_valid = False
+    def before_epoch(self):
+        if self.epoch==1: self.learn.grad_accum.n_acc *= 2
+
+@pytest.mark.parametrize('n_acc', [1,2])
+def test_parts_are_not_asked_for(n_acc):
+    "After a split `n_acc` is what was asked for, also for who reckons with it"
+    plain,struck = (learner([*cbs, Doubles()], bs=8, n_acc=n_acc) for cbs in ([],[Strike('forward', range(100), most=4, times=100)]))
+    fit(plain), fit(struck)
+    assert struck.grad_accum.n_acc==2*n_acc and struck.grad_accum.n_parts==2
+    assert_same(struck, plain)
+
+cudnn = 'cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.'
+
+@pytest.mark.parametrize('text', ['CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`', cudnn])
+def test_errors_that_may_mean_memory(text):
+    "Smaller parts are tried; with single items the error is raised as it is"
+    plain,struck = undisturbed(),learner([s := Strike('forward', [4], most=2, error=lambda: RuntimeError(text))])
+    assert len(fit(struck))==1 and s.struck==1
+    assert_same(struck, plain)
+    learn = learner([s := Strike('after_pred', [4], times=100, error=lambda: RuntimeError(text))])
+    with pytest.raises(RuntimeError) as e: fit(learn)
+    assert s.struck==3 and text in str(e.value)
 
 def test_each_fit_starts_whole():
     learn = learner([s := Strike('forward', [0], most=2, times=2)])

@@ -331,7 +331,7 @@ companions = {
     'ChannelsLast': Companion(lambda: [ChannelsLast()]),
     'to_parallel': Companion(lambda: [ParallelTrainer(None)]),
     "torch's AdamW": Companion(change=_torchs_adamw),
-    'torch.compile': Companion(change=_compiled, items=20, cost=20.), # In batches of two sizes it would be compiled as often
+    'torch.compile (aot_eager)': Companion(change=_compiled, items=20, cost=20.), # In batches of two sizes it would be compiled as often
     'gradient checkpointing': Companion(change=_with_checkpoints),
     'tied weights': Companion(change=partial(_around, cls=Tied)),
     'sparse embeddings': Companion(change=partial(_around, cls=Sparse))}
@@ -343,7 +343,7 @@ def does_not_apply(model, companion):
     if companion in ('MixUp','CutMix') and not kind.images: return f"{companion} is for images: there is nothing between two categories or two tokens"
     if companion=='MixUp' and model=='unet': return "fastai's MixUp weighs items, and this loss comes pixel by pixel"
     if companion=='label smoothing' and not kind.classes: return "there are no classes"
-    if companion=='torch.compile' and model=='unet': return "torch does not compile fastai's DynamicUnet"
+    if companion=='torch.compile (aot_eager)' and model=='unet': return "torch does not compile fastai's DynamicUnet"
     if kind.rnn and companion=='fp16': return "torch has no LSTM in float16 on a CPU"
     if kind.rnn and companion=='bf16': return no_bf16_lstm()
     if companion=='TensorBoardCallback' and TensorBoardCallback is None: return "tensorboard is not installed here"
