@@ -24,6 +24,7 @@ from .batch_size import batch_size
 from .accumulate import GradAccum
 from .noise import NoiseScale
 from .lr import ScaledLR
+from .plots import ForPlots
 
 # %% ../nbs/14b_adaptive.ipynb #4a6a908a
 def followed(
@@ -117,7 +118,7 @@ class AdaptiveAccum(GradAccum):
         super().__init__(start, count=count, fix_bn=fix_bn)
         self.start,self.max_acc,self.target,self.beta,self.rule,self.shrinks = start,max_acc,target,beta,rule,shrinks
         self.own = self.noise = NoiseScale(beta) # The second is the one that is followed: its own, unless the learner has one
-        self.rows,self.n_steps = [],0 # Changes, and optimizer steps of the fit
+        self.rows,self.n_steps,self.n_trained = [],0,0 # Changes; optimizer steps of the fit, and epochs in which it trained
         self.loaded = False # Has it a state to go on from?
         self.follows,self.helpers = False,[] # Not during lr_find; what it brings along
         self.micro_bs = self.per_epoch = self.most = None # Items of a micro-batch and of an epoch, over all ranks; micro-batches in the largest window
@@ -168,7 +169,7 @@ def start_fit(self:AdaptiveAccum):
     self.per_epoch = min(n_iter*self.micro_bs, n_items(dl.dl) if is_distributed_dl(dl) else n_items(dl)*n_ranks(learn))
     self._bring()
     self.loaded = False
-    if hasattr(learn, 'recorder'): learn.recorder.schedule = self # `plot_batch_size` finds it there
+    if hasattr(learn, 'recorder'): learn.recorder.schedule = ForPlots(self, 'df', 'n_steps', 'n_trained')
     if not goes_on:
         self.n_steps = 0
         self.rows = [Change(0, at, at*self.per_epoch, self.start, self._bs(self.start), math.nan, 0., math.inf)]
@@ -203,13 +204,14 @@ def _bs(self:AdaptiveAccum, n_acc): return min(n_acc*self.micro_bs, self.per_epo
 @contextmanager
 def scope(self:AdaptiveAccum):
     "As of `GradAccum`, with what it brings along"
+    if self.follows: self.n_trained = self.learn.epoch+1
     self.on_window.append(self._count)
     try:
         with GradAccum.scope(self), helped_by(self.learn, self.helpers): yield
     finally: self.on_window.remove(self._count)
 
 @patch
-def _count(self:AdaptiveAccum): self.n_steps += 1
+def _count(self:AdaptiveAccum): self.n_steps += self.follows
 
 # %% ../nbs/14b_adaptive.ipynb #3925e7db
 @patch

@@ -11,7 +11,7 @@ __all__ = ['of_table', 'add_columns', 'fill_columns', 'announce_columns']
 from fastcore.foundation import L
 from fastai.callback.progress import CSVLogger
 from .logs import log_values
-from .loop import callback_of
+from .loop import callback_of, is_of_loop
 
 # %% ../nbs/08b_columns.ipynb #02d987ed
 _for_files = 'tr_sigma','g_sq','n_acc'
@@ -51,7 +51,7 @@ class _NamesAfter:
     def __init__(self, rec, cb): self.rec,self.cb = rec,cb
     def __call__(self):
         rec = self.rec
-        if rec.learn.lock.locked(): return type(rec).before_fit(rec) # `validate` and `get_preds` are no fit, and that is still to come
+        if not is_of_loop(rec.learn): return type(rec).before_fit(rec) # The fit's own is still to come
         del rec.before_fit
         rec.before_fit()
         if any(o is self.cb for o in rec.learn.cbs): add_columns(rec, of_table(rec.learn, self.cb.columns())) # It may be left over from a fit that was refused

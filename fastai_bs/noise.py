@@ -26,6 +26,7 @@ from .estimator import Pool, known_by, moments_of_sums, trend
 from .gradients import GradNorms, reached_params
 from .loaders import n_fresh, said_bs
 from .logs import is_logged, log_values
+from .plots import ForPlots
 from .loop import ScopedCallback, callback_of, first_epoch
 from .sources import FromBoth, FromParts, FromRanks, FromWindows
 
@@ -135,7 +136,7 @@ def start_fit(self:NoiseScale):
     if first_epoch(learn) or self.loaded: source.n_steps = self.n_steps
     else: self._reset()
     self.source,self.bs,self.is_new,self.loaded = source,known_batch_size(learn),False,False
-    if hasattr(learn, 'recorder'): learn.recorder.noise = self # `plot_noise_scale` finds it there, also after a fit whose own callbacks are gone
+    if hasattr(learn, 'recorder'): learn.recorder.noise = ForPlots(self, 'df', 'bs') # Also after a fit whose own callbacks are gone
 
 @patch
 def before_fit(self:NoiseScale):

@@ -16,7 +16,7 @@ from fastai.callback.core import Callback
 from fastai.torch_core import rank_distrib
 from .estimator import Pool
 from .hypers import inner_opt
-from .loop import first_epoch
+from .loop import first_epoch, is_of_loop
 from .accumulate import GradAccum
 from .noise import Moments, NoiseScale
 from .lr import ScaledLR
@@ -133,7 +133,7 @@ class SaveState(Callback):
         "The learner's callbacks that have one"
         return {cb.name: cb for cb in self.learn.cbs if hasattr(type(cb), 'state_dict')}
 
-    def is_idle(self)->bool: return self.learn.lock.locked() or hasattr(self.learn, 'lr_finder') # In `validate` and `get_preds`; in a mock training
+    def is_idle(self)->bool: return not is_of_loop(self.learn) or hasattr(self.learn, 'lr_finder') # In `validate`, `summary`, `tta`; in a mock training
 
     def of_fit(self)->dict: # Plain numbers
         "What model, optimizer and length of the fit are known again by"

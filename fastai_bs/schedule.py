@@ -24,6 +24,7 @@ from .split import refuse_split
 from .accumulate import GradAccum
 from .scaling import rule_meant
 from .lr import ScaledLR
+from .plots import ForPlots
 
 # %% ../nbs/14c_schedule.ipynb #25d0b4e6
 def way_to(
@@ -94,7 +95,8 @@ class BatchSchedule(GradAccum):
         if base_bs and rule is None: raise ValueError(f"`base_bs` is what `rule` goes by, and there is none: leave base_bs={base_bs} out, or give the rule")
         super().__init__(1, count=count, fix_bn=fix_bn)
         self.sizes,self.rule,self.max_micro_bs,self.base_bs = bs,rule,max_micro_bs,base_bs
-        self.helpers,self.rows,self.n_steps = [],[],0
+        self.helpers,self.rows = [],[]
+        self.n_steps = self.n_trained = 0 # Optimizer steps of the last fit, and epochs in which it trained
         self.own_bs = self.micro_bs = self.fits = None # Items: of the loader's micro-batch, of this epoch's, of one known to fit in memory
 
     def __repr__(self):
@@ -165,7 +167,7 @@ class BatchSchedule(GradAccum):
     def n_acc_now(self):
         if self.by_epoch or self.finds: n = self._position.n_acc
         else: n = self.n_acc_of(self.size_at(self.learn.epoch, min(1., self.learn.pct_train)), self.micro_bs)
-        if not self.rows or self.rows[-1][2:4]!=(self.micro_bs,n):
+        if not self.finds and (not self.rows or self.rows[-1][2:4]!=(self.micro_bs,n)):
             self.rows.append((self.learn.epoch+self.learn.iter/self.learn.n_iter, self.n_steps, self.micro_bs, n, self.micro_bs*n*n_processes()))
         return n
 
@@ -183,13 +185,14 @@ class BatchSchedule(GradAccum):
             for o in self.helpers:
                 for bs in self.sizes_in(e): o.factor_at(bs) # A rule may fail at some size
         if self.finds: return res
-        self.rows,self.n_steps = [],0
-        if hasattr(self.learn, 'recorder'): self.learn.recorder.schedule = self # `plot_batch_size` finds it there
+        self.rows,self.n_steps,self.n_trained = [],0,0
+        if hasattr(self.learn, 'recorder'): self.learn.recorder.schedule = ForPlots(self, 'df', 'n_steps', 'n_trained')
         return res
 
     @contextmanager
     def scope(self):
         learn = self.learn
+        if not self.finds: self.n_trained = learn.epoch+1
         self.own_bs,self.micro_bs = micro_batch_size(learn.dls.train),self.way_in(learn.epoch)[0]
         self.on_oom,self._in_parts = 'split' if self._is_guarded() else 'raise',None
         dl = learn.dls.train # Copied anew in each epoch: somebody may have changed it
@@ -202,7 +205,7 @@ class BatchSchedule(GradAccum):
 
     def after_step(self):
         super().after_step()
-        self.n_steps += 1
+        self.n_steps += not self.finds
 
     def instead(self, micro_bs): return f"max_micro_bs={micro_bs} has"
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from fastai.callback.core import Callback, CancelStepException, TrainEvalCallback
 from fastai.callback.fp16 import MixedPrecision
-from fastai.data.core import DataLoaders
+from fastai.data.core import DataLoaders, Datasets
 from fastai.data.load import DataLoader
 from fastai.learner import CastToTensor, Learner, Recorder, load_learner
 from fastai.optimizer import SGD
@@ -126,6 +126,13 @@ def regression(n, n_in=5, n_out=2, dtype=torch.float64, seed=0):
 def loaders(items, bs, valid=None, **kwargs):
     "fastai loaders without workers, in the order of `items` unless `shuffle`"
     return DataLoaders(DataLoader(items, bs=bs, num_workers=0, **kwargs), DataLoader(valid or items[:2], bs=2, num_workers=0), device='cpu')
+
+def two_of(i): return torch.tensor([i/40,1.-i/40])
+def one_of(i): return torch.tensor([(i*7%11)/11])
+
+def listed(n=24, bs=2):
+    "Loaders that can be exported, by functions that can be found where this package is not"
+    return Datasets(range(n+8), [[two_of],[one_of]], splits=[range(n),range(n,n+8)]).dataloaders(bs=bs, num_workers=0, shuffle=False, device='cpu')
 
 def mlp(n_in=5, n_out=2, n_hid=4, dtype=torch.float64, seed=0):
     seed_torch(seed)
@@ -290,5 +297,5 @@ def exported(learn, path):
         return load_learner(path/'it.pkl')
 
 __all__ = ['root','cells_of','needs','as_it_was','each_of','autocast_state','no_bf16_lstm','pairwise','process','random_states','RaiseAt','exported',
-    'needs_export','ScaledLoss','momentum_sgd','regression','loaders','mlp','n_kept','Swap','token_model','token_task','tokens','Float32Loss',
+    'needs_export','ScaledLoss','momentum_sgd','regression','loaders','listed','mlp','n_kept','Swap','token_model','token_task','tokens','Float32Loss',
     'quiet_learner','flat','distance','changes','left_behind','picture','set_seed']

@@ -214,7 +214,7 @@ def test_columns():
     names = ['noise_scale','noise_low','noise_high','batch_size']
     assert list(rec.metric_names)[-5:]==[*names,'time']
     assert list(rec.values[-1])[-4:]==[accum.noise.noise_scale,*accum.noise.ci,64]
-    assert len(rec.values)==2 and rec.noise is accum.noise
+    assert len(rec.values)==2 and rec.noise.df.equals(accum.noise.df)
 
 def test_set_by_hand():
     "Is a change as any other, and stays at least as long as others"

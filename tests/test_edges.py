@@ -1,28 +1,36 @@
 "The edges of what a training may meet: each entry works there with a right number, or says in words what is wrong"
 import json
 import math
+import os
+import pickle
+import subprocess
+import sys
 import warnings
 from functools import partial
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+import fastai.callback.hook # noqa: F401, it adds `summary`
 import fastai_bs.distributed
 from fastai.callback.core import Callback
 from fastai.callback.mixup import MixUp
 from fastai.callback.progress import ProgressCallback
-from fastai.callback.schedule import fit_flat_cos, fit_one_cycle, fine_tune # noqa: F401, they are methods
+from fastai.callback.schedule import fit_flat_cos, fit_one_cycle, fine_tune, lr_find # noqa: F401, they are methods
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
+from fastai.learner import Learner
 from fastai.optimizer import SGD, OptimWrapper
-from fastai_bs.all import AdaptiveAccum, BatchSchedule, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
+from fastai_bs.all import AdaptiveAccum, BatchSchedule, GradAccum, NoiseScale, SaveState, ScaledLR, sqrt_scaling
 from fastai_bs.distributed import wait
 from fastai_bs.estimator import pooled
 from fastai_bs.loop import callback_of
 from fastai_bs.text import as_plain
-from helpers import FoldedSGD, RaiseAt, autocast_state, changes, flat, loaders, mlp, pairwise, picture, quiet_learner, regression
+from helpers import (FoldedSGD, RaiseAt, autocast_state, changes, flat, listed, loaders, mlp, needs_export, pairwise, picture, quiet_learner, regression,
+                     root)
 from torch import nn
 from torch.utils.data import DataLoader as TorchDataLoader
 
@@ -286,6 +294,153 @@ def test_after_a_failure_it_may_come_too_late_again(error):
     learn = learner()
     with pytest.raises(error): learn.fit(1, 0.05, cbs=[cb, RaiseAt('after_backward', error)])
     with pytest.raises(ValueError, match='came to the learner when'): learn.fit(1, 0.05, cbs=Adds('before_fit', cb))
+
+# A look at a learner is no fit: fastai fires `before_fit` and `after_fit` in it all the same
+
+def block(learn):
+    with learn: pass
+
+looks = dict(summary=Learner.summary, tta=partial(Learner.tta, n=1), block=block, validate=Learner.validate, preds=Learner.get_preds)
+looked_at = dict(accum=lambda: [GradAccum(2)], lr=lambda: [GradAccum(2),ScaledLR(2)], noise=lambda: [GradAccum(2),NoiseScale()],
+    parts=lambda: [NoiseScale(every=2, n_micro=2)], schedule=lambda: [BatchSchedule({0: 2, 1: 4}, sqrt_scaling)],
+    adaptive=lambda: [AdaptiveAccum(2)], state=lambda: [GradAccum(2),NoiseScale(),SaveState()])
+
+def exportable(path, cbs=None):
+    learn = quiet_learner(listed(), mlp(2, 1, dtype=torch.float32), cbs=cbs, path=path)
+    learn.logger = print
+    return learn
+
+def quiet(f, learn):
+    with learn.no_logging(): return f(learn)
+
+def known(learn):
+    "What our callbacks know and have written, and whatever stands in for a method"
+    ours = [cb for cb in learn.cbs if type(cb).__module__.startswith('fastai_bs')]
+    return ([(repr(cb),getattr(cb, 'started', None),cb.df.to_csv() if hasattr(cb, 'df') else None) for cb in ours],
+        [o for o in ('_do_epoch_train','_with_events','remove_cbs') if o in vars(learn)],'before_fit' in vars(learn.recorder),
+        {o.name: o.read_bytes() for o in (learn.path/'models').glob('*')})
+
+@pytest.mark.parametrize('look', looks)
+@pytest.mark.parametrize('nm', looked_at)
+def test_a_look_is_no_fit(nm, look, tmp_path):
+    "Neither before the first fit nor after one: the training is that of a learner that nobody looks at, and what is known of it stays"
+    learn,twin = (exportable(tmp_path/o, looked_at[nm]()) for o in ('a','b'))
+    before = known(learn)
+    looks[look](learn) if look=='summary' else quiet(looks[look], learn)
+    assert known(learn)==before
+    for o in (learn,twin): quiet(partial(Learner.fit, n_epoch=2, lr=0.05), o)
+    assert torch.equal(flat(learn), flat(twin)) and known(learn)[:3]==known(twin)[:3]
+    before = known(learn)
+    quiet(looks[look], learn)
+    assert known(learn)==before
+
+class Looks(Callback):
+    "Looks at the learner in each epoch of a fit, at an event that a look does not fire"
+    def __init__(self, look): self.look = look
+    def after_train(self): looks[self.look](self.learn)
+
+@pytest.mark.parametrize('look', looks)
+def test_a_look_within_a_fit_does_not_end_it(look, tmp_path):
+    learn,twin = (exportable(tmp_path, [GradAccum(2),ScaledLR(2, warmup_epochs=0),NoiseScale(),*cbs]) for cbs in ([Looks(look)],[]))
+    for o in (learn,twin): quiet(partial(Learner.fit, n_epoch=3, lr=0.05), o)
+    assert torch.equal(flat(learn), flat(twin)) and learn.noise_scale.df.equals(twin.noise_scale.df) and len(twin.noise_scale.df)==18
+    assert known(learn)[1:]==known(twin)[1:]
+
+def test_a_fit_in_a_block_is_one(tmp_path):
+    learn,twin = (exportable(tmp_path, [GradAccum(2),NoiseScale()]) for _ in range(2))
+    def _in_block(learn):
+        with learn: learn.fit(1, 0.05)
+    quiet(_in_block, learn)
+    quiet(partial(Learner.fit, n_epoch=1, lr=0.05), twin)
+    assert torch.equal(flat(learn), flat(twin)) and known(learn)==known(twin)
+
+def test_lr_find_leaves_what_a_schedule_knows():
+    learn = learner(cbs=BatchSchedule({0: 4, 1: 8}))
+    learn.fit(2, 0.05)
+    before,n_steps = learn.grad_accum.df,learn.grad_accum.n_steps
+    learn.lr_find(num_it=8, show_plot=False, suggest_funcs=())
+    assert learn.grad_accum.df.equals(before) and learn.grad_accum.n_steps==n_steps==36
+
+@pytest.mark.parametrize('fitted', [False, True])
+@pytest.mark.parametrize('nm', late)
+def test_a_batch_that_is_trained_outside_a_fit(nm, fitted):
+    learn,cb = learner(),late[nm]()
+    learn.create_opt()
+    learn.add_cb(cb)
+    b = learn.dls.train.one_batch()
+    if fitted:
+        learn.fit(1, 0.05)
+        learn.one_batch(0, b) # Nothing is trained
+    before,learn.training,learn.dl = flat(learn),True,learn.dls.train
+    name = type(cb).__name__
+    for f in (partial(learn.one_batch, 0, b),learn.all_batches):
+        with pytest.raises(ValueError, match=rf'{name} works along a fit, and this .* outside of any: .*learn.remove_cb\({name}\)'): f()
+    assert torch.equal(before, flat(learn))
+
+# What is exported when our callbacks are gone
+
+def bare(learn):
+    "Without them"
+    return learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (GradAccum,NoiseScale,ScaledLR,SaveState))])
+
+def interrupted(learn):
+    with pytest.raises(KeyboardInterrupt): learn.fit(1, 0.05, cbs=[GradAccum(2),NoiseScale(),RaiseAt('after_backward', KeyboardInterrupt, at=3)])
+
+def refused(learn):
+    with pytest.raises(ValueError, match='Only one'): learn.fit(1, 0.05, cbs=[NoiseScale(),GradAccum(2),GradAccum(2)])
+
+def applied(learn):
+    plan = learn.bs_find(0.05, num_it=40, show_plot=False).at(8)
+    plan.apply(learn)
+    learn.fit(1, 0.05)
+    plan.undo(learn)
+
+used = {**{nm: lambda learn,f=f: learn.fit(2, 0.05, cbs=f()) for nm,f in looked_at.items()}, 'interrupted': interrupted, 'refused': refused, 'applied': applied,
+    'bs_find': lambda learn: learn.bs_find(0.05, num_it=40, show_plot=False), 'max_bs_find': lambda learn: learn.max_bs_find(max_bs=4),
+    'check_accum': lambda learn: learn.check_accum(2), 'bs_verify': lambda learn: learn.bs_verify(0.05, n_epoch=4, sizes=[2,4], rates=(1,), n_runs=1),
+    'fit_grow': lambda learn: learn.fit_grow(2, 0.05, max_bs=8)}
+
+@pytest.mark.parametrize('nm', used)
+@pytest.mark.filterwarnings('ignore')
+def test_nothing_of_ours_is_exported_without_our_callbacks(nm, tmp_path):
+    needs_export()
+    learn = exportable(tmp_path)
+    quiet(used[nm], learn)
+    bare(learn).export('it.pkl')
+    assert b'fastai_bs' not in (tmp_path/'it.pkl').read_bytes()
+
+alone = """
+import sys, warnings
+warnings.simplefilter('ignore')
+sys.modules['fastai_bs'] = None
+from fastai.learner import load_learner
+learn = load_learner('it.pkl')
+learn.logger = lambda *args: None
+print(learn.get_preds(dl=[learn.x_of])[0].flatten().tolist())
+assert not [o for o in sys.modules if o.startswith('fastai_bs.')]
+"""
+
+def test_exported_without_our_callbacks_it_is_loaded_where_the_package_is_not(tmp_path):
+    needs_export()
+    learn = exportable(tmp_path, [BatchSchedule({0: 2, 1: 4}, sqrt_scaling),NoiseScale(every=2, n_micro=2),SaveState()])
+    quiet(partial(Learner.fit, n_epoch=2, lr=0.05), learn)
+    learn.x_of = learn.dls.valid.one_batch()
+    bare(learn).export('it.pkl')
+    path = os.pathsep.join([str(root/'tests'),str(root)]) # `helpers`, and our modules are within reach
+    res = subprocess.run([sys.executable, '-c', alone], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': path}, capture_output=True, text=True)
+    assert res.returncode==0, res.stderr
+    assert eval(res.stdout)==quiet(lambda o: o.get_preds(dl=[o.x_of])[0].flatten().tolist(), learn)
+
+def test_pictures_of_a_fit_outlive_its_callbacks_and_looks(tmp_path):
+    "Also in a learner that was pickled since, as values"
+    learn = exportable(tmp_path)
+    quiet(partial(Learner.fit, n_epoch=3, lr=0.05, cbs=[BatchSchedule({0: 2, 1: 4}),NoiseScale(every=2, n_micro=2)]), learn)
+    def _drawn(o): return [l.get_xydata().tolist() for ax in (o.recorder.plot_noise_scale(),o.recorder.plot_batch_size()) for l in ax.lines]
+    drawn = _drawn(learn)
+    assert drawn[-1][-1]==[3.,4.]
+    quiet(block, learn)
+    assert _drawn(learn)==drawn==_drawn(pickle.loads(pickle.dumps(learn)))
+    plt.close('all')
 
 twins = dict(accum=[partial(GradAccum, 2),partial(GradAccum, 3)], kinds=[partial(GradAccum, 2),partial(BatchSchedule, {0: 8})], lr=[partial(ScaledLR, 8)]*2,
     noise=[NoiseScale]*2, fastais=[partial(GradientAccumulation, 8),partial(GradAccum, 3)])

@@ -7,6 +7,7 @@ import pytest
 import torch
 import fastai.torch_core
 from torch import nn
+from fastcore.foundation import L
 from fastai.callback.core import Callback, CancelBatchException, CancelEpochException, CancelStepException, TrainEvalCallback
 from fastai.callback.schedule import ParamScheduler, fit_one_cycle # noqa: F401, it adds the method
 from fastai.distributed import DistributedDL
@@ -15,13 +16,13 @@ from fastai.optimizer import OptimWrapper, SGD
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai_bs.hypers import Hypers, inner_opt
 from fastai_bs.loop import (ScopedCallback, backward, callback_of, change_hidden, do_one_batch, fastai_on_ranks, fastais_one_batch, first_epoch,
-                            one_batch_by, optimizer_step, own_loop, pct_train_by, run_events, set_batch, to_device)
+                            is_of_loop, one_batch_by, optimizer_step, own_loop, pct_train_by, run_events, set_batch, to_device)
 from helpers import flat, loaders, mlp, quiet_learner, regression
 
 signatures = {
     '_do_epoch_train': ['self'], '_do_epoch': ['self'], '_with_events': ['self','f','event_type','ex','final'], '_split': ['self','b'],
     '_set_device': ['self','b'], 'one_batch': ['self','i','b'], 'all_batches': ['self'], '_do_one_batch': ['self'], '_do_grad_opt': ['self'],
-    '_backward': ['self'], '_step': ['self']}
+    '_backward': ['self'], '_step': ['self'], '_do_fit': ['self'], '__call__': ['self','event_name'], '_call_one': ['self','event_name']}
 
 @pytest.mark.parametrize('nm', signatures)
 def test_signature(nm): assert list(inspect.signature(getattr(Learner, nm)).parameters)==signatures[nm]
@@ -242,6 +243,30 @@ def test_a_skipped_epoch_has_no_scope():
     learn = learner(cbs=[Scoped(log, 'a'), Skip()])
     learn.fit(2, 0.1)
     assert log==[] and '_do_epoch_train' not in vars(learn)
+
+class Called(Learner):
+    "Passes events and calls on, in frames of its own"
+    def __call__(self, events): [(lambda o: Learner.__call__(self, o))(o) for o in L(events)]
+    def _with_events(self, *args, **kwargs): return super()._with_events(*args, **kwargs)
+
+@pytest.mark.parametrize('cls', [Learner,Called])
+def test_who_fires_an_event(cls):
+    "Of a fit, of a look at the learner, and of one within a fit"
+    seen = []
+    class Asks(Callback):
+        def _ask(self): seen.append(is_of_loop(self.learn))
+        before_fit = before_epoch = before_train = after_batch = after_epoch = after_fit = _ask
+    class LooksIn(Callback):
+        def after_train(self):
+            with self.learn: pass
+    learn = learner(cls, cbs=Asks())
+    with learn: pass
+    assert seen==[False]*4
+    learn.fit(1, 0.1)
+    assert seen[4:]==[True]*8
+    learn.add_cb(LooksIn())
+    learn.fit(1, 0.1)
+    assert seen[12:]==[True]*5+[False]*4+[True]*3
 
 def test_pickled_with_its_stand_in():
     found = []
