@@ -129,14 +129,14 @@ def ready_learner(bs=None):
     return quiet_learner(DataLoaders(DataLoader(Ready(8, 25), bs=None, num_workers=0), DataLoader(items[:8], bs=8), device='cpu'), mlp(dtype=torch.float32))
 
 def test_ready_made_batches():
-    "Items are counted, not batches; and a plan that leaves them as they are can be carried out"
+    "Items are counted, not batches; a plan cannot be carried out, as no rate can be scaled where the loader does not say its batch size"
     learn = ready_learner()
     plan = learn.bs_find(0.01, num_it=300, n_batch=4, show_plot=False)
     assert plan.n_train==200 and plan.micro_bs==8 and [m for m,*_ in plan.times]==[8]
-    assert 'failed, so nothing is known of them. The error: ValueError' in ' '.join(plan.details().split())
+    assert 'No other micro-batch could be timed (ValueError' in ' '.join(plan.details().split())
     loader = learn.dls.train
-    learn = plan.apply(learn)
-    assert learn.dls.train is loader and learn.grad_accum.n_acc==plan.n_acc
+    with pytest.raises(ValueError, match='cannot be given batches of 8'): plan.apply(learn)
+    assert learn.dls.train is loader and not hasattr(learn, 'grad_accum')
     with pytest.raises(ValueError, match='cannot be given batches of 16'): with_micro_bs(loader, 16)
 
 def test_shared_loaders():
