@@ -237,7 +237,7 @@ def _pct_train(self:GradAccum, pct):
 def before_backward(self:GradAccum):
     "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
     learn,n_acc = self.learn,self._position.n_acc
-    if self._is_first and self.n_passes>1: self._values = hooked_values(self._params)
+    if self._is_first and self.n_passes>1: self._values = hooked_values(self._params or ()) # None: it came in the middle of this batch
     if self._sums:
         if self._n_ranks==1: n_acc = 1 # In float32 no sum is too large, and small weights would take bits from small gradients
         elif self.micro.closes: self._sums.put_back() # DDP exchanges what is in `.grad`

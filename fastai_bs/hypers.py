@@ -121,8 +121,7 @@ def _anew(opt, p):
 
 def _last_step(opt, scale, n=10):
     "How far the last of `n` steps goes, all with the same gradient times `scale`, from the same parameter: RAdam divides from the sixth on"
-    like = first(p for g in opt.param_groups for p in g['params'])
-    p = torch.nn.Parameter(torch.ones(2, 2, device=like.device))
+    p = torch.nn.Parameter(torch.ones(2, 2)) # In main memory, so that no device is waited for
     p.grad = torch.empty_like(p)
     trial = _anew(inner_opt(opt), p)
     if hasattr(trial, 'hypers'): trial.set_hyper('lr', 0.01) # The learner's own may be 0

@@ -833,12 +833,13 @@ class Clock:
     "Stands still but for what it is told"
     def __init__(self): self.now = 0.
     def perf_counter(self): return self.now
+    def go_on(self, secs): self.now += secs
 
 class Takes(Callback):
     "A step that takes a second, and half of one for each item"
-    def __init__(self, clock): self.clock = clock
+    def __init__(self, clock): self.go_on = clock.go_on # What a callback holds is put back, and time is not
     def after_pred(self):
-        if self.training: self.clock.now += 1+len(self.x)/2
+        if self.training: self.go_on(1+len(self.x)/2)
 
 def timed(monkeypatch, **kwargs):
     clock = Clock()
