@@ -295,6 +295,13 @@ def seconds_of(self:BatchPlan,
     return float(n_epoch*self.n_train/bs*self._row(bs).step_time)
 
 @patch
+def step_time_at(self:BatchPlan,
+    bs:int, # A batch size of `table`, in items
+)->float: # Seconds; NaN where no step times are known
+    "Of an optimizer step"
+    return float(self._row(bs).step_time)
+
+@patch
 def fit_time(self:BatchPlan,
     n_epoch:float, # Epochs
     bs:int, # A batch size of `table`, in items
