@@ -66,7 +66,8 @@ class BatchPlan:
     valid_time:float = 0. # Seconds of a validation, of which each epoch has one
     rate_held:int = None # Batch size in items at which the rate that goes with it was tried, and trained as well as today's; `None`: at none
     rate_failed:int = None # The smallest one at which it did not; `None`: at none
-    wd_now:object = None # The weight decay to be scaled, as `fit` takes it; `None`: there is none, or nothing is known of how it scales
+    wd_now:object = None # The weight decay today, as `fit` takes it; `None`: there is none, or nothing is known of how it scales
+    set_up:bool = False # Was the learner set up by a plan before?
 
     @property
     def balanced_bs(self)->int:
@@ -311,11 +312,14 @@ def fit_time(self:BatchPlan,
 
 @patch(as_prop=True)
 def fastest_in_whole_epochs(self:BatchPlan)->int: # Items
-    "The size whose whole epochs, validations included, take the least time; today's where that saves no more than `least_gain`"
-    if math.isnan(self.noise_known): return self.fastest
-    secs = {int(bs): self.fit_time(whole_epochs(self.epochs_at(int(bs))), int(bs)) for bs in self.table.bs if bs!=self.bs_now}
-    best = min(secs, key=secs.get, default=self.bs_now)
-    return best if secs and secs[best]<(1-self.least_gain)*self.duration_now else self.bs_now
+    "The size whose whole epochs, validations included, take the least time; today's where no other saves more than `least_gain`"
+    if math.isnan(self.noise_known): return self.bs_now
+    def _time(bs):
+        n = self.epochs_at(bs)
+        return self.fit_time(max(n, whole_epochs(n)), bs) # What is cut off is no gain
+    times = {bs: _time(bs) for bs in map(int, self.table.bs)}
+    best = min(times, key=times.get)
+    return best if times[best]<times[self.bs_now]/(1+self.least_gain) else self.bs_now
 
 @patch(as_prop=True)
 def epoch_time(self:BatchPlan)->float: # Seconds; NaN where no step times are known
