@@ -275,7 +275,7 @@ def _with_times(learn, plan, max_bs):
                    valid_time=validation.item())
 
 least_steps,most_steps = 20,80 # Of a short cycle
-cycle_cost = 120 # Of today's optimizer steps, whose time a short cycle may take
+cycle_cost = 80 # Of today's optimizer steps, whose time a short cycle may take
 
 def _with_rate(learn, plan):
     "`plan`, its rate tried where that is higher than today's: a size at which it does not hold is out, and so are all above it"
