@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/gradients.html.md"""
 
 # %% auto #0
 __all__ = ['dense', 'norm_dtype', 'norm', 'norms_of', 'squares', 'adam_metric', 'in_metric', 'SeenNorms', 'GradNorms',
-           'all_params', 'reached_params', 'zero_grads', 'FloatSums', 'hooked_values', 'put_moved_back',
+           'all_params', 'reached_params', 'zero_grads', 'FloatSums', 'hooked', 'hooked_values', 'put_moved_back',
            'records_graphs', 'refuse_cuda_graphs', 'divide', 'mean_over_ranks', 'any_nonzero', 'no_autocast']
 
 # %% ../nbs/09a_gradients.ipynb #828ccd84
@@ -232,11 +232,17 @@ class FloatSums:
             else: p.grad.detach().copy_(total)
         self.sums = {}
 
+def hooked(
+    params:list, # Parameters
+)->list:
+    "Those with hooks that are called once their gradient is there, and that may use it at once"
+    return [p for p in params if p._post_accumulate_grad_hooks]
+
 def hooked_values(
     params:list, # Parameters
 )->dict: # Copies of their values
-    "Of the parameters with hooks that are called once their gradient is there, and that may use it at once"
-    return {p: p.detach().clone() for p in params if p._post_accumulate_grad_hooks}
+    "The values of those that are `hooked`"
+    return {p: p.detach().clone() for p in hooked(params)}
 
 def put_moved_back(
     values:dict, # As of `hooked_values`, before a backward pass

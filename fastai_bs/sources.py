@@ -21,7 +21,7 @@ from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
 from .accumulate import GradAccum
 from .batch_size import batch_size
-from .gradients import all_params, any_nonzero, divide, no_autocast, refuse_cuda_graphs
+from .gradients import all_params, any_nonzero, divide, hooked, no_autocast, refuse_cuda_graphs
 from .loaders import refuse_empty, rows_of, slices
 from .loop import ScopedCallback, backward, callback_of, change_hidden, own_loop
 from .losses import ElementCounter, count_items, plain, refuse_loss
@@ -175,6 +175,9 @@ class FromParts:
             f"This learner has a loop of its own ({own}), and NoiseScale cannot tell how it would train on a part of a batch: {self.accum_first}")
         refuse_loss(learn.loss_func)
         refuse_cuda_graphs(learn.model)
+        if hooked(all_params(learn)): raise ValueError(
+            "Hooks of parameters (`register_post_accumulate_grad_hook`) would be called for parts of a batch too, and may change the parameters: "
+            f"{self.accum_first}")
         refuse_empty(learn.dls.train)
         has_bn = any(isinstance(m, _BatchNorm) for m in learn.model.modules())
         each = 2 if has_bn else 1 # BatchNorm has no variance to divide by in a part of a single item

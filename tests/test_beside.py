@@ -7,6 +7,7 @@ from fastai.callback.core import (Callback, CancelBackwardException, CancelBatch
 from fastai.optimizer import SGD
 from fastai.torch_core import find_bs
 from fastai_bs.accumulate import GradAccum
+from fastai_bs.noise import NoiseScale
 from helpers import RaiseAt, flat, loaders, mlp, quiet_learner, regression
 from ranks import on_ranks
 
@@ -51,6 +52,13 @@ def test_a_hook_may_look(nan):
     a,b = (learner(GradAccum(4), model=m) for m in models)
     for o in (a,b): o.fit(1, 0.1)
     assert len(seen)==64 and torch.equal(flat(a).nan_to_num(), flat(b).nan_to_num())
+
+def test_parts_of_a_batch_are_not_tried_on_hooks():
+    "Whatever they do, they would do it once more for each part"
+    learn = learner(NoiseScale(every=1), bs=8, model=hooked(steps_at_once))
+    before = flat(learn).clone()
+    with pytest.raises(ValueError, match=r'would be called for parts of a batch too.*use GradAccum\(2\)'): learn.fit(1, 0.1)
+    assert torch.equal(flat(learn), before)
 
 def test_nothing_is_copied_later():
     seen = []
