@@ -67,7 +67,7 @@ def schedule(self:BatchPlan)->BatchSchedule: # A fresh one
     It changes the sizes of batches itself, so it is for a learner without what `apply` sets up.
     """
     check_grows(self)
-    scaling = {} if self.rule is no_scaling else dict(rule=self.rule, base_bs=self.base_bs)
+    scaling = {} if self.adam or self.rule is no_scaling else dict(rule=self.rule, base_bs=self.base_bs)
     return BatchSchedule(self.growth.size, max_micro_bs=max(micro_bs for micro_bs,*_ in self.timed), **scaling)
 
 # %% ../nbs/18_plan.ipynb #3ec93433

@@ -81,7 +81,7 @@ class BatchPlan:
         `step_time` is what the plan goes by, see `timed`; `measured` what a step in one micro-batch took here, NaN for sizes that were not timed
         """
         sizes = candidates(self._ran, self.bs_now, self.noise_known, self.n_train, self.n_ranks)
-        if self.rate_failed: sizes = [bs for bs in sizes if bs<self.rate_failed]
+        if self.rate_failed: sizes = [bs for bs in sizes if bs<self.rate_failed or bs<=self.bs_now]
         sizes = sorted({*sizes, *([self.chosen] if self.chosen else [])})
         res = pd.DataFrame([self._candidate(bs) for bs in sizes])
         return res.assign(time=relative_time(res.bs, res.step_time, self.noise_known, self.bs_now))

@@ -17,6 +17,7 @@ from fastai_bs.plan_growth import check_grows, grows, parts, stretches
 from fastai_bs.plan_text import details
 from fastai_bs.schedule import BatchSchedule
 from helpers import loaders, mlp, momentum_sgd, quiet_learner, regression
+from fastai_bs.text import rate_text
 from situations import inf, nan, plan_of, rises
 
 a,c,B0 = 3e-3,1e-5,64 # Seconds of a step, and for each item; today's batch size
@@ -135,15 +136,15 @@ def test_progress_counts_items():
     "A stretch that is trained with a larger batch is a larger part of the items"
     g = Growth((0.5,0.5), (64.,6400.), 64, (64,640), (1.,1.5), epochs_now=1e4)
     assert g.sizes==(64,640) or g.sizes==(640,640)
-    g = Growth((0.5,0.5), (4.,6400.), 64, (64,640), (1.,2.), epochs_now=1e4)
+    g = Growth((0.5,0.5), (4.,6400.), 64, (64,640), (1.,2.), epochs_now=1e5)
     items = np.array([0.5,0.5*(6400+640)/(6400+64)])
     assert g.sizes==(64,640) and g.ends[0]==pytest.approx(items[0]/items.sum()) and g.size.ends[0]==pytest.approx(g.ends[0], abs=1e-4)
-    assert g.epochs_with(g.size)/1e4==pytest.approx(items.sum(), rel=1e-4) and abs(g.n_epoch-1e4*items.sum())<2
+    assert g.epochs_with(g.size)/1e5==pytest.approx(items.sum(), rel=1e-4) and abs(g.n_epoch-1e5*items.sum())<2
 
 def test_changes_come_where_an_epoch_begins():
     "The nearest; of a single epoch none"
     kwargs = dict(share=(0.3,0.7), noise=(1.,6400.), bs_now=64, candidates=(64,128), step_times=(1.,1.05))
-    g = Growth(**kwargs, epochs_now=4)
+    g = Growth(**kwargs, epochs_now=3.8)
     assert g.n_epoch==4 and g.size==SizeAlong((0.25,1.), (64,128)) and g.seconds>g.least_seconds
     assert Growth(**kwargs, epochs_now=1).size==SizeAlong((1.,), (128,))
     assert Growth(**kwargs, epochs_now=1).saves==0
@@ -248,12 +249,13 @@ def test_what_is_said(by, spread, says):
                                       f"{100*g.bound:.2g}%): plan.schedule()."] if says else [])
     how = f"Sizes that grow along the training: {g.size}, by learn.fit_one_cycle({g.n_epoch}, 0.01, cbs=plan.schedule())."
     saves = 'less than 1%' if by==3 else f'about {100*g.saves:.2g}%'
-    assert texts(p, 'detail', details)==[how if says else f"A batch that grows along the training would save {saves}, so a fixed size will do."]
+    assert texts(p, 'detail', details)==[f"The rate that is really used grows to {rate_text(p.lr)}, by sqrt_gain.",
+        how if says else f"A batch that grows along the training would save {saves}, so a fixed size will do."]
     assert head==list(advice(plan_of(spread=spread)))[0].text # As without
 
 def test_nothing_is_said_of_it_to_who_has_chosen():
     p = plan().at(512)
-    assert p.growth is not None and not texts(p, 'why', advice) and not texts(p, 'detail', details)
+    assert p.growth is not None and not texts(p, 'why', advice) and not any('along' in o for o in texts(p, 'detail', details))
 
 def test_plot(tmp_path):
     "Sizes as stairs, a point for each stretch, hollow where it was not measured"
