@@ -1466,3 +1466,51 @@ def test_code():
     assert small(epochs_now=6).code.startswith("learn.fit_one_cycle(8, 0.1, cbs=") # 6*(64+32)/(64+8)
     assert small(noise_scale=1234567., ci=(1.,inf), times=()).code.endswith("ScaledLR(8, adascale_gain, noise_scale=1.23e+06)]) # with dls of bs=8")
     assert small(adam=True).code.endswith("ScaledLR(8, no_scaling)]) # with dls of bs=32")
+
+# Rates that were tried, whole epochs, weight decay
+
+def test_the_size_is_chosen_by_whole_epochs():
+    "What 1.3 epochs would save of 1 is lost where there must be 2: (450+300)/(450+150) = 1.25 of 300 items, 50/33 of 450"
+    plan = make(450., (440.,460.), bs_now=150, epochs_now=1, times=((150,0.02,0.),(300,0.024,0.)), n_train=600)
+    assert plan.fastest==300 and plan.n_epoch_exact==1 and plan.epochs_at(300)==1.25 and plan.bs==150
+    assert 'in whole epochs 300 would not be faster' in plan.advice and dataclasses.replace(plan, epochs_now=4).bs==300 # 5 epochs
+
+def test_todays_training_is_not_rounded_in_the_choice():
+    "2.5 epochs stay 2.5; with 50 items 3 take more"
+    plan = make(2000., (1900.,2100.), bs_now=25, epochs_now=2.5, times=((25,0.0125,0.),(50,0.022,0.)), n_train=100)
+    assert plan.fastest==50 and plan.bs==25
+
+@pytest.mark.parametrize('valid_time,bs', [(0.,100), (10.,100), (30.,25)])
+def test_validations_count_in_the_choice(valid_time, bs):
+    "8 epochs of 20 s with 100 items, 5 of 50 s with 25: three validations more cost up to 90 s"
+    plan = make(bs_now=25, times=((25,0.0125,0.001),(100,0.02,0.001)), epochs_now=5, valid_time=valid_time, n_train=100_000)
+    assert plan.bs==bs and plan.fastest==100
+
+@pytest.mark.parametrize('adam', [False,True])
+def test_a_higher_rate_is_advised_where_it_was_tried(adam):
+    "Up to the size at which it held, and below the one at which it failed; the other way it needs no trial"
+    plan = cycle(bs_now=50, times=five, adam=adam, rate_held=100, rate_failed=400)
+    root = 0.5 if adam else 1.
+    for bs in (50,100): assert plan.rule_at(bs)(bs/50)==approx(gain(bs, 100., 50)**root)
+    for bs in (101,200,399,400,800): assert plan.rule_at(bs) is no_scaling
+    assert (plan.rule_at(25) is no_scaling) if adam else plan.rule_at(25)(0.5)==approx(gain(25, 100., 50))
+    assert plan.table.bs.tolist()==[25,50,100,200] and plan.at(400).table.bs.tolist()==[25,50,100,200,400] and plan.at(400).rule is no_scaling
+    failed = dataclasses.replace(plan, rate_held=None, rate_failed=100)
+    assert failed.rule_at(99) is not no_scaling and failed.rule_at(100) is no_scaling and failed.table.bs.tolist()==[25,50] and failed.bs==50
+    assert 'at the rate that goes with 100, a short training ended worse' in failed.advice
+
+@pytest.mark.parametrize('wd', [0.01,[0.01,0.1]])
+@pytest.mark.parametrize('adam,epochs_given', [(False,True), (True,True), (True,False)])
+def test_weight_decay(wd, adam, epochs_given):
+    "Batch, rate and epochs: 4 times, 2.5 times or the root of it, and 8 of 5 epochs; not where nothing changes, nor where none is known"
+    plan = cycle(bs_now=25, base_bs=50, times=five, adam=adam, epochs_now=5, epochs_given=epochs_given, wd_now=wd)
+    assert plan.bs==100 and plan.n_epoch==8
+    factor = 4/(2.5**(0.5 if adam else 1)*8/5)
+    assert plan.wd_factor==approx(factor) and L(plan.wd)==L([approx(factor*o) for o in L(wd)])
+    assert plan.at(25).wd_factor==1 and plan.at(25).wd==wd
+    none = dataclasses.replace(plan, wd_now=None)
+    assert none.wd_factor==1 and none.wd is None and 'decay' not in none.details()
+    whole = dataclasses.replace(plan, epochs_now=3) # 4.8 are 5, where they are to be whole
+    assert whole.wd_factor==approx(4/(2.5**(0.5 if adam else 1)*(5 if epochs_given else 4.8)/3))
+    words = f"Weight decay becomes {rate_text(whole.wd)} in place of {rate_text(wd)}: it is set for you."
+    assert (words in told(whole, 'how'))==(adam or epochs_given) # For SGD the gain is what the epochs leave of the batch, before they are rounded
