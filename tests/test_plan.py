@@ -476,7 +476,8 @@ def test_range_in_powers_of_two(bs_range, times, ci):
 def test_a_gain_within_the_error_of_the_timing_is_none(bs_now, spread, gain, leaves):
     "Or below 3%: half the batch takes 3/2 of the steps, so both would take as long at 3/2 of the step time"
     half = 0.02/1.5*(gain if bs_now==50 else 1/gain)
-    plan = make(ci=(99.99,100.01), bs_now=bs_now, spread=spread, n_train=300, times=((50,half,0.),(100,0.02,0.)), epochs_now=300) # 400 of 100, 225 of 50
+    plan = make(ci=(99.99,100.01), bs_now=bs_now, spread=spread, n_train=300,
+        times=((50,half,0.),(100,0.02,0.)), epochs_now=300) # 400 of 100, 225 of 50
     assert plan.bs==(bs_now if leaves else 150-bs_now) and plan.advice.startswith('Stay at')==leaves
     assert 'plan.apply' not in plan.advice if leaves else True
     assert plan.bs_range==(32,128) if leaves else plan.bs_range==((64,128) if bs_now==50 else (32,64))
@@ -543,7 +544,8 @@ def surge(bs, noise, base): return math.sqrt(bs/base)*(base+noise)/(bs+noise)
 tables = dict(plain=dict(times=five), accumulated=dict(times=secs(8, 16, 32), bs_now=128, micro_now=32),
     optimizer_part=dict(times=secs(16, 32, 64, opt=0.0095, c=0.00005), bs_now=64), scaled=dict(times=five, base_bs=25, bs_now=100),
     ragged=dict(times=secs(9, 18, 36, 72), bs_now=50, micro_now=18), odd=dict(times=secs(3, 7, 15, 30), bs_now=15),
-    adam=dict(times=five, adam=True, base_bs=32, bs_now=100), adam_that_moved=dict(times=five, adam=True, base_bs=32, bs_now=100, moved=True), no_times=dict(), no_times_accumulated=dict(bs_now=96, micro_now=32),
+    adam=dict(times=five, adam=True, base_bs=32, bs_now=100),
+    adam_that_moved=dict(times=five, adam=True, base_bs=32, bs_now=100, moved=True), no_times=dict(), no_times_accumulated=dict(bs_now=96, micro_now=32),
     small_set=dict(times=five, n_train=399), smaller_set=dict(times=five, n_train=150), largest_is_half=dict(times=five, n_train=800),
     no_upper_end=dict(times=five, ci=(60.,inf)), unknown=dict(times=five, ci=(0.,inf)), few_windows=dict(times=five, n_windows=9),
     no_noise=dict(times=five, noise_scale=0., ci=(0.,0.5)), much_noise=dict(times=five, noise_scale=1e4, ci=(9e3,1.1e4)),
@@ -573,9 +575,11 @@ def test_table(kwargs):
     same('examples', 1+df.bs/noise if noise else [inf]*n)
     secs_now = (1+noise/now)*way(now, plan)[0]
     same('time', [(1+noise/bs)*o[0]/secs_now for bs,o in zip(df.bs, ways)])
-    for nm,f in (('adascale_gain',gain),('sqrt_gain',root),('capped_sqrt_scaling',capped),('surge_scaling',surge)): same(nm, [lr*f(bs, noise, base) for bs in df.bs])
+    for nm,f in (('adascale_gain',gain),('sqrt_gain',root),('capped_sqrt_scaling',capped),('surge_scaling',surge)):
+        same(nm, [lr*f(bs, noise, base) for bs in df.bs])
     shown = float(f'{noise:.3g}') # The rule has three digits of the noise scale
-    same('lr', [lr*(gain(bs, shown, base) if not plan.adam else root(bs, shown, base) if plan.moved and bs>=now else 1) for bs in df.bs])
+    f = root if plan.adam and plan.moved else gain
+    same('lr', [lr*(1 if plan.adam and not (plan.moved and bs>=now) else f(bs, shown, base)) for bs in df.bs])
     if plan.times: assert plan.fastest==(now if 1<=(1+least(plan))*df.time.min() else df.bs[df.time.argmin()])
 
 @pytest.mark.parametrize('n_train,largest', [(100_000,800), (1600,800), (1599,400), (401,200), (199,100), (50,100)])
