@@ -162,7 +162,8 @@ def how(
         if not plan.pairs and (too_high(plan) or _longer(plan)): yield Advice('run', _measure_again(plan))
         return
     yield _rate(plan)
-    if plan.wd_factor!=1: yield Advice('how', f"Weight decay becomes {rate_text(plan.wd)} in place of {rate_text(plan.wd_now)}: it is set for you.")
+    if plan.wd_factor!=1 and rate_text(plan.wd)!=rate_text(plan.wd_now):
+        yield Advice('how', f"Weight decay becomes {rate_text(plan.wd)} in place of {rate_text(plan.wd_now)}: it is set for you.")
     if len(plan.timed)>1 and plan.bs==plan.fastest and not plan.chosen: yield _sure(plan)
     yield Advice('run', _run(plan))
 

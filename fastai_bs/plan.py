@@ -38,7 +38,7 @@ def apply(self:BatchPlan,
 ):
     "Set `learn` up as planned: no random number is drawn, and twice is once. Returns `learn`"
     refuse_other(learn, self.adam, self.sums)
-    wd = {} if self.wd_factor==1 else dict(wd_now=self.wd_now, wd=self.wd)
+    wd = {} if self.wd_factor==1 and not self.set_up else dict(wd_now=self.wd_now, wd=self.wd)
     return set_up(learn, self.micro_bs, *self.cbs, **wd)
 
 @patch

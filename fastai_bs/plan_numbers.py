@@ -316,7 +316,7 @@ def fastest_in_whole_epochs(self:BatchPlan)->int: # Items
     if math.isnan(self.noise_known): return self.bs_now
     def _time(bs):
         n = self.epochs_at(bs)
-        return self.fit_time(max(n, whole_epochs(n)), bs) # What is cut off is no gain
+        return self.fit_time(n if bs==self.bs_now else max(n, whole_epochs(n)), bs) # What is cut off is no gain
     times = {bs: _time(bs) for bs in map(int, self.table.bs)}
     best = min(times, key=times.get)
     return best if times[best]<times[self.bs_now]/(1+self.least_gain) else self.bs_now

@@ -65,10 +65,10 @@ def sqrt_gain(
     noise_scale:float, # Gradient noise scale, in items; `inf` where no gradient can be told from the noise
     base_bs:float, # Batch size that the learning rate was tuned for, in items
 )->float: # Factor on the learning rate, between 1 and `k**0.5`
-    """`adascale_gain(k, noise_scale, base_bs)**0.5`: the root of AdaScale's gain (arXiv 2007.05105), for Adam
+    """`adascale_gain(k, noise_scale, base_bs)**0.5`: for Adam and its kin; much noise makes it the square root rule (of Malladi et al. 2022, arXiv 2205.10287)
 
-    >>> round(sqrt_gain(4, noise_scale=256, base_bs=64), 3)
-    1.581
+    >>> sqrt_gain(8, noise_scale=384, base_bs=64)
+    2.0
     """
     return adascale_gain(k, noise_scale, base_bs)**0.5
 
@@ -76,7 +76,7 @@ def sqrt_gain(
 def no_scaling(
     k:float, # Ratio of the batch size to the one that the learning rate was tuned for
 )->float: # Factor on the learning rate
-    """`1`: the rate stays as it is, whatever the batch size; what that costs is in benchmarks/pays.md
+    """`1`: the rate stays as it is, whatever the batch size; benchmarks/keeps.py compares plans with today's training
 
     >>> no_scaling(4)
     1.0

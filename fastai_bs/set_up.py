@@ -100,8 +100,14 @@ def _before(learn):
     was = vars(learn).get('before_set_up')
     if was is None: return BeforeSetUp(learn.dls, list(learn.cbs), wd=learn.wd),[]
     (dls,left),(cbs,more) = _dls_before(learn, was),_cbs_before(learn, was)
-    if was.wd_now is None or learn.wd==was.wd_set: return BeforeSetUp(dls, cbs, wd=was.wd, wd_now=was.wd_now),left+more
+    if was.wd_now is None: return BeforeSetUp(dls, cbs, wd=learn.wd),left+more
+    if learn.wd==was.wd_set: return BeforeSetUp(dls, cbs, wd=was.wd, wd_now=was.wd_now),left+more
     return BeforeSetUp(dls, cbs, wd=learn.wd),[*left,*more,'`learn.wd`']
+
+def _set_decay(learn, note):
+    "As it was before any plan"
+    learn.wd = note.wd
+    if note.wd_now is not None and learn.opt is not None: learn.opt.set_hypers(wd=note.wd_now) # A fit sets `learn.wd` only, and only where there is one
 
 def set_up(
     learn:Learner, # Gets all of it, and is returned
@@ -116,8 +122,9 @@ def set_up(
     check_enough(dl, micro_bs, accum.n_acc, n_ranks(learn))
     note,_ = _before(learn)
     note.train,note.added = dl,(accum,scaled)
-    learn.wd = note.wd # Of a plan before, it may have another one
-    if wd_now is not None: learn.wd,note.wd_now,note.wd_set = wd,wd_now,wd
+    _set_decay(learn, note) # Of a plan before, it may have another one
+    if wd_now is None: note.wd_now = None
+    else: learn.wd,note.wd_set,note.wd_now = wd,wd,wd_now if note.wd_now is None else note.wd_now # A plan before may have set this one's
     own = callback_of(learn, GradAccum)
     if own: accum.count,accum.fix_bn = own.count,own.fix_bn # The model's own
     learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, _kinds)])
@@ -132,8 +139,8 @@ def set_back(
     check_learner(learn)
     note,left = _before(learn)
     if vars(learn).pop('before_set_up', None) is None: return learn
-    learn.dls,learn.wd = note.dls,note.wd
-    if note.wd_now is not None and learn.opt is not None: learn.opt.set_hypers(wd=note.wd_now) # A fit sets `learn.wd` only, and only where there is one
+    learn.dls = note.dls
+    _set_decay(learn, note)
     learn.remove_cbs([cb for cb in learn.cbs if not _is_in(cb, note.cbs)])
     for cb in note.cbs:
         if _is_in(cb, learn.cbs): vars(learn).setdefault(cb.name, cb) # It may have gone with one of the same name

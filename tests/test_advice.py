@@ -73,9 +73,10 @@ def check_numbers(plan):
     if plan.n_acc>1 and not stays: assert f'as {plan.n_acc} x {plan.micro_bs}' in do
     # All of it by one noise scale
     if known and plan.timed and not plan.chosen:
-        of_training = planned/plan.n_epoch-plan.valid_time,today/plan.epochs_now-plan.valid_time # In an epoch
-        assert math.isclose(of_training[0]*plan.n_epoch_exact/(of_training[1]*plan.epochs_now), plan.time_ratio, rel_tol=1e-6)
-        assert stays or plan.time_ratio*(1+plan.least_gain)<=1+1e-9, "a gain below the timing's error is none"
+        secs,secs_now = planned/plan.n_epoch-plan.valid_time,today/plan.epochs_now-plan.valid_time # Of an epoch, without its validation
+        assert math.isclose(secs*plan.n_epoch_exact/(secs_now*plan.epochs_now), plan.time_ratio, rel_tol=1e-9)
+        took = planned/today if plan.in_whole_epochs and plan.bs!=now else plan.time_ratio
+        assert stays or took*(1+plan.least_gain)<=1+1e-9, "a gain below the timing's error is none"
 
 def check_consistent(plan):
     "Nothing that is said contradicts anything else"
@@ -91,7 +92,10 @@ def check_consistent(plan):
         assert not texts(plan, 'how', 'why') and (not run or run.startswith('plan = learn.bs_find('))
         return
     verb = 'fit_one_cycle' if plan.cool else 'fit'
-    rate,*sure = [o for o in texts(plan, 'how') if not o.startswith('Weight decay')]
+    rate,*more = texts(plan, 'how')
+    decay,sure = [o for o in more if o.startswith('Weight decay becomes')],[o for o in more if o.startswith('How sure')]
+    assert len(more)==len(decay+sure) and len(decay)==(plan.wd_factor!=1 and rate_text(plan.wd)!=rate_text(plan.wd_now))
+    if decay: assert decay==[f"Weight decay becomes {rate_text(plan.wd)} in place of {rate_text(plan.wd_now)}: it is set for you."] and acts
     assert re.fullmatch(rf"{re.escape('plan.apply(learn)' if acts else 'learn')}\.{verb}\(({plan.n_epoch}|n_epoch), (.+)\)", run)
     assert f'`{verb}`' in rate
     # One rate
@@ -106,10 +110,12 @@ def check_consistent(plan):
     assert ('For a longer training' in everything)==(plan.bs==plan.bs_now!=plan.fastest and not plan.chosen)>=('in whole epochs' in do)
     if sure and sure[0][10].isdigit(): assert low<=plan.bs<=(high or inf) and sure[0]==f"How sure: {low} {'or more' if high is None else f'to {high}'}."
     assert plan.is_bound==(plan.noise_scale==inf or plan.noise_scale==plan.ci[0]>0)
-    if plan.is_bound and plan.noise_known>0 and plan.ci[1]>=1:
-        assert f"between {num(plan.ci[0])} and {num(plan.ci[1])}" in everything or 'at least' in everything or 'bounds it to' in everything
-    if plan.is_bound and math.isinf(plan.ci[1]) and plan.noise_known>0:
-        assert f'at least {num(plan.ci[0])} ' in ' '.join(texts(plan, 'why')) or 'bounds it to' in everything
+    bounded = plan.cool is not None and 2*plan.noise_known<plan.cool.noise_scale and plan.ci[1]>=1
+    assert (f"bounds it to {num(plan.noise_known)}, and today's" in ' '.join(texts(plan, 'why')))==bounded
+    if plan.is_bound and plan.noise_known>0 and plan.ci[1]>=1 and not bounded:
+        assert f"between {num(plan.ci[0])} and {num(plan.ci[1])}" in everything or 'at least' in everything
+    if plan.is_bound and math.isinf(plan.ci[1]) and plan.noise_known>0 and not bounded:
+        assert 'at least' in everything and f'at least {num(plan.ci[0])} ' in ' '.join(texts(plan, 'why'))
     # Accumulation, smaller and larger
     if plan.n_acc>1 and acts: assert not re.search('Accumulation is left out|would need accumulation', everything)
     if plan.bs<=plan.bs_now: assert 'A larger batch takes' not in everything and 'larger steps' not in everything and 'too low a rate' not in everything
@@ -161,6 +167,9 @@ def random_plan(seed):
     tried = r.choice([{},{},dict(rate_failed=plan.bs),dict(rate_held=plan.bs),dict(rate_held=now)]) if mock and plan.bs>now else {}
     plan = replace(plan, **tried, valid_time=r.choice([0.,0.1]), wd_now=r.choice([None,0.01,[0.01,0.1]]), set_up=r.random()<0.1)
     if r.random()<0.5: plan = replace(plan, df=rises(f(1, 1e5), g_sq=lambda o: o.g_sq.where(o.pct<r.choice([0.9,1.]), -1.)))
+    more = random.Random(f'more of {seed}') # The numbers above stay what they were
+    plan = replace(plan, valid_time=more.choice([0.,0.,0.5,20.]), wd_now=more.choice([None,0.01,[0.01,0.1]]), set_up=more.random()<0.1)
+    if plan.moved and plan.bs>now: plan = replace(plan, **more.choice([{},dict(rate_held=plan.bs),dict(rate_failed=plan.bs)]))
     if r.random()<0.25:
         try: return plan.at(r.choice([now,micro*ranks,4*now]))
         except ValueError: pass # The epoch does not hold it, or it is not made of what ran
