@@ -164,8 +164,6 @@ def random_plan(seed):
         trained=r.choice([1.,1.,0.3]), n_passes=r.choice([0.2,1.2,4.,14.]), n_workers=r.choice([0,4]), too_large=r.choice([None,2*largest]),
         failed=r.choice([(),(),((2*largest,'ValueError: no'),(4*largest,'KeyError: 3'))]), max_bs=r.choice([None,None,largest]), n_enough=r.choice([None,
             500]), **along)
-    tried = r.choice([{},{},dict(rate_failed=plan.bs),dict(rate_held=plan.bs),dict(rate_held=now)]) if mock and plan.bs>now else {}
-    plan = replace(plan, **tried, valid_time=r.choice([0.,0.1]), wd_now=r.choice([None,0.01,[0.01,0.1]]), set_up=r.random()<0.1)
     if r.random()<0.5: plan = replace(plan, df=rises(f(1, 1e5), g_sq=lambda o: o.g_sq.where(o.pct<r.choice([0.9,1.]), -1.)))
     more = random.Random(f'more of {seed}') # The numbers above stay what they were
     plan = replace(plan, valid_time=more.choice([0.,0.,0.5,20.]), wd_now=more.choice([None,0.01,[0.01,0.1]]), set_up=more.random()<0.1)
