@@ -32,7 +32,7 @@ class ShortCycle(OneCycle):
 
     def before_validate(self): raise CancelValidException
     def after_loss(self):
-        if 5*self.n_done>=4*self.n_steps: self.losses.append(plain(self.learn.loss).detach())
+        if 5*(self.n_done+1)>4*self.n_steps: self.losses.append(plain(self.learn.loss).detach())
 
     def after_step(self): self.n_done += 1
     def after_batch(self):

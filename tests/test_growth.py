@@ -212,9 +212,10 @@ def test_what_cannot_be_known(kwargs, words):
 def test_a_sum_with_adam_grows_all_the_same(): assert plan(sums=True).growth is not None
 
 def test_schedule():
-    "Sizes of the growth; the plan's rule from the size that the rate goes with, and none for Adam; micro-batches that ran here"
+    "Sizes of the growth; the plan's rule from the size that the rate goes with; micro-batches that ran here"
     s = plan().schedule()
-    assert isinstance(s, BatchSchedule) and (s.sizes,s.rule,s.max_micro_bs,s.base_bs)==(plan().growth.size,None,256,None)
+    assert isinstance(s, BatchSchedule) and (s.sizes,s.max_micro_bs,s.base_bs)==(plan().growth.size,256,64)
+    assert s.rule(4.)==pytest.approx(((512/64+1)/(512/256+1))**0.5) # The root of AdaScale's gain
     p = plan(adam=False, base_lr=0.1, base_bs=32)
     assert p.schedule().rule(2.)==p.rule(2.)!=1 and p.schedule().base_bs==32
     assert p.schedule() is not p.schedule() and str(p.growth.size) in repr(p.schedule())
@@ -236,7 +237,7 @@ def test_a_fit_with_it(adam):
     assert learn.seen.items=={e: {(min(256, g.size(e/g.n_epoch)), max(1, g.size(e/g.n_epoch)//256))} for e in range(g.n_epoch)}
     assert len(g.size.sizes)>1 and learn.dls.train.bs==64
 
-def texts(p, kind, f): return [o.text for o in f(p) if o.kind==kind and 'grow' in o.text]
+def texts(p, kind, f): return [o.text for o in f(p) if o.kind==kind and ('grows along' in o.text or 'grow along' in o.text)]
 
 @pytest.mark.parametrize('by,spread,says', [(1000., 0.01, True), (1000., 0.2, False), (3., 0.01, False)], ids=['much','noisy clock','little'])
 def test_what_is_said(by, spread, says):
