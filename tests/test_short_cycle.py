@@ -13,14 +13,15 @@ from fastai_bs.accumulate import GradAccum
 from fastai_bs.lr import ScaledLR
 from fastai_bs.scaling import linear_scaling
 from fastai_bs.short_cycle import ShortCycle, loss_after, rate_holds
-from helpers import changes, loaders, mlp, picture, quiet_learner, regression, set_seed
+from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, set_seed
 from situations import secs
 
 pytestmark = pytest.mark.usefixtures('short')
 
 def without_valid():
     return DataLoaders(*(DataLoader(o, bs=4, shuffle=True, num_workers=0) for o in (regression(400),[])), device='cpu')
-def learner(cbs=None, dls=None): return quiet_learner(dls or loaders(regression(400), 4, shuffle=True), mlp(), opt_func=Adam, cbs=cbs)
+def learner(cbs=None, dls=None, opt_func=Adam):
+    return quiet_learner(dls or loaders(regression(400), 4, shuffle=True), mlp(), opt_func=opt_func, cbs=cbs)
 def find(learn, lr=1e-3, **kwargs): return learn.bs_find(lr, num_it=60, n_batch=2, show_plot=False, **kwargs)
 
 own = {'nothing': lambda: [], 'its own': lambda: [GradAccum(2),ScaledLR(4, linear_scaling)]}
@@ -45,8 +46,9 @@ def test_it_leaves_the_learner_as_it_was(cbs, n_steps):
     seen.update(micro=0, steps=0, valid=0)
     assert n in ({'micro': 3*n_steps, 'steps': n_steps, 'valid': 0}, seen) and changes(was, picture(learn))==[]
 
-def test_a_loss_that_is_not_finite_is_inf():
-    def _loss(pred, y): return (pred-y).square().mean()*math.inf
+@pytest.mark.parametrize('by', [math.inf,math.nan])
+def test_a_loss_that_is_not_finite_is_inf(by):
+    def _loss(pred, y): return (pred-y).square().mean()*by
     assert loss_after(quiet_learner(loaders(regression(40), 4), mlp(), _loss), 4, 1, 1e-3, 5)==math.inf
 
 @pytest.mark.parametrize('lr,factor,holds', [(1e-3,30.,True),(0.03,1e5,False)])
@@ -87,10 +89,11 @@ def test_a_smaller_size_at_which_it_holds(known, asked):
     assert len(sizes)==2 and (plan.rate_failed,plan.rate_held)==tuple(sizes) and plan.bs==sizes[1] and plan.rule_name=='sqrt_gain'
     assert plan.lr==pytest.approx(1e-3*((200/4+1)/(200/plan.bs+1))**0.5) # The root of AdaScale's gain
 
-def test_with_fixed_weights_no_rate_is_tried(known, asked):
+@pytest.mark.parametrize('opt_func,rule', [(Adam,'no_scaling'),(momentum_sgd,'adascale_gain')])
+def test_with_fixed_weights_no_rate_is_tried(opt_func, rule, known, asked):
     sizes = asked(lambda n: True)
-    plan = find(learner(), lr=0, n_epoch=20)
-    assert sizes==[] and plan.rate_held is None and plan.rate_failed is None and plan.rule_name=='no_scaling'
+    plan = find(learner(opt_func=opt_func), lr=0)
+    assert sizes==[] and plan.bs>plan.bs_now and plan.rate_held is None and plan.rate_failed is None and plan.rule_name==rule
 
 @pytest.mark.parametrize('error', [None,KeyboardInterrupt,ValueError])
 @pytest.mark.parametrize('cbs,dls', [(own['nothing'],None),(own['its own'],None),(own['nothing'],without_valid)], ids=['plain','its own','no validation'])
