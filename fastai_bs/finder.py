@@ -96,7 +96,7 @@ class BSFinder(Callback):
         "What the fit begins with"
         self.own_lr,self.in_epoch = self.learn.lr,epoch_len(self.learn)
         self.said_bs = said_bs(self.learn.dls.train)
-        self.adam,self.wd_now = divides_by_size(self.learn),decay_of(self.learn)
+        self.adam,self.decay = divides_by_size(self.learn),decay_of(self.learn)
         n_trained,n_all = (sum(p.numel() for p in self.learn.model.parameters() if p.requires_grad or o) for o in (False,True))
         self.trained = n_trained/n_all
 
@@ -246,7 +246,7 @@ def _plan(learn, asked, finder):
     return BatchPlan(**measured, level=noise.level, df=df,
         # Today's training
         base_bs=scaled.base_bs if scaled else bs, bs_now=bs, micro_now=finder.micro_bs, n_ranks=ranks,
-        base_lr=asked.lr if given else finder.own_lr, rate_given=given, adam=finder.adam, wd_now=finder.wd_now, trained=finder.trained,
+        base_lr=asked.lr if given else finder.own_lr, rate_given=given, adam=finder.adam, wd_now=finder.decay, trained=finder.trained,
         set_up='before_set_up' in vars(learn),
         n_train=n_train, n_workers=n_started(learn.dls.train), sums=loss_elements(learn.loss_func)[1]=='sum',
         pairs=finder.accum.pairs.found is not None,

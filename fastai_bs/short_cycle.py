@@ -32,7 +32,7 @@ class ShortCycle(OneCycle):
 
     def before_validate(self): raise CancelValidException
     def after_loss(self):
-        if 5*self.n_done>=4*self.n_steps: self.losses.append(plain(self.learn.loss).detach())
+        if 5*(self.n_done+1)>4*self.n_steps: self.losses.append(plain(self.learn.loss).detach())
 
     def after_step(self): self.n_done += 1
     def after_batch(self):
@@ -41,9 +41,9 @@ class ShortCycle(OneCycle):
 
     @property
     def loss(self)->torch.Tensor: # Without dimensions
-        "Mean over the micro-batches of the last fifth, but for those in which nothing counts"
+        "Mean over the micro-batches of the last fifth, but for those in which nothing counts; NaN where there are no others"
         losses = torch.stack(self.losses).double()
-        return losses[losses==losses].mean() if losses.isfinite().any() else losses.new_tensor(math.inf)
+        return losses[losses==losses].mean()
 
 # %% ../nbs/15e_short_cycle.ipynb #1f500e2e
 def loss_after(

@@ -21,6 +21,7 @@ from .step_time import extrapolated, monotone_step_times, spread, steps_needed
 from .snapshot import free_memory, out_of_memory
 from .distributed import any_rank, ddp_model, from_ranks, over_ranks, trains_together
 from .loaders import with_micro_bs
+from .loop import fastai_on_ranks
 from .accumulate import GradAccum
 from .trial import TrialSearch
 
@@ -295,6 +296,6 @@ def valid_time(
     try:
         n = len(learn.dls.valid)
         if not n: return 0.
-        with learn.no_bar(): learn.validate(cbs=timer)
+        with learn.no_bar(), fastai_on_ranks(): learn.validate(cbs=timer)
     except (TypeError,IndexError,AttributeError): return 0. # No validation set, or one without a length
     return float(np.median(np.diff(timer.at))*n)
