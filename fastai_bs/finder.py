@@ -286,7 +286,8 @@ def _with_rate(learn, plan):
         if factor<=1: break
         n_steps = cycle_cost*plan.now_step_time/plan.step_time_at(plan.bs)
         n_steps = round(min(max(n_steps, least_steps), most_steps, max(1, plan.n_epoch_exact*plan.n_train/plan.bs)))
-        if rate_holds(learn, plan.micro_bs, plan.n_acc, times(plan.base_lr, factor_now), factor, n_steps): return replace(plan, rate_held=plan.bs)
+        micro_bs = None if plan.micro_bs==plan.micro_now else plan.micro_bs # A loader may know no other size
+        if rate_holds(learn, micro_bs, plan.n_acc, times(plan.base_lr, factor_now), factor, n_steps): return replace(plan, rate_held=plan.bs)
         plan = replace(plan, rate_failed=plan.bs)
     return plan
 

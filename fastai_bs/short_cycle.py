@@ -48,7 +48,7 @@ class ShortCycle(OneCycle):
 # %% ../nbs/15e_short_cycle.ipynb #1f500e2e
 def loss_after(
     learn:Learner, # Is left as it was
-    micro_bs:int, # Items in a micro-batch
+    micro_bs:int, # Items in a micro-batch; `None`: as the training loader has them
     n_acc:int, # Micro-batches in an optimizer step, on each rank
     lr, # Peak of the rate, as for `fit_one_cycle`
     n_steps:int, # Optimizer steps
@@ -58,7 +58,7 @@ def loss_after(
     cycle = ShortCycle(n_steps)
     accum = QuietAccum(n_acc, **own_settings(learn))
     with mock_training(learn, seed), learn.no_bar():
-        learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs)
+        if micro_bs: learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs)
         learn.fit(10_000, lr, cbs=[cycle,accum])
         loss = over_ranks(cycle.loss.cpu()).item() if trains_together(learn) else cycle.loss.item()
     return loss if math.isfinite(loss) else math.inf
@@ -74,7 +74,7 @@ def trains_as_well(
 
 def rate_holds(
     learn:Learner, # Is left as it was
-    micro_bs:int, # Items in a micro-batch
+    micro_bs:int, # Items in a micro-batch; `None`: as the training loader has them
     n_acc:int, # Micro-batches in an optimizer step, on each rank
     lr, # Peak of the rate today, as for `fit_one_cycle`
     factor:float, # On it

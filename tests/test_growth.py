@@ -17,7 +17,6 @@ from fastai_bs.plan_growth import check_grows, grows, parts, stretches
 from fastai_bs.plan_text import details
 from fastai_bs.schedule import BatchSchedule
 from helpers import loaders, mlp, momentum_sgd, quiet_learner, regression
-from fastai_bs.text import rate_text
 from situations import inf, nan, plan_of, rises
 
 a,c,B0 = 3e-3,1e-5,64 # Seconds of a step, and for each item; today's batch size
@@ -139,7 +138,7 @@ def test_progress_counts_items():
     g = Growth((0.5,0.5), (4.,6400.), 64, (64,640), (1.,2.), epochs_now=1e5)
     items = np.array([0.5,0.5*(6400+640)/(6400+64)])
     assert g.sizes==(64,640) and g.ends[0]==pytest.approx(items[0]/items.sum()) and g.size.ends[0]==pytest.approx(g.ends[0], abs=1e-4)
-    assert g.epochs_with(g.size)/1e5==pytest.approx(items.sum(), rel=1e-4) and abs(g.n_epoch-1e5*items.sum())<2
+    assert g.epochs_with(g.size)/1e5==pytest.approx(items.sum(), rel=1e-4) and abs(g.n_epoch-1e5*items.sum())<4 # Rounded up twice
 
 def test_changes_come_where_an_epoch_begins():
     "The nearest; of a single epoch none. In 4 epochs the change would come at 25%, and 4.2 would be needed, so it is 5"
@@ -213,10 +212,9 @@ def test_what_cannot_be_known(kwargs, words):
 def test_a_sum_with_adam_grows_all_the_same(): assert plan(sums=True).growth is not None
 
 def test_schedule():
-    "Sizes of the growth; the plan's rule from the size that the rate goes with; micro-batches that ran here"
+    "Sizes of the growth; the plan's rule from the size that the rate goes with, and none for Adam; micro-batches that ran here"
     s = plan().schedule()
-    assert isinstance(s, BatchSchedule) and (s.sizes,s.max_micro_bs,s.base_bs)==(plan().growth.size,256,64)
-    assert s.rule(4.)==pytest.approx(((512/64+1)/(512/256+1))**0.5) # The root of AdaScale's gain
+    assert isinstance(s, BatchSchedule) and (s.sizes,s.rule,s.max_micro_bs,s.base_bs)==(plan().growth.size,None,256,None)
     p = plan(adam=False, base_lr=0.1, base_bs=32)
     assert p.schedule().rule(2.)==p.rule(2.)!=1 and p.schedule().base_bs==32
     assert p.schedule() is not p.schedule() and str(p.growth.size) in repr(p.schedule())
@@ -250,13 +248,12 @@ def test_what_is_said(by, spread, says):
                                       f"{100*g.bound:.2g}%): plan.schedule()."] if says else [])
     how = f"Sizes that grow along the training: {g.size}, by learn.fit_one_cycle({g.n_epoch}, 0.01, cbs=plan.schedule())."
     saves = 'less than 1%' if by==3 else f'about {100*g.saves:.2g}%'
-    assert texts(p, 'detail', details)==[f"The rate that is really used grows to {rate_text(p.lr)}, by sqrt_gain.",
-        how if says else f"A batch that grows along the training would save {saves}, so a fixed size will do."]
+    assert texts(p, 'detail', details)==[how if says else f"A batch that grows along the training would save {saves}, so a fixed size will do."]
     assert head==list(advice(plan_of(spread=spread)))[0].text # As without
 
 def test_nothing_is_said_of_it_to_who_has_chosen():
     p = plan().at(512)
-    assert p.growth is not None and not texts(p, 'why', advice) and not any('along' in o for o in texts(p, 'detail', details))
+    assert p.growth is not None and not texts(p, 'why', advice) and not texts(p, 'detail', details)
 
 def test_plot(tmp_path):
     "Sizes as stairs, a point for each stretch, hollow where it was not measured"
