@@ -176,7 +176,8 @@ def in_short(both):
         return f"median {pct(o.median())}, above +5% in {(o>0.05).mean():.0%}, from {pct(o.min())} to {pct(o.max())}"
     off = np.abs(np.log(went.time/went.predicted))
     cost = both.find/both.lr_find
-    return f"""* Of {len(both)} plans {(~both.changed).sum()} stay at today's batch.
+    return f"""* Run so far: {both.task.nunique()} of {len(tasks)} tasks, {both.seed.nunique()} of {len(seeds)} seeds.
+* Of {len(both)} plans {(~both.changed).sum()} stay at today's batch.
 * Training loss as planned over today's, mean of seeds: {_line('d_train')}.
 * Validation loss: {_line('d_valid')}.
 * Processor time of the whole fit: median {went.time.median():.2f} of today's; as predicted within 15% in {(off<math.log(1.15)).mean():.0%}.
