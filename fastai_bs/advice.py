@@ -182,7 +182,9 @@ def _error(plan):
 
 def _is_bounded(plan):
     "Is the number for the whole training less than half of what was measured, as so few steps and items bound it?"
-    return plan.cool is not None and plan.noise_known<plan.cool.noise_scale/2
+    if plan.cool is None: return False
+    measured = plan.cool.noise_scale if math.isfinite(plan.cool.noise_scale) else plan.cool.ci[0]
+    return plan.noise_known<measured/2
 
 def _measured(plan):
     "What was measured on the cool stretch, and what the length of the training and the items make of it"

@@ -70,7 +70,7 @@ def trains_as_well(
     slack:float=0.02, # Of the loss: what is no difference
 )->bool:
     "Is the loss at the higher rate no worse?"
-    return loss<=own+slack*abs(own)
+    return loss<math.inf and loss<=own+slack*abs(own)
 
 def rate_holds(
     learn:Learner, # Is left as it was

@@ -297,5 +297,5 @@ def valid_time(
         n = len(learn.dls.valid)
         if not n: return 0.
         with learn.no_bar(), fastai_on_ranks(): learn.validate(cbs=timer)
-    except (TypeError,IndexError,AttributeError): return 0. # No validation set, or one without a length
-    return float(np.median(np.diff(timer.at))*n)
+    except Exception: return 0. # No validation set, one without a length, or one that fails, of which the fit will tell
+    return float(np.median(np.diff(timer.at))*n) if len(timer.at)>1 else 0.
