@@ -79,6 +79,8 @@ def _measure_first(plan):
 def _stay(plan):
     now,length = plan.bs_now,f" for {counted(plan.epochs_now, 'epoch')} ({time_text(plan.duration.today)})" if plan.epochs_given else ''
     if plan.chosen: return Advice('do', f"Stay at {now}, as you chose: nothing changes.")
+    if plan.rate_failed:
+        return Advice('do', f"Stay at {now}{length}: at the rate that goes with {plan.rate_failed}, a short training ended worse than at today's rate.")
     if plan.bs!=plan.fastest: return Advice('do', f"Stay at {now}{length}: in whole epochs {plan.fastest} would not be faster.")
     if not plan.timed: return Advice('do', f"Stay at {now}: how other sizes compare is open, as timing takes two batches of {plan.micro_now} in a row, "
                                            "which never came.")
@@ -160,6 +162,8 @@ def how(
         if not plan.pairs and (too_high(plan) or _longer(plan)): yield Advice('run', _measure_again(plan))
         return
     yield _rate(plan)
+    if plan.wd_factor!=1 and rate_text(plan.wd)!=rate_text(plan.wd_now):
+        yield Advice('how', f"Weight decay becomes {rate_text(plan.wd)} in place of {rate_text(plan.wd_now)}: it is set for you.")
     if len(plan.timed)>1 and plan.bs==plan.fastest and not plan.chosen: yield _sure(plan)
     yield Advice('run', _run(plan))
 
@@ -175,6 +179,22 @@ def amount(
 def _error(plan):
     "Of the first micro-batch that failed"
     return textwrap.shorten(plan.failed[0][1], 100, placeholder=' ...')
+
+def _is_bounded(plan):
+    "Is the number for the whole training less than half of what was measured, as so few steps and items bound it?"
+    if plan.cool is None: return False
+    measured = plan.cool.noise_scale if math.isfinite(plan.cool.noise_scale) else plan.cool.ci[0]
+    return plan.noise_known<measured/2
+
+def _measured(plan):
+    "What was measured on the cool stretch, and what the length of the training and the items make of it"
+    cool = plan.cool
+    low,high = cool.ci
+    if math.isinf(cool.noise_scale): seen = f"at least {counted(low)}"
+    elif math.isinf(high): seen = f"about {counted(cool.noise_scale)} ({num(low)} or more)"
+    else: seen = f"about {counted(cool.noise_scale)} ({num(low)} to {num(high)})"
+    steps = counted(math.ceil(plan.epochs_now*plan.n_train/plan.bs_now), 'step')
+    return f"The noise scale was measured as {seen}; a training of {steps} on {counted(plan.n_train)} bounds it to {num(plan.noise_known)}"
 
 def _then(plan, below, above):
     "What the device makes of it"
@@ -201,7 +221,8 @@ def why(
     open_ = plan.is_bound and math.isinf(high)
     lies = 'is below it' if below else 'is above it' if above else 'may be above or below it' if open_ else 'lies within that'
     of = f"over a one-cycle of {counted(plan.epochs_now, 'epoch')}" if plan.cool else "at the present weights"
-    yield Advice('why', f"The noise scale is {amount(plan)} {of}, and today's {now} {lies}.")
+    if _is_bounded(plan): yield Advice('why', f"{_measured(plan)}, and today's {now} {lies}.")
+    else: yield Advice('why', f"The noise scale is {amount(plan)} {of}, and today's {now} {lies}.")
     if plan.failed and len(plan.timed)==1: yield Advice('why', f"No other micro-batch could be timed ({_error(plan)}).")
     if plan.chosen: return
     yield from _then(plan, below, above)
@@ -236,7 +257,7 @@ def _of_the_time(plan):
                      "Give the epochs that you would train for with today's batch.")
     elif not plan.epochs_given and plan.bs!=plan.bs_now:
         yield Advice('caution', f"No n_epoch was given, so epochs and times are for a training of {counted(plan.epochs_now, 'epoch')}.")
-    if not plan.chosen and plan.bs!=plan.fastest:
+    if not plan.chosen and plan.bs==plan.bs_now!=plan.fastest:
         yield Advice('caution', f"For a longer training {plan.fastest} may be faster: ask with its n_epoch.",
                      f"The same loss would take {num(plan.epochs_at(plan.fastest))} epochs of {plan.fastest}, and `fit` takes whole ones.")
     if plan.epochs_given and plan.epochs_now<1:
@@ -256,8 +277,6 @@ def _few_and_many(plan):
         yield Advice('caution', f"The same {counted(plan.n_train)} pass {plan.n_epoch} times: watch the validation loss, which may be best with a smaller "
                                 "batch.",
                      f"Today they pass {num(plan.epochs_now)} times. The training loss gains by more; plan.at(bs) has the numbers of other sizes.")
-    if plan.timed and plan.in_whole_epochs and plan.n_epoch>=1.5*plan.epochs_now:
-        yield Advice('caution', f"Times are of training alone: {plan.n_epoch} validations instead of {num(plan.epochs_now)} come on top.")
 
 def _of_the_noise(plan):
     "What the noise scale is not of"
@@ -300,6 +319,9 @@ def cautions(
         if plan.loss_rose and (plan.chosen or not too_high(plan)):
             yield Advice('caution', "The learning rate may be too high: the loss rose during the mock training.")
         return
+    if plan.set_up:
+        yield Advice('caution', f"A plan has set this learner up before, so the epochs are taken for those of {plan.bs_now}: plan.undo(learn) comes first.",
+                     "For a plan from the start, take back what was applied, and give the epochs that you would train for with your own batch.")
     yield from _of_the_time(plan)
     if plan.bs>plan.bs_now: yield from _few_and_many(plan)
     yield from _of_the_noise(plan)

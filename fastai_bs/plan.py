@@ -38,7 +38,8 @@ def apply(self:BatchPlan,
 ):
     "Set `learn` up as planned: no random number is drawn, and twice is once. Returns `learn`"
     refuse_other(learn, self.adam, self.sums)
-    return set_up(learn, self.micro_bs, *self.cbs)
+    wd = {} if self.wd_factor==1 and not self.set_up else dict(wd_now=self.wd_now, wd=self.wd)
+    return set_up(learn, self.micro_bs, *self.cbs, **wd)
 
 @patch
 def undo(self:BatchPlan,
@@ -66,7 +67,7 @@ def schedule(self:BatchPlan)->BatchSchedule: # A fresh one
     It changes the sizes of batches itself, so it is for a learner without what `apply` sets up.
     """
     check_grows(self)
-    scaling = {} if self.rule is no_scaling else dict(rule=self.rule, base_bs=self.base_bs)
+    scaling = {} if self.adam or self.rule is no_scaling else dict(rule=self.rule, base_bs=self.base_bs)
     return BatchSchedule(self.growth.size, max_micro_bs=max(micro_bs for micro_bs,*_ in self.timed), **scaling)
 
 # %% ../nbs/18_plan.ipynb #3ec93433
@@ -101,5 +102,5 @@ def plot(self:BatchPlan,
 def to_dict(self:BatchPlan)->dict:
     "Numbers, strings and lists only, as strict JSON takes them: `None` where a number is not known or is infinite; without `df` and `table`"
     measured = [f.name for f in fields(self) if f.name!='df']
-    planned = 'balanced_bs','bs','bs_range','micro_bs','n_acc','n_epoch','duration','rule_name','lr','step_time','timing_error','advice','code'
+    planned = 'balanced_bs','bs','bs_range','micro_bs','n_acc','n_epoch','duration','rule_name','lr','wd','step_time','timing_error','advice','code'
     return {nm: as_plain(getattr(self, nm)) for nm in (*measured,*planned)}

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from fastcore.basics import first, patch
 from .checks import check_whole
-from .scaling import adascale_gain, capped_sqrt_scaling, linear_scaling, no_scaling, sqrt_scaling, surge_scaling
+from .scaling import adascale_gain, capped_sqrt_scaling, decay_factor, linear_scaling, no_scaling, sqrt_gain, sqrt_scaling, surge_scaling
 from .step_time import (Duration, balanced_bs, best_split, candidates, check_reachable, epochs_needed, examples_needed, fit_step_time,
                                  monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
 from .lr import rates, times
@@ -63,6 +63,11 @@ class BatchPlan:
     pairs:bool = False # Does the loss look at pairs of items, or is what is counted for it wrong?
     seed:int = None # That the mock training was asked to draw its random numbers with
     took:float = math.nan # Seconds of the whole of `bs_find`
+    valid_time:float = 0. # Seconds of a validation, of which each epoch has one
+    rate_held:int = None # Batch size in items at which the rate that goes with it was tried, and trained as well as today's; `None`: at none
+    rate_failed:int = None # The smallest one at which it did not; `None`: at none
+    wd_now:object = None # The weight decay today, as `fit` takes it; `None`: there is none, or nothing is known of how it scales
+    set_up:bool = False # Was the learner set up by a plan before?
 
     @property
     def balanced_bs(self)->int:
@@ -75,7 +80,9 @@ class BatchPlan:
 
         `step_time` is what the plan goes by, see `timed`; `measured` what a step in one micro-batch took here, NaN for sizes that were not timed
         """
-        sizes = sorted({*candidates(self._ran, self.bs_now, self.noise_known, self.n_train, self.n_ranks), *([self.chosen] if self.chosen else [])})
+        sizes = candidates(self._ran, self.bs_now, self.noise_known, self.n_train, self.n_ranks)
+        if self.rate_failed: sizes = [bs for bs in sizes if bs<self.rate_failed or bs<=self.bs_now]
+        sizes = sorted({*sizes, *([self.chosen] if self.chosen else [])})
         res = pd.DataFrame([self._candidate(bs) for bs in sizes])
         return res.assign(time=relative_time(res.bs, res.step_time, self.noise_known, self.bs_now))
 
@@ -95,8 +102,8 @@ class BatchPlan:
 
     @cached_property
     def bs(self)->int: # Items
-        "The one that was chosen; else the fastest, or today's where the fastest gains nothing in whole epochs"
-        return self.chosen or (self.fastest if self.keeps_gain(self.fastest) else self.bs_now)
+        "The one that was chosen; else the fastest, in whole epochs where those are planned"
+        return self.chosen or (self.fastest_in_whole_epochs if self.in_whole_epochs and self.timed else self.fastest)
 
     @cached_property
     def growth(self): # `Growth`; `None` where it cannot be known, and `schedule` says why
@@ -138,12 +145,21 @@ def least_gain(self:BatchPlan)->float: # Part of the time
     return max(0.03, 0. if math.isnan(self.timing_error) else self.timing_error)
 
 # %% ../nbs/16b_plan_numbers.ipynb #d68493b2
+@patch
+def rule_at(self:BatchPlan,
+    bs:int, # Batch size, in items
+): # Function from k to the factor on the learning rate
+    "For SGD `adascale_gain` at this noise scale, for Adam and its kin `sqrt_gain`; `no_scaling` where a higher rate was not tried"
+    noise = self.noise_known
+    if bs>self.bs_now and (bs>=(self.rate_failed or math.inf) or bs>(self.rate_held or math.inf)): return no_scaling
+    if self.adam and (math.isnan(noise) or not self.moved or bs<self.bs_now): return no_scaling
+    if math.isnan(noise): return linear_scaling
+    return partial(sqrt_gain if self.adam else adascale_gain, noise_scale=float(f'{noise:.3g}'), base_bs=self.base_bs)
+
 @patch(as_prop=True)
 def rule(self:BatchPlan): # Function from k to the factor on the learning rate
-    "For Adam and its kin `no_scaling`; for SGD `adascale_gain` at this noise scale, without one `linear_scaling`"
-    noise = self.noise_known
-    if self.adam: return no_scaling
-    return linear_scaling if math.isnan(noise) else partial(adascale_gain, noise_scale=float(f'{noise:.3g}'), base_bs=self.base_bs)
+    "`rule_at` the planned size"
+    return self.rule_at(self.bs)
 
 @patch(as_prop=True)
 def rule_name(self:BatchPlan)->str:
@@ -156,7 +172,7 @@ def lr(self:BatchPlan): # As `base_lr`
     return times(self.base_lr, self.rule(self.bs/self.base_bs))
 
 # %% ../nbs/16b_plan_numbers.ipynb #fe716c23
-_rules = linear_scaling,adascale_gain,sqrt_scaling,capped_sqrt_scaling,surge_scaling
+_rules = linear_scaling,adascale_gain,sqrt_scaling,sqrt_gain,capped_sqrt_scaling,surge_scaling
 
 @patch(as_prop=True)
 def _ran(self:BatchPlan): return [micro_bs for micro_bs,*_ in self.timed] or [self.micro_now]
@@ -189,7 +205,7 @@ def _candidate(self:BatchPlan,
     secs,micro_bs,n_acc = self._way(bs)
     measured = first(secs for micro_bs,secs,_ in self.times if micro_bs*self.n_ranks==bs) or math.nan
     factors = {f.__name__: f(k) if f in (linear_scaling,sqrt_scaling) else f(k, noise, self.base_bs) if known else math.nan for f in _rules}
-    return dict(bs=bs, micro_bs=micro_bs, n_acc=n_acc, lr=rate*self.rule(k), steps=steps_needed(bs, noise) if known else math.nan,
+    return dict(bs=bs, micro_bs=micro_bs, n_acc=n_acc, lr=rate*self.rule_at(bs)(k), steps=steps_needed(bs, noise) if known else math.nan,
                 examples=examples_needed(bs, noise) if known else math.nan, step_time=secs, measured=measured, time=math.nan,
                 **{nm: rate*factor for nm,factor in factors.items()})
 
@@ -280,18 +296,40 @@ def seconds_of(self:BatchPlan,
     return float(n_epoch*self.n_train/bs*self._row(bs).step_time)
 
 @patch
-def keeps_gain(self:BatchPlan,
+def step_time_at(self:BatchPlan,
     bs:int, # A batch size of `table`, in items
-)->bool:
-    "Does it take less time than today's training, or is not known to take more, in the whole epochs that `fit` takes?"
-    if bs==self.bs_now or not self.in_whole_epochs: return True
-    # Beyond what rounding may do to it: the last bits of a fit are not the same everywhere
-    return not self.seconds_of(whole_epochs(self.epochs_at(bs)), bs)>=(1-1e-9)*self.duration_now
+)->float: # Seconds; NaN where no step times are known
+    "Of an optimizer step"
+    return float(self._row(bs).step_time)
+
+@patch
+def fit_time(self:BatchPlan,
+    n_epoch:float, # Epochs
+    bs:int, # A batch size of `table`, in items
+)->float: # Seconds; NaN where no step times are known
+    "Of so many epochs, with a validation after each"
+    return self.seconds_of(n_epoch, bs)+n_epoch*self.valid_time
 
 @patch(as_prop=True)
-def duration_now(self:BatchPlan)->float: # Seconds of training alone; NaN where they are not known
-    "Of `epochs_now` epochs as it is today"
-    return self.epochs_now*self.n_train/self.bs_now*self.now_step_time
+def fastest_in_whole_epochs(self:BatchPlan)->int: # Items
+    "The size whose whole epochs, validations included, take the least time; today's where no other saves more than `least_gain`"
+    if math.isnan(self.noise_known): return self.bs_now
+    def _time(bs):
+        n = self.epochs_at(bs)
+        return self.fit_time(n if bs==self.bs_now else max(n, whole_epochs(n)), bs) # What is cut off is no gain
+    times = {bs: _time(bs) for bs in map(int, self.table.bs)}
+    best = min(times, key=times.get)
+    return best if times[best]<times[self.bs_now]/(1+self.least_gain) else self.bs_now
+
+@patch(as_prop=True)
+def epoch_time(self:BatchPlan)->float: # Seconds; NaN where no step times are known
+    "Of an epoch as it is today"
+    return self.n_train/self.bs_now*self.now_step_time
+
+@patch(as_prop=True)
+def duration_now(self:BatchPlan)->float: # Seconds; NaN where they are not known
+    "Of `epochs_now` epochs as it is today, with a validation after each"
+    return self.epochs_now*(self.epoch_time+self.valid_time)
 
 @patch(as_prop=True)
 def n_epoch_exact(self:BatchPlan)->float: # Epochs
@@ -305,15 +343,10 @@ def n_epoch(self:BatchPlan)->int: # Epochs
 
 @patch(as_prop=True)
 def duration(self:BatchPlan)->Duration: # Seconds; NaN where no step times are known
-    "Of `n_epoch` epochs as planned, and of `epochs_now` as it is today, at the step times measured"
-    return Duration(self.seconds_of(self.n_epoch, self.bs), self.duration_now)
+    "Of `n_epoch` epochs as planned, and of `epochs_now` as it is today, with their validations, at the times measured"
+    return Duration(self.fit_time(self.n_epoch, self.bs), self.duration_now)
 
 # %% ../nbs/16b_plan_numbers.ipynb #e0bb37b2
-@patch(as_prop=True)
-def epoch_time(self:BatchPlan)->float: # Seconds; NaN where no step times are known
-    "Of an epoch as it is today, to compare `took` with"
-    return self.duration_now/self.epochs_now
-
 @patch
 def at(self:BatchPlan,
     bs:int, # Batch size, in items over all ranks
@@ -322,3 +355,17 @@ def at(self:BatchPlan,
     check_whole('bs', bs, 1, "take a batch size of your own choice", 'item')
     if bs!=self.bs_now: check_reachable(bs, self._ran, self.n_train, self.n_ranks)
     return replace(self, chosen=int(bs))
+
+# %% ../nbs/16b_plan_numbers.ipynb #b4d50596
+@patch(as_prop=True)
+def wd_factor(self:BatchPlan)->float: # 1 where nothing is known
+    "`decay_factor` of the plan's size, rate and epochs"
+    if self.wd_now is None or math.isnan(self.noise_known) or self.bs==self.bs_now: return 1.
+    k = self.bs/self.bs_now
+    n_epoch = self.n_epoch if self.in_whole_epochs else self.n_epoch_exact
+    return decay_factor(k, self.rule(self.bs/self.base_bs)/self.rule(self.bs_now/self.base_bs), n_epoch/self.epochs_now)
+
+@patch(as_prop=True)
+def wd(self:BatchPlan): # As `fit` takes it; `None` where there is none
+    "The weight decay to train with: a step decays by the learning rate times it"
+    return None if self.wd_now is None else times(self.wd_now, self.wd_factor)

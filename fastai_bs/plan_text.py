@@ -9,7 +9,7 @@ __all__ = ['shown', 'joined', 'plan_text', 'noise_text', 'numbers_text', 'step_t
 
 # %% ../nbs/17a_plan_text.ipynb #12d38a76
 import math
-from .text import counted, num, percent, rate_text, with_interval
+from .text import counted, num, percent, time_text, rate_text, with_interval
 from .step_time import fastest_bs
 from .lr import times
 from .plan_growth import grows
@@ -131,10 +131,12 @@ def details(
     if plan.timed and high!=low:
         yield Advice('detail', f"Batches {f'of {low} or more' if high is None else f'from {low} to {high}'} are about as fast over the noise scale's interval.")
     seen = _seen_in(plan) if plan.cool else ''
-    if seen and plan.noise_known<plan.cool.noise_scale/2:
-        yield Advice('detail', f"In the mock training the noise scale was {seen}; the plan's is smaller, as so short a training needs its steps.")
-    elif seen: yield Advice('detail', f"In the mock training the noise scale was {seen}; the plan's is for the whole of the training.")
-    if plan.timed: yield Advice('detail', "No validation is in these times: it comes on top, once for each epoch.")
+    if seen: yield Advice('detail', f"In the mock training the noise scale was {seen}; the plan's is for the whole of the training.")
+    if plan.timed and plan.valid_time: yield Advice('detail', f"In these times each epoch has a validation, of {time_text(plan.valid_time)}.")
+    elif plan.timed: yield Advice('detail', "No validation is in these times.")
+    if plan.rate_held and plan.bs==plan.rate_held and not plan.chosen:
+        yield Advice('detail', "A short training at the planned batch ended no worse at the higher rate than at today's.")
+    if plan.bs>(plan.rate_held or math.inf): yield Advice('detail', f"No higher rate was tried at {plan.bs}, so it stays.")
     if plan.bs!=plan.bs_now: yield Advice('detail', f"Before rounding, {counted(plan.epochs_now, 'epoch')} of {plan.bs_now} are "
                                                     f"{num(plan.n_epoch_exact)} of {plan.bs}.")
     yield from _of_the_rate(plan)

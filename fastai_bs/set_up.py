@@ -69,6 +69,9 @@ class BeforeSetUp:
     cbs:list # All of its callbacks, in their order
     train:object = None # The training loader that it got
     added:tuple = () # The callbacks that it got
+    wd:object = None # Its weight decay, as `learn.wd` was
+    wd_now:object = None # What that meant to its optimizer; `None` where the plan leaves it alone
+    wd_set:object = None # What `learn.wd` became instead
 
     def __reduce__(self): return type(None),() # Nobody wants the old loaders in an exported learner
 
@@ -95,21 +98,33 @@ def _cbs_before(learn, was):
 def _before(learn):
     "`BeforeSetUp`, and what is left in words"
     was = vars(learn).get('before_set_up')
-    if was is None: return BeforeSetUp(learn.dls, list(learn.cbs)),[]
+    if was is None: return BeforeSetUp(learn.dls, list(learn.cbs), wd=learn.wd),[]
     (dls,left),(cbs,more) = _dls_before(learn, was),_cbs_before(learn, was)
-    return BeforeSetUp(dls, cbs),left+more
+    if was.wd_now is None: return BeforeSetUp(dls, cbs, wd=learn.wd),left+more
+    if learn.wd==was.wd_set: return BeforeSetUp(dls, cbs, wd=was.wd, wd_now=was.wd_now),left+more
+    return BeforeSetUp(dls, cbs, wd=learn.wd),[*left,*more,'`learn.wd`']
+
+def _set_decay(learn, note):
+    "As it was before any plan"
+    learn.wd = note.wd
+    if note.wd_now is not None and learn.opt is not None: learn.opt.set_hypers(wd=note.wd_now) # A fit sets `learn.wd` only, and only where there is one
 
 def set_up(
     learn:Learner, # Gets all of it, and is returned
     micro_bs:int, # Items in a batch of its training loader to come
     accum:GradAccum, # In place of any that it has, and of fastai's
     scaled:ScaledLR, # In place of any that it has
+    wd_now=None, # Its weight decay, as `fit` takes it; `None`: to be left alone
+    wd=None, # What it is to be
 )->Learner:
     "Have `learn` train with such batches and callbacks: no random number is drawn, and twice is once"
     dl = with_micro_bs(learn.dls.train, micro_bs) # Before anything changes: it may refuse
     check_enough(dl, micro_bs, accum.n_acc, n_ranks(learn))
     note,_ = _before(learn)
     note.train,note.added = dl,(accum,scaled)
+    _set_decay(learn, note) # Of a plan before, it may have another one
+    if wd_now is None: note.wd_now = None
+    else: learn.wd,note.wd_set,note.wd_now = wd,wd,wd_now if note.wd_now is None else note.wd_now # A plan before may have set this one's
     own = callback_of(learn, GradAccum)
     if own: accum.count,accum.fix_bn = own.count,own.fix_bn # The model's own
     learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, _kinds)])
@@ -125,6 +140,7 @@ def set_back(
     note,left = _before(learn)
     if vars(learn).pop('before_set_up', None) is None: return learn
     learn.dls = note.dls
+    _set_decay(learn, note)
     learn.remove_cbs([cb for cb in learn.cbs if not _is_in(cb, note.cbs)])
     for cb in note.cbs:
         if _is_in(cb, learn.cbs): vars(learn).setdefault(cb.name, cb) # It may have gone with one of the same name
@@ -142,4 +158,5 @@ def code_of(
     noise = getattr(plan.rule, 'keywords', {}).get('noise_scale')
     rule = plan.rule_name if noise is None else f'{plan.rule_name}, noise_scale={noise:.6g}'
     cbs = f"[GradAccum({plan.n_acc}), ScaledLR({plan.base_bs}, {rule})]"
-    return f"learn.fit_one_cycle({plan.n_epoch}, {rate_text(plan.base_lr, '.15g')}, cbs={cbs}) # with dls of bs={plan.micro_bs}"
+    wd = '' if plan.wd_factor==1 else f'wd={rate_text(plan.wd)}, '
+    return f"learn.fit_one_cycle({plan.n_epoch}, {rate_text(plan.base_lr, '.15g')}, {wd}cbs={cbs}) # with dls of bs={plan.micro_bs}"

@@ -64,13 +64,13 @@ def epochs_needed(
 def whole_epochs(
     n:float, # Epochs
 )->int: # Epochs, 1 at least
-    """The whole number that is nearest to `n` by ratio, so that the length of the training changes least
+    """The fewest whole epochs of which `n` are a tenth of an epoch more at most: a training that is shorter than it should be ends worse
 
-    >>> [whole_epochs(o) for o in (0.2, 1.4, 1.45, 5.4)]
-    [1, 1, 2, 5]
+    >>> [whole_epochs(o) for o in (0.2, 1.08, 1.2, 5.05, 5.4)]
+    [1, 1, 2, 5, 6]
     """
     low = max(1, math.floor(n))
-    return low if n*n<=low*(low+1) else low+1
+    return low if n<=low+0.1 else low+1
 
 # %% ../nbs/03_step_time.ipynb #152db5b8
 def balanced_bs(

@@ -22,7 +22,7 @@ from fastai_bs.text import counted, num, percent, rate_text
 attributes = """noise_scale ci noise_known is_bound n_windows n_enough n_seen n_passes trend loss_rose seed took epoch_time cool at_peak at_end bs_now base_bs
     base_lr rate_given adam sums pairs trained n_train n_workers n_ranks micro_now epochs_now epochs_given in_whole_epochs epochs_at fastest timed step_time
     time_ratio too_large failed max_bs timing_error least_gain bs bs_range micro_bs n_acc lr rule_name balanced_bs chosen n_epoch n_epoch_exact duration
-    table growth""".split()
+    table growth wd wd_now wd_factor set_up rate_held rate_failed valid_time""".split()
 
 def told(plan): return [*advice(plan),*details(plan)]
 
@@ -37,7 +37,7 @@ negative = r"\b(no|not|nothing|none|never|cannot|without|un(?:known|able))\b"
 def check_form(plan):
     "One headline, three cautions at most, each a short sentence"
     said,kinds = shown(plan),[o.kind for o in told(plan)]
-    assert kinds.count('do')==1 and kinds[0]=='do' and kinds.count('run')<=1 and kinds.count('how')<=2
+    assert kinds.count('do')==1 and kinds[0]=='do' and kinds.count('run')<=1 and kinds.count('how')<=3
     order = dict(do=0, how=1, run=2, why=3, caution=4, detail=5)
     assert [order[k] for k in kinds]==sorted(order[k] for k in kinds) and len(said.get('caution', []))<=3
     for text in texts(plan, 'caution'):
@@ -73,8 +73,10 @@ def check_numbers(plan):
     if plan.n_acc>1 and not stays: assert f'as {plan.n_acc} x {plan.micro_bs}' in do
     # All of it by one noise scale
     if known and plan.timed and not plan.chosen:
-        assert math.isclose(planned/plan.n_epoch*plan.n_epoch_exact/today, plan.time_ratio, rel_tol=1e-9)
-        assert stays or plan.time_ratio*(1+plan.least_gain)<=1+1e-9, "a gain below the timing's error is none"
+        secs,secs_now = planned/plan.n_epoch-plan.valid_time,today/plan.epochs_now-plan.valid_time # Of an epoch, without its validation
+        assert math.isclose(secs*plan.n_epoch_exact/(secs_now*plan.epochs_now), plan.time_ratio, rel_tol=1e-9)
+        took = planned/today if plan.in_whole_epochs and plan.bs!=now else plan.time_ratio
+        assert stays or took*(1+plan.least_gain)<=1+1e-9, "a gain below the timing's error is none"
 
 def check_consistent(plan):
     "Nothing that is said contradicts anything else"
@@ -90,24 +92,29 @@ def check_consistent(plan):
         assert not texts(plan, 'how', 'why') and (not run or run.startswith('plan = learn.bs_find('))
         return
     verb = 'fit_one_cycle' if plan.cool else 'fit'
-    rate,sure = texts(plan, 'how')[0],texts(plan, 'how')[1:]
+    rate,*more = texts(plan, 'how')
+    decay,sure = [o for o in more if o.startswith('Weight decay becomes')],[o for o in more if o.startswith('How sure')]
+    assert len(more)==len(decay+sure) and len(decay)==(plan.wd_factor!=1 and rate_text(plan.wd)!=rate_text(plan.wd_now))
+    if decay: assert decay==[f"Weight decay becomes {rate_text(plan.wd)} in place of {rate_text(plan.wd_now)}: it is set for you."] and acts
     assert re.fullmatch(rf"{re.escape('plan.apply(learn)' if acts else 'learn')}\.{verb}\(({plan.n_epoch}|n_epoch), (.+)\)", run)
     assert f'`{verb}`' in rate
     # One rate
     passed = run.split(', ', 1)[1].removesuffix(')')
     if plan.rate_given and not (plan.sums and not plan.adam): assert f'Keep passing {passed} to ' in rate and passed==rate_text(plan.base_lr)
     if not plan.rate_given: assert 'lr' in passed and 'Keep passing 0' not in rate
-    assert (f'is scaled to {rate_text(plan.lr)}' in rate)<=(not plan.adam)
+    assert (f'is scaled to {rate_text(plan.lr)}' in rate)<=(plan.rule_name!='no_scaling')
     assert not ('Keep' in rate and 'in place of' in rate)
     # How sure
     low,high = plan.bs_range
     assert len(sure)==(bool(plan.timed) and not plan.chosen and plan.bs==plan.fastest)
-    assert ('For a longer training' in everything)==(plan.bs!=plan.fastest and not plan.chosen)>=('in whole epochs' in do)
+    assert ('For a longer training' in everything)==(plan.bs==plan.bs_now!=plan.fastest and not plan.chosen)>=('in whole epochs' in do)
     if sure and sure[0][10].isdigit(): assert low<=plan.bs<=(high or inf) and sure[0]==f"How sure: {low} {'or more' if high is None else f'to {high}'}."
     assert plan.is_bound==(plan.noise_scale==inf or plan.noise_scale==plan.ci[0]>0)
-    if plan.is_bound and plan.noise_known>0 and plan.ci[1]>=1:
+    bounded = plan.cool is not None and 2*plan.noise_known<plan.cool.noise_scale and plan.ci[1]>=1
+    assert (f"bounds it to {num(plan.noise_known)}, and today's" in ' '.join(texts(plan, 'why')))==bounded
+    if plan.is_bound and plan.noise_known>0 and plan.ci[1]>=1 and not bounded:
         assert f"between {num(plan.ci[0])} and {num(plan.ci[1])}" in everything or 'at least' in everything
-    if plan.is_bound and math.isinf(plan.ci[1]) and plan.noise_known>0:
+    if plan.is_bound and math.isinf(plan.ci[1]) and plan.noise_known>0 and not bounded:
         assert 'at least' in everything and f'at least {num(plan.ci[0])} ' in ' '.join(texts(plan, 'why'))
     # Accumulation, smaller and larger
     if plan.n_acc>1 and acts: assert not re.search('Accumulation is left out|would need accumulation', everything)
@@ -158,6 +165,9 @@ def random_plan(seed):
         failed=r.choice([(),(),((2*largest,'ValueError: no'),(4*largest,'KeyError: 3'))]), max_bs=r.choice([None,None,largest]), n_enough=r.choice([None,
             500]), **along)
     if r.random()<0.5: plan = replace(plan, df=rises(f(1, 1e5), g_sq=lambda o: o.g_sq.where(o.pct<r.choice([0.9,1.]), -1.)))
+    more = random.Random(f'more of {seed}') # The numbers above stay what they were
+    plan = replace(plan, valid_time=more.choice([0.,0.,0.5,20.]), wd_now=more.choice([None,0.01,[0.01,0.1]]), set_up=more.random()<0.1)
+    if plan.moved and plan.bs>now: plan = replace(plan, **more.choice([{},dict(rate_held=plan.bs),dict(rate_failed=plan.bs)]))
     if r.random()<0.25:
         try: return plan.at(r.choice([now,micro*ranks,4*now]))
         except ValueError: pass # The epoch does not hold it, or it is not made of what ran

@@ -214,24 +214,6 @@ def test_the_finder_s_page():
     over = [int(o) for o in re.findall(r'\d+: \+(\d+)% / ', (folder/'prediction.md').read_text())]
     assert f'within {max(over)}% of the fastest' in text
 
-def test_what_a_rate_that_stays_costs():
-    kept,most,of_three,fourth,square = figures('pays', (r'(?s)it costs\s+(\S+%) of the validation loss at a plan of another size, (\S+%) at most'
-        r'.*: kept (\S+%), with the fourth root\s+(\S+%), with the square root\s+(\S+%)'))
-    for nb in ('index','02_scaling','16b_plan_numbers','38_faq'):
-        assert re.search(f'cost {kept} of the validation loss .{{,30}}, {most} at most', md(f'nbs/{nb}.ipynb')), nb
-    told,went,n,larger,larger_most = figures('pays', (r'\(mean of (\d+) of (\d+); not tried on [^;,]* for [^;,]*, .*\); at the (\d+) larger sizes (\S+%), '
-        r'(\S+%) at most'))
-    stays,higher,lower = figures('pays', r'(?s)best in (\d+),\s+a higher one in (\d+), a lower one in (\d+)\.')
-    first,cycles = md('nbs/index.ipynb'),(folder/'rossmann_cycles.md').read_text()
-    assert f'({told} of {went} trainings; in the other one it was not tried)' in first and int(went)==int(told)+1
-    assert f'At all {n} larger sizes that end near the best loss it cost {larger}, {larger_most} at most.' in first
-    assert (f'At the {n} larger sizes that end near the best loss the rate of 64 was the best of those tried in {stays}, a higher one in {higher} and a lower '
-            f'one in {lower}.') in md('nbs/34_learning_rate.ipynb')
-    same,own = (f'{float(o):.2f}' for o in re.findall(r'^\| 512 \| \S+ ± \S+ \| (\S+) ±', cycles, flags=re.M)[:2])
-    for o in (f'and {larger}, {larger_most} at most, at all larger ones near the best',f'512 ended at {same} of the validation loss of 64 at the same rate, '
-              f'at {own} with each at its best'): assert o in md('nbs/38_faq.ipynb'), o
-    assert f'can be compared {of_three}, the fourth root {fourth} and the square root {square}' in md('nbs/02_scaling.ipynb')
-
 @pytest.mark.parametrize('nm', ['pays','prediction'])
 def test_a_picture_of_the_guides_is_the_page_s(nm): assert (root/f'nbs/images/{nm}.png').read_bytes()==(folder/f'{nm}.png').read_bytes()
 

@@ -565,14 +565,17 @@ def test_what_the_learner_has_on_is_set_aside(cbs, bs_now, base_bs):
     class Look(Callback):
         order = 98
         def before_fit(self): fits.append(([cb.name for cb in self.learn.cbs],[],[]))
-        def before_batch(self): fits[-1][1].append(len(self.x))
+        def before_batch(self):
+            if self.training: fits[-1][1].append(len(self.x))
         def after_step(self): fits[-1][2].append(len(self.x))
     fits = []
     learn = learner(cbs=[*cbs,Look()])
     was = picture(learn)
     plan = whole(find(learn))
     assert changes(was, picture(learn))==[] and (plan.bs_now,plan.base_bs)==(bs_now,base_bs) and len(fits)>2
-    for names,batches,steps in fits[1:]:
+    timed = [fit for fit in fits if 'step_timer' in fit[0]]
+    assert len(timed)>=2
+    for names,batches,steps in timed:
         assert not {'grad_accum','noise_scale','scaled_lr','gradient_accumulation'}&set(names) and batches==steps and batches[0] in sizes(plan)
     times = {m: (t,opt) for m,t,opt in plan.timed}
     now = plan.table[plan.table.bs==bs_now].iloc[0]
@@ -646,8 +649,8 @@ def test_weights_do_not_move_while_steps_are_timed():
     "At a learning rate of 0"
     seen = []
     class Look(Callback):
-        def before_fit(self): seen.append([])
-        def after_step(self): seen[-1].append((flat(self.learn).clone(),self.opt.hypers[-1]['lr']))
+        def before_fit(self): seen.append(([cb.name for cb in self.learn.cbs],[]))
+        def after_step(self): seen[-1][1].append((flat(self.learn).clone(),self.opt.hypers[-1]['lr']))
     find(learner(cbs=Look(), opt_func=Adam))
-    mock,*timing = seen
+    mock,timing = seen[0][1],[steps for names,steps in seen if 'step_timer' in names]
     assert len(timing)>2 and all(lr==0 and torch.equal(w, timing[0][0][0]) for run in timing for w,lr in run) and mock[0][1]==0.01/25

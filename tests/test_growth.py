@@ -135,18 +135,18 @@ def test_progress_counts_items():
     "A stretch that is trained with a larger batch is a larger part of the items"
     g = Growth((0.5,0.5), (64.,6400.), 64, (64,640), (1.,1.5), epochs_now=1e4)
     assert g.sizes==(64,640) or g.sizes==(640,640)
-    g = Growth((0.5,0.5), (4.,6400.), 64, (64,640), (1.,2.), epochs_now=1e4)
+    g = Growth((0.5,0.5), (4.,6400.), 64, (64,640), (1.,2.), epochs_now=1e5)
     items = np.array([0.5,0.5*(6400+640)/(6400+64)])
     assert g.sizes==(64,640) and g.ends[0]==pytest.approx(items[0]/items.sum()) and g.size.ends[0]==pytest.approx(g.ends[0], abs=1e-4)
-    assert g.epochs_with(g.size)/1e4==pytest.approx(items.sum(), rel=1e-4) and abs(g.n_epoch-1e4*items.sum())<2
+    assert g.epochs_with(g.size)/1e5==pytest.approx(items.sum(), rel=1e-4) and abs(g.n_epoch-1e5*items.sum())<4 # Rounded up twice
 
 def test_changes_come_where_an_epoch_begins():
-    "The nearest; of a single epoch none"
+    "The nearest; of a single epoch none. In 4 epochs the change would come at 25%, and 4.2 would be needed, so it is 5"
     kwargs = dict(share=(0.3,0.7), noise=(1.,6400.), bs_now=64, candidates=(64,128), step_times=(1.,1.05))
     g = Growth(**kwargs, epochs_now=4)
-    assert g.n_epoch==4 and g.size==SizeAlong((0.25,1.), (64,128)) and g.seconds>g.least_seconds
-    assert Growth(**kwargs, epochs_now=1).size==SizeAlong((1.,), (128,))
-    assert Growth(**kwargs, epochs_now=1).saves==0
+    assert g.epochs_with(SizeAlong((0.25,1.), (64,128)))>4.1 and g.n_epoch==5 and g.size==SizeAlong((0.2,1.), (64,128)) and g.seconds>g.least_seconds
+    assert Growth(**kwargs, epochs_now=0.7).size==SizeAlong((1.,), (128,))
+    assert Growth(**kwargs, epochs_now=0.7).saves==0
 
 # Of a plan
 
@@ -236,7 +236,7 @@ def test_a_fit_with_it(adam):
     assert learn.seen.items=={e: {(min(256, g.size(e/g.n_epoch)), max(1, g.size(e/g.n_epoch)//256))} for e in range(g.n_epoch)}
     assert len(g.size.sizes)>1 and learn.dls.train.bs==64
 
-def texts(p, kind, f): return [o.text for o in f(p) if o.kind==kind and 'grow' in o.text]
+def texts(p, kind, f): return [o.text for o in f(p) if o.kind==kind and ('grows along' in o.text or 'grow along' in o.text)]
 
 @pytest.mark.parametrize('by,spread,says', [(1000., 0.01, True), (1000., 0.2, False), (3., 0.01, False)], ids=['much','noisy clock','little'])
 def test_what_is_said(by, spread, says):

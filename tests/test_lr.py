@@ -471,8 +471,8 @@ def test_bs_find_sets_it_aside(n_acc, short):
     assert (plan.base_bs,plan.bs_now,plan.micro_now,plan.base_lr)==(64,bs,4,0.01) and f'bs_now={bs}' in ' '.join(plan.details().split())
     assert len(learn.cbs)==len(cbs) and all(a is b for a,b in zip(learn.cbs, cbs)) and learn.scaled_lr is cb and cb.learn is learn
     assert torch.equal(before, flat(learn)) and hypers(learn)==hps and (cb.base_bs,cb.bs)==(64,bs)
-    # Its mock one-cycle went up to the rate that this batch is trained with; steps are timed at 0
-    assert len(rates)>=3*150 and max(rates)==pytest.approx(0.01*bs/64, rel=1e-4) and 0. in rates
+    # Its mock one-cycle went up to the rate that this batch is trained with; steps are timed at 0, and higher rates may be tried after them
+    assert len(rates)>=3*150 and max(rates[:3*150])==pytest.approx(0.01*bs/64, rel=1e-4) and 0. in rates
     learn.opt.seen.clear()
     learn.fit(1, 0.01)
     close(of('lr', learn.opt.seen), np.full((80//(n_acc or 1),3), 0.01*bs/64))

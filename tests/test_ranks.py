@@ -32,6 +32,7 @@ from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import linear_scaling, sqrt_scaling
 from fastai_bs.schedule import BatchSchedule
+from fastai_bs.short_cycle import loss_after, rate_holds
 from fastai_bs.timing import StepTimer, StepTimes
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, ScaledLoss, set_seed, token_task
 from oracle import item_grads, noise_scale, window_rows, z_score
@@ -522,7 +523,7 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, t
             res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=plan.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=plan.n_windows,
                 bs_now=plan.bs_now,
                        micro_now=plan.micro_now, n_train=plan.n_train, n_passes=plan.n_passes, n_seen=plan.n_seen, max_bs=plan.max_bs, base_lr=plan.base_lr,
-                       loss_rose=plan.loss_rose)
+                       loss_rose=plan.loss_rose, valid_time=plan.valid_time, rate_held=plan.rate_held, rate_failed=plan.rate_failed)
         changed = changes(before, everything(learn))
         kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
         if after: fit(learn, after, 0.05)
@@ -581,6 +582,19 @@ def too_high_on_ranks(rank, lr):
 
 @pytest.mark.parametrize('lr,res', [(2.,True), (1e-6,False)])
 def test_a_rate_that_is_too_high_is_told_on_all_ranks(lr, res): assert on_ranks(too_high_on_ranks, 2, lr)==[res,res]
+
+def rate_tried(rank):
+    "What each rank knows of the rates that are tried, and what that changes"
+    learn = find_learner(cbs=[accum3()], opt='adam')
+    with learn.distrib_ctx(cpu=True, sync_bn=False):
+        before = everything(learn)
+        res = [loss_after(learn, 4, 2, lr, 5) for lr in (1e-3,1e-2)],rate_holds(learn, 4, 2, 1e-3, 10., 5)
+        return res,changes(before, everything(learn))
+
+def test_ranks_agree_on_the_rate():
+    "Their mean losses are of other items, and decide together"
+    (a,changed),(b,changed_too) = on_ranks(rate_tried, 2)
+    assert a==b and a[0][0]!=a[0][1] and changed==changed_too==[]
 
 def test_figure_on_rank_0_only():
     for world in (2,3): assert [left['figures'] for _,left in all_found(world)['accum']][1:]==[0]*(world-1)

@@ -308,6 +308,60 @@ def test_a_refused_plan_leaves_the_note():
     make().undo(learn)
     assert learn.dls is dls
 
+# Weight decay
+
+def decays(learn): return [h['wd'] for h in learn.opt.hypers]
+
+def decaying(**kwargs): return make(adam=True, moved=True, **{**dict(wd_now=0.01), **kwargs})
+
+@pytest.mark.parametrize('wd', [None,0.01])
+@pytest.mark.parametrize('trained', [False,True])
+@pytest.mark.parametrize('n', [1,2])
+def test_weight_decay_is_set_and_put_back(wd, trained, n):
+    "Also where the optimizer exists already, and after two plans: the next fit trains with the old one"
+    learn,plan = learner(opt_func=partial(Adam, wd=0.01)),decaying()
+    learn.wd = wd
+    if trained: learn.fit(1, 0.01)
+    for o in (plan,plan.at(16))[:n]:
+        o.apply(learn)
+        assert o.wd_factor!=1 and learn.wd==o.wd
+        learn.fit(1, 0.01)
+        assert decays(learn)==[o.wd]
+    plan.undo(learn)
+    assert learn.wd==wd
+    learn.fit(1, 0.01)
+    assert decays(learn)==[0.01]
+
+def test_a_plan_that_leaves_weight_decay_takes_back_that_of_another():
+    learn,plan = learner(opt_func=partial(Adam, wd=0.01)),decaying()
+    plan.apply(learn).fit(1, 0.01)
+    plan.at(8).apply(learn).fit(1, 0.01)
+    assert learn.wd is None and decays(learn)==[0.01]
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        plan.undo(learn)
+    assert learn.wd is None
+
+def test_a_plan_made_after_another_goes_by_what_was_set():
+    "Its decay is that of the first as it stands, scaled or not; undo goes back to before both"
+    learn,plan = learner(opt_func=partial(Adam, wd=0.01)),decaying()
+    plan.apply(learn).fit(1, 0.01)
+    for bs in (32,16):
+        second = decaying(wd_now=plan.wd, bs_now=32, base_bs=8, micro_now=32, set_up=True).at(bs)
+        second.apply(learn).fit(1, 0.01)
+        assert learn.wd==second.wd and decays(learn)==[second.wd] and (second.wd==plan.wd)==(bs==32)
+    plan.undo(learn).fit(1, 0.01)
+    assert learn.wd is None and decays(learn)==[0.01]
+
+def test_weight_decay_that_was_changed_since_is_left():
+    learn = decaying().apply(learner(opt_func=Adam))
+    learn.wd = 0.3
+    with pytest.warns(UserWarning, match=left.format('`learn.wd`')): make().undo(learn)
+    assert learn.wd==0.3
+    learn = make(adam=True).apply(learner(opt_func=Adam)) # It says nothing of it
+    learn.wd = 0.3
+    assert make().undo(learn).wd==0.3
+
 # Files and copies
 
 @pytest.mark.filterwarnings('ignore')

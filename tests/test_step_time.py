@@ -134,11 +134,12 @@ def test_mended_step_times_by_trying_all():
     best = [o.flat[far.argmin()] for o in (a,b,c)]
     assert np.log(monotone_step_times([1,2,6], np.exp(x)))==pytest.approx(best, abs=0.03)
 
-@pytest.mark.parametrize('n,res', [(1e-3,1), (1.,1), (1.414,1), (1.415,2), (1.9999999999999,2), (2.449,2), (2.45,3), (100.4,100), (100.6,101)])
+@pytest.mark.parametrize('n,res', [(1e-3,1), (1.,1), (1.0999,1), (1.1001,2), (1.9999999999999,2), (2.0999,2), (2.1001,3),
+    (100.0999,100), (100.1001,101)])
 def test_whole_epochs(n, res):
-    "Up from the root of 1*2, of 2*3: the length of the training changes by the smaller factor"
+    "No more than a tenth of an epoch is missing, and no epoch is made that is not needed for that"
     assert whole_epochs(n)==res and type(whole_epochs(n)) is int
-    if n>=1: assert abs(math.log(res/n))<=min(abs(math.log(o/n)) for o in (max(1, res-1),res+1))
+    assert res>=n-0.1 and (res==1 or res-1<n-0.1)
 
 @pytest.mark.parametrize('rounds,res', [([[1.,1.,1.],[2.,2.]], 0.), ([[1.,math.e]], 1.), ([[9.,math.e,1.],[5.,5.]], 0.5),
     ([[9.,math.e,1.],[5.,5.],[3.,3.]], 0.), ([[1.,math.e],[7.]], 1.),
