@@ -12,7 +12,7 @@ from fastai_bs import finder
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.lr import ScaledLR
 from fastai_bs.scaling import linear_scaling
-from fastai_bs.short_cycle import ShortCycle, loss_after, rate_holds
+from fastai_bs.short_cycle import BriefCycle, loss_after, rate_holds
 from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, set_seed
 from situations import secs
 
@@ -99,12 +99,12 @@ def test_with_fixed_weights_no_rate_is_tried(opt_func, rule, known, asked):
 @pytest.mark.parametrize('cbs,dls', [(own['nothing'],None),(own['its own'],None),(own['nothing'],without_valid)], ids=['plain','its own','no validation'])
 def test_nobody_can_tell_that_a_rate_was_tried(cbs, dls, error, known, monkeypatch):
     "Also where it was cut off: the training after it is the same to the bit"
-    was_after_loss,n = ShortCycle.after_loss,[]
+    was_after_loss,n = BriefCycle.after_loss,[]
     def _after_loss(self):
         n.append(1)
         if error and len(n)==5: raise error('the one')
         was_after_loss(self)
-    monkeypatch.setattr(ShortCycle, 'after_loss', _after_loss)
+    monkeypatch.setattr(BriefCycle, 'after_loss', _after_loss)
     def _training(tries):
         set_seed(0)
         learn = learner(cbs(), dls and dls())
