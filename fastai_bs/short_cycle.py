@@ -80,7 +80,7 @@ def rate_holds(
     factor:float, # On it
     n_steps:int, # Optimizer steps
 )->bool:
-    "Does a short cycle at `factor` times the rate end no worse than one at the rate? Where it does, another order of the items has a say too"
+    "Does a short cycle at `factor` times the rate end no worse than one at the rate? Where it does not, another order of the items has a say too"
     sums = [0.,0.]
     for seed in (None,1):
         for i,f in enumerate((factor,1.)): sums[i] += loss_after(learn, micro_bs, n_acc, times(lr, f), n_steps, seed)
