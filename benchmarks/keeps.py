@@ -63,7 +63,9 @@ def _pictures(path):
                 picture = np.array(Image.open(io.BytesIO(tar.extractfile(m).read())).convert('RGB'))
                 found['train' if part=='train' else 'test'].append((label,picture))
     labels = sorted({o for o,_ in found['train']})
-    return [(torch.tensor(np.stack([o for _,o in v])),torch.tensor([labels.index(o) for o,_ in v])) for v in found.values()]
+    order = np.random.default_rng(0).permutation # In the file they come class by class
+    found = [[v[i] for i in order(len(v))] for v in found.values()]
+    return [(torch.tensor(np.stack([o for _,o in v])),torch.tensor([labels.index(o) for o,_ in v])) for v in found]
 
 def cifar_net():
     def _block(ni, nf): return [nn.Conv2d(ni, nf, 3, 2, 1, bias=False), nn.BatchNorm2d(nf), nn.ReLU()]
@@ -149,7 +151,7 @@ def pair(table, name, task, epochs, kind, seed):
     today = dict(part='today', **key, bs=bs_of(name), n_epoch=epochs, **fitted(task, learner(name, task, seed), epochs, lr))
     planned = plan.apply(learner(name, task, seed))
     factor = plan.rule(plan.bs/plan.base_bs)
-    table.add_all([today, dict(part='plan', **key, bs=plan.bs, n_epoch=plan.n_epoch, factor=factor, wd=plan.wd_factor, failed=plan.rate_failed,
+    table.add_all([today, dict(part='plan', **key, bs=plan.bs, n_epoch=plan.n_epoch, factor=factor, wd=plan.wd_factor, failed=plan.rate_failed, low=plan.rate_low,
         noise_scale=plan.noise_scale, predicted=plan.duration[0]/plan.duration[1], find=find, lr_find=lr_find, **fitted(task, planned, plan.n_epoch, lr))])
 
 # The report

@@ -31,7 +31,7 @@ from .lr import ScaledLR, rates, times
 from .trial import mock_training
 from .timing import StepTimes, micro_batch_sizes, time_steps, valid_time
 from .cycle import MockAccum, cycle_of, for_training, readings
-from .short_cycle import rate_holds
+from .short_cycle import factor_that_holds
 from .plan import BatchPlan
 from .asked import Asked, check_asked
 
@@ -268,26 +268,30 @@ def _with_times(learn, plan, max_bs):
         beyond,sizes = first(o for o in sizes if o>max_bs),[o for o in sizes if o<=max_bs]
 
     with mock_training(learn):
-        validation = torch.tensor(valid_time(learn), dtype=torch.float64)
-        if plan.n_ranks>1: validation = over_ranks(validation, 'max') # The same on all
+        validation = valid_time(learn)
         times = time_steps(learn, sizes, plan.micro_now, plan.noise_known/plan.n_ranks)
+        each = torch.tensor([validation,times.start or 0.], dtype=torch.float64)
+        validation,start = (over_ranks(each, 'max') if plan.n_ranks>1 else each).tolist() # The same on all
     return replace(plan, times=times.fastest(), spread=times.spread(), too_large=times.too_large or beyond, failed=tuple(times.errors.items()), max_bs=max_bs,
-                   valid_time=validation.item())
+                   valid_time=validation, epoch_start=start)
 
 least_steps,most_steps = 20,80 # Of a short cycle
-cycle_cost = 80 # Of today's optimizer steps, whose time a short cycle may take
+cycle_cost = 65 # Of today's optimizer steps, whose time a short cycle may take
 
 def _with_rate(learn, plan):
     "`plan`, its rate tried where that is higher than today's: a size at which it does not hold is out, and so are all above it"
     scaled = callback_of(learn, ScaledLR)
     factor_now = scaled.factor_at(plan.bs_now) if scaled else 1.
+    def _factor(plan): return plan.rule(plan.bs/plan.base_bs)/factor_now
     while plan.moved and plan.timed and plan.bs>plan.bs_now:
-        factor = plan.rule(plan.bs/plan.base_bs)/factor_now
-        if factor<=1: break
+        low = replace(plan, rate_low=True)
+        factors = [o for o in sorted({_factor(plan),_factor(low)}) if o>1]
+        if not factors: break
         n_steps = cycle_cost*plan.now_step_time/plan.step_time_at(plan.bs)
         n_steps = round(min(max(n_steps, least_steps), most_steps, max(1, plan.n_epoch_exact*plan.n_train/plan.bs)))
         micro_bs = None if plan.micro_bs==plan.micro_now else plan.micro_bs # A loader may know no other size
-        if rate_holds(learn, micro_bs, plan.n_acc, times(plan.base_lr, factor_now), factor, n_steps): return replace(plan, rate_held=plan.bs)
+        factor = factor_that_holds(learn, micro_bs, plan.n_acc, times(plan.base_lr, factor_now), factors, n_steps)
+        if factor: return replace(low if factor>factors[0] else plan, rate_held=plan.bs)
         plan = replace(plan, rate_failed=plan.bs)
     return plan
 

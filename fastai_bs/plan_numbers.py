@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from fastcore.basics import first, patch
 from .checks import check_whole
-from .scaling import adascale_gain, capped_sqrt_scaling, decay_factor, linear_scaling, no_scaling, sqrt_gain, sqrt_scaling, surge_scaling
+from .scaling import adascale_gain, capped_sqrt_scaling, decay_factor, linear_scaling, no_scaling, adam_gain, sqrt_scaling, surge_scaling
 from .step_time import (Duration, balanced_bs, best_split, candidates, check_reachable, epochs_needed, examples_needed, fit_step_time,
                                  monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
 from .lr import rates, times
@@ -64,8 +64,10 @@ class BatchPlan:
     seed:int = None # That the mock training was asked to draw its random numbers with
     took:float = math.nan # Seconds of the whole of `bs_find`
     valid_time:float = 0. # Seconds of a validation, of which each epoch has one
+    epoch_start:float = 0. # Seconds until an epoch has its first batch
     rate_held:int = None # Batch size in items at which the rate that goes with it was tried, and trained as well as today's; `None`: at none
     rate_failed:int = None # The smallest one at which it did not; `None`: at none
+    rate_low:bool = False # Is `base_lr` so low that with Adam the rate has to grow as for SGD?
     wd_now:object = None # The weight decay today, as `fit` takes it; `None`: there is none, or nothing is known of how it scales
     set_up:bool = False # Was the learner set up by a plan before?
 
@@ -149,12 +151,12 @@ def least_gain(self:BatchPlan)->float: # Part of the time
 def rule_at(self:BatchPlan,
     bs:int, # Batch size, in items
 ): # Function from k to the factor on the learning rate
-    "For SGD `adascale_gain` at this noise scale, for Adam and its kin `sqrt_gain`; `no_scaling` where a higher rate was not tried"
+    "`adascale_gain` at this noise scale for SGD and for a low rate, else for Adam and its kin `adam_gain`; `no_scaling` where a higher rate was not tried"
     noise = self.noise_known
     if bs>self.bs_now and (bs>=(self.rate_failed or math.inf) or bs>(self.rate_held or math.inf)): return no_scaling
     if self.adam and (math.isnan(noise) or not self.moved or bs<self.bs_now): return no_scaling
     if math.isnan(noise): return linear_scaling
-    return partial(sqrt_gain if self.adam else adascale_gain, noise_scale=float(f'{noise:.3g}'), base_bs=self.base_bs)
+    return partial(adam_gain if self.adam and not self.rate_low else adascale_gain, noise_scale=float(f'{noise:.3g}'), base_bs=self.base_bs)
 
 @patch(as_prop=True)
 def rule(self:BatchPlan): # Function from k to the factor on the learning rate
@@ -172,7 +174,7 @@ def lr(self:BatchPlan): # As `base_lr`
     return times(self.base_lr, self.rule(self.bs/self.base_bs))
 
 # %% ../nbs/16b_plan_numbers.ipynb #fe716c23
-_rules = linear_scaling,adascale_gain,sqrt_scaling,sqrt_gain,capped_sqrt_scaling,surge_scaling
+_rules = linear_scaling,adascale_gain,sqrt_scaling,adam_gain,capped_sqrt_scaling,surge_scaling
 
 @patch(as_prop=True)
 def _ran(self:BatchPlan): return [micro_bs for micro_bs,*_ in self.timed] or [self.micro_now]
@@ -302,13 +304,18 @@ def step_time_at(self:BatchPlan,
     "Of an optimizer step"
     return float(self._row(bs).step_time)
 
+@patch(as_prop=True)
+def beside_steps(self:BatchPlan)->float: # Seconds
+    "Of an epoch beside its steps: its start, and its validation"
+    return self.epoch_start+self.valid_time
+
 @patch
 def fit_time(self:BatchPlan,
     n_epoch:float, # Epochs
     bs:int, # A batch size of `table`, in items
 )->float: # Seconds; NaN where no step times are known
     "Of so many epochs, with a validation after each"
-    return self.seconds_of(n_epoch, bs)+n_epoch*self.valid_time
+    return self.seconds_of(n_epoch, bs) + n_epoch*self.beside_steps
 
 @patch(as_prop=True)
 def fastest_in_whole_epochs(self:BatchPlan)->int: # Items
@@ -329,7 +336,7 @@ def epoch_time(self:BatchPlan)->float: # Seconds; NaN where no step times are kn
 @patch(as_prop=True)
 def duration_now(self:BatchPlan)->float: # Seconds; NaN where they are not known
     "Of `epochs_now` epochs as it is today, with a validation after each"
-    return self.epochs_now*(self.epoch_time+self.valid_time)
+    return self.epochs_now*(self.epoch_time+self.beside_steps)
 
 @patch(as_prop=True)
 def n_epoch_exact(self:BatchPlan)->float: # Epochs

@@ -23,7 +23,8 @@ from .distributed import any_rank, ddp_model, from_ranks, over_ranks, trains_tog
 from .loaders import with_micro_bs
 from .loop import fastai_on_ranks
 from .accumulate import GradAccum
-from .trial import TrialSearch
+from .lr import ScaledLR
+from .trial import QuietAccum, TrialSearch, own_settings
 
 # %% ../nbs/15a_timing.ipynb #7a0d2dd6
 def _synchronize(device):
@@ -47,14 +48,18 @@ class StepTimer(Callback):
     def before_fit(self):
         self.times = [] # Of each step: seconds of all of it, and of what is done once per optimizer step
         self.n_seen = 0
+        self.starts = [] # Of each epoch: seconds until its first batch was there
         self._begin = time.perf_counter()
         self._end = None # Of the step before
         self._first = None # On several ranks: seconds of the window's first micro-batch
 
-    def before_train(self): self._end = None # What lies between two epochs does not count
+    def before_train(self):
+        self._end = None # What lies between two epochs does not count
+        self._epoch_begin = time.perf_counter()
 
     def before_batch(self):
         self._begun_step = None
+        if self.iter==0: self.starts.append(time.perf_counter()-self._epoch_begin)
         if find_bs(self.yb)!=self.micro_bs: raise CancelBatchException # The last of an epoch can be too small for the model
 
     def before_step(self): self._begun_step = self._now()
@@ -135,6 +140,7 @@ class StepTimes:
         self.rounds = {} # By size: `StepTimer.median` of each round
         self.seen = set() # Sizes that were tried
         self.n_micro = {} # By size: micro-batches so far
+        self.start = None # Seconds until an epoch of today's loader has its first batch
         self.too_large = None # Smallest size for which memory did not suffice
         self.errors = {} # By size: why else it could not be timed
 
@@ -240,7 +246,8 @@ def time_size(self:StepTimes,
     learn,timer,failed = self.learn,StepTimer(micro_bs, n_steps),False
     try:
         learn.dls.loaders[0] = self.dl if micro_bs==self.micro_bs else with_micro_bs(self.dl, micro_bs)
-        learn.fit(10_000, 0., cbs=[timer,GradAccum(2)] if self.on_ranks else timer)
+        cbs = [GradAccum(2)] if self.on_ranks else [] if micro_bs==self.micro_bs else [QuietAccum(1, **own_settings(learn)),ScaledLR(micro_bs)]
+        learn.fit(10_000, 0., cbs=[timer,*cbs]) # With what a plan for another size adds
     except Exception as e: # A loader or a model that knows no other size than today's, or the memory
         if micro_bs==self.micro_bs or self.on_ranks: raise
         failed = True
@@ -254,6 +261,7 @@ def time_size(self:StepTimes,
         slowest = over_ranks(torch.tensor(timer.median, dtype=torch.float64), 'max').tolist() if self.on_ranks else timer.median
         self.rounds.setdefault(micro_bs, []).append(slowest)
         self.n_micro[micro_bs] = self.n_micro.get(micro_bs, 0)+timer.n_seen
+        if micro_bs==self.micro_bs: self.start = min([*timer.starts, *([] if self.start is None else [self.start])])
 
 def time_steps(
     learn:Learner, # In a mock training: its training loader is replaced
@@ -277,25 +285,29 @@ def time_steps(
 
 # %% ../nbs/15a_timing.ipynb #40094e97
 class ValidTimer(Callback):
-    "Times batches of a validation, and ends it when it has enough of them"
+    "Times the first batches of a validation, and ends it after them"
     order = 1000 # After all others, so that their share is in the time that it takes
-    most = 4 # Batches
+    most = 3 # Batches
 
-    def before_validate(self): self.at = [time.perf_counter()]
+    def before_validate(self): self.at = []
     def after_batch(self):
         if self.training: return
         _synchronize(self.learn.loss.device)
         self.at.append(time.perf_counter())
-        if len(self.at)>self.most: raise CancelValidException
+        if len(self.at)>=self.most: raise CancelValidException
 
 def valid_time(
     learn:Learner, # In a mock training
 )->float: # Seconds; 0 where there is none, or where it cannot be told
-    "Of a validation: the median time of a few batches, for each"
-    timer = ValidTimer()
+    "Of a validation, with all that begins and ends one"
+    timer,firsts,others = ValidTimer(),[],[]
     try:
         n = len(learn.dls.valid)
         if not n: return 0.
-        with learn.no_bar(), fastai_on_ranks(): learn.validate(cbs=timer)
+        for _ in range(2):
+            begin = time.perf_counter()
+            with learn.no_bar(), fastai_on_ranks(): learn.validate(cbs=timer)
+            firsts.append(time.perf_counter()-begin-(timer.at[-1]-timer.at[0]))
+            others.extend(np.diff(timer.at))
     except Exception: return 0. # No validation set, one without a length, or one that fails, of which the fit will tell
-    return float(np.median(np.diff(timer.at))*n) if len(timer.at)>1 else 0.
+    return float(min(firsts) + (n-1)*(min(others) if others else 0.))

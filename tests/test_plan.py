@@ -300,7 +300,7 @@ def test_the_rate_to_go_on_with(kwargs, base, lr, root_lr):
     assert rate(sgd)==f"Keep passing {base} to `fit_one_cycle`: it is scaled to {lr} for you." and told(sgd,
         'run')==f"plan.apply(learn).fit_one_cycle(160, {base})"
     assert rate(adam)==f"Keep passing {base} to `fit_one_cycle`: it is scaled to {root_lr} for you." and told(adam, 'run')==told(sgd, 'run')
-    for plan,grown,rule in ((sgd,lr,'adascale_gain'),(adam,root_lr,'sqrt_gain')):
+    for plan,grown,rule in ((sgd,lr,'adascale_gain'),(adam,root_lr,'adam_gain')):
         assert f"The rate that is really used grows to {grown}, by {rule}." in told(plan, 'detail')
 
 def test_the_rate_of_a_scaled_learner():
@@ -557,7 +557,7 @@ def test_table(kwargs):
     plan = make(**kwargs)
     df,noise,now,base,n = plan.table,plan.noise_known,plan.bs_now,plan.base_bs,len(plan.table)
     assert list(df.columns)==['bs','micro_bs','n_acc','lr','steps','examples','step_time','measured','time','linear_scaling','adascale_gain',
-        'sqrt_scaling','sqrt_gain','capped_sqrt_scaling','surge_scaling']
+        'sqrt_scaling','adam_gain','capped_sqrt_scaling','surge_scaling']
     assert df.bs.tolist()==candidates(plan.times, plan.micro_now, now, noise, plan.n_train) and now in df.bs.values
     ways = [way(bs, plan) for bs in df.bs]
     same = lambda col, v: np.testing.assert_allclose(df[col].astype(float), np.array(v, dtype=float), rtol=1e-12, err_msg=col)
@@ -569,13 +569,13 @@ def test_table(kwargs):
     same('linear_scaling', lr*df.bs/base)
     same('sqrt_scaling', lr*(df.bs/base)**0.5)
     if math.isnan(noise):
-        assert df[['steps','examples','time','adascale_gain','sqrt_gain','capped_sqrt_scaling','surge_scaling']].isna().all().all()
+        assert df[['steps','examples','time','adascale_gain','adam_gain','capped_sqrt_scaling','surge_scaling']].isna().all().all()
         return same('lr', df.linear_scaling) # All of these are for SGD
     same('steps', 1+noise/df.bs)
     same('examples', 1+df.bs/noise if noise else [inf]*n)
     secs_now = (1+noise/now)*way(now, plan)[0]
     same('time', [(1+noise/bs)*o[0]/secs_now for bs,o in zip(df.bs, ways)])
-    for nm,f in (('adascale_gain',gain),('sqrt_gain',root),('capped_sqrt_scaling',capped),('surge_scaling',surge)):
+    for nm,f in (('adascale_gain',gain),('adam_gain',root),('capped_sqrt_scaling',capped),('surge_scaling',surge)):
         same(nm, [lr*f(bs, noise, base) for bs in df.bs])
     shown = float(f'{noise:.3g}') # The rule has three digits of the noise scale
     f = root if plan.adam and plan.moved else gain

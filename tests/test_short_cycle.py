@@ -86,7 +86,7 @@ def test_sizes_at_which_the_rate_fails_are_out(known, asked):
 def test_a_smaller_size_at_which_it_holds(known, asked):
     sizes = asked(lambda n: n==2)
     plan = find(learner(), n_epoch=20)
-    assert len(sizes)==2 and (plan.rate_failed,plan.rate_held)==tuple(sizes) and plan.bs==sizes[1] and plan.rule_name=='sqrt_gain'
+    assert len(sizes)==2 and (plan.rate_failed,plan.rate_held)==tuple(sizes) and plan.bs==sizes[1] and plan.rule_name=='adam_gain'
     assert plan.lr==pytest.approx(1e-3*((200/4+1)/(200/plan.bs+1))**0.5) # The root of AdaScale's gain
 
 @pytest.mark.parametrize('opt_func,rule', [(Adam,'no_scaling'),(momentum_sgd,'adascale_gain')])
