@@ -14,7 +14,7 @@ from . import max_bs  # noqa: F401 The import adds `Learner.max_bs_find`
 from .noise import NoiseScale
 from .plots import plot_noise_scale
 from .plan import BatchPlan
-from .scaling import (adam_scaling, adascale_gain, capped_sqrt_scaling, decay_factor, linear_scaling, no_scaling, sqrt_gain, sqrt_scaling, surge_scaling,
+from .scaling import (adam_scaling, adascale_gain, capped_sqrt_scaling, decay_factor, linear_scaling, no_scaling, adam_gain, sqrt_scaling, surge_scaling,
                       warmup_factor)
 from .snapshot import unchanged
 from .verification import BatchVerification
@@ -22,4 +22,4 @@ from . import verify  # noqa: F401 The import adds `Learner.bs_verify`
 
 __all__ = ['GradAccum', 'BatchSchedule', 'AdaptiveAccum', 'batch_size', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'SaveState', 'BatchPlan',
            'BatchVerification', 'AccumCheck', 'PlainLoop', 'MemoryReport', 'bn_to_gn', 'unchanged', 'linear_scaling', 'no_scaling', 'sqrt_scaling',
-           'adascale_gain', 'sqrt_gain', 'capped_sqrt_scaling', 'adam_scaling', 'surge_scaling', 'warmup_factor', 'decay_factor']
+           'adascale_gain', 'adam_gain', 'capped_sqrt_scaling', 'adam_scaling', 'surge_scaling', 'warmup_factor', 'decay_factor']
