@@ -81,7 +81,9 @@ def _stay(plan):
     if plan.chosen: return Advice('do', f"Stay at {now}, as you chose: nothing changes.")
     if plan.rate_failed:
         return Advice('do', f"Stay at {now}{length}: at the rate that goes with {plan.rate_failed}, a short training ended worse than at today's rate.")
-    if plan.bs!=plan.fastest: return Advice('do', f"Stay at {now}{length}: in whole epochs {plan.fastest} would not be faster.")
+    if plan.bs!=plan.fastest:
+        within = 'in whole epochs' if plan.in_whole_epochs else 'with its validations'
+        return Advice('do', f"Stay at {now}{length}: {within} {plan.fastest} would not be faster.")
     if not plan.timed: return Advice('do', f"Stay at {now}: how other sizes compare is open, as timing takes two batches of {plan.micro_now} in a row, "
                                            "which never came.")
     if len(plan.timed)==1:
@@ -163,8 +165,8 @@ def how(
         return
     yield _rate(plan)
     if plan.wd_factor!=1 and rate_text(plan.wd)!=rate_text(plan.wd_now):
-        yield Advice('how', f"Weight decay becomes {rate_text(plan.wd)} in place of {rate_text(plan.wd_now)}: it is set for you.")
-    if len(plan.timed)>1 and plan.bs==plan.fastest and not plan.chosen: yield _sure(plan)
+        yield Advice('how', f"Weight decay becomes {rate_text(plan.wd)} in place of {rate_text(plan.wd_now)}: it is set for you, unless you pass wd= to the fit.")
+    if len(plan.timed)>1 and not plan.chosen: yield _sure(plan)
     yield Advice('run', _run(plan))
 
 # %% ../nbs/17_advice.ipynb #4e49d220
@@ -322,6 +324,10 @@ def cautions(
     if plan.set_up:
         yield Advice('caution', f"A plan has set this learner up before, so the epochs are taken for those of {plan.bs_now}: plan.undo(learn) comes first.",
                      "For a plan from the start, take back what was applied, and give the epochs that you would train for with your own batch.")
+    if plan.rate_low and plan.bs==plan.rate_held:
+        factor = plan.rule(plan.bs/plan.base_bs)/plan.rule(plan.bs_now/plan.base_bs)
+        yield Advice('caution', f"Your rate looks low, so find it again: in a short training the loss fell faster at {num(factor)} times it.",
+                     "At a better rate today's training ends better, and so does the planned one.")
     yield from _of_the_time(plan)
     if plan.bs>plan.bs_now: yield from _few_and_many(plan)
     yield from _of_the_noise(plan)

@@ -193,8 +193,8 @@ def _check_scaled(self:ScaledLR):
     if self.n_warmup>self.n_epoch: self._say(
         f"`warmup_epochs`={self.n_warmup:g} is longer than the fit: the warmup lasts {counted(self.n_epoch, 'epoch')}, "
         f"and the factor on the learning rate gets no more than {self.n_epoch/self.n_warmup:.0%} of the way from 1")
-    if self.rule_name in ('linear_scaling','adascale_gain') and divides_by_size(self.learn): self._say(
-        f"{self.rule_name} is a rule for SGD, and this optimizer divides by the size of the gradient: no ScaledLR under fit_one_cycle, else rule=sqrt_scaling")
+    if self.rule_name=='linear_scaling' and divides_by_size(self.learn): self._say(
+        "linear_scaling is a rule for SGD, and this optimizer divides by the size of the gradient: no ScaledLR under fit_one_cycle, else rule=sqrt_scaling")
     if self.already_scaled is None: return
     peak,done = self._peak(),rates(self.already_scaled)[-1]
     if abs(peak-done)<=1e-3*done: self._say(

@@ -104,8 +104,8 @@ class BatchPlan:
 
     @cached_property
     def bs(self)->int: # Items
-        "The one that was chosen; else the fastest, in whole epochs where those are planned"
-        return self.chosen or (self.fastest_in_whole_epochs if self.in_whole_epochs and self.timed else self.fastest)
+        "The one that was chosen; else that of the fastest fit"
+        return self.chosen or (self.fastest_fit if self.timed else self.fastest)
 
     @cached_property
     def growth(self): # `Growth`; `None` where it cannot be known, and `schedule` says why
@@ -272,8 +272,8 @@ def now_step_time(self:BatchPlan)->float: # Seconds; NaN where it is not known
 
 @patch(as_prop=True)
 def time_ratio(self:BatchPlan)->float: # NaN where it is not known
-    "Time to a given loss as planned, over that of today's training as it is"
-    return self._row(self.bs).time*self._row(self.bs_now).step_time/self.now_step_time
+    "Of the whole fit as planned, before its epochs are rounded, over that of today's training as it is"
+    return self.fit_time(self.n_epoch_exact, self.bs)/self.duration_now
 
 # %% ../nbs/16b_plan_numbers.ipynb #880d10e4
 @patch(as_prop=True)
@@ -318,12 +318,13 @@ def fit_time(self:BatchPlan,
     return self.seconds_of(n_epoch, bs) + n_epoch*self.beside_steps
 
 @patch(as_prop=True)
-def fastest_in_whole_epochs(self:BatchPlan)->int: # Items
-    "The size whose whole epochs, validations included, take the least time; today's where no other saves more than `least_gain`"
+def fastest_fit(self:BatchPlan)->int: # Items
+    "The size whose fit takes the least time, with validations, and in whole epochs where those are planned; today's where no other saves `least_gain`"
     if math.isnan(self.noise_known): return self.bs_now
     def _time(bs):
         n = self.epochs_at(bs)
-        return self.fit_time(n if bs==self.bs_now else max(n, whole_epochs(n)), bs) # What is cut off is no gain
+        if self.in_whole_epochs and bs!=self.bs_now: n = max(n, whole_epochs(n)) # What is cut off is no gain
+        return self.fit_time(n, bs)
     times = {bs: _time(bs) for bs in map(int, self.table.bs)}
     best = min(times, key=times.get)
     return best if times[best]<times[self.bs_now]/(1+self.least_gain) else self.bs_now
@@ -366,7 +367,7 @@ def at(self:BatchPlan,
 # %% ../nbs/16b_plan_numbers.ipynb #b4d50596
 @patch(as_prop=True)
 def wd_factor(self:BatchPlan)->float: # 1 where nothing is known
-    "`decay_factor` of the plan's size, rate and epochs"
+    "`decay_factor` of the plan's size, rate and epochs; a fit that is given `wd=` itself goes by that"
     if self.wd_now is None or math.isnan(self.noise_known) or self.bs==self.bs_now: return 1.
     k = self.bs/self.bs_now
     n_epoch = self.n_epoch if self.in_whole_epochs else self.n_epoch_exact

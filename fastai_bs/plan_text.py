@@ -93,7 +93,7 @@ def _of_the_rate(plan):
     by = for_sum(plan)
     if plan.rule_name!='no_scaling' and plan.bs!=plan.base_bs and plan.rate_given and not stays(plan):
         yield Advice('detail', f"The rate that is really used grows to {rate_text(times(plan.lr, by))}, by {plan.rule_name}.")
-    if plan.adam and plan.bs>plan.bs_now: # 'Keep passing' is for a rate that is a good one
+    if plan.adam and plan.bs>plan.bs_now and plan.rule_name=='no_scaling': # 'Keep passing' is for a rate that is a good one
         rate = rate_text(plan.base_lr) if plan.rate_given else 'your rate'
         yield Advice('detail', f"If {rate} is well below the best one for {plan.bs_now}, raise it first: a larger batch at too low a rate ends worse.")
 
@@ -135,7 +135,7 @@ def details(
     if plan.timed and plan.valid_time: yield Advice('detail', f"In these times each epoch has a validation, of {time_text(plan.valid_time)}.")
     elif plan.timed: yield Advice('detail', "No validation is in these times.")
     if plan.rate_held and plan.bs==plan.rate_held and not plan.chosen:
-        yield Advice('detail', "A short training at the planned batch ended no worse at the higher rate than at today's.")
+        yield Advice('detail', f"A short training at the planned batch ended {'better' if plan.rate_low else 'no worse'} at the higher rate than at today's.")
     if plan.bs>(plan.rate_held or math.inf): yield Advice('detail', f"No higher rate was tried at {plan.bs}, so it stays.")
     if plan.bs!=plan.bs_now: yield Advice('detail', f"Before rounding, {counted(plan.epochs_now, 'epoch')} of {plan.bs_now} are "
                                                     f"{num(plan.n_epoch_exact)} of {plan.bs}.")

@@ -167,6 +167,7 @@ class ShortTraining:
     n_steps:int # Optimizer steps
     run:int # Which order of the items, and which random numbers
     n_valid:int # Items to validate with, at most; 0: not at all
+    wd:object = None # Weight decay, as for `fit`; `None`: the learner's own
 
     def __call__(self,
         learn:Learner, # Is left as it was
@@ -180,7 +181,7 @@ class ShortTraining:
             cycle = ShortCycle(self.n_steps)
             curve = LossCurve(cycle, own.get('count'), looks=not ranks)
             accum = [QuietAccum(self.n_acc, **own)] if self.n_acc>1 or ranks else []
-            learn.fit(1+math.ceil(self.n_steps*self.n_acc/epoch_len(learn)), self.lr, cbs=[*accum, cycle, curve])
+            learn.fit(1+math.ceil(self.n_steps*self.n_acc/epoch_len(learn)), self.lr, wd=self.wd, cbs=[*accum, cycle, curve])
             sums = curve.sum.totals(ranks)
             secs,ended = time.perf_counter()-curve.begin,np.isfinite(sums).all()
             if ended and cycle.n_done<self.n_steps: raise ValueError(

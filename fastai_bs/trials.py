@@ -41,7 +41,7 @@ class Lengths:
     def __init__(self,
         plan:BatchPlan, # With step times of all sizes
         n_epoch:float, # Epochs of today's batch that the whole length is
-        equal:str, # 'time' or 'items'
+        equal:str, # 'time', 'items' or 'plan'
         drops_last:bool=False, # Does the loader leave out a last micro-batch that is not whole?
     ):
         store_attr()
@@ -64,9 +64,17 @@ class Lengths:
         bs:int, # Items
         part:float=1., # Of the whole length
     )->int: # Optimizer steps, 1 at least
-        "In this time, or of these items"
+        "In this time, of these items, or of the plan's epochs"
         items = self.n_epoch*(self.plan.epoch_time/self.step_time(bs)*bs if self.equal=='time' else self.plan.n_train)
+        if self.equal=='plan': items = self.epochs(bs)*self.plan.n_train
         return max(1, steps_of(part*items, bs, self.plan_at(bs).micro_bs*self.plan.n_ranks, self.plan.n_train, self.drops_last))
+
+    def epochs(self,
+        bs:int, # Items
+    )->float: # Whole ones where today's are
+        "Of a training as planned"
+        p = self.plan_at(bs)
+        return self.n_epoch if bs==self.plan.bs_now else p.n_epoch if p.in_whole_epochs else p.n_epoch_exact
 
     def seconds(self,
         bs:int, # Items
@@ -118,7 +126,8 @@ class Trials:
         next(self.shown, None)
         if hasattr(self.bar, 'comment'): self.bar.comment = f"{counted(arm.bs)} at {rate_text(lr)}, {'all' if part==1 else f'1/{1/part:.0f}'} of the length"
         begin = time.perf_counter()
-        try: t = ShortTraining(p.micro_bs, p.n_acc, lr, n_steps, run, self.n_valid(part))(self.learn)
+        wd = p.wd if self.lengths.equal=='plan' else None
+        try: t = ShortTraining(p.micro_bs, p.n_acc, lr, n_steps, run, self.n_valid(part), wd)(self.learn)
         except Exception as e:
             if not out_of_memory(e) or trains_together(self.learn): raise
             self.too_large.add(arm.bs)

@@ -20,7 +20,7 @@ from .lr import times
 from .plots_verify import plot_verification
 from .layout import Details
 from .plan import BatchPlan
-from .compare import Spread, about_as_good, compared, critical, critical_range, decides, spread_of, tied, with_loss
+from .compare import Spread, about_as_good, compared, critical, critical_range, decides, spread_of, tied, tolerance, with_loss
 from .halving import parts
 from .verify_text import verified_details, verified_html, verified_joined, verified_text
 
@@ -31,7 +31,7 @@ class BatchVerification:
     df:pd.DataFrame # A row per training, see below
     curves:pd.DataFrame # The training loss along each: `bs`, `factor`, `part`, `run`, `seconds` since it began, `loss`
     found:BatchPlan # What `bs_find` said before
-    equal:str # What all trainings of a length have in common: 'time' or 'items'
+    equal:str # What all trainings of a length have in common: 'time' or 'items'; 'plan': each is as long as its plan says
     n_epoch:float # Epochs of today's batch that a whole training is as long as
     n_train:float # Items in the training set
     rates:tuple # Factors on the rule's rate that were tried
@@ -91,10 +91,13 @@ class BatchVerification:
     def bs(self)->int: # Items
         """The smallest of those about as good as the best with equal time, the one of fewest seconds with equal items; today's where nothing can be told
 
+        As planned the one of fewest seconds of those that keep the plan's promise: see `kept`.
+
         About as good is what is surely within 2% of the best. Where chance hides more than that, it is the best as measured: to take a smaller one for want
         of knowledge would be wrong twice, as the best size grows with the length of a training, and a trial is short.
         """
         if not self.told: return self.found.bs_now
+        if self.equal=='plan': return min(self.kept, key=lambda bs: self.at_best(bs).seconds)
         good = about_as_good(self.whole)
         return good[0] if self.equal=='time' else min(good, key=lambda bs: self.at_best(bs).seconds)
 
@@ -128,6 +131,12 @@ def best(self:BatchVerification)->int: # Items; `None` where no training came to
 def good(self:BatchVerification)->list: # Items, ascending
     "Sizes about as good as the best; none where nothing can be told"
     return about_as_good(self.whole) if self.told else []
+
+@patch(as_prop=True)
+def kept(self:BatchVerification)->list: # Items, ascending; today's is one of them
+    "Sizes that end no more than 2% higher than today's, as measured"
+    now,sizes = self.found.bs_now,self.whole.bs.tolist()
+    return [bs for bs in sizes if now not in sizes or self.difference(bs, now)[0]<=math.expm1(2*tolerance)]
 
 @patch(as_prop=True)
 def decided_by(self:BatchVerification)->str: # 'train_loss' or 'valid_loss'
@@ -187,6 +196,7 @@ def epochs_in_time(self:BatchVerification,
 @patch(as_prop=True)
 def epochs(self:BatchVerification)->int: # `None` where it takes no whole ones, or is not known
     "To train with `bs` for as long as `n_epoch` epochs of today's batch: in the same time, or with the same items"
+    if self.equal=='plan': return self.plan.n_epoch
     n = self.epochs_in_time(self.n_epoch) if self.equal=='time' else self.n_epoch
     whole = whole_epochs(n) if math.isfinite(n) and self.n_epoch>=1 else 0
     return whole if whole and abs(whole/n-1)<=0.1 else None

@@ -60,6 +60,19 @@ def _all_alike(v):
     if bs==now: return Advice('do', f"Stay at {now}: {listed(v.good)} cannot be told apart, and it {smallest}.")
     return Advice('do', f"Use {bs} (today {now}): {listed(v.good)} cannot be told apart, and it {smallest}.")
 
+def _as_planned(v):
+    "Did the plan keep its word?"
+    now,others = v.found.bs_now,[bs for bs in v.whole.bs.tolist() if bs!=v.found.bs_now]
+    bs = v.bs if v.bs!=now else v.found.bs if v.found.bs in others else others[0]
+    if v.difference(bs, now) is None: return Advice('do', f"Use {bs} (today {now}): as planned it ends with a loss that is a number, and today's does not.")
+    diff,low,high = v.difference(bs, now)
+    how = 'higher' if diff>0 else 'lower'
+    text = difference_text(diff, low, high) if diff>0 else difference_text(-diff, -high, -low)
+    chance = '' if low>0 or high<0 else ', which may be chance'
+    part = percent(v.at_best(bs).seconds/v.at_best(now).seconds)
+    ends = f"as planned the {loss_text(v)} of {bs} ends {text} {how} than that of {now}{chance}, in {part} of the time."
+    return Advice('do', f"{f'Use {bs} (today {now})' if bs==v.bs else f'Stay at {now}'}: {ends}")
+
 def _without_today(v):
     (part,diff,_),others = v.behind(v.found.bs_now),[bs for bs in v.whole.bs if bs!=v.bs]
     return Advice('do', f"Use {v.bs} (today {v.found.bs_now}): {listed(others)} may be as good, but today's was {percent(diff)} behind at "
@@ -70,6 +83,7 @@ def headline(
 )->Advice:
     "The one thing to do"
     if not v.told: return _untold(v)
+    if v.equal=='plan': return _as_planned(v)
     if v.all_tied and len(v.good)==len(v.whole) and not more_runs(v): return _all_alike(v)
     if today_is_behind(v): return _without_today(v)
     if v.all_tied: return Advice('do', f"Cannot tell which size is best: {listed(v.whole.bs)} end within chance of each other.")
@@ -93,7 +107,7 @@ def _again(v):
     if not lost and len(sizes)<2: return ''
     if lost: rates = [failed(v.df, v.decided_by).factor.min()/3**i for i in (3,2,1)]
     args = [rate_text(v.found.base_lr),f'n_epoch={num(v.n_epoch)}',*([_sizes(sizes)] if len(sizes) else []),
-            *([] if factors_text(rates)=='(1/3, 1, 3)' else [f'rates={factors_text(rates)}']),
+            *([] if factors_text(rates)==('(1)' if v.equal=='plan' else '(1/3, 1, 3)') else [f'rates={factors_text(rates)}']),
             *([f'n_runs={more_runs(v)}'] if more_runs(v) else []),*(['equal=' + repr(v.equal)] if v.equal!='time' else [])]
     return f"v = learn.bs_verify({', '.join(args)})"
 
@@ -128,7 +142,7 @@ def how(
 ): # Yields `Advice`
     "The rate, the epochs, and the line to run"
     if headline(v).text.startswith('Cannot'): yield Advice('how', f"{v.best}{_below_today(v)} ended lowest: `v.plan` is for {v.bs}.")
-    if not v.told or more_runs(v) and not today_is_behind(v):
+    if not v.told or v.equal!='plan' and more_runs(v) and not today_is_behind(v):
         if _again(v): yield Advice('run', _again(v))
         return
     yield _rate(v)
@@ -184,7 +198,7 @@ def why(
         yield from _of_chance(v)
         return
     if v.equal=='items': yield from _critical(v)
-    if not v.all_tied:
+    if not v.all_tied and v.equal!='plan':
         yield from _ties(v)
         yield from _next_best(v)
         planned = v.found.bs
@@ -195,6 +209,7 @@ def why(
 
 # %% ../nbs/17b_verify_advice.ipynb #27b9416f
 def _of_the_edges(v):
+    if v.equal=='plan': return
     sizes,rates,end = sizes_beyond(v),rates_beyond(v),'smallest' if v.bs==v.table.bs.min() else 'largest'
     if sizes: yield Advice('caution', f"The {end} size that was tried is among the best: try {_sizes(sizes)}.")
     if rates: yield Advice('caution', f"The {'highest' if v.factor==max(v.rates) else 'lowest'} of the rates won: try rates={factors_text(rates)}.")

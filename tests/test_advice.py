@@ -22,7 +22,7 @@ from fastai_bs.text import counted, num, percent, rate_text
 attributes = """noise_scale ci noise_known is_bound n_windows n_enough n_seen n_passes trend loss_rose seed took epoch_time cool at_peak at_end bs_now base_bs
     base_lr rate_given adam sums pairs trained n_train n_workers n_ranks micro_now epochs_now epochs_given in_whole_epochs epochs_at fastest timed step_time
     time_ratio too_large failed max_bs timing_error least_gain bs bs_range micro_bs n_acc lr rule_name balanced_bs chosen n_epoch n_epoch_exact duration
-    table growth wd wd_now wd_factor set_up rate_held rate_failed valid_time""".split()
+    table growth wd wd_now wd_factor set_up rate_held rate_failed rate_low rule valid_time""".split()
 
 def told(plan): return [*advice(plan),*details(plan)]
 
@@ -73,9 +73,9 @@ def check_numbers(plan):
     if plan.n_acc>1 and not stays: assert f'as {plan.n_acc} x {plan.micro_bs}' in do
     # All of it by one noise scale
     if known and plan.timed and not plan.chosen:
-        secs,secs_now = planned/plan.n_epoch-plan.valid_time,today/plan.epochs_now-plan.valid_time # Of an epoch, without its validation
-        assert math.isclose(secs*plan.n_epoch_exact/(secs_now*plan.epochs_now), plan.time_ratio, rel_tol=1e-9)
-        took = planned/today if plan.in_whole_epochs and plan.bs!=now else plan.time_ratio
+        assert math.isclose(planned/plan.n_epoch*plan.n_epoch_exact/today, plan.time_ratio, rel_tol=1e-9)
+        took = planned/today if plan.in_whole_epochs else plan.time_ratio
+        if plan.bs==now: took = plan._row(now).step_time/plan.now_step_time # In other micro-batches
         assert stays or took*(1+plan.least_gain)<=1+1e-9, "a gain below the timing's error is none"
 
 def check_consistent(plan):
@@ -95,7 +95,7 @@ def check_consistent(plan):
     rate,*more = texts(plan, 'how')
     decay,sure = [o for o in more if o.startswith('Weight decay becomes')],[o for o in more if o.startswith('How sure')]
     assert len(more)==len(decay+sure) and len(decay)==(plan.wd_factor!=1 and rate_text(plan.wd)!=rate_text(plan.wd_now))
-    if decay: assert decay==[f"Weight decay becomes {rate_text(plan.wd)} in place of {rate_text(plan.wd_now)}: it is set for you."] and acts
+    if decay: assert decay==[f"Weight decay becomes {rate_text(plan.wd)} in place of {rate_text(plan.wd_now)}: it is set for you, unless you pass wd= to the fit."] and acts
     assert re.fullmatch(rf"{re.escape('plan.apply(learn)' if acts else 'learn')}\.{verb}\(({plan.n_epoch}|n_epoch), (.+)\)", run)
     assert f'`{verb}`' in rate
     # One rate
@@ -106,7 +106,7 @@ def check_consistent(plan):
     assert not ('Keep' in rate and 'in place of' in rate)
     # How sure
     low,high = plan.bs_range
-    assert len(sure)==(bool(plan.timed) and not plan.chosen and plan.bs==plan.fastest)
+    assert len(sure)==(bool(plan.timed) and not plan.chosen)
     assert ('For a longer training' in everything)==(plan.bs==plan.bs_now!=plan.fastest and not plan.chosen)>=('in whole epochs' in do)
     if sure and sure[0][10].isdigit(): assert low<=plan.bs<=(high or inf) and sure[0]==f"How sure: {low} {'or more' if high is None else f'to {high}'}."
     assert plan.is_bound==(plan.noise_scale==inf or plan.noise_scale==plan.ci[0]>0)
@@ -167,7 +167,7 @@ def random_plan(seed):
     if r.random()<0.5: plan = replace(plan, df=rises(f(1, 1e5), g_sq=lambda o: o.g_sq.where(o.pct<r.choice([0.9,1.]), -1.)))
     more = random.Random(f'more of {seed}') # The numbers above stay what they were
     plan = replace(plan, valid_time=more.choice([0.,0.,0.5,20.]), wd_now=more.choice([None,0.01,[0.01,0.1]]), set_up=more.random()<0.1)
-    if plan.moved and plan.bs>now: plan = replace(plan, **more.choice([{},dict(rate_held=plan.bs),dict(rate_failed=plan.bs)]))
+    if plan.moved and plan.bs>now: plan = replace(plan, **more.choice([{},dict(rate_held=plan.bs, rate_low=plan.adam),dict(rate_failed=plan.bs)]))
     if r.random()<0.25:
         try: return plan.at(r.choice([now,micro*ranks,4*now]))
         except ValueError: pass # The epoch does not hold it, or it is not made of what ran

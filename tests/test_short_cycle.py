@@ -8,11 +8,13 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam
 
-from fastai_bs import finder
+from fastai_bs import finder, short_cycle
 from fastai_bs.accumulate import GradAccum
+from fastai_bs.advice import cautions
 from fastai_bs.lr import ScaledLR
 from fastai_bs.scaling import linear_scaling
-from fastai_bs.short_cycle import BriefCycle, loss_after, rate_holds
+from fastai_bs.short_cycle import BriefCycle, factor_that_holds, loss_after
+from fastai_bs.text import num
 from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, set_seed
 from situations import secs
 
@@ -51,8 +53,24 @@ def test_a_loss_that_is_not_finite_is_inf(by):
     def _loss(pred, y): return (pred-y).square().mean()*by
     assert loss_after(quiet_learner(loaders(regression(40), 4), mlp(), _loss), 4, 1, 1e-3, 5)==math.inf
 
-@pytest.mark.parametrize('lr,factor,holds', [(1e-3,30.,True),(0.03,1e5,False)])
-def test_a_rate_that_diverges_is_refused(lr, factor, holds): assert rate_holds(learner(), 8, 2, lr, factor, 20) is holds
+@pytest.mark.parametrize('lr,factors,found', [(1e-3,[30.],30.),(0.03,[1e5],None),(1e-3,[2.,30.],30.),(1e-3,[30.,1e5],30.),(0.03,[1e4,1e5],None)])
+def test_a_rate_that_diverges_is_refused(lr, factors, found): assert factor_that_holds(learner(), 8, 2, lr, factors, 20)==found
+
+scripted = [({1: [1.], 2: [1.], 4: [0.9]},4,3),({1: [1.], 2: [1.], 4: [0.97]},2,3), # Clearly better, or not
+    ({1: [1.], 2: [1.01], 4: [0.97]},2,3),({1: [1.], 2: [1.01], 4: [0.95]},4,3), # Than the rule's rate
+    ({1: [1.,1.], 2: [1.1,0.9], 4: [0.1]},2,4),({1: [1.,1.], 2: [1.1,1.], 4: [0.1]},None,4), # Another order of the items; near the edge no higher one is tried
+    ({1: [1.,1.], 2: [math.inf,0.1], 4: [0.1]},None,4),({1: [1.], 2: [0.9], 4: [math.inf]},2,3),({1: [-1.], 2: [-1.01], 4: [-1.2]},4,3)]
+
+@pytest.mark.parametrize('losses,found,n', scripted)
+def test_which_factor_holds(losses, found, n, monkeypatch):
+    "By the losses of the short cycles at each factor, in the first order and in the second"
+    asked = []
+    def _loss_after(learn, micro_bs, n_acc, lr, n_steps, seed=None):
+        assert (micro_bs,n_acc,n_steps)==(8,2,20)
+        asked.append((lr,seed))
+        return losses[round(lr/1e-3)][0 if seed is None else 1]
+    monkeypatch.setattr(short_cycle, 'loss_after', _loss_after)
+    assert factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20)==found and len(asked)==len(set(asked))==n
 
 # In a plan
 
@@ -68,11 +86,11 @@ def asked(monkeypatch):
     "Sizes whose rate was tried; each of `answers` to one of them, then the last"
     sizes = []
     def _answers(holds):
-        def _rate_holds(learn, micro_bs, n_acc, lr, factor, n_steps):
-            assert factor>1 and n_steps>=1
+        def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps):
+            assert 1<factors[0]<factors[-1] and len(factors)==2 and n_steps>=1
             sizes.append(micro_bs*n_acc)
-            return holds(len(sizes))
-        monkeypatch.setattr(finder, 'rate_holds', _rate_holds)
+            return {True: factors[0], False: None, 'low': factors[1]}[holds(len(sizes))]
+        monkeypatch.setattr(finder, 'factor_that_holds', _factor_that_holds)
         return sizes
     return _answers
 
@@ -87,7 +105,18 @@ def test_a_smaller_size_at_which_it_holds(known, asked):
     sizes = asked(lambda n: n==2)
     plan = find(learner(), n_epoch=20)
     assert len(sizes)==2 and (plan.rate_failed,plan.rate_held)==tuple(sizes) and plan.bs==sizes[1] and plan.rule_name=='adam_gain'
-    assert plan.lr==pytest.approx(1e-3*((200/4+1)/(200/plan.bs+1))**0.5) # The root of AdaScale's gain
+    assert plan.lr==pytest.approx(1e-3*((200/4+1)/(200/plan.bs+1))**(2/3)) and not plan.rate_low # A power of AdaScale's gain
+
+def test_a_rate_that_is_low(known, asked):
+    "Grows by the gain itself, and is told first"
+    sizes = asked(lambda n: 'low')
+    plan = find(learner(), n_epoch=20)
+    factor = (200/4+1)/(200/plan.bs+1)
+    assert len(sizes)==1 and plan.rate_low and (plan.rate_held,plan.rule_name)==(plan.bs,'adascale_gain') and plan.lr==pytest.approx(1e-3*factor)
+    first = next(o.text for o in cautions(plan))
+    assert first==f"Your rate looks low, so find it again: in a short training the loss fell faster at {num(factor)} times it."
+    smaller,larger = plan.at(plan.bs//2),plan.at(2*plan.bs)
+    assert smaller.rule_name=='adascale_gain' and larger.rule_name=='no_scaling' # What was not tried is not advised
 
 @pytest.mark.parametrize('opt_func,rule', [(Adam,'no_scaling'),(momentum_sgd,'adascale_gain')])
 def test_with_fixed_weights_no_rate_is_tried(opt_func, rule, known, asked):

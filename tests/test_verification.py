@@ -38,6 +38,20 @@ def changed(v, where, **values):
 
 columns = 'bs micro_bs n_acc lr factor runs passes steps seconds train_loss valid_loss loss diff low high part'.split()
 
+planned = [(1.,256,'Use 256 .today 64.: .* 256 ends '),(1.015,256,'Use 256 .* higher than that of 64'),(1.05,64,'Stay at 64: .* 256 ends .* higher than that of 64'),
+    (0.9,256,'Use 256 .* lower than that of 64, in '),(nan,64,'Stay at 64: nothing can be told')]
+
+@pytest.mark.parametrize('ratio,bs,text', planned)
+def test_does_the_plan_keep_its_word(ratio, bs, text):
+    "Up to 2% are no difference"
+    v = trial(lambda bs,f,p: 0.5*(ratio if bs==256 else 1), sizes=(64,256), parts=(1.,), rates=(1,), equal='plan', sd=1e-4, n_runs=4)
+    assert v.bs==bs and re.search(text, told(v, 'do')) and (bs in v.kept if v.told else ratio!=ratio)
+    if v.told: assert f'.fit_one_cycle({v.epochs}, 0.01)' in told(v, 'run') and v.epochs==v.found.at(bs).n_epoch and v.critical_bs is None
+
+def test_a_plan_that_ends_where_today_has_no_loss():
+    v = trial(lambda bs,f,p: nan if bs==64 else 0.5+bs/1e4, sizes=(64,128,256), parts=(1.,), rates=(1,), equal='plan', sd=1e-4, n_runs=4)
+    assert v.told and v.bs in (128,256) and "and today's does not" in told(v, 'do')
+
 def test_table():
     v = trial(valley(128), sizes=(512,256,64,128,32), whole=(64,128,256))
     t = v.table.set_index('bs')

@@ -18,6 +18,7 @@ from fastai_bs.cycle import rate_at
 from fastai_bs.halving import Arm, beside, finalists, going_on, parts, rates_going_on, runs_wanted, trial_sizes
 from fastai_bs.loop import callback_of
 from fastai_bs.lr import ScaledLR
+from fastai_bs.plan import BatchPlan
 from fastai_bs.trainings import ShortTraining
 from fastai_bs.trials import Lengths, budget_of, default_epochs
 import fastai_bs.verify # noqa: F401 bs_verify
@@ -171,6 +172,27 @@ def test_equal_items():
     whole = v.df[v.df.part==1]
     assert set(whole['items'])=={640} and sorted(whole.bs)==[4,4,8,8,16,16]*(len(whole)//6) or len(whole)==9
     assert v.critical_bs in (4,8,16) and set(v.df[v.df.part<1].bs)==set()
+
+def test_as_planned(monkeypatch):
+    "Today's training and the plan's, as often as tells something: its rate, its epochs and its weight decay, whole trainings only"
+    real,ran = ShortTraining.__call__,[]
+    def _call(self, learn):
+        ran.append((self.micro_bs*self.n_acc,self.n_steps,self.lr,self.wd))
+        return real(self, learn)
+    monkeypatch.setattr(ShortTraining, '__call__', _call)
+    learn = reg_learner()
+    was = picture(learn)
+    v = verify(learn, sizes=[16], n_epoch=10, n_runs=2, rates=None, equal='plan')
+    now,plan = v.found.bs_now,v.found.at(16)
+    each = {(now,round(10*64/now),0.01,v.found.wd_now),(16,4*plan.n_epoch,plan.lr,plan.wd)}
+    assert changes(was, picture(learn))==[] and {now,16}=={*v.df.bs}=={4,16} and set(ran)==each and len(ran)==len(v.df)==8
+    assert (v.df.part==1).all() and v.told and v.rates==(1,) and v.bs in (4,16) and v.epochs==v.plan.n_epoch
+    assert v.difference(16, 4) and '16 ends ' in v.advice and 'than that of 4' in v.advice
+
+def test_a_plan_that_stays_has_no_promise(monkeypatch):
+    monkeypatch.setattr(BatchPlan, 'bs', property(lambda self: self.bs_now))
+    with pytest.raises(ValueError, match="The plan stays at today's 4, so there is no promise to try"):
+        verify(reg_learner(), sizes=None, equal='plan')
 
 def test_the_training_loss_is_that_of_the_last_tenth():
     learn = reg_learner()
@@ -351,7 +373,7 @@ bad = [(dict(lr=0), ValueError, '`lr` must be above 0, got 0'), (dict(lr=[0.,1.]
     (dict(sizes=[8,1.5]), TypeError, '`sizes` must be a whole number of items, got 1.5'), (dict(sizes=[0]), ValueError, '`sizes` must be at least 1 item'),
     (dict(sizes=[8,640]), ValueError, '`sizes` must be at most the 64 items of the training set, got 640'),
     (dict(rates=()), TypeError, '`rates` must be a list of factors on the learning rate'), (dict(rates=(1,0)), ValueError, '`rates` must be factors'),
-    (dict(rates=3), TypeError, '`rates` must be a list'), (dict(equal='steps'), ValueError, "`equal` must be 'time' or 'items', got 'steps'"),
+    (dict(rates=3), TypeError, '`rates` must be a list'), (dict(equal='steps'), ValueError, "`equal` must be 'time', 'items' or 'plan', got 'steps'"),
     (dict(n_runs=0), ValueError, '`n_runs` must be at least 1 training, got 0'), (dict(n_runs=1.5), TypeError, '`n_runs` must be a whole number of trainings')]
 
 @pytest.mark.parametrize('kwargs,error,match', bad, ids=[str(o[0]) for o in bad])
