@@ -65,12 +65,16 @@ def adam_gain(
     noise_scale:float, # Gradient noise scale, in items; `inf` where no gradient can be told from the noise
     base_bs:float, # Batch size that the learning rate was tuned for, in items
 )->float: # Factor on the learning rate, between 1 and `k**(2/3)`
-    """`adascale_gain(k, noise_scale, base_bs)**(2/3)`: for Adam and its kin, between the root (Malladi et al. 2022, arXiv 2205.10287) and the gain, as measured
+    """`adascale_gain(k, noise_scale, base_bs)` to the power 2/3, falling to 1/2 where twice the examples are needed: for Adam and its kin, as measured
 
-    >>> round(adam_gain(8, noise_scale=384, base_bs=64), 2) # The gain is 4
-    2.52
+    The root is that of Malladi et al. 2022 (arXiv 2205.10287) where there is much noise.
+
+    >>> adam_gain(8, noise_scale=384, base_bs=64) # The gain is 4, and twice the examples are needed
+    2.0
     """
-    return adascale_gain(k, noise_scale, base_bs)**(2/3)
+    gain = adascale_gain(k, noise_scale, base_bs)
+    examples = k/gain # Over those that the batch size needs which the rate was tuned for
+    return gain**max(1/2, 2/3 - (examples-1)/6)
 
 # %% ../nbs/02_scaling.ipynb #fb8bc36c
 def no_scaling(

@@ -23,8 +23,7 @@ from .distributed import any_rank, ddp_model, from_ranks, over_ranks, trains_tog
 from .loaders import with_micro_bs
 from .loop import fastai_on_ranks
 from .accumulate import GradAccum
-from .lr import ScaledLR
-from .trial import QuietAccum, TrialSearch, own_settings
+from .trial import TrialSearch
 
 # %% ../nbs/15a_timing.ipynb #7a0d2dd6
 def _synchronize(device):
@@ -246,8 +245,7 @@ def time_size(self:StepTimes,
     learn,timer,failed = self.learn,StepTimer(micro_bs, n_steps),False
     try:
         learn.dls.loaders[0] = self.dl if micro_bs==self.micro_bs else with_micro_bs(self.dl, micro_bs)
-        cbs = [GradAccum(2)] if self.on_ranks else [] if micro_bs==self.micro_bs else [QuietAccum(1, **own_settings(learn)),ScaledLR(micro_bs)]
-        learn.fit(10_000, 0., cbs=[timer,*cbs]) # With what a plan for another size adds
+        learn.fit(10_000, 0., cbs=[timer,GradAccum(2)] if self.on_ranks else timer)
     except Exception as e: # A loader or a model that knows no other size than today's, or the memory
         if micro_bs==self.micro_bs or self.on_ranks: raise
         failed = True
