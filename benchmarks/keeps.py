@@ -1,10 +1,11 @@
 """Does a plan keep its word? Trainings as planned beside today's, on nine tasks, at three lengths and three learning rates.
 
-    python benchmarks/keeps.py --full --data FOLDER     # Some hours on one core; `--parts` for some of the tasks
+    python benchmarks/keeps.py --full --data FOLDER     # Some hours on one core; `--parts` for some of the tasks, or random
 
 Today's is `fit_one_cycle(epochs, lr)` at batch 64 (16 where the set is small); planned is `plan.apply(learn).fit_one_cycle(plan.n_epoch, lr)` with the plan
 that `learn.bs_find(lr, n_epoch=epochs)` makes from the same new weights. Rates: the best for today's training by its validation loss in steps of two, a third
-of it, and the valley of `lr_find`. Nothing is tuned for the plan. FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/, tinyshakespeare/,
+of it, and the valley of `lr_find`. Nothing is tuned for the plan. With `random` the rate is drawn from a thirtieth of the best to ten times as much, on all
+tasks, one epoch or two, for a hundred plans. FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/, tinyshakespeare/,
 imdb_sample/ and cifar10_jpg/."""
 import collections, io, math, re, tarfile, time
 from functools import partial
@@ -139,11 +140,11 @@ def valley(name, task, seed):
     with learn.no_bar(), learn.no_logging(): found,secs = clocked(lambda: learn.lr_find(show_plot=False))
     return float(found.valley),secs
 
-def pair(table, name, task, epochs, kind, seed):
-    "A row for today's training and one for the plan's"
+def pair(table, name, task, epochs, kind, seed, part=1.):
+    "A row for today's training and one for the plan's, at `part` of the best rate where that is not the valley's"
     if table.has(part='plan', task=name, epochs=epochs, kind=kind, seed=seed): return
     low,lr_find = valley(name, task, seed)
-    lr = low if kind=='valley' else best_rate(table, name, task, epochs)/(3 if kind=='third' else 1)
+    lr = low if kind=='valley' else float(f'{part*best_rate(table, name, task, epochs):.4g}')
     learn = learner(name, task, seed)
     with learn.no_bar(), learn.no_logging(), patch('time.perf_counter', time.process_time):
         plan,find = clocked(lambda: learn.bs_find(lr, n_epoch=epochs, show_plot=False))
@@ -161,6 +162,22 @@ def ratios(df):
     key = ['task','epochs','kind','seed']
     both = df[df.part=='plan'].merge(df[df.part=='today'], on=key, suffixes=('','_now'))
     return both.assign(changed=both.bs!=both.bs_now, d_train=both.train/both.train_now-1, d_valid=both.valid/both.valid_now-1, time=both.secs/both.secs_now)
+
+def random_case(seed):
+    "Task, epochs, and the rate over the best one"
+    rng = np.random.default_rng(seed)
+    return rng.choice(list(tasks)).item(),int(rng.choice([1,2])),float(np.exp(rng.uniform(np.log(1/30), np.log(10))))
+
+def of_random(both):
+    "How trainings at random rates end"
+    went = both[both.changed]
+    lost = ~np.isfinite(went.train_now) # Today's diverges itself
+    worse = went[~lost & ~(went.d_train<=0.2)]
+    near = both[both.over_best.between(1/3, 3)]
+    which = '; '.join(f"{r.task}, {r.epochs} epoch{'s'*(r.epochs>1)}, {r.over_best:.2g} times the best: {pct(r.d_train)}" for r in worse.itertuples())
+    return f"""Of {len(both)} plans at rates from {both.over_best.min():.2g} to {both.over_best.max():.2g} times the best, {len(went)} change something. Today's own training
+diverged in {int(lost.sum())} of these. Of the others {len(worse)} ended with a training loss that is no number or more than 20% above today's{f' ({which})' if which else ''};
+median {pct(went.d_train.median())}, and of the validation loss {pct(went.d_valid.median())}. Of the {len(near)} within three times of the best {int((~near.changed).sum())} stay."""
 
 def by_plan(both):
     "Means over the seeds of those that change something"
@@ -185,13 +202,21 @@ def in_short(both):
 * Processor time of the whole fit: median {went.time.median():.2f} of today's; as predicted within 15% in {(off<math.log(1.15)).mean():.0%}.
 * `bs_find` over `lr_find`: median {cost.median():.1f}, at most {cost.max():.1f}."""
 
+def over_best(df, both):
+    "The rate of each over that which was best for today's training"
+    rates = df[df.part=='rate'].dropna(subset='valid')
+    best = rates.loc[rates.groupby(['task','epochs']).valid.idxmin()].set_index(['task','epochs']).lr
+    return [r.lr/best[r.task,r.epochs] for r in both.itertuples()]
+
 def page(df):
     both = ratios(df)
+    both,drawn = both[both.kind!='random'],both[both.kind=='random']
     heads = ['data','epochs','rate','plan','epochs of it','factor on the rate','training loss','validation loss','time','predicted','seeds']
     lines = [[r.task+(' (held out)' if r.task in held_out else ''),r.epochs,f'{r.kind}, {r.lr:.2g}',r.bs,f'{r.n_epoch:.3g}',f'{r.factor:.2f}',pct(r.d_train),
               pct(r.d_valid),f'{r.time:.2f}',f'{r.predicted:.2f}',r.n] for r in by_plan(both).itertuples()]
     return '\n\n'.join([f'# {__doc__.splitlines()[0]}',' '.join(__doc__.split('\n\n')[2].split()),measured(df),'## In short',in_short(both),
-                        "## Each plan that changes something","Over today's training from the same weights; means of the seeds.",md_table(heads, lines)])
+                        "## Each plan that changes something","Over today's training from the same weights; means of the seeds.",md_table(heads, lines),
+                        *(['## At random rates',of_random(drawn.assign(over_best=over_best(df, drawn)))] if len(drawn) else [])])
 
 def run(args, table):
     for name,task in tasks.items():
@@ -199,6 +224,11 @@ def run(args, table):
         task.load(args.data)
         for seed in args.seeds or (seeds[:1] if args.quick else seeds):
             for epochs in lengths[:1] if args.quick else lengths:
-                for kind in kinds: pair(table, name, task, epochs, kind, seed)
+                for kind in kinds: pair(table, name, task, epochs, kind, seed, 1/3 if kind=='third' else 1.)
+    if 'random' not in args.parts: return
+    for seed in args.seeds or range(2 if args.quick else 100):
+        name,epochs,part = random_case(seed)
+        if not hasattr(tasks[name], 'train'): tasks[name].load(args.data)
+        pair(table, name, tasks[name], epochs, 'random', 1000+seed, part)
 
-if __name__=='__main__': main(__doc__, ['keeps'], run, page, parts=list(tasks))
+if __name__=='__main__': main(__doc__, ['keeps'], run, page, parts=[*tasks,'random'])

@@ -2,6 +2,7 @@
 
     python benchmarks/rossmann_cycles.py --full --data FOLDER --parts seeds   # 120,000 rows at the article's rate, three seeds; 40 minutes
     python benchmarks/rossmann_cycles.py --full --data FOLDER --parts rates   # Five rates with one seed, two more at each arm's best; two hours
+    python benchmarks/rossmann_cycles.py --full --data FOLDER --parts planned # As `plan.apply` has it, at the article's rate and at five; an hour
     python benchmarks/rossmann_cycles.py --full --data FOLDER --parts whole   # All rows, two or three rates each, one seed; 5 hours
 
 Goes on after the last cycle that is stored; trained models are kept in results/cache. An article on a batch size finder finds that batch 512 instead of 64
@@ -59,6 +60,23 @@ def train(args, t, to, top, some, arm, bs, epochs, rate, seed):
         learn.save(save)
         t.add_all([{**this, **o} for o in note.rows])
 
+def train_as_planned(args, t, to, top, some, rate, seed):
+    "Three cycles of a learner to which the plan for this rate was applied: its size, its epochs, its rate and its weight decay"
+    if t.has(rows=len(to.train), arm='planned', lr=rate, seed=seed, cycle=n_cycles): return
+    set_seed(seed)
+    learn,rows = learner(to, top, bs_now, path=cache),[]
+    with learn.no_bar(), learn.no_logging():
+        with patch('time.perf_counter', time.process_time): plan = learn.bs_find(rate, n_epoch=n_epoch, show_plot=False)
+        plan.apply(learn)
+        for cycle in range(1, n_cycles+1):
+            set_seed(100*seed+cycle)
+            note = Epochs(some)
+            learn.fit_one_cycle(plan.n_epoch, rate, cbs=note)
+            this = dict(rows=len(to.train), arm='planned', bs=plan.bs, epochs=plan.n_epoch, lr=rate, seed=seed, cycle=cycle,
+                        factor=plan.rule(plan.bs/plan.base_bs), wd=plan.wd_factor)
+            rows.extend({**this, **o} for o in note.rows)
+    t.add_all(rows)
+
 def planned(to, top, t):
     "Batch size and epochs of a cycle"
     if not t.has(rows=len(to.train)):
@@ -96,11 +114,17 @@ def run(args, t, t_plan):
     if 'rates' in args.parts:
         for rate in rates[:2] if args.quick else rates: train_on(few, seeds[:1], _at(rate))
         train_on(few, seeds[1:], _best)
+    if 'planned' in args.parts:
+        to,top = table(args.data, few)
+        def _planned(rate, seed): train_as_planned(args, t, to, top, some_rows(to), rate, seed)
+        for seed in seeds: _planned(lr, seed)
+        for rate in rates[:2] if args.quick else rates: _planned(rate, seeds[0])
+        for seed in seeds[1:]: _planned(best_rate(t.df[t.df.rows==t.df.rows.min()], 'planned'), seed)
     if 'whole' in args.parts: train_on(whole, args.seeds or [0], whole_rates.get)
 
 # The page
 
-names = {'today': '64, as today', 'large': '512', 'plan': "the plan's"}
+names = {'today': '64, as today', 'large': '512', 'plan': "the plan's, at the rate of 64", 'planned': 'as planned'}
 
 def pm(o, spec='.4f'): return f'{o.mean():{spec}}' + (f' ± {o.std():{spec}}' if len(o)>1 else '')
 
@@ -188,4 +212,4 @@ def draw(df, plans):
     return fig
 
 if __name__=='__main__':
-    main(__doc__, ['rossmann_cycles','rossmann_cycles_plans'], run, page, draw, parser=arguments(__doc__, parts=('seeds','rates','whole')))
+    main(__doc__, ['rossmann_cycles','rossmann_cycles_plans'], run, page, draw, parser=arguments(__doc__, parts=('seeds','rates','planned','whole')))
