@@ -319,15 +319,19 @@ def fit_time(self:BatchPlan,
 
 @patch(as_prop=True)
 def fastest_fit(self:BatchPlan)->int: # Items
-    "The size whose fit takes the least time, with validations, and in whole epochs where those are planned; today's where no other saves `least_gain`"
+    """Of the sizes whose fit takes about the least time, the one nearest to today's; today's where no other saves `least_gain`
+
+    With validations, and in whole epochs where those are planned. The further a batch is from today's, the less is known of how its training ends, which a
+    tenth of the time is not worth.
+    """
     if math.isnan(self.noise_known): return self.bs_now
     def _time(bs):
         n = self.epochs_at(bs)
         if self.in_whole_epochs and bs!=self.bs_now: n = max(n, whole_epochs(n)) # What is cut off is no gain
         return self.fit_time(n, bs)
     times = {bs: _time(bs) for bs in map(int, self.table.bs)}
-    best = min(times, key=times.get)
-    return best if times[best]<times[self.bs_now]/(1+self.least_gain) else self.bs_now
+    most = min(1.1*min(times.values()), times[self.bs_now]/(1+self.least_gain))
+    return min((bs for bs,t in times.items() if t<=most), key=lambda bs: abs(math.log(bs/self.bs_now)), default=self.bs_now)
 
 @patch(as_prop=True)
 def epoch_time(self:BatchPlan)->float: # Seconds; NaN where no step times are known
