@@ -201,7 +201,7 @@ def _measured(plan):
 def _then(plan, below, above):
     "What the device makes of it"
     bs,now,apart = plan.bs,plan.bs_now,below or above
-    if bs!=plan.fastest: return
+    if (bs>now,bs<now)!=(plan.fastest>now,plan.fastest<now): return
     if below and bs>now: yield Advice('why', f"A larger batch takes fewer steps for {'little ' if bs<=plan.ci[1] else ''}more data.")
     if above and bs<now: yield Advice('why', "A smaller batch learns the same from fewer examples.")
     if len(plan.timed)<2 or plan.timing_error>0.1: return
