@@ -278,7 +278,7 @@ def _with_times(learn, plan, max_bs):
 
 least_steps,most_steps = 20,80 # Of a short cycle
 cycle_cost = 65 # Of today's optimizer steps, whose time a short cycle may take
-more_passes = 1.5 # Through the items, over today's: beyond that a training is not cut short, and a low rate needs no more than others
+more_passes = 1.25 # Through the items, over today's: a training that makes more is not cut short, and a low rate needs no more than others
 
 def _with_rate(learn, plan):
     "`plan`, its rate tried where that is higher than today's: a size at which it does not hold is out, and so are all above it"
@@ -286,7 +286,7 @@ def _with_rate(learn, plan):
     factor_now = scaled.factor_at(plan.bs_now) if scaled else 1.
     def _factor(plan): return plan.rule(plan.bs/plan.base_bs)/factor_now
     while plan.moved and plan.timed and plan.bs>plan.bs_now:
-        low = replace(plan, rate_low=plan.adam and plan.n_epoch_exact<=more_passes*plan.epochs_now)
+        low = replace(plan, rate_low=plan.adam and plan.epochs<=more_passes*plan.epochs_now)
         factors = [o for o in sorted({_factor(plan),_factor(low)}) if o>1]
         if not factors: break
         n_steps = cycle_cost*plan.now_step_time/plan.step_time_at(plan.bs)

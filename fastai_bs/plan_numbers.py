@@ -354,6 +354,11 @@ def n_epoch(self:BatchPlan)->int: # Epochs
     return whole_epochs(self.n_epoch_exact)
 
 @patch(as_prop=True)
+def epochs(self:BatchPlan)->float: # Whole ones where those are planned
+    "With `bs`, to end where `epochs_now` epochs end today"
+    return self.n_epoch if self.in_whole_epochs else self.n_epoch_exact
+
+@patch(as_prop=True)
 def duration(self:BatchPlan)->Duration: # Seconds; NaN where no step times are known
     "Of `n_epoch` epochs as planned, and of `epochs_now` as it is today, with their validations, at the times measured"
     return Duration(self.fit_time(self.n_epoch, self.bs), self.duration_now)
@@ -374,8 +379,7 @@ def wd_factor(self:BatchPlan)->float: # 1 where nothing is known
     "`decay_factor` of the plan's size, rate and epochs; a fit that is given `wd=` itself goes by that"
     if self.wd_now is None or math.isnan(self.noise_known) or self.bs==self.bs_now: return 1.
     k = self.bs/self.bs_now
-    n_epoch = self.n_epoch if self.in_whole_epochs else self.n_epoch_exact
-    return decay_factor(k, self.rule(self.bs/self.base_bs)/self.rule(self.bs_now/self.base_bs), n_epoch/self.epochs_now)
+    return decay_factor(k, self.rule(self.bs/self.base_bs)/self.rule(self.bs_now/self.base_bs), self.epochs/self.epochs_now)
 
 @patch(as_prop=True)
 def wd(self:BatchPlan): # As `fit` takes it; `None` where there is none

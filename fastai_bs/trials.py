@@ -73,8 +73,7 @@ class Lengths:
         bs:int, # Items
     )->float: # Whole ones where today's are
         "Of a training as planned"
-        p = self.plan_at(bs)
-        return self.n_epoch if bs==self.plan.bs_now else p.n_epoch if p.in_whole_epochs else p.n_epoch_exact
+        return self.n_epoch if bs==self.plan.bs_now else self.plan_at(bs).epochs
 
     def seconds(self,
         bs:int, # Items
