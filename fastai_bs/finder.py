@@ -292,7 +292,8 @@ def _with_rate(learn, plan):
         n_steps = cycle_cost*plan.now_step_time/plan.step_time_at(plan.bs)
         n_steps = round(min(max(n_steps, least_steps), most_steps, max(1, plan.n_epoch_exact*plan.n_train/plan.bs)))
         micro_bs = None if plan.micro_bs==plan.micro_now else plan.micro_bs # A loader may know no other size
-        factor = factor_that_holds(learn, micro_bs, plan.n_acc, times(plan.base_lr, factor_now), factors, n_steps)
+        again = plan.rate_failed is None # It is the first size that is tried: all others have that to tell that the rate is near its edge
+        factor = factor_that_holds(learn, micro_bs, plan.n_acc, times(plan.base_lr, factor_now), factors, n_steps, again)
         if factor: return replace(low if factor>factors[0] else plan, rate_held=plan.bs)
         plan = replace(plan, rate_failed=plan.bs)
     return plan

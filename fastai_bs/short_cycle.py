@@ -81,13 +81,11 @@ def factor_that_holds(
     lr, # Peak of the rate today, as for `fit_one_cycle`
     factors:list, # On it, ascending: the rule's, and that of a low rate where there is another one
     n_steps:int, # Optimizer steps
+    again:bool=True, # Where the first fails, has another order of the items a say too?
 )->float: # `None` where none of them holds
-    """Of `factors` the first, if a short cycle at that rate ends no worse than one at `lr`; the last, if that ends clearly better still
-
-    Where the first fails, another order of the items has a say too.
-    """
+    "Of `factors` the first, if a short cycle at that rate ends no worse than one at `lr`; the last, if that ends clearly better still"
     def _loss(factor, seed=None): return loss_after(learn, micro_bs, n_acc, times(lr, factor), n_steps, seed)
     first,last = factors[0],factors[-1]
     loss,own = _loss(first),_loss(1.)
     if trains_as_well(loss, own): return last if last>first and trains_as_well(_loss(last), loss, -clearly) else first
-    return first if trains_as_well(loss+_loss(first, 1), own+_loss(1., 1)) else None
+    return first if again and trains_as_well(loss+_loss(first, 1), own+_loss(1., 1)) else None

@@ -71,6 +71,9 @@ def test_which_factor_holds(losses, found, n, monkeypatch):
         return losses[round(lr/1e-3)][0 if seed is None else 1]
     monkeypatch.setattr(short_cycle, 'loss_after', _loss_after)
     assert factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20)==found and len(asked)==len(set(asked))==n
+    if n==4: # Without a second order
+        asked.clear()
+        assert factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20, again=False) is None and len(asked)==2
 
 # In a plan
 
@@ -86,8 +89,8 @@ def asked(monkeypatch):
     "Sizes whose rate was tried; each of `answers` to one of them, then the last"
     sizes = []
     def _answers(holds):
-        def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps):
-            assert 1<factors[0]<factors[-1] and len(factors)==2 and n_steps>=1
+        def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps, again):
+            assert again==(not sizes) and 1<factors[0]<factors[-1] and len(factors)==2 and n_steps>=1
             sizes.append(micro_bs*n_acc)
             return {True: factors[0], False: None, 'low': factors[1]}[holds(len(sizes))]
         monkeypatch.setattr(finder, 'factor_that_holds', _factor_that_holds)
