@@ -184,9 +184,8 @@ def test_three_cycles_on_the_first_page():
     assert best_rate(many, 'today')==many[many.arm=='today'].lr.min()
     assert text in md('nbs/index.ipynb') and text in (root/'README.md').read_text()
 
-def test_the_time_that_plans_predict():
-    predicted, = re.search(r'of its time \(predicted (\d+%)\)', (folder/'pays.md').read_text()).groups()
-    for text in (md('nbs/index.ipynb'),(root/'README.md').read_text()): assert f'(predicted were {predicted} of the time)' in text
+kept = (r"Training loss as planned over today's, mean of seeds: median (\S+), above \+5% in (\S+),.*\n.*Validation loss: median (\S+), above \+5% in (\S+),.*\n"
+        r'.*whole fit: median (\S+) of')
 
 def figures(page, pattern): return re.search(pattern, (folder/f'{page}.md').read_text(), flags=re.M).groups()
 
@@ -200,14 +199,15 @@ def test_the_finder_s_page():
         r'128 \+(\S+) \(worst \+(\S+)%\)\. Of'))
     below,above,every_below,every_above = figures('pays', (r'beside that of 128: lower in (\d+) and higher in (\d+) .* made, lower in (\d+) and '
         r'higher in (\d+)'))
-    over,low,high,time,told = figures('pays', r'in its epochs: \+(\S+) of .*\(from -(\S+)% to \+(\S+)%\), in (\S+) of its time \(predicted (\S+)\)')
+    loss,loss_over,valid_loss,valid_over,time = figures('keeps', kept)
     def _round(o): return f'{float(o):.0f}%'
     for o in (f'training loss in {train} of {n}, of the one with the best validation loss in {valid};',
               f'at most 8 passes through the data, {few} of {n}, its validation loss is {plan} above the best on average, {worst} at worst',
               f'that is {all_128} and {_round(worst_128)};', f'near the peak of the rate, {_round(before)} and {_round(before_worst)}.',
               f'Over all {n} it is {every} and {_round(every_worst)}, with 128 items {every_128} and {_round(every_worst_128)}. '
               f'It ends below 128 in {below} of those {few} and above it in {above}, in {every_below} and {every_above} of all.',
-              f'they end {over} above', f'({_round(low)} below to {_round(high)} above), in {time} of the time; predicted were {told}.'): assert o in text, o
+              f"training loss ends at {loss} of today's (median; above +5% in {loss_over} of the plans), the validation loss at {valid_loss} ({valid_over}), in "
+              f'{time} of the time.'): assert o in text, o
     assert ('five seeds always came to within one power of two' in text) and f'power of two in {n} of {n}.' in (folder/'pays.md').read_text()
     rho = [re.findall(rf'^\| plan {o} \|[^|]*\| (\S+) /', (folder/'prediction.md').read_text(), flags=re.M) for o in ('after half an epoch','on new weights')]
     assert 'rank correlations of {} and {} after half an epoch, of {} and {} on new weights'.format(*rho[0], *rho[1]) in text
