@@ -56,10 +56,12 @@ def _parts(plan):
     return f" as {_as(plan.n_acc, plan.micro_bs, plan.n_ranks)}" if plan.n_acc*plan.n_ranks>1 else ''
 
 def _part(plan):
-    "Of today's time, in whole epochs where those are planned"
+    "Of today's time, in whole epochs where those are planned; a range where the clock was noisy"
     planned,today = plan.duration
     if not plan.in_whole_epochs: planned = plan.time_ratio*today
-    return f"{percent(planned/today)} of the time ({Duration(planned, today)})"
+    part,off = percent(planned/today),1+plan.timing_error
+    if off>1.1: part = f"{percent(planned/today/off)} to {percent(planned/today*off)}"
+    return f"{part} of the time ({Duration(planned, today)})"
 
 def _longer(plan):
     "Micro-batches to measure with next; `None` where more passes through the same items will not help"

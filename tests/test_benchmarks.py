@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from fastai_bs.plan_text import ended_above
 from helpers import cells_of, root
 
 folder = root/'benchmarks'
@@ -188,6 +189,10 @@ kept = (r"Training loss as planned over today's, mean of seeds: median (\S+), ab
         r'.*whole fit: median (\S+) of')
 
 def figures(page, pattern): return re.search(pattern, (folder/f'{page}.md').read_text(), flags=re.M).groups()
+
+def test_what_a_plan_says_of_its_promise():
+    *_,valid_over,_ = figures('keeps', kept)
+    assert f'{ended_above:.0%}'==valid_over
 
 def test_the_finder_s_page():
     "What plans pay, in round figures; and whether they rank the batch sizes as the clock does"
