@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from fastai_bs import scaling
-from fastai_bs.scaling import (adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, no_scaling,
+from fastai_bs.scaling import (adam_gain, adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, no_scaling,
                               scaled_momentum, sqrt_scaling, surge_scaling, warmup_factor)
 from fastai_bs.step_time import examples_needed, fastest_bs, fit_step_time, steps_needed
 
@@ -83,6 +83,28 @@ def test_surge_peaks_at_the_noise_scale(noise, base):
     peak = surge_scaling(noise/base, noise, base)
     for off in (0.5,0.9,0.999,1.001,1.1,2): assert surge_scaling(off*noise/base, noise, base) < peak
     assert surge_scaling(4*noise/base, noise, base)==approx(0.8*peak)==approx(surge_scaling(noise/base/4, noise, base)) # Symmetric on a log scale: 2/(2+1/2)
+
+# For Adam a power of the gain
+
+@pytest.mark.parametrize('k,noise,base,gain,power', [ # Examples are k over the gain
+    (1,256,64, 1,2/3), (16,inf,7, 16,2/3), (0.25,inf,7, 0.25,2/3), # As many
+    (4.5,384,64, 3,7/12), # 1.5 times
+    (8,384,64, 4,1/2), # Twice
+    (32,64*28/3,64, 8,1/2), # 4 times
+    (16,0,64, 1,1/2)]) # Without noise as many times as the batch
+def test_adam_gain_by_hand(k, noise, base, gain, power):
+    "2/3 where the examples stay as many, 1/2 where twice as many are needed or more, and evenly between"
+    assert adascale_gain(k, noise, base)==approx(gain) and adam_gain(k, noise_scale=noise, base_bs=base)==approx(gain**power)
+
+@many
+@given(ks, noises, sizes)
+def test_adam_gain(k, n, b):
+    examples = (n+k*b)/(n+b)
+    power = 1/2 if examples>=2 else 1/2+(2-examples)/6
+    f = adam_gain(k, n, b)
+    assert f==approx(math.exp(power*math.log(gain(k, n, b))), 1e-9)
+    if k>=1: assert 1-1e-12 <= f <= k**(2/3)*(1+1e-12)
+    assert adam_gain(1, n, b)==1
 
 # The square root rule as far as it is derived
 
