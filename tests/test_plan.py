@@ -252,7 +252,8 @@ device = dict(
     # Of 81 items at least: 25 items 4.24*0.0125 = 0.053 s, 50 2.62*0.015 = 0.0393, 100 1.81*0.02 = 0.0362: 50 are about as fast; 131/106, and 124*30 s
     no_estimate=(dict(noise_scale=inf, times=five, ci=(81.,inf)), f"{stay.format(100, '33 min 20 s')} "
             f"{at_least.format('81 items', 100, 'may be above or below it')} {longer}"),
-    no_estimate_and_larger=(dict(noise_scale=inf, bs_now=25, times=five, ci=(81.,inf)), f"{other.format(50, 25, 25, 124, 50, '74%', '1 h 2 min', '1 h 23 min')} "
+    no_estimate_and_larger=(dict(noise_scale=inf, bs_now=25, times=five, ci=(81.,inf)),
+            f"{other.format(50, 25, 25, 124, 50, '74%', '1 h 2 min', '1 h 23 min')} "
             f"{at_least.format('81 items', 25, 'is below it')} {larger} {longer}"),
     few_steps_today=(dict(times=five, n_train=1_000, epochs_now=1), f"{stay.format(100, '0.2 s').replace('100 epochs', '1 epoch')} {within.format(100)}"),
     no_larger_batch_in_an_epoch=(dict(times=five, n_train=200, bs_now=51, micro_now=51),
