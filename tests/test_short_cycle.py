@@ -105,7 +105,8 @@ def test_a_smaller_size_at_which_it_holds(known, asked):
     sizes = asked(lambda n: n==2)
     plan = find(learner(), n_epoch=20)
     assert len(sizes)==2 and (plan.rate_failed,plan.rate_held)==tuple(sizes) and plan.bs==sizes[1] and plan.rule_name=='adam_gain'
-    assert plan.lr==pytest.approx(1e-3*((200/4+1)/(200/plan.bs+1))**(2/3)) and not plan.rate_low # A power of AdaScale's gain
+    gain,examples = (200/4+1)/(200/plan.bs+1),(200+plan.bs)/(200+4)
+    assert 1<examples<2 and plan.lr==pytest.approx(1e-3*gain**(1/2+(2-examples)/6)) and not plan.rate_low # A power of AdaScale's gain
 
 def test_a_rate_that_is_low(known, asked):
     "Grows by the gain itself, and is told first"
