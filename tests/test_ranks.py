@@ -32,7 +32,7 @@ from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import linear_scaling, sqrt_scaling
 from fastai_bs.schedule import BatchSchedule
-from fastai_bs.short_cycle import loss_after, rate_holds
+from fastai_bs.short_cycle import factor_that_holds, loss_after
 from fastai_bs.timing import StepTimer, StepTimes
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, ScaledLoss, set_seed, token_task
 from oracle import item_grads, noise_scale, window_rows, z_score
@@ -589,7 +589,7 @@ def rate_tried(rank):
     learn = find_learner(cbs=[accum3()], opt='adam')
     with learn.distrib_ctx(cpu=True, sync_bn=False):
         before = everything(learn)
-        res = [loss_after(learn, 4, 2, lr, 5) for lr in (1e-3,1e-2)],rate_holds(learn, 4, 2, 1e-3, 10., 5)
+        res = [loss_after(learn, 4, 2, lr, 5) for lr in (1e-3,1e-2)],factor_that_holds(learn, 4, 2, 1e-3, [10.,30.], 5)
         return res,changes(before, everything(learn))
 
 def test_ranks_agree_on_the_rate():
