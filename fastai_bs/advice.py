@@ -84,7 +84,7 @@ def _stay(plan):
     if plan.rate_failed:
         return Advice('do', f"Stay at {now}{length}: at the rate that goes with {plan.rate_failed}, a short training ended worse than at today's rate.")
     if plan.bs!=plan.fastest:
-        within = 'in whole epochs' if plan.in_whole_epochs else 'with its validations'
+        within = 'in whole epochs' if plan.in_whole_epochs else 'as a whole fit'
         return Advice('do', f"Stay at {now}{length}: {within} {plan.fastest} would not be faster.")
     if not plan.timed: return Advice('do', f"Stay at {now}: how other sizes compare is open, as timing takes two batches of {plan.micro_now} in a row, "
                                            "which never came.")

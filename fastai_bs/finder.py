@@ -287,8 +287,8 @@ def _with_rate(learn, plan):
     def _factor(plan): return plan.rule(plan.bs/plan.base_bs)/factor_now
     while plan.moved and plan.timed and plan.bs>plan.bs_now:
         low = replace(plan, rate_low=plan.adam and plan.epochs<=more_passes*plan.epochs_now)
-        factors = [o for o in sorted({_factor(plan),_factor(low)}) if o>1]
-        if not factors: break
+        factors = sorted({_factor(plan),_factor(low)})
+        if factors[0]<=1: break
         n_steps = cycle_cost*plan.now_step_time/plan.step_time_at(plan.bs)
         n_steps = round(min(max(n_steps, least_steps), most_steps, max(1, plan.n_epoch_exact*plan.n_train/plan.bs)))
         micro_bs = None if plan.micro_bs==plan.micro_now else plan.micro_bs # A loader may know no other size

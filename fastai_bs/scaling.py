@@ -64,17 +64,17 @@ def adam_gain(
     k:float, # Ratio of the batch size to the one that the learning rate was tuned for
     noise_scale:float, # Gradient noise scale, in items; `inf` where no gradient can be told from the noise
     base_bs:float, # Batch size that the learning rate was tuned for, in items
-)->float: # Factor on the learning rate, between 1 and `k**(2/3)`
-    """`adascale_gain(k, noise_scale, base_bs)` to the power 2/3, falling to 1/2 where twice the examples are needed: for Adam and its kin, as measured
+)->float: # Factor on the learning rate, between 1 and `1.2*k**0.5`
+    """The root of `adascale_gain(k, noise_scale, base_bs)`, and up to a fifth more where fewer than twice the examples are needed: for Adam and its kin
 
-    The root is that of Malladi et al. 2022 (arXiv 2205.10287) where there is much noise.
+    Where there is much noise the root is that of `k` (Malladi et al. 2022, arXiv 2205.10287); the rest was measured. It never falls as `k` grows.
 
     >>> adam_gain(8, noise_scale=384, base_bs=64) # The gain is 4, and twice the examples are needed
     2.0
     """
     gain = adascale_gain(k, noise_scale, base_bs)
     examples = k/gain # Over those that the batch size needs which the rate was tuned for
-    return gain**max(1/2, 2/3 - (examples-1)/6)
+    return gain**0.5*min(gain**(1/6), 1 + max(0., 2-examples)/5)
 
 # %% ../nbs/02_scaling.ipynb #fb8bc36c
 def no_scaling(
@@ -149,7 +149,7 @@ def surge_scaling(
     return k**0.5*((base_bs + noise_scale)/(k*base_bs + noise_scale))
 
 # %% ../nbs/02_scaling.ipynb #eee1c238
-_by_name = linear_scaling,sqrt_scaling,adam_gain,capped_sqrt_scaling,no_scaling,adascale_gain,adam_scaling,surge_scaling
+_by_name = linear_scaling,sqrt_scaling,capped_sqrt_scaling,no_scaling,adascale_gain,adam_scaling,adam_gain,surge_scaling
 
 def rule_meant(
     rule, # Anything that was given as a rule and is no function
@@ -160,7 +160,8 @@ def rule_meant(
     'sqrt_scaling'
     """
     word = rule.lower() if isinstance(rule, str) else ''
-    return next((f.__name__ for f in _by_name if word.startswith(f.__name__.partition('_')[0])), 'linear_scaling')
+    names = [f.__name__ for f in _by_name]
+    return word if word in names else next((o for o in names if word.startswith(o.partition('_')[0])), 'linear_scaling')
 
 # %% ../nbs/02_scaling.ipynb #d4aae1a6
 def warmup_factor(

@@ -227,7 +227,7 @@ def relative_time(
 
 # %% ../nbs/03_step_time.ipynb #441e66b2
 class Duration(NamedTuple):
-    "Seconds of training alone: no validation, no saving, no logging"
+    "Seconds of a whole fit, without saving and logging"
     planned:float # Of the training as planned; NaN where no step times are known
     today:float # As it is today
     def __repr__(self): return f"{time_text(self.planned) or 'not known'} instead of {time_text(self.today) or 'not known'}"

@@ -64,6 +64,8 @@ situations = { # Without an argument each time, so that nobody changes another's
     'neither rate nor n_epoch': lambda: plan_of(base_lr=0.001, rate_given=False, epochs_given=False, epochs_now=1.),
     'rates for each group': lambda: plan_of(adam=False, base_lr=slice(1e-4,1e-2), trained=0.25),
     'one pass: rounding tells': lambda: plan_of(epochs_now=1, noise_scale=150., ci=(130.,180.)),
+    'validations take the gain': lambda: plan_of(valid_time=20., epochs_given=False, epochs_now=1.),
+    'a low rate': lambda: plan_of(rate_held=128, rate_low=True),
     'one pass: rounding takes the gain': lambda: plan_of(60., (50.,70.), bs_now=256, epochs_now=1),
     'a tiny set, many passes': lambda: plan_of(100., (80.,130.), n_train=800, bs_now=16, n_passes=8.5, n_workers=2),
     'four ranks': lambda: plan_of(2000., (1500.,2600.), n_ranks=4, bs_now=256),

@@ -20,7 +20,7 @@ from fastai_bs import finder # noqa: F401 (patches `bs_find` into `Learner`)
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
-from fastai_bs.scaling import adam_scaling, adascale_gain, linear_scaling, sqrt_scaling, surge_scaling
+from fastai_bs.scaling import adam_gain, adam_scaling, adascale_gain, linear_scaling, sqrt_scaling, surge_scaling
 from helpers import changes, distance, exported, flat, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, RaiseAt, regression
 
 # Measures
@@ -540,14 +540,15 @@ def test_rule_is_tried_before_a_running_noise_scale_knows_anything(rule, match):
 @pytest.mark.parametrize('opt_func', [Adam, RMSProp, partial(OptimWrapper, opt=torch.optim.AdamW), partial(OptimWrapper, opt=torch.optim.Adagrad)])
 def test_the_default_rule_for_adam_is_warned_about(opt_func):
     "Once, and only where it scales. A plan takes AdaScale's gain for Adam too, where the rate is low"
-    rule,learn = linear_scaling,learner(opt_func=opt_func, cbs=[ScaledLR(1, linear_scaling)])
+    learn = learner(opt_func=opt_func, cbs=[ScaledLR(1, linear_scaling)])
     with pytest.warns(UserWarning, match='is a rule for SGD, and this optimizer divides by the size of the gradient.*rule=sqrt_scaling'): learn.fit(1, 0.01)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         learn.fit(1, 0.01)
-        learner(opt_func=opt_func, cbs=[ScaledLR(4, rule)]).fit(1, 0.01)
+        learner(opt_func=opt_func, cbs=[ScaledLR(4, linear_scaling)]).fit(1, 0.01)
+        learner(opt_func=opt_func, cbs=[ScaledLR(1, adam_gain, noise_scale=64)]).fit(1, 0.01)
         learner(opt_func=opt_func, cbs=[ScaledLR(1, sqrt_scaling)]).fit(1, 0.01)
-        learner(cbs=[ScaledLR(1, rule)]).fit(1, 0.01)
+        learner(cbs=[ScaledLR(1, linear_scaling)]).fit(1, 0.01)
         learner(opt_func=opt_func, cbs=[ScaledLR(1, partial(adascale_gain, noise_scale=9))]).fit(1, 0.01)
 
 def test_what_a_partial_has_bound_stays():

@@ -32,7 +32,7 @@ from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import linear_scaling, sqrt_scaling
 from fastai_bs.schedule import BatchSchedule
-from fastai_bs.short_cycle import loss_after, rate_holds
+from fastai_bs.short_cycle import factor_that_holds, loss_after
 from fastai_bs.timing import StepTimer, StepTimes
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, ScaledLoss, set_seed, token_task
 from oracle import item_grads, noise_scale, window_rows, z_score
@@ -523,7 +523,8 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, t
             res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=plan.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=plan.n_windows,
                 bs_now=plan.bs_now,
                        micro_now=plan.micro_now, n_train=plan.n_train, n_passes=plan.n_passes, n_seen=plan.n_seen, max_bs=plan.max_bs, base_lr=plan.base_lr,
-                       loss_rose=plan.loss_rose, valid_time=plan.valid_time, rate_held=plan.rate_held, rate_failed=plan.rate_failed)
+                       loss_rose=plan.loss_rose, valid_time=plan.valid_time, rate_held=plan.rate_held, rate_failed=plan.rate_failed,
+                       rate_low=plan.rate_low, epoch_start=plan.epoch_start)
         changed = changes(before, everything(learn))
         kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
         if after: fit(learn, after, 0.05)
@@ -588,7 +589,7 @@ def rate_tried(rank):
     learn = find_learner(cbs=[accum3()], opt='adam')
     with learn.distrib_ctx(cpu=True, sync_bn=False):
         before = everything(learn)
-        res = [loss_after(learn, 4, 2, lr, 5) for lr in (1e-3,1e-2)],rate_holds(learn, 4, 2, 1e-3, 10., 5)
+        res = [loss_after(learn, 4, 2, lr, 5) for lr in (1e-3,1e-2)],factor_that_holds(learn, 4, 2, 1e-3, [10.,30.], 5)
         return res,changes(before, everything(learn))
 
 def test_ranks_agree_on_the_rate():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from fastai_bs import scaling
-from fastai_bs.scaling import (adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, no_scaling,
+from fastai_bs.scaling import (adam_gain, adam_scaling, adascale_gain, capped_sqrt_scaling, linear_scaling, no_scaling,
                               scaled_momentum, sqrt_scaling, surge_scaling, warmup_factor)
 from fastai_bs.step_time import examples_needed, fastest_bs, fit_step_time, steps_needed
 
@@ -83,6 +83,33 @@ def test_surge_peaks_at_the_noise_scale(noise, base):
     peak = surge_scaling(noise/base, noise, base)
     for off in (0.5,0.9,0.999,1.001,1.1,2): assert surge_scaling(off*noise/base, noise, base) < peak
     assert surge_scaling(4*noise/base, noise, base)==approx(0.8*peak)==approx(surge_scaling(noise/base/4, noise, base)) # Symmetric on a log scale: 2/(2+1/2)
+
+# For Adam the root of the gain, and up to a fifth more
+
+@pytest.mark.parametrize('k,noise,base,gain,more', [ # Examples are k over the gain
+    (1,256,64, 1,1), (16,inf,7, 16,1.2), (2,inf,7, 2,2**(1/6)), (0.25,inf,7, 0.25,0.25**(1/6)), # As many
+    (4.5,384,64, 3,1.1), # 1.5 times
+    (8,384,64, 4,1), # Twice
+    (32,64*28/3,64, 8,1), # 4 times
+    (16,0,64, 1,1)]) # Without noise as many times as the batch
+def test_adam_gain_by_hand(k, noise, base, gain, more):
+    "A fifth more where the examples stay as many, none where twice as many are needed or more, evenly between, and never more than the gain to the power 2/3"
+    assert adascale_gain(k, noise, base)==approx(gain) and adam_gain(k, noise_scale=noise, base_bs=base)==approx(gain**0.5*more)
+
+@pytest.mark.parametrize('x', [0.1,1,10,100,1e4,1e6])
+def test_adam_gain_never_falls(x):
+    fs = [adam_gain(2**(i/8), x, 1) for i in range(300)]
+    assert all(a<=b*(1+1e-12) for a,b in zip(fs, fs[1:]))
+
+@many
+@given(ks, noises, sizes)
+def test_adam_gain(k, n, b):
+    examples = (n+k*b)/(n+b)
+    f,root = adam_gain(k, n, b),math.sqrt(gain(k, n, b))
+    more = 1 if examples>=2 else 1.4-examples/5
+    assert f==approx(min(root*more, root**(4/3)), 1e-9)
+    if k>=1: assert 1-1e-12 <= f <= 1.2*k**0.5*(1+1e-12)
+    assert adam_gain(1, n, b)==1
 
 # The square root rule as far as it is derived
 

@@ -109,7 +109,7 @@ def test_a_smaller_size_at_which_it_holds(known, asked):
     plan = find(learner(), n_epoch=20)
     assert len(sizes)==2 and (plan.rate_failed,plan.rate_held)==tuple(sizes) and plan.bs==sizes[1] and plan.rule_name=='adam_gain'
     gain = (200/4+1)/(200/plan.bs+1)
-    assert plan.lr==pytest.approx(1e-3*gain**max(1/2, 2/3-(plan.bs/4/gain-1)/6)) and not plan.rate_low # A power of AdaScale's gain
+    assert plan.lr==pytest.approx(1e-3*min(gain**0.5*(1+max(0, 2-plan.bs/4/gain)/5), gain**(2/3))) and not plan.rate_low # About the root of AdaScale's gain
 
 def test_a_rate_that_is_low(known, asked):
     "Grows by the gain itself, and is told first"

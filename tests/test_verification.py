@@ -38,8 +38,8 @@ def changed(v, where, **values):
 
 columns = 'bs micro_bs n_acc lr factor runs passes steps seconds train_loss valid_loss loss diff low high part'.split()
 
-planned = [(1.,256,'Use 256 .today 64.: .* 256 ends '),(1.015,256,'Use 256 .* higher than that of 64'),(1.05,64,'Stay at 64: .* 256 ends .* higher than that of 64'),
-    (0.9,256,'Use 256 .* lower than that of 64, in '),(nan,64,'Stay at 64: nothing can be told')]
+planned = [(1.,256,'Use 256 .today 64.: .* 256 ends '),(1.015,256,'Use 256 .* higher than that of 64'),
+    (1.05,64,'Stay at 64: .* 256 ends .* higher than that of 64'),(0.9,256,'Use 256 .* lower than that of 64, in '),(nan,64,'Stay at 64: nothing can be told')]
 
 @pytest.mark.parametrize('ratio,bs,text', planned)
 def test_does_the_plan_keep_its_word(ratio, bs, text):
@@ -203,12 +203,13 @@ def test_exponents_are_those_of_all_lines_through_the_intervals(seed):
 
 def test_a_rate_at_the_edge_bounds_on_one_side_only():
     "Nothing is known beyond it, so it cannot rule out a steeper line"
-    def _trial(power): return trial(lambda bs,f,p: 0.5*math.exp(0.3*math.log(f/(bs/16)**power)**2), sizes=(16,256), rates=(1/4,1/2,1,2,4), sd=0.02, n_runs=5)
+    def _trial(power): return trial(lambda bs,f,p: 0.5*math.exp(0.3*math.log(f/(bs/16)**power)**2), sizes=(16,256), rates=(1/4,1/2,1,2,4), sd=0.02, n_runs=5,
+                                    found=plan_of())
     assert rule_text(_trial(0.5))=='' and rule_text(_trial(0))=='stay as they are, whatever the size'
 
 def test_a_size_that_is_worse_has_no_say_in_the_rule():
     loss = lambda bs,f,p: 0.5*(3 if bs==512 else 1)*math.exp(0.3*math.log(f/(8 if bs==512 else 1))**2)
-    assert rule_text(trial(loss, sizes=(16,64,256,512), rates=(1/2,1,2,4,8,16), sd=0.02))=='stay as they are, whatever the size'
+    assert rule_text(trial(loss, sizes=(16,64,256,512), rates=(1/2,1,2,4,8,16), sd=0.02, found=plan_of()))=='stay as they are, whatever the size'
 
 def test_least_difference():
     v = trial(valley(128), sd=0.02)

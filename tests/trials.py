@@ -19,7 +19,7 @@ def trial(loss, sizes=(32,64,128,256), rates=(1/3,1,3), whole=None, n_runs=3, sd
           seed=0, short_runs=1, step_time=lambda bs: 2e-3+3e-5*bs, **kwargs):
     """Each size with each rate at the first of `parts`, with its best rate at the others; `whole` of the sizes come to the whole length, which each of them has
     `n_runs` of; `short_runs` of shorter ones"""
-    found,rng = found or plan_of(),np.random.default_rng(seed)
+    found,rng = found or plan_of(1000., (900.,1100.)),np.random.default_rng(seed) # Of which 256 are planned
     whole = sizes if whole is None else whole
     n_train = found.n_train
     rows,curves = [],[]
