@@ -65,9 +65,9 @@ def adam_gain(
     noise_scale:float, # Gradient noise scale, in items; `inf` where no gradient can be told from the noise
     base_bs:float, # Batch size that the learning rate was tuned for, in items
 )->float: # Factor on the learning rate, between 1 and `1.2*k**0.5`
-    """The root of `adascale_gain(k, noise_scale, base_bs)`, and up to a fifth more where fewer than twice the examples are needed: for Adam and its kin
+    """`adascale_gain(k, noise_scale, base_bs)**0.5`, and up to a fifth more where fewer than twice the examples are needed: for Adam and its kin
 
-    Where there is much noise the root is that of `k` (Malladi et al. 2022, arXiv 2205.10287); the rest was measured. It never falls as `k` grows.
+    Where there is much noise the root is that of `k` (Malladi et al. 2022, arXiv 2205.10287); the fifth was measured.
 
     >>> adam_gain(8, noise_scale=384, base_bs=64) # The gain is 4, and twice the examples are needed
     2.0

@@ -22,7 +22,7 @@ from fastai_bs.text import counted, num, percent, rate_text
 attributes = """noise_scale ci noise_known is_bound n_windows n_enough n_seen n_passes trend loss_rose seed took epoch_time cool at_peak at_end bs_now base_bs
     base_lr rate_given adam sums pairs trained n_train n_workers n_ranks micro_now epochs_now epochs_given in_whole_epochs epochs_at fastest timed step_time
     time_ratio too_large failed max_bs timing_error least_gain bs bs_range micro_bs n_acc lr rule_name balanced_bs chosen n_epoch n_epoch_exact duration
-    table growth wd wd_now wd_factor set_up rate_held rate_failed rate_low rule valid_time""".split()
+    table growth wd wd_now wd_factor set_up rate_held rate_failed rate_low rule valid_time epochs""".split()
 
 def told(plan): return [*advice(plan),*details(plan)]
 

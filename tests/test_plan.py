@@ -787,7 +787,9 @@ def test_all_of_a_plan_follows_from_one_number(plan):
     if plan.timed and known:
         assert (' other sizes gain' in words or 'in whole epochs' in words)==stays and (stays or plan.time_ratio*(1+plan.least_gain)<=1+1e-9)
         took = planned if plan.in_whole_epochs else plan.time_ratio*today
-        whole = f'in about {percent(took/today)} of the time ({Duration(took, today)})'
+        part,off = percent(took/today),1+plan.timing_error
+        if off>1.1: part = f'{percent(took/today/off)} to {percent(took/today*off)}'
+        whole = f'in about {part} of the time ({Duration(took, today)})'
         if not stays: assert whole in words
         if plan.bs!=now:
             n_epoch = plan.n_epoch if plan.in_whole_epochs else num(plan.n_epoch_exact)
