@@ -152,8 +152,8 @@ def pair(table, name, task, epochs, kind, seed, part=1.):
     today = dict(part='today', **key, bs=bs_of(name), n_epoch=epochs, **fitted(task, learner(name, task, seed), epochs, lr))
     planned = plan.apply(learner(name, task, seed))
     factor = plan.rule(plan.bs/plan.base_bs)
-    table.add_all([today, dict(part='plan', **key, bs=plan.bs, n_epoch=plan.n_epoch, factor=factor, wd=plan.wd_factor, failed=plan.rate_failed, low=plan.rate_low,
-        noise_scale=plan.noise_scale, predicted=plan.duration[0]/plan.duration[1], find=find, lr_find=lr_find, **fitted(task, planned, plan.n_epoch, lr))])
+    table.add_all([today, dict(part='plan', **key, bs=plan.bs, n_epoch=plan.n_epoch, factor=factor, wd=plan.wd_factor, failed=plan.rate_failed,
+        low=plan.rate_low, noise_scale=plan.noise_scale, predicted=plan.duration[0]/plan.duration[1], find=find, lr_find=lr_find, **fitted(task, planned, plan.n_epoch, lr))])
 
 # The report
 
@@ -174,10 +174,12 @@ def of_random(both):
     lost = ~np.isfinite(went.train_now) # Today's diverges itself
     worse = went[~lost & ~(went.d_train<=0.2)]
     near = both[both.over_best.between(1/3, 3)]
-    which = '; '.join(f"{r.task}, {r.epochs} epoch{'s'*(r.epochs>1)}, {r.over_best:.2g} times the best: {pct(r.d_train)}" for r in worse.itertuples())
-    return f"""Of {len(both)} plans at rates from {both.over_best.min():.2g} to {both.over_best.max():.2g} times the best, {len(went)} change something. Today's own training
-diverged in {int(lost.sum())} of these. Of the others {len(worse)} ended with a training loss that is no number or more than 20% above today's{f' ({which})' if which else ''};
-median {pct(went.d_train.median())}, and of the validation loss {pct(went.d_valid.median())}. Of the {len(near)} within three times of the best {int((~near.changed).sum())} stay."""
+    which = [f' ({r.task}, epochs {r.epochs}, rate {r.over_best:.2g} times the best: {pct(r.d_train)})' for r in worse.itertuples()]
+    return f"""* Rates from {both.over_best.min():.2g} to {both.over_best.max():.2g} times the best; of {len(both)} plans {len(went)} change something.
+* Today's own training diverged in {int(lost.sum())} of these; of the others {len(worse)} ended with a training loss that is no number or more than 20%
+  above today's{','.join(which)}.
+* Training loss over today's: median {pct(went.d_train.median())}; validation loss: {pct(went.d_valid.median())}.
+* Within three times of the best rate {int((~near.changed).sum())} of {len(near)} plans stay."""
 
 def by_plan(both):
     "Means over the seeds of those that change something"

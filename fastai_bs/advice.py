@@ -167,7 +167,8 @@ def how(
         return
     yield _rate(plan)
     if plan.wd_factor!=1 and rate_text(plan.wd)!=rate_text(plan.wd_now):
-        yield Advice('how', f"Weight decay becomes {rate_text(plan.wd)} in place of {rate_text(plan.wd_now)}: it is set for you, unless you pass wd= to the fit.")
+        decay = f"{rate_text(plan.wd)} in place of {rate_text(plan.wd_now)}"
+        yield Advice('how', f"Weight decay becomes {decay}: it is set for you, unless you pass wd= to the fit.")
     if len(plan.timed)>1 and not plan.chosen: yield _sure(plan)
     yield Advice('run', _run(plan))
 

@@ -211,8 +211,8 @@ def test_the_finder_s_page():
               f'that is {all_128} and {_round(worst_128)};', f'near the peak of the rate, {_round(before)} and {_round(before_worst)}.',
               f'Over all {n} it is {every} and {_round(every_worst)}, with 128 items {every_128} and {_round(every_worst_128)}. '
               f'It ends below 128 in {below} of those {few} and above it in {above}, in {every_below} and {every_above} of all.',
-              f"training loss ends at {loss} of today's (median; above +5% in {loss_over} of the plans), the validation loss at {valid_loss} ({valid_over}), in "
-              f'{time} of the time.'): assert o in text, o
+              f"training loss ends at {loss} of today's (median; above +5% in {loss_over} of the plans), the validation loss at {valid_loss} ({valid_over}), "
+              f'in {time} of the time.'): assert o in text, o
     assert ('five seeds always came to within one power of two' in text) and f'power of two in {n} of {n}.' in (folder/'pays.md').read_text()
     rho = [re.findall(rf'^\| plan {o} \|[^|]*\| (\S+) /', (folder/'prediction.md').read_text(), flags=re.M) for o in ('after half an epoch','on new weights')]
     assert 'rank correlations of {} and {} after half an epoch, of {} and {} on new weights'.format(*rho[0], *rho[1]) in text
