@@ -150,10 +150,12 @@ def pair(table, name, task, epochs, kind, seed, part=1.):
         plan,find = clocked(lambda: learn.bs_find(lr, n_epoch=epochs, show_plot=False))
     key = dict(task=name, epochs=epochs, kind=kind, seed=seed, lr=lr)
     today = dict(part='today', **key, bs=bs_of(name), n_epoch=epochs, **fitted(task, learner(name, task, seed), epochs, lr))
-    planned = plan.apply(learner(name, task, seed))
+    applied = plan.apply(learner(name, task, seed))
     factor = plan.rule(plan.bs/plan.base_bs)
-    table.add_all([today, dict(part='plan', **key, bs=plan.bs, n_epoch=plan.n_epoch, factor=factor, wd=plan.wd_factor, failed=plan.rate_failed,
-        low=plan.rate_low, noise_scale=plan.noise_scale, predicted=plan.duration[0]/plan.duration[1], find=find, lr_find=lr_find, **fitted(task, planned, plan.n_epoch, lr))])
+    planned = dict(part='plan', **key, bs=plan.bs, n_epoch=plan.n_epoch, factor=factor, wd=plan.wd_factor, failed=plan.rate_failed, low=plan.rate_low,
+                   noise_scale=plan.noise_scale, predicted=plan.duration[0]/plan.duration[1], find=find, lr_find=lr_find,
+                   **fitted(task, applied, plan.n_epoch, lr))
+    table.add_all([today, planned])
 
 # The report
 
