@@ -150,7 +150,8 @@ def over_today(done):
 def compared(df, said, rate_of):
     "All arms at the end of the last cycle, and what they come to beside today's"
     done = by_arm(df, rate_of)
-    lines = [[names[arm],*(' or '.join(map(str, o[nm].unique())) for nm in ('bs','epochs')),f'{o.lr.iloc[0]:.3g}',len(o),pm(o.train_loss, '.5f'),pm(o.valid_loss, '.5f'),pm(o.exp_rmspe),
+    def _all(o, nm): return ' or '.join(map(str, o[nm].unique())) # Each seed has its plan
+    lines = [[names[arm],_all(o, 'bs'),_all(o, 'epochs'),f'{o.lr.iloc[0]:.3g}',len(o),pm(o.train_loss, '.5f'),pm(o.valid_loss, '.5f'),pm(o.exp_rmspe),
               pm(o.seconds/60, '.1f')] for arm,o in done.items()]
     heads = 'batch','items','epochs in a cycle','rate','seeds','train loss','valid loss','exp_rmspe','processor minutes of training'
     over = [[names[arm],*(pm(v, '.3f') for v in o.values())] for arm,o in over_today(done).items()]
