@@ -244,8 +244,8 @@ def plot_time(
 
 def _predicted(table, bs_now, bs):
     "A title in the words of the plan's advice"
-    if bs is None or table.time.isna().any(): return 'Predicted for this device'
-    return f"Predicted for this device: {f'stay at {bs}' if bs==bs_now else f'use {bs} (today {bs_now})'}"
+    if bs is None or table.time.isna().any(): return 'Predicted here'
+    return f"Predicted here: {f'stay at {bs}' if bs==bs_now else f'use {bs} (today {bs_now})'}"
 
 def _label_sizes(sizes, ax):
     "A tick for each batch size, and plain numbers on the other axis"

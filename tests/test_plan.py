@@ -1284,7 +1284,7 @@ def test_fixed_weights_are_drawn_as_they_were_measured(): assert make(times=five
     (dict(times=five, ci=(0.,inf)), ''), (dict(times=five, chosen=200), ': use 200 (today 100)')])
 def test_the_picture_says_what_to_do(kwargs, words):
     "In the words of the headline, where times are known"
-    assert make(**kwargs).plot()[1].get_title()==f'Predicted for this device{words}'
+    assert make(**kwargs).plot()[1].get_title()==f'Predicted here{words}'
 
 # Carrying it out
 
