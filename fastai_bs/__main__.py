@@ -13,7 +13,7 @@ warnings.filterwarnings('ignore', message='.*torch.jit.script.*') # Of no use to
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from statistics import mean
+import numpy as np
 import pandas as pd
 import torch
 import torch.nn as nn
@@ -66,8 +66,8 @@ def _train(learners, epochs, lr):
     n_acc,scaled,micro_bs = accumulation(learn),callback_of(learn, ScaledLR),learn.dls.bs
     secs,valid_loss,acc = zip(*trained)
     return {'batch size': micro_bs*n_acc, 'as': f'{n_acc} x {micro_bs}', 'lr': f'{lr*(scaled.factor if scaled else 1):.2g}', 'epochs': epochs,
-            'steps': epochs*-(-len(learn.dls.train)//n_acc), 'seconds': f'{mean(secs):.1f}', 'valid loss': f'{mean(valid_loss):.4f}',
-            'accuracy': f'{mean(acc):.1%}', 'lowest': f'{min(acc):.1%}', 'highest': f'{max(acc):.1%}'}
+            'steps': epochs*-(-len(learn.dls.train)//n_acc), 'seconds': f'{np.mean(secs):.1f}', 'valid loss': f'{np.mean(valid_loss):.4f}',
+            'accuracy': f'{np.mean(acc):.1%}', 'lowest': f'{min(acc):.1%}', 'highest': f'{max(acc):.1%}'}
 
 # %% ../nbs/20_demo.ipynb #88ed7ee4
 def _find_lr(make):

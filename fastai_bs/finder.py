@@ -269,10 +269,12 @@ def _with_times(learn, plan, max_bs):
         beyond,sizes = first(o for o in sizes if o>max_bs),[o for o in sizes if o<=max_bs]
 
     with mock_training(learn):
-        validation = valid_time(learn)
+        def _of_all(secs): # The same on all
+            secs = torch.tensor(secs, dtype=torch.float64)
+            return (over_ranks(secs, 'max') if plan.n_ranks>1 else secs).item()
+        validation = _of_all(valid_time(learn))
         times = time_steps(learn, sizes, plan.micro_now, plan.noise_known/plan.n_ranks)
-        each = torch.tensor([validation,times.start or 0.], dtype=torch.float64)
-        validation,start = (over_ranks(each, 'max') if plan.n_ranks>1 else each).tolist() # The same on all
+        start = _of_all(times.start or 0.)
     return replace(plan, times=times.fastest(), spread=times.spread(), too_large=times.too_large or beyond, failed=tuple(times.errors.items()), max_bs=max_bs,
                    valid_time=validation, epoch_start=start)
 

@@ -302,7 +302,7 @@ def valid_time(
     try:
         n = len(learn.dls.valid)
         if not n: return 0.
-        for _ in range(2):
+        for _ in range(1 if trains_together(learn) else 2):
             begin = time.perf_counter()
             with learn.no_bar(), fastai_on_ranks(): learn.validate(cbs=timer)
             firsts.append(time.perf_counter()-begin-(timer.at[-1]-timer.at[0]))
