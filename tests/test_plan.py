@@ -785,7 +785,8 @@ def test_all_of_a_plan_follows_from_one_number(plan):
     assert (last is None)==(known and high==inf and bool(plan.timed))
     assert plan.bs%plan.micro_bs==0 and plan.bs==plan.micro_bs*plan.n_acc*plan.n_ranks
     if plan.timed and known:
-        assert any(o in words for o in (' other sizes gain','in whole epochs','as a whole fit','every other size is slower'))==stays and (stays or plan.time_ratio*(1+plan.least_gain)<=1+1e-9)
+        says_so = any(o in words for o in (' other sizes gain','in whole epochs','as a whole fit','every other size is slower'))
+        assert says_so==stays and (stays or plan.time_ratio*(1+plan.least_gain)<=1+1e-9)
         took = planned if plan.in_whole_epochs else plan.time_ratio*today
         part,off = percent(took/today),1+plan.timing_error
         if off>1.1: part = f'{percent(took/today/off)} to {percent(took/today*off)}'
