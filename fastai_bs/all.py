@@ -12,7 +12,8 @@ from . import grow  # noqa: F401 The import adds `Learner.fit_grow`
 from .memory import MemoryReport, bn_to_gn # And `Learner.memory_report`
 from . import max_bs  # noqa: F401 The import adds `Learner.max_bs_find`
 from .noise import NoiseScale
-from .plots import plot_noise_scale
+from .plots_noise import plot_noise_scale
+from . import plots_schedule  # noqa: F401 The import adds `Recorder.plot_batch_size`
 from .plan import BatchPlan
 from .scaling import (adam_scaling, adascale_gain, capped_sqrt_scaling, decay_factor, linear_scaling, no_scaling, adam_gain, sqrt_scaling, surge_scaling,
                       warmup_factor)

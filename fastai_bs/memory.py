@@ -29,7 +29,7 @@ from .hypers import inner_opt
 from .loop import callback_of
 from .losses import plain
 from .schedule import BatchSchedule
-from .plots import plot_memory_rows
+from .plots_memory import plot_memory_rows
 from .trial import Ticks, mock_training
 from .cards import card_of, limit_bytes
 

@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from .text import as_plain
 from .scaling import no_scaling
 from .accumulate import GradAccum
-from .plots import plot_plan
+from .plots_plan import plot_plan
 from .lr import ScaledLR
 from .schedule import BatchSchedule
 from .set_up import code_of, refuse_other, set_back, set_up

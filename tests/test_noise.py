@@ -24,7 +24,7 @@ import fastai_bs.finder # noqa: F401, it adds bs_find
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.estimator import pooled
 from fastai_bs.noise import Moments, NoiseScale
-from fastai_bs.plots import plot_noise_scale
+from fastai_bs.plots_noise import plot_noise_scale
 from helpers import changes, left_behind, loaders, mlp, n_kept, needs_export, pairwise, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed
 from helpers import token_task
 from oracle import item_grads, noise_scale, window_rows, windows_in_order, z_score
