@@ -95,14 +95,14 @@ class Browser:
 def check(folder, browser, shots):
     "All that is wrong, as lines"
     base,wrong,links,anchors = serve(folder),[],{},{}
-    pages = sorted(p.name for p in folder.glob('*.html'))
+    pages = sorted(p.relative_to(folder).as_posix() for p in folder.rglob('*.html') if '_static' not in p.parts)
     for page in pages:
         for nm,size in sizes.items():
             for scheme in ('light','dark'):
                 wrong += [f'{page}, {nm}, {scheme}: {o}' for o in browser.open(base+page, size, scheme)]
                 wide = browser.run('document.documentElement.scrollWidth')
                 if wide>size[0]: wrong.append(f'{page}, {nm}: {wide} pixels wide on a screen of {size[0]}')
-                browser.shot(shots/f'{Path(page).stem}-{nm}-{scheme}.png')
+                browser.shot(shots/f"{page.removesuffix('.html').replace('/', '-')}-{nm}-{scheme}.png")
                 if page in read_aloud and axe.exists():
                     browser.run(axe.read_text())
                     wrong += [f'{page}, {nm}, {scheme}, axe: {o}' for o in browser.run(failed)]

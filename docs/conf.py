@@ -42,6 +42,6 @@ def accessible(html):
 
 def write_accessible(app, exception):
     if exception is None:
-        for p in Path(app.outdir).glob('*.html'): p.write_text(accessible(p.read_text()))
+        for p in Path(app.outdir).rglob('*.html'): p.write_text(accessible(p.read_text()))
 
 def setup(app): app.connect('build-finished', write_accessible)

@@ -23,16 +23,22 @@ guides = ['choose','prove','growing','models','four_ways','accumulation','learni
           'coming_from','faq','messages'] # In this order
 site = 'https://fastai-bs.github.io/fastai_bs'
 repo = 'fastai-bs/fastai_bs'
+nbs_path = root/'nbs'
 written = dict(which='docs/which.md', matrix='docs/matrix.md', changelog='CHANGELOG.md', contributing='CONTRIBUTING.md') # Pages that are no notebooks
 # What a visitor may look for, and a page that must then be among the results: `docs/check.py` tries it
 look_for = {'out of memory': 'split.html', 'learning rate': 'lr.html', 'noise scale': 'noise.html', 'gradient accumulation': 'accumulation.html',
             'warmup': 'scaling.html', 'bs_find': 'finder.html', 'GradAccum': 'accumulate.html'}
 
 def page_name(
-    nb, # Name of a notebook, as '05_distributed.ipynb'
-)->str: # Of its page, as 'distributed'
-    "The number in front is for the order on disk"
-    return re.sub(r'^\d+[a-z]*_', '', Path(nb).stem)
+    nb, # Path of a notebook below nbs, as 'learner/01_ranks.ipynb'
+)->str: # Its page, as 'learner/ranks'
+    "The page of a notebook; the number in front is for the order on disk"
+    path = Path(nb)
+    return (path.parent/re.sub(r'^\d+[a-z]*_', '', path.stem)).as_posix()
+
+def notebooks():
+    "Paths of all notebooks, those of examples that are no pages left out"
+    return [p for p in sorted(nbs_path.rglob('*.ipynb')) if p.parent==nbs_path or (p.parent.parent==nbs_path and not p.parent.name.startswith(('.','_')))]
 
 def modules(
     nbs, # Paths of notebooks
@@ -40,8 +46,8 @@ def modules(
     "The module that a notebook exports to"
     res = {}
     for p in nbs:
-        found = re.search(r'#\|\s*default_exp\s+(\w+)', '\n'.join(c.source for c in read_nb(p).cells if c.cell_type=='code'))
-        if found: res[page_name(p)] = importlib.import_module(f'fastai_bs.{found[1]}')
+        found = re.search(r'#\|\s*default_exp\s+([\w.]+)', '\n'.join(c.source for c in read_nb(p).cells if c.cell_type=='code'))
+        if found: res[page_name(p.relative_to(nbs_path))] = importlib.import_module(f'fastai_bs.{found[1]}')
     return res
 
 # Text
@@ -67,6 +73,12 @@ def documented(
     patched = [nm for nm in names if nm.startswith(('Learner.','Recorder.')) and not nm.rpartition('.')[2].startswith('_')]
     return [*(nm for nm in getattr(mod, '__all__', []) if callable(getattr(mod, nm))), *patched]
 
+def page_path(
+    link, # Path of a notebook, as a link has it
+)->str: # Of its page, beside it
+    folder,_,name = link.rpartition('/')
+    return f"{folder}{'/' if folder else ''}{page_name(name)}"
+
 def _code_link(m): return f'<a class="reference internal" href="{m[2]}.html"><code class="docutils literal">{escape(m[1])}</code></a>' # MyST drops such a text
 
 def markdown(s, mods):
@@ -75,10 +87,10 @@ def markdown(s, mods):
         full = full_name(m[2], m[3], m[1].strip('`'), mods)
         return f"{{py:obj}}`{m[1].strip('`')} <{full}>`" if full else m[0]
     s = re.sub(r'\[\[(`[^`]+`)\]\([^)]*\)\]\(', r'[\1](', s) # nbdev links a name within a link too
-    s = re.sub(rf'\[(`[^`\]]+`)\]\({site}/(\w+)\.html(?:\.md)?#([^)\s]+)\)', _ref, s)
-    s = re.sub(r'\]\(\.\./docs/(\w+\.md)', r'](\1', s)
-    s = re.sub(r'\]\((?!https?:)(?:\.\./nbs/)?([\w/]+\.ipynb)(#[^)\s]*)?\)', lambda m: f"]({page_name(m[1])}.ipynb{m[2] or ''})", s)
-    s = re.sub(r'\[`([^`\]]+)`\]\((\w+)\.ipynb\)', _code_link, s)
+    s = re.sub(rf'\[(`[^`\]]+`)\]\({site}/([\w/]+)\.html(?:\.md)?#([^)\s]+)\)', _ref, s)
+    s = re.sub(r'\]\(((?:\.\./)*)\.\./docs/(\w+\.md)', r'](\1\2', s)
+    s = re.sub(r'\]\((?!https?:)(?:\.\./nbs/)?([\w/.]+\.ipynb)(#[^)\s]*)?\)', lambda m: f"]({page_path(m[1])}.ipynb{m[2] or ''})", s)
+    s = re.sub(r'\[`([^`\]]+)`\]\(([\w/.]+)\.ipynb\)', _code_link, s)
     return re.sub(r'^:::+\s*\{\.callout-(\w+)[^}]*\}\s*$', r':::{\1}', s, flags=re.M)
 
 # Entries of the reference
@@ -173,7 +185,7 @@ def page_links(
 ):
     "A line of HTML below the title: the notebook in Colab, its source, and the page as plain text"
     links = [('Open in Colab',f'https://colab.research.google.com/github/{repo}/blob/main/{source}')] if source.endswith('.ipynb') and page!='index' else []
-    links += [('Edit this page',f'https://github.com/{repo}/edit/main/{source}'),('Plain text',f'{page}.html.md')]
+    links += [('Edit this page',f'https://github.com/{repo}/edit/main/{source}'),('Plain text',f"{page.rpartition('/')[2]}.html.md")]
     first = '' if page in guides else f' title="Begin there with !pip install git+https://github.com/{repo}"' # Guides have a cell for it
     return f"""<p class="page-links">{' '.join(f'<a href="{url}"{first if "colab" in url else ""}>{nm}</a>' for nm,url in links)}</p>"""
 
@@ -190,11 +202,11 @@ def describe_pictures(cells, title):
         if c.cell_type=='code' and any('image/png' in o.get('data', {}) for o in c.outputs):
             c.metadata['mystnb'] = {'image': {'alt': f"Picture: {re.sub('[`*$]', '', place)}"}}
 
-def write_page(path, dest, mods):
-    "One page; its title and a line about it"
-    nb,page = read_nb(path),page_name(path)
+def write_page(path, source, dest, mods):
+    "Write the page of the processed notebook at `path`, which is `source` below nbs; returns its title and a line about it"
+    nb,page = read_nb(path),page_name(source)
     title,line = front(nb)
-    head = [f'# {title or page}',*([f'*{line}*'] if line else []),*([search_links()] if page=='index' else []),page_links(f'nbs/{Path(path).name}', page)]
+    head = [f'# {title or page}',*([f'*{line}*'] if line else []),*([search_links()] if page=='index' else []),page_links(f'nbs/{source.as_posix()}', page)]
     cells = [mk_cell('\n\n'.join(head), 'markdown')]
     cells += [o for c in nb.cells if (o := convert(c, page, mods)) is not None]
     describe_pictures(cells, title or page)
@@ -202,6 +214,7 @@ def write_page(path, dest, mods):
     nb.cells = cells
     nb.metadata = {'kernelspec': {'name': 'python3', 'display_name': 'Python 3', 'language': 'python'},
                    'language_info': {'name': 'python', 'pygments_lexer': 'ipython3'}}
+    (dest/f'{page}.ipynb').parent.mkdir(parents=True, exist_ok=True)
     write_nb(nb, dest/f'{page}.ipynb')
     return title or page,line
 
@@ -223,7 +236,7 @@ def write_gallery(pages, dest, extra):
             for data in (o.get('data', {}) for o in getattr(c, 'outputs', [])):
                 if 'image/png' not in data: continue
                 n += 1
-                nm = f'gallery/{page}-{n}.png'
+                nm = f"gallery/{page.rpartition('/')[2]}-{n}.png"
                 (extra/nm).write_bytes(base64.b64decode(''.join(data['image/png'])))
                 what = escape(c.metadata['mystnb']['image']['alt'].removeprefix('Picture: '))
                 picture = f'<a href="{page}.html"><img src="{nm}" alt="{what}" loading="lazy"></a>'
@@ -238,17 +251,25 @@ def build(dest):
     sys.path.insert(0, str(root/'benchmarks')) # Notebooks import from there
     cfg,extra = get_config(),dest.parent/'extra'
     _build_modidx()
-    paths = sorted(proc_nbs(n_workers=0).rglob('*.ipynb'))
-    mods = modules(sorted(cfg.nbs_path.glob('*.ipynb')))
+    processed = proc_nbs(n_workers=0)
+    paths = sorted(processed.rglob('*.ipynb'))
+    mods = modules(notebooks())
     for o in (dest,extra):
         shutil.rmtree(o, ignore_errors=True)
         o.mkdir(parents=True)
-    heads = {page_name(p): write_page(p, dest, mods) for p in paths}
+    of_path = {page_name(p.relative_to(nbs_path)): p.relative_to(nbs_path) for p in notebooks()}
+    heads = {}
+    for p in paths: # nbdev may have taken the number off already
+        page = page_name(p.relative_to(processed))
+        heads[page] = write_page(p, of_path[page], dest, mods)
     first = [o for o in guides if o in heads]
     rest = [o for o in heads if o!='index' and o not in mods and o not in first]
     heads |= {o: write_markdown(o, dest, extra, mods) for o in written}
     write_gallery({o: heads[o][0] for o in (*first,*rest)}, dest, extra)
-    for p in dest.glob('*.ipynb'): (extra/f'{p.stem}.html.md').write_text(page_text(read_nb(p)))
+    for p in dest.rglob('*.ipynb'):
+        text = (extra/p.relative_to(dest)).with_suffix('.html.md')
+        text.parent.mkdir(parents=True, exist_ok=True)
+        text.write_text(page_text(read_nb(p)))
     parts = ('Guides', ['which',*first,*rest,'matrix']),('Reference', [o for o in heads if o in mods]),('Project', ['changelog','contributing'])
     (extra/'llms.txt').write_text(llms(*heads['index'], [(nm,[(o,*heads[o]) for o in pages]) for nm,pages in parts], site))
     index = read_nb(dest/'index.ipynb')

@@ -14,9 +14,9 @@ def plain(
     s = re.sub(r'^````\{py:\w+\} (.*)\n:module: .*$', lambda m: f'### `{m[1]}`', s, flags=re.M)
     s = re.sub(r'^````$', '', s, flags=re.M)
     s = re.sub(r'\{py:obj\}`([^`<]+?) <[^`>]+>`', r'`\1`', s)
-    s = re.sub(r'<a class="reference internal" href="(\w+)\.html"><code[^>]*>([^<]*)</code></a>', lambda m: f'[`{unescape(m[2])}`]({m[1]}.html.md)', s)
-    s = re.sub(r'\]\((\w+)\.ipynb(#[^)\s]*)?\)', r'](\1.html.md\2)', s)
-    s = re.sub(r'\]\((\w+)\.md(#[^)\s]*)?\)', r'](\1.html.md\2)', s) # Pages that are no notebooks
+    s = re.sub(r'<a class="reference internal" href="([\w/.]+)\.html"><code[^>]*>([^<]*)</code></a>', lambda m: f'[`{unescape(m[2])}`]({m[1]}.html.md)', s)
+    s = re.sub(r'\]\(([\w/.]+)\.ipynb(#[^)\s]*)?\)', r'](\1.html.md\2)', s)
+    s = re.sub(r'\]\(((?:\.\./)*\w+)\.md(#[^)\s]*)?\)', r'](\1.html.md\2)', s) # Pages that are no notebooks
     s = re.sub(r'^<p class="(page-links|look-for)">.*</p>$\n?', '', s, flags=re.M)
     return s.strip()
 

@@ -20,7 +20,7 @@ def output_text(out):
 def cell_text(cell):
     "Markdown of a cell: its text, or its code and outputs; nothing where it is hidden"
     if cell.cell_type=='markdown':
-        text = re.sub(r'\]\((\w+\.ipynb)\)', rf']({here}\1)', cell.source).replace('](../docs/', f']({repo}/blob/main/docs/')
+        text = re.sub(r'\]\(([\w/]+\.ipynb)\)', rf']({here}\1)', cell.source).replace('](../docs/', f']({repo}/blob/main/docs/')
         return text.replace('](images/', f']({raw}/nbs/images/') # Whole addresses: an index of packages shows this page too
     if cell.cell_type!='code' or '#| hide' in cell.source: return ''
     return '\n\n'.join([f'```python\n{cell.source}\n```', *filter(None, map(output_text, cell.outputs))])
