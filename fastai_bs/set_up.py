@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/set_up.html.md"""
 # %% auto #0
 __all__ = ['check_learner', 'refuse_other', 'check_enough', 'BeforeSetUp', 'set_up', 'set_back', 'code_of']
 
-# %% ../nbs/16a_set_up.ipynb #124c7878
+# %% ../nbs/16a_set_up.ipynb #a5e07153
 import warnings
 from dataclasses import dataclass
 from fastai.callback.training import GradientAccumulation
@@ -15,148 +15,114 @@ from fastai.learner import Learner
 from .text import counted, rate_text
 from .distributed import n_ranks
 from .loaders import is_distributed_dl, n_items, with_micro_bs, with_train
-from .hypers import divides_by_size
+from .hypers import decay_of, divides_by_size
 from .loop import callback_of
 from .losses import loss_elements
 from .accumulate import GradAccum
 from .lr import ScaledLR
 
-# %% ../nbs/16a_set_up.ipynb #d7c07c06
+# %% ../nbs/16a_set_up.ipynb #81f3f144
 def check_learner(
     learn, # Anything
 ):
-    "An error where `learn` is no `Learner`"
+    "Raise an error where `learn` is no `Learner`"
     if not isinstance(learn, Learner): raise TypeError(f"A plan is applied to a Learner, got {type(learn).__name__}")
+
+_family = {True: "Adam and its kin", False: "SGD"}
+_reduction = {True: "sum", False: "mean"}
 
 def refuse_other(
     learn:Learner, # To be set up
     adam:bool, # Is the plan for an optimizer that divides by the size of the gradient?
     sums:bool, # And for a loss that is a sum over items?
 ):
-    "An error where the learner's optimizer or loss is of another kind than the plan's"
+    "Raise an error where the learner's optimizer or loss is of another kind than the plan's"
     check_learner(learn)
-    has = divides_by_size(learn)
-    if has is not None and has!=adam: raise ValueError(
-        f"This plan is for {'Adam and its kin' if adam else 'SGD'}, and the learner's optimizer {'divides' if has else 'does not divide'} by the size of the "
-        "gradient, so another learning rate goes with it: make a plan with this optimizer, by learn.bs_find")
-    if (loss_elements(learn.loss_func)[1]=='sum')!=sums: raise ValueError(
-        f"This plan is for a loss that is a {'sum' if sums else 'mean'} over items, and the learner's is a {'mean' if sums else 'sum'}, so another learning "
-        "rate goes with it: make a plan with this loss, by learn.bs_find")
+    has_adam,has_sum = divides_by_size(learn),loss_elements(learn.loss_func)[1]=='sum'
+    if has_adam not in (None,adam):
+        raise ValueError(f"This plan is for {_family[adam]}, and the learner's optimizer is of the kind of {_family[has_adam]}, so another learning rate "
+                         "goes with it: make a plan with this optimizer, by learn.bs_find")
+    if has_sum!=sums:
+        raise ValueError(f"This plan is for a loss that is a {_reduction[sums]} over items, and the learner's is a {_reduction[has_sum]}, so another "
+                         "learning rate goes with it: make a plan with this loss, by learn.bs_find")
 
-# %% ../nbs/16a_set_up.ipynb #1b48c67f
 def check_enough(
     dl, # A training loader with batches of `micro_bs`
     micro_bs:int, # Items
     n_acc:int, # Micro-batches of an optimizer step, on each rank
-    ranks:int=1, # That train together
+    ranks:int=1, # Ranks that train together
 ):
-    "An error where `dl` yields no batch, a warning where an epoch of it is less than a step"
+    "Raise an error where `dl` yields no batch; warn where an epoch of it is less than a step"
     try: n = len(dl)
     except TypeError: return # fastai will say so
-    if n==0: raise ValueError(
-        f"With {counted(micro_bs)} in a batch the training loader yields none: it has {n_items(dl)} and leaves out a batch that is not whole. Take a smaller "
-        "size by plan.at, a loader without `drop_last`, or more items")
-    if is_distributed_dl(dl): ranks = 1 # It yields a rank's share
-    if n<n_acc*ranks: warnings.warn(
-        f"An optimizer step of this plan takes {n_acc*ranks} batches of {counted(micro_bs)}, and the training loader yields {n} in an epoch: each epoch is a "
-        "single step, and a smaller one. Take a smaller size by plan.at, or more items", stacklevel=4)
+    if n==0:
+        raise ValueError(f"With {counted(micro_bs)} in a batch the training loader yields none: it has {n_items(dl)} and leaves out a batch that is not "
+                         "whole. Take a smaller size by plan.at, a loader without `drop_last`, or more items")
+    if is_distributed_dl(dl): ranks = 1 # Such a loader yields a rank's share
+    if n<n_acc*ranks:
+        warnings.warn(f"An optimizer step of this plan takes {n_acc*ranks} batches of {counted(micro_bs)}, and the training loader yields {n} in an epoch: "
+                      "each epoch is a single step, and a smaller one. Take a smaller size by plan.at, or more items", stacklevel=4)
 
-# %% ../nbs/16a_set_up.ipynb #8ad63025
+# %% ../nbs/16a_set_up.ipynb #40b1f0fc
 @dataclass(eq=False)
 class BeforeSetUp:
-    "What a learner had, and what it got instead"
-    dls:object # Its `DataLoaders`
-    cbs:list # All of its callbacks, in their order
-    train:object = None # The training loader that it got
-    added:tuple = () # The callbacks that it got
-    wd:object = None # Its weight decay, as `learn.wd` was
-    wd_now:object = None # What that meant to its optimizer; `None` where the plan leaves it alone
-    wd_set:object = None # What `learn.wd` became instead
+    "What a learner had before a plan was applied, and what it got instead"
+    old_train:object # Its training loader
+    new_train:object # The training loader that it got
+    old_cbs:list # The callbacks that were taken off
+    new_cbs:list # The callbacks that it got
+    old_wd:object # `learn.wd`
+    opt_wd:object # The optimizer's own weight decay; `None`: the plan leaves it alone
 
     def __reduce__(self): return type(None),() # Nobody wants the old loaders in an exported learner
 
-def _is_in(o, among): return any(o is p for p in among)
-
-_kinds = (GradAccum,GradientAccumulation),ScaledLR
-
-def _dls_before(learn, was):
-    "To go back to, and what is left in words"
-    now,old = learn.dls,was.dls
-    if old.loaders[0] is was.train or now.loaders[0] is old.loaders[0]: return now,[] # Nothing has changed, or it is back
-    if now.loaders[0] is not was.train: return now,['the training loader']
-    same = len(now.loaders)==len(old.loaders) and all(a is b for a,b in zip(now.loaders[1:], old.loaders[1:]))
-    return old if same else with_train(now, old.loaders[0]),[]
-
-def _cbs_before(learn, was):
-    "To go back to, in their order, and what is left in words"
-    now = [cb for cb in learn.cbs if not _is_in(cb, was.added)]
-    theirs = [cb for cb in now if isinstance(cb, _kinds) and not _is_in(cb, was.cbs)] # In place of ours
-    replaced = tuple(kind for kind in _kinds if any(isinstance(cb, kind) for cb in theirs))
-    gone = [cb for cb in was.cbs if isinstance(cb, _kinds) and not any(isinstance(cb, kind) for kind in replaced)]
-    return [cb for cb in was.cbs if _is_in(cb, now+gone)] + [cb for cb in now if not _is_in(cb, was.cbs)],[type(cb).__name__ for cb in theirs]
-
-def _before(learn):
-    "`BeforeSetUp`, and what is left in words"
-    was = vars(learn).get('before_set_up')
-    if was is None: return BeforeSetUp(learn.dls, list(learn.cbs), wd=learn.wd),[]
-    (dls,left),(cbs,more) = _dls_before(learn, was),_cbs_before(learn, was)
-    if was.wd_now is None: return BeforeSetUp(dls, cbs, wd=learn.wd),left+more
-    if learn.wd==was.wd_set: return BeforeSetUp(dls, cbs, wd=was.wd, wd_now=was.wd_now),left+more
-    return BeforeSetUp(dls, cbs, wd=learn.wd),[*left,*more,'`learn.wd`']
-
-def _set_decay(learn, note):
-    "As it was before any plan"
-    learn.wd = note.wd
-    if note.wd_now is not None and learn.opt is not None: learn.opt.set_hypers(wd=note.wd_now) # A fit sets `learn.wd` only, and only where there is one
+_replaced = GradAccum,GradientAccumulation,ScaledLR # A plan brings its own
 
 def set_up(
     learn:Learner, # Gets all of it, and is returned
     micro_bs:int, # Items in a batch of its training loader to come
-    accum:GradAccum, # In place of any that it has, and of fastai's
-    scaled:ScaledLR, # In place of any that it has
-    wd_now=None, # Its weight decay, as `fit` takes it; `None`: to be left alone
-    wd=None, # What it is to be
+    cbs:list, # A `GradAccum` and a `ScaledLR`, in place of those that it has
+    wd=None, # Weight decay, as `fit` takes it; `None`: it stays
 )->Learner:
-    "Have `learn` train with such batches and callbacks: no random number is drawn, and twice is once"
+    "Have `learn` train with such batches and callbacks; what a plan before has set is taken back first"
     dl = with_micro_bs(learn.dls.train, micro_bs) # Before anything changes: it may refuse
+    accum = cbs[0]
     check_enough(dl, micro_bs, accum.n_acc, n_ranks(learn))
-    note,_ = _before(learn)
-    note.train,note.added = dl,(accum,scaled)
-    _set_decay(learn, note) # Of a plan before, it may have another one
-    if wd_now is None: note.wd_now = None
-    else: learn.wd,note.wd_set,note.wd_now = wd,wd,wd_now if note.wd_now is None else note.wd_now # A plan before may have set this one's
+    set_back(learn)
+    before = learn.dls.train
+    if before is not dl: dl = with_micro_bs(before, micro_bs)
+    opt_wd = None if wd is None or learn.opt is None else decay_of(learn)
+    old_cbs = [cb for cb in learn.cbs if isinstance(cb, _replaced)]
     own = callback_of(learn, GradAccum)
-    if own: accum.count,accum.fix_bn = own.count,own.fix_bn # The model's own
-    learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, _kinds)])
-    if dl is not learn.dls.train: learn.dls = with_train(learn.dls, dl)
-    learn.before_set_up = note
-    return learn.add_cbs([accum,scaled])
+    if own: accum.count,accum.fix_bn = own.count,own.fix_bn # They belong to the model
+    learn.before_set_up = BeforeSetUp(before, dl, old_cbs, cbs, learn.wd, opt_wd)
+    learn.remove_cbs(old_cbs)
+    if dl is not before: learn.dls = with_train(learn.dls, dl)
+    if wd is not None: learn.wd = wd
+    return learn.add_cbs(cbs)
 
 def set_back(
     learn:Learner, # Is returned
 )->Learner:
-    "Give `learn` the training loader and the callbacks that it had before `set_up`, but for what was changed since; where it was not set up, nothing"
+    "Give `learn` the training loader, the callbacks and the weight decay that it had before `set_up`; a training loader that was replaced since stays"
     check_learner(learn)
-    note,left = _before(learn)
-    if vars(learn).pop('before_set_up', None) is None: return learn
-    learn.dls = note.dls
-    _set_decay(learn, note)
-    learn.remove_cbs([cb for cb in learn.cbs if not _is_in(cb, note.cbs)])
-    for cb in note.cbs:
-        if _is_in(cb, learn.cbs): vars(learn).setdefault(cb.name, cb) # It may have gone with one of the same name
-        else: learn.add_cb(cb)
-    learn.cbs.items[:] = note.cbs # In their order
-    if left: warnings.warn(f"Since the plan was applied somebody has replaced what it set: left as it is now is {', '.join(left)}. Everything else is as it "
-                           "was before; set what is left by hand", stacklevel=3)
+    before = vars(learn).pop('before_set_up', None)
+    if before is None: return learn
+    learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, _replaced)])
+    learn.add_cbs(before.old_cbs)
+    if learn.dls.train is before.new_train and before.new_train is not before.old_train: learn.dls = with_train(learn.dls, before.old_train)
+    learn.wd = before.old_wd
+    if before.opt_wd is not None and learn.opt is not None: learn.opt.set_hypers(wd=before.opt_wd) # A fit sets the optimizer's only where `learn.wd` is given
     return learn
 
-# %% ../nbs/16a_set_up.ipynb #0aae9ce4
+# %% ../nbs/16a_set_up.ipynb #77648e92
 def code_of(
-    plan, # A `BatchPlan`, or anything else with its attributes
+    plan, # A `BatchPlan`
 )->str:
     "The line to paste that trains as planned"
     noise = getattr(plan.rule, 'keywords', {}).get('noise_scale')
     rule = plan.rule_name if noise is None else f'{plan.rule_name}, noise_scale={noise:.6g}'
     cbs = f"[GradAccum({plan.n_acc}), ScaledLR({plan.base_bs}, {rule})]"
-    wd = '' if plan.wd_factor==1 else f'wd={rate_text(plan.wd)}, '
-    return f"learn.fit_one_cycle({plan.n_epoch}, {rate_text(plan.base_lr, '.15g')}, {wd}cbs={cbs}) # with dls of bs={plan.micro_bs}"
+    args = [str(plan.n_epoch), rate_text(plan.lr, '.15g')]
+    if plan.wd_factor!=1: args.append(f'wd={rate_text(plan.wd)}')
+    return f"learn.fit_one_cycle({', '.join(args)}, cbs={cbs}) # with dls of bs={plan.micro_bs}"
