@@ -27,7 +27,7 @@ from .scaling import sqrt_scaling
 from .lr import ScaledLR
 from .schedule import BatchSchedule
 from .trial import own_settings
-from .plan_numbers import BatchPlan
+from .plan import BatchPlan
 import fastai_bs.finder # noqa: F401 bs_find
 
 # %% ../nbs/19a_grow.ipynb #ae94cd96

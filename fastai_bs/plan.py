@@ -7,9 +7,9 @@ Docs: https://fastai-bs.github.io/fastai_bs/plan.html.md"""
 # %% auto #0
 __all__ = ['least_windows', 'Today', 'Measured', 'Device', 'RateTrial', 'BatchPlan']
 
-# %% ../nbs/18_plan.ipynb #1d9cd322
+# %% ../nbs/18_plan.ipynb #c60cc703
 import math
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 import numpy as np
 import pandas as pd
@@ -26,7 +26,7 @@ from .set_up import code_of, refuse_other, set_back, set_up
 from .plots_plan import plot_plan
 from .advice import plan_details, plan_html, plan_paragraph, plan_text
 
-# %% ../nbs/18_plan.ipynb #44473584
+# %% ../nbs/18_plan.ipynb #e9c29075
 @dataclass(frozen=True)
 class Today:
     "A training as it is today, before a plan"
@@ -80,9 +80,10 @@ class RateTrial:
     "Batch sizes at which a higher rate was tried in a short training"
     held:int = None # Batch size in items at which the rate trained as well as today's; `None`: at none
     failed:int = None # The smallest one at which it did not; `None`: at none
+    gave_up:bool = False # Did it fail at so many sizes that no smaller one was tried?
     low:bool = False # Is today's rate so low that with Adam it has to grow as for SGD?
 
-# %% ../nbs/18_plan.ipynb #79bb13e9
+# %% ../nbs/18_plan.ipynb #858aa644
 least_windows = 10 # Fewer windows do not tell the noise scale
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -206,7 +207,8 @@ class BatchPlan:
         `step_time` is what the plan reckons with, see `timed`; `measured` what a step in one micro-batch took here, NaN for sizes that were not timed
         """
         sizes = candidates(self._micro_sizes, self.bs_now, self.noise_known, self.today.n_train, self.today.n_ranks)
-        if self.rate.failed: sizes = [bs for bs in sizes if bs<self.rate.failed or bs<=self.bs_now]
+        if self.rate.gave_up: sizes = [bs for bs in sizes if bs<=self.bs_now]
+        elif self.rate.failed: sizes = [bs for bs in sizes if bs<self.rate.failed or bs<=self.bs_now]
         if self.chosen: sizes = sorted({*sizes,self.chosen})
         res = pd.DataFrame([self._candidate(bs) for bs in sizes])
         return res.assign(time=relative_time(res.bs, res.step_time, self.noise_known, self.bs_now))

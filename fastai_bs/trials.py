@@ -58,16 +58,16 @@ class Lengths:
         bs:int, # Items
     )->float: # Seconds; NaN where it is not known
         "Of an optimizer step"
-        return self.plan_at(bs).seconds_of(bs/self.plan.n_train, bs)
+        return self.plan_at(bs).step_time_at(bs)
 
     def n_steps(self,
         bs:int, # Items
         part:float=1., # Of the whole length
     )->int: # Optimizer steps, 1 at least
         "In this time, of these items, or of the plan's epochs"
-        items = self.n_epoch*(self.plan.epoch_time/self.step_time(bs)*bs if self.equal=='time' else self.plan.n_train)
-        if self.equal=='plan': items = self.epochs(bs)*self.plan.n_train
-        return max(1, steps_of(part*items, bs, self.plan_at(bs).micro_bs*self.plan.n_ranks, self.plan.n_train, self.drops_last))
+        items = self.n_epoch*(self.plan.epoch_time/self.step_time(bs)*bs if self.equal=='time' else self.plan.today.n_train)
+        if self.equal=='plan': items = self.epochs(bs)*self.plan.today.n_train
+        return max(1, steps_of(part*items, bs, self.plan_at(bs).micro_bs*self.plan.today.n_ranks, self.plan.today.n_train, self.drops_last))
 
     def epochs(self,
         bs:int, # Items
@@ -147,8 +147,8 @@ class Trials:
         part:float, # Of the whole length
     )->int: # Items
         "To validate with: the same for all of this length, and few; none where a shorter one does not need it, as no item comes twice"
-        needed = part==1 or any(self.lengths.n_steps(bs, part)*bs>self.plan.n_train for bs in self.sizes)
-        return max(500, round(part*self.lengths.n_epoch*self.plan.n_train/5)) if needed else 0
+        needed = part==1 or any(self.lengths.n_steps(bs, part)*bs>self.plan.today.n_train for bs in self.sizes)
+        return max(500, round(part*self.lengths.n_epoch*self.plan.today.n_train/5)) if needed else 0
 
     def seconds(self,
         arm:Arm, # To be trained
@@ -162,7 +162,7 @@ class Trials:
     )->pd.DataFrame: # With a column `loss`
         "Trainings of this length that ended with a loss"
         if not any(o['part']==part for o in self.rows): return pd.DataFrame(columns=['bs','factor','run','loss'])
-        df = with_loss(pd.DataFrame(self.rows), self.plan.n_train)
+        df = with_loss(pd.DataFrame(self.rows), self.plan.today.n_train)
         return df[(df['part']==part) & np.isfinite(df.loss) & (df.loss>0)]
 
     def order(self,

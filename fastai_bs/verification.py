@@ -180,7 +180,7 @@ def factor(self:BatchVerification)->float: # Of `rates`
 def plan(self:BatchVerification)->BatchPlan:
     "What `bs_find` planned for a batch of `bs`, at the rate that won"
     plan = self.found.at(self.bs)
-    return plan if self.factor==1 else replace(plan, base_lr=times(plan.base_lr, self.factor))
+    return plan if self.factor==1 else replace(plan, today=replace(plan.today, lr=times(plan.lr, self.factor)))
 
 @patch
 def epochs_in_time(self:BatchVerification,

@@ -121,12 +121,12 @@ def _check_length(learn, n_epoch):
 
 def _with_times_of(learn, plan, sizes):
     "`plan`, with step times of `sizes` too, as far as they run in one micro-batch"
-    ran = {o for o,*_ in plan.times}
-    more = {bs//plan.n_ranks for bs in sizes if bs%plan.n_ranks==0}-ran
+    ran = {o for o,*_ in plan.device.times}
+    more = {bs//plan.today.n_ranks for bs in sizes if bs%plan.today.n_ranks==0}-ran
     if not more or not ran: return plan
-    with mock_training(learn): timed = time_steps(learn, sorted(more | {plan.micro_now}), plan.micro_now)
+    with mock_training(learn): timed = time_steps(learn, sorted(more | {plan.today.micro_bs}), plan.today.micro_bs)
     found = {o[0]: o for o in timed.fastest()}
-    times = {**found, **{o[0]: min(o, found.get(o[0], o)) for o in plan.times}}
+    times = {**found, **{o[0]: min(o, found.get(o[0], o)) for o in plan.device.times}}
     return replace(plan, times=tuple(times[o] for o in sorted(times)))
 
 def _sizes_as_planned(plan, sizes):
@@ -173,16 +173,16 @@ def bs_verify(self:Learner,
             if not as_planned: num_it = _num_it(self, n_epoch)
         plan = self.bs_find(lr, num_it=num_it, n_epoch=n_epoch, show_plot=False)
         if sizes is not None: plan = _with_times_of(self, plan, sizes)
-        if as_planned: n_epoch,sizes = plan.epochs_now,_sizes_as_planned(plan, sizes)
+        if as_planned: n_epoch,sizes = plan.today.n_epoch,_sizes_as_planned(plan, sizes)
         if rates is None: rates = (1,) if as_planned else (1/3,1,3)
-        if n_epoch is None: n_epoch = default_epochs(plan.epoch_time, plan.n_train/plan.bs_now, n_runs)
+        if n_epoch is None: n_epoch = default_epochs(plan.epoch_time, plan.today.n_train/plan.bs_now, n_runs)
         if equal=='time' and math.isnan(plan.epoch_time): raise ValueError(
             "No step could be timed on this device, so there is no equal time: take equal='items'")
         lengths = Lengths(plan, n_epoch, equal, bool(getattr(self.dls.train, 'drop_last', False)))
         sizes = trial_sizes(plan.bs_now, plan.bs, _can(plan)) if sizes is None else sorted({plan.at(bs).bs for bs in sizes})
         sizes,left_out = _without_short(lengths, sizes)
         trials,interrupted = _run(self, lengths, sizes, rates, n_runs)
-    return BatchVerification(df=pd.DataFrame(trials.rows), curves=pd.concat(trials.curves), found=plan, equal=equal, n_epoch=n_epoch, n_train=plan.n_train,
+    return BatchVerification(df=pd.DataFrame(trials.rows), curves=pd.concat(trials.curves), found=plan, equal=equal, n_epoch=n_epoch, n_train=plan.today.n_train,
                              rates=tuple(rates), left_out=left_out+_left_out(trials, sizes), took=time.perf_counter()-begin, interrupted=interrupted)
 
 # %% ../nbs/19f_verify.ipynb #51d67bd5

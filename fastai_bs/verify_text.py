@@ -14,9 +14,8 @@ import numpy as np
 import pandas as pd
 from .text import difference_text, listed, num, percent, rate_text, time_text
 from .layout import by_kind, details_of, in_html, in_text, paragraph
-from .advice import Advice
 from .left_open import dropped, off_time, part_text
-from .verify_advice import advice
+from .verify_advice import Advice, advice
 
 # %% ../nbs/17c_verify_text.ipynb #f47f900e
 def exponents(
@@ -39,7 +38,7 @@ def rule_text(
 )->str: # Empty where it cannot be told
     "The rule that the rates of the sizes follow which cannot be told from the best, if that is one only"
     df = v.whole[v.whole.low<=0]
-    if not v.told or len(df)<2 or len(v.rates)<2 or v.found.sums: return ''
+    if not v.told or len(df)<2 or len(v.rates)<2 or v.found.today.sums: return ''
     rates = sorted(v.rates)
     below,above = ({f: (f*o)**0.5 for f,o in zip(a, b)} for a,b in ((rates[1:],rates),(rates,rates[1:])))
     with np.errstate(divide='ignore'):
@@ -111,7 +110,7 @@ def numbers_text(
     known = v.spread.dof>0
     spread = f"{percent(v.spread.sd)} of {v.spread.dof} degrees of freedom" if known else 'not known'
     critical = f", critical_bs={v.critical_bs}" if v.equal=='items' else ''
-    return (f"BatchVerification(bs={v.bs}{critical}, lr={rate_text(v.plan.lr)}, equal={v.equal!r}, n_epoch={num(v.n_epoch)}, spread={spread}, "
+    return (f"BatchVerification(bs={v.bs}{critical}, lr={rate_text(v.plan.scaled_lr)}, equal={v.equal!r}, n_epoch={num(v.n_epoch)}, spread={spread}, "
             f"trainings={len(v.df)}, took={time_text(v.took) or 'not known'})")
 
 def verified_details(
