@@ -15,7 +15,7 @@ from torch import nn
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import SGD
-from fastai_bs.all import AdaptiveAccum, GradAccum, NoiseScale, ScaledLR
+from fastai_bs.all import GradAccum, NoiseScale, ScaledLR
 from fastai_bs.measurement import WindowSums
 
 from cost import Repeated
@@ -30,7 +30,6 @@ class BareOnRanks(Bare):
 # What is added, and to what; `n` micro-batches in a step
 added = {'`GradAccum(n)`, to a bare callback': (lambda n: [GradAccum(n)], lambda n: [BareOnRanks(n)]),
          '`NoiseScale`, to `GradAccum(n)`': (lambda n: [GradAccum(n),NoiseScale()], lambda n: [GradAccum(n)]),
-         '`AdaptiveAccum`, to both': (lambda n: [AdaptiveAccum(n, max_acc=n)], lambda n: [GradAccum(n),NoiseScale()]),
          '`ScaledLR`, to `GradAccum(n)`': (lambda n: [GradAccum(n),ScaledLR(bs)], lambda n: [GradAccum(n)]),
          '`NoiseScale` in parts, at each step, to nothing': (lambda n: [NoiseScale(every=1)], lambda n: [])}
 # Sizes, which argument of `learner` they are, what a slope is per, and its unit

@@ -5,7 +5,7 @@ import matplotlib.pyplot as plt
 import pytest
 import fastai_bs.all as everything
 from fastai.learner import Learner, Recorder
-from fastai_bs.all import AdaptiveAccum, BatchSchedule, GradAccum, NoiseScale
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale
 from helpers import loaders, mlp, quiet_learner, regression
 
 of_learner = ['bs_find','bs_verify','check_accum','fit_grow','max_bs_find','memory_report']
@@ -54,8 +54,8 @@ def test_nothing_is_shown_twice(nm, short, capsys):
         assert len(plt.get_fignums())==n+1
     plt.close('all')
 
-@pytest.mark.parametrize('cb', [lambda: GradAccum(2),NoiseScale,AdaptiveAccum,lambda: BatchSchedule({0: 8})],
-    ids=['GradAccum','NoiseScale','AdaptiveAccum','BatchSchedule'])
+@pytest.mark.parametrize('cb', [lambda: GradAccum(2),NoiseScale,lambda: BatchSchedule({0: 8})],
+    ids=['GradAccum','NoiseScale','BatchSchedule'])
 def test_a_training_shows_fastais_table_only(cb, capsys):
     plt.close('all')
     learn = learner([cb()])

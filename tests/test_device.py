@@ -15,7 +15,7 @@ from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import SchedExp
 from fastai.optimizer import Adam, OptimWrapper
-from fastai_bs.all import AdaptiveAccum, BatchSchedule, GradAccum, NoiseScale, PlainLoop, ScaledLR, batch_size, bn_to_gn, sqrt_scaling, unchanged
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, PlainLoop, ScaledLR, batch_size, bn_to_gn, sqrt_scaling, unchanged
 from fastai_bs import max_bs
 from fastcore.foundation import L
 from fastai_bs.both_ways import sample
@@ -106,7 +106,7 @@ ways = {'GradAccum': lambda: GradAccum(3), 'a count': lambda: GradAccum(3, count
         'split': lambda: GradAccum(3, on_oom='split'), 'NoiseScale': lambda: NoiseScale(every=2, n_micro=2),
         'of windows': lambda: [GradAccum(3), NoiseScale()], 'by group': lambda: [GradAccum(3), NoiseScale(by_group=True)],
         'ScaledLR': lambda: [GradAccum(3), ScaledLR(4, sqrt_scaling)], 'BatchSchedule': lambda: BatchSchedule({0: 4, 1: 12}),
-        'of progress': lambda: BatchSchedule(SchedExp(4, 24), max_micro_bs=8), 'AdaptiveAccum': lambda: AdaptiveAccum(2, max_acc=4)}
+        'of progress': lambda: BatchSchedule(SchedExp(4, 24), max_micro_bs=8)}
 fits = [*((nm,'tokens') for nm in ways), *((nm,'bn') for nm in ('GradAccum','split','of windows','NoiseScale')),
         *((nm,kind) for nm in ('of windows','NoiseScale') for kind in ('weights','sum')), ('GradAccum','unknown')]
 

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from fastai.callback.core import Callback
 from fastai_bs.accumulate import GradAccum
-from fastai_bs.adaptive import AdaptiveAccum
 from fastai_bs.noise import NoiseScale
 from fastai_bs.schedule import BatchSchedule
 from fastai_bs.text import as_plain, brief_html, bytes_text, counted, difference_text, factor_text, listed, num, percent, rate_text, time_text, with_interval
@@ -73,7 +72,7 @@ def test_brief_html():
     assert '<td>1</td>' not in html and '<td>3.72</td>' in html and 'color' not in html
     assert brief_html('a', 'Rows', df[:0])==brief_html('a')=='<p>a</p>'
 
-@pytest.mark.parametrize('cb', [NoiseScale(beta=0.5),AdaptiveAccum(2),BatchSchedule({0: 16, 1: 32})], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize('cb', [NoiseScale(beta=0.5),BatchSchedule({0: 16, 1: 32})], ids=lambda o: type(o).__name__)
 def test_callbacks_show_what_they_have(cb):
     "Before a fit a sentence, in it and afterwards their rows as well"
     assert cb._repr_html_()==f'<p>{cb!r}</p>'
