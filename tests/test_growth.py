@@ -17,7 +17,7 @@ from fastai_bs.plan_growth import check_grows, grows, parts, stretches
 from fastai_bs.plan_text import details
 from fastai_bs.schedule import BatchSchedule
 from helpers import loaders, mlp, momentum_sgd, quiet_learner, regression
-from situations import inf, nan, plan_of, rises
+from plans import inf, nan, plan_of, rises
 
 a,c,B0 = 3e-3,1e-5,64 # Seconds of a step, and for each item; today's batch size
 
