@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 import fastai_bs.advice
 import fastai_bs.plan_text
-import situations
-from helpers import each_of, needs
-from situations import inf, nan, plan_of, rises
+import plans
+from helpers import each_of
+from plans import inf, nan, plan_of, rises
 from fastai_bs.advice import Advice, advice, cautions, headline, how, why
 from fastai_bs.layout import Details
 from fastai_bs.plan_text import details, joined, numbers_text, plan_details, plan_html, plan_text, shown, step_time_text
@@ -134,17 +134,12 @@ def check(plan):
 
 # The situations
 
-@pytest.mark.parametrize('nm', situations.situations)
-def test_situation(nm): check(situations.situations[nm]())
+@pytest.mark.parametrize('nm', plans.situations)
+def test_situation(nm): check(plans.situations[nm]())
 
 def test_there_are_thirty_and_all_differ():
-    said = [plan().details() for plan in situations.situations.values()]
+    said = [plan().details() for plan in plans.situations.values()]
     assert len(said)>=30 and len({*said})==len(said)
-
-@needs('docs/situations.md')
-def test_the_page_is_up_to_date():
-    "`python tests/situations.py` writes it"
-    assert situations.page.read_text()==situations.text()
 
 # Random plans
 
@@ -213,7 +208,7 @@ class Frozen:
     shown, joined, numbers_text, step_time_text, plan_text, plan_html, plan_details])
 def test_pure(f):
     "The same each time, of any object with the attributes, which is left as it is"
-    plan = situations.situations['a tiny set, many passes']()
+    plan = plans.situations['a tiny set, many passes']()
     o = Frozen(**plain(plan))
     was,table = dict(vars(o)),plan.table.copy()
     res = f(o)
@@ -225,7 +220,7 @@ def test_advice_is_a_value():
     with pytest.raises(AttributeError): o.kind = 'why'
 
 def test_text_and_html_hold_the_same_words():
-    for make in situations.situations.values():
+    for make in plans.situations.values():
         plan = make()
         text,html = ' '.join(plan_text(plan).split()),' '.join(re.sub('<.+?>', ' ', plan_html(plan).replace('<code>', '`').replace('</code>', '`')).split())
         for o in (x for kind,xs in shown(plan).items() for x in xs):
@@ -239,7 +234,7 @@ def test_details_are_a_string():
 
 def test_html_takes_the_colours_of_the_page():
     "Light or dark: it sets none"
-    for make in situations.situations.values():
+    for make in plans.situations.values():
         for html in (plan_html(make()), make().details()._repr_html_()): assert not re.search(r'color|background|#[0-9a-f]{3}', html)
 
 @pytest.mark.parametrize('mod', [fastai_bs.advice, fastai_bs.plan_text])

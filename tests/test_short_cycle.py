@@ -16,7 +16,7 @@ from fastai_bs.scaling import linear_scaling
 from fastai_bs.short_cycle import BriefCycle, factor_that_holds, loss_after
 from fastai_bs.text import num
 from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, set_seed
-from situations import secs
+from plans import secs
 
 pytestmark = pytest.mark.usefixtures('short')
 

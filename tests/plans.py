@@ -1,15 +1,11 @@
-"Thirty situations that a plan may find itself in, made up; `python tests/situations.py` writes what is said of each to docs/situations.md"
+"Plans that were never measured, one for each situation that a plan may find itself in"
 import math
-from pathlib import Path
 
 import pandas as pd
-from fastai_bs.advice import advice
 from fastai_bs.cycle import Reading, places
 from fastai_bs.plan import BatchPlan
-from fastai_bs.plan_text import shown
 
 inf,nan = math.inf,math.nan
-page = Path(__file__).resolve().parent.parent/'docs'/'situations.md'
 along = pd.DataFrame(dict(step=range(1,31), n_items=40, n_elems=40., tr_sigma=100., g_sq=1., noise_scale=100., low=80., high=130., mean_tr_sigma=100.,
                           mean_g_sq=1.))
 
@@ -78,31 +74,3 @@ situations = { # Without an argument each time, so that nobody changes another's
     'a batch that need not grow': lambda: plan_of(df=rises(3.)),
     'a summed loss with SGD': lambda: plan_of(sums=True, **sgd),
     'the rate is too high': lambda: plan_of(loss_rose=True, **sgd)}
-
-def _cell(text): return text.replace('|', '\\|')
-
-def table():
-    "As Markdown"
-    rows = []
-    for nm,make in situations.items():
-        plan = make()
-        said = shown(plan)
-        rest = [o.text for o in advice(plan) if o.kind=='caution'][len(said.get('caution', [])):]
-        does = [*said['do'],*said.get('how', []),*(f'`{o}`' for o in said.get('run', []))]
-        cells = nm,' '.join(does),' '.join(said.get('why', [])),'<br>'.join([*said.get('caution', []),*(f'({o})' for o in rest)])
-        rows.append(f"| {' | '.join(_cell(o) for o in cells)} |")
-    return '\n'.join(rows)
-
-def text():
-    "The page"
-    return f"""# Situations
-
-What a plan says in {len(situations)} made-up situations, written by `python tests/situations.py`. In each there is one thing to do, and nothing contradicts
-anything else. A caution in brackets is one too many to be shown at once: it is in `plan.details()`.
-
-| situation | what to do | why | cautions |
-|---|---|---|---|
-{table()}
-"""
-
-if __name__=='__main__': page.write_text(text())
