@@ -116,6 +116,7 @@ class AdaptiveAccum(GradAccum):
                 f"`rule` must be a function from the ratio of batch sizes to a factor, as sqrt_scaling, or None for that one, got {shown(rule)}")
             refuse_constant(rule)
         super().__init__(start, count=count, fix_bn=fix_bn)
+        self.n_acc_at = start # Micro-batches of the next window
         self.start,self.max_acc,self.target,self.beta,self.rule,self.shrinks = start,max_acc,target,beta,rule,shrinks
         self.own = self.noise = NoiseScale(beta) # The second is the one that is followed: its own, unless the learner has one
         self.rows,self.n_steps,self.n_trained = [],0,0 # Changes; optimizer steps of the fit, and epochs in which it trained
@@ -145,7 +146,11 @@ class AdaptiveAccum(GradAccum):
 
     def n_acc_now(self): # As of `GradAccum`
         if self.follows: self._follow()
-        return super().n_acc_now()
+        return self.n_acc_at
+
+    def n_acc_in(self, epoch): return self.n_acc_at # As of `GradAccum`
+    @property
+    def varies(self): return True # As of `GradAccum`
 
 # %% ../nbs/14b_adaptive.ipynb #7e2e119c
 @patch

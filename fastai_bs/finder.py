@@ -20,9 +20,9 @@ from fastai.torch_core import find_bs
 from .text import counted, time_text
 from .checks import check_bools, is_several
 from .estimator import agree, last_stretch, pooled, trend
-from .distributed import n_ranks, over_ranks, rank, together, trains_together
+from .distributed import n_ranks, over_ranks, rank, trains_together
 from .losses import loss_elements
-from .loaders import declared_len, epoch_len, n_items, n_started, said_bs
+from .loaders import declared_len, epoch_len, n_items, n_started, known_micro_bs
 from .hypers import decay_of, divides_by_size
 from .loop import callback_of
 from .accumulate import GradAccum
@@ -96,14 +96,14 @@ class BSFinder(Callback):
     def before_fit(self):
         "What the fit begins with"
         self.own_lr,self.in_epoch = self.learn.lr,epoch_len(self.learn)
-        self.said_bs = said_bs(self.learn.dls.train)
+        self.known_micro_bs = known_micro_bs(self.learn.dls.train)
         self.adam,self.decay = divides_by_size(self.learn),decay_of(self.learn)
         n_trained,n_all = (sum(p.numel() for p in self.learn.model.parameters() if p.requires_grad or o) for o in (False,True))
         self.trained = n_trained/n_all
 
     def after_backward(self):
         self.micro_bs = max(self.micro_bs, find_bs(self.yb))
-        if self.said_bs and self.micro_bs>self.said_bs: raise CancelFitException # It will be refused
+        if self.known_micro_bs and self.micro_bs>self.known_micro_bs: raise CancelFitException # It will be refused
         if torch.isfinite(self.learn.loss): return
         elems = self.accum.micro.elems
         if elems is None: elems = self.accum.counter(self.learn) # A step of a single micro-batch is not weighed
@@ -149,7 +149,7 @@ def _epoch_len(learn):
     "Micro-batches in an epoch, on each rank"
     n = declared_len(learn)
     if n>=2 or n==1 and trains_together(learn): return n
-    dl,bs = learn.dls.train,said_bs(learn.dls.train)
+    dl,bs = learn.dls.train,known_micro_bs(learn.dls.train)
     of = f" of {counted(n_items(dl))} with bs={bs}" if bs else ''
     raise ValueError(f"The training loader yields {n} micro-batch{'es' if n==0 else ''} in an epoch{of}, and at least 2 are needed "
                      "to tell signal from noise: make the micro-batches smaller, or see that the data set is not empty")
@@ -193,9 +193,9 @@ def _mock_fit(learn, asked, noise):
 def _check_measured(learn, finder, lr, ranks):
     "Refuse a mock training that says nothing"
     noise,n = finder.noise,n_items(learn.dls.train)
-    if finder.said_bs not in (None,finder.micro_bs) and finder.in_epoch>1: raise ValueError(
-        f"The training loader makes batches of {counted(finder.said_bs)}, and the loss gets {finder.micro_bs}: a plan is about the loader's batches, so no "
-        "callback or collate function may change how many items they hold. Measure without it, by `with learn.removed_cbs(cb): learn.bs_find(...)`, or have "
+    if finder.known_micro_bs not in (None,finder.micro_bs) and finder.in_epoch>1: raise ValueError(
+        f"The training loader makes batches of {counted(finder.known_micro_bs)}, and the loss gets {finder.micro_bs}: a plan is about the loader's batches, so "
+        "no callback or collate function may change how many items they hold. Measure without it, by `with learn.removed_cbs(cb): learn.bs_find(...)`, or have "
         "the data set yield each item as often as it is to come")
     if finder.bad_loss: raise ValueError(f"The loss is {finder.bad_loss[0]} at micro-batch {finder.bad_loss[1]} of the mock training (lr={lr}): "
                                          "check the data and the loss there, or lower `lr`")
@@ -250,7 +250,7 @@ def _plan(learn, asked, finder):
         base_lr=asked.lr if given else finder.own_lr, rate_given=given, adam=finder.adam, wd_now=finder.decay, trained=finder.trained,
         set_up='before_set_up' in vars(learn),
         n_train=n_train, n_workers=n_started(learn.dls.train), sums=loss_elements(learn.loss_func)[1]=='sum',
-        pairs=finder.accum.pairs.found is not None,
+        pairs=finder.accum.looks_at_pairs,
         epochs_now=epochs, epochs_given=asked.n_epoch is not None,
         # The mock training
         n_seen=finder.n_seen, n_passes=finder.n_seen/n_iter, moved=cycle is not None, mock_epochs=finder.mock_epochs,
@@ -324,9 +324,8 @@ def bs_find(self:Learner,
     asked,noise = Asked(lr, num_it, n_batch, tol, max_bs, n_epoch, seed),NoiseScale(beta, ci=ci)
     check_asked(self, asked)
     begin,on_ranks = time.perf_counter(),trains_together(self)
-    with together(on_ranks):
-        plan = _with_rate(self, _with_times(self, _plan(self, asked, _mock_fit(self, asked, noise)), max_bs))
-        took = torch.tensor(time.perf_counter()-begin, dtype=torch.float64)
-        plan = replace(plan, took=(over_ranks(took, 'max') if on_ranks else took).item()) # The same on all
+    plan = _with_rate(self, _with_times(self, _plan(self, asked, _mock_fit(self, asked, noise)), max_bs))
+    took = torch.tensor(time.perf_counter()-begin, dtype=torch.float64)
+    plan = replace(plan, took=(over_ranks(took, 'max') if on_ranks else took).item()) # The same on all
     if show_plot and rank()==0: plan.plot()
     return plan
