@@ -216,16 +216,6 @@ def test_columns():
     assert list(rec.values[-1])[-4:]==[accum.noise.noise_scale,*accum.noise.ci,64]
     assert len(rec.values)==2 and rec.noise.df.equals(accum.noise.df)
 
-def test_set_by_hand():
-    "Is a change as any other, and stays at least as long as others"
-    class SetByHand(Used):
-        def before_batch(self):
-            if self.training and self.learn.iter==20: self.learn.grad_accum.n_acc = 3
-    learn = grows(cbs=[SetByHand()])
-    df = learn.grad_accum.df
-    i = df.index[df.n_acc==3][0]
-    assert (df.step.diff().dropna().iloc[i:]>=10).all() and df.n_acc.iloc[-1]==12
-
 def test_no_more_than_an_epoch():
     learn = grows(n=120, n_epoch=8, max_acc=256, noise_scale=10_000)
     assert learn.grad_accum.rows[-1].n_acc==16 and batch_size(learn)==8 # Twice that would be more than the epoch's 30 micro-batches
