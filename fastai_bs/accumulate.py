@@ -11,7 +11,6 @@ __all__ = ['GradAccum']
 import math
 from contextlib import ExitStack, contextmanager
 import torch
-from fastcore.basics import patch
 from fastai.callback.core import CancelBatchException, CancelTrainException
 from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.training import GradientAccumulation
@@ -22,12 +21,12 @@ from .gradients import (FloatSums, all_params, divide, hooked_values, mean_over_
                                  zero_grads)
 from .batch_size import known_batch_size
 from .hypers import HeldHypers
+from .loaders import micro_batch_size
 from .loop import ScopedCallback, after_batch_by, callback_of, one_batch_by, optimizer_step, pct_train_by, rate_finder
 from .columns import announce_columns, fill_columns
 from .losses import ElementCounter, plain
-from .pairs import PairCheck
 from .split import SplitBatches, refuse_split
-from .n_acc import SetByHand, as_n_acc, asked_n_acc, check_n_acc, check_windows, n_acc_at
+from .n_acc import NAccByEpoch, check_windows
 from .window import (BatchNormMomenta, MicroBatch, Position, Weights, Window, both_at_hand, loss_or_last, sum_over_ranks, weighed, whole_loss)
 
 # %% ../nbs/11_accumulate.ipynb #ab6865a4
@@ -50,40 +49,33 @@ class GradAccum(ScopedCallback):
         *,
         bs:int=None, # In place of `n_acc`: items per optimizer step, over all ranks; how many micro-batches that is follows from the training loader
     ):
-        n_acc = asked_n_acc(n_acc, bs)
+        self.n_acc_by_epoch = NAccByEpoch(n_acc, bs)
         check_bools(fix_bn=fix_bn)
         if count is not None and not callable(count):
             raise TypeError(f"`count` must be a function of the learner that returns the loss elements in the micro-batch, got {count!r}")
         if on_oom not in ('raise','split'): raise ValueError(f"`on_oom` must be 'raise' or 'split', got {on_oom!r}")
-        self.n_acc_at,self.count,self.fix_bn,self.on_oom = n_acc,count,fix_bn,on_oom
+        self.count,self.fix_bn,self.on_oom = count,fix_bn,on_oom
         self.on_window = [] # Functions to be called with the mean gradient of each window in `.grad`, before it is unscaled, clipped or used
+        n_acc = self.n_acc_by_epoch.n_acc
         self.window = Window(n_acc if is_whole(n_acc) else 1)
         self.bs = self.last_n_acc = None # Of the present or the last epoch: items of an optimizer step over all ranks, `None` where the loader does not say
-        self.window_loss,self.pairs,self.by_hand = None,PairCheck(),None
+        self.window_loss = None
         self._start_anew()
 
     def _start_anew(self):
-        "What is known along a fit"
+        "Forget what was known along a fit"
         self.counter,self.hypers = ElementCounter(self.count),HeldHypers()
         self.weights = Weights(self.counter)
         self._in_parts = self._ddp = self._params = self._bns = self._sums = None
         self._n_dropped = 0 # Windows of the epoch that others have cancelled, as long as no step was tried
-        self._most,self._is_first,self._values = 1,True,{} # Is it the first window of several? What its parameters with hooks were
-        self._position,self._n_ranks,self._last_loss,self._pending = Position(),1,None,0 # The last is an `n_acc` that was set, and not yet on all ranks
+        self._most = 1 # Micro-batches in the fit's largest window
+        self._is_first,self._values = True,{} # Is it the first window of several? What its parameters with hooks were
+        self._position,self._n_ranks,self._last_loss = Position(),1,None
 
     @property
     def n_acc(self)->int: return self.window.n_acc # Micro-batches of this window, as the loader yields them
-    @n_acc.setter
-    def n_acc(self, n):
-        "For an int in its place, else until the schedule says another number; from the next window on, with several ranks once they have agreed on it"
-        self._pending = check_n_acc(n)
-        if self._n_ranks==1 or self._params is None: self._set_n_acc()
-        if self._params is None: self.window.n_acc = n # No training is under way
-
-    def _set_n_acc(self):
-        if self._pending and is_whole(self.n_acc_at): self.n_acc_at = self._pending
-        elif self._pending: self.by_hand = SetByHand(self._pending)
-        self._pending = 0
+    @property
+    def varies(self)->bool: return self.n_acc_by_epoch.varies # May the batch size change in the course of a fit?
     @property
     def micro(self)->MicroBatch: return self.window.micro # The micro-batch under way, or the last one
     @property
@@ -99,29 +91,32 @@ class GradAccum(ScopedCallback):
     @property
     def measurable(self)->bool: return self.n_passes*self._n_ranks>1 # Does this window have several gradients to compare?
 
-    def __repr__(self): return f"{type(self).__name__}({getattr(self.n_acc_at, '__name__', self.n_acc_at)})"
+    def __repr__(self): return f"{type(self).__name__}({self.n_acc_by_epoch})"
 
     def n_acc_in(self,
         epoch:int, # Counted from 0
     )->int: # Micro-batches per optimizer step
         "The `n_acc` of the windows of `epoch`"
-        return (self.by_hand.n_acc_at if self.by_hand else n_acc_at)(as_n_acc(self.n_acc_at, self.learn), epoch)
+        return self.n_acc_by_epoch(self.learn, epoch)
 
     def n_accs(self)->list: # The most of each epoch of the fit
-        if is_whole(self.n_acc_at) and not self.by_hand: return [self.n_acc_at]*self.n_epoch # Fits that measure something have thousands
+        if not self.varies: return [self.n_acc_in(0)]*self.n_epoch # Fits that measure something have thousands
         return [self.n_acc_in(e) for e in range(self.n_epoch)]
 
-    def n_acc_now(self)->int: return self.n_acc_in(self.learn.epoch) # Of the window that begins
+    def n_acc_now(self)->int: return self.n_acc # Of the window that begins
 
-    def way_in(self,
-        epoch=None, # Counted from 0; `None`: now, or the first where no training is under way
+    def micro_batches(self,
+        epoch:int=None, # Counted from 0; `None`: now, or the first where no training is under way
     )->tuple: # `(micro_bs, n_acc)`; `None` for the micro-batch: as the training loader has it
         "How a batch is made up: of the window under way if it is of that epoch, else of the epoch's first one"
-        if self._params is not None and epoch in (None,self.learn.epoch): return None,self._position.n_acc
+        if self._params is not None and epoch in (None,self.learn.epoch): return None,self.n_acc
         return None,self.n_acc_in(epoch or 0)
 
+    def largest_micro_bs(self)->int: return micro_batch_size(self.learn.dls.train) # Items in the largest micro-batch that it may come to
     def instead(self, micro_bs)->str: return f"GradAccum({self.n_passes}) with batches of {micro_bs} items has" # What a smaller micro-batch has from the start
-    def columns(self)->dict: return {} if self.bs is None else {'batch_size': self.bs, 'n_acc': self.last_n_acc} # Of an epoch, by name
+    def columns(self)->dict: # Values by name
+        "Columns of the epoch's row: none where all batches of the fit are of one size, as the last column should be the metric"
+        return {'batch_size': self.bs, 'n_acc': self.last_n_acc} if self.varies and self.bs is not None else {}
 
     def new_micro(self): self.window.micro = MicroBatch() # The next one begins
 
@@ -130,238 +125,208 @@ class GradAccum(ScopedCallback):
         if self._sums: self._sums.sums = {}
         self.window = Window(self.n_acc, self.micro)
 
-    def check_windows(self, most): check_windows(self.learn, most, self.n_acc_at)
+    def check_windows(self, most): check_windows(self.learn, most, self.n_acc_by_epoch)
 
     def drop_window(self):
         "Nothing is left of the window so far"
         zero_grads(self.learn)
         self.new_window()
 
-# %% ../nbs/11_accumulate.ipynb #2d032ee8
-@patch
-def start_fit(self:GradAccum):
-    "Refuse what cannot be exact, before anything has changed; start without gradients"
-    twins = [cb for cb in self.learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation))]
-    if self.has_twins(twins): raise ValueError(
-        f"Only one callback can decide when to step, but there are two, {twins[0]} and {twins[-1]}: remove one of them, as with "
-        f"learn.remove_cb({type(self).__name__}). `plan.apply` adds one")
-    if self.by_hand and self.by_hand.since is not None: self.by_hand = None # Of a fit before
-    n_accs = self.n_accs()
-    most = max(n_accs, default=1)
-    if most>1: self.check_windows(most)
-    if self.on_oom=='split': refuse_split(self.learn)
-    if most>1 or self.on_oom=='split': refuse_cuda_graphs(self.learn.model)
-    self._start_anew()
-    self._most = most
-    zero_grads(self.learn)
-    self.bs = known_batch_size(self.learn)
-    announce_columns(self.learn, self)
-    if trains_together(self.learn): return {'`n_acc`': most if set(n_accs)=={most} else n_accs, "The training loader's length": len(self.dls.train)}
+    # A fit and its epochs
 
-# %% ../nbs/11_accumulate.ipynb #949aa6ef
-@patch
-@contextmanager
-def scope(self:GradAccum):
-    "Whatever ends the training part of an epoch: no gradient is left, and BatchNorm and hyper-parameters are as they were"
-    learn = self.learn
-    refuse_wrapper(learn, self._most)
-    ddp,self._position = ddp_model(learn),Position(self.way_in(learn.epoch)[1])
-    self._ddp,self._n_ranks = ddp,n_processes() if ddp is not None else 1
-    self._params = all_params(self.learn)
-    sums = FloatSums(self._params)
-    self._sums = sums if sums.params else None
-    self._n_dropped = 0
-    self._bns = BatchNormMomenta(learn.model if self.fix_bn else torch.nn.Module())
-    self.hypers = HeldHypers()
-    self.new_micro()
-    self.new_window()
-    if self.on_oom=='split': self._in_parts = self._in_parts or SplitBatches(self)
-    try:
-        with (ExitStack() if rate_finder(learn) else pct_train_by(learn, self._pct_train), # `lr_find` counts as fastai does
-              after_batch_by(callback_of(learn, Recorder), self._record),
-              one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack()):
-            yield
-            self._refuse_no_step()
-    finally:
-        self.bs,self.last_n_acc = known_batch_size(learn),self._position.n_acc
-        if self._in_parts: self._in_parts.clear()
-        self._bns.restore()
-        self.hypers.release(learn.opt, but=self.schedules()) # Those stay at the last step's values, as the large batch leaves them
+    def start_fit(self):
+        "Refuse what cannot be exact, before anything has changed; start without gradients"
+        twins = [cb for cb in self.learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation))]
+        if self.has_twins(twins): raise ValueError(
+            f"Only one callback can decide when to step, but there are two, {twins[0]} and {twins[-1]}: remove one of them, as with "
+            f"learn.remove_cb({type(self).__name__}). `plan.apply` adds one")
+        n_accs = self.n_accs()
+        most = max(n_accs, default=1)
+        if most>1: self.check_windows(most)
+        if self.on_oom=='split': refuse_split(self.learn)
+        if most>1 or self.on_oom=='split': refuse_cuda_graphs(self.learn.model)
+        self._start_anew()
+        self._most = most
         zero_grads(self.learn)
-        if ddp is not None: ddp.require_backward_grad_sync = True
-        self._params = self._bns = self._ddp = self._sums = None
-        self._values = {}
+        self.bs = known_batch_size(self.learn)
+        announce_columns(self.learn, self)
+        if trains_together(self.learn): return {'`n_acc`': most if set(n_accs)=={most} else n_accs, "The training loader's length": len(self.dls.train)}
 
-# %% ../nbs/11_accumulate.ipynb #acf43eb3
-@patch
-def before_batch(self:GradAccum):
-    "Let the schedule have its own hyper-parameters, and see where in its window this micro-batch is"
-    if self.hypers.own: self.hypers.release(self.learn.opt)
-    self.start_micro()
+    @contextmanager
+    def scope(self):
+        "Whatever ends the training part of an epoch: no gradient is left, and BatchNorm and hyper-parameters are as they were"
+        learn = self.learn
+        refuse_wrapper(learn, self._most)
+        self.window.n_acc = self.micro_batches(learn.epoch)[1]
+        self._position = Position(self.n_acc)
+        ddp = ddp_model(learn)
+        self._ddp,self._n_ranks = ddp,n_processes() if ddp is not None else 1
+        self._params = all_params(self.learn)
+        sums = FloatSums(self._params)
+        self._sums = sums if sums.params else None
+        self._n_dropped = 0
+        self._bns = BatchNormMomenta(learn.model if self.fix_bn else torch.nn.Module())
+        self.hypers = HeldHypers()
+        self.new_micro()
+        self.new_window()
+        if self.on_oom=='split': self._in_parts = self._in_parts or SplitBatches(self)
+        try:
+            with (ExitStack() if rate_finder(learn) else pct_train_by(learn, self._pct_train), # `lr_find` counts as fastai does
+                  after_batch_by(callback_of(learn, Recorder), self._record),
+                  one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack()):
+                yield
+                self._refuse_no_step()
+        finally:
+            self.bs,self.last_n_acc = known_batch_size(learn),self.n_acc
+            if self._in_parts: self._in_parts.clear()
+            self._bns.restore()
+            self.hypers.release(learn.opt, but=self.schedules()) # Those stay at the last step's values, as the large batch leaves them
+            zero_grads(self.learn)
+            if ddp is not None: ddp.require_backward_grad_sync = True
+            self._params = self._bns = self._ddp = self._sums = None
+            self._values = {}
 
-@patch
-def start_micro(self:GradAccum):
-    "Where in its window is this micro-batch, or part of one?"
-    learn = self.learn
-    is_last = self._in_parts.is_last if self._in_parts else True
-    self.new_micro()
-    if self.starts_window:
-        if self.by_hand and self.by_hand.since is None: self.by_hand.since = learn.epoch
-        n = self.n_acc_now()
-        if n!=self._position.n_acc: self._position = Position(n, learn.iter, learn.iter, (learn.epoch+1)/learn.n_epoch)
-        self.window.n_acc = n
-        left = learn.n_iter-learn.iter # Negative where a loader yields more than it says
-        self._bns.of_window(self.n_parts*(min(n, left) if left>0 else n))
+    def before_batch(self):
+        "Let the schedule have its own hyper-parameters, and see where in its window this micro-batch is"
+        if self.hypers.own: self.hypers.release(self.learn.opt)
+        self.start_micro()
 
-    n_batches = len(self.window.iters | {learn.iter})
-    self.micro.closes = is_last and (n_batches>=self.n_acc or learn.iter==learn.n_iter-1)
-    if self._ddp is not None: self._ddp.require_backward_grad_sync = self.micro.closes # As `no_sync` does
+    def start_micro(self):
+        "Where in its window is this micro-batch, or part of one?"
+        learn = self.learn
+        is_last = self._in_parts.is_last if self._in_parts else True
+        self.new_micro()
+        if self.starts_window:
+            n = self.n_acc_now()
+            if n!=self.n_acc: self._position = Position(n, learn.iter, learn.iter, (learn.epoch+1)/learn.n_epoch)
+            self.window.n_acc = n
+            left = learn.n_iter-learn.iter # Negative where a loader yields more than it says
+            self._bns.of_window(self.n_parts*(min(n, left) if left>0 else n))
 
-@patch
-def after_pred(self:GradAccum):
-    "Once the schedule has set its values in `before_batch`: hold those of the window's first micro-batch"
-    if self.starts_window and not self.hypers.known: self.hypers.start(self.learn.opt)
-    else: self.hypers.hold(self.learn.opt)
-    self.hypers.known = False
+        n_batches = len(self.window.iters | {learn.iter})
+        self.micro.closes = is_last and (n_batches>=self.n_acc or learn.iter==learn.n_iter-1)
+        if self._ddp is not None: self._ddp.require_backward_grad_sync = self.micro.closes # As `no_sync` does
 
-# %% ../nbs/11_accumulate.ipynb #f00b6925
-@patch
-def _pct_train(self:GradAccum, pct):
-    "After this micro-batch, in which it was `pct`"
-    learn,position = self.learn,self._position
-    if position.n_acc==1: return learn.pct_train # As fastai counts
-    return position.after(pct, learn.iter, learn.n_iter, learn.n_epoch) if self.starts_window else pct
+    def after_pred(self):
+        "Once the schedule has set its values in `before_batch`: hold those of the window's first micro-batch"
+        if self.starts_window and not self.hypers.known: self.hypers.start(self.learn.opt)
+        else: self.hypers.hold(self.learn.opt)
+        self.hypers.known = False
 
-# %% ../nbs/11_accumulate.ipynb #a6c41156
-@patch
-def before_backward(self:GradAccum):
-    "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
-    learn,n_acc = self.learn,self._position.n_acc
-    if self._is_first and self.n_passes>1: self._values = hooked_values(self._params or ()) # None: it came in the middle of this batch
-    if self._sums:
-        if self._n_ranks==1: n_acc = 1 # In float32 no sum is too large, and small weights would take bits from small gradients
-        elif self.micro.closes: self._sums.put_back() # DDP exchanges what is in `.grad`
-    if self.accumulates: self.weights(self.micro, learn, n_acc, self._n_ranks)
-    learn.loss_grad = weighed(plain(learn.loss_grad), self.micro.weight, self._see_backward)
+    def _pct_train(self, pct):
+        "After this micro-batch, in which it was `pct`"
+        learn = self.learn
+        if self.n_acc==1: return learn.pct_train # As fastai counts
+        return self._position.after(pct, learn.iter, learn.n_iter, learn.n_epoch) if self.starts_window else pct
 
-@patch
-def _see_backward(self:GradAccum, grad):
-    "Called as the backward pass begins: from here on the micro-batch is part of the window, whoever cancels what"
-    learn,window = self.learn,self.window
-    if window.micro.backed: return
-    window.micro.loss_scale = grad.detach() # What reaches our loss is the scale that mixed precision puts on it after us
-    window.add(plain(learn.loss).detach(), learn.iter)
-    if window.micro.closes and self._n_ranks>1: self._sum_over_ranks(learn.iter) # Before DDP's own reduction, where nobody could end the wait for a failed rank
+    def before_backward(self):
+        "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
+        learn,n_acc = self.learn,self.n_acc
+        if self._is_first and self.n_passes>1: self._values = hooked_values(self._params or ()) # None: it came in the middle of this batch
+        if self._sums:
+            if self._n_ranks==1: n_acc = 1 # In float32 no sum is too large, and small weights would take bits from small gradients
+            elif self.micro.closes: self._sums.put_back() # DDP exchanges what is in `.grad`
+        if self.accumulates: self.weights(self.micro, learn, n_acc, self._n_ranks)
+        learn.loss_grad = weighed(plain(learn.loss_grad), self.micro.weight, self._see_backward)
 
-@patch
-def after_backward(self:GradAccum): # Not before: a loss with a state of its own minds to be called again
-    values,self._values = self._values,{}
-    if put_moved_back(values): raise ValueError(
-        f"A hook of a parameter (`register_post_accumulate_grad_hook`) changes its value in the backward pass, as optimizers do that step there: of "
-        f"{self.n_passes} micro-batches it would take {self.n_passes} steps. The values are as they were before; take an optimizer that steps in `opt.step`, "
-        "or train without GradAccum")
-    if self.n_passes>1 and self.window.n_micro==1 and self.micro.elems is not None: self.pairs(self.learn, self.counter)
+    def _see_backward(self, grad):
+        "Called as the backward pass begins: from here on the micro-batch is part of the window, whoever cancels what"
+        learn,window = self.learn,self.window
+        if window.micro.backed: return
+        window.micro.loss_scale = grad.detach() # What reaches our loss is the scale that mixed precision puts on it after us
+        window.add(plain(learn.loss).detach(), learn.iter)
+        if window.micro.closes and self._n_ranks>1: self._sum_over_ranks(learn.iter)
 
-@patch
-def after_cancel_backward(self:GradAccum): self.micro.closes = self.n_passes==1 # It adds nothing, and the window goes on
+    def after_backward(self): # Not before: a loss with a state of its own minds to be called again
+        values,self._values = self._values,{}
+        if values and put_moved_back(values): raise ValueError(
+            f"A hook of a parameter (`register_post_accumulate_grad_hook`) changes its value in the backward pass, as optimizers do that step there: of "
+            f"{self.n_passes} micro-batches it would take {self.n_passes} steps. The values are as they were before; take an optimizer that steps in "
+            "`opt.step`, or train without GradAccum")
 
-# %% ../nbs/11_accumulate.ipynb #55d1d9d9
-@patch
-def before_step(self:GradAccum):
-    "Skip the step until the window is full, then turn the sum into the mean"
-    sums = self._sums if self.n_passes>1 else None
-    if sums: sums.take()
-    if not self.micro.closes:
-        self.micro.skips = True
-        raise CancelBatchException
-    self.micro.stepped = True
-    if sums:
-        self._take_mean([sums.sums.get(p, p.grad) for p in self._params if p.grad is not None])
-        sums.put_back()
-    else: self._take_mean([p.grad for p in self._params if p.grad is not None])
-    if self._in_parts is None or self._in_parts.before_step(self.learn.opt): # Once, also where the step is run again
-        for f in self.on_window: f()
+    def after_cancel_backward(self): self.micro.closes = self.n_passes==1 # It adds nothing, and the window goes on
 
-@patch
-def _take_mean(self:GradAccum, grads):
-    window,reduction = self.window,self.counter.reduction
-    if not self.accumulates:
-        self.window_loss = window.losses[-1] if window.losses else 0.
-        return
-    totals = window.totals = window.totals or window.sums(reduction)
-    self.window_loss = whole_loss(totals, reduction, plain(self.learn.loss))
-    divide(grads, self.weights.divisor(totals.elems, self._n_ranks))
-    if reduction=='sum' and self._n_ranks>1: torch._foreach_mul_(grads, self._n_ranks) # DDP takes the mean over the ranks
+    def before_step(self):
+        "Skip the step until the window is full, then turn the sum into the mean"
+        sums = self._sums if self.n_passes>1 else None
+        if sums: sums.take()
+        if not self.micro.closes:
+            self.micro.skips = True
+            raise CancelBatchException
+        self.micro.stepped = True
+        if sums:
+            self._take_mean([sums.sums.get(p, p.grad) for p in self._params if p.grad is not None])
+            sums.put_back()
+        else: self._take_mean([p.grad for p in self._params if p.grad is not None])
+        if self._in_parts is None or self._in_parts.before_step(self.learn.opt): # Once, also where the step is run again
+            for f in self.on_window: f()
 
-@patch
-def after_cancel_step(self:GradAccum): self.micro.stepped = False
+    def _take_mean(self, grads):
+        window,reduction = self.window,self.counter.reduction
+        if not self.accumulates:
+            self.window_loss = window.losses[-1] if window.losses else 0.
+            return
+        totals = window.totals = window.totals or window.sums(reduction)
+        self.window_loss = whole_loss(totals, reduction, plain(self.learn.loss))
+        divide(grads, self.weights.divisor(totals.elems, self._n_ranks))
+        if reduction=='sum' and self._n_ranks>1: torch._foreach_mul_(grads, self._n_ranks) # DDP takes the mean over the ranks
 
-@patch
-def after_step(self:GradAccum): # After a cancelled step too: fastai zeroes the gradients
-    self._is_first,self._n_dropped = self._is_first and self.n_passes==1,-math.inf
-    self.new_window()
+    def after_cancel_step(self): self.micro.stepped = False
 
-# %% ../nbs/11_accumulate.ipynb #403a7ac8
-@patch
-def after_cancel_batch(self:GradAccum):
-    "A micro-batch that somebody cancelled after its backward pass takes the whole window with it: its part cannot be taken out again"
-    if self.micro.skips: return
-    if self.micro.done: self.new_micro() # Cancelled before it came to us
-    self.micro.stepped = self.stepped and self.starts_window # Cancelled before its step, or after it?
-    if self.micro.backed:
-        self.drop_window()
-        self._n_dropped += 1
+    def after_step(self): # After a cancelled step too: fastai zeroes the gradients
+        self._is_first,self._n_dropped = self._is_first and self.n_passes==1,-math.inf
+        self.new_window()
 
-@patch
-def after_batch(self:GradAccum): self.micro.done = True
+    def after_cancel_batch(self):
+        "A micro-batch that somebody cancelled after its backward pass takes the whole window with it: its part cannot be taken out again"
+        if self.micro.skips: return
+        if self.micro.done: self.new_micro() # Cancelled before it came to us
+        self.micro.stepped = self.stepped and self.starts_window # Cancelled before its step, or after it?
+        if self.micro.backed:
+            self.drop_window()
+            self._n_dropped += 1
 
-@patch
-def _record(self:GradAccum):
-    "Recorder's `after_batch`, spared the loss of a batch in which nothing counts: the NaN would stay in its moving average for good"
-    learn,rec,loss = self.learn,self.learn.recorder,self.learn.loss
-    n = self.micro.elems if learn.training and self.micro.elems is not None else 1.
-    try:
-        if self._n_ranks==1: learn.loss,n = both_at_hand(loss, n)
-        else: learn.loss = self._last_loss = loss_or_last(n, loss, self._last_loss) # All are gathered: none can be passed over
-        if self._n_ranks>1 or n>0: type(rec).after_batch(rec)
-    finally: learn.loss = loss
+    def after_batch(self): self.micro.done = True
 
-@patch
-def after_epoch(self:GradAccum): fill_columns(self.learn, self.columns()) # Recorder logs the row after us
+    def _record(self):
+        "Recorder's `after_batch`, spared the loss of a batch in which nothing counts: the NaN would stay in its moving average for good"
+        learn,rec,loss = self.learn,self.learn.recorder,self.learn.loss
+        n = self.micro.elems if learn.training and self.micro.elems is not None else 1.
+        try:
+            if self._n_ranks==1: learn.loss,n = both_at_hand(loss, n)
+            else: learn.loss = self._last_loss = loss_or_last(n, loss, self._last_loss) # All are gathered: none can be passed over
+            if self._n_ranks>1 or n>0: type(rec).after_batch(rec)
+        finally: learn.loss = loss
 
-@patch
-def after_cancel_train(self:GradAccum): self._n_dropped = -math.inf
+    def after_epoch(self): fill_columns(self.learn, self.columns()) # Recorder logs the row after us
 
-@patch
-def _refuse_no_step(self:GradAccum):
-    "An error where an epoch came to its end without a step, as others cancelled all; `NonNativeMixedPrecision` does so where it looks for its scale"
-    if self._n_dropped>0 and not callback_of(self.learn, NonNativeMixedPrecision): raise RuntimeError(
-        f"No optimizer step was tried in epoch {self.learn.epoch}: another callback cancelled batches after their backward pass, {self._n_dropped} times, "
-        "as a second one that accumulates does. GradAccum decides when to step: remove the other one")
+    def after_cancel_train(self): self._n_dropped = -math.inf
 
-@patch
-def after_train(self:GradAccum):
-    "Close the window that a loader shorter than its length, or a cancelled last micro-batch, left open"
-    if self.micro.closes and self.micro.backed and not self.micro.done: self.drop_window() # Its step was under way when training was cancelled
-    if self._n_ranks>1:
-        self._sum_over_ranks(self.n_iter)
-        if self.window.totals.n_micro==0: return
-        if self._sums: self._sums.put_back()
-        mean_over_ranks(self._params, self._n_ranks)
-    elif self.starts_window: return
-    self.new_micro()
-    self.micro.closes = True
-    self.hypers.hold(self.learn.opt)
-    try: optimizer_step(self.learn)
-    except CancelBatchException: pass # Within the loop fastai would have taken it, and the next one
-    except CancelTrainException: self.after_cancel_train()
-    self.opt.zero_grad()
-    self.new_window()
+    def _refuse_no_step(self):
+        "An error where an epoch came to its end without a step, as others cancelled all; `NonNativeMixedPrecision` does so where it looks for its scale"
+        if self._n_dropped>0 and not callback_of(self.learn, NonNativeMixedPrecision): raise RuntimeError(
+            f"No optimizer step was tried in epoch {self.learn.epoch}: another callback cancelled batches after their backward pass, {self._n_dropped} times, "
+            "as a second one that accumulates does. GradAccum decides when to step: remove the other one")
 
-# %% ../nbs/11_accumulate.ipynb #02116f2f
-@patch
-def _sum_over_ranks(self:GradAccum, at):
-    "Elements, losses and micro-batches of the window on all ranks; they close it `at` the same micro-batch"
-    # A GPU is waited for at the end of the epoch only
-    self.window.totals = sum_over_ranks(self.window.sums(self.counter.reduction), at, self._n_ranks, at==self.n_iter, self._pending)
-    self._set_n_acc()
+    def after_train(self):
+        "Close the window that a loader shorter than its length, or a cancelled last micro-batch, left open"
+        if self.micro.closes and self.micro.backed and not self.micro.done: self.drop_window() # Its step was under way when training was cancelled
+        if self._n_ranks>1:
+            self._sum_over_ranks(self.n_iter)
+            if self.window.totals.n_micro==0: return
+            if self._sums: self._sums.put_back()
+            mean_over_ranks(self._params, self._n_ranks)
+        elif self.starts_window: return
+        self.new_micro()
+        self.micro.closes = True
+        self.hypers.hold(self.learn.opt)
+        try: optimizer_step(self.learn)
+        except CancelBatchException: pass # Within the loop fastai would have taken it, and the next one
+        except CancelTrainException: self.after_cancel_train()
+        self.opt.zero_grad()
+        self.new_window()
+
+    def _sum_over_ranks(self, at):
+        "Elements, losses and micro-batches of the window on all ranks; they close it `at` the same micro-batch"
+        # A GPU is waited for at the end of the epoch only
+        self.window.totals = sum_over_ranks(self.window.sums(self.counter.reduction), at, self._n_ranks, at==self.n_iter)

@@ -21,6 +21,7 @@ from .text import with_interval
 from .estimator import agree, along
 from .gradients import dense, zero_grads
 from .noise import NoiseScale
+from .pairs import looks_at_pairs
 from .trial import QuietAccum
 from .too_high import LossPath
 
@@ -220,6 +221,7 @@ class MockAccum(QuietAccum):
         store_attr('noise,most,cycle,tol')
         self.path = [] # Of each window that was measured: optimizer steps before it, part of the cycle, and the rate over its peak
         self.losses = LossPath(cool_stretch[0])
+        self.n_windows,self.looks_at_pairs = 0,False # Windows of several micro-batches so far; was the loss found to look at pairs of items?
 
     def start_fit(self):
         self.measures,self.wanted = True,self.most # Is this window one to be measured? Micro-batches of the next one that is
@@ -230,10 +232,17 @@ class MockAccum(QuietAccum):
     @property
     def measurable(self): return self.measures and super().measurable
 
-    def n_acc_in(self, epoch): return self.wanted if self.measures else self.cycle.today
+    def n_acc_now(self): return self.wanted if self.measures else self.cycle.today
+
+    def _ask_for_pairs(self):
+        "Ask the loss with the first window, the second, the fourth and so on, until it says so"
+        self.n_windows += 1
+        is_power_of_two = self.n_windows & (self.n_windows-1)==0
+        if not self.looks_at_pairs and is_power_of_two: self.looks_at_pairs = looks_at_pairs(self.learn, self.counter)
 
     def after_backward(self):
         super().after_backward()
+        if self.n_passes>1 and self.window.n_micro==1 and self.micro.elems is not None: self._ask_for_pairs()
         if self.cycle and self.measures: self.losses.see(self.learn, self.cycle.place[1], self.window.n_micro<2)
 
     def before_step(self):

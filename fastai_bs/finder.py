@@ -20,9 +20,13 @@ from fastai.torch_core import find_bs
 from .text import counted, time_text
 from .checks import check_bools, is_several
 from .estimator import agree, last_stretch, pooled, trend
-from .distributed import n_ranks, over_ranks, rank, together, trains_together
+from .distributed import n_ranks, over_ranks, rank, trains_together
 from .losses import loss_elements
+<<<<<<< HEAD
 from .loaders import declared_len, epoch_len, n_items, said_bs
+=======
+from .loaders import declared_len, epoch_len, n_items, n_started, known_micro_bs
+>>>>>>> hC
 from .hypers import decay_of, divides_by_size
 from .loop import callback_of
 from .accumulate import GradAccum
@@ -96,14 +100,14 @@ class BSFinder(Callback):
     def before_fit(self):
         "What the fit begins with"
         self.own_lr,self.in_epoch = self.learn.lr,epoch_len(self.learn)
-        self.said_bs = said_bs(self.learn.dls.train)
+        self.known_micro_bs = known_micro_bs(self.learn.dls.train)
         self.adam,self.decay = divides_by_size(self.learn),decay_of(self.learn)
         n_trained,n_all = (sum(p.numel() for p in self.learn.model.parameters() if p.requires_grad or o) for o in (False,True))
         self.trained = n_trained/n_all
 
     def after_backward(self):
         self.micro_bs = max(self.micro_bs, find_bs(self.yb))
-        if self.said_bs and self.micro_bs>self.said_bs: raise CancelFitException # It will be refused
+        if self.known_micro_bs and self.micro_bs>self.known_micro_bs: raise CancelFitException # It will be refused
         if torch.isfinite(self.learn.loss): return
         elems = self.accum.micro.elems
         if elems is None: elems = self.accum.counter(self.learn) # A step of a single micro-batch is not weighed
@@ -149,7 +153,7 @@ def _epoch_len(learn):
     "Micro-batches in an epoch, on each rank"
     n = declared_len(learn)
     if n>=2 or n==1 and trains_together(learn): return n
-    dl,bs = learn.dls.train,said_bs(learn.dls.train)
+    dl,bs = learn.dls.train,known_micro_bs(learn.dls.train)
     of = f" of {counted(n_items(dl))} with bs={bs}" if bs else ''
     raise ValueError(f"The training loader yields {n} micro-batch{'es' if n==0 else ''} in an epoch{of}, and at least 2 are needed "
                      "to tell signal from noise: make the micro-batches smaller, or see that the data set is not empty")
@@ -193,9 +197,9 @@ def _mock_fit(learn, asked, noise):
 def _check_measured(learn, finder, lr, ranks):
     "Refuse a mock training that says nothing"
     noise,n = finder.noise,n_items(learn.dls.train)
-    if finder.said_bs not in (None,finder.micro_bs) and finder.in_epoch>1: raise ValueError(
-        f"The training loader makes batches of {counted(finder.said_bs)}, and the loss gets {finder.micro_bs}: a plan is about the loader's batches, so no "
-        "callback or collate function may change how many items they hold. Measure without it, by `with learn.removed_cbs(cb): learn.bs_find(...)`, or have "
+    if finder.known_micro_bs not in (None,finder.micro_bs) and finder.in_epoch>1: raise ValueError(
+        f"The training loader makes batches of {counted(finder.known_micro_bs)}, and the loss gets {finder.micro_bs}: a plan is about the loader's batches, so "
+        "no callback or collate function may change how many items they hold. Measure without it, by `with learn.removed_cbs(cb): learn.bs_find(...)`, or have "
         "the data set yield each item as often as it is to come")
     if finder.bad_loss: raise ValueError(f"The loss is {finder.bad_loss[0]} at micro-batch {finder.bad_loss[1]} of the mock training (lr={lr}): "
                                          "check the data and the loss there, or lower `lr`")
@@ -248,12 +252,29 @@ def _plan(learn, asked, finder):
     "What the finished mock training says; nothing more is run"
     noise,cycle,today = finder.noise,finder.cycle,_today(learn, asked, finder)
     df = finder.accum.placed(noise.df)
+<<<<<<< HEAD
     result = _along_cycle(finder, df, today.n_epoch, today.n_train) if cycle else _fixed(noise)
     measured = Measured(
         **result, level=noise.level, n_seen=finder.n_seen, n_passes=finder.n_seen/finder.in_epoch, moved=cycle is not None,
         loss_rose=cycle is not None and finder.accum.losses.too_high(today.n_ranks>1), pairs=finder.accum.pairs.found is not None,
         n_enough=finder.n_enough(finder.in_epoch, today.n_ranks), seed=asked.seed)
     return BatchPlan(today, measured, df)
+=======
+    n_train = _items_of_epoch(n_iter, finder.micro_bs*ranks, learn)
+    measured = _along_cycle(finder, df, epochs, n_train) if cycle else _fixed(noise)
+    return BatchPlan(**measured, level=noise.level, df=df,
+        # Today's training
+        base_bs=scaled.base_bs if scaled else bs, bs_now=bs, micro_now=finder.micro_bs, n_ranks=ranks,
+        base_lr=asked.lr if given else finder.own_lr, rate_given=given, adam=finder.adam, wd_now=finder.decay, trained=finder.trained,
+        set_up='before_set_up' in vars(learn),
+        n_train=n_train, n_workers=n_started(learn.dls.train), sums=loss_elements(learn.loss_func)[1]=='sum',
+        pairs=finder.accum.looks_at_pairs,
+        epochs_now=epochs, epochs_given=asked.n_epoch is not None,
+        # The mock training
+        n_seen=finder.n_seen, n_passes=finder.n_seen/n_iter, moved=cycle is not None, mock_epochs=finder.mock_epochs,
+        n_enough=finder.n_enough(n_iter, ranks), seed=asked.seed,
+        loss_rose=cycle is not None and finder.accum.losses.too_high(ranks>1))
+>>>>>>> hC
 
 # %% ../nbs/19_finder.ipynb #eaf484f2
 def _device(learn, plan, max_bs):
@@ -331,10 +352,16 @@ def bs_find(self:Learner,
     asked,noise = Asked(lr, num_it, n_batch, tol, max_bs, n_epoch, seed),NoiseScale(beta, ci=ci)
     check_asked(self, asked)
     begin,on_ranks = time.perf_counter(),trains_together(self)
+<<<<<<< HEAD
     with together(on_ranks):
         plan = _plan(self, asked, _mock_fit(self, asked, noise))
         plan = _with_rate(self, replace(plan, device=_device(self, plan, max_bs)))
         took = torch.tensor(time.perf_counter()-begin, dtype=torch.float64)
         plan = replace(plan, took=(over_ranks(took, 'max') if on_ranks else took).item()) # The same on all
+=======
+    plan = _with_rate(self, _with_times(self, _plan(self, asked, _mock_fit(self, asked, noise)), max_bs))
+    took = torch.tensor(time.perf_counter()-begin, dtype=torch.float64)
+    plan = replace(plan, took=(over_ranks(took, 'max') if on_ranks else took).item()) # The same on all
+>>>>>>> hC
     if show_plot and rank()==0: plan.plot()
     return plan

@@ -241,7 +241,7 @@ def start_fit(self:ScaledLR):
 @patch
 def _window_factors(self:ScaledLR):
     "For the window that starts with this micro-batch; without those that are 1, so that they change no bit"
-    self.bs = batch_size(self.learn, self.epoch) # Somebody may set `n_acc` at any time
+    self.bs = batch_size(self.learn, self.epoch) # A `BatchSchedule` by progress changes it within the epoch
     f,t = self._factors(self.bs),self.pct_train*self.n_epoch
     f['lr'] = self._window.factor = warmup_factor(f.get('lr', 1), t/self.n_warmup if self.n_warmup else 1)
     if not self.scale_wd: f['wd'] = f.get('wd', 1)/f['lr']

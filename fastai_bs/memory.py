@@ -28,7 +28,7 @@ from .loaders import by_size, micro_batch_size, n_items, refuse_empty, tensors, 
 from .hypers import inner_opt
 from .loop import callback_of
 from .losses import plain
-from .schedule import BatchSchedule
+from .accumulate import GradAccum
 from .plots_memory import plot_memory_rows
 from .trial import Ticks, mock_training
 from .cards import card_of, limit_bytes
@@ -96,19 +96,18 @@ class MemoryProbe(Callback):
         if not self._skipped: self.n_steps += 1
         self._skipped = False
 
-# %% ../nbs/16_memory.ipynb #cfa143b5
-@patch
-def after_batch(self:MemoryProbe):
-    self.tick()
-    if self.n_steps<2: return
-    plain(self.learn.loss).sum().item() # A GPU is waited for
-    self.secs = time.perf_counter()-self._begin
-    rows = {'parameters': storage_bytes(self.params), 'gradients': self.grads, 'optimizer state': storage_bytes(self._opt_state()),
-            'buffers': storage_bytes(self.bufs), 'activations': sum(self._saved.values())}
-    if self.gpu: rows['workspace'] = torch.cuda.max_memory_allocated(self.gpu) - self.outside - sum(rows.values())
-    self.rows = rows
-    raise CancelFitException
+    def after_batch(self):
+        self.tick()
+        if self.n_steps<2: return
+        plain(self.learn.loss).sum().item() # A GPU is waited for
+        self.secs = time.perf_counter()-self._begin
+        rows = {'parameters': storage_bytes(self.params), 'gradients': self.grads, 'optimizer state': storage_bytes(self._opt_state()),
+                'buffers': storage_bytes(self.bufs), 'activations': sum(self._saved.values())}
+        if self.gpu: rows['workspace'] = torch.cuda.max_memory_allocated(self.gpu) - self.outside - sum(rows.values())
+        self.rows = rows
+        raise CancelFitException
 
+# %% ../nbs/16_memory.ipynb #cfa143b5
 def probe_memory(
     learn:Learner, # Left as it was
     micro_bs:int, # Items
@@ -140,38 +139,34 @@ class MemoryReport(pd.DataFrame):
     def __repr__(self): return f"{self._head()}\n{self._text().to_string()}" if self._is_whole() else super().__repr__()
     def _repr_html_(self): return f"<p>{self._head()}</p>{self._text().to_html()}" if self._is_whole() else super()._repr_html_()
 
-# %% ../nbs/16_memory.ipynb #2924a2db
-@patch
-def max_bs(self:MemoryReport,
-    limit, # Memory for the whole training step: bytes, a string as '16GB', or the name of a card as 'T4', for what that has left
-)->int: # Items in a micro-batch
-    """What `limit` holds by this report; without workspace where that is not known, so on other devices than CUDA a little less will do
+    def max_bs(self,
+        limit, # Memory for the whole training step: bytes, a string as '16GB', or the name of a card as 'T4', for what that has left
+    )->int: # Items in a micro-batch
+        """What `limit` holds by this report; without workspace where that is not known, so on other devices than CUDA a little less will do
 
-    For a card it says what it takes off: for ECC, the driver and the CUDA context.
-    """
-    if card := card_of(limit): print(card)
-    limit = limit_bytes(limit)
-    total,per_item = self.loc['total']
-    fixed = total - per_item*self.bs
-    for nm in _fixed:
-        if self.bytes[nm]>limit: raise ValueError(f"The memory of the {nm} alone is {bytes_text(self.bytes[nm])}, more than `limit`={bytes_text(limit)}: "
-                                                  "take a smaller model, an optimizer that keeps less, or a higher `limit`")
-    if math.isnan(per_item): raise ValueError("What an item more takes could not be measured, for want of another batch size that runs, so this says "
-                                              "nothing of the largest batch")
-    if fixed+per_item>limit: raise ValueError(
-        f"`limit`={bytes_text(limit)} does not hold a micro-batch of one item: {bytes_text(fixed)} are needed whatever the batch size, and "
-        f"{bytes_text(per_item)} for each item")
-    if not per_item>0: raise ValueError("By this report an item more takes no memory, so it says nothing of the largest batch")
-    return math.floor((limit-fixed)/per_item)
+        For a card it says what it takes off: for ECC, the driver and the CUDA context.
+        """
+        if card := card_of(limit): print(card)
+        limit = limit_bytes(limit)
+        total,per_item = self.loc['total']
+        fixed = total - per_item*self.bs
+        for nm in _fixed:
+            if self.bytes[nm]>limit: raise ValueError(f"The memory of the {nm} alone is {bytes_text(self.bytes[nm])}, more than `limit`={bytes_text(limit)}: "
+                                                      "take a smaller model, an optimizer that keeps less, or a higher `limit`")
+        if math.isnan(per_item): raise ValueError("What an item more takes could not be measured, for want of another batch size that runs, so this says "
+                                                  "nothing of the largest batch")
+        if fixed+per_item>limit: raise ValueError(
+            f"`limit`={bytes_text(limit)} does not hold a micro-batch of one item: {bytes_text(fixed)} are needed whatever the batch size, and "
+            f"{bytes_text(per_item)} for each item")
+        if not per_item>0: raise ValueError("By this report an item more takes no memory, so it says nothing of the largest batch")
+        return math.floor((limit-fixed)/per_item)
 
-# %% ../nbs/16_memory.ipynb #d6d2201e
-@patch
-def plot_memory(self:MemoryReport,
-    ax=None, # Axes to draw on; by default new ones
-): # The axes
-    "A bar for each row: in grey what is there whatever the batch size, in blue what grows with it"
-    df = self[(self.index!='total') & np.isfinite(self.bytes)]
-    return plot_memory_rows(list(df.index), df.bytes.values, df.per_item.values, self.bs, ax)
+    def plot_memory(self,
+        ax=None, # Axes to draw on; by default new ones
+    ): # The axes
+        "A bar for each row: in grey what is there whatever the batch size, in blue what grows with it"
+        df = self[(self.index!='total') & np.isfinite(self.bytes)]
+        return plot_memory_rows(list(df.index), df.bytes.values, df.per_item.values, self.bs, ax)
 
 # %% ../nbs/16_memory.ipynb #4912aea0
 def report_memory(
@@ -205,8 +200,8 @@ def memory_report(self:Learner,
     dl = self.dls.train
     refuse_empty(dl)
     n_all = n_items(dl)
-    schedule = callback_of(self, BatchSchedule)
-    if bs is None: bs = min(schedule.largest_micro_bs() if schedule else micro_batch_size(dl), n_all)
+    accum = callback_of(self, GradAccum)
+    if bs is None: bs = min(accum.largest_micro_bs() if accum else micro_batch_size(dl), n_all)
     check_whole('bs', bs, 1, "that is the size of a micro-batch", 'item')
     if bs>n_all: raise ValueError(f"`bs`={bs} items are more than the {n_all} of the training set, so no such batch can be measured: take at most those")
     error = None

@@ -24,7 +24,7 @@ from .checks import check_bools, check_fraction, is_whole
 from .distributed import n_ranks
 from .estimator import Pool, known_by, moments_of_sums, trend
 from .gradients import GradNorms, reached_params
-from .loaders import n_fresh, said_bs
+from .loaders import n_fresh, known_micro_bs
 from .logs import is_logged, log_values
 from .plots import ForPlots
 from .loop import ScopedCallback, callback_of, first_epoch
@@ -209,7 +209,7 @@ def _thin_out(self:NoiseScale):
 def _holds_twice(self:NoiseScale):
     "Is an item twice in this window? fastai's DistributedDL fills the last batches up with items of the epoch"
     dl = self.learn.dl
-    return (self.learn.iter+1)*(said_bs(dl) or 1)>n_fresh(dl)
+    return (self.learn.iter+1)*(known_micro_bs(dl) or 1)>n_fresh(dl)
 
 # %% ../nbs/13_noise.ipynb #31b2a9b4
 @patch
@@ -219,9 +219,8 @@ def known_now(self:NoiseScale)->dict: # By name
 
 @patch
 def columns(self:NoiseScale)->dict: # By name
-    "Of an epoch: what is known by now, and the batch size where nobody else shows it"
-    res = self.known_now()
-    return res if self.bs is None or callback_of(self.learn, GradAccum) else {**res, 'batch_size': self.bs}
+    "Of an epoch: what is known by now"
+    return self.known_now()
 
 @patch
 def after_validate(self:NoiseScale):
@@ -235,7 +234,7 @@ def _log(self:NoiseScale):
     self.is_new = False
     if not is_logged(self.learn): return
     row,accum = self.rows[-1],callback_of(self.learn, GradAccum)
-    values = dict(noise_scale=self.noise_scale, tr_sigma=row.tr_sigma, g_sq=row.g_sq, n_items=row.n_items, n_acc=accum.way_in()[1] if accum else 1)
+    values = dict(noise_scale=self.noise_scale, tr_sigma=row.tr_sigma, g_sq=row.g_sq, n_items=row.n_items, n_acc=accum.n_acc if accum else 1)
     log_values(self.learn, {f'noise/{nm}': v for nm,v in values.items()})
 
 @patch

@@ -24,10 +24,9 @@ from fastcore.imports import IN_NOTEBOOK
 from .text import counted, time_text
 from .snapshot import free_memory, out_of_memory, unchanged
 from .distributed import alone, n_processes, over_ranks, rank, trains_together, wrappers_forgotten
-from .loaders import micro_batch_size, said_bs, with_micro_bs
+from .loaders import micro_batch_size, known_micro_bs, with_micro_bs
 from .losses import refuse_loss
 from .loop import callback_of
-from .pairs import PairCheck
 from .accumulate import GradAccum
 from .noise import NoiseScale
 from .lr import ScaledLR
@@ -80,10 +79,6 @@ def mock_training(
 # %% ../nbs/15_trial.ipynb #fdc09037
 class QuietAccum(GradAccum):
     "Accumulates in a trial: refuses what cannot be accumulated, and warns of nothing"
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.pairs = PairCheck(warns=False)
-
     def check_windows(self, most): refuse_loss(self.loss_func)
 
 def own_settings(
@@ -143,8 +138,6 @@ def min_over_ranks(
     if n_processes()==1: return v
     return over_ranks(torch.tensor(v, dtype=torch.float64), 'min').item()
 
-_failed,_too_large,_fits = range(3) # In this order: one process that fails speaks for all
-
 class TrialSearch:
     "Tries micro-batch sizes on a learner, one after another"
     def __init__(self,
@@ -158,27 +151,28 @@ class TrialSearch:
         self.good = self.now = None # Items: the most that fitted so far, and what is being tried
         self.n_ticks = n_steps+(len(learn.dls.loaders)>1) # Of a trial
         self.tick,self.n_left = noop,0
-        self.val_own = len(learn.dls.loaders)>1 and said_bs(learn.dls.loaders[1])!=micro_batch_size(learn.dls.train)
+        self.val_own = len(learn.dls.loaders)>1 and known_micro_bs(learn.dls.loaders[1])!=micro_batch_size(learn.dls.train)
 
     def __call__(self, micro_bs):
         "Does it fit, in all processes?"
-        status,error,begin = _fits,None,time.perf_counter()
+        error,begin = None,time.perf_counter()
         self.now,self.n_left = micro_bs,self.n_left-1
         takes = self.secs*micro_bs
         self.tick(f"trying micro-batches of {counted(micro_bs)}{f', about {time_text(takes)}' if takes>worth_saying else ''}", self.n_ticks*(self.n_left<0))
         try: self._train(micro_bs)
         except Exception as e:
-            status = _too_large if out_of_memory(e) else _failed
             error = e.with_traceback(None) # Frames hold the tensors of the step
             error.__context__ = error.__cause__ = None
-        if status!=_fits: free_memory()
-        if status==_too_large and self.val_own and self.trial.done>=self.n_steps: status = _failed # A smaller training batch would not help
-
-        agreed = min_over_ranks(status)
-        if agreed==_failed: self._refuse(micro_bs, error if status==_failed else None)
-        if status==_too_large: self.error = error
-        if agreed==_fits: self.good,self.secs = max(self.good or 0, micro_bs),(time.perf_counter()-begin)/micro_bs
-        return agreed==_fits
+        if error is not None:
+            free_memory()
+            is_of_validation = self.val_own and self.trial.done>=self.n_steps # A smaller training batch would not help
+            if is_of_validation or not out_of_memory(error): self._refuse(micro_bs, error)
+            self.error = error
+        fits = min_over_ranks(error is None)>0 # Where memory runs out on one rank it does for all
+        if fits:
+            self.good = max(self.good or 0, micro_bs)
+            self.secs = (time.perf_counter()-begin)/micro_bs
+        return fits
 
 # %% ../nbs/15_trial.ipynb #62652d9f
 @patch
@@ -198,9 +192,8 @@ def _train(self:TrialSearch, micro_bs):
 
 @patch
 def _refuse(self:TrialSearch, micro_bs, error):
-    "`error`, in words, or that of another process"
+    "`error`, in words"
     size = counted(micro_bs)
-    if error is None: raise RuntimeError(f"On another rank micro-batches of {size} cannot be trained on, and memory is not the reason: see its own error")
     if out_of_memory(error): raise ValueError(
         f"Training steps with micro-batches of {size} fit in memory, but the validation loader's batches do not ({error}): give it "
         "smaller ones") from error

@@ -488,7 +488,7 @@ def test_a_validation_within_a_fit(event):
     torch.testing.assert_close(flat(a), flat(b), rtol=1e-10, atol=1e-14)
     assert len(b.validates.seen)==3 and not {'_do_epoch_train','one_batch'} & {*vars(b)}
 
-@pytest.mark.parametrize('cbs', [lambda: [BatchSchedule({0: 4, 1: 8})], lambda: [AdaptiveAccum(2, max_acc=8), SetAt(5, 4)]], ids=['schedule','adaptive'])
+@pytest.mark.parametrize('cbs', [lambda: [BatchSchedule({0: 4, 1: 8})]], ids=['schedule'])
 def test_a_validation_between_epochs_changes_no_window(cbs):
     a,b = learner(cbs=cbs()),learner(cbs=[*cbs(), Validates('after_epoch')])
     for o in (a,b): o.fit(3, 0.05)
@@ -532,24 +532,14 @@ def test_what_to_do_where_a_batch_cannot_be_cut(accum, text):
 
 # The end of a fit
 
-@pytest.mark.parametrize('cbs', [lambda: BatchSchedule(lambda pct: 4+40*pct), lambda: SetAt(5, 3, 2), lambda: SetAt(10, 5, 2)],
-    ids=['schedule','set','set late'])
-def test_progress_ends_at_one(cbs):
+def test_progress_ends_at_one():
     "Also where windows change in the middle of an epoch, and none goes back"
-    learn,seen = learner(100, cbs=cbs()),[]
-    if isinstance(learn.cbs[-1], SetAt): learn.add_cb(GradAccum(2))
+    learn,seen = learner(100, cbs=BatchSchedule(lambda pct: 4+40*pct)),[]
     look = Callback(after_batch=lambda self: seen.append(self.learn.pct_train) if self.learn.training else None)
     look.order = 100
     learn.add_cb(look)
     learn.fit(3, 0.01)
     assert learn.pct_train==pytest.approx(1, abs=1e-12) and (np.diff(seen)>-1e-12).all()
-
-class SetAt(Callback):
-    "Sets `n_acc` in the middle of an epoch"
-    order = 95
-    def __init__(self, at, n, in_epoch=1): self.at,self.n,self.in_epoch = at,n,in_epoch
-    def after_batch(self):
-        if self.training and (self.epoch,self.iter)==(self.in_epoch,self.at): self.learn.grad_accum.n_acc = self.n
 
 # A ScaledLR that is kept
 

@@ -320,10 +320,6 @@ def test_what_cannot_be_met_is_rounded_and_said():
         learn = fit(learner(n=48, cbs=[BatchSchedule({0: 4, 1: 17}, max_micro_bs=8)]), n_epoch=4)
     assert len(said)==1 and set(sizes_of(learn))=={4,18}
 
-def test_nobody_sets_n_acc():
-    learn = learner(cbs=[BatchSchedule({0: 8})])
-    with pytest.raises(ValueError, match=r'GradAccum\(4\)'): learn.grad_accum.n_acc = 4
-
 # Growth in place of decay
 
 def grown(opt_func=momentum_sgd, n=240, **kwargs):

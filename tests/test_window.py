@@ -13,7 +13,7 @@ from fastai_bs.losses import ElementCounter, at_hand, precise
 from fastai_bs.estimator import moments_of_sums
 from fastai_bs.measurement import Measurement, MicroNorms, measurement, to_floats, unweighed_sums, window_sums
 from fastai_bs.noise import NoiseScale
-from fastai_bs.n_acc import check_n_accs, n_acc_at
+from fastai_bs.n_acc import NAccByEpoch
 from fastai.torch_core import TensorBase
 from fastai_bs.losses import plain
 from fastai_bs.window import (MicroBatch, Position, Weights, Window, both_at_hand, loss_or_last, loss_sum, mean_divisor, reference, watch_scale, weight,
@@ -135,12 +135,11 @@ def test_window_momentum(k):
 
 @pytest.mark.parametrize('n_acc,expected', [(3,[3,3,3,3]), ({0: 1, 2: 4},[1,1,4,4]), ({1: 2},[1,2,2,2]), (lambda e: e+1,[1,2,3,4]), (np.int64(2),[2]*4)])
 def test_n_acc_at(n_acc, expected):
-    check_n_accs(n_acc)
-    assert [n_acc_at(n_acc, e) for e in range(4)]==expected
+    assert [NAccByEpoch(n_acc)(None, e) for e in range(4)]==expected
 
 def test_a_bad_number_for_an_epoch_names_it():
-    with pytest.raises(ValueError, match="got 0 for epoch 3"): n_acc_at(lambda e: 3-e, 3)
-    with pytest.raises(TypeError, match="got 2.5 from epoch 1 on"): check_n_accs({1: 2.5})
+    with pytest.raises(ValueError, match="got 0 for epoch 3"): NAccByEpoch(lambda e: 3-e)(None, 3)
+    with pytest.raises(TypeError, match="got 2.5 from epoch 1 on"): NAccByEpoch({1: 2.5})
 
 # Counts that stay on their device
 
