@@ -22,11 +22,7 @@ from .checks import check_bools, is_several
 from .estimator import agree, last_stretch, pooled, trend
 from .distributed import n_ranks, over_ranks, rank, trains_together
 from .losses import loss_elements
-<<<<<<< HEAD
-from .loaders import declared_len, epoch_len, n_items, said_bs
-=======
-from .loaders import declared_len, epoch_len, n_items, n_started, known_micro_bs
->>>>>>> hC
+from .loaders import declared_len, epoch_len, n_items, known_micro_bs
 from .hypers import decay_of, divides_by_size
 from .loop import callback_of
 from .accumulate import GradAccum
@@ -252,29 +248,12 @@ def _plan(learn, asked, finder):
     "What the finished mock training says; nothing more is run"
     noise,cycle,today = finder.noise,finder.cycle,_today(learn, asked, finder)
     df = finder.accum.placed(noise.df)
-<<<<<<< HEAD
     result = _along_cycle(finder, df, today.n_epoch, today.n_train) if cycle else _fixed(noise)
     measured = Measured(
         **result, level=noise.level, n_seen=finder.n_seen, n_passes=finder.n_seen/finder.in_epoch, moved=cycle is not None,
-        loss_rose=cycle is not None and finder.accum.losses.too_high(today.n_ranks>1), pairs=finder.accum.pairs.found is not None,
+        loss_rose=cycle is not None and finder.accum.losses.too_high(today.n_ranks>1), pairs=finder.accum.looks_at_pairs,
         n_enough=finder.n_enough(finder.in_epoch, today.n_ranks), seed=asked.seed)
     return BatchPlan(today, measured, df)
-=======
-    n_train = _items_of_epoch(n_iter, finder.micro_bs*ranks, learn)
-    measured = _along_cycle(finder, df, epochs, n_train) if cycle else _fixed(noise)
-    return BatchPlan(**measured, level=noise.level, df=df,
-        # Today's training
-        base_bs=scaled.base_bs if scaled else bs, bs_now=bs, micro_now=finder.micro_bs, n_ranks=ranks,
-        base_lr=asked.lr if given else finder.own_lr, rate_given=given, adam=finder.adam, wd_now=finder.decay, trained=finder.trained,
-        set_up='before_set_up' in vars(learn),
-        n_train=n_train, n_workers=n_started(learn.dls.train), sums=loss_elements(learn.loss_func)[1]=='sum',
-        pairs=finder.accum.looks_at_pairs,
-        epochs_now=epochs, epochs_given=asked.n_epoch is not None,
-        # The mock training
-        n_seen=finder.n_seen, n_passes=finder.n_seen/n_iter, moved=cycle is not None, mock_epochs=finder.mock_epochs,
-        n_enough=finder.n_enough(n_iter, ranks), seed=asked.seed,
-        loss_rose=cycle is not None and finder.accum.losses.too_high(ranks>1))
->>>>>>> hC
 
 # %% ../nbs/19_finder.ipynb #eaf484f2
 def _device(learn, plan, max_bs):
@@ -352,16 +331,9 @@ def bs_find(self:Learner,
     asked,noise = Asked(lr, num_it, n_batch, tol, max_bs, n_epoch, seed),NoiseScale(beta, ci=ci)
     check_asked(self, asked)
     begin,on_ranks = time.perf_counter(),trains_together(self)
-<<<<<<< HEAD
-    with together(on_ranks):
-        plan = _plan(self, asked, _mock_fit(self, asked, noise))
-        plan = _with_rate(self, replace(plan, device=_device(self, plan, max_bs)))
-        took = torch.tensor(time.perf_counter()-begin, dtype=torch.float64)
-        plan = replace(plan, took=(over_ranks(took, 'max') if on_ranks else took).item()) # The same on all
-=======
-    plan = _with_rate(self, _with_times(self, _plan(self, asked, _mock_fit(self, asked, noise)), max_bs))
+    plan = _plan(self, asked, _mock_fit(self, asked, noise))
+    plan = _with_rate(self, replace(plan, device=_device(self, plan, max_bs)))
     took = torch.tensor(time.perf_counter()-begin, dtype=torch.float64)
     plan = replace(plan, took=(over_ranks(took, 'max') if on_ranks else took).item()) # The same on all
->>>>>>> hC
     if show_plot and rank()==0: plan.plot()
     return plan
