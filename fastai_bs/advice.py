@@ -12,7 +12,7 @@ __all__ = ['unmeasured', 'stay_reasons', 'ended_above', 'split_text', 'duration_
 # %% ../nbs/17_advice.ipynb #81433169
 import math, textwrap
 from .text import counted, num, percent, rate_text, time_text, with_interval
-from .lr import times as scale_lr
+from .lr import scale_lr
 from .cycle import steps_least
 from .step_time import Duration, fastest_bs
 from .layout import details_of, in_html, in_text, paragraph

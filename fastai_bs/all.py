@@ -13,12 +13,11 @@ from .noise import NoiseScale
 from .plots_noise import plot_noise_scale
 from . import plots_schedule  # noqa: F401 The import adds `Recorder.plot_batch_size`
 from .plan import BatchPlan
-from .scaling import (adam_scaling, adascale_gain, capped_sqrt_scaling, decay_factor, linear_scaling, no_scaling, adam_gain, sqrt_scaling, surge_scaling,
-                      warmup_factor)
+from .scaling import adam_gain, adascale_gain, decay_factor, linear_scaling, no_scaling, sqrt_scaling, warmup_factor
 from .snapshot import unchanged
 from .verification import BatchVerification
 from . import verify  # noqa: F401 The import adds `Learner.bs_verify`
 
 __all__ = ['GradAccum', 'BatchSchedule', 'batch_size', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan',
            'BatchVerification', 'AccumCheck', 'PlainLoop', 'MemoryReport', 'bn_to_gn', 'unchanged', 'linear_scaling', 'no_scaling', 'sqrt_scaling',
-           'adascale_gain', 'adam_gain', 'capped_sqrt_scaling', 'adam_scaling', 'surge_scaling', 'warmup_factor', 'decay_factor']
+           'adascale_gain', 'adam_gain', 'warmup_factor', 'decay_factor']

@@ -18,7 +18,7 @@ from .text import as_plain
 from .checks import check_whole
 from .scaling import adam_gain, adascale_gain, decay_factor, linear_scaling, no_scaling, sqrt_scaling
 from .accumulate import GradAccum
-from .lr import ScaledLR, rates, times as scale_lr
+from .lr import ScaledLR, rates, scale_lr
 from .cycle import Reading, cool_stretch
 from .step_time import (Duration, balanced_bs, best_split, candidates, check_reachable, epochs_needed,
     examples_needed, fit_step_time, monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
