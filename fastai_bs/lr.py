@@ -63,7 +63,7 @@ def wanted_args(
                          "or a NoiseScale")
     if has_noise and not wants:
         warnings.warn(f"The rule {name} takes no noise scale, so the one given has no effect: leave it out. Rules that take one are adascale_gain for SGD "
-                      "and adam_gain for Adam", stacklevel=4)
+                      "and adam_gain for Adam", stacklevel=3)
     bound = getattr(rule, 'keywords', {}) # A `partial` may have it already
     args = ['noise_scale'] if wants and has_noise else []
     if 'base_bs' in pars and 'base_bs' not in bound: args.append('base_bs')

@@ -21,7 +21,7 @@ from fastai_bs.accumulate import GradAccum
 from fastai_bs.estimator import window_moments
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
-from fastai_bs.scaling import adascale_gain, capped_sqrt_scaling, linear_scaling, no_scaling, sqrt_scaling, surge_scaling
+from fastai_bs.scaling import adascale_gain, linear_scaling, no_scaling, sqrt_scaling
 from helpers import mlp, quiet_learner, regression
 from oracle import item_grads
 from test_plan import plans
@@ -169,8 +169,7 @@ class Factors(Callback):
         self.rates.append(self.opt.hypers[-1]['lr'])
 
 rules = dict(linear=linear_scaling, sqrt=sqrt_scaling, none=no_scaling, gain=partial(adascale_gain, noise_scale=20),
-    surge=partial(surge_scaling, noise_scale=6.), capped=partial(capped_sqrt_scaling, noise_scale=9),
-    falls=lambda k: 1/k, steep=lambda k: k**3, third=lambda k: dict(lr=k**(1/3)))
+    falls=lambda k: 1/k, steep=lambda k: k**3, third=lambda k: k**(1/3))
 
 @pytest.mark.filterwarnings('ignore:.warmup_epochs.', 'ignore:The noise scale')
 @examples(40)
@@ -180,7 +179,6 @@ def test_the_factor_goes_from_1_to_that_of_the_rule(rule, k, warmup, n_epoch, n_
     "Never beyond either, never back, and linearly in the epochs that are behind; for batches that grow and that shrink"
     base_bs,full = 2*n_acc/k,rules[rule]
     full = full(k, base_bs=base_bs) if 'noise_scale' in getattr(full, 'keywords', {}) else full(k)
-    full = full['lr'] if isinstance(full, dict) else full
     seen = Factors()
     learn = learner(regression(2*n_acc*n_windows), [2]*n_acc*n_windows, cbs=[GradAccum(n_acc), ScaledLR(base_bs, rules[rule], warmup), seen])
     learn.fit(n_epoch, 0.01)
@@ -212,7 +210,7 @@ def test_the_table_of_a_plan_follows_from_its_formulas(plan, part):
     same('linear_scaling', 0.1*df.bs/base)
     same('sqrt_scaling', (0.1*df.linear_scaling)**0.5)
     if math.isnan(noise):
-        assert df[['steps','examples','time','adascale_gain','capped_sqrt_scaling','surge_scaling']].isna().to_numpy().all()
+        assert df[['steps','examples','time','adascale_gain']].isna().to_numpy().all()
         return same('lr', 0.1 if plan.adam else df.linear_scaling)
     # Steps, examples and seconds to a loss
     same('steps', 1+noise/df.bs)
@@ -221,7 +219,5 @@ def test_the_table_of_a_plan_follows_from_its_formulas(plan, part):
     same('time', time/time[df.bs==now].item())
     # The other rates
     same('adascale_gain', 0.1*(1+noise/base)/df.steps)
-    same('surge_scaling', df.adascale_gain*(base/df.bs)**0.5)
-    same('capped_sqrt_scaling', 0.1*(np.minimum(df.bs, noise)/min(base, noise))**0.5 if noise else 0.1)
     shown = float(f'{noise:.3g}') # The rule has three digits of the noise scale
     same('lr', 0.1 if plan.adam else 0.1*(1+shown/base)/(1+shown/df.bs))
