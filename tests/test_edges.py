@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 import torch
 import fastai.callback.hook # noqa: F401, it adds `summary`
-import fastai_bs.distributed
 from fastai.callback.core import Callback
 from fastai.callback.mixup import MixUp
 from fastai.callback.progress import ProgressCallback
@@ -25,7 +24,6 @@ from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import SGD, OptimWrapper
 from fastai_bs.all import AdaptiveAccum, BatchSchedule, GradAccum, NoiseScale, SaveState, ScaledLR, sqrt_scaling
-from fastai_bs.distributed import wait
 from fastai_bs.estimator import pooled
 from fastai_bs.loop import callback_of
 from fastai_bs.text import as_plain
@@ -59,24 +57,6 @@ def test_truth_values_are_taken(nm, v): assert takes[nm](**{nm.split()[0]: v})
 @pytest.mark.parametrize('v,res', [(math.inf,None), (-math.inf,None), (math.nan,None), (np.float32(np.nan),None), (np.array([1.,np.inf]),[1.,None]),
     (dict(ci=(0.,math.inf)),dict(ci=[0.,None])), (slice(None,math.inf),[None,None]), (1e308,1e308)], ids=str)
 def test_numbers_that_json_does_not_know(v, res): assert as_plain(v)==res==json.loads(json.dumps(as_plain(v), allow_nan=False))
-
-# A wait for other ranks
-
-class Work:
-    "As a collective operation that completes just when a second of waiting is over; with an error if it `fails`"
-    def __init__(self, fails): self.fails,self.n_waits = fails,0
-    def is_completed(self): return self.n_waits>0
-    def wait(self, timeout=None):
-        self.n_waits += 1
-        if timeout is not None: raise RuntimeError('Operation timed out!')
-        if self.fails: raise RuntimeError('Connection closed by peer')
-        return True
-
-def test_a_wait_that_ends_with_its_second(monkeypatch):
-    monkeypatch.setattr(torch.distributed, 'get_backend', lambda: 'gloo')
-    monkeypatch.setattr(fastai_bs.distributed._now, 'together', True)
-    assert wait(Work(False)) is True
-    with pytest.raises(RuntimeError, match='Connection closed'): wait(Work(True))
 
 # Progress bars
 

@@ -194,7 +194,7 @@ def test_start_epoch_goes_on_as_the_uninterrupted_fit(fit, cbs):
     fits[fit](whole)
     fits[fit](rest, start_epoch=1)
     n = len(rest.opt.seen)
-    assert len(whole.opt.seen)-n==(2 if isinstance(whole.cbs[-2], GradAccum) and whole.cbs[-2].n_acc_at==4 else 6)
+    assert len(whole.opt.seen)-n==(2 if isinstance(whole.cbs[-2], GradAccum) and whole.cbs[-2].n_acc==4 else 6)
     close(of('lr', rest.opt.seen), of('lr', whole.opt.seen)[-n:])
 
 @pytest.mark.parametrize('opt_func,rule', [(momentum_sgd,linear_scaling),(Adam,adam_scaling)])
