@@ -155,18 +155,19 @@ class TrialSearch:
 
     def __call__(self, micro_bs):
         "Does it fit, in all processes?"
-        error,begin = None,time.perf_counter()
+        error,is_of_memory,begin = None,False,time.perf_counter()
         self.now,self.n_left = micro_bs,self.n_left-1
         takes = self.secs*micro_bs
         self.tick(f"trying micro-batches of {counted(micro_bs)}{f', about {time_text(takes)}' if takes>worth_saying else ''}", self.n_ticks*(self.n_left<0))
         try: self._train(micro_bs)
         except Exception as e:
+            is_of_memory = out_of_memory(e) # By what it came from too
             error = e.with_traceback(None) # Frames hold the tensors of the step
             error.__context__ = error.__cause__ = None
         if error is not None:
             free_memory()
             is_of_validation = self.val_own and self.trial.done>=self.n_steps # A smaller training batch would not help
-            if is_of_validation or not out_of_memory(error): self._refuse(micro_bs, error)
+            if is_of_validation or not is_of_memory: self._refuse(micro_bs, error)
             self.error = error
         fits = min_over_ranks(error is None)>0 # Where memory runs out on one rank it does for all
         if fits:
