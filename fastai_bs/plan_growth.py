@@ -16,18 +16,20 @@ from fastcore.basics import patch
 from .text import brief_html, percent
 from .growth import Growth, rising, with_mean
 from .plots_growth import plot_growth
-from .cycle import cool_stretch, reading
+from .cycle import cool_stretch
+from .estimator import along
 
 # %% ../nbs/16aa_plan_growth.ipynb #7c06edf9
 parts = (*np.linspace(0, cool_stretch[0], 5).tolist(),sum(cool_stretch)/2,cool_stretch[1],1.) # Of the cycle: where stretches begin and end
 
 def stretches(
-    df:pd.DataFrame, # A row per window of a mock cycle, as `reading` takes them, with the part `pct` that was behind
+    df:pd.DataFrame, # A row per window of a mock cycle, as of `NoiseScale.moments`, with the part `pct` that was behind
     level:float=0.95, # Coverage of the intervals
-)->list: # Of `Reading`, for each stretch between `parts`
+)->list: # Of `NoiseEstimate`, for each stretch between `parts`
     "The noise scale along a mock cycle"
     at = np.digitize(df.pct, parts[1:-1])
-    return [reading(df[at==i], level) for i in range(len(parts)-1)]
+    stretch = [df[at==i] for i in range(len(parts)-1)]
+    return [along(m.tr_sigma, m.g_sq, m.n_elems, m.n_items, level) for m in stretch]
 
 def _value(o):
     "To reckon with: the estimate, or the lower end of its interval where there is none; NaN where that is not known either"
@@ -60,11 +62,11 @@ def growth_of(
     "How the batch should grow, with the candidates of the plan and their step times"
     try: check_grows(plan)
     except ValueError: return None
-    readings,share = stretches(plan.df, plan.level),np.diff(parts)
-    noise = rising([_value(o) for o in readings], [o.n_windows for o in readings])
+    estimates,share = stretches(plan.df, plan.level),np.diff(parts)
+    noise = rising([_value(o) for o in estimates], [o.n_windows for o in estimates])
     return Growth(tuple(share.tolist()), tuple(with_mean(share, noise, plan.bs_now, plan.noise_known).tolist()), plan.bs_now, tuple(plan.table.bs.tolist()),
                   tuple(plan.table.step_time.tolist()), plan.epochs_now*plan.n_train/plan.bs_now, plan.epochs_now,
-                  tuple(o.n_windows>=3 and 0<o.noise_scale<math.inf for o in readings))
+                  tuple(o.n_windows>=3 and 0<o.noise_scale<math.inf for o in estimates))
 
 worth_it = 0.05 # Of the time: what a growing batch should save to be worth its trouble
 

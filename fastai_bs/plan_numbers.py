@@ -19,7 +19,7 @@ from .scaling import adascale_gain, capped_sqrt_scaling, decay_factor, linear_sc
 from .step_time import (Duration, balanced_bs, best_split, candidates, check_reachable, epochs_needed, examples_needed, fit_step_time,
                                  monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
 from .lr import rates, times
-from .cycle import Reading
+from .estimator import NoiseEstimate
 from .plan_growth import growth_of
 
 # %% ../nbs/16b_plan_numbers.ipynb #6ff01518
@@ -56,9 +56,9 @@ class BatchPlan:
     epochs_now:float = 1. # Epochs of the training that is planned, with today's batch size
     epochs_given:bool = False # Were they asked for?
     mock_epochs:float = 0. # Epochs that the mock cycle trained for
-    cool:Reading = None # As measured on the cool stretch of the mock cycle; `None` where the weights were fixed
-    at_peak:Reading = None # As measured near the peak of the rate
-    at_end:Reading = None # As measured at the end of the cycle
+    cool:NoiseEstimate = None # As measured on the cool stretch of the mock cycle; `None` where the weights were fixed
+    at_peak:NoiseEstimate = None # As measured near the peak of the rate
+    at_end:NoiseEstimate = None # As measured at the end of the cycle
     chosen:int = None # Batch size of one's own choice, see `at`
     pairs:bool = False # Does the loss look at pairs of items, or is what is counted for it wrong?
     seed:int = None # That the mock training was asked to draw its random numbers with

@@ -14,28 +14,20 @@ import torch
 from fastcore.basics import patch
 from fastai.callback.core import Callback
 from fastai.torch_core import rank_distrib
-from .estimator import Pool
 from .hypers import inner_opt
 from .loop import first_epoch, is_of_loop
 from .accumulate import GradAccum
-from .noise import Moments, NoiseScale
 from .lr import ScaledLR
 from .adaptive import AdaptiveAccum, Change
 
 # %% ../nbs/14d_resume.ipynb #bec65318
 def plain_numbers(
-    o, # A number, a `Pool`, or a dict, list or tuple of them
+    o, # A number, or a dict, list or tuple of them
 ): # Made of dicts, lists and Python's numbers, which can be loaded without trust in where they are from
     "`o` without NumPy's types and ours"
-    if isinstance(o, Pool): return plain_numbers(vars(o))
     if isinstance(o, dict): return {nm: plain_numbers(v) for nm,v in o.items()}
     if isinstance(o, (list,tuple)): return [plain_numbers(v) for v in o]
     return o.item() if isinstance(o, np.generic) else o
-
-def _pool(state):
-    pool = Pool()
-    vars(pool).update(state)
-    return pool
 
 def _check_made_alike(cb, made):
     now = {nm: getattr(cb, nm) for nm in made}
@@ -43,34 +35,12 @@ def _check_made_alike(cb, made):
     if now!=made: raise ValueError(f"The state is that of {_text(made)}, and this is {_text(now)}: what the one has measured is not what the other would have. "
                                    "Make it with the same arguments")
 
-# %% ../nbs/14d_resume.ipynb #0c84abd8
-_counts = 'n_steps','next','n_items','n_dropped','n_twice'
-
-@patch
-def state_dict(self:NoiseScale)->dict: # Plain numbers
-    "All that was measured so far"
-    return plain_numbers(dict(made={nm: getattr(self, nm) for nm in ('beta','by_group','adam_metric')}, **{nm: getattr(self, nm) for nm in _counts},
-                              pool=self.pool, rows=self.rows, known=self.known, pools=self.pools, more=self.more))
-
-@patch
-def load_state_dict(self:NoiseScale,
-    state:dict, # As of `state_dict`
-):
-    "Go on from there in the next fit, whatever its `start_epoch`"
-    _check_made_alike(self, state['made'])
-    self.source,self.loaded = None,True
-    self.steps_before = state['n_steps']
-    for nm in _counts[1:]: setattr(self, nm, state[nm])
-    self.pool,self.rows = _pool(state['pool']),[Moments(*o) for o in state['rows']]
-    self.known = [(_pool(o),n_items) for o,n_items in state['known']]
-    self.pools,self.more = {nm: _pool(o) for nm,o in state['pools'].items()},{nm: list(o) for nm,o in state['more'].items()}
-
 # %% ../nbs/14d_resume.ipynb #2fd49022
 @patch
 def state_dict(self:AdaptiveAccum)->dict: # Plain numbers
     "The size that it has come to, on which way, and what its own `NoiseScale` has measured; that of the learner has a state of its own"
     made = {nm: getattr(self, nm) for nm in ('start','max_acc','target','beta','shrinks')}
-    return dict(made=made, n_steps=self.n_steps, rows=plain_numbers(self.rows), noise=self.own.state_dict())
+    return dict(made=made, n_steps=self.n_steps, rows=plain_numbers(self.rows))
 
 @patch
 def load_state_dict(self:AdaptiveAccum,
@@ -78,7 +48,6 @@ def load_state_dict(self:AdaptiveAccum,
 ):
     "Go on from there in the next fit, whatever its `start_epoch`"
     _check_made_alike(self, state['made'])
-    self.own.load_state_dict(state['noise'])
     self.n_steps,self.rows,self.loaded = state['n_steps'],[Change(*o) for o in state['rows']],True
 
 # %% ../nbs/14d_resume.ipynb #fc467a30

@@ -15,9 +15,9 @@ from fastai.optimizer import Adam, OptimWrapper
 
 from fastai_bs import cycle, finder
 from fastai_bs.accumulate import GradAccum
-from fastai_bs.cycle import (MockAccum, MockCycle, Reading, cool_rates, cool_stretch, cooled_to, cycle_of, for_training, places, rate_at, reading, readings,
+from fastai_bs.cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, cooled_to, cycle_of, for_training, places, rate_at, readings,
                              window_len)
-from fastai_bs.estimator import fieller, window_moments
+from fastai_bs.estimator import NoiseEstimate, along, fieller, window_moments
 from fastai_bs.finder import BSFinder
 from fastai_bs.noise import Moments, NoiseScale
 from helpers import flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression, ScaledLoss, set_seed, token_model, tokens
@@ -300,7 +300,7 @@ def test_it_looks_after_every_5_windows_only(monkeypatch):
     looks,highs = [],iter([10.,10.,1.4,10.])
     def _readings(df, level):
         looks.append(len(df))
-        return None,Reading(1., (1.,next(highs)), 10),None
+        return None,NoiseEstimate(1., (1.,next(highs)), 10),None
     monkeypatch.setattr(cycle, 'readings', _readings)
     o = mock(400, MockCycle(60, 40, 1, 600))
     assert len(looks)==3 and looks[2]-looks[1]==5 and o.cycle.n_more==10 and o.cycle.is_over
@@ -361,7 +361,7 @@ def test_limits_of_for_training():
 @pytest.mark.parametrize('noise_scale', [50.,inf,nan])
 def test_what_is_not_known_stays_so(ci, noise_scale, monkeypatch):
     "The training bounds an interval from above that the measurement leaves open, unless nothing is known at all; without an estimate, by its lower end"
-    monkeypatch.setattr(finder, 'readings', lambda *args: [Reading(noise_scale, ci, 30)]*3)
+    monkeypatch.setattr(finder, 'readings', lambda *args: [NoiseEstimate(noise_scale, ci, 30)]*3)
     plan = find(learner(), n_epoch=2)
     def whole(o): return for_training(o, 90, 2)
     assert plan.ci==(ci if ci==(0,inf) else tuple(map(whole, ci)))
