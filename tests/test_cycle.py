@@ -17,7 +17,7 @@ from fastai_bs import cycle, finder
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, cooled_to, cycle_of, for_training, places, rate_at, readings,
                              window_len)
-from fastai_bs.estimator import NoiseEstimate, along, fieller, window_moments
+from fastai_bs.estimator import NoiseEstimate, fieller, window_moments
 from fastai_bs.finder import BSFinder
 from fastai_bs.noise import Moments, NoiseScale
 from helpers import flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression, ScaledLoss, set_seed, token_model, tokens
