@@ -1035,7 +1035,8 @@ def test_to_dict(kwargs):
     assert [*d['step_time'],d['timing_error'],d['spread'],d['took']]==list(map(_known, (*plan.step_time,plan.timing_error,plan.spread,plan.took)))
     for nm in ('cool','at_peak','at_end'):
         o = getattr(plan, nm)
-        assert repr(d[nm])==repr(o and dict(noise_scale=_known(o.noise_scale), ci=list(map(_known, o.ci)), n_windows=o.n_windows, tr_sigma=_known(o.tr_sigma), g_sq=_known(o.g_sq)))
+        assert repr(d[nm])==repr(o and dict(noise_scale=_known(o.noise_scale), ci=list(map(_known, o.ci)), n_windows=o.n_windows,
+                                            tr_sigma=_known(o.tr_sigma), g_sq=_known(o.g_sq)))
     assert repr(d['duration'])==repr(list(map(_known, plan.duration)))
     for nm in ('lr','base_lr'):
         v = getattr(plan, nm)
