@@ -27,6 +27,7 @@ from fastai.optimizer import SGD, OptimWrapper
 from fastai_bs.all import AdaptiveAccum, BatchSchedule, GradAccum, NoiseScale, SaveState, ScaledLR, sqrt_scaling
 from fastai_bs.distributed import wait
 from fastai_bs.estimator import pooled
+from fastai_bs.norms import Measurement
 from fastai_bs.loop import callback_of
 from fastai_bs.text import as_plain
 from helpers import (FoldedSGD, RaiseAt, autocast_state, changes, flat, listed, loaders, mlp, needs_export, pairwise, picture, quiet_learner, regression,
@@ -39,7 +40,7 @@ def learner(n=96, bs=4, cbs=None, **kwargs): return quiet_learner(loaders(regres
 # Truth values
 
 takes = {'fix_bn': GradAccum, 'fix_bn of a schedule': lambda **kw: BatchSchedule({0: 4}, **kw), 'fix_bn of an adaptive one': AdaptiveAccum,
-    'shrinks': AdaptiveAccum, 'by_group': NoiseScale, 'adam_metric': NoiseScale, 'scale_wd': lambda **kw: ScaledLR(4, **kw),
+    'shrinks': AdaptiveAccum, 'scale_wd': lambda **kw: ScaledLR(4, **kw),
     'momentum_correction': lambda **kw: ScaledLR(4, **kw), 'show_plot': lambda **kw: learner().bs_find(0.05, num_it=40, **kw),
     'reset_opt': lambda **kw: learner().fit_grow(1, 0.05, max_bs=8, **kw)}
 
@@ -91,13 +92,10 @@ def test_no_bar_goes_into_a_file(f, capsys, short):
 def fed(n, **kwargs):
     "A `NoiseScale` that `n` windows were measured for, without a training"
     noise,g = NoiseScale(**kwargs),np.random.default_rng(0)
-    noise.n_ranks,noise._holds_twice = 1,lambda: False
-    norms = SimpleNamespace(of_grads=lambda: 1, sums=lambda seen: None, names=['all','group 0'])
-    for step in range(1, n+1):
+    noise.learn,noise._holds_twice,noise.source = SimpleNamespace(cbs=[]),lambda: False,SimpleNamespace(n_steps=0)
+    for noise.source.n_steps in range(n):
         tr_sigma,g_sq = g.normal((3,1), 0.5)
-        total,sq_mean = np.full(2, 8*g_sq+4*tr_sigma), np.full(2, g_sq+tr_sigma/8)
-        sums = SimpleNamespace(n_micro=4, n_elems=8., n_items=8, total=total, sq_mean=sq_mean)
-        noise.measure(SimpleNamespace(norms=norms, micros=[SimpleNamespace(seen=1)]*4, sums=lambda rows, sums=sums: sums), step)
+        noise.add(Measurement(4, 8., 8, 8*g_sq+4*tr_sigma, g_sq+tr_sigma/8))
     return noise
 
 @pytest.mark.parametrize('beta', [0.9, 0.98])
@@ -107,18 +105,12 @@ def test_memory_of_a_long_training_is_bounded(beta, monkeypatch):
     monkeypatch.setattr(NoiseScale, 'most', 100)
     few = fed(1000, beta=beta)
     most = max(100, 4*round(1/(1-beta)))
-    assert most/4<len(few.rows)<most and len(few.rows)==len(few.known)==len(few.more['group 0'])==len(few.df) and len(whole.df)==1000
+    assert most/4<len(few.rows)<most and len(few.rows)==len(few.pools)==len(few.df) and len(whole.df)==1000
     pd.testing.assert_frame_equal(few.df.set_index('step'), whole.df.set_index('step').loc[few.df.step])
-    pd.testing.assert_frame_equal(few.table, whole.table)
+    assert few.estimate==whole.estimate==pooled(*(whole.df[nm] for nm in ('tr_sigma','g_sq','n_elems')), beta).estimate()
     assert few.drift==whole.drift and few.ci==whole.ci and few.df.step.iloc[-1]==1000
     steps = np.diff(few.df.step)
     assert (steps[-round(1/(1-beta))+1:]==1).all() and max(few.df.step.iloc[0], steps.max())<=8*1000/most # Evenly spread
-
-def test_a_table_is_that_of_all_windows():
-    noise = fed(50, beta=0.9)
-    p = pooled(noise.moments.tr_sigma, noise.moments.g_sq, noise.moments.n_elems, 0.9)
-    assert noise.table.loc['all',['tr_sigma','g_sq']].tolist()==noise.table.loc['group 0',['tr_sigma','g_sq']].tolist()==[p.tr_sigma,p.g_sq]
-    np.testing.assert_allclose(noise.df.iloc[-1][['noise_scale','low','high']].astype(float), [noise.noise_scale,*noise.ci], rtol=1e-12)
 
 # Losses and gradients that say nothing
 
