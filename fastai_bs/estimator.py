@@ -233,7 +233,7 @@ def agree(
 def _estimate_of_alike(tr_sigma, g_sq, n, n_items, mean_tr, mean_g):
     "The largest ratio of any window bounds it"
     per_item = n.sum()/n_items.sum()
-    high = max(0., *ratio(tr_sigma, g_sq)[g_sq>0])
+    high = max([0., *ratio(tr_sigma, g_sq)[g_sq>0]])
     return NoiseEstimate(float(ratio(mean_tr, mean_g)/per_item), (0.,float(high/per_item)), len(n), float(mean_tr), float(mean_g))
 
 def _arrays(*columns): return [np.asarray(o, dtype=np.float64) for o in columns]
