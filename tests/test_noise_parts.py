@@ -232,7 +232,7 @@ def test_hooks_are_there_for_windows_of_several_only():
     moved({0: 1, 1: 4, 2: 1}, True, cbs=[Look()])
     assert set(seen)=={(0,False),(1,True),(2,False)}
 
-@pytest.mark.parametrize('n_acc,every', [(1,7), (3,2), ({0: 3, 1: 1},2)], ids=str)
+@pytest.mark.parametrize('n_acc,every', [(1,5), (3,2), ({0: 3, 1: 1},2)], ids=str)
 def test_a_fit_with_a_start_epoch_goes_on(n_acc, every):
     "From where the one before has ended, with parts of its first batch; any other fit starts anew"
     items,noise = regression(42),NoiseScale(every=every)
