@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder.html.md"""
 
 # %% auto #0
 __all__ = ['least_steps', 'most_steps', 'cycle_cost', 'most_trials', 'more_passes', 'window_size', 'least_len', 'windows_take',
-           'stretch', 'BSFinder']
+           'BSFinder']
 
 # %% ../nbs/19_finder.ipynb #79987795
 import math, time
@@ -19,7 +19,7 @@ from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from .text import counted, time_text
 from .checks import check_bools, is_several
-from .estimator import agree, last_stretch, pooled, trend
+from .estimator import settled, trend
 from .distributed import n_ranks, over_ranks, rank, trains_together
 from .losses import loss_elements
 from .loaders import declared_len, epoch_len, n_items, known_micro_bs
@@ -63,16 +63,6 @@ def windows_take(
     in_epoch = n_iter//n_acc + (left>=least_len(n_ranks))
     n_full,more = divmod(n_windows, in_epoch)
     return n_full*n_iter + min(more*n_acc, n_iter)
-
-# %% ../nbs/19_finder.ipynb #35b4ff96
-def stretch(
-    noise:NoiseScale, # After a fit
-)->tuple: # A `Pool` of the segment's windows, the index of its first one, and 1 where the noise scale rose before it, -1 where it fell, else 0
-    "The last stationary segment of a measurement"
-    m = noise.moments
-    tr_sigma,g_sq,n = (m[nm].to_numpy() for nm in ('tr_sigma','g_sq','n_elems'))
-    start = last_stretch(tr_sigma, g_sq, n)
-    return pooled(tr_sigma[start:], g_sq[start:], n[start:], noise.beta), start, trend(tr_sigma, g_sq, n)
 
 # %% ../nbs/19_finder.ipynb #319eb1c5
 class BSFinder(Callback):
@@ -140,9 +130,10 @@ class BSFinder(Callback):
         n = len(self.noise.rows)
         if not self.tol or abs(n-self._checked)<self.every: return False # There are fewer where it has thinned them out
         self._checked = n
-        p,*_ = stretch(self.noise)
-        (low,high),mid = p.interval(self.noise.level),p.noise_scale
-        return p.n_windows>=self.min_windows and (high-low)/2 < self.tol*mid
+        m = self.noise.moments
+        e = settled(m.tr_sigma, m.g_sq, m.n_elems, m.n_items, self.noise.beta, self.noise.level)
+        low,high = e.ci
+        return e.n_windows>=self.min_windows and (high-low)/2 < self.tol*e.noise_scale
 
 # %% ../nbs/19_finder.ipynb #062b4059
 def _epoch_len(learn):
@@ -209,24 +200,20 @@ def _check_measured(learn, finder, lr, ranks):
                      "check the data and the loss, or lower `lr`")
 
 # %% ../nbs/19_finder.ipynb #83bc009c
-def _fixed(noise):
-    "Of the last stationary segment: noise scale and its interval in items, its windows, and where it went before"
-    p,start,rises = stretch(noise)
+def _at_rest(noise):
+    "What windows at the same weights tell, and where the noise scale went if it moved all the same"
     m = noise.moments
-    per_item = m.n_elems[start:].sum()/m.n_items[start:].sum()
-    low,high = p.interval(noise.level)
-    tr_sigma,g_sq,n = (m[nm].to_numpy() for nm in ('tr_sigma','g_sq','n_elems'))
-    if agree(tr_sigma, g_sq, n): p,low,high = pooled(tr_sigma, g_sq, n, noise.beta),0,max(0, *(tr_sigma/g_sq))
-    return dict(noise_scale=float(p.noise_scale/per_item), ci=(float(low/per_item),float(high/per_item)), n_windows=p.n_windows, trend=rises)
+    e = settled(m.tr_sigma, m.g_sq, m.n_elems, m.n_items, noise.beta, noise.level)
+    return dict(noise_scale=e.noise_scale, ci=e.ci, n_windows=e.n_windows, trend=trend(m.tr_sigma, m.g_sq, m.n_elems))
 
 def _along_cycle(finder, df, n_epoch, n_train):
-    "For the whole of a training: noise scale and its interval in items, and what they are made of"
-    peak,cool,end = readings(df, finder.noise.level)
-    low,high = cool.ci
+    "What the cycle tells of the whole of a training, and what that is made of"
+    at_peak,cool,at_end = readings(df, finder.noise.level)
     def _whole(noise_scale): return for_training(noise_scale, n_train, n_epoch)
-    ci = (_whole(low),_whole(high)) if (low,high)!=(0,math.inf) else cool.ci # The training bounds what the measurement does not, if that says anything
-    ns = _whole(cool.noise_scale) if cool.noise_scale<math.inf else ci[0] or math.inf # Without an estimate the lower end
-    return dict(noise_scale=ns, ci=ci, n_windows=cool.n_windows, at_peak=peak, cool=cool, at_end=end)
+    ci = cool.ci
+    if ci!=(0,math.inf): ci = tuple(map(_whole, ci)) # The training bounds what the measurement does not, if that says anything
+    noise_scale = _whole(cool.noise_scale) if cool.noise_scale<math.inf else ci[0] or math.inf # Without an estimate the lower end
+    return dict(noise_scale=noise_scale, ci=ci, n_windows=cool.n_windows, at_peak=at_peak, cool=cool, at_end=at_end)
 
 def _items_of_epoch(n_iter, step, learn):
     "Of the training set; of the loader's epoch where that is not known, or where its batches are ready-made"
@@ -248,7 +235,7 @@ def _plan(learn, asked, finder):
     "What the finished mock training says; nothing more is run"
     noise,cycle,today = finder.noise,finder.cycle,_today(learn, asked, finder)
     df = finder.accum.placed(noise.df)
-    result = _along_cycle(finder, df, today.n_epoch, today.n_train) if cycle else _fixed(noise)
+    result = _along_cycle(finder, df, today.n_epoch, today.n_train) if cycle else _at_rest(noise)
     measured = Measured(
         **result, level=noise.level, n_seen=finder.n_seen, n_passes=finder.n_seen/finder.in_epoch, moved=cycle is not None,
         loss_rose=cycle is not None and finder.accum.losses.too_high(today.n_ranks>1), pairs=finder.accum.looks_at_pairs,

@@ -2,7 +2,8 @@
 import math
 
 import pandas as pd
-from fastai_bs.cycle import Reading, places
+from fastai_bs.cycle import places
+from fastai_bs.estimator import NoiseEstimate
 from fastai_bs.plan import BatchPlan
 
 inf,nan = math.inf,math.nan
@@ -20,7 +21,8 @@ def plan_of(noise_scale=512., ci=(430.,640.), n_ranks=1, **kwargs):
     now = kwargs.get('bs_now', 64)
     return BatchPlan(**{**dict(noise_scale=noise_scale, ci=ci, n_ranks=n_ranks, base_bs=now, bs_now=now, micro_now=now//n_ranks, base_lr=0.01, n_windows=30,
         trend=0, n_train=50_000, n_seen=360, n_passes=0.5, moved=True, loss_rose=False, level=0.95, df=along, adam=True, times=five, spread=0.01, epochs_now=5,
-        epochs_given=True, cool=Reading(400., (340.,500.), 30), at_peak=Reading(45., (40.,52.), 8), at_end=Reading(900., (700.,1300.), 7)), **kwargs})
+        epochs_given=True, cool=NoiseEstimate(400., (340.,500.), 30),
+        at_peak=NoiseEstimate(45., (40.,52.), 8), at_end=NoiseEstimate(900., (700.,1300.), 7)), **kwargs})
 
 def rises(by=100., n=60, **kwargs):
     "Along a mock cycle the noise scale rises evenly by a factor, measured without error"

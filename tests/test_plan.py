@@ -21,7 +21,8 @@ from fastai.data.load import DataLoader
 from fastai.optimizer import Adam
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.advice import advice
-from fastai_bs.cycle import Reading, cool_stretch, places, rate_at
+from fastai_bs.cycle import cool_stretch, places, rate_at
+from fastai_bs.estimator import NoiseEstimate
 from fastai_bs.estimator import along
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
@@ -47,7 +48,8 @@ def make(noise_scale=100., ci=(80.,130.), **kwargs):
 
 def cycle(**kwargs):
     "One that was measured along a mock cycle"
-    return make(**{**dict(moved=True, cool=Reading(90., (72.,117.), 30), at_peak=Reading(45., (40.,52.), 8), at_end=Reading(300., (210.,900.), 7)), **kwargs})
+    return make(**{**dict(moved=True, cool=NoiseEstimate(90., (72.,117.), 30), at_peak=NoiseEstimate(45., (40.,52.), 8),
+                               at_end=NoiseEstimate(300., (210.,900.), 7)), **kwargs})
 
 def secs(*sizes, a=0.01, c=0.0001, opt=0.001):
     "As timed on a device where a step takes `a + c*bs` seconds, `opt` of them the optimizer"
@@ -113,7 +115,7 @@ use_400 = use.format('400 as 4 x 100', 100, 100, 175, 400) # (300+400)/(300+100)
 
 sentences = dict(
     few_windows=(dict(n_windows=9, trend=1, moved=True, n_passes=1.2, times=five, too_large=800, trained=0.5), few),
-    few_windows_of_a_cycle=(dict(cool=Reading(90., (72.,117.), 9), n_windows=9), few),
+    few_windows_of_a_cycle=(dict(cool=NoiseEstimate(90., (72.,117.), 9), n_windows=9), few),
     few_windows_and_loss_rose=(dict(n_windows=9, loss_rose=True), f"{few} {may_rise}"),
     ten_windows=(dict(n_windows=10), f"{not_timed.format(100)} {within.format(100)}"),
     within=(dict(), f"{not_timed.format(100)} {within.format(100)}"),
@@ -165,14 +167,14 @@ sentences = dict(
 @pytest.mark.parametrize('kwargs,words', sentences.values(), ids=sentences)
 def test_advice(kwargs, words): assert said(make(**kwargs))==words
 
-open_end,nothing = Reading(inf, (60.,inf), 8),Reading(nan, (0.,inf), 0)
+open_end,nothing = NoiseEstimate(inf, (60.,inf), 8),NoiseEstimate(nan, (0.,inf), 0)
 seen = "In the mock training the noise scale was {}; the plan's is for the whole of the training."
 
 @pytest.mark.parametrize('kwargs,words', [({}, '45 near the peak of the rate and 300 at the end'), (dict(at_peak=open_end),
     'at least 60 near the peak of the rate and 300 at the end'), (dict(at_end=nothing), '45 near the peak of the rate'), (dict(at_peak=nothing),
         '300 at the end'),
     (dict(at_peak=nothing, at_end=nothing), None),
-    (dict(at_end=Reading(inf, (0.,inf), 7), at_peak=Reading(0., (0.,0.), 8)), '0 near the peak of the rate')])
+    (dict(at_end=NoiseEstimate(inf, (0.,inf), 7), at_peak=NoiseEstimate(0., (0.,0.), 8)), '0 near the peak of the rate')])
 def test_what_it_was_on_the_way(kwargs, words):
     "Among the details"
     text = told(cycle(**kwargs), 'detail')
@@ -350,9 +352,9 @@ def test_a_loss_that_is_a_sum(kwargs, words, line):
 @pytest.mark.parametrize('n_windows,n_passes,n_enough,line', [(9,1.,None,'num_it=200'), (9,1.,500,'num_it=500'), (30,1.,None,'num_it=200'), (9,11.,None,
     'num_it=200'),
     (30,11.,None,None), (30,10.,None,'num_it=200')])
-@pytest.mark.parametrize('kwargs,start', [(dict(cool=Reading(90., (72.,117.), 9)), 'learn.bs_find(0.1, n_epoch=100, '), (dict(rate_given=False),
+@pytest.mark.parametrize('kwargs,start', [(dict(cool=NoiseEstimate(90., (72.,117.), 9)), 'learn.bs_find(0.1, n_epoch=100, '), (dict(rate_given=False),
     'learn.bs_find(0, n_epoch=100, '),
-    (dict(cool=Reading(90., (72.,117.), 9), rate_given=False, epochs_given=False), 'learn.bs_find(')])
+    (dict(cool=NoiseEstimate(90., (72.,117.), 9), rate_given=False, epochs_given=False), 'learn.bs_find(')])
 def test_how_to_measure_longer(n_windows, n_passes, n_enough, line, kwargs, start):
     "As it was measured; not where more passes through the same items would not help"
     plan = make(inf, (0.,inf), n_windows=n_windows, n_passes=n_passes, n_enough=n_enough, n_train=500, **kwargs)
@@ -399,7 +401,8 @@ def test_advice_about_workers(kwargs, there):
 @pytest.mark.parametrize('part,words', [(0.5,'50%'), (0.996,'0.4%'), (0.0949,'90.5%'), (0.004,'99.6%')])
 def test_parts_in_percent(part, words): assert f"Of the parameters {words} are frozen" in make(trained=part).advice
 
-@pytest.mark.parametrize('kwargs,there', [({},True), (dict(cool=Reading(90., (72.,117.), 30), at_peak=nothing, at_end=nothing),False), (dict(trend=1),False),
+@pytest.mark.parametrize('kwargs,there', [({},True), (dict(cool=NoiseEstimate(90., (72.,117.), 30), at_peak=nothing, at_end=nothing),False),
+    (dict(trend=1),False),
     (dict(ci=(80.,inf)),True),
     (dict(noise_scale=0.5, ci=(0.,0.9)),False), (dict(n_windows=9),False)])
 def test_advice_of_weights_that_did_not_move(kwargs, there): assert (present[1:] in told(make(**kwargs), 'caution'))==there
@@ -1014,8 +1017,8 @@ def test_repr_html_without_step_times_and_without_a_noise_scale():
 
 @pytest.mark.parametrize('kwargs', [dict(times=five, too_large=800), dict(), dict(noise_scale=inf, ci=(0.,inf)), dict(base_lr=slice(1e-3,1e-2)),
     dict(base_lr=np.array([1e-3,1e-2]), bs_now=25, times=five), dict(base_lr=L(1e-3,1e-2)), dict(base_lr=np.float32(0.1)),
-    dict(adam=True, times=five), dict(times=five, n_windows=30, cool=Reading(90., (72.,inf), 30), at_peak=Reading(inf, (1.,inf), 8),
-         at_end=Reading(nan, (0.,inf), 0), moved=True, mock_epochs=1.5, chosen=200)], ids=lambda o: str(o)[:60])
+    dict(adam=True, times=five), dict(times=five, n_windows=30, cool=NoiseEstimate(90., (72.,inf), 30), at_peak=NoiseEstimate(inf, (1.,inf), 8),
+         at_end=NoiseEstimate(nan, (0.,inf), 0), moved=True, mock_epochs=1.5, chosen=200)], ids=lambda o: str(o)[:60])
 def test_to_dict(kwargs):
     plan = make(**kwargs)
     d = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
@@ -1032,7 +1035,8 @@ def test_to_dict(kwargs):
     assert [*d['step_time'],d['timing_error'],d['spread'],d['took']]==list(map(_known, (*plan.step_time,plan.timing_error,plan.spread,plan.took)))
     for nm in ('cool','at_peak','at_end'):
         o = getattr(plan, nm)
-        assert repr(d[nm])==repr(o and dict(noise_scale=_known(o.noise_scale), ci=list(map(_known, o.ci)), n_windows=o.n_windows))
+        assert repr(d[nm])==repr(o and dict(noise_scale=_known(o.noise_scale), ci=list(map(_known, o.ci)), n_windows=o.n_windows,
+                                            tr_sigma=_known(o.tr_sigma), g_sq=_known(o.g_sq)))
     assert repr(d['duration'])==repr(list(map(_known, plan.duration)))
     for nm in ('lr','base_lr'):
         v = getattr(plan, nm)

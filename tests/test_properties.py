@@ -46,7 +46,7 @@ def learner(items, sizes, loss_func=None, cbs=(), opt_func=SGD, **kwargs):
 
 def measured(items, sizes, n_acc, loss_func=None, count=None, **kwargs):
     "By a `NoiseScale`, at fixed weights; with `n_acc` 1 in parts of each batch"
-    noise = NoiseScale(every=1, n_micro=kwargs.pop('n_micro', 2), by_group=True)
+    noise = NoiseScale(every=1, n_micro=kwargs.pop('n_micro', 2))
     learner(items, sizes, loss_func, [GradAccum(n_acc, count), noise], **kwargs).fit(1, 0.)
     return noise
 
@@ -108,17 +108,6 @@ def test_a_training_measures_without_bias(n, seed):
     want = exact(item_grads(noise.learn.model, nn.MSELoss(), items).numpy(), 2) # Elements of an item
     assert len(noise.df)==24
     np.testing.assert_allclose([noise.df.tr_sigma.mean(),noise.df.g_sq.mean()], want, rtol=1e-8, atol=1e-10)
-
-@examples(20)
-@given(st.lists(st.integers(0, 3), min_size=4, max_size=4), sizes_of_micros, st.integers(1, 6), seeds)
-def test_moments_add_up_over_groups(group_of, sizes, n_acc, seed):
-    "However the parameters are shared out, in windows and in parts of a batch"
-    def _splitter(m): return [ps for i in sorted(set(group_of)) if (ps := [p for p,g in zip(m.parameters(), group_of) if g==i])]
-    if n_acc==1: sizes = [2+o for o in sizes]
-    noise = measured(regression(sum(sizes), seed=seed), sizes, n_acc, splitter=_splitter)
-    assert list(noise.more)==[f'group {i}' for i in range(len(set(group_of)))] and len(noise.rows)>=len(sizes)//n_acc
-    of_all = np.array([(o.tr_sigma,o.g_sq) for o in noise.rows])
-    np.testing.assert_allclose(sum(np.array(o) for o in noise.more.values()), of_all, rtol=1e-10, atol=1e-12*np.abs(of_all).max())
 
 # Accumulation
 

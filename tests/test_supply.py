@@ -88,5 +88,5 @@ unordered = re.compile(r'(index_(add|copy|put|reduce)|(masked_)?scatter(_add|_re
                        r'repeat_interleave|torch\.(cumsum|median)')
 
 def test_what_adds_up_in_any_order():
-    "One operation, as the guide to what is reproducible says"
-    assert {(nm,o.rpartition('.')[2]) for nm,tree in trees.items() for o in named(tree, unordered)}=={('gradients.py','index_add_')}
+    "Nothing does"
+    assert not {(nm,o) for nm,tree in trees.items() for o in named(tree, unordered)}
