@@ -21,9 +21,8 @@ from .checks import check_whole, is_whole, shown
 from .snapshot import free_memory, out_of_memory
 from .distributed import from_ranks, trains_together
 from .loop import callback_of
-from .accumulate import GradAccum
 from .schedule import BatchSchedule
-from .trial import own_settings
+from .accumulate import GradAccum, own_settings
 from .both_ways import PlainLoop, trained_params
 from .micros import windows_of
 from .why_not import BothWays, called

@@ -7,7 +7,8 @@ from .finder import BSFinder  # noqa: F401 The import adds `Learner.bs_find`
 from .lr import ScaledLR
 from .schedule import BatchSchedule
 from . import grow  # noqa: F401 The import adds `Learner.fit_grow`
-from .memory import MemoryReport, bn_to_gn # And `Learner.memory_report`
+from .group_norm import bn_to_gn
+from .memory import MemoryReport # And `Learner.memory_report`
 from . import max_bs  # noqa: F401 The import adds `Learner.max_bs_find`
 from .noise import NoiseScale
 from .plots_noise import plot_noise_scale

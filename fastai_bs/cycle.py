@@ -20,7 +20,7 @@ from .estimator import along
 from .gradients import dense, zero_grads
 from .noise import NoiseScale
 from .pairs import looks_at_pairs
-from .trial import QuietAccum
+from .accumulate import QuietAccum
 from .too_high import LossPath
 
 # %% ../nbs/15b_cycle.ipynb #3ffaf3b2

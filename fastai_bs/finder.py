@@ -29,7 +29,7 @@ from .accumulate import GradAccum
 from .batch_size import accumulation, batch_size
 from .noise import NoiseScale
 from .lr import ScaledLR, rates, scale_lr
-from .trial import mock_training
+from .mock import mock_training
 from .timing import StepTimes, micro_batch_sizes, time_steps, valid_time
 from .cycle import MockAccum, cycle_of, for_training, readings
 from .short_cycle import factor_that_holds

@@ -16,7 +16,8 @@ from .checks import check_whole
 from .snapshot import free_memory, out_of_memory
 from .distributed import rank
 from .loaders import by_size, micro_batch_size, n_items, refuse_empty, with_micro_bs
-from .trial import TrialSearch, min_over_ranks, worth_saying
+from .trial_sizes import TrialSearch, min_over_ranks
+from .mock import worth_saying
 from .cards import card_of, limit_bytes
 from .memory import report_memory
 

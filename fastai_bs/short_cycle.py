@@ -16,7 +16,8 @@ from .distributed import over_ranks, trains_together
 from .loaders import with_micro_bs
 from .losses import plain
 from .lr import scale_lr
-from .trial import QuietAccum, mock_training, own_settings
+from .accumulate import QuietAccum, own_settings
+from .mock import mock_training
 from .cycle import OneCycle
 
 # %% ../nbs/15e_short_cycle.ipynb #e7445386

@@ -22,7 +22,7 @@ from .distributed import rank, trains_together
 from .loaders import declared_len, epoch_len, n_items
 from .batch_size import accumulation
 from .lr import rates as rates_in
-from .trial import mock_training, watched
+from .mock import mock_training, watched
 from .timing import time_steps
 from .verification import BatchVerification
 from .trials import Lengths, Trials, budget_of, default_epochs
@@ -181,7 +181,8 @@ def bs_verify(self:Learner,
     sizes = trial_sizes(plan.bs_now, plan.bs, _can(plan)) if sizes is None else sorted({plan.at(bs).bs for bs in sizes})
     sizes,left_out = _without_short(lengths, sizes)
     trials,interrupted = _run(self, lengths, sizes, rates, n_runs)
-    return BatchVerification(df=pd.DataFrame(trials.rows), curves=pd.concat(trials.curves), found=plan, equal=equal, n_epoch=n_epoch, n_train=plan.today.n_train,
+    return BatchVerification(df=pd.DataFrame(trials.rows), curves=pd.concat(trials.curves), found=plan, equal=equal, n_epoch=n_epoch,
+                             n_train=plan.today.n_train,
                              rates=tuple(rates), left_out=left_out+_left_out(trials, sizes), took=time.perf_counter()-begin, interrupted=interrupted)
 
 # %% ../nbs/19f_verify.ipynb #51d67bd5

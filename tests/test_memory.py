@@ -25,14 +25,15 @@ from fastai.tabular.model import TabularModel
 from fastai.text.data import LMDataLoader, SortedDL
 from fastai.torch_core import find_bs
 
-from fastai_bs import finder, max_bs, memory, timing, trial # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs import finder, max_bs, memory, mock, timing, trial_sizes # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.cards import card_of, limit_bytes
 from fastai_bs.lr import ScaledLR
 from fastai_bs.checks import n_bytes
-from fastai_bs.memory import MemoryReport, bn_to_gn
+from fastai_bs.group_norm import bn_to_gn
+from fastai_bs.memory import MemoryReport
 from fastai_bs.text import bytes_text
-from fastai_bs.trial import largest
+from fastai_bs.trial_sizes import largest
 from fastai_bs.noise import NoiseScale
 from helpers import changes, distance, flat, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, regression
 from ranks import on_ranks
@@ -817,14 +818,14 @@ def test_the_bar_grows_where_more_is_tried_than_was_thought(monkeypatch):
     "It goes by micro-batches: of a single trial where the report's answer fits, else of as many as there are"
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True)
     seen = []
-    class Noted(trial.Ticks):
+    class Noted(mock.Ticks):
         def __init__(self, *args, **kwargs):
             seen.append([0,self])
             super().__init__(*args, **kwargs)
         def __call__(self, comment=None, more=None):
             seen[-1][0] += comment is None
             super().__call__(comment, more)
-    monkeypatch.setattr(trial, 'Ticks', Noted)
+    monkeypatch.setattr(trial_sizes, 'Ticks', Noted)
     limited(1000, cbs=ProgressCallback()).max_bs_find()
     limited(13, where='optimizer', since=2, cbs=ProgressCallback()).max_bs_find()
     assert [(n,o.bar.total) for n,o in seen]==[(4,4+1), (2*4+5*2,7*4+1)] # Two of seven fit, and five fail in their third step
@@ -843,7 +844,7 @@ class Takes(Callback):
 
 def timed(monkeypatch, **kwargs):
     clock = Clock()
-    for mod in (memory,trial): monkeypatch.setattr(mod, 'time', clock)
+    for mod in (memory,trial_sizes): monkeypatch.setattr(mod, 'time', clock)
     return limited(1000, cbs=[Takes(clock),ProgressCallback()], **kwargs)
 
 def test_what_a_trial_takes_is_said_before(monkeypatch, capsys):
@@ -1089,8 +1090,8 @@ def test_n_items():
 @pytest.mark.parametrize('other,res', [(1000,13), (13,13), (9,9), (1,1), (0,None)])
 def test_the_worst_of_all_counts(other, res, monkeypatch):
     "The other process has memory for `other` items"
-    learn,train = limited(13),trial.TrialSearch._train
-    monkeypatch.setattr(trial.TrialSearch, '_train', lambda self, bs: sizes.append(bs) or train(self, bs))
+    learn,train = limited(13),trial_sizes.TrialSearch._train
+    monkeypatch.setattr(trial_sizes.TrialSearch, '_train', lambda self, bs: sizes.append(bs) or train(self, bs))
     monkeypatch.setattr(trial, 'min_over_ranks', lambda fits: fits and sizes[-1]<=other)
     sizes = []
     if res: assert learn.max_bs_find(limit=inf)==res

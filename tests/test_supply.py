@@ -53,7 +53,7 @@ def test_what_is_imported():
 def test_nothing_from_outside(nm):
     "No network, no other program, no file that is read: what a learner is loaded from stays fastai's business. Ranks of one training exchange objects"
     # A function of its own words, which it then shows; whether a console is PyCharm's
-    our_own = {'both_ways.py': ['eval'], 'trial.py': ['os.environ']}
+    our_own = {'both_ways.py': ['eval'], 'mock.py': ['os.environ']}
     assert [o for o in named(trees[nm], reads) if not o.endswith('.eval')]==our_own.get(nm, [])
 
 def test_harm_is_seen():
