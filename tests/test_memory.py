@@ -1092,7 +1092,7 @@ def test_the_worst_of_all_counts(other, res, monkeypatch):
     "The other process has memory for `other` items"
     learn,train = limited(13),trial_sizes.TrialSearch._train
     monkeypatch.setattr(trial_sizes.TrialSearch, '_train', lambda self, bs: sizes.append(bs) or train(self, bs))
-    monkeypatch.setattr(trial, 'min_over_ranks', lambda fits: fits and sizes[-1]<=other)
+    monkeypatch.setattr(trial_sizes, 'min_over_ranks', lambda fits: fits and sizes[-1]<=other)
     sizes = []
     if res: assert learn.max_bs_find(limit=inf)==res
     else:
