@@ -19,15 +19,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from plain import llms, page_text, plain # noqa: E402 From this folder
 
 root = Path(__file__).resolve().parent.parent
-guides = ['choose','prove','growing','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus','reproducible','long_training',
-          'coming_from','faq'] # In this order
+guides = [f'guides/{o}' for o in ('choose','prove','growing','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus',
+                                  'reproducible','long_training','coming_from','faq')] # In this order
 site = 'https://fastai-bs.github.io/fastai_bs'
 repo = 'fastai-bs/fastai_bs'
 nbs_path = root/'nbs'
 written = dict(which='docs/which.md', matrix='docs/matrix.md', changelog='CHANGELOG.md', contributing='CONTRIBUTING.md') # Pages that are no notebooks
 # What a visitor may look for, and a page that must then be among the results: `docs/check.py` tries it
-look_for = {'out of memory': 'split.html', 'learning rate': 'lr.html', 'noise scale': 'noise.html', 'gradient accumulation': 'accumulation.html',
-            'warmup': 'scaling.html', 'bs_find': 'finder.html', 'GradAccum': 'accumulate.html'}
+look_for = {'out of memory': 'oom.html', 'learning rate': 'scaled_lr.html', 'noise scale': 'noise_scale.html', 'gradient accumulation': 'accumulation.html',
+            'warmup': 'rules.html', 'bs_find': 'bs_find.html', 'GradAccum': 'grad_accum.html'}
 
 def page_name(
     nb, # Path of a notebook below nbs, as 'learner/01_ranks.ipynb'
@@ -57,7 +57,7 @@ def full_name(
     anchor, # Lower case, as nbdev makes them
     text, # Of the link
     mods, # As `modules`
-): # As 'fastai_bs.accumulate.GradAccum', or `None`
+): # As 'fastai_bs.accumulate.grad_accum.GradAccum', or `None`
     "What nbdev's link to a page and an anchor is about; of two that differ by case the one that the text names"
     mod = mods.get(page)
     names = [nm for nm in documented(mod) if nm.lower()==anchor] if mod else []
