@@ -13,8 +13,8 @@ from fastai.callback.schedule import ParamScheduler, SchedCos, combined_cos
 from fastai.data.core import DataLoaders
 from fastai.optimizer import Adam, OptimWrapper
 
-from fastai_bs.finder.bs_find import mock_cycle as cycle
-from fastai_bs.finder.bs_find import bs_find as finder
+from fastai_bs.finder import mock_cycle as cycle
+from fastai_bs.finder import bs_find as finder
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, cooled_to, cycle_of, for_training, places, rate_at, readings,
                              window_len)

@@ -14,8 +14,8 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam, OptimWrapper, SGD
 
-from fastai_bs.finder.bs_find import bs_find as finder
-from fastai_bs.finder.bs_find import timing
+from fastai_bs.finder import bs_find as finder
+from fastai_bs.finder import timing
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder.steps import best_split, candidates, splits
 from fastai_bs.finder.timing import StepTimer, StepTimes, micro_batch_sizes, time_steps

@@ -8,8 +8,8 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam
 
-from fastai_bs.finder.bs_find import bs_find as finder
-from fastai_bs.finder.bs_find import short_cycle
+from fastai_bs.finder import bs_find as finder
+from fastai_bs.finder import short_cycle
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder.advice import cautions
 from fastai_bs.schedule.scaled_lr import ScaledLR

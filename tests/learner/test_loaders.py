@@ -12,7 +12,7 @@ from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.load import DataLoader
 from fastai.text.data import LMDataLoader, SortedDL, pad_input_chunk
 from fastai_bs.learner.loaders import n_items, with_micro_bs
-from fastai_bs.finder.bs_find import bs_find as finder # noqa: F401 (adds `Learner.bs_find`)
+from fastai_bs.finder import bs_find as finder # noqa: F401 (adds `Learner.bs_find`)
 from helpers import loaders, mlp, quiet_learner, regression
 
 items = regression(200, dtype=torch.float32)

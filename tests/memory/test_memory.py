@@ -25,12 +25,12 @@ from fastai.tabular.model import TabularModel
 from fastai.text.data import LMDataLoader, SortedDL
 from fastai.torch_core import find_bs
 
-from fastai_bs.finder.bs_find import bs_find as finder # noqa: F401 (`finder` patches `bs_find` into `Learner`)
-from fastai_bs.memory.report import max_bs # noqa: F401 (`finder` patches `bs_find` into `Learner`)
-from fastai_bs.memory.report import report as memory # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs.finder import bs_find as finder # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs.memory import max_bs # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs.memory import report as memory # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.learner import mock # noqa: F401 (`finder` patches `bs_find` into `Learner`)
-from fastai_bs.finder.bs_find import timing # noqa: F401 (`finder` patches `bs_find` into `Learner`)
-from fastai_bs.memory.report import trial_sizes # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs.finder import timing # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs.memory import trial_sizes # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.memory.report import card_of, limit_bytes
 from fastai_bs.schedule.scaled_lr import ScaledLR

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
-from fastai_bs.noise.noise_scale import estimator
+from fastai_bs.noise import estimator
 from fastai_bs.noise.estimator import (Pool, along, drift_t, estimates, fieller, last_stretch, pooled, ratio, settled,
                                  window_moments)
 from helpers import pairwise

@@ -16,7 +16,7 @@ from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import SGD
-from fastai_bs.accumulate.grad_accum import losses
+from fastai_bs.accumulate import losses
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.noise.estimator import window_moments
 from fastai_bs.schedule.scaled_lr import ScaledLR
