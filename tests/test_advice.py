@@ -27,8 +27,8 @@ def sentences(plan):
     (lambda: plan_of(), 'use', "Use 128 (today 64): 5 epochs of 64 become 6 of 128, in about 83% of the time (53 s instead of 1 min 4 s)."),
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)).at(256), 'use', "Use 256 (today 64), as you chose; how many epochs it takes is unknown, as the noise scale is."),
     (lambda: plan_of(64, noise_scale=70., ci=(60.,75.), micro_bs=16, times=secs(16, 32, 64)), 'split',
-        "Stay at 64, but as one micro-batch (today 4 x 16): 5 epochs in about 31% of the time (1 min 4 s instead of 3 min 26 s)."),
-    (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): every other size is slower on this device."),
+        "Stay at 64, but as one micro-batch (today 4 x 16): 5 epochs in about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
+    (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): other sizes gain 3% at most on this device."),
     (lambda: plan_of(n_windows=4), 'short', "Stay at 64: measure for longer first: 4 windows cannot tell the noise scale."),
     (lambda: plan_of(loss_rose=True), 'too_high', "Stay at 64: measure with a lower rate first: at 0.01 the loss rose during the mock training."),
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)), 'unknown', "Stay at 64: measure for longer first: so far the noise scale cannot be told."),
@@ -50,7 +50,8 @@ def test_the_first_caution(kwargs, text): assert caution_texts(plan_of(**kwargs)
     ('max_bs=256', dict(max_bs=256), True), ('max_bs=256', dict(max_bs=256, **tight), False), ('clock was noisy', dict(spread=0.8), True),
     ('num_it=1440 would tell more', dict(ci=(430.,inf)), True), ('Measuring took', dict(took=45.), True), ('Measuring took', dict(took=9.), False),
     ('passes through these 50000 items', dict(n_passes=14.), True), ('could not be timed', dict(times=()), True),
-    ('Rounding tells', dict(n_epoch=1, noise_scale=150., ci=(130.,180.)), True), ('measure again later', fixed, True),
+    ('Rounding tells', dict(bs=8, n_epoch=1, noise_scale=100., ci=(90.,110.), times=secs(8, 16, 32, 64)), True),
+    ('measure again later', fixed, True),
     ('only', dict(n_train=400), True), ('watch the validation loss', dict(n_epoch=20), True)])
 def test_cautions(part, kwargs, said):
     assert any(part in o for o in caution_texts(plan_of(**kwargs)))==said
@@ -58,7 +59,7 @@ def test_cautions(part, kwargs, said):
 
 @pytest.mark.parametrize('make,code', [
     (lambda: plan_of(), 'plan.apply(learn).fit_one_cycle(6, 0.01)'), (lambda: plan_of(128, **tight), 'learn.fit_one_cycle(5, 0.01)'),
-    (lambda: plan_of(**fixed), 'learn.fit(5, 0.01)'), (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn).fit_one_cycle(n_epoch, lr)'),
+    (lambda: plan_of(**fixed), 'plan.apply(learn).fit(6, 0.01)'), (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn).fit_one_cycle(n_epoch, lr)'),
     (lambda: plan_of(adam=False, sums=True), 'plan.apply(learn).fit_one_cycle(6, 0.005)'),
     (lambda: plan_of(loss_rose=True, lr=0.03), 'plan = learn.bs_find(0.01, n_epoch=5)'),
     (lambda: plan_of(n_windows=4, n_enough=800), 'plan = learn.bs_find(0.01, n_epoch=5, num_it=800)'), (lambda: plan_of(pairs=True), None)])
@@ -71,9 +72,8 @@ def test_the_line_to_run(make, code): assert plan_words(make()).get('run')==([co
 def test_sentences_of_any_plan(plan):
     texts = [o for o in sentences(plan) if o]
     for text in texts:
-        numbers = text.replace('seed=None','').replace('noise_scale=not known','')
-        assert not re.search(r'\b(nan|None|inf)\b', numbers) or text.startswith('BatchPlan('), text
-        assert '{' not in text and '  ' not in text and (text[-1] in '.)' or text.startswith(('plan','learn','Step time')))
+        if not text.startswith('BatchPlan('): assert not re.search(r'\b(nan|None|inf)\b', text), text
+        assert '{' not in text and '  ' not in text and (text[-1] in '.)' or text.startswith('The error: ')), text
     head = headline(plan)
     assert re.search(rf'\b{plan.bs}\b', head) and re.search(rf'\b{plan.bs_now}\b', head) and head.startswith(('Use','Stay'))
     assert head.startswith('Use')==(plan.verdict=='use') and len(plan_words(plan).get('caution',()))<=3
