@@ -510,8 +510,8 @@ def test_a_fit_at_the_rate_of_a_plan_is_warned_of_once(nm, sliced, plan):
     def _said(lr, times):
         learn = quiet_learner(loaders(regression(96), 4), mlp(), splitter=lambda m: [[*m[0].parameters()],[*m[2].parameters()]])
         plan.apply(learn)
-        return [o for o in said(lambda: [fits[nm](learn, lr) for _ in range(times)]) if 'plan.lr' in o]
-    assert len(_said(plan.lr, 2))==1 and _said(plan.base_lr, 1)==[]
+        return [o for o in said(lambda: [fits[nm](learn, lr) for _ in range(times)]) if 'plan.scaled_lr' in o]
+    assert len(_said(plan.scaled_lr, 2))==1 and _said(plan.lr, 1)==[]
 
 # Loaders of torch's
 

@@ -306,7 +306,7 @@ def test_value_at_fixed_weights(n, bs, n_batch):
     assert last_stretch(*zip(*[(t,g,N) for N,t,g in rows]))==0
     # The loss averages over the 2 outputs of an item as well: that is one element each, and the noise scale is in items
     assert plan.noise_scale==pytest.approx(value, rel=1e-9)
-    assert plan.n_windows==len(rows)==len(plan.df) and plan.df.n_items.tolist()==[r[0] for r in rows]
+    assert plan.measured.n_windows==len(rows)==len(plan.df) and plan.df.n_items.tolist()==[r[0] for r in rows]
     assert plan.ci==pytest.approx(tuple(plan.df[['low','high']].iloc[-1]), rel=1e-9) and plan.ci[0]<plan.noise_scale<plan.ci[1]
 
 def token_features(n, n_tokens=7, vocab=5, seed=0):
@@ -343,7 +343,7 @@ def test_early_stop(tol):
     set_seed(1)
     plan = reg_learner(2400, 4).bs_find(0, n_batch=4, num_it=3000, tol=tol, show_plot=False)
     df = plan.df
-    assert plan.trend==0 and plan.n_windows==len(df)>=20
+    assert plan.measured.trend==0 and plan.measured.n_windows==len(df)>=20
     narrow = [(i+1)%5==0 and i>=19 and (df.high[i]-df.low[i])/2<tol*df.noise_scale[i] for i in range(len(df))]
     assert narrow[-1] and sum(narrow)==1
 
@@ -360,7 +360,7 @@ def test_early_stop_waits_for_20_windows_after_a_drift():
 def test_tol_0_never_stops_early(num_it):
     "An epoch of 50 holds 25 windows: without `num_it` that is enough"
     plan = reg_learner().bs_find(0, n_batch=2, num_it=num_it, tol=0, show_plot=False)
-    assert plan.n_passes==pytest.approx((num_it or 50)/50)
+    assert plan.measured.n_passes==pytest.approx((num_it or 50)/50)
 
 @pytest.mark.parametrize('n_iter,n_acc', [(2,2),(3,2),(15,2),(16,2),(24,3),(159,19),(160,20),(1000,20)])
 def test_window_size(n_iter, n_acc): assert window_size(20, n_iter)==n_acc
@@ -373,7 +373,7 @@ def test_short_loaders_give_20_windows(n_iter, lr):
     "Whatever is left over at the end of each epoch"
     plan = reg_learner(4*n_iter-1, 4).bs_find(lr, tol=0, show_plot=False)
     assert len(plan.df)>=20 and plan.df.n_items.max()=={2: 7, 40: 20}.get(n_iter, 8) # The last micro-batch of an epoch has 3 items
-    assert 'passes through these' in ' '.join(plan.details().split()) or plan.n_passes<=1.5
+    assert 'passes through these' in ' '.join(plan.details().split()) or plan.measured.n_passes<=1.5
 
 @pytest.mark.parametrize('lr,base_lr,moved', [(0.02,0.02,True), (0,0.005,False), (None,0.005,True), (slice(1e-4,1e-3),slice(1e-4,1e-3),True),
     ([0.01,0.02],[0.01,0.02],True)])
@@ -385,7 +385,7 @@ def test_learning_rate(lr, base_lr, moved):
         def after_step(self): seen.append(self.opt.hypers[-1]['lr'])
     learn = convnet_learner(cbs=Look(), lr=0.005)
     plan = find(learn, lr=lr)
-    assert (plan.base_lr,plan.moved)==(base_lr,moved)
+    assert (plan.lr,plan.measured.moved)==(base_lr,moved)
     last = lr.stop if isinstance(lr, slice) else lr[-1] if isinstance(lr, list) else 0.005 if lr is None else lr
     assert [o for o in seen if o]==pytest.approx([last*rate_at(i/5) for i in range(5)] if moved else [])
     assert seen[-1]==0 # The steps that are timed move nothing
@@ -403,7 +403,7 @@ def test_losses_are_those_of_the_windows(accum):
                 paths[:] = [accum.losses]
     plan = find(reg_learner(cbs=[Look(), *accum]), num_it=40, n_batch=5)
     path, = paths
-    assert [o for w in path.windows for o in w[:,0].tolist()]==[o for _,o in seen] and len(seen)<plan.n_seen
+    assert [o for w in path.windows for o in w[:,0].tolist()]==[o for _,o in seen] and len(seen)<plan.measured.n_seen
     assert path.at==plan.df.pct.tolist() and path.sums()[:,0].tolist()==(plan.df.n_items/4).tolist()
 
 def rates_of(learn, **kwargs):
@@ -424,7 +424,7 @@ def test_the_rate_that_this_batch_is_trained_with(lr, scaled, rates):
     learn = reg_learner(cbs=scaled, lr=0.003, splitter=lambda m: [list(m[:2].parameters()),list(m[2:].parameters())])
     used,plan = rates_of(learn, lr=lr)
     assert used==pytest.approx(sorted(o*rate_at(i/5) for o in rates for i in range(5))) and plan.base_bs==scaled.base_bs and plan.bs_now==4
-    assert plan.base_lr==(lr if lr else 0.003) and learn.cbs[-2] is scaled
+    assert plan.lr==(lr if lr else 0.003) and learn.cbs[-2] is scaled
 
 def test_learning_rate_of_the_optimizer_function():
     "fastai takes that one where there is no other"
@@ -438,7 +438,7 @@ def test_weights_that_do_not_move(lr): assert not find(convnet_learner(), lr=lr)
     ([GradientAccumulation(10)],12)])
 def test_todays_batch_size(cbs, base_bs):
     plan = find(reg_learner(cbs=cbs))
-    assert (plan.base_bs,plan.micro_now,plan.n_train)==(base_bs,4,200)
+    assert (plan.base_bs,plan.today.micro_bs,plan.today.n_train)==(base_bs,4,200)
 
 class Stream(IterableDataset):
     "Gives `n` items, and declares no length"
@@ -525,7 +525,7 @@ def test_bad_arguments(kwargs, error, match): assert _refused(reg_learner(), err
 def test_the_plan_knows_where_its_rate_is_from(lr, given):
     "`bs_find()` and `bs_find(0)` know of the learner's own only"
     plan = find(reg_learner(lr=0.3), lr=lr)
-    assert plan.rate_given==given and plan.base_lr==(lr if given else 0.3)
+    assert plan.today.has_lr==given and plan.lr==(lr if given else 0.3)
 
 @pytest.mark.parametrize('loader,n', [(partial(DataLoader, num_workers=2),2), (partial(DataLoader, num_workers=0),0),
     (partial(TorchDataLoader, num_workers=1),1), (partial(TorchDataLoader, num_workers=1, persistent_workers=True),0)],
@@ -627,7 +627,7 @@ class PlainLoader:
 
 def test_a_loader_without_a_data_set():
     plan = quiet_learner(DataLoaders(PlainLoader(60), PlainLoader(3), device='cpu'), mlp(dtype=torch.float32)).bs_find(0, show_plot=False)
-    assert plan.n_train==240 and plan.base_bs==4
+    assert plan.today.n_train==240 and plan.base_bs==4
 
 class CountingLoss:
     "Of no class that anybody knows, with a state of its own"
@@ -654,16 +654,16 @@ def test_num_it_that_is_enough(lr):
     "What the advice asks for makes 20 windows at fixed weights, or on the cool stretch"
     learn = reg_learner(400)
     plan = find(learn, lr=lr, num_it=11)
-    assert plan.n_windows<10 and f'num_it={plan.n_enough})' in plan.advice
-    assert find(learn, lr=lr, num_it=plan.n_enough, tol=0).n_windows==20
+    assert plan.measured.n_windows<10 and f'num_it={plan.measured.n_enough})' in plan.advice
+    assert find(learn, lr=lr, num_it=plan.measured.n_enough, tol=0).n_windows==20
 
 # Is the rate too high?
 
 def test_a_rate_that_is_too_high_is_told():
     plan = reg_learner(lr=3.).bs_find(0.4, n_batch=2, tol=0, show_plot=False)
-    assert plan.loss_rose and "the loss rose" in plan.advice
+    assert plan.measured.loss_rose and "the loss rose" in plan.advice
     plan = reg_learner().bs_find(0.01, tol=0, show_plot=False)
-    assert not plan.loss_rose and "the loss rose" not in plan.advice
+    assert not plan.measured.loss_rose and "the loss rose" not in plan.advice
 
 def digits(opt_func=Adam):
     data = load_digits()

@@ -203,17 +203,17 @@ def test_the_table_of_a_plan_follows_from_its_formulas(plan, part):
     def same(nm, v): np.testing.assert_allclose(df[nm].to_numpy(float), np.broadcast_to(np.array(v, dtype=float), len(df)), rtol=1e-9, err_msg=nm)
     # How it is reached, and how long a step takes
     assert df.bs.is_unique and df.bs.is_monotonic_increasing and (df.bs==now).sum()==1
-    short = df.micro_bs*df.n_acc*plan.n_ranks-df.bs # Of today's last micro-batch alone
-    assert ((short==0) | (df.bs==now) & (0<short) & (short<df.micro_bs*plan.n_ranks)).all()
+    short = df.micro_bs*df.n_acc*plan.today.n_ranks-df.bs # Of today's last micro-batch alone
+    assert ((short==0) | (df.bs==now) & (0<short) & (short<df.micro_bs*plan.today.n_ranks)).all()
     ran = {m: (secs-once,once) for m,secs,once in plan.timed}
-    same('step_time', [bs/plan.n_ranks/m*ran[m][0]+ran[m][1] if ran else nan for bs,m in zip(df.bs, df.micro_bs)])
-    same('measured', [next((secs for m,secs,_ in plan.times if m*plan.n_ranks==bs), nan) for bs in df.bs])
+    same('step_time', [bs/plan.today.n_ranks/m*ran[m][0]+ran[m][1] if ran else nan for bs,m in zip(df.bs, df.micro_bs)])
+    same('measured', [next((secs for m,secs,_ in plan.device.times if m*plan.today.n_ranks==bs), nan) for bs in df.bs])
     # The rates that need no noise scale
     same('linear_scaling', 0.1*df.bs/base)
     same('sqrt_scaling', (0.1*df.linear_scaling)**0.5)
     if math.isnan(noise):
         assert df[['steps','examples','time','adascale_gain','capped_sqrt_scaling','surge_scaling']].isna().to_numpy().all()
-        return same('lr', 0.1 if plan.adam else df.linear_scaling)
+        return same('lr', 0.1 if plan.today.adam else df.linear_scaling)
     # Steps, examples and seconds to a loss
     same('steps', 1+noise/df.bs)
     same('examples', df.steps*df.bs/noise if noise else inf) # A step takes a batch, and the fewest examples are a noise scale to each of the fewest steps
@@ -224,4 +224,4 @@ def test_the_table_of_a_plan_follows_from_its_formulas(plan, part):
     same('surge_scaling', df.adascale_gain*(base/df.bs)**0.5)
     same('capped_sqrt_scaling', 0.1*(np.minimum(df.bs, noise)/min(base, noise))**0.5 if noise else 0.1)
     shown = float(f'{noise:.3g}') # The rule has three digits of the noise scale
-    same('lr', 0.1 if plan.adam else 0.1*(1+shown/base)/(1+shown/df.bs))
+    same('lr', 0.1 if plan.today.adam else 0.1*(1+shown/base)/(1+shown/df.bs))
