@@ -429,10 +429,10 @@ def test_the_rate_that_this_batch_is_trained_with(lr, scaled, rates):
 def test_learning_rate_of_the_optimizer_function():
     "fastai takes that one where there is no other"
     learn = reg_learner(opt_func=partial(SGD, lr=0.3))
-    assert find(learn, lr=None).base_lr==0.3
+    assert find(learn, lr=None).lr==0.3
 
 @pytest.mark.parametrize('lr', [0, slice(0), [0.,0.]])
-def test_weights_that_do_not_move(lr): assert not find(convnet_learner(), lr=lr).moved
+def test_weights_that_do_not_move(lr): assert not find(convnet_learner(), lr=lr).measured.moved
 
 @pytest.mark.parametrize('cbs,base_bs', [([],4), ([GradAccum(4)],16), ([GradAccum({0: 2, 1: 8})],8), ([GradAccum(3),NoiseScale()],12),
     ([GradientAccumulation(10)],12)])
@@ -655,7 +655,7 @@ def test_num_it_that_is_enough(lr):
     learn = reg_learner(400)
     plan = find(learn, lr=lr, num_it=11)
     assert plan.measured.n_windows<10 and f'num_it={plan.measured.n_enough})' in plan.advice
-    assert find(learn, lr=lr, num_it=plan.measured.n_enough, tol=0).n_windows==20
+    assert find(learn, lr=lr, num_it=plan.measured.n_enough, tol=0).measured.n_windows==20
 
 # Is the rate too high?
 
