@@ -12,6 +12,7 @@ from fastai_bs import finder, short_cycle
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.advice import cautions
 from fastai_bs.lr import ScaledLR
+from fastai_bs.plan import Device
 from fastai_bs.scaling import linear_scaling
 from fastai_bs.short_cycle import BriefCycle, factor_that_holds, loss_after
 from fastai_bs.text import num
@@ -79,10 +80,12 @@ def test_which_factor_holds(losses, found, n, monkeypatch):
 @pytest.fixture
 def known(monkeypatch):
     "A noise scale and a device for which larger batches are faster, whatever was measured"
-    def _with_times(learn, plan, max_bs):
-        measured = replace(plan.measured, noise_scale=200., ci=(150.,260.), n_windows=30, loss_rose=False)
-        return replace(plan, measured=measured, device=replace(plan.device, times=secs(4, 8, 16, 32), spread=0.01))
-    monkeypatch.setattr(finder, '_with_times', _with_times)
+    make = finder._plan
+    def _plan(*args):
+        plan = make(*args)
+        return replace(plan, measured=replace(plan.measured, noise_scale=200., ci=(150.,260.), n_windows=30, loss_rose=False))
+    monkeypatch.setattr(finder, '_plan', _plan)
+    monkeypatch.setattr(finder, '_device', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01))
 
 @pytest.fixture
 def asked(monkeypatch):
