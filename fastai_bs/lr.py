@@ -97,7 +97,6 @@ class ScaledLR(ScopedCallback):
         self._given = self._rule_args()
 
         self.bs = None # Items of an optimizer step, of this window
-        self.already_scaled = None # The rate of a plan, as `fit` takes it, that is scaled: to train at it would scale it twice
         self._said,self._idle = set(),False # Warnings; is this lr_find's fit?
         self._window = ScaledWindow()
         self._carried = self._left = None # The rate that the velocity holds, and its norms when this fit's training was through
@@ -195,17 +194,6 @@ def _check_scaled(self:ScaledLR):
         f"and the factor on the learning rate gets no more than {self.n_epoch/self.n_warmup:.0%} of the way from 1")
     if self.rule_name=='linear_scaling' and divides_by_size(self.learn): self._say(
         "linear_scaling is a rule for SGD, and this optimizer divides by the size of the gradient: no ScaledLR under fit_one_cycle, else rule=sqrt_scaling")
-    if self.already_scaled is None: return
-    peak,done = self._peak(),rates(self.already_scaled)[-1]
-    if abs(peak-done)<=1e-3*done: self._say(
-        f"This fit's learning rate of {peak:.4g} is that of `plan.lr`, which is scaled already, and ScaledLR scales it once more: train at `plan.base_lr`, or "
-        "take ScaledLR off the learner, learn.remove_cb(ScaledLR)")
-
-@patch
-def _peak(self:ScaledLR):
-    "The largest rate of the fit's schedule, of the last parameter group"
-    sched = self.schedules().get('lr')
-    return max(np.ravel(sched(pct))[-1] for pct in np.linspace(0, 1, 1001)) if sched else self.hyper('lr')[-1]
 
 # %% ../nbs/14_lr.ipynb #2c0c3425
 @patch

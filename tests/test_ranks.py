@@ -520,11 +520,10 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, t
         before = everything(learn)
         if not plain:
             plan = learn.bs_find(lr, **dict(dict(num_it=140), **(kw or {}))) # No more than 30 windows take
-            res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=plan.device.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=plan.measured.n_windows,
-                bs_now=plan.bs_now,
-                       micro_now=plan.today.micro_bs, n_train=plan.today.n_train, n_passes=plan.measured.n_passes, n_seen=plan.measured.n_seen, max_bs=plan.device.max_bs, base_lr=plan.lr,
-                       loss_rose=plan.measured.loss_rose, valid_time=plan.device.valid_time, rate_held=plan.rate.held, rate_failed=plan.rate.failed,
-                       rate_low=plan.rate.low, epoch_start=plan.device.epoch_start)
+            t,m,d = plan.today,plan.measured,plan.device
+            res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=d.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=m.n_windows, bs_now=t.bs,
+                       micro_now=t.micro_bs, n_train=t.n_train, n_passes=m.n_passes, n_seen=m.n_seen, max_bs=d.max_bs, base_lr=plan.lr,
+                       loss_rose=m.loss_rose, valid_time=d.valid_time, rate=plan.rate, epoch_start=d.epoch_start)
         changed = changes(before, everything(learn))
         kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
         if after: fit(learn, after, 0.05)
