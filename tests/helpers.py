@@ -248,7 +248,7 @@ def readings():
 def window_rows(n=30):
     "What is known of `n` windows along a mock cycle, all alike"
     pct = places(n)
-    return pd.DataFrame(dict(pct=pct, rate=[rate_at(o) for o in pct], step=range(1, n+1), n_items=40, n_elems=40., tr_sigma=100., g_sq=1., noise_scale=100., low=80., high=130., mean_tr_sigma=100.,
+    return pd.DataFrame(dict(pct=pct, rate=rate_at(pct), step=range(1, n+1), n_items=40, n_elems=40., tr_sigma=100., g_sq=1., noise_scale=100., low=80., high=130., mean_tr_sigma=100.,
                              mean_g_sq=1.))
 
 def _plain_plan(bs, n_ranks):
@@ -257,14 +257,14 @@ def _plain_plan(bs, n_ranks):
     measured = dict(noise_scale=512., ci=(430.,640.), n_windows=30, n_seen=360, n_passes=0.5, **readings())
     return {Today: today, Measured: measured, Device: dict(times=secs(16, 32, 64, 128, 256), spread=0.01), BatchPlan: dict(df=window_rows())}
 
-def plan_of(bs=64, n_ranks=1, rate=RateTrial(), **kwargs):
+def plan_of(bs=64, n_ranks=1, rate=None, **kwargs):
     "A plan whose `kwargs` go to the value that has a field of that name; `rate` is a value of its own"
     parts = _plain_plan(bs, n_ranks)
     for nm,v in kwargs.items():
         owner, = [cls for cls in parts if nm in cls.__dataclass_fields__]
         parts[owner][nm] = v
     today,measured,device = (cls(**parts[cls]) for cls in (Today,Measured,Device))
-    return BatchPlan(today, measured, device=device, rate=rate, **parts[BatchPlan])
+    return BatchPlan(today, measured, device=device, rate=rate or RateTrial(), **parts[BatchPlan])
 
 @st.composite
 def plans(draw):
@@ -358,4 +358,5 @@ def exported(learn, path):
 
 __all__ = ['root','cells_of','needs','as_it_was','each_of','autocast_state','no_bf16_lstm','pairwise','process','random_states','RaiseAt','exported',
     'needs_export','ScaledLoss','momentum_sgd','regression','loaders','listed','mlp','n_kept','Swap','token_model','token_task','tokens','Float32Loss',
-    'plan_of','plans','secs','readings','window_rows','quiet_learner','flat','distance','changes','left_behind','picture','set_seed']
+    'plan_of','plans',
+    'secs','readings','window_rows','quiet_learner','flat','distance','changes','left_behind','picture','set_seed']

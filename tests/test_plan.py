@@ -5,7 +5,6 @@ import math
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 from fastcore.foundation import L
 from hypothesis import given, settings
