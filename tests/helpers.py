@@ -248,7 +248,8 @@ def readings():
 def window_rows(n=30):
     "What is known of `n` windows along a mock cycle, all alike"
     pct = places(n)
-    return pd.DataFrame(dict(pct=pct, rate=rate_at(pct), step=range(1, n+1), n_items=40, n_elems=40., tr_sigma=100., g_sq=1., noise_scale=100., low=80., high=130., mean_tr_sigma=100.,
+    return pd.DataFrame(dict(pct=pct, rate=rate_at(pct), step=range(1, n+1), n_items=40, n_elems=40.,
+                             tr_sigma=100., g_sq=1., noise_scale=100., low=80., high=130., mean_tr_sigma=100.,
                              mean_g_sq=1.))
 
 def _plain_plan(bs, n_ranks):

@@ -25,7 +25,8 @@ def sentences(plan):
 
 @pytest.mark.parametrize('make,verdict,text', [
     (lambda: plan_of(), 'use', "Use 128 (today 64): 5 epochs of 64 become 6 of 128, in about 83% of the time (53 s instead of 1 min 4 s)."),
-    (lambda: plan_of(noise_scale=inf, ci=(0.,inf)).at(256), 'use', "Use 256 (today 64), as you chose; how many epochs it takes is unknown, as the noise scale is."),
+    (lambda: plan_of(noise_scale=inf, ci=(0.,inf)).at(256), 'use',
+        "Use 256 (today 64), as you chose; how many epochs it takes is unknown, as the noise scale is."),
     (lambda: plan_of(64, noise_scale=70., ci=(60.,75.), micro_bs=16, times=secs(16, 32, 64)), 'split',
         "Stay at 64, but as one micro-batch (today 4 x 16): 5 epochs in about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
     (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): other sizes gain 3% at most on this device."),
@@ -59,7 +60,8 @@ def test_cautions(part, kwargs, said):
 
 @pytest.mark.parametrize('make,code', [
     (lambda: plan_of(), 'plan.apply(learn).fit_one_cycle(6, 0.01)'), (lambda: plan_of(128, **tight), 'learn.fit_one_cycle(5, 0.01)'),
-    (lambda: plan_of(**fixed), 'plan.apply(learn).fit(6, 0.01)'), (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn).fit_one_cycle(n_epoch, lr)'),
+    (lambda: plan_of(**fixed), 'plan.apply(learn).fit(6, 0.01)'),
+    (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn).fit_one_cycle(n_epoch, lr)'),
     (lambda: plan_of(adam=False, sums=True), 'plan.apply(learn).fit_one_cycle(6, 0.005)'),
     (lambda: plan_of(loss_rose=True, lr=0.03), 'plan = learn.bs_find(0.01, n_epoch=5)'),
     (lambda: plan_of(n_windows=4, n_enough=800), 'plan = learn.bs_find(0.01, n_epoch=5, num_it=800)'), (lambda: plan_of(pairs=True), None)])
@@ -91,5 +93,6 @@ def test_html_holds_the_same_words_and_is_escaped():
 def test_details():
     plan = plan_of(trained=0.25, seed=3)
     text = plan.details()
-    for part in (headline(plan), numbers_text(plan), step_time_text(plan), *caution_texts(plan), *good_to_know(plan)): assert ' '.join(part.split()) in ' '.join(text.split())
+    for part in (headline(plan), numbers_text(plan), step_time_text(plan), *caution_texts(plan), *good_to_know(plan)):
+        assert ' '.join(part.split()) in ' '.join(text.split())
     assert isinstance(text, str) and 'seed=3' in text and '512 [430, 640]' in numbers_text(plan)

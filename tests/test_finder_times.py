@@ -638,7 +638,7 @@ def test_a_training_after_the_memory_ended_is_the_twins(where):
     def run(mock):
         set_seed(0)
         learn = greedy_learner(where)
-        if mock: assert find(learn).too_large==16
+        if mock: assert find(learn).device.too_large==16
         learn.fit(2, 0.01)
         return flat(learn),torch.cat([b.detach().flatten().float() for b in learn.model.buffers()]),torch.stack(learn.recorder.losses)
     for a,b in zip(run(False), run(True)): assert torch.equal(a, b)
