@@ -15,8 +15,8 @@ from torch import nn
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import SGD
-from fastai_bs.all import AdaptiveAccum, GradAccum, NoiseScale, ScaledLR
-from fastai_bs.measurement import WindowSums
+from fastai_bs.all import GradAccum, NoiseScale, ScaledLR
+from fastai_bs.norms import Measurement
 
 from cost import Repeated
 from frame import Bare, Clock, arguments, main, md_table, measured, middle
@@ -30,7 +30,6 @@ class BareOnRanks(Bare):
 # What is added, and to what; `n` micro-batches in a step
 added = {'`GradAccum(n)`, to a bare callback': (lambda n: [GradAccum(n)], lambda n: [BareOnRanks(n)]),
          '`NoiseScale`, to `GradAccum(n)`': (lambda n: [GradAccum(n),NoiseScale()], lambda n: [GradAccum(n)]),
-         '`AdaptiveAccum`, to both': (lambda n: [AdaptiveAccum(n, max_acc=n)], lambda n: [GradAccum(n),NoiseScale()]),
          '`ScaledLR`, to `GradAccum(n)`': (lambda n: [GradAccum(n),ScaledLR(bs)], lambda n: [GradAccum(n)]),
          '`NoiseScale` in parts, at each step, to nothing': (lambda n: [NoiseScale(every=1)], lambda n: [])}
 # Sizes, which argument of `learner` they are, what a slope is per, and its unit
@@ -111,16 +110,13 @@ def ranks_part(args, t):
 class Drawn:
     "In place of windows of two micro-batches: their sums as gradients of 100 numbers have them, |G|² 1 and tr(Σ) 50"
     def __init__(self, n, block=10_000):
-        self.norms,self.micros,self.rng,self.block,self.i = self,[SimpleNamespace(seen=None)]*2,np.random.default_rng(0),block,0
-        self.names,self.n_steps = ['all'],0
-    def of_grads(self): return 0.
-    def sums(self, rows):
-        if isinstance(rows, list): return None # Of the norms: there are none
+        self.rng,self.block,self.i,self.n_steps = np.random.default_rng(0),block,0,0
+    def close(self):
         if self.i%self.block==0:
             g = 0.1+self.rng.normal(size=(self.block,2,100))*np.sqrt(0.5/bs)
             self.sq,self.sq_mean = (g**2).sum(-1),(g.mean(1)**2).sum(-1)
         i,self.i = self.i%self.block,self.i+1
-        return WindowSums(2., 2.*bs, 2*bs, np.array([bs*self.sq[i].sum()]), np.array([self.sq_mean[i]]))
+        return Measurement(2., 2.*bs, 2*bs, float(bs*self.sq[i].sum()), float(self.sq_mean[i]))
 
 def rss(): return int(open('/proc/self/statm').read().split()[1])*resource.getpagesize()/1e6
 
@@ -128,10 +124,10 @@ def steps_part(args, t):
     "`NoiseScale` takes in a million windows"
     if len(t.df): return
     n,noise = 20_000 if args.quick else 1_000_000,NoiseScale()
-    noise._holds_twice,noise.source,noise.n_ranks = lambda: False,(source := Drawn(n)),1
+    noise.learn,noise._holds_twice,noise.source = SimpleNamespace(cbs=[]),lambda: False,Drawn(n)
     rows,start = [],time.process_time()
     for i in range(1, n+1):
-        noise.measure(source, i)
+        noise.close_window()
         if i%(n//20)==0:
             rows.append(dict(windows=i, us=1e6*(time.process_time()-start)/(n//20), mb=rss(), rows=len(noise.rows), noise_scale=noise.noise_scale))
             start = time.process_time()

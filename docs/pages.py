@@ -20,7 +20,7 @@ from plain import llms, page_text, plain # noqa: E402 From this folder
 
 root = Path(__file__).resolve().parent.parent
 guides = ['choose','prove','growing','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus','reproducible','long_training',
-          'coming_from','faq','messages'] # In this order
+          'coming_from','faq'] # In this order
 site = 'https://fastai-bs.github.io/fastai_bs'
 repo = 'fastai-bs/fastai_bs'
 nbs_path = root/'nbs'

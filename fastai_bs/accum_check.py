@@ -19,12 +19,10 @@ from .text import counted, num
 from .layout import filled
 from .checks import check_whole, is_whole, shown
 from .snapshot import free_memory, out_of_memory
-from .distributed import from_ranks, together, trains_together
+from .distributed import from_ranks, trains_together
 from .loop import callback_of
-from .n_acc import as_n_acc, n_acc_at
-from .accumulate import GradAccum
 from .schedule import BatchSchedule
-from .trial import own_settings
+from .accumulate import GradAccum, own_settings
 from .both_ways import PlainLoop, trained_params
 from .micros import windows_of
 from .why_not import BothWays, called
@@ -81,8 +79,7 @@ def asked_how(
     if isinstance(n_acc, BatchSchedule): raise TypeError("How many micro-batches a BatchSchedule takes follows from its loader: give `n_acc` as a number "
                                                          "of them")
     if isinstance(n_acc, GradAccum):
-        n = as_n_acc(n_acc.n_acc_at, learn)
-        how,n = n_acc,max(n.values()) if isinstance(n, dict) else n_acc_at(n, 0)
+        how,n = n_acc,n_acc.n_acc_by_epoch.largest(learn)
     elif isinstance(n_acc, (GradientAccumulation,PlainLoop)): how,n = n_acc,n_acc.n_acc
     elif is_whole(n_acc):
         how,n = GradAccum(max(1, n_acc), **own_settings(learn)),n_acc
@@ -134,23 +131,22 @@ def check_accum(self:Learner,
     if not trained_params(self): raise ValueError("The learner has no parameter that is trained, so there is no gradient to compare: learn.unfreeze(), or "
                                                   "set `requires_grad`")
     on_ranks = trains_together(self)
-    with together(on_ranks):
-        windows,notes = windows_of(self, how, n)
-        theirs = callback_of(self, GradientAccumulation)
-        if theirs is not None and isinstance(how, GradAccum): notes = [*notes, f"The learner's own GradientAccumulation({theirs.n_acc}) was left out: "
-                                                                               f"learn.check_accum(GradientAccumulation({theirs.n_acc})) checks that one."]
-        others = [type(cb).__name__ for cb in self.cbs if _steps_alone(cb)]
-        if others: notes = [*notes, f"What was compared is the gradient that `before_step` of {' and '.join(others)} begins with. What comes of it there, as "
-                                    "where SAM runs the last micro-batch once more, was not."]
-        while True:
-            try:
-                res = _answer(self, how, n, windows, notes)
-                break
-            except Exception as e:
-                if not out_of_memory(e) or all(w.is_least for w in windows): raise
-            free_memory() # Out of the `except` block nobody holds the step's tensors any more
-            windows = [w.smaller() for w in windows]
-            less = f"{_short}, so less of each micro-batch was taken: {windows[0].sizes[0]} items of the first."
-            notes = [*(o for o in notes if not o.startswith(_short)), less]
-        if on_ranks: res = max(from_ranks(res), key=lambda o: o.error)
+    windows,notes = windows_of(self, how, n)
+    theirs = callback_of(self, GradientAccumulation)
+    if theirs is not None and isinstance(how, GradAccum): notes = [*notes, f"The learner's own GradientAccumulation({theirs.n_acc}) was left out: "
+                                                                           f"learn.check_accum(GradientAccumulation({theirs.n_acc})) checks that one."]
+    others = [type(cb).__name__ for cb in self.cbs if _steps_alone(cb)]
+    if others: notes = [*notes, f"What was compared is the gradient that `before_step` of {' and '.join(others)} begins with. What comes of it there, as "
+                                "where SAM runs the last micro-batch once more, was not."]
+    while True:
+        try:
+            res = _answer(self, how, n, windows, notes)
+            break
+        except Exception as e:
+            if not out_of_memory(e) or all(w.is_least for w in windows): raise
+        free_memory() # Out of the `except` block nobody holds the step's tensors any more
+        windows = [w.smaller() for w in windows]
+        less = f"{_short}, so less of each micro-batch was taken: {windows[0].sizes[0]} items of the first."
+        notes = [*(o for o in notes if not o.startswith(_short)), less]
+    if on_ranks: res = max(from_ranks(res), key=lambda o: o.error)
     return res

@@ -9,15 +9,15 @@ __all__ = ['unmeasured', 'stay_reasons', 'ended_above', 'split_text', 'duration_
            'noise_text', 'estimate_text', 'why', 'cautions', 'good_to_know', 'step_time_text', 'numbers_text',
            'plan_words', 'plan_paragraph', 'plan_text', 'candidates_table', 'plan_html', 'plan_details']
 
-# %% ../nbs/17_advice.ipynb #81433169
+# %% ../nbs/17_advice.ipynb #e6d362c1
 import math, textwrap
 from .text import counted, num, percent, rate_text, time_text, with_interval
-from .lr import times as scale_lr
+from .lr import scale_lr
 from .cycle import steps_least
 from .step_time import Duration, fastest_bs
 from .layout import details_of, in_html, in_text, paragraph
 
-# %% ../nbs/17_advice.ipynb #d69bc6ae
+# %% ../nbs/17_advice.ipynb #f9e2fdb1
 def split_text(
     n_acc:int, # Micro-batches of an optimizer step, on each rank
     micro_bs:int, # Items in a micro-batch
@@ -48,7 +48,7 @@ def n_longer(
     least = 4*m.n_seen if is_enough else 0
     return max(least, m.n_enough or 4*m.n_seen)
 
-# %% ../nbs/17_advice.ipynb #5ffbbe8d
+# %% ../nbs/17_advice.ipynb #386b3193
 unmeasured = dict(
     pairs="this loss looks at pairs of items in the batch, or its `count` is wrong",
     short="measure for longer first: {n} cannot tell the noise scale",
@@ -101,7 +101,7 @@ def headline(
     "The one thing to do"
     return dict(use=_use, split=_split, stay=_stay).get(plan.verdict, _unmeasured)(plan)
 
-# %% ../nbs/17_advice.ipynb #d30d8281
+# %% ../nbs/17_advice.ipynb #df6667a4
 def sum_factor(
     plan, # A `BatchPlan`
 )->float: # 1 where the loss is a mean
@@ -150,7 +150,7 @@ def _run(plan):
     learn = 'plan.apply(learn)' if plan.changes else 'learn'
     return [f"{learn}.{_fit(plan)}({n_epoch}, {lr})"]
 
-# %% ../nbs/17_advice.ipynb #d485451e
+# %% ../nbs/17_advice.ipynb #3fa1ca11
 def noise_text(
     plan, # A `BatchPlan`
 )->str:
@@ -209,7 +209,7 @@ def why(
     if plan.ci[1]<1: return ["There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."]
     return [_found(plan), *_consequence(plan)]
 
-# %% ../nbs/17_advice.ipynb #92b3fa84
+# %% ../nbs/17_advice.ipynb #442fdb8f
 def _error(plan): return textwrap.shorten(plan.device.failed[0][1], 100, placeholder=' ...') # The first one
 
 def _slower(plan):
@@ -297,7 +297,7 @@ def cautions(
     if plan.took>10 and plan.took>plan.epoch_time:
         yield f"Measuring took {time_text(plan.took)}, longer than an epoch: num_it= makes it shorter.", ""
 
-# %% ../nbs/17_advice.ipynb #156b1763
+# %% ../nbs/17_advice.ipynb #38ad4e2e
 ended_above = 0.14 # Share of trainings as planned, in benchmarks/keeps.md, with a validation loss more than 5% above today's
 
 def _promise(plan):
@@ -354,7 +354,7 @@ def numbers_text(
                  scaled_lr=rate_text(plan.scaled_lr), n_epoch=plan.n_epoch, base_bs=plan.base_bs, n_ranks=plan.today.n_ranks, seed=plan.measured.seed)
     return f"BatchPlan({', '.join(f'{nm}={v}' for nm,v in parts.items())})"
 
-# %% ../nbs/17_advice.ipynb #71d6b3bd
+# %% ../nbs/17_advice.ipynb #c3fef2c7
 def plan_words(
     plan, # A `BatchPlan`
     most:int=3, # Cautions

@@ -16,22 +16,26 @@ from fastai.learner import Learner
 from .checks import shown
 from .distributed import n_processes
 from .loaders import epoch_items, epoch_len, micro_batch_size
-from .loop import runs_alone
+from .loop import callback_of, runs_alone
 
 # %% ../nbs/10a_batch_size.ipynb #7accf0d1
+def _micro_batches(learn, epoch):
+    "`(micro_bs, n_acc)` by the callback that accumulates, `None` where none does; `None` for a micro-batch that is the training loader's"
+    # They are known by that method, as their classes import this module
+    return first(cb.micro_batches(epoch) for cb in learn.cbs if hasattr(type(cb), 'micro_batches'))
+
 def accumulation(
     learn, # A `Learner`
     epoch:int=None, # Counted from 0; `None`: now, or the first where no training is under way
     micro_bs:int=None, # Items in a micro-batch; `None`: as the training loader says
 )->int: # Micro-batches
     "Micro-batches per optimizer step of `epoch`, by `GradAccum` or by fastai's `GradientAccumulation`, which counts items"
-    for cb in learn.cbs:
-        # As of all that accumulate here: they are known by it, and import this
-        if hasattr(type(cb), 'way_in'):
-            own,n_acc = cb.way_in(epoch)
-            return math.ceil(own*n_acc/(micro_bs or micro_batch_size(learn.dls.train))) if own else n_acc
-        if isinstance(cb, GradientAccumulation): return math.ceil(cb.n_acc/(micro_bs or micro_batch_size(learn.dls.train)))
-    return 1
+    own_bs,n_acc = _micro_batches(learn, epoch) or (None,None)
+    theirs = callback_of(learn, GradientAccumulation)
+    if n_acc and own_bs is None: return n_acc
+    if n_acc is None and theirs is None: return 1
+    items = own_bs*n_acc if n_acc else theirs.n_acc
+    return math.ceil(items/(micro_bs or micro_batch_size(learn.dls.train)))
 
 def batch_size(
     learn, # A `Learner`
@@ -41,11 +45,11 @@ def batch_size(
 )->int: # Items
     "Items that one optimizer step averages over: micro-batch x `n_acc` x processes, and no more than the epoch holds"
     dl = learn.dls.train
-    own = first(cb.way_in(epoch)[0] for cb in learn.cbs if hasattr(type(cb), 'way_in')) # A schedule has micro-batches of its own
-    if micro_bs is None: micro_bs = own or micro_batch_size(dl)
+    own_bs,_ = _micro_batches(learn, epoch) or (None,None) # A schedule has micro-batches of its own
+    if micro_bs is None: micro_bs = own_bs or micro_batch_size(dl)
     n_acc = accumulation(learn, epoch, micro_bs)
     n_proc = 1 if runs_alone(learn) else n_processes()
-    if n_iter is None: n_iter = math.ceil(epoch_len(learn)*micro_batch_size(dl)/micro_bs) if own else epoch_len(learn)
+    if n_iter is None: n_iter = math.ceil(epoch_len(learn)*micro_batch_size(dl)/micro_bs) if own_bs else epoch_len(learn)
     return min(micro_bs*min(n_acc, max(1, n_iter))*n_proc, epoch_items(learn, n_proc))
 
 def known_batch_size(

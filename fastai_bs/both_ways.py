@@ -34,7 +34,7 @@ from .loaders import tensors
 from .losses import plain
 from .gradients import all_params
 from .accumulate import GradAccum
-from .trial import mock_training
+from .mock import mock_training
 
 # %% ../nbs/19g_both_ways.ipynb #63b80532
 def _floats(o, seen):

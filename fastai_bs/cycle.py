@@ -6,22 +6,21 @@ Docs: https://fastai-bs.github.io/fastai_bs/cycle.html.md"""
 
 # %% auto #0
 __all__ = ['pct_start', 'div', 'div_final', 'cool_rates', 'cool_stretch', 'mock_steps', 'mock_windows', 'per_window',
-           'steps_least', 'rate_at', 'cooled_to', 'places', 'OneCycle', 'MockCycle', 'cycle_of', 'Reading', 'reading',
-           'readings', 'window_len', 'MockAccum', 'for_training']
+           'steps_least', 'rate_at', 'cooled_to', 'places', 'OneCycle', 'MockCycle', 'cycle_of', 'readings',
+           'window_len', 'MockAccum', 'for_training']
 
 # %% ../nbs/15b_cycle.ipynb #b0eb6c9b
 import math
-from dataclasses import dataclass
 import numpy as np
 import pandas as pd
-from fastcore.basics import patch, store_attr
+from fastcore.basics import store_attr
 from fastai.callback.core import CancelBatchException
 from fastai.callback.schedule import ParamScheduler, combined_cos
-from .text import with_interval
-from .estimator import agree, along
+from .estimator import along
 from .gradients import dense, zero_grads
 from .noise import NoiseScale
-from .trial import QuietAccum
+from .pairs import looks_at_pairs
+from .accumulate import QuietAccum
 from .too_high import LossPath
 
 # %% ../nbs/15b_cycle.ipynb #3ffaf3b2
@@ -80,7 +79,8 @@ class MockCycle(OneCycle):
         store_attr('n_steps,today,num_it,least')
         self.places = places(n_windows)
         spare = num_it-n_steps*today-n_windows*least
-        self.most_more = max(0, min(n_windows//2, spare//2//(today+least))) # Windows that may be added, each with a step
+        n_affordable = spare//2//(today+least) # Half of what is spare goes to added windows, each with a step; the other half makes windows larger
+        self.most_more = max(0, min(n_windows//2, n_affordable)) # Windows that may be added
         self.kept_for_each = today + (num_it-(n_steps+self.most_more)*today)//(n_windows+self.most_more) # Micro-batches
         self.n_done = self.n_measured = self.n_seen = 0 # Steps, windows, and micro-batches so far
         self.n_more = self.n_held = 0 # Windows added; steps to come that do not advance the cycle
@@ -106,37 +106,34 @@ class MockCycle(OneCycle):
     @property
     def can_wait(self)->bool: return self.n_due==1 and self.n_done+1<self.n_steps # For a window until after the next step
 
-# %% ../nbs/15b_cycle.ipynb #ceee0865
-@patch(as_prop=True)
-def room(self:MockCycle)->int: # Micro-batches
-    "For windows: what is left of `num_it` after the micro-batch under way, less the training to come and what is kept"
-    to_train = self.today*(self.n_steps-self.n_done+self.n_held)
-    kept = self.kept_for_each*(self.most_more-self.n_more)
-    return self.num_it-self.n_seen-1-to_train-kept
+    @property
+    def room(self)->int: # Micro-batches
+        "For windows: what is left of `num_it` after the micro-batch under way, less the training to come and what is kept"
+        to_train = self.today*(self.n_steps-self.n_done+self.n_held)
+        kept = self.kept_for_each*(self.most_more-self.n_more)
+        return self.num_it-self.n_seen-1-to_train-kept
 
-@patch(as_prop=True)
-def window_most(self:MockCycle)->int: # Micro-batches
-    "For the next window, so that all have as many"
-    return self.room//max(1, len(self.places)-self.n_measured)
+    @property
+    def window_most(self)->int: # Micro-batches
+        "For the next window, so that all have as many"
+        return self.room//max(1, len(self.places)-self.n_measured)
 
-@patch(as_prop=True)
-def can_extend(self:MockCycle)->bool:
-    "In the middle of the cool stretch, may a window be added?"
-    middle = sum(cool_stretch)/2
-    return middle<=self.pct<middle+1/self.n_steps and not self.n_held and self.n_more<self.most_more
+    @property
+    def can_extend(self)->bool:
+        "In the middle of the cool stretch, may a window be added?"
+        middle = sum(cool_stretch)/2
+        return middle<=self.pct<middle+1/self.n_steps and not self.n_held and self.n_more<self.most_more
 
-@patch
-def extend(self:MockCycle):
-    "One more window here, and a step that does not advance the cycle"
-    self.places = np.sort(np.append(self.places, self.pct))
-    self.n_more += 1
-    self.n_held += 1
+    def extend(self):
+        "One more window here, and a step that does not advance the cycle"
+        self.places = np.sort(np.append(self.places, self.pct))
+        self.n_more += 1
+        self.n_held += 1
 
-@patch
-def step_done(self:MockCycle):
-    "An optimizer step was taken"
-    if self.n_held: self.n_held -= 1
-    else: self.n_done += 1
+    def step_done(self):
+        "An optimizer step was taken"
+        if self.n_held: self.n_held -= 1
+        else: self.n_done += 1
 
 # %% ../nbs/15b_cycle.ipynb #0d0310f6
 mock_steps,mock_windows = 300,60 # Optimizer steps of the cycle, and windows along it, where nobody says otherwise
@@ -158,36 +155,14 @@ def cycle_of(
     return MockCycle(n_steps, n_windows, today, num_it, least)
 
 # %% ../nbs/15b_cycle.ipynb #9ca1f1d0
-@dataclass(frozen=True)
-class Reading:
-    "A noise scale that was measured"
-    noise_scale:float # Items; `inf` where no gradient could be told from the noise, NaN without a window
-    ci:tuple # Its interval, in items
-    n_windows:int # That it is of
-
-    def __repr__(self): return f"{with_interval(self.noise_scale, self.ci)} items, of {self.n_windows} windows"
-
-def reading(
-    moments:pd.DataFrame, # As of `NoiseScale.moments`
-    level:float=0.95, # Coverage of the interval
-)->Reading:
-    "The noise scale along these windows"
-    m = moments
-    if not len(m): return Reading(math.nan, (0.,math.inf), 0)
-    tr_sigma,g_sq,n = (m[nm].to_numpy() for nm in ('tr_sigma','g_sq','n_elems'))
-    ns,low,high = along(tr_sigma, g_sq, n, level)
-    if agree(tr_sigma, g_sq, n): low,high = 0.,max(0., *(tr_sigma/g_sq))
-    per_item = n.sum()/m.n_items.sum()
-    return Reading(float(ns/per_item), (float(low/per_item),float(high/per_item)), len(m))
-
 def readings(
     df:pd.DataFrame, # As of `NoiseScale.moments`, with the column `pct`: the part of the cycle that was behind
     level:float=0.95, # Coverage of the intervals
-)->tuple: # `Reading` near the peak of the rate, on the cool stretch, and after it
+)->tuple: # `NoiseEstimate` near the peak of the rate, on the cool stretch, and after it
     "What a mock cycle tells"
     begin,end = cool_stretch
     parts = rate_at(df.pct)>0.9,(df.pct>=begin) & (df.pct<end),df.pct>=end
-    return tuple(reading(df[o], level) for o in parts)
+    return tuple(along(m.tr_sigma, m.g_sq, m.n_elems, m.n_items, level) for m in (df[o] for o in parts))
 
 # %% ../nbs/15b_cycle.ipynb #bbe74951
 def window_len(
@@ -220,6 +195,7 @@ class MockAccum(QuietAccum):
         store_attr('noise,most,cycle,tol')
         self.path = [] # Of each window that was measured: optimizer steps before it, part of the cycle, and the rate over its peak
         self.losses = LossPath(cool_stretch[0])
+        self.n_windows,self.looks_at_pairs = 0,False # Windows of several micro-batches so far; was the loss found to look at pairs of items?
 
     def start_fit(self):
         self.measures,self.wanted = True,self.most # Is this window one to be measured? Micro-batches of the next one that is
@@ -230,10 +206,17 @@ class MockAccum(QuietAccum):
     @property
     def measurable(self): return self.measures and super().measurable
 
-    def n_acc_in(self, epoch): return self.wanted if self.measures else self.cycle.today
+    def n_acc_now(self): return self.wanted if self.measures else self.cycle.today
+
+    def _ask_for_pairs(self):
+        "Ask the loss with the first window, the second, the fourth and so on, until it says so"
+        self.n_windows += 1
+        is_power_of_two = self.n_windows & (self.n_windows-1)==0
+        if not self.looks_at_pairs and is_power_of_two: self.looks_at_pairs = looks_at_pairs(self.learn, self.counter)
 
     def after_backward(self):
         super().after_backward()
+        if self.n_passes>1 and self.window.n_micro==1 and self.micro.elems is not None: self._ask_for_pairs()
         if self.cycle and self.measures: self.losses.see(self.learn, self.cycle.place[1], self.window.n_micro<2)
 
     def before_step(self):
@@ -253,55 +236,48 @@ class MockAccum(QuietAccum):
         if self.cycle.can_extend and self.is_wide(): self.cycle.extend()
         self.measures = self._is_due()
 
-# %% ../nbs/15b_cycle.ipynb #9ac39be5
-@patch
-def _measured(self:MockAccum):
-    "A window that was to be measured is full: where was it, and what comes next?"
-    n,cycle,rows = self.window.n_micro,self.cycle,self.noise.rows
-    if cycle: self.losses.close(cycle.place[1])
-    if len(rows)>len(self.path):
-        self.path.append(cycle.place if cycle else (0,0.,0.))
-        self.per_micro = rows[-1].n_elems/n
-    if not cycle: return
-    if n>=cycle.least: cycle.n_measured += 1 # A shorter one tells nothing: the next one is tried at once
-    self._look_ahead()
-    self.measures = self._is_due()
+    def _measured(self):
+        "A window that was to be measured is full: where was it, and what comes next?"
+        n,cycle,rows = self.window.n_micro,self.cycle,self.noise.rows
+        if cycle: self.losses.close(cycle.place[1])
+        if len(rows)>len(self.path):
+            self.path.append(cycle.place if cycle else (0,0.,0.))
+            self.per_micro = rows[-1].n_elems/n
+        if not cycle: return
+        if n>=cycle.least: cycle.n_measured += 1 # A shorter one tells nothing: the next one is tried at once
+        self._look_ahead()
+        self.measures = self._is_due()
 
-@patch
-def _is_due(self:MockAccum):
-    "What is left of an epoch may be too short for a window that tells something: it is better trained on, if the window can wait"
-    left = self.learn.n_iter-self.learn.iter-1
-    return self.cycle.n_due>0 and not (0<left<self.cycle.least and self.cycle.can_wait)
+    def _is_due(self):
+        "What is left of an epoch may be too short for a window that tells something: it is better trained on, if the window can wait"
+        left = self.learn.n_iter-self.learn.iter-1
+        return self.cycle.n_due>0 and not (0<left<self.cycle.least and self.cycle.can_wait)
 
-@patch
-def _look_ahead(self:MockAccum):
-    "How long is the next window to be?"
-    cycle = self.cycle
-    most = max(cycle.least, min(self.most, cycle.window_most))
-    self.wanted = window_len(self.noise.rows, self.per_micro, self.wanted, cycle.least, most)
+    def _look_ahead(self):
+        "How long is the next window to be?"
+        cycle = self.cycle
+        most = max(cycle.least, min(self.most, cycle.window_most))
+        self.wanted = window_len(self.noise.rows, self.per_micro, self.wanted, cycle.least, most)
 
-@patch
-def _overflows(self:MockAccum):
-    "Does mixed precision look for a scale, and is a gradient not finite?"
-    if getattr(self.learn, 'scaler', None) is None: return False
-    return not all(dense(p.grad).isfinite().all() for p in self._params if p.grad is not None)
+    def _overflows(self):
+        "Does mixed precision look for a scale, and is a gradient not finite?"
+        if getattr(self.learn, 'scaler', None) is None: return False
+        return not all(dense(p.grad).isfinite().all() for p in self._params if p.grad is not None)
 
-@patch
-def is_wide(self:MockAccum,
-    every:int=5, # Windows added from one look to the next: whoever looks until it is narrow stops where it is so by chance
-)->bool:
-    "Is the interval of the cool stretch, as far as it is measured, wider than `tol` says?"
-    if not self.tol: return False
-    if self.cycle.n_more%every: return True
-    cool = readings(self.placed(self.noise.moments), self.noise.level)[1]
-    return not (cool.ci[1]-cool.ci[0])/2 < self.tol*cool.noise_scale
+    def is_wide(self,
+        every:int=5, # Windows added from one look to the next: whoever looks until it is narrow stops where it is so by chance
+    )->bool:
+        "Is the interval of the cool stretch, as far as it is measured, wider than `tol` says?"
+        if not self.tol: return False
+        if self.cycle.n_more%every: return True
+        cool = readings(self.placed(self.noise.moments), self.noise.level)[1]
+        return not (cool.ci[1]-cool.ci[0])/2 < self.tol*cool.noise_scale
 
-@patch
-def placed(self:MockAccum,
-    df:pd.DataFrame, # A row for each window that was measured
-)->pd.DataFrame:
-    "With where it was: optimizer steps `step` before it, part `pct` of the cycle, and the `rate` there over its peak"
-    return df.assign(**pd.DataFrame(self.path, columns=['step','pct','rate'], dtype=float).astype({'step': int}))
+    def placed(self,
+        df:pd.DataFrame, # A row for each window that was measured
+    )->pd.DataFrame:
+        "With where it was: optimizer steps `step` before it, part `pct` of the cycle, and the `rate` there over its peak"
+        return df.assign(**pd.DataFrame(self.path, columns=['step','pct','rate'], dtype=float).astype({'step': int}))
 
 # %% ../nbs/15b_cycle.ipynb #01004e66
 steps_least = 80 # Optimizer steps that a training takes on top, whatever its batch size

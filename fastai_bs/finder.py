@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder.html.md"""
 
 # %% auto #0
 __all__ = ['least_steps', 'most_steps', 'cycle_cost', 'most_trials', 'more_passes', 'window_size', 'least_len', 'windows_take',
-           'stretch', 'BSFinder']
+           'BSFinder']
 
 # %% ../nbs/19_finder.ipynb #79987795
 import math, time
@@ -19,17 +19,17 @@ from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from .text import counted, time_text
 from .checks import check_bools, is_several
-from .estimator import agree, last_stretch, pooled, trend
-from .distributed import n_ranks, over_ranks, rank, together, trains_together
+from .estimator import settled, trend
+from .distributed import n_ranks, over_ranks, rank, trains_together
 from .losses import loss_elements
-from .loaders import declared_len, epoch_len, n_items, said_bs
+from .loaders import declared_len, epoch_len, n_items, known_micro_bs
 from .hypers import decay_of, divides_by_size
 from .loop import callback_of
 from .accumulate import GradAccum
 from .batch_size import accumulation, batch_size
 from .noise import NoiseScale
-from .lr import ScaledLR, rates, times as scale_lr
-from .trial import mock_training
+from .lr import ScaledLR, rates, scale_lr
+from .mock import mock_training
 from .timing import StepTimes, micro_batch_sizes, time_steps, valid_time
 from .cycle import MockAccum, cycle_of, for_training, readings
 from .short_cycle import factor_that_holds
@@ -64,16 +64,6 @@ def windows_take(
     n_full,more = divmod(n_windows, in_epoch)
     return n_full*n_iter + min(more*n_acc, n_iter)
 
-# %% ../nbs/19_finder.ipynb #35b4ff96
-def stretch(
-    noise:NoiseScale, # After a fit
-)->tuple: # A `Pool` of the segment's windows, the index of its first one, and 1 where the noise scale rose before it, -1 where it fell, else 0
-    "The last stationary segment of a measurement"
-    m = noise.moments
-    tr_sigma,g_sq,n = (m[nm].to_numpy() for nm in ('tr_sigma','g_sq','n_elems'))
-    start = last_stretch(tr_sigma, g_sq, n)
-    return pooled(tr_sigma[start:], g_sq[start:], n[start:], noise.beta), start, trend(tr_sigma, g_sq, n)
-
 # %% ../nbs/19_finder.ipynb #319eb1c5
 class BSFinder(Callback):
     "Ends the mock training of `bs_find`: with its cycle, after `num_it` micro-batches, when the interval is narrow enough, or when the loss is not finite"
@@ -96,14 +86,14 @@ class BSFinder(Callback):
     def before_fit(self):
         "What the fit begins with"
         self.own_lr,self.in_epoch = self.learn.lr,epoch_len(self.learn)
-        self.said_bs = said_bs(self.learn.dls.train)
+        self.known_micro_bs = known_micro_bs(self.learn.dls.train)
         self.adam,self.decay = divides_by_size(self.learn),decay_of(self.learn)
         n_trained,n_all = (sum(p.numel() for p in self.learn.model.parameters() if p.requires_grad or o) for o in (False,True))
         self.trained = n_trained/n_all
 
     def after_backward(self):
         self.micro_bs = max(self.micro_bs, find_bs(self.yb))
-        if self.said_bs and self.micro_bs>self.said_bs: raise CancelFitException # It will be refused
+        if self.known_micro_bs and self.micro_bs>self.known_micro_bs: raise CancelFitException # It will be refused
         if torch.isfinite(self.learn.loss): return
         elems = self.accum.micro.elems
         if elems is None: elems = self.accum.counter(self.learn) # A step of a single micro-batch is not weighed
@@ -140,16 +130,17 @@ class BSFinder(Callback):
         n = len(self.noise.rows)
         if not self.tol or abs(n-self._checked)<self.every: return False # There are fewer where it has thinned them out
         self._checked = n
-        p,*_ = stretch(self.noise)
-        (low,high),mid = p.interval(self.noise.level),p.noise_scale
-        return p.n_windows>=self.min_windows and (high-low)/2 < self.tol*mid
+        m = self.noise.moments
+        e = settled(m.tr_sigma, m.g_sq, m.n_elems, m.n_items, self.noise.beta, self.noise.level)
+        low,high = e.ci
+        return e.n_windows>=self.min_windows and (high-low)/2 < self.tol*e.noise_scale
 
 # %% ../nbs/19_finder.ipynb #062b4059
 def _epoch_len(learn):
     "Micro-batches in an epoch, on each rank"
     n = declared_len(learn)
     if n>=2 or n==1 and trains_together(learn): return n
-    dl,bs = learn.dls.train,said_bs(learn.dls.train)
+    dl,bs = learn.dls.train,known_micro_bs(learn.dls.train)
     of = f" of {counted(n_items(dl))} with bs={bs}" if bs else ''
     raise ValueError(f"The training loader yields {n} micro-batch{'es' if n==0 else ''} in an epoch{of}, and at least 2 are needed "
                      "to tell signal from noise: make the micro-batches smaller, or see that the data set is not empty")
@@ -193,9 +184,9 @@ def _mock_fit(learn, asked, noise):
 def _check_measured(learn, finder, lr, ranks):
     "Refuse a mock training that says nothing"
     noise,n = finder.noise,n_items(learn.dls.train)
-    if finder.said_bs not in (None,finder.micro_bs) and finder.in_epoch>1: raise ValueError(
-        f"The training loader makes batches of {counted(finder.said_bs)}, and the loss gets {finder.micro_bs}: a plan is about the loader's batches, so no "
-        "callback or collate function may change how many items they hold. Measure without it, by `with learn.removed_cbs(cb): learn.bs_find(...)`, or have "
+    if finder.known_micro_bs not in (None,finder.micro_bs) and finder.in_epoch>1: raise ValueError(
+        f"The training loader makes batches of {counted(finder.known_micro_bs)}, and the loss gets {finder.micro_bs}: a plan is about the loader's batches, so "
+        "no callback or collate function may change how many items they hold. Measure without it, by `with learn.removed_cbs(cb): learn.bs_find(...)`, or have "
         "the data set yield each item as often as it is to come")
     if finder.bad_loss: raise ValueError(f"The loss is {finder.bad_loss[0]} at micro-batch {finder.bad_loss[1]} of the mock training (lr={lr}): "
                                          "check the data and the loss there, or lower `lr`")
@@ -209,24 +200,20 @@ def _check_measured(learn, finder, lr, ranks):
                      "check the data and the loss, or lower `lr`")
 
 # %% ../nbs/19_finder.ipynb #83bc009c
-def _fixed(noise):
-    "Of the last stationary segment: noise scale and its interval in items, its windows, and where it went before"
-    p,start,rises = stretch(noise)
+def _at_rest(noise):
+    "What windows at the same weights tell, and where the noise scale went if it moved all the same"
     m = noise.moments
-    per_item = m.n_elems[start:].sum()/m.n_items[start:].sum()
-    low,high = p.interval(noise.level)
-    tr_sigma,g_sq,n = (m[nm].to_numpy() for nm in ('tr_sigma','g_sq','n_elems'))
-    if agree(tr_sigma, g_sq, n): p,low,high = pooled(tr_sigma, g_sq, n, noise.beta),0,max(0, *(tr_sigma/g_sq))
-    return dict(noise_scale=float(p.noise_scale/per_item), ci=(float(low/per_item),float(high/per_item)), n_windows=p.n_windows, trend=rises)
+    e = settled(m.tr_sigma, m.g_sq, m.n_elems, m.n_items, noise.beta, noise.level)
+    return dict(noise_scale=e.noise_scale, ci=e.ci, n_windows=e.n_windows, trend=trend(m.tr_sigma, m.g_sq, m.n_elems))
 
 def _along_cycle(finder, df, n_epoch, n_train):
-    "For the whole of a training: noise scale and its interval in items, and what they are made of"
-    peak,cool,end = readings(df, finder.noise.level)
-    low,high = cool.ci
+    "What the cycle tells of the whole of a training, and what that is made of"
+    at_peak,cool,at_end = readings(df, finder.noise.level)
     def _whole(noise_scale): return for_training(noise_scale, n_train, n_epoch)
-    ci = (_whole(low),_whole(high)) if (low,high)!=(0,math.inf) else cool.ci # The training bounds what the measurement does not, if that says anything
-    ns = _whole(cool.noise_scale) if cool.noise_scale<math.inf else ci[0] or math.inf # Without an estimate the lower end
-    return dict(noise_scale=ns, ci=ci, n_windows=cool.n_windows, at_peak=peak, cool=cool, at_end=end)
+    ci = cool.ci
+    if ci!=(0,math.inf): ci = tuple(map(_whole, ci)) # The training bounds what the measurement does not, if that says anything
+    noise_scale = _whole(cool.noise_scale) if cool.noise_scale<math.inf else ci[0] or math.inf # Without an estimate the lower end
+    return dict(noise_scale=noise_scale, ci=ci, n_windows=cool.n_windows, at_peak=at_peak, cool=cool, at_end=at_end)
 
 def _items_of_epoch(n_iter, step, learn):
     "Of the training set; of the loader's epoch where that is not known, or where its batches are ready-made"
@@ -248,10 +235,10 @@ def _plan(learn, asked, finder):
     "What the finished mock training says; nothing more is run"
     noise,cycle,today = finder.noise,finder.cycle,_today(learn, asked, finder)
     df = finder.accum.placed(noise.df)
-    result = _along_cycle(finder, df, today.n_epoch, today.n_train) if cycle else _fixed(noise)
+    result = _along_cycle(finder, df, today.n_epoch, today.n_train) if cycle else _at_rest(noise)
     measured = Measured(
         **result, level=noise.level, n_seen=finder.n_seen, n_passes=finder.n_seen/finder.in_epoch, moved=cycle is not None,
-        loss_rose=cycle is not None and finder.accum.losses.too_high(today.n_ranks>1), pairs=finder.accum.pairs.found is not None,
+        loss_rose=cycle is not None and finder.accum.losses.too_high(today.n_ranks>1), pairs=finder.accum.looks_at_pairs,
         n_enough=finder.n_enough(finder.in_epoch, today.n_ranks), seed=asked.seed)
     return BatchPlan(today, measured, df)
 
@@ -331,10 +318,9 @@ def bs_find(self:Learner,
     asked,noise = Asked(lr, num_it, n_batch, tol, max_bs, n_epoch, seed),NoiseScale(beta, ci=ci)
     check_asked(self, asked)
     begin,on_ranks = time.perf_counter(),trains_together(self)
-    with together(on_ranks):
-        plan = _plan(self, asked, _mock_fit(self, asked, noise))
-        plan = _with_rate(self, replace(plan, device=_device(self, plan, max_bs)))
-        took = torch.tensor(time.perf_counter()-begin, dtype=torch.float64)
-        plan = replace(plan, took=(over_ranks(took, 'max') if on_ranks else took).item()) # The same on all
+    plan = _plan(self, asked, _mock_fit(self, asked, noise))
+    plan = _with_rate(self, replace(plan, device=_device(self, plan, max_bs)))
+    took = torch.tensor(time.perf_counter()-begin, dtype=torch.float64)
+    plan = replace(plan, took=(over_ranks(took, 'max') if on_ranks else took).item()) # The same on all
     if show_plot and rank()==0: plan.plot()
     return plan

@@ -21,12 +21,11 @@ from .distributed import n_processes, rank
 from .loaders import declared_len, micro_batch_size, n_items, refuse_empty
 from .hypers import divides_by_size
 from .loop import callback_of
-from .accumulate import GradAccum
 from .batch_size import accumulation, batch_size
 from .scaling import sqrt_scaling
 from .lr import ScaledLR
 from .schedule import BatchSchedule
-from .trial import own_settings
+from .accumulate import GradAccum, own_settings
 from .plan import BatchPlan
 import fastai_bs.finder # noqa: F401 bs_find
 

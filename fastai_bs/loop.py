@@ -20,7 +20,7 @@ from fastai.callback.core import Callback, CancelFitException, CancelStepExcepti
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.learner import Learner, SkipToEpoch
 from fastai.torch_core import num_distrib
-from .distributed import DistributedDL, alike, alone, ddp_model, group_device, n_processes, together, trainers, trains_together, wait
+from .distributed import DistributedDL, alike, alone, ddp_model, group_device, n_processes, trainers, trains_together
 
 # %% ../nbs/08_loop.ipynb #516dd34c
 _of_fit = 'before_fit','before_epoch','before_batch','after_fit'
@@ -91,7 +91,7 @@ class ScopedCallback(Callback):
     def before_fit(self):
         learn = self.learn
         learn.remove_cbs = _EndOfFit(learn)
-        if n_processes()>1: learn._with_events = (_EndsOnAllRanks if trains_together(learn) else _RunsAlone)(learn) # All of an epoch runs through it
+        if n_processes()>1: learn._with_events = (_OnRanks if trains_together(learn) else _RunsAlone)(learn) # All of an epoch runs through it
         alike(learn, self.start_fit)
         self.started = True
 
@@ -155,7 +155,7 @@ def _remove_stand_ins(learn):
 def _broadcast(self, t, rank):
     "In place of `DistributedDL._broadcast`: the whole numbers `t` of rank `rank`, on all ranks"
     t = torch.tensor(t, dtype=torch.long, device=group_device())
-    wait(dist.broadcast(t, rank, async_op=True))
+    dist.broadcast(t, rank)
     return t.tolist()
 
 def _gather(x, axis=0):
@@ -163,12 +163,12 @@ def _gather(x, axis=0):
     if num_distrib()<=1: return x # fastai counts by the environment
     one = x[None] if x.ndim==0 else x.contiguous()
     res = [torch.zeros_like(one) for _ in range(n_processes())]
-    wait(dist.all_gather(res, one, async_op=True))
+    dist.all_gather(res, one)
     return torch.cat(res, dim=axis) if x.ndim else torch.cat(res).mean()
 
 @contextmanager
 def fastai_on_ranks():
-    "In the block, what fastai sends between ranks works on CPU ranks too, and in `together` does not wait for a rank that has failed"
+    "In the block, what fastai sends between ranks works on CPU ranks too"
     # fastai looks both names up at each call, so loaders made earlier are no obstacle
     core,own_gather,own_broadcast = fastai.torch_core,fastai.torch_core.maybe_gather,DistributedDL._broadcast
     core.maybe_gather,DistributedDL._broadcast = _gather,_broadcast
@@ -176,15 +176,15 @@ def fastai_on_ranks():
     finally: core.maybe_gather,DistributedDL._broadcast = own_gather,own_broadcast
 
 # %% ../nbs/08_loop.ipynb #d17b3aec
-class _EndsOnAllRanks:
-    "Stands in for `learn._with_events` in a fit on several ranks: where one fails in an epoch, all end, and out of their wrappers"
+class _OnRanks:
+    "Stands in for `learn._with_events` in a fit on several ranks: an epoch that fails leaves the model out of its wrapper"
     def __init__(self, learn): self.learn = learn
     def __call__(self, f, event_type, *args, **kwargs):
         learn = self.learn
         def _run(): type(learn)._with_events(learn, f, event_type, *args, **kwargs)
         if event_type!='epoch': return _run()
         try:
-            with together(True), fastai_on_ranks(): _run()
+            with fastai_on_ranks(): _run()
         except CancelFitException: raise # A callback ends the fit: no error
         except BaseException:
             if ddp_model(learn) is not None:

@@ -19,7 +19,7 @@ from fastai.torch_core import find_bs
 from .text import counted
 from .distributed import alone, trains_together
 from .loaders import declared_len, n_items, rows_of, slices
-from .trial import mock_training
+from .mock import mock_training
 
 # %% ../nbs/19h_micros.ipynb #382c8cb4
 def put_together(

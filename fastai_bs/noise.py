@@ -12,22 +12,20 @@ import math, warnings
 from contextlib import contextmanager
 from copy import copy
 from typing import NamedTuple
-import numpy as np
 import pandas as pd
-from fastcore.basics import patch
 from fastai.learner import Recorder
 from .text import brief_html, counted
 from .accumulate import GradAccum
 from .batch_size import known_batch_size
 from .columns import add_columns, fill_columns, of_table
-from .checks import check_bools, check_fraction, is_whole
+from .checks import check_fraction, is_whole
 from .distributed import n_ranks
-from .estimator import Pool, known_by, moments_of_sums, trend
-from .gradients import GradNorms, reached_params
-from .loaders import n_fresh, said_bs
+from .estimator import NoiseEstimate, Pool, estimates, trend
+from .loaders import n_fresh, known_micro_bs
 from .logs import is_logged, log_values
 from .plots import ForPlots
 from .loop import ScopedCallback, callback_of, first_epoch
+from .norms import GradNorms, Measurement, reached_params
 from .sources import FromBoth, FromParts, FromRanks, FromWindows
 
 # %% ../nbs/13_noise.ipynb #8bc8d91e
@@ -56,42 +54,180 @@ class NoiseScale(ScopedCallback):
         every:int=None, # Optimizer steps from one measurement to the next; `None`: 1 where a step has several micro-batches or ranks, else 40
         n_micro:int=4, # Parts that the batch is cut into where there are none of these
         ci:float=0.95, # Coverage of the interval
-        *,
-        by_group:bool=False, # Measure each parameter group on its own too, for `table`
-        adam_metric:bool=False, # Measure in the metric of Adam and its kin too, gradients over the root of `sqrt(v)+eps`, for `table`
     ):
         check_fraction('beta', beta)
         check_fraction('ci', ci)
-        check_bools(by_group=by_group, adam_metric=adam_metric)
         for nm,v,least,what in (('every',1 if every is None else every,1,"optimizer steps"),
                                 ('n_micro',n_micro,2,"parts of the batch, to tell signal from noise")):
             if not is_whole(v): raise TypeError(f"`{nm}` must be a whole number of {what}, got {v!r}")
             if v<least: raise ValueError(f"`{nm}` must be at least {least} {what}, got {v}")
         self.beta,self.every,self.n_micro,self.level = beta,every,n_micro,ci
-        self.by_group,self.adam_metric = by_group,adam_metric
         self.source = self.bs = None
-        self.loaded = False # Has it a state to go on from?
         self._reset()
 
     def _reset(self):
-        self.pool,self.rows,self.more = Pool(self.beta),[],{} # The last: `(tr_sigma, g_sq)` in each row, of a group or in Adam's metric
-        self.known,self.pools = [],{} # What `pool` was by each row, and the items by then; a pool for each of `more`
-        self.n_items = 0 # Measured
-        self.steps_before = self.next = 0 # Optimizer steps before `source`; the one from which on the next batch is to be measured in parts
-        self.is_new = False # Is there a measurement that no logger has seen?
+        self.pool = Pool(self.beta)
+        self.rows,self.pools = [],[] # `Moments` of each measurement, and what `pool` was by then
+        self.is_new = False # Is there a measurement that a logger waits for?
         self.n_dropped = self.n_twice = 0 # Measurements left out: of gradients that are not finite, of windows that hold an item twice
 
-    # What the way of measuring needs of the events of a batch
+    # A fit begins
+
+    def start_fit(self):
+        "Start anew, or where a `start_epoch` says so go on; refuse a fit that cannot be measured"
+        learn = self.learn
+        twins = [cb for cb in learn.cbs if isinstance(cb, NoiseScale)]
+        if self.has_twins(twins): raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)} NoiseScale: remove the others")
+        source = self._choose(callback_of(learn, GradAccum))
+        source.check()
+        if first_epoch(learn) and self.source: source.n_steps,source.next = self.source.n_steps,self.source.next
+        else: self._reset()
+        self.source,self.bs,self.is_new = source,known_batch_size(learn),False
+        if hasattr(learn, 'recorder'): learn.recorder.noise = ForPlots(self, 'df', 'bs') # Also after a fit whose own callbacks are gone
+
+    def _choose(self, accum):
+        "On several ranks every step has a gradient from each of them, but `GradAccum` alone weighs them"
+        learn,ranks = self.learn,n_ranks(self.learn)
+        if ranks>1: return FromWindows(learn, accum, self.every, ranks) if accum else FromRanks(learn, self.every, ranks)
+        if accum is None: return FromParts(learn, self.n_micro, self.every)
+        return FromWindows(learn, accum, self.every) if accum.windows_only else FromBoth(learn, accum, self.n_micro, self.every)
+
+    def before_fit(self):
+        super().before_fit()
+        learn = self.learn
+        if hasattr(learn, 'recorder'): add_columns(learn.recorder, of_table(learn, self.columns()))
+
+    @contextmanager
+    def scope(self):
+        "For the training part of the epoch: a look at the parameters"
+        source = self.source
+        source.norms = GradNorms(reached_params(self.learn))
+        if source.accum: source.accum.on_window.append(self.close_window)
+        try:
+            with source.watched(): yield
+        finally:
+            if source.accum: source.accum.on_window.remove(self.close_window)
+            source.norms,source.micros = None,[]
+
+    # The events of a batch, as far as the source of gradients needs them
 
     def hears(self, event_name):
         if event_name in _of_batch: return self.source is not None and event_name in self.source.events
         if event_name in ('after_batch','after_train'): return self.is_new
         return super().hears(event_name)
-    def before_batch(self): self.source.before_batch()
+    def before_batch(self): self.add(self.source.before_batch())
     def after_loss(self): self.source.after_loss()
     def before_backward(self): self.source.before_backward()
-    def after_backward(self): self.source.after_backward()
-    def after_step(self): self.source.after_step()
+    def after_backward(self): self.add(self.source.after_backward())
+    def after_step(self): self.source.n_steps += 1
+
+    def close_window(self):
+        "A window of `GradAccum` is full, and its mean is in `.grad`"
+        self.add(self.source.close())
+        self.source.n_steps += 1
+
+    # Each measurement joins the others
+
+    @property
+    def n_steps(self)->int: return self.source.n_steps if self.source else 0 # Optimizer steps of the fit
+    @property
+    def look_back(self)->int: return round(1/(1-self.beta)) # Measurements that the moving means look back on
+
+    def add(self,
+        measurement:Measurement=None, # Of the window under way; `None`: nothing was measured
+    ):
+        "Take a measurement in, if its gradients are finite and no item was in it twice"
+        if measurement is None or measurement.n_micro<2: return
+        if self._holds_twice():
+            self.n_twice += 1
+            return
+        tr_sigma,g_sq = measurement.moments
+        if not math.isfinite(tr_sigma+g_sq):
+            self.n_dropped += 1
+            return
+        n_elems,n_items = measurement.n_elems,measurement.n_items
+        self.pool.add(tr_sigma, g_sq, n_elems, n_items)
+        self.rows.append(Moments(self.n_steps+1, n_items, n_elems, tr_sigma, g_sq))
+        self.pools.append(copy(self.pool))
+        if len(self.rows)>=max(self.most, 4*self.look_back): self._thin_out()
+        self.is_new = is_logged(self.learn)
+
+    def _holds_twice(self):
+        "Is an item twice in this window? fastai's DistributedDL fills the last batches up with items of the epoch"
+        dl = self.learn.dl
+        return (self.learn.iter+1)*(known_micro_bs(dl) or 1)>n_fresh(dl)
+
+    def _thin_out(self):
+        "Keep half of the rows: the latest, and of those before every second one, fourth one or so on, counted from the first; each says what was known by then"
+        n = len(self.rows)
+        every = 2**math.ceil(math.log2(2*self.pool.n_windows/n))
+        kept = [i for i,pool in enumerate(self.pools) if i>=n-self.look_back or pool.n_windows%every==0]
+        for o in (self.rows,self.pools): o[:] = [o[i] for i in kept]
+
+    # What is known by now
+
+    @property
+    def estimate(self)->NoiseEstimate: return self.pool.estimate(self.level) # By the moving means
+    @property
+    def noise_scale(self)->float: return self.estimate.noise_scale # `tr_sigma/g_sq` of the moving means, in items
+    @property
+    def ci(self)->tuple: return self.estimate.ci # Interval of `noise_scale`, in items
+    @property
+    def tr_sigma(self)->float: return self.estimate.tr_sigma # Moving mean of the windows' `tr_sigma`, per element
+    @property
+    def g_sq(self)->float: return self.estimate.g_sq # Moving mean of the windows' `g_sq`
+    @property
+    def n_items(self)->int: return self.pool.n_items # Measured
+    @property
+    def elems_per_item(self)->float: return self.pool.elems_per_item # Elements that the loss averages over, per item
+
+    @property
+    def moments(self)->pd.DataFrame:
+        "A row per measurement: `step`, `n_items`, `n_elems`, and its own `tr_sigma` and `g_sq`, per element"
+        return pd.DataFrame(self.rows, columns=Moments._fields, dtype=float).astype({'step': int, 'n_items': int})
+
+    @property
+    def df(self)->pd.DataFrame:
+        "A row per measurement: moments of its window per element, their moving means, and the noise scale in items with its interval, as known by then"
+        return self.moments.join(estimates(self.pools, self.level))
+
+    @property
+    def drift(self)->int: # 1 where it rises, -1 where it falls, 0 where neither can be told
+        "How the noise scale moves over the measurements that the moving means look back on; `noise_scale` and `ci` speak of their middle, not of the present"
+        last = self.moments[-self.look_back:]
+        return trend(last.tr_sigma, last.g_sq, last.n_elems)
+
+    def __repr__(self):
+        if not self.rows: return 'NoiseScale()'
+        (low,high),ns = self.ci,self.noise_scale
+        lags = {1: ", rising: it is higher by now", -1: ", falling: it is lower by now"}.get(self.drift, '')
+        return f"NoiseScale({ns:.3g} [{low:.3g}, {high:.3g}] items after {self.n_steps} steps{lags})"
+
+    def _repr_html_(self): return brief_html(repr(self), "The last measurements", self.df)
+
+    # Who else is told
+
+    def known_now(self)->dict: # By name
+        "The noise scale, its interval, and the moving means that it is the ratio of"
+        e = self.estimate
+        return dict(zip(('noise_scale','noise_low','noise_high','tr_sigma','g_sq'), (e.noise_scale,*e.ci,e.tr_sigma,e.g_sq)))
+
+    def columns(self)->dict: # By name
+        "Columns of an epoch: what is known by now"
+        return self.known_now()
+
+    def after_validate(self):
+        "Columns of Recorder's row for the epoch: what the progress table, CSVLogger and others show"
+        fill_columns(self.learn, self.columns())
+
+    def after_batch(self):
+        "Log the latest measurement, once the loggers have counted its batch"
+        self.is_new = False
+        row,accum = self.rows[-1],callback_of(self.learn, GradAccum)
+        values = dict(noise_scale=self.noise_scale, tr_sigma=row.tr_sigma, g_sq=row.g_sq, n_items=row.n_items, n_acc=accum.n_acc if accum else 1)
+        log_values(self.learn, {f'noise/{nm}': v for nm,v in values.items()})
+
+    def after_train(self): self.after_batch() # A window may be closed after the last batch
 
     def after_fit(self):
         super().after_fit()
@@ -99,204 +235,14 @@ class NoiseScale(ScopedCallback):
 
     def say_what_is_missing(self):
         "A warning where the fit that is over has told little or nothing, and why"
-        if self.n_dropped>len(self.rows): warnings.warn(
-            f"NoiseScale left {self.n_dropped} of {self.n_dropped+len(self.rows)} measurements out, as gradients in them were not finite: check the data and "
-            "the loss, or lower the learning rate", stacklevel=2)
-        elif self.n_steps and not self.rows: warnings.warn(
-            f"NoiseScale has measured nothing in {counted(self.n_steps, 'optimizer step')}: none had gradients of several micro-batches, ranks or parts that "
-            "could be compared. Take more items or smaller micro-batches, or measure with learn.bs_find()", stacklevel=2)
-        elif self.rows and self.pool.tr_sigma==self.pool.g_sq==0: warnings.warn(
-            "All gradients that NoiseScale has seen are 0, which tells nothing of their noise: see that the loss depends on the parameters", stacklevel=2)
-        elif len(self.rows)>1 and 10*len(self.rows)<self.n_steps and self.ci==(0.,np.inf): warnings.warn(
-            f"NoiseScale has measured at {len(self.rows)} of {counted(self.n_steps, 'optimizer step')}, too few to tell anything: "
-            f"NoiseScale(every={max(1, self.n_steps//40)}) measures more often", stacklevel=2)
-
-    def __repr__(self):
-        (low,high),ns = self.ci,self.noise_scale
-        lags = {1: ", rising: it is higher by now", -1: ", falling: it is lower by now"}.get(self.drift, '')
-        return f"NoiseScale({ns:.3g} [{low:.3g}, {high:.3g}] items after {self.n_steps} steps{lags})" if self.rows else 'NoiseScale()'
-
-# %% ../nbs/13_noise.ipynb #2fe36afb
-@patch
-def _repr_html_(self:NoiseScale): return brief_html(repr(self), "The last measurements", self.df)
-
-# %% ../nbs/13_noise.ipynb #de88bec6
-@patch
-def start_fit(self:NoiseScale):
-    "Start anew, or where a `start_epoch` says so or a state was loaded go on; refuse a fit that cannot be measured"
-    learn = self.learn
-    twins = [cb for cb in learn.cbs if isinstance(cb, NoiseScale)]
-    if self.has_twins(twins): raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)} NoiseScale: remove the others")
-    self.n_ranks = n_ranks(learn)
-    source = self._choose(callback_of(learn, GradAccum))
-    if self.adam_metric and any('sqr_mom' not in h for h in self.opt.hypers):
-        raise ValueError("`adam_metric` is for optimizers that keep a mean of squared gradients, as Adam does, and this one does not: leave it out")
-    source.check()
-
-    if first_epoch(learn) or self.loaded: source.n_steps = self.n_steps
-    else: self._reset()
-    self.source,self.bs,self.is_new,self.loaded = source,known_batch_size(learn),False,False
-    if hasattr(learn, 'recorder'): learn.recorder.noise = ForPlots(self, 'df', 'bs') # Also after a fit whose own callbacks are gone
-
-@patch
-def before_fit(self:NoiseScale):
-    ScopedCallback.before_fit(self)
-    learn = self.learn
-    if hasattr(learn, 'recorder'): add_columns(learn.recorder, of_table(learn, self.columns()))
-
-@patch
-def _choose(self:NoiseScale, accum):
-    "On several ranks every step has a gradient from each of them, but `GradAccum` alone weighs them"
-    if self.n_ranks>1: return FromWindows(self, accum) if accum else FromRanks(self)
-    if accum is None: return FromParts(self)
-    return FromWindows(self, accum) if accum.windows_only else FromBoth(self, accum)
-
-@patch
-@contextmanager
-def scope(self:NoiseScale):
-    "For the training part of the epoch: a look at the parameters"
-    self.source.norms = GradNorms(self.opt, self.by_group, self.adam_metric, reached_params(self.learn))
-    try:
-        with self.source.scope(): yield
-    finally: self.source.norms,self.source.micros = None,[]
-
-# %% ../nbs/13_noise.ipynb #5713e5eb
-@patch(as_prop=True)
-def n_steps(self:NoiseScale)->int: return self.source.n_steps if self.source else self.steps_before # Optimizer steps of the fit
-
-@patch
-def measure(self:NoiseScale,
-    source, # By which the window was measured
-    step:int, # Optimizer step, counted from 1
-):
-    "The window is full, and its mean is in `.grad`: take its moments in"
-    norms,micros = source.norms,source.micros
-    mean = norms.of_grads() if micros and len(micros)*self.n_ranks>1 else None
-    if mean is None: return
-    if self._holds_twice():
-        self.n_twice += 1
-        return
-    sums = source.sums(norms.sums([*(o.seen for o in micros), mean]))
-    if sums.n_micro<2: return
-    tr_sigma,g_sq = moments_of_sums(sums.n_micro, sums.n_elems, sums.total, sums.sq_mean)
-    if not np.isfinite(tr_sigma[0]+g_sq[0]):
-        self.n_dropped += 1
-        return
-
-    self.pool.add(tr_sigma[0], g_sq[0], sums.n_elems)
-    self.n_items += sums.n_items
-    self.rows.append(Moments(step, sums.n_items, float(sums.n_elems), float(tr_sigma[0]), float(g_sq[0])))
-    self.known.append((copy(self.pool),self.n_items))
-    for nm,*o in zip(norms.names[1:], tr_sigma[1:], g_sq[1:]):
-        self.more.setdefault(nm, []).append(o)
-        pool = self.pools.setdefault(nm, Pool(self.beta))
-        if np.isfinite(sum(o)): pool.add(*o, sums.n_elems) # In Adam's metric nothing is known of the first steps
-    if len(self.rows)>=max(self.most, 4*self.look_back): self._thin_out()
-    self.is_new = True
-
-@patch(as_prop=True)
-def look_back(self:NoiseScale)->int: return round(1/(1-self.beta)) # Measurements that the moving means look back on
-
-@patch
-def _thin_out(self:NoiseScale):
-    "Keep half of the rows: the latest, and of those before every second one, fourth one or so on, counted from the first; each says what was known by then"
-    n,latest = len(self.rows),len(self.rows)-self.look_back
-    every = 2**math.ceil(math.log2(2*self.pool.n_windows/n))
-    kept = [i for i,(pool,_) in enumerate(self.known) if i>=latest or pool.n_windows%every==0]
-    for o in (self.rows,self.known,*self.more.values()): o[:] = [o[i] for i in kept]
-
-@patch
-def _holds_twice(self:NoiseScale):
-    "Is an item twice in this window? fastai's DistributedDL fills the last batches up with items of the epoch"
-    dl = self.learn.dl
-    return (self.learn.iter+1)*(said_bs(dl) or 1)>n_fresh(dl)
-
-# %% ../nbs/13_noise.ipynb #31b2a9b4
-@patch
-def known_now(self:NoiseScale)->dict: # By name
-    "The noise scale, its interval, and the moving means that it is the ratio of"
-    return dict(zip(('noise_scale','noise_low','noise_high','tr_sigma','g_sq'), (self.noise_scale,*self.ci,self.tr_sigma,self.g_sq)))
-
-@patch
-def columns(self:NoiseScale)->dict: # By name
-    "Of an epoch: what is known by now, and the batch size where nobody else shows it"
-    res = self.known_now()
-    return res if self.bs is None or callback_of(self.learn, GradAccum) else {**res, 'batch_size': self.bs}
-
-@patch
-def after_validate(self:NoiseScale):
-    "Columns of Recorder's row for the epoch: what the progress table, CSVLogger and others show"
-    fill_columns(self.learn, self.columns())
-
-# %% ../nbs/13_noise.ipynb #c0da9060
-@patch
-def _log(self:NoiseScale):
-    "The latest measurement, once the loggers have counted its batch"
-    self.is_new = False
-    if not is_logged(self.learn): return
-    row,accum = self.rows[-1],callback_of(self.learn, GradAccum)
-    values = dict(noise_scale=self.noise_scale, tr_sigma=row.tr_sigma, g_sq=row.g_sq, n_items=row.n_items, n_acc=accum.way_in()[1] if accum else 1)
-    log_values(self.learn, {f'noise/{nm}': v for nm,v in values.items()})
-
-@patch
-def after_batch(self:NoiseScale): self._log()
-
-@patch
-def after_train(self:NoiseScale): self._log() # Of a window that was closed after the last batch
-
-# %% ../nbs/13_noise.ipynb #fa18ce69
-@patch(as_prop=True)
-def moments(self:NoiseScale)->pd.DataFrame:
-    "A row per measurement: `step`, `n_items`, `n_elems`, and its own `tr_sigma` and `g_sq`, per element"
-    return pd.DataFrame(self.rows, columns=Moments._fields, dtype=float).astype({'step': int, 'n_items': int})
-
-@patch(as_prop=True)
-def drift(self:NoiseScale)->int: # 1 where it rises, -1 where it falls, 0 where neither can be told
-    "Of the noise scale over the measurements that the moving means look back on; `noise_scale` and `ci` speak of their middle, not of the present"
-    last = self.moments[-self.look_back:]
-    return trend(last.tr_sigma, last.g_sq, last.n_elems)
-
-@patch(as_prop=True)
-def elems_per_item(self:NoiseScale)->float:
-    "Elements that the loss averages over, per item"
-    return self.pool.n_elems/self.n_items if self.n_items else np.nan
-
-@patch(as_prop=True)
-def noise_scale(self:NoiseScale)->float:
-    "`tr_sigma/g_sq` of the moving means, in items"
-    return float(self.pool.noise_scale/self.elems_per_item)
-
-@patch(as_prop=True)
-def ci(self:NoiseScale)->tuple:
-    "Interval of `noise_scale`, in items"
-    return tuple(float(o/self.elems_per_item) for o in self.pool.interval(self.level)) if self.n_items else (0.,np.inf)
-
-@patch(as_prop=True)
-def tr_sigma(self:NoiseScale)->float:
-    "Moving mean of the windows' `tr_sigma`, per element"
-    return float(self.pool.tr_sigma) if self.rows else np.nan
-
-@patch(as_prop=True)
-def g_sq(self:NoiseScale)->float:
-    "Moving mean of the windows' `g_sq`"
-    return float(self.pool.g_sq) if self.rows else np.nan
-
-# %% ../nbs/13_noise.ipynb #83ca79c5
-@patch(as_prop=True)
-def df(self:NoiseScale)->pd.DataFrame:
-    "A row per measurement: moments of its window per element, their moving means, and the noise scale in items with its interval, as known by then"
-    df,known = self.moments,known_by([o for o,_ in self.known], self.level)
-    per_item = np.array([o.n_elems/n_items for o,n_items in self.known])
-    for nm in ('noise_scale','low','high'): df[nm] = known[nm]/per_item
-    return df.assign(mean_tr_sigma=known['tr_sigma'], mean_g_sq=known['g_sq'])
-
-@patch(as_prop=True)
-def table(self:NoiseScale)->pd.DataFrame:
-    "By now: a row for all parameters, and where asked for for each group and for all in Adam's metric; per element, noise scales in items"
-    rows = {}
-    for nm,p in {'all': self.pool, **self.pools}.items():
-        if nm!='all' and p.n_windows and p.tr_sigma==p.g_sq==0: continue # A frozen group
-        low,high = p.interval(self.level)
-        rows[nm] = dict(n_windows=p.n_windows, tr_sigma=p.tr_sigma, g_sq=p.g_sq,
-                        **{k: float(v/self.elems_per_item) for k,v in (('noise_scale',p.noise_scale),('low',low),('high',high))})
-    return pd.DataFrame.from_dict(rows, orient='index').rename_axis('of')
+        n,steps = len(self.rows),counted(self.n_steps, 'optimizer step')
+        if self.n_dropped>n: text = (f"NoiseScale left {self.n_dropped} of {self.n_dropped+n} measurements out, as gradients in them were not finite: check "
+                                     "the data and the loss, or lower the learning rate")
+        elif self.n_steps and not n: text = (f"NoiseScale has measured nothing in {steps}: none had gradients of several micro-batches, ranks or parts that "
+            "could be compared. Take more items or smaller micro-batches, or measure with learn.bs_find()")
+        elif n and self.pool.tr_sigma==self.pool.g_sq==0: text = (
+            "All gradients that NoiseScale has seen are 0, which tells nothing of their noise: see that the loss depends on the parameters")
+        elif n>1 and 10*n<self.n_steps and self.ci==(0.,math.inf): text = (
+            f"NoiseScale has measured at {n} of {steps}, too few to tell anything: NoiseScale(every={max(1, self.n_steps//40)}) measures more often")
+        else: return
+        warnings.warn(text, stacklevel=2)

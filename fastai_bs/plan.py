@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/plan.html.md"""
 # %% auto #0
 __all__ = ['least_windows', 'Today', 'Measured', 'Device', 'RateTrial', 'BatchPlan']
 
-# %% ../nbs/18_plan.ipynb #c60cc703
+# %% ../nbs/18_plan.ipynb #875d3042
 import math
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -18,15 +18,16 @@ from .text import as_plain
 from .checks import check_whole
 from .scaling import adam_gain, adascale_gain, decay_factor, linear_scaling, no_scaling, sqrt_scaling
 from .accumulate import GradAccum
-from .lr import ScaledLR, rates, times as scale_lr
-from .cycle import Reading, cool_stretch
+from .lr import ScaledLR, rates, scale_lr
+from .estimator import NoiseEstimate
+from .cycle import cool_stretch
 from .step_time import (Duration, balanced_bs, best_split, candidates, check_reachable, epochs_needed,
     examples_needed, fit_step_time, monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
 from .set_up import code_of, refuse_other, set_back, set_up
 from .plots_plan import plot_plan
 from .advice import plan_details, plan_html, plan_paragraph, plan_text
 
-# %% ../nbs/18_plan.ipynb #e9c29075
+# %% ../nbs/18_plan.ipynb #58b6009d
 @dataclass(frozen=True)
 class Today:
     "A training as it is today, before a plan"
@@ -59,9 +60,9 @@ class Measured:
     loss_rose:bool = False # Is the rate too high: did the loss rise, and is it no better than a guess at the end?
     pairs:bool = False # Does the loss look at pairs of items, or is what is counted for it wrong?
     n_enough:int = None # Micro-batches that make 20 windows, on the cool stretch where there is a mock cycle
-    cool:Reading = None # As measured on the cool stretch of the mock cycle; `None` where the weights were fixed
-    at_peak:Reading = None # As measured near the peak of the rate
-    at_end:Reading = None # As measured at the end of the cycle
+    cool:NoiseEstimate = None # As measured on the cool stretch of the mock cycle; `None` where the weights were fixed
+    at_peak:NoiseEstimate = None # As measured near the peak of the rate
+    at_end:NoiseEstimate = None # As measured at the end of the cycle
     seed:int = None # Seed that was asked for
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class RateTrial:
     gave_up:bool = False # Did it fail at so many sizes that no smaller one was tried?
     low:bool = False # Is today's rate so low that with Adam it has to grow as for SGD?
 
-# %% ../nbs/18_plan.ipynb #858aa644
+# %% ../nbs/18_plan.ipynb #5ddbfbd3
 least_windows = 10 # Fewer windows do not tell the noise scale
 
 @dataclass(frozen=True, eq=False, repr=False)

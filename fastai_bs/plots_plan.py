@@ -52,8 +52,8 @@ def _groups(df, cool, level, size=5.5):
     groups = [g for part in parts if len(part) for g in np.array_split(part, max(1, round(len(part)/size)))]
     def _read(g):
         m = df.iloc[g]
-        per_item = m.n_elems.sum()/m.n_items.sum()
-        return 1+g.mean(),*(float(o)/per_item for o in along(m.tr_sigma, m.g_sq, m.n_elems, level))
+        e = along(m.tr_sigma, m.g_sq, m.n_elems, m.n_items, level)
+        return 1+g.mean(),e.noise_scale,*e.ci
     return pd.DataFrame([_read(g) for g in groups], columns=['at','noise_scale','low','high'], dtype=float)
 
 def _plot_groups(groups, top, ax):

@@ -22,7 +22,7 @@ def plot_batch_size(self:Recorder,
 ):
     "`plot_batch_size` of the last fit whose batch size changed by a callback of this package; returns the axes"
     schedule = getattr(self, 'schedule', None)
-    if not len(getattr(schedule, 'df', ())): raise ValueError("No fit of this learner had a batch size that changes: train with BatchSchedule, AdaptiveAccum "
+    if not len(getattr(schedule, 'df', ())): raise ValueError("No fit of this learner had a batch size that changes: train with BatchSchedule "
                                                               "or fit_grow")
     return plot_batch_size(schedule.df, schedule.n_trained, ax)
 

@@ -104,10 +104,7 @@ class BatchSchedule(GradAccum):
         return f"{type(self).__name__}({f if isinstance(f, dict) or '__str__' in vars(type(f)) else f'{f(0.):g} to {f(1.):g}'})"
 
     @property
-    def n_acc(self)->int: return self.window.n_acc # Micro-batches of this window
-    @n_acc.setter
-    def n_acc(self, n): raise ValueError(f"`n_acc` cannot be set to {n}, as a BatchSchedule says how large a batch is: take GradAccum({n})")
-
+    def varies(self)->bool: return True # As of `GradAccum`
     # How large a batch is
 
     @property
@@ -135,8 +132,8 @@ class BatchSchedule(GradAccum):
     @property
     def is_on(self)->bool: return self._params is not None # Is the training part of an epoch under way?
 
-    def way_in(self, epoch=None):
-        if self.is_on and epoch in (None,self.learn.epoch): return self.micro_bs,self._position.n_acc
+    def micro_batches(self, epoch=None):
+        if self.is_on and epoch in (None,self.learn.epoch): return self.micro_bs,self.n_acc
         if self.finds: epoch = 0
         micro_bs,n_acc = self._way_to(min(self.sizes_in(epoch or 0))) # A larger one in the same epoch is several of its micro-batches
         return micro_bs,n_acc or self.n_acc_of(self.size_at(epoch or 0), micro_bs)
@@ -157,15 +154,15 @@ class BatchSchedule(GradAccum):
 
     def n_acc_of(self, bs, micro_bs): return max(1, int(bs/n_processes()/micro_bs + 1e-6)) # As many micro-batches as there is room for
 
-    def n_acc_in(self, epoch): return self.way_in(epoch)[1]
+    def n_acc_in(self, epoch): return self.micro_batches(epoch)[1]
     def n_accs(self):
         if self.by_epoch or self.finds: return [self.n_acc_in(e) for e in range(self.n_epoch)]
-        return [max(2, *(self.n_acc_of(o, self.way_in(e)[0]) for o in self.sizes_in(e))) for e in range(self.n_epoch)] # More, maybe, in between
+        return [max(2, *(self.n_acc_of(o, self.micro_batches(e)[0]) for o in self.sizes_in(e))) for e in range(self.n_epoch)] # More, maybe, in between
 
     def check_windows(self, most): check_windows(self.learn, most) # Its micro-batches are not the loader's, and a size beyond the epoch is refused
 
     def n_acc_now(self):
-        if self.by_epoch or self.finds: n = self._position.n_acc
+        if self.by_epoch or self.finds: n = self.n_acc
         else: n = self.n_acc_of(self.size_at(self.learn.epoch, min(1., self.learn.pct_train)), self.micro_bs)
         if not self.finds and (not self.rows or self.rows[-1][2:4]!=(self.micro_bs,n)):
             self.rows.append((self.learn.epoch+self.learn.iter/self.learn.n_iter, self.n_steps, self.micro_bs, n, self.micro_bs*n*n_processes()))
@@ -176,7 +173,7 @@ class BatchSchedule(GradAccum):
     def start_fit(self):
         self.fits = None
         self._check()
-        first = math.prod(self.way_in(0))*n_processes()
+        first = math.prod(self.micro_batches(0))*n_processes()
         has_rule = self.rule is not None and not callback_of(self.learn, ScaledLR)
         self.helpers = [ScaledLR(self.base_bs or first, self.rule, warmup_epochs=0)] if has_rule else []
         res = super().start_fit()
@@ -193,7 +190,7 @@ class BatchSchedule(GradAccum):
     def scope(self):
         learn = self.learn
         if not self.finds: self.n_trained = learn.epoch+1
-        self.own_bs,self.micro_bs = micro_batch_size(learn.dls.train),self.way_in(learn.epoch)[0]
+        self.own_bs,self.micro_bs = micro_batch_size(learn.dls.train),self.micro_batches(learn.epoch)[0]
         self.on_oom,self._in_parts = 'split' if self._is_guarded() else 'raise',None
         dl = learn.dls.train # Copied anew in each epoch: somebody may have changed it
         if self.micro_bs!=self.own_bs: dl = with_micro_bs(dl, self.micro_bs)
@@ -219,7 +216,7 @@ def _check(self:BatchSchedule):
     for e in range(1 if self.finds else self.n_epoch):
         size = max(self.sizes_in(e))
         if size>most: raise ValueError(f"A batch of {size:.0f} items in epoch {e} is more than the {most} of the training set: take at most those")
-        micro_bs,n_acc = self.way_in(e)
+        micro_bs,n_acc = self.micro_batches(e)
         if micro_bs!=own:
             try: with_micro_bs(dl, micro_bs)
             except ValueError as err: raise ValueError(f"{err}. Or take BatchSchedule(..., max_micro_bs={own}), which reaches sizes of whole batches "

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/set_up.html.md"""
 # %% auto #0
 __all__ = ['check_learner', 'refuse_other', 'check_enough', 'BeforeSetUp', 'set_up', 'set_back', 'code_of']
 
-# %% ../nbs/16a_set_up.ipynb #08978200
+# %% ../nbs/16a_set_up.ipynb #5477b0d8
 import warnings
 from dataclasses import dataclass
 from fastai.callback.training import GradientAccumulation
@@ -21,7 +21,7 @@ from .losses import loss_elements
 from .accumulate import GradAccum
 from .lr import ScaledLR
 
-# %% ../nbs/16a_set_up.ipynb #790dcf46
+# %% ../nbs/16a_set_up.ipynb #2f672c45
 def check_learner(
     learn, # Anything
 ):
@@ -63,7 +63,7 @@ def check_enough(
         warnings.warn(f"An optimizer step of this plan takes {n_acc*ranks} batches of {counted(micro_bs)}, and the training loader yields {n} in an epoch: "
                       "each epoch is a single step, and a smaller one. Take a smaller size by plan.at, or more items", stacklevel=4)
 
-# %% ../nbs/16a_set_up.ipynb #57bf0170
+# %% ../nbs/16a_set_up.ipynb #a4ec45d8
 @dataclass(eq=False)
 class BeforeSetUp:
     "What a learner had before a plan was applied, and what it got instead"
@@ -119,7 +119,7 @@ def set_back(
     if before.opt_wd is not None and learn.opt is not None: learn.opt.set_hypers(wd=before.opt_wd) # A fit sets the optimizer's only where `learn.wd` is given
     return learn
 
-# %% ../nbs/16a_set_up.ipynb #18754d90
+# %% ../nbs/16a_set_up.ipynb #0d098066
 def code_of(
     plan, # A `BatchPlan`
 )->str:

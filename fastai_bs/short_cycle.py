@@ -15,8 +15,9 @@ from fastai.learner import Learner
 from .distributed import over_ranks, trains_together
 from .loaders import with_micro_bs
 from .losses import plain
-from .lr import times
-from .trial import QuietAccum, mock_training, own_settings
+from .lr import scale_lr
+from .accumulate import QuietAccum, own_settings
+from .mock import mock_training
 from .cycle import OneCycle
 
 # %% ../nbs/15e_short_cycle.ipynb #e7445386
@@ -84,7 +85,7 @@ def factor_that_holds(
     again:bool=True, # Where the first fails, has another order of the items a say too?
 )->float: # `None` where none of them holds
     "Of `factors` the first, if a short cycle at that rate ends no worse than one at `lr`; the last, if that ends clearly better still"
-    def _loss(factor, seed=None): return loss_after(learn, micro_bs, n_acc, times(lr, factor), n_steps, seed)
+    def _loss(factor, seed=None): return loss_after(learn, micro_bs, n_acc, scale_lr(lr, factor), n_steps, seed)
     first,last = factors[0],factors[-1]
     loss,own = _loss(first),_loss(1.)
     if trains_as_well(loss, own): return last if last>first and trains_as_well(_loss(last), loss, -clearly) else first

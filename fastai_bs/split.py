@@ -8,12 +8,11 @@ Docs: https://fastai-bs.github.io/fastai_bs/split.html.md"""
 __all__ = ['refuse_split', 'step_norms', 'same_norms', 'KeptBatch', 'in_main_memory', 'SplitBatches']
 
 # %% ../nbs/10_split.ipynb #85771061
-import warnings
+import math, warnings
 from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
-from fastcore.basics import patch
 from fastai.callback.core import CancelBatchException
 from fastai.callback.schedule import ParamScheduler
 from fastai.text.models.awdlstm import AWD_LSTM
@@ -85,7 +84,7 @@ class SplitBatches:
         self.kept,self.parts = [],[]
         self.buffers = self.norms = self.whole = None
         self.is_last = True # Is this the last part of its batch?
-        self.told = False # Do others know of the window's gradient?
+        self.was_reported = False # Have `on_window`'s functions had the window's gradient?
 
     def __call__(self, i, b):
         learn = self.learn
@@ -101,133 +100,127 @@ class SplitBatches:
             except Exception as e:
                 if not self._curable(e): raise
             # Out of the `except` block the traceback no longer holds what the step held
-            self.n_parts,again = 2*self.n_parts,True
+            self.n_parts *= 2
+            again = True
             free_memory(learn)
         if again: self._warn(find_bs(b))
 
     def _warn(self, m):
         warnings.warn(f"Out of memory with {m} items at a time: from here on each batch of the loader is trained on in {self.n_parts} parts. Batch size "
-                      f"and gradient stay the same. {self.accum.instead(-(-m//self.n_parts))} that from the start", stacklevel=3)
+                      f"and gradient stay the same. {self.accum.instead(math.ceil(m/self.n_parts))} that from the start", stacklevel=3)
 
     def before_step(self, opt):
         "What can be checked after an error in the step; is this the first time that the step is tried?"
-        first,self.told = not self.told,True
+        is_first = not self.was_reported
+        self.was_reported = True
         self.norms = step_norms(opt)
-        return first
+        return is_first
 
-# %% ../nbs/10_split.ipynb #ea7cde75
-@patch
-def _keep(self:SplitBatches, i, b):
-    learn,accum = self.learn,self.accum
-    if accum.starts_window:
-        self.kept,self.told = [],False
-        self.buffers = [(o,o.clone()) for o in learn.model.buffers()]
-    self.kept = [o for o in self.kept if o.i in accum.window.iters] # Somebody may have cancelled one before it added anything
-    self.kept.append(KeptBatch(i, in_main_memory(b), restart_point()))
-    self.hypers,self.held = Hypers(learn.opt),accum.hypers.copy()
-    accum.new_micro()
+    # The window again
 
-@patch
-def _curable(self:SplitBatches, e):
-    "Was it the memory, and can the window still be run again?"
-    accum = self.accum
-    if accum.micro.done or accum.micro.skips or (accum.stepped and accum.starts_window): return False # Past the backward pass of the batch, or past the step
-    if not out_of_memory(e) or self.n_parts>=max(find_bs(o.batch) for o in self.kept): return False
-    if not accum.stepped or same_norms(step_norms(self.learn.opt), self.norms): return True
-    raise RuntimeError("Memory ran out in the optimizer step when part of the parameters had already moved, which cannot be taken back: go on from a saved "
-                       "model, with smaller batches and more accumulation, or an optimizer that keeps less") from e
+    def _keep(self, i, b):
+        learn,accum = self.learn,self.accum
+        if accum.starts_window:
+            self.kept,self.was_reported = [],False
+            self.buffers = [(o,o.clone()) for o in learn.model.buffers()]
+        self.kept = [o for o in self.kept if o.i in accum.window.iters] # Somebody may have cancelled one before it added anything
+        self.kept.append(KeptBatch(i, in_main_memory(b), restart_point()))
+        self.hypers,self.held = Hypers(learn.opt),accum.hypers.copy()
+        accum.new_micro()
 
-@patch
-def _run_again(self:SplitBatches):
-    "The window from its start"
-    learn,accum = self.learn,self.accum
-    accum.drop_window()
-    self.hypers.restore(learn.opt)
-    accum.hypers = self.held.copy()
-    for o,value in self.buffers: o.copy_(value)
-    scaler = getattr(learn, 'scaler', None)
-    # As if it had not begun with this step; one that is switched off, as for bfloat16, has no scale at all
-    if isinstance(scaler, GradScaler) and getattr(scaler, '_scale', None) is not None: scaler.update(scaler.get_scale())
+    def _curable(self, e):
+        "Was it the memory, and can the window still be run again?"
+        accum = self.accum
+        is_past_step = accum.stepped and accum.starts_window
+        if accum.micro.done or accum.micro.skips or is_past_step: return False # Past the backward pass of the batch, or past the step
+        if not out_of_memory(e) or self.n_parts>=max(find_bs(o.batch) for o in self.kept): return False
+        if not accum.stepped or same_norms(step_norms(self.learn.opt), self.norms): return True
+        raise RuntimeError("Memory ran out in the optimizer step when part of the parameters had already moved, which cannot be taken back: go on from a saved "
+                           "model, with smaller batches and more accumulation, or an optimizer that keeps less") from e
 
-    accum.hypers.known = len(self.kept)>1 # Else the micro-batch sets them anew
-    *before,last = self.kept
-    for kept in before:
-        self._rewind(kept)
-        self._add(kept)
-    self._rewind(last)
-    self._run(last.i, last.batch)
+    def _run_again(self):
+        "The window from its start"
+        learn,accum = self.learn,self.accum
+        accum.drop_window()
+        self.hypers.restore(learn.opt)
+        accum.hypers = self.held.copy()
+        for o,value in self.buffers: o.copy_(value)
+        scaler = getattr(learn, 'scaler', None)
+        # As if it had not begun with this step; one that is switched off, as for bfloat16, has no scale at all
+        if isinstance(scaler, GradScaler) and getattr(scaler, '_scale', None) is not None: scaler.update(scaler.get_scale())
 
-@patch
-def _rewind(self:SplitBatches, kept):
-    kept.start.close()
-    kept.start = restart_point()
+        accum.hypers.known = len(self.kept)>1 # Else the micro-batch sets them anew
+        *before,last = self.kept
+        for kept in before:
+            self._rewind(kept)
+            self._add(kept)
+        self._rewind(last)
+        self._run(last.i, last.batch)
 
-# %% ../nbs/10_split.ipynb #7f81ad23
-@patch
-def _cut(self:SplitBatches, i, b):
-    learn = self.learn
-    learn.iter,b = i,to_device(learn, b)
-    bs = find_bs(b)
-    self.parts = [rows_of(b, bs, s, "GradAccum(on_oom='split')", "use on_oom='raise', and smaller batches") for s in slices(bs, self.n_parts)]
-    set_batch(learn, b)
-    self.whole = learn.xb,learn.yb
-    self._take(0)
+    def _rewind(self, kept):
+        kept.start.close()
+        kept.start = restart_point()
 
-@patch
-def _take(self:SplitBatches, k):
-    self.is_last = k==len(self.parts)-1
-    set_batch(self.learn, self.parts[k])
+    # A batch in parts
 
-@patch
-def _run(self:SplitBatches, i, b):
-    "A batch in parts, with its events"
-    self._cut(i, b)
-    run_events(self.learn, self._do_parts, 'batch', CancelBatchException)
+    def _cut(self, i, b):
+        learn = self.learn
+        learn.iter,b = i,to_device(learn, b)
+        bs = find_bs(b)
+        self.parts = [rows_of(b, bs, s, "GradAccum(on_oom='split')", "use on_oom='raise', and smaller batches") for s in slices(bs, self.n_parts)]
+        set_batch(learn, b)
+        self.whole = learn.xb,learn.yb
+        self._take(0)
 
-@patch
-def _add(self:SplitBatches, kept):
-    "A batch whose events have been fired before: add its gradient to the window's"
-    self._cut(kept.i, kept.batch)
-    try:
-        self._part_begins()
-        self._do_parts()
-    except CancelBatchException:
-        if not self.accum.micro.skips: self.accum.drop_window()
-    self.accum.new_micro()
+    def _take(self, k):
+        self.is_last = k==len(self.parts)-1
+        set_batch(self.learn, self.parts[k])
 
-@patch
-def _part_begins(self:SplitBatches):
-    "`before_batch` for what works on data; who sets hyper-parameters does so once for each batch of the loader"
-    hypers = Hypers(self.learn.opt)
-    for cb in self.learn.cbs.sorted('order'):
-        if cb is self.accum: cb.start_micro()
-        elif not isinstance(cb, (ScopedCallback,ParamScheduler)): cb('before_batch')
-    hypers.restore(self.learn.opt)
+    def _run(self, i, b):
+        "A batch in parts, with its events"
+        self._cut(i, b)
+        run_events(self.learn, self._do_parts, 'batch', CancelBatchException)
 
-# %% ../nbs/10_split.ipynb #407ddd70
-@patch
-def _do_parts(self:SplitBatches):
-    "The parts one by one, and afterwards the learner as after the whole batch"
-    learn,accum = self.learn,self.accum
-    elems,losses,preds,cancelled = [],[],[],None
-    for k in range(len(self.parts)):
-        if k:
-            accum.new_micro()
-            self._take(k)
+    def _add(self, kept):
+        "A batch whose events have been fired before: add its gradient to the window's"
+        self._cut(kept.i, kept.batch)
+        try:
             self._part_begins()
-        cancelled = None
-        try: do_one_batch(learn)
-        except CancelBatchException as e:
-            if not accum.micro.skips: raise
-            cancelled = e
-        elems.append(accum.micro.elems)
-        losses.append(to_detach(learn.loss, cpu=False))
-        preds.append(to_detach(learn.pred, cpu=False))
+            self._do_parts()
+        except CancelBatchException:
+            if not self.accum.micro.skips: self.accum.drop_window()
+        self.accum.new_micro()
 
-    learn.xb,learn.yb = self.whole
-    if all(n is not None for n in elems): # Else somebody skipped a backward pass
-        accum.window.micro = replace(accum.micro, elems=sum(elems))
-        parts,reduction = Window(elems=elems, losses=losses),accum.counter.reduction
-        learn.loss = whole_loss(parts.sums(reduction), reduction, losses[0])
-        learn.pred = to_concat(preds)
-    if cancelled is not None: raise cancelled
+    def _part_begins(self):
+        "`before_batch` for what works on data; who sets hyper-parameters does so once for each batch of the loader"
+        hypers = Hypers(self.learn.opt)
+        for cb in self.learn.cbs.sorted('order'):
+            if cb is self.accum: cb.start_micro()
+            elif not isinstance(cb, (ScopedCallback,ParamScheduler)): cb('before_batch')
+        hypers.restore(self.learn.opt)
+
+    def _do_parts(self):
+        "The parts one by one, and afterwards the learner as after the whole batch"
+        learn,accum = self.learn,self.accum
+        elems,losses,preds,cancelled = [],[],[],None
+        for k in range(len(self.parts)):
+            if k:
+                accum.new_micro()
+                self._take(k)
+                self._part_begins()
+            cancelled = None
+            try: do_one_batch(learn)
+            except CancelBatchException as e:
+                if not accum.micro.skips: raise
+                cancelled = e
+            elems.append(accum.micro.elems)
+            losses.append(to_detach(learn.loss, cpu=False))
+            preds.append(to_detach(learn.pred, cpu=False))
+
+        learn.xb,learn.yb = self.whole
+        if all(n is not None for n in elems): # Else somebody skipped a backward pass
+            accum.window.micro = replace(accum.micro, elems=sum(elems))
+            parts,reduction = Window(elems=elems, losses=losses),accum.counter.reduction
+            learn.loss = whole_loss(parts.sums(reduction), reduction, losses[0])
+            learn.pred = to_concat(preds)
+        if cancelled is not None: raise cancelled

@@ -23,7 +23,7 @@ from .distributed import any_rank, ddp_model, from_ranks, over_ranks, trains_tog
 from .loaders import with_micro_bs
 from .loop import fastai_on_ranks
 from .accumulate import GradAccum
-from .trial import TrialSearch
+from .trial_sizes import TrialSearch
 
 # %% ../nbs/15a_timing.ipynb #7a0d2dd6
 def _synchronize(device):

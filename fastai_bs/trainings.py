@@ -21,7 +21,8 @@ from .distributed import n_ranks, over_ranks, trains_together
 from .loaders import epoch_len, micro_batch_size, n_items, with_micro_bs
 from .losses import ElementCounter, plain
 from .window import loss_sum
-from .trial import QuietAccum, mock_training, own_settings
+from .accumulate import QuietAccum, own_settings
+from .mock import mock_training
 from .cycle import OneCycle
 
 # %% ../nbs/19d_trainings.ipynb #5c406b87

@@ -18,7 +18,7 @@ from .compare import with_loss
 from .halving import Arm, least_steps, parts, ranked
 from .snapshot import free_memory, out_of_memory
 from .distributed import trains_together
-from .lr import rates, times
+from .lr import rates, scale_lr
 from .trainings import ShortTraining
 from .plan import BatchPlan
 
@@ -121,7 +121,7 @@ class Trials:
         "Train, unless the size does not fit in memory"
         if arm.bs in self.too_large: return
         p = self.lengths.plan_at(arm.bs)
-        lr,n_steps = times(p.lr, arm.factor),self.lengths.n_steps(arm.bs, part)
+        lr,n_steps = scale_lr(p.lr, arm.factor),self.lengths.n_steps(arm.bs, part)
         next(self.shown, None)
         if hasattr(self.bar, 'comment'): self.bar.comment = f"{counted(arm.bs)} at {rate_text(lr)}, {'all' if part==1 else f'1/{1/part:.0f}'} of the length"
         begin = time.perf_counter()

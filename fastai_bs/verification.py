@@ -16,7 +16,7 @@ import pandas as pd
 from fastcore.basics import patch
 from .text import as_plain
 from .step_time import whole_epochs
-from .lr import times
+from .lr import scale_lr
 from .plots_verify import plot_verification
 from .layout import Details
 from .plan import BatchPlan
@@ -180,7 +180,7 @@ def factor(self:BatchVerification)->float: # Of `rates`
 def plan(self:BatchVerification)->BatchPlan:
     "What `bs_find` planned for a batch of `bs`, at the rate that won"
     plan = self.found.at(self.bs)
-    return plan if self.factor==1 else replace(plan, today=replace(plan.today, lr=times(plan.lr, self.factor)))
+    return plan if self.factor==1 else replace(plan, today=replace(plan.today, lr=scale_lr(plan.lr, self.factor)))
 
 @patch
 def epochs_in_time(self:BatchVerification,

@@ -18,11 +18,11 @@ from .text import counted, time_text
 from .checks import check_number, check_whole, is_number, is_several, shown
 from .halving import (Arm, best_of_sizes, enough_arms, finalists, going_on, least_steps, parts, rates_going_on, runs_wanted,
                                trial_sizes)
-from .distributed import rank, together, trains_together
+from .distributed import rank, trains_together
 from .loaders import declared_len, epoch_len, n_items
 from .batch_size import accumulation
 from .lr import rates as rates_in
-from .trial import mock_training, watched
+from .mock import mock_training, watched
 from .timing import time_steps
 from .verification import BatchVerification
 from .trials import Lengths, Trials, budget_of, default_epochs
@@ -165,24 +165,24 @@ def bs_verify(self:Learner,
     `equal='plan'` tries the plan's promise: its size, rate, weight decay and epochs beside today's training of `n_epoch` epochs, all of them whole trainings.
     """
     _check(self, lr, n_epoch, sizes, rates, equal, n_runs)
-    begin,on_ranks = time.perf_counter(),trains_together(self)
-    with together(on_ranks):
-        num_it,as_planned = None,equal=='plan'
-        if n_epoch is not None:
-            _check_length(self, n_epoch)
-            if not as_planned: num_it = _num_it(self, n_epoch)
-        plan = self.bs_find(lr, num_it=num_it, n_epoch=n_epoch, show_plot=False)
-        if sizes is not None: plan = _with_times_of(self, plan, sizes)
-        if as_planned: n_epoch,sizes = plan.today.n_epoch,_sizes_as_planned(plan, sizes)
-        if rates is None: rates = (1,) if as_planned else (1/3,1,3)
-        if n_epoch is None: n_epoch = default_epochs(plan.epoch_time, plan.today.n_train/plan.bs_now, n_runs)
-        if equal=='time' and math.isnan(plan.epoch_time): raise ValueError(
-            "No step could be timed on this device, so there is no equal time: take equal='items'")
-        lengths = Lengths(plan, n_epoch, equal, bool(getattr(self.dls.train, 'drop_last', False)))
-        sizes = trial_sizes(plan.bs_now, plan.bs, _can(plan)) if sizes is None else sorted({plan.at(bs).bs for bs in sizes})
-        sizes,left_out = _without_short(lengths, sizes)
-        trials,interrupted = _run(self, lengths, sizes, rates, n_runs)
-    return BatchVerification(df=pd.DataFrame(trials.rows), curves=pd.concat(trials.curves), found=plan, equal=equal, n_epoch=n_epoch, n_train=plan.today.n_train,
+    begin = time.perf_counter()
+    num_it,as_planned = None,equal=='plan'
+    if n_epoch is not None:
+        _check_length(self, n_epoch)
+        if not as_planned: num_it = _num_it(self, n_epoch)
+    plan = self.bs_find(lr, num_it=num_it, n_epoch=n_epoch, show_plot=False)
+    if sizes is not None: plan = _with_times_of(self, plan, sizes)
+    if as_planned: n_epoch,sizes = plan.today.n_epoch,_sizes_as_planned(plan, sizes)
+    if rates is None: rates = (1,) if as_planned else (1/3,1,3)
+    if n_epoch is None: n_epoch = default_epochs(plan.epoch_time, plan.today.n_train/plan.bs_now, n_runs)
+    if equal=='time' and math.isnan(plan.epoch_time): raise ValueError(
+        "No step could be timed on this device, so there is no equal time: take equal='items'")
+    lengths = Lengths(plan, n_epoch, equal, bool(getattr(self.dls.train, 'drop_last', False)))
+    sizes = trial_sizes(plan.bs_now, plan.bs, _can(plan)) if sizes is None else sorted({plan.at(bs).bs for bs in sizes})
+    sizes,left_out = _without_short(lengths, sizes)
+    trials,interrupted = _run(self, lengths, sizes, rates, n_runs)
+    return BatchVerification(df=pd.DataFrame(trials.rows), curves=pd.concat(trials.curves), found=plan, equal=equal, n_epoch=n_epoch,
+                             n_train=plan.today.n_train,
                              rates=tuple(rates), left_out=left_out+_left_out(trials, sizes), took=time.perf_counter()-begin, interrupted=interrupted)
 
 # %% ../nbs/19f_verify.ipynb #51d67bd5

@@ -11,7 +11,7 @@ __all__ = ['Advice', 'factors_text', 'loss_text', 'headline', 'how', 'why', 'cau
 import math
 from dataclasses import dataclass
 from .text import counted, difference_text, factor_text, listed, num, percent, rate_text
-from .lr import times
+from .lr import scale_lr
 from .advice import sum_factor
 from .left_open import dropped, failed, more_runs, off_time, part_text, rates_beyond, sizes_beyond, today_is_behind
 
@@ -122,7 +122,7 @@ def _again(v):
 def _rate(v):
     "The rate to pass"
     by = sum_factor(v.plan)
-    rate,scaled = rate_text(times(v.plan.lr, by)),rate_text(times(v.plan.scaled_lr, by))
+    rate,scaled = rate_text(scale_lr(v.plan.lr, by)),rate_text(scale_lr(v.plan.scaled_lr, by))
     then = f": it is scaled to {scaled} for you" if scaled!=rate and v.plan.changes else ''
     if v.factor==1 and by==1: return Advice('how', f"Keep passing {rate} to `fit_one_cycle`{then}.")
     return Advice('how', f"Pass {rate} to `fit_one_cycle`{f', {_of_the_rate(v.factor)} that you gave' if v.factor!=1 else ''}{then}.")
@@ -137,7 +137,7 @@ def _length(v):
 
 def _train(v):
     "The line that carries it out"
-    rate = rate_text(times(v.plan.lr, sum_factor(v.plan)))
+    rate = rate_text(scale_lr(v.plan.lr, sum_factor(v.plan)))
     return f"{'v.plan.apply(learn)' if v.plan.changes else 'learn'}.fit_one_cycle({v.epochs or 'n_epoch'}, {rate})"
 
 def _below_today(v):

@@ -241,18 +241,14 @@ def sum_over_ranks(
     at:int, # The micro-batch with which it closes the window
     n_ranks:int, # That train together
     looks:bool, # Is a GPU waited for, to see whether the ranks are in step?
-    n_acc:int=0, # What `n_acc` was set to on this rank in the course of the window; 0: nothing
 )->Totals: # Of all ranks
     "Sums over the micro-batches of all ranks"
-    vals = mine.elems,mine.loss,mine.n_micro,at,n_acc
+    vals = mine.elems,mine.loss,mine.n_micro,at
     dev = next((o.device for o in vals if isinstance(o, Tensor)), 'cpu')
     total = over_ranks(torch.stack([as_scalar(o, torch.float64, dev) for o in vals]))
-    if total.device.type=='cpu' or looks or n_acc:
-        if total[3]!=at*n_ranks: raise RuntimeError(
-            f"The ranks are out of step: rank {rank()} closes a window at micro-batch {at} and another one elsewhere. Something cancels batches on some of "
-            "the ranks only: cancel them on all, or on none")
-        if total[4]!=n_acc*n_ranks: raise ValueError(f"`n_acc` was set on some of the ranks only, or to different numbers: on rank {rank()} it was "
-                                                     f"{f'set to {n_acc}' if n_acc else 'not set'}. Set it on all ranks alike")
+    if (total.device.type=='cpu' or looks) and total[3]!=at*n_ranks: raise RuntimeError(
+        f"The ranks are out of step: rank {rank()} closes a window at micro-batch {at} and another one elsewhere. Something cancels batches on some of "
+        "the ranks only: cancel them on all, or on none")
     return Totals(*total[:3])
 
 # %% ../nbs/09_window.ipynb #3f6ce276
@@ -281,6 +277,7 @@ class Position:
             end = self.end(n_iter)
             # An epoch of batches that are not all of one size has no number of them to divide by: what is left of it is shared out
             if self.begin and self.at<n_iter: part = (self.goal-pct)*(end-self.at)/(n_iter-self.at)
-            else: part = 1/-(-n_iter//self.n_acc)/n_epoch
-            self.at,pct = end,pct+part
+            else: part = 1/math.ceil(n_iter/self.n_acc)/n_epoch
+            self.at = end
+            pct += part
         return pct

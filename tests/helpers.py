@@ -24,7 +24,8 @@ from fastai.learner import CastToTensor, Learner, Recorder, load_learner
 from fastai.optimizer import SGD
 from fastai.torch_core import defaults, set_seed
 from hypothesis import strategies as st
-from fastai_bs.cycle import Reading, places, rate_at
+from fastai_bs.cycle import places, rate_at
+from fastai_bs.estimator import NoiseEstimate
 from fastai_bs.plan import BatchPlan, Device, Measured, RateTrial, Today
 
 # Where the tests are
@@ -243,7 +244,7 @@ def secs(*sizes, a=0.01, c=0.0001, opt=0.001):
 
 def readings():
     "What a mock cycle says of the noise scale on its cool stretch, near the peak of the rate, and at the end"
-    return dict(cool=Reading(400., (340.,500.), 30), at_peak=Reading(45., (40.,52.), 8), at_end=Reading(900., (700.,1300.), 7))
+    return dict(cool=NoiseEstimate(400., (340.,500.), 30), at_peak=NoiseEstimate(45., (40.,52.), 8), at_end=NoiseEstimate(900., (700.,1300.), 7))
 
 def window_rows(n=30):
     "What is known of `n` windows along a mock cycle, all alike"

@@ -32,7 +32,7 @@ from fastai.callback.schedule import ParamScheduler
 from fastai.fp16_utils import convert_network
 from fastai.learner import SkipToEpoch
 from fastai.torch_core import find_bs, set_seed
-from fastai_bs.all import AdaptiveAccum, BatchSchedule, GradAccum, NoiseScale, ScaledLR
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR
 from fastai_bs.max_bs import answers
 from fastai_bs.timing import StepTimer
 from helpers import as_it_was, changes, pairwise, picture, process
@@ -374,13 +374,6 @@ def of_grown(model, companion):
     cell,sizes = Cell(model, None, companion),Sizes()
     return _Grown(cell.run(GradAccum({0: 1, 1: 2}, **cell.settings), sizes), sizes.items, sizes.lrs)
 
-def adaptive_accum(cell):
-    "Where it may not grow, weights are those of `GradAccum` to the bit"
-    ran = cell.run(AdaptiveAccum(2, 2, **cell.settings))
-    same(ran, of_accum(cell))
-    nothing_left(ran, of(cell))
-    return "as GradAccum(2) to the bit"
-
 def _own_count(cell): return [GradAccum(1, **cell.settings)] if cell.settings else []
 
 def bs_find(cell):
@@ -446,7 +439,7 @@ def bs_verify(cell):
     return f"losses {whole.valid_loss.min():.3g} to {whole.valid_loss.max():.3g} after {items[4]:.0f} items each, the learner as it was"
 
 entries = {'GradAccum': grad_accum, "GradAccum(on_oom='split')": split, 'NoiseScale': noise_scale, 'ScaledLR': scaled_lr, 'BatchSchedule': batch_schedule,
-    'AdaptiveAccum': adaptive_accum, 'bs_find': bs_find, 'max_bs_find': max_bs_find, 'memory_report': memory_report, 'check_accum': check_accum,
+    'bs_find': bs_find, 'max_bs_find': max_bs_find, 'memory_report': memory_report, 'check_accum': check_accum,
     'bs_verify': bs_verify}
 
 # What is refused, and in which words; by entry and model or companion
@@ -494,7 +487,7 @@ def cells():
     return sorted((Cell(*o) for o in res), key=lambda o: (list(models).index(o.model),list(companions).index(o.companion))) # For the references' sake
 
 always = [*(Cell('plain torch loaders', *o) for o in (
-    ('bs_verify','none'), ('AdaptiveAccum','torch.compile (aot_eager)'), # What is dear, as cheap as can be
+    ('bs_verify','none'), ('BatchSchedule','torch.compile (aot_eager)'), # What is dear, as cheap as can be
     ("GradAccum(on_oom='split')",'MixUp'), # Where a number says more than most
     ("GradAccum(on_oom='split')",'bf16'), ('GradAccum','NonNativeMixedPrecision'), ('NoiseScale','NonNativeMixedPrecision'))), # What once failed
     Cell('a step of its own', 'NoiseScale', 'none')]
@@ -502,7 +495,7 @@ always = [*(Cell('plain torch loaders', *o) for o in (
 _costly = {'bs_verify': 8., 'bs_find': 2., "GradAccum(on_oom='split')": 2., 'NoiseScale': 1.5, 'check_accum': 1.5, 'max_bs_find': 1.5}
 
 def sample(
-    n=40, # Cells
+    n=34, # Cells
 ):
     "Those of `always`, and the cheapest few in which each model, entry and companion is, and as many different pairs of them as can be"
     def _cost(o): return o.kind.cost*o.with_.cost*_costly.get(o.entry, 1.)

@@ -40,7 +40,7 @@ from fastai_bs.accumulate import GradAccum
 from fastai_bs.both_ways import Given, PlainLoop, apart, counter_of, countings, in_double, of_precision, per_item, run, weights_in
 from fastai_bs.draws import HeldDraws, part_of
 from fastai_bs.lr import ScaledLR
-from fastai_bs.memory import bn_to_gn
+from fastai_bs.group_norm import bn_to_gn
 from fastai_bs.micros import items_in_windows, put_together, windows_of
 from fastai_bs.noise import NoiseScale
 from fastai_bs.why_not import BothWays, errors_of, scaling_of

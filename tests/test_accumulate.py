@@ -27,7 +27,6 @@ from fastai.losses import (BCELossFlat, BCEWithLogitsLossFlat, BaseLoss, CrossEn
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
 from fastai_bs import gradients
 from fastai_bs.accumulate import GradAccum
-from fastai_bs.batch_size import batch_size
 from fastai_bs.loop import ScopedCallback
 from fastai_bs.losses import loss_elements
 from fastai_bs.lr import ScaledLR
@@ -976,10 +975,10 @@ def test_copies(how, n_acc):
     learn.logger = noop
     learn.fit(1, 0.1)
     twin = how(learn)
-    assert twin.grad_accum is not cb and twin.grad_accum.n_acc_at==n_acc
+    assert twin.grad_accum is not cb and twin.grad_accum.n_acc_by_epoch.n_acc==n_acc
     for o in (learn,twin): o.fit(2, 0.1)
     assert torch.equal(flat(learn), flat(twin))
-    assert how(GradAccum(n_acc)).n_acc_at==n_acc
+    assert how(GradAccum(n_acc)).n_acc_by_epoch.n_acc==n_acc
 
 @pytest.mark.parametrize('n_acc', [3, {0:2,1:4}, every_other, lambda epoch: 2+epoch, 'items'])
 def test_save_load_export(n_acc, tmp_path):
@@ -1045,110 +1044,3 @@ def test_gradients_that_are_views():
     twin = quiet_learner(loaders(regression(12), 6), mlp(), opt_func=partial(OptimWrapper, opt=torch.optim.SGD))
     for o in (learn,twin): o.fit(1, 0.1)
     assert distance(learn, twin)<1e-12
-
-# Set by hand
-
-class SetAt(Callback):
-    "Sets `n_acc` at `event` of micro-batches, each with its epoch"
-    def __init__(self, event, at, order=0):
-        self.order,self.at = order,at
-        setattr(self, event, self._set)
-    def _set(self):
-        n = self.at.get((self.epoch,getattr(self, 'iter', 0) if self.learn.training else 0))
-        if n: self.learn.grad_accum.n_acc = n
-
-class Windows(Callback):
-    "Micro-batches in each window, epoch by epoch"
-    order,run_valid = 95,False
-    def before_fit(self): self.seen = []
-    def before_train(self): self.seen.append([0])
-    def before_batch(self): self.seen[-1][-1] += 1
-    def after_step(self): self.seen[-1].append(0)
-
-def by_hand(n_acc, event, at, n_epoch=3, order=0, fits=1, cbs=()):
-    "12 micro-batches an epoch; the lengths of the last fit's windows"
-    w = Windows()
-    learn = quiet_learner(loaders(regression(24), 2), mlp(), cbs=[GradAccum(n_acc), SetAt(event, at, order), w, *cbs])
-    for _ in range(fits): learn.fit(n_epoch, 0.01)
-    return [[n for n in ns if n] for ns in w.seen],learn
-
-each = lambda n: [n]*(12//n)
-
-@pytest.mark.parametrize('order', [-1,8,90])
-@pytest.mark.parametrize('event', ['before_batch','after_pred','after_loss','after_backward','after_batch'])
-def test_n_acc_set_by_hand_counts_from_the_next_window_on(event, order):
-    "Wherever in its window it is set; an epoch's last window holds what is left"
-    got,_ = by_hand(3, event, {(1,4): 2}, order=order)
-    assert got==[each(3), [3,3,2,2,2], each(2)]
-
-@pytest.mark.parametrize('order', [-1,8,90])
-def test_n_acc_set_before_a_window_begins(order):
-    "In its first micro-batch, before GradAccum looks: that is the next window"
-    got,_ = by_hand(3, 'before_batch', {(0,3): 4}, order=order, n_epoch=1)
-    assert got==[[3,4,4,1] if order<GradAccum.order else [3,3,4,2]]
-
-@pytest.mark.parametrize('n_acc,want', [({0:1, 2:4}, [each(1),[1]*6+[3,3],each(4),each(4)]), ({0:1, 1:1, 3:4}, [each(1),[1]*6+[3,3],each(3),each(4)]),
-    (lambda epoch: 1+epoch//2, [each(1),[1]*6+[3,3],each(2),each(2)]), (1, [each(1),[1]*6+[3,3],each(3),each(3)])], ids=['dict','the same','function','int'])
-def test_until_the_schedule_says_another_number(n_acc, want):
-    "Of an int nothing more is to be heard"
-    got,_ = by_hand(n_acc, 'after_batch', {(1,5): 3}, n_epoch=4)
-    assert got==want
-
-@pytest.mark.parametrize('n_acc,want', [({0:2, 1:4}, [each(2),each(4)]), (2, [each(6),each(6)])])
-def test_the_next_fit_begins_with_the_schedule(n_acc, want):
-    "But for an int, which was replaced"
-    got,learn = by_hand(n_acc, 'after_batch', {(1,5): 6}, n_epoch=2)
-    learn.remove_cb(SetAt)
-    learn.fit(2, 0.01)
-    assert [[n for n in ns if n] for ns in learn.windows.seen]==want
-
-@pytest.mark.parametrize('n_acc,want', [({0:2, 1:4}, [each(6),each(4)]), (2, [each(6),each(6)])])
-def test_n_acc_set_between_fits(n_acc, want):
-    "And read there, by `bs_find` too"
-    got,learn = by_hand(n_acc, 'after_batch', {}, n_epoch=2)
-    learn.grad_accum.n_acc = 6
-    assert learn.grad_accum.n_acc==6 and learn.grad_accum.n_acc_in(0)==6 and batch_size(learn)==12
-    learn.fit(2, 0.01)
-    assert [[n for n in ns if n] for ns in learn.windows.seen]==want
-
-@pytest.mark.parametrize('event', ['before_fit','before_epoch','before_train'])
-def test_n_acc_set_before_an_epoch(event):
-    class Sets(Callback):
-        def __init__(self): setattr(self, event, lambda: setattr(self.learn.grad_accum, 'n_acc', 4))
-    for n_acc in (2,{0:2}):
-        got,_ = by_hand(n_acc, 'after_batch', {}, cbs=[Sets()])
-        assert got==[each(4)]*3
-
-def test_position_of_windows_set_by_hand():
-    "From where it was, a part of the epoch for each window as if all were like it"
-    heard = Heard(8)
-    by_hand(3, 'after_batch', {(1,4): 2}, n_epoch=3, cbs=[heard])
-    parts = np.repeat([0,1/4,2/4,4/6,5/6], [3,3,2,2,2])
-    assert [o for s in heard.within[12:24] for o in s]==pytest.approx(1/3+parts/3, rel=1e-12)
-
-def test_gradients_of_windows_set_by_hand():
-    learn = spied(items15, 2, cbs=[GradAccum(3), SetAt('after_batch', {(0,1): 2})])
-    assert_windows(learn, items15, idxs((0,1,2),(3,4),(5,6),(7,)))
-    assert_clean(learn)
-
-def test_the_rate_follows():
-    "ScaledLR takes the batch size of the window"
-    class Rates(Callback):
-        order = 95
-        def before_fit(self): self.seen = []
-        def before_step(self): self.seen.append(self.opt.hypers[-1]['lr'])
-    rates = Rates()
-    by_hand(2, 'after_batch', {(0,3): 4}, n_epoch=1, cbs=[ScaledLR(2, warmup_epochs=0),rates])
-    assert rates.seen==pytest.approx([0.02,0.02,0.04,0.04])
-
-@pytest.mark.parametrize('n,error', [(0,ValueError), (2.5,TypeError), ('4',TypeError), (True,TypeError), ({0:2},TypeError)])
-def test_n_acc_set_by_hand_is_checked(n, error):
-    accum = GradAccum(3)
-    with pytest.raises(error, match='`n_acc` must be'): accum.n_acc = n
-    assert accum.n_acc==3 and accum.n_acc_in(0)==3
-
-@pytest.mark.filterwarnings('ignore')
-def test_export_after_setting_by_hand(tmp_path):
-    learn = by_hand({0: 2}, 'after_batch', {(0,3): 4}, n_epoch=1)[1]
-    again = pickle.loads(pickle.dumps(learn.grad_accum.by_hand))
-    assert (again.n,again.since)==(4,0)

@@ -155,12 +155,14 @@ def test_middle():
 
 def md(path): return '\n'.join(source for kind,source in cells_of(root/path) if kind=='markdown')
 
+def missing(text, *figures):
+    "Those that do not stand in `text` as numbers of their own, however it is worded"
+    return [o for o in figures if not re.search(rf'(?<![\d.,]){re.escape(o.lstrip("+"))}(?![\d%]|[.,]\d)', text)]
+
 def test_rossmann_on_the_first_page():
     df = result('rossmann_runs').query("part=='whole'").set_index(['bs','epochs'])
-    def _said(*key): r = df.loc[key]; return f'{r.minutes:.1f} minutes',f'{r.train_loss:.4f}',f'{r.exp_rmspe:.4f}'
-    (a,b,c),(d,e,f),(g,h,i) = _said(256,1),_said(64,1),_said(256,2)
-    text = f"It took {a} and ended with a training loss of {b} and an error of {c}, the one of 64 {d} with {e} and {f}, two of 256 {g} with {h} and {i}"
-    assert text in md('nbs/index.ipynb') and text in (root/'README.md').read_text()
+    figures = [o for r in (df.loc[key] for key in ((256,1),(64,1),(256,2))) for o in (f'{r.minutes:.1f}',f'{r.train_loss:.4f}',f'{r.exp_rmspe:.4f}')]
+    assert not missing(md('nbs/index.ipynb'), *figures)
     plan = result('rossmann_plans').set_index('epochs').loc[1]
     assert (plan.bs,plan.n_epoch)==(256,1) # "one epoch of 256 for one of 64"
 
@@ -176,14 +178,9 @@ def test_three_cycles_on_the_first_page():
     (a,b,c,t),(d,e,f,u),(g,h,i,v) = whole['plan'],whole['large'],best['large']
     plan = many[many.arm=='plan'].iloc[0]
     j,k,l,_ = best_of_all['large']
-    rates, = {many[many.arm==arm].lr.nunique() for arm in ('today','large')}
-    text = (f"it plans {plan.epochs} of {plan.bs} for 5 of 64: in {t} of the time, with {a} of the training loss, {b} of the validation loss and {c} of the "
-            f"error; 512 takes {u}, with {d}, {e} and {f} (one seed). With each at the best of {few.lr.nunique()} rates, on 120,000 rows, 512 takes {v} of the "
-            f"time, with {g}, {h} and {i} ({few.seed.nunique()} seeds); its best rate is {higher:.0f} times that of 64. "
-            f"On all rows, with both at the best of {rates} rates, 512 ends with {j}, {k} and {l} (one seed); "
-            "that of 64 is the lowest that was tried.")
+    assert many[many.arm=='today'].lr.nunique()==many[many.arm=='large'].lr.nunique()
+    assert not missing(md('nbs/index.ipynb'), a, b, c, t, d, e, f, u, g, h, i, v, j, k, l, f'{higher:.0f}', str(plan.epochs), str(plan.bs))
     assert best_rate(many, 'today')==many[many.arm=='today'].lr.min()
-    assert text in md('nbs/index.ipynb') and text in (root/'README.md').read_text()
 
 kept = (r"Training loss as planned over today's, mean of seeds: median (\S+), above \+5% in (\S+),.*\n.*Validation loss: median (\S+), above \+5% in (\S+),.*\n"
         r'.*whole fit: median (\S+) of')
@@ -206,34 +203,28 @@ def test_the_finder_s_page():
         r'higher in (\d+)'))
     loss,loss_over,valid_loss,valid_over,time = figures('keeps', kept)
     def _round(o): return f'{float(o):.0f}%'
-    for o in (f'training loss in {train} of {n}, of the one with the best validation loss in {valid};',
-              f'at most 8 passes through the data, {few} of {n}, its validation loss is {plan} above the best on average, {worst} at worst',
-              f'that is {all_128} and {_round(worst_128)};', f'near the peak of the rate, {_round(before)} and {_round(before_worst)}.',
-              f'Over all {n} it is {every} and {_round(every_worst)}, with 128 items {every_128} and {_round(every_worst_128)}. '
-              f'It ends below 128 in {below} of those {few} and above it in {above}, in {every_below} and {every_above} of all.',
-              f"training loss ends at {loss} of today's (median; above +5% in {loss_over} of the plans), the validation loss at {valid_loss} ({valid_over}), "
-              f'in {time} of the time.'): assert o in text, o
-    assert ('five seeds always came to within one power of two' in text) and f'power of two in {n} of {n}.' in (folder/'pays.md').read_text()
+    assert not missing(text, train, valid, n, few, plan, worst, all_128, _round(worst_128), _round(before), _round(before_worst), every, _round(every_worst),
+                       every_128, _round(every_worst_128), below, above, every_below, every_above, loss, loss_over, valid_loss, valid_over, time)
+    assert f'power of two in {n} of {n}.' in (folder/'pays.md').read_text()
     rho = [re.findall(rf'^\| plan {o} \|[^|]*\| (\S+) /', (folder/'prediction.md').read_text(), flags=re.M) for o in ('after half an epoch','on new weights')]
-    assert 'rank correlations of {} and {} after half an epoch, of {} and {} on new weights'.format(*rho[0], *rho[1]) in text
+    assert not missing(text, *rho[0], *rho[1])
     over = [int(o) for o in re.findall(r'\d+: \+(\d+)% / ', (folder/'prediction.md').read_text())]
-    assert f'within {max(over)}% of the fastest' in text
+    assert not missing(text, f'{max(over)}%')
 
 @pytest.mark.parametrize('nm', ['pays','prediction'])
 def test_a_picture_of_the_guides_is_the_page_s(nm): assert (root/f'nbs/images/{nm}.png').read_bytes()==(folder/f'{nm}.png').read_bytes()
 
 def test_rossmann_at_lower_rates():
     a,b,c = result('rossmann_rates').query("weights=='after a cycle'").noise_scale
-    assert f'the noise scale is {a} items at the peak rate, and {b} and {c:,} at a tenth and a hundredth of it' in md('nbs/19_finder.ipynb')
+    assert not missing(md('nbs/19_finder.ipynb'), str(a), str(b), f'{c:,}')
 
 def test_repeated_calls():
     df,page = result('repeat'),(folder/'repeat.md').read_text()
     low,mid,high = df.noise_scale.quantile([0.05,0.5,0.95])
     within, = re.search(r'of its median in (\S+%):', page).groups()
     assert '| within a factor of two of the median | 100.0% |' in page
-    text = md('nbs/19_finder.ipynb')
-    for o in (f'Of [{len(df)} calls]', f'their median of {mid:.0f} items, and 90% are from {low:.0f} to {high:.0f}.',
-              f'within a power of two of {df.bs.median():.0f} in {within} of them', f'In {1-df.estimated.mean():.0%} the gradient'): assert o in text, o
+    figures = str(len(df)),f'{mid:.0f}',f'{low:.0f}',f'{high:.0f}',f'{df.bs.median():.0f}',within,f'{1-df.estimated.mean():.0%}'
+    assert not missing(md('nbs/19_finder.ipynb'), *figures)
 
 def test_coverage():
     df = result('coverage')
@@ -241,35 +232,32 @@ def test_coverage():
     def _one(items, n): return f"{df.query('items==@items and n==@n and noise==0.05').covered.item():.0f}%"
     text = md('nbs/01_estimator.ipynb')
     normal,single = df.query("items=='gaussian' and covariance=='1/k, 100' and gradient=='all' and beta==1"),df.query("covariance=='1'")
-    for o in (f'{_range(normal)} of the intervals', f'{_range(single)} where the gradient has one dimension only', f"{_one('t3', 64)} (micro-batches of 64) or "
-              f"{_one('t3', 4)} (of 4)", f"with lognormal item scales, {_one('lognormal', 64)} and {_one('lognormal', 4)}"): assert o in text, o
+    assert _range(normal) in text and _range(single) in text
+    assert not missing(text, *(_one(items, n) for items in ('t3','lognormal') for n in (64,4)))
 
 @pytest.mark.parametrize('nb', ['15d_cards','16_memory'])
 def test_what_a_memory_report_sees(nb):
     df = result('memory')
     ratio = df.report/df.begins
-    assert f'{ratio.min():.2f} to {ratio.max():.2f} of what' in md(f'nbs/{nb}.ipynb') and df.model.nunique()==4 and df.exact.all()
+    assert f'{ratio.min():.2f} to {ratio.max():.2f}' in md(f'nbs/{nb}.ipynb') and df.model.nunique()==4 and df.exact.all()
 
 def test_rates_that_are_too_high():
     "No alarm in the first two rows, and one in all of the last"
     assert result('too_high').groupby(lambda i: result('too_high').kind[i].split(',')[0]).alarm.mean().to_dict()=={'anew': 0, 'new': 0, 'flung': 1}
-    assert 'There was no alarm in the first two rows, and one in all of the last' in md('nbs/15c_too_high.ipynb')
 
 def test_what_watching_costs():
     more = {o.training.split(',')[0]: f'{100*(o.time-1):.0f}%' for o in result('cost').itertuples() if o.measured=='GradAccum(2)'}
     small = result('overhead').query("model.str.startswith('ResNet-18')").set_index('cbs').time
     of_small = f"{100*(small['GradAccum(4), NoiseScale()']/small['GradAccum(4)']-1):.0f}%"
-    text = re.sub(r'\[(\S+)\]\(\S+\)', r'\1', md('nbs/30_choose.ipynb'))
-    assert f"takes between {more['ResNet-18']} and {of_small} more time for a ResNet-18 and {more['tabular']} more for a small tabular model" in text
+    assert not missing(md('nbs/30_choose.ipynb'), more['ResNet-18'], of_small, more['tabular'])
 
 def test_goyal():
     text,page = md('nbs/34_learning_rate.ipynb'),(folder/'goyal.md').read_text()
     warm,gain = (re.search(rf'^\| {o} \| (\S+) ± (\S+) \|$', page, flags=re.M).groups() for o in
                  ('8x linear, 4 times the rate: warmup minus none','8x with warmup: gain minus linear'))
-    assert f'at four times the rate it makes {-float(warm[0]):.1f} ± {float(warm[1]):.1f} points' in text and f"({' ± '.join(gain)})" in text
+    assert f'{-float(warm[0]):.1f} ± {float(warm[1]):.1f}' in text and ' ± '.join(gain) in text
     over = dict(re.findall(r"^\| (8x [^|]*) \| 0\.1 x \S+ \| \S+ \| ([^|]*) \|", page.partition('## In steps')[2], flags=re.M))
-    assert (f"ends {over['8x linear, warmup of 5 epochs']} points from the base with the scaled rate, {over['8x linear, no warmup']} without the warmup, and "
-            f"{over['8x unscaled']} at the base's rate") in text
+    for arm in ('8x linear, warmup of 5 epochs','8x linear, no warmup','8x unscaled'): assert over[arm] in text, arm
 
 def test_what_growth_saves():
     steps = [int(o) for o in re.findall(r'\w+ (\d+)% \(training', re.search('same items: (.*?)\\. ', (folder/'grows.md').read_text())[1])]

@@ -24,15 +24,17 @@ from fastai.metrics import mse
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.batch_size import batch_size, known_batch_size
 from fastai_bs.columns import add_columns, announce_columns, fill_columns
+from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
+from fastai_bs.schedule import BatchSchedule
 from helpers import RaiseAt, loaders, mlp, pairwise, quiet_learner, regression, set_seed
 from ranks import on_ranks
 
 of_noise = ['noise_scale','noise_low','noise_high']
 fastais = ['epoch','train_loss','valid_loss','time']
-ways = {'accum': lambda: [GradAccum(4)], 'noise': lambda: [NoiseScale(every=1)], 'both': lambda: [GradAccum(4),NoiseScale()],
-        'swapped': lambda: [NoiseScale(),GradAccum(4)]}
-ours = {nm: ([] if nm=='accum' else of_noise)+['batch_size'] for nm in ways}
+ways = {'accum': lambda: [GradAccum({0: 4})], 'noise': lambda: [NoiseScale(every=1)], 'both': lambda: [GradAccum({0: 4}),NoiseScale()],
+        'swapped': lambda: [NoiseScale(),GradAccum({0: 4})]}
+ours = {nm: ([] if nm=='accum' else of_noise)+([] if nm=='noise' else ['batch_size']) for nm in ways}
 each_way = pytest.mark.parametrize('way', ['accum','noise','both'])
 
 class Known(Callback):
@@ -42,7 +44,7 @@ class Known(Callback):
     def after_validate(self):
         if self.learn.lock.locked(): return
         noise = getattr(self.learn, 'noise_scale', None)
-        self.seen.append([*([noise.noise_scale,*noise.ci] if noise else []), 8])
+        self.seen.append([*([noise.noise_scale,*noise.ci] if noise else []), *([8] if hasattr(self.learn, 'grad_accum') else [])])
 
 def small(way=None, bs=None, n=32, cbs=None, **kwargs):
     "Eight items an optimizer step, in four micro-batches where it accumulates"
@@ -52,6 +54,7 @@ def small(way=None, bs=None, n=32, cbs=None, **kwargs):
 
 def names(learn): return list(learn.recorder.metric_names)
 def sizes(learn):
+    if 'batch_size' not in names(learn): return None
     at = names(learn).index('batch_size')-1 # `values` have no epoch
     return [int(o[at]) if len(o)>at else None for o in learn.recorder.values]
 def no_stand_in(learn): return not {'before_fit','after_epoch'} & {*vars(learn.recorder)}
@@ -77,8 +80,9 @@ def test_after_the_metrics_and_before_the_time(way, recorder, metrics):
         assert names(learn)==[*expected,*ours[way],*time] and no_stand_in(learn)
         assert [list(o)[-len(ours[way]):] for o in learn.recorder.values]==learn.known.seen and len(learn.known.seen)==2
     assert [len(o) for o in shown]==[len(names(learn))]*4 and [o[0] for o in shown]==[0,1,0,1]
-    at = names(learn).index('batch_size')
-    assert [type(o[at]) for o in shown]==[int]*4 and all(isinstance(v, float) for o in shown for v in o[1:at])
+    if way!='noise':
+        at = names(learn).index('batch_size')
+        assert [type(o[at]) for o in shown]==[int]*4 and all(isinstance(v, float) for o in shown for v in o[1:at])
     if way!='accum': assert np.isfinite(learn.known.seen[-1][0])
     learn.remove_cbs([GradAccum,NoiseScale])
     learn.fit(1, 0.01)
@@ -102,8 +106,8 @@ def test_no_metric_where_fastais_own_row_lacks_them():
 # Its value
 
 @pytest.mark.parametrize('with_noise', [False,True])
-@pytest.mark.parametrize('n_acc,expected', [(4,[8]*4), ({1: 4, 3: 100},[2,8,8,26]), ({0: 3},[6]*4), (lambda e: 2**e,[2,4,8,16])],
-                         ids=['int','dict','dict of one','function'])
+@pytest.mark.parametrize('n_acc,expected', [({1: 4, 3: 100},[2,8,8,26]), ({0: 3},[6]*4), (lambda e: 2**e,[2,4,8,16])],
+                         ids=['dict','dict of one','function'])
 @pytest.mark.filterwarnings('ignore:GradAccum.100. counts')
 def test_of_each_epoch(n_acc, expected, with_noise):
     "No more than the epoch holds"
@@ -111,30 +115,30 @@ def test_of_each_epoch(n_acc, expected, with_noise):
     learn.fit(4, 0.01)
     assert sizes(learn)==expected
 
-def test_of_noise_scale_alone():
-    "Or of a `GradAccum` that does not accumulate, or of fastai's own"
-    for bs,cbs,expected in ((8,[],8), (8,[GradAccum(1)],8), (8,[GradientAccumulation(24)],24), (100,[],32)):
+@pytest.mark.parametrize('cbs', [lambda: [GradAccum(4)], lambda: [GradAccum(bs=8)], lambda: [GradAccum(1)], lambda: [GradAccum(4),ScaledLR(4)]],
+                         ids=['n_acc','bs','one','scaled'])
+def test_none_where_it_never_changes(cbs):
+    "The row ends with the metric, as scripts read it"
+    learn = small(bs=2, cbs=cbs(), metrics=mse)
+    learn.fit(2, 0.01)
+    assert names(learn)==['epoch','train_loss','valid_loss','mse','time'] and [len(o) for o in learn.recorder.values]==[3,3]
+    assert learn.recorder.values[-1][-1]==learn.validate()[-1]
+
+def test_none_of_noise_scale():
+    for bs,cbs in ((8,[]), (2,[GradAccum(4)]), (8,[GradientAccumulation(24)])):
         learn = small(bs=bs, cbs=[NoiseScale(), *cbs])
         learn.fit(2, 0.01)
-        assert sizes(learn)==[expected]*2
+        assert names(learn)==[*fastais[:-1],*of_noise,'time']
+
+def test_a_schedule_has_it():
+    learn = small(bs=4, cbs=BatchSchedule({0: 4, 1: 8}))
+    learn.fit(2, 0.01)
+    assert sizes(learn)==[4,8]
 
 def test_epochs_that_are_skipped_have_fastais_row():
     learn = small(bs=2, cbs=GradAccum({0: 2, 2: 4, 3: 8}))
     learn.fit(4, 0.01, start_epoch=2)
     assert [len(o) for o in learn.recorder.values]==[0,0,3,3] and sizes(learn)==[None,None,8,16]
-
-class Sets(Callback):
-    "Sets `n_acc` in micro-batch `at` of epoch 1"
-    def __init__(self, n, at): self.n,self.at = n,at
-    def before_batch(self):
-        if self.training and (self.epoch,self.iter)==(1,self.at): self.learn.grad_accum.n_acc = self.n
-
-@pytest.mark.parametrize('n_acc', [2,{0: 2}])
-@pytest.mark.parametrize('at,expected', [(0,[4,10,10]), (10,[4,10,10]), (15,[4,4,10])])
-def test_an_n_acc_set_by_hand_shows_from_its_first_window_on(n_acc, at, expected):
-    learn = small(bs=2, cbs=[GradAccum(n_acc), Sets(5, at)])
-    learn.fit(3, 0.01)
-    assert sizes(learn)==expected
 
 class Asks(Callback):
     "What `batch_size` says in each epoch"
@@ -178,7 +182,7 @@ def test_in_a_file(way):
         learn.csv_logger.append = append
         learn.fit(2, 0.01)
     with open('history.csv') as f: rows = list(csv.reader(f))
-    added = [*ours[way][:-1],*(['tr_sigma','g_sq'] if way!='accum' else []),'batch_size',*(['n_acc'] if way!='noise' else [])]
+    added = [*(of_noise+['tr_sigma','g_sq'] if way!='accum' else []),*(['batch_size','n_acc'] if way!='noise' else [])]
     assert [i for i,r in enumerate(rows) if r==[*fastais[:-1],*added,'time']]==[0,3] and {len(r) for r in rows}=={4+len(added)}
     np.testing.assert_allclose([[float(r[3+added.index(nm)]) for nm in ours[way]] for r in rows[4:]], learn.known.seen)
 
@@ -189,7 +193,7 @@ def test_in_the_progress_table(way, capsys):
     learn.fit(2, 0.01)
     lines = [o.split() for o in re.sub(r'.*\r', '', capsys.readouterr().out).splitlines() if o.strip()]
     head,*rows = [o for o in lines if len(o)==4+len(ours[way])]
-    assert head==[*fastais[:-1],*ours[way],'time'] and [(o[0],o[-2]) for o in rows]==[('0','8'),('1','8')]
+    assert head==[*fastais[:-1],*ours[way],'time'] and [o[0] for o in rows]==['0','1'] and (way=='noise' or {o[-2] for o in rows}=={'8'})
 
 class Board(Callback):
     "Reads as fastai's TensorBoardCallback does"
@@ -269,7 +273,7 @@ def test_validation_before_recorder_has_named_its_columns(way):
     learn = small(way, cbs=Validates('before_fit', GradAccum.order+1))
     for _ in range(2):
         learn.fit(1, 0.01)
-        assert names(learn)==[*fastais[:-1],*ours[way],'time'] and sizes(learn)==[8] and no_stand_in(learn)
+        assert names(learn)==[*fastais[:-1],*ours[way],'time'] and sizes(learn)==([8] if way!='noise' else None) and no_stand_in(learn)
 
 cancels = [('before_validate',CancelValidException), ('before_batch',CancelValidException), ('before_batch',CancelTrainException),
            ('before_train',CancelEpochException), ('before_batch',CancelEpochException), ('before_batch',CancelFitException),
@@ -296,7 +300,7 @@ def test_a_cancelled_epoch_keeps_the_row_of_fastai(way, cancel, valid_metrics):
     assert [len(o)==n for o in rows]==([True] if exc is CancelFitException else [True,whole,True])
     for o in rows:
         if len(o)<n: assert len(o)<=n-len(ours[way]) and 8 not in [type(v) is int and v for v in o[1:]]
-        else: assert o[-2]==8
+        elif way!='noise': assert o[-2]==8
 
 events = [('before_fit',GradAccum.order+1), *((e,200) for e in ('before_fit','before_batch','after_validate','after_epoch'))]
 
@@ -320,7 +324,7 @@ def test_of_a_callback_that_another_takes_the_place_of():
     learn = small('accum', cbs=RaiseAt('before_fit', ValueError, order=GradAccum.order+1, times=1))
     with pytest.raises(ValueError, match='the one'): learn.fit(1, 0.01)
     learn.remove_cb(GradAccum)
-    learn.fit(1, 0.01, cbs=GradAccum(8))
+    learn.fit(1, 0.01, cbs=GradAccum({0: 8}))
     assert names(learn)==[*fastais[:-1],'batch_size','time'] and sizes(learn)==[16]
 
 @each_way
@@ -330,7 +334,7 @@ def test_lr_find(way):
     learn.lr_find(num_it=20, show_plot=False, suggest_funcs=())
     assert no_stand_in(learn)
     learn.fit(1, 0.01)
-    assert names(learn)==[*fastais[:-1],*ours[way],'time'] and sizes(learn)==[8]
+    assert names(learn)==[*fastais[:-1],*ours[way],'time'] and sizes(learn)==([8] if way!='noise' else None)
 
 @each_way
 def test_without_a_recorder(way):
@@ -357,7 +361,7 @@ def test_pickled(way):
     for o in (learn.pickles.pickled, pickle.dumps(refused)):
         again = pickle.loads(o)
         again.fit(2, 0.01)
-        assert names(again)==[*fastais[:-1],*ours[way],'time'] and sizes(again)==[8,8] and no_stand_in(again)
+        assert names(again)==[*fastais[:-1],*ours[way],'time'] and sizes(again)==([8,8] if way!='noise' else None) and no_stand_in(again)
 
 # By hand
 
@@ -398,4 +402,4 @@ def on_a_rank(rank):
 @pytest.mark.slow
 @pytest.mark.xdist_group('ranks')
 def test_items_of_all_ranks():
-    assert on_ranks(on_a_rank, 2)==[[(['batch_size'],[16,32,48]), ([*of_noise,'batch_size'],[8]*3), ([*of_noise,'batch_size'],[16]*3)]]*2
+    assert on_ranks(on_a_rank, 2)==[[(['batch_size'],[16,32,48]), (of_noise,None), (of_noise,None)]]*2

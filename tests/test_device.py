@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import SchedExp
-from fastai.optimizer import Adam, OptimWrapper
-from fastai_bs.all import AdaptiveAccum, BatchSchedule, GradAccum, NoiseScale, PlainLoop, ScaledLR, batch_size, bn_to_gn, sqrt_scaling, unchanged
+from fastai.optimizer import Adam
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, PlainLoop, ScaledLR, batch_size, bn_to_gn, sqrt_scaling, unchanged
 from fastai_bs import max_bs
 from fastcore.foundation import L
 from fastai_bs.both_ways import sample
@@ -100,15 +100,14 @@ def numbers(learn):
 
 kept = lambda learn: (learn.y!=-100).sum() # noqa: E731
 ways = {'GradAccum': lambda: GradAccum(3), 'a count': lambda: GradAccum(3, count=kept), 'a count here': lambda: GradAccum(3, count=lambda o: kept(o).cpu()),
-        'a number': lambda: GradAccum(3, count=lambda o: int(kept(o))),
         'a count or a number': lambda: GradAccum(3, count=lambda o: int(kept(o)) if o.iter%2 else kept(o)),
         'of one': lambda: GradAccum(1), 'by epoch': lambda: GradAccum({0: 1, 1: 4}),
         'split': lambda: GradAccum(3, on_oom='split'), 'NoiseScale': lambda: NoiseScale(every=2, n_micro=2),
-        'of windows': lambda: [GradAccum(3), NoiseScale()], 'by group': lambda: [GradAccum(3), NoiseScale(by_group=True)],
+        'of windows': lambda: [GradAccum(3), NoiseScale()],
         'ScaledLR': lambda: [GradAccum(3), ScaledLR(4, sqrt_scaling)], 'BatchSchedule': lambda: BatchSchedule({0: 4, 1: 12}),
-        'of progress': lambda: BatchSchedule(SchedExp(4, 24), max_micro_bs=8), 'AdaptiveAccum': lambda: AdaptiveAccum(2, max_acc=4)}
-fits = [*((nm,'tokens') for nm in ways), *((nm,'bn') for nm in ('GradAccum','split','of windows','NoiseScale')),
-        *((nm,kind) for nm in ('of windows','NoiseScale') for kind in ('weights','sum')), ('GradAccum','unknown')]
+        'of progress': lambda: BatchSchedule(SchedExp(4, 24), max_micro_bs=8)}
+fits = [*((nm,'tokens') for nm in ways), ('split','bn'), ('NoiseScale','bn'), ('of windows','weights'), ('of windows','sum'),
+        ('GradAccum','unknown')]
 
 class Where(Callback):
     "After Recorder has seen the loss, it is still where it was"
@@ -191,12 +190,6 @@ def test_an_entry_comes_to_the_same(nm):
     for a,b in zip(here, there): np.testing.assert_allclose(a, b, rtol=1e-6)
 
 @on_acc
-def test_a_loss_over_pairs_is_found():
-    learn = learner(GradAccum(2), kind='mse')
-    learn.loss_func = lambda pred,targ: (pred@pred.T-targ@targ.T).pow(2).mean()
-    with pytest.warns(UserWarning, match='looks at pairs'): learn.fit(1, 0.01)
-
-@on_acc
 def test_memory_of_the_machine_is_no_limit_of_the_device():
     with pytest.MonkeyPatch.context() as m:
         m.setattr(max_bs, '_memory_of_machine', lambda: 1)
@@ -222,13 +215,11 @@ def assert_adds(most, cbs, kind, **kwargs):
     bare,now = n_waits((), kind, **kwargs),n_waits(cbs, kind, **kwargs)
     assert now.total()-bare.total()<=most, f"{now.total()-bare.total()} waits more, {most} allowed: {(now-bare).most_common()}"
 
-adamw = partial(OptimWrapper, opt=partial(torch.optim.AdamW, capturable=True, betas=(0.9,0.5))) # Keeps its count of steps on the device
-watched = {'GradAccum': (lambda: GradAccum(8), 0), 'ScaledLR': (lambda: ScaledLR(1), 0), 'NoiseScale': (lambda: [GradAccum(8), NoiseScale()], 1),
+watched = {'GradAccum': (lambda: GradAccum(8), 0),
            'all': (lambda: [GradAccum(8), NoiseScale(), ScaledLR(4, sqrt_scaling)], 1), 'count': (lambda: GradAccum(8, count=kept), 0),
            'count here': (lambda: GradAccum(8, count=lambda learn: torch.tensor(8.)), 0), 'number': (lambda: GradAccum(8, count=lambda learn: 8), 0)}
 
-@pytest.mark.parametrize('nm,kind', [(nm,kind) for nm in ('GradAccum','all') for kind in ('tokens','weights','sum','mse')] +
-                         [('NoiseScale','tokens'),('ScaledLR','tokens')])
+@pytest.mark.parametrize('nm,kind', [*(('all',kind) for kind in ('tokens','weights','sum','mse')), ('GradAccum','tokens')])
 @on_acc
 def test_none_per_micro_batch_and_one_per_window(nm, kind):
     "Three windows of eight micro-batches"
@@ -247,19 +238,18 @@ def test_what_is_logged_is_there_already():
         assert_adds(3, [GradAccum(8),NoiseScale(),WandbCallback()], 'tokens')
     assert len([o for o in seen if 'noise/g_sq' in o])==3 and all(type(v) in (int,float) for o in seen for v in o.values())
 
-@pytest.mark.parametrize('nm,kind', [('GradAccum','unknown'),('count','tokens'),('count here','mse'),('number','mse'),('number','tokens')])
+@pytest.mark.parametrize('nm,kind', [('GradAccum','unknown'),('count','tokens'),('count here','mse'),('number','tokens')])
 @pytest.mark.filterwarnings('ignore:GradAccum cannot tell', 'ignore:The loss')
 @on_acc
 def test_a_loss_of_which_nothing_is_known_is_asked_now_and_then(nm, kind):
     "In the first window and the second"
     assert_adds(2, watched[nm][0](), kind)
 
-@pytest.mark.parametrize('kind,kwargs,opt_func', [('tokens',{},None),('dropout',{},None),('mse',dict(by_group=True),None),('mse',dict(adam_metric=True),adamw)],
-                         ids=['tokens','dropout','by group',"in Adam's metric"])
+@pytest.mark.parametrize('kind', ['tokens','dropout'])
 @on_acc
-def test_three_per_measurement_of_parts(kind, kwargs, opt_func):
-    cb = NoiseScale(every=2, n_micro=2, **kwargs)
-    assert_adds(3*6+bool(kwargs), cb, kind, bs=4, **(dict(opt_func=opt_func) if opt_func else {}))
+def test_three_per_measurement_of_parts(kind):
+    cb = NoiseScale(every=2, n_micro=2)
+    assert_adds(3*6, cb, kind, bs=4)
     assert len(cb.df)>=4
 
 @on_acc
@@ -305,7 +295,7 @@ observers = {'NoiseScale of parts': (lambda: NoiseScale(every=2, n_micro=2),lamb
     lambda: GradAccum(3)), 'GradAccum(1)': (lambda: GradAccum(1),lambda: []), 'ScaledLR at 1': (lambda: ScaledLR(4),lambda: []),
     'of parts beside GradAccum': (lambda: [GradAccum(1), NoiseScale(every=2, n_micro=2)],lambda: [])}
 
-@pytest.mark.parametrize('nm,precision', [*((nm,'single') for nm in observers), *((nm,'bf16') for nm in list(observers)[:2])])
+@pytest.mark.parametrize('nm,precision', [*((nm,'single') for nm in observers), ('NoiseScale of parts','bf16')])
 @on_acc
 def test_an_observer_changes_no_bit(nm, precision):
     res = []
@@ -313,7 +303,7 @@ def test_an_observer_changes_no_bit(nm, precision):
         learn = learner(make(), kind='dropout', opt_func=Adam)
         if precision=='bf16': learn.add_cb(Mixed('bf16'))
         learn.fit(2, 0.01)
-        res.append({**picture(learn, ids=False, only=('model','opt','loss','xb','yb')), 'device': torch.acc.get_rng_state().tolist()})
+        res.append(left(learn))
     assert not changes(*res), changes(*res)
 
 # What is drawn, and half precision

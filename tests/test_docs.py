@@ -16,7 +16,7 @@ spec.loader.exec_module(pages)
 
 notebooks = sorted((root/'nbs').glob('*.ipynb'))
 mods = pages.modules(notebooks)
-public = [(mod,nm) for mod in mods.values() for nm in pages.documented(mod)]
+public = {mod: pages.documented(mod) for mod in mods.values()}
 
 for_users = {'Learner.bs_find','Learner.check_accum','Learner.max_bs_find','Learner.memory_report','Recorder.plot_noise_scale'}
 
@@ -26,29 +26,31 @@ def thing(mod, nm):
 
 def test_what_is_public():
     "All that `fastai_bs.all` exports, and what it adds to fastai's classes"
-    names = {nm for _,nm in public}
+    names = {nm for nms in public.values() for nm in nms}
     assert set(importlib.import_module('fastai_bs.all').__all__) <= names
     assert for_users <= names
-    assert len(names)>60
 
-@pytest.mark.parametrize('mod,nm', public, ids=lambda o: getattr(o, '__name__', o))
-def test_entry(mod, nm):
-    "A docstring, and a table of parameters and what is returned without an empty cell"
-    o = thing(mod, nm)
-    assert inspect.getdoc(o), f'{nm} has no docstring'
-    rows = pages.table(o)
-    assert all(str(cell).strip() for row in rows for cell in row), [row for row in rows if not all(str(c).strip() for c in row)]
-    pars = {} if inspect.isclass(o) and '__init__' not in vars(o) else inspect.signature(o).parameters
-    assert {row[0].strip('`') for row in rows} >= {nm for nm,p in pars.items() if nm not in ('self','cls') and p.kind not in (p.VAR_POSITIONAL,p.VAR_KEYWORD)}
+@pytest.mark.parametrize('mod', public, ids=lambda o: o.__name__)
+def test_entries(mod):
+    "Each has a docstring, and a table of parameters and what is returned without an empty cell"
+    for nm in public[mod]:
+        o = thing(mod, nm)
+        assert inspect.getdoc(o), f'{nm} has no docstring'
+        rows = pages.table(o)
+        assert all(str(cell).strip() for row in rows for cell in row), (nm,[row for row in rows if not all(str(c).strip() for c in row)])
+        pars = {} if inspect.isclass(o) and '__init__' not in vars(o) else inspect.signature(o).parameters
+        named = {k for k,p in pars.items() if k not in ('self','cls') and p.kind not in (p.VAR_POSITIONAL,p.VAR_KEYWORD)}
+        assert {row[0].strip('`') for row in rows}>=named, nm
 
 @cache
 def code_of(path):
     return "\n".join(source for kind,source in cells_of(path) if kind=='code' and "#| export" not in source and "eval: false" not in source)
 
-@pytest.mark.parametrize('nm', [*importlib.import_module('fastai_bs.all').__all__, *sorted(for_users)])
-def test_example(nm):
-    "A cell of a notebook, which `make test` runs, uses it"
-    assert re.search(rf"\b{nm.rpartition('.')[2]}\b", '\n'.join(map(code_of, notebooks)))
+def test_examples():
+    "A cell of a notebook, which `make test` runs, uses each"
+    code = '\n'.join(map(code_of, notebooks))
+    names = {nm.rpartition('.')[2] for nm in (*importlib.import_module('fastai_bs.all').__all__, *for_users)}
+    assert {nm for nm in names if not re.search(rf"\b{nm}\b", code)}==set()
 
 def test_guides(): assert set(pages.guides) <= {pages.page_name(p) for p in notebooks}
 

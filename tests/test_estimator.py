@@ -5,7 +5,8 @@ from hypothesis import given, settings, strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 from fastai_bs import estimator
-from fastai_bs.estimator import Pool, along, drift_t, fieller, finite_noise_scale, last_stretch, pooled, ratio, window_moments
+from fastai_bs.estimator import (Pool, along, drift_t, estimates, fieller, finite_noise_scale, last_stretch, pooled, ratio, settled,
+                                 window_moments)
 from helpers import pairwise
 
 def moments_of(g, n):
@@ -55,13 +56,11 @@ def test_scale_of_the_loss_and_order_of_micro_batches_do_not_count(exponent, see
     shuffled = rng.permutation(K)
     assert_allclose(moments_of(g[:,shuffled], n[:,shuffled]), moments_of(g, n), rtol=1e-9, atol=1e-9)
 
-@pytest.mark.parametrize('n', [[3], []])
-def test_a_window_of_one_is_refused(n):
-    with pytest.raises(ValueError, match='at least 2 micro-batches'): window_moments(n, n, 1.)
-
-@pytest.mark.parametrize('n', [[3,0], [3,-1], [3,float('nan')]])
-def test_a_micro_batch_without_elements_is_refused(n):
-    with pytest.raises(ValueError, match='at least one element'): window_moments(n, [1,1], 1.)
+@pytest.mark.parametrize('f', [lambda: window_moments([3], [1], 1.), lambda: window_moments([3,0], [1,1], 1.), lambda: window_moments([3,np.nan], [1,1], 1.),
+    lambda: Pool(0), lambda: Pool(1.1), lambda: pooled([8.,9.,7.], [2.,2.1,1.9], [5.]*3).interval(95), lambda: drift_t([1,2,3], [1,1,1], [1,1,1])])
+def test_what_is_refused(f):
+    "Windows of one micro-batch or of nothing, `beta` and the coverage out of range, a drift of three windows"
+    with pytest.raises(ValueError): f()
 
 @pytest.mark.parametrize('tr_sigma,g_sq,res', [(6,2,3), (0,2,0), (-1,2,0), (1,0,np.inf), (1,-1,np.inf), (-1,-1,np.inf)])
 def test_ratio(tr_sigma, g_sq, res):
@@ -100,10 +99,6 @@ def test_pool_loses_no_digits_on_nearly_constant_data(wobble, rtol, beta):
     x = 1 + wobble*rng.standard_normal((2,500))
     assert_as_two_pass(*x, rng.integers(1,64,500).astype(float), beta, rtol)
 
-def test_pool_over_a_long_run():
-    rng = np.random.default_rng(0)
-    assert_as_two_pass(rng.normal(5,1,20000), rng.normal(1,1,20000), rng.integers(1,64,20000).astype(float), 0.99)
-
 def test_interval_is_fieller_of_the_two_pass_moments():
     rng = np.random.default_rng(0)
     T,g,n = rng.normal(8,2,40),rng.normal(1,0.4,40),rng.integers(200,1300,40).astype(float)
@@ -123,14 +118,6 @@ def test_many_experiments_at_once():
         one = pooled(T[:,i], g[:,i], n, 0.97)
         assert_allclose([one.tr_sigma,one.g_sq,one.noise_scale,*one.interval()], [o[i] for o in (p.tr_sigma,p.g_sq,p.noise_scale,*p.interval())])
 
-def test_pool_function_is_add_in_order():
-    rng = np.random.default_rng(0)
-    T,g,n = rng.normal(8,2,9),rng.normal(1,1,9),rng.integers(10,99,9)
-    p = Pool(0.8)
-    for o in zip(T,g,n): assert p.add(*o) is p
-    assert vars(p)==vars(pooled(T, g, n, 0.8))
-    assert vars(p)!=vars(pooled(T[::-1], g[::-1], n[::-1], 0.8)) # The newest weigh most
-
 def test_effective_windows():
     "49 at 50 windows and 92 at 100, at most 199"
     w_eff = lambda k: pooled([1.]*k, [1.]*k, [7.]*k, 0.99).w_eff
@@ -141,32 +128,11 @@ def test_effective_windows():
 def test_fewer_than_3_windows_bound_nothing(k):
     assert pooled([8.]*k, [2.]*k, [5.]*k).interval()==(0,np.inf)
 
-def test_an_empty_pool():
-    assert np.isnan(Pool().noise_scale) and Pool().w_eff==0 and Pool().n_elems==0
-
-@pytest.mark.parametrize('beta', [0, -1, 1.1, float('nan')])
-def test_beta_out_of_range(beta):
-    with pytest.raises(ValueError, match='`beta`.* must be above 0 and at most 1'): Pool(beta)
-
-@pytest.mark.parametrize('ci', [0, 1, 95, -0.5, float('nan')])
-def test_coverage_out_of_range(ci):
-    with pytest.raises(ValueError, match='`level`'): pooled([8.,9.,7.]*3, [2.,2.1,1.9]*3, [5.]*9).interval(ci)
-
 @pytest.mark.parametrize('tr_sigma,g_sq,res', [(8.,2.,4.), (0.,2.,0.), (1e-12,3.,1e-12/3)])
 @pytest.mark.parametrize('beta', [1, 0.99])
 def test_windows_that_are_all_alike(tr_sigma, g_sq, res, beta):
     p = pooled([tr_sigma]*30, [g_sq]*30, [64.]*30, beta)
     assert_allclose([p.noise_scale,*p.interval()], res, rtol=1e-6, atol=1e-15)
-
-def test_one_sample_copied_has_noise_scale_0():
-    rng = np.random.default_rng(0)
-    g = np.broadcast_to(rng.standard_normal(50), (12,4,50))
-    p = pooled(*moments_of(g, np.full((12,4), 16)))
-    assert p.noise_scale<1e-12 and p.interval()[1]<1e-6
-
-def test_no_gradient_at_all():
-    p = pooled([0.]*9, [0.]*9, [5.]*9)
-    assert p.noise_scale==np.inf and p.interval()==(0,np.inf)
 
 # Fieller's branches, each against the inequality that defines the interval
 
@@ -227,11 +193,6 @@ def test_continuous_where_the_upper_end_goes_to_infinity(eps):
     assert_allclose([below[0],above[0]], limit, rtol=max(2*eps, 1e-12))
     assert below[1]>1/eps and above[1]==np.inf
 
-def test_arrays_take_each_their_own_branch():
-    T,g = np.array([8,1,8,8,1,-1]),np.array([2,2,0.3,-2,0.3,0.2])
-    low,high = fieller(T, g, 0.5, 0.05, -0.05, 30, at_least=99.)
-    for i in range(len(T)): assert (low[i],high[i])==fieller(T[i], g[i], 0.5, 0.05, -0.05, 30, at_least=99.)
-
 # Coverage
 
 @pytest.mark.parametrize('rel,n_windows,beta', [(0.05,30,1), (1,30,1), (10,100,1), (1,50,0.99)])
@@ -246,19 +207,6 @@ def test_coverage_of_the_interval(rel, n_windows, beta):
     assert 0.92 <= ((low<=truth) & (truth<=high)).mean() <= 0.98
     assert np.isinf(high).mean() <= (0 if rel<=1 else 0.3)
     assert (low>truth).mean() <= 0.05
-
-def test_simulated_windows_are_those_of_items():
-    "The short cut of `simulate` against gradients drawn one by one"
-    rng,K,n,rel = np.random.default_rng(0),5,3,1.
-    T,g,N = simulate(rng, np.full(20000, rel), K, n)
-    G = np.sqrt(eigs.sum()/(rel*K*n)/len(eigs))
-    items = G + rng.standard_normal((20000,K*n,20))*np.sqrt(eigs[:20]) # The first of the directions carry most of it
-    rest = eigs[20:].sum()
-    assert_allclose(T.mean(), eigs.sum(), rtol=0.01)
-    assert_allclose(g.mean(), len(eigs)*G**2, rtol=0.02)
-    direct = moments_of(items.reshape(20000,K,n,20).mean(2), np.full((20000,K), n))
-    assert_allclose(direct[0].mean()+rest, T.mean(), rtol=0.02)
-    assert_allclose(direct[0].std(), T.std(), rtol=0.02)
 
 # A moving target
 
@@ -290,43 +238,28 @@ def test_drift_of_nothing():
     assert drift_t([1,1,1,1,2,2,2,2], x, x)==np.inf # No noise: any difference is beyond doubt
     assert drift_t([2,2,2,2,1,1,1,1], x, x)==-np.inf
 
-def test_drift_weighs_windows_by_their_elements():
-    "A heavy window counts as often as it has elements"
-    T,g,n = np.array([1.,2.,1.5,3.,2.5,4.]),np.array([1.,1.1,0.9,1.2,0.8,1.]),np.array([1.,5.,1.,5.,1.,5.])
-    e = T - (n@T)/(n@g)*g
-    halves = [np.average(e[s], weights=n[s]) for s in (slice(3),slice(3,None))]
-    var = sum(((n[s]/n[s].sum())**2*(e[s]-m)**2).sum()/(1-((n[s]/n[s].sum())**2).sum()) for s,m in zip((slice(3),slice(3,None)),halves))
-    assert_allclose(drift_t(T, g, n), (halves[1]-halves[0])/np.sqrt(var))
-    assert_allclose(drift_t(1e6*T, 1e-6*g, 10*n), drift_t(T, g, n))
-
 def test_drift_where_the_mean_gradient_is_measured_negative():
     "The sign is that of `tr_sigma - r*g_sq`, though the mean of `g_sq` is below 0"
     T,g,n = np.array([1.,1.2,0.9,3.,3.2,2.9]),np.array([-1.,-0.8,-1.2,-1.,-1.1,-0.9]),np.ones(6)
     assert drift_t(T, g, n)>0>drift_t(T[::-1], g[::-1], n)
 
-def test_a_drift_needs_4_windows():
-    with pytest.raises(ValueError, match='at least 4 windows.* got 3'): drift_t([1,2,3], [1,1,1], [1,1,1])
-
 def readings(r, n_seeds=200):
-    "Of runs in which the noise scale follows `r`, in items: what the plan reads, what the whole run pooled reads, and starts of the last stretch"
+    "Runs in which the noise scale follows `r`, in items: what the plan reads, what the whole run pooled reads, and windows of the last stretch"
     res = []
     for T,g,n in zip(*simulate(np.random.default_rng(0), np.broadcast_to(r/1280, (n_seeds,len(r))))):
-        start = last_stretch(T, g, n)
-        res.append((pooled(T[start:], g[start:], n[start:], 0.99).noise_scale, pooled(T, g, n, 0.99).noise_scale, start))
+        e = settled(T, g, n, beta=0.99)
+        res.append((e.noise_scale, pooled(T, g, n, 0.99).noise_scale, e.n_windows))
     return np.array(res).T
 
 @pytest.mark.parametrize('r', [np.geomspace(33,1000,47), np.geomspace(1000,33,47), np.full(47,200.)], ids=['rises','falls','stays'])
 def test_the_plan_reads_the_present_value(r):
-    plan,pooled,start = readings(r)
+    plan,pooled,n_windows = readings(r)
     off = plan/r[-5:].mean() # From the last tenth
     assert ((1/1.6<off) & (off<1.6)).mean() >= 0.97
-    if r[0]==r[-1]: assert (start==0).mean()>0.97
+    if r[0]==r[-1]: assert (n_windows==47).mean()>0.97
     else:
-        assert (start>0).all()
+        assert (n_windows<47).all()
         assert abs(np.log(np.median(pooled/r[-5:].mean()))) > np.log(2.5) # Of the whole run: nobody's noise scale
-
-def test_the_whole_run_pooled_reads_129():
-    assert_allclose(np.median(readings(np.geomspace(33,1000,47))[1]), 129, atol=5)
 
 @pytest.mark.parametrize('k', [0, 3, 19])
 def test_a_short_run_is_not_tested_for_drift(k):
@@ -355,22 +288,15 @@ def windows_of(K, noise_scale, n_trials, p, b=8, seed=0):
     tr_sigma = rng.chisquare(p*(K-1), shape)*each/(K-1)
     return tr_sigma,sq_mean-tr_sigma/n,n
 
-sizes_of_windows = {'10': [4]*10, '30': [4]*30, '45': [4]*45, 'growing': [2]*6+[4]*8+[8]*16, 'cut at the end of epochs': ([8]*7+[3])*4}
+sizes_of_windows = {'10': [4]*10, '30': [4]*30, '45': [4]*45, 'growing': [2]*6+[4]*8+[8]*16, 'cut at the end of epochs': ([8]*7+[3])*4,
+                    'tenfold': [2,16]*15}
 
 @pytest.mark.parametrize('nm,noise_scale', pairwise(list(sizes_of_windows), [8,32,100]))
 def test_coverage_along(nm, noise_scale):
     "Of a noise scale that does not change; a quarter of a window, a window, and three times as much"
     tr_sigma,g_sq,n = windows_of(sizes_of_windows[nm], noise_scale, 2000, 200)
-    ends = np.array([along(t, g, n)[1:] for t,g in zip(tr_sigma, g_sq)])
-    assert 0.93<((ends[:,0]<=noise_scale) & (noise_scale<=ends[:,1])).mean()<0.975
-
-def test_coverage_along_windows_of_any_size():
-    "Never less than it says, where neighbours differ tenfold"
-    K = np.random.default_rng(1).integers(2, 21, 30)
-    for sizes in (K,[2,16]*15):
-        tr_sigma,g_sq,n = windows_of(sizes, 32, 1000, 200)
-        ends = np.array([along(t, g, n)[1:] for t,g in zip(tr_sigma, g_sq)])
-        assert ((ends[:,0]<=32) & (32<=ends[:,1])).mean()>0.94
+    ends = np.array([along(t, g, n).ci for t,g in zip(tr_sigma, g_sq)])
+    assert 0.93<((ends[:,0]<=noise_scale) & (noise_scale<=ends[:,1])).mean()<=(1 if nm=='tenfold' else 0.975) # Never less than it says
 
 @pytest.mark.parametrize('n', [[40.]*30, np.linspace(10, 80, 30), [10.,90.]*15])
 def test_variances_along_are_unbiased(n, monkeypatch):
@@ -390,13 +316,42 @@ def test_along_does_not_take_the_path_for_an_error():
     "A noise scale that rises tenfold: the interval is as narrow as that of one which stands still, and that of `Pool` is not"
     n,g = np.full(40, 500.),1+0.02*np.random.default_rng(0).normal(size=40)
     rises = np.geomspace(50, 500, 40)
-    _,low,high = along(rises, g, n)
-    pool = pooled(rises, g, n)
-    assert high-low<0.15*(pool.interval()[1]-pool.interval()[0]) and low<along(rises, g, n)[0]<high
-    assert along(rises, g, n)[0]==pytest.approx(pool.noise_scale)
+    path,pool = along(rises, g, n),pooled(rises, g, n).estimate()
+    (low,high),(pool_low,pool_high) = path.ci,pool.ci
+    assert high-low<0.15*(pool_high-pool_low) and low<path.noise_scale<high
+    assert (path.noise_scale,path.tr_sigma,path.g_sq)==pytest.approx((pool.noise_scale,pool.tr_sigma,pool.g_sq))
 
-def test_along_few_windows():
-    assert np.isnan(along([], [], [])[0]) and along([], [], [])[1:]==(0,np.inf)
-    for k in (1,2): assert along([4.]*k, [2.]*k, [10.]*k)==(2,0,np.inf)
-    res,low,high = along([4.,5.,6.], [2.,2.1,1.9], [10.]*3)
-    assert 0<low<res<high and res==pytest.approx(2.5)
+# One result, however windows are put together
+
+ways = {'moving': lambda T, g, n, items: pooled(T, g, n, 1., items).estimate(), 'settled': settled, 'along': along}
+
+@pytest.mark.parametrize('way', ways)
+def test_an_estimate_is_in_items(way):
+    "With 7 elements to an item; nothing is known without windows, and nothing bounds it below 3"
+    rng = np.random.default_rng(0)
+    T,g,n = rng.normal(8,2,40),rng.normal(1,0.4,40),rng.integers(2,13,40)*7.
+    f = ways[way]
+    e,in_elems = f(T, g, n, n/7),f(T, g, n, None)
+    assert (e.noise_scale,*e.ci)==pytest.approx([o/7 for o in (in_elems.noise_scale,*in_elems.ci)]) and e.n_windows==40
+    assert (e.tr_sigma,e.g_sq)==pytest.approx((n@T/n.sum(),n@g/n.sum())) and e.ci[0]<e.noise_scale<e.ci[1]
+    few = f(T[:2], g[:2], n[:2], None)
+    assert few.ci==(0,np.inf) and few.noise_scale==pytest.approx((n[:2]@T[:2])/(n[:2]@g[:2]))
+    none = f([], [], [], None)
+    assert np.isnan(none.noise_scale) and none.ci==(0,np.inf) and none.n_windows==0
+
+@pytest.mark.parametrize('way', ['settled','along'])
+def test_items_that_are_all_alike(way):
+    "All windows count, however the gradient changes, and the largest ratio is the upper end"
+    g = np.geomspace(1, 100, 40)
+    e = ways[way](1e-6*(-1)**np.arange(40), g, np.full(40, 40.), np.full(40, 8.))
+    assert e.n_windows==40 and e.ci==(0,pytest.approx(1e-6/g[0]/5)) and 0<=e.noise_scale<1e-6
+
+def test_estimates_are_those_of_each_pool():
+    rng = np.random.default_rng(0)
+    T,g,n = rng.normal(8,2,9),rng.normal(1,1,9),rng.integers(10,99,9)*3.
+    df = estimates([pooled(T[:k], g[:k], n[:k], 0.9, n[:k]/3) for k in range(1, 10)], 0.8)
+    for k,o in zip(range(1, 10), df.itertuples()):
+        e = pooled(T[:k], g[:k], n[:k], 0.9, n[:k]/3).estimate(0.8)
+        assert (o.noise_scale,o.low,o.high,o.mean_tr_sigma,o.mean_g_sq)==(e.noise_scale,*e.ci,e.tr_sigma,e.g_sq)
+    assert len(estimates([]))==0
+

@@ -22,7 +22,7 @@ from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.scaling import sqrt_scaling
 from fastai_bs.snapshot import out_of_memory
-from fastai_bs.trial import mock_training
+from fastai_bs.mock import mock_training
 from helpers import changes, flat, loaders, mlp, pairwise, picture, quiet_learner, regression, set_seed
 
 inf,nan = math.inf,math.nan

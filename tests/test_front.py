@@ -24,19 +24,16 @@ def of(nm, pattern):
 
 kept = (r"Training loss as planned over today's, mean of seeds: median (\S+), above \+5% in (\S+),.*\n.*Validation loss: median (\S+), above \+5% in (\S+),.*\n"
         r'.*whole fit: median (\S+) of')
-figures = {
-    'within a factor of two': ('pays', r'of either in (17 of \d+)\.', '{} trainings'),
-    'trained as the plan says': ('keeps', kept, 'training loss {0} (median; above +5% in {1} of the plans), validation loss {2} ({3}), in {4} of the time'),
+figures = {'within a factor of two': ('pays', r'of either in (17) of (\d+)\.'), 'trained as the plan says': ('keeps', kept),
     "all of today's time": ('pays', r'at most (\d+) times through its data.*: plan (\S+) \(worst (\S+)\), before.*, 128 (\S+) \(worst (\S+)\)\.\n'
-                            r'\* Over all 18: plan (\S+) \(worst (\S+)\), before.*?, 128 (\S+) \(worst (\S+)\)\. Of',
-                            '{1} on average, {2} at worst (always 128: {3}, {4}); with those of more than {0} passes through the data {5}, {6} '
-                            '(always 128: {7}, {8})')}
+                            r'\* Over all 18: plan (\S+) \(worst (\S+)\), before.*?, 128 (\S+) \(worst (\S+)\)\. Of')}
 
 @pytest.mark.parametrize('row', figures)
 def test_figures_are_those_of_the_benchmark(row):
-    nm,pattern,text = figures[row]
+    "All that the page says stands in the row, however it is worded"
+    nm,pattern = figures[row]
     line, = [o for o in page.splitlines() if o.startswith('|') and row in o]
-    assert text.format(*of(nm, pattern)) in line and f'/benchmarks/{nm}.md' in line
+    assert [o for o in of(nm, pattern) if not re.search(rf'(?<![\d.+-]){re.escape(o)}(?![\d.]*\d)', line)]==[] and f'/benchmarks/{nm}.md' in line
 
 def test_exact_accumulation():
     "The worst of the seeds"

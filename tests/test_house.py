@@ -8,8 +8,8 @@ import pytest
 package = Path(fastai_bs.__file__).parent
 # From below to above: each imports from those before it only
 layers = ['text','checks','estimator','scaling','step_time','snapshot','draws','distributed','loaders','hypers','loop','logs','columns','losses',
-          'n_acc','window','pairs','gradients','measurement','split','batch_size','accumulate','sources','plots','plots_noise','plots_plan','plots_memory','plots_schedule','plots_verify','noise','lr',
-          'schedule','adaptive','resume','set_up','trial','timing','too_high','cycle','short_cycle','cards','memory','max_bs',
+          'n_acc','window','mock','pairs','gradients','norms','split','batch_size','accumulate','sources','plots','plots_noise','plots_plan','plots_memory','plots_schedule','plots_verify','noise','lr',
+          'schedule','set_up','trial_sizes','timing','too_high','cycle','short_cycle','cards','memory','group_norm','max_bs',
           'layout','advice','plan','asked','finder','grow','compare','halving','trainings','left_open','verify_advice','verify_text','verification',
           'trials','verify','both_ways','micros','why_not','accum_check']
 above = 'all','__main__' # Re-export, and the demonstration

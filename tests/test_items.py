@@ -12,7 +12,6 @@ from fastai_bs import accum_check, finder # noqa: F401 They patch `check_accum` 
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.batch_size import batch_size
 from fastai_bs.lr import ScaledLR
-from fastai_bs.n_acc import Items
 from fastai_bs.noise import NoiseScale
 from fastai_bs.schedule import BatchSchedule
 from helpers import changes, flat, loaders, mlp, pairwise, picture, quiet_learner, regression, set_seed
@@ -32,7 +31,7 @@ def test_to_the_bit_as_by_micro_batches(kwargs, cbs, n_acc):
     a,b = (learner(GradAccum(*args, **kw, **kwargs), *(f() for f in cbs), model=bn_model) for args,kw in (((n_acc,),{}),((),dict(bs=4*n_acc))))
     for o in (a,b): o.fit(3, 0.05)
     assert torch.equal(flat(a), flat(b)) and all(torch.equal(x, y) for x,y in zip(a.model.buffers(), b.model.buffers()))
-    assert b.grad_accum.n_acc==n_acc and a.recorder.values==b.recorder.values and 'batch_size' in b.recorder.metric_names
+    assert b.grad_accum.n_acc==n_acc and a.recorder.values==b.recorder.values
 
 def test_one_batch_for_a_step():
     "No accumulation: not a bit is changed"
@@ -53,19 +52,10 @@ def test_n_acc_goes_along_with_the_loader():
     learn.fit(1, 0.05)
     assert learn.grad_accum.n_acc==2 and learn.batch_size==24
 
-def test_set_by_hand_until_the_next_fit():
-    learn = learner(GradAccum(bs=12))
-    learn.grad_accum.n_acc = 2
-    assert learn.batch_size==8
-    learn.fit(1, 0.05)
-    assert learn.grad_accum.n_acc==2 and learn.batch_size==8
-    learn.fit(1, 0.05)
-    assert learn.grad_accum.n_acc==3 and learn.batch_size==12
-
 @pytest.mark.parametrize('how', [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=['copied','pickled'])
 def test_copies(how):
     twin = how(GradAccum(bs=12))
-    assert repr(twin)=='GradAccum(bs=12)' and twin.n_acc_at==Items(12) and learner(twin).batch_size==12
+    assert repr(twin)=='GradAccum(bs=12)' and learner(twin).batch_size==12
 
 def test_checked_and_measured(short):
     "By `check_accum`, which needs no learner that has it, and as today's size by `bs_find`"
@@ -99,8 +89,7 @@ def test_what_does_not_divide(bs, says):
 @pytest.mark.parametrize('accum', [GradAccum(bs=56),GradAccum(bs=57),GradAccum(bs=1000),GradAccum(14),GradAccum(100),GradAccum({0: 1, 1: 14})], ids=repr)
 def test_more_than_an_epoch(accum):
     "50 items in 13 micro-batches: a step in each epoch, of all there is, and a warning once a fit, whole micro-batches or not"
-    learn,whole = learner(accum, model=bn_model),learner(GradAccum(getattr(accum.n_acc_at, 'copy', lambda: 13)()), model=bn_model)
-    if isinstance(accum.n_acc_at, dict): whole.grad_accum.n_acc_at[1] = 13
+    learn,whole = learner(accum, model=bn_model),learner(GradAccum({0: 1, 1: 13} if accum.varies else 13), model=bn_model)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
         for o in (learn,whole): o.fit(3, 0.05)

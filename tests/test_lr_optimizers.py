@@ -1,6 +1,6 @@
 "ScaledLR and the optimizer: what a rule promises of Adam and SGD, and velocities that hold the rate"
 import math
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from fastai.callback.schedule import ParamScheduler
 from fastai.optimizer import Adam, Lamb, Larc, Lookahead, OptimWrapper, Optimizer, QHAdam, RAdam, RMSProp, SGD, average_grad, ranger, weight_decay
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.lr import ScaledLR, velocity_names
-from fastai_bs.scaling import adam_scaling, adascale_gain, linear_scaling, scaled_momentum, sqrt_scaling
+from fastai_bs.scaling import adascale_gain, linear_scaling
 from helpers import changes, flat, loaders, mlp, pairwise, picture, quiet_learner, RaiseAt, regression
 
 f64 = torch.float64
@@ -25,42 +25,6 @@ class Seen(Callback):
     def before_train(self): self.started = True
     def before_step(self):
         if getattr(self.learn, 'grad_accum', None) is None or self.grad_accum.stepped: self.hypers.append([dict(h) for h in self.opt.hypers])
-
-# Adam, the simulation: 16384 examples whose gradients are x + 10 N(0,1), one problem per element
-
-n_seen,adam_hypers = 16384,dict(lr=1e-2, mom=0.999, sqr_mom=0.999, eps=1e-8)
-
-@lru_cache(None)
-def adam_readings(k, rule, seed, n=4096):
-    "Mean and spread at a quarter, half and all of the examples"
-    h = dict(adam_hypers)
-    for nm,v in {None: {}, 'adam': adam_scaling(k), 'linear': dict(lr=linear_scaling(k)), 'sqrt': dict(lr=sqrt_scaling(k))}[rule].items():
-        h[nm] = scaled_momentum(h[nm], v) if nm in ('mom','sqr_mom') else h[nm]*v
-    g,x,n_step,res = torch.Generator().manual_seed(seed),torch.ones(n, dtype=f64).requires_grad_(),n_seen//k,[]
-    opt,x.grad = Adam([x], wd=0., **h),torch.zeros(n, dtype=f64)
-    for i in range(1, n_step+1):
-        x.grad.copy_(x.data).add_(torch.randn(n, generator=g, dtype=f64), alpha=10/k**0.5)
-        opt.step()
-        if i in (n_step//4, n_step//2, n_step): res.append((x.mean().item(), x.std().item()))
-    return res
-
-def against_base(k, rule, seed=0):
-    "Differences of the means, in spreads of k=1, and ratios of the spreads, at each reading"
-    base,other = adam_readings(1, None, seed),adam_readings(k, rule, 100+seed)
-    assert len(base)==len(other)==3
-    return [(m-m0)/s0 for (m,_),(m0,s0) in zip(other, base)],[s/s0 for (_,s),(_,s0) in zip(other, base)]
-
-@pytest.mark.parametrize('k', [4,16])
-def test_adam_scaling_keeps_the_path_of_the_small_batch(k):
-    off,spread = against_base(k, 'adam')
-    assert max(map(abs, off)) <= 0.1, off
-    assert max(abs(s-1) for s in spread) <= 0.05, spread
-
-@pytest.mark.parametrize('k,least', [(4,1.35), (16,2)])
-def test_linear_rule_makes_adam_too_noisy(k, least): assert min(against_base(k, 'linear')[1]) >= least
-
-@pytest.mark.parametrize('k', [4,16])
-def test_square_root_alone_leaves_the_path(k): assert abs(against_base(k, 'sqrt')[0][0]) >= 0.5
 
 class Noisy(nn.Module):
     "Its output, summed over elements, has the gradient x + z for each item z"
@@ -83,18 +47,6 @@ def hand_adam(zs, k, lr, mom, sqr_mom, eps):
         x = x - lr*(m/(1-mom**t))/((v/(1-sqr_mom**t))**0.5 + eps)
     return x
 
-@pytest.mark.parametrize('by', ['loader','GradAccum'])
-@pytest.mark.parametrize('base,k', [(1,1), (1,4), (1,16), (2,8)])
-def test_adam_in_a_learner_is_the_loop_by_hand(base, k, by):
-    zs = 10*rand(256, 24)
-    adam = partial(Adam, wd=0., mom=0.999, sqr_mom=0.999, eps=1e-8)
-    cbs = [ScaledLR(base, rule=adam_scaling, warmup_epochs=0), *([GradAccum(k, count=count_items)] if by=='GradAccum' else [])]
-    learn = noisy_learner(zs, base*(1 if by=='GradAccum' else k), adam, *cbs)
-    learn.fit(1, 1e-2)
-    want = hand_adam(zs, base*k, 1e-2*k**0.5, 1-k*0.001, 1-k*0.001, 1e-8/k**0.5)
-    assert (flat(learn)-want).abs().max() <= 1e-9 < (flat(learn)-1).abs().min()
-    assert {nm: v for nm,v in learn.opt.hypers[0].items() if nm!='wd'}==adam_hypers # The learner's own again
-
 # Where a momentum has no value for the new batch size
 
 def adam_learner(bs=2, n=32, opt_func=Adam, cbs=(), **kwargs):
@@ -109,105 +61,6 @@ def assert_refused(learn, match, fit='fit', *args, **kwargs):
     assert torch.equal(flat(learn), before) and all(p.grad is None for p in learn.model.parameters())
     assert not any(set(st)-{'do_wd'} for st in vars(learn.opt).get('opt', learn.opt).state.values()) and own()==hypers
     assert not learn.seen.started and '_do_epoch_train' not in vars(learn) and not learn.lock.locked()
-
-@pytest.mark.parametrize('k,mom,limit', [(16,0.9,'10'), (10,0.9,'10'), (8,0.85,'6.67'), (2,0.5,'2'), (16,0.93,'14.3')])
-@pytest.mark.parametrize('by', ['loader','GradAccum'])
-def test_refused_with_the_largest_valid_k(by, k, mom, limit):
-    cbs = [GradAccum(k)] if by=='GradAccum' else []
-    learn = adam_learner(2*k if not cbs else 2, 64, partial(Adam, mom=mom), [ScaledLR(2, rule=adam_scaling), *cbs])
-    assert_refused(learn, rf"`k` must be below 1/\(1-beta\) = {limit} for a momentum of {mom}, got {k}:", 'fit', 1, 1e-3)
-
-@pytest.mark.parametrize('k', [1,4,9,9.5])
-def test_valid_up_to_the_limit(k):
-    "With the warmup's factor on the rate alone: momenta and eps are those of the batch from the first step on"
-    learn = adam_learner(int(2*k), 64, partial(Adam, eps=1e-5), [ScaledLR(2, rule=adam_scaling, warmup_epochs=1)])
-    learn.fit(2, 1e-3)
-    n = len(learn.dls.train)
-    for i,(h,) in enumerate(learn.seen.hypers):
-        want = dict(mom=1-k*0.1, sqr_mom=1-k*0.01, eps=1e-5/k**0.5, lr=1e-3*(1+(k**0.5-1)*min(1,i/n)))
-        assert {nm: h[nm] for nm in want}==pytest.approx(want, rel=1e-12)
-    assert len(learn.seen.hypers)==2*n
-
-@pytest.mark.parametrize('k,ok', [(6,True), (6.5,True), (7,False), (8,False), (16,False)])
-def test_one_cycle_is_checked_at_its_smallest_momentum(k, ok):
-    "0.95 down to 0.85, where 1/(1-0.85) is 6.67: momenta are those of the schedule, scaled"
-    learn = adam_learner(int(2*k), int(2*k)*8, cbs=[ScaledLR(2, rule=adam_scaling, warmup_epochs=0)])
-    if not ok: return assert_refused(learn, r"= 6.67 for a momentum of 0.85, got", 'fit_one_cycle', 2, 1e-3)
-    learn.fit_one_cycle(2, 1e-3)
-    assert len(learn.seen.hypers)==16
-    for i,(h,) in enumerate(learn.seen.hypers):
-        pct = i/16
-        own = 0.95-0.1*(1-math.cos(math.pi*pct/0.25))/2 if pct<0.25 else 0.85+0.1*(1-math.cos(math.pi*(pct-0.25)/0.75))/2
-        assert h['mom']==pytest.approx(1-k*(1-own), abs=1e-5) and h['sqr_mom']==pytest.approx(1-k*0.01, rel=1e-12)
-    assert learn.recorder.hps['mom']==[h['mom'] for h, in learn.seen.hypers]
-
-@pytest.mark.parametrize('moms,k,ok', [((0.95,0.95,0.95),16,True), ((0.95,0.85,0.95),16,False), ((0.8,0.95,0.95),6,False), ((0.95,0.95,0.8),6,False),
-                                       ((0.95,0.95,0.8),4,True)])
-def test_every_part_of_the_schedule_counts(moms, k, ok):
-    learn = adam_learner(2*k, 2*k*8, cbs=[ScaledLR(2, rule=adam_scaling)])
-    if ok: learn.fit_one_cycle(2, 1e-3, moms=moms)
-    else: assert_refused(learn, f"for a momentum of {min(moms)}, got {k}", 'fit_one_cycle', 2, 1e-3, moms=moms)
-
-@pytest.mark.parametrize('n_acc,limit', [({3: 8},None), ({3: 12},None), ({3: 14},'13.3'), ({1: 8, 3: 1},'6.67'), ({0: 8, 1: 1},'6.67'), ({2: 9},'8'),
-                                         ({2: 7},None), ({0: 1, 2: 7, 3: 12},None), (lambda e: 12 if e==3 else 6,None), (lambda e: 12 if e==2 else 1,'8')])
-def test_the_large_batch_where_momentum_is_high(n_acc, limit):
-    "Four epochs of one cycle: 0.95 to 0.85 in the first, then back up over 0.875 (limit 8) and 0.925 (13.3)"
-    learn = adam_learner(2, 2*28, cbs=[GradAccum(n_acc), ScaledLR(2, rule=adam_scaling)])
-    if limit: return assert_refused(learn, rf"below 1/\(1-beta\) = {limit} for", 'fit_one_cycle', 4, 1e-3)
-    learn.fit_one_cycle(4, 1e-3)
-    assert all(0<h['mom']<1 for h, in learn.seen.hypers) and flat(learn).isfinite().all()
-
-def test_one_group_with_too_small_a_momentum_is_enough():
-    learn = adam_learner(16, 64, cbs=[ScaledLR(2, rule=adam_scaling)], splitter=lambda m: [list(m[0].parameters()),list(m[2].parameters())])
-    learn.create_opt()
-    learn.opt.set_hyper('mom', [0.95,0.8])
-    with pytest.raises(ValueError, match='= 5 for a momentum of 0.8, got 8'): learn.fit(1, 1e-3)
-    assert not learn.seen.started
-    learn.opt.set_hyper('mom', [0.95,0.9])
-    learn.fit(1, 1e-3)
-    assert [h['mom'] for h in learn.seen.hypers[0]]==pytest.approx([0.6,0.2]) and [h['mom'] for h in learn.opt.hypers]==[0.95,0.9]
-
-def test_a_fit_of_no_epoch_has_no_momentum_to_check(): adam_learner(4, 32, cbs=[ScaledLR(2, rule=adam_scaling)]).fit(0, 1e-3)
-
-def test_the_second_momentum_counts_too():
-    learn = adam_learner(8, 64, partial(Adam, mom=0.99, sqr_mom=0.7), [ScaledLR(2, rule=adam_scaling)])
-    assert_refused(learn, "= 3.33 for a momentum of 0.7, got 4", 'fit', 1, 1e-3)
-
-def test_torch_adamw_moves_betas_and_eps():
-    "As torch's own with the new values, by hand"
-    k,items = 4,regression(64)
-    learn = adam_learner(2*k, 64, partial(OptimWrapper, opt=torch.optim.AdamW, betas=(0.9,0.99), eps=1e-3, weight_decay=0.1),
-                         [ScaledLR(2, rule=adam_scaling, warmup_epochs=0)])
-    seen = []
-    learn.create_opt()
-    learn.opt.opt.register_step_pre_hook(lambda opt, *args: seen.append({nm: v for nm,v in opt.param_groups[0].items() if nm in ('lr','betas','eps')}))
-    learn.fit(2, 1e-2)
-    model = mlp()
-    opt = torch.optim.AdamW(model.parameters(), lr=2e-2, betas=(1-k*0.1,1-k*0.01), eps=1e-3/2, weight_decay=0.1)
-    for i in range(16):
-        x,y = (torch.stack(o) for o in zip(*items[i%8*8:i%8*8+8]))
-        nn.functional.mse_loss(model(x), y).backward()
-        opt.step(); opt.zero_grad()
-    assert (flat(learn)-torch.cat([p.detach().flatten() for p in model.parameters()])).abs().max() <= 1e-9
-    assert len(seen)==16 and all(o['betas']==pytest.approx((0.6,0.96)) and o['eps']==pytest.approx(5e-4) and o['lr']==pytest.approx(2e-2) for o in seen)
-    g = learn.opt.opt.param_groups[0]
-    assert (g['lr'],g['betas'],g['eps'])==(1e-2,(0.9,0.99),1e-3)
-
-@pytest.mark.parametrize('mom,want', [(0.,0.), (0.9,0.6)])
-def test_rmsprop_without_momentum_stays_without(mom, want):
-    learn = adam_learner(8, 64, partial(RMSProp, mom=mom), [ScaledLR(2, rule=adam_scaling, warmup_epochs=0)])
-    learn.fit(1, 1e-3)
-    for h, in learn.seen.hypers: assert h['mom']==pytest.approx(want) and h['sqr_mom']==pytest.approx(0.96) and h['eps']==pytest.approx(5e-9)
-    assert learn.opt.hypers[0]['mom']==mom
-
-def test_a_momentum_of_0_is_not_refused_at_large_k():
-    adam_learner(32, 64, partial(RMSProp, mom=0.), [ScaledLR(2, rule=adam_scaling)]).fit(1, 1e-3)
-
-@pytest.mark.parametrize('opt_func', [SGD, partial(SGD, mom=0.9), partial(OptimWrapper, opt=torch.optim.SGD, momentum=0.9), partial(Larc, mom=0.9)])
-def test_sgd_has_not_what_adam_scaling_scales(opt_func):
-    learn = adam_learner(4, 64, opt_func, [ScaledLR(2, rule=adam_scaling)])
-    nm = 'sqr_mom' if 'Larc' in str(opt_func) else 'eps'
-    assert_refused(learn, f"The optimizer has no hyper-parameter `{nm}` to be scaled, only .*lr.*: take another `rule`", 'fit', 1, 1e-3)
 
 # SGD: k small steps and one large one
 
@@ -263,12 +116,6 @@ def test_weight_decay_per_group():
     learn.opt.set_hyper('wd', [0.1,0.4])
     learn.fit(1, slice(0.01,0.1))
     assert [[h['wd'] for h in hs] for hs in learn.seen.hypers]==[[0.1/8,0.4/8]]*4 and [h['wd'] for h in learn.opt.hypers]==[0.1,0.4]
-
-def test_weight_decay_of_the_rule_without_that_of_the_rate():
-    "A rule's factor on `wd` stays, and what is divided out is that of the rate"
-    learn = linear_learner(linear_items(64), 16, [ScaledLR(2, lambda k: dict(lr=k, wd=2.), warmup_epochs=0, scale_wd=False), Seen()])
-    learn.fit(1, 0.01, wd=0.1)
-    assert [[h['wd'] for h in hs] for hs in learn.seen.hypers]==[[0.1*2/8]]*4
 
 # Velocities that hold the rate
 

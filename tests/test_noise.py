@@ -1,7 +1,6 @@
 "NoiseScale beside GradAccum: exact against per-item gradients, and not a bit of the training changed"
 from functools import cache, partial
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -99,17 +98,6 @@ def test_exact_noise_scale(kind, elems):
     assert abs(z_score(noise.df, elems*exact)) <= 3
     assert noise.ci[0] <= exact <= noise.ci[1]
 
-@pytest.mark.parametrize('bs', [1, 2])
-def test_exact_noise_scale_of_elements_that_count(bs):
-    "Items of one element each, of which a third is ignored: those that count are drawn without replacement"
-    items,loss_func = classes(300),nn.CrossEntropyLoss()
-    items = [(x, torch.tensor(-100) if i%3==0 else y) for i,(x,y) in enumerate(items)]
-    model = mlp(n_out=3)
-    exact = noise_scale(item_grads(model, loss_func, [o for o in items if o[1]>=0]))
-    noise = measure(items, model, loss_func, bs, 12//bs, n_epoch=3, shuffle=True)
-    assert abs(z_score(noise.df, exact)) <= 3
-    np.testing.assert_allclose(noise.pool.n_elems/noise.n_items, 2/3, rtol=1e-6) # A batch holds all items, those that do not count too
-
 def test_exact_noise_scale_with_class_weights():
     "An element is a unit of weight"
     items,model,loss_func = classes(600),mlp(n_out=3),nn.CrossEntropyLoss(weight=torch.tensor([1,2,0.5], dtype=torch.float64))
@@ -134,33 +122,12 @@ def test_rows_of_tokens_that_count(ignored):
     assert_rows(noise.df, expected)
     assert (len(expected)<50)==(ignored==0.8)
 
-def test_rows_with_class_weights():
-    items,model,loss_func = classes(100),mlp(n_out=3),nn.CrossEntropyLoss(weight=torch.tensor([1,2,0.5], dtype=torch.float64))
-    weights = loss_func.weight[torch.stack([y for _,y in items])]
-    assert_rows(measure(items, model, loss_func, 3, 4).df, window_rows(item_grads(model, loss_func, items), windows_in_order(100, 3, 4), weights))
-
 def test_rows_with_count():
     "For a loss of one's own"
     items,model,_ = token_task(60, 0.3)
     def loss_func(p, y): return F.cross_entropy(p, y)
     accum = GradAccum(3, count=lambda learn: (learn.yb[0]!=-100).sum())
     assert_rows(measure(items, model, loss_func, accum=accum).df, window_rows(item_grads(model, loss_func, items), windows_in_order(60, 2, 3), n_kept(items)))
-
-@pytest.mark.parametrize('loss_func', [nn.MSELoss, nn.CrossEntropyLoss])
-def test_sums_give_the_rows_of_means(loss_func):
-    items = regression(53) if loss_func is nn.MSELoss else classes(53)
-    model = mlp(n_out=2 if loss_func is nn.MSELoss else 3)
-    mean,total = (measure(items, model, loss_func(reduction=o), 3, 4).df for o in ('mean','sum'))
-    assert_rows(total, mean)
-
-def test_items_and_elements():
-    items,model,loss_func = task('tokens', 60)
-    noise = measure(items, model, loss_func, 3, 4)
-    assert (noise.df.n_items==12).all() and (noise.df.n_elems==48).all()
-    p = pooled(noise.df.tr_sigma, noise.df.g_sq, noise.df.n_elems, 0.99)
-    assert noise.noise_scale==pytest.approx(p.noise_scale/4)
-    assert noise.ci==pytest.approx([o/4 for o in p.interval()])
-    assert (noise.tr_sigma,noise.g_sq)==pytest.approx((p.tr_sigma,p.g_sq))
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['mlp','embeddings','tokens'])
@@ -240,23 +207,6 @@ def test_reentrant_checkpointing_is_refused():
 
 # What other callbacks do
 
-def test_clipping_does_not_show():
-    items,model,loss_func = task('mlp')
-    plain,clipped = (measure(items, model, loss_func, cbs=o) for o in ([], [GradientClip(1e-3)]))
-    pd.testing.assert_frame_equal(plain.df, clipped.df)
-
-class RefElems(Callback):
-    "Stands for any other first micro-batch"
-    order = GradAccum.order-1
-    def before_batch(self):
-        if self.learn.grad_accum.window.n_micro==0: self.learn.grad_accum.weights.n_ref = torch.tensor(37.3, dtype=torch.float64)
-
-def test_the_unit_of_the_weights_does_not_show():
-    items,model,loss_func = token_task(90, 0.3)
-    plain,other = (measure(items, model, loss_func, cbs=o) for o in ([], [RefElems()]))
-    assert other.learn.grad_accum.weights.n_ref==37.3
-    assert_rows(other.df, plain.df)
-
 class Overflowing(ScaledLoss):
     "As float16 would above 512"
     def before_backward(self):
@@ -298,7 +248,7 @@ def test_gradients_that_are_not_finite_are_dropped(bad):
     expected = window_rows(item_grads(model, nn.MSELoss(), items), [w for i,w in enumerate(windows_in_order(103, 2, 5)) if i not in (1,5)],
                            torch.full((103,), 2))
     assert_rows(noise.df, expected)
-    assert np.isfinite(noise.noise_scale) and np.isfinite(noise.pool.interval()[0])
+    assert np.isfinite(noise.noise_scale) and np.isfinite(noise.ci[0])
 
 @pytest.mark.parametrize('event_exc,order,first', pairwise([('before_batch',CancelBatchException), ('after_pred',CancelBatchException),
     ('after_loss',CancelBatchException), ('before_backward',CancelBatchException), ('before_backward',CancelBackwardException)], [0,5,6,6.5,7,20], [0,2]))
@@ -401,24 +351,7 @@ def test_no_hook_stays(event, order, exc):
     assert n_hooks(model)==0
     assert_rows(noise.df, window_rows(item_grads(model, nn.MSELoss(), items), windows_in_order(30, 2, 3), torch.full((30,), 2)))
 
-def test_no_hook_stays_after_a_fit():
-    model = mlp()
-    seen = []
-    class Look(Callback):
-        def before_batch(self): seen.append(n_hooks(model))
-    measure(regression(30), model, nn.MSELoss(), n_epoch=2, cbs=[Look()])
-    assert set(seen)=={4, 0} and n_hooks(model)==0 # None in validation
-
 # What is refused
-
-@pytest.mark.parametrize('cbs', [[], [GradAccum(1)], [GradAccum({0: 1, 2: 4})], [GradAccum(lambda epoch: 1)]])
-@pytest.mark.parametrize('bs,hint', [(1,'take a larger batch, or GradAccum'), (3,'take a larger batch, n_micro=3, or GradAccum')])
-def test_a_batch_smaller_than_its_parts_is_refused(cbs, bs, hint):
-    model = mlp()
-    before = [p.clone() for p in model.parameters()]
-    learn = quiet_learner(loaders(regression(30), bs), model, cbs=[*cbs, NoiseScale()])
-    with pytest.raises(ValueError, match=f'`n_micro`=4 parts of a batch of {bs} item.*{hint}'): learn.fit(2, 0.1)
-    assert all(torch.equal(a,b) for a,b in zip(before, model.parameters()))
 
 def test_two_are_refused():
     learn = quiet_learner(loaders(regression(30), 2), mlp(), cbs=[GradAccum(2), NoiseScale(), NoiseScale(0.9)])
@@ -441,12 +374,6 @@ def test_a_ragged_last_window():
     assert df.n_items.tolist()==[6,6,6,5]*2 and df.n_elems.tolist()==[12,12,12,10]*2 and df.step.tolist()==list(range(1,9))
     df = measure(regression(14), mlp(), nn.MSELoss(), 2, 3, n_epoch=2).df
     assert df.n_items.tolist()==[6,6]*2 and df.step.tolist()==[1,2,4,5]
-
-def test_before_the_first_window():
-    noise = NoiseScale()
-    assert all(np.isnan(o) for o in (noise.noise_scale,noise.g_sq,noise.tr_sigma))
-    assert noise.ci==(0,np.inf) and len(noise.df)==0 and noise.n_dropped==0
-    assert list(noise.df.columns)==['step','n_items','n_elems','tr_sigma','g_sq','noise_scale','low','high','mean_tr_sigma','mean_g_sq']
 
 def test_rows_and_properties():
     noise = measure(regression(203), mlp(), nn.MSELoss())
@@ -506,10 +433,6 @@ def test_plot():
     np.testing.assert_allclose(line.get_xdata(), df.n_items.cumsum()[ok])
     np.testing.assert_allclose(line.get_ydata(), df.noise_scale[ok])
     assert set(base.get_ydata())=={10} and len(ax.collections)==1
-
-def test_plot_on_given_axes():
-    _,ax = plt.subplots()
-    assert plot_noise_scale(NoiseScale().df, ax=ax) is ax
 
 def test_repr():
     assert repr(NoiseScale())=='NoiseScale()'

@@ -52,7 +52,7 @@ def test_all_has_every_public_name():
     import fastai_bs.all as everything
     from fastai.learner import Learner
     for nm in ('GradAccum','NoiseScale','BatchPlan','unchanged','ScaledLR','linear_scaling','no_scaling','sqrt_scaling','adascale_gain',
-               'adam_gain','decay_factor','surge_scaling','adam_scaling','warmup_factor'):
+               'adam_gain','decay_factor','warmup_factor'):
         assert hasattr(everything, nm), nm
     assert hasattr(Learner, 'bs_find')
 

@@ -22,7 +22,7 @@ from fastai_bs.estimator import window_moments
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
 from fastai_bs.plan import RateTrial
-from fastai_bs.scaling import adascale_gain, capped_sqrt_scaling, linear_scaling, no_scaling, sqrt_scaling, surge_scaling
+from fastai_bs.scaling import adascale_gain, linear_scaling, no_scaling, sqrt_scaling
 from fastai_bs.lr import rates
 from helpers import mlp, plans, quiet_learner, regression
 from oracle import item_grads
@@ -47,7 +47,7 @@ def learner(items, sizes, loss_func=None, cbs=(), opt_func=SGD, **kwargs):
 
 def measured(items, sizes, n_acc, loss_func=None, count=None, **kwargs):
     "By a `NoiseScale`, at fixed weights; with `n_acc` 1 in parts of each batch"
-    noise = NoiseScale(every=1, n_micro=kwargs.pop('n_micro', 2), by_group=True)
+    noise = NoiseScale(every=1, n_micro=kwargs.pop('n_micro', 2))
     learner(items, sizes, loss_func, [GradAccum(n_acc, count), noise], **kwargs).fit(1, 0.)
     return noise
 
@@ -110,17 +110,6 @@ def test_a_training_measures_without_bias(n, seed):
     assert len(noise.df)==24
     np.testing.assert_allclose([noise.df.tr_sigma.mean(),noise.df.g_sq.mean()], want, rtol=1e-8, atol=1e-10)
 
-@examples(20)
-@given(st.lists(st.integers(0, 3), min_size=4, max_size=4), sizes_of_micros, st.integers(1, 6), seeds)
-def test_moments_add_up_over_groups(group_of, sizes, n_acc, seed):
-    "However the parameters are shared out, in windows and in parts of a batch"
-    def _splitter(m): return [ps for i in sorted(set(group_of)) if (ps := [p for p,g in zip(m.parameters(), group_of) if g==i])]
-    if n_acc==1: sizes = [2+o for o in sizes]
-    noise = measured(regression(sum(sizes), seed=seed), sizes, n_acc, splitter=_splitter)
-    assert list(noise.more)==[f'group {i}' for i in range(len(set(group_of)))] and len(noise.rows)>=len(sizes)//n_acc
-    of_all = np.array([(o.tr_sigma,o.g_sq) for o in noise.rows])
-    np.testing.assert_allclose(sum(np.array(o) for o in noise.more.values()), of_all, rtol=1e-10, atol=1e-12*np.abs(of_all).max())
-
 # Accumulation
 
 class Spy(Callback):
@@ -170,8 +159,7 @@ class Factors(Callback):
         self.rates.append(self.opt.hypers[-1]['lr'])
 
 rules = dict(linear=linear_scaling, sqrt=sqrt_scaling, none=no_scaling, gain=partial(adascale_gain, noise_scale=20),
-    surge=partial(surge_scaling, noise_scale=6.), capped=partial(capped_sqrt_scaling, noise_scale=9),
-    falls=lambda k: 1/k, steep=lambda k: k**3, third=lambda k: dict(lr=k**(1/3)))
+    falls=lambda k: 1/k, steep=lambda k: k**3, third=lambda k: k**(1/3))
 
 @pytest.mark.filterwarnings('ignore:.warmup_epochs.', 'ignore:The noise scale')
 @examples(40)
@@ -181,7 +169,6 @@ def test_the_factor_goes_from_1_to_that_of_the_rule(rule, k, warmup, n_epoch, n_
     "Never beyond either, never back, and linearly in the epochs that are behind; for batches that grow and that shrink"
     base_bs,full = 2*n_acc/k,rules[rule]
     full = full(k, base_bs=base_bs) if 'noise_scale' in getattr(full, 'keywords', {}) else full(k)
-    full = full['lr'] if isinstance(full, dict) else full
     seen = Factors()
     learn = learner(regression(2*n_acc*n_windows), [2]*n_acc*n_windows, cbs=[GradAccum(n_acc), ScaledLR(base_bs, rules[rule], warmup), seen])
     learn.fit(n_epoch, 0.01)

@@ -1,8 +1,6 @@
-"Several processes that train together over gloo: the large batch's gradient, one noise scale and one plan, and an end for all where one fails"
+"Several processes that train together over gloo: the large batch's gradient, one noise scale and one plan, and learners that are put back where a fit fails"
 import math
-import os
 import pickle
-import signal
 import time
 from contextlib import nullcontext
 from functools import cache, partial
@@ -24,9 +22,9 @@ from fastai.data.load import DataLoader
 from fastai.distributed import DistributedDL, DistributedTrainer
 from fastai.optimizer import Adam, SGD
 import fastai_bs.finder # noqa: F401, it adds bs_find
-import fastai_bs.memory # noqa: F401, it adds max_bs_find
+import fastai_bs.max_bs # noqa: F401, it adds max_bs_find
 from fastai_bs.accumulate import GradAccum
-from fastai_bs.distributed import alike, alone, any_rank, ddp_model, n_processes, over_ranks, together, trains_together
+from fastai_bs.distributed import alike, alone, any_rank, ddp_model, n_processes, over_ranks, trains_together
 from fastai_bs.loop import ScopedCallback, fastai_on_ranks
 from fastai_bs.lr import ScaledLR
 from fastai_bs.noise import NoiseScale
@@ -310,7 +308,7 @@ def test_one_changes_no_bit(kind, world):
     case = dict(kind=kind, n=52, bs=4, clip=0.3)
     for x,y in zip(*run_all(world, dict(case, k=1), case)):
         assert np.array_equal(x['flat'], y['flat'])
-        assert x['losses']==y['losses'] and [o[:-1] for o in x['values']]==y['values'] # But for the batch size
+        assert x['losses']==y['losses'] and x['values']==y['values']
         for s,t in zip(x['buffers']+x['state'], y['buffers']+y['state']): assert np.array_equal(s, t)
 
 def test_one_is_not_the_mean_of_means():
@@ -321,16 +319,14 @@ def test_one_is_not_the_mean_of_means():
 
 # Noise scale
 
-def split_mlp(m): return [list(m[:1].parameters()), list(m[1:].parameters())]
-
-def noise_learner(items, model, loss_func, dls, k=None, opt='plain', by_group=False, adam_metric=False, every=None, scaled=False, count=None, clip=None,
+def noise_learner(items, model, loss_func, dls, k=None, opt='plain', every=None, scaled=False, count=None, clip=None,
     **case):
-    noise = NoiseScale(every=every, by_group=by_group, adam_metric=adam_metric)
+    noise = NoiseScale(every=every)
     cbs = [noise, *cbs_of(k, clip, count)] + ([ScaledLoss(init_scale=2.**10, growth_interval=3)] if scaled else [])
-    return quiet_learner(dls, model, loss_func, opts[opt], cbs=cbs, splitter=split_mlp if by_group else lambda m: [list(m.parameters())]),noise
+    return quiet_learner(dls, model, loss_func, opts[opt], cbs=cbs),noise
 
 def measured(noise, learn):
-    return dict(df=noise.df, table=noise.table, flat=flat(learn).numpy(), repr=repr(noise), bs=noise.bs, ci=noise.ci, steps=noise.n_steps,
+    return dict(df=noise.df, flat=flat(learn).numpy(), repr=repr(noise), bs=noise.bs, ci=noise.ci, steps=noise.n_steps,
         dropped=noise.n_dropped,
                 values=[list(o) for o in learn.recorder.values], names=list(learn.recorder.metric_names), losses=[float(o) for o in learn.recorder.losses],
                 hooks=sum(len(p._backward_hooks or {}) for p in learn.model.parameters()))
@@ -360,7 +356,6 @@ def assert_rows(df, expected, rtol=1e-6, cols=('n_items','n_elems','tr_sigma','g
 def assert_same_noise(ranks):
     for o in ranks[1:]:
         pd.testing.assert_frame_equal(o['df'], ranks[0]['df'], check_exact=True)
-        pd.testing.assert_frame_equal(o['table'], ranks[0]['table'], check_exact=True)
         for nm in ('repr','bs','ci','steps','dropped','names'): assert o[nm]==ranks[0][nm]
         assert np.array_equal(o['flat'], ranks[0]['flat'])
     assert not any(o['hooks'] for o in ranks)
@@ -372,13 +367,12 @@ in_windows = { # In the first, W divides n: no window is padded
     'ignored': dict(kind='ignored', n=60, bs=2, k=3), 'ignored, one': dict(kind='ignored', n=60, bs=1, k=1), 'weights': dict(kind='weights', n=60, bs=3, k=2),
     'own': dict(kind='own', n=60, bs=3, k=2, count=count_kept), 'sum': dict(kind='sum', n=60, bs=4, k=2, lr=0.002), 'sum, one': dict(kind='sum', n=60, bs=4,
     k=1, lr=0.002),
-    'groups': dict(n=96, bs=4, k=2, by_group=True), 'adam': dict(n=96, bs=4, k=2, opt='adam', adam_metric=True, lr=0.001, epochs=10),
     'scaled': dict(n=96, bs=4, k=2, scaled=True), 'scaled, one': dict(n=90, bs=4, k=1, scaled=True), 'every': dict(n=96, bs=4, k=1, every=3),
     'clip': dict(n=90, bs=4, k=2, clip=0.1),
     'drop_last': dict(n=90, bs=16, k=3, drop_last=True), 'drop_last, one': dict(n=90, bs=16, k=1, drop_last=True),
 }
 
-windows_on_three = ['one','padded','padded, single items','tokens','ignored','weights','sum','groups','scaled','every','drop_last']
+windows_on_three = ['one','padded','padded, single items','tokens','ignored','weights','sum','scaled','every','drop_last']
 noise_in_windows = all_at_once(noises, in_windows, windows_on_three)
 
 @pytest.mark.parametrize('world,name', on_two_and_three(in_windows, windows_on_three))
@@ -395,9 +389,7 @@ def test_rows_are_those_of_one_process(world, name):
     assert list(ranks[0]['df'].step)==list(expected.step)
     assert ranks[0]['bs']==min(case['bs']*min(k, math.ceil(case['n']/world/case['bs']))*world, case['n']) # As fastai's loader says, with `drop_last` too
     assert ranks[0]['steps']==noise.n_steps
-    if not padded:
-        np.testing.assert_allclose(ranks[0]['table'].to_numpy(float), noise.table.to_numpy(float), rtol=1e-6)
-        assert ranks[0]['table'].index.tolist()==noise.table.index.tolist()
+    if not padded: np.testing.assert_allclose(ranks[0]['ci'], noise.ci, rtol=1e-6)
     assert np.isfinite(ranks[0]['losses']).all()
 
 @pytest.mark.parametrize('kind,n,world', [('mlp',96,2), ('tokens',90,2), ('tokens',90,3), ('classes',91,3)])
@@ -419,13 +411,12 @@ def test_padding_with_drop_last():
 
 # Without GradAccum: every step has one gradient of each rank
 
-by_ranks = {'mlp': dict(n=96, bs=4), 'ragged': dict(n=90, bs=4), 'padded': dict(n=91, bs=4), 'clip': dict(n=96, bs=4, clip=0.1), 'groups': dict(n=96, bs=4,
-    by_group=True),
-    'adam': dict(n=96, bs=4, opt='adam', adam_metric=True, lr=0.001, epochs=10), 'scaled': dict(n=96, bs=4, scaled=True), 'sum': dict(kind='sum', n=60, bs=4,
+by_ranks = {'mlp': dict(n=96, bs=4), 'ragged': dict(n=90, bs=4), 'padded': dict(n=91, bs=4), 'clip': dict(n=96, bs=4, clip=0.1),
+    'scaled': dict(n=96, bs=4, scaled=True), 'sum': dict(kind='sum', n=60, bs=4,
     lr=0.002),
     'every': dict(n=96, bs=4, every=3), 'classes': dict(kind='classes', n=96, bs=2), 'drop_last': dict(n=90, bs=16, drop_last=True)}
 
-ranks_on_three = ['padded','groups','sum','classes','drop_last']
+ranks_on_three = ['padded','sum','classes','drop_last']
 noise_by_ranks = all_at_once(noises, by_ranks, ranks_on_three)
 
 @pytest.mark.parametrize('world,name', on_two_and_three(by_ranks, ranks_on_three))
@@ -439,7 +430,7 @@ def test_rows_without_accumulation(world, name):
     expected = noise.df[(noise.df.step-1)%len(micro[0])<len(micro[0])-padded]
     assert_rows(ranks[0]['df'], expected)
     assert list(ranks[0]['df'].step)==list(expected.step)
-    if not padded: np.testing.assert_allclose(ranks[0]['table'].to_numpy(float), noise.table.to_numpy(float), rtol=1e-6)
+    if not padded: np.testing.assert_allclose(ranks[0]['ci'], noise.ci, rtol=1e-6)
 
 def test_measuring_changes_no_bit(world=2):
     cases = [dict(n=91, bs=4, clip=0.3), dict(n=91, bs=4, k=1, clip=0.3), dict(n=91, bs=4, k=3), dict(kind='tokens', n=60, bs=2, k=2), dict(kind='tokens',
@@ -613,28 +604,6 @@ def test_plan_near_the_exact_value():
         assert low<=true<=high
         assert 0.5<ranks[0][0]['noise_scale']/true<2
 
-def nan_loss(rank, at):
-    def loss_func(pred, targ):
-        nonlocal n
-        n += pred.requires_grad # It is asked of guesses too
-        return F.mse_loss(pred, targ)*(math.nan if rank==1 and n==at else 1)
-    n = 0
-    loss_func.reduction = 'mean'
-    learn = quiet_learner(loaders(regression(96), 4), mlp(), loss_func, cbs=[])
-    before = everything(learn)
-    error = None
-    with learn.distrib_ctx(cpu=True, sync_bn=False):
-        try: learn.bs_find(0.05, show_plot=False)
-        except Exception as e: error = f'{type(e).__name__}: {e}'
-    return error,[o for o in changes(before, everything(learn)) if o!='cbs']
-
-@pytest.mark.parametrize('at', [1, 7, 10]) # Micro-batches; windows close with the 10th
-def test_nan_loss_on_one_rank(at):
-    one,two = on_ranks(nan_loss, 2, at)
-    assert one[1]==two[1]==[]
-    assert two[0].startswith(f'ValueError: The loss is nan at micro-batch {at} of')
-    assert one[0].startswith('RuntimeError') and 'Rank 1 failed' in one[0] and 'loss is nan' in one[0]
-
 # Failures
 
 class Fail(Callback):
@@ -648,7 +617,6 @@ class Fail(Callback):
         if self.here not in self.on: return
         self.n += 1
         if self.n!=self.at: return
-        if self.error=='kill': os.kill(os.getpid(), signal.SIGKILL)
         raise self.error('mine')
 
 class FailingModel(nn.Module):
@@ -666,8 +634,8 @@ class FailingItems:
         self.f()
         return self.items[i]
 
-def failing(rank, event, at=1, finder=False, on=(1,), error=KeyError, cbs=(accum3,), again=False, sleep=0):
-    "What is left of a fit or of `bs_find` in which a rank fails"
+def failing(rank, event, at=1, finder=False, on=(1,), error=KeyError, cbs=(accum3,), again=False):
+    "What is left of a fit or of `bs_find` that fails"
     fail = Fail(event, at, on, error, rank)
     items,model = regression(96),mlp()
     own_loss = nn.MSELoss()
@@ -688,119 +656,20 @@ def failing(rank, event, at=1, finder=False, on=(1,), error=KeyError, cbs=(accum
                 learn.bs_find(0.05, show_plot=False, max_bs=8) if finder else learn.fit(2, 0.05)
         except BaseException as e: text = f'{type(e).__name__}: {e}'
         texts.append(text)
-    if rank in on: time.sleep(sleep)
     now = everything(learn)
     return dict(text=texts[-1], texts=texts, took=time.monotonic()-begin, model=learn.model is model, dls=all(a is b for a,b in zip(learn.dls.loaders, dls)),
                 own=[k for k in vars(learn) if k in ('one_batch','_do_epoch_train','_with_events')], grads=all(now['grads']), hooks=now['hooks'],
                 changed=[o for o in changes(before, now) if o!='cbs'], flat=flat(learn).numpy())
 
-places = [('before_epoch',1), ('before_epoch',2), ('before_train',1), ('before_batch',3), ('before_batch',6), ('after_pred',2), ('after_loss',5),
-    ('before_backward',3), ('after_backward',2),
-          ('after_backward',3), ('before_step',1), ('after_step',1), ('after_batch',2), ('after_batch',6), ('after_train',1), ('before_validate',1),
-          ('after_validate',1), ('after_epoch',1),
-          ('forward',5), ('loss',5), ('data',20)]
-in_finder = [('before_epoch',1), ('before_train',1), ('before_batch',3), ('before_batch',6), ('after_pred',2), ('before_backward',3), ('after_backward',4),
-    ('before_step',1), ('after_step',2),
-             ('after_batch',2), ('after_train',1), ('before_fit',2), ('forward',5), ('loss',5), ('data',20)]
-timing = [('forward',90), ('before_batch',90)] # When its steps are timed
-
-@cache
-def failures(*args):
-    "Several at a time, as they mostly wait"
-    begin_those_that_wait()
-    res,todo = {},list(args)
-    for i in range(0, len(todo), 9):
-        begun = [(o, start(failing, o[1], *o[2], timeout=100)) for o in todo[i:i+9]]
-        for o,ranks in begun: res[o] = results(ranks, errors=True, patience=120)
-    return res
-
-all_places = tuple((f'{"bs_find" if finder else "fit"}, {event} {at}', 2, (event,at,finder))
-                   for finder,where in ((False,places),(True,in_finder)) for event,at in where)
-
-def assert_ended(ranks, on=(1,), error='KeyError', finder=False, accum=True):
-    for r,o in enumerate(ranks):
-        assert isinstance(o, dict), o
-        if r in on: assert error in o['text'] and 'mine' in o['text'] and 'RuntimeError' not in o['text']
-        else:
-            assert o['text'].startswith('RuntimeError') and f'Rank {on[0]} failed: {error}' in o['text']
-            assert 'mine' in o['text'] and f'rank {r}, ends too' in o['text']
-        assert o['model'] and o['dls'] and o['own']==[] and (o['grads'] or not accum) and not any(o['hooks'])
-        if finder: assert o['changed']==[]
-        assert o['took']<45 # Of the 60 seconds after which a rank gives up
-
-@pytest.mark.parametrize('place', all_places, ids=lambda o: o[0])
-def test_one_fails(place):
-    "All end with an error that says so, and with learners as they were"
-    assert_ended(failures(*all_places)[place], finder=place[2][2])
-
-others = {'three ranks': (3, ('after_pred',4), dict()), 'three ranks, first': (3, ('before_step',1), dict(on=(0,))), 'rank 0': (2, ('after_backward',2),
-    dict(on=(0,))),
-          'interrupt': (2, ('after_pred',3,False), dict(error=KeyboardInterrupt)), 'interrupt, bs_find': (2, ('after_pred',3,True),
-          dict(error=KeyboardInterrupt)),
-          'noise': (2, ('after_pred',4,False), dict(cbs=(NoiseScale,))), 'scaled': (2,
-          ('after_pred',4,False), dict(cbs=(scaled,))),
-          'noise in windows': (2, ('after_backward',3,False), dict(cbs=(NoiseScale,accum3))), 'long': (2, ('after_pred',4,False), dict(sleep=12)),
-          **{f'timing, {e}': (2, (e,at,True), {}) for e,at in timing}}
+@pytest.mark.parametrize('event,at,finder', [('before_batch',3,False), ('after_backward',2,False), ('after_epoch',1,False), ('after_pred',2,True)])
+def test_one_fails(event, at, finder):
+    "It ends with its own error and its learner as it was; the others end when its process does, as they wait for it"
+    other,failed = results(start(failing, 2, event, at, finder, linger=False), errors=True)
+    assert failed['text']=="KeyError: 'mine'" and failed['model'] and failed['dls'] and failed['own']==[] and failed['grads'] and not any(failed['hooks'])
+    if finder: assert failed['changed']==[]
+    assert isinstance(other, str) or other['text']!='no error'
 
 def failing_with(rank, args, kwargs): return failing(rank, *args, **kwargs)
-
-def begin_other(nm):
-    # Without GradAccum the others wait in DDP's own reduction until the process that failed has ended
-    return start(failing_with, others[nm][0], *others[nm][1:], timeout=100, linger=accum3 in others[nm][2].get('cbs', (accum3,)))
-
-@cache
-def begin_those_that_wait():
-    "For ten seconds, in which others can fail. Killed ones: (number of ranks, with bs_find?), and two sums of which a rank has no part"
-    begun = {(world,finder): start(failing, world, 'after_batch', 5, finder, (1,), 'kill', timeout=100) for world in (2,3) for finder in (False,True)}
-    return dict(begun, sum=start(broken, 2), store=start(broken, 2, 0, tcp=True), long=begin_other('long'))
-
-@cache
-def other_failures():
-    waits = begin_those_that_wait()
-    begun = {nm: waits[nm] if nm in waits else begin_other(nm) for nm in others}
-    return {nm: results(ranks, errors=True, patience=120) for nm,ranks in begun.items()}
-
-@pytest.mark.parametrize('name', others)
-def test_one_fails_otherwise(name):
-    world,args,kwargs = others[name]
-    assert_ended(other_failures()[name], kwargs.get('on', (1,)), kwargs.get('error', KeyError).__name__, len(args)>2 and args[2], accum3 in kwargs.get('cbs',
-        (accum3,)))
-
-def broken(rank, which=1):
-    over_ranks(torch.tensor(1.)) # Both are there
-    if rank==which: os.kill(os.getpid(), signal.SIGKILL)
-    begin = time.monotonic()
-    try:
-        with together(True): over_ranks(torch.tensor(1.))
-    except RuntimeError as e: text,took = str(e),time.monotonic()-begin
-    try:
-        with together(True): raise KeyError('mine')
-    except Exception as e: return text,took,repr(e)
-
-@cache
-def killed():
-    "What is left where a rank was killed"
-    return {nm: results(ranks, errors=True, patience=120) for nm,ranks in begin_those_that_wait().items() if nm not in others}
-
-def test_over_ranks_says_who_is_gone():
-    res = killed()['sum']
-    assert res[1]=='Died' and 'Rank 1 did not respond within 10 seconds' in res[0][0] and res[0][1]<40
-
-def test_the_store_may_be_gone():
-    "Rank 0 keeps it where no launcher does, and was killed"
-    res = killed()['store']
-    assert res[0]=='Died' and 'keeps the store of all ranks is gone' in res[1][0] and 'this one, rank 1, ends too' in res[1][0]
-    assert res[1][2]=="KeyError('mine')" # An error of its own stays that
-
-@pytest.mark.parametrize('finder', [False,True])
-@pytest.mark.parametrize('world', [2,3])
-def test_a_killed_rank_is_named(world, finder):
-    res = killed()[world,finder]
-    assert res[1]=='Died'
-    for r in (o for o in range(world) if o!=1):
-        text = res[r]['text']
-        assert text.startswith('RuntimeError') and 'Rank 1 did not respond within 10 seconds' in text and f'rank {r}, ends too' in text
-        assert res[r]['took']<40 and res[r]['model'] and res[r]['dls'] and res[r]['own']==[]
 
 @pytest.mark.parametrize('finder', [False, True])
 def test_the_same_error_on_all(finder):
@@ -811,35 +680,16 @@ def test_the_same_error_on_all(finder):
         assert np.array_equal(o['then'], ranks[0]['then'])
         assert o['summed']==3 and o['twice']=="KeyError: 'mine'"
 
-class Slow(Callback):
-    "Lets the others wait for longer than the second after which they look whether it has failed"
-    def __init__(self, seconds): self.seconds = seconds
-    def before_train(self): time.sleep(self.seconds)
-
 def again(rank, finder):
     res = failing(rank, 'before_step', 1, finder, (0,1,2))
     res['twice'] = failing(rank, 'after_batch', 2, finder, (0,1,2))['text']
-    learn = quiet_learner(loaders(regression(48), 4), mlp(), cbs=[GradAccum(2), Slow(2.5*(rank==0))])
-    with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05) # What was said of the failures before is over
+    learn = quiet_learner(loaders(regression(48), 4), mlp(), cbs=GradAccum(2))
+    with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05)
     return dict(res, then=flat(learn).numpy(), summed=over_ranks(torch.tensor(1.)).item())
 
 def test_failing_twice_in_a_row():
     "A notebook's cell run again after an error on all"
     for o in on_ranks(failing_with, 2, ('before_step',2,False,(0,1)), dict(again=True)): assert o['texts']==["KeyError: 'mine'"]*2
-
-def late(rank):
-    "The last thing of a fit fails on one rank, when the other one waits for nothing any more; then both go on"
-    learn = quiet_learner(loaders(regression(48), 4), mlp(), cbs=[GradAccum(2), Fail('after_epoch', 1, (1,), here=rank)])
-    texts = []
-    for cbs in ((),Slow(2.5*(rank==1))):
-        try:
-            with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05, cbs=cbs)
-        except Exception as e: texts.append(f'{type(e).__name__}: {e}')
-        over_ranks(torch.tensor(1.)) # Until both are here
-    return texts
-
-def test_what_was_said_of_an_earlier_fit_is_over():
-    assert on_ranks(late, 2)==[[], ["KeyError: 'mine'"]]
 
 # Bad input
 
@@ -850,7 +700,6 @@ def refused_all(rank, which):
     if which=='n_acc, dict': cbs = [GradAccum({0: 2, 1: 2+rank})]
     if which=='length': n,cbs = 96-48*rank,[GradAccum(2)]
     if which=='length, find': n,finder = 96-48*rank,True
-    if which=='one': cbs = [GradAccum((lambda e: 2) if rank==0 else (lambda e: 0))]
     if which=='split': cbs = [GradAccum(2, on_oom='split')]
     if which=='bs': cbs,n = [ScaledLR(8, linear_scaling)],96
     learn = quiet_learner(loaders(regression(n), 8 if which=='bs' and rank else 4), mlp(), cbs=cbs)
@@ -872,12 +721,6 @@ def test_different_ranks_are_refused(which):
     for text,kept,n in on_ranks(refused_all, 2, which):
         assert text.startswith('ValueError') and all(o in text for o in bad[which]), text
         assert kept and n==0
-
-def test_refused_on_one_rank_only():
-    one,two = on_ranks(refused_all, 2, 'one')
-    assert two[0].startswith('ValueError') and 'at least 1 micro-batch' in two[0]
-    assert one[0].startswith('RuntimeError') and 'Rank 1 cannot start' in one[0] and 'at least 1 micro-batch' in one[0]
-    assert one[1] and two[1]
 
 def test_split_is_refused():
     for text,kept,_ in on_ranks(refused_all, 2, 'split'): assert text.startswith('ValueError') and "on_oom='split') is for one process" in text and kept
@@ -978,12 +821,6 @@ def small(rank):
                shape=tuple(over_ranks(torch.tensor(1.)).shape))
     res['any'] = any_rank(False),any_rank(rank==1),any_rank(True)
     texts = []
-    for nested in (False,True):
-        try:
-            with together(True):
-                with together(nested):
-                    if nested: raise KeyError(rank)
-        except Exception as e: texts.append(f'{type(e).__name__}: {e}')
     res['texts'] = texts
     learn = quiet_learner(loaders(regression(20), 4), mlp())
     for check in (lambda: {'x': rank}, lambda: None):
@@ -1005,8 +842,7 @@ def test_small_functions():
         assert o['n']==2 and o['rank']==r and o['kept']==[10*r,10*r+1,10*r+2]
         assert o['sums']=={'sum': [10,12,14], 'max': [10,11,12], 'min': [0,1,2]}
         assert all(o['dtypes']) and o['shape']==() and o['any']==(False,True,True)
-        assert len(o['texts'])==2 and o['texts'][0]==f'KeyError: {r}'
-        assert o['texts'][1].startswith('ValueError: y must be the same on all ranks, but is 0 on rank 0, 1 on rank 1')
+        assert len(o['texts'])==1 and o['texts'][0].startswith('ValueError: y must be the same on all ranks, but is 0 on rank 0, 1 on rank 1')
         assert o['share']==[4,4,3] and o['alone'] is False
         assert o['gathered']==[1.5,[1,1,2,2]] # The mean of what has no dimension
 
@@ -1029,40 +865,6 @@ def test_a_fit_without_our_callbacks_is_fastais_own():
     "On CPU ranks with its own error"
     for seen,(mine,fastais) in on_ranks(own_again, 2):
         assert seen and not any(a or b for a,b in seen) and mine=="'mine'" and 'NVIDIA' in fastais
-
-# `n_acc` set by hand
-
-class Sets(Callback):
-    "Sets `n_acc` after micro-batch 3 of the first epoch, where it is this rank's turn; notes the windows"
-    run_valid = False
-    def __init__(self, n, turn, order=95): self.n,self.turn,self.order,self.seen = n,turn,order,[0]
-    def before_batch(self): self.seen[-1] += 1
-    def after_step(self): self.seen.append(0)
-    def after_batch(self):
-        if self.turn and self.epoch==0 and self.iter==3: self.learn.grad_accum.n_acc = self.n
-
-def set_by_hand(rank, n_acc, n, on, loss_func=None):
-    sets = Sets(n, rank in on)
-    learn = quiet_learner(loaders(regression(96), 4), mlp(), loss_func, cbs=[GradAccum(n_acc),sets])
-    begin,text = time.monotonic(),'no error'
-    try:
-        with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(2, 0.05)
-    except Exception as e: text = f'{type(e).__name__}: {e}'
-    return text,[o for o in sets.seen if o],flat(learn),time.monotonic()-begin
-
-def test_n_acc_set_by_hand_on_all_ranks():
-    one,two = on_ranks(set_by_hand, 2, {0: 2}, 4, (0,1)) # 12 micro-batches of each rank
-    assert one[0]==two[0]=='no error' and one[1]==two[1]==[2,2,2,4,2,4,4,4] and torch.equal(one[2], two[2])
-
-@pytest.mark.parametrize('loss_func', [None,nn.MSELoss(reduction='sum')], ids=['mean','sum'])
-@pytest.mark.parametrize('n_acc,n', [(2,4),(4,2),(1,4),(4,1),(2,1),(1,2),(2,3)])
-def test_n_acc_set_by_hand_on_one_rank_only(n_acc, n, loss_func):
-    "No rank waits for ever: an error that numbers the ranks"
-    ranks = results(start(set_by_hand, 2, n_acc, n, (0,), loss_func), errors=True)
-    for r,o in enumerate(ranks):
-        assert not isinstance(o, str), o
-        assert o[0].startswith('ValueError: `n_acc` was set on some of the ranks only') and f'on rank {r} it was {"not set" if r else f"set to {n}"}' in o[0]
-        assert o[3]<30
 
 # DataParallel
 

@@ -72,7 +72,8 @@ def test_without_growth_it_is_grad_accum_bit_for_bit(k, n, kind, opt_func, clip)
     more = [GradientClip(clip)] if clip else []
     a = fit(learner(n=n, cbs=[GradAccum(k),*more], opt_func=opt_func), kind)
     b = fit(learner(n=n, cbs=[BatchSchedule({0: 4*k}, max_micro_bs=4),*more], opt_func=opt_func), kind)
-    assert torch.equal(flat(a), flat(b)) and a.recorder.lrs==b.recorder.lrs and a.recorder.values==b.recorder.values and a.seen.items==b.seen.items
+    assert torch.equal(flat(a), flat(b)) and a.recorder.lrs==b.recorder.lrs and a.seen.items==b.seen.items
+    assert a.recorder.values==[o[:-1] for o in b.recorder.values] # It shows the batch size
 
 class Rows(Dataset):
     def __init__(self, items): self.items = items
@@ -319,10 +320,6 @@ def test_what_cannot_be_met_is_rounded_and_said():
     with pytest.warns(UserWarning, match=r'17 items .* of 8 at most: from epoch 1 on it is 18 items, 3 x 6') as said:
         learn = fit(learner(n=48, cbs=[BatchSchedule({0: 4, 1: 17}, max_micro_bs=8)]), n_epoch=4)
     assert len(said)==1 and set(sizes_of(learn))=={4,18}
-
-def test_nobody_sets_n_acc():
-    learn = learner(cbs=[BatchSchedule({0: 8})])
-    with pytest.raises(ValueError, match=r'GradAccum\(4\)'): learn.grad_accum.n_acc = 4
 
 # Growth in place of decay
 

@@ -98,9 +98,11 @@ def _uneven(learn):
     learn.model.lin.weight.grad.fill_(2.)
     learn.model.bn.bias.grad = None
 
-@pytest.mark.parametrize('before,error', [(_new, None), (_new, KeyboardInterrupt), (_once, None), (_uneven, None), (_uneven, ValueError)],
-                         ids=['new','new-interrupted','once','uneven','uneven-fails'])
-@pytest.mark.parametrize('happens', happenings, ids=lambda f: f.__name__[1:])
+states = [(_new,None),(_uneven,ValueError),(_once,None),(_new,KeyboardInterrupt),(_uneven,None)]
+
+# Each of what happens from two of the states, one after another
+@pytest.mark.parametrize('happens,before,error', [(f,*states[(i+j)%5]) for i,f in enumerate(happenings) for j in (0,1)],
+    ids=lambda o: getattr(o, '__name__', str(o)).strip('_'))
 def test_all_is_as_it_was(happens, before, error):
     learn = net_learner(cbs=Holder(), opt_func=Adam)
     before(learn)
@@ -137,7 +139,7 @@ def test_everything_at_once_and_nested():
         assert changes(between, picture(learn))==[]
     assert changes(was, picture(learn))==[]
 
-@pytest.mark.parametrize('opt_func', [Adam, partial(SGD, mom=0.9), ranger, partial(OptimWrapper, opt=torch.optim.AdamW)], ids=['Adam','SGD','ranger','AdamW'])
+@pytest.mark.parametrize('opt_func', [partial(SGD, mom=0.9), ranger, partial(OptimWrapper, opt=torch.optim.AdamW)], ids=['SGD','ranger','AdamW'])
 @pytest.mark.parametrize('before', [_new, _once], ids=['new','trained'])
 def test_optimizer_state(opt_func, before):
     "It is the same optimizer with the same state; or there is none"
@@ -309,7 +311,7 @@ def test_torchscript(script):
     with unchanged(learn): learn.fit(1, 0.1)
     for k,v in model.state_dict().items(): assert torch.equal(v, before[k])
 
-@pytest.mark.parametrize('seed', [0,3,2**40])
+@pytest.mark.parametrize('seed', [0,2**40])
 def test_a_seed_for_the_block(seed):
     "Loaders draw the same on all ranks, everything else does not; afterwards what would have been drawn next comes"
     gen = torch.Generator()

@@ -52,8 +52,8 @@ def test_what_is_imported():
 @pytest.mark.parametrize('nm', trees)
 def test_nothing_from_outside(nm):
     "No network, no other program, no file that is read: what a learner is loaded from stays fastai's business. Ranks of one training exchange objects"
-    # A function of its own words, which it then shows; whether a console is PyCharm's; what SaveState has written, where somebody asks for it
-    our_own = {'both_ways.py': ['eval'], 'trial.py': ['os.environ'], 'resume.py': ['torch.load']}
+    # A function of its own words, which it then shows; whether a console is PyCharm's
+    our_own = {'both_ways.py': ['eval'], 'mock.py': ['os.environ']}
     assert [o for o in named(trees[nm], reads) if not o.endswith('.eval')]==our_own.get(nm, [])
 
 def test_harm_is_seen():
@@ -63,15 +63,10 @@ def test_harm_is_seen():
     assert not [*named(ast.parse('model.load_state_dict(o); torch.compile(m); o.loaders; reopen'), reads)]
     assert [*imported(ast.parse('import urllib.request, socket\nfrom subprocess import run\nfrom .lr import x'))]==['urllib.request','socket','subprocess']
 
-def test_numbers_are_read_and_no_pickle():
-    call, = (o for o in ast.walk(trees['resume.py']) if isinstance(o, ast.Call) and ast.unparse(o.func)=='torch.load')
-    assert {o.arg: ast.unparse(o.value) for o in call.keywords}['weights_only']=='True'
-
 def test_only_the_demonstration_writes_files():
-    "Its picture, and fastai's `lr_find` the weights for a while, in a temporary folder. `SaveState` is there to write"
+    "Its picture, and fastai's `lr_find` the weights for a while, in a temporary folder."
     assert {(nm,o) for nm,tree in trees.items() for o in named(tree, writes)}=={
         ('memory.py','probe.save'),('finder.py','bar.write'), # What a hook saw; a line on the screen
-        ('resume.py','torch.save'),('resume.py','file.parent.mkdir'),
         *(('__main__.py',o) for o in ('tempfile.TemporaryDirectory','a.out.mkdir','axs[0].figure.savefig','v.plot()[0].figure.savefig'))}
 
 def test_the_licence_is_installed():
@@ -93,5 +88,5 @@ unordered = re.compile(r'(index_(add|copy|put|reduce)|(masked_)?scatter(_add|_re
                        r'repeat_interleave|torch\.(cumsum|median)')
 
 def test_what_adds_up_in_any_order():
-    "One operation, as the guide to what is reproducible says"
-    assert {(nm,o.rpartition('.')[2]) for nm,tree in trees.items() for o in named(tree, unordered)}=={('gradients.py','index_add_')}
+    "Nothing does"
+    assert not {(nm,o) for nm,tree in trees.items() for o in named(tree, unordered)}

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from fastai.callback.core import Callback
 from fastai_bs.accumulate import GradAccum
-from fastai_bs.adaptive import AdaptiveAccum
 from fastai_bs.noise import NoiseScale
 from fastai_bs.schedule import BatchSchedule
 from fastai_bs.text import as_plain, brief_html, bytes_text, counted, difference_text, factor_text, listed, num, percent, rate_text, time_text, with_interval
@@ -38,9 +37,8 @@ def test_rate_text_in_full(): assert rate_text(0.12345, '.15g')=='0.12345'
 @pytest.mark.parametrize('n,text', [(math.nan,''), (0,'0 B'), (999,'999 B'), (999.6,'1 KB'), (1500,'1.5 KB'), (2.5e9,'2.5 GB'), (-3e6,'-3 MB'), (4e13,'40 TB')])
 def test_bytes_text(n, text): assert bytes_text(n)==text
 
-@pytest.mark.parametrize('secs,text', [(math.nan,''), (0,'0 s'), (0.00123,'0.00123 s'), (0.04,'0.04 s'), (0.0949,'0.0949 s'), (0.095,'0.1 s'), (0.8,'0.8 s'),
-    (9.94,'9.9 s'), (9.96,'10 s'), (45.3,'45 s'), (59.4,'59 s'), (59.6,'1 min'), (60,'1 min'), (190,'3 min 10 s'), (405.,'6 min 45 s'), (3599.4,'59 min 59 s'),
-    (3599.6,'1 h'), (3629,'1 h'), (3660,'1 h 1 min'), (7500,'2 h 5 min'), (7199,'2 h'), (90_000,'25 h'), (np.float64(190),'3 min 10 s')])
+@pytest.mark.parametrize('secs,text', [(math.nan,''), (0.0949,'0.0949 s'), (0.095,'0.1 s'), (9.94,'9.9 s'), (9.96,'10 s'), (59.4,'59 s'), (59.6,'1 min'),
+    (np.float64(190),'3 min 10 s'), (3599.4,'59 min 59 s'), (3599.6,'1 h'), (3660,'1 h 1 min'), (7199,'2 h'), (90_000,'25 h')])
 def test_time_text(secs, text):
     "Two units at most, and never 60 of one"
     assert time_text(secs)==text
@@ -73,7 +71,7 @@ def test_brief_html():
     assert '<td>1</td>' not in html and '<td>3.72</td>' in html and 'color' not in html
     assert brief_html('a', 'Rows', df[:0])==brief_html('a')=='<p>a</p>'
 
-@pytest.mark.parametrize('cb', [NoiseScale(beta=0.5),AdaptiveAccum(2),BatchSchedule({0: 16, 1: 32})], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize('cb', [NoiseScale(beta=0.5),BatchSchedule({0: 16, 1: 32})], ids=lambda o: type(o).__name__)
 def test_callbacks_show_what_they_have(cb):
     "Before a fit a sentence, in it and afterwards their rows as well"
     assert cb._repr_html_()==f'<p>{cb!r}</p>'

@@ -10,10 +10,9 @@ from torch import nn
 from fastai.losses import CrossEntropyLossFlat
 from fastai_bs.accumulate import GradAccum
 from fastai_bs.losses import ElementCounter, at_hand, precise
-from fastai_bs.estimator import moments_of_sums
-from fastai_bs.measurement import Measurement, MicroNorms, measurement, to_floats, unweighed_sums, window_sums
+from fastai_bs.norms import MicroNorms, RankWindow, to_floats, unweighed_window, weighed_window, without_scales
 from fastai_bs.noise import NoiseScale
-from fastai_bs.n_acc import check_n_accs, n_acc_at
+from fastai_bs.n_acc import NAccByEpoch
 from fastai.torch_core import TensorBase
 from fastai_bs.losses import plain
 from fastai_bs.window import (MicroBatch, Position, Weights, Window, both_at_hand, loss_or_last, loss_sum, mean_divisor, reference, watch_scale, weight,
@@ -135,12 +134,11 @@ def test_window_momentum(k):
 
 @pytest.mark.parametrize('n_acc,expected', [(3,[3,3,3,3]), ({0: 1, 2: 4},[1,1,4,4]), ({1: 2},[1,2,2,2]), (lambda e: e+1,[1,2,3,4]), (np.int64(2),[2]*4)])
 def test_n_acc_at(n_acc, expected):
-    check_n_accs(n_acc)
-    assert [n_acc_at(n_acc, e) for e in range(4)]==expected
+    assert [NAccByEpoch(n_acc)(None, e) for e in range(4)]==expected
 
 def test_a_bad_number_for_an_epoch_names_it():
-    with pytest.raises(ValueError, match="got 0 for epoch 3"): n_acc_at(lambda e: 3-e, 3)
-    with pytest.raises(TypeError, match="got 2.5 from epoch 1 on"): check_n_accs({1: 2.5})
+    with pytest.raises(ValueError, match="got 0 for epoch 3"): NAccByEpoch(lambda e: 3-e)(None, 3)
+    with pytest.raises(TypeError, match="got 2.5 from epoch 1 on"): NAccByEpoch({1: 2.5})
 
 # Counts that stay on their device
 
@@ -154,7 +152,7 @@ def on_device(monkeypatch):
     "As on a GPU: what depends on values is left a tensor"
     kept = []
     def _at_hand(n): kept.append(n); return precise(n) if isinstance(n, torch.Tensor) else float(n)
-    for mod in ('losses','window','measurement'): monkeypatch.setattr(f'fastai_bs.{mod}.at_hand', _at_hand)
+    for mod in ('losses','window','norms'): monkeypatch.setattr(f'fastai_bs.{mod}.at_hand', _at_hand)
     return kept
 
 def trained(cbs, weight=None):
@@ -183,11 +181,8 @@ def test_counts_that_stay_on_the_device(on_device, monkeypatch, kwargs, weight):
 def micro_norms(n, w, scale): return MicroNorms(MicroBatch(n, w, scale), None, 2)
 
 def test_to_floats_keeps_the_order():
-    rows = double([[1.,2.],[3.,4.]])
-    floats,vals = to_floats([1., double(2.), 3., torch.tensor(4.)], rows)
-    assert floats==[1.,2.,3.,4.] and vals.tolist()==rows.tolist()
-    floats,vals = to_floats([1.,2.], rows)
-    assert floats==[1.,2.] and vals.tolist()==rows.tolist()
+    for scalars in ([1., double(2.), 3., torch.tensor(4.)], [1.,2.,3.,4.]):
+        assert to_floats(scalars, double([5.,6.]))==([1.,2.,3.,4.],[5.,6.])
 
 @pytest.mark.parametrize('is_sum', [False, True])
 @pytest.mark.parametrize('as_scale', [float, torch.tensor])
@@ -196,20 +191,20 @@ def test_all_scales_are_divided_out(is_sum, as_scale):
     ns,ws,scale = [3.,0.,5.],[1.,0.,5/3],256.
     true,mean = np.array([2.,9.,4.]),7.
     seen = [t*((n if is_sum else w)*scale)**2 for t,n,w in zip(true, ns, ws)] + [mean*((8. if is_sum else 1.)*scale)**2]
-    m = measurement([micro_norms(n, 1. if is_sum else w, as_scale(scale)) for n,w in zip(ns, ws)], double(seen)[:,None], is_sum, 8. if is_sum else 1.)
-    np.testing.assert_allclose(m.sq, [[2.,4.]])
-    assert (m.n.tolist(),m.n_items)==([3.,5.],6) and m.sq_mean==pytest.approx([7.])
-    sums = window_sums(m)
-    assert (sums.n_micro,sums.n_elems,sums.n_items)==(2,8.,6) and sums.total==pytest.approx([3*2.+5*4.])
+    micros = [micro_norms(n, 1. if is_sum else w, as_scale(scale)) for n,w in zip(ns, ws)]
+    w = without_scales(micros, double(seen), is_sum, 8. if is_sum else 1.)
+    assert (w.n,w.n_items)==([3.,5.],6) and w.sq==pytest.approx([2.,4.]) and w.sq_mean==pytest.approx(7.)
+    m = weighed_window(w)
+    assert (m.n_micro,m.n_elems,m.n_items)==(2,8.,6) and m.total==pytest.approx(3*2.+5*4.)
+    assert (m.tr_sigma,m.g_sq)==pytest.approx((26-8*7, 7-(26-8*7)/8))
 
 @pytest.mark.parametrize('ns', [[4.,4.,4.], [1.,2.,6.]], ids=str)
 def test_a_mean_of_means_is_as_noisy_as_it_is(ns, monkeypatch):
     "Ranks of `n` elements each, in expectation: what they know gives back what they were made of"
-    monkeypatch.setattr('fastai_bs.measurement.over_ranks', lambda t: t) # This process holds what all of them would
+    monkeypatch.setattr('fastai_bs.norms.over_ranks', lambda t: t) # This process holds what all of them would
     n,K,g_sq,tr_sigma = np.array(ns),len(ns),2.,3.
     mean = g_sq + tr_sigma*(1/n).sum()/K**2
-    sums = unweighed_sums(Measurement(n, 6, (g_sq+tr_sigma/n)[None], np.array([K*mean])), K, False)
-    assert moments_of_sums(sums.n_micro, sums.n_elems, sums.total[0], sums.sq_mean[0])==pytest.approx((tr_sigma,g_sq))
+    assert unweighed_window(RankWindow(ns, (g_sq+tr_sigma/n).tolist(), K*mean, 6), K, False).moments==pytest.approx((tr_sigma,g_sq))
 
 @pytest.mark.parametrize('n_acc,n_iter', [(1,1),(1,7),(3,7),(3,9),(4,3),(5,50),(7,50)])
 @pytest.mark.parametrize('heard', [lambda i: True, lambda i: i%3!=1], ids=['always','now and then'])

@@ -5,6 +5,7 @@ and numbers must be the same to the last bit. The older version is checked out i
 """
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -96,11 +97,14 @@ def main():
     parser.add_argument('--child', help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child: return run_cases(args.child, args.only)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)) # So that the work tree goes when this is ended from outside
     with tempfile.TemporaryDirectory() as folder, checked_out(args.base, folder) as base:
         paths = [Path(folder)/'before'/'numbers.npz', Path(folder)/'after'/'numbers.npz']
         for path in paths: path.parent.mkdir()
         processes = [start(checkout, path, args.only) for checkout,path in zip((base,root), paths)]
-        codes = [p.wait() for p in processes]
+        try: codes = [p.wait() for p in processes]
+        finally:
+            for p in processes: p.kill()
         print(file=sys.stderr)
         if any(codes): sys.exit(f"A version did not come to its end: exit codes {codes[0]} before, {codes[1]} now")
         before,after = map(by_case, paths)
