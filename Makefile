@@ -27,10 +27,10 @@ dist: $(VENV)/.installed-dev ## Build the wheel and the source distribution, and
 	rm -rf dist
 	$(BIN)/python -m build -q
 	$(BIN)/twine check --strict dist/*
-	OMP_NUM_THREADS=1 $(BIN)/python tests/installed.py dist
+	OMP_NUM_THREADS=1 $(BIN)/python tests/support/installed.py dist
 
 matrix: $(VENV)/.installed-dev ## Try each tool of the package with each kind of learner and beside each companion; writes docs/matrix.md
-	OMP_NUM_THREADS=1 $(BIN)/python tests/matrix.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/support/matrix.py
 
 lint: $(VENV)/.installed-dev ## Check the code with ruff
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """How often does the 95% interval of the noise scale hold the truth?
 
 Simulates windows of K=20 micro-batches of items drawn afresh, with a known gradient and a known covariance of the items'
-gradients, and measures each experiment's windows with `fastai_bs.estimator` as `NoiseScale` does. A line of the table is a setting:
+gradients, and measures each experiment's windows with `fastai_bs.noise.estimator` as `NoiseScale` does. A line of the table is a setting:
 
 * items: how many a micro-batch holds, and what they are: `gaussian`; `t3`, a multivariate Student t
   with 3 degrees of freedom; `lognormal`, Gaussian items times a lognormal scale (sigma 1)
@@ -17,7 +17,7 @@ The second table is of `along`, the interval for a path on which the weights mov
     python benchmarks/coverage.py --full     # Some minutes on one core"""
 import numpy as np
 import scipy
-from fastai_bs.estimator import Pool, along, window_moments
+from fastai_bs.noise.estimator import Pool, along, window_moments
 
 from frame import main, md_table, measured
 

@@ -16,7 +16,7 @@ from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import SGD
 from fastai_bs.all import GradAccum, NoiseScale, ScaledLR
-from fastai_bs.norms import Measurement
+from fastai_bs.noise.norms import Measurement
 
 from cost import Repeated
 from frame import Bare, Clock, arguments, main, md_table, measured, middle

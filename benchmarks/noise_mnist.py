@@ -14,7 +14,7 @@ from fastai.metrics import accuracy
 from fastai.optimizer import SGD
 from fastai.torch_core import set_seed
 from fastai_bs.all import GradAccum, NoiseScale
-from fastai_bs.estimator import pooled
+from fastai_bs.noise.estimator import pooled
 
 from frame import TensorLoader, digits28, main, md_table, measured, standardized
 

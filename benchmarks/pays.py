@@ -28,9 +28,9 @@ from fastai.data.core import DataLoaders
 from fastai.tabular.core import Categorify, FillMissing, Normalize, TabularPandas
 from fastai.tabular.model import TabularModel, get_emb_sz
 from fastai.torch_core import set_seed
-from fastai_bs import finder
+from fastai_bs.finder import bs_find as finder
 from fastai_bs.all import * # noqa: F403 bs_find
-from fastai_bs.timing import time_steps as time_steps_of_finder
+from fastai_bs.finder.timing import time_steps as time_steps_of_finder
 
 from frame import Table, digits28, folder, main, md_table, measured, standardized
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
 
 from fastai_bs.all import GradAccum # noqa: F401 (adds `bs_find` and `max_bs_find`)
-from fastai_bs.max_bs import answers
+from fastai_bs.memory.max_bs import answers
 from frame import TensorLoader, clocked, digits28, in_pairs, middle, standardized
 from peers_accum import trainer_of, versions
 

@@ -26,7 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
 from torchvision.models.resnet import BasicBlock
 from fastai_bs.all import GradAccum, ScaledLR
-from fastai_bs.loop import fastai_on_ranks
+from fastai_bs.learner.loop import fastai_on_ranks
 
 from frame import digits28, main, md_table, measured
 

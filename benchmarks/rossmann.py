@@ -19,8 +19,8 @@ from fastai.tabular.learner import tabular_learner
 from fastai.tabular.model import tabular_config
 from fastai.torch_core import set_seed
 from fastai_bs.all import GradAccum, NoiseScale
-from fastai_bs.estimator import pooled
-from fastai_bs.step_time import Duration
+from fastai_bs.noise.estimator import pooled
+from fastai_bs.finder.steps import Duration
 
 from frame import arguments, cache, folder, main, md_table, measured
 

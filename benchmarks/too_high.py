@@ -24,7 +24,7 @@ from fastai.optimizer import Adam, SGD
 from fastai.torch_core import set_seed
 from sklearn.datasets import load_digits
 from fastai_bs.all import * # noqa: F403 bs_find
-from fastai_bs.too_high import LossPath
+from fastai_bs.finder.mock_cycle import LossPath
 
 from frame import main, md_table, measured
 from pays import EpochLoader, tasks
@@ -110,7 +110,7 @@ def look(learn, lr):
         seen.append(path)
         return too_high(path, *args)
     too_high = LossPath.too_high
-    with patch.object(LossPath, 'too_high', _too_high), patch('fastai_bs.finder._with_times', lambda learn, plan, max_bs: plan), learn.no_bar():
+    with patch.object(LossPath, 'too_high', _too_high), patch('fastai_bs.finder.bs_find._with_times', lambda learn, plan, max_bs: plan), learn.no_bar():
         try: res = learn.bs_find(lr, show_plot=False).loss_rose
         except ValueError: return True,math.nan,math.nan,math.nan
     n,loss,loss_sq,guess,_ = seen[0].sums().T

@@ -57,7 +57,7 @@ def full_name(
     anchor, # Lower case, as nbdev makes them
     text, # Of the link
     mods, # As `modules`
-): # As 'fastai_bs.accumulate.GradAccum', or `None`
+): # As 'fastai_bs.accumulate.grad_accum.GradAccum', or `None`
     "What nbdev's link to a page and an anchor is about; of two that differ by case the one that the text names"
     mod = mods.get(page)
     names = [nm for nm in documented(mod) if nm.lower()==anchor] if mod else []

@@ -1,23 +1,23 @@
 "What a notebook needs, with one import: `from fastai_bs.all import *`"
-from .accum_check import AccumCheck # And `Learner.check_accum`
-from .accumulate import GradAccum
-from .batch_size import batch_size
-from .both_ways import PlainLoop
-from .finder import BSFinder  # noqa: F401 The import adds `Learner.bs_find`
-from .lr import ScaledLR
-from .schedule import BatchSchedule
-from . import grow  # noqa: F401 The import adds `Learner.fit_grow`
-from .group_norm import bn_to_gn
-from .memory import MemoryReport # And `Learner.memory_report`
-from . import max_bs  # noqa: F401 The import adds `Learner.max_bs_find`
-from .noise import NoiseScale
-from .plots_noise import plot_noise_scale
-from . import plots_schedule  # noqa: F401 The import adds `Recorder.plot_batch_size`
-from .plan import BatchPlan
-from .scaling import adam_gain, adascale_gain, decay_factor, linear_scaling, no_scaling, sqrt_scaling, warmup_factor
-from .snapshot import unchanged
-from .verification import BatchVerification
-from . import verify  # noqa: F401 The import adds `Learner.bs_verify`
+from .verify.check_accum import AccumCheck # And `Learner.check_accum`
+from .accumulate.grad_accum import GradAccum
+from .accumulate.sizes import batch_size
+from .verify.both_ways import PlainLoop
+from .finder.bs_find import BSFinder  # noqa: F401 The import adds `Learner.bs_find`
+from .schedule.scaled_lr import ScaledLR
+from .schedule.batch_schedule import BatchSchedule
+from .finder import grow  # noqa: F401 The import adds `Learner.fit_grow`
+from .memory.group_norm import bn_to_gn
+from .memory.report import MemoryReport # And `Learner.memory_report`
+from .memory import max_bs  # noqa: F401 The import adds `Learner.max_bs_find`
+from .noise.noise_scale import NoiseScale
+from .noise.plots import plot_noise_scale
+from .schedule import batch_schedule  # noqa: F401 The import adds `Recorder.plot_batch_size`
+from .finder.plan import BatchPlan
+from .schedule.rules import adam_gain, adascale_gain, decay_factor, linear_scaling, no_scaling, sqrt_scaling, warmup_factor
+from .learner.snapshot import unchanged
+from .verify.result import BatchVerification
+from .verify import bs_verify  # noqa: F401 The import adds `Learner.bs_verify`
 
 __all__ = ['GradAccum', 'BatchSchedule', 'batch_size', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan',
            'BatchVerification', 'AccumCheck', 'PlainLoop', 'MemoryReport', 'bn_to_gn', 'unchanged', 'linear_scaling', 'no_scaling', 'sqrt_scaling',

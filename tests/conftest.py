@@ -6,7 +6,7 @@ import shutil
 import matplotlib
 import pytest
 import torch
-from fastai_bs.timing import StepTimer, StepTimes
+from fastai_bs.finder.timing import StepTimer, StepTimes
 from helpers import as_it_was
 
 matplotlib.use('Agg')

@@ -30,7 +30,7 @@ def package_of(root):
 # Floors of imports
 
 def module_name(package, path):
-    "As 'fastai_bs.noise.estimator'; a folder for its `__init__.py`"
+    "As 'fastai_bs.noise.noise_scale.estimator'; a folder for its `__init__.py`"
     parts = path.relative_to(package.parent).with_suffix('').parts
     return '.'.join(parts[:-1] if parts[-1]=='__init__' else parts)
 

@@ -1,0 +1,1046 @@
+"GradAccum against the large batch, by every way there is to make it wrong"
+import copy, pickle, warnings
+from collections import Counter
+from contextlib import nullcontext, suppress
+from functools import partial
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.distributions.beta import Beta
+from fastcore.basics import noop
+from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException,
+    CancelStepException, CancelTrainException, CancelValidException, TrainEvalCallback)
+from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.mixup import CutMix, MixUp
+from fastai.callback.schedule import ParamScheduler, SchedCos, SchedLin, SchedPoly, combine_scheds # And `fit_one_cycle` and its kin in `Learner`
+from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.data.core import Datasets, TfmdDL
+from fastai.data.load import DataLoader, SkipItemException
+from fastai.distributed import DistributedDL
+from fastai.losses import (BCELossFlat, BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
+    LabelSmoothingCrossEntropyFlat, MSELossFlat)
+from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
+from fastai_bs.accumulate import gradients
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.learner.loop import ScopedCallback
+from fastai_bs.accumulate.losses import loss_elements
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.schedule.rules import linear_scaling, sqrt_scaling
+from helpers import (changes, distance, exported, flat, left_behind, loaders, mlp, pairwise, picture, quiet_learner, RaiseAt,
+    regression, set_seed, token_model, tokens)
+
+f64,inf = torch.float64,float('inf')
+
+# Measures
+
+class Spy(Optimizer):
+    "Keeps what it is asked to step with, and moves nothing"
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, [], lr=lr, mom=0.9, wd=0.)
+        self.grads,self.hypers_seen = [],[]
+    def step(self, closure=None):
+        self.grads.append(torch.cat([p.grad.detach().flatten().clone() for pg in self.param_lists for p in pg if p.grad is not None]))
+        self.hypers_seen.append(dict(self.hypers[-1]))
+
+def rand(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=f64)
+def ints(high, *shape, seed=0): return torch.randint(high, shape, generator=torch.Generator().manual_seed(seed))
+
+def spied(items, bs=2, model=None, loss_func=None, cbs=None, n_epoch=1, dls=None, fit=None, n_inp=1):
+    "A learner that went through `items` without moving"
+    dls = dls or loaders(items, bs)
+    if n_inp is not None:
+        for dl in dls.loaders: dl.n_inp = n_inp
+    learn = quiet_learner(dls, model or mlp(), loss_func, opt_func=Spy, cbs=cbs)
+    if fit: fit(learn)
+    else: learn.fit(n_epoch, 0.1)
+    return learn
+
+def true_grad(model, loss_func, items, n_inp=1):
+    "The gradient of the large batch made of `items`; zero where no element counts"
+    model.train()
+    model.zero_grad(set_to_none=True)
+    b = [torch.stack(o) for o in zip(*items)]
+    loss = loss_func(model(*b[:n_inp]), *b[n_inp:])
+    if loss.isfinite(): loss.backward()
+    res = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in model.parameters()])
+    model.zero_grad(set_to_none=True)
+    return res
+
+def assert_windows(learn, items, windows, tol=1e-12, loss_func=None):
+    "Each step of `learn` had the gradient of the items at the positions in `windows`"
+    assert len(learn.opt.grads)==len(windows)
+    for got,idxs in zip(learn.opt.grads, windows):
+        want = true_grad(learn.model, loss_func or learn.loss_func, [items[i] for i in idxs])
+        assert (got-want).abs().max() <= tol*want.abs().max().clamp(min=1e-3), f'window {list(idxs)}'
+
+def micros(*idxs, bs=2): return [i*bs+j for i in idxs for j in range(bs)]
+
+def assert_clean(learn, momentums=None):
+    for p in learn.model.parameters():
+        assert p.grad is None or not p.grad.any()
+        assert not p._backward_hooks and not p._post_accumulate_grad_hooks
+    for m in learn.model.modules(): assert not m._forward_hooks and not m._forward_pre_hooks and not m._backward_hooks and not m._backward_pre_hooks
+    if momentums is not None: assert [m.momentum for m in learn.model.modules() if hasattr(m, 'momentum')]==momentums
+    assert not {'_do_epoch_train','_do_epoch','remove_cbs'} & {*vars(learn)}
+    assert not any('after_batch' in vars(cb) for cb in learn.cbs if isinstance(cb, TrainEvalCallback))
+
+def once(event, exc, at=1, order=0, times=1):
+    "In the first epoch"
+    return RaiseAt(event, exc, at, 0, order, times)
+
+# The large batch, whatever the sizes
+
+opt_funcs = dict(sgd=(partial(SGD, mom=0.9), 0.05), adam=(Adam, 0.01), torch_sgd=(partial(OptimWrapper, opt=torch.optim.SGD, momentum=0.9), 0.05),
+                 torch_adamw=(partial(OptimWrapper, opt=torch.optim.AdamW), 0.01))
+def own_scheds(learn, n, lr, wd):
+    "Of the rate with restarts, a group each; of momentum and weight decay"
+    lrs = combine_scheds([0.3,0.3,0.4], [SchedCos(lr, 0.)]*3)
+    learn.fit(n, lr, cbs=ParamScheduler(dict(lr=lambda pct: [lrs(pct)/10,lrs(pct)], mom=SchedLin(0.95,0.8), wd=SchedPoly(0., 0.3, 2))))
+
+fits = dict(fit=lambda learn,n,lr,wd: learn.fit(n, lr, wd=wd), fit_one_cycle=lambda learn,n,lr,wd: learn.fit_one_cycle(n, slice(lr/10,lr), wd=wd),
+            fit_flat_cos=lambda learn,n,lr,wd: learn.fit_flat_cos(n, lr, wd=wd), fit_sgdr=lambda learn,n,lr,wd: learn.fit_sgdr(n, 1, lr, wd=wd),
+            fine_tune=lambda learn,n,lr,wd: learn.fine_tune(n, lr, wd=wd), own_scheds=own_scheds,
+            start_epoch=lambda learn,n,lr,wd: learn.fit_one_cycle(n+1, lr, wd=wd, start_epoch=1))
+
+class LargeBatches(Callback):
+    "Epoch by epoch, batches as large as `n_accs` micro-batches of `bs` items"
+    order = -50
+    def __init__(self, bs, n_accs): self.bs,self.n_accs = bs,n_accs
+    def before_epoch(self): self.dls.train.bs = self.bs*self.n_accs[min(self.epoch, len(self.n_accs)-1)]
+
+@st.composite
+def configs(draw):
+    n_accs,bs,drop_last = draw(st.lists(st.integers(1,9), min_size=1, max_size=3)),draw(st.integers(1,9)),draw(st.booleans())
+    scaled = dict(base_bs=max(1, n_accs[0]*bs//2), warmup_epochs=draw(st.sampled_from([None,0.7,1.3]))) if draw(st.booleans()) else None
+    return dict(n_accs=n_accs, bs=bs, n=draw(st.integers(bs if drop_last else 1, 60)), drop_last=drop_last, fit=draw(st.sampled_from([*fits])),
+                opt=draw(st.sampled_from([*opt_funcs])), wd=draw(st.sampled_from([None,0.,0.1])), clip=draw(st.sampled_from([None,0.1,3.])),
+                n_epoch=draw(st.integers(1,2)), n_fits=draw(st.integers(1,2)), scaled=scaled)
+
+def trained(items, bs, fit, opt, wd, clip, n_epoch, n_fits, scaled, cbs, drop_last=False):
+    opt_func,lr = opt_funcs[opt]
+    if scaled: cbs = [*cbs, ScaledLR(rule=sqrt_scaling if 'adam' in opt else linear_scaling, **scaled)]
+    learn = quiet_learner(loaders(items, bs, drop_last=drop_last), mlp(), opt_func=opt_func, cbs=[*cbs, *([GradientClip(clip)] if clip else [])],
+        splitter=lambda m: [list(m[0].parameters()),list(m[2].parameters())])
+    for _ in range(n_fits): fits[fit](learn, n_epoch, lr, wd)
+    return learn
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore:.warmup_epochs.')
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(configs())
+def test_same_parameters_as_large_batch(cfg):
+    "Under every schedule, whether or not the windows tile the epoch; what `drop_last` leaves out, the large batch does not see"
+    n_accs,bs,n,drop_last = (cfg.pop(nm) for nm in ('n_accs','bs','n','drop_last'))
+    items = regression(n)
+    accum = trained(items, bs, cbs=[GradAccum(dict(enumerate(n_accs)))], drop_last=drop_last, **cfg)
+    large = trained(items[:n-n%bs] if drop_last else items, bs, cbs=[LargeBatches(bs, n_accs)], **cfg)
+    assert distance(accum, large) <= 1e-12
+    assert distance(accum, quiet_learner(accum.dls, mlp())) > 1e-9 # It did train
+    assert_clean(accum)
+
+def test_fastai_accumulation_is_off_where_sizes_are_ragged():
+    "The contrast: 1000 items at 48x4, two epochs, as a part of the distance travelled"
+    def _run(bs, *cbs):
+        learn = quiet_learner(loaders(regression(1000), bs), mlp(), cbs=cbs)
+        learn.fit(2, 0.02)
+        return flat(learn)
+    start,large = flat(quiet_learner(loaders(regression(2), 1), mlp())),_run(192)
+    off = lambda w: ((w-large).norm()/(large-start).norm()).item()
+    assert off(_run(48, GradAccum(4))) < 1e-12
+    assert off(_run(48, GradientAccumulation(192))) > 0.05
+
+@pytest.mark.parametrize('opt', ['sgd','adam'])
+def test_frozen_parameters_as_in_large_batch(opt):
+    "fastai steps (decays) frozen parameters that hold a zero gradient: so it must with us"
+    def _run(bs, *cbs):
+        opt_func,lr = opt_funcs[opt]
+        learn = quiet_learner(loaders(regression(31), bs), mlp(), opt_func=opt_func, wd=0.1, cbs=cbs,
+            splitter=lambda m: [list(m[0].parameters()),list(m[2].parameters())])
+        learn.fit(1, lr); learn.freeze(); learn.fit(2, lr); learn.unfreeze(); learn.fit_one_cycle(1, slice(lr/10,lr))
+        return learn
+    assert distance(_run(2, GradAccum(4)), _run(8)) <= 1e-9
+
+def test_parameter_without_gradient_stays_without():
+    model = mlp()
+    model.register_parameter('unused', nn.Parameter(torch.ones(3, dtype=f64)))
+    learn = quiet_learner(loaders(regression(9), 2), model, cbs=GradAccum(3), wd=0.1)
+    learn.fit(2, 0.1)
+    assert model.unused.grad is None and (model.unused==1).all()
+    assert all(p.grad is not None and not p.grad.any() for p in model[0].parameters())
+
+def test_gradient_left_by_someone_else_is_not_trained_on():
+    items = regression(8)
+    learn = quiet_learner(loaders(items, 2), mlp(), opt_func=Spy, cbs=GradAccum(4))
+    for p in learn.model.parameters(): p.grad = torch.ones_like(p)
+    grads = [p.grad for p in learn.model.parameters()]
+    learn.fit(1, 0.1)
+    assert_windows(learn, items, [range(8)])
+    assert all(p.grad is None or p.grad is g for p,g in zip(learn.model.parameters(), grads))
+
+@pytest.mark.parametrize('wd', [None, 0.1])
+@pytest.mark.parametrize('opt', [*opt_funcs])
+def test_grad_accum_of_1_changes_no_bit(opt, wd):
+    opt_func,lr = opt_funcs[opt]
+    def _run(*cbs):
+        set_seed(0)
+        model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.ReLU(), nn.Linear(4,3)).to(f64)
+        learn = quiet_learner(loaders([(x,ints(3, seed=i)) for i,(x,_) in enumerate(regression(23))], 4), model,
+            nn.CrossEntropyLoss(torch.tensor([1.,2.,.5], dtype=f64)),
+                              opt_func=opt_func, cbs=cbs, wd=wd, splitter=lambda m: [list(m[:2].parameters()),list(m[2:].parameters())])
+        learn.fit(1, lr); l1 = learn.recorder.losses; learn.freeze(); learn.fit(2, lr); learn.unfreeze(); learn.fit_one_cycle(1, lr)
+        return {**left_behind(learn), 'recorded': ([float(o) for o in (*l1,*learn.recorder.losses)], learn.recorder.lrs), 'position': learn.pct_train}
+    assert changes(_run(GradAccum(1)), _run())==[]
+
+# Losses
+
+@pytest.fixture
+def flat_in_double(monkeypatch):
+    "fastai's flat losses cast to `TensorBase`, which turns float64 into float32: not so in these tests"
+    monkeypatch.setattr(BaseLoss, '_contiguous', lambda self, x: x.transpose(self.axis,-1).contiguous() if isinstance(x, torch.Tensor) else x)
+
+weight = torch.tensor([0.5,2.,1.,3.], dtype=f64)
+classes = [(rand(5,seed=i), ints(4,seed=i)) for i in range(13)]
+probs = [(x, rand(4,seed=i+50).softmax(0)) for i,(x,_) in enumerate(classes)]
+binary = [(x, ints(2,2,seed=i).to(f64)) for i,(x,_) in enumerate(classes)]
+reals = regression(13)
+
+seqs = tokens(13, n_tok=4, length=3)
+
+def padded(*empty, pad=-100):
+    "Items in each of which one to three tokens count, and none in those at `empty`"
+    return tokens(13, n_tok=4, length=3, kept=lambda i: 0 if i in empty else 1+i%3, pad=pad)
+
+def cls(loss, model=None): return loss,classes,model or (lambda: mlp(5,4))
+def real(loss): return loss,reals,mlp
+def bina(loss, model=mlp): return loss,binary,model
+def token(loss, items, last=True): return loss,items,partial(token_model, 4, last=last)
+sigmoid_mlp = lambda: nn.Sequential(mlp(), nn.Sigmoid())
+log_mlp = lambda: nn.Sequential(mlp(5,4), nn.LogSoftmax(-1))
+
+exact = {
+    'ce': cls(nn.CrossEntropyLoss()), 'ce_weight': cls(nn.CrossEntropyLoss(weight)), 'ce_sum': cls(nn.CrossEntropyLoss(reduction='sum')),
+    'ce_weight_sum': cls(nn.CrossEntropyLoss(weight, reduction='sum')), 'ce_smooth': cls(nn.CrossEntropyLoss(label_smoothing=0.1)),
+    'ce_smooth_weight': cls(nn.CrossEntropyLoss(weight, label_smoothing=0.1)), 'f_ce': cls(F.cross_entropy),
+    'f_ce_weight': cls(partial(F.cross_entropy, weight=weight)), 'f_ce_sum': cls(partial(F.cross_entropy, reduction='sum')),
+    'f_ce_nested': cls(partial(partial(F.cross_entropy, weight=torch.ones(4, dtype=f64), reduction='sum'), weight=weight, reduction='mean')),
+    'nll_weight': cls(nn.NLLLoss(weight), log_mlp), 'f_nll': cls(F.nll_loss, log_mlp),
+    'ce_flat': cls(CrossEntropyLossFlat()), 'ce_flat_weight': cls(CrossEntropyLossFlat(weight=weight)),
+    'ce_flat_sum': cls(CrossEntropyLossFlat(reduction='sum')),
+    'smooth_flat': cls(LabelSmoothingCrossEntropyFlat()), 'smooth_flat_sum': cls(LabelSmoothingCrossEntropyFlat(reduction='sum')),
+    'focal_flat': cls(FocalLossFlat()), 'focal_flat_weight': cls(FocalLossFlat(weight=weight)), 'multi_margin': cls(nn.MultiMarginLoss()),
+    'ce_probs': (nn.CrossEntropyLoss(), probs, lambda: mlp(5,4)), 'ce_probs_weight': (nn.CrossEntropyLoss(weight), probs, lambda: mlp(5,4)),
+    'kl': (nn.KLDivLoss(reduction='batchmean'), probs, log_mlp), 'kl_mean': (nn.KLDivLoss(), probs, log_mlp),
+    'f_kl': (partial(F.kl_div, reduction='batchmean'), probs, log_mlp),
+    'mse': real(nn.MSELoss()), 'f_mse': real(F.mse_loss), 'mse_sum': real(nn.MSELoss(reduction='sum')), 'mse_flat': real(MSELossFlat(floatify=False)),
+    'l1_flat': real(L1LossFlat()),
+    'huber': real(nn.HuberLoss()), 'smooth_l1': real(F.smooth_l1_loss),
+    'bce_logits': bina(nn.BCEWithLogitsLoss()), 'bce_logits_pos': bina(nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.,3.], dtype=f64))),
+    'bce_logits_flat': bina(BCEWithLogitsLossFlat()),
+    'bce': bina(nn.BCELoss(), sigmoid_mlp), 'bce_flat': bina(BCELossFlat(floatify=False), sigmoid_mlp), 'multilabel_soft': bina(nn.MultiLabelSoftMarginLoss()),
+    'token_flat': token(CrossEntropyLossFlat(), seqs), 'token_axis1': token(CrossEntropyLossFlat(axis=1), seqs, False),
+    'token_pad': token(CrossEntropyLossFlat(ignore_index=9), padded(pad=9)), 'token_pad_torch': token(nn.CrossEntropyLoss(), padded(), False),
+    'token_pad_weight': token(nn.CrossEntropyLoss(weight), padded(), False),
+    'token_pad_smooth': token(nn.CrossEntropyLoss(label_smoothing=0.1), padded(), False),
+    'token_pad_smooth_weight': token(nn.CrossEntropyLoss(weight, ignore_index=3, label_smoothing=0.1), padded(pad=3), False),
+    'token_focal': token(FocalLossFlat(), seqs), 'token_smooth': token(LabelSmoothingCrossEntropyFlat(), seqs),
+    'token_empty': token(nn.CrossEntropyLoss(), padded(4,5), False), 'token_empty_first': token(nn.CrossEntropyLoss(), padded(0,1), False),
+    'token_empty_flat': token(CrossEntropyLossFlat(), padded(0,1,8,9,12)), 'token_empty_window': token(nn.CrossEntropyLoss(), padded(*range(6)), False),
+    'token_empty_last_window': token(nn.CrossEntropyLoss(), padded(12), False),
+    'token_empty_sum': token(nn.CrossEntropyLoss(reduction='sum'), padded(0,1), False),
+    'token_empty_smooth': token(nn.CrossEntropyLoss(label_smoothing=0.1), padded(0,1), False),
+    'token_empty_weight': token(nn.CrossEntropyLoss(weight), padded(0,1,6,7), False),
+    'token_empty_all': token(nn.CrossEntropyLoss(), padded(*range(13)), False),
+    'weight_zero': cls(nn.CrossEntropyLoss(torch.tensor([0.,1.,2.,3.], dtype=f64))),
+}
+
+@pytest.mark.parametrize('case', [*exact])
+def test_gradient_is_the_large_batchs(case, flat_in_double):
+    loss,items,model = exact[case]
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', message='GradAccum')
+        learn = spied(items, 2, model(), loss, GradAccum(3))
+    assert_windows(learn, items, [range(6), range(6,12), range(12,13)])
+    assert not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
+    learn = quiet_learner(learn.dls, model(), loss, cbs=GradAccum(3)) # And training goes well with it
+    learn.fit(2, 0.01)
+    assert flat(learn).isfinite().all() and not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
+
+@pytest.mark.parametrize('case', [o for o in exact if 'flat' in o and 'weight' not in o])
+def test_flat_losses_as_they_are(case):
+    "In float32, whatever they are given: the rounding of a loss of one item, 2**-24, is all there is"
+    loss,items,model = exact[case]
+    assert_windows(spied(items, 2, model(), loss, GradAccum(3)), items, [range(6), range(6,12), range(12,13)], tol=2e-6)
+
+def test_no_sum_is_too_large_for_half_precision():
+    "Four gradients of 30,000 are more than it holds; the large batch's, their mean, is not"
+    item = torch.tensor([30_000.], dtype=torch.float16),torch.zeros(1, dtype=torch.float16)
+    learn = spied([item]*8, 1, nn.Linear(1, 1, bias=False).half(), nn.L1Loss(), GradAccum(4))
+    assert [abs(g.item()) for g in learn.opt.grads]==[30_000.]*2
+
+def test_whole_micro_batch_of_zero_weight():
+    "A class of weight 0 counts nothing, alone in a micro-batch too"
+    items = [(x, torch.tensor(0 if i in (0,1,8,9) else 1+i%3)) for i,(x,_) in enumerate(classes)]
+    learn = spied(items, 2, mlp(5,4), nn.CrossEntropyLoss(torch.tensor([0.,1.,2.,3.], dtype=f64)), GradAccum(3))
+    assert_windows(learn, items, [range(6), range(6,12), range(12,13)])
+
+def masked_mse(pred, y, mask): return (((pred-y)**2).mean(1)*mask).sum()/mask.sum()
+
+@pytest.mark.parametrize('empty', [(), (2,3), (0,1), (12,), tuple(range(6))])
+def test_multi_target_with_count(empty):
+    items = [(x, y, torch.tensor(0. if i in empty else 1.+i%2, dtype=f64)) for i,(x,y) in enumerate(reals)]
+    learn = spied(items, 2, mlp(), masked_mse, GradAccum(3, count=lambda learn: learn.yb[1].sum()))
+    assert_windows(learn, items, [range(6), range(6,12), range(12,13)])
+    assert not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
+
+class KeepMix(Callback):
+    "What MixUp made of each micro-batch"
+    order = 1
+    def __init__(self, mix): self.mix,self.kept = mix,[]
+    def before_backward(self): self.kept.append((self.x.clone(), self.y, self.mix.yb1[0], self.mix.lam.expand(len(self.y)).clone()))
+
+@pytest.mark.parametrize('loss,pad,weight', [(LabelSmoothingCrossEntropyFlat,False,None), # With a weight it is refused
+    *((*o,w) for o,w in product([(CrossEntropyLossFlat,False),(CrossEntropyLossFlat,True),(FocalLossFlat,False)], [None,weight]))])
+@pytest.mark.parametrize('mix', [MixUp, CutMix])
+def test_mixup_replaces_the_loss(mix, loss, pad, weight, flat_in_double):
+    torch.set_default_dtype(f64)
+    try:
+        torch.manual_seed(3)
+        cb,loss = mix(0.5),loss(weight=weight) if weight is not None else loss()
+        cb.distrib = Beta(*torch.tensor([0.5,0.5], dtype=f64))
+        items = [(x.repeat(4,1)[None],
+            torch.tensor(-100) if pad and i%3==0 else y) for i,(x,y) in enumerate([*classes,classes[0]])] # fastai's MixUp fails on a batch of one
+        model,keep = nn.Sequential(nn.Flatten(), mlp(20,4)),KeepMix(cb)
+        learn = quiet_learner(loaders(items, 4), model, loss, opt_func=Spy, cbs=[GradAccum(4), cb, keep])
+        with warnings.catch_warnings():
+            warnings.filterwarnings('error', message='GradAccum')
+            learn.fit(2, 0.1)
+        assert learn.loss_func is loss
+        assert len(learn.opt.grads)==2
+        for got,w in zip(learn.opt.grads, (keep.kept[:4], keep.kept[4:])): # The last micro-batch of each holds 2 items
+            x,y,y1,lam = map(torch.cat, zip(*w))
+            loss.reduction = 'none'
+            model.zero_grad(set_to_none=True)
+            torch.lerp(loss(model(x), y1), loss(model(x), y), lam).mean().backward()
+            loss.reduction = 'mean'
+            want = torch.cat([p.grad.flatten() for p in model.parameters()])
+            assert (got-want).abs().max() <= 1e-12*want.abs().max()
+    finally: torch.set_default_dtype(torch.float32)
+
+class SwapLoss(Callback):
+    "Another loss in epoch 1"
+    def before_train(self):
+        if self.epoch==1: self.learn.loss_func = nn.CrossEntropyLoss(weight, reduction='sum')
+
+def test_loss_replaced_between_epochs():
+    windows = [range(6), range(6,12), range(12,13)]
+    learn = spied(classes, 2, mlp(5,4), nn.CrossEntropyLoss(), [GradAccum(3), SwapLoss()], n_epoch=2)
+    spied_grads,learn.opt.grads = learn.opt.grads,learn.opt.grads[:3]
+    assert_windows(learn, classes, windows, loss_func=nn.CrossEntropyLoss())
+    learn.opt.grads = spied_grads[3:]
+    assert_windows(learn, classes, windows, loss_func=nn.CrossEntropyLoss(weight, reduction='sum'))
+
+def test_label_smoothing_with_weight_is_refused():
+    learn = quiet_learner(loaders(classes, 2), mlp(5,4), LabelSmoothingCrossEntropyFlat(weight=weight.float()), cbs=GradAccum(3))
+    with pytest.raises(ValueError, match='LabelSmoothingCrossEntropy with `weight`.*nn.CrossEntropyLoss'): learn.fit(1)
+
+def test_label_smoothing_with_weight_is_not_refused_without_accumulation():
+    learn = quiet_learner(loaders([(x.float(),y) for x,y in classes], 2), mlp(5,4,dtype=torch.float32), LabelSmoothingCrossEntropyFlat(weight=weight.float()),
+        cbs=GradAccum(1))
+    learn.fit(1, 0.1)
+    assert flat(learn).isfinite().all()
+
+# CUDA graphs
+
+def in_place(model, **kwargs):
+    model.compile(**kwargs)
+    return model
+
+compiled = dict(mode=dict(mode='reduce-overhead'), autotune=dict(mode='max-autotune'), options=dict(options={'triton.cudagraphs': True}))
+uncompiled = dict(default={}, autotune=dict(mode='max-autotune-no-cudagraphs'), options=dict(options={'triton.cudagraphs': False}), other=dict(backend='eager'))
+ways_to_compile = dict(module=torch.compile, in_place=in_place, part=lambda m,**kwargs: nn.Sequential(nn.Linear(5,5,dtype=f64), torch.compile(m, **kwargs)))
+
+@pytest.fixture
+def on_a_gpu(monkeypatch): monkeypatch.setattr(gradients, '_device_of', lambda model: 'cuda')
+
+@pytest.mark.parametrize('cb', [GradAccum(3), GradAccum({1: 2}), GradAccum(1, on_oom='split'), NoiseScale()], ids=['int','dict','split','parts'])
+def test_cuda_graphs_are_refused(cb, on_a_gpu):
+    "Before anything has changed"
+    learn = quiet_learner(loaders(regression(24), 4), torch.compile(mlp(), mode='reduce-overhead'), cbs=cb)
+    before = picture(learn, only=('model',))
+    with pytest.raises(ValueError, match="compiled to replay CUDA graphs.*mode='max-autotune-no-cudagraphs'"): learn.fit(2, 0.1)
+    assert changes(before, picture(learn, only=('model',)))==[] and all(p.grad is None for p in learn.model.parameters())
+
+@pytest.mark.parametrize('how', ways_to_compile)
+def test_ways_to_compile(how, on_a_gpu, monkeypatch):
+    compile = ways_to_compile[how]
+    for kwargs in compiled.values():
+        with pytest.raises(ValueError, match='CUDA graphs'): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs))
+    for kwargs in uncompiled.values(): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs))
+    monkeypatch.undo()
+    for kwargs in compiled.values(): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs)) # On a CPU inductor records none
+
+@pytest.mark.parametrize('config,device,expected', [({'triton.cudagraphs': True},'cuda',True), ({'triton.cudagraphs': True},'cpu',False),
+    ({'triton.cudagraphs': False},'cuda',False), ({},'cuda',False), (None,'cuda',False)])
+def test_where_cuda_graphs_are_recorded(config, device, expected): assert gradients.records_graphs(config, device)==expected
+
+def test_one_micro_batch_in_cuda_graphs_is_not_refused(on_a_gpu):
+    learn = quiet_learner(loaders(regression(8), 4), mlp(), cbs=GradAccum(1))
+    learn.model.get_compiler_config = lambda: {'triton.cudagraphs': True} # As a compiled one, which a CPU would have to compile
+    learn.fit(1, 0.1)
+    learn.remove_cb(GradAccum)
+    with pytest.raises(ValueError, match='CUDA graphs'): learn.fit(1, 0.1, cbs=GradAccum(2))
+
+def my_loss(pred, targ): return F.mse_loss(pred, targ)
+
+class MyFlat(CrossEntropyLossFlat):
+    "A mean over items of a sum over tokens: no longer what `CrossEntropyLossFlat` averages over"
+    def __call__(self, inp, targ): return F.cross_entropy(inp.flatten(0,1), targ.flatten(), reduction='sum')/len(targ)
+
+@pytest.mark.parametrize('loss,items,model',
+    [(my_loss,reals,mlp), token(DiceLoss(reduction='mean'), seqs, False), token(MyFlat(), padded())])
+def test_unknown_loss_is_warned_about_once_a_fit(loss, items, model):
+    learn = quiet_learner(loaders(items, 2), model(), loss, cbs=GradAccum(3))
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as ws:
+            warnings.simplefilter('always')
+            learn.fit(1, 0.01)
+        ours = [str(w.message) for w in ws if 'cannot tell what the loss' in str(w.message)]
+        assert len(ours)==1 and 'count=' in ours[0]
+
+def test_unknown_loss_is_taken_for_a_mean_over_items():
+    with pytest.warns(UserWarning, match='cannot tell what the loss.*count='): learn = spied(reals, 2, mlp(), my_loss, GradAccum(3))
+    assert_windows(learn, reals, [range(6), range(6,12), range(12,13)])
+
+@pytest.mark.parametrize('cbs,loss', [([GradAccum(1)],my_loss), ([GradAccum(3, count=lambda learn: len(learn.y))],my_loss), ([GradAccum(3)],nn.MSELoss())])
+def test_nobody_is_nagged(cbs, loss):
+    "Neither by a BatchNorm, nor by a name of ours that shadows the learner's"
+    model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).to(f64)
+    learn = quiet_learner(loaders(regression(12), 2), model, loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        learn.add_cbs(cbs)
+        learn.fit_one_cycle(2, 0.1)
+
+def partial_in_partial():
+    "One that has an attribute is not merged with the one around it, which decides"
+    inner = partial(F.cross_entropy, ignore_index=1, reduction='sum')
+    inner.kind = 'cross-entropy'
+    return partial(inner, reduction='mean')
+
+@pytest.mark.parametrize('loss,pred,targ,n,reduction', [
+    (partial_in_partial(), rand(4,3), torch.tensor([0,1,1,2]), 2, 'mean'),
+    (nn.CrossEntropyLoss(), rand(4,3), torch.tensor([0,1,-100,2]), 3, 'mean'),
+    (nn.CrossEntropyLoss(ignore_index=1), rand(4,3), torch.tensor([0,1,1,2]), 2, 'mean'),
+    (nn.NLLLoss(torch.tensor([1.,2.,4.])), rand(4,3), torch.tensor([0,1,-100,2]), 7, 'mean'),
+    (partial(F.cross_entropy, ignore_index=0, reduction='sum'), rand(2,3), torch.tensor([0,2]), 1, 'sum'),
+    (nn.MSELoss(), rand(4,3), rand(4,3), 12, 'mean'), (nn.KLDivLoss(reduction='batchmean'), rand(4,3), rand(4,3), 4, 'mean'),
+    (nn.MultiMarginLoss(), rand(4,3), ints(3,4), 4, 'mean')])
+def test_loss_elements(loss, pred, targ, n, reduction):
+    f,r = loss_elements(loss)
+    assert f(pred, targ)==n and r==reduction
+
+def test_loss_elements_of_an_unknown_loss(): assert loss_elements(my_loss)==(None,'mean')
+
+# Every window, whatever is cancelled
+
+items15 = regression(15) # 8 micro-batches of 2, the last of 1; windows of 3: (0,1,2) (3,4,5) (6,7)
+def spied15(*cbs, **kwargs): return spied(items15, 2, cbs=[GradAccum(3), *cbs], **kwargs)
+def idxs(*windows): return [[i for i in micros(*w) if i<15] for w in windows]
+
+goes_on = {0: [(1,2,3),(4,5,6),(7,)], 1: [(0,2,3),(4,5,6),(7,)], 2: [(0,1,3),(4,5,6),(7,)], 7: [(0,1,2),(3,4,5),(6,)]}
+dropped = {0: [(1,2,3),(4,5,6),(7,)], 1: [(2,3,4),(5,6,7)], 2: [(3,4,5),(6,7)], 7: [(0,1,2),(3,4,5)]}
+
+@pytest.mark.parametrize('at', [0,1,2,7])
+@pytest.mark.parametrize('order', [-1,8,70])
+@pytest.mark.parametrize('event', ['before_batch','after_pred','after_loss','before_backward'])
+def test_batch_cancelled_before_its_backward_adds_nothing(event, order, at):
+    assert_windows(spied15(once(event, CancelBatchException, at, order)), items15, idxs(*goes_on[at]))
+
+@pytest.mark.parametrize('at', [0,1,2,7])
+@pytest.mark.parametrize('order', [-1,8,70])
+def test_cancelled_backward_adds_nothing(order, at):
+    assert_windows(spied15(once('before_backward', CancelBackwardException, at, order)), items15, idxs(*goes_on[at]))
+
+@pytest.mark.parametrize('order', [-1,8,70])
+def test_cancelled_backward_with_grad_accum_of_1(order):
+    "The step is taken, by its momentum alone, as without a callback"
+    a,b = (quiet_learner(loaders(items15, 2), mlp(), cbs=[once('before_backward', CancelBackwardException, 3, order), *cbs]) for cbs in ([],[GradAccum(1)]))
+    for learn in (a,b): learn.fit(1, 0.1)
+    assert torch.equal(flat(a), flat(b))
+
+@pytest.mark.parametrize('order', [-1,8])
+def test_a_batch_that_was_cancelled_has_not_stepped(order):
+    "Also where it was before `GradAccum` heard of it, right after a step"
+    seen = []
+    class Look(Callback):
+        order = 100
+        def after_batch(self):
+            if self.training: seen.append(self.learn.grad_accum.stepped)
+    learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[GradAccum(3), once('before_batch', CancelBatchException, 3, order), Look()])
+    learn.fit(1, 0.1)
+    assert seen==[i in (2,6,7) for i in range(8)]
+
+@pytest.mark.parametrize('event,exc,order,at', [(*o,order,at) for o,order,at in product(
+    [('after_backward',CancelBatchException),('before_step',CancelBatchException),('before_step',CancelStepException)], [-1,8,70], [0,1,2,7])
+    if o[0]!='before_step' or order<=GradAccum.order or at not in (0,1)]) # There is no step in mid-window
+def test_batch_cancelled_after_its_backward_drops_the_window(event, exc, order, at):
+    learn = spied15(once(event, exc, at, order))
+    assert_windows(learn, items15, idxs(*dropped[at]))
+    assert_clean(learn)
+
+@pytest.mark.parametrize('order', [-1,8,70])
+@pytest.mark.parametrize('event', ['before_batch','after_pred','before_backward','after_backward','after_batch'])
+def test_window_open_when_training_is_cancelled_is_closed(event, order):
+    "The mean is over the micro-batches whose gradients it holds"
+    learn = spied15(once(event, CancelTrainException, 4, order), n_epoch=2)
+    last = (3,4) if event.startswith('after_b') else (3,)
+    assert_windows(learn, items15, idxs((0,1,2), last, (0,1,2),(3,4,5),(6,7)))
+    assert_clean(learn)
+
+@pytest.mark.parametrize('again', [False,True])
+@pytest.mark.parametrize('event,order', [('before_step',-1),('before_step',8),('after_step',-1),('after_step',8)])
+def test_training_cancelled_at_a_step(event, order, again):
+    "Nothing gets out of the fit, however often it is cancelled"
+    learn = spied15(once(event, CancelTrainException, 2, order, times=inf if again else 1), n_epoch=2)
+    assert_windows(learn, items15, idxs(*([] if event=='before_step' else [(0,1,2)]), (0,1,2),(3,4,5),(6,7)))
+
+class CancelLast(Callback):
+    "Cancels each epoch's last micro-batch"
+    def __init__(self, event, order): self.order = order; setattr(self, event, self._cancel)
+    def _cancel(self):
+        if self.iter==self.n_iter-1: raise CancelBatchException
+
+@pytest.mark.parametrize('order', [-1,8,70])
+@pytest.mark.parametrize('event', ['before_batch','after_loss','before_backward'])
+def test_last_micro_batch_always_cancelled(event, order):
+    learn = spied15(CancelLast(event, order), n_epoch=2)
+    assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,))*2)
+    assert_clean(learn)
+
+class CancelTrainInStep(Callback):
+    "Ends the epoch after its third step"
+    def before_epoch(self): self.n = 0
+    def after_step(self):
+        self.n += 1
+        if self.n==3: raise CancelTrainException
+
+def test_training_cancelled_in_the_step_that_closes_a_left_open_window():
+    "That step is taken in `after_train`, where fastai no longer looks for the exception"
+    learn = spied15(CancelLast('before_batch', 0), CancelTrainInStep(), n_epoch=2)
+    assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,))*2)
+
+class FakeRank(DistributedDL):
+    def _broadcast(self, t, rank): return t
+
+@pytest.mark.parametrize('rank', [0,1])
+def test_distributed_loader_whose_length_lies(rank):
+    items = regression(90)
+    dls = loaders(items, 16)
+    dls.loaders[0] = FakeRank(TfmdDL(items, bs=16, drop_last=True, num_workers=0), rank, 2)
+    assert len(dls.train)==3 and len(list(dls.train))==2
+    learn = spied(None, dls=dls, cbs=GradAccum(4), n_epoch=2, n_inp=None)
+    assert_windows(learn, items, [range(45*rank, 45*rank+32)]*2)
+    learn = spied(None, dls=dls, cbs=GradAccum(2), n_epoch=2, n_inp=None)
+    assert_windows(learn, items, [range(45*rank, 45*rank+32)]*2)
+    assert_clean(learn)
+
+class Skips(list):
+    def __getitem__(self, i):
+        if i%5==0: raise SkipItemException
+        return super().__getitem__(i)
+
+@pytest.mark.parametrize('n_acc', [3,4,5,6])
+def test_skipped_items(n_acc):
+    items = regression(20)
+    dls = loaders(items, 4)
+    dls.loaders[0] = DataLoader(Skips(items), bs=4, num_workers=0)
+    assert len(dls.train)==5 and len(list(dls.train))==4
+    learn = spied(None, dls=dls, cbs=GradAccum(n_acc), n_epoch=2)
+    kept = [i for i in range(20) if i%5]
+    assert_windows(learn, items, ([kept[:n_acc*4], kept[n_acc*4:]] if n_acc==3 else [kept])*2)
+    assert_clean(learn)
+
+class Longer(DataLoader):
+    def __len__(self): return 3
+
+def test_loader_longer_than_its_length():
+    items = regression(13)
+    dls = loaders(items, 2)
+    dls.loaders[0] = Longer(items, bs=2, num_workers=0)
+    learn = spied(None, dls=dls, cbs=GradAccum(2), n_epoch=2)
+    assert_windows(learn, items, [range(0,4), range(4,6), range(6,10), range(10,13)]*2)
+
+class Counts(Callback):
+    order = 90
+    def __init__(self):
+        self.n,self.stepped,self.n_accs = Counter(),[],[]
+        for e in ('before_step','after_step','after_cancel_step','after_cancel_batch','after_backward'): setattr(self, e, partial(self._add, e))
+    def _add(self, e): self.n[e] += 1; self.learn.in_step = self.learn.grad_accum.stepped
+    def after_batch(self):
+        if not self.training: return
+        self.stepped.append(self.learn.grad_accum.stepped)
+        self.n_accs.append(self.learn.grad_accum.n_acc)
+
+class Early(Counts):
+    "The same, before GradAccum"
+    order = -5
+
+@pytest.mark.parametrize('counts', [Counts,Early])
+def test_events_and_what_other_callbacks_see(counts):
+    c = counts()
+    spied15(c, n_epoch=2)
+    assert c.n=={'before_step':6 if counts is Counts else 16, 'after_step':6, 'after_cancel_batch':10, 'after_backward':16} # `after_cancel_step` never
+    assert c.stepped==[False,False,True,False,False,True,False,True]*2
+
+class SteppedInStep(Callback):
+    order = 95
+    def __init__(self): self.seen = []
+    def before_step(self): self.seen.append(self.learn.grad_accum.stepped)
+    def after_step(self): self.seen.append(self.learn.grad_accum.stepped)
+
+def test_stepped_within_the_step():
+    s = SteppedInStep()
+    spied15(s)
+    assert s.seen==[True]*6
+
+@pytest.mark.parametrize('event,exc', [('before_step',CancelBatchException),('before_step',CancelStepException),('after_backward',CancelBatchException)])
+@pytest.mark.parametrize('order', [-1,8])
+def test_stepped_is_false_where_the_step_was_cancelled(event, exc, order):
+    c = Counts()
+    spied15(c, once(event, exc, 2, order))
+    assert c.stepped[:3]==[False]*3 and any(c.stepped)
+
+# n_acc over the epochs
+
+@pytest.mark.parametrize('n_acc', [{1:3, 2:1}, lambda epoch: {0:1,1:3,2:1}[epoch]])
+def test_n_acc_by_epoch(n_acc):
+    c = Counts()
+    learn = spied(items15, 2, cbs=[GradAccum(n_acc), c], n_epoch=3)
+    each = idxs(*((i,) for i in range(8)))
+    assert_windows(learn, items15, each+idxs((0,1,2),(3,4,5),(6,7))+each)
+    assert c.n_accs==[1]*8+[3]*8+[1]*8
+    assert [learn.grad_accum.n_acc_in(e) for e in range(3)]==[1,3,1]
+
+def test_n_acc_with_start_epoch():
+    learn = spied(items15, 2, cbs=GradAccum({0:1, 1:3, 2:8}), fit=lambda learn: learn.fit(3, 0.1, start_epoch=1))
+    assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,7),range(8)))
+
+def test_n_acc_attribute_before_a_fit(): assert GradAccum(7).n_acc==7 and GradAccum({0:2}).n_acc==1
+
+class WindowLosses(Callback):
+    order = 45
+    def __init__(self): self.losses = []
+    def after_batch(self):
+        if self.training and self.learn.grad_accum.stepped: self.losses.append(self.learn.grad_accum.window_loss)
+
+@pytest.mark.parametrize('n_acc', [1,3])
+@pytest.mark.parametrize('case',
+    ['mse','ce_weight','ce_sum','ce_smooth_weight','token_pad_torch','token_empty','token_empty_first','token_pad_weight','ce_probs'])
+def test_window_loss(case, n_acc):
+    loss,items,model = exact[case]
+    w = WindowLosses()
+    learn = spied(items, 2, model(), loss, [GradAccum(n_acc), w])
+    b = [torch.stack(o) for o in zip(*items)]
+    want = [loss(learn.model(b[0][i:i+2*n_acc]), b[1][i:i+2*n_acc]) for i in range(0, 13, 2*n_acc)]
+    assert len(w.losses)==len(want)
+    torch.testing.assert_close(torch.stack(w.losses), torch.stack(want), rtol=1e-12, atol=0., equal_nan=True)
+    assert not w.losses[0].requires_grad
+
+# Hyper-parameters
+
+def one_cycle(learn, n=1): learn.fit_one_cycle(n, 0.1)
+
+def scheduled(learn): return [(h['lr'],h['mom']) for h in learn.opt.hypers_seen]
+
+def large15(*cbs, fit=one_cycle):
+    "What the schedule sets for the large batch, at each step: the windows do not tile the epoch"
+    return scheduled(spied(items15, 6, cbs=cbs, fit=fit))
+
+@pytest.mark.parametrize('fit', [lambda learn: learn.fit_one_cycle(2, 0.1), lambda learn: learn.fit_flat_cos(2, 0.1), lambda learn: learn.fit_sgdr(2, 1, 0.1)],
+                         ids=['one_cycle','flat_cos','sgdr'])
+def test_schedule_is_the_large_batchs(fit):
+    "To the last bit; what is recorded too, for each micro-batch"
+    learn,want = spied15(fit=fit),large15(fit=fit)
+    assert scheduled(learn)==want and len(set(want))>1
+    each = [o for i in range(0, len(want), 3) for o in (*[want[i]]*3, *[want[i+1]]*3, *[want[i+2]]*2)]
+    assert learn.recorder.lrs==learn.recorder.hps['lr']==[lr for lr,_ in each]
+
+@pytest.mark.parametrize('order', [-1,8,59,70])
+@pytest.mark.parametrize('event', ['before_batch','after_pred','before_backward'])
+def test_schedule_of_a_window_closed_after_the_last_micro_batch(event, order):
+    assert scheduled(spied15(once(event, CancelBatchException, 7, order), fit=one_cycle))==large15()
+
+class Heard(Callback):
+    "What `pct_train` is, for a callback of this order: in the events of each batch, after it, and after the epoch's training"
+    def __init__(self, order): self.order,self.within,self.after,self.ends = order,[],[],[]
+    def _hear(self):
+        if self.training: self.within[-1].add(self.pct_train)
+    def before_batch(self):
+        if self.training: self.within.append({self.pct_train})
+    def after_batch(self):
+        if self.training: self.after.append(self.pct_train)
+    def after_train(self): self.ends.append(self.pct_train)
+    after_pred = before_backward = before_step = after_step = after_cancel_batch = _hear
+
+@pytest.mark.parametrize('order', [-20,-9,0,7,60,100])
+def test_everybody_hears_the_windows_position(order):
+    "In each of its micro-batches and events: the large batch's, to the last bit"
+    small,large = Heard(order),Heard(order)
+    ks = [3,1,5]
+    spied(items15, 2, cbs=[GradAccum(dict(enumerate(ks))), small], fit=lambda learn: one_cycle(learn, 3))
+    spied(items15, 2, cbs=[LargeBatches(2, ks), large], fit=lambda learn: one_cycle(learn, 3))
+    sizes = [3,3,2, *[1]*8, 5,3] # Micro-batches in each window
+    assert small.within==[o for o,n in zip(large.within, sizes) for _ in range(n)] and small.ends==large.ends
+    before = [o for s in large.within for o in s]
+    assert small.after==[o for b,a,n in zip(before, large.after, sizes) for o in (*[b]*(n-1),a)]
+
+@pytest.mark.parametrize('event,at,cancelled', [('before_batch',(3,4,5),1), ('before_batch',(0,1,2),0), ('before_backward',(0,1,2),0),
+    ('after_backward',(5,),1), ('before_step',(2,),0), ('after_pred',range(3,8),(1,2))], ids=str)
+@pytest.mark.parametrize('order', [-1,8])
+def test_schedule_where_a_whole_window_is_cancelled(event, at, cancelled, order):
+    "The large batch's loop goes on from a batch that is cancelled, too"
+    learn = spied15(once(event, CancelBatchException, at, order, inf), fit=lambda learn: one_cycle(learn, 2))
+    assert scheduled(learn)==large15(once(event, CancelBatchException, cancelled, order, inf), fit=lambda learn: one_cycle(learn, 2))
+
+def test_schedule_where_every_other_micro_batch_is_cancelled():
+    "That of the items which are left; one position for all of a window"
+    heard = Heard(-20)
+    small = spied(regression(24), 2, cbs=[GradAccum(3), RaiseAt('before_batch', CancelBatchException, range(1,12,2)), heard], fit=one_cycle)
+    assert heard.within[:5]==[{0.}]*5 and heard.within[6:11]==[{0.5}]*5
+    np.testing.assert_allclose(scheduled(small), scheduled(spied(regression(12), 6, fit=one_cycle)), rtol=1e-12)
+
+def test_position_without_accumulation_is_fastais():
+    class Done(TrainEvalCallback):
+        "Has the fit for done after its first batch"
+        def after_batch(self):
+            super().after_batch()
+            self.learn.pct_train = 1.
+    def _run(n_acc):
+        heard = Heard(8)
+        learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[heard, GradAccum(n_acc)])
+        learn.remove_cb(TrainEvalCallback)
+        learn.add_cb(Done())
+        learn.fit(1, 0.1)
+        return heard.after
+    assert _run(1)==[1.]*8 and _run(3)!=[1.]*8
+
+def test_position_under_lr_find_is_fastais():
+    def _run(*cbs):
+        heard = Heard(8)
+        quiet_learner(loaders(regression(40), 2), mlp(), cbs=[heard, *cbs]).lr_find(num_it=25, stop_div=False, show_plot=False, suggest_funcs=None)
+        return heard.within,heard.after
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        assert _run(GradAccum(3))==_run()
+
+class SetLR(Callback):
+    "Sets the learning rate to `table[i]` at `event` of micro-batch i"
+    def __init__(self, event, table, order): self.table,self.order = table,order; setattr(self, event, self._set)
+    def _set(self):
+        if self.train_iter in self.table: self.opt.set_hyper('lr', self.table[self.train_iter])
+
+@pytest.mark.parametrize('order', [-1,8,70])
+@pytest.mark.parametrize('event', ['before_batch','after_backward','after_batch'])
+def test_change_in_mid_window_comes_into_force_with_the_next(event, order):
+    learn = spied15(SetLR(event, {2 if event=='after_batch' else 1: 0.7}, order)) # `train_iter` has moved on in `after_batch`
+    assert [h['lr'] for h in learn.opt.hypers_seen]==[0.1,0.7,0.7]
+    assert learn.opt.hypers[-1]['lr']==0.7
+
+@pytest.mark.parametrize('order', [-1,8,70])
+def test_change_at_every_micro_batch_is_not_undone(order):
+    "A schedule of one's own that sets the rate for the next micro-batch"
+    learn = spied15(SetLR('after_batch', {i: float(i) for i in range(1,20)}, order))
+    assert [h['lr'] for h in learn.opt.hypers_seen]==[0.1,3.,6.]
+    assert learn.opt.hypers[-1]['lr']==8.
+
+@pytest.mark.parametrize('event', ['after_backward','after_batch'])
+@pytest.mark.parametrize('exc', [CancelFitException, ValueError, KeyboardInterrupt])
+def test_hyper_parameters_after_a_scheduled_fit_that_ended_early(exc, event):
+    learn = quiet_learner(loaders(items15, 2), mlp(), opt_func=Spy, cbs=[GradAccum(3), once(event, exc, 4, 8)])
+    with suppress(exc): learn.fit_one_cycle(1, 0.1)
+    assert (learn.opt.hypers[-1]['lr'],learn.opt.hypers[-1]['mom'])==large15()[1]
+
+@pytest.mark.parametrize('n_acc,num_it,warned', [(4,100,True),(2,99,True),(2,100,False),(1,20,False),({3:4},100,True)])
+def test_lr_find(n_acc, num_it, warned):
+    learn = quiet_learner(loaders(regression(40), 2), mlp(), cbs=GradAccum(n_acc))
+    before = flat(learn).clone()
+    with warnings.catch_warnings(record=True) as ws:
+        warnings.simplefilter('always')
+        learn.lr_find(num_it=num_it, stop_div=False, show_plot=False, suggest_funcs=None)
+    ours = [str(w.message) for w in ws if 'counts micro-batches' in str(w.message)]
+    assert len(ours)==warned
+    most = max(n_acc.values()) if isinstance(n_acc, dict) else n_acc
+    if warned: assert f'num_it={100*most}' in ours[0] and f'{num_it//most} optimizer steps' in ours[0]
+    assert torch.equal(before, flat(learn))
+    assert_clean(learn)
+
+# BatchNorm
+
+class KeepMomentum(Callback):
+    order,run_valid = 20,False
+    def __init__(self): self.kept = []
+    def after_pred(self): self.kept.append([m.momentum for m in self.model.modules() if hasattr(m, 'momentum')])
+
+@pytest.mark.parametrize('norm,shape', [(nn.BatchNorm1d,(5,)), (partial(nn.InstanceNorm1d, track_running_stats=True),(5,3))])
+@pytest.mark.parametrize('momentum', [0.1,0.7])
+@pytest.mark.parametrize('fix_bn,n_updates', [(True,6),(False,16)])
+def test_running_statistics_keep_their_time_constant(norm, shape, momentum, fix_bn, n_updates):
+    "Inputs of zero: of the first mean and variance, 1 and 1, only (1-momentum)**updates is left"
+    bn = norm(5, momentum=momentum).to(f64)
+    bn.running_mean.fill_(1.)
+    model = nn.Sequential(bn, nn.Flatten(), nn.LazyLinear(2).to(f64))
+    x = torch.zeros(shape, dtype=f64)
+    model.eval()(x[None])
+    learn = quiet_learner(loaders([(x,y) for _,y in items15+regression(1)], 2), model, cbs=GradAccum(3, fix_bn=fix_bn)) # Windows of 3, 3 and 2
+    learn.fit(2, 0.01)
+    left = torch.full((5,), (1-momentum)**n_updates, dtype=f64)
+    torch.testing.assert_close(bn.running_mean, left, rtol=1e-12, atol=0.)
+    torch.testing.assert_close(bn.running_var, left, rtol=1e-12, atol=0.)
+    assert bn.momentum==momentum
+
+def test_momentum_of_each_window():
+    model,k = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4, momentum=0.3), nn.BatchNorm1d(4, momentum=None), nn.Linear(4,2)).to(f64),KeepMomentum()
+    spied15(k, model=model, dls=loaders(regression(16), 2))
+    m = lambda n: 1-0.7**(1/n)
+    assert k.kept==[[m(3),None]]*6+[[m(2),None]]*2
+    assert [model[1].momentum,model[2].momentum]==[0.3,None]
+
+def test_momentum_of_windows_of_one_is_untouched():
+    model,k = nn.Sequential(nn.BatchNorm1d(5, momentum=0.3), nn.Linear(5,2)).to(f64),KeepMomentum()
+    spied(None, dls=loaders(regression(8), 2), model=model, cbs=[GradAccum({0:1, 1:3}), k], n_epoch=2)
+    assert k.kept==[[0.3]]*4+[[1-0.7**(1/3)]]*3+[[0.3]] # The last window of epoch 1 holds one
+
+# Whatever happens
+
+excs = [CancelBatchException, CancelTrainException, CancelValidException, CancelEpochException, CancelStepException, CancelBackwardException,
+    CancelFitException,
+        ValueError, KeyboardInterrupt]
+in_batch = ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step','after_batch']
+around = ['before_fit','before_epoch','before_train','after_train','after_epoch','after_fit']
+
+def bn_learner(*cbs):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4, momentum=0.3), nn.Tanh(), nn.Linear(4,2)).to(f64)
+    return quiet_learner(loaders(regression(16), 2), model, cbs=cbs)
+
+@pytest.fixture(scope='module')
+def usual_keys():
+    learn = bn_learner()
+    learn.fit(1, 0.1)
+    return set(vars(learn))
+
+def comes(exc, event, when):
+    "Is there an event at that micro-batch, before or after the others? No step in mid-window; and outside of batches it is all the same"
+    at,order = when
+    return at==1 if event in around else at==2 or not (event=='after_step' or event=='before_step' and order>0)
+
+@pytest.mark.parametrize('exc,event,when', pairwise(excs, in_batch+around, [(1,-5),(1,70),(2,-5),(2,70)], where=comes))
+def test_nothing_is_left_behind(exc, event, when, usual_keys):
+    at,order = when
+    bomb = once(event, exc, at, order)
+    learn = bn_learner(GradAccum(3), bomb)
+    learn.recorder.log,learn.recorder.start_epoch = [],0 # Recorder itself fails where `before_epoch` does not get to it
+    with suppress(*excs): learn.fit(2, 0.1, wd=0.01)
+    assert bomb.raised==1
+    assert_clean(learn, [0.3])
+    assert set(vars(learn))-usual_keys=={'grad_accum','raise_at'}
+    assert [{k: h[k] for k in ('lr','mom','wd')} for h in learn.opt.hypers]==[dict(lr=0.1, mom=0.9, wd=0.01)]
+    learn.remove_cb(bomb)
+    twin = bn_learner(GradAccum(3))
+    twin.create_opt()
+    twin.model.load_state_dict(copy.deepcopy(learn.model.state_dict()))
+    twin.opt.load_state_dict(copy.deepcopy(learn.opt.state_dict()))
+    for o in (learn,twin): o.fit(2, 0.05)
+    for a,b in zip(learn.model.state_dict().values(), twin.model.state_dict().values()): assert torch.equal(a, b)
+    assert_clean(learn, [0.3])
+
+def test_momentum_is_never_compounded():
+    learn = bn_learner(GradAccum(4), once('after_backward', KeyboardInterrupt, 1, 0, times=inf))
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt): learn.fit(1, 0.1)
+    assert learn.model[1].momentum==0.3
+
+class Inner(ScopedCallback):
+    "Writes down when its scope opens and closes"
+    def __init__(self, log, order): self.log,self.order = log,order
+    def before_train(self): self.log.append(f'train {self.order}')
+    def scope(self):
+        log = self.log
+        class _Scope:
+            def __enter__(_): log.append(f'open {self.order}')
+            def __exit__(_, *exc): log.append(f'close {self.order} {exc[0].__name__ if exc[0] else None}')
+        return _Scope()
+
+@pytest.mark.parametrize('bomb,ended',
+    [(None,'None'),(KeyboardInterrupt,'KeyboardInterrupt'),(CancelEpochException,'CancelEpochException'),(CancelTrainException,'None')])
+def test_scopes_open_in_order_and_close_in_reverse(bomb, ended):
+    log = []
+    learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[Inner(log, 3), Inner(log, 2), *([once('after_loss', bomb)] if bomb else [])])
+    with suppress(KeyboardInterrupt): learn.fit(1, 0.1)
+    assert log==['open 2','open 3','train 2','train 3',f'close 3 {ended}',f'close 2 {ended}']
+    assert_clean(learn)
+
+def test_scope_of_a_callback_that_is_off_stays_closed():
+    log = []
+    cb = Inner(log, 2)
+    learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[cb, Inner(log, 3)])
+    cb.run = False
+    learn.fit(1, 0.1)
+    assert log==['open 3','train 3','close 3 None']
+
+@pytest.mark.parametrize('had_opt', [False,True])
+def test_validation_and_prediction_outside_a_fit(had_opt, usual_keys):
+    learn = bn_learner(GradAccum(3))
+    if had_opt: learn.create_opt()
+    want = bn_learner().validate()[0]
+    assert learn.validate()[0]==want
+    assert len(learn.get_preds()[0])==2
+    assert_clean(learn)
+
+# Beside others
+
+@pytest.mark.parametrize('other', [GradAccum(2), GradientAccumulation(4), type('Sub', (GradAccum,), {})(2)])
+def test_only_one_may_decide_when_to_step(other):
+    learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[GradAccum(3), other])
+    before = flat(learn).clone()
+    with pytest.raises(ValueError, match='Only one callback can decide when to step.*remove one'): learn.fit(1, 0.1)
+    assert torch.equal(before, flat(learn))
+    assert_clean(learn)
+
+class Sub(GradAccum): pass
+
+@pytest.mark.parametrize('n_acc,bs,n,warns', [(32,2,200,True), ({1: 32},2,200,True), (31,2,200,False), (32,32,1100,False), (32,2,640,False), (32,2,638,True)])
+def test_items_taken_for_micro_batches(n_acc, bs, n, warns):
+    "32 or more, more than a micro-batch has items, and fewer than 10 steps in an epoch: once said, and done as asked"
+    learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[GradAccum(n_acc)])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        learn.fit(2, 0.)
+    said = [str(o.message) for o in said if 'counts micro-batches, not items' in str(o.message)]
+    assert said==([f"GradAccum(32) counts micro-batches, not items: 32 x 2 = 64 items are an optimizer step, and {-(-n//64)} are taken in an epoch. "
+                   "For 32 items a step it is GradAccum(bs=32)"] if warns else [])
+
+def one_more(epoch): return epoch+1
+
+@pytest.mark.parametrize('accum,text', [(GradAccum(3),'GradAccum(3)'), (Sub({0: 1, 2: 8}),'Sub({0: 1, 2: 8})'), (GradAccum(one_more),'GradAccum(one_more)')])
+def test_repr(accum, text):
+    "In the list of a learner's callbacks"
+    assert repr(accum)==text
+
+def test_subclass_answers_to_the_same_name():
+    learn = spied(items15, 2, cbs=Sub(3))
+    assert isinstance(learn.grad_accum, Sub)
+    assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,7)))
+
+def test_order(): assert 0 < GradAccum.order < MixedPrecision.order < GradientClip.order
+
+class CpuAMP(MixedPrecision):
+    "fastai's own, with the scaler of a CPU and in float64"
+    def before_fit(self): self.autocast,self.learn.scaler,self.scales = nullcontext(),torch.amp.GradScaler('cpu', init_scale=2.**10, growth_interval=1000),[]
+    def after_pred(self): pass
+
+class Overflow(Callback):
+    "The scaled loss overflows at micro-batch `at`"
+    order = MixedPrecision.order+5
+    def __init__(self, at): self.at = at
+    def before_backward(self):
+        if self.iter==self.at: self.learn.loss_grad = self.loss_grad*float('inf')
+
+@pytest.mark.parametrize('at,windows',
+    [(None,[(0,1,2),(3,4,5),(6,7)]), (0,[(3,4,5),(6,7)]), (1,[(3,4,5),(6,7)]), (2,[(3,4,5),(6,7)]), (4,[(0,1,2),(6,7)]), (7,[(0,1,2),(3,4,5)])])
+def test_overflow_drops_the_window(at, windows):
+    c = Counts()
+    learn = spied15(CpuAMP(), Overflow(at), c)
+    assert_windows(learn, items15, idxs(*windows))
+    assert sum(c.stepped)==len(windows)
+    assert_clean(learn)
+
+# Saved and copied
+
+def every_other(epoch): return 2+epoch%2
+def get_x(i): return items15[i][0]
+def get_y(i): return items15[i][1]
+
+@pytest.mark.parametrize('n_acc', [3, {0:2,1:4}, every_other])
+@pytest.mark.parametrize('how', [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
+def test_copies(how, n_acc):
+    cb = GradAccum(n_acc)
+    learn = bn_learner(cb)
+    learn.logger = noop
+    learn.fit(1, 0.1)
+    twin = how(learn)
+    assert twin.grad_accum is not cb and twin.grad_accum.n_acc_by_epoch.n_acc==n_acc
+    for o in (learn,twin): o.fit(2, 0.1)
+    assert torch.equal(flat(learn), flat(twin))
+    assert how(GradAccum(n_acc)).n_acc_by_epoch.n_acc==n_acc
+
+@pytest.mark.parametrize('n_acc', [3, {0:2,1:4}, every_other, lambda epoch: 2+epoch, 'items'])
+def test_save_load_export(n_acc, tmp_path):
+    dls = Datasets(range(15), [[get_x],[get_y]], splits=[list(range(13)),[13,14]]).dataloaders(bs=2, num_workers=0, shuffle=False)
+    how = dict(bs=6) if n_acc=='items' else dict(n_acc=n_acc)
+    learn = quiet_learner(dls, mlp(), cbs=GradAccum(**how, count=lambda learn: learn.y.numel()), path=tmp_path)
+    learn.fit(1, 0.1)
+    loaded = exported(learn, tmp_path)
+    assert [loaded.grad_accum.n_acc_in(e) for e in range(3)]==[learn.grad_accum.n_acc_in(e) for e in range(3)]
+    want = learn.get_preds()[0]
+    assert torch.equal(loaded.get_preds(dl=learn.dls.valid)[0], want)
+    loaded.dls = learn.dls
+    for o in (loaded,learn): o.create_opt(); o.fit(1, 0.1)
+    assert torch.equal(flat(loaded), flat(learn))
+
+def test_lambda_cannot_be_pickled_plainly():
+    with pytest.raises((pickle.PicklingError, AttributeError), match='lambda'): pickle.dumps(GradAccum(lambda epoch: 2))
+    with pytest.raises((pickle.PicklingError, AttributeError), match='lambda'): pickle.dumps(GradAccum(2, count=lambda learn: 2))
+
+# Bad input
+
+@pytest.mark.parametrize('n_acc,exc,match', [
+    (0, ValueError, 'at least 1.*got 0'), (-1, ValueError, 'at least 1.*got -1'), (2.5, TypeError, 'whole number.*got 2.5'),
+    (4., TypeError, 'whole number.*got 4.0'),
+    ('4', TypeError, "whole number.*got '4'"), (True, TypeError, 'whole number.*got True'),
+    ({}, ValueError, r'as in \{0: 1, 3: 4\}; got \{\}'),
+    ({0:0}, ValueError, 'at least 1.*got 0 from epoch 0'), ({0:1, 3:2.5}, TypeError, 'got 2.5 from epoch 3'), ({-1:2}, ValueError, 'epochs.*got -1'),
+    ({'0':2}, ValueError, "epochs.*got '0'"),
+    ({True:2}, ValueError, 'epochs.*got True')])
+def test_bad_n_acc(n_acc, exc, match):
+    with pytest.raises(exc, match=match): GradAccum(n_acc)
+
+@pytest.mark.parametrize('count', [3, 'tokens', True])
+def test_bad_count(count):
+    with pytest.raises(TypeError, match='`count` must be a function.*got'): GradAccum(3, count=count)
+
+@pytest.mark.parametrize('n,exc', [(0,ValueError), (-2,ValueError), (1.5,TypeError), ('2',TypeError), (None,TypeError)])
+def test_bad_n_acc_function_is_refused_before_anything_changed(n, exc):
+    learn = bn_learner()
+    learn.fit(1, 0.1)
+    learn.add_cb(GradAccum(lambda epoch: 2 if epoch==0 else n))
+    before = picture(learn, only=('model','opt'))
+    with pytest.raises(exc, match='`n_acc` must be.*for epoch 1'): learn.fit(2, 0.1)
+    assert changes(before, picture(learn, only=('model','opt')))==[]
+    assert_clean(learn, [0.3])
+
+@pytest.mark.parametrize('n,exc,match',
+    [('3',TypeError,"number or a tensor.*got '3'"), (-1,ValueError,'0 or more, got -1'), (None,TypeError,'got None'), (True,TypeError,'got True'),
+    (torch.ones(2),TypeError,'of one element'), (float('nan'),ValueError,'got nan'), (float('inf'),ValueError,'got inf')])
+def test_bad_number_from_count(n, exc, match):
+    learn = bn_learner(GradAccum(3, count=lambda learn: n))
+    before = flat(learn).clone()
+    with pytest.raises(exc, match=match): learn.fit(1, 0.1)
+    assert torch.equal(before, flat(learn))
+    assert_clean(learn, [0.3])
+
+def test_gradients_that_are_views():
+    "As in a flat buffer for all of them"
+    learn = quiet_learner(loaders(regression(12), 2), mlp(), opt_func=partial(OptimWrapper, opt=partial(torch.optim.SGD, foreach=False)), cbs=GradAccum(3))
+    ps = list(learn.model.parameters())
+    buffer = torch.ones(sum(p.numel() for p in ps), dtype=ps[0].dtype)
+    for p,g in zip(ps, buffer.split([p.numel() for p in ps])): p.grad = g.view_as(p)
+    twin = quiet_learner(loaders(regression(12), 6), mlp(), opt_func=partial(OptimWrapper, opt=torch.optim.SGD))
+    for o in (learn,twin): o.fit(1, 0.1)
+    assert distance(learn, twin)<1e-12

@@ -1,0 +1,176 @@
+"`GradAccum(bs=...)`, by items, and `learn.batch_size`"
+import copy, pickle, warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader as TorchDataLoader
+from fastai.callback.core import Callback
+from fastai.data.core import DataLoaders
+from fastai.learner import Learner
+from fastai_bs.verify import check_accum as accum_check # noqa: F401 They patch `check_accum` and `bs_find` into `Learner`
+from fastai_bs.finder import bs_find as finder # noqa: F401 They patch `check_accum` and `bs_find` into `Learner`
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.accumulate.sizes import batch_size
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.schedule.batch_schedule import BatchSchedule
+from helpers import changes, flat, loaders, mlp, pairwise, picture, quiet_learner, regression, set_seed
+
+def bn_model(): return nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
+
+def learner(*cbs, bs=4, n=50, model=mlp, **kwargs):
+    set_seed(3)
+    return quiet_learner(loaders(regression(n), bs, shuffle=True), model(), cbs=cbs, **kwargs)
+
+# The same as by micro-batches
+
+@pytest.mark.parametrize('kwargs,cbs,n_acc', pairwise([{},dict(on_oom='split'),dict(fix_bn=False),dict(count=lambda learn: learn.y.numel())],
+    [(),(lambda: ScaledLR(8, warmup_epochs=1),),(lambda: NoiseScale(n_micro=2),)], [1,2,3,13]), ids=lambda o: str(len(o)) if isinstance(o, tuple) else None)
+def test_to_the_bit_as_by_micro_batches(kwargs, cbs, n_acc):
+    "50 items in batches of 4: windows that end an epoch early, and the whole epoch as one"
+    a,b = (learner(GradAccum(*args, **kw, **kwargs), *(f() for f in cbs), model=bn_model) for args,kw in (((n_acc,),{}),((),dict(bs=4*n_acc))))
+    for o in (a,b): o.fit(3, 0.05)
+    assert torch.equal(flat(a), flat(b)) and all(torch.equal(x, y) for x,y in zip(a.model.buffers(), b.model.buffers()))
+    assert b.grad_accum.n_acc==n_acc and a.recorder.values==b.recorder.values
+
+def test_one_batch_for_a_step():
+    "No accumulation: not a bit is changed"
+    a,b = learner(),learner(GradAccum(bs=4))
+    for o in (a,b): o.fit(2, 0.05)
+    assert torch.equal(flat(a), flat(b))
+
+def test_n_acc_goes_along_with_the_loader():
+    "From fit to fit, and from epoch to epoch"
+    class Grows(Callback):
+        def before_epoch(self):
+            if self.epoch==1: self.learn.dls = loaders(regression(48), 8)
+    learn,seen = learner(GradAccum(bs=24), Grows()),[]
+    learn.add_cb(type('Look', (Callback,), dict(after_batch=lambda self: seen.append((self.epoch,self.learn.grad_accum.n_acc)) if self.training else None))())
+    learn.fit(2, 0.05)
+    assert dict(seen)=={0: 6, 1: 3} and learn.batch_size==24
+    learn.dls = loaders(regression(48), 12)
+    learn.fit(1, 0.05)
+    assert learn.grad_accum.n_acc==2 and learn.batch_size==24
+
+@pytest.mark.parametrize('how', [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=['copied','pickled'])
+def test_copies(how):
+    twin = how(GradAccum(bs=12))
+    assert repr(twin)=='GradAccum(bs=12)' and learner(twin).batch_size==12
+
+def test_checked_and_measured(short):
+    "By `check_accum`, which needs no learner that has it, and as today's size by `bs_find`"
+    learn = learner(n=200)
+    res = learn.check_accum(GradAccum(bs=12))
+    assert res.same and res.items==12 and res.how=='GradAccum(3)'
+    learn.add_cb(GradAccum(bs=12))
+    plan = learn.bs_find(0.01, num_it=60, show_plot=False)
+    assert plan.base_bs==plan.bs_now==12 and learn.batch_size==12
+    assert plan.apply(learn).batch_size==plan.bs and plan.undo(learn).batch_size==12
+
+# Refused
+
+class Unsized:
+    "Yields batches, and does not say of how many items"
+    def __init__(self, dl): self.dl,self.dataset = dl,dl.dataset
+    def __iter__(self): return iter(self.dl)
+    def __len__(self): return len(self.dl)
+
+@pytest.mark.parametrize('bs,says', [(10,'take bs=8 or bs=12,'), (11,'take bs=8 or bs=12,'), (3,'take bs=4 or bs=8,'), (50,'take bs=48 or bs=52,')])
+def test_what_does_not_divide(bs, says):
+    "With the two nearest that do, before anything has changed"
+    learn = learner()
+    learn.fit(1, 0.05)
+    learn.add_cb(GradAccum(bs=bs))
+    was = picture(learn, only=('model','opt','dls'))
+    with pytest.raises(ValueError, match=f'`bs`={bs} is no whole number of micro-batches of 4 items: {says}'): learn.fit(1, 0.05)
+    assert changes(was, picture(learn, only=('model','opt','dls')))==[] and learn.batch_size is None
+    with pytest.raises(ValueError, match='no whole number'): batch_size(learn)
+
+@pytest.mark.parametrize('accum', [GradAccum(bs=56),GradAccum(bs=57),GradAccum(bs=1000),GradAccum(14),GradAccum(100),GradAccum({0: 1, 1: 14})], ids=repr)
+def test_more_than_an_epoch(accum):
+    "50 items in 13 micro-batches: a step in each epoch, of all there is, and a warning once a fit, whole micro-batches or not"
+    learn,whole = learner(accum, model=bn_model),learner(GradAccum({0: 1, 1: 13} if accum.varies else 13), model=bn_model)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        for o in (learn,whole): o.fit(3, 0.05)
+    said = [str(o.message) for o in said if 'more than an epoch holds, which is 13' in str(o.message)]
+    assert len(said)==1 and f"of {max(accum.n_accs())} micro-batches" in said[0] and 'one optimizer step' in said[0]
+    assert torch.allclose(flat(learn), flat(whole), rtol=1e-12) and learn.grad_accum.bs==50 and whole.grad_accum.bs==50
+
+@pytest.mark.parametrize('bs', [51,52])
+def test_an_epoch_that_ends_short_of_its_last_micro_batch(bs):
+    "Of 52 items, in whole micro-batches, two are missing: no other step than where a window ends with the epoch"
+    learn = learner(GradAccum(bs=bs))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        learn.fit(1, 0.05)
+    assert learn.grad_accum.n_acc==13 and batch_size(learn)==50
+
+def test_a_size_beyond_the_epoch_is_measured_as_what_it_comes_to(short):
+    learn = learner(GradAccum(bs=1000), n=200)
+    assert batch_size(learn)==200
+    assert learn.bs_find(0.01, num_it=60, show_plot=False).bs_now==200
+
+def test_a_schedule_of_smaller_micro_batches_is_not_taken_for_more_than_an_epoch():
+    "48 items in 12 batches: 24 of 2 items are not"
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        learner(BatchSchedule({0: 48}, max_micro_bs=2), n=48).fit(1, 0.05)
+
+def test_a_loader_that_does_not_say():
+    dl = Unsized(TorchDataLoader(regression(50), 4))
+    learn = quiet_learner(DataLoaders(dl, dl, device='cpu'), mlp(), cbs=[GradAccum(bs=12)])
+    with pytest.raises(ValueError, match='does not say how many items it puts in a batch: set `learn.dls.train.bs`'): learn.fit(1, 0.05)
+    assert learn.batch_size is None
+    dl.bs = 4
+    learn.fit(1, 0.05)
+    assert learn.batch_size==12
+
+@pytest.mark.parametrize('args,kwargs,error,says', [((3,),dict(bs=12),ValueError,'one of them follows from the other, got 3 and 12: leave one out'),
+    ((),dict(bs=0),ValueError,'`bs` must be at least 1 item, got 0'), ((),dict(bs=12.),TypeError,'`bs` must be a whole number of items'),
+    ((),dict(bs={0: 12}),TypeError,'whole number of items')])
+def test_bad_bs(args, kwargs, error, says):
+    with pytest.raises(error, match=says): GradAccum(*args, **kwargs)
+
+@pytest.mark.parametrize('accum,said', [(GradAccum(64),['For 64 items a step it is GradAccum(bs=64)']), (GradAccum(bs=128),[])], ids=repr)
+def test_items_taken_for_micro_batches(accum, said):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter('always')
+        learner(accum, bs=2, n=200).fit(1, 0.)
+    found = [str(o.message) for o in found]
+    assert [o[o.index('For'):] for o in found if 'counts micro-batches' in o]==said
+
+# `learn.batch_size`
+
+def test_batch_size_of_a_learner():
+    "Before, in and after a fit what `batch_size` says"
+    learn,seen = learner(GradAccum({0: 1, 1: 3})),[]
+    learn.add_cb(type('Look', (Callback,), dict(after_batch=lambda self: seen.append((self.epoch,self.batch_size)) if self.training else None))())
+    assert learn.batch_size==batch_size(learn)==4
+    learn.fit(2, 0.05)
+    assert dict(seen)=={0: 4, 1: 12} and learn.batch_size==batch_size(learn)==4
+    assert isinstance(Learner.batch_size, property) and 'None' in Learner.batch_size.__doc__
+
+def test_it_cannot_be_set():
+    learn = learner()
+    with pytest.raises(AttributeError, match=r'cannot be set, got 64: give the learner a GradAccum\(bs=...\)'): learn.batch_size = 64
+    assert learn.batch_size==4
+
+def test_a_callback_of_that_name():
+    "Is where fastai puts it, until it is taken off"
+    class BatchSize(Callback): pass
+    cb,learn = BatchSize(),learner()
+    learn.add_cb(cb)
+    assert learn.batch_size is cb
+    learn.fit(1, 0.05)
+    learn.remove_cb(cb)
+    assert learn.batch_size==4 and 'batch_size' not in vars(learn)
+
+def test_an_attribute_of_that_name():
+    "Of a callback: fastai says that it hides the learner's, and each has its own"
+    class Mine(Callback):
+        def before_fit(self): self.batch_size = 'mine'
+    learn = learner(Mine())
+    with pytest.warns(UserWarning, match='shadowing an attribute'): learn.fit(1, 0.05)
+    assert learn.mine.batch_size=='mine' and learn.batch_size==4

@@ -1,0 +1,227 @@
+"A loss over pairs within the batch, or a wrong `count`: told from others, and named by a plan"
+import random
+import re
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from fastai.callback.core import Callback
+from fastai.callback.mixup import CutMix, MixUp
+from fastai.callback.schedule import ParamScheduler # noqa: F401 (patches `fit_one_cycle` into `Learner`)
+from fastai.losses import CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MSELossFlat
+from fastai_bs.finder import bs_find as finder # noqa: F401 (patches `bs_find` into `Learner`)
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.accumulate.losses import ElementCounter, first_tensor
+from fastai_bs.finder.pairs import looks_at_pairs
+from fastai.torch_core import find_bs
+from helpers import changes, loaders, mlp, picture, quiet_learner, regression
+
+f32 = torch.float32
+reals = regression(64, dtype=f32)
+kinds = [(x,(y[0]>0).long()) for x,y in reals]
+kept = [(x,y.masked_fill(y<0.5*(i%3-1), 0)) for i,(x,y) in enumerate(reals)] # A 0 does not count; items differ in how many do
+
+# Losses that look at pairs, or that are no mean over items
+
+def info_nce(pred, targ): return F.cross_entropy(pred@targ.T, torch.arange(len(pred)))
+
+def triplet(pred, targ):
+    d = torch.cdist(pred, pred)
+    same = targ[:,None]==targ
+    return (d.masked_fill(~same, 0.).amax(1)-d.masked_fill(same, 1e4).amin(1)+1).relu().mean()
+
+def correlation(pred, targ):
+    a,b = pred-pred.mean(0),targ-targ.mean(0)
+    return 1-(a*b).sum()/(a.norm()*b.norm())
+
+def over_kept(pred, targ): return (F.mse_loss(pred, targ, reduction='none')*(targ!=0)).sum()/(targ!=0).sum()
+def unsaid_sum(pred, targ): return F.mse_loss(pred, targ, reduction='sum')
+def dice(pred, targ):
+    p,y = pred.sigmoid(),(targ>0).float()
+    return 1-2*(p*y).sum()/(p+y).sum()
+def not_a_sum(pred, targ): return F.mse_loss(pred, targ)
+not_a_sum.reduction = 'sum'
+
+class Views(Callback):
+    "Brings a loss, and counts how often it is called"
+    def __init__(self, f): self.f,self.calls = f,0
+    def lf(self, pred, targ):
+        self.calls += 1
+        return self.f(pred, targ)
+
+bad = dict(info_nce=(info_nce,reals,None), of_a_callback=(Views(info_nce).lf,reals,None), triplet=(triplet,kinds,None),
+    correlation=(correlation,reals,None), tokens=(over_kept,kept,None),
+    unsaid_sum=(unsaid_sum,reals,None), dice=(dice,reals,None), wrong_count=(over_kept,kept,lambda learn: learn.y.numel()),
+    counted_pairs=(info_nce,reals,lambda learn: len(learn.y)*(len(learn.y)-1)),
+    wrong_count_of_a_known_loss=(nn.MSELoss(),kept,lambda learn: (learn.y!=0).sum()), not_a_sum=(not_a_sum,reals,None))
+
+# Losses that are what is taken from them
+
+def per_item(pred, targ): return ((pred-targ)**2).sum(-1).mean()
+def signed(pred, targ): return (pred-targ).mean()
+class Norm(nn.Module):
+    "A running mean in a buffer that has no part in the loss"
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('n', torch.zeros(()))
+        self.calls,self.log = 0,[]
+    def forward(self, pred, targ):
+        self.n += 1
+        self.calls += 1
+        self.log.append(float(self.n))
+        return per_item(pred, targ)
+
+good = dict(per_item=(per_item,reals,None), items_of_a_callback=(Views(per_item).lf,reals,None), signed=(signed,reals,None),
+    module=(Norm(),reals,None), method=(Norm().forward,reals,None),
+    partly=(partial(Norm()),reals,None), counted=(over_kept,kept,lambda learn: (learn.y!=0).sum()),
+    known_and_counted=(nn.MSELoss(),reals,lambda learn: len(learn.x)), huber=(nn.HuberLoss(),reals,None), flat=(MSELossFlat(),reals,None),
+    smooth=(LabelSmoothingCrossEntropyFlat(),kinds,None), focal=(FocalLossFlat(),kinds,None),
+    weighted=(CrossEntropyLossFlat(weight=torch.tensor([1.,9.])),kinds,None),
+    summed=(nn.MSELoss(reduction='sum'),reals,lambda learn: len(learn.x)))
+
+# Those that cannot be asked
+
+def drawn(pred, targ): return (per_item(pred, targ)*(1+torch.rand(()))) if random.random()<2 and np.random.rand()<2 else None
+class Annealed:
+    "Another loss at each call"
+    def __init__(self): self.n = 0
+    def __call__(self, pred, targ):
+        self.n += 1
+        return per_item(pred, targ)/self.n
+def whole_only(pred, targ):
+    if len(pred)==4: raise ValueError
+    return info_nce(pred, targ)
+elsewhere = {'n': 8.}
+
+mute = dict(drawn=(drawn,reals,None), annealed=(Annealed(),reals,None), whole_only=(whole_only,reals,None),
+    count_from_elsewhere=(info_nce,reals,lambda learn: elsewhere['n']))
+
+def first_batch(loss_func, items, count=None, cbs=()):
+    learn = quiet_learner(loaders(items, 8), mlp(dtype=f32), loss_func, cbs=[*cbs])
+    learn.create_opt()
+    x,y = (torch.stack([torch.as_tensor(o) for o in os]) for os in zip(*items[:8]))
+    learn.xb,learn.yb,learn.pred,learn.loss_grad = (x,),(y,),learn.model(x).detach(),torch.zeros(())
+    counter = ElementCounter(count)
+    counter(learn)
+    return looks_at_pairs(learn, counter)
+
+@pytest.mark.filterwarnings('ignore:GradAccum cannot tell')
+@pytest.mark.parametrize('nm', [*bad,*good,*mute])
+def test_which_look_at_pairs(nm): assert first_batch(*{**bad,**good,**mute}[nm])==(nm in bad)
+
+def asked(loss_func, pred, *yb, count=None, xb=None):
+    "As `GradAccum` asks, and leaves the learner"
+    learn = quiet_learner(loaders(reals, 8), mlp(dtype=f32), loss_func)
+    learn.create_opt()
+    learn.xb,learn.yb,learn.pred,learn.loss_grad = xb or yb,yb,pred,torch.zeros(())
+    counter = ElementCounter(count or (lambda learn: 8))
+    if count is None: counter.given = lambda learn: float(len(learn.yb[0]) if isinstance(learn.yb[0], torch.Tensor) else len(next(iter(learn.yb[0].values()))))
+    counter(learn)
+    was = picture(learn)
+    res = looks_at_pairs(learn, counter)
+    assert changes(was, picture(learn))==[]
+    return res
+
+pred,targ = torch.randn(8,3, generator=torch.Generator().manual_seed(0)),torch.randn(8,3, generator=torch.Generator().manual_seed(1))
+
+@pytest.mark.parametrize('f,pairs', [(lambda a,b: info_nce(a, b),True), (lambda a,b: per_item(a, b),False)])
+def test_predictions_and_targets_of_any_shape(f, pairs):
+    shapes = [((pred,pred), (targ,targ), lambda p,a,b: f(p[0], a)+f(p[1], b)), (dict(o=pred), (targ,), lambda p,a: f(p['o'], a)),
+        (pred, (dict(o=targ,n=targ),), lambda p,a: f(p, a['o'])), ([pred,(pred,)], ((targ,targ),), lambda p,a: f(p[1][0], a[0]))]
+    for p,yb,loss_func in shapes: assert asked(loss_func, p, *yb, count=lambda learn: len(pred_of(learn.pred)))==pairs
+
+def pred_of(o): return o if isinstance(o, torch.Tensor) else pred_of(next(iter(o.values()))) if isinstance(o, dict) else pred_of(o[0])
+
+@pytest.mark.parametrize('p,yb', [(torch.randn(3,8),targ), (dict(o=pred,loss=torch.tensor(1.)),targ), ([torch.randn(2),torch.randn(3)],targ), ('abc',targ),
+    (pred,[torch.randn(2),torch.randn(3)])], ids=range(5))
+def test_what_cannot_be_cut_is_not_asked(p, yb):
+    assert asked(lambda p,y: torch.tensor(1.), p, yb, count=lambda learn: 8) is False
+
+def test_halves_in_which_nothing_counts():
+    "Their loss is 0/0 and has no say"
+    some = torch.cat([targ[:4],torch.zeros(4,3)])
+    assert over_kept(pred[4:], some[4:]).isnan()
+    for y in (some,torch.zeros(8,3)): assert not asked(over_kept, pred, y, count=lambda learn: (learn.y!=0).sum())
+
+@pytest.mark.parametrize('dtype', [torch.float16,torch.bfloat16])
+def test_half_precision_is_asked_in_single(dtype):
+    "A mean in half precision would be off by more than the bound"
+    p,y = (torch.randn(256,9, generator=torch.Generator().manual_seed(i)).to(dtype) for i in range(2))
+    def loss_func(pred, targ):
+        assert pred.dtype==targ.dtype==f32 or len(pred)!=128
+        return per_item(pred, targ)
+    assert not asked(loss_func, p, y) and asked(info_nce, p, y)
+
+@pytest.mark.parametrize('mix', [MixUp,CutMix])
+def test_mixed_batches_are_not_asked(mix):
+    "The loss that stands in for theirs goes by targets that MixUp has changed"
+    class Mixed(mix):
+        def lf(self, pred, *yb): return info_nce(pred, *yb)
+    mixed = Mixed()
+    mixed.old_lf = info_nce
+    assert not first_batch(mixed.lf, reals, lambda learn: len(learn.y))
+
+@pytest.mark.filterwarnings('ignore:GradAccum cannot tell')
+def test_no_training_is_watched():
+    "A fit calls the loss once for each batch"
+    loss = Views(info_nce)
+    quiet_learner(loaders(reals, 8), mlp(dtype=f32), loss.lf, cbs=GradAccum(2)).fit(2, 0.)
+    assert loss.calls==2*(8+1)
+
+# In a plan
+
+def plan(loss_func, items, count=None, lr=0.01, model=None):
+    learn = quiet_learner(loaders(items, 4), model or mlp(dtype=f32), loss_func, cbs=[GradAccum(1, count=count)] if count else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        was = picture(learn)
+        res = learn.bs_find(lr, num_it=80, n_batch=4, tol=0, show_plot=False)
+        assert changes(was, picture(learn))==[]
+    return res
+
+@pytest.mark.parametrize('lr', [0.,0.01])
+@pytest.mark.parametrize('nm', ['info_nce','of_a_callback','tokens','wrong_count','counted_pairs'])
+def test_a_plan_names_it(nm, lr, short):
+    res = plan(*bad[nm], lr=lr)
+    assert res.pairs and 'looks at pairs of items in the batch, or its `count` is wrong' in res.advice and res.to_dict()['pairs']
+
+@pytest.mark.parametrize('nm', ['per_item','counted','flat','drawn'])
+def test_a_plan_has_nothing_to_name(nm, short):
+    res = plan(*{**good,**mute}[nm])
+    assert not res.pairs and 'pairs' not in res.advice
+
+# The words on `count=`
+
+dicts = [(x,dict(a=y)) for x,y in reals]
+targets = dict(one=(reals,lambda pred,y: per_item(pred, y)), pair=([(x,y,y) for x,y in reals],lambda pred,y,z: per_item(pred, y)),
+    dict=(dicts,lambda pred,y: per_item(pred, y['a'])), tuple=([(x,(y,y)) for x,y in reals],lambda pred,y: per_item(pred, y[0])))
+
+@pytest.mark.parametrize('nm', targets)
+def test_the_advice_on_count_works_as_it_stands(nm):
+    "On these targets; and says how to confirm a mean over items"
+    items,loss_func = targets[nm]
+    def fit(count=None):
+        dls = loaders(items, 4)
+        dls.n_inp = 1
+        learn = quiet_learner(dls, mlp(dtype=f32), loss_func, cbs=GradAccum(2, count=count))
+        learn.fit(1, 0.01)
+        return learn
+    with pytest.warns(UserWarning, match='cannot tell what the loss') as ws: fit()
+    words, = [str(w.message) for w in ws if 'cannot tell' in str(w.message)]
+    confirm,some = re.findall(r'count=(lambda learn: .*?)\)[.;] ', words)[:2]
+    assert confirm=='lambda learn: find_bs(learn.yb)'
+    for code in (confirm,some):
+        with warnings.catch_warnings():
+            warnings.simplefilter('error', UserWarning)
+            learn = fit(eval(code, dict(find_bs=find_bs)))
+        assert learn.grad_accum.window.n_acc==2
+
+one = torch.ones(2)
+
+@pytest.mark.parametrize('yb,text', [((),'learn.y'), (one,'learn.y'), ((one,one),'learn.y[0]'), (dict(a=[one]),"learn.y['a'][0]"), ('abc','learn.y'),
+    (('a',one),'learn.y[1]')])
+def test_first_tensor(yb, text): assert first_tensor(yb)==text

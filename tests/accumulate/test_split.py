@@ -1,0 +1,475 @@
+"GradAccum(on_oom='split'): wherever memory runs out in a window, training goes on as if it had not"
+import pickle, warnings
+from functools import cache, partial
+
+import pytest
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into `Learner`)
+from fastai.callback.core import Callback, CancelBatchException
+from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.training import GradientClip
+from fastai.data.core import DataLoaders
+from fastai.learner import Learner
+from fastai.metrics import mse
+from fastai.optimizer import Adam, OptimWrapper, SGD
+from fastai.text.models.awdlstm import AWD_LSTM
+from fastai.torch_core import find_bs
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.learner.loaders import slices
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.noise.noise_scale import NoiseScale
+from helpers import FoldedSGD, distance, flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, RaiseAt, regression, token_model, tokens
+
+def oom(): return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+class Strike(Callback):
+    "Raise at `event` in the micro-batches `at`, counted from 0 over the fit, where more than `most` items are on the device; `times` at most"
+    run_valid = False
+    def __init__(self, event, at, most=0, times=1, order=20, error=oom):
+        self.event,self.at,self.most,self.times,self.order,self.error,self.struck = event,at,most,times,order,error,0
+        if event not in ('forward','backward','step','in_step'): setattr(self, event, self.strike)
+    def strike(self, *args):
+        if self.learn.train_iter in self.at and find_bs(self.learn.xb)>self.most and self.struck<self.times:
+            self.struck += 1
+            torch.rand(3) # What a pass that failed has drawn does not count
+            raise self.error()
+    def before_fit(self):
+        if self.event=='forward': self.learn.model[1].register_forward_pre_hook(lambda m,x: self.strike() if m.training else None)
+        if self.event=='backward': self.learn.model[1].register_full_backward_hook(lambda *args: self.strike())
+        if self.event=='step':
+            step = self.learn.opt.step
+            self.learn.opt.step = lambda *args: (self.strike(),step())
+        if self.event=='in_step': self.learn.opt.cbs.append(lambda p, **kw: self.strike())
+
+def learner(cbs, bs=4, n=50, n_acc=3, model=None, loss_func=None, items=None, opt_func=momentum_sgd, on_oom='split', **kwargs):
+    learn = quiet_learner(loaders(items or regression(n), bs), model or mlp(), loss_func, opt_func, **kwargs)
+    for dl in learn.dls.loaders: dl.n_inp = 1
+    return learn.add_cbs([GradAccum(n_acc, on_oom=on_oom), GradientClip(0.5), NoiseScale(), *cbs])
+
+@cache
+def undisturbed(**kwargs):
+    "A fit in which nothing happens; shared by all that are compared with it, which leave it alone"
+    learn = learner([], on_oom='raise', **kwargs)
+    assert fit(learn)==[]
+    return learn
+
+def fit(learn, n_epoch=2):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        learn.fit_one_cycle(n_epoch, 0.1, wd=0.1)
+    return [str(o.message) for o in said if 'Out of memory' in str(o.message)]
+
+def assert_same(a, b, tol=1e-9):
+    assert distance(a, b)<tol
+    assert a.recorder.lrs==b.recorder.lrs
+    torch.testing.assert_close(torch.stack(a.recorder.losses), torch.stack(b.recorder.losses), rtol=1e-6, atol=0)
+    torch.testing.assert_close(*(torch.tensor([o[0] for o in learn.recorder.values]) for learn in (a,b)), rtol=1e-6, atol=0)
+    da,db = a.noise_scale.df,b.noise_scale.df
+    assert a.noise_scale.n_steps==b.noise_scale.n_steps
+    items = dict(zip(da.step, da.n_items))
+    assert len(items)==len(da) and items.items()>=dict(zip(db.step, db.n_items)).items() # A window is one measurement; one of a single micro-batch is none
+
+places = ['before_batch','forward','after_pred','after_loss','before_backward','backward','after_backward','before_step','step']
+
+# In the first, second and third of a window, and in the one that is a window by itself; early in the epoch and late, event by event in turn
+struck_at = {3: [(0,1,11,12),(0,7,2,12)], 1: [(0,12),(7,12)]}
+
+@pytest.mark.parametrize('event,n_acc,at', [(e,n_acc,at) for i,e in enumerate(places) for n_acc,ats in struck_at.items() for at in ats[i%2]])
+def test_as_if_nothing_had_happened(event, n_acc, at):
+    "13 micro-batches in an epoch, the last one of 2 items: three to a window, or each on its own"
+    plain,struck = undisturbed(n_acc=n_acc),learner([s := Strike(event, [13+at])], n_acc=n_acc)
+    said = fit(struck)
+    closing = n_acc==1 or at%3==2 or at==12
+    assert s.struck==(1 if closing or event not in ('before_step','step') else 0)
+    if not s.struck: assert said==[]
+    else:
+        m = 4 if at<12 else 2
+        assert len(said)==1 and all(o in said[0] for o in (f'with {m} items', 'in 2 parts', f'GradAccum({2*n_acc})', f'of {m//2} items'))
+    assert_same(struck, plain)
+
+@pytest.mark.parametrize('order', [GradAccum.order-1, GradAccum.order+1, 100])
+@pytest.mark.parametrize('event', ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step'])
+def test_before_and_after_others(event, order):
+    plain,struck = undisturbed(),learner([s := Strike(event, [4,20], times=2, order=order)])
+    fit(struck)
+    assert s.struck==2 or (event=='before_step' and order>GradAccum.order)
+    assert_same(struck, plain)
+
+@pytest.mark.parametrize('most,n_parts', [(4,2), (3,4), (2,4), (1,8)])
+def test_until_it_fits(most, n_parts):
+    "8 items at a time do not fit, ever"
+    plain,struck = undisturbed(bs=8),learner([s := Strike('forward', range(100), most=most, times=100)], bs=8)
+    said = fit(struck)
+    assert len(said)==1 and f'in {n_parts} parts' in said[0]
+    assert s.struck==n_parts.bit_length()-1 # The parts are kept for the rest of the fit
+    assert struck.grad_accum.n_acc==3 # Micro-batches of the loader, as asked for
+    assert_same(struck, plain)
+
+@pytest.mark.parametrize('n_acc', [1,2])
+def test_parts_are_not_asked_for(n_acc):
+    "After a split `n_acc` is what was asked for, also for who reckons with it"
+    plain,struck = (learner(cbs, bs=8, n_acc={0: n_acc, 1: 2*n_acc}) for cbs in ([],[Strike('forward', range(100), most=4, times=100)]))
+    fit(plain), fit(struck)
+    assert struck.grad_accum.n_acc==2*n_acc and struck.grad_accum.n_parts==2
+    assert_same(struck, plain)
+
+cudnn = 'cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.'
+
+@pytest.mark.parametrize('text', ['CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`', cudnn])
+def test_errors_that_may_mean_memory(text):
+    "Smaller parts are tried; with single items the error is raised as it is"
+    plain,struck = undisturbed(),learner([s := Strike('forward', [4], most=2, error=lambda: RuntimeError(text))])
+    assert len(fit(struck))==1 and s.struck==1
+    assert_same(struck, plain)
+    learn = learner([s := Strike('after_pred', [4], times=100, error=lambda: RuntimeError(text))])
+    with pytest.raises(RuntimeError) as e: fit(learn)
+    assert s.struck==3 and text in str(e.value)
+
+def test_each_fit_starts_whole():
+    learn = learner([s := Strike('forward', [0], most=2, times=2)])
+    assert fit(learn, 1) and fit(learn, 1)
+    assert s.struck==2
+
+def test_no_part_left():
+    "A single item does not fit: the error is raised as it is, and nothing is left behind"
+    learn = learner([s := Strike('after_pred', [4], times=100)])
+    with pytest.raises(torch.OutOfMemoryError): fit(learn)
+    assert s.struck==3 # 4 items, 2, and 1
+    assert 'one_batch' not in vars(learn) and all(not p.grad.any() for p in learn.model.parameters())
+    learn.remove_cb(learn.strike)
+    assert fit(learn)==[]
+
+@pytest.mark.parametrize('event', places)
+def test_other_errors_are_raised(event):
+    learn = learner([s := Strike(event, [2], error=lambda: RuntimeError('another one'))])
+    with pytest.raises(RuntimeError, match='another one'): fit(learn)
+    assert s.struck==1
+
+@pytest.mark.parametrize('event', places)
+def test_raise(event):
+    learn = learner([Strike(event, [2])], on_oom='raise')
+    with pytest.raises(torch.OutOfMemoryError): fit(learn)
+
+@pytest.mark.parametrize('event', ['after_batch','after_step','after_cancel_batch'])
+def test_what_is_done_is_not_done_again(event):
+    "The batch is through, or the step is: there is nothing to run again"
+    learn = learner([s := Strike(event, [2] if event!='after_cancel_batch' else [1])])
+    with pytest.raises(torch.OutOfMemoryError): fit(learn)
+    assert s.struck==1
+
+def test_a_step_half_done():
+    "fastai's optimizer takes the parameters one by one: here the first has moved already"
+    learn = learner([Strike('in_step', [2])])
+    with pytest.raises(RuntimeError, match="part of the parameters had already moved"): fit(learn)
+
+@pytest.mark.parametrize('opt_func', [Adam, partial(OptimWrapper, opt=torch.optim.AdamW)])
+@pytest.mark.parametrize('event', ['backward','step'])
+def test_optimizers(event, opt_func):
+    plain,struck = (learner(cbs, opt_func=opt_func) for cbs in ([],[Strike(event, [2,17], times=2)]))
+    fit(plain), fit(struck)
+    assert_same(struck, plain, 1e-7) # A step by the sign of what is nearly zero
+
+def test_tokens():
+    "Parts in which other numbers of tokens count, or none"
+    items = tokens(40, n_tok=5, length=3, kept=lambda i: 3*(i%3>0), pad=0)
+    def make(cbs): return learner(cbs, items=items, model=token_model(5), loss_func=lambda p,y: nn.functional.cross_entropy(p, y, ignore_index=0))
+    count = lambda learn: (learn.y!=0).sum()
+    plain,struck = make([]),make([Strike('backward', [1,5], most=2, times=2)])
+    for o in (plain,struck): o.grad_accum.count = count
+    fit(plain), fit(struck)
+    assert_same(struck, plain)
+
+def test_sum():
+    plain,struck = (learner(cbs, loss_func=nn.MSELoss(reduction='sum')) for cbs in ([],[Strike('backward', [1,5], most=2, times=2)]))
+    fit(plain), fit(struck)
+    assert_same(struck, plain)
+
+class Shifted(Callback):
+    "Augmentation by random numbers of its own, and of torch"
+    run_valid = False
+    def before_batch(self): self.learn.xb = (self.xb[0]+1.,)
+
+def test_random_numbers_go_on_as_they_would_have():
+    "Batches that are augmented by the loader: what it draws afterwards is what it would have drawn"
+    def make(cbs):
+        learn = learner([Shifted(), *cbs])
+        learn.dls.train.shuffle = True
+        learn.dls.train.after_batch = lambda b: (b[0]+0.1*torch.randn(b[0].shape, dtype=b[0].dtype),b[1])
+        torch.manual_seed(3)
+        return learn
+    plain,struck = make([]),make([Strike('backward', [1,5], most=2, times=2)])
+    for o in (plain,struck):
+        torch.manual_seed(4)
+        o.dls.train.rng.seed(1)
+        fit(o)
+    assert_same(struck, plain)
+
+def with_bn(): return nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
+
+def test_batch_norm_sees_each_item_once():
+    "Its statistics are not those of the batch, but they are counted once"
+    counts = []
+    for cbs in ([],[Strike('backward', [1], times=1)]):
+        torch.manual_seed(0)
+        learn = learner(cbs, n=48, model=with_bn())
+        fit(learn, 1)
+        counts.append(learn.model[1].num_batches_tracked.item())
+    assert counts==[12,24] and learn.model[1].momentum==0.1
+
+class Autocast(Callback):
+    "As MixedPrecision, on the CPU"
+    order = MixedPrecision.order
+    def before_batch(self):
+        self.depths = [*getattr(self, 'depths', []), torch.is_autocast_enabled('cpu')]
+        self.autocast = torch.autocast('cpu', dtype=torch.bfloat16)
+        self.autocast.__enter__()
+    def after_loss(self): self.autocast.__exit__(None, None, None)
+
+def test_autocast_is_closed():
+    "Also where the error leaves that of the forward pass open"
+    learn = learner([Autocast(), Strike('forward', [1])], model=mlp(dtype=torch.float32), items=regression(50, dtype=torch.float32))
+    fit(learn)
+    assert not any(learn.autocast.depths) and not torch.is_autocast_enabled('cpu')
+
+class Scaler(GradScaler):
+    "One that works on a CPU: what it is asked for"
+    def __init__(self): super().__init__('cpu', init_scale=1024.)
+
+class Scaled(Callback):
+    "As MixedPrecision: a step may be scaled once only, until `update`"
+    order = MixedPrecision.order
+    def before_fit(self): self.learn.scaler = Scaler()
+    def before_backward(self): self.learn.loss_grad = self.scaler.scale(self.loss_grad)
+    def before_step(self): self.scaler.step(self)
+    def after_step(self): self.scaler.update()
+    def step(self, *args, **kwargs): pass
+    @property
+    def param_groups(self): return self.opt.param_groups
+
+@pytest.mark.parametrize('event', ['backward','before_step','step'])
+def test_loss_scaling_begins_anew(event):
+    plain,struck = learner([Scaled()]),learner([Scaled(), s := Strike(event, [2])])
+    fit(plain), fit(struck)
+    assert s.struck and struck.scaler.get_scale()==plain.scaler.get_scale()==1024.
+    assert_same(struck, plain)
+
+def test_train_metrics():
+    "Recorder's are those of the whole batch"
+    rows = []
+    for cbs in ([],[Strike('backward', [1], times=1)]):
+        learn = learner(cbs, metrics=mse)
+        learn.recorder.train_metrics = True
+        fit(learn)
+        rows.append([list(o)[:2] for o in learn.recorder.values])
+    torch.testing.assert_close(*map(torch.tensor, rows), rtol=1e-6, atol=0)
+
+@pytest.mark.parametrize('event', ['before_batch','after_pred','before_backward','after_backward'])
+def test_cancelled_batches(event):
+    plain,struck = (learner([RaiseAt(event, CancelBatchException, 4, 0, order=30), *cbs]) for cbs in ([],[Strike('forward', [5], times=1)]))
+    fit(plain), fit(struck)
+    assert distance(struck, plain)<1e-9
+
+def test_a_cancelled_part_ends_its_batch():
+    "The first of them"
+    steps = []
+    class Count(Callback):
+        def after_batch(self):
+            if self.training: steps.append(self.learn.grad_accum.stepped)
+    learn = learner([RaiseAt('after_pred', CancelBatchException, 4, 0, order=30, times=1), Strike('forward', [0], most=2), Count()], n_acc=1)
+    fit(learn, 1)
+    assert steps==[True]*4+[False]+[True]*8
+
+def test_right_after_a_step():
+    "Before GradAccum itself has heard of the next batch"
+    plain,struck = undisturbed(),learner([s := Strike('before_batch', [3], order=GradAccum.order-1)])
+    fit(struck)
+    assert s.struck
+    assert_same(struck, plain)
+
+def test_nothing_is_kept():
+    "No memory grows, and the learner can be pickled"
+    learn = learner([Strike('after_pred', range(100), most=2, times=100)])
+    fit(learn)
+    accum = learn.grad_accum
+    assert accum._in_parts.kept==[] and accum._in_parts.buffers is None and 'one_batch' not in vars(learn)
+    learn.remove_cb(learn.strike)
+    learn.logger = print
+    pickle.loads(pickle.dumps(accum))
+
+def test_not_a_bit():
+    "Without an error it is the same training"
+    a,b = learner([]),undisturbed()
+    fit(a)
+    assert torch.equal(flat(a), flat(b)) and a.recorder.losses==b.recorder.losses
+
+def test_slices():
+    assert slices(5, 2)==[slice(0,2),slice(2,5)] and slices(2, 4)==[slice(0,1),slice(1,2)]
+
+def rates(learn):
+    "Add a callback that keeps the rate of each step"
+    seen = []
+    class Look(Callback):
+        order = ScaledLR.order-1
+        def before_step(self): seen.append([h['lr'] for h in self.opt.hypers])
+    learn.add_cb(Look())
+    return seen
+
+def scaled_fit(n_acc, method, *cbs):
+    "A learner after its fit, and the rates of its steps"
+    learn = learner([ScaledLR(6, warmup_epochs=0.5), *cbs], n_acc=n_acc)
+    seen = rates(learn)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        getattr(learn, method)(2, 0.01)
+    return learn,seen
+
+undisturbed_scaled_fit = cache(scaled_fit)
+
+@pytest.mark.parametrize('n_acc,at,method', pairwise([1,3], [[0],[1],[2],[4],[12],[3,16],[0,1]], ['fit','fit_one_cycle']))
+def test_a_scaled_rate(n_acc, at, method):
+    "ScaledLR is told of each batch once, however many parts it is in"
+    (plain,*seen),(struck,scaled) = undisturbed_scaled_fit(n_acc, method),scaled_fit(n_acc, method, Strike('forward', at, most=1, times=2))
+    seen.append(scaled)
+    assert seen[0]==seen[1] and len(seen[0])==(26 if n_acc==1 else 10)
+    assert [dict(h) for h in struck.opt.hypers]==[dict(h) for h in plain.opt.hypers]
+    assert_same(struck, plain)
+
+@pytest.mark.parametrize('at', [[0],[4],[14]])
+def test_momentum_correction(at):
+    plain,struck = (learner([ScaledLR(6, warmup_epochs=1, momentum_correction=True), *cbs], opt_func=partial(OptimWrapper, opt=FoldedSGD))
+                    for cbs in ([],[Strike('forward', at, most=1, times=2)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        for o in (plain,struck): o.fit(2, 0.01)
+    assert_same(struck, plain)
+
+class Decay(Callback):
+    "Moves the rate itself, a little with each batch"
+    run_valid = False
+    def __init__(self, order): self.order = order
+    def before_batch(self): self.opt.set_hyper('lr', [h['lr']*0.99 for h in self.opt.hypers])
+
+@pytest.mark.parametrize('order', [GradAccum.order-1, GradAccum.order+1])
+@pytest.mark.parametrize('event', ['forward','backward'])
+@pytest.mark.parametrize('at', [[1],[2],[5]])
+def test_who_moves_the_rate_moves_it_once_a_batch(at, event, order):
+    plain,struck = learner([Decay(order)]),learner([Decay(order), Strike(event, at, most=2)])
+    for o in (plain,struck): o.fit(2, 0.05)
+    assert_same(struck, plain)
+
+class Within(Callback):
+    "Validates within the epoch"
+    def before_fit(self): self.seen = []
+    def after_batch(self):
+        if not self.training: self.seen.append((len(self.learn.pred),len(self.y),self.learn.loss.item()))
+        elif self.train_iter in (5,20):
+            state = vars(self.learn).copy()
+            self.learn._do_epoch_validate()
+            vars(self.learn).update(state)
+            self.learn.model.train()
+
+def test_validation_within_the_epoch():
+    plain,struck = learner([Within()]),learner([Within(), Strike('forward', [1], most=1, times=2)])
+    fit(plain), fit(struck)
+    assert len(plain.within.seen)==len(struck.within.seen)>=4
+    assert [o[:2] for o in struck.within.seen]==[o[:2] for o in plain.within.seen]
+    torch.testing.assert_close(*(torch.tensor([o[2] for o in l.within.seen]) for l in (plain,struck)), rtol=1e-6, atol=0)
+
+@pytest.mark.parametrize('nth', [1,4])
+def test_memory_runs_out_while_the_window_is_measured(nth):
+    "What measures it is called once: the window is trained on, and not measured"
+    plain,struck = undisturbed(),learner([])
+    noise,calls = struck.noise_scale,[]
+    measure = noise.measure
+    def failing(*args):
+        calls.append(args[-1])
+        if len(calls)==nth: raise oom()
+        measure(*args)
+    noise.measure = failing
+    assert len(fit(struck))==1
+    assert distance(struck, plain)<1e-9 and noise.n_steps==plain.noise_scale.n_steps and nth not in noise.df.step.values
+
+def test_batches_with_names():
+    "What is no tensor cannot be cut, but does no harm before that"
+    items = [(x,y,'name') for x,y in regression(12)]
+    def make(cbs):
+        learn = quiet_learner(loaders(items, 4), mlp(), lambda p,y,_: ((p-y)**2).mean(), cbs=[GradAccum(1, on_oom='split'), *cbs])
+        for dl in learn.dls.loaders: dl.n_inp = 1
+        return learn
+    make([]).fit(1, 0.1)
+    with pytest.raises(ValueError, match=r"on_oom='split'\) cuts a batch into parts.*holds (str|tuple)"): make([Strike('forward', [1])]).fit(1, 0.1)
+
+def test_predictions_are_those_of_the_whole_batch():
+    "For a callback that compares them with the targets"
+    class Compare(Callback):
+        def before_fit(self): self.seen = []
+        def after_batch(self):
+            if self.training: self.seen.append(((self.learn.pred-self.y)**2).mean())
+    plain,struck = learner([Compare()]),learner([Compare(), Strike('forward', [1], most=1, times=2)])
+    fit(plain), fit(struck)
+    torch.testing.assert_close(struck.compare.seen, plain.compare.seen)
+
+def test_a_step_half_done_in_half_precision():
+    "Where a sum in half precision would be the same"
+    model = nn.Linear(64,64).bfloat16()
+    items = [(torch.randn(64).bfloat16(),torch.randn(64).bfloat16()) for _ in range(12)]
+    learn = quiet_learner(loaders(items, 4), model, opt_func=partial(SGD, mom=0.), cbs=[GradAccum(1, on_oom='split'), s := Strike('in_step', [1], times=1)])
+    with pytest.raises(RuntimeError, match="part of the parameters had already moved"): learn.fit(1, 1e-2)
+    assert s.struck==1
+
+class Ragged:
+    "Batches of 4, 1, 4, 2, ... items"
+    def __init__(self, items): self.items,self.bs,self.sizes,self.dataset = items,4,[4,1,4,2,4,1],items
+    device = torch.device('cpu')
+    def to(self, device): pass
+    def __len__(self): return len(self.sizes)
+    def __iter__(self):
+        i = 0
+        for n in self.sizes:
+            yield tuple(torch.stack(o) for o in zip(*self.items[i:i+n]))
+            i += n
+
+@pytest.mark.parametrize('at', range(6))
+def test_batches_of_unequal_size(at):
+    "A window ends after so many batches of the loader, into however many parts they fall"
+    def make(cbs):
+        learn = learner(cbs, n_acc=2)
+        learn.dls = DataLoaders(Ragged(regression(16)), learn.dls.valid)
+        for dl in learn.dls.loaders: dl.n_inp = 1
+        return learn
+    plain,struck = make([]),make([Strike('backward', [at], most=1)])
+    fit(plain), fit(struck)
+    assert_same(struck, plain)
+
+# Bad input
+
+def test_bad_on_oom():
+    with pytest.raises(ValueError, match="`on_oom` must be 'raise' or 'split', got 'retry'"): GradAccum(2, on_oom='retry')
+
+def test_own_loop():
+    class Own(Learner):
+        def _do_one_batch(self): super()._do_one_batch()
+    learn = Own(loaders(regression(8), 4), mlp(), loss_func=nn.MSELoss(), cbs=GradAccum(2, on_oom='split'))
+    with pytest.raises(ValueError, match=r"a loop of its own \(_do_one_batch\).*use on_oom='raise'"): learn.fit(1)
+
+def test_awd_lstm():
+    learn = quiet_learner(loaders(regression(8), 4), nn.Sequential(AWD_LSTM(10, 4, 4, 1)), cbs=[GradAccum(2, on_oom='split')])
+    with pytest.raises(ValueError, match="AWD_LSTM goes on from the batch before.*use on_oom='raise'"): learn.fit(1)
+
+def test_processes(monkeypatch):
+    from fastai_bs.learner import loop
+    from fastai_bs.accumulate import oom as split
+    monkeypatch.setattr(split, 'trains_together', lambda learn: True)
+    monkeypatch.setattr(loop, 'alike', lambda learn, f: f())
+    learn = quiet_learner(loaders(regression(8), 4), mlp(), cbs=[GradAccum(1, on_oom='split')])
+    with pytest.raises(ValueError, match=r"on_oom='split'\) is for one process"): learn.fit(1)
+
+def test_batches_that_cannot_be_cut():
+    learn = learner([Strike('forward', [0])], n_acc=1)
+    learn.remove_cb(NoiseScale)
+    learn.dls.train.after_batch = lambda b: (b[0],torch.zeros((),dtype=torch.float64))
+    learn.loss_func = lambda p,y: (p**2).mean()
+    learn.grad_accum.count = lambda learn: 4
+    with pytest.raises(ValueError, match=r"GradAccum\(on_oom='split'\) cuts a batch into parts.*tensor of shape \(\)"): fit(learn)

@@ -1,0 +1,225 @@
+"A window as a value: weights and the mean, for counts that are numbers and for counts on a device"
+import math
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from fastai.losses import CrossEntropyLossFlat
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.accumulate.losses import ElementCounter, at_hand, precise
+from fastai_bs.noise.norms import MicroNorms, RankWindow, to_floats, unweighed_window, weighed_window, without_scales
+from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.accumulate.sizes import NAccByEpoch
+from fastai.torch_core import TensorBase
+from fastai_bs.accumulate.losses import plain
+from fastai_bs.accumulate.window import (MicroBatch, Position, Weights, Window, both_at_hand, loss_or_last, loss_sum, mean_divisor, reference, watch_scale, weight,
+                              weighed, window_momentum, without_nan)
+from helpers import distance, flat, loaders, quiet_learner, token_task
+
+def double(x): return torch.tensor(x, dtype=torch.float64)
+
+rng = np.random.default_rng(0)
+windows = [[4.,4.,2.], [0.,4.,2.], [0.,0.,3.], [0.,0.,0.], [5.], [0.], [0.5,1.75,0.25], *(rng.integers(0, 5, 6).astype(float).tolist() for _ in range(20))]
+
+@pytest.mark.parametrize('as_count', [float, double])
+@pytest.mark.parametrize('ns', windows, ids=str)
+def test_weighted_sum_over_divisor_is_the_mean(ns, as_count):
+    "sum(w_i g_i)/divisor is sum(n_i g_i)/sum(n_i), and 0 where nothing counts"
+    gs,n_ref,total = rng.normal(size=len(ns)),None,0.
+    for n,g in zip(ns, gs):
+        n_ref = reference(n_ref, as_count(n))
+        total += float(weight(as_count(n), 5*n_ref))*g
+    expected = np.dot(ns, gs)/sum(ns) if sum(ns) else 0.
+    assert total/float(mean_divisor(as_count(sum(ns)), 5*n_ref))==pytest.approx(expected, rel=1e-12, abs=0)
+
+@pytest.mark.parametrize('ns', windows, ids=str)
+def test_numbers_and_tensors_come_to_the_same_bits(ns):
+    a = b = mixed = None
+    for n in ns:
+        a,b,mixed = reference(a, n),reference(b, double(n)),reference(mixed, double(n))
+        assert float(a)==float(b) and float(weight(n, a))==float(weight(double(n), b))==float(weight(n, mixed))
+    for n_ranks in (1,3): assert float(mean_divisor(sum(ns), a, n_ranks))==float(mean_divisor(double(sum(ns)), b, n_ranks))
+
+def test_the_reference_is_the_first_that_has_any():
+    assert [reference(None, 0.),reference(0., 0.),reference(0., 3.),reference(3., 7.)]==[0.,0.,3.,3.]
+    assert [float(reference(double(0.), double(o))) for o in (0.,3.)]==[0.,3.] and float(reference(double(3.), double(7.)))==3.
+
+def test_what_ddp_has_divided_by():
+    "The mean over 2 ranks of sums is half of the sum"
+    assert mean_divisor(12., 4., 2)==1.5
+
+@pytest.mark.parametrize('dtype', [torch.float16,torch.bfloat16,torch.float32,torch.float64])
+def test_a_loss_comes_with_its_count_bit_by_bit(dtype):
+    loss = torch.tensor(0.3, dtype=dtype)
+    for n in (double(0.), double(7.), 7.):
+        got,count = both_at_hand(loss, n)
+        assert got.dtype==dtype and torch.equal(got, loss) and count==float(n)
+
+@pytest.mark.parametrize('as_count', [float, double])
+def test_the_last_loss_that_counts(as_count):
+    last,said = None,[]
+    for n,loss in [(0.,math.nan),(2.,0.5),(0.,math.nan),(0.,0.25),(1.,0.125)]:
+        last = loss_or_last(as_count(n), torch.tensor(loss), last)
+        said.append(last.item())
+    assert said==[0.,0.5,0.5,0.5,0.125]
+
+@pytest.mark.parametrize('reduction,expected', [('mean',4*0.5+2*0.2),('sum',0.5+0.2)])
+@pytest.mark.parametrize('as_count', [float, double])
+def test_sums_of_a_window(reduction, expected, as_count):
+    "In double precision; a loss of nothing has no say, whatever it is"
+    window = Window(3)
+    for i,(n,loss) in enumerate([(4.,0.5),(0.,math.nan),(2.,0.2)]):
+        window.micro = MicroBatch(elems=as_count(n))
+        window.add(torch.tensor(loss), i)
+    totals = window.sums(reduction)
+    assert (float(totals.elems),totals.n_micro,window.iters)==(6.,3,{0,1,2})
+    assert totals.loss==pytest.approx(expected, rel=1e-7) and (as_count is float or totals.loss.dtype==torch.float64)
+
+def test_a_window_of_nothing():
+    window = Window(1, MicroBatch(elems=0.))
+    window.add(torch.tensor(math.nan), 0)
+    totals = window.sums()
+    assert (totals.elems,totals.loss,totals.n_micro)==(0.,0.,1)
+    assert loss_sum(double(0.), torch.tensor(math.inf)).item()==0
+
+def test_windows_share_nothing():
+    a,b = Window(2),Window(2)
+    a.add(torch.tensor(1.), 0)
+    assert b.n_micro==0 and b.iters==set() and not b.micro.backed and a.micro.backed
+
+@pytest.mark.parametrize('n_acc', [1,2,3,4,7,8])
+def test_micro_batches_that_are_alike_lose_no_bit(n_acc):
+    "Weights are powers of two, which any precision holds; and where the micro-batches are as many, no gradient is touched"
+    weights,learn = Weights(ElementCounter(lambda learn: 5)),SimpleNamespace(loss_func=nn.MSELoss(), yb=(), loss_grad=torch.tensor(0.), pred=torch.tensor(0.))
+    micros = [MicroBatch() for _ in range(n_acc)]
+    for micro in micros: weights(micro, learn, n_acc)
+    assert {math.frexp(o.weight)[0] for o in micros}=={0.5} and weights.divisor(5.*n_acc)==sum(o.weight for o in micros)
+    assert (weights.divisor(5.*n_acc)==1)==(n_acc in (1,2,4,8))
+
+@pytest.mark.parametrize('w', [1.,0.5,double(0.5)])
+@pytest.mark.parametrize('dtype', [torch.float16,torch.float32,torch.float64])
+def test_a_loss_keeps_its_precision(w, dtype):
+    x,seen = torch.tensor(0.3, dtype=dtype, requires_grad=True),[]
+    loss = weighed(x, w, seen.append)
+    loss.backward(torch.tensor(8., dtype=dtype))
+    assert loss.dtype==dtype and loss.item()==x.item()*float(w) and x.grad.item()==8*float(w) and seen==[8.]
+
+@pytest.mark.parametrize('n,expected', [(0.,0.),(1.,math.nan)])
+def test_nan_is_kept_out_only_where_nothing_counts(n, expected):
+    pred = torch.ones(3, requires_grad=True)
+    loss = (pred*math.nan).sum()
+    without_nan(pred, n)
+    loss.backward()
+    assert torch.equal(pred.grad.nan_to_num(7.), torch.full((3,), expected).nan_to_num(7.))
+
+@pytest.mark.parametrize('in_place', [False,True])
+def test_the_scale_of_mixed_precision_is_seen(in_place):
+    "Also where the loss is a view of one of fastai's type, and scaled in place"
+    micro,x = MicroBatch(),torch.tensor(2., requires_grad=True)
+    loss = watch_scale(plain(TensorBase(x*3)), micro)
+    assert loss==6
+    if in_place: loss *= 1024
+    else: loss = loss*1024
+    loss.backward()
+    assert micro.loss_scale==1024 and x.grad==3*1024
+    assert not watch_scale(torch.tensor(1.), micro).requires_grad # Nothing to be watched
+
+@pytest.mark.parametrize('k', [1,2,3,8,100])
+def test_window_momentum(k):
+    m = window_momentum(0.1, k)
+    assert (1-m)**k==pytest.approx(0.9, rel=1e-12) and (m==0.1 or k>1)
+
+@pytest.mark.parametrize('n_acc,expected', [(3,[3,3,3,3]), ({0: 1, 2: 4},[1,1,4,4]), ({1: 2},[1,2,2,2]), (lambda e: e+1,[1,2,3,4]), (np.int64(2),[2]*4)])
+def test_n_acc_at(n_acc, expected):
+    assert [NAccByEpoch(n_acc)(None, e) for e in range(4)]==expected
+
+def test_a_bad_number_for_an_epoch_names_it():
+    with pytest.raises(ValueError, match="got 0 for epoch 3"): NAccByEpoch(lambda e: 3-e)(None, 3)
+    with pytest.raises(TypeError, match="got 2.5 from epoch 1 on"): NAccByEpoch({1: 2.5})
+
+# Counts that stay on their device
+
+def test_a_number_is_read_only_where_nothing_waits():
+    assert at_hand(torch.tensor(3))==3 and not isinstance(at_hand(torch.tensor(3)), torch.Tensor)
+    assert type(at_hand(4)) is float
+    assert at_hand(torch.zeros((), device='meta')).device.type=='meta' # As a GPU's
+
+@pytest.fixture
+def on_device(monkeypatch):
+    "As on a GPU: what depends on values is left a tensor"
+    kept = []
+    def _at_hand(n): kept.append(n); return precise(n) if isinstance(n, torch.Tensor) else float(n)
+    for mod in ('losses','window','norms'): monkeypatch.setattr(f'fastai_bs.{mod}.at_hand', _at_hand)
+    return kept
+
+def trained(cbs, weight=None):
+    "Token 0 does not count. The second batch of 4 has none that do, and of the others some items have none"
+    items,model,loss_func = token_task(26, n_tok=3, length=6, pad=0, kept=lambda i: 0 if 4<=i<8 or i%5 in (1,2) else 6, last=True,
+                                       loss_func=partial(CrossEntropyLossFlat, weight=weight))
+    learn = quiet_learner(loaders(items, 4), model, loss_func, cbs=cbs)
+    learn.fit(2, 0.1)
+    return learn
+
+@pytest.mark.parametrize('weight', [None, torch.tensor([1.,0.25,3.])], ids=['plain','weighted'])
+@pytest.mark.parametrize('kwargs', [{}, dict(on_oom='split')], ids=['raise','split'])
+def test_counts_that_stay_on_the_device(on_device, monkeypatch, kwargs, weight):
+    "Weights, losses and noise scales are those of counts that are read at once"
+    a = trained([GradAccum(3, **kwargs), NoiseScale()], weight)
+    assert any(isinstance(o, torch.Tensor) and o.dtype==torch.int64 for o in on_device) or weight is not None
+    monkeypatch.undo()
+    b = trained([GradAccum(3, **kwargs), NoiseScale()], weight)
+    assert torch.isfinite(flat(a)).all() and distance(a, b)==0
+    torch.testing.assert_close(torch.stack(a.recorder.losses), torch.stack(b.recorder.losses), rtol=1e-6, atol=0)
+    assert float(a.grad_accum.window_loss)==pytest.approx(float(b.grad_accum.window_loss), rel=1e-12)
+    np.testing.assert_allclose(a.noise_scale.df, b.noise_scale.df, rtol=1e-12)
+
+# A measurement
+
+def micro_norms(n, w, scale): return MicroNorms(MicroBatch(n, w, scale), None, 2)
+
+def test_to_floats_keeps_the_order():
+    for scalars in ([1., double(2.), 3., torch.tensor(4.)], [1.,2.,3.,4.]):
+        assert to_floats(scalars, double([5.,6.]))==([1.,2.,3.,4.],[5.,6.])
+
+@pytest.mark.parametrize('is_sum', [False, True])
+@pytest.mark.parametrize('as_scale', [float, torch.tensor])
+def test_all_scales_are_divided_out(is_sum, as_scale):
+    "What `.grad` and the hooks see is multiplied by weights, elements of a summed loss, and the scale of mixed precision; a micro-batch of nothing is left out"
+    ns,ws,scale = [3.,0.,5.],[1.,0.,5/3],256.
+    true,mean = np.array([2.,9.,4.]),7.
+    seen = [t*((n if is_sum else w)*scale)**2 for t,n,w in zip(true, ns, ws)] + [mean*((8. if is_sum else 1.)*scale)**2]
+    micros = [micro_norms(n, 1. if is_sum else w, as_scale(scale)) for n,w in zip(ns, ws)]
+    w = without_scales(micros, double(seen), is_sum, 8. if is_sum else 1.)
+    assert (w.n,w.n_items)==([3.,5.],6) and w.sq==pytest.approx([2.,4.]) and w.sq_mean==pytest.approx(7.)
+    m = weighed_window(w)
+    assert (m.n_micro,m.n_elems,m.n_items)==(2,8.,6) and m.total==pytest.approx(3*2.+5*4.)
+    assert (m.tr_sigma,m.g_sq)==pytest.approx((26-8*7, 7-(26-8*7)/8))
+
+@pytest.mark.parametrize('ns', [[4.,4.,4.], [1.,2.,6.]], ids=str)
+def test_a_mean_of_means_is_as_noisy_as_it_is(ns, monkeypatch):
+    "Ranks of `n` elements each, in expectation: what they know gives back what they were made of"
+    monkeypatch.setattr('fastai_bs.noise.norms.over_ranks', lambda t: t) # This process holds what all of them would
+    n,K,g_sq,tr_sigma = np.array(ns),len(ns),2.,3.
+    mean = g_sq + tr_sigma*(1/n).sum()/K**2
+    assert unweighed_window(RankWindow(ns, (g_sq+tr_sigma/n).tolist(), K*mean, 6), K, False).moments==pytest.approx((tr_sigma,g_sq))
+
+@pytest.mark.parametrize('n_acc,n_iter', [(1,1),(1,7),(3,7),(3,9),(4,3),(5,50),(7,50)])
+@pytest.mark.parametrize('heard', [lambda i: True, lambda i: i%3!=1], ids=['always','now and then'])
+def test_position_is_that_of_the_large_batchs_loop(n_acc, n_iter, heard):
+    "By the same additions, also where nobody asks for a while: a window is under way"
+    large,step = [2/3],1./(math.ceil(n_iter/n_acc)*3)
+    for _ in range(math.ceil(n_iter/n_acc)): large.append(large[-1]+step)
+    position,pct = Position(n_acc),2/3
+    for i in range(n_iter):
+        if not heard(i): continue
+        pct = position.after(pct, i, n_iter, 3)
+        assert pct==large[-1 if i==n_iter-1 else (i+1)//n_acc]
+
+def test_position_in_a_loader_that_yields_more_than_it_says():
+    "The batches after the one that its length closes are whole again"
+    position,seen = Position(2),[0.]
+    for i in range(7): seen.append(position.after(seen[-1], i, n_iter=3, n_epoch=1))
+    assert seen==[0.,0.,0.5,1.,1.,1.5,1.5,2.]

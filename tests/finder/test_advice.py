@@ -1,0 +1,98 @@
+"The words of a plan: one thing to do, in plain English, about the plan's own numbers"
+import math
+import re
+
+import pytest
+from hypothesis import given, settings
+from fastai_bs.finder.advice import cautions, good_to_know, headline, numbers_text, plan_words, step_time_text, why
+from fastai_bs.finder.plan import RateTrial
+from helpers import plan_of, plans, secs
+
+inf = math.inf
+tight = dict(noise_scale=100., ci=(90.,110.)) # With the usual step times 128 items are the fastest
+fixed = dict(cool=None, at_peak=None, at_end=None, moved=False)
+
+def caution_texts(plan): return [text for text,_ in cautions(plan)]
+
+def sentences(plan):
+    "All that is ever said of it"
+    yield from (o for texts in plan_words(plan, 0).values() for o in texts)
+    for text,reason in cautions(plan): yield from (text,reason)
+    yield from good_to_know(plan)
+    yield from (numbers_text(plan),step_time_text(plan))
+
+# The wording that matters most
+
+@pytest.mark.parametrize('make,verdict,text', [
+    (lambda: plan_of(), 'use', "Use 128 (today 64): 5 epochs of 64 become 6 of 128, in about 83% of the time (53 s instead of 1 min 4 s)."),
+    (lambda: plan_of(noise_scale=inf, ci=(0.,inf)).at(256), 'use',
+        "Use 256 (today 64), as you chose; how many epochs it takes is unknown, as the noise scale is."),
+    (lambda: plan_of(64, noise_scale=70., ci=(60.,75.), micro_bs=16, times=secs(16, 32, 64)), 'split',
+        "Stay at 64, but as one micro-batch (today 4 x 16): 5 epochs in about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
+    (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): other sizes gain 3% at most on this device."),
+    (lambda: plan_of(n_windows=4), 'short', "Stay at 64: measure for longer first: 4 windows cannot tell the noise scale."),
+    (lambda: plan_of(loss_rose=True), 'too_high', "Stay at 64: measure with a lower rate first: at 0.01 the loss rose during the mock training."),
+    (lambda: plan_of(noise_scale=inf, ci=(0.,inf)), 'unknown', "Stay at 64: measure for longer first: so far the noise scale cannot be told."),
+    (lambda: plan_of(pairs=True), 'pairs', "Stay at 64: this loss looks at pairs of items in the batch, or its `count` is wrong.")])
+def test_headlines(make, verdict, text):
+    plan = make()
+    assert plan.verdict==verdict and headline(plan)==text and repr(plan).replace('\n', ' ').startswith(text) and plan.advice.startswith(text)
+
+@pytest.mark.parametrize('kwargs,text', [
+    (dict(rate=RateTrial(held=128, low=True)), "Your rate looks low, so find it again: in a short training the loss fell faster at 1.8 times it."),
+    (dict(n_epoch=1, has_n_epoch=False), "No n_epoch was given: this is for 1 epoch, and a longer training may want a larger batch."),
+    (dict(has_plan=True), "A plan has set this learner up before, so the epochs are taken for those of 64: plan.undo(learn) comes first.")])
+def test_the_first_caution(kwargs, text): assert caution_texts(plan_of(**kwargs))[0]==text
+
+# When something is said
+
+@pytest.mark.parametrize('part,kwargs,said', [
+    ('frozen', dict(trained=0.25), True), ('fit in memory', dict(too_large=512), True), ('failed', dict(failed=((512,'ValueError: no'),)), True),
+    ('max_bs=256', dict(max_bs=256), True), ('max_bs=256', dict(max_bs=256, **tight), False), ('clock was noisy', dict(spread=0.8), True),
+    ('num_it=1440 would tell more', dict(ci=(430.,inf)), True), ('Measuring took', dict(took=45.), True), ('Measuring took', dict(took=9.), False),
+    ('passes through these 50000 items', dict(n_passes=14.), True), ('could not be timed', dict(times=()), True),
+    ('Rounding tells', dict(bs=8, n_epoch=1, noise_scale=100., ci=(90.,110.), times=secs(8, 16, 32, 64)), True),
+    ('measure again later', fixed, True),
+    ('only', dict(n_train=400), True), ('watch the validation loss', dict(n_epoch=20), True)])
+def test_cautions(part, kwargs, said):
+    assert any(part in o for o in caution_texts(plan_of(**kwargs)))==said
+    if said: assert not any(part in o for o in caution_texts(plan_of()))
+
+@pytest.mark.parametrize('make,code', [
+    (lambda: plan_of(), 'plan.apply(learn).fit_one_cycle(6, 0.01)'), (lambda: plan_of(128, **tight), 'learn.fit_one_cycle(5, 0.01)'),
+    (lambda: plan_of(**fixed), 'plan.apply(learn).fit(6, 0.01)'),
+    (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn).fit_one_cycle(n_epoch, lr)'),
+    (lambda: plan_of(adam=False, sums=True), 'plan.apply(learn).fit_one_cycle(6, 0.005)'),
+    (lambda: plan_of(loss_rose=True, lr=0.03), 'plan = learn.bs_find(0.01, n_epoch=5)'),
+    (lambda: plan_of(n_windows=4, n_enough=800), 'plan = learn.bs_find(0.01, n_epoch=5, num_it=800)'), (lambda: plan_of(pairs=True), None)])
+def test_the_line_to_run(make, code): assert plan_words(make()).get('run')==([code] if code else None)
+
+# Any plan
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(plans())
+def test_sentences_of_any_plan(plan):
+    texts = [o for o in sentences(plan) if o]
+    for text in texts:
+        if not text.startswith('BatchPlan('): assert not re.search(r'\b(nan|None|inf)\b', text), text
+        assert '{' not in text and '  ' not in text and (text[-1] in '.)' or text.startswith('The error: ')), text
+    head = headline(plan)
+    assert re.search(rf'\b{plan.bs}\b', head) and re.search(rf'\b{plan.bs_now}\b', head) and head.startswith(('Use','Stay'))
+    assert head.startswith('Use')==(plan.verdict=='use') and len(plan_words(plan).get('caution',()))<=3
+    assert bool(why(plan))==plan.is_known
+    said = repr(plan)
+    assert head in ' '.join(said.split()) and all(len(line)<=110 or line.startswith('    ') for line in said.splitlines())
+    for text in caution_texts(plan)[:3]: assert text in ' '.join(said.replace('* ', '').split())
+
+def test_html_holds_the_same_words_and_is_escaped():
+    plan = plan_of(failed=((512,'ValueError: <b>no</b>'),))
+    html = plan._repr_html_()
+    assert headline(plan) in html and '128 (planned)' in html and '64 (today)' in html and html.count('<tr')==len(plan.table)+1
+    assert '<b>no</b>' not in plan.details()._repr_html_() and '&lt;b&gt;no' in plan.details()._repr_html_()
+
+def test_details():
+    plan = plan_of(trained=0.25, seed=3)
+    text = plan.details()
+    for part in (headline(plan), numbers_text(plan), step_time_text(plan), *caution_texts(plan), *good_to_know(plan)):
+        assert ' '.join(part.split()) in ' '.join(text.split())
+    assert isinstance(text, str) and 'seed=3' in text and '512 [430, 640]' in numbers_text(plan)

@@ -1,0 +1,655 @@
+"`learn.bs_find`: what a step costs on this device, where memory ends, and that timing leaves no trace either"
+import gc
+import math
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader as TorchDataLoader, Dataset, IterableDataset, RandomSampler
+from fastai.callback.core import Callback
+from fastai.callback.training import GradientAccumulation
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.optimizer import Adam, OptimWrapper, SGD
+
+from fastai_bs.finder import bs_find as finder
+from fastai_bs.finder import timing
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.finder.steps import best_split, candidates, splits
+from fastai_bs.finder.timing import StepTimer, StepTimes, micro_batch_sizes, time_steps
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.schedule.rules import sqrt_scaling
+from fastai_bs.learner.snapshot import out_of_memory
+from fastai_bs.learner.mock import mock_training
+from helpers import changes, flat, loaders, mlp, pairwise, picture, quiet_learner, regression, set_seed
+
+inf,nan = math.inf,math.nan
+
+pytestmark = pytest.mark.usefixtures('short')
+
+@pytest.fixture(autouse=True)
+def rounds(short, monkeypatch): monkeypatch.setattr(StepTimes, 'n_rounds', 3) # As ever: here they matter
+
+class Clock:
+    "Stands in for `time.perf_counter`: time passes only where it is told to"
+    def __init__(self): self.now = 100.
+    def __call__(self): return self.now
+    def spend(self, seconds): self.now += seconds
+
+@pytest.fixture
+def clock(monkeypatch):
+    c = Clock()
+    monkeypatch.setattr(timing.time, 'perf_counter', c)
+    for nm,v in (('patience',2.),('most',20)): monkeypatch.setattr(StepTimer, nm, v)
+    return c
+
+class Slow(nn.Module):
+    "A forward pass takes `a + c*bs` seconds, in training"
+    def __init__(self, clock, a=0., c=0.001):
+        super().__init__()
+        self.lin,self.clock,self.a,self.c = nn.Linear(5,2),[clock],a,c
+    def forward(self, x):
+        if torch.is_grad_enabled(): self.clock[0].spend(self.a+self.c*len(x))
+        return self.lin(x)
+
+def slow_learner(clock, n=200, bs=4, opt_func=SGD, dls=None, cbs=None, a=0., c=0.001):
+    torch.manual_seed(0)
+    return quiet_learner(dls or loaders(regression(n, dtype=torch.float32), bs), Slow(clock, a, c), opt_func=opt_func, cbs=cbs)
+
+def learner(n=200, bs=4, model=None, dls=None, **kwargs):
+    return quiet_learner(dls or loaders(regression(n, dtype=torch.float32), bs, shuffle=True), model or mlp(dtype=torch.float32), **kwargs)
+
+def find(learn, **kwargs): return learn.bs_find(**{**dict(lr=0.01, num_it=24, n_batch=2, show_plot=False), **kwargs})
+
+def sizes(plan): return [m for m,*_ in plan.device.times]
+
+# Which sizes
+
+@pytest.mark.parametrize('micro_bs,noise_scale,most,res', [
+    (64,256.,inf,[16,32,64,128,256,512,1024]), (64,nan,inf,[16,32,64,128,256]), (64,10.,inf,[2,4,8,16,32,64,128,256]),
+    (64,512.,inf,[16,32,64,128,256,512,1024,2048]),
+    (64,256.,300,[16,32,64,128,256]), (64,256.,64,[16,32,64]), (64,256.,10,[16,32,64]), (1,1000.,10,[1,2,4,8]), (1,nan,inf,[1,2,4]), (2,nan,inf,[2,4,8]),
+    (3,nan,inf,[3,6,12]), (100,50.,inf,[6,12,25,50,100,200,400]), (100,40.,inf,[3,6,12,25,50,100,200,400]), (64,0.,inf,[2,4,8,16,32,64,128,256]),
+    (7,nan,28,[3,7,14,28]), (7,nan,27,[3,7,14]), (16,64.,inf,[4,8,16,32,64,128,256]), (16,63.,inf,[4,8,16,32,64,128])])
+def test_micro_batch_sizes(micro_bs, noise_scale, most, res): assert micro_batch_sizes(micro_bs, noise_scale, most)==res
+
+@pytest.mark.parametrize('n,bs,kwargs,largest', [(200,4,{},100), (200,4,dict(max_bs=16),16), (200,4,dict(max_bs=15),8), (200,4,dict(max_bs=4),4), (30,4,{},8),
+    (9,4,{},4), (64,16,dict(max_bs=10_000),32), (33,16,{},16)])
+def test_sizes_that_are_timed(n, bs, kwargs, largest, monkeypatch):
+    "Doubled up to half of the training set, or `max_bs`; each ascending, and once"
+    seen = []
+    monkeypatch.setattr(finder, 'micro_batch_sizes', lambda *args: seen.append(args) or micro_batch_sizes(*args))
+    plan = find(learner(n, bs), **kwargs)
+    (micro_bs,noise,most), = seen
+    assert micro_bs==bs and most==min(kwargs.get('max_bs', inf), n//2) and (noise==plan.noise_known or math.isnan(noise) and math.isnan(plan.noise_known))
+    assert sizes(plan)==sorted(set(sizes(plan))) and bs in sizes(plan) and sizes(plan)==[o for o in micro_batch_sizes(*seen[0]) if o<=max(bs, most)]
+    assert max(sizes(plan))<=max(bs, largest) and plan.device.too_large is None and all(0<opt<t for _,t,opt in plan.device.times)
+
+@pytest.mark.parametrize('max_bs,error,match', [(0,ValueError,'`max_bs` must be at least 1 item, got 0'),
+    (-8,ValueError,'`max_bs` must be at least 1 item, got -8'),
+    (3,ValueError,"`max_bs`=3 is less than the 4 items of today's micro-batches: raise it, or make those smaller"),
+    (True,TypeError,'`max_bs` must be a whole number of items'),
+    (4.,TypeError,'`max_bs` must be a whole number of items, got 4.0'),
+    ('64',TypeError,"`max_bs` must be a whole number of items, 'auto' or None, got '64'"), (nan,TypeError,'`max_bs`')])
+def test_max_bs_is_refused_before_anything_has_changed(max_bs, error, match):
+    learn = learner()
+    was = picture(learn)
+    with pytest.raises(error, match=match): find(learn, max_bs=max_bs)
+    assert changes(was, picture(learn))==[]
+
+def test_a_step_that_takes_longer_than_patience_is_not_tried(clock):
+    "As far as one can tell from the largest size that ran"
+    plan = find(slow_learner(clock, n=2000, bs=100, c=0.003), max_bs=1000)
+    assert sizes(plan)[-1]==400 and plan.device.too_large is None # 0.3, 0.6, 1.2 and 2.4 seconds
+    assert 100 in sizes(find(slow_learner(clock, n=600, bs=100, c=0.03))) # Today's is timed however long it takes
+
+# The timer
+
+def timed(learn, bs, n_epoch=10_000, cbs=(), n_steps=5):
+    timer = StepTimer(bs, n_steps)
+    learn.fit(n_epoch, 0., cbs=[timer,*cbs])
+    return timer
+
+def test_a_step_from_end_to_end(clock):
+    timer = timed(slow_learner(clock, a=0.01, c=0.005), 4)
+    assert timer.times==[(pytest.approx(0.03),pytest.approx(0, abs=1e-12))]*5 and timer.median==(pytest.approx(0.03),pytest.approx(0, abs=1e-12))
+    assert timer.n_seen==6 # The first is where the second begins
+
+@pytest.mark.parametrize('n_steps,times', [(1,1), (12,12), (20,20), (1000,20)])
+def test_as_many_steps_as_asked_for(clock, n_steps, times):
+    "But 20 at most"
+    timer = timed(slow_learner(clock), 4, n_steps=n_steps)
+    assert (timer.n_seen,len(timer.times))==(times+1,times)
+
+def test_it_loses_patience(clock):
+    "With steps of 0.8 s after two seconds, with one of 2.4 s once it has one"
+    timer = timed(slow_learner(clock, c=0.2), 4)
+    assert (timer.n_seen,len(timer.times))==(3,2)
+    timer = timed(slow_learner(clock, c=0.6), 4)
+    assert (timer.n_seen,len(timer.times))==(2,1)
+
+class Spend(Callback):
+    "Takes its time in one event, in micro-batches of the training alone"
+    def __init__(self, clock, event, seconds, order=50):
+        super().__init__(**{event: self._spend})
+        self.clock,self.seconds,self.order = [clock],seconds,order
+    def _spend(self, *args): self.clock[0].spend(self.seconds)
+
+@pytest.mark.parametrize('event,opt', [('before_batch',0), ('after_pred',0), ('after_loss',0), ('before_backward',0), ('after_backward',0), ('before_step',1),
+    ('after_step',1), ('after_batch',0)])
+@pytest.mark.parametrize('order', [-50,50])
+def test_the_time_that_callbacks_take_counts(clock, event, opt, order):
+    "That of the events around the step as the optimizer's part"
+    learn = slow_learner(clock, cbs=Spend(clock, event, 0.007, order))
+    assert timed(learn, 4).median==(pytest.approx(0.011),pytest.approx(0.007*opt, abs=1e-12))
+
+def test_a_step_that_something_else_slowed_down_does_not_count_for_more(clock):
+    class Once(Callback):
+        def after_pred(self):
+            if self.iter==4: clock.spend(1)
+    timer = timed(slow_learner(clock), 4, cbs=[Once()])
+    assert max(timer.times)[0]==pytest.approx(1.004) and timer.median[0]==pytest.approx(0.004)
+
+class SlowSGD(torch.optim.SGD):
+    clock = None
+    def step(self, *args, **kwargs):
+        self.clock.spend(0.02)
+        return super().step(*args, **kwargs)
+
+def test_the_time_that_the_optimizer_takes_counts(clock):
+    SlowSGD.clock = clock
+    assert timed(slow_learner(clock, opt_func=partial(OptimWrapper, opt=SlowSGD)), 4).median==(pytest.approx(0.024),pytest.approx(0.02))
+
+class SlowItems(Dataset):
+    def __init__(self, clock, items): self.clock,self.items = clock,items
+    def __len__(self): return len(self.items)
+    def __getitem__(self, i):
+        self.clock.spend(0.003)
+        return self.items[i]
+
+@pytest.mark.parametrize('cls,kw', [(DataLoader,'bs'), (TorchDataLoader,'batch_size')])
+def test_the_time_that_the_loader_takes_counts(clock, cls, kw):
+    dl = cls(SlowItems(clock, regression(80, dtype=torch.float32)), **{kw: 4}, num_workers=0)
+    assert timed(slow_learner(clock, dls=DataLoaders(dl, dl)), 4).median==(pytest.approx(0.016),pytest.approx(0, abs=1e-12))
+
+class Ragged:
+    "Batches of given sizes, each of 1 ms an item; the first of an epoch takes another second"
+    def __init__(self, clock, ns): self.clock,self.ns = clock,ns
+    def __len__(self): return len(self.ns)
+    def __iter__(self):
+        self.clock.spend(1)
+        for n in self.ns: yield torch.ones(n,5),torch.ones(n,2)
+
+def test_only_batches_of_its_size_count(clock, monkeypatch):
+    "And only after another of them: what lies between epochs does not count either, as workers that start up"
+    learn = slow_learner(clock, dls=DataLoaders(Ragged(clock, [4,4,3,4,4,8,4]), Ragged(clock, [4])))
+    timer = timed(learn, 4, n_epoch=4)
+    assert timer.times==[(pytest.approx(0.004),pytest.approx(0, abs=1e-12))]*len(timer.times) and len(timer.times)==2 # Impatient after two epochs' starts
+    learn = slow_learner(clock, dls=DataLoaders(Ragged(clock, [3,4,4,4,3,4,4]), Ragged(clock, [4])))
+    monkeypatch.setattr(StepTimer, 'patience', 1e9)
+    assert len(timed(learn, 4, n_epoch=1).times)==3
+    timer = timed(slow_learner(clock, dls=DataLoaders(Ragged(clock, [3,4,3,4,4]), Ragged(clock, [4]))), 4, n_epoch=4)
+    assert timer.n_seen==20 and len(timer.times)==4
+
+def test_a_size_that_never_comes(clock):
+    "After 20 batches it is enough; there is nothing to tell"
+    timer = timed(slow_learner(clock, dls=DataLoaders(Ragged(clock, [3,5]), Ragged(clock, [4]))), 4)
+    assert timer.n_seen==20 and timer.times==[] and timer.median is None
+
+def test_it_waits_for_the_device(clock, monkeypatch):
+    "Before it looks at the clock, at the beginning and the end of a step"
+    fired = []
+    monkeypatch.setattr(timing, '_synchronize', lambda device: fired.append(device) or clock.spend(0.01))
+    assert timed(slow_learner(clock), 4).median==(pytest.approx(0.024),pytest.approx(0.01))
+    assert {o.type for o in fired}=={'cpu'}
+
+def test_it_ends_the_fit_and_skips_the_validation():
+    seen = []
+    class Look(Callback):
+        def after_pred(self): seen.append(self.training)
+        def after_fit(self): seen.append('after_fit')
+    learn = learner(n=9)
+    timed(learn, 4, cbs=[Look()])
+    assert set(seen)=={True,'after_fit'} and seen[-1]=='after_fit'
+
+# What the plan holds of it
+
+@pytest.mark.parametrize('a,c', [(0.02,0.001), (0.1,0.0001), (0.0001,0.002)])
+def test_step_times_of_a_device(clock, a, c):
+    "A step of `a + c*bs` seconds, of which the optimizer takes 10 ms"
+    plan = find(slow_learner(clock, a=a, c=c, cbs=Spend(clock, 'before_step', 0.01)), max_bs=32)
+    assert {2,4,8,16}<=set(sizes(plan))
+    for m,t,opt in plan.device.times: assert (t,opt)==(pytest.approx(a+c*m+0.01),pytest.approx(0.01))
+    assert plan.step_time_line==(pytest.approx(a+0.01),pytest.approx(c),pytest.approx(0, abs=1e-6))
+    known,df = plan.noise_known,plan.table
+    assert df.bs.tolist()==sorted(df.bs) and 4 in df.bs.values
+    if not math.isnan(known): assert plan.bs==min(bs for bs,t in zip(df.bs, df.time) if t<=1.05*df.time.min())
+
+def test_the_fastest_is_in_the_middle(clock):
+    "Of a noise scale that is known, near the root of noise_scale*a/c"
+    plan = slow_learner(clock, n=400, a=0.004, c=0.001).bs_find(0, n_batch=5, tol=0, show_plot=False)
+    best = (plan.noise_known*0.004/0.001)**0.5
+    assert plan.ci[1]<inf and best/2<=plan.bs<=best*2 and 4<=plan.bs<=100
+
+def test_the_fastest_round_counts(clock, monkeypatch):
+    "A size that something else slowed down twice is not slow"
+    learn,fit,seen = slow_learner(clock),finder.Learner.fit,[]
+    def slow_once(self, *args, **kwargs):
+        seen.append(self.dls.train.bs)
+        self.model.a = 1. if seen.count(8) in (1,3) and seen[-1]==8 else 0.
+        return fit(self, *args, **kwargs)
+    monkeypatch.setattr(finder.Learner, 'fit', slow_once)
+    plan = find(learn, max_bs=16)
+    assert seen.count(8)>=3 and [o for o in plan.device.times if o[0]==8]==[(8,pytest.approx(0.008),pytest.approx(0, abs=1e-12))]
+
+def test_the_spread_of_the_rounds_is_kept(clock, monkeypatch):
+    "Nothing where all rounds are alike; else as far as a size's second fastest is from its fastest, of 2, 4, 8 and 16 the median"
+    assert find(slow_learner(clock), max_bs=16).device.spread==pytest.approx(0, abs=1e-9)
+    learn,fit,seen = slow_learner(clock),finder.Learner.fit,[]
+    def slow_once(self, *args, **kwargs):
+        seen.append(self.dls.train.bs)
+        self.model.a = 0.008 if seen.count(seen[-1]) in (1,3) and seen[-1]>4 else 0. # Of 8 items twice the time, of 16 half as much more
+        return fit(self, *args, **kwargs)
+    monkeypatch.setattr(finder.Learner, 'fit', slow_once)
+    plan = find(learn, max_bs=16)
+    assert sizes(plan)==[2,4,8,16] and plan.device.spread==pytest.approx(math.log(1.5)/2) and plan.timing_error==plan.device.spread
+    assert plan.device.times[2]==(8,pytest.approx(0.008),pytest.approx(0, abs=1e-12))
+
+# What timing may cost
+
+class Tensors:
+    "Batches of tensors, at once"
+    def __init__(self, bs, n=40_000): self.bs,self.n,self.dataset = bs,n,range(n)
+    def __len__(self): return -(-self.n//self.bs)
+    def new(self, bs): return Tensors(bs, self.n)
+    def __iter__(self):
+        for i in range(0, self.n, self.bs): yield torch.zeros(min(self.bs, self.n-i), 5),torch.zeros(min(self.bs, self.n-i), 2)
+
+real = dict(budget=StepTimes.budget, slack=StepTimes.slack) # `short` does without
+
+@pytest.fixture
+def thrifty(clock, monkeypatch):
+    "As it is for those who use it; with patience for whatever a model takes"
+    for nm,v in real.items(): monkeypatch.setattr(StepTimes, nm, v)
+    monkeypatch.setattr(StepTimer, 'patience', 1e9)
+    return clock
+
+def visits(clock, micro_bs, noise_scale, a, c, busy=lambda seen: 1.):
+    "Times steps that take `a + c*bs` seconds, in fits that take `busy` times as long: what is known, `(size, micro-batches)` of each fit, and seconds in all"
+    dl,seen = Tensors(micro_bs),[]
+    learn = slow_learner(clock, dls=DataLoaders(dl, dl), a=a, c=c)
+    class Count(Callback):
+        def before_fit(self):
+            seen.append([self.dls.train.bs, 0])
+            f = busy([m for m,_ in seen])
+            self.learn.model.a,self.learn.model.c = f*a,f*c
+        def before_batch(self): seen[-1][1] += 1
+    learn.add_cb(Count())
+    begin = clock.now
+    with mock_training(learn): times = time_steps(learn, micro_batch_sizes(micro_bs, noise_scale, 20_000), micro_bs, noise_scale)
+    return times,seen,clock.now-begin
+
+def choice(times, micro_bs, noise_scale):
+    "What a plan would take, and as what micro-batches; times of `a + c*bs` need no mending"
+    bs = candidates([m for m,*_ in times], micro_bs, noise_scale, 40_000)
+    ways = [best_split(splits(o, times)) for o in bs]
+    time = [(1+noise_scale/o)*t for o,(t,*_) in zip(bs, ways)]
+    res = next((o for o,t in zip(bs, time) if t<=1.05*min(time)), None) # The smallest of those about as fast; None where no time is known
+    return res,ways[bs.index(res)][0]
+
+devices = [(0.,0.001), (0.001,0.001), (0.01,0.001), (0.1,0.001), (1.,0.001), (1.,0.)]
+
+@pytest.mark.parametrize('micro_bs,noise_scale,device', pairwise([8,64], [0.,5.,50.,500.,5000.,nan], devices))
+def test_what_timing_costs(thrifty, micro_bs, noise_scale, device):
+    "Steps of a few hundred micro-batches at most, whatever the noise scale and the device; and the choice is that of all sizes, had they been timed"
+    a,c = device
+    times,seen,seconds = visits(thrifty, micro_bs, noise_scale, a, c)
+    assert seconds<=190*(a+c*micro_bs) # 180, and a few for the second size, of which one cannot know beforehand
+    for m,t,_ in times.fastest(): assert t==pytest.approx(a+c*m) and len(times.rounds[m])==3
+    assert all(n>=2 for _,n in seen) and len(seen)==3*len(times.rounds)
+    if math.isnan(noise_scale): return
+    exact = [(m,a+c*m,0.) for m in micro_batch_sizes(micro_bs, noise_scale, 20_000)]
+    (bs,t),(by_all,t_all) = (choice(o, micro_bs, noise_scale) for o in (times.fastest(),exact))
+    assert bs==by_all and t<=1.05*t_all
+
+@pytest.mark.parametrize('noise_scale,a,c,timed', [
+    (50.,0.,0.001,[2,4,8,16]),                  # 58, 66 and 82 ms for 8, 16 and 32 items: up to 1.2 times the fastest, which are the smallest, of 52 ms
+    (50.,0.064,0.001,[8,16,32,64,128]),         # 522, 330, 246, 228, 267 and 390 ms for 8 to 256
+    (50.,1.,0.,[8,16,32,64,128]),               # All there are from today's up; 1/4 of them would take 15 times as long
+    (0.,0.,0.001,[2,4,8,16]),                   # Without noise the smallest
+    (0.,1.,0.,[2,4,8,16,32])])                  # If a step of them takes any less
+def test_sizes_that_cannot_win_are_not_timed(thrifty, noise_scale, a, c, timed):
+    times,_,_ = visits(thrifty, 8, noise_scale, a, c)
+    assert [m for m,*_ in times.fastest()]==timed
+
+def test_order_and_number_of_steps(thrifty):
+    "From today's size up, then down, in each round; fewer steps of larger ones"
+    _,seen,_ = visits(thrifty, 16, 300., 0.004, 0.001)
+    first,second,third = (seen[i:i+len(seen)//3] for i in range(0, len(seen), len(seen)//3))
+    order = [m for m,_ in first]
+    assert order==[m for m,_ in second]==[m for m,_ in third] and order==sorted(order) and order[0]==16 and len(order)>3
+    steps = [n for _,n in third]
+    assert steps==sorted(steps, reverse=True) and steps[0]>steps[-1]>=2
+    _,seen,_ = visits(thrifty, 8, 0., 0., 0.001)
+    assert [m for m,_ in seen]==[8,16,4,2]*3
+
+def test_sizes_beyond_the_budget_are_reached_by_accumulation(thrifty):
+    "Items take nearly all the time: two micro-batches each of 8 to 128 in three rounds take that of 168 of today's, with 256 it would be 339"
+    times,_,_ = visits(thrifty, 8, 5000., 0.001, 0.001)
+    sizes = [m for m,*_ in times.fastest()]
+    assert sizes==[8,16,32,64,128] and max(candidates(sizes, 8, 5000., 10**6))==32768
+
+def test_a_first_round_that_misled(thrifty):
+    "In which 16 items took six times as long as they do: the next round goes on to 32 and more"
+    def busy(seen): return 6. if seen.count(16)==1 and seen[-1]==16 else 1.
+    times,seen,_ = visits(thrifty, 8, 100., 0.064, 0.001, busy=busy)
+    order = [m for m,_ in seen]
+    assert order[:2]==[8,16] and 32 not in order[:order.index(16)+2] and len(times.rounds[16])==3 and len(times.rounds[32])==2
+    assert choice(times.fastest(), 8, 100.)[0]==choice([(m,0.064+0.001*m,0.) for m in micro_batch_sizes(8, 100., 20_000)], 8, 100.)[0]
+
+def test_what_else_goes_on_is_not_charged(thrifty):
+    "Today's size took a hundred times as long in the first round; others are timed all the same"
+    def busy(seen): return 100. if len(seen)==1 else 1.
+    times,_,_ = visits(thrifty, 8, 100., 0.064, 0.001, busy=busy)
+    calm,_,_ = visits(thrifty, 8, 100., 0.064, 0.001)
+    assert set(times.rounds)>=set(calm.rounds) and times.fastest()[0][1]==pytest.approx(0.072)
+
+def test_a_size_that_failed_is_not_tried_again(thrifty):
+    "Nor does it keep larger ones from being tried"
+    dl = Tensors(8)
+    learn = slow_learner(thrifty, dls=DataLoaders(dl, dl), a=0.1)
+    tried = []
+    class Fails(Callback):
+        def before_batch(self):
+            if len(self.x)!=16: return
+            tried.append(1)
+            raise ValueError('no')
+    learn.add_cb(Fails())
+    with mock_training(learn): times = time_steps(learn, [4,8,16,32,64], 8, 100.)
+    assert tried==[1] and {8,32,64}<=set(times.rounds) and list(times.errors)==[16] and times.too_large is None
+
+# Memory
+
+oom = dict(out_of_memory=torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB'), runtime=RuntimeError('MPS backend out of memory'),
+    cpu=RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 80000000000 bytes"), python=MemoryError())
+
+class Greedy(nn.Module):
+    "Has no memory for batches above `most` items, in one part of the step"
+    def __init__(self, most, where, error=None):
+        super().__init__()
+        self.lin,self.bn,self.most,self.where,self.error,self.seen = nn.Linear(5,2),nn.BatchNorm1d(5),most,where,error or oom['out_of_memory'],[]
+    def check(self, n, where):
+        if n>self.most and where==self.where: raise type(self.error)(*self.error.args) # A new one: the traceback of an old one holds tensors
+    def forward(self, x):
+        self.seen.append(len(x))
+        self.check(len(x), 'forward')
+        res = self.lin(self.bn(x))
+        if torch.is_grad_enabled() and res.requires_grad: res.register_hook(lambda g: self.check(len(g), 'backward'))
+        return res
+
+class GreedySGD(torch.optim.AdamW):
+    model = None
+    def step(self, *args, **kwargs):
+        res = super().step(*args, **kwargs) # Its state is there by then
+        self.model.check(self.model.seen[-1], 'step')
+        return res
+
+def greedy_learner(where, most=15, error=None, **kwargs):
+    torch.manual_seed(0)
+    model = Greedy(most, where, error)
+    GreedySGD.model = model
+    kwargs = {**dict(opt_func=partial(OptimWrapper, opt=GreedySGD) if where=='step' else Adam), **kwargs}
+    return learner(model=model, cbs=Callback(), **kwargs)
+
+def unseen(was, now): return [k for k in changes(was, now) if 'seen' not in k]
+
+@pytest.mark.parametrize('trained', [False,True], ids=['new','trained'])
+@pytest.mark.parametrize('where', ['forward','backward','step'])
+def test_out_of_memory(where, trained):
+    "The plan says where; nothing larger is tried, the sizes that fit are timed, and the learner is what it was"
+    learn = greedy_learner(where)
+    if trained: learn.fit(1, 0.01)
+    was = picture(learn)
+    learn.model.seen.clear()
+    plan = find(learn)
+    assert unseen(was, picture(learn))==[]
+    assert plan.device.too_large==16 and sizes(plan)[-1]==8 and 4 in sizes(plan) and max(learn.model.seen, default=0)<=16
+
+def test_memory_that_runs_out_in_a_later_round(clock, monkeypatch):
+    "Larger sizes that have run before have no time either"
+    learn,fit,seen = slow_learner(clock),finder.Learner.fit,[]
+    def fail_late(self, *args, **kwargs):
+        seen.append(self.dls.train.bs)
+        if seen[-1]==8 and seen.count(8)==2: raise oom['out_of_memory']
+        return fit(self, *args, **kwargs)
+    monkeypatch.setattr(finder.Learner, 'fit', fail_late)
+    plan = find(learn, max_bs=16)
+    assert seen.count(16)==1 and plan.device.too_large==8 and sizes(plan)[-1]==4
+
+@pytest.mark.parametrize('error', oom.values(), ids=oom)
+def test_errors_that_mean_memory(error):
+    plan = find(greedy_learner('forward', error=error))
+    assert plan.device.too_large==16 and sizes(plan)[-1]==8
+
+def test_out_of_memory_that_another_error_hides():
+    try:
+        try: raise oom['out_of_memory']
+        except RuntimeError as e: raise ValueError('the batch failed') from e
+    except ValueError as e: assert out_of_memory(e)
+    try:
+        try: raise oom['runtime']
+        except RuntimeError: raise KeyError('x') # noqa: B904
+    except KeyError as e: assert out_of_memory(e)
+    assert not out_of_memory(ValueError('memory')) and out_of_memory(RuntimeError('CUDA error: out of memory'))
+
+@pytest.mark.parametrize('error', [RuntimeError('mat1 and mat2 shapes cannot be multiplied'), ValueError('the one'), KeyboardInterrupt()], ids=str)
+@pytest.mark.parametrize('where', ['forward','backward','step'])
+def test_other_errors(where, error):
+    "A size that the model does not know is left out; an interrupt is one; and the learner is what it was"
+    learn = greedy_learner(where, error=error)
+    was = picture(learn)
+    if isinstance(error, Exception):
+        plan = find(learn)
+        assert plan.device.too_large is None and max(m for m,*_ in plan.device.times)<16 and 4 in [m for m,*_ in plan.device.times]
+    else:
+        with pytest.raises(type(error)): find(learn)
+    assert unseen(was, picture(learn))==[]
+
+class Leaky(Greedy):
+    "Has no memory left after some batches"
+    def check(self, n, where): super().check(len(self.seen), where)
+
+@pytest.mark.parametrize('most', [3,24,25])
+def test_out_of_memory_with_todays_batch(most):
+    "In the mock training of 24 micro-batches, or in the timing: nobody could train so, and it is raised"
+    learn = greedy_learner('forward', most)
+    learn.model.__class__ = Leaky
+    was = picture(learn)
+    with pytest.raises(torch.OutOfMemoryError): find(learn)
+    assert unseen(was, picture(learn))==[]
+
+def test_what_the_failed_step_held_is_let_go():
+    gc.collect() # What other tests have left
+    plan = find(greedy_learner('backward', most=26, dls=loaders(regression(208, dtype=torch.float32), 13)), max_bs=52)
+    assert plan.device.too_large==52 and sizes(plan)[-1]==26
+    assert not [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.shape[:1]==(52,)]
+
+# Loaders
+
+def whole(plan, bs=4):
+    "A plan that says all it should"
+    assert plan.bs>0 and plan.advice and plan.code and plan.to_dict() and len(plan.table) and repr(plan) and plan._repr_html_()
+    assert 'nan' not in plan.advice.lower() and 'None' not in plan.advice and plan.today.micro_bs==bs
+    return plan
+
+class Plain:
+    "No data set, no batch size, only batches; of `ns` items"
+    def __init__(self, ns): self.ns = ns
+    def __len__(self): return len(self.ns)
+    def __iter__(self):
+        g = torch.Generator().manual_seed(0)
+        for n in self.ns:
+            x = torch.randn(n, 5, generator=g)
+            yield x, x[:,:2]+torch.randn(n, 2, generator=g)
+
+def batch_sampler(): return TorchDataLoader(regression(240, dtype=torch.float32), batch_sampler=[list(range(i,i+4)) for i in range(0, 240, 4)])
+
+@pytest.mark.parametrize('dl', [Plain([4]*60), batch_sampler(), list(Plain([4]*60))], ids=['plain','batch_sampler','list'])
+def test_a_loader_that_cannot_change(dl):
+    "Today's size only; the plan is whole, and says why"
+    learn = learner(dls=DataLoaders(dl, Plain([4])))
+    was = picture(learn)
+    plan = whole(find(learn, num_it=160))
+    assert sizes(plan)==[4] and plan.device.too_large is None and changes(was, picture(learn))==[]
+    assert plan.micro_bs==4 and plan.n_acc*4==plan.bs
+    assert plan.stays_for=='single' and plan.device.failed and 'cannot be given batches of' in plan.device.failed[0][1]
+
+def test_a_batch_of_more_than_half_of_the_set():
+    "Two of its size never come in a row, so that nothing can be timed"
+    plan = whole(find(learner(n=48, bs=40), num_it=160), 40)
+    assert sizes(plan)==[] and (plan.stays_for=='untimed' or not plan.is_known)
+
+@pytest.mark.parametrize('kwargs', [dict(shuffle=True), dict(drop_last=True), dict(sampler=True)], ids=str)
+def test_torch_loaders(kwargs):
+    items = regression(203, dtype=torch.float32)
+    gen = lambda i: torch.Generator().manual_seed(i)
+    if kwargs.get('sampler'): kwargs = dict(sampler=RandomSampler(items, generator=gen(1)), generator=gen(2))
+    dl = TorchDataLoader(items, batch_size=4, **kwargs)
+    learn = learner(dls=DataLoaders(dl, dl))
+    was = picture(learn)
+    plan = whole(find(learn))
+    assert {4,8,16}<=set(sizes(plan)) and plan.today.n_train==203 and changes(was, picture(learn))==[]
+
+class Stream(IterableDataset):
+    def __init__(self, n): self.items = regression(n, dtype=torch.float32)
+    def __iter__(self): return iter(self.items)
+
+class Sized(Stream):
+    def __len__(self): return 100
+
+@pytest.mark.parametrize('there', [60,100,140], ids=['too_long','right','too_short'])
+@pytest.mark.parametrize('make', [lambda n: DataLoader(Stream(n), bs=4, n=100, num_workers=0), lambda n: TorchDataLoader(Sized(n), batch_size=4)],
+    ids=['fastai','torch'])
+@pytest.mark.filterwarnings('ignore:Length of IterableDataset')
+def test_iterable_loaders(make, there):
+    "That declare 100 items, and give what they give"
+    dl = make(there)
+    learn = learner(dls=DataLoaders(dl, dl))
+    was = picture(learn)
+    plan = whole(find(learn, num_it=60))
+    assert {2,4,8}<=set(sizes(plan)) or isinstance(dl, TorchDataLoader) and sizes(plan)==[4]
+    assert max(sizes(plan))<=50 and changes(was, picture(learn))==[]
+    assert plan.today.n_train==100 and len(plan.df)>=7
+
+@pytest.mark.parametrize('ns', [[4,4,4,3]*15, [2,4,4]*20, [1,2,3,4]*15], ids=['mostly','often','never_twice'])
+def test_batches_of_varying_size(ns):
+    "The largest is today's, and is timed where two of them follow each other"
+    plan = whole(find(learner(dls=DataLoaders(Plain(ns), Plain([4])))))
+    assert sizes(plan)==([] if ns[:4]==[1,2,3,4] else [4])
+
+def test_a_data_set_too_small_for_two_batches_of_the_next_size():
+    plan = whole(find(learner(n=15, bs=4), num_it=40))
+    assert {2,4}<=set(sizes(plan)) and 8 not in sizes(plan) and max(plan.table.bs)<=7
+    assert 8 in sizes(find(learner(n=16, bs=4), num_it=40))
+
+# Learners
+
+@pytest.mark.parametrize('cbs,bs_now,base_bs', [([GradAccum(4)],16,16), ([GradAccum(2),ScaledLR(32, sqrt_scaling)],8,32), ([GradientAccumulation(12)],12,12),
+    ([GradAccum(3),NoiseScale()],12,12), ([NoiseScale(every=5)],4,4), ([ScaledLR(2)],4,2)], ids=str)
+def test_what_the_learner_has_on_is_set_aside(cbs, bs_now, base_bs):
+    "Micro-batches are timed one to a step, and today's batch is reckoned from them"
+    class Look(Callback):
+        order = 98
+        def before_fit(self): fits.append(([cb.name for cb in self.learn.cbs],[],[]))
+        def before_batch(self):
+            if self.training: fits[-1][1].append(len(self.x))
+        def after_step(self): fits[-1][2].append(len(self.x))
+    fits = []
+    learn = learner(cbs=[*cbs,Look()])
+    was = picture(learn)
+    plan = whole(find(learn))
+    assert changes(was, picture(learn))==[] and (plan.bs_now,plan.base_bs)==(bs_now,base_bs) and len(fits)>2
+    timed = [fit for fit in fits if 'step_timer' in fit[0]]
+    assert len(timed)>=2
+    for names,batches,steps in timed:
+        assert not {'grad_accum','noise_scale','scaled_lr','gradient_accumulation'}&set(names) and batches==steps and batches[0] in sizes(plan)
+    times = {m: (t,opt) for m,t,opt in plan.timed}
+    now = plan.table[plan.table.bs==bs_now].iloc[0]
+    t,opt = times[now.micro_bs]
+    assert now.step_time==pytest.approx(bs_now/now.micro_bs*(t-opt)+opt)
+
+@pytest.mark.parametrize('opt_func,adam', [(Adam,True), (SGD,False), (partial(SGD, mom=0.9),False), (partial(OptimWrapper, opt=torch.optim.AdamW),True),
+    (partial(OptimWrapper, opt=torch.optim.SGD),False)])
+def test_optimizers(opt_func, adam):
+    plan = whole(find(learner(opt_func=opt_func), num_it=80, lr=0))
+    assert plan.today.adam is adam and plan.today.trained==1 and plan.rule_name in (('no_scaling',) if adam else ('adascale_gain','linear_scaling'))
+
+@pytest.mark.parametrize('opt', ['none','before','after'])
+def test_a_model_that_is_frozen_in_part(opt):
+    "10 of 34 parameters are trained; also where the optimizer was there before"
+    learn = learner(splitter=lambda m: [list(m[0].parameters()),list(m[2].parameters())])
+    if opt=='before': learn.create_opt()
+    if opt=='after': learn.freeze()
+    else:
+        for p in learn.model[0].parameters(): p.requires_grad_(False)
+    plan = whole(find(learn, lr=0))
+    assert plan.today.trained==pytest.approx(10/34)
+
+# Nobody can tell
+
+def fitted(mock=None, opt_func=Adam, cbs=None):
+    "A training, bit for bit; with a `mock` training before it"
+    set_seed(0)
+    learn = learner(n=64, opt_func=opt_func, cbs=cbs and cbs())
+    if mock: mock(learn)
+    learn.fit(2, 0.01)
+    return picture(learn, ids=False)
+
+@pytest.mark.parametrize('opt_func', [Adam, partial(SGD, mom=0.9), partial(OptimWrapper, opt=torch.optim.AdamW)], ids=['Adam','SGD','AdamW'])
+@pytest.mark.parametrize('kwargs', [dict(), dict(max_bs=8), dict(lr=0)], ids=str)
+def test_a_training_afterwards_is_the_twins(opt_func, kwargs):
+    was = fitted(opt_func=opt_func)
+    assert changes(was, fitted(lambda learn: find(learn, **kwargs), opt_func))==[]
+
+class Interrupt(Callback):
+    "In micro-batches of `bs` items, in the third of them"
+    order = 50
+    def __init__(self, event, bs, error):
+        super().__init__(**{event: self._raise})
+        self.bs,self.error,self.n = bs,error,0
+    def _raise(self, *args):
+        if len(self.x)!=self.bs: return
+        self.n += 1
+        if self.n==3: raise self.error('the one')
+
+@pytest.mark.parametrize('error', [KeyboardInterrupt,ValueError])
+@pytest.mark.parametrize('event', ['before_batch','after_loss','after_backward','before_step','after_step','after_batch'])
+def test_an_interrupt_in_the_middle_of_the_timing(event, error):
+    "In micro-batches of twice today's, of which the mock training has none"
+    def mock(learn):
+        ends = pytest.raises(error, match='the one') if error is KeyboardInterrupt else nullcontext()
+        with ends, learn.added_cbs(Interrupt(event, 8, error)): find(learn)
+    assert changes(fitted(), fitted(mock))==[]
+
+@pytest.mark.parametrize('where', ['forward','backward','step'])
+def test_a_training_after_the_memory_ended_is_the_twins(where):
+    def run(mock):
+        set_seed(0)
+        learn = greedy_learner(where)
+        if mock: assert find(learn).device.too_large==16
+        learn.fit(2, 0.01)
+        return flat(learn),torch.cat([b.detach().flatten().float() for b in learn.model.buffers()]),torch.stack(learn.recorder.losses)
+    for a,b in zip(run(False), run(True)): assert torch.equal(a, b)
+
+def test_weights_do_not_move_while_steps_are_timed():
+    "At a learning rate of 0"
+    seen = []
+    class Look(Callback):
+        def before_fit(self): seen.append(([cb.name for cb in self.learn.cbs],[]))
+        def after_step(self): seen[-1][1].append((flat(self.learn).clone(),self.opt.hypers[-1]['lr']))
+    find(learner(cbs=Look(), opt_func=Adam))
+    mock,timing = seen[0][1],[steps for names,steps in seen if 'step_timer' in names]
+    assert len(timing)>2 and all(lr==0 and torch.equal(w, timing[0][0][0]) for run in timing for w,lr in run) and mock[0][1]==0.01/25

@@ -1,0 +1,322 @@
+"`BatchPlan`: what a measured noise scale says about the batch size on this device"
+import dataclasses
+import json
+import math
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from fastcore.foundation import L
+from hypothesis import given, settings
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.finder.plan import RateTrial
+from fastai_bs.schedule.rules import no_scaling
+from fastai_bs.finder.steps import balanced_bs, examples_needed, steps_needed, whole_epochs
+from helpers import plan_of, plans, readings, secs, window_rows
+
+inf,nan = math.inf,math.nan
+def approx(v): return pytest.approx(v, rel=1e-12, abs=0, nan_ok=True)
+
+five = secs(25, 50, 100, 200, 400) # With them 100 items are the fastest at a noise scale of 100: (100*0.01/0.0001)**0.5
+
+def fixed(noise_scale=100., ci=(80.,130.), bs=100, **kwargs):
+    "A plan for SGD at the present weights, without step times"
+    return plan_of(bs, **{**dict(noise_scale=noise_scale, ci=ci, lr=0.1, adam=False, n_train=100_000, n_epoch=100, n_seen=50, n_passes=1., moved=False,
+                                 cool=None, at_peak=None, at_end=None, times=(), spread=nan), **kwargs})
+
+def cycle(**kwargs): return fixed(**{**readings(), 'moved': True, **kwargs}) # After a mock cycle
+
+def changed(plan, part, **kwargs): return dataclasses.replace(plan, **{part: dataclasses.replace(getattr(plan, part), **kwargs)})
+
+def gain(bs, noise, base_bs): return (noise/base_bs+1)/(noise/bs+1) # AdaScale's
+def for_adam(bs, noise, base_bs):
+    g = gain(bs, noise, base_bs)
+    return min(g**0.5*(1+max(0, 2-bs/base_bs/g)/5), g**(2/3))
+
+# What is known
+
+@pytest.mark.parametrize('kwargs,known,verdict', [
+    (dict(), 100., 'stay'),
+    (dict(noise_scale=inf, ci=(60.,inf)), 60., 'stay'), # The lower end, where there is no estimate
+    (dict(noise_scale=300., ci=(0.,inf)), nan, 'unknown'),
+    (dict(noise_scale=inf, ci=(0.,inf)), nan, 'unknown'),
+    (dict(noise_scale=0., ci=(0.,0.5)), 0., 'stay'),
+    (dict(n_windows=10), 100., 'stay'),
+    (dict(n_windows=9, loss_rose=True), nan, 'short'),
+    (dict(loss_rose=True), nan, 'too_high'),
+    (dict(pairs=True, n_windows=9), nan, 'pairs')])
+def test_what_is_known(kwargs, known, verdict):
+    plan = fixed(**kwargs)
+    assert plan.noise_known==approx(known) and plan.is_known==(not math.isnan(known)) and plan.verdict==verdict and plan.bs==100 and not plan.changes
+    if not plan.is_known: assert plan.balanced_bs is None and plan.lr==plan.scaled_lr==0.1 and plan.table.time.isna().all()
+
+@pytest.mark.parametrize('noise_scale,bs', [(0,1),(1.4,1),(1.5,2),(45,32),(46,64),(1000,1024),(1e7,2**23),(-3.,1),(inf,None),(nan,None)])
+def test_balanced_bs(noise_scale, bs): assert balanced_bs(noise_scale)==bs
+
+def test_the_size_of_the_rate_is_not_todays():
+    "Where a ScaledLR makes them differ"
+    plan = fixed(base_bs=16)
+    assert plan.base_bs==16 and plan.bs==plan.bs_now==100 and fixed().base_bs==100
+    assert plan.scaled_lr==approx(0.1*gain(100, 100., 16)) and plan.lr_factor==1
+
+# Step times
+
+def test_without_todays_step_nothing_is_timed():
+    plan = fixed(times=secs(25, 50, 200))
+    assert plan.timed==() and math.isnan(plan.step_time_now) and plan.bs==100 and plan.stays_for=='untimed' and np.isnan(plan.duration.today)
+
+def test_times_never_fall_as_batches_grow():
+    plan = fixed(times=((50,0.01,0.),(100,0.03,0.),(200,0.02,0.)))
+    (_,a,_),(_,b,_),(_,c,_) = plan.timed
+    assert a<b==approx(c) and 0.02<b<0.03
+    assert plan.timing_error>0.1 and plan.least_gain==plan.timing_error
+    assert [o for o in plan.table.set_index('bs').measured[[50,100,200]]]==[0.01,0.03,0.02]
+
+@pytest.mark.parametrize('times,spread,error,least', [(five,0.,0.,0.03),(five,0.05,0.05,0.05),(five,nan,nan,0.03),((),nan,nan,0.03)])
+def test_timing_error(times, spread, error, least):
+    plan = fixed(times=times, spread=spread)
+    assert plan.timing_error==approx(error) and plan.least_gain==approx(least)
+
+def test_what_is_done_once_is_part_of_a_step():
+    "A step of 4 micro-batches has one step of the optimizer"
+    plan = fixed(bs=25, times=secs(25, a=0.01, c=0., opt=0.009))
+    assert plan.step_time_at(25)==approx(0.01) and plan.step_time_at(100)==approx(4*0.001+0.009)
+    a,c,error = fixed(times=five).step_time_line
+    assert (a,c)==(pytest.approx(0.01),pytest.approx(0.0001)) and error<1e-6
+
+def test_today_in_other_micro_batches():
+    plan = plan_of(128, noise_scale=100., ci=(80.,130.), micro_bs=32, times=secs(32, 64, 128))
+    assert (plan.verdict,plan.bs,plan.micro_bs,plan.n_acc)==('split',128,128,1) and plan.changes and plan.time_ratio<1
+    assert plan.n_epoch==5 and plan.lr_factor==plan.wd_factor==1
+    assert changed(plan, 'measured', n_windows=9).micro_bs==32 # As today, where nothing is known
+
+@pytest.mark.parametrize('kwargs,bs,micro_bs,n_acc', [
+    (dict(n_ranks=4, bs=256, noise_scale=2000., ci=(1500.,2600.)), 512, 128, 1),
+    (dict(times=secs(16, 32, 64, opt=0.0095, c=0.00005)), 256, 64, 4)])
+def test_micro_batches_and_ranks(kwargs, bs, micro_bs, n_acc):
+    plan = plan_of(**kwargs)
+    assert (plan.bs,plan.micro_bs,plan.n_acc)==(bs,micro_bs,n_acc) and plan.bs==micro_bs*n_acc*plan.today.n_ranks
+
+# The table
+
+def test_table():
+    "Time is steps needed times the seconds of one, over today's"
+    plan = fixed(bs=50, times=five, spread=0.)
+    df = plan.table.set_index('bs')
+    assert list(plan.table.columns)==['bs','micro_bs','n_acc','lr','steps','examples','step_time','measured','time','linear_scaling','adascale_gain',
+                                      'sqrt_scaling','adam_gain']
+    for bs,o in df.iterrows():
+        assert o.steps==approx(steps_needed(bs, 100.)) and o.examples==approx(examples_needed(bs, 100.)) and o.micro_bs*o.n_acc==bs
+        assert o.time==approx((1+100/bs)*o.step_time/((1+100/50)*plan.step_time_now))
+        assert (o.linear_scaling,o.adascale_gain)==(approx(0.1*bs/50),approx(0.1*gain(bs, 100., 50)))
+        assert (o.sqrt_scaling,o.adam_gain)==(approx(0.1*(bs/50)**0.5),approx(0.1*for_adam(bs, 100., 50)))
+    assert df.time[50]==1 and df.time.idxmin()==100==plan.fastest and df.measured[200]==approx(0.03) and math.isnan(df.measured[800])
+    assert plan.time_at(100.)==approx(df.time.values)
+
+# The size
+
+# At a noise scale of 100 a batch of 100 items needs 2 steps where 200 need 1.5 and 400 1.25
+def relative(*ratios): return tuple((bs,0.04*ratio/steps,0.) for bs,ratio,steps in zip((100,200,400), ratios, (2,1.5,1.25)))
+
+@pytest.mark.parametrize('kwargs,fastest,bs,reason', [
+    (dict(bs=25), 100, 100, None), # 50 take 0.045/0.04 as long
+    (dict(bs=400), 100, 100, None), # And so do 200
+    (dict(bs=25, noise_scale=300.), 200, 100, None), # 0.08/0.075, and 0.105/0.075 with 50
+    (dict(bs=128, times=secs(32, 64, 128, 256)), 128, 128, 'slower'),
+    (dict(bs=100), 100, 100, 'gain'),
+    (dict(bs=100, noise_scale=300.), 200, 200, None), # A gain of 0.08/0.075
+    (dict(bs=100, noise_scale=300., spread=0.07), 100, 100, 'error'), # Not for a clock that errs as much
+    (dict(bs=100, times=relative(1, 0.96, 0.9)), 400, 200, None), # A tenth more at most, and less than today's
+    (dict(bs=100, times=relative(1, 0.98, 0.9)), 400, 400, None), # Here 200 gain nothing
+    (dict(bs=100, times=relative(1, 0.98, 0.98)), 100, 100, 'gain'),
+    (dict(bs=100, times=relative(1)), 100, 100, 'single')])
+def test_of_sizes_about_as_fast_the_one_nearest_to_todays(kwargs, fastest, bs, reason):
+    noise = kwargs.get('noise_scale', 100.)
+    plan = fixed(ci=(0.99*noise,1.01*noise), n_epoch=1000, **{'times': five, 'spread': 0., **kwargs})
+    assert (plan.fastest,plan.fastest_fit,plan.bs)==(fastest,bs,bs)
+    low,high = plan.bs_range
+    assert low<=bs<=high and low<=fastest<=high
+    if reason: assert plan.stays_for==reason and plan.verdict=='stay'
+    else: assert plan.verdict=='use'
+
+def test_the_size_is_chosen_by_whole_epochs():
+    "What 1.3 epochs would save of 1 is lost where there must be 2: (450+300)/(450+150) = 1.25 of 300 items"
+    plan = fixed(450., (440.,460.), bs=150, n_epoch=1, times=((150,0.02,0.),(300,0.024,0.)), n_train=600)
+    assert plan.fastest==300 and plan.n_epoch_exact==1 and plan.epochs_at(300)==1.25 and plan.bs==150 and plan.stays_for=='whole'
+    assert changed(plan, 'today', n_epoch=4).bs==300 # 5 epochs
+    assert changed(plan, 'today', has_n_epoch=False).bs==300 # No epochs were asked for
+
+@pytest.mark.parametrize('has_n_epoch', [True,False])
+@pytest.mark.parametrize('valid_time,epoch_start,bs', [(10.,0.,100),(30.,0.,25),(0.,10.,100),(0.,30.,25),(12.,13.,100),(14.,16.,25)])
+def test_validations_count_in_the_choice(valid_time, epoch_start, bs, has_n_epoch):
+    "8 epochs of 20 s with 100 items, 5 of 50 s with 25: three validations and starts more cost up to 90 s"
+    plan = fixed(bs=25, times=((25,0.0125,0.001),(100,0.02,0.001)), n_epoch=5, has_n_epoch=has_n_epoch, valid_time=valid_time, epoch_start=epoch_start)
+    beside = valid_time+epoch_start
+    planned,today = 8*(20+beside),5*(50+beside)
+    assert plan.bs==bs and plan.fastest==100 and plan.at(100).duration==pytest.approx((planned,today)) and plan.at(100).time_ratio==pytest.approx(planned/today)
+
+@pytest.mark.parametrize('bs,n_epoch,exact', [(25,100,160.),(25,5,8.),(25,1,1.6),(25,0.2,0.32),(400,5,2.),(400,0.9,0.36)])
+def test_epochs(bs, n_epoch, exact):
+    "(100+100)/(100+bs) of them, of 100 items"
+    plan = fixed(bs=bs, n_epoch=n_epoch).at(100) if bs<100 else fixed(bs=bs, n_epoch=n_epoch, times=five).at(100)
+    assert plan.n_epoch_exact==approx(exact) and plan.n_epoch==whole_epochs(exact) and plan.in_whole_epochs==(n_epoch>=1)
+    assert plan.epochs==(plan.n_epoch if n_epoch>=1 else approx(exact))
+
+# Rate and weight decay
+
+@pytest.mark.parametrize('adam,ci,name,factor', [(False,(80.,130.),'adascale_gain',2.5),(False,(0.,inf),'linear_scaling',4),(True,(80.,130.),'no_scaling',1)])
+def test_rule_at_fixed_weights(adam, ci, name, factor):
+    plan = fixed(bs=25, ci=ci, adam=adam, lr=slice(1e-3,1e-2), times=five).at(100)
+    assert plan.rule_name==name and plan.lr==slice(1e-3,1e-2)
+    assert (plan.scaled_lr.start,plan.scaled_lr.stop)==(approx(1e-3*factor),approx(1e-2*factor))
+    assert plan.rule_at(25)(1)==1
+
+def test_the_rule_has_three_digits_of_the_noise_scale():
+    assert fixed(bs=25, noise_scale=123.456, times=five).rule.keywords==dict(noise_scale=123., base_bs=25)
+
+@pytest.mark.parametrize('adam', [False,True])
+def test_a_higher_rate_is_advised_where_it_was_tried(adam):
+    "Up to the size at which it held, and below the one at which it failed; for smaller batches it needs no trial"
+    plan = cycle(bs=50, times=five, adam=adam, rate=RateTrial(held=100, failed=400))
+    for bs in (50,100): assert plan.rule_at(bs)(bs/50)==approx((for_adam if adam else gain)(bs, 100., 50))
+    for bs in (101,200,399,400,800): assert plan.rule_at(bs) is no_scaling
+    assert (plan.rule_at(25) is no_scaling) if adam else plan.rule_at(25)(0.5)==approx(gain(25, 100., 50))
+    assert plan.table.bs.tolist()==[25,50,100,200] and plan.at(400).table.bs.tolist()==[25,50,100,200,400] and plan.at(400).rule is no_scaling
+    failed = dataclasses.replace(plan, rate=RateTrial(failed=100))
+    assert failed.rule_at(99) is not no_scaling and failed.rule_at(100) is no_scaling and failed.table.bs.tolist()==[25,50]
+    assert failed.bs==50 and failed.stays_for=='rate'
+
+def test_after_too_many_failures_no_larger_size_is_planned():
+    plan = plan_of(32, rate=RateTrial(failed=256))
+    assert plan.table.bs.max()==128 and plan.bs>32
+    given_up = dataclasses.replace(plan, rate=RateTrial(failed=256, gave_up=True))
+    assert given_up.table.bs.max()==32==given_up.bs and given_up.stays_for=='rate'
+
+def test_a_rate_that_is_low_grows_as_for_sgd():
+    plan = cycle(bs=25, times=five, adam=True, rate=RateTrial(held=100, low=True))
+    assert (plan.bs,plan.rule_name)==(100,'adascale_gain') and plan.scaled_lr==approx(0.1*gain(100, 100., 25)) and plan.lr==0.1
+    as_ever = dataclasses.replace(plan, rate=RateTrial(held=100))
+    assert as_ever.rule_name=='adam_gain' and as_ever.scaled_lr==approx(0.1*for_adam(100, 100., 25))
+    assert plan.at(200).rule is no_scaling # It was not tried there
+
+@pytest.mark.parametrize('wd', [0.01,[0.01,0.1]])
+@pytest.mark.parametrize('adam,has_n_epoch', [(False,True),(True,True),(True,False)])
+def test_weight_decay(wd, adam, has_n_epoch):
+    "Batch, rate and epochs: 4 times, 2.5 times or what Adam makes of it, and 8 of 5 epochs; not where nothing changes, nor where none is known"
+    plan = cycle(bs=25, base_bs=50, times=five, adam=adam, n_epoch=5, has_n_epoch=has_n_epoch, wd=wd)
+    assert plan.bs==100 and plan.n_epoch==8
+    by = for_adam(100, 100., 50)/for_adam(25, 100., 50) if adam else 2.5
+    factor = 4/(by*8/5)
+    assert plan.wd_factor==approx(factor) and L(plan.wd)==L([approx(factor*o) for o in L(wd)])
+    assert plan.at(25).wd_factor==1 and plan.at(25).wd==wd
+    without = changed(plan, 'today', wd=None)
+    assert without.wd_factor==1 and without.wd is None
+    whole = changed(plan, 'today', n_epoch=3) # 4.8 are 5, where they are to be whole
+    assert whole.wd_factor==approx(4/(by*(5 if has_n_epoch else 4.8)/3))
+
+# A size of one's own choice
+
+@pytest.mark.parametrize('bs,micro_bs,n_acc', [(300,100,3),(75,25,3),(2000,400,5),(np.int64(50),50,1),(25,25,1)])
+def test_at(bs, micro_bs, n_acc):
+    plan = fixed(bs=25, times=five)
+    chosen = plan.at(bs)
+    assert (chosen.bs,chosen.micro_bs,chosen.n_acc,chosen.chosen)==(bs,micro_bs,n_acc,bs) and type(chosen.bs) is int and plan.chosen is None
+    assert chosen.n_epoch_exact==approx(100*(100+bs)/125) and chosen.scaled_lr==approx(0.1*gain(bs, 100., 25)) and bs in chosen.table.bs.values
+    assert chosen.verdict==('stay' if bs==25 else 'use') and chosen.fastest==plan.fastest
+    if bs==25: assert chosen.stays_for=='chosen'
+    accum,scaled = chosen.cbs
+    assert type(accum) is GradAccum and accum.n_acc==n_acc and type(scaled) is ScaledLR and scaled.base_bs==25 and accum is not chosen.cbs[0]
+
+@pytest.mark.parametrize('bs,exc', [(0,ValueError),(-1,ValueError),(2.5,TypeError),('64',TypeError),(None,TypeError),(26,ValueError),
+    (200_000,ValueError)])
+def test_at_refuses(bs, exc):
+    with pytest.raises(exc): fixed(bs=25, times=secs(25, 50)).at(bs)
+
+def test_at_todays_size_is_always_possible():
+    "Also where its last micro-batch is a smaller one; and without a noise scale any size"
+    plan = fixed(bs=50, micro_bs=18, times=secs(9, 18, 36))
+    assert plan.at(50).bs==50 and plan.bs==36
+    unknown = plan_of(noise_scale=inf, ci=(0.,inf))
+    assert unknown.at(256).verdict=='use' and unknown.at(64).verdict=='stay' and unknown.verdict=='unknown'
+
+# All of it, for any measurement
+
+powers = [2**i for i in range(40)]
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(plans())
+def test_all_of_a_plan_follows_from_one_number(plan):
+    noise,t,now = plan.noise_known,plan.today,plan.bs_now
+    known = plan.is_known
+    assert plan.bs==plan.micro_bs*plan.n_acc*t.n_ranks or plan.bs==now
+    assert plan.n_epoch_exact==pytest.approx(t.n_epoch*((noise+plan.bs)/(noise+now) if known else 1)) and type(plan.n_epoch) is int
+    assert plan.n_epoch==whole_epochs(plan.n_epoch_exact)
+    # The verdict
+    changes = plan.bs!=now,plan.micro_bs!=t.micro_bs
+    if plan.verdict in ('use','split','stay'): assert plan.verdict==('use' if changes[0] else 'split' if changes[1] else 'stay')
+    else: assert not known and not plan.chosen and not any(changes) and plan.scaled_lr==plan.lr
+    assert plan.changes==(plan.verdict in ('use','split'))
+    # The range
+    low,high = plan.bs_range
+    assert low in powers and (high is None or high in powers and high>=low)
+    assert (high is None)==(known and math.isinf(plan.ci[1]) and bool(plan.timed))
+    if not plan.chosen: assert low<=plan.bs<=(high or inf)
+    # The size, and what it takes
+    if plan.timed and known and not plan.chosen:
+        def _time(bs, step_time):
+            n = t.n_epoch*(noise+bs)/(noise+now)
+            if plan.in_whole_epochs and bs!=now: n = max(n, whole_epochs(n))
+            return n*(t.n_train/bs*step_time+plan.device.valid_time)
+        took = {bs: _time(bs, secs) for bs,secs in zip(plan.table.bs, plan.table.step_time)}
+        good = [bs for bs,secs in took.items() if secs<=1.1*min(took.values()) and secs<=took[now]/(1+plan.least_gain)]
+        assert plan.bs==(min(good, key=lambda bs: max(bs/now, now/bs)) if good else now)
+        assert plan.verdict!='use' or plan.time_ratio<1
+        if plan.verdict=='stay': assert plan.time_ratio==approx(1)
+    if plan.rate.gave_up: assert plan.chosen or plan.bs<=now
+    if plan.rate.failed: assert plan.chosen or plan.bs<plan.rate.failed or plan.bs<=now
+    json.dumps(plan.to_dict(), allow_nan=False)
+
+# A record
+
+def test_to_dict():
+    plan = plan_of(noise_scale=inf, ci=(209.,inf), lr=slice(1e-3,1e-2), spread=nan, failed=((512,'ValueError: no'),))
+    d = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
+    assert d['noise_scale'] is None and d['ci']==[209.,None] and d['verdict']==plan.verdict and d['bs']==plan.bs and d['today']['micro_bs']==64
+    assert d['device']['spread'] is None and d['device']['failed']==[[512,'ValueError: no']] and d['measured']['n_windows']==30
+    assert d['rate']==dict(held=None, failed=None, gave_up=False, low=False) and 'df' not in d and 'table' not in d
+
+def test_a_plan_is_a_record():
+    plan = plan_of()
+    with pytest.raises(dataclasses.FrozenInstanceError): plan.chosen = 3
+    with pytest.raises(dataclasses.FrozenInstanceError): plan.today.bs = 3
+    assert plan!=plan_of() and hash(plan) # Of two measurements none is the other
+
+def test_columns(): assert list(NoiseScale().df.columns)==list(window_rows().columns[2:])
+
+# Drawn
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close('all')
+
+def labels(ax): return {o.get_text() for o in ax.get_legend().get_texts()}
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('kwargs', [{}, dict(times=()), dict(noise_scale=inf, ci=(60.,inf)), dict(noise_scale=inf, ci=(0.,inf)),
+    dict(noise_scale=0., ci=(0.,1.)),
+    dict(n_windows=9), dict(lr=[0.1,0.2]), dict(cool=None, at_peak=None, at_end=None), dict(df=window_rows(0)),
+    dict(df=window_rows().assign(g_sq=nan))], ids=lambda o: ','.join(o) or 'plain')
+def test_plots_are_drawn_without_a_warning(kwargs, tmp_path):
+    axs = plan_of(**kwargs).plot()
+    axs[0].figure.savefig(tmp_path/'plan.png')
+    assert len(axs)==2 and not math.isnan(axs[0].get_ylim()[1])
+
+def test_what_is_drawn():
+    plan = plan_of()
+    left,right = plan.plot()
+    assert any('today' in o for o in labels(left)|labels(right)) and left.get_xlabel() and right.get_xscale()=='log'
+    fig,axs = plt.subplots(1, 2)
+    assert list(plan.plot(axs))==list(axs)

@@ -1,0 +1,345 @@
+"`plan.apply` and `plan.undo`: what is refused before anything has changed, what a learner gets, and what it gets back"
+import copy
+import pickle
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, RandomSampler, SequentialSampler
+from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into `Learner`)
+from fastai.callback.core import Callback
+from fastai.callback.training import GradientAccumulation
+from fastai.data.core import DataLoaders, Datasets, TfmdDL
+from fastai.data.load import DataLoader
+from fastai.losses import CrossEntropyLossFlat, MSELossFlat
+from fastai.optimizer import Adam, Lamb, Larc, Lookahead, OptimWrapper, RAdam, RMSProp, SGD, ranger
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.learner.optimizer import divides_by_size
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.schedule.rules import no_scaling, sqrt_scaling
+from helpers import changes, exported, flat, loaders, mlp, momentum_sgd, picture, plan_of, quiet_learner, random_states, readings, regression
+
+f32 = torch.float32
+
+def make(noise_scale=64., times=((4,0.01,0.),(8,0.01,0.),(16,0.01,0.),(32,0.011,0.)), **kwargs):
+    "Today 8 items a step with SGD; 32 are the fastest, in one micro-batch"
+    return plan_of(8, **{**dict(noise_scale=noise_scale, ci=(0.9*noise_scale,1.1*noise_scale), lr=0.1, adam=False, n_train=96, n_epoch=3, moved=False,
+                                cool=None, at_peak=None, at_end=None, times=times), **kwargs})
+
+def accumulated(**kwargs): return make(**{**dict(noise_scale=1000., times=((4,0.01,0.009),(8,0.011,0.009))), **kwargs}) # As 4 x 8
+
+def learner(n=96, bs=8, opt_func=momentum_sgd, loss_func=None, dls=None, cbs=None, splitter=None, **kwargs):
+    return quiet_learner(dls or loaders(regression(n, dtype=f32), bs, shuffle=True, **kwargs), mlp(dtype=f32), loss_func, opt_func, cbs,
+                         **({} if splitter is None else dict(splitter=splitter)))
+
+def refused(plan, learn, match, error=ValueError):
+    "With that message, and before anything has changed: no random number is drawn either"
+    was,rng = picture(learn),random_states()
+    with pytest.raises(error, match=match): plan.apply(learn)
+    assert changes(was, picture(learn))==[] and random_states()==rng
+
+def test_these_plans():
+    assert [(p.bs,p.micro_bs,p.n_acc) for p in (make(),accumulated())]==[(32,32,1),(32,8,4)]
+
+# What is refused
+
+@pytest.mark.parametrize('plan,n', [(make(),20),(make().at(16),10),(accumulated(),5)], ids=['32','chosen','today'])
+def test_a_loader_that_would_yield_no_batch(plan, n):
+    refused(plan, learner(n, bs=plan.micro_bs if n==5 else 4, drop_last=True), f'With {plan.micro_bs} items in a batch the training loader yields none')
+
+class Fixed:
+    "Batches, and no way to have them larger"
+    bs = 8
+    def __len__(self): return 12
+    def __iter__(self): return iter([])
+
+class Own(BatchSampler): pass
+items = regression(96, dtype=f32)
+def in_batches(bs): return TorchDataLoader(items, batch_sampler=Own(SequentialSampler(items), bs, False))
+
+@pytest.mark.parametrize('dl', [Fixed(), in_batches(8), TorchDataLoader(items, batch_size=None), [items]], ids=lambda o: type(o).__name__)
+def test_a_loader_that_cannot_change(dl):
+    refused(make(), learner(dls=DataLoaders(dl, dl), cbs=[GradAccum(2),ScaledLR(8)]), 'cannot be given batches of 32 items: make one')
+
+def test_a_loader_that_need_not_change_is_taken_as_it_is():
+    dl = in_batches(8)
+    assert accumulated().apply(learner(dls=DataLoaders(dl, dl))).dls.train is dl
+
+def test_fewer_items_than_a_step_are_a_warning():
+    with pytest.warns(UserWarning, match='takes 4 batches of 8 items, and the training loader yields 3 in an epoch'): accumulated().apply(learner(20))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        accumulated().apply(learner(26))
+        assert len(make().apply(learner(20)).dls.train)==1 # One batch of all items is a training
+
+def torchs(opt): return partial(OptimWrapper, opt=opt)
+
+class SignSGD(torch.optim.Optimizer):
+    def __init__(self, params, lr): super().__init__(params, dict(lr=lr))
+    @torch.no_grad()
+    def step(self, closure=None):
+        for g in self.param_groups:
+            for p in g['params']: p.add_(p.grad.sign(), alpha=-g['lr'])
+
+torch_kinds = dict(SGD=False, ASGD=False, Adagrad=True, Adadelta=True, AdamW=True, Adafactor=True, NAdam=True, Rprop=True, Muon=True,
+    SparseAdam=True, LBFGS=False) # The last two cannot be tried, and are judged by the names of their hyper-parameters
+kinds = dict(SGD=(SGD,False), Adam=(Adam,True), RMSProp=(RMSProp,True), Lamb=(Lamb,True), RAdam=(RAdam,True), ranger=(ranger,True),
+    LARS=(partial(Larc, clip=False),True), lookahead=(lambda params,lr: Lookahead(SGD(params, lr)),False), SignSGD=(torchs(SignSGD),True),
+    l2=(partial(SGD, mom=0.9, wd=0.1, decouple_wd=False),False), nesterov=(torchs(partial(torch.optim.SGD, momentum=0.9, nesterov=True)),False),
+    **{f'torch_{nm}': (torchs(getattr(torch.optim, nm)),divides) for nm,divides in torch_kinds.items() if hasattr(torch.optim, nm)})
+
+@pytest.mark.parametrize('created', [False,True])
+@pytest.mark.parametrize('nm', kinds)
+def test_the_kind_of_an_optimizer_is_told_by_what_a_step_does(nm, created):
+    "Whatever its hyper-parameters are called and whatever the rate is; neither the learner nor its hooks nor the random numbers notice"
+    opt_func,divides = kinds[nm]
+    learn = quiet_learner(loaders(regression(8, dtype=f32), 4), nn.Linear(5,2,bias=False), opt_func=opt_func)
+    if created:
+        learn.create_opt()
+        learn.opt.set_hyper('lr', 0.)
+        learn.model.weight.grad = torch.ones(2,5)
+        if nm.startswith('torch'): learn.opt.opt.register_step_pre_hook(lambda *args: pytest.fail('a hook was called'))
+    was,rng = picture(learn),random_states()
+    assert divides_by_size(learn) is divides
+    assert changes(was, picture(learn))==[] and random_states()==rng
+
+@pytest.mark.parametrize('created', [False,True])
+@pytest.mark.parametrize('opt_func,adam', [(SGD,False),(Adam,True),(torchs(torch.optim.AdamW),True)], ids=['SGD','Adam','AdamW'])
+def test_an_optimizer_of_another_family(opt_func, adam, created):
+    learn = learner(opt_func=opt_func)
+    if created: learn.create_opt()
+    refused(make(adam=not adam), learn, "another learning rate goes with it: make a plan with this optimizer, by learn.bs_find")
+    make(adam=adam).apply(learn)
+    assert (learn.opt is not None)==created
+
+def test_an_optimizer_that_cannot_be_tried_is_taken():
+    def opt_func(params, lr):
+        if len(list(params))<4: raise RuntimeError
+        return SGD(params, lr)
+    assert make().apply(learner(opt_func=opt_func)).dls.train.bs==32
+
+def summed(pred, targ): return ((pred-targ)**2).sum()
+summed.reduction = 'sum'
+
+@pytest.mark.parametrize('loss_func,sums', [(nn.MSELoss(reduction='sum'),True),(MSELossFlat(reduction='sum'),True),(summed,True),(nn.L1Loss(),False),
+    (CrossEntropyLossFlat(),False)], ids=lambda o: getattr(o, '__name__', str(o)))
+def test_a_sum_and_a_mean_are_not_the_same_loss(loss_func, sums):
+    learn = learner(loss_func=loss_func)
+    refused(make(sums=not sums), learn, 'make a plan with this loss, by learn.bs_find')
+    make(sums=sums).apply(learn)
+
+@pytest.mark.parametrize('f', ['apply','undo'])
+def test_plans_are_for_learners(f):
+    with pytest.raises(TypeError, match='A plan is applied to a Learner, got DataLoaders'): getattr(make(), f)(learner().dls)
+
+# What a learner gets
+
+class Twice(DataLoader):
+    "A loader whose items come from its own method"
+    def create_item(self, s): return tuple(2*o for o in super().create_item(s))
+
+@pytest.mark.parametrize('cls,kwargs', [(DataLoader,dict(shuffle=True, drop_last=True)),(Twice,dict(shuffle=False, drop_last=True)),
+    (TfmdDL,dict(shuffle=False, after_item=lambda o: o+1)),(TfmdDL,dict(shuffle=True, after_batch=lambda o: o*3))])
+def test_apply_keeps_the_settings_of_the_loader(cls, kwargs):
+    "The same items, transforms and order in larger batches; the validation loader stays what it is"
+    dls = DataLoaders(cls(items[:90], bs=8, num_workers=0, **kwargs), DataLoader(items[:8], bs=8, num_workers=0), device='cpu')
+    before,valid = dls.train,dls.valid
+    learn = make().apply(learner(dls=dls))
+    dl = learn.dls.train
+    assert type(dl) is cls and dl.bs==32 and before.bs==8 and dls.train is before and learn.dls.valid is valid and dl.dataset is before.dataset
+    assert all(getattr(dl, nm)==getattr(before, nm) for nm in ('shuffle','drop_last','num_workers','n','device'))
+    seen,once = (torch.cat([b[0] for b in o]) for o in (dl,before))
+    n = 64 if kwargs.get('drop_last') else 90
+    assert len(seen)==n and [len(b[0]) for b in dl][:2]==[32,32]
+    if not kwargs['shuffle']: assert torch.equal(seen, once[:n])
+    elif n==90: assert sorted(seen[:,0].tolist())==sorted(once[:,0].tolist())
+
+def test_apply_on_torch_loaders():
+    "With their sampler and generator, which are where they were"
+    gen = torch.Generator().manual_seed(3)
+    sampler,state = RandomSampler(items, generator=gen),gen.get_state()
+    dl = TorchDataLoader(items, batch_size=8, sampler=sampler, drop_last=True, generator=gen, collate_fn=list)
+    train = make().apply(learner(dls=DataLoaders(dl, dl))).dls.train
+    assert train.batch_size==32 and train.sampler is sampler and train.dataset is items and train.drop_last and train.collate_fn is list
+    assert train.generator is gen and torch.equal(gen.get_state(), state) and dl.batch_size==8
+
+def count(learn): return learn.yb[0].numel()
+def accums(learn): return [cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation,ScaledLR))]
+
+@pytest.mark.parametrize('cbs', [[GradAccum(3)],[GradientAccumulation(16)],[GradAccum({0: 2}),ScaledLR(4, sqrt_scaling)],[ScaledLR(4)]])
+def test_callbacks_take_the_place_of_others(cbs):
+    noise,mine = NoiseScale(),Callback()
+    learn = accumulated().apply(learner(cbs=[*cbs,noise,mine]))
+    accum,scaled = accums(learn)
+    assert (type(accum),accum.n_acc,scaled.base_bs,scaled.rule_name)==(GradAccum,4,8,'adascale_gain') and noise in learn.cbs and mine in learn.cbs
+
+def test_what_belongs_to_the_model_stays():
+    learn = learner(cbs=GradAccum(2, count=count, fix_bn=False))
+    for _ in range(2):
+        accum,_ = accums(accumulated().apply(learn))
+        assert accum.count is count and accum.fix_bn is False and accum.n_acc==4
+
+def training(learn, *args, fit='fit'):
+    "Its losses and weights, from the same random numbers"
+    learn.dls.train.rng.seed(1)
+    torch.manual_seed(1)
+    getattr(learn, fit)(*args)
+    return [*map(float, learn.recorder.losses)],flat(learn).tolist()
+
+@pytest.mark.parametrize('plan', [make(),accumulated()], ids=['32','4 x 8'])
+def test_applied_twice_is_once(plan):
+    def _training(n):
+        learn,rng = learner(),random_states()
+        loader = plan.apply(learn).dls.train
+        for _ in range(n): plan.apply(learn)
+        assert len(accums(learn))==2 and random_states()==rng and (n or learn.dls.train is loader)
+        return training(learn, 2, plan.lr)
+    assert _training(0)==_training(2)
+
+class Steps(Callback):
+    "Notes what each optimizer step was made with"
+    order,run_valid = 90,False
+    def before_fit(self): self.items,self.lrs,self.n = [],[],0
+    def before_batch(self): self.n += len(self.x)
+    def after_step(self):
+        self.items.append(self.n)
+        self.lrs.append([h['lr'] for h in self.opt.hypers])
+        self.n = 0
+
+def halves(model): return [list(model[:1].parameters()),list(model[1:].parameters())]
+
+@pytest.mark.parametrize('plan', [make,accumulated])
+@pytest.mark.parametrize('lr', [0.01,slice(1e-3,1e-2),[1e-3,1e-2]], ids=str)
+def test_a_fit_as_planned(plan, lr):
+    "Steps of `bs` items at `scaled_lr`, once the warmup of a tenth of the fit is behind"
+    plan = plan(lr=lr)
+    learn = plan.apply(learner(cbs=Steps(), splitter=halves))
+    learn.fit(10, plan.lr)
+    scaled = plan.scaled_lr
+    scaled = [scaled.start,scaled.stop] if isinstance(scaled, slice) else scaled if isinstance(scaled, list) else [scaled]*2
+    assert learn.steps.items==[32]*30 and learn.steps.lrs[-1]==learn.steps.lrs[3]==pytest.approx(scaled)
+    assert learn.steps.lrs[0]==pytest.approx([o/plan.rule(4) for o in scaled]) and learn.recorder.lrs[-1]==pytest.approx(scaled[-1])
+
+decaying = dict(adam=True, moved=True, **readings(), wd=0.01)
+
+@pytest.mark.parametrize('plan', [make(lr=0.02),accumulated(lr=slice(1e-3,1e-2)),make(ci=(0.,float('inf'))),make(adam=True),make(noise_scale=123.456),
+    make(base_bs=4),make(**decaying)], ids=lambda o: o.code[25:100])
+def test_the_code_does_what_apply_does(plan):
+    "Pasted where everything is imported, on a learner with loaders of `micro_bs`"
+    here,there = (learner(bs=bs, cbs=Steps(), splitter=halves, opt_func=Adam if plan.today.adam else momentum_sgd) for bs in (plan.micro_bs,8))
+    scope = dict(learn=here)
+    exec('from fastai_bs.all import *', scope)
+    exec(plan.code, scope)
+    plan.apply(there).fit_one_cycle(plan.n_epoch, plan.lr)
+    assert here.steps.lrs==there.steps.lrs and here.steps.items==there.steps.items==[plan.bs]*(plan.n_epoch*96//plan.bs)
+    assert [o['wd'] for o in here.opt.hypers]==pytest.approx([o['wd'] for o in there.opt.hypers], rel=1e-2) # The code has three digits
+
+# There and back
+
+@pytest.mark.parametrize('plan', [make,accumulated])
+@pytest.mark.parametrize('cbs', [lambda: None,lambda: GradAccum(3),lambda: [Callback(),ScaledLR(4),GradAccum({0: 2}),NoiseScale()]])
+@pytest.mark.parametrize('times', [1,3])
+def test_undo(plan, cbs, times):
+    "Loaders and callbacks are those that there were, in their order, however often a plan was applied; a second time does nothing"
+    learn = learner(cbs=cbs())
+    train,valid,before = learn.dls.train,learn.dls.valid,list(learn.cbs)
+    was,rng = picture(learn, only=('model','opt','wd')),random_states()
+    for i in range(times): (plan() if i<2 else plan().at(16)).apply(learn)
+    assert list(learn.cbs)!=before
+    for _ in range(2): assert plan().undo(learn) is learn
+    assert learn.dls.train is train and learn.dls.valid is valid and len(learn.cbs)==len(before)
+    assert {*map(id, learn.cbs)}=={*map(id, before)} and all(getattr(learn, cb.name) is cb for cb in before) and 'before_set_up' not in vars(learn)
+    assert changes(was, picture(learn, only=('model','opt','wd')))==[] and random_states()==rng
+
+def test_undo_where_no_plan_was_applied_does_nothing():
+    learn = learner(cbs=[GradAccum(2),ScaledLR(8)])
+    was = picture(learn)
+    assert make().undo(learn) is learn and changes(was, picture(learn))==[]
+
+@pytest.mark.parametrize('opt_func,kwargs', [(momentum_sgd,{}),(partial(Adam, wd=0.01),decaying)], ids=['SGD','Adam'])
+def test_training_is_as_before(opt_func, kwargs):
+    "After `undo` bit for bit as without a plan; weights that were trained meanwhile stay"
+    def _training(*plans):
+        learn = learner(opt_func=opt_func, cbs=GradAccum(2))
+        for plan in plans: plan.undo(plan.apply(learn))
+        return training(learn, 2, 0.05)
+    assert _training()==_training(make(**kwargs))==_training(make(**kwargs), accumulated(**kwargs))
+    learn = make(**kwargs).apply(learner(opt_func=opt_func))
+    learn.fit(1, 0.05)
+    trained = flat(learn).clone()
+    assert torch.equal(flat(make().undo(learn)), trained) and learn.opt is not None
+
+def test_learners_that_share_their_loaders():
+    plan,dls = make(),loaders(items, 8)
+    a,b = (plan.apply(learner(dls=dls)) for _ in range(2))
+    plan.undo(a)
+    assert a.dls.train is dls.train and dls.train.bs==8 and b.dls.train.bs==32
+
+def test_what_came_since_stays():
+    "Another training loader, and callbacks of other kinds; and a loader that was replaced is what the next plan goes from"
+    mine,before = NoiseScale(),GradAccum(2)
+    learn = make().apply(learner(cbs=before))
+    learn.dls = theirs = loaders(regression(50, dtype=f32), 5)
+    learn.add_cb(mine)
+    make().apply(learn)
+    assert learn.dls.train.bs==32 and len(learn.dls.train_ds)==50
+    make().undo(learn)
+    assert learn.dls.train is theirs.train and learn.grad_accum is before and mine in learn.cbs and not hasattr(learn, 'scaled_lr')
+    make().apply(learn).dls = theirs
+    assert make().undo(learn).dls is theirs
+
+def test_a_refused_plan_leaves_the_note():
+    learn = learner()
+    train = learn.dls.train
+    make().apply(learn)
+    refused(make(adam=True), learn, 'This plan is for Adam')
+    assert make().undo(learn).dls.train is train
+
+@pytest.mark.parametrize('wd', [None,0.01])
+@pytest.mark.parametrize('trained', [False,True])
+@pytest.mark.parametrize('n', [1,2,3])
+def test_weight_decay_is_set_and_put_back(wd, trained, n):
+    "Also where the optimizer exists already, and after two plans: the next fit trains with the old one"
+    learn,plan = learner(opt_func=partial(Adam, wd=0.01)),make(**decaying)
+    learn.wd = wd
+    if trained: learn.fit(1, 0.01)
+    if n==3: plan.apply(learn)
+    for o in (plan,plan.at(16))[:n]:
+        o.apply(learn).fit(1, 0.01)
+        assert o.wd_factor!=1 and learn.wd==o.wd and [h['wd'] for h in learn.opt.hypers]==[o.wd]
+    plan.undo(learn)
+    assert learn.wd==wd
+    learn.fit(1, 0.01)
+    assert [h['wd'] for h in learn.opt.hypers]==[0.01]
+
+def test_a_plan_that_leaves_weight_decay_takes_back_that_of_another():
+    learn,plan = learner(opt_func=partial(Adam, wd=0.01)),make(**decaying)
+    plan.apply(learn).fit(1, 0.01)
+    plan.at(8).apply(learn).fit(1, 0.01)
+    assert learn.wd is None and [h['wd'] for h in learn.opt.hypers]==[0.01]
+
+# Files and copies
+
+@pytest.mark.filterwarnings('ignore')
+def test_exported_learners_carry_no_old_loaders(tmp_path):
+    dls = Datasets(range(96), [[lambda i: items[i][0]],[lambda i: items[i][1]]], splits=(list(range(64)),list(range(64,96)))).dataloaders(
+        bs=8, num_workers=0, device='cpu')
+    learn = make().apply(learner(dls=dls))
+    learn.path = tmp_path
+    loaded = exported(learn, tmp_path)
+    assert vars(loaded).get('before_set_up') is None and make().undo(loaded) is loaded
+    assert learn.before_set_up is not None and make().undo(learn).dls.train.bs==8
+
+@pytest.mark.parametrize('copied', [copy.deepcopy,lambda o: pickle.loads(pickle.dumps(o))])
+def test_the_note_is_of_one_learner(copied): assert copied(make().apply(learner()).before_set_up) is None
+
+# Rules
+
+@pytest.mark.parametrize('rule,name', [('sqrt','sqrt_scaling'),('adascale','adascale_gain'),('none','no_scaling'),('Adam','adam_scaling'),(2,'linear_scaling')])
+def test_a_rule_by_name_is_told_the_function(rule, name):
+    with pytest.raises(TypeError, match=rf"`rule` must be a function .*, got {rule!r}: take ScaledLR\(64, {name}\)"): ScaledLR(64, rule)
+
+def test_rules_are_functions(): assert ScaledLR(64, no_scaling).rule_name=='no_scaling'

@@ -1,0 +1,157 @@
+"A short training at another rate: it leaves no trace, tells a rate that diverges, and has a say in the plan"
+import math
+from dataclasses import replace
+
+import pytest
+from fastai.callback.core import Callback
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.optimizer import Adam
+
+from fastai_bs.finder import bs_find as finder
+from fastai_bs.finder import short_cycle
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.finder.advice import cautions
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.finder.plan import Device
+from fastai_bs.schedule.rules import linear_scaling
+from fastai_bs.finder.short_cycle import BriefCycle, factor_that_holds, loss_after
+from fastai_bs.utils.text import num
+from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, secs, set_seed
+
+pytestmark = pytest.mark.usefixtures('short')
+
+def without_valid():
+    return DataLoaders(*(DataLoader(o, bs=4, shuffle=True, num_workers=0) for o in (regression(400),[])), device='cpu')
+def learner(cbs=None, dls=None, opt_func=Adam):
+    return quiet_learner(dls or loaders(regression(400), 4, shuffle=True), mlp(), opt_func=opt_func, cbs=cbs)
+def find(learn, lr=1e-3, **kwargs): return learn.bs_find(lr, num_it=60, n_batch=2, show_plot=False, **kwargs)
+
+own = {'nothing': lambda: [], 'its own': lambda: [GradAccum(2),ScaledLR(4, linear_scaling)]}
+
+class Count(Callback):
+    "Micro-batches, optimizer steps and validations"
+    order = 90
+    def __init__(self): self.seen = dict(micro=0, steps=0, valid=0)
+    def before_batch(self): self.seen['micro' if self.training else 'valid'] += 1
+    def after_step(self): self.seen['steps'] += 1
+
+@pytest.mark.parametrize('n_steps', [1,4,7])
+@pytest.mark.parametrize('cbs', own.values(), ids=own)
+def test_it_leaves_the_learner_as_it_was(cbs, n_steps):
+    "After so many steps of `n_acc` micro-batches, without a validation"
+    learn = learner([*cbs(),Count()])
+    learn.fit(1, 1e-3)
+    learn.count.seen = dict(micro=0, steps=0, valid=0)
+    seen,was = learn.count.seen,picture(learn)
+    assert math.isfinite(loss_after(learn, 8, 3, 1e-3, n_steps))
+    n = dict(seen)
+    seen.update(micro=0, steps=0, valid=0)
+    assert n in ({'micro': 3*n_steps, 'steps': n_steps, 'valid': 0}, seen) and changes(was, picture(learn))==[]
+
+@pytest.mark.parametrize('by', [math.inf,math.nan])
+def test_a_loss_that_is_not_finite_is_inf(by):
+    def _loss(pred, y): return (pred-y).square().mean()*by
+    assert loss_after(quiet_learner(loaders(regression(40), 4), mlp(), _loss), 4, 1, 1e-3, 5)==math.inf
+
+@pytest.mark.parametrize('lr,factors,found', [(1e-3,[30.],30.),(0.03,[1e5],None),(1e-3,[2.,30.],30.),(1e-3,[30.,1e5],30.),(0.03,[1e4,1e5],None)])
+def test_a_rate_that_diverges_is_refused(lr, factors, found): assert factor_that_holds(learner(), 8, 2, lr, factors, 20)==found
+
+scripted = [({1: [1.], 2: [1.], 4: [0.9]},4,3),({1: [1.], 2: [1.], 4: [0.97]},2,3), # Clearly better, or not
+    ({1: [1.], 2: [1.01], 4: [0.97]},2,3),({1: [1.], 2: [1.01], 4: [0.95]},4,3), # Than the rule's rate
+    ({1: [1.,1.], 2: [1.1,0.9], 4: [0.1]},2,4),({1: [1.,1.], 2: [1.1,1.], 4: [0.1]},None,4), # Another order of the items; near the edge no higher one is tried
+    ({1: [1.,1.], 2: [math.inf,0.1], 4: [0.1]},None,4),({1: [1.], 2: [0.9], 4: [math.inf]},2,3),({1: [-1.], 2: [-1.01], 4: [-1.2]},4,3)]
+
+@pytest.mark.parametrize('losses,found,n', scripted)
+def test_which_factor_holds(losses, found, n, monkeypatch):
+    "By the losses of the short cycles at each factor, in the first order and in the second"
+    asked = []
+    def _loss_after(learn, micro_bs, n_acc, lr, n_steps, seed=None):
+        assert (micro_bs,n_acc,n_steps)==(8,2,20)
+        asked.append((lr,seed))
+        return losses[round(lr/1e-3)][0 if seed is None else 1]
+    monkeypatch.setattr(short_cycle, 'loss_after', _loss_after)
+    assert factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20)==found and len(asked)==len(set(asked))==n
+    if n==4: # Without a second order
+        asked.clear()
+        assert factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20, again=False) is None and len(asked)==2
+
+# In a plan
+
+@pytest.fixture
+def known(monkeypatch):
+    "A noise scale and a device for which larger batches are faster, whatever was measured"
+    make = finder._plan
+    def _plan(*args):
+        plan = make(*args)
+        return replace(plan, measured=replace(plan.measured, noise_scale=200., ci=(150.,260.), n_windows=30, loss_rose=False))
+    monkeypatch.setattr(finder, '_plan', _plan)
+    monkeypatch.setattr(finder, '_device', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01))
+
+@pytest.fixture
+def asked(monkeypatch):
+    "Sizes whose rate was tried; each of `answers` to one of them, then the last"
+    sizes = []
+    def _answers(holds):
+        def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps, again):
+            assert again==(not sizes) and 1<factors[0]<factors[-1] and len(factors)==2 and n_steps>=1
+            sizes.append(micro_bs*n_acc)
+            return {True: factors[0], False: None, 'low': factors[1]}[holds(len(sizes))]
+        monkeypatch.setattr(finder, 'factor_that_holds', _factor_that_holds)
+        return sizes
+    return _answers
+
+def test_sizes_at_which_the_rate_fails_are_out(known, asked):
+    "Each is asked for once, in descending order; after three today's size stays, or a smaller one"
+    sizes = asked(lambda n: False)
+    plan = find(learner(), n_epoch=20)
+    assert len(sizes)==finder.most_trials==3 and plan.rate.gave_up and plan.table.bs.max()==plan.bs_now
+    assert sizes==sorted(set(sizes), reverse=True) and plan.rate.failed==sizes[-1]>plan.bs
+    assert plan.rate.held is None and plan.table.bs.max()<plan.rate.failed and plan.bs<=plan.bs_now
+
+def test_a_smaller_size_at_which_it_holds(known, asked):
+    sizes = asked(lambda n: n==2)
+    plan = find(learner(), n_epoch=20)
+    assert len(sizes)==2 and not plan.rate.gave_up and (plan.rate.failed,plan.rate.held)==tuple(sizes) and plan.bs==sizes[1] and plan.rule_name=='adam_gain'
+    gain = (200/4+1)/(200/plan.bs+1)
+    assert plan.scaled_lr==pytest.approx(1e-3*min(gain**0.5*(1+max(0, 2-plan.bs/4/gain)/5), gain**(2/3)))
+    assert not plan.rate.low
+
+def test_a_rate_that_is_low(known, asked):
+    "Grows by the gain itself, and is told first"
+    sizes = asked(lambda n: 'low')
+    plan = find(learner(), n_epoch=20)
+    factor = (200/4+1)/(200/plan.bs+1)
+    assert len(sizes)==1 and plan.rate.low and (plan.rate.held,plan.rule_name)==(plan.bs,'adascale_gain') and plan.scaled_lr==pytest.approx(1e-3*factor)
+    first,_ = next(cautions(plan))
+    assert first==f"Your rate looks low, so find it again: in a short training the loss fell faster at {num(factor)} times it."
+    smaller,larger = plan.at(plan.bs//2),plan.at(2*plan.bs)
+    assert smaller.rule_name=='adascale_gain' and larger.rule_name=='no_scaling' # What was not tried is not advised
+
+@pytest.mark.parametrize('opt_func,rule', [(Adam,'no_scaling'),(momentum_sgd,'adascale_gain')])
+def test_with_fixed_weights_no_rate_is_tried(opt_func, rule, known, asked):
+    sizes = asked(lambda n: True)
+    plan = find(learner(opt_func=opt_func), lr=0)
+    assert sizes==[] and plan.bs>plan.bs_now and plan.rate.held is None and plan.rate.failed is None and plan.rule_name==rule
+
+@pytest.mark.parametrize('error', [None,KeyboardInterrupt,ValueError])
+@pytest.mark.parametrize('cbs,dls', [(own['nothing'],None),(own['its own'],None),(own['nothing'],without_valid)], ids=['plain','its own','no validation'])
+def test_nobody_can_tell_that_a_rate_was_tried(cbs, dls, error, known, monkeypatch):
+    "Also where it was cut off: the training after it is the same to the bit"
+    was_after_loss,n = BriefCycle.after_loss,[]
+    def _after_loss(self):
+        n.append(1)
+        if error and len(n)==5: raise error('the one')
+        was_after_loss(self)
+    monkeypatch.setattr(BriefCycle, 'after_loss', _after_loss)
+    def _training(tries):
+        set_seed(0)
+        learn = learner(cbs(), dls and dls())
+        was = picture(learn)
+        if tries and error:
+            with pytest.raises(error, match='the one'): find(learn, n_epoch=20)
+        elif tries: assert (plan := find(learn, n_epoch=20)).rate.held or plan.rate.failed
+        assert changes(was, picture(learn))==[]
+        learn.fit(1, 1e-3)
+        return picture(learn, ids=False)
+    assert changes(_training(False), _training(True))==[] and n

@@ -1,0 +1,161 @@
+"Which batch sizes are compared, how each is reached, and which is taken: figures by hand. The formulas themselves are in test_scaling"
+import math
+
+import numpy as np
+import pytest
+from fastai_bs.finder.steps import (Duration, best_split, candidates, check_reachable, epochs_needed, examples_needed, extrapolated, fit_step_time,
+                                 monotone_step_times, relative_time, splits, spread, steps_needed, whole_epochs)
+
+nan = math.nan
+
+@pytest.mark.parametrize('micro_sizes,bs_now,noise_scale,n_train,n_ranks,sizes', [
+    ([16,32], 16, 20., 1000, 1, [16,32,64,128]),      # Up to 8 times the noise scale, 160
+    ([16,32], 16, nan, 1000, 1, [16,32,64,128]),      # Or today's
+    ([16,32], 16, 2., 1000, 1, [16,32,64,128]),
+    ([16,32], 16, 20., 127, 1, [16,32]),              # Two in an epoch at least
+    ([16,32], 100, 20., 127, 1, [16,32,100]),         # But for today's
+    ([16,32], 40, 20., 1000, 2, [32,40,64,128,256]),  # On each of two ranks
+    ([8], 24, 0., 1000, 1, [8,16,24,32,64,128])])
+def test_candidates(micro_sizes, bs_now, noise_scale, n_train, n_ranks, sizes):
+    assert candidates(micro_sizes, bs_now, noise_scale, n_train, n_ranks)==sizes
+
+times = (16,0.018,0.002),(32,0.034,0.002) # 1 ms per item, and 2 ms once per step
+
+@pytest.mark.parametrize('bs,n_ranks,ragged,ways', [
+    (64, 1, None, [(0.066,16,4),(0.066,32,2)]),
+    (64, 2, None, [(0.034,16,2),(0.034,32,1)]),       # 32 on each rank
+    (16, 1, None, [(0.018,16,1)]),
+    (48, 1, None, [(0.05,16,3)]),
+    (48, 1, 32, [(0.05,16,3),(0.05,32,2)]),           # 32 and 16
+    (20, 1, None, []), (33, 2, None, [])])
+def test_splits(bs, n_ranks, ragged, ways):
+    res = splits(bs, times, n_ranks, ragged)
+    assert [o[1:] for o in res]==[o[1:] for o in ways] and [o[0] for o in res]==pytest.approx([o[0] for o in ways])
+
+@pytest.mark.parametrize('ways,micro_bs', [
+    ([(1.,16,4),(1.,32,2)], 32), ([(1.,16,4),(1.05,32,2)], 32), ([(1.,16,4),(1.051,32,2)], 16), ([(2.,16,4),(1.,32,2)], 32), ([(nan,16,4)], 16)])
+def test_best_split(ways, micro_bs):
+    "The largest within 5% of the fastest; one that was not timed will do where there is no other"
+    assert best_split(ways)[1]==micro_bs
+
+def test_relative_time():
+    "(1 + 100/bs) steps of 2, 1.5 and 3 s: 6, 3 and 4.5 s"
+    assert relative_time([50,100,200], [2.,1.5,3.], 100., bs_now=100).tolist()==[2.,1.,1.5]
+    assert relative_time([50,100], [1.,nan], 100., bs_now=50).tolist()==[1.,pytest.approx(nan, nan_ok=True)]
+    assert np.isnan(relative_time([50,100], [1.,1.], nan, bs_now=50)).all()
+
+@pytest.mark.filterwarnings('error')
+def test_relative_time_of_a_noise_scale_without_end(): assert np.isnan(relative_time([50,100], [1.,1.], math.inf, bs_now=50)).all()
+
+@pytest.mark.parametrize('bs,bs_now,noise_scale,res', [(256,64,512.,4/3), (64,256,512.,0.75), (64,64,512.,1.), (256,64,0.,4.), (64,256,0.,0.25),
+    (256,64,math.inf,1.), (3,3,0.,1.)])
+def test_epochs_needed(bs, bs_now, noise_scale, res):
+    "As many as examples; and steps and examples agree on it"
+    assert epochs_needed(bs, bs_now, noise_scale)==pytest.approx(res)
+    if 0<noise_scale<math.inf: assert examples_needed(bs, noise_scale)/examples_needed(bs_now, noise_scale)==pytest.approx(res)
+    if noise_scale<math.inf: assert steps_needed(bs, noise_scale)*bs/(steps_needed(bs_now, noise_scale)*bs_now)==pytest.approx(res)
+
+@pytest.mark.parametrize('args,words', [((0,64,1.), '`bs` must be'), ((64,-1,1.), '`bs` must be'), ((64,64,-1.), '`noise_scale` must be'),
+    ((64,64,nan), 'noise_scale')])
+def test_epochs_needed_refuses(args, words):
+    with pytest.raises(ValueError, match=words): epochs_needed(*args)
+
+@pytest.mark.parametrize('bs,micro_sizes,n_train,n_ranks,words', [(48,[16,32],1000,1,None), (64,[16,32],64,1,None), (96,[16,32],1000,2,None),
+    (65,[16,32],64,1,'`bs`=65 is more than the 64 items of the training set'),
+    (40,[16,32],1000,1,'of 16, 32 items, those that ran here, got 40: take 32 or 48, or'),
+    (8,[16],1000,1,'got 8: take 16, or'), (60,[16],60,1,'got 60: take 48, or'),
+    (48,[16,32],1000,2,'of 16, 32 items on each of 2 ranks.*got 48: take 32 or 64, or'),
+    (15,[16],15,1,"got 15: take today's, or")])
+def test_sizes_within_reach(bs, micro_sizes, n_train, n_ranks, words):
+    if words is None: assert check_reachable(bs, micro_sizes, n_train, n_ranks) is None
+    else:
+        with pytest.raises(ValueError, match=words): check_reachable(bs, micro_sizes, n_train, n_ranks)
+
+@pytest.mark.parametrize('planned,today,text', [(190.,405.,'3 min 10 s instead of 6 min 45 s'), (nan,nan,'not known instead of not known'),
+    (0.04,3600,'0.04 s instead of 1 h')])
+def test_duration(planned, today, text):
+    duration = Duration(planned, today)
+    assert repr(duration)==str(duration)==text and duration.planned is planned and tuple(duration)==(planned,today)
+
+@pytest.mark.parametrize('n', [3,4,6])
+def test_the_fit_takes_arrays_and_iterators(n):
+    bs = 2**np.arange(n)
+    seconds = 0.01*(1+0.1*np.cos(np.arange(n)))+1e-4*bs
+    as_lists = fit_step_time(bs.tolist(), seconds.tolist())
+    assert fit_step_time(bs, seconds)==pytest.approx(as_lists, rel=1e-12)==fit_step_time(iter(bs), iter(seconds))
+
+# Step times that can be
+
+@pytest.mark.parametrize('seconds', [lambda b: 0.01+1e-4*b, lambda b: 1e-4*b, lambda b: 0.01+0*b, lambda b: np.maximum(0.01, 1e-4*b), lambda b: 1e-3*b**0.5],
+    ids=['device','items alone','fixed alone','full at 100','root'])
+@pytest.mark.parametrize('bs', [[16,32,64,128,256], [256,16,64], [3,7,15,31], [64]], ids=str)
+def test_step_times_that_can_be_are_kept(bs, seconds):
+    t = seconds(np.array(bs, dtype=float))
+    assert monotone_step_times(bs, t)==pytest.approx(t, rel=1e-12)
+
+@pytest.mark.parametrize('bs,seconds,mended', [
+    ([64,128], [4.,1.], [2.,2.]),                   # A larger batch takes no less: both at their geometric mean
+    ([128,64], [1.,4.], [2.,2.]),                   # In the order they came in
+    ([64,128], [1.,8.], [2.,4.]),                   # An item in it takes no more: twice is the most
+    ([64,192], [1.,27.], [3.,9.]),                  # Three times as many, three times as long at most
+    ([64,64,128], [1.,4.,3.], [2.,2.,3.]),          # Twice the same size
+    ([64,64,128], [1.,1.,8.], [4**(1/3),4**(1/3),2*4**(1/3)]), # Where two readings outweigh one
+    ([25,50,100,200], [0.02,0.021,0.05,0.04], [0.02,*np.array([1,2,2])*(0.021*0.025*0.02)**(1/3)]), # The last two alike, and twice the second
+    ([], [], [])])
+def test_step_times_that_cannot_be_are_mended(bs, seconds, mended): assert monotone_step_times(bs, seconds).tolist()==pytest.approx(mended, rel=1e-9)
+
+@pytest.mark.parametrize('seed', range(40))
+def test_mended_step_times_are_the_nearest(seed):
+    """From there, no way to other step times that can be leads nearer: that is when a point of a convex set is the nearest
+
+    The ways are all of them longer or shorter together, and the increments of the logarithm between 0 and their most
+    """
+    rng = np.random.default_rng(seed)
+    n = rng.integers(2, 13)
+    bs = np.sort(rng.choice(2.**np.arange(13) if seed%2 else np.arange(1., 600.), n, replace=False))
+    seconds = (0.01+rng.choice([0,1e-4,0.1])*bs)*np.exp(rng.choice([0.05,0.3,1.])*rng.normal(size=n))
+    t,order = monotone_step_times(bs, seconds),rng.permutation(n)
+    steps,most,off = np.diff(np.log(t)),np.diff(np.log(bs)),np.log(seconds)-np.log(t)
+    assert (steps>=-1e-12).all() and (steps<=most+1e-12).all()
+    nearer = off[::-1].cumsum()[::-1][1:] # By a larger increment
+    assert off.sum()==pytest.approx(0, abs=1e-9) and (np.maximum(0, nearer)*most-nearer*steps).sum()<1e-9
+
+    assert monotone_step_times(bs, t)==pytest.approx(t, rel=1e-9) # There is nothing left to mend
+    assert monotone_step_times(bs[order], seconds[order])==pytest.approx(t[order], rel=1e-9)
+    assert monotone_step_times(8*bs, 1e-3*seconds)==pytest.approx(1e-3*t, rel=1e-9)
+
+def test_mended_step_times_by_trying_all():
+    "On a grid of logarithms, for three sizes"
+    log,x = np.log([1.,2.,6.]),np.log([1.5,0.9,4.])
+    grid = np.linspace(-1, 2, 121)
+    a,b,c = np.meshgrid(grid, grid, grid, indexing='ij')
+    can = (b>=a) & (c>=b) & (b-a<=log[1]) & (c-b<=log[2]-log[1])
+    far = np.where(can, (a-x[0])**2+(b-x[1])**2+(c-x[2])**2, np.inf)
+    best = [o.flat[far.argmin()] for o in (a,b,c)]
+    assert np.log(monotone_step_times([1,2,6], np.exp(x)))==pytest.approx(best, abs=0.03)
+
+@pytest.mark.parametrize('n,res', [(1e-3,1), (1.,1), (1.0999,1), (1.1001,2), (1.9999999999999,2), (2.0999,2), (2.1001,3),
+    (100.0999,100), (100.1001,101)])
+def test_whole_epochs(n, res):
+    "No more than a tenth of an epoch is missing, and no epoch is made that is not needed for that"
+    assert whole_epochs(n)==res and type(whole_epochs(n)) is int
+    assert res>=n-0.1 and (res==1 or res-1<n-0.1)
+
+@pytest.mark.parametrize('rounds,res', [([[1.,1.,1.],[2.,2.]], 0.), ([[1.,math.e]], 1.), ([[9.,math.e,1.],[5.,5.]], 0.5),
+    ([[9.,math.e,1.],[5.,5.],[3.,3.]], 0.), ([[1.,math.e],[7.]], 1.),
+    ([[1.],[2.]], nan), ([], nan)])
+def test_spread_of_rounds(rounds, res): assert spread(rounds)==pytest.approx(res, nan_ok=True)
+
+@pytest.mark.parametrize('busy', [0.,0.1,0.5])
+def test_spread_is_no_less_than_the_typical_error_of_the_fastest(busy):
+    "Of three rounds with an error of 1% each, which other work makes twice as long now and then"
+    rng = np.random.default_rng(0)
+    off = 0.01*rng.normal(size=(20_000,3)) + math.log(2)*(rng.random((20_000,3))<busy)
+    assert np.median(abs(off.min(1)))<=1.3*spread(np.exp(off))
+
+@pytest.mark.parametrize('bs,sizes,seconds,res', [(256, [64,128], [2.,3.], 5.), (32, [64,128], [2.,3.], 1.5), (256, [64,128], [2.,2.], 2.),
+    (32, [64,128], [2.,2.], 2.),
+    (256, [64,128], [1.,2.], 4.), (32, [64,128], [1.,2.], 0.5), # What can be is from as long to twice as long
+    (256, [64,128], [1.,3.], 6.), (256, [64,128], [3.,1.], 1.), (32, [64,128], [1.,3.], 0.5),
+    (256, [64], [1.], 4.), (32, [64], [1.], 1.)])     # The most that can be
+def test_a_size_that_was_not_timed(bs, sizes, seconds, res): assert extrapolated(bs, sizes, seconds)==pytest.approx(res)

@@ -1,0 +1,128 @@
+"Is the rate too high? What is asked of the losses, and of whose targets"
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from fastai.losses import CrossEntropyLossFlat
+from fastai.torch_core import TensorCategory
+
+from fastai_bs.finder.mock_cycle import LossPath, guess_loss, is_too_high
+from helpers import random_states
+
+nan = math.nan
+pred,targ = torch.tensor([[1.],[2.],[3.],[4.],[5.]]),torch.tensor([[1.],[2.],[3.],[5.],[8.]])
+
+def case(yb=(targ,), loss_func=None, pred=pred):
+    return SimpleNamespace(pred=pred, yb=yb, loss_func=loss_func or nn.MSELoss(), loss=torch.tensor(2.))
+
+# The loss of a guess
+
+def test_a_guess_by_hand():
+    "Each item has the target of the one two before it, half a batch of five"
+    assert guess_loss(case())==((1-5)**2+(2-8)**2+(3-1)**2+(4-2)**2+(5-3)**2)/5
+
+def by_name(pred, targ): return nn.functional.mse_loss(pred, targ['y'])+0*targ['more'][0].sum()
+def two(pred, a, b): return nn.functional.mse_loss(pred, a)+nn.functional.l1_loss(pred, b)
+
+@pytest.mark.parametrize('yb,loss_func', [(({'y': targ, 'more': [targ]},),by_name), ((targ,targ),two)], ids=['nested','two'])
+def test_targets_of_an_item_stay_together(yb, loss_func):
+    rolled = targ.roll(2, 0)
+    there = loss_func(pred, *(rolled,rolled) if len(yb)==2 else ({'y': rolled, 'more': [rolled]},))
+    assert guess_loss(case(yb, loss_func))==there
+
+def test_fastais_types():
+    logits = torch.randn(6, 3)
+    classes = TensorCategory([0,1,2,0,1,2])
+    res = guess_loss(case((classes,), CrossEntropyLossFlat(), logits))
+    assert type(res) is torch.Tensor and res==pytest.approx(nn.functional.cross_entropy(logits, torch.tensor([0,1,2,0,1,2])).item())
+    res = guess_loss(case((TensorCategory([0,0,0,1,1,1]),), CrossEntropyLossFlat(), logits))
+    assert res==pytest.approx(nn.functional.cross_entropy(logits, torch.tensor([1,1,1,0,0,0])).item())
+
+def minds(pred, targ): raise KeyError('whose?')
+
+@pytest.mark.parametrize('o', [case(()), case((targ[:1],)), case((targ,targ[:2])), case((targ,3)), case(([targ,'x'],)), case((targ,), minds)],
+    ids=['none','one item','other rows','a number','a string','an error'])
+def test_no_answer(o): assert guess_loss(o).isnan() and guess_loss(o).shape==()
+
+class Stateful(nn.Module):
+    "Draws random numbers, and counts"
+    def __init__(self):
+        super().__init__()
+        self.n,self.weight = 0,torch.ones(())
+    def forward(self, pred, targ):
+        self.n += 1
+        self.weight.mul_(0.9)
+        return (pred-targ).square().mean()*self.weight*torch.rand(())
+
+def test_nothing_is_left():
+    loss_func,was = Stateful(),random_states()
+    p = pred.clone().requires_grad_()
+    loss = loss_func(p, targ)
+    was,weight = random_states(),loss_func.weight.clone()
+    o = case(loss_func=loss_func, pred=p)
+    assert guess_loss(o).isfinite() and not guess_loss(o).requires_grad
+    assert loss_func.n==1 and loss_func.weight==weight and random_states()==was and loss.requires_grad
+
+# The answer
+
+def rows(losses, guesses, n=8, sd=0.05, seed=0):
+    rng,res = np.random.default_rng(seed),[]
+    for loss,guess in zip(losses, guesses):
+        loss,guess = (o+sd*rng.standard_normal(n) for o in (loss,guess))
+        res.append([n, loss.sum(), (loss**2).sum(), guess.sum(), ((guess-loss)**2).sum()])
+    return np.array(res)
+
+at = np.linspace(0, 1, 21)
+def along(start, way, end): return np.where(at==0, start, np.where(at>=0.9, end, way))
+def answer(losses, guesses=(2.3,2.3), **kwargs): return is_too_high(at, rows(along(*losses), along(guesses[0], nan, guesses[1]), **kwargs), 0.9)
+
+@pytest.mark.parametrize('losses,guesses,res', [((2.3,4,2.3),(2.3,2.3),True), ((2.3,2.6,2.32),(2.3,2.32),True), ((8.6,1e4,8.1),(8.6,8.1),True),
+    ((0.7,1e4,37),(0.75,80),True), ((0.3,0.6,0.6),(1.2,0.6),True), # Flung away, from new weights and from others
+    ((0.3,0.4,0.33),(1.2,1.1),False), ((0.05,0.6,0.2),(10,12),False), # Begun anew
+    ((2.3,2.3,2.3),(2.3,2.3),False), ((2.3,2.4,2.29),(2.3,2.29),False), # It hardly moves
+    ((2.3,1,0.5),(2.3,8),False), ((100,20,8),(100,8),False), # It falls
+    ((0.69,1.5,0.5),(0.69,0.75),False), ((0.3,0.6,0.6),(nan,nan),False)])
+def test_answers(losses, guesses, res):
+    for seed in range(5): assert answer(losses, guesses, seed=seed)==res
+    assert answer([2*o+100 for o in losses], [2*o+100 for o in guesses], sd=0.1)==res # Whatever the loss counts in and from
+
+@pytest.mark.parametrize('seed', range(20))
+def test_guesses_that_scatter_are_no_alarm(seed):
+    "A regression learned by heart, whose guesses are far off and differ much: by how much says nothing of how well the start was guessed"
+    rng = np.random.default_rng(seed)
+    sums = rows(along(2.8, 9.5, 0.33), along(2.7, nan, 23), n=8, sd=0.1, seed=seed)
+    off = 8*rng.standard_normal((len(at),8))*(at>=0.9)[:,None]
+    sums[:,3] += off.sum(1)
+    sums[:,4] = ((sums[:,3:4]/8-sums[:,1:2]/8+off-off.mean(1, keepdims=True))**2).sum(1)
+    assert not is_too_high(at, sums, 0.9)
+
+def test_no_alarm_by_chance():
+    "Where nothing moves, with few micro-batches or many"
+    assert not any(answer((2.3,)*3, n=n, seed=seed) for n in (2,3,5,20) for seed in range(300))
+
+@pytest.mark.parametrize('some,n', [(slice(0),8), (slice(5),8), (slice(1,None),8), (slice(None),0), (slice(None),2)],
+    ids=['none','no end','no begin','empty','few'])
+def test_too_little_to_tell(some, n):
+    assert not is_too_high(at[some], (rows(along(2.3, 4, 2.3), along(2.3, nan, 2.3), n=max(n, 1))*(n>0))[some], 0.9)
+
+def test_micro_batches_in_which_nothing_counts_are_left_out():
+    path = LossPath(0.9)
+    for o,pct in ((2.,0.),(nan,0.5),(3.,1.)):
+        for first in (True,False):
+            c = case()
+            c.loss = torch.tensor(o if first else 4.)
+            path.see(c, pct, first)
+        path.close(pct)
+    sums = path.sums()
+    assert sums[:,0].tolist()==[2,1,2] and sums[:,1].tolist()==[6,4,7] and sums[:,2].tolist()==[20,16,25]
+    guess = guess_loss(case()).item()
+    assert np.isnan(sums[1,3:]).all() and sums[[0,2],3].tolist()==[2*guess]*2 and sums[0,4]==pytest.approx((guess-2)**2+(guess-4)**2)
+
+def test_a_window_that_was_dropped_is_not_counted():
+    path = LossPath(0.9)
+    for first in (True,False,True): path.see(case(), 0., first)
+    path.close(0.)
+    assert path.sums()[:,0].tolist()==[1]

@@ -1,0 +1,405 @@
+"Columns of the progress table: the noise scale, its interval and the batch size, in their order, at their values, and gone with the callback that had them"
+import csv
+import pickle
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import fastai.distributed # noqa: F401, it adds distrib_ctx
+import fastai_bs.all
+from fastcore.foundation import L
+from torch.nn import functional as F
+from fastai.callback.core import (Callback, CancelBatchException, CancelEpochException, CancelFitException, CancelTrainException,
+                                  CancelValidException)
+from fastai.callback.progress import CSVLogger, ProgressCallback
+from fastai.callback.schedule import lr_find # noqa: F401, it adds the method
+from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
+from fastai.callback.training import GradientAccumulation
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.learner import Recorder
+from fastai.metrics import mse
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.accumulate.sizes import batch_size, known_batch_size
+from fastai_bs.learner.recorder import add_columns, announce_columns, fill_columns
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.schedule.batch_schedule import BatchSchedule
+from helpers import RaiseAt, loaders, mlp, pairwise, quiet_learner, regression, set_seed
+from ranks import on_ranks
+
+of_noise = ['noise_scale','noise_low','noise_high']
+fastais = ['epoch','train_loss','valid_loss','time']
+ways = {'accum': lambda: [GradAccum({0: 4})], 'noise': lambda: [NoiseScale(every=1)], 'both': lambda: [GradAccum({0: 4}),NoiseScale()],
+        'swapped': lambda: [NoiseScale(),GradAccum({0: 4})]}
+ours = {nm: ([] if nm=='accum' else of_noise)+([] if nm=='noise' else ['batch_size']) for nm in ways}
+each_way = pytest.mark.parametrize('way', ['accum','noise','both'])
+
+class Known(Callback):
+    "What is known by the end of each epoch"
+    order = NoiseScale.order+1
+    def before_fit(self): self.seen = []
+    def after_validate(self):
+        if self.learn.lock.locked(): return
+        noise = getattr(self.learn, 'noise_scale', None)
+        self.seen.append([*([noise.noise_scale,*noise.ci] if noise else []), *([8] if hasattr(self.learn, 'grad_accum') else [])])
+
+def small(way=None, bs=None, n=32, cbs=None, **kwargs):
+    "Eight items an optimizer step, in four micro-batches where it accumulates"
+    set_seed(0)
+    bs = bs or (8 if way in (None,'noise') else 2)
+    return quiet_learner(loaders(regression(n), bs, shuffle=True), mlp(), cbs=[*(ways[way]() if way else []), *L(cbs)], **kwargs)
+
+def names(learn): return list(learn.recorder.metric_names)
+def sizes(learn):
+    if 'batch_size' not in names(learn): return None
+    at = names(learn).index('batch_size')-1 # `values` have no epoch
+    return [int(o[at]) if len(o)>at else None for o in learn.recorder.values]
+def no_stand_in(learn): return not {'before_fit','after_epoch'} & {*vars(learn.recorder)}
+
+# Which, and in which order
+
+recorders = [(dict(), ['train_loss','valid_loss'], ['{}']), (dict(add_time=False), ['train_loss','valid_loss'], ['{}']),
+             (dict(train_metrics=True), ['train_loss','valid_loss'], ['train_{}','valid_{}']),
+             (dict(train_metrics=True, valid_metrics=False), ['train_loss'], ['{}'])]
+
+@pytest.mark.parametrize('way,recorder,metrics', pairwise([*ways], range(4), [[],[F.l1_loss],[F.l1_loss,mse]]))
+def test_after_the_metrics_and_before_the_time(way, recorder, metrics):
+    kwargs,losses,each = recorders[recorder]
+    m,shown = [o.__name__ for o in metrics],[]
+    expected = ['epoch'] + [nm for o in each for nm in ([l for l in losses if l.startswith(o[:5])] if len(each)>1 else losses) + [o.format(k) for k in m]]
+    time = ['time'] if kwargs.get('add_time', True) else []
+    learn = small(way, cbs=[Known()], metrics=metrics)
+    learn.remove_cb(Recorder)
+    learn.add_cb(Recorder(**kwargs))
+    learn.logger = shown.append
+    for _ in range(2): # A second fit has no more of them
+        learn.fit(2, 0.01)
+        assert names(learn)==[*expected,*ours[way],*time] and no_stand_in(learn)
+        assert [list(o)[-len(ours[way]):] for o in learn.recorder.values]==learn.known.seen and len(learn.known.seen)==2
+    assert [len(o) for o in shown]==[len(names(learn))]*4 and [o[0] for o in shown]==[0,1,0,1]
+    if way!='noise':
+        at = names(learn).index('batch_size')
+        assert [type(o[at]) for o in shown]==[int]*4 and all(isinstance(v, float) for o in shown for v in o[1:at])
+    if way!='accum': assert np.isfinite(learn.known.seen[-1][0])
+    learn.remove_cbs([GradAccum,NoiseScale])
+    learn.fit(1, 0.01)
+    assert names(learn)==[*expected,*time] and len(learn.recorder.values[-1])==len(expected)-1
+
+@each_way
+def test_of_one_fit_alone(way):
+    learn = small(bs=learn_bs(way))
+    for cbs,added in ((ways[way](),ours[way]), ([],[])):
+        learn.fit(1, 0.01, cbs=cbs)
+        assert names(learn)==[*fastais[:-1],*added,'time'] and len(learn.recorder.values[0])==2+len(added) and no_stand_in(learn)
+
+def test_no_metric_where_fastais_own_row_lacks_them():
+    "It names metrics and has none without `valid_metrics`: our values would stand under their names"
+    for way in ours:
+        learn = small(way, metrics=mse)
+        learn.recorder.valid_metrics = False
+        learn.fit(1, 0.01)
+        assert names(learn)==['epoch','train_loss','mse',*ours[way],'time'] and len(learn.recorder.values[0])==1
+
+# Its value
+
+@pytest.mark.parametrize('with_noise', [False,True])
+@pytest.mark.parametrize('n_acc,expected', [({1: 4, 3: 100},[2,8,8,26]), ({0: 3},[6]*4), (lambda e: 2**e,[2,4,8,16])],
+                         ids=['dict','dict of one','function'])
+@pytest.mark.filterwarnings('ignore:GradAccum.100. counts')
+def test_of_each_epoch(n_acc, expected, with_noise):
+    "No more than the epoch holds"
+    learn = small(n=26, bs=2, cbs=[GradAccum(n_acc), *[NoiseScale()]*with_noise])
+    learn.fit(4, 0.01)
+    assert sizes(learn)==expected
+
+@pytest.mark.parametrize('cbs', [lambda: [GradAccum(4)], lambda: [GradAccum(bs=8)], lambda: [GradAccum(1)], lambda: [GradAccum(4),ScaledLR(4)]],
+                         ids=['n_acc','bs','one','scaled'])
+def test_none_where_it_never_changes(cbs):
+    "The row ends with the metric, as scripts read it"
+    learn = small(bs=2, cbs=cbs(), metrics=mse)
+    learn.fit(2, 0.01)
+    assert names(learn)==['epoch','train_loss','valid_loss','mse','time'] and [len(o) for o in learn.recorder.values]==[3,3]
+    assert learn.recorder.values[-1][-1]==learn.validate()[-1]
+
+def test_none_of_noise_scale():
+    for bs,cbs in ((8,[]), (2,[GradAccum(4)]), (8,[GradientAccumulation(24)])):
+        learn = small(bs=bs, cbs=[NoiseScale(), *cbs])
+        learn.fit(2, 0.01)
+        assert names(learn)==[*fastais[:-1],*of_noise,'time']
+
+def test_a_schedule_has_it():
+    learn = small(bs=4, cbs=BatchSchedule({0: 4, 1: 8}))
+    learn.fit(2, 0.01)
+    assert sizes(learn)==[4,8]
+
+def test_epochs_that_are_skipped_have_fastais_row():
+    learn = small(bs=2, cbs=GradAccum({0: 2, 2: 4, 3: 8}))
+    learn.fit(4, 0.01, start_epoch=2)
+    assert [len(o) for o in learn.recorder.values]==[0,0,3,3] and sizes(learn)==[None,None,8,16]
+
+class Asks(Callback):
+    "What `batch_size` says in each epoch"
+    def __init__(self): self.said = []
+    def after_backward(self): self.said.append((self.epoch, batch_size(self.learn)))
+
+def test_batch_size_now():
+    "Without an epoch: while one trains, its own; else the first's"
+    learn = small(bs=2, cbs=[GradAccum({0: 2, 1: 4, 2: 8}), Asks()])
+    assert batch_size(learn)==known_batch_size(learn)==4 and [batch_size(learn, e) for e in range(3)]==[4,8,16]
+    learn.fit(3, 0.01)
+    assert set(learn.asks.said)=={(0,4),(1,8),(2,16)} and batch_size(learn)==4
+    assert fastai_bs.all.batch_size is batch_size and 'batch_size' in fastai_bs.all.__all__
+
+class Anonymous:
+    "A loader that does not say how many items its batches have"
+    def __init__(self, items, bs): self.batches = list(DataLoader(items, bs=bs, num_workers=0))
+    def __len__(self): return len(self.batches)
+    def __iter__(self): return iter(self.batches)
+    def to(self, device): return self
+
+@each_way
+def test_none_where_nobody_knows_it(way):
+    learn = small(way)
+    items = regression(32)
+    learn.dls = DataLoaders(Anonymous(items, 2 if way!='noise' else 8), learn.dls.valid)
+    assert known_batch_size(learn) is None
+    if way=='noise': # Whose parts are those of a batch of known size
+        with pytest.raises(ValueError): learn.fit(1, 0.01)
+        assert names(learn)==fastais
+        return
+    learn.fit(2, 0.01)
+    assert names(learn)==[*fastais[:-1],*ours[way][:-1],'time'] and {len(o) for o in learn.recorder.values}=={1+len(ours[way])}
+
+# Who reads it
+
+@each_way
+def test_in_a_file(way):
+    learn = small(way, cbs=[Known(), CSVLogger()])
+    for append in (False,True):
+        learn.csv_logger.append = append
+        learn.fit(2, 0.01)
+    with open('history.csv') as f: rows = list(csv.reader(f))
+    added = [*(of_noise+['tr_sigma','g_sq'] if way!='accum' else []),*(['batch_size','n_acc'] if way!='noise' else [])]
+    assert [i for i,r in enumerate(rows) if r==[*fastais[:-1],*added,'time']]==[0,3] and {len(r) for r in rows}=={4+len(added)}
+    np.testing.assert_allclose([[float(r[3+added.index(nm)]) for nm in ours[way]] for r in rows[4:]], learn.known.seen)
+
+@each_way
+def test_in_the_progress_table(way, capsys):
+    learn = small(way, cbs=ProgressCallback())
+    learn.logger = print
+    learn.fit(2, 0.01)
+    lines = [o.split() for o in re.sub(r'.*\r', '', capsys.readouterr().out).splitlines() if o.strip()]
+    head,*rows = [o for o in lines if len(o)==4+len(ours[way])]
+    assert head==[*fastais[:-1],*ours[way],'time'] and [o[0] for o in rows]==['0','1'] and (way=='noise' or {o[-2] for o in rows}=={'8'})
+
+class Board(Callback):
+    "Reads as fastai's TensorBoardCallback does"
+    order = Recorder.order+1
+    def before_fit(self): self.seen = []
+    def after_epoch(self): self.seen.append(dict(zip(self.recorder.metric_names[2:-1], self.recorder.log[2:-1], strict=True)))
+
+@each_way
+def test_on_a_board(way):
+    learn = small(way, cbs=[Board(), Known()])
+    learn.fit(2, 0.01)
+    assert [list(o) for o in learn.board.seen]==[['valid_loss',*ours[way]]]*2 and [[*o.values()][1:] for o in learn.board.seen]==learn.known.seen
+
+@pytest.mark.parametrize('monitor', [*of_noise,'batch_size'])
+def test_trackers(monitor):
+    save = SaveModelCallback(monitor=monitor, comp=np.greater)
+    learn = small(bs=2, cbs=[GradAccum({0: 1, 1: 4}), NoiseScale(), Known()])
+    learn.fit(3, 0.01, cbs=save)
+    assert save.best==np.nanmax([2,8,8] if monitor=='batch_size' else [o[of_noise.index(monitor)] for o in learn.known.seen])
+    learn.fit(9, 0.01, cbs=EarlyStoppingCallback(monitor='batch_size', comp=np.greater, patience=2))
+    assert sizes(learn)==[2,8,8,8] # Twice no larger
+
+@each_way
+def test_trackers_of_the_loss_read_the_loss(way):
+    learn,save = small(way, metrics=mse),SaveModelCallback(monitor='valid_loss')
+    learn.fit(3, 0.01, cbs=[save])
+    assert save.best==min(o[1] for o in learn.recorder.values)
+
+# What is no fit, or not all of one
+
+@each_way
+def test_validation_returns_none(way):
+    plain,learn = small(bs=learn_bs(way), metrics=F.l1_loss),small(way, metrics=F.l1_loss)
+    learn.fit(1, 0.01)
+    row = list(learn.recorder.values[-1])
+    plain.model.load_state_dict(learn.model.state_dict())
+    for _ in range(2): assert list(learn.validate())==list(plain.validate()) and len(learn.validate())==2
+    assert [torch.equal(a,b) for a,b in zip(learn.get_preds(), plain.get_preds(), strict=True)]==[True,True] and names(learn)==names(plain)
+    learn.fit(1, 0.01)
+    assert len(learn.recorder.values[-1])==len(row)==3+len(ours[way])
+
+def learn_bs(way): return 8 if way=='noise' else 2
+
+class Looks(Callback):
+    "At predictions, between training and validation"
+    order = 200
+    def after_train(self): self.learn.get_preds(inner=True)
+
+@each_way
+def test_predictions_in_the_course_of_an_epoch(way):
+    "fastai's row then has the validation loss twice, and none of our values among its own"
+    learn = small(way, cbs=Looks())
+    learn.fit(2, 0.01)
+    assert [len(o) for o in learn.recorder.values]==[3,3]
+
+class Validates(Callback):
+    "On a second data set, say"
+    def __init__(self, event, order):
+        self.order,self.seen = order,0
+        setattr(self, event, self._validate)
+    def _validate(self):
+        if self.learn.lock.locked(): return
+        self.seen += 1
+        self.learn.validate()
+
+@pytest.mark.parametrize('way', [None,*ways])
+def test_validation_in_the_course_of_a_fit(way):
+    "fastai's Recorder then forgets its names, and the fit goes on with fastai's rows"
+    learn = small(way, cbs=Validates('after_epoch', 80))
+    learn.fit(3, 0.01)
+    assert learn.validates.seen==3 and names(learn)==fastais and len(learn.recorder.values[-1])==1
+    if way=='noise': assert len(learn.noise_scale.df)==12
+
+@each_way
+def test_validation_before_recorder_has_named_its_columns(way):
+    "As a callback does that says how good the model was before"
+    learn = small(way, cbs=Validates('before_fit', GradAccum.order+1))
+    for _ in range(2):
+        learn.fit(1, 0.01)
+        assert names(learn)==[*fastais[:-1],*ours[way],'time'] and sizes(learn)==([8] if way!='noise' else None) and no_stand_in(learn)
+
+cancels = [('before_validate',CancelValidException), ('before_batch',CancelValidException), ('before_batch',CancelTrainException),
+           ('before_train',CancelEpochException), ('before_batch',CancelEpochException), ('before_batch',CancelFitException),
+           ('before_batch',CancelBatchException)]
+
+class Cancel(Callback):
+    "The second epoch, from its first batch on"
+    def __init__(self, event, exc):
+        self.exc,self.of_batch = exc,event=='before_batch'
+        setattr(self, event, self._cancel)
+    def _cancel(self):
+        if self.epoch==1 and (not self.of_batch or self.iter==0 and self.training!=(self.exc is CancelValidException)): raise self.exc
+
+@pytest.mark.parametrize('way,cancel,valid_metrics', pairwise(['accum','noise','both'], range(7), [True,False]))
+def test_a_cancelled_epoch_keeps_the_row_of_fastai(way, cancel, valid_metrics):
+    "Where values are missing ours are too: none stands under the name of another"
+    learn,rows = small(way, cbs=Cancel(*cancels[cancel])),[]
+    learn.recorder.valid_metrics = valid_metrics
+    learn.logger = rows.append
+    learn.fit(3, 0.01)
+    event,exc = cancels[cancel]
+    whole = exc is CancelBatchException or exc is CancelValidException and not valid_metrics # All that fastai has by then
+    n = len(names(learn))
+    assert [len(o)==n for o in rows]==([True] if exc is CancelFitException else [True,whole,True])
+    for o in rows:
+        if len(o)<n: assert len(o)<=n-len(ours[way]) and 8 not in [type(v) is int and v for v in o[1:]]
+        elif way!='noise': assert o[-2]==8
+
+events = [('before_fit',GradAccum.order+1), *((e,200) for e in ('before_fit','before_batch','after_validate','after_epoch'))]
+
+@pytest.mark.parametrize('way,event,stays,exc', pairwise(['accum','noise','both'], events, ['stays','goes'], [ValueError,KeyboardInterrupt]))
+def test_after_a_fit_that_failed(way, event, stays, exc):
+    "Columns are those of the callbacks that are still there; validation has none"
+    learn = small(way)
+    stop = RaiseAt(event[0], exc, order=event[1])
+    learn.add_cb(stop)
+    with pytest.raises(exc, match='the one'): learn.fit(1, 0.01)
+    learn.remove_cb(stop)
+    if stays=='goes': learn.remove_cbs([GradAccum,NoiseScale])
+    assert len(learn.validate())==1 and len(learn.get_preds())==2 and names(learn)==fastais
+    added = ours[way] if stays=='stays' else []
+    for _ in range(2):
+        learn.fit(1, 0.01)
+        assert names(learn)==[*fastais[:-1],*added,'time'] and len(learn.recorder.values[-1])==2+len(added) and no_stand_in(learn)
+
+def test_of_a_callback_that_another_takes_the_place_of():
+    "After a fit that was refused before Recorder had named anything"
+    learn = small('accum', cbs=RaiseAt('before_fit', ValueError, order=GradAccum.order+1, times=1))
+    with pytest.raises(ValueError, match='the one'): learn.fit(1, 0.01)
+    learn.remove_cb(GradAccum)
+    learn.fit(1, 0.01, cbs=GradAccum({0: 8}))
+    assert names(learn)==[*fastais[:-1],'batch_size','time'] and sizes(learn)==[16]
+
+@each_way
+@pytest.mark.filterwarnings('ignore:lr_find')
+def test_lr_find(way):
+    learn = small(way, n=160)
+    learn.lr_find(num_it=20, show_plot=False, suggest_funcs=())
+    assert no_stand_in(learn)
+    learn.fit(1, 0.01)
+    assert names(learn)==[*fastais[:-1],*ours[way],'time'] and sizes(learn)==([8] if way!='noise' else None)
+
+@each_way
+def test_without_a_recorder(way):
+    learn = small(way)
+    learn.remove_cb(Recorder)
+    learn.fit(1, 0.01)
+    learn.validate()
+    if way!='accum': assert len(learn.noise_scale.df)==4
+
+class Pickles(Callback):
+    "The learner in the course of a fit, as `SaveModel` and others may"
+    order = Recorder.order-1
+    def after_epoch(self): self.pickled = pickle.dumps(self.learn)
+
+@each_way
+def test_pickled(way):
+    "Within a fit, and after one that was refused before Recorder had named its columns"
+    learn = small(way, cbs=Pickles())
+    learn.logger = print
+    learn.fit(1, 0.01)
+    refused = small(way, cbs=RaiseAt('before_fit', ValueError, order=GradAccum.order+1, times=1))
+    refused.logger = print
+    with pytest.raises(ValueError, match='the one'): refused.fit(1, 0.01)
+    for o in (learn.pickles.pickled, pickle.dumps(refused)):
+        again = pickle.loads(o)
+        again.fit(2, 0.01)
+        assert names(again)==[*fastais[:-1],*ours[way],'time'] and sizes(again)==([8,8] if way!='noise' else None) and no_stand_in(again)
+
+# By hand
+
+def test_where_they_are_put():
+    rec = SimpleNamespace(metric_names=['epoch','loss','batch_size','time'], add_time=True)
+    add_columns(rec, ['a','b'])
+    assert list(rec.metric_names)==['epoch','loss','a','b','batch_size','time']
+    rec = SimpleNamespace(metric_names=['epoch','loss'], add_time=False)
+    add_columns(rec, ['a'])
+    add_columns(rec, [])
+    assert list(rec.metric_names)==['epoch','loss','a']
+
+class Two(Callback):
+    "Any callback that has columns"
+    order = 1
+    def columns(self): return dict(one=1, two=2)
+    def before_fit(self): announce_columns(self.learn, self)
+    def after_epoch(self): fill_columns(self.learn, self.columns())
+
+def test_of_any_callback():
+    learn = small(cbs=Two(), metrics=mse)
+    learn.fit(2, 0.01)
+    assert names(learn)==['epoch','train_loss','valid_loss','mse','one','two','time'] and [o[-2:] for o in learn.recorder.values]==[[1,2]]*2
+    fill_columns(learn, dict(three=3)) # Nobody has named it
+    fill_columns(learn, {})
+    assert len(learn.recorder.log)==7
+
+# Ranks
+
+def on_a_rank(rank):
+    res = []
+    for cbs in ([GradAccum({0: 2, 1: 4, 2: 100})], [NoiseScale()], [NoiseScale(),GradAccum(2)]):
+        learn = quiet_learner(loaders(regression(48), 4), mlp(), cbs=cbs)
+        with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(3, 0.01)
+        res.append((names(learn)[3:-1],sizes(learn)))
+    return res
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('ranks')
+def test_items_of_all_ranks():
+    assert on_ranks(on_a_rank, 2)==[[(['batch_size'],[16,32,48]), (of_noise,None), (of_noise,None)]]*2

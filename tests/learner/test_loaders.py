@@ -1,0 +1,152 @@
+"with_micro_bs: the same items in other batches, whatever the loader knows besides"
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, WeightedRandomSampler
+from fastai.callback.data import PartialDL, WeightedDL
+from fastai.data.core import DataLoaders, TfmdDL
+from fastai.data.load import DataLoader
+from fastai.text.data import LMDataLoader, SortedDL, pad_input_chunk
+from fastai_bs.learner.loaders import n_items, with_micro_bs
+from fastai_bs.finder import bs_find as finder # noqa: F401 (adds `Learner.bs_find`)
+from helpers import loaders, mlp, quiet_learner, regression
+
+items = regression(200, dtype=torch.float32)
+
+class Numbers:
+    "Items 0, 1, 2, ..., each with itself as its target"
+    def __init__(self, n): self.n = n
+    def __len__(self): return self.n
+    def __getitem__(self, i):
+        if i>=self.n: raise IndexError
+        return torch.tensor(float(i)),torch.tensor(float(i))
+
+def seen(dl): return [int(o) for b in dl for o in b[0]]
+
+def test_weights():
+    w = np.array([0.]*150+[1.]*50)
+    dl = with_micro_bs(WeightedDL(Numbers(200), wgts=w, bs=8, shuffle=True, num_workers=0), 32)
+    assert dl.bs==32 and min(seen(dl))>=150 and len(seen(dl))==200
+
+def test_a_part_in_each_epoch():
+    dl = with_micro_bs(PartialDL(Numbers(200), partial_n=64, bs=8, num_workers=0), 16)
+    assert len(dl)==4 and len(seen(dl))==64 and seen(dl)!=seen(dl)
+
+def test_declared_length():
+    dl = with_micro_bs(DataLoader(Numbers(200), bs=8, n=40), 16)
+    assert dl.n==40 and seen(dl)==list(range(40)) and len(dl)==3
+
+def test_own_sort_func():
+    texts = [(torch.arange(n),n) for n in range(1,41)]
+    dl = SortedDL(texts, sort_func=lambda o: -len(o[0]), bs=4, before_batch=partial(pad_input_chunk, pad_idx=0), num_workers=0)
+    new = with_micro_bs(dl, 8)
+    assert new.sort_func is dl.sort_func and [len(b[0]) for b in new]==[8]*5 and next(iter(new))[1].tolist()==list(range(1,9))
+
+def test_methods_given_as_arguments():
+    dl = DataLoader(Numbers(20), bs=4, get_idxs=lambda: [3,1,2]*4, after_item=lambda o: (o[0]+1,o[1]))
+    assert seen(with_micro_bs(dl, 6))==[4,2,3]*4
+
+def test_methods_bound_to_the_loader():
+    "What is bound to it goes with the new one: here the shuffling by its own generator"
+    dl = DataLoader(Numbers(20), bs=4, shuffle=True)
+    dl.get_idxs = dl.get_idxs
+    new = with_micro_bs(dl, 5)
+    assert new.get_idxs.__self__ is new and [len(b[0]) for b in new]==[5]*4
+
+def test_the_same_order_as_before():
+    a,b = (DataLoader(Numbers(50), bs=5, shuffle=True) for _ in range(2))
+    b.rng.setstate(a.rng.getstate())
+    new = with_micro_bs(a, 10)
+    first,second = seen(new),seen(new)
+    assert first!=second and [seen(b),seen(b)]==[first,second]
+    assert [seen(a),seen(a)]==[first,second] # It has a generator of its own
+
+@pytest.mark.parametrize('num_workers', [0,2])
+def test_workers(num_workers):
+    dl = DataLoader(Numbers(24), bs=4, num_workers=num_workers, persistent_workers=num_workers>0)
+    list(dl)
+    new = with_micro_bs(dl, 8)
+    assert new.fake_l.d is new and new.fake_l.num_workers==num_workers and [len(b[0]) for b in new]==[8]*3 and [len(b[0]) for b in dl]==[4]*6
+
+def test_language_model():
+    text = [torch.arange(100)]
+    new = with_micro_bs(LMDataLoader(text, bs=2, seq_len=5, num_workers=0), 4)
+    assert new.bl==24 and next(iter(new))[0].shape==(4,5)
+    assert [o[0].item() for o in next(iter(new))[0]]==[0,24,48,72]
+
+def test_transforms_stay():
+    dl = TfmdDL(items, bs=8, after_item=lambda o: o+1, num_workers=0)
+    assert torch.equal(torch.cat([b[0] for b in with_micro_bs(dl, 50)]), torch.stack([x+1 for x,_ in items]))
+
+def test_a_batch_sampler_keeps_what_it_draws():
+    "Given to a torch loader, which itself has a sampler of all items in their order then"
+    drawn = WeightedRandomSampler([0.]*30+[1.]*10, 18)
+    dl = TorchDataLoader(Numbers(40), batch_sampler=BatchSampler(drawn, 4, True))
+    other = with_micro_bs(dl, 8)
+    xs = [x for x,_ in other]
+    assert other.batch_sampler.sampler is drawn and [len(x) for x in xs]==[8,8] and torch.cat(xs).min()>=30
+    assert n_items(dl)==n_items(other)==18 and with_micro_bs(dl, 4) is dl
+
+@pytest.mark.parametrize('make', [lambda: DataLoader(Numbers(20), bs=4, shuffle=True), lambda: TorchDataLoader(Numbers(20), batch_size=4, shuffle=True),
+    lambda: SortedDL([(torch.arange(n%7),n) for n in range(20)], bs=4, before_batch=partial(pad_input_chunk, pad_idx=0), num_workers=0, shuffle=True)])
+def test_in_a_given_order(make):
+    order = list(range(19,-1,-1))
+    new = with_micro_bs(make(), 4, order)
+    assert [int(o) for b in new for o in b[1]]==order
+
+def test_torch_sampler():
+    dl = TorchDataLoader(Numbers(200), batch_size=8, sampler=WeightedRandomSampler([0.]*150+[1.]*50, 100))
+    assert min(seen(with_micro_bs(dl, 20)))>=150
+
+def weighted_learner(): # A class in nine tenths of the batches
+    w = np.array([1. if y[0]>0 else .05 for _,y in items])
+    dls = DataLoaders(WeightedDL(items, wgts=w, bs=8, shuffle=True, num_workers=0), DataLoader(items[:8], bs=8), device='cpu')
+    return quiet_learner(dls, mlp(dtype=torch.float32))
+
+def test_a_plan_on_weighted_items():
+    learn = weighted_learner()
+    learn.bs_find(0.01, num_it=40, n_batch=4, show_plot=False)
+    for bs in (16,32):
+        part = Counter(bool(y[0]>0) for _ in range(5) for b in with_micro_bs(learn.dls.train, bs) for y in b[1])
+        assert part[True]>0.85*part.total()
+
+def test_a_plan_on_a_part_in_each_epoch():
+    dls = DataLoaders(PartialDL(items, partial_n=96, bs=8, num_workers=0), DataLoader(items[:8], bs=8), device='cpu')
+    plan = quiet_learner(dls, mlp(dtype=torch.float32)).bs_find(0.01, num_it=40, n_batch=4, show_plot=False)
+    assert plan.today.n_train==96
+
+class Ready:
+    "Batches that were made beforehand"
+    def __init__(self, bs, n): self.batches = [tuple(torch.stack(o) for o in zip(*items[i*bs:(i+1)*bs])) for i in range(n)]
+    def __len__(self): return len(self.batches)
+    def __getitem__(self, i): return self.batches[i]
+
+def ready_learner(bs=None):
+    return quiet_learner(DataLoaders(DataLoader(Ready(8, 25), bs=None, num_workers=0), DataLoader(items[:8], bs=8), device='cpu'), mlp(dtype=torch.float32))
+
+def test_ready_made_batches():
+    "Items are counted, not batches; a plan cannot be carried out, as no rate can be scaled where the loader does not say its batch size"
+    learn = ready_learner()
+    plan = learn.bs_find(0.01, num_it=300, n_batch=4, show_plot=False)
+    assert plan.today.n_train==200 and plan.micro_bs==8 and [m for m,*_ in plan.device.times]==[8]
+    assert 'No other micro-batch could be timed (ValueError' in ' '.join(plan.details().split())
+    loader = learn.dls.train
+    with pytest.raises(ValueError, match='cannot be given batches of 8'): plan.apply(learn)
+    assert learn.dls.train is loader and not hasattr(learn, 'grad_accum')
+    with pytest.raises(ValueError, match='cannot be given batches of 16'): with_micro_bs(loader, 16)
+
+def test_shared_loaders():
+    "What a plan does to one learner is not done to another with the same `dls`"
+    dls = loaders(items, 8)
+    a,b = (quiet_learner(dls, nn.Linear(5,2)) for _ in range(2))
+    plan = a.bs_find(0.01, num_it=40, n_batch=4, show_plot=False)
+    object.__setattr__(plan, 'times', ((8,1.,0.),(64,1.,0.)))
+    object.__setattr__(plan, 'bs', 64) # A cached property
+    plan.apply(a)
+    assert a.dls.train.bs==64 and b.dls.train.bs==dls.train.bs==8 and a.dls.valid is dls.valid and a.dls.device==dls.device
+    loader = a.dls.train
+    assert plan.apply(a).dls.train is loader

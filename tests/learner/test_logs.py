@@ -1,0 +1,200 @@
+"What loggers keep: each measurement on TensorBoard and at Weights & Biases, where it belongs, and what an epoch comes to in all of them"
+import ast
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+import fastai_bs.finder.bs_find # noqa: F401, it adds `bs_find`
+from fastai.callback.core import Callback
+from fastai.callback.progress import CSVLogger
+from fastai.callback.schedule import lr_find # noqa: F401, it adds the method
+from fastai.learner import Recorder
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.schedule.batch_schedule import BatchSchedule
+from helpers import flat, loaders, mlp, pairwise, quiet_learner, regression, set_seed
+
+tensorboard = pytest.importorskip('fastai.callback.tensorboard', reason="tensorboard is not installed here")
+
+of_step = ['noise_scale','tr_sigma','g_sq','n_items']
+of_epoch = ['noise_scale','noise_low','noise_high','tr_sigma','g_sq','batch_size','n_acc']
+
+def board(log_dir='runs'): return tensorboard.TensorBoardCallback(log_dir, trace_model=False, log_preds=False)
+
+def written(log_dir='runs'):
+    "All of an event file: `(steps, values)` by name"
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    acc = EventAccumulator(str(log_dir), dict(scalars=0))
+    acc.Reload()
+    return {nm: ([o.step for o in acc.Scalars(nm)],[o.value for o in acc.Scalars(nm)]) for nm in acc.Tags()['scalars']}
+
+class Runs:
+    "In the place of `wandb`: what is logged joins the step that is open"
+    def __init__(self): self.rows,self.open = {},None
+    def log(self, data, step=None, commit=None):
+        assert commit is False or step is not None # Else W&B would go on to a step of its own
+        if step is not None:
+            assert self.open is None or step>=self.open
+            self.open = step
+        self.rows.setdefault(self.open, {}).update(data)
+
+class WandbCallback(Callback):
+    "Logs when fastai's does"
+    order = Recorder.order+1
+    def before_fit(self): self.step,self.run = -1 if self.runs.open is None else self.runs.open,not hasattr(self.learn, 'lr_finder')
+    def after_batch(self):
+        if not self.training: return
+        self.step += 1
+        self.runs.log(dict(train_iter=self.train_iter), step=self.step)
+    def after_epoch(self): self.runs.log(dict(zip(self.recorder.metric_names, self.recorder.log)), step=self.step)
+
+@pytest.fixture
+def runs(monkeypatch):
+    "As where somebody has fastai's module of W&B"
+    mod = ModuleType('fastai.callback.wandb')
+    mod.wandb,mod.WandbCallback = Runs(),WandbCallback
+    monkeypatch.setattr(WandbCallback, 'runs', mod.wandb, raising=False)
+    monkeypatch.setitem(sys.modules, mod.__name__, mod)
+    return mod.wandb
+
+ways = {'windows': lambda: [GradAccum(4),NoiseScale()], 'swapped': lambda: [NoiseScale(),GradAccum(4)], 'of two': lambda: [GradAccum(4),NoiseScale(every=2)],
+        'parts': lambda: [NoiseScale(every=3)], 'both': lambda: [GradAccum({0: 1, 1: 3}),NoiseScale(every=2)],
+        'schedule': lambda: [BatchSchedule({0: 4, 1: 12}, max_micro_bs=4),NoiseScale()]}
+
+def small(way=None, cbs=(), n=52, **kwargs):
+    "13 micro-batches of 4 in an epoch: the last window is a short one"
+    set_seed(0)
+    learn = quiet_learner(loaders(regression(n), 4, shuffle=True), mlp(), **kwargs)
+    return learn.add_cbs([*(ways[way]() if way else []), *cbs])
+
+def noise_of(learn): return getattr(learn, 'noise_scale', None) or learn.grad_accum.noise
+
+class Batches(Callback):
+    "The batch of each measurement, as fastai counts them"
+    order = 200
+    def before_fit(self): self.at = []
+    def after_batch(self):
+        noise = noise_of(self.learn)
+        if self.training: self.at += [self.train_iter]*(len(noise.rows)-len(self.at))
+
+# Each measurement
+
+@pytest.mark.parametrize('way', ways)
+@pytest.mark.parametrize('first', [True,False], ids=['logger first','logger last'])
+def test_each_measurement(way, first, runs):
+    "Those of `NoiseScale.df`, at the batch that was measured, whichever callback came first"
+    loggers = [board(),WandbCallback()]
+    learn = small(cbs=loggers*first)
+    learn.add_cbs([*ways[way](), *loggers*(not first), Batches()])
+    learn.fit(2, 0.01)
+    df,at = noise_of(learn).df,learn.batches.at
+    assert len(df)==len(at)>=3 and df.noise_scale.nunique()>1
+    tb = written()
+    rows = {o['train_iter']: o for o in runs.rows.values() if 'noise/n_items' in o}
+    assert sorted(rows)==at
+    for nm in of_step:
+        assert tb[f'noise/{nm}'][0]==at
+        np.testing.assert_array_equal(tb[f'noise/{nm}'][1], df[nm].astype(np.float32)) # As precise as an event file is
+        np.testing.assert_array_equal([rows[i][f'noise/{nm}'] for i in at], df[nm])
+    micro = [4]*len(df) if way!='parts' else df.n_items
+    n_acc = [rows[i]['noise/n_acc'] for i in at]
+    assert all(0<=n*m-items<n*m for n,m,items in zip(n_acc, micro, df.n_items)) and tb['noise/n_acc']==(at,n_acc) # Whole windows but the last of an epoch
+    assert 1 in n_acc if way in ('parts','both') else 1 not in n_acc[1:]
+
+class Short:
+    "A loader that yields a batch less than it says"
+    def __init__(self, dl): self.dl = dl
+    def __len__(self): return len(self.dl)
+    def __getattr__(self, nm): return getattr(self.dl, nm)
+    def __iter__(self): return iter([*self.dl][:-1])
+
+def test_a_window_that_is_closed_after_the_last_batch(runs):
+    "At that batch"
+    learn = small('windows', [board(),WandbCallback()], n=44)
+    learn.dls.loaders[0] = Short(learn.dls.train)
+    learn.fit(1, 0.01)
+    df = learn.noise_scale.df
+    assert list(df.n_items)==[16,16,8] and written()['noise/n_items']==([4,8,10],[16,16,8])
+    assert [k for k,o in runs.rows.items() if 'noise/n_items' in o]==[3,7,9]
+
+# Each epoch
+
+class Known(Callback):
+    "What is known by the end of each epoch"
+    order = NoiseScale.order+1
+    def before_fit(self): self.seen = []
+    def after_validate(self):
+        if not self.learn.lock.locked(): o = noise_of(self.learn); self.seen.append([o.noise_scale,*o.ci,o.tr_sigma,o.g_sq])
+
+@pytest.mark.parametrize('way,csv', pairwise([*ways], [True,False]))
+def test_each_epoch(way, csv, runs):
+    "The table has the moments and `n_acc` only where it is written to a file, as it is shown; TensorBoard and W&B always have them"
+    learn = small(way, [board(),WandbCallback(),Known(), *[CSVLogger()]*csv])
+    learn.fit(2, 0.01)
+    known = np.array(learn.known.seen)
+    accum = getattr(learn, 'grad_accum', None)
+    names = of_epoch if accum and accum.varies else of_epoch[:-2] # The batch size is shown where it may change
+    row = names if csv else [o for o in names if o not in ('tr_sigma','g_sq','n_acc')]
+    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss',*row,'time'] and {len(o) for o in learn.recorder.values}=={2+len(row)}
+    tb,ends = written(),[o for o in runs.rows.values() if 'valid_loss' in o]
+    expected = dict(zip(of_epoch, known.T))
+    if 'batch_size' in names:
+        sizes = [4,12] if way in ('both','schedule') else [o['batch_size'] for o in ends]
+        expected.update(batch_size=sizes, n_acc=[o//4 for o in sizes])
+    for nm in names:
+        assert tb[nm][0]==[13,26] and [o[nm] for o in ends]==list(expected[nm])
+        np.testing.assert_array_equal(tb[nm][1], np.float32(expected[nm]))
+    if csv:
+        file = pd.read_csv('history.csv')
+        assert list(file.columns)==list(learn.recorder.metric_names)
+        np.testing.assert_allclose(file[names], np.array([expected[nm] for nm in names]).T.astype(float), rtol=1e-12)
+
+def test_accumulation_alone():
+    learn = small(cbs=[GradAccum({0: 2, 1: 3}),board()])
+    learn.fit(2, 0.01)
+    tb = written()
+    assert tb['batch_size']==tb['n_acc'][:1]+([8,12],) and tb['n_acc'][1]==[2,3] and not [o for o in tb if o.startswith('noise')]
+
+# Where nobody logs
+
+@pytest.mark.parametrize('way', ways)
+def test_not_a_bit_changes(way, runs, tmp_path):
+    bare,learn = small(way),small(way, [board(),WandbCallback(),CSVLogger()])
+    assert not [*tmp_path.iterdir()]
+    for o in (bare,learn):
+        o.fit_one_cycle(2, 0.01)
+        if o is bare: assert not [*tmp_path.iterdir()] and not runs.rows # The fixture of all tests has us in an empty folder
+    assert (flat(bare)==flat(learn)).all() and noise_of(bare).df.equals(noise_of(learn).df)
+
+def test_nothing_while_a_rate_is_looked_for(runs):
+    "fastai's callbacks are off then"
+    learn = small('windows', [board(),WandbCallback()])
+    with pytest.warns(UserWarning, match='counts micro-batches'): learn.lr_find(num_it=20, show_plot=False, suggest_funcs=())
+    assert not runs.rows
+    learn.bs_find(0.01, num_it=40, n_batch=4, show_plot=False)
+    assert not runs.rows
+
+def test_no_logger_is_imported():
+    "By the package: whose callback is there has it"
+    for p in Path(fastai_bs.__file__).parent.glob('*.py'):
+        names = [nm for node in ast.walk(ast.parse(p.read_text())) if isinstance(node, (ast.Import,ast.ImportFrom))
+                 for nm in (getattr(node, 'module', None) or '',*(o.name for o in node.names))]
+        assert not [nm for nm in names if 'wandb' in nm or 'tensorboard' in nm.lower()], p.name
+
+@pytest.mark.parametrize('start_epoch', [0,1])
+def test_a_fit_that_failed_leaves_nothing_to_be_logged(start_epoch, runs):
+    "In a measured batch, before its end"
+    class Stop(Callback):
+        order = 100
+        def after_step(self):
+            if self.on: raise KeyboardInterrupt
+    stop = Stop()
+    stop.on = True
+    learn = small('windows', [WandbCallback(),stop])
+    with pytest.raises(KeyboardInterrupt): learn.fit(1, 0.01)
+    stop.on = False
+    learn.fit(start_epoch+1, 0.01, start_epoch=start_epoch)
+    assert [k for k,o in runs.rows.items() if 'noise/n_items' in o]==[6,10,14]

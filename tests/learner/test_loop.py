@@ -1,0 +1,383 @@
+"fastai's private methods as `loop` knows them: each test fails when fastai changes one, by name, signature or order"
+import inspect
+import pickle
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+import fastai.torch_core
+from torch import nn
+from fastcore.foundation import L
+from fastai.callback.core import Callback, CancelBatchException, CancelEpochException, CancelStepException, TrainEvalCallback
+from fastai.callback.schedule import ParamScheduler, fit_one_cycle # noqa: F401, it adds the method
+from fastai.distributed import DistributedDL
+from fastai.learner import Learner, SkipToEpoch
+from fastai.optimizer import OptimWrapper, SGD
+from fastai.text.models.awdlstm import AWD_LSTM
+from fastai_bs.learner.optimizer import Hypers, inner_opt
+from fastai_bs.learner.loop import (ScopedCallback, backward, callback_of, change_hidden, do_one_batch, fastai_on_ranks, fastais_one_batch, first_epoch,
+                            is_of_loop, one_batch_by, optimizer_step, own_loop, pct_train_by, run_events, set_batch, to_device)
+from helpers import flat, loaders, mlp, quiet_learner, regression
+
+signatures = {
+    '_do_epoch_train': ['self'], '_do_epoch': ['self'], '_with_events': ['self','f','event_type','ex','final'], '_split': ['self','b'],
+    '_set_device': ['self','b'], 'one_batch': ['self','i','b'], 'all_batches': ['self'], '_do_one_batch': ['self'], '_do_grad_opt': ['self'],
+    '_backward': ['self'], '_step': ['self'], '_do_fit': ['self'], '__call__': ['self','event_name'], '_call_one': ['self','event_name']}
+
+def test_signatures(): assert {nm: list(inspect.signature(getattr(Learner, nm)).parameters) for nm in signatures}==signatures
+
+# The order of calls and events
+
+parts = '_do_epoch_train','all_batches','one_batch','_set_device','_split','_do_one_batch','_do_grad_opt','_backward','_step','_do_epoch_validate'
+
+def logged(log):
+    "A class of learners that writes down its calls and events"
+    def _method(nm):
+        own = getattr(Learner, nm)
+        def f(self, *args, **kwargs):
+            log.append(nm)
+            return own(self, *args, **kwargs)
+        return f
+    def _call(self, events):
+        log.extend([events] if isinstance(events, str) else events)
+        return Learner.__call__(self, events)
+    return type('Logged', (Learner,), {**{nm: _method(nm) for nm in parts}, '__call__': _call})
+
+def learner(cls=None, cbs=None, n=8, bs=4):
+    learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=cbs)
+    if cls: learn.__class__ = cls
+    return learn
+
+one_train_batch = ['one_batch','_set_device','_split','before_batch','_do_one_batch','after_pred','after_loss','_do_grad_opt',
+                   'before_backward','_backward','after_backward','before_step','_step','after_step','after_batch']
+one_valid_batch = ['one_batch','_set_device','_split','before_batch','_do_one_batch','after_pred','after_loss','after_batch']
+
+def test_order_of_the_loop():
+    "All of a fit of one epoch with two batches"
+    log = []
+    learner(logged(log)).fit(1, 0.1)
+    assert log==['before_fit','before_epoch','_do_epoch_train','before_train','all_batches',*2*one_train_batch,'after_train',
+                 '_do_epoch_validate','before_validate','all_batches',*one_valid_batch,'after_validate','after_epoch','after_fit']
+
+def test_validate_has_no_training_part():
+    log = []
+    learn = learner(logged(log))
+    learn.fit(1, 0.1)
+    log.clear()
+    learn.validate()
+    assert log==['before_fit','before_epoch','_do_epoch_validate','before_validate','all_batches',*one_valid_batch,'after_validate','after_epoch','after_fit']
+
+def test_cancelled_events():
+    log = []
+    learn = learner(logged(log))
+    learn.remove_cbs(list(learn.cbs))
+    def cancel(): raise CancelBatchException
+    run_events(learn, cancel, 'batch', CancelBatchException)
+    assert log==['before_batch','after_cancel_batch','after_batch']
+    with pytest.raises(CancelBatchException): run_events(learn, cancel, 'step', CancelStepException)
+
+# Each of our functions, within a fit
+
+class Once(Callback):
+    "Calls `f(learn)` in place of the first batch's step"
+    order = 70
+    def __init__(self, f): self.f,self.done = f,False
+    def before_step(self):
+        if self.done: return
+        self.done = True
+        self.f(self.learn)
+
+def test_optimizer_step():
+    log,known = [],[]
+    def f(learn):
+        known.append(flat(learn).clone())
+        log.clear()
+        optimizer_step(learn)
+        known.append(flat(learn).clone())
+        assert all(p.grad.any() for p in learn.model.parameters()) # Not zeroed
+        assert log==['before_step','_step','after_step']
+    learner(logged(log), Once(f)).fit(1, 0.1)
+    assert len(known)==2 and not torch.equal(*known)
+
+def test_backward_and_batches():
+    seen = []
+    def f(learn):
+        grads = [p.grad.clone() for p in learn.model.parameters()]
+        x,y = learn.xb[0].clone(),learn.yb[0].clone()
+        set_batch(learn, to_device(learn, (x*2, y)))
+        assert torch.equal(learn.xb[0], x*2) and torch.equal(learn.yb[0], y) and len(learn.xb)==len(learn.yb)==1
+        learn.opt.zero_grad()
+        learn.loss_grad = learn.loss_func(learn.model(x), y)
+        backward(learn)
+        for p,g in zip(learn.model.parameters(), grads): torch.testing.assert_close(p.grad, g)
+        seen.append(True)
+    learner(cbs=Once(f)).fit(1, 0.1)
+    assert seen
+
+def test_to_device_is_the_models():
+    learn = learner()
+    learn.dls.device = torch.device('cpu')
+    assert to_device(learn, (torch.ones(1),))[0].device==next(learn.model.parameters()).device
+
+def test_do_one_batch():
+    log = []
+    def f(learn):
+        log.clear()
+        do_one_batch(learn)
+        assert log==['_do_one_batch','after_pred','after_loss','_do_grad_opt','before_backward','_backward','after_backward','before_step','_step','after_step']
+    learner(logged(log), Once(f)).fit(1, 0.1)
+    assert log
+
+class Twice:
+    "Each batch of training for a second time"
+    def __init__(self, learn): self.learn,self.seen = learn,[]
+    def __call__(self, i, b):
+        self.seen.append((i,len(b)))
+        for _ in range(1+self.learn.training): fastais_one_batch(self.learn, i, b)
+
+def test_one_batch_by():
+    learn,plain = learner(n=12),learner(n=12)
+    f = Twice(learn)
+    with one_batch_by(learn, f):
+        learn.fit(1, 0.1)
+        learn.logger = print # Not that of `quiet_learner`
+        assert isinstance(pickle.loads(pickle.dumps(learn)).one_batch, Twice)
+    assert 'one_batch' not in vars(learn) and f.seen==[(0,2),(1,2),(2,2),(0,2)]
+    plain.fit(1, 0.1)
+    assert len(learn.recorder.losses)==2*len(plain.recorder.losses)==6
+
+def test_one_batch_by_is_taken_away_after_an_error():
+    learn = learner()
+    with pytest.raises(KeyError), one_batch_by(learn, lambda i, b: {}[i]): learn.fit(1, 0.1)
+    assert 'one_batch' not in vars(learn)
+
+class Halves:
+    "The fit is half as far from its end after each batch"
+    def __call__(self, pct): return (1+pct)/2
+
+class Position(Callback):
+    "How far the fit is, in and after each batch of training, and how many there were"
+    order,run_valid = TrainEvalCallback.order+1,False
+    def before_fit(self): self.seen = []
+    def before_batch(self): self.seen.append(self.pct_train)
+    def after_batch(self): self.seen += [self.pct_train,self.train_iter]
+
+def test_pct_train_by():
+    learn = learner(n=6, cbs=Position())
+    with pct_train_by(learn, Halves()):
+        learn.fit(1, 0.1)
+        learn.logger = print # Not that of `quiet_learner`
+        again = pickle.loads(pickle.dumps(learn))
+    assert learn.position.seen==[0.,0.5,1, 0.5,0.75,2]
+    again.fit(1, 0.1)
+    assert again.position.seen==learn.position.seen
+    with pytest.raises(KeyError), pct_train_by(learn, lambda pct: {}[pct]): learn.fit(1, 0.1)
+    learn.fit(1, 0.1)
+    assert learn.position.seen==[0.,0.5,1, 0.5,1.,2]
+
+def test_pct_train_of_nobody():
+    "Where no `TrainEvalCallback` counts"
+    learn = learner()
+    learn.remove_cbs(list(learn.cbs))
+    with pct_train_by(learn, Halves()): pass
+
+@pytest.mark.parametrize('nm', ['one_batch','_do_one_batch','_do_grad_opt','_step'])
+def test_own_loop(nm):
+    learn = learner()
+    assert own_loop(learn) is None
+    setattr(learn, nm, getattr(learn, nm))
+    assert own_loop(learn)==nm
+    delattr(learn, nm)
+    learn.__class__ = type('Own', (Learner,), {nm: lambda self, *args: None})
+    assert own_loop(learn)==nm
+
+def test_first_epoch():
+    found = []
+    class Look(Callback):
+        def before_fit(self): found.append(first_epoch(self.learn))
+    learner(cbs=Look()).fit(3, 0.1)
+    learner(cbs=Look()).fit(3, 0.1, start_epoch=2)
+    assert found==[0,2] and SkipToEpoch(5)._skip_to==5
+
+def test_hyper_and_schedules():
+    found = []
+    class Look(ScopedCallback):
+        order = ParamScheduler.order+1
+        def before_batch(self):
+            if self.training: found.append((self.hyper('lr'), self.schedules(), self.pct_train))
+    learner(cbs=Look()).fit_one_cycle(1, 0.1)
+    assert [set(o[1]) for o in found]==[{'lr','mom'}]*2
+    for lr,scheds,pct in found: assert lr==[scheds['lr'](pct)]
+    found.clear()
+    learner(cbs=Look()).fit(1, 0.1)
+    assert [o[:2] for o in found]==[([0.1],{})]*2
+
+# Scopes
+
+class Scoped(ScopedCallback):
+    def __init__(self, log, nm, order=0, fails=False): self.log,self.nm,self.order,self.fails = log,nm,order,fails
+    @property
+    def name(self): return self.nm
+    @contextmanager
+    def scope(self):
+        self.log.append(f'{self.nm} in')
+        try: yield
+        finally: self.log.append(f'{self.nm} out')
+    def after_batch(self):
+        if self.fails: raise KeyError('mine')
+
+@pytest.mark.parametrize('fails', [False, True])
+def test_scopes_in_their_order(fails):
+    log = []
+    learn = learner(cbs=[Scoped(log, 'b', 2, fails), Scoped(log, 'a', 1)])
+    with pytest.raises(KeyError) if fails else nullcontext(): learn.fit(2, 0.1)
+    assert log==['a in','b in','b out','a out']*(1 if fails else 2)
+    assert not {'_do_epoch_train','_with_events'} & set(vars(learn))
+
+def test_a_skipped_epoch_has_no_scope():
+    class Skip(Callback):
+        order = 70
+        def before_epoch(self): raise CancelEpochException
+    log = []
+    learn = learner(cbs=[Scoped(log, 'a'), Skip()])
+    learn.fit(2, 0.1)
+    assert log==[] and '_do_epoch_train' not in vars(learn)
+
+class Called(Learner):
+    "Passes events and calls on, in frames of its own"
+    def __call__(self, events): [(lambda o: Learner.__call__(self, o))(o) for o in L(events)]
+    def _with_events(self, *args, **kwargs): return super()._with_events(*args, **kwargs)
+
+@pytest.mark.parametrize('cls', [Learner,Called])
+def test_who_fires_an_event(cls):
+    "Of a fit, of a look at the learner, and of one within a fit"
+    seen = []
+    class Asks(Callback):
+        def _ask(self): seen.append(is_of_loop(self.learn))
+        before_fit = before_epoch = before_train = after_batch = after_epoch = after_fit = _ask
+    class LooksIn(Callback):
+        def after_train(self):
+            with self.learn: pass
+    learn = learner(cls, cbs=Asks())
+    with learn: pass
+    assert seen==[False]*4
+    learn.fit(1, 0.1)
+    assert seen[4:]==[True]*8
+    learn.add_cb(LooksIn())
+    learn.fit(1, 0.1)
+    assert seen[12:]==[True]*5+[False]*4+[True]*3
+
+def test_pickled_with_its_stand_in():
+    found = []
+    class Save(Callback):
+        order = 70
+        def before_epoch(self):
+            assert '_do_epoch_train' in vars(self.learn)
+            learn,logger = self.learn,self.learn.logger
+            learn.logger = print
+            with learn.removed_cbs(self): found.append(pickle.dumps(learn))
+            learn.logger = logger
+    learn = learner(cbs=[ScopedCallback(), Save()])
+    learn.fit(1, 0.1)
+    learn = pickle.loads(found[0])
+    learn.logger = lambda *args: None
+    learn.fit(1, 0.1) # The stand-in it was saved with is its own
+
+# What fastai sends between ranks
+
+def test_what_is_replaced():
+    "The names that are looked up at each call, and both are put back after an error"
+    own = fastai.torch_core.maybe_gather,DistributedDL._broadcast
+    assert list(inspect.signature(own[0]).parameters)==['x','axis'] and list(inspect.signature(own[1]).parameters)==['self','t','rank']
+    assert any('maybe_gather' in c.co_names for c in fastai.torch_core.to_detach.__code__.co_consts if inspect.iscode(c))
+    assert '_broadcast' in DistributedDL.get_idxs.__code__.co_names
+    with pytest.raises(KeyError), fastai_on_ranks():
+        with fastai_on_ranks(): assert fastai.torch_core.maybe_gather is not own[0] and DistributedDL._broadcast is not own[1]
+        assert fastai.torch_core.maybe_gather is not own[0] and DistributedDL._broadcast is not own[1]
+        raise KeyError
+    assert (fastai.torch_core.maybe_gather,DistributedDL._broadcast)==own
+
+# Hyper-parameters for a while
+
+def groups(m): return [list(m[:1].parameters()), list(m[1:].parameters())]
+
+def opts():
+    m = mlp()
+    return [SGD(groups(m), lr=0.1, mom=0.9, wd=0.01), OptimWrapper(groups(m), torch.optim.AdamW, lr=0.1)]
+
+@pytest.mark.parametrize('i', [0, 1])
+def test_hypers(i):
+    opt = opts()[i]
+    then = Hypers(opt)
+    assert then.moved(opt)==[]
+    calls,own = [],opt.set_hyper
+    opt.set_hyper = lambda k, v: (calls.append(k), own(k, v))
+    then.restore(opt)
+    assert calls==[] # Nothing is set where nothing has moved
+    own('lr', [0.1,0.2])
+    own('wd', 0.5)
+    assert set(then.moved(opt))=={'lr','wd'}
+    then.restore(opt, names=['lr'])
+    assert calls==['lr'] and then.moved(opt)==['wd'] and [h['lr'] for h in opt.hypers]==[0.1,0.1]
+    then.restore(opt)
+    assert calls==['lr','wd'] and then.moved(opt)==[]
+    assert [dict(h) for h in opt.hypers]==then.groups
+
+def test_hypers_nan():
+    "NaN differs from itself, and has not moved"
+    opt = opts()[0]
+    opt.set_hyper('lr', float('nan'))
+    assert Hypers(opt).moved(opt)==[]
+
+def test_inner_opt():
+    sgd,wrapped = opts()
+    assert inner_opt(sgd) is sgd and inner_opt(wrapped) is wrapped.opt
+
+# Events and callbacks
+
+def test_an_event_that_a_callback_does_not_have_is_looked_for_nowhere_else():
+    "fastai would find it on the model; one that is set on the callback itself counts"
+    class Named(nn.Module):
+        def __init__(self): super().__init__(); self.m,self.called = mlp(),[]
+        def forward(self, x): return self.m(x)
+        def after_pred(self): self.called.append('after_pred')
+    told,scoped = [],ScopedCallback()
+    learn = quiet_learner(loaders(regression(8), 4), Named(), cbs=scoped)
+    learn.remove_cbs([cb for cb in learn.cbs if cb is not scoped and not isinstance(cb, TrainEvalCallback)])
+    scoped.after_step = lambda: told.append('after_step')
+    assert scoped.hears('after_step') and scoped.hears('before_fit') and not scoped.hears('after_pred')
+    scoped('after_pred')
+    assert learn.model.called==[]
+    learn.fit(1, 0.1)
+    assert told==2*['after_step'] and scoped.run
+
+def test_attributes_are_not_looked_for_on_the_learner_again(recwarn):
+    "A name of the learner's is said once, a property's setter is its own, and whether the model trains is the learner's word"
+    class Own(ScopedCallback):
+        @property
+        def twice(self): return self._twice
+        @twice.setter
+        def twice(self, o): self._twice = 2*o
+    looked,own = [],Own()
+    class Model(nn.Linear):
+        def __getattr__(self, nm):
+            looked.append(nm)
+            return super().__getattr__(nm)
+    learn = quiet_learner(loaders(regression(8), 4), Model(10, 1), cbs=own)
+    for i in range(3): own.loss_func,own.mine,own.twice = i,i,i
+    assert (own.loss_func,own.mine,own.twice)==(2,2,4) and looked.count('mine')==1
+    assert len([o for o in recwarn if 'shadowing' in str(o.message)])==1
+    for training in (True,False):
+        learn.training = training
+        assert own.training is training
+
+def test_callback_of():
+    class Sub(ScopedCallback): pass
+    learn = learner(cbs=Sub())
+    assert callback_of(learn, ScopedCallback) is learn.sub and callback_of(learn, (int,ParamScheduler)) is None
+
+def test_change_hidden():
+    rnn = AWD_LSTM(10, 4, 6, 1)
+    rnn.reset()
+    change_hidden(rnn, 5)
+    assert rnn.bs==5 and [h.shape[1] for h in rnn.hidden[0]]==[5,5]

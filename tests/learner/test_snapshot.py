@@ -1,0 +1,333 @@
+"`unchanged`: whatever happens in the block, the learner and the random numbers are as they were"
+import random
+import threading
+from collections import Counter, OrderedDict, defaultdict, deque
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader as TorchDataLoader, RandomSampler
+from fastai.callback.core import Callback
+from fastai.data.core import DataLoaders
+from fastai.learner import Learner
+from fastai.optimizer import Adam, OptimWrapper, SGD, ranger
+from fastcore.foundation import L
+
+from fastai_bs.learner.snapshot import unchanged
+from helpers import autocast_state, changes, loaders, mlp, picture, quiet_learner, regression
+
+class Holder(Callback):
+    "A callback with state of every kind"
+    def __init__(self):
+        self.n,self.a_list,self.a_dict,self.a_deque = 0,[1,[2]],{'x': {'y': 1}},deque([1,2], maxlen=3)
+        self.ordered,self.a_default,self.counter,self.an_l,self.a_tuple = OrderedDict(b=1, a=2),defaultdict(list,
+            k=[1]),Counter('aab'),L(1,2),([1],torch.ones(2))
+        self.rng,self.gen,self.np_gen = random.Random(1),torch.Generator().manual_seed(1),np.random.default_rng(1)
+
+    def stir(self):
+        "Change each of them in place, and then put another in its place"
+        self.n += 1
+        self.a_list[1].append(3); self.a_list.insert(0, 5)
+        self.a_dict['x']['y'] = 2; self.a_dict['z'] = 3
+        self.a_deque.extend([7,8])
+        self.ordered.move_to_end('b'); del self.ordered['a']
+        self.a_default['new'].append(1); self.a_default['k'].append(2)
+        self.counter.update('b')
+        self.an_l.append(3)
+        self.a_tuple[0].append(2); self.a_tuple[1].add_(1)
+        self.rng.random(); torch.rand(1, generator=self.gen); self.np_gen.random()
+        for k in list(vars(self)):
+            if k!='learn': setattr(self, k, None)
+        self.fresh = 1
+
+class Net(nn.Module):
+    "Buffers of every kind, and tensors that are plain attributes"
+    def __init__(self, n_out=2):
+        super().__init__()
+        self.lin,self.bn = nn.Linear(5,n_out),nn.BatchNorm1d(5)
+        self.register_buffer('kept', torch.zeros(n_out))
+        self.register_buffer('passing', torch.zeros(n_out), persistent=False)
+        self.register_buffer('wide', torch.ones(1).expand(4))
+        self.state,self.states = torch.zeros(n_out),[torch.zeros(1),{'h': torch.zeros(1)}]
+    def forward(self, x):
+        res = self.lin(self.bn(x)) + self.kept + self.passing + self.state + self.states[0]
+        self.kept.add_(0.1); self.passing.add_(0.1)
+        self.state = res.detach().mean(0)
+        self.states[0] = self.states[0]+0.1; self.states[1]['h'].add_(1)
+        return res
+
+def net_learner(n=64, **kwargs):
+    torch.manual_seed(0)
+    return quiet_learner(loaders(regression(n, dtype=torch.float32), 8, shuffle=True), Net(), **kwargs)
+
+def _train(learn): learn.fit(1, 0.1)
+def _stir(learn): learn.holder.stir()
+def _rngs(learn): random.random(); np.random.rand(); torch.rand(1)
+def _swap_model(learn): learn.model = nn.DataParallel(learn.model)
+def _swap_opt(learn): learn.create_opt()
+def _swap_loaders(learn): learn.dls.loaders = [learn.dls.train.new(bs=2), learn.dls.valid]
+def _swap_loader(learn): learn.dls.loaders[0] = learn.dls.train.new(bs=2)
+def _iterate(learn): list(learn.dls.train)
+def _callbacks(learn): learn.remove_cb(learn.holder); learn.add_cb(Callback(after_fit=lambda self: None)); learn.recorder.run = False
+def _freeze(learn):
+    for p in learn.model.lin.parameters(): p.requires_grad_(False)
+def _flags(learn): learn.model.eval(); learn.model.lin.train()
+def _grads(learn):
+    for p in learn.model.parameters(): p.grad = torch.ones_like(p)
+def _no_grads(learn):
+    for p in learn.model.parameters(): p.grad = None
+def _hook(learn): learn.model.register_forward_hook(lambda *a: None)
+def _shape(learn): learn.model.kept.set_(torch.ones(3)); learn.model.wide = torch.zeros(4)
+def _layer(learn): learn.model.extra = nn.Linear(2,2); del learn.model.lin
+def _half(learn): learn.model.half()
+def _autocast(learn):
+    for _ in range(2): torch.autocast('cpu', dtype=torch.bfloat16).__enter__()
+def _no_cache(learn): torch.autocast('cpu', cache_enabled=False).__enter__()
+
+happenings = [_train, _stir, _rngs, _swap_model, _swap_opt, _swap_loaders, _swap_loader, _iterate, _callbacks, _freeze, _flags, _grads, _no_grads, _hook,
+    _shape,
+              _layer, _half, _autocast, _no_cache]
+
+def _new(learn): pass
+def _once(learn): learn.fit(1, 0.1)
+def _uneven(learn):
+    "Gradients of every kind: none, zero and not zero"
+    learn.fit(1, 0.1)
+    learn.model.lin.weight.grad.fill_(2.)
+    learn.model.bn.bias.grad = None
+
+states = [(_new,None),(_uneven,ValueError),(_once,None),(_new,KeyboardInterrupt),(_uneven,None)]
+
+# Each of what happens from two of the states, one after another
+@pytest.mark.parametrize('happens,before,error', [(f,*states[(i+j)%5]) for i,f in enumerate(happenings) for j in (0,1)],
+    ids=lambda o: getattr(o, '__name__', str(o)).strip('_'))
+def test_all_is_as_it_was(happens, before, error):
+    learn = net_learner(cbs=Holder(), opt_func=Adam)
+    before(learn)
+    was = picture(learn)
+    if error is None:
+        with unchanged(learn):
+            happens(learn)
+            assert changes(was, picture(learn)) or (happens,before)==(_no_grads,_new)
+    else:
+        with pytest.raises(error, match='the one'), unchanged(learn):
+            happens(learn)
+            raise error('the one')
+    assert changes(was, picture(learn))==[]
+
+def test_gradients_of_zero_that_are_added_to():
+    "As a backward pass that is cut short leaves them: the same tensors, zero again"
+    learn = net_learner()
+    learn.fit(1, 0.1)
+    was = picture(learn)
+    with unchanged(learn):
+        for p in learn.model.parameters(): p.grad.add_(1.)
+    assert changes(was, picture(learn))==[]
+
+def test_everything_at_once_and_nested():
+    "The inner block puts back what the outer one had changed by then"
+    learn = net_learner(cbs=Holder())
+    was = picture(learn)
+    with unchanged(learn):
+        _train(learn)
+        between = picture(learn)
+        with pytest.raises(ZeroDivisionError), unchanged(learn):
+            for f in (_grads, _freeze, _flags, _stir, _swap_opt, _swap_loaders, _swap_model, _rngs, _autocast): f(learn)
+            _ = 1/0
+        assert changes(between, picture(learn))==[]
+    assert changes(was, picture(learn))==[]
+
+@pytest.mark.parametrize('opt_func', [partial(SGD, mom=0.9), ranger, partial(OptimWrapper, opt=torch.optim.AdamW)], ids=['SGD','ranger','AdamW'])
+@pytest.mark.parametrize('before', [_new, _once], ids=['new','trained'])
+def test_optimizer_state(opt_func, before):
+    "It is the same optimizer with the same state; or there is none"
+    learn = net_learner(opt_func=opt_func)
+    before(learn)
+    was,opt = picture(learn),learn.opt
+    with unchanged(learn): learn.fit(1, 0.5, wd=0.1)
+    assert learn.opt is opt and changes(was, picture(learn))==[]
+
+class ArrayHolder(Callback):
+    "State that is neither a tensor nor a list or dict"
+    def __init__(self): self.a_set,self.an_array,self.np_rng = {1,2},np.zeros(3),np.random.RandomState(1)
+
+@pytest.mark.parametrize('nm,change', [('a_set', lambda o: o.add(3)), ('an_array', lambda o: o.__iadd__(1)), ('np_rng', lambda o: o.rand())],
+    ids=['set','array','RandomState'])
+def test_other_state_of_a_callback(nm, change):
+    learn = net_learner(cbs=ArrayHolder())
+    was = picture(learn)
+    with unchanged(learn): change(getattr(learn.array_holder, nm))
+    assert changes(was, picture(learn))==[]
+
+class Average:
+    "Of the weights: no module and no callback"
+    def __init__(self, ps): self.shadow,self.n,self.dtype,self.decay = [p.detach().clone() for p in ps],0,torch.float32,lambda n: 1-1/(n+1)
+    def update(self, ps):
+        self.n += 1
+        self.last = self.n
+        for s,p in zip(self.shadow, ps): s.lerp_(p.detach(), self.decay(self.n))
+
+class KeepsAverage(Callback):
+    def __init__(self, average): self.average = average
+    def after_step(self): self.average.update(self.model.parameters())
+
+def test_an_object_of_ones_own_that_a_callback_holds():
+    "Before its first update and after some"
+    learn = net_learner()
+    learn.add_cb(KeepsAverage(Average(learn.model.parameters())))
+    for _ in range(2):
+        was = picture(learn)
+        with unchanged(learn): learn.fit(1, 0.1)
+        assert changes(was, picture(learn))==[]
+        learn.fit(1, 0.1)
+    assert learn.keeps_average.average.n>0
+
+class Connection:
+    def __init__(self): self.lock,self.n_sent = threading.Lock(),0
+
+def test_an_object_that_holds_more_than_values_is_left_alone():
+    "A thread may be at work on it"
+    learn = net_learner(cbs=ArrayHolder())
+    learn.array_holder.connection = conn = Connection()
+    with unchanged(learn): conn.n_sent += 1
+    assert learn.array_holder.connection is conn and conn.n_sent==1
+
+def test_a_data_set_that_a_callback_holds_is_not_copied():
+    class Items:
+        def __init__(self): self.xs = [torch.zeros(2)]
+        def __getitem__(self, i): return self.xs[i]
+    learn = net_learner(cbs=ArrayHolder())
+    learn.array_holder.items = items = Items()
+    with unchanged(learn): items.xs[0] += 1
+    assert items[0].sum()==2
+
+def test_parameters_keep_their_memory_and_aliases():
+    "A tensor that shares memory with a parameter still does"
+    learn = net_learner()
+    view = learn.model.lin.weight.data[0]
+    with unchanged(learn):
+        learn.model.half()
+        learn.model.lin.weight.data.fill_(7)
+    learn.model.lin.weight.data.fill_(3)
+    assert view.tolist()==[3]*5
+
+def test_torch_loaders_and_samplers():
+    "Their generators are where they were"
+    gen,items = torch.Generator().manual_seed(3),regression(24, dtype=torch.float32)
+    dl = TorchDataLoader(items, batch_size=4, sampler=RandomSampler(items, generator=gen), generator=torch.Generator().manual_seed(4))
+    learn = quiet_learner(DataLoaders(dl, dl), mlp(dtype=torch.float32))
+    was = picture(learn)
+    with unchanged(learn): list(dl)
+    assert changes(was, picture(learn))==[]
+
+def test_persistent_workers_wait():
+    "Those that there are get nothing to do, and those of the block are gone after it"
+    items = regression(24, dtype=torch.float32)
+    dl = TorchDataLoader(items, batch_size=4, num_workers=1, persistent_workers=True)
+    learn = quiet_learner(DataLoaders(dl, dl), mlp(dtype=torch.float32))
+    list(dl)
+    own = dl._iterator
+    with unchanged(learn):
+        assert dl._iterator is None
+        list(dl)
+        other = dl._iterator
+        assert other is not own and all(w.is_alive() for w in other._workers)
+    assert dl._iterator is own and not any(w.is_alive() for w in other._workers) and all(w.is_alive() for w in own._workers)
+    own._shutdown_workers()
+
+def test_open_autocast_context_stays_open():
+    "Only what was opened in the block is closed"
+    learn = net_learner()
+    with torch.autocast('cpu', dtype=torch.float16):
+        was = autocast_state()
+        assert was[0]==1 and was[1][0]==(True, torch.float16)
+        with unchanged(learn):
+            _autocast(learn)
+            assert autocast_state()[0]==3
+        assert autocast_state()==was
+    assert autocast_state()[0]==0
+
+def test_casts_of_a_context_that_was_left_open_are_forgotten():
+    "Those of weights that are not there any more"
+    learn,x = net_learner(),torch.ones(1,5)
+    lin = learn.model.lin
+    def _cast():
+        with torch.autocast('cpu', dtype=torch.bfloat16): return lin(x).float()
+    want = _cast()
+    with unchanged(learn):
+        for p in lin.parameters(): p.data.zero_()
+        _autocast(learn)
+        assert not lin(x).any()
+    assert torch.equal(_cast(), want)
+
+def test_lazy_parameters_are_refused():
+    learn = quiet_learner(loaders(regression(8, dtype=torch.float32), 4), nn.Sequential(nn.LazyLinear(2)))
+    with pytest.raises(ValueError, match='lazy parameters without a shape yet: pass one batch through it first'), unchanged(learn): pass
+    learn.model(torch.randn(2,5))
+    with unchanged(learn): _train(learn)
+    assert learn.opt is None
+
+def test_items_are_not_copied():
+    "The data set stays out of it, however large"
+    class Untouchable(list):
+        def __iter__(self): raise AssertionError('went through the data')
+    items = Untouchable(regression(16, dtype=torch.float32))
+    learn = Learner(DataLoaders(TorchDataLoader(items, batch_size=4), TorchDataLoader(items, batch_size=4)), mlp(dtype=torch.float32), loss_func=nn.MSELoss())
+    with unchanged(learn): pass
+
+def test_a_failing_restoration_does_not_stop_the_others():
+    "Each is asked for, whatever became of the one before"
+    class Stubborn(random.Random):
+        def setstate(self, state): raise RuntimeError('will not')
+    class Last(Callback):
+        def __init__(self): self.rng = Stubborn(1)
+    learn = net_learner(cbs=Last())
+    before = torch.get_rng_state()
+    w = learn.model.lin.weight.detach().clone()
+    with pytest.raises(RuntimeError, match='will not'), unchanged(learn): _train(learn)
+    assert torch.equal(torch.get_rng_state(), before) and torch.equal(learn.model.lin.weight, w) and learn.opt is None
+
+class ReadOnly(Callback):
+    "As pandas hands them out"
+    def __init__(self):
+        self.weights,self.counts = np.ones(3),np.zeros(3)
+        self.weights.flags.writeable = False
+    def after_batch(self): self.counts += 1
+
+def test_arrays_that_cannot_be_written_to():
+    cb = ReadOnly()
+    learn = quiet_learner(loaders(regression(8), 4), mlp(), cbs=cb)
+    with unchanged(learn): learn.fit(1, 0.1)
+    assert not cb.counts.any() and cb.weights.all()
+
+@pytest.mark.parametrize('script', [torch.jit.script, lambda m: torch.jit.trace(m, torch.randn(4,5,dtype=torch.float64), check_trace=False)])
+def test_torchscript(script):
+    "Its modules hold their state where `vars` does not show it"
+    model = script(nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double())
+    learn = quiet_learner(loaders(regression(8), 4), model)
+    before = {k: v.clone() for k,v in model.state_dict().items()}
+    with unchanged(learn): learn.fit(1, 0.1)
+    for k,v in model.state_dict().items(): assert torch.equal(v, before[k])
+
+@pytest.mark.parametrize('seed', [0,2**40])
+def test_a_seed_for_the_block(seed):
+    "Loaders draw the same on all ranks, everything else does not; afterwards what would have been drawn next comes"
+    gen = torch.Generator()
+    items = regression(20)
+    dl = TorchDataLoader(items, batch_size=4, sampler=RandomSampler(items, generator=gen))
+    dl.numpys = np.random.default_rng(0),np.random.RandomState(0)
+    learn = quiet_learner(DataLoaders(dl, loaders(items, 4, shuffle=True).train, device='cpu'), mlp())
+    learn.dls.loaders[1].rng.seed(7)
+    def _drawn():
+        mine = [torch.rand(3, generator=gen).tolist(), learn.dls.loaders[1].rng.random(), dl.numpys[0].random(), dl.numpys[1].rand()]
+        return mine,(torch.rand(3).tolist(),random.random(),np.random.rand())
+    def _in_block(*args):
+        was = picture(learn)
+        with unchanged(learn, *args): res = _drawn()
+        assert changes(was, picture(learn))==[]
+        return res
+    (mine,others),(same,apart),(more,too) = _in_block(seed, 0),_in_block(seed, 1),_in_block(seed+1, 0)
+    assert mine==same and (mine,others)==_in_block(seed) and all(a!=b for a,b in zip(others, apart))
+    assert all(a!=b for a,b in zip([*mine,*others], [*more,*too])) and _in_block(None)==_in_block()==_drawn()

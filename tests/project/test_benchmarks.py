@@ -1,0 +1,287 @@
+"Benchmarks: a page is what its script makes of the stored results, all take the same arguments, and who cites a figure has it from there"
+import inspect
+import json
+import re
+import runpy
+import sys
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from fastai_bs.finder.advice import ended_above
+from helpers import cells_of, root
+
+folder = root/'benchmarks'
+if not folder.is_dir(): pytest.skip("in a checkout only: benchmarks", allow_module_level=True)
+sys.path.insert(0, str(folder))
+import frame # noqa: E402
+from frame import Table, in_pairs, middle # noqa: E402
+
+# The others are libraries, and a picture for the README
+scripts = [p.stem for p in sorted(folder.glob('*.py')) if re.search(r"(?s)if __name__=='__main__'.*main\(__doc__", p.read_text())]
+
+@cache
+def script(nm):
+    "What it calls `frame.main` with"
+    with pytest.MonkeyPatch.context() as m:
+        found = {}
+        signature = inspect.signature(frame.main)
+        m.setattr(frame, 'main', lambda *args, **kwargs: found.update(signature.bind(*args, **kwargs).arguments))
+        m.setattr(sys, 'argv', [str(folder/f'{nm}.py')])
+        runpy.run_path(sys.argv[0], run_name='__main__')
+    return SimpleNamespace(**{'parts': (), 'parser': None, **found})
+
+@cache
+def result(nm): return Table(nm).df
+
+# Scripts and pages
+
+@pytest.mark.parametrize('nm', [pytest.param(o, marks=pytest.mark.slow) if o=='pays' else o for o in scripts])
+def test_a_page_is_written_from_the_results(nm):
+    s = script(nm)
+    if not (folder/f'{nm}.md').exists() and not any(Table(o).path.exists() for o in s.names): pytest.skip("not measured yet")
+    text = s.page(*(Table(o).df for o in s.names)).rstrip()+'\n'
+    assert text==(folder/f'{nm}.md').read_text(), f"python benchmarks/{nm}.py"
+    for o in re.findall(r'\]\((\w+\.\w+)\)', text): assert (folder/o).exists(), o
+
+@pytest.mark.parametrize('nm', scripts)
+def test_arguments(nm, capsys):
+    s = script(nm)
+    parser = s.parser or frame.arguments(s.doc, s.parts)
+    for o in ('quick','full'): assert getattr(parser.parse_args([f'--{o}','--data','here','--seeds','3','4']), o)
+    assert not (o := parser.parse_args([])).quick and not o.full and o.data is None
+    with pytest.raises(SystemExit): parser.parse_args(['--quick','--full'])
+    with pytest.raises(SystemExit) as e: parser.parse_args(['--help'])
+    assert e.value.code==0 and s.doc.splitlines()[0] in capsys.readouterr().out
+    assert f'python benchmarks/{nm}.py' in s.doc
+
+def test_all_results_are_on_a_page():
+    of = {o for nm in scripts for o in script(nm).names}
+    assert {p.stem for p in (folder/'results').glob('*.csv')}<=of
+    for o in of: assert {*frame.about_cols}-{'commit'}<=set(result(o)), o # That is younger than some
+    assert not list(folder.glob('*.csv'))
+
+def test_the_list_of_them():
+    "A row for each script, with its page"
+    rows = dict(re.findall(r'^\| \[`(\w+)\.py`\]\(\1\.py\) \|.*\| \[page\]\((\w+)\.md\) \|$', (folder/'README.md').read_text(), flags=re.M))
+    assert rows=={o: o for o in scripts}
+
+# The frame
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    monkeypatch.setattr(frame, 'here', tmp_path)
+    return Table('some')
+
+def test_a_row_is_added_once_and_found(table):
+    assert not len(table.df) and not table.has(seed=0)
+    table.add(arm='a', seed=0, lr=10**-1.5, loss=1/3)
+    assert table.has(arm='a', seed=0, lr=10**-1.5) and table.has(arm='a') and table.has(seed=np.int64(0), loss=np.float64(1/3))
+    assert not table.has(arm='a', seed=1) and not table.has(arm='b', seed=0) and not table.has(lr=0.0317) and not table.has(other=0)
+    row = table.df.iloc[0]
+    assert row.date and row.torch and row.threads and row.loss==pytest.approx(1/3, rel=1e-5)
+
+def test_rows_of_other_columns(table):
+    "Integers stay integers where a column has gaps, and rows before have a gap in a new one"
+    table.add(part='a', seed=1)
+    table.add(part='b', loss=float('inf'))
+    table.add_all([dict(part='c', seed='all', loss=i) for i in range(2)])
+    lines = table.path.read_text().splitlines()
+    assert [o.split(',')[:3] for o in lines]==[['part','seed','loss'],['a','1',''],['b','','inf'],['c','all','0'],['c','all','1']]
+    assert tuple(lines[0].split(',')[3:])==frame.about_cols
+    assert table.has(part='a', seed=1) and table.has(seed='all', loss=1) and table.has(part='b', loss=float('inf')) and not table.has(part='b', seed=1)
+
+def test_another_process_adds_too(table):
+    "What was read is read again when it has changed"
+    table.add(seed=0)
+    assert len(table.df)==1
+    Table('some').add(seed=1)
+    assert table.has(seed=1)
+
+def test_quick_is_apart(table):
+    quick = Table('some', quick=True)
+    quick.add(seed=0)
+    assert not table.has(seed=0) and quick.path.parent.name=='quick'
+    assert f'{quick.path.parent.relative_to(frame.here)}/' in '\n'.join(o.removeprefix('benchmarks/') for o in (root/'.gitignore').read_text().splitlines())
+
+def test_main(tmp_path, monkeypatch, capsys):
+    "Without an argument it measures nothing"
+    monkeypatch.setattr(frame, 'here', tmp_path)
+    def _run(args, t): t.add(seed=len(t.df))
+    def _page(df): return f'{len(df)} rows'
+    def _main(*argv):
+        monkeypatch.setattr(sys, 'argv', ['some.py', *argv])
+        frame.main('A benchmark.', ['some'], _run, _page)
+    _main()
+    assert (tmp_path/'some.md').read_text()=='0 rows\n'
+    _main('--quick')
+    assert (tmp_path/'some.md').read_text()=='0 rows\n' and (tmp_path/'results/quick/some.md').read_text()=='1 rows\n'
+    _main('--full'),_main('--full')
+    assert (tmp_path/'some.md').read_text()=='2 rows\n'
+
+def test_quick_of_some_parts(tmp_path, monkeypatch, capsys):
+    "A page needs all of its tables"
+    monkeypatch.setattr(frame, 'here', tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['some.py','--quick','--parts','a'])
+    def _run(args, a, b): [t.add(seed=0) for nm,t in (('a',a),('b',b)) if nm in args.parts]
+    def _page(a, b): return f'{a.seed[0]} {b.seed[0]}'
+    def _main(): frame.main('A benchmark.', ['a','b'], _run, _page, parts=('a','b'))
+    _main()
+    assert 'No page' in capsys.readouterr().out and not list(tmp_path.glob('**/*.md'))
+    sys.argv[-1] = 'b'
+    _main()
+    assert (tmp_path/'results/quick/some.md').read_text()=='0 0\n'
+
+def test_measured():
+    df = pd.DataFrame([dict(date='2026-01-02', torch='2.0', other='1.5', python='3.10', threads='1'),dict(date='2026-01-01', torch='2.0')])
+    assert frame.measured(df, 'other')=='2026-01-01 and 2026-01-02, other 1.5, torch 2.0, Python 3.10, 1 thread.'
+    assert frame.measured(df[[]])==''
+    commits = pd.DataFrame(dict(date='2026-01-01', commit=['abc1234',np.nan]))
+    assert frame.measured(commits)=='2026-01-01, commit abc1234 (not of all rows).' and frame.measured(commits[:1])=='2026-01-01, commit abc1234.'
+
+def test_pairs_alternate():
+    calls = []
+    def _of(nm): return lambda: calls.append(nm) or len(calls)
+    res = in_pairs(_of('a'), _of('b'), 3)
+    assert ''.join(calls)=='ab'+'abbaab' and res==[(3,4),(6,5),(7,8)]
+
+def test_middle():
+    assert middle(range(15))==(7,3,11) and middle(range(21))==(10,5,15) # Of 21 the 7th and the 15th would hold it in 92%
+    assert middle([2.])==(2,2,2)
+
+# Who cites a figure
+
+def md(path): return '\n'.join(source for kind,source in cells_of(root/path) if kind=='markdown')
+
+def missing(text, *figures):
+    "Those that do not stand in `text` as numbers of their own, however it is worded"
+    return [o for o in figures if not re.search(rf'(?<![\d.,]){re.escape(o.lstrip("+"))}(?![\d%]|[.,]\d)', text)]
+
+def test_rossmann_on_the_first_page():
+    df = result('rossmann_runs').query("part=='whole'").set_index(['bs','epochs'])
+    figures = [o for r in (df.loc[key] for key in ((256,1),(64,1),(256,2))) for o in (f'{r.minutes:.1f}',f'{r.train_loss:.4f}',f'{r.exp_rmspe:.4f}')]
+    assert not missing(md('nbs/index.ipynb'), *figures)
+    plan = result('rossmann_plans').set_index('epochs').loc[1]
+    assert (plan.bs,plan.n_epoch)==(256,1) # "one epoch of 256 for one of 64"
+
+def test_three_cycles_on_the_first_page():
+    from rossmann_cycles import best_rate, by_arm, lr, over_today
+    df = result('rossmann_cycles')
+    few = df[df.rows==120000]
+    higher = best_rate(few, 'large')/best_rate(few, 'today')
+    def _said(over): return *(f'{over[k].mean():.2f}' for k in ('train_loss','valid_loss','exp_rmspe')),f"{over['seconds'].mean():.0%}"
+    def _over(df, rate_of): return {arm: _said(over) for arm,over in over_today(by_arm(df, rate_of)).items()}
+    many = df[df.rows==802943]
+    whole,best,best_of_all = _over(many, lambda arm: lr),*(_over(of, lambda arm, of=of: best_rate(of, arm)) for of in (few,many))
+    (a,b,c,t),(d,e,f,u),(g,h,i,v) = whole['plan'],whole['large'],best['large']
+    plan = many[many.arm=='plan'].iloc[0]
+    j,k,l,_ = best_of_all['large']
+    assert many[many.arm=='today'].lr.nunique()==many[many.arm=='large'].lr.nunique()
+    assert not missing(md('nbs/index.ipynb'), a, b, c, t, d, e, f, u, g, h, i, v, j, k, l, f'{higher:.0f}', str(plan.epochs), str(plan.bs))
+    assert best_rate(many, 'today')==many[many.arm=='today'].lr.min()
+
+kept = (r"Training loss as planned over today's, mean of seeds: median (\S+), above \+5% in (\S+),.*\n.*Validation loss: median (\S+), above \+5% in (\S+),.*\n"
+        r'.*whole fit: median (\S+) of')
+
+def figures(page, pattern): return re.search(pattern, (folder/f'{page}.md').read_text(), flags=re.M).groups()
+
+def test_what_a_plan_says_of_its_promise():
+    *_,valid_over,_ = figures('keeps', kept)
+    assert f'{ended_above:.0%}'==valid_over
+
+def test_the_finder_s_page():
+    "What plans pay, in round figures; and whether they rank the batch sizes as the clock does"
+    text = md('nbs/finder/10_bs_find.ipynb')
+    train,valid,n = figures('pays', r'training loss in (\d+), of the one with the best validation loss in (\d+), of either in \d+ of (\d+)\.')
+    few,plan,worst,before,before_worst,all_128,worst_128 = figures('pays', (r'at most 8 times through its data, (\d+) of .*: plan \+(\S+) \(worst \+(\S+)\), '
+        r'before \+(\S+)% \(worst \+(\S+)%\), 128 \+(\S+) \(worst \+(\S+)%\)\.$'))
+    every,every_worst,every_128,every_worst_128 = figures('pays', (r'Over all \d+: plan \+(\S+) \(worst \+(\S+)%\), before \S+ \(worst \S+, '
+        r'128 \+(\S+) \(worst \+(\S+)%\)\. Of'))
+    below,above,every_below,every_above = figures('pays', (r'beside that of 128: lower in (\d+) and higher in (\d+) .* made, lower in (\d+) and '
+        r'higher in (\d+)'))
+    loss,loss_over,valid_loss,valid_over,time = figures('keeps', kept)
+    def _round(o): return f'{float(o):.0f}%'
+    assert not missing(text, train, valid, n, few, plan, worst, all_128, _round(worst_128), _round(before), _round(before_worst), every, _round(every_worst),
+                       every_128, _round(every_worst_128), below, above, every_below, every_above, loss, loss_over, valid_loss, valid_over, time)
+    assert f'power of two in {n} of {n}.' in (folder/'pays.md').read_text()
+    rho = [re.findall(rf'^\| plan {o} \|[^|]*\| (\S+) /', (folder/'prediction.md').read_text(), flags=re.M) for o in ('after half an epoch','on new weights')]
+    assert not missing(text, *rho[0], *rho[1])
+    over = [int(o) for o in re.findall(r'\d+: \+(\d+)% / ', (folder/'prediction.md').read_text())]
+    assert not missing(text, f'{max(over)}%')
+
+@pytest.mark.parametrize('nm', ['pays','prediction'])
+def test_a_picture_of_the_guides_is_the_page_s(nm): assert (root/f'nbs/images/{nm}.png').read_bytes()==(folder/f'{nm}.png').read_bytes()
+
+def test_rossmann_at_lower_rates():
+    a,b,c = result('rossmann_rates').query("weights=='after a cycle'").noise_scale
+    assert not missing(md('nbs/finder/10_bs_find.ipynb'), str(a), str(b), f'{c:,}')
+
+def test_repeated_calls():
+    df,page = result('repeat'),(folder/'repeat.md').read_text()
+    low,mid,high = df.noise_scale.quantile([0.05,0.5,0.95])
+    within, = re.search(r'of its median in (\S+%):', page).groups()
+    assert '| within a factor of two of the median | 100.0% |' in page
+    figures = str(len(df)),f'{mid:.0f}',f'{low:.0f}',f'{high:.0f}',f'{df.bs.median():.0f}',within,f'{1-df.estimated.mean():.0%}'
+    assert not missing(md('nbs/finder/10_bs_find.ipynb'), *figures)
+
+def test_coverage():
+    df = result('coverage')
+    def _range(o): return f'{o.covered.min():.0f} to {o.covered.max():.0f}%'
+    def _one(items, n): return f"{df.query('items==@items and n==@n and noise==0.05').covered.item():.0f}%"
+    text = md('nbs/noise/01_estimator.ipynb')
+    normal,single = df.query("items=='gaussian' and covariance=='1/k, 100' and gradient=='all' and beta==1"),df.query("covariance=='1'")
+    assert _range(normal) in text and _range(single) in text
+    assert not missing(text, *(_one(items, n) for items in ('t3','lognormal') for n in (64,4)))
+
+@pytest.mark.parametrize('nb', ['15d_cards','16_memory'])
+def test_what_a_memory_report_sees(nb):
+    df = result('memory')
+    ratio = df.report/df.begins
+    assert f'{ratio.min():.2f} to {ratio.max():.2f}' in md(f'nbs/{nb}.ipynb') and df.model.nunique()==4 and df.exact.all()
+
+def test_rates_that_are_too_high():
+    "No alarm in the first two rows, and one in all of the last"
+    assert result('too_high').groupby(lambda i: result('too_high').kind[i].split(',')[0]).alarm.mean().to_dict()=={'anew': 0, 'new': 0, 'flung': 1}
+
+def test_what_watching_costs():
+    more = {o.training.split(',')[0]: f'{100*(o.time-1):.0f}%' for o in result('cost').itertuples() if o.measured=='GradAccum(2)'}
+    small = result('overhead').query("model.str.startswith('ResNet-18')").set_index('cbs').time
+    of_small = f"{100*(small['GradAccum(4), NoiseScale()']/small['GradAccum(4)']-1):.0f}%"
+    assert not missing(md('nbs/guides/choose.ipynb'), more['ResNet-18'], of_small, more['tabular'])
+
+def test_goyal():
+    text,page = md('nbs/guides/learning_rate.ipynb'),(folder/'goyal.md').read_text()
+    warm,gain = (re.search(rf'^\| {o} \| (\S+) ± (\S+) \|$', page, flags=re.M).groups() for o in
+                 ('8x linear, 4 times the rate: warmup minus none','8x with warmup: gain minus linear'))
+    assert f'{-float(warm[0]):.1f} ± {float(warm[1]):.1f}' in text and ' ± '.join(gain) in text
+    over = dict(re.findall(r"^\| (8x [^|]*) \| 0\.1 x \S+ \| \S+ \| ([^|]*) \|", page.partition('## In steps')[2], flags=re.M))
+    for arm in ('8x linear, warmup of 5 epochs','8x linear, no warmup','8x unscaled'): assert over[arm] in text, arm
+
+def test_what_growth_saves():
+    steps = [int(o) for o in re.findall(r'\w+ (\d+)% \(training', re.search('same items: (.*?)\\. ', (folder/'grows.md').read_text())[1])]
+    assert 'some 30% of the optimizer steps' in md('nbs/guides/growing.ipynb') and all(25<o<35 for o in steps)
+
+def test_growth_is_over_the_same_seeds():
+    from grows import over
+    a,b = (pd.DataFrame(dict(seed=seeds, steps=steps)) for seeds,steps in (((0,1), (1,3)), ((1,0,2), (2,2,50))))
+    assert over(a, b, 'steps')==over(b, a, 'steps')==1
+
+def shown(nb, pattern):
+    "What cells whose code has `pattern` have stored as their output"
+    cells = json.loads((root/f'nbs/{nb}.ipynb').read_text())['cells']
+    res = [''.join(o['data']['text/markdown']).strip() for c in cells if re.search(pattern, ''.join(c['source'])) for o in c.get('outputs', [])]
+    assert res
+    return res
+
+@pytest.mark.parametrize('nb,page,pattern', [('32_four_ways','rossmann','rossmann.md'), ('33_accumulation','mnist_accumulation','mnist_accumulation.md'),
+                                             ('34_learning_rate','goyal',r'Markdown\((table|pairs)\(df\)\)')])
+def test_a_table_of_a_guide_is_the_page_s(nb, page, pattern):
+    for o in shown(nb, pattern): assert o in (folder/f'{page}.md').read_text()
+
+def test_a_table_of_a_guide_has_the_columns_of_the_page():
+    text, = shown('35_where_memory_goes', r'memory\.md.*Adam')
+    rows = [o.split(' | ') for o in text.splitlines()[2:]]
+    lines = [o.split(' | ') for o in (folder/'memory.md').read_text().splitlines() if ' Adam ' in o]
+    assert rows==[[o[0],*o[4:]] for o in lines]

@@ -1,0 +1,109 @@
+"Every public name is documented, and its example runs"
+import importlib
+import importlib.util
+import inspect
+import re
+from functools import cache
+
+import pytest
+from helpers import cells_of, root
+
+if not (root/'nbs').is_dir(): pytest.skip("in a checkout only: nbs", allow_module_level=True)
+pytest.importorskip('nbdev', reason='pages are made by nbdev, which is for newer versions of fastcore')
+spec = importlib.util.spec_from_file_location('pages', root/'docs/pages.py')
+pages = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(pages)
+
+notebooks = sorted((root/'nbs').glob('*.ipynb'))
+mods = pages.modules(notebooks)
+public = {mod: pages.documented(mod) for mod in mods.values()}
+
+for_users = {'Learner.bs_find','Learner.check_accum','Learner.max_bs_find','Learner.memory_report','Recorder.plot_noise_scale'}
+
+def thing(mod, nm):
+    for part in nm.split('.'): mod = getattr(mod, part)
+    return mod
+
+def test_what_is_public():
+    "All that `fastai_bs.all` exports, and what it adds to fastai's classes"
+    names = {nm for nms in public.values() for nm in nms}
+    assert set(importlib.import_module('fastai_bs.all').__all__) <= names
+    assert for_users <= names
+
+@pytest.mark.parametrize('mod', public, ids=lambda o: o.__name__)
+def test_entries(mod):
+    "Each has a docstring, and a table of parameters and what is returned without an empty cell"
+    for nm in public[mod]:
+        o = thing(mod, nm)
+        assert inspect.getdoc(o), f'{nm} has no docstring'
+        rows = pages.table(o)
+        assert all(str(cell).strip() for row in rows for cell in row), (nm,[row for row in rows if not all(str(c).strip() for c in row)])
+        pars = {} if inspect.isclass(o) and '__init__' not in vars(o) else inspect.signature(o).parameters
+        named = {k for k,p in pars.items() if k not in ('self','cls') and p.kind not in (p.VAR_POSITIONAL,p.VAR_KEYWORD)}
+        assert {row[0].strip('`') for row in rows}>=named, nm
+
+@cache
+def code_of(path):
+    return "\n".join(source for kind,source in cells_of(path) if kind=='code' and "#| export" not in source and "eval: false" not in source)
+
+def test_examples():
+    "A cell of a notebook, which `make test` runs, uses each"
+    code = '\n'.join(map(code_of, notebooks))
+    names = {nm.rpartition('.')[2] for nm in (*importlib.import_module('fastai_bs.all').__all__, *for_users)}
+    assert {nm for nm in names if not re.search(rf"\b{nm}\b", code)}==set()
+
+def test_guides(): assert set(pages.guides) <= {pages.page_name(p) for p in notebooks}
+
+def test_links():
+    "Between notebooks, each leads to one that there is"
+    names = {p.name for p in notebooks}
+    for p in notebooks:
+        for kind,source in cells_of(p):
+            if kind=='markdown': assert {m for m in re.findall(r'\]\((\w+\.ipynb)', source)} <= names, p.name
+
+@pytest.mark.parametrize('source,text', [
+    ('[`GradAccum`](https://fastai-bs.github.io/fastai_bs/accumulate.html#gradaccum)', '{py:obj}`GradAccum <fastai_bs.accumulate.grad_accum.GradAccum>`'),
+    ('[`pooled`](https://fastai-bs.github.io/fastai_bs/estimator.html#pooled)', '{py:obj}`pooled <fastai_bs.noise.estimator.pooled>`'),
+    ('[`Pool`](https://fastai-bs.github.io/fastai_bs/estimator.html#pool)', '{py:obj}`Pool <fastai_bs.noise.estimator.Pool>`'),
+    ('[`a<b`](../nbs/accumulate/06_grad_accum.ipynb)', '<a class="reference internal" href="accumulate.html"><code class="docutils literal">a&lt;b</code></a>'),
+    ('[[`GradAccum`](https://fastai-bs.github.io/fastai_bs/accumulate.html#gradaccum)](../nbs/guides/accumulation.ipynb)',
+     '<a class="reference internal" href="accumulation.html"><code class="docutils literal">GradAccum</code></a>'),
+    ('[text](../docs/matrix.md#a)', '[text](matrix.md#a)'), ('[text](../nbs/guides/choose.ipynb)', '[text](choose.ipynb)'),
+    ('[text](../nbs/accumulate/06_grad_accum.ipynb#a)', '[text](accumulate.ipynb#a)'), ('[o](https://a.b/03_c.ipynb)', '[o](https://a.b/03_c.ipynb)'),
+    ('::: {.callout-note}\nx\n:::', ':::{note}\nx\n:::')])
+def test_markdown(source, text): assert pages.markdown(source, mods)==text
+
+def test_pages_are_links_and_names_in_plain_text():
+    o = pages.entry('linear_scaling', mods['scaling'], 'Of [rules](https://fastai-bs.github.io/fastai_bs/scaling.html#times)', mods)
+    assert pages.plain(o).startswith('### `linear_scaling(') and ':module:' not in pages.plain(o) and '{py' not in pages.plain(o)
+    assert '````' not in pages.plain(o) and '| `k` |' in pages.plain(o)
+    assert pages.plain('{py:obj}`GradAccum <fastai_bs.accumulate.grad_accum.GradAccum>`, [there](accumulate.ipynb#a)')=='`GradAccum`, [there](accumulate.html.md#a)'
+    assert pages.plain('[all](which.md), [site](https://a.org/b.md)')=='[all](which.html.md), [site](https://a.org/b.md)'
+    assert pages.plain(pages.page_links('nbs/guides/choose.ipynb', 'choose')+'\n'+pages.search_links())==''
+    assert pages.plain(pages.markdown('[`a<b`](../nbs/accumulate/06_grad_accum.ipynb)', mods))=='[`a<b`](accumulate.html.md)'
+
+def test_outputs_in_plain_text():
+    cell = pages.mk_cell('draw()', outputs=[{'output_type': 'display_data', 'data': {'image/png': 'AA=='}}, {'output_type': 'stream', 'text': ['a\n','b\n']},
+                                            {'output_type': 'execute_result', 'data': {'text/html': '<p>c</p>', 'text/plain': 'c'}}])
+    pages.describe_pictures([pages.mk_cell('# A\n\n## What `x` is\n\n```python\n# no heading\n```', 'markdown'),cell], 'Title')
+    nb = type('', (), dict(cells=[cell]))
+    assert pages.page_text(nb)=='```python\ndraw()\n```\n\n*Picture: What x is*\n\n```\na\nb\n```\n\n```\nc\n```\n'
+
+def test_the_notebook_opens_in_colab_and_its_source_on_github():
+    links = re.findall('href="([^"]+)"', pages.page_links('nbs/guides/choose.ipynb', 'choose'))
+    repo = 'fastai-bs/fastai_bs'
+    assert links==[f'https://colab.research.google.com/github/{repo}/blob/main/nbs/guides/choose.ipynb',f'https://github.com/{repo}/edit/main/nbs/guides/choose.ipynb',
+                   'choose.html.md']
+    assert 'colab' not in pages.page_links('docs/which.md', 'which')
+    line = f'pip install git+https://github.com/{repo}'
+    assert line in pages.page_links('nbs/schedule/02_scaled_lr.ipynb', 'lr') and line not in pages.page_links('nbs/guides/choose.ipynb', 'choose')
+
+def test_what_may_be_looked_for():
+    "Each leads to a page that there is; that the search finds it is for the browser to say"
+    names = {pages.page_name(p) for p in notebooks}
+    assert {o.removesuffix('.html') for o in pages.look_for.values()} <= names
+    assert all((root/o).exists() for o in pages.written.values())
+
+def test_llms():
+    text = pages.llms('name', 'What it is', [('Guides',[('choose','How','A line'),('which','Which','')])], 'https://a.b')
+    assert text=='# name\n\n> What it is\n\n## Guides\n\n- [How](https://a.b/choose.html.md): A line\n- [Which](https://a.b/which.html.md)\n'

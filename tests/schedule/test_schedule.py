@@ -1,0 +1,393 @@
+"BatchSchedule and fit_grow: sizes that change, exactly the large batch's steps, and nothing left behind"
+import math, pickle, warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, Dataset, SequentialSampler
+from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into `Learner`)
+from fastai.callback.core import Callback, CancelBatchException, CancelEpochException, CancelFitException, CancelTrainException
+from fastai.callback.schedule import SchedCos, SchedExp, SchedLin, combine_scheds, combined_cos
+from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.optimizer import Adam
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.accumulate.sizes import batch_size
+from fastai_bs.finder.grow import InPlaceOfDecay
+from fastai_bs.learner.loaders import micro_batch_size
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.schedule.rules import adascale_gain, linear_scaling, sqrt_scaling
+from fastai_bs.schedule.batch_schedule import BatchSchedule, way_to
+from helpers import changes, distance, flat, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, RaiseAt, regression, set_seed
+
+class Seen(Callback):
+    "Items of each micro-batch, size of the loader and rate at each step, and how far the fit is"
+    order,run_valid = 1000,False
+    def __init__(self): self.items,self.steps,self.pcts,self.micros,self.begins = [],[],[],[],[]
+    def before_batch(self):
+        self.items.append(self.x[:,0].tolist())
+        self.micros.append(len(self.x))
+        self.pcts.append(self.learn.pct_train)
+        accum = getattr(self.learn, 'grad_accum', None)
+        if accum and accum.starts_window: self.begins.append((self.learn.pct_train,micro_batch_size(self.learn.dls.train)))
+    def after_step(self): self.steps.append((self.learn.epoch,batch_size(self.learn),self.learn.opt.hypers[-1]['lr']))
+
+def learner(bs=4, n=50, cbs=None, opt_func=momentum_sgd, model=None, dls=None, **kwargs):
+    set_seed(3)
+    dls = dls or loaders(regression(n), bs, **{'shuffle': True, **kwargs})
+    return quiet_learner(dls, model or mlp(), opt_func=opt_func, cbs=[Seen(), *(cbs or [])])
+
+def fit(learn, kind='one_cycle', n_epoch=3, **kwargs):
+    if kind=='one_cycle': learn.fit_one_cycle(n_epoch, 0.05, **kwargs)
+    else: learn.fit(n_epoch, 0.05, **kwargs)
+    return learn
+
+def items(learn): return np.concatenate(learn.seen.items)
+def quiet(f, *args, **kwargs):
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return f(*args, **kwargs)
+
+# A size in micro-batches
+
+def test_ways_are_as_few_and_exact_as_can_be():
+    for bs in range(1, 200):
+        for most in (None, 1, 7, 16, 64):
+            for ranks in (1, 3):
+                micro,n = way_to(bs, most, ranks)
+                assert 1<=micro<=(most or math.inf)
+                share = bs/ranks
+                fewest = math.ceil(share/most) if most else 1
+                exact = [k for k in range(fewest, 2*fewest+1) if share%k==0]
+                assert n==(exact or [fewest])[0]
+                assert micro*n*ranks==bs or not exact
+                assert abs(micro*n-share)<=n/2+1e-9 or micro in (1, most)
+
+# What it is the same as
+
+@pytest.mark.parametrize('k,n,kind,opt_func,clip', pairwise([1,3,4], [48,50], ['one_cycle','fit'], [momentum_sgd,Adam], [None,0.1]))
+def test_without_growth_it_is_grad_accum_bit_for_bit(k, n, kind, opt_func, clip):
+    more = [GradientClip(clip)] if clip else []
+    a = fit(learner(n=n, cbs=[GradAccum(k),*more], opt_func=opt_func), kind)
+    b = fit(learner(n=n, cbs=[BatchSchedule({0: 4*k}, max_micro_bs=4),*more], opt_func=opt_func), kind)
+    assert torch.equal(flat(a), flat(b)) and a.recorder.lrs==b.recorder.lrs and a.seen.items==b.seen.items
+    assert a.recorder.values==[o[:-1] for o in b.recorder.values] # It shows the batch size
+
+class Rows(Dataset):
+    def __init__(self, items): self.items = items
+    def __len__(self): return len(self.items)
+    def __getitem__(self, i): return self.items[i]
+
+def torch_dls(bs, n=50):
+    g = torch.Generator().manual_seed(5)
+    return DataLoaders(TorchDataLoader(Rows(regression(n)), bs, shuffle=True, generator=g), TorchDataLoader(Rows(regression(4)), 2), device='cpu')
+
+@pytest.mark.parametrize('kind,how,opt_func', pairwise(['one_cycle','fit'], ['fastai','drop_last','torch'], [momentum_sgd,Adam]))
+def test_a_grown_micro_batch_follows_a_loader_of_that_size(kind, how, opt_func):
+    def _learner(bs, **kwargs):
+        return learner(bs, opt_func=opt_func, **(dict(dls=torch_dls(bs)) if how=='torch' else dict(drop_last=how=='drop_last')), **kwargs)
+    a,b = fit(_learner(16), kind),fit(_learner(4, cbs=[BatchSchedule({0: 16})]), kind)
+    assert a.seen.micros==b.seen.micros and max(b.seen.micros)==16
+    assert np.array_equal(items(a), items(b)) and distance(a, b)<1e-12
+    assert a.recorder.lrs==b.recorder.lrs and len(a.recorder.losses)==len(b.recorder.losses)
+
+class StateAt(Callback):
+    "Of model, optimizer, loader and torch at the beginning of each epoch's training"
+    order = -100
+    def __init__(self): self.states = []
+    def before_epoch(self):
+        opt = {'state': [{k: v.clone() if isinstance(v, torch.Tensor) else v for k,v in self.opt.state[p].items()} for pg in self.opt.param_lists for p in pg]}
+        self.states.append(({k: v.clone() for k,v in self.model.state_dict().items()}, opt, self.dls.train.rng.getstate(), torch.get_rng_state()))
+
+@pytest.mark.parametrize('kind,opt_func', [('one_cycle',momentum_sgd), ('fit',Adam)])
+def test_each_epoch_is_that_of_a_run_at_its_size(kind, opt_func):
+    sizes = {0: 4, 1: 16, 2: 8, 3: 2}
+    a = learner(cbs=[StateAt(), BatchSchedule(sizes)], opt_func=opt_func)
+    quiet(fit, a, kind, 4)
+    for e,bs in sizes.items():
+        b = learner(bs, opt_func=opt_func)
+        b.create_opt()
+        model,opt,rng,torch_rng = a.state_at.states[e]
+        b.model.load_state_dict(model)
+        for p,s in zip([p for pg in b.opt.param_lists for p in pg], opt['state']): b.opt.state[p] = dict(s)
+        b.dls.train.rng.setstate(rng)
+        torch.set_rng_state(torch_rng)
+        class Until(Callback):
+            def after_train(self): raise CancelFitException
+        fit(b, kind, 4, start_epoch=e, cbs=Until())
+        at = a.state_at.states[e+1][0] if e+1<len(sizes) else a.model.state_dict()
+        for k,v in b.model.state_dict().items(): torch.testing.assert_close(v, at[k], rtol=1e-12, atol=1e-12)
+
+# How large a batch is
+
+def sizes_of(learn): return [o[1] for o in learn.seen.steps]
+
+def test_by_epoch():
+    learn = fit(learner(n=48, cbs=[BatchSchedule({1: 8, 3: 24})]), n_epoch=5)
+    assert {e: {bs for i,bs,_ in learn.seen.steps if i==e} for e in range(5)}=={0: {4}, 1: {8}, 2: {8}, 3: {24}, 4: {24}}
+    assert [o[-1] for o in learn.recorder.values]==[4,8,8,24,24]
+    assert learn.grad_accum.df[['epoch','step','micro_bs','n_acc','bs']].values.tolist()==[[0,0,4,1,4], [1,12,8,1,8], [3,24,24,1,24]]
+    assert learn.grad_accum.n_steps==len(learn.seen.steps)==12+6+6+2+2
+
+def test_what_does_not_fit_in_a_micro_batch_is_accumulated():
+    learn = fit(learner(n=48, cbs=[BatchSchedule({0: 4, 1: 24}, max_micro_bs=8)]), n_epoch=2)
+    assert set(learn.seen.micros)=={4,8} and sizes_of(learn)==[4]*12+[24]*2
+
+@pytest.mark.parametrize('f', [SchedExp(4,32), SchedLin(4,48), combine_scheds([0.5,0.5], [SchedLin(4,4),SchedCos(4,24)]), lambda pct: 4+20*pct**2,
+                               lambda pct: 40-36*pct, SchedExp(32,2)], ids=['exp','lin','combined','own','falls','below today'])
+@pytest.mark.parametrize('most', [None,8])
+def test_by_progress(f, most):
+    learn = fit(learner(n=240, cbs=[accum := BatchSchedule(f, max_micro_bs=most)]), n_epoch=4)
+    assert learn.seen.pcts[0]==0 and max(learn.seen.pcts)<1 and (np.diff(learn.seen.pcts)>=-1e-12).all() and 0.98<learn.pct_train<1+1e-9
+    assert len(learn.seen.begins)==len(learn.seen.steps)==accum.n_steps
+    for (pct,micro),(_,bs,_) in zip(learn.seen.begins, learn.seen.steps):
+        assert bs==micro*max(1, int(f(pct)/micro+1e-6)) and micro<=(most or 1000) # As many whole micro-batches as there is room for
+    assert max(sizes_of(learn))>=3*min(sizes_of(learn))
+
+def test_above_todays_a_function_gives_whole_multiples_of_it():
+    learn = fit(learner(n=240, cbs=[BatchSchedule(SchedExp(4,32))]), n_epoch=6)
+    assert {m for _,m in learn.seen.begins}=={4,8,16,20} # Of 4, 5.7, 8, 11.3, 16 and 22.6
+
+@pytest.mark.parametrize('rule', [sqrt_scaling,linear_scaling])
+@pytest.mark.parametrize('base_bs', [None,8])
+def test_the_rate_goes_with_the_size(rule, base_bs):
+    learn = fit(learner(n=48, cbs=[BatchSchedule({0: 4, 1: 16}, rule=rule, base_bs=base_bs)]), 'fit', n_epoch=2)
+    for _,bs,lr in learn.seen.steps: assert math.isclose(lr, 0.05*rule(bs/(base_bs or 4)))
+    assert learn.opt.hypers[-1]['lr']==0.05 and not any(isinstance(cb, ScaledLR) for cb in learn.cbs)
+
+def test_beside_a_scaled_lr_that_one_does_it():
+    learn = fit(learner(n=48, cbs=[BatchSchedule({0: 4, 1: 16}, rule=linear_scaling), ScaledLR(8, sqrt_scaling, warmup_epochs=0)]), 'fit', n_epoch=2)
+    for _,bs,lr in learn.seen.steps: assert math.isclose(lr, 0.05*(bs/8)**0.5)
+
+def test_in_lr_find_it_is_the_first_size():
+    learn = learner(n=48, cbs=[BatchSchedule(SchedExp(8,32))])
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        learn.lr_find(num_it=40, show_plot=False)
+    assert set(sizes_of(learn))=={8} and not hasattr(learn.recorder, 'schedule')
+
+def test_batch_size_before_in_and_after():
+    learn = learner(n=48, cbs=[BatchSchedule({0: 8, 1: 16}, max_micro_bs=8)])
+    assert batch_size(learn)==8 and batch_size(learn, 1)==16
+    fit(learn)
+    assert batch_size(learn)==8 and batch_size(learn, 1)==16
+
+# Memory
+
+class Hungry(nn.Module):
+    "No more than `most` items at a time"
+    def __init__(self, most):
+        super().__init__()
+        self.model,self.most,self.seen = mlp(),most,[]
+    def forward(self, x):
+        if self.training: self.seen.append(len(x))
+        if len(x)>self.most: raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return self.model(x)
+
+def test_where_memory_runs_out_it_goes_on_by_accumulation():
+    sizes = {0: 4, 1: 16, 2: 48}
+    a = learner(n=96, model=Hungry(10), cbs=[BatchSchedule(sizes)])
+    with pytest.warns(UserWarning, match='Out of memory with 16 items') as said: fit(a, n_epoch=4)
+    assert any('max_micro_bs=8 has that from the start' in str(o.message) for o in said)
+    assert len([o for o in said if 'Out of memory' in str(o.message)])==1 # From the next epoch on the micro-batch is one that fits
+    assert sizes_of(a)==[4]*24+[16]*6+[48]*4 and max(o for o in a.model.seen if o!=16)<=8
+    b = fit(learner(n=96, model=Hungry(100), cbs=[BatchSchedule(sizes)]), n_epoch=4)
+    assert distance(a, b)<1e-12
+
+def test_no_more_than_asked_is_ones_own_affair():
+    with pytest.raises(torch.OutOfMemoryError): fit(learner(n=48, model=Hungry(2), cbs=[BatchSchedule({0: 4})]))
+    with pytest.raises(torch.OutOfMemoryError): fit(learner(n=48, model=Hungry(8), cbs=[BatchSchedule({0: 4, 1: 32}, max_micro_bs=16)]))
+
+# Nothing is left behind
+
+def left(learn): return (learn.dls,learn.dls.train,learn.dls.train.bs,[type(cb) for cb in learn.cbs],sorted(vars(learn)),
+                         [{k: v for k,v in h.items() if k not in ('lr','mom')} for h in learn.opt.hypers])
+
+@pytest.mark.parametrize('event,exc,epoch', pairwise(
+    ['before_train','before_batch','after_backward','after_step','after_train','before_validate','after_epoch'],
+    [CancelBatchException,CancelTrainException,CancelEpochException,CancelFitException,KeyboardInterrupt,ValueError], [0,1,2],
+    where=lambda event,exc,epoch: exc in (CancelFitException,CancelEpochException,KeyboardInterrupt,ValueError)
+        or (event in ('before_batch','after_backward','after_step') if exc is CancelBatchException else event not in ('before_validate','after_epoch'))))
+def test_after_exceptions(event, exc, epoch):
+    class At(RaiseAt):
+        def due(self): return self.learn.epoch==epoch and (event not in ('before_batch','after_backward','after_step') or self.learn.training and self.iter==1)
+    learn = learner(n=48, cbs=[BatchSchedule({0: 4, 1: 8, 2: 24}, rule=sqrt_scaling, max_micro_bs=12)])
+    learn.create_opt()
+    was = left(learn)
+    learn.add_cb(at := At(event, exc, times=1))
+    try: fit(learn, 'fit')
+    except (KeyboardInterrupt,ValueError,CancelEpochException,CancelTrainException): pass
+    assert at.raised==1
+    learn.remove_cb(at)
+    now = left(learn)
+    gone = {'_do_epoch_train','_with_events','one_batch'} & set(now[4])
+    assert now[0] is was[0] and now[1] is was[1] and now[2:4]==was[2:4] and not gone and 'scaled_lr' not in now[4]
+    assert [h['lr'] for h in learn.opt.hypers]==[0.05] and [h['mom'] for h in learn.opt.hypers]==[0.9]
+    assert all(p.grad is None or not p.grad.any() for p in learn.model.parameters()) and 'before_fit' not in vars(learn.recorder)
+    learn.remove_cb(BatchSchedule)
+    before = len(learn.seen.micros)
+    fit(learn, 'fit', 1)
+    assert learn.seen.micros[before:]==[4]*12 # The next fit is an ordinary one
+
+def test_items_come_in_another_order_in_the_next_fit():
+    learn = learner(n=48, cbs=[BatchSchedule({0: 8})])
+    fit(learn, n_epoch=2)
+    first,second = items(learn)[:48],items(learn)[48:]
+    fit(learn, n_epoch=1)
+    third = items(learn)[96:]
+    assert not np.array_equal(first, second) and not np.array_equal(second, third) and not np.array_equal(first, third)
+
+def test_nothing_is_rounded_up_beyond_the_training_set():
+    assert set(sizes_of(fit(learner(n=30, drop_last=True, cbs=[BatchSchedule(lambda pct: 27)]))))=={24}
+
+def test_changes_of_the_loader_are_seen():
+    class Cut(Callback):
+        def before_epoch(self): self.learn.dls.train.n = 16 if self.epoch else 48
+    learn = fit(learner(n=48, cbs=[Cut(), BatchSchedule({0: 8})]), n_epoch=2)
+    assert len(learn.seen.micros)==8
+
+def test_a_loader_of_todays_size_is_never_rebuilt():
+    class Own(BatchSampler): pass
+    items = Rows(regression(48))
+    dls = DataLoaders(TorchDataLoader(items, batch_sampler=Own(SequentialSampler(items), 4, False)), TorchDataLoader(items, 4), device='cpu')
+    assert sizes_of(fit(learner(dls=dls, cbs=[BatchSchedule({0: 4, 1: 16}, max_micro_bs=4)]), n_epoch=2))==[4]*12+[16]*3
+
+def test_persistent_workers_are_started_anew_and_ended():
+    import multiprocessing as mp
+    before = mp.active_children() # Of other tests
+    dls = DataLoaders(DataLoader(regression(48), bs=4, num_workers=1, persistent_workers=True), DataLoader(regression(4), bs=2, num_workers=0), device='cpu')
+    learn = fit(learner(dls=dls, cbs=[BatchSchedule({0: 8, 2: 16})]), n_epoch=3)
+    assert sizes_of(learn)==[8]*12+[16]*3
+    import gc
+    gc.collect()
+    assert set(mp.active_children())<=set(before)
+
+def test_pickled_with_its_learner():
+    learn = fit(learner(cbs=[BatchSchedule({0: 8}, rule=sqrt_scaling)]))
+    learn.logger = print
+    twin = pickle.loads(pickle.dumps(learn))
+    assert twin.grad_accum.sizes=={0: 8} and len(twin.grad_accum.df)==1
+    fit(twin)
+
+# What is refused
+
+@pytest.mark.parametrize('kwargs,error,says', [
+    (dict(bs={}), ValueError, r"in \{0: 64, 3: 256\}; got \{\}"), (dict(bs={0: -4}), ValueError, 'got -4'), (dict(bs={0: 0}), ValueError, 'got 0'),
+    (dict(bs={-1: 4}), ValueError, 'got -1'), (dict(bs={0: 4.5}), TypeError, '4.5'), (dict(bs={1.5: 4}), ValueError, '1.5'),
+    (dict(bs='large'), TypeError, 'large'),
+    (dict(bs=[4,8]), TypeError, 'SchedExp'), (dict(bs=64), TypeError, r'BatchSchedule\(\{0: 64\}\)'), (dict(bs=lambda: 64), TypeError, "fit's progress"),
+    (dict(bs=lambda pct: 'a'), TypeError, "number of items"), (dict(bs=lambda pct: 0.), ValueError, "at least one item"),
+    (dict(bs=lambda pct: math.nan), ValueError, "finite"), (dict(bs={0: 4}, rule=2), TypeError, 'rule'),
+    (dict(bs={0: 4}, rule='sqrt'), TypeError, 'sqrt_scaling'),
+    (dict(bs={0: 4}, base_bs=8), ValueError, 'what `rule` goes by'),
+    (dict(bs={0: 4}, max_micro_bs=0), ValueError, 'max_micro_bs'), (dict(bs={0: 4}, base_bs=1.5), TypeError, 'base_bs'),
+])
+def test_refused_at_once(kwargs, error, says):
+    with pytest.raises(error, match=says): BatchSchedule(**kwargs)
+
+class Fixed:
+    "A loader that has its batches as they are"
+    def __init__(self, bs): self.bs,self.dataset = bs,regression(48)
+    def __len__(self): return 48//self.bs
+    def __iter__(self):
+        for i in range(0, 48, self.bs): yield tuple(torch.stack(o) for o in zip(*self.dataset[i:i+self.bs]))
+
+@pytest.mark.parametrize('accum,more,error,says', [
+    (lambda: BatchSchedule({0: 4, 1: 64}), [], ValueError, 'more than the 48 of the training set'),
+    (lambda: BatchSchedule(SchedExp(4, 64)), [], ValueError, 'more than the 48'),
+    (lambda: BatchSchedule(lambda pct: 4 if pct<0.5 else 0), [], ValueError, 'at least one item'),
+    (lambda: BatchSchedule({0: 8}), [lambda: GradAccum(2)], ValueError, 'Only one callback can decide'),
+    (lambda: BatchSchedule({0: 8}), [lambda: GradientAccumulation(8)], ValueError, 'Only one callback can decide'),
+    (lambda: BatchSchedule({0: 8}, rule=adascale_gain), [], ValueError, 'noise scale'),
+], ids=['more than there is','more at the end','nothing at the end','GradAccum','GradientAccumulation','rule'])
+def test_refused_before_anything_changes(accum, more, error, says):
+    learn = learner(n=48)
+    learn.create_opt()
+    learn.add_cbs([accum(), *(o() for o in more)])
+    before = picture(learn, only=('model','opt','dls'))
+    with pytest.raises(error, match=says): fit(learn)
+    assert changes(before, picture(learn, only=('model','opt','dls')))==[]
+
+def test_a_loader_that_cannot_be_given_another_size():
+    dls = DataLoaders(Fixed(4), Fixed(4), device='cpu')
+    with pytest.raises(ValueError, match='max_micro_bs=4'): fit(learner(dls=dls, cbs=[BatchSchedule({0: 4, 1: 8})]))
+    learn = fit(learner(dls=dls, cbs=[BatchSchedule({0: 4, 1: 8}, max_micro_bs=4)]), n_epoch=2)
+    assert sizes_of(learn)==[4]*12+[8]*6
+
+def test_what_cannot_be_met_is_rounded_and_said():
+    with pytest.warns(UserWarning, match=r'17 items .* of 8 at most: from epoch 1 on it is 18 items, 3 x 6') as said:
+        learn = fit(learner(n=48, cbs=[BatchSchedule({0: 4, 1: 17}, max_micro_bs=8)]), n_epoch=4)
+    assert len(said)==1 and set(sizes_of(learn))=={4,18}
+
+# Growth in place of decay
+
+def grown(opt_func=momentum_sgd, n=240, **kwargs):
+    learn = learner(n=n, opt_func=opt_func)
+    learn.fit_grow(4, 0.05, **kwargs)
+    return learn
+
+@pytest.mark.parametrize('opt_func,power', [(momentum_sgd,1), (Adam,0.5)])
+def test_rate_times_rule_is_the_schedules(opt_func, power):
+    "The noise of the steps, rate over batch for SGD and over its root for Adam, is what `fit_one_cycle` has there; SGD's rate is never above the peak"
+    learn = grown(opt_func, max_bs=32)
+    f = combined_cos(0.25, 0.05/25, 0.05, 0.05/1e5)
+    assert len(learn.recorder.lrs)==len(learn.seen.pcts)
+    sizes = dict(zip(range(len(learn.seen.steps)), learn.seen.steps))
+    firsts = [i for i,(a,b) in enumerate(zip(learn.seen.pcts, [None,*learn.seen.pcts])) if a!=b]
+    assert len(firsts)==len(sizes)
+    for (_,bs,lr),i in zip(learn.seen.steps, firsts): assert math.isclose(lr, min(0.05, f(learn.seen.pcts[i])*(bs/4)**power), rel_tol=1e-6)
+    assert 24<=max(sizes_of(learn))<=32 and sizes_of(learn)[0]==4
+    assert len(learn.seen.steps)<0.7*240 # Of 60 in an epoch
+
+def test_sizes_are_the_nearest_and_none_beyond_the_bound():
+    learn = learner(n=240)
+    learn.fit_grow(4, 0.05, max_bs=27)
+    grows = InPlaceOfDecay(4, 27, 0.25, 1e5)
+    for (pct,micro),(_,bs,_) in zip(learn.seen.begins, learn.seen.steps): assert bs==max(micro, min(micro*round(grows(pct)/micro), 27//micro*micro))
+    assert max(sizes_of(learn))==24
+
+def test_up_to_the_noise_scale():
+    learn = learner(n=240)
+    plan = learn.bs_find(0.05, n_epoch=4, show_plot=False)
+    assert 8<plan.noise_scale<200
+    learn.fit_grow(4, 0.05)
+    assert 4<max(sizes_of(learn))<=plan.noise_scale
+    other = learner(n=240)
+    other.fit_grow(4, 0.05, max_bs=plan)
+    assert torch.equal(flat(learn), flat(other)) # And measuring left nothing behind
+
+def test_growth_without_a_noise_scale_is_refused():
+    learn = learner(n=48)
+    plan = learn.bs_find(0.05, n_epoch=4, num_it=9, show_plot=False)
+    assert math.isnan(plan.noise_known)
+    with pytest.raises(ValueError, match='could not be told: give `max_bs`'): learn.fit_grow(4, 0.05, max_bs=plan)
+
+@pytest.mark.parametrize('most', [None,8])
+def test_it_says_what_was_saved_and_puts_the_callbacks_back(most, capsys):
+    learn = learner(n=480, cbs=[GradAccum(2, count=lambda learn: 2*len(learn.x))])
+    own = learn.grad_accum
+    learn.progress = None # As with a progress bar
+    learn.fit_grow(4, 0.05, max_bs=64, max_micro_bs=most)
+    assert learn.grad_accum is own and own in learn.cbs and max(learn.seen.micros)<=(most or 4)
+    said = capsys.readouterr().out
+    n = len(learn.seen.steps)
+    assert f'{n} optimizer steps in place of 240 of 8 items, {1-n/240:.0%} fewer; the batch grew to 64 items' in said
+
+def test_growth_refused():
+    learn = learner(n=48)
+    with pytest.raises(ValueError, match="at least today's batch size of 4 items, got 2"): learn.fit_grow(2, 0.05, max_bs=2)
+    with pytest.raises(TypeError, match='max_bs'): learn.fit_grow(2, 0.05, max_bs='auto')
+    for kwargs,says in ((dict(n_epoch=0), 'n_epoch'), (dict(start_epoch=2), 'start_epoch'), (dict(pct_start=1.5), 'pct_start'),
+                        (dict(div_final=0), 'div_final'), (dict(max_micro_bs=0), 'max_micro_bs')):
+        with pytest.raises(ValueError, match=says): learn.fit_grow(**{'n_epoch': 2, 'lr_max': 0.05, 'max_bs': 16, **kwargs})
+    for cb in (ScaledLR(4), GradientAccumulation(8)):
+        with pytest.raises(ValueError, match=f'take {type(cb).__name__} off'), learn.added_cbs(cb): learn.fit_grow(2, 0.05)
+
+def test_with_sgd_the_rate_is_never_above_its_peak():
+    learn = grown(max_bs=64)
+    assert max(lr for *_,lr in learn.seen.steps)<=0.05*(1+1e-6)
+
+def test_a_rule_that_fails_at_some_size_is_refused():
+    with pytest.raises(ValueError, match='above 0'): fit(learner(n=48, cbs=[BatchSchedule(SchedLin(4, 16), rule=lambda k: 3.-k)]), n_epoch=1)

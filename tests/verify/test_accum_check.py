@@ -1,0 +1,891 @@
+"`learn.check_accum`: is accumulating the same as the large batch? Exact where it is, named where not, and nothing left behind"
+import copy
+import gc
+import math
+import os
+import random
+import re
+import warnings
+from functools import cache, partial
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset, TensorDataset
+import fastai.callback.fp16 # noqa: F401 (patches `to_fp16` into `Learner`)
+import fastai.distributed # noqa: F401 (patches `distrib_ctx` into `Learner`)
+from fastai.callback.core import Callback, CancelBatchException
+from fastai.callback.mixup import CutMix, MixUp
+from fastai.callback.progress import CSVLogger
+from fastai.callback.rnn import rnn_cbs
+from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
+from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.collab import EmbeddingDotBias
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat, LabelSmoothingCrossEntropyFlat
+from fastai.optimizer import SGD
+from fastai.tabular.model import TabularModel, tabular_config
+from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
+from fastai.text.models.core import get_language_model
+from fastai.torch_core import TensorImage, find_bs
+from fastai.vision.models.unet import DynamicUnet
+from fastai_bs.verify import check_accum as accum_check # noqa: F401 (patches `check_accum` into `Learner`)
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.verify.both_ways import Given, PlainLoop, apart, counter_of, countings, in_double, of_precision, per_item, run, weights_in
+from fastai_bs.verify.draws import HeldDraws, part_of
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.memory.group_norm import bn_to_gn
+from fastai_bs.verify.both_ways import items_in_windows, put_together, windows_of
+from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.verify.why_not import BothWays, errors_of, scaling_of
+from helpers import RaiseAt, ScaledLoss, changes, flat, left_behind, loaders, mlp, picture, quiet_learner, regression, token_model, tokens
+
+f32 = torch.float32
+g = torch.Generator().manual_seed(0)
+images = [(torch.rand(3,6,6, generator=g),i%3) for i in range(70)] # With 8 in a micro-batch the ninth has 6
+reals = regression(70, dtype=f32)
+kept = [(x,y.masked_fill(y<0.5*(i%3-1), 0)) for i,(x,y) in enumerate(reals)] # A 0 does not count; items differ in how many do
+rows = [(torch.randint(1, 9, (2,), generator=g),torch.randn(3, generator=g),i%2) for i in range(70)] # Of a table
+ids = [(torch.randint(0, 12, (6,), generator=g),torch.randint(0, 12, (6,), generator=g)) for _ in range(70)]
+seqs = [(torch.randn(7,5, generator=g),i%3) for i in range(70)]
+
+def learner(model, items=images, loss_func=None, bs=8, n_inp=None, **kwargs):
+    dls = loaders(items, bs)
+    if n_inp: dls.train.n_inp = n_inp
+    return quiet_learner(dls, model, loss_func or CrossEntropyLossFlat(), **kwargs)
+
+def seeded(f):
+    "Weights that are the same each time"
+    def _f(*args, **kwargs):
+        torch.manual_seed(0)
+        return f(*args, **kwargs)
+    return _f
+
+@seeded
+def conv(norm=lambda c: nn.GroupNorm(2, c), p=0.): return nn.Sequential(nn.Conv2d(3,4,3), norm(4), nn.ReLU(), nn.Dropout(p), nn.Flatten(), nn.Linear(64,3))
+@seeded
+def dense(*more): return nn.Sequential(nn.Flatten(), nn.Linear(108,8), *more, nn.Linear(8,3))
+@seeded
+def table(bn=False, ps=None): return TabularModel([(9,3),(9,3)], 3, 2, [6,4], **tabular_config(ps=ps, use_bn=bn, bn_cont=bn))
+@seeded
+def lm(drop=0.):
+    cfg = {**awd_lstm_lm_config, 'emb_sz': 4, 'n_hid': 5, 'n_layers': 2}
+    return get_language_model(AWD_LSTM, 12, config=cfg, drop_mult=drop)
+
+# Where it is the same
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb,self.lin = nn.Embedding(12,4,sparse=True),nn.Linear(4,3)
+    def forward(self, x): return self.lin(self.emb(x).mean(1))
+
+class OwnState(nn.Module):
+    "Makes its first hidden state, in the default precision, with the time before the items"
+    def __init__(self):
+        super().__init__()
+        self.rnn,self.lin = nn.LSTM(5,6,2,dropout=0.4),nn.Linear(6,3)
+    def forward(self, x):
+        h = torch.zeros(2,len(x),6),torch.zeros(2,len(x),6)
+        return self.lin(self.rnn(x.transpose(0,1), h)[0][-1])
+
+class Chance(nn.Module):
+    "All kinds of random numbers: Python's, NumPy's, one for each item, and dropout in a part that is computed twice"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c = nn.Linear(108,8),nn.Linear(8,8),nn.Linear(8,3)
+    def forward(self, x):
+        x = self.a(x.flatten(1))
+        if random.random()<0.5: x = x+self.b(x)
+        if np.random.rand()<0.5: x = x.tanh()
+        x = x*(torch.rand(len(x),1)<0.7)
+        return self.c(x + checkpoint(lambda x: F.dropout(self.b(x), 0.3), x, use_reentrant=False))
+
+class Casts(nn.Module):
+    "Computes in single precision whatever it is given"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(108,8),nn.Linear(8,3)
+        self.scale = torch.full((8,), 2.) # No buffer
+    def forward(self, x): return self.b(F.linear(self.a(x.flatten(1)).to(dtype=f32), torch.eye(8, dtype=f32)*self.scale).float())
+
+class Named(nn.Module):
+    "Several inputs, one of them a dict, and an output of dicts and lists"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(5,2),nn.Linear(3,2)
+    def forward(self, x, d): return dict(o=self.a(x)+self.b(d['z']), h=[self.a(x)])
+
+class WeightedLoss(nn.Module):
+    "With parameters of its own, trained with the model's"
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3))
+    def forward(self, pred, targ): return F.cross_entropy(pred*self.w, targ)
+
+class OwnLoss(nn.Module):
+    "The model makes the loss"
+    def __init__(self):
+        super().__init__()
+        self.emb,self.lin = nn.Embedding(7,4),nn.Linear(4,7)
+    def forward(self, x, y, mask): return dict(loss=(F.cross_entropy(self.lin(self.emb(x)).transpose(1,2), y, reduction='none')*mask).sum()/mask.sum())
+
+def named():
+    items = [(x,dict(z=torch.randn(3, generator=g)),dict(t=y),y) for x,y in reals]
+    return learner(Named(), items, lambda p,t,y: F.mse_loss(p['o'], t['t'])+F.l1_loss(p['h'][0], y), n_inp=2)
+
+def with_loss_params():
+    loss = WeightedLoss()
+    return learner(dense(), loss_func=loss, splitter=lambda m: [list(m.parameters()),list(loss.parameters())])
+
+def frozen():
+    learn = learner(conv())
+    learn.model[0].requires_grad_(False)
+    return learn
+
+def own_counts(learn): return (learn.y!=0).sum()
+
+def over_kept(pred, targ): return (F.mse_loss(pred, targ, reduction='none')*(targ!=0)).sum()/(targ!=0).sum()
+
+one_hot = [(x,F.one_hot(torch.tensor(y), 3).float()) for x,y in images]
+class_weights = torch.tensor([1.,5.,2.])
+
+same = dict(group_norm=lambda: learner(conv()), layer_norm=lambda: learner(dense(nn.LayerNorm(8))), instance_norm=lambda: learner(conv(nn.InstanceNorm2d)),
+    bn_in_eval=lambda: learner(conv(nn.BatchNorm2d), cbs=Frozen()), awd_lstm=lambda: learner(lm(), ids, cbs=rnn_cbs()),
+    awd_lstm_drops=lambda: learner(lm(1.), ids, cbs=rnn_cbs(2.,1.)), awd_lstm_alone=lambda: learner(lm(), ids, lambda p,y: CrossEntropyLossFlat()(p[0], y)),
+    table=lambda: learner(table(), rows, n_inp=2), table_drops=lambda: learner(table(ps=[0.2,0.1]), rows, n_inp=2),
+    collab=lambda: learner(EmbeddingDotBias(4,9,9,y_range=(0,5)), [(x,x.sum()/4) for x,_,_ in rows], nn.MSELoss()),
+    dropout=lambda: learner(conv(p=0.5)), dropout_2d=lambda: learner(nn.Sequential(nn.Conv2d(3,8,3), nn.Dropout2d(), nn.Flatten(), nn.Linear(128,3))),
+    lstm=lambda: learner(OwnState(), seqs), chance=lambda: learner(Chance()), casts=lambda: learner(Casts()),
+    attention=lambda: learner(nn.Sequential(nn.TransformerEncoderLayer(4,2,8,batch_first=True), nn.Flatten(), nn.Linear(24,3)),
+        [(torch.randn(6,4, generator=g),i%3) for i in range(70)]),
+    mixup=lambda: learner(conv(), cbs=MixUp()), mixup_reals=lambda: learner(mlp(dtype=f32), reals, nn.MSELoss(), cbs=MixUp()),
+    cutmix=lambda: learner(conv(), cbs=CutMix()), fp16=lambda: learner(conv()).to_fp16(), bf16=lambda: learner(conv()).to_bf16(),
+    half=lambda: learner(dense().bfloat16(), [(x.bfloat16(),y) for x,y in images], nn.CrossEntropyLoss()),
+    loss_scale=lambda: learner(conv(), cbs=ScaledLoss(init_scale=256.)), double=lambda: learner(mlp(), regression(70), nn.MSELoss()), named=named,
+    sparse=lambda: learner(Sparse(), [(x[:5],y[0]%3) for x,y in ids], opt_func=SGD),
+    tied=lambda: learner(token_model(), tokens(70, 0.3), nn.CrossEntropyLoss()),
+    class_weights=lambda: learner(conv(), loss_func=CrossEntropyLossFlat(weight=class_weights)),
+    weights_in_a_closure=lambda: learner(dense(), loss_func=(lambda w: lambda p,y: F.cross_entropy(p, y, weight=w, reduction='sum')/len(y))(torch.ones(3))),
+    weights_in_a_partial=lambda: learner(dense(), loss_func=partial(F.cross_entropy, weight=torch.tensor([1.,5.,2.]))),
+    weights_in_a_global=lambda: learner(Global(), loss_func=of_global_weights), weights_in_an_object=lambda: learner(dense(), loss_func=Weighted()),
+    pos_weight=lambda: learner(dense(), one_hot, BCEWithLogitsLossFlat(pos_weight=class_weights)),
+    summed=lambda: learner(mlp(dtype=f32), reals, nn.MSELoss(reduction='sum')), frozen=frozen, with_loss_params=with_loss_params,
+    counted=lambda: learner(mlp(dtype=f32), kept, over_kept, cbs=GradAccum(2, count=own_counts)),
+    clipped=lambda: learner(conv(), cbs=[GradientClip(0.01),NoiseScale(),ScaledLR(8),GradAccum(8)]),
+    trackers=lambda: learner(conv(), cbs=[EarlyStoppingCallback(),SaveModelCallback(),CSVLogger()]),
+    scripted=lambda: learner(torch.jit.script(dense(nn.Dropout(0.3)))), checked_out=lambda: learner(conv(), [(TensorImage(x),y) for x,y in images]))
+
+a_kernel = torch.eye(8)
+def of_global_weights(pred, targ): return F.cross_entropy(pred, targ, weight=class_weights, reduction='none').sum()/len(targ)
+class Global(nn.Module):
+    "With a tensor that is nobody's"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(108,8),nn.Linear(8,3)
+    def forward(self, x): return self.b(F.linear(self.a(x.flatten(1)), a_kernel))
+
+class Weighted:
+    "A loss of no known class"
+    def __init__(self): self.weights = [class_weights.clone()]
+    def __call__(self, pred, targ): return F.cross_entropy(pred, targ, weight=self.weights[0], reduction='none').sum()/len(targ)
+
+class Frozen(Callback):
+    "As fastai's `BnFreeze` does it for frozen ones"
+    order = 5
+    def before_train(self):
+        for m in self.model.modules():
+            if isinstance(m, nn.BatchNorm2d): m.eval()
+
+@pytest.mark.parametrize('nm', same)
+def test_the_same(nm):
+    "To the last digits of double precision, in a whole window and in the ragged one; the learner and its folder are as they were"
+    learn = same[nm]()
+    was = picture(learn)
+    res = learn.check_accum(4)
+    assert changes(was, picture(learn))==[] and os.listdir()==[]
+    assert class_weights.dtype==a_kernel.dtype==f32
+    assert res.error<1e-13 and res.same and res.reasons==[] and res.precision=='double'
+    assert len(res.errors)==2 and '4 x 8 items' in list(res.errors)[0] and '6 items' in list(res.errors)[1]
+    assert res.table.error.is_monotonic_decreasing
+    assert math.isclose((res.table.error**2).sum()**0.5, res.error, rel_tol=1e-9, abs_tol=1e-300)
+    assert repr(res).startswith('The same: relative error ') and 'The same' in res._repr_html_()
+    if nm in ('double','tied'): assert math.isnan(res.rounding) and 'rounding' not in repr(res)
+    else: assert 0<res.rounding<(0.05 if nm=='half' else 1e-5) and 'rounding makes it' in repr(res)
+    assert ('dealt out alike' in repr(res))==(nm in ('awd_lstm_drops','table_drops','dropout','dropout_2d','lstm','chance','attention','mixup','mixup_reals',
+                                                     'cutmix','scripted'))
+
+def test_of_what_the_gradient_is_taken():
+    "Against a large batch by hand, and against itself with an error that is put in"
+    learn = learner(dense())
+    batches = [b for b,_ in zip(learn.dls.train, range(4))]
+    x,y = map(torch.cat, zip(*batches))
+    model = copy.deepcopy(learn.model).double()
+    F.cross_entropy(model(x.double()), y).backward()
+    draws = HeldDraws([8]*4)
+    seen = run(learn, [(x,y)], Given(), draws)
+    for nm,p in model.named_parameters(): torch.testing.assert_close(seen.grads[nm], p.grad, rtol=1e-12, atol=1e-15)
+    parts = run(learn, batches, Given(), draws, GradAccum(4))
+    parts.grads['1.bias'] += 0.5*seen.grads['1.bias'].norm()/8**0.5
+    error,df = errors_of(parts.grads, seen.grads, learn.model)
+    total = sum(o.square().sum() for o in seen.grads.values())**0.5
+    assert df.index[0]=='1.bias' and df.layer.iloc[0]=='Linear' and df.own.iloc[0]==pytest.approx(0.5)
+    assert error==pytest.approx((0.5*seen.grads['1.bias'].norm()/total).item())
+
+# Where it is not
+
+def info_nce(pred, targ): return F.cross_entropy(pred@targ.T, torch.arange(len(pred)))
+def correlation(pred, targ):
+    a,b = pred-pred.mean(0),targ-targ.mean(0)
+    return 1-(a*b).sum()/(a.norm()*b.norm())
+def unsaid_sum(pred, targ): return F.mse_loss(pred, targ, reduction='sum')
+def no_sum(pred, targ): return F.mse_loss(pred, targ)
+no_sum.reduction = 'sum'
+def strange(pred, targ): return (((pred-targ)**2).sum(-1)*(targ[:,0]>0.3)).sum()/(targ[:,0]>0.3).sum()
+def of_tokens(pred, targ): return F.cross_entropy(pred, targ, ignore_index=-100)
+
+class Centred(nn.Module):
+    def forward(self, x): return x-x.mean(0)
+
+class Moving(nn.Module):
+    "Another one at each pass"
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('n', torch.zeros(()))
+    def forward(self, x):
+        self.n += 1
+        return x*(1+self.n/10)
+
+class OverBatch(nn.Module):
+    "Divides by a standard deviation over the batch between two layers"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(108,8),nn.Linear(8,3)
+    def forward(self, x):
+        x = self.a(x.flatten(1))
+        return self.b(x/x.std(0))
+
+class Shifted(nn.Module):
+    "Cannot be dealt out: one number more than there are items"
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(108,3)
+    def forward(self, x): return self.lin(x.flatten(1)*torch.empty(len(x)+1).bernoulli_(0.5)[1:,None])
+
+def own_loss():
+    items = [(x,y.clamp(min=0),(y!=-100).float(),y) for x,y in tokens(70, 0.3)]
+    return learner(OwnLoss(), items, lambda out,y: out['loss'], n_inp=3)
+
+bn = 'BatchNorm in train mode'
+other = dict(batch_norm=(lambda: learner(conv(nn.BatchNorm2d)), [bn], ['`1`','bn_to_gn(learn.model)','fix_bn']),
+    table=(lambda: learner(table(True, [0.2,0.1]), rows, n_inp=2), [bn], ['bn_cont=False']),
+    without_statistics=(lambda: learner(conv(lambda c: nn.BatchNorm2d(c, track_running_stats=False))), [bn], ['bn_to_gn']),
+    bn_and_dropout=(lambda: learner(conv(nn.BatchNorm2d, 0.4)), [bn], ['dealt out alike']),
+    bn_and_count=(lambda: learner(nn.Sequential(nn.Linear(5,6), nn.BatchNorm1d(6), nn.Linear(6,2)), kept, over_kept),
+        [bn,'The loss averages over something else'], ['(learn.y!=0).sum()']),
+    bn_and_unheld=(lambda: learner(nn.Sequential(Shifted(), nn.BatchNorm1d(3))), [bn,'Dropout, or whatever else'], ['nothing to do']),
+    unheld=(lambda: learner(Shifted()), ['Dropout, or whatever else'], ['with nothing dropped']),
+    in_a_kernel=(lambda: learner(dense(nn.RReLU(0.1,0.9))), ['Dropout, or whatever else'], ['in RReLU `2`']),
+    own_layer=(lambda: learner(dense(Centred())), ['Centred `2` looks at other items'], ['by itself']),
+    own_model=(lambda: learner(OverBatch()), ['OverBatch, the model itself, looks at other items'], []),
+    own_state=(lambda: learner(dense(Moving())), ['Moving `2` changes from one'], ['once in a step']),
+    info_nce=(lambda: learner(mlp(dtype=f32), reals, info_nce), ['The loss looks at pairs'], ['max_bs_find']),
+    correlation=(lambda: learner(mlp(dtype=f32), reals, correlation), ['The loss looks at pairs'], []),
+    tokens=(lambda: learner(token_model(), tokens(70, 0.3), of_tokens), ['The loss averages over something else than the items'],
+        ['count=lambda learn: (learn.y!=-100).sum()']),
+    wrong_count=(lambda: learner(mlp(dtype=f32), kept, over_kept, cbs=GradAccum(2, count=lambda learn: learn.y.numel()+(learn.y>1).sum())),
+        ['The loss averages over something else than what `count` says'], ['count=lambda learn: (learn.y!=0).sum()']),
+    needless_count=(lambda: learner(mlp(dtype=f32), kept, nn.MSELoss(), cbs=GradAccum(2, count=own_counts)), ['`count` is wrong'], ['GradAccum(4)']),
+    items_count=(lambda: learner(mlp(dtype=f32), kept, lambda p,y: F.mse_loss(p, y), cbs=GradAccum(2, count=own_counts)), ['`count` is wrong'], []),
+    own_loss=(own_loss, ['The loss averages over something else'], ['GradAccum(4, count=']),
+    strange=(lambda: learner(mlp(dtype=f32), kept, strange), ['The loss averages over something else'], ['count as']),
+    unsaid_sum=(lambda: learner(mlp(dtype=f32), reals, unsaid_sum), ['The loss is a sum over the items'], ["reduction = 'sum'"]),
+    no_sum=(lambda: learner(mlp(dtype=f32), reals, no_sum), ['The loss has an attribute `reduction`'], ["'mean'"]),
+    label_smoothing=(lambda: learner(conv(), loss_func=LabelSmoothingCrossEntropyFlat(weight=class_weights)), ['LabelSmoothingCrossEntropy with `weight`'],
+        ['nn.CrossEntropyLoss(label_smoothing=']))
+
+@pytest.mark.parametrize('nm', other)
+def test_not_the_same(nm):
+    "Each reason is named, with its remedy, and no other; the learner is as it was"
+    make,starts,words = other[nm]
+    learn = make()
+    was = picture(learn)
+    res = learn.check_accum(4)
+    assert changes(was, picture(learn))==[]
+    assert res.error>1e-4 and not res.same and len(res.reasons)==len(starts), res.reasons
+    for reason,start in zip(res.reasons, starts): assert reason.startswith(start)
+    for word in words: assert word in ' '.join([*res.reasons,*res.notes])
+    assert repr(res).startswith('Not the same') and math.isnan(res.rounding) and all(o.split('`')[0][:30] in res._repr_html_() for o in res.reasons)
+
+@pytest.mark.parametrize('nm', ['tokens','wrong_count','bn_and_count'])
+def test_the_line_to_paste_works(nm):
+    "As it stands in the answer"
+    make,_,_ = other[nm]
+    line = next(o for o in make().check_accum(4).reasons if 'Paste' in o).partition('Paste ')[2].partition(', and the error')[0]
+    learn = make()
+    if nm=='bn_and_count': learn.model[1] = nn.GroupNorm(2,6)
+    assert learn.check_accum(eval(line, dict(GradAccum=GradAccum, find_bs=find_bs))).error<1e-13
+
+def test_the_remedies_work():
+    learn = learner(conv(nn.BatchNorm2d))
+    learn.model = bn_to_gn(learn.model, groups=2)
+    assert learn.check_accum().error<1e-13
+    def summed(pred, targ): return unsaid_sum(pred, targ)
+    summed.reduction = 'sum'
+    assert learner(mlp(dtype=f32), reals, summed).check_accum().error<1e-13
+
+# What accumulates
+
+def test_fastais_callback_on_a_ragged_loader():
+    "Nine micro-batches of 8 and one of 6: the window with the ragged one has 38 items, and is divided by 32"
+    res = learner(conv()).check_accum(GradientAccumulation(32))
+    whole,end = res.errors.values()
+    assert whole<1e-13 and end==pytest.approx(38/32-1) and res.error==end
+    reason, = res.reasons
+    assert reason.startswith('GradientAccumulation(32) counts items') and 'this window has 38. Its gradient is 1.19 times' in reason
+    assert 'ragged micro-batch of 6' in reason and 'GradAccum(4)' in reason
+
+@pytest.mark.parametrize('n,error', [(12,16/12-1),(16,0),(5,8/5-1),(60,64/60-1)])
+def test_fastais_callback_divides_by_what_it_was_asked_for(n, error):
+    "Of 64 items in micro-batches of 8"
+    res = learner(dense(), images[:64]).check_accum(GradientAccumulation(n))
+    assert res.error==pytest.approx(error, abs=1e-13) and len(res.errors)==1
+    assert bool(res.reasons)==(error>0)
+
+@pytest.mark.parametrize('how', [GradientAccumulation(32),PlainLoop(4)], ids=['fastai','loop'])
+@pytest.mark.parametrize('loss_func,items', [(over_kept,kept),(nn.MSELoss(reduction='sum'),reals),(of_tokens,tokens(70, 0.3))], ids=['kept','sum','tokens'])
+def test_others_and_what_the_loss_averages_over(how, loss_func, items):
+    learn = learner(token_model() if loss_func is of_tokens else mlp(dtype=f32), items, loss_func)
+    res = learn.check_accum(how)
+    assert not res.same and res.reasons
+    if isinstance(loss_func, nn.Module): assert res.reasons[0].startswith('The loss is a sum, and ') and len(res.reasons)==1
+    else: assert any('count=lambda learn:' in o for o in res.reasons)
+
+def test_a_plain_loop():
+    "All its windows but the last are a mean of alike micro-batches; that one has a single micro-batch, and is divided by 4"
+    res = learner(conv()).check_accum(PlainLoop(4))
+    whole,end = res.errors.values()
+    assert whole<1e-13 and end==pytest.approx(0.75) and res.reasons[0].startswith('PlainLoop(4) divides each loss by 4')
+    res = learner(conv()).check_accum(PlainLoop(3)) # 3 windows, the last with 8, 8 and 6 items
+    assert list(res.errors.values())[0]<1e-13 and 1e-3<res.error<0.5 and 'other weights' in res.reasons[0] and 'ragged' in res.reasons[0]
+
+def test_plain_loop_in_a_training():
+    "It does what it says: steps of the mean of the losses' gradients"
+    learn,hand = learner(dense(), opt_func=SGD),learner(dense())
+    learn.fit(1, 0.1, cbs=PlainLoop(4))
+    opt = torch.optim.SGD(hand.model.parameters(), 0.1, weight_decay=learn.opt.hypers[0]['wd'] if 'wd' in learn.opt.hypers[0] else 0.)
+    batches = list(hand.dls.train)
+    for i,(x,y) in enumerate(batches):
+        (F.cross_entropy(hand.model(x), y)/4).backward()
+        if i%4==3 or i==len(batches)-1:
+            opt.step()
+            opt.zero_grad()
+    assert repr(PlainLoop(4))=='PlainLoop(4)'
+    torch.testing.assert_close(flat(learn), flat(hand), rtol=1e-4, atol=1e-5)
+
+def test_reasons_of_both_windows():
+    "BatchNorm in the whole one, the loop in the last"
+    res = learner(conv(nn.BatchNorm2d)).check_accum(PlainLoop(4))
+    assert sorted(o[:9] for o in res.reasons)==['BatchNorm','PlainLoop']
+
+@pytest.mark.parametrize('n_acc', [GradAccum(4),GradAccum({0: 1, 2: 4}),GradAccum(lambda epoch: 4),np.int64(4)], ids=['int','dict','function','numpy'])
+def test_ways_to_ask(n_acc):
+    res = learner(conv()).check_accum(n_acc)
+    assert res.how=='GradAccum(4)' and res.items in (32,6) and '4 x 8 items' in list(res.errors)[0]
+
+def test_a_subclass_and_its_settings():
+    class Mine(GradAccum): pass
+    assert learner(mlp(dtype=f32), kept, over_kept).check_accum(Mine(4, count=own_counts)).error<1e-13
+
+# Windows
+
+@pytest.mark.parametrize('how,n,n_iter,last,windows', [(GradAccum(),4,9,6,[[8]*4,[6]]), (GradAccum(),4,8,8,[[8]*4]), (GradAccum(),4,8,6,[[8]*4,[8,8,8,6]]),
+    (PlainLoop(),4,6,8,[[8]*4,[8,8]]), (GradAccum(),4,3,6,[[8,8,6]]), (GradAccum(),4,2,8,[[8,8]]), (GradientAccumulation(),32,9,6,[[8]*4,[6,8,8,8,8]]),
+    (GradientAccumulation(),20,9,6,[[8]*3,[8,8,6]]), (GradientAccumulation(),20,10,6,[[8]*3,[6,8,8]]), (GradientAccumulation(),8,9,6,[[8],[6,8]]),
+    (GradientAccumulation(),32,9,8,[[8]*4])], ids=range(11))
+def test_items_in_windows(how, n, n_iter, last, windows): assert list(items_in_windows(how, n, n_iter, 8, last).values())==windows
+
+@pytest.mark.parametrize('k', [5,20,32,40,64])
+def test_windows_are_those_of_fastais_callback(k):
+    "As it steps in two epochs"
+    learn,steps,items = learner(dense()),[],[]
+    class See(Callback):
+        order = GradientAccumulation.order+1
+        def after_pred(self):
+            if self.training: items.append(len(self.x))
+        def before_step(self):
+            steps.append(list(items))
+            items.clear()
+    learn.fit(2, 0., cbs=[GradientAccumulation(k),See()])
+    found = items_in_windows(GradientAccumulation(), k, 9, 8, 6)
+    assert found['a whole window']==steps[0] and found["the epoch's last window"]==next(o for o in steps if 6 in o)
+
+def test_a_short_loader_has_smaller_windows():
+    res = learner(conv(), images[:20]).check_accum(4)
+    assert res.items==20 and list(res.errors)==['a whole window: 2 x 8 + 4 items'] and 'a window has 3, and not 4' in res.notes[0] and res.error<1e-13
+
+def test_without_the_last_batch():
+    dls = DataLoaders(DataLoader(images, bs=8, drop_last=True), DataLoader(images[:4], bs=2))
+    assert len(quiet_learner(dls, conv(), CrossEntropyLossFlat()).check_accum(4).errors)==1
+
+def ragged_tokens(bs=8):
+    items = [(torch.randint(1, 12, (int(n),)),i%3) for i,n in enumerate(np.random.default_rng(0).integers(5, 12, 70))]
+    def create_batch(b):
+        m = max(len(x) for x,_ in b)
+        return torch.stack([F.pad(x, (0,m-len(x))) for x,_ in b]),torch.tensor([y for _,y in b])
+    dls = DataLoaders(DataLoader(items, bs=bs, create_batch=create_batch), DataLoader(items[:4], bs=2, create_batch=create_batch))
+    return quiet_learner(dls, Sparse(), CrossEntropyLossFlat(), opt_func=SGD)
+
+@pytest.mark.parametrize('how', [4,GradientAccumulation(32),GradientAccumulation(30)], ids=range(3))
+def test_batches_that_do_not_go_together(how):
+    "One of them in parts"
+    res = ragged_tokens().check_accum(how)
+    assert res.items==8 and 'a batch in parts: 4 x 2 items' in list(res.errors)[0] and 'do not go together' in res.notes[0]
+    assert res.error==pytest.approx(32/30-1 if getattr(how, 'n_acc', 0)==30 else 0, abs=1e-13)
+
+def test_parts_for_batch_norm():
+    "Of two items at least"
+    res = ragged_tokens(4).check_accum(4)
+    assert 'a batch in parts: 2 x 2 items' in list(res.errors)[0]
+
+def test_batches_that_cannot_be_cut():
+    "The ragged window is left out, and that is said"
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(5,2)
+        def forward(self, x, n): return self.lin(x)
+    def create_batch(b): return torch.stack([x for x,_ in b]),'a graph',torch.stack([y for _,y in b])
+    dls = DataLoaders(*(DataLoader(reals, bs=8, create_batch=create_batch) for _ in range(2)))
+    dls.train.n_inp = 2
+    res = quiet_learner(dls, Graph(), nn.MSELoss()).check_accum(4)
+    assert res.error<1e-13 and len(res.errors)==1 and "last window could not be checked" in res.notes[0]
+
+def test_put_together():
+    a,b = (torch.ones(2,3),['x','y'],dict(t=[torch.zeros(2)],n=5)),(torch.ones(1,3),['z'],dict(t=[torch.ones(1)],n=5))
+    x,names,d = put_together([a,b], [2,1])
+    assert x.shape==(3,3) and names==['x','y','z'] and d['t'][0].tolist()==[0,0,1] and d['n']==5
+    per_item_ = [[torch.ones(3,4),torch.ones(3,2)],[torch.ones(3,5)]] # Images of their own sizes
+    assert [o.shape[1] for o in put_together(per_item_, [2,1])]==[4,2,5]
+    assert type(put_together([TensorImage(torch.ones(2,3)),TensorImage(torch.ones(1,3))], [2,1])) is TensorImage
+    assert put_together([torch.tensor(3.),torch.tensor(3.)], [2,1])==3
+    for bad in ([torch.ones(2,3),torch.ones(1,4)],[torch.tensor(3.),torch.tensor(4.)],[5,6]):
+        with pytest.raises(ValueError, match='do not go together'): put_together(bad, [2,1])
+
+x,y = torch.randn(50,5, generator=g),torch.randint(0, 3, (50,), generator=g)
+class Stream(IterableDataset):
+    def __iter__(self): return iter(zip(x, y))
+    def __len__(self): return 50
+torch_loader = lambda **k: TorchDataLoader(TensorDataset(x, y), 8, **k) # noqa: E731
+streams = dict(torch=lambda: torch_loader(shuffle=True), stream=lambda: DataLoader(Stream(), bs=8),
+    shuffled=lambda: DataLoader(list(zip(x, y)), bs=8, shuffle=True), workers=lambda: torch_loader(shuffle=True, num_workers=1, persistent_workers=True),
+    fastai_workers=lambda: DataLoader(list(zip(x, y)), bs=8, num_workers=1))
+
+@pytest.mark.parametrize('nm', streams)
+def test_loaders(nm):
+    learn = quiet_learner(DataLoaders(streams[nm](), torch_loader()), nn.Linear(5,3), nn.CrossEntropyLoss())
+    was = picture(learn)
+    res = learn.check_accum(4)
+    assert changes(was, picture(learn))==[] and res.error<1e-13 and 'last window: 2 x 8 + 2 items' in list(res.errors)[1]
+
+def test_without_a_validation_loader():
+    dls = DataLoaders(DataLoader(images, bs=8))
+    for make in (conv,lambda: conv(nn.BatchNorm2d)): quiet_learner(dls, make(), CrossEntropyLossFlat()).check_accum(2)
+    assert quiet_learner(dls, conv(), unsaid_one).check_accum(2).reasons
+
+# Precision
+
+class SingleOnly(nn.Module):
+    def __init__(self, norm=False):
+        super().__init__()
+        self.a,self.b,self.norm = nn.Linear(108,8),nn.Linear(8,3),nn.BatchNorm1d(8) if norm else nn.Identity()
+    def forward(self, x):
+        if x.dtype!=f32: raise RuntimeError('no')
+        return self.b(self.norm(self.a(x.flatten(1))))
+
+class Fixed(nn.Parameter):
+    "Keeps its precision"
+    @property
+    def data(self): return super().data
+    @data.setter
+    def data(self, v):
+        if v.dtype==torch.float64: raise RuntimeError('no double here')
+        torch.Tensor.data.__set__(self, v)
+
+def fixed():
+    model = dense()
+    model[1].weight = Fixed(model[1].weight.detach())
+    return model
+
+@pytest.mark.parametrize('make', [SingleOnly,fixed], ids=['forward','copy'])
+def test_a_model_without_double_precision(make):
+    "In its own, said with the rounding that it has"
+    learn = learner(make())
+    was = picture(learn)
+    res = learn.check_accum(4)
+    assert changes(was, picture(learn))==[] and torch.get_default_dtype()==f32
+    assert res.precision=='single' and res.same and 0<res.error==res.rounding<1e-6
+    reason, = res.reasons
+    assert reason.startswith('In double precision this does not run (') and f'makes the error {res.error:.3g}' in reason
+    assert 'in single precision' in ' '.join(repr(res).split())
+
+def test_reasons_in_single_precision():
+    res = learner(SingleOnly(norm=True)).check_accum(4)
+    assert not res.same and res.precision=='single' and [o[:9] for o in res.reasons]==['BatchNorm','In double']
+    assert [o[:9] for o in learner(SingleOnly(), loss_func=unsaid_one).check_accum(4).reasons]==['The loss ','In double']
+
+def unsaid_one(pred, targ): return F.cross_entropy(pred, targ, reduction='sum')
+
+def test_half_precision_without_double():
+    class Half(SingleOnly):
+        def forward(self, x):
+            if x.dtype!=torch.bfloat16: raise RuntimeError('no')
+            return self.b(self.a(x.flatten(1)))
+    res = learner(Half().bfloat16(), [(x.bfloat16(),y) for x,y in images], nn.CrossEntropyLoss()).check_accum(4)
+    assert res.precision=='half' and res.same and 1e-4<res.error<0.05
+
+def test_an_error_of_the_model_is_its_own():
+    "Not one of precision: raised, and not tried for long"
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(108,3)
+        def forward(self, x): raise KeyError('broken')
+    with pytest.raises(KeyError, match='broken'): learner(Broken()).check_accum(4)
+
+def test_what_counts_as_a_matter_of_precision():
+    def raised(f):
+        try: f()
+        except Exception as e: return e
+    class In(Callback):
+        def __init__(self, words): self.words = words
+        def before_batch(self): raise ValueError(self.words)
+    assert of_precision(raised(lambda: learner(SingleOnly().double()).fit(1)))
+    assert not of_precision(raised(lambda: learner(dense(), cbs=In('no')).fit(1))) and of_precision(raised(lambda: learner(dense(), cbs=In('dtype')).fit(1)))
+    assert not of_precision(raised(lambda: 1/0))
+
+def test_in_double_puts_all_back():
+    learn = learner(Casts(), loss_func=nn.CrossEntropyLoss(weight=class_weights.clone()))
+    was = picture(learn)
+    with in_double(learn):
+        assert learn.model.scale.dtype==learn.loss_func.weight.dtype==learn.model.a.weight.dtype==torch.get_default_dtype()==torch.float64
+    assert changes(was, picture(learn))==[]
+
+@pytest.mark.parametrize('seed', range(4))
+def test_a_layer_that_barely_moves_is_not_the_loss(seed):
+    "After its power iterations a spectral norm moves predictions by the square of what it does to gradients: to the bound they are the same"
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5,4,dtype=f32)), nn.Linear(4,2,dtype=f32))
+    res = learner(model, reals, nn.MSELoss()).check_accum(4)
+    assert 1e-9<res.error<1e-4 and not any('loss' in o for o in res.reasons) and bool(res.reasons)==(not res.same)
+
+class SecondPass(Callback):
+    "As of SAM: goes up the gradient, and takes that of the last micro-batch there"
+    run_valid = False
+    def __init__(self, order): self.order = order
+    def before_step(self):
+        for p in self.learn.model.parameters(): p.grad = None
+        self.loss_func(self.model(*self.xb), *self.yb).backward()
+
+def test_what_others_do_before_the_step_was_not_compared():
+    res = learner(dense(), cbs=[SecondPass(GradAccum.order+1), GradientClip(0.1)]).check_accum(4)
+    assert res.same and any('that `before_step` of SecondPass begins with' in o for o in res.notes) and 'SecondPass' in repr(res)
+    assert not any('begins with' in o for o in learner(dense(), cbs=GradientClip(0.1)).check_accum(4).notes)
+
+# Memory
+
+class Small(nn.Module):
+    "Runs out of memory above `most` items"
+    def __init__(self, most):
+        super().__init__()
+        self.lin,self.most = nn.Linear(108,3),most
+    def forward(self, x):
+        if len(x)>self.most: raise torch.OutOfMemoryError('out of memory')
+        return self.lin(x.flatten(1))
+
+@pytest.mark.parametrize('most,how,items', [(32,4,'4 x 8'),(31,4,'4 x 4'),(16,4,'4 x 4'),(9,4,'4 x 2'),(4,4,'4 x 1'),(3,4,'2 x 1'),
+    (16,GradientAccumulation(30),'4 x 4')],
+    ids=range(7))
+def test_on_parts_where_memory_is_short(most, how, items):
+    learn = learner(Small(most), images[:64])
+    was = picture(learn)
+    res = learn.check_accum(how)
+    assert changes(was, picture(learn))==[] and list(res.errors)[0].endswith(f'{items} items')
+    assert res.error==pytest.approx(32/30-1 if getattr(how, 'n_acc', 0)==30 else 0, abs=1e-13)
+    assert any(o.startswith('Memory was short') for o in res.notes)==(items!='4 x 8')
+
+def test_no_memory_at_all():
+    learn = learner(Small(1))
+    was = picture(learn)
+    with pytest.raises(torch.OutOfMemoryError): learn.check_accum(4)
+    assert changes(was, picture(learn))==[]
+
+class NoDouble(nn.Linear):
+    "As a kernel of cuDNN that knows no double precision"
+    def forward(self, x):
+        if x.dtype==torch.float64: raise RuntimeError('cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.')
+        return super().forward(x)
+
+def test_what_may_be_memory_may_be_the_precision():
+    res = learner(nn.Sequential(nn.Flatten(), NoDouble(108, 3)), images[:64]).check_accum(4)
+    assert res.same and res.precision=='single' and not any('Memory was short' in o for o in res.notes)
+
+def test_memory_back():
+    "No tensor is left that was not there before, whatever the answer; of hooks too"
+    def n_tensors():
+        gc.collect()
+        return sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+    for make in (lambda: learner(conv(nn.BatchNorm2d, 0.3)),lambda: learner(dense(Centred())),lambda: learner(mlp(dtype=f32), kept, over_kept)):
+        learn = make()
+        learn.check_accum(2)
+        before = n_tensors()
+        res = learn.check_accum(4)
+        assert n_tensors()<=before and res.error>0
+
+def test_hooks_of_a_unet_are_put_back():
+    body = nn.Sequential(nn.Sequential(nn.Conv2d(3,4,3,padding=1), nn.ReLU()), nn.Sequential(nn.Conv2d(4,8,3,stride=2,padding=1), nn.ReLU()))
+    items = [(torch.rand(3,8,8, generator=g),torch.randint(0, 2, (8,8), generator=g)) for _ in range(20)]
+    learn = learner(bn_to_gn(DynamicUnet(body, 2, (8,8))), items, CrossEntropyLossFlat(axis=1), bs=4)
+    was = picture(learn)
+    assert learn.check_accum(2).error<1e-12
+    assert changes(was, picture(learn))==[]
+
+# Nothing has happened
+
+def trained(check, cbs=()):
+    torch.manual_seed(0); random.seed(0); np.random.seed(0)
+    dls = DataLoaders(DataLoader(images, bs=8, shuffle=True), DataLoader(images[:8], bs=4))
+    learn = quiet_learner(dls, conv(nn.BatchNorm2d, 0.3), CrossEntropyLossFlat(), cbs=cbs)
+    learn.fit(1, 0.05)
+    if check: check(learn)
+    learn.fit(2, 0.05)
+    return left_behind(learn)
+
+@cache
+def untouched(): return trained(None)
+
+@pytest.mark.parametrize('n_acc', [4,GradientAccumulation(32),PlainLoop(3)], ids=range(3))
+def test_the_training_that_follows_is_the_same(n_acc):
+    assert changes(untouched(), trained(lambda learn: learn.check_accum(n_acc)))==[]
+
+events = ['before_fit','before_epoch','before_train','before_batch','after_pred','after_loss','before_backward','after_backward','before_step',
+          'after_cancel_batch','after_batch','after_cancel_fit','after_fit']
+
+@pytest.mark.parametrize('exc', [KeyboardInterrupt,ValueError])
+@pytest.mark.parametrize('event', events)
+def test_after_an_exception_in_any_event(event, exc):
+    "It passes on, though it comes once only; the learner, its folder and what is trained afterwards are as without the check"
+    def check(learn):
+        cb = RaiseAt(event, exc, times=1)
+        learn.add_cb(cb)
+        was = picture(learn)
+        with pytest.raises(exc, match='the one'): learn.check_accum(4)
+        assert not [o for o in changes(was, picture(learn)) if "['raised']" not in o] and os.listdir()==[]
+        learn.remove_cb(cb)
+    assert changes(untouched(), trained(check))==[]
+
+@pytest.mark.parametrize('times', [1,2,5,9,12])
+def test_ctrl_c_in_the_model(times):
+    "Wherever in the check that is, also while reasons are looked for"
+    def check(learn):
+        n = 0
+        def _stop(*args):
+            nonlocal n
+            n += 1
+            if n==times: raise KeyboardInterrupt
+        hook = learn.model[4].register_forward_hook(_stop)
+        with pytest.raises(KeyboardInterrupt): learn.check_accum(4)
+        hook.remove()
+        assert torch.get_default_dtype()==f32
+    assert changes(untouched(), trained(check))==[]
+
+@pytest.mark.parametrize('left', [0.,1.])
+def test_gradients_that_were_there(left):
+    "Have no part in it, and stay"
+    learn = learner(conv())
+    learn.fit(1, 0.01)
+    for p in learn.model.parameters(): p.grad.fill_(left)
+    was = picture(learn)
+    for how in (4,PlainLoop(3)): assert list(learn.check_accum(how).errors.values())[0]<1e-13
+    assert changes(was, picture(learn))==[]
+
+def test_clipping_hides_nothing():
+    "It would make the same of a gradient that is too small"
+    assert learner(conv(), cbs=GradientClip(1e-4)).check_accum(PlainLoop(4)).error==pytest.approx(0.75)
+
+@pytest.mark.parametrize('how', [PlainLoop(4),GradientAccumulation(32)], ids=['loop','fastai'])
+def test_what_accumulates_is_not_blamed_for_the_loss(how):
+    res = learner(mlp(dtype=f32), reals[:64], info_nce).check_accum(how)
+    assert [o[:24] for o in res.reasons]==['The loss looks at pairs ']
+
+def test_bn_is_exact_in_eval_mode():
+    reason, = learner(conv(nn.BatchNorm2d)).check_accum().reasons
+    assert float(re.search('and by (.*) in eval mode', reason)[1])<1e-13<1e-3<float(re.search('off by (.*) for it', reason)[1])
+
+def test_no_random_number_is_alike_where_it_is_not():
+    for nm in ('unheld','bn_and_unheld'): assert 'dealt out alike' not in repr(other[nm][0]().check_accum())
+
+def test_no_warning_and_no_word(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        for nm in ('info_nce','tokens','label_smoothing'): other[nm][0]().check_accum(4)
+    assert capsys.readouterr().out==''
+
+def test_what_it_says_is_the_same_each_time():
+    learn = learner(conv(nn.BatchNorm2d, 0.3))
+    a,b = learn.check_accum(4),learn.check_accum(4)
+    assert repr(a)==repr(b) and a.table.equals(b.table)
+
+# Bad input
+
+def no_parameter():
+    learn = learner(dense())
+    for p in learn.model.parameters(): p.requires_grad_(False)
+    return learn
+
+class Endless(IterableDataset):
+    def __iter__(self): return iter(zip(x, y))
+
+def of(train): return DataLoaders(train, DataLoader(images, bs=4))
+
+bad = {'n_acc: one': (lambda: learner(dense()), 1, ValueError, 'at least 2 micro-batches, got 1: a single micro-batch'),
+    'n_acc: none': (lambda: learner(dense()), 0, ValueError, 'at least 2 micro-batches, got 0'),
+    'n_acc: negative': (lambda: learner(dense()), -4, ValueError, 'at least 2 micro-batches'),
+    'n_acc: part': (lambda: learner(dense()), 2.5, TypeError, "a whole number of micro-batches, or what accumulates them.* got 2.5"),
+    'n_acc: bool': (lambda: learner(dense()), True, TypeError, 'got True'), 'n_acc: text': (lambda: learner(dense()), 'loop', TypeError, "got 'loop'"),
+    'n_acc: another callback': (lambda: learner(dense()), MixUp(), TypeError, 'got MixUp'),
+    'GradAccum(1)': (lambda: learner(dense()), GradAccum(1), ValueError, 'at least 2'),
+    'PlainLoop(1)': (lambda: learner(dense()), PlainLoop(1), ValueError, 'at least 2'),
+    'GradientAccumulation(0)': (lambda: learner(dense()), GradientAccumulation(0), ValueError, 'at least 1 item'),
+    'GradientAccumulation(1000)': (lambda: learner(dense()), GradientAccumulation(1000), ValueError, r'counts items, and an epoch has 70.*\(8000\)'),
+    'no parameter': (no_parameter, 4, ValueError, r'no parameter that is trained.*unfreeze'),
+    'empty': (lambda: quiet_learner(of(DataLoader([], bs=4)), dense(), CrossEntropyLossFlat()), 4, ValueError, 'yields 0 micro-batches'),
+    'one batch': (lambda: learner(dense(), images[:8]), 4, ValueError, 'yields 1 micro-batch in an epoch'),
+    'no length': (lambda: quiet_learner(of(DataLoader(Endless(), bs=4)), nn.Linear(5,3), nn.CrossEntropyLoss()), 4, ValueError,
+        'does not declare a length'),
+    'NaN': (lambda: learner(dense(), loss_func=lambda p,y: F.cross_entropy(p*math.nan, y)), 4, ValueError, 'is not finite'),
+    'cancels': (lambda: learner(dense(), cbs=Cancels()), 4, ValueError, 'came to no optimizer step')}
+
+class Cancels(Callback):
+    def before_batch(self): raise CancelBatchException
+
+@pytest.mark.parametrize('nm', bad)
+def test_bad_input(nm):
+    "Refused in words, and the learner is as it was"
+    make,n_acc,error,match = bad[nm]
+    learn = make()
+    was = picture(learn)
+    with pytest.raises(error, match=match): learn.check_accum(n_acc)
+    assert changes(was, picture(learn))==[]
+
+# Its parts
+
+@pytest.mark.parametrize('shape,part', [((6,3),(2,3)),((5,6,3),(5,2,3)),((12,3),(4,3))])
+def test_part_of(shape, part):
+    t = torch.arange(math.prod(shape)).reshape(shape)
+    d = next(i for i,(a,b) in enumerate(zip(shape, part)) if a!=b)
+    per = shape[d]//6
+    parts = [part_of(t, tuple(n*per if i==d else s for i,s in enumerate(shape)), [3,2,1], k) for k,n in enumerate([3,2,1])]
+    assert torch.equal(torch.cat(parts, d), t)
+
+def test_part_of_what_is_not_of_items():
+    t = torch.ones(7,6)
+    assert part_of(t, (7,6), [4,2], 0) is t
+    for shape in ((3,4),(7,3),(42,),(7,6,1)): assert part_of(t, shape, [4,2], 0) is None
+
+def test_draws_that_are_missing_are_told():
+    with HeldDraws([2,2]) as draws:
+        draws.begin()
+        torch.rand(4)
+        draws.begin(0)
+        torch.rand(2)
+        assert draws.held
+        torch.rand(2)
+    assert not draws.held
+
+def test_native_dropout():
+    "As GPUs have it"
+    t = torch.rand(6,4, requires_grad=True)
+    with HeldDraws([4,2]) as draws:
+        draws.begin()
+        whole,_ = torch.native_dropout(t, 0.5, True)
+        whole.sum().backward()
+        for i,rows_ in enumerate(t.split([4,2])):
+            draws.begin(i)
+            assert torch.equal(torch.native_dropout(rows_, 0.5, True)[0], whole.split([4,2])[i])
+    assert torch.equal(t.grad, (whole!=0)*2.) and draws.held and (whole==0).any()
+    with HeldDraws([6], off=True) as draws:
+        draws.begin()
+        assert torch.equal(torch.native_dropout(t, 0.5, True)[0], t*2)
+
+@torch.library.custom_op('fastai_bs_test::attention', mutates_args=())
+def attention(q:torch.Tensor, dropout_p:float) -> torch.Tensor: return q*dropout_p
+
+def test_dropout_within_a_kernel():
+    "As attention has it on a GPU: not held, and off where nothing is to be dropped"
+    q = torch.ones(4,2)
+    for p,off,held,out in ((0.5,False,False,0.5),(0.,False,True,0.),(0.5,True,True,0.)):
+        with HeldDraws([2,2], off=off) as draws:
+            draws.begin()
+            assert (attention(q, p)==out).all()
+        assert draws.held==held
+
+def test_per_item_and_apart():
+    a = torch.randn(6,3,2)
+    whole,parts = per_item(dict(a=a, n=torch.arange(6), s='x'), 6),[per_item(dict(a=o, n=torch.arange(len(o)), s='x'), len(o)) for o in a.split([4,2])]
+    assert apart(whole, parts)<1e-15 and apart(whole, parts[::-1])>0.1 and apart([], [[],[]]) is None and apart(whole, parts[:1]) is None
+    assert apart(whole, [parts[0],[]]) is None
+
+def test_countings():
+    codes = countings((torch.ones(2,3),dict(m=torch.ones(2))), ((torch.ones(2),),))
+    assert codes[0]=='find_bs(learn.yb)' and 'learn.y[0].numel()' in codes and "learn.x[1]['m'].sum()" in codes
+    learn = SimpleNamespace(yb=(torch.tensor([0,1,2]),), y=torch.tensor([0,1,2]))
+    assert counter_of('(learn.y!=0).sum()')(learn)==2 and counter_of('find_bs(learn.yb)')(learn)==3
+
+def test_weights_and_scaling():
+    gs = torch.randn(3,40, dtype=torch.float64, generator=g)
+    w,left = weights_in(list(gs), (torch.tensor([0.2,0.,0.8], dtype=torch.float64)[:,None]*gs).sum(0))
+    np.testing.assert_allclose(w, [0.2,0,0.8], atol=1e-12)
+    assert left<1e-12
+    factor,left = scaling_of(dict(a=3*gs[0]), dict(a=gs[0]))
+    assert factor==pytest.approx(3) and left<1e-12 and scaling_of(dict(a=gs[0]), dict(a=gs[1]))[1]>0.5
+
+def test_a_gradient_of_zero():
+    zero = dict(a=torch.zeros(3))
+    assert errors_of(zero, zero, nn.Module())[0]==0 and errors_of(dict(a=torch.ones(3)), zero, nn.Module())[0]==math.inf
+    assert math.isnan(errors_of(dict(a=torch.full((3,), math.nan)), dict(a=torch.ones(3)), nn.Module())[0])
+
+def test_a_second_window_is_another():
+    "What is known of the large batch is of one window and one condition only"
+    learn = learner(conv())
+    ways = BothWays(learn, GradAccum(4), 4)
+    windows,_ = windows_of(learn, GradAccum(4), 4)
+    for w in windows:
+        ways.start(w)
+        assert ways.first().error<1e-13
+        assert ways.compare(Given(norms_off=True)).error<1e-13 and list(ways.known)==[Given(norms_off=True)]
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('ranks')
+def test_on_ranks():
+    "The same answer on all: that of the worst"
+    from ranks import on_ranks
+    a,b = on_ranks(_on_rank, 2)
+    assert a==b and a[0]>1e-3 and 'BatchNorm' in a[1][0]
+
+def _on_rank(rank):
+    learn = learner(conv(nn.BatchNorm2d))
+    with torch.no_grad(): learn.model[0].weight.add_(rank) # Each has its own error
+    with learn.distrib_ctx(in_notebook=False) if hasattr(learn, 'distrib_ctx') else warnings.catch_warnings(): res = learn.check_accum(4)
+    return res.error,res.reasons,list(res.table.index)
+
+def test_table_is_a_frame():
+    res = learner(conv(nn.BatchNorm2d)).check_accum(2)
+    assert isinstance(res.table, pd.DataFrame) and list(res.table.columns)==['layer','error','own']
+    assert set(res.table.index)=={n for n,_ in conv(nn.BatchNorm2d).named_parameters()}

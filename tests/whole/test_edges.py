@@ -1,0 +1,524 @@
+"The edges of what a training may meet: each entry works there with a right number, or says in words what is wrong"
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from functools import partial
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import fastai.callback.hook # noqa: F401, it adds `summary`
+from fastai.callback.core import Callback
+from fastai.callback.mixup import MixUp
+from fastai.callback.progress import ProgressCallback
+from fastai.callback.schedule import fit_one_cycle, fine_tune, lr_find # noqa: F401, they are methods
+from fastai.callback.training import GradientAccumulation
+from fastai.data.core import DataLoaders
+from fastai.learner import Learner
+from fastai.optimizer import SGD, OptimWrapper
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
+from fastai_bs.learner.loop import callback_of
+from fastai_bs.utils.text import as_plain
+from helpers import (FoldedSGD, RaiseAt, autocast_state, changes, flat, listed, loaders, mlp, needs_export, pairwise, picture, quiet_learner, regression,
+                     root)
+from torch import nn
+from torch.utils.data import DataLoader as TorchDataLoader
+
+def learner(n=96, bs=4, cbs=None, **kwargs): return quiet_learner(loaders(regression(n), bs), mlp(), cbs=cbs, **kwargs)
+
+# Truth values
+
+takes = {'fix_bn': lambda **kw: BatchSchedule({0: 4}, **kw), 'scale_wd': lambda **kw: ScaledLR(4, **kw), 'momentum_correction': lambda **kw: ScaledLR(4, **kw),
+    'show_plot': lambda **kw: learner().bs_find(0.05, num_it=40, **kw), 'reset_opt': lambda **kw: learner().fit_grow(1, 0.05, max_bs=8, **kw)}
+
+@pytest.mark.parametrize('nm', takes)
+@pytest.mark.parametrize('v', ['no', 1, math.nan], ids=str)
+def test_what_is_neither_true_nor_false_is_refused(nm, v):
+    with pytest.raises(TypeError, match=f'`{nm}` must be'): takes[nm](**{nm: v})
+
+def test_truth_values_are_taken():
+    for nm in ('fix_bn','scale_wd','momentum_correction'):
+        for v in (True, np.bool_(False)): takes[nm](**{nm: v})
+
+# What JSON takes
+
+@pytest.mark.parametrize('v,res', [(math.inf,None), (-math.inf,None), (math.nan,None), (np.float32(np.nan),None), (np.array([1.,np.inf]),[1.,None]),
+    (dict(ci=(0.,math.inf)),dict(ci=[0.,None])), (slice(None,math.inf),[None,None]), (1e308,1e308)], ids=str)
+def test_numbers_that_json_does_not_know(v, res): assert as_plain(v)==res==json.loads(json.dumps(as_plain(v), allow_nan=False))
+
+# Progress bars
+
+@pytest.mark.parametrize('f', [lambda o: o.bs_find(0.05, num_it=40, show_plot=False), lambda o: o.max_bs_find(max_bs=8), lambda o: o.memory_report()],
+    ids=['bs_find','max_bs_find','memory_report'])
+def test_no_bar_goes_into_a_file(f, capsys, short):
+    f(learner(cbs=ProgressCallback()))
+    assert capsys.readouterr()==('','')
+
+# Long trainings
+
+def watched(beta):
+    "A `NoiseScale` that has seen 300 windows"
+    noise = NoiseScale(beta=beta)
+    learner(800, cbs=[GradAccum(2), noise]).fit(3, 0.01)
+    return noise
+
+@pytest.mark.parametrize('beta', [0.9, 0.98])
+def test_memory_of_a_long_training_is_bounded(beta, monkeypatch):
+    "Rows that stay are those of a training of which all are kept, evenly spread, and what is known in the end is the same"
+    whole = watched(beta)
+    monkeypatch.setattr(NoiseScale, 'most', 50)
+    few = watched(beta)
+    most = max(50, 4*round(1/(1-beta)))
+    assert len(whole.df)==300 and most/4<len(few.df)<=most and few.df.step.iloc[-1]==300
+    pd.testing.assert_frame_equal(few.df.set_index('step'), whole.df.set_index('step').loc[few.df.step])
+    assert few.noise_scale==whole.noise_scale and few.ci==whole.ci
+    steps = np.diff(few.df.step)
+    assert (steps[-round(1/(1-beta))+1:]==1).all() and max(few.df.step.iloc[0], steps.max())<=8*300/most
+
+# Losses and gradients that say nothing
+
+class Spoilt(Callback):
+    "Losses of the training are multiplied by `v`, in micro-batches `at` or in all"
+    order = 5
+    def __init__(self, v, at=None): self.v,self.at = v,at
+    def after_loss(self):
+        if not self.training or (self.at is not None and self.iter not in self.at): return
+        self.learn.loss_grad = self.learn.loss_grad*self.v
+        self.learn.loss = self.learn.loss_grad.clone()
+
+def said(f):
+    "What it warns of"
+    with warnings.catch_warnings(record=True) as w:
+        warnings.simplefilter('always')
+        f()
+    return [str(o.message) for o in w if 'shadowing' not in str(o.message)]
+
+@pytest.mark.parametrize('v,at,on_oom', [(math.nan,None,'raise'), (math.inf,None,'split'), (math.nan,[9],'split'), (-math.inf,[9],'raise')], ids=str)
+def test_a_loss_that_is_not_finite_goes_where_the_large_batch_goes(v, at, on_oom):
+    "Into the parameters, and nowhere else: no gradient is left, and NoiseScale says once what it left out"
+    learn = learner(cbs=[GradAccum(2, on_oom=on_oom), NoiseScale(), Spoilt(v, at)])
+    words = said(lambda: learn.fit(1, 0.05))
+    assert not torch.isfinite(flat(learn)).all() and all(not p.grad.any() for p in learn.model.parameters())
+    assert len(words)==1 and learn.noise_scale.n_dropped==(8 if at else 12)
+    if at is None: assert math.isnan(learn.recorder.losses[0]) or math.isinf(learn.recorder.losses[0])
+
+class Nothing(nn.Module):
+    "A loss that the prediction has no part in, of a mean over items"
+    reduction = 'mean'
+    def forward(self, pred, targ): return (pred*0).sum()+3.
+
+@pytest.mark.parametrize('cbs', [lambda: [GradAccum(2),NoiseScale()], lambda: [NoiseScale(every=1)]], ids=['windows','parts'])
+def test_gradients_of_zero_are_said(cbs):
+    learn = learner(bs=8, cbs=cbs(), loss_func=Nothing())
+    before = flat(learn)
+    assert sum('All gradients that NoiseScale has seen are 0' in o for o in said(lambda: learn.fit(1, 0.05)))==1 and torch.equal(flat(learn), before)
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('lr', [0.05, 0])
+def test_a_plan_of_gradients_of_zero_is_refused(lr):
+    learn = learner(bs=8, loss_func=Nothing())
+    before = picture(learn)
+    with pytest.raises(ValueError, match='All gradients of the mock training are 0'): learn.bs_find(lr, num_it=60)
+    assert changes(before, picture(learn))==[]
+
+@pytest.mark.filterwarnings('ignore')
+def test_a_check_of_gradients_of_zero_says_so():
+    assert any('gradient is 0 both ways' in o for o in learner(bs=8, loss_func=Nothing()).check_accum(2).notes)
+
+def test_where_nothing_is_measured_it_is_said():
+    learn = learner(3, 8, [GradAccum(2),NoiseScale()])
+    assert len(said(lambda: learn.fit(2, 0.05)))==2 and math.isnan(learn.noise_scale.noise_scale)
+
+@pytest.mark.parametrize('every', [None,1])
+def test_too_few_measurements_of_a_short_training(every):
+    "By default each 40th step is measured: of 60 that says nothing"
+    learn = learner(480, 8, [GradAccum(1),NoiseScale(every=every)])
+    assert bool(said(lambda: learn.fit(1, 0.)))==(every is None)
+    if every is None: assert learn.noise_scale.ci==(0.,math.inf)
+
+def test_of_a_usual_fit_nothing_is_said():
+    assert said(lambda: learner(cbs=[GradAccum(2),NoiseScale()]).fit(1, 0.05))==[] and learner().check_accum(2).notes==[]
+
+# Small things
+
+class Scale(nn.Module):
+    "One parameter"
+    def __init__(self): super().__init__(); self.w = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+    def forward(self, x): return x[:,:2]*self.w
+
+def bf16(bs):
+    items = [(x.bfloat16(),y.bfloat16()) for x,y in regression(96, dtype=torch.float32)]
+    return quiet_learner(loaders(items, bs), mlp(dtype=torch.bfloat16), opt_func=SGD)
+
+def test_one_parameter():
+    large,small = (quiet_learner(loaders(regression(96), bs), Scale(), cbs=cbs) for bs,cbs in ((8,None),(4,[GradAccum(2),NoiseScale(),ScaledLR(8)])))
+    for o in (large,small): o.fit(2, 0.01)
+    torch.testing.assert_close(flat(large), flat(small), rtol=1e-12, atol=0)
+    assert len(small.noise_scale.df)==24 and 0<small.noise_scale.noise_scale<math.inf
+    assert quiet_learner(loaders(regression(96), 4), Scale()).check_accum(4).same
+
+def test_half_precision_parameters():
+    "To its own rounding; norms are taken in single precision"
+    large,small = bf16(8),bf16(4).add_cbs([GradAccum(2),NoiseScale()])
+    for o in (large,small): o.fit(1, 0.01)
+    assert flat(small).dtype is torch.bfloat16 and (flat(large).float()-flat(small).float()).abs().max()<0.02
+    single = quiet_learner(loaders(regression(96, dtype=torch.float32), 4), mlp(dtype=torch.bfloat16).float(), opt_func=SGD, cbs=[GradAccum(2),NoiseScale()])
+    single.fit(1, 0.01)
+    assert small.noise_scale.tr_sigma==pytest.approx(single.noise_scale.tr_sigma, rel=0.05)
+
+def test_batches_of_one_item():
+    large,small = (quiet_learner(loaders(regression(40), bs), mlp(), cbs=cbs) for bs,cbs in ((8,None),(1,GradAccum(8))))
+    for o in (large,small): o.fit(2, 0.05)
+    torch.testing.assert_close(flat(large), flat(small), rtol=1e-12, atol=1e-15)
+    assert learner(40, 1).check_accum(4).same and learner(40, 1).max_bs_find(max_bs=4)==4
+    with pytest.raises(ValueError, match='parts of a batch of 1 item are too small'): learner(40, 1, NoiseScale()).fit(1, 0.05)
+
+empty = dict(lr=lambda o: o.fit(1, 0.05, cbs=ScaledLR(4)), noise=lambda o: o.fit(1, 0.05, cbs=NoiseScale()),
+    schedule=lambda o: o.fit(1, 0.05, cbs=BatchSchedule({0: 4})),
+    max_bs_find=lambda o: o.max_bs_find(), memory_report=lambda o: o.memory_report(), grow=lambda o: o.fit_grow(1, 0.05),
+    bs_find=lambda o: o.bs_find(0.05), bs_verify=lambda o: o.bs_verify(0.05, n_epoch=8), check_accum=lambda o: o.check_accum(2))
+
+@pytest.mark.parametrize('nm', empty)
+def test_an_empty_training_set(nm):
+    learn = quiet_learner(DataLoaders(*(loaders([], 4, valid=regression(2)).loaders), device='cpu'), mlp())
+    with pytest.raises(ValueError, match='The training set is empty|yields 0 micro-batches in an epoch'): empty[nm](learn)
+
+def test_a_training_set_smaller_than_a_batch():
+    "One window of what there is"
+    large,small = learner(3, 3),learner(3, 8, [GradAccum(2),ScaledLR(3)])
+    for o in (large,small): o.fit(2, 0.05)
+    assert torch.equal(flat(large), flat(small)) and small.scaled_lr.bs==3 and learner(3, 8).max_bs_find()==3
+    for f in (lambda o: o.bs_find(0.05), lambda o: o.check_accum(2), lambda o: o.bs_verify(0.05)):
+        with pytest.raises(ValueError, match='The training loader yields 1 micro-batch in an epoch'): f(learner(3, 8))
+    whole = quiet_learner(loaders(regression(3), 8, drop_last=True), mlp()) # Whole batches only
+    with pytest.raises(ValueError, match='yields 0 micro-batches in an epoch of 3 items with bs=8'): whole.bs_verify(0.05, n_epoch=8)
+
+# Memory
+
+class Hungry(nn.Module):
+    "Runs out of memory with more than `most` items"
+    def __init__(self, most): super().__init__(); self.model,self.most = mlp(),most
+    def forward(self, x):
+        if len(x)>self.most: raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return self.model(x)
+
+@pytest.mark.parametrize('schedule,bs', [(lambda: BatchSchedule({0: 4, 2: 32}),32), (lambda: BatchSchedule({2: 2}),4),
+    (lambda: BatchSchedule(lambda pct: 4+28*pct, max_micro_bs=16),16)], ids=range(3))
+def test_memory_report_is_of_the_largest_micro_batch_of_a_schedule(schedule, bs):
+    assert learner(cbs=schedule()).memory_report().bs==bs and learner(cbs=schedule()).memory_report(bs=6).bs==6
+
+def test_memory_report_of_what_does_not_fit():
+    learn = quiet_learner(loaders(regression(96), 4), Hungry(20), cbs=BatchSchedule({0: 4, 1: 32}))
+    before = picture(learn)
+    with pytest.raises(RuntimeError, match='with micro-batches of 32 items does not fit in memory.*20.00 MiB.*memory_report'): learn.memory_report()
+    assert changes(before, picture(learn))==[] and learn.memory_report(8).bs==8
+
+# What comes to a learner when or where it should not
+
+class Adds(Callback):
+    "Adds `cb` to the learner at `event`"
+    order = -50
+    def __init__(self, event, cb): self.cb = cb; setattr(self, event, self._add)
+    def _add(self):
+        if self.cb not in self.learn.cbs: self.learn.add_cb(self.cb)
+
+late = dict(accum=partial(GradAccum, 2), lr=partial(ScaledLR, 8), noise=NoiseScale, schedule=partial(BatchSchedule, {0: 8}))
+
+@pytest.mark.parametrize('nm,event', [*zip(late, ['before_fit','before_epoch','before_train','before_batch'], strict=True)])
+def test_a_callback_that_comes_too_late_says_so(nm, event):
+    cb = late[nm]()
+    learn = learner(cbs=Adds(event, cb))
+    before = flat(learn)
+    with pytest.raises(ValueError, match=f'{type(cb).__name__} came to the learner when the fit had begun'): learn.fit(2, 0.05)
+    assert torch.equal(before, flat(learn)) or event=='before_batch' # Then it is told of the second batch first
+    learn.remove_cb(Adds)
+    learn.fit(1, 0.05) # From the start it is welcome
+    assert cb in learn.cbs and not cb.started
+
+@pytest.mark.parametrize('error', [KeyError, KeyboardInterrupt])
+def test_after_a_failure_it_may_come_too_late_again(error):
+    cb = ScaledLR(8)
+    learn = learner()
+    with pytest.raises(error): learn.fit(1, 0.05, cbs=[cb, RaiseAt('after_backward', error)])
+    with pytest.raises(ValueError, match='came to the learner when'): learn.fit(1, 0.05, cbs=Adds('before_fit', cb))
+
+# A look at a learner is no fit: fastai fires `before_fit` and `after_fit` in it all the same
+
+def block(learn):
+    with learn: pass
+
+looks = dict(summary=Learner.summary, tta=partial(Learner.tta, n=1), block=block, validate=Learner.validate, preds=Learner.get_preds)
+looked_at = dict(accum=lambda: [GradAccum(2)], lr=lambda: [GradAccum(2),ScaledLR(2)], noise=lambda: [GradAccum(2),NoiseScale()],
+    parts=lambda: [NoiseScale(every=2, n_micro=2)], schedule=lambda: [BatchSchedule({0: 2, 1: 4}, sqrt_scaling)])
+
+def exportable(path, cbs=None):
+    learn = quiet_learner(listed(), mlp(2, 1, dtype=torch.float32), cbs=cbs, path=path)
+    learn.logger = print
+    return learn
+
+def quiet(f, learn):
+    with learn.no_logging(): return f(learn)
+
+def known(learn):
+    "What our callbacks know and have written, and whatever stands in for a method"
+    ours = [cb for cb in learn.cbs if type(cb).__module__.startswith('fastai_bs')]
+    return ([(repr(cb),getattr(cb, 'started', None),cb.df.to_csv() if hasattr(cb, 'df') else None) for cb in ours],
+        [o for o in ('_do_epoch_train','_with_events','remove_cbs') if o in vars(learn)],'before_fit' in vars(learn.recorder),
+        {o.name: o.read_bytes() for o in (learn.path/'models').glob('*')})
+
+@pytest.mark.parametrize('nm,look', [*(('noise',look) for look in looks), *((nm,'block') for nm in looked_at if nm!='noise')])
+def test_a_look_is_no_fit(nm, look, tmp_path):
+    "Neither before the first fit nor after one: the training is that of a learner that nobody looks at, and what is known of it stays"
+    learn,twin = (exportable(tmp_path/o, looked_at[nm]()) for o in ('a','b'))
+    before = known(learn)
+    looks[look](learn) if look=='summary' else quiet(looks[look], learn)
+    assert known(learn)==before
+    for o in (learn,twin): quiet(partial(Learner.fit, n_epoch=2, lr=0.05), o)
+    assert torch.equal(flat(learn), flat(twin)) and known(learn)[:3]==known(twin)[:3]
+    before = known(learn)
+    quiet(looks[look], learn)
+    assert known(learn)==before
+
+class Looks(Callback):
+    "Looks at the learner in each epoch of a fit, at an event that a look does not fire"
+    def __init__(self, look): self.look = look
+    def after_train(self): looks[self.look](self.learn)
+
+@pytest.mark.parametrize('look', looks)
+def test_a_look_within_a_fit_does_not_end_it(look, tmp_path):
+    learn,twin = (exportable(tmp_path, [GradAccum(2),ScaledLR(2, warmup_epochs=0),NoiseScale(),*cbs]) for cbs in ([Looks(look)],[]))
+    for o in (learn,twin): quiet(partial(Learner.fit, n_epoch=3, lr=0.05), o)
+    assert torch.equal(flat(learn), flat(twin)) and learn.noise_scale.df.equals(twin.noise_scale.df) and len(twin.noise_scale.df)==18
+    assert known(learn)[1:]==known(twin)[1:]
+
+def test_a_fit_in_a_block_is_one(tmp_path):
+    learn,twin = (exportable(tmp_path, [GradAccum(2),NoiseScale()]) for _ in range(2))
+    def _in_block(learn):
+        with learn: learn.fit(1, 0.05)
+    quiet(_in_block, learn)
+    quiet(partial(Learner.fit, n_epoch=1, lr=0.05), twin)
+    assert torch.equal(flat(learn), flat(twin)) and known(learn)==known(twin)
+
+def test_lr_find_leaves_what_a_schedule_knows():
+    learn = learner(cbs=BatchSchedule({0: 4, 1: 8}))
+    learn.fit(2, 0.05)
+    before,n_steps = learn.grad_accum.df,learn.grad_accum.n_steps
+    learn.lr_find(num_it=8, show_plot=False, suggest_funcs=())
+    assert learn.grad_accum.df.equals(before) and learn.grad_accum.n_steps==n_steps==36
+
+@pytest.mark.parametrize('nm,fitted', [*((nm,False) for nm in late), ('accum',True)])
+def test_a_batch_that_is_trained_outside_a_fit(nm, fitted):
+    learn,cb = learner(),late[nm]()
+    learn.create_opt()
+    learn.add_cb(cb)
+    b = learn.dls.train.one_batch()
+    if fitted:
+        learn.fit(1, 0.05)
+        learn.one_batch(0, b) # Nothing is trained
+    before,learn.training,learn.dl = flat(learn),True,learn.dls.train
+    for f in (partial(learn.one_batch, 0, b),learn.all_batches):
+        with pytest.raises(ValueError, match='works along a fit'): f()
+    assert torch.equal(before, flat(learn))
+
+# What is exported when our callbacks are gone
+
+def bare(learn):
+    "Without them"
+    return learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (GradAccum,NoiseScale,ScaledLR))])
+
+def interrupted(learn):
+    with pytest.raises(KeyboardInterrupt): learn.fit(1, 0.05, cbs=[GradAccum(2),NoiseScale(),RaiseAt('after_backward', KeyboardInterrupt, at=3)])
+
+def refused(learn):
+    with pytest.raises(ValueError, match='Only one'): learn.fit(1, 0.05, cbs=[NoiseScale(),GradAccum(2),GradAccum(2)])
+
+def applied(learn):
+    plan = learn.bs_find(0.05, num_it=40, show_plot=False).at(8)
+    plan.apply(learn)
+    learn.fit(1, 0.05)
+    plan.undo(learn)
+
+used = {**{nm: lambda learn,f=f: learn.fit(2, 0.05, cbs=f()) for nm,f in looked_at.items() if nm in ('noise','schedule')},
+    'interrupted': interrupted, 'refused': refused, 'applied': applied,
+    'bs_find': lambda learn: learn.bs_find(0.05, num_it=40, show_plot=False), 'max_bs_find': lambda learn: learn.max_bs_find(max_bs=4),
+    'check_accum': lambda learn: learn.check_accum(2), 'bs_verify': lambda learn: learn.bs_verify(0.05, n_epoch=4, sizes=[2,4], rates=(1,), n_runs=1),
+    'fit_grow': lambda learn: learn.fit_grow(2, 0.05, max_bs=8)}
+
+@pytest.mark.parametrize('nm', used)
+@pytest.mark.filterwarnings('ignore')
+def test_nothing_of_ours_is_exported_without_our_callbacks(nm, tmp_path):
+    needs_export()
+    learn = exportable(tmp_path)
+    quiet(used[nm], learn)
+    bare(learn).export('it.pkl')
+    assert b'fastai_bs' not in (tmp_path/'it.pkl').read_bytes()
+
+alone = """
+import sys, warnings
+warnings.simplefilter('ignore')
+sys.modules['fastai_bs'] = None
+from fastai.learner import load_learner
+learn = load_learner('it.pkl')
+learn.logger = lambda *args: None
+print(learn.get_preds(dl=[learn.x_of])[0].flatten().tolist())
+assert not [o for o in sys.modules if o.startswith('fastai_bs.')]
+"""
+
+def test_exported_without_our_callbacks_it_is_loaded_where_the_package_is_not(tmp_path):
+    needs_export()
+    learn = exportable(tmp_path, [BatchSchedule({0: 2, 1: 4}, sqrt_scaling),NoiseScale(every=2, n_micro=2)])
+    quiet(partial(Learner.fit, n_epoch=2, lr=0.05), learn)
+    learn.x_of = learn.dls.valid.one_batch()
+    bare(learn).export('it.pkl')
+    path = os.pathsep.join([str(root/'tests'),str(root)]) # `helpers`, and our modules are within reach
+    res = subprocess.run([sys.executable, '-c', alone], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': path}, capture_output=True, text=True)
+    assert res.returncode==0, res.stderr
+    assert eval(res.stdout)==quiet(lambda o: o.get_preds(dl=[o.x_of])[0].flatten().tolist(), learn)
+
+def test_pictures_of_a_fit_outlive_its_callbacks_and_looks(tmp_path):
+    "Also in a learner that was pickled since, as values"
+    learn = exportable(tmp_path)
+    quiet(partial(Learner.fit, n_epoch=3, lr=0.05, cbs=[BatchSchedule({0: 2, 1: 4}),NoiseScale(every=2, n_micro=2)]), learn)
+    def _drawn(o): return [l.get_xydata().tolist() for ax in (o.recorder.plot_noise_scale(),o.recorder.plot_batch_size()) for l in ax.lines]
+    drawn = _drawn(learn)
+    assert drawn[-1][-1]==[3.,4.]
+    quiet(block, learn)
+    assert _drawn(learn)==drawn==_drawn(pickle.loads(pickle.dumps(learn)))
+    plt.close('all')
+
+twins = dict(accum=[partial(GradAccum, 2),partial(GradAccum, 3)], kinds=[partial(GradAccum, 2),partial(BatchSchedule, {0: 8})],
+    fastais=[partial(GradientAccumulation, 8),partial(GradAccum, 3)])
+
+@pytest.mark.parametrize('nm', twins)
+def test_a_twin_that_is_refused_takes_nothing_along(nm):
+    first,twin = (f() for f in twins[nm])
+    learn = learner(cbs=first)
+    called = first.name
+    for _ in range(2):
+        with pytest.raises(ValueError, match='Only one callback|One NoiseScale'): learn.fit(1, 0.05, cbs=twin)
+        assert getattr(learn, called) is first and first in learn.cbs and twin not in learn.cbs
+    learn.fit(1, 0.05)
+    assert getattr(learn, called) is first
+
+def test_of_two_that_are_there_any_can_go():
+    first,twin = GradAccum(2),GradAccum(3)
+    learn = learner(cbs=[first,twin])
+    with pytest.raises(ValueError, match='Only one callback'): learn.fit(1, 0.05)
+    learn.remove_cb(first)
+    learn.fit(1, 0.05)
+    assert learn.grad_accum is twin and twin.name=='grad_accum'
+    learn = learner(cbs=[GradAccum(2),GradAccum(3)])
+    with pytest.raises(ValueError, match='Only one callback'): learn.fit(1, 0.05)
+    assert not hasattr(learn.remove_cb(GradAccum), 'grad_accum') and not any(o.endswith('grad_accum') for o in vars(learn))
+
+@pytest.mark.parametrize('refuses', [lambda: BatchSchedule({0: 8}, rule=lambda k: -k), lambda: [GradAccum(1), NoiseScale(n_micro=9)]],
+    ids=['schedule','noise'])
+def test_a_refused_fit_leaves_nothing_on_the_recorder(refuses):
+    learn = learner()
+    with pytest.raises(ValueError): learn.fit(1, 0.05, cbs=refuses())
+    assert 'before_fit' not in vars(learn.recorder) and not {'_do_epoch_train','_with_events'} & {*vars(learn)}
+
+class Validates(Callback):
+    order = 30
+    def __init__(self, event): self.seen = []; setattr(self, event, self._validate)
+    def _validate(self):
+        if not self.learn.lock.locked(): self.seen.append(self.learn.validate())
+
+@pytest.mark.parametrize('event', ['before_epoch','after_epoch'])
+def test_a_validation_within_a_fit(event):
+    "It does to the windows what it does to the large batch: fastai counts epochs anew from there on"
+    a,b = learner(bs=12, cbs=Validates(event)),learner(cbs=[GradAccum(3), NoiseScale(), Validates(event)])
+    for o in (a,b): o.fit_one_cycle(3, 0.05)
+    torch.testing.assert_close(flat(a), flat(b), rtol=1e-10, atol=1e-14)
+    assert len(b.validates.seen)==3 and not {'_do_epoch_train','one_batch'} & {*vars(b)}
+
+def test_a_validation_between_epochs_changes_no_window():
+    a,b = (learner(cbs=[BatchSchedule({0: 4, 1: 8}), *cbs]) for cbs in ([],[Validates('after_epoch')]))
+    for o in (a,b): o.fit(3, 0.05)
+    assert torch.equal(flat(a), flat(b)) and len(a.grad_accum.df)>1
+    pd.testing.assert_frame_equal(a.grad_accum.df, b.grad_accum.df)
+
+# Loaders of torch's
+
+def test_torch_loaders_say_their_size():
+    def _learner(n, bs): return quiet_learner(DataLoaders(*(TorchDataLoader(regression(m), bs) for m in (n,2)), device='cpu'), mlp())
+    assert any('counts micro-batches, not items: 32 x 4 = 128 items' in o for o in said(lambda: _learner(200, 4).fit(1, 0.01, cbs=GradAccum(32))))
+    with pytest.raises(ValueError, match='yields 1 micro-batch in an epoch of 4 items with bs=8'): _learner(4, 8).bs_find(0.05)
+
+# What NoiseScale cannot cut
+
+def test_a_batch_that_cannot_be_cut_is_refused():
+    for learn in (learner(cbs=[GradAccum(1), NoiseScale(), MixUp()]),quiet_learner(loaders(regression(96), 2), mlp(), cbs=[GradAccum(1), NoiseScale()])):
+        with pytest.raises(ValueError, match='GradAccum\\(2\\)'): learn.fit(1, 0.05)
+
+# The end of a fit
+
+def test_progress_ends_at_one():
+    "Also where windows change in the middle of an epoch, and none goes back"
+    learn,seen = learner(100, cbs=BatchSchedule(lambda pct: 4+40*pct)),[]
+    look = Callback(after_batch=lambda self: seen.append(self.learn.pct_train) if self.learn.training else None)
+    look.order = 100
+    learn.add_cb(look)
+    learn.fit(3, 0.01)
+    assert learn.pct_train==pytest.approx(1, abs=1e-12) and (np.diff(seen)>-1e-12).all()
+
+# A ScaledLR that is kept
+
+def velocity_sgd(params, lr, **kwargs): return OptimWrapper(params, FoldedSGD, lr=lr)
+
+@pytest.mark.parametrize('between', [True,False])
+def test_the_velocity_of_a_kept_one(between):
+    "After a fit without it nobody knows what rate the velocity holds: it begins as a new one would; else it goes on"
+    seen = []
+    for kept in (True,False):
+        learn,cb = learner(opt_func=velocity_sgd),ScaledLR(2, warmup_epochs=0, momentum_correction=True)
+        learn.fit(1, 0.001, cbs=cb)
+        if between: learn.fit(1, 0.004)
+        learn.fit(1, 0.002, cbs=cb if kept else ScaledLR(2, warmup_epochs=0, momentum_correction=True))
+        seen.append(flat(learn))
+    assert torch.equal(*seen)==between
+
+# Faults
+
+kinds = dict(windows=lambda: [GradAccum(3), NoiseScale(), ScaledLR(4)], split=lambda: [GradAccum(2, on_oom='split')],
+    parts=lambda: [NoiseScale(every=1, n_micro=2)], schedule=lambda: [BatchSchedule({0: 4, 1: 8}, rule=sqrt_scaling)], grow=lambda: [GradAccum(2)])
+events = ['before_fit','before_epoch','before_train','before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step',
+    'after_cancel_batch','after_batch','after_train','before_validate','after_validate','after_epoch','after_fit']
+
+def left(learn):
+    "Of a fit, whatever callbacks there were"
+    of = learn.model,learn.train_eval,learn.recorder
+    yield from ((nm,o) for nm in ('_do_epoch_train','_with_events','remove_cbs','one_batch') for o in [vars(learn).get(nm)] if o)
+    yield from (nm for nm,o in (('after_batch',of[1]),('before_fit',of[2])) if nm in vars(o))
+    yield from ('momentum' for m in of[0].modules() if isinstance(m, nn.BatchNorm1d) and m.momentum!=0.1)
+    yield from ('hooks' for p in of[0].parameters() if p._backward_hooks)
+    yield from ('on_window' for cb in learn.cbs if getattr(cb, 'on_window', ()))
+    if learn.lock.locked(): yield 'lock'
+    if autocast_state()[0]: yield 'autocast'
+    if callback_of(learn, GradAccum) and any(p.grad is not None and p.grad.any() for p in of[0].parameters()): yield 'gradients'
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('kind', kinds)
+def test_nothing_is_left_of_a_fault(kind):
+    "By an error and by an interrupt in any event, before our callbacks hear of it and after; also while losses are NaN. The next fit goes as one does"
+    n = 0
+    for event,error,nan,order in pairwise(events, [ValueError,KeyboardInterrupt], [False,True], [-60,20,200]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
+        cbs = [*kinds[kind](), *([Spoilt(math.nan, [2,3])] if nan else [])]
+        learn = quiet_learner(loaders(regression(20), 4), model, cbs=cbs)
+        dls,bomb = learn.dls,RaiseAt(event, error, [2,3], order=order)
+        train = partial(learn.fit_grow, max_bs=16) if kind=='grow' else learn.fit
+        try: train(1, 0.05, cbs=bomb)
+        except error: n += 1
+        assert list(left(learn))==[] and learn.dls is dls
+        learn.fit(1, 0.05)
+        assert list(left(learn))==[] and learn.dls is dls and bomb not in learn.cbs
+    assert n>=len(events)-2

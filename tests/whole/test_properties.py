@@ -1,0 +1,213 @@
+"What holds for whatever is measured, cut, counted, scaled or planned: exact where chance could only be sampled, against the definition where there is one"
+import math
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, islice, permutations
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.nn import functional as F
+from fastai.callback.core import Callback
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.optimizer import SGD
+from fastai_bs.accumulate import losses
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.noise.estimator import window_moments
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.finder.plan import RateTrial
+from fastai_bs.schedule.rules import adascale_gain, linear_scaling, no_scaling, sqrt_scaling
+from fastai_bs.schedule.scaled_lr import rates
+from helpers import mlp, plans, quiet_learner, regression
+from oracle import item_grads
+
+f64,inf,nan = torch.float64,math.inf,math.nan
+sizes_of_micros = st.lists(st.integers(1, 4), min_size=2, max_size=6)
+seeds = st.integers(0, 2**16)
+def examples(n): return settings(max_examples=n, deadline=None, derandomize=True)
+
+class Cut(DataLoader):
+    "Batches of these `sizes`, in order"
+    def __init__(self, items, sizes):
+        super().__init__(items, bs=max(sizes), num_workers=0)
+        self.sizes = sizes
+    def chunkify(self, b): return ([*islice(b, n)] for n in self.sizes)
+    def __len__(self): return len(self.sizes)
+
+def learner(items, sizes, loss_func=None, cbs=(), opt_func=SGD, **kwargs):
+    "That goes through `items` in micro-batches of `sizes`"
+    return quiet_learner(DataLoaders(Cut(items, sizes), DataLoader(items[:2], bs=2, num_workers=0), device='cpu'), mlp(n_hid=3), loss_func, opt_func,
+                         cbs=cbs, **kwargs)
+
+def measured(items, sizes, n_acc, loss_func=None, count=None, **kwargs):
+    "By a `NoiseScale`, at fixed weights; with `n_acc` 1 in parts of each batch"
+    noise = NoiseScale(every=1, n_micro=kwargs.pop('n_micro', 2))
+    learner(items, sizes, loss_func, [GradAccum(n_acc, count), noise], **kwargs).fit(1, 0.)
+    return noise
+
+def batches(items, sizes):
+    "Items of each batch"
+    return [items[i-n:i] for i,n in zip(accumulate(sizes), sizes)]
+
+# The noise scale
+
+class Mean:
+    "`times` the mean squared error"
+    def __init__(self, times): self.times = times
+    def __call__(self, pred, y): return self.times*F.mse_loss(pred, y)
+
+@examples(20)
+@given(st.lists(sizes_of_micros, min_size=1, max_size=3), st.floats(-30, 30), st.sampled_from([-1,1]), seeds)
+def test_scale_of_the_loss_and_order_within_a_window_do_not_count(windows, exponent, sign, seed):
+    "At fixed weights: the noise scale and its interval, and but for the square of the scale the moments"
+    n_acc,c = max(map(len, windows)),sign*10**exponent
+    sizes = sum((w + [1]*(n_acc-len(w)) for w in windows), []) # Only the epoch's last may be short
+    order = np.random.default_rng(seed).permutation
+    at = [i for first in range(0, len(sizes), n_acc) for i in first+order(n_acc)]
+    items,count = regression(sum(sizes), seed=seed),lambda learn: learn.y.numel()
+    micros = batches(items, sizes)
+    one = measured(items, sizes, n_acc, Mean(1.), count)
+    other = measured([o for i in at for o in micros[i]], [sizes[i] for i in at], n_acc, Mean(c), count)
+    assert len(one.df)==len(windows)
+    a,b = (o.df[['tr_sigma','g_sq']].to_numpy() for o in (one,other))
+    np.testing.assert_allclose(b/c**2, a, rtol=1e-9, atol=1e-11*np.abs(a).max())
+    a,b = (o.df[['noise_scale','low','high']].to_numpy() for o in (one,other))
+    np.testing.assert_allclose(b, a, rtol=1e-6)
+
+def exact(rows, elems=1):
+    "What windows of items drawn without replacement must show on average: S² with the divisor D-1, and |G|² - S²/D"
+    S2 = rows.var(0, ddof=1).sum()
+    return elems*S2,(rows.mean(0)**2).sum()-S2/len(rows)
+
+@examples(40)
+@given(st.integers(2, 6).flatmap(lambda D: st.tuples(st.just(D), st.lists(st.integers(1, D-1), min_size=2, max_size=D).filter(lambda o: sum(o)<=D))),
+       st.integers(1, 3), seeds)
+def test_moments_are_unbiased_under_any_cut(cut, elems, seed):
+    "Over all assignments of a few items to the micro-batches of a window: their mean is exact, without a draw"
+    (D,n),rows = cut,np.random.default_rng(seed).normal(0.4, 1, (cut[0],3))
+    orders = np.array(list(permutations(range(D))))
+    ends = np.cumsum(n)
+    g = np.stack([rows[orders[:,e-k:e]].mean(1) for e,k in zip(ends, n)], 1)
+    mean = rows[orders[:,:ends[-1]]].mean(1)
+    tr_sigma,g_sq,N = window_moments(np.broadcast_to(elems*np.array(n), g.shape[:2]), (g**2).sum(-1), (mean**2).sum(-1))
+    assert set(N)=={elems*ends[-1]}
+    np.testing.assert_allclose([tr_sigma.mean(),g_sq.mean()], exact(rows, elems), rtol=1e-10, atol=1e-12)
+
+@examples(10)
+@given(st.sampled_from([[1,1],[2,1],[1,3],[2,2],[1,1,2],[2,1,1],[1,1,1,1],None]), seeds)
+def test_a_training_measures_without_bias(n, seed):
+    "All 24 orders of four items, a window or a batch of each: `GradAccum`'s micro-batches of `n` items, or two parts of the batch"
+    items = regression(4, seed=seed)
+    orders = [[items[i] for i in o][:sum(n or [4])] for o in permutations(range(4))]
+    noise = measured(sum(orders, []), (n or [4])*24, len(n) if n else 1)
+    want = exact(item_grads(noise.learn.model, nn.MSELoss(), items).numpy(), 2) # Elements of an item
+    assert len(noise.df)==24
+    np.testing.assert_allclose([noise.df.tr_sigma.mean(),noise.df.g_sq.mean()], want, rtol=1e-8, atol=1e-10)
+
+# Accumulation
+
+class Spy(Callback):
+    "The gradient and the loss of each window"
+    order = GradAccum.order+1
+    def __init__(self): self.grads,self.losses = [],[]
+    def before_step(self):
+        self.grads.append(torch.cat([p.grad.flatten() for p in self.model.parameters()]))
+        self.losses.append(self.learn.grad_accum.window_loss.item())
+
+kinds = dict(int=lambda n: n, tensor=torch.tensor, of_one=lambda n: torch.tensor([float(n)]))
+
+@examples(40)
+@given(st.lists(st.tuples(st.integers(1, 4), st.sampled_from([0,0,1,2,3,7,40,1000])), min_size=1, max_size=9), st.integers(1, 5), st.sampled_from([*kinds]),
+       st.sampled_from([F.mse_loss, F.l1_loss, F.huber_loss, Mean(1e3)]), st.booleans(), seeds)
+def test_any_count_is_what_it_weighs_by(micros, n_acc, kind, loss, elsewhere, seed):
+    "The gradient is sum(count*gradient)/sum(count), and the loss sum(count*loss)/sum(count): whatever is counted, nothing too, in each micro-batch"
+    sizes,counts = zip(*micros)
+    items,spy = regression(sum(sizes), seed=seed),Spy()
+    if n_acc==1: counts = [max(1, n) for n in counts] # Alone in its window, it is its own mean, whatever it counts
+    def loss_func(pred, y): return loss(pred, y)
+    learn = learner(items, sizes, loss_func, [GradAccum(n_acc, lambda learn: kinds[kind](counts[learn.iter])), spy])
+    model,parts = mlp(n_hid=3),batches(items, sizes)
+    with patch.object(losses, 'at_hand', lambda n: losses.precise(torch.as_tensor(n))) if elsewhere else nullcontext(): # As on another device: no number
+        learn.fit(1, 0.)
+    def _one(part):
+        x,y = (torch.stack(o) for o in zip(*part))
+        value = loss(model(x), y)
+        return torch.cat([g.flatten() for g in torch.autograd.grad(value, model.parameters())]),value.item()
+    windows = [range(i, min(i+n_acc, len(sizes))) for i in range(0, len(sizes), n_acc)]
+    assert len(spy.grads)==len(windows)
+    for got,window_loss,w in zip(spy.grads, spy.losses, windows):
+        total = sum(counts[i] for i in w)
+        each = [(counts[i]/total,*_one(parts[i])) for i in w if counts[i]]
+        want = sum((n*g for n,g,_ in each), torch.zeros_like(got))
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12*max([1., *(g.abs().max().item() for _,g,_ in each)]))
+        if total: assert window_loss==pytest.approx(sum(n*value for n,_,value in each), rel=1e-10)
+
+# The learning rate
+
+class Factors(Callback):
+    "The factor and the rate of each optimizer step"
+    order = 100
+    def __init__(self): self.factors,self.rates = [],[]
+    def before_step(self):
+        self.factors.append(self.learn.scaled_lr.factor)
+        self.rates.append(self.opt.hypers[-1]['lr'])
+
+rules = dict(linear=linear_scaling, sqrt=sqrt_scaling, none=no_scaling, gain=partial(adascale_gain, noise_scale=20),
+    falls=lambda k: 1/k, steep=lambda k: k**3, third=lambda k: k**(1/3))
+
+@pytest.mark.filterwarnings('ignore:.warmup_epochs.', 'ignore:The noise scale')
+@examples(40)
+@given(st.sampled_from([*rules]), st.floats(-4, 4).map(math.exp), st.one_of(st.just(0.), st.none(), st.floats(0.01, 5)),
+       st.integers(1, 3), st.integers(1, 5), st.integers(1, 3))
+def test_the_factor_goes_from_1_to_that_of_the_rule(rule, k, warmup, n_epoch, n_windows, n_acc):
+    "Never beyond either, never back, and linearly in the epochs that are behind; for batches that grow and that shrink"
+    base_bs,full = 2*n_acc/k,rules[rule]
+    full = full(k, base_bs=base_bs) if 'noise_scale' in getattr(full, 'keywords', {}) else full(k)
+    seen = Factors()
+    learn = learner(regression(2*n_acc*n_windows), [2]*n_acc*n_windows, cbs=[GradAccum(n_acc), ScaledLR(base_bs, rules[rule], warmup), seen])
+    learn.fit(n_epoch, 0.01)
+    f = np.array(seen.factors)
+    assert len(f)==n_epoch*n_windows
+    assert (f>=min(1, full)*(1-1e-12)).all() and (f<=max(1, full)*(1+1e-12)).all()
+    assert (np.diff(f)*np.sign(full-1)>=-1e-12*f[1:]).all()
+    warmup = min(5, n_epoch/10) if warmup is None else warmup
+    np.testing.assert_allclose(f, 1+(full-1)*np.minimum(1, np.arange(len(f))/n_windows/warmup if warmup else 1), rtol=1e-9)
+    np.testing.assert_allclose(seen.rates, 0.01*f, rtol=1e-12)
+
+# The plan
+
+@examples(120)
+@given(plans(), st.sampled_from([0.25,1,1,6]))
+def test_the_table_of_a_plan_follows_from_its_formulas(plan, part):
+    "Each column from the others, the noise scale and what was timed"
+    plan = replace(plan, today=replace(plan.today, base_bs=part*plan.bs_now))
+    df,noise,now,base,lr = plan.table,plan.noise_known,plan.bs_now,plan.base_bs,rates(plan.lr)[-1]
+    def same(nm, v): np.testing.assert_allclose(df[nm].to_numpy(float), np.broadcast_to(np.array(v, dtype=float), len(df)), rtol=1e-9, err_msg=nm)
+    # How it is reached, and how long a step takes
+    assert df.bs.is_unique and df.bs.is_monotonic_increasing and (df.bs==now).sum()==1
+    short = df.micro_bs*df.n_acc*plan.today.n_ranks-df.bs # Of today's last micro-batch alone
+    assert ((short==0) | (df.bs==now) & (0<short) & (short<df.micro_bs*plan.today.n_ranks)).all()
+    ran = {m: (secs-once,once) for m,secs,once in plan.timed}
+    same('step_time', [bs/plan.today.n_ranks/m*ran[m][0]+ran[m][1] if ran else nan for bs,m in zip(df.bs, df.micro_bs)])
+    same('measured', [next((secs for m,secs,_ in plan.device.times if m*plan.today.n_ranks==bs), nan) for bs in df.bs])
+    # The rates that need no noise scale
+    same('linear_scaling', lr*df.bs/base)
+    same('sqrt_scaling', (lr*df.linear_scaling)**0.5)
+    if math.isnan(noise):
+        assert df[['steps','examples','time','adascale_gain','adam_gain']].isna().to_numpy().all()
+        return
+    # Steps, examples and seconds to a loss
+    same('steps', 1+noise/df.bs)
+    same('examples', df.steps*df.bs/noise if noise else inf) # A step takes a batch, and the fewest examples are a noise scale to each of the fewest steps
+    time = df.steps*df.step_time
+    same('time', time/time[df.bs==now].item())
+    # The other rates
+    same('adascale_gain', lr*(1+noise/base)/df.steps)
+    shown = float(f'{noise:.3g}') # The rule has three digits of the noise scale
+    if not plan.today.adam and plan.rate==RateTrial(): same('lr', lr*(1+shown/base)/(1+shown/df.bs))

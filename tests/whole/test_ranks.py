@@ -1,0 +1,884 @@
+"Several processes that train together over gloo: the large batch's gradient, one noise scale and one plan, and learners that are put back where a fit fails"
+import math
+import pickle
+import time
+from contextlib import nullcontext
+from functools import cache, partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import fastai.distributed # noqa: F401, it adds distrib_ctx
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from fastai.callback.core import Callback
+from fastai.callback.schedule import fit_one_cycle # noqa: F401, it adds the method
+from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.distributed import DistributedDL, DistributedTrainer
+from fastai.optimizer import Adam, SGD
+import fastai_bs.finder.bs_find # noqa: F401, it adds bs_find
+import fastai_bs.memory.max_bs # noqa: F401, it adds max_bs_find
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.learner.ranks import alike, alone, any_rank, ddp_model, n_processes, over_ranks, trains_together
+from fastai_bs.learner.loop import ScopedCallback, fastai_on_ranks
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.schedule.rules import linear_scaling, sqrt_scaling
+from fastai_bs.schedule.batch_schedule import BatchSchedule
+from fastai_bs.finder.short_cycle import factor_that_holds, loss_after
+from fastai_bs.finder.timing import StepTimer, StepTimes
+from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, ScaledLoss, set_seed, token_task
+from oracle import item_grads, noise_scale, window_rows, z_score
+from ranks import fastai_on_cpu_ranks, on_ranks, results, start
+
+pytestmark = [pytest.mark.xdist_group('ranks'), pytest.mark.first, pytest.mark.slow] # They wait for each other, while other tests have a core to themselves
+
+# Tasks
+
+def masked_mse(pred, targ):
+    "A loss of one's own, over the elements that are not NaN"
+    keep = ~targ.isnan()
+    return ((pred-targ.nan_to_num())**2*keep).sum()/keep.sum()
+
+def count_kept(learn): return (~learn.y.isnan()).sum()
+
+def task(kind, n):
+    "Items, model and loss; where elements can be left out, ranks have micro-batches without any"
+    torch.manual_seed(0)
+    g = torch.Generator().manual_seed(1)
+    gone = [i for i in range(n) if n//2<=i<n//2+4 or i%5==1 and i<n//3] # Rank 1 of 2 begins without
+    if kind=='mlp': return regression(n), mlp(), nn.MSELoss()
+    if kind=='sum': return regression(n), mlp(), nn.MSELoss(reduction='sum')
+    if kind=='bn': return regression(n), nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4,2)).double(), nn.MSELoss()
+    if kind=='own':
+        items = [(x, torch.full_like(y, math.nan) if i in gone else torch.where(torch.arange(2)<1+i%2, y, math.nan)) for i,(x,y) in enumerate(regression(n))]
+        return items, mlp(), masked_mse
+    y = torch.randint(3, (n,), generator=g)
+    items = list(zip(torch.randn(n, 5, generator=g, dtype=torch.float64)+0.3*y[:,None], y))
+    if kind=='classes': return items, mlp(n_out=3), nn.CrossEntropyLoss()
+    if kind=='ignored': return [(x, torch.tensor(-100) if i in gone else o) for i,(x,o) in enumerate(items)], mlp(n_out=3), nn.CrossEntropyLoss()
+    if kind=='thirds': return [(x, torch.tensor(-100) if i%3==0 else o) for i,(x,o) in enumerate(items)], mlp(n_out=3), nn.CrossEntropyLoss()
+    if kind=='none': return [(x, torch.tensor(-100)) for x,_ in items], mlp(n_out=3), nn.CrossEntropyLoss()
+    if kind=='weights':
+        items = [(x, torch.tensor(0) if i in gone else o) for i,(x,o) in enumerate(items)]
+        return items, mlp(n_out=3), nn.CrossEntropyLoss(weight=torch.tensor([0,2,0.5], dtype=torch.float64))
+    if kind=='tokens': return token_task(n, 0.4, tied=False, kept=lambda i: 0 if i in gone else 4)
+    raise KeyError(kind)
+
+def elements(items, kind):
+    "Of the loss in each item"
+    return torch.stack([(y!=-100).sum() if kind in ('ignored','thirds','tokens') else torch.tensor(y.numel()) for _,y in items])
+
+# What each rank gets
+
+def shares(n, world, bs, drop_last=False, order=None):
+    "The micro-batches of each rank, as indices: fastai gives each a contiguous share of the epoch's order, and fills the last one up from the start"
+    order,size = list(range(n) if order is None else order),math.ceil(n/world)
+    padded = (order*world)[:size*world]
+    micro = [[padded[r*size:(r+1)*size][i:i+bs] for i in range(0, size, bs)] for r in range(world)]
+    return [[b for b in m if len(b)==bs or not drop_last] for m in micro]
+
+def windows(micro, k):
+    "Of `k` micro-batches on each rank: a list of micro-batches for each"
+    return [[b for m in micro for b in m[i:i+k]] for i in range(0, len(micro[0]), k)]
+
+def n_whole(n, world, size):
+    "Windows of `size` items on each rank before the first in which an item is for the second time"
+    return math.ceil(n/world) if n%world==0 else (math.ceil(n/world)-(-n%world))//size
+
+def n_acc_in(k, epoch): return k[max(e for e in k if e<=epoch)] if isinstance(k, dict) else k
+
+def collate(items, idxs): return tuple(torch.stack(o) for o in zip(*(items[i] for i in idxs)))
+
+class Given(DataLoader):
+    "Ready-made batches, a list of them for each epoch"
+    def __init__(self, epochs):
+        super().__init__(epochs[0], bs=None, num_workers=0)
+        self.epochs,self.at = epochs,0
+    def __len__(self): return len(self.epochs[self.at])
+    def __iter__(self):
+        yield from self.epochs[self.at]
+        self.at = min(self.at+1, len(self.epochs)-1)
+
+# A fit, on ranks and in one process
+
+class Watch(Callback):
+    "Notes what GradAccum says after each micro-batch, and counts reductions where `hook`"
+    order = DistributedTrainer.order+1
+    def __init__(self, hook=False): self.hook,self.said,self.reduced,self.syncs,self.clean,self.norms = hook,[],[],[],[],[]
+    def before_fit(self):
+        ddp = ddp_model(self.learn)
+        if self.hook and ddp is not None: ddp.register_comm_hook(None, self.count)
+    def count(self, state, bucket):
+        self.reduced.append((self.epoch,self.iter))
+        return allreduce_hook(None, bucket)
+    def before_backward(self):
+        if not self.training: return
+        self.norms.append([m.momentum for m in self.learn.model.modules() if isinstance(m, _BatchNorm)])
+        self.syncs.append(getattr(self.learn.model, 'require_backward_grad_sync', None))
+    def after_batch(self):
+        accum = getattr(self.learn, 'grad_accum', None)
+        if self.training and accum is not None: self.said.append((accum.stepped, None if accum.window_loss is None else float(accum.window_loss)))
+    def after_epoch(self):
+        self.clean.append(all(p.grad is None or not p.grad.any() for p in self.learn.model.parameters()))
+        self.clean.append(getattr(self.learn.model, 'require_backward_grad_sync', True))
+
+opts = {'mom': partial(SGD, mom=0.9), 'sgd': partial(SGD, mom=0.9, wd=0.1), 'plain': SGD, 'adam': partial(Adam, eps=1e-3, wd=0.05)}
+
+def on_cpu(learn):
+    "A fit of `learn` works on CPU ranks in this block: with our callbacks by itself"
+    return nullcontext() if any(isinstance(cb, ScopedCallback) for cb in learn.cbs) else fastai_on_cpu_ranks()
+
+def fit(learn, epochs=2, lr=0.05, cycle=False, **kwargs):
+    with on_cpu(learn):
+        if cycle: learn.fit_one_cycle(epochs, lr)
+        else: learn.fit(epochs, lr)
+
+def facts(learn, watch=None):
+    "What can be sent between processes"
+    res = dict(flat=flat(learn).numpy(), losses=[float(o) for o in learn.recorder.losses], model=type(learn.model).__name__,
+               own=sorted(vars(learn)), lrs=list(learn.recorder.lrs), values=[list(o) for o in learn.recorder.values],
+               grads=[p.grad is None or not p.grad.any().item() for p in learn.model.parameters()],
+               buffers=[b.double().numpy() for b in learn.model.buffers()],
+               momenta=[m.momentum for m in learn.model.modules() if isinstance(m, _BatchNorm)],
+               state=[t.double().numpy() for s in learn.opt.state.values() for t in s.values() if isinstance(t, torch.Tensor)])
+    if watch is not None: res.update(said=watch.said, reduced=watch.reduced, syncs=watch.syncs, clean=watch.clean, norms=watch.norms)
+    return res
+
+def cbs_of(k=None, clip=None, count=None, fix_bn=True, sizes=None, most=None, **kwargs):
+    if sizes: return [BatchSchedule(sizes, sqrt_scaling, most)]
+    return ([] if k is None else [GradAccum(k, count=count, fix_bn=fix_bn)]) + ([] if clip is None else [GradientClip(clip)])
+
+def train(rank, kind='mlp', n=96, bs=4, drop_last=False, opt='sgd', hook=False, fastai_acc=None, plain=False, shuffle=False, bucket=None, **case):
+    "A fit on this rank"
+    items,model,loss_func = task(kind, n)
+    watch = Watch(hook)
+    set_seed(rank)
+    learn = quiet_learner(loaders(items, bs, drop_last=drop_last, shuffle=shuffle), model, loss_func, opts[opt], cbs=[watch, *cbs_of(**case)])
+    if fastai_acc: learn.add_cb(GradientAccumulation(fastai_acc))
+    with learn.distrib_ctx(cpu=True, sync_bn=False): fit(learn, **case)
+    res = facts(learn, watch)
+    learn.remove_cb(watch)
+    learn.logger = print # Not that of `quiet_learner`
+    res['pickled'] = torch.equal(flat(pickle.loads(pickle.dumps(learn))), flat(learn))
+    return res
+
+def in_one(kind='mlp', n=96, bs=4, world=2, k=1, drop_last=False, opt='sgd', epochs=2, clip=None, **case):
+    "One process with fastai alone, each window a batch"
+    items,model,loss_func = task(kind, n)
+    micro = shares(n, world, bs, drop_last)
+    epochs_of = [[collate(items, sum(w, [])) for w in windows(micro, n_acc_in(k or 1, e))] for e in range(epochs)]
+    dls = DataLoaders(Given(epochs_of), loaders(items, 2).valid, device='cpu')
+    learn = quiet_learner(dls, model, loss_func, opts[opt], cbs=cbs_of(clip=clip))
+    losses = []
+    class Losses(Callback):
+        def after_loss(self):
+            if self.training: losses.append(self.learn.loss.item())
+    fit(learn.add_cb(Losses()), epochs, **case)
+    return learn,losses
+
+def train_all(rank, cases): return [train(rank, **case) for case in cases]
+def run_all(world, *cases):
+    "A list for each of `cases`, of what `train` returned on each of `world` ranks; one launch saves time"
+    return list(zip(*on_ranks(train_all, world, cases)))
+def run(world, **case): return run_all(world, case)[0]
+
+def assert_close(a, b, tol=1e-9): np.testing.assert_allclose(a, b, rtol=0, atol=tol*np.abs(b).max())
+
+def assert_sound(ranks, learner_too=True):
+    "What holds after any fit: no rank differs, and nothing is left behind"
+    for o in ranks:
+        assert np.array_equal(o['flat'], ranks[0]['flat']) and np.isfinite(o['flat']).all() and np.isfinite(o['losses']).all()
+        assert o['model']!='DistributedDataParallel' and all(o['grads']) and all(o['clean']) and o['pickled']
+        assert not {'one_batch','_do_epoch_train','_with_events'} & set(o['own'])
+        assert o['losses']==ranks[0]['losses'] and repr(o['said'])==repr(ranks[0]['said']) and o['syncs']==ranks[0]['syncs']
+
+large = {
+    'whole': dict(n=96, bs=4, k=3), 'one': dict(n=50, bs=4, k=1), 'two': dict(n=49, bs=4, k=2), 'three': dict(n=91, bs=4, k=3),
+    'dict': dict(n=50, bs=4, k={0: 1, 1: 3}, epochs=3), 'dict back': dict(n=50, bs=4, k={0: 2, 1: 1, 2: 3}, epochs=3), 'long window': dict(n=21, bs=4, k=9),
+    'single item left': dict(n=50, bs=3, k=3), 'fewer items than ranks': dict(n=1, bs=4, k=3), 'adam': dict(n=91, bs=4, k=3, opt='adam', lr=0.01),
+    'one cycle': dict(n=96, bs=4, k=2, cycle=True), 'one cycle, adam': dict(n=91, bs=4, k=5, cycle=True, opt='adam', lr=0.01),
+    'clip': dict(n=91, bs=4, k=3, clip=0.1), 'drop_last': dict(n=90, bs=16, k=3, drop_last=True), 'drop_last, one': dict(n=90, bs=16, k=1, drop_last=True),
+    'drop_last, two': dict(n=90, bs=16, k=2, drop_last=True), 'drop_last, clip': dict(n=90, bs=16, k=3, drop_last=True, clip=0.1),
+    'tokens': dict(kind='tokens', n=51, bs=4, k=3), 'tokens, one': dict(kind='tokens', n=51, bs=4, k=1), 'tokens, two': dict(kind='tokens', n=51, bs=2, k=2),
+    'tokens, drop_last': dict(kind='tokens', n=90, bs=16, k=3, drop_last=True), 'tokens, clip': dict(kind='tokens', n=51, bs=4, k=3, clip=0.05),
+    'ignored': dict(kind='ignored', n=48, bs=2, k=2), 'ignored, one': dict(kind='ignored', n=50, bs=2, k=1), 'ignored, single': dict(kind='ignored', n=50,
+    bs=1, k=2),
+    'ignored, dict': dict(kind='ignored', n=50, bs=2, k={0: 1, 1: 3}), 'weights': dict(kind='weights', n=50, bs=3, k=3),
+    'weights, one': dict(kind='weights', n=50, bs=3, k=1), 'own': dict(kind='own', n=50, bs=3, k=3, count=count_kept),
+    'own, one': dict(kind='own', n=50, bs=2, k=1, count=count_kept), 'own, two': dict(kind='own', n=50, bs=2, k=2, count=count_kept),
+    'sum': dict(kind='sum', n=50, bs=4, k=3, lr=0.002), 'sum, one': dict(kind='sum', n=50, bs=4, k=1, lr=0.002),
+    'sum, drop_last': dict(kind='sum', n=90, bs=16, k=3, lr=0.002, drop_last=True), 'nothing counts': dict(kind='none', n=30, bs=4, k=2),
+}
+
+large_on_three = ['one','three','dict','long window','fewer items than ranks','one cycle','clip','drop_last','tokens','ignored, single','weights','own','sum',
+    'nothing counts']
+
+def on_two_and_three(cases, on_three): return [(2,nm) for nm in cases]+[(3,nm) for nm in cases if nm in on_three]
+
+def all_at_once(f, cases, on_three):
+    "A function of the number of ranks: what `f` has for each of `cases`, or of those `on_three`, by name; one launch"
+    def _run(world):
+        names = [nm for nm in cases if world==2 or nm in on_three]
+        return dict(zip(names, f(world, *(cases[nm] for nm in names))))
+    return cache(_run)
+
+run_large = all_at_once(run_all, large, large_on_three)
+
+@pytest.mark.parametrize('world,name', on_two_and_three(large, large_on_three))
+def test_follows_the_large_batch(world, name):
+    "Parameters, optimizer state, losses and steps of one process that is given each window as a batch"
+    case = large[name]
+    ranks = run_large(world)[name]
+    assert_sound(ranks)
+    one,losses = in_one(world=world, **case)
+    one = facts(one)
+    assert_close(ranks[0]['flat'], one['flat'])
+    assert len(ranks[0]['state'])==len(one['state'])
+    for a,b in zip(ranks[0]['state'], one['state']): assert_close(a, b)
+    said = ranks[0]['said']
+    epochs = case.get('epochs', 2)
+    micro = shares(case['n'], world, case['bs'], case.get('drop_last', False))
+    closed = [l for stepped,l in said if stepped]
+    if not case.get('drop_last'):
+        steps = [bool((i+1)%n_acc_in(case['k'], e)==0 or i+1==len(micro[0])) for e in range(epochs) for i in range(len(micro[0]))]
+        assert [o for o,_ in said]==steps==ranks[0]['syncs']
+        if case.get('kind')!='none': np.testing.assert_allclose(closed, losses, rtol=1e-9)
+    if case.get('cycle'): assert one['lrs']==[lr for lr,(stepped,_) in zip(ranks[0]['lrs'], said) if stepped]
+
+@pytest.mark.parametrize('world', [2, 3])
+def test_a_schedule_follows_the_large_batch(world):
+    "Items of all ranks: in one micro-batch of each rank, or in several; the rate goes along"
+    n,sizes = 90,{0: 4*world, 1: 12*world}
+    items,model,loss_func = task('mlp', n)
+    epochs_of = [[collate(items, sum(w, [])) for w in windows(shares(n, world, size//world), 1)] for size in sizes.values()]
+    class Rate(Callback):
+        order = 1000
+        def before_batch(self):
+            if self.training: self.opt.set_hyper('lr', 0.05*(sizes[self.epoch]/sizes[0])**0.5)
+    one = quiet_learner(DataLoaders(Given(epochs_of), loaders(items, 2).valid, device='cpu'), model, loss_func, opts['sgd'], cbs=Rate())
+    fit(one)
+    for ranks in run_all(world, dict(n=n, sizes=sizes), dict(n=n, sizes=sizes, most=4)):
+        assert_sound(ranks)
+        assert_close(ranks[0]['flat'], flat(one).numpy())
+        assert [o[-1] for o in ranks[0]['values']]==list(sizes.values())
+
+def test_bn_is_that_of_each_rank():
+    "Running statistics are those of rank 0, and their momentum what it was; a window's is that of one update"
+    case = dict(kind='bn', n=52, bs=4)
+    *fixed,ranks = run_all(2, dict(case, k=1), dict(case, k=3), dict(case, k=3, fix_bn=False))
+    assert_sound(ranks)
+    assert np.ravel(ranks[0]['norms']).tolist()==[0.1]*14
+    for k,ranks in zip((1,3), fixed):
+        assert_sound(ranks)
+        for o in ranks:
+            assert o['momenta']==[0.1]
+            n_micro = [min(k, 7-i//k*k) for _ in range(2) for i in range(7)]
+            np.testing.assert_allclose(np.ravel(o['norms']), [1-0.9**(1/m) for m in n_micro], rtol=1e-12)
+
+def test_shuffled_ranks_stay_together():
+    ranks = run(3, n=50, bs=3, k=3, shuffle=True, epochs=3)
+    assert_sound(ranks)
+
+# Reductions
+
+def epochs_reduced(ranks): return [list(map(tuple, o['reduced'])) for o in ranks]
+
+@pytest.mark.parametrize('world', [2, 3])
+def test_one_reduction_per_window(world):
+    "And bucket, also in a short last window; fastai's own has one per micro-batch"
+    n_iter = math.ceil(math.ceil(91/world)/4)
+    closing = [i for i in range(n_iter) if (i+1)%3==0 or i==n_iter-1]
+    case = dict(n=91, bs=4, hook=True)
+    three,fastais,one,without = run_all(world, dict(case, k=3), dict(case, fastai_acc=12), dict(case, k=1), dict(case, k=3, hook=False))
+    for o in epochs_reduced(three): assert o==[(e,i) for e in range(2) for i in closing]
+    for o in epochs_reduced(fastais)+epochs_reduced(one): assert o==[(e,i) for e in range(2) for i in range(n_iter)]
+    np.testing.assert_allclose(three[0]['flat'], without[0]['flat'], rtol=0 if world==2 else 1e-12) # Counting changes nothing; a sum of three, its order
+
+# GradAccum(1)
+
+@pytest.mark.parametrize('kind,world', [('mlp',2), ('classes',3), ('bn',2)])
+def test_one_changes_no_bit(kind, world):
+    "Where all ranks' counts are equal, ragged last batches too"
+    case = dict(kind=kind, n=52, bs=4, clip=0.3)
+    for x,y in zip(*run_all(world, dict(case, k=1), case)):
+        assert np.array_equal(x['flat'], y['flat'])
+        assert x['losses']==y['losses'] and x['values']==y['values']
+        for s,t in zip(x['buffers']+x['state'], y['buffers']+y['state']): assert np.array_equal(s, t)
+
+def test_one_is_not_the_mean_of_means():
+    "Where counts differ, plain DDP gives a rank with few tokens as much weight as one with many; the test above would see it"
+    plain = run(2, kind='tokens', n=51, bs=4, lr=0.05)
+    one,_ = in_one(kind='tokens', n=51, bs=4, k=1)
+    assert not np.allclose(plain[0]['flat'], flat(one).numpy(), rtol=1e-4)
+
+# Noise scale
+
+def noise_learner(items, model, loss_func, dls, k=None, opt='plain', every=None, scaled=False, count=None, clip=None,
+    **case):
+    noise = NoiseScale(every=every)
+    cbs = [noise, *cbs_of(k, clip, count)] + ([ScaledLoss(init_scale=2.**10, growth_interval=3)] if scaled else [])
+    return quiet_learner(dls, model, loss_func, opts[opt], cbs=cbs),noise
+
+def measured(noise, learn):
+    return dict(df=noise.df, flat=flat(learn).numpy(), repr=repr(noise), bs=noise.bs, ci=noise.ci, steps=noise.n_steps,
+        dropped=noise.n_dropped,
+                values=[list(o) for o in learn.recorder.values], names=list(learn.recorder.metric_names), losses=[float(o) for o in learn.recorder.losses],
+                hooks=sum(len(p._backward_hooks or {}) for p in learn.model.parameters()))
+
+def measure(rank, kind='mlp', n=96, bs=4, drop_last=False, shuffle=False, epochs=2, lr=0.05, cycle=False, **case):
+    "On this rank"
+    items,model,loss_func = task(kind, n)
+    set_seed(0)
+    learn,noise = noise_learner(items, model, loss_func, loaders(items, bs, drop_last=drop_last, shuffle=shuffle), **case)
+    with learn.distrib_ctx(cpu=True, sync_bn=False): fit(learn, epochs, lr, cycle)
+    return measured(noise, learn)
+def measure_all(rank, cases): return [measure(rank, **case) for case in cases]
+def noises(world, *cases): return list(zip(*on_ranks(measure_all, world, cases)))
+
+def measure_in_one(kind='mlp', n=96, bs=4, world=2, k=1, drop_last=False, epochs=2, lr=0.05, cycle=False, **case):
+    "One process with `GradAccum` over the micro-batches of all ranks"
+    items,model,loss_func = task(kind, n)
+    each = [collate(items, b) for w in windows(shares(n, world, bs, drop_last), k) for b in w]
+    learn,noise = noise_learner(items, model, loss_func, DataLoaders(Given([each]), loaders(items, 2).valid, device='cpu'), k*world, **case)
+    fit(learn, epochs, lr, cycle)
+    return noise
+
+def assert_rows(df, expected, rtol=1e-6, cols=('n_items','n_elems','tr_sigma','g_sq')):
+    assert len(df)==len(expected)>0
+    for c in cols: np.testing.assert_allclose(df[c], expected[c], rtol=rtol, atol=rtol*np.abs(expected[c]).max(), err_msg=c)
+
+def assert_same_noise(ranks):
+    for o in ranks[1:]:
+        pd.testing.assert_frame_equal(o['df'], ranks[0]['df'], check_exact=True)
+        for nm in ('repr','bs','ci','steps','dropped','names'): assert o[nm]==ranks[0][nm]
+        assert np.array_equal(o['flat'], ranks[0]['flat'])
+    assert not any(o['hooks'] for o in ranks)
+
+in_windows = { # In the first, W divides n: no window is padded
+    'whole': dict(n=96, bs=4, k=3), 'one': dict(n=96, bs=4, k=1), 'ragged': dict(n=90, bs=4, k=3), 'padded': dict(n=91, bs=4, k=3), 'padded, one': dict(n=91,
+    bs=4, k=1),
+    'padded, single items': dict(n=49, bs=1, k=5), 'tokens': dict(kind='tokens', n=60, bs=2, k=3), 'tokens, one': dict(kind='tokens', n=60, bs=2, k=1),
+    'ignored': dict(kind='ignored', n=60, bs=2, k=3), 'ignored, one': dict(kind='ignored', n=60, bs=1, k=1), 'weights': dict(kind='weights', n=60, bs=3, k=2),
+    'own': dict(kind='own', n=60, bs=3, k=2, count=count_kept), 'sum': dict(kind='sum', n=60, bs=4, k=2, lr=0.002), 'sum, one': dict(kind='sum', n=60, bs=4,
+    k=1, lr=0.002),
+    'scaled': dict(n=96, bs=4, k=2, scaled=True), 'scaled, one': dict(n=90, bs=4, k=1, scaled=True), 'every': dict(n=96, bs=4, k=1, every=3),
+    'clip': dict(n=90, bs=4, k=2, clip=0.1),
+    'drop_last': dict(n=90, bs=16, k=3, drop_last=True), 'drop_last, one': dict(n=90, bs=16, k=1, drop_last=True),
+}
+
+windows_on_three = ['one','padded','padded, single items','tokens','ignored','weights','sum','scaled','every','drop_last']
+noise_in_windows = all_at_once(noises, in_windows, windows_on_three)
+
+@pytest.mark.parametrize('world,name', on_two_and_three(in_windows, windows_on_three))
+def test_rows_are_those_of_one_process(world, name):
+    "And without those of an epoch's last window where items are in it twice, and only there"
+    case,ranks = in_windows[name],noise_in_windows(world)[name]
+    assert_same_noise(ranks)
+    noise = measure_in_one(world=world, **case)
+    micro = shares(case['n'], world, case['bs'], case.get('drop_last', False))
+    k,n_windows = case['k'],math.ceil(len(micro[0])/case['k'])
+    padded = max(0, n_windows-n_whole(case['n'], world, case['bs']*k))
+    expected = noise.df[(noise.df.step-1)%n_windows<n_windows-padded]
+    assert_rows(ranks[0]['df'], expected)
+    assert list(ranks[0]['df'].step)==list(expected.step)
+    assert ranks[0]['bs']==min(case['bs']*min(k, math.ceil(case['n']/world/case['bs']))*world, case['n']) # As fastai's loader says, with `drop_last` too
+    assert ranks[0]['steps']==noise.n_steps
+    if not padded: np.testing.assert_allclose(ranks[0]['ci'], noise.ci, rtol=1e-6)
+    assert np.isfinite(ranks[0]['losses']).all()
+
+@pytest.mark.parametrize('kind,n,world', [('mlp',96,2), ('tokens',90,2), ('tokens',90,3), ('classes',91,3)])
+def test_rows_are_those_of_the_items(kind, n, world):
+    "Slow and obvious: the gradient of every item"
+    items,model,loss_func = task(kind, n)
+    rows,elems = item_grads(model, loss_func, items),elements(items, kind)
+    cases = [dict(kind=kind, n=n, bs=2, k=k, lr=0., epochs=1) for k in (1,3)]
+    for case,ranks in zip(cases, noises(world, *cases)):
+        wins = windows(shares(n, world, 2), case['k'])
+        wins = wins[:n_whole(n, world, 2*case['k'])]
+        assert_rows(ranks[0]['df'], window_rows(rows, wins, elems))
+
+def test_padding_with_drop_last():
+    "Four ranks, 29 items in batches of 3: a share is 8 items, of which the last two are dropped, but the last rank has three twice"
+    ranks = noises(4, dict(n=29, bs=3, k=1, drop_last=True, lr=0., epochs=1))[0]
+    assert_same_noise(ranks)
+    assert list(ranks[0]['df'].step)==[1]
+
+# Without GradAccum: every step has one gradient of each rank
+
+by_ranks = {'mlp': dict(n=96, bs=4), 'ragged': dict(n=90, bs=4), 'padded': dict(n=91, bs=4), 'clip': dict(n=96, bs=4, clip=0.1),
+    'scaled': dict(n=96, bs=4, scaled=True), 'sum': dict(kind='sum', n=60, bs=4,
+    lr=0.002),
+    'every': dict(n=96, bs=4, every=3), 'classes': dict(kind='classes', n=96, bs=2), 'drop_last': dict(n=90, bs=16, drop_last=True)}
+
+ranks_on_three = ['padded','sum','classes','drop_last']
+noise_by_ranks = all_at_once(noises, by_ranks, ranks_on_three)
+
+@pytest.mark.parametrize('world,name', on_two_and_three(by_ranks, ranks_on_three))
+def test_rows_without_accumulation(world, name):
+    "Where the ranks' counts are equal they are those of `GradAccum`; but a sum's gradient is divided by the ranks in DDP, as by a smaller rate"
+    case,ranks = by_ranks[name],noise_by_ranks(world)[name]
+    assert_same_noise(ranks)
+    noise = measure_in_one(world=world, k=1, **(dict(case, lr=case['lr']/world) if name=='sum' else case))
+    micro = shares(case['n'], world, case['bs'], case.get('drop_last', False))
+    padded = max(0, len(micro[0])-n_whole(case['n'], world, case['bs']))
+    expected = noise.df[(noise.df.step-1)%len(micro[0])<len(micro[0])-padded]
+    assert_rows(ranks[0]['df'], expected)
+    assert list(ranks[0]['df'].step)==list(expected.step)
+    if not padded: np.testing.assert_allclose(ranks[0]['ci'], noise.ci, rtol=1e-6)
+
+def test_measuring_changes_no_bit(world=2):
+    cases = [dict(n=91, bs=4, clip=0.3), dict(n=91, bs=4, k=1, clip=0.3), dict(n=91, bs=4, k=3), dict(kind='tokens', n=60, bs=2, k=2), dict(kind='tokens',
+        n=60, bs=2)]
+    cases = [dict(o, opt='sgd', lr=0.05, epochs=2) for o in cases]
+    for a,b in zip(noises(world, *cases), run_all(world, *cases)):
+        assert np.array_equal(a[0]['flat'], b[0]['flat'])
+        assert np.array_equal(a[0]['losses'], b[0]['losses'], equal_nan=True)
+        assert len(a[0]['df'])
+
+def exact(kind, n):
+    "`tr_sigma` and `g_sq` of single elements drawn without replacement"
+    items,model,loss_func = task(kind, n)
+    rows = item_grads(model, loss_func, [o for o in items if o[1]>=0])
+    mean = rows.mean(0)
+    S2 = ((rows-mean)**2).sum().item()/(len(rows)-1)
+    return S2,(mean@mean).item()-S2/len(rows)
+
+def test_unequal_counts_are_no_bias(world=3):
+    "Drawn anew each epoch; with `GradAccum`, with `GradAccum(1)` and without"
+    n = 120
+    cases = [dict(kind='thirds', n=n, bs=3, k=k, shuffle=True, lr=0., epochs=e) for k,e in ((None,5),(1,5),(2,9))]
+    T,G = exact('thirds', n)
+    for case,ranks in zip(cases, noises(world, *cases)):
+        assert_same_noise(ranks)
+        df = ranks[0]['df']
+        assert len(df)>60
+        for nm,true in (('tr_sigma',T),('g_sq',G)): assert abs((df[nm].mean()-true)/df[nm].sem())<3.5, (case, nm, df[nm].mean(), true, df[nm].sem())
+
+def test_a_rank_in_which_nothing_counts():
+    "Without `GradAccum` DDP divides by all ranks, those without a gradient too"
+    items,model,loss_func = task('ignored', 60)
+    rows,elems = item_grads(model, loss_func, items),elements(items, 'ignored')
+    ranks = noises(3, dict(kind='ignored', n=60, bs=1, lr=0., epochs=1))[0]
+    assert_same_noise(ranks)
+    assert_rows(ranks[0]['df'], window_rows(rows, windows(shares(60, 3, 1), 1), elems), cols=('n_elems','tr_sigma','g_sq')) # Single elements: weights are equal
+
+@pytest.mark.parametrize('kind,world', [('mlp',2), ('classes',3)])
+def test_exact_noise_scale(kind, world):
+    items,model,loss_func = task(kind, 120)
+    true = noise_scale(item_grads(model, loss_func, items))
+    for ranks in noises(world, *(dict(kind=kind, n=120, bs=2, k=k, shuffle=True, lr=0., epochs=e) for k,e in ((2,4),(None,3)))):
+        assert abs(z_score(ranks[0]['df'], (2 if kind=='mlp' else 1)*true))<3.5
+
+def refused(rank):
+    learn = quiet_learner(loaders(regression(32), 4), mlp(), cbs=[NoiseScale(), GradientAccumulation(8)])
+    with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.1)
+
+def test_beside_fastai_accumulation_it_is_refused():
+    for o in results(start(refused, 2), errors=True): assert o.startswith('ValueError') and 'On several ranks NoiseScale compares' in o and 'use GradAccum' in o
+
+# bs_find
+
+def find_learner(n=96, bs=4, kind='mlp', cbs=(), opt='sgd', **kwargs):
+    items,model,loss_func = task(kind, n)
+    return quiet_learner(loaders(items, bs, shuffle=True), model, loss_func, opts[opt], cbs=cbs, **kwargs)
+
+def everything(learn):
+    "What a mock training may change"
+    return dict(picture(learn, only=('model','opt')), rngs=[dl.rng.getstate() for dl in learn.dls.loaders], names=sorted(set(vars(learn))-{'progress'}),
+                loaders=[id(o) for o in learn.dls.loaders], cbs=[id(o) for o in learn.cbs], bs=[dl.bs for dl in learn.dls.loaders],
+                grads=[p.grad is None or not p.grad.any().item() for p in learn.model.parameters()],
+                hooks=[len(p._backward_hooks or {}) for p in learn.model.parameters()])
+
+real = StepTimes.budget,StepTimes.slack
+
+def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, thrifty=False, **case):
+    "`bs_find` and a fit after it"
+    import matplotlib.pyplot as plt
+    StepTimer.patience,StepTimer.most = 1.,2 # In this process; what steps take does not matter
+    StepTimes.budget,StepTimes.slack = real if thrifty else (math.inf,math.inf)
+    set_seed(rng)
+    learn = find_learner(cbs=[f() for f in cbs], **case)
+    res = {}
+    with learn.distrib_ctx(cpu=True, sync_bn=False):
+        if first: fit(learn, first, 0.02)
+        n_kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
+        before = everything(learn)
+        if not plain:
+            plan = learn.bs_find(lr, **dict(dict(num_it=140), **(kw or {}))) # No more than 30 windows take
+            t,m,d = plan.today,plan.measured,plan.device
+            res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=d.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=m.n_windows, bs_now=t.bs,
+                       micro_now=t.micro_bs, n_train=t.n_train, n_passes=m.n_passes, n_seen=m.n_seen, max_bs=d.max_bs, base_lr=plan.lr,
+                       loss_rose=m.loss_rose, valid_time=d.valid_time, rate=plan.rate, epoch_start=d.epoch_start)
+        changed = changes(before, everything(learn))
+        kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
+        if after: fit(learn, after, 0.05)
+    return res,dict(changed=changed, kept=kept==n_kept, figures=len(plt.get_fignums()), after=flat(learn).numpy(), model=type(learn.model).__name__)
+
+def accum3(): return GradAccum(3)
+def accum1(): return GradAccum(1)
+def scaled(): return ScaledLR(8, linear_scaling)
+
+def find_all(rank, cases): return [find(rank, **case) for case in cases]
+def found(world, *cases): return list(zip(*on_ranks(find_all, world, cases)))
+
+finds = {'plain': dict(), 'accum': dict(cbs=(accum3,), first=1), 'scaled': dict(cbs=(accum1,scaled), n=90),
+         'auto': dict(kw=dict(max_bs='auto', show_plot=False)),
+         'tokens': dict(kind='tokens', n=90, kw=dict(max_bs=4, show_plot=False)), 'still': dict(lr=0., n=91, kw=dict(max_bs=4, show_plot=False)),
+         'short': dict(n=12, bs=6, kw=dict(max_bs=6, show_plot=False, num_it=20)), 'adam': dict(opt='adam', first=1, kw=dict(max_bs=8)),
+         'seeded': dict(opt='adam', kw=dict(max_bs=4, show_plot=False, seed=3)),
+         'thrifty': dict(thrifty=True, n=200, kw=dict(show_plot=False, n_batch=4))}
+
+on_three = 'plain','accum' # Each takes seconds
+
+@cache
+def all_found(world):
+    names = [nm for nm in finds if world==2 or nm in on_three]
+    return dict(zip(names, found(world, *(finds[nm] for nm in names))))
+
+@pytest.mark.parametrize('name,world', [*((nm,2) for nm in finds), *((nm,3) for nm in on_three)])
+def test_one_plan(name, world):
+    "The same to the bit on every rank, and the learner as it was"
+    ranks,case = all_found(world)[name],finds[name]
+    for plan,left in ranks:
+        for k,v in plan.items():
+            if k=='df': pd.testing.assert_frame_equal(v, ranks[0][0]['df'], check_exact=True)
+            else: assert repr(v)==repr(ranks[0][0][k])
+        assert left['changed']==[] and left['kept'] and left['model']!='DistributedDataParallel'
+        assert np.array_equal(left['after'], ranks[0][1]['after'])
+    plan = ranks[0][0]
+    assert (len(plan['times'])>=1)==(name!='short') and all(t>0 for o in plan['times'] for t in o) and len(plan['df'])>=1
+    k,micro = 3 if name=='accum' else 1,min(case.get('bs', 4), math.ceil(case.get('n', 96)/world))
+    assert plan['micro_now']==micro and plan['bs_now']==min(micro*k*world, case.get('n', 96))
+    assert plan['n_train']==case.get('n', 96)
+    if name=='accum': assert plan['base_lr']==0.05
+    df = plan['df']
+    if name=='still': assert df.step.eq(0).all()
+    elif name!='short': assert df.pct.is_monotonic_increasing and df.pct.iloc[-1]>0.98 and plan['n_windows']>=(30 if name!='thrifty' else 20)
+
+def test_a_seed_on_ranks():
+    "Another order of the items, and the same training after it"
+    (seeded,left),(plain,_) = (all_found(2)[nm][0] for nm in ('seeded','plain'))
+    assert seeded['noise_scale']!=plain['noise_scale'] and 'seed=3' in seeded['repr']
+    assert np.array_equal(left['after'], found(2, dict(finds['seeded'], plain=True))[0][0][1]['after'])
+
+def too_high_on_ranks(rank, lr):
+    learn = find_learner(n=200, bs=4)
+    with learn.distrib_ctx(cpu=True, sync_bn=False): return learn.bs_find(lr, max_bs=4, show_plot=False, num_it=200).loss_rose
+
+@pytest.mark.parametrize('lr,res', [(2.,True), (1e-6,False)])
+def test_a_rate_that_is_too_high_is_told_on_all_ranks(lr, res): assert on_ranks(too_high_on_ranks, 2, lr)==[res,res]
+
+def rate_tried(rank):
+    "What each rank knows of the rates that are tried, and what that changes"
+    learn = find_learner(cbs=[accum3()], opt='adam')
+    with learn.distrib_ctx(cpu=True, sync_bn=False):
+        before = everything(learn)
+        res = [loss_after(learn, 4, 2, lr, 5) for lr in (1e-3,1e-2)],factor_that_holds(learn, 4, 2, 1e-3, [10.,30.], 5)
+        return res,changes(before, everything(learn))
+
+def test_ranks_agree_on_the_rate():
+    "Their mean losses are of other items, and decide together"
+    (a,changed),(b,changed_too) = on_ranks(rate_tried, 2)
+    assert a==b and a[0][0]!=a[0][1] and changed==changed_too==[]
+
+def test_figure_on_rank_0_only():
+    for world in (2,3): assert [left['figures'] for _,left in all_found(world)['accum']][1:]==[0]*(world-1)
+    assert all_found(2)['accum'][0][1]['figures']
+
+def test_training_after_it_is_that_without_it():
+    names = 'plain','accum','scaled','tokens','adam'
+    for name,ranks in zip(names, found(2, *({**finds[nm], 'plain': True} for nm in names))):
+        assert np.array_equal(ranks[0][1]['after'], all_found(2)[name][0][1]['after'])
+
+def test_plan_near_the_exact_value():
+    items,model,loss_func = task('mlp', 120)
+    true = noise_scale(item_grads(model, loss_func, items))
+    for ranks in found(2, dict(n=120, bs=2, lr=0., after=0, kw=dict(num_it=400, tol=0, max_bs=2, show_plot=False, n_batch=10))):
+        low,high = ranks[0][0]['ci']
+        assert low<=true<=high
+        assert 0.5<ranks[0][0]['noise_scale']/true<2
+
+# Failures
+
+class Fail(Callback):
+    "Raise at the `at`-th `event` on the ranks `on`"
+    order = 70
+    def __init__(self, event, at, on, error=KeyError, here=0): self.event,self.at,self.on,self.error,self.n,self.here = event,at,on,error,0,here
+    def __call__(self, event):
+        super().__call__(event)
+        if event==self.event: self.strike()
+    def strike(self, *args):
+        if self.here not in self.on: return
+        self.n += 1
+        if self.n!=self.at: return
+        raise self.error('mine')
+
+class FailingModel(nn.Module):
+    def __init__(self, model, f):
+        super().__init__()
+        self.model,self.f = model,[f]
+    def forward(self, x):
+        if self.training: self.f[0]()
+        return self.model(x)
+
+class FailingItems:
+    def __init__(self, items, f): self.items,self.f = items,f
+    def __len__(self): return len(self.items)
+    def __getitem__(self, i):
+        self.f()
+        return self.items[i]
+
+def failing(rank, event, at=1, finder=False, on=(1,), error=KeyError, cbs=(accum3,), again=False):
+    "What is left of a fit or of `bs_find` that fails"
+    fail = Fail(event, at, on, error, rank)
+    items,model = regression(96),mlp()
+    own_loss = nn.MSELoss()
+    if event=='forward': model = FailingModel(model, fail.strike)
+    if event=='data': items = FailingItems(items, fail.strike)
+    if event=='loss':
+        def own_loss(pred, targ):
+            fail.strike()
+            return F.mse_loss(pred, targ)
+        own_loss.reduction = 'mean'
+    learn = quiet_learner(loaders(items, 8, valid=regression(4)), model, own_loss, cbs=[fail, *[f() for f in cbs]])
+    model,dls,texts = learn.model,list(learn.dls.loaders),[]
+    set_seed(0)
+    for _ in range(1+again):
+        fail.n,before,begin,text = 0,everything(learn),time.monotonic(),'no error'
+        try:
+            with learn.distrib_ctx(cpu=True, sync_bn=False):
+                learn.bs_find(0.05, show_plot=False, max_bs=8) if finder else learn.fit(2, 0.05)
+        except BaseException as e: text = f'{type(e).__name__}: {e}'
+        texts.append(text)
+    now = everything(learn)
+    return dict(text=texts[-1], texts=texts, took=time.monotonic()-begin, model=learn.model is model, dls=all(a is b for a,b in zip(learn.dls.loaders, dls)),
+                own=[k for k in vars(learn) if k in ('one_batch','_do_epoch_train','_with_events')], grads=all(now['grads']), hooks=now['hooks'],
+                changed=[o for o in changes(before, now) if o!='cbs'], flat=flat(learn).numpy())
+
+@pytest.mark.parametrize('event,at,finder', [('before_batch',3,False), ('after_backward',2,False), ('after_epoch',1,False), ('after_pred',2,True)])
+def test_one_fails(event, at, finder):
+    "It ends with its own error and its learner as it was; the others end when its process does, as they wait for it"
+    other,failed = results(start(failing, 2, event, at, finder, linger=False), errors=True)
+    assert failed['text']=="KeyError: 'mine'" and failed['model'] and failed['dls'] and failed['own']==[] and failed['grads'] and not any(failed['hooks'])
+    if finder: assert failed['changed']==[]
+    assert isinstance(other, str) or other['text']!='no error'
+
+def failing_with(rank, args, kwargs): return failing(rank, *args, **kwargs)
+
+@pytest.mark.parametrize('finder', [False, True])
+def test_the_same_error_on_all(finder):
+    "Each raises its own, and the group can be used again"
+    ranks = results(start(again, 3, finder), errors=True)
+    for o in ranks:
+        assert o['text']=="KeyError: 'mine'" and o['model'] and o['dls'] and o['own']==[] and o['grads']
+        assert np.array_equal(o['then'], ranks[0]['then'])
+        assert o['summed']==3 and o['twice']=="KeyError: 'mine'"
+
+def again(rank, finder):
+    res = failing(rank, 'before_step', 1, finder, (0,1,2))
+    res['twice'] = failing(rank, 'after_batch', 2, finder, (0,1,2))['text']
+    learn = quiet_learner(loaders(regression(48), 4), mlp(), cbs=GradAccum(2))
+    with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05)
+    return dict(res, then=flat(learn).numpy(), summed=over_ranks(torch.tensor(1.)).item())
+
+def test_failing_twice_in_a_row():
+    "A notebook's cell run again after an error on all"
+    for o in on_ranks(failing_with, 2, ('before_step',2,False,(0,1)), dict(again=True)): assert o['texts']==["KeyError: 'mine'"]*2
+
+# Bad input
+
+def refused_all(rank, which):
+    "Texts of the errors, and whether the learner is as it was"
+    n,cbs,finder = 96,[],False
+    if which=='n_acc': cbs = [GradAccum(2+rank)]
+    if which=='n_acc, dict': cbs = [GradAccum({0: 2, 1: 2+rank})]
+    if which=='length': n,cbs = 96-48*rank,[GradAccum(2)]
+    if which=='length, find': n,finder = 96-48*rank,True
+    if which=='split': cbs = [GradAccum(2, on_oom='split')]
+    if which=='bs': cbs,n = [ScaledLR(8, linear_scaling)],96
+    learn = quiet_learner(loaders(regression(n), 8 if which=='bs' and rank else 4), mlp(), cbs=cbs)
+    before,text = flat(learn),None
+    with learn.distrib_ctx(cpu=True, sync_bn=False):
+        try: learn.bs_find(0.05, show_plot=False) if finder else learn.fit(2, 0.05)
+        except Exception as e: text = f'{type(e).__name__}: {e}'
+    return text,torch.equal(before, flat(learn)),learn.grad_accum.window.n_micro if hasattr(learn, 'grad_accum') else 0
+
+bad = {
+    'n_acc': ('`n_acc` must be the same on all ranks','2 on rank 0, 3 on rank 1'),
+    'n_acc, dict': ('`n_acc` must be the same on all ranks','2 on rank 0, [2, 3] on rank 1'),
+    'length': ("loader's length must be the same on all ranks",'24 on rank 0, 12 on rank 1'),
+    'length, find': ("length must be the same on all ranks",'24 on rank 0, 12 on rank 1'),
+    'bs': ('batch size must be the same on all ranks','8 on rank 0, 16 on rank 1')}
+
+@pytest.mark.parametrize('which', bad)
+def test_different_ranks_are_refused(which):
+    for text,kept,n in on_ranks(refused_all, 2, which):
+        assert text.startswith('ValueError') and all(o in text for o in bad[which]), text
+        assert kept and n==0
+
+def test_split_is_refused():
+    for text,kept,_ in on_ranks(refused_all, 2, 'split'): assert text.startswith('ValueError') and "on_oom='split') is for one process" in text and kept
+
+# ScaledLR
+
+def scaled_fit(rank):
+    world = n_processes()
+    learn = quiet_learner(loaders(regression(96), 4), mlp(), cbs=[GradAccum(bs=4*3*world), ScaledLR(8, linear_scaling, warmup_epochs=0)])
+    with learn.distrib_ctx(cpu=True, sync_bn=False):
+        with learn.removed_cbs(learn.grad_accum), learn.added_cbs(GradAccum(bs=4*3*world-1)):
+            with pytest.raises(ValueError, match=f'4 items on each of {world} ranks: take bs={4*2*world} or bs={4*3*world},'): learn.fit(1, 0.01)
+        bs = learn.batch_size
+        learn.fit(1, 0.01)
+    return bs,learn.scaled_lr.factor,learn.scaled_lr.bs,flat(learn).numpy()
+
+@pytest.mark.parametrize('world', [2, 3])
+def test_scaled_lr_reads_the_world(world):
+    "And so does `GradAccum(bs=...)`"
+    for bs,factor,own,params in on_ranks(scaled_fit, world):
+        assert bs==own==4*3*world and factor==4*3*world/8
+        one,_ = in_one(n=96, bs=4, world=world, k=3, epochs=1, lr=0.01*factor, opt='mom')
+        assert_close(params, flat(one).numpy())
+
+# max_bs_find
+
+class Limited(nn.Module):
+    "Runs out of memory with more than `most` items"
+    def __init__(self, model, most): super().__init__(); self.model,self.most,self.seen = model,most,[]
+    def forward(self, x):
+        self.seen.append(len(x))
+        if len(x)>self.most: raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return self.model(x)
+
+def limited(rank, mosts, error):
+    learn = quiet_learner(loaders(regression(96), 4), Limited(mlp(), mosts[rank]), cbs=[GradAccum(2)])
+    before = everything(learn)
+    with learn.distrib_ctx(cpu=True, sync_bn=False): res = learn.max_bs_find()
+    return res,[o for o in changes(before, everything(learn)) if o!='cbs']
+
+@pytest.mark.parametrize('mosts', [(50,21), (21,50), (30,17,96)])
+def test_max_bs_find_agrees(mosts):
+    for res,changed in on_ranks(limited, len(mosts), mosts, None):
+        assert res==min(mosts)
+        assert changed==[]
+
+# One shuffle per epoch
+
+class Logged:
+    "Keeps the order in which its items are taken"
+    def __init__(self, n): self.items,self.seen = regression(n),[]
+    def __len__(self): return len(self.items)
+    def __getitem__(self, i):
+        self.seen.append(i)
+        return self.items[i]
+
+def taken(rank, n, seed):
+    items = Logged(n)
+    set_seed(seed+rank) # fastai takes the order of rank 0
+    learn = quiet_learner(loaders(items, 4, valid=regression(2), shuffle=True), mlp(), cbs=[GradAccum(2)])
+    with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(3, 0.05)
+    return np.array(items.seen).reshape(3, -1).tolist()
+
+@pytest.mark.parametrize('world,n', [(2,40), (2,41), (3,40)])
+def test_one_shuffle_per_epoch(world, n):
+    ranks,again,other = (on_ranks(taken, world, n, seed) for seed in (0,0,1))
+    assert ranks==again and ranks!=other
+    orders = [sum((o[e] for o in ranks), []) for e in range(3)]
+    for o in orders:
+        assert sorted(o[:n])==list(range(n))
+        assert o[n:]==o[:len(o)-n] # The padding
+    assert orders[0]!=orders[1]!=orders[2]!=orders[0]
+
+# Processes without a common training
+
+def apart(rank):
+    own = fastai.torch_core.maybe_gather
+    learn = quiet_learner(loaders(regression(40+20*rank), 4), mlp(), cbs=[GradAccum(2+rank), NoiseScale(), ScaledLR(4, warmup_epochs=0)])
+    learn.fit(2, 0.05)
+    assert '_with_events' not in vars(learn) and fastai.torch_core.maybe_gather is own
+    plan = quiet_learner(loaders(regression(96), 4), mlp()).bs_find(0.05, show_plot=False) if rank else None
+    return flat(learn).numpy(),trains_together(learn),len(learn.noise_scale.df),plan is not None,learn.scaled_lr.bs,list(learn.recorder.values[-1])
+
+def test_processes_apart():
+    "Each trains as if alone, with another number of batches and of micro-batches; its losses are its own"
+    for r,(params,said,n,_,bs,row) in enumerate(results(start(apart, 2, linger=False))):
+        learn = quiet_learner(loaders(regression(40+20*r), 4), mlp(), cbs=[GradAccum(2+r), NoiseScale(), ScaledLR(4, warmup_epochs=0)])
+        learn.fit(2, 0.05)
+        assert np.array_equal(params, flat(learn).numpy()) and not said and n==len(learn.noise_scale.df) and bs==4*(2+r)
+        assert row==list(learn.recorder.values[-1])
+
+# Small functions
+
+def small(rank):
+    t = torch.arange(3, dtype=torch.float64)+10*rank
+    res = dict(n=n_processes(), rank=rank, sums={op: over_ranks(t, op).tolist() for op in ('sum','max','min')}, kept=t.tolist(),
+               dtypes=[over_ranks(torch.ones(2, dtype=o)).dtype==o for o in (torch.float32,torch.float64,torch.long)],
+               shape=tuple(over_ranks(torch.tensor(1.)).shape))
+    res['any'] = any_rank(False),any_rank(rank==1),any_rank(True)
+    texts = []
+    res['texts'] = texts
+    learn = quiet_learner(loaders(regression(20), 4), mlp())
+    for check in (lambda: {'x': rank}, lambda: None):
+        try: alike(learn, check) # Trains alone: nothing is compared
+        except Exception as e: texts.append(str(e))
+    learn.to_distributed(sync_bn=False, cpu=True)
+    for check in (lambda: {'x': 1, 'y': rank}, lambda: {'x': 1}, lambda: None):
+        try: alike(learn, check)
+        except Exception as e: texts.append(f'{type(e).__name__}: {e}')
+    dl = DistributedDL(loaders(regression(21), 4).train)
+    with fastai_on_ranks():
+        res['share'] = [len(x) for x,_ in dl]
+        res['gathered'] = [fastai.torch_core.maybe_gather(o+rank).tolist() for o in (torch.tensor(1.),torch.ones(2))]
+    with alone(learn): res['alone'] = trains_together(learn)
+    return res
+
+def test_small_functions():
+    for r,o in enumerate(on_ranks(small, 2)):
+        assert o['n']==2 and o['rank']==r and o['kept']==[10*r,10*r+1,10*r+2]
+        assert o['sums']=={'sum': [10,12,14], 'max': [10,11,12], 'min': [0,1,2]}
+        assert all(o['dtypes']) and o['shape']==() and o['any']==(False,True,True)
+        assert len(o['texts'])==1 and o['texts'][0].startswith('ValueError: y must be the same on all ranks, but is 0 on rank 0, 1 on rank 1')
+        assert o['share']==[4,4,3] and o['alone'] is False
+        assert o['gathered']==[1.5,[1,1,2,2]] # The mean of what has no dimension
+
+def own_again(rank):
+    "What is fastai's own before a fit with our callback, in it, after it, and in a fit without"
+    import fastai.torch_core
+    def now(): return fastai.torch_core.maybe_gather,DistributedDL._broadcast
+    own,seen = now(),[]
+    class Look(Callback):
+        def after_batch(self): seen.append([a is b for a,b in zip(now(), own)])
+    learn,texts = quiet_learner(loaders(regression(16), 4), mlp(), cbs=Look()),[]
+    for cbs in (GradAccum(2),[GradAccum(2),Fail('after_batch', 2, (0,1), here=rank)],()):
+        try:
+            with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05, cbs=cbs)
+        except Exception as e: texts.append(str(e))
+        assert now()==own
+    return seen,texts
+
+def test_a_fit_without_our_callbacks_is_fastais_own():
+    "On CPU ranks with its own error"
+    for seen,(mine,fastais) in on_ranks(own_again, 2):
+        assert seen and not any(a or b for a,b in seen) and mine=="'mine'" and 'NVIDIA' in fastais
+
+# DataParallel
+
+def test_data_parallel():
+    "One process; on the CPU it passes through, with two GPUs or more it is for real"
+    device = 'cuda' if torch.cuda.device_count()>1 else 'cpu'
+    def learner():
+        learn = quiet_learner(loaders(regression(50), 8), mlp().to(device), cbs=[GradAccum(3),NoiseScale()])
+        learn.dls.device = device
+        return learn
+    one,more = learner(),learner().to_parallel()
+    for learn in (one,more): learn.fit(2, 0.05)
+    assert not isinstance(more.model, nn.DataParallel)
+    torch.testing.assert_close(flat(more), flat(one), rtol=0 if device=='cpu' else 1e-9, atol=0 if device=='cpu' else 1e-12)
+    np.testing.assert_allclose(more.noise_scale.df.noise_scale, one.noise_scale.df.noise_scale, rtol=1e-9)
+    assert more.max_bs_find(max_bs=20)==20
+    assert more.bs_find(0.05, show_plot=False).bs_now==24
