@@ -117,7 +117,7 @@ def test_a_plan_on_weighted_items():
 def test_a_plan_on_a_part_in_each_epoch():
     dls = DataLoaders(PartialDL(items, partial_n=96, bs=8, num_workers=0), DataLoader(items[:8], bs=8), device='cpu')
     plan = quiet_learner(dls, mlp(dtype=torch.float32)).bs_find(0.01, num_it=40, n_batch=4, show_plot=False)
-    assert plan.n_train==96
+    assert plan.today.n_train==96
 
 class Ready:
     "Batches that were made beforehand"
@@ -132,7 +132,7 @@ def test_ready_made_batches():
     "Items are counted, not batches; a plan cannot be carried out, as no rate can be scaled where the loader does not say its batch size"
     learn = ready_learner()
     plan = learn.bs_find(0.01, num_it=300, n_batch=4, show_plot=False)
-    assert plan.n_train==200 and plan.micro_bs==8 and [m for m,*_ in plan.times]==[8]
+    assert plan.today.n_train==200 and plan.micro_bs==8 and [m for m,*_ in plan.device.times]==[8]
     assert 'No other micro-batch could be timed (ValueError' in ' '.join(plan.details().split())
     loader = learn.dls.train
     with pytest.raises(ValueError, match='cannot be given batches of 8'): plan.apply(learn)

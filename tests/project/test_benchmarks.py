@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from fastai_bs.plan_text import ended_above
+from fastai_bs.finder.advice import ended_above
 from helpers import cells_of, root
 
 folder = root/'benchmarks'
