@@ -66,7 +66,8 @@ site = 'https://fastai-bs.github.io/fastai_bs'
     (f'[`GradAccum`]({site}/accumulate/grad_accum.html#gradaccum)', '{py:obj}`GradAccum <fastai_bs.accumulate.grad_accum.GradAccum>`'),
     (f'[`pooled`]({site}/noise/estimator.html#pooled)', '{py:obj}`pooled <fastai_bs.noise.estimator.pooled>`'),
     (f'[`Pool`]({site}/noise/estimator.html#pool)', '{py:obj}`Pool <fastai_bs.noise.estimator.Pool>`'),
-    ('[`a<b`](../accumulate/06_grad_accum.ipynb)', '<a class="reference internal" href="../accumulate/grad_accum.html"><code class="docutils literal">a&lt;b</code></a>'),
+    ('[`a<b`](../accumulate/06_grad_accum.ipynb)',
+     '<a class="reference internal" href="../accumulate/grad_accum.html"><code class="docutils literal">a&lt;b</code></a>'),
     (f'[[`GradAccum`]({site}/accumulate/grad_accum.html#gradaccum)](guides/accumulation.ipynb)',
      '<a class="reference internal" href="guides/accumulation.html"><code class="docutils literal">GradAccum</code></a>'),
     ('[text](../docs/matrix.md#a)', '[text](matrix.md#a)'), ('[text](../../docs/matrix.md#a)', '[text](../matrix.md#a)'),
@@ -93,17 +94,17 @@ def test_outputs_in_plain_text():
     assert pages.page_text(nb)=='```python\ndraw()\n```\n\n*Picture: What x is*\n\n```\na\nb\n```\n\n```\nc\n```\n'
 
 def test_the_notebook_opens_in_colab_and_its_source_on_github():
-    links = re.findall('href="([^"]+)"', pages.page_links('nbs/guides/choose.ipynb', 'choose'))
+    links = re.findall('href="([^"]+)"', pages.page_links('nbs/guides/choose.ipynb', 'guides/choose'))
     repo = 'fastai-bs/fastai_bs'
     assert links==[f'https://colab.research.google.com/github/{repo}/blob/main/nbs/guides/choose.ipynb',f'https://github.com/{repo}/edit/main/nbs/guides/choose.ipynb',
                    'choose.html.md']
     assert 'colab' not in pages.page_links('docs/which.md', 'which')
     line = f'pip install git+https://github.com/{repo}'
-    assert line in pages.page_links('nbs/schedule/02_scaled_lr.ipynb', 'lr') and line not in pages.page_links('nbs/guides/choose.ipynb', 'choose')
+    assert line in pages.page_links('nbs/schedule/02_scaled_lr.ipynb', 'lr') and line not in pages.page_links('nbs/guides/choose.ipynb', 'guides/choose')
 
 def test_what_may_be_looked_for():
     "Each leads to a page that there is; that the search finds it is for the browser to say"
-    names = {pages.page_name(p) for p in notebooks}
+    names = {pages.page_name(p.name) for p in notebooks}
     assert {o.removesuffix('.html') for o in pages.look_for.values()} <= names
     assert all((root/o).exists() for o in pages.written.values())
 
