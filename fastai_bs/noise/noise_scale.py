@@ -122,8 +122,8 @@ class NoiseScale(ScopedCallback):
 
     def close_window(self):
         "A window of `GradAccum` is full, and its mean is in `.grad`"
-        self.add(self.source.close())
-        self.source.n_steps += 1
+        try: self.add(self.source.close())
+        finally: self.source.n_steps += 1 # Where memory ran out meanwhile the window is run again, and not measured again
 
     # Each measurement joins the others
 

@@ -187,12 +187,12 @@ def plan(loss_func, items, count=None, lr=0.01, model=None):
 @pytest.mark.parametrize('nm', ['info_nce','of_a_callback','tokens','wrong_count','counted_pairs'])
 def test_a_plan_names_it(nm, lr, short):
     res = plan(*bad[nm], lr=lr)
-    assert res.pairs and 'looks at pairs of items in the batch, or its `count` is wrong' in res.advice and res.to_dict()['pairs']
+    assert res.verdict=='pairs' and 'looks at pairs of items in the batch, or its `count` is wrong' in res.advice and res.to_dict()['measured']['pairs']
 
 @pytest.mark.parametrize('nm', ['per_item','counted','flat','drawn'])
 def test_a_plan_has_nothing_to_name(nm, short):
     res = plan(*{**good,**mute}[nm])
-    assert not res.pairs and 'pairs' not in res.advice
+    assert not res.measured.pairs and 'pairs' not in res.advice
 
 # The words on `count=`
 

@@ -152,7 +152,7 @@ def on_device(monkeypatch):
     "As on a GPU: what depends on values is left a tensor"
     kept = []
     def _at_hand(n): kept.append(n); return precise(n) if isinstance(n, torch.Tensor) else float(n)
-    for mod in ('losses','window','norms'): monkeypatch.setattr(f'fastai_bs.{mod}.at_hand', _at_hand)
+    for mod in ('accumulate.losses','accumulate.window','noise.norms'): monkeypatch.setattr(f'fastai_bs.{mod}.at_hand', _at_hand)
     return kept
 
 def trained(cbs, weight=None):

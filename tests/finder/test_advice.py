@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from fastai_bs.finder.advice import cautions, good_to_know, headline, numbers_text, plan_words, step_time_text, why
 from fastai_bs.finder.plan import RateTrial
-from helpers import plan_of, plans, secs
+from plans import plan_of, plans, secs
 
 inf = math.inf
 tight = dict(noise_scale=100., ci=(90.,110.)) # With the usual step times 128 items are the fastest

@@ -173,7 +173,8 @@ def test_a_loss_that_sums():
     for o in ('mean','sum'):
         set_seed(0)
         plans.append(find(learner(loss_func=nn.MSELoss(reduction=o)), 1e-30, num_it=100))
-    assert plans[0].measured.cool.noise_scale==pytest.approx(plans[1].measured.cool.noise_scale) and plans[0].measured.cool.ci==pytest.approx(plans[1].measured.cool.ci)
+    cools = [plan.measured.cool for plan in plans]
+    assert cools[0].noise_scale==pytest.approx(cools[1].noise_scale) and cools[0].ci==pytest.approx(cools[1].ci)
 
 class Overflowing(ScaledLoss):
     "As float16 would above 512"

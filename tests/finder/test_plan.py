@@ -14,7 +14,7 @@ from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.finder.plan import RateTrial
 from fastai_bs.schedule.rules import no_scaling
 from fastai_bs.finder.steps import balanced_bs, examples_needed, steps_needed, whole_epochs
-from helpers import plan_of, plans, readings, secs, window_rows
+from plans import plan_of, plans, readings, secs, window_rows
 
 inf,nan = math.inf,math.nan
 def approx(v): return pytest.approx(v, rel=1e-12, abs=0, nan_ok=True)

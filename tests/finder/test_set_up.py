@@ -20,7 +20,8 @@ from fastai_bs.learner.optimizer import divides_by_size
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.rules import no_scaling, sqrt_scaling
-from helpers import changes, exported, flat, loaders, mlp, momentum_sgd, picture, plan_of, quiet_learner, random_states, readings, regression
+from helpers import changes, exported, flat, loaders, mlp, momentum_sgd, picture, quiet_learner, random_states, regression
+from plans import plan_of, readings
 
 f32 = torch.float32
 

@@ -17,7 +17,8 @@ from fastai_bs.finder.plan import Device
 from fastai_bs.schedule.rules import linear_scaling
 from fastai_bs.finder.short_cycle import BriefCycle, factor_that_holds, loss_after
 from fastai_bs.utils.text import num
-from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, secs, set_seed
+from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, set_seed
+from plans import secs
 
 pytestmark = pytest.mark.usefixtures('short')
 

@@ -26,7 +26,7 @@ from fastai.text.data import LMDataLoader, SortedDL
 from fastai.torch_core import find_bs
 
 from fastai_bs.finder import bs_find as finder # noqa: F401 (`finder` patches `bs_find` into `Learner`)
-from fastai_bs.memory import max_bs # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs.memory import group_norm, max_bs # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.memory import report as memory # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.learner import mock # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.finder import timing # noqa: F401 (`finder` patches `bs_find` into `Learner`)
@@ -1160,7 +1160,7 @@ def test_at_most_so_many_groups():
         for groups in (1,2,3,7,16,32,100):
             for bn,least in ((nn.BatchNorm2d,2),(nn.BatchNorm1d,16)):
                 if n<4: continue
-                got = memory._groups_for(bn(n), groups, '')
+                got = group_norm._groups_for(bn(n), groups, '')
                 assert got==max(g for g in range(1, groups+1) if n%g==0 and (n//g>=least or g==1))
     assert bn_to_gn(nn.Sequential(nn.BatchNorm2d(12)), groups=4)[0].num_groups==4 and bn_to_gn(nn.BatchNorm2d(12), groups=np.int64(1)).num_groups==1
 

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pandas as pd
 from fastai_bs.verify.result import BatchVerification
-from helpers import plan_of
+from plans import plan_of
 
 nan = math.nan
 

@@ -19,7 +19,7 @@ from fastai_bs.verify.advice import more_runs, rates_beyond, sizes_beyond
 from fastai_bs.verify.advice import advice, headline
 from fastai_bs.verify.advice import details, exponents, rule_text, verified_html, verified_text
 from helpers import each_of
-from helpers import plan_of
+from plans import plan_of
 from trials import trial, valley
 
 inf,nan = math.inf,math.nan

@@ -376,7 +376,7 @@ def test_exported_without_our_callbacks_it_is_loaded_where_the_package_is_not(tm
     quiet(partial(Learner.fit, n_epoch=2, lr=0.05), learn)
     learn.x_of = learn.dls.valid.one_batch()
     bare(learn).export('it.pkl')
-    path = os.pathsep.join([str(root/'tests'),str(root)]) # `helpers`, and our modules are within reach
+    path = os.pathsep.join([str(root/'tests/support'),str(root)]) # `helpers`, and our modules are within reach
     res = subprocess.run([sys.executable, '-c', alone], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': path}, capture_output=True, text=True)
     assert res.returncode==0, res.stderr
     assert eval(res.stdout)==quiet(lambda o: o.get_preds(dl=[o.x_of])[0].flatten().tolist(), learn)

@@ -24,7 +24,8 @@ from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.finder.plan import RateTrial
 from fastai_bs.schedule.rules import adascale_gain, linear_scaling, no_scaling, sqrt_scaling
 from fastai_bs.schedule.scaled_lr import rates
-from helpers import mlp, plans, quiet_learner, regression
+from helpers import mlp, quiet_learner, regression
+from plans import plans
 from oracle import item_grads
 
 f64,inf,nan = torch.float64,math.inf,math.nan

@@ -569,7 +569,7 @@ def test_a_seed_on_ranks():
 
 def too_high_on_ranks(rank, lr):
     learn = find_learner(n=200, bs=4)
-    with learn.distrib_ctx(cpu=True, sync_bn=False): return learn.bs_find(lr, max_bs=4, show_plot=False, num_it=200).loss_rose
+    with learn.distrib_ctx(cpu=True, sync_bn=False): return learn.bs_find(lr, max_bs=4, show_plot=False, num_it=200).measured.loss_rose
 
 @pytest.mark.parametrize('lr,res', [(2.,True), (1e-6,False)])
 def test_a_rate_that_is_too_high_is_told_on_all_ranks(lr, res): assert on_ranks(too_high_on_ranks, 2, lr)==[res,res]
