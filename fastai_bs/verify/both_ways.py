@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/both_ways.html.md"""
 __all__ = ['part_of', 'HeldDraws', 'in_double', 'Run', 'marks_of', 'sample', 'train_norms', 'trained_params', 'run', 'PlainLoop',
            'fresh', 'weights_in', 'put_together', 'first_items', 'items_in_windows', 'Micros', 'windows_of']
 
-# %% ../../nbs/verify/07_both_ways.ipynb #0f80312c
+# %% ../../nbs/verify/07_both_ways.ipynb #ac439609
 import math, warnings, torch
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ from ..accumulate.losses import plain
 from ..accumulate.gradients import all_params
 from ..accumulate.grad_accum import GradAccum
 
-# %% ../../nbs/verify/07_both_ways.ipynb #dcfe960d
+# %% ../../nbs/verify/07_both_ways.ipynb #dff2d97b
 _in_place = {'bernoulli_','uniform_','normal_','random_','exponential_','geometric_','cauchy_','log_normal_'}
 _new = {'bernoulli','rand','randn','randint','rand_like','randn_like','randint_like','randperm','normal','poisson','multinomial','binomial',
         '_standard_gamma','_sample_dirichlet'}
@@ -56,9 +56,9 @@ def part_of(
     return t.narrow(d, per*sum(sizes[:i]), shape[d])
 
 def _drops(func, args):
-    "Does an operation with random numbers within its kernel draw any? Attention has `dropout_p`, which may be 0"
+    "Does an operation draw random numbers within its kernel? Attention and LSTMs on a GPU say with what probability"
     p = [v for a,v in zip(func._schema.arguments, args) if a.name in ('dropout_p','dropout')]
-    return not p or p[0]>0
+    return p[0]>0 if p else torch.Tag.nondeterministic_seeded in func.tags
 
 class HeldDraws(TorchDispatchMode):
     "A block in which a batch, `begin()`, draws its random numbers, and each of its parts, `begin(i)`, gets those of its items"
@@ -93,7 +93,7 @@ class HeldDraws(TorchDispatchMode):
             return x*keep/max(1-p, 1e-12),keep.bool()
         if nm in _in_place: return args[0].copy_(self._dealt(nm, func(*args, **kwargs)))
         if nm in _new: return self._dealt(nm, self._drawn(nm, func, args, kwargs))
-        if self.on and torch.Tag.nondeterministic_seeded in func.tags and _drops(func, args): self.held = False
+        if self.on and _drops(func, args): self.held = False
         return func(*args, **kwargs)
 
     def _drawn(self, nm, func, args, kwargs):
@@ -116,7 +116,7 @@ class HeldDraws(TorchDispatchMode):
         is_cut = nm=='randperm' and mine.shape!=self.taken[self.k-1].shape
         return mine-sum(self.sizes[:self.part]) if is_cut else mine.clone()
 
-# %% ../../nbs/verify/07_both_ways.ipynb #8bf77f61
+# %% ../../nbs/verify/07_both_ways.ipynb #8505a181
 def _float_tensors(learn):
     "Parameters, buffers and other tensors that modules and the loss keep"
     losses = [learn.loss_func,getattr(learn.loss_func, 'func', None)] # fastai's losses keep torch's in `func`
@@ -149,7 +149,7 @@ def _copied(b, double):
         return t.double() if double and t.is_floating_point() and t.dtype!=torch.float64 else t.clone()
     return apply(_f, b)
 
-# %% ../../nbs/verify/07_both_ways.ipynb #b41c6b4b
+# %% ../../nbs/verify/07_both_ways.ipynb #d5554ad1
 @dataclass
 class Run:
     "What a run has shown"
@@ -270,7 +270,7 @@ def run(
         draws.end()
     return take.seen
 
-# %% ../../nbs/verify/07_both_ways.ipynb #69ed5474
+# %% ../../nbs/verify/07_both_ways.ipynb #6292f7bf
 class PlainLoop(Callback):
     """What a loop by hand does: `(loss/n_acc).backward()` for each micro-batch, and a step after every `n_acc` of them and at the end of the epoch
 
@@ -298,7 +298,7 @@ def fresh(
     if isinstance(how, GradAccum): return _AnyLoss(k, count=how.count, fix_bn=how.fix_bn)
     return type(how)(how.n_acc*share if isinstance(how, GradientAccumulation) else how.n_acc)
 
-# %% ../../nbs/verify/07_both_ways.ipynb #e06dfd83
+# %% ../../nbs/verify/07_both_ways.ipynb #63cc94f6
 def weights_in(
     each:list, # A sample of the gradient of each micro-batch
     whole:Tensor, # The same of the large batch
@@ -308,7 +308,7 @@ def weights_in(
     w = torch.linalg.lstsq(a, whole[:,None], driver='gelsd').solution[:,0]
     return w.tolist(),((a@w-whole).norm()/whole.norm()).item()
 
-# %% ../../nbs/verify/07_both_ways.ipynb #cdc01eda
+# %% ../../nbs/verify/07_both_ways.ipynb #97f1c204
 def put_together(
     parts:list, # Batches: tensors, nested in tuples, lists and dicts
     sizes:list, # Items of each
@@ -333,7 +333,7 @@ def first_items(
     "The first `n` items of `b`"
     return rows_of(b, find_bs(b), slice(0, n), 'check_accum', 'give it a loader of batches that can be cut')
 
-# %% ../../nbs/verify/07_both_ways.ipynb #282d9ae7
+# %% ../../nbs/verify/07_both_ways.ipynb #beb39daf
 def items_in_windows(
     how, # A `GradAccum`, fastai's `GradientAccumulation` or a `PlainLoop`
     n_acc:int, # Micro-batches in its windows; of `GradientAccumulation` items
@@ -352,7 +352,7 @@ def items_in_windows(
     whole,end = windows[0],next((w for w in windows if last!=m and last in w), windows[-1] if not isinstance(how, GradientAccumulation) else windows[0])
     return {'a whole window': whole} if end==whole else {'a whole window': whole, "the epoch's last window": end}
 
-# %% ../../nbs/verify/07_both_ways.ipynb #7daabc23
+# %% ../../nbs/verify/07_both_ways.ipynb #67bc6f12
 @dataclass
 class Micros:
     "The micro-batches of a window"

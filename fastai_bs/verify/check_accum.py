@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/check_accum.html.md"""
 # %% auto #0
 __all__ = ['bounds', 'Reason', 'AccumCheck', 'errors_of', 'Compared', 'BothWays', 'what_accumulates']
 
-# %% ../../nbs/verify/08_check_accum.ipynb #89a5cb0f
+# %% ../../nbs/verify/08_check_accum.ipynb #85ca6368
 import math, textwrap, torch
 from dataclasses import dataclass, field
 from html import escape
@@ -27,7 +27,7 @@ from ..schedule.batch_schedule import BatchSchedule
 from fastai_bs.verify.both_ways import (HeldDraws, PlainLoop, fresh, put_together, run, sample, train_norms, trained_params, weights_in,
     windows_of)
 
-# %% ../../nbs/verify/08_check_accum.ipynb #18b8e61d
+# %% ../../nbs/verify/08_check_accum.ipynb #e90373d2
 _words = dict(
     batchnorm="BatchNorm in train mode ({layers}) normalises each micro-batch by its own items: the gradient is off by {error} for it, and by {rest} in "
         "eval mode. bn_to_gn(learn.model) puts GroupNorm in its place, which is exact (tabular models go without by "
@@ -101,7 +101,7 @@ class AccumCheck:
         table = self.table.to_html(border=0, float_format='{:.3g}'.format, max_rows=20)
         return f"{res}<details><summary>Parameter by parameter, the worst first</summary>{table}</details>"
 
-# %% ../../nbs/verify/08_check_accum.ipynb #b73ec1a5
+# %% ../../nbs/verify/08_check_accum.ipynb #580728bd
 bounds = {torch.float64: 1e-6, torch.float32: 1e-4} # Relative error of the gradient up to which it is the same; half precision has 0.05
 
 def _over(a, b):
@@ -136,9 +136,12 @@ class Compared:
     "Both ways, under the same conditions"
     error:float # Of the gradient
     table:pd.DataFrame # By parameter
-    off:float # By how much predictions differ; `error` where they cannot be compared
+    off:float # By how much predictions differ, relative; `None` where they cannot be compared
     whole:dict # Gradient of the large batch, by parameter
     draws:HeldDraws # Random numbers of the large batch
+
+    @property
+    def of_model(self)->float: return self.error if self.off is None else self.off # Error that may be the model's
 
 class BothWays:
     "Runs windows of a learner both ways, and finds out why they differ"
@@ -177,8 +180,7 @@ class BothWays:
                                                  "cancels them")
         error,table = errors_of(parts.grads, whole.grads, self.learn.model)
         if math.isnan(error): raise ValueError("The gradient of these batches is not finite, so it cannot be compared: check the data and the loss")
-        off = _marks_differ(whole.marks[0], parts.marks)
-        return Compared(error, table, error if off is None else off, whole.grads, draws)
+        return Compared(error, table, _marks_differ(whole.marks[0], parts.marks), whole.grads, draws)
 
     def first(self, micros)->Compared:
         "In double precision, or where the learner does not run in it, in its own"
@@ -195,9 +197,9 @@ class BothWays:
         "What can be blamed, by one more comparison for each suspect"
         reasons,double,norms_off = [],not self.failure,False
         norms = {nm: m for nm,m in self.learn.model.named_modules() if m in train_norms(self.learn.model)}
-        if base.error>self.bound and base.off>self.bound and norms:
+        if base.error>self.bound and base.of_model>self.bound and norms:
             cured = self.compare(micros, double=double, norms_off=True)
-            if cured.off<base.off/2:
+            if cured.of_model<base.of_model/2:
                 reasons.append(Reason('batchnorm', dict(layers=', '.join(f'`{nm}`' for nm in norms), error=base.error, rest=cured.error)))
                 base,norms_off = cured,True
         exact = self.how if isinstance(self.how, GradAccum) else callback_of(self.learn, GradAccum) or GradAccum()
@@ -224,7 +226,7 @@ class BothWays:
         "The reason that is left where accumulating is exact for a mean, and BatchNorm is in eval mode"
         if not base.draws.held: return Reason('random', dict(error=base.error))
         # What moves predictions may move gradients more: near a stationary point, as after `spectral_norm`'s power iterations, by the square root
-        if base.off>min(self.bound, base.error**2):
+        if base.off is not None and base.off>min(self.bound, base.error**2):
             return Reason('layer', dict(error=base.error, parameter=base.table.index[0], layer=base.table.layer.iloc[0]))
         try: refuse_loss(self.learn.loss_func)
         except ValueError as e: return Reason('loss', dict(message=str(e)))
@@ -242,7 +244,7 @@ class BothWays:
         try: return self.compare(micros, double=False).error
         except ValueError: return math.nan # Not finite in half precision
 
-# %% ../../nbs/verify/08_check_accum.ipynb #c67d8e10
+# %% ../../nbs/verify/08_check_accum.ipynb #72b7a5ae
 def _called(how, n):
     "What accumulates, as one would write it"
     count = ', count=...' if isinstance(how, GradAccum) and how.count else ''
