@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/both_ways.html.md"""
 __all__ = ['part_of', 'HeldDraws', 'in_double', 'Run', 'marks_of', 'sample', 'train_norms', 'trained_params', 'run', 'PlainLoop',
            'fresh', 'weights_in', 'put_together', 'first_items', 'items_in_windows', 'Micros', 'windows_of']
 
-# %% ../../nbs/verify/07_both_ways.ipynb #ac439609
+# %% ../../nbs/verify/07_both_ways.ipynb #aace552a
 import math, warnings, torch
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ from ..accumulate.losses import plain
 from ..accumulate.gradients import all_params
 from ..accumulate.grad_accum import GradAccum
 
-# %% ../../nbs/verify/07_both_ways.ipynb #dff2d97b
+# %% ../../nbs/verify/07_both_ways.ipynb #fc7ea882
 _in_place = {'bernoulli_','uniform_','normal_','random_','exponential_','geometric_','cauchy_','log_normal_'}
 _new = {'bernoulli','rand','randn','randint','rand_like','randn_like','randint_like','randperm','normal','poisson','multinomial','binomial',
         '_standard_gamma','_sample_dirichlet'}
@@ -116,7 +116,7 @@ class HeldDraws(TorchDispatchMode):
         is_cut = nm=='randperm' and mine.shape!=self.taken[self.k-1].shape
         return mine-sum(self.sizes[:self.part]) if is_cut else mine.clone()
 
-# %% ../../nbs/verify/07_both_ways.ipynb #8505a181
+# %% ../../nbs/verify/07_both_ways.ipynb #2ce2b225
 def _float_tensors(learn):
     "Parameters, buffers and other tensors that modules and the loss keep"
     losses = [learn.loss_func,getattr(learn.loss_func, 'func', None)] # fastai's losses keep torch's in `func`
@@ -149,7 +149,7 @@ def _copied(b, double):
         return t.double() if double and t.is_floating_point() and t.dtype!=torch.float64 else t.clone()
     return apply(_f, b)
 
-# %% ../../nbs/verify/07_both_ways.ipynb #d5554ad1
+# %% ../../nbs/verify/07_both_ways.ipynb #19dc2235
 @dataclass
 class Run:
     "What a run has shown"
@@ -181,9 +181,9 @@ def _grad(p):
 
 def train_norms(
     model, # Model of a learner
-)->list: # BatchNorm layers
-    "BatchNorm layers that normalise by the batch, where the model is in train mode"
-    return [m for m in model.modules() if isinstance(m, _BatchNorm)]
+)->list: # Names
+    "BatchNorm layers, which normalise by the batch in train mode"
+    return [nm for nm,m in model.named_modules() if isinstance(m, _BatchNorm)]
 
 def _reset(model):
     "Empty the hidden state of an RNN, as fastai's `ModelResetter` does it"
@@ -202,7 +202,7 @@ class _Begin(Callback):
         self.point = restart_point()
         _reset(self.model)
         if self.norms_off:
-            for m in train_norms(self.model): m.eval()
+            for nm in train_norms(self.model): self.model.get_submodule(nm).eval()
         for m in self.model.modules():
             if isinstance(m, WeightDropout) and m.weight_p==0: m.training = False # Else its weights become parameters, which nobody can reset
         self.draws.begin(None if self.whole else self.iter)
@@ -270,7 +270,7 @@ def run(
         draws.end()
     return take.seen
 
-# %% ../../nbs/verify/07_both_ways.ipynb #6292f7bf
+# %% ../../nbs/verify/07_both_ways.ipynb #71917e0d
 class PlainLoop(Callback):
     """What a loop by hand does: `(loss/n_acc).backward()` for each micro-batch, and a step after every `n_acc` of them and at the end of the epoch
 
@@ -298,7 +298,7 @@ def fresh(
     if isinstance(how, GradAccum): return _AnyLoss(k, count=how.count, fix_bn=how.fix_bn)
     return type(how)(how.n_acc*share if isinstance(how, GradientAccumulation) else how.n_acc)
 
-# %% ../../nbs/verify/07_both_ways.ipynb #63cc94f6
+# %% ../../nbs/verify/07_both_ways.ipynb #c1127520
 def weights_in(
     each:list, # A sample of the gradient of each micro-batch
     whole:Tensor, # The same of the large batch
@@ -308,7 +308,7 @@ def weights_in(
     w = torch.linalg.lstsq(a, whole[:,None], driver='gelsd').solution[:,0]
     return w.tolist(),((a@w-whole).norm()/whole.norm()).item()
 
-# %% ../../nbs/verify/07_both_ways.ipynb #97f1c204
+# %% ../../nbs/verify/07_both_ways.ipynb #fa504328
 def put_together(
     parts:list, # Batches: tensors, nested in tuples, lists and dicts
     sizes:list, # Items of each
@@ -333,7 +333,7 @@ def first_items(
     "The first `n` items of `b`"
     return rows_of(b, find_bs(b), slice(0, n), 'check_accum', 'give it a loader of batches that can be cut')
 
-# %% ../../nbs/verify/07_both_ways.ipynb #beb39daf
+# %% ../../nbs/verify/07_both_ways.ipynb #c547dcf3
 def items_in_windows(
     how, # A `GradAccum`, fastai's `GradientAccumulation` or a `PlainLoop`
     n_acc:int, # Micro-batches in its windows; of `GradientAccumulation` items
@@ -352,7 +352,7 @@ def items_in_windows(
     whole,end = windows[0],next((w for w in windows if last!=m and last in w), windows[-1] if not isinstance(how, GradientAccumulation) else windows[0])
     return {'a whole window': whole} if end==whole else {'a whole window': whole, "the epoch's last window": end}
 
-# %% ../../nbs/verify/07_both_ways.ipynb #67bc6f12
+# %% ../../nbs/verify/07_both_ways.ipynb #77ed42a3
 @dataclass
 class Micros:
     "The micro-batches of a window"
@@ -382,9 +382,9 @@ def _n_iter(learn):
     return n
 
 def _last_items(learn, m, n_iter):
-    "In the epoch's last micro-batch; `m` where it cannot be told"
+    "Items in the epoch's last micro-batch; `m` where it cannot be known"
     n = n_items(learn.dls.train)
-    if trains_together(learn) or not math.isfinite(n) or n_iter!=math.ceil(n/m): return m # None of its own, or who knows
+    if trains_together(learn) or not math.isfinite(n) or n_iter!=math.ceil(n/m): return m
     return n%m or m
 
 _uncut = 'give it a loader of batches that go together, or can be cut'

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/check_accum.html.md"""
 # %% auto #0
 __all__ = ['bounds', 'Reason', 'AccumCheck', 'errors_of', 'Compared', 'BothWays', 'what_accumulates']
 
-# %% ../../nbs/verify/08_check_accum.ipynb #85ca6368
+# %% ../../nbs/verify/08_check_accum.ipynb #73f408e7
 import math, textwrap, torch
 from dataclasses import dataclass, field
 from html import escape
@@ -27,9 +27,9 @@ from ..schedule.batch_schedule import BatchSchedule
 from fastai_bs.verify.both_ways import (HeldDraws, PlainLoop, fresh, put_together, run, sample, train_norms, trained_params, weights_in,
     windows_of)
 
-# %% ../../nbs/verify/08_check_accum.ipynb #e90373d2
+# %% ../../nbs/verify/08_check_accum.ipynb #4a596153
 _words = dict(
-    batchnorm="BatchNorm in train mode ({layers}) normalises each micro-batch by its own items: the gradient is off by {error} for it, and by {rest} in "
+    batchnorm="BatchNorm in train mode ({n_layers} from `{layer}` on) normalises each micro-batch by its own items: the gradient is off by {error} for it, and by {rest} in "
         "eval mode. bn_to_gn(learn.model) puts GroupNorm in its place, which is exact (tabular models go without by "
         "config=tabular_config(use_bn=False, bn_cont=False)); `fix_bn` of GradAccum keeps the pace of the running statistics, not the gradient. "
         "Or take micro-batches as large as fit in memory.",
@@ -101,7 +101,7 @@ class AccumCheck:
         table = self.table.to_html(border=0, float_format='{:.3g}'.format, max_rows=20)
         return f"{res}<details><summary>Parameter by parameter, the worst first</summary>{table}</details>"
 
-# %% ../../nbs/verify/08_check_accum.ipynb #580728bd
+# %% ../../nbs/verify/08_check_accum.ipynb #dd832bff
 bounds = {torch.float64: 1e-6, torch.float32: 1e-4} # Relative error of the gradient up to which it is the same; half precision has 0.05
 
 def _over(a, b):
@@ -196,11 +196,11 @@ class BothWays:
     def why(self, micros, base:Compared)->list: # `Reason`s
         "What can be blamed, by one more comparison for each suspect"
         reasons,double,norms_off = [],not self.failure,False
-        norms = {nm: m for nm,m in self.learn.model.named_modules() if m in train_norms(self.learn.model)}
+        norms = train_norms(self.learn.model)
         if base.error>self.bound and base.of_model>self.bound and norms:
             cured = self.compare(micros, double=double, norms_off=True)
             if cured.of_model<base.of_model/2:
-                reasons.append(Reason('batchnorm', dict(layers=', '.join(f'`{nm}`' for nm in norms), error=base.error, rest=cured.error)))
+                reasons.append(Reason('batchnorm', dict(n_layers=counted(len(norms), 'layer'), layer=norms[0], error=base.error, rest=cured.error)))
                 base,norms_off = cured,True
         exact = self.how if isinstance(self.how, GradAccum) else callback_of(self.learn, GradAccum) or GradAccum()
         if base.error>self.bound and exact is not self.how:
@@ -244,7 +244,7 @@ class BothWays:
         try: return self.compare(micros, double=False).error
         except ValueError: return math.nan # Not finite in half precision
 
-# %% ../../nbs/verify/08_check_accum.ipynb #72b7a5ae
+# %% ../../nbs/verify/08_check_accum.ipynb #71a06096
 def _called(how, n):
     "What accumulates, as one would write it"
     count = ', count=...' if isinstance(how, GradAccum) and how.count else ''
