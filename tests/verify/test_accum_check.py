@@ -8,7 +8,6 @@ import warnings
 from functools import cache
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,7 +29,6 @@ from fastai.tabular.model import TabularModel, tabular_config
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 from fastai.torch_core import TensorImage
-from fastai.vision.models.unet import DynamicUnet
 from fastai_bs.verify.check_accum import errors_of
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.verify.both_ways import HeldDraws, PlainLoop, in_double, items_in_windows, part_of, put_together, run, weights_in
@@ -326,10 +324,6 @@ def test_ways_to_ask(n_acc):
     res = learner(conv()).check_accum(n_acc)
     assert res.how=='GradAccum(4)' and res.items in (32,6) and '4 x 8 items' in list(res.errors)[0]
 
-def test_a_subclass_and_its_settings():
-    class Mine(GradAccum): pass
-    assert learner(mlp(dtype=f32), kept, over_kept).check_accum(Mine(4, count=own_counts)).error<1e-13
-
 # Windows
 
 @pytest.mark.parametrize('how,n,n_iter,last,windows', [(GradAccum(),4,9,6,[[8]*4,[6]]), (GradAccum(),4,8,8,[[8]*4]), (GradAccum(),4,8,6,[[8]*4,[8,8,8,6]]),
@@ -452,14 +446,6 @@ def test_reasons_in_single_precision():
 
 def unsaid_one(pred, targ): return F.cross_entropy(pred, targ, reduction='sum')
 
-def test_half_precision_without_double():
-    class Half(SingleOnly):
-        def forward(self, x):
-            if x.dtype!=torch.bfloat16: raise RuntimeError('no')
-            return self.b(self.a(x.flatten(1)))
-    res = learner(Half().bfloat16(), [(x.bfloat16(),y) for x,y in images], nn.CrossEntropyLoss()).check_accum(4)
-    assert res.precision=='half' and res.same and 1e-4<res.error<0.05
-
 def test_an_error_of_the_model_is_its_own():
     "Raised again in the model's own precision, it passes on"
     class Broken(nn.Module):
@@ -533,14 +519,6 @@ def test_memory_back():
         res = learn.check_accum(4)
         assert n_tensors()<=before and res.error>0
 
-def test_hooks_of_a_unet_are_put_back():
-    body = nn.Sequential(nn.Sequential(nn.Conv2d(3,4,3,padding=1), nn.ReLU()), nn.Sequential(nn.Conv2d(4,8,3,stride=2,padding=1), nn.ReLU()))
-    items = [(torch.rand(3,8,8, generator=g),torch.randint(0, 2, (8,8), generator=g)) for _ in range(20)]
-    learn = learner(bn_to_gn(DynamicUnet(body, 2, (8,8))), items, CrossEntropyLossFlat(axis=1), bs=4)
-    was = picture(learn)
-    assert learn.check_accum(2).error<1e-12
-    assert changes(was, picture(learn))==[]
-
 # Nothing has happened
 
 def trained(check, cbs=()):
@@ -559,8 +537,7 @@ def untouched(): return trained(None)
 def test_the_training_that_follows_is_the_same(n_acc):
     assert changes(untouched(), trained(lambda learn: learn.check_accum(n_acc)))==[]
 
-events = ['before_fit','before_epoch','before_train','before_batch','after_pred','after_loss','before_backward','after_backward','before_step',
-          'after_cancel_batch','after_batch','after_cancel_fit','after_fit']
+events = ['before_fit','before_batch','after_pred','before_backward','before_step','after_cancel_batch','after_cancel_fit','after_fit']
 
 @pytest.mark.parametrize('exc,times', [(KeyboardInterrupt,1),(ValueError,1000)], ids=['interrupt','error'])
 @pytest.mark.parametrize('event', events)
@@ -575,7 +552,7 @@ def test_after_an_exception_in_any_event(event, exc, times):
         learn.remove_cb(cb)
     assert changes(untouched(), trained(check))==[]
 
-@pytest.mark.parametrize('times', [1,2,5,9,12])
+@pytest.mark.parametrize('times', [1,5,12])
 def test_ctrl_c_in_the_model(times):
     "Wherever in the check that is, also while reasons are looked for"
     def check(learn):
@@ -615,11 +592,6 @@ def test_no_warning_and_no_word(capsys):
         for nm in ('info_nce','tokens','label_smoothing'): other[nm][0]().check_accum(4)
     assert capsys.readouterr().out==''
 
-def test_what_it_says_is_the_same_each_time():
-    learn = learner(conv(nn.BatchNorm2d, 0.3))
-    a,b = learn.check_accum(4),learn.check_accum(4)
-    assert repr(a)==repr(b) and a.table.equals(b.table)
-
 # Bad input
 
 def no_parameter():
@@ -634,7 +606,6 @@ def of(train): return DataLoaders(train, DataLoader(images, bs=4))
 
 bad = {'n_acc: one': (lambda: learner(dense()), 1, ValueError, 'at least 2 micro-batches, got 1: a single micro-batch'),
     'n_acc: none': (lambda: learner(dense()), 0, ValueError, 'at least 2 micro-batches, got 0'),
-    'n_acc: negative': (lambda: learner(dense()), -4, ValueError, 'at least 2 micro-batches'),
     'n_acc: part': (lambda: learner(dense()), 2.5, TypeError, "a whole number of micro-batches, or what accumulates them.* got 2.5"),
     'n_acc: bool': (lambda: learner(dense()), True, TypeError, 'got True'), 'n_acc: text': (lambda: learner(dense()), 'loop', TypeError, "got 'loop'"),
     'n_acc: another callback': (lambda: learner(dense()), MixUp(), TypeError, 'got MixUp'),
@@ -671,11 +642,6 @@ def test_part_of(shape, part):
     per = shape[d]//6
     parts = [part_of(t, tuple(n*per if i==d else s for i,s in enumerate(shape)), [3,2,1], k) for k,n in enumerate([3,2,1])]
     assert torch.equal(torch.cat(parts, d), t)
-
-def test_part_of_what_is_not_of_items():
-    t = torch.ones(7,6)
-    assert part_of(t, (7,6), [4,2], 0) is t
-    for shape in ((3,4),(7,3),(42,),(7,6,1)): assert part_of(t, shape, [4,2], 0) is None
 
 def test_draws_that_are_missing_are_told():
     with HeldDraws([2,2]) as draws:
@@ -734,8 +700,3 @@ def _on_rank(rank):
     with torch.no_grad(): learn.model[0].weight.add_(rank) # Each has its own error
     with learn.distrib_ctx(in_notebook=False) if hasattr(learn, 'distrib_ctx') else warnings.catch_warnings(): res = learn.check_accum(4)
     return res.error,keys(res),list(res.table.index)
-
-def test_table_is_a_frame():
-    res = learner(conv(nn.BatchNorm2d)).check_accum(2)
-    assert isinstance(res.table, pd.DataFrame) and list(res.table.columns)==['layer','error','own']
-    assert set(res.table.index)=={n for n,_ in conv(nn.BatchNorm2d).named_parameters()}
