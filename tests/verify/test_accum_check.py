@@ -415,24 +415,9 @@ class SingleOnly(nn.Module):
         if x.dtype!=f32: raise RuntimeError('no')
         return self.b(self.norm(self.a(x.flatten(1))))
 
-class Fixed(nn.Parameter):
-    "Keeps its precision"
-    @property
-    def data(self): return super().data
-    @data.setter
-    def data(self, v):
-        if v.dtype==torch.float64: raise RuntimeError('no double here')
-        torch.Tensor.data.__set__(self, v)
-
-def fixed():
-    model = dense()
-    model[1].weight = Fixed(model[1].weight.detach())
-    return model
-
-@pytest.mark.parametrize('make', [SingleOnly,fixed], ids=['forward','copy'])
-def test_a_model_without_double_precision(make):
+def test_a_model_without_double_precision():
     "In its own, said with the rounding that it has"
-    learn = learner(make())
+    learn = learner(SingleOnly())
     was = picture(learn)
     res = learn.check_accum(4)
     assert changes(was, picture(learn))==[] and torch.get_default_dtype()==f32
@@ -462,7 +447,7 @@ def test_in_double_puts_all_back():
         assert learn.model.scale.dtype==learn.loss_func.weight.dtype==learn.model.a.weight.dtype==torch.get_default_dtype()==torch.float64
     assert changes(was, picture(learn))==[]
 
-@pytest.mark.parametrize('seed', range(4))
+@pytest.mark.parametrize('seed', range(2))
 def test_a_layer_that_barely_moves_is_not_the_loss(seed):
     "After its power iterations a spectral norm moves predictions by the square of what it does to gradients: to the bound they are the same"
     torch.manual_seed(seed)
@@ -585,12 +570,6 @@ def test_clipping_hides_nothing():
 def test_what_accumulates_is_not_blamed_for_the_loss(how):
     res = learner(mlp(dtype=f32), reals[:64], info_nce).check_accum(how)
     assert keys(res)==['pairs']
-
-def test_no_warning_and_no_word(capsys):
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        for nm in ('info_nce','tokens','label_smoothing'): other[nm][0]().check_accum(4)
-    assert capsys.readouterr().out==''
 
 # Bad input
 
