@@ -29,8 +29,8 @@ from fastai_bs.verify.both_ways import (HeldDraws, PlainLoop, fresh, put_togethe
 
 # %% ../../nbs/verify/08_check_accum.ipynb #4a596153
 _words = dict(
-    batchnorm="BatchNorm in train mode ({n_layers} from `{layer}` on) normalises each micro-batch by its own items: the gradient is off by {error} for it, and by {rest} in "
-        "eval mode. bn_to_gn(learn.model) puts GroupNorm in its place, which is exact (tabular models go without by "
+    batchnorm="BatchNorm in train mode ({n_layers} from `{layer}` on) normalises each micro-batch by its own items: the gradient is off by {error} "
+        "for it, and by {rest} in eval mode. bn_to_gn(learn.model) puts GroupNorm in its place, which is exact (tabular models go without by "
         "config=tabular_config(use_bn=False, bn_cont=False)); `fix_bn` of GradAccum keeps the pace of the running statistics, not the gradient. "
         "Or take micro-batches as large as fit in memory.",
     random="Dropout, or whatever else draws random numbers, could not be held alike in both ways: the gradient is off by {error}. There is nothing to do: "
