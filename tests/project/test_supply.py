@@ -52,8 +52,7 @@ def test_what_is_imported():
 @pytest.mark.parametrize('nm', trees)
 def test_nothing_from_outside(nm):
     "No network, no other program, no file that is read: what a learner is loaded from stays fastai's business. Ranks of one training exchange objects"
-    # A function of its own words, which it then shows; whether a console is PyCharm's
-    our_own = {'verify/both_ways.py': ['eval'], 'learner/mock.py': ['os.environ']}
+    our_own = {'learner/mock.py': ['os.environ']} # Whether a console is PyCharm's
     assert [o for o in named(trees[nm], reads) if not o.endswith('.eval')]==our_own.get(nm, [])
 
 def test_harm_is_seen():

@@ -4,13 +4,10 @@ import gc
 import math
 import os
 import random
-import re
 import warnings
-from functools import cache, partial
-from types import SimpleNamespace
+from functools import cache
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,31 +17,25 @@ from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset, Ten
 import fastai.callback.fp16 # noqa: F401 (patches `to_fp16` into `Learner`)
 import fastai.distributed # noqa: F401 (patches `distrib_ctx` into `Learner`)
 from fastai.callback.core import Callback, CancelBatchException
-from fastai.callback.mixup import CutMix, MixUp
-from fastai.callback.progress import CSVLogger
+from fastai.callback.mixup import MixUp
 from fastai.callback.rnn import rnn_cbs
-from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
+from fastai.callback.tracker import SaveModelCallback
 from fastai.callback.training import GradientAccumulation, GradientClip
-from fastai.collab import EmbeddingDotBias
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
-from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat, LabelSmoothingCrossEntropyFlat
+from fastai.losses import CrossEntropyLossFlat, LabelSmoothingCrossEntropyFlat
 from fastai.optimizer import SGD
 from fastai.tabular.model import TabularModel, tabular_config
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
-from fastai.torch_core import TensorImage, find_bs
-from fastai.vision.models.unet import DynamicUnet
-from fastai_bs.verify import check_accum as accum_check # noqa: F401 (patches `check_accum` into `Learner`)
+from fastai.torch_core import TensorImage
+from fastai_bs.verify.check_accum import errors_of
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.verify.both_ways import Given, PlainLoop, apart, counter_of, countings, in_double, of_precision, per_item, run, weights_in
-from fastai_bs.verify.draws import HeldDraws, part_of
+from fastai_bs.verify.both_ways import HeldDraws, PlainLoop, in_double, items_in_windows, part_of, put_together, run, weights_in
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.memory.group_norm import bn_to_gn
-from fastai_bs.verify.both_ways import items_in_windows, put_together, windows_of
 from fastai_bs.noise.noise_scale import NoiseScale
-from fastai_bs.verify.why_not import BothWays, errors_of, scaling_of
-from helpers import RaiseAt, ScaledLoss, changes, flat, left_behind, loaders, mlp, picture, quiet_learner, regression, token_model, tokens
+from helpers import RaiseAt, changes, flat, left_behind, loaders, mlp, picture, quiet_learner, regression, token_model, tokens
 
 f32 = torch.float32
 g = torch.Generator().manual_seed(0)
@@ -144,52 +135,25 @@ def with_loss_params():
     loss = WeightedLoss()
     return learner(dense(), loss_func=loss, splitter=lambda m: [list(m.parameters()),list(loss.parameters())])
 
-def frozen():
-    learn = learner(conv())
-    learn.model[0].requires_grad_(False)
-    return learn
-
 def own_counts(learn): return (learn.y!=0).sum()
 
 def over_kept(pred, targ): return (F.mse_loss(pred, targ, reduction='none')*(targ!=0)).sum()/(targ!=0).sum()
 
-one_hot = [(x,F.one_hot(torch.tensor(y), 3).float()) for x,y in images]
 class_weights = torch.tensor([1.,5.,2.])
 
-same = dict(group_norm=lambda: learner(conv()), layer_norm=lambda: learner(dense(nn.LayerNorm(8))), instance_norm=lambda: learner(conv(nn.InstanceNorm2d)),
-    bn_in_eval=lambda: learner(conv(nn.BatchNorm2d), cbs=Frozen()), awd_lstm=lambda: learner(lm(), ids, cbs=rnn_cbs()),
-    awd_lstm_drops=lambda: learner(lm(1.), ids, cbs=rnn_cbs(2.,1.)), awd_lstm_alone=lambda: learner(lm(), ids, lambda p,y: CrossEntropyLossFlat()(p[0], y)),
-    table=lambda: learner(table(), rows, n_inp=2), table_drops=lambda: learner(table(ps=[0.2,0.1]), rows, n_inp=2),
-    collab=lambda: learner(EmbeddingDotBias(4,9,9,y_range=(0,5)), [(x,x.sum()/4) for x,_,_ in rows], nn.MSELoss()),
-    dropout=lambda: learner(conv(p=0.5)), dropout_2d=lambda: learner(nn.Sequential(nn.Conv2d(3,8,3), nn.Dropout2d(), nn.Flatten(), nn.Linear(128,3))),
-    lstm=lambda: learner(OwnState(), seqs), chance=lambda: learner(Chance()), casts=lambda: learner(Casts()),
-    attention=lambda: learner(nn.Sequential(nn.TransformerEncoderLayer(4,2,8,batch_first=True), nn.Flatten(), nn.Linear(24,3)),
-        [(torch.randn(6,4, generator=g),i%3) for i in range(70)]),
-    mixup=lambda: learner(conv(), cbs=MixUp()), mixup_reals=lambda: learner(mlp(dtype=f32), reals, nn.MSELoss(), cbs=MixUp()),
-    cutmix=lambda: learner(conv(), cbs=CutMix()), fp16=lambda: learner(conv()).to_fp16(), bf16=lambda: learner(conv()).to_bf16(),
+same = dict(group_norm=lambda: learner(conv()), bn_in_eval=lambda: learner(conv(nn.BatchNorm2d), cbs=Frozen()),
+    awd_lstm=lambda: learner(lm(), ids, cbs=rnn_cbs()), awd_lstm_drops=lambda: learner(lm(1.), ids, cbs=rnn_cbs(2.,1.)),
+    table_drops=lambda: learner(table(ps=[0.2,0.1]), rows, n_inp=2), lstm=lambda: learner(OwnState(), seqs), chance=lambda: learner(Chance()),
+    casts=lambda: learner(Casts()), mixup=lambda: learner(conv(), cbs=MixUp()), fp16=lambda: learner(conv()).to_fp16(), named=named,
     half=lambda: learner(dense().bfloat16(), [(x.bfloat16(),y) for x,y in images], nn.CrossEntropyLoss()),
-    loss_scale=lambda: learner(conv(), cbs=ScaledLoss(init_scale=256.)), double=lambda: learner(mlp(), regression(70), nn.MSELoss()), named=named,
-    sparse=lambda: learner(Sparse(), [(x[:5],y[0]%3) for x,y in ids], opt_func=SGD),
+    double=lambda: learner(mlp(), regression(70), nn.MSELoss()), sparse=lambda: learner(Sparse(), [(x[:5],y[0]%3) for x,y in ids], opt_func=SGD),
     tied=lambda: learner(token_model(), tokens(70, 0.3), nn.CrossEntropyLoss()),
     class_weights=lambda: learner(conv(), loss_func=CrossEntropyLossFlat(weight=class_weights)),
-    weights_in_a_closure=lambda: learner(dense(), loss_func=(lambda w: lambda p,y: F.cross_entropy(p, y, weight=w, reduction='sum')/len(y))(torch.ones(3))),
-    weights_in_a_partial=lambda: learner(dense(), loss_func=partial(F.cross_entropy, weight=torch.tensor([1.,5.,2.]))),
-    weights_in_a_global=lambda: learner(Global(), loss_func=of_global_weights), weights_in_an_object=lambda: learner(dense(), loss_func=Weighted()),
-    pos_weight=lambda: learner(dense(), one_hot, BCEWithLogitsLossFlat(pos_weight=class_weights)),
-    summed=lambda: learner(mlp(dtype=f32), reals, nn.MSELoss(reduction='sum')), frozen=frozen, with_loss_params=with_loss_params,
+    weights_in_an_object=lambda: learner(dense(), loss_func=Weighted()),
+    summed=lambda: learner(mlp(dtype=f32), reals, nn.MSELoss(reduction='sum')), with_loss_params=with_loss_params,
     counted=lambda: learner(mlp(dtype=f32), kept, over_kept, cbs=GradAccum(2, count=own_counts)),
-    clipped=lambda: learner(conv(), cbs=[GradientClip(0.01),NoiseScale(),ScaledLR(8),GradAccum(8)]),
-    trackers=lambda: learner(conv(), cbs=[EarlyStoppingCallback(),SaveModelCallback(),CSVLogger()]),
-    scripted=lambda: learner(torch.jit.script(dense(nn.Dropout(0.3)))), checked_out=lambda: learner(conv(), [(TensorImage(x),y) for x,y in images]))
-
-a_kernel = torch.eye(8)
-def of_global_weights(pred, targ): return F.cross_entropy(pred, targ, weight=class_weights, reduction='none').sum()/len(targ)
-class Global(nn.Module):
-    "With a tensor that is nobody's"
-    def __init__(self):
-        super().__init__()
-        self.a,self.b = nn.Linear(108,8),nn.Linear(8,3)
-    def forward(self, x): return self.b(F.linear(self.a(x.flatten(1)), a_kernel))
+    callbacks=lambda: learner(conv(), cbs=[GradientClip(0.01),NoiseScale(),ScaledLR(8),GradAccum(8),SaveModelCallback()]),
+    scripted=lambda: learner(torch.jit.script(dense(nn.Dropout(0.3)))))
 
 class Weighted:
     "A loss of no known class"
@@ -210,16 +174,14 @@ def test_the_same(nm):
     was = picture(learn)
     res = learn.check_accum(4)
     assert changes(was, picture(learn))==[] and os.listdir()==[]
-    assert class_weights.dtype==a_kernel.dtype==f32
-    assert res.error<1e-13 and res.same and res.reasons==[] and res.precision=='double'
+    assert class_weights.dtype==f32
+    assert res.error<1e-13 and res.same and res.verdict=='same' and res.reasons==[] and res.precision=='double'
     assert len(res.errors)==2 and '4 x 8 items' in list(res.errors)[0] and '6 items' in list(res.errors)[1]
     assert res.table.error.is_monotonic_decreasing
     assert math.isclose((res.table.error**2).sum()**0.5, res.error, rel_tol=1e-9, abs_tol=1e-300)
-    assert repr(res).startswith('The same: relative error ') and 'The same' in res._repr_html_()
-    if nm in ('double','tied'): assert math.isnan(res.rounding) and 'rounding' not in repr(res)
-    else: assert 0<res.rounding<(0.05 if nm=='half' else 1e-5) and 'rounding makes it' in repr(res)
-    assert ('dealt out alike' in repr(res))==(nm in ('awd_lstm_drops','table_drops','dropout','dropout_2d','lstm','chance','attention','mixup','mixup_reals',
-                                                     'cutmix','scripted'))
+    assert 'The same' in repr(res) and 'The same' in res._repr_html_()
+    if nm in ('double','tied'): assert math.isnan(res.rounding)
+    else: assert 0<res.rounding<(0.05 if nm=='half' else 1e-5)
 
 def test_of_what_the_gradient_is_taken():
     "Against a large batch by hand, and against itself with an error that is put in"
@@ -229,9 +191,9 @@ def test_of_what_the_gradient_is_taken():
     model = copy.deepcopy(learn.model).double()
     F.cross_entropy(model(x.double()), y).backward()
     draws = HeldDraws([8]*4)
-    seen = run(learn, [(x,y)], Given(), draws)
+    seen = run(learn, [(x,y)], draws)
     for nm,p in model.named_parameters(): torch.testing.assert_close(seen.grads[nm], p.grad, rtol=1e-12, atol=1e-15)
-    parts = run(learn, batches, Given(), draws, GradAccum(4))
+    parts = run(learn, batches, draws, GradAccum(4))
     parts.grads['1.bias'] += 0.5*seen.grads['1.bias'].norm()/8**0.5
     error,df = errors_of(parts.grads, seen.grads, learn.model)
     total = sum(o.square().sum() for o in seen.grads.values())**0.5
@@ -245,9 +207,6 @@ def correlation(pred, targ):
     a,b = pred-pred.mean(0),targ-targ.mean(0)
     return 1-(a*b).sum()/(a.norm()*b.norm())
 def unsaid_sum(pred, targ): return F.mse_loss(pred, targ, reduction='sum')
-def no_sum(pred, targ): return F.mse_loss(pred, targ)
-no_sum.reduction = 'sum'
-def strange(pred, targ): return (((pred-targ)**2).sum(-1)*(targ[:,0]>0.3)).sum()/(targ[:,0]>0.3).sum()
 def of_tokens(pred, targ): return F.cross_entropy(pred, targ, ignore_index=-100)
 
 class Centred(nn.Module):
@@ -262,15 +221,6 @@ class Moving(nn.Module):
         self.n += 1
         return x*(1+self.n/10)
 
-class OverBatch(nn.Module):
-    "Divides by a standard deviation over the batch between two layers"
-    def __init__(self):
-        super().__init__()
-        self.a,self.b = nn.Linear(108,8),nn.Linear(8,3)
-    def forward(self, x):
-        x = self.a(x.flatten(1))
-        return self.b(x/x.std(0))
-
 class Shifted(nn.Module):
     "Cannot be dealt out: one number more than there are items"
     def __init__(self):
@@ -282,58 +232,34 @@ def own_loss():
     items = [(x,y.clamp(min=0),(y!=-100).float(),y) for x,y in tokens(70, 0.3)]
     return learner(OwnLoss(), items, lambda out,y: out['loss'], n_inp=3)
 
-bn = 'BatchNorm in train mode'
-other = dict(batch_norm=(lambda: learner(conv(nn.BatchNorm2d)), [bn], ['`1`','bn_to_gn(learn.model)','fix_bn']),
-    table=(lambda: learner(table(True, [0.2,0.1]), rows, n_inp=2), [bn], ['bn_cont=False']),
-    without_statistics=(lambda: learner(conv(lambda c: nn.BatchNorm2d(c, track_running_stats=False))), [bn], ['bn_to_gn']),
-    bn_and_dropout=(lambda: learner(conv(nn.BatchNorm2d, 0.4)), [bn], ['dealt out alike']),
-    bn_and_count=(lambda: learner(nn.Sequential(nn.Linear(5,6), nn.BatchNorm1d(6), nn.Linear(6,2)), kept, over_kept),
-        [bn,'The loss averages over something else'], ['(learn.y!=0).sum()']),
-    bn_and_unheld=(lambda: learner(nn.Sequential(Shifted(), nn.BatchNorm1d(3))), [bn,'Dropout, or whatever else'], ['nothing to do']),
-    unheld=(lambda: learner(Shifted()), ['Dropout, or whatever else'], ['with nothing dropped']),
-    in_a_kernel=(lambda: learner(dense(nn.RReLU(0.1,0.9))), ['Dropout, or whatever else'], ['in RReLU `2`']),
-    own_layer=(lambda: learner(dense(Centred())), ['Centred `2` looks at other items'], ['by itself']),
-    own_model=(lambda: learner(OverBatch()), ['OverBatch, the model itself, looks at other items'], []),
-    own_state=(lambda: learner(dense(Moving())), ['Moving `2` changes from one'], ['once in a step']),
-    info_nce=(lambda: learner(mlp(dtype=f32), reals, info_nce), ['The loss looks at pairs'], ['max_bs_find']),
-    correlation=(lambda: learner(mlp(dtype=f32), reals, correlation), ['The loss looks at pairs'], []),
-    tokens=(lambda: learner(token_model(), tokens(70, 0.3), of_tokens), ['The loss averages over something else than the items'],
-        ['count=lambda learn: (learn.y!=-100).sum()']),
-    wrong_count=(lambda: learner(mlp(dtype=f32), kept, over_kept, cbs=GradAccum(2, count=lambda learn: learn.y.numel()+(learn.y>1).sum())),
-        ['The loss averages over something else than what `count` says'], ['count=lambda learn: (learn.y!=0).sum()']),
-    needless_count=(lambda: learner(mlp(dtype=f32), kept, nn.MSELoss(), cbs=GradAccum(2, count=own_counts)), ['`count` is wrong'], ['GradAccum(4)']),
-    items_count=(lambda: learner(mlp(dtype=f32), kept, lambda p,y: F.mse_loss(p, y), cbs=GradAccum(2, count=own_counts)), ['`count` is wrong'], []),
-    own_loss=(own_loss, ['The loss averages over something else'], ['GradAccum(4, count=']),
-    strange=(lambda: learner(mlp(dtype=f32), kept, strange), ['The loss averages over something else'], ['count as']),
-    unsaid_sum=(lambda: learner(mlp(dtype=f32), reals, unsaid_sum), ['The loss is a sum over the items'], ["reduction = 'sum'"]),
-    no_sum=(lambda: learner(mlp(dtype=f32), reals, no_sum), ['The loss has an attribute `reduction`'], ["'mean'"]),
-    label_smoothing=(lambda: learner(conv(), loss_func=LabelSmoothingCrossEntropyFlat(weight=class_weights)), ['LabelSmoothingCrossEntropy with `weight`'],
-        ['nn.CrossEntropyLoss(label_smoothing=']))
+other = dict(batch_norm=(lambda: learner(conv(nn.BatchNorm2d)), ['batchnorm']),
+    bn_and_dropout=(lambda: learner(conv(nn.BatchNorm2d, 0.4)), ['batchnorm']),
+    bn_and_count=(lambda: learner(nn.Sequential(nn.Linear(5,6), nn.BatchNorm1d(6), nn.Linear(6,2)), kept, over_kept), ['batchnorm','count']),
+    unheld=(lambda: learner(Shifted()), ['random']), in_a_kernel=(lambda: learner(dense(nn.RReLU(0.1,0.9))), ['random']),
+    own_layer=(lambda: learner(dense(Centred())), ['layer']), own_state=(lambda: learner(dense(Moving())), ['layer']),
+    info_nce=(lambda: learner(mlp(dtype=f32), reals, info_nce), ['pairs']), correlation=(lambda: learner(mlp(dtype=f32), reals, correlation), ['pairs']),
+    tokens=(lambda: learner(token_model(), tokens(70, 0.3), of_tokens), ['count']),
+    needless_count=(lambda: learner(mlp(dtype=f32), kept, nn.MSELoss(), cbs=GradAccum(2, count=own_counts)), ['count']),
+    own_loss=(own_loss, ['count']), unsaid_sum=(lambda: learner(mlp(dtype=f32), reals, unsaid_sum), ['sum']),
+    label_smoothing=(lambda: learner(conv(), loss_func=LabelSmoothingCrossEntropyFlat(weight=class_weights)), ['loss']))
+
+def keys(res): return [o.key for o in res.reasons]
 
 @pytest.mark.parametrize('nm', other)
 def test_not_the_same(nm):
-    "Each reason is named, with its remedy, and no other; the learner is as it was"
-    make,starts,words = other[nm]
+    "Each reason is named, and no other; the learner is as it was"
+    make,expected = other[nm]
     learn = make()
     was = picture(learn)
     res = learn.check_accum(4)
     assert changes(was, picture(learn))==[]
-    assert res.error>1e-4 and not res.same and len(res.reasons)==len(starts), res.reasons
-    for reason,start in zip(res.reasons, starts): assert reason.startswith(start)
-    for word in words: assert word in ' '.join([*res.reasons,*res.notes])
-    assert repr(res).startswith('Not the same') and math.isnan(res.rounding) and all(o.split('`')[0][:30] in res._repr_html_() for o in res.reasons)
-
-@pytest.mark.parametrize('nm', ['tokens','wrong_count','bn_and_count'])
-def test_the_line_to_paste_works(nm):
-    "As it stands in the answer"
-    make,_,_ = other[nm]
-    line = next(o for o in make().check_accum(4).reasons if 'Paste' in o).partition('Paste ')[2].partition(', and the error')[0]
-    learn = make()
-    if nm=='bn_and_count': learn.model[1] = nn.GroupNorm(2,6)
-    assert learn.check_accum(eval(line, dict(GradAccum=GradAccum, find_bs=find_bs))).error<1e-13
+    assert res.error>1e-4 and not res.same and res.verdict=='different' and keys(res)==expected
+    assert math.isnan(res.rounding) and all(str(o)[:30] in res._repr_html_() for o in res.reasons)
 
 def test_the_remedies_work():
     learn = learner(conv(nn.BatchNorm2d))
+    reason, = learn.check_accum().reasons
+    assert reason.data['rest']<1e-13<1e-3<reason.data['error']
     learn.model = bn_to_gn(learn.model, groups=2)
     assert learn.check_accum().error<1e-13
     def summed(pred, targ): return unsaid_sum(pred, targ)
@@ -348,8 +274,7 @@ def test_fastais_callback_on_a_ragged_loader():
     whole,end = res.errors.values()
     assert whole<1e-13 and end==pytest.approx(38/32-1) and res.error==end
     reason, = res.reasons
-    assert reason.startswith('GradientAccumulation(32) counts items') and 'this window has 38. Its gradient is 1.19 times' in reason
-    assert 'ragged micro-batch of 6' in reason and 'GradAccum(4)' in reason
+    assert reason.key=='divides_by_items' and reason.data['items']==38 and 'GradAccum(4)' in str(reason)
 
 @pytest.mark.parametrize('n,error', [(12,16/12-1),(16,0),(5,8/5-1),(60,64/60-1)])
 def test_fastais_callback_divides_by_what_it_was_asked_for(n, error):
@@ -364,16 +289,16 @@ def test_others_and_what_the_loss_averages_over(how, loss_func, items):
     learn = learner(token_model() if loss_func is of_tokens else mlp(dtype=f32), items, loss_func)
     res = learn.check_accum(how)
     assert not res.same and res.reasons
-    if isinstance(loss_func, nn.Module): assert res.reasons[0].startswith('The loss is a sum, and ') and len(res.reasons)==1
-    else: assert any('count=lambda learn:' in o for o in res.reasons)
+    if isinstance(loss_func, nn.Module): assert keys(res)==['sum_loss']
+    else: assert 'count' in keys(res)
 
 def test_a_plain_loop():
     "All its windows but the last are a mean of alike micro-batches; that one has a single micro-batch, and is divided by 4"
     res = learner(conv()).check_accum(PlainLoop(4))
     whole,end = res.errors.values()
-    assert whole<1e-13 and end==pytest.approx(0.75) and res.reasons[0].startswith('PlainLoop(4) divides each loss by 4')
+    assert whole<1e-13 and end==pytest.approx(0.75) and keys(res)==['divides_by_n']
     res = learner(conv()).check_accum(PlainLoop(3)) # 3 windows, the last with 8, 8 and 6 items
-    assert list(res.errors.values())[0]<1e-13 and 1e-3<res.error<0.5 and 'other weights' in res.reasons[0] and 'ragged' in res.reasons[0]
+    assert list(res.errors.values())[0]<1e-13 and 1e-3<res.error<0.5 and keys(res)==['divides_by_n']
 
 def test_plain_loop_in_a_training():
     "It does what it says: steps of the mean of the losses' gradients"
@@ -392,16 +317,12 @@ def test_plain_loop_in_a_training():
 def test_reasons_of_both_windows():
     "BatchNorm in the whole one, the loop in the last"
     res = learner(conv(nn.BatchNorm2d)).check_accum(PlainLoop(4))
-    assert sorted(o[:9] for o in res.reasons)==['BatchNorm','PlainLoop']
+    assert sorted(keys(res))==['batchnorm','divides_by_n']
 
 @pytest.mark.parametrize('n_acc', [GradAccum(4),GradAccum({0: 1, 2: 4}),GradAccum(lambda epoch: 4),np.int64(4)], ids=['int','dict','function','numpy'])
 def test_ways_to_ask(n_acc):
     res = learner(conv()).check_accum(n_acc)
     assert res.how=='GradAccum(4)' and res.items in (32,6) and '4 x 8 items' in list(res.errors)[0]
-
-def test_a_subclass_and_its_settings():
-    class Mine(GradAccum): pass
-    assert learner(mlp(dtype=f32), kept, over_kept).check_accum(Mine(4, count=own_counts)).error<1e-13
 
 # Windows
 
@@ -430,10 +351,6 @@ def test_a_short_loader_has_smaller_windows():
     res = learner(conv(), images[:20]).check_accum(4)
     assert res.items==20 and list(res.errors)==['a whole window: 2 x 8 + 4 items'] and 'a window has 3, and not 4' in res.notes[0] and res.error<1e-13
 
-def test_without_the_last_batch():
-    dls = DataLoaders(DataLoader(images, bs=8, drop_last=True), DataLoader(images[:4], bs=2))
-    assert len(quiet_learner(dls, conv(), CrossEntropyLossFlat()).check_accum(4).errors)==1
-
 def ragged_tokens(bs=8):
     items = [(torch.randint(1, 12, (int(n),)),i%3) for i,n in enumerate(np.random.default_rng(0).integers(5, 12, 70))]
     def create_batch(b):
@@ -448,11 +365,6 @@ def test_batches_that_do_not_go_together(how):
     res = ragged_tokens().check_accum(how)
     assert res.items==8 and 'a batch in parts: 4 x 2 items' in list(res.errors)[0] and 'do not go together' in res.notes[0]
     assert res.error==pytest.approx(32/30-1 if getattr(how, 'n_acc', 0)==30 else 0, abs=1e-13)
-
-def test_parts_for_batch_norm():
-    "Of two items at least"
-    res = ragged_tokens(4).check_accum(4)
-    assert 'a batch in parts: 2 x 2 items' in list(res.errors)[0]
 
 def test_batches_that_cannot_be_cut():
     "The ragged window is left out, and that is said"
@@ -484,8 +396,7 @@ class Stream(IterableDataset):
     def __len__(self): return 50
 torch_loader = lambda **k: TorchDataLoader(TensorDataset(x, y), 8, **k) # noqa: E731
 streams = dict(torch=lambda: torch_loader(shuffle=True), stream=lambda: DataLoader(Stream(), bs=8),
-    shuffled=lambda: DataLoader(list(zip(x, y)), bs=8, shuffle=True), workers=lambda: torch_loader(shuffle=True, num_workers=1, persistent_workers=True),
-    fastai_workers=lambda: DataLoader(list(zip(x, y)), bs=8, num_workers=1))
+    workers=lambda: torch_loader(shuffle=True, num_workers=1, persistent_workers=True))
 
 @pytest.mark.parametrize('nm', streams)
 def test_loaders(nm):
@@ -493,11 +404,6 @@ def test_loaders(nm):
     was = picture(learn)
     res = learn.check_accum(4)
     assert changes(was, picture(learn))==[] and res.error<1e-13 and 'last window: 2 x 8 + 2 items' in list(res.errors)[1]
-
-def test_without_a_validation_loader():
-    dls = DataLoaders(DataLoader(images, bs=8))
-    for make in (conv,lambda: conv(nn.BatchNorm2d)): quiet_learner(dls, make(), CrossEntropyLossFlat()).check_accum(2)
-    assert quiet_learner(dls, conv(), unsaid_one).check_accum(2).reasons
 
 # Precision
 
@@ -509,66 +415,30 @@ class SingleOnly(nn.Module):
         if x.dtype!=f32: raise RuntimeError('no')
         return self.b(self.norm(self.a(x.flatten(1))))
 
-class Fixed(nn.Parameter):
-    "Keeps its precision"
-    @property
-    def data(self): return super().data
-    @data.setter
-    def data(self, v):
-        if v.dtype==torch.float64: raise RuntimeError('no double here')
-        torch.Tensor.data.__set__(self, v)
-
-def fixed():
-    model = dense()
-    model[1].weight = Fixed(model[1].weight.detach())
-    return model
-
-@pytest.mark.parametrize('make', [SingleOnly,fixed], ids=['forward','copy'])
-def test_a_model_without_double_precision(make):
+def test_a_model_without_double_precision():
     "In its own, said with the rounding that it has"
-    learn = learner(make())
+    learn = learner(SingleOnly())
     was = picture(learn)
     res = learn.check_accum(4)
     assert changes(was, picture(learn))==[] and torch.get_default_dtype()==f32
     assert res.precision=='single' and res.same and 0<res.error==res.rounding<1e-6
-    reason, = res.reasons
-    assert reason.startswith('In double precision this does not run (') and f'makes the error {res.error:.3g}' in reason
-    assert 'in single precision' in ' '.join(repr(res).split())
+    assert keys(res)==['precision']
 
 def test_reasons_in_single_precision():
     res = learner(SingleOnly(norm=True)).check_accum(4)
-    assert not res.same and res.precision=='single' and [o[:9] for o in res.reasons]==['BatchNorm','In double']
-    assert [o[:9] for o in learner(SingleOnly(), loss_func=unsaid_one).check_accum(4).reasons]==['The loss ','In double']
+    assert not res.same and res.precision=='single' and keys(res)==['batchnorm','precision']
+    assert keys(learner(SingleOnly(), loss_func=unsaid_one).check_accum(4))==['sum','precision']
 
 def unsaid_one(pred, targ): return F.cross_entropy(pred, targ, reduction='sum')
 
-def test_half_precision_without_double():
-    class Half(SingleOnly):
-        def forward(self, x):
-            if x.dtype!=torch.bfloat16: raise RuntimeError('no')
-            return self.b(self.a(x.flatten(1)))
-    res = learner(Half().bfloat16(), [(x.bfloat16(),y) for x,y in images], nn.CrossEntropyLoss()).check_accum(4)
-    assert res.precision=='half' and res.same and 1e-4<res.error<0.05
-
 def test_an_error_of_the_model_is_its_own():
-    "Not one of precision: raised, and not tried for long"
+    "Raised again in the model's own precision, it passes on"
     class Broken(nn.Module):
         def __init__(self):
             super().__init__()
             self.lin = nn.Linear(108,3)
         def forward(self, x): raise KeyError('broken')
     with pytest.raises(KeyError, match='broken'): learner(Broken()).check_accum(4)
-
-def test_what_counts_as_a_matter_of_precision():
-    def raised(f):
-        try: f()
-        except Exception as e: return e
-    class In(Callback):
-        def __init__(self, words): self.words = words
-        def before_batch(self): raise ValueError(self.words)
-    assert of_precision(raised(lambda: learner(SingleOnly().double()).fit(1)))
-    assert not of_precision(raised(lambda: learner(dense(), cbs=In('no')).fit(1))) and of_precision(raised(lambda: learner(dense(), cbs=In('dtype')).fit(1)))
-    assert not of_precision(raised(lambda: 1/0))
 
 def test_in_double_puts_all_back():
     learn = learner(Casts(), loss_func=nn.CrossEntropyLoss(weight=class_weights.clone()))
@@ -577,26 +447,13 @@ def test_in_double_puts_all_back():
         assert learn.model.scale.dtype==learn.loss_func.weight.dtype==learn.model.a.weight.dtype==torch.get_default_dtype()==torch.float64
     assert changes(was, picture(learn))==[]
 
-@pytest.mark.parametrize('seed', range(4))
+@pytest.mark.parametrize('seed', range(2))
 def test_a_layer_that_barely_moves_is_not_the_loss(seed):
     "After its power iterations a spectral norm moves predictions by the square of what it does to gradients: to the bound they are the same"
     torch.manual_seed(seed)
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5,4,dtype=f32)), nn.Linear(4,2,dtype=f32))
     res = learner(model, reals, nn.MSELoss()).check_accum(4)
-    assert 1e-9<res.error<1e-4 and not any('loss' in o for o in res.reasons) and bool(res.reasons)==(not res.same)
-
-class SecondPass(Callback):
-    "As of SAM: goes up the gradient, and takes that of the last micro-batch there"
-    run_valid = False
-    def __init__(self, order): self.order = order
-    def before_step(self):
-        for p in self.learn.model.parameters(): p.grad = None
-        self.loss_func(self.model(*self.xb), *self.yb).backward()
-
-def test_what_others_do_before_the_step_was_not_compared():
-    res = learner(dense(), cbs=[SecondPass(GradAccum.order+1), GradientClip(0.1)]).check_accum(4)
-    assert res.same and any('that `before_step` of SecondPass begins with' in o for o in res.notes) and 'SecondPass' in repr(res)
-    assert not any('begins with' in o for o in learner(dense(), cbs=GradientClip(0.1)).check_accum(4).notes)
+    assert 1e-9<res.error<1e-4 and not {'count','pairs','sum'}&{*keys(res)} and bool(res.reasons)==(not res.same)
 
 # Memory
 
@@ -609,9 +466,8 @@ class Small(nn.Module):
         if len(x)>self.most: raise torch.OutOfMemoryError('out of memory')
         return self.lin(x.flatten(1))
 
-@pytest.mark.parametrize('most,how,items', [(32,4,'4 x 8'),(31,4,'4 x 4'),(16,4,'4 x 4'),(9,4,'4 x 2'),(4,4,'4 x 1'),(3,4,'2 x 1'),
-    (16,GradientAccumulation(30),'4 x 4')],
-    ids=range(7))
+@pytest.mark.parametrize('most,how,items', [(32,4,'4 x 8'),(31,4,'4 x 4'),(9,4,'4 x 2'),(3,4,'2 x 1'),(16,GradientAccumulation(30),'4 x 4')],
+    ids=range(5))
 def test_on_parts_where_memory_is_short(most, how, items):
     learn = learner(Small(most), images[:64])
     was = picture(learn)
@@ -648,14 +504,6 @@ def test_memory_back():
         res = learn.check_accum(4)
         assert n_tensors()<=before and res.error>0
 
-def test_hooks_of_a_unet_are_put_back():
-    body = nn.Sequential(nn.Sequential(nn.Conv2d(3,4,3,padding=1), nn.ReLU()), nn.Sequential(nn.Conv2d(4,8,3,stride=2,padding=1), nn.ReLU()))
-    items = [(torch.rand(3,8,8, generator=g),torch.randint(0, 2, (8,8), generator=g)) for _ in range(20)]
-    learn = learner(bn_to_gn(DynamicUnet(body, 2, (8,8))), items, CrossEntropyLossFlat(axis=1), bs=4)
-    was = picture(learn)
-    assert learn.check_accum(2).error<1e-12
-    assert changes(was, picture(learn))==[]
-
 # Nothing has happened
 
 def trained(check, cbs=()):
@@ -674,23 +522,22 @@ def untouched(): return trained(None)
 def test_the_training_that_follows_is_the_same(n_acc):
     assert changes(untouched(), trained(lambda learn: learn.check_accum(n_acc)))==[]
 
-events = ['before_fit','before_epoch','before_train','before_batch','after_pred','after_loss','before_backward','after_backward','before_step',
-          'after_cancel_batch','after_batch','after_cancel_fit','after_fit']
+events = ['before_fit','before_batch','after_pred','before_backward','before_step','after_cancel_batch','after_cancel_fit','after_fit']
 
-@pytest.mark.parametrize('exc', [KeyboardInterrupt,ValueError])
+@pytest.mark.parametrize('exc,times', [(KeyboardInterrupt,1),(ValueError,1000)], ids=['interrupt','error'])
 @pytest.mark.parametrize('event', events)
-def test_after_an_exception_in_any_event(event, exc):
-    "It passes on, though it comes once only; the learner, its folder and what is trained afterwards are as without the check"
+def test_after_an_exception_in_any_event(event, exc, times):
+    "It passes on; the learner, its folder and what is trained afterwards are as without the check"
     def check(learn):
-        cb = RaiseAt(event, exc, times=1)
+        cb = RaiseAt(event, exc, times=times)
         learn.add_cb(cb)
         was = picture(learn)
-        with pytest.raises(exc, match='the one'): learn.check_accum(4)
+        with pytest.raises(exc): learn.check_accum(4)
         assert not [o for o in changes(was, picture(learn)) if "['raised']" not in o] and os.listdir()==[]
         learn.remove_cb(cb)
     assert changes(untouched(), trained(check))==[]
 
-@pytest.mark.parametrize('times', [1,2,5,9,12])
+@pytest.mark.parametrize('times', [1,5,12])
 def test_ctrl_c_in_the_model(times):
     "Wherever in the check that is, also while reasons are looked for"
     def check(learn):
@@ -722,25 +569,7 @@ def test_clipping_hides_nothing():
 @pytest.mark.parametrize('how', [PlainLoop(4),GradientAccumulation(32)], ids=['loop','fastai'])
 def test_what_accumulates_is_not_blamed_for_the_loss(how):
     res = learner(mlp(dtype=f32), reals[:64], info_nce).check_accum(how)
-    assert [o[:24] for o in res.reasons]==['The loss looks at pairs ']
-
-def test_bn_is_exact_in_eval_mode():
-    reason, = learner(conv(nn.BatchNorm2d)).check_accum().reasons
-    assert float(re.search('and by (.*) in eval mode', reason)[1])<1e-13<1e-3<float(re.search('off by (.*) for it', reason)[1])
-
-def test_no_random_number_is_alike_where_it_is_not():
-    for nm in ('unheld','bn_and_unheld'): assert 'dealt out alike' not in repr(other[nm][0]().check_accum())
-
-def test_no_warning_and_no_word(capsys):
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        for nm in ('info_nce','tokens','label_smoothing'): other[nm][0]().check_accum(4)
-    assert capsys.readouterr().out==''
-
-def test_what_it_says_is_the_same_each_time():
-    learn = learner(conv(nn.BatchNorm2d, 0.3))
-    a,b = learn.check_accum(4),learn.check_accum(4)
-    assert repr(a)==repr(b) and a.table.equals(b.table)
+    assert keys(res)==['pairs']
 
 # Bad input
 
@@ -756,7 +585,6 @@ def of(train): return DataLoaders(train, DataLoader(images, bs=4))
 
 bad = {'n_acc: one': (lambda: learner(dense()), 1, ValueError, 'at least 2 micro-batches, got 1: a single micro-batch'),
     'n_acc: none': (lambda: learner(dense()), 0, ValueError, 'at least 2 micro-batches, got 0'),
-    'n_acc: negative': (lambda: learner(dense()), -4, ValueError, 'at least 2 micro-batches'),
     'n_acc: part': (lambda: learner(dense()), 2.5, TypeError, "a whole number of micro-batches, or what accumulates them.* got 2.5"),
     'n_acc: bool': (lambda: learner(dense()), True, TypeError, 'got True'), 'n_acc: text': (lambda: learner(dense()), 'loop', TypeError, "got 'loop'"),
     'n_acc: another callback': (lambda: learner(dense()), MixUp(), TypeError, 'got MixUp'),
@@ -794,11 +622,6 @@ def test_part_of(shape, part):
     parts = [part_of(t, tuple(n*per if i==d else s for i,s in enumerate(shape)), [3,2,1], k) for k,n in enumerate([3,2,1])]
     assert torch.equal(torch.cat(parts, d), t)
 
-def test_part_of_what_is_not_of_items():
-    t = torch.ones(7,6)
-    assert part_of(t, (7,6), [4,2], 0) is t
-    for shape in ((3,4),(7,3),(42,),(7,6,1)): assert part_of(t, shape, [4,2], 0) is None
-
 def test_draws_that_are_missing_are_told():
     with HeldDraws([2,2]) as draws:
         draws.begin()
@@ -820,56 +643,28 @@ def test_native_dropout():
             draws.begin(i)
             assert torch.equal(torch.native_dropout(rows_, 0.5, True)[0], whole.split([4,2])[i])
     assert torch.equal(t.grad, (whole!=0)*2.) and draws.held and (whole==0).any()
-    with HeldDraws([6], off=True) as draws:
-        draws.begin()
-        assert torch.equal(torch.native_dropout(t, 0.5, True)[0], t*2)
 
 @torch.library.custom_op('fastai_bs_test::attention', mutates_args=())
 def attention(q:torch.Tensor, dropout_p:float) -> torch.Tensor: return q*dropout_p
 
-def test_dropout_within_a_kernel():
-    "As attention has it on a GPU: not held, and off where nothing is to be dropped"
-    q = torch.ones(4,2)
-    for p,off,held,out in ((0.5,False,False,0.5),(0.,False,True,0.),(0.5,True,True,0.)):
-        with HeldDraws([2,2], off=off) as draws:
-            draws.begin()
-            assert (attention(q, p)==out).all()
-        assert draws.held==held
+@pytest.mark.parametrize('p,held', [(0.5,False),(0.,True)])
+def test_dropout_within_a_kernel(p, held):
+    "As attention has it on a GPU: not held, unless nothing is dropped"
+    with HeldDraws([2,2]) as draws:
+        draws.begin()
+        attention(torch.ones(4,2), p)
+    assert draws.held==held
 
-def test_per_item_and_apart():
-    a = torch.randn(6,3,2)
-    whole,parts = per_item(dict(a=a, n=torch.arange(6), s='x'), 6),[per_item(dict(a=o, n=torch.arange(len(o)), s='x'), len(o)) for o in a.split([4,2])]
-    assert apart(whole, parts)<1e-15 and apart(whole, parts[::-1])>0.1 and apart([], [[],[]]) is None and apart(whole, parts[:1]) is None
-    assert apart(whole, [parts[0],[]]) is None
-
-def test_countings():
-    codes = countings((torch.ones(2,3),dict(m=torch.ones(2))), ((torch.ones(2),),))
-    assert codes[0]=='find_bs(learn.yb)' and 'learn.y[0].numel()' in codes and "learn.x[1]['m'].sum()" in codes
-    learn = SimpleNamespace(yb=(torch.tensor([0,1,2]),), y=torch.tensor([0,1,2]))
-    assert counter_of('(learn.y!=0).sum()')(learn)==2 and counter_of('find_bs(learn.yb)')(learn)==3
-
-def test_weights_and_scaling():
+def test_weights_in():
     gs = torch.randn(3,40, dtype=torch.float64, generator=g)
     w,left = weights_in(list(gs), (torch.tensor([0.2,0.,0.8], dtype=torch.float64)[:,None]*gs).sum(0))
     np.testing.assert_allclose(w, [0.2,0,0.8], atol=1e-12)
     assert left<1e-12
-    factor,left = scaling_of(dict(a=3*gs[0]), dict(a=gs[0]))
-    assert factor==pytest.approx(3) and left<1e-12 and scaling_of(dict(a=gs[0]), dict(a=gs[1]))[1]>0.5
 
 def test_a_gradient_of_zero():
     zero = dict(a=torch.zeros(3))
     assert errors_of(zero, zero, nn.Module())[0]==0 and errors_of(dict(a=torch.ones(3)), zero, nn.Module())[0]==math.inf
     assert math.isnan(errors_of(dict(a=torch.full((3,), math.nan)), dict(a=torch.ones(3)), nn.Module())[0])
-
-def test_a_second_window_is_another():
-    "What is known of the large batch is of one window and one condition only"
-    learn = learner(conv())
-    ways = BothWays(learn, GradAccum(4), 4)
-    windows,_ = windows_of(learn, GradAccum(4), 4)
-    for w in windows:
-        ways.start(w)
-        assert ways.first().error<1e-13
-        assert ways.compare(Given(norms_off=True)).error<1e-13 and list(ways.known)==[Given(norms_off=True)]
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('ranks')
@@ -877,15 +672,10 @@ def test_on_ranks():
     "The same answer on all: that of the worst"
     from ranks import on_ranks
     a,b = on_ranks(_on_rank, 2)
-    assert a==b and a[0]>1e-3 and 'BatchNorm' in a[1][0]
+    assert a==b and a[0]>1e-3 and a[1]==['batchnorm']
 
 def _on_rank(rank):
     learn = learner(conv(nn.BatchNorm2d))
     with torch.no_grad(): learn.model[0].weight.add_(rank) # Each has its own error
     with learn.distrib_ctx(in_notebook=False) if hasattr(learn, 'distrib_ctx') else warnings.catch_warnings(): res = learn.check_accum(4)
-    return res.error,res.reasons,list(res.table.index)
-
-def test_table_is_a_frame():
-    res = learner(conv(nn.BatchNorm2d)).check_accum(2)
-    assert isinstance(res.table, pd.DataFrame) and list(res.table.columns)==['layer','error','own']
-    assert set(res.table.index)=={n for n,_ in conv(nn.BatchNorm2d).named_parameters()}
+    return res.error,keys(res),list(res.table.index)
