@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/plots.html.md"""
 # %% auto #0
 __all__ = ['plot_sizes', 'plot_curves', 'plot_verification']
 
-# %% ../../nbs/verify/03_plots.ipynb #79655a9b
+# %% ../../nbs/verify/03_plots.ipynb #b7b3df05
 import numpy as np
 import pandas as pd
 import matplotlib.pyplot as plt
@@ -15,44 +15,46 @@ from matplotlib.ticker import LogLocator
 from ..utils.text import factor_text
 from ..utils.plots import legend_below
 
-# %% ../../nbs/verify/03_plots.ipynb #e2f646bc
-def _top(tables):
-    "Where to cut off: above what the longest trainings of several sizes have, but not far"
-    table = next((o for o in reversed(tables) if len(o)>1), None)
-    if table is None: return 0.01
-    most = table['diff'].max()
-    highs = table.high[np.isfinite(table.high)]
-    return min(1., 1.3*max(0.01, most, min(highs.max() if len(highs) else 0., 2*most)))
+# %% ../../nbs/verify/03_plots.ipynb #85ac55ad
+def _limits(table):
+    "From where to where to draw: all differences of the longest trainings with some room, and their intervals as far as these are not much wider"
+    diffs = [0.,*table['diff']]
+    span = max(0.01, max(diffs)-min(diffs))
+    low = min(min(diffs), max(table.low.min(), min(diffs)-span)) if len(table) else 0.
+    high = max(max(diffs), min(table.high.max(), max(diffs)+span)) if len(table) else 0.
+    return low-0.2*span,high+0.3*span
 
 def plot_sizes(
-    lengths, # `(part, table)` of each length as part of the whole, ascending; the tables as of `compared`: `bs`, `factor`, `diff`, `low`, `high`
+    lengths, # `(part, table)` of each length as part of the whole, ascending; each table with `bs`, `factor`, `diff`, `low`, `high`
     *,
     bs_now:int, # Today's batch size in items, drawn as a line
     planned=None, # The plan's batch size in items, drawn as a line
     bs=None, # The batch size in items that was chosen; marked where it is in the last table
     ax=None, # Axes to draw on; by default new ones
 ):
-    "How far above the best each size ends, at each length; returns the axes"
+    "Draw how far above today's size each one ends, at each length; returns the axes"
     ax = plt.subplots(layout='constrained', figsize=(5.5,4.8))[1] if ax is None else ax
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     if planned and planned!=bs_now: ax.axvline(planned, color='grey', ls=':', label=f'planned, {planned}')
-    top = _top([table for _,table in lengths])
-    sizes,labelled = sorted({bs_now,*([planned] if planned else []),*(o for _,table in lengths for o in table.bs)}),{}
+    ax.axhline(0, color='grey', lw=0.5)
+    n,shown = len(lengths),{} # Of each size the factor and the height that are shown
     for i,(part,table) in enumerate(lengths):
-        last,y = i==len(lengths)-1,table['diff'].clip(upper=top)
-        color = plt.cm.Blues(0.9-0.5*(len(lengths)-1-i)/max(1, len(lengths)-1))
-        ax.plot(table.bs, y, 'o-', color=color, lw=2 if last else 1, ms=6 if last else 4, zorder=2.5+last,
-                label='whole length' if part>=1 else f'1/{round(1/part)} of it')
-        ax.plot(table.bs[table['diff']>top], y[table['diff']>top], '^', color=color, ms=9, zorder=4)
-        labelled.update(zip(table.bs, zip(table.factor, y)))
-        if last and len(table)>1 and np.isfinite(table.high).all():
-            ax.fill_between(table.bs, table.low.clip(lower=-top), table.high.clip(upper=2*top), color=color, alpha=0.15, lw=0)
-        if last and bs in table.bs.tolist(): ax.plot(bs, y[table.bs==bs].item(), '*', color='C1', ms=16, zorder=5, label=f'chosen, {bs}')
-    if {f for f,_ in labelled.values()}-{1}:
-        for size,(f,y) in labelled.items():
-            ax.annotate(f'×{factor_text(f)}', (size,y), (0,11), textcoords='offset points', ha='center', fontsize='small', zorder=6)
+        is_last = i==n-1
+        color = plt.cm.Blues(0.9-0.5*(n-1-i)/max(1, n-1))
+        label = 'whole length' if part>=1 else f'1/{round(1/part)} of it'
+        ax.plot(table.bs, table['diff'], 'o-', color=color, lw=1+is_last, ms=4+2*is_last, zorder=2.5+is_last, label=label)
+        shown.update(zip(table.bs, zip(table.factor, table['diff'])))
+        if is_last and np.isfinite(table.high).all(): ax.vlines(table.bs, table.low, table.high, color=color, alpha=0.4, lw=5)
+        if is_last and bs in table.bs.tolist():
+            ax.plot(bs, table['diff'][table.bs==bs].item(), '*', color='C1', ms=16, zorder=5, label=f'chosen, {bs}')
+    bottom,top = _limits(lengths[-1][1]) if lengths else (-0.01,0.01)
+    if {f for f,_ in shown.values()}-{1}:
+        for size,(f,y) in shown.items():
+            at = size,min(y, top-0.15*(top-bottom))
+            ax.annotate(f'×{factor_text(f)}', at, (0,11), textcoords='offset points', ha='center', fontsize='small', zorder=6)
         ax.plot([], [], ' ', label="×: rate that won, over the rule's")
-    ax.set(xscale='log', ylim=(-0.15*top,1.2*top), xlabel='batch size (items)', ylabel='loss above the best of its length', title='Where sizes end')
+    sizes = sorted({bs_now,planned or bs_now,*shown})
+    ax.set(xscale='log', ylim=(bottom,top), xlabel='batch size (items)', ylabel="loss above today's", title='Where sizes end')
     ax.set_xticks(sizes, sizes, rotation=45)
     ax.set_xticks([], minor=True)
     ax.margins(x=0.12)
@@ -60,12 +62,12 @@ def plot_sizes(
     ax.legend(**legend_below)
     return ax
 
-# %% ../../nbs/verify/03_plots.ipynb #516fcc56
+# %% ../../nbs/verify/03_plots.ipynb #b399bd4f
 def _along(curves, bs, factor):
-    "Seconds and loss of a size at a rate: geometric mean over its runs, at each point of the way that all of them have"
+    "Seconds and loss of a size at a rate: geometric mean over its runs"
     df = curves[(curves.bs==bs) & (curves.factor==factor)]
     df = df.assign(n=df.groupby('run').cumcount(), log=np.log(df.loss.where(df.loss>0)))
-    mean = df.groupby('n')[['seconds','log']].agg(lambda o: o.mean(skipna=False)).iloc[:df.groupby('run').size().min() if len(df) else 0]
+    mean = df.groupby('n')[['seconds','log']].mean()
     return mean.seconds,np.exp(mean.log)
 
 def plot_curves(
@@ -74,7 +76,7 @@ def plot_curves(
     bs=None, # The size that was chosen, drawn thicker
     ax=None, # Axes to draw on; by default new ones
 ):
-    "The training loss over time along the longest trainings, a curve for each size; returns the axes"
+    "Draw the training loss over time along the longest trainings, a curve for each size; returns the axes"
     ax = plt.subplots(layout='constrained', figsize=(5,4.8))[1] if ax is None else ax
     whole = curves[curves.part==curves.part.max()]
     for i,(size,factor) in enumerate(best):
@@ -97,9 +99,10 @@ def plot_verification(
     bs=None, # The size that was chosen; `None` where nothing can be told
     ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
 ):
-    "Left `plot_sizes`, right `plot_curves`; returns the axes"
+    "Draw `plot_sizes` on the left and `plot_curves` on the right; returns the axes"
     ax = plt.subplots(1, 2, layout='constrained', figsize=(8.8,4.5))[1] if ax is None else ax
-    left,right = ax if np.size(ax)>1 else (np.ravel(ax)[0],None)
-    plot_sizes(lengths, bs_now=bs_now, planned=planned, bs=bs, ax=left)
-    if right is not None: plot_curves(curves, list(zip(lengths[-1][1].bs, lengths[-1][1].factor)) if lengths else [], bs, right)
+    panels = np.ravel(ax)
+    plot_sizes(lengths, bs_now=bs_now, planned=planned, bs=bs, ax=panels[0])
+    best = list(zip(lengths[-1][1].bs, lengths[-1][1].factor)) if lengths else []
+    if len(panels)>1: plot_curves(curves, best, bs, panels[1])
     return ax
