@@ -17,7 +17,7 @@ from ..utils.text import (counted, difference_text, factor_text, listed, num, pe
 from ..schedule.scaled_lr import scale_lr
 from ..finder.advice import sum_factor
 
-# %% ../../nbs/verify/04_advice.ipynb #076201b3
+# %% ../../nbs/verify/04_advice.ipynb #9e2b7a5e
 headlines = dict(
     use=dict(
         time="Use {bs} (today {now}): in the same time its {loss} ends {gain} lower.",
@@ -28,7 +28,7 @@ headlines = dict(
         items="Stay at {now}: for the same items no faster size ends within 2% of its {loss}.",
         plan="Stay at {now}: as planned no faster size ends within 2% of its {loss}."),
     tied=dict(
-        time="Stay at {now} for now: in the same time {open} cannot be told from it by the {loss}.",
+        time="Stay at {now} for now: in the same time the {loss} with {open} cannot be told from its own.",
         items="Stay at {now} for now: for the same items it is open whether the {loss} with {open} ends within 2% of today's.",
         plan="Stay at {now} for now: as planned it is open whether the {loss} with {open} ends within 2% of today's."),
     unknown=dict(
@@ -169,7 +169,7 @@ def good_to_know(
     if v.spread.dof: yield f"Chance moves the loss of a training by {percent(v.spread.sd)}, as {counted(v.n_runs, 'run')} of each size say."
     yield "A trial is shorter than the training that it stands for, whose best batch size tends to be larger."
 
-# %% ../../nbs/verify/04_advice.ipynb #f3e569f2
+# %% ../../nbs/verify/04_advice.ipynb #c5cc40e6
 def verified_words(
     v, # A `BatchVerification`
     most:int=3, # Cautions
@@ -204,7 +204,7 @@ def sizes_table(
     def _length(part): return 'whole' if part>=1 else f'1/{round(1/part)}'
     df = v.table.assign(bs=v.table.bs.map(_mark), part=v.table.part.map(_length), steps=v.table.steps.round().astype(int))
     df['diff'] = [difference_text(*o) for o in zip(df['diff'], df.low, df.high)]
-    df.loc[v.table.bs==v.bs_now,'diff'] = ''
+    df.loc[(v.table.bs==v.bs_now) | v.table['diff'].isna(),'diff'] = ''
     hidden = ['loss','low','high']
     if (df.n_acc==1).all(): hidden += ['micro_bs','n_acc']
     if df.valid_loss.isna().all(): hidden += ['valid_loss']
