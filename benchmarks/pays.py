@@ -28,7 +28,7 @@ from fastai.data.core import DataLoaders
 from fastai.tabular.core import Categorify, FillMissing, Normalize, TabularPandas
 from fastai.tabular.model import TabularModel, get_emb_sz
 from fastai.torch_core import set_seed
-from fastai_bs.finder.bs_find import bs_find as finder
+from fastai_bs.finder import bs_find as finder
 from fastai_bs.all import * # noqa: F403 bs_find
 from fastai_bs.finder.timing import time_steps as time_steps_of_finder
 
@@ -282,8 +282,9 @@ def plans(name, task, seeds=range(5)):
             learn = todays(task, seed)
             with learn.no_bar(), learn.no_logging(): lr_find = timed(partial(learn.lr_find, show_plot=False))[1]
             low,high = p.bs_range
-            add('plan', task=name, epochs=epochs, bs=p.bs, lr=p.lr, seed=seed, n_seen=p.n_seen, noise_scale=p.noise_scale, low=p.ci[0], high=p.ci[1],
-                n_epoch=p.n_epoch_exact, time_ratio=p.time_ratio, low_bs=low, high_bs=high, find=secs, timing=timing, lr_find=lr_find)
+            add('plan', task=name, epochs=epochs, bs=p.bs, lr=p.scaled_lr, seed=seed, n_seen=p.measured.n_seen, noise_scale=p.noise_scale,
+                low=p.ci[0], high=p.ci[1], n_epoch=p.n_epoch_exact, time_ratio=p.time_ratio, low_bs=low, high_bs=high,
+                find=secs, timing=timing, lr_find=lr_find)
             print(name, epochs, seed, p.bs, p, flush=True)
 
 def follow(name, task, n_steps, seeds=(0,1,2)):
@@ -327,7 +328,7 @@ def verify(name, task, epochs=lengths[-1], seeds=range(3)):
             with patch('time.perf_counter', time.process_time): return learn.bs_verify(lr, n_epoch=epochs/4) # noqa: B023
         (_,before),(v,secs),(_,after) = map(_timed, (_full,_verify,_full))
         full = (before+after)/2
-        add('verify', task=name, epochs=epochs, bs=v.bs, lr=v.plan.lr, seed=seed, plan=v.found.bs, factor=v.factor, sizes=' '.join(map(str, v.table.bs)),
+        add('verify', task=name, epochs=epochs, bs=v.bs, lr=v.plan.scaled_lr, seed=seed, plan=v.found.bs, factor=v.factor, sizes=' '.join(map(str, v.table.bs)),
             told=' '.join(f'{o.bs}:{o.part:g}:{o.loss:.4g}:{o.low:.3f}:{o.high:.3f}' for o in v.table.itertuples()), spread=v.spread.sd, dof=v.spread.dof,
             find=v.found.took, verify=secs, full=full)
         print(name, epochs, seed, v.bs, f'{secs/full:.2f}', flush=True)

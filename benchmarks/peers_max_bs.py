@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
 
 from fastai_bs.all import GradAccum # noqa: F401 (adds `bs_find` and `max_bs_find`)
-from fastai_bs.memory.max_bs import answers
 from frame import TensorLoader, clocked, digits28, in_pairs, middle, standardized
 from peers_accum import trainer_of, versions
 
@@ -58,7 +57,6 @@ def ours(limit, start=None):
     with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-3)
     opt = lambda: str([(sorted(s), [v.tolist() if isinstance(v, torch.Tensor) else v for v in s.values()]) for s in learn.opt.state.values()])
     noted = Noted(learn.model, {'optimizer': opt, 'batch size': lambda: learn.dls.train.bs, 'callbacks': lambda: [*map(str, learn.cbs)]})
-    answers.clear()
     taken[:] = 0,0
     with learn.no_bar(): res = learn.max_bs_find(start=start)
     return res,*taken,noted.changed()

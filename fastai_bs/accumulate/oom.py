@@ -20,8 +20,8 @@ from ..learner.ranks import trains_together
 from ..learner.snapshot import free_memory, out_of_memory, restart_point
 from ..learner.loaders import rows_of, slices
 from ..learner.optimizer import Hypers, inner_opt
-from fastai_bs.learner.loop import (ScopedCallback, do_one_batch, fastais_one_batch, own_loop, run_events, set_batch,
-    to_device)
+from ..learner.loop import ScopedCallback, do_one_batch, fastais_one_batch, overridden_step, run_events, set_batch
+from ..learner.loop import to_device
 from .losses import refuse_loss
 from .window import Window, whole_loss
 
@@ -32,7 +32,7 @@ def refuse_split(
     "An error where the batches of `learn` cannot be run in parts"
     if trains_together(learn):
         raise ValueError("GradAccum(on_oom='split') is for one process: where others wait for this one's gradient, it cannot start again")
-    own = own_loop(learn)
+    own = overridden_step(learn)
     if own: raise ValueError(f"This learner has a loop of its own ({own}), which GradAccum(on_oom='split') cannot run in parts: use on_oom='raise'")
     if any(isinstance(m, AWD_LSTM) for m in learn.model.modules()):
         raise ValueError("AWD_LSTM goes on from the batch before, item by item, so GradAccum(on_oom='split') cannot run it in parts: use on_oom='raise'")

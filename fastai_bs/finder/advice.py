@@ -11,8 +11,8 @@ __all__ = ['unmeasured', 'stay_reasons', 'ended_above', 'split_text', 'duration_
 
 # %% ../../nbs/finder/08_advice.ipynb #e6d362c1
 import math, textwrap
-from fastai_bs.utils.text import (counted, num, percent, rate_text, time_text, with_interval, details_of, in_html,
-    in_text, paragraph)
+from ..utils.text import counted, num, percent, rate_text, time_text, with_interval, details_of, in_html
+from ..utils.text import in_text, paragraph
 from ..schedule.scaled_lr import scale_lr
 from .steps import Duration, fastest_bs
 from .mock_cycle import steps_least

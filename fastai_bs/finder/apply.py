@@ -83,15 +83,19 @@ def set_up(
     micro_bs:int, # Items in a batch of its training loader to come
     cbs:list, # A `GradAccum` and a `ScaledLR`, in place of those that it has
     wd=None, # Weight decay, as `fit` takes it; `None`: it stays
+    wd_now=None, # What it is today, for an optimizer that is yet to be made; one that there is says it itself
 )->Learner:
     "Have `learn` train with such batches and callbacks; what a plan before has set is taken back first"
     dl = with_micro_bs(learn.dls.train, micro_bs) # Before anything changes: it may refuse
     accum = cbs[0]
     check_enough(dl, micro_bs, accum.n_acc, n_ranks(learn))
+    earlier = vars(learn).get('before_set_up')
+    if earlier and earlier.opt_wd is not None: wd_now = earlier.opt_wd
     set_back(learn)
     before = learn.dls.train
     if before is not dl: dl = with_micro_bs(before, micro_bs)
-    opt_wd = None if wd is None or learn.opt is None else decay_of(learn)
+    opt_wd = None
+    if wd is not None: opt_wd = wd_now if learn.opt is None else decay_of(learn)
     old_cbs = [cb for cb in learn.cbs if isinstance(cb, _replaced)]
     own = callback_of(learn, GradAccum)
     if own: accum.count,accum.fix_bn = own.count,own.fix_bn # They belong to the model

@@ -416,7 +416,7 @@ class BatchPlan:
         "Set `learn` up as planned, to be trained at `lr`: no random number is drawn, and twice is once"
         refuse_other(learn, self.today.adam, self.today.sums)
         sets_decay = self.wd_factor!=1 or self.today.has_plan # A plan before may have set another one
-        return set_up(learn, self.micro_bs, self.cbs, self.wd if sets_decay else None)
+        return set_up(learn, self.micro_bs, self.cbs, self.wd if sets_decay else None, self.today.wd)
 
     def undo(self,
         learn, # A `Learner`: gets back the training loader, the callbacks and the weight decay that it had before a plan was applied; not its weights

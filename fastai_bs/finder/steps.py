@@ -91,21 +91,13 @@ def fit_step_time(
     >>> round(a, 6), round(c, 9)
     (0.002, 6.25e-05)
     """
-    bs,seconds = list(bs),list(seconds)
+    bs,seconds = np.asarray(list(bs), dtype=float),np.asarray(list(seconds), dtype=float)
     n = len(bs)
     if n<2: return math.nan,math.nan,math.nan
-    # a*x + c*y = 1 for each, solved by its normal equations
-    x = [1/t for t in seconds]
-    y = [b/t for b,t in zip(bs, seconds)]
-    def _dot(u, v): return sum(p*q for p,q in zip(u, v))
-    xx,xy,yy = _dot(x, x),_dot(x, y),_dot(y, y)
-    sx,sy = sum(x),sum(y)
-    det = xx*yy - xy**2
-    a = (sx*yy - sy*xy)/det
-    c = (sy*xx - sx*xy)/det
+    c,a = map(float, np.polyfit(bs, seconds, 1, w=1/seconds)) # Weights make the errors relative
     if n==2: return a,c,math.nan
-    squares = sum((a*u + c*v - 1)**2 for u,v in zip(x, y))
-    return a,c,(squares/(n-2))**0.5
+    errors = (a + c*bs)/seconds - 1
+    return a,c,float(((errors**2).sum()/(n-2))**0.5)
 
 # %% ../../nbs/finder/01_steps.ipynb #2efb53e2
 def monotone_step_times(

@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/loaders.html.md"""
 
 # %% auto #0
 __all__ = ['micro_batch_size', 'refuse_empty', 'known_micro_bs', 'n_items', 'epoch_items', 'epoch_len', 'declared_len',
-           'n_started', 'with_train', 'with_micro_bs', 'trained_by', 'by_size', 'slices', 'rows_of', 'tensors',
-           'is_distributed_dl', 'n_fresh']
+           'with_train', 'with_micro_bs', 'trained_by', 'by_size', 'slices', 'rows_of', 'tensors', 'is_distributed_dl',
+           'n_fresh']
 
 # %% ../../nbs/learner/03_loaders.ipynb #a5d7484f
 import math, random
@@ -82,13 +82,6 @@ def declared_len(
     try: return epoch_len(learn)
     except TypeError: raise ValueError("The training loader does not declare a length, without which fastai cannot fit: give its data set a `__len__`, "
                                        "or the loader `n=`, the items of an epoch") from None
-
-def n_started(
-    dl, # A loader
-)->int: # Processes
-    "Workers that `dl` starts anew in each epoch"
-    dl = getattr(dl, 'fake_l', dl)
-    return 0 if getattr(dl, 'persistent_workers', False) else getattr(dl, 'num_workers', 0)
 
 # %% ../../nbs/learner/03_loaders.ipynb #21d8abc5
 def _copy_with(dl, micro_bs):

@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/loop.html.md"""
 
 # %% auto #0
 __all__ = ['is_of_loop', 'ScopedCallback', 'fastai_on_ranks', 'runs_alone', 'run_events', 'optimizer_step', 'backward',
-           'do_one_batch', 'to_device', 'set_batch', 'fastais_one_batch', 'one_batch_by', 'own_loop', 'first_epoch',
-           'callback_of', 'rate_finder', 'helped_by', 'start_helpers', 'change_hidden', 'after_batch_by',
+           'do_one_batch', 'to_device', 'set_batch', 'fastais_one_batch', 'one_batch_by', 'overridden_step',
+           'first_epoch', 'callback_of', 'rate_finder', 'helped_by', 'start_helpers', 'change_hidden', 'after_batch_by',
            'pct_train_by']
 
 # %% ../../nbs/learner/05_loop.ipynb #5aa93d39
@@ -19,8 +19,8 @@ from fastai.callback.core import Callback, CancelFitException, CancelStepExcepti
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.learner import Learner, SkipToEpoch
 from fastai.torch_core import num_distrib
-from fastai_bs.learner.ranks import (DistributedDL, alike, alone, ddp_model, group_device, n_processes, trainers,
-    trains_together)
+from .ranks import DistributedDL, alike, alone, ddp_model, group_device, n_processes, trainers
+from .ranks import trains_together
 
 # %% ../../nbs/learner/05_loop.ipynb #516dd34c
 _of_fit = 'before_fit','before_epoch','before_batch','after_fit'
@@ -265,7 +265,7 @@ def one_batch_by(
     finally: del learn.one_batch
 
 # %% ../../nbs/learner/05_loop.ipynb #7a3305e0
-def own_loop(
+def overridden_step(
     learn:Learner, # Of any class
 ): # Name of the method, or `None` where all are fastai's
     "The first part of the loop in one batch that the learner, or its class, has of its own"

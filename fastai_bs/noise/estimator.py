@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/noise/estimator.html.md"""
 
 # %% auto #0
 __all__ = ['moments_of_sums', 'window_moments', 'ratio', 'fieller', 'NoiseEstimate', 'Pool', 'pooled', 'estimates', 'running',
-           'agree', 'drift_t', 'last_stretch', 'trend', 'settled', 'along', 'finite_noise_scale']
+           'agree', 'drift_t', 'last_stretch', 'trend', 'settled', 'along']
 
 # %% ../../nbs/noise/01_estimator.ipynb #5c0a468d
 import math
@@ -322,11 +322,3 @@ def along(
         low,high = fieller(mean_tr, mean_g, _cov(T, T), _cov(g, g), _cov(T, g), dof, level, at_least=n.sum())
     per_item = n.sum()/n_items.sum()
     return NoiseEstimate(float(ratio(mean_tr, mean_g)/per_item), (float(low/per_item),float(high/per_item)), len(n), float(mean_tr), float(mean_g))
-
-# %% ../../nbs/noise/01_estimator.ipynb #c197bd72
-def finite_noise_scale(
-    noise_scale, # As estimated, in items
-    n_items, # Items in the training set
-): # In items; `n_items` where `noise_scale` is `inf`
-    "Noise scale of the training set itself: `r/(1 + r/D)`"
-    return n_items/(1 + n_items/noise_scale) if noise_scale>0 else 0.

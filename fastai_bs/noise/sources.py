@@ -21,7 +21,7 @@ from fastai.torch_core import find_bs
 from ..utils.text import counted
 from ..learner.snapshot import pass_unchanged
 from ..learner.loaders import refuse_empty, rows_of, slices
-from ..learner.loop import ScopedCallback, backward, callback_of, change_hidden, own_loop
+from ..learner.loop import ScopedCallback, backward, callback_of, change_hidden, overridden_step
 from ..accumulate.losses import ElementCounter, count_items, plain, refuse_loss
 from ..accumulate.window import MicroBatch, Weights, watch_scale
 from ..accumulate.sizes import batch_size
@@ -184,7 +184,7 @@ class FromParts(Source):
         learn = self.learn
         mix = next((cb for cb in learn.cbs if _mixes(cb)), None)
         if mix: raise ValueError(f"{type(mix).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {self.accum_first}")
-        loop = own_loop(learn)
+        loop = overridden_step(learn)
         if loop in ('one_batch','_do_one_batch'): raise ValueError(
             f"This learner has a loop of its own ({loop}), and NoiseScale cannot tell how it would train on a part of a batch: {self.accum_first}")
         refuse_loss(learn.loss_func)

@@ -68,7 +68,9 @@ def wanted_args(
     if 'base_bs' in pars and 'base_bs' not in bound: args.append('base_bs')
     return args
 
-def rule_name(rule)->str:
+def rule_name(
+    rule, # Function from k to the factor on the learning rate
+)->str:
     "The name of a rule, as it is imported"
     f = getattr(rule, 'func', rule) # What a `partial` calls
     return getattr(f, '__name__', type(f).__name__)

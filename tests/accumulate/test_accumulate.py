@@ -25,7 +25,7 @@ from fastai.distributed import DistributedDL
 from fastai.losses import (BCELossFlat, BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
     LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
-from fastai_bs.accumulate.grad_accum import gradients
+from fastai_bs.accumulate import gradients
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.learner.loop import ScopedCallback
 from fastai_bs.accumulate.losses import loss_elements

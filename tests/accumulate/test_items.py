@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
-from fastai_bs.verify.bs_verify import check_accum as accum_check # noqa: F401 They patch `check_accum` and `bs_find` into `Learner`
-from fastai_bs.finder.bs_find import bs_find as finder # noqa: F401 They patch `check_accum` and `bs_find` into `Learner`
+from fastai_bs.verify import check_accum as accum_check # noqa: F401 They patch `check_accum` and `bs_find` into `Learner`
+from fastai_bs.finder import bs_find as finder # noqa: F401 They patch `check_accum` and `bs_find` into `Learner`
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.accumulate.sizes import batch_size
 from fastai_bs.schedule.scaled_lr import ScaledLR

@@ -13,7 +13,7 @@ from fastai.callback.core import Callback
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.schedule import ParamScheduler # noqa: F401 (patches `fit_one_cycle` into `Learner`)
 from fastai.losses import CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MSELossFlat
-from fastai_bs.finder.bs_find import bs_find as finder # noqa: F401 (patches `bs_find` into `Learner`)
+from fastai_bs.finder import bs_find as finder # noqa: F401 (patches `bs_find` into `Learner`)
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.accumulate.losses import ElementCounter, first_tensor
 from fastai_bs.finder.pairs import looks_at_pairs

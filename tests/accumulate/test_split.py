@@ -460,7 +460,7 @@ def test_awd_lstm():
 
 def test_processes(monkeypatch):
     from fastai_bs.learner import loop
-    from fastai_bs.accumulate.grad_accum import oom as split
+    from fastai_bs.accumulate import oom as split
     monkeypatch.setattr(split, 'trains_together', lambda learn: True)
     monkeypatch.setattr(loop, 'alike', lambda learn, f: f())
     learn = quiet_learner(loaders(regression(8), 4), mlp(), cbs=[GradAccum(1, on_oom='split')])

@@ -15,8 +15,8 @@ from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.accumulate.sizes import NAccByEpoch
 from fastai.torch_core import TensorBase
 from fastai_bs.accumulate.losses import plain
-from fastai_bs.accumulate.window import (MicroBatch, Position, Weights, Window, both_at_hand, loss_or_last, loss_sum, mean_divisor, reference, watch_scale, weight,
-                              weighed, window_momentum, without_nan)
+from fastai_bs.accumulate.window import (MicroBatch, Position, Weights, Window, both_at_hand, loss_or_last, loss_sum,
+    mean_divisor, reference, watch_scale, weight, weighed, window_momentum, without_nan)
 from helpers import distance, flat, loaders, quiet_learner, token_task
 
 def double(x): return torch.tensor(x, dtype=torch.float64)

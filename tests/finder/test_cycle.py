@@ -13,8 +13,8 @@ from fastai.callback.schedule import ParamScheduler, SchedCos, combined_cos
 from fastai.data.core import DataLoaders
 from fastai.optimizer import Adam, OptimWrapper
 
-from fastai_bs.finder.bs_find import mock_cycle as cycle
-from fastai_bs.finder.bs_find import bs_find as finder
+from fastai_bs.finder import mock_cycle as cycle
+from fastai_bs.finder import bs_find as finder
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, cooled_to, cycle_of, for_training, places, rate_at, readings,
                              window_len)
@@ -128,7 +128,7 @@ def test_it_says_where_each_window_was(today):
     n_steps = tape.accum.cycle.n_steps
     assert (df.pct>=df.step/n_steps).all() and (df.pct<(df.step+1)/n_steps).all() and df.pct.tolist()==places(len(df)).tolist()
     cool = df[(df.pct>=cool_stretch[0]) & (df.pct<cool_stretch[1])]
-    assert len(cool)==tape.plan.n_windows==tape.plan.cool.n_windows==len(df)//2
+    assert len(cool)==tape.plan.measured.n_windows==tape.plan.measured.cool.n_windows==len(df)//2
 
 # Each window by hand
 
@@ -164,7 +164,7 @@ def test_windows_by_hand(nm):
     for k,col in zip(('tr_sigma','g_sq','n_elems','n_items'), res.T): assert df[k].tolist()==pytest.approx(col.tolist(), rel=1e-9)
     cool = df[(df.pct>=cool_stretch[0]) & (df.pct<cool_stretch[1])]
     w = cool.n_elems
-    assert tape.plan.cool.noise_scale==pytest.approx((cool.tr_sigma@w)/(cool.g_sq@w)*cool.n_items.sum()/w.sum()) or (cool.g_sq@w)<=0
+    assert tape.plan.measured.cool.noise_scale==pytest.approx((cool.tr_sigma@w)/(cool.g_sq@w)*cool.n_items.sum()/w.sum()) or (cool.g_sq@w)<=0
     if nm=='nothing counts': assert len(tape.measured)>len(df)>5 and any(count(*yb)==0 for o in tape.measured for _,yb in o.micros)
 
 def test_a_loss_that_sums():
@@ -173,7 +173,7 @@ def test_a_loss_that_sums():
     for o in ('mean','sum'):
         set_seed(0)
         plans.append(find(learner(loss_func=nn.MSELoss(reduction=o)), 1e-30, num_it=100))
-    assert plans[0].cool.noise_scale==pytest.approx(plans[1].cool.noise_scale) and plans[0].cool.ci==pytest.approx(plans[1].cool.ci)
+    assert plans[0].measured.cool.noise_scale==pytest.approx(plans[1].measured.cool.noise_scale) and plans[0].measured.cool.ci==pytest.approx(plans[1].measured.cool.ci)
 
 class Overflowing(ScaledLoss):
     "As float16 would above 512"
@@ -335,7 +335,7 @@ def test_what_is_not_known_stays_so(ci, noise_scale, monkeypatch):
     plan = find(learner(), n_epoch=2)
     def whole(o): return for_training(o, 90, 2)
     assert plan.ci==(ci if ci==(0,inf) else tuple(map(whole, ci)))
-    assert plan.noise_scale==(whole(50.) if noise_scale==50 else plan.ci[0] or inf) and plan.cool.ci==ci
+    assert plan.noise_scale==(whole(50.) if noise_scale==50 else plan.ci[0] or inf) and plan.measured.cool.ci==ci
     assert plan.is_bound==(noise_scale!=50)
 
 # How long the training is to be
@@ -345,6 +345,6 @@ def test_the_training_that_is_planned(n_epoch):
     "A mock cycle no longer than it, with today's batch size"
     plan = find(learner(cbs=accum2()), n_epoch=n_epoch, num_it=300)
     n_steps = min(75, math.ceil(n_epoch*23/2))
-    assert plan.mock_epochs==pytest.approx(n_steps*2/23) and plan.epochs_now==n_epoch and plan.epochs_given
-    assert plan.df.step.max()==n_steps-1 and plan.n_windows==30 and 0<=plan.noise_scale<90 or math.isinf(plan.noise_scale)
+    assert plan.today.n_epoch==n_epoch and plan.today.has_n_epoch
+    assert plan.df.step.max()==n_steps-1 and plan.measured.n_windows==30 and 0<=plan.noise_scale<90 or math.isinf(plan.noise_scale)
 

@@ -8,16 +8,16 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam
 
-from fastai_bs.finder.bs_find import bs_find as finder
-from fastai_bs.finder.bs_find import short_cycle
+from fastai_bs.finder import bs_find as finder
+from fastai_bs.finder import short_cycle
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder.advice import cautions
 from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.finder.plan import Device
 from fastai_bs.schedule.rules import linear_scaling
 from fastai_bs.finder.short_cycle import BriefCycle, factor_that_holds, loss_after
 from fastai_bs.utils.text import num
-from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, set_seed
-from plans import secs
+from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, secs, set_seed
 
 pytestmark = pytest.mark.usefixtures('short')
 
@@ -81,9 +81,12 @@ def test_which_factor_holds(losses, found, n, monkeypatch):
 @pytest.fixture
 def known(monkeypatch):
     "A noise scale and a device for which larger batches are faster, whatever was measured"
-    def _with_times(learn, plan, max_bs):
-        return replace(plan, noise_scale=200., ci=(150.,260.), n_windows=30, loss_rose=False, times=secs(4, 8, 16, 32), spread=0.01)
-    monkeypatch.setattr(finder, '_with_times', _with_times)
+    make = finder._plan
+    def _plan(*args):
+        plan = make(*args)
+        return replace(plan, measured=replace(plan.measured, noise_scale=200., ci=(150.,260.), n_windows=30, loss_rose=False))
+    monkeypatch.setattr(finder, '_plan', _plan)
+    monkeypatch.setattr(finder, '_device', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01))
 
 @pytest.fixture
 def asked(monkeypatch):
@@ -99,26 +102,28 @@ def asked(monkeypatch):
     return _answers
 
 def test_sizes_at_which_the_rate_fails_are_out(known, asked):
-    "Each is asked for once, in descending order, until none is left but today's"
+    "Each is asked for once, in descending order; after three today's size stays, or a smaller one"
     sizes = asked(lambda n: False)
     plan = find(learner(), n_epoch=20)
-    assert len(sizes)>1 and sizes==sorted(set(sizes), reverse=True) and plan.rate_failed==sizes[-1]>plan.bs
-    assert plan.rate_held is None and plan.table.bs.max()<plan.rate_failed and plan.bs<=plan.bs_now
+    assert len(sizes)==finder.most_trials==3 and plan.rate.gave_up and plan.table.bs.max()==plan.bs_now
+    assert sizes==sorted(set(sizes), reverse=True) and plan.rate.failed==sizes[-1]>plan.bs
+    assert plan.rate.held is None and plan.table.bs.max()<plan.rate.failed and plan.bs<=plan.bs_now
 
 def test_a_smaller_size_at_which_it_holds(known, asked):
     sizes = asked(lambda n: n==2)
     plan = find(learner(), n_epoch=20)
-    assert len(sizes)==2 and (plan.rate_failed,plan.rate_held)==tuple(sizes) and plan.bs==sizes[1] and plan.rule_name=='adam_gain'
+    assert len(sizes)==2 and not plan.rate.gave_up and (plan.rate.failed,plan.rate.held)==tuple(sizes) and plan.bs==sizes[1] and plan.rule_name=='adam_gain'
     gain = (200/4+1)/(200/plan.bs+1)
-    assert plan.lr==pytest.approx(1e-3*min(gain**0.5*(1+max(0, 2-plan.bs/4/gain)/5), gain**(2/3))) and not plan.rate_low # About the root of AdaScale's gain
+    assert plan.scaled_lr==pytest.approx(1e-3*min(gain**0.5*(1+max(0, 2-plan.bs/4/gain)/5), gain**(2/3)))
+    assert not plan.rate.low
 
 def test_a_rate_that_is_low(known, asked):
     "Grows by the gain itself, and is told first"
     sizes = asked(lambda n: 'low')
     plan = find(learner(), n_epoch=20)
     factor = (200/4+1)/(200/plan.bs+1)
-    assert len(sizes)==1 and plan.rate_low and (plan.rate_held,plan.rule_name)==(plan.bs,'adascale_gain') and plan.lr==pytest.approx(1e-3*factor)
-    first = next(o.text for o in cautions(plan))
+    assert len(sizes)==1 and plan.rate.low and (plan.rate.held,plan.rule_name)==(plan.bs,'adascale_gain') and plan.scaled_lr==pytest.approx(1e-3*factor)
+    first,_ = next(cautions(plan))
     assert first==f"Your rate looks low, so find it again: in a short training the loss fell faster at {num(factor)} times it."
     smaller,larger = plan.at(plan.bs//2),plan.at(2*plan.bs)
     assert smaller.rule_name=='adascale_gain' and larger.rule_name=='no_scaling' # What was not tried is not advised
@@ -127,7 +132,7 @@ def test_a_rate_that_is_low(known, asked):
 def test_with_fixed_weights_no_rate_is_tried(opt_func, rule, known, asked):
     sizes = asked(lambda n: True)
     plan = find(learner(opt_func=opt_func), lr=0)
-    assert sizes==[] and plan.bs>plan.bs_now and plan.rate_held is None and plan.rate_failed is None and plan.rule_name==rule
+    assert sizes==[] and plan.bs>plan.bs_now and plan.rate.held is None and plan.rate.failed is None and plan.rule_name==rule
 
 @pytest.mark.parametrize('error', [None,KeyboardInterrupt,ValueError])
 @pytest.mark.parametrize('cbs,dls', [(own['nothing'],None),(own['its own'],None),(own['nothing'],without_valid)], ids=['plain','its own','no validation'])
@@ -145,7 +150,7 @@ def test_nobody_can_tell_that_a_rate_was_tried(cbs, dls, error, known, monkeypat
         was = picture(learn)
         if tries and error:
             with pytest.raises(error, match='the one'): find(learn, n_epoch=20)
-        elif tries: assert (plan := find(learn, n_epoch=20)).rate_held or plan.rate_failed
+        elif tries: assert (plan := find(learn, n_epoch=20)).rate.held or plan.rate.failed
         assert changes(was, picture(learn))==[]
         learn.fit(1, 1e-3)
         return picture(learn, ids=False)

@@ -12,7 +12,7 @@ from fastai.data.core import DataLoaders, TfmdDL
 from fastai.data.load import DataLoader
 from fastai.text.data import LMDataLoader, SortedDL, pad_input_chunk
 from fastai_bs.learner.loaders import n_items, with_micro_bs
-from fastai_bs.finder.bs_find import bs_find as finder # noqa: F401 (adds `Learner.bs_find`)
+from fastai_bs.finder import bs_find as finder # noqa: F401 (adds `Learner.bs_find`)
 from helpers import loaders, mlp, quiet_learner, regression
 
 items = regression(200, dtype=torch.float32)
@@ -117,7 +117,7 @@ def test_a_plan_on_weighted_items():
 def test_a_plan_on_a_part_in_each_epoch():
     dls = DataLoaders(PartialDL(items, partial_n=96, bs=8, num_workers=0), DataLoader(items[:8], bs=8), device='cpu')
     plan = quiet_learner(dls, mlp(dtype=torch.float32)).bs_find(0.01, num_it=40, n_batch=4, show_plot=False)
-    assert plan.n_train==96
+    assert plan.today.n_train==96
 
 class Ready:
     "Batches that were made beforehand"
@@ -132,7 +132,7 @@ def test_ready_made_batches():
     "Items are counted, not batches; a plan cannot be carried out, as no rate can be scaled where the loader does not say its batch size"
     learn = ready_learner()
     plan = learn.bs_find(0.01, num_it=300, n_batch=4, show_plot=False)
-    assert plan.n_train==200 and plan.micro_bs==8 and [m for m,*_ in plan.times]==[8]
+    assert plan.today.n_train==200 and plan.micro_bs==8 and [m for m,*_ in plan.device.times]==[8]
     assert 'No other micro-batch could be timed (ValueError' in ' '.join(plan.details().split())
     loader = learn.dls.train
     with pytest.raises(ValueError, match='cannot be given batches of 8'): plan.apply(learn)

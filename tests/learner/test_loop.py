@@ -16,7 +16,7 @@ from fastai.optimizer import OptimWrapper, SGD
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai_bs.learner.optimizer import Hypers, inner_opt
 from fastai_bs.learner.loop import (ScopedCallback, backward, callback_of, change_hidden, do_one_batch, fastai_on_ranks, fastais_one_batch, first_epoch,
-                            is_of_loop, one_batch_by, optimizer_step, own_loop, pct_train_by, run_events, set_batch, to_device)
+                            is_of_loop, one_batch_by, optimizer_step, overridden_step, pct_train_by, run_events, set_batch, to_device)
 from helpers import flat, loaders, mlp, quiet_learner, regression
 
 signatures = {
@@ -184,12 +184,12 @@ def test_pct_train_of_nobody():
 @pytest.mark.parametrize('nm', ['one_batch','_do_one_batch','_do_grad_opt','_step'])
 def test_own_loop(nm):
     learn = learner()
-    assert own_loop(learn) is None
+    assert overridden_step(learn) is None
     setattr(learn, nm, getattr(learn, nm))
-    assert own_loop(learn)==nm
+    assert overridden_step(learn)==nm
     delattr(learn, nm)
     learn.__class__ = type('Own', (Learner,), {nm: lambda self, *args: None})
-    assert own_loop(learn)==nm
+    assert overridden_step(learn)==nm
 
 def test_first_epoch():
     found = []

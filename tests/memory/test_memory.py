@@ -25,12 +25,12 @@ from fastai.tabular.model import TabularModel
 from fastai.text.data import LMDataLoader, SortedDL
 from fastai.torch_core import find_bs
 
-from fastai_bs.finder.bs_find import bs_find as finder # noqa: F401 (`finder` patches `bs_find` into `Learner`)
-from fastai_bs.memory.report import max_bs # noqa: F401 (`finder` patches `bs_find` into `Learner`)
-from fastai_bs.memory.report import report as memory # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs.finder import bs_find as finder # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs.memory import max_bs # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs.memory import report as memory # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.learner import mock # noqa: F401 (`finder` patches `bs_find` into `Learner`)
-from fastai_bs.finder.bs_find import timing # noqa: F401 (`finder` patches `bs_find` into `Learner`)
-from fastai_bs.memory.report import trial_sizes # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs.finder import timing # noqa: F401 (`finder` patches `bs_find` into `Learner`)
+from fastai_bs.memory import trial_sizes # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.memory.report import card_of, limit_bytes
 from fastai_bs.schedule.scaled_lr import ScaledLR
@@ -1281,18 +1281,18 @@ def test_bs_find_auto(where, short):
     was = picture(learn)
     plan = find(learn)
     assert changes(was, picture(learn))==[]
-    sizes = [m for m,*_ in plan.times]
-    assert max(sizes)==8 and 4 in sizes and plan.too_large==16 and plan.max_bs==9
+    sizes = [m for m,*_ in plan.device.times]
+    assert max(sizes)==8 and 4 in sizes and plan.device.too_large==16 and plan.device.max_bs==9
     if not math.isnan(plan.noise_known): assert 'Micro-batches of 16 items did not fit in memory, 8 did.' in ' '.join(plan.details().split())
 
 def test_bs_find_auto_where_all_fits(short):
     learn = limited(1000, n=200)
     plan = find(learn)
-    assert plan.too_large is None and plan.max_bs==max(m for m,*_ in plan.times)
+    assert plan.device.too_large is None and plan.device.max_bs==max(m for m,*_ in plan.device.times)
 
 def test_bs_find_auto_that_fits_with_the_smallest(short):
     plan = find(limited(4, n=200))
-    assert max(m for m,*_ in plan.times)==4 and plan.too_large==8 and plan.max_bs==4
+    assert max(m for m,*_ in plan.device.times)==4 and plan.device.too_large==8 and plan.device.max_bs==4
 
 # Where the reasons are others
 

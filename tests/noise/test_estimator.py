@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
-from fastai_bs.noise.noise_scale import estimator
-from fastai_bs.noise.estimator import (Pool, along, drift_t, estimates, fieller, finite_noise_scale, last_stretch, pooled, ratio, settled,
+from fastai_bs.noise import estimator
+from fastai_bs.noise.estimator import (Pool, along, drift_t, estimates, fieller, last_stretch, pooled, ratio, settled,
                                  window_moments)
 from helpers import pairwise
 
@@ -272,9 +272,6 @@ def test_last_stretch_keeps_halving():
     assert last_stretch(T, np.ones(80), np.ones(80))==60
     assert last_stretch(T, np.ones(80), np.ones(80), t_max=np.inf)==0
     assert last_stretch(T, np.ones(80), np.ones(80), min_windows=50)==40
-
-@pytest.mark.parametrize('noise_scale,D,res', [(100,100,50), (1,1000,1/1.001), (np.inf,300,300), (0,300,0), (-5,300,0)])
-def test_noise_scale_of_the_training_set(noise_scale, D, res): assert finite_noise_scale(noise_scale, D)==pytest.approx(res)
 
 # Along a path
 

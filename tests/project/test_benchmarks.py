@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from fastai_bs.plan_text import ended_above
+from fastai_bs.finder.advice import ended_above
 from helpers import cells_of, root
 
 folder = root/'benchmarks'
@@ -235,7 +235,7 @@ def test_coverage():
     assert _range(normal) in text and _range(single) in text
     assert not missing(text, *(_one(items, n) for items in ('t3','lognormal') for n in (64,4)))
 
-@pytest.mark.parametrize('nb', ['15d_cards','16_memory'])
+@pytest.mark.parametrize('nb', ['memory/01_report'])
 def test_what_a_memory_report_sees(nb):
     df = result('memory')
     ratio = df.report/df.begins
@@ -275,13 +275,14 @@ def shown(nb, pattern):
     assert res
     return res
 
-@pytest.mark.parametrize('nb,page,pattern', [('32_four_ways','rossmann','rossmann.md'), ('33_accumulation','mnist_accumulation','mnist_accumulation.md'),
-                                             ('34_learning_rate','goyal',r'Markdown\((table|pairs)\(df\)\)')])
+@pytest.mark.parametrize('nb,page,pattern', [('guides/four_ways','rossmann','rossmann.md'),
+                                             ('guides/accumulation','mnist_accumulation','mnist_accumulation.md'),
+                                             ('guides/learning_rate','goyal',r'Markdown\((table|pairs)\(df\)\)')])
 def test_a_table_of_a_guide_is_the_page_s(nb, page, pattern):
     for o in shown(nb, pattern): assert o in (folder/f'{page}.md').read_text()
 
 def test_a_table_of_a_guide_has_the_columns_of_the_page():
-    text, = shown('35_where_memory_goes', r'memory\.md.*Adam')
+    text, = shown('guides/where_memory_goes', r'memory\.md.*Adam')
     rows = [o.split(' | ') for o in text.splitlines()[2:]]
     lines = [o.split(' | ') for o in (folder/'memory.md').read_text().splitlines() if ' Adam ' in o]
     assert rows==[[o[0],*o[4:]] for o in lines]

@@ -14,7 +14,7 @@ spec = importlib.util.spec_from_file_location('pages', root/'docs/pages.py')
 pages = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(pages)
 
-notebooks = sorted((root/'nbs').glob('*.ipynb'))
+notebooks = pages.notebooks()
 mods = pages.modules(notebooks)
 public = {mod: pages.documented(mod) for mod in mods.values()}
 
@@ -52,35 +52,39 @@ def test_examples():
     names = {nm.rpartition('.')[2] for nm in (*importlib.import_module('fastai_bs.all').__all__, *for_users)}
     assert {nm for nm in names if not re.search(rf"\b{nm}\b", code)}==set()
 
-def test_guides(): assert set(pages.guides) <= {pages.page_name(p) for p in notebooks}
+def test_guides(): assert set(pages.guides) <= {pages.page_name(p.relative_to(root/'nbs')) for p in notebooks}
 
 def test_links():
     "Between notebooks, each leads to one that there is"
-    names = {p.name for p in notebooks}
     for p in notebooks:
         for kind,source in cells_of(p):
-            if kind=='markdown': assert {m for m in re.findall(r'\]\((\w+\.ipynb)', source)} <= names, p.name
+            for link in re.findall(r'\]\((?!https?:)([\w/.]+\.ipynb)', source) if kind=='markdown' else (): assert (p.parent/link).exists(), (p.name,link)
+
+site = 'https://fastai-bs.github.io/fastai_bs'
 
 @pytest.mark.parametrize('source,text', [
-    ('[`GradAccum`](https://fastai-bs.github.io/fastai_bs/accumulate.html#gradaccum)', '{py:obj}`GradAccum <fastai_bs.accumulate.grad_accum.GradAccum>`'),
-    ('[`pooled`](https://fastai-bs.github.io/fastai_bs/estimator.html#pooled)', '{py:obj}`pooled <fastai_bs.noise.estimator.pooled>`'),
-    ('[`Pool`](https://fastai-bs.github.io/fastai_bs/estimator.html#pool)', '{py:obj}`Pool <fastai_bs.noise.estimator.Pool>`'),
-    ('[`a<b`](../nbs/accumulate/06_grad_accum.ipynb)', '<a class="reference internal" href="accumulate.html"><code class="docutils literal">a&lt;b</code></a>'),
-    ('[[`GradAccum`](https://fastai-bs.github.io/fastai_bs/accumulate.html#gradaccum)](../nbs/guides/accumulation.ipynb)',
-     '<a class="reference internal" href="accumulation.html"><code class="docutils literal">GradAccum</code></a>'),
-    ('[text](../docs/matrix.md#a)', '[text](matrix.md#a)'), ('[text](../nbs/guides/choose.ipynb)', '[text](choose.ipynb)'),
-    ('[text](../nbs/accumulate/06_grad_accum.ipynb#a)', '[text](accumulate.ipynb#a)'), ('[o](https://a.b/03_c.ipynb)', '[o](https://a.b/03_c.ipynb)'),
+    (f'[`GradAccum`]({site}/accumulate/grad_accum.html#gradaccum)', '{py:obj}`GradAccum <fastai_bs.accumulate.grad_accum.GradAccum>`'),
+    (f'[`pooled`]({site}/noise/estimator.html#pooled)', '{py:obj}`pooled <fastai_bs.noise.estimator.pooled>`'),
+    (f'[`Pool`]({site}/noise/estimator.html#pool)', '{py:obj}`Pool <fastai_bs.noise.estimator.Pool>`'),
+    ('[`a<b`](../accumulate/06_grad_accum.ipynb)',
+     '<a class="reference internal" href="../accumulate/grad_accum.html"><code class="docutils literal">a&lt;b</code></a>'),
+    (f'[[`GradAccum`]({site}/accumulate/grad_accum.html#gradaccum)](guides/accumulation.ipynb)',
+     '<a class="reference internal" href="guides/accumulation.html"><code class="docutils literal">GradAccum</code></a>'),
+    ('[text](../docs/matrix.md#a)', '[text](matrix.md#a)'), ('[text](../../docs/matrix.md#a)', '[text](../matrix.md#a)'),
+    ('[text](../guides/choose.ipynb)', '[text](../guides/choose.ipynb)'),
+    ('[text](../accumulate/06_grad_accum.ipynb#a)', '[text](../accumulate/grad_accum.ipynb#a)'), ('[o](https://a.b/03_c.ipynb)', '[o](https://a.b/03_c.ipynb)'),
     ('::: {.callout-note}\nx\n:::', ':::{note}\nx\n:::')])
 def test_markdown(source, text): assert pages.markdown(source, mods)==text
 
 def test_pages_are_links_and_names_in_plain_text():
-    o = pages.entry('linear_scaling', mods['scaling'], 'Of [rules](https://fastai-bs.github.io/fastai_bs/scaling.html#times)', mods)
+    o = pages.entry('linear_scaling', mods['schedule/rules'], f'Of [rules]({site}/schedule/rules.html#times)', mods)
     assert pages.plain(o).startswith('### `linear_scaling(') and ':module:' not in pages.plain(o) and '{py' not in pages.plain(o)
     assert '````' not in pages.plain(o) and '| `k` |' in pages.plain(o)
-    assert pages.plain('{py:obj}`GradAccum <fastai_bs.accumulate.grad_accum.GradAccum>`, [there](accumulate.ipynb#a)')=='`GradAccum`, [there](accumulate.html.md#a)'
+    link = '{py:obj}`GradAccum <fastai_bs.accumulate.grad_accum.GradAccum>`, [there](accumulate.ipynb#a)'
+    assert pages.plain(link)=='`GradAccum`, [there](accumulate.html.md#a)'
     assert pages.plain('[all](which.md), [site](https://a.org/b.md)')=='[all](which.html.md), [site](https://a.org/b.md)'
     assert pages.plain(pages.page_links('nbs/guides/choose.ipynb', 'choose')+'\n'+pages.search_links())==''
-    assert pages.plain(pages.markdown('[`a<b`](../nbs/accumulate/06_grad_accum.ipynb)', mods))=='[`a<b`](accumulate.html.md)'
+    assert pages.plain(pages.markdown('[`a<b`](accumulate/06_grad_accum.ipynb)', mods))=='[`a<b`](accumulate/grad_accum.html.md)'
 
 def test_outputs_in_plain_text():
     cell = pages.mk_cell('draw()', outputs=[{'output_type': 'display_data', 'data': {'image/png': 'AA=='}}, {'output_type': 'stream', 'text': ['a\n','b\n']},
@@ -90,17 +94,17 @@ def test_outputs_in_plain_text():
     assert pages.page_text(nb)=='```python\ndraw()\n```\n\n*Picture: What x is*\n\n```\na\nb\n```\n\n```\nc\n```\n'
 
 def test_the_notebook_opens_in_colab_and_its_source_on_github():
-    links = re.findall('href="([^"]+)"', pages.page_links('nbs/guides/choose.ipynb', 'choose'))
+    links = re.findall('href="([^"]+)"', pages.page_links('nbs/guides/choose.ipynb', 'guides/choose'))
     repo = 'fastai-bs/fastai_bs'
     assert links==[f'https://colab.research.google.com/github/{repo}/blob/main/nbs/guides/choose.ipynb',f'https://github.com/{repo}/edit/main/nbs/guides/choose.ipynb',
                    'choose.html.md']
     assert 'colab' not in pages.page_links('docs/which.md', 'which')
     line = f'pip install git+https://github.com/{repo}'
-    assert line in pages.page_links('nbs/schedule/02_scaled_lr.ipynb', 'lr') and line not in pages.page_links('nbs/guides/choose.ipynb', 'choose')
+    assert line in pages.page_links('nbs/schedule/02_scaled_lr.ipynb', 'lr') and line not in pages.page_links('nbs/guides/choose.ipynb', 'guides/choose')
 
 def test_what_may_be_looked_for():
     "Each leads to a page that there is; that the search finds it is for the browser to say"
-    names = {pages.page_name(p) for p in notebooks}
+    names = {pages.page_name(p.name) for p in notebooks}
     assert {o.removesuffix('.html') for o in pages.look_for.values()} <= names
     assert all((root/o).exists() for o in pages.written.values())
 

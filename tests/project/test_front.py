@@ -117,7 +117,7 @@ def test_which():
     rows = [o.strip('|').split(' | ') for o in (root/'docs/which.md').read_text().splitlines() if o.startswith('| ')][1:]
     assert len(rows)>20
     for what,line,guide in rows:
-        nb, = re.findall(r'\]\(\.\./nbs/(\w+\.ipynb)(?:#[\w-]+)?\)', guide)
+        nb, = re.findall(r'\]\(\.\./nbs/([\w/]+\.ipynb)(?:#[\w-]+)?\)', guide)
         assert (root/'nbs'/nb).exists(), what
         for code in re.findall(r'`([^`]+)`', line):
             for nm in re.findall(r'(?<![.\w])([A-Za-z_]\w+)\(', code): assert hasattr(everything, nm) or nm in of_fastai, (what,nm)

@@ -16,7 +16,7 @@ from fastai.callback.training import GradientAccumulation, ShortEpochCallback
 from fastai.data.core import DataLoaders, Datasets
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam, OptimWrapper, RMSProp, SGD
-from fastai_bs.finder.bs_find import bs_find as finder # noqa: F401 (patches `bs_find` into `Learner`)
+from fastai_bs.finder import bs_find as finder # noqa: F401 (patches `bs_find` into `Learner`)
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale

@@ -33,7 +33,6 @@ from fastai.fp16_utils import convert_network
 from fastai.learner import SkipToEpoch
 from fastai.torch_core import find_bs, set_seed
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR
-from fastai_bs.memory.max_bs import answers
 from fastai_bs.finder.timing import StepTimer
 from helpers import as_it_was, changes, pairwise, picture, process
 from zoo import Learners, companions, does_not_apply, lr, models, n_targets
@@ -399,7 +398,6 @@ def bs_find(cell):
 
 def max_bs_find(cell):
     "Where 7 items fit, it says 7"
-    answers.clear() # Of other cells
     res = untouched(cell, lambda learn: learn.max_bs_find(max_bs=12), OutOfMemory(7))
     assert res==7, f"{res} where 7 fit"
     return "7 items where 7 fit, the learner as it was"

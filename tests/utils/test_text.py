@@ -10,7 +10,8 @@ from fastai.callback.core import Callback
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.batch_schedule import BatchSchedule
-from fastai_bs.utils.text import as_plain, brief_html, bytes_text, counted, difference_text, factor_text, listed, num, percent, rate_text, time_text, with_interval
+from fastai_bs.utils.text import (as_plain, brief_html, bytes_text, counted, difference_text, factor_text, listed,
+    num, percent, rate_text, time_text, with_interval)
 from helpers import loaders, mlp, quiet_learner, regression
 
 @pytest.mark.parametrize('x,text', [(0,'0'), (0.00123,'0.00123'), (9.999,'10'), (99.96,'100'), (1234.5,'1230'), (1e6,'1000000'), (-250.4,'-250'),

@@ -35,7 +35,7 @@ from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 from fastai.torch_core import TensorImage, find_bs
 from fastai.vision.models.unet import DynamicUnet
-from fastai_bs.verify.bs_verify import check_accum as accum_check # noqa: F401 (patches `check_accum` into `Learner`)
+from fastai_bs.verify import check_accum as accum_check # noqa: F401 (patches `check_accum` into `Learner`)
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.verify.both_ways import Given, PlainLoop, apart, counter_of, countings, in_double, of_precision, per_item, run, weights_in
 from fastai_bs.verify.draws import HeldDraws, part_of

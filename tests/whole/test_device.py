@@ -16,7 +16,7 @@ from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import SchedExp
 from fastai.optimizer import Adam
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, PlainLoop, ScaledLR, batch_size, bn_to_gn, sqrt_scaling, unchanged
-from fastai_bs.memory.report import max_bs
+from fastai_bs.memory import max_bs
 from fastcore.foundation import L
 from fastai_bs.verify.both_ways import sample
 from fastai_bs.accumulate.gradients import no_autocast

@@ -444,23 +444,6 @@ def test_a_validation_between_epochs_changes_no_window():
     assert torch.equal(flat(a), flat(b)) and len(a.grad_accum.df)>1
     pd.testing.assert_frame_equal(a.grad_accum.df, b.grad_accum.df)
 
-# A rate that is scaled already
-
-@pytest.fixture(scope='module')
-def plan(): return learner().bs_find(0.01, num_it=60, n_epoch=4, show_plot=False).at(16)
-
-fits = dict(fit=lambda o, lr: o.fit(1, lr), one_cycle=lambda o, lr: o.fit_one_cycle(1, lr), tune=lambda o, lr: o.fine_tune(1, lr))
-
-@pytest.mark.parametrize('nm,sliced', [('fit',True), ('one_cycle',True), ('tune',False)]) # fastai's own takes no slice
-def test_a_fit_at_the_rate_of_a_plan_is_warned_of_once(nm, sliced, plan):
-    plan = plan.at(16)
-    object.__setattr__(plan, 'base_lr', slice(0.001, 0.01) if sliced else 0.01)
-    def _said(lr, times):
-        learn = quiet_learner(loaders(regression(96), 4), mlp(), splitter=lambda m: [[*m[0].parameters()],[*m[2].parameters()]])
-        plan.apply(learn)
-        return [o for o in said(lambda: [fits[nm](learn, lr) for _ in range(times)]) if 'plan.lr' in o]
-    assert len(_said(plan.lr, 2))==1 and _said(plan.base_lr, 1)==[]
-
 # Loaders of torch's
 
 def test_torch_loaders_say_their_size():

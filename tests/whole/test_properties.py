@@ -16,15 +16,16 @@ from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import SGD
-from fastai_bs.accumulate.grad_accum import losses
+from fastai_bs.accumulate import losses
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.noise.estimator import window_moments
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.finder.plan import RateTrial
 from fastai_bs.schedule.rules import adascale_gain, linear_scaling, no_scaling, sqrt_scaling
-from helpers import mlp, quiet_learner, regression
+from fastai_bs.schedule.scaled_lr import rates
+from helpers import mlp, plans, quiet_learner, regression
 from oracle import item_grads
-from test_plan import plans
 
 f64,inf,nan = torch.float64,math.inf,math.nan
 sizes_of_micros = st.lists(st.integers(1, 4), min_size=2, max_size=6)
@@ -185,28 +186,28 @@ def test_the_factor_goes_from_1_to_that_of_the_rule(rule, k, warmup, n_epoch, n_
 @given(plans(), st.sampled_from([0.25,1,1,6]))
 def test_the_table_of_a_plan_follows_from_its_formulas(plan, part):
     "Each column from the others, the noise scale and what was timed"
-    plan = replace(plan, base_bs=part*plan.bs_now)
-    df,noise,now,base = plan.table,plan.noise_known,plan.bs_now,plan.base_bs
+    plan = replace(plan, today=replace(plan.today, base_bs=part*plan.bs_now))
+    df,noise,now,base,lr = plan.table,plan.noise_known,plan.bs_now,plan.base_bs,rates(plan.lr)[-1]
     def same(nm, v): np.testing.assert_allclose(df[nm].to_numpy(float), np.broadcast_to(np.array(v, dtype=float), len(df)), rtol=1e-9, err_msg=nm)
     # How it is reached, and how long a step takes
     assert df.bs.is_unique and df.bs.is_monotonic_increasing and (df.bs==now).sum()==1
-    short = df.micro_bs*df.n_acc*plan.n_ranks-df.bs # Of today's last micro-batch alone
-    assert ((short==0) | (df.bs==now) & (0<short) & (short<df.micro_bs*plan.n_ranks)).all()
+    short = df.micro_bs*df.n_acc*plan.today.n_ranks-df.bs # Of today's last micro-batch alone
+    assert ((short==0) | (df.bs==now) & (0<short) & (short<df.micro_bs*plan.today.n_ranks)).all()
     ran = {m: (secs-once,once) for m,secs,once in plan.timed}
-    same('step_time', [bs/plan.n_ranks/m*ran[m][0]+ran[m][1] if ran else nan for bs,m in zip(df.bs, df.micro_bs)])
-    same('measured', [next((secs for m,secs,_ in plan.times if m*plan.n_ranks==bs), nan) for bs in df.bs])
+    same('step_time', [bs/plan.today.n_ranks/m*ran[m][0]+ran[m][1] if ran else nan for bs,m in zip(df.bs, df.micro_bs)])
+    same('measured', [next((secs for m,secs,_ in plan.device.times if m*plan.today.n_ranks==bs), nan) for bs in df.bs])
     # The rates that need no noise scale
-    same('linear_scaling', 0.1*df.bs/base)
-    same('sqrt_scaling', (0.1*df.linear_scaling)**0.5)
+    same('linear_scaling', lr*df.bs/base)
+    same('sqrt_scaling', (lr*df.linear_scaling)**0.5)
     if math.isnan(noise):
-        assert df[['steps','examples','time','adascale_gain']].isna().to_numpy().all()
-        return same('lr', 0.1 if plan.adam else df.linear_scaling)
+        assert df[['steps','examples','time','adascale_gain','adam_gain']].isna().to_numpy().all()
+        return
     # Steps, examples and seconds to a loss
     same('steps', 1+noise/df.bs)
     same('examples', df.steps*df.bs/noise if noise else inf) # A step takes a batch, and the fewest examples are a noise scale to each of the fewest steps
     time = df.steps*df.step_time
     same('time', time/time[df.bs==now].item())
     # The other rates
-    same('adascale_gain', 0.1*(1+noise/base)/df.steps)
+    same('adascale_gain', lr*(1+noise/base)/df.steps)
     shown = float(f'{noise:.3g}') # The rule has three digits of the noise scale
-    same('lr', 0.1 if plan.adam else 0.1*(1+shown/base)/(1+shown/df.bs))
+    if not plan.today.adam and plan.rate==RateTrial(): same('lr', lr*(1+shown/base)/(1+shown/df.bs))

@@ -511,11 +511,10 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, t
         before = everything(learn)
         if not plain:
             plan = learn.bs_find(lr, **dict(dict(num_it=140), **(kw or {}))) # No more than 30 windows take
-            res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=plan.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=plan.n_windows,
-                bs_now=plan.bs_now,
-                       micro_now=plan.micro_now, n_train=plan.n_train, n_passes=plan.n_passes, n_seen=plan.n_seen, max_bs=plan.max_bs, base_lr=plan.base_lr,
-                       loss_rose=plan.loss_rose, valid_time=plan.valid_time, rate_held=plan.rate_held, rate_failed=plan.rate_failed,
-                       rate_low=plan.rate_low, epoch_start=plan.epoch_start)
+            t,m,d = plan.today,plan.measured,plan.device
+            res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=d.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=m.n_windows, bs_now=t.bs,
+                       micro_now=t.micro_bs, n_train=t.n_train, n_passes=m.n_passes, n_seen=m.n_seen, max_bs=d.max_bs, base_lr=plan.lr,
+                       loss_rose=m.loss_rose, valid_time=d.valid_time, rate=plan.rate, epoch_start=d.epoch_start)
         changed = changes(before, everything(learn))
         kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
         if after: fit(learn, after, 0.05)
