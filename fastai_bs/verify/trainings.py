@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/trainings.html.md"""
 __all__ = ['LossSums', 'LossCurve', 'mean_loss', 'ValidLoss', 'some_of', 'Training', 'ShortTraining', 'steps_of', 'Lengths',
            'Trials']
 
-# %% ../../nbs/verify/02_trainings.ipynb #1e796cc8
+# %% ../../nbs/verify/02_trainings.ipynb #5c6c7b7c
 import math, time, torch
 import numpy as np
 import pandas as pd
@@ -20,6 +20,7 @@ from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from typing import NamedTuple
 from ..learner.ranks import n_ranks, over_ranks, trains_together
+from ..learner.loop import fastai_on_ranks
 from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loaders import epoch_len, micro_batch_size, n_items, with_micro_bs
 from ..learner.mock import mock_training
@@ -128,7 +129,7 @@ def some_of(
     try: return with_micro_bs(dl, micro_batch_size(dl), order=np.linspace(0, n-1, most).round().astype(int).tolist())
     except ValueError: return dl
 
-# %% ../../nbs/verify/02_trainings.ipynb #27765bb4
+# %% ../../nbs/verify/02_trainings.ipynb #a33dfe72
 class Training(NamedTuple):
     "What came of a short training"
     items:int # That it saw, of all ranks
@@ -174,7 +175,7 @@ class ShortTraining:
 
     def _validate(self, learn, count, on_ranks):
         valid = ValidLoss(math.ceil(self.n_valid/n_ranks(learn)), count)
-        learn.validate(dl=some_of(learn.dls.loaders[1], self.n_valid), cbs=valid)
+        with fastai_on_ranks(): learn.validate(dl=some_of(learn.dls.loaders[1], self.n_valid), cbs=valid)
         return mean_loss(valid.sums.totals(on_ranks))
 
 # %% ../../nbs/verify/02_trainings.ipynb #d4f6c2db
