@@ -152,7 +152,7 @@ def _sizes_of(plan, sizes, equal):
         return True
     return trial_sizes(plan.bs_now, plan.bs, _can)
 
-# %% ../../nbs/verify/06_bs_verify.ipynb #8e497704
+# %% ../../nbs/verify/06_bs_verify.ipynb #800b79c7
 class _Bar:
     "A progress bar with a tick for each training, where somebody sees it"
     def __init__(self, learn, lengths, n):
@@ -234,5 +234,5 @@ def bs_verify(self:Learner,
     sizes = [bs for bs in sizes if bs not in few]
     trials,interrupted = _run(self, lengths, sizes, rates, n_runs)
     left_out = [(bs,'steps') for bs in few] + _left_out(trials, sizes)
-    return BatchVerification(df=pd.DataFrame(trials.rows), curves=pd.concat(trials.curves), planned=plan, equal=equal, n_epoch=n_epoch, rates=tuple(rates),
+    return BatchVerification(df=pd.DataFrame(trials.rows), planned=plan, equal=equal, n_epoch=n_epoch, rates=tuple(rates),
                              left_out=tuple(left_out), took=time.perf_counter()-begin, interrupted=interrupted)

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/result.html.md"""
 # %% auto #0
 __all__ = ['within', 'BatchVerification']
 
-# %% ../../nbs/verify/05_result.ipynb #c9972481
+# %% ../../nbs/verify/05_result.ipynb #729c6dc3
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,17 +17,16 @@ from ..schedule.scaled_lr import scale_lr
 from ..finder.steps import whole_epochs
 from ..finder.plan import BatchPlan
 from .compare import (Spread, best_rates, compared, critical, critical_range, decides, least_dof, log_losses, ranked, spread_of, with_loss)
-from .plots import plot_verification
+from .plots import plot_sizes
 from .advice import verified_details, verified_html, verified_paragraph, verified_text
 
-# %% ../../nbs/verify/05_result.ipynb #5de5ba5f
+# %% ../../nbs/verify/05_result.ipynb #d786faf2
 within = 0.02 # Part of today's loss: a size that saves time may end so much higher
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchVerification:
     "Short trainings of several batch sizes, each at the best of several rates, and which size they speak for"
     df:pd.DataFrame # A row per training
-    curves:pd.DataFrame # The training loss along each: `bs`, `factor`, `part`, `run`, `seconds` since it began, `loss`
     planned:BatchPlan # What `bs_find` said before
     equal:str # What all trainings of a length have in common: 'time' or 'items'; 'plan': each is as long as its plan says
     n_epoch:float # Epochs of today's batch that a whole training is as long as
@@ -264,18 +263,11 @@ class BatchVerification:
     def _repr_html_(self): return verified_html(self)
 
     def plot(self,
-        ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
+        ax=None, # Axes to draw on; by default new ones
     ): # The axes
-        "Left, the deciding loss over today's against batch size, at each length; right, the training loss along the whole trainings"
-        table = self.table
-        lengths = [(part,table[table.part>=part] if part==1 else self._at(part)) for part in sorted(set(self.runs.part))]
-        chosen = self.bs if self.is_known else None
-        return plot_verification(lengths, self.curves, bs_now=self.bs_now, planned=self.planned.bs, bs=chosen, ax=ax)
-
-    def _at(self, part):
-        "`table` of a shorter length alone"
-        df = self.df
-        return replace(self, df=df[df.part==part]).table
+        "The deciding loss over today's against batch size, at each length"
+        lengths = [(part,replace(self, df=self.df[self.df.part==part]).table) for part in sorted(set(self.runs.part))]
+        return plot_sizes(lengths, bs_now=self.bs_now, planned=self.planned.bs, bs=self.bs if self.is_known else None, ax=ax)
 
     def to_dict(self)->dict:
         "Numbers, strings and lists only, as strict JSON takes them: `None` where a number is not known or is infinite; without data frames"

@@ -27,7 +27,7 @@ def trial(loss, sizes=(32,64,128,256), rates=(1/3,1,3), whole=None, n_runs=4, sd
     "Each size with each rate at 1/16 of the length, with its best one at 1/4; `whole` of them `n_runs` times for the whole length"
     planned,rng = planned or planned_of(),np.random.default_rng(seed)
     of_run = 0.1*rng.normal(size=n_runs+1) # What an order of the items does to all sizes
-    rows,curves = [],[]
+    rows = []
     def _add(bs, factor, part, run):
         n_train,plan = planned.today.n_train,planned.at(bs)
         n = part*n_epoch*n_train/64*(step_time(64)/step_time(bs) if equal=='time' else 64/bs)
@@ -35,12 +35,11 @@ def trial(loss, sizes=(32,64,128,256), rates=(1/3,1,3), whole=None, n_runs=4, sd
         name = dict(bs=bs, factor=factor, part=part, run=run)
         rows.append(dict(**name, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=factor*plan.scaled_lr, items=n*bs, steps=round(n), seconds=secs, expected=secs,
                          train_loss=0.9*l, valid_loss=l if valid else math.nan))
-        curves.append(pd.DataFrame(dict(**name, seconds=secs*np.arange(1, 51)/50, loss=l*(1+4*np.exp(-5*np.arange(1, 51)/50)))))
     best = {bs: min(rates, key=lambda f: loss(bs, f, 1.)) for bs in sizes}
     for bs in sizes:
         for factor in rates: _add(bs, factor, 1/16, 0)
         _add(bs, best[bs], 1/4, 0)
     for run in range(1, n_runs+1):
         for bs in sizes if whole is None else whole: _add(bs, best[bs], 1., run)
-    return BatchVerification(**{**dict(df=pd.DataFrame(rows), curves=pd.concat(curves), planned=planned, equal=equal, n_epoch=n_epoch, rates=rates, took=61.),
+    return BatchVerification(**{**dict(df=pd.DataFrame(rows), planned=planned, equal=equal, n_epoch=n_epoch, rates=rates, took=61.),
                                 **kwargs})

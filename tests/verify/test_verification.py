@@ -173,13 +173,12 @@ def test_to_dict_is_strict_json(nm):
 @pytest.mark.parametrize('nm', cases)
 def test_plot(nm):
     v = cases[nm][0]()
-    left,right = v.plot()
-    line = left.lines[[o.get_label() for o in left.lines].index('whole length')]
-    assert line.get_xdata().tolist()==v.table.bs[v.table.part>=1].tolist() and len(right.lines)==(v.table.part>=1).sum()
-    assert any('chosen' in o.get_label() for o in left.lines)==v.is_known
-    ax = plt.figure().subplots()
-    assert v.plot(ax=ax) is ax
-    bottom,top = left.get_ylim()
+    ax = v.plot()
+    line = ax.lines[[o.get_label() for o in ax.lines].index('whole length')]
+    assert line.get_xdata().tolist()==v.table.bs[v.table.part>=1].tolist() and any('chosen' in o.get_label() for o in ax.lines)==v.is_known
+    bottom,top = ax.get_ylim()
     diffs = v.whole['diff']
     assert bottom<=np.nanmin([0,*diffs]) and top>=np.nanmax([0,*diffs])
+    other = plt.figure().subplots()
+    assert v.plot(ax=other) is other
     plt.close('all')
