@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/bs_verify.html.md"""
 # %% auto #0
 __all__ = ['least_it', 'finalists_in_time', 'finalists_of_all', 'train_all', 'whole_lengths', 'default_epochs']
 
-# %% ../../nbs/verify/06_bs_verify.ipynb #1769a23a
+# %% ../../nbs/verify/06_bs_verify.ipynb #46370d0c
 import math, time
 import pandas as pd
 from dataclasses import replace
@@ -22,8 +22,8 @@ from ..learner.mock import mock_training, watched
 from ..accumulate.sizes import accumulation
 from ..schedule.scaled_lr import rates as rates_in
 from ..finder.timing import time_steps
-from fastai_bs.verify.compare import (Arm, best_rates, least_steps, n_final, n_middle, parts, runs_wanted, trial_sizes,
-    with_today)
+from .compare import Arm, least_steps, n_final, n_middle, parts
+from .compare import best_rates, runs_wanted, trial_sizes, with_today
 from .trainings import Lengths, Trials
 from .result import BatchVerification
 import fastai_bs.finder.bs_find # noqa: F401 bs_find

@@ -20,7 +20,7 @@ from .compare import (Spread, best_rates, compared, critical, critical_range, de
 from .plots import plot_sizes
 from .advice import verified_details, verified_html, verified_paragraph, verified_text
 
-# %% ../../nbs/verify/05_result.ipynb #d786faf2
+# %% ../../nbs/verify/05_result.ipynb #0dffbe0f
 within = 0.02 # Part of today's loss: a size that saves time may end so much higher
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -273,7 +273,8 @@ class BatchVerification:
         "Numbers, strings and lists only, as strict JSON takes them: `None` where a number is not known or is infinite; without data frames"
         names = ('verdict','bs','best','good','kept','open_sizes','factor','critical_bs','critical_range','decided_by','epochs','n_runs','equal','n_epoch',
                  'rates','left_out','took','interrupted','level','advice')
-        parts = dict(spread=self.spread._asdict(), plan=self.plan.to_dict(), planned=self.planned.to_dict())
+        sd,dof = self.spread
+        parts = dict(spread=dict(sd=sd, dof=dof), plan=self.plan.to_dict(), planned=self.planned.to_dict())
         return as_plain({**{nm: getattr(self, nm) for nm in names}, **parts})
 
 _columns = ['bs','micro_bs','n_acc','lr','factor','runs','passes','steps','seconds','train_loss','valid_loss','loss','diff','low','high','part']
