@@ -328,9 +328,9 @@ def verify(name, task, epochs=lengths[-1], seeds=range(3)):
             with patch('time.perf_counter', time.process_time): return learn.bs_verify(lr, n_epoch=epochs/4) # noqa: B023
         (_,before),(v,secs),(_,after) = map(_timed, (_full,_verify,_full))
         full = (before+after)/2
-        add('verify', task=name, epochs=epochs, bs=v.bs, lr=v.plan.scaled_lr, seed=seed, plan=v.found.bs, factor=v.factor, sizes=' '.join(map(str, v.table.bs)),
-            told=' '.join(f'{o.bs}:{o.part:g}:{o.loss:.4g}:{o.low:.3f}:{o.high:.3f}' for o in v.table.itertuples()), spread=v.spread.sd, dof=v.spread.dof,
-            find=v.found.took, verify=secs, full=full)
+        ends = ' '.join(f'{o.bs}:{o.part:g}:{o.loss:.4g}:{o.low:.3f}:{o.high:.3f}' for o in v.table.itertuples())
+        add('verify', task=name, epochs=epochs, bs=v.bs, lr=v.plan.scaled_lr, seed=seed, plan=v.planned.bs, factor=v.factor,
+            sizes=' '.join(map(str, v.table.bs)), told=ends, spread=v.spread.sd, dof=v.spread.dof, find=v.planned.took, verify=secs, full=full)
         print(name, epochs, seed, v.bs, f'{secs/full:.2f}', flush=True)
 
 # The report

@@ -90,7 +90,7 @@ def _verify(learn, lr, epochs, out):
     print(f"\n4. bs_verify: trials of several batch sizes from new weights, each as long as {epochs:g} epochs at today's takes")
     with _quiet(learn): v = learn.bs_verify(lr, n_epoch=epochs)
     print(textwrap.indent(repr(v), '   '))
-    v.plot()[0].figure.savefig(out/'trials.png', dpi=120)
+    v.plot().figure.savefig(out/'trials.png', dpi=120)
     print(f"   Plot: {out/'trials.png'}")
 
 n_seeds = 3 # Trainings of each kind

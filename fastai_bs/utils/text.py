@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/utils/text.html.md"""
 
 # %% auto #0
 __all__ = ['num', 'plural', 'counted', 'percent', 'with_interval', 'difference_text', 'factor_text', 'listed', 'rate_text',
-           'bytes_text', 'time_text', 'as_plain', 'brief_html', 'by_kind', 'paragraph', 'filled', 'in_text', 'marked',
+           'bytes_text', 'time_text', 'as_plain', 'brief_html', 'paragraph', 'filled', 'in_text', 'marked',
            'table_text', 'table_html', 'in_html', 'Details', 'details_of']
 
 # %% ../../nbs/utils/02_text.ipynb #b639fa9e
@@ -138,18 +138,8 @@ def brief_html(
     return f'<p>{escape(text, quote=False)}</p><details><summary>{summary}</summary>{table}</details>'
 
 # %% ../../nbs/utils/02_text.ipynb #ab263c53
-def by_kind(
-    advice, # `Advice`, or anything else with its attributes
-    most:int=3, # Cautions
-)->dict: # Texts by kind
-    "What is shown, without the details"
-    res = {}
-    for o in advice:
-        if o.kind!='caution' or len(res.get('caution', []))<most: res.setdefault(o.kind, []).append(o.text)
-    return res
-
 def paragraph(
-    said:dict, # As of `by_kind`
+    said:dict, # Texts by kind: 'do', 'how', 'run', 'why', 'caution'
 )->str:
     "All of it in one paragraph"
     return ' '.join(f"Run {o}." if kind=='run' else o for kind,texts in said.items() for o in texts)
@@ -168,7 +158,7 @@ def _top(said):
     return ['\n'.join(first), *(f'    {o}' for o in said.get('run', []))],why
 
 def in_text(
-    said:dict, # As of `by_kind`
+    said:dict, # As for `paragraph`
     more:str, # Where the rest is: a sentence, with `{}` for the call
     call:str, # As 'plan.details()'
 )->str: # Lines of 110 characters at most
@@ -204,7 +194,7 @@ def table_html(
     return df.to_html(index=False, border=0, na_rep='', float_format='{:.3g}'.format)
 
 def in_html(
-    said:dict, # As of `by_kind`
+    said:dict, # As for `paragraph`
     more:str, # As for `in_text`
     call:str, # As for `in_text`
     summary:str, # What `table` holds
@@ -228,7 +218,7 @@ class Details(str):
     def _repr_html_(self): return self.html
 
 def details_of(
-    said:dict, # As of `by_kind`
+    said:dict, # As for `paragraph`
     sections, # `(name, texts)` of each list; one without texts is left out
     df, # A data frame; left out where it has no rows
 )->Details:

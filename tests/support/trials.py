@@ -3,39 +3,43 @@ import math
 
 import numpy as np
 import pandas as pd
+from fastai_bs.finder.plan import BatchPlan, Device, Measured, Today
 from fastai_bs.verify.result import BatchVerification
-from plans import plan_of
 
-nan = math.nan
+def step_time(bs): return 2e-3+3e-5*bs # Seconds
 
-def valley(best=128, depth=0.05, rate=0.2, best_rate=1., to=None):
-    "A loss with one best size, and a best factor on the rate; at shorter lengths the best size may be another one, `to`"
-    def _loss(bs, factor, part):
-        at = to if to and part<1 else best
-        return 0.5*(1+(1-part))*math.exp(depth*math.log2(bs/at)**2 + rate*math.log(factor/best_rate, 3)**2)
+def planned_of(lr=0.01, adam=True, n_train=50_000, **kwargs):
+    "What `bs_find` would have planned beforehand, with 64 items today"
+    times = tuple((bs,step_time(bs),1e-4) for bs in (8,16,32,64,128,256,512))
+    today = Today(bs=64, micro_bs=64, lr=lr, n_train=n_train, n_epoch=5, has_n_epoch=True, adam=adam, wd=0.01, **kwargs)
+    return BatchPlan(today, Measured(1000., (900.,1100.), n_windows=30, n_seen=360, n_passes=0.5), device=Device(times, spread=0.01))
+
+def valley(best=128, depth=0.05, best_rate=1.):
+    "A loss with one best size, and a best factor on the rate"
+    def _loss(bs, factor, part): return 0.5*(2-part)*math.exp(depth*math.log2(bs/best)**2 + 0.2*math.log(factor/best_rate, 3)**2)
     return _loss
 
-def trial(loss, sizes=(32,64,128,256), rates=(1/3,1,3), whole=None, n_runs=3, sd=0.01, equal='time', n_epoch=5, found=None, parts=(1/16,1/4,1.), valid=True,
-          seed=0, short_runs=1, step_time=lambda bs: 2e-3+3e-5*bs, **kwargs):
-    """Each size with each rate at the first of `parts`, with its best rate at the others; `whole` of the sizes come to the whole length, which each of them has
-    `n_runs` of; `short_runs` of shorter ones"""
-    found,rng = found or plan_of(1000., (900.,1100.)),np.random.default_rng(seed) # Of which 256 are planned
-    whole = sizes if whole is None else whole
-    n_train = found.n_train
-    rows,curves = [],[]
-    plans = {bs: found.at(bs) for bs in sizes} # A plan works out its table once
-    of_run = 0.1*rng.normal(size=max(n_runs, short_runs))
+def steps(losses):
+    "A loss for each size, 0.5 for those that aren't named, times a factor"
+    return lambda bs,factor,part: 0.5*losses.get(bs, 1.)
+
+def trial(loss, sizes=(32,64,128,256), rates=(1/3,1,3), whole=None, n_runs=4, sd=0.005, equal='time', n_epoch=5, planned=None, valid=True, seed=0, **kwargs):
+    "Each size with each rate at 1/16 of the length, with its best one at 1/4; `whole` of them `n_runs` times for the whole length"
+    planned,rng = planned or planned_of(),np.random.default_rng(seed)
+    of_run = 0.1*rng.normal(size=n_runs+1) # What an order of the items does to all sizes
+    rows = []
     def _add(bs, factor, part, run):
-        steps = part*n_epoch*n_train/64*(step_time(64)/step_time(bs) if equal=='time' else 64/bs)
-        secs,l = steps*step_time(bs),loss(bs, factor, part)*math.exp(of_run[run]+sd*rng.normal())
-        plan = plans[bs]
-        rows.append(dict(bs=bs, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=0.01*plan.rule(bs/64)*factor, factor=factor, part=part, run=run, items=steps*bs,
-                         steps=round(steps), seconds=secs, expected=secs, train_loss=0.9*l, valid_loss=l if valid else nan))
-        t = np.arange(1, 51)/50
-        curves.extend(dict(bs=bs, factor=factor, part=part, run=run, seconds=secs*o, loss=l*(1+4*math.exp(-5*o))) for o in t)
-    for part in parts:
-        for bs in sizes if part<1 else whole:
-            for factor in rates if part==parts[0] and part<1 else [min(rates, key=lambda f: loss(bs, f, part))]:
-                for run in range(n_runs if part==1 else short_runs): _add(bs, factor, part, run)
-    return BatchVerification(**{**dict(df=pd.DataFrame(rows), curves=pd.DataFrame(curves), found=found, equal=equal, n_epoch=n_epoch, n_train=n_train,
-                                       rates=rates, left_out=(), took=61., interrupted=False), **kwargs})
+        n_train,plan = planned.today.n_train,planned.at(bs)
+        n = part*n_epoch*n_train/64*(step_time(64)/step_time(bs) if equal=='time' else 64/bs)
+        secs,l = n*step_time(bs),loss(bs, factor, part)*math.exp(of_run[run]+sd*rng.normal())
+        name = dict(bs=bs, factor=factor, part=part, run=run)
+        rows.append(dict(**name, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=factor*plan.scaled_lr, items=n*bs, steps=round(n), seconds=secs, expected=secs,
+                         train_loss=0.9*l, valid_loss=l if valid else math.nan))
+    best = {bs: min(rates, key=lambda f: loss(bs, f, 1.)) for bs in sizes}
+    for bs in sizes:
+        for factor in rates: _add(bs, factor, 1/16, 0)
+        _add(bs, best[bs], 1/4, 0)
+    for run in range(1, n_runs+1):
+        for bs in sizes if whole is None else whole: _add(bs, best[bs], 1., run)
+    return BatchVerification(**{**dict(df=pd.DataFrame(rows), planned=planned, equal=equal, n_epoch=n_epoch, rates=rates, took=61.),
+                                **kwargs})
