@@ -24,8 +24,8 @@ from ..learner.loop import callback_of
 from ..accumulate.losses import loss_elements, refuse_loss
 from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.batch_schedule import BatchSchedule
-from fastai_bs.verify.both_ways import (HeldDraws, PlainLoop, fresh, put_together, run, sample, train_norms, trained_params, weights_in,
-    windows_of)
+from .both_ways import HeldDraws, PlainLoop, fresh, put_together, run, sample, train_norms
+from .both_ways import trained_params, weights_in, windows_of
 
 # %% ../../nbs/verify/08_check_accum.ipynb #4a596153
 _words = dict(

@@ -250,6 +250,7 @@ def _verified_on_rank(r):
         return v.bs_now,v.verdict,v.df.valid_loss.tolist(),set(v.df['items']),changes(was, picture(learn))
 
 @pytest.mark.slow
+@pytest.mark.xdist_group('ranks')
 def test_ranks_see_the_same():
     first,second = on_ranks(_verified_on_rank, 2)
     assert first==second and first[0]==16 and first[1]!='unknown' and first[-1]==[] and min(first[3])==max(first[3])
