@@ -115,7 +115,8 @@ class Spy(Callback):
 @pytest.mark.parametrize('cbs,bs', [((),4), ((GradAccum(2),ScaledLR(4)),8)], ids=['plain','accumulated'])
 def test_trials_are_annealed_from_here_at_the_rule_s_rates(cbs, bs):
     Spy.fits = []
-    v = verify(reg_learner(cbs=[*cbs,Spy()]), sizes=[bs,2*bs], rates=(0.5,2), n_epoch=12)
+    v = verify(reg_learner(cbs=[*cbs,Spy()], opt_func=partial(SGD, mom=0.9)), lr=1e-4, sizes=[bs,2*bs], rates=(0.5,2), n_epoch=12)
+    assert v.planned.at(2*bs).scaled_lr>v.planned.lr
     trials = [o for o in Spy.fits if max(o['lrs'], default=0)>0][-len(v.df):] # A validation begins a fit, too
     rows,first_items = v.df.to_dict('records'),{}
     for row,fit in zip(rows, trials):
@@ -146,11 +147,13 @@ def test_equal_items():
 def test_as_planned(monkeypatch):
     "Today's training and the plan's, as often as tells something: its rate, its epochs and its weight decay, whole trainings only"
     ran = at_trial(monkeypatch, 0, interrupt)
+    monkeypatch.setattr(BatchPlan, 'n_epoch_exact', property(lambda self: 10. if self.bs==self.bs_now else 14.))
     learn = reg_learner()
     was = picture(learn)
     v = verify(learn, sizes=[16], n_epoch=10, n_runs=2, rates=None, equal='plan')
     plan = v.planned.at(16)
     expected = {(4,160,0.01,v.planned.today.wd),(16,4*plan.n_epoch,plan.scaled_lr,plan.wd)}
+    assert plan.n_epoch==14
     assert {(o.micro_bs*o.n_acc,o.n_steps,o.lr,o.wd) for o in ran}==expected and len(v.df)==8 and (v.df.part==1).all()
     assert v.verdict!='unknown' and v.rates==(1,) and v.bs in (4,16) and v.epochs==v.plan.n_epoch and changes(was, picture(learn))==[]
 
