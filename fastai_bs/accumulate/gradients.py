@@ -33,7 +33,7 @@ def norm(
 def all_params(
     learn, # A `Learner`
 )->list:
-    "Of the model and of the optimizer, once each; there is no optimizer yet where `learn.validate()` comes before the first fit"
+    "The parameters of the model and of the optimizer, once each; there is no optimizer yet where `learn.validate()` comes before the first fit"
     return list(dict.fromkeys([*learn.model.parameters(), *(p for pg in getattr(learn.opt, 'param_lists', []) for p in pg)]))
 
 def zero_grads(

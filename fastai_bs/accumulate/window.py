@@ -69,7 +69,7 @@ def without_nan(
 def _zero_unless(n, grad): return torch.where(n.to(grad.device)>0, grad, 0.) if isinstance(n, Tensor) else torch.zeros_like(grad)
 
 class Weights:
-    "Of the losses of micro-batches, by their elements"
+    "The weights of the losses of micro-batches, by their elements"
     def __init__(self,
         counter, # `ElementCounter` of the loss
     ):

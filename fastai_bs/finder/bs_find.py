@@ -94,7 +94,7 @@ def window_size(
 def least_len(
     n_ranks:int, # That train together
 )->int: # Micro-batches of each rank
-    "Of a window that tells something: ranks can be compared with each other"
+    "The fewest micro-batches of a window that tells something: ranks can be compared with each other"
     return 2 if n_ranks==1 else 1
 
 def windows_take(
@@ -187,7 +187,7 @@ def _epoch_len(learn):
     if n>=2 or n==1 and trains_together(learn): return n
     dl,bs = learn.dls.train,known_micro_bs(learn.dls.train)
     of = f" of {counted(n_items(dl))} with bs={bs}" if bs else ''
-    raise ValueError(f"The training loader yields {n} micro-batch{'es' if n==0 else ''} in an epoch{of}, and at least 2 are needed "
+    raise ValueError(f"The training loader yields {counted(n, 'micro-batch')} in an epoch{of}, and at least 2 are needed "
                      "to tell signal from noise: make the micro-batches smaller, or see that the data set is not empty")
 
 def _fixed_num_it(num_it, n_acc, n_iter, ranks):
@@ -261,7 +261,7 @@ def _along_cycle(finder, df, n_epoch, n_train):
     return dict(noise_scale=noise_scale, ci=ci, n_windows=cool.n_windows, at_peak=at_peak, cool=cool, at_end=at_end)
 
 def _items_of_epoch(n_iter, step, learn):
-    "Of the training set; of the loader's epoch where that is not known, or where its batches are ready-made"
+    "Items of the training set; of the loader's epoch where that is not known, or where its batches are ready-made"
     n_epoch,n_train = n_iter*step,n_items(learn.dls.train)
     return n_train if abs(n_train-n_epoch)<step else n_epoch
 

@@ -174,7 +174,7 @@ class MockCycle(OneCycle):
 
     @property
     def place(self)->tuple: # Optimizer steps so far, part of the cycle, and the rate there over its peak
-        "Of the window to be measured: where it was meant to be, which is less than a step on from where it is"
+        "Where the window to be measured was meant to be, which is less than a step on from where it is"
         pct = max(self.pct, self.places[self.n_measured])
         return self.n_done,float(pct),float(rate_at(pct))
 

@@ -107,7 +107,8 @@ def plot_cycle(
     if len(stretch) and not math.isnan(noise_scale) and (known or low>0):
         x = stretch[0]+0.5,stretch[-1]+1.5
         between = f'{num(low)} to {num(high)}' if 0<low>=noise_scale else with_interval(noise_scale, ci) # Without an estimate it is the lower end
-        label = f"whole training: {between if known else f'at least {num(low)}'} at {level:.0%}"
+        amount = between if known else f'at least {num(low)}'
+        label = f"whole training: {amount} at {level:.0%}"
         if known: ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=label)
         ax.fill_between(x, max(low, bottom/2), min(high, 2*top), color='C1', alpha=0.2, lw=0, label=None if known else label)
     if bs: ax.axhline(bs, color='grey', ls='--', label=f"today's batch size, {bs}")
@@ -145,7 +146,7 @@ def plot_time(
 def _predicted(table, bs_now, bs):
     "A title in the words of the plan's advice"
     if bs is None or table.time.isna().any(): return 'Predicted here'
-    return f"Predicted here: {f'stay at {bs}' if bs==bs_now else f'use {bs} (today {bs_now})'}"
+    return f"Predicted here: stay at {bs}" if bs==bs_now else f"Predicted here: use {bs} (today {bs_now})"
 
 def _label_sizes(sizes, ax):
     "A tick for each batch size, and plain numbers on the other axis"

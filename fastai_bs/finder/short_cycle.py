@@ -83,7 +83,7 @@ def factor_that_holds(
     n_steps:int, # Optimizer steps
     again:bool=True, # Where the first fails, has another order of the items a say too?
 )->float: # `None` where none of them holds
-    "Of `factors` the first, if a short cycle at that rate ends no worse than one at `lr`; the last, if that ends clearly better still"
+    "Return the first of `factors`, if a short cycle at that rate ends no worse than one at `lr`; the last, if that ends clearly better still"
     def _loss(factor, seed=None): return loss_after(learn, micro_bs, n_acc, scale_lr(lr, factor), n_steps, seed)
     first,last = factors[0],factors[-1]
     loss,own = _loss(first),_loss(1.)

@@ -151,7 +151,7 @@ class StepTimes:
         return spread([[step for step,_ in ts] for ts in self.rounds.values()])
 
     def order(self)->list: # Items
-        "Of the sizes in a round: from today's up, then down"
+        "Order the sizes of a round: from today's up, then down"
         return [o for o in self.sizes if o>=self.micro_bs] + [o for o in reversed(self.sizes) if o<self.micro_bs]
 
 # %% ../../nbs/finder/02_timing.ipynb #20e9e1c8
@@ -296,7 +296,7 @@ class ValidTimer(Callback):
 def valid_time(
     learn:Learner, # In a mock training
 )->float: # Seconds; 0 where there is none, or where it cannot be told
-    "Of a validation, with all that begins and ends one"
+    "Time a validation, with all that begins and ends one"
     timer,firsts,others = ValidTimer(),[],[]
     try:
         n = len(learn.dls.valid)

@@ -70,7 +70,7 @@ def epoch_items(
 def epoch_len(
     learn, # A `Learner`
 )->int: # Micro-batches
-    "Of an epoch on each rank; fastai's callback will deal those of the loader out to the ranks"
+    "Count the batches of an epoch on each rank; fastai's callback will deal those of the loader out to the ranks"
     dl = learn.dls.train
     shared = trainers(learn) and not is_distributed_dl(dl)
     return math.ceil(len(dl)/n_processes()) if shared else len(dl)
@@ -216,6 +216,6 @@ def is_distributed_dl(
 def n_fresh(
     dl, # A training loader, in the middle of an epoch
 )->float: # Items; `inf` where no item comes twice
-    "Of each rank, before the last one comes to those that a `DistributedDL` takes twice, so that each rank has as many"
+    "Count the items of each rank before the last one comes to those that a `DistributedDL` takes twice, so that each rank has as many"
     extra = dl.n_padded-dl.n if is_distributed_dl(dl) and hasattr(dl, 'n_padded') else 0
     return dl.n_padded//dl.world_size-extra if extra else math.inf

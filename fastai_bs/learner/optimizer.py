@@ -19,7 +19,7 @@ from .snapshot import same_rng
 def inner_opt(
     opt, # fastai's `Optimizer`, or torch's in an `OptimWrapper`
 ): # `opt` itself, but where it wraps another
-    "Of torch's optimizers in an `OptimWrapper`, and of Lookahead: the one that holds the state"
+    "The optimizer that holds the state: torch's in an `OptimWrapper`, or the one that Lookahead wraps"
     return vars(opt).get('opt', opt)
 
 def settings(

@@ -108,7 +108,7 @@ def plot_memory_rows(
 
 # %% ../../nbs/memory/01_report.ipynb #9eb7b2b7
 def _storages(t):
-    "Of a tensor; a sparse one has two"
+    "The storages of a tensor; a sparse one has two"
     if t.layout==torch.sparse_coo: return [t._indices().untyped_storage(), t._values().untyped_storage()]
     return [] if t.is_meta else [t.untyped_storage()]
 

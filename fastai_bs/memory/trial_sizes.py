@@ -90,7 +90,9 @@ class TrialSearch:
         error,is_of_memory,begin = None,False,time.perf_counter()
         self.now,self.n_left = micro_bs,self.n_left-1
         takes = self.secs*micro_bs
-        self.tick(f"trying micro-batches of {counted(micro_bs)}{f', about {time_text(takes)}' if takes>worth_saying else ''}", self.n_ticks*(self.n_left<0))
+        text = f"trying micro-batches of {counted(micro_bs)}"
+        if takes>worth_saying: text += f", about {time_text(takes)}"
+        self.tick(text, self.n_ticks*(self.n_left<0))
         try: self._train(micro_bs)
         except Exception as e:
             is_of_memory = out_of_memory(e) # By what it came from too

@@ -172,7 +172,7 @@ class BatchSchedule(GradAccum):
         return min([size//n_processes(), *bounds]),None
 
     def largest_micro_bs(self)->int: # Items
-        "Of the largest micro-batch that it may come to, however long the fit"
+        "Items of the largest micro-batch that it may come to, however long the fit"
         if self.by_epoch: sizes = [*self.sizes.values(), *([] if 0 in self.sizes else [self._own()*n_processes()])]
         else: sizes = [checked_size(self.sizes, pct) for pct in np.linspace(0, 1, 101)]
         return max(self._way_to(o)[0] for o in sizes)
@@ -249,10 +249,10 @@ def _check(self:BatchSchedule):
             own = micro_bs # Not once more for the same size in the next epoch
         if not self.by_epoch or micro_bs*n_acc*n_processes()==size or size in said: continue
         said.add(size)
-        warnings.warn(
-            f"A batch of {size} items is not made of whole micro-batches{f' of {self.max_micro_bs} at most' if self.max_micro_bs else ''}"
-            f"{f' on each of {n_processes()} ranks' if n_processes()>1 else ''}: from epoch {e} on it is {counted(micro_bs*n_acc*n_processes())}, "
-            f"{n_acc} x {micro_bs}", stacklevel=3)
+        most = f" of {self.max_micro_bs} at most" if self.max_micro_bs else ''
+        ranks = f" on each of {n_processes()} ranks" if n_processes()>1 else ''
+        warnings.warn(f"A batch of {size} items is not made of whole micro-batches{most}{ranks}: from epoch {e} on it is "
+                      f"{counted(micro_bs*n_acc*n_processes())}, {n_acc} x {micro_bs}", stacklevel=3)
 
 @patch
 def _is_guarded(self:BatchSchedule):

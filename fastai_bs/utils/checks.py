@@ -62,9 +62,9 @@ def check_number(
 ):
     "Refuse a `v` that is no number, or not above `least` (without `open_`: below it); NaN is above nothing"
     if not is_number(v): raise TypeError(f"`{nm}` must be {what}, a number, got {shown(v)}")
-    enough = v>least if open_ else v>=least
-    if not enough or finite and v==math.inf:
-        raise ValueError(f"`{nm}` must be {what}, {'above' if open_ else 'at least'} {least}{' and finite' if v==math.inf else ''}, got {v}")
+    enough,bound = (v>least,f'above {least}') if open_ else (v>=least,f'at least {least}')
+    if not enough: raise ValueError(f"`{nm}` must be {what}, {bound}, got {v}")
+    if finite and v==math.inf: raise ValueError(f"`{nm}` must be {what}, {bound} and finite, got {v}")
 
 # %% ../../nbs/utils/01_checks.ipynb #2e530bdd
 def check_fraction(

@@ -28,7 +28,7 @@ def num(
 def plural(
     unit:str, # In the singular
 )->str:
-    "Of a unit: 'items', 'micro-batches', 'epochs', 'parts of the batch'"
+    "The plural of a unit: 'items', 'micro-batches', 'epochs', 'parts of the batch'"
     noun,of,rest = unit.partition(' of ')
     return noun + ('es' if noun.endswith('batch') else 's') + of + rest
 
@@ -38,7 +38,7 @@ def counted(
 )->str:
     "'1 item', '3 items'; an estimate with three digits"
     many = n if isinstance(n, numbers.Integral) else num(n)
-    return f"{many} {unit if num(n)=='1' else plural(unit)}"
+    return f"{many} {unit}" if num(n)=='1' else f"{many} {plural(unit)}"
 
 # %% ../../nbs/utils/02_text.ipynb #9c935bc6
 def percent(
@@ -105,7 +105,8 @@ def time_text(
 )->str: # Empty where `secs` is NaN
     "'0.8 s', '45 s', '3 min 10 s', '2 h 5 min'"
     if math.isnan(secs): return ''
-    if secs<9.95: return f'{num(secs) if secs<0.095 else f"{secs:.1f}"} s'
+    if secs<0.095: return f'{num(secs)} s'
+    if secs<9.95: return f'{secs:.1f} s'
     secs = round(secs)
     if secs<60: return f'{secs} s'
     minutes,secs = divmod(secs, 60)

@@ -412,7 +412,7 @@ def windows_of(
     how, # A `GradAccum`, fastai's `GradientAccumulation` or a `PlainLoop`
     n_acc:int, # Micro-batches in its windows; of `GradientAccumulation` items
 )->tuple: # List of `Micros`, and of sentences on them
-    "Of its loader's batches: a whole window, and the epoch's last where it is another one"
+    "Windows of its loader's batches: a whole one, and the epoch's last where it is another one"
     got,windows,last = _drawn(learn, how, n_acc)
     res,notes = [],[]
     n = len(windows['a whole window'])

@@ -28,7 +28,7 @@ from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.batch_schedule import BatchSchedule
 from helpers import RaiseAt, loaders, mlp, pairwise, quiet_learner, regression, set_seed
-from ranks import on_ranks
+from gloo_ranks import on_ranks
 
 of_noise = ['noise_scale','noise_low','noise_high']
 fastais = ['epoch','train_loss','valid_loss','time']

@@ -41,7 +41,7 @@ from fastai_bs.utils.text import bytes_text
 from fastai_bs.memory.trial_sizes import largest
 from fastai_bs.noise.noise_scale import NoiseScale
 from helpers import changes, distance, flat, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, regression
-from ranks import on_ranks
+from gloo_ranks import on_ranks
 
 inf,nan = math.inf,math.nan
 f32 = torch.float32

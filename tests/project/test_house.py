@@ -27,11 +27,6 @@ def test_what_is_ours_is_imported_by_its_place(nm):
     "As `from ..learner.loop import`; an `import fastai_bs.finder.bs_find` that only patches a learner is seen by its name"
     assert not [o.module for o in ast.walk(trees[nm]) if isinstance(o, ast.ImportFrom) and not o.level and o.module.startswith('fastai_bs')]
 
-@pytest.mark.parametrize('nm', in_folders)
-def test_what_is_ours_is_imported_by_its_place(nm):
-    "As `from ..learner.loop import`; an `import fastai_bs.finder.bs_find` that only patches a learner is seen by its name"
-    assert not [o.module for o in ast.walk(trees[nm]) if isinstance(o, ast.ImportFrom) and not o.level and o.module.startswith('fastai_bs')]
-
 def private(nm): return nm.startswith('_') and not nm.startswith('__')
 
 def test_the_folders():

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from helpers import as_it_was
-from ranks import context, on_ranks
+from gloo_ranks import context, on_ranks
 
 register = getattr(backend_registration, '_setup_privateuseone_for_python_backend', None)
 device = torch.device('cpu') # `start` makes it the second one

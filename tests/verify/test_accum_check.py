@@ -670,7 +670,7 @@ def test_a_gradient_of_zero():
 @pytest.mark.xdist_group('ranks')
 def test_on_ranks():
     "The same answer on all: that of the worst"
-    from ranks import on_ranks
+    from gloo_ranks import on_ranks
     a,b = on_ranks(_on_rank, 2)
     assert a==b and a[0]>1e-3 and a[1]==['batchnorm']
 

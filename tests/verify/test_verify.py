@@ -22,7 +22,7 @@ from fastai_bs.verify.bs_verify import default_epochs, whole_lengths
 from fastai_bs.verify.compare import least_dof, parts
 from fastai_bs.verify.trainings import Lengths, ShortTraining
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, set_seed
-from ranks import on_ranks
+from gloo_ranks import on_ranks
 from test_finder import _after_training, _no_writing, _nothing, convnet_learner, learners, plain_training, training
 
 pytestmark = [pytest.mark.usefixtures('short','short_find'), pytest.mark.filterwarnings('ignore')]

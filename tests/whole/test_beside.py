@@ -9,7 +9,7 @@ from fastai.torch_core import find_bs
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.noise.noise_scale import NoiseScale
 from helpers import RaiseAt, flat, loaders, mlp, quiet_learner, regression
-from ranks import on_ranks
+from gloo_ranks import on_ranks
 
 def learner(*cbs, n=32, bs=2, model=None, **kwargs): return quiet_learner(loaders(regression(n), bs), model or mlp(), opt_func=SGD, cbs=cbs, **kwargs)
 

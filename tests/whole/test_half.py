@@ -11,7 +11,7 @@ from fastai.optimizer import SGD
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.noise.noise_scale import NoiseScale
 from helpers import RaiseAt, flat, loaders, mlp, quiet_learner, regression
-from ranks import on_ranks
+from gloo_ranks import on_ranks
 from test_accumulate import CancelLast, Spy
 from test_split import Strike
 

@@ -34,7 +34,7 @@ from fastai_bs.finder.short_cycle import factor_that_holds, loss_after
 from fastai_bs.finder.timing import StepTimer, StepTimes
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, ScaledLoss, set_seed, token_task
 from oracle import item_grads, noise_scale, window_rows, z_score
-from ranks import fastai_on_cpu_ranks, on_ranks, results, start
+from gloo_ranks import fastai_on_cpu_ranks, on_ranks, results, start
 
 pytestmark = [pytest.mark.xdist_group('ranks'), pytest.mark.first, pytest.mark.slow] # They wait for each other, while other tests have a core to themselves
 
