@@ -249,9 +249,9 @@ def _check(self:BatchSchedule):
             own = micro_bs # Not once more for the same size in the next epoch
         if not self.by_epoch or micro_bs*n_acc*n_processes()==size or size in said: continue
         said.add(size)
-        most = f" of {self.max_micro_bs} at most" if self.max_micro_bs else ''
+        bound = f" of {self.max_micro_bs} at most" if self.max_micro_bs else ''
         ranks = f" on each of {n_processes()} ranks" if n_processes()>1 else ''
-        warnings.warn(f"A batch of {size} items is not made of whole micro-batches{most}{ranks}: from epoch {e} on it is "
+        warnings.warn(f"A batch of {size} items is not made of whole micro-batches{bound}{ranks}: from epoch {e} on it is "
                       f"{counted(micro_bs*n_acc*n_processes())}, {n_acc} x {micro_bs}", stacklevel=3)
 
 @patch

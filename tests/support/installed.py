@@ -1,4 +1,4 @@
-"""Whether what is built is what was tested: `python tests/installed.py dist` installs the wheel and the source distribution, each in a fresh environment, and
+"""Whether what is built is what was tested: `python tests/support/installed.py dist` installs the wheel and the source distribution, each in a fresh environment, and
 passes tests there. These are the source distribution's own, in a folder without the package, so that only an installed one can be imported.
 
 What the package needs is lent by the environment that runs this: torch alone would be some 6 GB."""
@@ -7,10 +7,11 @@ from pathlib import Path
 
 root = Path(__file__).resolve().parent.parent.parent
 # What may break by building and installing: each public entry, ranks, the demonstration, what is pickled. That the modules are the same is seen by their bytes
-tests = ['test_supply','test_house','test_project','test_docs','test_demo','test_properties','test_scaling','test_lr','test_plan','test_schedule',
-         'test_compare','test_accum_check'] # None that looks at the clock
+tests = ['project/test_supply','project/test_house','project/test_project','project/test_docs','project/test_demo','whole/test_properties',
+         'schedule/test_scaling','schedule/test_lr','finder/test_plan','schedule/test_schedule','verify/test_compare',
+         'verify/test_accum_check'] # None that looks at the clock
 chosen = ['-m','not slow','-n','2','--dist','loadgroup','--no-loadscope-reorder',*(f'tests/{o}.py' for o in tests),
-          'tests/test_ranks.py::test_bn_is_that_of_each_rank']
+          'tests/whole/test_ranks.py::test_bn_is_that_of_each_rank']
 
 def contents(path):
     "Files of a wheel or a source distribution by name, the latter without its folder"
@@ -20,7 +21,7 @@ def contents(path):
 
 def check_contents(path):
     "The modules as they are here, every one of them, and the licence"
-    files,here = contents(path),{f'fastai_bs/{p.name}': p.read_bytes() for p in (root/'fastai_bs').glob('*.py')}
+    files,here = contents(path),{p.relative_to(root).as_posix(): p.read_bytes() for p in (root/'fastai_bs').rglob('*.py')}
     assert {nm: o for nm,o in files.items() if nm.startswith('fastai_bs/')}==here, f"{path.name} has other modules than the checkout"
     assert (root/'LICENSE').read_bytes() in [o for nm,o in files.items() if nm.rpartition('/')[2]=='LICENSE'], f"{path.name} has no licence"
 
