@@ -1,4 +1,4 @@
-"""How many micro-batches a window has: a number, by epoch, or by items
+"""`n_acc` by number, by epoch or by items, and what an optimizer step averages over
 
 Docs: https://fastai-bs.github.io/fastai_bs/accumulate/sizes.html.md"""
 

@@ -1,4 +1,4 @@
-"""What the losses along a mock training say of the learning rate it was given
+"""Where along a short `fit_one_cycle` the noise scale is measured, and whether its rate is too high
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/mock_cycle.html.md"""
 

@@ -21,7 +21,7 @@ from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loaders import with_micro_bs
 from ..learner.loop import fastai_on_ranks
 from ..accumulate.grad_accum import GradAccum
-from ..memory.trial_sizes import TrialSearch
+from ..memory.max_bs import TrialSearch
 from .steps import extrapolated, monotone_step_times, spread, steps_needed
 
 # %% ../../nbs/finder/02_timing.ipynb #7a0d2dd6

@@ -1,4 +1,4 @@
-"""Memory of GPUs that one does not have
+"""`learn.memory_report()`: bytes of a training step, and what a card would hold
 
 Docs: https://fastai-bs.github.io/fastai_bs/memory/report.html.md"""
 

@@ -1,4 +1,4 @@
-"""The batch size over the epochs
+"""`BatchSchedule`: the batch size by epoch, or by the progress of the fit
 
 Docs: https://fastai-bs.github.io/fastai_bs/schedule/batch_schedule.html.md"""
 

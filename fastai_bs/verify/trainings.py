@@ -27,7 +27,7 @@ from ..accumulate.losses import ElementCounter, plain
 from ..accumulate.window import loss_sum
 from ..accumulate.grad_accum import QuietAccum, own_settings
 from ..schedule.scaled_lr import rates, scale_lr
-from ..finder.short_cycle import BriefCycle
+from ..finder.rate_trial import BriefCycle
 from ..finder.plan import BatchPlan
 from .compare import Arm, with_loss, ranked
 

@@ -30,7 +30,6 @@ from fastai_bs.memory import group_norm, max_bs # noqa: F401 (`finder` patches `
 from fastai_bs.memory import report as memory # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.learner import mock # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.finder import timing # noqa: F401 (`finder` patches `bs_find` into `Learner`)
-from fastai_bs.memory import trial_sizes # noqa: F401 (`finder` patches `bs_find` into `Learner`)
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.memory.report import card_of, limit_bytes
 from fastai_bs.schedule.scaled_lr import ScaledLR
@@ -38,7 +37,7 @@ from fastai_bs.utils.checks import n_bytes
 from fastai_bs.memory.group_norm import bn_to_gn
 from fastai_bs.memory.report import MemoryReport
 from fastai_bs.utils.text import bytes_text
-from fastai_bs.memory.trial_sizes import largest
+from fastai_bs.memory.max_bs import largest
 from fastai_bs.noise.noise_scale import NoiseScale
 from helpers import changes, distance, flat, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, regression
 from gloo_ranks import on_ranks
@@ -830,7 +829,7 @@ def test_the_bar_grows_where_more_is_tried_than_was_thought(monkeypatch):
         def __call__(self, comment=None, more=None):
             seen[-1][0] += comment is None
             super().__call__(comment, more)
-    monkeypatch.setattr(trial_sizes, 'Ticks', Noted)
+    monkeypatch.setattr(max_bs, 'Ticks', Noted)
     limited(1000, cbs=ProgressCallback()).max_bs_find()
     limited(13, where='optimizer', since=2, cbs=ProgressCallback()).max_bs_find()
     assert [(n,o.bar.total) for n,o in seen]==[(4,4+1), (2*4+5*2,7*4+1)] # Two of seven fit, and five fail in their third step
@@ -849,7 +848,7 @@ class Takes(Callback):
 
 def timed(monkeypatch, **kwargs):
     clock = Clock()
-    for mod in (memory,trial_sizes): monkeypatch.setattr(mod, 'time', clock)
+    for mod in (memory,max_bs): monkeypatch.setattr(mod, 'time', clock)
     return limited(1000, cbs=[Takes(clock),ProgressCallback()], **kwargs)
 
 def test_what_a_trial_takes_is_said_before(monkeypatch, capsys):
@@ -1095,9 +1094,9 @@ def test_n_items():
 @pytest.mark.parametrize('other,res', [(1000,13), (13,13), (9,9), (1,1), (0,None)])
 def test_the_worst_of_all_counts(other, res, monkeypatch):
     "The other process has memory for `other` items"
-    learn,train = limited(13),trial_sizes.TrialSearch._train
-    monkeypatch.setattr(trial_sizes.TrialSearch, '_train', lambda self, bs: sizes.append(bs) or train(self, bs))
-    monkeypatch.setattr(trial_sizes, 'min_over_ranks', lambda fits: fits and sizes[-1]<=other)
+    learn,train = limited(13),max_bs.TrialSearch._train
+    monkeypatch.setattr(max_bs.TrialSearch, '_train', lambda self, bs: sizes.append(bs) or train(self, bs))
+    monkeypatch.setattr(max_bs, 'min_over_ranks', lambda fits: fits and sizes[-1]<=other)
     sizes = []
     if res: assert learn.max_bs_find(limit=inf)==res
     else:

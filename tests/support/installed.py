@@ -1,5 +1,6 @@
-"""Whether what is built is what was tested: `python tests/support/installed.py dist` installs the wheel and the source distribution, each in a fresh environment, and
-passes tests there. These are the source distribution's own, in a folder without the package, so that only an installed one can be imported.
+"""Whether what is built is what was tested: `python tests/support/installed.py dist` installs the wheel and the source distribution, each in a
+fresh environment, and passes tests there. These are the source distribution's own, in a folder without the package, so that only an installed one can be
+imported.
 
 What the package needs is lent by the environment that runs this: torch alone would be some 6 GB."""
 import os, shutil, subprocess, sys, sysconfig, tarfile, tempfile, time, zipfile

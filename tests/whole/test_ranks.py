@@ -30,7 +30,7 @@ from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.rules import linear_scaling, sqrt_scaling
 from fastai_bs.schedule.batch_schedule import BatchSchedule
-from fastai_bs.finder.short_cycle import factor_that_holds, loss_after
+from fastai_bs.finder.rate_trial import factor_that_holds, loss_after
 from fastai_bs.finder.timing import StepTimer, StepTimes
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, ScaledLoss, set_seed, token_task
 from oracle import item_grads, noise_scale, window_rows, z_score

@@ -9,13 +9,13 @@ from fastai.data.load import DataLoader
 from fastai.optimizer import Adam
 
 from fastai_bs.finder import bs_find as finder
-from fastai_bs.finder import short_cycle
+from fastai_bs.finder import rate_trial
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder.advice import cautions
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.finder.plan import Device
 from fastai_bs.schedule.rules import linear_scaling
-from fastai_bs.finder.short_cycle import BriefCycle, factor_that_holds, loss_after
+from fastai_bs.finder.rate_trial import BriefCycle, factor_that_holds, loss_after
 from fastai_bs.utils.text import num
 from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, set_seed
 from plans import secs
@@ -71,7 +71,7 @@ def test_which_factor_holds(losses, found, n, monkeypatch):
         assert (micro_bs,n_acc,n_steps)==(8,2,20)
         asked.append((lr,seed))
         return losses[round(lr/1e-3)][0 if seed is None else 1]
-    monkeypatch.setattr(short_cycle, 'loss_after', _loss_after)
+    monkeypatch.setattr(rate_trial, 'loss_after', _loss_after)
     assert factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20)==found and len(asked)==len(set(asked))==n
     if n==4: # Without a second order
         asked.clear()
@@ -98,7 +98,7 @@ def asked(monkeypatch):
             assert again==(not sizes) and 1<factors[0]<factors[-1] and len(factors)==2 and n_steps>=1
             sizes.append(micro_bs*n_acc)
             return {True: factors[0], False: None, 'low': factors[1]}[holds(len(sizes))]
-        monkeypatch.setattr(finder, 'factor_that_holds', _factor_that_holds)
+        monkeypatch.setattr(rate_trial, 'factor_that_holds', _factor_that_holds)
         return sizes
     return _answers
 
@@ -106,7 +106,7 @@ def test_sizes_at_which_the_rate_fails_are_out(known, asked):
     "Each is asked for once, in descending order; after three today's size stays, or a smaller one"
     sizes = asked(lambda n: False)
     plan = find(learner(), n_epoch=20)
-    assert len(sizes)==finder.most_trials==3 and plan.rate.gave_up and plan.table.bs.max()==plan.bs_now
+    assert len(sizes)==rate_trial.most_trials==3 and plan.rate.gave_up and plan.table.bs.max()==plan.bs_now
     assert sizes==sorted(set(sizes), reverse=True) and plan.rate.failed==sizes[-1]>plan.bs
     assert plan.rate.held is None and plan.table.bs.max()<plan.rate.failed and plan.bs<=plan.bs_now
 
