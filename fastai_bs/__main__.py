@@ -26,6 +26,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai.optimizer import Adam, SGD
 from fastai.torch_core import set_seed
+from .utils.text import counted
 from .accumulate.sizes import accumulation
 from .learner.loop import callback_of
 from .schedule.scaled_lr import ScaledLR
@@ -65,7 +66,8 @@ def _train(learners, epochs, lr):
         trained.append((time.perf_counter()-start,*learn.recorder.values[-1][1:3]))
     n_acc,scaled,micro_bs = accumulation(learn),callback_of(learn, ScaledLR),learn.dls.bs
     secs,valid_loss,acc = zip(*trained)
-    return {'batch size': micro_bs*n_acc, 'as': f'{n_acc} x {micro_bs}', 'lr': f'{lr*(scaled.factor if scaled else 1):.2g}', 'epochs': epochs,
+    factor = scaled.factor if scaled else 1
+    return {'batch size': micro_bs*n_acc, 'as': f'{n_acc} x {micro_bs}', 'lr': f'{lr*factor:.2g}', 'epochs': epochs,
             'steps': epochs*-(-len(learn.dls.train)//n_acc), 'seconds': f'{np.mean(secs):.1f}', 'valid loss': f'{np.mean(valid_loss):.4f}',
             'accuracy': f'{np.mean(acc):.1%}', 'lowest': f'{min(acc):.1%}', 'highest': f'{max(acc):.1%}'}
 
@@ -117,8 +119,8 @@ def run_demo(
     plan = _find_bs(make(), lr, epochs, out)
 
     runs,rows = _runs(make, plan, bs, epochs, seed),[]
-    print(f"3. Training {epochs} epoch{'s' if epochs>1 else ''} at today's batch size" + (
-          f", and {plan.n_epoch} at the planned one; its learning rate by {plan.rule_name}" if len(runs)>1 else '') + f"; {n_seeds} times each")
+    planned = f", and {plan.n_epoch} at the planned one; its learning rate by {plan.rule_name}" if len(runs)>1 else ''
+    print(f"3. Training {counted(epochs, 'epoch')} at today's batch size{planned}; {n_seeds} times each")
     for learners,n in runs:
         rows.append(_train(learners, n, lr))
         print(f"   {rows[-1]['batch size']} items as {rows[-1]['as']}: {rows[-1]['seconds']} s")
@@ -138,7 +140,8 @@ def _whole(least, most=None):
         try: v = int(s)
         except ValueError: raise argparse.ArgumentTypeError(f"must be a whole number, got {s!r}") from None
         if v<least or (most is not None and v>most):
-            raise argparse.ArgumentTypeError(f"must be at least {least}{f' and at most {most}' if most else ''}, got {v}")
+            bounds = f"{least} and at most {most}" if most else least
+            raise argparse.ArgumentTypeError(f"must be at least {bounds}, got {v}")
         return v
     return _parse
 

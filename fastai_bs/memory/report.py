@@ -63,8 +63,9 @@ class Card(NamedTuple):
         return self.size*_GiB*(1-_ecc*self.ecc)*(1-_driver)-_context
 
     def __str__(self):
-        return (f"{self.name}: {self.usable/_GiB:.3g} of {self.size} GiB are left for a training, without {f'{_ecc:.2%} for ECC, ' if self.ecc else ''}"
-                f"{_driver:.0%} for the driver and {_context/_GiB:.1f} GiB for the CUDA context")
+        ecc = f"{_ecc:.2%} for ECC, " if self.ecc else ''
+        return (f"{self.name}: {self.usable/_GiB:.3g} of {self.size} GiB are left for a training, without {ecc}{_driver:.0%} for the driver and "
+                f"{_context/_GiB:.1f} GiB for the CUDA context")
 
 def card_of(
     limit, # As of `limit_bytes`

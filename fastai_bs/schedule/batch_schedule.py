@@ -126,7 +126,9 @@ class BatchSchedule(GradAccum):
 
     def __repr__(self):
         f = self.sizes
-        return f"{type(self).__name__}({f if isinstance(f, dict) or '__str__' in vars(type(f)) else f'{f(0.):g} to {f(1.):g}'})"
+        says_itself = isinstance(f, dict) or '__str__' in vars(type(f))
+        text = str(f) if says_itself else f'{f(0.):g} to {f(1.):g}'
+        return f"{type(self).__name__}({text})"
 
     @property
     def varies(self)->bool: return True # As of `GradAccum`
@@ -231,43 +233,37 @@ class BatchSchedule(GradAccum):
 
     def instead(self, micro_bs): return f"max_micro_bs={micro_bs} has"
 
-# %% ../../nbs/schedule/03_batch_schedule.ipynb #ddaf575d
-@patch
-def _check(self:BatchSchedule):
-    "Refuse sizes that cannot be, and say which are rounded"
-    dl = self.learn.dls.train
-    refuse_empty(dl)
-    most,own,said = n_items(dl),micro_batch_size(dl),set()
-    for e in range(1 if self.finds else self.n_epoch):
-        size = max(self.sizes_in(e))
-        if size>most: raise ValueError(f"A batch of {size:.0f} items in epoch {e} is more than the {most} of the training set: take at most those")
-        micro_bs,n_acc = self.micro_batches(e)
-        if micro_bs!=own:
-            try: with_micro_bs(dl, micro_bs)
-            except ValueError as err: raise ValueError(f"{err}. Or take BatchSchedule(..., max_micro_bs={own}), which reaches sizes of whole batches "
-                                                       "of this loader by accumulation") from None
-            own = micro_bs # Not once more for the same size in the next epoch
-        if not self.by_epoch or micro_bs*n_acc*n_processes()==size or size in said: continue
-        said.add(size)
-        bound = f" of {self.max_micro_bs} at most" if self.max_micro_bs else ''
-        ranks = f" on each of {n_processes()} ranks" if n_processes()>1 else ''
-        warnings.warn(f"A batch of {size} items is not made of whole micro-batches{bound}{ranks}: from epoch {e} on it is "
-                      f"{counted(micro_bs*n_acc*n_processes())}, {n_acc} x {micro_bs}", stacklevel=3)
+    def _check(self):
+        "Refuse sizes that cannot be, and say which are rounded"
+        dl = self.learn.dls.train
+        refuse_empty(dl)
+        most,own,said = n_items(dl),micro_batch_size(dl),set()
+        for e in range(1 if self.finds else self.n_epoch):
+            size = max(self.sizes_in(e))
+            if size>most: raise ValueError(f"A batch of {size:.0f} items in epoch {e} is more than the {most} of the training set: take at most those")
+            micro_bs,n_acc = self.micro_batches(e)
+            if micro_bs!=own:
+                try: with_micro_bs(dl, micro_bs)
+                except ValueError as err: raise ValueError(f"{err}. Or take BatchSchedule(..., max_micro_bs={own}), which reaches sizes of whole batches "
+                                                           "of this loader by accumulation") from None
+                own = micro_bs # Not once more for the same size in the next epoch
+            if not self.by_epoch or micro_bs*n_acc*n_processes()==size or size in said: continue
+            said.add(size)
+            bound = f" of {self.max_micro_bs} at most" if self.max_micro_bs else ''
+            ranks = f" on each of {n_processes()} ranks" if n_processes()>1 else ''
+            warnings.warn(f"A batch of {size} items is not made of whole micro-batches{bound}{ranks}: from epoch {e} on it is "
+                          f"{counted(micro_bs*n_acc*n_processes())}, {n_acc} x {micro_bs}", stacklevel=3)
 
-@patch
-def _is_guarded(self:BatchSchedule):
-    "Is the epoch's micro-batch larger than what is known to fit, and can it be run in parts?"
-    if self.max_micro_bs or self.micro_bs<=self.own_bs: return False
-    try: refuse_split(self.learn)
-    except ValueError: return False
-    return True
+    def _is_guarded(self):
+        "Is the epoch's micro-batch larger than what is known to fit, and can it be run in parts?"
+        if self.max_micro_bs or self.micro_bs<=self.own_bs: return False
+        try: refuse_split(self.learn)
+        except ValueError: return False
+        return True
 
-# %% ../../nbs/schedule/03_batch_schedule.ipynb #f568976f
-@patch(as_prop=True)
-def df(self:BatchSchedule)->pd.DataFrame:
-    "A row for each change: `epoch`, with the part of it that was behind, optimizer steps by then, `micro_bs`, `n_acc` and items of a step, `bs`"
-    return pd.DataFrame(self.rows, columns=['epoch','step','micro_bs','n_acc','bs'])
+    @property
+    def df(self)->pd.DataFrame:
+        "A row for each change: `epoch`, with the part of it that was behind, optimizer steps by then, `micro_bs`, `n_acc` and items of a step, `bs`"
+        return pd.DataFrame(self.rows, columns=['epoch','step','micro_bs','n_acc','bs'])
 
-# %% ../../nbs/schedule/03_batch_schedule.ipynb #15642618
-@patch
-def _repr_html_(self:BatchSchedule): return brief_html(repr(self), "The last changes", self.df)
+    def _repr_html_(self): return brief_html(repr(self), "The last changes", self.df)
