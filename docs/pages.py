@@ -21,6 +21,8 @@ from plain import llms, page_text, plain # noqa: E402 From this folder
 root = Path(__file__).resolve().parent.parent
 guides = [f'guides/{o}' for o in ('choose','prove','growing','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus',
                                   'reproducible','long_training','coming_from','faq')] # In this order
+# Folders of the reference, in the order of a reader; the demonstration is a page of its own
+folders = ['finder','accumulate','schedule','noise','memory','verify','learner','utils','demo']
 site = 'https://fastai-bs.github.io/fastai_bs'
 repo = 'fastai-bs/fastai_bs'
 nbs_path = root/'nbs'
@@ -270,7 +272,8 @@ def build(dest):
         text = (extra/p.relative_to(dest)).with_suffix('.html.md')
         text.parent.mkdir(parents=True, exist_ok=True)
         text.write_text(page_text(read_nb(p)))
-    parts = ('Guides', ['which',*first,*rest,'matrix']),('Reference', [o for o in heads if o in mods]),('Project', ['changelog','contributing'])
+    reference = sorted((o for o in heads if o in mods), key=lambda o: folders.index(o.split('/')[0]))
+    parts = ('Guides', ['which',*first,*rest,'matrix']),('Reference', reference),('Project', ['changelog','contributing'])
     (extra/'llms.txt').write_text(llms(*heads['index'], [(nm,[(o,*heads[o]) for o in pages]) for nm,pages in parts], site))
     index = read_nb(dest/'index.ipynb')
     shown = [(nm,[*pages,'gallery'] if nm=='Guides' else pages) for nm,pages in parts]
