@@ -11,11 +11,11 @@ __all__ = ['unmeasured', 'stay_reasons', 'ended_above', 'split_text', 'duration_
 
 # %% ../../nbs/finder/08_advice.ipynb #e6d362c1
 import math, textwrap
-from ..utils.text import counted, num, percent, rate_text, time_text, with_interval, details_of, in_html
+from ..utils.text import counted, marked_size, num, percent, rate_text, time_text, with_interval, details_of, in_html
 from ..utils.text import in_text, paragraph
 from ..schedule.scaled_lr import scale_lr
 from .steps import Duration, fastest_bs
-from .mock_cycle import steps_least
+from .mock_cycle import least_windows, steps_least
 
 # %% ../../nbs/finder/08_advice.ipynb #f9e2fdb1
 def split_text(
@@ -43,7 +43,7 @@ def n_longer(
 )->int: # `None` where more passes through the same items will not help
     "Micro-batches to measure with next"
     m = plan.measured
-    is_enough = m.n_windows>=10
+    is_enough = m.n_windows>=least_windows
     if m.n_passes>10 and is_enough: return None
     least = 4*m.n_seen if is_enough else 0
     return max(least, m.n_enough or 4*m.n_seen)
@@ -388,10 +388,8 @@ def candidates_table(
 ): # A data frame, with a row per candidate
     "The table of a plan as it is shown"
     df = plan.table[['bs','micro_bs','n_acc','lr','steps','examples','step_time','time']]
-    def _mark(bs):
-        names = [nm for nm,size in (('today',plan.bs_now),('balanced',plan.balanced_bs),('planned',plan.bs)) if size==bs]
-        return f"{bs} ({', '.join(names)})" if names else str(bs)
-    return df.assign(bs=df.bs.map(_mark)).rename(columns=dict(step_time='step_time (s)', time="time (today's = 1)"))
+    marks = ('today',plan.bs_now),('balanced',plan.balanced_bs),('planned',plan.bs)
+    return df.assign(bs=[marked_size(bs, marks) for bs in df.bs]).rename(columns=dict(step_time='step_time (s)', time="time (today's = 1)"))
 
 def plan_html(
     plan, # A `BatchPlan`

@@ -70,7 +70,6 @@ class BeforeSetUp:
     old_train:object # Its training loader
     new_train:object # The training loader that it got
     old_cbs:list # The callbacks that were taken off
-    new_cbs:list # The callbacks that it got
     old_wd:object # `learn.wd`
     opt_wd:object # The optimizer's own weight decay; `None`: the plan leaves it alone
 
@@ -100,7 +99,7 @@ def set_up(
     old_cbs = [cb for cb in learn.cbs if isinstance(cb, _replaced)]
     own = callback_of(learn, GradAccum)
     if own: accum.count,accum.fix_bn = own.count,own.fix_bn # They belong to the model
-    learn.before_set_up = BeforeSetUp(before, dl, old_cbs, cbs, learn.wd, opt_wd)
+    learn.before_set_up = BeforeSetUp(before, dl, old_cbs, learn.wd, opt_wd)
     learn.remove_cbs(old_cbs)
     if dl is not before: learn.dls = with_train(learn.dls, dl)
     if wd is not None: learn.wd = wd

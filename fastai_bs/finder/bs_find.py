@@ -334,10 +334,9 @@ def bs_find(self:Learner,
     check_bools(show_plot=show_plot)
     asked,noise = Asked(lr, num_it, n_batch, tol, max_bs, n_epoch, seed),NoiseScale(beta, ci=ci)
     check_asked(self, asked)
-    begin,on_ranks = time.perf_counter(),trains_together(self)
+    begin = time.perf_counter()
     plan = _plan(self, asked, _mock_fit(self, asked, noise))
     plan = with_rate_tried(self, replace(plan, device=_device(self, plan, max_bs)))
-    took = torch.tensor(time.perf_counter()-begin, dtype=torch.float64)
-    plan = replace(plan, took=(over_ranks(took, 'max') if on_ranks else took).item()) # The same on all
+    plan = replace(plan, took=_slowest(plan.today.n_ranks, time.perf_counter()-begin))
     if show_plot and rank()==0: plan.plot()
     return plan

@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/mock_cycle.html.md"""
 
 # %% auto #0
 __all__ = ['pct_start', 'div', 'div_final', 'cool_rates', 'cool_stretch', 'mock_steps', 'mock_windows', 'per_window',
-           'steps_least', 'guess_loss', 'is_too_high', 'LossPath', 'rate_at', 'cooled_to', 'places', 'OneCycle',
-           'MockCycle', 'cycle_of', 'readings', 'window_len', 'MockAccum', 'for_training']
+           'least_windows', 'steps_least', 'guess_loss', 'is_too_high', 'LossPath', 'rate_at', 'cooled_to', 'places',
+           'OneCycle', 'MockCycle', 'cycle_of', 'readings', 'window_len', 'MockAccum', 'for_training']
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #88a64548
 import math, torch
@@ -358,6 +358,7 @@ class MockAccum(QuietAccum):
         return df.assign(**pd.DataFrame(self.path, columns=['step','pct','rate'], dtype=float).astype({'step': int}))
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #01004e66
+least_windows = 10 # Fewer windows do not tell the noise scale
 steps_least = 80 # Optimizer steps that a training takes on top, whatever its batch size
 
 def for_training(

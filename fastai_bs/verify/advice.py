@@ -12,7 +12,7 @@ __all__ = ['headlines', 'left_out_reasons', 'loss_text', 'headline', 'factors_te
 # %% ../../nbs/verify/04_advice.ipynb #05f642c0
 import math
 import pandas as pd
-from ..utils.text import (counted, difference_text, factor_text, listed, num, percent, rate_text, time_text,
+from ..utils.text import (counted, difference_text, factor_text, listed, marked_size, num, percent, rate_text, time_text,
     details_of, in_html, in_text, paragraph)
 from ..schedule.scaled_lr import scale_lr
 from ..finder.advice import sum_factor
@@ -196,13 +196,10 @@ def sizes_table(
     v, # A `BatchVerification`
 )->pd.DataFrame: # A row per size
     "`table` as it is shown, with today's size, the plan's and the one that was chosen marked"
-    marks = {'today': v.bs_now, 'planned': v.planned.bs}
-    if v.verdict!='unknown': marks['chosen'] = v.bs
-    def _mark(bs):
-        names = [nm for nm,size in marks.items() if size==bs]
-        return f"{bs} ({', '.join(names)})" if names else str(bs)
+    marks = [('today',v.bs_now),('planned',v.planned.bs)]
+    if v.verdict!='unknown': marks.append(('chosen',v.bs))
     def _length(part): return 'whole' if part>=1 else f'1/{round(1/part)}'
-    df = v.table.assign(bs=v.table.bs.map(_mark), part=v.table.part.map(_length), steps=v.table.steps.round().astype(int))
+    df = v.table.assign(bs=[marked_size(bs, marks) for bs in v.table.bs], part=v.table.part.map(_length), steps=v.table.steps.round().astype(int))
     df['diff'] = [difference_text(*o) for o in zip(df['diff'], df.low, df.high)]
     df.loc[(v.table.bs==v.bs_now) | v.table['diff'].isna(),'diff'] = ''
     hidden = ['loss','low','high']
