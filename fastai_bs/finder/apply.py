@@ -10,6 +10,7 @@ __all__ = ['check_learner', 'refuse_other', 'check_enough', 'BeforeSetUp', 'set_
 # %% ../../nbs/finder/06_apply.ipynb #5477b0d8
 import warnings
 from dataclasses import dataclass
+from fastcore.basics import first
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
 from ..utils.text import counted, rate_text
@@ -80,15 +81,15 @@ _replaced = GradAccum,GradientAccumulation,ScaledLR # A plan brings its own
 def set_up(
     learn:Learner, # Gets all of it, and is returned
     micro_bs:int, # Items in a batch of its training loader to come
-    cbs:list, # A `GradAccum` and a `ScaledLR`, in place of those that it has
+    cbs:list, # A `GradAccum` and a `ScaledLR`, or what of them is needed, in place of those that it has
     wd=None, # Weight decay, as `fit` takes it; `None`: it stays
     wd_now=None, # What it is today, for an optimizer that is yet to be made; one that there is says it itself
 )->Learner:
     "Have `learn` train with such batches and callbacks; what a plan before has set is taken back first"
     current = learn.dls.train
     dl = with_micro_bs(current, micro_bs) # Before anything changes: it may refuse
-    accum = cbs[0]
-    check_enough(dl, micro_bs, accum.n_acc, n_ranks(learn))
+    accum = first(o for o in cbs if isinstance(o, GradAccum))
+    check_enough(dl, micro_bs, accum.n_acc if accum else 1, n_ranks(learn))
     earlier = vars(learn).get('before_set_up')
     if earlier and earlier.opt_wd is not None: wd_now = earlier.opt_wd
     set_back(learn)
@@ -98,7 +99,7 @@ def set_up(
     if wd is not None: opt_wd = wd_now if learn.opt is None else decay_of(learn)
     old_cbs = [cb for cb in learn.cbs if isinstance(cb, _replaced)]
     own = callback_of(learn, GradAccum)
-    if own: accum.count,accum.fix_bn = own.count,own.fix_bn # They belong to the model
+    if own and accum: accum.count,accum.fix_bn = own.count,own.fix_bn # They belong to the model
     learn.before_set_up = BeforeSetUp(before, dl, old_cbs, learn.wd, opt_wd)
     learn.remove_cbs(old_cbs)
     if dl is not before: learn.dls = with_train(learn.dls, dl)
@@ -124,9 +125,12 @@ def code_of(
     plan, # A `BatchPlan`
 )->str:
     "The line to paste that trains as planned"
-    noise = getattr(plan.rule, 'keywords', {}).get('noise_scale')
-    rule = plan.rule_name if noise is None else f'{plan.rule_name}, noise_scale={noise:.6g}'
-    cbs = f"[GradAccum({plan.n_acc}), ScaledLR({plan.base_bs}, {rule})]"
     args = [str(plan.n_epoch), rate_text(plan.lr, '.15g')]
     if plan.wd_factor!=1: args.append(f'wd={rate_text(plan.wd)}')
-    return f"learn.fit_one_cycle({', '.join(args)}, cbs={cbs}) # with dls of bs={plan.micro_bs}"
+    cbs = [f'GradAccum({plan.n_acc})'] if plan.n_acc>1 else []
+    if plan.rule(plan.bs/plan.base_bs)!=1:
+        noise = getattr(plan.rule, 'keywords', {}).get('noise_scale')
+        rule = plan.rule_name if noise is None else f'{plan.rule_name}, noise_scale={noise:.6g}'
+        cbs.append(f'ScaledLR({plan.base_bs}, {rule})')
+    if cbs: args.append(f"cbs=[{', '.join(cbs)}]")
+    return f"learn.fit_one_cycle({', '.join(args)}) # with dls of bs={plan.micro_bs}"

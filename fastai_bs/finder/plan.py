@@ -405,8 +405,9 @@ class BatchPlan:
 
     @property
     def cbs(self)->list:
-        "Fresh callbacks to train with at `lr`, on loaders with batches of `micro_bs`"
-        return [GradAccum(self.n_acc), ScaledLR(self.base_bs, self.rule)]
+        "Fresh callbacks to train with at `lr`, on loaders with batches of `micro_bs`: those that change something"
+        accum = [GradAccum(self.n_acc)] if self.n_acc>1 else []
+        return accum+[ScaledLR(self.base_bs, self.rule)] if self.rule(self.bs/self.base_bs)!=1 else accum
 
     def apply(self,
         learn, # A `Learner`: gets a training loader with batches of `micro_bs`, `cbs` in place of callbacks that did their work, and `wd`
