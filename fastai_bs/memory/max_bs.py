@@ -239,6 +239,7 @@ def max_bs_find(self:Learner,
         bound = min_over_ranks(bound)
         most = min(bound, max_bs or math.inf, n_items(self.dls.train))
         if math.isinf(most): raise ValueError("The training set does not say how many items it has, so the search has no end: set `max_bs`")
+        most = int(most) # What ranks have agreed upon is a float
         begin = min(at if start or math.isinf(bound) else most, most)
         search.secs = secs*(n_steps+1/3) # The validation batch has no backward pass
         if shows and search.secs*begin>worth_saying: print(
