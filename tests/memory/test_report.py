@@ -18,12 +18,10 @@ from fastai.callback.progress import CSVLogger, ProgressCallback
 from fastai.callback.tracker import SaveModelCallback
 from fastai.callback.training import GradientClip
 from fastai.data.core import DataLoaders
-from fastai.data.load import DataLoader
 from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai.tabular.model import TabularModel
 
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.memory import report as memory
 from fastai_bs.memory.report import Card, MemoryReport, card_of, limit_bytes
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.scaled_lr import ScaledLR
@@ -122,22 +120,12 @@ def test_what_shares_memory_counts_once():
     report = classifier([(torch.tensor(i%20),torch.tensor((i+1)%20)) for i in range(20)], Tied(), opt_func=Adam).memory_report()
     assert report.bytes.iloc[:4].tolist()==[640,640,1280,40]
 
-@pytest.mark.parametrize('dtype,size', [(torch.bfloat16,2), (torch.float64,8)])
-def test_other_precisions(dtype, size):
-    report = learner(dls=loaders(regression(20, dtype=dtype), 8), model=mlp(dtype=dtype)).memory_report()
-    assert report.bytes.iloc[:3].tolist()==[34*size]*3 and report.per_item['activations']==size*(5+4+2+2)
-
 def test_sparse_gradients():
     "Indices and values"
     items = [(torch.tensor([i,i+1,i+2]),torch.tensor(0.)) for i in range(16)]
     model = nn.Sequential(nn.Embedding(20,8,sparse=True), nn.Flatten(), nn.Linear(24,1))
     report = learner(dls=loaders(items, 4), model=model, opt_func=SGD, loss_func=lambda p,y: p.sum()).memory_report()
     assert report.bytes['gradients']==12*(8+8*4)+25*4 and report.bytes['parameters']==160*4+25*4
-
-def test_storage_bytes():
-    assert memory.storage_bytes([torch.empty(5, device='meta')])==0
-    t = torch.zeros(6)
-    assert memory.storage_bytes([t, t[:2], t.view(2,3), torch.zeros(2, dtype=torch.int64)])==24+16
 
 # Activations
 
@@ -264,11 +252,9 @@ def test_no_tensor_is_held(fails):
     gc.collect()
     assert len(refs)==(2 if fails else 4) and all(o() is None for o in refs)
 
-@pytest.mark.parametrize('bs,error,says', [
-    (0,ValueError,"`bs` must be at least 1 item, got 0"), (True,TypeError,"`bs` must be a whole number of items, got True"),
-    (51,ValueError,"`bs`=51 items are more than the 50 of the training set")])
-def test_refused(bs, error, says):
-    with pytest.raises(error, match=says): learner().memory_report(bs)
+@pytest.mark.parametrize('bs,says', [(0,"`bs` must be at least 1 item, got 0"), (51,"`bs`=51 items are more than the 50 of the training set")])
+def test_refused(bs, says):
+    with pytest.raises(ValueError, match=says): learner().memory_report(bs)
 
 class Fixed:
     "A loader of its own kind, which knows one batch size"
@@ -288,11 +274,6 @@ def test_sizes_that_never_come():
         def new(self, bs): return Liar()
     with pytest.raises(ValueError, match="In 40 micro-batches no two optimizer steps were taken with 8 items: see that"):
         learner(dls=DataLoaders(Liar(), Liar())).memory_report(8)
-
-def test_n_items():
-    items = regression(40, dtype=f32)
-    sizes = [memory.n_items(o) for o in (DataLoader(items, bs=4), DataLoader(items, bs=4, n=12), TorchDataLoader(items, 4), Fixed())]
-    assert sizes==[40,12,40,math.inf]
 
 # The report as a frame
 
