@@ -174,8 +174,7 @@ class BSFinder(Callback):
         n = len(self.noise.rows)
         if not self.tol or abs(n-self._checked)<self.every: return False # There are fewer where it has thinned them out
         self._checked = n
-        m = self.noise.moments
-        e = settled(m.tr_sigma, m.g_sq, m.n_elems, m.n_items, self.noise.beta, self.noise.level)
+        e = settled(self.noise.moments, self.noise.beta, self.noise.level)
         low,high = e.ci
         return e.n_windows>=self.min_windows and (high-low)/2 < self.tol*e.noise_scale
 
@@ -247,8 +246,8 @@ def _check_measured(learn, finder, lr, ranks):
 def _at_rest(noise):
     "What windows at the same weights tell, and where the noise scale went if it moved all the same"
     m = noise.moments
-    e = settled(m.tr_sigma, m.g_sq, m.n_elems, m.n_items, noise.beta, noise.level)
-    return dict(noise_scale=e.noise_scale, ci=e.ci, n_windows=e.n_windows, trend=trend(m.tr_sigma, m.g_sq, m.n_elems))
+    e = settled(m, noise.beta, noise.level)
+    return dict(noise_scale=e.noise_scale, ci=e.ci, n_windows=e.n_windows, trend=trend(m))
 
 def _along_cycle(finder, df, n_epoch, n_train):
     "What the cycle tells of the whole of a training, and what that is made of"

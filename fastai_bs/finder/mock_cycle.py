@@ -240,7 +240,7 @@ def readings(
     "What a mock cycle tells"
     begin,end = cool_stretch
     parts = rate_at(df.pct)>0.9,(df.pct>=begin) & (df.pct<end),df.pct>=end
-    return tuple(along(m.tr_sigma, m.g_sq, m.n_elems, m.n_items, level) for m in (df[o] for o in parts))
+    return tuple(along(df[o], level) for o in parts)
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #bbe74951
 def window_len(

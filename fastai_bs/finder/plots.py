@@ -51,8 +51,7 @@ def _groups(df, cool, level, size=5.5):
     parts = [at[o] for o in (df.pct<begin, (df.pct>=begin) & (df.pct<=end), df.pct>end)]
     groups = [g for part in parts if len(part) for g in np.array_split(part, max(1, round(len(part)/size)))]
     def _read(g):
-        m = df.iloc[g]
-        e = along(m.tr_sigma, m.g_sq, m.n_elems, m.n_items, level)
+        e = along(df.iloc[g], level)
         return 1+g.mean(),e.noise_scale,*e.ci
     return pd.DataFrame([_read(g) for g in groups], columns=['at','noise_scale','low','high'], dtype=float)
 

@@ -303,7 +303,7 @@ def test_value_at_fixed_weights(n, bs, n_batch):
     learn = quiet_learner(loaders(items, bs), mlp())
     plan = learn.bs_find(0, n_batch=n_batch, num_it=-(-n//bs), tol=0, show_plot=False)
     value,rows = by_hand(items, bs, n_batch, nn.functional.mse_loss, learn.model)
-    assert last_stretch(*zip(*[(t,g,N) for N,t,g in rows]))==0
+    assert last_stretch(pd.DataFrame(rows, columns=['n_elems','tr_sigma','g_sq']).assign(n_items=1))==0
     # The loss averages over the 2 outputs of an item as well: that is one element each, and the noise scale is in items
     assert plan.noise_scale==pytest.approx(value, rel=1e-9)
     assert plan.measured.n_windows==len(rows)==len(plan.df) and plan.df.n_items.tolist()==[r[0] for r in rows]
