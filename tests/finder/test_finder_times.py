@@ -288,7 +288,7 @@ def test_what_timing_costs(thrifty, micro_bs, noise_scale, device):
     (50.,1.,0.,[8,16,32,64,128]),               # All there are from today's up; 1/4 of them would take 15 times as long
     (0.,0.,0.001,[2,4,8,16]),                   # Without noise the smallest
     (0.,1.,0.,[2,4,8,16,32]),                   # If a step of them takes any less
-    (5000.,0.001,0.001,[8,16,32,64,128])])      # Two micro-batches of each in three rounds take that of 168 of today's, with 256 it would be 339: beyond the budget
+    (5000.,0.001,0.001,[8,16,32,64,128])])      # Items take nearly all the time: 256 would go beyond the budget
 def test_sizes_that_cannot_win_are_not_timed(thrifty, noise_scale, a, c, timed):
     times,_,_ = visits(thrifty, 8, noise_scale, a, c)
     assert [m for m,*_ in times.fastest()]==timed
