@@ -437,7 +437,7 @@ def _all_frozen():
     (sized([]), {}, 'yields 0 micro-batches'), (sized([], TorchDataLoader), {}, 'yields 0 micro-batches'),
     (sized(regression(3), drop_last=True), {}, 'yields 0 micro-batches'),
     (sized(Stream(60)), {}, 'does not declare a length'), (sized(Stream(60), TorchDataLoader), {}, 'does not declare a length'),
-    (_all_frozen, {}, 'no trainable parameters'), (partial(reg_learner, lr=-0.1), dict(lr=None), '`lr` must be 0 or more'),
+    (_all_frozen, {}, 'no trainable parameters'), (partial(reg_learner, lr=-0.1), dict(lr=None), '`lr` must be the rate you train with.* at least 0, got -0.1'),
     (reg_learner, dict(lr=0, n_batch=2, num_it=3), '`num_it`=3 micro-batches do not make two windows of 2')],
     ids=['one','none','none of torch','dropped','endless','endless of torch','frozen','rate','few'])
 def test_bad_learners(make, kwargs, match): assert _refused(make(), ValueError, match, **kwargs)==[]
