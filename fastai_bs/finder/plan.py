@@ -22,7 +22,7 @@ from ..schedule.rules import adam_gain, adascale_gain, decay_factor, linear_scal
 from ..schedule.scaled_lr import ScaledLR, rates, scale_lr
 from .steps import (Duration, balanced_bs, best_split, candidates, check_reachable, epochs_needed,
     examples_needed, fit_step_time, monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
-from .mock_cycle import cool_stretch, least_windows
+from .mock_cycle import least_windows
 from .apply import code_of, refuse_other, set_back, set_up
 from .plots import plot_plan
 from .advice import plan_details, plan_html, plan_paragraph, plan_text
@@ -448,11 +448,7 @@ class BatchPlan:
         ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
     ): # The axes
         "Left, the noise scale along the mock training; right, time and examples against batch size"
-        m = self.measured
-        band = [self.time_at(o) for o in self.ci] if all(map(math.isfinite, self.ci)) else None
-        noise = self.noise_scale if self.is_known else math.nan
-        return plot_plan(self.df, self.table, noise_scale=noise, ci=self.ci, level=m.level, n_windows=m.n_windows, cool=cool_stretch if m.cool else None,
-                         bs_now=self.bs_now, bs=self.bs, balanced_bs=self.balanced_bs, band=band, ax=ax)
+        return plot_plan(self, ax)
 
     def to_dict(self)->dict:
         "Numbers, strings and lists only, as strict JSON takes them: `None` where a number is not known or is infinite; without `df` and `table`"
