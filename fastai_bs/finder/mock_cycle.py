@@ -60,8 +60,13 @@ def places(
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #e6bf62bc
 class OneCycle(ParamScheduler):
-    "Rates and momenta of `fit_one_cycle` at `pct`, the part of the cycle that is behind"
-    def __init__(self): pass # The schedules are those of the fit's own rates
+    "Rates and momenta of `fit_one_cycle` over `n_steps` optimizer steps, of which `n_done` are done"
+    def __init__(self, n_steps): self.n_steps,self.n_done = n_steps,0 # The schedules are those of the fit's own rates
+
+    @property
+    def pct(self): return min(1., self.n_done/self.n_steps) # The part of the cycle that is behind
+    @property
+    def is_over(self): return self.n_done>=self.n_steps
 
     def before_fit(self):
         peak = np.array([h['lr'] for h in self.opt.hypers])
@@ -72,7 +77,7 @@ class OneCycle(ParamScheduler):
     def before_batch(self): self._update_val(self.pct)
 
 class MockCycle(OneCycle):
-    "Rates and momenta of `fit_one_cycle` over a few optimizer steps, and when a window is to be measured between them"
+    "`OneCycle`, and when a window is to be measured between its steps"
     def __init__(self,
         n_steps:int, # Optimizer steps in the cycle
         n_windows:int, # To be measured along it
@@ -80,23 +85,19 @@ class MockCycle(OneCycle):
         num_it:int, # Micro-batches at most, trained with or measured
         least:int=2, # Micro-batches of each rank in a window that tells something
     ):
-        store_attr('n_steps,today,num_it,least')
+        super().__init__(n_steps)
+        store_attr('today,num_it,least')
         self.places = places(n_windows)
         spare = num_it-n_steps*today-n_windows*least
         n_affordable = spare//2//(today+least) # Half of what is spare goes to added windows, each with a step; the other half makes windows larger
         self.most_more = max(0, min(n_windows//2, n_affordable)) # Windows that may be added
         self.kept_for_each = today + (num_it-(n_steps+self.most_more)*today)//(n_windows+self.most_more) # Micro-batches
-        self.n_done = self.n_measured = self.n_seen = 0 # Steps, windows, and micro-batches so far
+        self.n_measured = self.n_seen = 0 # Windows and micro-batches so far
         self.n_more = self.n_held = 0 # Windows added; steps to come that do not advance the cycle
 
     def after_batch(self):
         super().after_batch()
         self.n_seen += 1
-
-    @property
-    def pct(self): return min(1., self.n_done/self.n_steps)
-    @property
-    def is_over(self): return self.n_done>=self.n_steps
 
     @property
     def place(self):
