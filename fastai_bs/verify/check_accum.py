@@ -12,6 +12,7 @@ import math, textwrap, torch
 from dataclasses import dataclass, field
 from html import escape
 import pandas as pd
+from torch.nn.modules.batchnorm import _BatchNorm
 from fastcore.basics import patch
 from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.training import GradientAccumulation
@@ -23,7 +24,7 @@ from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loop import callback_of
 from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.batch_schedule import BatchSchedule
-from .both_ways import HeldDraws, PlainLoop, fresh, put_together, run, train_norms, trained_params, windows_of
+from .both_ways import HeldDraws, PlainLoop, fresh, put_together, run, trained_params, windows_of
 
 # %% ../../nbs/verify/08_check_accum.ipynb #4a596153
 _words = dict(
@@ -152,13 +153,13 @@ class BothWays:
         micros, # Window, as `Micros`
         how=None, # What accumulates; `None`: what the check is of
         double:bool=True, # In double precision?
-        norms_off:bool=False, # BatchNorm in eval mode?
+        in_eval=(), # Names of modules that are in eval mode
     )->Compared:
         "Both ways; an error where there is nothing to compare"
         draws,how = HeldDraws(micros.sizes),how or self.how
-        whole,marks = run(self.learn, [put_together(micros.batches, draws.sizes)], draws, double=double, norms_off=norms_off)
+        whole,marks = run(self.learn, [put_together(micros.batches, draws.sizes)], draws, double=double, in_eval=in_eval)
         accum = fresh(how, len(micros.batches), micros.share)
-        grads,part_marks = run(self.learn, micros.batches, draws, accum, double, norms_off)
+        grads,part_marks = run(self.learn, micros.batches, draws, accum, double, in_eval)
         for nm,o in (('One large batch',whole),(repr(how),grads)):
             if o is None: raise ValueError(f"{nm} came to no optimizer step in this window: see that batches have targets, and that no callback cancels them")
         error,table = errors_of(grads, whole, self.learn.model)
@@ -175,17 +176,17 @@ class BothWays:
 
     def why(self, micros, base:Compared)->list: # `Reason`s
         "What can be blamed, by one more comparison for each suspect"
-        reasons,double,norms_off = [],not self.failure,False
-        norms = train_norms(self.learn.model)
+        reasons,double,in_eval = [],not self.failure,()
+        norms = [nm for nm,m in self.learn.model.named_modules() if isinstance(m, _BatchNorm)]
         if norms and base.error>self.bound and not base.off<=self.bound:
-            cured = self.compare(micros, double=double, norms_off=True)
+            cured = self.compare(micros, double=double, in_eval=norms)
             if cured.off<base.off/2 or cured.error<base.error/2:
                 reasons.append(Reason('batchnorm', dict(n_layers=counted(len(norms), 'layer'), layer=norms[0], error=base.error, rest=cured.error)))
-                base,norms_off = cured,True
+                base,in_eval = cured,norms
         n = self.n_acc # Micro-batches for the `GradAccum` that is advised
         if isinstance(self.how, GradientAccumulation): n = max(1, round(n*micros.share/max(micros.sizes)))
         if base.error>self.bound and not isinstance(self.how, GradAccum):
-            cured = self.compare(micros, callback_of(self.learn, GradAccum) or GradAccum(), double, norms_off)
+            cured = self.compare(micros, callback_of(self.learn, GradAccum) or GradAccum(), double, in_eval)
             if cured.error<base.error/2:
                 reasons.append(Reason('divides', dict(how=_called(self.how, self.n_acc), divisor=self.n_acc, n_micro=counted(len(micros.sizes), 'micro-batch'),
                                                       items=round(sum(micros.sizes)/micros.share), n=n)))

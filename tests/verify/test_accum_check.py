@@ -225,8 +225,8 @@ def test_fastais_callback_divides_by_what_it_was_asked_for(n, error):
     assert res.error==pytest.approx(error, abs=1e-13) and len(res.errors)==1
     assert bool(res.reasons)==(error>0)
 
-@pytest.mark.parametrize('how,loss_func,items,expected', [(GradientAccumulation(32),over_kept,kept,['divides','loss']), (PlainLoop(4),info_nce,reals[:64],['loss']),
-    (PlainLoop(4),nn.MSELoss(reduction='sum'),reals,['divides'])], ids=range(3))
+@pytest.mark.parametrize('how,loss_func,items,expected', [(GradientAccumulation(32),over_kept,kept,['divides','loss']),
+    (PlainLoop(4),info_nce,reals[:64],['loss']), (PlainLoop(4),nn.MSELoss(reduction='sum'),reals,['divides'])], ids=range(3))
 def test_others_and_what_the_loss_averages_over(how, loss_func, items, expected):
     assert keys(learner(mlp(dtype=f32), items, loss_func).check_accum(how))==expected
 
