@@ -339,7 +339,7 @@ def windows_of(
         try:
             batches = [drawn[i%len(drawn)] for i in range(len(sizes))]
             batches = [_cut(b, slice(0, n)) if n<find_bs(b) else b for b,n in zip(batches, sizes)]
-            put_together(batches, sizes)
+            put_together(batches, list(map(find_bs, batches)))
         except ValueError as e:
             if res: notes.append(f"The epoch's last window could not be checked: {e}.")
             else:

@@ -149,6 +149,12 @@ class BothWays:
     @property
     def bound(self)->float: return bounds[self.precision] # On errors
 
+    @property
+    def called(self)->str:
+        "What accumulates, as one would write it"
+        count = ', count=...' if isinstance(self.how, GradAccum) and self.how.count else ''
+        return f"{type(self.how).__name__}({self.n_acc}{count})"
+
     def compare(self,
         micros, # Window, as `Micros`
         how=None, # What accumulates; `None`: what the check is of
@@ -188,7 +194,7 @@ class BothWays:
         if base.error>self.bound and not isinstance(self.how, GradAccum):
             cured = self.compare(micros, callback_of(self.learn, GradAccum) or GradAccum(), double, in_eval)
             if cured.error<base.error/2:
-                reasons.append(Reason('divides', dict(how=_called(self.how, self.n_acc), divisor=self.n_acc, n_micro=counted(len(micros.sizes), 'micro-batch'),
+                reasons.append(Reason('divides', dict(how=self.called, divisor=self.n_acc, n_micro=counted(len(micros.sizes), 'micro-batch'),
                                                       items=round(sum(micros.sizes)/micros.share), n=n)))
                 base = cured
         if base.error<=self.bound: return reasons
@@ -206,12 +212,27 @@ class BothWays:
         try: return self.compare(micros, double=False).error
         except ValueError: return math.nan # Not finite in half precision
 
-# %% ../../nbs/verify/08_check_accum.ipynb #71a06096
-def _called(how, n):
-    "What accumulates, as one would write it"
-    count = ', count=...' if isinstance(how, GradAccum) and how.count else ''
-    return f"{type(how).__name__}({n}{count})"
+    def check(self,
+        windows:list, # `Micros` that fit in memory
+        notes:list, # Sentences on them
+    )->AccumCheck:
+        "Run all windows both ways; the worst of them counts"
+        pairs = [(w,self.first(w)) for w in windows]
+        errors = {str(w): o.error for w,o in pairs}
+        pairs.sort(key=lambda o: -o[1].error)
+        reasons = {}
+        for w,o in pairs:
+            for r in self.why(w, o): reasons.setdefault(r.key, r)
+        if self.failure: reasons['precision'] = Reason('precision', dict(message=self.failure, precision=self.trains_in))
+        micros,worst = pairs[0]
+        verdict = 'same' if worst.error<=self.bound else 'different'
+        if worst.error==0 and worst.is_zero: verdict = 'zero'
+        if any(o.draws.taken and o.draws.held for _,o in pairs):
+            notes = [*notes, "Random numbers, as of dropout, were dealt out alike in both ways; in a training each micro-batch draws its own."]
+        return AccumCheck(verdict, worst.error, worst.table, list(reasons.values()), errors, self.called, sum(micros.sizes), self.precision, self.bound,
+                          self.rounding(micros, worst), self.trains_in, notes)
 
+# %% ../../nbs/verify/08_check_accum.ipynb #71a06096
 def what_accumulates(
     learn:Learner, # Its own `GradAccum` says what its loss averages over
     n_acc, # Micro-batches, or what accumulates
@@ -227,24 +248,6 @@ def what_accumulates(
     if isinstance(how, GradientAccumulation): check_whole('n_acc', n, 1, "it is what the gradient is divided by", 'item')
     else: check_whole('n_acc', n, 2, "a single micro-batch is the large batch itself")
     return how,n
-
-def _answer(learn, how, n, windows, notes):
-    "The check of windows that fit in memory"
-    ways = BothWays(learn, how, n)
-    pairs = [(w,ways.first(w)) for w in windows]
-    errors = {str(w): o.error for w,o in pairs}
-    pairs.sort(key=lambda o: -o[1].error)
-    reasons = {}
-    for w,o in pairs:
-        for r in ways.why(w, o): reasons.setdefault(r.key, r)
-    if ways.failure: reasons['precision'] = Reason('precision', dict(message=ways.failure, precision=ways.trains_in))
-    micros,worst = pairs[0]
-    verdict = 'same' if worst.error<=ways.bound else 'different'
-    if worst.error==0 and worst.is_zero: verdict = 'zero'
-    if any(o.draws.taken and o.draws.held for _,o in pairs):
-        notes = [*notes, "Random numbers, as of dropout, were dealt out alike in both ways; in a training each micro-batch draws its own."]
-    return AccumCheck(verdict, worst.error, worst.table, list(reasons.values()), errors, _called(how, n), sum(micros.sizes), ways.precision, ways.bound,
-                      ways.rounding(micros, worst), ways.trains_in, notes)
 
 @patch
 def check_accum(self:Learner,
@@ -266,7 +269,7 @@ def check_accum(self:Learner,
     n_items = windows[0].sizes[0]
     while True:
         try:
-            res = _answer(self, how, n, windows, notes)
+            res = BothWays(self, how, n).check(windows, notes)
             break
         except Exception as e:
             if not out_of_memory(e) or max(windows[0].sizes)==1: raise
