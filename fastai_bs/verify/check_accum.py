@@ -158,13 +158,14 @@ class BothWays:
     def compare(self,
         micros, # Window, as `Micros`
         how=None, # What accumulates; `None`: what the check is of
-        double:bool=True, # In double precision?
         in_eval=(), # Names of modules that are in eval mode
+        double:bool=None, # In double precision? `None`: where the learner runs in it
     )->Compared:
         "Both ways; an error where there is nothing to compare"
+        if double is None: double = not self.failure
         draws,how = HeldDraws(micros.sizes),how or self.how
-        whole,marks = run(self.learn, [put_together(micros.batches, draws.sizes)], draws, double=double, in_eval=in_eval)
         accum = fresh(how, len(micros.batches), micros.share)
+        whole,marks = run(self.learn, [put_together(micros.batches, draws.sizes)], draws, double=double, in_eval=in_eval)
         grads,part_marks = run(self.learn, micros.batches, draws, accum, double, in_eval)
         for nm,o in (('One large batch',whole),(repr(how),grads)):
             if o is None: raise ValueError(f"{nm} came to no optimizer step in this window: see that batches have targets, and that no callback cancels them")
@@ -174,36 +175,36 @@ class BothWays:
 
     def first(self, micros)->Compared:
         "In double precision, or where the learner does not run in it, in its own"
-        try: return self.compare(micros, double=not self.failure)
+        try: return self.compare(micros)
         except Exception as e:
             if self.failure or out_of_memory(e, surely=True): raise
             self.failure = textwrap.shorten(f'{type(e).__name__}: {e}', 150)
-        return self.compare(micros, double=False) # Outside of `except`, so that the failed run's tensors are gone
+        return self.compare(micros) # Outside of `except`, so that the failed run's tensors are gone
 
     def why(self, micros, base:Compared)->list: # `Reason`s
         "What can be blamed, by one more comparison for each suspect"
-        reasons,double,in_eval = [],not self.failure,()
+        reasons,in_eval = [],()
         norms = [nm for nm,m in self.learn.model.named_modules() if isinstance(m, _BatchNorm)]
         if norms and base.error>self.bound and not base.off<=self.bound:
-            cured = self.compare(micros, double=double, in_eval=norms)
+            cured = self.compare(micros, in_eval=norms)
             if cured.off<base.off/2 or cured.error<base.error/2:
                 reasons.append(Reason('batchnorm', dict(n_layers=counted(len(norms), 'layer'), layer=norms[0], error=base.error, rest=cured.error)))
                 base,in_eval = cured,norms
         n = self.n_acc # Micro-batches for the `GradAccum` that is advised
         if isinstance(self.how, GradientAccumulation): n = max(1, round(n*micros.share/max(micros.sizes)))
         if base.error>self.bound and not isinstance(self.how, GradAccum):
-            cured = self.compare(micros, callback_of(self.learn, GradAccum) or GradAccum(), double, in_eval)
+            cured = self.compare(micros, callback_of(self.learn, GradAccum) or GradAccum(), in_eval)
             if cured.error<base.error/2:
-                reasons.append(Reason('divides', dict(how=self.called, divisor=self.n_acc, n_micro=counted(len(micros.sizes), 'micro-batch'),
-                                                      items=round(sum(micros.sizes)/micros.share), n=n)))
+                n_micro,items = counted(len(micros.sizes), 'micro-batch'),round(sum(micros.sizes)/micros.share)
+                reasons.append(Reason('divides', dict(how=self.called, divisor=self.n_acc, n_micro=n_micro, items=items, n=n)))
                 base = cured
         if base.error<=self.bound: return reasons
         worst = base.table.iloc[0]
-        if not base.draws.held: reasons.append(Reason('random', dict(error=base.error)))
+        if not base.draws.held: return [*reasons, Reason('random', dict(error=base.error))]
         # What moves predictions may move gradients more: near a stationary point, as after `spectral_norm`'s power iterations, by the square root
-        elif base.off>min(self.bound, base.error**2): reasons.append(Reason('layer', dict(error=base.error, parameter=worst.name, layer=worst.layer)))
-        else: reasons.append(Reason('loss', dict(n=n)))
-        return reasons
+        of_model = base.off>min(self.bound, base.error**2)
+        if not of_model: return [*reasons, Reason('loss', dict(n=n))]
+        return [*reasons, Reason('layer', dict(error=base.error, parameter=worst.name, layer=worst.layer))]
 
     def rounding(self, micros, base)->float: # NaN where it is not known
         "The error as the learner trains, where that is rounding alone"
