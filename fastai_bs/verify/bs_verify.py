@@ -54,7 +54,7 @@ def finalists_of_all(
             if arm.bs in several: trials.train(arm, part)
         others = [arm for arm in arms if arm.bs not in several]
         arms = others + best_rates([arm for arm in ranked(trials.of_length(part)) if arm.bs in several], n)
-    return best_rates(sorted(arms, key=lambda arm: abs(math.log(arm.factor)))) if len({bs for bs,_ in arms})<len(arms) else arms
+    return best_rates(sorted(arms, key=lambda arm: abs(math.log(arm.factor))))
 
 def train_all(
     trials:Trials, # Runs the trainings
@@ -125,7 +125,7 @@ def _num_it(learn, n_epoch):
     if n_epoch is None: return None
     today = accumulation(learn)
     n = max(least_it, least_it//2*today, round(n_epoch*epoch_len(learn)/4))
-    return n if n<660*today else None
+    return n if n<660*today else None # About what it takes by itself: 300 steps to train with, and 360 micro-batches to measure
 
 def _with_times_of(learn, plan, sizes):
     "`plan`, with step times of `sizes` too, as far as they run in one micro-batch"

@@ -12,6 +12,7 @@ import math, textwrap, torch
 from dataclasses import dataclass, field
 from html import escape
 import pandas as pd
+from torch.nn.modules.batchnorm import _BatchNorm
 from fastcore.basics import patch
 from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.training import GradientAccumulation
@@ -23,7 +24,7 @@ from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loop import callback_of
 from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.batch_schedule import BatchSchedule
-from .both_ways import HeldDraws, PlainLoop, fresh, put_together, run, train_norms, trained_params, windows_of
+from .both_ways import HeldDraws, PlainLoop, fresh, put_together, run, trained_params, windows_of
 
 # %% ../../nbs/verify/08_check_accum.ipynb #4a596153
 _words = dict(
@@ -148,17 +149,24 @@ class BothWays:
     @property
     def bound(self)->float: return bounds[self.precision] # On errors
 
+    @property
+    def called(self)->str:
+        "What accumulates, as one would write it"
+        count = ', count=...' if isinstance(self.how, GradAccum) and self.how.count else ''
+        return f"{type(self.how).__name__}({self.n_acc}{count})"
+
     def compare(self,
         micros, # Window, as `Micros`
         how=None, # What accumulates; `None`: what the check is of
-        double:bool=True, # In double precision?
-        norms_off:bool=False, # BatchNorm in eval mode?
+        in_eval=(), # Names of modules that are in eval mode
+        double:bool=None, # In double precision? `None`: where the learner runs in it
     )->Compared:
         "Both ways; an error where there is nothing to compare"
+        if double is None: double = not self.failure
         draws,how = HeldDraws(micros.sizes),how or self.how
-        whole,marks = run(self.learn, [put_together(micros.batches, draws.sizes)], draws, double=double, norms_off=norms_off)
         accum = fresh(how, len(micros.batches), micros.share)
-        grads,part_marks = run(self.learn, micros.batches, draws, accum, double, norms_off)
+        whole,marks = run(self.learn, [put_together(micros.batches, draws.sizes)], draws, double=double, in_eval=in_eval)
+        grads,part_marks = run(self.learn, micros.batches, draws, accum, double, in_eval)
         for nm,o in (('One large batch',whole),(repr(how),grads)):
             if o is None: raise ValueError(f"{nm} came to no optimizer step in this window: see that batches have targets, and that no callback cancels them")
         error,table = errors_of(grads, whole, self.learn.model)
@@ -167,36 +175,36 @@ class BothWays:
 
     def first(self, micros)->Compared:
         "In double precision, or where the learner does not run in it, in its own"
-        try: return self.compare(micros, double=not self.failure)
+        try: return self.compare(micros)
         except Exception as e:
             if self.failure or out_of_memory(e, surely=True): raise
             self.failure = textwrap.shorten(f'{type(e).__name__}: {e}', 150)
-        return self.compare(micros, double=False) # Outside of `except`, so that the failed run's tensors are gone
+        return self.compare(micros) # Outside of `except`, so that the failed run's tensors are gone
 
     def why(self, micros, base:Compared)->list: # `Reason`s
         "What can be blamed, by one more comparison for each suspect"
-        reasons,double,norms_off = [],not self.failure,False
-        norms = train_norms(self.learn.model)
+        reasons,in_eval = [],()
+        norms = [nm for nm,m in self.learn.model.named_modules() if isinstance(m, _BatchNorm)]
         if norms and base.error>self.bound and not base.off<=self.bound:
-            cured = self.compare(micros, double=double, norms_off=True)
+            cured = self.compare(micros, in_eval=norms)
             if cured.off<base.off/2 or cured.error<base.error/2:
                 reasons.append(Reason('batchnorm', dict(n_layers=counted(len(norms), 'layer'), layer=norms[0], error=base.error, rest=cured.error)))
-                base,norms_off = cured,True
+                base,in_eval = cured,norms
         n = self.n_acc # Micro-batches for the `GradAccum` that is advised
         if isinstance(self.how, GradientAccumulation): n = max(1, round(n*micros.share/max(micros.sizes)))
         if base.error>self.bound and not isinstance(self.how, GradAccum):
-            cured = self.compare(micros, callback_of(self.learn, GradAccum) or GradAccum(), double, norms_off)
+            cured = self.compare(micros, callback_of(self.learn, GradAccum) or GradAccum(), in_eval)
             if cured.error<base.error/2:
-                reasons.append(Reason('divides', dict(how=_called(self.how, self.n_acc), divisor=self.n_acc, n_micro=counted(len(micros.sizes), 'micro-batch'),
-                                                      items=round(sum(micros.sizes)/micros.share), n=n)))
+                n_micro,items = counted(len(micros.sizes), 'micro-batch'),round(sum(micros.sizes)/micros.share)
+                reasons.append(Reason('divides', dict(how=self.called, divisor=self.n_acc, n_micro=n_micro, items=items, n=n)))
                 base = cured
         if base.error<=self.bound: return reasons
         worst = base.table.iloc[0]
-        if not base.draws.held: reasons.append(Reason('random', dict(error=base.error)))
+        if not base.draws.held: return [*reasons, Reason('random', dict(error=base.error))]
         # What moves predictions may move gradients more: near a stationary point, as after `spectral_norm`'s power iterations, by the square root
-        elif base.off>min(self.bound, base.error**2): reasons.append(Reason('layer', dict(error=base.error, parameter=worst.name, layer=worst.layer)))
-        else: reasons.append(Reason('loss', dict(n=n)))
-        return reasons
+        of_model = base.off>min(self.bound, base.error**2)
+        if not of_model: return [*reasons, Reason('loss', dict(n=n))]
+        return [*reasons, Reason('layer', dict(error=base.error, parameter=worst.name, layer=worst.layer))]
 
     def rounding(self, micros, base)->float: # NaN where it is not known
         "The error as the learner trains, where that is rounding alone"
@@ -205,12 +213,27 @@ class BothWays:
         try: return self.compare(micros, double=False).error
         except ValueError: return math.nan # Not finite in half precision
 
-# %% ../../nbs/verify/08_check_accum.ipynb #71a06096
-def _called(how, n):
-    "What accumulates, as one would write it"
-    count = ', count=...' if isinstance(how, GradAccum) and how.count else ''
-    return f"{type(how).__name__}({n}{count})"
+    def check(self,
+        windows:list, # `Micros` that fit in memory
+        notes:list, # Sentences on them
+    )->AccumCheck:
+        "Run all windows both ways; the worst of them counts"
+        pairs = [(w,self.first(w)) for w in windows]
+        errors = {str(w): o.error for w,o in pairs}
+        pairs.sort(key=lambda o: -o[1].error)
+        reasons = {}
+        for w,o in pairs:
+            for r in self.why(w, o): reasons.setdefault(r.key, r)
+        if self.failure: reasons['precision'] = Reason('precision', dict(message=self.failure, precision=self.trains_in))
+        micros,worst = pairs[0]
+        verdict = 'same' if worst.error<=self.bound else 'different'
+        if worst.error==0 and worst.is_zero: verdict = 'zero'
+        if any(o.draws.taken and o.draws.held for _,o in pairs):
+            notes = [*notes, "Random numbers, as of dropout, were dealt out alike in both ways; in a training each micro-batch draws its own."]
+        return AccumCheck(verdict, worst.error, worst.table, list(reasons.values()), errors, self.called, sum(micros.sizes), self.precision, self.bound,
+                          self.rounding(micros, worst), self.trains_in, notes)
 
+# %% ../../nbs/verify/08_check_accum.ipynb #71a06096
 def what_accumulates(
     learn:Learner, # Its own `GradAccum` says what its loss averages over
     n_acc, # Micro-batches, or what accumulates
@@ -226,24 +249,6 @@ def what_accumulates(
     if isinstance(how, GradientAccumulation): check_whole('n_acc', n, 1, "it is what the gradient is divided by", 'item')
     else: check_whole('n_acc', n, 2, "a single micro-batch is the large batch itself")
     return how,n
-
-def _answer(learn, how, n, windows, notes):
-    "The check of windows that fit in memory"
-    ways = BothWays(learn, how, n)
-    pairs = [(w,ways.first(w)) for w in windows]
-    errors = {str(w): o.error for w,o in pairs}
-    pairs.sort(key=lambda o: -o[1].error)
-    reasons = {}
-    for w,o in pairs:
-        for r in ways.why(w, o): reasons.setdefault(r.key, r)
-    if ways.failure: reasons['precision'] = Reason('precision', dict(message=ways.failure, precision=ways.trains_in))
-    micros,worst = pairs[0]
-    verdict = 'same' if worst.error<=ways.bound else 'different'
-    if worst.error==0 and worst.is_zero: verdict = 'zero'
-    if any(o.draws.taken and o.draws.held for _,o in pairs):
-        notes = [*notes, "Random numbers, as of dropout, were dealt out alike in both ways; in a training each micro-batch draws its own."]
-    return AccumCheck(verdict, worst.error, worst.table, list(reasons.values()), errors, _called(how, n), sum(micros.sizes), ways.precision, ways.bound,
-                      ways.rounding(micros, worst), ways.trains_in, notes)
 
 @patch
 def check_accum(self:Learner,
@@ -265,7 +270,7 @@ def check_accum(self:Learner,
     n_items = windows[0].sizes[0]
     while True:
         try:
-            res = _answer(self, how, n, windows, notes)
+            res = BothWays(self, how, n).check(windows, notes)
             break
         except Exception as e:
             if not out_of_memory(e) or max(windows[0].sizes)==1: raise

