@@ -133,10 +133,8 @@ class ElementCounter:
         self.known = False # Is what the loss averages over known of it, and not taken from a guess or from somebody?
         self.reduction = 'mean'
 
-    def __call__(self,
-        learn, # A `Learner` that has a loss and has not backed it
-    ): # A float, or a tensor without dimensions
-        "Elements of the current micro-batch"
+    def __call__(self, learn):
+        "Elements of the micro-batch of which `learn` has the loss, and has not backed it: a float, or a tensor without dimensions"
         if learn.loss_func is not self.loss_func: self.follow(learn.loss_func, learn.yb)
         if self.given is not None: return _as_count(self.given(learn), learn.loss_grad.device)
         return at_hand(self.elements(learn.pred, *learn.yb))

@@ -19,8 +19,7 @@ from fastai.callback.core import Callback, CancelFitException, CancelStepExcepti
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.learner import Learner, SkipToEpoch
 from fastai.torch_core import num_distrib
-from .ranks import DistributedDL, alike, alone, ddp_model, group_device, n_processes, trainers
-from .ranks import trains_together
+from .ranks import DistributedDL, alike, alone, ddp_model, group_device, n_processes, trainers, trains_together
 
 # %% ../../nbs/learner/05_loop.ipynb #516dd34c
 _of_fit = 'before_fit','before_epoch','before_batch','after_fit'
@@ -61,10 +60,8 @@ class ScopedCallback(Callback):
         if event_name in _of_fit and not self.is_of_fit(event_name): return
         if self.hears(event_name): return super().__call__(event_name)
 
-    def is_of_fit(self,
-        event_name:str, # One of those at which a fit, an epoch or a batch begins or ends
-    )->bool:
-        "Is it one of a fit? An error where this callback has not seen how that fit begins"
+    def is_of_fit(self, event_name)->bool:
+        "Does a fit, an epoch or a batch of one begin or end with this event? An error where this callback has not seen how that fit begins"
         if event_name!='before_batch' and not is_of_loop(self.learn): return False
         if self.started or not self.run: return True
         if event_name=='before_epoch' or event_name=='before_batch' and self.training: self._refuse()
@@ -79,9 +76,7 @@ class ScopedCallback(Callback):
             f"{name} works along a fit, and this batch is trained outside of any: train with learn.fit, or take {name} off the learner before, "
             f"learn.remove_cb({name})")
 
-    def hears(self,
-        event_name:str, # As 'before_batch'
-    )->bool:
+    def hears(self, event_name)->bool:
         "Has it such an event? fastai would look for it on the learner and its model too, which takes longer than most events"
         return hasattr(type(self), event_name) or event_name in vars(self)
 
@@ -101,16 +96,10 @@ class ScopedCallback(Callback):
         self.started = False
         _remove_stand_ins(self.learn)
 
-    def has_twins(self,
-        twins:list, # Callbacks that would do the same work, itself among them
-    )->bool:
-        "Are there several?"
-        return len(twins)>1
+    def has_twins(self, twins)->bool: return len(twins)>1 # Of callbacks that would do the same work, itself among them
 
-    def hyper(self,
-        k:str, # Name of a hyper-parameter
-    )->list:
-        "Its value now, in each parameter group"
+    def hyper(self, k)->list:
+        "The value of a hyper-parameter now, in each parameter group"
         return [h[k] for h in self.opt.hypers]
 
     def schedules(self)->dict:
