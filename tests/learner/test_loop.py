@@ -6,7 +6,6 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 import fastai.torch_core
-from torch import nn
 from fastai.callback.core import Callback, CancelBatchException, CancelEpochException, CancelStepException, TrainEvalCallback
 from fastai.callback.schedule import ParamScheduler, fit_one_cycle # noqa: F401, it adds the method
 from fastai.distributed import DistributedDL
@@ -286,22 +285,6 @@ def test_hypers(i):
     assert Hypers(opt).moved(opt)==[] # NaN differs from itself, and has not moved
 
 # Events and callbacks
-
-def test_an_event_that_a_callback_does_not_have_is_looked_for_nowhere_else():
-    "fastai would find it on the model; one that is set on the callback itself counts"
-    class Named(nn.Module):
-        def __init__(self): super().__init__(); self.m,self.called = mlp(),[]
-        def forward(self, x): return self.m(x)
-        def after_pred(self): self.called.append('after_pred')
-    told,scoped = [],ScopedCallback()
-    learn = quiet_learner(loaders(regression(8), 4), Named(), cbs=scoped)
-    learn.remove_cbs([cb for cb in learn.cbs if cb is not scoped and not isinstance(cb, TrainEvalCallback)])
-    scoped.after_step = lambda: told.append('after_step')
-    assert scoped.hears('after_step') and scoped.hears('before_fit') and not scoped.hears('after_pred')
-    scoped('after_pred')
-    assert learn.model.called==[]
-    learn.fit(1, 0.1)
-    assert told==2*['after_step'] and scoped.run
 
 def test_callback_of():
     class Sub(ScopedCallback): pass

@@ -159,24 +159,21 @@ def test_an_object_of_ones_own_that_a_callback_holds():
         learn.fit(1, 0.1)
     assert learn.keeps_average.average.n>0
 
+class Items:
+    def __init__(self): self.xs = [torch.zeros(2)]
+    def __getitem__(self, i): return self.xs[i]
+
 class Connection:
     def __init__(self): self.lock,self.n_sent = threading.Lock(),0
 
 def test_an_object_that_holds_more_than_values_is_left_alone():
-    "A thread may be at work on it"
+    "A thread may be at work on it; and a data set is not copied"
     learn = net_learner(cbs=Holder())
-    learn.holder.connection = conn = Connection()
-    with unchanged(learn): conn.n_sent += 1
-    assert learn.holder.connection is conn and conn.n_sent==1
-
-def test_a_data_set_that_a_callback_holds_is_not_copied():
-    class Items:
-        def __init__(self): self.xs = [torch.zeros(2)]
-        def __getitem__(self, i): return self.xs[i]
-    learn = net_learner(cbs=Holder())
-    learn.holder.items = items = Items()
-    with unchanged(learn): items.xs[0] += 1
-    assert items[0].sum()==2
+    conn,items = learn.holder.connection,learn.holder.items = Connection(),Items()
+    with unchanged(learn):
+        conn.n_sent += 1
+        items.xs[0] += 1
+    assert learn.holder.connection is conn and conn.n_sent==1 and items[0].sum()==2
 
 def test_parameters_keep_their_memory_and_aliases():
     "A tensor that shares memory with a parameter still does"
