@@ -82,7 +82,7 @@ def loss_elements(
     if isinstance(mix, MixHandler): return _count_all, getattr(mix.old_lf, 'reduction', 'mean') # MixUp averages the unreduced loss itself
 
     given,f = {},loss_func
-    while isinstance(f, partial): given,f = {**f.keywords, **given},f.func
+    if isinstance(f, partial): given,f = f.keywords,f.func # Of one in another functools makes one
     if isinstance(f, BaseLoss) and type(f).__call__ is BaseLoss.__call__: f = f.func
     def _setting(nm, default): return given.get(nm, getattr(f, nm, default))
     def _is_in(kinds): return any(o is f or o is type(f) for o in kinds)

@@ -22,6 +22,7 @@ from fastai.losses import (BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
 from fastai_bs.accumulate import gradients
 from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.accumulate.losses import count_items, loss_elements
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.rules import linear_scaling, sqrt_scaling
@@ -208,7 +209,6 @@ zero_weighted = [(x, torch.tensor(0 if i in (0,1,8,9) else 1+i%3)) for i,(x,_) i
 exact = {
     'ce': cls(nn.CrossEntropyLoss()), 'ce_weight': cls(nn.CrossEntropyLoss(weight)), 'ce_sum': cls(nn.CrossEntropyLoss(reduction='sum')),
     'ce_smooth_weight': cls(nn.CrossEntropyLoss(weight, label_smoothing=0.1)), 'f_ce_weight': cls(partial(F.cross_entropy, weight=weight)),
-    'f_ce_nested': cls(partial(partial(F.cross_entropy, weight=torch.ones(4, dtype=f64), reduction='sum'), weight=weight, reduction='mean')),
     'nll_weight': cls(nn.NLLLoss(weight), log_mlp), 'ce_flat_weight': cls(CrossEntropyLossFlat(weight=weight)),
     'ce_flat_sum': cls(CrossEntropyLossFlat(reduction='sum')), 'smooth_flat': cls(LabelSmoothingCrossEntropyFlat()),
     'smooth_flat_sum': cls(LabelSmoothingCrossEntropyFlat(reduction='sum')), 'focal_flat_weight': cls(FocalLossFlat(weight=weight)),
@@ -324,6 +324,8 @@ def test_one_micro_batch_in_cuda_graphs_is_not_refused(on_a_gpu):
     learn.remove_cb(GradAccum)
     with pytest.raises(ValueError, match='CUDA graphs'): learn.fit(1, 0.1, cbs=GradAccum(2))
 
+def test_a_mean_over_items(): assert loss_elements(nn.KLDivLoss(reduction='batchmean'))==(count_items,'mean')
+
 def my_loss(pred, targ): return F.mse_loss(pred, targ)
 
 class MyFlat(CrossEntropyLossFlat):
@@ -359,10 +361,11 @@ items15 = regression(15) # 8 micro-batches of 2, the last of 1; windows of 3: (0
 def spied15(*cbs, **kwargs): return spied(items15, 2, cbs=[GradAccum(3), *cbs], **kwargs)
 def idxs(*windows): return [[i for i in micros(*w) if i<15] for w in windows]
 
-goes_on = {0: [(1,2,3),(4,5,6),(7,)], 1: [(0,2,3),(4,5,6),(7,)], 2: [(0,1,3),(4,5,6),(7,)], 7: [(0,1,2),(3,4,5),(6,)]}
+goes_on = {0: [(1,2,3),(4,5,6),(7,)], 1: [(0,2,3),(4,5,6),(7,)], 2: [(0,1,3),(4,5,6),(7,)], 3: [(0,1,2),(4,5,6),(7,)], 7: [(0,1,2),(3,4,5),(6,)]}
 dropped = {0: [(1,2,3),(4,5,6),(7,)], 1: [(2,3,4),(5,6,7)], 2: [(3,4,5),(6,7)], 7: [(0,1,2),(3,4,5)]}
 
-@pytest.mark.parametrize('event,order,at', pairwise(['before_batch','after_pred','after_loss','before_backward','cancel_backward'], [-1,8,70], [0,1,2,7]))
+@pytest.mark.parametrize('event,order,at', [('before_batch',-1,3), # Right after a step, before GradAccum hears of it
+    *pairwise(['before_batch','after_pred','after_loss','before_backward','cancel_backward'], [-1,8,70], [0,1,2,7])])
 def test_batch_cancelled_before_its_backward_adds_nothing(event, order, at):
     "Neither does one of which the backward pass alone is cancelled. None of them has stepped"
     c,exc = Counts(),CancelBatchException
