@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate/grad_accum.html.md"""
 __all__ = ['GradAccum', 'QuietAccum', 'own_settings']
 
 # %% ../../nbs/accumulate/06_grad_accum.ipynb #eab52623
-import math, torch
+import torch
 from contextlib import ExitStack, contextmanager
 from fastai.callback.core import CancelBatchException, CancelTrainException
 from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
@@ -67,7 +67,7 @@ class GradAccum(ScopedCallback):
         self.counter,self.hypers = ElementCounter(self.count),HeldHypers()
         self.weights = Weights(self.counter)
         self._in_parts = self._ddp = self._params = self._bns = self._sums = None
-        self._n_dropped = 0 # Windows of the epoch that others have cancelled, as long as no step was tried
+        self._n_dropped,self._tried = 0,False # Windows of the epoch that others have cancelled, and was a step tried in it?
         self._most = 1 # Micro-batches in the fit's largest window
         self._is_first,self._values = True,{} # Is it the first window of several? What its parameters with hooks were
         self._position,self._n_ranks,self._last_loss = Position(),1,None
@@ -93,11 +93,7 @@ class GradAccum(ScopedCallback):
 
     def __repr__(self): return f"{type(self).__name__}({self.n_acc_by_epoch})"
 
-    def n_acc_in(self,
-        epoch:int, # Counted from 0
-    )->int: # Micro-batches per optimizer step
-        "The `n_acc` of the windows of `epoch`"
-        return self.n_acc_by_epoch(self.learn, epoch)
+    def n_acc_in(self, epoch)->int: return self.n_acc_by_epoch(self.learn, epoch) # Of the windows of `epoch`, counted from 0
 
     def n_accs(self)->list: # The most of each epoch of the fit
         if not self.varies: return [self.n_acc_in(0)]*self.n_epoch # Fits that measure something have thousands
@@ -105,10 +101,8 @@ class GradAccum(ScopedCallback):
 
     def n_acc_now(self)->int: return self.n_acc # Of the window that begins
 
-    def micro_batches(self,
-        epoch:int=None, # Counted from 0; `None`: now, or the first where no training is under way
-    )->tuple: # `(micro_bs, n_acc)`; `None` for the micro-batch: as the training loader has it
-        "How a batch is made up: of the window under way if it is of that epoch, else of the epoch's first one"
+    def micro_batches(self, epoch=None)->tuple:
+        "`(micro_bs, n_acc)` of the window under way if it is of that epoch, else of the epoch's first one; `None`: as the training loader has it"
         if self._params is not None and epoch in (None,self.learn.epoch): return None,self.n_acc
         return None,self.n_acc_in(epoch or 0)
 
@@ -164,7 +158,7 @@ class GradAccum(ScopedCallback):
         self._params = all_params(self.learn)
         sums = FloatSums(self._params)
         self._sums = sums if sums.params else None
-        self._n_dropped = 0
+        self._n_dropped,self._tried = 0,False
         self._bns = BatchNormMomenta(learn.model if self.fix_bn else torch.nn.Module())
         self.hypers = HeldHypers()
         self.new_micro()
@@ -275,7 +269,8 @@ class GradAccum(ScopedCallback):
     def after_cancel_step(self): self.micro.stepped = False
 
     def after_step(self): # After a cancelled step too: fastai zeroes the gradients
-        self._is_first,self._n_dropped = self._is_first and self.n_passes==1,-math.inf
+        if self.n_passes>1: self._is_first = False
+        self._tried = True
         self.new_window()
 
     def after_cancel_batch(self):
@@ -301,11 +296,12 @@ class GradAccum(ScopedCallback):
 
     def after_epoch(self): fill_columns(self.learn, self.columns()) # Recorder logs the row after us
 
-    def after_cancel_train(self): self._n_dropped = -math.inf
+    def after_cancel_train(self): self._tried = True
 
     def _refuse_no_step(self):
         "An error where an epoch came to its end without a step, as others cancelled all; `NonNativeMixedPrecision` does so where it looks for its scale"
-        if self._n_dropped>0 and not callback_of(self.learn, NonNativeMixedPrecision): raise RuntimeError(
+        if not self._n_dropped or self._tried or callback_of(self.learn, NonNativeMixedPrecision): return
+        raise RuntimeError(
             f"No optimizer step was tried in epoch {self.learn.epoch}: another callback cancelled batches after their backward pass, {self._n_dropped} times, "
             "as a second one that accumulates does. GradAccum decides when to step: remove the other one")
 

@@ -82,7 +82,7 @@ def loss_elements(
     if isinstance(mix, MixHandler): return _count_all, getattr(mix.old_lf, 'reduction', 'mean') # MixUp averages the unreduced loss itself
 
     given,f = {},loss_func
-    while isinstance(f, partial): given,f = {**f.keywords, **given},f.func
+    if isinstance(f, partial): given,f = f.keywords,f.func # Of one in another functools makes one
     if isinstance(f, BaseLoss) and type(f).__call__ is BaseLoss.__call__: f = f.func
     def _setting(nm, default): return given.get(nm, getattr(f, nm, default))
     def _is_in(kinds): return any(o is f or o is type(f) for o in kinds)
@@ -133,10 +133,8 @@ class ElementCounter:
         self.known = False # Is what the loss averages over known of it, and not taken from a guess or from somebody?
         self.reduction = 'mean'
 
-    def __call__(self,
-        learn, # A `Learner` that has a loss and has not backed it
-    ): # A float, or a tensor without dimensions
-        "Elements of the current micro-batch"
+    def __call__(self, learn):
+        "Elements of the micro-batch of which `learn` has the loss, and has not backed it: a float, or a tensor without dimensions"
         if learn.loss_func is not self.loss_func: self.follow(learn.loss_func, learn.yb)
         if self.given is not None: return _as_count(self.given(learn), learn.loss_grad.device)
         return at_hand(self.elements(learn.pred, *learn.yb))

@@ -67,11 +67,8 @@ class NAccByEpoch:
     @property
     def varies(self)->bool: return isinstance(self.n_acc, dict) or callable(self.n_acc) # May it change from epoch to epoch?
 
-    def __call__(self,
-        learn, # A `Learner`: its training loader says how many micro-batches make `bs`
-        epoch:int, # Counted from 0
-    )->int: # Micro-batches per optimizer step
-        "What holds in `epoch`"
+    def __call__(self, learn, epoch)->int:
+        "What holds in `epoch`, counted from 0; the training loader says how many micro-batches make `bs`"
         n = self.n_acc
         if self.bs is not None: return _n_acc_of_items(learn, self.bs)
         if callable(n): n = n(epoch)
@@ -80,9 +77,7 @@ class NAccByEpoch:
             n = n[max(begun)] if begun else 1
         return _check_n_acc(n, f" for epoch {epoch}")
 
-    def largest(self,
-        learn, # A `Learner`
-    )->int: # Micro-batches per optimizer step
+    def largest(self, learn)->int:
         "The most that is known without a fit: a function is asked for the first epoch"
         return max(self.n_acc.values()) if isinstance(self.n_acc, dict) else self(learn, 0)
 

@@ -90,11 +90,8 @@ class Weights:
         micro.weight = weight(n, self.n_base)
         if self.counter.may_be_nan: without_nan(learn.pred, n)
 
-    def divisor(self,
-        n_sum, # Elements of the window, over all ranks
-        n_ranks:int=1, # That DDP has taken a mean over
-    ): # A number, or a tensor without dimensions
-        "What has added up in `.grad` over the mean; 1 for sums"
+    def divisor(self, n_sum, n_ranks=1):
+        "What has added up in `.grad` over the mean, as `mean_divisor`; 1 for sums"
         return 1 if self.counter.reduction=='sum' else mean_divisor(n_sum, self.n_base, n_ranks)
 
 def weighed(
@@ -132,10 +129,8 @@ class BatchNormMomenta:
     ):
         self.layers = [(m,m.momentum) for m in model.modules() if isinstance(m, _NormBase) and m.momentum is not None]
 
-    def of_window(self,
-        k:int, # Micro-batches in the window
-    ):
-        "Keep the time constant of one update per window; with `k` of 1 they are as they were"
+    def of_window(self, k):
+        "Keep the time constant of one update per window of `k` micro-batches; with `k` of 1 they are as they were"
         for m,momentum in self.layers: m.momentum = window_momentum(momentum, k)
 
 
@@ -213,10 +208,8 @@ class Window:
         self.losses.append(loss)
         self.iters.add(at)
 
-    def sums(self,
-        reduction:str='mean', # Of the loss: is it a 'mean' over elements, or a 'sum'?
-    )->Totals: # Of this rank
-        "Over the micro-batches so far, in the most precise float; those in which nothing counts add nothing, whatever their loss"
+    def sums(self, reduction='mean')->Totals:
+        "Of this rank's micro-batches so far, in the most precise float; those in which nothing counts add nothing, whatever their loss"
         return Totals(sum(self.elems), sum(loss_sum(n, loss, reduction) for n,loss in zip(self.elems, self.losses)), self.n_micro)
 
 # %% ../../nbs/accumulate/02_window.ipynb #eeb6ba09
@@ -255,10 +248,8 @@ class Position:
     begin:int=0 # The micro-batch of the epoch with which batches of `n_acc` began
     goal:float=None # The part of the fit that is behind at the end of the epoch, where it did not begin with such batches
 
-    def end(self,
-        n_iter:int, # Micro-batches in the epoch, as the loader says
-    )->int: # The micro-batch that its next batch begins with
-        "The epoch's last micro-batch ends a batch; a loader may yield more than it says"
+    def end(self, n_iter)->int:
+        "The micro-batch that its next batch begins with: the epoch's last one ends a batch; a loader may yield more than the `n_iter` that it says"
         return min(self.at+self.n_acc, n_iter) if self.at<n_iter else self.at+self.n_acc
 
     def after(self,

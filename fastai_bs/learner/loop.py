@@ -19,8 +19,7 @@ from fastai.callback.core import Callback, CancelFitException, CancelStepExcepti
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.learner import Learner, SkipToEpoch
 from fastai.torch_core import num_distrib
-from .ranks import DistributedDL, alike, alone, ddp_model, group_device, n_processes, trainers
-from .ranks import trains_together
+from .ranks import DistributedDL, alike, alone, ddp_model, group_device, n_processes, trainers, trains_together
 
 # %% ../../nbs/learner/05_loop.ipynb #516dd34c
 _of_fit = 'before_fit','before_epoch','before_batch','after_fit'
@@ -41,7 +40,7 @@ def is_of_loop(
 class ScopedCallback(Callback):
     "A `Callback` with a `scope`, a context in which the training part of each epoch runs, left also after an exception; and with a `start_fit`"
     called = None # The name by which the learner knows it, of subclasses too; `None`: by that of its class
-    started = refused = False # Was it asked at the start of this fit? Is there another one that does its work?
+    started = False # Was it asked at the start of this fit?
 
     @contextmanager
     def scope(self): yield
@@ -55,18 +54,14 @@ class ScopedCallback(Callback):
         else: super().__setattr__(name, value)
 
     @property
-    def name(self):
-        "Another one while it is refused: when the learner is rid of it, the first one's attribute must not go"
-        return ('refused_' if self.refused else '') + (self.called or super().name)
+    def name(self): return self.called or super().name
 
     def __call__(self, event_name):
         if event_name in _of_fit and not self.is_of_fit(event_name): return
         if self.hears(event_name): return super().__call__(event_name)
 
-    def is_of_fit(self,
-        event_name:str, # One of those at which a fit, an epoch or a batch begins or ends
-    )->bool:
-        "Is it one of a fit? An error where this callback has not seen how that fit begins"
+    def is_of_fit(self, event_name)->bool:
+        "Does a fit, an epoch or a batch of one begin or end with this event? An error where this callback has not seen how that fit begins"
         if event_name!='before_batch' and not is_of_loop(self.learn): return False
         if self.started or not self.run: return True
         if event_name=='before_epoch' or event_name=='before_batch' and self.training: self._refuse()
@@ -77,12 +72,11 @@ class ScopedCallback(Callback):
         if '_do_fit' in _running(self.learn): raise ValueError(
             f"{name} came to the learner when the fit had begun, and it must look at all of a fit before it begins: add it before, as with "
             "learn.add_cb or fit(cbs=...), and not in an event of another callback")
-        raise ValueError(f"{name} works along a fit, and this batch is trained outside of any: train with learn.fit, or take {name} off the learner before, "
-                         f"learn.remove_cb({name})")
+        raise ValueError(
+            f"{name} works along a fit, and this batch is trained outside of any: train with learn.fit, or take {name} off the learner before, "
+            f"learn.remove_cb({name})")
 
-    def hears(self,
-        event_name:str, # As 'before_batch'
-    )->bool:
+    def hears(self, event_name)->bool:
         "Has it such an event? fastai would look for it on the learner and its model too, which takes longer than most events"
         return hasattr(type(self), event_name) or event_name in vars(self)
 
@@ -91,6 +85,7 @@ class ScopedCallback(Callback):
     def before_fit(self):
         learn = self.learn
         learn.remove_cbs = _EndOfFit(learn)
+        _name_again(learn)
         if n_processes()>1: learn._with_events = (_OnRanks if trains_together(learn) else _RunsAlone)(learn) # All of an epoch runs through it
         alike(learn, self.start_fit)
         self.started = True
@@ -101,20 +96,10 @@ class ScopedCallback(Callback):
         self.started = False
         _remove_stand_ins(self.learn)
 
-    def has_twins(self,
-        twins:list, # Callbacks that would do the same work, itself among them, in the order in which the learner has them
-    )->bool:
-        "Are there several? Then the first stays the learner's attribute, also when those go that came with the fit"
-        first,*more = twins
-        for cb,refused in ((first,False),*((cb,True) for cb in more)):
-            if getattr(cb, 'refused', refused)!=refused: cb.refused = refused
-        if vars(self.learn).get(first.name) is not first: setattr(self.learn, first.name, first)
-        return bool(more)
+    def has_twins(self, twins)->bool: return len(twins)>1 # Of callbacks that would do the same work, itself among them
 
-    def hyper(self,
-        k:str, # Name of a hyper-parameter
-    )->list:
-        "Its value now, in each parameter group"
+    def hyper(self, k)->list:
+        "The value of a hyper-parameter now, in each parameter group"
         return [h[k] for h in self.opt.hypers]
 
     def schedules(self)->dict:
@@ -142,7 +127,14 @@ class _EndOfFit:
             _remove_stand_ins(learn)
             for cb in learn.cbs:
                 if isinstance(cb, ScopedCallback): cb.started = False
-        return type(learn).remove_cbs(learn, cbs)
+        type(learn).remove_cbs(learn, cbs)
+        _name_again(learn)
+        return learn
+
+def _name_again(learn):
+    "A callback that goes takes the attribute along that another one of its name had: give it back"
+    for cb in learn.cbs:
+        if isinstance(cb, ScopedCallback): vars(learn).setdefault(cb.name, cb)
 
 def _in_flight(): return id(sys.exc_info()[1]) # Of the exception that is being handled, or of `None`; not itself, as a learner may be pickled in a fit
 

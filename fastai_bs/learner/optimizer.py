@@ -34,7 +34,8 @@ class Hypers:
     def __init__(self,
         opt, # fastai's `Optimizer`, or torch's in an `OptimWrapper`
     ):
-        self.groups,self.settings = [dict(h) for h in opt.hypers],settings(opt)
+        self.groups = [dict(h) for h in opt.hypers]
+        self.settings = settings(opt)
 
     def moved(self, opt)->list:
         "Names of those that `opt` has at other values now, in any group"
@@ -61,15 +62,11 @@ class HeldHypers:
         res.own = dict(self.own)
         return res
 
-    def start(self,
-        opt, # fastai's `Optimizer`
-    ):
+    def start(self, opt):
         "With the first micro-batch of a window: remember"
         self.first = Hypers(opt)
 
-    def hold(self,
-        opt, # fastai's `Optimizer`
-    ):
+    def hold(self, opt):
         "Set what has moved on back"
         for k in self.first.moved(opt):
             self.own[k] = [h[k] for h in opt.hypers]
@@ -99,8 +96,9 @@ def _trial_state(opt, lr):
     else: trial.param_groups = [{**opt.param_groups[0], 'params': [p], 'lr': lr}]
 
     try: type(trial).step(trial) # Not a `step` that torch's schedulers have put on `opt` itself
-    except Exception as e: raise ValueError("Whether the optimizer keeps the learning rate in its velocity is seen by trying it on two numbers, "
-                                            f"and it cannot be tried: {e}. Leave out `momentum_correction`") from e
+    except Exception as e: raise ValueError(
+        "Whether the optimizer keeps the learning rate in its velocity is seen by trying it on two numbers, and it cannot be tried: "
+        f"{e}. Leave out `momentum_correction`") from e
     return trial.state[p]
 
 def velocity_names(

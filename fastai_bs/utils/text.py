@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/utils/text.html.md"""
 
 # %% auto #0
 __all__ = ['num', 'plural', 'counted', 'percent', 'with_interval', 'difference_text', 'factor_text', 'listed', 'marked_size',
-           'rate_text', 'bytes_text', 'time_text', 'as_plain', 'brief_html', 'paragraph', 'filled', 'in_text', 'marked',
-           'table_text', 'table_html', 'in_html', 'Details', 'details_of']
+           'rate_text', 'bytes_text', 'time_text', 'as_plain', 'brief_html', 'paragraph', 'filled', 'in_text',
+           'in_html', 'Details', 'details_of']
 
 # %% ../../nbs/utils/02_text.ipynb #b639fa9e
 import math, numbers, re, textwrap
@@ -135,16 +135,17 @@ def as_plain(
     return [as_plain(o) for o in v] if is_iter(v) and not isinstance(v, str) else v
 
 # %% ../../nbs/utils/02_text.ipynb #3544742c
+_digits = dict(index=False, na_rep='', float_format='{:.3g}'.format)
+
+def _to_open(summary, df): return f"<details><summary>{summary}</summary>{df.to_html(border=0, **_digits)}</details>" if len(df) else ''
+
 def brief_html(
     text:str, # A sentence
     summary:str='', # What the table holds
-    df=None, # A data frame; left out where it has no rows
-    most:int=10, # Rows that are shown: the last ones
+    df=(), # A data frame, of which the last ten rows are shown; left out where it has none
 )->str: # HTML
     "`text`, and a table of three digits to open"
-    if df is None or not len(df): return f'<p>{escape(text, quote=False)}</p>'
-    table = df.tail(most).to_html(index=False, border=0, na_rep='', float_format='{:.3g}'.format)
-    return f'<p>{escape(text, quote=False)}</p><details><summary>{summary}</summary>{table}</details>'
+    return f"<p>{escape(text, quote=False)}</p>{_to_open(summary, df[-10:])}"
 
 # %% ../../nbs/utils/02_text.ipynb #ab263c53
 def paragraph(
@@ -177,30 +178,16 @@ def in_text(
     return '\n\n'.join([*paragraphs, '\n'.join([*rest, more.format(call)])])
 
 # %% ../../nbs/utils/02_text.ipynb #abab771b
-def marked(
-    text:str, # With code between backticks
-)->str:
-    "For HTML"
+def _marked(text):
+    "For HTML, with code between backticks"
     return re.sub('`(.+?)`', r'<code>\1</code>', escape(text, quote=False))
 
-def _listed(texts): return f"<ul>{''.join(f'<li>{marked(o)}</li>' for o in texts)}</ul>" if texts else ''
+def _listed(texts): return f"<ul>{''.join(f'<li>{_marked(o)}</li>' for o in texts)}</ul>" if texts else ''
 
 def _top_html(said):
     run = ''.join(f'<pre><code>{escape(o, quote=False)}</code></pre>' for o in said.get('run', []))
-    why = f"<p>Why: {marked(' '.join(said['why']))}</p>" if 'why' in said else ''
-    return f"<p><strong>{marked(said['do'][0])}</strong><br>{marked(' '.join(said.get('how', [])))}</p>{run}{why}"
-
-def table_text(
-    df, # A data frame
-)->str:
-    "Numbers of three digits, for a terminal"
-    return df.to_string(index=False, na_rep='', float_format='{:.3g}'.format)
-
-def table_html(
-    df, # A data frame
-)->str:
-    "Numbers of three digits, for a notebook"
-    return df.to_html(index=False, border=0, na_rep='', float_format='{:.3g}'.format)
+    why = f"<p>Why: {_marked(' '.join(said['why']))}</p>" if 'why' in said else ''
+    return f"<p><strong>{_marked(said['do'][0])}</strong><br>{_marked(' '.join(said.get('how', [])))}</p>{run}{why}"
 
 def in_html(
     said:dict, # As for `paragraph`
@@ -210,8 +197,8 @@ def in_html(
     df, # A data frame; left out where it has no rows
 )->str:
     "For a notebook"
-    table = f"<details><summary>{summary}</summary>{table_html(df)}</details>" if len(df) else ''
-    return f"{_top_html(said)}{_listed(said.get('caution', []))}<p>{more.format(f'<code>{call}</code>')}</p>{table}"
+    rest = more.format(f'<code>{call}</code>')
+    return f"{_top_html(said)}{_listed(said.get('caution', []))}<p>{rest}</p>{_to_open(summary, df)}"
 
 # %% ../../nbs/utils/02_text.ipynb #fc458d89
 class Details(str):
@@ -236,5 +223,8 @@ def details_of(
     lists = [(nm,texts) for nm,texts in sections if texts]
     text = ['\n'.join([f'{nm}:', *(filled(f'* {o}', '  ') for o in texts)]) for nm,texts in lists]
     html = ''.join(f'<p>{nm}:</p>{_listed(texts)}' for nm,texts in lists)
-    table = (table_text(df),table_html(df)) if len(df) else ('','')
-    return Details('\n\n'.join(o for o in (*paragraphs,*why,*text,table[0]) if o), f'{_top_html(said)}{html}{table[1]}')
+    html = f'{_top_html(said)}{html}'
+    if len(df):
+        text.append(df.to_string(**_digits))
+        html += df.to_html(border=0, **_digits)
+    return Details('\n\n'.join([*paragraphs,*why,*text]), html)

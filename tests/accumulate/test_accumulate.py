@@ -1,7 +1,7 @@
 "GradAccum against the large batch, by every way there is to make it wrong"
 import copy, warnings
 from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -14,7 +14,6 @@ from fastai.callback.core import (Callback, CancelBackwardException, CancelBatch
     CancelStepException, CancelTrainException, CancelValidException, TrainEvalCallback)
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
-from fastai.callback.schedule import ParamScheduler, SchedCos, SchedLin, SchedPoly, combine_scheds # And `fit_one_cycle` and its kin in `Learner`
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import Datasets, TfmdDL
 from fastai.data.load import DataLoader, SkipItemException
@@ -23,11 +22,12 @@ from fastai.losses import (BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
 from fastai_bs.accumulate import gradients
 from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.accumulate.losses import count_items, loss_elements
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.rules import linear_scaling, sqrt_scaling
 from helpers import (changes, distance, exported, flat, left_behind, loaders, mlp, pairwise, picture, quiet_learner, RaiseAt,
-    regression, set_seed, token_model, tokens)
+    regression, ScaledLoss, set_seed, token_model, tokens)
 
 f64,inf = torch.float64,float('inf')
 
@@ -92,14 +92,9 @@ def once(event, exc, at=1, order=0, times=1):
 
 opt_funcs = dict(sgd=(partial(SGD, mom=0.9), 0.05), adam=(Adam, 0.01), torch_sgd=(partial(OptimWrapper, opt=torch.optim.SGD, momentum=0.9), 0.05),
                  torch_adamw=(partial(OptimWrapper, opt=torch.optim.AdamW), 0.01))
-def own_scheds(learn, n, lr, wd):
-    "Of the rate with restarts, a group each; of momentum and weight decay"
-    lrs = combine_scheds([0.3,0.3,0.4], [SchedCos(lr, 0.)]*3)
-    learn.fit(n, lr, cbs=ParamScheduler(dict(lr=lambda pct: [lrs(pct)/10,lrs(pct)], mom=SchedLin(0.95,0.8), wd=SchedPoly(0., 0.3, 2))))
 
 fits = dict(fit=lambda learn,n,lr,wd: learn.fit(n, lr, wd=wd), fit_one_cycle=lambda learn,n,lr,wd: learn.fit_one_cycle(n, slice(lr/10,lr), wd=wd),
-            fit_flat_cos=lambda learn,n,lr,wd: learn.fit_flat_cos(n, lr, wd=wd), fit_sgdr=lambda learn,n,lr,wd: learn.fit_sgdr(n, 1, lr, wd=wd),
-            fine_tune=lambda learn,n,lr,wd: learn.fine_tune(n, lr, wd=wd), own_scheds=own_scheds,
+            fit_sgdr=lambda learn,n,lr,wd: learn.fit_sgdr(n, 1, lr, wd=wd), fine_tune=lambda learn,n,lr,wd: learn.fine_tune(n, lr, wd=wd),
             start_epoch=lambda learn,n,lr,wd: learn.fit_one_cycle(n+1, lr, wd=wd, start_epoch=1))
 
 class LargeBatches(Callback):
@@ -214,7 +209,6 @@ zero_weighted = [(x, torch.tensor(0 if i in (0,1,8,9) else 1+i%3)) for i,(x,_) i
 exact = {
     'ce': cls(nn.CrossEntropyLoss()), 'ce_weight': cls(nn.CrossEntropyLoss(weight)), 'ce_sum': cls(nn.CrossEntropyLoss(reduction='sum')),
     'ce_smooth_weight': cls(nn.CrossEntropyLoss(weight, label_smoothing=0.1)), 'f_ce_weight': cls(partial(F.cross_entropy, weight=weight)),
-    'f_ce_nested': cls(partial(partial(F.cross_entropy, weight=torch.ones(4, dtype=f64), reduction='sum'), weight=weight, reduction='mean')),
     'nll_weight': cls(nn.NLLLoss(weight), log_mlp), 'ce_flat_weight': cls(CrossEntropyLossFlat(weight=weight)),
     'ce_flat_sum': cls(CrossEntropyLossFlat(reduction='sum')), 'smooth_flat': cls(LabelSmoothingCrossEntropyFlat()),
     'smooth_flat_sum': cls(LabelSmoothingCrossEntropyFlat(reduction='sum')), 'focal_flat_weight': cls(FocalLossFlat(weight=weight)),
@@ -248,26 +242,11 @@ def test_gradient_is_the_large_batchs(case, flat_in_double):
     learn.fit(2, 0.01)
     assert flat(learn).isfinite().all() and not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
 
-@pytest.mark.parametrize('case', [o for o in exact if 'flat' in o and 'weight' not in o])
-def test_flat_losses_as_they_are(case):
-    "In float32, whatever they are given: the rounding of a loss of one item, 2**-24, is all there is"
-    loss,items,model = exact[case]
-    assert_windows(spied(items, 2, model(), loss, GradAccum(3)), items, [range(6), range(6,12), range(12,13)], tol=2e-6)
-
 def test_no_sum_is_too_large_for_half_precision():
     "Four gradients of 30,000 are more than it holds; the large batch's, their mean, is not"
     item = torch.tensor([30_000.], dtype=torch.float16),torch.zeros(1, dtype=torch.float16)
     learn = spied([item]*8, 1, nn.Linear(1, 1, bias=False).half(), nn.L1Loss(), GradAccum(4))
     assert [abs(g.item()) for g in learn.opt.grads]==[30_000.]*2
-
-def masked_mse(pred, y, mask): return (((pred-y)**2).mean(1)*mask).sum()/mask.sum()
-
-@pytest.mark.parametrize('empty', [(), (0,1), tuple(range(6))])
-def test_multi_target_with_count(empty):
-    items = [(x, y, torch.tensor(0. if i in empty else 1.+i%2, dtype=f64)) for i,(x,y) in enumerate(reals)]
-    learn = spied(items, 2, mlp(), masked_mse, GradAccum(3, count=lambda learn: learn.yb[1].sum()))
-    assert_windows(learn, items, [range(6), range(6,12), range(12,13)])
-    assert not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
 
 class KeepMix(Callback):
     "What MixUp made of each micro-batch"
@@ -345,6 +324,8 @@ def test_one_micro_batch_in_cuda_graphs_is_not_refused(on_a_gpu):
     learn.remove_cb(GradAccum)
     with pytest.raises(ValueError, match='CUDA graphs'): learn.fit(1, 0.1, cbs=GradAccum(2))
 
+def test_a_mean_over_items(): assert loss_elements(nn.KLDivLoss(reduction='batchmean'))==(count_items,'mean')
+
 def my_loss(pred, targ): return F.mse_loss(pred, targ)
 
 class MyFlat(CrossEntropyLossFlat):
@@ -380,10 +361,11 @@ items15 = regression(15) # 8 micro-batches of 2, the last of 1; windows of 3: (0
 def spied15(*cbs, **kwargs): return spied(items15, 2, cbs=[GradAccum(3), *cbs], **kwargs)
 def idxs(*windows): return [[i for i in micros(*w) if i<15] for w in windows]
 
-goes_on = {0: [(1,2,3),(4,5,6),(7,)], 1: [(0,2,3),(4,5,6),(7,)], 2: [(0,1,3),(4,5,6),(7,)], 7: [(0,1,2),(3,4,5),(6,)]}
+goes_on = {0: [(1,2,3),(4,5,6),(7,)], 1: [(0,2,3),(4,5,6),(7,)], 2: [(0,1,3),(4,5,6),(7,)], 3: [(0,1,2),(4,5,6),(7,)], 7: [(0,1,2),(3,4,5),(6,)]}
 dropped = {0: [(1,2,3),(4,5,6),(7,)], 1: [(2,3,4),(5,6,7)], 2: [(3,4,5),(6,7)], 7: [(0,1,2),(3,4,5)]}
 
-@pytest.mark.parametrize('event,order,at', pairwise(['before_batch','after_pred','after_loss','before_backward','cancel_backward'], [-1,8,70], [0,1,2,7]))
+@pytest.mark.parametrize('event,order,at', [('before_batch',-1,3), # Right after a step, before GradAccum hears of it
+    *pairwise(['before_batch','after_pred','after_loss','before_backward','cancel_backward'], [-1,8,70], [0,1,2,7])])
 def test_batch_cancelled_before_its_backward_adds_nothing(event, order, at):
     "Neither does one of which the backward pass alone is cancelled. None of them has stepped"
     c,exc = Counts(),CancelBatchException
@@ -710,15 +692,6 @@ def test_nothing_is_left_behind(exc, event, when, usual_keys):
     for a,b in zip(learn.model.state_dict().values(), twin.model.state_dict().values()): assert torch.equal(a, b)
     assert_clean(learn, [0.3])
 
-@pytest.mark.parametrize('had_opt', [False,True])
-def test_validation_and_prediction_outside_a_fit(had_opt, usual_keys):
-    learn = bn_learner(GradAccum(3))
-    if had_opt: learn.create_opt()
-    want = bn_learner().validate()[0]
-    assert learn.validate()[0]==want
-    assert len(learn.get_preds()[0])==2
-    assert_clean(learn)
-
 # Beside others
 
 @pytest.mark.parametrize('other', [GradAccum(2), GradientAccumulation(4), type('Sub', (GradAccum,), {})(2)])
@@ -749,13 +722,6 @@ def test_repr(accum, text):
     "In the list of a learner's callbacks"
     assert repr(accum)==text
 
-def test_order(): assert 0 < GradAccum.order < MixedPrecision.order < GradientClip.order
-
-class CpuAMP(MixedPrecision):
-    "fastai's own, with the scaler of a CPU and in float64"
-    def before_fit(self): self.autocast,self.learn.scaler,self.scales = nullcontext(),torch.amp.GradScaler('cpu', init_scale=2.**10, growth_interval=1000),[]
-    def after_pred(self): pass
-
 class Overflow(Callback):
     "The scaled loss overflows at micro-batch `at`"
     order = MixedPrecision.order+5
@@ -767,7 +733,7 @@ class Overflow(Callback):
     [(None,[(0,1,2),(3,4,5),(6,7)]), (1,[(3,4,5),(6,7)]), (2,[(3,4,5),(6,7)]), (7,[(0,1,2),(3,4,5)])])
 def test_overflow_drops_the_window(at, windows):
     c = Counts()
-    learn = spied15(CpuAMP(), Overflow(at), c)
+    learn = spied15(ScaledLoss(init_scale=2.**10), Overflow(at), c)
     assert_windows(learn, items15, idxs(*windows))
     assert sum(c.stepped)==len(windows)
     assert_clean(learn)

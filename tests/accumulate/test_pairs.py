@@ -12,7 +12,7 @@ from torch import nn
 from fastai.callback.core import Callback
 from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.schedule import ParamScheduler # noqa: F401 (patches `fit_one_cycle` into `Learner`)
-from fastai.losses import CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MSELossFlat
+from fastai.losses import CrossEntropyLossFlat, MSELossFlat
 from fastai_bs.finder import bs_find as finder # noqa: F401 (patches `bs_find` into `Learner`)
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.accumulate.losses import ElementCounter
@@ -29,20 +29,7 @@ kept = [(x,y.masked_fill(y<0.5*(i%3-1), 0)) for i,(x,y) in enumerate(reals)] # A
 
 def info_nce(pred, targ): return F.cross_entropy(pred@targ.T, torch.arange(len(pred)))
 
-def triplet(pred, targ):
-    d = torch.cdist(pred, pred)
-    same = targ[:,None]==targ
-    return (d.masked_fill(~same, 0.).amax(1)-d.masked_fill(same, 1e4).amin(1)+1).relu().mean()
-
-def correlation(pred, targ):
-    a,b = pred-pred.mean(0),targ-targ.mean(0)
-    return 1-(a*b).sum()/(a.norm()*b.norm())
-
 def over_kept(pred, targ): return (F.mse_loss(pred, targ, reduction='none')*(targ!=0)).sum()/(targ!=0).sum()
-def unsaid_sum(pred, targ): return F.mse_loss(pred, targ, reduction='sum')
-def dice(pred, targ):
-    p,y = pred.sigmoid(),(targ>0).float()
-    return 1-2*(p*y).sum()/(p+y).sum()
 def not_a_sum(pred, targ): return F.mse_loss(pred, targ)
 not_a_sum.reduction = 'sum'
 
@@ -53,33 +40,28 @@ class Views(Callback):
         self.calls += 1
         return self.f(pred, targ)
 
-bad = dict(info_nce=(info_nce,reals,None), of_a_callback=(Views(info_nce).lf,reals,None), triplet=(triplet,kinds,None),
-    correlation=(correlation,reals,None), tokens=(over_kept,kept,None),
-    unsaid_sum=(unsaid_sum,reals,None), dice=(dice,reals,None), wrong_count=(over_kept,kept,lambda learn: learn.y.numel()),
+bad = dict(info_nce=(info_nce,reals,None), of_a_callback=(Views(info_nce).lf,reals,None), tokens=(over_kept,kept,None),
+    wrong_count=(over_kept,kept,lambda learn: learn.y.numel()),
     counted_pairs=(info_nce,reals,lambda learn: len(learn.y)*(len(learn.y)-1)),
     wrong_count_of_a_known_loss=(nn.MSELoss(),kept,lambda learn: (learn.y!=0).sum()), not_a_sum=(not_a_sum,reals,None))
 
 # Losses that are what is taken from them
 
 def per_item(pred, targ): return ((pred-targ)**2).sum(-1).mean()
-def signed(pred, targ): return (pred-targ).mean()
 class Norm(nn.Module):
     "A running mean in a buffer that has no part in the loss"
     def __init__(self):
         super().__init__()
         self.register_buffer('n', torch.zeros(()))
-        self.calls,self.log = 0,[]
+        self.log = []
     def forward(self, pred, targ):
         self.n += 1
-        self.calls += 1
         self.log.append(float(self.n))
         return per_item(pred, targ)
 
-good = dict(per_item=(per_item,reals,None), items_of_a_callback=(Views(per_item).lf,reals,None), signed=(signed,reals,None),
-    module=(Norm(),reals,None), method=(Norm().forward,reals,None),
-    partly=(partial(Norm()),reals,None), counted=(over_kept,kept,lambda learn: (learn.y!=0).sum()),
-    known_and_counted=(nn.MSELoss(),reals,lambda learn: len(learn.x)), huber=(nn.HuberLoss(),reals,None), flat=(MSELossFlat(),reals,None),
-    smooth=(LabelSmoothingCrossEntropyFlat(),kinds,None), focal=(FocalLossFlat(),kinds,None),
+good = dict(per_item=(per_item,reals,None), items_of_a_callback=(Views(per_item).lf,reals,None), module=(Norm(),reals,None),
+    method=(Norm().forward,reals,None), partly=(partial(Norm()),reals,None), counted=(over_kept,kept,lambda learn: (learn.y!=0).sum()),
+    known_and_counted=(nn.MSELoss(),reals,lambda learn: len(learn.x)), flat=(MSELossFlat(),reals,None),
     weighted=(CrossEntropyLossFlat(weight=torch.tensor([1.,9.])),kinds,None),
     summed=(nn.MSELoss(reduction='sum'),reals,lambda learn: len(learn.x)))
 
@@ -136,8 +118,7 @@ def test_predictions_and_targets_of_any_shape(f, pairs):
 
 def pred_of(o): return o if isinstance(o, torch.Tensor) else pred_of(next(iter(o.values()))) if isinstance(o, dict) else pred_of(o[0])
 
-@pytest.mark.parametrize('p,yb', [(torch.randn(3,8),targ), (dict(o=pred,loss=torch.tensor(1.)),targ), ([torch.randn(2),torch.randn(3)],targ), ('abc',targ),
-    (pred,[torch.randn(2),torch.randn(3)])], ids=range(5))
+@pytest.mark.parametrize('p,yb', [(torch.randn(3,8),targ), (dict(o=pred,loss=torch.tensor(1.)),targ), ('abc',targ)], ids=range(3))
 def test_what_cannot_be_cut_is_not_asked(p, yb):
     assert asked(lambda p,y: torch.tensor(1.), p, yb, count=lambda learn: 8) is False
 
@@ -183,13 +164,12 @@ def plan(loss_func, items, count=None, lr=0.01, model=None):
         assert changes(was, picture(learn))==[]
     return res
 
-@pytest.mark.parametrize('lr', [0.,0.01])
-@pytest.mark.parametrize('nm', ['info_nce','of_a_callback','tokens','wrong_count','counted_pairs'])
+@pytest.mark.parametrize('nm,lr', [('info_nce',0.), ('of_a_callback',0.01), ('wrong_count',0.01)])
 def test_a_plan_names_it(nm, lr, short):
     res = plan(*bad[nm], lr=lr)
     assert res.verdict=='pairs' and 'looks at pairs of items in the batch, or its `count` is wrong' in res.advice and res.to_dict()['measured']['pairs']
 
-@pytest.mark.parametrize('nm', ['per_item','counted','flat','drawn'])
+@pytest.mark.parametrize('nm', ['per_item','drawn'])
 def test_a_plan_has_nothing_to_name(nm, short):
     res = plan(*{**good,**mute}[nm])
     assert not res.measured.pairs and 'pairs' not in res.advice

@@ -9,16 +9,14 @@ from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into 
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientClip
-from fastai.data.core import DataLoaders
 from fastai.learner import Learner
-from fastai.metrics import mse
 from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
-from helpers import FoldedSGD, distance, flat, loaders, mlp, momentum_sgd, quiet_learner, RaiseAt, regression, ScaledLoss, token_model, tokens
+from helpers import distance, flat, loaders, mlp, momentum_sgd, quiet_learner, RaiseAt, regression, ScaledLoss, token_model, tokens
 
 def oom(): return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
@@ -41,8 +39,11 @@ class Strike(Callback):
             self.learn.opt.step = lambda *args: (self.strike(),step())
         if self.event=='in_step': self.learn.opt.cbs.append(lambda p, **kw: self.strike())
 
+def summed(pred, targ): return pred.sum()
+
 def learner(cbs, bs=4, n=50, n_acc=3, model=None, loss_func=None, items=None, opt_func=momentum_sgd, on_oom='split', **kwargs):
-    learn = quiet_learner(loaders(items or regression(n), bs), model or mlp(), loss_func, opt_func, **kwargs)
+    learn = quiet_learner(loaders(items or regression(n), bs), model or mlp(), loss_func, opt_func, metrics=summed, **kwargs)
+    learn.recorder.train_metrics = True
     for dl in learn.dls.loaders: dl.n_inp = 1
     return learn.add_cbs([GradAccum(n_acc, on_oom=on_oom), GradientClip(0.5), NoiseScale(), *cbs])
 
@@ -63,7 +64,7 @@ def assert_same(a, b, tol=1e-9):
     assert distance(a, b)<tol
     assert a.recorder.lrs==b.recorder.lrs
     torch.testing.assert_close(torch.stack(a.recorder.losses), torch.stack(b.recorder.losses), rtol=1e-6, atol=0)
-    torch.testing.assert_close(*(torch.tensor([o[0] for o in learn.recorder.values]) for learn in (a,b)), rtol=1e-6, atol=0)
+    torch.testing.assert_close(*(torch.tensor([list(o)[:4] for o in learn.recorder.values]) for learn in (a,b)), rtol=1e-6, atol=0) # With metrics
     da,db = a.noise_scale.df,b.noise_scale.df
     assert a.noise_scale.n_steps==b.noise_scale.n_steps
     items = dict(zip(da.step, da.n_items))
@@ -92,7 +93,7 @@ before,after = GradAccum.order-1,GradAccum.order+1
 @pytest.mark.parametrize('event,order', [('before_batch',before), ('after_pred',after), ('after_loss',before), ('before_backward',before),
     ('before_backward',100), ('after_backward',after), ('before_step',before), ('before_step',after)])
 def test_before_and_after_others(event, order):
-    plain,struck = undisturbed(),learner([s := Strike(event, [4,20], times=2, order=order)])
+    plain,struck = undisturbed(),learner([s := Strike(event, [3,20], times=2, order=order)])
     fit(struck)
     assert s.struck==2 or (event=='before_step' and order>GradAccum.order)
     assert_same(struck, plain)
@@ -121,16 +122,6 @@ def test_parts_are_not_asked_for():
     plain,struck = both(Strike('forward', range(100), most=4, times=100), bs=8, n_acc={0: 1, 1: 2})
     assert struck.grad_accum.n_acc==2 and struck.grad_accum.n_parts==2
     assert_same(struck, plain)
-
-def test_errors_that_may_mean_memory():
-    "Smaller parts are tried; with single items the error is raised as it is"
-    text = 'CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`'
-    plain,struck = undisturbed(),learner([s := Strike('forward', [4], most=2, error=lambda: RuntimeError(text))])
-    assert len(fit(struck))==1 and s.struck==1
-    assert_same(struck, plain)
-    learn = learner([s := Strike('after_pred', [4], times=100, error=lambda: RuntimeError(text))])
-    with pytest.raises(RuntimeError) as e: fit(learn)
-    assert s.struck==3 and text in str(e.value)
 
 def test_each_fit_starts_whole():
     learn = learner([s := Strike('forward', [0], most=2, times=2)])
@@ -229,27 +220,10 @@ def test_loss_scaling_begins_anew(event):
     assert {*struck.scaled_loss.scales}=={1024.}
     assert_same(struck, plain)
 
-def test_train_metrics():
-    "Recorder's are those of the whole batch"
-    rows = []
-    for cbs in ([],[Strike('backward', [1], times=1)]):
-        learn = learner(cbs, metrics=mse)
-        learn.recorder.train_metrics = True
-        fit(learn)
-        rows.append([list(o)[:2] for o in learn.recorder.values])
-    torch.testing.assert_close(*map(torch.tensor, rows), rtol=1e-6, atol=0)
-
 @pytest.mark.parametrize('event', ['before_batch','after_backward'])
 def test_cancelled_batches(event):
     plain,struck = both(Strike('forward', [5]), lambda learn: learn.add_cb(RaiseAt(event, CancelBatchException, 4, 0, order=30)))
     assert distance(struck, plain)<1e-9
-
-def test_right_after_a_step():
-    "Before GradAccum itself has heard of the next batch"
-    plain,struck = undisturbed(),learner([s := Strike('before_batch', [3], order=GradAccum.order-1)])
-    fit(struck)
-    assert s.struck
-    assert_same(struck, plain)
 
 def test_nothing_is_kept():
     "No memory grows, and the learner can be pickled"
@@ -294,14 +268,6 @@ def test_a_scaled_rate(n_acc, at, method):
     seen.append(scaled)
     assert seen[0]==seen[1] and len(seen[0])==(26 if n_acc==1 else 10)
     assert [dict(h) for h in struck.opt.hypers]==[dict(h) for h in plain.opt.hypers]
-    assert_same(struck, plain)
-
-def test_momentum_correction():
-    plain,struck = (learner([ScaledLR(6, warmup_epochs=1, momentum_correction=True), *cbs], opt_func=partial(OptimWrapper, opt=FoldedSGD))
-                    for cbs in ([],[Strike('forward', [4], most=1, times=2)]))
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        for o in (plain,struck): o.fit(2, 0.01)
     assert_same(struck, plain)
 
 class Decay(Callback):
@@ -364,27 +330,6 @@ def test_a_step_half_done():
     learn = quiet_learner(loaders(items, 4), model, opt_func=partial(SGD, mom=0.), cbs=[GradAccum(1, on_oom='split'), s := Strike('in_step', [1], times=1)])
     with pytest.raises(RuntimeError, match="part of the parameters had already moved"): learn.fit(1, 1e-2)
     assert s.struck==1
-
-class Ragged:
-    "Batches of 4, 1, 4, 2, ... items"
-    def __init__(self, items): self.items,self.bs,self.sizes,self.dataset = items,4,[4,1,4,2,4,1],items
-    device = torch.device('cpu')
-    def to(self, device): pass
-    def __len__(self): return len(self.sizes)
-    def __iter__(self):
-        i = 0
-        for n in self.sizes:
-            yield tuple(torch.stack(o) for o in zip(*self.items[i:i+n]))
-            i += n
-
-@pytest.mark.parametrize('at', [0,3,4])
-def test_batches_of_unequal_size(at):
-    "A window ends after so many batches of the loader, into however many parts they fall"
-    def prepare(learn):
-        learn.dls = DataLoaders(Ragged(regression(16)), learn.dls.valid)
-        learn.dls.n_inp = 1
-    plain,struck = both(Strike('backward', [at], most=1), prepare, n_acc=2)
-    assert_same(struck, plain)
 
 # Bad input
 

@@ -14,8 +14,8 @@ from fastai_bs.noise.norms import MicroNorms, RankWindow, unweighed_window, weig
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai.torch_core import TensorBase
 from fastai_bs.accumulate.losses import plain
-from fastai_bs.accumulate.window import (MicroBatch, Position, Weights, Window, both_at_hand, loss_or_last, mean_divisor, reference,
-    watch_scale, weight, weighed, window_momentum, without_nan)
+from fastai_bs.accumulate.window import (MicroBatch, Position, Weights, Window, both_at_hand, mean_divisor, reference,
+    watch_scale, weight, weighed, without_nan)
 from helpers import distance, flat, loaders, quiet_learner, token_task
 
 def double(x): return torch.tensor(x, dtype=torch.float64)
@@ -53,14 +53,6 @@ def test_a_loss_comes_with_its_count_bit_by_bit(dtype):
     for n in (double(0.), double(7.), 7.):
         got,count = both_at_hand(loss, n)
         assert got.dtype==dtype and torch.equal(got, loss) and count==float(n)
-
-@pytest.mark.parametrize('as_count', [float, double])
-def test_the_last_loss_that_counts(as_count):
-    last,said = None,[]
-    for n,loss in [(0.,math.nan),(2.,0.5),(0.,math.nan),(0.,0.25),(1.,0.125)]:
-        last = loss_or_last(as_count(n), torch.tensor(loss), last)
-        said.append(last.item())
-    assert said==[0.,0.5,0.5,0.5,0.125]
 
 @pytest.mark.parametrize('reduction,expected', [('mean',4*0.5+2*0.2),('sum',0.5+0.2)])
 @pytest.mark.parametrize('as_count', [float, double])
@@ -110,11 +102,6 @@ def test_the_scale_of_mixed_precision_is_seen(in_place):
     loss.backward()
     assert micro.loss_scale==1024 and x.grad==3*1024
     assert not watch_scale(torch.tensor(1.), micro).requires_grad # Nothing to be watched
-
-@pytest.mark.parametrize('k', [1,2,3,8,100])
-def test_window_momentum(k):
-    m = window_momentum(0.1, k)
-    assert (1-m)**k==pytest.approx(0.9, rel=1e-12) and (m==0.1 or k>1)
 
 # Counts that stay on their device
 

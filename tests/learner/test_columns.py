@@ -1,5 +1,4 @@
 "Columns of the progress table: the noise scale, its interval and the batch size, in their order, at their values, and gone with the callback that had them"
-import csv
 import pickle
 
 import numpy as np
@@ -10,16 +9,11 @@ from fastcore.foundation import L
 from torch.nn import functional as F
 from fastai.callback.core import (Callback, CancelBatchException, CancelEpochException, CancelFitException, CancelTrainException,
                                   CancelValidException)
-from fastai.callback.progress import CSVLogger
 from fastai.callback.schedule import lr_find # noqa: F401, it adds the method
 from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
-from fastai.data.core import DataLoaders
-from fastai.data.load import DataLoader
 from fastai.learner import Recorder
 from fastai.metrics import mse
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.accumulate.sizes import known_batch_size
-from fastai_bs.learner.recorder import announce_columns, fill_columns
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.batch_schedule import BatchSchedule
@@ -115,34 +109,7 @@ def test_epochs_that_are_skipped_have_fastais_row():
     learn.fit(4, 0.01, start_epoch=2)
     assert [len(o) for o in learn.recorder.values]==[0,0,3,3] and sizes(learn)==[None,None,8,16]
 
-class Anonymous:
-    "A loader that does not say how many items its batches have"
-    def __init__(self, items, bs): self.batches = list(DataLoader(items, bs=bs, num_workers=0))
-    def __len__(self): return len(self.batches)
-    def __iter__(self): return iter(self.batches)
-    def to(self, device): return self
-
-@pytest.mark.parametrize('way', ['accum','both'])
-def test_none_where_nobody_knows_it(way):
-    learn = small(way)
-    items = regression(32)
-    learn.dls = DataLoaders(Anonymous(items, 2), learn.dls.valid)
-    assert known_batch_size(learn) is None
-    learn.fit(2, 0.01)
-    assert names(learn)==[*fastais[:-1],*ours[way][:-1],'time'] and {len(o) for o in learn.recorder.values}=={1+len(ours[way])}
-
 # Who reads it
-
-@each_way
-def test_in_a_file(way):
-    learn = small(way, cbs=[Known(), CSVLogger()])
-    for append in (False,True):
-        learn.csv_logger.append = append
-        learn.fit(2, 0.01)
-    with open('history.csv') as f: rows = list(csv.reader(f))
-    added = [*(of_noise+['tr_sigma','g_sq'] if way!='accum' else []),*(['batch_size','n_acc'] if way!='noise' else [])]
-    assert [i for i,r in enumerate(rows) if r==[*fastais[:-1],*added,'time']]==[0,3] and {len(r) for r in rows}=={4+len(added)}
-    np.testing.assert_allclose([[float(r[3+added.index(nm)]) for nm in ours[way]] for r in rows[4:]], learn.known.seen)
 
 @pytest.mark.parametrize('monitor', [*of_noise,'batch_size'])
 def test_trackers(monitor):
@@ -243,7 +210,7 @@ class Pickles(Callback):
     order = Recorder.order-1
     def after_epoch(self): self.pickled = pickle.dumps(self.learn)
 
-@each_way
+@pytest.mark.parametrize('way', ['noise','both'])
 def test_pickled(way):
     "Within a fit, and after one that was refused before Recorder had named its columns"
     learn = small(way, cbs=Pickles())
@@ -258,21 +225,6 @@ def test_pickled(way):
         assert names(again)==[*fastais[:-1],*ours[way],'time'] and sizes(again)==([8,8] if way!='noise' else None) and no_stand_in(again)
 
 # By hand
-
-class Two(Callback):
-    "Any callback that has columns"
-    order = 1
-    def columns(self): return dict(one=1, two=2)
-    def before_fit(self): announce_columns(self.learn, self)
-    def after_epoch(self): fill_columns(self.learn, self.columns())
-
-def test_of_any_callback():
-    learn = small(cbs=Two(), metrics=mse)
-    learn.fit(2, 0.01)
-    assert names(learn)==['epoch','train_loss','valid_loss','mse','one','two','time'] and [o[-2:] for o in learn.recorder.values]==[[1,2]]*2
-    fill_columns(learn, dict(three=3)) # Nobody has named it
-    fill_columns(learn, {})
-    assert len(learn.recorder.log)==7
 
 # Ranks
 

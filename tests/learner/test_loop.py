@@ -6,8 +6,6 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 import fastai.torch_core
-from torch import nn
-from fastcore.foundation import L
 from fastai.callback.core import Callback, CancelBatchException, CancelEpochException, CancelStepException, TrainEvalCallback
 from fastai.callback.schedule import ParamScheduler, fit_one_cycle # noqa: F401, it adds the method
 from fastai.distributed import DistributedDL
@@ -185,19 +183,6 @@ def test_first_epoch():
     learner(cbs=Look()).fit(3, 0.1, start_epoch=2)
     assert found==[0,2] and SkipToEpoch(5)._skip_to==5
 
-def test_hyper_and_schedules():
-    found = []
-    class Look(ScopedCallback):
-        order = ParamScheduler.order+1
-        def before_batch(self):
-            if self.training: found.append((self.hyper('lr'), self.schedules(), self.pct_train))
-    learner(cbs=Look()).fit_one_cycle(1, 0.1)
-    assert [set(o[1]) for o in found]==[{'lr','mom'}]*2
-    for lr,scheds,pct in found: assert lr==[scheds['lr'](pct)]
-    found.clear()
-    learner(cbs=Look()).fit(1, 0.1)
-    assert [o[:2] for o in found]==[([0.1],{})]*2
-
 # Scopes
 
 class Scoped(ScopedCallback):
@@ -223,13 +208,7 @@ def test_scopes_in_their_order(fails):
     learn.fit(1, 0.1, cbs=RaiseAt('before_epoch', CancelEpochException, order=70))
     assert len(log)==(4 if fails else 8) and not {'_do_epoch_train','_with_events'} & set(vars(learn))
 
-class Called(Learner):
-    "Passes events and calls on, in frames of its own"
-    def __call__(self, events): [(lambda o: Learner.__call__(self, o))(o) for o in L(events)]
-    def _with_events(self, *args, **kwargs): return super()._with_events(*args, **kwargs)
-
-@pytest.mark.parametrize('cls', [Learner,Called])
-def test_who_fires_an_event(cls):
+def test_who_fires_an_event():
     "Of a fit, of a look at the learner, and of one within a fit"
     seen = []
     class Asks(Callback):
@@ -238,7 +217,7 @@ def test_who_fires_an_event(cls):
     class LooksIn(Callback):
         def after_train(self):
             with self.learn: pass
-    learn = learner(cls, cbs=Asks())
+    learn = learner(cbs=Asks())
     with learn: pass
     assert seen==[False]*4
     learn.fit(1, 0.1)
@@ -306,37 +285,6 @@ def test_hypers(i):
     assert Hypers(opt).moved(opt)==[] # NaN differs from itself, and has not moved
 
 # Events and callbacks
-
-def test_an_event_that_a_callback_does_not_have_is_looked_for_nowhere_else():
-    "fastai would find it on the model; one that is set on the callback itself counts"
-    class Named(nn.Module):
-        def __init__(self): super().__init__(); self.m,self.called = mlp(),[]
-        def forward(self, x): return self.m(x)
-        def after_pred(self): self.called.append('after_pred')
-    told,scoped = [],ScopedCallback()
-    learn = quiet_learner(loaders(regression(8), 4), Named(), cbs=scoped)
-    learn.remove_cbs([cb for cb in learn.cbs if cb is not scoped and not isinstance(cb, TrainEvalCallback)])
-    scoped.after_step = lambda: told.append('after_step')
-    assert scoped.hears('after_step') and scoped.hears('before_fit') and not scoped.hears('after_pred')
-    scoped('after_pred')
-    assert learn.model.called==[]
-    learn.fit(1, 0.1)
-    assert told==2*['after_step'] and scoped.run
-
-def test_attributes_are_not_looked_for_on_the_learner_again(recwarn):
-    "A name of the learner's is said once, and whether the model trains is the learner's word"
-    looked,own = [],ScopedCallback()
-    class Model(nn.Linear):
-        def __getattr__(self, nm):
-            looked.append(nm)
-            return super().__getattr__(nm)
-    learn = quiet_learner(loaders(regression(8), 4), Model(10, 1), cbs=own)
-    for i in range(3): own.loss_func,own.mine = i,i
-    assert (own.loss_func,own.mine)==(2,2) and looked.count('mine')==1
-    assert len([o for o in recwarn if 'shadowing' in str(o.message)])==1
-    for training in (True,False):
-        learn.training = training
-        assert own.training is training
 
 def test_callback_of():
     class Sub(ScopedCallback): pass

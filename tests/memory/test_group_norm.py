@@ -1,5 +1,4 @@
 "`bn_to_gn`: a norm that a micro-batch has as the large batch has it"
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -8,7 +7,6 @@ from fastai.optimizer import Adam
 from fastai.tabular.model import TabularModel
 
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.memory import group_norm
 from fastai_bs.memory.group_norm import bn_to_gn
 from helpers import distance, loaders, momentum_sgd, quiet_learner, regression
 
@@ -21,14 +19,6 @@ def test_groups(bn, shape, n, groups):
     gn = bn_to_gn(nn.Sequential(bn(n)))[0]
     assert type(gn) is nn.GroupNorm and gn.num_groups==groups and gn.num_channels==n and not list(gn.buffers())
     assert gn(torch.randn(3, n, *shape)).isfinite().all()
-
-def test_at_most_so_many_groups():
-    for n in range(4, 70):
-        for groups in (1,2,7,16,100):
-            for bn,least in ((nn.BatchNorm2d,2),(nn.BatchNorm1d,16)):
-                most = max(g for g in range(1, groups+1) if n%g==0 and (n//g>=least or g==1))
-                assert group_norm._groups_for(bn(n), groups, '')==most
-    assert bn_to_gn(nn.BatchNorm2d(12), groups=np.int64(4)).num_groups==4
 
 @pytest.mark.parametrize('dtype,training', [(torch.float64,False), (torch.float16,True)])
 def test_its_weights_and_mode_stay(dtype, training):
