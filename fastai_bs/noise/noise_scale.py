@@ -102,11 +102,11 @@ class NoiseScale(ScopedCallback):
         source = self.source
         source.norms = GradNorms(reached_params(self.learn))
         if source.accum: source.accum.on_window.append(self.close_window)
-        try:
-            with source.watched(): yield
+        try: yield
         finally:
             if source.accum: source.accum.on_window.remove(self.close_window)
-            source.norms,source.micros = None,[]
+            source.norms.unhook()
+            source.norms = None
 
     # The events of a batch, as far as the source of gradients needs them
 
