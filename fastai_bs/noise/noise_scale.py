@@ -14,7 +14,7 @@ from copy import copy
 from typing import NamedTuple
 import pandas as pd
 from fastai.learner import Recorder
-from ..utils.checks import check_fraction, is_whole
+from ..utils.checks import check_fraction, check_whole
 from ..utils.text import brief_html, counted
 from ..utils.plots import ForPlots
 from ..learner.ranks import n_ranks
@@ -56,10 +56,8 @@ class NoiseScale(ScopedCallback):
     ):
         check_fraction('beta', beta)
         check_fraction('ci', ci)
-        for nm,v,least,what in (('every',1 if every is None else every,1,"optimizer steps"),
-                                ('n_micro',n_micro,2,"parts of the batch, to tell signal from noise")):
-            if not is_whole(v): raise TypeError(f"`{nm}` must be a whole number of {what}, got {v!r}")
-            if v<least: raise ValueError(f"`{nm}` must be at least {least} {what}, got {v}")
+        if every is not None: check_whole('every', every, 1, "1 measures at each of them", 'optimizer step')
+        check_whole('n_micro', n_micro, 2, "parts of the batch are compared to tell signal from noise", 'part')
         self.beta,self.every,self.n_micro,self.level = beta,every,n_micro,ci
         self.source = self.bs = None
         self._reset()
@@ -76,7 +74,8 @@ class NoiseScale(ScopedCallback):
         "Start anew, or where a `start_epoch` says so go on; refuse a fit that cannot be measured"
         learn = self.learn
         twins = [cb for cb in learn.cbs if isinstance(cb, NoiseScale)]
-        if self.has_twins(twins): raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)} NoiseScale: remove the others")
+        if self.has_twins(twins):
+            raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)} NoiseScale: remove the others")
         source = self._choose(callback_of(learn, GradAccum))
         source.check()
         if first_epoch(learn) and self.source: source.n_steps,source.next = self.source.n_steps,self.source.next
@@ -86,10 +85,10 @@ class NoiseScale(ScopedCallback):
 
     def _choose(self, accum):
         "On several ranks every step has a gradient from each of them, but `GradAccum` alone weighs them"
-        learn,ranks = self.learn,n_ranks(self.learn)
-        if ranks>1: return FromWindows(learn, accum, self.every, ranks) if accum else FromRanks(learn, self.every, ranks)
-        if accum is None: return FromParts(learn, self.n_micro, self.every)
-        return FromWindows(learn, accum, self.every) if accum.windows_only else FromBoth(learn, accum, self.n_micro, self.every)
+        learn,every,ranks = self.learn,self.every,n_ranks(self.learn)
+        if accum and (ranks>1 or accum.windows_only): return FromWindows(learn, accum, every, ranks)
+        if ranks>1: return FromRanks(learn, every, ranks)
+        return FromBoth(learn, accum, self.n_micro, every) if accum else FromParts(learn, self.n_micro, every)
 
     def before_fit(self):
         super().before_fit()
@@ -98,15 +97,15 @@ class NoiseScale(ScopedCallback):
 
     @contextmanager
     def scope(self):
-        "For the training part of the epoch: a look at the parameters"
+        "Where an epoch trains, look at the parameters"
         source = self.source
         source.norms = GradNorms(reached_params(self.learn))
         if source.accum: source.accum.on_window.append(self.close_window)
-        try:
-            with source.watched(): yield
+        try: yield
         finally:
             if source.accum: source.accum.on_window.remove(self.close_window)
-            source.norms,source.micros = None,[]
+            source.norms.unhook()
+            source.norms = None
 
     # The events of a batch, as far as the source of gradients needs them
 
@@ -140,13 +139,12 @@ class NoiseScale(ScopedCallback):
         if self._holds_twice():
             self.n_twice += 1
             return
-        tr_sigma,g_sq = measurement.moments
-        if not math.isfinite(tr_sigma+g_sq):
+        row = Moments(self.n_steps+1, measurement.n_items, measurement.n_elems, *measurement.moments)
+        if not math.isfinite(row.tr_sigma+row.g_sq):
             self.n_dropped += 1
             return
-        n_elems,n_items = measurement.n_elems,measurement.n_items
-        self.pool.add(tr_sigma, g_sq, n_elems, n_items)
-        self.rows.append(Moments(self.n_steps+1, n_items, n_elems, tr_sigma, g_sq))
+        self.pool.add(row.tr_sigma, row.g_sq, row.n_elems, row.n_items)
+        self.rows.append(row)
         self.pools.append(copy(self.pool))
         if len(self.rows)>=max(self.most, 4*self.look_back): self._thin_out()
         self.is_new = is_logged(self.learn)
@@ -159,9 +157,9 @@ class NoiseScale(ScopedCallback):
     def _thin_out(self):
         "Keep half of the rows: the latest, and of those before every second one, fourth one or so on, counted from the first; each says what was known by then"
         n = len(self.rows)
-        every = 2**math.ceil(math.log2(2*self.pool.n_windows/n))
+        every = 2**math.ceil(math.log2(2*self.pool.n_windows/n)) # The power of 2 that leaves no more than half
         kept = [i for i,pool in enumerate(self.pools) if i>=n-self.look_back or pool.n_windows%every==0]
-        for o in (self.rows,self.pools): o[:] = [o[i] for i in kept]
+        self.rows,self.pools = [self.rows[i] for i in kept],[self.pools[i] for i in kept]
 
     # What is known by now
 
@@ -177,12 +175,10 @@ class NoiseScale(ScopedCallback):
     def g_sq(self)->float: return self.estimate.g_sq # Moving mean of the windows' `g_sq`
     @property
     def n_items(self)->int: return self.pool.n_items # Measured
-    @property
-    def elems_per_item(self)->float: return self.pool.elems_per_item # Elements that the loss averages over, per item
 
     @property
     def moments(self)->pd.DataFrame:
-        "A row per measurement: `step`, `n_items`, `n_elems`, and its own `tr_sigma` and `g_sq`, per element"
+        "`Moments`, a row for each measurement"
         return pd.DataFrame(self.rows, columns=Moments._fields, dtype=float).astype({'step': int, 'n_items': int})
 
     @property
@@ -205,14 +201,10 @@ class NoiseScale(ScopedCallback):
 
     # Who else is told
 
-    def known_now(self)->dict: # By name
-        "The noise scale, its interval, and the moving means that it is the ratio of"
+    def columns(self)->dict: # By name
+        "Columns of an epoch: the noise scale by now, its interval, and the moving means that it is the ratio of"
         e = self.estimate
         return dict(zip(('noise_scale','noise_low','noise_high','tr_sigma','g_sq'), (e.noise_scale,*e.ci,e.tr_sigma,e.g_sq)))
-
-    def columns(self)->dict: # By name
-        "Columns of an epoch: what is known by now"
-        return self.known_now()
 
     def after_validate(self):
         "Columns of Recorder's row for the epoch: what the progress table, CSVLogger and others show"
@@ -233,14 +225,16 @@ class NoiseScale(ScopedCallback):
 
     def say_what_is_missing(self):
         "A warning where the fit that is over has told little or nothing, and why"
-        n,steps = len(self.rows),counted(self.n_steps, 'optimizer step')
-        if self.n_dropped>n: text = (f"NoiseScale left {self.n_dropped} of {self.n_dropped+n} measurements out, as gradients in them were not finite: check "
-                                     "the data and the loss, or lower the learning rate")
-        elif self.n_steps and not n: text = (f"NoiseScale has measured nothing in {steps}: none had gradients of several micro-batches, ranks or parts that "
-            "could be compared. Take more items or smaller micro-batches, or measure with learn.bs_find()")
-        elif n and self.pool.tr_sigma==self.pool.g_sq==0: text = (
-            "All gradients that NoiseScale has seen are 0, which tells nothing of their noise: see that the loss depends on the parameters")
-        elif n>1 and 10*n<self.n_steps and self.ci==(0.,math.inf): text = (
-            f"NoiseScale has measured at {n} of {steps}, too few to tell anything: NoiseScale(every={max(1, self.n_steps//40)}) measures more often")
-        else: return
-        warnings.warn(text, stacklevel=2)
+        n,steps,text = len(self.rows),counted(self.n_steps, 'optimizer step'),''
+        if self.n_dropped>n:
+            text = (f"NoiseScale left {self.n_dropped} of {self.n_dropped+n} measurements out, as gradients in them were not finite: check the data and the "
+                    "loss, or lower the learning rate")
+        elif self.n_steps and not n:
+            text = (f"NoiseScale has measured nothing in {steps}: none had gradients of several micro-batches, ranks or parts that could be compared. Take "
+                    "more items or smaller micro-batches, or measure with learn.bs_find()")
+        elif n and self.pool.tr_sigma==self.pool.g_sq==0:
+            text = "All gradients that NoiseScale has seen are 0, which tells nothing of their noise: see that the loss depends on the parameters"
+        elif n>1 and 10*n<self.n_steps and self.ci==(0.,math.inf):
+            text = (f"NoiseScale has measured at {n} of {steps}, too few to tell anything: NoiseScale(every={max(1, self.n_steps//40)}) measures more often")
+        if text: warnings.warn(text, stacklevel=2)
+

@@ -8,7 +8,6 @@ Docs: https://fastai-bs.github.io/fastai_bs/noise/sources.html.md"""
 __all__ = ['Source', 'FromWindows', 'FromRanks', 'hidden_states', 'FromParts', 'FromBoth']
 
 # %% ../../nbs/noise/03_sources.ipynb #b1216f29
-from contextlib import ExitStack, contextmanager, nullcontext
 from torch import Tensor
 from torch.distributions import Beta
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -27,7 +26,7 @@ from ..accumulate.window import MicroBatch, Weights, watch_scale
 from ..accumulate.sizes import batch_size
 from ..accumulate.gradients import all_params, any_nonzero, divide, hooked, no_autocast, refuse_cuda_graphs
 from ..accumulate.grad_accum import GradAccum
-from .norms import MicroNorms, squared_norms, unweighed_window, weighed_window, without_scales
+from .norms import unweighed_window, weighed_window
 
 # %% ../../nbs/noise/03_sources.ipynb #03d0b75a
 class Source:
@@ -43,21 +42,13 @@ class Source:
     ):
         self.learn,self.every,self.n_ranks = learn,every or self.every,n_ranks
         self.n_steps = self.next = 0 # Optimizer steps of the fit; the one from which on the next batch is to be measured in parts
-        self.norms,self.micros = None,[] # `GradNorms`, while an epoch trains; `MicroNorms` of the window
+        self.norms = None # `GradNorms`, while an epoch trains
 
     @property
     def is_due(self): return self.n_steps%self.every==0
 
     def check(self): "Refuse a fit that cannot be measured in this way"
 
-    def watched(self):
-        "A context in which gradients are seen"
-        return self.norms.watched()
-
-    def squares(self): # Tensor; `None` where there is nothing to compare
-        "Squared norms of the gradients of the window and, last, of what is in `.grad`"
-        mean = self.norms.of_grads() if len(self.micros)*self.n_ranks>1 else None
-        return None if mean is None else squared_norms([*(o.norms for o in self.micros), mean])
 
 # %% ../../nbs/noise/03_sources.ipynb #dceafca8
 class FromWindows(Source):
@@ -72,31 +63,27 @@ class FromWindows(Source):
     ):
         super().__init__(learn, every, n_ranks)
         self.accum = accum
-        self.sees = False # Is this micro-batch part of a window that is measured?
+        self.measures = False # Is this micro-batch part of a window that is measured?
 
     def before_backward(self):
         "Does a window begin, and is it to be measured?"
         accum,norms = self.accum,self.norms
         begins = accum.starts_window
-        if begins: self.micros = []
-        self.sees = self.is_due and accum.measurable
-        norms.clear()
-        norms.on = self.sees and (not begins or accum.micro.closes) # DDP reduces what a closing one brings
+        if begins: norms.micros = []
+        self.measures = self.is_due and accum.measurable
+        norms.start_micro(self.measures and (not begins or accum.micro.closes)) # DDP reduces what a closing one brings
 
     def after_backward(self):
-        "Keep a few numbers of the micro-batch, on its device"
         micro = self.accum.micro
-        if not self.sees or not micro.backed or micro.elems is None: return
-        norms = self.norms.take()
-        if norms is not None: self.micros.append(MicroNorms(micro, norms, count_items(None, *self.learn.yb)))
+        if self.measures and micro.backed and micro.elems is not None: self.norms.keep(micro, count_items(None, *self.learn.yb))
 
     def close(self): # `Measurement`, or `None`
         "The window is full, and its mean is in `.grad`"
-        sq = self.squares()
-        if sq is None: return
+        if len(self.norms.micros)*self.n_ranks<2: return
         is_sum = self.accum.counter.reduction=='sum'
-        window_elems = self.accum.window.totals.elems if is_sum else 1.
-        return weighed_window(without_scales(self.micros, sq, is_sum, window_elems), self.n_ranks)
+        window = self.norms.window(is_sum, self.accum.window.totals.elems if is_sum else 1.)
+        return window and weighed_window(window, self.n_ranks)
+
 
 # %% ../../nbs/noise/03_sources.ipynb #dd861a36
 class FromRanks(Source):
@@ -123,16 +110,16 @@ class FromRanks(Source):
         self.learn.loss_grad = watch_scale(plain(self.learn.loss_grad), self.micro)
 
     def before_backward(self):
-        self.norms.clear()
-        self.norms.on = self.is_due
+        self.norms.micros = []
+        self.norms.start_micro(self.is_due)
 
     def after_backward(self): # `Measurement`, or `None`
         if not self.is_due or self.micro.elems is None: return
-        norms = self.norms.take()
-        if norms is None: return
-        self.micros = [MicroNorms(self.micro, norms, find_bs(self.learn.yb))]
-        sq,is_sum = self.squares(),self.counter.reduction=='sum'
-        if sq is not None: return unweighed_window(without_scales(self.micros, sq, is_sum), self.n_ranks, is_sum)
+        self.norms.keep(self.micro, find_bs(self.learn.yb))
+        is_sum = self.counter.reduction=='sum'
+        window = self.norms.micros and self.norms.window(is_sum)
+        if window: return unweighed_window(window, self.n_ranks, is_sum)
+
 
 # %% ../../nbs/noise/03_sources.ipynb #5f909aba
 def hidden_states(
@@ -156,9 +143,6 @@ def _mixes(cb):
     "Does this callback mix the items of a batch? Those of other libraries are none of fastai's, and draw their weights from the same distribution"
     return isinstance(cb, MixHandler) or any(isinstance(o, Beta) for o in vars(cb).values())
 
-def _tell(cbs, event):
-    for cb in cbs: cb(event)
-
 class FromParts(Source):
     "Parts of a batch, in an extra pass before it is trained on"
     every = 40
@@ -173,11 +157,9 @@ class FromParts(Source):
         super().__init__(learn, every)
         self.n_micro = n_micro
         self.as_two = accum.as_two if accum else GradAccum.as_two # To be advised where parts will not do
+        self.accum_first = f"use {self.as_two} with micro-batches of half the size, whose gradients are measured as they come"
         self.counter = ElementCounter(accum and accum.count)
         self.weights = Weights(self.counter)
-
-    @property
-    def accum_first(self): return f"use {self.as_two} with micro-batches of half the size, whose gradients are measured as they come"
 
     def check(self):
         "Can the batches of this fit be cut into parts?"
@@ -207,61 +189,67 @@ class FromParts(Source):
         raise ValueError(f"`n_micro`={n} parts of a batch of {counted(bs)} are too small, at least {needed} needed in each: take a larger batch{fewer}, "
                          f"or {self.as_two}, which measures across batches")
 
-    def watched(self): return nullcontext() # Hooks are there for the extra pass only
-
     def before_batch(self): # `Measurement`, or `None`
         "When it is time, measure parts of the batch before it is trained on"
+        if self.n_steps<self.next: return
+        measurement = self.of_batch(self.norms)
+        if measurement: self.next = self.n_steps+self.every
+        return measurement
+
+    def of_batch(self,
+        norms, # `GradNorms`
+    ): # `Measurement`; `None` where this batch tells nothing, and the next may do
+        "Measure parts of the batch"
         learn = self.learn
-        if self.n_steps<self.next or not len(learn.yb): return
-        if find_bs(learn.yb)<self.least: return # A short last batch: the next will do
+        if not len(learn.yb) or find_bs(learn.yb)<self.least: return # A short last batch
         params = all_params(learn)
         grads = [p.grad for p in params]
         if any_nonzero([g for g in grads if g is not None]): return # Somebody accumulates: at the start of a step there are none
         cbs = [cb for cb in learn.cbs.sorted('order') if not isinstance(cb, (ScopedCallback,GradientAccumulation))
                and any(hasattr(type(cb), o) or o in vars(cb) for o in ('after_pred','after_loss','before_backward'))]
         try:
-            with pass_unchanged(learn, cbs), self.norms.watched(): measurement = self._measure(cbs, params)
+            with pass_unchanged(learn, cbs): return self._measure(norms, cbs, params)
         except (CancelBatchException,CancelBackwardException,CancelStepException): return # As the whole batch will be
         finally:
+            norms.unhook()
+            norms.micros = []
             for p,grad in zip(params, grads): # The same tensor, zero as it was, or `None`
                 if grad is not None: grad.data.zero_()
                 p.grad = grad
-            self.norms.clear()
-        self.next = self.n_steps+self.every
-        return measurement
 
-    def _measure(self, cbs, params):
+    def _measure(self, norms, cbs, params):
         "Measure the parts of the batch, as if they were the micro-batches of a window"
         learn = self.learn
-        xb,yb,bs = learn.xb,learn.yb,find_bs(learn.yb)
-        parts = [(s,*(rows_of(o, bs, s, 'NoiseScale', self.accum_first) for o in (xb,yb))) for s in slices(bs, self.n_micro)]
+        bs = find_bs(learn.yb)
+        parts = [(s,*(rows_of(o, bs, s, 'NoiseScale', self.accum_first) for o in (learn.xb,learn.yb))) for s in slices(bs, self.n_micro)]
         take_hidden = hidden_states(learn.model, bs)
-        self.micros = []
         for s,learn.xb,learn.yb in parts:
             take_hidden(s)
-            self._part(cbs)
+            norms.start_micro(bool(norms.micros)) # What the first one brings is alone in `.grad`
+            norms.keep(self._part(cbs), find_bs(learn.yb))
 
-        n_elems = sum(o.micro.elems for o in self.micros)
+        n_elems = sum(o.micro.elems for o in norms.micros)
         divide([p.grad for p in params if p.grad is not None], self.weights.divisor(n_elems))
-        sq,is_sum = self.squares(),self.counter.reduction=='sum'
-        if sq is not None: return weighed_window(without_scales(self.micros, sq, is_sum, n_elems if is_sum else 1.))
+        is_sum = self.counter.reduction=='sum'
+        window = norms.window(is_sum, n_elems if is_sum else 1.)
+        return window and weighed_window(window)
 
     def _part(self, cbs):
-        "Forward and backward pass of a part, with the events of those callbacks that have a say in them"
+        "Forward and backward pass of a part, with the events of those callbacks that have a say in them; returns its `MicroBatch`"
         learn,micro = self.learn,MicroBatch()
-        self.norms.on = bool(self.micros) # What the first one brings is alone in `.grad`
         learn.pred = learn.model(*learn.xb)
-        _tell(cbs, 'after_pred')
+        for cb in cbs: cb('after_pred')
         learn.loss_grad = learn.loss_func(learn.pred, *learn.yb)
         learn.loss = learn.loss_grad.clone()
-        _tell([cb for cb in cbs if not isinstance(cb, MixedPrecision)], 'after_loss') # It would end the autocast that the batch itself is to run in
+        for cb in cbs:
+            if not isinstance(cb, MixedPrecision): cb('after_loss') # It would end the autocast that the batch itself is to run in
 
         self.weights(micro, learn, self.n_micro)
         learn.loss_grad = watch_scale(plain(learn.loss_grad), micro)
-        _tell(cbs, 'before_backward')
+        for cb in cbs: cb('before_backward')
         with no_autocast(): backward(learn)
-        norms = self.norms.take()
-        if norms is not None: self.micros.append(MicroNorms(micro, norms, find_bs(learn.yb)))
+        return micro
+
 
 # %% ../../nbs/noise/03_sources.ipynb #40278508
 class FromBoth(FromWindows):
@@ -275,7 +263,7 @@ class FromBoth(FromWindows):
         every=None, # As in `Source`
     ):
         super().__init__(learn, accum, every)
-        self.parts,self.hooks = FromParts(learn, n_micro, every, accum),None
+        self.parts = FromParts(learn, n_micro, every, accum)
         self.last_in_parts = None # Optimizer step before which a batch was measured in parts
 
     def check(self):
@@ -285,32 +273,15 @@ class FromBoth(FromWindows):
             if max(self.accum.n_accs(), default=2)==1: raise
             self.parts = None
 
-    @contextmanager
-    def watched(self):
-        if self.parts: self.parts.norms = self.norms
-        try:
-            with ExitStack() as self.hooks:
-                self._watch(self.accum.measurable)
-                yield
-        finally:
-            self.hooks = None
-            if self.parts: self.parts.norms,self.parts.micros = None,[]
-
-    def _watch(self, watches):
-        self.watches = watches
-        self.hooks.close()
-        if watches: self.hooks.enter_context(self.norms.watched())
-
     def before_batch(self): # `Measurement`, or `None`
-        "Has the window that begins with this batch several gradients of its own?"
-        if not self.accum.starts_window: return
-        if self.accum.measurable!=self.watches: self._watch(not self.watches)
-        if self.watches or not self.parts: return
-        self.parts.n_steps,self.parts.next = self.n_steps,self.next
-        measurement = self.parts.before_batch()
-        self.next = self.parts.next
-        if measurement: self.last_in_parts = self.n_steps
+        "Has the window that begins with this batch no other gradient?"
+        if not self.parts or self.n_steps<self.next or not self.accum.starts_window or self.accum.measurable: return
+        measurement = self.parts.of_batch(self.norms)
+        if measurement:
+            self.next = self.n_steps+self.parts.every
+            self.last_in_parts = self.n_steps
         return measurement
 
     def close(self): # `Measurement`, or `None`; that of parts is made before memory has run out in them
         return None if self.last_in_parts==self.n_steps else super().close()
+

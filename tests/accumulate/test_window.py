@@ -154,7 +154,7 @@ def test_all_scales_are_divided_out(is_sum, as_scale):
     assert (w.n,w.n_items)==([3.,5.],6) and w.sq==pytest.approx([2.,4.]) and w.sq_mean==pytest.approx(7.)
     m = weighed_window(w)
     assert (m.n_micro,m.n_elems,m.n_items)==(2,8.,6) and m.total==pytest.approx(3*2.+5*4.)
-    assert (m.tr_sigma,m.g_sq)==pytest.approx((26-8*7, 7-(26-8*7)/8))
+    assert m.moments==pytest.approx((26-8*7, 7-(26-8*7)/8))
 
 @pytest.mark.parametrize('ns', [[4.,4.,4.], [1.,2.,6.]], ids=str)
 def test_a_mean_of_means_is_as_noisy_as_it_is(ns, monkeypatch):
