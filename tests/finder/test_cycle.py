@@ -74,10 +74,6 @@ def halves(model): return [list(model[:2].parameters()),list(model[2:].parameter
 def accum2(): return [GradAccum(2)]
 def accum3(): return [GradAccum(3)]
 def scheduled(): return [ParamScheduler({'lr': SchedCos(3.,2.), 'mom': SchedCos(0.1,0.2)})]
-def frozen(learn):
-    learn.freeze()
-    return learn
-
 cases = pairwise([list,accum2,accum3,scheduled], [momentum_sgd,Adam,partial(OptimWrapper, opt=torch.optim.AdamW)],
                  [0.02,slice(0.005,0.02),[0.01,0.03]], [0,5.], [False,True])
 
@@ -113,9 +109,8 @@ def test_a_window_that_is_measured_is_not_noticed():
         same = torch.equal(a.weights[0], b.weights[0]), all(torch.equal(x, y) for x,y in zip(a.opts[0], b.opts[0], strict=True)) if a.opts[0] else False
         assert same==((True,True) if a.measured else (False,False)) or not a.opts[0]
 
-@pytest.mark.parametrize('today', [1,3])
-def test_it_says_where_each_window_was(today):
-    tape = taped(learner(cbs=[GradAccum(today)]), num_it=200)
+def test_it_says_where_each_window_was():
+    tape = taped(learner(cbs=[GradAccum(3)]), num_it=200)
     df,at = tape.plan.df,[]
     for o in tape.windows:
         if not o.measured: at.append([])
@@ -169,11 +164,10 @@ def test_windows_by_hand(nm):
 
 def test_a_loss_that_sums():
     "At weights that do not move the noise scale is that of the mean"
-    plans = []
+    cools = []
     for o in ('mean','sum'):
         set_seed(0)
-        plans.append(find(learner(loss_func=nn.MSELoss(reduction=o)), 1e-30, num_it=100))
-    cools = [plan.measured.cool for plan in plans]
+        cools.append(find(learner(loss_func=nn.MSELoss(reduction=o)), 1e-30, num_it=100).measured.cool)
     assert cools[0].noise_scale==pytest.approx(cools[1].noise_scale) and cools[0].ci==pytest.approx(cools[1].ci)
 
 class Overflowing(ScaledLoss):
@@ -212,7 +206,7 @@ def test_the_rate_is_fastais():
     assert (rate_at(0),rate_at(0.25),rate_at(1))==(1/25,1,pytest.approx(1e-5))
     for rate in (0.9,0.1,*cool_rates,1e-4): assert rate_at(cooled_to(rate))==pytest.approx(rate) and cooled_to(rate)>0.25
 
-@pytest.mark.parametrize('n', [2,3,5,8,9,16,17,60,101])
+@pytest.mark.parametrize('n', [2,3,8,17,60])
 def test_places(n):
     "Ascending from the beginning on, half of them on the cool stretch, an eighth after it"
     at,(begin,end) = places(n),cool_stretch
@@ -258,23 +252,22 @@ def test_the_cycle_ends_within_num_it(n_iter, today, which):
     assert len(o.rows)==len(o.accum.path) and len(o.rows)>=(1 if num_it<60 else 10) and o.cycle.n_more<=o.cycle.most_more<=len(places(60))//2
     assert o.cycle.n_measured<=len(o.cycle.places)
 
-@pytest.mark.parametrize('num_it,today,n_training,n_steps,n_windows', [(None,1,inf,300,60), (None,8,inf,300,60), (None,1,50,50,60), (None,2,0.3,1,60),
-    (None,1,299.5,300,60), (100,1,inf,50,25), (100,1,10,10,45), (100,5,inf,10,25), (1000,1,inf,500,60), (8,1,inf,4,2), (10**6,1,10**9,500_000,60)])
+@pytest.mark.parametrize('num_it,today,n_training,n_steps,n_windows', [(None,1,inf,300,60), (None,8,inf,300,60), (None,2,0.3,1,60),
+    (None,1,299.5,300,60), (100,1,10,10,45), (100,5,inf,10,25), (8,1,inf,4,2), (10**6,1,10**9,500_000,60)])
 def test_how_long_the_cycle_is(num_it, today, n_training, n_steps, n_windows):
     "Half of `num_it` to train with, no more than the training that is planned; 300 steps where nobody says otherwise"
     c = cycle_of(num_it, today, n_training)
     assert (c.n_steps,len(c.places))==(n_steps,n_windows) and c.num_it==(num_it or n_steps*today+360)
     assert n_steps*today+2*n_windows+c.kept_for_each*c.most_more<=c.num_it and (not c.most_more or c.kept_for_each>=today+2) and 0<=c.most_more<=n_windows//2
 
-@pytest.mark.parametrize('num_it,today,least,enough', [(6,1,2,8), (1,1,2,8), (8,5,2,9), (2,1,1,4), (4,3,1,5)])
+@pytest.mark.parametrize('num_it,today,least,enough', [(6,1,2,8), (8,5,2,9), (4,3,1,5)])
 def test_too_few_for_two_windows_and_a_step(num_it, today, least, enough):
-    with pytest.raises(ValueError, match=f'`num_it`={num_it} micro-batches are not enough for two windows of {least} and a step of {today}: take {enough} or'):
-        cycle_of(num_it, today, inf, least)
+    with pytest.raises(ValueError, match=f'take {enough} or'): cycle_of(num_it, today, inf, least)
     assert len(cycle_of(enough, today, inf, least).places)>=2
 
 # More windows where they are needed
 
-@pytest.mark.parametrize('tol,today', [(1e-9,1), (1e-9,4), (0,1), (10,1)])
+@pytest.mark.parametrize('tol,today', [(1e-9,4), (0,1), (10,1)])
 def test_more_windows_where_the_interval_is_wide(tol, today):
     "In the middle of the cool stretch, as many as were kept for at most; the cycle waits there for a step each. None with tol=0"
     o = mock(400, MockCycle(60, 20, today, 60*today+20*6+10*(6+today)), tol, lr=0.001)
@@ -328,8 +321,7 @@ def test_limits_of_for_training():
         assert res[-1]==pytest.approx(1/(1/n_train+80/n_train/n_epoch)) and res[-1]<=n_epoch*n_train/80
     assert all(np.diff([for_training(500, 10**5, o) for o in (0.1,1,9)])>0) and math.isnan(for_training(nan, 1000, 1))
 
-@pytest.mark.parametrize('ci', [(0.,inf),(20.,inf),(0.,80.),(20.,80.)])
-@pytest.mark.parametrize('noise_scale', [50.,inf,nan])
+@pytest.mark.parametrize('noise_scale,ci', [(50.,(20.,80.)),(50.,(0.,inf)),(inf,(20.,inf)),(nan,(0.,80.)),(inf,(0.,inf)),(nan,(20.,80.))])
 def test_what_is_not_known_stays_so(ci, noise_scale, monkeypatch):
     "The training bounds an interval from above that the measurement leaves open, unless nothing is known at all; without an estimate, by its lower end"
     monkeypatch.setattr(finder, 'readings', lambda *args: [NoiseEstimate(noise_scale, ci, 30)]*3)
@@ -341,7 +333,7 @@ def test_what_is_not_known_stays_so(ci, noise_scale, monkeypatch):
 
 # How long the training is to be
 
-@pytest.mark.parametrize('n_epoch', [0.25,1,1.5,np.float32(2),np.int64(3),40,10**6])
+@pytest.mark.parametrize('n_epoch', [0.25,np.float32(2),10**6])
 def test_the_training_that_is_planned(n_epoch):
     "A mock cycle no longer than it, with today's batch size"
     plan = find(learner(cbs=accum2()), n_epoch=n_epoch, num_it=300)

@@ -104,7 +104,7 @@ def test_step_times_that_can_be_are_kept(bs, seconds):
     ([], [], [])])
 def test_step_times_that_cannot_be_are_mended(bs, seconds, mended): assert monotone_step_times(bs, seconds).tolist()==pytest.approx(mended, rel=1e-9)
 
-@pytest.mark.parametrize('seed', range(40))
+@pytest.mark.parametrize('seed', range(20))
 def test_mended_step_times_are_the_nearest(seed):
     """From there, no way to other step times that can be leads nearer: that is when a point of a convex set is the nearest
 
@@ -123,16 +123,6 @@ def test_mended_step_times_are_the_nearest(seed):
     assert monotone_step_times(bs, t)==pytest.approx(t, rel=1e-9) # There is nothing left to mend
     assert monotone_step_times(bs[order], seconds[order])==pytest.approx(t[order], rel=1e-9)
     assert monotone_step_times(8*bs, 1e-3*seconds)==pytest.approx(1e-3*t, rel=1e-9)
-
-def test_mended_step_times_by_trying_all():
-    "On a grid of logarithms, for three sizes"
-    log,x = np.log([1.,2.,6.]),np.log([1.5,0.9,4.])
-    grid = np.linspace(-1, 2, 121)
-    a,b,c = np.meshgrid(grid, grid, grid, indexing='ij')
-    can = (b>=a) & (c>=b) & (b-a<=log[1]) & (c-b<=log[2]-log[1])
-    far = np.where(can, (a-x[0])**2+(b-x[1])**2+(c-x[2])**2, np.inf)
-    best = [o.flat[far.argmin()] for o in (a,b,c)]
-    assert np.log(monotone_step_times([1,2,6], np.exp(x)))==pytest.approx(best, abs=0.03)
 
 @pytest.mark.parametrize('n,res', [(1e-3,1), (1.,1), (1.0999,1), (1.1001,2), (1.9999999999999,2), (2.0999,2), (2.1001,3),
     (100.0999,100), (100.1001,101)])
