@@ -13,7 +13,6 @@ from fastai.callback.schedule import ParamScheduler, SchedCos, combined_cos
 from fastai.data.core import DataLoaders
 from fastai.optimizer import Adam, OptimWrapper
 
-from fastai_bs.finder import mock_cycle as cycle
 from fastai_bs.finder import bs_find as finder
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, cooled_to, cycle_of, for_training, places, rate_at, readings,
@@ -280,15 +279,6 @@ def test_more_windows_where_the_interval_is_wide(tol, today):
     assert o.steps==pytest.approx(rates[:middle]+[rates[middle]]*c.n_more+rates[middle:], rel=1e-4)
     assert readings(o.accum.placed(o.accum.noise.moments))[1].n_windows==10+c.n_more
 
-def test_it_looks_after_every_5_windows_only(monkeypatch):
-    "And stops as soon as the interval is narrow"
-    looks,highs = [],iter([10.,10.,1.4,10.])
-    def _readings(df, level):
-        looks.append(len(df))
-        return None,NoiseEstimate(1., (1.,next(highs)), 10),None
-    monkeypatch.setattr(cycle, 'readings', _readings)
-    o = mock(400, MockCycle(60, 40, 1, 600))
-    assert len(looks)==3 and looks[2]-looks[1]==5 and o.cycle.n_more==10 and o.cycle.is_over
 
 # What is read of it
 
