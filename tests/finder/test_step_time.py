@@ -55,10 +55,6 @@ def test_epochs_needed(bs, bs_now, noise_scale, res):
     if 0<noise_scale<math.inf: assert examples_needed(bs, noise_scale)/examples_needed(bs_now, noise_scale)==pytest.approx(res)
     if noise_scale<math.inf: assert steps_needed(bs, noise_scale)*bs/(steps_needed(bs_now, noise_scale)*bs_now)==pytest.approx(res)
 
-@pytest.mark.parametrize('args,words', [((0,64,1.), '`bs` must be'), ((64,-1,1.), '`bs` must be'), ((64,64,-1.), '`noise_scale` must be'),
-    ((64,64,nan), 'noise_scale')])
-def test_epochs_needed_refuses(args, words):
-    with pytest.raises(ValueError, match=words): epochs_needed(*args)
 
 @pytest.mark.parametrize('bs,micro_sizes,n_train,n_ranks,words', [(48,[16,32],1000,1,None), (64,[16,32],64,1,None), (96,[16,32],1000,2,None),
     (65,[16,32],64,1,'`bs`=65 is more than the 64 items of the training set'),
