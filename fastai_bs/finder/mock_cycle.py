@@ -233,8 +233,11 @@ def is_too_high(
     return bool(rose and (loss_end>guess_end-5*of_pairs or loss_end>guess[0]/n[0]-5*apart))
 
 class LossPath:
-    "The losses of windows along a mock cycle, and those of guesses in the first of them and from the part `end` of the cycle on"
-    def __init__(self, end): self.end,self.at,self.windows,self._seen = end,[],[],[]
+    "The losses of windows along a mock cycle, and those of guesses at both ends"
+    def __init__(self,
+        end:float, # Part of the cycle from which on windows tell how it ends
+    ):
+        self.end,self.at,self.windows,self._seen = end,[],[],[]
 
     def see(self, learn, at, first):
         "A micro-batch after its backward pass, `at` this part of the cycle: the `first` of its window?"

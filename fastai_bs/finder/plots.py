@@ -21,7 +21,10 @@ from .mock_cycle import cool_stretch
 # %% ../../nbs/finder/07_plots.ipynb #39efcddd
 def _known(plan): return plan.noise_scale if plan.is_known else math.nan
 
-def plot_stretch(plan, ax=None):
+def plot_stretch(
+    plan, # A `BatchPlan`
+    ax=None, # Axes to draw on; by default new ones
+):
     "`plot_noise_scale`, with the noise scale of the last windows and its interval over the items of these"
     noise_scale,(low,high),level = _known(plan),plan.ci,plan.measured.level
     ax = plot_noise_scale(plan.df, plan.bs_now, ax)
@@ -80,7 +83,10 @@ def _label_parts(df, ax):
     ax.set_xticks(np.interp(parts, [*df.pct,1.], np.arange(1, len(df)+2)), [*(f'{o:.0%}' for o in parts[:-1]),''], fontsize='small')
     ax.set_xlabel('part of the mock training that is behind')
 
-def plot_cycle(plan, ax=None):
+def plot_cycle(
+    plan, # A `BatchPlan`
+    ax=None, # Axes to draw on; by default new ones
+):
     "The noise scale along a mock cycle, the plan's over the cool stretch, and below it the learning rate"
     df,noise_scale,(low,high),level,bs = plan.df,_known(plan),plan.ci,plan.measured.level,plan.bs_now
     ax = new_axes(ax, figsize=(7,4.4))
@@ -108,7 +114,10 @@ def plot_cycle(plan, ax=None):
     return ax
 
 # %% ../../nbs/finder/07_plots.ipynb #d8e3fa93
-def plot_time(plan, ax=None):
+def plot_time(
+    plan, # A `BatchPlan`
+    ax=None, # Axes to draw on; by default new ones
+):
     "Time and examples to a given loss against batch size, over those of today's"
     table,bs_now,bs = plan.table,plan.bs_now,plan.bs
     title = 'Predicted here'

@@ -25,7 +25,9 @@ from .mock_cycle import OneCycle
 # %% ../../nbs/finder/05_rate_trial.ipynb #e7445386
 class BriefCycle(OneCycle):
     "`fit_one_cycle` over `n_steps` optimizer steps; keeps the losses of its last fifth"
-    def __init__(self, n_steps):
+    def __init__(self,
+        n_steps:int, # Optimizer steps
+    ):
         super().__init__(n_steps)
         self.losses = []
 
@@ -73,7 +75,10 @@ def trains_as_well(
     return loss<math.inf and loss<=own+slack*abs(own)
 
 def factor_that_holds(
-    learn, micro_bs, n_acc, lr, # As for `loss_after`, `lr` today's rate
+    learn:Learner, # As for `loss_after`
+    micro_bs:int, # As for `loss_after`
+    n_acc:int, # As for `loss_after`
+    lr, # Peak of the rate today
     factors:list, # On it, ascending: the rule's, and that of a low rate where there is another one
     n_steps:int, # Optimizer steps
     again:bool=True, # Where the first fails, has another order of the items a say too?

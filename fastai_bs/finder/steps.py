@@ -19,27 +19,41 @@ from ..utils.text import counted, time_text
 # %% ../../nbs/finder/01_steps.ipynb #e8e94987
 # Batch sizes `bs` and noise scales are in items; a noise scale is `inf` where no gradient can be told from the noise, NaN where it is not known
 
-def steps_needed(bs, noise_scale):
+def steps_needed(
+    bs, # Batch size
+    noise_scale, # 0 or more
+):
     "`1 + noise_scale/bs`: optimizer steps to a given loss, over the fewest (McCandlish et al. 2018, arXiv 1812.06162, section 2.3)"
     return 1 + noise_scale/bs
 
-def examples_needed(bs, noise_scale):
+def examples_needed(
+    bs, # Batch size
+    noise_scale, # 0 or more
+):
     "`1 + bs/noise_scale`: examples to a given loss, over the fewest (the same section); `inf` without noise, where a single example would do"
     return 1 + bs/noise_scale if noise_scale else math.inf
 
 # %% ../../nbs/finder/01_steps.ipynb #d0a523f4
-def epochs_needed(bs, bs_now, noise_scale):
+def epochs_needed(
+    bs, # Batch size
+    bs_now, # Another
+    noise_scale, # 0 or more
+):
     "`(noise_scale + bs) / (noise_scale + bs_now)`: `examples_needed` with `bs` over those with `bs_now`"
     return 1. if math.isinf(noise_scale) else (noise_scale+bs)/(noise_scale+bs_now)
 
 # %% ../../nbs/finder/01_steps.ipynb #6f3ad257
-def whole_epochs(n):
+def whole_epochs(
+    n, # Epochs
+):
     "The fewest whole epochs of which `n` are a tenth of an epoch more at most; 1 at least"
     low = max(1, math.floor(n))
     return low if n<=low+0.1 else low+1
 
 # %% ../../nbs/finder/01_steps.ipynb #152db5b8
-def balanced_bs(noise_scale):
+def balanced_bs(
+    noise_scale, # In items
+):
     "The power of two nearest to `noise_scale` on a log scale; 1 where it is below that, `None` where it is `inf` or not known"
     if not math.isfinite(noise_scale): return None
     return 1 if noise_scale<=1 else 2**round(math.log2(noise_scale))
@@ -92,18 +106,19 @@ def spread(
     return float(np.median(gaps)) if gaps else math.nan
 
 # %% ../../nbs/finder/01_steps.ipynb #95c409eb
-def fastest_bs(noise_scale, a, c):
-    """`(noise_scale*a/c)**0.5`: where `steps_needed(bs)*(a + c*bs)` is least (from McCandlish et al. 2018, arXiv 1812.06162, section 2.3)
-
-    NaN where a step time of `a` seconds and `c` more for each item makes no sense.
-    """
+def fastest_bs(
+    noise_scale, # 0 or more
+    a, # Fixed seconds of a step
+    c, # Seconds of a step for each item
+): # NaN where such a step time makes no sense
+    "`(noise_scale*a/c)**0.5`: where `steps_needed(bs)*(a + c*bs)` is least (from McCandlish et al. 2018, arXiv 1812.06162, section 2.3)"
     return (noise_scale*a/c)**0.5 if a>=0 and c>0 else math.nan
 
 # %% ../../nbs/finder/01_steps.ipynb #5b0eddba
 def candidates(
     micro_sizes, # Micro-batch sizes that ran on each rank
     bs_now, # Today's batch size
-    noise_scale,
+    noise_scale, # NaN where it is not known
     n_train, # Items in an epoch
     n_ranks=1, # That train together
 )->list: # Ascending
@@ -114,7 +129,7 @@ def candidates(
     return sorted(o for o in {*ran,*accumulated,bs_now} if o<=n_train//2 or o==bs_now)
 
 def splits(
-    bs,
+    bs, # Batch size
     times, # For each micro-batch size that ran: items, seconds of an optimizer step, seconds of it that are spent once per optimizer step
     n_ranks=1, # That share the batch
     ragged=None, # A micro-batch size that will do even if the last micro-batch of a window is then smaller
@@ -124,13 +139,20 @@ def splits(
     return [(share/micro_bs*(secs-once)+once, micro_bs, math.ceil(share/micro_bs))
             for micro_bs,secs,once in times if share%micro_bs==0 or micro_bs==ragged]
 
-def best_split(splits)->tuple: # `(seconds, micro_bs, n_acc)`
+def best_split(
+    splits, # As of the function of that name, one at least
+)->tuple: # `(seconds, micro_bs, n_acc)`
     "The largest micro-batch, unless a smaller one is more than 5% faster: step times are not known any better"
     fastest = min(splits)[0]
     return max((o for o in splits if not o[0]>1.05*fastest), key=lambda o: o[1]) # Seconds may be NaN
 
-def check_reachable(bs, micro_sizes, n_train, n_ranks=1):
-    "Refuse a `bs` that an epoch does not hold, or that no micro-batch that ran divides; arguments as of `candidates`"
+def check_reachable(
+    bs, # Batch size asked for
+    micro_sizes, # As of `candidates`
+    n_train, # As of `candidates`
+    n_ranks=1, # As of `candidates`
+):
+    "Refuse a `bs` that an epoch does not hold, or that no micro-batch that ran divides"
     if bs>n_train: raise ValueError(f"`bs`={bs} is more than the {counted(n_train)} of the training set: take at most those")
     if splits(bs, [(o,0,0) for o in micro_sizes], n_ranks): return
     step = min(micro_sizes)*n_ranks
@@ -143,8 +165,9 @@ def check_reachable(bs, micro_sizes, n_train, n_ranks=1):
 def relative_time(
     bs, # Batch sizes, with today's among them
     seconds, # Of an optimizer step with each; NaN where they are not known
-    noise_scale, bs_now,
-)->np.ndarray: # Over that of today's batch size `bs_now`
+    noise_scale, # NaN where it is not known
+    bs_now, # Today's batch size
+)->np.ndarray: # Over that of today's batch size
     "Time to a given loss: steps times the seconds of a step"
     bs = list(bs)
     if math.isnan(noise_scale): return np.full(len(bs), math.nan)
