@@ -15,8 +15,8 @@ from fastai.optimizer import Adam, OptimWrapper
 
 from fastai_bs.finder import bs_find as finder
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, cooled_to, cycle_of, for_training, places, rate_at, readings,
-                             window_len)
+from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, for_training, places, rate_at, readings,
+                             _window_len)
 from fastai_bs.noise.estimator import NoiseEstimate, along, window_moments
 from fastai_bs.finder.bs_find import BSFinder
 from fastai_bs.noise.noise_scale import Moments, NoiseScale
@@ -203,7 +203,7 @@ def test_the_rate_is_fastais():
     fastais = combined_cos(0.25, 1/25, 1., 1/1e5)
     assert rate_at(pct).tolist()==pytest.approx([fastais(float(o)) for o in pct], rel=1e-4) # fastai's positions are in single precision
     assert (rate_at(0),rate_at(0.25),rate_at(1))==(1/25,1,pytest.approx(1e-5))
-    for rate in (0.9,0.1,*cool_rates,1e-4): assert rate_at(cooled_to(rate))==pytest.approx(rate) and cooled_to(rate)>0.25
+    for rate in (0.9,0.1,*cool_rates,1e-4): assert rate_at(_cooled_to(rate))==pytest.approx(rate) and _cooled_to(rate)>0.25
 
 @pytest.mark.parametrize('n', [2,3,8,17,60])
 def test_places(n):
@@ -218,7 +218,7 @@ def _rows(tr_sigma, g_sq, n=256.): return [Moments(1, n, n, tr_sigma, g_sq)]
     (_rows(1,-1),4,8), (_rows(1,0),4,8), (_rows(-5,1),8,4), (_rows(10_000,1)+_rows(256,1)*6,4,4), (_rows(0,1)*5+_rows(256*12,6.),4,4)])
 def test_window_len(rows, last, res):
     "Of micro-batches of 64 elements: the noise scale of the last six windows, at most twice and at least half of the last one; 2 to 20"
-    assert window_len(rows, 64., last, 2, 20)==res
+    assert _window_len(rows, 64., last, 2, 20)==res
 
 def test_windows_grow_and_shrink_with_the_noise_scale():
     "Items that are nearly alike, and items in which there is nothing to learn"

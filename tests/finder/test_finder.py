@@ -32,7 +32,7 @@ from fastai.text.models.core import get_language_model
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder.mock_cycle import MockAccum, rate_at
 from fastai_bs.noise.estimator import last_stretch
-from fastai_bs.finder.bs_find import BSFinder, window_size
+from fastai_bs.finder.bs_find import BSFinder, _window_size
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.rules import adascale_gain, sqrt_scaling
@@ -279,7 +279,7 @@ def test_tol_0_never_stops_early(num_it):
     assert plan.measured.n_passes==pytest.approx((num_it or 50)/50)
 
 @pytest.mark.parametrize('n_iter,n_ranks,n_acc', [(2,1,2),(3,1,2),(15,1,2),(24,1,3),(159,1,19),(160,1,20),(1000,1,20),(1000,2,10),(1000,3,7),(1000,30,1)])
-def test_window_size(n_iter, n_ranks, n_acc): assert window_size(20, n_iter, n_ranks)==n_acc # Ranks together at least as many as asked for
+def test_window_size(n_iter, n_ranks, n_acc): assert _window_size(20, n_iter, n_ranks)==n_acc # Ranks together at least as many as asked for
 
 @pytest.mark.parametrize('n_iter,lr', [(2,0),(5,0),(17,0),(40,0),(2,0.01)])
 def test_short_loaders_give_20_windows(n_iter, lr):

@@ -15,7 +15,7 @@ from fastai_bs.finder.advice import cautions
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.finder.plan import Device
 from fastai_bs.schedule.rules import linear_scaling
-from fastai_bs.finder.rate_trial import BriefCycle, factor_that_holds, loss_after
+from fastai_bs.finder.rate_trial import BriefCycle, _factor_that_holds, loss_after
 from fastai_bs.utils.text import num
 from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression
 from plans import secs
@@ -54,7 +54,7 @@ def test_a_loss_that_is_not_finite_is_inf():
     assert loss_after(quiet_learner(loaders(regression(40), 4), mlp(), _loss), 4, 1, 1e-3, 5)==math.inf
 
 @pytest.mark.parametrize('lr,factors,found', [(1e-3,[2.,30.],30.),(1e-3,[30.,1e5],30.),(0.03,[1e4,1e5],None)])
-def test_a_rate_that_diverges_is_refused(lr, factors, found): assert factor_that_holds(learner(), 8, 2, lr, factors, 20)==found
+def test_a_rate_that_diverges_is_refused(lr, factors, found): assert _factor_that_holds(learner(), 8, 2, lr, factors, 20)==found
 
 scripted = [({1: [1.], 2: [1.], 4: [0.9]},4,3),({1: [1.], 2: [1.01], 4: [0.97]},2,3), # Clearly better than at the rule's rate, or not
     ({1: [1.,1.], 2: [1.1,0.9], 4: [0.1]},2,4),({1: [1.,1.], 2: [1.1,1.], 4: [0.1]},None,4), # Another order of the items; near the edge no higher one is tried
@@ -69,10 +69,10 @@ def test_which_factor_holds(losses, found, n, monkeypatch):
         asked.append((lr,seed))
         return losses[round(lr/1e-3)][0 if seed is None else 1]
     monkeypatch.setattr(rate_trial, 'loss_after', _loss_after)
-    assert factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20)==found and len(asked)==len(set(asked))==n
+    assert _factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20)==found and len(asked)==len(set(asked))==n
     if n==4: # Without a second order
         asked.clear()
-        assert factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20, again=False) is None and len(asked)==2
+        assert _factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20, again=False) is None and len(asked)==2
 
 # In a plan
 
@@ -95,7 +95,7 @@ def asked(monkeypatch):
             assert again==(not sizes) and 1<factors[0]<factors[-1] and len(factors)==2 and n_steps>=1
             sizes.append(micro_bs*n_acc)
             return {True: factors[0], False: None, 'low': factors[1]}[holds(len(sizes))]
-        monkeypatch.setattr(rate_trial, 'factor_that_holds', _factor_that_holds)
+        monkeypatch.setattr(rate_trial, '_factor_that_holds', _factor_that_holds)
         return sizes
     return _answers
 
