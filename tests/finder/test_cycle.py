@@ -4,7 +4,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from fastai_bs.finder import bs_find as finder
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, for_training, places, rate_at, readings,
                              _window_len)
-from fastai_bs.noise.estimator import NoiseEstimate, along, window_moments
+from fastai_bs.noise.estimator import NoiseEstimate, window_moments
 from fastai_bs.finder.bs_find import BSFinder
 from fastai_bs.noise.noise_scale import Moments, NoiseScale
 from helpers import flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression, ScaledLoss, set_seed, token_model, tokens
@@ -98,15 +97,6 @@ def test_bit_for_bit(cbs, opt_func, lr, tol, freezes):
     if tape.opt is not None: assert all(torch.equal(a, b) for a,b in zip(opt_state(plain), tape.opt, strict=True))
     if cbs is list: assert plain.recorder.hps['lr']==[o[-1][0] for o in tape.hypers]
 
-def test_a_window_that_is_measured_is_not_noticed():
-    "No step, no weight, no state of the optimizer; all its micro-batches are at the same weights"
-    tape = taped(learner(opt_func=Adam), num_it=120)
-    assert len(tape.measured)>=len(tape.plan.df)>20 and len(tape.trained)==60
-    for a,b in zip(tape.windows, tape.windows[1:]+[None]):
-        assert all(torch.equal(o, a.weights[0]) for o in a.weights)
-        if b is None or not b.opts[0]: continue
-        same = torch.equal(a.weights[0], b.weights[0]), all(torch.equal(x, y) for x,y in zip(a.opts[0], b.opts[0], strict=True)) if a.opts[0] else False
-        assert same==((True,True) if a.measured else (False,False)) or not a.opts[0]
 
 def test_it_says_where_each_window_was():
     tape = taped(learner(cbs=[GradAccum(3)]), num_it=200)
@@ -280,20 +270,6 @@ def test_more_windows_where_the_interval_is_wide(tol, today):
     assert readings(o.accum.placed(o.accum.noise.moments))[1].n_windows==10+c.n_more
 
 
-# What is read of it
-
-def frame(n=24, items=1, seed=0):
-    rng = np.random.default_rng(seed)
-    pct = places(n)
-    return pd.DataFrame(dict(pct=pct, n_items=40., n_elems=40.*items, tr_sigma=rng.uniform(90,110,n), g_sq=rng.uniform(0.5,1,n)))
-
-def test_readings():
-    "Along the windows near the peak of the rate, on the cool stretch, and after it"
-    df = frame(items=7)
-    begin,end = cool_stretch
-    parts = [df[rate_at(df.pct)>0.9], df[(df.pct>=begin) & (df.pct<end)], df[df.pct>=end]]
-    assert [len(o) for o in parts]==[3,12,3]
-    assert readings(df, 0.9)==tuple(along(o.tr_sigma, o.g_sq, o.n_elems, o.n_items, 0.9) for o in parts)
 
 # For the whole of a training
 

@@ -161,21 +161,6 @@ def test_only_batches_of_its_size_count(clock, monkeypatch):
     timer = timed(slow_learner(clock, dls=DataLoaders(Ragged(clock, [3,5]), Ragged(clock, [4]))), 4) # Of those that never come there is nothing to tell
     assert timer.n_seen==20 and timer.times==[] and timer.median is None
 
-def test_it_waits_for_the_device(clock, monkeypatch):
-    "Before it looks at the clock, at the beginning and the end of a step"
-    fired = []
-    monkeypatch.setattr(timing, '_synchronize', lambda device: fired.append(device) or clock.spend(0.01))
-    assert timed(slow_learner(clock), 4).median==near(0.024, 0.01)
-    assert {o.type for o in fired}=={'cpu'}
-
-def test_it_ends_the_fit_and_skips_the_validation():
-    seen = []
-    class Look(Callback):
-        def after_pred(self): seen.append(self.training)
-        def after_fit(self): seen.append('after_fit')
-    learn = learner(n=9)
-    timed(learn, 4, cbs=[Look()])
-    assert set(seen)=={True,'after_fit'} and seen[-1]=='after_fit'
 
 # What the plan holds of it
 

@@ -92,12 +92,6 @@ def test_today_in_other_micro_batches():
     assert plan.n_epoch==5 and plan.lr_factor==plan.wd_factor==1
     assert changed(plan, 'measured', n_windows=9).micro_bs==32 # As today, where nothing is known
 
-@pytest.mark.parametrize('kwargs,bs,micro_bs,n_acc', [
-    (dict(n_ranks=4, bs=256, noise_scale=2000., ci=(1500.,2600.)), 512, 128, 1),
-    (dict(times=secs(16, 32, 64, opt=0.0095, c=0.00005)), 256, 64, 4)])
-def test_micro_batches_and_ranks(kwargs, bs, micro_bs, n_acc):
-    plan = plan_of(**kwargs)
-    assert (plan.bs,plan.micro_bs,plan.n_acc)==(bs,micro_bs,n_acc) and plan.bs==micro_bs*n_acc*plan.today.n_ranks
 
 # The table
 
@@ -172,8 +166,6 @@ def test_rule_at_fixed_weights(adam, ci, name, factor):
     assert (plan.scaled_lr.start,plan.scaled_lr.stop)==(approx(1e-3*factor),approx(1e-2*factor))
     assert plan.rule_at(25)(1)==1
 
-def test_the_rule_has_three_digits_of_the_noise_scale():
-    assert fixed(bs=25, noise_scale=123.456, times=five).rule.keywords==dict(noise_scale=123., base_bs=25)
 
 @pytest.mark.parametrize('adam', [False,True])
 def test_a_higher_rate_is_advised_where_it_was_tried(adam):
