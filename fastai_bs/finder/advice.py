@@ -199,37 +199,28 @@ def why(
 def _slower(plan):
     "How a size of one's own choice compares"
     (low,high),ratio = plan.bs_range,num(plan.time_ratio/plan.at(plan.fastest).time_ratio)
-    if not low<=plan.bs<=(high or math.inf): yield f"This takes {ratio} times as long as the fastest here, {plan.fastest}.", ""
-    elif plan.bs!=plan.bs_now and plan.time_ratio>1: yield "This takes longer than today's training, as far as the noise scale is known.", ""
+    if not low<=plan.bs<=(high or math.inf): yield f"This takes {ratio} times as long as the fastest here, {plan.fastest}."
+    elif plan.bs!=plan.bs_now and plan.time_ratio>1: yield "This takes longer than today's training, as far as the noise scale is known."
 
 def _on_time(plan):
     "What may make the times and epochs other than said"
-    t,changes_size = plan.today,plan.bs!=plan.bs_now
-    if not plan.timed and changes_size:
-        yield "Today's step could not be timed, so whether this saves time is open.", "The size is the one nearest to the noise scale."
-    if not t.has_n_epoch and plan.measured.cool:
-        yield (f"No n_epoch was given: this is for {counted(t.n_epoch, 'epoch')}, and a longer training may want a larger batch.",
-               "Give the epochs that you would train for with today's batch.")
-    elif not t.has_n_epoch and changes_size:
-        yield f"No n_epoch was given, so epochs and times are for a training of {counted(t.n_epoch, 'epoch')}.", ""
-    if plan.verdict=='stay' and plan.stays_for=='whole':
-        yield (f"For a longer training {plan.fastest} may be faster: ask with its n_epoch.",
-               f"The same loss would take {num(plan.epochs_at(plan.fastest))} epochs of {plan.fastest}, and `fit` takes whole ones.")
+    changes_size,epochs = plan.bs!=plan.bs_now,counted(plan.today.n_epoch, 'epoch')
+    if not plan.timed and changes_size: yield "Today's step could not be timed, so whether this saves time is open."
+    if not plan.today.has_n_epoch and plan.measured.cool:
+        yield f"No n_epoch was given: this is for {epochs}, and a longer training may want a larger batch."
+    elif not plan.today.has_n_epoch and changes_size: yield f"No n_epoch was given, so epochs and times are for a training of {epochs}."
+    if plan.verdict=='stay' and plan.stays_for=='whole': yield f"For a longer training {plan.fastest} may be faster: ask with its n_epoch."
     if plan.timed and changes_size and plan.in_whole_epochs and not 1/1.2<=plan.n_epoch/plan.n_epoch_exact<=1.2:
-        yield f"Rounding tells: the same loss takes {counted(plan.n_epoch_exact, 'epoch')}, in {percent(plan.time_ratio)} of the time.", ""
-    if plan.timed and plan.timing_error>0.1:
-        yield f"The clock was noisy: on a quiet machine, gains below {percent(plan.least_gain)} could be told.", ""
+        yield f"Rounding tells: the same loss takes {counted(plan.n_epoch_exact, 'epoch')}, in {percent(plan.time_ratio)} of the time."
+    if plan.timed and plan.timing_error>0.1: yield f"The clock was noisy: on a quiet machine, gains below {percent(plan.least_gain)} could be told."
 
 def _on_larger(plan):
     "Few steps, and many passes through the same items"
     if plan.bs<=plan.bs_now: return
     t,steps = plan.today,plan.n_epoch*plan.today.n_train/plan.bs
-    if steps<steps_least:
-        yield (f"The whole training has only {counted(math.ceil(steps), 'step')}, where a plan is least sure.",
-               "More epochs help; plan.at(bs) has the numbers of a smaller batch.")
+    if steps<steps_least: yield f"The whole training has only {counted(math.ceil(steps), 'step')}, where a plan is least sure."
     if plan.n_epoch>=3 and (plan.n_epoch>=1.5*t.n_epoch or plan.n_epoch>8): # As in benchmarks/pays.md: up to 8 passes plans hold
-        yield (f"The same {counted(t.n_train)} pass {plan.n_epoch} times: watch the validation loss, which may be best with a smaller batch.",
-               f"Today they pass {num(t.n_epoch)} times. The training loss gains by more; plan.at(bs) has the numbers of other sizes.")
+        yield f"The same {counted(t.n_train)} pass {plan.n_epoch} times: watch the validation loss, which may be best with a smaller batch."
 
 _trend = {1: "The noise scale rose during the measurement: measure again later, as a larger batch may pay by then.",
           -1: "The noise scale fell during the measurement: measure again later, as a smaller batch may do by then.",
@@ -238,49 +229,41 @@ _trend = {1: "The noise scale rose during the measurement: measure again later, 
 def _on_noise(plan):
     "What the noise scale does not speak of"
     m,t,longer = plan.measured,plan.today,_n_longer(plan)
-    if not m.cool and m.ci[1]>=1: yield _trend[m.trend], f"This is the value of the last {m.n_windows} windows."
+    if not m.cool and m.ci[1]>=1: yield _trend[m.trend]
     if m.n_passes>max(1.5, t.n_epoch):
-        yield f"The measurement took {num(m.n_passes)} passes through these {counted(t.n_train)}, so it speaks of them alone.", ""
-    if t.trained<1:
-        yield (f"Of the parameters {num(100*(1-t.trained))}% are frozen: measure again when you unfreeze them.", "They have no say in the noise scale.")
-    if math.isinf(m.ci[1]) and longer: yield f"The noise scale may be larger still: num_it={longer} would tell more.", ""
-    elif math.isinf(m.ci[1]): yield "The noise scale may be larger still: only other items would tell more.", "Those known by heart give little but noise."
+        yield f"The measurement took {num(m.n_passes)} passes through these {counted(t.n_train)}, so it speaks of them alone."
+    if t.trained<1: yield f"Of the parameters {num(100*(1-t.trained))}% are frozen: measure again when you unfreeze them."
+    if math.isinf(m.ci[1]) and longer: yield f"The noise scale may be larger still: num_it={longer} would tell more."
+    elif math.isinf(m.ci[1]): yield "The noise scale may be larger still: only other items would tell more."
 
 def _on_device(plan):
     "Micro-batches that did not run"
     d = plan.device
     if not plan.timed: return
     largest = max(micro_bs for micro_bs,*_ in plan.timed)
-    if d.failed:
-        sizes = textwrap.shorten(', '.join(str(o) for o,_ in d.failed), 40, placeholder=' ...')
-        error = textwrap.shorten(d.failed[0][1], 100, placeholder=' ...') # The first one
-        yield f"Micro-batches of {sizes} items failed, so nothing is known of them.", f"The error: {error}"
-    if d.too_large: yield f"Micro-batches of {d.too_large} items did not fit in memory, {largest} did.", ""
+    if d.failed: yield f"Micro-batches of {textwrap.shorten(', '.join(str(o) for o,_ in d.failed), 40)} items failed, so nothing is known of them."
+    if d.too_large: yield f"Micro-batches of {d.too_large} items did not fit in memory, {largest} did."
     if d.max_bs and 2*largest>d.max_bs and largest*plan.today.n_ranks<plan.noise_known:
-        yield f"Larger micro-batches were not tried, for max_bs={d.max_bs}.", ""
+        yield f"Larger micro-batches were not tried, for max_bs={d.max_bs}."
 
 def cautions(
     plan, # A `BatchPlan`
-): # Yields `(caution, reason)`, the most important first
-    "What to keep in mind; a reason says why, or what helps, for the details only"
+): # Yields sentences, the most important first
+    "What to keep in mind"
     if plan.measured.pairs:
-        yield "For pairs nothing can be planned: a batch of another size has another loss.", "Try sizes that fit in memory."
-        yield "If it is a mean over items or parts of them, say so by GradAccum(1, count=...), and measure again.", "The FAQ says how."
+        yield "For pairs nothing can be planned: a batch of another size has another loss."
+        yield "If it is a mean over items or parts of them, say so by GradAccum(1, count=...), and measure again."
         return
     if not plan.is_known:
-        if plan.measured.loss_rose and plan.verdict!='too_high':
-            yield "The learning rate may be too high: the loss rose during the mock training.", ""
+        if plan.measured.loss_rose and plan.verdict!='too_high': yield "The learning rate may be too high: the loss rose during the mock training."
         return
     if plan.today.has_plan:
-        yield (f"A plan has set this learner up before, so the epochs are taken for those of {plan.bs_now}: plan.undo(learn) comes first.",
-               "For a plan from the start, take back what was applied, and give the epochs that you would train for with your own batch.")
+        yield f"A plan has set this learner up before, so the epochs are taken for those of {plan.bs_now}: plan.undo(learn) comes first."
     if plan.rate.low and plan.bs==plan.rate.held:
-        yield (f"Your rate looks low, so find it again: in a short training the loss fell faster at {num(plan.lr_factor)} times it.",
-               "At a better rate today's training ends better, and so does the planned one.")
+        yield f"Your rate looks low, so find it again: in a short training the loss fell faster at {num(plan.lr_factor)} times it."
     if plan.timed and plan.chosen: yield from _slower(plan)
     for part in (_on_time,_on_larger,_on_noise,_on_device): yield from part(plan)
-    if plan.took>10 and plan.took>plan.epoch_time:
-        yield f"Measuring took {time_text(plan.took)}, longer than an epoch: num_it= makes it shorter.", ""
+    if plan.took>10 and plan.took>plan.epoch_time: yield f"Measuring took {time_text(plan.took)}, longer than an epoch: num_it= makes it shorter."
 
 # %% ../../nbs/finder/08_advice.ipynb #38ad4e2e
 ended_above = 0.14 # Share of trainings as planned, in benchmarks/keeps.md, with a validation loss more than 5% above today's
@@ -307,6 +290,7 @@ def good_to_know(
     elif plan.timed and low!=high: yield f"Batches from {low} to {high} are about as fast over the noise scale's interval."
     if plan.measured.cool: yield from _along_cycle(plan)
     if plan.timed and d.valid_time: yield f"In these times each epoch has a validation, of {time_text(d.valid_time)}."
+    if plan.timed and d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.bs==plan.rate.held: yield "A short training at the planned batch ended no worse at the higher rate than at today's."
     if plan.bs>t.bs and plan.measured.cool: yield _promise(plan)
     if plan.changes and plan.rule_name!='no_scaling' and plan.bs!=plan.base_bs:
@@ -344,7 +328,7 @@ def plan_words(
     words = dict(do=[headline(plan)])
     if plan.verdict in ('use','split','stay'): words |= dict(how=[_rate(plan), *_decay(plan), *_how_sure(plan)], run=_run(plan))
     else: words |= dict(run=_measure_again(plan))
-    words |= dict(why=why(plan), caution=[text for text,_ in cautions(plan)][:most])
+    words |= dict(why=why(plan), caution=list(cautions(plan))[:most])
     return {kind: texts for kind,texts in words.items() if texts}
 
 def plan_paragraph(
@@ -380,7 +364,6 @@ def plan_details(
     plan, # A `BatchPlan`
 )->str: # `Details`, which a notebook shows with a table
     "All that is said of a plan, its numbers and its candidates"
-    kept = [f'{text} {reason}'.strip() for text,reason in cautions(plan)]
     numbers = [o for o in (numbers_text(plan),step_time_text(plan)) if o]
-    sections = ('Keep in mind',kept),('Good to know',list(good_to_know(plan))),('Numbers',numbers)
+    sections = ('Keep in mind',list(cautions(plan))),('Good to know',list(good_to_know(plan))),('Numbers',numbers)
     return details_of(plan_words(plan, 0), sections, _candidates_table(plan))

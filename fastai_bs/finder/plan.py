@@ -414,7 +414,7 @@ class BatchPlan:
     def advice(self)->str: return plan_paragraph(self) # What to do, how, why, and what to keep in mind
 
     def details(self): # A string, which a notebook shows with a table
-        "Everything there is to say: each caution with its reason, what else is good to know, the numbers, and the candidates"
+        "Everything there is to say: all cautions, what else is good to know, the numbers, and the candidates"
         return plan_details(self)
 
     def __repr__(self): return plan_text(self)
