@@ -97,7 +97,6 @@ def test_bit_for_bit(cbs, opt_func, lr, tol, freezes):
     if tape.opt is not None: assert all(torch.equal(a, b) for a,b in zip(opt_state(plain), tape.opt, strict=True))
     if cbs is list: assert plain.recorder.hps['lr']==[o[-1][0] for o in tape.hypers]
 
-
 def test_it_says_where_each_window_was():
     tape = taped(learner(cbs=[GradAccum(3)]), num_it=200)
     df,at = tape.plan.df,[]
@@ -268,8 +267,6 @@ def test_more_windows_where_the_interval_is_wide(tol, today):
     middle = math.ceil(sum(cool_stretch)/2*60)
     assert o.steps==pytest.approx(rates[:middle]+[rates[middle]]*c.n_more+rates[middle:], rel=1e-4)
     assert readings(o.accum.placed(o.accum.noise.moments))[1].n_windows==10+c.n_more
-
-
 
 # For the whole of a training
 

@@ -64,7 +64,6 @@ def language_learner():
     model = get_language_model(AWD_LSTM, 12, config={**awd_lstm_lm_config, 'emb_sz': 6, 'n_hid': 8, 'n_layers': 2})
     return quiet_learner(dls, model, loss_func=CrossEntropyLossFlat(), opt_func=Adam, cbs=rnn_cbs(alpha=2., beta=1.))
 
-
 def torch_loaders(**kwargs):
     items = images(64)
     gen = lambda i: torch.Generator().manual_seed(i)
@@ -76,7 +75,6 @@ class StateNet(Net):
     def forward(self, x): return super().forward(x.flatten(1)[:,:5])
 
 def state_learner(): return quiet_learner(loaders(images(64), 8, shuffle=True), StateNet(n_out=3), loss_func=CrossEntropyLossFlat(), opt_func=Adam)
-
 
 def _after_training(learn): learn.fit(1, 0.01)
 
@@ -390,7 +388,6 @@ def _refused(learn, error, match, **kwargs):
 @pytest.mark.parametrize('nm,v,error', bad, ids=str)
 def test_bad_arguments(nm, v, error): assert _refused(reg_learner(), error, f'`{nm}`', **{nm: v})==[]
 
-
 def sized(items, cls=DataLoader, **kwargs):
     kwargs['bs' if cls is DataLoader else 'batch_size'] = 4
     return lambda: quiet_learner(DataLoaders(*(cls(items, **kwargs) for _ in range(2)), device='cpu'), mlp(dtype=torch.float32))
@@ -414,7 +411,6 @@ class Views(Callback):
     "Another number of items in each batch, as with two views of each"
     def __init__(self, f): self.f = f
     def before_batch(self): self.learn.xb,self.learn.yb = ([self.f(o) for o in b] for b in (self.xb,self.yb))
-
 
 def _more(): return reg_learner(64, 4, cbs=Views(lambda o: torch.cat([o,o])))
 def _fewer(): return reg_learner(64, 4, cbs=Views(lambda o: o[1:]))

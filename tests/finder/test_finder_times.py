@@ -129,7 +129,6 @@ def test_the_time_that_callbacks_take_counts(clock, event, order, opt):
     "That of the events around the step as the optimizer's part"
     assert timed(slow_learner(clock, cbs=Spend(clock, event, 0.007, order)), 4).median==near(0.011, 0.007*opt)
 
-
 class SlowItems(Dataset):
     def __init__(self, clock, items): self.clock,self.items = clock,items
     def __len__(self): return len(self.items)
@@ -161,7 +160,6 @@ def test_only_batches_of_its_size_count(clock, monkeypatch):
     timer = timed(slow_learner(clock, dls=DataLoaders(Ragged(clock, [3,5]), Ragged(clock, [4]))), 4) # Of those that never come there is nothing to tell
     assert timer.n_seen==20 and timer.times==[] and timer.median is None
 
-
 # What the plan holds of it
 
 @pytest.mark.parametrize('a,c', [(0.02,0.001), (0.0001,0.002)])
@@ -171,7 +169,6 @@ def test_step_times_of_a_device(clock, a, c):
     assert {2,4,8,16}<=set(sizes(plan))
     for m,t,opt in plan.device.times: assert (t,opt)==(pytest.approx(a+c*m+0.01),pytest.approx(0.01))
     assert plan.step_time_line==(pytest.approx(a+0.01),pytest.approx(c),pytest.approx(0, abs=1e-6))
-
 
 def test_the_fastest_round_counts(clock, monkeypatch):
     "A size that something else slowed down twice is not slow; the spread is how far the second fastest round is from the fastest, the median of the sizes"
@@ -273,7 +270,6 @@ def test_a_first_round_that_misled(thrifty):
     assert order[:2]==[8,16] and 32 not in order[:order.index(16)+2] and len(times.rounds[16])==3 and len(times.rounds[32])==2
     assert choice(times.fastest(), 8, 100.)[0]==choice([(m,0.064+0.001*m,0.) for m in micro_batch_sizes(8, 100., 20_000)], 8, 100.)[0]
 
-
 def test_a_size_that_failed_is_not_tried_again(thrifty):
     "Nor does it keep larger ones from being tried"
     dl = Tensors(8)
@@ -333,7 +329,6 @@ def test_out_of_memory(where, trained):
     plan = find(learn)
     assert unseen(was, picture(learn))==[]
     assert plan.device.too_large==16 and sizes(plan)[-1]==8 and 4 in sizes(plan) and max(learn.model.seen, default=0)<=16
-
 
 def test_errors_that_mean_memory():
     "Also where another error hides them"
@@ -435,7 +430,6 @@ def test_batches_of_varying_size(ns):
     plan = whole(find(learner(dls=DataLoaders(Plain(ns), Plain([4])))))
     assert sizes(plan)==([] if ns[:4]==[1,2,3,4] else [4])
 
-
 # Learners
 
 @pytest.mark.parametrize('cbs,bs_now,base_bs', [([GradAccum({0: 2, 1: 8})],8,8), ([GradAccum(2),ScaledLR(32, sqrt_scaling)],8,32),
@@ -461,7 +455,6 @@ def test_what_the_learner_has_on_is_set_aside(cbs, bs_now, base_bs):
     now = plan.table[plan.table.bs==bs_now].iloc[0]
     t,opt = times[now.micro_bs]
     assert now.step_time==pytest.approx(bs_now/now.micro_bs*(t-opt)+opt)
-
 
 @pytest.mark.parametrize('freezes', [False,True])
 def test_a_model_that_is_frozen_in_part(freezes):

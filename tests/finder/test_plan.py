@@ -92,7 +92,6 @@ def test_today_in_other_micro_batches():
     assert plan.n_epoch==5 and plan.lr_factor==plan.wd_factor==1
     assert changed(plan, 'measured', n_windows=9).micro_bs==32 # As today, where nothing is known
 
-
 # The table
 
 def test_table():
@@ -165,7 +164,6 @@ def test_rule_at_fixed_weights(adam, ci, name, factor):
     assert plan.rule_name==name and plan.lr==slice(1e-3,1e-2)
     assert (plan.scaled_lr.start,plan.scaled_lr.stop)==(approx(1e-3*factor),approx(1e-2*factor))
     assert plan.rule_at(25)(1)==1
-
 
 @pytest.mark.parametrize('adam', [False,True])
 def test_a_higher_rate_is_advised_where_it_was_tried(adam):

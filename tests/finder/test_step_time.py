@@ -55,7 +55,6 @@ def test_epochs_needed(bs, bs_now, noise_scale, res):
     if 0<noise_scale<math.inf: assert examples_needed(bs, noise_scale)/examples_needed(bs_now, noise_scale)==pytest.approx(res)
     if noise_scale<math.inf: assert steps_needed(bs, noise_scale)*bs/(steps_needed(bs_now, noise_scale)*bs_now)==pytest.approx(res)
 
-
 @pytest.mark.parametrize('bs,micro_sizes,n_train,n_ranks,words', [(48,[16,32],1000,1,None), (64,[16,32],64,1,None), (96,[16,32],1000,2,None),
     (65,[16,32],64,1,'`bs`=65 is more than the 64 items of the training set'),
     (40,[16,32],1000,1,'of 16, 32 items, those that ran here, got 40: take 32 or 48, or'),
@@ -131,7 +130,6 @@ def test_whole_epochs(n, res):
     ([[9.,math.e,1.],[5.,5.],[3.,3.]], 0.), ([[1.,math.e],[7.]], 1.),
     ([[1.],[2.]], nan), ([], nan)])
 def test_spread_of_rounds(rounds, res): assert spread(rounds)==pytest.approx(res, nan_ok=True)
-
 
 @pytest.mark.parametrize('bs,sizes,seconds,res', [(256, [64,128], [2.,3.], 5.), (32, [64,128], [2.,3.], 1.5), (256, [64,128], [2.,2.], 2.),
     (32, [64,128], [2.,2.], 2.),
