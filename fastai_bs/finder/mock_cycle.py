@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/mock_cycle.html.md"""
 
 # %% auto #0
 __all__ = ['pct_start', 'div', 'div_final', 'cool_rates', 'cool_stretch', 'mock_steps', 'mock_windows', 'per_window',
-           'least_windows', 'steps_least', 'rate_at', 'cooled_to', 'places', 'OneCycle', 'MockCycle', 'cycle_of',
-           'window_len', 'readings', 'for_training', 'guess_loss', 'is_too_high', 'LossPath', 'MockAccum']
+           'least_windows', 'steps_least', 'rate_at', 'places', 'OneCycle', 'MockCycle', 'cycle_of', 'readings',
+           'for_training', 'guess_loss', 'is_too_high', 'LossPath', 'MockAccum']
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #88a64548
 import math, torch
@@ -40,15 +40,13 @@ def rate_at(
     start,end = np.where(down, 1, 1/div),np.where(down, 1/div_final, 1)
     return (start + (end-start)*(1-np.cos(np.pi*part))/2)[()]
 
-def cooled_to(
-    rate:float, # Over the peak
-)->float: # Part of the cycle
-    "Where the rate has come down to `rate`"
+def _cooled_to(rate):
+    "The part of the cycle where the rate has come down to `rate` of its peak"
     return pct_start + (1-pct_start)*math.acos((2*rate-1-1/div_final)/(1-1/div_final))/math.pi
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #36362462
 cool_rates = 0.05,0.005 # Over the peak: between them the number for a whole training is measured
-cool_stretch = tuple(cooled_to(o) for o in cool_rates) # Parts of the cycle
+cool_stretch = tuple(_cooled_to(o) for o in cool_rates) # Parts of the cycle
 
 def places(
     n:int, # Windows
@@ -162,14 +160,11 @@ def cycle_of(
     return MockCycle(n_steps, n_windows, today, num_it, least)
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #bbe74951
-def window_len(
-    rows:list, # `Moments` of the windows measured so far
-    per_micro:float, # Elements in a micro-batch, of all ranks together
-    last:int, # Micro-batches of each rank that the last window was to have
-    least:int, # Micro-batches of each rank in the smallest window that tells something
-    most:int, # In the largest
-)->int: # Micro-batches of each rank
-    "As many as hold about the noise scale of the last six windows; at most twice as many as the last window was to have, and at least half of it"
+def _window_len(rows, per_micro, last, least, most):
+    """Micro-batches of each rank in the next window, from `least` to `most`: as many as hold about the noise scale of the last six of `rows`
+
+    At most twice as many as the `last` window was to have, and at least half of it. A micro-batch of all ranks has `per_micro` elements.
+    """
     if not rows: return min(max(4, least), most)
     tr_sigma,g_sq = (sum(getattr(o, nm)*o.n_elems for o in rows[-6:]) for nm in ('tr_sigma','g_sq'))
     wanted = tr_sigma/g_sq/per_micro if g_sq>0 else math.inf
@@ -233,8 +228,11 @@ def is_too_high(
     return bool(rose and (loss_end>guess_end-5*of_pairs or loss_end>guess[0]/n[0]-5*apart))
 
 class LossPath:
-    "The losses of windows along a mock cycle, and those of guesses in the first of them and from the part `end` of the cycle on"
-    def __init__(self, end): self.end,self.at,self.windows,self._seen = end,[],[],[]
+    "The losses of windows along a mock cycle, and those of guesses at both ends"
+    def __init__(self,
+        end:float, # Part of the cycle from which on windows tell how it ends
+    ):
+        self.end,self.at,self.windows,self._seen = end,[],[],[]
 
     def see(self, learn, at, first):
         "A micro-batch after its backward pass, `at` this part of the cycle: the `first` of its window?"
@@ -339,7 +337,7 @@ class MockAccum(QuietAccum):
     def _look_ahead(self):
         "How long is the next window to be?"
         least = self.cycle.least
-        self.wanted = window_len(self.noise.rows, self.per_micro, self.wanted, least, max(least, min(self.most, self.cycle.window_most)))
+        self.wanted = _window_len(self.noise.rows, self.per_micro, self.wanted, least, max(least, min(self.most, self.cycle.window_most)))
 
     def _overflows(self):
         "Does mixed precision look for a scale, and is a gradient not finite?"

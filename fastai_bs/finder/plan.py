@@ -119,8 +119,7 @@ class BatchPlan:
         Nothing is known from few windows, at a rate that was too high, from a loss over pairs, or where the interval is all there can be.
         """
         m,(low,high) = self.measured,self.ci
-        if m.n_windows<least_windows or m.loss_rose or m.pairs: return math.nan
-        if math.isinf(high) and not low>0: return math.nan
+        if m.n_windows<least_windows or m.loss_rose or m.pairs or math.isinf(high) and not low>0: return math.nan
         return m.noise_scale if math.isfinite(m.noise_scale) else low
 
     @property
@@ -225,7 +224,7 @@ class BatchPlan:
         "The time to a given loss, were this the noise scale, in items"
         return np.asarray(relative_time(self.table.bs, self.table.step_time, noise_scale, self.bs_now), dtype=float)
 
-    def about_as_fast(self, noise_scale:float)->tuple: # Items, ascending; empty where no step times are known
+    def _about_as_fast(self, noise_scale:float)->tuple: # Items, ascending; empty where no step times are known
         "Batch sizes that step times cannot tell from the fastest, were this the noise scale, in items"
         time = self.time_at(noise_scale)
         if np.isnan(time).all(): return ()
@@ -235,7 +234,7 @@ class BatchPlan:
     def fastest(self)->int: # Items
         "The size that takes the least time to a given loss; today's where that is about as fast, or nothing is known"
         if not self.is_known: return self.bs_now
-        good = self.about_as_fast(self.noise_known)
+        good = self._about_as_fast(self.noise_known)
         if self.bs_now in good: return self.bs_now
         if good: return int(self.table.bs.iloc[np.nanargmin(self.time_at(self.noise_known))])
         return min(self.table.bs.tolist(), key=lambda bs: abs(math.log(bs/max(1, self.noise_known)))) # Without times the nearest to the noise scale
@@ -251,7 +250,7 @@ class BatchPlan:
         def _time(bs):
             n = self.epochs_at(bs)
             if self.in_whole_epochs and bs!=self.bs_now: n = max(n, whole_epochs(n)) # What is cut off is no gain
-            return self.fit_time(n, bs)
+            return self._fit_time(n, bs)
         times = {bs: _time(bs) for bs in map(int, self.table.bs)}
         most = min(1.1*min(times.values()), times[self.bs_now]/(1+self.least_gain))
         return min((bs for bs,t in times.items() if t<=most), key=lambda bs: abs(math.log(bs/self.bs_now)), default=self.bs_now)
@@ -260,12 +259,12 @@ class BatchPlan:
     def bs_range(self)->tuple: # Items, powers of two; the second is `None` where the interval has no upper end
         "Batch sizes about as good as the fastest, over the interval of the noise scale; around `bs` where no times are known. A chosen one may be outside"
         low,high = self.ci
-        good = self.about_as_fast(self.noise_known) if self.is_known else ()
+        good = self._about_as_fast(self.noise_known) if self.is_known else ()
         if not good: return 2**math.floor(math.log2(self.bs)),2**math.ceil(math.log2(self.bs))
         if not self.chosen: good += (self.bs,)
-        least = 2**math.floor(math.log2(min(self.about_as_fast(low)+good)))
+        least = 2**math.floor(math.log2(min(self._about_as_fast(low)+good)))
         if math.isinf(high): return least,None
-        return least,2**math.ceil(math.log2(max(self.about_as_fast(high)+good)))
+        return least,2**math.ceil(math.log2(max(self._about_as_fast(high)+good)))
 
     # The plan
 
@@ -326,11 +325,8 @@ class BatchPlan:
     def epochs(self)->float: return self.n_epoch if self.in_whole_epochs else self.n_epoch_exact # Whole ones where those are planned
 
     @property
-    def beside_steps(self)->float: return self.device.epoch_start+self.device.valid_time # Seconds of an epoch: its start, and its validation
-
-    def fit_time(self, n_epoch:float, bs:int)->float: # Seconds; NaN where no step times are known
-        "So many epochs of `bs` items, a batch size of `table`, with a validation after each"
-        return n_epoch*(self.today.n_train/bs*self.step_time_at(bs) + self.beside_steps)
+    def _beside_steps(self): return self.device.epoch_start+self.device.valid_time # Seconds of an epoch: its start, and its validation
+    def _fit_time(self, n_epoch, bs): return n_epoch*(self.today.n_train/bs*self.step_time_at(bs) + self._beside_steps)
 
     @property
     def epoch_time(self)->float: return self.today.n_train/self.bs_now*self.step_time_now # Seconds of training in an epoch as it is today
@@ -338,12 +334,12 @@ class BatchPlan:
     @property
     def duration(self)->Duration: # Seconds; NaN where no step times are known
         "The fit of `n_epoch` epochs as planned, and today's, with their validations"
-        return Duration(self.fit_time(self.n_epoch, self.bs), self.today.n_epoch*(self.epoch_time+self.beside_steps))
+        return Duration(self._fit_time(self.n_epoch, self.bs), self.today.n_epoch*(self.epoch_time+self._beside_steps))
 
     @property
     def time_ratio(self)->float: # NaN where it is not known
         "The whole fit as planned, before its epochs are rounded, over that of today's training"
-        return self.fit_time(self.n_epoch_exact, self.bs)/self.duration.today
+        return self._fit_time(self.n_epoch_exact, self.bs)/self.duration.today
 
     # Rate and weight decay
 
@@ -419,7 +415,7 @@ class BatchPlan:
     def advice(self)->str: return plan_paragraph(self) # What to do, how, why, and what to keep in mind
 
     def details(self): # A string, which a notebook shows with a table
-        "Everything there is to say: each caution with its reason, what else is good to know, the numbers, and the candidates"
+        "Everything there is to say: all cautions, what else is good to know, the numbers, and the candidates"
         return plan_details(self)
 
     def __repr__(self): return plan_text(self)

@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/rate_trial.html.md"""
 
 # %% auto #0
 __all__ = ['clearly', 'least_steps', 'most_steps', 'cycle_cost', 'most_trials', 'more_passes', 'BriefCycle', 'loss_after',
-           'trains_as_well', 'factor_that_holds', 'with_rate_tried']
+           'with_rate_tried']
 
 # %% ../../nbs/finder/05_rate_trial.ipynb #71b2376d
 import math, torch
@@ -25,7 +25,9 @@ from .mock_cycle import OneCycle
 # %% ../../nbs/finder/05_rate_trial.ipynb #e7445386
 class BriefCycle(OneCycle):
     "`fit_one_cycle` over `n_steps` optimizer steps; keeps the losses of its last fifth"
-    def __init__(self, n_steps):
+    def __init__(self,
+        n_steps:int, # Optimizer steps
+    ):
         super().__init__(n_steps)
         self.losses = []
 
@@ -64,26 +66,20 @@ def loss_after(
 # %% ../../nbs/finder/05_rate_trial.ipynb #0c1fd65d
 clearly = 0.05 # Of the loss: what the highest rate has to gain
 
-def trains_as_well(
-    loss:float, # At the higher rate
-    own:float, # At the lower one
-    slack:float=0.02, # Of the loss: what is no difference; below 0, by how much it is to be lower
-)->bool:
-    "Is the loss at the higher rate no worse?"
+def _trains_as_well(loss, own, slack=0.02):
+    "Is the loss at a higher rate no worse? Up to `slack` of it is no difference; below 0 that is by how much it is to be lower"
     return loss<math.inf and loss<=own+slack*abs(own)
 
-def factor_that_holds(
-    learn, micro_bs, n_acc, lr, # As for `loss_after`, `lr` today's rate
-    factors:list, # On it, ascending: the rule's, and that of a low rate where there is another one
-    n_steps:int, # Optimizer steps
-    again:bool=True, # Where the first fails, has another order of the items a say too?
-)->float: # `None` where none of them holds
-    "Return the first of `factors`, if a short cycle at that rate ends no worse than one at `lr`; the last, if that ends clearly better still"
+def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps, again=True):
+    """The first of `factors` on `lr`, if a short cycle at that rate ends no worse than one at `lr`; the last, if that ends clearly better still; else `None`
+
+    Where the first fails, another order of the items has a say too, if `again`.
+    """
     def _loss(factor, seed=None): return loss_after(learn, micro_bs, n_acc, scale_lr(lr, factor), n_steps, seed)
-    first,last = factors[0],factors[-1]
+    first,last = factors[0],factors[-1] # The rule's, and that of a low rate where there is another one
     loss,own = _loss(first),_loss(1.)
-    if trains_as_well(loss, own): return last if last>first and trains_as_well(_loss(last), loss, -clearly) else first
-    return first if again and trains_as_well(loss+_loss(first, 1), own+_loss(1., 1)) else None
+    if _trains_as_well(loss, own): return last if last>first and _trains_as_well(_loss(last), loss, -clearly) else first
+    return first if again and _trains_as_well(loss+_loss(first, 1), own+_loss(1., 1)) else None
 
 # %% ../../nbs/finder/05_rate_trial.ipynb #8a0fb3d4
 least_steps,most_steps = 20,80 # Optimizer steps of a short cycle
@@ -111,7 +107,7 @@ def with_rate_tried(
         n_steps = round(min(max(n_steps, least_steps), most_steps, max(1, plan.n_epoch_exact*plan.today.n_train/plan.bs)))
         micro_bs = None if plan.micro_bs==plan.today.micro_bs else plan.micro_bs # A loader may know no other size
         # After the first size that fails all others have that to tell that the rate is near its edge
-        factor = factor_that_holds(learn, micro_bs, plan.n_acc, scale_lr(plan.lr, factor_now), factors, n_steps, again=trial==0)
+        factor = _factor_that_holds(learn, micro_bs, plan.n_acc, scale_lr(plan.lr, factor_now), factors, n_steps, again=trial==0)
         if factor: return replace(plan, rate=replace(plan.rate, held=plan.bs, low=factor>factors[0]))
         plan = replace(plan, rate=replace(plan.rate, failed=plan.bs, gave_up=trial==most_trials-1))
     return plan

@@ -6,91 +6,64 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/steps.html.md"""
 
 # %% auto #0
 __all__ = ['steps_needed', 'examples_needed', 'epochs_needed', 'whole_epochs', 'balanced_bs', 'fit_step_time',
-           'monotone_step_times', 'extrapolated', 'spread', 'fastest_bs', 'candidates', 'splits', 'check_reachable',
-           'best_split', 'relative_time', 'Duration']
+           'monotone_step_times', 'extrapolated', 'spread', 'fastest_bs', 'candidates', 'splits', 'best_split',
+           'check_reachable', 'relative_time', 'Duration']
 
 # %% ../../nbs/finder/01_steps.ipynb #00a97968
 import math
 from typing import NamedTuple
 import numpy as np
 from scipy.optimize import lsq_linear
-from ..utils.checks import check_number
 from ..utils.text import counted, time_text
 
 # %% ../../nbs/finder/01_steps.ipynb #e8e94987
-def _check_model(bs, noise_scale):
-    check_number('bs', bs, "the batch size in items")
-    check_number('noise_scale', noise_scale, "the gradient noise scale in items", open_=False)
+# Batch sizes `bs` and noise scales are in items; a noise scale is `inf` where no gradient can be told from the noise, NaN where it is not known
 
 def steps_needed(
-    bs:float, # Batch size, in items
-    noise_scale:float, # In items; `inf` where no gradient can be told from the noise
-)->float: # As a multiple of the fewest
-    """`1 + noise_scale/bs`: optimizer steps to a given loss (McCandlish et al. 2018, arXiv 1812.06162, section 2.3)
-
-    >>> steps_needed(64, noise_scale=256)
-    5.0
-    """
-    _check_model(bs, noise_scale)
+    bs, # Batch size
+    noise_scale, # 0 or more
+):
+    "`1 + noise_scale/bs`: optimizer steps to a given loss, over the fewest (McCandlish et al. 2018, arXiv 1812.06162, section 2.3)"
     return 1 + noise_scale/bs
 
 def examples_needed(
-    bs:float, # Batch size, in items
-    noise_scale:float, # In items; `inf` where no gradient can be told from the noise
-)->float: # As a multiple of the fewest; `inf` without noise, where a single example would do
-    """`1 + bs/noise_scale`: examples to a given loss (McCandlish et al. 2018, arXiv 1812.06162, section 2.3)
-
-    >>> examples_needed(64, noise_scale=256)
-    1.25
-    """
-    _check_model(bs, noise_scale)
+    bs, # Batch size
+    noise_scale, # 0 or more
+):
+    "`1 + bs/noise_scale`: examples to a given loss, over the fewest (the same section); `inf` without noise, where a single example would do"
     return 1 + bs/noise_scale if noise_scale else math.inf
 
 # %% ../../nbs/finder/01_steps.ipynb #d0a523f4
 def epochs_needed(
-    bs:float, # Batch size, in items
-    bs_now:float, # Another, in items
-    noise_scale:float, # In items; `inf` where no gradient can be told from the noise
-)->float: # Over those that `bs_now` needs
-    """`(noise_scale + bs) / (noise_scale + bs_now)`: `examples_needed` with the one over those with the other
-
-    >>> epochs_needed(256, 64, noise_scale=512)
-    1.3333333333333333
-    """
-    for o in (bs,bs_now): _check_model(o, noise_scale)
+    bs, # Batch size
+    bs_now, # Another
+    noise_scale, # 0 or more
+):
+    "`(noise_scale + bs) / (noise_scale + bs_now)`: `examples_needed` with `bs` over those with `bs_now`"
     return 1. if math.isinf(noise_scale) else (noise_scale+bs)/(noise_scale+bs_now)
 
 # %% ../../nbs/finder/01_steps.ipynb #6f3ad257
 def whole_epochs(
-    n:float, # Epochs
-)->int: # Epochs, 1 at least
-    """The fewest whole epochs of which `n` are a tenth of an epoch more at most: a training that is shorter than it should be ends worse
-
-    >>> [whole_epochs(o) for o in (0.2, 1.08, 1.2, 5.05, 5.4)]
-    [1, 1, 2, 5, 6]
-    """
+    n, # Epochs
+):
+    "The fewest whole epochs of which `n` are a tenth of an epoch more at most; 1 at least"
     low = max(1, math.floor(n))
     return low if n<=low+0.1 else low+1
 
 # %% ../../nbs/finder/01_steps.ipynb #152db5b8
 def balanced_bs(
-    noise_scale:float, # In items
-): # Items; `None` where the noise scale is `inf` or not known
-    "The power of two nearest to `noise_scale` on a log scale; 1 where it is below that"
+    noise_scale, # In items
+):
+    "The power of two nearest to `noise_scale` on a log scale; 1 where it is below that, `None` where it is `inf` or not known"
     if not math.isfinite(noise_scale): return None
     return 1 if noise_scale<=1 else 2**round(math.log2(noise_scale))
 
 # %% ../../nbs/finder/01_steps.ipynb #7b8bf358
 def fit_step_time(
-    bs, # Batch sizes in items, measured
-    seconds, # Seconds of a step with each
+    bs, # Batch sizes that were timed
+    seconds, # Of a step with each
 )->tuple: # `a` in seconds, `c` in seconds per item, and the relative error: root mean square over `n-2`; NaN where there are too few sizes to know
-    """`a + c*bs` by least squares of the relative errors: the step time of one device, as in Pollux (Qiao et al. 2021, arXiv 2008.12260)
-
-    >>> a,c,error = fit_step_time([16, 64, 256], [0.003, 0.006, 0.018])
-    >>> round(a, 6), round(c, 9)
-    (0.002, 6.25e-05)
-    """
+    "`a + c*bs` by least squares of the relative errors: the step time of one device, as in Pollux (Qiao et al. 2021, arXiv 2008.12260)"
     bs,seconds = np.asarray(list(bs), dtype=float),np.asarray(list(seconds), dtype=float)
     n = len(bs)
     if n<2: return math.nan,math.nan,math.nan
@@ -101,14 +74,10 @@ def fit_step_time(
 
 # %% ../../nbs/finder/01_steps.ipynb #2efb53e2
 def monotone_step_times(
-    bs, # Batch sizes in items, measured, in any order
-    seconds, # Seconds of a step with each
+    bs, # Batch sizes that were timed, in any order
+    seconds, # Of a step with each
 )->np.ndarray: # Seconds of a step with each, in their order
-    """The nearest step times, by least squares of their logarithms, that never fall with the batch size, nor rise per item
-
-    >>> monotone_step_times([64, 128, 256], [0.004, 0.003, 0.006]).round(5).tolist()
-    [0.00346, 0.00346, 0.006]
-    """
+    "The nearest step times, by least squares of their logarithms, that never fall with the batch size, nor rise per item"
     sizes,at = np.unique(np.asarray(bs, dtype=float), return_inverse=True)
     if not len(sizes): return np.array([])
     # A logarithm is the first one and the increments up to it, each between 0 and that of the size
@@ -118,15 +87,11 @@ def monotone_step_times(
 
 # %% ../../nbs/finder/01_steps.ipynb #b490f5d1
 def extrapolated(
-    bs:int, # Batch size in items, above or below all of `sizes`
-    sizes, # Batch sizes in items that were timed, ascending, one at least
-    seconds, # Seconds of a step with each
+    bs, # Above or below all of `sizes`
+    sizes, # Batch sizes that were timed, ascending, one at least
+    seconds, # Of a step with each
 )->float: # Seconds of a step; where a single size was timed, the most that can be
-    """By `fit_step_time`; on a device that is busy from some size on, a larger one takes more than that
-
-    >>> round(extrapolated(256, [64, 128], [0.004, 0.006]), 6)
-    0.01
-    """
+    "By `fit_step_time`; on a device that is busy from some size on, a larger one takes more than that"
     i = 0 if bs<sizes[0] else -1
     low,high = sorted((seconds[i], seconds[i]*bs/sizes[i]))
     a,c,_ = fit_step_time(sizes, seconds)
@@ -136,35 +101,27 @@ def extrapolated(
 def spread(
     rounds, # For each batch size: seconds of a step in each round
 )->float: # Relative; NaN where no size had two rounds
-    """How far the second fastest round of a size is from its fastest, by logarithms: the median over the sizes
-
-    >>> round(spread([[0.010, 0.011, 0.015], [0.020, 0.022, 0.021], [0.044, 0.040]]), 3)
-    0.095
-    """
+    "How far the second fastest round of a size is from its fastest, by logarithms: the median over the sizes"
     gaps = [np.diff(np.log(np.sort(o))[:2]).item() for o in rounds if len(o)>1]
     return float(np.median(gaps)) if gaps else math.nan
 
 # %% ../../nbs/finder/01_steps.ipynb #95c409eb
 def fastest_bs(
-    noise_scale:float, # In items
-    a:float, # Fixed seconds of a step
-    c:float, # Seconds of a step for each item
-)->float: # Items; NaN where a step time of `a + c*bs` makes no sense
-    """`(noise_scale*a/c)**0.5`: where `steps_needed(bs)*(a + c*bs)` is least (from McCandlish et al. 2018, arXiv 1812.06162, section 2.3)
-
-    >>> fastest_bs(400, a=0.001, c=0.00001)
-    200.0
-    """
+    noise_scale, # 0 or more
+    a, # Fixed seconds of a step
+    c, # Seconds of a step for each item
+): # NaN where such a step time makes no sense
+    "`(noise_scale*a/c)**0.5`: where `steps_needed(bs)*(a + c*bs)` is least (from McCandlish et al. 2018, arXiv 1812.06162, section 2.3)"
     return (noise_scale*a/c)**0.5 if a>=0 and c>0 else math.nan
 
 # %% ../../nbs/finder/01_steps.ipynb #5b0eddba
 def candidates(
-    micro_sizes, # Micro-batch sizes that ran on each rank, in items
-    bs_now:int, # Today's batch size, in items
-    noise_scale:float, # In items; NaN where it is not known
-    n_train:int, # Items in an epoch
-    n_ranks:int=1, # That train together
-)->list: # Items, ascending
+    micro_sizes, # Micro-batch sizes that ran on each rank
+    bs_now, # Today's batch size
+    noise_scale, # NaN where it is not known
+    n_train, # Items in an epoch
+    n_ranks=1, # That train together
+)->list: # Ascending
     "Batch sizes to compare: those that ran, today's, and by accumulation up to 8 times the noise scale or today's; an epoch holds two of them at least"
     ran = [m*n_ranks for m in micro_sizes]
     most = 8*max(bs_now, 0 if math.isnan(noise_scale) else noise_scale)
@@ -172,21 +129,28 @@ def candidates(
     return sorted(o for o in {*ran,*accumulated,bs_now} if o<=n_train//2 or o==bs_now)
 
 def splits(
-    bs:int, # Batch size, in items
+    bs, # Batch size
     times, # For each micro-batch size that ran: items, seconds of an optimizer step, seconds of it that are spent once per optimizer step
-    n_ranks:int=1, # That share the batch
-    ragged:int=None, # A micro-batch size that will do even if the last micro-batch of a window is then smaller
+    n_ranks=1, # That share the batch
+    ragged=None, # A micro-batch size that will do even if the last micro-batch of a window is then smaller
 )->list: # Of `(seconds, micro_bs, n_acc)`; empty where no micro-batch that ran divides `bs`
     "The ways to reach `bs` with micro-batches that ran"
     share = bs/n_ranks
     return [(share/micro_bs*(secs-once)+once, micro_bs, math.ceil(share/micro_bs))
             for micro_bs,secs,once in times if share%micro_bs==0 or micro_bs==ragged]
 
+def best_split(
+    splits, # As of the function of that name, one at least
+)->tuple: # `(seconds, micro_bs, n_acc)`
+    "The largest micro-batch, unless a smaller one is more than 5% faster: step times are not known any better"
+    fastest = min(splits)[0]
+    return max((o for o in splits if not o[0]>1.05*fastest), key=lambda o: o[1]) # Seconds may be NaN
+
 def check_reachable(
-    bs:int, # Batch size asked for, in items
-    micro_sizes, # Micro-batch sizes that ran on each rank, in items
-    n_train:int, # Items in an epoch
-    n_ranks:int=1, # That share the batch
+    bs, # Batch size asked for
+    micro_sizes, # As of `candidates`
+    n_train, # As of `candidates`
+    n_ranks=1, # As of `candidates`
 ):
     "Refuse a `bs` that an epoch does not hold, or that no micro-batch that ran divides"
     if bs>n_train: raise ValueError(f"`bs`={bs} is more than the {counted(n_train)} of the training set: take at most those")
@@ -197,19 +161,12 @@ def check_reachable(
     raise ValueError(f"`bs` must be made of whole micro-batches of {', '.join(map(str, micro_sizes))} items{each}, those that ran here, got {bs}: "
                      f"take {near}, or give the loader micro-batches that divide it")
 
-def best_split(
-    splits, # As of the function of that name, one at least
-)->tuple: # `(seconds, micro_bs, n_acc)`
-    "The largest micro-batch, unless a smaller one is more than 5% faster: step times are not known any better"
-    fastest = min(splits)[0]
-    return max((o for o in splits if not o[0]>1.05*fastest), key=lambda o: o[1]) # Seconds may be NaN
-
 # %% ../../nbs/finder/01_steps.ipynb #174bb267
 def relative_time(
-    bs, # Batch sizes in items, with today's among them
-    seconds, # Seconds of an optimizer step with each; NaN where they are not known
-    noise_scale:float, # In items; NaN where it is not known
-    bs_now:int, # Today's batch size, in items
+    bs, # Batch sizes, with today's among them
+    seconds, # Of an optimizer step with each; NaN where they are not known
+    noise_scale, # NaN where it is not known
+    bs_now, # Today's batch size
 )->np.ndarray: # Over that of today's batch size
     "Time to a given loss: steps times the seconds of a step"
     bs = list(bs)

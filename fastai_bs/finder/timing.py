@@ -114,12 +114,17 @@ def micro_batch_sizes(
 
 # %% ../../nbs/finder/02_timing.ipynb #2819fea4
 class StepTimes:
-    "Times the steps of a learner with one micro-batch size after another, and keeps what is known of each; arguments as of `time_steps`"
+    "Times the steps of a learner with one micro-batch size after another, and keeps what is known of each"
     budget = 180 # Of today's micro-batches, whose time all steps may take
     n_rounds = 3
     slack = 1.2 # A size can win whose time to a loss is at most so many times that of the fastest
 
-    def __init__(self, learn, sizes, micro_bs, noise_scale):
+    def __init__(self,
+        learn:Learner, # In a mock training: its training loader is replaced
+        sizes:list, # Micro-batches that may be timed, in items, ascending
+        micro_bs:int, # Today's, one of them
+        noise_scale:float, # In items of each rank; NaN where it is not known
+    ):
         store_attr()
         self.dl,self.on_ranks = learn.dls.train,trains_together(learn)
         self.begin = time.perf_counter()
@@ -209,10 +214,10 @@ class StepTimes:
             if micro_bs==self.micro_bs: self.start = min([*timer.starts, *([] if self.start is None else [self.start])])
 
 def time_steps(
-    learn:Learner, # In a mock training: its training loader is replaced
-    sizes:list, # Micro-batches that may be timed, in items, ascending
-    micro_bs:int, # Today's, one of them
-    noise_scale:float=math.nan, # In items of each rank; NaN where it is not known
+    learn:Learner, # As of `StepTimes`
+    sizes:list, # As of `StepTimes`
+    micro_bs:int, # As of `StepTimes`
+    noise_scale:float=math.nan, # As of `StepTimes`
 )->StepTimes:
     "What a step costs with those of `sizes` that can win, in rounds from today's up, then down"
     times = StepTimes(learn, sizes, micro_bs, noise_scale)

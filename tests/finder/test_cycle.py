@@ -4,7 +4,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -13,12 +12,11 @@ from fastai.callback.schedule import ParamScheduler, SchedCos, combined_cos
 from fastai.data.core import DataLoaders
 from fastai.optimizer import Adam, OptimWrapper
 
-from fastai_bs.finder import mock_cycle as cycle
 from fastai_bs.finder import bs_find as finder
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, cooled_to, cycle_of, for_training, places, rate_at, readings,
-                             window_len)
-from fastai_bs.noise.estimator import NoiseEstimate, along, window_moments
+from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, for_training, places, rate_at, readings,
+                             _window_len)
+from fastai_bs.noise.estimator import NoiseEstimate, window_moments
 from fastai_bs.finder.bs_find import BSFinder
 from fastai_bs.noise.noise_scale import Moments, NoiseScale
 from helpers import flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression, ScaledLoss, set_seed, token_model, tokens
@@ -74,10 +72,6 @@ def halves(model): return [list(model[:2].parameters()),list(model[2:].parameter
 def accum2(): return [GradAccum(2)]
 def accum3(): return [GradAccum(3)]
 def scheduled(): return [ParamScheduler({'lr': SchedCos(3.,2.), 'mom': SchedCos(0.1,0.2)})]
-def frozen(learn):
-    learn.freeze()
-    return learn
-
 cases = pairwise([list,accum2,accum3,scheduled], [momentum_sgd,Adam,partial(OptimWrapper, opt=torch.optim.AdamW)],
                  [0.02,slice(0.005,0.02),[0.01,0.03]], [0,5.], [False,True])
 
@@ -103,19 +97,8 @@ def test_bit_for_bit(cbs, opt_func, lr, tol, freezes):
     if tape.opt is not None: assert all(torch.equal(a, b) for a,b in zip(opt_state(plain), tape.opt, strict=True))
     if cbs is list: assert plain.recorder.hps['lr']==[o[-1][0] for o in tape.hypers]
 
-def test_a_window_that_is_measured_is_not_noticed():
-    "No step, no weight, no state of the optimizer; all its micro-batches are at the same weights"
-    tape = taped(learner(opt_func=Adam), num_it=120)
-    assert len(tape.measured)>=len(tape.plan.df)>20 and len(tape.trained)==60
-    for a,b in zip(tape.windows, tape.windows[1:]+[None]):
-        assert all(torch.equal(o, a.weights[0]) for o in a.weights)
-        if b is None or not b.opts[0]: continue
-        same = torch.equal(a.weights[0], b.weights[0]), all(torch.equal(x, y) for x,y in zip(a.opts[0], b.opts[0], strict=True)) if a.opts[0] else False
-        assert same==((True,True) if a.measured else (False,False)) or not a.opts[0]
-
-@pytest.mark.parametrize('today', [1,3])
-def test_it_says_where_each_window_was(today):
-    tape = taped(learner(cbs=[GradAccum(today)]), num_it=200)
+def test_it_says_where_each_window_was():
+    tape = taped(learner(cbs=[GradAccum(3)]), num_it=200)
     df,at = tape.plan.df,[]
     for o in tape.windows:
         if not o.measured: at.append([])
@@ -169,11 +152,10 @@ def test_windows_by_hand(nm):
 
 def test_a_loss_that_sums():
     "At weights that do not move the noise scale is that of the mean"
-    plans = []
+    cools = []
     for o in ('mean','sum'):
         set_seed(0)
-        plans.append(find(learner(loss_func=nn.MSELoss(reduction=o)), 1e-30, num_it=100))
-    cools = [plan.measured.cool for plan in plans]
+        cools.append(find(learner(loss_func=nn.MSELoss(reduction=o)), 1e-30, num_it=100).measured.cool)
     assert cools[0].noise_scale==pytest.approx(cools[1].noise_scale) and cools[0].ci==pytest.approx(cools[1].ci)
 
 class Overflowing(ScaledLoss):
@@ -210,9 +192,9 @@ def test_the_rate_is_fastais():
     fastais = combined_cos(0.25, 1/25, 1., 1/1e5)
     assert rate_at(pct).tolist()==pytest.approx([fastais(float(o)) for o in pct], rel=1e-4) # fastai's positions are in single precision
     assert (rate_at(0),rate_at(0.25),rate_at(1))==(1/25,1,pytest.approx(1e-5))
-    for rate in (0.9,0.1,*cool_rates,1e-4): assert rate_at(cooled_to(rate))==pytest.approx(rate) and cooled_to(rate)>0.25
+    for rate in (0.9,0.1,*cool_rates,1e-4): assert rate_at(_cooled_to(rate))==pytest.approx(rate) and _cooled_to(rate)>0.25
 
-@pytest.mark.parametrize('n', [2,3,5,8,9,16,17,60,101])
+@pytest.mark.parametrize('n', [2,3,8,17,60])
 def test_places(n):
     "Ascending from the beginning on, half of them on the cool stretch, an eighth after it"
     at,(begin,end) = places(n),cool_stretch
@@ -225,7 +207,7 @@ def _rows(tr_sigma, g_sq, n=256.): return [Moments(1, n, n, tr_sigma, g_sq)]
     (_rows(1,-1),4,8), (_rows(1,0),4,8), (_rows(-5,1),8,4), (_rows(10_000,1)+_rows(256,1)*6,4,4), (_rows(0,1)*5+_rows(256*12,6.),4,4)])
 def test_window_len(rows, last, res):
     "Of micro-batches of 64 elements: the noise scale of the last six windows, at most twice and at least half of the last one; 2 to 20"
-    assert window_len(rows, 64., last, 2, 20)==res
+    assert _window_len(rows, 64., last, 2, 20)==res
 
 def test_windows_grow_and_shrink_with_the_noise_scale():
     "Items that are nearly alike, and items in which there is nothing to learn"
@@ -258,23 +240,22 @@ def test_the_cycle_ends_within_num_it(n_iter, today, which):
     assert len(o.rows)==len(o.accum.path) and len(o.rows)>=(1 if num_it<60 else 10) and o.cycle.n_more<=o.cycle.most_more<=len(places(60))//2
     assert o.cycle.n_measured<=len(o.cycle.places)
 
-@pytest.mark.parametrize('num_it,today,n_training,n_steps,n_windows', [(None,1,inf,300,60), (None,8,inf,300,60), (None,1,50,50,60), (None,2,0.3,1,60),
-    (None,1,299.5,300,60), (100,1,inf,50,25), (100,1,10,10,45), (100,5,inf,10,25), (1000,1,inf,500,60), (8,1,inf,4,2), (10**6,1,10**9,500_000,60)])
+@pytest.mark.parametrize('num_it,today,n_training,n_steps,n_windows', [(None,1,inf,300,60), (None,8,inf,300,60), (None,2,0.3,1,60),
+    (None,1,299.5,300,60), (100,1,10,10,45), (100,5,inf,10,25), (8,1,inf,4,2), (10**6,1,10**9,500_000,60)])
 def test_how_long_the_cycle_is(num_it, today, n_training, n_steps, n_windows):
     "Half of `num_it` to train with, no more than the training that is planned; 300 steps where nobody says otherwise"
     c = cycle_of(num_it, today, n_training)
     assert (c.n_steps,len(c.places))==(n_steps,n_windows) and c.num_it==(num_it or n_steps*today+360)
     assert n_steps*today+2*n_windows+c.kept_for_each*c.most_more<=c.num_it and (not c.most_more or c.kept_for_each>=today+2) and 0<=c.most_more<=n_windows//2
 
-@pytest.mark.parametrize('num_it,today,least,enough', [(6,1,2,8), (1,1,2,8), (8,5,2,9), (2,1,1,4), (4,3,1,5)])
+@pytest.mark.parametrize('num_it,today,least,enough', [(6,1,2,8), (8,5,2,9), (4,3,1,5)])
 def test_too_few_for_two_windows_and_a_step(num_it, today, least, enough):
-    with pytest.raises(ValueError, match=f'`num_it`={num_it} micro-batches are not enough for two windows of {least} and a step of {today}: take {enough} or'):
-        cycle_of(num_it, today, inf, least)
+    with pytest.raises(ValueError, match=f'take {enough} or'): cycle_of(num_it, today, inf, least)
     assert len(cycle_of(enough, today, inf, least).places)>=2
 
 # More windows where they are needed
 
-@pytest.mark.parametrize('tol,today', [(1e-9,1), (1e-9,4), (0,1), (10,1)])
+@pytest.mark.parametrize('tol,today', [(1e-9,4), (0,1), (10,1)])
 def test_more_windows_where_the_interval_is_wide(tol, today):
     "In the middle of the cool stretch, as many as were kept for at most; the cycle waits there for a step each. None with tol=0"
     o = mock(400, MockCycle(60, 20, today, 60*today+20*6+10*(6+today)), tol, lr=0.001)
@@ -286,31 +267,6 @@ def test_more_windows_where_the_interval_is_wide(tol, today):
     middle = math.ceil(sum(cool_stretch)/2*60)
     assert o.steps==pytest.approx(rates[:middle]+[rates[middle]]*c.n_more+rates[middle:], rel=1e-4)
     assert readings(o.accum.placed(o.accum.noise.moments))[1].n_windows==10+c.n_more
-
-def test_it_looks_after_every_5_windows_only(monkeypatch):
-    "And stops as soon as the interval is narrow"
-    looks,highs = [],iter([10.,10.,1.4,10.])
-    def _readings(df, level):
-        looks.append(len(df))
-        return None,NoiseEstimate(1., (1.,next(highs)), 10),None
-    monkeypatch.setattr(cycle, 'readings', _readings)
-    o = mock(400, MockCycle(60, 40, 1, 600))
-    assert len(looks)==3 and looks[2]-looks[1]==5 and o.cycle.n_more==10 and o.cycle.is_over
-
-# What is read of it
-
-def frame(n=24, items=1, seed=0):
-    rng = np.random.default_rng(seed)
-    pct = places(n)
-    return pd.DataFrame(dict(pct=pct, n_items=40., n_elems=40.*items, tr_sigma=rng.uniform(90,110,n), g_sq=rng.uniform(0.5,1,n)))
-
-def test_readings():
-    "Along the windows near the peak of the rate, on the cool stretch, and after it"
-    df = frame(items=7)
-    begin,end = cool_stretch
-    parts = [df[rate_at(df.pct)>0.9], df[(df.pct>=begin) & (df.pct<end)], df[df.pct>=end]]
-    assert [len(o) for o in parts]==[3,12,3]
-    assert readings(df, 0.9)==tuple(along(o, 0.9) for o in parts)
 
 # For the whole of a training
 
@@ -328,8 +284,7 @@ def test_limits_of_for_training():
         assert res[-1]==pytest.approx(1/(1/n_train+80/n_train/n_epoch)) and res[-1]<=n_epoch*n_train/80
     assert all(np.diff([for_training(500, 10**5, o) for o in (0.1,1,9)])>0) and math.isnan(for_training(nan, 1000, 1))
 
-@pytest.mark.parametrize('ci', [(0.,inf),(20.,inf),(0.,80.),(20.,80.)])
-@pytest.mark.parametrize('noise_scale', [50.,inf,nan])
+@pytest.mark.parametrize('noise_scale,ci', [(50.,(20.,80.)),(50.,(0.,inf)),(inf,(20.,inf)),(nan,(0.,80.)),(inf,(0.,inf)),(nan,(20.,80.))])
 def test_what_is_not_known_stays_so(ci, noise_scale, monkeypatch):
     "The training bounds an interval from above that the measurement leaves open, unless nothing is known at all; without an estimate, by its lower end"
     monkeypatch.setattr(finder, 'readings', lambda *args: [NoiseEstimate(noise_scale, ci, 30)]*3)
@@ -341,7 +296,7 @@ def test_what_is_not_known_stays_so(ci, noise_scale, monkeypatch):
 
 # How long the training is to be
 
-@pytest.mark.parametrize('n_epoch', [0.25,1,1.5,np.float32(2),np.int64(3),40,10**6])
+@pytest.mark.parametrize('n_epoch', [0.25,np.float32(2),10**6])
 def test_the_training_that_is_planned(n_epoch):
     "A mock cycle no longer than it, with today's batch size"
     plan = find(learner(cbs=accum2()), n_epoch=n_epoch, num_it=300)

@@ -2,7 +2,6 @@
 import builtins
 import re
 import sys
-import warnings
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +20,11 @@ from fastai.callback.progress import CSVLogger, ShowGraphCallback
 from fastai.callback.rnn import rnn_cbs
 from fastai.callback.schedule import ParamScheduler, SchedCos
 from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback, TerminateOnNaNCallback
-from fastai.callback.training import GradientAccumulation
-from fastai.data.core import DataLoaders, TfmdDL
+from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.layers import Flatten
 from fastai.losses import CrossEntropyLossFlat
-from fastai.metrics import F1Score, accuracy
-from fastai.optimizer import Adam, OptimWrapper, SGD, ranger
+from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai.text.data import LMDataLoader
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
@@ -35,7 +32,7 @@ from fastai.text.models.core import get_language_model
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder.mock_cycle import MockAccum, rate_at
 from fastai_bs.noise.estimator import last_stretch
-from fastai_bs.finder.bs_find import BSFinder, window_size
+from fastai_bs.finder.bs_find import BSFinder, _window_size
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.rules import adascale_gain, sqrt_scaling
@@ -67,14 +64,6 @@ def language_learner():
     model = get_language_model(AWD_LSTM, 12, config={**awd_lstm_lm_config, 'emb_sz': 6, 'n_hid': 8, 'n_layers': 2})
     return quiet_learner(dls, model, loss_func=CrossEntropyLossFlat(), opt_func=Adam, cbs=rnn_cbs(alpha=2., beta=1.))
 
-def _jitter(x:torch.Tensor): return x+0.1*torch.randn_like(x)
-
-def fresh_tfmd_learner():
-    train,valid = (TfmdDL(images(64), bs=8, shuffle=s, num_workers=0, after_item=_jitter) for s in (True,False))
-    learn = convnet_learner(DataLoaders(train, valid, device='cpu'))
-    assert not hasattr(train, '_types')
-    return learn
-
 def torch_loaders(**kwargs):
     items = images(64)
     gen = lambda i: torch.Generator().manual_seed(i)
@@ -86,21 +75,6 @@ class StateNet(Net):
     def forward(self, x): return super().forward(x.flatten(1)[:,:5])
 
 def state_learner(): return quiet_learner(loaders(images(64), 8, shuffle=True), StateNet(n_out=3), loss_func=CrossEntropyLossFlat(), opt_func=Adam)
-
-def _metrics():
-    learn = convnet_learner(metrics=[accuracy, F1Score(average='macro')])
-    learn.recorder.train_metrics = True
-    return learn
-
-def _built_optimizer():
-    model = convnet()
-    opt = OptimWrapper(opt=torch.optim.AdamW([{'params': o} for o in halves(model)], lr=0.01))
-    return quiet_learner(loaders(images(64), 8, shuffle=True), model, loss_func=CrossEntropyLossFlat(), opt_func=opt)
-
-def _frozen():
-    learn = convnet_learner()
-    for p in learn.model[0].parameters(): p.requires_grad_(False)
-    return learn
 
 def _after_training(learn): learn.fit(1, 0.01)
 
@@ -118,16 +92,13 @@ def _after_freezing(learn):
 def _nothing(learn): pass
 
 learners = dict(
-    convnet=convnet_learner, awd_lstm=language_learner, fresh_tfmd_dl=fresh_tfmd_learner, state_in_modules=state_learner, metrics=_metrics, frozen=_frozen,
-    torch_loaders=lambda: convnet_learner(torch_loaders()),
+    convnet=convnet_learner, awd_lstm=language_learner, state_in_modules=state_learner, torch_loaders=lambda: convnet_learner(torch_loaders()),
     persistent_workers=lambda: convnet_learner(torch_loaders(num_workers=2, persistent_workers=True)),
     scheduler=lambda: convnet_learner(cbs=ParamScheduler({'lr': SchedCos(0.01,0.001), 'mom': SchedCos(0.9,0.8)})),
-    fastai_accumulation=lambda: convnet_learner(cbs=GradientAccumulation(16)),
     mixup=lambda: convnet_learner(cbs=MixUp(0.4)),
     scaled_lr=lambda: convnet_learner(cbs=[GradAccum(2), NoiseScale(), ScaledLR(4, sqrt_scaling)]),
     loss_scaler=lambda: convnet_learner(cbs=ScaledLoss(init_scale=2.**10, growth_interval=4)),
-    sgd=lambda: convnet_learner(opt_func=partial(SGD, mom=0.9)), ranger=lambda: convnet_learner(opt_func=ranger),
-    adamw=lambda: convnet_learner(opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)), built_adamw=_built_optimizer)
+    sgd=lambda: convnet_learner(opt_func=partial(SGD, mom=0.9)), adamw=lambda: convnet_learner(opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)))
 
 def failing_find(learn, event, error, order=99, **kwargs):
     "From the fourth micro-batch on where the event is one of a batch, else at once"
@@ -306,7 +277,7 @@ def test_tol_0_never_stops_early(num_it):
     assert plan.measured.n_passes==pytest.approx((num_it or 50)/50)
 
 @pytest.mark.parametrize('n_iter,n_ranks,n_acc', [(2,1,2),(3,1,2),(15,1,2),(24,1,3),(159,1,19),(160,1,20),(1000,1,20),(1000,2,10),(1000,3,7),(1000,30,1)])
-def test_window_size(n_iter, n_ranks, n_acc): assert window_size(20, n_iter, n_ranks)==n_acc # Ranks together at least as many as asked for
+def test_window_size(n_iter, n_ranks, n_acc): assert _window_size(20, n_iter, n_ranks)==n_acc # Ranks together at least as many as asked for
 
 @pytest.mark.parametrize('n_iter,lr', [(2,0),(5,0),(17,0),(40,0),(2,0.01)])
 def test_short_loaders_give_20_windows(n_iter, lr):
@@ -417,12 +388,6 @@ def _refused(learn, error, match, **kwargs):
 @pytest.mark.parametrize('nm,v,error', bad, ids=str)
 def test_bad_arguments(nm, v, error): assert _refused(reg_learner(), error, f'`{nm}`', **{nm: v})==[]
 
-def test_large_windows_of_the_measurement_are_no_accumulation_to_warn_of():
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        plan = quiet_learner(loaders(regression(700), 2), mlp()).bs_find(0, n_batch=40, num_it=160, max_bs=2, show_plot=False)
-    assert plan.df.n_items.max()==80
-
 def sized(items, cls=DataLoader, **kwargs):
     kwargs['bs' if cls is DataLoader else 'batch_size'] = 4
     return lambda: quiet_learner(DataLoaders(*(cls(items, **kwargs) for _ in range(2)), device='cpu'), mlp(dtype=torch.float32))
@@ -447,13 +412,10 @@ class Views(Callback):
     def __init__(self, f): self.f = f
     def before_batch(self): self.learn.xb,self.learn.yb = ([self.f(o) for o in b] for b in (self.xb,self.yb))
 
-def _repeated_by_the_loader():
-    return quiet_learner(loaders(regression(64, dtype=torch.float32), 4, before_batch=lambda items: [*items,*items]), mlp(dtype=torch.float32))
-
 def _more(): return reg_learner(64, 4, cbs=Views(lambda o: torch.cat([o,o])))
 def _fewer(): return reg_learner(64, 4, cbs=Views(lambda o: o[1:]))
 
-@pytest.mark.parametrize('make,n', [(_more,8),(_fewer,3),(_repeated_by_the_loader,8)])
+@pytest.mark.parametrize('make,n', [(_more,8),(_fewer,3)])
 def test_a_batch_of_other_items_than_the_loaders_is_refused(make, n):
     "At once, where there are more"
     fired = _refused(make(), ValueError, f'makes batches of 4 items, and the loss gets {n}: ', num_it=40)

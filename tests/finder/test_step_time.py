@@ -55,11 +55,6 @@ def test_epochs_needed(bs, bs_now, noise_scale, res):
     if 0<noise_scale<math.inf: assert examples_needed(bs, noise_scale)/examples_needed(bs_now, noise_scale)==pytest.approx(res)
     if noise_scale<math.inf: assert steps_needed(bs, noise_scale)*bs/(steps_needed(bs_now, noise_scale)*bs_now)==pytest.approx(res)
 
-@pytest.mark.parametrize('args,words', [((0,64,1.), '`bs` must be'), ((64,-1,1.), '`bs` must be'), ((64,64,-1.), '`noise_scale` must be'),
-    ((64,64,nan), 'noise_scale')])
-def test_epochs_needed_refuses(args, words):
-    with pytest.raises(ValueError, match=words): epochs_needed(*args)
-
 @pytest.mark.parametrize('bs,micro_sizes,n_train,n_ranks,words', [(48,[16,32],1000,1,None), (64,[16,32],64,1,None), (96,[16,32],1000,2,None),
     (65,[16,32],64,1,'`bs`=65 is more than the 64 items of the training set'),
     (40,[16,32],1000,1,'of 16, 32 items, those that ran here, got 40: take 32 or 48, or'),
@@ -104,7 +99,7 @@ def test_step_times_that_can_be_are_kept(bs, seconds):
     ([], [], [])])
 def test_step_times_that_cannot_be_are_mended(bs, seconds, mended): assert monotone_step_times(bs, seconds).tolist()==pytest.approx(mended, rel=1e-9)
 
-@pytest.mark.parametrize('seed', range(40))
+@pytest.mark.parametrize('seed', range(20))
 def test_mended_step_times_are_the_nearest(seed):
     """From there, no way to other step times that can be leads nearer: that is when a point of a convex set is the nearest
 
@@ -124,16 +119,6 @@ def test_mended_step_times_are_the_nearest(seed):
     assert monotone_step_times(bs[order], seconds[order])==pytest.approx(t[order], rel=1e-9)
     assert monotone_step_times(8*bs, 1e-3*seconds)==pytest.approx(1e-3*t, rel=1e-9)
 
-def test_mended_step_times_by_trying_all():
-    "On a grid of logarithms, for three sizes"
-    log,x = np.log([1.,2.,6.]),np.log([1.5,0.9,4.])
-    grid = np.linspace(-1, 2, 121)
-    a,b,c = np.meshgrid(grid, grid, grid, indexing='ij')
-    can = (b>=a) & (c>=b) & (b-a<=log[1]) & (c-b<=log[2]-log[1])
-    far = np.where(can, (a-x[0])**2+(b-x[1])**2+(c-x[2])**2, np.inf)
-    best = [o.flat[far.argmin()] for o in (a,b,c)]
-    assert np.log(monotone_step_times([1,2,6], np.exp(x)))==pytest.approx(best, abs=0.03)
-
 @pytest.mark.parametrize('n,res', [(1e-3,1), (1.,1), (1.0999,1), (1.1001,2), (1.9999999999999,2), (2.0999,2), (2.1001,3),
     (100.0999,100), (100.1001,101)])
 def test_whole_epochs(n, res):
@@ -145,13 +130,6 @@ def test_whole_epochs(n, res):
     ([[9.,math.e,1.],[5.,5.],[3.,3.]], 0.), ([[1.,math.e],[7.]], 1.),
     ([[1.],[2.]], nan), ([], nan)])
 def test_spread_of_rounds(rounds, res): assert spread(rounds)==pytest.approx(res, nan_ok=True)
-
-@pytest.mark.parametrize('busy', [0.,0.1,0.5])
-def test_spread_is_no_less_than_the_typical_error_of_the_fastest(busy):
-    "Of three rounds with an error of 1% each, which other work makes twice as long now and then"
-    rng = np.random.default_rng(0)
-    off = 0.01*rng.normal(size=(20_000,3)) + math.log(2)*(rng.random((20_000,3))<busy)
-    assert np.median(abs(off.min(1)))<=1.3*spread(np.exp(off))
 
 @pytest.mark.parametrize('bs,sizes,seconds,res', [(256, [64,128], [2.,3.], 5.), (32, [64,128], [2.,3.], 1.5), (256, [64,128], [2.,2.], 2.),
     (32, [64,128], [2.,2.], 2.),

@@ -30,7 +30,7 @@ from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.rules import linear_scaling, sqrt_scaling
 from fastai_bs.schedule.batch_schedule import BatchSchedule
-from fastai_bs.finder.rate_trial import factor_that_holds, loss_after
+from fastai_bs.finder.rate_trial import _factor_that_holds, loss_after
 from fastai_bs.finder.timing import StepTimer, StepTimes
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, ScaledLoss, set_seed, token_task
 from oracle import item_grads, noise_scale, window_rows, z_score
@@ -579,7 +579,7 @@ def rate_tried(rank):
     learn = find_learner(cbs=[accum3()], opt='adam')
     with learn.distrib_ctx(cpu=True, sync_bn=False):
         before = everything(learn)
-        res = [loss_after(learn, 4, 2, lr, 5) for lr in (1e-3,1e-2)],factor_that_holds(learn, 4, 2, 1e-3, [10.,30.], 5)
+        res = [loss_after(learn, 4, 2, lr, 5) for lr in (1e-3,1e-2)],_factor_that_holds(learn, 4, 2, 1e-3, [10.,30.], 5)
         return res,changes(before, everything(learn))
 
 def test_ranks_agree_on_the_rate():
