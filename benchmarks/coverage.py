@@ -16,6 +16,7 @@ The second table is of `along`, the interval for a path on which the weights mov
 
     python benchmarks/coverage.py --full     # Some minutes on one core"""
 import numpy as np
+import pandas as pd
 import scipy
 from fastai_bs.noise.estimator import Pool, along, window_moments
 
@@ -56,7 +57,8 @@ def coverage(rng, n_experiments, n, items, spectrum, towards, rel, n_windows, be
 def coverage_along(rng, n_experiments, rel, rises, n_windows, spectrum, K=10, n=64):
     rels = rel*np.geomspace(1/rises, 1, n_windows) # The noise scale rises as the gradient falls
     T,g,N = (np.stack(o, 1) for o in zip(*(windows(rng, n_experiments, n, 'gaussian', spectra[spectrum], 'all', o, K) for o in rels)))
-    return shares(K*n/(1/rels).mean(), *np.array([(e.noise_scale,*e.ci) for e in (along(*o) for o in zip(T, g, N))]).T)
+    frames = [pd.DataFrame(dict(tr_sigma=t, g_sq=s, n_elems=m, n_items=m)) for t,s,m in zip(T, g, N)]
+    return shares(K*n/(1/rels).mean(), *np.array([(e.noise_scale,*e.ci) for e in map(along, frames)]).T)
 
 paths = [(rel,rises,n,'1/k, 100') for rel in (0.2,1,5) for rises in (1,10) for n in (15,30,60)] + [(1,1,n,'1/k, 3') for n in (15,30,60)]
 

@@ -43,7 +43,7 @@ def train(data, mean, std, seed):
 
 def summed_up(df):
     "Weighted means of the windows, their ratio and its Fieller interval"
-    p = pooled(df.tr_sigma, df.g_sq, df.n_elems)
+    p = pooled(df)
     low,high = p.interval()
     return dict(windows=p.n_windows, tr_sigma=p.tr_sigma, g_sq=p.g_sq, noise_scale=p.noise_scale, low=low, high=high)
 

@@ -110,7 +110,7 @@ def fit(learn, n_epoch, rate, how='fit_one_cycle', **kwargs):
 readings = 'noise_scale','low','high'
 
 def reading(df):
-    p = pooled(df.tr_sigma, df.g_sq, df.n_elems)
+    p = pooled(df)
     return dict(zip(readings, (p.noise_scale,*p.interval())))
 
 watched = dict(noise_windows=(bs_now,20,'fit'), noise=(bs_now//2,2,'fit'), noise_cycle=(bs_now//2,2,'fit_one_cycle')) # Micro-batch, n_acc and how to train

@@ -27,9 +27,7 @@ def split_text(
     if n_ranks>1: return f"{n_acc} x {micro_bs} on each of {n_ranks} ranks"
     return f"{n_acc} x {micro_bs}" if n_acc>1 else "one micro-batch"
 
-def duration_text(
-    plan, # A `BatchPlan` with step times
-)->str: # A range where the clock was noisy
+def duration_text(plan)->str: # A range where the clock was noisy
     "'74% of the time (15 s instead of 20 s)'"
     planned,today = plan.duration
     if not plan.in_whole_epochs: planned = plan.time_ratio*today
@@ -38,9 +36,7 @@ def duration_text(
     if off>1.1: part = f"{percent(ratio/off)} to {percent(ratio*off)}"
     return f"{part} of the time ({Duration(planned, today)})"
 
-def n_longer(
-    plan, # A `BatchPlan`
-)->int: # `None` where more passes through the same items will not help
+def n_longer(plan)->int: # `None` where more passes through the same items will not help
     "Micro-batches to measure with next"
     m = plan.measured
     is_enough = m.n_windows>=least_windows
@@ -72,11 +68,11 @@ stay_reasons = dict(
     gain="other sizes gain 3% at most on this device")
 
 def _stay(plan):
-    now = plan.bs_now
+    now,n_epoch = plan.bs_now,plan.today.n_epoch
     if plan.stays_for=='chosen': return f"Stay at {now}, as you chose: nothing changes."
     text = stay_reasons[plan.stays_for].format(failed=plan.rate.failed, fastest=plan.fastest, micro_bs=plan.today.micro_bs, error=percent(plan.least_gain))
     if not (plan.today.has_n_epoch and plan.timed): return f"Stay at {now}: {text}."
-    return f"Stay at {now} for {counted(plan.today.n_epoch, 'epoch')} ({time_text(plan.duration.today)}): {text}."
+    return f"Stay at {now} for {counted(n_epoch, 'epoch')} ({time_text(plan.duration.today)}): {text}."
 
 def _split(plan):
     t = plan.today
@@ -95,16 +91,12 @@ def _use(plan):
     epochs = f"{now} of {t.bs} {verb} {num(plan.epochs)} of {plan.bs}"
     return f"Use {size}: {epochs}, in about {duration_text(plan)}." if plan.timed else f"Use {size}: {epochs}."
 
-def headline(
-    plan, # A `BatchPlan`
-)->str:
+def headline(plan)->str:
     "The one thing to do"
     return dict(use=_use, split=_split, stay=_stay).get(plan.verdict, _unmeasured)(plan)
 
 # %% ../../nbs/finder/08_advice.ipynb #df6667a4
-def sum_factor(
-    plan, # A `BatchPlan`
-)->float: # 1 where the loss is a mean
+def sum_factor(plan)->float: # 1 where the loss is a mean
     "What a rate for a loss that is a sum over items is to be multiplied by"
     return plan.bs_now/plan.bs if plan.today.sums and not plan.today.adam else 1.
 
@@ -151,9 +143,7 @@ def _run(plan):
     return [f"{learn}.{_fit(plan)}({n_epoch}, {lr})"]
 
 # %% ../../nbs/finder/08_advice.ipynb #3fa1ca11
-def noise_text(
-    plan, # A `BatchPlan`
-)->str:
+def noise_text(plan)->str:
     "'512 [430, 640]'; 'at least 209' where no gradient could be told from the noise, 'not known' where the plan knows nothing"
     if not plan.is_known: return 'not known'
     return f"at least {num(plan.noise_known)}" if plan.is_bound else with_interval(plan.noise_scale, plan.ci)
@@ -201,17 +191,13 @@ def _consequence(plan):
     if now>high: return ["A smaller batch would save examples, but hardly any time on this device."]
     return []
 
-def why(
-    plan, # A `BatchPlan`
-)->list: # Sentences; none where nothing is known
+def why(plan)->list: # Sentences; none where nothing is known
     "What was found, and why that calls for it"
     if not plan.is_known: return []
     if plan.ci[1]<1: return ["There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."]
     return [_found(plan), *_consequence(plan)]
 
 # %% ../../nbs/finder/08_advice.ipynb #442fdb8f
-def _error(plan): return textwrap.shorten(plan.device.failed[0][1], 100, placeholder=' ...') # The first one
-
 def _slower(plan):
     "How a size of one's own choice compares"
     (low,high),ratio = plan.bs_range,num(plan.time_ratio/plan.at(plan.fastest).time_ratio)
@@ -269,14 +255,13 @@ def _on_device(plan):
     largest = max(micro_bs for micro_bs,*_ in plan.timed)
     if d.failed:
         sizes = textwrap.shorten(', '.join(str(o) for o,_ in d.failed), 40, placeholder=' ...')
-        yield f"Micro-batches of {sizes} items failed, so nothing is known of them.", f"The error: {_error(plan)}"
+        error = textwrap.shorten(d.failed[0][1], 100, placeholder=' ...') # The first one
+        yield f"Micro-batches of {sizes} items failed, so nothing is known of them.", f"The error: {error}"
     if d.too_large: yield f"Micro-batches of {d.too_large} items did not fit in memory, {largest} did.", ""
     if d.max_bs and 2*largest>d.max_bs and largest*plan.today.n_ranks<plan.noise_known:
         yield f"Larger micro-batches were not tried, for max_bs={d.max_bs}.", ""
 
-def cautions(
-    plan, # A `BatchPlan`
-): # Yields `(caution, reason)`, the most important first
+def cautions(plan): # Yields `(caution, reason)`, the most important first
     "What to keep in mind; a reason says why, or what helps, for the details only"
     if plan.measured.pairs:
         yield "For pairs nothing can be planned: a batch of another size has another loss.", "Try sizes that fit in memory."
@@ -311,9 +296,7 @@ def _along_cycle(plan):
     for reading,where in ((plan.measured.at_peak,'near the peak of the rate'),(plan.measured.at_end,'at the end')):
         if reading and reading.n_windows: yield f"In the mock training the noise scale was {estimate_text(reading.noise_scale, reading.ci)} {where}."
 
-def good_to_know(
-    plan, # A `BatchPlan`
-): # Yields sentences
+def good_to_know(plan): # Yields sentences
     "What is good to know beside it"
     if plan.verdict=='too_high': yield "At too high a rate the weights bounce about, and the noise scale means little."
     if not plan.is_known: return
@@ -322,20 +305,14 @@ def good_to_know(
     elif plan.timed and low!=high: yield f"Batches from {low} to {high} are about as fast over the noise scale's interval."
     if plan.measured.cool: yield from _along_cycle(plan)
     if plan.timed and d.valid_time: yield f"In these times each epoch has a validation, of {time_text(d.valid_time)}."
-    elif plan.timed: yield "No validation is in these times."
-    if plan.bs==plan.rate.held and plan.rate.low: yield "A short training at the planned batch ended better at the higher rate than at today's."
-    elif plan.bs==plan.rate.held: yield "A short training at the planned batch ended no worse at the higher rate than at today's."
-    if plan.bs>(plan.rate.held or math.inf): yield f"No higher rate was tried at {plan.bs}, so it stays."
-    if plan.verdict=='use': yield f"Before rounding, {counted(t.n_epoch, 'epoch')} of {t.bs} are {num(plan.n_epoch_exact)} of {plan.bs}."
+    if plan.bs==plan.rate.held: yield "A short training at the planned batch ended no worse at the higher rate than at today's."
     if plan.bs>t.bs and plan.measured.cool: yield _promise(plan)
     if plan.changes and plan.rule_name!='no_scaling' and plan.bs!=plan.base_bs:
         yield f"The rate that is really used grows to {rate_text(scale_lr(plan.scaled_lr, sum_factor(plan)))}, by {plan.rule_name}."
     if plan.timed and plan.verdict=='use' and plan.n_acc==1 and plan.bs==max(o for o,*_ in plan.timed)*t.n_ranks<plan.noise_known:
         yield f"Batches above {plan.bs} would need accumulation, which costs more time here than it saves in steps."
 
-def step_time_text(
-    plan, # A `BatchPlan`
-)->str: # Empty where too few sizes were timed
+def step_time_text(plan)->str: # Empty where too few sizes were timed
     "The step time that was measured, and what it makes of the noise scale"
     a,c,error = plan.step_time_line
     if math.isnan(error): return ''
@@ -346,9 +323,7 @@ def step_time_text(
     if math.isinf(high): return f"{text}; in one micro-batch any size of {num(low)} items or more is about as good."
     return f"{text}; in one micro-batch any size from {num(low)} to {num(high)} items is about as good."
 
-def numbers_text(
-    plan, # A `BatchPlan`
-)->str:
+def numbers_text(plan)->str:
     "The numbers of a plan, as Python would show them"
     parts = dict(verdict=repr(plan.verdict), noise_scale=noise_text(plan), bs=plan.bs, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=rate_text(plan.lr),
                  scaled_lr=rate_text(plan.scaled_lr), n_epoch=plan.n_epoch, base_bs=plan.base_bs, n_ranks=plan.today.n_ranks, seed=plan.measured.seed)
@@ -366,9 +341,7 @@ def plan_words(
     words |= dict(why=why(plan), caution=[text for text,_ in cautions(plan)][:most])
     return {kind: texts for kind,texts in words.items() if texts}
 
-def plan_paragraph(
-    plan, # A `BatchPlan`
-)->str:
+def plan_paragraph(plan)->str:
     "The words of `plan_text` in one paragraph"
     return paragraph(plan_words(plan))
 
@@ -377,29 +350,21 @@ def _more(plan):
     seed = plan.measured.seed
     return "More in {}." if seed is None else f"Measured with seed={seed}. More in {{}}."
 
-def plan_text(
-    plan, # A `BatchPlan`
-)->str: # Lines of 110 characters at most
+def plan_text(plan)->str: # Lines of 110 characters at most
     "The headline, the line to run, why, and three cautions at most"
     return in_text(plan_words(plan), _more(plan), 'plan.details()')
 
-def candidates_table(
-    plan, # A `BatchPlan`
-): # A data frame, with a row per candidate
+def candidates_table(plan): # A data frame, with a row per candidate
     "The table of a plan as it is shown"
     df = plan.table[['bs','micro_bs','n_acc','lr','steps','examples','step_time','time']]
     marks = ('today',plan.bs_now),('balanced',plan.balanced_bs),('planned',plan.bs)
     return df.assign(bs=[marked_size(bs, marks) for bs in df.bs]).rename(columns=dict(step_time='step_time (s)', time="time (today's = 1)"))
 
-def plan_html(
-    plan, # A `BatchPlan`
-)->str:
+def plan_html(plan)->str:
     "As `plan_text`, with the table of candidates"
     return in_html(plan_words(plan), _more(plan), 'plan.details()', "All sizes that were compared", candidates_table(plan))
 
-def plan_details(
-    plan, # A `BatchPlan`
-)->str: # `Details`, which a notebook shows with a table
+def plan_details(plan)->str: # `Details`, which a notebook shows with a table
     "All that is said of a plan, its numbers and its candidates"
     kept = [f'{text} {reason}'.strip() for text,reason in cautions(plan)]
     numbers = [o for o in (numbers_text(plan),step_time_text(plan)) if o]

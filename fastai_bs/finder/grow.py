@@ -40,15 +40,10 @@ class InPlaceOfDecay:
     ):
         self.bs,self.most,self.pct_start,self.decay = bs,most,pct_start,SchedCos(1., 1/div_final)
 
-    def __call__(self,
-        pct:float, # The part of the fit that is behind
-    )->float: # Items
-        return max(self.bs, min(self.bs/self.f(pct), self.most))
+    def __call__(self, pct): return max(self.bs, min(self.bs/self.f(pct), self.most))
 
-    def f(self,
-        pct:float, # The part of the fit that is behind
-    )->float: # Of the peak
-        "What the rate would be"
+    def f(self, pct):
+        "What the rate would be, over its peak"
         return self.decay((pct-self.pct_start)/(1-self.pct_start)) if pct>self.pct_start else 1.
 
     def __str__(self): return f"from {self.bs} to {self.most:.0f}"
@@ -58,10 +53,8 @@ class Growing(BatchSchedule):
     "A `BatchSchedule` whose sizes are the nearest to those of an `InPlaceOfDecay`, and none beyond its bound"
     def n_acc_of(self, bs, micro_bs): return max(1, min(round(bs/n_processes()/micro_bs), int(self.sizes.most/n_processes()/micro_bs)))
 
-    def no_higher(self,
-        k:float, # Today's size over the one that the rate goes with
-    )->float: # The factor on SGD's rate
-        "`linear_scaling`, but for a rate above its peak"
+    def no_higher(self, k):
+        "`linear_scaling` for SGD, but for a rate above its peak"
         return min(k, 1/self.sizes.f(self.learn.pct_train)) if self.is_on else k
 
 # %% ../../nbs/finder/11_grow.ipynb #81a9c73a
@@ -69,8 +62,9 @@ def _most(learn, n_epoch, lr, max_bs):
     "Items at which the growth ends"
     if max_bs is None: max_bs = learn.bs_find(lr, n_epoch=n_epoch, show_plot=False)
     if not isinstance(max_bs, BatchPlan): return check_whole('max_bs', max_bs, 1, "the batch is to grow up to it", 'item') or max_bs
-    if math.isnan(max_bs.noise_known): raise ValueError("The batch is to grow up to the noise scale, and that could not be told: give `max_bs`, the items "
-                                                        "that it is to grow to, or a plan that knows it. Of this one plan.advice says why it does not")
+    if math.isnan(max_bs.noise_known):
+        raise ValueError("The batch is to grow up to the noise scale, and that could not be told: give `max_bs`, the items that it is to grow to, "
+                         "or a plan that knows it. Of this one plan.advice says why it does not")
     return max_bs.noise_known
 
 def _check(learn, n_epoch, start_epoch, pct_start, div_final, max_micro_bs):

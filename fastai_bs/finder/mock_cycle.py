@@ -1,4 +1,4 @@
-"""Where along a short `fit_one_cycle` the noise scale is measured, and whether its rate is too high
+"""A short `fit_one_cycle` along which the noise scale is measured, and what it says of a whole training
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/mock_cycle.html.md"""
 
@@ -6,18 +6,17 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/mock_cycle.html.md"""
 
 # %% auto #0
 __all__ = ['pct_start', 'div', 'div_final', 'cool_rates', 'cool_stretch', 'mock_steps', 'mock_windows', 'per_window',
-           'least_windows', 'steps_least', 'guess_loss', 'is_too_high', 'LossPath', 'rate_at', 'cooled_to', 'places',
-           'OneCycle', 'MockCycle', 'cycle_of', 'readings', 'window_len', 'MockAccum', 'for_training']
+           'least_windows', 'steps_least', 'rate_at', 'cooled_to', 'places', 'OneCycle', 'MockCycle', 'cycle_of',
+           'window_len', 'readings', 'for_training', 'guess_loss', 'is_too_high', 'LossPath', 'MockAccum']
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #88a64548
 import math, torch
 import numpy as np
-from fastai.learner import Learner
-from fastai.torch_core import apply, find_bs
 import pandas as pd
 from fastcore.basics import store_attr
 from fastai.callback.core import CancelBatchException
 from fastai.callback.schedule import ParamScheduler, combined_cos
+from fastai.torch_core import apply, find_bs
 from ..learner.ranks import over_ranks
 from ..learner.snapshot import loss_unchanged
 from ..learner.loaders import tensors
@@ -27,79 +26,6 @@ from ..accumulate.grad_accum import QuietAccum
 from ..noise.estimator import along
 from ..noise.noise_scale import NoiseScale
 from .pairs import looks_at_pairs
-
-# %% ../../nbs/finder/04_mock_cycle.ipynb #7f45684b
-def guess_loss(
-    learn:Learner, # After the backward pass of a micro-batch
-): # Tensor without dimensions; NaN where targets are no tensors of one row for each item, or where the loss minds whose they are
-    "What the loss were if the predictions were made for other items"
-    yb,bs = learn.yb,find_bs(learn.yb) if len(learn.yb) else 0
-    loss = plain(learn.loss).detach()
-    try:
-        if bs<2 or any(t.shape[:1]!=(bs,) for t in tensors(yb)): return loss*math.nan
-        with loss_unchanged(learn), torch.no_grad():
-            others = apply(lambda t: t.roll(bs//2, 0), yb) # Not the neighbours, which may be alike
-            return plain(learn.loss_func(apply(torch.detach, learn.pred), *others)).to(loss.dtype)
-    except Exception: return loss*math.nan # It is asked of any loss, and no answer is one
-
-# %% ../../nbs/finder/04_mock_cycle.ipynb #47685467
-def is_too_high(
-    at:np.ndarray, # Of each window: the part of the cycle that was behind
-    sums:np.ndarray, # A row for each: micro-batches, and sums over them of the loss, its square, the loss of guesses, and the squared difference
-    end:float, # Part of the cycle from which on windows tell how it ends
-)->bool:
-    "Did the loss rise on the way, and is the end no better than a guess?"
-    some = sums[:,0]>0
-    at,(n,loss,loss_sq,guess,diff_sq) = at[some],sums[some].T
-    last = at>=end
-    n_end = n[last].sum()
-    freedom = n_end-last.sum()
-    if at[:1].tolist()!=[0.] or freedom<10: return False # Of so few nothing can be told
-    loss_end,guess_end = loss[last].sum()/n_end,guess[last].sum()/n_end
-    scatter = math.sqrt(max(0., (loss_sq-loss**2/n)[last].sum()/freedom)) # Of micro-batches, within windows
-    rose = (loss/n).max()>loss[0]/n[0]+4*scatter
-    of_pairs = math.sqrt(max(0., diff_sq[last].sum()/n_end-(guess_end-loss_end)**2)/n_end) # As they are of the same micro-batches
-    apart = scatter*math.sqrt(1/n_end+1/n[0])
-    return bool(rose and (loss_end>guess_end-5*of_pairs or loss_end>guess[0]/n[0]-5*apart))
-
-class LossPath:
-    "The losses of windows along a mock cycle, and those of guesses at both ends"
-    def __init__(self,
-        end:float, # Part of the cycle from which on windows tell how it ends
-    ):
-        self.end,self.at,self.windows,self._seen = end,[],[],[]
-
-    def see(self,
-        learn:Learner, # After the backward pass of a micro-batch
-        at:float, # Part of the cycle that is behind
-        first:bool, # Is it the first one of its window?
-    ):
-        "A micro-batch of a window"
-        if first: self._seen = []
-        loss = plain(learn.loss).detach()
-        self._seen.append(torch.stack([loss, guess_loss(learn) if at>=self.end or not self.windows else loss*math.nan]))
-
-    def close(self,
-        at:float, # Part of the cycle that was behind
-    ):
-        "The window is full"
-        self.at.append(at)
-        self.windows.append(torch.stack(self._seen))
-
-    def sums(self)->np.ndarray: # As for `is_too_high`, of this rank
-        "Micro-batches without a loss, as nothing counts in them, are left out"
-        res = []
-        for seen in (o.cpu().double() for o in self.windows):
-            loss,guess = seen[seen[:,0].isfinite()].T.numpy()
-            res.append([len(loss), loss.sum(), (loss**2).sum(), guess.sum(), ((guess-loss)**2).sum()])
-        return np.array(res).reshape(-1, 5)
-
-    def too_high(self,
-        on_ranks:bool=False, # Is it to be told from the micro-batches of all ranks?
-    )->bool: # The same on all of them
-        "Is the rate too high?"
-        sums = self.sums()
-        return is_too_high(np.array(self.at), over_ranks(torch.tensor(sums)).numpy() if on_ranks else sums, self.end)
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #3ffaf3b2
 pct_start,div,div_final = 0.25,25.,1e5 # As `fit_one_cycle` has them
@@ -134,8 +60,13 @@ def places(
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #e6bf62bc
 class OneCycle(ParamScheduler):
-    "Rates and momenta of `fit_one_cycle` at `pct`, the part of the cycle that is behind"
-    def __init__(self): pass # The schedules are those of the fit's own rates
+    "Rates and momenta of `fit_one_cycle` over `n_steps` optimizer steps, of which `n_done` are done"
+    def __init__(self, n_steps): self.n_steps,self.n_done = n_steps,0 # The schedules are those of the fit's own rates
+
+    @property
+    def pct(self): return min(1., self.n_done/self.n_steps) # The part of the cycle that is behind
+    @property
+    def is_over(self): return self.n_done>=self.n_steps
 
     def before_fit(self):
         peak = np.array([h['lr'] for h in self.opt.hypers])
@@ -146,7 +77,7 @@ class OneCycle(ParamScheduler):
     def before_batch(self): self._update_val(self.pct)
 
 class MockCycle(OneCycle):
-    "Rates and momenta of `fit_one_cycle` over a few optimizer steps, and when a window is to be measured between them"
+    "`OneCycle`, and when a window is to be measured between its steps"
     def __init__(self,
         n_steps:int, # Optimizer steps in the cycle
         n_windows:int, # To be measured along it
@@ -154,13 +85,14 @@ class MockCycle(OneCycle):
         num_it:int, # Micro-batches at most, trained with or measured
         least:int=2, # Micro-batches of each rank in a window that tells something
     ):
-        store_attr('n_steps,today,num_it,least')
+        super().__init__(n_steps)
+        store_attr('today,num_it,least')
         self.places = places(n_windows)
         spare = num_it-n_steps*today-n_windows*least
         n_affordable = spare//2//(today+least) # Half of what is spare goes to added windows, each with a step; the other half makes windows larger
         self.most_more = max(0, min(n_windows//2, n_affordable)) # Windows that may be added
         self.kept_for_each = today + (num_it-(n_steps+self.most_more)*today)//(n_windows+self.most_more) # Micro-batches
-        self.n_done = self.n_measured = self.n_seen = 0 # Steps, windows, and micro-batches so far
+        self.n_measured = self.n_seen = 0 # Windows and micro-batches so far
         self.n_more = self.n_held = 0 # Windows added; steps to come that do not advance the cycle
 
     def after_batch(self):
@@ -168,36 +100,32 @@ class MockCycle(OneCycle):
         self.n_seen += 1
 
     @property
-    def pct(self)->float: return min(1., self.n_done/self.n_steps) # Part of the cycle that is behind
-    @property
-    def is_over(self)->bool: return self.n_done>=self.n_steps
-
-    @property
-    def place(self)->tuple: # Optimizer steps so far, part of the cycle, and the rate there over its peak
-        "Where the window to be measured was meant to be, which is less than a step on from where it is"
+    def place(self):
+        "Where the next window was meant to be: optimizer steps so far, part of the cycle (less than a step on from `pct`), and the rate there over its peak"
         pct = max(self.pct, self.places[self.n_measured])
         return self.n_done,float(pct),float(rate_at(pct))
 
     @property
-    def n_due(self)->int: # Windows to be measured before the next step
-        return int(np.searchsorted(self.places, self.pct+1/self.n_steps))-self.n_measured if self.room>=self.least else 0
-    @property
-    def can_wait(self)->bool: return self.n_due==1 and self.n_done+1<self.n_steps # For a window until after the next step
+    def n_due(self):
+        "Windows to be measured before the next step"
+        if self.room<self.least: return 0
+        return int(np.searchsorted(self.places, self.pct+1/self.n_steps))-self.n_measured
 
     @property
-    def room(self)->int: # Micro-batches
-        "For windows: what is left of `num_it` after the micro-batch under way, less the training to come and what is kept"
+    def can_wait(self): return self.n_due==1 and self.n_done+1<self.n_steps # Can a window that is due come after the next step?
+
+    @property
+    def room(self):
+        "Micro-batches for windows: what is left of `num_it` after the one under way, less the training to come and what is kept"
         to_train = self.today*(self.n_steps-self.n_done+self.n_held)
         kept = self.kept_for_each*(self.most_more-self.n_more)
         return self.num_it-self.n_seen-1-to_train-kept
 
     @property
-    def window_most(self)->int: # Micro-batches
-        "For the next window, so that all have as many"
-        return self.room//max(1, len(self.places)-self.n_measured)
+    def window_most(self): return self.room//max(1, len(self.places)-self.n_measured) # Micro-batches for the next window, so that all have as many
 
     @property
-    def can_extend(self)->bool:
+    def can_extend(self):
         "In the middle of the cool stretch, may a window be added?"
         middle = sum(cool_stretch)/2
         return middle<=self.pct<middle+1/self.n_steps and not self.n_held and self.n_more<self.most_more
@@ -228,9 +156,25 @@ def cycle_of(
     n_steps = max(1, math.ceil(min(n_steps, n_training)))
     if num_it is None: return MockCycle(n_steps, mock_windows, today, n_steps*today + 3*mock_windows//2*per_window, least)
     n_windows = min(mock_windows, (num_it-n_steps*today)//least)
-    if n_windows<2: raise ValueError(f"`num_it`={num_it} micro-batches are not enough for two windows of {least} and a step of {today}: "
-                                     f"take {max(today, 2*least)+2*least} or more, or leave it out for a few hundred steps")
+    if n_windows<2:
+        raise ValueError(f"`num_it`={num_it} micro-batches are not enough for two windows of {least} and a step of {today}: "
+                         f"take {max(today, 2*least)+2*least} or more, or leave it out for a few hundred steps")
     return MockCycle(n_steps, n_windows, today, num_it, least)
+
+# %% ../../nbs/finder/04_mock_cycle.ipynb #bbe74951
+def window_len(
+    rows:list, # `Moments` of the windows measured so far
+    per_micro:float, # Elements in a micro-batch, of all ranks together
+    last:int, # Micro-batches of each rank that the last window was to have
+    least:int, # Micro-batches of each rank in the smallest window that tells something
+    most:int, # In the largest
+)->int: # Micro-batches of each rank
+    "As many as hold about the noise scale of the last six windows; at most twice as many as the last window was to have, and at least half of it"
+    if not rows: return min(max(4, least), most)
+    tr_sigma,g_sq = (sum(getattr(o, nm)*o.n_elems for o in rows[-6:]) for nm in ('tr_sigma','g_sq'))
+    wanted = tr_sigma/g_sq/per_micro if g_sq>0 else math.inf
+    n = round(min(max(wanted, last/2), 2*last))
+    return min(max(n, least), most)
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #9ca1f1d0
 def readings(
@@ -240,23 +184,81 @@ def readings(
     "What a mock cycle tells"
     begin,end = cool_stretch
     parts = rate_at(df.pct)>0.9,(df.pct>=begin) & (df.pct<end),df.pct>=end
-    return tuple(along(m.tr_sigma, m.g_sq, m.n_elems, m.n_items, level) for m in (df[o] for o in parts))
+    return tuple(along(df[o], level) for o in parts)
 
-# %% ../../nbs/finder/04_mock_cycle.ipynb #bbe74951
-def window_len(
-    rows:list, # `Moments` of the windows measured so far
-    per_micro:float, # Elements in a micro-batch, of all ranks together
-    last:int, # Micro-batches of each rank that the last window was to have
-    least:int, # Micro-batches of each rank in the smallest window that tells something
-    most:int, # In the largest
-    look_back:int=6, # Windows
-)->int: # Micro-batches of each rank
-    "As many as hold about the noise scale of the last windows; at most twice as many as the last window was to have, and at least half of it"
-    if not rows: return min(max(4, least), most)
-    seen = rows[-look_back:]
-    tr_sigma,g_sq = (sum(getattr(o, nm)*o.n_elems for o in seen) for nm in ('tr_sigma','g_sq'))
-    wanted = tr_sigma/g_sq/per_micro if g_sq>0 else math.inf
-    return min(max(round(min(max(wanted, last/2), 2*last)), least), most)
+# %% ../../nbs/finder/04_mock_cycle.ipynb #01004e66
+least_windows = 10 # Fewer windows do not tell the noise scale
+steps_least = 80 # Optimizer steps that a training takes on top, whatever its batch size
+
+def for_training(
+    noise_scale:float, # At the cool end of a mock cycle, in items
+    n_train:int, # Items of the training set
+    n_epoch:float, # Of the training
+)->float: # In items
+    "The noise scale for the whole of a training: `1/(1/N + 1/D + S/E)`"
+    if not noise_scale: return 0.
+    return 1/(1/noise_scale + 1/n_train + steps_least/(n_epoch*n_train))
+
+# %% ../../nbs/finder/04_mock_cycle.ipynb #7f45684b
+def guess_loss(
+    learn, # A `Learner` after the backward pass of a micro-batch
+): # Tensor without dimensions; NaN where targets are no tensors of one row for each item, or where the loss minds whose they are
+    "What the loss were if the predictions were made for other items"
+    yb,bs = learn.yb,find_bs(learn.yb) if len(learn.yb) else 0
+    loss = plain(learn.loss).detach()
+    try:
+        if bs<2 or any(t.shape[:1]!=(bs,) for t in tensors(yb)): return loss*math.nan
+        with loss_unchanged(learn), torch.no_grad():
+            others = apply(lambda t: t.roll(bs//2, 0), yb) # Not the neighbours, which may be alike
+            return plain(learn.loss_func(apply(torch.detach, learn.pred), *others)).to(loss.dtype)
+    except Exception: return loss*math.nan # It is asked of any loss, and no answer is one
+
+def is_too_high(
+    at:np.ndarray, # Of each window: the part of the cycle that was behind
+    sums:np.ndarray, # A row for each: micro-batches, and sums over them of the loss, its square, the loss of guesses, and the squared difference
+    end:float, # Part of the cycle from which on windows tell how it ends
+)->bool:
+    "Did the loss rise on the way, and is the end no better than a guess?"
+    some = sums[:,0]>0
+    at,(n,loss,loss_sq,guess,diff_sq) = at[some],sums[some].T
+    last = at>=end
+    n_end = n[last].sum()
+    freedom = n_end-last.sum()
+    if at[:1].tolist()!=[0.] or freedom<10: return False # Of so few nothing can be told
+    loss_end,guess_end = loss[last].sum()/n_end,guess[last].sum()/n_end
+    scatter = math.sqrt(max(0., (loss_sq-loss**2/n)[last].sum()/freedom)) # Of micro-batches, within windows
+    rose = (loss/n).max()>loss[0]/n[0]+4*scatter
+    of_pairs = math.sqrt(max(0., diff_sq[last].sum()/n_end-(guess_end-loss_end)**2)/n_end) # As they are of the same micro-batches
+    apart = scatter*math.sqrt(1/n_end+1/n[0])
+    return bool(rose and (loss_end>guess_end-5*of_pairs or loss_end>guess[0]/n[0]-5*apart))
+
+class LossPath:
+    "The losses of windows along a mock cycle, and those of guesses in the first of them and from the part `end` of the cycle on"
+    def __init__(self, end): self.end,self.at,self.windows,self._seen = end,[],[],[]
+
+    def see(self, learn, at, first):
+        "A micro-batch after its backward pass, `at` this part of the cycle: the `first` of its window?"
+        if first: self._seen = []
+        loss = plain(learn.loss).detach()
+        self._seen.append(torch.stack([loss, guess_loss(learn) if at>=self.end or not self.windows else loss*math.nan]))
+
+    def close(self, at):
+        "The window, `at` this part of the cycle, is full"
+        self.at.append(at)
+        self.windows.append(torch.stack(self._seen))
+
+    def sums(self)->np.ndarray: # As for `is_too_high`, of this rank
+        "Micro-batches without a loss, as nothing counts in them, are left out"
+        res = []
+        for seen in (o.cpu().double() for o in self.windows):
+            loss,guess = seen[seen[:,0].isfinite()].T.numpy()
+            res.append([len(loss), loss.sum(), (loss**2).sum(), guess.sum(), ((guess-loss)**2).sum()])
+        return np.array(res).reshape(-1, 5)
+
+    def too_high(self, on_ranks=False):
+        "Is the rate too high? Where it is told `on_ranks`, from the micro-batches of all of them"
+        sums = self.sums()
+        return is_too_high(np.array(self.at), over_ranks(torch.tensor(sums)).numpy() if on_ranks else sums, self.end)
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #de1b6b06
 class MockAccum(QuietAccum):
@@ -286,22 +288,23 @@ class MockAccum(QuietAccum):
 
     def n_acc_now(self): return self.wanted if self.measures else self.cycle.today
 
+    def after_backward(self):
+        super().after_backward()
+        if self.n_passes>1 and self.window.n_micro==1 and self.micro.elems is not None: self._ask_for_pairs()
+        if self.cycle and self.measures: self.losses.see(self.learn, self.cycle.place[1], self.window.n_micro<2)
+
     def _ask_for_pairs(self):
         "Ask the loss with the first window, the second, the fourth and so on, until it says so"
         self.n_windows += 1
         is_power_of_two = self.n_windows & (self.n_windows-1)==0
         if not self.looks_at_pairs and is_power_of_two: self.looks_at_pairs = looks_at_pairs(self.learn, self.counter)
 
-    def after_backward(self):
-        super().after_backward()
-        if self.n_passes>1 and self.window.n_micro==1 and self.micro.elems is not None: self._ask_for_pairs()
-        if self.cycle and self.measures: self.losses.see(self.learn, self.cycle.place[1], self.window.n_micro<2)
-
     def before_step(self):
         super().before_step()
         if not self.measures: return
-        self._measured()
-        if not self.cycle and self._overflows(): return # Mixed precision skips this step, and lowers its scale
+        self._note_window()
+        if self.cycle: self._plan_next()
+        elif self._overflows(): return # Mixed precision skips this step, and lowers its scale
         zero_grads(self.learn)
         self.micro.skips = True
         self.new_window()
@@ -314,15 +317,17 @@ class MockAccum(QuietAccum):
         if self.cycle.can_extend and self.is_wide(): self.cycle.extend()
         self.measures = self._is_due()
 
-    def _measured(self):
-        "A window that was to be measured is full: where was it, and what comes next?"
-        n,cycle,rows = self.window.n_micro,self.cycle,self.noise.rows
+    def _note_window(self):
+        "Where was the window that is full now?"
+        cycle,rows = self.cycle,self.noise.rows
         if cycle: self.losses.close(cycle.place[1])
-        if len(rows)>len(self.path):
-            self.path.append(cycle.place if cycle else (0,0.,0.))
-            self.per_micro = rows[-1].n_elems/n
-        if not cycle: return
-        if n>=cycle.least: cycle.n_measured += 1 # A shorter one tells nothing: the next one is tried at once
+        if len(rows)==len(self.path): return # It was dropped
+        self.path.append(cycle.place if cycle else (0,0.,0.))
+        self.per_micro = rows[-1].n_elems/self.window.n_micro
+
+    def _plan_next(self):
+        "What comes next?"
+        if self.window.n_micro>=self.cycle.least: self.cycle.n_measured += 1 # A shorter one tells nothing: the next one is tried at once
         self._look_ahead()
         self.measures = self._is_due()
 
@@ -333,39 +338,21 @@ class MockAccum(QuietAccum):
 
     def _look_ahead(self):
         "How long is the next window to be?"
-        cycle = self.cycle
-        most = max(cycle.least, min(self.most, cycle.window_most))
-        self.wanted = window_len(self.noise.rows, self.per_micro, self.wanted, cycle.least, most)
+        least = self.cycle.least
+        self.wanted = window_len(self.noise.rows, self.per_micro, self.wanted, least, max(least, min(self.most, self.cycle.window_most)))
 
     def _overflows(self):
         "Does mixed precision look for a scale, and is a gradient not finite?"
         if getattr(self.learn, 'scaler', None) is None: return False
         return not all(dense(p.grad).isfinite().all() for p in self._params if p.grad is not None)
 
-    def is_wide(self,
-        every:int=5, # Windows added from one look to the next: whoever looks until it is narrow stops where it is so by chance
-    )->bool:
+    def is_wide(self):
         "Is the interval of the cool stretch, as far as it is measured, wider than `tol` says?"
         if not self.tol: return False
-        if self.cycle.n_more%every: return True
+        if self.cycle.n_more%5: return True # One look for five windows added: whoever looks until it is narrow stops where it is so by chance
         cool = readings(self.placed(self.noise.moments), self.noise.level)[1]
         return not (cool.ci[1]-cool.ci[0])/2 < self.tol*cool.noise_scale
 
-    def placed(self,
-        df:pd.DataFrame, # A row for each window that was measured
-    )->pd.DataFrame:
-        "With where it was: optimizer steps `step` before it, part `pct` of the cycle, and the `rate` there over its peak"
+    def placed(self, df)->pd.DataFrame:
+        "`df` with where each window was: optimizer steps `step` before it, part `pct` of the cycle, and the `rate` there over its peak"
         return df.assign(**pd.DataFrame(self.path, columns=['step','pct','rate'], dtype=float).astype({'step': int}))
-
-# %% ../../nbs/finder/04_mock_cycle.ipynb #01004e66
-least_windows = 10 # Fewer windows do not tell the noise scale
-steps_least = 80 # Optimizer steps that a training takes on top, whatever its batch size
-
-def for_training(
-    noise_scale:float, # At the cool end of a mock cycle, in items
-    n_train:int, # Items of the training set
-    n_epoch:float, # Of the training
-)->float: # In items
-    "The noise scale for the whole of a training: `1/(1/N + 1/D + S/E)`"
-    if not noise_scale: return 0.
-    return 1/(1/noise_scale + 1/n_train + steps_least/(n_epoch*n_train))

@@ -22,7 +22,7 @@ from ..schedule.rules import adam_gain, adascale_gain, decay_factor, linear_scal
 from ..schedule.scaled_lr import ScaledLR, rates, scale_lr
 from .steps import (Duration, balanced_bs, best_split, candidates, check_reachable, epochs_needed,
     examples_needed, fit_step_time, monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
-from .mock_cycle import cool_stretch, least_windows
+from .mock_cycle import least_windows
 from .apply import code_of, refuse_other, set_back, set_up
 from .plots import plot_plan
 from .advice import plan_details, plan_html, plan_paragraph, plan_text
@@ -127,8 +127,7 @@ class BatchPlan:
     def is_known(self)->bool: return not math.isnan(self.noise_known) # Is there a noise scale to reckon with?
 
     @property
-    def is_bound(self)->bool:
-        "Is there no estimate of the noise scale, but a lower end of its interval?"
+    def is_bound(self)->bool: # Is there no estimate of the noise scale, but a lower end of its interval?
         return 0<self.ci[0]>=self.noise_scale or math.isinf(self.noise_scale)
 
     @property
@@ -167,9 +166,7 @@ class BatchPlan:
         ragged = self.today.micro_bs if bs==self.bs_now else None
         return splits(bs, self.timed, self.today.n_ranks, ragged=ragged)
 
-    def _way(self,
-        bs:int, # Batch size, in items
-    )->tuple: # `(seconds, micro_bs, n_acc)`
+    def _way(self, bs)->tuple: # `(seconds, micro_bs, n_acc)`
         "How to reach `bs`; today's batch as today, unless another way is known to gain something"
         share,micro_now = bs/self.today.n_ranks,self.today.micro_bs
         ways = self._ways(bs) or [(math.nan, min(math.ceil(share), micro_now), math.ceil(share/micro_now))]
@@ -184,10 +181,8 @@ class BatchPlan:
         "An optimizer step as it is today, in today's micro-batches"
         return first(secs for secs,micro_bs,_ in self._ways(self.bs_now) if micro_bs==self.today.micro_bs) or math.nan
 
-    def step_time_at(self,
-        bs:int, # A batch size of `table`, in items
-    )->float: # Seconds; NaN where no step times are known
-        "An optimizer step of `bs` items"
+    def step_time_at(self, bs:int)->float: # Seconds; NaN where no step times are known
+        "An optimizer step of `bs` items, a batch size of `table`"
         return float(self._row(bs).step_time)
 
     @property
@@ -212,10 +207,8 @@ class BatchPlan:
         res = pd.DataFrame([self._candidate(bs) for bs in sizes])
         return res.assign(time=relative_time(res.bs, res.step_time, self.noise_known, self.bs_now))
 
-    def _candidate(self,
-        bs:int, # Batch size, in items
-    )->dict: # A row of `table`, as yet without its `time`
-        "What is known of a batch size"
+    def _candidate(self, bs)->dict:
+        "The row of `table` for a batch size, as yet without its `time`"
         noise,rate,k = self.noise_known,rates(self.lr)[-1],bs/self.base_bs
         secs,micro_bs,n_acc = self._way(bs)
         measured = first(secs for micro_bs,secs,_ in self.device.times if micro_bs*self.today.n_ranks==bs) or math.nan
@@ -228,16 +221,12 @@ class BatchPlan:
 
     def _row(self, bs)->pd.Series: return self.table[self.table.bs==bs].iloc[0]
 
-    def time_at(self,
-        noise_scale:float, # In items
-    )->np.ndarray: # For each row of `table`, over that of today's batch size
-        "The time to a given loss, were this the noise scale"
+    def time_at(self, noise_scale:float)->np.ndarray: # For each row of `table`, over that of today's batch size
+        "The time to a given loss, were this the noise scale, in items"
         return np.asarray(relative_time(self.table.bs, self.table.step_time, noise_scale, self.bs_now), dtype=float)
 
-    def about_as_fast(self,
-        noise_scale:float, # In items
-    )->tuple: # Items, ascending; empty where no step times are known
-        "Batch sizes that step times cannot tell from the fastest, were this the noise scale"
+    def about_as_fast(self, noise_scale:float)->tuple: # Items, ascending; empty where no step times are known
+        "Batch sizes that step times cannot tell from the fastest, were this the noise scale, in items"
         time = self.time_at(noise_scale)
         if np.isnan(time).all(): return ()
         return tuple(int(bs) for bs,t in zip(self.table.bs, time) if t<=(1+self.least_gain)*np.nanmin(time))
@@ -322,13 +311,10 @@ class BatchPlan:
     # Epochs and seconds
 
     @property
-    def in_whole_epochs(self)->bool:
-        "Is a training planned that has whole epochs, and as many as were asked for?"
+    def in_whole_epochs(self)->bool: # Is a training planned that has whole epochs, and as many as were asked for?
         return self.today.has_n_epoch and self.today.n_epoch>=1
 
-    def epochs_at(self,
-        bs:int, # Batch size, in items
-    )->float: # Epochs, not rounded
+    def epochs_at(self, bs:int)->float: # Not rounded
         "Epochs of `bs` to end where today's training ends: examples needed over those needed today"
         return self.today.n_epoch*(epochs_needed(bs, self.bs_now, self.noise_known) if self.is_known else 1.)
 
@@ -342,11 +328,8 @@ class BatchPlan:
     @property
     def beside_steps(self)->float: return self.device.epoch_start+self.device.valid_time # Seconds of an epoch: its start, and its validation
 
-    def fit_time(self,
-        n_epoch:float, # Epochs
-        bs:int, # A batch size of `table`, in items
-    )->float: # Seconds; NaN where no step times are known
-        "So many epochs, with a validation after each"
+    def fit_time(self, n_epoch:float, bs:int)->float: # Seconds; NaN where no step times are known
+        "So many epochs of `bs` items, a batch size of `table`, with a validation after each"
         return n_epoch*(self.today.n_train/bs*self.step_time_at(bs) + self.beside_steps)
 
     @property
@@ -364,10 +347,8 @@ class BatchPlan:
 
     # Rate and weight decay
 
-    def rule_at(self,
-        bs:int, # Batch size, in items
-    ): # Function from k to the factor on the learning rate
-        "`adascale_gain` for SGD and for a low rate, else for Adam and its kin `adam_gain`; `no_scaling` where a higher rate was not tried"
+    def rule_at(self, bs:int): # Function from k to the factor on the learning rate
+        "At `bs` items: `adascale_gain` for SGD and for a low rate, else for Adam and its kin `adam_gain`; `no_scaling` where a higher rate was not tried"
         untried = bs>=(self.rate.failed or math.inf) or bs>(self.rate.held or math.inf)
         if bs>self.bs_now and untried: return no_scaling
         if self.today.adam and (not self.is_known or not self.measured.moved or bs<self.bs_now): return no_scaling
@@ -386,8 +367,7 @@ class BatchPlan:
         return scale_lr(self.lr, self.rule(self.bs/self.base_bs))
 
     @property
-    def lr_factor(self)->float:
-        "The rate that the optimizer uses as planned, over the one that it uses today"
+    def lr_factor(self)->float: # The rate that the optimizer uses as planned, over the one that it uses today
         return self.rule(self.bs/self.base_bs)/self.rule(self.bs_now/self.base_bs)
 
     @property
@@ -449,11 +429,7 @@ class BatchPlan:
         ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
     ): # The axes
         "Left, the noise scale along the mock training; right, time and examples against batch size"
-        m = self.measured
-        band = [self.time_at(o) for o in self.ci] if all(map(math.isfinite, self.ci)) else None
-        noise = self.noise_scale if self.is_known else math.nan
-        return plot_plan(self.df, self.table, noise_scale=noise, ci=self.ci, level=m.level, n_windows=m.n_windows, cool=cool_stretch if m.cool else None,
-                         bs_now=self.bs_now, bs=self.bs, balanced_bs=self.balanced_bs, band=band, ax=ax)
+        return plot_plan(self, ax)
 
     def to_dict(self)->dict:
         "Numbers, strings and lists only, as strict JSON takes them: `None` where a number is not known or is infinite; without `df` and `table`"

@@ -16,43 +16,36 @@ from ..utils.text import num, with_interval
 from ..utils.plots import legend_below, new_axes
 from ..noise.estimator import along
 from ..noise.plots import plot_noise_scale
+from .mock_cycle import cool_stretch
 
 # %% ../../nbs/finder/07_plots.ipynb #39efcddd
-def plot_stretch(
-    df:pd.DataFrame, # As `NoiseScale.df`
-    noise_scale:float, # Of the last windows, in items
-    ci:tuple, # Its interval
-    level:float, # Coverage of the interval
-    n_windows:int, # How many windows at the end of `df` it is the noise scale of
-    bs=None, # Today's batch size in items, drawn as a line
-    ax=None, # Axes to draw on; by default new ones
-):
-    "`plot_noise_scale`, with the noise scale of the last windows and its interval over the items of these; returns the axes"
-    ax = plot_noise_scale(df, bs, ax)
-    x = df.n_items.cumsum().iloc[-n_windows:]
-    low,high = ci
+def _known(plan): return plan.noise_scale if plan.is_known else math.nan
+
+def plot_stretch(plan, ax=None):
+    "`plot_noise_scale`, with the noise scale of the last windows and its interval over the items of these"
+    noise_scale,(low,high),level = _known(plan),plan.ci,plan.measured.level
+    ax = plot_noise_scale(plan.df, plan.bs_now, ax)
+    x = plan.df.n_items.cumsum().iloc[-plan.measured.n_windows:].iloc[[0,-1]]
     bottom,top = ax.get_ylim()
-    def _band(low, high, **kwargs): ax.fill_between([x.iloc[0],x.iloc[-1]], low, high, color='C1', alpha=0.2, lw=0, **kwargs)
+    def _band(low, high, **kwargs): ax.fill_between(x, low, high, color='C1', alpha=0.2, lw=0, **kwargs)
     if math.isinf(noise_scale) and low>0:
         _band(low, 2*max(top, low), label=f'the plan: at least {num(low)} at {level:.0%}')
         ax.set_ylim(min(bottom, low/2), max(top, 2*low))
     elif 0<noise_scale<math.inf:
-        label = f'the plan: {with_interval(noise_scale, ci)} at {level:.0%}'
-        ax.plot([x.iloc[0],x.iloc[-1]], [noise_scale]*2, color='C1', lw=2.5, label=label)
+        ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {with_interval(noise_scale, plan.ci)} at {level:.0%}')
         _band(max(low, bottom/2), high if math.isfinite(high) else 2*max(top, noise_scale))
         ax.set_ylim(min(bottom, noise_scale/2), max(top, noise_scale*2, high*2 if math.isfinite(high) else 0))
     ax.legend(**legend_below)
     return ax
 
 # %% ../../nbs/finder/07_plots.ipynb #b5315d49
-def _groups(df, cool, level, size=5.5):
-    "For each few windows, all before, on or after the cool stretch: where they are, the first being 1, noise scale and interval in items"
-    at,(begin,end) = np.arange(len(df)),cool
+def _groups(df, level):
+    "For each five or six windows, all before, on or after the cool stretch: where they are, the first being 1, noise scale and interval in items"
+    at,(begin,end) = np.arange(len(df)),cool_stretch
     parts = [at[o] for o in (df.pct<begin, (df.pct>=begin) & (df.pct<=end), df.pct>end)]
-    groups = [g for part in parts if len(part) for g in np.array_split(part, max(1, round(len(part)/size)))]
+    groups = [g for part in parts if len(part) for g in np.array_split(part, max(1, round(len(part)/5.5)))]
     def _read(g):
-        m = df.iloc[g]
-        e = along(m.tr_sigma, m.g_sq, m.n_elems, m.n_items, level)
+        e = along(df.iloc[g], level)
         return 1+g.mean(),e.noise_scale,*e.ci
     return pd.DataFrame([_read(g) for g in groups], columns=['at','noise_scale','low','high'], dtype=float)
 
@@ -79,104 +72,74 @@ def _plot_rate(df, ax):
     ax.set_zorder(right.get_zorder()+1)
     ax.patch.set_visible(False)
 
-def _label_parts(df, cool, ax):
+def _label_parts(df, ax):
     "Where on the axis of windows which part of the cycle is behind"
-    parts = 0.,0.5,cool[0],sum(cool)/2,cool[1],1.
+    begin,end = cool_stretch
+    parts = 0.,0.5,begin,(begin+end)/2,end,1.
     ax.set_xticks(np.interp(parts, [*df.pct,1.], np.arange(1, len(df)+2)), [*(f'{o:.0%}' for o in parts[:-1]),''], fontsize='small')
     ax.set_xlabel('part of the mock training that is behind')
 
-def plot_cycle(
-    df:pd.DataFrame, # A row per window: `pct`, `rate`, `tr_sigma`, `g_sq`, `n_elems`, `n_items`
-    noise_scale:float, # For the whole of a training, in items; NaN where it is not known
-    ci:tuple, # Its interval
-    level:float, # Coverage of the intervals
-    cool:tuple, # The stretch that it was measured on, in parts of the cycle
-    bs=None, # Today's batch size in items, drawn as a line
-    ax=None, # Axes to draw on; by default new ones
-):
-    "The noise scale along a mock cycle, the plan's over the cool stretch, and below it the learning rate; returns the axes"
+def plot_cycle(plan, ax=None):
+    "The noise scale along a mock cycle, the plan's over the cool stretch, and below it the learning rate"
+    df,noise_scale,(low,high),level,bs = plan.df,_known(plan),plan.ci,plan.measured.level,plan.bs_now
     ax = new_axes(ax, figsize=(7,4.4))
-    groups,(low,high) = _groups(df, cool, level),ci
+    groups = _groups(df, level)
     known = math.isfinite(noise_scale) and noise_scale>0
-    seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], noise_scale, low, high, bs or 0) if 0<o<math.inf] or [1]
+    seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], noise_scale, low, high, bs) if 0<o<math.inf]
     bottom,top = min(seen)/2,max(seen)*2
     bottom /= (top/bottom)**(1/3) # Room for the rate
     ax.set(yscale='log', ylim=(bottom,top), ylabel='gradient noise scale (items)', title='What the gradient says')
     _plot_groups(groups, top, ax)
-    stretch = np.flatnonzero((df.pct>=cool[0]) & (df.pct<=cool[1]))
+    stretch = np.flatnonzero((df.pct>=cool_stretch[0]) & (df.pct<=cool_stretch[1]))
     if len(stretch) and not math.isnan(noise_scale) and (known or low>0):
         x = stretch[0]+0.5,stretch[-1]+1.5
-        between = f'{num(low)} to {num(high)}' if 0<low>=noise_scale else with_interval(noise_scale, ci) # Without an estimate it is the lower end
+        between = f'{num(low)} to {num(high)}' if 0<low>=noise_scale else with_interval(noise_scale, plan.ci) # Without an estimate it is the lower end
         amount = between if known else f'at least {num(low)}'
         label = f"whole training: {amount} at {level:.0%}"
         if known: ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=label)
         ax.fill_between(x, max(low, bottom/2), min(high, 2*top), color='C1', alpha=0.2, lw=0, label=None if known else label)
-    if bs: ax.axhline(bs, color='grey', ls='--', label=f"today's batch size, {bs}")
+    ax.axhline(bs, color='grey', ls='--', label=f"today's batch size, {bs}")
     ax.yaxis.set_major_formatter(LogFormatter())
     ax.yaxis.set_minor_formatter(LogFormatter())
     _plot_rate(df, ax)
-    _label_parts(df, cool, ax)
+    _label_parts(df, ax)
     ax.legend(**legend_below)
     return ax
 
 # %% ../../nbs/finder/07_plots.ipynb #d8e3fa93
-def plot_time(
-    table:pd.DataFrame, # As `BatchPlan.table`: a row per batch size `bs`, with `time` and `examples`
-    bs_now:int, # Today's batch size in items, one of `table`
-    bs=None, # The planned batch size in items, one of `table`; marked where the times are known
-    balanced_bs=None, # The batch size in items that balances steps and examples, drawn as a line
-    band=None, # Times at the lower and at the upper end of the noise scale's interval, one for each row of `table`
-    ax=None, # Axes to draw on; by default new ones
-):
-    "Time and examples to a given loss against batch size, over those of today's; returns the axes"
+def plot_time(plan, ax=None):
+    "Time and examples to a given loss against batch size, over those of today's"
+    table,bs_now,bs = plan.table,plan.bs_now,plan.bs
+    title = 'Predicted here'
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
-    if balanced_bs: ax.axvline(balanced_bs, color='grey', ls=':', label=f'balanced, {balanced_bs}')
+    if plan.balanced_bs: ax.axvline(plan.balanced_bs, color='grey', ls=':', label=f'balanced, {plan.balanced_bs}')
     if table.time.notna().all():
         ax.plot(table.bs, table.time, 'o-', color='C0', label='time to a given loss')
-        if band is not None: ax.fill_between(table.bs, np.minimum(*band), np.maximum(*band), color='C0', alpha=0.2, lw=0)
-        if bs is not None: ax.plot(bs, table.time[table.bs==bs].item(), '*', color='C1', ms=16, zorder=3, label=f'planned, {bs}')
+        if all(map(math.isfinite, plan.ci)):
+            ends = [plan.time_at(o) for o in plan.ci]
+            ax.fill_between(table.bs, np.minimum(*ends), np.maximum(*ends), color='C0', alpha=0.2, lw=0)
+        ax.plot(bs, table.time[table.bs==bs].item(), '*', color='C1', ms=16, zorder=3, label=f'planned, {bs}')
+        title += f": stay at {bs}" if bs==bs_now else f": use {bs} (today {bs_now})"
     if np.isfinite(table.examples).all():
         ax.plot(table.bs, table.examples/table.examples[table.bs==bs_now].item(), 's-', color='C2', ms=4, label='examples')
-    ax.set(xscale='log', yscale='log', xlabel='batch size (items)', ylabel="as a multiple of today's", title=_predicted(table, bs_now, bs))
-    _label_sizes(table.bs, ax)
-    ax.legend(**legend_below)
-    return ax
-
-def _predicted(table, bs_now, bs):
-    "A title in the words of the plan's advice"
-    if bs is None or table.time.isna().any(): return 'Predicted here'
-    return f"Predicted here: stay at {bs}" if bs==bs_now else f"Predicted here: use {bs} (today {bs_now})"
-
-def _label_sizes(sizes, ax):
-    "A tick for each batch size, and plain numbers on the other axis"
-    ax.set_xticks(sizes, sizes, rotation=45)
+    ax.set(xscale='log', yscale='log', xlabel='batch size (items)', ylabel="as a multiple of today's", title=title)
+    ax.set_xticks(table.bs, table.bs, rotation=45)
     ax.set_xticks([], minor=True)
     bottom,top = ax.get_ylim()
     ax.yaxis.set_major_locator(LogLocator(subs=(1,2,5) if top>4*bottom else range(1,10)))
     ax.yaxis.set_major_formatter('{x:g}')
     ax.yaxis.set_minor_formatter('')
+    ax.legend(**legend_below)
+    return ax
 
-# %% ../../nbs/finder/07_plots.ipynb #752259ac
 def plot_plan(
-    df:pd.DataFrame, # As `plot_stretch` takes it
-    table:pd.DataFrame, # As `plot_time` takes it
-    *,
-    noise_scale:float, # As for `plot_stretch`
-    ci:tuple, # As for `plot_stretch`
-    level:float, # As for `plot_stretch`
-    n_windows:int, # As for `plot_stretch`
-    cool=None, # As for `plot_cycle`; `None` where the weights were fixed
-    bs_now:int, # Today's batch size in items
-    bs=None, # As for `plot_time`
-    balanced_bs=None, # As for `plot_time`
-    band=None, # As for `plot_time`
+    plan, # A `BatchPlan`
     ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
 ):
-    "Left `plot_cycle` or `plot_stretch`, right `plot_time`; returns the axes"
+    "Left `plot_cycle` or `plot_stretch`, right `plot_time`"
     ax = new_axes(ax, nrows=1, ncols=2, figsize=(8.8,4.5)) # Read at half the width of a page too
-    left,right = ax if np.size(ax)>1 else (np.ravel(ax)[0],None)
-    if cool: plot_cycle(df, noise_scale, ci, level, cool, bs_now, left)
-    else: plot_stretch(df, noise_scale, ci, level, n_windows, bs_now, left)
-    if right is not None: plot_time(table, bs_now, bs, balanced_bs, band, right)
+    left,*right = np.ravel(ax)
+    (plot_cycle if plan.measured.cool else plot_stretch)(plan, left)
+    if right: plot_time(plan, right[0])
     return ax

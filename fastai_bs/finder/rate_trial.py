@@ -25,13 +25,9 @@ from .mock_cycle import OneCycle
 # %% ../../nbs/finder/05_rate_trial.ipynb #e7445386
 class BriefCycle(OneCycle):
     "`fit_one_cycle` over `n_steps` optimizer steps; keeps the losses of its last fifth"
-    def __init__(self,
-        n_steps:int, # Optimizer steps
-    ):
-        self.n_steps,self.n_done,self.losses = n_steps,0,[]
-
-    @property
-    def pct(self)->float: return min(1., self.n_done/self.n_steps) # Part of the cycle that is behind
+    def __init__(self, n_steps):
+        super().__init__(n_steps)
+        self.losses = []
 
     def before_validate(self): raise CancelValidException
     def after_loss(self):
@@ -40,7 +36,7 @@ class BriefCycle(OneCycle):
     def after_step(self): self.n_done += 1
     def after_batch(self):
         super().after_batch()
-        if self.n_done>=self.n_steps: raise CancelFitException
+        if self.is_over: raise CancelFitException
 
     @property
     def loss(self)->torch.Tensor: # Without dimensions
@@ -48,7 +44,6 @@ class BriefCycle(OneCycle):
         losses = torch.stack(self.losses).double()
         return losses[losses==losses].mean()
 
-# %% ../../nbs/finder/05_rate_trial.ipynb #1f500e2e
 def loss_after(
     learn:Learner, # Is left as it was
     micro_bs:int, # Items in a micro-batch; `None`: as the training loader has them
@@ -67,6 +62,8 @@ def loss_after(
     return loss if math.isfinite(loss) else math.inf
 
 # %% ../../nbs/finder/05_rate_trial.ipynb #0c1fd65d
+clearly = 0.05 # Of the loss: what the highest rate has to gain
+
 def trains_as_well(
     loss:float, # At the higher rate
     own:float, # At the lower one
@@ -75,13 +72,8 @@ def trains_as_well(
     "Is the loss at the higher rate no worse?"
     return loss<math.inf and loss<=own+slack*abs(own)
 
-clearly = 0.05 # Of the loss: what the highest rate has to gain
-
 def factor_that_holds(
-    learn:Learner, # Is left as it was
-    micro_bs:int, # Items in a micro-batch; `None`: as the training loader has them
-    n_acc:int, # Micro-batches in an optimizer step, on each rank
-    lr, # Peak of the rate today, as for `fit_one_cycle`
+    learn, micro_bs, n_acc, lr, # As for `loss_after`, `lr` today's rate
     factors:list, # On it, ascending: the rule's, and that of a low rate where there is another one
     n_steps:int, # Optimizer steps
     again:bool=True, # Where the first fails, has another order of the items a say too?

@@ -10,7 +10,7 @@ __all__ = ['StepTimer', 'micro_batch_sizes', 'StepTimes', 'time_steps', 'ValidTi
 # %% ../../nbs/finder/02_timing.ipynb #2e258573
 import math, time, torch
 import numpy as np
-from fastcore.basics import patch, store_attr
+from fastcore.basics import store_attr
 from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelValidException
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
@@ -67,44 +67,37 @@ class StepTimer(Callback):
         _synchronize(self.learn.loss_grad.device)
         return time.perf_counter()
 
+    def after_batch(self):
+        self.n_seen += 1
+        if ddp_model(self.learn) is None: self._time_step()
+        else: self._time_window()
+        if not self.times and self.n_seen>=20: raise CancelFitException # No two batches of this size in a row
+
+    def _time_step(self):
+        if self._begun_step is None: # Somebody cancelled the step
+            self._end = None
+            return
+        now = self._now()
+        if self._end is not None and self.n_seen>self.n_warmup: self.times.append((now-self._end,now-self._begun_step))
+        if self._enough(now): raise CancelFitException
+        self._end = now
+
+    def _time_window(self):
+        "On several ranks, in windows of two micro-batches"
+        stepped,now = self.learn.grad_accum.stepped,self._now()
+        took = None if self._end is None else now-self._end
+        if stepped and took and self._first and self.n_seen>self.n_warmup:
+            self.times.append((took, max(took-self._first, now-self._begun_step)))
+        self._first = None if stepped else took
+        if any_rank(self._enough(now)): raise CancelFitException
+        self._end = self._now()
+
+    def _enough(self, now): return len(self.times)>=min(self.n_steps, self.most) or bool(self.times) and now-self._begin>self.patience
+
     @property
     def median(self)->tuple: # Seconds of a step, and of what is done once per optimizer step in it, from `before_step` on
         "Over the steps that were timed; `None` where there was none"
         return tuple(float(o) for o in np.median(self.times, axis=0)) if self.times else None
-
-# %% ../../nbs/finder/02_timing.ipynb #c60c715b
-@patch
-def after_batch(self:StepTimer):
-    self.n_seen += 1
-    if ddp_model(self.learn) is None: self._time_step()
-    else: self._time_window()
-    if not self.times and self.n_seen>=20: raise CancelFitException # No two batches of this size in a row
-
-@patch
-def _enough(self:StepTimer, now):
-    return bool(len(self.times)>=min(self.n_steps, self.most) or self.times and now-self._begin>self.patience)
-
-@patch
-def _time_step(self:StepTimer):
-    if self._begun_step is None: # Somebody cancelled the step
-        self._end = None
-        return
-    now = self._now()
-    if self._end is not None and self.n_seen>self.n_warmup: self.times.append((now-self._end,now-self._begun_step))
-    if self._enough(now): raise CancelFitException
-    self._end = now
-
-@patch
-def _time_window(self:StepTimer):
-    "On several ranks, in windows of two micro-batches"
-    stepped,now = self.learn.grad_accum.stepped,self._now()
-    took = None if self._end is None else now-self._end
-    if stepped and took and self._first and self.n_seen>self.n_warmup:
-        self.times.append((took, max(took-self._first, now-self._begun_step)))
-    self._first = None if stepped else took
-
-    if any_rank(self._enough(now)): raise CancelFitException
-    self._end = self._now()
 
 # %% ../../nbs/finder/02_timing.ipynb #9947850b
 def micro_batch_sizes(
@@ -121,17 +114,12 @@ def micro_batch_sizes(
 
 # %% ../../nbs/finder/02_timing.ipynb #2819fea4
 class StepTimes:
-    "Times the steps of a learner with one micro-batch size after another, and keeps what is known of each"
+    "Times the steps of a learner with one micro-batch size after another, and keeps what is known of each; arguments as of `time_steps`"
     budget = 180 # Of today's micro-batches, whose time all steps may take
     n_rounds = 3
     slack = 1.2 # A size can win whose time to a loss is at most so many times that of the fastest
 
-    def __init__(self,
-        learn:Learner, # In a mock training: its training loader is replaced
-        sizes:list, # Micro-batches that may be timed, in items, ascending
-        micro_bs:int, # Today's, one of them
-        noise_scale:float=math.nan, # In items of each rank; NaN where it is not known
-    ):
+    def __init__(self, learn, sizes, micro_bs, noise_scale):
         store_attr()
         self.dl,self.on_ranks = learn.dls.train,trains_together(learn)
         self.begin = time.perf_counter()
@@ -146,119 +134,79 @@ class StepTimes:
         "In the fastest round: what one took longer, other work made it"
         return tuple((micro_bs,*min(ts)) for micro_bs,ts in sorted(self.rounds.items()))
 
-    def spread(self)->float: # Relative
-        "`spread` of the rounds"
-        return spread([[step for step,_ in ts] for ts in self.rounds.values()])
+    def spread(self): return spread([[step for step,_ in ts] for ts in self.rounds.values()]) # Of the rounds, relative
 
-    def order(self)->list: # Items
-        "Order the sizes of a round: from today's up, then down"
-        return [o for o in self.sizes if o>=self.micro_bs] + [o for o in reversed(self.sizes) if o<self.micro_bs]
+    def expected(self, micro_bs):
+        "Seconds of a step of `micro_bs` items, by the fastest round of each size that ran"
+        sizes = sorted(self.rounds)
+        secs = monotone_step_times(sizes, [min(self.rounds[o])[0] for o in sizes])
+        return float(secs[sizes.index(micro_bs)]) if micro_bs in sizes else extrapolated(micro_bs, sizes, secs)
 
-# %% ../../nbs/finder/02_timing.ipynb #20e9e1c8
-@patch
-def expected(self:StepTimes,
-    micro_bs:int, # Items
-)->float: # Seconds of a step
-    "By the fastest round of each size that ran"
-    sizes = sorted(self.rounds)
-    secs = monotone_step_times(sizes, [min(self.rounds[o])[0] for o in sizes])
-    return float(secs[sizes.index(micro_bs)]) if micro_bs in sizes else extrapolated(micro_bs, sizes, secs)
+    def can_win(self, micro_bs):
+        "May this size, larger or smaller than any that ran, or one beyond it, be the fastest?"
+        if math.isnan(self.noise_scale) or len(self.rounds)<2: return True
+        def _time(o): return steps_needed(o, self.noise_scale)*self.expected(o)
+        beyond = [o for o in self.sizes if (o>=micro_bs if micro_bs>self.micro_bs else o<=micro_bs)]
+        return min(map(_time, beyond))<=self.slack*min(map(_time, self.rounds))
 
-@patch
-def can_win(self:StepTimes,
-    micro_bs:int, # Items, more or less than any that ran
-)->bool:
-    "May this size, or one beyond it, be the fastest?"
-    if math.isnan(self.noise_scale) or len(self.rounds)<2: return True
-    def _time(o): return steps_needed(o, self.noise_scale)*self.expected(o)
-    beyond = [o for o in self.sizes if (o>=micro_bs if micro_bs>self.micro_bs else o<=micro_bs)]
-    return min(map(_time, beyond))<=self.slack*min(map(_time, self.rounds))
+    def _step(self, micro_bs): return (2 if self.on_ranks else 1)*self.expected(micro_bs) # On ranks each step is one of two micro-batches
+    def _rounds_left(self, micro_bs): return max(0, self.n_rounds-len(self.rounds.get(micro_bs, ())))
 
-@patch
-def _visit(self:StepTimes, micro_bs, n_steps=1):
-    "Seconds of a visit; on ranks each step is one of two micro-batches"
-    return (2 if self.on_ranks else 1)*(StepTimer.n_warmup+n_steps)*self.expected(micro_bs)
+    def spare(self, micro_bs):
+        """Seconds of the budget that are left beside one step, in each round that is to come, of `micro_bs` and of all that ran; below 0 where there are none
 
-@patch
-def _rounds_left(self:StepTimes, micro_bs):
-    "Rounds that a size still has to come"
-    return max(0, self.n_rounds-len(self.rounds.get(micro_bs, ())))
+        What a visit took longer than it should have, as something else went on, is not counted.
+        """
+        spent = sum(n*self.expected(o) for o,n in self.n_micro.items() if o in self.rounds)
+        needed = sum(self._rounds_left(o)*(StepTimer.n_warmup+1)*self._step(o) for o in {micro_bs,*self.rounds})
+        return self.budget*self.expected(self.micro_bs)-spent-needed
 
-@patch
-def spare(self:StepTimes,
-    micro_bs:int, # Items
-)->float: # Seconds; below 0 where the budget does not suffice
-    """What is left of the budget beside one step, in each round that is to come, of `micro_bs` and of all that ran
+    def n_steps(self, micro_bs, again):
+        "Steps to time in this round, which has others before it where `again`: one, and as many as its share of what is to spare pays for"
+        visits = max(1, sum(self._rounds_left(o) for o in (self.rounds if again else self.sizes)))
+        spare,step = (self.spare(micro_bs),self._step(micro_bs)) if self.rounds else (self.budget,1.) # Of today's micro-batches, as nothing else is known
+        return 1+int(max(0, min(StepTimer.most-1, spare/visits/step)))
 
-    What a visit took longer than it should have, as something else went on, is not counted.
-    """
-    spent = sum(n*self.expected(o) for o,n in self.n_micro.items() if o in self.rounds)
-    needed = sum(self._rounds_left(o)*self._visit(o) for o in {micro_bs,*self.rounds})
-    return self.budget*self.expected(self.micro_bs)-spent-needed
+    def is_wanted(self, micro_bs, again):
+        "Is this size to be timed in this round, which has others before it where `again`?"
+        if again:
+            late = time.perf_counter()-self.begin>3*StepTimer.patience
+            if any_rank(late) if self.on_ranks else late: return False
+        if micro_bs in self.rounds or not self.seen: return True
+        if micro_bs in self.seen or not self.rounds: return False # It failed, or has nothing to be compared with
+        if micro_bs>self.micro_bs and (self.too_large or self.expected(micro_bs)>StepTimer.patience): return False
+        return self.spare(micro_bs)>=0 and self.can_win(micro_bs)
 
-@patch
-def n_steps(self:StepTimes,
-    micro_bs:int, # Items
-    again:bool, # Has every size had a round?
-)->int: # To be timed in this round
-    "One, and as many as its share of what is to spare pays for"
-    visits = max(1, sum(self._rounds_left(o) for o in (self.rounds if again else self.sizes)))
-    one = self._visit(micro_bs, 1)-self._visit(micro_bs, 0) if self.rounds else 1. # Of today's micro-batches, as long as nothing else is known
-    share = (self.spare(micro_bs) if self.rounds else self.budget)/visits
-    return 1+int(max(0, min(StepTimer.most-1, share/one)))
+    def runs_on_ranks(self, micro_bs):
+        "Can each rank train with this size?"
+        fits,error = False,None
+        self.learn.dls.loaders[0] = self.dl
+        try: fits = TrialSearch(self.learn, 2, [None,None])(micro_bs)
+        except Exception as e: error = f'{type(e).__name__}: {e}'
+        if error: self.errors[micro_bs] = from_ranks(error)[0]
+        elif not fits: self.too_large = micro_bs
+        return fits
 
-@patch
-def is_wanted(self:StepTimes,
-    micro_bs:int, # Items
-    again:bool, # Has every size had a round?
-)->bool:
-    "Is it to be timed in this round?"
-    if again:
-        late = time.perf_counter()-self.begin>3*StepTimer.patience
-        if any_rank(late) if self.on_ranks else late: return False
-    if micro_bs in self.rounds or not self.seen: return True
-    if micro_bs in self.seen or not self.rounds: return False # It failed, or has nothing to be compared with
-    if micro_bs>self.micro_bs and (self.too_large or self.expected(micro_bs)>StepTimer.patience): return False
-    return self.spare(micro_bs)>=0 and self.can_win(micro_bs)
+    def time_size(self, micro_bs, n_steps):
+        "A round of one size; where it fails, it has no time, nor has any size from the one on that is too large"
+        learn,timer,failed = self.learn,StepTimer(micro_bs, n_steps),False
+        try:
+            learn.dls.loaders[0] = self.dl if micro_bs==self.micro_bs else with_micro_bs(self.dl, micro_bs)
+            learn.fit(10_000, 0., cbs=[timer,GradAccum(2)] if self.on_ranks else timer)
+        except Exception as e: # A loader or a model that knows no other size than today's, or the memory
+            if micro_bs==self.micro_bs or self.on_ranks: raise
+            failed = True
+            if out_of_memory(e) and micro_bs>self.micro_bs: self.too_large = micro_bs
+            else: self.errors[micro_bs] = f'{type(e).__name__}: {e}'
 
-# %% ../../nbs/finder/02_timing.ipynb #f322f506
-@patch
-def runs_on_ranks(self:StepTimes,
-    micro_bs:int, # Items
-)->bool:
-    "Can each rank train with it?"
-    fits,error = False,None
-    self.learn.dls.loaders[0] = self.dl
-    try: fits = TrialSearch(self.learn, 2, [None,None])(micro_bs)
-    except Exception as e: error = f'{type(e).__name__}: {e}'
-    if error: self.errors[micro_bs] = from_ranks(error)[0]
-    elif not fits: self.too_large = micro_bs
-    return fits
-
-@patch
-def time_size(self:StepTimes,
-    micro_bs:int, # Items
-    n_steps:int=5, # To be timed
-):
-    "A round of one size; where it fails, it has no time, nor has any size from the one on that is too large"
-    learn,timer,failed = self.learn,StepTimer(micro_bs, n_steps),False
-    try:
-        learn.dls.loaders[0] = self.dl if micro_bs==self.micro_bs else with_micro_bs(self.dl, micro_bs)
-        learn.fit(10_000, 0., cbs=[timer,GradAccum(2)] if self.on_ranks else timer)
-    except Exception as e: # A loader or a model that knows no other size than today's, or the memory
-        if micro_bs==self.micro_bs or self.on_ranks: raise
-        failed = True
-        if out_of_memory(e) and micro_bs>self.micro_bs: self.too_large = micro_bs
-        else: self.errors[micro_bs] = f'{type(e).__name__}: {e}'
-
-    if failed: # The error, which holds the step's tensors, is gone by here
-        free_memory(learn)
-        self.rounds = {o: ts for o,ts in self.rounds.items() if o!=micro_bs and o<(self.too_large or math.inf)}
-    elif timer.median:
-        slowest = over_ranks(torch.tensor(timer.median, dtype=torch.float64), 'max').tolist() if self.on_ranks else timer.median
-        self.rounds.setdefault(micro_bs, []).append(slowest)
-        self.n_micro[micro_bs] = self.n_micro.get(micro_bs, 0)+timer.n_seen
-        if micro_bs==self.micro_bs: self.start = min([*timer.starts, *([] if self.start is None else [self.start])])
+        if failed: # The error, which holds the step's tensors, is gone by here
+            free_memory(learn)
+            self.rounds = {o: ts for o,ts in self.rounds.items() if o!=micro_bs and o<(self.too_large or math.inf)}
+        elif timer.median:
+            slowest = over_ranks(torch.tensor(timer.median, dtype=torch.float64), 'max').tolist() if self.on_ranks else timer.median
+            self.rounds.setdefault(micro_bs, []).append(slowest)
+            self.n_micro[micro_bs] = self.n_micro.get(micro_bs, 0)+timer.n_seen
+            if micro_bs==self.micro_bs: self.start = min([*timer.starts, *([] if self.start is None else [self.start])])
 
 def time_steps(
     learn:Learner, # In a mock training: its training loader is replaced
@@ -266,9 +214,10 @@ def time_steps(
     micro_bs:int, # Today's, one of them
     noise_scale:float=math.nan, # In items of each rank; NaN where it is not known
 )->StepTimes:
-    "What a step costs with those of `sizes` that can win"
+    "What a step costs with those of `sizes` that can win, in rounds from today's up, then down"
     times = StepTimes(learn, sizes, micro_bs, noise_scale)
-    rounds = [(size,i>0) for i in range(times.n_rounds) for size in times.order()]
+    order = [o for o in sizes if o>=micro_bs] + [o for o in reversed(sizes) if o<micro_bs]
+    rounds = [(size,i>0) for i in range(times.n_rounds) for size in order]
     bar = progress_bar(rounds, leave=False) if hasattr(learn, 'progress') else rounds
     with learn.no_bar():
         for size,again in bar:

@@ -18,7 +18,7 @@ from ..utils.text import counted, time_text
 from ..learner.ranks import alone, n_processes, over_ranks, trains_together, rank
 from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loaders import micro_batch_size, known_micro_bs, with_micro_bs, by_size, n_items, refuse_empty
-from ..learner.mock import Ticks, mock_training, worth_saying
+from ..learner.mock import mock_training, ticks, worth_saying
 from ..utils.checks import check_whole
 from .report import card_of, limit_bytes, report_memory
 
@@ -82,19 +82,13 @@ class TrialSearch:
         store_attr()
         self.error = None # Of the last size that was too large
         self.secs = math.nan # Of a trial, for each item, as last measured
-        self.good = self.now = None # Items: the most that fitted so far, and what is being tried
-        self.n_ticks = n_steps+(len(learn.dls.loaders)>1) # Of a trial
-        self.tick,self.n_left = noop,0
+        self.good = 0 # Items: the most that fitted so far
+        self.tick = noop # Called after each step of a trial, and after its validation batch
         self.val_own = len(learn.dls.loaders)>1 and known_micro_bs(learn.dls.loaders[1])!=micro_batch_size(learn.dls.train)
 
     def __call__(self, micro_bs):
         "Does it fit, in all processes?"
-        error,is_of_memory,begin = None,False,time.perf_counter()
-        self.now,self.n_left = micro_bs,self.n_left-1
-        takes = self.secs*micro_bs
-        text = f"trying micro-batches of {counted(micro_bs)}"
-        if takes>worth_saying: text += f", about {time_text(takes)}"
-        self.tick(text, self.n_ticks*(self.n_left<0))
+        error,begin = None,time.perf_counter()
         try: self._train(micro_bs)
         except Exception as e:
             is_of_memory = out_of_memory(e) # By what it came from too
@@ -102,40 +96,34 @@ class TrialSearch:
             error.__context__ = error.__cause__ = None
         if error is not None:
             free_memory()
-            is_of_validation = self.val_own and self.trial.done>=self.n_steps # A smaller training batch would not help
-            if is_of_validation or not is_of_memory: self._refuse(micro_bs, error)
+            if not is_of_memory: raise ValueError(
+                f"Micro-batches of {counted(micro_bs)} cannot be trained on, and memory is not the reason ({type(error).__name__}: "
+                f"{error}): see that the model, the loss and the metrics take them, or set `start` or `max_bs`") from error
+            # A smaller training batch would not help
+            if self.val_own and self.trial.done>=self.n_steps: raise ValueError(
+                f"Training steps with micro-batches of {counted(micro_bs)} fit in memory, but the validation loader's batches do not "
+                f"({error}): give it smaller ones") from error
             self.error = error
         fits = min_over_ranks(error is None)>0 # Where memory runs out on one rank it does for all
         if fits:
-            self.good = max(self.good or 0, micro_bs)
+            self.good = max(self.good, micro_bs)
             self.secs = (time.perf_counter()-begin)/micro_bs
         return fits
 
-# %% ../../nbs/memory/03_max_bs.ipynb #62652d9f
-@patch
-def _train(self:TrialSearch, micro_bs):
-    learn = self.learn
-    buckets = [torch.empty_like(p) for p in learn.model.parameters() if p.requires_grad and trains_together(learn)] # DDP keeps the gradients once more
-    with mock_training(learn), alone(learn), learn.no_bar():
-        loaders = learn.dls.loaders
-        loaders[0] = with_micro_bs(loaders[0], micro_bs, self.orders[0])
-        if len(loaders)>1 and not self.val_own: loaders[1] = with_micro_bs(loaders[1], micro_bs, self.orders[1])
+    def _train(self, micro_bs):
+        learn = self.learn
+        # DDP keeps the gradients once more
+        buckets = [torch.empty_like(p) for p in learn.model.parameters() if p.requires_grad and trains_together(learn)]
+        with mock_training(learn), alone(learn), learn.no_bar():
+            loaders = learn.dls.loaders
+            loaders[0] = with_micro_bs(loaders[0], micro_bs, self.orders[0])
+            if len(loaders)>1 and not self.val_own: loaders[1] = with_micro_bs(loaders[1], micro_bs, self.orders[1])
 
-        self.trial = trial = TrialSteps(micro_bs, self.n_steps, len(loaders)>1, self.tick)
-        learn.fit(10_000, 0., cbs=trial)
-        if trial.done<self.n_steps: raise ValueError(f"in {trial.n_seen} micro-batches {trial.done} steps were taken with {counted(micro_bs)}, "
-                                                     f"of {self.n_steps} to be taken")
-    del buckets
-
-@patch
-def _refuse(self:TrialSearch, micro_bs, error):
-    "`error`, in words"
-    size = counted(micro_bs)
-    if out_of_memory(error): raise ValueError(
-        f"Training steps with micro-batches of {size} fit in memory, but the validation loader's batches do not ({error}): give it "
-        "smaller ones") from error
-    raise ValueError(f"Micro-batches of {size} cannot be trained on, and memory is not the reason ({type(error).__name__}: "
-                     f"{error}): see that the model, the loss and the metrics take them, or set `start` or `max_bs`") from error
+            self.trial = trial = TrialSteps(micro_bs, self.n_steps, len(loaders)>1, self.tick)
+            learn.fit(10_000, 0., cbs=trial)
+            if trial.done<self.n_steps: raise ValueError(
+                f"in {trial.n_seen} micro-batches {trial.done} steps were taken with {counted(micro_bs)}, of {self.n_steps} to be taken")
+        del buckets
 
 # %% ../../nbs/memory/03_max_bs.ipynb #6fb82c08
 def largest(
@@ -151,15 +139,6 @@ def largest(
         n = min(2*good, most) if bad>most else (good+bad)//2
     return good
 
-@patch
-def find(self:TrialSearch,
-    start:int, # First size to try, in items
-    most:int, # Largest size to try, in items
-)->int: # Items; 0 where none fits
-    "The largest micro-batch that fits, with a progress bar where the learner has one"
-    self.n_left = 1 if start==most else 2*math.ceil(math.log2(most+1)) # Trials, at most about so many; a single one where that is expected to fit
-    with Ticks(self.learn, self.n_ticks*self.n_left) as self.tick: return largest(self, start, most)
-
 # %% ../../nbs/memory/03_max_bs.ipynb #fc89b937
 def _memory_of_machine():
     "In bytes; `inf` where the system does not say"
@@ -168,9 +147,9 @@ def _memory_of_machine():
 
 def _limit_of(learn, limit):
     "`limit` in bytes; `inf` where none bounds the search"
-    if limit is not None: return math.inf if limit==math.inf else limit_bytes(limit)
-    if next(learn.model.parameters()).device.type!='cpu': return math.inf # Its allocator will say
-    return _memory_of_machine()/2
+    if limit is None: # Other devices have an allocator, which will say
+        return _memory_of_machine()/2 if next(learn.model.parameters()).device.type=='cpu' else math.inf
+    return math.inf if limit==math.inf else limit_bytes(limit)
 
 def _report(learn, micro_bs, order):
     "The memory report for micro-batches of `micro_bs`, or of half as many until it fits; `None` where not even one item does"
@@ -195,14 +174,6 @@ def _bound(learn, micro_bs, limit, order):
     return report.max_bs(size),report.secs
 
 # %% ../../nbs/memory/03_max_bs.ipynb #4e478920
-def _so_far(search, bound):
-    "What is known when the search is interrupted"
-    known = [f"{counted(search.good)} fit" if search.good else "no size was tried to its end"]
-    if search.now: known.append(f"{search.now} were being tried")
-    if bound<math.inf: known.append(f"the memory report says {bound:.0f}")
-    again = f". start={search.good} goes on from there" if search.good else ''
-    return f"max_bs_find was interrupted: {', '.join(known)}{again}"
-
 def _check_sizes(dl, start, max_bs, n_steps):
     "The first size to try if the memory report says nothing, or an error"
     for nm,v in (('start',start),('max_bs',max_bs)):
@@ -231,21 +202,26 @@ def max_bs_find(self:Learner,
     """
     at = _check_sizes(self.dls.train, start, max_bs, n_steps)
     orders = [by_size(dl) for dl in self.dls.loaders[:2]] # Looked at once, for all that follows
-    search,bound = TrialSearch(self, n_steps, orders),math.inf
+    search = TrialSearch(self, n_steps, orders)
     shows = hasattr(self, 'progress') and rank()==0
     if shows and card_of(limit): print(card_of(limit))
-    try:
-        bound,secs = _bound(self, at, limit, orders[0])
-        bound = min_over_ranks(bound)
-        most = min(bound, max_bs or math.inf, n_items(self.dls.train))
-        if math.isinf(most): raise ValueError("The training set does not say how many items it has, so the search has no end: set `max_bs`")
-        begin = min(at if start or math.isinf(bound) else most, most)
-        search.secs = secs*(n_steps+1/3) # The validation batch has no backward pass
-        if shows and search.secs*begin>worth_saying: print(
-            f"max_bs_find: by the memory report {counted(bound)} fit; a trial with {counted(begin)} takes about {time_text(search.secs*begin)}")
-        res = search.find(begin, most)
+    bound,secs = _bound(self, at, limit, orders[0])
+    bound = min_over_ranks(bound)
+    most = min(bound, max_bs or math.inf, n_items(self.dls.train))
+    if math.isinf(most): raise ValueError("The training set does not say how many items it has, so the search has no end: set `max_bs`")
+    most = int(most) # What ranks have agreed upon is a float
+    begin = min(at if start or math.isinf(bound) else most, most)
+    search.secs = secs*(n_steps+1/3) # The validation batch has no backward pass
+    if shows and search.secs*begin>worth_saying: print(
+        f"max_bs_find: by the memory report {counted(bound)} fit; a trial with {counted(begin)} takes about {time_text(search.secs*begin)}")
+
+    def fits(micro_bs):
+        text,secs = f"trying micro-batches of {counted(micro_bs)}",search.secs*micro_bs
+        if secs>worth_saying: text += f", about {time_text(secs)}"
+        with ticks(self, n_steps+(len(self.dls.loaders)>1), text) as search.tick: return search(micro_bs)
+    try: res = largest(fits, begin, most)
     except KeyboardInterrupt:
-        if shows: print(_so_far(search, bound))
+        if shows and search.good: print(f"max_bs_find was interrupted: {counted(search.good)} fit. start={search.good} goes on from there")
         raise
     if res: return res
     if out_of_memory(search.error) and not out_of_memory(search.error, surely=True): raise search.error

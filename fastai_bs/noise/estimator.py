@@ -53,9 +53,6 @@ def ratio(
     return res[()]
 
 # %% ../../nbs/noise/01_estimator.ipynb #b8260604
-def _check_level(level):
-    if not 0<level<1: raise ValueError(f"`level` must be between 0 and 1, both excluded, got {level}: 0.95 for an interval of 95%")
-
 def fieller(
     tr_sigma, # Weighted mean of the windows' `tr_sigma`
     g_sq, # Weighted mean of the windows' `g_sq`
@@ -67,7 +64,7 @@ def fieller(
     at_least=0., # Lower end where even |G|² is measured negative beyond doubt: nothing is known then but what was seen, the elements measured
 )->tuple: # Lower and upper end, in elements; the upper is `inf` where the data cannot bound it
     "Confidence interval of `tr_sigma/g_sq` (Fieller 1954, J. R. Stat. Soc. B 16), all branches, elementwise"
-    _check_level(level)
+    if not 0<level<1: raise ValueError(f"`level` must be between 0 and 1, both excluded, got {level}: 0.95 for an interval of 95%")
     T,g = np.asarray(tr_sigma, dtype=np.float64),np.asarray(g_sq, dtype=np.float64)
     q = stats.t.ppf((1+level)/2, dof)**2
     A = g**2 - q*v_g
@@ -81,6 +78,7 @@ def fieller(
         high = np.where(bounded, np.maximum((B+d)/A, 0), np.inf)
     return low[()], high[()]
 
+
 # %% ../../nbs/noise/01_estimator.ipynb #d8377a64
 @dataclass(frozen=True)
 class NoiseEstimate:
@@ -92,6 +90,10 @@ class NoiseEstimate:
     g_sq:float = math.nan # Mean of the windows' `g_sq`
 
     def __repr__(self): return f"{with_interval(self.noise_scale, self.ci)} items, of {self.n_windows} windows"
+
+def _in_items(tr_sigma, g_sq, ci, per_item, n_windows):
+    "The estimate by two means, whose interval `ci` is in elements, of which an item has `per_item`"
+    return NoiseEstimate(float(ratio(tr_sigma, g_sq)/per_item), tuple(float(o/per_item) for o in ci), n_windows, float(tr_sigma), float(g_sq))
 
 class Pool:
     "Weighted means of `tr_sigma` and `g_sq` over windows and their (co)variances, updated in place: a dozen numbers, however long the run"
@@ -141,23 +143,14 @@ class Pool:
         self.n_items = self.n_items + (n if n_items is None else n_items)
         return self
 
-    @classmethod
-    def stack(cls,
-        pools, # Pools of numbers
-    ): # Pool of arrays, with an entry for each of `pools`
-        "Several pools as one: what it is asked, it answers for each of them"
-        res = cls()
-        for nm in vars(res): setattr(res, nm, np.array([getattr(o, nm) for o in pools], dtype=np.float64))
-        return res
-
     @property
-    def noise_scale(self): return ratio(self.tr_sigma, self.g_sq) if np.all(self.n_windows) else np.nan # In elements; NaN before the first window
+    def noise_scale(self): return ratio(self.tr_sigma, self.g_sq) # In elements; from the first window on
     @property
     def elems_per_item(self): return self.n_elems/self.n_items if np.all(self.n_items) else np.nan # Elements that the loss averages over
     @property
     def w_eff(self): # Between 1 and the number of windows
         "Effective sample size: the number of equally weighted windows that would know as much"
-        return self._u*self._u/self._u2 if np.all(self.n_windows) else 0.
+        return self._u*self._u/self._u2
 
     @property
     def variances(self)->tuple: # `v_tr`, `v_g` and `cov`; from 2 windows on
@@ -169,7 +162,6 @@ class Pool:
         level:float=0.95, # Coverage
     )->tuple: # Lower and upper end, in elements; `(0, inf)` below 3 windows
         "`fieller` interval of `noise_scale`"
-        _check_level(level)
         few = np.asarray(self.n_windows)<3
         if few.all(): return 0.,np.inf
         with np.errstate(divide='ignore', invalid='ignore'):
@@ -181,20 +173,20 @@ class Pool:
     )->NoiseEstimate:
         "What the windows so far tell"
         if not self.n_windows: return NoiseEstimate(math.nan, (0.,math.inf), 0)
-        ci = tuple(float(o/self.elems_per_item) for o in self.interval(level))
-        return NoiseEstimate(float(self.noise_scale/self.elems_per_item), ci, self.n_windows, float(self.tr_sigma), float(self.g_sq))
+        return _in_items(self.tr_sigma, self.g_sq, self.interval(level), self.elems_per_item, self.n_windows)
+
+def _columns(windows):
+    return [np.asarray(windows[nm], dtype=np.float64) for nm in ('tr_sigma','g_sq','n_elems','n_items')]
 
 def pooled(
-    tr_sigma, # A `tr_sigma` for each window, oldest first
-    g_sq, # A `g_sq` for each window
-    n, # Elements of each window
+    windows:pd.DataFrame, # A row for each, oldest first
     beta:float=1., # As in `Pool`
-    n_items=None, # Items of each window; `None`: one for each element
 )->Pool:
     "A `Pool` of these windows"
     res = Pool(beta)
-    for window in zip(tr_sigma, g_sq, n, n if n_items is None else n_items): res.add(*window)
+    for window in zip(*(o.tolist() for o in _columns(windows))): res.add(*window)
     return res
+
 
 # %% ../../nbs/noise/01_estimator.ipynb #042aa337
 def estimates(
@@ -202,50 +194,43 @@ def estimates(
     level:float=0.95, # Coverage of the interval
 )->pd.DataFrame: # `noise_scale`, `low` and `high` in items, `mean_tr_sigma` and `mean_g_sq` per element
     "What each of them tells, a row for each"
-    many = Pool.stack(pools)
+    many = Pool()
+    for nm in vars(many): setattr(many, nm, np.array([getattr(o, nm) for o in pools], dtype=np.float64))
     low,high = many.interval(level)
     per_item = many.elems_per_item
     return pd.DataFrame(dict(noise_scale=many.noise_scale/per_item, low=low/per_item, high=high/per_item, mean_tr_sigma=many.tr_sigma, mean_g_sq=many.g_sq),
                         index=range(len(pools)))
 
 def running(
-    tr_sigma, # A `tr_sigma` for each window, oldest first
-    g_sq, # A `g_sq` for each window
-    n, # Elements of each window
+    windows:pd.DataFrame, # A row for each, oldest first
     beta:float=1., # As in `Pool`
-    level:float=0.95, # Coverage of the interval
 )->pd.DataFrame: # As of `estimates`
     "What is known by each window from those up to it, as of a `Pool` that takes them in one by one"
     pool = Pool(beta)
-    return estimates([copy(pool.add(*window)) for window in zip(tr_sigma, g_sq, n)], level)
+    return estimates([copy(pool.add(*window)) for window in zip(*_columns(windows))])
+
 
 # %% ../../nbs/noise/01_estimator.ipynb #60e5a0b1
 def agree(
-    tr_sigma, # A `tr_sigma` for each window
-    g_sq, # A `g_sq` for each window
-    n, # Elements of each window
-    tol:float=1e-6, # Part of a squared norm that single precision may get wrong
+    windows:pd.DataFrame, # A row for each
 )->bool:
     "Is the noise in the mean gradient of every window, `tr_sigma/n`, no more than rounding?"
-    tr_sigma,g_sq,n = (np.asarray(o, dtype=np.float64) for o in (tr_sigma,g_sq,n))
-    return bool(len(n)) and bool((np.abs(tr_sigma)/n <= tol*g_sq).all())
+    T,g,n,_ = _columns(windows)
+    return bool(len(n)) and bool((np.abs(T)/n <= 1e-6*g).all()) # What single precision may get wrong of a squared norm
 
-def _estimate_of_alike(tr_sigma, g_sq, n, n_items, mean_tr, mean_g):
-    "The largest ratio of any window bounds it"
-    per_item = n.sum()/n_items.sum()
-    high = max([0., *ratio(tr_sigma, g_sq)[g_sq>0]])
-    return NoiseEstimate(float(ratio(mean_tr, mean_g)/per_item), (0.,float(high/per_item)), len(n), float(mean_tr), float(mean_g))
+def _estimate_of_alike(windows, tr_sigma, g_sq):
+    "By the means of windows that agree; the largest ratio of any window bounds it"
+    T,g,n,n_items = _columns(windows)
+    high = np.max(ratio(T, g)[g>0], initial=0.)
+    return _in_items(tr_sigma, g_sq, (0.,high), n.sum()/n_items.sum(), len(n))
 
-def _arrays(*columns): return [np.asarray(o, dtype=np.float64) for o in columns]
 
 # %% ../../nbs/noise/01_estimator.ipynb #62e3bc8f
 def drift_t(
-    tr_sigma, # A `tr_sigma` for each window, oldest first; at least 4
-    g_sq, # A `g_sq` for each window
-    n, # Elements of each window, its weight
+    windows:pd.DataFrame, # A row for each, oldest first; at least 4
 )->float: # Positive where the noise scale is larger in the second half
     "Welch's t between the two halves' weighted means of `tr_sigma - r*g_sq`, with `r` the ratio over both; 0 where there is no difference at all"
-    T,g,w = (np.asarray(o, dtype=np.float64) for o in (tr_sigma,g_sq,n))
+    T,g,w,_ = _columns(windows)
     if len(T)<4: raise ValueError(f"A drift needs at least 4 windows to show, two in each half; got {len(T)}")
     e = T*(w@g) - g*(w@T) # (tr_sigma - r*g_sq) times w@g: no division by a mean that may be 0
     def _half(part):
@@ -259,66 +244,53 @@ def drift_t(
     if m1==m2: return 0.
     with np.errstate(divide='ignore'): return float(np.sign(w@g)*(m2-m1)/np.sqrt(v1+v2))
 
+
 # %% ../../nbs/noise/01_estimator.ipynb #3fc451e7
 def last_stretch(
-    tr_sigma, # A `tr_sigma` for each window, oldest first
-    g_sq, # A `g_sq` for each window
-    n, # Elements of each window
-    t_max:float=3., # Drift beyond which the first half is dropped
-    min_windows:int=20, # A shorter stretch is not tested: with halves below 10 windows the test raises false alarms in more than 1 of 100
+    windows:pd.DataFrame, # A row for each, oldest first
 )->int: # Index of the first window of the stretch
     "Where the last stretch of windows without drift, a stationary segment, begins: while the halves disagree, keep the second"
     start = 0
-    while len(tr_sigma)-start>=min_windows and abs(drift_t(tr_sigma[start:], g_sq[start:], n[start:]))>t_max:
-        start += (len(tr_sigma)-start)//2
+    # With halves below 10 windows the test raises false alarms in more than 1 of 100
+    while len(windows)-start>=20 and abs(drift_t(windows.iloc[start:]))>3: start += (len(windows)-start)//2
     return start
 
 def trend(
-    tr_sigma, # A `tr_sigma` for each window, oldest first
-    g_sq, # A `g_sq` for each window
-    n, # Elements of each window
+    windows:pd.DataFrame, # A row for each, oldest first
 )->int: # 1 where the noise scale rises, -1 where it falls, 0 where neither can be told
     "Where the noise scale of these windows goes, if they are no stretch without drift"
-    return int(np.sign(drift_t(tr_sigma, g_sq, n))) if last_stretch(tr_sigma, g_sq, n) else 0
+    return int(np.sign(drift_t(windows))) if last_stretch(windows) else 0
 
 def settled(
-    tr_sigma, # A `tr_sigma` for each window, oldest first
-    g_sq, # A `g_sq` for each window
-    n, # Elements of each window, its weight
-    n_items=None, # Items of each window; `None`: one for each element
+    windows:pd.DataFrame, # A row for each, oldest first
     beta:float=1., # As in `Pool`
     level:float=0.95, # Coverage of the interval
 )->NoiseEstimate:
     "The noise scale of the last stretch of windows without drift"
-    T,g,n,n_items = _arrays(tr_sigma, g_sq, n, n if n_items is None else n_items)
-    if agree(T, g, n):
-        pool = pooled(T, g, n, beta)
-        return _estimate_of_alike(T, g, n, n_items, pool.tr_sigma, pool.g_sq)
-    last = slice(last_stretch(T, g, n), None)
-    return pooled(T[last], g[last], n[last], beta, n_items[last]).estimate(level)
+    if not agree(windows): return pooled(windows.iloc[last_stretch(windows):], beta).estimate(level)
+    pool = pooled(windows, beta)
+    return _estimate_of_alike(windows, pool.tr_sigma, pool.g_sq)
+
 
 # %% ../../nbs/noise/01_estimator.ipynb #fddd1534
 def along(
-    tr_sigma, # A `tr_sigma` for each window, oldest first
-    g_sq, # A `g_sq` for each window
-    n, # Elements of each window, its weight
-    n_items=None, # Items of each window; `None`: one for each element
+    windows:pd.DataFrame, # A row for each, oldest first
     level:float=0.95, # Coverage of the interval
 )->NoiseEstimate: # With the interval `(0, inf)` below 3 windows
     "The noise scale of a path, weighted mean of `tr_sigma` over weighted mean of `g_sq`, with variances from successive differences"
-    T,g,n,n_items = _arrays(tr_sigma, g_sq, n, n if n_items is None else n_items)
-    if not len(n): return NoiseEstimate(math.nan, (0.,math.inf), 0)
+    T,g,n,n_items = _columns(windows)
+    if not len(n): return Pool().estimate()
     w = n/n.sum()
-    mean_tr,mean_g = w@T,w@g
-    if agree(T, g, n): return _estimate_of_alike(T, g, n, n_items, mean_tr, mean_g)
+    means = w@T,w@g
+    if agree(windows): return _estimate_of_alike(windows, *means)
     def _cov(x, y):
         "Covariance of two weighted means, where a window's variance goes as one over its elements"
-        d = np.diff(x)*np.diff(y)/(1/n[1:]+1/n[:-1]) # Of one element
+        d = np.diff(x)*np.diff(y)/(1/n[1:]+1/n[:-1]) # For one element
         each = np.concatenate([d[:1], (d[1:]+d[:-1])/2, d[-1:]]) # At each window, by its neighbours
         return w@each/n.sum()
-    low,high = 0.,math.inf
+    ci = 0.,math.inf
     if len(n)>2:
-        dof = 2/3*(1/(w@w)-1) # Of successive differences, which share their windows
-        low,high = fieller(mean_tr, mean_g, _cov(T, T), _cov(g, g), _cov(T, g), dof, level, at_least=n.sum())
-    per_item = n.sum()/n_items.sum()
-    return NoiseEstimate(float(ratio(mean_tr, mean_g)/per_item), (float(low/per_item),float(high/per_item)), len(n), float(mean_tr), float(mean_g))
+        dof = 2/3*(1/(w@w)-1) # Successive differences share their windows
+        ci = fieller(*means, _cov(T, T), _cov(g, g), _cov(T, g), dof, level, at_least=n.sum())
+    return _in_items(*means, ci, n.sum()/n_items.sum(), len(n))
+

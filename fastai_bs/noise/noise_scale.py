@@ -193,8 +193,7 @@ class NoiseScale(ScopedCallback):
     @property
     def drift(self)->int: # 1 where it rises, -1 where it falls, 0 where neither can be told
         "How the noise scale moves over the measurements that the moving means look back on; `noise_scale` and `ci` speak of their middle, not of the present"
-        last = self.moments[-self.look_back:]
-        return trend(last.tr_sigma, last.g_sq, last.n_elems)
+        return trend(self.moments[-self.look_back:])
 
     def __repr__(self):
         if not self.rows: return 'NoiseScale()'

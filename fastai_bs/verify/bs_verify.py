@@ -13,18 +13,17 @@ import pandas as pd
 from dataclasses import replace
 from fastcore.basics import patch
 from fastai.learner import Learner
-from fastprogress.fastprogress import progress_bar
 from ..utils.checks import check_number, check_whole, is_number, is_several, shown
-from ..utils.text import counted, rate_text, time_text
+from ..utils.text import counted, time_text
 from ..learner.ranks import rank, trains_together
 from ..learner.loaders import declared_len, epoch_len, n_items
-from ..learner.mock import mock_training, watched
+from ..learner.mock import Ticks, mock_training
 from ..accumulate.sizes import accumulation
 from ..schedule.scaled_lr import rates as rates_in
 from ..finder.timing import time_steps
 from .compare import Arm, least_steps, n_final, n_middle, parts
-from .compare import best_rates, runs_wanted, trial_sizes, with_today
-from .trainings import Lengths, Trials
+from .compare import best_rates, default_rates, ranked, runs_wanted, trial_sizes, with_today
+from .trainings import Trials
 from .result import BatchVerification
 import fastai_bs.finder.bs_find # noqa: F401 bs_find
 
@@ -36,10 +35,10 @@ def finalists_in_time(
     "Drop sizes and rates that are behind, by trainings of a sixteenth and of a quarter of the length"
     bs_now = trials.plan.bs_now
     for part,n in zip(parts, (n_middle,n_final)):
-        has_few = trials.lengths.n_steps(bs_now, part)<least_steps
+        has_few = trials.n_steps(bs_now, part)<least_steps
         if has_few or len(arms)<=n and len({bs for bs,_ in arms})==len(arms): continue
         for arm in arms: trials.train(arm, part)
-        arms = trials.order(part)
+        arms = ranked(trials.of_length(part))
         if n==n_final: arms = best_rates(arms)
         arms = with_today(arms, n, bs_now)
     return best_rates(arms)
@@ -50,11 +49,11 @@ def finalists_of_all(
 )->list: # `Arm`s, of one rate for each size
     "Drop rates that are behind, of sizes that take enough steps in a short training to tell; without that a size has the rate nearest to the rule's"
     for part,n in zip(parts, (2,1)):
-        several = {bs for bs,_ in arms if sum(arm.bs==bs for arm in arms)>n and trials.lengths.n_steps(bs, part)>=least_steps}
+        several = {bs for bs,_ in arms if sum(arm.bs==bs for arm in arms)>n and trials.n_steps(bs, part)>=least_steps}
         for arm in arms:
             if arm.bs in several: trials.train(arm, part)
         others = [arm for arm in arms if arm.bs not in several]
-        arms = others + best_rates([arm for arm in trials.order(part) if arm.bs in several], n)
+        arms = others + best_rates([arm for arm in ranked(trials.of_length(part)) if arm.bs in several], n)
     return best_rates(sorted(arms, key=lambda arm: abs(math.log(arm.factor)))) if len({bs for bs,_ in arms})<len(arms) else arms
 
 def train_all(
@@ -63,7 +62,7 @@ def train_all(
     n_runs:int, # Of each size, at least
 ):
     "Drop what is behind by short trainings, and train the others for the whole length, once with each order of the items"
-    finalists = finalists_in_time if trials.lengths.equal=='time' else finalists_of_all
+    finalists = finalists_in_time if trials.equal=='time' else finalists_of_all
     arms = sorted(finalists(trials, arms))
     for run in range(1, 1+runs_wanted(len(arms), n_runs)): # Run 0 was that of the short ones, which chose
         for arm in arms: trials.train(arm, parts[-1], run)
@@ -112,12 +111,9 @@ def _check(learn, lr, n_epoch, sizes, rates, equal, n_runs):
     if equal not in ('time','items','plan'): raise ValueError(
         f"`equal` must be 'time', 'items' or 'plan', got {shown(equal)}: what all sizes get as much of, or that each is trained as its plan says")
     check_whole('n_runs', n_runs, 1, "each size needs a training", 'training')
-
-def _check_length(learn, n_epoch):
-    "A quarter of it must be a training"
-    steps,least = declared_len(learn)/accumulation(learn),math.ceil(least_steps/parts[1])
-    if not steps: return # bs_find says what is the matter
-    if n_epoch*steps<least: raise ValueError(
+    if n_epoch is None: return
+    steps,least = declared_len(learn)/accumulation(learn),math.ceil(least_steps/parts[1]) # A quarter of it must be a training
+    if 0<n_epoch*steps<least: raise ValueError(
         f"`n_epoch`={n_epoch:g} is {counted(round(n_epoch*steps), 'step')} of today's batch, and {least} are needed to tell sizes apart: take "
         f"n_epoch={math.ceil(100*least/steps)/100:g} or more")
 
@@ -153,48 +149,30 @@ def _sizes_of(plan, sizes, equal):
     return trial_sizes(plan.bs_now, plan.bs, _can)
 
 # %% ../../nbs/verify/06_bs_verify.ipynb #800b79c7
-class _Bar:
-    "A progress bar with a tick for each training, where somebody sees it"
-    def __init__(self, learn, lengths, n):
-        self.lengths = lengths
-        self.bar = progress_bar(range(n), leave=False) if hasattr(learn, 'progress') and rank()==0 and watched(learn) else ()
-        self.ticks = iter(self.bar)
-
-    def __call__(self, arm, part):
-        next(self.ticks, None)
-        if self.bar: self.bar.comment = f"{counted(arm.bs)} at {rate_text(arm.factor)} times the rate, for {part:g} of the length"
-
-    def close(self):
-        for _ in self.ticks: pass # To its end, where it clears itself
-
-def _run(learn, lengths, sizes, rates, n_runs):
-    "All trainings; with whether they were interrupted"
+def _run(trials, rates, n_runs):
+    "All trainings; were they interrupted?"
+    learn,sizes = trials.learn,trials.sizes
     arms = [Arm(bs, float(factor)) for bs in sizes for factor in sorted(set(rates))]
-    n_lengths = whole_lengths(lengths.equal, len(sizes), len(set(rates)), n_runs)
-    secs = lengths.plan.took + n_lengths*sum(map(lengths.seconds, sizes))/len(sizes)
+    n_lengths = whole_lengths(trials.equal, len(sizes), len(set(rates)), n_runs)
+    secs = trials.plan.took + n_lengths*sum(map(trials.seconds, sizes))/len(sizes)
     if hasattr(learn, 'progress') and rank()==0:
         takes = f"about {time_text(secs)}" if math.isfinite(secs) else "a while"
         print(f"bs_verify takes {takes}: batch sizes {', '.join(map(str, sizes))}, at {counted(len(set(rates)), 'rate')} each")
-    bar = _Bar(learn, lengths, len(arms)+math.ceil(n_lengths))
-    trials = Trials(learn, lengths, sizes, bar)
     interrupted = False
-    try: train_all(trials, arms, n_runs)
-    except KeyboardInterrupt:
-        if trains_together(learn) or trials.of_length(1.).bs.nunique()<2: raise
-        interrupted = True
-    finally: bar.close()
+    with Ticks(learn, len(arms)+math.ceil(n_lengths)) as trials.ticks:
+        try: train_all(trials, arms, n_runs)
+        except KeyboardInterrupt:
+            if trains_together(learn) or trials.of_length(1.).bs.nunique()<2: raise
+            interrupted = True
     if not len(trials.of_length(1.)): raise ValueError(
         f"No training of the batch sizes {', '.join(map(str, sizes))} ended with a loss that is finite: check the data and the loss, or lower `lr`")
-    return trials,interrupted
+    return interrupted
 
-def _left_out(trials, sizes):
+def _left_out(trials):
     "Sizes of which nothing is known, and why"
     known = {bs for part in parts for bs in trials.of_length(part).bs}
-    trained = {o['bs'] for o in trials.rows}
-    def _reason(bs):
-        if bs in trials.too_large: return 'memory'
-        return 'loss' if bs in trained else 'interrupt'
-    return [(bs,_reason(bs)) for bs in sizes if bs not in known]
+    reasons = {bs: 'interrupt' for bs in trials.sizes} | {o['bs']: 'loss' for o in trials.rows} | {bs: 'memory' for bs in trials.too_large}
+    return [(bs,reasons[bs]) for bs in trials.sizes if bs not in known]
 
 @patch
 def bs_verify(self:Learner,
@@ -215,13 +193,12 @@ def bs_verify(self:Learner,
     """
     _check(self, lr, n_epoch, sizes, rates, equal, n_runs)
     begin = time.perf_counter()
-    if n_epoch is not None: _check_length(self, n_epoch)
     num_it = None if equal=='plan' else _num_it(self, n_epoch)
     plan = self.bs_find(lr, num_it=num_it, n_epoch=n_epoch, show_plot=False)
     if sizes is not None: plan = _with_times_of(self, plan, sizes)
-    if equal=='time' and math.isnan(plan.epoch_time): raise ValueError(
-        "No step could be timed on this device, so there is no equal time: take equal='items'")
-    if rates is None: rates = (1,) if equal=='plan' else (1/3,1,3)
+    if equal=='time' and math.isnan(plan.epoch_time):
+        raise ValueError("No step could be timed on this device, so there is no equal time: take equal='items'")
+    if rates is None: rates = default_rates(equal)
     sizes = _sizes_of(plan, sizes, equal)
     for bs in sizes: plan.at(bs) # Refuses what cannot be reached
     if equal=='plan': n_epoch = plan.today.n_epoch
@@ -229,10 +206,10 @@ def bs_verify(self:Learner,
         n_lengths = whole_lengths(equal, len(sizes), len(set(rates)), n_runs)
         n_epoch = default_epochs(plan.epoch_time, plan.today.n_train/plan.bs_now, n_lengths)
 
-    lengths = Lengths(plan, n_epoch, equal, bool(getattr(self.dls.train, 'drop_last', False)))
-    few = [bs for bs in sizes if lengths.n_steps(bs)<least_steps]
-    sizes = [bs for bs in sizes if bs not in few]
-    trials,interrupted = _run(self, lengths, sizes, rates, n_runs)
-    left_out = [(bs,'steps') for bs in few] + _left_out(trials, sizes)
+    trials = Trials(self, plan, n_epoch, equal, sizes)
+    few = [bs for bs in sizes if trials.n_steps(bs)<least_steps]
+    trials.sizes = [bs for bs in sizes if bs not in few]
+    interrupted = _run(trials, rates, n_runs)
+    left_out = [(bs,'steps') for bs in few] + _left_out(trials)
     return BatchVerification(df=pd.DataFrame(trials.rows), planned=plan, equal=equal, n_epoch=n_epoch, rates=tuple(rates),
                              left_out=tuple(left_out), took=time.perf_counter()-begin, interrupted=interrupted)

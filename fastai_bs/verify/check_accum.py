@@ -21,11 +21,9 @@ from ..utils.text import counted, num, filled
 from ..learner.ranks import from_ranks, trains_together
 from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loop import callback_of
-from ..accumulate.losses import loss_elements, refuse_loss
 from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.batch_schedule import BatchSchedule
-from .both_ways import HeldDraws, PlainLoop, fresh, put_together, run, sample, train_norms
-from .both_ways import trained_params, weights_in, windows_of
+from .both_ways import HeldDraws, PlainLoop, fresh, put_together, run, train_norms, trained_params, windows_of
 
 # %% ../../nbs/verify/08_check_accum.ipynb #4a596153
 _words = dict(
@@ -33,33 +31,26 @@ _words = dict(
         "for it, and by {rest} in eval mode. bn_to_gn(learn.model) puts GroupNorm in its place, which is exact (tabular models go without by "
         "config=tabular_config(use_bn=False, bn_cont=False)); `fix_bn` of GradAccum keeps the pace of the running statistics, not the gradient. "
         "Or take micro-batches as large as fit in memory.",
+    divides="{how} divides by {divisor}, whatever a micro-batch holds and however many there are; this window has {n_micro} of {items} items in all. "
+        "GradAccum({n}) does as the large batch does.",
     random="Dropout, or whatever else draws random numbers, could not be held alike in both ways: the gradient is off by {error}. There is nothing to do: "
         "each micro-batch draws its own, as each large batch does.",
+    loss="The loss is no mean over what is counted, as the model makes the same of each item both ways. If it is a mean over something else, say what, as in "
+        "GradAccum({n}, count=lambda learn: (learn.y!=0).sum()); if it is a sum, say learn.loss_func.reduction = 'sum'. If it compares the items of a batch, "
+        "no accumulation is exact: take micro-batches as large as fit in memory (learn.max_bs_find()).",
     layer="The model makes something else of an item in a micro-batch than in the large batch, so no accumulation is exact. The error is largest in "
         "`{parameter}` ({layer}), so look there for what uses other items of the batch, or changes from one micro-batch to the next. Put a layer in its place "
         "that looks at each item by itself, or take micro-batches as large as fit in memory.",
-    pairs="The loss looks at pairs of items within the batch, as a contrastive loss does, or is not one mean: no weights of the micro-batches' gradients "
-        "make the large batch's ({left} of it is left). No accumulation is exact for it: take micro-batches as large as fit in memory (learn.max_bs_find()).",
-    count="The loss averages over something else than was counted: the gradients of micro-batches of {sizes} items count as {weights} in the large batch's. "
-        "Say what is counted, as in GradAccum({n}, count=lambda learn: (learn.y!=0).sum()).",
-    sum="The loss is a sum over the items, and not a mean as it was taken to be. Say so, by learn.loss_func.reduction = 'sum': then nothing is divided.",
-    loss="{message}.",
-    sum_loss="The loss is a sum, and {how} divides it as if it were a mean. GradAccum({n}) takes the sum that the large batch takes.",
-    divides_by_items="{how} counts items, divides by {divisor} whatever there is, and weighs micro-batches by their items whatever the loss averages over; "
-        "this window has {items}. GradAccum({n}) takes the mean that the large batch takes.",
-    divides_by_n="{how} divides each loss by {divisor}, whatever the micro-batch holds and however many there are; this window has {n_micro}, of {items} "
-        "items. GradAccum({n}) takes the mean that the large batch takes.",
     precision="In double precision this does not run ({message}), so it was checked in {precision} precision, whose own rounding is in the error. There is "
         "nothing to do about it: the large batch is rounded too.")
 
 @dataclass(frozen=True)
 class Reason:
     "Why accumulating did not come to the large batch's gradient, or not to its last digits"
-    key:str # 'batchnorm', 'random', 'layer', 'pairs', 'count', 'sum', 'loss', 'sum_loss', 'divides_by_items', 'divides_by_n' or 'precision'
+    key:str # 'batchnorm', 'divides', 'random', 'loss', 'layer' or 'precision'
     data:dict # Numbers and names that belong to it
 
-    def __str__(self):
-        return _words[self.key].format(**{k: num(v) if isinstance(v, float) else v for k,v in self.data.items()})
+    def __str__(self): return _words[self.key].format(**{k: num(v) if isinstance(v, float) else v for k,v in self.data.items()})
 
 @dataclass
 class AccumCheck:
@@ -102,7 +93,7 @@ class AccumCheck:
         return f"{res}<details><summary>Parameter by parameter, the worst first</summary>{table}</details>"
 
 # %% ../../nbs/verify/08_check_accum.ipynb #dd832bff
-bounds = {torch.float64: 1e-6, torch.float32: 1e-4} # Relative error of the gradient up to which it is the same; half precision has 0.05
+bounds = dict(double=1e-6, single=1e-4, half=0.05, mixed=0.05) # Relative error of the gradient up to which it is the same
 
 def _over(a, b):
     if b or math.isnan(a): return a/b if b else math.nan
@@ -125,10 +116,9 @@ def errors_of(
     return math.sqrt(sum(o*o for o in df.error)),df # Of pandas' sum a NaN would be left out
 
 def _marks_differ(whole, parts):
-    "By how much what was predicted for the items differs, relative; `None` where it cannot be compared"
-    if not whole or any(len(p)!=len(whole) for p in parts): return
+    "By how much what was predicted for the items differs, relative; NaN where it cannot be compared"
     pairs = [(w,torch.cat(ps)) for w,*ps in zip(whole, *parts)]
-    if any(len(w)!=len(p) for w,p in pairs): return
+    if not pairs or any(len(w)!=len(p) for w,p in pairs): return math.nan
     return max(_over((w-p).norm().item(), w.norm().item()) for w,p in pairs)
 
 @dataclass(eq=False)
@@ -136,12 +126,9 @@ class Compared:
     "Both ways, under the same conditions"
     error:float # Of the gradient
     table:pd.DataFrame # By parameter
-    off:float # By how much predictions differ, relative; `None` where they cannot be compared
-    whole:dict # Gradient of the large batch, by parameter
+    off:float # By how much predictions differ, relative; NaN where they cannot be compared
+    is_zero:bool # Is the gradient of the large batch 0?
     draws:HeldDraws # Random numbers of the large batch
-
-    @property
-    def of_model(self)->float: return self.error if self.off is None else self.off # Error that may be the model's
 
 class BothWays:
     "Runs windows of a learner both ways, and finds out why they differ"
@@ -152,18 +139,14 @@ class BothWays:
     ):
         self.learn,self.how,self.n_acc = learn,how,n_acc
         self.failure = '' # What a run in double precision ended with
-        self.drew = False # Did a window draw random numbers, which were dealt out alike?
-        self.dtype = next((p.dtype for p in trained_params(learn).values()), torch.float32)
-        self.mixes = callback_of(learn, (MixedPrecision,NonNativeMixedPrecision)) is not None
+        dtype = next(iter(trained_params(learn).values())).dtype
+        self.trains_in = {torch.float64: 'double', torch.float32: 'single'}.get(dtype, 'half')
+        if callback_of(learn, (MixedPrecision,NonNativeMixedPrecision)) is not None: self.trains_in = 'mixed'
 
-    @property
-    def trains_in(self)->str: return 'mixed' if self.mixes else {torch.float64: 'double', torch.float32: 'single'}.get(self.dtype, 'half')
     @property
     def precision(self)->str: return self.trains_in if self.failure else 'double'
     @property
-    def bound(self)->float: # On errors
-        if not self.failure: return bounds[torch.float64]
-        return 0.05 if self.mixes else bounds.get(self.dtype, 0.05)
+    def bound(self)->float: return bounds[self.precision] # On errors
 
     def compare(self,
         micros, # Window, as `Micros`
@@ -172,74 +155,52 @@ class BothWays:
         norms_off:bool=False, # BatchNorm in eval mode?
     )->Compared:
         "Both ways; an error where there is nothing to compare"
-        draws,how,given = HeldDraws(micros.sizes),how or self.how,dict(double=double, norms_off=norms_off)
-        whole = run(self.learn, [put_together(micros.batches, draws.sizes)], draws, **given)
-        parts = run(self.learn, micros.batches, draws, fresh(how, len(micros.batches), micros.share), **given)
-        for nm,o in (('One large batch',whole),(repr(how),parts)):
-            if o.grads is None: raise ValueError(f"{nm} came to no optimizer step in this window: see that batches have targets, and that no callback "
-                                                 "cancels them")
-        error,table = errors_of(parts.grads, whole.grads, self.learn.model)
+        draws,how = HeldDraws(micros.sizes),how or self.how
+        whole,marks = run(self.learn, [put_together(micros.batches, draws.sizes)], draws, double=double, norms_off=norms_off)
+        accum = fresh(how, len(micros.batches), micros.share)
+        grads,part_marks = run(self.learn, micros.batches, draws, accum, double, norms_off)
+        for nm,o in (('One large batch',whole),(repr(how),grads)):
+            if o is None: raise ValueError(f"{nm} came to no optimizer step in this window: see that batches have targets, and that no callback cancels them")
+        error,table = errors_of(grads, whole, self.learn.model)
         if math.isnan(error): raise ValueError("The gradient of these batches is not finite, so it cannot be compared: check the data and the loss")
-        return Compared(error, table, _marks_differ(whole.marks[0], parts.marks), whole.grads, draws)
+        return Compared(error, table, _marks_differ(marks[0], part_marks), not any(g.any() for g in whole.values()), draws)
 
     def first(self, micros)->Compared:
         "In double precision, or where the learner does not run in it, in its own"
-        try: res = self.compare(micros, double=not self.failure)
+        try: return self.compare(micros, double=not self.failure)
         except Exception as e:
             if self.failure or out_of_memory(e, surely=True): raise
             self.failure = textwrap.shorten(f'{type(e).__name__}: {e}', 150)
-            res = None
-        if res is None: res = self.compare(micros, double=False) # Outside of `except`, so that the failed run's tensors are gone
-        self.drew = self.drew or bool(res.draws.taken) and res.draws.held
-        return res
+        return self.compare(micros, double=False) # Outside of `except`, so that the failed run's tensors are gone
 
     def why(self, micros, base:Compared)->list: # `Reason`s
         "What can be blamed, by one more comparison for each suspect"
         reasons,double,norms_off = [],not self.failure,False
         norms = train_norms(self.learn.model)
-        if base.error>self.bound and base.of_model>self.bound and norms:
+        if norms and base.error>self.bound and not base.off<=self.bound:
             cured = self.compare(micros, double=double, norms_off=True)
-            if cured.of_model<base.of_model/2:
+            if cured.off<base.off/2 or cured.error<base.error/2:
                 reasons.append(Reason('batchnorm', dict(n_layers=counted(len(norms), 'layer'), layer=norms[0], error=base.error, rest=cured.error)))
                 base,norms_off = cured,True
-        exact = self.how if isinstance(self.how, GradAccum) else callback_of(self.learn, GradAccum) or GradAccum()
-        if base.error>self.bound and exact is not self.how:
-            cured = self.compare(micros, exact, double, norms_off)
+        n = self.n_acc # Micro-batches for the `GradAccum` that is advised
+        if isinstance(self.how, GradientAccumulation): n = max(1, round(n*micros.share/max(micros.sizes)))
+        if base.error>self.bound and not isinstance(self.how, GradAccum):
+            cured = self.compare(micros, callback_of(self.learn, GradAccum) or GradAccum(), double, norms_off)
             if cured.error<base.error/2:
-                reasons.append(self._divides(micros))
+                reasons.append(Reason('divides', dict(how=_called(self.how, self.n_acc), divisor=self.n_acc, n_micro=counted(len(micros.sizes), 'micro-batch'),
+                                                      items=round(sum(micros.sizes)/micros.share), n=n)))
                 base = cured
-        if base.error>self.bound: reasons.append(self._rest(micros, base, double, norms_off))
-        return reasons
-
-    def _n_advised(self, micros):
-        "Micro-batches for the `GradAccum` that stands for what the check is of"
-        if not isinstance(self.how, GradientAccumulation): return self.n_acc
-        return max(1, round(self.n_acc*micros.share/max(micros.sizes)))
-
-    def _divides(self, micros):
-        key = 'divides_by_items' if isinstance(self.how, GradientAccumulation) else 'divides_by_n'
-        if loss_elements(self.learn.loss_func)[1]=='sum': key = 'sum_loss'
-        return Reason(key, dict(how=_called(self.how, self.n_acc), divisor=self.n_acc, n_micro=len(micros.sizes),
-            items=round(sum(micros.sizes)/micros.share), n=self._n_advised(micros)))
-
-    def _rest(self, micros, base, double, norms_off):
-        "The reason that is left where accumulating is exact for a mean, and BatchNorm is in eval mode"
-        if not base.draws.held: return Reason('random', dict(error=base.error))
+        if base.error<=self.bound: return reasons
+        worst = base.table.iloc[0]
+        if not base.draws.held: reasons.append(Reason('random', dict(error=base.error)))
         # What moves predictions may move gradients more: near a stationary point, as after `spectral_norm`'s power iterations, by the square root
-        if base.off is not None and base.off>min(self.bound, base.error**2):
-            return Reason('layer', dict(error=base.error, parameter=base.table.index[0], layer=base.table.layer.iloc[0]))
-        try: refuse_loss(self.learn.loss_func)
-        except ValueError as e: return Reason('loss', dict(message=str(e)))
-        parts = run(self.learn, micros.batches, base.draws, double=double, norms_off=norms_off, each=True)
-        weights,left = weights_in(parts.each, sample(base.whole))
-        if left>self.bound: return Reason('pairs', dict(left=left))
-        if all(abs(o-1)<1e-3 for o in weights): return Reason('sum', dict(weights=weights))
-        shares = ' : '.join(num(o/max(weights)) for o in weights)
-        return Reason('count', dict(sizes=', '.join(map(str, micros.sizes)), weights=shares, n=self._n_advised(micros)))
+        elif base.off>min(self.bound, base.error**2): reasons.append(Reason('layer', dict(error=base.error, parameter=worst.name, layer=worst.layer)))
+        else: reasons.append(Reason('loss', dict(n=n)))
+        return reasons
 
     def rounding(self, micros, base)->float: # NaN where it is not known
         "The error as the learner trains, where that is rounding alone"
-        if base.error>self.bound or self.dtype==torch.float64: return math.nan
+        if base.error>self.bound or self.trains_in=='double': return math.nan
         if self.failure: return base.error
         try: return self.compare(micros, double=False).error
         except ValueError: return math.nan # Not finite in half precision
@@ -255,12 +216,12 @@ def what_accumulates(
     n_acc, # Micro-batches, or what accumulates
 )->tuple: # That, and its `n_acc`
     "An error where `n_acc` can be none of it"
-    if isinstance(n_acc, BatchSchedule): raise TypeError("How many micro-batches a BatchSchedule takes follows from its loader: give `n_acc` as a number "
-                                                         "of them")
+    if isinstance(n_acc, BatchSchedule):
+        raise TypeError("How many micro-batches a BatchSchedule takes follows from its loader: give `n_acc` as a number of them")
     if isinstance(n_acc, GradAccum): how,n = n_acc,n_acc.n_acc_by_epoch.largest(learn)
     elif isinstance(n_acc, (GradientAccumulation,PlainLoop)): how,n = n_acc,n_acc.n_acc
     elif is_whole(n_acc): how,n = GradAccum(max(1, n_acc), **own_settings(learn)),n_acc
-    else: raise TypeError(f"`n_acc` must be a whole number of micro-batches, or what accumulates them: a GradAccum, fastai's "
+    else: raise TypeError("`n_acc` must be a whole number of micro-batches, or what accumulates them: a GradAccum, fastai's "
                           f"GradientAccumulation or a PlainLoop, got {shown(n_acc)}")
     if isinstance(how, GradientAccumulation): check_whole('n_acc', n, 1, "it is what the gradient is divided by", 'item')
     else: check_whole('n_acc', n, 2, "a single micro-batch is the large batch itself")
@@ -278,8 +239,9 @@ def _answer(learn, how, n, windows, notes):
     if ways.failure: reasons['precision'] = Reason('precision', dict(message=ways.failure, precision=ways.trains_in))
     micros,worst = pairs[0]
     verdict = 'same' if worst.error<=ways.bound else 'different'
-    if worst.error==0 and not any(g.any() for g in worst.whole.values()): verdict = 'zero'
-    if ways.drew: notes = [*notes,"Random numbers, as of dropout, were dealt out alike in both ways; in a training each micro-batch draws its own."]
+    if worst.error==0 and worst.is_zero: verdict = 'zero'
+    if any(o.draws.taken and o.draws.held for _,o in pairs):
+        notes = [*notes, "Random numbers, as of dropout, were dealt out alike in both ways; in a training each micro-batch draws its own."]
     return AccumCheck(verdict, worst.error, worst.table, list(reasons.values()), errors, _called(how, n), sum(micros.sizes), ways.precision, ways.bound,
                       ways.rounding(micros, worst), ways.trains_in, notes)
 
@@ -293,23 +255,22 @@ def check_accum(self:Learner,
     the worse of them counts. On several ranks each checks by itself, and the worst counts.
     """
     how,n = what_accumulates(self, n_acc)
-    if not trained_params(self): raise ValueError("The learner has no parameter that is trained, so there is no gradient to compare: learn.unfreeze(), or "
-                                                  "set `requires_grad`")
+    if not trained_params(self):
+        raise ValueError("The learner has no parameter that is trained, so there is no gradient to compare: learn.unfreeze(), or set `requires_grad`")
     on_ranks = trains_together(self)
     windows,notes = windows_of(self, how, n)
     theirs = callback_of(self, GradientAccumulation)
-    if theirs is not None and isinstance(how, GradAccum): notes = [*notes, f"The learner's own GradientAccumulation({theirs.n_acc}) was left out: "
-                                                                           f"learn.check_accum(GradientAccumulation({theirs.n_acc})) checks that one."]
+    if theirs is not None and isinstance(how, GradAccum): notes.append(
+        f"The learner's own GradientAccumulation({theirs.n_acc}) was left out: learn.check_accum(GradientAccumulation({theirs.n_acc})) checks that one.")
     n_items = windows[0].sizes[0]
     while True:
         try:
             res = _answer(self, how, n, windows, notes)
             break
         except Exception as e:
-            if not out_of_memory(e) or all(w.is_least for w in windows): raise
+            if not out_of_memory(e) or max(windows[0].sizes)==1: raise
         free_memory() # Out of the `except` block nobody holds the step's tensors any more
         windows = [w.smaller() for w in windows]
-    if windows[0].sizes[0]<n_items:
-        res.notes = [*res.notes, f"Memory was short, so less of each micro-batch was taken: {windows[0].sizes[0]} items of the first."]
-    if on_ranks: res = max(from_ranks(res), key=lambda o: o.error)
-    return res
+    n_left = windows[0].sizes[0]
+    if n_left<n_items: res.notes.append(f"Memory was short, so less of each micro-batch was taken: {n_left} items of the first.")
+    return max(from_ranks(res), key=lambda o: o.error) if on_ranks else res

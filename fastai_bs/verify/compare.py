@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/compare.html.md"""
 
 # %% auto #0
 __all__ = ['least_dof', 'tolerance', 'parts', 'least_steps', 'n_middle', 'n_final', 'decides', 'with_loss', 'Spread',
-           'log_losses', 'spread_of', 'compared', 'critical', 'critical_range', 'Arm', 'ranked', 'best_rates',
-           'with_today', 'runs_wanted', 'trial_sizes']
+           'log_losses', 'spread_of', 'compared', 'critical', 'critical_range', 'default_rates', 'Arm', 'ranked',
+           'best_rates', 'with_today', 'runs_wanted', 'trial_sizes']
 
 # %% ../../nbs/verify/01_compare.ipynb #4e8513ff
 import math
@@ -106,6 +106,12 @@ def critical_range(
 parts = 1/16,1/4,1. # Lengths of trainings, as parts of the whole
 least_steps = 10 # Optimizer steps of the whole length: fewer are no training
 n_middle,n_final = 4,3 # Arms that go on to a quarter of the length, and sizes that go on to all of it, where they get as much time each
+
+def default_rates(
+    equal:str, # 'time', 'items' or 'plan'
+)->tuple: # Factors on the rule's rate
+    "Tell at which rates each size is tried; a plan's promise is tried at the plan's"
+    return (1,) if equal=='plan' else (1/3,1,3)
 
 class Arm(NamedTuple):
     "A batch size at a learning rate"

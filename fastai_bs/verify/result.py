@@ -12,13 +12,13 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 import pandas as pd
-from ..utils.text import as_plain, Details
+from ..utils.text import Details, as_plain, details_of, in_html, in_text, paragraph
 from ..schedule.scaled_lr import scale_lr
 from ..finder.steps import whole_epochs
 from ..finder.plan import BatchPlan
-from .compare import (Spread, best_rates, compared, critical, critical_range, decides, least_dof, log_losses, ranked, spread_of, with_loss)
+from .compare import Spread, compared, critical, critical_range, decides, least_dof, log_losses, spread_of, with_loss
 from .plots import plot_sizes
-from .advice import verified_details, verified_html, verified_paragraph, verified_text
+from .advice import cautions, good_to_know, numbers_text, sizes_table, verified_words
 
 # %% ../../nbs/verify/05_result.ipynb #0dffbe0f
 within = 0.02 # Part of today's loss: a size that saves time may end so much higher
@@ -67,29 +67,17 @@ class BatchVerification:
 
         A size that did not come to the whole length has a `part` below 1, and no interval: it is compared with today's at that length.
         """
-        rows = {}
-        for part in sorted(set(self.runs.part), reverse=True):
-            df = self.runs[self.runs.part==part]
-            for arm in best_rates(ranked(df)):
-                if arm.bs not in rows: rows[arm.bs] = self._row(df[(df.bs==arm.bs) & (df.factor==arm.factor)], df)
-        return pd.DataFrame([rows[bs] for bs in sorted(rows)], columns=_columns).astype(dict(bs=int, micro_bs=int, n_acc=int, runs=int))
+        arms = self.runs.groupby(['bs','micro_bs','n_acc','lr','factor','part'])
+        df = arms[['items','steps','seconds','train_loss','valid_loss','loss']].mean().assign(runs=arms.size()).reset_index()
+        now = df[df.bs==self.bs_now].groupby('part').loss.min()
+        df = df.sort_values(['part','loss'], ascending=[False,True], kind='stable').drop_duplicates('bs').sort_values('bs', ignore_index=True)
+        diffs = pd.DataFrame(math.nan, self.losses.columns, ['diff','low','high'])
+        if self.bs_now in self.losses: diffs = compared(self.losses, self.bs_now, self.level)
+        df = df.assign(passes=df['items']/self.n_train).join(diffs, on='bs')
+        return df.assign(diff=df['diff'].where(df.part>=1, df.loss/df.part.map(now)-1))[_columns]
 
-    def _row(self,
-        mine:pd.DataFrame, # Trainings of a size at its best rate
-        df:pd.DataFrame, # All of that length
-    )->dict: # A row of `table`
-        first,mean = mine.iloc[0],mine[['steps','seconds','train_loss','valid_loss','loss','items']].mean()
-        diff = low = high = math.nan
-        now = df[df.bs==self.bs_now]
-        if first.part<1 and len(now): diff = mean.loss/now.groupby('factor').loss.mean().min()-1
-        if first.part>=1 and {first.bs,self.bs_now}<={*self.losses}: diff,low,high = self.difference(first.bs, self.bs_now)
-        return dict(**first[['bs','micro_bs','n_acc','lr','factor','part']], runs=len(mine), passes=mean['items']/self.n_train, diff=diff, low=low, high=high,
-                    **mean.drop('items'))
-
-    @cached_property
-    def whole(self)->pd.DataFrame: # Rows of `table`
-        "Sizes that were trained for the whole length, in a run that all of them have"
-        return self.table[(self.table.part>=1) & self.table.bs.isin(self.losses.columns)]
+    @property
+    def whole(self)->pd.DataFrame: return self.table[self.table.part>=1] # Rows of `table`: sizes that were trained for the whole length
 
     def at_best(self,
         bs:int, # A size of `table`
@@ -106,9 +94,8 @@ class BatchVerification:
 
     @property
     def decided_by(self)->str: # 'train_loss' or 'valid_loss'
-        "The loss that trainings of the whole length are compared by"
-        whole = self.df[self.df.part>=1]
-        return decides(whole if len(whole) else self.df, self.n_train)
+        "The loss that the longest trainings are compared by"
+        return decides(self.df[self.df.part==self.df.part.max()], self.n_train)
 
     # What follows
 
@@ -133,10 +120,7 @@ class BatchVerification:
         """
         if not self.is_known: return self.bs_now
         surely = self.whole[self.whole.high<=self.margin] # Today's own difference is 0
-        return int(surely.bs[surely[self._judged_by].idxmin()])
-
-    @property
-    def _judged_by(self): return 'loss' if self.equal=='time' else 'seconds' # A column of `table`
+        return int(surely.bs[surely['loss' if self.equal=='time' else 'seconds'].idxmin()])
 
     @property
     def open_sizes(self)->list: # Items, ascending
@@ -210,8 +194,6 @@ class BatchVerification:
     # What the trainings leave open
 
     @property
-    def default_rates(self)->tuple: return (1,) if self.equal=='plan' else (1/3,1,3) # Factors that are tried unless others are given
-    @property
     def more_runs(self)->int: return 4*self.n_runs if self.is_known else max(4, 2*self.n_runs) # That would tell more: intervals half as wide
     @property
     def saw_twice(self)->bool: return bool(self.df['items'].max()>self.n_train) # Did a training see an item more than once?
@@ -219,26 +201,26 @@ class BatchVerification:
     @property
     def failed(self)->list: # Items, ascending
         "Sizes of which a training of the whole length ended with a loss that cannot be compared"
-        begun = {*self.df.bs[self.df.part>=1].tolist()}
-        return sorted(begun-{*self.runs.bs[self.runs.part>=1].tolist()}-{bs for bs,_ in self.left_out})
+        begun,ended = ({*df.bs[df.part>=1].tolist()} for df in (self.df,self.runs))
+        return sorted(begun-ended-{bs for bs,_ in self.left_out})
 
     @property
     def sizes_beyond(self)->tuple: # Items, ascending; empty where there is no reason to, or no such size
         "What to try next where the size of a verdict 'use' is the largest or the smallest that was tried"
-        sizes,out = self.table.bs.tolist(),[bs for bs,_ in self.left_out]
-        if self.verdict!='use' or self.equal=='plan': return ()
-        if self.bs==sizes[-1]: beyond = [o for o in (2*self.bs,4*self.bs) if o<=self.n_train and not any(self.bs<bs<=o for bs in out)]
-        elif self.bs==sizes[0]: beyond = [o for o in (self.bs//4,self.bs//2) if o and not any(o<=bs<self.bs for bs in out)]
-        else: return ()
-        return tuple(sorted((self.bs,*beyond))) if beyond else ()
+        bs,sizes = self.bs,self.table.bs.tolist()
+        if self.verdict!='use' or self.equal=='plan' or bs not in (sizes[0],sizes[-1]): return ()
+        is_top = bs==sizes[-1]
+        if any((out>bs)==is_top for out,_ in self.left_out): return ()
+        beyond = [o for o in ((2*bs,4*bs) if is_top else (bs//4,bs//2)) if 1<=o<=self.n_train]
+        return tuple(sorted((bs,*beyond))) if beyond else ()
 
     @property
     def rates_beyond(self)->tuple: # Factors, ascending; empty where there is no reason to
         "What to try next where the rate that won is the highest or the lowest of `rates`"
         rates = sorted(self.rates)
         if self.verdict not in ('use','stay') or len(rates)<2: return ()
-        if self.factor==rates[-1]: return tuple(self.factor*(rates[-1]/rates[-2])**i for i in range(3))
-        if self.factor==rates[0]: return tuple(self.factor*(rates[0]/rates[1])**i for i in (2,1,0))
+        for edge,inner in ((rates[-1],rates[-2]),(rates[0],rates[1])):
+            if self.factor==edge: return tuple(sorted(edge*(edge/inner)**i for i in range(3)))
         return ()
 
     @property
@@ -253,14 +235,15 @@ class BatchVerification:
     # Show it
 
     @property
-    def advice(self)->str: return verified_paragraph(self) # What to do, how, why, and what to keep in mind
+    def advice(self)->str: return paragraph(verified_words(self)) # What to do, how, why, and what to keep in mind
 
     def details(self)->Details: # A string, which a notebook shows with a table
         "Everything there is to say: all cautions, what else is good to know, the numbers, and the sizes"
-        return verified_details(self)
+        sections = ('Keep in mind',list(cautions(self))),('Good to know',list(good_to_know(self))),('Numbers',[numbers_text(self)])
+        return details_of(verified_words(self, 0), sections, sizes_table(self))
 
-    def __repr__(self): return verified_text(self)
-    def _repr_html_(self): return verified_html(self)
+    def __repr__(self): return in_text(verified_words(self), *_more)
+    def _repr_html_(self): return in_html(verified_words(self), *_more, "All sizes that were tried", sizes_table(self))
 
     def plot(self,
         ax=None, # Axes to draw on; by default new ones
@@ -277,4 +260,5 @@ class BatchVerification:
         parts = dict(spread=dict(sd=sd, dof=dof), plan=self.plan.to_dict(), planned=self.planned.to_dict())
         return as_plain({**{nm: getattr(self, nm) for nm in names}, **parts})
 
+_more = "More in {}.",'v.details()'
 _columns = ['bs','micro_bs','n_acc','lr','factor','runs','passes','steps','seconds','train_loss','valid_loss','loss','diff','low','high','part']

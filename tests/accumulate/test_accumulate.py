@@ -1,18 +1,15 @@
 "GradAccum against the large batch, by every way there is to make it wrong"
-import copy, pickle, warnings
+import copy, warnings
 from collections import Counter
 from contextlib import nullcontext, suppress
 from functools import partial
-from itertools import product
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.distributions.beta import Beta
-from fastcore.basics import noop
 from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException,
     CancelStepException, CancelTrainException, CancelValidException, TrainEvalCallback)
 from fastai.callback.fp16 import MixedPrecision
@@ -22,13 +19,10 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import Datasets, TfmdDL
 from fastai.data.load import DataLoader, SkipItemException
 from fastai.distributed import DistributedDL
-from fastai.losses import (BCELossFlat, BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, L1LossFlat,
-    LabelSmoothingCrossEntropyFlat, MSELossFlat)
+from fastai.losses import (BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
 from fastai_bs.accumulate import gradients
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.learner.loop import ScopedCallback
-from fastai_bs.accumulate.losses import loss_elements
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.rules import linear_scaling, sqrt_scaling
@@ -122,11 +116,13 @@ def configs(draw):
                 opt=draw(st.sampled_from([*opt_funcs])), wd=draw(st.sampled_from([None,0.,0.1])), clip=draw(st.sampled_from([None,0.1,3.])),
                 n_epoch=draw(st.integers(1,2)), n_fits=draw(st.integers(1,2)), scaled=scaled)
 
+def by_layer(m): return [list(m[:2].parameters()),list(m[2:].parameters())]
+
 def trained(items, bs, fit, opt, wd, clip, n_epoch, n_fits, scaled, cbs, drop_last=False):
     opt_func,lr = opt_funcs[opt]
     if scaled: cbs = [*cbs, ScaledLR(rule=sqrt_scaling if 'adam' in opt else linear_scaling, **scaled)]
-    learn = quiet_learner(loaders(items, bs, drop_last=drop_last), mlp(), opt_func=opt_func, cbs=[*cbs, *([GradientClip(clip)] if clip else [])],
-        splitter=lambda m: [list(m[0].parameters()),list(m[2].parameters())])
+    if clip: cbs = [*cbs, GradientClip(clip)]
+    learn = quiet_learner(loaders(items, bs, drop_last=drop_last), mlp(), opt_func=opt_func, cbs=cbs, splitter=by_layer)
     for _ in range(n_fits): fits[fit](learn, n_epoch, lr, wd)
     return learn
 
@@ -144,25 +140,15 @@ def test_same_parameters_as_large_batch(cfg):
     assert distance(accum, quiet_learner(accum.dls, mlp())) > 1e-9 # It did train
     assert_clean(accum)
 
-def test_fastai_accumulation_is_off_where_sizes_are_ragged():
-    "The contrast: 1000 items at 48x4, two epochs, as a part of the distance travelled"
-    def _run(bs, *cbs):
-        learn = quiet_learner(loaders(regression(1000), bs), mlp(), cbs=cbs)
-        learn.fit(2, 0.02)
-        return flat(learn)
-    start,large = flat(quiet_learner(loaders(regression(2), 1), mlp())),_run(192)
-    off = lambda w: ((w-large).norm()/(large-start).norm()).item()
-    assert off(_run(48, GradAccum(4))) < 1e-12
-    assert off(_run(48, GradientAccumulation(192))) > 0.05
-
-@pytest.mark.parametrize('opt', ['sgd','adam'])
-def test_frozen_parameters_as_in_large_batch(opt):
+def test_frozen_parameters_as_in_large_batch():
     "fastai steps (decays) frozen parameters that hold a zero gradient: so it must with us"
     def _run(bs, *cbs):
-        opt_func,lr = opt_funcs[opt]
-        learn = quiet_learner(loaders(regression(31), bs), mlp(), opt_func=opt_func, wd=0.1, cbs=cbs,
-            splitter=lambda m: [list(m[0].parameters()),list(m[2].parameters())])
-        learn.fit(1, lr); learn.freeze(); learn.fit(2, lr); learn.unfreeze(); learn.fit_one_cycle(1, slice(lr/10,lr))
+        learn = quiet_learner(loaders(regression(31), bs), mlp(), opt_func=Adam, wd=0.1, cbs=cbs, splitter=by_layer)
+        learn.fit(1, 0.01)
+        learn.freeze()
+        learn.fit(2, 0.01)
+        learn.unfreeze()
+        learn.fit_one_cycle(1, slice(0.001,0.01))
         return learn
     assert distance(_run(2, GradAccum(4)), _run(8)) <= 1e-9
 
@@ -178,22 +164,22 @@ def test_gradient_left_by_someone_else_is_not_trained_on():
     items = regression(8)
     learn = quiet_learner(loaders(items, 2), mlp(), opt_func=Spy, cbs=GradAccum(4))
     for p in learn.model.parameters(): p.grad = torch.ones_like(p)
-    grads = [p.grad for p in learn.model.parameters()]
     learn.fit(1, 0.1)
     assert_windows(learn, items, [range(8)])
-    assert all(p.grad is None or p.grad is g for p,g in zip(learn.model.parameters(), grads))
 
-@pytest.mark.parametrize('wd', [None, 0.1])
-@pytest.mark.parametrize('opt', [*opt_funcs])
+@pytest.mark.parametrize('opt,wd', [('sgd',None), ('adam',0.1), ('torch_adamw',0.1)])
 def test_grad_accum_of_1_changes_no_bit(opt, wd):
     opt_func,lr = opt_funcs[opt]
     def _run(*cbs):
         set_seed(0)
         model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.ReLU(), nn.Linear(4,3)).to(f64)
-        learn = quiet_learner(loaders([(x,ints(3, seed=i)) for i,(x,_) in enumerate(regression(23))], 4), model,
-            nn.CrossEntropyLoss(torch.tensor([1.,2.,.5], dtype=f64)),
-                              opt_func=opt_func, cbs=cbs, wd=wd, splitter=lambda m: [list(m[:2].parameters()),list(m[2:].parameters())])
-        learn.fit(1, lr); l1 = learn.recorder.losses; learn.freeze(); learn.fit(2, lr); learn.unfreeze(); learn.fit_one_cycle(1, lr)
+        items = [(x,ints(3, seed=i)) for i,(x,_) in enumerate(regression(23))]
+        loss_func = nn.CrossEntropyLoss(torch.tensor([1.,2.,.5], dtype=f64))
+        learn = quiet_learner(loaders(items, 4), model, loss_func, opt_func=opt_func, cbs=cbs, wd=wd, splitter=by_layer)
+        learn.fit(1, lr)
+        l1 = learn.recorder.losses
+        learn.freeze()
+        learn.fit_one_cycle(2, lr)
         return {**left_behind(learn), 'recorded': ([float(o) for o in (*l1,*learn.recorder.losses)], learn.recorder.lrs), 'position': learn.pct_train}
     assert changes(_run(GradAccum(1)), _run())==[]
 
@@ -223,40 +209,31 @@ def token(loss, items, last=True): return loss,items,partial(token_model, 4, las
 sigmoid_mlp = lambda: nn.Sequential(mlp(), nn.Sigmoid())
 log_mlp = lambda: nn.Sequential(mlp(5,4), nn.LogSoftmax(-1))
 
+zero_weighted = [(x, torch.tensor(0 if i in (0,1,8,9) else 1+i%3)) for i,(x,_) in enumerate(classes)] # Whole micro-batches of class 0
+
 exact = {
     'ce': cls(nn.CrossEntropyLoss()), 'ce_weight': cls(nn.CrossEntropyLoss(weight)), 'ce_sum': cls(nn.CrossEntropyLoss(reduction='sum')),
-    'ce_weight_sum': cls(nn.CrossEntropyLoss(weight, reduction='sum')), 'ce_smooth': cls(nn.CrossEntropyLoss(label_smoothing=0.1)),
-    'ce_smooth_weight': cls(nn.CrossEntropyLoss(weight, label_smoothing=0.1)), 'f_ce': cls(F.cross_entropy),
-    'f_ce_weight': cls(partial(F.cross_entropy, weight=weight)), 'f_ce_sum': cls(partial(F.cross_entropy, reduction='sum')),
+    'ce_smooth_weight': cls(nn.CrossEntropyLoss(weight, label_smoothing=0.1)), 'f_ce_weight': cls(partial(F.cross_entropy, weight=weight)),
     'f_ce_nested': cls(partial(partial(F.cross_entropy, weight=torch.ones(4, dtype=f64), reduction='sum'), weight=weight, reduction='mean')),
-    'nll_weight': cls(nn.NLLLoss(weight), log_mlp), 'f_nll': cls(F.nll_loss, log_mlp),
-    'ce_flat': cls(CrossEntropyLossFlat()), 'ce_flat_weight': cls(CrossEntropyLossFlat(weight=weight)),
-    'ce_flat_sum': cls(CrossEntropyLossFlat(reduction='sum')),
-    'smooth_flat': cls(LabelSmoothingCrossEntropyFlat()), 'smooth_flat_sum': cls(LabelSmoothingCrossEntropyFlat(reduction='sum')),
-    'focal_flat': cls(FocalLossFlat()), 'focal_flat_weight': cls(FocalLossFlat(weight=weight)), 'multi_margin': cls(nn.MultiMarginLoss()),
-    'ce_probs': (nn.CrossEntropyLoss(), probs, lambda: mlp(5,4)), 'ce_probs_weight': (nn.CrossEntropyLoss(weight), probs, lambda: mlp(5,4)),
+    'nll_weight': cls(nn.NLLLoss(weight), log_mlp), 'ce_flat_weight': cls(CrossEntropyLossFlat(weight=weight)),
+    'ce_flat_sum': cls(CrossEntropyLossFlat(reduction='sum')), 'smooth_flat': cls(LabelSmoothingCrossEntropyFlat()),
+    'smooth_flat_sum': cls(LabelSmoothingCrossEntropyFlat(reduction='sum')), 'focal_flat_weight': cls(FocalLossFlat(weight=weight)),
+    'multi_margin': cls(nn.MultiMarginLoss()), 'ce_probs_weight': (nn.CrossEntropyLoss(weight), probs, lambda: mlp(5,4)),
     'kl': (nn.KLDivLoss(reduction='batchmean'), probs, log_mlp), 'kl_mean': (nn.KLDivLoss(), probs, log_mlp),
-    'f_kl': (partial(F.kl_div, reduction='batchmean'), probs, log_mlp),
-    'mse': real(nn.MSELoss()), 'f_mse': real(F.mse_loss), 'mse_sum': real(nn.MSELoss(reduction='sum')), 'mse_flat': real(MSELossFlat(floatify=False)),
-    'l1_flat': real(L1LossFlat()),
-    'huber': real(nn.HuberLoss()), 'smooth_l1': real(F.smooth_l1_loss),
-    'bce_logits': bina(nn.BCEWithLogitsLoss()), 'bce_logits_pos': bina(nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.,3.], dtype=f64))),
-    'bce_logits_flat': bina(BCEWithLogitsLossFlat()),
-    'bce': bina(nn.BCELoss(), sigmoid_mlp), 'bce_flat': bina(BCELossFlat(floatify=False), sigmoid_mlp), 'multilabel_soft': bina(nn.MultiLabelSoftMarginLoss()),
+    'mse': real(nn.MSELoss()), 'mse_sum': real(nn.MSELoss(reduction='sum')), 'mse_flat': real(MSELossFlat(floatify=False)),
+    'smooth_l1': real(F.smooth_l1_loss), 'bce_logits_pos': bina(nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.,3.], dtype=f64))),
+    'bce_logits_flat': bina(BCEWithLogitsLossFlat()), 'bce': bina(nn.BCELoss(), sigmoid_mlp), 'multilabel_soft': bina(nn.MultiLabelSoftMarginLoss()),
     'token_flat': token(CrossEntropyLossFlat(), seqs), 'token_axis1': token(CrossEntropyLossFlat(axis=1), seqs, False),
-    'token_pad': token(CrossEntropyLossFlat(ignore_index=9), padded(pad=9)), 'token_pad_torch': token(nn.CrossEntropyLoss(), padded(), False),
+    'token_focal': token(FocalLossFlat(), seqs), 'token_pad': token(CrossEntropyLossFlat(ignore_index=9), padded(pad=9)),
     'token_pad_weight': token(nn.CrossEntropyLoss(weight), padded(), False),
-    'token_pad_smooth': token(nn.CrossEntropyLoss(label_smoothing=0.1), padded(), False),
     'token_pad_smooth_weight': token(nn.CrossEntropyLoss(weight, ignore_index=3, label_smoothing=0.1), padded(pad=3), False),
-    'token_focal': token(FocalLossFlat(), seqs), 'token_smooth': token(LabelSmoothingCrossEntropyFlat(), seqs),
     'token_empty': token(nn.CrossEntropyLoss(), padded(4,5), False), 'token_empty_first': token(nn.CrossEntropyLoss(), padded(0,1), False),
     'token_empty_flat': token(CrossEntropyLossFlat(), padded(0,1,8,9,12)), 'token_empty_window': token(nn.CrossEntropyLoss(), padded(*range(6)), False),
     'token_empty_last_window': token(nn.CrossEntropyLoss(), padded(12), False),
     'token_empty_sum': token(nn.CrossEntropyLoss(reduction='sum'), padded(0,1), False),
-    'token_empty_smooth': token(nn.CrossEntropyLoss(label_smoothing=0.1), padded(0,1), False),
     'token_empty_weight': token(nn.CrossEntropyLoss(weight), padded(0,1,6,7), False),
     'token_empty_all': token(nn.CrossEntropyLoss(), padded(*range(13)), False),
-    'weight_zero': cls(nn.CrossEntropyLoss(torch.tensor([0.,1.,2.,3.], dtype=f64))),
+    'weight_zero': (nn.CrossEntropyLoss(torch.tensor([0.,1.,2.,3.], dtype=f64)), zero_weighted, lambda: mlp(5,4)),
 }
 
 @pytest.mark.parametrize('case', [*exact])
@@ -283,15 +260,9 @@ def test_no_sum_is_too_large_for_half_precision():
     learn = spied([item]*8, 1, nn.Linear(1, 1, bias=False).half(), nn.L1Loss(), GradAccum(4))
     assert [abs(g.item()) for g in learn.opt.grads]==[30_000.]*2
 
-def test_whole_micro_batch_of_zero_weight():
-    "A class of weight 0 counts nothing, alone in a micro-batch too"
-    items = [(x, torch.tensor(0 if i in (0,1,8,9) else 1+i%3)) for i,(x,_) in enumerate(classes)]
-    learn = spied(items, 2, mlp(5,4), nn.CrossEntropyLoss(torch.tensor([0.,1.,2.,3.], dtype=f64)), GradAccum(3))
-    assert_windows(learn, items, [range(6), range(6,12), range(12,13)])
-
 def masked_mse(pred, y, mask): return (((pred-y)**2).mean(1)*mask).sum()/mask.sum()
 
-@pytest.mark.parametrize('empty', [(), (2,3), (0,1), (12,), tuple(range(6))])
+@pytest.mark.parametrize('empty', [(), (0,1), tuple(range(6))])
 def test_multi_target_with_count(empty):
     items = [(x, y, torch.tensor(0. if i in empty else 1.+i%2, dtype=f64)) for i,(x,y) in enumerate(reals)]
     learn = spied(items, 2, mlp(), masked_mse, GradAccum(3, count=lambda learn: learn.yb[1].sum()))
@@ -304,9 +275,8 @@ class KeepMix(Callback):
     def __init__(self, mix): self.mix,self.kept = mix,[]
     def before_backward(self): self.kept.append((self.x.clone(), self.y, self.mix.yb1[0], self.mix.lam.expand(len(self.y)).clone()))
 
-@pytest.mark.parametrize('loss,pad,weight', [(LabelSmoothingCrossEntropyFlat,False,None), # With a weight it is refused
-    *((*o,w) for o,w in product([(CrossEntropyLossFlat,False),(CrossEntropyLossFlat,True),(FocalLossFlat,False)], [None,weight]))])
-@pytest.mark.parametrize('mix', [MixUp, CutMix])
+@pytest.mark.parametrize('mix,loss,pad,weight', [(MixUp,LabelSmoothingCrossEntropyFlat,False,None), # With a weight it is refused
+    (CutMix,CrossEntropyLossFlat,False,weight), (MixUp,CrossEntropyLossFlat,True,weight), (CutMix,FocalLossFlat,False,None)])
 def test_mixup_replaces_the_loss(mix, loss, pad, weight, flat_in_double):
     torch.set_default_dtype(f64)
     try:
@@ -332,28 +302,11 @@ def test_mixup_replaces_the_loss(mix, loss, pad, weight, flat_in_double):
             assert (got-want).abs().max() <= 1e-12*want.abs().max()
     finally: torch.set_default_dtype(torch.float32)
 
-class SwapLoss(Callback):
-    "Another loss in epoch 1"
-    def before_train(self):
-        if self.epoch==1: self.learn.loss_func = nn.CrossEntropyLoss(weight, reduction='sum')
-
-def test_loss_replaced_between_epochs():
-    windows = [range(6), range(6,12), range(12,13)]
-    learn = spied(classes, 2, mlp(5,4), nn.CrossEntropyLoss(), [GradAccum(3), SwapLoss()], n_epoch=2)
-    spied_grads,learn.opt.grads = learn.opt.grads,learn.opt.grads[:3]
-    assert_windows(learn, classes, windows, loss_func=nn.CrossEntropyLoss())
-    learn.opt.grads = spied_grads[3:]
-    assert_windows(learn, classes, windows, loss_func=nn.CrossEntropyLoss(weight, reduction='sum'))
-
 def test_label_smoothing_with_weight_is_refused():
     learn = quiet_learner(loaders(classes, 2), mlp(5,4), LabelSmoothingCrossEntropyFlat(weight=weight.float()), cbs=GradAccum(3))
     with pytest.raises(ValueError, match='LabelSmoothingCrossEntropy with `weight`.*nn.CrossEntropyLoss'): learn.fit(1)
-
-def test_label_smoothing_with_weight_is_not_refused_without_accumulation():
-    learn = quiet_learner(loaders([(x.float(),y) for x,y in classes], 2), mlp(5,4,dtype=torch.float32), LabelSmoothingCrossEntropyFlat(weight=weight.float()),
-        cbs=GradAccum(1))
-    learn.fit(1, 0.1)
-    assert flat(learn).isfinite().all()
+    learn.remove_cb(GradAccum)
+    learn.fit(0, cbs=GradAccum(1)) # It accumulates nothing
 
 # CUDA graphs
 
@@ -368,7 +321,7 @@ ways_to_compile = dict(module=torch.compile, in_place=in_place, part=lambda m,**
 @pytest.fixture
 def on_a_gpu(monkeypatch): monkeypatch.setattr(gradients, '_device_of', lambda model: 'cuda')
 
-@pytest.mark.parametrize('cb', [GradAccum(3), GradAccum({1: 2}), GradAccum(1, on_oom='split'), NoiseScale()], ids=['int','dict','split','parts'])
+@pytest.mark.parametrize('cb', [GradAccum({1: 2}), GradAccum(1, on_oom='split'), NoiseScale()], ids=['dict','split','parts'])
 def test_cuda_graphs_are_refused(cb, on_a_gpu):
     "Before anything has changed"
     learn = quiet_learner(loaders(regression(24), 4), torch.compile(mlp(), mode='reduce-overhead'), cbs=cb)
@@ -384,10 +337,6 @@ def test_ways_to_compile(how, on_a_gpu, monkeypatch):
     for kwargs in uncompiled.values(): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs))
     monkeypatch.undo()
     for kwargs in compiled.values(): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs)) # On a CPU inductor records none
-
-@pytest.mark.parametrize('config,device,expected', [({'triton.cudagraphs': True},'cuda',True), ({'triton.cudagraphs': True},'cpu',False),
-    ({'triton.cudagraphs': False},'cuda',False), ({},'cuda',False), (None,'cuda',False)])
-def test_where_cuda_graphs_are_recorded(config, device, expected): assert gradients.records_graphs(config, device)==expected
 
 def test_one_micro_batch_in_cuda_graphs_is_not_refused(on_a_gpu):
     learn = quiet_learner(loaders(regression(8), 4), mlp(), cbs=GradAccum(1))
@@ -405,6 +354,7 @@ class MyFlat(CrossEntropyLossFlat):
 @pytest.mark.parametrize('loss,items,model',
     [(my_loss,reals,mlp), token(DiceLoss(reduction='mean'), seqs, False), token(MyFlat(), padded())])
 def test_unknown_loss_is_warned_about_once_a_fit(loss, items, model):
+    "And taken for a mean over items"
     learn = quiet_learner(loaders(items, 2), model(), loss, cbs=GradAccum(3))
     for _ in range(2):
         with warnings.catch_warnings(record=True) as ws:
@@ -412,10 +362,7 @@ def test_unknown_loss_is_warned_about_once_a_fit(loss, items, model):
             learn.fit(1, 0.01)
         ours = [str(w.message) for w in ws if 'cannot tell what the loss' in str(w.message)]
         assert len(ours)==1 and 'count=' in ours[0]
-
-def test_unknown_loss_is_taken_for_a_mean_over_items():
-    with pytest.warns(UserWarning, match='cannot tell what the loss.*count='): learn = spied(reals, 2, mlp(), my_loss, GradAccum(3))
-    assert_windows(learn, reals, [range(6), range(6,12), range(12,13)])
+    assert_windows(spied(items, 2, model(), loss, GradAccum(3)), items, [range(6), range(6,12), range(12,13)], tol=1e-6)
 
 @pytest.mark.parametrize('cbs,loss', [([GradAccum(1)],my_loss), ([GradAccum(3, count=lambda learn: len(learn.y))],my_loss), ([GradAccum(3)],nn.MSELoss())])
 def test_nobody_is_nagged(cbs, loss):
@@ -427,26 +374,6 @@ def test_nobody_is_nagged(cbs, loss):
         learn.add_cbs(cbs)
         learn.fit_one_cycle(2, 0.1)
 
-def partial_in_partial():
-    "One that has an attribute is not merged with the one around it, which decides"
-    inner = partial(F.cross_entropy, ignore_index=1, reduction='sum')
-    inner.kind = 'cross-entropy'
-    return partial(inner, reduction='mean')
-
-@pytest.mark.parametrize('loss,pred,targ,n,reduction', [
-    (partial_in_partial(), rand(4,3), torch.tensor([0,1,1,2]), 2, 'mean'),
-    (nn.CrossEntropyLoss(), rand(4,3), torch.tensor([0,1,-100,2]), 3, 'mean'),
-    (nn.CrossEntropyLoss(ignore_index=1), rand(4,3), torch.tensor([0,1,1,2]), 2, 'mean'),
-    (nn.NLLLoss(torch.tensor([1.,2.,4.])), rand(4,3), torch.tensor([0,1,-100,2]), 7, 'mean'),
-    (partial(F.cross_entropy, ignore_index=0, reduction='sum'), rand(2,3), torch.tensor([0,2]), 1, 'sum'),
-    (nn.MSELoss(), rand(4,3), rand(4,3), 12, 'mean'), (nn.KLDivLoss(reduction='batchmean'), rand(4,3), rand(4,3), 4, 'mean'),
-    (nn.MultiMarginLoss(), rand(4,3), ints(3,4), 4, 'mean')])
-def test_loss_elements(loss, pred, targ, n, reduction):
-    f,r = loss_elements(loss)
-    assert f(pred, targ)==n and r==reduction
-
-def test_loss_elements_of_an_unknown_loss(): assert loss_elements(my_loss)==(None,'mean')
-
 # Every window, whatever is cancelled
 
 items15 = regression(15) # 8 micro-batches of 2, the last of 1; windows of 3: (0,1,2) (3,4,5) (6,7)
@@ -456,46 +383,33 @@ def idxs(*windows): return [[i for i in micros(*w) if i<15] for w in windows]
 goes_on = {0: [(1,2,3),(4,5,6),(7,)], 1: [(0,2,3),(4,5,6),(7,)], 2: [(0,1,3),(4,5,6),(7,)], 7: [(0,1,2),(3,4,5),(6,)]}
 dropped = {0: [(1,2,3),(4,5,6),(7,)], 1: [(2,3,4),(5,6,7)], 2: [(3,4,5),(6,7)], 7: [(0,1,2),(3,4,5)]}
 
-@pytest.mark.parametrize('at', [0,1,2,7])
-@pytest.mark.parametrize('order', [-1,8,70])
-@pytest.mark.parametrize('event', ['before_batch','after_pred','after_loss','before_backward'])
+@pytest.mark.parametrize('event,order,at', pairwise(['before_batch','after_pred','after_loss','before_backward','cancel_backward'], [-1,8,70], [0,1,2,7]))
 def test_batch_cancelled_before_its_backward_adds_nothing(event, order, at):
-    assert_windows(spied15(once(event, CancelBatchException, at, order)), items15, idxs(*goes_on[at]))
+    "Neither does one of which the backward pass alone is cancelled. None of them has stepped"
+    c,exc = Counts(),CancelBatchException
+    if event=='cancel_backward': event,exc = 'before_backward',CancelBackwardException
+    assert_windows(spied15(once(event, exc, at, order), c), items15, idxs(*goes_on[at]))
+    assert exc is CancelBackwardException or not c.stepped[at]
 
-@pytest.mark.parametrize('at', [0,1,2,7])
-@pytest.mark.parametrize('order', [-1,8,70])
-def test_cancelled_backward_adds_nothing(order, at):
-    assert_windows(spied15(once('before_backward', CancelBackwardException, at, order)), items15, idxs(*goes_on[at]))
-
-@pytest.mark.parametrize('order', [-1,8,70])
-def test_cancelled_backward_with_grad_accum_of_1(order):
+def test_cancelled_backward_with_grad_accum_of_1():
     "The step is taken, by its momentum alone, as without a callback"
-    a,b = (quiet_learner(loaders(items15, 2), mlp(), cbs=[once('before_backward', CancelBackwardException, 3, order), *cbs]) for cbs in ([],[GradAccum(1)]))
+    a,b = (quiet_learner(loaders(items15, 2), mlp(), cbs=[once('before_backward', CancelBackwardException, 3, 8), *cbs]) for cbs in ([],[GradAccum(1)]))
     for learn in (a,b): learn.fit(1, 0.1)
     assert torch.equal(flat(a), flat(b))
 
-@pytest.mark.parametrize('order', [-1,8])
-def test_a_batch_that_was_cancelled_has_not_stepped(order):
-    "Also where it was before `GradAccum` heard of it, right after a step"
-    seen = []
-    class Look(Callback):
-        order = 100
-        def after_batch(self):
-            if self.training: seen.append(self.learn.grad_accum.stepped)
-    learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[GradAccum(3), once('before_batch', CancelBatchException, 3, order), Look()])
-    learn.fit(1, 0.1)
-    assert seen==[i in (2,6,7) for i in range(8)]
+after_backwards = [('after_backward',CancelBatchException),('before_step',CancelBatchException),('before_step',CancelStepException)]
 
-@pytest.mark.parametrize('event,exc,order,at', [(*o,order,at) for o,order,at in product(
-    [('after_backward',CancelBatchException),('before_step',CancelBatchException),('before_step',CancelStepException)], [-1,8,70], [0,1,2,7])
-    if o[0]!='before_step' or order<=GradAccum.order or at not in (0,1)]) # There is no step in mid-window
-def test_batch_cancelled_after_its_backward_drops_the_window(event, exc, order, at):
-    learn = spied15(once(event, exc, at, order))
+@pytest.mark.parametrize('what,order,at', pairwise(after_backwards, [-1,8,70], [0,1,2,7], # There is no step in mid-window
+    where=lambda what,order,at: what[0]!='before_step' or order<=GradAccum.order or at not in (0,1)))
+def test_batch_cancelled_after_its_backward_drops_the_window(what, order, at):
+    event,exc = what
+    c = Counts()
+    learn = spied15(once(event, exc, at, order), c)
     assert_windows(learn, items15, idxs(*dropped[at]))
+    assert not c.stepped[at] and any(c.stepped)
     assert_clean(learn)
 
-@pytest.mark.parametrize('order', [-1,8,70])
-@pytest.mark.parametrize('event', ['before_batch','after_pred','before_backward','after_backward','after_batch'])
+@pytest.mark.parametrize('event,order', [('before_batch',-1),('after_pred',70),('before_backward',8),('after_backward',-1),('after_batch',70)])
 def test_window_open_when_training_is_cancelled_is_closed(event, order):
     "The mean is over the micro-batches whose gradients it holds"
     learn = spied15(once(event, CancelTrainException, 4, order), n_epoch=2)
@@ -503,8 +417,7 @@ def test_window_open_when_training_is_cancelled_is_closed(event, order):
     assert_windows(learn, items15, idxs((0,1,2), last, (0,1,2),(3,4,5),(6,7)))
     assert_clean(learn)
 
-@pytest.mark.parametrize('again', [False,True])
-@pytest.mark.parametrize('event,order', [('before_step',-1),('before_step',8),('after_step',-1),('after_step',8)])
+@pytest.mark.parametrize('event,order,again', [('before_step',-1,False),('before_step',8,True),('after_step',-1,True),('after_step',8,False)])
 def test_training_cancelled_at_a_step(event, order, again):
     "Nothing gets out of the fit, however often it is cancelled"
     learn = spied15(once(event, CancelTrainException, 2, order, times=inf if again else 1), n_epoch=2)
@@ -516,8 +429,7 @@ class CancelLast(Callback):
     def _cancel(self):
         if self.iter==self.n_iter-1: raise CancelBatchException
 
-@pytest.mark.parametrize('order', [-1,8,70])
-@pytest.mark.parametrize('event', ['before_batch','after_loss','before_backward'])
+@pytest.mark.parametrize('event,order', [('before_batch',-1),('after_loss',8),('before_backward',70)])
 def test_last_micro_batch_always_cancelled(event, order):
     learn = spied15(CancelLast(event, order), n_epoch=2)
     assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,))*2)
@@ -544,18 +456,17 @@ def test_distributed_loader_whose_length_lies(rank):
     dls = loaders(items, 16)
     dls.loaders[0] = FakeRank(TfmdDL(items, bs=16, drop_last=True, num_workers=0), rank, 2)
     assert len(dls.train)==3 and len(list(dls.train))==2
-    learn = spied(None, dls=dls, cbs=GradAccum(4), n_epoch=2, n_inp=None)
-    assert_windows(learn, items, [range(45*rank, 45*rank+32)]*2)
-    learn = spied(None, dls=dls, cbs=GradAccum(2), n_epoch=2, n_inp=None)
-    assert_windows(learn, items, [range(45*rank, 45*rank+32)]*2)
-    assert_clean(learn)
+    for n_acc in (2,4):
+        learn = spied(None, dls=dls, cbs=GradAccum(n_acc), n_epoch=2, n_inp=None)
+        assert_windows(learn, items, [range(45*rank, 45*rank+32)]*2)
+        assert_clean(learn)
 
 class Skips(list):
     def __getitem__(self, i):
         if i%5==0: raise SkipItemException
         return super().__getitem__(i)
 
-@pytest.mark.parametrize('n_acc', [3,4,5,6])
+@pytest.mark.parametrize('n_acc', [3,5])
 def test_skipped_items(n_acc):
     items = regression(20)
     dls = loaders(items, 4)
@@ -566,22 +477,14 @@ def test_skipped_items(n_acc):
     assert_windows(learn, items, ([kept[:n_acc*4], kept[n_acc*4:]] if n_acc==3 else [kept])*2)
     assert_clean(learn)
 
-class Longer(DataLoader):
-    def __len__(self): return 3
-
-def test_loader_longer_than_its_length():
-    items = regression(13)
-    dls = loaders(items, 2)
-    dls.loaders[0] = Longer(items, bs=2, num_workers=0)
-    learn = spied(None, dls=dls, cbs=GradAccum(2), n_epoch=2)
-    assert_windows(learn, items, [range(0,4), range(4,6), range(6,10), range(10,13)]*2)
-
 class Counts(Callback):
     order = 90
     def __init__(self):
         self.n,self.stepped,self.n_accs = Counter(),[],[]
         for e in ('before_step','after_step','after_cancel_step','after_cancel_batch','after_backward'): setattr(self, e, partial(self._add, e))
-    def _add(self, e): self.n[e] += 1; self.learn.in_step = self.learn.grad_accum.stepped
+    def _add(self, e):
+        self.n[e] += 1
+        assert self.learn.grad_accum.stepped or self.order<0 or e!='before_step'
     def after_batch(self):
         if not self.training: return
         self.stepped.append(self.learn.grad_accum.stepped)
@@ -598,24 +501,6 @@ def test_events_and_what_other_callbacks_see(counts):
     assert c.n=={'before_step':6 if counts is Counts else 16, 'after_step':6, 'after_cancel_batch':10, 'after_backward':16} # `after_cancel_step` never
     assert c.stepped==[False,False,True,False,False,True,False,True]*2
 
-class SteppedInStep(Callback):
-    order = 95
-    def __init__(self): self.seen = []
-    def before_step(self): self.seen.append(self.learn.grad_accum.stepped)
-    def after_step(self): self.seen.append(self.learn.grad_accum.stepped)
-
-def test_stepped_within_the_step():
-    s = SteppedInStep()
-    spied15(s)
-    assert s.seen==[True]*6
-
-@pytest.mark.parametrize('event,exc', [('before_step',CancelBatchException),('before_step',CancelStepException),('after_backward',CancelBatchException)])
-@pytest.mark.parametrize('order', [-1,8])
-def test_stepped_is_false_where_the_step_was_cancelled(event, exc, order):
-    c = Counts()
-    spied15(c, once(event, exc, 2, order))
-    assert c.stepped[:3]==[False]*3 and any(c.stepped)
-
 # n_acc over the epochs
 
 @pytest.mark.parametrize('n_acc', [{1:3, 2:1}, lambda epoch: {0:1,1:3,2:1}[epoch]])
@@ -631,8 +516,6 @@ def test_n_acc_with_start_epoch():
     learn = spied(items15, 2, cbs=GradAccum({0:1, 1:3, 2:8}), fit=lambda learn: learn.fit(3, 0.1, start_epoch=1))
     assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,7),range(8)))
 
-def test_n_acc_attribute_before_a_fit(): assert GradAccum(7).n_acc==7 and GradAccum({0:2}).n_acc==1
-
 class WindowLosses(Callback):
     order = 45
     def __init__(self): self.losses = []
@@ -640,8 +523,7 @@ class WindowLosses(Callback):
         if self.training and self.learn.grad_accum.stepped: self.losses.append(self.learn.grad_accum.window_loss)
 
 @pytest.mark.parametrize('n_acc', [1,3])
-@pytest.mark.parametrize('case',
-    ['mse','ce_weight','ce_sum','ce_smooth_weight','token_pad_torch','token_empty','token_empty_first','token_pad_weight','ce_probs'])
+@pytest.mark.parametrize('case', ['mse','ce_sum','ce_smooth_weight','token_empty','token_empty_first','token_pad_weight','ce_probs_weight'])
 def test_window_loss(case, n_acc):
     loss,items,model = exact[case]
     w = WindowLosses()
@@ -671,8 +553,7 @@ def test_schedule_is_the_large_batchs(fit):
     each = [o for i in range(0, len(want), 3) for o in (*[want[i]]*3, *[want[i+1]]*3, *[want[i+2]]*2)]
     assert learn.recorder.lrs==learn.recorder.hps['lr']==[lr for lr,_ in each]
 
-@pytest.mark.parametrize('order', [-1,8,59,70])
-@pytest.mark.parametrize('event', ['before_batch','after_pred','before_backward'])
+@pytest.mark.parametrize('event,order', [('before_batch',-1),('after_pred',8),('before_backward',59),('before_backward',70)])
 def test_schedule_of_a_window_closed_after_the_last_micro_batch(event, order):
     assert scheduled(spied15(once(event, CancelBatchException, 7, order), fit=one_cycle))==large15()
 
@@ -688,7 +569,7 @@ class Heard(Callback):
     def after_train(self): self.ends.append(self.pct_train)
     after_pred = before_backward = before_step = after_step = after_cancel_batch = _hear
 
-@pytest.mark.parametrize('order', [-20,-9,0,7,60,100])
+@pytest.mark.parametrize('order', [-20,0,100])
 def test_everybody_hears_the_windows_position(order):
     "In each of its micro-batches and events: the large batch's, to the last bit"
     small,large = Heard(order),Heard(order)
@@ -700,35 +581,12 @@ def test_everybody_hears_the_windows_position(order):
     before = [o for s in large.within for o in s]
     assert small.after==[o for b,a,n in zip(before, large.after, sizes) for o in (*[b]*(n-1),a)]
 
-@pytest.mark.parametrize('event,at,cancelled', [('before_batch',(3,4,5),1), ('before_batch',(0,1,2),0), ('before_backward',(0,1,2),0),
-    ('after_backward',(5,),1), ('before_step',(2,),0), ('after_pred',range(3,8),(1,2))], ids=str)
-@pytest.mark.parametrize('order', [-1,8])
+@pytest.mark.parametrize('event,at,cancelled,order', [('before_batch',(3,4,5),1,-1), ('before_backward',(0,1,2),0,8), ('after_backward',(5,),1,-1),
+    ('before_step',(2,),0,8), ('after_pred',range(3,8),(1,2),8)], ids=str)
 def test_schedule_where_a_whole_window_is_cancelled(event, at, cancelled, order):
     "The large batch's loop goes on from a batch that is cancelled, too"
     learn = spied15(once(event, CancelBatchException, at, order, inf), fit=lambda learn: one_cycle(learn, 2))
     assert scheduled(learn)==large15(once(event, CancelBatchException, cancelled, order, inf), fit=lambda learn: one_cycle(learn, 2))
-
-def test_schedule_where_every_other_micro_batch_is_cancelled():
-    "That of the items which are left; one position for all of a window"
-    heard = Heard(-20)
-    small = spied(regression(24), 2, cbs=[GradAccum(3), RaiseAt('before_batch', CancelBatchException, range(1,12,2)), heard], fit=one_cycle)
-    assert heard.within[:5]==[{0.}]*5 and heard.within[6:11]==[{0.5}]*5
-    np.testing.assert_allclose(scheduled(small), scheduled(spied(regression(12), 6, fit=one_cycle)), rtol=1e-12)
-
-def test_position_without_accumulation_is_fastais():
-    class Done(TrainEvalCallback):
-        "Has the fit for done after its first batch"
-        def after_batch(self):
-            super().after_batch()
-            self.learn.pct_train = 1.
-    def _run(n_acc):
-        heard = Heard(8)
-        learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[heard, GradAccum(n_acc)])
-        learn.remove_cb(TrainEvalCallback)
-        learn.add_cb(Done())
-        learn.fit(1, 0.1)
-        return heard.after
-    assert _run(1)==[1.]*8 and _run(3)!=[1.]*8
 
 def test_position_under_lr_find_is_fastais():
     def _run(*cbs):
@@ -745,8 +603,7 @@ class SetLR(Callback):
     def _set(self):
         if self.train_iter in self.table: self.opt.set_hyper('lr', self.table[self.train_iter])
 
-@pytest.mark.parametrize('order', [-1,8,70])
-@pytest.mark.parametrize('event', ['before_batch','after_backward','after_batch'])
+@pytest.mark.parametrize('event,order', [('before_batch',-1),('before_batch',70),('after_backward',8),('after_batch',-1),('after_batch',70)])
 def test_change_in_mid_window_comes_into_force_with_the_next(event, order):
     learn = spied15(SetLR(event, {2 if event=='after_batch' else 1: 0.7}, order)) # `train_iter` has moved on in `after_batch`
     assert [h['lr'] for h in learn.opt.hypers_seen]==[0.1,0.7,0.7]
@@ -759,14 +616,13 @@ def test_change_at_every_micro_batch_is_not_undone(order):
     assert [h['lr'] for h in learn.opt.hypers_seen]==[0.1,3.,6.]
     assert learn.opt.hypers[-1]['lr']==8.
 
-@pytest.mark.parametrize('event', ['after_backward','after_batch'])
-@pytest.mark.parametrize('exc', [CancelFitException, ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize('exc,event', [(CancelFitException,'after_backward'), (ValueError,'after_batch'), (KeyboardInterrupt,'after_backward')])
 def test_hyper_parameters_after_a_scheduled_fit_that_ended_early(exc, event):
     learn = quiet_learner(loaders(items15, 2), mlp(), opt_func=Spy, cbs=[GradAccum(3), once(event, exc, 4, 8)])
     with suppress(exc): learn.fit_one_cycle(1, 0.1)
     assert (learn.opt.hypers[-1]['lr'],learn.opt.hypers[-1]['mom'])==large15()[1]
 
-@pytest.mark.parametrize('n_acc,num_it,warned', [(4,100,True),(2,99,True),(2,100,False),(1,20,False),({3:4},100,True)])
+@pytest.mark.parametrize('n_acc,num_it,warned', [(2,99,True),(2,100,False),({3:4},100,True)])
 def test_lr_find(n_acc, num_it, warned):
     learn = quiet_learner(loaders(regression(40), 2), mlp(), cbs=GradAccum(n_acc))
     before = flat(learn).clone()
@@ -787,9 +643,8 @@ class KeepMomentum(Callback):
     def __init__(self): self.kept = []
     def after_pred(self): self.kept.append([m.momentum for m in self.model.modules() if hasattr(m, 'momentum')])
 
-@pytest.mark.parametrize('norm,shape', [(nn.BatchNorm1d,(5,)), (partial(nn.InstanceNorm1d, track_running_stats=True),(5,3))])
-@pytest.mark.parametrize('momentum', [0.1,0.7])
-@pytest.mark.parametrize('fix_bn,n_updates', [(True,6),(False,16)])
+@pytest.mark.parametrize('norm,shape,momentum,fix_bn,n_updates', [(nn.BatchNorm1d,(5,),0.1,True,6), (nn.BatchNorm1d,(5,),0.7,False,16),
+    (partial(nn.InstanceNorm1d, track_running_stats=True),(5,3),0.7,True,6)])
 def test_running_statistics_keep_their_time_constant(norm, shape, momentum, fix_bn, n_updates):
     "Inputs of zero: of the first mean and variance, 1 and 1, only (1-momentum)**updates is left"
     bn = norm(5, momentum=momentum).to(f64)
@@ -810,11 +665,6 @@ def test_momentum_of_each_window():
     m = lambda n: 1-0.7**(1/n)
     assert k.kept==[[m(3),None]]*6+[[m(2),None]]*2
     assert [model[1].momentum,model[2].momentum]==[0.3,None]
-
-def test_momentum_of_windows_of_one_is_untouched():
-    model,k = nn.Sequential(nn.BatchNorm1d(5, momentum=0.3), nn.Linear(5,2)).to(f64),KeepMomentum()
-    spied(None, dls=loaders(regression(8), 2), model=model, cbs=[GradAccum({0:1, 1:3}), k], n_epoch=2)
-    assert k.kept==[[0.3]]*4+[[1-0.7**(1/3)]]*3+[[0.3]] # The last window of epoch 1 holds one
 
 # Whatever happens
 
@@ -860,40 +710,6 @@ def test_nothing_is_left_behind(exc, event, when, usual_keys):
     for a,b in zip(learn.model.state_dict().values(), twin.model.state_dict().values()): assert torch.equal(a, b)
     assert_clean(learn, [0.3])
 
-def test_momentum_is_never_compounded():
-    learn = bn_learner(GradAccum(4), once('after_backward', KeyboardInterrupt, 1, 0, times=inf))
-    for _ in range(3):
-        with pytest.raises(KeyboardInterrupt): learn.fit(1, 0.1)
-    assert learn.model[1].momentum==0.3
-
-class Inner(ScopedCallback):
-    "Writes down when its scope opens and closes"
-    def __init__(self, log, order): self.log,self.order = log,order
-    def before_train(self): self.log.append(f'train {self.order}')
-    def scope(self):
-        log = self.log
-        class _Scope:
-            def __enter__(_): log.append(f'open {self.order}')
-            def __exit__(_, *exc): log.append(f'close {self.order} {exc[0].__name__ if exc[0] else None}')
-        return _Scope()
-
-@pytest.mark.parametrize('bomb,ended',
-    [(None,'None'),(KeyboardInterrupt,'KeyboardInterrupt'),(CancelEpochException,'CancelEpochException'),(CancelTrainException,'None')])
-def test_scopes_open_in_order_and_close_in_reverse(bomb, ended):
-    log = []
-    learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[Inner(log, 3), Inner(log, 2), *([once('after_loss', bomb)] if bomb else [])])
-    with suppress(KeyboardInterrupt): learn.fit(1, 0.1)
-    assert log==['open 2','open 3','train 2','train 3',f'close 3 {ended}',f'close 2 {ended}']
-    assert_clean(learn)
-
-def test_scope_of_a_callback_that_is_off_stays_closed():
-    log = []
-    cb = Inner(log, 2)
-    learn = quiet_learner(loaders(items15, 2), mlp(), cbs=[cb, Inner(log, 3)])
-    cb.run = False
-    learn.fit(1, 0.1)
-    assert log==['open 3','train 3','close 3 None']
-
 @pytest.mark.parametrize('had_opt', [False,True])
 def test_validation_and_prediction_outside_a_fit(had_opt, usual_keys):
     learn = bn_learner(GradAccum(3))
@@ -915,7 +731,7 @@ def test_only_one_may_decide_when_to_step(other):
 
 class Sub(GradAccum): pass
 
-@pytest.mark.parametrize('n_acc,bs,n,warns', [(32,2,200,True), ({1: 32},2,200,True), (31,2,200,False), (32,32,1100,False), (32,2,640,False), (32,2,638,True)])
+@pytest.mark.parametrize('n_acc,bs,n,warns', [({1: 32},2,200,True), (31,2,200,False), (32,32,1100,False), (32,2,640,False)])
 def test_items_taken_for_micro_batches(n_acc, bs, n, warns):
     "32 or more, more than a micro-batch has items, and fewer than 10 steps in an epoch: once said, and done as asked"
     learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[GradAccum(n_acc)])
@@ -933,11 +749,6 @@ def test_repr(accum, text):
     "In the list of a learner's callbacks"
     assert repr(accum)==text
 
-def test_subclass_answers_to_the_same_name():
-    learn = spied(items15, 2, cbs=Sub(3))
-    assert isinstance(learn.grad_accum, Sub)
-    assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,7)))
-
 def test_order(): assert 0 < GradAccum.order < MixedPrecision.order < GradientClip.order
 
 class CpuAMP(MixedPrecision):
@@ -953,7 +764,7 @@ class Overflow(Callback):
         if self.iter==self.at: self.learn.loss_grad = self.loss_grad*float('inf')
 
 @pytest.mark.parametrize('at,windows',
-    [(None,[(0,1,2),(3,4,5),(6,7)]), (0,[(3,4,5),(6,7)]), (1,[(3,4,5),(6,7)]), (2,[(3,4,5),(6,7)]), (4,[(0,1,2),(6,7)]), (7,[(0,1,2),(3,4,5)])])
+    [(None,[(0,1,2),(3,4,5),(6,7)]), (1,[(3,4,5),(6,7)]), (2,[(3,4,5),(6,7)]), (7,[(0,1,2),(3,4,5)])])
 def test_overflow_drops_the_window(at, windows):
     c = Counts()
     learn = spied15(CpuAMP(), Overflow(at), c)
@@ -967,20 +778,7 @@ def every_other(epoch): return 2+epoch%2
 def get_x(i): return items15[i][0]
 def get_y(i): return items15[i][1]
 
-@pytest.mark.parametrize('n_acc', [3, {0:2,1:4}, every_other])
-@pytest.mark.parametrize('how', [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
-def test_copies(how, n_acc):
-    cb = GradAccum(n_acc)
-    learn = bn_learner(cb)
-    learn.logger = noop
-    learn.fit(1, 0.1)
-    twin = how(learn)
-    assert twin.grad_accum is not cb and twin.grad_accum.n_acc_by_epoch.n_acc==n_acc
-    for o in (learn,twin): o.fit(2, 0.1)
-    assert torch.equal(flat(learn), flat(twin))
-    assert how(GradAccum(n_acc)).n_acc_by_epoch.n_acc==n_acc
-
-@pytest.mark.parametrize('n_acc', [3, {0:2,1:4}, every_other, lambda epoch: 2+epoch, 'items'])
+@pytest.mark.parametrize('n_acc', [{0:2,1:4}, lambda epoch: 2+epoch, 'items'])
 def test_save_load_export(n_acc, tmp_path):
     dls = Datasets(range(15), [[get_x],[get_y]], splits=[list(range(13)),[13,14]]).dataloaders(bs=2, num_workers=0, shuffle=False)
     how = dict(bs=6) if n_acc=='items' else dict(n_acc=n_acc)
@@ -994,28 +792,19 @@ def test_save_load_export(n_acc, tmp_path):
     for o in (loaded,learn): o.create_opt(); o.fit(1, 0.1)
     assert torch.equal(flat(loaded), flat(learn))
 
-def test_lambda_cannot_be_pickled_plainly():
-    with pytest.raises((pickle.PicklingError, AttributeError), match='lambda'): pickle.dumps(GradAccum(lambda epoch: 2))
-    with pytest.raises((pickle.PicklingError, AttributeError), match='lambda'): pickle.dumps(GradAccum(2, count=lambda learn: 2))
-
 # Bad input
 
 @pytest.mark.parametrize('n_acc,exc,match', [
-    (0, ValueError, 'at least 1.*got 0'), (-1, ValueError, 'at least 1.*got -1'), (2.5, TypeError, 'whole number.*got 2.5'),
-    (4., TypeError, 'whole number.*got 4.0'),
-    ('4', TypeError, "whole number.*got '4'"), (True, TypeError, 'whole number.*got True'),
-    ({}, ValueError, r'as in \{0: 1, 3: 4\}; got \{\}'),
-    ({0:0}, ValueError, 'at least 1.*got 0 from epoch 0'), ({0:1, 3:2.5}, TypeError, 'got 2.5 from epoch 3'), ({-1:2}, ValueError, 'epochs.*got -1'),
-    ({'0':2}, ValueError, "epochs.*got '0'"),
-    ({True:2}, ValueError, 'epochs.*got True')])
+    (0, ValueError, 'at least 1.*got 0'), (4., TypeError, 'whole number.*got 4.0'), (True, TypeError, 'whole number.*got True'),
+    ({}, ValueError, r'as in \{0: 1, 3: 4\}; got \{\}'), ({0:0}, ValueError, 'at least 1.*got 0 from epoch 0'),
+    ({0:1, 3:2.5}, TypeError, 'got 2.5 from epoch 3'), ({-1:2}, ValueError, 'epochs.*got -1'), ({'0':2}, ValueError, "epochs.*got '0'")])
 def test_bad_n_acc(n_acc, exc, match):
     with pytest.raises(exc, match=match): GradAccum(n_acc)
 
-@pytest.mark.parametrize('count', [3, 'tokens', True])
-def test_bad_count(count):
-    with pytest.raises(TypeError, match='`count` must be a function.*got'): GradAccum(3, count=count)
+def test_bad_count():
+    with pytest.raises(TypeError, match='`count` must be a function.*got'): GradAccum(3, count=3)
 
-@pytest.mark.parametrize('n,exc', [(0,ValueError), (-2,ValueError), (1.5,TypeError), ('2',TypeError), (None,TypeError)])
+@pytest.mark.parametrize('n,exc', [(0,ValueError), (None,TypeError)])
 def test_bad_n_acc_function_is_refused_before_anything_changed(n, exc):
     learn = bn_learner()
     learn.fit(1, 0.1)
@@ -1026,8 +815,8 @@ def test_bad_n_acc_function_is_refused_before_anything_changed(n, exc):
     assert_clean(learn, [0.3])
 
 @pytest.mark.parametrize('n,exc,match',
-    [('3',TypeError,"number or a tensor.*got '3'"), (-1,ValueError,'0 or more, got -1'), (None,TypeError,'got None'), (True,TypeError,'got True'),
-    (torch.ones(2),TypeError,'of one element'), (float('nan'),ValueError,'got nan'), (float('inf'),ValueError,'got inf')])
+    [('3',TypeError,"number or a tensor.*got '3'"), (-1,ValueError,'0 or more, got -1'), (torch.ones(2),TypeError,'of one element'),
+    (float('nan'),ValueError,'got nan'), (inf,ValueError,'got inf')])
 def test_bad_number_from_count(n, exc, match):
     learn = bn_learner(GradAccum(3, count=lambda learn: n))
     before = flat(learn).clone()
@@ -1035,12 +824,3 @@ def test_bad_number_from_count(n, exc, match):
     assert torch.equal(before, flat(learn))
     assert_clean(learn, [0.3])
 
-def test_gradients_that_are_views():
-    "As in a flat buffer for all of them"
-    learn = quiet_learner(loaders(regression(12), 2), mlp(), opt_func=partial(OptimWrapper, opt=partial(torch.optim.SGD, foreach=False)), cbs=GradAccum(3))
-    ps = list(learn.model.parameters())
-    buffer = torch.ones(sum(p.numel() for p in ps), dtype=ps[0].dtype)
-    for p,g in zip(ps, buffer.split([p.numel() for p in ps])): p.grad = g.view_as(p)
-    twin = quiet_learner(loaders(regression(12), 6), mlp(), opt_func=partial(OptimWrapper, opt=torch.optim.SGD))
-    for o in (learn,twin): o.fit(1, 0.1)
-    assert distance(learn, twin)<1e-12

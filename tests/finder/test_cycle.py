@@ -310,7 +310,7 @@ def test_readings():
     begin,end = cool_stretch
     parts = [df[rate_at(df.pct)>0.9], df[(df.pct>=begin) & (df.pct<end)], df[df.pct>=end]]
     assert [len(o) for o in parts]==[3,12,3]
-    assert readings(df, 0.9)==tuple(along(o.tr_sigma, o.g_sq, o.n_elems, o.n_items, 0.9) for o in parts)
+    assert readings(df, 0.9)==tuple(along(o, 0.9) for o in parts)
 
 # For the whole of a training
 

@@ -24,7 +24,7 @@ from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.rules import sqrt_scaling
 from fastai_bs.learner.snapshot import out_of_memory
 from fastai_bs.learner.mock import mock_training
-from helpers import changes, flat, loaders, mlp, pairwise, picture, quiet_learner, regression, set_seed
+from helpers import changes, flat, loaders, mlp, pairwise, picture, quiet_learner, regression
 
 inf,nan = math.inf,math.nan
 
@@ -69,15 +69,12 @@ def sizes(plan): return [m for m,*_ in plan.device.times]
 # Which sizes
 
 @pytest.mark.parametrize('micro_bs,noise_scale,most,res', [
-    (64,256.,inf,[16,32,64,128,256,512,1024]), (64,nan,inf,[16,32,64,128,256]), (64,10.,inf,[2,4,8,16,32,64,128,256]),
-    (64,512.,inf,[16,32,64,128,256,512,1024,2048]),
-    (64,256.,300,[16,32,64,128,256]), (64,256.,64,[16,32,64]), (64,256.,10,[16,32,64]), (1,1000.,10,[1,2,4,8]), (1,nan,inf,[1,2,4]), (2,nan,inf,[2,4,8]),
-    (3,nan,inf,[3,6,12]), (100,50.,inf,[6,12,25,50,100,200,400]), (100,40.,inf,[3,6,12,25,50,100,200,400]), (64,0.,inf,[2,4,8,16,32,64,128,256]),
-    (7,nan,28,[3,7,14,28]), (7,nan,27,[3,7,14]), (16,64.,inf,[4,8,16,32,64,128,256]), (16,63.,inf,[4,8,16,32,64,128])])
+    (64,256.,inf,[16,32,64,128,256,512,1024]), (64,nan,inf,[16,32,64,128,256]), (64,0.,inf,[2,4,8,16,32,64,128,256]),
+    (64,512.,inf,[16,32,64,128,256,512,1024,2048]), (64,256.,300,[16,32,64,128,256]), (64,256.,10,[16,32,64]), (1,1000.,10,[1,2,4,8]), (3,nan,inf,[3,6,12]),
+    (100,40.,inf,[3,6,12,25,50,100,200,400]), (7,nan,27,[3,7,14]), (16,64.,inf,[4,8,16,32,64,128,256]), (16,63.,inf,[4,8,16,32,64,128])])
 def test_micro_batch_sizes(micro_bs, noise_scale, most, res): assert micro_batch_sizes(micro_bs, noise_scale, most)==res
 
-@pytest.mark.parametrize('n,bs,kwargs,largest', [(200,4,{},100), (200,4,dict(max_bs=16),16), (200,4,dict(max_bs=15),8), (200,4,dict(max_bs=4),4), (30,4,{},8),
-    (9,4,{},4), (64,16,dict(max_bs=10_000),32), (33,16,{},16)])
+@pytest.mark.parametrize('n,bs,kwargs,largest', [(200,4,{},100), (200,4,dict(max_bs=15),8), (9,4,{},4), (64,16,dict(max_bs=10_000),32)])
 def test_sizes_that_are_timed(n, bs, kwargs, largest, monkeypatch):
     "Doubled up to half of the training set, or `max_bs`; each ascending, and once"
     seen = []
@@ -88,18 +85,6 @@ def test_sizes_that_are_timed(n, bs, kwargs, largest, monkeypatch):
     assert sizes(plan)==sorted(set(sizes(plan))) and bs in sizes(plan) and sizes(plan)==[o for o in micro_batch_sizes(*seen[0]) if o<=max(bs, most)]
     assert max(sizes(plan))<=max(bs, largest) and plan.device.too_large is None and all(0<opt<t for _,t,opt in plan.device.times)
 
-@pytest.mark.parametrize('max_bs,error,match', [(0,ValueError,'`max_bs` must be at least 1 item, got 0'),
-    (-8,ValueError,'`max_bs` must be at least 1 item, got -8'),
-    (3,ValueError,"`max_bs`=3 is less than the 4 items of today's micro-batches: raise it, or make those smaller"),
-    (True,TypeError,'`max_bs` must be a whole number of items'),
-    (4.,TypeError,'`max_bs` must be a whole number of items, got 4.0'),
-    ('64',TypeError,"`max_bs` must be a whole number of items, 'auto' or None, got '64'"), (nan,TypeError,'`max_bs`')])
-def test_max_bs_is_refused_before_anything_has_changed(max_bs, error, match):
-    learn = learner()
-    was = picture(learn)
-    with pytest.raises(error, match=match): find(learn, max_bs=max_bs)
-    assert changes(was, picture(learn))==[]
-
 def test_a_step_that_takes_longer_than_patience_is_not_tried(clock):
     "As far as one can tell from the largest size that ran"
     plan = find(slow_learner(clock, n=2000, bs=100, c=0.003), max_bs=1000)
@@ -108,21 +93,20 @@ def test_a_step_that_takes_longer_than_patience_is_not_tried(clock):
 
 # The timer
 
+def near(step, once=0.):
+    "Seconds of a step, and of them those that are spent once per step"
+    return pytest.approx(step),pytest.approx(once, abs=1e-12)
+
 def timed(learn, bs, n_epoch=10_000, cbs=(), n_steps=5):
     timer = StepTimer(bs, n_steps)
     learn.fit(n_epoch, 0., cbs=[timer,*cbs])
     return timer
 
-def test_a_step_from_end_to_end(clock):
-    timer = timed(slow_learner(clock, a=0.01, c=0.005), 4)
-    assert timer.times==[(pytest.approx(0.03),pytest.approx(0, abs=1e-12))]*5 and timer.median==(pytest.approx(0.03),pytest.approx(0, abs=1e-12))
-    assert timer.n_seen==6 # The first is where the second begins
-
-@pytest.mark.parametrize('n_steps,times', [(1,1), (12,12), (20,20), (1000,20)])
-def test_as_many_steps_as_asked_for(clock, n_steps, times):
-    "But 20 at most"
-    timer = timed(slow_learner(clock), 4, n_steps=n_steps)
-    assert (timer.n_seen,len(timer.times))==(times+1,times)
+@pytest.mark.parametrize('n_steps,times', [(1,1), (12,12), (1000,20)])
+def test_a_step_from_end_to_end(clock, n_steps, times):
+    "As many as asked for, but 20 at most; the first is where the second begins"
+    timer = timed(slow_learner(clock, a=0.01, c=0.005), 4, n_steps=n_steps)
+    assert timer.n_seen==times+1 and timer.times==[near(0.03)]*times and timer.median==near(0.03)
 
 def test_it_loses_patience(clock):
     "With steps of 0.8 s after two seconds, with one of 2.4 s once it has one"
@@ -138,13 +122,12 @@ class Spend(Callback):
         self.clock,self.seconds,self.order = [clock],seconds,order
     def _spend(self, *args): self.clock[0].spend(self.seconds)
 
-@pytest.mark.parametrize('event,opt', [('before_batch',0), ('after_pred',0), ('after_loss',0), ('before_backward',0), ('after_backward',0), ('before_step',1),
-    ('after_step',1), ('after_batch',0)])
-@pytest.mark.parametrize('order', [-50,50])
-def test_the_time_that_callbacks_take_counts(clock, event, opt, order):
+@pytest.mark.parametrize('event,order,opt', [
+    ('before_batch',-50,0), ('after_pred',50,0), ('after_loss',-50,0), ('before_backward',50,0), ('after_backward',-50,0),
+    ('before_step',-50,1), ('before_step',50,1), ('after_step',-50,1), ('after_step',50,1), ('after_batch',-50,0)])
+def test_the_time_that_callbacks_take_counts(clock, event, order, opt):
     "That of the events around the step as the optimizer's part"
-    learn = slow_learner(clock, cbs=Spend(clock, event, 0.007, order))
-    assert timed(learn, 4).median==(pytest.approx(0.011),pytest.approx(0.007*opt, abs=1e-12))
+    assert timed(slow_learner(clock, cbs=Spend(clock, event, 0.007, order)), 4).median==near(0.011, 0.007*opt)
 
 def test_a_step_that_something_else_slowed_down_does_not_count_for_more(clock):
     class Once(Callback):
@@ -161,7 +144,7 @@ class SlowSGD(torch.optim.SGD):
 
 def test_the_time_that_the_optimizer_takes_counts(clock):
     SlowSGD.clock = clock
-    assert timed(slow_learner(clock, opt_func=partial(OptimWrapper, opt=SlowSGD)), 4).median==(pytest.approx(0.024),pytest.approx(0.02))
+    assert timed(slow_learner(clock, opt_func=partial(OptimWrapper, opt=SlowSGD)), 4).median==near(0.024, 0.02)
 
 class SlowItems(Dataset):
     def __init__(self, clock, items): self.clock,self.items = clock,items
@@ -173,7 +156,7 @@ class SlowItems(Dataset):
 @pytest.mark.parametrize('cls,kw', [(DataLoader,'bs'), (TorchDataLoader,'batch_size')])
 def test_the_time_that_the_loader_takes_counts(clock, cls, kw):
     dl = cls(SlowItems(clock, regression(80, dtype=torch.float32)), **{kw: 4}, num_workers=0)
-    assert timed(slow_learner(clock, dls=DataLoaders(dl, dl)), 4).median==(pytest.approx(0.016),pytest.approx(0, abs=1e-12))
+    assert timed(slow_learner(clock, dls=DataLoaders(dl, dl)), 4).median==near(0.016)
 
 class Ragged:
     "Batches of given sizes, each of 1 ms an item; the first of an epoch takes another second"
@@ -187,23 +170,18 @@ def test_only_batches_of_its_size_count(clock, monkeypatch):
     "And only after another of them: what lies between epochs does not count either, as workers that start up"
     learn = slow_learner(clock, dls=DataLoaders(Ragged(clock, [4,4,3,4,4,8,4]), Ragged(clock, [4])))
     timer = timed(learn, 4, n_epoch=4)
-    assert timer.times==[(pytest.approx(0.004),pytest.approx(0, abs=1e-12))]*len(timer.times) and len(timer.times)==2 # Impatient after two epochs' starts
-    learn = slow_learner(clock, dls=DataLoaders(Ragged(clock, [3,4,4,4,3,4,4]), Ragged(clock, [4])))
+    assert timer.times==[near(0.004)]*2 # Impatient after two epochs' starts
     monkeypatch.setattr(StepTimer, 'patience', 1e9)
-    assert len(timed(learn, 4, n_epoch=1).times)==3
     timer = timed(slow_learner(clock, dls=DataLoaders(Ragged(clock, [3,4,3,4,4]), Ragged(clock, [4]))), 4, n_epoch=4)
     assert timer.n_seen==20 and len(timer.times)==4
-
-def test_a_size_that_never_comes(clock):
-    "After 20 batches it is enough; there is nothing to tell"
-    timer = timed(slow_learner(clock, dls=DataLoaders(Ragged(clock, [3,5]), Ragged(clock, [4]))), 4)
+    timer = timed(slow_learner(clock, dls=DataLoaders(Ragged(clock, [3,5]), Ragged(clock, [4]))), 4) # Of those that never come there is nothing to tell
     assert timer.n_seen==20 and timer.times==[] and timer.median is None
 
 def test_it_waits_for_the_device(clock, monkeypatch):
     "Before it looks at the clock, at the beginning and the end of a step"
     fired = []
     monkeypatch.setattr(timing, '_synchronize', lambda device: fired.append(device) or clock.spend(0.01))
-    assert timed(slow_learner(clock), 4).median==(pytest.approx(0.024),pytest.approx(0.01))
+    assert timed(slow_learner(clock), 4).median==near(0.024, 0.01)
     assert {o.type for o in fired}=={'cpu'}
 
 def test_it_ends_the_fit_and_skips_the_validation():
@@ -217,7 +195,7 @@ def test_it_ends_the_fit_and_skips_the_validation():
 
 # What the plan holds of it
 
-@pytest.mark.parametrize('a,c', [(0.02,0.001), (0.1,0.0001), (0.0001,0.002)])
+@pytest.mark.parametrize('a,c', [(0.02,0.001), (0.0001,0.002)])
 def test_step_times_of_a_device(clock, a, c):
     "A step of `a + c*bs` seconds, of which the optimizer takes 10 ms"
     plan = find(slow_learner(clock, a=a, c=c, cbs=Spend(clock, 'before_step', 0.01)), max_bs=32)
@@ -235,28 +213,17 @@ def test_the_fastest_is_in_the_middle(clock):
     assert plan.ci[1]<inf and best/2<=plan.bs<=best*2 and 4<=plan.bs<=100
 
 def test_the_fastest_round_counts(clock, monkeypatch):
-    "A size that something else slowed down twice is not slow"
-    learn,fit,seen = slow_learner(clock),finder.Learner.fit,[]
-    def slow_once(self, *args, **kwargs):
-        seen.append(self.dls.train.bs)
-        self.model.a = 1. if seen.count(8) in (1,3) and seen[-1]==8 else 0.
-        return fit(self, *args, **kwargs)
-    monkeypatch.setattr(finder.Learner, 'fit', slow_once)
-    plan = find(learn, max_bs=16)
-    assert seen.count(8)>=3 and [o for o in plan.device.times if o[0]==8]==[(8,pytest.approx(0.008),pytest.approx(0, abs=1e-12))]
-
-def test_the_spread_of_the_rounds_is_kept(clock, monkeypatch):
-    "Nothing where all rounds are alike; else as far as a size's second fastest is from its fastest, of 2, 4, 8 and 16 the median"
+    "A size that something else slowed down twice is not slow; the spread is how far the second fastest round is from the fastest, the median of the sizes"
     assert find(slow_learner(clock), max_bs=16).device.spread==pytest.approx(0, abs=1e-9)
     learn,fit,seen = slow_learner(clock),finder.Learner.fit,[]
-    def slow_once(self, *args, **kwargs):
+    def slow_twice(self, *args, **kwargs):
         seen.append(self.dls.train.bs)
         self.model.a = 0.008 if seen.count(seen[-1]) in (1,3) and seen[-1]>4 else 0. # Of 8 items twice the time, of 16 half as much more
         return fit(self, *args, **kwargs)
-    monkeypatch.setattr(finder.Learner, 'fit', slow_once)
+    monkeypatch.setattr(finder.Learner, 'fit', slow_twice)
     plan = find(learn, max_bs=16)
-    assert sizes(plan)==[2,4,8,16] and plan.device.spread==pytest.approx(math.log(1.5)/2) and plan.timing_error==plan.device.spread
-    assert plan.device.times[2]==(8,pytest.approx(0.008),pytest.approx(0, abs=1e-12))
+    assert plan.device.times==tuple((bs,*near(0.001*bs)) for bs in (2,4,8,16))
+    assert plan.device.spread==pytest.approx(math.log(1.5)/2) and plan.timing_error==plan.device.spread
 
 # What timing may cost
 
@@ -320,7 +287,8 @@ def test_what_timing_costs(thrifty, micro_bs, noise_scale, device):
     (50.,0.064,0.001,[8,16,32,64,128]),         # 522, 330, 246, 228, 267 and 390 ms for 8 to 256
     (50.,1.,0.,[8,16,32,64,128]),               # All there are from today's up; 1/4 of them would take 15 times as long
     (0.,0.,0.001,[2,4,8,16]),                   # Without noise the smallest
-    (0.,1.,0.,[2,4,8,16,32])])                  # If a step of them takes any less
+    (0.,1.,0.,[2,4,8,16,32]),                   # If a step of them takes any less
+    (5000.,0.001,0.001,[8,16,32,64,128])])      # Items take nearly all the time: 256 would go beyond the budget
 def test_sizes_that_cannot_win_are_not_timed(thrifty, noise_scale, a, c, timed):
     times,_,_ = visits(thrifty, 8, noise_scale, a, c)
     assert [m for m,*_ in times.fastest()]==timed
@@ -335,12 +303,6 @@ def test_order_and_number_of_steps(thrifty):
     assert steps==sorted(steps, reverse=True) and steps[0]>steps[-1]>=2
     _,seen,_ = visits(thrifty, 8, 0., 0., 0.001)
     assert [m for m,_ in seen]==[8,16,4,2]*3
-
-def test_sizes_beyond_the_budget_are_reached_by_accumulation(thrifty):
-    "Items take nearly all the time: two micro-batches each of 8 to 128 in three rounds take that of 168 of today's, with 256 it would be 339"
-    times,_,_ = visits(thrifty, 8, 5000., 0.001, 0.001)
-    sizes = [m for m,*_ in times.fastest()]
-    assert sizes==[8,16,32,64,128] and max(candidates(sizes, 8, 5000., 10**6))==32768
 
 def test_a_first_round_that_misled(thrifty):
     "In which 16 items took six times as long as they do: the next round goes on to 32 and more"
@@ -406,8 +368,7 @@ def greedy_learner(where, most=15, error=None, **kwargs):
 
 def unseen(was, now): return [k for k in changes(was, now) if 'seen' not in k]
 
-@pytest.mark.parametrize('trained', [False,True], ids=['new','trained'])
-@pytest.mark.parametrize('where', ['forward','backward','step'])
+@pytest.mark.parametrize('where,trained', [('forward',False),('backward',True),('step',False),('step',True)])
 def test_out_of_memory(where, trained):
     "The plan says where; nothing larger is tried, the sizes that fit are timed, and the learner is what it was"
     learn = greedy_learner(where)
@@ -435,28 +396,18 @@ def test_errors_that_mean_memory(error):
     assert plan.device.too_large==16 and sizes(plan)[-1]==8
 
 def test_out_of_memory_that_another_error_hides():
-    try:
-        try: raise oom['out_of_memory']
-        except RuntimeError as e: raise ValueError('the batch failed') from e
-    except ValueError as e: assert out_of_memory(e)
-    try:
-        try: raise oom['runtime']
-        except RuntimeError: raise KeyError('x') # noqa: B904
-    except KeyError as e: assert out_of_memory(e)
+    cause,context = ValueError('the batch failed'),KeyError('x')
+    cause.__cause__,context.__context__ = oom['out_of_memory'],oom['runtime']
+    assert out_of_memory(cause) and out_of_memory(context)
     assert not out_of_memory(ValueError('memory')) and out_of_memory(RuntimeError('CUDA error: out of memory'))
 
-@pytest.mark.parametrize('error', [RuntimeError('mat1 and mat2 shapes cannot be multiplied'), ValueError('the one'), KeyboardInterrupt()], ids=str)
-@pytest.mark.parametrize('where', ['forward','backward','step'])
+@pytest.mark.parametrize('where,error', [('forward',RuntimeError('mat1 and mat2 shapes cannot be multiplied')),('backward',ValueError('the one'))], ids=str)
 def test_other_errors(where, error):
-    "A size that the model does not know is left out; an interrupt is one; and the learner is what it was"
+    "A size that the model does not know is left out, and the learner is what it was"
     learn = greedy_learner(where, error=error)
     was = picture(learn)
-    if isinstance(error, Exception):
-        plan = find(learn)
-        assert plan.device.too_large is None and max(m for m,*_ in plan.device.times)<16 and 4 in [m for m,*_ in plan.device.times]
-    else:
-        with pytest.raises(type(error)): find(learn)
-    assert unseen(was, picture(learn))==[]
+    plan = find(learn)
+    assert plan.device.too_large is None and max(sizes(plan))<16 and 4 in sizes(plan) and unseen(was, picture(learn))==[]
 
 class Leaky(Greedy):
     "Has no memory left after some batches"
@@ -504,7 +455,7 @@ def test_a_loader_that_cannot_change(dl):
     was = picture(learn)
     plan = whole(find(learn, num_it=160))
     assert sizes(plan)==[4] and plan.device.too_large is None and changes(was, picture(learn))==[]
-    assert plan.micro_bs==4 and plan.n_acc*4==plan.bs
+    assert plan.micro_bs==4 and plan.n_acc*4==plan.bs and plan.today.n_train==240
     assert plan.stays_for=='single' and plan.device.failed and 'cannot be given batches of' in plan.device.failed[0][1]
 
 def test_a_batch_of_more_than_half_of_the_set():
@@ -512,16 +463,12 @@ def test_a_batch_of_more_than_half_of_the_set():
     plan = whole(find(learner(n=48, bs=40), num_it=160), 40)
     assert sizes(plan)==[] and (plan.stays_for=='untimed' or not plan.is_known)
 
-@pytest.mark.parametrize('kwargs', [dict(shuffle=True), dict(drop_last=True), dict(sampler=True)], ids=str)
-def test_torch_loaders(kwargs):
+def test_a_torch_loader_with_generators_of_its_own():
     items = regression(203, dtype=torch.float32)
     gen = lambda i: torch.Generator().manual_seed(i)
-    if kwargs.get('sampler'): kwargs = dict(sampler=RandomSampler(items, generator=gen(1)), generator=gen(2))
-    dl = TorchDataLoader(items, batch_size=4, **kwargs)
-    learn = learner(dls=DataLoaders(dl, dl))
-    was = picture(learn)
-    plan = whole(find(learn))
-    assert {4,8,16}<=set(sizes(plan)) and plan.today.n_train==203 and changes(was, picture(learn))==[]
+    dl = TorchDataLoader(items, batch_size=4, sampler=RandomSampler(items, generator=gen(1)), generator=gen(2))
+    plan = whole(find(learner(dls=DataLoaders(dl, dl))))
+    assert {4,8,16}<=set(sizes(plan)) and plan.today.n_train==203
 
 class Stream(IterableDataset):
     def __init__(self, n): self.items = regression(n, dtype=torch.float32)
@@ -530,13 +477,11 @@ class Stream(IterableDataset):
 class Sized(Stream):
     def __len__(self): return 100
 
-@pytest.mark.parametrize('there', [60,100,140], ids=['too_long','right','too_short'])
-@pytest.mark.parametrize('make', [lambda n: DataLoader(Stream(n), bs=4, n=100, num_workers=0), lambda n: TorchDataLoader(Sized(n), batch_size=4)],
-    ids=['fastai','torch'])
+@pytest.mark.parametrize('dl', [DataLoader(Stream(60), bs=4, n=100, num_workers=0), DataLoader(Stream(140), bs=4, n=100, num_workers=0),
+    TorchDataLoader(Sized(60), batch_size=4), TorchDataLoader(Sized(140), batch_size=4)], ids=['fastai, few','fastai, many','torch, few','torch, many'])
 @pytest.mark.filterwarnings('ignore:Length of IterableDataset')
-def test_iterable_loaders(make, there):
-    "That declare 100 items, and give what they give"
-    dl = make(there)
+def test_iterable_loaders(dl):
+    "That declare 100 items, and give fewer or more"
     learn = learner(dls=DataLoaders(dl, dl))
     was = picture(learn)
     plan = whole(find(learn, num_it=60))
@@ -557,8 +502,8 @@ def test_a_data_set_too_small_for_two_batches_of_the_next_size():
 
 # Learners
 
-@pytest.mark.parametrize('cbs,bs_now,base_bs', [([GradAccum(4)],16,16), ([GradAccum(2),ScaledLR(32, sqrt_scaling)],8,32), ([GradientAccumulation(12)],12,12),
-    ([GradAccum(3),NoiseScale()],12,12), ([NoiseScale(every=5)],4,4), ([ScaledLR(2)],4,2)], ids=str)
+@pytest.mark.parametrize('cbs,bs_now,base_bs', [([GradAccum({0: 2, 1: 8})],8,8), ([GradAccum(2),ScaledLR(32, sqrt_scaling)],8,32),
+    ([GradientAccumulation(12)],12,12), ([GradAccum(3),NoiseScale()],12,12), ([ScaledLR(2)],4,2)], ids=str)
 def test_what_the_learner_has_on_is_set_aside(cbs, bs_now, base_bs):
     "Micro-batches are timed one to a step, and today's batch is reckoned from them"
     class Look(Callback):
@@ -581,8 +526,7 @@ def test_what_the_learner_has_on_is_set_aside(cbs, bs_now, base_bs):
     t,opt = times[now.micro_bs]
     assert now.step_time==pytest.approx(bs_now/now.micro_bs*(t-opt)+opt)
 
-@pytest.mark.parametrize('opt_func,adam', [(Adam,True), (SGD,False), (partial(SGD, mom=0.9),False), (partial(OptimWrapper, opt=torch.optim.AdamW),True),
-    (partial(OptimWrapper, opt=torch.optim.SGD),False)])
+@pytest.mark.parametrize('opt_func,adam', [(SGD,False), (partial(OptimWrapper, opt=torch.optim.AdamW),True)])
 def test_optimizers(opt_func, adam):
     plan = whole(find(learner(opt_func=opt_func), num_it=80, lr=0))
     assert plan.today.adam is adam and plan.today.trained==1 and plan.rule_name in (('no_scaling',) if adam else ('adascale_gain','linear_scaling'))
@@ -600,20 +544,6 @@ def test_a_model_that_is_frozen_in_part(opt):
 
 # Nobody can tell
 
-def fitted(mock=None, opt_func=Adam, cbs=None):
-    "A training, bit for bit; with a `mock` training before it"
-    set_seed(0)
-    learn = learner(n=64, opt_func=opt_func, cbs=cbs and cbs())
-    if mock: mock(learn)
-    learn.fit(2, 0.01)
-    return picture(learn, ids=False)
-
-@pytest.mark.parametrize('opt_func', [Adam, partial(SGD, mom=0.9), partial(OptimWrapper, opt=torch.optim.AdamW)], ids=['Adam','SGD','AdamW'])
-@pytest.mark.parametrize('kwargs', [dict(), dict(max_bs=8), dict(lr=0)], ids=str)
-def test_a_training_afterwards_is_the_twins(opt_func, kwargs):
-    was = fitted(opt_func=opt_func)
-    assert changes(was, fitted(lambda learn: find(learn, **kwargs), opt_func))==[]
-
 class Interrupt(Callback):
     "In micro-batches of `bs` items, in the third of them"
     order = 50
@@ -625,24 +555,15 @@ class Interrupt(Callback):
         self.n += 1
         if self.n==3: raise self.error('the one')
 
-@pytest.mark.parametrize('error', [KeyboardInterrupt,ValueError])
-@pytest.mark.parametrize('event', ['before_batch','after_loss','after_backward','before_step','after_step','after_batch'])
+@pytest.mark.parametrize('event,error', pairwise(['before_batch','after_loss','after_backward','before_step','after_step'], [KeyboardInterrupt,ValueError]))
 def test_an_interrupt_in_the_middle_of_the_timing(event, error):
     "In micro-batches of twice today's, of which the mock training has none"
-    def mock(learn):
-        ends = pytest.raises(error, match='the one') if error is KeyboardInterrupt else nullcontext()
-        with ends, learn.added_cbs(Interrupt(event, 8, error)): find(learn)
-    assert changes(fitted(), fitted(mock))==[]
-
-@pytest.mark.parametrize('where', ['forward','backward','step'])
-def test_a_training_after_the_memory_ended_is_the_twins(where):
-    def run(mock):
-        set_seed(0)
-        learn = greedy_learner(where)
-        if mock: assert find(learn).device.too_large==16
-        learn.fit(2, 0.01)
-        return flat(learn),torch.cat([b.detach().flatten().float() for b in learn.model.buffers()]),torch.stack(learn.recorder.losses)
-    for a,b in zip(run(False), run(True)): assert torch.equal(a, b)
+    learn = learner(n=64, opt_func=Adam)
+    learn.fit(1, 0.01)
+    was = picture(learn)
+    ends = pytest.raises(error, match='the one') if error is KeyboardInterrupt else nullcontext()
+    with learn.added_cbs(Interrupt(event, 8, error)), ends: find(learn)
+    assert changes(was, picture(learn))==[]
 
 def test_weights_do_not_move_while_steps_are_timed():
     "At a learning rate of 0"

@@ -1,29 +1,25 @@
 "Columns of the progress table: the noise scale, its interval and the batch size, in their order, at their values, and gone with the callback that had them"
 import csv
 import pickle
-import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import fastai.distributed # noqa: F401, it adds distrib_ctx
-import fastai_bs.all
 from fastcore.foundation import L
 from torch.nn import functional as F
 from fastai.callback.core import (Callback, CancelBatchException, CancelEpochException, CancelFitException, CancelTrainException,
                                   CancelValidException)
-from fastai.callback.progress import CSVLogger, ProgressCallback
+from fastai.callback.progress import CSVLogger
 from fastai.callback.schedule import lr_find # noqa: F401, it adds the method
 from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
-from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.learner import Recorder
 from fastai.metrics import mse
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.accumulate.sizes import batch_size, known_batch_size
-from fastai_bs.learner.recorder import add_columns, announce_columns, fill_columns
+from fastai_bs.accumulate.sizes import known_batch_size
+from fastai_bs.learner.recorder import announce_columns, fill_columns
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.batch_schedule import BatchSchedule
@@ -95,28 +91,18 @@ def test_of_one_fit_alone(way):
         learn.fit(1, 0.01, cbs=cbs)
         assert names(learn)==[*fastais[:-1],*added,'time'] and len(learn.recorder.values[0])==2+len(added) and no_stand_in(learn)
 
-def test_no_metric_where_fastais_own_row_lacks_them():
-    "It names metrics and has none without `valid_metrics`: our values would stand under their names"
-    for way in ours:
-        learn = small(way, metrics=mse)
-        learn.recorder.valid_metrics = False
-        learn.fit(1, 0.01)
-        assert names(learn)==['epoch','train_loss','mse',*ours[way],'time'] and len(learn.recorder.values[0])==1
-
 # Its value
 
-@pytest.mark.parametrize('with_noise', [False,True])
-@pytest.mark.parametrize('n_acc,expected', [({1: 4, 3: 100},[2,8,8,26]), ({0: 3},[6]*4), (lambda e: 2**e,[2,4,8,16])],
-                         ids=['dict','dict of one','function'])
+@pytest.mark.parametrize('cbs,expected', [([GradAccum({1: 4, 3: 100}), NoiseScale()],[2,8,8,26]), ([GradAccum({0: 3})],[6]*4),
+    ([GradAccum(lambda e: 2**e)],[2,4,8,16]), ([BatchSchedule({0: 4, 1: 8})],[4,8,8,8])], ids=['dict','dict of one','function','schedule'])
 @pytest.mark.filterwarnings('ignore:GradAccum.100. counts')
-def test_of_each_epoch(n_acc, expected, with_noise):
+def test_of_each_epoch(cbs, expected):
     "No more than the epoch holds"
-    learn = small(n=26, bs=2, cbs=[GradAccum(n_acc), *[NoiseScale()]*with_noise])
+    learn = small(n=26, bs=2, cbs=cbs)
     learn.fit(4, 0.01)
     assert sizes(learn)==expected
 
-@pytest.mark.parametrize('cbs', [lambda: [GradAccum(4)], lambda: [GradAccum(bs=8)], lambda: [GradAccum(1)], lambda: [GradAccum(4),ScaledLR(4)]],
-                         ids=['n_acc','bs','one','scaled'])
+@pytest.mark.parametrize('cbs', [lambda: [GradAccum(bs=8)], lambda: [GradAccum(4),ScaledLR(4)]], ids=['bs','scaled'])
 def test_none_where_it_never_changes(cbs):
     "The row ends with the metric, as scripts read it"
     learn = small(bs=2, cbs=cbs(), metrics=mse)
@@ -124,34 +110,10 @@ def test_none_where_it_never_changes(cbs):
     assert names(learn)==['epoch','train_loss','valid_loss','mse','time'] and [len(o) for o in learn.recorder.values]==[3,3]
     assert learn.recorder.values[-1][-1]==learn.validate()[-1]
 
-def test_none_of_noise_scale():
-    for bs,cbs in ((8,[]), (2,[GradAccum(4)]), (8,[GradientAccumulation(24)])):
-        learn = small(bs=bs, cbs=[NoiseScale(), *cbs])
-        learn.fit(2, 0.01)
-        assert names(learn)==[*fastais[:-1],*of_noise,'time']
-
-def test_a_schedule_has_it():
-    learn = small(bs=4, cbs=BatchSchedule({0: 4, 1: 8}))
-    learn.fit(2, 0.01)
-    assert sizes(learn)==[4,8]
-
 def test_epochs_that_are_skipped_have_fastais_row():
     learn = small(bs=2, cbs=GradAccum({0: 2, 2: 4, 3: 8}))
     learn.fit(4, 0.01, start_epoch=2)
     assert [len(o) for o in learn.recorder.values]==[0,0,3,3] and sizes(learn)==[None,None,8,16]
-
-class Asks(Callback):
-    "What `batch_size` says in each epoch"
-    def __init__(self): self.said = []
-    def after_backward(self): self.said.append((self.epoch, batch_size(self.learn)))
-
-def test_batch_size_now():
-    "Without an epoch: while one trains, its own; else the first's"
-    learn = small(bs=2, cbs=[GradAccum({0: 2, 1: 4, 2: 8}), Asks()])
-    assert batch_size(learn)==known_batch_size(learn)==4 and [batch_size(learn, e) for e in range(3)]==[4,8,16]
-    learn.fit(3, 0.01)
-    assert set(learn.asks.said)=={(0,4),(1,8),(2,16)} and batch_size(learn)==4
-    assert fastai_bs.all.batch_size is batch_size and 'batch_size' in fastai_bs.all.__all__
 
 class Anonymous:
     "A loader that does not say how many items its batches have"
@@ -160,16 +122,12 @@ class Anonymous:
     def __iter__(self): return iter(self.batches)
     def to(self, device): return self
 
-@each_way
+@pytest.mark.parametrize('way', ['accum','both'])
 def test_none_where_nobody_knows_it(way):
     learn = small(way)
     items = regression(32)
-    learn.dls = DataLoaders(Anonymous(items, 2 if way!='noise' else 8), learn.dls.valid)
+    learn.dls = DataLoaders(Anonymous(items, 2), learn.dls.valid)
     assert known_batch_size(learn) is None
-    if way=='noise': # Whose parts are those of a batch of known size
-        with pytest.raises(ValueError): learn.fit(1, 0.01)
-        assert names(learn)==fastais
-        return
     learn.fit(2, 0.01)
     assert names(learn)==[*fastais[:-1],*ours[way][:-1],'time'] and {len(o) for o in learn.recorder.values}=={1+len(ours[way])}
 
@@ -186,27 +144,6 @@ def test_in_a_file(way):
     assert [i for i,r in enumerate(rows) if r==[*fastais[:-1],*added,'time']]==[0,3] and {len(r) for r in rows}=={4+len(added)}
     np.testing.assert_allclose([[float(r[3+added.index(nm)]) for nm in ours[way]] for r in rows[4:]], learn.known.seen)
 
-@each_way
-def test_in_the_progress_table(way, capsys):
-    learn = small(way, cbs=ProgressCallback())
-    learn.logger = print
-    learn.fit(2, 0.01)
-    lines = [o.split() for o in re.sub(r'.*\r', '', capsys.readouterr().out).splitlines() if o.strip()]
-    head,*rows = [o for o in lines if len(o)==4+len(ours[way])]
-    assert head==[*fastais[:-1],*ours[way],'time'] and [o[0] for o in rows]==['0','1'] and (way=='noise' or {o[-2] for o in rows}=={'8'})
-
-class Board(Callback):
-    "Reads as fastai's TensorBoardCallback does"
-    order = Recorder.order+1
-    def before_fit(self): self.seen = []
-    def after_epoch(self): self.seen.append(dict(zip(self.recorder.metric_names[2:-1], self.recorder.log[2:-1], strict=True)))
-
-@each_way
-def test_on_a_board(way):
-    learn = small(way, cbs=[Board(), Known()])
-    learn.fit(2, 0.01)
-    assert [list(o) for o in learn.board.seen]==[['valid_loss',*ours[way]]]*2 and [[*o.values()][1:] for o in learn.board.seen]==learn.known.seen
-
 @pytest.mark.parametrize('monitor', [*of_noise,'batch_size'])
 def test_trackers(monitor):
     save = SaveModelCallback(monitor=monitor, comp=np.greater)
@@ -215,12 +152,6 @@ def test_trackers(monitor):
     assert save.best==np.nanmax([2,8,8] if monitor=='batch_size' else [o[of_noise.index(monitor)] for o in learn.known.seen])
     learn.fit(9, 0.01, cbs=EarlyStoppingCallback(monitor='batch_size', comp=np.greater, patience=2))
     assert sizes(learn)==[2,8,8,8] # Twice no larger
-
-@each_way
-def test_trackers_of_the_loss_read_the_loss(way):
-    learn,save = small(way, metrics=mse),SaveModelCallback(monitor='valid_loss')
-    learn.fit(3, 0.01, cbs=[save])
-    assert save.best==min(o[1] for o in learn.recorder.values)
 
 # What is no fit, or not all of one
 
@@ -236,18 +167,6 @@ def test_validation_returns_none(way):
     assert len(learn.recorder.values[-1])==len(row)==3+len(ours[way])
 
 def learn_bs(way): return 8 if way=='noise' else 2
-
-class Looks(Callback):
-    "At predictions, between training and validation"
-    order = 200
-    def after_train(self): self.learn.get_preds(inner=True)
-
-@each_way
-def test_predictions_in_the_course_of_an_epoch(way):
-    "fastai's row then has the validation loss twice, and none of our values among its own"
-    learn = small(way, cbs=Looks())
-    learn.fit(2, 0.01)
-    assert [len(o) for o in learn.recorder.values]==[3,3]
 
 class Validates(Callback):
     "On a second data set, say"
@@ -319,31 +238,6 @@ def test_after_a_fit_that_failed(way, event, stays, exc):
         learn.fit(1, 0.01)
         assert names(learn)==[*fastais[:-1],*added,'time'] and len(learn.recorder.values[-1])==2+len(added) and no_stand_in(learn)
 
-def test_of_a_callback_that_another_takes_the_place_of():
-    "After a fit that was refused before Recorder had named anything"
-    learn = small('accum', cbs=RaiseAt('before_fit', ValueError, order=GradAccum.order+1, times=1))
-    with pytest.raises(ValueError, match='the one'): learn.fit(1, 0.01)
-    learn.remove_cb(GradAccum)
-    learn.fit(1, 0.01, cbs=GradAccum({0: 8}))
-    assert names(learn)==[*fastais[:-1],'batch_size','time'] and sizes(learn)==[16]
-
-@each_way
-@pytest.mark.filterwarnings('ignore:lr_find')
-def test_lr_find(way):
-    learn = small(way, n=160)
-    learn.lr_find(num_it=20, show_plot=False, suggest_funcs=())
-    assert no_stand_in(learn)
-    learn.fit(1, 0.01)
-    assert names(learn)==[*fastais[:-1],*ours[way],'time'] and sizes(learn)==([8] if way!='noise' else None)
-
-@each_way
-def test_without_a_recorder(way):
-    learn = small(way)
-    learn.remove_cb(Recorder)
-    learn.fit(1, 0.01)
-    learn.validate()
-    if way!='accum': assert len(learn.noise_scale.df)==4
-
 class Pickles(Callback):
     "The learner in the course of a fit, as `SaveModel` and others may"
     order = Recorder.order-1
@@ -364,15 +258,6 @@ def test_pickled(way):
         assert names(again)==[*fastais[:-1],*ours[way],'time'] and sizes(again)==([8,8] if way!='noise' else None) and no_stand_in(again)
 
 # By hand
-
-def test_where_they_are_put():
-    rec = SimpleNamespace(metric_names=['epoch','loss','batch_size','time'], add_time=True)
-    add_columns(rec, ['a','b'])
-    assert list(rec.metric_names)==['epoch','loss','a','b','batch_size','time']
-    rec = SimpleNamespace(metric_names=['epoch','loss'], add_time=False)
-    add_columns(rec, ['a'])
-    add_columns(rec, [])
-    assert list(rec.metric_names)==['epoch','loss','a']
 
 class Two(Callback):
     "Any callback that has columns"

@@ -1,5 +1,4 @@
 "with_micro_bs: the same items in other batches, whatever the loader knows besides"
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, WeightedRandomSampler
 from fastai.callback.data import PartialDL, WeightedDL
-from fastai.data.core import DataLoaders, TfmdDL
+from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.text.data import LMDataLoader, SortedDL, pad_input_chunk
 from fastai_bs.learner.loaders import n_items, with_micro_bs
@@ -35,11 +34,9 @@ def test_weights():
 
 def test_a_part_in_each_epoch():
     dl = with_micro_bs(PartialDL(Numbers(200), partial_n=64, bs=8, num_workers=0), 16)
-    assert len(dl)==4 and len(seen(dl))==64 and seen(dl)!=seen(dl)
-
-def test_declared_length():
+    assert len(dl)==4 and len(seen(dl))==n_items(dl)==64 and seen(dl)!=seen(dl)
     dl = with_micro_bs(DataLoader(Numbers(200), bs=8, n=40), 16)
-    assert dl.n==40 and seen(dl)==list(range(40)) and len(dl)==3
+    assert len(dl)==3 and n_items(dl)==40 and seen(dl)==list(range(40))
 
 def test_own_sort_func():
     texts = [(torch.arange(n),n) for n in range(1,41)]
@@ -50,13 +47,6 @@ def test_own_sort_func():
 def test_methods_given_as_arguments():
     dl = DataLoader(Numbers(20), bs=4, get_idxs=lambda: [3,1,2]*4, after_item=lambda o: (o[0]+1,o[1]))
     assert seen(with_micro_bs(dl, 6))==[4,2,3]*4
-
-def test_methods_bound_to_the_loader():
-    "What is bound to it goes with the new one: here the shuffling by its own generator"
-    dl = DataLoader(Numbers(20), bs=4, shuffle=True)
-    dl.get_idxs = dl.get_idxs
-    new = with_micro_bs(dl, 5)
-    assert new.get_idxs.__self__ is new and [len(b[0]) for b in new]==[5]*4
 
 def test_the_same_order_as_before():
     a,b = (DataLoader(Numbers(50), bs=5, shuffle=True) for _ in range(2))
@@ -79,10 +69,6 @@ def test_language_model():
     assert new.bl==24 and next(iter(new))[0].shape==(4,5)
     assert [o[0].item() for o in next(iter(new))[0]]==[0,24,48,72]
 
-def test_transforms_stay():
-    dl = TfmdDL(items, bs=8, after_item=lambda o: o+1, num_workers=0)
-    assert torch.equal(torch.cat([b[0] for b in with_micro_bs(dl, 50)]), torch.stack([x+1 for x,_ in items]))
-
 def test_a_batch_sampler_keeps_what_it_draws():
     "Given to a torch loader, which itself has a sampler of all items in their order then"
     drawn = WeightedRandomSampler([0.]*30+[1.]*10, 18)
@@ -98,27 +84,6 @@ def test_in_a_given_order(make):
     order = list(range(19,-1,-1))
     new = with_micro_bs(make(), 4, order)
     assert [int(o) for b in new for o in b[1]]==order
-
-def test_torch_sampler():
-    dl = TorchDataLoader(Numbers(200), batch_size=8, sampler=WeightedRandomSampler([0.]*150+[1.]*50, 100))
-    assert min(seen(with_micro_bs(dl, 20)))>=150
-
-def weighted_learner(): # A class in nine tenths of the batches
-    w = np.array([1. if y[0]>0 else .05 for _,y in items])
-    dls = DataLoaders(WeightedDL(items, wgts=w, bs=8, shuffle=True, num_workers=0), DataLoader(items[:8], bs=8), device='cpu')
-    return quiet_learner(dls, mlp(dtype=torch.float32))
-
-def test_a_plan_on_weighted_items():
-    learn = weighted_learner()
-    learn.bs_find(0.01, num_it=40, n_batch=4, show_plot=False)
-    for bs in (16,32):
-        part = Counter(bool(y[0]>0) for _ in range(5) for b in with_micro_bs(learn.dls.train, bs) for y in b[1])
-        assert part[True]>0.85*part.total()
-
-def test_a_plan_on_a_part_in_each_epoch():
-    dls = DataLoaders(PartialDL(items, partial_n=96, bs=8, num_workers=0), DataLoader(items[:8], bs=8), device='cpu')
-    plan = quiet_learner(dls, mlp(dtype=torch.float32)).bs_find(0.01, num_it=40, n_batch=4, show_plot=False)
-    assert plan.today.n_train==96
 
 class Ready:
     "Batches that were made beforehand"

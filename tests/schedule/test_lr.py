@@ -1,5 +1,5 @@
 "ScaledLR: the rate of every optimizer step over every schedule, and that nothing else is touched"
-import copy, math, pickle, warnings
+import math, re, warnings
 from contextlib import suppress
 from functools import lru_cache, partial
 from types import SimpleNamespace
@@ -12,10 +12,10 @@ from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` and i
 from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException,
     CancelStepException, CancelTrainException, CancelValidException)
 from fastai.callback.tracker import ReduceLROnPlateau
-from fastai.callback.training import GradientAccumulation, ShortEpochCallback
+from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders, Datasets
 from fastai.data.load import DataLoader
-from fastai.optimizer import Adam, OptimWrapper, RMSProp, SGD
+from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai_bs.finder import bs_find as finder # noqa: F401 (patches `bs_find` into `Learner`)
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.schedule.scaled_lr import ScaledLR
@@ -67,6 +67,7 @@ fits = dict(fit=lambda learn,lr=lrs,**kw: learn.fit(3, lr, **kw), one_cycle=lamb
             flat_cos=lambda learn,lr=lrs,**kw: learn.fit_flat_cos(3, lr, **kw), sgdr=lambda learn,lr=lrs,**kw: learn.fit_sgdr(2, 1, lr, **kw))
 
 items = lru_cache(None)(regression)
+adamw = partial(OptimWrapper, opt=torch.optim.AdamW)
 
 def learner(n=24, bs=4, cbs=(), opt_func=momentum_sgd, dls=None, **kwargs):
     return quiet_learner(dls or loaders(items(n), bs), mlp(), opt_func=watched(opt_func), splitter=thirds, cbs=list(cbs), **kwargs)
@@ -89,9 +90,7 @@ def ramp(full, t, warmup): return full if warmup==0 else 1 + (full-1)*min(1, t/w
 # The rate of every step
 
 # Items, items in a micro-batch, callbacks, batch size of each epoch
-ways = dict(plain=(24, 4, lambda: [], [4]*3), ragged=(22, 4, lambda: [], [4]*3), accum_1=(22, 4, lambda: [GradAccum(1)], [4]*3),
-    accum_4=(32, 2, lambda: [GradAccum(4)], [8]*3), ragged_window=(28, 2, lambda: [GradAccum(4)], [8]*3),
-    ragged_micro=(31, 2, lambda: [GradAccum(4)], [8]*3), ragged_both=(25, 2, lambda: [GradAccum(4)], [8]*3),
+ways = dict(ragged=(22, 4, lambda: [], [4]*3), accum_1=(22, 4, lambda: [GradAccum(1)], [4]*3), ragged_both=(25, 2, lambda: [GradAccum(4)], [8]*3),
     growing=(28, 2, lambda: [GradAccum({0:1,2:4})], [2,2,8]), fastai_accum=(30, 2, lambda: [GradientAccumulation(7)], [8]*3))
 
 @pytest.mark.parametrize('fit,way,warmup', pairwise([*fits], [*ways], [None,1.7]))
@@ -115,15 +114,7 @@ def test_rate_of_every_step(fit, way, warmup):
     close(learn.recorder.lrs, used)
     if fit!='fit': close(learn.recorder.hps['lr'], used)
 
-@pytest.mark.parametrize('fit', ['one_cycle','flat_cos','sgdr'])
-def test_plot_sched_shows_the_rate_used(fit):
-    learn = ran(fit, cbs=[ScaledLR(2)])
-    learn.recorder.plot_sched(['lr'])
-    import matplotlib.pyplot as plt
-    close(plt.gca().lines[0].get_ydata(), of('lr', learn.opt.seen)[:,-1])
-    plt.close('all')
-
-@pytest.mark.parametrize('n_epoch,warmup', [(1,0.1),(3,0.3),(20,2),(50,5),(60,5)])
+@pytest.mark.parametrize('n_epoch,warmup', [(1,0.1),(20,2),(60,5)])
 def test_default_warmup(n_epoch, warmup):
     "A tenth of the fit, 5 epochs at most"
     learn = learner(n=4, bs=2, cbs=[ScaledLR(1)])
@@ -133,71 +124,51 @@ def test_default_warmup(n_epoch, warmup):
 def gain(k, B, b): return (1+B/b)/(1+B/(k*b))
 def root_of_noise(k, noise_scale=9, base_bs=None): return k**0.5*noise_scale*base_bs
 
-rules = dict(linear=(linear_scaling, None, lambda k,b: k), sqrt=(sqrt_scaling, None, lambda k,b: math.sqrt(k)),
-    gain=(adascale_gain, 10, lambda k,b: gain(k, 10, b)),
-    gain_inf=(adascale_gain, math.inf, lambda k,b: k), gain_0=(adascale_gain, 0, lambda k,b: 1),
-    plan=(adascale_gain, SimpleNamespace(noise_scale=30.), lambda k,b: gain(k, 30, b)), own=(lambda k: k**0.7, None, lambda k,b: k**0.7),
+rules = dict(sqrt=(sqrt_scaling, None, lambda k,b: math.sqrt(k)), gain=(adascale_gain, 10, lambda k,b: gain(k, 10, b)),
+    gain_inf=(adascale_gain, math.inf, lambda k,b: k), plan=(adascale_gain, SimpleNamespace(noise_scale=30.), lambda k,b: gain(k, 30, b)),
     only_base=(lambda k,base_bs: k+base_bs, None, lambda k,b: k+b), default=(root_of_noise, None, lambda k,b: k**0.5*9*b),
     default_given=(root_of_noise, 5, lambda k,b: k**0.5*5*b), partial=(partial(adascale_gain, noise_scale=40), None, lambda k,b: gain(k, 40, b)),
-    numpy=(np.sqrt, None, lambda k,b: math.sqrt(k)),
+    bound=(partial(adascale_gain, noise_scale=9, base_bs=50), None, lambda k,b: gain(k, 9, 50)), numpy=(np.sqrt, None, lambda k,b: math.sqrt(k)),
     float32=(lambda k: np.float32(k), None, lambda k,b: float(np.float32(k))))
 
-@pytest.mark.parametrize('base_bs', [np.int64(2), 16, 2.5])
 @pytest.mark.parametrize('rule', rules)
-def test_rules(rule, base_bs):
+def test_rules(rule):
     "Growing and shrinking batches; what a rule names is handed to it"
-    f,noise,full = rules[rule]
-    learn = ran('one_cycle', cbs=[ScaledLR(base_bs, f, warmup_epochs=1, noise_scale=noise)])
-    s = scheduled('one_cycle', 24, 4)
-    close(of('lr', learn.opt.seen), [[h['lr']*ramp(full(4/base_bs, base_bs), e+i/6, 1) for h in s[e][i]] for e in range(3) for i in range(6)])
+    (f,noise,full),s = rules[rule],scheduled('one_cycle', 24, 4)
+    for base_bs in (np.int64(2),16,2.5):
+        learn = ran('one_cycle', cbs=[ScaledLR(base_bs, f, warmup_epochs=1, noise_scale=noise)])
+        close(of('lr', learn.opt.seen), [[h['lr']*ramp(full(4/base_bs, base_bs), e+i/6, 1) for h in s[e][i]] for e in range(3) for i in range(6)])
 
-@pytest.mark.parametrize('n_acc', [1,2])
-def test_warmup_restarts_in_the_second_fit_of_fine_tune(n_acc):
+def test_warmup_restarts_in_the_second_fit_of_fine_tune():
     def _run(*cbs):
-        learn,s = learner(n=24, bs=4, cbs=cbs),Note('before_batch')
+        learn,s = learner(cbs=cbs),Note('before_batch')
         learn.fine_tune(4, 1e-2, freeze_epochs=2, cbs=s)
         return learn,s.seen
-    (learn,_),(_,s) = _run(ScaledLR(1), *([GradAccum(2)] if n_acc==2 else [])),_run()
-    at = [(e,i) for n in (2,4) for e in range(n) for i in range(0, 6, n_acc)]
-    warmups = [0.2]*(12//n_acc) + [0.4]*(24//n_acc)
-    close(of('lr', learn.opt.seen), [[h['lr']*ramp(4*n_acc, e+i/6, w) for h in hs] for (e,i),w,hs in zip(at, warmups, s[::n_acc])])
-    assert len(at)==len(learn.opt.seen)==len(warmups)
+    (learn,_),(_,s) = _run(ScaledLR(1), GradAccum(2)),_run()
+    at = [(e,i,n/10) for n in (2,4) for e in range(n) for i in range(0, 6, 2)]
+    close(of('lr', learn.opt.seen), [[h['lr']*ramp(8, e+i/6, warmup) for h in hs] for (e,i,warmup),hs in zip(at, s[::2])])
 
-@pytest.mark.parametrize('cbs', [lambda: [], lambda: [GradAccum(4)], lambda: [GradAccum({0:1,2:4})]])
-@pytest.mark.parametrize('fit', ['fit','one_cycle','sgdr'])
-def test_start_epoch_goes_on_as_the_uninterrupted_fit(fit, cbs):
-    whole,rest = (learner(cbs=[*cbs(), ScaledLR(2, warmup_epochs=2.5)]) for _ in range(2))
+@pytest.mark.parametrize('fit', ['fit','one_cycle'])
+def test_start_epoch_goes_on_as_the_uninterrupted_fit(fit):
+    whole,rest = (learner(cbs=[GradAccum({0:1,2:4}), ScaledLR(2, warmup_epochs=2.5)]) for _ in range(2))
     fits[fit](whole)
     fits[fit](rest, start_epoch=1)
     n = len(rest.opt.seen)
     assert 0<n<len(whole.opt.seen)
     close(of('lr', rest.opt.seen), of('lr', whole.opt.seen)[-n:])
 
-@pytest.mark.parametrize('opt_func,rule', [(momentum_sgd,linear_scaling),(Adam,sqrt_scaling)])
-@pytest.mark.parametrize('fit', fits)
+@pytest.mark.parametrize('fit,opt_func,rule', [('fit',Adam,sqrt_scaling), ('one_cycle',momentum_sgd,linear_scaling), ('sgdr',Adam,sqrt_scaling)])
 def test_micro_batches_train_as_the_large_batch(fit, opt_func, rule):
     "Rates and parameters, in a fit and in the next one; the windows do not tile the epoch"
     a,b = (learner(n=27, bs=bs, cbs=cbs, opt_func=opt_func) for bs,cbs in ((8,[ScaledLR(2, rule)]),(2,[GradAccum(4),ScaledLR(2, rule)])))
     for learn in (a,b): fits[fit](learn); learn.fit(2, 0.01)
-    close(of('lr', a.opt.seen), of('lr', b.opt.seen))
-    close(of('mom', a.opt.seen), of('mom', b.opt.seen))
+    for nm in ('lr','mom'): close(of(nm, a.opt.seen), of(nm, b.opt.seen))
     assert distance(a, b)<1e-12
-
-def test_linear_rule_by_its_derivation():
-    "On a linear loss, k small steps and a large one land on the same point"
-    loss = lambda pred,y: (pred*y).mean()
-    a,b = (quiet_learner(loaders(regression(32), bs), mlp()[0], loss_func=loss, opt_func=SGD, cbs=cbs)
-           for bs,cbs in ((2,[]),(16,[ScaledLR(2, warmup_epochs=0)])))
-    for learn in (a,b):
-        learn.model = torch.nn.Linear(5, 2).double()
-        with torch.no_grad(): [p.fill_(0.3) for p in learn.model.parameters()]
-        learn.fit(2, 0.05, wd=0.)
-    assert distance(a, b)<1e-13 and (flat(a)-0.3).abs().max()>1e-2
 
 # Bit-identical at the base batch size
 
-@pytest.mark.parametrize('fit,n_acc,scale_wd,how', pairwise([*fits], [None,1,4], [True,False], [(momentum_sgd,linear_scaling,None),
-    (momentum_sgd,adascale_gain,50), (Adam,sqrt_scaling,None), (partial(OptimWrapper, opt=torch.optim.AdamW),sqrt_scaling,None)]))
+@pytest.mark.parametrize('fit,n_acc,scale_wd,how', pairwise(['fit','one_cycle','sgdr'], [None,1,4], [True,False],
+    [(momentum_sgd,adascale_gain,50), (adamw,sqrt_scaling,None)]))
 def test_bit_identical_at_the_base_batch_size(fit, n_acc, scale_wd, how):
     opt_func,rule,noise = how
     def _run(*cbs):
@@ -211,17 +182,6 @@ def test_bit_identical_at_the_base_batch_size(fit, n_acc, scale_wd, how):
     assert a.scaled_lr.factor==1 and len(a.opt.seen)==(6 if n_acc==4 else 15)
 
 # Put back
-
-@pytest.mark.parametrize('n_acc', [None,1,4])
-@pytest.mark.parametrize('fit', fits)
-def test_hypers_after_the_fit_are_those_without(fit, n_acc):
-    "All of them, as the same fit leaves them that nothing scales"
-    a,b = (ran(fit, n=28, bs=2, opt_func=Adam, wd=0.1, cbs=[*([GradAccum(n_acc)] if n_acc else []), *cbs]) for cbs in
-           ([ScaledLR(2*(n_acc or 1)/3, sqrt_scaling, scale_wd=False)],[]))
-    for x,y in zip(hypers(a), hypers(b)):
-        assert x.keys()==y.keys()
-        close([x[nm] for nm in x], [y[nm] for nm in x])
-    assert (of('lr', a.opt.seen)!=of('lr', b.opt.seen)).any()
 
 excs = [CancelBatchException, CancelBackwardException, CancelStepException, CancelTrainException, CancelValidException,
         CancelEpochException, CancelFitException]
@@ -273,42 +233,27 @@ class Short(DataLoader):
     "Yields fewer batches than it says"
     def __len__(self): return super().__len__()+5
 
-@pytest.mark.parametrize('n_micro', [4,5,6,7])
-@pytest.mark.parametrize('fit', fits)
-def test_window_that_a_short_loader_leaves_open(fit, n_micro):
+def test_window_that_a_short_loader_leaves_open():
     "Its step, after the last batch, has the scaled rate too; then the schedule's own is back"
     def _run(*cbs):
-        dls = DataLoaders(*(cls(items(2*n_micro), bs=2, num_workers=0) for cls in (Short,DataLoader)), device='cpu')
-        after,at_end = Note('after_train'),Note('before_validate')
-        learn = ran(fit, dls=dls, cbs=[GradAccum(4), after, at_end, *cbs])
-        return learn.opt.seen,at_end.seen,hypers(learn)
-    (a,a_end,a_last),(b,b_end,b_last) = _run(ScaledLR(2, warmup_epochs=0)),_run()
-    assert len(a)==3*math.ceil(n_micro/4)
+        dls = DataLoaders(*(cls(items(10), bs=2, num_workers=0) for cls in (Short,DataLoader)), device='cpu')
+        at_end = Note('before_validate')
+        learn = ran(dls=dls, cbs=[GradAccum(4), at_end, *cbs])
+        return learn.opt.seen,[*at_end.seen,hypers(learn)]
+    (a,a_end),(b,b_end) = _run(ScaledLR(2, warmup_epochs=0)),_run()
+    assert len(a)==3*2
     close(of('lr', a), 4*of('lr', b))
-    if fit=='fit': close(of('lr', [*a_end, a_last]), of('lr', [*b_end, b_last]))
-    assert (of('lr', a_end)<=0.1).all()
+    close(of('lr', a_end), of('lr', b_end))
 
-@pytest.mark.parametrize('n_acc', [1,4])
-def test_training_that_is_cut_short_closes_its_window_at_the_scaled_rate(n_acc):
-    learn = learner(n=28, bs=2, cbs=[ShortEpochCallback(0.4), GradAccum(n_acc), ScaledLR(1, warmup_epochs=0)])
-    learn.fit(2, 0.01)
-    assert len(learn.opt.seen)==2*(7 if n_acc==1 else 2)
-    close(of('lr', learn.opt.seen), np.full((len(learn.opt.seen),3), 0.01*2*n_acc))
-    close([h['lr'] for h in learn.opt.hypers], [0.01]*3)
-
-@pytest.mark.parametrize('n_acc', [1,3])
-def test_reduce_lr_on_plateau(n_acc, capsys):
+def test_reduce_lr_on_plateau(capsys):
     "The rate goes down by its factor each time, and by that only"
-    learn = learner(n=24, bs=2, cbs=[GradAccum(n_acc), ReduceLROnPlateau(min_delta=1e9, patience=1, factor=10), ScaledLR(1, warmup_epochs=2)])
+    learn = learner(n=24, bs=2, cbs=[GradAccum(3), ReduceLROnPlateau(min_delta=1e9, patience=1, factor=10), ScaledLR(1, warmup_epochs=2)])
     learn.fit(4, slice(1e-4,1e-2))
-    at = [(e,i) for e in range(4) for i in range(0, 12, n_acc)]
-    # Best in epoch 0, as there was none before
-    down = [len([l for l in capsys.readouterr().out.splitlines() if 'reducing' in l])]
-    close(of('lr', learn.opt.seen), [[lr/10**max(0, e-1)*ramp(2*n_acc, e+i/12, 2) for lr in (1e-4,1e-3,1e-2)] for e,i in at])
-    assert down==[3]
+    at = [(e,i) for e in range(4) for i in range(0, 12, 3)]
+    assert capsys.readouterr().out.count('reducing')==3 # Best in epoch 0, as there was none before
+    close(of('lr', learn.opt.seen), [[lr/10**max(0, e-1)*ramp(6, e+i/12, 2) for lr in (1e-4,1e-3,1e-2)] for e,i in at])
 
-@pytest.mark.parametrize('n_acc', [1,3])
-@pytest.mark.parametrize('order', [0,60.5])
+@pytest.mark.parametrize('order,n_acc', [(0,3), (60.5,1)])
 def test_rate_changed_in_before_batch(order, n_acc):
     "Each change is scaled once; within a window of GradAccum it comes into force with the next"
     halve = Do('before_batch', lambda learn: learn.opt.set_hyper('lr', 0.1/2**((learn.train_iter+1)//2)), lambda learn: learn.iter%2==1, order)
@@ -318,21 +263,16 @@ def test_rate_changed_in_before_batch(order, n_acc):
     close(of('lr', learn.opt.seen)[:,0], [0.1/2**(6*e+(i+1)//2)*ramp(2*n_acc, e+i/12, 1) for e,i in at])
     close(learn.opt.hypers[0]['lr'], 0.1/2**12)
 
-@pytest.mark.parametrize('n_acc', [1,3])
-@pytest.mark.parametrize('event', ['after_batch','after_step'])
-def test_rate_changed_in_mid_batch_by_default_order_is_refused(event, n_acc):
-    learn = learner(n=24, bs=2, cbs=[Do(event, set_lr(0.03), lambda learn: learn.iter==5), GradAccum(n_acc), ScaledLR(1, warmup_epochs=0)])
-    with pytest.raises(ValueError, match='`lr` was set to .*0.03.*in the middle of a batch.*set it in `before_batch`, between epochs, or in the '
-                       '`after_batch` of a callback with an `order` above ScaledLR.order'): learn.fit(2, 0.01)
-
-@pytest.mark.parametrize('n_acc', [1,3])
-def test_rate_changed_after_the_batch_by_higher_order(n_acc):
-    "As the error says: it is the schedule's own from then on"
-    later = Do('after_batch', set_lr(0.03), lambda learn: learn.iter==5, ScaledLR.order+1)
-    learn = learner(n=24, bs=2, cbs=[later, GradAccum(n_acc), ScaledLR(1, warmup_epochs=0)])
-    learn.fit(1, 0.01)
-    n = 6//n_acc
-    close(of('lr', learn.opt.seen)[:,0], [0.01*2*n_acc]*n + [0.03*2*n_acc]*n)
+def test_rate_changed_in_mid_batch():
+    "Is refused; as the error says, after the batch by a higher order it is the schedule's own from then on"
+    def _fit(event, order):
+        learn = learner(n=24, bs=2, cbs=[Do(event, set_lr(0.03), lambda learn: learn.iter==5, order), GradAccum(3), ScaledLR(1, warmup_epochs=0)])
+        learn.fit(1, 0.01)
+        return learn
+    for event in ('after_batch','after_step'):
+        with pytest.raises(ValueError, match='`lr` was set to .*0.03.*in the middle of a batch.*callback with an `order` above ScaledLR.order'): _fit(event, 0)
+    learn = _fit('after_batch', ScaledLR.order+1)
+    close(of('lr', learn.opt.seen)[:,0], [0.06]*2 + [0.18]*2)
     close(learn.opt.hypers[0]['lr'], 0.03)
 
 # The batch size
@@ -343,8 +283,7 @@ def sampled_dl(n, bs): return TorchDataLoader(regression(n), batch_sampler=Batch
 
 def with_loader(dl, *cbs): return learner(dls=DataLoaders(dl, fastai_dl(4, 2), device='cpu'), cbs=cbs)
 
-@pytest.mark.parametrize('dl', [fastai_dl, torch_dl, sampled_dl])
-@pytest.mark.parametrize('n,bs,n_acc,world,size', [(24,4,None,1,4),(24,4,2,1,8),(20,4,100,1,20),(3,8,None,1,3),(3,8,4,1,3),(10,4,8,1,10),(24,4,None,3,4)])
+@pytest.mark.parametrize('dl,n,bs,n_acc,world,size', [(fastai_dl,20,4,100,1,20), (torch_dl,10,4,8,1,10), (sampled_dl,3,8,None,1,3), (torch_dl,24,4,None,3,4)])
 def test_batch_size_found(dl, n, bs, n_acc, world, size, monkeypatch):
     "By every loader, with accumulation, in an epoch that is smaller than a batch or a window, in several processes that train apart"
     learn = with_loader(dl(n, bs), ScaledLR(2, warmup_epochs=0), *([GradAccum(n_acc)] if n_acc else []))
@@ -356,49 +295,36 @@ def test_batch_size_found(dl, n, bs, n_acc, world, size, monkeypatch):
     assert learn.scaled_lr.bs==size
     close(of('lr', learn.opt.seen), np.full((len(learn.opt.seen),3), 0.001*size/2))
 
-@pytest.mark.parametrize('n_acc,bs,size', [(1,2,2),(7,2,8),(8,2,8),(9,2,10),(64,4,24)])
-def test_batch_size_with_fastais_own_accumulation(n_acc, bs, size):
-    "It counts items, and steps with the micro-batch that reaches them; an epoch holds 24"
-    learn = learner(n=24, bs=bs, cbs=[GradientAccumulation(n_acc), ScaledLR(2, warmup_epochs=0)])
-    learn.fit(3, 0.001)
-    assert learn.scaled_lr.bs==size and learn.opt.seen
-    close(of('lr', learn.opt.seen)[:,0], [0.001*size/2]*len(learn.opt.seen))
-
-@pytest.mark.parametrize('dl', [lambda: TorchDataLoader(regression(6), batch_size=None),
-                                lambda: TorchDataLoader(regression(6), batch_sampler=[[0,1,2],[3,4,5]])])
-def test_loader_that_does_not_say_its_batch_size(dl):
-    dl = dl()
-    learn = with_loader(dl, ScaledLR(1, warmup_epochs=0))
+def test_loader_that_does_not_say_its_batch_size():
+    learn = with_loader(TorchDataLoader(regression(6), batch_sampler=[[0,1,2],[3,4,5]]), ScaledLR(1, warmup_epochs=0))
     before = flat(learn).clone()
     with pytest.raises(ValueError, match='does not say how many items.*set `learn.dls.train.bs`'): learn.fit(1, 0.01)
     assert torch.equal(before, flat(learn))
-    if dl.batch_sampler is None: return
     learn.dls.train.bs = 3 # As the error says
     learn.fit(1, 0.01)
     close(of('lr', learn.opt.seen), np.full((2,3), 0.03))
 
 # Mock trainings
 
-@pytest.mark.parametrize('n_acc', [None,2])
-def test_keeps_still_under_lr_find(n_acc, tmp_path):
+def caught(f):
+    "What `f` returns, and what it warns of"
+    with warnings.catch_warnings(record=True) as w:
+        warnings.simplefilter('always')
+        return f(),[str(o.message) for o in w]
+
+def test_keeps_still_under_lr_find(tmp_path):
     "The rates and weights of the learner without; said once, in two; then it works"
     def _run(*cbs):
-        learn = learner(n=24, bs=2, cbs=[*([GradAccum(n_acc)] if n_acc else []), *cbs], path=tmp_path)
-        found = []
-        for i in range(2):
-            with warnings.catch_warnings(record=True) as w:
-                warnings.simplefilter('always')
-                found.append(learn.lr_find(num_it=100, show_plot=False))
-            said = [str(o.message) for o in w if 'ScaledLR' in str(o.message)]
-            assert len(said)==(1 if cbs and i==0 else 0)
-            if said: assert f"today's batch of {2*(n_acc or 1)} items" in said[0] and 'learn.remove_cb(ScaledLR)' in said[0]
+        learn = learner(n=24, bs=2, cbs=[GradAccum(2), *cbs], path=tmp_path)
+        found,words = zip(*(caught(lambda: learn.lr_find(num_it=100, show_plot=False)) for _ in range(2)))
+        said = [sum("today's batch of 4 items" in o and 'learn.remove_cb(ScaledLR)' in o for o in w) for w in words]
+        assert said==([1,0] if cbs else [0,0])
         return learn,found,list(learn.recorder.lrs)
     (a,found_a,lrs_a),(b,found_b,lrs_b) = _run(ScaledLR(1)),_run()
     assert found_a==found_b and lrs_a==lrs_b and a.opt.seen==b.opt.seen and len(lrs_a)>50 and torch.equal(flat(a), flat(b))
     a.opt.seen.clear()
     a.fit(1, 0.01)
-    m = n_acc or 1
-    close(of('lr', a.opt.seen)[:,0], [0.01*ramp(2*m, i/12, 0.1) for i in range(0, 12, m)])
+    close(of('lr', a.opt.seen)[:,0], [0.01*ramp(4, i/12, 0.1) for i in range(0, 12, 2)])
 
 class LRFinder(schedule.ParamScheduler):
     "As of a library with a finder of its own, which the learner knows by the same name; here without a way back"
@@ -409,134 +335,75 @@ class LRFinder(schedule.ParamScheduler):
         if self.train_iter>=self.num_it: raise CancelFitException
     def before_validate(self): raise CancelValidException
 
-@pytest.mark.parametrize('n_acc', [1,2])
-def test_keeps_still_under_another_finder(n_acc):
+def test_keeps_still_under_another_finder():
     "As under fastai's own; and no sign of it is left after either"
-    def _run(finds, *cbs):
-        learn = learner(n=24, bs=2, cbs=[GradAccum(n_acc), *cbs])
-        with warnings.catch_warnings(record=True) as w:
-            warnings.simplefilter('always')
-            learn.fit(3, cbs=finds)
+    def _run(*cbs):
+        learn = learner(n=24, bs=2, cbs=[GradAccum(2), *cbs])
+        _,words = caught(lambda: learn.fit(3, cbs=LRFinder(36)))
         assert not hasattr(learn, 'lr_finder')
-        return learn.opt.seen,list(learn.recorder.lrs),[str(o.message).split(':')[0] for o in w if 'lr_find' in str(o.message)]
-    seen,lrs,said = _run(LRFinder(36))
-    also,scaled,more = _run(LRFinder(36), ScaledLR(1))
-    assert seen==also and lrs==scaled and max(lrs)>1
-    assert len(said)==(n_acc>1) and more[-1]=='ScaledLR does nothing during lr_find'
-    assert len(_run(schedule.LRFinder(num_it=20), ScaledLR(1))[2])==len(more)
+        return learn.opt.seen,list(learn.recorder.lrs),any('ScaledLR does nothing during lr_find' in o for o in words)
+    (seen,lrs,_),(also,scaled,said) = _run(),_run(ScaledLR(1))
+    assert seen==also and lrs==scaled and max(lrs)>1 and said
 
-@pytest.mark.parametrize('n_acc', [None,2])
-def test_bs_find_sets_it_aside(n_acc, short):
+def test_bs_find_sets_it_aside(short):
     "The plan's base_bs is its own, today's batch size stands beside; its factor counts; the learner is as it was"
     cb,rates = ScaledLR(64, warmup_epochs=0),[]
     note = Do('after_pred', lambda learn: rates.extend(h['lr'] for h in learn.opt.hypers))
-    learn = learner(n=320, bs=4, cbs=[cb, note, *([GradAccum(n_acc)] if n_acc else [])])
+    learn = learner(n=320, bs=4, cbs=[cb, note, GradAccum(2)])
     learn.fit(1, 0.001)
     before,cbs,hps = flat(learn).clone(),list(learn.cbs),hypers(learn)
     rates.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        plan = learn.bs_find(0.01, num_it=160, n_batch=4, tol=0, show_plot=False)
-    bs = 4*(n_acc or 1)
-    assert (plan.base_bs,plan.bs_now,plan.today.micro_bs,plan.lr)==(64,bs,4,0.01)
+    plan,words = caught(lambda: learn.bs_find(0.01, num_it=160, n_batch=4, tol=0, show_plot=False))
+    assert (plan.base_bs,plan.bs_now,plan.today.micro_bs,plan.lr)==(64,8,4,0.01) and not words
     assert len(learn.cbs)==len(cbs) and all(a is b for a,b in zip(learn.cbs, cbs)) and learn.scaled_lr is cb and cb.learn is learn
-    assert torch.equal(before, flat(learn)) and hypers(learn)==hps and (cb.base_bs,cb.bs)==(64,bs)
+    assert torch.equal(before, flat(learn)) and hypers(learn)==hps and (cb.base_bs,cb.bs)==(64,8)
     # Its mock one-cycle went up to the rate that this batch is trained with; steps are timed at 0, and higher rates may be tried after them
-    assert len(rates)>=3*150 and max(rates[:3*150])==pytest.approx(0.01*bs/64, rel=1e-4) and 0. in rates
+    assert len(rates)>=3*150 and max(rates[:3*150])==pytest.approx(0.01*8/64, rel=1e-4) and 0. in rates
     learn.opt.seen.clear()
     learn.fit(1, 0.01)
-    close(of('lr', learn.opt.seen), np.full((80//(n_acc or 1),3), 0.01*bs/64))
+    close(of('lr', learn.opt.seen), np.full((40,3), 0.01*8/64))
     learn.remove_cb(cb)
-    assert learn.bs_find(0.01, num_it=20, n_batch=4, show_plot=False).base_bs==bs
-
-def test_plan_of_bs_find_as_noise_scale(short):
-    learn = learner(n=320, bs=4)
-    plan = learn.bs_find(0, n_batch=4, show_plot=False)
-    learn.fit(1, 0.01, cbs=ScaledLR(2, adascale_gain, noise_scale=plan, warmup_epochs=0))
-    close(of('lr', learn.opt.seen)[-80:], np.full((80,3), 0.01*gain(2, plan.noise_scale, 2)))
+    assert learn.bs_find(0.01, num_it=20, n_batch=4, show_plot=False).base_bs==8
 
 # The noise scale
 
-@pytest.mark.parametrize('rule,full', [(adascale_gain,gain)])
-@pytest.mark.parametrize('warmup', [0,1.5])
-def test_noise_scale_that_runs_along(warmup, rule, full):
+def test_noise_scale_that_runs_along():
     "No factor until its first window is measured, then that of its present value, at each window; so in the next fit too"
     noise = NoiseScale()
     note = Note('before_batch', lambda learn: noise.noise_scale)
-    learn = learner(n=32, bs=2, cbs=[GradAccum(4), noise, note, ScaledLR(2, rule, noise_scale=noise, warmup_epochs=warmup)])
+    learn = learner(n=32, bs=2, cbs=[GradAccum(4), noise, note, ScaledLR(2, adascale_gain, noise_scale=noise, warmup_epochs=1.5)])
     for _ in range(2):
         learn.fit(3, 0.01)
         values = note.seen[::4]
         assert math.isnan(values[0]) and all(o>0 for o in values[1:]) and len({*values[1:]})==11
-        f = [1] + [ramp(full(4, o, 2) if o<math.inf else 4, i/4, warmup) for i,o in enumerate(values) if i]
+        f = [1] + [ramp(gain(4, o, 2) if o<math.inf else 4, i/4, 1.5) for i,o in enumerate(values) if i]
         close(of('lr', learn.opt.seen), np.outer(f, [0.01]*3))
-        assert learn.opt.seen and max(f)>1.01
+        assert max(f)>1.01
         note.seen.clear()
         learn.opt.seen.clear()
 
-def _measured():
-    noise = NoiseScale()
-    learner(n=32, bs=2, cbs=[GradAccum(4), noise]).fit(1, 0.01)
-    return noise
+@pytest.mark.parametrize('noise,exc', [('7',TypeError), (SimpleNamespace(noise_scale='7'),TypeError), (-3,ValueError), (np.float64('nan'),ValueError),
+    (SimpleNamespace(noise_scale=-1.),ValueError)])
+def test_noise_scale_that_is_no_number_of_items(noise, exc):
+    with pytest.raises(exc, match='`noise_scale` must'): ScaledLR(2, adascale_gain, noise_scale=noise)
 
-def test_noise_scale_of_an_earlier_fit():
-    "Measured, and not among the callbacks: it stands still"
-    noise = _measured()
-    learn = ran(cbs=[ScaledLR(2, adascale_gain, noise_scale=noise, warmup_epochs=0)])
-    close(of('lr', learn.opt.seen), np.outer(np.ones(18), [1e-3,1e-2,1e-1])*gain(2, noise.noise_scale, 2))
-
-@pytest.mark.parametrize('noise', [SimpleNamespace(noise_scale=math.nan), NoiseScale()])
-def test_noise_scale_that_never_will_be_known(noise):
-    with pytest.raises(ValueError, match='not known.*never will be.*add it to them, or give a number'):
-        learner(cbs=[ScaledLR(2, adascale_gain, noise_scale=noise)]).fit(1, 0.01)
-
-@pytest.mark.parametrize('noise', ['7', [7], SimpleNamespace(noise_scale='7'), object(), SimpleNamespace(noise_scale=None)])
-def test_noise_scale_that_is_no_number(noise):
-    with pytest.raises(TypeError, match='`noise_scale` must be a number of items'): ScaledLR(2, adascale_gain, noise_scale=noise)
-
-@pytest.mark.parametrize('noise', [-3, math.nan, np.float64('nan'), SimpleNamespace(noise_scale=-1.)])
-def test_noise_scale_is_not_negative(noise):
-    with pytest.raises(ValueError, match='`noise_scale` must be 0 or more items, got (-|nan)'): ScaledLR(2, adascale_gain, noise_scale=noise)
-
-@pytest.mark.parametrize('rule,match', [(lambda k,noise_scale: math.nan, 'got nan')])
-def test_rule_is_tried_before_a_running_noise_scale_knows_anything(rule, match):
-    noise = NoiseScale()
-    learn = learner(cbs=[GradAccum(2), noise, ScaledLR(2, rule, noise_scale=noise)])
-    before = flat(learn).clone()
-    with pytest.raises(ValueError, match=match): learn.fit(1, 0.01)
-    assert torch.equal(before, flat(learn))
-
-@pytest.mark.parametrize('opt_func', [Adam, RMSProp, partial(OptimWrapper, opt=torch.optim.AdamW), partial(OptimWrapper, opt=torch.optim.Adagrad)])
+@pytest.mark.parametrize('opt_func', [Adam, adamw])
 def test_the_default_rule_for_adam_is_warned_about(opt_func):
     "Once, and only where it scales. A plan takes AdaScale's gain for Adam too, where the rate is low"
     learn = learner(opt_func=opt_func, cbs=[ScaledLR(1, linear_scaling)])
     with pytest.warns(UserWarning, match='is a rule for SGD, and this optimizer divides by the size of the gradient.*rule=sqrt_scaling'): learn.fit(1, 0.01)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        learn.fit(1, 0.01)
-        learner(opt_func=opt_func, cbs=[ScaledLR(4, linear_scaling)]).fit(1, 0.01)
-        learner(opt_func=opt_func, cbs=[ScaledLR(1, adam_gain, noise_scale=64)]).fit(1, 0.01)
-        learner(opt_func=opt_func, cbs=[ScaledLR(1, sqrt_scaling)]).fit(1, 0.01)
-        learner(cbs=[ScaledLR(1, linear_scaling)]).fit(1, 0.01)
-        learner(opt_func=opt_func, cbs=[ScaledLR(1, partial(adascale_gain, noise_scale=9))]).fit(1, 0.01)
+    others = (opt_func,ScaledLR(4, linear_scaling)),(opt_func,ScaledLR(1, adam_gain, noise_scale=64)),(momentum_sgd,ScaledLR(1, linear_scaling))
+    for o in (learn,*(learner(opt_func=f, cbs=[cb]) for f,cb in others)): assert caught(lambda: o.fit(1, 0.01))[1]==[] # noqa: B023
 
-def test_what_a_partial_has_bound_stays():
-    learn = learner(cbs=[ScaledLR(1, partial(adascale_gain, noise_scale=9, base_bs=50), warmup_epochs=0)])
-    learn.fit(1, 0.01)
-    close(of('lr', learn.opt.seen), np.full((6,3), 0.01*gain(4, 9, 50)))
-
-@pytest.mark.parametrize('rule', [adascale_gain, lambda k,noise_scale: k])
-def test_rule_that_needs_the_noise_scale(rule):
-    with pytest.raises(ValueError, match='needs the noise scale, so `noise_scale` must be given'): ScaledLR(2, rule)
-
-@pytest.mark.parametrize('rule', [linear_scaling, sqrt_scaling, lambda k: k, np.sqrt])
-def test_rule_that_takes_no_noise_scale(rule):
-    with pytest.warns(UserWarning, match='takes no noise scale, so the one given has no effect') as w: ScaledLR(2, rule, noise_scale=30)
-    assert len(w)==1 and w[0].filename==__file__
+def test_a_rule_and_a_noise_scale_belong_together():
+    for rule in (adascale_gain, lambda k,noise_scale: k):
+        with pytest.raises(ValueError, match='needs the noise scale, so `noise_scale` must be given'): ScaledLR(2, rule)
+    for rule in (sqrt_scaling, np.sqrt):
+        with pytest.warns(UserWarning, match='takes no noise scale, so the one given has no effect') as w: ScaledLR(2, rule, noise_scale=30)
+        assert len(w)==1 and w[0].filename==__file__
 
 # Weight decay
 
-adamw = partial(OptimWrapper, opt=torch.optim.AdamW)
 @pytest.mark.parametrize('fit,opt_func,n_acc', pairwise(['fit','one_cycle'],
     [momentum_sgd, partial(SGD, decouple_wd=False), Adam, partial(Adam, decouple_wd=False), adamw], [1,3]))
 def test_scale_wd(fit, opt_func, n_acc):
@@ -553,121 +420,63 @@ def test_scale_wd(fit, opt_func, n_acc):
     assert (wd_same==wd0).all() and (wd[6//n_acc:,0]<0.1/3.9).all()
     assert lr[-1,0]/lr0[-1,0]==pytest.approx(4*n_acc, rel=1e-12)
 
-def test_weights_decay_as_without_scaling():
-    "No gradient: what is left is the product of 1-lr*wd over the steps"
-    learn = learner(n=24, bs=4, cbs=[ScaledLR(1, scale_wd=False, warmup_epochs=0)], opt_func=SGD, loss_func=lambda pred,y: 0*pred.sum())
-    w = learn.model[0].weight.detach().clone()
-    learn.fit(2, 0.1, wd=0.5)
-    assert torch.allclose(learn.model[0].weight, w*0.95**12, rtol=1e-12, atol=0)
-
 # Bad input
 
-@pytest.mark.parametrize('kwargs,exc,match', [
-    (dict(base_bs=0), ValueError, '`base_bs` must be .*above 0, got 0'), (dict(base_bs=-8), ValueError, '`base_bs` .*got -8'),
-    (dict(base_bs=math.nan), ValueError, '`base_bs` .*got nan'), (dict(base_bs=math.inf), ValueError, '`base_bs` .*got inf'),
-    (dict(base_bs=True), TypeError, '`base_bs` .*a number, got True'), (dict(base_bs='64'), TypeError, "`base_bs` .*got '64'"),
-    (dict(base_bs=None), TypeError, '`base_bs` .*got None'), (dict(base_bs=[64]), TypeError, r'`base_bs` .*got \[64\]'),
-    (dict(rule=2), TypeError, '`rule` must be a function .*got 2'), (dict(rule='linear'), TypeError, "`rule` must be a function .*got 'linear'"),
-    (dict(rule=None), TypeError, '`rule` must be a function .*got None'), (dict(rule=dict(lr=2)), TypeError, "`rule` must be a function .*got {'lr': 2}"),
-    (dict(warmup_epochs=-1), ValueError, '`warmup_epochs` must be 0 or more epochs, got -1. Use 0'),
-    (dict(warmup_epochs=math.nan), ValueError, 'got nan'),
-    (dict(warmup_epochs=math.inf), ValueError, '`warmup_epochs` .*got inf'),
-    (dict(warmup_epochs=True), TypeError, '`warmup_epochs` .*number of epochs, got True'),
-    (dict(warmup_epochs='5'), TypeError, "`warmup_epochs` .*got '5'")])
-def test_bad_arguments(kwargs, exc, match):
-    with pytest.raises(exc, match=match): ScaledLR(**{'base_bs': 8, **kwargs})
+@pytest.mark.parametrize('kwargs,exc', [(dict(base_bs=0), ValueError), (dict(base_bs=math.inf), ValueError), (dict(base_bs=True), TypeError),
+    (dict(base_bs='64'), TypeError), (dict(rule=2), TypeError), (dict(rule=None), TypeError), (dict(warmup_epochs=-1), ValueError),
+    (dict(warmup_epochs=math.nan), ValueError), (dict(warmup_epochs='5'), TypeError)], ids=str)
+def test_bad_arguments(kwargs, exc):
+    with pytest.raises(exc, match=f'`{[*kwargs][0]}` must .*got {re.escape(repr([*kwargs.values()][0]))}'): ScaledLR(**{'base_bs': 8, **kwargs})
 
-class Loose:
-    def __init__(self, res): self.res = res
-    def __call__(self, k): return self.res
-
-class OnlyInEpoch:
-    "Right for the small batches of the first epochs"
-    def __call__(self, k): return k if k<3 else math.nan
-
-@pytest.mark.parametrize('cbs,exc,match', [*(([ScaledLR(2, Loose(res))], exc, match) for res,exc,match in [
-        (math.nan, ValueError, 'above 0 and finite, got nan at k=2'), (0, ValueError, 'got 0'), (-1., ValueError, 'got -1.0'),
-        (math.inf, ValueError, 'got inf'), (None, TypeError, '`rule` must return the factor .* got None at k=2'), ('2', TypeError, "got '2'"),
-        (True, TypeError, 'got True'), ([2.], TypeError, r'got \[2.0\]'), (torch.tensor(2.), TypeError, r'got tensor\(2.\)'),
-        (dict(lr=2), TypeError, "got {'lr': 2}")]),
+@pytest.mark.parametrize('cbs,exc,match', [*(([ScaledLR(2, lambda k,res=res: res)], exc, match) for res,exc,match in [
+        (math.nan, ValueError, 'above 0 and finite, got nan at k=2'), (-1., ValueError, 'got -1.0'), (torch.tensor(2.), TypeError, r'got tensor\(2.\)')]),
     ([ScaledLR(2), ScaledLR(4)], ValueError, 'learner has 2 ScaledLR: remove the others'),
-    ([ScaledLR(2, OnlyInEpoch()), GradAccum({1:2})], ValueError, 'got nan'),
-    ([ScaledLR(2, adascale_gain, noise_scale=NoiseScale())], ValueError, 'not known')])
+    ([ScaledLR(2, lambda k: k if k<3 else math.nan), GradAccum({1:2})], ValueError, 'got nan'), # Right for the small batches of the first epoch
+    ([ScaledLR(2, adascale_gain, noise_scale=NoiseScale())], ValueError, 'not known.*never will be.*add it to them, or give a number')])
 def test_refused_before_anything_has_changed(cbs, exc, match):
-    "Nor anything drawn; without the callback the learner then fits as ever"
+    "Nor anything drawn; without the callback the learner then fits as ever, and with it validates as ever"
     learn,twin = (learner(opt_func=momentum_sgd) for _ in range(2))
+    with learn.added_cbs(cbs): assert learn.validate()==twin.validate()
     for l in (learn,twin): l.fit(1, 0.01)
     before = picture(learn, only=('model','opt'))
     with pytest.raises(exc, match=match): learn.fit(2, 0.01, cbs=cbs)
-    assert changes(before, picture(learn, only=('model','opt')))==[]
+    assert changes(before, picture(learn, only=('model','opt')))==[] and not learn.lock.locked()
     for l in (learn,twin): l.fit(2, 0.01)
     assert torch.equal(flat(learn), flat(twin))
 
-@pytest.mark.parametrize('warmup,n_epoch,match', [
-    (5,2,'`warmup_epochs`=5 is longer than the fit: the warmup lasts 2 epochs, .*gets no more than 40% of the way from 1'),
-    (1.5,1,'=1.5 is longer than the fit: the warmup lasts 1 epoch, .*gets no more than 67% of the way from 1')])
-def test_warmup_that_is_longer_than_the_fit(warmup, n_epoch, match):
-    learn = learner(cbs=[ScaledLR(1, warmup_epochs=warmup)])
-    with pytest.warns(UserWarning, match=match): learn.fit(n_epoch, 0.01)
-    close(of('lr', learn.opt.seen)[-1,0], 0.01*(1+3*(n_epoch-1/6)/warmup))
+def test_rule_is_tried_before_a_running_noise_scale_knows_anything():
+    noise = NoiseScale()
+    learn = learner(cbs=[GradAccum(2), noise, ScaledLR(2, lambda k,noise_scale: math.nan, noise_scale=noise)])
+    before = flat(learn).clone()
+    with pytest.raises(ValueError, match='got nan'): learn.fit(1, 0.01)
+    assert torch.equal(before, flat(learn))
+
+def test_warmup_that_is_longer_than_the_fit():
+    learn = learner(cbs=[ScaledLR(1, warmup_epochs=5)])
+    with pytest.warns(UserWarning, match='is longer than the fit: the warmup lasts 2 epochs, .*gets no more than 40% of the way from 1'): learn.fit(2, 0.01)
+    close(of('lr', learn.opt.seen)[-1,0], 0.01*(1+3*(2-1/6)/5))
 
 # How it goes along
 
-@pytest.mark.parametrize('how', ['learner','fit','add_cb'])
+@pytest.mark.parametrize('how', ['fit','add_cb'])
 def test_every_way_to_give_it(how):
-    cb = ScaledLR(2, warmup_epochs=0)
-    learn = learner(cbs=[cb] if how=='learner' else [])
+    cb,learn = ScaledLR(2, warmup_epochs=0),learner()
     if how=='add_cb': learn.add_cb(cb)
     for _ in range(2): learn.fit(1, 0.01, cbs=[cb] if how=='fit' else None)
     if how=='fit': assert cb not in learn.cbs and not hasattr(learn, 'scaled_lr')
-    close(of('lr', learn.opt.seen), np.full((12,3), 0.02))
     learn.remove_cbs(ScaledLR)
     learn.fit(1, 0.01)
-    close(of('lr', learn.opt.seen)[12:], np.full((6,3), 0.01))
-
-@pytest.mark.parametrize('trained', [False,True])
-@pytest.mark.parametrize('cbs', [lambda: [ScaledLR(2)], lambda: [ScaledLR(2), ScaledLR(3)], lambda: [ScaledLR(2, Loose(math.nan))],
-                                 lambda: [ScaledLR(2, adascale_gain, noise_scale=NoiseScale())]])
-def test_validation_is_no_fit(cbs, trained):
-    "Not before any fit, nor where a fit would be refused; the learner is not left locked"
-    learn,twin = learner(),learner()
-    for l in (learn,twin):
-        if trained: l.fit(1, 0.01)
-    learn.add_cbs(cbs())
-    for _ in range(2):
-        assert learn.validate()==twin.validate()
-        assert all(torch.equal(a, b) for a,b in zip(learn.get_preds(), twin.get_preds()))
-    assert not learn.lock.locked() and '_do_epoch_train' not in vars(learn)
-    if trained: assert hypers(learn)==hypers(twin)
-    else: assert learn.opt is None
-
-@pytest.mark.parametrize('how', [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
-@pytest.mark.parametrize('args', [dict(), dict(rule=sqrt_scaling, scale_wd=False), dict(rule=adascale_gain, noise_scale=12., warmup_epochs=2)])
-def test_copies(args, how):
-    cb = how(ScaledLR(2, **args))
-    fresh = ScaledLR(2, **args)
-    for nm in ('base_bs','rule','warmup_epochs','noise_scale','scale_wd','momentum_correction'): assert getattr(cb, nm)==getattr(fresh, nm)
-    a,b = (ran('one_cycle', opt_func=Adam, cbs=[o]) for o in (cb,fresh))
-    assert a.opt.seen==b.opt.seen
+    close(of('lr', learn.opt.seen), np.outer([0.02]*12 + [0.01]*6, [1]*3))
 
 def item_x(i): return items(40)[i][0]
 def item_y(i): return items(40)[i][1]
 
-@pytest.mark.parametrize('n_acc', [1,2])
-def test_save_load_export(n_acc, tmp_path):
+def test_save_load_export(tmp_path):
     dls = Datasets(range(15), [[item_x],[item_y]], splits=[list(range(12)),[13,14]]).dataloaders(bs=2, num_workers=0, shuffle=False)
-    learn = quiet_learner(dls, mlp(), cbs=[GradAccum(n_acc), ScaledLR(1, adascale_gain, noise_scale=20., warmup_epochs=0)], path=tmp_path)
+    learn = quiet_learner(dls, mlp(), cbs=[GradAccum(2), ScaledLR(1, adascale_gain, noise_scale=20., warmup_epochs=0)], path=tmp_path)
     learn.fit_one_cycle(1, 0.1)
     loaded = exported(learn, tmp_path)
-    assert repr(loaded.scaled_lr)==repr(learn.scaled_lr)
     loaded.dls = dls
     for o in (loaded,learn): o.create_opt(); o.fit(1, 0.1)
     assert torch.equal(flat(loaded), flat(learn)) and loaded.recorder.lrs==learn.recorder.lrs
-    close(loaded.recorder.lrs, [0.1*gain(2*n_acc, 20, 1)]*6)
-
-def test_repr():
-    cb = ScaledLR(2, warmup_epochs=0)
-    assert repr(cb)=='ScaledLR(2, linear_scaling)'
-    learner(cbs=[cb, GradAccum(3)]).fit(1, 0.01)
-    assert repr(cb)=='ScaledLR(2, linear_scaling: 12 items, learning rate x 6)'
-    assert repr(ScaledLR(64, partial(sqrt_scaling)))=='ScaledLR(64, sqrt_scaling)'
+    close(loaded.recorder.lrs, [0.1*gain(4, 20, 1)]*6)

@@ -31,7 +31,7 @@ from fastai.text.models.core import get_language_model
 from fastai.torch_core import TensorImage
 from fastai_bs.verify.check_accum import errors_of
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.verify.both_ways import HeldDraws, PlainLoop, in_double, items_in_windows, part_of, put_together, run, weights_in
+from fastai_bs.verify.both_ways import HeldDraws, PlainLoop, items_in_windows, part_of, put_together, run
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.memory.group_norm import bn_to_gn
 from fastai_bs.noise.noise_scale import NoiseScale
@@ -63,11 +63,11 @@ def conv(norm=lambda c: nn.GroupNorm(2, c), p=0.): return nn.Sequential(nn.Conv2
 @seeded
 def dense(*more): return nn.Sequential(nn.Flatten(), nn.Linear(108,8), *more, nn.Linear(8,3))
 @seeded
-def table(bn=False, ps=None): return TabularModel([(9,3),(9,3)], 3, 2, [6,4], **tabular_config(ps=ps, use_bn=bn, bn_cont=bn))
+def table(): return TabularModel([(9,3),(9,3)], 3, 2, [6,4], **tabular_config(ps=[0.2,0.1], use_bn=False, bn_cont=False))
 @seeded
-def lm(drop=0.):
+def lm():
     cfg = {**awd_lstm_lm_config, 'emb_sz': 4, 'n_hid': 5, 'n_layers': 2}
-    return get_language_model(AWD_LSTM, 12, config=cfg, drop_mult=drop)
+    return get_language_model(AWD_LSTM, 12, config=cfg, drop_mult=1.)
 
 # Where it is the same
 
@@ -113,12 +113,12 @@ class Named(nn.Module):
         self.a,self.b = nn.Linear(5,2),nn.Linear(3,2)
     def forward(self, x, d): return dict(o=self.a(x)+self.b(d['z']), h=[self.a(x)])
 
-class WeightedLoss(nn.Module):
+class NamedLoss(nn.Module):
     "With parameters of its own, trained with the model's"
     def __init__(self):
         super().__init__()
-        self.w = nn.Parameter(torch.ones(3))
-    def forward(self, pred, targ): return F.cross_entropy(pred*self.w, targ)
+        self.w = nn.Parameter(torch.ones(2))
+    def forward(self, p, t, y): return F.mse_loss(p['o']*self.w, t['t'])+F.l1_loss(p['h'][0], y)
 
 class OwnLoss(nn.Module):
     "The model makes the loss"
@@ -128,12 +128,8 @@ class OwnLoss(nn.Module):
     def forward(self, x, y, mask): return dict(loss=(F.cross_entropy(self.lin(self.emb(x)).transpose(1,2), y, reduction='none')*mask).sum()/mask.sum())
 
 def named():
-    items = [(x,dict(z=torch.randn(3, generator=g)),dict(t=y),y) for x,y in reals]
-    return learner(Named(), items, lambda p,t,y: F.mse_loss(p['o'], t['t'])+F.l1_loss(p['h'][0], y), n_inp=2)
-
-def with_loss_params():
-    loss = WeightedLoss()
-    return learner(dense(), loss_func=loss, splitter=lambda m: [list(m.parameters()),list(loss.parameters())])
+    items,loss = [(x,dict(z=torch.randn(3, generator=g)),dict(t=y),y) for x,y in reals],NamedLoss()
+    return learner(Named(), items, loss, n_inp=2, splitter=lambda m: [list(m.parameters()),list(loss.parameters())])
 
 def own_counts(learn): return (learn.y!=0).sum()
 
@@ -141,24 +137,17 @@ def over_kept(pred, targ): return (F.mse_loss(pred, targ, reduction='none')*(tar
 
 class_weights = torch.tensor([1.,5.,2.])
 
-same = dict(group_norm=lambda: learner(conv()), bn_in_eval=lambda: learner(conv(nn.BatchNorm2d), cbs=Frozen()),
-    awd_lstm=lambda: learner(lm(), ids, cbs=rnn_cbs()), awd_lstm_drops=lambda: learner(lm(1.), ids, cbs=rnn_cbs(2.,1.)),
-    table_drops=lambda: learner(table(ps=[0.2,0.1]), rows, n_inp=2), lstm=lambda: learner(OwnState(), seqs), chance=lambda: learner(Chance()),
-    casts=lambda: learner(Casts()), mixup=lambda: learner(conv(), cbs=MixUp()), fp16=lambda: learner(conv()).to_fp16(), named=named,
+same = dict(bn_in_eval=lambda: learner(conv(nn.BatchNorm2d), cbs=Frozen()), awd_lstm=lambda: learner(lm(), ids, cbs=rnn_cbs(2.,1.)),
+    table=lambda: learner(table(), rows, n_inp=2), lstm=lambda: learner(OwnState(), seqs), chance=lambda: learner(Chance()), casts=lambda: learner(Casts()),
+    mixup=lambda: learner(conv(), cbs=MixUp()), fp16=lambda: learner(conv()).to_fp16(), named=named,
     half=lambda: learner(dense().bfloat16(), [(x.bfloat16(),y) for x,y in images], nn.CrossEntropyLoss()),
-    double=lambda: learner(mlp(), regression(70), nn.MSELoss()), sparse=lambda: learner(Sparse(), [(x[:5],y[0]%3) for x,y in ids], opt_func=SGD),
-    tied=lambda: learner(token_model(), tokens(70, 0.3), nn.CrossEntropyLoss()),
+    sparse=lambda: learner(Sparse(), [(x[:5],y[0]%3) for x,y in ids], opt_func=SGD),
+    double=lambda: learner(token_model(), tokens(70, 0.3), nn.CrossEntropyLoss()),
     class_weights=lambda: learner(conv(), loss_func=CrossEntropyLossFlat(weight=class_weights)),
-    weights_in_an_object=lambda: learner(dense(), loss_func=Weighted()),
-    summed=lambda: learner(mlp(dtype=f32), reals, nn.MSELoss(reduction='sum')), with_loss_params=with_loss_params,
+    summed=lambda: learner(mlp(dtype=f32), reals, nn.MSELoss(reduction='sum')),
     counted=lambda: learner(mlp(dtype=f32), kept, over_kept, cbs=GradAccum(2, count=own_counts)),
     callbacks=lambda: learner(conv(), cbs=[GradientClip(0.01),NoiseScale(),ScaledLR(8),GradAccum(8),SaveModelCallback()]),
     scripted=lambda: learner(torch.jit.script(dense(nn.Dropout(0.3)))))
-
-class Weighted:
-    "A loss of no known class"
-    def __init__(self): self.weights = [class_weights.clone()]
-    def __call__(self, pred, targ): return F.cross_entropy(pred, targ, weight=self.weights[0], reduction='none').sum()/len(targ)
 
 class Frozen(Callback):
     "As fastai's `BnFreeze` does it for frozen ones"
@@ -180,7 +169,7 @@ def test_the_same(nm):
     assert res.table.error.is_monotonic_decreasing
     assert math.isclose((res.table.error**2).sum()**0.5, res.error, rel_tol=1e-9, abs_tol=1e-300)
     assert 'The same' in repr(res) and 'The same' in res._repr_html_()
-    if nm in ('double','tied'): assert math.isnan(res.rounding)
+    if nm=='double': assert math.isnan(res.rounding)
     else: assert 0<res.rounding<(0.05 if nm=='half' else 1e-5)
 
 def test_of_what_the_gradient_is_taken():
@@ -191,56 +180,34 @@ def test_of_what_the_gradient_is_taken():
     model = copy.deepcopy(learn.model).double()
     F.cross_entropy(model(x.double()), y).backward()
     draws = HeldDraws([8]*4)
-    seen = run(learn, [(x,y)], draws)
-    for nm,p in model.named_parameters(): torch.testing.assert_close(seen.grads[nm], p.grad, rtol=1e-12, atol=1e-15)
-    parts = run(learn, batches, draws, GradAccum(4))
-    parts.grads['1.bias'] += 0.5*seen.grads['1.bias'].norm()/8**0.5
-    error,df = errors_of(parts.grads, seen.grads, learn.model)
-    total = sum(o.square().sum() for o in seen.grads.values())**0.5
+    whole,_ = run(learn, [(x,y)], draws)
+    for nm,p in model.named_parameters(): torch.testing.assert_close(whole[nm], p.grad, rtol=1e-12, atol=1e-15)
+    parts,_ = run(learn, batches, draws, GradAccum(4))
+    parts['1.bias'] += 0.5*whole['1.bias'].norm()/8**0.5
+    error,df = errors_of(parts, whole, learn.model)
+    total = sum(o.square().sum() for o in whole.values())**0.5
     assert df.index[0]=='1.bias' and df.layer.iloc[0]=='Linear' and df.own.iloc[0]==pytest.approx(0.5)
-    assert error==pytest.approx((0.5*seen.grads['1.bias'].norm()/total).item())
+    assert error==pytest.approx((0.5*whole['1.bias'].norm()/total).item())
 
 # Where it is not
 
 def info_nce(pred, targ): return F.cross_entropy(pred@targ.T, torch.arange(len(pred)))
-def correlation(pred, targ):
-    a,b = pred-pred.mean(0),targ-targ.mean(0)
-    return 1-(a*b).sum()/(a.norm()*b.norm())
 def unsaid_sum(pred, targ): return F.mse_loss(pred, targ, reduction='sum')
 def of_tokens(pred, targ): return F.cross_entropy(pred, targ, ignore_index=-100)
 
 class Centred(nn.Module):
     def forward(self, x): return x-x.mean(0)
 
-class Moving(nn.Module):
-    "Another one at each pass"
-    def __init__(self):
-        super().__init__()
-        self.register_buffer('n', torch.zeros(()))
-    def forward(self, x):
-        self.n += 1
-        return x*(1+self.n/10)
-
-class Shifted(nn.Module):
-    "Cannot be dealt out: one number more than there are items"
-    def __init__(self):
-        super().__init__()
-        self.lin = nn.Linear(108,3)
-    def forward(self, x): return self.lin(x.flatten(1)*torch.empty(len(x)+1).bernoulli_(0.5)[1:,None])
-
 def own_loss():
     items = [(x,y.clamp(min=0),(y!=-100).float(),y) for x,y in tokens(70, 0.3)]
     return learner(OwnLoss(), items, lambda out,y: out['loss'], n_inp=3)
 
-other = dict(batch_norm=(lambda: learner(conv(nn.BatchNorm2d)), ['batchnorm']),
-    bn_and_dropout=(lambda: learner(conv(nn.BatchNorm2d, 0.4)), ['batchnorm']),
-    bn_and_count=(lambda: learner(nn.Sequential(nn.Linear(5,6), nn.BatchNorm1d(6), nn.Linear(6,2)), kept, over_kept), ['batchnorm','count']),
-    unheld=(lambda: learner(Shifted()), ['random']), in_a_kernel=(lambda: learner(dense(nn.RReLU(0.1,0.9))), ['random']),
-    own_layer=(lambda: learner(dense(Centred())), ['layer']), own_state=(lambda: learner(dense(Moving())), ['layer']),
-    info_nce=(lambda: learner(mlp(dtype=f32), reals, info_nce), ['pairs']), correlation=(lambda: learner(mlp(dtype=f32), reals, correlation), ['pairs']),
-    tokens=(lambda: learner(token_model(), tokens(70, 0.3), of_tokens), ['count']),
-    needless_count=(lambda: learner(mlp(dtype=f32), kept, nn.MSELoss(), cbs=GradAccum(2, count=own_counts)), ['count']),
-    own_loss=(own_loss, ['count']), unsaid_sum=(lambda: learner(mlp(dtype=f32), reals, unsaid_sum), ['sum']),
+other = dict(bn_and_dropout=(lambda: learner(conv(nn.BatchNorm2d, 0.4)), ['batchnorm']),
+    bn_and_count=(lambda: learner(nn.Sequential(nn.Linear(5,6), nn.BatchNorm1d(6), nn.Linear(6,2)), kept, over_kept), ['batchnorm','loss']),
+    in_a_kernel=(lambda: learner(dense(nn.RReLU(0.1,0.9))), ['random']),
+    own_layer=(lambda: learner(dense(Centred())), ['layer']),
+    info_nce=(lambda: learner(mlp(dtype=f32), reals, info_nce), ['loss']), own_loss=(own_loss, ['loss']),
+    needless_count=(lambda: learner(mlp(dtype=f32), kept, nn.MSELoss(), cbs=GradAccum(2, count=own_counts)), ['loss']),
     label_smoothing=(lambda: learner(conv(), loss_func=LabelSmoothingCrossEntropyFlat(weight=class_weights)), ['loss']))
 
 def keys(res): return [o.key for o in res.reasons]
@@ -262,6 +229,7 @@ def test_the_remedies_work():
     assert reason.data['rest']<1e-13<1e-3<reason.data['error']
     learn.model = bn_to_gn(learn.model, groups=2)
     assert learn.check_accum().error<1e-13
+    assert keys(learner(mlp(dtype=f32), reals, unsaid_sum).check_accum())==['loss']
     def summed(pred, targ): return unsaid_sum(pred, targ)
     summed.reduction = 'sum'
     assert learner(mlp(dtype=f32), reals, summed).check_accum().error<1e-13
@@ -274,7 +242,7 @@ def test_fastais_callback_on_a_ragged_loader():
     whole,end = res.errors.values()
     assert whole<1e-13 and end==pytest.approx(38/32-1) and res.error==end
     reason, = res.reasons
-    assert reason.key=='divides_by_items' and reason.data['items']==38 and 'GradAccum(4)' in str(reason)
+    assert reason.key=='divides' and reason.data['items']==38 and 'GradAccum(4)' in str(reason)
 
 @pytest.mark.parametrize('n,error', [(12,16/12-1),(16,0),(5,8/5-1),(60,64/60-1)])
 def test_fastais_callback_divides_by_what_it_was_asked_for(n, error):
@@ -283,22 +251,22 @@ def test_fastais_callback_divides_by_what_it_was_asked_for(n, error):
     assert res.error==pytest.approx(error, abs=1e-13) and len(res.errors)==1
     assert bool(res.reasons)==(error>0)
 
-@pytest.mark.parametrize('how', [GradientAccumulation(32),PlainLoop(4)], ids=['fastai','loop'])
-@pytest.mark.parametrize('loss_func,items', [(over_kept,kept),(nn.MSELoss(reduction='sum'),reals),(of_tokens,tokens(70, 0.3))], ids=['kept','sum','tokens'])
-def test_others_and_what_the_loss_averages_over(how, loss_func, items):
+@pytest.mark.parametrize('how,loss_func,items,expected', [(GradientAccumulation(32),over_kept,kept,'loss'), (PlainLoop(4),of_tokens,tokens(70, 0.3),'loss'),
+    (PlainLoop(4),nn.MSELoss(reduction='sum'),reals,'divides')], ids=['kept','tokens','sum'])
+def test_others_and_what_the_loss_averages_over(how, loss_func, items, expected):
     learn = learner(token_model() if loss_func is of_tokens else mlp(dtype=f32), items, loss_func)
     res = learn.check_accum(how)
-    assert not res.same and res.reasons
-    if isinstance(loss_func, nn.Module): assert keys(res)==['sum_loss']
-    else: assert 'count' in keys(res)
+    assert not res.same and expected in keys(res)
+
+@pytest.mark.parametrize('how', [PlainLoop(4),GradientAccumulation(32)], ids=['loop','fastai'])
+def test_what_accumulates_is_not_blamed_for_the_loss(how): assert keys(learner(mlp(dtype=f32), reals[:64], info_nce).check_accum(how))==['loss']
 
 def test_a_plain_loop():
-    "All its windows but the last are a mean of alike micro-batches; that one has a single micro-batch, and is divided by 4"
-    res = learner(conv()).check_accum(PlainLoop(4))
+    "All its windows but the last are a mean of alike micro-batches; that one has a single micro-batch, and is divided by 4; clipping would hide it"
+    res = learner(conv(), cbs=GradientClip(1e-4)).check_accum(PlainLoop(4))
     whole,end = res.errors.values()
-    assert whole<1e-13 and end==pytest.approx(0.75) and keys(res)==['divides_by_n']
-    res = learner(conv()).check_accum(PlainLoop(3)) # 3 windows, the last with 8, 8 and 6 items
-    assert list(res.errors.values())[0]<1e-13 and 1e-3<res.error<0.5 and keys(res)==['divides_by_n']
+    assert whole<1e-13 and end==pytest.approx(0.75) and keys(res)==['divides']
+    assert sorted(keys(learner(conv(nn.BatchNorm2d)).check_accum(PlainLoop(4))))==['batchnorm','divides'] # One in each window
 
 def test_plain_loop_in_a_training():
     "It does what it says: steps of the mean of the losses' gradients"
@@ -314,12 +282,7 @@ def test_plain_loop_in_a_training():
     assert repr(PlainLoop(4))=='PlainLoop(4)'
     torch.testing.assert_close(flat(learn), flat(hand), rtol=1e-4, atol=1e-5)
 
-def test_reasons_of_both_windows():
-    "BatchNorm in the whole one, the loop in the last"
-    res = learner(conv(nn.BatchNorm2d)).check_accum(PlainLoop(4))
-    assert sorted(keys(res))==['batchnorm','divides_by_n']
-
-@pytest.mark.parametrize('n_acc', [GradAccum(4),GradAccum({0: 1, 2: 4}),GradAccum(lambda epoch: 4),np.int64(4)], ids=['int','dict','function','numpy'])
+@pytest.mark.parametrize('n_acc', [GradAccum({0: 1, 2: 4}),GradAccum(lambda epoch: 4),np.int64(4)], ids=range(3))
 def test_ways_to_ask(n_acc):
     res = learner(conv()).check_accum(n_acc)
     assert res.how=='GradAccum(4)' and res.items in (32,6) and '4 x 8 items' in list(res.errors)[0]
@@ -332,7 +295,7 @@ def test_ways_to_ask(n_acc):
     (GradientAccumulation(),32,9,8,[[8]*4])], ids=range(11))
 def test_items_in_windows(how, n, n_iter, last, windows): assert list(items_in_windows(how, n, n_iter, 8, last).values())==windows
 
-@pytest.mark.parametrize('k', [5,20,32,40,64])
+@pytest.mark.parametrize('k', [5,20,64])
 def test_windows_are_those_of_fastais_callback(k):
     "As it steps in two epochs"
     learn,steps,items = learner(dense()),[],[]
@@ -359,7 +322,7 @@ def ragged_tokens(bs=8):
     dls = DataLoaders(DataLoader(items, bs=bs, create_batch=create_batch), DataLoader(items[:4], bs=2, create_batch=create_batch))
     return quiet_learner(dls, Sparse(), CrossEntropyLossFlat(), opt_func=SGD)
 
-@pytest.mark.parametrize('how', [4,GradientAccumulation(32),GradientAccumulation(30)], ids=range(3))
+@pytest.mark.parametrize('how', [4,GradientAccumulation(30)], ids=range(2))
 def test_batches_that_do_not_go_together(how):
     "One of them in parts"
     res = ragged_tokens().check_accum(how)
@@ -380,11 +343,9 @@ def test_batches_that_cannot_be_cut():
     assert res.error<1e-13 and len(res.errors)==1 and "last window could not be checked" in res.notes[0]
 
 def test_put_together():
-    a,b = (torch.ones(2,3),['x','y'],dict(t=[torch.zeros(2)],n=5)),(torch.ones(1,3),['z'],dict(t=[torch.ones(1)],n=5))
-    x,names,d = put_together([a,b], [2,1])
-    assert x.shape==(3,3) and names==['x','y','z'] and d['t'][0].tolist()==[0,0,1] and d['n']==5
-    per_item_ = [[torch.ones(3,4),torch.ones(3,2)],[torch.ones(3,5)]] # Images of their own sizes
-    assert [o.shape[1] for o in put_together(per_item_, [2,1])]==[4,2,5]
+    a,b = (torch.ones(2,3),dict(t=[torch.zeros(2)],n=5)),(torch.ones(1,3),dict(t=[torch.ones(1)],n=5))
+    x,d = put_together([a,b], [2,1])
+    assert x.shape==(3,3) and d['t'][0].tolist()==[0,0,1] and d['n']==5
     assert type(put_together([TensorImage(torch.ones(2,3)),TensorImage(torch.ones(1,3))], [2,1])) is TensorImage
     assert put_together([torch.tensor(3.),torch.tensor(3.)], [2,1])==3
     for bad in ([torch.ones(2,3),torch.ones(1,4)],[torch.tensor(3.),torch.tensor(4.)],[5,6]):
@@ -395,7 +356,7 @@ class Stream(IterableDataset):
     def __iter__(self): return iter(zip(x, y))
     def __len__(self): return 50
 torch_loader = lambda **k: TorchDataLoader(TensorDataset(x, y), 8, **k) # noqa: E731
-streams = dict(torch=lambda: torch_loader(shuffle=True), stream=lambda: DataLoader(Stream(), bs=8),
+streams = dict(stream=lambda: DataLoader(Stream(), bs=8),
     workers=lambda: torch_loader(shuffle=True, num_workers=1, persistent_workers=True))
 
 @pytest.mark.parametrize('nm', streams)
@@ -412,7 +373,7 @@ class SingleOnly(nn.Module):
         super().__init__()
         self.a,self.b,self.norm = nn.Linear(108,8),nn.Linear(8,3),nn.BatchNorm1d(8) if norm else nn.Identity()
     def forward(self, x):
-        if x.dtype!=f32: raise RuntimeError('no')
+        if x.dtype!=f32: raise RuntimeError('cuDNN error: CUDNN_STATUS_NOT_SUPPORTED') # It may be of memory, too
         return self.b(self.norm(self.a(x.flatten(1))))
 
 def test_a_model_without_double_precision():
@@ -422,12 +383,12 @@ def test_a_model_without_double_precision():
     res = learn.check_accum(4)
     assert changes(was, picture(learn))==[] and torch.get_default_dtype()==f32
     assert res.precision=='single' and res.same and 0<res.error==res.rounding<1e-6
-    assert keys(res)==['precision']
+    assert keys(res)==['precision'] and res.notes==[]
 
 def test_reasons_in_single_precision():
     res = learner(SingleOnly(norm=True)).check_accum(4)
     assert not res.same and res.precision=='single' and keys(res)==['batchnorm','precision']
-    assert keys(learner(SingleOnly(), loss_func=unsaid_one).check_accum(4))==['sum','precision']
+    assert keys(learner(SingleOnly(), loss_func=unsaid_one).check_accum(4))==['loss','precision']
 
 def unsaid_one(pred, targ): return F.cross_entropy(pred, targ, reduction='sum')
 
@@ -440,20 +401,13 @@ def test_an_error_of_the_model_is_its_own():
         def forward(self, x): raise KeyError('broken')
     with pytest.raises(KeyError, match='broken'): learner(Broken()).check_accum(4)
 
-def test_in_double_puts_all_back():
-    learn = learner(Casts(), loss_func=nn.CrossEntropyLoss(weight=class_weights.clone()))
-    was = picture(learn)
-    with in_double(learn):
-        assert learn.model.scale.dtype==learn.loss_func.weight.dtype==learn.model.a.weight.dtype==torch.get_default_dtype()==torch.float64
-    assert changes(was, picture(learn))==[]
-
 @pytest.mark.parametrize('seed', range(2))
 def test_a_layer_that_barely_moves_is_not_the_loss(seed):
     "After its power iterations a spectral norm moves predictions by the square of what it does to gradients: to the bound they are the same"
     torch.manual_seed(seed)
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5,4,dtype=f32)), nn.Linear(4,2,dtype=f32))
     res = learner(model, reals, nn.MSELoss()).check_accum(4)
-    assert 1e-9<res.error<1e-4 and not {'count','pairs','sum'}&{*keys(res)} and bool(res.reasons)==(not res.same)
+    assert 1e-9<res.error<1e-4 and 'loss' not in keys(res) and bool(res.reasons)==(not res.same)
 
 # Memory
 
@@ -466,8 +420,7 @@ class Small(nn.Module):
         if len(x)>self.most: raise torch.OutOfMemoryError('out of memory')
         return self.lin(x.flatten(1))
 
-@pytest.mark.parametrize('most,how,items', [(32,4,'4 x 8'),(31,4,'4 x 4'),(9,4,'4 x 2'),(3,4,'2 x 1'),(16,GradientAccumulation(30),'4 x 4')],
-    ids=range(5))
+@pytest.mark.parametrize('most,how,items', [(32,4,'4 x 8'),(9,4,'4 x 2'),(16,GradientAccumulation(30),'4 x 4')], ids=range(3))
 def test_on_parts_where_memory_is_short(most, how, items):
     learn = learner(Small(most), images[:64])
     was = picture(learn)
@@ -481,16 +434,6 @@ def test_no_memory_at_all():
     was = picture(learn)
     with pytest.raises(torch.OutOfMemoryError): learn.check_accum(4)
     assert changes(was, picture(learn))==[]
-
-class NoDouble(nn.Linear):
-    "As a kernel of cuDNN that knows no double precision"
-    def forward(self, x):
-        if x.dtype==torch.float64: raise RuntimeError('cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.')
-        return super().forward(x)
-
-def test_what_may_be_memory_may_be_the_precision():
-    res = learner(nn.Sequential(nn.Flatten(), NoDouble(108, 3)), images[:64]).check_accum(4)
-    assert res.same and res.precision=='single' and not any('Memory was short' in o for o in res.notes)
 
 def test_memory_back():
     "No tensor is left that was not there before, whatever the answer; of hooks too"
@@ -522,11 +465,9 @@ def untouched(): return trained(None)
 def test_the_training_that_follows_is_the_same(n_acc):
     assert changes(untouched(), trained(lambda learn: learn.check_accum(n_acc)))==[]
 
-events = ['before_fit','before_batch','after_pred','before_backward','before_step','after_cancel_batch','after_cancel_fit','after_fit']
-
-@pytest.mark.parametrize('exc,times', [(KeyboardInterrupt,1),(ValueError,1000)], ids=['interrupt','error'])
-@pytest.mark.parametrize('event', events)
-def test_after_an_exception_in_any_event(event, exc, times):
+@pytest.mark.parametrize('exc,times,event', [(KeyboardInterrupt,1,'before_fit'), (ValueError,1000,'before_batch'), (KeyboardInterrupt,1,'before_backward'),
+    (ValueError,1000,'before_step'), (KeyboardInterrupt,1,'after_cancel_batch'), (ValueError,1000,'after_fit')])
+def test_after_an_exception_in_any_event(exc, times, event):
     "It passes on; the learner, its folder and what is trained afterwards are as without the check"
     def check(learn):
         cb = RaiseAt(event, exc, times=times)
@@ -537,39 +478,27 @@ def test_after_an_exception_in_any_event(event, exc, times):
         learn.remove_cb(cb)
     assert changes(untouched(), trained(check))==[]
 
-@pytest.mark.parametrize('times', [1,5,12])
-def test_ctrl_c_in_the_model(times):
-    "Wherever in the check that is, also while reasons are looked for"
+def test_ctrl_c_in_the_model():
+    "While reasons are looked for"
     def check(learn):
         n = 0
         def _stop(*args):
             nonlocal n
             n += 1
-            if n==times: raise KeyboardInterrupt
+            if n==12: raise KeyboardInterrupt
         hook = learn.model[4].register_forward_hook(_stop)
         with pytest.raises(KeyboardInterrupt): learn.check_accum(4)
         hook.remove()
-        assert torch.get_default_dtype()==f32
     assert changes(untouched(), trained(check))==[]
 
-@pytest.mark.parametrize('left', [0.,1.])
-def test_gradients_that_were_there(left):
+def test_gradients_that_were_there():
     "Have no part in it, and stay"
     learn = learner(conv())
     learn.fit(1, 0.01)
-    for p in learn.model.parameters(): p.grad.fill_(left)
+    for p in learn.model.parameters(): p.grad.fill_(1.)
     was = picture(learn)
     for how in (4,PlainLoop(3)): assert list(learn.check_accum(how).errors.values())[0]<1e-13
     assert changes(was, picture(learn))==[]
-
-def test_clipping_hides_nothing():
-    "It would make the same of a gradient that is too small"
-    assert learner(conv(), cbs=GradientClip(1e-4)).check_accum(PlainLoop(4)).error==pytest.approx(0.75)
-
-@pytest.mark.parametrize('how', [PlainLoop(4),GradientAccumulation(32)], ids=['loop','fastai'])
-def test_what_accumulates_is_not_blamed_for_the_loss(how):
-    res = learner(mlp(dtype=f32), reals[:64], info_nce).check_accum(how)
-    assert keys(res)==['pairs']
 
 # Bad input
 
@@ -584,12 +513,9 @@ class Endless(IterableDataset):
 def of(train): return DataLoaders(train, DataLoader(images, bs=4))
 
 bad = {'n_acc: one': (lambda: learner(dense()), 1, ValueError, 'at least 2 micro-batches, got 1: a single micro-batch'),
-    'n_acc: none': (lambda: learner(dense()), 0, ValueError, 'at least 2 micro-batches, got 0'),
     'n_acc: part': (lambda: learner(dense()), 2.5, TypeError, "a whole number of micro-batches, or what accumulates them.* got 2.5"),
-    'n_acc: bool': (lambda: learner(dense()), True, TypeError, 'got True'), 'n_acc: text': (lambda: learner(dense()), 'loop', TypeError, "got 'loop'"),
     'n_acc: another callback': (lambda: learner(dense()), MixUp(), TypeError, 'got MixUp'),
     'GradAccum(1)': (lambda: learner(dense()), GradAccum(1), ValueError, 'at least 2'),
-    'PlainLoop(1)': (lambda: learner(dense()), PlainLoop(1), ValueError, 'at least 2'),
     'GradientAccumulation(0)': (lambda: learner(dense()), GradientAccumulation(0), ValueError, 'at least 1 item'),
     'GradientAccumulation(1000)': (lambda: learner(dense()), GradientAccumulation(1000), ValueError, r'counts items, and an epoch has 70.*\(8000\)'),
     'no parameter': (no_parameter, 4, ValueError, r'no parameter that is trained.*unfreeze'),
@@ -654,12 +580,6 @@ def test_dropout_within_a_kernel(p, held):
         draws.begin()
         attention(torch.ones(4,2), p)
     assert draws.held==held
-
-def test_weights_in():
-    gs = torch.randn(3,40, dtype=torch.float64, generator=g)
-    w,left = weights_in(list(gs), (torch.tensor([0.2,0.,0.8], dtype=torch.float64)[:,None]*gs).sum(0))
-    np.testing.assert_allclose(w, [0.2,0,0.8], atol=1e-12)
-    assert left<1e-12
 
 def test_a_gradient_of_zero():
     zero = dict(a=torch.zeros(3))

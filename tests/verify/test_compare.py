@@ -26,7 +26,7 @@ def test_decides(items, valid, loss): assert decides(frame(items=items, valid=va
 
 def test_each_length_has_a_loss_of_its_own():
     df = pd.concat([frame(1., 400),frame(0.25, 100)], ignore_index=True)
-    assert with_loss(df, 100).loss.tolist()==[0.5,0.5,0.3,0.3] and 'loss' not in df
+    assert with_loss(df, 100).loss.tolist()==[0.5,0.5,0.3,0.3]
 
 @pytest.mark.parametrize('bad', [nan,inf,0.,-1.])
 def test_only_numbers_above_0_have_a_ratio(bad):
@@ -40,13 +40,12 @@ def test_log_losses_are_those_of_runs_that_all_have():
     df = pd.DataFrame([dict(bs=bs, run=run, loss=bs*run) for bs,run in ((1,1),(2,1),(1,2),(2,2),(1,3))])
     assert np.exp(log_losses(df)).round(9).to_dict('list')=={1: [1,2], 2: [2,4]}
 
-@pytest.mark.parametrize('n', [4,5,9])
-def test_two_sizes_are_a_paired_t_test(n):
-    losses = losses_of([0,-0.05], n, np.random.default_rng(n))
+def test_two_sizes_are_a_paired_t_test():
+    losses = losses_of([0,-0.05], 5, np.random.default_rng(5))
     expected = stats.ttest_rel(losses[2], losses[1]).confidence_interval(0.9)
     table = compared(losses, 1, 0.9)
     assert np.log1p(table.loc[2]).tolist()==approx([(losses[2]-losses[1]).mean(),expected.low,expected.high])
-    assert table.loc[1].tolist()==[0,0,0] and spread_of(losses).dof==n-1
+    assert table.loc[1].tolist()==[0,0,0] and spread_of(losses).dof==4
 
 def test_spread_is_what_a_two_way_fit_leaves_over():
     losses = losses_of([0,0.1,0.2], 4, np.random.default_rng(0))
@@ -75,16 +74,16 @@ def holds(effects, losses):
     true = np.asarray(effects)[1:]-effects[0]
     return (low<=true) & (true<=high)
 
-@pytest.mark.parametrize('effects,n_runs', [([0.,0.],4),([0.,0.],9),([0.05,0.],6)])
+@pytest.mark.parametrize('effects,n_runs', [([0.,0.],4),([0.05,0.],6)])
 def test_the_interval_holds_as_often_as_it_says(effects, n_runs):
     "Where nothing differs, the rest of the time is that of false alarms"
-    rng,n = np.random.default_rng(3),2000
+    rng,n = np.random.default_rng(3),1000
     assert agrees(np.mean([holds(effects, losses_of(effects, n_runs, rng)).all() for _ in range(n)]), n, 0.95)
 
-@pytest.mark.parametrize('effects', [[0.]*3,[0.]*5,[0.,0.01,0.02,-0.03,0.04]])
+@pytest.mark.parametrize('effects', [[0.]*3,[0.,0.01,0.02,-0.03,0.04]])
 def test_all_intervals_hold_together(effects):
     "Shared out by Bonferroni they hold somewhat more often, and each by itself more often than its share"
-    rng,n = np.random.default_rng(4),1500
+    rng,n = np.random.default_rng(4),1000
     hits = np.array([holds(effects, losses_of(effects, 3, rng)) for _ in range(n)])
     share = hits.all(1).mean()
     assert share>=0.95-3.5*math.sqrt(0.95*0.05/n) and share<0.985
@@ -98,7 +97,7 @@ def test_critical(loss, bs): assert critical(pd.DataFrame(np.log([loss]), column
 
 def test_the_range_has_the_truth_in_it():
     "Here 4 is the last that is within 1% of the best of all smaller"
-    effects,rng,n = [0.,0.002,0.004,0.03,0.06,0.2],np.random.default_rng(6),300
+    effects,rng,n = [0.,0.002,0.004,0.03,0.06,0.2],np.random.default_rng(6),150
     ranges = []
     for _ in range(n):
         losses = losses_of(effects, 3, rng, 0.01)
@@ -126,8 +125,7 @@ def test_today_s_size_goes_on_however_far_behind():
     assert with_today(order, 3, 128)==[Arm(64,3),Arm(32,1),Arm(128,3)]
     assert with_today(order, 3, 32)==with_today(order, 3, 7)==order[:3] and with_today(order, 9, 128)==order
 
-@pytest.mark.parametrize('n_sizes', [2,3,4,5,9])
-@pytest.mark.parametrize('n_runs', [2,3])
+@pytest.mark.parametrize('n_sizes,n_runs', [(2,2),(3,2),(4,3),(9,2)])
 def test_runs_wanted_are_the_fewest_that_tell(n_sizes, n_runs):
     n = runs_wanted(n_sizes, n_runs)
     assert (n-1)*(n_sizes-1)>=least_dof and (n==n_runs or (n-2)*(n_sizes-1)<least_dof)

@@ -18,7 +18,7 @@ from fastai.optimizer import Adam
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, PlainLoop, ScaledLR, batch_size, bn_to_gn, sqrt_scaling, unchanged
 from fastai_bs.memory import max_bs
 from fastcore.foundation import L
-from fastai_bs.verify.both_ways import sample
+from fastai_bs.verify.both_ways import marks_of
 from fastai_bs.accumulate.gradients import no_autocast
 from fastai_bs.learner.ranks import n_processes, over_ranks
 from fastai_bs.accumulate.oom import in_main_memory
@@ -197,9 +197,9 @@ def test_memory_of_the_machine_is_no_limit_of_the_device():
 
 @on_acc
 def test_what_is_kept_takes_none_of_its_memory():
-    "Batches of a window that may be run again, and samples of gradients that are compared"
+    "Batches of a window that may be run again, and what is compared of predictions"
     x = torch.ones(2, device='acc')
-    assert in_main_memory({'x': [x]})['x'][0].device.type==sample({'x': x}).device.type=='cpu'
+    assert in_main_memory({'x': [x]})['x'][0].device.type==marks_of(x, 2)[0].device.type=='cpu'
 
 # It waits for the device no more than it must
 

@@ -1,0 +1,117 @@
+"`bn_to_gn`: a norm that a micro-batch has as the large batch has it"
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet18
+from fastai.optimizer import Adam
+from fastai.tabular.model import TabularModel
+
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.memory import group_norm
+from fastai_bs.memory.group_norm import bn_to_gn
+from helpers import distance, loaders, momentum_sgd, quiet_learner, regression
+
+@pytest.mark.parametrize('bn,shape,n,groups', [(nn.BatchNorm2d,(3,3),2,1), (nn.BatchNorm2d,(3,3),9,3), (nn.BatchNorm3d,(2,2,2),7,1),
+    (nn.BatchNorm3d,(2,2,2),100,25), (nn.SyncBatchNorm,(3,3),128,32), (nn.BatchNorm1d,(),4,1), (nn.BatchNorm1d,(3,),31,1),
+    (nn.BatchNorm1d,(),96,6), (nn.BatchNorm1d,(3,),100,5), (nn.BatchNorm1d,(),1024,32)])
+def test_groups(bn, shape, n, groups):
+    """As many as divide the channels, 32 at most, and two channels in each; 16 of features, as there may be no positions to normalise over: of two values
+    nothing would be left but their order"""
+    gn = bn_to_gn(nn.Sequential(bn(n)))[0]
+    assert type(gn) is nn.GroupNorm and gn.num_groups==groups and gn.num_channels==n and not list(gn.buffers())
+    assert gn(torch.randn(3, n, *shape)).isfinite().all()
+
+def test_at_most_so_many_groups():
+    for n in range(4, 70):
+        for groups in (1,2,7,16,100):
+            for bn,least in ((nn.BatchNorm2d,2),(nn.BatchNorm1d,16)):
+                most = max(g for g in range(1, groups+1) if n%g==0 and (n//g>=least or g==1))
+                assert group_norm._groups_for(bn(n), groups, '')==most
+    assert bn_to_gn(nn.BatchNorm2d(12), groups=np.int64(4)).num_groups==4
+
+@pytest.mark.parametrize('dtype,training', [(torch.float64,False), (torch.float16,True)])
+def test_its_weights_and_mode_stay(dtype, training):
+    "The same parameter objects, frozen or not"
+    bn = nn.BatchNorm2d(8, eps=1e-3).to(dtype).train(training)
+    bn.weight.requires_grad_(False)
+    model = nn.Sequential(nn.Identity(), bn).train(training)
+    assert bn_to_gn(model) is model
+    gn = model[1]
+    assert gn.weight is bn.weight and gn.bias is bn.bias and gn.weight.dtype==dtype and gn.eps==1e-3 and gn.affine and gn.training is training
+    assert not gn.weight.requires_grad and gn.bias.requires_grad and set(model.state_dict())=={'1.weight','1.bias'}
+
+def test_what_it_computes():
+    model,x = nn.Sequential(nn.BatchNorm2d(8)).double(),torch.randn(5,8,3,3, dtype=torch.float64)
+    with torch.no_grad():
+        for p in model.parameters(): p.normal_()
+    w,b = (p.detach().clone().view(1,8,1,1) for p in model.parameters())
+    v = x.view(5,4,-1)
+    by_hand = ((v-v.mean(-1, keepdim=True))/(v.var(-1, keepdim=True, correction=0)+1e-5).sqrt()).view_as(x)*w+b
+    torch.testing.assert_close(bn_to_gn(model)(x), by_hand)
+
+def test_without_weights():
+    gn = bn_to_gn(nn.Sequential(nn.BatchNorm1d(8, affine=False, track_running_stats=False)))[0]
+    assert gn.weight is None and gn.bias is None and not gn.affine and gn(torch.randn(2,8)).shape==(2,8) and repr(gn)
+
+def test_where_layers_are():
+    "One in several places stays one; a model that is one is replaced in what is returned; others stay"
+    bn,norm = nn.BatchNorm1d(8),nn.LayerNorm(4)
+    model = nn.ModuleDict(dict(a=bn, b=nn.ModuleList([norm,bn]), d=nn.Sequential(nn.Sequential(bn))))
+    bn_to_gn(model)
+    assert isinstance(model['a'], nn.GroupNorm) and model['a'] is model['b'][1] is model['d'][0][0] and model['b'][0] is norm
+    gn = bn_to_gn(bn)
+    assert isinstance(gn, nn.GroupNorm) and gn.weight is bn.weight and isinstance(bn, nn.BatchNorm1d)
+
+def test_all_of_a_resnet():
+    model = resnet18(num_classes=3)
+    params = list(model.parameters())
+    bn_to_gn(model)
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules()) and sum(isinstance(m, nn.GroupNorm) for m in model.modules())==20
+    assert all(a is b for a,b in zip(params, model.parameters())) and not list(model.buffers())
+
+def after_bn(layer): return nn.Sequential(nn.BatchNorm1d(16), nn.Sequential(layer))
+
+@pytest.mark.parametrize('model,groups,error,says', [
+    (after_bn(nn.LazyBatchNorm1d()),32,ValueError,"1.0 is lazy and has no channels yet: pass one batch through the model first"),
+    (after_bn(nn.LazyLinear(4)),32,ValueError,"1.0 is lazy and has no channels yet"),
+    (after_bn(nn.BatchNorm1d(1)),32,ValueError,"1.0 normalises 1 feature, of which GroupNorm would leave little or nothing: leave it out of the model"),
+    (nn.BatchNorm1d(3),32,ValueError,"The layer normalises 3 features"),
+    (TabularModel([(3,2)], 3, 1, [8]),32,ValueError,"`bn_cont` of a TabularModel normalises the columns"),
+    (after_bn(nn.Tanh()),0,ValueError,"`groups` must be at least 1 group, got 0: 1 normalises over all channels"),
+    (after_bn(nn.Tanh()),4.,TypeError,"`groups` must be a whole number of groups, got 4.0")])
+def test_refused(model, groups, error, says):
+    "And the model is what it was"
+    was = list(model.modules())
+    with pytest.raises(error) as e: bn_to_gn(model, groups)
+    assert says in str(e.value) and all(a is b for a,b in zip(was, model.modules(), strict=True))
+
+@pytest.mark.parametrize('embs,n_cont,kwargs', [(1,3,dict(bn_cont=False)), (4,0,{})])
+def test_a_tabular_model_without_a_norm_of_columns(embs, n_cont, kwargs):
+    model = bn_to_gn(TabularModel([(3,2)]*embs, n_cont, 1, [8], **kwargs))
+    assert any(isinstance(m, nn.GroupNorm) for m in model.modules())
+
+def learner(bs, cbs=None, norm=True, opt_func=momentum_sgd):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5,8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8,2)).double()
+    return quiet_learner(loaders(regression(32), bs), bn_to_gn(model) if norm else model, opt_func=opt_func, cbs=cbs)
+
+@pytest.mark.parametrize('norm', [True,False], ids=['GroupNorm','BatchNorm'])
+def test_accumulates_exactly(norm):
+    "Four micro-batches are the large batch; with BatchNorm they are not"
+    large,accumulated = learner(16, norm=norm),learner(4, GradAccum(4), norm=norm)
+    for learn in (large,accumulated): learn.fit(3, 0.1)
+    assert (distance(accumulated, large)<1e-9)==norm
+
+def test_an_optimizer_goes_on():
+    "With the parameters that it has, and their state"
+    learn = learner(16, norm=False, opt_func=Adam)
+    learn.fit(1, 0.01)
+    weight,opt = learn.model[1].weight,learn.opt
+    n_steps,was = opt.state[weight]['step'],weight.detach().clone()
+    bn_to_gn(learn.model)
+    for xb,yb in learn.dls.train:
+        nn.functional.mse_loss(learn.model(xb), yb).backward()
+        opt.step()
+        opt.zero_grad()
+    assert learn.model[1].weight is weight and not torch.equal(weight, was) and opt.state[weight]['step']==n_steps+2==4

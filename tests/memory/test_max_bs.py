@@ -1,0 +1,452 @@
+"`max_bs_find`: the largest micro-batch that trains, wherever memory runs out"
+import gc
+import math
+import sys
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset, SubsetRandomSampler
+from fastai.callback.core import Callback, CancelStepException
+from fastai.callback.data import PartialDL
+from fastai.callback.progress import CSVLogger, ProgressCallback
+from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
+from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.optimizer import Adam, SGD
+from fastai.text.data import LMDataLoader, SortedDL
+from fastai.torch_core import find_bs
+
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.finder import bs_find as finder # noqa: F401 (it patches `bs_find` into `Learner`)
+from fastai_bs.memory import max_bs
+from fastai_bs.memory.max_bs import largest
+from fastai_bs.memory.report import card_of
+from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
+from gloo_ranks import on_ranks
+
+inf,nan,f32 = math.inf,math.nan,torch.float32
+
+# The search by itself
+
+def check_search(fits_up_to, start, most):
+    tried = []
+    res = largest(lambda n: tried.append(n) or n<=fits_up_to, start, most)
+    assert res==min(fits_up_to, most)
+    assert len(set(tried))==len(tried) and all(1<=n<=most for n in tried) and (res==0 or res in tried)
+    assert len(tried)<=2*math.log2(most+1)+1
+    if most: assert tried[0]==min(start, most)
+    return tried
+
+@given(st.integers(0, 10**7), st.integers(1, 10**7), st.integers(1, 10**7))
+@settings(max_examples=200, deadline=None)
+def test_largest(fits_up_to, start, most): check_search(fits_up_to, start, most)
+
+@pytest.mark.parametrize('args,tried', [((100,32,1000),[32,64,128,96,112,104,100,102,101]), ((99,4,9),[4,8,9]),
+    ((0,8,9),[8,4,2,1]), ((50,64,50),[50])])
+def test_the_way_it_goes(args, tried): assert check_search(*args)==tried
+
+# The search on a learner
+
+def oom(): return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+class Limit(Callback):
+    "Memory for `most` items, in one part of the step; from the fit's step `since` on. What it saw is kept elsewhere: a search would undo it"
+    order = 20
+    def __init__(self, most, where='forward', since=0, error=oom):
+        seen = [] # (items, in training?, weak reference to the prediction)
+        self.most,self.where,self.since,self.error = most,where,since,error
+        self.note,self.seen = seen.append,lambda: seen
+    def before_fit(self):
+        self.n = 0
+        if self.where=='optimizer': self.opt.cbs.append(lambda p, **kwargs: self.check('optimizer'))
+    def check(self, where):
+        if where==self.where and self.n>=self.since and find_bs(self.learn.xb)>self.most: raise self.error()
+    def after_pred(self):
+        self.note((len(self.x),self.training,weakref.ref(self.pred)))
+        if not self.training: return self.check('validation')
+        self.check('forward')
+        self.pred.register_hook(lambda g: self.check('backward'))
+    def before_step(self): self.check('step')
+    def after_step(self): self.n += 1
+
+def tried(learn):
+    "Sizes in training, in their order"
+    sizes = [n for n,training,_ in learn.limit.seen() if training]
+    return [n for before,n in zip([None,*sizes], sizes) if n!=before]
+
+def seen(learn): return [o[:2] for o in learn.limit.seen()]
+
+places = ['forward','backward','step','optimizer','validation']
+
+def pair(cls=DataLoader, n=50, bs=4, valid_bs=None, **kwargs):
+    "Training and validation loader of the same items"
+    items,size = regression(n, dtype=f32),'bs' if cls is DataLoader else 'batch_size'
+    return DataLoaders(*(cls(items, shuffle=o is None, num_workers=0, **{size: o or bs}, **kwargs) for o in (None,valid_bs or bs)), device='cpu')
+
+def limited(most, where='forward', since=0, error=oom, model=None, opt_func=Adam, dls=None, cbs=None, **kwargs):
+    learn = quiet_learner(dls or pair(**kwargs), model or mlp(dtype=f32), opt_func=opt_func, cbs=cbs)
+    return learn.add_cb(Limit(most, where, since, error))
+
+def unmoved(f, learn):
+    "What `f(learn)` returns, or the exception that it raised; the learner is as it was"
+    was = picture(learn)
+    try: return f(learn)
+    except BaseException as e: return e
+    finally: assert changes(was, picture(learn))==[]
+
+def search(learn, limit=inf, **kwargs): return unmoved(lambda o: o.max_bs_find(limit=limit, **kwargs), learn)
+
+@pytest.mark.parametrize('where,since,limit', [*((o,0,inf) for o in places), ('optimizer',1,inf), ('validation',3,inf),
+    ('forward',0,'1MB'), ('step',1,None)])
+def test_where_memory_runs_out(where, since, limit):
+    "From the first step on, or from the second, when the optimizer's state is there: 13 items fit, and nothing has happened to the learner"
+    learn = limited(13, where, since)
+    assert search(learn, limit)==13 and (13,False) in seen(learn)
+    if limit==inf: assert tried(learn)==[4,8,16,12,14,13]
+    else: assert [o for o in tried(learn) if o>4]==[50,25,12,18,15,13,14] # Without the report's, which bounds nothing here, but says where to begin
+
+@pytest.mark.parametrize('where,most,sizes', [('forward',5,[16,8,4,6,5]), ('optimizer',1,[16,8,4,2,1]), ('validation',15,[16,8,12,14,15])])
+def test_at_the_first_trial(where, most, sizes):
+    "Today's batch does not fit: smaller ones are tried"
+    learn = limited(most, where, bs=16)
+    assert search(learn)==most and tried(learn)==sizes
+
+def test_at_the_first_trial_with_a_limit():
+    "The report too is of smaller ones then"
+    assert search(limited(5, bs=16), '1MB')==5
+
+@pytest.mark.parametrize('where', ['forward','optimizer','validation'])
+def test_at_every_size(where):
+    "An error with what the device said"
+    learn = limited(0, where, bs=16)
+    error = search(learn)
+    assert isinstance(error, RuntimeError) and tried(learn)==[16,8,4,2,1]
+    assert 'Not even a micro-batch of one item' in str(error) and '20.00 MiB' in str(error)
+
+@pytest.mark.parametrize('error', [MemoryError, lambda: RuntimeError('MPS backend out of memory'),
+    lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory"), lambda: RuntimeError('DefaultCPUAllocator: not enough memory: you tried')])
+def test_errors_that_mean_memory(error): assert limited(9, error=error).max_bs_find()==9
+
+@pytest.mark.parametrize('text', ['CUBLAS_STATUS_ALLOC_FAILED', 'CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED',
+    'cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This', 'Invalid buffer size: 9.75 GiB',
+    '!block->expandable_segment_ INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":2814, please'])
+def test_errors_that_may_mean_memory(text):
+    "Less is tried; where a single item fails too, the cause may be another one, and the error is raised as it is"
+    assert limited(9, error=lambda: RuntimeError(text)).max_bs_find()==9
+    learn = limited(0, error=lambda: RuntimeError(text))
+    for f in (lambda: learn.max_bs_find(limit=inf), learn.memory_report):
+        with pytest.raises(RuntimeError) as e: f()
+        assert text in str(e.value) and 'Not even' not in str(e.value) and 'does not fit' not in str(e.value)
+
+@pytest.mark.parametrize('where', ['backward','validation'])
+def test_another_error(where):
+    "Is not taken for the memory's, and says itself"
+    error = search(limited(9, where, error=lambda: KeyError('mine')), None)
+    assert isinstance(error, ValueError) and "Micro-batches of 50 items cannot be trained on, and memory is not the reason (KeyError: " in str(error)
+    assert isinstance(error.__cause__, KeyError) and error.__cause__.__traceback__ is None
+
+@pytest.mark.parametrize('where,error,most', [('forward',oom,9), ('backward',oom,0), ('validation',lambda: KeyError('mine'),9)],
+    ids=['found','nothing','other'])
+def test_no_tensor_is_pinned(where, error, most):
+    "Not by the learner, nor by an error that is still held"
+    learn = limited(most, where, error=error)
+    held = search(learn)
+    assert (held==9)==(most==9 and error is oom)
+    gc.collect()
+    assert learn.limit.seen() and all(ref() is None for *_,ref in learn.limit.seen())
+
+def test_a_trial_that_failed_is_gone_before_the_next():
+    "Its tensors would be in the way: they are let go even where they lie in a cycle"
+    alive = []
+    class Cycle(Callback):
+        order = 19
+        def after_pred(self):
+            alive.append(sum(ref() is not None and n>13 for n,_,ref in self.learn.limit.seen()))
+            ring = [self.pred]
+            ring.append(ring)
+    learn = limited(13, cbs=Cycle())
+    gc.disable()
+    try: assert learn.max_bs_find(limit=inf)==13
+    finally: gc.enable()
+    big = [i for i,(n,*_) in enumerate(learn.limit.seen()) if n>13]
+    assert len(big)==2 and alive[big[0]+1]==0 and alive[-1]==0
+
+@pytest.mark.parametrize('kwargs,res,sizes', [({},50,[4,8,16,32,50]), (dict(start=1),50,[1,2,4,8,16,32,50]), (dict(max_bs=20),20,[4,8,16,20]),
+    (dict(max_bs=3),3,[3]), (dict(start=np.int64(5),max_bs=np.int64(9)),9,[5,9]), (dict(max_bs=1000),50,[4,8,16,32,50]),
+    (dict(limit='1GB',max_bs=20),20,[4,2,20]), (dict(limit='1GB',start=8),50,[8,4,8,16,32,50])])
+def test_start_and_max_bs(kwargs, res, sizes):
+    learn = limited(1000)
+    assert search(learn, **kwargs)==res and type(res) is int
+    assert tried(learn)==sizes # The report's come first, where there is a limit
+
+@pytest.mark.parametrize('n,bs', [(4,4), (13,4), (30,8)])
+def test_limit(n, bs):
+    "By the report: so many items, and not one more"
+    learn = limited(1000, bs=bs)
+    report = learn.memory_report()
+    limit = report.bytes['total']+(n-bs)*report.per_item['total']
+    learn.limit.seen().clear()
+    assert learn.max_bs_find(limit=limit)==n and max(tried(learn))==max(n, bs)
+    assert learn.max_bs_find(limit=limit-1)==n-1 and learn.max_bs_find(limit=limit, max_bs=n-1)==n-1
+
+def test_limit_of_a_cpu(monkeypatch):
+    "Half of the machine's memory where nothing else is said, if the system says how much that is"
+    assert 2**28<max_bs._memory_of_machine()<2**50
+    learn = limited(1000)
+    report = learn.memory_report()
+    monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: 2*(report.bytes['total']+9*report.per_item['total']))
+    assert learn.max_bs_find()==13 and learn.max_bs_find(limit=inf)==50 and learn.max_bs_find(limit='1GB')==50
+    monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: inf)
+    assert limited(13).max_bs_find()==13
+
+def test_a_card_by_its_name(capsys):
+    assert limited(1000, cbs=ProgressCallback()).max_bs_find(limit='t4')==50 and capsys.readouterr().out==f"{card_of('T4')}\n"
+
+@pytest.mark.parametrize('n_steps,n,kwargs,n_train', [(2,8,dict(opt_func=SGD),2), (7,8,{},7), (3,11,{},3),
+    (2,8,dict(cbs=RaiseAt('before_step', CancelStepException, order=20, times=4)),6)], ids=['two','seven','left over','skipped'])
+def test_steps_of_a_trial(n_steps, n, kwargs, n_train):
+    "Then a batch of the validation set; neither steps that are skipped count, nor what an epoch leaves over"
+    learn = limited(1000, n=n, bs=8, **kwargs)
+    assert search(learn, n_steps=n_steps, max_bs=8)==8
+    assert seen(learn)==[(8,True)]*n_train+[(8,False)]
+
+def test_too_few_steps_are_no_trial():
+    learn = limited(1000, n=200, bs=1, cbs=RaiseAt('before_step', CancelStepException, [i for i in range(200) if i!=40], order=20))
+    assert 'in 61 micro-batches 1 steps were taken with 1 item, of 3 to be taken' in str(search(learn, max_bs=1))
+
+@pytest.mark.parametrize('drop_last', [False,True])
+@pytest.mark.parametrize('cls', [DataLoader,TorchDataLoader], ids=['fastai','torch'])
+def test_loaders(cls, drop_last):
+    learn = limited(13, dls=pair(cls, 21, drop_last=drop_last))
+    assert search(learn, None)==13
+    learn.limit.most = 1000
+    assert search(learn, None)==21 and learn.memory_report(21).bs==21
+
+def of_sampler(items): return TorchDataLoader(items, 4, sampler=SubsetRandomSampler(range(10)))
+def of_part(items): return PartialDL(items, partial_n=30, bs=8, num_workers=0)
+
+def of_more(items): return DataLoader(items, bs=64)
+def of_few(items): return DataLoader(items[:6], bs=4)
+def of_one(items): return DataLoader(items[:1], bs=1)
+
+@pytest.mark.parametrize('train,n,n_valid', [(of_sampler,10,8), (of_part,30,8), (of_more,40,0), (of_few,6,None), (of_one,1,8)])
+def test_all_of_a_set(train, n, n_valid):
+    "What its loader draws from is the most that is tried; a validation set may be empty, or not there"
+    items = regression(40, dtype=f32)
+    dls = DataLoaders(train(items), *([] if n_valid is None else [DataLoader(items[:n_valid], bs=4)]), device='cpu')
+    assert limited(1000, dls=dls).max_bs_find(limit=inf)==n
+
+def test_the_validation_loader():
+    "Goes along where it has the same size, and keeps one of its own, which smaller training batches would not help"
+    learn = limited(1000)
+    learn.max_bs_find(limit=inf)
+    assert [n for n,training in seen(learn) if not training]==[4,8,16,32,50]
+    learn = limited(1000, valid_bs=10)
+    assert learn.max_bs_find(limit=inf)==50 and {n for n,training in seen(learn) if not training}=={10}
+    with pytest.raises(ValueError, match="Training steps with micro-batches of 4 items fit in memory, but the validation loader's batches do not"):
+        limited(9, 'validation', valid_bs=10).max_bs_find(limit=inf)
+
+class OneSize(nn.Module):
+    "Takes batches of 4 items and no others"
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(20,8)
+    def forward(self, x): return self.lin(x.reshape(20)).reshape(4,2)
+
+@pytest.mark.parametrize('kwargs', [dict(limit=inf), dict(limit=inf, start=3), {}])
+def test_a_model_of_one_batch_size(kwargs):
+    learn = quiet_learner(loaders(regression(48, dtype=f32), 4, valid=regression(4, dtype=f32)), OneSize())
+    with pytest.raises(ValueError, match="Micro-batches of . items cannot be trained on, and memory is not the reason .RuntimeError: shape"):
+        learn.max_bs_find(**kwargs)
+
+@pytest.mark.parametrize('cbs', [[GradAccum(4, on_oom='split')], [GradientAccumulation(8)],
+    [GradAccum(4), NoiseScale(), ScaledLR(2), CSVLogger(), SaveModelCallback(monitor='train_loss'),
+     EarlyStoppingCallback(monitor='train_loss'), GradientClip(0.1)]], ids=['split','fastai','many'])
+def test_callbacks_keep_still(cbs, tmp_path, capsys):
+    "Nothing is logged, and each micro-batch is a step"
+    learn,plain,lines = limited(13, cbs=cbs),limited(13),[]
+    learn.logger = lines.append
+    assert search(learn)==13 and list(tmp_path.iterdir())==lines==[] and capsys.readouterr().out==''
+    plain.max_bs_find(limit=inf)
+    assert seen(learn)==seen(plain)
+
+def test_what_is_shown(capsys, monkeypatch):
+    "By the bar that the learner has, to who can see it move, and what takes long is said before; without a bar all is quiet"
+    limited(13).max_bs_find()
+    limited(13, cbs=ProgressCallback()).max_bs_find()
+    assert capsys.readouterr().out==''
+    monkeypatch.setattr(sys.stdout, 'isatty', lambda: True)
+    monkeypatch.setattr(max_bs, 'worth_saying', 0)
+    limited(13, cbs=ProgressCallback()).max_bs_find()
+    out = capsys.readouterr().out
+    assert 'by the memory report ' in out and 'a trial with 50 items takes about ' in out
+    assert 'measuring the memory of' in out and 'trying micro-batches of 14 items, about ' in out
+
+@pytest.mark.parametrize('start,says', [(None,'8 items fit. start=8 goes on from there'), (20,'')])
+def test_an_interrupt(start, says, capsys):
+    "Goes on, and what is known by then is said"
+    learn = limited(13, error=KeyboardInterrupt, cbs=ProgressCallback())
+    assert isinstance(search(learn, start=start), KeyboardInterrupt) and says in capsys.readouterr().out
+
+def test_what_cannot_be_looked_at():
+    "torch.func allows no hooks on saved tensors: without a limit the search does without the report"
+    learn = limited(13)
+    learn.loss_func = lambda pred, targ: torch.func.vjp(lambda p: ((p-targ)**2).mean(), pred)[0]
+    assert learn.max_bs_find()==13
+    with pytest.raises(Exception, match="saved tensor hooks"): learn.memory_report()
+
+# Items of different sizes
+
+class Texts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb,self.out = nn.Embedding(20,8),nn.Linear(8,2)
+    def forward(self, x): return self.out(self.emb(x).tanh().mean(1))
+
+lens = [1+i%5 for i in range(40)]
+lens[17],lens[33] = 30,20
+
+def texts(lens=lens): return [(torch.full((n,), 1+n%19),torch.tensor(i%2)) for i,n in enumerate(lens)]
+def collate(b): return pad_sequence([torch.as_tensor(x) for x,_ in b], batch_first=True),torch.tensor([int(y) for _,y in b])
+def pad(b): return list(zip(pad_sequence([x for x,_ in b], batch_first=True),[y for _,y in b]))
+
+def text_loader(kind, shuffle=True, bs=4, items=None):
+    items = items or texts()
+    if kind=='torch': return TorchDataLoader(items, bs, shuffle=shuffle, collate_fn=collate)
+    if kind=='sorted': return SortedDL(items, bs=bs, shuffle=shuffle, before_batch=pad, num_workers=0, sort_func=lambda o: len(o[0]))
+    return DataLoader(items, bs=bs, shuffle=shuffle, before_batch=pad, num_workers=0)
+
+class Lengths(Callback):
+    "Notes (items, length, in training?), and has memory for so many tokens"
+    def __init__(self, tokens=inf):
+        seen = []
+        self.tokens,self.note,self.seen = tokens,seen.append,lambda: seen
+    def after_pred(self):
+        self.note((*self.x.shape,self.training))
+        if self.x.numel()>self.tokens: raise oom()
+
+def text_learner(train, valid, tokens=inf, model=None):
+    return quiet_learner(DataLoaders(train, valid, device='cpu'), model or Texts(), nn.CrossEntropyLoss(), cbs=Lengths(tokens))
+
+@pytest.mark.parametrize('kind', ['fastai','torch','sorted'])
+def test_the_largest_items_are_tried(kind):
+    "In the first batch of each trial, in training and in validation"
+    learn = text_learner(text_loader(kind), text_loader(kind, False), 30*11)
+    assert search(learn)==11
+    order = max_bs.by_size(learn.dls.train)
+    assert order[:2]==[17,33] and sorted(order)==list(range(40)) and all(lens[a]>=lens[b] for a,b in zip(order, order[1:]))
+    seen = learn.lengths.seen()
+    firsts = [b for a,b in zip([(None,None,False),*seen], seen) if b[0]!=a[0] or b[2]!=a[2]]
+    assert all(n==30 for _,n,_ in firsts) and {o for o,_,training in firsts if training}=={4,8,16,12,10,11}
+    assert (11,30,False) in seen
+
+class Stream(IterableDataset):
+    def __init__(self, items): self.items = items
+    def __iter__(self): return iter(self.items)
+
+def test_items_that_are_alike_or_cannot_be_told():
+    "Are drawn as the loader does"
+    for dl in (text_loader('torch', items=texts([3]*40)), TorchDataLoader(Stream(texts()), 4), DataLoader(Stream(texts()), bs=4),
+               LMDataLoader([(torch.arange(100),)], bs=4, seq_len=8, num_workers=0)): assert max_bs.by_size(dl) is None
+    arrays = [(x.numpy(),int(y)) for x,y in texts()]
+    assert max_bs.by_size(text_loader('torch', items=arrays)) is not None
+    state = torch.get_rng_state()
+    class Random(list):
+        def __getitem__(self, i): return torch.rand(3+i%2)
+    assert len(max_bs.by_size(TorchDataLoader(Random(range(9)), 4)))==9 and torch.equal(torch.get_rng_state(), state)
+
+# Bad input
+
+@pytest.mark.parametrize('kwargs,error,says', [
+    (dict(start=0),ValueError,"`start` must be at least 1 item, got 0: leave it out for the usual"),
+    (dict(max_bs=8.),TypeError,"`max_bs` must be a whole number of items, got 8.0"),
+    (dict(n_steps=1),ValueError,"`n_steps` must be at least 2 steps, got 1: the optimizer's state is there from the second on"),
+    (dict(start=9,max_bs=8),ValueError,"`start`=9 items are more than `max_bs`=8: begin with at most those"),
+    (dict(start=51),ValueError,"`start`=51 items are more than the 50 of the training set: begin with at most those"),
+    (dict(limit='many'),ValueError,"No card is known by the name 'many'"), (dict(limit=0),ValueError,"must be above 0 bytes and finite, got 0"),
+    (dict(limit=nan),ValueError,"must be above 0 bytes and finite, got nan"), (dict(limit=True),TypeError,"A size in memory must be a number of bytes"),
+    (dict(limit='200B'),ValueError,"The memory of the optimizer state alone is 272 B, more than `limit`=200 B"),
+    (dict(limit=595),ValueError,"`limit`=595 B does not hold a micro-batch of one item: 544 B are needed whatever the batch size, and 52 B for each item")])
+def test_refused(kwargs, error, says):
+    "And nothing has changed"
+    learn = limited(13)
+    res = search(learn, **kwargs)
+    assert isinstance(res, error) and says in str(res)
+    if 'limit' not in kwargs: assert seen(learn)==[] # Before anything is trained on
+
+class Fixed:
+    "A loader of its own kind, which knows one batch size"
+    bs = 4
+    def __len__(self): return 5
+    def __iter__(self): return iter([(torch.ones(self.bs,5),torch.ones(self.bs,2))]*5)
+
+@pytest.mark.parametrize('f', [lambda o: o.max_bs_find(), lambda o: o.max_bs_find(start=4), lambda o: o.max_bs_find(limit=inf, max_bs=9),
+    lambda o: o.memory_report(8)])
+def test_a_loader_that_cannot_change_its_batches(f):
+    error = unmoved(f, limited(1000, dls=DataLoaders(Fixed(), Fixed())))
+    assert isinstance(error, ValueError) and 'A training loader of type Fixed cannot be given batches of' in str(error)
+
+def test_a_set_of_unknown_length():
+    "Needs a `max_bs`"
+    class Long(DataLoader):
+        def __len__(self): return 5
+    items = regression(40, dtype=f32)
+    learn = limited(13, dls=DataLoaders(Long(Stream(items), bs=4, num_workers=0), DataLoader(items, bs=4, num_workers=0), device='cpu'))
+    with pytest.raises(ValueError, match="The training set does not say how many items it has, so the search has no end: set `max_bs`"):
+        learn.max_bs_find(limit=inf)
+    assert learn.max_bs_find(limit=inf, max_bs=20)==13
+
+# Several processes
+
+@pytest.mark.parametrize('other,res', [(1000,13), (9,9), (1,1), (0,None)])
+def test_the_worst_of_all_counts(other, res, monkeypatch):
+    "The other process has memory for `other` items"
+    learn,train,sizes = limited(13),max_bs.TrialSearch._train,[]
+    monkeypatch.setattr(max_bs.TrialSearch, '_train', lambda self, bs: sizes.append(bs) or train(self, bs))
+    # Before any trial the report's bound is agreed upon
+    monkeypatch.setattr(max_bs, 'min_over_ranks', lambda fits: fits and sizes[-1]<=other if sizes else fits)
+    if res: assert learn.max_bs_find(limit=inf)==res
+    else:
+        with pytest.raises(RuntimeError, match="Not even a micro-batch of one item"): learn.max_bs_find(limit=inf)
+
+def test_other_trainers_of_several_processes_are_left_out():
+    "They would wait for each other where one fails"
+    log = []
+    DistributedTrainer = type('DistributedTrainer', (Callback,), dict(before_fit=lambda self: log.append('fit')))
+    assert limited(13, cbs=DistributedTrainer()).max_bs_find(limit=inf)==13 and log==[]
+
+def _worker(rank):
+    "What two processes find"
+    dls = [text_loader('torch', False, items=texts([5*(rank+1)]*40)) for _ in range(2)]
+    res = {}
+    for nm,learn,limit in (('memory',limited(5 if rank else 1000),inf), ('every',limited(0 if rank else 1000),inf),
+            ('validation',limited(1000 if rank else 7, 'validation'),inf), ('limit',text_learner(*dls),'15KB')):
+        try: res[nm] = learn.max_bs_find(limit=limit)
+        except Exception as e: res[nm] = str(e)
+    return res
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('ranks')
+def test_processes_agree():
+    a,b = on_ranks(_worker, 2, timeout=8)
+    assert a['limit']==b['limit']<40
+    assert a['memory']==b['memory']==5 and a['validation']==b['validation']==7
+    assert all('Not even a micro-batch of one item' in o['every'] for o in (a,b))
+
+# `bs_find(max_bs='auto')`
+
+@pytest.mark.parametrize('most,where,res', [(9,'optimizer',(8,16,9)), (4,'validation',(4,8,4)), (1000,'forward',(16,None,16))])
+def test_bs_find_auto(most, where, res, short):
+    "What does not fit is not timed"
+    plan = unmoved(lambda o: o.bs_find(lr=0.01, num_it=24, n_batch=2, show_plot=False, max_bs='auto'), limited(most, where, n=200))
+    device = plan.device
+    assert (max(m for m,*_ in device.times),device.too_large,device.max_bs)==res
+

@@ -1,0 +1,370 @@
+"`memory_report`: the bytes of a training step as counted by hand, and what a limit or a card holds by them"
+import gc
+import math
+import pickle
+import weakref
+from functools import partial
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader as TorchDataLoader
+from torchvision.models.resnet import BasicBlock
+from fastai.callback.core import Callback, CancelStepException
+from fastai.callback.progress import CSVLogger, ProgressCallback
+from fastai.callback.tracker import SaveModelCallback
+from fastai.callback.training import GradientClip
+from fastai.data.core import DataLoaders
+from fastai.optimizer import Adam, OptimWrapper, SGD
+from fastai.tabular.model import TabularModel
+
+from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.memory.report import Card, MemoryReport, card_of, limit_bytes
+from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.utils.checks import n_bytes
+from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
+
+nan,f32 = math.nan,torch.float32
+
+def learner(n=50, bs=4, model=None, dls=None, **kwargs):
+    dls = dls or loaders(regression(n, dtype=f32), bs, shuffle=True)
+    return quiet_learner(dls, model or mlp(dtype=f32), **kwargs)
+
+def size_of(ts): return sum(t.numel()*t.element_size() for t in ts)
+
+def no_hook_left():
+    top = getattr(torch._C._autograd, '_top_saved_tensors_default_hooks', None) # An older torch cannot be asked
+    return top is None or top(True) is None
+
+# What does not depend on the batch
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.emb,self.enc,self.out = nn.Embedding(20,8),nn.TransformerEncoder(layer, 1),nn.Linear(8,3)
+    def forward(self, x): return self.out(self.enc(self.emb(x)).mean(1))
+
+def classifier(items, model, bs=8, **kwargs):
+    return learner(dls=loaders(items, bs), model=model, loss_func=nn.CrossEntropyLoss(), **kwargs)
+
+def classes(n, shape):
+    "`n` items of a shape, and their class"
+    return list(zip(torch.randn(n, *shape), torch.randint(0, 3, (n,))))
+
+def mlp_learner(**kwargs):
+    return classifier(classes(20, (5,)), nn.Sequential(nn.Linear(5,7), nn.ReLU(), nn.Linear(7,3)), **kwargs)
+
+def resnet_learner(**kwargs):
+    "torchvision's blocks, with few channels"
+    down = nn.Sequential(nn.Conv2d(8,16,1,2,bias=False), nn.BatchNorm2d(16))
+    model = nn.Sequential(nn.Conv2d(3,8,3,bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        BasicBlock(8,8), BasicBlock(8,16,2,down), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16,3))
+    return classifier(classes(8, (3,12,12)), model, **kwargs)
+
+def tabular_learner(**kwargs):
+    items = [(torch.tensor([i%5,i%4]),x,y) for i,(x,y) in enumerate(classes(20, (3,)))]
+    return classifier(items, TabularModel([(5,3),(4,2)], 3, 3, [8,4]), **kwargs)
+
+def transformer_learner(**kwargs):
+    return classifier([(torch.randint(0, 20, (6,)),y) for _,y in classes(20, ())], Transformer(), **kwargs)
+
+learners = dict(mlp=mlp_learner, resnet=resnet_learner, tabular=tabular_learner, transformer=transformer_learner)
+
+# Optimizer; tensors of state for each parameter; bytes of the steps of each
+optimizers = dict(sgd=(SGD,0,0), momentum=(partial(SGD, mom=0.9),1,0), adam=(Adam,2,0),
+    torch_adamw=(partial(OptimWrapper, opt=torch.optim.AdamW),2,4),
+    torch_momentum=(partial(OptimWrapper, opt=torch.optim.SGD, momentum=0.9),1,0))
+
+@pytest.mark.parametrize('make,opt', [*(('mlp',o) for o in optimizers), *((o,'adam') for o in learners if o!='mlp')])
+def test_exact_bytes(make, opt):
+    "As counted by hand; none of these grows with the batch"
+    opt_func,n_state,step = optimizers[opt]
+    learn = learners[make](opt_func=opt_func)
+    report = learn.memory_report()
+    params = list(learn.model.parameters())
+    assert report.bytes['parameters']==report.bytes['gradients']==size_of(params)
+    assert report.bytes['optimizer state']==n_state*size_of(params)+step*len(params)
+    assert report.bytes['buffers']==size_of(learn.model.buffers())
+    assert (report.per_item[:4]==0).all() and report.per_item['activations']>0
+    assert np.isnan(report.loc['workspace']).all()
+    for nm in report.columns: assert report[nm]['total']==report[nm].drop('total').sum()
+    assert report.bs==8
+
+def test_frozen_body():
+    "Frozen parameters have no state, and a gradient only where they hold one from before"
+    learn = mlp_learner(opt_func=Adam)
+    for p in learn.model[0].parameters(): p.requires_grad_(False)
+    report = learn.memory_report()
+    head = size_of(learn.model[2].parameters())
+    assert report.bytes['parameters']==size_of(learn.model.parameters()) and report.bytes['gradients']==head
+    assert report.bytes['optimizer state']==2*head
+    assert report.per_item['activations']==4*(7+3)+8 # Not its input, which nothing needs
+    for p in learn.model[0].parameters(): p.grad = torch.ones_like(p)
+    assert learn.memory_report().bytes['gradients']==size_of(learn.model.parameters())
+
+def test_what_shares_memory_counts_once():
+    "Tied weights, with their gradient and state, and a buffer that is a part of another"
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb,self.out = nn.Embedding(20,8),nn.Linear(8,20,bias=False)
+            self.out.weight = self.emb.weight
+            self.register_buffer('whole', torch.zeros(10))
+            self.register_buffer('part', self.whole[:4])
+        def forward(self, x): return self.out(self.emb(x))
+    report = classifier([(torch.tensor(i%20),torch.tensor((i+1)%20)) for i in range(20)], Tied(), opt_func=Adam).memory_report()
+    assert report.bytes.iloc[:4].tolist()==[640,640,1280,40]
+
+def test_sparse_gradients():
+    "Indices and values"
+    items = [(torch.tensor([i,i+1,i+2]),torch.tensor(0.)) for i in range(16)]
+    model = nn.Sequential(nn.Embedding(20,8,sparse=True), nn.Flatten(), nn.Linear(24,1))
+    report = learner(dls=loaders(items, 4), model=model, opt_func=SGD, loss_func=lambda p,y: p.sum()).memory_report()
+    assert report.bytes['gradients']==12*(8+8*4)+25*4 and report.bytes['parameters']==160*4+25*4
+
+# Activations
+
+@pytest.mark.parametrize('bs', [1,2,20])
+def test_activations_of_the_mlp(bs):
+    "Input, ReLU's output, log-softmax, target; and the one number that the loss divides by. Of one item, they are those of a second"
+    report = mlp_learner().memory_report(bs)
+    by_hand = 4*(5+7+3)+8
+    assert report.per_item['activations']==by_hand and 0<=report.bytes['activations']-bs*by_hand<=4
+    assert report.bs==bs and report.per_item['total']==by_hand
+
+class Sums(nn.Module):
+    "A layer, and what `f` makes of it"
+    def __init__(self, f):
+        super().__init__()
+        self.lin,self.f = nn.Linear(5,4),f
+        self.register_buffer('const', torch.full((4,), 0.5))
+    def forward(self, x): return self.f(self, self.lin(x))
+
+def sums(f, **kwargs): return learner(model=Sums(f), loss_func=lambda p,y: p.sum(), **kwargs)
+
+@pytest.mark.parametrize('f,floats,const', [
+    (lambda m,h: h, 5, 0),
+    (lambda m,h: h.view(-1,2,2).sin()*h.view(-1,2,2), 5+4+4, 0), # The same storage twice, and the sine
+    (lambda m,h: h[:,:1]*h[:,1:2], 5+4, 0), # Two parts of one storage
+    (lambda m,h: h*m.const, 5, 0), # A buffer counts as one
+    (lambda m,h: h@m.lin.weight, 5+4, 0), # A parameter too
+    (lambda m,h: h.detach().exp()+h, 5, 0),
+    (lambda m,h: h@(m.lin.weight*torch.ones(4,5)), 5+4, 2*80), # A mask on weights and what it makes of them
+], ids=['nothing','view','parts','buffer','parameter','detached','mask'])
+def test_each_storage_once(f, floats, const):
+    report = sums(f).memory_report(6)
+    assert report.per_item['activations']==4*floats and report.bytes['activations']==6*4*floats+const
+
+def test_what_grows_faster():
+    "`per_item` is the slope between the report's size and half of it; and a report's total holds the report's batch"
+    learn = sums(lambda m,h: (h@h.t()).exp())
+    report = learn.memory_report(9)
+    def by_hand(n): return 4*(5*n+4*n+n*n)
+    assert report.bytes['activations']==by_hand(9) and report.per_item['activations']==(by_hand(9)-by_hand(4))/5
+    for bs in (2,3,9):
+        report = learn.memory_report(bs)
+        assert report.max_bs(report.bytes['total'])==bs
+
+def test_only_training_batches_of_its_size_count():
+    "The left-over of an epoch does not, nor does validation"
+    seen = []
+    class Look(Callback):
+        def after_pred(self): seen.append((len(self.x),self.training))
+    report = learner(n=7, cbs=Look()).memory_report(4)
+    assert seen==[(4,True),(4,True),(2,True),(2,True)] and report.bytes['activations']==4*4*(5+4+2+2)
+
+def test_what_callbacks_do_counts():
+    "Before and after the forward pass; not in the backward pass, where a second derivative would keep more"
+    class Keeps(Callback):
+        def before_batch(self): self.learn.xb = ((self.x*torch.ones(5, requires_grad=True)).tanh(),)
+        def after_loss(self): self.learn.loss_grad = self.learn.loss_grad+(self.pred*self.pred).sum()
+        def after_backward(self):
+            with torch.enable_grad(): self.kept = (self.x*torch.ones(5, requires_grad=True)).exp()
+    base,more = (learner(cbs=cbs).memory_report(8) for cbs in ([],[Keeps()]))
+    # x itself, not the 5 ones; tanh's output, which the first layer keeps too. The prediction is kept by the loss anyway
+    assert more.per_item['activations']-base.per_item['activations']==4*5
+    assert more.bytes['activations']-base.bytes['activations']==8*4*5
+
+@pytest.mark.parametrize('make', ['tabular','transformer'])
+def test_same_before_and_after_training(make):
+    "What the optimizer will have is in it already"
+    learn = learners[make](opt_func=Adam)
+    before = learn.memory_report()
+    learn.fit(1, 0.001)
+    pd.testing.assert_frame_equal(learn.memory_report(), before)
+
+def test_torch_loaders():
+    items = regression(20, dtype=f32)
+    learn = learner(dls=DataLoaders(TorchDataLoader(items, 4, shuffle=True), TorchDataLoader(items, 4), device='cpu'))
+    pd.testing.assert_frame_equal(learn.memory_report(), learner().memory_report())
+    assert learn.memory_report(10).bs==10
+
+def test_callbacks_on_the_learner(tmp_path, capsys):
+    "The same bytes; they keep still, and write nothing"
+    cbs = [GradAccum(4, on_oom='split'), NoiseScale(), ScaledLR(2), CSVLogger(), SaveModelCallback(), GradientClip(0.1), ProgressCallback()]
+    plain,learn = learner(opt_func=Adam),learner(opt_func=Adam, cbs=cbs)
+    was = picture(learn)
+    report = learn.memory_report()
+    assert changes(was, picture(learn))==[] and list(tmp_path.iterdir())==[] and capsys.readouterr().out==''
+    pd.testing.assert_frame_equal(report, plain.memory_report())
+
+def test_steps_that_are_skipped_do_not_count():
+    "As mixed precision does until it has found its scale"
+    learn = learner(opt_func=Adam, cbs=RaiseAt('before_step', CancelStepException, order=20, times=4))
+    assert learn.memory_report().bytes['optimizer state']==2*34*4
+
+# The learner afterwards
+
+@pytest.mark.parametrize('make,bs,trained', [('mlp',1,False), ('transformer',7,True), ('tabular',None,False)])
+def test_the_learner_is_as_it_was(make, bs, trained):
+    learn = learners[make](opt_func=Adam)
+    if trained: learn.fit(1, 0.01)
+    learn.model.eval()
+    was = picture(learn)
+    learn.memory_report(bs)
+    assert changes(was, picture(learn))==[] and no_hook_left()
+
+@pytest.mark.parametrize('event', ['before_fit','after_pred','after_backward','after_fit'])
+def test_after_an_exception(event):
+    "It is raised as it is, and no hook stays behind"
+    learn = learner(cbs=RaiseAt(event, KeyError), opt_func=Adam)
+    was = picture(learn)
+    with pytest.raises(KeyError, match='the one'): learn.memory_report()
+    assert changes(was, picture(learn))==[] and no_hook_left()
+
+@pytest.mark.parametrize('fails', [False,True])
+def test_no_tensor_is_held(fails):
+    "Neither by the report nor by the learner, nor by a graph that never saw its backward pass"
+    refs = []
+    class Look(Callback):
+        def after_loss(self):
+            refs.append(weakref.ref(self.pred))
+            if fails and len(refs)==2: raise KeyError('mine')
+    learn = sums(lambda m,h: h.tanh(), cbs=Look())
+    if fails:
+        with pytest.raises(KeyError): learn.memory_report()
+    else: report = learn.memory_report() # noqa: F841, to be held
+    gc.collect()
+    assert len(refs)==(2 if fails else 4) and all(o() is None for o in refs)
+
+@pytest.mark.parametrize('bs,says', [(0,"`bs` must be at least 1 item, got 0"), (51,"`bs`=51 items are more than the 50 of the training set")])
+def test_refused(bs, says):
+    with pytest.raises(ValueError, match=says): learner().memory_report(bs)
+
+class Fixed:
+    "A loader of its own kind, which knows one batch size"
+    bs = 4
+    def __len__(self): return 5
+    def __iter__(self): return iter([(torch.ones(self.bs,5),torch.ones(self.bs,2))]*5)
+
+def test_what_an_item_more_takes_is_not_known():
+    "The report of today's batch says all else"
+    report = learner(dls=DataLoaders(Fixed(), Fixed())).memory_report()
+    assert report.bytes['activations']>0 and math.isnan(report.per_item['activations']) and math.isnan(report.per_item['total'])
+    with pytest.raises(ValueError, match="What an item more takes could not be measured"): report.max_bs('1GB')
+
+def test_sizes_that_never_come():
+    "A loader that has them by name only"
+    class Liar(Fixed):
+        def new(self, bs): return Liar()
+    with pytest.raises(ValueError, match="In 40 micro-batches no two optimizer steps were taken with 8 items: see that"):
+        learner(dls=DataLoaders(Liar(), Liar())).memory_report(8)
+
+# The report as a frame
+
+def report_of(activations=100., per_item=25., fixed=(400.,400.,800.,10.), workspace=(nan,nan)):
+    rows = [(o,0.) for o in fixed]+[(activations,per_item),workspace]
+    rows.append(tuple(np.nansum([o[i] for o in rows]) for i in range(2)))
+    names = ['parameters','gradients','optimizer state','buffers','activations','workspace','total']
+    res = MemoryReport(rows, index=names, columns=['bytes','per_item'])
+    res.bs = 4
+    return res
+
+@pytest.mark.parametrize('limit,n', [(1635,1), (1659.9,1), (1660,2), (1709,3), (1710,4), (26_610,1000), ('2KB',15), ('2KiB',17)])
+def test_max_bs(limit, n):
+    report = report_of()
+    assert report.max_bs(limit)==n and type(report.max_bs(limit)) is int
+
+def test_max_bs_with_what_is_there_whatever_the_batch():
+    "Activations of 30 + 25n, workspace of 50 + 10n"
+    report = report_of(130., 25., workspace=(90.,10.))
+    assert [report.max_bs(1690+35*n+d) for n,d in ((1,0),(2,-1),(2,0),(2,34),(100,0))]==[1,1,2,2,100]
+
+@pytest.mark.parametrize('report,limit,says', [
+    (report_of(), 1634.9, "does not hold a micro-batch of one item: 1.61 KB are needed whatever the batch size, and 25 B for each item"),
+    (report_of(fixed=(1.,1.,4e6,1.)), '2KB', "The memory of the optimizer state alone is 4 MB, more than `limit`=2 KB: take a smaller model"),
+    (report_of(per_item=0.), '1GB', "By this report an item more takes no memory"),
+    (report_of(per_item=-5.), '1GB', "By this report an item more takes no memory")], ids=['an item','a row','none','less'])
+def test_no_largest_batch(report, limit, says):
+    with pytest.raises(ValueError, match=says): report.max_bs(limit)
+
+def test_it_is_a_frame():
+    report = report_of()
+    assert report.dtypes.tolist()==[float,float]
+    for part in (report.iloc[:4], report[['bytes']], report.reset_index(), report.copy(), report/2, report.T, pickle.loads(pickle.dumps(report))):
+        assert isinstance(part, MemoryReport) and part.bs==4 and repr(part) and part._repr_html_()
+    assert isinstance(report.bytes, pd.Series) and pickle.loads(pickle.dumps(report)).max_bs(1735)==5
+    assert repr(pd.concat([report, report])) and repr(MemoryReport({'bytes': [1.], 'per_item': [1.]}))
+
+def test_in_words():
+    "With units; a part of it as pandas shows it"
+    report = report_of()
+    assert repr(report).splitlines()==['Memory of a training step, micro-batches of 4 items', '                   bytes per_item',
+        'parameters         400 B      0 B', 'gradients          400 B      0 B', 'optimizer state    800 B      0 B',
+        'buffers             10 B      0 B', 'activations        100 B     25 B', 'workspace                        ',
+        'total            1.71 KB     25 B']
+    html = report._repr_html_()
+    assert '<td>1.71 KB</td>' in html and 'nan' not in html.lower()
+    part = report[['bytes']]
+    assert repr(part)==repr(pd.DataFrame(part)) and 'KB' not in part._repr_html_()
+
+def test_plot():
+    "On axes that are given, or new ones; grey and blue make the row"
+    report = report_of(130.)
+    _,ax = plt.subplots()
+    assert report.plot_memory(ax) is ax and report.plot_memory() is not ax
+    assert ax.get_xlabel()=='KB (total 1.74 KB)'
+    assert [o.get_text() for o in ax.get_yticklabels()]==['parameters','gradients','optimizer state','buffers','activations']
+    stays,grows = ([p.get_width()*1000 for p in c] for c in ax.containers)
+    assert stays==pytest.approx([400,400,800,10,30]) and grows==pytest.approx([0,0,0,0,100])
+    assert [p.get_x()*1000 for p in ax.containers[1]]==pytest.approx([400,400,800,10,30])
+    assert [t.get_text() for t in ax.texts]==[' 400 B',' 400 B',' 800 B',' 10 B',' 130 B'] and ax.yaxis_inverted()
+
+# Cards by their names
+
+GiB = 2**30
+# GiB that PyTorch has called the total of such a card, in errors and in `get_device_properties`
+totals = {'T4': (14.56,14.76), 'L4': (21.9,22.2), 'A10G': (21.9,22.3), 'V100-16': (15.7,15.8), 'V100-32': (31.7,31.75),
+    'P100': (15.85,15.9), 'A100-40': (39.3,39.6), 'A100-80': (79.1,79.35), 'H100': (79.1,79.4), 'RTX 3060': (11.6,11.8),
+    'RTX 3090': (23.6,23.7), 'RTX 4090': (23.5,23.7), 'RTX 5090': (31.3,31.9)}
+
+@pytest.mark.parametrize('name', totals)
+def test_what_a_card_leaves(name):
+    "Between a quarter and one GiB less than the total, or a hundredth of it more: a context takes 0.3 to 0.6"
+    left = limit_bytes(name)/GiB
+    low,high = totals[name]
+    assert low-0.6-0.02*low<=left<=high-0.25
+
+@pytest.mark.parametrize('name,meant', [('t4','T4'), (' NVIDIA L4 ','L4'), ('nvidia a100-sxm4-80gb','A100-80'),
+    ('Tesla P100-PCIE-16GB','P100'), ('NVIDIA H100 80GB HBM3','H100'), ('NVIDIA GeForce RTX 3090','RTX 3090'),
+    ('rtx3090ti','RTX 3090 Ti'), ('RTX 4060 Ti 8GB','RTX 4060 Ti'), ('RTX 4060','RTX 4060')])
+def test_names_of_cards(name, meant): assert card_of(name).name==meant and limit_bytes(name)==limit_bytes(meant)
+
+@pytest.mark.parametrize('name', ['V100','A100','RTX 4060 Ti 16GB','RTX 9090','gpu','GeForce'])
+def test_unknown_names(name):
+    "Are refused with the list, and those of several sizes are not guessed"
+    with pytest.raises(ValueError, match="No card is known by the name '.*say how much memory it has, as '16GB', or take one of .*A100-40, A100-80"):
+        card_of(name)
+
+@pytest.mark.parametrize('limit', ['16GB', ' 500 MiB', 16, 1.5e9])
+def test_sizes_are_sizes(limit): assert card_of(limit) is None and limit_bytes(limit)==n_bytes(limit)
+
+def test_what_a_card_loses_is_said(capsys):
+    text = 'T4: 14.2 of 16 GiB are left for a training, without 6.25% for ECC, 2% for the driver and 0.5 GiB for the CUDA context'
+    assert str(card_of('T4'))==text and 'ECC' not in str(card_of('RTX 3060')) and Card('x', 10, False).usable==9.3*GiB
+    assert report_of().max_bs('T4')==report_of().max_bs(limit_bytes('T4')) and capsys.readouterr().out==f"{text}\n"
