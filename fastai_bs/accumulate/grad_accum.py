@@ -25,7 +25,7 @@ from .losses import ElementCounter, plain, refuse_loss
 from .window import (BatchNormMomenta, MicroBatch, Position, Weights, Window, both_at_hand,
     loss_or_last, sum_over_ranks, weighed, whole_loss)
 from .sizes import known_batch_size, NAccByEpoch, check_windows
-from .gradients import (FloatSums, all_params, divide, hooked_values, mean_over_ranks,
+from .gradients import (FloatSums, all_params, divide, hooked, mean_over_ranks,
     put_moved_back, refuse_cuda_graphs, zero_grads)
 from .oom import SplitBatches, refuse_split
 
@@ -179,7 +179,7 @@ class GradAccum(ScopedCallback):
         finally:
             self.bs,self.last_n_acc = known_batch_size(learn),self.n_acc
             if self._in_parts: self._in_parts.clear()
-            self._bns.restore()
+            self._bns.of_window(1) # As they were
             self.hypers.release(learn.opt, but=self.schedules()) # Those stay at the last step's values, as the large batch leaves them
             zero_grads(self.learn)
             if ddp is not None: ddp.require_backward_grad_sync = True
@@ -222,7 +222,8 @@ class GradAccum(ScopedCallback):
     def before_backward(self):
         "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
         learn,n_acc = self.learn,self.n_acc
-        if self._is_first and self.n_passes>1: self._values = hooked_values(self._params or ()) # None: it came in the middle of this batch
+        if self._is_first and self.n_passes>1: # Without parameters it came in the middle of this batch
+            self._values = {p: p.detach().clone() for p in hooked(self._params or ())}
         if self._sums:
             if self._n_ranks==1: n_acc = 1 # In float32 no sum is too large, and small weights would take bits from small gradients
             elif self.micro.closes: self._sums.put_back() # DDP exchanges what is in `.grad`

@@ -35,9 +35,9 @@ worth_saying = 2. # Seconds; what takes longer is announced
 def ticks(
     learn:Learner, # Whose bar says whether there is to be one
     n:int, # Micro-batches to come
-    comment:str, # Beside the bar
+    comment:str='', # Beside the bar
 ):
-    "Show a progress bar where somebody sees it; gives a function to be called after each micro-batch"
+    "Show a progress bar where somebody sees it; gives a function to be called after each micro-batch, or with another comment"
     if not watched(learn):
         yield noop
         return
@@ -45,7 +45,10 @@ def ticks(
     bar.comment = comment
     shown = iter(bar)
     next(shown)
-    try: yield lambda: next(shown, None)
+    def _tick(comment=None):
+        if comment is None: next(shown, None)
+        else: bar.comment = comment
+    try: yield _tick
     finally:
         for _ in shown: pass # To its end, where it clears itself
 

@@ -17,7 +17,7 @@ from ..utils.checks import check_number, check_whole, is_number, is_several, sho
 from ..utils.text import counted, time_text
 from ..learner.ranks import rank, trains_together
 from ..learner.loaders import declared_len, epoch_len, n_items
-from ..learner.mock import Ticks, mock_training
+from ..learner.mock import mock_training, ticks
 from ..accumulate.sizes import accumulation
 from ..schedule.scaled_lr import rates as rates_in
 from ..finder.timing import time_steps
@@ -159,7 +159,7 @@ def _run(trials, rates, n_runs):
         takes = f"about {time_text(secs)}" if math.isfinite(secs) else "a while"
         print(f"bs_verify takes {takes}: batch sizes {', '.join(map(str, sizes))}, at {counted(len(set(rates)), 'rate')} each")
     interrupted = False
-    with Ticks(learn, len(arms)+math.ceil(n_lengths)) as trials.ticks:
+    with ticks(learn, len(arms)+math.ceil(n_lengths)) as trials.ticks:
         try: train_all(trials, arms, n_runs)
         except KeyboardInterrupt:
             if trains_together(learn) or trials.of_length(1.).bs.nunique()<2: raise

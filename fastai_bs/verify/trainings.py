@@ -11,13 +11,13 @@ __all__ = ['LossSum', 'EndLoss', 'ValidLoss', 'some_of', 'Training', 'short_trai
 import math, time, torch
 import numpy as np
 import pandas as pd
+from dataclasses import asdict, dataclass
 from functools import cache
 from fastcore.basics import store_attr
 from fastcore.foundation import L
 from fastai.callback.core import Callback, CancelValidException
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
-from typing import NamedTuple
 from ..utils.text import counted, rate_text
 from ..learner.ranks import n_ranks, over_ranks, trains_together
 from ..learner.loop import fastai_on_ranks
@@ -99,7 +99,8 @@ def some_of(
     except ValueError: return dl
 
 # %% ../../nbs/verify/02_trainings.ipynb #45205d28
-class Training(NamedTuple):
+@dataclass(frozen=True)
+class Training:
     "What came of a short training"
     items:int # That it saw, of all ranks
     seconds:float # That it took, without the validation
@@ -210,8 +211,9 @@ class Trials:
         if lowest<0: raise ValueError(
             f"The loss ended at {lowest:.4g}, and sizes are compared by the ratio of their losses: for this trial add a constant to the loss, so that it "
             "stays above 0")
+        name = dict(bs=arm.bs, factor=arm.factor, part=part, run=run)
         how = dict(micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=float(rates(lr)[-1]), steps=n_steps, expected=self.seconds(arm.bs, part))
-        self.rows.append(dict(**arm._asdict(), part=part, run=run, **how, **trained._asdict()))
+        self.rows.append(dict(**name, **how, **asdict(trained)))
         if self.ticks: self.ticks()
 
     def of_length(self,

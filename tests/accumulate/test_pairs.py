@@ -15,7 +15,7 @@ from fastai.callback.schedule import ParamScheduler # noqa: F401 (patches `fit_o
 from fastai.losses import CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MSELossFlat
 from fastai_bs.finder import bs_find as finder # noqa: F401 (patches `bs_find` into `Learner`)
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.accumulate.losses import ElementCounter, first_tensor
+from fastai_bs.accumulate.losses import ElementCounter
 from fastai_bs.finder.pairs import looks_at_pairs
 from fastai.torch_core import find_bs
 from helpers import changes, loaders, mlp, picture, quiet_learner, regression
@@ -219,9 +219,3 @@ def test_the_advice_on_count_works_as_it_stands(nm):
             warnings.simplefilter('error', UserWarning)
             learn = fit(eval(code, dict(find_bs=find_bs)))
         assert learn.grad_accum.window.n_acc==2
-
-one = torch.ones(2)
-
-@pytest.mark.parametrize('yb,text', [((),'learn.y'), (one,'learn.y'), ((one,one),'learn.y[0]'), (dict(a=[one]),"learn.y['a'][0]"), ('abc','learn.y'),
-    (('a',one),'learn.y[1]')])
-def test_first_tensor(yb, text): assert first_tensor(yb)==text

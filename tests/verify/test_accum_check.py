@@ -20,12 +20,11 @@ from fastai.callback.core import Callback, CancelBatchException
 from fastai.callback.mixup import MixUp
 from fastai.callback.rnn import rnn_cbs
 from fastai.callback.tracker import SaveModelCallback
-from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.callback.training import BnFreeze, GradientAccumulation, GradientClip
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.losses import CrossEntropyLossFlat, LabelSmoothingCrossEntropyFlat
 from fastai.optimizer import SGD
-from fastai.tabular.model import TabularModel, tabular_config
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 from fastai.torch_core import TensorImage
@@ -42,7 +41,6 @@ g = torch.Generator().manual_seed(0)
 images = [(torch.rand(3,6,6, generator=g),i%3) for i in range(70)] # With 8 in a micro-batch the ninth has 6
 reals = regression(70, dtype=f32)
 kept = [(x,y.masked_fill(y<0.5*(i%3-1), 0)) for i,(x,y) in enumerate(reals)] # A 0 does not count; items differ in how many do
-rows = [(torch.randint(1, 9, (2,), generator=g),torch.randn(3, generator=g),i%2) for i in range(70)] # Of a table
 ids = [(torch.randint(0, 12, (6,), generator=g),torch.randint(0, 12, (6,), generator=g)) for _ in range(70)]
 seqs = [(torch.randn(7,5, generator=g),i%3) for i in range(70)]
 
@@ -63,19 +61,11 @@ def conv(norm=lambda c: nn.GroupNorm(2, c), p=0.): return nn.Sequential(nn.Conv2
 @seeded
 def dense(*more): return nn.Sequential(nn.Flatten(), nn.Linear(108,8), *more, nn.Linear(8,3))
 @seeded
-def table(): return TabularModel([(9,3),(9,3)], 3, 2, [6,4], **tabular_config(ps=[0.2,0.1], use_bn=False, bn_cont=False))
-@seeded
 def lm():
     cfg = {**awd_lstm_lm_config, 'emb_sz': 4, 'n_hid': 5, 'n_layers': 2}
     return get_language_model(AWD_LSTM, 12, config=cfg, drop_mult=1.)
 
 # Where it is the same
-
-class Sparse(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.emb,self.lin = nn.Embedding(12,4,sparse=True),nn.Linear(4,3)
-    def forward(self, x): return self.lin(self.emb(x).mean(1))
 
 class OwnState(nn.Module):
     "Makes its first hidden state, in the default precision, with the time before the items"
@@ -106,19 +96,12 @@ class Casts(nn.Module):
         self.scale = torch.full((8,), 2.) # No buffer
     def forward(self, x): return self.b(F.linear(self.a(x.flatten(1)).to(dtype=f32), torch.eye(8, dtype=f32)*self.scale).float())
 
-class Named(nn.Module):
-    "Several inputs, one of them a dict, and an output of dicts and lists"
-    def __init__(self):
-        super().__init__()
-        self.a,self.b = nn.Linear(5,2),nn.Linear(3,2)
-    def forward(self, x, d): return dict(o=self.a(x)+self.b(d['z']), h=[self.a(x)])
-
-class NamedLoss(nn.Module):
+class WeightedLoss(nn.Module):
     "With parameters of its own, trained with the model's"
     def __init__(self):
         super().__init__()
-        self.w = nn.Parameter(torch.ones(2))
-    def forward(self, p, t, y): return F.mse_loss(p['o']*self.w, t['t'])+F.l1_loss(p['h'][0], y)
+        self.w = nn.Parameter(torch.ones(3))
+    def forward(self, pred, targ): return F.cross_entropy(pred*self.w, targ)
 
 class OwnLoss(nn.Module):
     "The model makes the loss"
@@ -127,9 +110,9 @@ class OwnLoss(nn.Module):
         self.emb,self.lin = nn.Embedding(7,4),nn.Linear(4,7)
     def forward(self, x, y, mask): return dict(loss=(F.cross_entropy(self.lin(self.emb(x)).transpose(1,2), y, reduction='none')*mask).sum()/mask.sum())
 
-def named():
-    items,loss = [(x,dict(z=torch.randn(3, generator=g)),dict(t=y),y) for x,y in reals],NamedLoss()
-    return learner(Named(), items, loss, n_inp=2, splitter=lambda m: [list(m.parameters()),list(loss.parameters())])
+def with_loss_params():
+    loss = WeightedLoss()
+    return learner(dense(), loss_func=loss, splitter=lambda m: [list(m.parameters()),list(loss.parameters())])
 
 def own_counts(learn): return (learn.y!=0).sum()
 
@@ -137,24 +120,17 @@ def over_kept(pred, targ): return (F.mse_loss(pred, targ, reduction='none')*(tar
 
 class_weights = torch.tensor([1.,5.,2.])
 
-same = dict(bn_in_eval=lambda: learner(conv(nn.BatchNorm2d), cbs=Frozen()), awd_lstm=lambda: learner(lm(), ids, cbs=rnn_cbs(2.,1.)),
-    table=lambda: learner(table(), rows, n_inp=2), lstm=lambda: learner(OwnState(), seqs), chance=lambda: learner(Chance()), casts=lambda: learner(Casts()),
-    mixup=lambda: learner(conv(), cbs=MixUp()), fp16=lambda: learner(conv()).to_fp16(), named=named,
-    half=lambda: learner(dense().bfloat16(), [(x.bfloat16(),y) for x,y in images], nn.CrossEntropyLoss()),
-    sparse=lambda: learner(Sparse(), [(x[:5],y[0]%3) for x,y in ids], opt_func=SGD),
-    double=lambda: learner(token_model(), tokens(70, 0.3), nn.CrossEntropyLoss()),
+def frozen_bn(c): return nn.BatchNorm2d(c).requires_grad_(False)
+
+same = dict(bn_in_eval=lambda: learner(conv(frozen_bn), cbs=BnFreeze()), awd_lstm=lambda: learner(lm(), ids, cbs=rnn_cbs(2.,1.)),
+    lstm=lambda: learner(OwnState(), seqs), chance=lambda: learner(Chance()), casts=lambda: learner(Casts()), mixup=lambda: learner(conv(), cbs=MixUp()),
+    fp16=lambda: learner(conv()).to_fp16(), half=lambda: learner(dense().bfloat16(), [(x.bfloat16(),y) for x,y in images], nn.CrossEntropyLoss()),
+    double=lambda: learner(token_model(), tokens(70, 0.3), nn.CrossEntropyLoss()), loss_params=with_loss_params,
     class_weights=lambda: learner(conv(), loss_func=CrossEntropyLossFlat(weight=class_weights)),
     summed=lambda: learner(mlp(dtype=f32), reals, nn.MSELoss(reduction='sum')),
     counted=lambda: learner(mlp(dtype=f32), kept, over_kept, cbs=GradAccum(2, count=own_counts)),
     callbacks=lambda: learner(conv(), cbs=[GradientClip(0.01),NoiseScale(),ScaledLR(8),GradAccum(8),SaveModelCallback()]),
     scripted=lambda: learner(torch.jit.script(dense(nn.Dropout(0.3)))))
-
-class Frozen(Callback):
-    "As fastai's `BnFreeze` does it for frozen ones"
-    order = 5
-    def before_train(self):
-        for m in self.model.modules():
-            if isinstance(m, nn.BatchNorm2d): m.eval()
 
 @pytest.mark.parametrize('nm', same)
 def test_the_same(nm):
@@ -163,7 +139,6 @@ def test_the_same(nm):
     was = picture(learn)
     res = learn.check_accum(4)
     assert changes(was, picture(learn))==[] and os.listdir()==[]
-    assert class_weights.dtype==f32
     assert res.error<1e-13 and res.same and res.verdict=='same' and res.reasons==[] and res.precision=='double'
     assert len(res.errors)==2 and '4 x 8 items' in list(res.errors)[0] and '6 items' in list(res.errors)[1]
     assert res.table.error.is_monotonic_decreasing
@@ -193,7 +168,6 @@ def test_of_what_the_gradient_is_taken():
 
 def info_nce(pred, targ): return F.cross_entropy(pred@targ.T, torch.arange(len(pred)))
 def unsaid_sum(pred, targ): return F.mse_loss(pred, targ, reduction='sum')
-def of_tokens(pred, targ): return F.cross_entropy(pred, targ, ignore_index=-100)
 
 class Centred(nn.Module):
     def forward(self, x): return x-x.mean(0)
@@ -244,22 +218,17 @@ def test_fastais_callback_on_a_ragged_loader():
     reason, = res.reasons
     assert reason.key=='divides' and reason.data['items']==38 and 'GradAccum(4)' in str(reason)
 
-@pytest.mark.parametrize('n,error', [(12,16/12-1),(16,0),(5,8/5-1),(60,64/60-1)])
+@pytest.mark.parametrize('n,error', [(12,16/12-1),(16,0),(60,64/60-1)])
 def test_fastais_callback_divides_by_what_it_was_asked_for(n, error):
     "Of 64 items in micro-batches of 8"
     res = learner(dense(), images[:64]).check_accum(GradientAccumulation(n))
     assert res.error==pytest.approx(error, abs=1e-13) and len(res.errors)==1
     assert bool(res.reasons)==(error>0)
 
-@pytest.mark.parametrize('how,loss_func,items,expected', [(GradientAccumulation(32),over_kept,kept,'loss'), (PlainLoop(4),of_tokens,tokens(70, 0.3),'loss'),
-    (PlainLoop(4),nn.MSELoss(reduction='sum'),reals,'divides')], ids=['kept','tokens','sum'])
+@pytest.mark.parametrize('how,loss_func,items,expected', [(GradientAccumulation(32),over_kept,kept,['divides','loss']), (PlainLoop(4),info_nce,reals[:64],['loss']),
+    (PlainLoop(4),nn.MSELoss(reduction='sum'),reals,['divides'])], ids=range(3))
 def test_others_and_what_the_loss_averages_over(how, loss_func, items, expected):
-    learn = learner(token_model() if loss_func is of_tokens else mlp(dtype=f32), items, loss_func)
-    res = learn.check_accum(how)
-    assert not res.same and expected in keys(res)
-
-@pytest.mark.parametrize('how', [PlainLoop(4),GradientAccumulation(32)], ids=['loop','fastai'])
-def test_what_accumulates_is_not_blamed_for_the_loss(how): assert keys(learner(mlp(dtype=f32), reals[:64], info_nce).check_accum(how))==['loss']
+    assert keys(learner(mlp(dtype=f32), items, loss_func).check_accum(how))==expected
 
 def test_a_plain_loop():
     "All its windows but the last are a mean of alike micro-batches; that one has a single micro-batch, and is divided by 4; clipping would hide it"
@@ -272,8 +241,7 @@ def test_plain_loop_in_a_training():
     "It does what it says: steps of the mean of the losses' gradients"
     learn,hand = learner(dense(), opt_func=SGD),learner(dense())
     learn.fit(1, 0.1, cbs=PlainLoop(4))
-    opt = torch.optim.SGD(hand.model.parameters(), 0.1, weight_decay=learn.opt.hypers[0]['wd'] if 'wd' in learn.opt.hypers[0] else 0.)
-    batches = list(hand.dls.train)
+    opt,batches = torch.optim.SGD(hand.model.parameters(), 0.1),list(hand.dls.train)
     for i,(x,y) in enumerate(batches):
         (F.cross_entropy(hand.model(x), y)/4).backward()
         if i%4==3 or i==len(batches)-1:
@@ -290,9 +258,7 @@ def test_ways_to_ask(n_acc):
 # Windows
 
 @pytest.mark.parametrize('how,n,n_iter,last,windows', [(GradAccum(),4,9,6,[[8]*4,[6]]), (GradAccum(),4,8,8,[[8]*4]), (GradAccum(),4,8,6,[[8]*4,[8,8,8,6]]),
-    (PlainLoop(),4,6,8,[[8]*4,[8,8]]), (GradAccum(),4,3,6,[[8,8,6]]), (GradAccum(),4,2,8,[[8,8]]), (GradientAccumulation(),32,9,6,[[8]*4,[6,8,8,8,8]]),
-    (GradientAccumulation(),20,9,6,[[8]*3,[8,8,6]]), (GradientAccumulation(),20,10,6,[[8]*3,[6,8,8]]), (GradientAccumulation(),8,9,6,[[8],[6,8]]),
-    (GradientAccumulation(),32,9,8,[[8]*4])], ids=range(11))
+    (PlainLoop(),4,6,8,[[8]*4,[8,8]]), (GradAccum(),4,3,6,[[8,8,6]]), (GradientAccumulation(),32,9,8,[[8]*4])], ids=range(6))
 def test_items_in_windows(how, n, n_iter, last, windows): assert list(items_in_windows(how, n, n_iter, 8, last).values())==windows
 
 @pytest.mark.parametrize('k', [5,20,64])
@@ -314,13 +280,13 @@ def test_a_short_loader_has_smaller_windows():
     res = learner(conv(), images[:20]).check_accum(4)
     assert res.items==20 and list(res.errors)==['a whole window: 2 x 8 + 4 items'] and 'a window has 3, and not 4' in res.notes[0] and res.error<1e-13
 
-def ragged_tokens(bs=8):
+def ragged_tokens():
     items = [(torch.randint(1, 12, (int(n),)),i%3) for i,n in enumerate(np.random.default_rng(0).integers(5, 12, 70))]
     def create_batch(b):
         m = max(len(x) for x,_ in b)
         return torch.stack([F.pad(x, (0,m-len(x))) for x,_ in b]),torch.tensor([y for _,y in b])
-    dls = DataLoaders(DataLoader(items, bs=bs, create_batch=create_batch), DataLoader(items[:4], bs=2, create_batch=create_batch))
-    return quiet_learner(dls, Sparse(), CrossEntropyLossFlat(), opt_func=SGD)
+    dls = DataLoaders(DataLoader(items, bs=8, create_batch=create_batch), DataLoader(items[:4], bs=2, create_batch=create_batch))
+    return quiet_learner(dls, nn.Sequential(nn.EmbeddingBag(12,4,sparse=True), nn.Linear(4,3)), CrossEntropyLossFlat(), opt_func=SGD)
 
 @pytest.mark.parametrize('how', [4,GradientAccumulation(30)], ids=range(2))
 def test_batches_that_do_not_go_together(how):
@@ -331,15 +297,10 @@ def test_batches_that_do_not_go_together(how):
 
 def test_batches_that_cannot_be_cut():
     "The ragged window is left out, and that is said"
-    class Graph(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lin = nn.Linear(5,2)
-        def forward(self, x, n): return self.lin(x)
-    def create_batch(b): return torch.stack([x for x,_ in b]),'a graph',torch.stack([y for _,y in b])
+    def create_batch(b): return *map(torch.stack, zip(*b)),'a graph'
     dls = DataLoaders(*(DataLoader(reals, bs=8, create_batch=create_batch) for _ in range(2)))
-    dls.train.n_inp = 2
-    res = quiet_learner(dls, Graph(), nn.MSELoss()).check_accum(4)
+    dls.train.n_inp = 1
+    res = quiet_learner(dls, mlp(dtype=f32), lambda pred,y,graph: F.mse_loss(pred, y)).check_accum(4)
     assert res.error<1e-13 and len(res.errors)==1 and "last window could not be checked" in res.notes[0]
 
 def test_put_together():
@@ -352,54 +313,37 @@ def test_put_together():
         with pytest.raises(ValueError, match='do not go together'): put_together(bad, [2,1])
 
 x,y = torch.randn(50,5, generator=g),torch.randint(0, 3, (50,), generator=g)
-class Stream(IterableDataset):
-    def __iter__(self): return iter(zip(x, y))
-    def __len__(self): return 50
-torch_loader = lambda **k: TorchDataLoader(TensorDataset(x, y), 8, **k) # noqa: E731
-streams = dict(stream=lambda: DataLoader(Stream(), bs=8),
-    workers=lambda: torch_loader(shuffle=True, num_workers=1, persistent_workers=True))
 
-@pytest.mark.parametrize('nm', streams)
-def test_loaders(nm):
-    learn = quiet_learner(DataLoaders(streams[nm](), torch_loader()), nn.Linear(5,3), nn.CrossEntropyLoss())
+def test_loaders_with_workers():
+    dls = [TorchDataLoader(TensorDataset(x, y), 8, shuffle=True, num_workers=n, persistent_workers=n>0) for n in (1,0)]
+    learn = quiet_learner(DataLoaders(*dls), nn.Linear(5,3), nn.CrossEntropyLoss())
     was = picture(learn)
     res = learn.check_accum(4)
     assert changes(was, picture(learn))==[] and res.error<1e-13 and 'last window: 2 x 8 + 2 items' in list(res.errors)[1]
 
 # Precision
 
-class SingleOnly(nn.Module):
-    def __init__(self, norm=False):
-        super().__init__()
-        self.a,self.b,self.norm = nn.Linear(108,8),nn.Linear(8,3),nn.BatchNorm1d(8) if norm else nn.Identity()
-    def forward(self, x):
-        if x.dtype!=f32: raise RuntimeError('cuDNN error: CUDNN_STATUS_NOT_SUPPORTED') # It may be of memory, too
-        return self.b(self.norm(self.a(x.flatten(1))))
+def failing(model, when, error):
+    "`model`, which raises `error` where `when(x)`"
+    def _check(m, x):
+        if when(x[0]): raise error
+    model.register_forward_pre_hook(_check)
+    return model
+
+def single_only(*more): # The error may be of memory, too
+    return failing(dense(*more), lambda x: x.dtype!=f32, RuntimeError('cuDNN error: CUDNN_STATUS_NOT_SUPPORTED'))
 
 def test_a_model_without_double_precision():
     "In its own, said with the rounding that it has"
-    learn = learner(SingleOnly())
+    learn = learner(single_only())
     was = picture(learn)
     res = learn.check_accum(4)
-    assert changes(was, picture(learn))==[] and torch.get_default_dtype()==f32
-    assert res.precision=='single' and res.same and 0<res.error==res.rounding<1e-6
+    assert changes(was, picture(learn))==[] and res.precision=='single' and res.same and 0<res.error==res.rounding<1e-6
     assert keys(res)==['precision'] and res.notes==[]
 
 def test_reasons_in_single_precision():
-    res = learner(SingleOnly(norm=True)).check_accum(4)
-    assert not res.same and res.precision=='single' and keys(res)==['batchnorm','precision']
-    assert keys(learner(SingleOnly(), loss_func=unsaid_one).check_accum(4))==['loss','precision']
-
-def unsaid_one(pred, targ): return F.cross_entropy(pred, targ, reduction='sum')
-
-def test_an_error_of_the_model_is_its_own():
-    "Raised again in the model's own precision, it passes on"
-    class Broken(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lin = nn.Linear(108,3)
-        def forward(self, x): raise KeyError('broken')
-    with pytest.raises(KeyError, match='broken'): learner(Broken()).check_accum(4)
+    assert keys(learner(single_only(nn.BatchNorm1d(8))).check_accum(4))==['batchnorm','precision']
+    assert keys(learner(single_only(), loss_func=lambda pred,y: F.cross_entropy(pred, y, reduction='sum')).check_accum(4))==['loss','precision']
 
 @pytest.mark.parametrize('seed', range(2))
 def test_a_layer_that_barely_moves_is_not_the_loss(seed):
@@ -411,18 +355,11 @@ def test_a_layer_that_barely_moves_is_not_the_loss(seed):
 
 # Memory
 
-class Small(nn.Module):
-    "Runs out of memory above `most` items"
-    def __init__(self, most):
-        super().__init__()
-        self.lin,self.most = nn.Linear(108,3),most
-    def forward(self, x):
-        if len(x)>self.most: raise torch.OutOfMemoryError('out of memory')
-        return self.lin(x.flatten(1))
+def small(most): return failing(dense(), lambda x: len(x)>most, torch.OutOfMemoryError('out of memory'))
 
 @pytest.mark.parametrize('most,how,items', [(32,4,'4 x 8'),(9,4,'4 x 2'),(16,GradientAccumulation(30),'4 x 4')], ids=range(3))
 def test_on_parts_where_memory_is_short(most, how, items):
-    learn = learner(Small(most), images[:64])
+    learn = learner(small(most), images[:64])
     was = picture(learn)
     res = learn.check_accum(how)
     assert changes(was, picture(learn))==[] and list(res.errors)[0].endswith(f'{items} items')
@@ -430,7 +367,7 @@ def test_on_parts_where_memory_is_short(most, how, items):
     assert any(o.startswith('Memory was short') for o in res.notes)==(items!='4 x 8')
 
 def test_no_memory_at_all():
-    learn = learner(Small(1))
+    learn = learner(small(1))
     was = picture(learn)
     with pytest.raises(torch.OutOfMemoryError): learn.check_accum(4)
     assert changes(was, picture(learn))==[]
@@ -465,8 +402,8 @@ def untouched(): return trained(None)
 def test_the_training_that_follows_is_the_same(n_acc):
     assert changes(untouched(), trained(lambda learn: learn.check_accum(n_acc)))==[]
 
-@pytest.mark.parametrize('exc,times,event', [(KeyboardInterrupt,1,'before_fit'), (ValueError,1000,'before_batch'), (KeyboardInterrupt,1,'before_backward'),
-    (ValueError,1000,'before_step'), (KeyboardInterrupt,1,'after_cancel_batch'), (ValueError,1000,'after_fit')])
+@pytest.mark.parametrize('exc,times,event', [(ValueError,1000,'before_batch'), (KeyboardInterrupt,1,'before_step'),
+    (KeyboardInterrupt,1,'after_cancel_batch'), (ValueError,1000,'after_fit')])
 def test_after_an_exception_in_any_event(exc, times, event):
     "It passes on; the learner, its folder and what is trained afterwards are as without the check"
     def check(learn):
