@@ -20,7 +20,7 @@ from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loaders import micro_batch_size, known_micro_bs, with_micro_bs, by_size, n_items, refuse_empty
 from ..learner.mock import mock_training, ticks, worth_saying
 from ..utils.checks import check_whole
-from .report import card_of, limit_bytes, report_memory
+from .report import card_of, check_margin, limit_bytes, measured_report, traced_report
 
 # %% ../../nbs/memory/03_max_bs.ipynb #79a7adaf
 class TrialSteps(Callback):
@@ -152,16 +152,16 @@ def _limit_of(learn, limit):
     return math.inf if limit==math.inf else limit_bytes(limit)
 
 def _report(learn, micro_bs, order):
-    "The memory report for micro-batches of `micro_bs`, or of half as many until it fits; `None` where not even one item does"
+    "The measured report for micro-batches of `micro_bs`, or of half as many until it fits; `None` where not even one item does"
     while micro_bs>0:
-        try: return report_memory(learn, micro_bs, order)
+        try: return measured_report(learn, micro_bs, order)
         except Exception as e:
             if not out_of_memory(e): raise
         free_memory() # The error, which holds the step's tensors, is gone by here
         micro_bs //= 2
     return None
 
-def _bound(learn, micro_bs, limit, order):
+def _bound(learn, micro_bs, limit, order, margin):
     "Items in a micro-batch that `limit` holds by the memory report, `inf` where nothing bounds them, and the seconds of a step for each item, NaN if unknown"
     size = _limit_of(learn, limit)
     if math.isinf(size): return math.inf,math.nan
@@ -170,8 +170,12 @@ def _bound(learn, micro_bs, limit, order):
         if limit is not None: raise
         return math.inf,math.nan # Whatever it is, the search will come upon it, or can do without the report
     if report is None: return 1,math.nan # The search will say that not even this fits
-    if limit is None and not report.per_item['total']>0: return math.inf,report.secs
-    return report.max_bs(size),report.secs
+    secs = report.secs
+    if next(learn.model.parameters()).device.type=='cpu': # Where no allocator has seen the peak
+        try: report = traced_report(learn, report.bs, order)
+        except Exception: pass # What has been measured is the next best
+    if limit is None and not report.per_item['total']>0: return math.inf,secs
+    return report.max_bs(size, margin),secs
 
 # %% ../../nbs/memory/03_max_bs.ipynb #4e478920
 def _check_sizes(dl, start, max_bs, n_steps):
@@ -194,18 +198,20 @@ def max_bs_find(self:Learner,
     max_bs:int=None, # Largest micro-batch to try, in items; `None`: the training set
     limit=None, # Memory that the training may take, by `memory_report`: bytes, as '16GB', or what a card has left, as 'T4'; `None`: what the device has
     n_steps:int=3, # Optimizer steps that must run
+    margin:float=0.05, # Share of what memory bounds that stays free, for what fragments and for items that are larger; 0: the very edge
 )->int: # Items
-    """The largest micro-batch that trains here: `n_steps` steps and a batch of the validation set have run with it. The learner is left as it was
+    """The largest micro-batch that trains here, less `margin`: `n_steps` steps and a validation batch have run with it. The learner is left as it was
 
     A CPU's memory does not run out: there `limit` decides, by default half of the machine's, and what the report says it holds is tried first. Elsewhere it
     doubles from `start` items on until memory runs out or `max_bs` is reached, then halves the distance. Where items differ in size the largest are tried.
     """
+    check_margin(margin)
     at = _check_sizes(self.dls.train, start, max_bs, n_steps)
     orders = [by_size(dl) for dl in self.dls.loaders[:2]] # Looked at once, for all that follows
     search = TrialSearch(self, n_steps, orders)
     shows = hasattr(self, 'progress') and rank()==0
     if shows and card_of(limit): print(card_of(limit))
-    bound,secs = _bound(self, at, limit, orders[0])
+    bound,secs = _bound(self, at, limit, orders[0], margin)
     bound = min_over_ranks(bound)
     most = min(bound, max_bs or math.inf, n_items(self.dls.train))
     if math.isinf(most): raise ValueError("The training set does not say how many items it has, so the search has no end: set `max_bs`")
@@ -219,7 +225,10 @@ def max_bs_find(self:Learner,
         text,secs = f"trying micro-batches of {counted(micro_bs)}",search.secs*micro_bs
         if secs>worth_saying: text += f", about {time_text(secs)}"
         with ticks(self, n_steps+(len(self.dls.loaders)>1), text) as search.tick: return search(micro_bs)
-    try: res = largest(fits, begin, most)
+    try:
+        res = largest(fits, begin, most)
+        below = math.ceil(res*(1-margin))
+        if search.error and below<res: res = largest(fits, below, below) # Memory was the bound
     except KeyboardInterrupt:
         if shows and search.good: print(f"max_bs_find was interrupted: {counted(search.good)} fit. start={search.good} goes on from there")
         raise

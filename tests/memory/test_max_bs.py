@@ -26,7 +26,7 @@ from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder import bs_find as finder # noqa: F401 (it patches `bs_find` into `Learner`)
 from fastai_bs.memory import max_bs
 from fastai_bs.memory.max_bs import largest
-from fastai_bs.memory.report import card_of
+from fastai_bs.memory.report import card_of, measured_report
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
@@ -142,9 +142,8 @@ def test_errors_that_may_mean_memory(text):
     "Less is tried; where a single item fails too, the cause may be another one, and the error is raised as it is"
     assert limited(9, error=lambda: RuntimeError(text)).max_bs_find()==9
     learn = limited(0, error=lambda: RuntimeError(text))
-    for f in (lambda: learn.max_bs_find(limit=inf), learn.memory_report):
-        with pytest.raises(RuntimeError) as e: f()
-        assert text in str(e.value) and 'Not even' not in str(e.value) and 'does not fit' not in str(e.value)
+    with pytest.raises(RuntimeError) as e: learn.max_bs_find(limit=inf)
+    assert text in str(e.value) and 'Not even' not in str(e.value) and 'does not fit' not in str(e.value)
 
 @pytest.mark.parametrize('where', ['backward','validation'])
 def test_another_error(where):
@@ -192,18 +191,18 @@ def test_limit(n, bs):
     "By the report: so many items, and not one more"
     learn = limited(1000, bs=bs)
     report = learn.memory_report()
-    limit = report.bytes['total']+(n-bs)*report.per_item['total']
+    limit = sum(report.step(n).values())
     learn.limit.seen().clear()
-    assert learn.max_bs_find(limit=limit)==n and max(tried(learn))==max(n, bs)
-    assert learn.max_bs_find(limit=limit-1)==n-1 and learn.max_bs_find(limit=limit, max_bs=n-1)==n-1
+    assert learn.max_bs_find(limit=limit, margin=0)==n and max(tried(learn))==max(n, bs)
+    assert learn.max_bs_find(limit=limit-1, margin=0)==n-1 and learn.max_bs_find(limit=limit, margin=0, max_bs=n-1)==n-1
 
 def test_limit_of_a_cpu(monkeypatch):
     "Half of the machine's memory where nothing else is said, if the system says how much that is"
     assert 2**28<max_bs._memory_of_machine()<2**50
     learn = limited(1000)
     report = learn.memory_report()
-    monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: 2*(report.bytes['total']+9*report.per_item['total']))
-    assert learn.max_bs_find()==13 and learn.max_bs_find(limit=inf)==50 and learn.max_bs_find(limit='1GB')==50
+    monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: 2*sum(report.step(13).values()))
+    assert learn.max_bs_find(margin=0)==13 and learn.max_bs_find(limit=inf)==50 and learn.max_bs_find(limit='1GB')==50
     monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: inf)
     assert limited(13).max_bs_find()==13
 
@@ -297,11 +296,12 @@ def test_an_interrupt(start, says, capsys):
     assert isinstance(search(learn, start=start), KeyboardInterrupt) and says in capsys.readouterr().out
 
 def test_what_cannot_be_looked_at():
-    "torch.func allows no hooks on saved tensors: without a limit the search does without the report"
+    "torch.func allows no hooks on saved tensors: without a limit the search does without the measured report; a step of it can be traced"
     learn = limited(13)
     learn.loss_func = lambda pred, targ: torch.func.vjp(lambda p: ((p-targ)**2).mean(), pred)[0]
     assert learn.max_bs_find()==13
-    with pytest.raises(Exception, match="saved tensor hooks"): learn.memory_report()
+    with pytest.raises(Exception, match="saved tensor hooks"): measured_report(learn, 4)
+    assert learn.memory_report().step
 
 # Items of different sizes
 
@@ -373,8 +373,8 @@ def test_items_that_are_alike_or_cannot_be_told():
     (dict(start=51),ValueError,"`start`=51 items are more than the 50 of the training set: begin with at most those"),
     (dict(limit='many'),ValueError,"No card is known by the name 'many'"), (dict(limit=0),ValueError,"must be above 0 bytes and finite, got 0"),
     (dict(limit=nan),ValueError,"must be above 0 bytes and finite, got nan"), (dict(limit=True),TypeError,"A size in memory must be a number of bytes"),
-    (dict(limit='200B'),ValueError,"The memory of the optimizer state alone is 272 B, more than `limit`=200 B"),
-    (dict(limit=595),ValueError,"`limit`=595 B does not hold a micro-batch of one item: 544 B are needed whatever the batch size, and 52 B for each item")])
+    (dict(limit='200B'),ValueError,"The memory of the optimizer state alone is 272 B, more than `limit`=200 B less `margin`=0.05: take"),
+    (dict(limit=595),ValueError,"`limit`=595 B less `margin`=0.05 does not hold a micro-batch of one item: 568 B are needed whatever the batch size, and 82 B for each item")])
 def test_refused(kwargs, error, says):
     "And nothing has changed"
     learn = limited(13)
@@ -388,8 +388,7 @@ class Fixed:
     def __len__(self): return 5
     def __iter__(self): return iter([(torch.ones(self.bs,5),torch.ones(self.bs,2))]*5)
 
-@pytest.mark.parametrize('f', [lambda o: o.max_bs_find(), lambda o: o.max_bs_find(start=4), lambda o: o.max_bs_find(limit=inf, max_bs=9),
-    lambda o: o.memory_report(8)])
+@pytest.mark.parametrize('f', [lambda o: o.max_bs_find(), lambda o: o.max_bs_find(start=4), lambda o: o.max_bs_find(limit=inf, max_bs=9)])
 def test_a_loader_that_cannot_change_its_batches(f):
     error = unmoved(f, limited(1000, dls=DataLoaders(Fixed(), Fixed())))
     assert isinstance(error, ValueError) and 'A training loader of type Fixed cannot be given batches of' in str(error)

@@ -1,4 +1,4 @@
-"`memory_report`: the bytes of a training step as counted by hand, and what a limit or a card holds by them"
+"`memory_report` of steps that run: their bytes as counted by hand, and what a limit or a card holds by them"
 import gc
 import math
 import pickle
@@ -22,7 +22,8 @@ from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai.tabular.model import TabularModel
 
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.memory.report import Card, MemoryReport, card_of, limit_bytes
+from fastai_bs.learner.loaders import by_size, micro_batch_size
+from fastai_bs.memory.report import Card, MemoryReport, card_of, limit_bytes, measured_report
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.utils.checks import n_bytes
@@ -33,6 +34,11 @@ nan,f32 = math.nan,torch.float32
 def learner(n=50, bs=4, model=None, dls=None, **kwargs):
     dls = dls or loaders(regression(n, dtype=f32), bs, shuffle=True)
     return quiet_learner(dls, model or mlp(dtype=f32), **kwargs)
+
+def measured(learn, bs=None):
+    "The report of steps that are run, as on a GPU"
+    dl = learn.dls.train
+    return measured_report(learn, bs or micro_batch_size(dl), by_size(dl))
 
 def size_of(ts): return sum(t.numel()*t.element_size() for t in ts)
 
@@ -85,7 +91,7 @@ def test_exact_bytes(make, opt):
     "As counted by hand; none of these grows with the batch"
     opt_func,n_state,step = optimizers[opt]
     learn = learners[make](opt_func=opt_func)
-    report = learn.memory_report()
+    report = measured(learn)
     params = list(learn.model.parameters())
     assert report.bytes['parameters']==report.bytes['gradients']==size_of(params)
     assert report.bytes['optimizer state']==n_state*size_of(params)+step*len(params)
@@ -99,13 +105,13 @@ def test_frozen_body():
     "Frozen parameters have no state, and a gradient only where they hold one from before"
     learn = mlp_learner(opt_func=Adam)
     for p in learn.model[0].parameters(): p.requires_grad_(False)
-    report = learn.memory_report()
+    report = measured(learn)
     head = size_of(learn.model[2].parameters())
     assert report.bytes['parameters']==size_of(learn.model.parameters()) and report.bytes['gradients']==head
     assert report.bytes['optimizer state']==2*head
     assert report.per_item['activations']==4*(7+3)+8 # Not its input, which nothing needs
     for p in learn.model[0].parameters(): p.grad = torch.ones_like(p)
-    assert learn.memory_report().bytes['gradients']==size_of(learn.model.parameters())
+    assert measured(learn).bytes['gradients']==size_of(learn.model.parameters())
 
 def test_what_shares_memory_counts_once():
     "Tied weights, with their gradient and state, and a buffer that is a part of another"
@@ -117,14 +123,14 @@ def test_what_shares_memory_counts_once():
             self.register_buffer('whole', torch.zeros(10))
             self.register_buffer('part', self.whole[:4])
         def forward(self, x): return self.out(self.emb(x))
-    report = classifier([(torch.tensor(i%20),torch.tensor((i+1)%20)) for i in range(20)], Tied(), opt_func=Adam).memory_report()
+    report = measured(classifier([(torch.tensor(i%20),torch.tensor((i+1)%20)) for i in range(20)], Tied(), opt_func=Adam))
     assert report.bytes.iloc[:4].tolist()==[640,640,1280,40]
 
 def test_sparse_gradients():
     "Indices and values"
     items = [(torch.tensor([i,i+1,i+2]),torch.tensor(0.)) for i in range(16)]
     model = nn.Sequential(nn.Embedding(20,8,sparse=True), nn.Flatten(), nn.Linear(24,1))
-    report = learner(dls=loaders(items, 4), model=model, opt_func=SGD, loss_func=lambda p,y: p.sum()).memory_report()
+    report = measured(learner(dls=loaders(items, 4), model=model, opt_func=SGD, loss_func=lambda p,y: p.sum()))
     assert report.bytes['gradients']==12*(8+8*4)+25*4 and report.bytes['parameters']==160*4+25*4
 
 # Activations
@@ -132,7 +138,7 @@ def test_sparse_gradients():
 @pytest.mark.parametrize('bs', [1,2,20])
 def test_activations_of_the_mlp(bs):
     "Input, ReLU's output, log-softmax, target; and the one number that the loss divides by. Of one item, they are those of a second"
-    report = mlp_learner().memory_report(bs)
+    report = measured(mlp_learner(), bs)
     by_hand = 4*(5+7+3)+8
     assert report.per_item['activations']==by_hand and 0<=report.bytes['activations']-bs*by_hand<=4
     assert report.bs==bs and report.per_item['total']==by_hand
@@ -157,25 +163,25 @@ def sums(f, **kwargs): return learner(model=Sums(f), loss_func=lambda p,y: p.sum
     (lambda m,h: h@(m.lin.weight*torch.ones(4,5)), 5+4, 2*80), # A mask on weights and what it makes of them
 ], ids=['nothing','view','parts','buffer','parameter','detached','mask'])
 def test_each_storage_once(f, floats, const):
-    report = sums(f).memory_report(6)
+    report = measured(sums(f), 6)
     assert report.per_item['activations']==4*floats and report.bytes['activations']==6*4*floats+const
 
 def test_what_grows_faster():
     "`per_item` is the slope between the report's size and half of it; and a report's total holds the report's batch"
     learn = sums(lambda m,h: (h@h.t()).exp())
-    report = learn.memory_report(9)
+    report = measured(learn, 9)
     def by_hand(n): return 4*(5*n+4*n+n*n)
     assert report.bytes['activations']==by_hand(9) and report.per_item['activations']==(by_hand(9)-by_hand(4))/5
     for bs in (2,3,9):
-        report = learn.memory_report(bs)
-        assert report.max_bs(report.bytes['total'])==bs
+        report = measured(learn, bs)
+        assert report.max_bs(report.bytes['total'], margin=0)==bs
 
 def test_only_training_batches_of_its_size_count():
     "The left-over of an epoch does not, nor does validation"
     seen = []
     class Look(Callback):
         def after_pred(self): seen.append((len(self.x),self.training))
-    report = learner(n=7, cbs=Look()).memory_report(4)
+    report = measured(learner(n=7, cbs=Look()), 4)
     assert seen==[(4,True),(4,True),(2,True),(2,True)] and report.bytes['activations']==4*4*(5+4+2+2)
 
 def test_what_callbacks_do_counts():
@@ -185,7 +191,7 @@ def test_what_callbacks_do_counts():
         def after_loss(self): self.learn.loss_grad = self.learn.loss_grad+(self.pred*self.pred).sum()
         def after_backward(self):
             with torch.enable_grad(): self.kept = (self.x*torch.ones(5, requires_grad=True)).exp()
-    base,more = (learner(cbs=cbs).memory_report(8) for cbs in ([],[Keeps()]))
+    base,more = (measured(learner(cbs=cbs), 8) for cbs in ([],[Keeps()]))
     # x itself, not the 5 ones; tanh's output, which the first layer keeps too. The prediction is kept by the loss anyway
     assert more.per_item['activations']-base.per_item['activations']==4*5
     assert more.bytes['activations']-base.bytes['activations']==8*4*5
@@ -194,29 +200,29 @@ def test_what_callbacks_do_counts():
 def test_same_before_and_after_training(make):
     "What the optimizer will have is in it already"
     learn = learners[make](opt_func=Adam)
-    before = learn.memory_report()
+    before = measured(learn)
     learn.fit(1, 0.001)
-    pd.testing.assert_frame_equal(learn.memory_report(), before)
+    pd.testing.assert_frame_equal(measured(learn), before)
 
 def test_torch_loaders():
     items = regression(20, dtype=f32)
     learn = learner(dls=DataLoaders(TorchDataLoader(items, 4, shuffle=True), TorchDataLoader(items, 4), device='cpu'))
-    pd.testing.assert_frame_equal(learn.memory_report(), learner().memory_report())
-    assert learn.memory_report(10).bs==10
+    pd.testing.assert_frame_equal(measured(learn), measured(learner()))
+    assert measured(learn, 10).bs==10
 
 def test_callbacks_on_the_learner(tmp_path, capsys):
     "The same bytes; they keep still, and write nothing"
     cbs = [GradAccum(4, on_oom='split'), NoiseScale(), ScaledLR(2), CSVLogger(), SaveModelCallback(), GradientClip(0.1), ProgressCallback()]
     plain,learn = learner(opt_func=Adam),learner(opt_func=Adam, cbs=cbs)
     was = picture(learn)
-    report = learn.memory_report()
+    report = measured(learn)
     assert changes(was, picture(learn))==[] and list(tmp_path.iterdir())==[] and capsys.readouterr().out==''
-    pd.testing.assert_frame_equal(report, plain.memory_report())
+    pd.testing.assert_frame_equal(report, measured(plain))
 
 def test_steps_that_are_skipped_do_not_count():
     "As mixed precision does until it has found its scale"
     learn = learner(opt_func=Adam, cbs=RaiseAt('before_step', CancelStepException, order=20, times=4))
-    assert learn.memory_report().bytes['optimizer state']==2*34*4
+    assert measured(learn).bytes['optimizer state']==2*34*4
 
 # The learner afterwards
 
@@ -226,7 +232,7 @@ def test_the_learner_is_as_it_was(make, bs, trained):
     if trained: learn.fit(1, 0.01)
     learn.model.eval()
     was = picture(learn)
-    learn.memory_report(bs)
+    measured(learn, bs)
     assert changes(was, picture(learn))==[] and no_hook_left()
 
 @pytest.mark.parametrize('event', ['before_fit','after_pred','after_backward','after_fit'])
@@ -234,7 +240,7 @@ def test_after_an_exception(event):
     "It is raised as it is, and no hook stays behind"
     learn = learner(cbs=RaiseAt(event, KeyError), opt_func=Adam)
     was = picture(learn)
-    with pytest.raises(KeyError, match='the one'): learn.memory_report()
+    with pytest.raises(KeyError, match='the one'): measured(learn)
     assert changes(was, picture(learn))==[] and no_hook_left()
 
 @pytest.mark.parametrize('fails', [False,True])
@@ -247,8 +253,8 @@ def test_no_tensor_is_held(fails):
             if fails and len(refs)==2: raise KeyError('mine')
     learn = sums(lambda m,h: h.tanh(), cbs=Look())
     if fails:
-        with pytest.raises(KeyError): learn.memory_report()
-    else: report = learn.memory_report() # noqa: F841, to be held
+        with pytest.raises(KeyError): measured(learn)
+    else: report = measured(learn) # noqa: F841, to be held
     gc.collect()
     assert len(refs)==(2 if fails else 4) and all(o() is None for o in refs)
 
@@ -264,7 +270,7 @@ class Fixed:
 
 def test_what_an_item_more_takes_is_not_known():
     "The report of today's batch says all else"
-    report = learner(dls=DataLoaders(Fixed(), Fixed())).memory_report()
+    report = measured(learner(dls=DataLoaders(Fixed(), Fixed())))
     assert report.bytes['activations']>0 and math.isnan(report.per_item['activations']) and math.isnan(report.per_item['total'])
     with pytest.raises(ValueError, match="What an item more takes could not be measured"): report.max_bs('1GB')
 
@@ -273,7 +279,7 @@ def test_sizes_that_never_come():
     class Liar(Fixed):
         def new(self, bs): return Liar()
     with pytest.raises(ValueError, match="In 40 micro-batches no two optimizer steps were taken with 8 items: see that"):
-        learner(dls=DataLoaders(Liar(), Liar())).memory_report(8)
+        measured(learner(dls=DataLoaders(Liar(), Liar())), 8)
 
 # The report as a frame
 
@@ -288,12 +294,13 @@ def report_of(activations=100., per_item=25., fixed=(400.,400.,800.,10.), worksp
 @pytest.mark.parametrize('limit,n', [(1635,1), (1659.9,1), (1660,2), (1709,3), (1710,4), (26_610,1000), ('2KB',15), ('2KiB',17)])
 def test_max_bs(limit, n):
     report = report_of()
-    assert report.max_bs(limit)==n and type(report.max_bs(limit)) is int
+    assert report.max_bs(limit, margin=0)==n and type(report.max_bs(limit, margin=0)) is int
+    assert report.max_bs(2*n_bytes(limit), margin=0.5)==n
 
 def test_max_bs_with_what_is_there_whatever_the_batch():
     "Activations of 30 + 25n, workspace of 50 + 10n"
     report = report_of(130., 25., workspace=(90.,10.))
-    assert [report.max_bs(1690+35*n+d) for n,d in ((1,0),(2,-1),(2,0),(2,34),(100,0))]==[1,1,2,2,100]
+    assert [report.max_bs(1690+35*n+d, margin=0) for n,d in ((1,0),(2,-1),(2,0),(2,34),(100,0))]==[1,1,2,2,100]
 
 @pytest.mark.parametrize('report,limit,says', [
     (report_of(), 1634.9, "does not hold a micro-batch of one item: 1.61 KB are needed whatever the batch size, and 25 B for each item"),
@@ -301,20 +308,20 @@ def test_max_bs_with_what_is_there_whatever_the_batch():
     (report_of(per_item=0.), '1GB', "By this report an item more takes no memory"),
     (report_of(per_item=-5.), '1GB', "By this report an item more takes no memory")], ids=['an item','a row','none','less'])
 def test_no_largest_batch(report, limit, says):
-    with pytest.raises(ValueError, match=says): report.max_bs(limit)
+    with pytest.raises(ValueError, match=says): report.max_bs(limit, margin=0)
 
 def test_it_is_a_frame():
     report = report_of()
     assert report.dtypes.tolist()==[float,float]
     for part in (report.iloc[:4], report[['bytes']], report.reset_index(), report.copy(), report/2, report.T, pickle.loads(pickle.dumps(report))):
         assert isinstance(part, MemoryReport) and part.bs==4 and repr(part) and part._repr_html_()
-    assert isinstance(report.bytes, pd.Series) and pickle.loads(pickle.dumps(report)).max_bs(1735)==5
+    assert isinstance(report.bytes, pd.Series) and pickle.loads(pickle.dumps(report)).max_bs(1735, margin=0)==5
     assert repr(pd.concat([report, report])) and repr(MemoryReport({'bytes': [1.], 'per_item': [1.]}))
 
 def test_in_words():
     "With units; a part of it as pandas shows it"
     report = report_of()
-    assert repr(report).splitlines()==['Memory of a training step, micro-batches of 4 items', '                   bytes per_item',
+    assert repr(report).splitlines()==['Memory of a training step, micro-batches of 4 items, measured', '                   bytes per_item',
         'parameters         400 B      0 B', 'gradients          400 B      0 B', 'optimizer state    800 B      0 B',
         'buffers             10 B      0 B', 'activations        100 B     25 B', 'workspace                        ',
         'total            1.71 KB     25 B']

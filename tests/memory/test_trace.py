@@ -1,0 +1,182 @@
+"A training step that is traced: its peak against the allocator of a CPU, its rows by hand, and nothing allocated, changed or run"
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+from torchvision.models.resnet import BasicBlock
+from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.rnn import ModelResetter, RNNCallback
+from fastai.losses import CrossEntropyLossFlat
+from fastai.optimizer import Adam, OptimWrapper, SGD
+from fastai.text.models.awdlstm import AWD_LSTM
+from fastai.text.models.core import get_language_model
+
+from fastai_bs.learner.loaders import tensors
+from fastai_bs.learner.optimizer import inner_opt
+from fastai_bs.memory.trace import LiveBytes, TracedStep
+from helpers import changes, loaders, mlp, picture, quiet_learner, regression
+from fastai_bs.all import GradAccum # noqa: F401 (adds `memory_report` and `max_bs_find`)
+
+f32 = torch.float32
+
+class Peak(Callback):
+    "What the allocator has given out at most in the second step, by the events of torch's profiler"
+    order,run_valid = -1000,False
+    def before_batch(self):
+        if self.iter==1: record_function('second').__enter__().__exit__(None, None, None)
+        if self.iter: return
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        there = [*self.model.parameters(), *self.model.buffers(), *grads, *tensors(inner_opt(self.opt).state), *self.xb, *self.yb]
+        self.base = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in there}.values())
+        self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self.profile.__enter__()
+
+    def after_batch(self):
+        if self.iter<1: return
+        self.profile.__exit__(None, None, None)
+        now,self.peak,is_second = self.base,0,False
+        for e in sorted(self.profile.profiler.kineto_results.events(), key=lambda o: o.start_ns()):
+            is_second |= e.name()=='second'
+            if e.name()=='[memory]':
+                now += e.nbytes()
+                if is_second: self.peak = max(self.peak, now)
+        raise CancelFitException
+
+def peak_of(learn):
+    peak = Peak()
+    learn.fit(1, 0.001, cbs=peak)
+    return peak.peak
+
+def classifier(items, model, bs=8, **kwargs):
+    return quiet_learner(loaders(items, bs), model, loss_func=CrossEntropyLossFlat(), **kwargs)
+
+def dense(**kwargs):
+    model = nn.Sequential(nn.Linear(200,300), nn.ReLU(), nn.Dropout(0.2), nn.Linear(300,300), nn.BatchNorm1d(300), nn.Tanh(), nn.Linear(300,10))
+    return classifier(list(zip(torch.randn(256, 200), torch.randint(10, (256,)))), model, 64, **kwargs)
+
+def conv(**kwargs):
+    model = nn.Sequential(nn.Conv2d(3,32,7,2,bias=False), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.MaxPool2d(2), BasicBlock(32,32),
+                          nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32,10))
+    return classifier(list(zip(torch.randn(16, 3, 64, 64), torch.randint(10, (16,)))), model, **kwargs)
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.emb,self.body,self.head = nn.Embedding(200,64),nn.TransformerEncoder(layer, 1),nn.Linear(64,200)
+    def forward(self, x): return self.head(self.body(self.emb(x)))
+
+def tokens(n=32): return list(zip(torch.randint(200, (n,40)), torch.randint(200, (n,40))))
+def encoder(**kwargs): return classifier(tokens(), Encoder(), **kwargs)
+
+learners = dict(dense=dense, conv=conv, encoder=encoder)
+adamw = partial(OptimWrapper, opt=torch.optim.AdamW)
+
+@pytest.mark.parametrize('make,opt_func', [('dense',Adam),('dense',SGD),('dense',adamw),('conv',partial(SGD, mom=0.9)),('encoder',Adam),('encoder',adamw)])
+def test_peak(make, opt_func):
+    "Gradients that fastai's optimizers keep, and that torch's let go of; small convolutions take copies in oneDNN's layout, which nobody sees"
+    learn = learners[make](opt_func=opt_func)
+    assert (0.85 if make=='conv' else 0.93)<sum(TracedStep(learn)(learn.dls.train.bs).values())/peak_of(learn)<1.02
+
+class Half(Callback):
+    "As fastai's `MixedPrecision`, on a CPU"
+    def before_batch(self):
+        self.context = torch.autocast('cpu', torch.bfloat16)
+        self.context.__enter__()
+    def after_pred(self): self.learn.pred = self.pred.float()
+    def after_loss(self): self.context.__exit__(None, None, None)
+
+@pytest.mark.parametrize('make', ['dense','encoder'])
+def test_half_precision(make):
+    learn = learners[make](opt_func=Adam)
+    held = sum(TracedStep(learn, precision='bf16')(learn.dls.train.bs).values())
+    assert 0.93<held/peak_of(learners[make](opt_func=Adam, cbs=Half()))<1.02
+    assert held<sum(TracedStep(learn)(learn.dls.train.bs).values())
+    learn.add_cb(MixedPrecision('bf16'))
+    assert sum(TracedStep(learn)(learn.dls.train.bs).values())==held # As it trains now
+
+def test_a_language_model():
+    "`RNNCallback` takes the first of what it returns; its hidden state may be of another batch, and hold a graph"
+    config = dict(emb_sz=20, n_hid=30, n_layers=2, pad_token=1, bidir=False, output_p=0.1, hidden_p=0.1, input_p=0.1, embed_p=0.02, weight_p=0.2,
+                  tie_weights=True, out_bias=True)
+    learn = classifier(tokens(), get_language_model(AWD_LSTM, 200, config=config), cbs=[ModelResetter(),RNNCallback()])
+    learn.fit(1, 0.001)
+    rows = TracedStep(learn)(16)
+    assert rows['parameters']==rows['gradients']==4*sum(p.numel() for p in {*learn.model.parameters()}) and rows['activations']>16*40*200*4
+
+def test_rows():
+    "With many items: input, ReLU's output, the prediction that the learner holds, and the target; the last layer's gradient on its way"
+    learn = classifier(list(zip(torch.randn(20, 5), torch.randint(3, (20,)))), nn.Sequential(nn.Linear(5,7), nn.ReLU(), nn.Linear(7,3)), opt_func=Adam)
+    small,large = (TracedStep(learn)(bs) for bs in (1000,2000))
+    n = 4*(5*7+7+7*3+3)
+    assert [small[o] for o in ('parameters','gradients','optimizer state','buffers')]==[n,n,2*n,0]
+    assert large['activations']-small['activations']==1000*(4*(5+7+3)+8) and 0<large['workspace']-small['workspace']<=1000*4*2*7
+
+def test_frozen_body_and_tied_weights():
+    learn = dense(opt_func=Adam)
+    for p in learn.model[0].parameters(): p.requires_grad_(False)
+    rows,whole = TracedStep(learn)(8),TracedStep(dense(opt_func=Adam))(8)
+    frozen = 4*(200*300+300)
+    assert [whole[o]-rows[o] for o in ('parameters','gradients','optimizer state')]==[0,frozen,2*frozen]
+    learn = encoder()
+    learn.model.head.weight = learn.model.emb.weight
+    assert TracedStep(encoder())(8)['parameters']-TracedStep(learn)(8)['parameters']==4*200*64
+
+@pytest.mark.parametrize('make', learners)
+def test_nothing_happens(make):
+    "Not to the learner, its random numbers and its loader; a batch of terabytes is no matter"
+    learn = learners[make](opt_func=Adam)
+    was = picture(learn)
+    report = learn.memory_report()
+    assert report.bytes['total']>0 and report.step and sum(report.step(10**6).values())>10**9
+    assert changes(was, picture(learn))==[] and 'traced' in repr(report)
+
+class Asks(nn.Module):
+    "Its control flow depends on its data"
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(5,2)
+    def forward(self, x): return self.lin(x) if x.sum()>0 else -self.lin(x)
+
+def test_what_cannot_be_traced():
+    "Is run and measured, and the report says why; in another precision it is not known"
+    learn = quiet_learner(loaders(regression(20, dtype=f32), 4), Asks())
+    report = learn.memory_report()
+    assert report.step is None and 'DataDependentOutputException' in report.untraced and 'measured, as it cannot be traced (' in repr(report)
+    assert report.max_bs('1MB')>1
+    with pytest.raises(ValueError, match="cannot be traced .*so its memory in fp16 is not known: leave out `precision`"): learn.memory_report(precision='fp16')
+
+@pytest.mark.parametrize('make,times', [('dense',1.3),('dense',40),('conv',4),('encoder',1.3)])
+def test_max_bs(make, times):
+    "Never more than fits, and nearly all"
+    report = learners[make](opt_func=Adam).memory_report()
+    limit = times*report.bytes['total']
+    n = report.max_bs(limit)
+    assert n>report.bs and sum(report.step(n).values())<=0.95*limit
+    assert sum(report.step(n).values())>=0.85*limit or sum(report.step(n+1).values())>0.95*limit
+
+@pytest.mark.parametrize('kwargs,says', [(dict(precision='half'),"`precision` is one of 'fp32', 'fp16', 'bf16', or None"), (dict(precision=16),'`precision` is one of')])
+def test_refused(kwargs, says):
+    with pytest.raises(ValueError, match=says): quiet_learner(loaders(regression(20, dtype=f32), 4), mlp(dtype=f32)).memory_report(**kwargs)
+
+@pytest.mark.parametrize('margin', [-0.1,1,1.5,'5%',None])
+def test_margin_refused(margin):
+    learn = quiet_learner(loaders(regression(20, dtype=f32), 4), mlp(dtype=f32))
+    for f in (partial(learn.memory_report().max_bs, '1GB'), learn.max_bs_find):
+        with pytest.raises((ValueError,TypeError), match='`margin` must be the share of the memory that stays free'): f(margin=margin)
+
+def test_live_bytes():
+    "A view is no storage of its own; an address that is used again is another storage; a sparse tensor has two"
+    with LiveBytes() as live:
+        x = torch.ones(1000)
+        y = (x*2).view(10, 100)
+        del x
+        for _ in range(3): y+1
+        assert (live.now,live.peak)==(4000,8000)
+        live.start_peak()
+        z = torch.ones(500).to_sparse()
+        del y
+    assert live.peak-4000>=500*(8+4) and live.now==500*(8+4) and z.is_sparse
