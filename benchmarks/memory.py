@@ -1,24 +1,32 @@
-"""What memory_report says of the activations, against what the allocator gave out; on a CUDA device also the largest batch of a ResNet-50.
+"""What a traced training step holds at its peak, against what the allocator gave out in a training; on a CUDA device also the largest batch of a ResNet-50.
 
-    python benchmarks/memory.py --full     # A minute on a CPU
+    python benchmarks/memory.py --full     # Some minutes on a CPU
 
-Bytes per item: the report's row, and how much the memory in use grows from half of the items to all of them, as the backward pass begins and at its peak. On a
-CUDA device that is what its allocator says, elsewhere what the events of torch's profiler add up to. At the peak there are gradients of activations too, which
-the report counts as workspace on a CUDA device, and cannot see elsewhere."""
+The peak of the second step of a training with fastai's `Learner`: on a CUDA device what its allocator says, elsewhere what the events of torch's profiler add
+up to. In half precision the forward pass is in autocast with bfloat16."""
+import time
 from functools import partial
 
-import numpy as np
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torchvision.models import resnet18, resnet50
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.rnn import ModelResetter, RNNCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.learner import Learner
-from fastai.optimizer import Adam, SGD
+from fastai.losses import CrossEntropyLossFlat
+from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai.tabular.model import TabularModel
+from fastai.text.models.awdlstm import AWD_LSTM
+from fastai.text.models.core import get_language_model
+from fastai.vision.learner import create_body
+from fastai.vision.models.unet import DynamicUnet
 from fastai_bs.all import GradAccum # noqa: F401 (adds `memory_report` and `max_bs_find`)
+from fastai_bs.learner.loaders import tensors
+from fastai_bs.learner.optimizer import inner_opt
+from fastai_bs.memory.trace import TracedStep
 
 from frame import main, md_table, measured
 
@@ -32,89 +40,98 @@ class Items:
         if i>=self.n: raise IndexError
         return self.make()
 
-class Copies:
-    "Two batches made beforehand, a copy of each when its turn comes: fastai's loader holds the items of a batch besides"
-    def __init__(self, items, bs):
-        self.bs,self.dataset,self.n_inp = bs,items,len(items[0])-1
-        self.batches = [tuple(torch.stack(o).to(device) for o in zip(*(items.make() for _ in range(bs)))) for _ in range(2)]
-    def __len__(self): return 2
-    def __iter__(self): return (tuple(o.clone() for o in b) for b in self.batches)
-
 class Encoder(nn.Module):
     "A small transformer over 64 tokens"
     def __init__(self):
         super().__init__()
         self.emb,self.head = nn.Embedding(1000,128),nn.Linear(128,1000)
-        self.body = nn.TransformerEncoder(nn.TransformerEncoderLayer(128, 4, 512, batch_first=True, dropout=0.), 2)
-    def forward(self, x): return self.head(self.body(self.emb(x))).transpose(1,2)
-
-class Rows(TabularModel):
-    def forward(self, x_cat, x_cont): return super().forward(x_cat, x_cont)[:,0]
+        self.body = nn.TransformerEncoder(nn.TransformerEncoderLayer(128, 4, 512, batch_first=True), 2)
+    def forward(self, x): return self.head(self.body(self.emb(x)))
 
 def image(px): return torch.randn(3,px,px),torch.randint(10, ())
+def mask(): return torch.randn(3,64,64),torch.randint(3, (64,64))
 def tokens(): return torch.randint(1000, (64,)),torch.randint(1000, (64,))
-def row(): return torch.randint(50, (20,)),torch.randn(16),torch.randn(())
+def row(): return torch.randint(50, (20,)),torch.randn(16),torch.randint(2, ())
 def vector(): return torch.randn(256),torch.randint(10, ())
 
 def mlp(): return nn.Sequential(nn.Linear(256,1024), nn.ReLU(), nn.Linear(1024,1024), nn.ReLU(), nn.Linear(1024,10))
-def table(): return Rows([(50,20)]*20, 16, 1, [1000,500])
+def table(): return TabularModel([(50,20)]*20, 16, 2, [1000,500])
+def lstm():
+    config = dict(emb_sz=100, n_hid=200, n_layers=2, pad_token=1, bidir=False, output_p=0.1, hidden_p=0.1, input_p=0.1, embed_p=0.02, weight_p=0.2,
+                  tie_weights=True, out_bias=True)
+    return get_language_model(AWD_LSTM, 1000, config=config)
+def unet(): return DynamicUnet(create_body(resnet18(), pretrained=False), 3, (64,64))
 
-# Inputs, model, loss and items in a micro-batch
-cases = {'MLP 256-1024-1024-10': (vector,mlp,nn.CrossEntropyLoss,512), 'ResNet-18, 64 px': (partial(image, 64),resnet18,nn.CrossEntropyLoss,32),
-         'tabular, 20 embeddings, [1000, 500]': (row,table,nn.MSELoss,512), 'transformer, 64 tokens': (tokens,Encoder,nn.CrossEntropyLoss,32)}
-opts = {'SGD': SGD, 'momentum': partial(SGD, mom=0.9), 'Adam': Adam}
+# Inputs, model, axis of the classes, and items in a micro-batch
+cases = {'MLP 256-1024-1024-10': (vector,mlp,-1,512), 'ResNet-18, 64 px': (partial(image, 64),partial(resnet18, num_classes=10),-1,16),
+         'ResNet-50, 64 px': (partial(image, 64),partial(resnet50, num_classes=10),-1,16), 'tabular, 20 embeddings, [1000, 500]': (row,table,-1,512),
+         'AWD-LSTM, 64 tokens': (tokens,lstm,-1,16), 'transformer, 64 tokens': (tokens,Encoder,-1,32), 'U-Net on a ResNet-18, 64 px': (mask,unet,1,8)}
+opts = {'momentum': partial(SGD, mom=0.9), 'Adam': Adam, "torch's AdamW": partial(OptimWrapper, opt=torch.optim.AdamW)}
 
-def loader(items, bs): return DataLoader(items, bs=bs, device=device)
-
-def learner(make, model, loss, bs, opt_func, n=None, dl=loader):
+def learner(make, model, axis, bs, opt_func, n=None):
     items = Items(make, n or 4*bs)
-    dls = DataLoaders(*(dl(items, bs) for _ in range(2)), device=device)
+    dls = DataLoaders(*(DataLoader(items, bs=bs, device=device) for _ in range(2)), device=device)
     for dl in dls.loaders: dl.n_inp = len(make())-1
-    return Learner(dls, model().to(device), loss_func=loss(), opt_func=opt_func)
+    cbs = [ModelResetter(), RNNCallback()] if model is lstm else []
+    return Learner(dls, model().to(device), loss_func=CrossEntropyLossFlat(axis=axis), opt_func=opt_func, cbs=cbs)
 
-class Mark(Callback):
-    "Note the memory in use as the backward pass begins"
-    order = 1000
-    def before_backward(self):
-        with record_function('begins'): self.in_use = torch.cuda.memory_allocated() if device.type=='cuda' else None
+class Half(Callback):
+    "bfloat16 as fastai's `MixedPrecision` has it, on any device"
+    def before_batch(self):
+        self.context = torch.autocast(device.type, torch.bfloat16)
+        self.context.__enter__()
+    def after_pred(self): self.learn.pred = self.pred.float()
+    def after_loss(self): self.context.__exit__(None, None, None)
 
-def in_use(learn):
-    "Bytes as the backward pass begins, and at most, in two training steps once the optimizer has its state"
-    def _fit():
-        with learn.no_bar(), learn.no_logging(): learn.fit(1, 0.)
-    learn._do_epoch_validate = lambda *args, **kwargs: None
-    learn.add_cb(Mark())
-    _fit()
-    if device.type=='cuda':
-        torch.cuda.reset_peak_memory_stats()
-        _fit()
-        return learn.mark.in_use,torch.cuda.max_memory_allocated()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof: _fit()
-    events = prof.profiler.kineto_results.events()
-    at,n = zip(*sorted((e.start_ns(),e.nbytes()) for e in events if e.name()=='[memory]'))
-    used = np.cumsum(n)
-    return used[np.searchsorted(at, max(e.start_ns() for e in events if e.name()=='begins'))-1],max(used)
+class Peak(Callback):
+    "Bytes at the peak of the second step"
+    order,run_valid = -1000,False
+    def before_batch(self):
+        if self.iter==1:
+            if device.type=='cuda': torch.cuda.reset_peak_memory_stats()
+            with record_function('second'): pass
+        if self.iter or device.type=='cuda': return
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        there = [*self.model.parameters(), *self.model.buffers(), *grads, *tensors(inner_opt(self.opt).state), *self.xb, *self.yb]
+        self.base = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in there}.values())
+        self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self.profile.__enter__()
 
-def rows_of(name):
-    make,model,loss,bs = cases[name]
-    all_of,half = (np.array(in_use(learner(make, model, loss, o, SGD, dl=Copies))) for o in (bs,bs//2))
-    begins,most = (all_of-half)/(bs-bs//2)
-    for i,(nm,opt_func) in enumerate(opts.items()):
-        learn = learner(make, model, loss, bs, opt_func)
-        size = sum(p.numel()*p.element_size() for p in learn.model.parameters())
-        report = learn.memory_report()
-        fixed = report.bytes[:3].tolist()
-        yield dict(model=name, optimizer=nm, **dict(zip(('params_mb','grads_mb','state_mb'), (o/1e6 for o in fixed))), exact=fixed==[size,size,i*size],
-                   report=report.per_item['activations'], begins=begins, peak=most)
+    def after_batch(self):
+        if self.iter<1: return
+        if device.type=='cuda': self.bytes = torch.cuda.max_memory_allocated()
+        else: self.bytes = self._of_events()
+        raise CancelFitException
+
+    def _of_events(self):
+        self.profile.__exit__(None, None, None)
+        now,most,is_second = self.base,0,False
+        for e in sorted(self.profile.profiler.kineto_results.events(), key=lambda o: o.start_ns()):
+            is_second |= e.name()=='second'
+            if e.name()=='[memory]':
+                now += e.nbytes()
+                if is_second: most = max(most, now)
+        return most
+
+def row_of(name, opt, precision):
+    make,model,axis,bs = cases[name]
+    learn = learner(make, model, axis, bs, opts[opt])
+    begin = time.perf_counter()
+    traced = sum(TracedStep(learn, precision=precision)(bs).values())
+    secs = time.perf_counter()-begin
+    if precision=='bf16': learn.add_cb(Half())
+    peak = Peak()
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-4, cbs=peak)
+    return dict(model=name, optimizer=opt, precision=precision, bs=bs, traced=traced, peak=peak.bytes, secs=secs)
 
 def resnet50_learner(bs, n, half):
-    learn = learner(partial(image, 224), resnet50, nn.CrossEntropyLoss, bs, Adam, n)
+    learn = learner(partial(image, 224), resnet50, -1, bs, Adam, n)
     return learn.to_fp16() if half else learn
 
 def largest(half):
     "The size that is found, whether an epoch's steps run at it, and whether a quarter more fails"
     learn = resnet50_learner(16, 4096, half)
-    bs,ends = learn.max_bs_find(),[]
+    bs,ends = learn.max_bs_find(margin=0),[]
     for o in (bs,int(1.25*bs)):
         del learn
         torch.cuda.empty_cache()
@@ -127,24 +144,31 @@ def largest(half):
 
 def run(args, t, t_largest):
     for name in list(cases)[:1 if args.quick else None]:
-        if not t.has(model=name): t.add_all([*rows_of(name)])
+        for opt in opts:
+            for precision in ('fp32','bf16'):
+                if not t.has(model=name, optimizer=opt, precision=precision): t.add(**row_of(name, opt, precision))
     if device.type!='cuda' or args.quick: return
     for half in (False,True):
         if not t_largest.has(precision='fp16' if half else 'fp32'): t_largest.add(**largest(half))
 
 def page(df, found):
-    rows = [(o.model,o.optimizer,f'{o.params_mb:,.3f} / {o.grads_mb:,.3f} / {o.state_mb:,.3f}','yes' if o.exact else 'NO',f'{o.report:,.0f}',
-             f'{o.begins:,.0f}',f'{o.report/o.begins:.3f}',f'{o.peak:,.0f}') for o in df.itertuples()]
-    heads = 'model','optimizer','fixed, MB','exact','activations, report','in use as backward begins','ratio','at the peak'
+    ratio = (df.traced/df.peak).groupby([df.model,df.precision], sort=False).agg(['min','max']).unstack()
+    rows = [(o.model,o.optimizer,o.precision,o.bs,f'{o.traced/1e6:,.1f}',f'{o.peak/1e6:,.1f}',f'{o.traced/o.peak:.3f}',f'{o.secs:.1f}') for o in df.itertuples()]
+    heads = 'model','optimizer','precision','items','traced, MB','allocator, MB','ratio','seconds of the trace'
+    short = [(nm,*(f"{o['min',p]:.2f} to {o['max',p]:.2f}" for p in ('fp32','bf16'))) for nm,o in ratio.iterrows()]
     large = f"""
 The largest micro-batch of a ResNet-50 at 224 px with Adam, ten steps at it, and at 1.25 times it. {measured(found)}
 
 {md_table(['','found','at it','at 1.25 times it'], found[['precision','found','at','beyond']].values)}""" if len(found) else ''
-    return f"""# `memory_report` against the allocator
+    return f"""# A traced step against the allocator
 
-Megabytes of parameters, gradients and optimizer state, whether they are the exact byte counts, and bytes per item of the activations: by the report, and as
-the memory in use grows with the items, when the backward pass begins (and the ratio of the two), and at its peak.
-{measured(df)} `benchmarks/memory.py` says what is run.
+{' '.join(__doc__.split(chr(10)*2)[2].split())} {measured(df)}
+
+Traced over allocated, lowest and highest of the optimizers. A fused LSTM keeps notes of its own for the backward pass, which no trace sees.
+
+{md_table(['model','fp32','bf16'], short)}
+
+## Each training
 
 {md_table(heads, rows)}
 {large}"""

@@ -12,6 +12,7 @@ import torch, weakref
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from unittest.mock import patch as replaced
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
@@ -48,7 +49,7 @@ class LiveBytes(TorchDispatchMode):
         return numbers
 
     def _add(self, storage):
-        key = storage._cdata
+        key = StorageWeakRef(storage).cdata
         if key not in self._numbers:
             self.n += 1
             self._numbers[key],self.alive[self.n] = self.n,storage.nbytes()
