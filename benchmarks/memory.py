@@ -153,7 +153,8 @@ def run(args, t, t_largest):
 
 def page(df, found):
     ratio = (df.traced/df.peak).groupby([df.model,df.precision], sort=False).agg(['min','max']).unstack()
-    rows = [(o.model,o.optimizer,o.precision,o.bs,f'{o.traced/1e6:,.1f}',f'{o.peak/1e6:,.1f}',f'{o.traced/o.peak:.3f}',f'{o.secs:.1f}') for o in df.itertuples()]
+    rows = [(o.model,o.optimizer,o.precision,o.bs,f'{o.traced/1e6:,.1f}',f'{o.peak/1e6:,.1f}',f'{o.traced/o.peak:.3f}',f'{o.secs:.1f}')
+            for o in df.itertuples()]
     heads = 'model','optimizer','precision','items','traced, MB','allocator, MB','ratio','seconds of the trace'
     short = [(nm,*(f"{o['min',p]:.2f} to {o['max',p]:.2f}" for p in ('fp32','bf16'))) for nm,o in ratio.iterrows()]
     large = f"""

