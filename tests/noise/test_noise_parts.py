@@ -199,6 +199,21 @@ def test_windows_alone_are_measured_where_a_batch_cannot_be_cut():
     assert noise.df.step.min()==13 and noise.n_steps==12+2*4
     with pytest.raises(ValueError, match='MixUp binds the items'): moved(True, {0: 1, 3: 2}, cbs=[MixUp()])
 
+class Hungry(nn.Module):
+    "Runs out of memory with more than 4 items"
+    def __init__(self): super().__init__(); self.m = mlp()
+    def forward(self, x):
+        if len(x)>4: raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return self.m(x)
+
+def test_a_batch_that_is_cut_where_memory_runs_out():
+    "It was measured in parts by then, and is not measured once more; those after it are windows of two"
+    with pytest.warns(UserWarning, match='Out of memory with 8 items'):
+        noise = measure(regression(48), Hungry(), nn.MSELoss(), 8, cbs=[GradAccum(1, on_oom='split')])
+    windows = [parts(8, 8)[0][0], *([[*range(i,i+4)],[*range(i+4,i+8)]] for i in range(8, 48, 8))]
+    assert noise.df.step.tolist()==[1,2,3,4,5,6]
+    assert_rows(noise.df, expected(regression(48), mlp(), nn.MSELoss(), windows))
+
 @pytest.mark.parametrize('n_acc,every', [(1,5), ({0: 3, 1: 1},2)], ids=str)
 def test_a_fit_with_a_start_epoch_goes_on(n_acc, every):
     "From where the one before has ended, with parts of its first batch; any other fit starts anew"

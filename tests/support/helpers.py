@@ -21,7 +21,7 @@ from fastai.data.core import DataLoaders, Datasets
 from fastai.data.load import DataLoader
 from fastai.learner import CastToTensor, Learner, Recorder, load_learner
 from fastai.optimizer import SGD
-from fastai.torch_core import defaults, set_seed
+from fastai.torch_core import defaults, set_seed # noqa: F401, tests take it from here
 
 # Where the tests are
 
@@ -107,12 +107,6 @@ def pairwise(*axes, where=lambda *case: True):
         todo -= pairs[chosen[-1]]
     return [tuple(a[i] for a,i in zip(axes,c)) for c in sorted(chosen)]
 
-def each_of(make, check, seeds):
-    "`check(make(seed))` for each of `seeds`; where one fails, all that it says of itself is in the error"
-    for seed in seeds:
-        o = make(seed)
-        try: check(o)
-        except AssertionError as e: raise AssertionError(f"seed {seed}: {e}\n{o!r}\n{o.details()}") from e
 
 # Tasks and learners
 
@@ -295,7 +289,3 @@ def exported(learn, path):
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         return load_learner(path/'it.pkl')
-
-__all__ = ['root','cells_of','needs','as_it_was','each_of','autocast_state','no_bf16_lstm','pairwise','process','random_states','RaiseAt','exported',
-    'needs_export','ScaledLoss','momentum_sgd','regression','loaders','listed','mlp','n_kept','Swap','token_model','token_task','tokens','Float32Loss',
-    'quiet_learner','flat','distance','changes','left_behind','picture','set_seed']

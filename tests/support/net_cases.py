@@ -15,9 +15,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
 
 matplotlib.use('Agg')
 
@@ -34,224 +32,62 @@ from fastai.callback.mixup import MixUp # noqa: E402
 from fastai.callback.progress import ProgressCallback # noqa: E402
 from fastai.callback.schedule import SchedCos # noqa: E402
 from fastai.callback.training import GradientClip # noqa: E402
-from fastai.collab import CollabDataLoaders, collab_learner # noqa: E402
-from fastai.data.core import DataLoaders # noqa: E402
-from fastai.data.load import DataLoader # noqa: E402
 from fastai.learner import Learner # noqa: E402
 from fastai.losses import CrossEntropyLossFlat, LabelSmoothingCrossEntropyFlat # noqa: E402
-from fastai.optimizer import Adam, OptimWrapper, SGD # noqa: E402
-from fastai.tabular.core import Categorify, Normalize # noqa: E402
-from fastai.tabular.data import TabularDataLoaders # noqa: E402
-from fastai.tabular.learner import tabular_learner # noqa: E402
-from fastai.tabular.model import tabular_config # noqa: E402
-from fastai.text.data import LMDataLoader, pad_input # noqa: E402
-from fastai.text.learner import language_model_learner, text_classifier_learner # noqa: E402
-from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_clas_config, awd_lstm_lm_config # noqa: E402
-from fastai.torch_core import params, set_seed # noqa: E402
-from fastai.vision.models.unet import DynamicUnet # noqa: E402
+from fastai.optimizer import Adam, OptimWrapper # noqa: E402
+from fastai.torch_core import set_seed # noqa: E402
 import fastai.distributed # noqa: E402,F401 (it adds distrib_ctx)
 from fastai_bs.all import (BatchSchedule, GradAccum, NoiseScale, ScaledLR, adascale_gain, bn_to_gn, linear_scaling, no_scaling, # noqa: E402
                            sqrt_scaling)
-
-lr,n_valid = 0.05,8
-sgd = partial(SGD, mom=0.9)
-
-# Items and loaders
-
-def _gen(seed=0): return torch.Generator().manual_seed(seed)
-
-def _images(n, size=8):
-    "Images of three classes, one brighter in each channel"
-    y = torch.arange(n)%3
-    return torch.randn(n, 3, size, size, generator=_gen(n)) + F.one_hot(y, 3)[:,:,None,None], y
-
-def _loaders(items, bs, n, **kwargs):
-    train = DataLoader(items[:n], bs=bs, num_workers=0, shuffle=True, **kwargs)
-    valid = DataLoader(items[n:], bs=bs, num_workers=0, **kwargs)
-    return DataLoaders(train, valid, device='cpu')
-
-def _image_loaders(n, bs): return _loaders(list(zip(*_images(n+n_valid))), bs, n)
+from helpers import FoldedSGD, loaders, mlp, regression, token_model, tokens # noqa: E402
+from zoo import (collab, convnet, frozen, image_loaders, language_model, lr, own_step, plain_loaders, several, sgd, tabular, text_classifier, # noqa: E402
+                 transformer, unet)
 
 # Learners: `(items of the training set, items of a micro-batch) -> Learner`
 
-def mlp(n, bs, opt_func=sgd):
-    g = _gen()
-    x,w = torch.randn(n+n_valid, 5, generator=g),torch.randn(5, 2, generator=g)
-    y = x@w + torch.randn(n+n_valid, 2, generator=g)
-    return Learner(_loaders(list(zip(x, y)), bs, n), nn.Sequential(nn.Linear(5,4), nn.Tanh(), nn.Linear(4,2)), nn.MSELoss(), opt_func)
+def with_own_items(items, model, loss_func, n, bs):
+    "The last eight items are for validation"
+    return Learner(loaders(items[:n], bs, valid=items[n:], shuffle=True), model, loss_func, sgd)
 
-class FoldedSGD(torch.optim.Optimizer):
-    "`v = mom*v + lr*grad`, and `v` is what moves the parameters: it keeps the learning rate"
-    def __init__(self, params, lr=0.01, momentum=0.9): super().__init__(params, dict(lr=lr, momentum=momentum))
-    @torch.no_grad()
-    def step(self, closure=None):
-        for g in self.param_groups:
-            for p in g['params']:
-                v = self.state[p].setdefault('v', torch.zeros_like(p))
-                p.sub_(v.mul_(g['momentum']).add_(p.grad, alpha=g['lr']))
+def small_mlp(n, bs): return with_own_items(regression(n+8, dtype=torch.float32), mlp(dtype=torch.float32), nn.MSELoss(), n, bs)
 
-def sum_loss(n, bs):
-    learn = mlp(n, bs)
-    learn.loss_func = nn.MSELoss(reduction='sum')
-    return learn
+def tied(n, bs): return with_own_items(tokens(n+8), token_model().float(), nn.CrossEntropyLoss(), n, bs)
 
-def _flat_net(): return nn.Sequential(nn.Flatten(), nn.Linear(192,5), nn.Tanh(), nn.Linear(5,3))
-def _body(*norms): return nn.Sequential(nn.Conv2d(3, 4, 3, 2), *norms, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
-
-def convnet(n, bs, opt_func=sgd, loss_func=None):
-    model = nn.Sequential(*_body(nn.BatchNorm2d(4)), nn.Linear(16,3))
-    return Learner(_image_loaders(n, bs), model, loss_func or CrossEntropyLossFlat(), opt_func)
+def dropout(n, bs):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192,8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8,3))
+    return Learner(image_loaders(n, bs), model, CrossEntropyLossFlat(), sgd)
 
 def group_norm(n, bs):
     learn = convnet(n, bs)
     learn.model = bn_to_gn(learn.model, groups=2)
     return learn
 
-def dropout(n, bs):
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192,8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8,3))
-    return Learner(_image_loaders(n, bs), model, CrossEntropyLossFlat(), sgd)
+def groups(n, bs):
+    learn = frozen(n, bs)
+    learn.unfreeze()
+    return learn
 
-def unet(n, bs):
-    x,_ = _images(n+n_valid)
-    encoder = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, 2, 1), nn.ReLU())
-    return Learner(_loaders(list(zip(x, (x[:,0]>0).long())), bs, n), DynamicUnet(encoder, 2, (8,8)), CrossEntropyLossFlat(axis=1), sgd)
-
-def tabular(n, bs):
-    rng,n_all = np.random.default_rng(0),n+n_valid
-    df = pd.DataFrame(dict(a=rng.integers(0, 3, n_all), b=rng.integers(0, 4, n_all), u=rng.normal(size=n_all), v=rng.normal(size=n_all)))
-    df['y'] = ((df.u+df.a)>1).map({False: 'no', True: 'yes'})
-    dls = TabularDataLoaders.from_df(df, procs=[Categorify,Normalize], cat_names=['a','b'], cont_names=['u','v'], y_names='y',
-                                     valid_idx=list(range(n, n_all)), bs=bs, val_bs=4, drop_last=False, num_workers=0, device='cpu')
-    return tabular_learner(dls, layers=[6], config=tabular_config(use_bn=False, bn_cont=False), loss_func=CrossEntropyLossFlat(), opt_func=sgd)
-
-def collab(n, bs):
-    rng,n_all = np.random.default_rng(0),n+n_valid
-    df = pd.DataFrame(dict(user=rng.integers(0, 4, n_all), item=rng.integers(0, 5, n_all), rating=rng.uniform(1, 5, n_all)))
-    dls = CollabDataLoaders.from_df(df, valid_pct=n_valid/n_all, seed=0, bs=bs, drop_last=False, num_workers=0, device='cpu')
-    return collab_learner(dls, n_factors=3, y_range=(0,5.5), opt_func=sgd)
-
-_vocab = [f't{i}' for i in range(12)]
-_small = dict(emb_sz=6, n_hid=7, n_layers=2)
-
-def language_model(n, bs):
-    text = torch.randint(2, 12, (4*n+1,), generator=_gen())
-    train = LMDataLoader([(text,)], bs=bs, seq_len=3, num_workers=0)
-    dls = DataLoaders(train, LMDataLoader([(text[:30],)], bs=2, seq_len=3, num_workers=0), device='cpu')
-    dls.vocab = _vocab
-    return language_model_learner(dls, AWD_LSTM, config={**awd_lstm_lm_config, **_small}, pretrained=False, opt_func=sgd)
-
-def text_classifier(n, bs):
-    g = _gen()
-    y = torch.arange(n+n_valid)%2
-    items = [(torch.randint(2+5*int(o), 7+5*int(o), (3+i%4,), generator=g), o) for i,o in enumerate(y)]
-    dls = _loaders(items, bs, n, before_batch=partial(pad_input, pad_idx=1))
-    dls.vocab,dls.c = _vocab,2
-    return text_classifier_learner(dls, AWD_LSTM, config={**awd_lstm_clas_config, **_small}, pretrained=False, n_out=2, lin_ftrs=[5], seq_len=8,
-                                   loss_func=CrossEntropyLossFlat(), opt_func=sgd)
-
-class Transformer(nn.Module):
-    "Tags tokens"
-    def __init__(self):
-        super().__init__()
-        self.embed,self.tags = nn.Embedding(12,8),nn.Linear(8,4)
-        self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, 0., batch_first=True), 1, enable_nested_tensor=False)
-    def forward(self, x): return self.tags(self.layers(self.embed(x))).transpose(1,2)
-
-def transformer(n, bs, loss_func=None):
-    "Each item has another number of targets that count"
-    g = _gen()
-    x = torch.randint(12, (n+n_valid,5), generator=g)
-    y = (x%4).masked_fill(torch.arange(5)>torch.randint(5, (n+n_valid,1), generator=g), -100)
-    return Learner(_loaders(list(zip(x,y)), bs, n), Transformer(), loss_func or nn.CrossEntropyLoss(), sgd)
-
-def class_weights(n, bs): return transformer(n, bs, nn.CrossEntropyLoss(weight=torch.tensor([0.5,1,2,3])))
-
-def plain_loaders(n, bs):
-    x,y = _images(n+n_valid)
-    train,valid = TensorDataset(x[:n], y[:n]),TensorDataset(x[n:], y[n:])
-    return Learner(DataLoaders(TorchDataLoader(train, bs, shuffle=True), TorchDataLoader(valid, 4)), _flat_net(), CrossEntropyLossFlat(), sgd)
-
-class TwoInTwoOut(nn.Module):
-    "A class and a number, from an image and a few more numbers"
-    def __init__(self):
-        super().__init__()
-        self.from_image,self.from_rest,self.out = nn.Linear(192,5),nn.Linear(3,5),nn.Linear(5,4)
-    def forward(self, x, z):
-        res = self.out(torch.tanh(self.from_image(x.flatten(1))+self.from_rest(z.flatten(1)[:,:3])))
-        return res[:,:3],res[:,3]
-
-class BothLosses:
-    "The sum of a classification loss and a regression loss"
-    y_int,reduction = True,'mean'
-    def __call__(self, pred, y, z):
-        return F.cross_entropy(pred[0], y, reduction=self.reduction) + F.mse_loss(pred[1], z, reduction=self.reduction)
+def changed(make, cb=None, **attrs):
+    "As `make`, with other attributes and a callback more"
+    def _make(n, bs):
+        learn = make(n, bs)
+        for nm,v in attrs.items(): setattr(learn, nm, v)
+        return learn.add_cb(cb()) if cb else learn
+    return _make
 
 def n_targets(learn): return len(learn.yb[0])
 
-def several(n, bs):
-    x,y = _images(n+n_valid)
-    z = torch.randn(n+n_valid, 3, 1, 1, generator=_gen())
-    dls = _loaders(list(zip(x, z, y, z.sum((1,2,3)))), bs, n)
-    dls.n_inp = 2
-    for dl in dls.loaders: dl.n_inp = 2
-    return Learner(dls, TwoInTwoOut(), BothLosses(), sgd)
-
-def _body_and_head(model): return [params(model[:-1]),params(model[-1])]
-
-def groups(n, bs, opt_func=sgd):
-    model = nn.Sequential(*_body(nn.GroupNorm(2,4)), nn.Linear(16,3))
-    return Learner(_image_loaders(n, bs), model, CrossEntropyLossFlat(), opt_func, splitter=_body_and_head)
-
-def frozen(n, bs):
-    learn = groups(n, bs)
-    learn.freeze()
-    return learn
-
-class OwnStep(Learner):
-    "Adds to the loss a term that wants the predictions small, and has a backward pass of its own"
-    def _do_one_batch(self):
-        self.pred = self.model(*self.xb)
-        self('after_pred')
-        self.loss_grad = self.own_loss(self.pred, *self.yb) if self.training else self.loss_func(self.pred, *self.yb)
-        self.loss = self.loss_grad.clone()
-        self('after_loss')
-        if self.training: self._do_grad_opt()
-    def own_loss(self, pred, *yb): return self.loss_func(pred, *yb) + 0.1*pred.pow(2).mean()
-    def _backward(self): torch.autograd.backward(self.loss_grad)
-
-def own_step(n, bs): return OwnStep(_image_loaders(n, bs), _flat_net(), CrossEntropyLossFlat(), sgd)
-
-def tied(n, bs):
-    g = _gen()
-    x = torch.randint(7, (n+n_valid,4), generator=g)
-    y = torch.where(torch.rand(n+n_valid, 4, generator=g)<0.3, x.roll(1, 1), torch.randint(7, (n+n_valid,4), generator=g))
-    model = nn.Sequential(nn.Embedding(7,4), nn.Linear(4,4), nn.Tanh(), nn.Linear(4,7,bias=False))
-    model[3].weight = model[0].weight
-    return Learner(_loaders(list(zip(x, y)), bs, n), model, CrossEntropyLossFlat(), sgd)
-
-def clipped(n, bs):
-    learn = convnet(n, bs)
-    return learn.add_cb(GradientClip(0.1))
-
-def mixed_up(n, bs):
-    learn = convnet(n, bs)
-    return learn.add_cb(MixUp())
-
-adam = partial(Adam, eps=1e-2)
-adamw = partial(OptimWrapper, opt=torch.optim.AdamW, eps=1e-2)
-smooth = LabelSmoothingCrossEntropyFlat
-
 learners = {
-    'mlp': mlp,
-    'mlp, velocity with the rate': partial(mlp, opt_func=partial(OptimWrapper, opt=FoldedSGD)),
-    'mlp, summed loss': sum_loss,
+    'mlp': small_mlp,
+    'mlp, velocity with the rate': changed(small_mlp, opt_func=partial(OptimWrapper, opt=FoldedSGD)),
+    'mlp, summed loss': changed(small_mlp, loss_func=nn.MSELoss(reduction='sum')),
     'convnet, BatchNorm': convnet,
     'convnet, GroupNorm': group_norm,
-    'convnet, Adam': partial(convnet, opt_func=adam),
-    "convnet, torch's AdamW": partial(convnet, opt_func=adamw),
-    'convnet, label smoothing': lambda n, bs: convnet(n, bs, loss_func=smooth()),
-    'convnet, GradientClip': clipped,
-    'convnet, MixUp': mixed_up,
+    'convnet, Adam': changed(convnet, opt_func=partial(Adam, eps=1e-2)),
+    "convnet, torch's AdamW": changed(convnet, opt_func=partial(OptimWrapper, opt=torch.optim.AdamW, eps=1e-2)),
+    'convnet, label smoothing': changed(convnet, loss_func=LabelSmoothingCrossEntropyFlat()),
+    'convnet, GradientClip': changed(convnet, lambda: GradientClip(0.1)),
+    'convnet, MixUp': changed(convnet, MixUp),
     'dropout': dropout,
     'unet': unet,
     'tabular': tabular,
@@ -259,7 +95,7 @@ learners = {
     'language model': language_model,
     'text classifier': text_classifier,
     'transformer': transformer,
-    'transformer, class weights': class_weights,
+    'transformer, class weights': changed(transformer, loss_func=nn.CrossEntropyLoss(weight=torch.tensor([0.5,1,2,3]))),
     'plain torch loaders': plain_loaders,
     'several inputs and targets': several,
     'parameter groups': groups,

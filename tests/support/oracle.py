@@ -42,5 +42,3 @@ def z_score(df, exact):
     "Standard errors between the measured windows of `df` and the `exact` noise scale, in elements"
     e = df.tr_sigma - exact*df.g_sq
     return (e.mean()/e.sem()).item()
-
-__all__ = ['item_grads','noise_scale','windows_in_order','window_rows','z_score']

@@ -54,7 +54,7 @@ def _loaders(items, bs, n, **kwargs):
     train,valid = (DataLoader(o, bs=bs, num_workers=0, shuffle=s, **kwargs) for o,s in ((items[:n],True),(items[n:],False)))
     return DataLoaders(train, valid, device='cpu')
 
-def _image_loaders(n, bs): return _loaders(list(zip(*_images(n+n_valid))), bs, n)
+def image_loaders(n, bs): return _loaders(list(zip(*_images(n+n_valid))), bs, n)
 
 # Learners: `(items of the training set, items of a micro-batch) -> Learner`
 
@@ -62,7 +62,7 @@ def _body(*norms): return nn.Sequential(nn.Conv2d(3, 4, 3, 2), *norms, nn.Tanh()
 
 def convnet(n, bs):
     model = nn.Sequential(*_body(nn.BatchNorm2d(4)), nn.Linear(16,3))
-    return Learner(_image_loaders(n, bs), model, CrossEntropyLossFlat(), sgd)
+    return Learner(image_loaders(n, bs), model, CrossEntropyLossFlat(), sgd)
 
 def unet(n, bs):
     x,_ = _images(n+n_valid, 8)
@@ -151,7 +151,7 @@ def _body_and_head(model): return [params(model[:-1]),params(model[-1])]
 
 def frozen(n, bs):
     model = nn.Sequential(*_body(nn.GroupNorm(2,4)), nn.Linear(16,3))
-    learn = Learner(_image_loaders(n, bs), model, CrossEntropyLossFlat(), sgd, splitter=_body_and_head)
+    learn = Learner(image_loaders(n, bs), model, CrossEntropyLossFlat(), sgd, splitter=_body_and_head)
     learn.freeze()
     return learn
 
@@ -167,7 +167,7 @@ class OwnStep(Learner):
     def own_loss(self, pred, *yb): return self.loss_func(pred, *yb) + 0.1*pred.pow(2).mean()
     def _backward(self): torch.autograd.backward(self.loss_grad)
 
-def own_step(n, bs): return OwnStep(_image_loaders(n, bs), _flat_net(), CrossEntropyLossFlat(), sgd)
+def own_step(n, bs): return OwnStep(image_loaders(n, bs), _flat_net(), CrossEntropyLossFlat(), sgd)
 
 def n_targets(learn):
     "What the loss averages over, counted without our own way of counting"
@@ -369,5 +369,3 @@ class Learners:
         return learn
 
 def _no_log(*args): pass
-
-__all__ = ['Learners','companions','does_not_apply','lr','models','n_targets','TensorBoardCallback']

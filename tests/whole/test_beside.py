@@ -28,8 +28,7 @@ def hooked(hook, which=slice(None)):
     for p in list(model.parameters())[which]: p.register_post_accumulate_grad_hook(hook)
     return model
 
-@pytest.mark.parametrize('n_acc', [4, {0: 1, 1: 4}])
-@pytest.mark.parametrize('hook,which', [(steps_at_once,slice(None)),(steps_on_data,slice(None)),(steps_at_once,slice(3,4))])
+@pytest.mark.parametrize('hook,which,n_acc', [(steps_at_once,slice(None),4),(steps_on_data,slice(None),{0: 1, 1: 4}),(steps_at_once,slice(3,4),4)])
 def test_an_optimizer_in_the_backward_pass(hook, which, n_acc):
     "Is refused in the first window of several, with the values as they were"
     learn,values = learner(GradAccum(n_acc), model=hooked(hook, which)),[]
@@ -39,10 +38,7 @@ def test_an_optimizer_in_the_backward_pass(hook, which, n_acc):
     with pytest.raises(ValueError, match='changes its value in the backward pass.*of 4 micro-batches it would take 4 steps.*take an optimizer'):
         learn.fit(2, 0.1)
     assert torch.equal(flat(learn), values[-1]) and len(values)==(1 if n_acc==4 else 17)
-    assert not learn.grad_accum._values
-
-def test_not_without_windows():
-    learner(GradAccum(1), model=hooked(steps_at_once)).fit(1, 0.1)
+    learner(GradAccum(1), model=hooked(hook, which)).fit(1, 0.1) # Without windows it may
 
 @pytest.mark.parametrize('nan', [False,True])
 def test_a_hook_may_look(nan):
@@ -59,14 +55,6 @@ def test_parts_of_a_batch_are_not_tried_on_hooks():
     before = flat(learn).clone()
     with pytest.raises(ValueError, match=r'would be called for parts of a batch too.*use GradAccum\(2\)'): learn.fit(1, 0.1)
     assert torch.equal(flat(learn), before)
-
-def test_nothing_is_copied_later():
-    seen = []
-    class Look(Callback):
-        order = GradAccum.order+1
-        def before_backward(self): seen.append(bool(self.learn.grad_accum._values))
-    learner(GradAccum(4), Look(), model=hooked(lambda p: None)).fit(1, 0.1)
-    assert seen==[True]*4+[False]*12
 
 # Another one that accumulates
 
@@ -89,17 +77,12 @@ def test_a_foreign_accumulator(cbs):
         learn.fit(2, 0.1)
     assert torch.equal(flat(learn), before) and not any(p.grad.any() for p in learn.model.parameters())
 
-def test_beside_one_that_lets_steps_through():
-    learner(GradAccum(4), Foreign(8)).fit(1, 0.1)
-
 @pytest.mark.parametrize('cb', [
-    RaiseAt('before_step', CancelStepException, order=-5), RaiseAt('before_step', CancelStepException, order=70),
-    RaiseAt('before_batch', CancelBatchException), RaiseAt('after_loss', CancelBatchException), RaiseAt('before_backward', CancelBackwardException, order=70),
-    RaiseAt('after_backward', CancelTrainException, 2), RaiseAt('before_step', CancelTrainException, order=70),
-    RaiseAt('after_backward', CancelEpochException, 2), RaiseAt('before_train', CancelEpochException), RaiseAt('after_backward', CancelFitException, 2),
-], ids=lambda o: f'{o.event} {o.exc.__name__}')
+    Foreign(8), RaiseAt('before_step', CancelStepException, order=-5), RaiseAt('before_step', CancelStepException, order=70),
+    RaiseAt('before_batch', CancelBatchException), RaiseAt('before_backward', CancelBackwardException, order=70),
+    RaiseAt('before_step', CancelTrainException, order=70), RaiseAt('before_train', CancelEpochException), RaiseAt('after_backward', CancelFitException, 2)])
 def test_no_step_for_another_reason(cb):
-    "A step that was skipped, batches without gradients, a training that was cancelled"
+    "Another one that lets steps through, a step that was skipped, batches without gradients, a training that was cancelled"
     learner(GradAccum(4), cb).fit(1, 0.1)
 
 # DDP with a static graph

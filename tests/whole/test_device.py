@@ -99,15 +99,11 @@ def numbers(learn):
 # It comes to the same numbers
 
 kept = lambda learn: (learn.y!=-100).sum() # noqa: E731
-ways = {'GradAccum': lambda: GradAccum(3), 'a count': lambda: GradAccum(3, count=kept), 'a count here': lambda: GradAccum(3, count=lambda o: kept(o).cpu()),
-        'a count or a number': lambda: GradAccum(3, count=lambda o: int(kept(o)) if o.iter%2 else kept(o)),
-        'of one': lambda: GradAccum(1), 'by epoch': lambda: GradAccum({0: 1, 1: 4}),
-        'split': lambda: GradAccum(3, on_oom='split'), 'NoiseScale': lambda: NoiseScale(every=2, n_micro=2),
-        'of windows': lambda: [GradAccum(3), NoiseScale()],
-        'ScaledLR': lambda: [GradAccum(3), ScaledLR(4, sqrt_scaling)], 'BatchSchedule': lambda: BatchSchedule({0: 4, 1: 12}),
+ways = {'GradAccum': lambda: GradAccum(3), 'a count or a number': lambda: GradAccum(3, count=lambda o: int(kept(o)) if o.iter%2 else kept(o)),
+        'by epoch': lambda: GradAccum({0: 1, 1: 4}), 'split': lambda: GradAccum(3, on_oom='split'), 'NoiseScale': lambda: NoiseScale(every=2, n_micro=2),
+        'of windows': lambda: [GradAccum(3), NoiseScale()], 'ScaledLR': lambda: [GradAccum(3), ScaledLR(4, sqrt_scaling)],
         'of progress': lambda: BatchSchedule(SchedExp(4, 24), max_micro_bs=8)}
-fits = [*((nm,'tokens') for nm in ways), ('split','bn'), ('NoiseScale','bn'), ('of windows','weights'), ('of windows','sum'),
-        ('GradAccum','unknown')]
+fits = [*((nm,'tokens') for nm in ways), ('split','bn'), ('NoiseScale','bn'), ('of windows','weights'), ('of windows','sum'), ('GradAccum','unknown')]
 
 class Where(Callback):
     "After Recorder has seen the loss, it is still where it was"
@@ -128,15 +124,11 @@ def test_a_training_comes_to_the_same(nm, kind):
     for a,b in zip(numbers(here), numbers(there)): np.testing.assert_allclose(a, b, rtol=1e-6)
     if hasattr(there, 'noise_scale'): np.testing.assert_allclose(here.noise_scale.moments, there.noise_scale.moments, rtol=1e-4 if kind=='bn' else 1e-9)
 
-def plan_of(learn, **kwargs): return learn.bs_find(0.01, num_it=60, n_batch=3, show_plot=False, **kwargs)
+def plan_of(learn): return learn.bs_find(0.01, num_it=60, n_batch=3, show_plot=False)
 
 def found(learn):
     plan = plan_of(learn)
     return plan.noise_scale,*plan.ci,plan.micro_bs>0,len(plan.df),plan.df.g_sq.sum()
-
-def checked(learn, **kwargs):
-    res = learn.check_accum(**kwargs)
-    return [res.error<1e-9]
 
 def oom_beyond(most, learn):
     "The model runs out of memory with more than `most` items"
@@ -152,7 +144,7 @@ def in_pieces(learn):
 
 def largest(learn):
     oom_beyond(11, learn)
-    return learn.max_bs_find(max_bs=24),
+    return [learn.max_bs_find(max_bs=24)]
 
 def reported(learn):
     rows = learn.memory_report()
@@ -179,9 +171,10 @@ def without_batchnorm(learn):
     learn.fit(1, 0.05, cbs=GradAccum(3))
     return numbers(learn)
 
-entries = {'bs_find': found, 'check_accum': checked, 'check_accum of a loop': lambda learn: [learn.check_accum(PlainLoop(3)).error>1e-3],
-           'max_bs_find': largest, 'on_oom=split': in_pieces, 'memory_report': reported, 'bs_verify': verified, 'fit_grow': grown, 'unchanged': tried,
-           'bn_to_gn': without_batchnorm, 'batch_size': lambda learn: [batch_size(learn.add_cb(GradAccum(3)))]}
+entries = {'bs_find': found, 'check_accum': lambda learn: [learn.check_accum().error<1e-9],
+           'check_accum of a loop': lambda learn: [learn.check_accum(PlainLoop(3)).error>1e-3], 'max_bs_find': largest, 'on_oom=split': in_pieces,
+           'memory_report': reported, 'bs_verify': verified, 'fit_grow': grown, 'unchanged': tried, 'bn_to_gn': without_batchnorm,
+           'batch_size': lambda learn: [batch_size(learn.add_cb(GradAccum(3)))]}
 
 @pytest.mark.parametrize('nm', entries)
 @on_acc
@@ -215,16 +208,12 @@ def assert_adds(most, cbs, kind, **kwargs):
     bare,now = n_waits((), kind, **kwargs),n_waits(cbs, kind, **kwargs)
     assert now.total()-bare.total()<=most, f"{now.total()-bare.total()} waits more, {most} allowed: {(now-bare).most_common()}"
 
-watched = {'GradAccum': (lambda: GradAccum(8), 0),
-           'all': (lambda: [GradAccum(8), NoiseScale(), ScaledLR(4, sqrt_scaling)], 1), 'count': (lambda: GradAccum(8, count=kept), 0),
-           'count here': (lambda: GradAccum(8, count=lambda learn: torch.tensor(8.)), 0), 'number': (lambda: GradAccum(8, count=lambda learn: 8), 0)}
-
-@pytest.mark.parametrize('nm,kind', [*(('all',kind) for kind in ('tokens','weights','sum','mse')), ('GradAccum','tokens')])
+@pytest.mark.parametrize('kind', ['tokens','weights','sum','mse'])
 @on_acc
-def test_none_per_micro_batch_and_one_per_window(nm, kind):
-    "Three windows of eight micro-batches"
-    make,per_window = watched[nm]
-    assert_adds(per_window*3, make(), kind)
+def test_none_per_micro_batch_and_one_per_window(kind):
+    "Three windows of eight micro-batches; `GradAccum` alone waits for none of them"
+    assert_adds(0, GradAccum(8), kind)
+    assert_adds(3, [GradAccum(8), NoiseScale(), ScaledLR(4, sqrt_scaling)], kind)
 
 class WandbCallback(Callback): "In the place of fastai's, which waits for the loss of each batch"
 
@@ -238,12 +227,14 @@ def test_what_is_logged_is_there_already():
         assert_adds(3, [GradAccum(8),NoiseScale(),WandbCallback()], 'tokens')
     assert len([o for o in seen if 'noise/g_sq' in o])==3 and all(type(v) in (int,float) for o in seen for v in o.values())
 
-@pytest.mark.parametrize('nm,kind', [('GradAccum','unknown'),('count','tokens'),('count here','mse'),('number','tokens')])
+counts = {'none': None, 'there': kept, 'here': lambda learn: torch.tensor(8.)}
+
+@pytest.mark.parametrize('nm,kind', zip(counts, ('unknown','tokens','mse')))
 @pytest.mark.filterwarnings('ignore:GradAccum cannot tell', 'ignore:The loss')
 @on_acc
 def test_a_loss_of_which_nothing_is_known_is_asked_now_and_then(nm, kind):
     "In the first window and the second"
-    assert_adds(2, watched[nm][0](), kind)
+    assert_adds(2, GradAccum(8, count=counts[nm]), kind)
 
 @pytest.mark.parametrize('kind', ['tokens','dropout'])
 @on_acc
@@ -268,15 +259,13 @@ interrupted = {'bs_find': plan_of, 'max_bs_find': lambda learn: learn.max_bs_fin
           'check_accum': lambda learn: learn.check_accum(), 'unchanged': tried,
           'bs_verify': lambda learn: learn.bs_verify(0.05, n_epoch=6, sizes=[4,8], rates=(1,), n_runs=1, equal='items')}
 
-trials = {nm: f for nm,f in interrupted.items() if nm!='bs_verify'} # It takes the longest
-
-@pytest.mark.parametrize('nm', trials)
+@pytest.mark.parametrize('nm', [o for o in interrupted if o!='bs_verify']) # It takes the longest
 @on_acc
 def test_a_trial_leaves_it_as_it_was(nm):
     learn = learner(kind='dropout', opt_func=Adam)
     learn.fit(1, 0.01)
     before = all_of(learn)
-    trials[nm](learn)
+    interrupted[nm](learn)
     assert_unchanged(learn, before)
 
 @pytest.mark.parametrize('nm,event', zip(interrupted, ('before_backward','after_loss','after_pred','after_backward','before_step','after_step')))
@@ -292,8 +281,7 @@ def test_an_interrupted_trial_too(nm, event):
 def left(learn): return {**picture(learn, ids=False, only=('model','opt','loss','xb','yb')), 'device': torch.acc.get_rng_state().tolist()}
 
 observers = {'NoiseScale of parts': (lambda: NoiseScale(every=2, n_micro=2),lambda: []), 'of windows': (lambda: [GradAccum(3), NoiseScale()],
-    lambda: GradAccum(3)), 'GradAccum(1)': (lambda: GradAccum(1),lambda: []), 'ScaledLR at 1': (lambda: ScaledLR(4),lambda: []),
-    'of parts beside GradAccum': (lambda: [GradAccum(1), NoiseScale(every=2, n_micro=2)],lambda: [])}
+    lambda: GradAccum(3)), 'at 1': (lambda: [GradAccum(1), ScaledLR(4), NoiseScale(every=2, n_micro=2)],lambda: [])}
 
 @pytest.mark.parametrize('nm,precision', [*((nm,'single') for nm in observers), ('NoiseScale of parts','bf16')])
 @on_acc

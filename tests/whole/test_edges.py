@@ -15,13 +15,12 @@ import pytest
 import torch
 import fastai.callback.hook # noqa: F401, it adds `summary`
 from fastai.callback.core import Callback
-from fastai.callback.mixup import MixUp
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import fit_one_cycle, fine_tune, lr_find # noqa: F401, they are methods
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
-from fastai.optimizer import SGD, OptimWrapper
+from fastai.optimizer import OptimWrapper
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.learner.loop import callback_of
 from fastai_bs.utils.text import as_plain
@@ -38,13 +37,9 @@ takes = {'fix_bn': lambda **kw: BatchSchedule({0: 4}, **kw), 'scale_wd': lambda 
     'show_plot': lambda **kw: learner().bs_find(0.05, num_it=40, **kw), 'reset_opt': lambda **kw: learner().fit_grow(1, 0.05, max_bs=8, **kw)}
 
 @pytest.mark.parametrize('nm', takes)
-@pytest.mark.parametrize('v', ['no', 1, math.nan], ids=str)
-def test_what_is_neither_true_nor_false_is_refused(nm, v):
-    with pytest.raises(TypeError, match=f'`{nm}` must be'): takes[nm](**{nm: v})
-
-def test_truth_values_are_taken():
-    for nm in ('fix_bn','scale_wd','momentum_correction'):
-        for v in (True, np.bool_(False)): takes[nm](**{nm: v})
+def test_what_is_neither_true_nor_false_is_refused(nm):
+    for v in ('no',1):
+        with pytest.raises(TypeError, match=f'`{nm}` must be'): takes[nm](**{nm: v})
 
 # What JSON takes
 
@@ -99,14 +94,13 @@ def said(f):
         f()
     return [str(o.message) for o in w if 'shadowing' not in str(o.message)]
 
-@pytest.mark.parametrize('v,at,on_oom', [(math.nan,None,'raise'), (math.inf,None,'split'), (math.nan,[9],'split'), (-math.inf,[9],'raise')], ids=str)
+@pytest.mark.parametrize('v,at,on_oom', [(math.nan,None,'raise'), (-math.inf,[9],'split')], ids=str)
 def test_a_loss_that_is_not_finite_goes_where_the_large_batch_goes(v, at, on_oom):
     "Into the parameters, and nowhere else: no gradient is left, and NoiseScale says once what it left out"
     learn = learner(cbs=[GradAccum(2, on_oom=on_oom), NoiseScale(), Spoilt(v, at)])
     words = said(lambda: learn.fit(1, 0.05))
     assert not torch.isfinite(flat(learn)).all() and all(not p.grad.any() for p in learn.model.parameters())
     assert len(words)==1 and learn.noise_scale.n_dropped==(8 if at else 12)
-    if at is None: assert math.isnan(learn.recorder.losses[0]) or math.isinf(learn.recorder.losses[0])
 
 class Nothing(nn.Module):
     "A loss that the prediction has no part in, of a mean over items"
@@ -120,16 +114,12 @@ def test_gradients_of_zero_are_said(cbs):
     assert sum('All gradients that NoiseScale has seen are 0' in o for o in said(lambda: learn.fit(1, 0.05)))==1 and torch.equal(flat(learn), before)
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('lr', [0.05, 0])
-def test_a_plan_of_gradients_of_zero_is_refused(lr):
+def test_a_plan_and_a_check_of_gradients_of_zero():
     learn = learner(bs=8, loss_func=Nothing())
     before = picture(learn)
-    with pytest.raises(ValueError, match='All gradients of the mock training are 0'): learn.bs_find(lr, num_it=60)
+    with pytest.raises(ValueError, match='All gradients of the mock training are 0'): learn.bs_find(0.05, num_it=60)
+    assert learn.check_accum(2).verdict=='zero'
     assert changes(before, picture(learn))==[]
-
-@pytest.mark.filterwarnings('ignore')
-def test_a_check_of_gradients_of_zero_says_so():
-    assert learner(bs=8, loss_func=Nothing()).check_accum(2).verdict=='zero'
 
 def test_where_nothing_is_measured_it_is_said():
     learn = learner(3, 8, [GradAccum(2),NoiseScale()])
@@ -152,25 +142,12 @@ class Scale(nn.Module):
     def __init__(self): super().__init__(); self.w = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
     def forward(self, x): return x[:,:2]*self.w
 
-def bf16(bs):
-    items = [(x.bfloat16(),y.bfloat16()) for x,y in regression(96, dtype=torch.float32)]
-    return quiet_learner(loaders(items, bs), mlp(dtype=torch.bfloat16), opt_func=SGD)
-
 def test_one_parameter():
     large,small = (quiet_learner(loaders(regression(96), bs), Scale(), cbs=cbs) for bs,cbs in ((8,None),(4,[GradAccum(2),NoiseScale(),ScaledLR(8)])))
     for o in (large,small): o.fit(2, 0.01)
     torch.testing.assert_close(flat(large), flat(small), rtol=1e-12, atol=0)
     assert len(small.noise_scale.df)==24 and 0<small.noise_scale.noise_scale<math.inf
     assert quiet_learner(loaders(regression(96), 4), Scale()).check_accum(4).same
-
-def test_half_precision_parameters():
-    "To its own rounding; norms are taken in single precision"
-    large,small = bf16(8),bf16(4).add_cbs([GradAccum(2),NoiseScale()])
-    for o in (large,small): o.fit(1, 0.01)
-    assert flat(small).dtype is torch.bfloat16 and (flat(large).float()-flat(small).float()).abs().max()<0.02
-    single = quiet_learner(loaders(regression(96, dtype=torch.float32), 4), mlp(dtype=torch.bfloat16).float(), opt_func=SGD, cbs=[GradAccum(2),NoiseScale()])
-    single.fit(1, 0.01)
-    assert small.noise_scale.tr_sigma==pytest.approx(single.noise_scale.tr_sigma, rel=0.05)
 
 def test_batches_of_one_item():
     large,small = (quiet_learner(loaders(regression(40), bs), mlp(), cbs=cbs) for bs,cbs in ((8,None),(1,GradAccum(8))))
@@ -241,11 +218,10 @@ def test_a_callback_that_comes_too_late_says_so(nm, event):
     learn.fit(1, 0.05) # From the start it is welcome
     assert cb in learn.cbs and not cb.started
 
-@pytest.mark.parametrize('error', [KeyError, KeyboardInterrupt])
-def test_after_a_failure_it_may_come_too_late_again(error):
+def test_after_a_failure_it_may_come_too_late_again():
     cb = ScaledLR(8)
     learn = learner()
-    with pytest.raises(error): learn.fit(1, 0.05, cbs=[cb, RaiseAt('after_backward', error)])
+    with pytest.raises(KeyboardInterrupt): learn.fit(1, 0.05, cbs=[cb, RaiseAt('after_backward', KeyboardInterrupt)])
     with pytest.raises(ValueError, match='came to the learner when'): learn.fit(1, 0.05, cbs=Adds('before_fit', cb))
 
 # A look at a learner is no fit: fastai fires `before_fit` and `after_fit` in it all the same
@@ -335,9 +311,6 @@ def bare(learn):
 def interrupted(learn):
     with pytest.raises(KeyboardInterrupt): learn.fit(1, 0.05, cbs=[GradAccum(2),NoiseScale(),RaiseAt('after_backward', KeyboardInterrupt, at=3)])
 
-def refused(learn):
-    with pytest.raises(ValueError, match='Only one'): learn.fit(1, 0.05, cbs=[NoiseScale(),GradAccum(2),GradAccum(2)])
-
 def applied(learn):
     plan = learn.bs_find(0.05, num_it=40, show_plot=False).at(8)
     plan.apply(learn)
@@ -345,8 +318,7 @@ def applied(learn):
     plan.undo(learn)
 
 used = {**{nm: lambda learn,f=f: learn.fit(2, 0.05, cbs=f()) for nm,f in looked_at.items() if nm in ('noise','schedule')},
-    'interrupted': interrupted, 'refused': refused, 'applied': applied,
-    'bs_find': lambda learn: learn.bs_find(0.05, num_it=40, show_plot=False), 'max_bs_find': lambda learn: learn.max_bs_find(max_bs=4),
+    'interrupted': interrupted, 'applied': applied, 'max_bs_find': lambda learn: learn.max_bs_find(max_bs=4),
     'check_accum': lambda learn: learn.check_accum(2), 'bs_verify': lambda learn: learn.bs_verify(0.05, n_epoch=4, sizes=[2,4], rates=(1,), n_runs=1),
     'fit_grow': lambda learn: learn.fit_grow(2, 0.05, max_bs=8)}
 
@@ -392,8 +364,7 @@ def test_pictures_of_a_fit_outlive_its_callbacks_and_looks(tmp_path):
     assert _drawn(learn)==drawn==_drawn(pickle.loads(pickle.dumps(learn)))
     plt.close('all')
 
-twins = dict(accum=[partial(GradAccum, 2),partial(GradAccum, 3)], kinds=[partial(GradAccum, 2),partial(BatchSchedule, {0: 8})],
-    fastais=[partial(GradientAccumulation, 8),partial(GradAccum, 3)])
+twins = dict(kinds=[partial(GradAccum, 2),partial(BatchSchedule, {0: 8})], fastais=[partial(GradientAccumulation, 8),partial(GradAccum, 3)])
 
 @pytest.mark.parametrize('nm', twins)
 def test_a_twin_that_is_refused_takes_nothing_along(nm):
@@ -438,35 +409,12 @@ def test_a_validation_within_a_fit(event):
     torch.testing.assert_close(flat(a), flat(b), rtol=1e-10, atol=1e-14)
     assert len(b.validates.seen)==3 and not {'_do_epoch_train','one_batch'} & {*vars(b)}
 
-def test_a_validation_between_epochs_changes_no_window():
-    a,b = (learner(cbs=[BatchSchedule({0: 4, 1: 8}), *cbs]) for cbs in ([],[Validates('after_epoch')]))
-    for o in (a,b): o.fit(3, 0.05)
-    assert torch.equal(flat(a), flat(b)) and len(a.grad_accum.df)>1
-    pd.testing.assert_frame_equal(a.grad_accum.df, b.grad_accum.df)
-
 # Loaders of torch's
 
 def test_torch_loaders_say_their_size():
     def _learner(n, bs): return quiet_learner(DataLoaders(*(TorchDataLoader(regression(m), bs) for m in (n,2)), device='cpu'), mlp())
     assert any('counts micro-batches, not items: 32 x 4 = 128 items' in o for o in said(lambda: _learner(200, 4).fit(1, 0.01, cbs=GradAccum(32))))
     with pytest.raises(ValueError, match='yields 1 micro-batch in an epoch of 4 items with bs=8'): _learner(4, 8).bs_find(0.05)
-
-# What NoiseScale cannot cut
-
-def test_a_batch_that_cannot_be_cut_is_refused():
-    for learn in (learner(cbs=[GradAccum(1), NoiseScale(), MixUp()]),quiet_learner(loaders(regression(96), 2), mlp(), cbs=[GradAccum(1), NoiseScale()])):
-        with pytest.raises(ValueError, match='GradAccum\\(2\\)'): learn.fit(1, 0.05)
-
-# The end of a fit
-
-def test_progress_ends_at_one():
-    "Also where windows change in the middle of an epoch, and none goes back"
-    learn,seen = learner(100, cbs=BatchSchedule(lambda pct: 4+40*pct)),[]
-    look = Callback(after_batch=lambda self: seen.append(self.learn.pct_train) if self.learn.training else None)
-    look.order = 100
-    learn.add_cb(look)
-    learn.fit(3, 0.01)
-    assert learn.pct_train==pytest.approx(1, abs=1e-12) and (np.diff(seen)>-1e-12).all()
 
 # A ScaledLR that is kept
 
