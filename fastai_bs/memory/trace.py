@@ -88,8 +88,9 @@ class TracedStep:
         learn:Learner, # Left as it was
         order=None, # Indices of the items, in the order in which they are drawn; `None`: as the loader draws them
         precision:str=None, # 'fp32', 'fp16' or 'bf16'; `None`: as `learn` trains now
+        dl=None, # The loader whose batches are traced; `None`: the training loader
     ):
-        dl = learn.dls.train
+        dl = dl or learn.dls.train
         self.micro_bs = min(micro_batch_size(dl), n_items(dl))
         self.dtype = precisions[precision or _precision(learn)]
         self._takes_first = callback_of(learn, RNNCallback) is not None # Of what the model returns
@@ -123,7 +124,7 @@ class TracedStep:
     def __call__(self,
         bs:int, # Items in the micro-batch
     )->dict: # Bytes by row
-        "What is there at the peak of a step with `bs` items"
+        "What is there at the peak of a training step with `bs` items"
         live = LiveBytes()
         with _fake_tensors(self._mode), live:
             model = self._model.train()
@@ -148,3 +149,16 @@ class TracedStep:
         known['activations'] = after_forward-taken
         known['workspace'] = set(live.at_peak)-after_forward-taken
         return {nm: sum(live.at_peak.get(o, 0) for o in known[nm]) for nm in self.rows}
+
+    def valid(self,
+        bs:int, # Items in the batch
+    )->int: # Bytes
+        "What is there at the peak of a validation batch of `bs` items: no gradient, and each activation for a moment"
+        live = LiveBytes()
+        with _fake_tensors(self._mode), live, torch.no_grad():
+            model = self._model.eval()
+            batch = self._items(bs)
+            for t in (*model.parameters(),*model.buffers(),*tensors(batch)): live.add(t)
+            self._loss(batch)
+        del self._held
+        return live.peak

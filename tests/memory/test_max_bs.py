@@ -27,6 +27,7 @@ from fastai_bs.finder import bs_find as finder # noqa: F401 (it patches `bs_find
 from fastai_bs.memory import max_bs
 from fastai_bs.memory.max_bs import largest
 from fastai_bs.memory.report import card_of, measured_report
+from fastai_bs.memory.trace import TracedStep
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
@@ -205,6 +206,18 @@ def test_limit_of_a_cpu(monkeypatch):
     assert learn.max_bs_find(margin=0)==13 and learn.max_bs_find(limit=inf)==50 and learn.max_bs_find(limit='1GB')==50
     monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: inf)
     assert limited(13).max_bs_find()==13
+
+def test_for_validation():
+    "No training step is run; by a limit as traced, a tenth of the memory of a training holds no gradient"
+    learn = limited(13, 'validation')
+    assert search(learn, for_='valid')==13 and not [o for o in seen(learn) if o[1]]
+    learn = limited(1000, bs=8)
+    step = TracedStep(learn, dl=learn.dls.valid)
+    assert step.valid(30)<sum(step(30).values())
+    assert search(learn, limit=step.valid(30), margin=0, for_='valid')==30
+    res = search(learn, limit='100B', for_='valid')
+    assert isinstance(res, ValueError) and "`limit`=100 B does not hold a validation batch of one item" in str(res)
+    assert isinstance(search(learn, for_='test'), ValueError)
 
 def test_a_card_by_its_name(capsys):
     assert limited(1000, cbs=ProgressCallback()).max_bs_find(limit='t4')==50 and capsys.readouterr().out==f"{card_of('T4')}\n"
