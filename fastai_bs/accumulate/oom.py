@@ -10,6 +10,7 @@ __all__ = ['refuse_split', 'KeptBatch', 'in_main_memory', 'SplitBatches']
 # %% ../../nbs/accumulate/05_oom.ipynb #85771061
 import math, warnings, torch
 from dataclasses import dataclass, replace
+from functools import partial
 from torch import Tensor
 from torch.amp import GradScaler
 from fastai.callback.core import CancelBatchException
@@ -20,8 +21,7 @@ from ..learner.ranks import trains_together
 from ..learner.snapshot import free_memory, out_of_memory, restart_point
 from ..learner.loaders import rows_of, slices
 from ..learner.optimizer import Hypers, inner_opt
-from ..learner.loop import ScopedCallback, do_one_batch, fastais_one_batch, overridden_step, run_events, set_batch
-from ..learner.loop import to_device
+from ..learner.loop import ScopedCallback, do_one_batch, fastais_one_batch, overridden_step, run_events, set_batch, to_device
 from .losses import refuse_loss
 from .window import Window, whole_loss
 
@@ -74,9 +74,8 @@ class SplitBatches:
         self.clear()
 
     def clear(self):
-        "Forget the window and the batch"
-        self.kept,self.parts = [],[]
-        self.buffers = self.norms = self.whole = None
+        "Forget the window"
+        self.kept,self.buffers,self.norms = [],[],None
         self.is_last = True # Is this the last part of its batch?
         self.was_reported = False # Have `on_window`'s functions had the window's gradient?
 
@@ -84,24 +83,27 @@ class SplitBatches:
         learn = self.learn
         if not learn.training: return fastais_one_batch(learn, i, b) # Somebody validates within the epoch
         self._keep(i, b)
-        again = False
-        while True:
-            try:
-                if again: self._run_again()
-                elif self.n_parts>1: self._run(i, b)
-                else: fastais_one_batch(learn, i, b)
-                break
-            except Exception as e:
-                if not self._curable(e): raise
-            # Out of the `except` block the traceback no longer holds what the step held
+        if self.n_parts>1: run = partial(self._run, i, b)
+        else: run = partial(fastais_one_batch, learn, i, b)
+        n_parts = self.n_parts
+        while self._runs_out(run):
             self.n_parts *= 2
-            again = True
-            free_memory(learn)
-        if again: self._warn(find_bs(b))
+            free_memory(learn) # By here no traceback holds what the step held
+            run = self._run_again
+        if self.n_parts>n_parts: self._warn(find_bs(b))
+
+    def _runs_out(self, run):
+        "Does memory run out, so that the window can be run again?"
+        try: run()
+        except Exception as e:
+            if not self._curable(e): raise
+            return True
+        return False
 
     def _warn(self, m):
-        warnings.warn(f"Out of memory with {m} items at a time: from here on each batch of the loader is trained on in {self.n_parts} parts. Batch size "
-                      f"and gradient stay the same. {self.accum.instead(math.ceil(m/self.n_parts))} that from the start", stacklevel=3)
+        warnings.warn(
+            f"Out of memory with {m} items at a time: from here on each batch of the loader is trained on in {self.n_parts} parts. Batch size and gradient "
+            f"stay the same. {self.accum.instead(math.ceil(m/self.n_parts))} that from the start", stacklevel=3)
 
     def before_step(self, opt):
         "What can be checked after an error in the step; is this the first time that the step is tried?"
@@ -129,8 +131,9 @@ class SplitBatches:
         if accum.micro.done or accum.micro.skips or is_past_step: return False # Past the backward pass of the batch, or past the step
         if not out_of_memory(e) or self.n_parts>=max(find_bs(o.batch) for o in self.kept): return False
         if not accum.stepped or _same(_step_norms(self.learn.opt), self.norms): return True
-        raise RuntimeError("Memory ran out in the optimizer step when part of the parameters had already moved, which cannot be taken back: go on from a saved "
-                           "model, with smaller batches and more accumulation, or an optimizer that keeps less") from e
+        raise RuntimeError(
+            "Memory ran out in the optimizer step when part of the parameters had already moved, which cannot be taken back: go on from a saved model, with "
+            "smaller batches and more accumulation, or an optimizer that keeps less") from e
 
     def _run_again(self):
         "The window from its start"
@@ -158,29 +161,31 @@ class SplitBatches:
     # A batch in parts
 
     def _cut(self, i, b):
+        "The parts of a batch, of which the learner has the first, and the whole as its inputs and targets"
         learn = self.learn
-        learn.iter,b = i,to_device(learn, b)
+        learn.iter = i
+        b = to_device(learn, b)
         bs = find_bs(b)
-        self.parts = [rows_of(b, bs, s, "GradAccum(on_oom='split')", "use on_oom='raise', and smaller batches") for s in slices(bs, self.n_parts)]
+        parts = [rows_of(b, bs, s, "GradAccum(on_oom='split')", "use on_oom='raise', and smaller batches") for s in slices(bs, self.n_parts)]
         set_batch(learn, b)
-        self.whole = learn.xb,learn.yb
-        self._take(0)
+        whole = learn.xb,learn.yb
+        self._take(parts, 0)
+        return parts,whole
 
-    def _take(self, k):
-        self.is_last = k==len(self.parts)-1
-        set_batch(self.learn, self.parts[k])
+    def _take(self, parts, k):
+        self.is_last = k==len(parts)-1
+        set_batch(self.learn, parts[k])
 
     def _run(self, i, b):
         "A batch in parts, with its events"
-        self._cut(i, b)
-        run_events(self.learn, self._do_parts, 'batch', CancelBatchException)
+        run_events(self.learn, partial(self._do_parts, *self._cut(i, b)), 'batch', CancelBatchException)
 
     def _add(self, kept):
         "A batch whose events have been fired before: add its gradient to the window's"
-        self._cut(kept.i, kept.batch)
+        parts,whole = self._cut(kept.i, kept.batch)
         try:
             self._part_begins()
-            self._do_parts()
+            self._do_parts(parts, whole)
         except CancelBatchException:
             if not self.accum.micro.skips: self.accum.drop_window()
         self.accum.new_micro()
@@ -193,14 +198,14 @@ class SplitBatches:
             elif not isinstance(cb, (ScopedCallback,ParamScheduler)): cb('before_batch')
         hypers.restore(self.learn.opt)
 
-    def _do_parts(self):
+    def _do_parts(self, parts, whole):
         "The parts one by one, and afterwards the learner as after the whole batch"
         learn,accum = self.learn,self.accum
         elems,losses,preds,cancelled = [],[],[],None
-        for k in range(len(self.parts)):
+        for k in range(len(parts)):
             if k:
                 accum.new_micro()
-                self._take(k)
+                self._take(parts, k)
                 self._part_begins()
             cancelled = None
             try: do_one_batch(learn)
@@ -211,10 +216,10 @@ class SplitBatches:
             losses.append(to_detach(learn.loss, cpu=False))
             preds.append(to_detach(learn.pred, cpu=False))
 
-        learn.xb,learn.yb = self.whole
+        learn.xb,learn.yb = whole
         if all(n is not None for n in elems): # Else somebody skipped a backward pass
             accum.window.micro = replace(accum.micro, elems=sum(elems))
-            parts,reduction = Window(elems=elems, losses=losses),accum.counter.reduction
-            learn.loss = whole_loss(parts.sums(reduction), reduction, losses[0])
+            reduction = accum.counter.reduction
+            learn.loss = whole_loss(Window(elems=elems, losses=losses).sums(reduction), reduction, losses[0])
             learn.pred = to_concat(preds)
         if cancelled is not None: raise cancelled

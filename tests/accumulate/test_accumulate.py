@@ -407,7 +407,9 @@ def test_training_cancelled_at_a_step(event, order, again):
 
 class CancelLast(Callback):
     "Cancels each epoch's last micro-batch"
-    def __init__(self, event, order): self.order = order; setattr(self, event, self._cancel)
+    def __init__(self, event, order):
+        self.order = order
+        setattr(self, event, self._cancel)
     def _cancel(self):
         if self.iter==self.n_iter-1: raise CancelBatchException
 

@@ -230,7 +230,7 @@ def test_nothing_is_kept():
     learn = learner([Strike('after_pred', range(100), most=2, times=100)])
     fit(learn)
     accum = learn.grad_accum
-    assert accum._in_parts.kept==[] and accum._in_parts.buffers is None and 'one_batch' not in vars(learn)
+    assert accum._in_parts.kept==accum._in_parts.buffers==[] and 'one_batch' not in vars(learn)
     learn.remove_cb(learn.strike)
     learn.logger = print
     pickle.loads(pickle.dumps(accum))
