@@ -6,12 +6,11 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/advice.html.md"""
 
 # %% auto #0
 __all__ = ['unmeasured', 'stay_reasons', 'ended_above', 'headline', 'sum_factor', 'why', 'cautions', 'good_to_know',
-           'step_time_text', 'numbers_text', 'plan_words', 'plan_paragraph', 'plan_text', 'plan_html', 'plan_details']
+           'step_time_text', 'numbers_text', 'plan_words', 'plan_text', 'plan_html', 'plan_details']
 
 # %% ../../nbs/finder/08_advice.ipynb #e6d362c1
 import math, textwrap
-from ..utils.text import counted, marked_size, num, percent, rate_text, time_text, with_interval, details_of, in_html
-from ..utils.text import in_text, paragraph
+from ..utils.text import counted, details_of, in_html, in_text, marked_size, num, percent, rate_text, time_text, with_interval
 from ..schedule.scaled_lr import scale_lr
 from .steps import Duration, fastest_bs
 from .mock_cycle import least_windows, steps_least
@@ -330,12 +329,6 @@ def plan_words(
     else: words |= dict(run=_measure_again(plan))
     words |= dict(why=why(plan), caution=list(cautions(plan))[:most])
     return {kind: texts for kind,texts in words.items() if texts}
-
-def plan_paragraph(
-    plan, # A `BatchPlan`
-)->str:
-    "The words of `plan_text` in one paragraph"
-    return paragraph(plan_words(plan))
 
 def _more(plan):
     "Where the rest is, and which random numbers were asked for"

@@ -98,8 +98,8 @@ class BSFinder(Callback):
         self.own_lr,self.in_epoch = self.learn.lr,epoch_len(self.learn)
         self.known_micro_bs = known_micro_bs(self.learn.dls.train)
         self.adam,self.decay = divides_by_size(self.learn),decay_of(self.learn)
-        n_trained,n_all = (sum(p.numel() for p in self.learn.model.parameters() if p.requires_grad or o) for o in (False,True))
-        self.trained = n_trained/n_all
+        params = list(self.learn.model.parameters())
+        self.trained = sum(p.numel() for p in params if p.requires_grad)/sum(p.numel() for p in params)
 
     def after_backward(self):
         self.micro_bs = max(self.micro_bs, find_bs(self.yb))

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from fastcore.basics import first
 from ..utils.checks import check_whole
-from ..utils.text import as_plain
+from ..utils.text import as_plain, paragraph
 from ..accumulate.grad_accum import GradAccum
 from ..noise.estimator import NoiseEstimate
 from ..schedule.rules import adam_gain, adascale_gain, decay_factor, linear_scaling, no_scaling, sqrt_scaling
@@ -25,7 +25,7 @@ from .steps import (Duration, balanced_bs, best_split, candidates, check_reachab
 from .mock_cycle import least_windows
 from .apply import code_of, refuse_other, set_back, set_up
 from .plots import plot_plan
-from .advice import plan_details, plan_html, plan_paragraph, plan_text
+from .advice import plan_details, plan_html, plan_text, plan_words
 
 # %% ../../nbs/finder/09_plan.ipynb #58b6009d
 @dataclass(frozen=True)
@@ -412,7 +412,7 @@ class BatchPlan:
     @property
     def code(self)->str: return code_of(self) # The line to paste
     @property
-    def advice(self)->str: return plan_paragraph(self) # What to do, how, why, and what to keep in mind
+    def advice(self)->str: return paragraph(plan_words(self)) # What to do, how, why, and what to keep in mind
 
     def details(self): # A string, which a notebook shows with a table
         "Everything there is to say: all cautions, what else is good to know, the numbers, and the candidates"
