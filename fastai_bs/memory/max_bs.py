@@ -217,7 +217,7 @@ def _valid_bound(learn, limit, order, margin):
     good = (step.micro_bs,one) if one<=size else (0,one-per_item*step.micro_bs)
     res = largest_that_fits(step.valid, size, good, max(good[0]+1, math.floor((size-one)/per_item+step.micro_bs)))
     if res: return res
-    raise ValueError(f"`limit`={bytes_text(size)} does not hold a validation batch of one item: take a smaller model or a higher `limit`")
+    raise ValueError(f"`limit`={bytes_text(size/(1-margin))} less `margin`={margin:g} does not hold a validation batch of one item: take a smaller model or a higher `limit`")
 
 # %% ../../nbs/memory/03_max_bs.ipynb #4e478920
 def _check_sizes(dl, start, max_bs, n_steps):

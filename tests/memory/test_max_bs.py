@@ -216,7 +216,7 @@ def test_for_validation():
     assert step.valid(30)<sum(step(30).values())
     assert search(learn, limit=step.valid(30), margin=0, for_='valid')==30
     res = search(learn, limit='100B', for_='valid')
-    assert isinstance(res, ValueError) and "`limit`=100 B does not hold a validation batch of one item" in str(res)
+    assert isinstance(res, ValueError) and "`limit`=100 B less `margin`=0.05 does not hold a validation batch of one item" in str(res)
     assert isinstance(search(learn, for_='test'), ValueError)
 
 def test_a_card_by_its_name(capsys):
