@@ -132,7 +132,7 @@ class NoiseScale(ScopedCallback):
     def look_back(self)->int: return round(1/(1-self.beta)) # Measurements that the moving means look back on
 
     def add(self,
-        measurement:Measurement=None, # Of the window under way; `None`: nothing was measured
+        measurement:Measurement=None, # The window under way; `None`: nothing was measured
     ):
         "Take a measurement in, if its gradients are finite and no item was in it twice"
         if measurement is None or measurement.n_micro<2: return

@@ -63,7 +63,7 @@ class RankWindow(NamedTuple):
 
 def to_floats(
     scalars:list, # Numbers and tensors without dimensions
-    sq:Tensor, # Of one dimension
+    sq:Tensor, # With one dimension
 )->tuple: # Two lists of floats
     "All of a window's numbers, in one transfer from the device"
     there = [o.to(sq).reshape(1) for o in scalars if isinstance(o, Tensor)]
@@ -160,7 +160,7 @@ class Measurement(NamedTuple):
         return moments_of_sums(self.n_micro, self.n_elems, self.total, self.sq_mean)
 
 def weighed_window(
-    w:RankWindow, # Of this rank
+    w:RankWindow, # What this rank has
     n_ranks:int=1, # That train together
 )->Measurement:
     "A window where the gradient in `.grad` is the mean over the elements of all ranks"
@@ -171,7 +171,7 @@ def weighed_window(
     return Measurement(n_micro, n_elems, int(n_items), total, sq_mean)
 
 def unweighed_window(
-    w:RankWindow, # Of this rank: its one batch
+    w:RankWindow, # What this rank has: its one batch
     n_ranks:int, # That train together
     is_sum:bool, # Is the loss a sum over elements?
 )->Measurement:

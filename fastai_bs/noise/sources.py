@@ -152,7 +152,7 @@ class FromParts(Source):
         learn, # The learner that trains
         n_micro:int, # Parts of a batch
         every=None, # As in `Source`
-        accum:GradAccum=None, # Of the learner, which counts the elements of the loss; this batch is a window of its own
+        accum:GradAccum=None, # The learner's, which counts the elements of the loss; this batch is a window of its own
     ):
         super().__init__(learn, every)
         self.n_micro = n_micro

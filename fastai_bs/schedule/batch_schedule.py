@@ -207,10 +207,12 @@ class BatchSchedule(GradAccum):
         "Refuse sizes that cannot be, and say which are rounded"
         dl = self.learn.dls.train
         refuse_empty(dl)
-        most,own_bs,tried,rounded = n_items(dl),micro_batch_size(dl),set(),set()
+        n_train,own_bs = n_items(dl),micro_batch_size(dl)
+        tried,rounded = set(),set()
         for e in self.epochs:
             size = max(self.sizes_in(e))
-            if size>most: raise ValueError(f"A batch of {size:.0f} items in epoch {e} is more than the {most} of the training set: take at most those")
+            if size>n_train:
+                raise ValueError(f"A batch of {size:.0f} items in epoch {e} is more than the {n_train} of the training set: take at most those")
             micro_bs,n_acc = self.micro_batches(e)
             try: with_micro_bs(dl, micro_bs) if micro_bs not in tried else None
             except ValueError as err:

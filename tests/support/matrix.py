@@ -1,10 +1,9 @@
 """Which learner, with which of our tools, beside which companion: each two of them together in a cell that is tried out, and checked by a number
 
-`python tests/matrix.py` tries all cells and writes docs/matrix.md. What is done is kept in docs/_build/matrix.jsonl, from where `--resume` goes on."""
+`python tests/support/matrix.py` tries all cells and writes docs/matrix.md."""
 import argparse
 import contextlib
 import io
-import json
 import math
 import os
 import re
@@ -38,7 +37,6 @@ from helpers import as_it_was, changes, pairwise, picture, process
 from zoo import Learners, companions, does_not_apply, lr, models, n_targets
 
 page = Path(__file__).resolve().parents[2]/'docs'/'matrix.md'
-kept = page.parent/'_build'/'matrix.jsonl'
 
 # By hand
 
@@ -584,23 +582,15 @@ is the training that follows. Half precision is that of a CPU here; `torch.compi
 def main(argv=None):
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument('-n', type=int, default=2, help="processes")
-    ap.add_argument('--resume', action='store_true', help="keep what was found before")
     ap.add_argument('--only', nargs='*', default=[], help="cells of these models, entries and companions, without writing the page")
     args = ap.parse_args(argv)
     cells_in_order = cells()
     todo = [c for c in cells_in_order if not args.only or any(o in c for o in args.only)]
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    done = [json.loads(o) for o in kept.read_text().splitlines()] if args.resume and kept.exists() else []
-    done = [o for o in done if o['state']!='fails']
-    known = {(o['model'],o['entry'],o['companion']) for o in done}
-    todo = [c for c in todo if tuple(c) not in known]
-    begin = time.perf_counter()
-    with ProcessPoolExecutor(args.n, mp_context=get_context('spawn')) as pool, open(kept, 'w') as f:
-        for o in done: print(json.dumps(o), file=f)
+    done,begin = [],time.perf_counter()
+    with ProcessPoolExecutor(args.n, mp_context=get_context('spawn')) as pool:
         for i,fut in enumerate(as_completed([pool.submit(timed, c) for c in todo])):
             o = fut.result()
             done.append(o)
-            print(json.dumps(o), file=f, flush=True)
             print(f"{i+1:4}/{len(todo)} {o['seconds']:6.1f} s  {o['state']:8} {o['model']} | {o['entry']} | {o['companion']}" +
                   (f"\n{o['words']}" if o['state']!='works' else ''), flush=True)
     if not args.only: page.write_text(text(sorted(done, key=lambda o: cells_in_order.index((o['model'],o['entry'],o['companion'])))))
