@@ -16,8 +16,10 @@ def held(rule, *oks): return f"{'yes' if all(oks) else 'in part' if any(oks) els
 # Of the rows of a CSV: a figure in words, and whether the claim holds by a rule
 
 def memory(d):
-    return (f"what stays is counted to the byte in {d.exact.sum()} of {len(d)} trainings; {span((d.begins-d.report)/d.begins, '.0%')} of an item's bytes "
-            "is not seen"),held('exact in all', *d.exact)
+    ratio = (d.traced/d.peak).groupby(d.model).agg(['min','max'])
+    fine = ratio['min'].ge(0.9) & ratio['max'].le(1.05)
+    return (f"a step traced by these has {span(ratio[fine].stack(), '.2f')} of the allocator's peak in {fine.sum()} of {len(fine)} models",
+            held('0.9 to 1.05 in all', *fine))
 
 def accumulation(d):
     of = [d[d.epoch==e] for e in (1,2,3)]

@@ -9,6 +9,7 @@ __all__ = ['TrialSteps', 'TrialBatch', 'min_over_ranks', 'TrialSearch', 'ValidSe
 
 # %% ../../nbs/memory/03_max_bs.ipynb #bd9fb91d
 import math, time, torch, os
+from contextlib import suppress
 from fastcore.basics import noop, patch, store_attr
 from fastai.callback.core import (Callback, CancelBatchException, CancelEpochException, CancelFitException,
     CancelTrainException, CancelValidException)
@@ -68,7 +69,10 @@ class TrialSteps(Callback):
 class TrialBatch(Callback):
     "Ends a validation after its first batch"
     order = 1000 # After all others: what they do is part of the trial
-    def __init__(self, tick): self.tick = tick
+    def __init__(self,
+        tick, # Called after it
+    ):
+        self.tick = tick
     def after_batch(self):
         self.tick()
         raise CancelValidException
@@ -195,12 +199,10 @@ def _bound(learn, micro_bs, limit, order, margin):
         if limit is not None: raise
         return math.inf,math.nan # Whatever it is, the search will come upon it, or can do without the report
     if report is None: return 1,math.nan # The search will say that not even this fits
-    secs = report.secs
+    if limit is None and not report.per_item['total']>0: return math.inf,report.secs
     if next(learn.model.parameters()).device.type=='cpu': # Where no allocator has seen the peak
-        try: report = traced_report(learn, report.bs, order)
-        except Exception: pass # What has been measured is the next best
-    if limit is None and not report.per_item['total']>0: return math.inf,secs
-    return report.max_bs(size, margin),secs
+        with suppress(RuntimeError): return traced_report(learn, report.bs, order).max_bs(size, margin),report.secs
+    return report.max_bs(size, margin),report.secs # Also of what cannot be traced
 
 def _valid_bound(learn, limit, order, margin):
     "Items in a validation batch that `limit` holds by a trace, `inf` where nothing bounds them"
@@ -217,7 +219,8 @@ def _valid_bound(learn, limit, order, margin):
     good = (step.micro_bs,one) if one<=size else (0,one-per_item*step.micro_bs)
     res = largest_that_fits(step.valid, size, good, max(good[0]+1, math.floor((size-one)/per_item+step.micro_bs)))
     if res: return res
-    raise ValueError(f"`limit`={bytes_text(size/(1-margin))} less `margin`={margin:g} does not hold a validation batch of one item: take a smaller model or a higher `limit`")
+    raise ValueError(f"`limit`={bytes_text(size/(1-margin))} less `margin`={margin:g} does not hold a validation batch of one item: take a smaller model or "
+                     "a higher `limit`")
 
 # %% ../../nbs/memory/03_max_bs.ipynb #4e478920
 def _check_sizes(dl, start, max_bs, n_steps):

@@ -130,9 +130,14 @@ def check_margin(
     check_number('margin', margin, "the share of the memory that stays free", open_=False)
     if margin>=1: raise ValueError(f"`margin` must be the share of the memory that stays free, below 1, got {margin}")
 
-def largest_that_fits(total, limit, good, n, close=0.02):
-    """The largest number of items whose `total` is at most `limit`, or one within `close` of it; a first guess is `n`, and `good` a size that fits, with
-    its total
+def largest_that_fits(
+    total, # Function from a number of items to bytes
+    limit:float, # Bytes
+    good:tuple, # A number of items that fit, 0 too, and their bytes
+    n:int, # First guess, more than those
+    close:float=0.02, # A number whose bytes are within this share of `limit` is good enough
+)->int: # Items; 0 where none fits
+    """The largest number of items whose `total` is at most `limit`
 
     The peak is the largest of several sums that are linear in the items, so it is convex: on a line from a size that fits to one that does not, sizes fit.
     """

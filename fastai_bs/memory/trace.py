@@ -11,7 +11,6 @@ __all__ = ['precisions', 'LiveBytes', 'TracedStep']
 import torch, weakref
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from unittest.mock import patch as replaced
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -73,7 +72,10 @@ def _fake_tensors(mode):
     "Fake tensors in the block; fastai's own tensor classes, which they cannot be, are left out"
     own = torch.Tensor.as_subclass
     def _as_subclass(self, typ): return self if isinstance(self, FakeTensor) else own(self, typ)
-    with replaced.object(torch.Tensor, 'as_subclass', _as_subclass), mode: yield
+    torch.Tensor.as_subclass = _as_subclass
+    try:
+        with mode: yield
+    finally: torch.Tensor.as_subclass = own
 
 def _precision(learn):
     "As `learn` trains now"

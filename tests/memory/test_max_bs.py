@@ -383,7 +383,7 @@ def test_items_that_are_alike_or_cannot_be_told():
     (dict(max_bs=8.),TypeError,"`max_bs` must be a whole number of items, got 8.0"),
     (dict(n_steps=1),ValueError,"`n_steps` must be at least 2 steps, got 1: the optimizer's state is there from the second on"),
     (dict(start=9,max_bs=8),ValueError,"`start`=9 items are more than `max_bs`=8: begin with at most those"),
-    (dict(start=51),ValueError,"`start`=51 items are more than the 50 of the training set: begin with at most those"),
+    (dict(start=51),ValueError,"`start`=51 items are more than the 50 of the set: begin with at most those"),
     (dict(limit='many'),ValueError,"No card is known by the name 'many'"), (dict(limit=0),ValueError,"must be above 0 bytes and finite, got 0"),
     (dict(limit=nan),ValueError,"must be above 0 bytes and finite, got nan"), (dict(limit=True),TypeError,"A size in memory must be a number of bytes"),
     (dict(limit='200B'),ValueError,"The memory of the optimizer state alone is 272 B, more than `limit`=200 B less `margin`=0.05: take"),

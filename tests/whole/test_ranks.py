@@ -670,7 +670,7 @@ class Limited(nn.Module):
 def limited(rank, mosts):
     learn = quiet_learner(loaders(regression(96), 4), Limited(mlp(), mosts[rank]), cbs=[GradAccum(2)])
     before = everything(learn)
-    with learn.distrib_ctx(cpu=True, sync_bn=False): res = learn.max_bs_find()
+    with learn.distrib_ctx(cpu=True, sync_bn=False): res = learn.max_bs_find(margin=0)
     return res,[o for o in changes(before, everything(learn)) if o!='cbs']
 
 @pytest.mark.parametrize('mosts', [(50,21), (30,17,96)])
