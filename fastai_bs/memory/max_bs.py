@@ -201,15 +201,16 @@ def _bound(learn, micro_bs, limit, order, margin):
     if report is None: return 1,math.nan # The search will say that not even this fits
     if limit is None and not report.per_item['total']>0: return math.inf,report.secs
     if next(learn.model.parameters()).device.type=='cpu': # Where no allocator has seen the peak
-        with suppress(RuntimeError): return traced_report(learn, report.bs, order).max_bs(size, margin),report.secs
-    return report.max_bs(size, margin),report.secs # Also of what cannot be traced
+        traced = report # If it cannot be traced, or not at another size
+        with suppress(Exception): traced = traced_report(learn, report.bs, order)
+        with suppress(RuntimeError): return traced.max_bs(size, margin),report.secs
+    return report.max_bs(size, margin),report.secs
 
 def _valid_bound(learn, limit, order, margin):
     "Items in a validation batch that `limit` holds by a trace, `inf` where nothing bounds them"
     size = _limit_of(learn, limit)*(1-margin)
     if math.isinf(size): return math.inf
-    dl = learn.dls.loaders[1]
-    try: step = TracedStep(learn, order, dl=dl)
+    try: step = TracedStep(learn, order, ds_idx=1)
     except Exception:
         if limit is not None: raise
         return math.inf

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMo
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 from fastcore.basics import noop
-from fastai.callback.fp16 import AMPMode, MixedPrecision
+from fastai.callback.fp16 import AMPMode, MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.rnn import RNNCallback
 from fastai.learner import Learner
 from fastai.torch_core import to_float
@@ -90,19 +90,20 @@ class TracedStep:
         learn:Learner, # Left as it was
         order=None, # Indices of the items, in the order in which they are drawn; `None`: as the loader draws them
         precision:str=None, # 'fp32', 'fp16' or 'bf16'; `None`: as `learn` trains now
-        dl=None, # The loader whose batches are traced; `None`: the training loader
+        ds_idx:int=0, # The loader whose batches are traced: 0 for training, 1 for validation
     ):
-        dl = dl or learn.dls.train
-        self.micro_bs = min(micro_batch_size(dl), n_items(dl))
+        if callback_of(learn, NonNativeMixedPrecision): raise TypeError("NonNativeMixedPrecision changes the model as a training begins")
         self.dtype = precisions[precision or _precision(learn)]
         self._takes_first = callback_of(learn, RNNCallback) is not None # Of what the model returns
         self._opt_func,self._splitter = learn.opt_func,learn.splitter
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mock_training(learn), alone(learn), learn.no_bar():
+            dl = learn.dls.loaders[ds_idx]
+            self.micro_bs = min(micro_batch_size(dl), n_items(dl))
             batch = next(iter(with_micro_bs(dl, self.micro_bs, order)))
+            self._n_inp = getattr(learn.dls, 'n_inp', 1 if len(batch)==1 else len(batch)-1) # As `Learner` has it
             getattr(learn.model, 'reset', noop)() # Of a recurrent model: its hidden state may hold a graph
             with FakeCopyMode(self._mode): self._model,self._loss_func = deepcopy((learn.model,learn.loss_func))
-        self._n_inp = getattr(learn.dls, 'n_inp', 1 if len(batch)==1 else len(batch)-1)
         with self._mode: self._batch = tree_map_only(torch.Tensor, torch.empty_like, tuple(batch))
 
     def _items(self, bs):

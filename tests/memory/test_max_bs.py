@@ -212,7 +212,7 @@ def test_for_validation():
     learn = limited(13, 'validation')
     assert search(learn, for_='valid')==13 and not [o for o in seen(learn) if o[1]]
     learn = limited(1000, bs=8)
-    step = TracedStep(learn, dl=learn.dls.valid)
+    step = TracedStep(learn, ds_idx=1)
     assert step.valid(30)<sum(step(30).values())
     assert search(learn, limit=step.valid(30), margin=0, for_='valid')==30
     res = search(learn, limit='100B', for_='valid')

@@ -7,7 +7,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torchvision.models.resnet import BasicBlock
 from fastai.callback.core import Callback, CancelFitException
-from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.rnn import ModelResetter, RNNCallback
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import Adam, OptimWrapper, SGD
@@ -148,6 +148,10 @@ def test_what_cannot_be_traced():
     assert report.step is None and 'DataDependentOutputException' in report.untraced and 'measured, as it cannot be traced (' in repr(report)
     assert report.max_bs('1MB')>1
     with pytest.raises(ValueError, match="cannot be traced .*so its memory in fp16 is not known: leave out `precision`"): learn.memory_report(precision='fp16')
+
+def test_a_model_that_a_callback_changes():
+    "Half precision by hand begins with the fit"
+    with pytest.raises(TypeError, match='NonNativeMixedPrecision changes the model'): TracedStep(dense(cbs=NonNativeMixedPrecision()))
 
 @pytest.mark.parametrize('make,times', [('dense',1.3),('dense',40),('conv',4),('encoder',1.3)])
 def test_max_bs(make, times):
