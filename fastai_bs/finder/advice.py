@@ -265,7 +265,7 @@ def cautions(
     if plan.took>10 and plan.took>plan.epoch_time: yield f"Measuring took {time_text(plan.took)}, longer than an epoch: num_it= makes it shorter."
 
 # %% ../../nbs/finder/08_advice.ipynb #38ad4e2e
-ended_above = 0.14 # Share of trainings as planned, in benchmarks/keeps.md, with a validation loss more than 5% above today's
+ended_above = 0.1 # Share of trainings as planned, in benchmarks/keeps.md, with a validation loss more than 5% above today's
 
 def _promise(plan):
     "What came of trainings as planned, where this one is like those"
