@@ -209,7 +209,7 @@ class Window:
         self.iters.add(at)
 
     def sums(self, reduction='mean')->Totals:
-        "Of this rank's micro-batches so far, in the most precise float; those in which nothing counts add nothing, whatever their loss"
+        "Add up this rank's micro-batches so far, in the most precise float: those in which nothing counts add nothing, whatever their loss"
         return Totals(sum(self.elems), sum(loss_sum(n, loss, reduction) for n,loss in zip(self.elems, self.losses)), self.n_micro)
 
 # %% ../../nbs/accumulate/02_window.ipynb #eeb6ba09

@@ -268,8 +268,7 @@ def max_bs_find(self:Learner,
         bound,secs = _valid_bound(self, limit, orders[1], margin),math.nan
     bound = min_over_ranks(bound)
     most = min(bound, max_bs or math.inf, n_all)
-    if math.isinf(most): raise ValueError(f"The {'training' if trains else 'validation'} set does not say how many items it has, so the search has no end: "
-                                          "set `max_bs`")
+    if math.isinf(most): raise ValueError("The set does not say how many items it has, so the search has no end: set `max_bs`")
     most = int(most) # What ranks have agreed upon is a float
     begin = min(at if start or math.isinf(bound) else most, most)
     search.secs = secs*(n_steps+1/3) # The validation batch has no backward pass

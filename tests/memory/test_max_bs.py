@@ -412,7 +412,7 @@ def test_a_set_of_unknown_length():
         def __len__(self): return 5
     items = regression(40, dtype=f32)
     learn = limited(13, dls=DataLoaders(Long(Stream(items), bs=4, num_workers=0), DataLoader(items, bs=4, num_workers=0), device='cpu'))
-    with pytest.raises(ValueError, match="The training set does not say how many items it has, so the search has no end: set `max_bs`"):
+    with pytest.raises(ValueError, match="The set does not say how many items it has, so the search has no end: set `max_bs`"):
         learn.max_bs_find(limit=inf)
     assert learn.max_bs_find(limit=inf, max_bs=20)==13
 
