@@ -15,7 +15,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
-from fastcore.basics import noop
 from fastai.callback.fp16 import AMPMode, MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.rnn import RNNCallback
 from fastai.learner import Learner
@@ -102,7 +101,6 @@ class TracedStep:
             self.micro_bs = min(micro_batch_size(dl), n_items(dl))
             batch = next(iter(with_micro_bs(dl, self.micro_bs, order)))
             self._n_inp = getattr(learn.dls, 'n_inp', 1 if len(batch)==1 else len(batch)-1) # As `Learner` has it
-            getattr(learn.model, 'reset', noop)() # Of a recurrent model: its hidden state may hold a graph
             with FakeCopyMode(self._mode): self._model,self._loss_func = deepcopy((learn.model,learn.loss_func))
         with self._mode: self._batch = tree_map_only(torch.Tensor, torch.empty_like, tuple(batch))
 
@@ -138,7 +136,6 @@ class TracedStep:
             batch = self._items(bs)
             for t in tensors(batch): live.add(t)
             for _ in range(2):
-                live.start_peak()
                 loss = self._loss(batch)
                 after_forward = set(live.alive)
                 loss.backward()
@@ -146,7 +143,6 @@ class TracedStep:
                 opt.step()
                 known['optimizer state'] = _numbers(tensors(inner_opt(opt).state))
                 opt.zero_grad()
-        for p in params: p.grad = None
         del self._held
         taken = set().union(*known.values())
         known['activations'] = after_forward-taken

@@ -207,10 +207,17 @@ def test_limit_of_a_cpu(monkeypatch):
     monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: inf)
     assert limited(13).max_bs_find()==13
 
+def test_margin():
+    "Where memory is the bound, and not where the set or the user is; what is returned has run"
+    learn = limited(40)
+    assert search(learn)==38 and tried(learn)[-1]==38
+    assert search(limited(40), margin=0)==search(limited(40), max_bs=40)==40 and search(limited(1000))==50
+
 def test_for_validation():
     "No training step is run; by a limit as traced, a tenth of the memory of a training holds no gradient"
     learn = limited(13, 'validation')
     assert search(learn, for_='valid')==13 and not [o for o in seen(learn) if o[1]]
+    assert search(limited(7, 'validation', valid_bs=10), for_='valid')==7 # Its own size is no bound
     learn = limited(1000, bs=8)
     step = TracedStep(learn, ds_idx=1)
     assert step.valid(30)<sum(step(30).values())
