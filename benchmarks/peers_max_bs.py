@@ -58,7 +58,7 @@ def ours(limit, start=None):
     opt = lambda: str([(sorted(s), [v.tolist() if isinstance(v, torch.Tensor) else v for v in s.values()]) for s in learn.opt.state.values()])
     noted = Noted(learn.model, {'optimizer': opt, 'batch size': lambda: learn.dls.train.bs, 'callbacks': lambda: [*map(str, learn.cbs)]})
     taken[:] = 0,0
-    with learn.no_bar(): res = learn.max_bs_find(start=start)
+    with learn.no_bar(): res = learn.max_bs_find(start=start, margin=0)
     return res,*taken,noted.changed()
 
 def accelerate(limit, start):
