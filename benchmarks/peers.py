@@ -148,8 +148,8 @@ The model raises torch's out-of-memory error for more items than there is room f
 tried on the way, three optimizer steps for a size; {peers_max_bs.n_items:,} items in all, {peers_max_bs.bs_now} in a batch so far. Beside it what it
 leaves changed: Lightning sets the batch size it found, as it is meant to; accelerate's function makes a new model for each size, so only
 random numbers are compared, and takes the first size that fits. Lightning's binary search leaves a margin of 5% on purpose; ours is asked for
-the very edge (`margin=0`). On a CPU `max_bs_find` begins with what the memory report says, here all items. `memory_report().max_bs` is not among them: it counts
-tensors, and a limit that a model makes up has none.
+the very edge (`margin=0`). On a CPU `max_bs_find` begins with what the memory report says, here all items. `memory_report().max_bs` is not among them: it
+counts tensors, and a limit that a model makes up has none.
 
 {of_searches(part(max_bs, 'search'))}
 
