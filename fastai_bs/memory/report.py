@@ -121,6 +121,7 @@ def probe_memory(
     return probe
 
 # %% ../../nbs/memory/01_report.ipynb #662f066d
+_notes = "what a fused LSTM or GRU keeps for its backward pass"
 _fixed = ['parameters','gradients','optimizer state','buffers'] # Whatever the batch size
 
 def check_margin(
@@ -163,7 +164,9 @@ class MemoryReport(pd.DataFrame):
 
     def _is_whole(self): return self.bs is not None and list(self.columns)==['bytes','per_item'] # Or a part of one, as pandas makes it
     def _head(self):
-        how = "traced" if self.step else f"measured, as it cannot be traced ({self.untraced})" if self.untraced else "measured"
+        how = "traced" if self.step else "measured"
+        if self.step and self.step.is_recurrent: how += f", without {_notes}"
+        if self.untraced: how += f", as it cannot be traced ({self.untraced})"
         return f"Memory of a training step, micro-batches of {self.bs} items, {how}"
     def _text(self): return pd.DataFrame({nm: [bytes_text(o) for o in self[nm]] for nm in self.columns}, index=self.index)
 
@@ -180,6 +183,7 @@ class MemoryReport(pd.DataFrame):
         """
         check_margin(margin)
         if card := card_of(limit): print(card)
+        if self.step and self.step.is_recurrent: print(f"A trace does not see {_notes}: about half as many items fit, and max_bs_find() tries")
         limit = limit_bytes(limit)
         text = f"`limit`={bytes_text(limit)}"
         if margin: text += f" less `margin`={margin:g}"

@@ -93,6 +93,7 @@ class TracedStep:
     ):
         if callback_of(learn, NonNativeMixedPrecision): raise TypeError("NonNativeMixedPrecision changes the model as a training begins")
         self.dtype = precisions[precision or _precision(learn)]
+        self.is_recurrent = any(isinstance(m, torch.nn.RNNBase) for m in learn.model.modules()) # A fused LSTM or GRU keeps notes that no trace sees
         self._takes_first = callback_of(learn, RNNCallback) is not None # Of what the model returns
         self._opt_func,self._splitter = learn.opt_func,learn.splitter
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -98,12 +98,14 @@ def test_half_precision(make):
     learn.add_cb(MixedPrecision('bf16'))
     assert sum(TracedStep(learn)(learn.dls.train.bs).values())==held # As it trains now
 
-def test_a_language_model():
+def test_a_language_model(capsys):
     "`RNNCallback` takes the first of what it returns; its hidden state may be of another batch"
     config = dict(emb_sz=20, n_hid=30, n_layers=2, pad_token=1, bidir=False, output_p=0.1, hidden_p=0.1, input_p=0.1, embed_p=0.02, weight_p=0.2,
                   tie_weights=True, out_bias=True)
     learn = classifier(tokens(), get_language_model(AWD_LSTM, 200, config=config), cbs=[ModelResetter(),RNNCallback()])
     learn.fit(1, 0.001)
+    report = learn.memory_report(16)
+    assert 'traced, without what a fused LSTM or GRU keeps' in repr(report) and report.max_bs('1GB') and 'half as many items' in capsys.readouterr().out
     rows = TracedStep(learn)(16)
     assert rows['parameters']==rows['gradients']==4*sum(p.numel() for p in {*learn.model.parameters()}) and rows['activations']>16*40*200*4
 
