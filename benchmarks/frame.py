@@ -14,13 +14,16 @@ import fastai
 import numpy as np
 import pandas as pd
 import torch
-from fastai.callback.core import Callback, CancelBatchException
+from fastai.callback.core import Callback, CancelBatchException, CancelFitException
 from fastai.callback.fp16 import MixedPrecision
 from fastai.data.external import URLs, untar_data
 from scipy.stats import binom
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 import fastai_bs
+from fastai_bs.learner.loaders import tensors
+from fastai_bs.learner.optimizer import inner_opt
+from fastai_bs.memory.report import storage_bytes
 
 here = Path(__file__).parent
 cache = here/'results/cache' # What takes long to make, and is no result
@@ -127,6 +130,49 @@ def peak(f):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof: f()
     events = sorted((e.start_ns(),e.nbytes()) for e in prof.profiler.kineto_results.events() if e.name()=='[memory]')
     return max(np.cumsum([o for _,o in events]))
+
+class StepPeak(Callback):
+    "Bytes at the peak of the second step of a fit, which it ends"
+    order,run_valid = -1000,False
+    def before_fit(self): self.on_gpu = next(self.model.parameters()).is_cuda
+    def before_batch(self):
+        if self.iter==1:
+            if self.on_gpu: torch.cuda.reset_peak_memory_stats()
+            with record_function('second'): pass
+        if self.iter or self.on_gpu: return
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        self.base = storage_bytes([*self.model.parameters(), *self.model.buffers(), *grads, *tensors(inner_opt(self.opt).state), *self.xb, *self.yb])
+        self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        self.profile.__enter__()
+
+    def after_batch(self):
+        if self.iter<1: return
+        self.bytes = torch.cuda.max_memory_allocated() if self.on_gpu else self._of_events()
+        raise CancelFitException
+
+    def _of_events(self):
+        self.profile.__exit__(None, None, None)
+        now,most,is_second = self.base,0,False
+        for e in sorted(self.profile.profiler.kineto_results.events(), key=lambda o: o.start_ns()):
+            is_second |= e.name()=='second'
+            if e.name()=='[memory]':
+                now += e.nbytes()
+                if is_second: most = max(most, now)
+        return most
+
+def step_peak(learn):
+    "Most bytes that the second step of a training holds: by CUDA's allocator, elsewhere by the events of torch's profiler"
+    peak = StepPeak()
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-3, cbs=peak)
+    return peak.bytes
+
+class Half(Callback):
+    "bfloat16 as fastai's `MixedPrecision` has it, on any device"
+    def before_batch(self):
+        self.context = torch.autocast(next(self.model.parameters()).device.type, torch.bfloat16)
+        self.context.__enter__()
+    def after_pred(self): self.learn.pred = self.pred.float()
+    def after_loss(self): self.context.__exit__(None, None, None)
 
 def seconds(learn, n_epoch=1):
     "Processor time of a fit; other work on the machine is not in it"

@@ -9,9 +9,7 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
 from torchvision.models import resnet18, resnet50
-from fastai.callback.core import Callback, CancelFitException
 from fastai.callback.rnn import ModelResetter, RNNCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -24,11 +22,9 @@ from fastai.text.models.core import get_language_model
 from fastai.vision.learner import create_body
 from fastai.vision.models.unet import DynamicUnet
 from fastai_bs.all import GradAccum # noqa: F401 (adds `memory_report` and `max_bs_find`)
-from fastai_bs.learner.loaders import tensors
-from fastai_bs.learner.optimizer import inner_opt
 from fastai_bs.memory.trace import TracedStep
 
-from frame import main, md_table, measured
+from frame import Half, main, md_table, measured, step_peak
 
 device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 
@@ -75,44 +71,6 @@ def learner(make, model, axis, bs, opt_func, n=None):
     cbs = [ModelResetter(), RNNCallback()] if model is lstm else []
     return Learner(dls, model().to(device), loss_func=CrossEntropyLossFlat(axis=axis), opt_func=opt_func, cbs=cbs)
 
-class Half(Callback):
-    "bfloat16 as fastai's `MixedPrecision` has it, on any device"
-    def before_batch(self):
-        self.context = torch.autocast(device.type, torch.bfloat16)
-        self.context.__enter__()
-    def after_pred(self): self.learn.pred = self.pred.float()
-    def after_loss(self): self.context.__exit__(None, None, None)
-
-class Peak(Callback):
-    "Bytes at the peak of the second step"
-    order,run_valid = -1000,False
-    def before_batch(self):
-        if self.iter==1:
-            if device.type=='cuda': torch.cuda.reset_peak_memory_stats()
-            with record_function('second'): pass
-        if self.iter or device.type=='cuda': return
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        there = [*self.model.parameters(), *self.model.buffers(), *grads, *tensors(inner_opt(self.opt).state), *self.xb, *self.yb]
-        self.base = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in there}.values())
-        self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-        self.profile.__enter__()
-
-    def after_batch(self):
-        if self.iter<1: return
-        if device.type=='cuda': self.bytes = torch.cuda.max_memory_allocated()
-        else: self.bytes = self._of_events()
-        raise CancelFitException
-
-    def _of_events(self):
-        self.profile.__exit__(None, None, None)
-        now,most,is_second = self.base,0,False
-        for e in sorted(self.profile.profiler.kineto_results.events(), key=lambda o: o.start_ns()):
-            is_second |= e.name()=='second'
-            if e.name()=='[memory]':
-                now += e.nbytes()
-                if is_second: most = max(most, now)
-        return most
-
 def row_of(name, opt, precision):
     make,model,axis,bs = cases[name]
     learn = learner(make, model, axis, bs, opts[opt])
@@ -120,9 +78,7 @@ def row_of(name, opt, precision):
     traced = sum(TracedStep(learn, precision=precision)(bs).values())
     secs = time.perf_counter()-begin
     if precision=='bf16': learn.add_cb(Half())
-    peak = Peak()
-    with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-4, cbs=peak)
-    return dict(model=name, optimizer=opt, precision=precision, bs=bs, traced=traced, peak=peak.bytes, secs=secs)
+    return dict(model=name, optimizer=opt, precision=precision, bs=bs, traced=traced, peak=step_peak(learn), secs=secs)
 
 def resnet50_learner(bs, n, half):
     learn = learner(partial(image, 224), resnet50, -1, bs, Adam, n)

@@ -216,9 +216,7 @@ def _valid_bound(learn, limit, order, margin):
         return math.inf
     one,two = (step.valid(n) for n in (step.micro_bs,2*step.micro_bs))
     if not two>one: return math.inf
-    per_item = (two-one)/step.micro_bs
-    good = (step.micro_bs,one) if one<=size else (0,one-per_item*step.micro_bs)
-    res = largest_that_fits(step.valid, size, good, max(good[0]+1, math.floor((size-one)/per_item+step.micro_bs)))
+    res = largest_that_fits(step.valid, size, (step.micro_bs,one), (two-one)/step.micro_bs)
     if res: return res
     raise ValueError(f"`limit`={bytes_text(size/(1-margin))} less `margin`={margin:g} does not hold a validation batch of one item: take a smaller model or "
                      "a higher `limit`")

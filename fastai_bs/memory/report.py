@@ -134,15 +134,16 @@ def check_margin(
 def largest_that_fits(
     total, # Function from a number of items to bytes
     limit:float, # Bytes
-    good:tuple, # A number of items that fit, 0 too, and their bytes
-    n:int, # First guess, more than those
+    known:tuple, # A number of items, and their bytes
+    per_item:float, # Bytes that an item more takes about there
     close:float=0.02, # A number whose bytes are within this share of `limit` is good enough
 )->int: # Items; 0 where none fits
     """The largest number of items whose `total` is at most `limit`
 
     The peak is the largest of several sums that are linear in the items, so it is convex: on a line from a size that fits to one that does not, sizes fit.
     """
-    bad = None
+    good,bad = known if known[1]<=limit else (0,known[1]-per_item*known[0]),None
+    n = max(good[0]+1, math.floor(known[0]+(limit-known[1])/per_item))
     while bad is None or bad[0]-good[0]>1 and good[1]<(1-close)*limit:
         now = n,total(n)
         if now[1]>limit: bad = now
@@ -199,10 +200,8 @@ class MemoryReport(pd.DataFrame):
         if fixed+per_item>limit: raise ValueError(
             f"{text} does not hold a micro-batch of one item: {bytes_text(fixed)} are needed whatever the batch size, and {bytes_text(per_item)} for each item")
         if not per_item>0: raise ValueError("By this report an item more takes no memory, so it says nothing of the largest batch")
-        n = math.floor((limit-fixed)/per_item)
-        if not self.step: return n
-        good = (self.bs,total) if total<=limit else (0,fixed)
-        return largest_that_fits(lambda n: sum(self.step(n).values()), limit, good, max(n, good[0]+1))
+        if self.step: return largest_that_fits(lambda n: sum(self.step(n).values()), limit, (self.bs,total), per_item)
+        return math.floor((limit-fixed)/per_item)
 
     def plot_memory(self,
         ax=None, # Axes to draw on; by default new ones

@@ -1,12 +1,11 @@
 "A training step that is traced: its peak against the allocator of a CPU, its rows by hand, and nothing allocated, changed or run"
+import sys
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
 from torchvision.models.resnet import BasicBlock
-from fastai.callback.core import Callback, CancelFitException
 from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.rnn import ModelResetter, RNNCallback
 from fastai.losses import CrossEntropyLossFlat
@@ -14,41 +13,15 @@ from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.text.models.core import get_language_model
 
-from fastai_bs.learner.loaders import tensors
-from fastai_bs.learner.optimizer import inner_opt
 from fastai_bs.memory.trace import LiveBytes, TracedStep
-from helpers import changes, loaders, mlp, picture, quiet_learner, regression
+from helpers import changes, loaders, mlp, picture, quiet_learner, regression, root
 from fastai_bs.all import GradAccum # noqa: F401 (adds `memory_report` and `max_bs_find`)
 
 f32 = torch.float32
 
-class Peak(Callback):
-    "What the allocator has given out at most in the second step, by the events of torch's profiler"
-    order,run_valid = -1000,False
-    def before_batch(self):
-        if self.iter==1: record_function('second').__enter__().__exit__(None, None, None)
-        if self.iter: return
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        there = [*self.model.parameters(), *self.model.buffers(), *grads, *tensors(inner_opt(self.opt).state), *self.xb, *self.yb]
-        self.base = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in there}.values())
-        self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-        self.profile.__enter__()
-
-    def after_batch(self):
-        if self.iter<1: return
-        self.profile.__exit__(None, None, None)
-        now,self.peak,is_second = self.base,0,False
-        for e in sorted(self.profile.profiler.kineto_results.events(), key=lambda o: o.start_ns()):
-            is_second |= e.name()=='second'
-            if e.name()=='[memory]':
-                now += e.nbytes()
-                if is_second: self.peak = max(self.peak, now)
-        raise CancelFitException
-
-def peak_of(learn):
-    peak = Peak()
-    learn.fit(1, 0.001, cbs=peak)
-    return peak.peak
+sys.path.insert(0, str(root/'benchmarks'))
+def frame(): return pytest.importorskip('frame', reason="in a checkout only: benchmarks")
+def peak_of(learn): return frame().step_peak(learn)
 
 def classifier(items, model, bs=8, **kwargs):
     return quiet_learner(loaders(items, bs), model, loss_func=CrossEntropyLossFlat(), **kwargs)
@@ -81,19 +54,11 @@ def test_peak(make, opt_func):
     learn = learners[make](opt_func=opt_func)
     assert (0.85 if make=='conv' else 0.93)<sum(TracedStep(learn)(learn.dls.train.bs).values())/peak_of(learn)<1.02
 
-class Half(Callback):
-    "As fastai's `MixedPrecision`, on a CPU"
-    def before_batch(self):
-        self.context = torch.autocast('cpu', torch.bfloat16)
-        self.context.__enter__()
-    def after_pred(self): self.learn.pred = self.pred.float()
-    def after_loss(self): self.context.__exit__(None, None, None)
-
 @pytest.mark.parametrize('make', ['dense','encoder'])
 def test_half_precision(make):
     learn = learners[make](opt_func=Adam)
     held = sum(TracedStep(learn, precision='bf16')(learn.dls.train.bs).values())
-    assert 0.98<held/peak_of(learners[make](opt_func=Adam, cbs=Half()))<1.02
+    assert 0.98<held/peak_of(learners[make](opt_func=Adam, cbs=frame().Half()))<1.02
     assert held<sum(TracedStep(learn)(learn.dls.train.bs).values())
     learn.add_cb(MixedPrecision('bf16'))
     assert sum(TracedStep(learn)(learn.dls.train.bs).values())==held # As it trains now
