@@ -5,8 +5,6 @@
 * time: seconds of a step by batch size, on a machine with nothing else to do
 * grid: each size and rate, one seed; seeds: two more at each size's best rate
 * plan: what `bs_find` says at the rate that is best at 64, five seeds; what it and `lr_find` take
-* follow: trainings with the plan's size for the time of today's, three seeds; and with 128 whatever the task
-* ends: trainings as three plans say: their size, for their epochs
 * verify: what `bs_verify` says at a quarter of the length, three seeds, and what it takes beside a full training
 
 FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/ and tinyshakespeare/."""
@@ -167,7 +165,7 @@ files = {'pays': ['part','task','epochs','bs','lr','seed','steps','process','tra
          'pays_verify': ['part','task','epochs','bs','lr','seed','plan','factor','sizes','told','spread','dof','find','verify','full']}
 tables = {o: Table(o) for o in files}
 
-def file_of(part): return {'plan': 'pays_plans', 'before': 'pays_plans', 'verify': 'pays_verify'}.get(part, 'pays')
+def file_of(part): return {'plan': 'pays_plans', 'verify': 'pays_verify'}.get(part, 'pays')
 
 def rows(part, task=None):
     df = tables[file_of(part)].df
@@ -229,11 +227,11 @@ def best(name, epochs, by='valid'):
     return df.loc[df.groupby('bs')[by].idxmin()].set_index('bs')
 
 def again(name, task, n_steps, seeds=(1,2), worst=1.5):
-    "More seeds at each size's best rate, and other lengths of training; sizes whose loss is more than `worst` times the best are left out"
-    for epochs in (*lengths,0.5,2):
-        of = best(name, min(lengths, key=lambda o: abs(math.log(1.1*o/epochs))))
+    "More seeds at each size's best rate; sizes whose loss is more than `worst` times the best are left out"
+    for epochs in lengths:
+        of = best(name, epochs)
         for bs,r in of[of.valid<=worst*of.valid.min()].iterrows():
-            for seed in seeds if epochs in lengths else (0,):
+            for seed in seeds:
                 done = rows('seeds', name)
                 if ((done.epochs==epochs) & (done.bs==bs) & (done.seed==seed)).any(): continue
                 add('seeds', task=name, epochs=epochs, bs=bs, lr=r.lr, seed=seed, **train(task, bs, n_steps(epochs, bs), float(r.lr), seed))
@@ -287,30 +285,6 @@ def plans(name, task, seeds=range(5)):
                 find=secs, timing=timing, lr_find=lr_find)
             print(name, epochs, seed, p.bs, p, flush=True)
 
-def follow(name, task, n_steps, seeds=(0,1,2)):
-    "Trainings for the time of today's, as each plan says, and with 128 at today's rate"
-    for epochs in lengths:
-        p = rows('plan', name)
-        wanted = {(int(r.bs),float(r.lr)) for r in p[p.epochs==epochs].itertuples()} | {(128,best_lr(name, epochs))} | {
-            (int(r.bs),float(r.lr)) for r in rows('before', name).itertuples() if r.epochs==epochs}
-        known = pd.concat([rows(o, name) for o in ('grid','seeds','follow')])
-        for bs,lr in sorted(wanted):
-            for seed in seeds:
-                if ((known.epochs==epochs) & (known.bs==bs) & (known.seed==seed) & (abs(np.log((known.lr/lr).astype(float)))<0.01)).any(): continue
-                row = train(task, bs, n_steps(epochs, bs), lr, seed)
-                add('follow', task=name, epochs=epochs, bs=bs, lr=lr, seed=seed, **row)
-                print(name, epochs, bs, f'{lr:.4g}', seed, row, flush=True)
-
-def ends(name, task):
-    "Trainings as each of three plans says; their validation and training loss are to be those that today's training ends with"
-    p = rows('plan', name)
-    for r in p[p.seed<3].itertuples():
-        done = rows('ends', name)
-        if ((done.epochs==r.epochs) & (done.seed==r.seed)).any(): continue
-        n = max(1, round(r.n_epoch*task.n/r.bs))
-        add('ends', task=name, epochs=r.epochs, bs=int(r.bs), lr=r.lr, seed=r.seed, **train(task, int(r.bs), n, float(r.lr), int(r.seed)))
-        print(name, r.epochs, r.seed, flush=True)
-
 def verify(name, task, epochs=lengths[-1], seeds=range(3)):
     """What trials of a quarter of the length choose, from new weights at the rate that is best at 64 for all of it
 
@@ -338,18 +312,12 @@ def verify(name, task, epochs=lengths[-1], seeds=range(3)):
 near_loss = 1.5 # Times the lowest: sizes beyond are no choice
 few_passes = 8 # Through the training set, at the plan's size: beyond, the validation loss is one of overfitting
 
-def at_rate(df, lr): return df[abs(np.log(df.lr.astype(float)/lr))<0.01]
-def same_rate(df, lr): return at_rate(df, lr).drop_duplicates('seed')
-
-def runs_at(name, epochs, bs, lr=None):
-    "All trainings of this length with this size; at the rate, or at the best one"
-    df = pd.concat([rows(o, name) for o in ('grid','seeds','follow')])
+def runs_at(name, epochs, bs):
+    "All trainings of this length with this size, at its best rate"
+    df = pd.concat([rows(o, name) for o in ('grid','seeds')])
     df = df[(df.epochs==epochs) & (df.bs==bs)]
-    if not len(df) or lr is not None: return same_rate(df, lr) if len(df) else df
-    known = rows('grid', name)
-    known = known[known.bs==bs]
-    known = known[known.epochs==min(known.epochs.unique(), key=lambda o: abs(math.log(1.1*o/epochs)))]
-    return same_rate(df, known.lr[known.valid.idxmin()])
+    if not len(df): return df
+    return df[abs(np.log(df.lr.astype(float)/best(name, epochs).lr[bs]))<0.01].drop_duplicates('seed')
 
 def curve(name, epochs):
     "A row per size at its best rate: mean losses over the seeds, the spread of the validation loss over them, the rate, and passes through the training set"
@@ -364,44 +332,20 @@ def _curve(name, epochs, n_rows):
                                   passes=r.steps.iloc[0]*bs/tasks[name].n)
     return pd.DataFrame.from_dict(out, orient='index')
 
-def length_to(name, bs, loss, by):
-    "Length of a training at `bs`, in epochs of today's time, that ends with this loss: between those that were run, on a log-log scale"
-    lens = [o for o in (0.25,0.5,1,2,4) if len(runs_at(name, o, bs))]
-    if len(lens)<2: return math.nan
-    x,target = np.log(lens),math.log(loss)
-    y = np.minimum.accumulate(np.log([runs_at(name, o, bs)[by].mean() for o in lens]))
-    k = int(np.clip(np.searchsorted(-y, -target), 1, len(y)-1))
-    if y[k]==y[k-1]: return math.nan
-    res = math.exp(x[k-1] + (target-y[k-1])*(x[k]-x[k-1])/(y[k]-y[k-1]))
-    return res if lens[0]/2<=res<=2*lens[-1] else math.nan
-
-def excess(name, epochs, picks, best, by):
-    "Mean over the picks, each `(bs, lr)`, of the loss over the best one"
-    return np.mean([runs_at(name, epochs, *o)[by].mean()/best-1 for o in picks]) if picks else math.nan
-
 def summary():
     "A row per task and length"
     out = []
     for name,epochs in ((name,e) for name in tasks for e in lengths):
-        c,p,q = curve(name, epochs),rows('plan', name),rows('before', name)
-        p,q = p[p.epochs==epochs],q[q.epochs==epochs]
+        c,p = curve(name, epochs),rows('plan', name)
+        p = p[p.epochs==epochs]
         if not len(p): continue
         b,bs = c.valid.idxmin(),int(p.bs.median())
         row = dict(task=name, epochs=epochs, rate=best_lr(name, epochs), best=b, best_train=c.train.idxmin(), passes=c.passes[bs],
-                   spread=c.spread[b]/c.valid[b],
-                   plans=sorted(p.bs.astype(int)), befores=sorted(q.bs.astype(int)), noise_scale=p.noise_scale.median(), find=(p.find/p.lr_find).median(),
-                   bs=bs, predicted=p.time_ratio[p.bs==bs].median())
-        for what,d in (('plan',p[:3]),('before',q),('128',None)):
-            picks = [(128,row['rate'])] if d is None else [(int(r.bs),float(r.lr)) for r in d.itertuples()]
-            for by in ('train','valid'): row[f'{what} {by}'] = excess(name, epochs, picks, c[by].min(), by)
-        today = runs_at(name, epochs, base_bs)
-        o = rows('ends', name)
-        o = o[o.epochs==epochs]
-        secs = rows('time', name).set_index('bs').process
-        row['end time'] = (o.steps*o.bs.map(secs)).mean()/(epochs*tasks[name].n/base_bs*secs[base_bs])
-        for by in ('train','valid'): row[f'end {by}'] = o[by].mean()/today[by].mean()-1
-        row['mock'],row['timing'] = ((p.find-p.timing)/p.lr_find).median(),(p.timing/p.lr_find).median()
-        for by in ('train','valid'): row[f'measured {by}'] = length_to(name, bs, runs_at(name, epochs, base_bs)[by].mean(), by)/epochs
+                   spread=c.spread[b]/c.valid[b], plans=sorted(p.bs.astype(int)), noise_scale=p.noise_scale.median(), bs=bs, predicted=p.time_ratio[p.bs==bs].median(),
+                   find=(p.find/p.lr_find).median(), mock=((p.find-p.timing)/p.lr_find).median(), timing=(p.timing/p.lr_find).median())
+        for by in ('train','valid'):
+            above = c[by]/c[by].min()-1
+            row |= {f'plan {by}': above[p.bs.astype(int)].mean(), f'128 {by}': above[128]}
         out.append(row)
     return pd.DataFrame(out)
 
@@ -411,9 +355,9 @@ epochs at batch 64: a number of steps fixed beforehand, from step times measured
 steps away from the best by training and by validation loss was left out), then two more seeds at it. Losses are of the finished model, over 10,000
 items of the training set and over the validation set. The estimator of `bs_find` was settled on MNIST, Rossmann, ratings and Shakespeare;
 Fashion-MNIST and Adult were held out until then. Validation rows of Rossmann and Adult are drawn at random, so that days and people are alike in both sets.
-`plan` is `learn.bs_find(lr, n_epoch=epochs)` on new weights at the rate that is best at 64; `before` is what `bs_find(lr)` said before it planned
-for whole trainings, with the rate of its rule; 128 is 128 items whatever the task, at today's rate. Excess: validation loss over that of the best
-size at its best rate, means of three seeds (three plans). ± is the standard deviation over seeds."""
+`plan` is `learn.bs_find(lr, n_epoch=epochs)` on new weights at the rate that is best at 64, five seeds; 128 is 128 items whatever the task. Excess: the
+loss with that size over that of the best size, all at their best rates, means of three seeds (five plans). ± is the standard deviation over seeds. What
+a training *as planned* comes to is in [keeps](keeps.md)."""
 
 titles = dict(mnist='MNIST, 60,000 images: 3 convolutions with BatchNorm', rossmann="Rossmann, 40,000 rows: lesson 6's embeddings and [1000, 500], log sales",
     ratings='ml-latest-small, 80,000 ratings: dot product of 50 factors', shakespeare='tiny Shakespeare, 20,000 pieces of 32 characters: GRU of 128',
@@ -425,17 +369,10 @@ def sizes_text(o): return ', '.join(f'{bs}' + (f' ({o.count(bs)})' if len(set(o)
 
 def overview(df):
     heads = ['data','epochs','rate at 64','best size by validation / training loss','passes with the plan','plan of five seeds','noise scale',"plan's excess",
-             'spread of seeds','before','its excess',"128's excess",'time to the loss of 64, predicted','measured, training / validation',
-             '`bs_find` over `lr_find`']
+             'spread of seeds',"128's excess",'time as planned, predicted','`bs_find` over `lr_find`']
     return md_table(heads, [[r['task'],f"{r['epochs']:g}",f"{r['rate']:.3g}",f"{r['best']} / {r['best_train']}",f"{r['passes']:.1f}",sizes_text(r['plans']),
-        f"{r['noise_scale']:.0f}",pct(r['plan valid']),f"{100*r['spread']:.1f}%",sizes_text(r['befores']),pct(r['before valid']),pct(r['128 valid']),
-        f"{r['predicted']:.2f}",f"{r['measured train']:.2f} / {r['measured valid']:.2f}",f"{r['find']:.1f}"] for r in df.to_dict('records')])
-
-def followed(df):
-    "What comes of doing as the plan says"
-    heads = ['data','epochs','batch','predicted time',"time it takes","validation loss, over today's","training loss, over today's"]
-    return md_table(heads, [[r['task'],f"{r['epochs']:g}",sizes_text(r['plans']),f"{r['predicted']:.2f}",f"{r['end time']:.2f}",pct(r['end valid']),
-                          pct(r['end train'])] for r in df.to_dict('records')])
+        f"{r['noise_scale']:.0f}",pct(r['plan valid']),f"{100*r['spread']:.1f}%",pct(r['128 valid']),
+        f"{r['predicted']:.2f}",f"{r['find']:.1f}"] for r in df.to_dict('records')])
 
 def parts(df):
     "What `bs_find` takes"
@@ -465,13 +402,10 @@ def beside(df):
 
 def verdict(df):
     few,n = df[df.passes<=few_passes],len(df)
-    went = df[df.bs!=base_bs]
     off = {o: abs(np.log2(df.bs/df[o])) for o in ('best','best_train')}
     within = {o: (v<=1).sum() for o,v in off.items()}
     either = (np.minimum(*off.values())<=1).sum()
-    moved = df[df.bs!=base_bs]
-    ratio = (moved.predicted/moved['measured train']).dropna()
-    def _three(d, by): return ', '.join(f"{o} {pct(d[f'{o} {by}'].mean())} (worst {pct(d[f'{o} {by}'].max())})" for o in ('plan','before','128'))
+    def _three(d, by): return ', '.join(f"{o} {pct(d[f'{o} {by}'].mean())} (worst {pct(d[f'{o} {by}'].max())})" for o in ('plan','128'))
     return '\n'.join([
         f"* The plan is within a factor of two of the size with the best training loss in {within['best_train']}, of the one with the best validation loss in "
         f"{within['best']}, of either in {either} of {n}.",
@@ -479,11 +413,6 @@ def verdict(df):
         f"{len(few)} of {n}: {_three(few, 'valid')}.",
         f"* Over all {n}: {_three(df, 'valid')}. Of the training loss, where few passes are made: {_three(few, 'train')}.",
         f"* The plan's validation loss beside that of 128: {beside(few)} where few passes are made, {beside(df)} in all.",
-        f"* Time to the training loss that 64 ends with, predicted over measured, where the plan is another size: median {ratio.median():.2f}, "
-        f"from {ratio.min():.2f} to {ratio.max():.2f}, within 30% in {((ratio>1/1.3) & (ratio<1.3)).sum()} of {len(ratio)}.",
-        f"* Trained as the plan says, in its epochs: {pct(went['end valid'].mean())} of the validation loss that today's training ends with (from "
-        f"{pct(went['end valid'].min())} to {pct(went['end valid'].max())}), in {100*went['end time'].mean():.0f}% of its time (predicted "
-        f"{100*went.predicted.mean():.0f}%), means of the {len(went)} in which the plan is another size.",
         f"* The plans of five seeds differ by at most one power of two in {sum(max(o)<=2*min(o) for o in df.plans)} of {n}.",
         f"* `bs_find`, all of it, takes {df.find.min():.1f} to {df.find.max():.1f} times as long as `lr_find`."])
 
@@ -504,72 +433,18 @@ with the size that was chosen ends above the best one, by the validation loss, a
 seconds, beside full trainings run just before and after. That today's size is among those trained for the whole length was settled on these tasks,
 where the size above the leader in its place came out worse on ratings and Rossmann."""
 
-def rates_near(df):
-    "The sizes that end near the lowest validation loss of each training: their best rate over that of `base_bs`, and what the latter costs there"
-    res = {}
-    for r in df.itertuples():
-        c,grid = curve(r.task, r.epochs),rows('grid', r.task)
-        kept = at_rate(grid[grid.epochs==r.epochs], c.lr[base_bs]).set_index('bs').valid
-        near = pd.DataFrame(dict(factor=c.lr/c.lr[base_bs], cost=kept/best(r.task, r.epochs).valid-1), dtype=float)
-        res[r.task,r.epochs] = near[c.valid<=near_loss*c.valid.min()]
-    return pd.concat(res, names=['task','epochs','bs'])
-
-def slope(near):
-    "The power of the batch size with which the best rate goes"
-    return np.polyfit(np.log(near.index.get_level_values('bs').astype(float)), np.log(near.factor), 1)[0]
-
-powers = 0,0.25,0.5
-
-def rate_costs(df):
-    """What today's best rate, times a power of the ratio of sizes, costs of the validation loss at a plan of another size: over the best rate there;
-    `nearest`: the rate that was tried and is nearest to today's"""
-    res = {}
-    for r in df[df.bs!=base_bs].itertuples():
-        c,grid = curve(r.task, r.epochs),rows('grid', r.task)
-        at = grid[(grid.epochs==r.epochs) & (grid.bs==r.bs)].astype(dict(lr=float, valid=float)).sort_values('lr')
-        rates = np.log([c.lr[base_bs]*(r.bs/base_bs)**o for o in powers])
-        def _valid(rates, *beyond): return np.exp(np.interp(rates, np.log(at.lr), np.log(at.valid), *beyond))/at.valid.min()-1 # noqa: B023
-        if len(at): res[f'{r.task} for {r.epochs:g}'] = [*_valid(rates, np.nan, np.nan),_valid(rates[0])]
-    return pd.DataFrame.from_dict(res, orient='index', columns=[*powers,'nearest'])
-
 def findings(df):
     "More of what the tables say, in words"
-    rates,costs = rates_near(df),rate_costs(df)
-    each = rates.groupby(['task','epochs'])
-    slopes,spans = each.apply(slope),each.factor.max()/each.factor.min()
-    larger = rates.query('bs>@base_bs')
-    n_larger,n_higher,n_lower = len(larger),(larger.factor>2).sum(),(larger.factor<0.5).sum()
-    kept,all_three = costs[0].dropna(),costs.dropna()
-    untried = ''.join(f'; not tried on {k}, where the nearest that was costs {v:.1%}' for k,v in costs[costs[0].isna()].nearest.items())
     curves = [curve(r.task, r.epochs) for r in df.itertuples()]
     near = [c.valid[bs]/c.valid[best]-1 for c,best in zip(curves, df.best) for bs in (best//2,2*best) if bs in c.index]
     grown = ', '.join(f"{np.exp(np.log(d.best_train).mean()):.0f} at {e:g}" for e,d in df.groupby('epochs'))
     many = df[df.passes>few_passes]
     apart = '; '.join(f'{r.task} for {r.epochs:g}: {r.best_train} and {r.best}' for r in many.itertuples())
-    went = df[df.bs!=base_bs]
-    worst = ', '.join(f"{r['task']} for {r['epochs']:g} {pct(r['end valid'])}" for r in went.nlargest(3, 'end valid').to_dict('records'))
-    farthest = df.loc[df.passes.idxmax()]
-    before = ', '.join(f"{name} {min(sum(d.befores, []))} to {max(sum(d.befores, []))}" for name,d in df.groupby('task', sort=False))
     return f"""* Near the best size the loss is flat: a factor of two from it costs {np.median(near):.1%} of the validation loss (median of {len(near)}).
 * A short training stands no large batch, however noisy its gradients: it needs its steps. The size with the best training loss, geometric mean of
   the tasks: {grown} epochs.
-* The best rate rises little with the size: as its power {slopes.median():.2f}, median of {len(slopes)} (from {slopes.min():.2f} to {slopes.max():.2f}), over
-  the sizes that end within {near_loss} times the lowest validation loss; rates are steps of about 3, one seed. One rate is best at all of these sizes in
-  {(spans<2).sum()} of {len(spans)} trainings; in {spans.between(2, 5).sum()} the highest is one step above the lowest, in the others at most
-  {spans.max():.0f} times as high. At the {n_larger} of these sizes above {base_bs}, the rate of {base_bs} is the best in {n_larger-n_higher-n_lower},
-  a higher one in {n_higher}, a lower one in {n_lower}. Kept as it is best at {base_bs}, it costs
-  {kept.mean():.1%} of the validation loss at a plan of another size, {kept.max():.1%} at most
-  (mean of {len(kept)} of {len(costs)}{untried}); at the {n_larger} larger sizes {larger.cost.mean():.1%}, {larger.cost.max():.1%} at most.
-  Where the ratio's roots are among the rates that were tried, or between them: kept {all_three[0].mean():.1%}, with the fourth root
-  {all_three[0.25].mean():.1%}, with the square root {all_three[0.5].mean():.1%} (means of {len(all_three)}).
 * Many passes through few items, and larger batches make more: where the plan makes more than {few_passes}, the best sizes by training and by
-  validation loss are far apart (with the epochs at 64, {apart}). No gradient tells that beforehand; the plan says how many passes it would make.
-* Trained as the plan says, its size for its epochs, a training ends near the loss of today's in the time predicted. The highest validation losses,
-  over today's, with the epochs at 64: {worst}. The time to *exactly* that loss, read off from trainings of several lengths, is ill-conditioned
-  where losses are flat in time, as all are at the end. Where it is not given, that loss is not among those of the lengths that were run.
-* Equal time is hard on a plan that saves much of it: on {farthest.task} for {farthest.epochs:g} epochs it is to take {farthest.predicted:.2f} of
-  the time, and in all of the time it would pass {farthest.passes:.0f} times through the same items.
-* Before, the plan was made near the peak of the rate; its sizes, lowest and highest of all lengths: {before}."""
+  validation loss are far apart (with the epochs at 64, {apart}). No gradient tells that beforehand; the plan says how many passes it would make."""
 
 def draw(*_):
     import matplotlib.pyplot as plt
@@ -595,14 +470,13 @@ def page(*_): # The tables are this module's own
     when = measured(pd.concat([o.df for o in tables.values()]))
     text = [f'# {__doc__.splitlines()[0]}',' '.join(f'{about} {when}'.split()),'## In short',verdict(df),
             '![Validation loss at equal time by batch size, with the plans](pays.png)','## Each task and length',overview(df),
-            '## Trained as the plan says',"The plan's size, for the epochs it names; today's is 64 at its best rate. Means of three plans.",followed(df),
             '## Tried before',' '.join(tried_about.split()),tried(),
             '## What `bs_find` takes','Over the time of `lr_find` on the same learner; medians.',parts(df),'## What it says',findings(df)]
     return '\n\n'.join([*text, *(o for name in tasks for o in (f'## {titles[name]}',losses(name)))])
 
 jobs = {'time': time_steps, 'grid': lambda name, task: [grid(name, task, o, n_steps_of(name, task)) for o in (1,0.25,4)],
         'seeds': lambda name, task: again(name, task, n_steps_of(name, task)), 'plan': plans,
-        'follow': lambda name, task: follow(name, task, n_steps_of(name, task)), 'ends': ends, 'verify': verify}
+        'verify': verify}
 
 def run(args, *own):
     tables.update(zip(files, own))
