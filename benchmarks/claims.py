@@ -122,7 +122,7 @@ def rossmann(d):
         for said,rate_of in ways:
             done = by_arm(of, rate_of)
             for arm,over in over_today(done).items():
-                what = {'large': '512', 'planned': 'as each plan has it'}.get(arm, f"the plan's {done[arm].epochs.iloc[0]} of {done[arm].bs.iloc[0]} for 5")
+                what = {'large': '512', 'planned': 'as each plan has it'}[arm]
                 time,seeds = over.pop('seconds').mean(),len(done[arm])
                 res.append(f"{n:,} rows, {said}, {what} over 64: time {time:.2f}, "
                            + ', '.join(f"{k.replace('_', ' ')} {pm(v)}" for k,v in over.items()) + f" ({seeds} seed{'s'*(seeds>1)})")

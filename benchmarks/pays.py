@@ -341,7 +341,8 @@ def summary():
         if not len(p): continue
         b,bs = c.valid.idxmin(),int(p.bs.median())
         row = dict(task=name, epochs=epochs, rate=best_lr(name, epochs), best=b, best_train=c.train.idxmin(), passes=c.passes[bs],
-                   spread=c.spread[b]/c.valid[b], plans=sorted(p.bs.astype(int)), noise_scale=p.noise_scale.median(), bs=bs, predicted=p.time_ratio[p.bs==bs].median(),
+                   spread=c.spread[b]/c.valid[b], plans=sorted(p.bs.astype(int)), noise_scale=p.noise_scale.median(), bs=bs,
+                   predicted=p.time_ratio[p.bs==bs].median(),
                    find=(p.find/p.lr_find).median(), mock=((p.find-p.timing)/p.lr_find).median(), timing=(p.timing/p.lr_find).median())
         for by in ('train','valid'):
             above = c[by]/c[by].min()-1

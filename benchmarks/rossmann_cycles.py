@@ -1,8 +1,8 @@
-"""Rossmann store sales in three cycles of five epochs: batch 64, batch 512 and the plan's, at the article's rate and each at its best.
+"""Rossmann store sales in three cycles of five epochs: batch 64, batch 512 and as planned, at the article's rate and each at its best.
 
-    python benchmarks/rossmann_cycles.py --full --data FOLDER --parts seeds   # 120,000 rows at the article's rate, three seeds; 40 minutes
+    python benchmarks/rossmann_cycles.py --full --data FOLDER --parts seeds   # 120,000 rows at the article's rate, three seeds; an hour, as planned too
     python benchmarks/rossmann_cycles.py --full --data FOLDER --parts rates   # Five rates with one seed, two more at each arm's best; two hours
-    python benchmarks/rossmann_cycles.py --full --data FOLDER --parts planned # As `plan.apply` has it, at the article's rate and at five; an hour
+    python benchmarks/rossmann_cycles.py --full --data FOLDER --parts planned # As `plan.apply` has it, at four other rates; an hour
     python benchmarks/rossmann_cycles.py --full --data FOLDER --parts whole   # All rows, two or three rates each, one seed; 5 hours
 
 Goes on after the last cycle that is stored; trained models are kept in results/cache. An article on a batch size finder finds that batch 512 instead of 64
@@ -24,7 +24,7 @@ from rossmann import bs_large, bs_now, learner, lr, table
 
 n_rows,n_cycles,n_epoch = 120_000,3,5
 rates = lr,3*lr,lr/3,10*lr,30*lr
-whole_rates = dict(today=(lr,3*lr,lr/3), large=(lr,10*lr,3*lr), plan=(lr,3*lr)) # All five would take days
+whole_rates = dict(today=(lr,3*lr,lr/3), large=(lr,10*lr,3*lr)) # All five would take days
 
 class Epochs(Callback):
     "A row per epoch: seconds of the processor in its training part, and losses; that of the training set is of 20,000 of its rows, without dropout"
@@ -77,16 +77,6 @@ def train_as_planned(args, t, to, top, some, rate, seed):
             rows.extend({**this, **o} for o in note.rows)
     t.add_all(rows)
 
-def planned(to, top, t):
-    "Batch size and epochs of a cycle"
-    if not t.has(rows=len(to.train)):
-        set_seed(0)
-        learn = learner(to, top, bs_now)
-        with learn.no_bar(), patch('time.perf_counter', time.process_time): plan = learn.bs_find(lr, n_epoch=n_epoch, show_plot=False) # Other work may run
-        t.add(rows=len(to.train), noise_scale=plan.noise_known, bs=plan.bs, n_epoch=plan.n_epoch, time_ratio=float(plan.time_ratio))
-    df = t.df
-    return df[df.rows==len(to.train)].iloc[0]
-
 def ends(df):
     "At the end of the last cycle, a row for each arm, rate and seed"
     return df[(df.cycle==min(n_cycles, df.cycle.max())) & (df.epoch==df.epochs)]
@@ -96,35 +86,38 @@ def best_rate(df, arm):
     of = ends(df[(df.arm==arm) & (df.seed==df.seed.min())])
     return float(of.lr[of.valid_loss.idxmin()])
 
-def rows_of(args, t, t_plan, n_rows, seeds, rates_of):
+def rows_of(args, t, n_rows, seeds, rates_of):
     to,top = table(args.data, n_rows)
-    some,plan = some_rows(to),planned(to, top, t_plan)
-    arms = {'today': (bs_now,n_epoch), 'large': (bs_large,n_epoch), 'plan': (int(plan.bs),int(plan.n_epoch))}
-    if arms['plan']==arms['large']: del arms['plan']
+    some = some_rows(to)
     for seed in seeds:
-        for arm,o in arms.items():
-            for rate in rates_of(arm): train(args, t, to, top, some, arm, *o, rate, seed)
+        for arm,bs in (('today',bs_now),('large',bs_large)):
+            for rate in rates_of(arm): train(args, t, to, top, some, arm, bs, n_epoch, rate, seed)
 
-def run(args, t, t_plan):
+def rows_as_planned(args, t, n_rows, seeds, rates_of):
+    to,top = table(args.data, n_rows)
+    some = some_rows(to)
+    for seed in seeds:
+        for rate in rates_of('planned'): train_as_planned(args, t, to, top, some, rate, seed)
+
+def run(args, t):
     seeds,few,whole = (args.seeds or [0],5_000,20_000) if args.quick else (args.seeds or [0,1,2],n_rows,None)
-    train_on = partial(rows_of, args, t, t_plan)
-    def _at(rate): return lambda arm: [rate]
+    def _at(rates): return lambda arm: rates
     def _best(arm): return [best_rate(t.df[t.df.rows==t.df.rows.min()], arm)]
-    if 'seeds' in args.parts: train_on(few, seeds, _at(lr))
+    tried = rates[:2] if args.quick else rates
+    if 'seeds' in args.parts:
+        rows_of(args, t, few, seeds, _at([lr]))
+        rows_as_planned(args, t, few, seeds, _at([lr]))
     if 'rates' in args.parts:
-        for rate in rates[:2] if args.quick else rates: train_on(few, seeds[:1], _at(rate))
-        train_on(few, seeds[1:], _best)
+        rows_of(args, t, few, seeds[:1], _at(tried))
+        rows_of(args, t, few, seeds[1:], _best)
     if 'planned' in args.parts:
-        to,top = table(args.data, few)
-        def _planned(rate, seed): train_as_planned(args, t, to, top, some_rows(to), rate, seed)
-        for seed in seeds: _planned(lr, seed)
-        for rate in rates[:2] if args.quick else rates: _planned(rate, seeds[0])
-        for seed in seeds[1:]: _planned(best_rate(t.df[t.df.rows==t.df.rows.min()], 'planned'), seed)
-    if 'whole' in args.parts: train_on(whole, args.seeds or [0], whole_rates.get)
+        rows_as_planned(args, t, few, seeds[:1], _at(tried))
+        rows_as_planned(args, t, few, seeds[1:], _best)
+    if 'whole' in args.parts: rows_of(args, t, whole, args.seeds or [0], whole_rates.get)
 
 # The page
 
-names = {'today': '64, as today', 'large': '512', 'plan': "the plan's, at the rate of 64", 'planned': 'as planned'}
+names = {'today': '64, as today', 'large': '512', 'planned': 'as planned'}
 
 def pm(o, spec='.4f'): return f'{o.mean():{spec}}' + (f' ± {o.std():{spec}}' if len(o)>1 else '')
 
@@ -166,12 +159,10 @@ def aimed_at(done):
     missed = [f"{k.replace('_', ' ')} {v:.4f}" for k,v in seen.items() if v>(1 if k=='train_loss' else 1.02)]
     return ["Aimed at with 512: a lower train loss, at most 1.02 times the valid loss and exp_rmspe. "+(f"Missed: {', '.join(missed)}." if missed else 'Held.')]
 
-def section(df, plan):
+def section(df):
     n,n_rates = df.rows.iloc[0],df.groupby('arm').lr.nunique()
     of = n_rates.max() if n_rates.nunique()==1 else ' or '.join(f'{n_rates[arm]} ({names[arm]})' for arm in names if arm in n_rates)
     text = [f'## {n:,} rows']
-    if len(plan): text.append(f"The plan for {n_epoch} epochs of {bs_now} at {lr:g}: {plan.n_epoch.iloc[0]} of {plan.bs.iloc[0]} (noise scale "
-                              f"{plan.noise_scale.iloc[0]:.0f}), in {100*plan.time_ratio.iloc[0]:.0f}% of the time.")
     text += compared(df, "At the article's rate", lambda arm: lr)
     if n_rates.max()>1:
         text += compared(df, f"Each at the rate of {of} that gave the first seed the lowest validation loss", partial(best_rate, df))
@@ -186,14 +177,14 @@ def section(df, plan):
         text += ["Every rate, one seed:", md_table(['batch','rate','train loss','valid loss','exp_rmspe'], rows)]
     return [*text, measured(df)]
 
-def page(df, plans):
+def page(df):
     text = [f'# {__doc__.splitlines()[0]}', "After lesson 6 of fast.ai's course of 2019: embeddings and layers of 1000 and 500, weight decay 0.2, dropout, "
             "Adam, `fit_one_cycle` in three cycles, the latest 41,395 rows to validate. The training loss is that of 20,000 rows without dropout. "
             "`results/rossmann_cycles.csv` has a line per epoch."]
-    for n in sorted(df.rows.unique()): text += section(df[df.rows==n], plans[plans.rows==n])
+    for n in sorted(df.rows.unique()): text += section(df[df.rows==n])
     return '\n\n'.join(text)
 
-def draw(df, plans):
+def draw(df):
     "Losses and metric along the cycles, against processor time; the mean over the seeds at each arm's best rate"
     sets = sorted(df.rows.unique())
     fig,axs = plt.subplots(len(sets), 3, figsize=(12,3.4*len(sets)), squeeze=False, layout='constrained')
@@ -213,4 +204,4 @@ def draw(df, plans):
     return fig
 
 if __name__=='__main__':
-    main(__doc__, ['rossmann_cycles','rossmann_cycles_plans'], run, page, draw, parser=arguments(__doc__, parts=('seeds','rates','planned','whole')))
+    main(__doc__, ['rossmann_cycles'], run, page, draw, parser=arguments(__doc__, parts=('seeds','rates','planned','whole')))
