@@ -3,7 +3,6 @@
     python benchmarks/flat.py       # Nothing is measured: noise scales and step times are what pays.py has stored
 
 A processor's step time is nearly linear in items, a GPU's is flat up to some size. The plans of `pays.py` are made again with other step times."""
-import numpy as np
 import pandas as pd
 from fastai_bs.finder.plan import BatchPlan, Device, Measured, RateTrial, Today
 
