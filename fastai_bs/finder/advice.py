@@ -54,7 +54,7 @@ def _unmeasured(plan):
 
 stay_reasons = dict(
     rate="at the rate that goes with {failed}, a short training ended worse than at today's rate",
-    whole="{fastest} would not be faster, with whole epochs and validations",
+    little="{fastest} saves less than 5% of the time per factor of two, validations and whole epochs counted",
     untimed="how other sizes compare is open, as today's step could not be timed",
     single="in micro-batches of {micro_bs}, the only ones that were timed, no other size is faster",
     slower="every other size is slower on this device",
@@ -208,7 +208,7 @@ def _on_time(plan):
     if not plan.today.has_n_epoch and plan.measured.cool:
         yield f"No n_epoch was given: this is for {epochs}, and a longer training may want a larger batch."
     elif not plan.today.has_n_epoch and changes_size: yield f"No n_epoch was given, so epochs and times are for a training of {epochs}."
-    if plan.verdict=='stay' and plan.stays_for=='whole': yield f"For a longer training {plan.fastest} may be faster: ask with its n_epoch."
+    if plan.verdict=='stay' and plan.stays_for=='little': yield f"For a longer training {plan.fastest} may be faster: ask with its n_epoch."
     if plan.timed and changes_size and plan.in_whole_epochs and not 1/1.2<=plan.n_epoch/plan.n_epoch_exact<=1.2:
         yield f"Rounding tells: the same loss takes {counted(plan.n_epoch_exact, 'epoch')}, in {percent(plan.time_ratio)} of the time."
     if plan.timed and plan.timing_error>0.1: yield f"The clock was noisy: on a quiet machine, gains below {percent(plan.least_gain)} could be told."

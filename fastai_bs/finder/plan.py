@@ -241,10 +241,10 @@ class BatchPlan:
 
     @cached_property
     def fastest_fit(self)->int: # Items
-        """The size nearest to today's among those whose fit takes at most a tenth longer than the fastest; today's where no other saves `least_gain`
+        """The size nearest to today's among those whose fit takes at most a tenth longer than the fastest; today's where no other saves enough
 
-        Validations count, and epochs are whole where those are planned. The further a batch is from today's, the less is known of how its training ends,
-        which a tenth of the time is not worth.
+        That is `least_gain`, and 5% of the time for each doubling or halving: the further a batch is from today's, the less is known of how its training
+        ends. Validations count, and epochs are whole where those are planned.
         """
         if not self.is_known: return self.bs_now
         def _time(bs):
@@ -252,8 +252,9 @@ class BatchPlan:
             if self.in_whole_epochs and bs!=self.bs_now: n = max(n, whole_epochs(n)) # What is cut off is no gain
             return self._fit_time(n, bs)
         times = {bs: _time(bs) for bs in map(int, self.table.bs)}
-        most = min(1.1*min(times.values()), times[self.bs_now]/(1+self.least_gain))
-        return min((bs for bs,t in times.items() if t<=most), key=lambda bs: abs(math.log(bs/self.bs_now)), default=self.bs_now)
+        def _doublings(bs): return abs(math.log2(bs/self.bs_now))
+        def _most(bs): return min(1.1*min(times.values()), times[self.bs_now]/max(1+self.least_gain, 1.05**_doublings(bs)))
+        return min((bs for bs,t in times.items() if t<=_most(bs)), key=_doublings, default=self.bs_now)
 
     @property
     def bs_range(self)->tuple: # Items, powers of two; the second is `None` where the interval has no upper end
@@ -298,10 +299,10 @@ class BatchPlan:
 
     @property
     def stays_for(self)->str:
-        "Why today's size stays: 'chosen', 'rate', 'whole', 'untimed', 'single', 'slower', 'error' or 'gain', as the words of `advice` say"
+        "Why today's size stays: 'chosen', 'rate', 'little', 'untimed', 'single', 'slower', 'error' or 'gain', as the words of `advice` say"
         if self.chosen: return 'chosen'
         if self.rate.failed: return 'rate'
-        if self.bs!=self.fastest: return 'whole'
+        if self.bs!=self.fastest: return 'little'
         if not self.timed: return 'untimed'
         if len(self.timed)==1: return 'single'
         if self.bs_range[0]==self.bs_range[1]: return 'slower'
