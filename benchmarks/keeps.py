@@ -193,7 +193,7 @@ def by_plan(both):
 def pct(x): return f'{x:+.1%}'
 
 def in_short(both):
-    went = by_plan(both)
+    went,each = by_plan(both),both[both.changed]
     def _line(col):
         o = went[col]
         return f"median {pct(o.median())}, above +5% in {(o>0.05).mean():.0%}, from {pct(o.min())} to {pct(o.max())}"
@@ -204,6 +204,8 @@ def in_short(both):
 * Training loss as planned over today's, mean of seeds: {_line('d_train')}.
 * Validation loss: {_line('d_valid')}.
 * Processor time of the whole fit: median {went.time.median():.2f} of today's; as predicted within 15% in {(off<math.log(1.15)).mean():.0%}.
+* Plan by plan, not means of seeds: training loss above +5% in {(each.d_train>0.05).mean():.0%}, validation loss in {(each.d_valid>0.05).mean():.0%},
+  time {each.time.median():.2f}, as predicted within 15% in {(np.abs(np.log(each.time/each.predicted))<math.log(1.15)).mean():.0%}.
 * `bs_find` over `lr_find`: median {cost.median():.1f}, at most {cost.max():.1f}."""
 
 def over_best(df, both):
