@@ -159,6 +159,18 @@ def missing(text, *figures):
     "Those that do not stand in `text` as numbers of their own, however it is worded"
     return [o for o in figures if not re.search(rf'(?<![\d.,]){re.escape(o.lstrip("+"))}(?![\d%]|[.,]\d)', text)]
 
+entries = (folder/'LOG.md').read_text().split('\n## ')[1:]
+
+@pytest.mark.parametrize('entry', entries, ids=lambda o: o.partition('\n')[0])
+def test_the_log_has_its_figures_from_the_pages_that_it_links(entry):
+    pages = '\n'.join((folder/f'{o}.md').read_text() for o in re.findall(r'/benchmarks/(\w+)\.md\)', entry))
+    text = re.sub(r'\]\([^)]*\)', '', entry.partition('\n')[2])
+    assert pages and not missing(pages, *re.findall(r'(?<![\w.,-])(?:\d+\.\d+(?:e-\d+)?%?|\d+%)', text))
+
+def test_the_log_is_newest_first():
+    dates = [o[:10] for o in entries]
+    assert dates==sorted(dates, reverse=True)
+
 kept = (r"Training loss as planned over today's, mean of seeds: median (\S+), above \+5% in (\S+),.*\n.*Validation loss: median (\S+), above \+5% in (\S+),.*\n"
         r'.*whole fit: median (\S+) of')
 
