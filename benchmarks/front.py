@@ -1,40 +1,46 @@
-"The first picture of README and site, from what `pays.py` has stored: `python benchmarks/front.py` writes nbs/images/front.png"
+"The first picture of README and site, from what `keeps.py` has stored: `python benchmarks/front.py` writes nbs/images/front.png"
 import matplotlib.pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
-import pays
-from frame import here
+import keeps
+from frame import Table, here
 
-epochs = 1
-names = dict(mnist='MNIST', rossmann='Rossmann store sales', ratings='MovieLens ratings', shakespeare='tiny Shakespeare', fashion='Fashion-MNIST',
-             adult='Adult')
+path = here.parent/'nbs/images/front.png'
+names = dict(mnist='MNIST', rossmann='Rossmann sales', ratings='MovieLens', shakespeare='Shakespeare', fashion='Fashion-MNIST', adult='Adult',
+             reviews='IMDB reviews', cifar='CIFAR-10', digits='Digits')
+columns = dict(time='Time', d_train='Training loss', d_valid='Validation loss')
 
-def above_best(name):
-    "Validation loss by batch size, over that of the best one, all in the time of today's training and at their best rates"
-    valid = pays.curve(name, epochs).valid
-    return valid/valid.min()-1
+def changes():
+    "A row for each plan of `keeps.md`: how far time and losses are from today's; a plan that stays at today's batch changes nothing"
+    both = keeps.ratios(Table('keeps').df)
+    both = both[both.kind!='random']
+    return both.assign(time=(both.time-1).where(both.changed, 0))
 
-def planned(name):
-    "The middle one of the plans"
-    df = pays.rows('plan', name)
-    return int(df[df.epochs==epochs].bs.median())
+def medians(df): return df.groupby('task')[[*columns]].median().sort_values('time', ascending=False)
+
+def caption():
+    "What the picture shows, in figures; stored within it, so that an old picture is told from a new one"
+    return medians(changes()).round(3).to_csv()
 
 def draw():
-    with plt.style.context({'font.size': 10, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.titlesize': 11}):
-        fig,axs = plt.subplots(2, 3, figsize=(9,4.8), layout='constrained', sharey=True, sharex=True, facecolor='w') # White, also on a dark page
-        for ax,name in zip(axs.flat, pays.tasks):
-            y,bs = above_best(name),planned(name)
-            ax.axvline(pays.base_bs, color='0.5', ls='--', lw=1.2, label=f"today's, {pays.base_bs}")
-            ax.plot(y.index, y, 'o-', color='C0', ms=4, label='each size at its best rate')
-            ax.plot(bs, y[bs], '*', color='C1', ms=17, mec='k', zorder=3, label="the plan's")
-            ax.annotate(f'{bs}', (bs,y[bs]), (0,11), textcoords='offset points', ha='center', fontweight='bold')
-            ax.set(xscale='log', title=names[name], ylim=(-0.05,0.6))
-            ax.set_xticks(pays.sizes[::2], pays.sizes[::2])
-            ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-            ax.minorticks_off()
-        fig.supylabel('validation loss at equal time, above the best', fontsize=10)
-        fig.supxlabel('batch size', fontsize=10)
-        fig.legend(*axs[0,0].get_legend_handles_labels(), loc='outside upper center', ncol=3, frameon=False)
+    df = changes()
+    middle = medians(df)
+    with plt.style.context({'font.size': 13, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.spines.left': False}):
+        fig,axs = plt.subplots(1, 3, figsize=(10,5.2), layout='constrained', sharey=True, sharex=True, facecolor='w') # White, also on a dark page
+        for ax,(col,title) in zip(axs, columns.items()):
+            ax.axvspan(-1, 0, color='#e6f4ea', zorder=0)
+            ax.axvline(0, color='0.3', lw=1.5)
+            ax.barh(range(len(middle)), middle[col], height=0.55, color='C0', zorder=2)
+            rows = df.task.map({nm: i for i,nm in enumerate(middle.index)})
+            ax.plot(df[col], rows, 'o', ms=4, color='k', alpha=0.35, mew=0, zorder=3)
+            ax.set_title(title, fontweight='bold')
+            ax.set(xlim=(-0.95,0.55), xticks=(-0.8,-0.4,0,0.4))
+            ax.tick_params(axis='y', length=0)
+            ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axs[0].set_yticks(range(len(middle)), [names[o] for o in middle.index])
+        for i,nm in enumerate(middle.index):
+            if not df.changed[df.task==nm].any(): axs[0].annotate(f'stays at {keeps.bs_of(nm)}', (0.03,i), va='center', fontsize=11, color='0.3')
+        fig.supxlabel("a training as planned, against today's (green: better)", fontsize=13)
     return fig
 
-if __name__=='__main__': draw().savefig(here.parent/'nbs/images/front.png', dpi=100, pil_kwargs=dict(optimize=True))
+if __name__=='__main__': draw().savefig(path, dpi=100, metadata={'Description': caption()})

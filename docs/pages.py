@@ -4,11 +4,15 @@ nbdev adds the documentation of what a notebook exports, and links names to wher
 here it becomes what myst-nb reads: entries of Sphinx's Python domain (so that search and other sites find them), admonitions, tags of cells.
 """
 import ast, base64, importlib, inspect, re, shutil, sys
+from dataclasses import is_dataclass
+from functools import cached_property
 from html import escape
+from operator import attrgetter
 from pathlib import Path
 from urllib.parse import quote_plus
 
 import yaml
+from fastai.callback.core import Callback
 from fastcore.docments import docments
 from fastcore.nbio import mk_cell, read_nb, write_nb
 from nbdev.config import get_config
@@ -21,15 +25,23 @@ from plain import llms, page_text, plain # noqa: E402 From this folder
 root = Path(__file__).resolve().parent.parent
 guides = [f'guides/{o}' for o in ('choose','prove','growing','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus',
                                   'reproducible','long_training','coming_from','faq')] # In this order
-# Folders of the reference, in the order of a reader; the demonstration is a page of its own
-folders = ['finder','accumulate','schedule','noise','memory','verify','learner','utils','demo']
+# How it works: pages of each folder, in the order of a reader; a page that is not named comes after these
+how = {'accumulate': ('One optimizer step from several micro-batches', 'grad_accum window losses sizes gradients oom'),
+       'noise': ('The noise scale, measured', 'noise_scale estimator sources norms plots'),
+       'finder': ('From the noise scale to a plan', 'bs_find mock_cycle steps timing pairs rate_trial plan advice apply plots grow'),
+       'schedule': ('Learning rate and batch size along a training', 'rules scaled_lr batch_schedule'),
+       'memory': ('What fits in memory', 'report trace max_bs group_norm'),
+       'verify': ('Trainings and gradients, compared', 'bs_verify trainings compare result advice plots check_accum both_ways'),
+       'learner': ("What is known of fastai's Learner", 'loop snapshot mock loaders optimizer recorder ranks'),
+       'utils': ('What all of them use', 'checks text plots'), 'demo': ('All of it on digits', '')}
 site = 'https://fastai-bs.github.io/fastai_bs'
 repo = 'fastai-bs/fastai_bs'
 nbs_path = root/'nbs'
-written = dict(which='docs/which.md', matrix='docs/matrix.md', changelog='CHANGELOG.md', contributing='CONTRIBUTING.md') # Pages that are no notebooks
+# Pages that are no notebooks
+written = dict(which='docs/which.md', matrix='docs/matrix.md', changelog='CHANGELOG.md', contributing='CONTRIBUTING.md', log='benchmarks/LOG.md')
 # What a visitor may look for, and a page that must then be among the results: `docs/check.py` tries it
 look_for = {'out of memory': 'oom.html', 'learning rate': 'scaled_lr.html', 'noise scale': 'noise_scale.html', 'gradient accumulation': 'accumulation.html',
-            'warmup': 'rules.html', 'bs_find': 'bs_find.html', 'GradAccum': 'grad_accum.html'}
+            'warmup': 'rules.html', 'bs_find': 'bs_find.html', 'GradAccum': 'GradAccum.html'}
 
 def page_name(
     nb, # Path of a notebook below nbs, as 'learner/01_ranks.ipynb'
@@ -246,7 +258,95 @@ def write_gallery(pages, dest, extra):
     (dest/'gallery.md').write_text('\n'.join([*lines,'</div>',''])) # HTML goes on to the first empty line
 
 def contents(caption, pages):
-    return '\n'.join([':::{toctree}', ':hidden:', f':caption: {caption}', '', *pages, ':::'])
+    return '\n'.join([':::{toctree}', ':hidden:', *([f':caption: {caption}'] if caption else []), '', *pages, ':::'])
+
+# The reference: a page for each section of `nbs/reference.ipynb`, and one of all names
+
+def sections(cells):
+    "Cells of each section by the name in its heading, as 'learn.bs_find'"
+    res = {}
+    for c in cells:
+        if c.cell_type=='markdown' and (head := re.match(r'## .*?`([\w.]+)', c.source)): res[head[1]] = []
+        if res: next(reversed(res.values())).append(c)
+    return res
+
+def own_page(name): return f"reference/{name.rpartition('.')[2]}" # Of a heading, or of a documented name
+
+def line_of(o):
+    "The first sentence of its documentation, or the comment beside what it returns"
+    f = o.fget if isinstance(o, property) else getattr(o, 'func', o)
+    returned = docments(f, full=True, returns=True).get('return') if inspect.isfunction(f) else None
+    return (inspect.getdoc(f) or getattr(returned, 'docment', None) or '').split('\n\n')[0]
+
+def members(cls):
+    "A table of what a result of ours has, with a line for each: methods first"
+    fields = docments(cls, full=True) if is_dataclass(cls) else {}
+    found = {k: v for k,v in vars(cls).items() if not k.startswith('_')}
+    rows = [(f'{k}()',line_of(v)) for k,v in found.items() if inspect.isfunction(v)]
+    rows += [(k,p.docment) for k,p in fields.items() if not k.startswith('_')]
+    rows += [(k,line_of(v)) for k,v in found.items() if isinstance(v, (property,cached_property))]
+    return '\n'.join([f'## What a `{cls.__name__}` has', '', '| name | what it is |', '|---|---|', *(f'| `{k}` | {_cell(line)} |' for k,line in rows if line)])
+
+def take_entry(path, nm):
+    "The entry of `nm` on the page at `path`, which gets a link to the page of its own instead"
+    nb = read_nb(path)
+    cell, = [c for c in nb.cells if re.match(rf'````\{{py:\w+\}} {re.escape(nm)}\(', c.source)]
+    text,cell.source = cell.source,f'Arguments, and what it returns: [{nm}](../{own_page(nm)}.ipynb)'
+    write_nb(nb, path)
+    return text
+
+def write_reference(dest, mods):
+    "A page for each section of the reference: the call, its arguments, what it returns, the example; titles and lines by page"
+    nb,heads = read_nb(dest/'reference.ipynb'),{}
+    where = {nm: page for page,mod in mods.items() for nm in documented(mod)}
+    (dest/'reference').mkdir()
+    for head,(first,*example) in sections(nb.cells).items():
+        nm = head.replace('learn.', 'Learner.')
+        page,mod = own_page(head),mods[where[nm]]
+        o = attrgetter(nm)(mod)
+        result = getattr(o, '__annotations__', {}).get('return')
+        call = re.sub(r'\]\((?!https?:|#)', '](../', re.sub('^.*\n', '', first.source))
+        texts = [f"# {head}\n\n{page_links('nbs/reference.ipynb', page)}\n{call}", take_entry(dest/f'{where[nm]}.ipynb', nm),
+                 '## An example', f'## How it works\n\n[{where[nm]}](../{where[nm]}.ipynb)']
+        title,table,example_head,link = (mk_cell(o, 'markdown') for o in texts)
+        has = [mk_cell(members(result), 'markdown')] if inspect.isclass(result) and result.__module__.startswith('fastai_bs') else []
+        nb.cells = [title,table,example_head,*example,*has,link]
+        for i,c in enumerate(nb.cells): c['id'] = f'c{i}'
+        write_nb(nb, dest/f'{page}.ipynb')
+        heads[page] = head,line_of(o)
+    (dest/'reference.ipynb').unlink()
+    return heads
+
+def all_names(mods, own):
+    "The page of all public names, a line each; those in `own` have a page of their own"
+    import fastai_bs.all as everything
+    names = {nm: mod for mod in mods.values() for nm in documented(mod) if nm in everything.__all__ or '.' in nm}
+    def _kind(nm):
+        o = attrgetter(nm)(names[nm])
+        if '.' in nm: return 'Methods of a learner and its recorder'
+        return 'Functions' if not inspect.isclass(o) else 'Callbacks' if issubclass(o, Callback) else 'Results'
+    def _row(nm):
+        text = nm.replace('Learner.', 'learn.').replace('Recorder.', 'learn.recorder.')
+        link = f'[`{text}`]({own_page(nm)}.ipynb)' if own_page(nm) in own else f'{{py:obj}}`{text} <{names[nm].__name__}.{nm}>`'
+        return f'| {link} | {_cell(line_of(attrgetter(nm)(names[nm])))} |'
+    lines = ['# All of fastai_bs','','*Every public name in one line; `from fastai_bs.all import *` brings all of them, and `learn.batch_size`: the items of an optimizer step now*']
+    for kind in ('Methods of a learner and its recorder','Callbacks','Functions','Results'):
+        lines += ['',f'## {kind}','','| name | what it does |','|---|---|',*(_row(nm) for nm in names if _kind(nm)==kind)]
+    return '\n'.join(lines)+'\n'
+
+def reading_order(pages, folder):
+    "Pages of a folder as a reader wants them"
+    named = [f'{folder}/{o}' for o in how[folder][1].split()]
+    found = [o for o in pages if o.split('/')[0]==folder]
+    return sorted(found, key=lambda o: named.index(o) if o in named else len(named))
+
+def write_how(dest, pages, heads):
+    "The page of all notebooks that make the modules, a line each"
+    lines = ['# How it works','','*Each module is a notebook that explains itself: prose, a small piece of code, a lesson that runs*']
+    for folder,(title,_) in how.items():
+        of = reading_order(pages, folder)
+        lines += ['',f'## {title}','',*(f'* [{heads[o][0]}]({o}.ipynb): {heads[o][1]}' for o in of),'',contents('', of)]
+    (dest/'how.md').write_text('\n'.join(lines)+'\n')
 
 def build(dest):
     "Pages for Sphinx, and beside them, in `extra`, what the site takes as it is"
@@ -264,20 +364,28 @@ def build(dest):
     for p in paths: # nbdev may have taken the number off already
         page = page_name(p.relative_to(processed))
         heads[page] = write_page(p, of_path[page], dest, mods)
+    own = write_reference(dest, mods)
+    del heads['reference']
     first = [o for o in guides if o in heads]
     rest = [o for o in heads if o!='index' and o not in mods and o not in first]
+    modules_pages = [o for folder in how for o in reading_order([o for o in heads if o in mods], folder)]
+    heads |= own
     heads |= {o: write_markdown(o, dest, extra, mods) for o in written}
     write_gallery({o: heads[o][0] for o in (*first,*rest)}, dest, extra)
+    write_how(dest, modules_pages, heads)
+    (dest/'names.md').write_text(all_names(mods, own))
+    for o in ('how','names'): (extra/f'{o}.html.md').write_text(plain((dest/f'{o}.md').read_text())+'\n')
     for p in dest.rglob('*.ipynb'):
         text = (extra/p.relative_to(dest)).with_suffix('.html.md')
         text.parent.mkdir(parents=True, exist_ok=True)
         text.write_text(page_text(read_nb(p)))
-    reference = sorted((o for o in heads if o in mods), key=lambda o: folders.index(o.split('/')[0]))
-    parts = ('Guides', ['which',*first,*rest,'matrix']),('Reference', reference),('Project', ['changelog','contributing'])
-    (extra/'llms.txt').write_text(llms(*heads['index'], [(nm,[(o,*heads[o]) for o in pages]) for nm,pages in parts], site))
+    heads |= {'names': ('All of fastai_bs','Every public name in one line'),'how': ('How it works','')}
+    parts = {'Start': [*first[:1],'which'], 'Guides': [*first[1:],*rest,'matrix'], 'Reference': ['names',*own], 'How it works': modules_pages,
+             'Project': ['changelog','log','contributing']}
+    (extra/'llms.txt').write_text(llms(*heads['index'], [(nm,[(o,*heads[o]) for o in pages]) for nm,pages in parts.items()], site))
+    shown = parts | {'Guides': [*parts['Guides'],'gallery'], 'How it works': ['how']}
     index = read_nb(dest/'index.ipynb')
-    shown = [(nm,[*pages,'gallery'] if nm=='Guides' else pages) for nm,pages in parts]
-    index.cells += [mk_cell(contents(*o), 'markdown', id=f'contents-{i}') for i,o in enumerate(shown)]
+    index.cells += [mk_cell(contents(*o), 'markdown', id=f'contents-{i}') for i,o in enumerate(shown.items())]
     write_nb(index, dest/'index.ipynb')
     if (cfg.nbs_path/'images').exists(): shutil.copytree(cfg.nbs_path/'images', dest/'images')
 

@@ -159,28 +159,17 @@ def missing(text, *figures):
     "Those that do not stand in `text` as numbers of their own, however it is worded"
     return [o for o in figures if not re.search(rf'(?<![\d.,]){re.escape(o.lstrip("+"))}(?![\d%]|[.,]\d)', text)]
 
-def test_rossmann_on_the_first_page():
-    df = result('rossmann_runs').query("part=='whole'").set_index(['bs','epochs'])
-    figures = [o for r in (df.loc[key] for key in ((256,1),(64,1),(256,2))) for o in (f'{r.minutes:.1f}',f'{r.train_loss:.4f}',f'{r.exp_rmspe:.4f}')]
-    assert not missing(md('nbs/index.ipynb'), *figures)
-    plan = result('rossmann_plans').set_index('epochs').loc[1]
-    assert (plan.bs,plan.n_epoch)==(256,1) # "one epoch of 256 for one of 64"
+entries = (folder/'LOG.md').read_text().split('\n## ')[1:]
 
-def test_three_cycles_on_the_first_page():
-    from rossmann_cycles import best_rate, by_arm, lr, over_today
-    df = result('rossmann_cycles')
-    few = df[df.rows==120000]
-    higher = best_rate(few, 'large')/best_rate(few, 'today')
-    def _said(over): return *(f'{over[k].mean():.2f}' for k in ('train_loss','valid_loss','exp_rmspe')),f"{over['seconds'].mean():.0%}"
-    def _over(df, rate_of): return {arm: _said(over) for arm,over in over_today(by_arm(df, rate_of)).items()}
-    many = df[df.rows==802943]
-    whole,best,best_of_all = _over(many, lambda arm: lr),*(_over(of, lambda arm, of=of: best_rate(of, arm)) for of in (few,many))
-    (a,b,c,t),(d,e,f,u),(g,h,i,v) = whole['plan'],whole['large'],best['large']
-    plan = many[many.arm=='plan'].iloc[0]
-    j,k,l,_ = best_of_all['large']
-    assert many[many.arm=='today'].lr.nunique()==many[many.arm=='large'].lr.nunique()
-    assert not missing(md('nbs/index.ipynb'), a, b, c, t, d, e, f, u, g, h, i, v, j, k, l, f'{higher:.0f}', str(plan.epochs), str(plan.bs))
-    assert best_rate(many, 'today')==many[many.arm=='today'].lr.min()
+@pytest.mark.parametrize('entry', entries, ids=lambda o: o.partition('\n')[0])
+def test_the_log_has_its_figures_from_the_pages_that_it_links(entry):
+    pages = '\n'.join((folder/f'{o}.md').read_text() for o in re.findall(r'/benchmarks/(\w+)\.md\)', entry))
+    text = re.sub(r'\]\([^)]*\)', '', entry.partition('\n')[2])
+    assert pages and not missing(pages, *re.findall(r'(?<![\w.,-])(?:\d+\.\d+(?:e-\d+)?%?|\d+%)', text))
+
+def test_the_log_is_newest_first():
+    dates = [o[:10] for o in entries]
+    assert dates==sorted(dates, reverse=True)
 
 kept = (r"Training loss as planned over today's, mean of seeds: median (\S+), above \+5% in (\S+),.*\n.*Validation loss: median (\S+), above \+5% in (\S+),.*\n"
         r'.*whole fit: median (\S+) of')
@@ -235,7 +224,7 @@ def test_coverage():
     assert _range(normal) in text and _range(single) in text
     assert not missing(text, *(_one(items, n) for items in ('t3','lognormal') for n in (64,4)))
 
-@pytest.mark.parametrize('nb', ['memory/01_report'])
+@pytest.mark.parametrize('nb', ['memory/01_report','index'])
 def test_what_a_memory_report_sees(nb):
     df = result('memory')
     ratio = (df.traced/df.peak)[~df.model.str.startswith('AWD-LSTM')]

@@ -52,6 +52,33 @@ def test_examples():
     names = {nm.rpartition('.')[2] for nm in (*importlib.import_module('fastai_bs.all').__all__, *for_users)}
     assert {nm for nm in names if not re.search(rf"\b{nm}\b", code)}==set()
 
+reference = pages.sections(pages.read_nb(root/'nbs/reference.ipynb').cells)
+own = {pages.own_page(o) for o in reference}
+
+@pytest.mark.parametrize('head', reference)
+def test_a_section_of_the_reference(head):
+    "Its name has an entry; a call and an example that runs follow"
+    call,*example = reference[head]
+    assert any(head.replace('learn.', 'Learner.') in nms for nms in public.values())
+    assert f'{head}(' in re.search('```python\n(.*?)```', call.source, flags=re.S)[1] and any(f'{head}(' in c.source or f'.{head.partition(".")[2]}(' in c.source
+               for c in example if c.cell_type=='code')
+
+def test_a_page_has_all_names():
+    text = pages.all_names(mods, own)
+    names = {*importlib.import_module('fastai_bs.all').__all__,*(o.replace('Learner', 'learn').replace('Recorder', 'learn.recorder') for o in for_users)}
+    assert {nm for nm in names if not re.search(rf'^\| [^|]*`{re.escape(nm)}[` ].*\| \S.*\|$', text, flags=re.M)}==set()
+
+def test_what_a_result_has():
+    from fastai_bs.all import BatchPlan
+    rows = re.findall(r'^\| `(\w+(?:\(\))?)` \| \S', pages.members(BatchPlan), flags=re.M)
+    assert rows[0].endswith('()') and {'apply()','undo()','today','took','bs','verdict'}<={*rows}
+
+def test_reading_order():
+    "As the list says; what it does not name comes last"
+    assert pages.reading_order(['noise/x','noise/norms','memory/trace','noise/noise_scale'], 'noise')==['noise/noise_scale','noise/norms','noise/x']
+    of = [pages.page_name(p.relative_to(root/'nbs')) for p in notebooks]
+    assert {f'{folder}/{o}' for folder,(_,names) in pages.how.items() for o in names.split()}<={*of}
+
 def test_guides(): assert set(pages.guides) <= {pages.page_name(p.relative_to(root/'nbs')) for p in notebooks}
 
 def test_links():
@@ -104,7 +131,7 @@ def test_the_notebook_opens_in_colab_and_its_source_on_github():
 
 def test_what_may_be_looked_for():
     "Each leads to a page that there is; that the search finds it is for the browser to say"
-    names = {pages.page_name(p.name) for p in notebooks}
+    names = {pages.page_name(p.name) for p in notebooks} | {o.rpartition('/')[2] for o in own}
     assert {o.removesuffix('.html') for o in pages.look_for.values()} <= names
     assert all((root/o).exists() for o in pages.written.values())
 
