@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from fastai_bs.verify.compare import (Arm, best_rates, compared, critical, critical_range, decides, least_dof, log_losses, ranked, runs_wanted, spread_of,
+from fastai_bs.verify.compare import (Arm, best_rates, compared, critical, critical_range, decides, least_dof, ranked, runs_wanted, spread_of,
     trial_sizes, with_loss, with_today)
 
 nan,inf = math.nan,math.inf
@@ -36,10 +36,6 @@ def test_only_numbers_above_0_have_a_ratio(bad):
 
 # Intervals
 
-def test_log_losses_are_those_of_runs_that_all_have():
-    df = pd.DataFrame([dict(bs=bs, run=run, loss=bs*run) for bs,run in ((1,1),(2,1),(1,2),(2,2),(1,3))])
-    assert np.exp(log_losses(df)).round(9).to_dict('list')=={1: [1,2], 2: [2,4]}
-
 def test_two_sizes_are_a_paired_t_test():
     losses = losses_of([0,-0.05], 5, np.random.default_rng(5))
     expected = stats.ttest_rel(losses[2], losses[1]).confidence_interval(0.9)
@@ -53,11 +49,6 @@ def test_spread_is_what_a_two_way_fit_leaves_over():
     y = losses.to_numpy().ravel()
     rss = ((y-x@np.linalg.lstsq(x, y, rcond=None)[0])**2).sum()
     assert spread_of(losses)==(approx(math.sqrt(rss/6)),6)
-
-def test_what_a_run_does_to_all_cancels():
-    losses = losses_of([0,0.1,0.2], 3, np.random.default_rng(1))
-    other = losses.add([0.,1.,-2.], axis=0)
-    assert compared(other, 1).to_numpy()==approx(compared(losses, 1).to_numpy())
 
 @pytest.mark.parametrize('n_runs,n_sizes', [(1,3),(3,1),(3,2),(2,3)])
 def test_few_runs_tell_nothing(n_runs, n_sizes):
