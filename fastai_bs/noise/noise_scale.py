@@ -232,6 +232,8 @@ class NoiseScale(ScopedCallback):
         elif self.n_steps and not n:
             text = (f"NoiseScale has measured nothing in {steps}: none had gradients of several micro-batches, ranks or parts that could be compared. Take "
                     "more items or smaller micro-batches, or measure with learn.bs_find()")
+        elif n and self.pool.tr_sigma==self.pool.g_sq==0:
+            text = "All gradients that NoiseScale has seen are 0, which tells nothing of their noise: see that the loss depends on the parameters"
         elif n>1 and 10*n<self.n_steps and self.ci==(0.,math.inf):
             text = (f"NoiseScale has measured at {n} of {steps}, too few to tell anything: NoiseScale(every={max(1, self.n_steps//40)}) measures more often")
         if text: warnings.warn(text, stacklevel=2)

@@ -9,6 +9,7 @@ __all__ = ['Source', 'FromWindows', 'FromRanks', 'hidden_states', 'FromParts', '
 
 # %% ../../nbs/noise/03_sources.ipynb #b1216f29
 from torch import Tensor
+from torch.distributions import Beta
 from torch.nn.modules.batchnorm import _BatchNorm
 from fastai.callback.core import CancelBackwardException, CancelBatchException, CancelStepException
 from fastai.callback.fp16 import MixedPrecision
@@ -138,6 +139,10 @@ def hidden_states(
     return _take
 
 # %% ../../nbs/noise/03_sources.ipynb #cf7598ce
+def _mixes(cb):
+    "Does this callback mix the items of a batch? Those of other libraries are none of fastai's, and draw their weights from the same distribution"
+    return isinstance(cb, MixHandler) or any(isinstance(o, Beta) for o in vars(cb).values())
+
 class FromParts(Source):
     "Parts of a batch, in an extra pass before it is trained on"
     every = 40
@@ -159,7 +164,7 @@ class FromParts(Source):
     def check(self):
         "Can the batches of this fit be cut into parts?"
         learn = self.learn
-        mix = next((cb for cb in learn.cbs if isinstance(cb, MixHandler)), None)
+        mix = next((cb for cb in learn.cbs if _mixes(cb)), None)
         if mix: raise ValueError(f"{type(mix).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {self.accum_first}")
         loop = overridden_step(learn)
         if loop in ('one_batch','_do_one_batch'): raise ValueError(

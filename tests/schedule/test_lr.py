@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, SequentialSampler
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` and its kin into `Learner`)
-from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelStepException
+from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelStepException, CancelValidException
 from fastai.callback.tracker import ReduceLROnPlateau
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
@@ -278,6 +278,25 @@ def test_keeps_still_under_lr_find(tmp_path):
     a.opt.seen.clear()
     a.fit(1, 0.01)
     close(of('lr', a.opt.seen)[:,0], [0.01*ramp(4, i/12, 0.1) for i in range(0, 12, 2)])
+
+class LRFinder(schedule.ParamScheduler):
+    "As of a library with a finder of its own, which the learner knows by the same name; here without a way back"
+    def __init__(self, num_it): self.scheds,self.num_it = {'lr': schedule.SchedExp(1e-7, 10)},num_it
+    def before_batch(self): self._update_val(self.train_iter/self.num_it)
+    def after_batch(self):
+        super().after_batch()
+        if self.train_iter>=self.num_it: raise CancelFitException
+    def before_validate(self): raise CancelValidException
+
+def test_keeps_still_under_another_finder():
+    "As under fastai's own; and no sign of it is left after either"
+    def _run(*cbs):
+        learn = learner(n=24, bs=2, cbs=[GradAccum(2), *cbs])
+        _,words = caught(lambda: learn.fit(3, cbs=LRFinder(36)))
+        assert not hasattr(learn, 'lr_finder')
+        return learn.opt.seen,list(learn.recorder.lrs),any('ScaledLR does nothing during lr_find' in o for o in words)
+    (seen,lrs,_),(also,scaled,said) = _run(),_run(ScaledLR(1))
+    assert seen==also and lrs==scaled and max(lrs)>1 and said
 
 def test_bs_find_sets_it_aside(short):
     "The plan's base_bs is its own, today's batch size stands beside; the learner is as it was, and its factor counts"

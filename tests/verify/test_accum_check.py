@@ -277,6 +277,13 @@ def test_reasons_in_single_precision():
     assert keys(learner(single_only(nn.BatchNorm1d(8))).check_accum(4))==['batchnorm','precision']
     assert keys(learner(single_only(), loss_func=lambda pred,y: F.cross_entropy(pred, y, reduction='sum')).check_accum(4))==['loss','precision']
 
+def test_a_layer_that_barely_moves_is_not_the_loss():
+    "After its power iterations a spectral norm moves predictions by the square of what it does to gradients: to the bound they are the same"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5,4,dtype=f32)), nn.Linear(4,2,dtype=f32))
+    res = learner(model, reals, nn.MSELoss()).check_accum(4)
+    assert 1e-9<res.error<1e-4 and 'loss' not in keys(res) and bool(res.reasons)==(not res.same)
+
 # Memory
 
 def small(most): return failing(dense(), lambda x: len(x)>most, torch.OutOfMemoryError('out of memory'))

@@ -79,6 +79,14 @@ class Nothing(nn.Module):
     reduction = 'mean'
     def forward(self, pred, targ): return (pred*0).sum()+3.
 
+def test_gradients_of_zero_are_said():
+    words = said(lambda: learner(bs=8, cbs=NoiseScale(every=1), loss_func=Nothing()).fit(1, 0.05))
+    assert sum('All gradients that NoiseScale has seen are 0' in o for o in words)==1
+
+def test_where_nothing_is_measured_it_is_said():
+    learn = learner(3, 8, [GradAccum(2),NoiseScale()])
+    assert len(said(lambda: learn.fit(2, 0.05)))==2 and math.isnan(learn.noise_scale.noise_scale)
+
 @pytest.mark.filterwarnings('ignore')
 def test_a_plan_and_a_check_of_gradients_of_zero():
     learn = learner(bs=8, loss_func=Nothing())
@@ -93,6 +101,10 @@ def test_too_few_measurements_of_a_short_training(every):
     learn = learner(480, 8, [GradAccum(1),NoiseScale(every=every)])
     assert bool(said(lambda: learn.fit(1, 0.)))==(every is None)
     if every is None: assert learn.noise_scale.ci==(0.,math.inf)
+
+def test_what_is_neither_true_nor_false_is_refused():
+    for f in (lambda: BatchSchedule({0: 4}, fix_bn='no'), lambda: ScaledLR(4, scale_wd=1), lambda: learner().bs_find(0.05, show_plot='no')):
+        with pytest.raises(TypeError, match='must be True or False'): f()
 
 # Small things
 
@@ -198,6 +210,23 @@ def test_a_look_within_a_fit_does_not_end_it(look, tmp_path):
     for o in (learn,twin): quiet(partial(Learner.fit, n_epoch=3, lr=0.05), o)
     assert torch.equal(flat(learn), flat(twin)) and learn.noise_scale.df.equals(twin.noise_scale.df) and len(twin.noise_scale.df)==18
     assert known(learn)[1:]==known(twin)[1:]
+
+def test_lr_find_leaves_what_a_schedule_knows():
+    learn = learner(cbs=BatchSchedule({0: 4, 1: 8}))
+    learn.fit(2, 0.05)
+    before,n_steps = learn.grad_accum.df,learn.grad_accum.n_steps
+    learn.lr_find(num_it=8, show_plot=False, suggest_funcs=())
+    assert learn.grad_accum.df.equals(before) and learn.grad_accum.n_steps==n_steps==36
+
+def test_a_batch_that_is_trained_outside_a_fit():
+    learn,cb = learner(),ScaledLR(8)
+    learn.create_opt()
+    learn.add_cb(cb)
+    b = learn.dls.train.one_batch()
+    before,learn.training,learn.dl = flat(learn),True,learn.dls.train
+    for f in (partial(learn.one_batch, 0, b),learn.all_batches):
+        with pytest.raises(ValueError, match='works along a fit'): f()
+    assert torch.equal(before, flat(learn))
 
 # What is exported when our callbacks are gone
 
