@@ -68,13 +68,13 @@ def holds(effects, losses):
 @pytest.mark.parametrize('effects,n_runs', [([0.,0.],4),([0.05,0.],6)])
 def test_the_interval_holds_as_often_as_it_says(effects, n_runs):
     "Where nothing differs, the rest of the time is that of false alarms"
-    rng,n = np.random.default_rng(3),1000
+    rng,n = np.random.default_rng(3),500
     assert agrees(np.mean([holds(effects, losses_of(effects, n_runs, rng)).all() for _ in range(n)]), n, 0.95)
 
 @pytest.mark.parametrize('effects', [[0.]*3,[0.,0.01,0.02,-0.03,0.04]])
 def test_all_intervals_hold_together(effects):
     "Shared out by Bonferroni they hold somewhat more often, and each by itself more often than its share"
-    rng,n = np.random.default_rng(4),1000
+    rng,n = np.random.default_rng(4),500
     hits = np.array([holds(effects, losses_of(effects, 3, rng)) for _ in range(n)])
     share = hits.all(1).mean()
     assert share>=0.95-3.5*math.sqrt(0.95*0.05/n) and share<0.985
@@ -88,7 +88,7 @@ def test_critical(loss, bs): assert critical(pd.DataFrame(np.log([loss]), column
 
 def test_the_range_has_the_truth_in_it():
     "Here 4 is the last that is within 1% of the best of all smaller"
-    effects,rng,n = [0.,0.002,0.004,0.03,0.06,0.2],np.random.default_rng(6),150
+    effects,rng,n = [0.,0.002,0.004,0.03,0.06,0.2],np.random.default_rng(6),100
     ranges = []
     for _ in range(n):
         losses = losses_of(effects, 3, rng, 0.01)

@@ -70,11 +70,11 @@ def test_words_of_each_verdict(nm):
 @pytest.mark.parametrize('equal', ['time','items'])
 def test_alike_sizes_are_rarely_told_apart(equal):
     "In the same time another one is said to be lower in a twentieth of the trials, half of these by the upper end of the interval, at most"
-    n,margin = 40,dict(time=1., items=1.02)[equal]
+    n,margin = 25,dict(time=1., items=1.02)[equal]
     losses = {bs: margin for bs in (32,128,256)}
     if equal=='items': losses[32] = 1.5 # It is slower
     used = sum(trial(steps(losses), rates=(1,), sd=0.01, n_runs=3, equal=equal, seed=seed).verdict=='use' for seed in range(n))
-    assert used<=4
+    assert used<=3
 
 # Numbers
 
@@ -131,7 +131,7 @@ def test_critical_batch_size_is_of_equal_items():
 @pytest.mark.parametrize('best,best_rate,what', [(256,1,{'size'}), (128,3,{'rate'}), (32,1/3,{'size','rate'}), (128,1,set())])
 def test_what_is_at_the_edge_is_said(best, best_rate, what):
     v = trial(valley(best, best_rate=best_rate))
-    assert v.bs==best and {o for o in ('size','rate') if any(f'best {o} is at the edge' in c for c in verified_words(v)['caution'])}==what
+    assert v.bs==best and {o for o in ('size','rate') if any(f'best {o} is at the edge' in c for c in verified_words(v).get('caution', []))}==what
 
 def test_more_runs_halve_the_interval():
     v = trial(steps({}))

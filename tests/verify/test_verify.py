@@ -20,6 +20,7 @@ from fastai_bs.finder.mock_cycle import rate_at
 from fastai_bs.finder.plan import BatchPlan
 from fastai_bs.learner.loop import callback_of
 from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.verify.bs_verify import default_epochs, whole_lengths
 from fastai_bs.verify.compare import least_dof, parts
 from fastai_bs.verify import trainings
 from fastai_bs.verify.trainings import Trials, short_training
@@ -148,6 +149,12 @@ def test_as_planned(monkeypatch):
 def test_a_plan_that_stays_has_no_promise(monkeypatch):
     monkeypatch.setattr(BatchPlan, 'bs', property(lambda self: self.bs_now))
     with pytest.raises(ValueError, match="The plan stays at today's 4, so there is no promise to try"): verify(reg_learner(), sizes=None, equal='plan')
+
+def test_default_length():
+    "A minute or an epoch, and a sixteenth of it is a training"
+    n = whole_lengths('time', 5, 3, 2)
+    assert 10<n<12 and default_epochs(1., 1000, n)*n==pytest.approx(60.) and default_epochs(600., 10_000, n)*n==pytest.approx(1.)
+    assert default_epochs(600., 100, n)*100==pytest.approx(160) and default_epochs(math.nan, 160, n)==1
 
 # One training
 

@@ -321,7 +321,7 @@ def test_the_velocity_of_a_kept_one(between):
 # Faults
 
 kinds = dict(windows=lambda: [GradAccum(3), NoiseScale(), ScaledLR(4)], split=lambda: [GradAccum(2, on_oom='split')],
-    parts=lambda: [NoiseScale(every=1, n_micro=2)], schedule=lambda: [BatchSchedule({0: 4, 1: 8}, rule=sqrt_scaling)], grow=lambda: [GradAccum(2)])
+    parts=lambda: [NoiseScale(every=1, n_micro=2)], schedule=lambda: [BatchSchedule({0: 8}, rule=sqrt_scaling, base_bs=4)], grow=lambda: [GradAccum(2)])
 events = ['before_fit','before_epoch','before_train','before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step',
     'after_cancel_batch','after_batch','after_train','before_validate','after_validate','after_epoch','after_fit']
 

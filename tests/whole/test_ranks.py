@@ -180,7 +180,6 @@ def train_all(rank, cases): return [train(rank, **case) for case in cases]
 def run_all(world, *cases):
     "A list for each of `cases`, of what `train` returned on each of `world` ranks; one launch saves time"
     return list(zip(*on_ranks(train_all, world, cases)))
-def run(world, **case): return run_all(world, case)[0]
 
 def assert_close(a, b, tol=1e-9): np.testing.assert_allclose(a, b, rtol=0, atol=tol*np.abs(b).max())
 
