@@ -353,12 +353,6 @@ def test_plot_of_recorder():
     learn.fit(1, 0.01) # Its own columns are gone, the plot of the last measured fit is not
     assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','time'] and len(learn.recorder.plot_noise_scale().lines[0].get_ydata())>0
 
-@pytest.mark.parametrize('cbs,bs,items', [([],8,8), ([GradAccum(4)],2,8), ([GradientAccumulation(24)],8,24)])
-def test_batch_size_of_the_plot(cbs, bs, items):
-    learn = small(bs=bs, cbs=[NoiseScale(), *cbs])
-    learn.fit(1, 0.01)
-    assert [items,items] in [list(l.get_ydata()) for l in learn.recorder.plot_noise_scale().lines]
-
 # What is refused
 
 def unchanged_by(learn, match):

@@ -35,8 +35,7 @@ def watched(beta):
     learner(800, cbs=[GradAccum(2), noise]).fit(3, 0.01)
     return noise
 
-@pytest.mark.parametrize('beta', [0.9, 0.98])
-def test_memory_of_a_long_training_is_bounded(beta, monkeypatch):
+def test_memory_of_a_long_training_is_bounded(monkeypatch, beta=0.9):
     "Rows that stay are those of a training of which all are kept, evenly spread, and what is known in the end is the same"
     whole = watched(beta)
     monkeypatch.setattr(NoiseScale, 'most', 50)

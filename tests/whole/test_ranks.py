@@ -328,29 +328,33 @@ def assert_same_noise(ranks):
         assert np.array_equal(o['flat'], ranks[0]['flat'])
     assert not any(o['hooks'] for o in ranks)
 
-in_windows = { # In the first, W divides n: no window is padded
+measured_on_ranks = { # Without a `k` there is no GradAccum, and every step has one gradient of each rank
     'ragged': dict(n=90, bs=4, k=3), 'padded, single items': dict(n=49, bs=1, k=5), 'tokens': dict(kind='tokens', n=60, bs=2, k=3),
     'ignored, one': dict(kind='ignored', n=60, bs=1, k=1), 'own': dict(kind='own', n=60, bs=3, k=2, count=count_kept),
     'sum': dict(kind='sum', n=60, bs=4, k=2, lr=0.002), 'scaled, clip': dict(n=90, bs=4, k=2, scaled=True, clip=0.1),
-    'every, drop_last': dict(n=90, bs=16, k=1, every=3, drop_last=True)}
+    'no accum, padded': dict(n=91, bs=4), 'no accum, scaled, clip': dict(n=90, bs=4, scaled=True, clip=0.1),
+    'no accum, sum': dict(kind='sum', n=60, bs=4, lr=0.002), 'no accum, every, drop_last': dict(n=90, bs=16, every=3, drop_last=True)}
 
-windows_on_three = ['padded, single items','tokens','sum']
-noise_in_windows = all_at_once(noises, in_windows, windows_on_three)
+measured_on_three = ['padded, single items','tokens','sum','no accum, padded','no accum, sum']
+noise_on_ranks = all_at_once(noises, measured_on_ranks, measured_on_three)
 
-@pytest.mark.parametrize('world,name', on_two_and_three(in_windows, windows_on_three))
+@pytest.mark.parametrize('world,name', on_two_and_three(measured_on_ranks, measured_on_three))
 def test_rows_are_those_of_one_process(world, name):
-    "And without those of an epoch's last window where items are in it twice, and only there"
-    case,ranks = in_windows[name],noise_in_windows(world)[name]
+    """And without those of an epoch's last window where items are in it twice, and only there
+
+    Without `GradAccum` a sum's gradient is divided by the ranks in DDP, as by a smaller rate.
+    """
+    case,ranks = measured_on_ranks[name],noise_on_ranks(world)[name]
     assert_same_noise(ranks)
-    noise = measure_in_one(world=world, **case)
-    micro = shares(case['n'], world, case['bs'], case.get('drop_last', False))
-    k,n_windows = case['k'],math.ceil(len(micro[0])/case['k'])
-    padded = max(0, n_windows-n_whole(case['n'], world, case['bs']*k))
+    k,n,bs = case.get('k', 1),case['n'],case['bs']
+    noise = measure_in_one(world=world, **{**case, 'k': k, **(dict(lr=case['lr']/world) if name=='no accum, sum' else {})})
+    n_micro = len(shares(n, world, bs, case.get('drop_last', False))[0])
+    n_windows = math.ceil(n_micro/k)
+    padded = max(0, n_windows-n_whole(n, world, bs*k))
     expected = noise.df[(noise.df.step-1)%n_windows<n_windows-padded]
     assert_rows(ranks[0]['df'], expected)
-    assert list(ranks[0]['df'].step)==list(expected.step)
-    assert ranks[0]['bs']==min(case['bs']*min(k, math.ceil(case['n']/world/case['bs']))*world, case['n']) # As fastai's loader says, with `drop_last` too
-    assert ranks[0]['steps']==noise.n_steps
+    assert list(ranks[0]['df'].step)==list(expected.step) and ranks[0]['steps']==noise.n_steps
+    assert ranks[0]['bs']==min(bs*min(k, math.ceil(n/world/bs))*world, n) # As fastai's loader says, with `drop_last` too
     if not padded: np.testing.assert_allclose(ranks[0]['ci'], noise.ci, rtol=1e-6)
     assert np.isfinite(ranks[0]['losses']).all()
 
@@ -364,27 +368,6 @@ def test_rows_are_those_of_the_items(kind, n, world):
         wins = windows(shares(n, world, 2), case['k'])
         wins = wins[:n_whole(n, world, 2*case['k'])]
         assert_rows(ranks[0]['df'], window_rows(rows, wins, elems))
-
-# Without GradAccum: every step has one gradient of each rank
-
-by_ranks = {'padded': dict(n=91, bs=4), 'scaled, clip': dict(n=90, bs=4, scaled=True, clip=0.1), 'sum': dict(kind='sum', n=60, bs=4, lr=0.002),
-    'every, drop_last': dict(n=90, bs=16, every=3, drop_last=True)}
-
-ranks_on_three = ['padded','sum']
-noise_by_ranks = all_at_once(noises, by_ranks, ranks_on_three)
-
-@pytest.mark.parametrize('world,name', on_two_and_three(by_ranks, ranks_on_three))
-def test_rows_without_accumulation(world, name):
-    "Where the ranks' counts are equal they are those of `GradAccum`; but a sum's gradient is divided by the ranks in DDP, as by a smaller rate"
-    case,ranks = by_ranks[name],noise_by_ranks(world)[name]
-    assert_same_noise(ranks)
-    noise = measure_in_one(world=world, k=1, **(dict(case, lr=case['lr']/world) if name=='sum' else case))
-    micro = shares(case['n'], world, case['bs'], case.get('drop_last', False))
-    padded = max(0, len(micro[0])-n_whole(case['n'], world, case['bs']))
-    expected = noise.df[(noise.df.step-1)%len(micro[0])<len(micro[0])-padded]
-    assert_rows(ranks[0]['df'], expected)
-    assert list(ranks[0]['df'].step)==list(expected.step)
-    if not padded: np.testing.assert_allclose(ranks[0]['ci'], noise.ci, rtol=1e-6)
 
 def test_measuring_changes_no_bit():
     cases = [dict(n=91, bs=4, clip=0.3, opt='sgd'), dict(n=91, bs=4, k=3, opt='sgd'), dict(kind='tokens', n=60, bs=2, k=2, opt='sgd')]
@@ -465,9 +448,8 @@ def find_all(rank, cases): return [find(rank, **case) for case in cases]
 def found(world, *cases): return list(zip(*on_ranks(find_all, world, cases)))
 
 finds = {'plain': dict(), 'accum': dict(cbs=(accum3,), first=1), 'scaled': dict(cbs=(accum1,scaled), n=90),
-         'auto': dict(kw=dict(max_bs='auto', show_plot=False)), 'still': dict(kind='tokens', lr=0., n=91, kw=dict(max_bs=4, show_plot=False)),
+         'still': dict(kind='tokens', lr=0., n=91, kw=dict(max_bs=4, show_plot=False)),
          'short': dict(n=12, bs=6, kw=dict(max_bs=6, show_plot=False, num_it=20)),
-         'seeded': dict(opt='adam', first=1, kw=dict(max_bs=4, show_plot=False, seed=3)),
          'thrifty': dict(thrifty=True, n=200, kw=dict(show_plot=False, n_batch=4))}
 
 on_three = 'plain','accum' # Each takes seconds
@@ -502,7 +484,7 @@ def test_figure_on_rank_0_only():
     assert all_found(2)['accum'][0][1]['figures']
 
 def test_training_after_it_is_that_without_it():
-    names = 'accum','scaled','seeded'
+    names = 'accum','scaled'
     for name,ranks in zip(names, found(2, *({**finds[nm], 'plain': True} for nm in names))):
         assert np.array_equal(ranks[0][1]['after'], all_found(2)[name][0][1]['after'])
 
