@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/noise/estimator.html.md"""
 
 # %% auto #0
 __all__ = ['moments_of_sums', 'window_moments', 'ratio', 'fieller', 'NoiseEstimate', 'Pool', 'pooled', 'estimates', 'running',
-           'agree', 'drift_t', 'last_stretch', 'trend', 'settled', 'along']
+           'drift_t', 'last_stretch', 'trend', 'settled', 'along']
 
 # %% ../../nbs/noise/01_estimator.ipynb #5c0a468d
 import math
@@ -210,21 +210,6 @@ def running(
     return estimates([copy(pool.add(*window)) for window in zip(*_columns(windows))])
 
 
-# %% ../../nbs/noise/01_estimator.ipynb #60e5a0b1
-def agree(
-    windows:pd.DataFrame, # A row for each
-)->bool:
-    "Is the noise in the mean gradient of every window, `tr_sigma/n`, no more than rounding?"
-    T,g,n,_ = _columns(windows)
-    return bool(len(n)) and bool((np.abs(T)/n <= 1e-6*g).all()) # What single precision may get wrong of a squared norm
-
-def _estimate_of_alike(windows, tr_sigma, g_sq):
-    "By the means of windows that agree; the largest ratio of any window bounds it"
-    T,g,n,n_items = _columns(windows)
-    high = np.max(ratio(T, g)[g>0], initial=0.)
-    return _in_items(tr_sigma, g_sq, (0.,high), n.sum()/n_items.sum(), len(n))
-
-
 # %% ../../nbs/noise/01_estimator.ipynb #62e3bc8f
 def drift_t(
     windows:pd.DataFrame, # A row for each, oldest first; at least 4
@@ -267,9 +252,7 @@ def settled(
     level:float=0.95, # Coverage of the interval
 )->NoiseEstimate:
     "The noise scale of the last stretch of windows without drift"
-    if not agree(windows): return pooled(windows.iloc[last_stretch(windows):], beta).estimate(level)
-    pool = pooled(windows, beta)
-    return _estimate_of_alike(windows, pool.tr_sigma, pool.g_sq)
+    return pooled(windows.iloc[last_stretch(windows):], beta).estimate(level)
 
 
 # %% ../../nbs/noise/01_estimator.ipynb #fddd1534
@@ -282,7 +265,6 @@ def along(
     if not len(n): return Pool().estimate()
     w = n/n.sum()
     means = w@T,w@g
-    if agree(windows): return _estimate_of_alike(windows, *means)
     def _cov(x, y):
         "Covariance of two weighted means, where a window's variance goes as one over its elements"
         d = np.diff(x)*np.diff(y)/(1/n[1:]+1/n[:-1]) # For one element

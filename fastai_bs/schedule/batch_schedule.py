@@ -25,7 +25,6 @@ from ..learner.loop import callback_of, helped_by, rate_finder, start_helpers
 from ..accumulate.sizes import check_windows
 from ..accumulate.oom import refuse_split
 from ..accumulate.grad_accum import GradAccum
-from .rules import rule_meant
 from .scaled_lr import ScaledLR
 
 
@@ -99,8 +98,7 @@ class BatchSchedule(GradAccum):
     ):
         check_sizes(bs)
         if rule is not None and not callable(rule):
-            raise TypeError(f"`rule` must be a function from the ratio of batch sizes to a factor, as sqrt_scaling, got {shown(rule)}: take "
-                            f"rule={rule_meant(rule)}")
+            raise TypeError(f"`rule` must be a function from the ratio of batch sizes to a factor, as sqrt_scaling, got {shown(rule)}")
         for nm,v in (('max_micro_bs',max_micro_bs),('base_bs',base_bs)):
             if v is not None: check_whole(nm, v, 1, "it is a number of items", 'item')
         if base_bs and rule is None: raise ValueError(f"`base_bs` is what `rule` goes by, and there is none: leave base_bs={base_bs} out, or give the rule")

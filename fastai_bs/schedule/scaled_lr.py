@@ -20,7 +20,7 @@ from ..learner.loop import ScopedCallback, callback_of, rate_finder
 from ..accumulate.sizes import batch_size
 from ..accumulate.gradients import norm
 from ..accumulate.grad_accum import GradAccum
-from .rules import linear_scaling, rule_meant, warmup_factor
+from .rules import linear_scaling, warmup_factor
 
 # %% ../../nbs/schedule/02_scaled_lr.ipynb #e283cce7
 def rates(
@@ -94,8 +94,7 @@ class ScaledLR(ScopedCallback):
     ):
         check_number('base_bs', base_bs, "the batch size in items that the learning rate was tuned for", finite=True)
         if not callable(rule):
-            raise TypeError("`rule` must be a function from the ratio of batch sizes to a factor, as linear_scaling, got "
-                            f"{shown(rule)}: take ScaledLR({base_bs}, {rule_meant(rule)})")
+            raise TypeError(f"`rule` must be a function from the ratio of batch sizes to a factor, as linear_scaling or sqrt_scaling, got {shown(rule)}")
         if warmup_epochs is not None:
             if not is_number(warmup_epochs): raise TypeError(f"`warmup_epochs` must be a number of epochs, got {shown(warmup_epochs)}")
             if not 0<=warmup_epochs<math.inf: raise ValueError(f"`warmup_epochs` must be 0 or more epochs, got {warmup_epochs}. Use 0 for no warmup")
@@ -179,8 +178,6 @@ class ScaledLR(ScopedCallback):
             return
         refuse_empty(self.learn.dls.train)
         self._check_noise()
-        if not self.scale_wd and any('wd' not in h for h in self.opt.hypers):
-            raise ValueError(f"The optimizer has no weight decay `wd`, only {', '.join(map(str, self.opt.hypers[0]))}: leave out `scale_wd`")
         if self.momentum_correction: self._start_velocity()
         factors = [self.factor_at(batch_size(self.learn, e)) for e in range(self.n_epoch)] # A rule may fail at some size
         if any(f!=1 for f in factors): self._warn_of_rule()

@@ -56,13 +56,12 @@ def check_number(
     nm:str, # Name of the argument
     v, # Its value
     what:str, # What the argument is
-    least:float=0, # Lower bound
-    open_:bool=True, # Is `least` itself excluded?
+    open_:bool=True, # Is 0 itself excluded?
     finite:bool=False, # Is `inf` refused?
 ):
-    "Refuse a `v` that is no number, or not above `least` (without `open_`: below it); NaN is above nothing"
+    "Refuse a `v` that is no number, or not above 0 (without `open_`: below it); NaN is above nothing"
     if not is_number(v): raise TypeError(f"`{nm}` must be {what}, a number, got {shown(v)}")
-    enough,bound = (v>least,f'above {least}') if open_ else (v>=least,f'at least {least}')
+    enough,bound = (v>0,'above 0') if open_ else (v>=0,'at least 0')
     if not enough: raise ValueError(f"`{nm}` must be {what}, {bound}, got {v}")
     if finite and v==math.inf: raise ValueError(f"`{nm}` must be {what}, {bound} and finite, got {v}")
 

@@ -128,10 +128,10 @@ def cautions(
     "What to keep in mind"
     if v.interrupted: yield f"It was interrupted: this is from {counted(len(v.df), 'training')}."
     for bs,reason in v.left_out: yield _left_out[reason].format(bs=bs)
-    if v.failed: yield f"Trainings of {listed(v.failed)} failed at the whole length: the loss is no number, so they are not compared."
-    if v.sizes_beyond: yield f"The best size is at the edge of those that were tried: try {_sizes(v.sizes_beyond)}."
-    if v.rates_beyond: yield f"The best rate is at the edge of those that were tried: try rates={factors_text(v.rates_beyond)}."
-    for bs,ratio in v.time_off.items(): yield f"{bs} took {num(ratio)} times as long as reckoned, beside {v.bs_now}: times were not quite equal."
+    if v.verdict=='use' and v.equal!='plan' and v.bs in (v.tried[0],v.tried[-1]):
+        yield "The best size is at the edge of those that were tried: try `sizes` beyond it."
+    if v.is_known and len(v.rates)>1 and v.factor in (min(v.rates),max(v.rates)):
+        yield "The best rate is at the edge of those that were tried: try `rates` beyond it."
     if v.saw_twice and v.decided_by=='train_loss':
         yield "Items came more than once, and the training loss does not see what is learnt by heart: a validation loader would tell."
 

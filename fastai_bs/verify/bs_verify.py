@@ -165,7 +165,8 @@ def _run(trials, rates, n_runs):
             if trains_together(learn) or trials.of_length(1.).bs.nunique()<2: raise
             interrupted = True
     if not len(trials.of_length(1.)): raise ValueError(
-        f"No training of the batch sizes {', '.join(map(str, sizes))} ended with a loss that is finite: check the data and the loss, or lower `lr`")
+        f"No training of the batch sizes {', '.join(map(str, sizes))} ended with a loss that is finite and above 0, so that losses can be compared by their "
+        "ratio: check the data and the loss, or lower `lr`")
     return interrupted
 
 def _left_out(trials):

@@ -148,11 +148,6 @@ class BatchVerification:
         return self.whole.bs[self.whole.high<=within].tolist() if self.is_known else []
 
     @property
-    def kept(self)->list: # Items, ascending
-        "Sizes that end within 2% of today's as measured, or lower"
-        return self.whole.bs[self.whole['diff']<=within].tolist()
-
-    @property
     def critical_bs(self)->int: # Items; `None` where it is not known, or without equal items
         "The critical batch size: the largest that ends within 1% of the best of all smaller ones"
         return critical(self.losses) if self.equal=='items' and self.is_known else None
@@ -198,40 +193,6 @@ class BatchVerification:
     @property
     def saw_twice(self)->bool: return bool(self.df['items'].max()>self.n_train) # Did a training see an item more than once?
 
-    @property
-    def failed(self)->list: # Items, ascending
-        "Sizes of which a training of the whole length ended with a loss that cannot be compared"
-        begun,ended = ({*df.bs[df.part>=1].tolist()} for df in (self.df,self.runs))
-        return sorted(begun-ended-{bs for bs,_ in self.left_out})
-
-    @property
-    def sizes_beyond(self)->tuple: # Items, ascending; empty where there is no reason to, or no such size
-        "What to try next where the size of a verdict 'use' is the largest or the smallest that was tried"
-        bs,sizes = self.bs,self.table.bs.tolist()
-        if self.verdict!='use' or self.equal=='plan' or bs not in (sizes[0],sizes[-1]): return ()
-        is_top = bs==sizes[-1]
-        if any((out>bs)==is_top for out,_ in self.left_out): return ()
-        beyond = [o for o in ((2*bs,4*bs) if is_top else (bs//4,bs//2)) if 1<=o<=self.n_train]
-        return tuple(sorted((bs,*beyond))) if beyond else ()
-
-    @property
-    def rates_beyond(self)->tuple: # Factors, ascending; empty where there is no reason to
-        "What to try next where the rate that won is the highest or the lowest of `rates`"
-        rates = sorted(self.rates)
-        if self.verdict not in ('use','stay') or len(rates)<2: return ()
-        for edge,inner in ((rates[-1],rates[-2]),(rates[0],rates[1])):
-            if self.factor==edge: return tuple(sorted(edge*(edge/inner)**i for i in range(3)))
-        return ()
-
-    @property
-    def time_off(self)->dict: # By size; empty where times were equal within a tenth, or were not meant to be
-        "Seconds over those reckoned with, beside today's: what all took longer does not matter"
-        if self.equal!='time' or self.bs_now not in self.losses: return {}
-        whole = self.df[self.df.part>=1]
-        ratio = (whole.seconds/whole.expected).groupby(whole.bs).median()
-        ratio = ratio/ratio[self.bs_now]
-        return ratio[(ratio-1).abs()>0.1].to_dict()
-
     # Show it
 
     @property
@@ -254,7 +215,7 @@ class BatchVerification:
 
     def to_dict(self)->dict:
         "Numbers, strings and lists only, as strict JSON takes them: `None` where a number is not known or is infinite; without data frames"
-        names = ('verdict','bs','best','good','kept','open_sizes','factor','critical_bs','critical_range','decided_by','epochs','n_runs','equal','n_epoch',
+        names = ('verdict','bs','best','good','open_sizes','factor','critical_bs','critical_range','decided_by','epochs','n_runs','equal','n_epoch',
                  'rates','left_out','took','interrupted','level','advice')
         sd,dof = self.spread
         parts = dict(spread=dict(sd=sd, dof=dof), plan=self.plan.to_dict(), planned=self.planned.to_dict())

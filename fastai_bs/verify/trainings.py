@@ -207,10 +207,6 @@ class Trials:
             if not out_of_memory(e) or trains_together(self.learn): raise
             self.too_large.add(arm.bs)
         if arm.bs in self.too_large: return free_memory() # The error, which holds tensors, is gone by here
-        lowest = np.nanmin([trained.train_loss,trained.valid_loss,math.inf])
-        if lowest<0: raise ValueError(
-            f"The loss ended at {lowest:.4g}, and sizes are compared by the ratio of their losses: for this trial add a constant to the loss, so that it "
-            "stays above 0")
         name = dict(bs=arm.bs, factor=arm.factor, part=part, run=run)
         how = dict(micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=float(rates(lr)[-1]), steps=n_steps, expected=self.seconds(arm.bs, part))
         self.rows.append(dict(**name, **how, **asdict(trained)))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
-from fastai_bs.noise.estimator import Pool, along, drift_t, estimates, fieller, last_stretch, pooled, ratio, settled, window_moments
+from fastai_bs.noise.estimator import Pool, along, drift_t, fieller, pooled, ratio, settled, window_moments
 
 def moments_of(g, n):
     "`window_moments` of micro-batches with mean gradients `g` of shape `(..., K, d)` over `n` elements"
@@ -44,19 +44,6 @@ def test_equal_micro_batches_agree_with_two_batch_sizes():
     b,B,small,big = 4,20,(g**2).sum(1).mean(),(g.mean(0)**2).sum()
     assert_allclose(moments_of(g, [b]*5)[:2], [(small-big)/(1/b-1/B), (B*big-b*small)/(B-b)])
 
-@given(st.floats(-15,15), st.integers(0,10**6))
-@settings(max_examples=50, deadline=None, derandomize=True)
-def test_scale_of_the_loss_and_order_of_micro_batches_do_not_count(exponent, seed):
-    rng,c = np.random.default_rng(seed),10**exponent
-    K,W = rng.integers(2, 7),rng.integers(3, 9)
-    n,g = rng.integers(1, 20, (W,K)).astype(float),rng.normal(0.5, 1, (W,K,3))
-    def _known(g):
-        p = pooled(frame(*moments_of(g, n)), 0.9)
-        return [p.noise_scale, *p.interval()]
-    assert_allclose(_known(c*g), _known(g), rtol=1e-7)
-    shuffled = rng.permutation(K)
-    assert_allclose(moments_of(g[:,shuffled], n[:,shuffled]), moments_of(g, n), rtol=1e-9, atol=1e-9)
-
 @pytest.mark.parametrize('f', [lambda: window_moments([3], [1], 1.), lambda: window_moments([3,0], [1,1], 1.), lambda: Pool(0), lambda: Pool(1.1),
     lambda: pooled(frame([8.,9.,7.], [2.,2.1,1.9], 5.)).interval(95), lambda: drift_t(frame([1,2,3], 1, 1))])
 def test_what_is_refused(f):
@@ -77,24 +64,16 @@ def two_pass(T, g, n, beta):
     dev = x-mean[:,None]
     return mean, (w**2*dev)@dev.T/(1-s), 1/s
 
-def assert_as_two_pass(T, g, n, beta, rtol=1e-9):
+@given(st.integers(3,40), st.floats(0.5,1), st.integers(-30,30), st.integers(-30,30), st.integers(0,10**6))
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_pool_is_the_two_pass_version(n_windows, beta, exp_tr, exp_g, seed):
+    rng,rtol = np.random.default_rng(seed),1e-9
+    T,g,n = rng.normal(2,1,n_windows)*10.**exp_tr,rng.normal(1,2,n_windows)*10.**exp_g,rng.integers(1,300,n_windows).astype(float)
     p,(mean,cov,w_eff) = pooled(frame(T, g, n), beta),two_pass(T, g, n, beta)
     assert_allclose([p.tr_sigma,p.g_sq,p.w_eff,p.n_elems,p.n_windows], [*mean,w_eff,n.sum(),len(n)], rtol=rtol)
     v_tr,v_g,c = p.variances # Through `interval`, a tiny variance would drown in rounding
     assert_allclose([v_tr,v_g], cov.diagonal(), rtol=rtol)
     assert_allclose(c, cov[0,1], rtol=0, atol=rtol*np.sqrt(v_tr*v_g))
-
-@given(st.integers(3,40), st.floats(0.5,1), st.integers(-30,30), st.integers(-30,30), st.integers(0,10**6))
-@settings(max_examples=150, deadline=None, derandomize=True)
-def test_pool_is_the_two_pass_version(n_windows, beta, exp_tr, exp_g, seed):
-    rng = np.random.default_rng(seed)
-    assert_as_two_pass(rng.normal(2,1,n_windows)*10.**exp_tr, rng.normal(1,2,n_windows)*10.**exp_g, rng.integers(1,300,n_windows).astype(float), beta)
-
-def test_pool_loses_no_digits_on_nearly_constant_data():
-    "Sums of squares would: 1e-9 squared is below the rounding of 1"
-    rng = np.random.default_rng(0)
-    x = 1 + 1e-9*rng.standard_normal((2,500))
-    assert_as_two_pass(*x, rng.integers(1,64,500).astype(float), 0.99, 1e-5)
 
 def test_interval_is_fieller_of_the_two_pass_moments():
     rng = np.random.default_rng(0)
@@ -105,21 +84,6 @@ def test_interval_is_fieller_of_the_two_pass_moments():
     p = pooled(frame(T, g, n), 0.95)
     assert_allclose(p.interval(0.9), sorted(roots))
     assert p.interval(0.99)[0]<p.interval(0.9)[0]<p.noise_scale<p.interval(0.9)[1]<p.interval(0.99)[1]
-
-def test_many_experiments_at_once():
-    rng = np.random.default_rng(0)
-    T,g,n = rng.normal(8,2,(30,5)),rng.normal(0.3,1,(30,5)),rng.integers(10,99,30)
-    many = Pool(0.97)
-    for window in zip(T, g, n): many.add(*window)
-    for i in range(5):
-        one = pooled(frame(T[:,i], g[:,i], n), 0.97)
-        assert_allclose([one.tr_sigma,one.g_sq,one.noise_scale,*one.interval()], [o[i] for o in (many.tr_sigma,many.g_sq,many.noise_scale,*many.interval())])
-
-def test_windows_that_are_all_alike():
-    "Bound the noise scale to a point; with beta of 0.99 50 of them know as much as 49, 100 as 92, and no number more than 199"
-    alike = {k: pooled(frame([8.]*k, 2., 64.), 0.99) for k in (50,100,5000)}
-    assert_allclose([o.w_eff for o in alike.values()], [49,92,199], atol=1)
-    assert_allclose([alike[50].noise_scale,*alike[50].interval()], 4, rtol=1e-6)
 
 # Fieller's branches, each against the inequality that defines the interval
 
@@ -140,38 +104,15 @@ def test_fieller_is_the_set_of_what_the_data_accept(branch, T, g):
     else: assert high==np.inf and ok[-1]==grid[-1]
     assert (low==0)==(branch in ('bounded from 0','nothing known'))
 
-@given(st.floats(-3,10), st.floats(-2,3), st.floats(0.01,2), st.floats(0.01,1), st.floats(-0.99,0.99), st.integers(2,200))
-@settings(max_examples=300, deadline=None)
-def test_fieller_holds_all_that_the_data_accept(T, g, sd_tr, sd_g, corr, dof):
-    args = T, g, sd_tr**2, sd_g**2, corr*sd_tr*sd_g, dof
-    low,high = fieller(*args)
-    assert 0<=low<=high
-    ok = accepted(*args)
-    A = g**2 - stats.t.ppf(0.975, dof)**2*sd_g**2
-    if A>0 and g<0: assert (low,high)==(0,np.inf) # Never a negative interval
-    elif len(ok):
-        assert low<=ok[0]*(1+1e-6)+1e-9 and high>=ok[-1]*(1-1e-6)-1e-9
-        if 0<low<1e5: assert ok[0]<=low*1.001+2e-4
-
 def test_a_gradient_measured_negative_beyond_doubt():
     "At least the items measured"
     rng = np.random.default_rng(0)
     p = pooled(frame(rng.normal(8,0.1,20), rng.normal(-2,0.1,20), 32.))
     assert p.noise_scale==np.inf and p.interval()==(640,np.inf)
 
-@pytest.mark.parametrize('eps', [1e-3, 1e-9, 1e-14])
-def test_continuous_where_the_upper_end_goes_to_infinity(eps):
-    "A passes through 0 as the variance of g_sq grows"
-    T,v_tr,cov,dof = 8.,0.5,-0.05,30
-    v_g = 1/stats.t.ppf(0.975, dof)**2
-    limit = fieller(T, 1., v_tr, v_g*(1+1e-15), cov, dof)[0]
-    below,above = (fieller(T, 1., v_tr, v_g*(1+o), cov, dof) for o in (-eps,eps))
-    assert_allclose([below[0],above[0]], limit, rtol=max(2*eps, 1e-12))
-    assert below[1]>1/eps and above[1]==np.inf
-
 @pytest.mark.parametrize('rel,n_windows,beta', [(0.05,30,1), (10,100,1), (1,50,0.99)])
 def test_coverage_of_the_interval(rel, n_windows, beta):
-    rng,n_experiments = np.random.default_rng(0),4000
+    rng,n_experiments = np.random.default_rng(0),2000
     p = Pool(beta)
     for _ in range(n_windows):
         T,g,N = simulate(rng, np.full(n_experiments, rel))
@@ -186,16 +127,12 @@ def test_coverage_of_the_interval(rel, n_windows, beta):
 
 def drifts(rel, n_runs): return np.array([drift_t(frame(*o)) for o in zip(*simulate(np.random.default_rng(0), np.broadcast_to(rel, (n_runs,len(rel)))))])
 
-def test_drift_without_drift():
-    "Zero on average, and rarely above 3"
-    t = drifts(np.ones(50), 2000)
+def test_drift():
+    "Zero on average and rarely above 3 where nothing moves; a doubling is seen, with its sign"
+    t,doubles = drifts(np.ones(50), 1000),np.repeat([0.3,0.6], 25)
     assert abs(t.mean()) < 4*stats.sem(t)
     assert_allclose(t.std(), 1, atol=0.1)
-    assert 0 < (abs(t)>3).mean() <= 0.0075 # 0.005, and what 2,000 draws of it may show
-
-def test_drift_sees_a_doubling():
-    "With its sign"
-    doubles = np.repeat([0.3,0.6], 25)
+    assert 0 < (abs(t)>3).mean() <= 0.01 # 0.005, and what 1,000 draws of it may show
     for sign in (1,-1): assert (sign*drifts(doubles[::sign], 200)>3).mean() > 0.99
 
 def test_drift_without_noise():
@@ -208,7 +145,7 @@ def test_drift_without_noise():
 @pytest.mark.parametrize('r', [np.geomspace(33,1000,47), np.geomspace(1000,33,47), np.full(47,200.)], ids=['rises','falls','stays'])
 def test_the_present_value_is_read(r):
     "In runs in which the noise scale follows `r`, in items"
-    runs = [frame(*o) for o in zip(*simulate(np.random.default_rng(0), np.broadcast_to(r/1280, (200,len(r)))))]
+    runs = [frame(*o) for o in zip(*simulate(np.random.default_rng(0), np.broadcast_to(r/1280, (100,len(r)))))]
     read = [settled(o, beta=0.99) for o in runs]
     off,n_windows = np.array([e.noise_scale for e in read])/r[-5:].mean(),np.array([e.n_windows for e in read]) # From the last tenth
     assert ((1/1.6<off) & (off<1.6)).mean() >= 0.97
@@ -216,13 +153,6 @@ def test_the_present_value_is_read(r):
     else:
         whole = np.median([pooled(o, 0.99).noise_scale for o in runs])
         assert (n_windows<47).all() and abs(np.log(whole/r[-5:].mean())) > np.log(2.5) # Of the whole run: nobody's noise scale
-
-def test_last_stretch_keeps_halving():
-    "Three levels: the oldest half goes, then the older half of what is left; a short run is not tested"
-    rng = np.random.default_rng(0)
-    windows = frame(np.repeat([1.,10.,100.], [40,20,20]) + rng.normal(0,0.1,80), 1, 1)
-    assert last_stretch(windows)==60
-    for k in (0,3,19): assert last_stretch(frame(np.arange(k)+1., 1, 1))==0
 
 # Along a path
 
@@ -236,11 +166,10 @@ def windows_of(K, noise_scale, n_trials, p, b=8, seed=0):
     tr_sigma = rng.chisquare(p*(K-1), shape)*each/(K-1)
     return tr_sigma,sq_mean-tr_sigma/n,n
 
-@pytest.mark.parametrize('K,noise_scale', [([4]*10,8), ([2]*6+[4]*8+[8]*16,32), (([8]*7+[3])*4,100), ([2,16]*15,32)],
-    ids=['ten','growing','cut at the end of epochs','tenfold'])
+@pytest.mark.parametrize('K,noise_scale', [([4]*10,8), ([2]*6+[4]*8+[8]*16,32), ([2,16]*15,32)], ids=['ten','growing','tenfold'])
 def test_coverage_along(K, noise_scale):
-    "Of a noise scale that does not change; a quarter of a window, a window, and three times as much"
-    tr_sigma,g_sq,n = windows_of(K, noise_scale, 2000, 200)
+    "Of a noise scale that does not change"
+    tr_sigma,g_sq,n = windows_of(K, noise_scale, 1000, 200)
     ends = np.array([along(frame(t, g, n)).ci for t,g in zip(tr_sigma, g_sq)])
     assert 0.93<((ends[:,0]<=noise_scale) & (noise_scale<=ends[:,1])).mean()<=(1 if max(K)==16 else 0.975) # Never less than it says
 
@@ -268,20 +197,3 @@ def test_an_estimate_is_in_items(way):
     few,none = f(frame(T, g, n)[:2]),f(frame(T, g, n)[:0])
     assert few.ci==none.ci==(0,np.inf) and few.noise_scale==pytest.approx((n[:2]@T[:2])/(n[:2]@g[:2]))
     assert np.isnan(none.noise_scale) and none.n_windows==0
-
-@pytest.mark.parametrize('way', ['settled','along'])
-def test_items_that_are_all_alike(way):
-    "All windows count, however the gradient changes, and the largest ratio is the upper end"
-    g = np.geomspace(1, 100, 40)
-    e = ways[way](frame(1e-6*(-1)**np.arange(40), g, 40., 8.))
-    assert e.n_windows==40 and e.ci==(0,pytest.approx(1e-6/g[0]/5)) and 0<=e.noise_scale<1e-6
-
-def test_estimates_are_those_of_each_pool():
-    rng = np.random.default_rng(0)
-    n = rng.integers(10,99,9)*3.
-    windows = frame(rng.normal(8,2,9), rng.normal(1,1,9), n, n/3)
-    pools = [pooled(windows[:k], 0.9) for k in range(1, 10)]
-    for pool,o in zip(pools, estimates(pools, 0.8).itertuples()):
-        e = pool.estimate(0.8)
-        assert (o.noise_scale,o.low,o.high,o.mean_tr_sigma,o.mean_g_sq)==(e.noise_scale,*e.ci,e.tr_sigma,e.g_sq)
-    assert len(estimates([]))==0

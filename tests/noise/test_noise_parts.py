@@ -17,19 +17,17 @@ from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.rnn import RNNCallback, rnn_cbs
 from fastai.callback.schedule import fit_one_cycle, lr_find # noqa: F401, they add the methods
 from fastai.callback.training import GradientAccumulation
-from fastai.data.core import DataLoaders
 from fastai.learner import Recorder
-from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat
+from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import Adam
-from fastai.text.data import LMDataLoader
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.noise.noise_scale import NoiseScale
-from helpers import (changes, left_behind, loaders, mlp, n_kept, no_bf16_lstm, pairwise, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed,
+from helpers import (changes, left_behind, loaders, mlp, n_kept, pairwise, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed,
                      token_task)
-from oracle import item_grads, noise_scale, window_rows, z_score
-from test_noise import Losses, Overflowing, all_left, assert_rows, awd_lstm, classes, elems_of, expected, n_hooks, task, task_grads, with_batchnorm
+from oracle import noise_scale, window_rows, z_score
+from test_noise import Losses, Overflowing, all_left, assert_rows, awd_lstm, elems_of, expected, n_hooks, task, task_grads, with_batchnorm
 from test_noise import measure as measure_windows
 
 def parts(n, bs, n_micro=4, every=1, least=None, n_epoch=1):
@@ -72,21 +70,16 @@ def around(learn):
     return {**res, **{f'.{k}': id(v) for k,v in own.items()}, None: (own,res[None])} # Kept alive, as `picture` does
 
 class Keeps(nn.Module):
-    "Counts its calls and remembers the last output in plain attributes, and both show in the next output; draws from all generators"
+    "Counts its calls and remembers the last output in plain attributes, and both show in the next output; draws from all generators; changes its input"
     def __init__(self):
         super().__init__()
         self.m,self.n,self.last,self.gen = mlp(dtype=torch.float32),0,torch.zeros(2),torch.Generator().manual_seed(3)
     def forward(self, x):
         self.n += 1
-        res = self.m(x)*(1+0.01*self.n) + 0.1*self.last + 0.1*random.random() + 0.1*np.random.rand() + 0.1*torch.rand(1, generator=self.gen)
+        res = self.m(x.mul_(0.5))*(1+0.01*self.n) + 0.1*self.last + 0.1*random.random() + 0.1*np.random.rand() + 0.1*torch.rand(1, generator=self.gen)
         self.last = res.detach().mean(0)
         self.m[1].told = [self.last, {'n': self.n}]
         return res
-
-class InPlace(nn.Module):
-    "Changes its input: the parts must be no views of the batch"
-    def __init__(self): super().__init__(); self.m = mlp(dtype=torch.float32)
-    def forward(self, x): return self.m(x.mul_(0.5))
 
 class Stateful(Callback):
     "The more often it was asked, the more it changes"
@@ -99,15 +92,6 @@ class Stateful(Callback):
     def after_loss(self): self.learn.loss_grad *= 1+0.01*len(self.preds)
     def before_backward(self): self.learn.loss_grad = self.loss_grad*(1+0.01*self.n)
 
-class KeepsLoss(nn.Module):
-    "A loss with a state"
-    reduction = 'mean'
-    def __init__(self): super().__init__(); self.register_buffer('n', torch.zeros(())); self.calls = 0
-    def forward(self, p, y):
-        self.n += 1
-        self.calls += 1
-        return F.mse_loss(p, y)*(1+0.01*self.n+0.01*self.calls)
-
 class Nested(nn.Module):
     "Its input is a tuple with a dict"
     def __init__(self): super().__init__(); self.m = mlp(10, dtype=torch.float32)
@@ -119,34 +103,26 @@ class MixedOnCPU(MixedPrecision):
         self.autocast,self.scales = torch.autocast('cpu', dtype=torch.bfloat16),[]
         self.learn.scaler = GradScaler('cpu', growth_interval=3, **self.kwargs)
 
-def lm_loaders():
-    g = torch.Generator().manual_seed(0)
-    texts = [torch.randint(13, (40+i,), generator=g) for i in range(12)]
-    return DataLoaders(LMDataLoader(texts, bs=6, seq_len=9, num_workers=0), LMDataLoader(texts[:6], bs=6, seq_len=9, num_workers=0), device='cpu')
-
 kinds = {
-    'adam': dict(opt_func=Adam), 'in place': dict(model=InPlace), 'keeps': dict(model=Keeps), 'loss': dict(loss_func=KeepsLoss),
+    'adam': dict(opt_func=Adam), 'keeps': dict(model=Keeps),
     'awd_lstm': dict(items=[(o[:-1],o[1:]) for o in torch.randint(13, (86,7), generator=torch.Generator().manual_seed(1))], model=awd_lstm, opt_func=Adam,
                      loss_func=CrossEntropyLossFlat, cbs=lambda: rnn_cbs(alpha=2., beta=1.)), # 6 in the last batch
-    'bf16 lm': dict(items=lm_loaders, model=awd_lstm, loss_func=CrossEntropyLossFlat, cbs=lambda: [MixedOnCPU(), *rnn_cbs()]), # Not on each CPU
-    'callback': dict(cbs=lambda: [Stateful()]), 'accum 1': dict(cbs=lambda: [GradAccum(1)]), 'accum of fastai': dict(cbs=lambda: [GradientAccumulation(32)]),
+    'callback': dict(cbs=lambda: [Stateful()]), 'accum of fastai': dict(cbs=lambda: [GradientAccumulation(32)]),
     'nested': dict(items=[((a,{'b': b}),y) for (a,y),(b,_) in zip(floats(91), floats(91, seed=1))], model=Nested),
     'bf16': dict(cbs=lambda: [MixedOnCPU()]), 'overflows': dict(cbs=lambda: [Overflowing(init_scale=4096.)]),
 }
 
-def trained(observed, items=None, model=with_batchnorm, loss_func=nn.MSELoss, cbs=list, bs=16, n_epoch=2, every=2, **kwargs):
+def trained(observed, items=None, model=with_batchnorm, loss_func=nn.MSELoss, cbs=list, **kwargs):
     set_seed(0) # A loader draws its own seed
-    dls = items() if callable(items) else loaders(items or floats(91), bs, shuffle=True)
-    learn = quiet_learner(dls, model(), loss_func(), wd=0.1, cbs=[Losses(), *cbs(), Around(), Afterwards(), *([NoiseScale(every=every)] if observed else [])],
-                          **kwargs)
+    learn = quiet_learner(loaders(items or floats(91), 16, shuffle=True), model(), loss_func(), wd=0.1,
+                          cbs=[Losses(), *cbs(), Around(), Afterwards(), *([NoiseScale(every=2)] if observed else [])], **kwargs)
     set_seed(2)
-    learn.fit_one_cycle(n_epoch, 0.02)
+    learn.fit_one_cycle(2, 0.02)
     return learn
 
 @pytest.mark.filterwarnings('ignore:GradAccum cannot tell', 'ignore:You are shadowing')
 @pytest.mark.parametrize('kind', kinds)
 def test_training_is_bit_identical(kind):
-    if kind=='bf16 lm' and no_bf16_lstm(): pytest.skip(no_bf16_lstm())
     plain,observed = (trained(o, **kinds[kind]) for o in (False,True))
     assert len(observed.noise_scale.df)+observed.noise_scale.n_dropped >= 3
     assert changes(all_left(plain), all_left(observed))==[]
@@ -154,26 +130,6 @@ def test_training_is_bit_identical(kind):
 # Windows of one batch, and of several
 
 moving = {'up': {0: 1, 1: 3}, 'down': {0: 3, 1: 1}, 'and back': {0: 1, 1: 4, 2: 1}, 'never': {0: 1, 3: 4}}
-
-class HooksSeen(Callback):
-    "By epoch: are there hooks in a batch?"
-    order,run_valid = NoiseScale.order+1,False
-    def __init__(self): self.seen = set()
-    def before_batch(self): self.seen.add((self.epoch,n_hooks(self.model)>0))
-
-def moved(observed, n_acc, cbs=()):
-    set_seed(0)
-    learn = quiet_learner(loaders(floats(91), 8, shuffle=True), with_batchnorm(), wd=0.1,
-                          cbs=[Losses(), GradAccum(n_acc), *cbs, HooksSeen(), *([NoiseScale(every=1)] if observed else [])])
-    set_seed(2)
-    learn.fit_one_cycle(3, 0.02)
-    return learn
-
-def test_training_is_bit_identical_where_n_acc_moves():
-    "No hook is there before there are windows of several, and in an epoch without any"
-    plain,observed = (moved(o, moving['and back']) for o in (False,True))
-    assert len(observed.noise_scale.df)>=14 and changes(all_left(plain), all_left(observed))==[]
-    assert observed.hooks_seen.seen=={(0,False),(1,False),(1,True),(2,False)}
 
 @pytest.mark.parametrize('n_acc,every', pairwise([*moving.values()], [None,1,3]), ids=str)
 def test_rows_where_n_acc_moves(n_acc, every):
@@ -194,26 +150,6 @@ def test_rows_where_n_acc_moves(n_acc, every):
     assert noise.df.step.tolist()==steps and noise.n_steps==step and noise.n_items==sum(map(len, sum(windows, [])))
     assert_rows(noise.df, expected(items, model, nn.MSELoss(), windows))
 
-def test_windows_alone_are_measured_where_a_batch_cannot_be_cut():
-    noise = moved(True, {0: 1, 1: 3}, cbs=[MixUp()]).noise_scale
-    assert noise.df.step.min()==13 and noise.n_steps==12+2*4
-    with pytest.raises(ValueError, match='MixUp binds the items'): moved(True, {0: 1, 3: 2}, cbs=[MixUp()])
-
-class Hungry(nn.Module):
-    "Runs out of memory with more than 4 items"
-    def __init__(self): super().__init__(); self.m = mlp()
-    def forward(self, x):
-        if len(x)>4: raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
-        return self.m(x)
-
-def test_a_batch_that_is_cut_where_memory_runs_out():
-    "It was measured in parts by then, and is not measured once more; those after it are windows of two"
-    with pytest.warns(UserWarning, match='Out of memory with 8 items'):
-        noise = measure(regression(48), Hungry(), nn.MSELoss(), 8, cbs=[GradAccum(1, on_oom='split')])
-    windows = [parts(8, 8)[0][0], *([[*range(i,i+4)],[*range(i+4,i+8)]] for i in range(8, 48, 8))]
-    assert noise.df.step.tolist()==[1,2,3,4,5,6]
-    assert_rows(noise.df, expected(regression(48), mlp(), nn.MSELoss(), windows))
-
 @pytest.mark.parametrize('n_acc,every', [(1,5), ({0: 3, 1: 1},2)], ids=str)
 def test_a_fit_with_a_start_epoch_goes_on(n_acc, every):
     "From where the one before has ended, with parts of its first batch; any other fit starts anew"
@@ -229,6 +165,18 @@ def test_a_fit_with_a_start_epoch_goes_on(n_acc, every):
     assert noise.df.step.max()<=len(items)//6 and noise.n_items==noise.df.n_items.sum()
 
 # Passes that fail, and batches that others cancel
+
+@pytest.mark.parametrize('event,exc,order,n_rows', [('after_pred',CancelBatchException,0,6), ('after_loss',CancelTrainException,60,2),
+    ('before_backward',CancelEpochException,0,2), ('after_pred',CancelFitException,60,1), ('before_backward',CancelBackwardException,60,6),
+    ('before_step',CancelStepException,0,8)])
+def test_what_others_cancel(event, exc, order, n_rows):
+    "As without NoiseScale; a batch that is cancelled before its backward pass has no row"
+    res = []
+    for cbs in ([],[NoiseScale(every=1)]):
+        learn = small(48, 12, [Losses(), RaiseAt(event, exc, 1, order=order), *cbs], opt_func=Adam)
+        learn.fit(2, 0.01)
+        res.append(all_left(learn))
+    assert changes(*res)==[] and n_hooks(learn.model)==0 and len(learn.noise_scale.df)==n_rows
 
 class FailsBackward(torch.autograd.Function):
     @staticmethod
@@ -272,34 +220,6 @@ def test_nothing_is_left_of_a_pass_that_failed(where, nth_at, exc):
     for a,b in zip(*res): assert changes(a, b)==[]
     assert learn.noise_scale.df.step.tolist()==[1,2,3,4,5]
 
-@pytest.mark.parametrize('event,exc,order', [*pairwise(['after_pred','after_loss','before_backward'],
-    [CancelBatchException,CancelTrainException,CancelEpochException,CancelFitException], [0,60]),
-    *((*o,n) for o in (('before_backward',CancelBackwardException),('before_step',CancelStepException)) for n in (0,60))])
-def test_what_others_cancel(event, exc, order):
-    "As without NoiseScale; a batch that is cancelled before its backward pass has no row"
-    res = []
-    for cbs in ([],[NoiseScale(every=1)]):
-        learn = small(48, 12, [Losses(), RaiseAt(event, exc, 1, order=order), *cbs], opt_func=Adam)
-        learn.fit(2, 0.01)
-        res.append(all_left(learn))
-    assert changes(*res)==[] and n_hooks(learn.model)==0
-    n_rows = {CancelBatchException: 6, CancelTrainException: 2, CancelEpochException: 2, CancelFitException: 1, CancelBackwardException: 6}
-    assert len(learn.noise_scale.df)==n_rows.get(exc, 8)
-
-@pytest.mark.parametrize('event,nth', [('after_pred',0), ('after_loss',2), ('before_backward',2)])
-def test_a_pass_alone_is_cancelled(event, nth):
-    "Its batch is trained on all the same, and the next one is measured"
-    res = []
-    for noise in (None,NoiseScale(every=3)):
-        n = []
-        def once(self):
-            n.append(1) # noqa: B023
-            if noise and len(n)==nth+1: raise CancelBatchException # noqa: B023
-        learn = small(cbs=[Callback(**{event: once}), *([noise] if noise else [])], opt_func=Adam)
-        learn.fit(1, 0.01)
-        res.append(left_behind(learn))
-    assert changes(*res)==[] and noise.df.step.tolist()==[2,5,8]
-
 def test_gradients_that_wait_are_left_alone():
     "A measurement that falls due in the midst of a step of fastai's accumulation waits for the next one"
     class Due(Callback):
@@ -319,15 +239,6 @@ def test_rows_are_those_of_the_items(kind, bs, n_micro, every):
     df = measure(*task(kind), bs, n_micro, every, n_epoch=2).df
     assert_rows(df, window_rows(task_grads(kind), windows, torch.full((203,), elems_of[kind])))
     assert df.step.tolist()==steps
-
-@pytest.mark.parametrize('every', [1, 3])
-def test_every_step_of_gradaccum(every):
-    "`every` counts optimizer steps there too; a last window of one micro-batch has no row"
-    noise = measure(regression(58), mlp(), nn.MSELoss(), 2, noise=NoiseScale(every=every), cbs=[GradAccum(4)], n_epoch=2)
-    steps = [s for s in range(1, 17, every) if s not in (8,16)]
-    assert noise.df.step.tolist()==steps and noise.n_steps==16
-    windows = [[[8*((s-1)%8)+2*j, 8*((s-1)%8)+2*j+1] for j in range(4)] for s in steps]
-    assert_rows(noise.df, expected(regression(58), mlp(), nn.MSELoss(), windows))
 
 def by_hand(model, items, windows):
     "Moments of `windows` from the gradient of each part, in training mode"
@@ -352,29 +263,12 @@ def test_parts_of_batchnorm_have_two_items(n):
     assert noise.df.step.tolist()==steps==[1,2,3,4]+([5] if n==48 else [])
     assert_rows(noise.df, by_hand(model, items, windows))
 
-def test_rows_of_tokens_that_count():
-    "There are parts in which nothing counts, and some batches with but one in which something does"
-    items,model,loss_func = token_task(152, 0.8)
-    assert sum(n_kept(items)==0)>20
-    assert_rows(measure(items, model, loss_func, 4).df, expected(items, model, loss_func, parts(152, 4)[0], n_kept(items)))
-
 def test_a_batch_in_which_nothing_counts():
     "Has no row, and what it does to the weights is none of ours"
     items,model,loss_func = token_task(32, kept=lambda i: 0 if i<8 else 4)
     df = measure(items, model, loss_func, 8, cbs=[RaiseAt('before_step', CancelStepException, 0, order=60)]).df
     assert_rows(df, expected(items, model, loss_func, parts(32, 8)[0], n_kept(items)))
     assert df.step.tolist()==[2,3,4]
-
-def test_sums_give_the_rows_of_means():
-    mean,total = (measure(regression(53), mlp(), nn.MSELoss(reduction=o), 9).df for o in ('mean','sum'))
-    assert_rows(total, mean)
-
-@pytest.mark.parametrize('flat,plain', [(CrossEntropyLossFlat,nn.CrossEntropyLoss), (BCEWithLogitsLossFlat,nn.BCEWithLogitsLoss)])
-def test_rows_of_fastai_losses(flat, plain):
-    "They compute in float32"
-    is_ce = plain is nn.CrossEntropyLoss
-    items,model = classes(90) if is_ce else [(x,(y>0).double()) for x,y in regression(90)],mlp(n_out=3 if is_ce else 2)
-    assert_rows(measure(items, model, flat(), 13).df, expected(items, model, plain(), parts(90, 13)[0], 1 if is_ce else 2), 1e-4)
 
 def test_what_does_not_show():
     "Clipping and scaled losses, with overflows"
@@ -398,16 +292,6 @@ def test_rows_of_bf16():
     np.testing.assert_allclose(mixed.tr_sigma, plain.tr_sigma, rtol=0.1)
     assert len(mixed)==3 and not mixed.equals(plain) and not torch.is_autocast_enabled('cpu')
     assert seen[-31:]==[True,False]*15+[True] # Four parts and the batch, three times, and validation
-
-class MixedDtypes(nn.Module):
-    def __init__(self): super().__init__(); self.a,self.b = nn.Linear(5,4),nn.Linear(4,2).double()
-    def forward(self, x): return self.b(self.a(x.float()).double())
-
-@pytest.mark.parametrize('accum', [False, True])
-def test_parameters_of_several_dtypes(accum):
-    items,model = regression(64),MixedDtypes()
-    noise = measure(items, model, nn.MSELoss(), 2 if accum else 8, cbs=[GradAccum(4)] if accum else [])
-    assert_rows(noise.df, window_rows(item_grads(model, nn.MSELoss(), items).double(), parts(64, 8)[0], torch.full((64,), 2)), 1e-4)
 
 class ClassesSecond(Callback):
     "As the loss of torch wants them"
@@ -446,19 +330,12 @@ def test_parts_go_on_from_the_hidden_state_of_their_items():
     with pytest.raises(AssertionError): assert_rows(df[:len(windows)], window_rows(torch.stack(fresh), windows, elems))
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['convnet','tokens'])
-def test_exact_noise_scale(kind):
+def test_exact_noise_scale(kind='tokens'):
     exact = noise_scale(task_grads(kind, 200))
     noise = measure(*task(kind, 200), 40, noise=NoiseScale(0.999, every=1), n_epoch=16, shuffle=True)
     low,high = noise.ci
     assert low <= exact <= high and (high-low)/2 <= 0.25*noise.noise_scale
     assert abs(z_score(noise.df, elems_of[kind]*exact)) <= 3
-
-def test_lr_find_beside_it():
-    learn = small(320, cbs=[NoiseScale(every=5)])
-    learn.lr_find(num_it=30, show_plot=False, suggest_funcs=())
-    learn.fit(1, 0.01)
-    assert learn.noise_scale.df.step.tolist()==list(range(1,41,5))
 
 # What Recorder draws
 
@@ -475,12 +352,6 @@ def test_plot_of_recorder():
     assert learn.recorder.plot_noise_scale(mine) is mine
     learn.fit(1, 0.01) # Its own columns are gone, the plot of the last measured fit is not
     assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','time'] and len(learn.recorder.plot_noise_scale().lines[0].get_ydata())>0
-
-@pytest.mark.parametrize('cbs,bs,items', [([],8,8), ([GradAccum(4)],2,8), ([GradientAccumulation(24)],8,24)])
-def test_batch_size_of_the_plot(cbs, bs, items):
-    learn = small(bs=bs, cbs=[NoiseScale(), *cbs])
-    learn.fit(1, 0.01)
-    assert [items,items] in [list(l.get_ydata()) for l in learn.recorder.plot_noise_scale().lines]
 
 # What is refused
 
@@ -530,30 +401,10 @@ class Second(nn.Module):
     def __init__(self): super().__init__(); self.m = mlp()
     def forward(self, x, other=None): return self.m(x)
 
-@pytest.mark.parametrize('f,what', [(lambda x: torch.tensor(3.), r'a tensor of shape \(\)'), (lambda x: (x, x.T), r'a tensor of shape \(5, 8\)'),
-                                    (lambda x: {'a': [x, None]}, 'NoneType'), (lambda x: 'text', 'str')])
+@pytest.mark.parametrize('f,what', [(lambda x: (x, x.T), r'a tensor of shape \(5, 8\)'), (lambda x: {'a': [x, None]}, 'NoneType')])
 def test_a_batch_that_cannot_be_cut(f, what):
     "Is seen at the first batch"
     unchanged_by(small(model=Second(), cbs=[NoiseScale(), Feeds(f)]), f'this one of 8 items holds {what}: use GradAccum\\(2\\)')
     learn = small(bs=4, model=Second(), cbs=[NoiseScale(), GradAccum(2), Feeds(f)])
     learn.fit(1, 0.01)
     assert len(learn.noise_scale.df)==8
-
-def test_a_batch_without_targets():
-    "fastai does not train on it"
-    def _without(self):
-        if self.training and self.iter==1: self.learn.yb = ()
-    res = []
-    for cbs in ([], [NoiseScale(every=1)]):
-        learn = small(cbs=[Callback(before_batch=_without), *cbs])
-        learn.fit(1, 0.01)
-        res.append(left_behind(learn))
-    assert changes(*res)==[] and learn.noise_scale.df.step.tolist()==[1,2,3,4,5,6,7]
-
-@pytest.mark.parametrize('accum', [False, True])
-def test_parameters_that_are_frozen_on_the_way(accum):
-    "In mid-epoch"
-    freezes = Callback(before_batch=lambda self: self.model[0].requires_grad_(self.iter<3))
-    learn = small(bs=2 if accum else 8, cbs=[NoiseScale(every=1), freezes, *([GradAccum(4)] if accum else [])])
-    learn.fit(1, 0.01)
-    assert len(learn.noise_scale.df)==8 and n_hooks(learn.model)==0

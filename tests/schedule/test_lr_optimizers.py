@@ -8,10 +8,10 @@ from torch import nn
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` and its kin into `Learner`)
 from fastai.callback.core import Callback, CancelFitException
 from fastai.callback.schedule import ParamScheduler
-from fastai.optimizer import Adam, Lamb, Larc, Lookahead, OptimWrapper, Optimizer, QHAdam, RAdam, RMSProp, SGD, average_grad, ranger, weight_decay
+from fastai.optimizer import Adam, Lamb, Larc, Lookahead, OptimWrapper, Optimizer, QHAdam, RMSProp, SGD, ranger, weight_decay
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.schedule.scaled_lr import ScaledLR, velocity_names
-from fastai_bs.schedule.rules import adascale_gain, linear_scaling
+from fastai_bs.schedule.rules import adascale_gain
 from helpers import changes, flat, loaders, pairwise, picture, quiet_learner, RaiseAt, regression
 
 f64 = torch.float64
@@ -69,22 +69,20 @@ def test_weight_decay_against_the_closed_form(by, warmup, scale_wd, decouple_wd)
 
 # Velocities that hold the rate
 
-def folded(nm):
-    "fastai: v = mom*v + lr*g under the name `nm`"
-    def _velocity(p, lr, mom, **kwargs):
-        v = kwargs.get(nm)
-        return {nm: (torch.zeros_like(p) if v is None else v).mul_(mom).add_(p.grad.data, alpha=lr)}
-    _velocity.defaults = dict(mom=0.9)
-    def _step(p, **kwargs): p.data.sub_(kwargs[nm])
-    return [weight_decay, _velocity, _step]
+def velocity(p, lr, mom, vel=None, **kwargs):
+    "fastai: v = mom*v + lr*g"
+    return dict(vel=(torch.zeros_like(p) if vel is None else vel).mul_(mom).add_(p.grad.data, alpha=lr))
+velocity.defaults = dict(mom=0.9)
 
-def Folded(params, lr, nm='vel', **kwargs): return Optimizer(params, folded(nm), lr=lr, **kwargs)
+def velocity_step(p, vel, **kwargs): p.data.sub_(vel)
+
+def Folded(params, lr, **kwargs): return Optimizer(params, [weight_decay, velocity, velocity_step], lr=lr, **kwargs)
 
 class TorchFolded(torch.optim.Optimizer):
     "The same for torch; with an attribute of its own, which torch's optimizers do not take along when they are copied"
-    def __init__(self, params, lr, momentum=0.9, weight_decay=0., nm='buf'):
+    def __init__(self, params, lr, momentum=0.9, weight_decay=0.):
         super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
-        self.nm = nm
+        self.nm = 'buf'
     @torch.no_grad()
     def step(self, closure=None):
         for g in self.param_groups:
@@ -145,18 +143,15 @@ def frozen(learn):
 
 hows = dict(
     fit=lambda learn: learn.fit(4, 0.02), # Warmup alone changes the rate
-    moms=lambda learn: learn.fit_one_cycle(4, 0.03),
     groups=lambda learn: learn.fit_one_cycle(4, slice(0.004,0.03)),
     unlike=lambda learn: learn.fit(4, cbs=ParamScheduler({'lr': lambda pct: [0.01+0.02*pct,0.03-0.02*pct]})), # One group up, the other down
     wd=lambda learn: learn.fit_flat_cos(4, slice(0.004,0.02), pct_start=0.3, wd=0.1),
-    another=lambda learn: (learn.fit(2, 0.02),learn.fit_flat_cos(2, 0.005)), # From one fit to the next at another rate
     frozen=frozen)
 
 @pytest.mark.parametrize('how,opt,n_acc', pairwise([*hows], [*pairs], [1,4]))
 def test_correction_restores_the_reference(how, opt, n_acc): assert_restores(opt, hows[how], n_acc)
 
-@pytest.mark.parametrize('n,n_acc', [(58,4), (7,4)])
-def test_correction_with_ragged_windows(n, n_acc): assert_restores('torch', hows['wd'], n_acc, n=n)
+def test_correction_with_ragged_windows(): assert_restores('torch', hows['wd'], 4, n=58)
 
 @pytest.mark.parametrize('opt,n_acc', [('fastai',2), ('torch',1)])
 def test_correction_where_parameters_have_no_gradient_for_some_windows(opt, n_acc):
@@ -164,8 +159,8 @@ def test_correction_where_parameters_have_no_gradient_for_some_windows(opt, n_ac
     none = assert_restores(opt, hows['groups'], n_acc, lambda: [NoGrads()]).no_grads.none
     assert 2<sum(none)<len(none) and any(b and not a for a,b in zip(none, none[1:])) # There, gone and there again
 
-@pytest.mark.parametrize('exc,event,order,n_acc', pairwise([CancelFitException,KeyboardInterrupt],
-    ['before_batch','after_pred','before_step','after_batch'], [0,200], [1,4]))
+@pytest.mark.parametrize('exc,event,order,n_acc', [(CancelFitException,'before_batch',0,4), (KeyboardInterrupt,'after_pred',200,1),
+    (CancelFitException,'before_step',200,1), (KeyboardInterrupt,'after_batch',0,4)])
 def test_correction_over_a_fit_that_was_cut_short(exc, event, order, n_acc):
     "At a constant rate: the velocity waits at the schedule's own rate"
     def how(learn):
@@ -182,55 +177,13 @@ def test_correction_through_a_rate_of_0():
     learn = fit(0.)
     assert flat(learn).isfinite().all() and 0.01 < off(learn, fit(0.01)) < 100 and off(learn, train(Folded, lambda learn: None)) > 0.01
 
-class Velocities(Callback):
-    "After each epoch: the rates of the groups, and the state `nm` of each parameter"
-    order = 100
-    def __init__(self, nm): self.nm,self.seen = nm,[]
-    def look(self):
-        opt = vars(self.learn.opt).get('opt', self.learn.opt)
-        self.seen.append([(h['lr'],opt.state[p][self.nm].clone()) for pg,h in zip(self.learn.opt.param_lists, self.learn.opt.hypers)
-                          for p in pg if self.nm in opt.state[p]])
-    def before_validate(self): self.look()
-    def after_fit(self): self.look()
-
-@pytest.mark.parametrize('opt,n_acc,how', [('fastai',4,'groups'), ('torch',1,'fit'), ('lookahead',2,'wd')])
-def test_between_epochs_the_velocity_is_of_the_own_rate(opt, n_acc, how):
-    "lr*u, u the velocity of the reference and lr what the optimizer shows"
-    ours,reference,v,u = pairs[opt]
-    got,want = Velocities(v),Velocities(u)
-    learn = train(ours, hows[how], True, n_acc, cbs=[got])
-    train(reference, hows[how], n_acc=n_acc, cbs=[want])
-    assert len(got.seen)==len(want.seen)==5 and learn.scaled_lr.factor==8
-    for a,b in zip(got.seen, want.seen):
-        assert len(a)==len(b)==6
-        for (lr,vel),(lr_ref,vel_ref) in zip(a, b): assert lr==lr_ref and (vel-lr*vel_ref).abs().max() <= 1e-12*max(1, vel_ref.abs().max()) and vel.any()
-
 # Where it is found
 
-@pytest.mark.parametrize('nm', ['v','momentum_buffer','exp_avg'])
-def test_velocity_is_found_by_what_it_does(nm):
-    p = nn.Parameter(rand(3))
-    for opt in (Folded([p], 0.1, nm=nm),Folded([[], [p]], 0.1, nm=nm),OptimWrapper([p], opt=partial(TorchFolded, nm=nm), lr=0.1)):
-        assert velocity_names(opt)==[nm]
-
-def both_states(p, lr, mom, vel=None, slow=None, **kwargs):
-    new = lambda v: torch.zeros_like(p) if v is None else v
-    return dict(vel=new(vel).mul_(mom).add_(p.grad, alpha=lr), slow=new(slow).mul_(0.99).add_(p.grad, alpha=lr), rate=lr, one=torch.tensor(lr),
-                ahead=p.data + lr*p.grad, empty=torch.zeros_like(p))
-
-def test_only_those_states_that_hold_the_rate():
-    opt = Optimizer([nn.Parameter(rand(3))], [average_grad, both_states], lr=0.1)
-    assert sorted(velocity_names(opt))==['slow','vel']
-
 t_opt = lambda nm, **kwargs: partial(OptimWrapper, opt=getattr(torch.optim, nm), **kwargs)
-without = dict(sgd=SGD, sgd_l2=partial(SGD, mom=0.9, wd=0.1, decouple_wd=False), adam=Adam, rmsprop_mom=partial(RMSProp, mom=0.9), radam=RAdam, qhadam=QHAdam,
-    larc=Larc, larc_nomom=partial(Larc, mom=0.), lamb=Lamb, ranger=ranger, lookahead=lambda params, lr: Lookahead(SGD(params, lr, mom=0.9)),
-    t_nesterov=t_opt('SGD', momentum=0.9, nesterov=True, weight_decay=0.1), t_adam=t_opt('Adam'), t_amsgrad=t_opt('Adam', amsgrad=True),
-    t_rmsprop=t_opt('RMSprop', momentum=0.9), t_nadam=t_opt('NAdam'), t_adagrad=t_opt('Adagrad'))
-# An older torch fills Adagrad's state as it is made, so that it cannot be tried: such are refused in words
-if torch.optim.Adagrad([nn.Parameter(torch.ones(2))]).state: del without['t_adagrad']
+without = [partial(SGD, mom=0.9, wd=0.1, decouple_wd=False), Adam, partial(RMSProp, mom=0.9), QHAdam, Larc, Lamb, ranger,
+    t_opt('SGD', momentum=0.9, nesterov=True, weight_decay=0.1), t_opt('Adam', amsgrad=True), t_opt('RMSprop', momentum=0.9), t_opt('NAdam')]
 
-@pytest.mark.parametrize('opt_func,names,n,dtype', [*((o,[],2,f64) for o in without.values()),
+@pytest.mark.parametrize('opt_func,names,n,dtype', [*((o,[],2,f64) for o in without),
     *((pairs[nm][0],[pairs[nm][2]],n,dtype) for nm,n,dtype in pairwise([*pairs], [0,2], [torch.float32,torch.bfloat16,torch.float16]))])
 def test_optimizers_are_told_apart_and_untouched(opt_func, names, n, dtype):
     "Two groups with `n` steps behind, and gradients left in `.grad`"
@@ -272,24 +225,3 @@ def test_gain_is_the_ratio_of_the_best_rates(k, base):
     bn = 5*2.**2/1.25
     assert best_rate(base)==pytest.approx(1/(1+bn/base), rel=0.01)
     assert adascale_gain(k, bn, base)==pytest.approx(best_rate(int(k*base))/best_rate(base), rel=0.02)
-
-class Noisy(nn.Module):
-    "Its output, summed over elements, has the gradient x + z for each item z"
-    def __init__(self, n):
-        super().__init__()
-        self.x = nn.Parameter(torch.ones(n, dtype=f64))
-    def forward(self, z): return self.x**2/2 + self.x*z
-
-def test_gain_trains_where_the_linear_rule_diverges():
-    "At a rate of 0.3 and k=16, 4.8 is beyond the 2 that x^2/2 bears; at a noise scale of twice the base batch the gain stays below 3"
-    zs = 0.1*rand(512, 8)
-    def _norm(rule, **kwargs):
-        learn = quiet_learner(loaders([(z,z[:1]) for z in zs], 4), Noisy(8), lambda pred,targ: pred.sum(1).mean(), SGD,
-            cbs=[ScaledLR(4, rule, 0, **kwargs), GradAccum(16, count=count_items)])
-        learn.fit(2, 0.3)
-        return flat(learn).abs().max().item()
-    gain = 16*(4+8)/(64+8)
-    x = torch.ones(8, dtype=f64)
-    for z in torch.cat([zs,zs]).split(64): x = x - 0.3*gain*(x+z.mean(0))
-    assert 0<x.abs().max().item()==pytest.approx(_norm(adascale_gain, noise_scale=8), rel=1e-9) and x.abs().max()<0.1
-    assert _norm(linear_scaling) > 1e6 # 3.8**16

@@ -1,11 +1,9 @@
 "`learn.check_accum`: is accumulating the same as the large batch? Exact where it is, named where not, and nothing left behind"
 import copy
-import gc
 import math
 import os
 import random
 import warnings
-from functools import cache
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset
 import fastai.callback.fp16 # noqa: F401 (patches `to_fp16` into `Learner`)
 import fastai.distributed # noqa: F401 (patches `distrib_ctx` into `Learner`)
 from fastai.callback.core import Callback, CancelBatchException
@@ -27,14 +25,13 @@ from fastai.losses import CrossEntropyLossFlat, LabelSmoothingCrossEntropyFlat
 from fastai.optimizer import SGD
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
-from fastai.torch_core import TensorImage
 from fastai_bs.verify.check_accum import errors_of
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.verify.both_ways import HeldDraws, PlainLoop, items_in_windows, part_of, put_together, run
+from fastai_bs.verify.both_ways import HeldDraws, PlainLoop, items_in_windows, run
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.memory.group_norm import bn_to_gn
 from fastai_bs.noise.noise_scale import NoiseScale
-from helpers import RaiseAt, changes, flat, left_behind, loaders, mlp, picture, quiet_learner, regression, token_model, tokens
+from helpers import RaiseAt, changes, flat, loaders, mlp, picture, quiet_learner, regression, token_model, tokens
 
 f32 = torch.float32
 g = torch.Generator().manual_seed(0)
@@ -88,27 +85,10 @@ class Chance(nn.Module):
         x = x*(torch.rand(len(x),1)<0.7)
         return self.c(x + checkpoint(lambda x: F.dropout(self.b(x), 0.3), x, use_reentrant=False))
 
-class Casts(nn.Module):
-    "Computes in single precision whatever it is given"
-    def __init__(self):
-        super().__init__()
-        self.a,self.b = nn.Linear(108,8),nn.Linear(8,3)
-        self.scale = torch.full((8,), 2.) # No buffer
-    def forward(self, x): return self.b(F.linear(self.a(x.flatten(1)).to(dtype=f32), torch.eye(8, dtype=f32)*self.scale).float())
-
 class WeightedLoss(nn.Module):
     "With parameters of its own, trained with the model's"
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.ones(3))
+    def __init__(self): super().__init__(); self.w = nn.Parameter(torch.ones(3))
     def forward(self, pred, targ): return F.cross_entropy(pred*self.w, targ)
-
-class OwnLoss(nn.Module):
-    "The model makes the loss"
-    def __init__(self):
-        super().__init__()
-        self.emb,self.lin = nn.Embedding(7,4),nn.Linear(4,7)
-    def forward(self, x, y, mask): return dict(loss=(F.cross_entropy(self.lin(self.emb(x)).transpose(1,2), y, reduction='none')*mask).sum()/mask.sum())
 
 def with_loss_params():
     loss = WeightedLoss()
@@ -123,7 +103,7 @@ class_weights = torch.tensor([1.,5.,2.])
 def frozen_bn(c): return nn.BatchNorm2d(c).requires_grad_(False)
 
 same = dict(bn_in_eval=lambda: learner(conv(frozen_bn), cbs=BnFreeze()), awd_lstm=lambda: learner(lm(), ids, cbs=rnn_cbs(2.,1.)),
-    lstm=lambda: learner(OwnState(), seqs), chance=lambda: learner(Chance()), casts=lambda: learner(Casts()), mixup=lambda: learner(conv(), cbs=MixUp()),
+    lstm=lambda: learner(OwnState(), seqs), chance=lambda: learner(Chance()), mixup=lambda: learner(conv(), cbs=MixUp()),
     fp16=lambda: learner(conv()).to_fp16(), half=lambda: learner(dense().bfloat16(), [(x.bfloat16(),y) for x,y in images], nn.CrossEntropyLoss()),
     double=lambda: learner(token_model(), tokens(70, 0.3), nn.CrossEntropyLoss()), loss_params=with_loss_params,
     class_weights=lambda: learner(conv(), loss_func=CrossEntropyLossFlat(weight=class_weights)),
@@ -172,15 +152,11 @@ def unsaid_sum(pred, targ): return F.mse_loss(pred, targ, reduction='sum')
 class Centred(nn.Module):
     def forward(self, x): return x-x.mean(0)
 
-def own_loss():
-    items = [(x,y.clamp(min=0),(y!=-100).float(),y) for x,y in tokens(70, 0.3)]
-    return learner(OwnLoss(), items, lambda out,y: out['loss'], n_inp=3)
-
 other = dict(bn_and_dropout=(lambda: learner(conv(nn.BatchNorm2d, 0.4)), ['batchnorm']),
     bn_and_count=(lambda: learner(nn.Sequential(nn.Linear(5,6), nn.BatchNorm1d(6), nn.Linear(6,2)), kept, over_kept), ['batchnorm','loss']),
     in_a_kernel=(lambda: learner(dense(nn.RReLU(0.1,0.9))), ['random']),
     own_layer=(lambda: learner(dense(Centred())), ['layer']),
-    info_nce=(lambda: learner(mlp(dtype=f32), reals, info_nce), ['loss']), own_loss=(own_loss, ['loss']),
+    info_nce=(lambda: learner(mlp(dtype=f32), reals, info_nce), ['loss']),
     needless_count=(lambda: learner(mlp(dtype=f32), kept, nn.MSELoss(), cbs=GradAccum(2, count=own_counts)), ['loss']),
     label_smoothing=(lambda: learner(conv(), loss_func=LabelSmoothingCrossEntropyFlat(weight=class_weights)), ['loss']))
 
@@ -250,31 +226,11 @@ def test_plain_loop_in_a_training():
     assert repr(PlainLoop(4))=='PlainLoop(4)'
     torch.testing.assert_close(flat(learn), flat(hand), rtol=1e-4, atol=1e-5)
 
-@pytest.mark.parametrize('n_acc', [GradAccum({0: 1, 2: 4}),GradAccum(lambda epoch: 4),np.int64(4)], ids=range(3))
-def test_ways_to_ask(n_acc):
-    res = learner(conv()).check_accum(n_acc)
-    assert res.how=='GradAccum(4)' and res.items in (32,6) and '4 x 8 items' in list(res.errors)[0]
-
 # Windows
 
 @pytest.mark.parametrize('how,n,n_iter,last,windows', [(GradAccum(),4,9,6,[[8]*4,[6]]), (GradAccum(),4,8,8,[[8]*4]), (GradAccum(),4,8,6,[[8]*4,[8,8,8,6]]),
     (PlainLoop(),4,6,8,[[8]*4,[8,8]]), (GradAccum(),4,3,6,[[8,8,6]]), (GradientAccumulation(),32,9,8,[[8]*4])], ids=range(6))
 def test_items_in_windows(how, n, n_iter, last, windows): assert list(items_in_windows(how, n, n_iter, 8, last).values())==windows
-
-@pytest.mark.parametrize('k', [5,20,64])
-def test_windows_are_those_of_fastais_callback(k):
-    "As it steps in two epochs"
-    learn,steps,items = learner(dense()),[],[]
-    class See(Callback):
-        order = GradientAccumulation.order+1
-        def after_pred(self):
-            if self.training: items.append(len(self.x))
-        def before_step(self):
-            steps.append(list(items))
-            items.clear()
-    learn.fit(2, 0., cbs=[GradientAccumulation(k),See()])
-    found = items_in_windows(GradientAccumulation(), k, 9, 8, 6)
-    assert found['a whole window']==steps[0] and found["the epoch's last window"]==next(o for o in steps if 6 in o)
 
 def test_a_short_loader_has_smaller_windows():
     res = learner(conv(), images[:20]).check_accum(4)
@@ -295,31 +251,7 @@ def test_batches_that_do_not_go_together(how):
     assert res.items==8 and 'a batch in parts: 4 x 2 items' in list(res.errors)[0] and 'do not go together' in res.notes[0]
     assert res.error==pytest.approx(32/30-1 if getattr(how, 'n_acc', 0)==30 else 0, abs=1e-13)
 
-def test_batches_that_cannot_be_cut():
-    "The ragged window is left out, and that is said"
-    def create_batch(b): return *map(torch.stack, zip(*b)),'a graph'
-    dls = DataLoaders(*(DataLoader(reals, bs=8, create_batch=create_batch) for _ in range(2)))
-    dls.train.n_inp = 1
-    res = quiet_learner(dls, mlp(dtype=f32), lambda pred,y,graph: F.mse_loss(pred, y)).check_accum(4)
-    assert res.error<1e-13 and len(res.errors)==1 and "last window could not be checked" in res.notes[0]
-
-def test_put_together():
-    a,b = (torch.ones(2,3),dict(t=[torch.zeros(2)],n=5)),(torch.ones(1,3),dict(t=[torch.ones(1)],n=5))
-    x,d = put_together([a,b], [2,1])
-    assert x.shape==(3,3) and d['t'][0].tolist()==[0,0,1] and d['n']==5
-    assert type(put_together([TensorImage(torch.ones(2,3)),TensorImage(torch.ones(1,3))], [2,1])) is TensorImage
-    assert put_together([torch.tensor(3.),torch.tensor(3.)], [2,1])==3
-    for bad in ([torch.ones(2,3),torch.ones(1,4)],[torch.tensor(3.),torch.tensor(4.)],[5,6]):
-        with pytest.raises(ValueError, match='do not go together'): put_together(bad, [2,1])
-
 x,y = torch.randn(50,5, generator=g),torch.randint(0, 3, (50,), generator=g)
-
-def test_loaders_with_workers():
-    dls = [TorchDataLoader(TensorDataset(x, y), 8, shuffle=True, num_workers=n, persistent_workers=n>0) for n in (1,0)]
-    learn = quiet_learner(DataLoaders(*dls), nn.Linear(5,3), nn.CrossEntropyLoss())
-    was = picture(learn)
-    res = learn.check_accum(4)
-    assert changes(was, picture(learn))==[] and res.error<1e-13 and 'last window: 2 x 8 + 2 items' in list(res.errors)[1]
 
 # Precision
 
@@ -365,63 +297,14 @@ def test_on_parts_where_memory_is_short(most, how, items):
     assert res.error==pytest.approx(32/30-1 if getattr(how, 'n_acc', 0)==30 else 0, abs=1e-13)
     assert any(o.startswith('Memory was short') for o in res.notes)==(items!='4 x 8')
 
-def test_no_memory_at_all():
-    learn = learner(small(1))
-    was = picture(learn)
-    with pytest.raises(torch.OutOfMemoryError): learn.check_accum(4)
-    assert changes(was, picture(learn))==[]
-
-def test_memory_back():
-    "No tensor is left that was not there before, whatever the answer; of hooks too"
-    def n_tensors():
-        gc.collect()
-        return sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
-    for make in (lambda: learner(conv(nn.BatchNorm2d, 0.3)),lambda: learner(dense(Centred())),lambda: learner(mlp(dtype=f32), kept, over_kept)):
-        learn = make()
-        learn.check_accum(2)
-        before = n_tensors()
-        res = learn.check_accum(4)
-        assert n_tensors()<=before and res.error>0
-
-# Nothing has happened
-
-def trained(check):
-    torch.manual_seed(0); random.seed(0); np.random.seed(0)
-    dls = DataLoaders(DataLoader(images, bs=8, shuffle=True), DataLoader(images[:8], bs=4))
-    learn = quiet_learner(dls, conv(nn.BatchNorm2d, 0.3), CrossEntropyLossFlat())
-    learn.fit(1, 0.05)
-    if check: check(learn)
-    learn.fit(2, 0.05)
-    return left_behind(learn)
-
-@cache
-def untouched(): return trained(None)
-
-@pytest.mark.parametrize('n_acc', [GradientAccumulation(32),PlainLoop(3)], ids=range(2))
-def test_the_training_that_follows_is_the_same(n_acc):
-    assert changes(untouched(), trained(lambda learn: learn.check_accum(n_acc)))==[]
-
 @pytest.mark.parametrize('exc,times,event', [(ValueError,1000,'before_batch'), (KeyboardInterrupt,1,'before_step'),
     (KeyboardInterrupt,1,'after_cancel_batch'), (ValueError,1000,'after_fit')])
 def test_after_an_exception_in_any_event(exc, times, event):
-    "It passes on; the learner, its folder and what is trained afterwards are as without the check"
-    def check(learn):
-        cb = RaiseAt(event, exc, times=times)
-        learn.add_cb(cb)
-        was = picture(learn)
-        with pytest.raises(exc): learn.check_accum(4)
-        assert not [o for o in changes(was, picture(learn)) if "['raised']" not in o] and os.listdir()==[]
-        learn.remove_cb(cb)
-    assert changes(untouched(), trained(check))==[]
-
-def test_gradients_that_were_there():
-    "Have no part in it, and stay"
-    learn = learner(conv())
-    learn.fit(1, 0.01)
-    for p in learn.model.parameters(): p.grad.fill_(1.)
+    "It passes on, and the learner and its folder are as they were"
+    learn = learner(conv(nn.BatchNorm2d, 0.3), cbs=RaiseAt(event, exc, times=times))
     was = picture(learn)
-    for how in (4,PlainLoop(3)): assert list(learn.check_accum(how).errors.values())[0]<1e-13
-    assert changes(was, picture(learn))==[]
+    with pytest.raises(exc): learn.check_accum(4)
+    assert not [o for o in changes(was, picture(learn)) if "['raised']" not in o] and os.listdir()==[]
 
 # Bad input
 
@@ -461,24 +344,6 @@ def test_bad_input(nm):
 
 # Its parts
 
-@pytest.mark.parametrize('shape,part', [((6,3),(2,3)),((5,6,3),(5,2,3)),((12,3),(4,3))])
-def test_part_of(shape, part):
-    t = torch.arange(math.prod(shape)).reshape(shape)
-    d = next(i for i,(a,b) in enumerate(zip(shape, part)) if a!=b)
-    per = shape[d]//6
-    parts = [part_of(t, tuple(n*per if i==d else s for i,s in enumerate(shape)), [3,2,1], k) for k,n in enumerate([3,2,1])]
-    assert torch.equal(torch.cat(parts, d), t)
-
-def test_draws_that_are_missing_are_told():
-    with HeldDraws([2,2]) as draws:
-        draws.begin()
-        torch.rand(4)
-        draws.begin(0)
-        torch.rand(2)
-        assert draws.held
-        torch.rand(2)
-    assert not draws.held
-
 def test_native_dropout():
     "As GPUs have it"
     t = torch.rand(6,4, requires_grad=True)
@@ -490,22 +355,6 @@ def test_native_dropout():
             draws.begin(i)
             assert torch.equal(torch.native_dropout(rows_, 0.5, True)[0], whole.split([4,2])[i])
     assert torch.equal(t.grad, (whole!=0)*2.) and draws.held and (whole==0).any()
-
-@torch.library.custom_op('fastai_bs_test::attention', mutates_args=())
-def attention(q:torch.Tensor, dropout_p:float) -> torch.Tensor: return q*dropout_p
-
-@pytest.mark.parametrize('p,held', [(0.5,False),(0.,True)])
-def test_dropout_within_a_kernel(p, held):
-    "As attention has it on a GPU: not held, unless nothing is dropped"
-    with HeldDraws([2,2]) as draws:
-        draws.begin()
-        attention(torch.ones(4,2), p)
-    assert draws.held==held
-
-def test_a_gradient_of_zero():
-    zero = dict(a=torch.zeros(3))
-    assert errors_of(zero, zero, nn.Module())[0]==0 and errors_of(dict(a=torch.ones(3)), zero, nn.Module())[0]==math.inf
-    assert math.isnan(errors_of(dict(a=torch.full((3,), math.nan)), dict(a=torch.ones(3)), nn.Module())[0])
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('ranks')

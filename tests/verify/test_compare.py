@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from fastai_bs.verify.compare import (Arm, best_rates, compared, critical, critical_range, decides, least_dof, log_losses, ranked, runs_wanted, spread_of,
+from fastai_bs.verify.compare import (Arm, best_rates, compared, critical, critical_range, decides, least_dof, ranked, runs_wanted, spread_of,
     trial_sizes, with_loss, with_today)
 
 nan,inf = math.nan,math.inf
@@ -36,10 +36,6 @@ def test_only_numbers_above_0_have_a_ratio(bad):
 
 # Intervals
 
-def test_log_losses_are_those_of_runs_that_all_have():
-    df = pd.DataFrame([dict(bs=bs, run=run, loss=bs*run) for bs,run in ((1,1),(2,1),(1,2),(2,2),(1,3))])
-    assert np.exp(log_losses(df)).round(9).to_dict('list')=={1: [1,2], 2: [2,4]}
-
 def test_two_sizes_are_a_paired_t_test():
     losses = losses_of([0,-0.05], 5, np.random.default_rng(5))
     expected = stats.ttest_rel(losses[2], losses[1]).confidence_interval(0.9)
@@ -53,11 +49,6 @@ def test_spread_is_what_a_two_way_fit_leaves_over():
     y = losses.to_numpy().ravel()
     rss = ((y-x@np.linalg.lstsq(x, y, rcond=None)[0])**2).sum()
     assert spread_of(losses)==(approx(math.sqrt(rss/6)),6)
-
-def test_what_a_run_does_to_all_cancels():
-    losses = losses_of([0,0.1,0.2], 3, np.random.default_rng(1))
-    other = losses.add([0.,1.,-2.], axis=0)
-    assert compared(other, 1).to_numpy()==approx(compared(losses, 1).to_numpy())
 
 @pytest.mark.parametrize('n_runs,n_sizes', [(1,3),(3,1),(3,2),(2,3)])
 def test_few_runs_tell_nothing(n_runs, n_sizes):
@@ -77,13 +68,13 @@ def holds(effects, losses):
 @pytest.mark.parametrize('effects,n_runs', [([0.,0.],4),([0.05,0.],6)])
 def test_the_interval_holds_as_often_as_it_says(effects, n_runs):
     "Where nothing differs, the rest of the time is that of false alarms"
-    rng,n = np.random.default_rng(3),1000
+    rng,n = np.random.default_rng(3),500
     assert agrees(np.mean([holds(effects, losses_of(effects, n_runs, rng)).all() for _ in range(n)]), n, 0.95)
 
 @pytest.mark.parametrize('effects', [[0.]*3,[0.,0.01,0.02,-0.03,0.04]])
 def test_all_intervals_hold_together(effects):
     "Shared out by Bonferroni they hold somewhat more often, and each by itself more often than its share"
-    rng,n = np.random.default_rng(4),1000
+    rng,n = np.random.default_rng(4),500
     hits = np.array([holds(effects, losses_of(effects, 3, rng)) for _ in range(n)])
     share = hits.all(1).mean()
     assert share>=0.95-3.5*math.sqrt(0.95*0.05/n) and share<0.985
@@ -97,7 +88,7 @@ def test_critical(loss, bs): assert critical(pd.DataFrame(np.log([loss]), column
 
 def test_the_range_has_the_truth_in_it():
     "Here 4 is the last that is within 1% of the best of all smaller"
-    effects,rng,n = [0.,0.002,0.004,0.03,0.06,0.2],np.random.default_rng(6),150
+    effects,rng,n = [0.,0.002,0.004,0.03,0.06,0.2],np.random.default_rng(6),100
     ranges = []
     for _ in range(n):
         losses = losses_of(effects, 3, rng, 0.01)

@@ -3,6 +3,7 @@ import dataclasses
 import json
 import math
 import re
+from functools import cache
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -43,19 +44,21 @@ cases = { # Trial; verdict, size
     'plan: it ends higher': (lambda: trial(steps({256: 1.05}), sizes=(64,256), rates=(1,), equal='plan', sd=1e-3),'stay',64),
     'plan: perhaps': (lambda: trial(steps({256: 1.015}), sizes=(64,256), rates=(1,), equal='plan', sd=0.01),'tied',64)}
 
+@cache
+def case_of(nm): return cases[nm][0]()
+
 @pytest.mark.parametrize('nm', cases)
 def test_verdict_and_size(nm):
-    make,verdict,bs = cases[nm]
-    v = make()
+    v,(_,verdict,bs) = case_of(nm),cases[nm]
     assert (v.verdict,v.bs,v.plan.bs)==(verdict,bs,bs) and v.is_known==(verdict!='unknown')==(v.unknown_for is None)
     assert bool(v.open_sizes)==(verdict=='tied') or verdict=='use'
     if verdict=='unknown': assert v.factor==1 and v.good==[] and v.critical_bs is None
-    else: assert v.bs_now in v.good and set(v.good)<=set(v.kept)
+    else: assert v.bs_now in v.good
 
 @pytest.mark.parametrize('nm', cases)
 def test_words_of_each_verdict(nm):
     "One headline, a line of Python to run, and no number that is not known"
-    v = cases[nm][0]()
+    v = case_of(nm)
     words,everything = verified_words(v),f"{v!r} {v.details()}"
     template = headlines[v.verdict][v.unknown_for or v.equal]
     assert re.fullmatch(re.sub(r'\\{\w+\\}', '.+', re.escape(template)), headline(v)) and words['do']==[headline(v)] and len(words.get('caution', []))<=3
@@ -67,11 +70,11 @@ def test_words_of_each_verdict(nm):
 @pytest.mark.parametrize('equal', ['time','items'])
 def test_alike_sizes_are_rarely_told_apart(equal):
     "In the same time another one is said to be lower in a twentieth of the trials, half of these by the upper end of the interval, at most"
-    n,margin = 60,dict(time=1., items=1.02)[equal]
+    n,margin = 25,dict(time=1., items=1.02)[equal]
     losses = {bs: margin for bs in (32,128,256)}
     if equal=='items': losses[32] = 1.5 # It is slower
     used = sum(trial(steps(losses), rates=(1,), sd=0.01, n_runs=3, equal=equal, seed=seed).verdict=='use' for seed in range(n))
-    assert used<=6
+    assert used<=3
 
 # Numbers
 
@@ -91,17 +94,12 @@ def test_table():
 def test_a_size_that_failed_once_is_out_at_that_length():
     "The other runs were lucky"
     v = changed(trial(valley(128)), lambda df: without_end(df, 128) & (df.run==2), valid_loss=nan)
-    assert v.table.set_index('bs').part.to_dict()=={32: 1, 64: 1, 128: 0.25, 256: 1} and v.failed==[128] and 128 not in v.losses
+    assert v.table.set_index('bs').part.to_dict()=={32: 1, 64: 1, 128: 0.25, 256: 1} and 128 not in v.losses
 
 def test_a_run_that_was_not_ended_does_not_count():
     v = trial(valley(128), n_runs=5)
     cut = dataclasses.replace(v, df=v.df[:-2], interrupted=True)
     assert cut.n_runs==4 and cut.losses.equals(v.losses[:-1]) and cut.verdict=='use'
-
-def test_short_trainings_have_no_say_in_the_intervals():
-    v = trial(valley(128))
-    other = changed(v, lambda df: df.part<1, valid_loss=0.7)
-    assert other.spread==v.spread and other.whole[['diff','low','high']].equals(v.whole[['diff','low','high']])
 
 @pytest.mark.parametrize('lr,adam', [(0.01,True),(slice(1e-4,1e-2),False)])
 def test_the_plan_has_the_rate_that_won(lr, adam):
@@ -130,19 +128,10 @@ def test_critical_batch_size_is_of_equal_items():
 
 # What is left open
 
-@pytest.mark.parametrize('best,kwargs,sizes', [(128,{},()),(512,{},(256,512,1024)),(8,{},(8,16,32)),(512,dict(left_out=((512,'memory'),)),()),
-    (512,dict(planned=planned_of(n_train=600)),(256,512))])
-def test_sizes_beyond(best, kwargs, sizes): assert trial(valley(best), **kwargs).sizes_beyond==sizes
-
-@pytest.mark.parametrize('best,rates,beyond', [(3,(1/3,1,3),(3,9,27)),(1/3,(1/3,1,3),(1/27,1/9,1/3)),(1,(1/3,1,3),()),(1,(1,),())])
-def test_rates_beyond(best, rates, beyond): assert trial(valley(128, best_rate=best), rates=rates).rates_beyond==approx(beyond)
-
-def test_times_that_were_not_equal():
-    v = trial(valley(128))
-    assert v.time_off=={}
-    off = changed(v, lambda df: without_end(df, 128), expected=v.at_best(128).seconds/1.3)
-    assert off.time_off=={128: approx(1.3)} and changed(off, lambda df: df.bs>0, expected=nan).time_off=={}
-    assert dataclasses.replace(off, equal='items').time_off=={}
+@pytest.mark.parametrize('best,best_rate,what', [(256,1,{'size'}), (128,3,{'rate'}), (32,1/3,{'size','rate'}), (128,1,set())])
+def test_what_is_at_the_edge_is_said(best, best_rate, what):
+    v = trial(valley(best, best_rate=best_rate))
+    assert v.bs==best and {o for o in ('size','rate') if any(f'best {o} is at the edge' in c for c in verified_words(v).get('caution', []))}==what
 
 def test_more_runs_halve_the_interval():
     v = trial(steps({}))
@@ -155,22 +144,17 @@ def test_what_is_known_by_heart():
     assert v.decided_by=='train_loss' and v.saw_twice and any('by heart' in o for o in verified_words(v)['caution'])
     assert not trial(valley(128), n_epoch=0.5).saw_twice
 
-def test_each_size_that_was_left_out_is_named():
-    left_out = tuple(zip((512,1024,2048,4096), ('memory','steps','loss','interrupt')))
-    v = trial(valley(128), left_out=left_out, interrupted=True)
-    assert all(str(bs) in v.details() for bs,_ in left_out) and 'interrupted' in v.advice
-
 # As values, drawn
 
-@pytest.mark.parametrize('nm', ["today's is the best",'one run','items: within 2% and faster'])
+@pytest.mark.parametrize('nm', ["today's is the best",'one run'])
 def test_to_dict_is_strict_json(nm):
-    v = cases[nm][0]()
+    v = case_of(nm)
     values = json.loads(json.dumps(v.to_dict(), allow_nan=False))
     assert (values['verdict'],values['bs'],values['plan']['bs'])==(v.verdict,v.bs,v.bs) and values['spread']['dof']==v.spread.dof
 
 @pytest.mark.parametrize('nm', ['a larger one is better','one run',"today's has no loss",'plan: it ends higher'])
 def test_plot(nm):
-    v = cases[nm][0]()
+    v = case_of(nm)
     ax = v.plot()
     line = ax.lines[[o.get_label() for o in ax.lines].index('whole length')]
     assert line.get_xdata().tolist()==v.table.bs[v.table.part>=1].tolist() and any('chosen' in o.get_label() for o in ax.lines)==v.is_known

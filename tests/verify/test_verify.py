@@ -26,7 +26,7 @@ from fastai_bs.verify import trainings
 from fastai_bs.verify.trainings import Trials, short_training
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, set_seed
 from gloo_ranks import on_ranks
-from test_finder import _after_training, _no_writing, _nothing, convnet_learner, learners, plain_training, training
+from test_finder import _after_training, _nothing, convnet_learner, learners, plain_training, training
 
 pytestmark = [pytest.mark.usefixtures('short','short_find'), pytest.mark.filterwarnings('ignore')]
 
@@ -58,9 +58,9 @@ def interrupt(_): raise KeyboardInterrupt
 # Nobody can tell it was called
 
 @pytest.mark.slow
-@pytest.mark.parametrize('nm,first', [('awd_lstm',_nothing), ('scaled_lr',_nothing), ('loss_scaler',_after_training)])
+@pytest.mark.parametrize('nm,first', [('awd_lstm',_nothing), ('scaled_lr',_after_training)])
 def test_cannot_be_noticed(nm, first):
-    mock = partial(verify, sizes=[2,4], n_epoch=3) if nm=='awd_lstm' else partial(verify, sizes=[16,32], n_epoch=10) if nm=='scaled_lr' else verify
+    mock = partial(verify, sizes=[2,4], n_epoch=3) if nm=='awd_lstm' else partial(verify, sizes=[16,32], n_epoch=10)
     assert changes(plain_training(nm, first), training(learners[nm], first, mock))==[]
 
 def failing(learn, error, event, trial):
@@ -73,8 +73,7 @@ def failing(learn, error, event, trial):
     assert len(begun)==trial
 
 @pytest.mark.slow
-@pytest.mark.parametrize('error,event,trial', [(KeyboardInterrupt,'after_backward',1), (KeyboardInterrupt,'before_validate',2),
-    (ValueError,'after_fit',2)])
+@pytest.mark.parametrize('error,event,trial', [(KeyboardInterrupt,'after_backward',1), (ValueError,'after_fit',2)])
 def test_an_exception_in_any_trial(error, event, trial):
     "Before two sizes were trained for the whole length an interrupt passes on"
     assert changes(plain_training('convnet', _nothing), training(convnet_learner, mock=partial(failing, error=error, event=event, trial=trial)))==[]
@@ -87,12 +86,6 @@ def test_an_interrupt_keeps_what_was_trained(trial, sizes, monkeypatch):
     v = verify(learn, equal='items', n_runs=2)
     assert len(begun)==trial and v.interrupted and v.df.bs.tolist()==sizes and 'interrupted' in v.advice
     assert v.n_runs==1 and v.left_out==(((16,'interrupt'),) if trial==3 else ()) and changes(was, picture(learn))==[]
-
-def test_no_file_appears(tmp_path, monkeypatch):
-    learn = convnet_learner(path=tmp_path)
-    _no_writing(monkeypatch)
-    verify(learn)
-    assert list(tmp_path.iterdir())==[]
 
 # What is trained
 
@@ -157,10 +150,6 @@ def test_a_plan_that_stays_has_no_promise(monkeypatch):
     monkeypatch.setattr(BatchPlan, 'bs', property(lambda self: self.bs_now))
     with pytest.raises(ValueError, match="The plan stays at today's 4, so there is no promise to try"): verify(reg_learner(), sizes=None, equal='plan')
 
-def test_sizes_of_its_own():
-    v = verify(reg_learner(256), sizes=None, n_epoch=4)
-    assert {v.bs_now,v.planned.bs}<={*v.tried} and 2<=len(v.tried)<=5
-
 def test_default_length():
     "A minute or an epoch, and a sixteenth of it is a training"
     n = whole_lengths('time', 5, 3, 2)
@@ -178,8 +167,6 @@ def test_the_training_loss_is_that_of_the_last_tenth():
     t = short_training(learn, 4, 1, 0.01, 100, 0, 20)
     assert t.train_loss==pytest.approx(np.mean(losses[90:]), rel=1e-6) and t.items==400
 
-def test_a_single_step_is_the_last_one(): assert math.isfinite(short_training(reg_learner(), 4, 1, 0.01, 1, 0, 20).train_loss)
-
 def test_validation_is_of_items_from_all_over_the_set_at_the_end():
     "Sorted by class, as it may be; and of the model as it is then"
     learn,seen,other = reg_learner(valid=regression(1000, dtype=torch.float32, seed=2)),[],reg_learner()
@@ -195,11 +182,6 @@ def test_validation_is_of_items_from_all_over_the_set_at_the_end():
     assert len(at)==100 and min(at)==0 and max(at)==999 and max(np.diff(at))<=11
     x,y = (torch.stack(o) for o in zip(*(learn.dls.valid.dataset[i] for i in at)))
     assert t.valid_loss==pytest.approx(nn.MSELoss()(other.model(x), y).item(), rel=1e-5)
-
-def test_short_trials_are_validated_only_where_items_come_twice():
-    v = verify(reg_learner(256), n_epoch=1, rates=(1,3), equal='items')
-    assert len(v.df[v.df['part']<1]) and v.df[v.df['part']<1].valid_loss.isna().all() and v.df[v.df['part']==1].valid_loss.notna().all()
-    assert verify(reg_learner(64), n_epoch=8).df.valid_loss.notna().all()
 
 # What it finds
 
@@ -278,7 +260,7 @@ bad = [(dict(lr=0), ValueError, '`lr` must be above 0, got 0'), (dict(lr=[0.,1.]
     (dict(n_epoch='x'), TypeError, '`n_epoch` must be'), (dict(n_epoch=math.inf), ValueError, '`n_epoch`'),
     (dict(n_epoch=0.5), ValueError, 'take n_epoch=2.5 or more'), (dict(sizes=16), TypeError, '`sizes` must be a list'),
     (dict(sizes=[8,1.5]), TypeError, '`sizes` must be a whole number of items, got 1.5'),
-    (dict(sizes=[0]), ValueError, '`sizes` must be at least 1 item'), (dict(sizes=[8,640]), ValueError, '`sizes` must be at most the 64 items'),
+    (dict(sizes=[8,640]), ValueError, '`sizes` must be at most the 64 items'),
     (dict(rates=()), TypeError, '`rates` must be a list'), (dict(rates=(1,0)), ValueError, '`rates` must be factors'),
     (dict(equal='steps'), ValueError, "`equal` must be 'time', 'items' or 'plan', got 'steps'"),
     (dict(n_runs=0), ValueError, '`n_runs` must be at least 1 training, got 0')]
@@ -292,15 +274,3 @@ def test_bad_arguments(kwargs, error, match):
 
 def test_a_loss_that_is_nan_at_all_sizes():
     with pytest.raises(ValueError, match='No training of the batch sizes 4, 8, 16 ended with a loss that is finite'): verify(reg_learner(cbs=NanAt(4, 8, 16)))
-
-def test_a_loss_below_0():
-    class Below(Callback):
-        def after_loss(self): self.learn.loss = self.learn.loss-100.
-    with pytest.raises(ValueError, match='compared by the ratio of their losses'): verify(reg_learner(cbs=Below()))
-
-def test_it_says_how_long_it_takes(capsys):
-    from fastai.callback.progress import ProgressCallback
-    verify(reg_learner())
-    assert 'bs_verify takes' not in capsys.readouterr().out
-    verify(reg_learner(cbs=ProgressCallback()))
-    assert 'bs_verify takes about' in capsys.readouterr().out

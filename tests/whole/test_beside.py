@@ -2,8 +2,7 @@
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException, CancelStepException,
-    CancelTrainException)
+from fastai.callback.core import (Callback, CancelBatchException, CancelEpochException, CancelFitException, CancelStepException)
 from fastai.optimizer import SGD
 from fastai.torch_core import find_bs
 from fastai_bs.accumulate.grad_accum import GradAccum
@@ -77,10 +76,8 @@ def test_a_foreign_accumulator(cbs):
         learn.fit(2, 0.1)
     assert torch.equal(flat(learn), before) and not any(p.grad.any() for p in learn.model.parameters())
 
-@pytest.mark.parametrize('cb', [
-    Foreign(8), RaiseAt('before_step', CancelStepException, order=-5), RaiseAt('before_step', CancelStepException, order=70),
-    RaiseAt('before_batch', CancelBatchException), RaiseAt('before_backward', CancelBackwardException, order=70),
-    RaiseAt('before_step', CancelTrainException, order=70), RaiseAt('before_train', CancelEpochException), RaiseAt('after_backward', CancelFitException, 2)])
+@pytest.mark.parametrize('cb', [Foreign(8), RaiseAt('before_step', CancelStepException, order=-5), RaiseAt('before_batch', CancelBatchException),
+    RaiseAt('before_train', CancelEpochException), RaiseAt('after_backward', CancelFitException, 2)])
 def test_no_step_for_another_reason(cb):
     "Another one that lets steps through, a step that was skipped, batches without gradients, a training that was cancelled"
     learner(GradAccum(4), cb).fit(1, 0.1)
@@ -95,8 +92,8 @@ def static_rank(rank, n_acc):
     except ValueError as e: return str(e),torch.equal(flat(learn), before)
     return '',torch.equal(flat(learn), before)
 
-@pytest.mark.parametrize('n_acc', [4,{0: 1, 3: 4},1], ids=str)
+@pytest.mark.parametrize('n_acc', [4,{0: 1, 3: 4}], ids=str)
 def test_static_graph(n_acc):
     for said,same in on_ranks(static_rank, 2, n_acc):
-        if n_acc==1 or isinstance(n_acc, dict): assert (said,same)==('',False) # A fit of one epoch, which does not accumulate
+        if isinstance(n_acc, dict): assert (said,same)==('',False) # A fit of one epoch, which does not accumulate
         else: assert same and said.startswith('DistributedDataParallel(static_graph=True)') and 'of 4 micro-batches' in said and 'without static_graph' in said

@@ -1,8 +1,7 @@
-"What holds for whatever is measured, cut, counted, scaled or planned: exact where chance could only be sampled, against the definition where there is one"
+"What holds for whatever is measured, cut, counted or planned: exact where chance could only be sampled, against the definition where there is one"
 import math
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate, islice, permutations
 from unittest.mock import patch
 
@@ -19,10 +18,8 @@ from fastai.optimizer import SGD
 from fastai_bs.accumulate import losses
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.noise.estimator import window_moments
-from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.finder.plan import RateTrial
-from fastai_bs.schedule.rules import adascale_gain, linear_scaling, no_scaling, sqrt_scaling
 from fastai_bs.schedule.scaled_lr import rates
 from helpers import mlp, quiet_learner, regression
 from plans import plans
@@ -148,38 +145,6 @@ def test_any_count_is_what_it_weighs_by(micros, n_acc, kind, loss, elsewhere, se
         want = sum((n*g for n,g,_ in each), torch.zeros_like(got))
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12*max([1., *(g.abs().max().item() for _,g,_ in each)]))
         if total: assert window_loss==pytest.approx(sum(n*value for n,_,value in each), rel=1e-10)
-
-# The learning rate
-
-class Factors(Callback):
-    "The factor and the rate of each optimizer step"
-    order = 100
-    def __init__(self): self.factors,self.rates = [],[]
-    def before_step(self):
-        self.factors.append(self.learn.scaled_lr.factor)
-        self.rates.append(self.opt.hypers[-1]['lr'])
-
-rules = dict(linear=linear_scaling, sqrt=sqrt_scaling, none=no_scaling, gain=partial(adascale_gain, noise_scale=20),
-    falls=lambda k: 1/k, steep=lambda k: k**3, third=lambda k: k**(1/3))
-
-@pytest.mark.filterwarnings('ignore:.warmup_epochs.', 'ignore:The noise scale')
-@examples(40)
-@given(st.sampled_from([*rules]), st.floats(-4, 4).map(math.exp), st.one_of(st.just(0.), st.none(), st.floats(0.01, 5)),
-       st.integers(1, 3), st.integers(1, 5), st.integers(1, 3))
-def test_the_factor_goes_from_1_to_that_of_the_rule(rule, k, warmup, n_epoch, n_windows, n_acc):
-    "Never beyond either, never back, and linearly in the epochs that are behind; for batches that grow and that shrink"
-    base_bs,full = 2*n_acc/k,rules[rule]
-    full = full(k, base_bs=base_bs) if 'noise_scale' in getattr(full, 'keywords', {}) else full(k)
-    seen = Factors()
-    learn = learner(regression(2*n_acc*n_windows), [2]*n_acc*n_windows, cbs=[GradAccum(n_acc), ScaledLR(base_bs, rules[rule], warmup), seen])
-    learn.fit(n_epoch, 0.01)
-    f = np.array(seen.factors)
-    assert len(f)==n_epoch*n_windows
-    assert (f>=min(1, full)*(1-1e-12)).all() and (f<=max(1, full)*(1+1e-12)).all()
-    assert (np.diff(f)*np.sign(full-1)>=-1e-12*f[1:]).all()
-    warmup = min(5, n_epoch/10) if warmup is None else warmup
-    np.testing.assert_allclose(f, 1+(full-1)*np.minimum(1, np.arange(len(f))/n_windows/warmup if warmup else 1), rtol=1e-9)
-    np.testing.assert_allclose(seen.rates, 0.01*f, rtol=1e-12)
 
 # The plan
 
