@@ -246,7 +246,10 @@ def _bound(learn, micro_bs, limit, order, margin, shows):
     if report is None: return 1 # The search will say that not even this fits
     if limit is None and not report.per_item['total']>0: return math.inf
     if shows: report.announce()
-    return report.items_in(size, margin)
+    try: return report.items_in(size, margin)
+    except RuntimeError: # The model takes no batch of that size: the line through two others says about how many there would be
+        report.step = None
+        return report.items_in(size, margin)
 
 def _valid_bound(learn, limit, order, margin):
     "Items in a validation batch that `limit` holds by a trace, `inf` where nothing bounds them"

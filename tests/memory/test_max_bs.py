@@ -25,10 +25,10 @@ from fastai.torch_core import find_bs
 
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder import bs_find as finder # noqa: F401 (it patches `bs_find` into `Learner`)
-from fastai_bs.memory import max_bs
+from fastai_bs.memory import max_bs, report
 from fastai_bs.memory.max_bs import largest
-from fastai_bs.memory.report import card_of, measured_report
-from fastai_bs.memory.trace import TracedStep
+from fastai_bs.memory.report import MemoryReport, card_of, measured_report
+from fastai_bs.memory.trace import TracedStep, training_device
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
@@ -368,6 +368,15 @@ def test_the_allocator_is_bounded(kwargs, res, monkeypatch):
     found = search(learn, **{'limit': None, **kwargs})
     assert found==res if res else isinstance(found, RuntimeError)
     assert len(learn.allocator.fractions())==3 and learn.allocator.fractions()[-1]==1
+
+def test_before_a_first_fit(monkeypatch):
+    "The model is not on its device yet, but what trains there is measured there, and main memory bounds nothing"
+    learn = limited(1000)
+    learn.dls.device = torch.device('meta')
+    assert training_device(learn).type=='meta' and next(learn.model.parameters()).device.type=='cpu' and max_bs._limit_of(learn, None)==inf
+    monkeypatch.setattr(report, 'traced_report', None)
+    monkeypatch.setattr(report, 'measured_report', lambda *args: MemoryReport())
+    assert isinstance(learn.memory_report(), MemoryReport)
 
 @pytest.mark.parametrize('error', [KeyError,KeyboardInterrupt])
 def test_the_bound_ends_with_the_search(error, monkeypatch):
