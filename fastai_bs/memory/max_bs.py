@@ -41,7 +41,10 @@ class TrialSteps(Callback):
     ):
         store_attr()
         self.most = 20*n_steps # Micro-batches; half precision may never find its scale, and a loader may have other sizes only
-        self.done,self._skipped = 0,False
+        self.at,self._skipped = [],False # When each of them was done
+
+    @property
+    def done(self)->int: return len(self.at) # Of them, so far
 
     def before_fit(self): self.n_seen = 0
 
@@ -54,7 +57,7 @@ class TrialSteps(Callback):
     def after_cancel_step(self): self._skipped = True
 
     def after_step(self):
-        if not self._skipped: self.done += 1
+        if not self._skipped: self.at.append(time.perf_counter())
         self._skipped = False
         self.tick()
         if self.done>=self.n_steps: raise CancelTrainException
@@ -107,7 +110,7 @@ class TrialSearch:
         self.error = None # Of the last size that was too large
         self.gpu = gpu_of(learn)
         self.n_retries,self.unused = 0,0. # Of a GPU's allocator, with the last size that fitted: requests made again, and the share of its memory in pieces
-        self.secs = math.nan # Of a trial, for each item, as last measured
+        self.secs = math.nan # Of a trial, for each item, by the last that fitted
         self.good = 0 # Items: the most that fitted so far
         self.tick = noop # Called after each step of a trial, and after its validation batch
         self.n_ticks = n_steps+(len(learn.dls.loaders)>1)
@@ -120,8 +123,7 @@ class TrialSearch:
             torch.cuda.empty_cache() # Of what other sizes have left
             torch.cuda.reset_peak_memory_stats(self.gpu)
             n_before = torch.cuda.memory_stats(self.gpu)['num_alloc_retries']
-        begin = time.perf_counter()
-        try: self._train(micro_bs)
+        try: secs = self._train(micro_bs)
         except Exception as e:
             is_of_memory = out_of_memory(e) # By what it came from too
             error = e.with_traceback(None) # Frames hold the tensors of the step
@@ -139,13 +141,14 @@ class TrialSearch:
         fits = min_over_ranks(error is None)>0 # Where memory runs out on one rank it does for all
         if fits:
             self.good = max(self.good, micro_bs)
-            self.secs = (time.perf_counter()-begin)/micro_bs
+            self.secs = secs/micro_bs
             if self.gpu:
                 self.n_retries = torch.cuda.memory_stats(self.gpu)['num_alloc_retries']-n_before
                 self.unused = 1-torch.cuda.max_memory_allocated(self.gpu)/torch.cuda.max_memory_reserved(self.gpu)
         return fits
 
     def _train(self, micro_bs):
+        "Seconds that it takes, but for what comes before the first step is done"
         learn = self.learn
         # DDP keeps the gradients once more
         at = training_device(learn)
@@ -160,6 +163,7 @@ class TrialSearch:
             if trial.done<self.n_steps: raise ValueError(
                 f"in {trial.n_seen} micro-batches {trial.done} steps were taken with {counted(micro_bs)}, of {self.n_steps} to be taken")
         del buckets
+        return (trial.at[-1]-trial.at[0])/(self.n_steps-1)*(self.n_steps+1/3) # The validation batch has no backward pass
 
     def announce(self):
         "Say what a GPU's allocator tells of the largest size that fitted"
@@ -181,7 +185,9 @@ class ValidSearch(TrialSearch):
         learn = self.learn
         with mock_training(learn), alone(learn), learn.no_bar():
             learn.dls.loaders[1] = with_micro_bs(learn.dls.loaders[1], micro_bs, self.orders[1])
+            begin = time.perf_counter()
             learn.validate(cbs=TrialBatch(self.tick))
+        return time.perf_counter()-begin
 
 # %% ../../nbs/memory/03_max_bs.ipynb #6fb82c08
 def largest(
