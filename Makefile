@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-oldest dist matrix lint sync docs docs-check docs-serve clean
+.PHONY: help demo test test-quick test-oldest dist matrix gpu lint sync docs docs-check docs-serve clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -31,6 +31,13 @@ dist: $(VENV)/.installed-dev ## Build the wheel and the source distribution, and
 
 matrix: $(VENV)/.installed-dev ## Try each tool of the package with each kind of learner and beside each companion; writes docs/matrix.md
 	OMP_NUM_THREADS=1 $(BIN)/python tests/support/matrix.py
+
+gpu: $(VENV)/.installed-dev ## Measure all that no CPU can tell, in ten minutes, into benchmarks/gpu.md; with DEVICE=cpu, small, see that it runs
+ifeq ($(DEVICE),cpu)
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gpu.py --quick --device cpu
+else
+	$(BIN)/python benchmarks/gpu.py --full
+endif
 
 lint: $(VENV)/.installed-dev ## Check the code with ruff
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/memory/report.html.md"""
 
 # %% auto #0
 __all__ = ['storage_bytes', 'MemoryProbe', 'probe_memory', 'check_margin', 'largest_that_fits', 'MemoryReport', 'measured_report',
-           'traced_report', 'Card', 'card_of', 'limit_bytes']
+           'traced_report', 'report_of', 'Card', 'card_of', 'limit_bytes']
 
 # %% ../../nbs/memory/01_report.ipynb #9dacbf26
 import re, math, time, torch
@@ -19,16 +19,15 @@ from fastai.callback.core import Callback, CancelBatchException, CancelFitExcept
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from ..utils.checks import check_number, check_whole, n_bytes, shown
-from ..utils.text import bytes_text, counted
+from ..utils.text import bytes_text, counted, time_text
 from ..utils.plots import legend_below, new_axes
 from ..learner.ranks import alone
 from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loaders import by_size, micro_batch_size, n_items, refuse_empty, tensors, with_micro_bs
 from ..learner.optimizer import inner_opt
 from ..learner.loop import callback_of
-from ..learner.mock import mock_training, ticks
-from .trace import TracedStep, precisions
-from ..accumulate.losses import plain
+from ..learner.mock import mock_training, ticks, worth_saying
+from .trace import TracedStep, precisions, training_device
 from ..accumulate.grad_accum import GradAccum
 
 # %% ../../nbs/memory/01_report.ipynb #9eb7b2b7
@@ -53,7 +52,7 @@ class MemoryProbe(Callback):
         tick=noop, # Called after each micro-batch
     ):
         self.micro_bs,self.tick = micro_bs,tick
-        self.rows = self.secs = None # Bytes by row, once known, and seconds of the second step
+        self.rows = None # Bytes by row, once known
 
     def before_fit(self):
         self.params,self.bufs = list(self.learn.model.parameters()),list(self.learn.model.buffers())
@@ -76,7 +75,7 @@ class MemoryProbe(Callback):
         if find_bs(self.learn.yb or self.learn.xb)!=self.micro_bs: raise CancelBatchException
         if self.n_steps==0: return
         self._known = {o.data_ptr() for t in (*self.params,*self.bufs) for o in _storages(t)}
-        self._on,self._saved,self._begin = True,{},time.perf_counter()
+        self._on,self._saved = True,{}
         if self.gpu: torch.cuda.reset_peak_memory_stats(self.gpu)
 
     def save(self, t):
@@ -98,8 +97,6 @@ class MemoryProbe(Callback):
     def after_batch(self):
         self.tick()
         if self.n_steps<2: return
-        plain(self.learn.loss).sum().item() # A GPU is waited for
-        self.secs = time.perf_counter()-self._begin
         rows = {'parameters': storage_bytes(self.params), 'gradients': self.grads, 'optimizer state': storage_bytes(self._opt_state()),
                 'buffers': storage_bytes(self.bufs), 'activations': sum(self._saved.values())}
         if self.gpu: rows['workspace'] = torch.cuda.max_memory_allocated(self.gpu) - self.outside - sum(rows.values())
@@ -117,6 +114,7 @@ def probe_memory(
     probe = MemoryProbe(micro_bs, tick)
     with mock_training(learn), alone(learn), learn.no_bar():
         learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs, order)
+        learn.model.to(training_device(learn)) # A first fit would do so after the probe has looked
         with saved_tensors_hooks(probe.save, lambda t: t): learn.fit(10_000, 0., cbs=probe)
     return probe
 
@@ -154,19 +152,24 @@ def largest_that_fits(
 
 class MemoryReport(pd.DataFrame):
     "What a training step holds: rows of memory, `bytes` with the micro-batch of the report, and bytes `per_item` that a larger one would hold more"
-    _metadata = ['bs','secs','step','untraced']
+    _metadata = ['bs','secs','step','untraced','by_cudnn']
     bs = None # Items in the micro-batch
-    secs = math.nan # Of a training step, for each item; about. NaN where none was run
     step = None # The `TracedStep` that was counted; `None`: steps were run and measured
+    secs = math.nan # That a trace took; NaN where steps were run
     untraced = '' # Why they were, where a step should have been traced
+    by_cudnn = False # Did cuDNN choose its algorithms by trying, whatever workspace they take?
 
     @property
     def _constructor(self): return MemoryReport
 
+    @property
+    def is_blind(self)->bool: return self.step is not None and self.step.is_recurrent # To a part of what the model keeps?
+
     def _is_whole(self): return self.bs is not None and list(self.columns)==['bytes','per_item'] # Or a part of one, as pandas makes it
     def _head(self):
         how = "traced" if self.step else "measured"
-        if self.step and self.step.is_recurrent: how += f", without {_notes}"
+        if self.by_cudnn: how += ", workspaces that `torch.backends.cudnn.benchmark` chooses included"
+        if self.is_blind: how += f", without {_notes}"
         if self.untraced: how += f", as it cannot be traced ({self.untraced})"
         return f"Memory of a training step, micro-batches of {self.bs} items, {how}"
     def _text(self): return pd.DataFrame({nm: [bytes_text(o) for o in self[nm]] for nm in self.columns}, index=self.index)
@@ -184,8 +187,19 @@ class MemoryReport(pd.DataFrame):
         """
         check_margin(margin)
         if card := card_of(limit): print(card)
-        if self.step and self.step.is_recurrent: print(f"A trace does not see {_notes}: about half as many items fit, and max_bs_find() tries")
-        limit = limit_bytes(limit)
+        self.announce()
+        return self.items_in(limit_bytes(limit), margin)
+
+    def announce(self):
+        "Say what `max_bs` does not see, and how long it takes where that is long"
+        if self.is_blind: print(f"A trace does not see {_notes}: about half as many items fit, and on a GPU max_bs_find() tries")
+        if 4*self.secs>worth_saying: print(f"Some four sizes are traced, in about {time_text(4*self.secs)}")
+
+    def items_in(self,
+        limit:float, # Bytes
+        margin:float=0., # As for `max_bs`
+    )->int: # As of `max_bs`
+        "The same without a word"
         text = f"`limit`={bytes_text(limit)}"
         if margin: text += f" less `margin`={margin:g}"
         limit *= 1-margin
@@ -247,9 +261,7 @@ def measured_report(
             if out_of_memory(e): raise
 
     report = _report_of(probe.rows, less and less.rows, micro_bs, other)
-    report.secs = probe.secs/micro_bs
-    # Without what does not grow with the batch; half of it at least, as two steps may be noise
-    if less: report.secs = np.clip((probe.secs-less.secs)/(micro_bs-other), report.secs/2, report.secs)
+    report.by_cudnn = torch.backends.cudnn.benchmark and probe.gpu is not None
     return report
 
 def traced_report(
@@ -260,8 +272,32 @@ def traced_report(
 )->MemoryReport:
     "Two traces, and what they differ by for each item"
     step,other = TracedStep(learn, order, precision),2*micro_bs
-    report = _report_of(step(micro_bs), step(other), micro_bs, other)
-    report.step = step
+    begin = time.perf_counter()
+    with ticks(learn, 2, f"tracing a step of {counted(micro_bs)}") as tick:
+        rows = step(micro_bs)
+        tick()
+        report = _report_of(rows, step(other), micro_bs, other)
+        tick()
+    report.step,report.secs = step,(time.perf_counter()-begin)/2
+    return report
+
+def report_of(
+    learn:Learner, # Left as it was
+    micro_bs:int, # Items
+    order=None, # Indices of the items, in the order in which they are drawn; `None`: as the loader draws them
+    precision:str=None, # As for `TracedStep`
+)->MemoryReport:
+    "Traced where no allocator sees the peak, or for another `precision`; measured elsewhere, and where a step cannot be traced"
+    untraced = ''
+    if precision or training_device(learn).type=='cpu':
+        try: return traced_report(learn, micro_bs, order, precision)
+        except Exception as e:
+            untraced = f'{type(e).__name__}: {e}'
+            if precision: raise ValueError(
+                f"A training step of this model cannot be traced ({untraced}), so its memory in {precision} is not known: leave out `precision`, and steps "
+                "are run and measured") from e
+    report = measured_report(learn, micro_bs, order)
+    report.untraced = untraced
     return report
 
 @patch
@@ -282,18 +318,7 @@ def memory_report(self:Learner,
     if bs>n_all: raise ValueError(f"`bs`={bs} items are more than the {n_all} of the training set, so no such batch can be measured: take at most those")
     if precision is not None and precision not in precisions: raise ValueError(
         f"`precision` is one of {', '.join(map(repr, precisions))}, or None as the learner trains now, got {shown(precision)}")
-    order,untraced = by_size(dl),''
-    if precision or next(self.model.parameters()).device.type=='cpu':
-        try: return traced_report(self, bs, order, precision)
-        except Exception as e:
-            untraced = f'{type(e).__name__}: {e}'
-            if precision: raise ValueError(
-                f"A training step of this model cannot be traced ({untraced}), so its memory in {precision} is not known: leave out `precision`, and steps "
-                "are run and measured") from e
-    try:
-        report = measured_report(self, bs, order)
-        report.untraced = untraced
-        return report
+    try: return report_of(self, bs, by_size(dl), precision)
     except Exception as e:
         if not out_of_memory(e, surely=True): raise
         error = f'{type(e).__name__}: {e}'

@@ -3,6 +3,7 @@ import gc
 import math
 import sys
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,10 +25,10 @@ from fastai.torch_core import find_bs
 
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder import bs_find as finder # noqa: F401 (it patches `bs_find` into `Learner`)
-from fastai_bs.memory import max_bs
+from fastai_bs.memory import max_bs, report
 from fastai_bs.memory.max_bs import largest
-from fastai_bs.memory.report import card_of, measured_report
-from fastai_bs.memory.trace import TracedStep
+from fastai_bs.memory.report import MemoryReport, card_of, measured_report
+from fastai_bs.memory.trace import TracedStep, training_device
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
@@ -181,11 +182,11 @@ def test_a_trial_that_failed_is_gone_before_the_next():
 
 @pytest.mark.parametrize('kwargs,res,sizes', [({},50,[4,8,16,32,50]), (dict(start=1),50,[1,2,4,8,16,32,50]), (dict(max_bs=20),20,[4,8,16,20]),
     (dict(max_bs=3),3,[3]), (dict(start=np.int64(5),max_bs=np.int64(9)),9,[5,9]), (dict(max_bs=1000),50,[4,8,16,32,50]),
-    (dict(limit='1GB',max_bs=20),20,[4,2,20]), (dict(limit='1GB',start=8),50,[8,4,8,16,32,50])])
+    (dict(limit='1GB',max_bs=20),20,[4,20]), (dict(limit='1GB',start=8),50,[8,16,32,50])])
 def test_start_and_max_bs(kwargs, res, sizes):
     learn = limited(1000)
     assert search(learn, **kwargs)==res and type(res) is int
-    assert tried(learn)==sizes # The report's come first, where there is a limit
+    assert tried(learn)==sizes # Today's size comes first, where a report has the next one
 
 @pytest.mark.parametrize('n,bs', [(4,4), (13,4), (30,8)])
 def test_limit(n, bs):
@@ -306,8 +307,8 @@ def test_what_is_shown(capsys, monkeypatch):
     monkeypatch.setattr(max_bs, 'worth_saying', 0)
     limited(13, cbs=ProgressCallback()).max_bs_find()
     out = capsys.readouterr().out
-    assert 'by the memory report ' in out and 'a trial with 50 items takes about ' in out
-    assert 'measuring the memory of' in out and 'trying micro-batches of 14 items, about ' in out
+    assert 'by the memory report ' in out and 'a trial with 50 items takes at most about ' in out
+    assert 'tracing a step of' in out and 'trying micro-batches of 14 items, about ' in out
 
 @pytest.mark.parametrize('start,says', [(None,'8 items fit. start=8 goes on from there'), (20,'')])
 def test_an_interrupt(start, says, capsys):
@@ -322,6 +323,130 @@ def test_what_cannot_be_looked_at():
     assert learn.max_bs_find()==13
     with pytest.raises(Exception, match="saved tensor hooks"): measured_report(learn, 4)
     assert learn.memory_report().step
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn,self.out = nn.LSTM(1,8,batch_first=True),nn.Linear(8,2)
+    def forward(self, x): return self.out(self.rnn(x[...,None])[0][:,-1])
+
+def test_what_a_trace_does_not_see_is_said_once(capsys):
+    "To who has a progress bar"
+    learn = limited(1000, model=Recurrent(), cbs=ProgressCallback())
+    with learn.no_bar(): learn.max_bs_find(limit='1MB')
+    assert capsys.readouterr().out==''
+    learn.max_bs_find(limit='1MB')
+    assert capsys.readouterr().out.count('half as many items fit')==1
+
+# A GPU, by its functions alone
+
+class Allocator(Callback):
+    "As of a card of 1,000 bytes with 800 for this process, of which an item takes 20; what torch asks of it"
+    def __init__(self, monkeypatch, fraction=1., held=100):
+        fractions = [fraction]
+        self.fractions = lambda: fractions # As they were set; a search would undo what it saw here
+        asked = dict(get_device_properties=SimpleNamespace(total_memory=1000), mem_get_info=(700,1000), memory_reserved=100, max_memory_allocated=80,
+                     max_memory_reserved=held, memory_stats={'num_alloc_retries': 3}, reset_peak_memory_stats=None)
+        for nm,v in asked.items(): monkeypatch.setattr(torch.cuda, nm, lambda gpu, v=v: v)
+        monkeypatch.setattr(torch.cuda, 'get_per_process_memory_fraction', lambda gpu: fractions[-1], raising=False)
+        monkeypatch.setattr(torch.cuda, 'set_per_process_memory_fraction', lambda v, gpu: fractions.append(v))
+        monkeypatch.setattr(max_bs, 'gpu_of', lambda learn: torch.device('cuda', 0))
+        monkeypatch.setattr(max_bs, 'free_memory', lambda: None) # It takes long
+    def after_pred(self):
+        if 20*len(self.x)>1000*self.fractions()[-1]+1e-6: raise oom()
+
+def on_gpu(monkeypatch, cbs=(), **kwargs):
+    learn = quiet_learner(pair(), mlp(dtype=f32), opt_func=Adam, cbs=cbs)
+    return learn.add_cb(Allocator(monkeypatch, **kwargs))
+
+@pytest.mark.parametrize('kwargs,res', [({},38), (dict(margin=0),40), (dict(limit=500,margin=0),25), (dict(limit=500,margin=0.1),22), (dict(limit='T4'),38),
+    (dict(limit=inf),38), (dict(for_='valid',limit=500),23), (dict(limit=10),None)])
+def test_the_allocator_is_bounded(kwargs, res, monkeypatch):
+    "By the limit, or what is free, less the margin, in place of reckoning; and it is as it was afterwards"
+    learn = on_gpu(monkeypatch)
+    monkeypatch.setattr(max_bs, 'report_of', None)
+    found = search(learn, **{'limit': None, **kwargs})
+    assert found==res if res else isinstance(found, RuntimeError)
+    assert len(learn.allocator.fractions())==3 and learn.allocator.fractions()[-1]==1
+
+def test_before_a_first_fit(monkeypatch):
+    "The model is not on its device yet, but what trains there is measured there, and main memory bounds nothing"
+    learn = limited(1000)
+    learn.dls.device = torch.device('meta')
+    assert training_device(learn).type=='meta' and next(learn.model.parameters()).device.type=='cpu' and max_bs._limit_of(learn, None)==inf
+    monkeypatch.setattr(report, 'traced_report', None)
+    monkeypatch.setattr(report, 'measured_report', lambda *args: MemoryReport())
+    assert learn.memory_report().untraced==''
+
+@pytest.mark.parametrize('error', [KeyError,KeyboardInterrupt])
+def test_the_bound_ends_with_the_search(error, monkeypatch):
+    "What the user had set bounds the search too, and is put back; an older torch cannot be asked for it"
+    learn = on_gpu(monkeypatch, fraction=0.2)
+    assert learn.max_bs_find()==9
+    learn.add_cb(RaiseAt('after_pred', error))
+    assert isinstance(search(learn), (ValueError,KeyboardInterrupt)) and learn.allocator.fractions()[-1]==0.2
+    learn.remove_cb(RaiseAt)
+    monkeypatch.delattr(torch.cuda, 'get_per_process_memory_fraction')
+    assert learn.max_bs_find()==38 and learn.allocator.fractions()[-1]==1
+
+@pytest.mark.parametrize('held,benchmark,says', [(100,False,['20% of what PyTorch holds','expandable_segments:True']), (85,False,[]),
+    (85,True,['`torch.backends.cudnn.benchmark`'])])
+def test_what_the_allocator_tells(held, benchmark, says, monkeypatch, capsys):
+    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', benchmark)
+    on_gpu(monkeypatch, held=held).max_bs_find()
+    assert capsys.readouterr().out==''
+    on_gpu(monkeypatch, held=held, cbs=ProgressCallback()).max_bs_find()
+    out = capsys.readouterr().out
+    assert bool(out)==bool(says) and all(o in out for o in says)
+
+# `accum_to`
+
+def small(cbs=None, most=9, n=48, **kwargs): return limited(most, n=n, cbs=cbs, **kwargs)
+def cbs_of(learn): return [type(cb) for cb in learn.cbs]
+
+def test_a_batch_that_does_not_fit_trains_as_if_it_did():
+    "Six micro-batches of 8 are the batch of 48, and nothing is left of them afterwards"
+    large,learn = small(most=inf, bs=48, model=mlp(seed=1, dtype=f32)),small(model=mlp(seed=1, dtype=f32))
+    setup = learn.accum_to(48, limit=inf)
+    assert (setup.bs,setup.micro_bs,setup.n_acc,learn.batch_size)==(48,8,6,48) and repr(setup)=='Batches of 48 items, in 6 micro-batches of 8'
+    for o in (large,learn): o.fit(3, 0.01)
+    for a,b in zip(large.model.parameters(), learn.model.parameters()): assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+    other = small()
+    with other.accum_to(48, limit=inf): assert other.batch_size==48
+    assert (other.batch_size,cbs_of(other))==(4,cbs_of(small()))
+
+@pytest.mark.parametrize('bs,micro_bs', [(9,9), (3,3), (16,8), (45,9)])
+def test_the_size_of_micro_batches(bs, micro_bs):
+    "The largest that fit and divide; where all of it fits nothing accumulates"
+    learn = small()
+    assert learn.accum_to(bs, limit=inf).micro_bs==learn.dls.train.bs==micro_bs
+    assert learn.batch_size==bs and (GradAccum in cbs_of(learn))==(micro_bs<bs)
+
+@pytest.mark.parametrize('own', [lambda: GradAccum(3, count=lambda o: len(o.x), fix_bn=False), lambda: GradientAccumulation(12), lambda: NoiseScale()])
+def test_callbacks_are_put_back(own):
+    "What accumulated before gives way; twice set up is twice taken back, and a loader that came since stays"
+    learn = small(own())
+    was,dl = list(learn.cbs),learn.dls.train
+    first = learn.accum_to(16, limit=inf)
+    if hasattr(was[-2], 'count'): assert (learn.grad_accum.count,learn.grad_accum.fix_bn)==(was[-2].count,False)
+    second = learn.accum_to(8, limit=inf)
+    assert learn.batch_size==8 and GradAccum not in cbs_of(learn)
+    second.undo()
+    assert learn.batch_size==16 and sum(isinstance(o, (GradAccum,GradientAccumulation)) for o in learn.cbs)==1
+    learn.fit(1, 0.01)
+    first.undo(),first.undo()
+    assert {*map(id, learn.cbs)}=={*map(id, was)} and learn.dls.train is dl
+    third = learn.accum_to(16, limit=inf)
+    learn.dls = pair(bs=7)
+    third.undo()
+    assert learn.dls.train.bs==7 and GradAccum not in {*cbs_of(learn)}-{type(was[-2])}
+
+@pytest.mark.parametrize('bs,error,says', [(0,ValueError,'`bs` must be at least 1 item'), (8.,TypeError,'`bs` must be a whole number'),
+    (49,ValueError,'`bs`=49 items are more than the 48 of the training set'),
+    (47,ValueError,'Micro-batches of up to 9 items fit, and `bs`=47 can be divided into 47 of 1 only: take bs=42 or bs=48, for 6 of them')])
+def test_targets_that_are_refused(bs, error, says):
+    res = unmoved(lambda o: o.accum_to(bs, limit=inf), small())
+    assert isinstance(res, error) and says in str(res)
 
 # Items of different sizes
 

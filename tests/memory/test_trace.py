@@ -8,6 +8,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock
 from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.rnn import ModelResetter, RNNCallback
+from fastai.data.load import DataLoader
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai.text.models.awdlstm import AWD_LSTM
@@ -53,6 +54,14 @@ def test_peak(make, opt_func):
     "Gradients that fastai's optimizers keep, and that torch's let go of; small convolutions take copies in oneDNN's layout, which nobody sees"
     learn = learners[make](opt_func=opt_func)
     assert (0.85 if make=='conv' else 0.93)<sum(TracedStep(learn)(learn.dls.train.bs).values())/peak_of(learn)<1.02
+
+def test_batches_that_are_on_another_device():
+    "As before a first fit, which moves the model to them"
+    class Meta(DataLoader):
+        def after_batch(self, b): return tuple(o.to('meta') for o in b)
+    learn,there = dense(),dense()
+    there.dls.loaders[0] = Meta(there.dls.train.dataset, bs=64)
+    assert TracedStep(there)(8)==TracedStep(learn)(8)
 
 @pytest.mark.parametrize('make', ['dense','encoder'])
 def test_half_precision(make):

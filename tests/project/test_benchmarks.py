@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from fastai_bs.finder.advice import ended_above
 from helpers import cells_of, root
 
@@ -67,6 +68,26 @@ def test_the_list_of_them():
     "A row for each script, with its page"
     rows = dict(re.findall(r'^\| \[`(\w+)\.py`\]\(\1\.py\) \|.*\| \[page\]\((\w+)\.md\) \|$', (folder/'README.md').read_text(), flags=re.M))
     assert rows=={o: o for o in scripts}
+
+def test_all_that_no_cpu_can_tell(table):
+    "No figure of a CPU is a card's; each part says so where it cannot run, and the others go on"
+    s = script('gpu')
+    def _run(*argv): s.run(s.parser.parse_args(argv), table)
+    for argv,says in ((('--full','--device','cpu'),"no card's"), (('--full',),'torch sees no GPU')):
+        if not torch.cuda.is_available():
+            with pytest.raises(SystemExit, match=says): _run(*argv)
+    assert not len(table.df)
+    with pytest.MonkeyPatch.context() as m:
+        def _unfit(quick):
+            yield dict(what='a', value=1.)
+            raise s.run.__globals__['Unfit']('why')
+        def _broken(quick):
+            yield dict(what='b', value=2.)
+            raise KeyError
+        m.setattr(torch.cuda, 'is_available', lambda: False)
+        for nm,part in dict(waits=_broken, steps=_unfit, cost=_unfit).items(): m.setitem(s.run.__globals__['parts'], nm, part)
+        with pytest.raises(SystemExit, match='failed: waits$'): _run('--quick','--device','cpu','--parts','steps','waits','cost')
+    assert list(table.df.part)==['steps','waits','cost'] and '| 2 |' in s.page(table.df) and 'none yet' in s.page(table.df[:0])
 
 # The frame
 

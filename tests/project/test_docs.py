@@ -18,7 +18,7 @@ notebooks = pages.notebooks()
 mods = pages.modules(notebooks)
 public = {mod: pages.documented(mod) for mod in mods.values()}
 
-for_users = {'Learner.bs_find','Learner.check_accum','Learner.max_bs_find','Learner.memory_report','Recorder.plot_noise_scale'}
+for_users = {'Learner.accum_to','Learner.bs_find','Learner.check_accum','Learner.max_bs_find','Learner.memory_report','Recorder.plot_noise_scale'}
 
 def thing(mod, nm):
     for part in nm.split('.'): mod = getattr(mod, part)

@@ -1,0 +1,246 @@
+"""All that no CPU can tell: a GPU in ten minutes, one part after another, each on its own and within its minutes.
+
+    make gpu                # The same as: python benchmarks/gpu.py --full
+    make gpu DEVICE=cpu     # Small, on a CPU, in a few minutes, to see that all of it runs: into results/quick, and nothing of it on the page
+
+`--parts` takes some of them. A part that cannot run on this device says so, and the others go on. Rows are of the card that they were measured on: what is
+stored of this card is not run again. With BatchNorm an accumulated batch is not the large one, so models have GroupNorm in its place."""
+import os, time, traceback
+from functools import cache, partial
+
+os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8') # Deterministic algorithms ask for it before CUDA starts
+
+import torch # noqa: E402
+from torch import nn # noqa: E402
+from torch.profiler import ProfilerActivity, profile # noqa: E402
+from torchvision.models import resnet50 # noqa: E402
+from fastai.callback.core import Callback # noqa: E402
+from fastai.data.core import DataLoaders # noqa: E402
+from fastai.learner import Learner # noqa: E402
+from fastai.losses import CrossEntropyLossFlat # noqa: E402
+from fastai.optimizer import SGD # noqa: E402
+from fastai.torch_core import set_seed # noqa: E402
+from fastai_bs.all import GradAccum, NoiseScale, bn_to_gn # noqa: E402
+
+import memory # noqa: E402
+from frame import Bare, Half, TensorLoader, arguments, in_pairs, machine, main, md_table, measured, middle, step_peak # noqa: E402
+from overhead import arms # noqa: E402
+
+minutes = 1.25 # Of a part of eight: it ends with the row that it is at
+
+class Unfit(Exception): "This device cannot run it"
+
+def on_gpu(): return memory.device.type=='cuda'
+
+# Learners: inputs, model, and items in a micro-batch
+
+def convnet(): return nn.Sequential(nn.Conv2d(3,8,3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(128,10))
+
+def tasks():
+    if not on_gpu(): return {'convnet, 16 px': (partial(memory.image, 16),convnet,2), 'transformer': (memory.tokens,memory.Encoder,2)}
+    return {'ResNet-50, 128 px': (partial(memory.image, 128),partial(resnet50, num_classes=10),64), 'transformer': (memory.tokens,memory.Encoder,256)}
+
+@cache
+def data(task, n): return [torch.stack(o).to(memory.device) for o in zip(*(tasks()[task][0]() for _ in range(n)))]
+
+def learner(task, cbs=(), n=8, factor=1, precision='fp32', change=None, **kwargs):
+    "A learner on `n` micro-batches, its own batches `factor` micro-batches each, without dropout; `change` is called with the model"
+    set_seed(0)
+    _,make,micro_bs = tasks()[task]
+    model = bn_to_gn(make()).to(memory.device)
+    for m in model.modules():
+        if isinstance(m, nn.Dropout): m.p = 0.
+        if isinstance(m, nn.MultiheadAttention): m.dropout = 0.
+    if change: change(model)
+    dl = TensorLoader(*data(task, n*micro_bs), int(factor*micro_bs))
+    learn = Learner(DataLoaders(dl, dl), model, loss_func=CrossEntropyLossFlat(), opt_func=partial(SGD, mom=0.9), cbs=list(cbs))
+    learn._do_epoch_validate = lambda *args, **kwargs: None
+    if precision=='fp16':
+        if not on_gpu(): raise Unfit("fastai has float16 on CUDA only")
+        return learn.to_fp16(**kwargs)
+    if precision=='bf16': learn.to_bf16() if on_gpu() else learn.add_cb(Half())
+    return learn
+
+def fit(learn, n_epoch=1, lr=1e-3):
+    with learn.no_bar(), learn.no_logging(): learn.fit(n_epoch, lr)
+    return learn
+
+def flat(learn): return torch.cat([p.detach().flatten().double() for p in learn.model.parameters()])
+
+def wall(learn):
+    "Seconds of a fit by the clock, the device's included"
+    if on_gpu(): torch.cuda.synchronize()
+    begin = time.perf_counter()
+    fit(learn)
+    if on_gpu(): torch.cuda.synchronize()
+    return time.perf_counter()-begin
+
+def beyond(task, **kwargs):
+    "How far training in micro-batches ends from training in the large batch, as a share of the way that this went"
+    start,large,accum = flat(learner(task)),fit(learner(task, factor=4, **kwargs)),fit(learner(task, [GradAccum(4)], **kwargs))
+    return ((flat(accum)-flat(large)).norm()/(flat(large)-start).norm()).item()
+
+# Parts: each yields rows
+
+class Skipped(Callback):
+    "Counts steps that were skipped"
+    order = 71
+    def before_fit(self): self.n = 0
+    def after_cancel_step(self): self.n += 1
+
+def accumulation(quick):
+    "Accumulated beside the large batch: the difference after two steps, over the way that these went"
+    for task in tasks():
+        for precision in ('fp32','bf16','fp16')[:3 if on_gpu() else 2]: yield dict(what=f'{task}, {precision}', value=beyond(task, precision=precision))
+    for task in tasks():
+        for nm,cbs,factor in (('accumulated',[GradAccum(4)],1),('large batch',[],4)):
+            learn = fit(learner(task, [*cbs,Skipped()], n=32, factor=factor, precision='fp16', init_scale=2.**20))
+            yield dict(what=f'{task}, steps of 8 skipped from a scale of 2^20 on: {nm}', value=learn.skipped.n)
+
+def observers(quick):
+    "Are the weights the same to the bit (1) with an observer, under deterministic algorithms?"
+    def _look(learn):
+        with learn.no_bar():
+            learn.memory_report()
+            learn.max_bs_find(max_bs=8)
+            learn.bs_find(1e-3, num_it=20, n_batch=2, show_plot=False)
+        return learn
+    flags = torch.backends.cudnn.deterministic,torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic,torch.backends.cudnn.benchmark = True,False
+    try:
+        for task in tasks():
+            plain = flat(fit(learner(task, [GradAccum(4)])))
+            makes = {'nothing else': lambda: learner(task, [GradAccum(4)]), 'NoiseScale()': lambda: learner(task, [GradAccum(4),NoiseScale()]), # noqa: B023
+                     'a look by memory_report, max_bs_find, bs_find': lambda: _look(learner(task, [GradAccum(4)], n=32 if quick else 64))} # noqa: B023
+            for nm,make in makes.items():
+                learn = make()
+                learn.dls.loaders[0] = learner(task).dls.train
+                yield dict(what=f'{task}, {nm}', value=float(torch.equal(flat(fit(learn)), plain)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic,torch.backends.cudnn.benchmark = flags
+
+waiting = 'cudaStreamSynchronize','cudaDeviceSynchronize','cudaEventSynchronize'
+
+def waits(quick):
+    "How often a window of 4 waits for the device, by torch's profiler; on a CPU, where nobody waits, how often a number is read"
+    names = waiting if on_gpu() else ('aten::_local_scalar_dense',)
+    for task,(*_,bs) in tasks().items():
+        for nm,cbs in {'bare': [Bare(4)], **{nm: make(bs) for nm,make in arms.items()}}.items():
+            learn = fit(learner(task, cbs, n=16)) # A first fit waits more often
+            with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu() else [])]) as prof: fit(learn)
+            yield dict(what=f'{task}, {nm}', value=sum(o.count for o in prof.key_averages() if o.key in names)/4)
+
+def cost(quick):
+    "Seconds over those with a bare callback that accumulates, pairs of fits; on a GPU in float16"
+    for task,(*_,bs) in tasks().items():
+        for nm,make in arms.items():
+            one,bare = (learner(task, cbs, 16, precision='fp16' if on_gpu() else 'fp32') for cbs in (make(bs),[Bare(4)]))
+            value,low,high = middle([a/b for a,b in in_pairs(lambda: wall(one), lambda: wall(bare), 2 if quick else 11)]) # noqa: B023
+            yield dict(what=f'{task}, {nm}', value=value, low=low, high=high)
+
+def steps(quick):
+    "Milliseconds of a training step, by items; it is flat as long as the device has room for more at once"
+    for task,(*_,bs) in tasks().items():
+        for factor in [2.**i for i in range(-1 if quick else -5, 2 if quick else 4)]:
+            if bs*factor<1: continue
+            try:
+                learn = learner(task, n=16, factor=factor, precision='fp16' if on_gpu() else 'fp32')
+                wall(learn)
+                each = [1e3*wall(learn)/len(learn.dls.train) for _ in range(2 if quick else 7)]
+            except torch.OutOfMemoryError: break
+            value,low,high = middle(each)
+            yield dict(what=f'{task}, {int(bs*factor)} items', value=value, low=low, high=high)
+
+def allocator(quick):
+    "What the report and a trace say is held at the peak, over what the allocator saw; and does the size that max_bs_find finds train, and 1.25 times it?"
+    for task in tasks():
+        peak = step_peak(learner(task))
+        yield dict(what=f'{task}, memory_report over the allocator', value=learner(task).memory_report().bytes['total']/peak)
+        traced = learner(task).memory_report(precision='fp32')
+        yield dict(what=f'{task}, traced over the allocator', value=traced.bytes['total']/peak)
+    if not on_gpu(): raise Unfit("max_bs_find: only a GPU's memory runs out")
+    for half in (False,True):
+        found = memory.largest(half)
+        yield dict(what=f"ResNet-50, 224 px, {found['precision']}: {found['at']} at what was found, at 1.25 times it {found['beyond']}", value=found['found'])
+
+def compiled(quick):
+    "Accumulated beside the large batch, as in the first part, and milliseconds of a micro-batch, in other ways to run a model"
+    backend = 'inductor' if on_gpu() else 'aot_eager'
+    ways = {'as it is': None, 'channels_last': lambda m: m.to(memory_format=torch.channels_last), 'torch.compile': lambda m: m.compile(backend=backend)}
+    for task in tasks():
+        for nm,change in ways.items():
+            if nm=='channels_last' and task=='transformer': continue
+            learn = learner(task, [GradAccum(4)], change=change)
+            wall(learn)
+            yield dict(what=f'{task}, {nm}: difference', value=beyond(task, change=change))
+            yield dict(what=f'{task}, {nm}: milliseconds', value=1e3*min(wall(learn) for _ in range(2))/8)
+    if not on_gpu(): raise Unfit("CUDA graphs: a CPU has none")
+    try: fit(learner(task, [GradAccum(4)], change=lambda m: m.compile(mode='reduce-overhead')))
+    except ValueError as e: refusal = str(e)
+    else: refusal = ''
+    yield dict(what='CUDA graphs are refused (1)', value=float('CUDA graphs' in refusal))
+
+def weights_of(r, alone=False):
+    "After five steps of 64 items: `alone` in one batch, else on two ranks in 4 micro-batches of 8 on each"
+    import ranks # It needs accelerate
+    set_seed(0)
+    x,y = ranks.noise(64, 20, r)
+    model = ranks.mlp(20, 50, 10).to(x.device)
+    learn = ranks.learner(ranks.grad_accum, model, x, y, 64 if alone else 8, ranks.Link())
+    if alone:
+        learn.cbs = learn.cbs.filter(lambda cb: not isinstance(cb, (GradAccum,ranks.Over)))
+        fit(learn, 5, 0.1)
+    else: ranks.fit(learn, 5, 0.1)
+    return flat(learn).cpu()
+
+def several(quick):
+    "Two ranks beside one process with the large batch, over the way of five steps: over NCCL on two GPUs, on a CPU over gloo"
+    if on_gpu() and torch.cuda.device_count()<2: raise Unfit("it takes two GPUs")
+    try: import ranks
+    except ImportError as e: raise Unfit(f"{e.name} is missing") from e
+    set_seed(0)
+    large,start = weights_of(0, alone=True),torch.cat([p.detach().flatten().double() for p in ranks.mlp(20, 50, 10).parameters()])
+    for r,o in enumerate(ranks.on_ranks(weights_of)): yield dict(what=f'rank {r}', value=((o-large).norm()/(large-start).norm()).item())
+
+parts = dict(accumulation=accumulation, observers=observers, waits=waits, cost=cost, steps=steps, allocator=allocator, compiled=compiled, several=several)
+
+def run(args, t):
+    if args.device=='cpu' and torch.cuda.is_available(): raise SystemExit("there is a GPU: hide it, CUDA_VISIBLE_DEVICES= python benchmarks/gpu.py ...")
+    if args.device=='cpu' and args.full: raise SystemExit("a CPU's figures are no card's: run it with --quick")
+    if args.device=='cuda' and not torch.cuda.is_available(): raise SystemExit("torch sees no GPU here: --quick --device cpu shows that all of it runs")
+    if args.quick: t.path.unlink(missing_ok=True)
+    failed = []
+    for nm in args.parts:
+        if t.has(part=nm, machine=machine()): continue
+        begin = time.perf_counter()
+        try:
+            for row in parts[nm](args.quick):
+                t.add(part=nm, low=row.pop('low', float('nan')), high=row.pop('high', float('nan')), **row, cuda=torch.version.cuda)
+                if not args.quick and time.perf_counter()-begin>60*minutes: raise Unfit(f"its {minutes:g} minutes are over")
+        except Unfit as e: print(f'{nm}: not run, or not to its end: {e}')
+        except Exception:
+            traceback.print_exc()
+            failed.append(nm)
+        print(f'{nm}: {time.perf_counter()-begin:.0f} seconds')
+    if failed: raise SystemExit(f"failed: {', '.join(failed)}")
+
+def value_of(o): return f'{o.value:.4g}'+f' ({o.low:.4g} to {o.high:.4g})'*(o.low==o.low)
+
+def page(df):
+    cards = df.machine.dropna().unique()
+    head = f"""# On a GPU
+
+What no CPU can tell, measured by `make gpu` in ten minutes. Cards that it has seen: {', '.join(cards) or 'none yet'}. {measured(df, 'cuda')}
+"""
+    def _section(nm, o): return f"## {nm}\n\n{' '.join(parts[nm].__doc__.split())}.\n\n{md_table(['card','what','value'], o)}\n"
+    rows = {nm: [(o.machine,o.what,value_of(o)) for o in df[df.part==nm].itertuples()] for nm in parts} if len(df) else {}
+    return '\n'.join([head, *(_section(nm, o) for nm,o in rows.items() if o)])
+
+def parser():
+    p = arguments(__doc__, parts)
+    p.add_argument('--device', default='cuda', choices=['cuda','cpu'], help="'cpu': with --quick alone")
+    return p
+
+if __name__=='__main__': main(__doc__, ['gpu'], run, page, parser=parser())
