@@ -89,6 +89,8 @@ class GradAccum(ScopedCallback):
     @property
     def accumulates(self)->bool: return self.n_passes>1 or self._n_ranks>1 # Else there is nothing to weigh, and not a bit changes
     @property
+    def reduces(self)->bool: return self._n_ranks>1 and self._in_parts is not None # Are ranks added up after the window, not in DDP's backward pass?
+    @property
     def measurable(self)->bool: return self.n_passes*self._n_ranks>1 # Does this window have several gradients to compare?
 
     def __repr__(self): return f"{type(self).__name__}({self.n_acc_by_epoch})"
@@ -150,7 +152,7 @@ class GradAccum(ScopedCallback):
     def scope(self):
         "Whatever ends the training part of an epoch: no gradient is left, and BatchNorm and hyper-parameters are as they were"
         learn = self.learn
-        refuse_wrapper(learn, self._most)
+        refuse_wrapper(learn, 2 if self.on_oom=='split' else self._most)
         self.window.n_acc = self.micro_batches(learn.epoch)[1]
         self._position = Position(self.n_acc)
         ddp = ddp_model(learn)
@@ -164,6 +166,7 @@ class GradAccum(ScopedCallback):
         self.new_micro()
         self.new_window()
         if self.on_oom=='split': self._in_parts = self._in_parts or SplitBatches(self)
+        if self.reduces: ddp.require_forward_param_sync = False # Buffers wait for the end of the epoch
         try:
             with (ExitStack() if rate_finder(learn) else pct_train_by(learn, self._pct_train), # `lr_find` counts as fastai does
                   after_batch_by(callback_of(learn, Recorder), self._record),
@@ -176,7 +179,7 @@ class GradAccum(ScopedCallback):
             self._bns.of_window(1) # As they were
             self.hypers.release(learn.opt, but=self.schedules()) # Those stay at the last step's values, as the large batch leaves them
             zero_grads(self.learn)
-            if ddp is not None: ddp.require_backward_grad_sync = True
+            if ddp is not None: ddp.require_backward_grad_sync = ddp.require_forward_param_sync = True
             self._params = self._bns = self._ddp = self._sums = None
             self._values = {}
 
@@ -199,7 +202,7 @@ class GradAccum(ScopedCallback):
 
         n_batches = len(self.window.iters | {learn.iter})
         self.micro.closes = is_last and (n_batches>=self.n_acc or learn.iter==learn.n_iter-1)
-        if self._ddp is not None: self._ddp.require_backward_grad_sync = self.micro.closes # As `no_sync` does
+        if self._ddp is not None: self._ddp.require_backward_grad_sync = self.micro.closes and not self.reduces # As `no_sync` does
 
     def after_pred(self):
         "Once the schedule has set its values in `before_batch`: hold those of the window's first micro-batch"
@@ -216,12 +219,13 @@ class GradAccum(ScopedCallback):
     def before_backward(self):
         "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
         learn,n_acc = self.learn,self.n_acc
+        n_ranks = 1 if self.reduces else self._n_ranks # Who adds up afterwards can divide first, by weights of each rank's own
         if self._is_first and self.n_passes>1: # Without parameters it came in the middle of this batch
             self._values = {p: p.detach().clone() for p in hooked(self._params or ())}
         if self._sums:
-            if self._n_ranks==1: n_acc = 1 # In float32 no sum is too large, and small weights would take bits from small gradients
+            if n_ranks==1: n_acc = 1 # In float32 no sum is too large, and small weights would take bits from small gradients
             elif self.micro.closes: self._sums.put_back() # DDP exchanges what is in `.grad`
-        if self.accumulates: self.weights(self.micro, learn, n_acc, self._n_ranks)
+        if self.accumulates: self.weights(self.micro, learn, n_acc, n_ranks)
         learn.loss_grad = weighed(plain(learn.loss_grad), self.micro.weight, self._see_backward)
 
     def _see_backward(self, grad):
@@ -230,7 +234,7 @@ class GradAccum(ScopedCallback):
         if window.micro.backed: return
         window.micro.loss_scale = grad.detach() # What reaches our loss is the scale that mixed precision puts on it after us
         window.add(plain(learn.loss).detach(), learn.iter)
-        if window.micro.closes and self._n_ranks>1: self._sum_over_ranks(learn.iter)
+        if window.micro.closes and self._n_ranks>1 and not self.reduces: self._sum_over_ranks(learn.iter)
 
     def after_backward(self): # Not before: a loss with a state of its own minds to be called again
         values,self._values = self._values,{}
@@ -243,16 +247,19 @@ class GradAccum(ScopedCallback):
 
     def before_step(self):
         "Skip the step until the window is full, then turn the sum into the mean"
+        if self._in_parts and self._in_parts.is_last: self._in_parts.agree()
         sums = self._sums if self.n_passes>1 else None
         if sums: sums.take()
         if not self.micro.closes:
             self.micro.skips = True
             raise CancelBatchException
         self.micro.stepped = True
+        if self.reduces and self.window.totals is None: self._sum_over_ranks(self.learn.iter)
         if sums:
             self._take_mean([sums.sums.get(p, p.grad) for p in self._params if p.grad is not None])
             sums.put_back()
         else: self._take_mean([p.grad for p in self._params if p.grad is not None])
+        if self.reduces: mean_over_ranks(self._params, self._n_ranks)
         if self._in_parts is None or self._in_parts.before_step(self.learn.opt): # Once, also where the step is run again
             for f in self.on_window: f()
 
@@ -276,6 +283,7 @@ class GradAccum(ScopedCallback):
     def after_cancel_batch(self):
         "A micro-batch that somebody cancelled after its backward pass takes the whole window with it: its part cannot be taken out again"
         if self.micro.skips: return
+        if self._in_parts: self._in_parts.agree()
         if self.micro.done: self.new_micro() # Cancelled before it came to us
         self.micro.stepped = self.stepped and self.starts_window # Cancelled before its step, or after it?
         if self.micro.backed:
@@ -311,8 +319,9 @@ class GradAccum(ScopedCallback):
         if self._n_ranks>1:
             self._sum_over_ranks(self.n_iter)
             if self.window.totals.n_micro==0: return
-            if self._sums: self._sums.put_back()
-            mean_over_ranks(self._params, self._n_ranks)
+            if not self.reduces:
+                if self._sums: self._sums.put_back()
+                mean_over_ranks(self._params, self._n_ranks)
         elif self.starts_window: return
         self.new_micro()
         self.micro.closes = True
