@@ -478,4 +478,4 @@ def test_save_load_export(tmp_path):
     loaded.dls = dls
     for o in (loaded,learn): o.create_opt(); o.fit(1, 0.1)
     assert torch.equal(flat(loaded), flat(learn)) and loaded.recorder.lrs==learn.recorder.lrs
-    close(loaded.recorder.lrs, [0.1*gain(4, 20, 1)]*6)
+    close(loaded.recorder.lrs, [0.1*gain(4, 20, 1)]*3)
