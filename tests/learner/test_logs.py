@@ -46,7 +46,7 @@ class WandbCallback(Callback):
     def after_batch(self):
         if not self.training: return
         self.step += 1
-        self.runs.log(dict(train_iter=self.train_iter, raw_loss=float(self.learn.loss), smooth=float(self.smooth_loss)), step=self.step)
+        self.runs.log(dict(train_iter=self.train_iter, n_iter=self.n_iter, raw_loss=float(self.learn.loss), smooth=float(self.smooth_loss)), step=self.step)
     def after_epoch(self): self.runs.log(dict(zip(self.recorder.metric_names, self.recorder.log)), step=self.step)
 
 @pytest.fixture
