@@ -619,7 +619,7 @@ def again(rank, finder):
 # Memory runs out on one rank
 
 splits = { # Where it does on rank 1, of 7 micro-batches of up to 4 items in each of two epochs
-    'forward': ({}, ('forward',[1],0)), 'backward, closing': (dict(clip=0.1), ('backward',[2,5],1,2)), 'alone': (dict(k=1), ('backward',[1,6],2,2)),
+    'forward': ({}, ('forward',[1],0)), 'backward, closing': (dict(clip=0.1), ('backward',[2,5],1,2)), 'alone': (dict(k=1), ('forward',[0,6],2,2)),
     'always': (dict(opt='mom', cycle=True), ('before_batch',range(100),1,100)), 'sum': (dict(kind='sum', lr=0.002), ('after_backward',[2],0)),
     'ignored': (dict(kind='ignored'), ('after_loss',[1,7],2,2)), 'cancelled': (dict(cancel=5), ('before_batch',[5],0,1,-1)),
     'after_train': (dict(cancel=6, k=4), ('backward',[5],0))}
