@@ -8,22 +8,23 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate/grad_accum.html.md"""
 __all__ = ['GradAccum', 'QuietAccum', 'own_settings']
 
 # %% ../../nbs/accumulate/06_grad_accum.ipynb #eab52623
-import torch
+import math, torch
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from fastai.callback.core import CancelBatchException, CancelTrainException
 from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner, Recorder
 from ..utils.checks import check_bools, is_whole
 from ..learner.ranks import ddp_model, n_processes, refuse_wrapper, trains_together
-from ..learner.loaders import micro_batch_size
+from ..learner.loaders import epoch_len, micro_batch_size
 from ..learner.optimizer import HeldHypers
-from ..learner.loop import (ScopedCallback, after_batch_by, callback_of, one_batch_by, optimizer_step,
-    pct_train_by, rate_finder)
-from ..learner.recorder import announce_columns, fill_columns
+from ..learner.loop import (ScopedCallback, callback_of, event_by, one_batch_by, optimizer_step,
+    pct_train_by, rate_finder, with_values)
+from ..learner.recorder import announce_columns, fill_columns, recorders
 from .losses import ElementCounter, plain, refuse_loss
 from .window import (BatchNormMomenta, MicroBatch, Position, Weights, Window, both_at_hand,
-    loss_or_last, sum_over_ranks, weighed, whole_loss)
+    sum_over_ranks, weighed, whole_loss)
 from .sizes import known_batch_size, NAccByEpoch, check_windows
 from .gradients import (FloatSums, all_params, divide, hooked, mean_over_ranks,
     put_moved_back, refuse_cuda_graphs, zero_grads)
@@ -70,7 +71,8 @@ class GradAccum(ScopedCallback):
         self._n_dropped,self._tried = 0,False # Windows of the epoch that others have cancelled, and was a step tried in it?
         self._most = 1 # Micro-batches in the fit's largest window
         self._is_first,self._values = True,{} # Is it the first window of several? What its parameters with hooks were
-        self._position,self._n_ranks,self._last_loss = Position(),1,None
+        self._position,self._n_ranks = Position(),1
+        self.n_large = self._ahead = 0 # Batches of the large batch's loop that are behind in the fit, and how many more micro-batches are
 
     @property
     def n_acc(self)->int: return self.window.n_acc # Micro-batches of this window, as the loader yields them
@@ -88,6 +90,8 @@ class GradAccum(ScopedCallback):
     def n_passes(self)->int: return self.n_acc*self.n_parts # Forward and backward passes of this window
     @property
     def accumulates(self)->bool: return self.n_passes>1 or self._n_ranks>1 # Else there is nothing to weigh, and not a bit changes
+    @property
+    def reduces(self)->bool: return self._n_ranks>1 and self._in_parts is not None # Are ranks added up after the window, not in DDP's backward pass?
     @property
     def measurable(self)->bool: return self.n_passes*self._n_ranks>1 # Does this window have several gradients to compare?
 
@@ -144,13 +148,19 @@ class GradAccum(ScopedCallback):
         zero_grads(self.learn)
         self.bs = known_batch_size(self.learn)
         announce_columns(self.learn, self)
+        self._stretch(most)
         if trains_together(self.learn): return {'`n_acc`': most if set(n_accs)=={most} else n_accs, "The training loader's length": len(self.dls.train)}
+
+    def _stretch(self, n_acc):
+        "As many epochs of `lr_find` as the large batch needs for its number of steps"
+        num_it = getattr(rate_finder(self.learn), 'num_it', None)
+        if num_it and n_acc>1: self.learn.n_epoch = num_it//math.ceil(epoch_len(self.learn)/n_acc) + 1
 
     @contextmanager
     def scope(self):
         "Whatever ends the training part of an epoch: no gradient is left, and BatchNorm and hyper-parameters are as they were"
         learn = self.learn
-        refuse_wrapper(learn, self._most)
+        refuse_wrapper(learn, 2 if self.on_oom=='split' else self._most)
         self.window.n_acc = self.micro_batches(learn.epoch)[1]
         self._position = Position(self.n_acc)
         ddp = ddp_model(learn)
@@ -159,24 +169,30 @@ class GradAccum(ScopedCallback):
         sums = FloatSums(self._params)
         self._sums = sums if sums.params else None
         self._n_dropped,self._tried = 0,False
+        learn.train_iter += self._ahead
         self._bns = BatchNormMomenta(learn.model if self.fix_bn else torch.nn.Module())
         self.hypers = HeldHypers()
         self.new_micro()
         self.new_window()
         if self.on_oom=='split': self._in_parts = self._in_parts or SplitBatches(self)
+        if self.reduces: ddp.require_forward_param_sync = False # Buffers wait for the end of the epoch
         try:
-            with (ExitStack() if rate_finder(learn) else pct_train_by(learn, self._pct_train), # `lr_find` counts as fastai does
-                  after_batch_by(callback_of(learn, Recorder), self._record),
-                  one_batch_by(learn, self._in_parts) if self._in_parts else ExitStack()):
+            with ExitStack() as stack:
+                stack.enter_context(pct_train_by(learn, self._go_on))
+                for cb in recorders(learn):
+                    for event in ('before_batch','after_batch','after_train'):
+                        if hasattr(type(cb), event): stack.enter_context(event_by(cb, event, partial(self._as_large, cb, event)))
+                if self._in_parts: stack.enter_context(one_batch_by(learn, self._in_parts))
                 yield
                 self._refuse_no_step()
         finally:
+            self._ahead,learn.train_iter = learn.train_iter-self.n_large,self.n_large # Loggers count on to the end of the epoch
             self.bs,self.last_n_acc = known_batch_size(learn),self.n_acc
             if self._in_parts: self._in_parts.clear()
             self._bns.of_window(1) # As they were
             self.hypers.release(learn.opt, but=self.schedules()) # Those stay at the last step's values, as the large batch leaves them
             zero_grads(self.learn)
-            if ddp is not None: ddp.require_backward_grad_sync = True
+            if ddp is not None: ddp.require_backward_grad_sync = ddp.require_forward_param_sync = True
             self._params = self._bns = self._ddp = self._sums = None
             self._values = {}
 
@@ -199,7 +215,7 @@ class GradAccum(ScopedCallback):
 
         n_batches = len(self.window.iters | {learn.iter})
         self.micro.closes = is_last and (n_batches>=self.n_acc or learn.iter==learn.n_iter-1)
-        if self._ddp is not None: self._ddp.require_backward_grad_sync = self.micro.closes # As `no_sync` does
+        if self._ddp is not None: self._ddp.require_backward_grad_sync = self.micro.closes and not self.reduces # As `no_sync` does
 
     def after_pred(self):
         "Once the schedule has set its values in `before_batch`: hold those of the window's first micro-batch"
@@ -207,21 +223,26 @@ class GradAccum(ScopedCallback):
         else: self.hypers.hold(self.learn.opt)
         self.hypers.known = False
 
-    def _pct_train(self, pct):
-        "After this micro-batch, in which it was `pct`"
-        learn = self.learn
-        if self.n_acc==1: return learn.pct_train # As fastai counts
-        return self._position.after(pct, learn.iter, learn.n_iter, learn.n_epoch) if self.starts_window else pct
+    def _go_on(self, pct):
+        "Count; `pct_train` after this micro-batch, in which it was `pct`"
+        learn,at = self.learn,self._position.at
+        if self.n_acc==1:
+            self.n_large += 1
+            return learn.pct_train # As fastai counts
+        if self.starts_window: pct = self._position.after(pct, learn.iter, learn.n_iter, learn.n_epoch)
+        self.n_large += self._position.at!=at
+        return pct
 
     def before_backward(self):
         "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
         learn,n_acc = self.learn,self.n_acc
+        n_ranks = 1 if self.reduces else self._n_ranks # Who adds up afterwards can divide first, by weights of each rank's own
         if self._is_first and self.n_passes>1: # Without parameters it came in the middle of this batch
             self._values = {p: p.detach().clone() for p in hooked(self._params or ())}
         if self._sums:
-            if self._n_ranks==1: n_acc = 1 # In float32 no sum is too large, and small weights would take bits from small gradients
+            if n_ranks==1: n_acc = 1 # In float32 no sum is too large, and small weights would take bits from small gradients
             elif self.micro.closes: self._sums.put_back() # DDP exchanges what is in `.grad`
-        if self.accumulates: self.weights(self.micro, learn, n_acc, self._n_ranks)
+        if self.accumulates: self.weights(self.micro, learn, n_acc, n_ranks)
         learn.loss_grad = weighed(plain(learn.loss_grad), self.micro.weight, self._see_backward)
 
     def _see_backward(self, grad):
@@ -230,7 +251,7 @@ class GradAccum(ScopedCallback):
         if window.micro.backed: return
         window.micro.loss_scale = grad.detach() # What reaches our loss is the scale that mixed precision puts on it after us
         window.add(plain(learn.loss).detach(), learn.iter)
-        if window.micro.closes and self._n_ranks>1: self._sum_over_ranks(learn.iter)
+        if window.micro.closes and self._n_ranks>1 and not self.reduces: self._sum_over_ranks(learn.iter)
 
     def after_backward(self): # Not before: a loss with a state of its own minds to be called again
         values,self._values = self._values,{}
@@ -243,16 +264,19 @@ class GradAccum(ScopedCallback):
 
     def before_step(self):
         "Skip the step until the window is full, then turn the sum into the mean"
+        if self._in_parts and self._in_parts.is_last: self._in_parts.agree()
         sums = self._sums if self.n_passes>1 else None
         if sums: sums.take()
         if not self.micro.closes:
             self.micro.skips = True
             raise CancelBatchException
         self.micro.stepped = True
+        if self.reduces and self.window.totals is None: self._sum_over_ranks(self.learn.iter)
         if sums:
             self._take_mean([sums.sums.get(p, p.grad) for p in self._params if p.grad is not None])
             sums.put_back()
         else: self._take_mean([p.grad for p in self._params if p.grad is not None])
+        if self.reduces: mean_over_ranks(self._params, self._n_ranks)
         if self._in_parts is None or self._in_parts.before_step(self.learn.opt): # Once, also where the step is run again
             for f in self.on_window: f()
 
@@ -263,6 +287,7 @@ class GradAccum(ScopedCallback):
             return
         totals = window.totals = window.totals or window.sums(reduction)
         self.window_loss = whole_loss(totals, reduction, plain(self.learn.loss))
+        self.micro.whole = self.window_loss,totals.elems
         divide(grads, self.weights.divisor(totals.elems, self._n_ranks))
         if reduction=='sum' and self._n_ranks>1: torch._foreach_mul_(grads, self._n_ranks) # DDP takes the mean over the ranks
 
@@ -276,6 +301,7 @@ class GradAccum(ScopedCallback):
     def after_cancel_batch(self):
         "A micro-batch that somebody cancelled after its backward pass takes the whole window with it: its part cannot be taken out again"
         if self.micro.skips: return
+        if self._in_parts: self._in_parts.agree()
         if self.micro.done: self.new_micro() # Cancelled before it came to us
         self.micro.stepped = self.stepped and self.starts_window # Cancelled before its step, or after it?
         if self.micro.backed:
@@ -284,15 +310,27 @@ class GradAccum(ScopedCallback):
 
     def after_batch(self): self.micro.done = True
 
-    def _record(self):
-        "Recorder's `after_batch`, spared the loss of a batch in which nothing counts: the NaN would stay in its moving average for good"
-        learn,rec,loss = self.learn,self.learn.recorder,self.learn.loss
-        n = self.micro.elems if learn.training and self.micro.elems is not None else 1.
-        try:
-            if self._n_ranks==1: learn.loss,n = both_at_hand(loss, n)
-            else: learn.loss = self._last_loss = loss_or_last(n, loss, self._last_loss) # All are gathered: none can be passed over
-            if self._n_ranks>1 or n>0: type(rec).after_batch(rec)
-        finally: learn.loss = loss
+    def _as_large(self, cb, event):
+        "An event of a callback that records, as it would be in the large batch's loop: `after_batch` once a window, with its loss"
+        learn,values,own = self.learn,dict(train_iter=self.n_large),{}
+        if event=='after_batch' and learn.training and self.accumulates:
+            if isinstance(cb, Recorder):
+                self._add_metrics(cb)
+                own = dict(train_metrics=False)
+            if self.micro.whole is None: return
+            loss,n = self.micro.whole = both_at_hand(*self.micro.whole)
+            if not n>0: return # The NaN would stay in Recorder's moving average for good
+            values.update(loss=loss.to(learn.loss.device, learn.loss.dtype), n_iter=math.ceil(learn.n_iter/self.n_acc))
+        with with_values(learn, **values), with_values(cb, **own): getattr(type(cb), event)(cb)
+
+    def _add_metrics(self, rec):
+        "Those of the training set, of each micro-batch"
+        learn,n = self.learn,self.micro.elems
+        if n is None: return # Cancelled
+        vars(learn).setdefault('smooth_loss', plain(learn.loss).detach()) # Others may ask for it before a window is full
+        if not rec.train_metrics: return
+        if self._n_ranks>1 or both_at_hand(learn.loss, n)[1]>0: # All ranks are gathered: none can be passed over
+            for met in rec.metrics: met.accumulate(learn)
 
     def after_epoch(self): fill_columns(self.learn, self.columns()) # Recorder logs the row after us
 
@@ -311,8 +349,9 @@ class GradAccum(ScopedCallback):
         if self._n_ranks>1:
             self._sum_over_ranks(self.n_iter)
             if self.window.totals.n_micro==0: return
-            if self._sums: self._sums.put_back()
-            mean_over_ranks(self._params, self._n_ranks)
+            if not self.reduces:
+                if self._sums: self._sums.put_back()
+                mean_over_ranks(self._params, self._n_ranks)
         elif self.starts_window: return
         self.new_micro()
         self.micro.closes = True
@@ -322,6 +361,9 @@ class GradAccum(ScopedCallback):
         except CancelTrainException: self.after_cancel_train()
         self.opt.zero_grad()
         self.new_window()
+        if self.micro.whole is None: return
+        self.n_large += self.n_acc>1
+        for cb in recorders(self.learn): cb('after_batch')
 
     def _sum_over_ranks(self, at):
         "Elements, losses and micro-batches of the window on all ranks; they close it `at` the same micro-batch"

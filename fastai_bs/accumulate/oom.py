@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from torch import Tensor
 from torch.amp import GradScaler
+from torch.nn import SyncBatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm
 from fastai.callback.core import CancelBatchException
 from fastai.callback.schedule import ParamScheduler
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import apply, find_bs, to_concat, to_detach
-from ..learner.ranks import trains_together
+from ..learner.ranks import any_rank, trainers, trains_together
 from ..learner.snapshot import free_memory, out_of_memory, restart_point
 from ..learner.loaders import rows_of, slices
 from ..learner.optimizer import Hypers, inner_opt
@@ -30,8 +32,10 @@ def refuse_split(
     learn, # A `Learner`
 ):
     "An error where the batches of `learn` cannot be run in parts"
-    if trains_together(learn):
-        raise ValueError("GradAccum(on_oom='split') is for one process: where others wait for this one's gradient, it cannot start again")
+    norms = [type(m) for m in learn.model.modules() if isinstance(m, _BatchNorm)]
+    if trains_together(learn) and (SyncBatchNorm in norms or norms and any(cb.sync_bn for cb in trainers(learn))): raise ValueError(
+        "SyncBatchNorm has ranks wait for each other within a forward pass, so GradAccum(on_oom='split') cannot start again where memory runs out on one "
+        "of them: use learn.distrib_ctx(sync_bn=False), or on_oom='raise'")
     own = overridden_step(learn)
     if own: raise ValueError(f"This learner has a loop of its own ({own}), which GradAccum(on_oom='split') cannot run in parts: use on_oom='raise'")
     if any(isinstance(m, AWD_LSTM) for m in learn.model.modules()):
@@ -78,6 +82,7 @@ class SplitBatches:
         self.kept,self.buffers,self.norms = [],[],None
         self.is_last = True # Is this the last part of its batch?
         self.was_reported = False # Have `on_window`'s functions had the window's gradient?
+        self.ran_out = None # Has memory run out on any rank in this batch? `None` before they have told each other
 
     def __call__(self, i, b):
         learn = self.learn
@@ -112,10 +117,17 @@ class SplitBatches:
         self.norms = _step_norms(opt)
         return is_first
 
+    def agree(self, ran_out=False):
+        "All ranks tell each other, once a batch, whether memory `ran_out`; an error where it has on another one"
+        if not self.accum.reduces or self.ran_out is not None: return
+        self.ran_out = any_rank(ran_out)
+        if self.ran_out and not ran_out: raise torch.OutOfMemoryError("Out of memory on another rank")
+
     # The window again
 
     def _keep(self, i, b):
         learn,accum = self.learn,self.accum
+        self.ran_out = None
         if accum.starts_window:
             self.kept,self.was_reported = [],False
             self.buffers = [(o,o.clone()) for o in learn.model.buffers()]
@@ -129,7 +141,11 @@ class SplitBatches:
         accum = self.accum
         is_past_step = accum.stepped and accum.starts_window
         if accum.micro.done or accum.micro.skips or is_past_step: return False # Past the backward pass of the batch, or past the step
-        if not out_of_memory(e) or self.n_parts>=max(find_bs(o.batch) for o in self.kept): return False
+        if not out_of_memory(e): return False
+        if accum.reduces:
+            if self.ran_out is None: self.agree(True)
+            if not self.ran_out: return False # The other ranks have gone on
+        if self.n_parts>=max(find_bs(o.batch) for o in self.kept): return False
         if not accum.stepped or _same(_step_norms(self.learn.opt), self.norms): return True
         raise RuntimeError(
             "Memory ran out in the optimizer step when part of the parameters had already moved, which cannot be taken back: go on from a saved model, with "
@@ -138,6 +154,7 @@ class SplitBatches:
     def _run_again(self):
         "The window from its start"
         learn,accum = self.learn,self.accum
+        self.ran_out = None
         accum.drop_window()
         self.hypers.restore(learn.opt)
         accum.hypers = self.held.copy()
@@ -155,6 +172,7 @@ class SplitBatches:
         self._run(last.i, last.batch)
 
     def _rewind(self, kept):
+        self.ran_out = None
         kept.start.close()
         kept.start = restart_point()
 
@@ -187,7 +205,9 @@ class SplitBatches:
             self._part_begins()
             self._do_parts(parts, whole)
         except CancelBatchException:
-            if not self.accum.micro.skips: self.accum.drop_window()
+            if not self.accum.micro.skips:
+                self.agree()
+                self.accum.drop_window()
         self.accum.new_micro()
 
     def _part_begins(self):
@@ -213,8 +233,8 @@ class SplitBatches:
                 if not accum.micro.skips: raise
                 cancelled = e
             elems.append(accum.micro.elems)
-            losses.append(to_detach(learn.loss, cpu=False))
-            preds.append(to_detach(learn.pred, cpu=False))
+            losses.append(to_detach(learn.loss, cpu=False, gather=False)) # This rank's
+            preds.append(to_detach(learn.pred, cpu=False, gather=False))
 
         learn.xb,learn.yb = whole
         if all(n is not None for n in elems): # Else somebody skipped a backward pass

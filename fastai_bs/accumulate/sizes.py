@@ -17,7 +17,7 @@ from ..utils.checks import check_whole, is_whole, shown
 from ..utils.text import counted
 from ..learner.ranks import n_processes
 from ..learner.loaders import epoch_items, epoch_len, known_micro_bs, micro_batch_size
-from ..learner.loop import rate_finder, runs_alone, callback_of
+from ..learner.loop import runs_alone, callback_of
 from .losses import refuse_loss
 
 # %% ../../nbs/accumulate/03_sizes.ipynb #41f2163e
@@ -106,10 +106,6 @@ def check_windows(
         if most>n_iter: warnings.warn(
             f"A batch of {counted(most, 'micro-batch')} is more than an epoch holds, which is {n_iter}: windows end with the epoch, so one optimizer step is "
             "taken in it, with all that it holds", stacklevel=3)
-    num_it = getattr(rate_finder(learn), 'num_it', None)
-    if num_it and num_it<50*most: warnings.warn(
-        f"lr_find(num_it={num_it}) counts micro-batches: with GradAccum({most}) that is {num_it//most} optimizer steps. "
-        f"Ask for num_it={100*most}", stacklevel=3)
 
 # %% ../../nbs/accumulate/03_sizes.ipynb #7accf0d1
 def _micro_batches(learn, epoch):

@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate/window.html.md"""
 
 # %% auto #0
 __all__ = ['reference', 'weight', 'mean_divisor', 'without_nan', 'Weights', 'weighed', 'watch_scale', 'window_momentum',
-           'BatchNormMomenta', 'MicroBatch', 'Totals', 'loss_sum', 'both_at_hand', 'loss_or_last', 'Window',
-           'whole_loss', 'sum_over_ranks', 'Position']
+           'BatchNormMomenta', 'MicroBatch', 'Totals', 'loss_sum', 'both_at_hand', 'Window', 'whole_loss',
+           'sum_over_ranks', 'Position']
 
 # %% ../../nbs/accumulate/02_window.ipynb #fc0ef749
 import math, torch
@@ -146,6 +146,7 @@ class MicroBatch:
     skips:bool = False # Has `GradAccum` itself cancelled it, to skip the optimizer step?
     stepped:bool = False # Did the optimizer step with it?
     done:bool = False # Is it behind, its events included?
+    whole:tuple = None # Where it has closed a window of several: that one's loss, and its elements
 
 @dataclass
 class Totals:
@@ -174,16 +175,6 @@ def both_at_hand(
     if not isinstance(n, Tensor): return loss,n
     here = torch.stack([precise(plain(loss).detach()).reshape(()), precise(n).to(loss.device)]).cpu()
     return here[0].to(loss.dtype),here[1].item()
-
-def loss_or_last(
-    n, # Elements of a micro-batch
-    loss:Tensor, # Of it, without dimensions
-    last:Tensor=None, # The one before it, as of this function; `None` where it is the first
-)->Tensor: # 0 where nothing has counted yet
-    "The loss of a micro-batch, or where nothing counts in it of the last one that has any; no device is waited for"
-    loss = plain(loss).detach()
-    if last is None: last = torch.zeros_like(loss)
-    return torch.where(n>0, loss, last) if isinstance(n, Tensor) else loss if n>0 else last
 
 @dataclass
 class Window:

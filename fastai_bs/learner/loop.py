@@ -7,8 +7,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/loop.html.md"""
 # %% auto #0
 __all__ = ['is_of_loop', 'ScopedCallback', 'fastai_on_ranks', 'runs_alone', 'run_events', 'optimizer_step', 'backward',
            'do_one_batch', 'to_device', 'set_batch', 'fastais_one_batch', 'one_batch_by', 'overridden_step',
-           'first_epoch', 'callback_of', 'rate_finder', 'helped_by', 'start_helpers', 'change_hidden', 'after_batch_by',
-           'pct_train_by']
+           'first_epoch', 'callback_of', 'rate_finder', 'helped_by', 'start_helpers', 'change_hidden', 'event_by',
+           'with_values', 'pct_train_by']
 
 # %% ../../nbs/learner/05_loop.ipynb #5aa93d39
 import inspect, sys, torch
@@ -314,15 +314,29 @@ def change_hidden(
 
 # %% ../../nbs/learner/05_loop.ipynb #10bc0491
 @contextmanager
-def after_batch_by(
-    cb, # A callback of fastai's, or `None`
+def event_by(
+    cb, # A callback, or `None`
+    event:str, # As 'after_batch'
     f, # Function without arguments; to be pickled with the learner it must not be one made on the spot
 ):
-    "In the block `f` stands in for its `after_batch`"
-    if cb: cb.after_batch = f
+    "In the block `f` stands in for that method of it"
+    if cb: setattr(cb, event, f)
     try: yield
     finally:
-        if cb: del cb.after_batch
+        if cb: delattr(cb, event)
+
+@contextmanager
+def with_values(
+    o, # A learner, or a callback
+    **values, # By the names of its attributes
+):
+    "In the block `o` has these values"
+    own = {nm: getattr(o, nm) for nm in values}
+    try:
+        for nm,v in values.items(): setattr(o, nm, v)
+        yield
+    finally:
+        for nm,v in own.items(): setattr(o, nm, v)
 
 class _PctTrain:
     "Stands in for `TrainEvalCallback.after_batch`, which counts batches in `learn.train_iter` too"
@@ -340,4 +354,4 @@ def pct_train_by(
 ):
     "In the block `f` says how far the fit is"
     cb = callback_of(learn, TrainEvalCallback)
-    with after_batch_by(cb, _PctTrain(cb, f)): yield
+    with event_by(cb, 'after_batch', _PctTrain(cb, f)): yield

@@ -52,8 +52,8 @@ def refuse_wrapper(
         f"The model is wrapped in {type(learn.model).__name__}, and of such wrappers GradAccum knows DistributedDataParallel only: "
         "train with that one")
     if n_acc>1 and getattr(ddp, 'static_graph', False): raise ValueError(
-        "DistributedDataParallel(static_graph=True) must exchange gradients in every backward pass, and of "
-        f"{n_acc} micro-batches GradAccum has only the last one do so: wrap the model without static_graph")
+        "DistributedDataParallel(static_graph=True) must exchange gradients in every backward pass, which GradAccum "
+        "leaves out in all but the last one of a window: wrap the model without static_graph")
 
 def trains_together(
     learn:Learner, # Before, in or after a fit

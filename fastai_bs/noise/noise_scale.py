@@ -215,7 +215,7 @@ class NoiseScale(ScopedCallback):
         self.is_new = False
         row,accum = self.rows[-1],callback_of(self.learn, GradAccum)
         values = dict(noise_scale=self.noise_scale, tr_sigma=row.tr_sigma, g_sq=row.g_sq, n_items=row.n_items, n_acc=accum.n_acc if accum else 1)
-        log_values(self.learn, {f'noise/{nm}': v for nm,v in values.items()})
+        log_values(self.learn, {f'noise/{nm}': v for nm,v in values.items()}, accum and accum.n_large)
 
     def after_train(self): self.after_batch() # A window may be closed after the last batch
 

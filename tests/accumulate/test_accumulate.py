@@ -18,6 +18,7 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import Datasets, TfmdDL
 from fastai.data.load import DataLoader, SkipItemException
 from fastai.distributed import DistributedDL
+from fastai.metrics import mse
 from fastai.losses import (BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
 from fastai_bs.accumulate import gradients
@@ -531,11 +532,12 @@ def large15(*cbs, fit=one_cycle):
 @pytest.mark.parametrize('fit', [lambda learn: learn.fit_one_cycle(2, 0.1), lambda learn: learn.fit_flat_cos(2, 0.1), lambda learn: learn.fit_sgdr(2, 1, 0.1)],
                          ids=['one_cycle','flat_cos','sgdr'])
 def test_schedule_is_the_large_batchs(fit):
-    "To the last bit; what is recorded too, for each micro-batch"
+    "To the last bit; `plot_sched` has it for each micro-batch"
     learn,want = spied15(fit=fit),large15(fit=fit)
     assert scheduled(learn)==want and len(set(want))>1
+    assert learn.recorder.lrs==[lr for lr,_ in want]
     each = [o for i in range(0, len(want), 3) for o in (*[want[i]]*3, *[want[i+1]]*3, *[want[i+2]]*2)]
-    assert learn.recorder.lrs==learn.recorder.hps['lr']==[lr for lr,_ in each]
+    assert learn.recorder.hps['lr']==[lr for lr,_ in each]
 
 @pytest.mark.parametrize('event,order', [('before_batch',-1),('after_pred',8),('before_backward',59),('before_backward',70)])
 def test_schedule_of_a_window_closed_after_the_last_micro_batch(event, order):
@@ -572,17 +574,9 @@ def test_schedule_where_a_whole_window_is_cancelled(event, at, cancelled, order)
     learn = spied15(once(event, CancelBatchException, at, order, inf), fit=lambda learn: one_cycle(learn, 2))
     assert scheduled(learn)==large15(once(event, CancelBatchException, cancelled, order, inf), fit=lambda learn: one_cycle(learn, 2))
 
-def test_position_under_lr_find_is_fastais():
-    def _run(*cbs):
-        heard = Heard(8)
-        quiet_learner(loaders(regression(40), 2), mlp(), cbs=[heard, *cbs]).lr_find(num_it=25, stop_div=False, show_plot=False, suggest_funcs=None)
-        return heard.within,heard.after
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        assert _run(GradAccum(3))==_run()
-
 class SetLR(Callback):
     "Sets the learning rate to `table[i]` at `event` of micro-batch i"
+    run_valid = False
     def __init__(self, event, table, order): self.table,self.order = table,order; setattr(self, event, self._set)
     def _set(self):
         if self.train_iter in self.table: self.opt.set_hyper('lr', self.table[self.train_iter])
@@ -606,19 +600,54 @@ def test_hyper_parameters_after_a_scheduled_fit_that_ended_early(exc, event):
     with suppress(exc): learn.fit_one_cycle(1, 0.1)
     assert (learn.opt.hypers[-1]['lr'],learn.opt.hypers[-1]['mom'])==large15()[1]
 
-@pytest.mark.parametrize('n_acc,num_it,warned', [(2,99,True),(2,100,False),({3:4},100,True)])
-def test_lr_find(n_acc, num_it, warned):
-    learn = quiet_learner(loaders(regression(40), 2), mlp(), cbs=GradAccum(n_acc))
-    before = flat(learn).clone()
-    with warnings.catch_warnings(record=True) as ws:
-        warnings.simplefilter('always')
-        learn.lr_find(num_it=num_it, stop_div=False, show_plot=False, suggest_funcs=None)
-    ours = [str(w.message) for w in ws if 'counts micro-batches' in str(w.message)]
-    assert len(ours)==warned
-    most = max(n_acc.values()) if isinstance(n_acc, dict) else n_acc
-    if warned: assert f'num_it={100*most}' in ours[0] and f'{num_it//most} optimizer steps' in ours[0]
-    assert torch.equal(before, flat(learn))
+# Recorder, by windows
+
+def curves(bs, *cbs, n=50, method='fit_one_cycle', args=(2,0.1), loss_func=None, items=None, model=None, **kwargs):
+    "Rates, losses and rows of Recorder, and where its epochs end"
+    set_seed(0)
+    learn = quiet_learner(loaders(items or regression(n), bs), model() if model else mlp(), loss_func, cbs=cbs, **kwargs)
+    learn.recorder.train_metrics = True
+    suggested = getattr(learn, method)(*args, **(dict(show_plot=False) if method=='lr_find' else {}))
+    rec = learn.recorder
     assert_clean(learn)
+    return rec.lrs,torch.stack(rec.losses),torch.tensor([list(o)[:2+2*len(learn.metrics)] for o in rec.values]),rec.iters,learn.train_iter,suggested
+
+def assert_curves(small, large):
+    assert small[0]==large[0] and len(large[0])>5 and small[3:]==large[3:]
+    for a,b in zip(small[1:3], large[1:3]): torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
+
+@pytest.mark.parametrize('case', ['mse','ce_sum','token_pad_weight'])
+def test_recorder_has_the_rows_of_the_large_batch(case):
+    "Windows that do not tile the epoch, and means over other numbers of elements"
+    loss,items,model = exact[case]
+    items = [*items]*4
+    assert_curves(*(curves(bs, *cbs, loss_func=loss, items=items, model=model, args=(2,0.02)) for bs,cbs in ((2,[GradAccum(3)]),(6,[]))))
+
+def test_recorder_where_windows_vary():
+    "By epoch; closed after the last micro-batch; in parts; and metrics of the training set"
+    assert_curves(curves(4, GradAccum({0: 1, 1: 3}), metrics=[mse]), curves(4, LargeBatches(4, [1,3]), metrics=[mse]))
+    small = curves(4, GradAccum(3), once('before_batch', CancelBatchException, 22, 8), items=regression(92), args=(1,0.1))
+    large = curves(12, items=regression(92)[:88], args=(1,0.1))
+    assert_curves(*((*o[:2],o[2][:,0],*o[3:]) for o in (small,large))) # Validation is of other items
+    assert_curves(curves(4, GradAccum(3, on_oom='split'), once('before_backward', torch.OutOfMemoryError, 1, 8)), curves(12))
+
+@pytest.mark.parametrize('n', [50,1000])
+def test_lr_find_is_the_large_batchs(n):
+    "One rate a window, as many windows as are asked for, one suggestion; the learner is as it was"
+    small,large = (curves(bs, *cbs, n=n, method='lr_find', args=()) for bs,cbs in ((4,[GradAccum(3)]),(12,[])))
+    assert_curves(small, large)
+    assert len(large[0])>50 and large[-1].valley>1e-6
+
+def test_others_hear_of_micro_batches():
+    "`train_iter` along an epoch; and whoever asks for `smooth_loss` finds it from the first on"
+    class Hears(Callback):
+        order = 100
+        def before_fit(self): self.seen = []
+        def after_batch(self):
+            if self.training: self.seen.append((self.train_iter, bool(self.learn.smooth_loss>0), self.learn.loss.shape))
+    learn = quiet_learner(loaders(regression(20), 2), mlp(), cbs=[GradAccum(4), h := Hears()])
+    learn.fit(2, 0.01)
+    assert [o[0] for o in h.seen]==[*range(1,21)] and all(o[1] for o in h.seen) and learn.train_iter==learn.grad_accum.n_large==6
 
 # BatchNorm
 

@@ -32,8 +32,9 @@ class Strike(Callback):
             torch.rand(3) # What a pass that failed has drawn does not count
             raise self.error()
     def before_fit(self):
-        if self.event=='forward': self.learn.model[1].register_forward_pre_hook(lambda m,x: self.strike() if m.training else None)
-        if self.event=='backward': self.learn.model[1].register_full_backward_hook(lambda *args: self.strike())
+        model = getattr(self.learn.model, 'module', self.learn.model)
+        if self.event=='forward': model[1].register_forward_pre_hook(lambda m,x: self.strike() if m.training else None)
+        if self.event=='backward': model[1].register_full_backward_hook(lambda *args: self.strike())
         if self.event=='step':
             step = self.learn.opt.step
             self.learn.opt.step = lambda *args: (self.strike(),step())

@@ -46,7 +46,7 @@ class WandbCallback(Callback):
     def after_batch(self):
         if not self.training: return
         self.step += 1
-        self.runs.log(dict(train_iter=self.train_iter), step=self.step)
+        self.runs.log(dict(train_iter=self.train_iter, n_iter=self.n_iter, raw_loss=float(self.learn.loss), smooth=float(self.smooth_loss)), step=self.step)
     def after_epoch(self): self.runs.log(dict(zip(self.recorder.metric_names, self.recorder.log)), step=self.step)
 
 @pytest.fixture
@@ -76,7 +76,8 @@ class Batches(Callback):
     def before_fit(self): self.at = []
     def after_batch(self):
         noise = noise_of(self.learn)
-        if self.training: self.at += [self.train_iter]*(len(noise.rows)-len(self.at))
+        at = getattr(self.learn, 'grad_accum', None) # Windows
+        if self.training: self.at += [at.n_large if at else self.train_iter]*(len(noise.rows)-len(self.at))
 
 # Each measurement
 
@@ -114,8 +115,24 @@ def test_a_window_that_is_closed_after_the_last_batch(runs):
     learn.dls.loaders[0] = Short(learn.dls.train)
     learn.fit(1, 0.01)
     df = learn.noise_scale.df
-    assert list(df.n_items)==[16,16,8] and written()['noise/n_items']==([4,8,10],[16,16,8])
-    assert [k for k,o in runs.rows.items() if 'noise/n_items' in o]==[3,7,9]
+    assert list(df.n_items)==[16,16,8] and written()['noise/n_items']==([1,2,3],[16,16,8])
+    assert [k for k,o in runs.rows.items() if 'noise/n_items' in o]==[0,1,2]
+
+def test_files_of_windows_and_of_the_large_batch_are_the_same(runs):
+    "Steps, losses, rates and rows of epochs, whether the windows tile the epoch or not"
+    rows = []
+    for bs,cbs in ((4,[GradAccum(4)]),(16,[])):
+        set_seed(0)
+        learn = quiet_learner(loaders(regression(52), bs), mlp(), cbs=[board(f'of {bs}'),WandbCallback(),*cbs])
+        learn.fit_one_cycle(2, 0.05)
+        rows.append([{k: v for k,v in o.items() if k!='time'} for o in runs.rows.values()])
+        runs.__init__()
+    small,large = written('of 4'),written('of 16')
+    assert small.keys()==large.keys()>={'train_loss','lr_0','valid_loss'} and len(large['lr_0'][0])>=8
+    for nm in large:
+        assert small[nm][0]==large[nm][0]
+        np.testing.assert_allclose(small[nm][1], large[nm][1], rtol=1e-6)
+    for a,b in zip(*rows, strict=True): assert a==pytest.approx(b, rel=1e-6)
 
 # Each epoch
 
@@ -141,8 +158,9 @@ def test_each_epoch(way, csv, runs):
     if 'batch_size' in names:
         sizes = [4,12] if way in ('both','schedule') else [o['batch_size'] for o in ends]
         expected.update(batch_size=sizes, n_acc=[o//4 for o in sizes])
+    steps = dict(parts=[13,26], both=[13,18], schedule=[13,18]).get(way, [4,8]) # Windows
     for nm in names:
-        assert tb[nm][0]==[13,26] and [o[nm] for o in ends]==list(expected[nm])
+        assert tb[nm][0]==steps and [o[nm] for o in ends]==list(expected[nm])
         np.testing.assert_array_equal(tb[nm][1], np.float32(expected[nm]))
     if csv:
         file = pd.read_csv('history.csv')
@@ -163,7 +181,7 @@ def test_not_a_bit_changes(way, runs, tmp_path):
 def test_nothing_while_a_rate_is_looked_for(runs):
     "fastai's callbacks are off then"
     learn = small('windows', [board(),WandbCallback()])
-    with pytest.warns(UserWarning, match='counts micro-batches'): learn.lr_find(num_it=20, show_plot=False, suggest_funcs=())
+    learn.lr_find(num_it=20, show_plot=False, suggest_funcs=())
     assert not runs.rows
     learn.bs_find(0.01, num_it=40, n_batch=4, show_plot=False)
     assert not runs.rows
@@ -174,4 +192,4 @@ def test_a_fit_that_failed_leaves_nothing_to_be_logged(start_epoch, runs):
     learn = small('windows', [WandbCallback(),RaiseAt('after_step', KeyboardInterrupt, order=100, times=1)])
     with pytest.raises(KeyboardInterrupt): learn.fit(1, 0.01)
     learn.fit(start_epoch+1, 0.01, start_epoch=start_epoch)
-    assert [k for k,o in runs.rows.items() if 'noise/n_items' in o]==[6,10,14]
+    assert [k for k,o in runs.rows.items() if 'noise/n_items' in o]==[0,1,2]

@@ -46,7 +46,7 @@ def test_k_small_steps_are_one_large_one(k, by, groups):
     small,large = linear_learner(zs, 2, groups=groups),linear_learner(zs, 2*k//n_acc, [ScaledLR(2, warmup_epochs=0), Seen(),
         *([GradAccum(n_acc, count=count_items)] if n_acc>1 else [])], groups=groups)
     for learn in (small,large): learn.fit(2, lr)
-    assert len(large.seen.hypers)==2*64//k and len(small.recorder.lrs)==128
+    assert len(large.seen.hypers)==len(large.recorder.lrs)==2*64//k and len(small.recorder.lrs)==128
     assert (flat(small)-flat(large)).abs().max() <= 1e-13
     for p,seed,g,rate in ((large.model.a,1,zs,0.01 if groups else 0.1),(large.model.b,2,zs**2,0.1)): # Mean gradient times the sum of the rates
         assert (p.detach()-rand(5, seed=seed)+128*rate*g.mean(0)).abs().max() <= 1e-12

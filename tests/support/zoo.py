@@ -10,8 +10,10 @@ import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
 from torch.amp import GradScaler, autocast
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
+from fastai.callback.core import Callback
 from fastai.callback.channelslast import ChannelsLast
 from fastai.callback.fp16 import MixedPrecision, ModelToHalf, NonNativeMixedPrecision
 from fastai.callback.mixup import CutMix, MixUp
@@ -287,6 +289,32 @@ class NonNativeOnCPU(NonNativeMixedPrecision):
     @property
     def name(self): return 'non_native_mixed_precision'
 
+class EMA(Callback):
+    "A moving average of the weights, in whose place the model has it after the fit; one move for each optimizer step"
+    order,run_valid = MixedPrecision.order+1,False
+    def before_fit(self):
+        self.run,self.n = not hasattr(self.learn, 'lr_finder'),0
+        if self.run: self.start()
+    def start(self): self.avg = [p.detach().clone() for p in self.model.parameters()]
+    def after_step(self):
+        self.n += 1
+        self.move()
+    @torch.no_grad()
+    def move(self):
+        for a,p in zip(self.avg, self.model.parameters()): a.lerp_(p, 0.3)
+    @torch.no_grad()
+    def after_fit(self):
+        for a,p in zip(self.avg, self.model.parameters()): p.copy_(a)
+        self.avg = None
+
+class Averaged(EMA):
+    "The same by torch's means"
+    def start(self): self.averaged = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.7))
+    def move(self): self.averaged.update_parameters(self.model)
+    def after_fit(self):
+        self.avg,self.averaged = [*self.averaged.parameters()],None
+        super().after_fit()
+
 def _smooth(learn):
     f = learn.loss_func
     if isinstance(f, BothLosses): f.smoothing = 0.1
@@ -326,6 +354,8 @@ companions = {
     'CSVLogger': Companion(lambda: [CSVLogger()]),
     'TensorBoardCallback': Companion(lambda: [TensorBoardCallback('runs', trace_model=False, log_preds=False)]),
     'ShowGraph': Companion(lambda: [ProgressCallback(),ShowGraphCallback()]),
+    'EMA': Companion(lambda: [EMA()]),
+    "torch's AveragedModel": Companion(lambda: [Averaged()]),
     'ShortEpoch': Companion(lambda: [ShortEpochCallback(0.6)], exact=False),
     'SkipToEpoch': Companion(fit=dict(start_epoch=1)),
     'ChannelsLast': Companion(lambda: [ChannelsLast()]),
@@ -346,6 +376,7 @@ def does_not_apply(model, companion):
     if companion=='torch.compile (aot_eager)' and model=='unet': return "torch does not compile fastai's DynamicUnet"
     if kind.rnn and companion=='fp16': return "torch has no LSTM in float16 on a CPU"
     if kind.rnn and companion=='bf16': return no_bf16_lstm()
+    if kind.rnn and companion=="torch's AveragedModel": return "torch does not copy an AWD_LSTM that has dropped weights"
     if companion=='TensorBoardCallback' and TensorBoardCallback is None: return "tensorboard is not installed here"
 
 class Learners:

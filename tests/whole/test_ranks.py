@@ -12,7 +12,7 @@ import fastai.distributed # noqa: F401, it adds distrib_ctx
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.modules.batchnorm import _BatchNorm
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, CancelBatchException
 from fastai.callback.schedule import fit_one_cycle # noqa: F401, it adds the method
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import DataLoaders
@@ -29,7 +29,8 @@ from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.rules import linear_scaling, sqrt_scaling
 from fastai_bs.schedule.batch_schedule import BatchSchedule
 from fastai_bs.finder.timing import StepTimer, StepTimes
-from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, ScaledLoss, set_seed, token_task
+from helpers import changes, flat, loaders, mlp, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, token_task
+from test_split import Strike
 from oracle import item_grads, noise_scale, window_rows
 from gloo_ranks import fastai_on_cpu_ranks, on_ranks, results, start
 
@@ -230,7 +231,9 @@ def test_follows_the_large_batch(world, name):
         steps = [bool((i+1)%n_acc_in(case['k'], e)==0 or i+1==len(micro[0])) for e in range(epochs) for i in range(len(micro[0]))]
         assert [o for o,_ in said]==steps==ranks[0]['syncs']
         if case.get('kind')!='none': np.testing.assert_allclose(closed, losses, rtol=1e-9)
-    if case.get('cycle'): assert one['lrs']==[lr for lr,(stepped,_) in zip(ranks[0]['lrs'], said) if stepped]
+    if case.get('kind')!='none':
+        assert one['lrs']==ranks[0]['lrs']
+        np.testing.assert_allclose(ranks[0]['losses'], one['losses'], rtol=1e-6)
 
 @pytest.mark.parametrize('world', [2, 3])
 def test_a_schedule_follows_the_large_batch(world):
@@ -544,6 +547,66 @@ def again(rank):
     with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05)
     return dict(res, then=flat(learn).numpy(), summed=over_ranks(torch.tensor(1.)).item())
 
+# Memory runs out on one rank
+
+splits = { # Where it does on rank 1, of 7 micro-batches of up to 4 items in each of two epochs
+    'forward': ({}, ('forward',[1],0)), 'backward, closing': (dict(clip=0.1), ('backward',[2,5],1,2)), 'alone': (dict(k=1), ('forward',[0,6],2,2)),
+    'always': (dict(opt='mom', cycle=True), ('before_batch',range(100),1,100)), 'sum': (dict(kind='sum', lr=0.002), ('after_backward',[2],0)),
+    'ignored': (dict(kind='ignored'), ('after_loss',[1,7],2,2)), 'cancelled': (dict(cancel=5), ('before_batch',[5],0,1,-1)),
+    'after_train': (dict(cancel=6, k=4), ('backward',[5],0))}
+
+def split_fit(rank, on_oom, strike, kind='mlp', n=51, k=3, opt='sgd', clip=None, cancel=None, **case):
+    items,model,loss_func = task(kind, n)
+    learn = quiet_learner(loaders(items, 4), model, loss_func, opts[opt], cbs=[watch := Watch(), *cbs_of(clip=clip)])
+    learn.add_cbs([GradAccum(k, on_oom=on_oom), NoiseScale()])
+    if cancel: learn.add_cb(RaiseAt('before_batch', CancelBatchException, cancel))
+    s = Strike(*strike)
+    if rank and on_oom=='split': learn.add_cb(s)
+    with learn.distrib_ctx(cpu=True, sync_bn=False): fit(learn, **case)
+    return dict(facts(learn, watch), struck=s.struck, n_parts=learn.grad_accum.n_parts, noise=learn.noise_scale.noise_scale, pickled=True,
+                syncs=any(watch.syncs))
+
+def split_all(rank): return [(split_fit(rank, 'raise', s, **case),split_fit(rank, 'split', s, **case)) for case,s in splits.values()]
+@cache
+def run_splits(): return dict(zip(splits, zip(*on_ranks(split_all, 2))))
+
+@pytest.mark.parametrize('name', splits)
+def test_all_ranks_split_together(name):
+    "Where memory runs out on one rank, none hangs, and weights and losses are those of a fit in which it does not"
+    plain,split = zip(*run_splits()[name])
+    assert_sound(split)
+    assert split[1]['struck'] and not split[0]['syncs'] and split[0]['n_parts']==split[1]['n_parts']>1
+    assert_close(split[0]['flat'], plain[0]['flat'])
+    np.testing.assert_allclose(split[0]['losses'], plain[0]['losses'], rtol=1e-6)
+    assert split[0]['lrs']==plain[0]['lrs'] and split[0]['noise']==split[1]['noise']>0
+
+def split_bn(rank):
+    learn = quiet_learner(loaders(regression(48), 4), task('bn', 1)[1], cbs=GradAccum(2, on_oom='split'))
+    with learn.distrib_ctx(cpu=True, sync_bn=True):
+        with pytest.raises(ValueError, match='sync_bn=False'): learn.fit(1)
+    if rank: learn.add_cb(Strike('backward', [1]))
+    stats = []
+    class Look(Callback):
+        def after_pred(self):
+            if not self.training: stats.append(self.learn.model.module[1].running_mean.tolist())
+    learn.add_cb(Look())
+    with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05)
+    return stats[0],learn.grad_accum.n_parts
+
+def test_batch_norm_in_parts():
+    "Not of SyncBatchNorm, whose ranks wait for each other; statistics in validation are those of rank 0, as DDP has it"
+    a,b = on_ranks(split_bn, 2)
+    assert a==b and a[1]==2
+
+def test_no_part_left_on_one_rank():
+    "All raise, and none waits"
+    for text in results(start(no_part, 2), errors=True): assert text.startswith('OutOfMemoryError')
+
+def no_part(rank):
+    learn = quiet_learner(loaders(regression(48), 4), mlp(), cbs=GradAccum(2, on_oom='split'))
+    if rank: learn.add_cb(Strike('forward', [1], times=100))
+    with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05)
+
 # Bad input
 
 bad = { # Items, size of a micro-batch and callbacks by rank, and what the error says
@@ -552,7 +615,6 @@ bad = { # Items, size of a micro-batch and callbacks by rank, and what the error
     'length': (lambda rank: (96-48*rank,4,GradAccum(2)), "loader's length must be the same on all ranks",'24 on rank 0, 12 on rank 1'),
     'length, find': (lambda rank: (96-48*rank,4,None), "length must be the same on all ranks",'24 on rank 0, 12 on rank 1'),
     'bs': (lambda rank: (96,4+4*rank,ScaledLR(8, linear_scaling)), 'batch size must be the same on all ranks','8 on rank 0, 16 on rank 1'),
-    'split': (lambda rank: (96,4,GradAccum(2, on_oom='split')), "on_oom='split') is for one process"),
     'accumulation of fastai': (lambda rank: (96,4,[NoiseScale(),GradientAccumulation(8)]), 'On several ranks NoiseScale compares')}
 
 def refused_all(rank):
