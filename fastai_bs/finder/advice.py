@@ -14,7 +14,7 @@ from ..utils.text import counted, details_of, in_html, in_text, marked_size, num
 from ..schedule.scaled_lr import scale_lr
 from .steps import Duration, fastest_bs
 from .mock_cycle import least_windows, steps_least
-from .apply import fit_of, freeze_arg
+from .apply import freeze_arg
 
 # %% ../../nbs/finder/08_advice.ipynb #f9e2fdb1
 def _split_text(n_acc, micro_bs, n_ranks):
@@ -100,9 +100,14 @@ def sum_factor(
     "What a rate for a loss that is a sum over items is to be multiplied by"
     return plan.bs_now/plan.bs if plan.today.sums and not plan.today.adam else 1.
 
+def _fit(plan):
+    "The method that trains as planned"
+    if plan.freeze_epochs: return 'fine_tune'
+    return 'fit_one_cycle' if plan.measured.cool else 'fit'
+
 def _rate(plan):
     "The rate to pass"
-    lr,fit,by = rate_text(plan.lr),f"`{fit_of(plan)}`",sum_factor(plan)
+    lr,fit,by = rate_text(plan.lr),f"`{_fit(plan)}`",sum_factor(plan)
     if by!=1: return f"Pass {rate_text(scale_lr(plan.lr, by))} to {fit} in place of {lr}, as the loss is a sum over items and grows with the batch."
     scaled = rate_text(plan.scaled_lr)
     then = f": it is scaled to {scaled} for you." if plan.changes and scaled!=lr else "."
@@ -139,7 +144,7 @@ def _run(plan):
     lr = rate_text(scale_lr(plan.lr, sum_factor(plan))) if plan.today.has_lr else 'lr'
     n_epoch = plan.n_epoch if plan.is_known and plan.today.has_n_epoch else 'n_epoch'
     learn = 'plan.apply(learn)' if plan.changes else 'learn'
-    return [f"{learn}.{fit_of(plan)}({', '.join([str(n_epoch), lr, *freeze_arg(plan)])})"]
+    return [f"{learn}.{_fit(plan)}({', '.join([str(n_epoch), lr, *freeze_arg(plan)])})"]
 
 # %% ../../nbs/finder/08_advice.ipynb #3fa1ca11
 def _noise_text(plan)->str:
@@ -296,8 +301,8 @@ def good_to_know(
     if plan.timed and d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.bs==plan.rate.held: yield "A short training at the planned batch ended no worse at the higher rate than at today's."
     if t.freeze_epochs:
-        yield (f"The noise scale is that of the unfrozen epochs, after a short frozen training; the frozen ones are taken to need as many more examples. "
-               f"A frozen step takes {percent(plan.frozen_part)} of the time of another.")
+        yield "The noise scale is that of the unfrozen epochs, from the present weights on; the frozen ones are taken to need as many more examples."
+        if plan.timed: yield f"A frozen step takes {percent(plan.frozen_part)} of the time of another."
     elif plan.bs>t.bs and plan.measured.cool: yield _promise(plan)
     if plan.changes and plan.rule_name!='no_scaling' and plan.bs!=plan.base_bs:
         yield f"The rate that is really used grows to {rate_text(scale_lr(plan.scaled_lr, sum_factor(plan)))}, by {plan.rule_name}."

@@ -42,7 +42,7 @@ def _check_args(learn, args):
     "Refuse what makes no sense among the arguments of `bs_find`"
     if args.how not in ('fit_one_cycle','fine_tune'):
         raise ValueError(f"`how` must be 'fit_one_cycle' or 'fine_tune', got {args.how!r}: take the method that you train with")
-    if args.how=='fine_tune' and args.lr is not None: check_number('lr', args.lr, "it is the `base_lr` of `fine_tune`, which makes a slice of it", finite=True)
+    if args.how=='fine_tune' and args.lr is not None: check_number('lr', args.lr, "the `base_lr` of `fine_tune`", finite=True)
     vals = rates(learn.lr if args.lr is None else args.lr)
     if not vals: raise ValueError(f"`lr` must hold a learning rate for each parameter group, got {args.lr}")
     for v in vals: check_number('lr', v, "the rate you train with, or 0 to measure at the present weights", open_=False, finite=True)
@@ -207,6 +207,20 @@ def _check_measured(learn, finder, lr, ranks):
     raise ValueError(f"No window of the mock training could be measured ({noise.n_dropped} had gradients that are not finite): "
                      "check the data and the loss, or lower `lr`")
 
+# %% ../../nbs/finder/10_bs_find.ipynb #3e4e153a
+def _fastais(nm): return inspect.signature(Learner.fine_tune).parameters[nm].default # What `fine_tune` takes where nobody says otherwise
+
+@contextmanager
+def _unfrozen(learn):
+    "In the block all of `learn` is trained, as after the frozen epochs of `fine_tune`"
+    with unchanged(learn):
+        learn.unfreeze()
+        if len(learn.opt.param_lists)<2: raise ValueError(
+            "`fine_tune` freezes all parameter groups but the last, and this learner has a single one: give it a `splitter` that makes several, as "
+            "`vision_learner` does, or plan for `fit_one_cycle`")
+        yield
+
+
 # %% ../../nbs/finder/10_bs_find.ipynb #83bc009c
 def _at_rest(noise):
     "What windows at the same weights tell, and where the noise scale went if it moved all the same"
@@ -247,20 +261,6 @@ def _plan(learn, args, finder):
         loss_rose=cycle is not None and accum.losses.too_high(today.n_ranks>1), pairs=accum.looks_at_pairs,
         n_enough=finder.n_enough(today.n_ranks), seed=args.seed)
     return BatchPlan(today, measured, df)
-
-# %% ../../nbs/finder/10_bs_find.ipynb #3e4e153a
-def _fastais(nm): return inspect.signature(Learner.fine_tune).parameters[nm].default # What `fine_tune` takes where nobody says otherwise
-
-@contextmanager
-def _unfrozen(learn):
-    "In the block all of `learn` is trained, as after the frozen epochs of `fine_tune`"
-    with unchanged(learn):
-        learn.unfreeze()
-        if len(learn.opt.param_lists)<2: raise ValueError(
-            "`fine_tune` freezes all parameter groups but the last, and this learner has a single one: give it a `splitter` that makes several, as "
-            "`vision_learner` does, or plan for `fit_one_cycle`")
-        yield
-
 
 # %% ../../nbs/finder/10_bs_find.ipynb #eaf484f2
 def _device(learn, plan, max_bs):
