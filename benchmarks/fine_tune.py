@@ -1,6 +1,6 @@
 """Does a plan for `fine_tune` keep its word? Pretrained models on other data, as planned beside as today.
 
-    python benchmarks/fine_tune.py --full --data FOLDER     # An hour or two on one core; `--parts` for some of the tasks
+    python benchmarks/fine_tune.py --full --data FOLDER     # Twenty minutes on one core; `--parts` for some of the tasks
 
 Today's is `fine_tune(3, lr)` at batch 16 with the rate that `lr_find` suggests for the frozen learner; planned is
 `plan.apply(learn).fine_tune(plan.n_epoch, plan.lr, freeze_epochs=plan.freeze_epochs)` with the plan of `learn.bs_find(lr, n_epoch=3, how='fine_tune')`
@@ -165,9 +165,9 @@ def page(df):
         o = both[(both.part==part) & (both.bs!=bs)]
         if not len(o): return "all stay at today's"
         off = np.abs(np.log(o.time/o.predicted))
-        return (f"{len(o)} of {(both.part==part).sum()} change the batch; of these the validation loss is {pct(o.d_valid.median())} of today's (median; from "
-                f"{pct(o.d_valid.min())} to {pct(o.d_valid.max())}), the error rate {100*o.d_error.mean():+.1f} points (mean), the time "
-                f"{o.time.median():.2f} of today's, as predicted within 15% in {(off<np.log(1.15)).mean():.0%}")
+        return (f"{len(o)} of {(both.part==part).sum()} change the batch; over today's, their validation loss is {pct(o.d_valid.median())} (median; from "
+                f"{pct(o.d_valid.min())} to {pct(o.d_valid.max())}), their error rate {100*o.d_error.mean():+.1f} points (mean), their time "
+                f"{o.time.median():.2f}, as predicted within 15% in {(off<np.log(1.15)).mean():.0%}")
     own = both[both.part=='here']
     return '\n\n'.join([f'# {__doc__.splitlines()[0]}',' '.join(__doc__.split('\n\n')[2].split()),measured(df),'## In short',
                         f"* As planned for this core: {_line('here')}.\n* As planned for flat steps: {_line('flat')}.\n"

@@ -62,17 +62,19 @@ stay_reasons = dict(
     error="what other sizes gain is within the timing's error of {error}",
     gain="other sizes gain 3% at most on this device")
 
+def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
+
 def _stay(plan):
     now,n_epoch = plan.bs_now,plan.today.n_epoch
     if plan.stays_for=='chosen': return f"Stay at {now}, as you chose: nothing changes."
     text = stay_reasons[plan.stays_for].format(failed=plan.rate.failed, fastest=plan.fastest, micro_bs=plan.today.micro_bs, error=percent(plan.least_gain))
     if not (plan.today.has_n_epoch and plan.timed): return f"Stay at {now}: {text}."
-    return f"Stay at {now} for {counted(n_epoch, 'epoch')} ({time_text(plan.duration.today)}): {text}."
+    return f"Stay at {now} for {counted(n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
 
 def _split(plan):
     t = plan.today
     today = _split_text(math.ceil(t.bs/t.n_ranks/t.micro_bs), t.micro_bs, t.n_ranks)
-    epochs = counted(plan.epochs, 'epoch')
+    epochs = counted(plan.epochs, 'epoch')+_frozen_first(plan)
     return f"Stay at {t.bs}, but as {_split_text(plan.n_acc, plan.micro_bs, t.n_ranks)} (today {today}): {epochs} in about {_duration_text(plan)}."
 
 def _use(plan):
@@ -84,7 +86,7 @@ def _use(plan):
     now = counted(t.n_epoch, 'epoch')
     verb = "becomes" if now=='1 epoch' else "become"
     epochs = f"{now} of {t.bs} {verb} {num(plan.epochs)} of {plan.bs}"
-    if plan.freeze_epochs: epochs += f" after {counted(plan.freeze_epochs, 'frozen one')}"
+    epochs += _frozen_first(plan)
     return f"Use {size}: {epochs}, in about {_duration_text(plan)}." if plan.timed else f"Use {size}: {epochs}."
 
 def headline(
@@ -223,10 +225,11 @@ def _on_time(plan):
 def _on_larger(plan):
     "Few steps, and many passes through the same items"
     if plan.bs<=plan.bs_now: return
-    t,steps = plan.today,plan.n_epoch*plan.today.n_train/plan.bs
+    t,n_epoch = plan.today,plan.n_epoch+plan.freeze_epochs
+    steps = n_epoch*t.n_train/plan.bs
     if steps<steps_least: yield f"The whole training has only {counted(math.ceil(steps), 'step')}, where a plan is least sure."
-    if plan.n_epoch>=3 and (plan.n_epoch>=1.5*t.n_epoch or plan.n_epoch>8): # As in benchmarks/pays.md: up to 8 passes plans hold
-        yield f"The same {counted(t.n_train)} pass {plan.n_epoch} times: watch the validation loss, which may be best with a smaller batch."
+    if n_epoch>=3 and (n_epoch>=1.5*(t.n_epoch+t.freeze_epochs) or n_epoch>8): # As in benchmarks/pays.md: up to 8 passes plans hold
+        yield f"The same {counted(t.n_train)} pass {n_epoch} times: watch the validation loss, which may be best with a smaller batch."
 
 _trend = {1: "The noise scale rose during the measurement: measure again later, as a larger batch may pay by then.",
           -1: "The noise scale fell during the measurement: measure again later, as a smaller batch may do by then.",

@@ -220,7 +220,6 @@ def _unfrozen(learn):
             "`vision_learner` does, or plan for `fit_one_cycle`")
         yield
 
-
 # %% ../../nbs/finder/10_bs_find.ipynb #83bc009c
 def _at_rest(noise):
     "What windows at the same weights tell, and where the noise scale went if it moved all the same"
@@ -295,7 +294,7 @@ def _slowest(n_ranks, secs):
 
 @patch
 def bs_find(self:Learner,
-    lr=None, # Peak of the learning rate, as for `fit_one_cycle`: the one you train with. `None`: `learn.lr`; 0 measures at the present weights
+    lr=None, # Peak of the learning rate, as you pass it to `fit_one_cycle` or `fine_tune`. `None`: `learn.lr`, or `fine_tune`'s own; 0: at the present weights
     num_it:int=None, # Micro-batches to process at most; `None`: 300 of today's optimizer steps, if the training has as many, and 360 micro-batches
     n_batch:int=20, # Micro-batches in a window at most, all at the same weights; fewer where the loader is short or the noise scale small
     beta:float=0.99, # What is left of a window's weight at each window after it

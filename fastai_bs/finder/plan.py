@@ -346,7 +346,8 @@ class BatchPlan:
 
     @property
     def _beside_steps(self): return self.device.epoch_start+self.device.valid_time # Seconds of an epoch: its start, and its validation
-    def _whole_time(self, n_epoch, n_frozen, secs): return (n_epoch+n_frozen*self.frozen_part)*secs + (n_epoch+n_frozen)*self._beside_steps
+    def _whole_time(self, n_epoch, n_frozen, secs): # `secs`: of the steps of an epoch that is not frozen
+        return (n_epoch+n_frozen*self.frozen_part)*secs + (n_epoch+n_frozen)*self._beside_steps
     def _fit_time(self, n_epoch, bs): return self._whole_time(n_epoch, self._freeze_epochs_at(bs), self.today.n_train/bs*self.step_time_at(bs))
 
     @property
