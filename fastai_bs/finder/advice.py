@@ -14,6 +14,7 @@ from ..utils.text import counted, details_of, in_html, in_text, marked_size, num
 from ..schedule.scaled_lr import scale_lr
 from .steps import Duration, fastest_bs
 from .mock_cycle import least_windows, steps_least
+from .apply import freeze_arg
 
 # %% ../../nbs/finder/08_advice.ipynb #f9e2fdb1
 def _split_text(n_acc, micro_bs, n_ranks):
@@ -61,17 +62,19 @@ stay_reasons = dict(
     error="what other sizes gain is within the timing's error of {error}",
     gain="other sizes gain 3% at most on this device")
 
+def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
+
 def _stay(plan):
     now,n_epoch = plan.bs_now,plan.today.n_epoch
     if plan.stays_for=='chosen': return f"Stay at {now}, as you chose: nothing changes."
     text = stay_reasons[plan.stays_for].format(failed=plan.rate.failed, fastest=plan.fastest, micro_bs=plan.today.micro_bs, error=percent(plan.least_gain))
     if not (plan.today.has_n_epoch and plan.timed): return f"Stay at {now}: {text}."
-    return f"Stay at {now} for {counted(n_epoch, 'epoch')} ({time_text(plan.duration.today)}): {text}."
+    return f"Stay at {now} for {counted(n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
 
 def _split(plan):
     t = plan.today
     today = _split_text(math.ceil(t.bs/t.n_ranks/t.micro_bs), t.micro_bs, t.n_ranks)
-    epochs = counted(plan.epochs, 'epoch')
+    epochs = counted(plan.epochs, 'epoch')+_frozen_first(plan)
     return f"Stay at {t.bs}, but as {_split_text(plan.n_acc, plan.micro_bs, t.n_ranks)} (today {today}): {epochs} in about {_duration_text(plan)}."
 
 def _use(plan):
@@ -83,6 +86,7 @@ def _use(plan):
     now = counted(t.n_epoch, 'epoch')
     verb = "becomes" if now=='1 epoch' else "become"
     epochs = f"{now} of {t.bs} {verb} {num(plan.epochs)} of {plan.bs}"
+    epochs += _frozen_first(plan)
     return f"Use {size}: {epochs}, in about {_duration_text(plan)}." if plan.timed else f"Use {size}: {epochs}."
 
 def headline(
@@ -98,7 +102,10 @@ def sum_factor(
     "What a rate for a loss that is a sum over items is to be multiplied by"
     return plan.bs_now/plan.bs if plan.today.sums and not plan.today.adam else 1.
 
-def _fit(plan): return 'fit_one_cycle' if plan.measured.cool else 'fit'
+def _fit(plan):
+    "The method that trains as planned"
+    if plan.freeze_epochs: return 'fine_tune'
+    return 'fit_one_cycle' if plan.measured.cool else 'fit'
 
 def _rate(plan):
     "The rate to pass"
@@ -131,6 +138,7 @@ def _measure_again(plan):
     elif plan.today.has_lr: args.append(lr if plan.measured.moved else '0')
     if plan.today.has_n_epoch: args.append(f'n_epoch={num(plan.today.n_epoch)}')
     if plan.verdict!='too_high': args.append(f'num_it={longer}')
+    if plan.today.freeze_epochs: args.append("how='fine_tune'")
     return [f"plan = learn.bs_find({', '.join(args)})"]
 
 def _run(plan):
@@ -138,7 +146,7 @@ def _run(plan):
     lr = rate_text(scale_lr(plan.lr, sum_factor(plan))) if plan.today.has_lr else 'lr'
     n_epoch = plan.n_epoch if plan.is_known and plan.today.has_n_epoch else 'n_epoch'
     learn = 'plan.apply(learn)' if plan.changes else 'learn'
-    return [f"{learn}.{_fit(plan)}({n_epoch}, {lr})"]
+    return [f"{learn}.{_fit(plan)}({', '.join([str(n_epoch), lr, *freeze_arg(plan)])})"]
 
 # %% ../../nbs/finder/08_advice.ipynb #3fa1ca11
 def _noise_text(plan)->str:
@@ -166,9 +174,10 @@ def _found(plan):
     "The noise scale, and where today's size lies"
     m,t,where = plan.measured,plan.today,f"today's {plan.bs_now} {_where(plan)}"
     if m.cool is None: return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} at the present weights, and {where}."
+    kind = 'unfrozen epoch' if t.freeze_epochs else 'epoch'
     seen = m.cool.noise_scale if math.isfinite(m.cool.noise_scale) else m.cool.ci[0]
     if plan.noise_known>=seen/2:
-        return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} over a one-cycle of {counted(t.n_epoch, 'epoch')}, and {where}."
+        return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} over a one-cycle of {counted(t.n_epoch, kind)}, and {where}."
     steps = counted(math.ceil(t.n_epoch*t.n_train/t.bs), 'step')
     return (f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}; a training of {steps} on {counted(t.n_train)} bounds it "
             f"to {num(plan.noise_known)}, and {where}.")
@@ -216,10 +225,11 @@ def _on_time(plan):
 def _on_larger(plan):
     "Few steps, and many passes through the same items"
     if plan.bs<=plan.bs_now: return
-    t,steps = plan.today,plan.n_epoch*plan.today.n_train/plan.bs
+    t,n_epoch = plan.today,plan.n_epoch+plan.freeze_epochs
+    steps = n_epoch*t.n_train/plan.bs
     if steps<steps_least: yield f"The whole training has only {counted(math.ceil(steps), 'step')}, where a plan is least sure."
-    if plan.n_epoch>=3 and (plan.n_epoch>=1.5*t.n_epoch or plan.n_epoch>8): # As in benchmarks/pays.md: up to 8 passes plans hold
-        yield f"The same {counted(t.n_train)} pass {plan.n_epoch} times: watch the validation loss, which may be best with a smaller batch."
+    if n_epoch>=3 and (n_epoch>=1.5*(t.n_epoch+t.freeze_epochs) or n_epoch>8): # As in benchmarks/pays.md: up to 8 passes plans hold
+        yield f"The same {counted(t.n_train)} pass {n_epoch} times: watch the validation loss, which may be best with a smaller batch."
 
 _trend = {1: "The noise scale rose during the measurement: measure again later, as a larger batch may pay by then.",
           -1: "The noise scale fell during the measurement: measure again later, as a smaller batch may do by then.",
@@ -231,7 +241,8 @@ def _on_noise(plan):
     if not m.cool and m.ci[1]>=1: yield _trend[m.trend]
     if m.n_passes>max(1.5, t.n_epoch):
         yield f"The measurement took {num(m.n_passes)} passes through these {counted(t.n_train)}, so it speaks of them alone."
-    if t.trained<1: yield f"Of the parameters {num(100*(1-t.trained))}% are frozen: measure again when you unfreeze them."
+    if t.trained<1:
+        yield f"Of the parameters {num(100*(1-t.trained))}% are frozen: measure again when you unfreeze them, or by how='fine_tune' for all of `fine_tune`."
     if math.isinf(m.ci[1]) and longer: yield f"The noise scale may be larger still: num_it={longer} would tell more."
     elif math.isinf(m.ci[1]): yield "The noise scale may be larger still: only other items would tell more."
 
@@ -256,6 +267,7 @@ def cautions(
     if not plan.is_known:
         if plan.measured.loss_rose and plan.verdict!='too_high': yield "The learning rate may be too high: the loss rose during the mock training."
         return
+    if plan.loading_part>1/3: yield f"The loader takes {percent(plan.loading_part)} of a step: more workers gain more than any batch size."
     if plan.today.has_plan:
         yield f"A plan has set this learner up before, so the epochs are taken for those of {plan.bs_now}: plan.undo(learn) comes first."
     if plan.rate.low and plan.bs==plan.rate.held:
@@ -291,7 +303,10 @@ def good_to_know(
     if plan.timed and d.valid_time: yield f"In these times each epoch has a validation, of {time_text(d.valid_time)}."
     if plan.timed and d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.bs==plan.rate.held: yield "A short training at the planned batch ended no worse at the higher rate than at today's."
-    if plan.bs>t.bs and plan.measured.cool: yield _promise(plan)
+    if t.freeze_epochs:
+        yield "The noise scale is that of the unfrozen epochs, from the present weights on; the frozen ones are taken to need as many more examples."
+        if plan.timed: yield f"A frozen step takes {percent(plan.frozen_part)} of the time of another."
+    elif plan.bs>t.bs and plan.measured.cool: yield _promise(plan)
     if plan.changes and plan.rule_name!='no_scaling' and plan.bs!=plan.base_bs:
         yield f"The rate that is really used grows to {rate_text(scale_lr(plan.scaled_lr, sum_factor(plan)))}, by {plan.rule_name}."
     if plan.timed and plan.verdict=='use' and plan.n_acc==1 and plan.bs==max(o for o,*_ in plan.timed)*t.n_ranks<plan.noise_known:

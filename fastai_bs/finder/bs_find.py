@@ -8,7 +8,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/bs_find.html.md"""
 __all__ = ['BSFinder']
 
 # %% ../../nbs/finder/10_bs_find.ipynb #5e27702c
-import math, time, torch
+import inspect, math, time, torch
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from fastcore.basics import first, patch, store_attr
@@ -19,6 +20,7 @@ from fastai.torch_core import find_bs
 from ..utils.checks import check_bools, check_number, check_whole, is_several, is_whole, shown
 from ..utils.text import counted, time_text
 from ..learner.ranks import n_ranks, over_ranks, rank, trains_together
+from ..learner.snapshot import unchanged
 from ..learner.loaders import micro_batch_size, declared_len, epoch_len, n_items, known_micro_bs
 from ..learner.optimizer import decay_of, divides_by_size
 from ..learner.loop import callback_of
@@ -33,10 +35,14 @@ from .timing import StepTimes, micro_batch_sizes, time_steps, valid_time
 from .mock_cycle import MockAccum, cycle_of, for_training, readings
 from .rate_trial import with_rate_tried
 from .plan import BatchPlan, Device, Measured, Today
+import fastai.callback.schedule # noqa: F401 fine_tune
 
 # %% ../../nbs/finder/10_bs_find.ipynb #80512b91
 def _check_args(learn, args):
     "Refuse what makes no sense among the arguments of `bs_find`"
+    if args.how not in ('fit_one_cycle','fine_tune'):
+        raise ValueError(f"`how` must be 'fit_one_cycle' or 'fine_tune', got {args.how!r}: take the method that you train with")
+    if args.how=='fine_tune' and args.lr is not None: check_number('lr', args.lr, "the `base_lr` of `fine_tune`", finite=True)
     vals = rates(learn.lr if args.lr is None else args.lr)
     if not vals: raise ValueError(f"`lr` must hold a learning rate for each parameter group, got {args.lr}")
     for v in vals: check_number('lr', v, "the rate you train with, or 0 to measure at the present weights", open_=False, finite=True)
@@ -201,6 +207,19 @@ def _check_measured(learn, finder, lr, ranks):
     raise ValueError(f"No window of the mock training could be measured ({noise.n_dropped} had gradients that are not finite): "
                      "check the data and the loss, or lower `lr`")
 
+# %% ../../nbs/finder/10_bs_find.ipynb #3e4e153a
+def _fastais(nm): return inspect.signature(Learner.fine_tune).parameters[nm].default # What `fine_tune` takes where nobody says otherwise
+
+@contextmanager
+def _unfrozen(learn):
+    "In the block all of `learn` is trained, as after the frozen epochs of `fine_tune`"
+    with unchanged(learn):
+        learn.unfreeze()
+        if len(learn.opt.param_lists)<2: raise ValueError(
+            "`fine_tune` freezes all parameter groups but the last, and this learner has a single one: give it a `splitter` that makes several, as "
+            "`vision_learner` does, or plan for `fit_one_cycle`")
+        yield
+
 # %% ../../nbs/finder/10_bs_find.ipynb #83bc009c
 def _at_rest(noise):
     "What windows at the same weights tell, and where the noise scale went if it moved all the same"
@@ -228,7 +247,8 @@ def _today(learn, args, finder):
     return Today(
         bs=batch_size(learn, micro_bs=micro_bs, n_iter=n_iter), micro_bs=micro_bs, lr=args.lr if has_lr else finder.own_lr, n_train=n_train, n_epoch=n_epoch,
         base_bs=scaled.base_bs if scaled else None, has_lr=has_lr, has_n_epoch=args.n_epoch is not None, n_ranks=ranks, adam=finder.adam,
-        sums=loss_elements(learn.loss_func)[1]=='sum', wd=finder.decay, trained=finder.trained, has_plan='before_set_up' in vars(learn))
+        sums=loss_elements(learn.loss_func)[1]=='sum', wd=finder.decay, trained=finder.trained, has_plan='before_set_up' in vars(learn),
+        freeze_epochs=args.freeze_epochs)
 
 def _plan(learn, args, finder):
     "What the finished mock training says; nothing more is run"
@@ -258,8 +278,14 @@ def _device(learn, plan, max_bs):
         validation = _slowest(today.n_ranks, valid_time(learn))
         times = time_steps(learn, sizes, today.micro_bs, noise)
         start = _slowest(today.n_ranks, times.start or 0.)
+        loading = _slowest(today.n_ranks, times.loading or 0.)
+    frozen = math.nan
+    if today.freeze_epochs:
+        with mock_training(learn):
+            learn.freeze()
+            frozen = _slowest(today.n_ranks, first(secs for _,secs,_ in time_steps(learn, [today.micro_bs], today.micro_bs).fastest()) or math.nan)
     return Device(times=times.fastest(), spread=times.spread(), valid_time=validation, epoch_start=start, too_large=times.too_large or beyond,
-                  failed=tuple(times.errors.items()), max_bs=max_bs)
+                  failed=tuple(times.errors.items()), max_bs=max_bs, loading=loading, frozen=frozen)
 
 def _slowest(n_ranks, secs):
     "Seconds of the slowest rank, so that all ranks plan alike"
@@ -268,7 +294,7 @@ def _slowest(n_ranks, secs):
 
 @patch
 def bs_find(self:Learner,
-    lr=None, # Peak of the learning rate, as for `fit_one_cycle`: the one you train with. `None`: `learn.lr`; 0 measures at the present weights
+    lr=None, # Peak of the learning rate, as you pass it to `fit_one_cycle` or `fine_tune`. `None`: `learn.lr`, or `fine_tune`'s own; 0: at the present weights
     num_it:int=None, # Micro-batches to process at most; `None`: 300 of today's optimizer steps, if the training has as many, and 360 micro-batches
     n_batch:int=20, # Micro-batches in a window at most, all at the same weights; fewer where the loader is short or the noise scale small
     beta:float=0.99, # What is left of a window's weight at each window after it
@@ -279,6 +305,7 @@ def bs_find(self:Learner,
     *,
     n_epoch=None, # Epochs of the training that is planned, `fit_one_cycle(n_epoch, lr)`, with today's batch size; `None`: one, or the mock training's
     seed:int=None, # For another order of the items and other dropout in the mock training; `None`: those of a training that began now, in each call
+    how:str='fit_one_cycle', # The method that is planned for, or 'fine_tune': `fine_tune(n_epoch, lr)`, its frozen epoch and the `n_epoch` after it
 )->BatchPlan: # The noise scale with its interval, the step times of this device, and advice
     """Measure the gradient noise scale in a mock training, time some steps, and say what batch size they call for; the learner is left as it was
 
@@ -287,12 +314,16 @@ def bs_find(self:Learner,
     `plan.apply(learn)` carries the plan out. A second call draws the same random numbers and says the same; with another `seed` it is another measurement.
     """
     check_bools(show_plot=show_plot)
-    args = SimpleNamespace(lr=lr, num_it=num_it, n_batch=n_batch, tol=tol, max_bs=max_bs, n_epoch=n_epoch, seed=seed)
+    args = SimpleNamespace(lr=lr, num_it=num_it, n_batch=n_batch, tol=tol, max_bs=max_bs, n_epoch=n_epoch, seed=seed, how=how, freeze_epochs=0)
     noise = NoiseScale(beta, ci=ci)
     _check_args(self, args)
-    begin = time.perf_counter()
-    plan = _plan(self, args, _mock_fit(self, args, noise))
-    plan = with_rate_tried(self, replace(plan, device=_device(self, plan, max_bs)))
-    plan = replace(plan, took=_slowest(plan.today.n_ranks, time.perf_counter()-begin))
+    begin,tunes = time.perf_counter(),how=='fine_tune'
+    if tunes:
+        lr = _fastais('base_lr') if lr is None else lr
+        args.lr,args.freeze_epochs = slice(lr/2/_fastais('lr_mult'), lr/2),_fastais('freeze_epochs')
+    with _unfrozen(self) if tunes else nullcontext():
+        plan = _plan(self, args, _mock_fit(self, args, noise))
+        plan = with_rate_tried(self, replace(plan, device=_device(self, plan, max_bs)))
+    plan = replace(plan, today=replace(plan.today, lr=lr if tunes else plan.lr), took=_slowest(plan.today.n_ranks, time.perf_counter()-begin))
     if show_plot and rank()==0: plan.plot()
     return plan

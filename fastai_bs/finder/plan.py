@@ -45,6 +45,7 @@ class Today:
     wd:object = None # Weight decay, as `fit` takes it; `None`: there is none, or nothing is known of how it scales
     trained:float = 1. # Part of the parameters that is trained
     has_plan:bool = False # Was the learner set up by a plan before?
+    freeze_epochs:int = 0 # Epochs with a frozen body before `n_epoch`, where `fine_tune` is planned; 0: `fit_one_cycle`
 
 @dataclass(frozen=True)
 class Measured:
@@ -75,6 +76,8 @@ class Device:
     too_large:int = None # Micro-batch in items for which the memory did not suffice
     failed:tuple = () # For each micro-batch size that could not be run for another reason: items, and the error
     max_bs:int = None # Largest micro-batch that was to be tried, in items; `None`: no such bound
+    loading:float = 0. # Seconds of a step of today's micro-batch in which the loader is waited for
+    frozen:float = math.nan # Seconds of a step of today's micro-batch with a frozen body, where `fine_tune` is planned
 
 @dataclass(frozen=True)
 class RateTrial:
@@ -89,7 +92,7 @@ class RateTrial:
 class BatchPlan:
     """A measured noise scale, and what it says about the batch size on this device
 
-    Train as planned by `plan.apply(learn).fit_one_cycle(plan.n_epoch, plan.lr)`.
+    Train as planned by `plan.apply(learn).fit_one_cycle(plan.n_epoch, plan.lr)`, or by `fine_tune` where that is planned.
     """
     today:Today # The training as it is
     measured:Measured # What the mock training says
@@ -110,7 +113,7 @@ class BatchPlan:
     @property
     def base_bs(self)->int: return self.today.base_bs or self.today.bs # Batch size in items that `lr` goes with
     @property
-    def lr(self): return self.today.lr # Peak of the learning rate to pass to `fit_one_cycle`; `cbs` scale it
+    def lr(self): return self.today.lr # Peak of the learning rate to pass to `fit_one_cycle` or `fine_tune`; `cbs` scale it
 
     @property
     def noise_known(self)->float: # Items; NaN where nothing is known
@@ -325,9 +328,28 @@ class BatchPlan:
     @property
     def epochs(self)->float: return self.n_epoch if self.in_whole_epochs else self.n_epoch_exact # Whole ones where those are planned
 
+    def _freeze_epochs_at(self, bs): # As many times today's as the other epochs, to the nearest
+        return self.today.freeze_epochs and max(1, round(self.today.freeze_epochs*self.epochs_at(bs)/self.today.n_epoch))
+
+    @property
+    def freeze_epochs(self)->int: return self._freeze_epochs_at(self.bs) # Epochs with a frozen body, before `n_epoch`; 0 where `fit_one_cycle` is planned
+
+    def _part(self, secs):
+        "`secs` over a step of today's micro-batch; 0 where that was not timed"
+        return secs/(first(t for micro_bs,t,_ in self.timed if micro_bs==self.today.micro_bs) or math.inf)
+
+    @property
+    def loading_part(self)->float: return self._part(self.device.loading) # The loader's part of a step of today's micro-batch
+    @property
+    def frozen_part(self)->float: # 0 where `fit_one_cycle` is planned
+        "A step with a frozen body over one without"
+        return self._part(self.device.frozen) if self.today.freeze_epochs else 0.
+
     @property
     def _beside_steps(self): return self.device.epoch_start+self.device.valid_time # Seconds of an epoch: its start, and its validation
-    def _fit_time(self, n_epoch, bs): return n_epoch*(self.today.n_train/bs*self.step_time_at(bs) + self._beside_steps)
+    def _whole_time(self, n_epoch, n_frozen, secs): # `secs`: of the steps of an epoch that is not frozen
+        return (n_epoch+n_frozen*self.frozen_part)*secs + (n_epoch+n_frozen)*self._beside_steps
+    def _fit_time(self, n_epoch, bs): return self._whole_time(n_epoch, self._freeze_epochs_at(bs), self.today.n_train/bs*self.step_time_at(bs))
 
     @property
     def epoch_time(self)->float: return self.today.n_train/self.bs_now*self.step_time_now # Seconds of training in an epoch as it is today
@@ -335,7 +357,8 @@ class BatchPlan:
     @property
     def duration(self)->Duration: # Seconds; NaN where no step times are known
         "The fit of `n_epoch` epochs as planned, and today's, with their validations"
-        return Duration(self._fit_time(self.n_epoch, self.bs), self.today.n_epoch*(self.epoch_time+self._beside_steps))
+        t = self.today
+        return Duration(self._fit_time(self.n_epoch, self.bs), self._whole_time(t.n_epoch, t.freeze_epochs, self.epoch_time))
 
     @property
     def time_ratio(self)->float: # NaN where it is not known
@@ -430,7 +453,7 @@ class BatchPlan:
 
     def to_dict(self)->dict:
         "Numbers, strings and lists only, as strict JSON takes them: `None` where a number is not known or is infinite; without `df` and `table`"
-        names = ('verdict','noise_scale','ci','balanced_bs','bs','bs_range','micro_bs','n_acc','n_epoch','duration','lr','scaled_lr','rule_name','wd','base_bs',
-                 'timing_error','advice','code','chosen','took')
+        names = ('verdict','noise_scale','ci','balanced_bs','bs','bs_range','micro_bs','n_acc','n_epoch','freeze_epochs','duration','lr','scaled_lr',
+                 'rule_name','wd','base_bs','timing_error','advice','code','chosen','took')
         parts = {nm: asdict(getattr(self, nm)) for nm in ('today','measured','device','rate')}
         return as_plain({**{nm: getattr(self, nm) for nm in names}, **parts})

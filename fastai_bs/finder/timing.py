@@ -47,6 +47,7 @@ class StepTimer(Callback):
         self.times = [] # Of each step: seconds of all of it, and of what is done once per optimizer step
         self.n_seen = 0
         self.starts = [] # Of each epoch: seconds until its first batch was there
+        self.waits = [] # Of each step: seconds until its batch was there
         self._begin = time.perf_counter()
         self._end = None # Of the step before
         self._first = None # On several ranks: seconds of the window's first micro-batch
@@ -57,6 +58,7 @@ class StepTimer(Callback):
 
     def before_batch(self):
         self._begun_step = None
+        self._wait = time.perf_counter()-self._end if self._end else 0.
         if self.iter==0: self.starts.append(time.perf_counter()-self._epoch_begin)
         if find_bs(self.yb)!=self.micro_bs: raise CancelBatchException # The last of an epoch can be too small for the model
 
@@ -78,7 +80,7 @@ class StepTimer(Callback):
             self._end = None
             return
         now = self._now()
-        if self._end is not None and self.n_seen>self.n_warmup: self.times.append((now-self._end,now-self._begun_step))
+        if self._end is not None and self.n_seen>self.n_warmup: self._note(now-self._end, now-self._begun_step)
         if self._enough(now): raise CancelFitException
         self._end = now
 
@@ -87,10 +89,14 @@ class StepTimer(Callback):
         stepped,now = self.learn.grad_accum.stepped,self._now()
         took = None if self._end is None else now-self._end
         if stepped and took and self._first and self.n_seen>self.n_warmup:
-            self.times.append((took, max(took-self._first, now-self._begun_step)))
+            self._note(took, max(took-self._first, now-self._begun_step))
         self._first = None if stepped else took
         if any_rank(self._enough(now)): raise CancelFitException
         self._end = self._now()
+
+    def _note(self, step, once):
+        self.times.append((step, once))
+        self.waits.append(self._wait)
 
     def _enough(self, now): return len(self.times)>=min(self.n_steps, self.most) or bool(self.times) and now-self._begin>self.patience
 
@@ -132,6 +138,7 @@ class StepTimes:
         self.seen = set() # Sizes that were tried
         self.n_micro = {} # By size: micro-batches so far
         self.start = None # Seconds until an epoch of today's loader has its first batch
+        self.loading = None # Seconds of a step in which today's loader is waited for
         self.too_large = None # Smallest size for which memory did not suffice
         self.errors = {} # By size: why else it could not be timed
 
@@ -211,7 +218,9 @@ class StepTimes:
             slowest = over_ranks(torch.tensor(timer.median, dtype=torch.float64), 'max').tolist() if self.on_ranks else timer.median
             self.rounds.setdefault(micro_bs, []).append(slowest)
             self.n_micro[micro_bs] = self.n_micro.get(micro_bs, 0)+timer.n_seen
-            if micro_bs==self.micro_bs: self.start = min([*timer.starts, *([] if self.start is None else [self.start])])
+            if micro_bs==self.micro_bs:
+                self.start = min([*timer.starts, *([] if self.start is None else [self.start])])
+                self.loading = min([float(np.median(timer.waits)), *([] if self.loading is None else [self.loading])])
 
 def time_steps(
     learn:Learner, # As of `StepTimes`

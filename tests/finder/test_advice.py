@@ -26,6 +26,8 @@ def sentences(plan):
     (lambda: plan_of(64, noise_scale=70., ci=(60.,75.), micro_bs=16, times=secs(16, 32, 64)), 'split',
         "Stay at 64, but as one micro-batch (today 4 x 16): 5 epochs in about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
     (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): other sizes gain 3% at most on this device."),
+    (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'use',
+        "Use 256 (today 64): 5 epochs of 64 become 7 of 256 after 1 frozen one, in about 74% of the time (51 s instead of 1 min 9 s)."),
     (lambda: plan_of(n_windows=4), 'short', "Stay at 64: measure for longer first: 4 windows cannot tell the noise scale."),
     (lambda: plan_of(loss_rose=True), 'too_high', "Stay at 64: measure with a lower rate first: at 0.01 the loss rose during the mock training."),
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)), 'unknown', "Stay at 64: measure for longer first: so far the noise scale cannot be told."),
@@ -37,13 +39,15 @@ def test_headlines(make, verdict, text):
 @pytest.mark.parametrize('kwargs,text', [
     (dict(rate=RateTrial(held=128, low=True)), "Your rate looks low, so find it again: in a short training the loss fell faster at 1.8 times it."),
     (dict(n_epoch=1, has_n_epoch=False), "No n_epoch was given: this is for 1 epoch, and a longer training may want a larger batch."),
+    (dict(has_plan=True, loading=0.0082), "The loader takes 50% of a step: more workers gain more than any batch size."),
     (dict(has_plan=True), "A plan has set this learner up before, so the epochs are taken for those of 64: plan.undo(learn) comes first.")])
 def test_the_first_caution(kwargs, text): assert next(cautions(plan_of(**kwargs)))==text
 
 # When something is said
 
 @pytest.mark.parametrize('part,kwargs,said', [
-    ('frozen', dict(trained=0.25), True), ('fit in memory', dict(too_large=512), True), ('failed', dict(failed=((512,'ValueError: no'),)), True),
+    ('loader', dict(loading=0.0055), True), ('loader', dict(loading=0.0054), False), ('frozen', dict(trained=0.25), True),
+    ('fit in memory', dict(too_large=512), True), ('failed', dict(failed=((512,'ValueError: no'),)), True),
     ('max_bs=256', dict(max_bs=256), True), ('max_bs=256', dict(max_bs=256, **tight), False), ('clock was noisy', dict(spread=0.8), True),
     ('num_it=1440 would tell more', dict(ci=(430.,inf)), True), ('Measuring took', dict(took=45.), True), ('Measuring took', dict(took=9.), False),
     ('passes through these 50000 items', dict(n_passes=14.), True), ('could not be timed', dict(times=()), True),
@@ -59,6 +63,9 @@ def test_cautions(part, kwargs, said):
     (lambda: plan_of(**fixed), 'plan.apply(learn).fit(6, 0.01)'),
     (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn).fit_one_cycle(n_epoch, lr)'),
     (lambda: plan_of(adam=False, sums=True), 'plan.apply(learn).fit_one_cycle(6, 0.005)'),
+    (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'plan.apply(learn).fine_tune(7, 0.01)'),
+    (lambda: plan_of(freeze_epochs=1).at(1024), 'plan.apply(learn).fine_tune(14, 0.01, freeze_epochs=3)'),
+    (lambda: plan_of(freeze_epochs=1, n_windows=4, n_enough=800), "plan = learn.bs_find(0.01, n_epoch=5, num_it=800, how='fine_tune')"),
     (lambda: plan_of(loss_rose=True, lr=0.03), 'plan = learn.bs_find(0.01, n_epoch=5)'),
     (lambda: plan_of(n_windows=4, n_enough=800), 'plan = learn.bs_find(0.01, n_epoch=5, num_it=800)'), (lambda: plan_of(pairs=True), None)])
 def test_the_line_to_run(make, code): assert plan_words(make()).get('run')==([code] if code else None)

@@ -126,6 +126,8 @@ def plain_training(nm, first): return training(learners[nm], first)
 
 interrupted = partial(failing_find, event='after_backward', error=KeyboardInterrupt)
 cases = [('convnet',_open_gradients,find),('sgd',_open_gradients,find)] # And each learner: new, trained and frozen
+cases += [('convnet',o,partial(find, how='fine_tune')) for o in (_nothing,_after_training,_after_freezing)]
+cases += [(nm,_after_freezing,partial(interrupted, how='fine_tune')) for nm in ('adamw','scaled_lr')]
 cases += [(nm,*o) for nm in learners for o in ((_nothing,find),(_after_training,interrupted),(_after_freezing,find))
           if nm!='persistent_workers' or o[0] is _nothing] # To start workers takes long
 
@@ -298,6 +300,21 @@ def test_learning_rate(lr, peak, has_lr):
     assert [o for o in seen if o]==pytest.approx([peak*rate_at(i/5) for i in range(5)] if peak else [])
     assert seen[-1]==0 # The steps that are timed move nothing
 
+@pytest.mark.parametrize('lr', [0.02,None])
+def test_fine_tune_is_measured_unfrozen(lr):
+    "At the peak of its second part, half the rate and a two-hundredth of it; the plan's rate is what `fine_tune` takes"
+    seen = []
+    class Look(Callback):
+        def after_step(self):
+            if not hasattr(self, 'step_timer'): seen.append(([h['lr'] for h in self.opt.hypers],all(p.requires_grad for p in self.model.parameters())))
+    learn = convnet_learner(cbs=Look(), lr=0.005)
+    learn.freeze()
+    plan = find(learn, lr=lr, how='fine_tune')
+    base = 0.002 if lr is None else lr
+    peak = base/2*max(rate_at(i/5) for i in range(5))
+    assert max(seen)==([pytest.approx(peak/100),pytest.approx(peak)],True) and all(is_whole for _,is_whole in seen)
+    assert plan.lr==base and plan.today.has_lr and plan.today.freeze_epochs==1 and plan.today.trained==1
+
 @pytest.mark.parametrize('accum', [[], [GradAccum(2)]])
 def test_losses_are_those_of_the_windows(accum):
     "Whether the rate is too high is not asked of a micro-batch of the training between them"
@@ -371,7 +388,7 @@ def test_peak_memory_does_not_grow_with_the_window():
 
 refused = {
     ValueError: dict(num_it=(0,6), n_epoch=(0,-1,nan,inf), n_batch=(1,), beta=(0,1,nan), ci=(0,95), seed=(-1,), tol=(-1,nan), max_bs=(0,-8,3),
-                     lr=(-1,nan,inf,slice(-1e-3,1e-2),[0.1,nan],[],[0.1]*3)),
+                     lr=(-1,nan,inf,slice(-1e-3,1e-2),[0.1,nan],[],[0.1]*3), how=('fit',None)),
     TypeError: dict(num_it=(1.5,True,'9'), n_epoch=('5',True,[1]), n_batch=(2.5,None), seed=(1.5,'3',True), tol=('x',), max_bs=('yes',True,4.,nan),
                     lr=('x',True,slice(None),[None]))}
 bad = [(nm,v,error) for error,args in refused.items() for nm,values in args.items() for v in values]
@@ -403,8 +420,10 @@ def _all_frozen():
     (sized(regression(3), drop_last=True), {}, 'yields 0 micro-batches'),
     (sized(Stream(60)), {}, 'does not declare a length'), (sized(Stream(60), TorchDataLoader), {}, 'does not declare a length'),
     (_all_frozen, {}, 'no trainable parameters'), (partial(reg_learner, lr=-0.1), dict(lr=None), '`lr` must be the rate you train with.* at least 0, got -0.1'),
-    (reg_learner, dict(lr=0, n_batch=2, num_it=3), '`num_it`=3 micro-batches do not make two windows of 2')],
-    ids=['one','none','none of torch','dropped','endless','endless of torch','frozen','rate','few'])
+    (reg_learner, dict(lr=0, n_batch=2, num_it=3), '`num_it`=3 micro-batches do not make two windows of 2'),
+    (reg_learner, dict(how='fine_tune'), 'this learner has a single one: give it a `splitter`'),
+    (convnet_learner, dict(lr=0, how='fine_tune'), '`lr` must be the `base_lr` of `fine_tune`.* above 0, got 0')],
+    ids=['one','none','none of torch','dropped','endless','endless of torch','frozen','rate','few','group','still'])
 def test_bad_learners(make, kwargs, match): assert _refused(make(), ValueError, match, **kwargs)==[]
 
 class Views(Callback):

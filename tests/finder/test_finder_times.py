@@ -13,9 +13,11 @@ from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam, OptimWrapper, SGD
+from fastai.torch_core import params
 
 from fastai_bs.finder import bs_find as finder
 from fastai_bs.finder import timing
+from fastai_bs.finder.advice import cautions
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder.steps import best_split, candidates, splits
 from fastai_bs.finder.timing import StepTimer, StepTimes, micro_batch_sizes, time_steps
@@ -139,7 +141,8 @@ class SlowItems(Dataset):
 @pytest.mark.parametrize('cls,kw', [(DataLoader,'bs'), (TorchDataLoader,'batch_size')])
 def test_the_time_that_the_loader_takes_counts(clock, cls, kw):
     dl = cls(SlowItems(clock, regression(80, dtype=torch.float32)), **{kw: 4}, num_workers=0)
-    assert timed(slow_learner(clock, dls=DataLoaders(dl, dl)), 4).median==near(0.016)
+    timer = timed(slow_learner(clock, dls=DataLoaders(dl, dl)), 4)
+    assert timer.median==near(0.016) and timer.waits==pytest.approx([0.012]*5)
 
 class Ragged:
     "Batches of given sizes, each of 1 ms an item; the first of an epoch takes another second"
@@ -161,6 +164,29 @@ def test_only_batches_of_its_size_count(clock, monkeypatch):
     assert timer.n_seen==20 and timer.times==[] and timer.median is None
 
 # What the plan holds of it
+
+def test_what_the_loader_takes_is_said_first(clock):
+    "12 of 16 ms with today's size, whatever other sizes take of it"
+    dl = DataLoader(SlowItems(clock, regression(200, dtype=torch.float32)), bs=4, num_workers=0)
+    plan = find(slow_learner(clock, dls=DataLoaders(dl, dl)), n_epoch=5, num_it=200)
+    assert plan.device.loading==pytest.approx(0.012) and plan.loading_part==pytest.approx(0.75)
+    assert next(cautions(plan))=="The loader takes 75% of a step: more workers gain more than any batch size."
+
+class Frozen(Slow):
+    "A step of the head alone takes a fifth of the time"
+    def __init__(self, clock):
+        super().__init__(clock, a=0.02, c=0.)
+        self.head = nn.Linear(2, 2)
+    def forward(self, x):
+        res = self.head(super().forward(x))
+        if not self.lin.weight.requires_grad: self.clock[0].spend(-0.016)
+        return res
+
+def test_a_frozen_step_is_timed(clock):
+    learn = quiet_learner(loaders(regression(200, dtype=torch.float32), 4), Frozen(clock), splitter=lambda m: [params(m.lin),params(m.head)])
+    plan = find(learn, n_epoch=4, how='fine_tune')
+    assert plan.device.frozen==pytest.approx(0.004) and plan.frozen_part==pytest.approx(0.2)
+    assert plan.duration.today==pytest.approx((4+0.2)*50*0.02)
 
 @pytest.mark.parametrize('a,c', [(0.02,0.001), (0.0001,0.002)])
 def test_step_times_of_a_device(clock, a, c):

@@ -150,6 +150,12 @@ def test_validations_count_in_the_choice(valid_time, epoch_start, bs, has_n_epoc
     planned,today = 8*(20+beside),5*(50+beside)
     assert plan.bs==bs and plan.fastest==100 and plan.at(100).duration==pytest.approx((planned,today)) and plan.at(100).time_ratio==pytest.approx(planned/today)
 
+def test_the_time_of_fine_tune():
+    "8 epochs of 20 s with 100 items and two frozen ones of 5 s, 5 of 50 s with 25 and one of 12.5 s; a validation after each"
+    plan = fixed(bs=25, times=((25,0.0125,0.001),(100,0.02,0.001)), n_epoch=5, has_n_epoch=True, valid_time=1., freeze_epochs=1, frozen=0.0125/4)
+    assert plan.bs==100 and plan.n_epoch==8 and plan.freeze_epochs==2 and plan.duration==pytest.approx((8*21+2*6,5*51+13.5))
+    assert plan.at(25).freeze_epochs==1 and plan.time_ratio==pytest.approx(180/268.5)
+
 @pytest.mark.parametrize('bs,n_epoch,exact', [(25,100,160.),(25,5,8.),(25,1,1.6),(25,0.2,0.32),(400,5,2.),(400,0.9,0.36)])
 def test_epochs(bs, n_epoch, exact):
     "(100+100)/(100+bs) of them, of 100 items"

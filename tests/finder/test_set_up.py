@@ -227,14 +227,16 @@ def test_a_fit_as_planned(plan, lr):
 decaying = dict(adam=True, moved=True, **readings(), wd=0.01)
 
 @pytest.mark.parametrize('plan', [make(lr=0.02),accumulated(lr=slice(1e-3,1e-2)),make(ci=(0.,float('inf'))),make(adam=True),make(noise_scale=123.456),
-    make(base_bs=4),make(**decaying)], ids=lambda o: o.code[25:100])
+    make(base_bs=4),make(**decaying),make(freeze_epochs=1, noise_scale=20.)], ids=lambda o: o.code[25:100])
 def test_the_code_does_what_apply_does(plan):
     "Pasted where everything is imported, on a learner with loaders of `micro_bs`"
     here,there = (learner(bs=bs, cbs=Steps(), splitter=halves, opt_func=Adam if plan.today.adam else momentum_sgd) for bs in (plan.micro_bs,8))
     scope = dict(learn=here)
     exec('from fastai_bs.all import *', scope)
     exec(plan.code, scope)
-    plan.apply(there).fit_one_cycle(plan.n_epoch, plan.lr)
+    plan.apply(there)
+    if plan.freeze_epochs: there.fine_tune(plan.n_epoch, plan.lr, freeze_epochs=plan.freeze_epochs)
+    else: there.fit_one_cycle(plan.n_epoch, plan.lr)
     assert here.steps.lrs==there.steps.lrs and here.steps.items==there.steps.items==[plan.bs]*(plan.n_epoch*96//plan.bs)
     assert [o['wd'] for o in here.opt.hypers]==pytest.approx([o['wd'] for o in there.opt.hypers], rel=1e-2) # The code has three digits
 
