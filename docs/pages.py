@@ -329,7 +329,8 @@ def all_names(mods, own):
         text = nm.replace('Learner.', 'learn.').replace('Recorder.', 'learn.recorder.')
         link = f'[`{text}`]({own_page(nm)}.ipynb)' if own_page(nm) in own else f'{{py:obj}}`{text} <{names[nm].__name__}.{nm}>`'
         return f'| {link} | {_cell(line_of(attrgetter(nm)(names[nm])))} |'
-    lines = ['# All of fastai_bs','','*Every public name in one line; `from fastai_bs.all import *` brings all of them, and `learn.batch_size`: the items of an optimizer step now*']
+    lines = ['# All of fastai_bs','',"*Every public name in one line; `from fastai_bs.all import *` brings all of them, and `learn.batch_size`: "
+             "the items of an optimizer step now*"]
     for kind in ('Methods of a learner and its recorder','Callbacks','Functions','Results'):
         lines += ['',f'## {kind}','','| name | what it does |','|---|---|',*(_row(nm) for nm in names if _kind(nm)==kind)]
     return '\n'.join(lines)+'\n'
