@@ -178,6 +178,8 @@ class ScaledLR(ScopedCallback):
             return
         refuse_empty(self.learn.dls.train)
         self._check_noise()
+        if not self.scale_wd and any('wd' not in h for h in self.opt.hypers):
+            raise ValueError("The optimizer has no weight decay `wd`: leave out `scale_wd`")
         if self.momentum_correction: self._start_velocity()
         factors = [self.factor_at(batch_size(self.learn, e)) for e in range(self.n_epoch)] # A rule may fail at some size
         if any(f!=1 for f in factors): self._warn_of_rule()

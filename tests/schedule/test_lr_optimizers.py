@@ -51,6 +51,12 @@ def test_k_small_steps_are_one_large_one(k, by, groups):
     for p,seed,g,rate in ((large.model.a,1,zs,0.01 if groups else 0.1),(large.model.b,2,zs**2,0.1)): # Mean gradient times the sum of the rates
         assert (p.detach()-rand(5, seed=seed)+128*rate*g.mean(0)).abs().max() <= 1e-12
 
+def test_a_decay_that_is_not_there():
+    learn = linear_learner([rand(5, seed=3)]*8, 2, ScaledLR(1, scale_wd=False), partial(OptimWrapper, opt=torch.optim.Rprop))
+    before = flat(learn).clone()
+    with pytest.raises(ValueError, match='no weight decay `wd`: leave out `scale_wd`'): learn.fit(1, 0.1)
+    assert torch.equal(before, flat(learn))
+
 @pytest.mark.parametrize('by,warmup,scale_wd,decouple_wd', pairwise(['loader','GradAccum'], [0,1.5], [True,False], [True,False]))
 def test_weight_decay_against_the_closed_form(by, warmup, scale_wd, decouple_wd):
     "w <- (1-d)w - k lr g per step, where d is k lr wd, or lr wd with `scale_wd=False`"
