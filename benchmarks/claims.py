@@ -166,8 +166,8 @@ def page(*dfs):
         "with which seeds, and when.",
         "What is shown by a lesson or a test and not by a figure: BatchNorm in micro-batches and GroupNorm in its place ([gradient "
         "accumulation](../nbs/guides/accumulation.ipynb)), clipping of the window's mean gradient (the same), the four ways to the noise scale ([the noise "
-        "scale](../nbs/guides/four_ways.ipynb)), a tabular, a collab and a text model from start to end ([models](../nbs/guides/models.ipynb)), weight decay "
-        "and momentum beside a scaled rate ([learning rate](../nbs/guides/learning_rate.ipynb)), one shuffle dealt out to all ranks "
+        "scale](../nbs/guides/noise_scale.ipynb)), a tabular, a collab and a text model from start to end ([how to choose](../nbs/guides/choose.ipynb)), "
+        "weight decay and momentum beside a scaled rate ([learning rate](../nbs/guides/learning_rate.ipynb)), one shuffle dealt out to all ranks "
         "(`tests/whole/test_ranks.py`). That more devices do not load data faster is not measured."])
 
 if __name__=='__main__': main(__doc__, names, lambda *_: None, page)

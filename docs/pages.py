@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from plain import llms, page_text, plain # noqa: E402 From this folder
 
 root = Path(__file__).resolve().parent.parent
-guides = [f'guides/{o}' for o in ('choose','prove','growing','models','four_ways','accumulation','learning_rate','where_memory_goes','several_gpus',
-                                  'reproducible','long_training','coming_from','faq')] # In this order
+guides = [f'guides/{o}' for o in ('choose','prove','accumulation','where_memory_goes','learning_rate','growing','noise_scale','several_gpus','coming_from',
+                                  'faq')] # In this order
 # Folders of the reference, in the order of a reader; the demonstration is a page of its own
 folders = ['finder','accumulate','schedule','noise','memory','verify','learner','utils','demo']
 site = 'https://fastai-bs.github.io/fastai_bs'

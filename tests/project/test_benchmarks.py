@@ -275,7 +275,7 @@ def shown(nb, pattern):
     assert res
     return res
 
-@pytest.mark.parametrize('nb,page,pattern', [('guides/four_ways','rossmann','rossmann.md'),
+@pytest.mark.parametrize('nb,page,pattern', [('guides/noise_scale','rossmann','rossmann.md'),
                                              ('guides/accumulation','mnist_accumulation','mnist_accumulation.md'),
                                              ('guides/learning_rate','goyal',r'Markdown\((table|pairs)\(df\)\)')])
 def test_a_table_of_a_guide_is_the_page_s(nb, page, pattern):

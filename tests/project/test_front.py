@@ -12,7 +12,7 @@ tomllib = pytest.importorskip('tomllib', reason="part of Python from 3.11 on")
 project = tomllib.loads((root/'pyproject.toml').read_text())['project']
 readme = (root/'README.md').read_text()
 page = '\n'.join(source for kind,source in cells_of(root/'nbs/index.ipynb') if kind=='markdown')
-guides = [p for p in sorted((root/'nbs').glob('3*.ipynb')) if any(kind=='code' for kind,_ in cells_of(p))]
+guides = [p for p in sorted((root/'nbs/guides').glob('*.ipynb')) if any(kind=='code' for kind,_ in cells_of(p))]
 
 # Figures: what the benchmark's page says, and how the first screen says it
 
