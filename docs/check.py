@@ -13,7 +13,8 @@ from urllib.parse import urldefrag, urljoin
 root = Path(__file__).resolve().parent.parent
 sizes = dict(wide=(1400,1800), half=(820,1800), narrow=(390,1400))
 axe = root/'docs/_build/axe.min.js'
-read_aloud = 'index.html','guides/choose.html','schedule/scaled_lr.html','reference/bs_find.html','names.html','matrix.html','gallery.html' # A page of each kind, for axe
+# A page of each kind, for axe
+read_aloud = 'index.html','guides/choose.html','schedule/scaled_lr.html','reference/bs_find.html','names.html','matrix.html','gallery.html'
 failed = "axe.run({resultTypes: ['violations']}).then(r => r.violations.map(o => `${o.id} (${o.nodes.length}): ${o.nodes[0].html.slice(0, 90)}`))"
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
