@@ -295,7 +295,7 @@ def take_entry(path, nm):
     write_nb(nb, path)
     return text
 
-def write_reference(dest, mods):
+def write_reference(dest, mods, titles):
     "A page for each section of the reference: the call, its arguments, what it returns, the example; titles and lines by page"
     nb,heads = read_nb(dest/'reference.ipynb'),{}
     where = {nm: page for page,mod in mods.items() for nm in documented(mod)}
@@ -307,7 +307,7 @@ def write_reference(dest, mods):
         result = getattr(o, '__annotations__', {}).get('return')
         call = re.sub(r'\]\((?!https?:|#)', '](../', re.sub('^.*\n', '', first.source))
         texts = [f"# {head}\n\n{page_links('nbs/reference.ipynb', page)}\n{call}", take_entry(dest/f'{where[nm]}.ipynb', nm),
-                 '## An example', f'## How it works\n\n[{where[nm]}](../{where[nm]}.ipynb)']
+                 '## An example', f'## How it works\n\n[{titles[where[nm]][0]}](../{where[nm]}.ipynb)']
         title,table,example_head,link = (mk_cell(o, 'markdown') for o in texts)
         has = [mk_cell(members(result), 'markdown')] if inspect.isclass(result) and result.__module__.startswith('fastai_bs') else []
         nb.cells = [title,table,example_head,*example,*has,link]
@@ -329,8 +329,7 @@ def all_names(mods, own):
         text = nm.replace('Learner.', 'learn.').replace('Recorder.', 'learn.recorder.')
         link = f'[`{text}`]({own_page(nm)}.ipynb)' if own_page(nm) in own else f'{{py:obj}}`{text} <{names[nm].__name__}.{nm}>`'
         return f'| {link} | {_cell(line_of(attrgetter(nm)(names[nm])))} |'
-    lines = ['# All of fastai_bs','',"*Every public name in one line; `from fastai_bs.all import *` brings all of them, and `learn.batch_size`: "
-             "the items of an optimizer step now*"]
+    lines = ['# All of fastai_bs','','*Every public name in one line; `from fastai_bs.all import *` brings all of them, and `learn.batch_size`*']
     for kind in ('Methods of a learner and its recorder','Callbacks','Functions','Results'):
         lines += ['',f'## {kind}','','| name | what it does |','|---|---|',*(_row(nm) for nm in names if _kind(nm)==kind)]
     return '\n'.join(lines)+'\n'
@@ -365,7 +364,7 @@ def build(dest):
     for p in paths: # nbdev may have taken the number off already
         page = page_name(p.relative_to(processed))
         heads[page] = write_page(p, of_path[page], dest, mods)
-    own = write_reference(dest, mods)
+    own = write_reference(dest, mods, heads)
     del heads['reference']
     first = [o for o in guides if o in heads]
     rest = [o for o in heads if o!='index' and o not in mods and o not in first]

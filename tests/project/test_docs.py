@@ -61,7 +61,7 @@ def test_a_section_of_the_reference(head):
     call,*example = reference[head]
     assert any(head.replace('learn.', 'Learner.') in nms for nms in public.values())
     assert f'{head}(' in re.search('```python\n(.*?)```', call.source, flags=re.S)[1]
-    assert any(f'{head}(' in c.source or f'.{head.partition(".")[2]}(' in c.source for c in example if c.cell_type=='code')
+    assert f"{head.rpartition('.')[2]}(" in '\n'.join(c.source for c in example if c.cell_type=='code')
 
 def test_a_page_has_all_names():
     text = pages.all_names(mods, own)
