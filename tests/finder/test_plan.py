@@ -263,9 +263,10 @@ def test_all_of_a_plan_follows_from_one_number(plan):
     # The size, and what it takes
     if plan.timed and known and not plan.chosen:
         def _time(bs, step_time):
-            n = t.n_epoch*(noise+bs)/(noise+now)
+            more = (noise+bs)/(noise+now)
+            n,n_frozen = t.n_epoch*more,t.freeze_epochs and max(1, round(t.freeze_epochs*more))
             if plan.in_whole_epochs and bs!=now: n = max(n, whole_epochs(n))
-            return n*(t.n_train/bs*step_time+plan.device.valid_time)
+            return (n+n_frozen*plan.frozen_part)*t.n_train/bs*step_time + (n+n_frozen)*plan.device.valid_time
         took = {bs: _time(bs, secs) for bs,secs in zip(plan.table.bs, plan.table.step_time)}
         good = [bs for bs,secs in took.items() if secs<=1.1*min(took.values()) and secs<=took[now]/max(1+plan.least_gain, 1.05**abs(np.log2(bs/now)))]
         assert plan.bs==(min(good, key=lambda bs: max(bs/now, now/bs)) if good else now)

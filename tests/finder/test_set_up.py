@@ -341,8 +341,8 @@ def test_the_note_is_of_one_learner(copied): assert copied(make().apply(learner(
 
 # Rules
 
-@pytest.mark.parametrize('rule,name', [('sqrt','sqrt_scaling'),('adascale','adascale_gain'),('none','no_scaling'),('Adam','adam_gain'),(2,'linear_scaling')])
-def test_a_rule_by_name_is_told_the_function(rule, name):
-    with pytest.raises(TypeError, match=rf"`rule` must be a function .*, got {rule!r}: take ScaledLR\(64, {name}\)"): ScaledLR(64, rule)
+@pytest.mark.parametrize('rule', ['sqrt',2])
+def test_a_rule_is_a_function(rule):
+    with pytest.raises(TypeError, match=f"`rule` must be a function .*as linear_scaling or sqrt_scaling, got {rule!r}"): ScaledLR(64, rule)
 
 def test_rules_are_functions(): assert ScaledLR(64, no_scaling).rule_name=='no_scaling'
