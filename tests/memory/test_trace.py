@@ -13,6 +13,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.text.models.core import get_language_model
+from fastai.torch_core import TensorCategory, TensorImage
 
 from fastai_bs.memory.trace import LiveBytes, TracedStep
 from helpers import changes, loaders, mlp, picture, quiet_learner, regression, root
@@ -31,10 +32,10 @@ def dense(**kwargs):
     model = nn.Sequential(nn.Linear(200,300), nn.ReLU(), nn.Dropout(0.2), nn.Linear(300,300), nn.BatchNorm1d(300), nn.Tanh(), nn.Linear(300,10))
     return classifier(list(zip(torch.randn(256, 200), torch.randint(10, (256,)))), model, 64, **kwargs)
 
-def conv(**kwargs):
+def conv(items=None, **kwargs):
     model = nn.Sequential(nn.Conv2d(3,32,7,2,bias=False), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.MaxPool2d(2), BasicBlock(32,32),
                           nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32,10))
-    return classifier(list(zip(torch.randn(16, 3, 64, 64), torch.randint(10, (16,)))), model, **kwargs)
+    return classifier(items or list(zip(torch.randn(16, 3, 64, 64), torch.randint(10, (16,)))), model, **kwargs)
 
 class Encoder(nn.Module):
     def __init__(self):
@@ -54,6 +55,12 @@ def test_peak(make, opt_func):
     "Gradients that fastai's optimizers keep, and that torch's let go of; small convolutions take copies in oneDNN's layout, which nobody sees"
     learn = learners[make](opt_func=opt_func)
     assert (0.85 if make=='conv' else 0.93)<sum(TracedStep(learn)(learn.dls.train.bs).values())/peak_of(learn)<1.02
+
+def test_tensors_of_fastais_own_types():
+    "Pictures hold as much as plain tensors"
+    items = list(zip(torch.randn(16, 3, 64, 64), torch.randint(10, (16,))))
+    plain,own = (TracedStep(conv(items=o))(8) for o in (items,[(TensorImage(x),TensorCategory(y)) for x,y in items]))
+    assert own==plain
 
 def test_batches_that_are_on_another_device():
     "As before a first fit, which moves the model to them"
