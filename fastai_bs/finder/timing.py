@@ -22,6 +22,9 @@ from ..learner.loaders import with_micro_bs
 from ..learner.loop import fastai_on_ranks
 from ..accumulate.grad_accum import GradAccum
 from ..memory.max_bs import TrialSearch
+from ..schedule.rules import sqrt_scaling
+from ..schedule.scaled_lr import ScaledLR
+from .mock_cycle import OneCycle
 from .steps import extrapolated, monotone_step_times, spread, steps_needed
 
 # %% ../../nbs/finder/02_timing.ipynb #7a0d2dd6
@@ -204,7 +207,10 @@ class StepTimes:
         learn,timer,failed = self.learn,StepTimer(micro_bs, n_steps),False
         try:
             learn.dls.loaders[0] = self.dl if micro_bs==self.micro_bs else with_micro_bs(self.dl, micro_bs)
-            learn.fit(10_000, 0., cbs=[timer,GradAccum(2)] if self.on_ranks else timer)
+            cbs = [timer,OneCycle(10_000)] # A step of `fit_one_cycle` sets rate and momentum, and `ScaledLR` the rate once more
+            if micro_bs!=self.micro_bs: cbs.append(ScaledLR(self.micro_bs, sqrt_scaling))
+            if self.on_ranks: cbs.append(GradAccum(2))
+            learn.fit(100, 0., cbs=cbs)
         except Exception as e: # A loader or a model that knows no other size than today's, or the memory
             if micro_bs==self.micro_bs or self.on_ranks: raise
             failed = True

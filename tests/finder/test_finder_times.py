@@ -461,7 +461,7 @@ def test_batches_of_varying_size(ns):
 @pytest.mark.parametrize('cbs,bs_now,base_bs', [([GradAccum({0: 2, 1: 8})],8,8), ([GradAccum(2),ScaledLR(32, sqrt_scaling)],8,32),
     ([GradientAccumulation(12)],12,12), ([GradAccum(3),NoiseScale()],12,12), ([ScaledLR(2)],4,2)], ids=str)
 def test_what_the_learner_has_on_is_set_aside(cbs, bs_now, base_bs):
-    "Micro-batches are timed one to a step, and today's batch is reckoned from them"
+    "Micro-batches are timed one to a step, each with what the training as planned sets its rate by, and today's batch is reckoned from them"
     class Look(Callback):
         order = 98
         def before_fit(self): fits.append(([cb.name for cb in self.learn.cbs],[],[]))
@@ -476,7 +476,8 @@ def test_what_the_learner_has_on_is_set_aside(cbs, bs_now, base_bs):
     timed = [fit for fit in fits if 'step_timer' in fit[0]]
     assert len(timed)>=2
     for names,batches,steps in timed:
-        assert not {'grad_accum','noise_scale','scaled_lr','gradient_accumulation'}&set(names) and batches==steps and batches[0] in sizes(plan)
+        assert not {'grad_accum','noise_scale','gradient_accumulation'}&set(names) and batches==steps and batches[0] in sizes(plan)
+        assert 'one_cycle' in names and names.count('scaled_lr')==(batches[0]!=4)
     times = {m: (t,opt) for m,t,opt in plan.timed}
     now = plan.table[plan.table.bs==bs_now].iloc[0]
     t,opt = times[now.micro_bs]
