@@ -7,8 +7,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/loop.html.md"""
 # %% auto #0
 __all__ = ['is_of_loop', 'ScopedCallback', 'fastai_on_ranks', 'runs_alone', 'run_events', 'optimizer_step', 'backward',
            'do_one_batch', 'to_device', 'set_batch', 'fastais_one_batch', 'one_batch_by', 'overridden_step',
-           'first_epoch', 'callback_of', 'rate_finder', 'helped_by', 'start_helpers', 'change_hidden', 'event_by',
-           'with_values', 'pct_train_by']
+           'first_epoch', 'callback_of', 'rate_finder', 'helped_by', 'change_hidden', 'event_by', 'with_values',
+           'pct_train_by']
 
 # %% ../../nbs/learner/05_loop.ipynb #5aa93d39
 import inspect, sys, torch
@@ -24,15 +24,14 @@ from .ranks import DistributedDL, alike, alone, ddp_model, group_device, n_proce
 # %% ../../nbs/learner/05_loop.ipynb #516dd34c
 _of_fit = 'before_fit','before_epoch','before_batch','after_fit'
 
-def _running(learn):
-    "Yield the names of the learner's methods on the stack, the innermost first"
-    frame = inspect.currentframe()
-    while frame := frame.f_back:
-        if frame.f_code.co_varnames[:1]==('self',) and frame.f_locals.get('self') is learn: yield frame.f_code.co_name
-
 def is_of_loop(learn:Learner): # A learner that fires an event
     "Return whether the loop fires the event; `with learn:`, `summary`, `validate` and `tta` fire the events of a fit too"
-    return next((o for o in _running(learn) if o not in ('__call__','_call_one')), None)=='_with_events'
+    frame = inspect.currentframe()
+    while frame := frame.f_back: # The learner's method that fires it
+        code = frame.f_code
+        is_method = code.co_varnames[:1]==('self',) and frame.f_locals.get('self') is learn
+        if is_method and code.co_name not in ('__call__','_call_one'): return code.co_name=='_with_events'
+    return False
 
 class ScopedCallback(Callback):
     "A `Callback` with a `scope` around the training part of each epoch, which closes after an exception too, and with a `start_fit`"
@@ -61,17 +60,11 @@ class ScopedCallback(Callback):
         "Return whether the event belongs to a fit; raise an error if this callback has not seen that fit begin"
         if event_name!='before_batch' and not is_of_loop(self.learn): return False
         if self.started or not self.run: return True
-        if event_name=='before_epoch' or event_name=='before_batch' and self.training: self._refuse()
+        if event_name=='before_epoch' or event_name=='before_batch' and self.training:
+            name = type(self).__name__
+            raise ValueError(f"{name} must check a fit before it begins, and has not seen this one begin: add it with learn.add_cb or fit(cbs=...) before "
+                             f"learn.fit, or remove it with learn.remove_cb({name})")
         return True
-
-    def _refuse(self):
-        name = type(self).__name__
-        if '_do_fit' in _running(self.learn): raise ValueError(
-            f"{name} was added to the learner after the fit had begun, and it must check a fit before it begins: add it before, as with "
-            "learn.add_cb or fit(cbs=...), and not in an event of another callback")
-        raise ValueError(
-            f"{name} works within a fit, and this batch is trained outside of any: train with learn.fit, or remove {name} first, "
-            f"learn.remove_cb({name})")
 
     def hears(self, event_name)->bool:
         "Return whether the callback has such an event; fastai would search the learner and its model too, which takes longer than most events"
@@ -266,23 +259,14 @@ def rate_finder(learn:Learner): # A learner in a fit
 @contextmanager
 def helped_by(
     learn:Learner, # A learner in a fit
-    cbs, # Callbacks
+    cbs, # `ScopedCallback`s whose `start_fit` has run
 ):
     "Add callbacks to the learner in the block, a part of a `scope`, and enter their scopes"
     with learn.added_cbs(cbs), ExitStack() as stack:
         for cb in cbs:
-            if not isinstance(cb, ScopedCallback): continue
             cb.started = True
             stack.enter_context(cb.scope())
         yield
-
-def start_helpers(
-    learn:Learner, # A learner in a fit
-    cbs, # `ScopedCallback`s, as for `helped_by`
-):
-    "Call the `start_fit` of each callback"
-    with learn.added_cbs(cbs):
-        for cb in cbs: cb.start_fit()
 
 def change_hidden(
     rnn, # An `AWD_LSTM`
