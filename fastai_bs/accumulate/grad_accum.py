@@ -172,7 +172,7 @@ class GradAccum(ScopedCallback):
         if self.reduces: ddp.require_forward_param_sync = False # Buffers are those of each rank until the epoch ends
         try:
             with ExitStack() as stack:
-                stack.enter_context(pct_train_by(learn, self._advance))
+                stack.enter_context(pct_train_by(learn, self._end_micro))
                 for cb in recorders(learn):
                     for event in ('before_batch','after_batch','after_train'):
                         if hasattr(type(cb), event): stack.enter_context(event_by(cb, event, partial(self._as_large, cb, event)))
@@ -217,14 +217,18 @@ class GradAccum(ScopedCallback):
         else: self.hypers.hold(self.learn.opt)
         self.hypers.known = False
 
-    def _advance(self, pct):
-        "Count this micro-batch, and return `learn.pct_train` after it; in it, it was `pct`"
-        learn,at = self.learn,self._position.at
-        if self.n_acc==1: pct = learn.pct_train # As fastai counts
-        elif self.starts_window: pct = self._position.after(pct, learn.iter, learn.n_iter, learn.n_epoch)
+    def _end_micro(self, pct):
+        "Count the large batch if it ends with this micro-batch, and return the `learn.pct_train` that follows `pct`"
+        at = self._position.at
+        pct = self._next_pct_train(pct)
         ends_large_batch = self.n_acc==1 or self._position.at!=at
         self.n_large += ends_large_batch
         return pct
+
+    def _next_pct_train(self, pct):
+        learn = self.learn
+        if self.n_acc==1: return learn.pct_train # As fastai counts
+        return self._position.after(pct, learn.iter, learn.n_iter, learn.n_epoch) if self.starts_window else pct
 
     def before_backward(self):
         "Weigh the loss by the elements that it averages over, and note when its backward pass begins"

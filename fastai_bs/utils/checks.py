@@ -50,7 +50,7 @@ def check_by_epoch(
     unit:str='micro-batch', # What the argument counts, in the singular
 ):
     "Refuse a dict that is empty, or that does not map epochs to whole numbers of at least 1"
-    if not by_epoch: raise ValueError(f"`{nm}` as a dict must hold one epoch at least, as in {{0: 1, 3: 4}}; got {{}}")
+    if not by_epoch: raise ValueError(f"`{nm}` as a dict must hold one epoch at least, as in {{0: 8, 3: 32}}; got {{}}")
     for e,n in by_epoch.items():
         if not is_whole(e) or e<0: raise ValueError(f"`{nm}` as a dict must have epochs, counted from 0, as its keys; got {shown(e)}")
         check_whole(nm, n, 1, f"{what} (from epoch {e} on)", unit)
