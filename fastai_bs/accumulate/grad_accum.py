@@ -34,21 +34,21 @@ from .oom import SplitBatches, refuse_split
 class GradAccum(ScopedCallback):
     """Accumulate gradients over `n_acc` micro-batches: the optimizer steps with the gradient of the large batch, exactly
 
-    `n_acc` counts batches of the training loader, `bs` items as in fastai's `GradientAccumulation`. For a loss of your own that averages over something
-    else than items, `count(learn)` says over how many. With `on_oom='split'` a training goes on in smaller pieces where memory runs out.
+    `n_acc` counts batches of the training loader; `bs` counts items, as fastai's `GradientAccumulation` does. If your own loss averages over something
+    else than items, return their number from `count(learn)`. With `on_oom='split'` training goes on in smaller parts when memory runs out.
     """
     called = 'grad_accum'
-    as_two = 'GradAccum(2)' # How to have windows of two micro-batches from the start
-    windows_only = False # Does NoiseScale measure nothing else beside it, no parts of a batch where a window is just one?
-    order,run_valid = MixedPrecision.order-4,False # Before MixedPrecision scales the loss, unscales `.grad` and steps; so before GradientClip too
+    as_two = 'GradAccum(2)' # The call for windows of two micro-batches, for messages
+    windows_only = False # Must NoiseScale measure windows only, and no parts of a batch?
+    order,run_valid = MixedPrecision.order-4,False # Before MixedPrecision scales the loss, and before GradientClip
 
     def __init__(self,
-        n_acc=None, # Micro-batches per optimizer step, 4 if nothing is said: an int, a dict `{epoch: n}` (from it on, before it 1), a function `epoch -> n`
+        n_acc=None, # Micro-batches per optimizer step, 4 by default: an int, a dict `{epoch: n}` (from that epoch on, 1 before), a function `epoch -> n`
         count=None, # Function `learn -> elements` that the loss averages over in the current micro-batch; `None` infers it from `learn.loss_func`
         fix_bn:bool=True, # Keep the time constant of BatchNorm's running statistics at one update per optimizer step
-        on_oom:str='raise', # Where a micro-batch does not fit in memory: 'raise' the error, or 'split' it and go on with the same batch size and gradient
+        on_oom:str='raise', # If a micro-batch does not fit in memory: 'raise' the error, or 'split' it and go on with the same gradient
         *,
-        bs:int=None, # In place of `n_acc`: items per optimizer step, over all ranks; how many micro-batches that is follows from the training loader
+        bs:int=None, # In place of `n_acc`: items per optimizer step, over all ranks; the training loader says how many micro-batches that is
     ):
         self.n_acc_by_epoch = NAccByEpoch(n_acc, bs)
         check_bools(fix_bn=fix_bn)
@@ -56,40 +56,40 @@ class GradAccum(ScopedCallback):
             raise TypeError(f"`count` must be a function of the learner that returns the loss elements in the micro-batch, got {count!r}")
         if on_oom not in ('raise','split'): raise ValueError(f"`on_oom` must be 'raise' or 'split', got {on_oom!r}")
         self.count,self.fix_bn,self.on_oom = count,fix_bn,on_oom
-        self.on_window = [] # Functions to be called with the mean gradient of each window in `.grad`, before it is unscaled, clipped or used
+        self.on_window = [] # Functions to call with the mean gradient of each window in `.grad`, before it is unscaled, clipped or used
         n_acc = self.n_acc_by_epoch.n_acc
         self.window = Window(n_acc if is_whole(n_acc) else 1)
-        self.bs = self.last_n_acc = None # Of the present or the last epoch: items of an optimizer step over all ranks, `None` where the loader does not say
+        self.bs = self.last_n_acc = None # Items of an optimizer step over all ranks (`None` if unknown) and `n_acc`, of the present or the last epoch
         self.window_loss = None
         self._start_anew()
 
     def _start_anew(self):
-        "Forget what was known along a fit"
+        "Reset the state of a fit"
         self.counter,self.hypers = ElementCounter(self.count),HeldHypers()
         self.weights = Weights(self.counter)
         self._in_parts = self._ddp = self._params = self._bns = self._sums = None
-        self._n_dropped,self._tried = 0,False # Windows of the epoch that others have cancelled, and was a step tried in it?
-        self._most = 1 # Micro-batches in the fit's largest window
-        self._is_first,self._values = True,{} # Is it the first window of several? What its parameters with hooks were
+        self._n_dropped,self._tried = 0,False # Windows of the epoch that other callbacks have cancelled; was a step tried in it?
+        self._most = 1 # Micro-batches in the largest window of the fit
+        self._is_first,self._values = True,{} # Is this the first window of several micro-batches? Values of its parameters with hooks
         self._position,self._n_ranks = Position(),1
-        self.n_large = self._ahead = 0 # Batches of the large batch's loop that are behind in the fit, and how many more micro-batches are
+        self.n_large = self._ahead = 0 # Large batches that are done in the fit, and how many more micro-batches are
 
     @property
     def n_acc(self)->int: return self.window.n_acc # Micro-batches of this window, as the loader yields them
     @property
-    def varies(self)->bool: return self.n_acc_by_epoch.varies # May the batch size change in the course of a fit?
+    def varies(self)->bool: return self.n_acc_by_epoch.varies # Can the batch size change in the course of a fit?
     @property
-    def micro(self)->MicroBatch: return self.window.micro # The micro-batch under way, or the last one
+    def micro(self)->MicroBatch: return self.window.micro # The present micro-batch, or the last one
     @property
     def stepped(self)->bool: return self.window.micro.stepped # Did this micro-batch close a window?
     @property
-    def starts_window(self)->bool: return self.window.n_micro==0 # Is there no micro-batch in the window yet?
+    def starts_window(self)->bool: return self.window.n_micro==0 # Is the window still empty?
     @property
-    def n_parts(self)->int: return self._in_parts.n_parts if self._in_parts else 1 # Of each micro-batch: 1 until memory has run out
+    def n_parts(self)->int: return self._in_parts.n_parts if self._in_parts else 1 # Parts of each micro-batch: 1 until memory has run out
     @property
     def n_passes(self)->int: return self.n_acc*self.n_parts # Forward and backward passes of this window
     @property
-    def accumulates(self)->bool: return self.n_passes>1 or self._n_ranks>1 # Else there is nothing to weigh, and not a bit changes
+    def accumulates(self)->bool: return self.n_passes>1 or self._n_ranks>1 # Otherwise there is nothing to weigh, and no bit changes
     @property
     def reduces(self)->bool: return self._n_ranks>1 and self._in_parts is not None # Are ranks added up after the window, not in DDP's backward pass?
     @property
@@ -97,43 +97,41 @@ class GradAccum(ScopedCallback):
 
     def __repr__(self): return f"{type(self).__name__}({self.n_acc_by_epoch})"
 
-    def n_acc_in(self, epoch)->int: return self.n_acc_by_epoch(self.learn, epoch) # Of the windows of `epoch`, counted from 0
+    def n_acc_in(self, epoch)->int: return self.n_acc_by_epoch(self.learn, epoch) # `n_acc` of an epoch, counted from 0
 
-    def n_accs(self)->list: # The most of each epoch of the fit
-        if not self.varies: return [self.n_acc_in(0)]*self.n_epoch # Fits that measure something have thousands
+    def n_accs(self)->list: # The largest `n_acc` of each epoch of the fit
+        if not self.varies: return [self.n_acc_in(0)]*self.n_epoch # Fits that measure something have thousands of epochs
         return [self.n_acc_in(e) for e in range(self.n_epoch)]
 
-    def n_acc_now(self)->int: return self.n_acc # Of the window that begins
+    def n_acc_now(self)->int: return self.n_acc # `n_acc` of the window that begins
 
     def micro_batches(self, epoch=None)->tuple:
-        "`(micro_bs, n_acc)` of the window under way if it is of that epoch, else of the epoch's first one; `None`: as the training loader has it"
+        "Return `(micro_bs, n_acc)` of the present window or of the first one of `epoch`; `None` is the training loader's `micro_bs`"
         if self._params is not None and epoch in (None,self.learn.epoch): return None,self.n_acc
         return None,self.n_acc_in(epoch or 0)
 
-    def largest_micro_bs(self)->int: return micro_batch_size(self.learn.dls.train) # Items in the largest micro-batch that it may come to
-    def instead(self, micro_bs)->str: return f"GradAccum({self.n_passes}) with batches of {micro_bs} items has" # What a smaller micro-batch has from the start
-    def columns(self)->dict: # Values by name
-        "Columns of the epoch's row: none where all batches of the fit are of one size, as the last column should be the metric"
+    def largest_micro_bs(self)->int: return micro_batch_size(self.learn.dls.train) # Items in the largest micro-batch of any fit
+    def instead(self, micro_bs)->str: return f"GradAccum({self.n_passes}) with batches of {micro_bs} items has" # What has a smaller micro-batch
+    def columns(self)->dict:
+        "Return the values of the epoch's row by name; none if the batch size cannot change, so that a metric is the last column"
         return {'batch_size': self.bs, 'n_acc': self.last_n_acc} if self.varies and self.bs is not None else {}
 
-    def new_micro(self): self.window.micro = MicroBatch() # The next one begins
+    def new_micro(self): self.window.micro = MicroBatch()
 
     def new_window(self):
-        "The next window begins, with the micro-batch under way if it adds anything"
+        "Begin the next window, with the present micro-batch"
         if self._sums: self._sums.sums = {}
         self.window = Window(self.n_acc, self.micro)
 
     def check_windows(self, most): check_windows(self.learn, most, self.n_acc_by_epoch)
 
     def drop_window(self):
-        "Nothing is left of the window so far"
+        "Forget the window so far, with its gradients"
         zero_grads(self.learn)
         self.new_window()
 
-    # A fit and its epochs
-
     def start_fit(self):
-        "Refuse what cannot be exact, before anything has changed; start without gradients"
+        "Refuse what cannot be exact, before anything has changed, and start without gradients"
         twins = [cb for cb in self.learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation))]
         if self.has_twins(twins): raise ValueError(
             f"Only one callback can decide when to step, but there are two, {twins[0]} and {twins[-1]}: remove one of them, as with "
@@ -148,17 +146,13 @@ class GradAccum(ScopedCallback):
         zero_grads(self.learn)
         self.bs = known_batch_size(self.learn)
         announce_columns(self.learn, self)
-        self._stretch(most)
-        if trains_together(self.learn): return {'`n_acc`': most if set(n_accs)=={most} else n_accs, "The training loader's length": len(self.dls.train)}
-
-    def _stretch(self, n_acc):
-        "As many epochs of `lr_find` as the large batch needs for its number of steps"
         num_it = getattr(rate_finder(self.learn), 'num_it', None)
-        if num_it and n_acc>1: self.learn.n_epoch = num_it//math.ceil(epoch_len(self.learn)/n_acc) + 1
+        if num_it and most>1: self.learn.n_epoch = num_it//math.ceil(epoch_len(self.learn)/most) + 1 # `lr_find` takes as many steps as without us
+        if trains_together(self.learn): return {'`n_acc`': most if set(n_accs)=={most} else n_accs, "The training loader's length": len(self.dls.train)}
 
     @contextmanager
     def scope(self):
-        "Whatever ends the training part of an epoch: no gradient is left, and BatchNorm and hyper-parameters are as they were"
+        "Leave no gradient behind, and put BatchNorm and hyper-parameters back, however the training part of an epoch ends"
         learn = self.learn
         refuse_wrapper(learn, 2 if self.on_oom=='split' else self._most)
         self.window.n_acc = self.micro_batches(learn.epoch)[1]
@@ -175,10 +169,10 @@ class GradAccum(ScopedCallback):
         self.new_micro()
         self.new_window()
         if self.on_oom=='split': self._in_parts = self._in_parts or SplitBatches(self)
-        if self.reduces: ddp.require_forward_param_sync = False # Buffers wait for the end of the epoch
+        if self.reduces: ddp.require_forward_param_sync = False # Buffers are those of each rank until the epoch ends
         try:
             with ExitStack() as stack:
-                stack.enter_context(pct_train_by(learn, self._go_on))
+                stack.enter_context(pct_train_by(learn, self._end_micro))
                 for cb in recorders(learn):
                     for event in ('before_batch','after_batch','after_train'):
                         if hasattr(type(cb), event): stack.enter_context(event_by(cb, event, partial(self._as_large, cb, event)))
@@ -189,20 +183,20 @@ class GradAccum(ScopedCallback):
             self._ahead,learn.train_iter = learn.train_iter-self.n_large,self.n_large # Loggers count on to the end of the epoch
             self.bs,self.last_n_acc = known_batch_size(learn),self.n_acc
             if self._in_parts: self._in_parts.clear()
-            self._bns.of_window(1) # As they were
-            self.hypers.release(learn.opt, but=self.schedules()) # Those stay at the last step's values, as the large batch leaves them
+            self._bns.of_window(1) # The original momenta
+            self.hypers.release(learn.opt, but=self.schedules()) # Scheduled ones keep the last step's values, as with the large batch
             zero_grads(self.learn)
             if ddp is not None: ddp.require_backward_grad_sync = ddp.require_forward_param_sync = True
             self._params = self._bns = self._ddp = self._sums = None
             self._values = {}
 
     def before_batch(self):
-        "Let the schedule have its own hyper-parameters, and see where in its window this micro-batch is"
+        "Give the schedule its own hyper-parameters back, and begin a micro-batch"
         if self.hypers.own: self.hypers.release(self.learn.opt)
         self.start_micro()
 
     def start_micro(self):
-        "Where in its window is this micro-batch, or part of one?"
+        "Begin a micro-batch or a part of one, and decide whether it closes its window"
         learn = self.learn
         is_last = self._in_parts.is_last if self._in_parts else True
         self.new_micro()
@@ -210,7 +204,7 @@ class GradAccum(ScopedCallback):
             n = self.n_acc_now()
             if n!=self.n_acc: self._position = Position(n, learn.iter, learn.iter, (learn.epoch+1)/learn.n_epoch)
             self.window.n_acc = n
-            left = learn.n_iter-learn.iter # Negative where a loader yields more than it says
+            left = learn.n_iter-learn.iter # Negative if a loader yields more than it declares
             self._bns.of_window(self.n_parts*(min(n, left) if left>0 else n))
 
         n_batches = len(self.window.iters | {learn.iter})
@@ -218,46 +212,49 @@ class GradAccum(ScopedCallback):
         if self._ddp is not None: self._ddp.require_backward_grad_sync = self.micro.closes and not self.reduces # As `no_sync` does
 
     def after_pred(self):
-        "Once the schedule has set its values in `before_batch`: hold those of the window's first micro-batch"
+        "Hold the hyper-parameters of the window's first micro-batch, which the schedule has set in `before_batch`"
         if self.starts_window and not self.hypers.known: self.hypers.start(self.learn.opt)
         else: self.hypers.hold(self.learn.opt)
         self.hypers.known = False
 
-    def _go_on(self, pct):
-        "Count; `pct_train` after this micro-batch, in which it was `pct`"
-        learn,at = self.learn,self._position.at
-        if self.n_acc==1:
-            self.n_large += 1
-            return learn.pct_train # As fastai counts
-        if self.starts_window: pct = self._position.after(pct, learn.iter, learn.n_iter, learn.n_epoch)
-        self.n_large += self._position.at!=at
+    def _end_micro(self, pct):
+        "Count the large batch if it ends with this micro-batch, and return the `learn.pct_train` that follows `pct`"
+        at = self._position.at
+        pct = self._next_pct_train(pct)
+        ends_large_batch = self.n_acc==1 or self._position.at!=at
+        self.n_large += ends_large_batch
         return pct
 
+    def _next_pct_train(self, pct):
+        learn = self.learn
+        if self.n_acc==1: return learn.pct_train # As fastai counts
+        return self._position.after(pct, learn.iter, learn.n_iter, learn.n_epoch) if self.starts_window else pct
+
     def before_backward(self):
-        "Weigh the micro-batch by the elements its loss averages over, and have the backward pass tell when it begins"
+        "Weigh the loss by the elements that it averages over, and note when its backward pass begins"
         learn,n_acc = self.learn,self.n_acc
-        n_ranks = 1 if self.reduces else self._n_ranks # Who adds up afterwards can divide first, by weights of each rank's own
-        if self._is_first and self.n_passes>1: # Without parameters it came in the middle of this batch
+        n_ranks = 1 if self.reduces else self._n_ranks # Each rank has its own weights where ranks are added up after the window
+        if self._is_first and self.n_passes>1:
             self._values = {p: p.detach().clone() for p in hooked(self._params or ())}
         if self._sums:
-            if n_ranks==1: n_acc = 1 # In float32 no sum is too large, and small weights would take bits from small gradients
+            if n_ranks==1: n_acc = 1 # No sum is too large for float32, and small weights would take bits from small gradients
             elif self.micro.closes: self._sums.put_back() # DDP exchanges what is in `.grad`
         if self.accumulates: self.weights(self.micro, learn, n_acc, n_ranks)
         learn.loss_grad = weighed(plain(learn.loss_grad), self.micro.weight, self._see_backward)
 
     def _see_backward(self, grad):
-        "Called as the backward pass begins: from here on the micro-batch is part of the window, whoever cancels what"
+        "Make the micro-batch a part of the window, as its backward pass begins"
         learn,window = self.learn,self.window
         if window.micro.backed: return
-        window.micro.loss_scale = grad.detach() # What reaches our loss is the scale that mixed precision puts on it after us
+        window.micro.loss_scale = grad.detach() # Mixed precision multiplies our loss by its scale
         window.add(plain(learn.loss).detach(), learn.iter)
         if window.micro.closes and self._n_ranks>1 and not self.reduces: self._sum_over_ranks(learn.iter)
 
-    def after_backward(self): # Not before: a loss with a state of its own minds to be called again
+    def after_backward(self):
         values,self._values = self._values,{}
         if values and put_moved_back(values): raise ValueError(
-            f"A hook of a parameter (`register_post_accumulate_grad_hook`) changes its value in the backward pass, as optimizers do that step there: of "
-            f"{self.n_passes} micro-batches it would take {self.n_passes} steps. The values are as they were before; take an optimizer that steps in "
+            "A hook of a parameter (`register_post_accumulate_grad_hook`) changes its value in the backward pass, as optimizers do that step there: "
+            f"{self.n_passes} micro-batches would take {self.n_passes} steps. The values are as they were before; take an optimizer that steps in "
             "`opt.step`, or train without GradAccum")
 
     def after_cancel_backward(self): self.micro.closes = self.n_passes==1 # It adds nothing, and the window goes on
@@ -272,12 +269,11 @@ class GradAccum(ScopedCallback):
             raise CancelBatchException
         self.micro.stepped = True
         if self.reduces and self.window.totals is None: self._sum_over_ranks(self.learn.iter)
-        if sums:
-            self._take_mean([sums.sums.get(p, p.grad) for p in self._params if p.grad is not None])
-            sums.put_back()
-        else: self._take_mean([p.grad for p in self._params if p.grad is not None])
+        in_float32 = sums.sums if sums else {}
+        self._take_mean([in_float32.get(p, p.grad) for p in self._params if p.grad is not None])
+        if sums: sums.put_back()
         if self.reduces: mean_over_ranks(self._params, self._n_ranks)
-        if self._in_parts is None or self._in_parts.before_step(self.learn.opt): # Once, also where the step is run again
+        if self._in_parts is None or self._in_parts.before_step(self.learn.opt): # Only once, also if the step runs again
             for f in self.on_window: f()
 
     def _take_mean(self, grads):
@@ -293,17 +289,17 @@ class GradAccum(ScopedCallback):
 
     def after_cancel_step(self): self.micro.stepped = False
 
-    def after_step(self): # After a cancelled step too: fastai zeroes the gradients
+    def after_step(self): # Also after a cancelled step, as fastai zeroes the gradients
         if self.n_passes>1: self._is_first = False
         self._tried = True
         self.new_window()
 
     def after_cancel_batch(self):
-        "A micro-batch that somebody cancelled after its backward pass takes the whole window with it: its part cannot be taken out again"
+        "Drop the window if another callback cancels a micro-batch after its backward pass: its gradient cannot be taken out again"
         if self.micro.skips: return
         if self._in_parts: self._in_parts.agree()
-        if self.micro.done: self.new_micro() # Cancelled before it came to us
-        self.micro.stepped = self.stepped and self.starts_window # Cancelled before its step, or after it?
+        if self.micro.done: self.new_micro() # Cancelled before our `before_batch`
+        self.micro.stepped = self.stepped and self.starts_window # Was it cancelled after its step?
         if self.micro.backed:
             self.drop_window()
             self._n_dropped += 1
@@ -311,7 +307,7 @@ class GradAccum(ScopedCallback):
     def after_batch(self): self.micro.done = True
 
     def _as_large(self, cb, event):
-        "An event of a callback that records, as it would be in the large batch's loop: `after_batch` once a window, with its loss"
+        "Fire an event of a callback that records as the large batch's loop would: `after_batch` once per window, with its loss"
         learn,values,own = self.learn,dict(train_iter=self.n_large),{}
         if event=='after_batch' and learn.training and self.accumulates:
             if isinstance(cb, Recorder):
@@ -319,17 +315,17 @@ class GradAccum(ScopedCallback):
                 own = dict(train_metrics=False)
             if self.micro.whole is None: return
             loss,n = self.micro.whole = both_at_hand(*self.micro.whole)
-            if not n>0: return # The NaN would stay in Recorder's moving average for good
+            if not n>0: return # The loss is NaN and would stay in Recorder's moving average
             values.update(loss=loss.to(learn.loss.device, learn.loss.dtype), n_iter=math.ceil(learn.n_iter/self.n_acc))
         with with_values(learn, **values), with_values(cb, **own): getattr(type(cb), event)(cb)
 
     def _add_metrics(self, rec):
-        "Those of the training set, of each micro-batch"
+        "Accumulate the metrics of the training set, for each micro-batch"
         learn,n = self.learn,self.micro.elems
-        if n is None: return # Cancelled
-        vars(learn).setdefault('smooth_loss', plain(learn.loss).detach()) # Others may ask for it before a window is full
+        if n is None: return # The micro-batch was cancelled
+        vars(learn).setdefault('smooth_loss', plain(learn.loss).detach()) # Callbacks may read it before the first window is full
         if not rec.train_metrics: return
-        if self._n_ranks>1 or both_at_hand(learn.loss, n)[1]>0: # All ranks are gathered: none can be passed over
+        if self._n_ranks>1 or both_at_hand(learn.loss, n)[1]>0: # Metrics gather all ranks, so no rank can skip this
             for met in rec.metrics: met.accumulate(learn)
 
     def after_epoch(self): fill_columns(self.learn, self.columns()) # Recorder logs the row after us
@@ -337,15 +333,15 @@ class GradAccum(ScopedCallback):
     def after_cancel_train(self): self._tried = True
 
     def _refuse_no_step(self):
-        "An error where an epoch came to its end without a step, as others cancelled all; `NonNativeMixedPrecision` does so where it looks for its scale"
+        "Raise an error if other callbacks have cancelled all steps of an epoch, as `NonNativeMixedPrecision` may while it looks for its scale"
         if not self._n_dropped or self._tried or callback_of(self.learn, NonNativeMixedPrecision): return
         raise RuntimeError(
             f"No optimizer step was tried in epoch {self.learn.epoch}: another callback cancelled batches after their backward pass, {self._n_dropped} times, "
-            "as a second one that accumulates does. GradAccum decides when to step: remove the other one")
+            "as a second callback that accumulates does. GradAccum decides when to step: remove the other one")
 
     def after_train(self):
-        "Close the window that a loader shorter than its length, or a cancelled last micro-batch, left open"
-        if self.micro.closes and self.micro.backed and not self.micro.done: self.drop_window() # Its step was under way when training was cancelled
+        "Close the window that the epoch has left open"
+        if self.micro.closes and self.micro.backed and not self.micro.done: self.drop_window() # Training was cancelled during its step
         if self._n_ranks>1:
             self._sum_over_ranks(self.n_iter)
             if self.window.totals.n_micro==0: return
@@ -357,7 +353,7 @@ class GradAccum(ScopedCallback):
         self.micro.closes = True
         self.hypers.hold(self.learn.opt)
         try: optimizer_step(self.learn)
-        except CancelBatchException: pass # Within the loop fastai would have taken it, and the next one
+        except CancelBatchException: pass # fastai's loop would catch these
         except CancelTrainException: self.after_cancel_train()
         self.opt.zero_grad()
         self.new_window()
@@ -366,18 +362,15 @@ class GradAccum(ScopedCallback):
         for cb in recorders(self.learn): cb('after_batch')
 
     def _sum_over_ranks(self, at):
-        "Elements, losses and micro-batches of the window on all ranks; they close it `at` the same micro-batch"
-        # A GPU is waited for at the end of the epoch only
+        "Add up elements, losses and micro-batches of the window over all ranks, and wait for a GPU only at the end of the epoch"
         self.window.totals = sum_over_ranks(self.window.sums(self.counter.reduction), at, self._n_ranks, at==self.n_iter)
 
 # %% ../../nbs/accumulate/06_grad_accum.ipynb #fdc09037
 class QuietAccum(GradAccum):
-    "Accumulates in a trial: refuses what cannot be accumulated, and warns of nothing"
+    "A `GradAccum` for mock trainings, which refuses what cannot be accumulated and warns of nothing"
     def check_windows(self, most): refuse_loss(self.loss_func)
 
-def own_settings(
-    learn:Learner, # Before, in or after a fit
-)->dict: # Arguments for another `GradAccum`; none where it has none of its own
-    "What the learner's own `GradAccum` knows of the model"
+def own_settings(learn:Learner): # A learner
+    "Return the arguments for another `GradAccum` that the learner's own one knows, or an empty dict"
     own = callback_of(learn, GradAccum)
     return dict(count=own.count, fix_bn=own.fix_bn) if own else {}

@@ -1,4 +1,4 @@
-"""What is in `.grad`: its mean, its sums, and who else uses it
+"""Norms, sums and means of the gradients in `.grad`
 
 Docs: https://fastai-bs.github.io/fastai_bs/accumulate/gradients.html.md"""
 
@@ -16,43 +16,34 @@ from ..learner.ranks import over_ranks
 from ..learner.snapshot import autocast_devices
 
 # %% ../../nbs/accumulate/04_gradients.ipynb #a149f143
-def dense(
-    g:Tensor, # A gradient
-)->Tensor:
-    "Its values, where `g` is sparse"
+def dense(g:Tensor): # A gradient
+    "Return the values of a sparse `g`, else `g` itself"
     return g.coalesce().values() if g.is_sparse else g
 
-def norm(
-    g:Tensor, # A gradient
-)->Tensor: # Without dimensions
-    "Euclidean norm of `g`, in single precision where it is in half, which cannot hold the squares"
+def norm(g:Tensor): # A gradient
+    "Return the Euclidean norm of `g`, a tensor without dimensions, in single precision at least"
     if g.dtype is torch.float32 and not g.is_sparse: return torch.linalg.vector_norm(g)
     return torch.linalg.vector_norm(dense(g), dtype=None if g.dtype in (torch.float32,torch.float64) else torch.float32)
 
 # %% ../../nbs/accumulate/04_gradients.ipynb #e1557fbf
-def all_params(
-    learn, # A `Learner`
-)->list:
-    "The parameters of the model and of the optimizer, once each; there is no optimizer yet where `learn.validate()` comes before the first fit"
+def all_params(learn): # A `Learner`, also one without an optimizer yet
+    "List the parameters of the model and of the optimizer, each once"
     return list(dict.fromkeys([*learn.model.parameters(), *(p for pg in getattr(learn.opt, 'param_lists', []) for p in pg)]))
 
-def zero_grads(
-    learn, # A `Learner`
-):
-    "In place: fastai steps parameters whose gradient is zero, not those that have none"
+def zero_grads(learn): # A `Learner`
+    "Set gradients to 0 in place: fastai steps parameters with a gradient of 0, but not those without one"
     for p in all_params(learn):
         if p.grad is None: continue
         if p.grad.grad_fn is not None: p.grad.detach_()
         p.grad.zero_()
 
 class FloatSums:
-    "Adds gradients up in float32 where the parameters are in half precision, in which a sum loses what is small beside it"
-    def __init__(self,
-        params:list, # Parameters; the gradients of those in another precision stay in `.grad`
-    ): self.params,self.sums = [p for p in params if p.dtype in (torch.float16,torch.bfloat16)],{}
+    "Adds the gradients of parameters in half precision up in float32"
+    def __init__(self, params): # Parameters; gradients of those in another precision stay in `.grad`
+        self.params,self.sums = [p for p in params if p.dtype in (torch.float16,torch.bfloat16)],{}
 
     def take(self):
-        "Move what is in `.grad` into the sums; what is sparse stays there, as its parts add up when it is used"
+        "Move the gradients into the sums; sparse ones stay in `.grad`, as their parts add up only when they are used"
         grads = {p: p.grad.detach() for p in self.params if p.grad is not None and not p.grad.is_sparse}
         again = [p for p in grads if p in self.sums]
         if again: torch._foreach_add_([self.sums[p] for p in again], [grads[p] for p in again])
@@ -60,34 +51,27 @@ class FloatSums:
         if grads: torch._foreach_zero_(list(grads.values()))
 
     def put_back(self):
-        "Move the sums into `.grad`, rounded once; their memory is free for the step"
+        "Move the sums into `.grad`, rounded once, and free their memory for the step"
         for p,total in self.sums.items():
             if p.grad is None: p.grad = total.to(p.dtype)
             else: p.grad.detach().copy_(total)
         self.sums = {}
 
-def hooked(
-    params:list, # Parameters
-)->list:
-    "Those with hooks that are called once their gradient is there, and that may use it at once"
+def hooked(params:list): # Parameters
+    "List the parameters with hooks that are called as soon as their gradient is complete"
     return [p for p in params if p._post_accumulate_grad_hooks]
 
-def put_moved_back(
-    values:dict, # Copies of the values of parameters, before a backward pass
-)->bool:
-    "Has a backward pass changed any of the parameters? Then they get their values back"
+def put_moved_back(values:dict): # Parameters, each with a copy of its values before a backward pass
+    "Return whether the backward pass has changed any parameter, and put its values back"
     moved = [p for p,was in values.items() if not torch.equal(p.detach().nan_to_num(), was.nan_to_num())]
     for p in moved: p.detach().copy_(values[p])
     return bool(moved)
 
 def _device_of(model): return next((p.device.type for p in model.parameters()), 'cpu')
 
-def refuse_cuda_graphs(
-    model, # Of a learner
-):
-    "An error where it, or a module in it, was compiled to replay CUDA graphs"
-    # The first gradient of a window stays where the graph has put it, and the next replay overwrites it: github.com/pytorch/pytorch/issues/96693
-    if _device_of(model)!='cuda': return # Inductor records none elsewhere
+def refuse_cuda_graphs(model): # Model of a learner
+    "Refuse a model that is compiled to replay CUDA graphs, or has such a module: github.com/pytorch/pytorch/issues/96693"
+    if _device_of(model)!='cuda': return # Inductor records graphs on CUDA only
     for m in model.modules():
         for compiled in (m,getattr(m, '_compiled_call_impl', None)): # By torch.compile(m), or by m.compile()
             config = getattr(compiled, 'get_compiler_config', dict)() or {} # Other backends than inductor have none
@@ -99,7 +83,7 @@ def divide(
     grads:list, # Tensors, divided in place
     divisor, # A number, or a tensor without dimensions
 ):
-    "Divide all at once, in double precision where any of them is"
+    "Divide all gradients at once"
     if not grads: return
     if isinstance(divisor, Tensor):
         if not any(g.dtype==torch.float64 for g in grads): divisor = divisor.float()
@@ -108,24 +92,22 @@ def divide(
 
 def mean_over_ranks(
     params:list, # Parameters, the same on all ranks
-    n_ranks:int, # That train together
+    n_ranks:int, # Number of ranks that train together
 ):
-    "Reduce gradients as DDP would have done in the backward pass of a closing micro-batch"
+    "Average the gradients over the ranks, as DDP does in the backward pass of a closing micro-batch"
     params = [p for p in params if p.requires_grad]
     has_grad = over_ranks(torch.tensor([float(p.grad is not None) for p in params]), 'max')
     for p in (p for p,has in zip(params, has_grad.tolist()) if has):
         if p.grad is None: p.grad = torch.zeros_like(p)
         p.grad.copy_(over_ranks(p.grad)/n_ranks)
 
-def any_nonzero(
-    grads:list, # Gradients
-)->bool:
-    "Is any of them not zero? The device is waited for"
+def any_nonzero(grads:list): # Gradients
+    "Return whether any gradient is not 0; waits for the device"
     return bool(grads) and bool(torch.stack([norm(g).to(grads[0].device) for g in grads]).any())
 
 @contextmanager
 def no_autocast():
-    "A backward pass runs outside of the autocast of the forward pass, which goes on afterwards without its copies of the weights: they belong to one pass"
+    "Suspend autocast in the block, and clear its copies of the weights, which belong to one pass"
     on = [o for o in autocast_devices() if torch.is_autocast_enabled(o)]
     with ExitStack() as stack:
         for o in on: stack.enter_context(torch.autocast(o, enabled=False))

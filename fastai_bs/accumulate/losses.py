@@ -1,4 +1,4 @@
-"""What a loss averages over
+"""Find out what a loss averages over, and count it in each micro-batch
 
 Docs: https://fastai-bs.github.io/fastai_bs/accumulate/losses.html.md"""
 
@@ -16,56 +16,48 @@ from torch import Tensor
 from fastai.callback.mixup import MixHandler
 from fastai.losses import BaseLoss, FocalLoss, LabelSmoothingCrossEntropy
 from fastai.torch_core import find_bs
-from fastcore.basics import detuplify
 from ..utils.checks import is_number
 
 # %% ../../nbs/accumulate/01_losses.ipynb #cb7d7efa
-def plain(
-    t:torch.Tensor, # Of any of fastai's types
-)->torch.Tensor: # That shares its memory, also in the graph
-    "`t` as torch's own type: an operation on one of fastai's types takes several times as long"
+def plain(t:Tensor): # A tensor, also of one of fastai's types
+    "Return `t` as torch's own type with the same memory: operations on fastai's types take several times as long"
     return t if type(t) is Tensor else t.as_subclass(Tensor)
 
-def precise(
-    t:torch.Tensor, # Without dimensions
-)->torch.Tensor:
-    "`t` in the most precise float that its device has"
+def precise(t:Tensor): # A tensor without dimensions
+    "Return `t` in the most precise float of its device"
     return t.to(torch.float32 if t.device.type=='mps' else torch.float64)
 
 def as_scalar(
     o, # A number, or a tensor without dimensions
-    dtype:torch.dtype, # Of the tensor
-    device:torch.device, # Where it is to be
-)->torch.Tensor: # Without dimensions
-    "`o` on a device that is not waited for, as it would be for a copy of a number from main memory"
+    dtype:torch.dtype, # Type of the result
+    device:torch.device, # Device of the result
+)->Tensor: # Without dimensions
+    "Return `o` as a tensor; a copy of a number from main memory would wait for the device"
     return o.to(device, dtype) if isinstance(o, Tensor) else torch.full((), o, dtype=dtype, device=device)
 
-def at_hand(
-    n, # Elements, a number or a tensor without dimensions
-): # A float, or the tensor where it is on another device than the CPU
-    "`n` as a number, if no device has to be waited for"
+def at_hand(n): # A count: a number, or a tensor without dimensions
+    "Return `n` as a float, or as a precise tensor if it is on another device than the CPU"
     if not isinstance(n, Tensor): return float(n)
     return n.item() if n.device.type=='cpu' else precise(n)
 
 # %% ../../nbs/accumulate/01_losses.ipynb #4ce94dce
 def _count_targets(pred, targ, *yb, weight=None, ignore_index=-100):
-    "What `nn.CrossEntropyLoss` and `nn.NLLLoss` divide by: targets that count, weighted by class; a number where all count, else a tensor"
+    "Count what `nn.CrossEntropyLoss` and `nn.NLLLoss` divide by: the targets that are not ignored, weighted by class"
     targ = plain(targ)
-    if targ.is_floating_point(): return targ.numel() # Class probabilities: a constant times what it divides by
+    if targ.is_floating_point(): return targ.numel() # Class probabilities: proportional to what the loss divides by
     counts = targ!=ignore_index
-    if weight is None: return counts.count_nonzero() # In less time than `sum`
+    if weight is None: return counts.count_nonzero() # Faster than `sum`
     return (weight[torch.where(counts, targ, 0).long()]*counts).sum()
 
 def _count_all(pred, targ, *yb): return plain(targ).numel()
 
 def count_items(
-    pred, # Prediction; not looked at
+    pred, # Prediction, which is not used
     *yb, # Targets
 )->int:
-    "Items of the batch"
+    "Count the items of the batch"
     return plain(yb[0]).shape[0] if yb and isinstance(yb[0], Tensor) else find_bs(yb)
 
-# %% ../../nbs/accumulate/01_losses.ipynb #d9dbd9d6
 _element_means = (nn.MSELoss, F.mse_loss, nn.L1Loss, F.l1_loss, nn.SmoothL1Loss, F.smooth_l1_loss, nn.HuberLoss, F.huber_loss,
     nn.BCELoss, F.binary_cross_entropy, nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits, nn.KLDivLoss, F.kl_div,
     nn.PoissonNLLLoss, F.poisson_nll_loss, nn.SoftMarginLoss, F.soft_margin_loss, FocalLoss, LabelSmoothingCrossEntropy)
@@ -75,14 +67,14 @@ _item_means = (nn.MultiMarginLoss, F.multi_margin_loss, nn.MultiLabelMarginLoss,
 
 # %% ../../nbs/accumulate/01_losses.ipynb #6a6df23e
 def loss_elements(
-    loss_func, # A loss of fastai or torch, as a class instance, a function or a `partial` of one; or one of your own
-)->tuple: # Function `(pred, *yb) -> elements`, `None` where they cannot be known; and the reduction, 'mean' or 'sum'
-    "What `loss_func` averages over in a batch: targets that count, elements or items"
+    loss_func, # A loss function: of fastai or torch, a `partial` of one, or your own
+)->tuple: # Function `(pred, *yb) -> elements`, or `None` if unknown; and the reduction, 'mean' or 'sum'
+    "Return how to count what `loss_func` averages over in a batch"
     mix = getattr(loss_func, '__self__', None)
     if isinstance(mix, MixHandler): return _count_all, getattr(mix.old_lf, 'reduction', 'mean') # MixUp averages the unreduced loss itself
 
     given,f = {},loss_func
-    if isinstance(f, partial): given,f = f.keywords,f.func # Of one in another functools makes one
+    if isinstance(f, partial): given,f = f.keywords,f.func
     if isinstance(f, BaseLoss) and type(f).__call__ is BaseLoss.__call__: f = f.func
     def _setting(nm, default): return given.get(nm, getattr(f, nm, default))
     def _is_in(kinds): return any(o is f or o is type(f) for o in kinds)
@@ -96,10 +88,8 @@ def loss_elements(
     return None, reduction
 
 # %% ../../nbs/accumulate/01_losses.ipynb #652631d0
-def refuse_loss(
-    loss_func, # Of a `Learner`
-):
-    "An error where `loss_func` is no weighted mean over micro-batches"
+def refuse_loss(loss_func): # Loss function of a `Learner`
+    "Refuse a loss that is no weighted mean over micro-batches"
     f = getattr(loss_func, 'func', loss_func)
     if isinstance(f, LabelSmoothingCrossEntropy) and f.weight is not None and f.reduction=='mean':
         raise ValueError("LabelSmoothingCrossEntropy with `weight` averages over items and over class weights at once, so no accumulation of it "
@@ -107,7 +97,7 @@ def refuse_loss(
 
 # %% ../../nbs/accumulate/01_losses.ipynb #ecfff3c7
 def _as_count(n, device):
-    "What a function of the user's returned, as elements of a micro-batch: a float, or a tensor on the device of the loss; an error where it cannot be that"
+    "Return what the user's `count` returned as a float, or as a tensor on the device of the loss; refuse it if it is no count"
     if isinstance(n, Tensor) and n.numel()==1:
         n = plain(n).detach().reshape(())
         return at_hand(n if n.device.type=='cpu' else n.to(device))
@@ -116,34 +106,22 @@ def _as_count(n, device):
     if not 0<=n<math.inf: raise ValueError(f"`count` must return the loss elements in the micro-batch, 0 or more, got {n}")
     return float(n)
 
-# %% ../../nbs/accumulate/01_losses.ipynb #faf6eada
-def _first_tensor(yb, at='learn.y'):
-    "How to write the first tensor of the targets `yb`, nested in tuples, lists and dicts; `at` where there is none"
-    parts = yb.items() if isinstance(yb, dict) else enumerate(yb) if isinstance(yb, (tuple,list)) else ()
-    return next((_first_tensor(v, f'{at}[{k!r}]') for k,v in parts if isinstance(v, (Tensor,dict,tuple,list))), at)
-
-# %% ../../nbs/accumulate/01_losses.ipynb #5c497f8a
 class ElementCounter:
-    "Counts what the loss of each micro-batch averages over, whatever the learner's loss function is by then"
-    def __init__(self,
-        count=None, # Function `learn -> elements`; `None`: as the loss function says
-    ):
+    "Counts what the loss of each micro-batch averages over"
+    def __init__(self, count=None): # Function `learn -> elements`; `None`: as the loss function says
         self.given = count
         self.loss_func = self.elements = None
-        self.known = False # Is what the loss averages over known of it, and not taken from a guess or from somebody?
+        self.known = False # Is it known from the loss function itself, and neither given by the user nor assumed?
         self.reduction = 'mean'
 
     def __call__(self, learn):
-        "Elements of the micro-batch of which `learn` has the loss, and has not backed it: a float, or a tensor without dimensions"
-        if learn.loss_func is not self.loss_func: self.follow(learn.loss_func, learn.yb)
+        "Count the elements of a micro-batch between its loss and its backward pass, as a float or a tensor without dimensions"
+        if learn.loss_func is not self.loss_func: self.follow(learn.loss_func)
         if self.given is not None: return _as_count(self.given(learn), learn.loss_grad.device)
         return at_hand(self.elements(learn.pred, *learn.yb))
 
-    def follow(self,
-        loss_func, # Of a `Learner`, from now on
-        yb=(), # Its targets: how they are counted is said of them
-    ):
-        "Find out what `loss_func` averages over; a warning where it cannot be known"
+    def follow(self, loss_func): # Loss function of a `Learner`
+        "Find out what `loss_func` averages over, and warn if that is unknown"
         self.loss_func = loss_func
         self.elements,self.reduction = loss_elements(loss_func)
         self.known = self.given is None and self.elements is not None
@@ -152,10 +130,10 @@ class ElementCounter:
         if self.given is None and self.reduction!='sum': warnings.warn(
             f"GradAccum cannot tell what the loss {getattr(loss_func, '__name__', loss_func)} averages over, and takes it for a mean over "
             "the items of the batch. If it is one, say so: GradAccum(..., count=lambda learn: find_bs(learn.yb)). If it averages over something else "
-            f"(tokens, pixels that count), say how many: GradAccum(..., count=lambda learn: ({_first_tensor(detuplify(yb))}!=0).sum()); for bs_find, "
+            "(tokens, pixels that count), say how many: GradAccum(..., count=lambda learn: (learn.yb[0]!=0).sum()); for bs_find, "
             "put GradAccum(1, count=...) on the learner first. If it sums, give it an attribute `reduction` of 'sum'", stacklevel=2)
 
     @property
-    def may_be_nan(self)->bool: # Else a mean over no element is NaN, but its gradient is 0
-        "Can the gradient of a micro-batch be NaN where nothing in it counts?"
+    def may_be_nan(self)->bool: # Otherwise a mean over no elements may be NaN, but its gradient is 0
+        "Can the gradient of a micro-batch be NaN if nothing in it counts?"
         return self.given is not None or getattr(self.elements, 'keywords', {}).get('weight') is not None

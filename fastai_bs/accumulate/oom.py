@@ -1,4 +1,4 @@
-"""A window run again in smaller parts where memory runs out
+"""Run a window again in smaller parts when memory runs out
 
 Docs: https://fastai-bs.github.io/fastai_bs/accumulate/oom.html.md"""
 
@@ -28,10 +28,8 @@ from .losses import refuse_loss
 from .window import Window, whole_loss
 
 # %% ../../nbs/accumulate/05_oom.ipynb #0d24a98f
-def refuse_split(
-    learn, # A `Learner`
-):
-    "An error where the batches of `learn` cannot be run in parts"
+def refuse_split(learn): # A `Learner`
+    "Refuse a learner whose batches cannot run in parts"
     norms = [type(m) for m in learn.model.modules() if isinstance(m, _BatchNorm)]
     if trains_together(learn) and (SyncBatchNorm in norms or norms and any(cb.sync_bn for cb in trainers(learn))): raise ValueError(
         "SyncBatchNorm has ranks wait for each other within a forward pass, so GradAccum(on_oom='split') cannot start again where memory runs out on one "
@@ -44,86 +42,74 @@ def refuse_split(
 
 # %% ../../nbs/accumulate/05_oom.ipynb #74a34152
 def _step_norms(opt):
-    "Norms of parameters and optimizer state, to detect a partly applied step"
+    "List the norms of parameters and optimizer state, in single precision at least; norms that are not finite count as 0"
     states = inner_opt(opt).state
     moved = [t.detach() for pg in opt.param_lists for p in pg for t in (p, *states.get(p, {}).values())
              if isinstance(t, Tensor) and t.is_floating_point() and t.layout==torch.strided]
-    # Half precision would not see it, and those that are not finite do not count
     return [torch.linalg.vector_norm(t, dtype=t.dtype if t.dtype==torch.float64 else torch.float32).nan_to_num() for t in moved]
 
-def _same(a, b): return len(a)==len(b) and all(map(torch.equal, a, b))
-
-# %% ../../nbs/accumulate/05_oom.ipynb #2984efc9
+# %% ../../nbs/accumulate/05_oom.ipynb #2c2a6864
 @dataclass
 class KeptBatch:
-    "A batch of the window that is under way"
+    "A batch of the present window"
     i:int # Its place in the epoch
     batch:object # Its tensors, in main memory
-    start:object # Puts random numbers and autocast back as they were before it
+    start:object # Puts random numbers and autocast back as they were before the batch
 
-def in_main_memory(
-    b, # A batch, its tensors nested in any way
-): # As `b`
-    "A copy of `b` in main memory"
+def in_main_memory(b): # A batch of nested tensors
+    "Return a copy of `b` in main memory"
     return apply(lambda t: t.detach().to('cpu', copy=True) if isinstance(t, Tensor) else t, b)
 
-# %% ../../nbs/accumulate/05_oom.ipynb #2c2a6864
 class SplitBatches:
-    "Stands in for `learn.one_batch`: where memory runs out in a micro-batch, the window is run again with each of its batches in parts"
-    def __init__(self,
-        accum, # The `GradAccum` of a learner
-    ):
+    "Stands in for `learn.one_batch`, and runs the window again with each of its batches in parts when memory runs out"
+    def __init__(self, accum): # `GradAccum` of a learner
         self.accum,self.learn = accum,accum.learn
-        self.n_parts = 1 # Of each batch; doubles where memory runs out, and stays for the rest of the fit
+        self.n_parts = 1 # Parts of each batch; doubles when memory runs out, and stays for the rest of the fit
         self.clear()
 
     def clear(self):
         "Forget the window"
         self.kept,self.buffers,self.norms = [],[],None
         self.is_last = True # Is this the last part of its batch?
-        self.was_reported = False # Have `on_window`'s functions had the window's gradient?
-        self.ran_out = None # Has memory run out on any rank in this batch? `None` before they have told each other
+        self.was_reported = False # Have the `on_window` functions seen the gradient of the window?
+        self.ran_out = None # Has memory run out on any rank in this batch? `None` before the ranks have told each other
 
     def __call__(self, i, b):
         learn = self.learn
-        if not learn.training: return fastais_one_batch(learn, i, b) # Somebody validates within the epoch
+        if not learn.training: return fastais_one_batch(learn, i, b) # A validation within the epoch
         self._keep(i, b)
         if self.n_parts>1: run = partial(self._run, i, b)
         else: run = partial(fastais_one_batch, learn, i, b)
         n_parts = self.n_parts
         while self._runs_out(run):
             self.n_parts *= 2
-            free_memory(learn) # By here no traceback holds what the step held
+            free_memory(learn) # No traceback holds the tensors of the step any more
             run = self._run_again
-        if self.n_parts>n_parts: self._warn(find_bs(b))
+        if self.n_parts==n_parts: return
+        m = find_bs(b)
+        warnings.warn(
+            f"Out of memory with {m} items at a time: from here on each batch of the loader is trained on in {self.n_parts} parts. Batch size and gradient "
+            f"stay the same. {self.accum.instead(math.ceil(m/self.n_parts))} that from the start", stacklevel=2)
 
     def _runs_out(self, run):
-        "Does memory run out, so that the window can be run again?"
+        "Return whether memory runs out and the window can run again"
         try: run()
         except Exception as e:
             if not self._curable(e): raise
             return True
         return False
 
-    def _warn(self, m):
-        warnings.warn(
-            f"Out of memory with {m} items at a time: from here on each batch of the loader is trained on in {self.n_parts} parts. Batch size and gradient "
-            f"stay the same. {self.accum.instead(math.ceil(m/self.n_parts))} that from the start", stacklevel=3)
-
     def before_step(self, opt):
-        "What can be checked after an error in the step; is this the first time that the step is tried?"
-        is_first = not self.was_reported
-        self.was_reported = True
+        "Take the norms to compare after an error in the step, and return whether the step is tried for the first time"
+        is_first,self.was_reported = not self.was_reported,True
         self.norms = _step_norms(opt)
         return is_first
 
     def agree(self, ran_out=False):
-        "All ranks tell each other, once a batch, whether memory `ran_out`; an error where it has on another one"
+        "Tell the other ranks, once a batch, whether memory `ran_out`, and raise an error if it has on another one"
         if not self.accum.reduces or self.ran_out is not None: return
         self.ran_out = any_rank(ran_out)
         if self.ran_out and not ran_out: raise torch.OutOfMemoryError("Out of memory on another rank")
-
-    # The window again
 
     def _keep(self, i, b):
         learn,accum = self.learn,self.accum
@@ -131,13 +117,13 @@ class SplitBatches:
         if accum.starts_window:
             self.kept,self.was_reported = [],False
             self.buffers = [(o,o.clone()) for o in learn.model.buffers()]
-        self.kept = [o for o in self.kept if o.i in accum.window.iters] # Somebody may have cancelled one before it added anything
+        self.kept = [o for o in self.kept if o.i in accum.window.iters] # Without batches that were cancelled before they added anything
         self.kept.append(KeptBatch(i, in_main_memory(b), restart_point()))
         self.hypers,self.held = Hypers(learn.opt),accum.hypers.copy()
         accum.new_micro()
 
     def _curable(self, e):
-        "Was it the memory, and can the window still be run again?"
+        "Return whether memory has run out and the window can still run again"
         accum = self.accum
         is_past_step = accum.stepped and accum.starts_window
         if accum.micro.done or accum.micro.skips or is_past_step: return False # Past the backward pass of the batch, or past the step
@@ -146,13 +132,15 @@ class SplitBatches:
             if self.ran_out is None: self.agree(True)
             if not self.ran_out: return False # The other ranks have gone on
         if self.n_parts>=max(find_bs(o.batch) for o in self.kept): return False
-        if not accum.stepped or _same(_step_norms(self.learn.opt), self.norms): return True
+        if not accum.stepped: return True
+        norms = _step_norms(self.learn.opt)
+        if len(norms)==len(self.norms) and all(map(torch.equal, norms, self.norms)): return True
         raise RuntimeError(
-            "Memory ran out in the optimizer step when part of the parameters had already moved, which cannot be taken back: go on from a saved model, with "
+            "Memory ran out in the optimizer step after some parameters had moved, which cannot be taken back: go on from a saved model, with "
             "smaller batches and more accumulation, or an optimizer that keeps less") from e
 
     def _run_again(self):
-        "The window from its start"
+        "Run the window from its start"
         learn,accum = self.learn,self.accum
         self.ran_out = None
         accum.drop_window()
@@ -160,10 +148,10 @@ class SplitBatches:
         accum.hypers = self.held.copy()
         for o,value in self.buffers: o.copy_(value)
         scaler = getattr(learn, 'scaler', None)
-        # As if it had not begun with this step; one that is switched off, as for bfloat16, has no scale at all
+        # Forget that unscaling has begun for this step; a scaler that is switched off, as for bfloat16, has no scale
         if isinstance(scaler, GradScaler) and getattr(scaler, '_scale', None) is not None: scaler.update(scaler.get_scale())
 
-        accum.hypers.known = len(self.kept)>1 # Else the micro-batch sets them anew
+        accum.hypers.known = len(self.kept)>1 # Otherwise this micro-batch sets them
         *before,last = self.kept
         for kept in before:
             self._rewind(kept)
@@ -176,10 +164,8 @@ class SplitBatches:
         kept.start.close()
         kept.start = restart_point()
 
-    # A batch in parts
-
     def _cut(self, i, b):
-        "The parts of a batch, of which the learner has the first, and the whole as its inputs and targets"
+        "Cut a batch, give the learner the first part, and return the parts, and inputs and targets of the whole"
         learn = self.learn
         learn.iter = i
         b = to_device(learn, b)
@@ -195,11 +181,11 @@ class SplitBatches:
         set_batch(self.learn, parts[k])
 
     def _run(self, i, b):
-        "A batch in parts, with its events"
+        "Run a batch in parts, with its events"
         run_events(self.learn, partial(self._do_parts, *self._cut(i, b)), 'batch', CancelBatchException)
 
     def _add(self, kept):
-        "A batch whose events have been fired before: add its gradient to the window's"
+        "Add the gradient of a batch whose events have been fired before"
         parts,whole = self._cut(kept.i, kept.batch)
         try:
             self._part_begins()
@@ -211,7 +197,7 @@ class SplitBatches:
         self.accum.new_micro()
 
     def _part_begins(self):
-        "`before_batch` for what works on data; who sets hyper-parameters does so once for each batch of the loader"
+        "Fire `before_batch` for a part, but not for callbacks that set hyper-parameters once for each batch of the loader"
         hypers = Hypers(self.learn.opt)
         for cb in self.learn.cbs.sorted('order'):
             if cb is self.accum: cb.start_micro()
@@ -219,7 +205,7 @@ class SplitBatches:
         hypers.restore(self.learn.opt)
 
     def _do_parts(self, parts, whole):
-        "The parts one by one, and afterwards the learner as after the whole batch"
+        "Run the parts one by one, and leave the learner as after the whole batch"
         learn,accum = self.learn,self.accum
         elems,losses,preds,cancelled = [],[],[],None
         for k in range(len(parts)):
@@ -237,7 +223,7 @@ class SplitBatches:
             preds.append(to_detach(learn.pred, cpu=False, gather=False))
 
         learn.xb,learn.yb = whole
-        if all(n is not None for n in elems): # Else somebody skipped a backward pass
+        if all(n is not None for n in elems): # Otherwise a callback has cancelled a backward pass
             accum.window.micro = replace(accum.micro, elems=sum(elems))
             reduction = accum.counter.reduction
             learn.loss = whole_loss(Window(elems=elems, losses=losses).sums(reduction), reduction, losses[0])

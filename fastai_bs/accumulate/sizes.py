@@ -1,4 +1,4 @@
-"""`n_acc` by number, by epoch or by items, and what an optimizer step averages over
+"""How many micro-batches make an optimizer step, and how many items it averages over
 
 Docs: https://fastai-bs.github.io/fastai_bs/accumulate/sizes.html.md"""
 
@@ -10,38 +10,24 @@ __all__ = ['NAccByEpoch', 'check_windows', 'accumulation', 'batch_size', 'known_
 # %% ../../nbs/accumulate/03_sizes.ipynb #864a0f80
 import math, warnings
 from fastcore.basics import first
-from fastai.callback.core import Callback
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
-from ..utils.checks import check_whole, is_whole, shown
+from ..utils.checks import check_by_epoch, check_whole, shown
 from ..utils.text import counted
 from ..learner.ranks import n_processes
 from ..learner.loaders import epoch_items, epoch_len, known_micro_bs, micro_batch_size
 from ..learner.loop import runs_alone, callback_of
 from .losses import refuse_loss
 
-# %% ../../nbs/accumulate/03_sizes.ipynb #41f2163e
-def _check_n_acc(n, where=''):
-    "`n` if it counts micro-batches, else an error that says `where` it comes from"
-    if not is_whole(n): raise TypeError(f"`n_acc` must be a whole number of micro-batches per optimizer step, got {n!r}{where}")
-    if n<1: raise ValueError(f"`n_acc` must be at least 1 micro-batch per optimizer step, got {n}{where}. Use 1 for no accumulation")
-    return int(n)
-
-def _check_by_epoch(n_acc):
-    if not n_acc: raise ValueError("`n_acc` as a dict must say from which epoch on, as in {0: 1, 3: 4}; got {}")
-    for e,n in n_acc.items():
-        if not is_whole(e) or e<0: raise ValueError(f"`n_acc` as a dict must have epochs, counted from 0, as its keys; got {e!r}")
-        _check_n_acc(n, f" from epoch {e} on")
-
 # %% ../../nbs/accumulate/03_sizes.ipynb #b3795017
 def _n_acc_of_items(learn, bs):
-    "As many micro-batches of each rank as make `bs`, more than the loader has where an epoch is less; an error where whole ones do not make exactly `bs`"
+    "Return how many micro-batches of each rank make `bs` items, and refuse a `bs` that whole ones do not make"
     micro_bs = micro_batch_size(learn.dls.train)
     n_proc = 1 if runs_alone(learn) else n_processes()
     all_ranks = micro_bs*n_proc
     n,rest = divmod(bs, all_ranks)
     if not rest: return n
-    if bs>epoch_items(learn, n_proc): return n+1
+    if bs>epoch_items(learn, n_proc): return n+1 # The window ends with the epoch
     where = f' on each of {n_proc} ranks' if n_proc>1 else ''
     n = max(1, n)
     raise ValueError(
@@ -49,10 +35,12 @@ def _n_acc_of_items(learn, bs):
         "with batches that divide it")
 
 # %% ../../nbs/accumulate/03_sizes.ipynb #077f4b18
+_no_accumulation = "use 1 for no accumulation"
+
 class NAccByEpoch:
-    "Micro-batches per optimizer step, as a function of the learner and the epoch, whichever way `GradAccum` was given them"
+    "Micro-batches per optimizer step, as a function of the learner and the epoch"
     def __init__(self,
-        n_acc=None, # An int, a dict `{epoch: n}` (from that epoch on; before it 1) or a function `epoch -> n`; 4 if neither this nor `bs` is given
+        n_acc=None, # An int, a dict `{epoch: n}` (from that epoch on, 1 before) or a function `epoch -> n`; 4 without `n_acc` and `bs`
         bs:int=None, # In place of `n_acc`: items per optimizer step, over all ranks
     ):
         if n_acc is not None and bs is not None: raise ValueError(
@@ -60,25 +48,26 @@ class NAccByEpoch:
             "leave one out")
         if bs is not None: check_whole('bs', bs, 1, "it is the items of an optimizer step", 'item')
         elif n_acc is None: n_acc = 4
-        elif isinstance(n_acc, dict): _check_by_epoch(n_acc)
-        elif not callable(n_acc): _check_n_acc(n_acc)
+        elif isinstance(n_acc, dict): check_by_epoch('n_acc', n_acc, _no_accumulation)
+        elif not callable(n_acc): check_whole('n_acc', n_acc, 1, _no_accumulation)
         self.n_acc,self.bs = n_acc,bs
 
     @property
-    def varies(self)->bool: return isinstance(self.n_acc, dict) or callable(self.n_acc) # May it change from epoch to epoch?
+    def varies(self)->bool: return isinstance(self.n_acc, dict) or callable(self.n_acc) # Can it change from epoch to epoch?
 
     def __call__(self, learn, epoch)->int:
-        "What holds in `epoch`, counted from 0; the training loader says how many micro-batches make `bs`"
+        "Return the number of micro-batches per optimizer step of `epoch`, counted from 0"
         n = self.n_acc
         if self.bs is not None: return _n_acc_of_items(learn, self.bs)
         if callable(n): n = n(epoch)
         elif isinstance(n, dict):
             begun = [e for e in n if e<=epoch]
             n = n[max(begun)] if begun else 1
-        return _check_n_acc(n, f" for epoch {epoch}")
+        check_whole('n_acc', n, 1, f"{_no_accumulation} (for epoch {epoch})")
+        return int(n)
 
     def largest(self, learn)->int:
-        "The most that is known without a fit: a function is asked for the first epoch"
+        "Return the largest number that is known without a fit; a function is called for the first epoch"
         return max(self.n_acc.values()) if isinstance(self.n_acc, dict) else self(learn, 0)
 
     def __repr__(self):
@@ -87,7 +76,7 @@ class NAccByEpoch:
 
 # %% ../../nbs/accumulate/03_sizes.ipynb #5fd5681e
 def _warn_of_items(n_acc, micro_bs, n_iter):
-    "A warning where `n_acc` looks like a number of items"
+    "Warn if `n_acc` looks like a number of items"
     if not micro_bs or n_acc<32 or n_acc<=micro_bs or n_iter>=10*n_acc: return
     warnings.warn(
         f"GradAccum({n_acc}) counts micro-batches, not items: {n_acc} x {micro_bs} = {n_acc*micro_bs} items are an optimizer step, and "
@@ -95,30 +84,30 @@ def _warn_of_items(n_acc, micro_bs, n_iter):
 
 def check_windows(
     learn, # A `Learner`, before a fit
-    most:int, # Micro-batches that a window of the fit has at most, 2 or more
-    n_acc:NAccByEpoch=None, # What the user asked for, where that is to be looked at
+    most:int, # Micro-batches in the largest window of the fit, 2 or more
+    n_acc:NAccByEpoch=None, # What the user asked for; `None`: warn of nothing
 ):
     "Refuse a loss that cannot be accumulated, and warn of what is probably not meant"
     refuse_loss(learn.loss_func)
-    if n_acc is not None:
-        n_iter = epoch_len(learn)
-        if n_acc.bs is None: _warn_of_items(most, known_micro_bs(learn.dls.train), n_iter)
-        if most>n_iter: warnings.warn(
-            f"A batch of {counted(most, 'micro-batch')} is more than an epoch holds, which is {n_iter}: windows end with the epoch, so one optimizer step is "
-            "taken in it, with all that it holds", stacklevel=3)
+    if n_acc is None: return
+    n_iter = epoch_len(learn)
+    if n_acc.bs is None: _warn_of_items(most, known_micro_bs(learn.dls.train), n_iter)
+    if most>n_iter: warnings.warn(
+        f"A batch of {counted(most, 'micro-batch')} is more than an epoch holds, which is {n_iter}: windows end with the epoch, so one optimizer step is "
+        "taken in it, with all that it holds", stacklevel=3)
 
 # %% ../../nbs/accumulate/03_sizes.ipynb #7accf0d1
 def _micro_batches(learn, epoch):
-    "`(micro_bs, n_acc)` by the callback that accumulates, `None` where none does; `None` for a micro-batch that is the training loader's"
-    # They are known by that method, as their classes import this module
+    "Return `(micro_bs, n_acc)` of the callback that accumulates, or `None`; `micro_bs` is `None` for that of the training loader"
+    # Found by its method, as its class imports this module
     return first(cb.micro_batches(epoch) for cb in learn.cbs if hasattr(type(cb), 'micro_batches'))
 
 def accumulation(
     learn, # A `Learner`
-    epoch:int=None, # Counted from 0; `None`: now, or the first where no training is under way
+    epoch:int=None, # Counted from 0; `None`: the present one in a fit, else the first
     micro_bs:int=None, # Items in a micro-batch; `None`: as the training loader says
 )->int: # Micro-batches
-    "Micro-batches per optimizer step of `epoch`, by `GradAccum` or by fastai's `GradientAccumulation`, which counts items"
+    "Return the micro-batches per optimizer step of `epoch`, by `GradAccum` or by fastai's `GradientAccumulation`"
     own_bs,n_acc = _micro_batches(learn, epoch) or (None,None)
     theirs = callback_of(learn, GradientAccumulation)
     if n_acc and own_bs is None: return n_acc
@@ -128,11 +117,11 @@ def accumulation(
 
 def batch_size(
     learn, # A `Learner`
-    epoch:int=None, # Counted from 0; `None`: now, or the first where no training is under way
-    micro_bs:int=None, # Items in a micro-batch; `None`: as `learn` is trained with
+    epoch:int=None, # Counted from 0; `None`: the present one in a fit, else the first
+    micro_bs:int=None, # Items in a micro-batch; `None`: as the learner is trained with
     n_iter:int=None, # Micro-batches in an epoch; `None`: as the training loader says
 )->int: # Items
-    "Items that one optimizer step averages over: micro-batch x `n_acc` x processes, and no more than the epoch holds"
+    "Return the items that one optimizer step averages over: micro-batch x `n_acc` x processes, at most those of an epoch"
     dl = learn.dls.train
     own_bs,_ = _micro_batches(learn, epoch) or (None,None) # A schedule has micro-batches of its own
     if micro_bs is None: micro_bs = own_bs or micro_batch_size(dl)
@@ -141,22 +130,13 @@ def batch_size(
     if n_iter is None: n_iter = math.ceil(epoch_len(learn)*micro_batch_size(dl)/micro_bs) if own_bs else epoch_len(learn)
     return min(micro_bs*min(n_acc, max(1, n_iter))*n_proc, epoch_items(learn, n_proc))
 
-def known_batch_size(
-    learn, # A `Learner`
-): # Items; `None` where its training loader does not say
-    "`batch_size` now, or where no training is under way its first"
+def known_batch_size(learn): # A `Learner`
+    "Return the items that one optimizer step averages over now, over all ranks; `None` if unknown, and `batch_size(learn)` says why"
     try: return batch_size(learn)
-    except (ValueError,TypeError): return None # Where it does not even declare a length, fastai will say so
+    except (ValueError,TypeError): return None # A `TypeError` if the loader declares no length, which fastai reports
 
-# %% ../../nbs/accumulate/03_sizes.ipynb #337f780b
-def _now(learn):
-    "Items that one optimizer step averages over now, over all ranks; `None` where it cannot be told, and `batch_size(learn)` says why"
-    return vars(learn).get('batch_size') or known_batch_size(learn) # A callback may have that name
+def _refuse_to_set(learn, o): raise AttributeError(
+    f"`learn.batch_size` says how many items an optimizer step averages over, and cannot be set, got {shown(o)}: give the learner a GradAccum(bs=...), or "
+    "a training loader with such batches")
 
-def _set(learn, o):
-    if not isinstance(o, Callback): raise AttributeError(
-        f"`learn.batch_size` says how many items an optimizer step averages over, and cannot be set, got {shown(o)}: give the learner a GradAccum(bs=...), or "
-        "a training loader with such batches")
-    vars(learn)['batch_size'] = o
-
-Learner.batch_size = property(_now, _set, lambda learn: vars(learn).pop('batch_size', None))
+Learner.batch_size = property(known_batch_size, _refuse_to_set)

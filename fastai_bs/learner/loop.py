@@ -1,4 +1,4 @@
-"""Scopes within fastai's training loop, and the one place that knows its private methods
+"""Scopes around the training part of an epoch, and all private methods of fastai's loop that we use
 
 Docs: https://fastai-bs.github.io/fastai_bs/learner/loop.html.md"""
 
@@ -7,8 +7,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/loop.html.md"""
 # %% auto #0
 __all__ = ['is_of_loop', 'ScopedCallback', 'fastai_on_ranks', 'runs_alone', 'run_events', 'optimizer_step', 'backward',
            'do_one_batch', 'to_device', 'set_batch', 'fastais_one_batch', 'one_batch_by', 'overridden_step',
-           'first_epoch', 'callback_of', 'rate_finder', 'helped_by', 'start_helpers', 'change_hidden', 'event_by',
-           'with_values', 'pct_train_by']
+           'first_epoch', 'callback_of', 'rate_finder', 'helped_by', 'change_hidden', 'event_by', 'with_values',
+           'pct_train_by']
 
 # %% ../../nbs/learner/05_loop.ipynb #5aa93d39
 import inspect, sys, torch
@@ -24,32 +24,28 @@ from .ranks import DistributedDL, alike, alone, ddp_model, group_device, n_proce
 # %% ../../nbs/learner/05_loop.ipynb #516dd34c
 _of_fit = 'before_fit','before_epoch','before_batch','after_fit'
 
-def _running(learn):
-    "Names of the learner's methods that are under way, the innermost first"
+def is_of_loop(learn:Learner): # A learner that fires an event
+    "Return whether the loop fires the event; `with learn:`, `summary`, `validate` and `tta` fire the events of a fit too"
     frame = inspect.currentframe()
-    while frame := frame.f_back:
-        if frame.f_code.co_varnames[:1]==('self',) and frame.f_locals.get('self') is learn: yield frame.f_code.co_name
-
-def is_of_loop(
-    learn:Learner, # While it fires an event
-)->bool:
-    "Is the event fired by the loop? `with learn:`, and so `summary` and `validate`, and `tta` fire those of a fit where none begins or ends"
-    # Nothing that fastai keeps on the learner tells such a look from a fit: who calls does
-    return next((o for o in _running(learn) if o not in ('__call__','_call_one')), None)=='_with_events'
+    while frame := frame.f_back: # The learner's method that fires it
+        code = frame.f_code
+        is_method = code.co_varnames[:1]==('self',) and frame.f_locals.get('self') is learn
+        if is_method and code.co_name not in ('__call__','_call_one'): return code.co_name=='_with_events'
+    return False
 
 class ScopedCallback(Callback):
-    "A `Callback` with a `scope`, a context in which the training part of each epoch runs, left also after an exception; and with a `start_fit`"
-    called = None # The name by which the learner knows it, of subclasses too; `None`: by that of its class
-    started = False # Was it asked at the start of this fit?
+    "A `Callback` with a `scope` around the training part of each epoch, which closes after an exception too, and with a `start_fit`"
+    called = None # Its name on the learner, for subclasses too; `None`: by its class
+    started = False # Has `start_fit` run in this fit?
 
     @contextmanager
     def scope(self): yield
 
     @property
-    def training(self): return self.learn.training # fastai asks for it at each event of a batch, and would find it on the learner in the end
+    def training(self): return self.learn.training # Faster than fastai's own search, which comes with each event of a batch
 
     def __setattr__(self, name, value):
-        "fastai warns where an attribute of the learner is shadowed, and looks for one each time: once will do"
+        "Look only once whether an attribute of the learner is shadowed; fastai looks each time"
         if name in vars(self): object.__setattr__(self, name, value)
         else: super().__setattr__(name, value)
 
@@ -61,69 +57,60 @@ class ScopedCallback(Callback):
         if self.hears(event_name): return super().__call__(event_name)
 
     def is_of_fit(self, event_name)->bool:
-        "Does a fit, an epoch or a batch of one begin or end with this event? An error where this callback has not seen how that fit begins"
+        "Return whether the event belongs to a fit; raise an error if this callback has not seen that fit begin"
         if event_name!='before_batch' and not is_of_loop(self.learn): return False
         if self.started or not self.run: return True
-        if event_name=='before_epoch' or event_name=='before_batch' and self.training: self._refuse()
+        if event_name=='before_epoch' or event_name=='before_batch' and self.training:
+            name = type(self).__name__
+            raise ValueError(f"{name} must check a fit before it begins, and has not seen this one begin: add it with learn.add_cb or fit(cbs=...) before "
+                             f"learn.fit, or remove it with learn.remove_cb({name})")
         return True
 
-    def _refuse(self):
-        name = type(self).__name__
-        if '_do_fit' in _running(self.learn): raise ValueError(
-            f"{name} came to the learner when the fit had begun, and it must look at all of a fit before it begins: add it before, as with "
-            "learn.add_cb or fit(cbs=...), and not in an event of another callback")
-        raise ValueError(
-            f"{name} works along a fit, and this batch is trained outside of any: train with learn.fit, or take {name} off the learner before, "
-            f"learn.remove_cb({name})")
-
     def hears(self, event_name)->bool:
-        "Has it such an event? fastai would look for it on the learner and its model too, which takes longer than most events"
+        "Return whether the callback has such an event; fastai would search the learner and its model too, which takes longer than most events"
         return hasattr(type(self), event_name) or event_name in vars(self)
 
-    def start_fit(self): "Refuse what cannot be; returns facts by name that must be the same on all ranks, or `None`"
+    def start_fit(self): "Refuse what cannot be; return facts by name that must be the same on all ranks, or `None`"
 
     def before_fit(self):
         learn = self.learn
         learn.remove_cbs = _EndOfFit(learn)
         _name_again(learn)
-        if n_processes()>1: learn._with_events = (_OnRanks if trains_together(learn) else _RunsAlone)(learn) # All of an epoch runs through it
+        if n_processes()>1: learn._with_events = (_OnRanks if trains_together(learn) else _RunsAlone)(learn)
         alike(learn, self.start_fit)
         self.started = True
 
-    def before_epoch(self): self.learn._do_epoch_train = _ScopedTrain(self.learn) # All of an epoch's training, and nothing of its validation
+    def before_epoch(self): self.learn._do_epoch_train = _ScopedTrain(self.learn)
 
     def after_fit(self):
         self.started = False
         _remove_stand_ins(self.learn)
 
-    def has_twins(self, twins)->bool: return len(twins)>1 # Of callbacks that would do the same work, itself among them
-
-    def hyper(self, k)->list:
-        "The value of a hyper-parameter now, in each parameter group"
-        return [h[k] for h in self.opt.hypers]
+    def has_twins(self, twins)->bool: return len(twins)>1 # `twins` are all callbacks that do the same work, itself included
+    def hyper(self, k)->list: return [h[k] for h in self.opt.hypers] # Present value in each parameter group
 
     def schedules(self)->dict:
-        "Functions of the fit's progress, from 0 to 1, by hyper-parameter, as `fit_one_cycle` sets them"
+        "Return the schedules of the fit by hyper-parameter, as `fit_one_cycle` sets them: functions of its progress from 0 to 1"
         return {k: f for cb in self.learn.cbs if isinstance(cb, ParamScheduler) for k,f in cb.scheds.items()}
 
 # %% ../../nbs/learner/05_loop.ipynb #34e813fc
 class _ScopedTrain:
-    "Stands in for `learn._do_epoch_train` once: runs it inside the scopes of the callbacks that `learn` has by then"
+    "Stands in for `learn._do_epoch_train` once, and runs it inside the scopes of the callbacks"
     def __init__(self, learn): self.learn = learn
     def __call__(self):
         learn = self.learn
-        del learn._do_epoch_train # From here on the class's own again
+        del learn._do_epoch_train
         with ExitStack() as stack:
             for cb in learn.cbs.sorted('order'):
                 if isinstance(cb, ScopedCallback) and cb.run: stack.enter_context(cb.scope())
             learn._do_epoch_train()
 
 class _EndOfFit:
-    "Stands in for `learn.remove_cbs` in a fit: `fit` calls it when it ends, also by an exception, of which no event tells"
+    "Stands in for `learn.remove_cbs` in a fit, which `fit` calls when it ends, after an exception too"
     def __init__(self, learn): self.learn,self.handled = learn,_in_flight()
     def __call__(self, cbs):
         learn = self.learn
-        if _in_flight()!=self.handled: # Else somebody removes callbacks while the fit goes on
+        if _in_flight()!=self.handled: # Otherwise the fit goes on without these callbacks
             _remove_stand_ins(learn)
             for cb in learn.cbs:
                 if isinstance(cb, ScopedCallback): cb.started = False
@@ -132,26 +119,26 @@ class _EndOfFit:
         return learn
 
 def _name_again(learn):
-    "A callback that goes takes the attribute along that another one of its name had: give it back"
+    "Give each callback its attribute on the learner again, which goes when a callback of the same name is removed"
     for cb in learn.cbs:
         if isinstance(cb, ScopedCallback): vars(learn).setdefault(cb.name, cb)
 
-def _in_flight(): return id(sys.exc_info()[1]) # Of the exception that is being handled, or of `None`; not itself, as a learner may be pickled in a fit
+def _in_flight(): return id(sys.exc_info()[1]) # Identity of the exception that is being handled: the learner can still be pickled
 
 def _remove_stand_ins(learn):
-    "All of them; that of the training part is still there where an epoch was skipped, that of the [columns](06_recorder.ipynb) where a fit was refused"
+    "Remove all stand-ins; some are left where an epoch was skipped or a fit was refused"
     for nm in ('_do_epoch_train','_with_events','remove_cbs'): vars(learn).pop(nm, None)
     if 'recorder' in vars(learn): vars(learn.recorder).pop('before_fit', None)
 
 # %% ../../nbs/learner/05_loop.ipynb #e61e24e3
 def _broadcast(self, t, rank):
-    "In place of `DistributedDL._broadcast`: the whole numbers `t` of rank `rank`, on all ranks"
+    "Return the whole numbers `t` of rank `rank` on all ranks, in place of `DistributedDL._broadcast`"
     t = torch.tensor(t, dtype=torch.long, device=group_device())
     dist.broadcast(t, rank)
     return t.tolist()
 
 def _gather(x, axis=0):
-    "In place of `maybe_gather`: `x` of all ranks, or the mean of what has no dimension"
+    "Return `x` of all ranks, or its mean if it has no dimension, in place of `maybe_gather`"
     if num_distrib()<=1: return x # fastai counts by the environment
     one = x[None] if x.ndim==0 else x.contiguous()
     res = [torch.zeros_like(one) for _ in range(n_processes())]
@@ -160,7 +147,7 @@ def _gather(x, axis=0):
 
 @contextmanager
 def fastai_on_ranks():
-    "In the block, what fastai sends between ranks works on CPU ranks too"
+    "Make fastai's exchanges between ranks work on the CPU too, in the block"
     # fastai looks both names up at each call, so loaders made earlier are no obstacle
     core,own_gather,own_broadcast = fastai.torch_core,fastai.torch_core.maybe_gather,DistributedDL._broadcast
     core.maybe_gather,DistributedDL._broadcast = _gather,_broadcast
@@ -169,7 +156,7 @@ def fastai_on_ranks():
 
 # %% ../../nbs/learner/05_loop.ipynb #d17b3aec
 class _OnRanks:
-    "Stands in for `learn._with_events` in a fit on several ranks: an epoch that fails leaves the model out of its wrapper"
+    "Stands in for `learn._with_events` in a fit on several ranks, and unwraps the model after an epoch that fails"
     def __init__(self, learn): self.learn = learn
     def __call__(self, f, event_type, *args, **kwargs):
         learn = self.learn
@@ -177,160 +164,135 @@ class _OnRanks:
         if event_type!='epoch': return _run()
         try:
             with fastai_on_ranks(): _run()
-        except CancelFitException: raise # A callback ends the fit: no error
+        except CancelFitException: raise # No error: a callback ends the fit
         except BaseException:
             if ddp_model(learn) is not None:
-                for cb in trainers(learn): cb.after_fit() # Out of the wrappers, as fastai does it after other fits
+                for cb in trainers(learn): cb.after_fit() # As fastai unwraps after other fits
             raise
 
 class _RunsAlone:
-    "Stands in for `learn._with_events` in a fit of one rank alone, where the others train something else: fastai would gather its losses with theirs"
+    "Stands in for `learn._with_events` in a fit of one rank alone, as fastai would gather its losses with those of other ranks"
     def __init__(self, learn): self.learn = learn
     def __call__(self, f, event_type, *args, **kwargs):
         with alone(self.learn) if event_type=='epoch' else ExitStack(): type(self.learn)._with_events(self.learn, f, event_type, *args, **kwargs)
 
-def runs_alone(
-    learn:Learner, # Before, in or after a fit
-)->bool:
-    "Is a fit under way in which no other rank has a part, though there are some?"
+def runs_alone(learn:Learner): # A learner
+    "Return whether this rank trains alone in a fit, although there are other ranks"
     return isinstance(vars(learn).get('_with_events'), _RunsAlone)
 
 # %% ../../nbs/learner/05_loop.ipynb #2adbc137
 def run_events(
-    learn:Learner, # In a fit
+    learn:Learner, # A learner in a fit
     f, # Function without arguments
     event:str, # As 'batch' or 'step'
-    ex:type, # The exception by which a callback cancels it, as `CancelBatchException`
+    ex:type, # Exception by which a callback cancels the event, as `CancelBatchException`
 ):
-    "`f` after the event `before_{event}`, and before `after_{event}`; where `ex` is raised `after_cancel_{event}` comes in between, as in fastai's loop"
-    learn._with_events(f, event, ex) # So that the events of parts of a batch are fired as the whole batch's are
+    "Call `f` between `before_{event}` and `after_{event}`, and fire `after_cancel_{event}` if it raises `ex`"
+    learn._with_events(f, event, ex)
 
-def optimizer_step(
-    learn:Learner, # In a fit
-):
-    "A step with its events, as fastai's loop takes it; gradients are not zeroed"
-    run_events(learn, learn._step, 'step', CancelStepException) # `_step` and not `opt.step`: subclasses of `Learner` may have their own
+def optimizer_step(learn:Learner): # A learner in a fit
+    "Take an optimizer step with its events; gradients are not zeroed"
+    run_events(learn, learn._step, 'step', CancelStepException)
 
-def backward(
-    learn:Learner, # In a fit, after its forward pass
-):
-    "The backward pass of the current batch, without its events"
-    learn._backward() # And not `loss_grad.backward`: subclasses of `Learner` may have their own
+def backward(learn:Learner): # A learner in a fit, after its forward pass
+    "Run the backward pass of the current batch, without its events"
+    learn._backward()
 
-def do_one_batch(
-    learn:Learner, # In a fit, with a batch set
-):
-    "Forward pass, backward pass and step of the current batch, without the events of the batch itself"
-    learn._do_one_batch() # What `before_batch` and `after_batch` stand around: done once for each part of a batch
+def do_one_batch(learn:Learner): # A learner in a fit, with a batch set
+    "Run forward pass, backward pass and step of the current batch, without the events of the batch itself"
+    learn._do_one_batch()
 
-# %% ../../nbs/learner/05_loop.ipynb #625eab9b
 def to_device(
-    learn:Learner, # In a fit
+    learn:Learner, # A learner in a fit
     b:tuple, # A batch, as its loader yields it
-)->tuple: # On the model's device
-    "`b` where the loop would put it"
-    return learn._set_device(b) # A batch kept in main memory to be run again goes the same way as it went at first
+)->tuple: # The batch on the model's device
+    "Move a batch to the device, as the loop does"
+    return learn._set_device(b)
 
 def set_batch(
-    learn:Learner, # In a fit
-    b:tuple, # A batch, on the model's device
+    learn:Learner, # A learner in a fit
+    b:tuple, # A batch on the model's device
 ):
-    "Make `b` the current batch: `learn.xb` and `learn.yb`"
-    learn._split(b) # Knows how many of the tensors are inputs
+    "Make `b` the current batch, split into `learn.xb` and `learn.yb`"
+    learn._split(b)
 
 def fastais_one_batch(
-    learn:Learner, # In a fit
+    learn:Learner, # A learner in a fit
     i:int, # Number of the batch in its epoch
     b:tuple, # A batch, as its loader yields it
 ):
-    "The class's own `one_batch`, whatever stands in for it on the instance"
+    "Call the `one_batch` of the learner's class, whatever stands in for it on the instance"
     type(learn).one_batch(learn, i, b)
 
 @contextmanager
 def one_batch_by(
-    learn:Learner, # In a fit
-    f, # Called with the number of a batch and the batch; to be pickled with the learner it must not be a function made on the spot
+    learn:Learner, # A learner in a fit
+    f, # Called with the number of a batch and the batch; a local function would keep the learner from being pickled
 ):
-    "In the block `f` stands in for `learn.one_batch`"
-    learn.one_batch = f # `all_batches` looks it up on the instance, batch by batch
+    "Let `f` stand in for `learn.one_batch` in the block"
+    learn.one_batch = f
     try: yield
     finally: del learn.one_batch
 
 # %% ../../nbs/learner/05_loop.ipynb #7a3305e0
-def overridden_step(
-    learn:Learner, # Of any class
-): # Name of the method, or `None` where all are fastai's
-    "The first part of the loop in one batch that the learner, or its class, has of its own"
+def overridden_step(learn:Learner): # A learner of any class
+    "Return the name of the first method of the loop that the learner or its class overrides, or `None`"
     for nm in ('one_batch','_do_one_batch','_do_grad_opt','_step'):
         if nm in vars(learn) or getattr(type(learn), nm) is not getattr(Learner, nm): return nm
 
-def first_epoch(
-    learn:Learner, # In a fit
-)->int: # Counted from 0
-    "The epoch at which the fit begins to train, `start_epoch` of `fit`"
-    return max((cb._skip_to for cb in learn.cbs if isinstance(cb, SkipToEpoch)), default=0) # It has no public name for it
+def first_epoch(learn:Learner): # A learner in a fit
+    "Return the epoch in which the fit begins to train, the `start_epoch` of `fit`"
+    return max((cb._skip_to for cb in learn.cbs if isinstance(cb, SkipToEpoch)), default=0)
 
 # %% ../../nbs/learner/05_loop.ipynb #0c621074
 def callback_of(
-    learn:Learner, # Before, in or after a fit
+    learn:Learner, # A learner
     cls, # A class of callbacks, or a tuple of them
 ): # The callback, or `None`
-    "The first of the learner's callbacks that is of that class, or of one below it"
+    "Return the first callback of that class or a subclass"
     return next((cb for cb in learn.cbs if isinstance(cb, cls)), None)
 
-def rate_finder(
-    learn:Learner, # In a fit
-): # The callback, or `None` where the fit is a training
-    "By which `lr_find` looks for a learning rate in this fit: fastai's, or that of another library, which goes by the same name"
+def rate_finder(learn:Learner): # A learner in a fit
+    "Return the callback of `lr_find`, fastai's or another library's of the same name; `None` if the fit is a training"
     return next((cb for cb in learn.cbs if isinstance(cb, LRFinder) or cb.name=='lr_finder'), None)
 
 @contextmanager
 def helped_by(
-    learn:Learner, # In a fit
-    cbs, # Callbacks that it is to have for a while
+    learn:Learner, # A learner in a fit
+    cbs, # `ScopedCallback`s whose `start_fit` has run
 ):
-    "In the block, a part of a `scope`, `learn` has these callbacks too, and they are in scopes of their own"
+    "Add callbacks to the learner in the block, a part of a `scope`, and enter their scopes"
     with learn.added_cbs(cbs), ExitStack() as stack:
         for cb in cbs:
-            if not isinstance(cb, ScopedCallback): continue
             cb.started = True
             stack.enter_context(cb.scope())
         yield
-
-def start_helpers(
-    learn:Learner, # In a fit
-    cbs, # Of `ScopedCallback`s, as for `helped_by`
-):
-    "Have them refuse what they refuse"
-    with learn.added_cbs(cbs):
-        for cb in cbs: cb.start_fit()
 
 def change_hidden(
     rnn, # An `AWD_LSTM`
     bs:int, # Items in the next batch
 ):
-    "As its forward pass does where a batch is larger or smaller than the one before"
-    rnn._change_hidden(bs) # It has no public name for it
+    "Resize the hidden state for the next batch, as the forward pass does"
+    rnn._change_hidden(bs)
 
 # %% ../../nbs/learner/05_loop.ipynb #10bc0491
 @contextmanager
 def event_by(
-    cb, # A callback, or `None`
+    cb, # A callback
     event:str, # As 'after_batch'
-    f, # Function without arguments; to be pickled with the learner it must not be one made on the spot
+    f, # Function without arguments; a local function would keep the learner from being pickled
 ):
-    "In the block `f` stands in for that method of it"
-    if cb: setattr(cb, event, f)
+    "Let `f` stand in for that method of the callback in the block"
+    setattr(cb, event, f)
     try: yield
-    finally:
-        if cb: delattr(cb, event)
+    finally: delattr(cb, event)
 
 @contextmanager
 def with_values(
     o, # A learner, or a callback
-    **values, # By the names of its attributes
+    **values, # Values by the names of its attributes
 ):
-    "In the block `o` has these values"
+    "Give `o` these values in the block"
     own = {nm: getattr(o, nm) for nm in values}
     try:
         for nm,v in values.items(): setattr(o, nm, v)
@@ -349,9 +311,9 @@ class _PctTrain:
 
 @contextmanager
 def pct_train_by(
-    learn:Learner, # In a fit
-    f, # Function that is called after each batch with what `learn.pct_train` was in it, and returns what it is from there on
+    learn:Learner, # A learner in a fit
+    f, # Called after each batch with the `learn.pct_train` of that batch; returns the new one
 ):
-    "In the block `f` says how far the fit is"
+    "Let `f` count the progress of the fit in the block"
     cb = callback_of(learn, TrainEvalCallback)
     with event_by(cb, 'after_batch', _PctTrain(cb, f)): yield

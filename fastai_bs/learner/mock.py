@@ -1,4 +1,4 @@
-"""Train a learner, and have it back as it was
+"""Train a learner for a while, and put it back as it was
 
 Docs: https://fastai-bs.github.io/fastai_bs/learner/mock.html.md"""
 
@@ -21,23 +21,21 @@ from .snapshot import unchanged
 from .loop import ScopedCallback
 
 # %% ../../nbs/learner/07_mock.ipynb #d986810e
-class _MockTraining: "Set as `learn.lr_finder`, it tells trackers and loggers to keep still, as in fastai's own `lr_find`"
+class _MockTraining: "Tells trackers and loggers to keep still, as `learn.lr_finder`"
 
-def watched(
-    learn:Learner, # Before, in or after a fit
-)->bool:
-    "Has it a progress bar, and somebody who sees that move? In a file or a pipe each of its moves would be one more text"
+def watched(learn:Learner): # A learner
+    "Return whether somebody sees the progress bar of the learner move: in a file each move would be one more text"
     return hasattr(learn, 'progress') and (IN_NOTEBOOK or sys.stdout.isatty() or 'PYCHARM_HOSTED' in os.environ)
 
 worth_saying = 2. # Seconds; what takes longer is announced
 
 @contextmanager
 def ticks(
-    learn:Learner, # Whose bar says whether there is to be one
-    n:int, # Micro-batches to come
-    comment:str='', # Beside the bar
+    learn:Learner, # Learner that has a progress bar or none
+    n:int, # Number of micro-batches to come
+    comment:str='', # Text beside the bar
 ):
-    "Show a progress bar where somebody sees it; gives a function to be called after each micro-batch, or with another comment"
+    "Show a progress bar where somebody sees it; yield a function to call after each micro-batch, or with another comment"
     if not watched(learn):
         yield noop
         return
@@ -54,10 +52,10 @@ def ticks(
 
 @contextmanager
 def mock_training(
-    learn:Learner, # Trains in the block, without our own callbacks and without a log
+    learn:Learner, # Learner to train in the block, without our own callbacks and without a log
     seed:int=None, # For another order of the items and other dropout; `None`: as a training that began now
 ):
-    "`learn` as for a mock training; afterwards it is as it was"
+    "Prepare a learner for a mock training, and put it back afterwards"
     with unchanged(learn, seed, rank()), wrappers_forgotten(learn), learn.no_logging(), ExitStack() if trains_together(learn) else alone(learn):
         learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (ScopedCallback,GradientAccumulation,CSVLogger))])
         learn.lr_finder = _MockTraining()

@@ -1,4 +1,4 @@
-"""Set for a while, and put back
+"""Hyper-parameters that are set for a while and put back, and what an optimizer does with them
 
 Docs: https://fastai-bs.github.io/fastai_bs/learner/optimizer.html.md"""
 
@@ -16,67 +16,60 @@ from fastai.optimizer import Optimizer
 from .snapshot import same_rng
 
 # %% ../../nbs/learner/04_optimizer.ipynb #f25d4485
-def inner_opt(
-    opt, # fastai's `Optimizer`, or torch's in an `OptimWrapper`
-): # `opt` itself, but where it wraps another
-    "The optimizer that holds the state: torch's in an `OptimWrapper`, or the one that Lookahead wraps"
+def inner_opt(opt): # fastai's `Optimizer`, or torch's in an `OptimWrapper`
+    "Return the optimizer that holds the state: the one inside an `OptimWrapper` or Lookahead, else `opt` itself"
     return vars(opt).get('opt', opt)
 
-def settings(
-    opt, # fastai's `Optimizer`, or torch's in an `OptimWrapper`
-)->list: # A dict for each parameter group
-    "Hyper-parameters, under the names that the inner optimizer has for them"
+def settings(opt): # fastai's `Optimizer`, or torch's in an `OptimWrapper`
+    "List the hyper-parameters of each parameter group, under the names of the inner optimizer"
     return [{k: v for k,v in g.items() if k!='params'} for g in inner_opt(opt).param_groups]
 
 # %% ../../nbs/learner/04_optimizer.ipynb #f243c923
 class Hypers:
-    "All hyper-parameters of an optimizer at one moment"
-    def __init__(self,
-        opt, # fastai's `Optimizer`, or torch's in an `OptimWrapper`
-    ):
+    "The hyper-parameters of an optimizer at one moment"
+    def __init__(self, opt): # fastai's `Optimizer`, or torch's in an `OptimWrapper`
         self.groups = [dict(h) for h in opt.hypers]
         self.settings = settings(opt)
 
     def moved(self, opt)->list:
-        "Names of those that `opt` has at other values now, in any group"
-        if settings(opt)==self.settings: return [] # Mostly, and sooner told than by fastai's names for those of torch
+        "List the names of the hyper-parameters that have another value now, in any group"
+        if settings(opt)==self.settings: return [] # The usual case: faster than by fastai's names for torch's hyper-parameters
         apart = list(zip(opt.hypers, self.groups))
         return [k for k in self.groups[0] if any(k in h and h[k] is not first[k] and h[k]!=first[k] for h,first in apart)]
 
     def restore(self, opt, names=None):
-        "Set those that have moved back, or of `names` only; what is equal is not touched"
+        "Put back the hyper-parameters that have changed, or those of them in `names`"
         for k in self.moved(opt):
             if names is None or k in names: opt.set_hyper(k, [h[k] for h in self.groups])
 
 # %% ../../nbs/learner/04_optimizer.ipynb #c6b8efe6
 class HeldHypers:
-    "Hyper-parameters of a window's first micro-batch, held until its step"
+    "The hyper-parameters of the first micro-batch of a window, held until the optimizer step"
     def __init__(self):
         self.first = None # `Hypers` of the first micro-batch
         self.own = {} # Values that the schedule has set since, by name
-        self.known = False # Is `first` that of a window which is being run again?
+        self.known = False # Does `first` belong to a window that is being run again?
 
     def copy(self):
-        "As it is now"
         res = shallow_copy(self)
         res.own = dict(self.own)
         return res
 
     def start(self, opt):
-        "With the first micro-batch of a window: remember"
+        "Remember the hyper-parameters of the first micro-batch"
         self.first = Hypers(opt)
 
     def hold(self, opt):
-        "Set what has moved on back"
+        "Put back what has changed since the first micro-batch"
         for k in self.first.moved(opt):
             self.own[k] = [h[k] for h in opt.hypers]
             opt.set_hyper(k, [h[k] for h in self.first.groups])
 
     def release(self,
         opt, # fastai's `Optimizer`
-        but=(), # Names of those that stay as they are
+        but=(), # Names of the hyper-parameters to leave as they are
     ):
-        "Let them move on: a change that somebody made in mid-window comes into force with the next"
+        "Set the schedule's own values again; a change that another callback made within the window stays"
         for k,v in self.own.items():
             changed_since = [h[k] for h in opt.hypers]!=[h[k] for h in self.first.groups]
             if k not in but and not changed_since: opt.set_hyper(k, v)
@@ -84,12 +77,12 @@ class HeldHypers:
 
 # %% ../../nbs/learner/04_optimizer.ipynb #7fe7b8de
 def _trial_state(opt, lr):
-    "What `opt` keeps after a step with two numbers at the rate `lr`"
+    "Return the state of `opt` after a step of two numbers at the rate `lr`"
     like = first(p for g in opt.param_groups for p in g['params'])
     p = like.new_ones(2).requires_grad_()
     p.grad = like.new_full((2,), 0.5)
 
-    trial = object.__new__(type(opt)) # `copy` of one of torch's forgets attributes of its own, and adds to the defaults that it shares
+    trial = object.__new__(type(opt)) # A `copy` of torch's optimizers forgets some attributes, and changes the defaults that both share
     vars(trial).update(vars(opt))
     trial.state = defaultdict(dict)
     if hasattr(trial, 'hypers'): trial.param_lists,trial.hypers = [[p]],[{**opt.hypers[0], 'lr': lr}]
@@ -97,46 +90,42 @@ def _trial_state(opt, lr):
 
     try: type(trial).step(trial) # Not a `step` that torch's schedulers have put on `opt` itself
     except Exception as e: raise ValueError(
-        "Whether the optimizer keeps the learning rate in its velocity is seen by trying it on two numbers, and it cannot be tried: "
-        f"{e}. Leave out `momentum_correction`") from e
+        "`momentum_correction` tries the optimizer on two numbers, to see whether its velocity holds the learning rate, and the trial "
+        f"failed: {e}. Leave out `momentum_correction`") from e
     return trial.state[p]
 
-def velocity_names(
-    opt, # fastai's `Optimizer`, or torch's in an `OptimWrapper`
-)->list: # Names in the optimizer's state
-    "State of `opt` that carries the learning rate, as the velocity in `v = mom*v + lr*grad` does"
+def velocity_names(opt): # fastai's `Optimizer`, or torch's in an `OptimWrapper`
+    "List the names of the state that carries the learning rate, as in `v = mom*v + lr*grad`"
     opt = inner_opt(opt)
     one,two = _trial_state(opt, 2**-10),_trial_state(opt, 2**-9) # Powers of two double without rounding
     return [nm for nm,v in one.items() if isinstance(v, torch.Tensor) and v.shape==(2,) and v.any() and (two[nm]==2*v).all()]
 
 # %% ../../nbs/learner/04_optimizer.ipynb #afd49023
-def _anew(opt, p):
-    "An optimizer as `opt`, of the parameter `p` alone"
-    if hasattr(opt, 'hypers'): return Optimizer([p], opt.cbs, **opt.hypers[0])
-    wanted,group = inspect.signature(type(opt)).parameters,opt.param_groups[0]
-    return type(opt)([p], **{k: v for k,v in {**opt.defaults, **group, 'lr': 0.01}.items() if k in wanted and k!='params'})
-
-def _last_step(opt, scale, n=10):
-    "How far the last of `n` steps goes, all with the same gradient times `scale`, from the same parameter: RAdam divides from the sixth on"
+def _last_step(opt, scale):
+    "Return how far the last of ten steps goes, all from the same point with the same gradient times `scale`"
     p = torch.nn.Parameter(torch.ones(2, 2)) # In main memory, so that no device is waited for
     p.grad = torch.empty_like(p)
-    trial = _anew(inner_opt(opt), p)
-    if hasattr(trial, 'hypers'): trial.set_hyper('lr', 0.01) # The learner's own may be 0
-    for _ in range(n):
+    opt = inner_opt(opt)
+    if hasattr(opt, 'hypers'):
+        trial = Optimizer([p], opt.cbs, **opt.hypers[0])
+        trial.set_hyper('lr', 0.01) # The learner's own may be 0
+    else:
+        wanted = inspect.signature(type(opt)).parameters
+        trial = type(opt)([p], **{k: v for k,v in {**opt.defaults, **opt.param_groups[0], 'lr': 0.01}.items() if k in wanted and k!='params'})
+
+    for _ in range(10): # RAdam divides from the sixth step on
         with torch.no_grad():
             p.fill_(1)
-            p.grad.copy_(scale*torch.tensor([[0.5,-0.25],[0.25,0.5]])) # Anew: some optimizers write to it
+            p.grad.copy_(scale*torch.tensor([[0.5,-0.25],[0.25,0.5]])) # Again in each step: some optimizers write to it
         trial.step()
     return (p.detach()-1).norm()
 
-def divides_by_size(
-    learn, # A `Learner`; is left as it is
-): # `None` where it cannot be told
-    "Does its optimizer divide by the size of the gradient, as Adam does? By what a step makes of a gradient a hundred times as large"
+def divides_by_size(learn): # A `Learner`, which is left as it is
+    "Return whether the optimizer divides by the size of the gradient, as Adam does; `None` if it is unknown"
     try:
         # An `OptimWrapper` may stand there ready-made
         opt = learn.opt or (learn.opt_func if hasattr(learn.opt_func, 'hypers') else learn.opt_func([[torch.nn.Parameter(torch.zeros(2, 2))]], lr=learn.lr))
-    except Exception: return None # One that wants the model's own parameters
+    except Exception: return None # It needs the model's own parameters
     try:
         with same_rng(): small,large = _last_step(opt, 1),_last_step(opt, 100)
         if 0<small: return bool(large<10*small)
@@ -145,14 +134,12 @@ def divides_by_size(
 
 # %% ../../nbs/learner/04_optimizer.ipynb #569bb0bb
 def _is_decoupled(opt):
-    "Does a step decay by `lr*wd`, apart from the gradient?"
+    "Return whether a step decays the weights by `lr*wd`, apart from the gradient"
     if hasattr(opt, 'hypers'): return any(getattr(getattr(cb, 'func', cb), '__name__', '')=='weight_decay' for cb in opt.cbs)
     return isinstance(opt, torch.optim.AdamW) or bool(opt.param_groups[0].get('decoupled_weight_decay'))
 
-def decay_of(
-    learn, # A `Learner` with an optimizer
-): # As `fit` takes it: a number, or a list of one for each parameter group; `None` where there is none, or where a step does not decay by `lr*wd`
-    "The weight decay that it trains with"
+def decay_of(learn): # A `Learner` with an optimizer
+    "Return the weight decay as `fit` takes it; `None` if there is none, or if a step does not decay by `lr*wd`"
     decays = [h.get('wd') for h in learn.opt.hypers]
     if not all(decays) or divides_by_size(learn) and not _is_decoupled(inner_opt(learn.opt)): return None
     return decays[0] if len(set(decays))==1 else decays

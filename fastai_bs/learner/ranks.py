@@ -1,4 +1,4 @@
-"""What the ranks of a distributed training tell each other
+"""Find out which ranks train together, and exchange values between them
 
 Docs: https://fastai-bs.github.io/fastai_bs/learner/ranks.html.md"""
 
@@ -22,31 +22,27 @@ except (ImportError,NameError):
 
 # %% ../../nbs/learner/01_ranks.ipynb #1e155543
 def n_processes()->int:
-    "The number of processes in the group; 1 where nothing is distributed"
+    "Return the number of processes in the group; 1 if nothing is distributed"
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 def rank()->int:
-    "The number of this process, counted from 0"
+    "Return the number of this process, counted from 0"
     return dist.get_rank() if n_processes()>1 else 0
 
-def trainers(
-    learn:Learner, # Before, in or after a fit
-)->list: # Of callbacks
-    "fastai's own callbacks that distribute a fit over the ranks"
+def trainers(learn:Learner): # A learner
+    "List fastai's own callbacks that distribute a fit over the ranks"
     # By name: fastai.distributed can be imported only where accelerate is
     return [cb for cb in learn.cbs if any(c.__name__=='DistributedTrainer' for c in type(cb).__mro__)]
 
-def ddp_model(
-    learn:Learner, # Before, in or after a fit
-): # The `DistributedDataParallel` around its model, or `None`
-    "What synchronises the gradients of this learner"
+def ddp_model(learn:Learner): # A learner
+    "Return the `DistributedDataParallel` around the model, or `None`"
     return learn.model if n_processes()>1 and isinstance(learn.model, DistributedDataParallel) else None
 
 def refuse_wrapper(
-    learn:Learner, # In a fit
-    n_acc:int=1, # Micro-batches per optimizer step, at most
+    learn:Learner, # A learner in a fit
+    n_acc:int=1, # Largest number of micro-batches per optimizer step
 ):
-    "An error where something else synchronises its gradients, or in each of several micro-batches"
+    "Refuse a model whose wrapper exchanges gradients in each micro-batch"
     ddp = ddp_model(learn)
     if ddp is None and hasattr(learn.model, 'no_sync'): raise ValueError(
         f"The model is wrapped in {type(learn.model).__name__}, and of such wrappers GradAccum knows DistributedDataParallel only: "
@@ -55,42 +51,34 @@ def refuse_wrapper(
         "DistributedDataParallel(static_graph=True) must exchange gradients in every backward pass, which GradAccum "
         "leaves out in all but the last one of a window: wrap the model without static_graph")
 
-def trains_together(
-    learn:Learner, # Before, in or after a fit
-)->bool:
-    "Does a fit of this learner need all ranks?"
+def trains_together(learn:Learner): # A learner
+    "Return whether a fit of this learner needs all ranks"
     return n_processes()>1 and (ddp_model(learn) is not None or bool(trainers(learn)))
 
-def n_ranks(
-    learn:Learner, # Before, in or after a fit
-)->int: # 1 where it trains alone
-    "The number of ranks that train `learn` together"
+def n_ranks(learn:Learner): # A learner
+    "Return the number of ranks that train the learner together, 1 if it trains alone"
     return n_processes() if trains_together(learn) else 1
 
 # %% ../../nbs/learner/01_ranks.ipynb #d152bd37
 def group_device()->torch.device:
-    "Where the tensors of collective operations must be: NCCL knows those of GPUs only"
+    "Return the device for tensors of collective operations: NCCL accepts those of GPUs only"
     return torch.device('cuda', torch.cuda.current_device()) if 'nccl' in dist.get_backend() else torch.device('cpu')
 
 def over_ranks(
-    t:Tensor, # Of the same shape on all ranks
-    op:str='sum', # Or 'max', 'min'
+    t:Tensor, # Tensor of the same shape on all ranks
+    op:str='sum', # How to combine them: 'sum', 'max' or 'min'
 )->Tensor: # On the device of `t`, the same on all ranks
-    "Sum of `t` over the ranks"
+    "Combine `t` over the ranks"
     res = t.to(group_device(), copy=True)
     dist.all_reduce(res, getattr(dist.ReduceOp, op.upper()))
     return res.to(t.device)
 
-def any_rank(
-    o:bool, # This rank's
-)->bool:
-    "Is it true on any rank?"
+def any_rank(o:bool): # Value of this rank
+    "Return whether the value is true on any rank"
     return bool(over_ranks(torch.tensor(float(o)), 'max'))
 
-def from_ranks(
-    o, # Anything that can be pickled
-)->list: # What each rank gave, in their order
-    "`o` of all ranks, on each"
+def from_ranks(o): # Value of this rank: anything that can be pickled
+    "Return the list of the values of all ranks, in their order, on each rank"
     res = [None]*n_processes()
     if len(res)==1: return [o]
     dist.all_gather_object(res, o)
@@ -98,10 +86,8 @@ def from_ranks(
 
 # %% ../../nbs/learner/01_ranks.ipynb #de36d6d9
 @contextmanager
-def alone(
-    learn:Learner, # Loses its wrapper and what would wrap it, for good: put it back yourself
-):
-    "A block in which this rank trains on its own: where it fails, nobody waits for its gradient, its loss or its metrics"
+def alone(learn:Learner): # Loses its wrapper and the callbacks that would wrap it; put them back yourself
+    "Train this rank on its own in the block: it waits for no other rank"
     learn.remove_cbs(trainers(learn))
     if ddp_model(learn) is not None: learn.model = learn.model.module
     own,fastai.torch_core.maybe_gather = fastai.torch_core.maybe_gather,lambda x, axis=0: x # fastai looks it up at each call
@@ -109,10 +95,8 @@ def alone(
     finally: fastai.torch_core.maybe_gather = own
 
 @contextmanager
-def wrappers_forgotten(
-    learn:Learner, # Before, in or after a fit
-):
-    "What is wrapped in the block is not kept by the `Accelerator` of fastai's callback, whose `free_memory` would forget earlier models too"
+def wrappers_forgotten(learn:Learner): # A learner
+    "Make the `Accelerator` forget the models that were wrapped in the block; its `free_memory` would forget earlier ones too"
     kept = [(cb.accelerator._models, len(cb.accelerator._models)) for cb in trainers(learn) if hasattr(cb, 'accelerator')]
     try: yield
     finally:
@@ -120,10 +104,10 @@ def wrappers_forgotten(
 
 # %% ../../nbs/learner/01_ranks.ipynb #6b14171a
 def alike(
-    learn:Learner, # Before, in or after a fit
-    check, # Function without arguments; returns facts by name, or `None`
+    learn:Learner, # A learner
+    check, # Function without arguments that returns facts by name, or `None`
 ):
-    "Call `check` on each rank; an error on all of them where what it returns differs"
+    "Call `check` on each rank, and raise an error on all ranks if its results differ"
     mine = check()
     if not trains_together(learn): return
     facts = from_ranks(mine)

@@ -1,4 +1,4 @@
-"""Columns of the progress table, and numbers of an optimizer step for TensorBoard and Weights & Biases
+"""Columns of the progress table, and values of an optimizer step for TensorBoard and Weights & Biases
 
 Docs: https://fastai-bs.github.io/fastai_bs/learner/recorder.html.md"""
 

@@ -16,12 +16,12 @@ import pandas as pd
 from matplotlib.ticker import LogFormatter
 from fastcore.basics import patch
 from fastai.learner import Recorder
-from ..utils.checks import check_whole, is_number, is_whole, shown
+from ..utils.checks import check_by_epoch, check_whole, is_number, is_whole, shown
 from ..utils.text import brief_html, counted
 from ..utils.plots import new_axes, ForPlots
 from ..learner.ranks import n_processes
 from ..learner.loaders import micro_batch_size, n_items, refuse_empty, trained_by, with_micro_bs
-from ..learner.loop import callback_of, helped_by, rate_finder, start_helpers
+from ..learner.loop import callback_of, helped_by, rate_finder
 from ..accumulate.sizes import check_windows
 from ..accumulate.oom import refuse_split
 from ..accumulate.grad_accum import GradAccum
@@ -32,9 +32,9 @@ from .scaled_lr import ScaledLR
 def way_to(
     bs:float, # Items of an optimizer step, over all ranks
     max_micro_bs:int=None, # Items of a micro-batch at most; `None`: no bound
-    n_ranks:int=1, # That share it
+    n_ranks:int=1, # Number of ranks that share the batch
 )->tuple: # `(micro_bs, n_acc)`
-    """The fewest micro-batches that make `bs`, or up to twice as many where those make it exactly
+    """Return the fewest micro-batches that make `bs`, or up to twice as many if those make it exactly
 
     >>> way_to(512), way_to(512, 128), way_to(96, 64)
     ((512, 1), (128, 4), (48, 2))
@@ -44,19 +44,13 @@ def way_to(
     n_acc = next((n for n in range(fewest, 2*fewest+1) if per_rank%n==0), fewest)
     return min(max(1, round(per_rank/n_acc)), max_micro_bs or math.inf),n_acc
 
-def _whole(x): return int(x+1e-6) # What should be whole may be a rounding less
+def _whole(x): return int(x+1e-6) # Rounding may leave a whole number a little too small
 
 
 # %% ../../nbs/schedule/03_batch_schedule.ipynb #d05bc414
-def check_sizes(
-    bs, # To be checked
-):
-    "An error where `bs` is neither a dict of items by epoch, nor a function of progress that returns items"
-    if isinstance(bs, dict):
-        if not bs: raise ValueError("`bs` as a dict must say how many items from which epoch on, as in {0: 64, 3: 256}; got {}")
-        for e,n in bs.items():
-            if not is_whole(e) or e<0: raise ValueError(f"`bs` as a dict must have epochs, counted from 0, as its keys; got {shown(e)}")
-            check_whole('bs', n, 1, f"it is the batch size from epoch {e} on", 'item')
+def check_sizes(bs): # Argument of a schedule
+    "Refuse `bs` unless it is a dict of items by epoch, or a function of progress that returns items"
+    if isinstance(bs, dict): check_by_epoch('bs', bs, "it is a batch size", 'item')
     elif callable(bs): checked_size(bs, 0.)
     elif is_whole(bs): raise TypeError(f"`bs` must be a schedule, got {bs}: for one size take a loader with batches of it, or BatchSchedule({{0: {bs}}})")
     else: raise TypeError("`bs` must be a dict of items by epoch, as in {0: 64, 3: 256}, or a function of the fit's progress, as SchedExp(64, 1024); got "
@@ -64,9 +58,9 @@ def check_sizes(
 
 def checked_size(
     f, # A function of progress
-    pct:float, # The part of the fit that is behind
+    pct:float, # Progress of the fit, from 0 to 1
 )->float: # Items
-    "What `f` returns, or an error"
+    "Call `f`, and refuse what is no number of items"
     try: n = f(pct)
     except Exception as e: raise TypeError(f"`bs` must be a function of the fit's progress, a number from 0 to 1; for {pct:.3g} it fails: {e}") from e
     if not is_number(n): raise TypeError(f"`bs` must be a function that returns a number of items, got {shown(n)} for the progress {pct:.3g}")
@@ -78,21 +72,21 @@ def checked_size(
 Change = namedtuple('Change', 'epoch step micro_bs n_acc bs') # A row of `BatchSchedule.df`
 
 class BatchSchedule(GradAccum):
-    """The batch size over the training, by epoch or by progress; each optimizer step has exactly the gradient of a batch of that size
+    """Change the batch size by epoch or by progress; each optimizer step has exactly the gradient of a batch of that size
 
-    Up to `max_micro_bs` the micro-batch grows, from epoch to epoch, as that is what saves time; beyond it, and within an epoch, the number of them does.
-    A size by progress goes by whole micro-batches, and above today's by whole multiples of that, as many as it has room for. The learner has its own
-    training loader back after each epoch, however it ends; the order of the items is the one that it would have drawn.
+    The micro-batch grows from epoch to epoch up to `max_micro_bs`, which saves time. Beyond that, and within an epoch, the number of micro-batches grows.
+    A size by progress is rounded down to whole micro-batches, and a micro-batch above today's to a multiple of that. The learner has its own training
+    loader again after each epoch, and the items come in the order that this loader would have drawn.
     """
     as_two = 'BatchSchedule(..., max_micro_bs=...)' # As in `GradAccum`
     varies = True # As in `GradAccum`
 
     def __init__(self,
-        bs, # Items of an optimizer step, over all ranks: a dict `{epoch: items}` (from that epoch on; before it today's) or a function of progress, 0 to 1
-        rule=None, # Factor on the learning rate, a function of the size over `base_bs`; `None`: the rate stays. Beside a `ScaledLR` that one does it
-        max_micro_bs:int=None, # Items of a micro-batch at most; `None`: no bound, and where a grown one does not fit in memory it is run in parts
+        bs, # Items of an optimizer step, over all ranks: a dict `{epoch: items}` (from that epoch on, today's before) or a function of progress, 0 to 1
+        rule=None, # Function from the ratio of the size to `base_bs` to the factor on the learning rate; `None`: no scaling, but for a `ScaledLR` beside it
+        max_micro_bs:int=None, # Items of a micro-batch at most; `None`: no bound, and a grown one that does not fit in memory runs in parts
         *,
-        base_bs:int=None, # Items that the learning rate goes with; `None`: the first size; with a `rule` only
+        base_bs:int=None, # Batch size that the learning rate was tuned for, only with a `rule`; `None`: the first size
         count=None, # As for `GradAccum`
         fix_bn:bool=True, # As for `GradAccum`
     ):
@@ -101,13 +95,13 @@ class BatchSchedule(GradAccum):
             raise TypeError(f"`rule` must be a function from the ratio of batch sizes to a factor, as sqrt_scaling, got {shown(rule)}")
         for nm,v in (('max_micro_bs',max_micro_bs),('base_bs',base_bs)):
             if v is not None: check_whole(nm, v, 1, "it is a number of items", 'item')
-        if base_bs and rule is None: raise ValueError(f"`base_bs` is what `rule` goes by, and there is none: leave base_bs={base_bs} out, or give the rule")
+        if base_bs and rule is None: raise ValueError(f"`base_bs` needs a `rule`, and there is none: leave base_bs={base_bs} out, or give the rule")
         super().__init__(1, count=count, fix_bn=fix_bn)
         self.sizes,self.rule,self.max_micro_bs,self.base_bs = bs,rule,max_micro_bs,base_bs
-        self.helpers = [] # A `ScaledLR` where there is a rule
+        self.helpers = [] # The `ScaledLR` that applies the rule, if there is one
         self.rows = [] # `Change`s of the last fit
         self.n_steps = self.n_trained = 0 # Optimizer steps of the last fit, and epochs in which it trained
-        self.own_bs = self.micro_bs = self.fits = None # Items: of the loader's micro-batch, of this epoch's, of one known to fit in memory
+        self.own_bs = self.micro_bs = self.fits = None # Items of the loader's micro-batch, of this epoch's, and of one that is known to fit in memory
 
     def __repr__(self):
         f = self.sizes
@@ -116,62 +110,57 @@ class BatchSchedule(GradAccum):
         return f"{type(self).__name__}({text})"
 
     @property
-    def by_epoch(self)->bool: return isinstance(self.sizes, dict) # Or by progress?
+    def by_epoch(self)->bool: return isinstance(self.sizes, dict) # Otherwise by progress
     @property
-    def finds_rate(self)->bool: return rate_finder(self.learn) is not None # Is a rate looked for? It is for the first size
+    def finds_rate(self)->bool: return rate_finder(self.learn) is not None # Is this `lr_find`, which uses the first size only?
     @property
-    def is_on(self)->bool: return self._params is not None # Is the training part of an epoch under way?
+    def is_on(self)->bool: return self._params is not None # Is an epoch in its training part?
     @property
-    def epochs(self)->range: return range(1 if self.finds_rate else self.n_epoch) # Those whose sizes count
+    def epochs(self)->range: return range(1 if self.finds_rate else self.n_epoch) # Epochs whose sizes are used
     @property
     def bs_today(self)->int: # Items of the loader's own micro-batch, over all ranks
         return (self.own_bs if self.is_on else micro_batch_size(self.learn.dls.train))*n_processes()
 
-    # How large a batch is
-
-    def size_at(self,
-        epoch:int, # Counted from 0
-        pct:float=None, # The part of the fit that is behind; `None`: as the epoch begins
-    )->float: # Items, over all ranks
-        "What the schedule says"
+    def size_at(self, epoch:int, pct:float=None)->float:
+        "Return the items of the schedule, over all ranks, in `epoch` at the progress `pct`; `None`: at its beginning"
         if self.by_epoch:
             past = [e for e in self.sizes if e<=epoch]
             return self.sizes[max(past)] if past else self.bs_today
         return checked_size(self.sizes, epoch/max(1, self.learn.n_epoch) if pct is None else pct)
 
-    def sizes_in(self, epoch)->list: # Items
-        "By progress at some moments of an epoch, as nobody knows where a function has its least and its most"
+    def sizes_in(self, epoch)->list:
+        "List the sizes of an epoch; by progress at nine moments, as the extremes of a function are unknown"
         if self.by_epoch: return [self.size_at(epoch)]
         n = max(1, self.learn.n_epoch)
         return [self.size_at(epoch, min(1., pct)) for pct in np.linspace(epoch/n, (epoch+1)/n, 9)]
 
-    def way_of(self, size)->tuple: # `(micro_bs, n_acc)`
-        "Micro-batches of an epoch in which this is the smallest size"
+    def way_of(self, size)->tuple:
+        "Return `(micro_bs, n_acc)` for an epoch whose smallest size this is"
         bounds = [o for o in (self.max_micro_bs,self.fits) if o]
         if self.by_epoch: return way_to(size, min(bounds, default=None), n_processes())
         today = self.bs_today
-        size = today*_whole(size/today) if size>today else max(n_processes(), int(size)) # Sizes that devices like, as today's hopefully is
+        size = today*_whole(size/today) if size>today else max(n_processes(), int(size)) # Devices run multiples of today's size well
         micro_bs = min([size//n_processes(), *bounds])
         return micro_bs,self.n_acc_of(size, micro_bs)
 
-    def n_acc_of(self, bs, micro_bs)->int: return max(1, _whole(bs/n_processes()/micro_bs)) # As many micro-batches as there is room for
+    def n_acc_of(self, bs, micro_bs)->int: return max(1, _whole(bs/n_processes()/micro_bs)) # Rounded down
 
     def micro_batches(self, epoch=None): # As in `GradAccum`
         if self.is_on and epoch in (None,self.learn.epoch): return self.micro_bs,self.n_acc
         epoch = 0 if self.finds_rate else epoch or 0
-        micro_bs,n_acc = self.way_of(min(self.sizes_in(epoch))) # A larger one in the same epoch is several of its micro-batches
+        micro_bs,n_acc = self.way_of(min(self.sizes_in(epoch))) # A larger size in the same epoch has more of these micro-batches
         return micro_bs,n_acc if self.by_epoch else self.n_acc_of(self.size_at(epoch), micro_bs)
 
-    def largest_micro_bs(self)->int: # Items
-        "Items of the largest micro-batch that it may come to, however long the fit"
+    def largest_micro_bs(self)->int:
+        "Return the items of the largest micro-batch of any fit"
         if self.by_epoch: sizes = [*self.sizes.values(), *([] if 0 in self.sizes else [self.bs_today])]
-        else: sizes = [checked_size(self.sizes, pct) for pct in np.linspace(0, 1, 101)] # At each hundredth of the fit
+        else: sizes = [checked_size(self.sizes, pct) for pct in np.linspace(0, 1, 101)] # At each percent of the fit
         return max(self.way_of(o)[0] for o in sizes)
 
     def n_acc_in(self, epoch): return self.micro_batches(epoch)[1]
     def n_accs(self):
         if self.by_epoch or self.finds_rate: return [self.n_acc_in(e) for e in range(self.n_epoch)]
-        return [max(2, *(self.n_acc_of(o, self.micro_batches(e)[0]) for o in self.sizes_in(e))) for e in range(self.n_epoch)] # More, maybe, in between
+        return [max(2, *(self.n_acc_of(o, self.micro_batches(e)[0]) for o in self.sizes_in(e))) for e in range(self.n_epoch)] # It may be more in between
 
     def n_acc_now(self):
         learn = self.learn
@@ -181,8 +170,6 @@ class BatchSchedule(GradAccum):
             self.rows.append(Change(learn.epoch+learn.iter/learn.n_iter, self.n_steps, self.micro_bs, n, self.micro_bs*n*n_processes()))
         return n
 
-    # Along a fit
-
     def start_fit(self):
         self.fits = None
         self._check_fit()
@@ -190,8 +177,8 @@ class BatchSchedule(GradAccum):
         has_rule = self.rule is not None and not callback_of(self.learn, ScaledLR)
         self.helpers = [ScaledLR(self.base_bs or first, self.rule, warmup_epochs=0)] if has_rule else []
         facts = super().start_fit()
-        start_helpers(self.learn, self.helpers)
         for scaled in self.helpers:
+            with self.learn.added_cbs(scaled): scaled.start_fit()
             for e in self.epochs:
                 for bs in self.sizes_in(e): scaled.factor_at(bs) # A rule may fail at some size
         if not self.finds_rate:
@@ -199,26 +186,27 @@ class BatchSchedule(GradAccum):
             if hasattr(self.learn, 'recorder'): self.learn.recorder.schedule = ForPlots(self, 'df', 'n_steps', 'n_trained')
         return facts
 
-    def check_windows(self, most): check_windows(self.learn, most) # Its micro-batches are not the loader's, and a size beyond the epoch is refused
+    def check_windows(self, most): check_windows(self.learn, most) # Without the warnings: `_check_fit` refuses a size beyond the epoch
 
     def _check_fit(self):
-        "Refuse sizes that cannot be, and say which are rounded"
+        "Refuse sizes that cannot be, and warn of those that are rounded"
         dl = self.learn.dls.train
         refuse_empty(dl)
-        n_train,own_bs = n_items(dl),micro_batch_size(dl)
-        tried,rounded = set(),set()
-        for e in self.epochs:
-            size = max(self.sizes_in(e))
+        n_train = n_items(dl)
+        sizes = [(e,max(self.sizes_in(e)),*self.micro_batches(e)) for e in self.epochs]
+        for e,size,*_ in sizes:
             if size>n_train:
                 raise ValueError(f"A batch of {size:.0f} items in epoch {e} is more than the {n_train} of the training set: take at most those")
-            micro_bs,n_acc = self.micro_batches(e)
-            try: with_micro_bs(dl, micro_bs) if micro_bs not in tried else None
+        for micro_bs in {micro_bs for *_,micro_bs,_ in sizes}:
+            try: with_micro_bs(dl, micro_bs)
             except ValueError as err:
-                raise ValueError(f"{err}. Or take BatchSchedule(..., max_micro_bs={own_bs}), which reaches sizes of whole batches of this loader by "
-                                 "accumulation") from None
-            tried.add(micro_bs)
+                raise ValueError(f"{err}. Or take BatchSchedule(..., max_micro_bs={micro_batch_size(dl)}), which reaches sizes of whole batches of this loader "
+                                 "by accumulation") from None
+
+        rounded = set()
+        for e,size,micro_bs,n_acc in sizes if self.by_epoch else ():
             bs = micro_bs*n_acc*n_processes()
-            if not self.by_epoch or bs==size or size in rounded: continue
+            if bs==size or size in rounded: continue
             rounded.add(size)
             bound = f" of {self.max_micro_bs} at most" if self.max_micro_bs else ''
             ranks = f" on each of {n_processes()} ranks" if n_processes()>1 else ''
@@ -231,7 +219,7 @@ class BatchSchedule(GradAccum):
         if not self.finds_rate: self.n_trained = learn.epoch+1
         self.own_bs,self.micro_bs = micro_batch_size(learn.dls.train),self.micro_batches(learn.epoch)[0]
         self.on_oom,self._in_parts = 'split' if self._is_guarded() else 'raise',None
-        dl = with_micro_bs(learn.dls.train, self.micro_bs) # Anew in each epoch: somebody may have changed the loader
+        dl = with_micro_bs(learn.dls.train, self.micro_bs) # Anew in each epoch, as the loader may have changed
         try:
             with trained_by(learn, dl), super().scope(), helped_by(learn, self.helpers): yield
         finally:
@@ -239,7 +227,7 @@ class BatchSchedule(GradAccum):
             self.on_oom = 'raise'
 
     def _is_guarded(self):
-        "Is the epoch's micro-batch larger than what is known to fit, and can it be run in parts?"
+        "Return whether the epoch's micro-batch may not fit in memory, and can run in parts"
         if self.max_micro_bs or self.micro_bs<=self.own_bs: return False
         try: refuse_split(self.learn)
         except ValueError: return False
@@ -253,30 +241,30 @@ class BatchSchedule(GradAccum):
 
     @property
     def df(self)->pd.DataFrame:
-        "A row for each change: `epoch`, with the part of it that was behind, optimizer steps by then, `micro_bs`, `n_acc` and items of a step, `bs`"
+        "One row per change: `epoch` with its fraction, optimizer steps before, `micro_bs`, `n_acc`, and `bs`, the items of a step"
         return pd.DataFrame(self.rows, columns=Change._fields)
 
     def _repr_html_(self): return brief_html(repr(self), "The last changes", self.df)
 
 
 # %% ../../nbs/schedule/03_batch_schedule.ipynb #a2814d6a
-# Before the function of the same name: where this one is defined, older versions of fastcore leave None
+# Before the function of the same name, of which older versions of fastcore would leave None
 @patch
 def plot_batch_size(self:Recorder,
     ax=None, # Axes to draw on; by default new ones
 ):
-    "`plot_batch_size` of the last fit whose batch size changed by a callback of this package; returns the axes"
+    "Draw the batch size of the last fit in which a callback of this package changed it; returns the axes"
     schedule = getattr(self, 'schedule', None)
     if not len(getattr(schedule, 'df', ())):
         raise ValueError("No fit of this learner had a batch size that changes: train with BatchSchedule or fit_grow")
     return plot_batch_size(schedule.df, schedule.n_trained, ax)
 
 def plot_batch_size( # noqa: F811
-    df:pd.DataFrame, # A row for each change: `epoch`, with the part of it that was behind, and `bs` in items
+    df:pd.DataFrame, # One row per change: `epoch` with its fraction, and `bs` in items
     n_epoch:int, # Epochs of the training
     ax=None, # Axes to draw on; by default new ones
 ):
-    "The batch size over the epochs; returns the axes"
+    "Draw the batch size over the epochs; returns the axes"
     ax = new_axes(ax, figsize=(7,3.3))
     ax.step([*df.epoch,n_epoch], [*df.bs,df.bs.iloc[-1]], where='post', label='batch size')
     ax.set(yscale='log', xlabel='epochs', ylabel='batch size (items)', title='What an optimizer step averages over')

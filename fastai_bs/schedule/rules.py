@@ -1,4 +1,4 @@
-"""What the learning rate must become when the batch size changes
+"""How learning rate and weight decay change with the batch size
 
 Docs: https://fastai-bs.github.io/fastai_bs/schedule/rules.html.md"""
 
@@ -14,12 +14,6 @@ from ..utils.checks import check_number
 # %% ../../nbs/schedule/01_rules.ipynb #de1c6427
 def _check_k(k): check_number('k', k, "the ratio of two batch sizes")
 
-def _check_noise(k, noise_scale, base_bs):
-    _check_k(k)
-    check_number('noise_scale', noise_scale, "the gradient noise scale in items", open_=False)
-    check_number('base_bs', base_bs, "the batch size in items that the learning rate was tuned for")
-
-# %% ../../nbs/schedule/01_rules.ipynb #a6cd1dc1
 def linear_scaling(
     k:float, # Ratio of the batch size to the one that the learning rate was tuned for
 )->float: # Factor on the learning rate
@@ -34,7 +28,7 @@ def linear_scaling(
 # %% ../../nbs/schedule/01_rules.ipynb #9b033a41
 def adascale_gain(
     k:float, # Ratio of the batch size to the one that the learning rate was tuned for
-    noise_scale:float, # Gradient noise scale, in items; `inf` where no gradient can be told from the noise
+    noise_scale:float, # Gradient noise scale, in items; `inf` if the gradient cannot be told from the noise
     base_bs:float, # Batch size that the learning rate was tuned for, in items
 )->float: # Factor on the learning rate, between 1 and `k`
     """`(1 + noise_scale/base_bs) / (1 + noise_scale/bs)` with `bs = k*base_bs`: AdaScale's gain, for SGD (Johnson et al. 2020, arXiv 2007.05105)
@@ -42,7 +36,9 @@ def adascale_gain(
     >>> adascale_gain(4, noise_scale=256, base_bs=64)
     2.5
     """
-    _check_noise(k, noise_scale, base_bs)
+    _check_k(k)
+    check_number('noise_scale', noise_scale, "the gradient noise scale in items", open_=False)
+    check_number('base_bs', base_bs, "the batch size in items that the learning rate was tuned for")
     if math.isinf(noise_scale): return k
     return k*((base_bs + noise_scale)/(k*base_bs + noise_scale))
 
@@ -61,25 +57,25 @@ def sqrt_scaling(
 # %% ../../nbs/schedule/01_rules.ipynb #12556e60
 def adam_gain(
     k:float, # Ratio of the batch size to the one that the learning rate was tuned for
-    noise_scale:float, # Gradient noise scale, in items; `inf` where no gradient can be told from the noise
+    noise_scale:float, # Gradient noise scale, in items; `inf` if the gradient cannot be told from the noise
     base_bs:float, # Batch size that the learning rate was tuned for, in items
 )->float: # Factor on the learning rate, between 1 and `1.2*k**0.5`
-    """`adascale_gain(k, noise_scale, base_bs)**0.5`, and up to a fifth more where fewer than twice the examples are needed: for Adam and its kin
+    """`adascale_gain(k, noise_scale, base_bs)**0.5`, and up to a fifth more if fewer than twice the examples are needed: for Adam and its kin
 
-    Where there is much noise the root is that of `k` (Malladi et al. 2022, arXiv 2205.10287); the fifth was measured.
+    With much noise this is the root of `k` (Malladi et al. 2022, arXiv 2205.10287); the fifth was measured.
 
     >>> adam_gain(8, noise_scale=384, base_bs=64) # The gain is 4, and twice the examples are needed
     2.0
     """
     gain = adascale_gain(k, noise_scale, base_bs)
-    examples = k/gain # Over those that the batch size needs which the rate was tuned for
+    examples = k/gain # Examples that the training needs, over those at `base_bs`
     return gain**0.5*min(gain**(1/6), 1 + max(0., 2-examples)/5)
 
 # %% ../../nbs/schedule/01_rules.ipynb #fb8bc36c
 def no_scaling(
     k:float, # Ratio of the batch size to the one that the learning rate was tuned for
 )->float: # Factor on the learning rate
-    """`1`: the rate stays as it is, whatever the batch size; benchmarks/keeps.py compares plans with today's training
+    """`1`: the rate stays the same at every batch size
 
     >>> no_scaling(4)
     1.0
@@ -90,24 +86,24 @@ def no_scaling(
 # %% ../../nbs/schedule/01_rules.ipynb #d4aae1a6
 def warmup_factor(
     factor:float, # Full factor on the learning rate
-    pct:float, # Part of the warmup that is behind, 0 or more; 1 at its end
+    pct:float, # Fraction of the warmup that is done, 0 or more; 1 at its end
 )->float: # Factor on the learning rate now
-    """From 1 to `factor`, linearly: `1 + (factor-1)*min(1, pct)`, the gradual warmup (Goyal et al. 2017, arXiv 1706.02677, section 2.2)
+    """`1 + (factor-1)*min(1, pct)`: from 1 to `factor`, the gradual warmup (Goyal et al. 2017, arXiv 1706.02677, section 2.2)
 
     >>> warmup_factor(8, 0.5)
     4.5
     """
     check_number('factor', factor, "the full factor on the learning rate")
-    check_number('pct', pct, "the part of the warmup that is behind", open_=False)
+    check_number('pct', pct, "the fraction of the warmup that is done", open_=False)
     return factor if pct>=1 else 1 + (factor-1)*pct
 
 # %% ../../nbs/schedule/01_rules.ipynb #36966fb5
 def decay_factor(
     k:float, # Ratio of the batch size to the one that the weight decay was tuned for
     lr_factor:float, # Factor on the learning rate
-    epochs:float=1., # Epochs with the batch, over those that the decay was tuned for
+    epochs:float=1., # Ratio of the number of epochs to the one that the weight decay was tuned for
 )->float: # Factor on the weight decay
-    """`k / (lr_factor*epochs)`: the sum of `lr*wd` over all steps of the training stays (Wang & Aitchison 2024, arXiv 2405.13698)
+    """`k / (lr_factor*epochs)`: keeps the sum of `lr*wd` over all steps of the training (Wang & Aitchison 2024, arXiv 2405.13698)
 
     >>> decay_factor(4, lr_factor=2)
     2.0

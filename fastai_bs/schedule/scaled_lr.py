@@ -1,4 +1,4 @@
-"""The learning rate of the larger batch, over any schedule, with gradual warmup
+"""Scale the learning rate for a larger batch, over any schedule, with gradual warmup
 
 Docs: https://fastai-bs.github.io/fastai_bs/schedule/scaled_lr.html.md"""
 
@@ -25,8 +25,8 @@ from .rules import linear_scaling, warmup_factor
 # %% ../../nbs/schedule/02_scaled_lr.ipynb #e283cce7
 def rates(
     lr, # Learning rate as `fit` takes it: a number, a slice, or a list with one number for each parameter group
-)->list: # The last one is that of the last parameter group
-    "The numbers in a learning rate"
+)->list: # The last number is that of the last parameter group
+    "List the numbers in a learning rate"
     if isinstance(lr, slice): return [lr.stop] if lr.start is None else [lr.start,lr.stop]
     return list(lr) if is_several(lr) else [lr]
 
@@ -34,28 +34,28 @@ def scale_lr(
     lr, # Learning rate as `fit` takes it
     factor:float, # Factor on each of its numbers
 ): # As `lr`
-    "A learning rate times `factor`"
+    "Multiply a learning rate by `factor`"
     if isinstance(lr, slice): return slice(lr.start and lr.start*factor, lr.stop*factor)
     return lr*factor if isinstance(lr, numbers.Real) else [o*factor for o in lr]
 
 # %% ../../nbs/schedule/02_scaled_lr.ipynb #72c4d7b4
 def check_factor(
-    factor, # What a rule returned
-    k:float, # Ratio of batch sizes that it was asked for
+    factor, # Result of a rule
+    k:float, # Ratio of batch sizes that the rule was called with
 )->float:
-    "`factor` as a float; an error where it is no number above 0"
+    "Return `factor` as a float, and refuse it if it is no number above 0"
     if not is_number(factor): raise TypeError(f"`rule` must return the factor on the learning rate as a number, got {factor!r} at k={k:.4g}")
     if not 0<factor<math.inf: raise ValueError(f"`rule` must return a factor above 0 and finite, got {factor} at k={k:.4g}")
-    return float(factor) # NumPy's single precision would make the rates single too
+    return float(factor) # NumPy's single precision would round the rates
 
 def wanted_args(
     rule, # Function from k to the factor on the learning rate
     has_noise:bool, # Is a noise scale given?
-)->list: # Names
-    "Arguments besides k that `rule` is to be handed: 'noise_scale', 'base_bs'"
+)->list: # Some of 'noise_scale' and 'base_bs'
+    "List the arguments that `rule` takes besides k"
     name = rule_name(rule)
     try: pars = inspect.signature(rule).parameters
-    except ValueError: pars = {} # Some functions written in C do not say
+    except ValueError: pars = {} # Functions written in C may have no signature
     wants = 'noise_scale' in pars
     if wants and not has_noise and pars['noise_scale'].default is inspect.Parameter.empty:
         raise ValueError(f"The rule {name} needs the noise scale, so `noise_scale` must be given: a number of items, the plan of `learn.bs_find()`, "
@@ -63,33 +63,30 @@ def wanted_args(
     if has_noise and not wants:
         warnings.warn(f"The rule {name} takes no noise scale, so the one given has no effect: leave it out. Rules that take one are adascale_gain for SGD "
                       "and adam_gain for Adam", stacklevel=3)
-    bound = getattr(rule, 'keywords', {}) # A `partial` may have it already
     args = ['noise_scale'] if wants and has_noise else []
-    if 'base_bs' in pars and 'base_bs' not in bound: args.append('base_bs')
+    if 'base_bs' in pars and 'base_bs' not in getattr(rule, 'keywords', {}): args.append('base_bs') # A `partial` may have it already
     return args
 
-def rule_name(
-    rule, # Function from k to the factor on the learning rate
-)->str:
-    "The name of a rule, as it is imported"
-    f = getattr(rule, 'func', rule) # What a `partial` calls
+def rule_name(rule): # Function from k to the factor on the learning rate
+    "Return the name by which a rule is imported"
+    f = getattr(rule, 'func', rule) # The function inside a `partial`
     return getattr(f, '__name__', type(f).__name__)
 
 # %% ../../nbs/schedule/02_scaled_lr.ipynb #3845ac0f
 class ScaledLR(ScopedCallback):
-    """Multiply the learning rate that the schedule sets by what `rule` makes of the batch size, with gradual warmup
+    """Multiply the learning rate of the schedule by the factor that `rule` gives for the batch size, with gradual warmup
 
-    Go on training at the rate that was right for batches of `base_bs` items: today's batch size it finds by itself. `linear_scaling` and
+    Train at the rate that is right for batches of `base_bs` items; `ScaledLR` finds today's batch size itself. `linear_scaling` and
     `adascale_gain` are rules for SGD, `sqrt_scaling` and `adam_gain` for Adam and its kin.
     """
-    order,run_valid = ParamScheduler.order+1,False # After the schedule sets its rate; after Recorder and the schedule note the one used
+    order,run_valid = ParamScheduler.order+1,False # After the schedule has set its rate, and after Recorder has noted the one used
 
     def __init__(self,
         base_bs:int, # Batch size in items that the learning rate was tuned for
-        rule=linear_scaling, # Function from k, today's batch size over `base_bs`, to the factor; handed `noise_scale` and `base_bs` too if it names them
-        warmup_epochs:float=None, # Epochs in which the factor grows from 1 to its full value; `None`: 5, and at most a tenth of the fit
-        noise_scale=None, # For rules that name it: items, a `BatchPlan` (its value, not its interval), or a `NoiseScale` that runs along
-        scale_wd:bool=True, # Let weight decay, `lr*wd` per step (SGD, or decoupled), grow with the rate? `False` keeps it as it was
+        rule=linear_scaling, # Function from k, today's batch size over `base_bs`, to the factor; it may take `noise_scale` and `base_bs` too
+        warmup_epochs:float=None, # Epochs in which the factor grows from 1 to its full value; `None`: 5, but at most a tenth of the fit
+        noise_scale=None, # For rules that take it: items, a `BatchPlan` (its value, not its interval), or a `NoiseScale` that runs along
+        scale_wd:bool=True, # Let weight decay, `lr*wd` per step (SGD, or decoupled), grow with the rate? `False` keeps it the same
         momentum_correction:bool=False, # For optimizers that keep the learning rate in their velocity: rescale it when the rate changes
     ):
         check_number('base_bs', base_bs, "the batch size in items that the learning rate was tuned for", finite=True)
@@ -102,20 +99,20 @@ class ScaledLR(ScopedCallback):
         store_attr()
         if noise_scale is not None: self._noise()
         self._args = wanted_args(rule, noise_scale is not None)
-        self.bs = None # Items of an optimizer step, of this window
-        self.factor = 1. # On the learning rate, of this window
+        self.bs = None # Items of an optimizer step, in this window
+        self.factor = 1. # Factor on the learning rate, in this window
         self._warned = set()
         self._is_idle = False # Is this the fit of `lr_find`?
         self._velocity = [] # Names of the optimizer's state that carries the learning rate
-        self._velocity_lr = self._velocity_norms = None # The rate in it, and its norms when this fit's training was through
+        self._velocity_lr = self._velocity_norms = None # The rate in it, and its norms at the end of the last training
         self._start_window_anew()
 
     def _start_window_anew(self):
-        self._factors = {} # By hyper-parameter: 'lr', and 'wd' where that is not to grow; without those that are 1
-        self._schedules_own = {} # What the schedule has set for this micro-batch, by hyper-parameter
-        self._first = {} # What it had set for the window's first micro-batch
-        self._used = {} # What is set in its place
-        self._is_scaled = False # Is a batch under way that was scaled?
+        self._factors = {} # By hyper-parameter: 'lr', and 'wd' if it shall not grow; empty at a factor of 1
+        self._schedules_own = {} # Values that the schedule has set for this micro-batch, by hyper-parameter
+        self._first = {} # Those for the first micro-batch of the window
+        self._used = {} # The scaled values
+        self._is_scaled = False # Is the present batch scaled?
 
     @property
     def rule_name(self)->str: return rule_name(self.rule)
@@ -128,19 +125,15 @@ class ScaledLR(ScopedCallback):
         if text not in self._warned: warnings.warn(text, stacklevel=2)
         self._warned.add(text)
 
-    # The factor
-
     def _noise(self)->float:
-        "The noise scale in items; NaN while the first window of a `NoiseScale` that runs along is not complete"
+        "Return the noise scale in items; NaN before the first window of a `NoiseScale` is complete"
         v = getattr(self.noise_scale, 'noise_scale', self.noise_scale)
         if not is_number(v): raise TypeError(f"`noise_scale` must be a number of items, or have one as its `noise_scale`, got {shown(v)}")
         if v<0 or math.isnan(v) and v is self.noise_scale: raise ValueError(f"`noise_scale` must be 0 or more items, got {v}")
         return v
 
-    def factor_at(self,
-        bs:int, # Items
-    )->float: # 1 while the noise scale is not known yet
-        "The factor on the learning rate, once warmed up, at a batch of `bs`"
+    def factor_at(self, bs:int)->float:
+        "Return the factor after warmup for a batch of `bs` items; 1 while the noise scale is unknown"
         k,args = bs/self.base_bs,dict(base_bs=self.base_bs)
         if 'noise_scale' in self._args:
             args['noise_scale'] = self._noise()
@@ -152,14 +145,12 @@ class ScaledLR(ScopedCallback):
         return min(5, self.n_epoch/10) if self.warmup_epochs is None else self.warmup_epochs
 
     def _factors_now(self)->dict:
-        "Factors by hyper-parameter for the window that starts with this micro-batch"
+        "Return the factors of the window that begins, by hyper-parameter"
         self.bs = batch_size(self.learn, self.epoch)
         pct = self.pct_train*self.n_epoch/self.n_warmup if self.n_warmup else 1.
         self.factor = warmup_factor(self.factor_at(self.bs), pct)
-        if self.factor==1: return {} # Nothing is touched
+        if self.factor==1: return {}
         return dict(lr=self.factor) if self.scale_wd else dict(lr=self.factor, wd=1/self.factor)
-
-    # A fit
 
     def start_fit(self):
         "Refuse what cannot be, before anything has changed"
@@ -173,8 +164,8 @@ class ScaledLR(ScopedCallback):
         self._velocity = []
         self._is_idle = rate_finder(self.learn) is not None
         if self._is_idle:
-            self._warn_once(f"ScaledLR does nothing during lr_find: the rate it finds is for today's batch of {batch_size(self.learn)} items. To train "
-                            "at it as it is, take ScaledLR off the learner: learn.remove_cb(ScaledLR)")
+            self._warn_once(f"ScaledLR does nothing during lr_find: the rate that it finds is for today's batch of {batch_size(self.learn)} items. To train "
+                            "at that rate, remove ScaledLR: learn.remove_cb(ScaledLR)")
             return
         refuse_empty(self.learn.dls.train)
         self._check_noise()
@@ -186,25 +177,25 @@ class ScaledLR(ScopedCallback):
         return {'The batch size': batch_size(self.learn)}
 
     def _check_noise(self):
-        "A noise scale must be known, or become so"
+        "Refuse a noise scale that is unknown and stays so"
         if 'noise_scale' not in self._args or not math.isnan(self._noise()): return
         if self.noise_scale not in self.learn.cbs:
             raise ValueError("`noise_scale` is not known, and it is no NoiseScale among the learner's callbacks, so it never will be: add it to them, or "
                              "give a number")
-        check_factor(self.rule(1., **{nm: self.base_bs for nm in self._args}), 1.) # At some value, to see that it works
+        check_factor(self.rule(1., **{nm: self.base_bs for nm in self._args}), 1.) # Try the rule with some value
 
     def _warn_of_rule(self):
-        "What may not be what one wants"
+        "Warn of a warmup that is too long, and of a rule for another optimizer"
         if self.n_warmup>self.n_epoch:
             self._warn_once(f"`warmup_epochs`={self.n_warmup:g} is longer than the fit: the warmup lasts {counted(self.n_epoch, 'epoch')}, and the factor on "
                             f"the learning rate gets no more than {self.n_epoch/self.n_warmup:.0%} of the way from 1")
         if self.rule_name=='linear_scaling' and divides_by_size(self.learn):
-            self._warn_once("linear_scaling is a rule for SGD, and this optimizer divides by the size of the gradient: no ScaledLR under fit_one_cycle, "
-                            "else rule=sqrt_scaling")
+            self._warn_once("linear_scaling is a rule for SGD, and this optimizer divides by the size of the gradient: use rule=adam_gain with a noise "
+                            "scale; without one leave ScaledLR out under fit_one_cycle, and else use rule=sqrt_scaling")
 
     @contextmanager
     def scope(self):
-        "Put the schedule's own rate back in hyper-parameters and velocity, whatever ends the training part of an epoch"
+        "Put the schedule's rate back in hyper-parameters and velocity, however the training part of an epoch ends"
         if self._is_idle:
             yield
             return
@@ -212,63 +203,61 @@ class ScaledLR(ScopedCallback):
         self._first = {}
         try: yield
         finally:
-            self._put_back() # The step of a window that GradAccum closed after the last batch is behind
-            for nm in set(self.schedules()) & set(self._first): # They stay at the last step's values, as with GradAccum alone
+            self._put_back()
+            for nm in set(self.schedules()) & set(self._first): # Scheduled ones keep the last step's values, as with GradAccum alone
                 self.opt.set_hyper(nm, self._first[nm])
             self._correct_velocity()
             self._velocity_norms = self._norms()
             self._used = {}
 
     def before_batch(self):
-        "Scale what the schedule has just set"
+        "Scale the values that the schedule has just set"
         if self._is_idle: return
         starts_window = self._accum is None or self._accum.starts_window
         if starts_window: self._factors = self._factors_now()
         self._schedules_own = {nm: self.hyper(nm) for nm in self._factors}
         self._is_scaled = True
-        if not starts_window: return # GradAccum sets what the window's first micro-batch had
+        if not starts_window: return # GradAccum sets the values of the window's first micro-batch
 
         self._first = self._schedules_own
-        if self._velocity_lr is None: self._velocity_lr = self.hyper('lr') # Not known from a fit before: taken for the schedule's own
+        if self._velocity_lr is None: self._velocity_lr = self.hyper('lr') # Unknown from earlier fits: taken to be the schedule's
         self._used = {nm: [v*self._factors[nm] for v in values] for nm,values in self._schedules_own.items()}
         for nm,values in self._used.items(): self.opt.set_hyper(nm, values)
         self._correct_velocity()
 
     def after_batch(self):
-        "Put the schedule's own values back: what changes the rate between batches and epochs finds it as it left it"
-        if not self._is_scaled: return # Idle, or the batch was cancelled before it came to us
+        "Put the schedule's values back"
+        if not self._is_scaled: return # Idle, or the batch was cancelled before our `before_batch`
         self._is_scaled = False
         self._put_back()
         for nm,values in self._schedules_own.items():
             if self.hyper(nm)!=values:
-                raise ValueError(f"`{nm}` was set to {self.hyper(nm)} in the middle of a batch, while it was scaled to {self._used[nm]}, and ScaledLR cannot "
-                                 "tell whether that is scaled or not: set it in `before_batch`, between epochs, or in the `after_batch` of a callback with "
+                raise ValueError(f"`{nm}` was set to {self.hyper(nm)} within a batch, while it was scaled to {self._used[nm]}, and ScaledLR cannot "
+                                 "tell whether the new value is scaled: set it in `before_batch`, between epochs, or in the `after_batch` of a callback with "
                                  "an `order` above ScaledLR.order")
 
     def _put_back(self):
         for nm,values in self._used.items():
             if self.hyper(nm)==values: self.opt.set_hyper(nm, self._schedules_own[nm])
 
-    # Momentum correction
-
     def _start_velocity(self):
         self._velocity = velocity_names(self.opt)
         if not self._velocity:
             raise ValueError("`momentum_correction` is for optimizers that keep the learning rate in their velocity, as in v = mom*v + lr*grad, and this one "
                              "does not: leave it out")
-        if self._velocity_norms!=self._norms(): self._velocity_lr = None # Somebody has trained without us meanwhile, at whatever rate
+        if self._velocity_norms!=self._norms(): self._velocity_lr = None # The model was trained without us meanwhile, at an unknown rate
 
     def _velocities(self)->list:
-        "Tensors of each parameter group"
+        "List the velocity tensors of each parameter group"
         state = inner_opt(self.opt).state
         return [[state[p][nm] for p in group if p in state for nm in self._velocity if nm in state[p]] for group in self.opt.param_lists]
 
-    def _norms(self)->list: # `None` where nothing is corrected
-        "The norm of a tensor of each group, with digits enough to know it by, also after it was saved and loaded"
+    def _norms(self)->list:
+        "List the norm of a velocity tensor of each group, by which it is known again; `None` without momentum correction"
         return [f'{norm(bufs[0]).item():.6g}' for bufs in self._velocities() if bufs] if self._velocity else None
 
     def _correct_velocity(self):
-        "Make the velocity, a sum of lr*grad, one of the present rate (Goyal et al. 2017, arXiv 1706.02677, section 3)"
+        "Rescale the velocity, a sum of lr*grad, to the present rate (Goyal et al. 2017, arXiv 1706.02677, section 3)"
         if not self._velocity or self._velocity_lr is None: return
         lr_now = self.hyper('lr')
         for bufs,lr,was in zip(self._velocities(), lr_now, self._velocity_lr):

@@ -1,4 +1,4 @@
-"""What all pictures share: axes, a legend below them, and what a recorder keeps for them
+"""Axes and legends that all pictures share, and what a recorder keeps for them
 
 Docs: https://fastai-bs.github.io/fastai_bs/utils/plots.html.md"""
 
@@ -15,10 +15,10 @@ import matplotlib.pyplot as plt
 legend_below = dict(loc='upper center', bbox_to_anchor=(0.5,-0.2), ncol=2, frameon=False, fontsize='small')
 
 class ForPlots:
-    "What `Recorder` draws, as a callback knows it by then; pickled it is plain values, so that an exported learner can be loaded where this package is not"
+    "What `Recorder` draws of a callback; it is pickled as plain values, so that an exported learner loads where this package is not installed"
     def __init__(self,
-        cb, # Callback of the last fit, maybe gone from the learner by now
-        *names:str, # Of its attributes that are kept when pickled
+        cb, # Callback of the last fit; the learner may no longer have it
+        *names:str, # Names of the attributes to pickle
     ):
         self.cb,self.names = cb,names
     def __getattr__(self, nm): return getattr(self.cb, nm)
@@ -28,5 +28,5 @@ def new_axes(
     ax, # Axes to draw on, or `None`
     **kwargs, # As for `plt.subplots`
 ):
-    "`ax`, or new axes where there are none"
+    "Return `ax`, or new axes if it is `None`"
     return plt.subplots(layout='constrained', **kwargs)[1] if ax is None else ax

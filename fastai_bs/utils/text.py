@@ -1,4 +1,4 @@
-"""How numbers are written, in messages, plans and pictures
+"""Write numbers and advice the same way in messages, plans and pictures
 
 Docs: https://fastai-bs.github.io/fastai_bs/utils/text.html.md"""
 
@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/utils/text.html.md"""
 
 # %% auto #0
 __all__ = ['num', 'plural', 'counted', 'percent', 'with_interval', 'difference_text', 'factor_text', 'listed', 'marked_size',
-           'rate_text', 'bytes_text', 'time_text', 'as_plain', 'brief_html', 'paragraph', 'filled', 'in_text',
-           'in_html', 'Details', 'details_of']
+           'rate_text', 'bytes_text', 'time_text', 'as_plain', 'paragraph', 'filled', 'in_text', 'in_html',
+           'brief_html', 'Details', 'details_of']
 
 # %% ../../nbs/utils/02_text.ipynb #b639fa9e
 import math, numbers, re, textwrap
@@ -16,102 +16,86 @@ from html import escape
 from fastcore.basics import is_iter
 
 # %% ../../nbs/utils/02_text.ipynb #6d1ab358
-def num(
-    x:float, # Any number
-)->str:
-    "`x` with three digits, written out where it is large"
+def num(x:float): # Any number
+    "Return `x` as text with three digits, large numbers written out"
     if not math.isfinite(x): return str(x)
     x = float(f'{x:.3g}')
     return f'{x:.0f}' if abs(x)>=100 else f'{x:.3g}'
 
 # %% ../../nbs/utils/02_text.ipynb #97de57d0
-def plural(
-    unit:str, # In the singular
-)->str:
-    "The plural of a unit: 'items', 'micro-batches', 'epochs', 'parts of the batch'"
+def plural(unit:str): # A unit in the singular
+    "Return the plural of a unit: 'items', 'micro-batches', 'epochs', 'parts of the batch'"
     noun,of,rest = unit.partition(' of ')
     return noun + ('es' if noun.endswith('batch') else 's') + of + rest
 
 def counted(
-    n, # How many: a count, or an estimate such as a noise scale
+    n, # A count, or an estimate such as a noise scale
     unit:str='item', # In the singular
-)->str:
-    "'1 item', '3 items'; an estimate with three digits"
+):
+    "Return a number with its unit: '1 item', '3 items'"
     many = n if isinstance(n, numbers.Integral) else num(n)
     return f"{many} {unit}" if num(n)=='1' else f"{many} {plural(unit)}"
 
 # %% ../../nbs/utils/02_text.ipynb #9c935bc6
-def percent(
-    x:float, # A part, 1 for all
-)->str:
-    "`x` in percent, with two digits"
+def percent(x:float): # A fraction: 1 is 100%
+    "Return `x` in percent with two digits"
     return f'{100*x:.2g}%' if abs(x)<0.995 else f'{100*x:.0f}%'
 
 def with_interval(
     x:float, # An estimate
     interval:tuple, # Its lower and upper end
-)->str:
-    "'512 [430, 640]'"
+):
+    "Return an estimate with its interval: '512 [430, 640]'"
     low,high = interval
     return f'{num(x)} [{num(low)}, {num(high)}]'
 
-# %% ../../nbs/utils/02_text.ipynb #e957c184
 def difference_text(
-    x:float, # A part, 1 for all
+    x:float, # A fraction: 1 is 100%
     low:float, # Lower end of its interval
-    high:float, # Upper end
-)->str: # Without the interval where that is not known
-    "'8.1% [4.7, 12]'"
-    known = math.isfinite(low) and math.isfinite(high)
-    return percent(x) + (f" [{percent(low)[:-1]}, {percent(high)[:-1]}]" if known else '')
+    high:float, # Upper end of its interval
+):
+    "Return a fraction with its interval, if that is finite: '8.1% [4.7, 12]'"
+    if not (math.isfinite(low) and math.isfinite(high)): return percent(x)
+    return f"{percent(x)} [{percent(low)[:-1]}, {percent(high)[:-1]}]"
 
-def factor_text(
-    f:float, # On a rate
-)->str: # Python, to be pasted
-    "'1/3', '1', '3'"
+def factor_text(f:float): # Factor on a learning rate
+    "Return a factor as Python to paste: '1/3', '1', '3'"
     return f'1/{round(1/f)}' if f<0.6 and abs(1/f-round(1/f))<1e-6 else num(f)
 
-def listed(
-    items, # Sizes, or anything else, one at least
-)->str:
-    "'32, 64 and 128'"
+def listed(items): # Sizes or anything else, one at least
+    "Return the items as an English list: '32, 64 and 128'"
     *rest,last = map(str, items)
     return f"{', '.join(rest)} and {last}" if rest else last
 
 def marked_size(
     bs:int, # Batch size, in items
     marks, # `(name, size)` of each mark
-)->str:
-    "'64 (today)', '128 (balanced, planned)', '256'"
+):
+    "Return a batch size with the names of its marks: '64 (today)', '128 (balanced, planned)', '256'"
     names = [nm for nm,size in marks if size==bs]
     return f"{bs} ({', '.join(names)})" if names else str(bs)
 
 # %% ../../nbs/utils/02_text.ipynb #46ac8fbb
 def rate_text(
-    lr, # As for `fit`
+    lr, # Learning rate as `fit` takes it
     spec:str='.3g', # Format of each number
-)->str: # Python, to be pasted
-    "'0.001', 'slice(0.001, 0.01)' or '[0.001, 0.01]'"
+):
+    "Return a learning rate as Python to paste: '0.001', 'slice(0.001, 0.01)' or '[0.001, 0.01]'"
     if isinstance(lr, numbers.Real): return format(float(lr), spec)
     rates = (lr.start,lr.stop) if isinstance(lr, slice) else lr
     text = ', '.join(format(float(o), spec) for o in rates if o is not None)
     return f'slice({text})' if isinstance(lr, slice) else f'[{text}]'
 
 # %% ../../nbs/utils/02_text.ipynb #929378d0
-def bytes_text(
-    n:float, # Bytes; NaN where they are not known
-)->str: # Empty where `n` is NaN
-    "'1.5 GB'"
+def bytes_text(n:float): # Bytes; NaN if unknown
+    "Return bytes in the largest unit that they fill, '1.5 GB'; an empty text for NaN"
     if math.isnan(n): return ''
     for unit,size in (('TB',1e12),('GB',1e9),('MB',1e6),('KB',1e3)):
         if abs(n)>=0.9995*size: return f'{n/size:.3g} {unit}'
     return f'{n:.3g} B'
 
-# %% ../../nbs/utils/02_text.ipynb #e35faca4
-def time_text(
-    secs:float, # Seconds; NaN where they are not known
-)->str: # Empty where `secs` is NaN
-    "'0.8 s', '45 s', '3 min 10 s', '2 h 5 min'"
+def time_text(secs:float): # Seconds; NaN if unknown
+    "Return a duration as '0.8 s', '45 s', '3 min 10 s' or '2 h 5 min'; an empty text for NaN"
     if math.isnan(secs): return ''
     if secs<0.095: return f'{num(secs)} s'
     if secs<9.95: return f'{secs:.1f} s'
@@ -123,10 +107,8 @@ def time_text(
     return f'{hours} h {minutes} min' if minutes else f'{hours} h'
 
 # %% ../../nbs/utils/02_text.ipynb #8edbebd8
-def as_plain(
-    v, # Numbers, strings, arrays, slices, records, and lists, tuples and dicts of such
-): # As JSON knows it
-    "`v` in numbers, strings, lists and dicts alone; `None` for a number that is not finite, as strict JSON knows none"
+def as_plain(v): # Numbers, texts, arrays, slices, data classes, and lists, tuples and dicts of them
+    "Return `v` as numbers, texts, lists and dicts; a number that is not finite becomes `None`, as strict JSON has no such number"
     if hasattr(v, 'tolist'): v = v.tolist()
     if is_dataclass(v): v = asdict(v)
     if isinstance(v, dict): return {k: as_plain(o) for k,o in v.items()}
@@ -134,55 +116,44 @@ def as_plain(
     if isinstance(v, float) and not math.isfinite(v): return None
     return [as_plain(o) for o in v] if is_iter(v) and not isinstance(v, str) else v
 
-# %% ../../nbs/utils/02_text.ipynb #3544742c
+# %% ../../nbs/utils/02_text.ipynb #ab263c53
 _digits = dict(index=False, na_rep='', float_format='{:.3g}'.format)
 
-def _to_open(summary, df): return f"<details><summary>{summary}</summary>{df.to_html(border=0, **_digits)}</details>" if len(df) else ''
-
-def brief_html(
-    text:str, # A sentence
-    summary:str='', # What the table holds
-    df=(), # A data frame, of which the last ten rows are shown; left out where it has none
-)->str: # HTML
-    "`text`, and a table of three digits to open"
-    return f"<p>{escape(text, quote=False)}</p>{_to_open(summary, df[-10:])}"
-
-# %% ../../nbs/utils/02_text.ipynb #ab263c53
-def paragraph(
-    said:dict, # Texts by kind: 'do', 'how', 'run', 'why', 'caution'
-)->str:
-    "All of it in one paragraph"
+def paragraph(said:dict): # Texts by kind: 'do', 'how', 'run', 'why', 'caution'
+    "Return all texts as one paragraph"
     return ' '.join(f"Run {o}." if kind=='run' else o for kind,texts in said.items() for o in texts)
 
 def filled(
     text:str, # A paragraph
-    indent:str='', # Of all lines but the first
-)->str: # Lines of 110 characters at most
-    "As a terminal shows it"
+    indent:str='', # Indentation of all lines but the first
+):
+    "Break a paragraph into lines of 110 characters at most"
     return textwrap.fill(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 def _top(said):
-    "Paragraphs: what to do, the line to run; and why"
+    "Return the paragraphs on what to do and to run, and those on why"
     first = [filled(o) for o in (said['do'][0],' '.join(said.get('how', []))) if o]
     why = [filled(f"Why: {' '.join(said['why'])}")] if 'why' in said else []
     return ['\n'.join(first), *(f'    {o}' for o in said.get('run', []))],why
 
 def in_text(
-    said:dict, # As for `paragraph`
-    more:str, # Where the rest is: a sentence, with `{}` for the call
-    call:str, # As 'plan.details()'
-)->str: # Lines of 110 characters at most
-    "For a terminal"
+    said:dict, # Texts by kind, as for `paragraph`
+    more:str, # Sentence that says where to read more, with `{}` for the call
+    call:str, # The call, as 'plan.details()'
+):
+    "Lay the texts out for a terminal"
     paragraphs,rest = _top(said)
     rest += [filled(f'* {o}', '  ') for o in said.get('caution', [])]
     return '\n\n'.join([*paragraphs, '\n'.join([*rest, more.format(call)])])
 
 # %% ../../nbs/utils/02_text.ipynb #abab771b
 def _marked(text):
-    "For HTML, with code between backticks"
+    "Return a text as HTML, with code where it has backticks"
     return re.sub('`(.+?)`', r'<code>\1</code>', escape(text, quote=False))
 
 def _listed(texts): return f"<ul>{''.join(f'<li>{_marked(o)}</li>' for o in texts)}</ul>" if texts else ''
+
+def _to_open(summary, df): return f"<details><summary>{summary}</summary>{df.to_html(border=0, **_digits)}</details>" if len(df) else ''
 
 def _top_html(said):
     run = ''.join(f'<pre><code>{escape(o, quote=False)}</code></pre>' for o in said.get('run', []))
@@ -190,22 +161,30 @@ def _top_html(said):
     return f"<p><strong>{_marked(said['do'][0])}</strong><br>{_marked(' '.join(said.get('how', [])))}</p>{run}{why}"
 
 def in_html(
-    said:dict, # As for `paragraph`
-    more:str, # As for `in_text`
-    call:str, # As for `in_text`
-    summary:str, # What `table` holds
-    df, # A data frame; left out where it has no rows
-)->str:
-    "For a notebook"
+    said:dict, # Texts by kind, as for `paragraph`
+    more:str, # Sentence that says where to read more, with `{}` for the call
+    call:str, # The call, as 'plan.details()'
+    summary:str, # What the table holds
+    df, # Data frame, left out if it has no rows
+):
+    "Lay the texts out for a notebook"
     rest = more.format(f'<code>{call}</code>')
     return f"{_top_html(said)}{_listed(said.get('caution', []))}<p>{rest}</p>{_to_open(summary, df)}"
 
+def brief_html(
+    text:str, # A sentence
+    summary:str='', # What the table holds
+    df=(), # Data frame of which the last ten rows are shown, left out if it has no rows
+):
+    "Return a sentence as HTML, with a table to unfold"
+    return f"<p>{escape(text, quote=False)}</p>{_to_open(summary, df[-10:])}"
+
 # %% ../../nbs/utils/02_text.ipynb #fc458d89
 class Details(str):
-    "Text that is shown as it stands, and in a notebook as HTML"
+    "A text that a terminal shows as it stands, and a notebook as HTML"
     def __new__(cls,
-        text:str, # For a terminal
-        html:str, # For a notebook
+        text:str, # Text for a terminal
+        html:str, # The same for a notebook
     ):
         self = super().__new__(cls, text)
         self.html = html
@@ -214,11 +193,11 @@ class Details(str):
     def _repr_html_(self): return self.html
 
 def details_of(
-    said:dict, # As for `paragraph`
-    sections, # `(name, texts)` of each list; one without texts is left out
-    df, # A data frame; left out where it has no rows
+    said:dict, # Texts by kind, as for `paragraph`
+    sections, # `(name, texts)` of each list, left out if it has no texts
+    df, # Data frame, left out if it has no rows
 )->Details:
-    "What to do and why, the lists, and the table"
+    "Lay out what to do and why, the lists, and the table"
     paragraphs,why = _top(said)
     lists = [(nm,texts) for nm,texts in sections if texts]
     text = ['\n'.join([f'{nm}:', *(filled(f'* {o}', '  ') for o in texts)]) for nm,texts in lists]

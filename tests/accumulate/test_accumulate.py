@@ -793,8 +793,8 @@ def test_save_load_export(n_acc, tmp_path):
 
 @pytest.mark.parametrize('n_acc,exc,match', [
     (0, ValueError, 'at least 1.*got 0'), (4., TypeError, 'whole number.*got 4.0'), (True, TypeError, 'whole number.*got True'),
-    ({}, ValueError, r'as in \{0: 1, 3: 4\}; got \{\}'), ({0:0}, ValueError, 'at least 1.*got 0 from epoch 0'),
-    ({0:1, 3:2.5}, TypeError, 'got 2.5 from epoch 3'), ({-1:2}, ValueError, 'epochs.*got -1'), ({'0':2}, ValueError, "epochs.*got '0'")])
+    ({}, ValueError, r'as in \{0: 8, 3: 32\}; got \{\}'), ({0:0}, ValueError, 'at least 1.*got 0.*from epoch 0'),
+    ({0:1, 3:2.5}, TypeError, 'got 2.5.*from epoch 3'), ({-1:2}, ValueError, 'epochs.*got -1'), ({'0':2}, ValueError, "epochs.*got '0'")])
 def test_bad_n_acc(n_acc, exc, match):
     with pytest.raises(exc, match=match): GradAccum(n_acc)
 

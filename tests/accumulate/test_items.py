@@ -131,13 +131,3 @@ def test_it_cannot_be_set():
     with pytest.raises(AttributeError, match=r'cannot be set, got 64: give the learner a GradAccum\(bs=...\)'): learn.batch_size = 64
     assert learn.batch_size==4
 
-def test_a_callback_of_that_name():
-    "Is where fastai puts it, until it is taken off"
-    class BatchSize(Callback): pass
-    cb,learn = BatchSize(),learner()
-    learn.add_cb(cb)
-    assert learn.batch_size is cb
-    learn.fit(1, 0.05)
-    learn.remove_cb(cb)
-    assert learn.batch_size==4 and 'batch_size' not in vars(learn)
-

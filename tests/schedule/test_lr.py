@@ -226,7 +226,7 @@ def test_rate_changed_in_mid_batch():
         learn.fit(1, 0.01)
         return learn
     for event in ('after_batch','after_step'):
-        with pytest.raises(ValueError, match='`lr` was set to .*0.03.*in the middle of a batch.*callback with an `order` above ScaledLR.order'): _fit(event, 0)
+        with pytest.raises(ValueError, match='`lr` was set to .*0.03.*within a batch.*callback with an `order` above ScaledLR.order'): _fit(event, 0)
     learn = _fit('after_batch', ScaledLR.order+1)
     close(of('lr', learn.opt.seen)[:,0], [0.06]*2 + [0.18]*2)
     close(learn.opt.hypers[0]['lr'], 0.03)

@@ -36,8 +36,8 @@ def test_bytes_text(n, text): assert bytes_text(n)==text
     (' 7 B ',7), ('3TiB',3*2**40), (12.5,12.5), (np.int64(5),5), (np.float32(5),5)])
 def test_n_bytes(size, n): assert n_bytes(size)==n and type(n_bytes(size)) is float
 
-@pytest.mark.parametrize('size,error,says', [*((o,ValueError,'or a string as') for o in ('', 'GB', '16XB', '16 G B', '-5GB', '1,5GB', '1.2.3GB', 'inf')),
-    *((o,TypeError,'or a string as') for o in (True, [1], 1j)), *((o,ValueError,'above 0 bytes and finite') for o in (0, -1, math.nan, '0GB'))])
+@pytest.mark.parametrize('size,error,says', [*((o,ValueError,'or a text such as') for o in ('', 'GB', '16XB', '16 G B', '-5GB', '1,5GB', '1.2.3GB', 'inf')),
+    *((o,TypeError,'or a text such as') for o in (True, [1], 1j)), *((o,ValueError,'above 0 bytes and finite') for o in (0, -1, math.nan, '0GB'))])
 def test_no_size(size, error, says):
     with pytest.raises(error, match=says): n_bytes(size)
 

@@ -157,7 +157,7 @@ def test_a_callback_that_comes_too_late_says_so(nm, event):
     cb = late[nm]()
     learn = learner(cbs=Adds(event, cb))
     before = flat(learn)
-    with pytest.raises(ValueError, match=f'{type(cb).__name__} came to the learner when the fit had begun'): learn.fit(2, 0.05)
+    with pytest.raises(ValueError, match=f'{type(cb).__name__} must check a fit before it begins'): learn.fit(2, 0.05)
     assert torch.equal(before, flat(learn)) or event=='before_batch' # Then it is told of the second batch first
     learn.remove_cb(Adds)
     learn.fit(1, 0.05) # From the start it is welcome
@@ -224,7 +224,7 @@ def test_a_batch_that_is_trained_outside_a_fit():
     b = learn.dls.train.one_batch()
     before,learn.training,learn.dl = flat(learn),True,learn.dls.train
     for f in (partial(learn.one_batch, 0, b),learn.all_batches):
-        with pytest.raises(ValueError, match='works along a fit'): f()
+        with pytest.raises(ValueError, match='has not seen this one begin'): f()
     assert torch.equal(before, flat(learn))
 
 # What is exported when our callbacks are gone
