@@ -54,7 +54,7 @@ def _unmeasured(plan):
 
 stay_reasons = dict(
     rate="at the rate that goes with {failed}, a short training ended worse than at today's rate",
-    little="with validations and whole epochs the fit takes {ratio} of the time at {other}, and so large a change must bring it to {limit} or less",
+    little="the whole fit, epochs and validations counted, takes {ratio} of the time at {other}, and so large a change must bring it to {limit} or less",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="only micro-batches of {micro_bs} were timed, and with them no other size is faster",
     slower="every other size is slower on this device",

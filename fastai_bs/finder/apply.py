@@ -130,7 +130,7 @@ def freeze_arg(
 
 def fit_of(
     plan, # A `BatchPlan`
-)->str: # Of a `Learner`
+)->str: # A method of `Learner`
     "Name the method that trains as planned: `fit` where the noise scale was measured at fixed weights"
     if plan.freeze_epochs: return 'fine_tune'
     return 'fit_one_cycle' if plan.measured.cool else 'fit'

@@ -268,17 +268,16 @@ def _device(learn, plan, max_bs):
         beyond = first(o for o in sizes if o>max_bs)
         sizes = [o for o in sizes if o<=max_bs]
 
-    def _slowest_rank(secs): return _slowest(today.n_ranks, secs)
     with mock_training(learn):
-        validation = _slowest_rank(valid_time(learn))
+        validation = _slowest(today.n_ranks, valid_time(learn))
         times = time_steps(learn, sizes, today.micro_bs, noise)
-        start = _slowest_rank(min(times.starts, default=0.))
-        loading = _slowest_rank(min(times.waits, default=0.))
+        start = _slowest(today.n_ranks, min(times.starts, default=0.))
+        loading = _slowest(today.n_ranks, min(times.waits, default=0.))
     frozen = math.nan
     if today.freeze_epochs:
         with mock_training(learn):
             learn.freeze()
-            frozen = _slowest_rank(first(secs for _,secs,_ in time_steps(learn, [today.micro_bs], today.micro_bs).fastest()) or math.nan)
+            frozen = _slowest(today.n_ranks, first(secs for _,secs,_ in time_steps(learn, [today.micro_bs], today.micro_bs).fastest()) or math.nan)
     return Device(times=times.fastest(), spread=times.spread(), valid_time=validation, epoch_start=start, too_large=times.too_large or beyond,
                   failed=tuple(times.errors.items()), max_bs=max_bs, loading=loading, frozen=frozen)
 

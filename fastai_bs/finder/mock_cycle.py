@@ -215,7 +215,7 @@ def is_too_high(
     freedom = n_end-last.sum()
     if at[:1].tolist()!=[0.] or freedom<10: return False # Too few to tell
     loss_end,guess_end = loss[last].sum()/n_end,guess[last].sum()/n_end
-    scatter = math.sqrt(max(0., (loss_sq-loss**2/n)[last].sum()/freedom)) # Of micro-batches, within windows
+    scatter = math.sqrt(max(0., (loss_sq-loss**2/n)[last].sum()/freedom)) # Standard deviation of micro-batches within windows
     rose = (loss/n).max()>loss[0]/n[0]+4*scatter
     of_pairs = math.sqrt(max(0., diff_sq[last].sum()/n_end-(guess_end-loss_end)**2)/n_end) # Loss and guess are of the same micro-batches
     apart = scatter*math.sqrt(1/n_end+1/n[0])

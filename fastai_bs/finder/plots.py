@@ -19,20 +19,25 @@ from ..noise.plots import plot_noise_scale
 from .mock_cycle import cool_stretch
 
 # %% ../../nbs/finder/07_plots.ipynb #39efcddd
+def _plot_reading(plan, x, what, bottom, top, ax):
+    "Draw the plan's noise scale and its interval over `x`, cut off below `bottom` and above `top`"
+    noise_scale,(low,high) = plan.noise_scale,plan.ci
+    has_estimate = math.isfinite(noise_scale)
+    if not has_estimate: amount = f'at least {num(low)}'
+    elif 0<low>=noise_scale: amount = f'{num(low)} to {num(high)}' # There is no estimate but the lower end
+    else: amount = with_interval(noise_scale, plan.ci)
+    label = f"{what}: {amount} at {plan.measured.level:.0%}"
+    if has_estimate: ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=label)
+    ax.fill_between(x, max(low, bottom/2), min(high, 2*top), color='C1', alpha=0.2, lw=0, label=None if has_estimate else label)
+
 def _plot_stretch(plan, ax=None):
-    "Draw `plot_noise_scale`, and the plan's noise scale with its interval over the windows that it was measured in"
-    noise_scale,(low,high),level = plan.noise_scale if plan.is_known else math.nan,plan.ci,plan.measured.level
-    ax = plot_noise_scale(plan.df, plan.bs_now, ax)
-    x = plan.df.n_items.cumsum().iloc[-plan.measured.n_windows:].iloc[[0,-1]]
-    bottom,top = ax.get_ylim()
-    def _band(low, high, **kwargs): ax.fill_between(x, low, high, color='C1', alpha=0.2, lw=0, **kwargs)
-    if math.isinf(noise_scale) and low>0:
-        _band(low, 2*max(top, low), label=f'the plan: at least {num(low)} at {level:.0%}')
-        ax.set_ylim(min(bottom, low/2), max(top, 2*low))
-    elif 0<noise_scale<math.inf:
-        ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {with_interval(noise_scale, plan.ci)} at {level:.0%}')
-        _band(max(low, bottom/2), high if math.isfinite(high) else 2*max(top, noise_scale))
-        ax.set_ylim(min(bottom, noise_scale/2), max(top, noise_scale*2, high*2 if math.isfinite(high) else 0))
+    "Draw `plot_noise_scale`, and the plan's noise scale over the windows that it was measured in"
+    ax,known,high = plot_noise_scale(plan.df, plan.bs_now, ax),plan.noise_known,plan.ci[1]
+    if known>0:
+        bottom,top = ax.get_ylim()
+        top = max(top, 2*known, 2*high if math.isfinite(high) else 0)
+        _plot_reading(plan, plan.df.n_items.cumsum().iloc[-plan.measured.n_windows:].iloc[[0,-1]], 'the plan', bottom, top, ax)
+        ax.set_ylim(min(bottom, known/2), top)
     ax.legend(**legend_below)
     return ax
 
@@ -79,24 +84,16 @@ def _label_parts(df, ax):
 
 def _plot_cycle(plan, ax=None):
     "Draw the noise scale along a mock cycle, the plan's on the cool stretch, and the learning rate below"
-    df,(low,high),level,bs = plan.df,plan.ci,plan.measured.level,plan.bs_now
-    noise_scale = plan.noise_scale if plan.is_known else math.nan
+    df,bs = plan.df,plan.bs_now
     ax = new_axes(ax, figsize=(7,4.4))
-    groups = _groups(df, level)
-    known = math.isfinite(noise_scale) and noise_scale>0
-    seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], noise_scale, low, high, bs) if 0<o<math.inf]
+    groups = _groups(df, plan.measured.level)
+    seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], plan.noise_known, *plan.ci, bs) if 0<o<math.inf]
     bottom,top = min(seen)/2,max(seen)*2
     bottom /= (top/bottom)**(1/3) # Room for the rate
     ax.set(yscale='log', ylim=(bottom,top), ylabel='gradient noise scale (items)', title='What the gradient says')
     _plot_groups(groups, top, ax)
     stretch = np.flatnonzero((df.pct>=cool_stretch[0]) & (df.pct<=cool_stretch[1]))
-    if len(stretch) and not math.isnan(noise_scale) and (known or low>0):
-        x = stretch[0]+0.5,stretch[-1]+1.5
-        between = f'{num(low)} to {num(high)}' if 0<low>=noise_scale else with_interval(noise_scale, plan.ci) # The first without an estimate
-        amount = between if known else f'at least {num(low)}'
-        label = f"whole training: {amount} at {level:.0%}"
-        if known: ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=label)
-        ax.fill_between(x, max(low, bottom/2), min(high, 2*top), color='C1', alpha=0.2, lw=0, label=None if known else label)
+    if len(stretch) and plan.noise_known>0: _plot_reading(plan, (stretch[0]+0.5,stretch[-1]+1.5), 'whole training', bottom, top, ax)
     ax.axhline(bs, color='grey', ls='--', label=f"today's batch size, {bs}")
     ax.yaxis.set_major_formatter(LogFormatter())
     ax.yaxis.set_minor_formatter(LogFormatter())
