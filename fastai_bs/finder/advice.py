@@ -144,11 +144,6 @@ def _run(plan):
     return f"{learn}.{fit_of(plan)}({', '.join([str(n_epoch), lr, *freeze_arg(plan)])})"
 
 # %% ../../nbs/finder/08_advice.ipynb #3fa1ca11
-def _noise_text(plan)->str:
-    "Write '512 [430, 640]', 'at least 209' where there is a lower end only, or 'not known'"
-    if not plan.is_known: return 'not known'
-    return f"at least {num(plan.noise_known)}" if plan.is_bound else with_interval(plan.noise_scale, plan.ci)
-
 def _estimate_text(noise_scale, ci):
     "Write 'about 512 items (430 to 640)', 'at least 209 items' or 'between 43 and 44.4 items'"
     low,high = ci
@@ -282,12 +277,6 @@ def cautions(
 # %% ../../nbs/finder/08_advice.ipynb #38ad4e2e
 ended_above = 0.1 # Part of the trainings in benchmarks/keeps.md whose validation loss ended more than 5% above today's
 
-def _promise(plan):
-    "Write how trainings like this one ended as planned"
-    if plan.epochs*plan.today.n_train/plan.bs<steps_least or plan.epochs>2*plan.today.n_epoch:
-        return "Plans for so few steps or so many passes are less sure than others: learn.bs_verify(lr, n_epoch, equal='plan') tests this one."
-    return f"In a benchmark of nine tasks the validation loss ended more than 5% above today's in {ended_above:.0%} of the plans."
-
 def good_to_know(
     plan, # A `BatchPlan`
 ): # Yields sentences
@@ -304,7 +293,10 @@ def good_to_know(
     if t.freeze_epochs:
         yield "The noise scale is that of the unfrozen epochs, from the present weights on; the frozen ones are taken to need as many more examples."
         if plan.timed: yield f"A frozen step takes {percent(plan.frozen_part)} of the time of an unfrozen one."
-    elif plan.bs>t.bs and m.cool: yield _promise(plan)
+    elif plan.bs>t.bs and m.cool:
+        if plan.epochs*t.n_train/plan.bs<steps_least or plan.epochs>2*t.n_epoch:
+            yield "Plans for so few steps or so many passes are less sure than others: learn.bs_verify(lr, n_epoch, equal='plan') tests this one."
+        else: yield f"In a benchmark of nine tasks the validation loss ended more than 5% above today's in {ended_above:.0%} of the plans."
     if plan.changes and plan.rule_name!='no_scaling' and plan.bs!=plan.base_bs:
         yield f"The optimizer's rate rises to {rate_text(scale_lr(plan.scaled_lr, sum_factor(plan)))} at its peak, by {plan.rule_name}."
     if plan.timed and plan.verdict=='use' and plan.n_acc==1 and plan.bs==max(o for o,*_ in plan.timed)*t.n_ranks<plan.noise_known:
@@ -323,7 +315,9 @@ def numbers_text(
     plan, # A `BatchPlan`
 )->str:
     "Write the numbers of a plan in Python's form"
-    parts = dict(verdict=repr(plan.verdict), noise_scale=_noise_text(plan), bs=plan.bs, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=rate_text(plan.lr),
+    noise = f"at least {num(plan.noise_known)}" if plan.is_bound else with_interval(plan.noise_scale, plan.ci)
+    if not plan.is_known: noise = 'not known'
+    parts = dict(verdict=repr(plan.verdict), noise_scale=noise, bs=plan.bs, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=rate_text(plan.lr),
                  scaled_lr=rate_text(plan.scaled_lr), n_epoch=plan.n_epoch, base_bs=plan.base_bs, n_ranks=plan.today.n_ranks, seed=plan.measured.seed)
     return f"BatchPlan({', '.join(f'{nm}={v}' for nm,v in parts.items())})"
 
