@@ -1,4 +1,4 @@
-"""The words of a plan: the only place where they are made
+"""The sentences of a plan; no other module makes any
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/advice.html.md"""
 
@@ -12,27 +12,26 @@ __all__ = ['unmeasured', 'stay_reasons', 'ended_above', 'headline', 'sum_factor'
 import math, textwrap
 from ..utils.text import counted, details_of, in_html, in_text, marked_size, num, percent, rate_text, time_text, with_interval
 from ..schedule.scaled_lr import scale_lr
-from .steps import Duration, fastest_bs
+from .steps import Duration
 from .mock_cycle import least_windows, steps_least
-from .apply import freeze_arg
+from .apply import fit_of, freeze_arg
 
 # %% ../../nbs/finder/08_advice.ipynb #f9e2fdb1
 def _split_text(n_acc, micro_bs, n_ranks):
-    "'4 x 64', '4 x 64 on each of 2 ranks', 'one micro-batch'"
+    "Write '4 x 64', '4 x 64 on each of 2 ranks' or 'one micro-batch'"
     if n_ranks>1: return f"{n_acc} x {micro_bs} on each of {n_ranks} ranks"
     return f"{n_acc} x {micro_bs}" if n_acc>1 else "one micro-batch"
 
-def _duration_text(plan)->str: # A range where the clock was noisy
-    "'74% of the time (15 s instead of 20 s)'"
+def _duration_text(plan)->str: # With a range where step times are uncertain
+    "Write '74% of the time (15 s instead of 20 s)'"
     planned,today = plan.duration
     if not plan.in_whole_epochs: planned = plan.time_ratio*today
     ratio,off = planned/today,1+plan.timing_error
-    part = percent(ratio)
-    if off>1.1: part = f"{percent(ratio/off)} to {percent(ratio*off)}"
+    part = f"{percent(ratio/off)} to {percent(ratio*off)}" if off>1.1 else percent(ratio)
     return f"{part} of the time ({Duration(planned, today)})"
 
-def _n_longer(plan)->int: # `None` where more passes through the same items will not help
-    "Micro-batches to measure with next"
+def _n_longer(plan)->int: # `None` where more passes through the same items would not help
+    "Return the micro-batches to measure with next"
     m = plan.measured
     is_enough = m.n_windows>=least_windows
     if m.n_passes>10 and is_enough: return None
@@ -42,9 +41,9 @@ def _n_longer(plan)->int: # `None` where more passes through the same items will
 # %% ../../nbs/finder/08_advice.ipynb #386b3193
 unmeasured = dict(
     pairs="this loss looks at pairs of items in the batch, or its `count` is wrong",
-    short="measure for longer first: {n} cannot tell the noise scale",
-    too_high="measure with a lower rate first: at {lr} the loss rose during the mock training",
-    longer="measure for longer first: so far the noise scale cannot be told",
+    short="{n} cannot tell the noise scale, so measure for longer first",
+    too_high="the loss rose during the mock training at {lr}, so measure with a lower rate first",
+    longer="the noise scale cannot be told yet, so measure for longer first",
     items="these {n_train} items cannot tell the noise scale, only more of them would")
 
 def _unmeasured(plan):
@@ -55,9 +54,9 @@ def _unmeasured(plan):
 
 stay_reasons = dict(
     rate="at the rate that goes with {failed}, a short training ended worse than at today's rate",
-    little="{fastest} saves less than 5% of the time per factor of two, validations and whole epochs counted",
-    untimed="how other sizes compare is open, as today's step could not be timed",
-    single="in micro-batches of {micro_bs}, the only ones that were timed, no other size is faster",
+    little="the whole fit, epochs and validations counted, takes {ratio} of the time at {other}, and so large a change must bring it to {limit} or less",
+    untimed="today's step could not be timed, so other sizes cannot be compared",
+    single="only micro-batches of {micro_bs} were timed, and with them no other size is faster",
     slower="every other size is slower on this device",
     error="what other sizes gain is within the timing's error of {error}",
     gain="other sizes gain 3% at most on this device")
@@ -65,11 +64,14 @@ stay_reasons = dict(
 def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
 
 def _stay(plan):
-    now,n_epoch = plan.bs_now,plan.today.n_epoch
+    now,times = plan.bs_now,plan.fit_times
     if plan.stays_for=='chosen': return f"Stay at {now}, as you chose: nothing changes."
-    text = stay_reasons[plan.stays_for].format(failed=plan.rate.failed, fastest=plan.fastest, micro_bs=plan.today.micro_bs, error=percent(plan.least_gain))
+    other = min((bs for bs in times if bs!=now), key=times.get, default=now)
+    ratio,limit = (f'{num(100*secs/times[now])}%' for secs in (times[other],plan.time_allowed(other)))
+    text = stay_reasons[plan.stays_for].format(
+        failed=plan.rate.failed, other=other, ratio=ratio, limit=limit, micro_bs=plan.today.micro_bs, error=percent(plan.least_gain))
     if not (plan.today.has_n_epoch and plan.timed): return f"Stay at {now}: {text}."
-    return f"Stay at {now} for {counted(n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
+    return f"Stay at {now} for {counted(plan.today.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
 
 def _split(plan):
     t = plan.today
@@ -82,55 +84,48 @@ def _use(plan):
     if plan.n_acc*t.n_ranks>1: size += f" as {_split_text(plan.n_acc, plan.micro_bs, t.n_ranks)}"
     size += f" (today {t.bs})"
     if plan.chosen: size += ", as you chose"
-    if not plan.is_known: return f"Use {size}; how many epochs it takes is unknown, as the noise scale is."
+    if not plan.is_known: return f"Use {size}; the noise scale is not known, so how many epochs it takes is not known either."
     now = counted(t.n_epoch, 'epoch')
     verb = "becomes" if now=='1 epoch' else "become"
-    epochs = f"{now} of {t.bs} {verb} {num(plan.epochs)} of {plan.bs}"
-    epochs += _frozen_first(plan)
+    epochs = f"{now} of {t.bs} {verb} {num(plan.epochs)} of {plan.bs}{_frozen_first(plan)}"
     return f"Use {size}: {epochs}, in about {_duration_text(plan)}." if plan.timed else f"Use {size}: {epochs}."
 
 def headline(
     plan, # A `BatchPlan`
 )->str:
-    "The one thing to do"
+    "Write the one thing to do"
     return dict(use=_use, split=_split, stay=_stay).get(plan.verdict, _unmeasured)(plan)
 
 # %% ../../nbs/finder/08_advice.ipynb #df6667a4
 def sum_factor(
     plan, # A `BatchPlan`
 )->float: # 1 where the loss is a mean
-    "What a rate for a loss that is a sum over items is to be multiplied by"
+    "Return the factor on the rate for a loss that is a sum over items"
     return plan.bs_now/plan.bs if plan.today.sums and not plan.today.adam else 1.
 
-def _fit(plan):
-    "The method that trains as planned"
-    if plan.freeze_epochs: return 'fine_tune'
-    return 'fit_one_cycle' if plan.measured.cool else 'fit'
-
 def _rate(plan):
-    "The rate to pass"
-    lr,fit,by = rate_text(plan.lr),f"`{_fit(plan)}`",sum_factor(plan)
+    "Write which rate to pass"
+    lr,fit,by = rate_text(plan.lr),f"`{fit_of(plan)}`",sum_factor(plan)
     if by!=1: return f"Pass {rate_text(scale_lr(plan.lr, by))} to {fit} in place of {lr}, as the loss is a sum over items and grows with the batch."
     scaled = rate_text(plan.scaled_lr)
-    then = f": it is scaled to {scaled} for you." if plan.changes and scaled!=lr else "."
-    if plan.today.has_lr: return f"Keep passing {lr} to {fit}{then}"
-    where = ", where it is scaled for you." if plan.changes and scaled!=lr else "."
-    return f"No rate was given, so this is for the learner's own, {lr}: pass the one that you train with to {fit}{where}"
+    is_scaled = plan.changes and scaled!=lr
+    if plan.today.has_lr: return f"Keep passing {lr} to {fit}: it is scaled to {scaled} for you." if is_scaled else f"Keep passing {lr} to {fit}."
+    text = f"No rate was given, so this is for the learner's own, {lr}: pass the one that you train with to {fit}"
+    return f"{text}, where it is scaled for you." if is_scaled else f"{text}."
 
-def _decay(plan):
-    "The weight decay, where it changes"
-    if plan.wd_factor==1 or rate_text(plan.wd)==rate_text(plan.today.wd): return []
-    return [f"Weight decay becomes {rate_text(plan.wd)} in place of {rate_text(plan.today.wd)}: it is set for you, unless you pass wd= to the fit."]
-
-def _how_sure(plan):
-    "The sizes that are about as good"
-    if len(plan.timed)<2 or plan.chosen: return []
+def _how(plan):
+    "Yield the rate, the weight decay where it changes, and the sizes that are about as fast"
+    yield _rate(plan)
+    if plan.wd_factor!=1 and rate_text(plan.wd)!=rate_text(plan.today.wd):
+        yield f"Weight decay becomes {rate_text(plan.wd)} in place of {rate_text(plan.today.wd)}: it is set for you, unless you pass wd= to the fit."
+    if len(plan.timed)<2 or plan.chosen: return
     low,high = plan.bs_range
-    if high is None: return [f"How sure: {low} or more."]
-    return ["How sure: no other size is about as fast."] if low==high else [f"How sure: {low} to {high}."]
+    if high is None: yield f"How sure: {low} or more are about as fast."
+    elif low==high: yield "How sure: no other size is about as fast."
+    else: yield f"How sure: {low} to {high} are about as fast."
 
 def _measure_again(plan):
-    "The call that measures for longer, or at a third of a rate that was too high; empty where nothing would help"
+    "List the call that measures for longer, or at a third of a rate that was too high; nothing where neither would help"
     longer,lr = _n_longer(plan),rate_text(plan.lr)
     args = []
     if plan.verdict=='too_high': args.append(rate_text(scale_lr(plan.lr, 1/3)))
@@ -142,20 +137,15 @@ def _measure_again(plan):
     return [f"plan = learn.bs_find({', '.join(args)})"]
 
 def _run(plan):
-    "The line that trains as planned"
+    "Write the line that trains as planned"
     lr = rate_text(scale_lr(plan.lr, sum_factor(plan))) if plan.today.has_lr else 'lr'
     n_epoch = plan.n_epoch if plan.is_known and plan.today.has_n_epoch else 'n_epoch'
     learn = 'plan.apply(learn)' if plan.changes else 'learn'
-    return [f"{learn}.{_fit(plan)}({', '.join([str(n_epoch), lr, *freeze_arg(plan)])})"]
+    return f"{learn}.{fit_of(plan)}({', '.join([str(n_epoch), lr, *freeze_arg(plan)])})"
 
 # %% ../../nbs/finder/08_advice.ipynb #3fa1ca11
-def _noise_text(plan)->str:
-    "'512 [430, 640]'; 'at least 209' where no gradient could be told from the noise, 'not known' where the plan knows nothing"
-    if not plan.is_known: return 'not known'
-    return f"at least {num(plan.noise_known)}" if plan.is_bound else with_interval(plan.noise_scale, plan.ci)
-
 def _estimate_text(noise_scale, ci):
-    "'about 512 items (430 to 640)', 'at least 209 items', 'between 43 and 44.4 items'"
+    "Write 'about 512 items (430 to 640)', 'at least 209 items' or 'between 43 and 44.4 items'"
     low,high = ci
     if 0<low>=noise_scale or math.isinf(noise_scale):
         return f"at least {counted(low)}" if math.isinf(high) else f"between {num(low)} and {counted(high)}"
@@ -164,214 +154,213 @@ def _estimate_text(noise_scale, ci):
     return f"about {counted(noise_scale)} ({num(low)} to {num(high)})"
 
 def _where(plan):
-    "Where today's size lies"
+    "Write how today's size compares with the interval"
     (low,high),now = plan.ci,plan.bs_now
     if now<low: return "is below it"
     if now>high: return "is above it"
     return "may be above or below it" if plan.is_bound and math.isinf(high) else "lies within that"
 
 def _found(plan):
-    "The noise scale, and where today's size lies"
+    "Write the noise scale, and how today's size compares with it"
     m,t,where = plan.measured,plan.today,f"today's {plan.bs_now} {_where(plan)}"
     if m.cool is None: return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} at the present weights, and {where}."
-    kind = 'unfrozen epoch' if t.freeze_epochs else 'epoch'
     seen = m.cool.noise_scale if math.isfinite(m.cool.noise_scale) else m.cool.ci[0]
     if plan.noise_known>=seen/2:
+        kind = 'unfrozen epoch' if t.freeze_epochs else 'epoch'
         return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} over a one-cycle of {counted(t.n_epoch, kind)}, and {where}."
     steps = counted(math.ceil(t.n_epoch*t.n_train/t.bs), 'step')
-    return (f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}; a training of {steps} on {counted(t.n_train)} bounds it "
+    return (f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}; a training of {steps} on {counted(t.n_train)} limits it "
             f"to {num(plan.noise_known)}, and {where}.")
 
 def _consequence(plan):
-    "What the device makes of it"
+    "Yield what the noise scale and this device mean for the size"
     bs,now,(low,high) = plan.bs,plan.bs_now,plan.ci
-    if plan.chosen or (bs!=now and (bs>now)!=(plan.fastest>now)): return []
-    if now<low and bs>now: return ["A larger batch takes fewer steps for little more data."]
-    if now>high and bs<now: return ["A smaller batch learns the same from fewer examples."]
-    if len(plan.timed)<2 or plan.timing_error>0.1: return []
-    if bs>now: return ["On this device larger steps take so little longer that they save time."]
-    if bs<now: return ["On this device smaller steps are so much faster that they save time."]
-    if now<low and 4*now<=plan.today.n_train: return ["A larger batch would save steps, but each would take as much longer on this device."]
-    if now>high: return ["A smaller batch would save examples, but hardly any time on this device."]
-    return []
+    if plan.chosen or (bs!=now and (bs>now)!=(plan.fastest>now)): return
+    if now<low and bs>now: yield "A larger batch takes fewer steps for little more data."
+    elif now>high and bs<now: yield "A smaller batch learns the same from fewer examples."
+    elif len(plan.timed)<2 or plan.timing_error>0.1: return
+    elif bs>now: yield "On this device larger steps take so little longer that they save time."
+    elif bs<now: yield "On this device smaller steps are so much faster that they save time."
+    elif now<low and 4*now<=plan.today.n_train: yield "A larger batch would save steps, but each step would take so much longer here that no time is saved."
+    elif now>high: yield "A smaller batch would save examples, but hardly any time on this device."
 
 def why(
     plan, # A `BatchPlan`
-)->list: # Sentences; none where nothing is known
-    "What was found, and why that calls for it"
+)->list: # Sentences; none where the noise scale is not known
+    "Write what was measured, and why the plan follows from it"
     if not plan.is_known: return []
     if plan.ci[1]<1: return ["There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."]
     return [_found(plan), *_consequence(plan)]
 
 # %% ../../nbs/finder/08_advice.ipynb #442fdb8f
 def _slower(plan):
-    "How a size of one's own choice compares"
+    "Yield how a size of one's own choice compares"
     (low,high),ratio = plan.bs_range,num(plan.time_ratio/plan.at(plan.fastest).time_ratio)
-    if not low<=plan.bs<=(high or math.inf): yield f"This takes {ratio} times as long as the fastest here, {plan.fastest}."
+    if not low<=plan.bs<=(high or math.inf): yield f"This takes {ratio} times as long as the fastest size here, {plan.fastest}."
     elif plan.bs!=plan.bs_now and plan.time_ratio>1: yield "This takes longer than today's training, as far as the noise scale is known."
 
 def _on_time(plan):
-    "What may make the times and epochs other than said"
+    "Yield why the times and epochs may differ"
     changes_size,epochs = plan.bs!=plan.bs_now,counted(plan.today.n_epoch, 'epoch')
-    if not plan.timed and changes_size: yield "Today's step could not be timed, so whether this saves time is open."
+    if not plan.timed and changes_size: yield "Today's step could not be timed, so whether this saves time is not known."
     if not plan.today.has_n_epoch and plan.measured.cool:
         yield f"No n_epoch was given: this is for {epochs}, and a longer training may want a larger batch."
     elif not plan.today.has_n_epoch and changes_size: yield f"No n_epoch was given, so epochs and times are for a training of {epochs}."
     if plan.verdict=='stay' and plan.stays_for=='little': yield f"For a longer training {plan.fastest} may be faster: ask with its n_epoch."
     if plan.timed and changes_size and plan.in_whole_epochs and not 1/1.2<=plan.n_epoch/plan.n_epoch_exact<=1.2:
-        yield f"Rounding tells: the same loss takes {counted(plan.n_epoch_exact, 'epoch')}, in {percent(plan.time_ratio)} of the time."
-    if plan.timed and plan.timing_error>0.1: yield f"The clock was noisy: on a quiet machine, gains below {percent(plan.least_gain)} could be told."
+        yield f"Whole epochs matter here: the same loss takes {counted(plan.n_epoch_exact, 'epoch')}, in {percent(plan.time_ratio)} of the time."
+    if plan.timed and plan.timing_error>0.1:
+        yield f"Step times varied, so gains below {percent(plan.least_gain)} cannot be told: measure again on a quiet machine to tell them."
 
 def _on_larger(plan):
-    "Few steps, and many passes through the same items"
+    "Yield whether a larger batch leaves few steps, or passes often through the same items"
     if plan.bs<=plan.bs_now: return
     t,n_epoch = plan.today,plan.n_epoch+plan.freeze_epochs
     steps = n_epoch*t.n_train/plan.bs
-    if steps<steps_least: yield f"The whole training has only {counted(math.ceil(steps), 'step')}, where a plan is least sure."
-    if n_epoch>=3 and (n_epoch>=1.5*(t.n_epoch+t.freeze_epochs) or n_epoch>8): # As in benchmarks/pays.md: up to 8 passes plans hold
-        yield f"The same {counted(t.n_train)} pass {n_epoch} times: watch the validation loss, which may be best with a smaller batch."
+    if steps<steps_least: yield f"The whole training has only {counted(math.ceil(steps), 'step')}, and plans for so few are the least sure."
+    if n_epoch>=3 and (n_epoch>=1.5*(t.n_epoch+t.freeze_epochs) or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
+        yield f"The training passes {n_epoch} times through the same {counted(t.n_train)}: watch the validation loss for overfitting."
 
 _trend = {1: "The noise scale rose during the measurement: measure again later, as a larger batch may pay by then.",
-          -1: "The noise scale fell during the measurement: measure again later, as a smaller batch may do by then.",
+          -1: "The noise scale fell during the measurement: measure again later, as a smaller batch may be enough by then.",
           0: "This is for the present weights: measure again later, as the noise scale tends to rise."}
 
 def _on_noise(plan):
-    "What the noise scale does not speak of"
-    m,t,longer = plan.measured,plan.today,_n_longer(plan)
+    "Yield for which weights, items and parameters the noise scale holds"
+    m,t = plan.measured,plan.today
     if not m.cool and m.ci[1]>=1: yield _trend[m.trend]
     if m.n_passes>max(1.5, t.n_epoch):
-        yield f"The measurement took {num(m.n_passes)} passes through these {counted(t.n_train)}, so it speaks of them alone."
+        yield f"The measurement passed {num(m.n_passes)} times through these {counted(t.n_train)}: other items may have another noise scale."
     if t.trained<1:
-        yield f"Of the parameters {num(100*(1-t.trained))}% are frozen: measure again when you unfreeze them, or by how='fine_tune' for all of `fine_tune`."
-    if math.isinf(m.ci[1]) and longer: yield f"The noise scale may be larger still: num_it={longer} would tell more."
-    elif math.isinf(m.ci[1]): yield "The noise scale may be larger still: only other items would tell more."
+        frozen = f"{num(100*(1-t.trained))}% of the parameters are frozen"
+        yield f"{frozen}: measure again when you unfreeze them, or plan for all of `fine_tune` by how='fine_tune'."
 
 def _on_device(plan):
-    "Micro-batches that did not run"
+    "Yield which micro-batches did not run"
     d = plan.device
     if not plan.timed: return
     largest = max(micro_bs for micro_bs,*_ in plan.timed)
-    if d.failed: yield f"Micro-batches of {textwrap.shorten(', '.join(str(o) for o,_ in d.failed), 40)} items failed, so nothing is known of them."
+    if d.failed: yield f"Micro-batches of {textwrap.shorten(', '.join(str(o) for o,_ in d.failed), 40)} items failed, so their times are not known."
     if d.too_large: yield f"Micro-batches of {d.too_large} items did not fit in memory, {largest} did."
-    if d.max_bs and 2*largest>d.max_bs and largest*plan.today.n_ranks<plan.noise_known:
-        yield f"Larger micro-batches were not tried, for max_bs={d.max_bs}."
+
+def _on_cost(plan):
+    "Yield whether to measure for longer or for less time"
+    longer,is_open = _n_longer(plan),plan.is_known and math.isinf(plan.ci[1])
+    if is_open and longer is None: yield "The noise scale may be larger still: only other items would tell more."
+    took = f"Measuring took {time_text(plan.took)}, longer than an epoch"
+    is_slow = plan.took>10 and plan.took>plan.epoch_time
+    if is_slow and longer and (is_open or plan.verdict in ('short','unknown')):
+        yield f"{took}. For a long training measure again with num_it={longer}; for a short one go by this plan as it is."
+    elif is_slow and plan.is_known: yield f"{took}: a smaller num_it takes less time and gives a wider interval."
+    elif is_open and longer: yield f"The noise scale may be larger still: num_it={longer} would tell more."
 
 def cautions(
     plan, # A `BatchPlan`
 ): # Yields sentences, the most important first
-    "What to keep in mind"
+    "Yield what to keep in mind"
     if plan.measured.pairs:
-        yield "For pairs nothing can be planned: a batch of another size has another loss."
-        yield "If it is a mean over items or parts of them, say so by GradAccum(1, count=...), and measure again."
+        yield "No batch size can be planned for a loss over pairs: with another batch size it is another loss."
+        yield "If it is a mean over items or parts of them, say what it counts by GradAccum(1, count=...), and measure again."
         return
     if not plan.is_known:
         if plan.measured.loss_rose and plan.verdict!='too_high': yield "The learning rate may be too high: the loss rose during the mock training."
+        yield from _on_cost(plan)
         return
     if plan.loading_part>1/3: yield f"The loader takes {percent(plan.loading_part)} of a step: more workers gain more than any batch size."
     if plan.today.has_plan:
-        yield f"A plan has set this learner up before, so the epochs are taken for those of {plan.bs_now}: plan.undo(learn) comes first."
+        yield f"An earlier plan has set up this learner, so n_epoch counts for batches of {plan.bs_now}: call plan.undo(learn) first to plan anew."
     if plan.rate.low and plan.bs==plan.rate.held:
-        yield f"Your rate looks low, so find it again: in a short training the loss fell faster at {num(plan.lr_factor)} times it."
+        yield f"Your rate looks low: in a short training the loss fell faster at {num(plan.lr_factor)} times that rate. Find it again, for example by lr_find."
     if plan.timed and plan.chosen: yield from _slower(plan)
-    for part in (_on_time,_on_larger,_on_noise,_on_device): yield from part(plan)
-    if plan.took>10 and plan.took>plan.epoch_time: yield f"Measuring took {time_text(plan.took)}, longer than an epoch: num_it= makes it shorter."
+    for part in (_on_time,_on_larger,_on_noise,_on_device,_on_cost): yield from part(plan)
 
 # %% ../../nbs/finder/08_advice.ipynb #38ad4e2e
-ended_above = 0.1 # Share of trainings as planned, in benchmarks/keeps.md, with a validation loss more than 5% above today's
-
-def _promise(plan):
-    "What came of trainings as planned, where this one is like those"
-    if plan.epochs*plan.today.n_train/plan.bs<steps_least or plan.epochs>2*plan.today.n_epoch:
-        return "Trainings of so few steps or so many passes keep a plan's promise less surely than others: learn.bs_verify(lr, n_epoch, equal='plan') tries it."
-    return f"On nine tasks the validation loss of trainings as planned ended more than 5% above that of today's in {ended_above:.0%} of them."
-
-def _along_cycle(plan):
-    "The noise scale at other places of the mock training"
-    for reading,where in ((plan.measured.at_peak,'near the peak of the rate'),(plan.measured.at_end,'at the end')):
-        if reading and reading.n_windows: yield f"In the mock training the noise scale was {_estimate_text(reading.noise_scale, reading.ci)} {where}."
+ended_above = 0.1 # Part of the trainings in benchmarks/keeps.md whose validation loss ended more than 5% above today's
 
 def good_to_know(
     plan, # A `BatchPlan`
 ): # Yields sentences
-    "What is good to know beside it"
-    if plan.verdict=='too_high': yield "At too high a rate the weights bounce about, and the noise scale means little."
+    "Yield what is good to know beside the advice"
+    if plan.verdict=='too_high': yield "At too high a rate the weights jump around, and the noise scale means little."
     if not plan.is_known: return
-    t,d,(low,high) = plan.today,plan.device,plan.bs_range
-    if plan.timed and high is None: yield f"Batches of {low} or more are about as fast over the noise scale's interval."
-    elif plan.timed and low!=high: yield f"Batches from {low} to {high} are about as fast over the noise scale's interval."
-    if plan.measured.cool: yield from _along_cycle(plan)
-    if plan.timed and d.valid_time: yield f"In these times each epoch has a validation, of {time_text(d.valid_time)}."
+    t,m,d = plan.today,plan.measured,plan.device
+    for reading,where in ((m.at_peak,'near the peak of the rate'),(m.at_end,'at the end')):
+        if reading and reading.n_windows and (math.isfinite(reading.noise_scale) or reading.ci[0]>=1):
+            yield f"In the mock training the noise scale was {_estimate_text(reading.noise_scale, reading.ci)} {where}."
+    if plan.timed and d.valid_time: yield f"Each epoch is taken to have a validation of {time_text(d.valid_time)}."
     if plan.timed and d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.bs==plan.rate.held: yield "A short training at the planned batch ended no worse at the higher rate than at today's."
     if t.freeze_epochs:
         yield "The noise scale is that of the unfrozen epochs, from the present weights on; the frozen ones are taken to need as many more examples."
-        if plan.timed: yield f"A frozen step takes {percent(plan.frozen_part)} of the time of another."
-    elif plan.bs>t.bs and plan.measured.cool: yield _promise(plan)
+        if plan.timed: yield f"A frozen step takes {percent(plan.frozen_part)} of the time of an unfrozen one."
+    elif plan.bs>t.bs and m.cool:
+        if plan.epochs*t.n_train/plan.bs<steps_least or plan.epochs>2*t.n_epoch:
+            yield "Plans for so few steps or so many passes are less sure than others: learn.bs_verify(lr, n_epoch, equal='plan') tests this one."
+        else: yield f"In a benchmark of nine tasks the validation loss ended more than 5% above today's in {ended_above:.0%} of the plans."
     if plan.changes and plan.rule_name!='no_scaling' and plan.bs!=plan.base_bs:
-        yield f"The rate that is really used grows to {rate_text(scale_lr(plan.scaled_lr, sum_factor(plan)))}, by {plan.rule_name}."
+        yield f"The optimizer's rate rises to {rate_text(scale_lr(plan.scaled_lr, sum_factor(plan)))} at its peak, by {plan.rule_name}."
     if plan.timed and plan.verdict=='use' and plan.n_acc==1 and plan.bs==max(o for o,*_ in plan.timed)*t.n_ranks<plan.noise_known:
         yield f"Batches above {plan.bs} would need accumulation, which costs more time here than it saves in steps."
 
 def step_time_text(
     plan, # A `BatchPlan`
 )->str: # Empty where too few sizes were timed
-    "The step time that was measured, and what it makes of the noise scale"
+    "Write the step time that was fitted"
     a,c,error = plan.step_time_line
     if math.isnan(error): return ''
-    if not (a>0 and c>0): return "Step times here are not those of a fixed part and a part for each item."
-    text = f"Step time here: {num(1e3*a)} ms + {num(1e3*c)} ms per item, within {percent(error)}"
-    low,high = (fastest_bs(o, a, c) for o in plan.ci)
-    if high<1 or not plan.is_known: return f"{text}."
-    if math.isinf(high): return f"{text}; in one micro-batch any size of {num(low)} items or more is about as good."
-    return f"{text}; in one micro-batch any size from {num(low)} to {num(high)} items is about as good."
+    if not (a>0 and c>0): return "The step times here do not follow a line over the batch size."
+    return f"Step time here: {num(1e3*a)} ms + {num(1e3*c)} ms per item, within {percent(error)}."
 
 def numbers_text(
     plan, # A `BatchPlan`
 )->str:
-    "The numbers of a plan, as Python would show them"
-    parts = dict(verdict=repr(plan.verdict), noise_scale=_noise_text(plan), bs=plan.bs, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=rate_text(plan.lr),
+    "Write the numbers of a plan in Python's form"
+    noise = f"at least {num(plan.noise_known)}" if plan.is_bound else with_interval(plan.noise_scale, plan.ci)
+    if not plan.is_known: noise = 'not known'
+    parts = dict(verdict=repr(plan.verdict), noise_scale=noise, bs=plan.bs, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=rate_text(plan.lr),
                  scaled_lr=rate_text(plan.scaled_lr), n_epoch=plan.n_epoch, base_bs=plan.base_bs, n_ranks=plan.today.n_ranks, seed=plan.measured.seed)
     return f"BatchPlan({', '.join(f'{nm}={v}' for nm,v in parts.items())})"
 
 # %% ../../nbs/finder/08_advice.ipynb #c3fef2c7
 def plan_words(
     plan, # A `BatchPlan`
-    most:int=3, # Cautions
+    most:int=3, # Cautions at most
 )->dict: # Texts by kind: 'do', 'how', 'run', 'why', 'caution'
-    "What a plan says of itself, without the details"
+    "Collect all sentences of a plan but the details"
     words = dict(do=[headline(plan)])
-    if plan.verdict in ('use','split','stay'): words |= dict(how=[_rate(plan), *_decay(plan), *_how_sure(plan)], run=_run(plan))
+    if plan.verdict in ('use','split','stay'): words |= dict(how=list(_how(plan)), run=[_run(plan)])
     else: words |= dict(run=_measure_again(plan))
     words |= dict(why=why(plan), caution=list(cautions(plan))[:most])
     return {kind: texts for kind,texts in words.items() if texts}
 
 def _more(plan):
-    "Where the rest is, and which random numbers were asked for"
+    "Write where the rest is, and the seed that was given"
     seed = plan.measured.seed
     return "More in {}." if seed is None else f"Measured with seed={seed}. More in {{}}."
 
 def plan_text(
     plan, # A `BatchPlan`
 )->str: # Lines of 110 characters at most
-    "The headline, the line to run, why, and three cautions at most"
+    "Write the headline, the line to run, why, and at most three cautions"
     return in_text(plan_words(plan), _more(plan), 'plan.details()')
 
 def _candidates_table(plan): # A data frame, with a row per candidate
-    "The table of a plan as it is shown"
+    "Name the columns of `plan.table` for readers"
     df = plan.table[['bs','micro_bs','n_acc','lr','steps','examples','step_time','time']]
     marks = ('today',plan.bs_now),('balanced',plan.balanced_bs),('planned',plan.bs)
-    return df.assign(bs=[marked_size(bs, marks) for bs in df.bs]).rename(columns=dict(step_time='step_time (s)', time="time (today's = 1)"))
+    names = dict(step_time='step_time (s)', time="time to a loss (today's = 1)")
+    return df.assign(bs=[marked_size(bs, marks) for bs in df.bs]).rename(columns=names)
 
 def plan_html(
     plan, # A `BatchPlan`
 )->str:
-    "As `plan_text`, with the table of candidates"
+    "Write `plan_text` as HTML, with the table of candidates"
     return in_html(plan_words(plan), _more(plan), 'plan.details()', "All sizes that were compared", _candidates_table(plan))
 
 def plan_details(
     plan, # A `BatchPlan`
 )->str: # `Details`, which a notebook shows with a table
-    "All that is said of a plan, its numbers and its candidates"
+    "Write everything about a plan, with its numbers and its candidates"
     numbers = [o for o in (numbers_text(plan),step_time_text(plan)) if o]
     sections = ('Keep in mind',list(cautions(plan))),('Good to know',list(good_to_know(plan))),('Numbers',numbers)
     return details_of(plan_words(plan, 0), sections, _candidates_table(plan))

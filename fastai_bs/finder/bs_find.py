@@ -1,4 +1,4 @@
-"""`learn.bs_find(lr, n_epoch)`: a mock training, the clock, and a plan
+"""`learn.bs_find(lr, n_epoch)`: a mock training, step times, and a plan
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/bs_find.html.md"""
 
@@ -39,7 +39,7 @@ import fastai.callback.schedule # noqa: F401 fine_tune
 
 # %% ../../nbs/finder/10_bs_find.ipynb #80512b91
 def _check_args(learn, args):
-    "Refuse what makes no sense among the arguments of `bs_find`"
+    "Raise an error where an argument of `bs_find` makes no sense"
     if args.how not in ('fit_one_cycle','fine_tune'):
         raise ValueError(f"`how` must be 'fit_one_cycle' or 'fine_tune', got {args.how!r}: take the method that you train with")
     if args.how=='fine_tune' and args.lr is not None: check_number('lr', args.lr, "the `base_lr` of `fine_tune`", finite=True)
@@ -50,32 +50,28 @@ def _check_args(learn, args):
     if args.n_epoch is not None: check_number('n_epoch', args.n_epoch, "the epochs you are going to train for with today's batch size", finite=True)
     if args.seed is not None:
         if not is_whole(args.seed): raise TypeError(f"`seed` must be a whole number, got {shown(args.seed)}")
-        if args.seed<0: raise ValueError(f"`seed` must be 0 or more, got {args.seed}: each draws an order of the items of its own")
+        if args.seed<0: raise ValueError(f"`seed` must be 0 or more, got {args.seed}: each seed gives another order of the items")
     check_whole('n_batch', args.n_batch, 2, "signal and noise are told apart by comparing micro-batches")
     check_number('tol', args.tol, "the interval's half-width as a fraction of the estimate", open_=False)
     if not any(p.requires_grad for p in learn.model.parameters()):
         raise ValueError("The model has no trainable parameters, so no gradient: unfreeze some of it first")
-    _check_max_bs(args.max_bs, learn.dls.train)
-
-def _check_max_bs(max_bs, dl):
-    if max_bs in (None,'auto'): return
-    if isinstance(max_bs, str): raise TypeError(f"`max_bs` must be a whole number of items, 'auto' or None, got {max_bs!r}")
-    check_whole('max_bs', max_bs, 1, "leave it out for as many as the memory holds", 'item')
-    micro_bs = micro_batch_size(dl)
-    if max_bs<micro_bs: raise ValueError(f"`max_bs`={max_bs} is less than the {micro_bs} items of today's micro-batches: raise it, or make those smaller")
+    if args.max_bs in (None,'auto'): return
+    if isinstance(args.max_bs, str): raise TypeError(f"`max_bs` must be a whole number of items, 'auto' or None, got {args.max_bs!r}")
+    check_whole('max_bs', args.max_bs, 1, "leave it out for as many as the memory holds", 'item')
+    micro_bs = micro_batch_size(learn.dls.train)
+    if args.max_bs<micro_bs:
+        raise ValueError(f"`max_bs`={args.max_bs} is less than the {micro_bs} items of today's micro-batches: raise it, or make those smaller")
 
 # %% ../../nbs/finder/10_bs_find.ipynb #4e69e270
 def _window_size(n_batch, n_iter, n_ranks=1):
-    "Micro-batches of each rank in a window: its share of `n_batch`, or less in an epoch of `n_iter`, which should hold 8 windows"
-    n,least = math.ceil(n_batch/n_ranks),_least_len(n_ranks)
-    return n if n_iter>=8*n else max(least, n_iter//8)
+    "Return the micro-batches of each rank in a window: its share of `n_batch`, or fewer so that an epoch of `n_iter` holds 8 windows"
+    n = math.ceil(n_batch/n_ranks)
+    return n if n_iter>=8*n else max(_least_len(n_ranks), n_iter//8)
 
-def _least_len(n_ranks):
-    "The fewest micro-batches of each rank in a window that tells something: ranks can be compared with each other"
-    return 2 if n_ranks==1 else 1
+def _least_len(n_ranks): return 2 if n_ranks==1 else 1 # Micro-batches of each rank that a window needs
 
 def _windows_take(n_windows, n_acc, n_iter, n_ranks=1):
-    "How many micro-batches make `n_windows` windows of `n_acc`: none crosses an epoch, and a left-over one of a single micro-batch tells nothing"
+    "Return the micro-batches that `n_windows` windows of `n_acc` take: none crosses an epoch, and one that is too short does not count"
     left = n_iter%n_acc
     in_epoch = n_iter//n_acc + (left>=_least_len(n_ranks))
     n_full,more = divmod(n_windows, in_epoch)
@@ -83,24 +79,24 @@ def _windows_take(n_windows, n_acc, n_iter, n_ranks=1):
 
 # %% ../../nbs/finder/10_bs_find.ipynb #319eb1c5
 class BSFinder(Callback):
-    "Ends the mock training of `bs_find`: with its cycle, after `num_it` micro-batches, when the interval is narrow enough, or when the loss is not finite"
+    "End the mock training of `bs_find`: with its cycle, after `num_it` micro-batches, at a narrow interval, or at a loss that is not finite"
     order,run_valid = NoiseScale.order+1,False
     min_windows,every = 20,5
     worth_saying = 10 # Seconds
 
     def __init__(self,
-        accum:MockAccum, # Deals out the micro-batches; its `NoiseScale` measures
+        accum:MockAccum, # Makes the windows; its `NoiseScale` measures them
         num_it:int, # Micro-batches at most
-        tol:float=0.25, # With fixed weights: half-width of the interval, over the estimate, that is narrow enough; 0: no matter
+        tol:float=0.25, # At fixed weights: half-width of the interval, over the estimate, that is narrow enough; 0: none is
     ):
         store_attr()
         self.noise,self.cycle = accum.noise,accum.cycle
         self.n_seen = self.micro_bs = 0 # Micro-batches so far; items of the largest
-        self.bad_loss = None # And its micro-batch
-        self._checked = 0 # Windows when the interval was last looked at
+        self.bad_loss = None # A loss that is not finite, and its micro-batch
+        self._checked = 0 # Windows when the interval was last checked
 
     def before_fit(self):
-        "What the fit begins with"
+        "Keep what is known as the fit begins"
         self.own_lr,self.in_epoch = self.learn.lr,epoch_len(self.learn)
         self.known_micro_bs = known_micro_bs(self.learn.dls.train)
         self.adam,self.decay = divides_by_size(self.learn),decay_of(self.learn)
@@ -109,7 +105,7 @@ class BSFinder(Callback):
 
     def after_backward(self):
         self.micro_bs = max(self.micro_bs, find_bs(self.yb))
-        if self.known_micro_bs and self.micro_bs>self.known_micro_bs: raise CancelFitException # It will be refused
+        if self.known_micro_bs and self.micro_bs>self.known_micro_bs: raise CancelFitException # `_check_measured` refuses it
         if torch.isfinite(self.learn.loss): return
         elems = self.accum.micro.elems
         if elems is None: elems = self.accum.counter(self.learn) # A step of a single micro-batch is not weighed
@@ -124,23 +120,24 @@ class BSFinder(Callback):
         if self.n_seen>=self.num_it or (self.cycle.is_over if self.cycle else self.narrow_enough()): raise CancelFitException
 
     def say_cost(self, secs):
-        "What all of it takes at most, a micro-batch taking `secs`: where that is long and there is a progress bar, which knows how to write beside itself"
+        "Write how long `bs_find` takes at most, by the seconds of a micro-batch, if that is long and there is a progress bar"
         secs *= self.num_it+StepTimes.budget
         bar = getattr(getattr(self.learn, 'progress', None), 'mbar', None)
         if self.worth_saying<secs<math.inf and bar and rank()==0:
-            bar.write(f"bs_find takes about {time_text(secs)}: up to {self.num_it} micro-batches to measure, then timing. num_it= makes it shorter.")
+            bar.write(f"bs_find takes about {time_text(secs)}: up to {self.num_it} micro-batches to measure, then timing. "
+                      "A smaller num_it= makes it shorter and its answer less sure.")
 
     def before_validate(self): raise CancelValidException
 
     def n_enough(self, ranks):
-        "Micro-batches that make 20 windows, on the cool stretch where there is a cycle; and more than there were, if those were too few"
+        "Return the micro-batches that give 20 windows, on the cool stretch where there is a cycle; there more than were measured"
         if not self.cycle: return _windows_take(self.min_windows, self.accum.most, self.in_epoch, ranks)
-        return max(4*self.min_windows*self.cycle.least, 4*self.n_seen) # Half of them to measure, and of those half on the cool stretch
+        return max(4*self.min_windows*self.cycle.least, 4*self.n_seen) # Half of them are measured, and half of those on the cool stretch
 
     def narrow_enough(self):
-        "With fixed weights; checked every 5 windows only: repeated looks make the interval too narrow"
+        "Tell whether the interval at fixed weights is narrow enough"
         n = len(self.noise.rows)
-        if not self.tol or abs(n-self._checked)<self.every: return False # There are fewer where it has thinned them out
+        if not self.tol or abs(n-self._checked)<self.every: return False # There are fewer after rows were thinned out
         self._checked = n
         e = settled(self.noise.moments, self.noise.beta, self.noise.level)
         low,high = e.ci
@@ -148,7 +145,7 @@ class BSFinder(Callback):
 
 # %% ../../nbs/finder/10_bs_find.ipynb #062b4059
 def _epoch_len(learn):
-    "Micro-batches in an epoch, on each rank"
+    "Return the micro-batches in an epoch, on each rank"
     n = declared_len(learn)
     if n>=2 or n==1 and trains_together(learn): return n
     dl,bs = learn.dls.train,known_micro_bs(learn.dls.train)
@@ -157,7 +154,7 @@ def _epoch_len(learn):
                      "to tell signal from noise: make the micro-batches smaller, or see that the data set is not empty")
 
 def _fixed_num_it(num_it, n_acc, n_iter, ranks):
-    "Micro-batches at most, where the weights are fixed"
+    "Return the micro-batches at most, at fixed weights"
     if num_it is None: return max(n_iter, _windows_take(BSFinder.min_windows, n_acc, n_iter, ranks))
     if num_it<_windows_take(2, n_acc, n_iter, ranks):
         raise ValueError(f"`num_it`={num_it} micro-batches do not make two windows of {n_acc}: raise it, or make n_batch smaller")
@@ -165,32 +162,32 @@ def _fixed_num_it(num_it, n_acc, n_iter, ranks):
 
 # %% ../../nbs/finder/10_bs_find.ipynb #43f54af8
 def _mock_fit(learn, args, noise):
-    "The mock training: its `BSFinder`, which knows all of it"
+    "Run the mock training; return its `BSFinder`"
     own,scaled = callback_of(learn, GradAccum),callback_of(learn, ScaledLR)
     today = accumulation(learn)
     factor = scaled.factor_at(batch_size(learn)) if scaled else 1.
 
     with mock_training(learn, args.seed):
         n_iter,ranks = _epoch_len(learn),n_ranks(learn)
-        today = min(today, n_iter) # No window goes on in the next epoch
+        today = min(today, n_iter) # No window crosses an epoch
         if learn.opt is None: learn.create_opt()
         n_groups = len(learn.opt.param_lists)
         if is_several(args.lr) and len(args.lr) not in (1,n_groups):
             raise ValueError(f"`lr` must hold a learning rate for each of the {n_groups} parameter groups, got {len(args.lr)}: {args.lr}")
-        lr = learn.lr if args.lr is None else args.lr # `create_opt` may have taken the optimizer's own rate for it
+        lr = learn.lr if args.lr is None else args.lr # `create_opt` may have set `learn.lr` to the optimizer's own rate
         n_training = math.inf if args.n_epoch is None else args.n_epoch*n_iter/today
         most = _window_size(args.n_batch, n_iter, ranks)
         cycle = cycle_of(args.num_it, today, n_training, _least_len(ranks)) if any(o>0 for o in rates(lr)) else None
         num_it = cycle.num_it if cycle else _fixed_num_it(args.num_it, most, n_iter, ranks)
         accum = MockAccum(noise, most, cycle, own.count if own else None, args.tol)
         finder = BSFinder(accum, num_it, args.tol)
-        # As this batch size is trained with
+        # At the rate that today's batch size trains with
         learn.fit(math.ceil(num_it/n_iter), lr=scale_lr(lr, factor) if cycle and factor!=1 else lr, cbs=[accum, noise, finder, *L(cycle)])
     _check_measured(learn, finder, args.lr, ranks)
     return finder
 
 def _check_measured(learn, finder, lr, ranks):
-    "Refuse a mock training that says nothing"
+    "Raise an error where the mock training measured nothing"
     noise,n = finder.noise,n_items(learn.dls.train)
     if finder.known_micro_bs not in (None,finder.micro_bs) and finder.in_epoch>1: raise ValueError(
         f"The training loader makes batches of {counted(finder.known_micro_bs)}, and the loss gets {finder.micro_bs}: a plan is about the loader's batches, so "
@@ -199,7 +196,7 @@ def _check_measured(learn, finder, lr, ranks):
     if finder.bad_loss: raise ValueError(f"The loss is {finder.bad_loss[0]} at micro-batch {finder.bad_loss[1]} of the mock training (lr={lr}): "
                                          "check the data and the loss there, or lower `lr`")
     if noise.rows and noise.pool.tr_sigma==noise.pool.g_sq==0: raise ValueError(
-        "All gradients of the mock training are 0, which tells nothing of their noise: see that the loss depends on the parameters, and that they are trained")
+        "All gradients of the mock training are 0, so they have no noise to measure: see that the loss depends on the parameters, and that they are trained")
     if noise.rows: return
     if noise.n_twice: raise ValueError(
         f"No window of the mock training could be measured: all held an item twice, as fastai fills up the last batches where {n} items do not "
@@ -208,11 +205,11 @@ def _check_measured(learn, finder, lr, ranks):
                      "check the data and the loss, or lower `lr`")
 
 # %% ../../nbs/finder/10_bs_find.ipynb #3e4e153a
-def _fastais(nm): return inspect.signature(Learner.fine_tune).parameters[nm].default # What `fine_tune` takes where nobody says otherwise
+def _fastais(nm): return inspect.signature(Learner.fine_tune).parameters[nm].default # The default of `fine_tune`
 
 @contextmanager
 def _unfrozen(learn):
-    "In the block all of `learn` is trained, as after the frozen epochs of `fine_tune`"
+    "Train all of `learn` in the block, as after the frozen epochs of `fine_tune`"
     with unchanged(learn):
         learn.unfreeze()
         if len(learn.opt.param_lists)<2: raise ValueError(
@@ -221,23 +218,17 @@ def _unfrozen(learn):
         yield
 
 # %% ../../nbs/finder/10_bs_find.ipynb #83bc009c
-def _at_rest(noise):
-    "What windows at the same weights tell, and where the noise scale went if it moved all the same"
-    m = noise.moments
-    e = settled(m, noise.beta, noise.level)
-    return dict(noise_scale=e.noise_scale, ci=e.ci, n_windows=e.n_windows, trend=trend(m))
-
 def _along_cycle(noise, df, n_epoch, n_train):
-    "What the cycle tells of the whole of a training, and what that is made of"
+    "Read the noise scale of a whole training, and the readings of the cycle that it follows from"
     at_peak,cool,at_end = readings(df, noise.level)
     def _whole(noise_scale): return for_training(noise_scale, n_train, n_epoch)
     ci = cool.ci
-    if ci!=(0,math.inf): ci = tuple(map(_whole, ci)) # The training bounds what the measurement does not, if that says anything
+    if ci!=(0,math.inf): ci = tuple(map(_whole, ci)) # The training bounds what the measurement does not, unless nothing is known
     noise_scale = _whole(cool.noise_scale) if cool.noise_scale<math.inf else ci[0] or math.inf # Without an estimate the lower end
     return dict(noise_scale=noise_scale, ci=ci, n_windows=cool.n_windows, at_peak=at_peak, cool=cool, at_end=at_end)
 
 def _today(learn, args, finder):
-    "The training as it is"
+    "Describe the training as it is"
     ranks,n_iter,cycle,micro_bs,scaled = n_ranks(learn),finder.in_epoch,finder.cycle,finder.micro_bs,callback_of(learn, ScaledLR)
     has_lr = args.lr is not None and cycle is not None
     n_train,n_in_epoch = n_items(learn.dls.train),n_iter*micro_bs*ranks
@@ -251,10 +242,13 @@ def _today(learn, args, finder):
         freeze_epochs=args.freeze_epochs)
 
 def _plan(learn, args, finder):
-    "What the finished mock training says; nothing more is run"
+    "Make the plan that follows from the mock training, as yet without step times"
     noise,cycle,accum,today = finder.noise,finder.cycle,finder.accum,_today(learn, args, finder)
     df = accum.placed(noise.df)
-    result = _along_cycle(noise, df, today.n_epoch, today.n_train) if cycle else _at_rest(noise)
+    if cycle: result = _along_cycle(noise, df, today.n_epoch, today.n_train)
+    else:
+        e = settled(noise.moments, noise.beta, noise.level)
+        result = dict(noise_scale=e.noise_scale, ci=e.ci, n_windows=e.n_windows, trend=trend(noise.moments))
     measured = Measured(
         **result, level=noise.level, n_seen=finder.n_seen, n_passes=finder.n_seen/finder.in_epoch, moved=cycle is not None,
         loss_rose=cycle is not None and accum.losses.too_high(today.n_ranks>1), pairs=accum.looks_at_pairs,
@@ -263,12 +257,12 @@ def _plan(learn, args, finder):
 
 # %% ../../nbs/finder/10_bs_find.ipynb #eaf484f2
 def _device(learn, plan, max_bs):
-    "What a step costs on this device"
+    "Time what a step costs on this device"
     today,noise = plan.today,plan.noise_known/plan.today.n_ranks
     most = today.n_train//2//today.n_ranks # Items of each rank
     if max_bs not in (None,'auto'): most = min(max_bs, most)
     sizes = micro_batch_sizes(today.micro_bs, noise, most)
-    beyond = None # The smallest of them that does not fit
+    beyond = None # The smallest size that does not fit
     if max_bs=='auto':
         max_bs = learn.max_bs_find(max_bs=max(sizes))
         beyond = first(o for o in sizes if o>max_bs)
@@ -277,8 +271,8 @@ def _device(learn, plan, max_bs):
     with mock_training(learn):
         validation = _slowest(today.n_ranks, valid_time(learn))
         times = time_steps(learn, sizes, today.micro_bs, noise)
-        start = _slowest(today.n_ranks, times.start or 0.)
-        loading = _slowest(today.n_ranks, times.loading or 0.)
+        start = _slowest(today.n_ranks, min(times.starts, default=0.))
+        loading = _slowest(today.n_ranks, min(times.waits, default=0.))
     frozen = math.nan
     if today.freeze_epochs:
         with mock_training(learn):
@@ -288,30 +282,30 @@ def _device(learn, plan, max_bs):
                   failed=tuple(times.errors.items()), max_bs=max_bs, loading=loading, frozen=frozen)
 
 def _slowest(n_ranks, secs):
-    "Seconds of the slowest rank, so that all ranks plan alike"
+    "Return the seconds of the slowest rank, so that all ranks plan alike"
     secs = torch.tensor(secs, dtype=torch.float64)
     return (over_ranks(secs, 'max') if n_ranks>1 else secs).item()
 
 @patch
 def bs_find(self:Learner,
-    lr=None, # Peak of the learning rate, as you pass it to `fit_one_cycle` or `fine_tune`. `None`: `learn.lr`, or `fine_tune`'s own; 0: at the present weights
-    num_it:int=None, # Micro-batches to process at most; `None`: 300 of today's optimizer steps, if the training has as many, and 360 micro-batches
-    n_batch:int=20, # Micro-batches in a window at most, all at the same weights; fewer where the loader is short or the noise scale small
-    beta:float=0.99, # What is left of a window's weight at each window after it
+    lr=None, # Peak of the learning rate, as you pass it to `fit_one_cycle` or `fine_tune`. `None`: `learn.lr`, or `fine_tune`'s default; 0: present weights
+    num_it:int=None, # Micro-batches to measure at most; `None`: those of 300 optimizer steps, or of the training if that has fewer, and 360 more
+    n_batch:int=20, # Micro-batches in a window at most, all at the same weights; fewer where the epoch is short or the noise scale small
+    beta:float=0.99, # Decay of a window's weight with each window after it
     ci:float=0.95, # Coverage of the interval
-    tol:float=0.25, # Half-width of the interval, over the estimate: if wider, more windows are added; fixed weights are measured up to it. 0: neither
-    max_bs=None, # Largest micro-batch to time, in items; `None`: what memory and patience allow; 'auto': `max_bs_find` says what the memory allows
+    tol:float=0.25, # Half-width of the interval, over the estimate: if wider, windows are added; at `lr=0`, measure until it is reached. 0: neither
+    max_bs=None, # Largest micro-batch to time, in items; `None`: as memory and patience allow; 'auto': as `max_bs_find` finds first
     show_plot:bool=True, # Plot the plan
     *,
-    n_epoch=None, # Epochs of the training that is planned, `fit_one_cycle(n_epoch, lr)`, with today's batch size; `None`: one, or the mock training's
-    seed:int=None, # For another order of the items and other dropout in the mock training; `None`: those of a training that began now, in each call
-    how:str='fit_one_cycle', # The method that is planned for, or 'fine_tune': `fine_tune(n_epoch, lr)`, its frozen epoch and the `n_epoch` after it
+    n_epoch=None, # Epochs of the planned training, `fit_one_cycle(n_epoch, lr)`, with today's batch size; `None`: one, or the mock training's if more
+    seed:int=None, # For another order of the items and other dropout in the mock training; `None`: those of a training that began now
+    how:str='fit_one_cycle', # The method to plan for; 'fine_tune': `fine_tune(n_epoch, lr)`, its frozen epoch and the `n_epoch` after it
 )->BatchPlan: # The noise scale with its interval, the step times of this device, and advice
-    """Measure the gradient noise scale in a mock training, time some steps, and say what batch size they call for; the learner is left as it was
+    """Measure the gradient noise scale in a mock training, time some steps, and plan the batch size; the learner is left as it was
 
-    Give it the rate that you train with as `lr`, and how long as `n_epoch`; `lr=0` measures at the present weights. `num_it` and `n_batch` count
-    micro-batches, the batches of the training loader. With `max_bs='auto'` only what fits in memory is planned, as `max_bs_find` says.
-    `plan.apply(learn)` carries the plan out. A second call draws the same random numbers and says the same; with another `seed` it is another measurement.
+    Pass the `lr` that you train with, and the number of epochs as `n_epoch`; `lr=0` measures at the present weights. `num_it` and `n_batch` count
+    micro-batches, the batches of the training loader. `plan.apply(learn)` carries the plan out. A second call draws the same random numbers and gives
+    the same noise scale; with another `seed` it is an independent measurement.
     """
     check_bools(show_plot=show_plot)
     args = SimpleNamespace(lr=lr, num_it=num_it, n_batch=n_batch, tol=tol, max_bs=max_bs, n_epoch=n_epoch, seed=seed, how=how, freeze_epochs=0)

@@ -1,4 +1,4 @@
-"""`fit_one_cycle`, with a batch that grows where the rate would fall
+"""`fit_one_cycle` with a batch that grows where the learning rate would fall
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/grow.html.md"""
 
@@ -31,11 +31,11 @@ import fastai_bs.finder.bs_find # noqa: F401 bs_find
 
 # %% ../../nbs/finder/11_grow.ipynb #ae94cd96
 class InPlaceOfDecay:
-    "The batch size by progress that stands in for the second half of a one-cycle: `bs` over what the rate would be multiplied by, up to a bound"
+    "Give the batch size by progress: `bs` over the factor by which a one-cycle would multiply the rate, up to a bound"
     def __init__(self,
-        bs:int, # Items of the batch that the learning rate goes with
+        bs:int, # Batch size in items that the learning rate goes with
         most:float, # Items at most
-        pct_start:float, # The part of the fit before the rate would fall
+        pct_start:float, # Part of the fit before the rate would fall
         div_final:float, # What the rate would be divided by at the end
     ):
         self.bs,self.most,self.pct_start,self.decay = bs,most,pct_start,SchedCos(1., 1/div_final)
@@ -43,23 +43,23 @@ class InPlaceOfDecay:
     def __call__(self, pct): return max(self.bs, min(self.bs/self.f(pct), self.most))
 
     def f(self, pct):
-        "What the rate would be, over its peak"
+        "Return what the rate would be, over its peak"
         return self.decay((pct-self.pct_start)/(1-self.pct_start)) if pct>self.pct_start else 1.
 
     def __str__(self): return f"from {self.bs} to {self.most:.0f}"
 
 # %% ../../nbs/finder/11_grow.ipynb #7dda46ec
 class Growing(BatchSchedule):
-    "A `BatchSchedule` whose sizes are the nearest to those of an `InPlaceOfDecay`, and none beyond its bound"
+    "Take the sizes nearest to those of an `InPlaceOfDecay`, none beyond its bound"
     def n_acc_of(self, bs, micro_bs): return max(1, min(round(bs/n_processes()/micro_bs), int(self.sizes.most/n_processes()/micro_bs)))
 
     def no_higher(self, k):
-        "`linear_scaling` for SGD, but for a rate above its peak"
+        "Scale SGD's rate by `linear_scaling`, but not above its peak"
         return min(k, 1/self.sizes.f(self.learn.pct_train)) if self.is_on else k
 
 # %% ../../nbs/finder/11_grow.ipynb #81a9c73a
 def _most(learn, n_epoch, lr, max_bs):
-    "Items at which the growth ends"
+    "Return the items at which the growth ends"
     if max_bs is None: max_bs = learn.bs_find(lr, n_epoch=n_epoch, show_plot=False)
     if not isinstance(max_bs, BatchPlan): return check_whole('max_bs', max_bs, 1, "the batch is to grow up to it", 'item') or max_bs
     if math.isnan(max_bs.noise_known):
@@ -68,7 +68,7 @@ def _most(learn, n_epoch, lr, max_bs):
     return max_bs.noise_known
 
 def _check(learn, n_epoch, start_epoch, pct_start, div_final, max_micro_bs):
-    "Refuse what makes no sense, before anything is measured"
+    "Raise an error where an argument makes no sense, before anything is measured"
     refuse_empty(learn.dls.train)
     check_whole('n_epoch', n_epoch, 1, "a batch grows along a training", 'epoch')
     if not start_epoch<n_epoch: raise ValueError(f"`start_epoch` must be below `n_epoch`={n_epoch}, got {start_epoch}: nothing would be trained")
@@ -84,8 +84,8 @@ def fit_grow(self:Learner,
     n_epoch:int, # Epochs
     lr_max=None, # Peak of the learning rate, the one you train with at today's batch size; `None`: `learn.lr`
     div:float=25., # As for `fit_one_cycle`
-    div_final:float=1e5, # As for `fit_one_cycle`: what the rate, or the batch in its place, makes of the noise of the steps until the end
-    pct_start:float=0.25, # The part of the fit before the batch grows
+    div_final:float=1e5, # As for `fit_one_cycle`: by how much the rate falls, or the batch grows in its place
+    pct_start:float=0.25, # Part of the fit before the batch grows
     wd=None, # As for `fit`
     moms=None, # As for `fit_one_cycle`
     cbs=None, # As for `fit`
@@ -95,10 +95,10 @@ def fit_grow(self:Learner,
     max_bs=None, # Where growth ends: items of an optimizer step over all ranks, or a `BatchPlan`, for its noise scale; `None`: `bs_find` measures that first
     max_micro_bs:int=None, # Items of a micro-batch at most; `None`: what fits in memory, and with a `GradAccum` on the learner no more than today
 ):
-    """`fit_one_cycle` in which the batch grows where the rate would fall, in fewer optimizer steps; beyond the noise scale the rate falls
+    """Train `fit_one_cycle` with a batch that grows where the rate would fall, in fewer optimizer steps; beyond the noise scale the rate falls
 
-    With SGD the rate stays near its peak meanwhile, with Adam and its kin it falls by the square root (Smith et al. 2018, arXiv 1711.00489; Meterez et al.
-    2025, arXiv 2510.14717). Where there is a progress bar it says how many steps were saved.
+    While the batch grows, the rate stays near its peak with SGD and falls by the square root with Adam and its kin (Smith et al. 2018, arXiv 1711.00489;
+    Meterez et al. 2025, arXiv 2510.14717). Where there is a progress bar, the steps that were saved are printed.
     """
     check_bools(reset_opt=reset_opt)
     _check(self, n_epoch, start_epoch, pct_start, div_final, max_micro_bs)

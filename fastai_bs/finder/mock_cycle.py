@@ -1,4 +1,4 @@
-"""A short `fit_one_cycle` along which the noise scale is measured, and what it says of a whole training
+"""A short `fit_one_cycle` in which the gradient noise scale is measured, and what follows for a whole training
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/mock_cycle.html.md"""
 
@@ -28,12 +28,12 @@ from ..noise.noise_scale import NoiseScale
 from .pairs import looks_at_pairs
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #3ffaf3b2
-pct_start,div,div_final = 0.25,25.,1e5 # As `fit_one_cycle` has them
+pct_start,div,div_final = 0.25,25.,1e5 # The defaults of `fit_one_cycle`
 
 def rate_at(
-    pct, # Part of the cycle that is behind; a number or an array
-): # Over the peak
-    "The learning rate of `fit_one_cycle`"
+    pct, # Part of the cycle that is done; a number or an array
+): # 1 at the peak
+    "Return the learning rate of `fit_one_cycle` over its peak"
     pct = np.asarray(pct, dtype=float)
     down = pct>=pct_start
     part = np.where(down, (pct-pct_start)/(1-pct_start), pct/pct_start)
@@ -41,53 +41,53 @@ def rate_at(
     return (start + (end-start)*(1-np.cos(np.pi*part))/2)[()]
 
 def _cooled_to(rate):
-    "The part of the cycle where the rate has come down to `rate` of its peak"
+    "Return the part of the cycle at which the rate has fallen to `rate` of its peak"
     return pct_start + (1-pct_start)*math.acos((2*rate-1-1/div_final)/(1-1/div_final))/math.pi
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #36362462
-cool_rates = 0.05,0.005 # Over the peak: between them the number for a whole training is measured
-cool_stretch = tuple(_cooled_to(o) for o in cool_rates) # Parts of the cycle
+cool_rates = 0.05,0.005 # Rates over the peak, where the cool stretch begins and ends
+cool_stretch = tuple(_cooled_to(o) for o in cool_rates) # The same as parts of the cycle
 
 def places(
     n:int, # Windows
 )->np.ndarray: # Parts of the cycle, ascending
-    "Where windows are measured: half of them on the cool stretch, an eighth after it"
+    "Return where windows are measured: half of them on the cool stretch, an eighth after it"
     begin,end = cool_stretch
     n_cool,n_end = n//2,n//8
     return np.concatenate([np.linspace(*o, endpoint=False) for o in ((0,begin,n-n_cool-n_end),(begin,end,n_cool),(end,1,n_end))])
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #e6bf62bc
 class OneCycle(ParamScheduler):
-    "Rates and momenta of `fit_one_cycle` over `n_steps` optimizer steps, of which `n_done` are done"
-    def __init__(self, n_steps): self.n_steps,self.n_done = n_steps,0 # The schedules are those of the fit's own rates
+    "Follow the rates and momenta of `fit_one_cycle` over `n_steps` optimizer steps"
+    def __init__(self, n_steps): self.n_steps,self.n_done = n_steps,0 # The schedules are made from the rates of the fit
 
     @property
-    def pct(self): return min(1., self.n_done/self.n_steps) # The part of the cycle that is behind
+    def pct(self): return min(1., self.n_done/self.n_steps) # Part of the cycle that is done
     @property
     def is_over(self): return self.n_done>=self.n_steps
 
     def before_fit(self):
         peak = np.array([h['lr'] for h in self.opt.hypers])
         self.scheds = {'lr': combined_cos(pct_start, peak/div, peak, peak/div_final)}
-        if 'mom' in self.opt.hypers[0]: self.scheds['mom'] = combined_cos(pct_start, *self.learn.moms) # `fit` trains others too
+        if 'mom' in self.opt.hypers[0]: self.scheds['mom'] = combined_cos(pct_start, *self.learn.moms) # Not every optimizer has one
         super().before_fit()
 
     def before_batch(self): self._update_val(self.pct)
 
 class MockCycle(OneCycle):
-    "`OneCycle`, and when a window is to be measured between its steps"
+    "Follow `OneCycle`, and say when a window is to be measured between its steps"
     def __init__(self,
         n_steps:int, # Optimizer steps in the cycle
-        n_windows:int, # To be measured along it
+        n_windows:int, # Windows to measure
         today:int, # Micro-batches in an optimizer step
-        num_it:int, # Micro-batches at most, trained with or measured
-        least:int=2, # Micro-batches of each rank in a window that tells something
+        num_it:int, # Micro-batches at most, for steps and windows together
+        least:int=2, # Micro-batches of each rank that a window needs
     ):
         super().__init__(n_steps)
         store_attr('today,num_it,least')
         self.places = places(n_windows)
         spare = num_it-n_steps*today-n_windows*least
-        n_affordable = spare//2//(today+least) # Half of what is spare goes to added windows, each with a step; the other half makes windows larger
+        n_affordable = spare//2//(today+least) # Half of the spare ones pays for added windows, each with a step; the other half makes windows larger
         self.most_more = max(0, min(n_windows//2, n_affordable)) # Windows that may be added
         self.kept_for_each = today + (num_it-(n_steps+self.most_more)*today)//(n_windows+self.most_more) # Micro-batches
         self.n_measured = self.n_seen = 0 # Windows and micro-batches so far
@@ -99,57 +99,54 @@ class MockCycle(OneCycle):
 
     @property
     def place(self):
-        "Where the next window was meant to be: optimizer steps so far, part of the cycle (less than a step on from `pct`), and the rate there over its peak"
+        "Return where the next window belongs: optimizer steps so far, part of the cycle (less than a step beyond `pct`), and the rate there over its peak"
         pct = max(self.pct, self.places[self.n_measured])
         return self.n_done,float(pct),float(rate_at(pct))
 
     @property
     def n_due(self):
-        "Windows to be measured before the next step"
+        "Count the windows to measure before the next step"
         if self.room<self.least: return 0
         return int(np.searchsorted(self.places, self.pct+1/self.n_steps))-self.n_measured
 
     @property
-    def can_wait(self): return self.n_due==1 and self.n_done+1<self.n_steps # Can a window that is due come after the next step?
-
-    @property
     def room(self):
-        "Micro-batches for windows: what is left of `num_it` after the one under way, less the training to come and what is kept"
+        "Count the micro-batches left for windows: those of `num_it` after the present one, less all steps to come and those kept for added windows"
         to_train = self.today*(self.n_steps-self.n_done+self.n_held)
         kept = self.kept_for_each*(self.most_more-self.n_more)
         return self.num_it-self.n_seen-1-to_train-kept
 
     @property
-    def window_most(self): return self.room//max(1, len(self.places)-self.n_measured) # Micro-batches for the next window, so that all have as many
+    def window_most(self): return self.room//max(1, len(self.places)-self.n_measured) # Micro-batches for the next window, shared evenly
 
     @property
     def can_extend(self):
-        "In the middle of the cool stretch, may a window be added?"
+        "Tell whether a window may be added: in the middle of the cool stretch only"
         middle = sum(cool_stretch)/2
         return middle<=self.pct<middle+1/self.n_steps and not self.n_held and self.n_more<self.most_more
 
     def extend(self):
-        "One more window here, and a step that does not advance the cycle"
+        "Add a window here, and a step that does not advance the cycle"
         self.places = np.sort(np.append(self.places, self.pct))
         self.n_more += 1
         self.n_held += 1
 
     def step_done(self):
-        "An optimizer step was taken"
+        "Advance by an optimizer step, unless the cycle is held"
         if self.n_held: self.n_held -= 1
         else: self.n_done += 1
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #0d0310f6
-mock_steps,mock_windows = 300,60 # Optimizer steps of the cycle, and windows along it, where nobody says otherwise
-per_window = 4 # Micro-batches, on average; half as many windows more, where they are needed
+mock_steps,mock_windows = 300,60 # Optimizer steps and windows of the cycle, unless `num_it` is given
+per_window = 4 # Micro-batches on average; half as many windows again may be added
 
 def cycle_of(
     num_it, # Micro-batches at most; `None`: as many as `mock_steps` and `mock_windows` need
     today:int, # Micro-batches in an optimizer step
-    n_training, # Optimizer steps of the training that is planned; `inf`: more than any cycle
-    least:int=2, # Micro-batches in a window that tells something
+    n_training, # Optimizer steps of the training that is planned; `inf` where it is not known
+    least:int=2, # Micro-batches that a window needs
 )->MockCycle:
-    "A cycle that is no longer than the training itself; of `num_it` half is to train with"
+    "Make a cycle that is no longer than the training itself; half of `num_it` is for steps"
     n_steps = mock_steps if num_it is None else num_it//2//today
     n_steps = max(1, math.ceil(min(n_steps, n_training)))
     if num_it is None: return MockCycle(n_steps, mock_windows, today, n_steps*today + 3*mock_windows//2*per_window, least)
@@ -161,10 +158,7 @@ def cycle_of(
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #bbe74951
 def _window_len(rows, per_micro, last, least, most):
-    """Micro-batches of each rank in the next window, from `least` to `most`: as many as hold about the noise scale of the last six of `rows`
-
-    At most twice as many as the `last` window was to have, and at least half of it. A micro-batch of all ranks has `per_micro` elements.
-    """
+    "Return the micro-batches of the next window, with `per_micro` elements each: the noise scale of six `rows`, but half to twice the `last` length"
     if not rows: return min(max(4, least), most)
     tr_sigma,g_sq = (sum(getattr(o, nm)*o.n_elems for o in rows[-6:]) for nm in ('tr_sigma','g_sq'))
     wanted = tr_sigma/g_sq/per_micro if g_sq>0 else math.inf
@@ -173,32 +167,32 @@ def _window_len(rows, per_micro, last, least, most):
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #9ca1f1d0
 def readings(
-    df:pd.DataFrame, # As of `NoiseScale.moments`, with the column `pct`: the part of the cycle that was behind
+    df:pd.DataFrame, # As `NoiseScale.moments`, with the column `pct`: the part of the cycle that was done
     level:float=0.95, # Coverage of the intervals
-)->tuple: # `NoiseEstimate` near the peak of the rate, on the cool stretch, and after it
-    "What a mock cycle tells"
+)->tuple: # A `NoiseEstimate` near the peak of the rate, on the cool stretch, and after it
+    "Estimate the noise scale in three parts of a mock cycle"
     begin,end = cool_stretch
     parts = rate_at(df.pct)>0.9,(df.pct>=begin) & (df.pct<end),df.pct>=end
     return tuple(along(df[o], level) for o in parts)
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #01004e66
-least_windows = 10 # Fewer windows do not tell the noise scale
-steps_least = 80 # Optimizer steps that a training takes on top, whatever its batch size
+least_windows = 10 # With fewer windows the noise scale is not known
+steps_least = 80 # Optimizer steps that a training needs beside those that a batch size can save
 
 def for_training(
-    noise_scale:float, # At the cool end of a mock cycle, in items
+    noise_scale:float, # On the cool stretch of a mock cycle, in items
     n_train:int, # Items of the training set
-    n_epoch:float, # Of the training
+    n_epoch:float, # Epochs of the training
 )->float: # In items
-    "The noise scale for the whole of a training: `1/(1/N + 1/D + S/E)`"
+    "Return the noise scale for a whole training, `1/(1/N + 1/D + S/E)`"
     if not noise_scale: return 0.
     return 1/(1/noise_scale + 1/n_train + steps_least/(n_epoch*n_train))
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #7f45684b
 def guess_loss(
     learn, # A `Learner` after the backward pass of a micro-batch
-): # Tensor without dimensions; NaN where targets are no tensors of one row for each item, or where the loss minds whose they are
-    "What the loss were if the predictions were made for other items"
+): # Tensor without dimensions; NaN where targets are no tensors with a row for each item, or the loss fails
+    "Return the loss of the predictions for the targets of other items"
     yb,bs = learn.yb,find_bs(learn.yb) if len(learn.yb) else 0
     loss = plain(learn.loss).detach()
     try:
@@ -206,47 +200,47 @@ def guess_loss(
         with loss_unchanged(learn), torch.no_grad():
             others = apply(lambda t: t.roll(bs//2, 0), yb) # Not the neighbours, which may be alike
             return plain(learn.loss_func(apply(torch.detach, learn.pred), *others)).to(loss.dtype)
-    except Exception: return loss*math.nan # It is asked of any loss, and no answer is one
+    except Exception: return loss*math.nan # Some losses allow no other targets
 
 def is_too_high(
-    at:np.ndarray, # Of each window: the part of the cycle that was behind
+    at:np.ndarray, # For each window: the part of the cycle that was done
     sums:np.ndarray, # A row for each: micro-batches, and sums over them of the loss, its square, the loss of guesses, and the squared difference
-    end:float, # Part of the cycle from which on windows tell how it ends
+    end:float, # Part of the cycle from which on windows count as its end
 )->bool:
-    "Did the loss rise on the way, and is the end no better than a guess?"
+    "Tell whether the loss rose on the way and the end is no better than a guess"
     some = sums[:,0]>0
     at,(n,loss,loss_sq,guess,diff_sq) = at[some],sums[some].T
     last = at>=end
     n_end = n[last].sum()
     freedom = n_end-last.sum()
-    if at[:1].tolist()!=[0.] or freedom<10: return False # Of so few nothing can be told
+    if at[:1].tolist()!=[0.] or freedom<10: return False # Too few to tell
     loss_end,guess_end = loss[last].sum()/n_end,guess[last].sum()/n_end
-    scatter = math.sqrt(max(0., (loss_sq-loss**2/n)[last].sum()/freedom)) # Of micro-batches, within windows
+    scatter = math.sqrt(max(0., (loss_sq-loss**2/n)[last].sum()/freedom)) # Standard deviation of micro-batches within windows
     rose = (loss/n).max()>loss[0]/n[0]+4*scatter
-    of_pairs = math.sqrt(max(0., diff_sq[last].sum()/n_end-(guess_end-loss_end)**2)/n_end) # As they are of the same micro-batches
+    of_pairs = math.sqrt(max(0., diff_sq[last].sum()/n_end-(guess_end-loss_end)**2)/n_end) # Loss and guess are of the same micro-batches
     apart = scatter*math.sqrt(1/n_end+1/n[0])
     return bool(rose and (loss_end>guess_end-5*of_pairs or loss_end>guess[0]/n[0]-5*apart))
 
 class LossPath:
-    "The losses of windows along a mock cycle, and those of guesses at both ends"
+    "Keep the losses of windows along a mock cycle, and those of guesses at its beginning and its end"
     def __init__(self,
-        end:float, # Part of the cycle from which on windows tell how it ends
+        end:float, # Part of the cycle from which on windows count as its end
     ):
         self.end,self.at,self.windows,self._seen = end,[],[],[]
 
     def see(self, learn, at, first):
-        "A micro-batch after its backward pass, `at` this part of the cycle: the `first` of its window?"
+        "Keep the loss of a micro-batch, the `first` of its window or not, `at` this part of the cycle"
         if first: self._seen = []
         loss = plain(learn.loss).detach()
         self._seen.append(torch.stack([loss, guess_loss(learn) if at>=self.end or not self.windows else loss*math.nan]))
 
     def close(self, at):
-        "The window, `at` this part of the cycle, is full"
+        "End the window `at` this part of the cycle"
         self.at.append(at)
         self.windows.append(torch.stack(self._seen))
 
     def sums(self)->np.ndarray: # As for `is_too_high`, of this rank
-        "Micro-batches without a loss, as nothing counts in them, are left out"
+        "Sum over the micro-batches of each window that have a loss: where nothing counts there is none"
         res = []
         for seen in (o.cpu().double() for o in self.windows):
             loss,guess = seen[seen[:,0].isfinite()].T.numpy()
@@ -254,29 +248,30 @@ class LossPath:
         return np.array(res).reshape(-1, 5)
 
     def too_high(self, on_ranks=False):
-        "Is the rate too high? Where it is told `on_ranks`, from the micro-batches of all of them"
+        "Tell whether the rate is too high, from the micro-batches of all ranks where it trains `on_ranks`"
         sums = self.sums()
         return is_too_high(np.array(self.at), over_ranks(torch.tensor(sums)).numpy() if on_ranks else sums, self.end)
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #de1b6b06
 class MockAccum(QuietAccum):
-    "Windows to be measured, which take no step, and between them the windows of today's training"
+    "Make windows to measure, which take no step, and between them the windows of today's training"
     windows_only = True
     def __init__(self,
-        noise:NoiseScale, # Measures
-        most:int, # Micro-batches of each rank in a window that is measured, at most
-        cycle:MockCycle=None, # Of today's training; `None`: nothing but windows of `most` micro-batches, where the weights do not move
-        count=None, # As in `GradAccum`
-        tol:float=0.25, # Half-width of the interval in the middle of the cool stretch, over the estimate, that is narrow enough; 0: no matter
+        noise:NoiseScale, # Measures the windows
+        most:int, # Micro-batches of each rank in a measured window, at most
+        cycle:MockCycle=None, # The cycle; `None`: nothing but windows of `most` micro-batches, at weights that do not move
+        count=None, # As for `GradAccum`
+        tol:float=0.25, # Half-width of the interval, over the estimate, above which windows are added to the cool stretch; 0: none are
     ):
         super().__init__(most, count=count)
         store_attr('noise,most,cycle,tol')
-        self.path = [] # Of each window that was measured: optimizer steps before it, part of the cycle, and the rate over its peak
+        self.path = [] # For each measured window: optimizer steps before it, part of the cycle, and the rate over its peak
         self.losses = LossPath(cool_stretch[0])
-        self.n_windows,self.looks_at_pairs = 0,False # Windows of several micro-batches so far; was the loss found to look at pairs of items?
+        self.n_windows = 0 # Windows of several micro-batches so far
+        self.looks_at_pairs = False # Does the loss look at pairs of items?
 
     def start_fit(self):
-        self.measures,self.wanted = True,self.most # Is this window one to be measured? Micro-batches of the next one that is
+        self.measures,self.wanted = True,self.most # Is this window measured? Micro-batches of the next one that is
         self.per_micro = math.nan # Elements
         if self.cycle: self._look_ahead()
         return super().start_fit()
@@ -288,20 +283,20 @@ class MockAccum(QuietAccum):
 
     def after_backward(self):
         super().after_backward()
-        if self.n_passes>1 and self.window.n_micro==1 and self.micro.elems is not None: self._ask_for_pairs()
+        if self.n_passes>1 and self.window.n_micro==1 and self.micro.elems is not None:
+            self.n_windows += 1
+            is_power_of_two = self.n_windows & (self.n_windows-1)==0
+            if not self.looks_at_pairs and is_power_of_two: self.looks_at_pairs = looks_at_pairs(self.learn, self.counter)
         if self.cycle and self.measures: self.losses.see(self.learn, self.cycle.place[1], self.window.n_micro<2)
-
-    def _ask_for_pairs(self):
-        "Ask the loss with the first window, the second, the fourth and so on, until it says so"
-        self.n_windows += 1
-        is_power_of_two = self.n_windows & (self.n_windows-1)==0
-        if not self.looks_at_pairs and is_power_of_two: self.looks_at_pairs = looks_at_pairs(self.learn, self.counter)
 
     def before_step(self):
         super().before_step()
         if not self.measures: return
         self._note_window()
-        if self.cycle: self._plan_next()
+        if self.cycle:
+            if self.window.n_micro>=self.cycle.least: self.cycle.n_measured += 1 # A shorter window tells nothing: the next one is tried at once
+            self._look_ahead()
+            self.measures = self._is_due()
         elif self._overflows(): return # Mixed precision skips this step, and lowers its scale
         zero_grads(self.learn)
         self.micro.skips = True
@@ -316,41 +311,36 @@ class MockAccum(QuietAccum):
         self.measures = self._is_due()
 
     def _note_window(self):
-        "Where was the window that is full now?"
+        "Keep where the window was that is full now"
         cycle,rows = self.cycle,self.noise.rows
         if cycle: self.losses.close(cycle.place[1])
-        if len(rows)==len(self.path): return # It was dropped
+        if len(rows)==len(self.path): return # The window was dropped
         self.path.append(cycle.place if cycle else (0,0.,0.))
         self.per_micro = rows[-1].n_elems/self.window.n_micro
 
-    def _plan_next(self):
-        "What comes next?"
-        if self.window.n_micro>=self.cycle.least: self.cycle.n_measured += 1 # A shorter one tells nothing: the next one is tried at once
-        self._look_ahead()
-        self.measures = self._is_due()
-
     def _is_due(self):
-        "What is left of an epoch may be too short for a window that tells something: it is better trained on, if the window can wait"
-        left = self.learn.n_iter-self.learn.iter-1
-        return self.cycle.n_due>0 and not (0<left<self.cycle.least and self.cycle.can_wait)
+        "Tell whether the next window is measured; one that can wait does, where the rest of the epoch is too short for it"
+        cycle,left = self.cycle,self.learn.n_iter-self.learn.iter-1
+        can_wait = cycle.n_due==1 and cycle.n_done+1<cycle.n_steps
+        return cycle.n_due>0 and not (0<left<cycle.least and can_wait)
 
     def _look_ahead(self):
-        "How long is the next window to be?"
+        "Set the length of the next measured window"
         least = self.cycle.least
         self.wanted = _window_len(self.noise.rows, self.per_micro, self.wanted, least, max(least, min(self.most, self.cycle.window_most)))
 
     def _overflows(self):
-        "Does mixed precision look for a scale, and is a gradient not finite?"
+        "Tell whether a gradient is not finite in mixed precision, which still looks for a loss scale"
         if getattr(self.learn, 'scaler', None) is None: return False
         return not all(dense(p.grad).isfinite().all() for p in self._params if p.grad is not None)
 
     def is_wide(self):
-        "Is the interval of the cool stretch, as far as it is measured, wider than `tol` says?"
+        "Tell whether the interval of the cool stretch, as measured so far, is wider than `tol` allows"
         if not self.tol: return False
-        if self.cycle.n_more%5: return True # One look for five windows added: whoever looks until it is narrow stops where it is so by chance
+        if self.cycle.n_more%5: return True # One look for five windows: with a look at each, the first narrow interval may be chance
         cool = readings(self.placed(self.noise.moments), self.noise.level)[1]
         return not (cool.ci[1]-cool.ci[0])/2 < self.tol*cool.noise_scale
 
     def placed(self, df)->pd.DataFrame:
-        "`df` with where each window was: optimizer steps `step` before it, part `pct` of the cycle, and the `rate` there over its peak"
+        "Add to `df` where each window was: optimizer steps `step` before it, part `pct` of the cycle, and the `rate` there over its peak"
         return df.assign(**pd.DataFrame(self.path, columns=['step','pct','rate'], dtype=float).astype({'step': int}))

@@ -1,4 +1,4 @@
-"""Is a loss a mean over what is counted, as accumulation takes it to be?
+"""Tell whether a loss is a mean over what is counted, as accumulation assumes
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/pairs.html.md"""
 
@@ -19,38 +19,38 @@ from ..accumulate.losses import as_scalar, plain, precise
 from ..accumulate.window import loss_sum
 
 # %% ../../nbs/finder/03_pairs.ipynb #e2c9b840
-tolerance = 1e-3 # Relative; single precision is good to some 1e-6, and a loss over pairs is off by much more
+tolerance = 1e-3 # Relative: single precision is exact to some 1e-6, and a loss over pairs differs by much more
 
 def _part(o, bs, s):
-    "The items `s`, half precision as single"
+    "Take the items `s`, half precision as single"
     return apply(lambda t: t.float() if isinstance(t, Tensor) and t.dtype in (torch.float16,torch.bfloat16) else t, rows_of(o, bs, s, '', ''))
 
 def _value(learn, counter, batch, bs, s):
-    "The loss of the items `s`, the same as a sum over what is counted, and how much that is"
+    "Return the loss of the items `s`, its sum over what is counted, and the count"
     learn.pred,learn.yb = _part(batch.pred, bs, s),_part(batch.yb, bs, s)
     if counter.given is not None: learn.xb = _part(batch.xb, bs, s)
     loss,n = plain(learn.loss_func(learn.pred, *learn.yb)).reshape(()),counter(learn)
     return [as_scalar(o, loss.dtype, loss.device) for o in (loss, loss_sum(n, loss, counter.reduction), n)]
 
 def _values(learn, counter):
-    "The three numbers of the batch, of the same once more, and of its halves"
+    "Return the numbers of `_value` for the batch, for the batch once more, and for its two halves"
     bs = find_bs(learn.yb)
     with warnings.catch_warnings(), torch.no_grad(), pass_unchanged(learn):
         warnings.simplefilter('ignore')
         batch = SimpleNamespace(pred=learn.pred, xb=learn.xb, yb=learn.yb)
         vals = [_value(learn, counter, batch, bs, s) for s in (slice(0, bs),slice(0, bs),*slices(bs, 2))]
-        return torch.stack([precise(o) for v in vals for o in v]).reshape(-1, 3).tolist() # One wait for all
+        return torch.stack([precise(o) for v in vals for o in v]).reshape(-1, 3).tolist() # Waits for the device once
 
 def looks_at_pairs(
-    learn, # A `Learner` in a mock training, with the predictions and the loss of a micro-batch, backed or not
-    counter, # An `ElementCounter` that has counted this batch
+    learn, # A `Learner` in a mock training, with the predictions and the loss of a micro-batch
+    counter, # An `ElementCounter` that has counted this micro-batch
 )->bool:
-    "Is the loss of the batch something else than what the losses of its halves make of it? No where the loss cannot be asked"
+    "Tell whether the loss of the batch differs from the mean of its halves; `False` where this cannot be tested"
     if counter.known or isinstance(getattr(learn.loss_func, '__self__', None), MixHandler): return False
     try: (whole,_,n),(again,_,_),(_,s_1,n_1),(_,s_2,n_2) = _values(learn, counter)
-    except Exception: return False # Whatever it is, the training can do without
+    except Exception: return False # No error of this test may end the training
     n_halves = 1 if counter.reduction=='sum' else n_1+n_2
-    if not n_halves>0 or n_1==n_2==n: return False # Is it counted from something else than these items?
+    if not n_halves>0 or n_1==n_2==n: return False # Nothing is counted, or not these items
     halves = (s_1+s_2)/n_halves
     scale = max(abs(whole), (abs(s_1)+abs(s_2))/n_halves)
     is_repeatable = abs(again-whole)<=1e-6*scale

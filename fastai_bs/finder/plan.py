@@ -1,4 +1,4 @@
-"""What a measured noise scale says about the batch size
+"""The batch size that follows from a measured noise scale and measured step times
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/plan.html.md"""
 
@@ -30,72 +30,72 @@ from .advice import plan_details, plan_html, plan_text, plan_words
 # %% ../../nbs/finder/09_plan.ipynb #58b6009d
 @dataclass(frozen=True)
 class Today:
-    "A training as it is today, before a plan"
+    "Hold a training as it is today, before a plan"
     bs:int # Batch size in items: micro-batch x accumulation x ranks
     micro_bs:int # Items in a micro-batch
     lr:object # Peak of the learning rate, as `fit_one_cycle` takes it: a number, a slice, or a list
     n_train:int # Items in the training set, or in an epoch of its loader
     n_epoch:float = 1. # Epochs of the training that is planned
     base_bs:int = None # Batch size in items that `lr` goes with, where a `ScaledLR` on the learner says so; `None`: `bs`
-    has_lr:bool = True # Was `lr` passed to `bs_find`? Else it is the learner's own
+    has_lr:bool = True # Was `lr` passed to `bs_find`? Otherwise it is the learner's own
     has_n_epoch:bool = False # Was `n_epoch` passed to `bs_find`?
-    n_ranks:int = 1 # Ranks that train together, each with micro-batches and a loader of its own
+    n_ranks:int = 1 # Ranks that train together, each with its own micro-batches and loader
     adam:bool = False # Does the optimizer divide by the size of the gradient, as Adam does?
     sums:bool = False # Is the loss a sum over items, not a mean?
-    wd:object = None # Weight decay, as `fit` takes it; `None`: there is none, or nothing is known of how it scales
+    wd:object = None # Weight decay, as `fit` takes it; `None`: there is none, or how it scales is not known
     trained:float = 1. # Part of the parameters that is trained
-    has_plan:bool = False # Was the learner set up by a plan before?
+    has_plan:bool = False # Did an earlier plan set up the learner?
     freeze_epochs:int = 0 # Epochs with a frozen body before `n_epoch`, where `fine_tune` is planned; 0: `fit_one_cycle`
 
 @dataclass(frozen=True)
 class Measured:
-    "What a mock training says about the noise scale"
-    noise_scale:float # Items, for the whole of the training that is planned; `inf` where no gradient could be told from the noise
+    "Hold the noise scale from a mock training"
+    noise_scale:float # Items, for the whole training that is planned; `inf` where no gradient could be told from the noise
     ci:tuple # Its interval in items; the upper end is `inf` where the data cannot bound it
     n_windows:int # Windows that it was measured in
     n_seen:int # Micro-batches that the measurement took
     n_passes:float # Epochs of the training loader that it took
     level:float = 0.95 # Coverage of `ci`
-    moved:bool = True # Were the weights trained meanwhile (a learning rate above 0)?
-    trend:int = 0 # With fixed weights: 1 where the noise scale rose before these windows, -1 where it fell
-    loss_rose:bool = False # Is the rate too high: did the loss rise, and is it no better than a guess at the end?
-    pairs:bool = False # Does the loss look at pairs of items, or is what is counted for it wrong?
-    n_enough:int = None # Micro-batches that make 20 windows, on the cool stretch where there is a mock cycle
-    cool:NoiseEstimate = None # As measured on the cool stretch of the mock cycle; `None` where the weights were fixed
+    moved:bool = True # Were the weights trained between the windows (a learning rate above 0)?
+    trend:int = 0 # At fixed weights: 1 where the noise scale rose before these windows, -1 where it fell
+    loss_rose:bool = False # Is the rate too high: did the loss rise, and is the end no better than a guess?
+    pairs:bool = False # Does the loss look at pairs of items, or is its `count` wrong?
+    n_enough:int = None # Micro-batches that give 20 windows, on the cool stretch where there is a mock cycle
+    cool:NoiseEstimate = None # As measured on the cool stretch of the mock cycle; `None` at fixed weights
     at_peak:NoiseEstimate = None # As measured near the peak of the rate
     at_end:NoiseEstimate = None # As measured at the end of the cycle
-    seed:int = None # Seed that was asked for
+    seed:int = None # Seed that was given
 
 @dataclass(frozen=True)
 class Device:
-    "What micro-batches of several sizes cost on this device"
-    times:tuple = () # For each micro-batch size that ran: items, seconds of a step, seconds of the optimizer's part of it
-    spread:float = math.nan # Relative error of `times`, as their rounds differ; NaN where there was one round only
-    valid_time:float = 0. # Seconds of a validation, of which each epoch has one
+    "Hold what micro-batches of several sizes cost on this device"
+    times:tuple = () # For each micro-batch size that ran: items, seconds of a step, and of its part once per optimizer step
+    spread:float = math.nan # Relative error of `times`, from their rounds; NaN where there was only one round
+    valid_time:float = 0. # Seconds of a validation, one in each epoch
     epoch_start:float = 0. # Seconds until an epoch has its first batch
-    too_large:int = None # Micro-batch in items for which the memory did not suffice
-    failed:tuple = () # For each micro-batch size that could not be run for another reason: items, and the error
-    max_bs:int = None # Largest micro-batch that was to be tried, in items; `None`: no such bound
+    too_large:int = None # Smallest micro-batch in items that did not fit in memory
+    failed:tuple = () # For each micro-batch size that failed for another reason: items, and the error
+    max_bs:int = None # Largest micro-batch to try, in items; `None`: no bound
     loading:float = 0. # Seconds of a step of today's micro-batch in which the loader is waited for
     frozen:float = math.nan # Seconds of a step of today's micro-batch with a frozen body, where `fine_tune` is planned
 
 @dataclass(frozen=True)
 class RateTrial:
-    "Batch sizes at which a higher rate was tried in a short training"
+    "Hold at which batch sizes a higher rate was tried in a short training"
     held:int = None # Batch size in items at which the rate trained as well as today's; `None`: at none
-    failed:int = None # The smallest one at which it did not; `None`: at none
-    gave_up:bool = False # Did it fail at so many sizes that no smaller one was tried?
+    failed:int = None # Smallest one at which it did not; `None`: at none
+    gave_up:bool = False # Did it fail so often that no smaller size was tried?
     low:bool = False # Is today's rate so low that with Adam it has to grow as for SGD?
 
 # %% ../../nbs/finder/09_plan.ipynb #5ddbfbd3
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchPlan:
-    """A measured noise scale, and what it says about the batch size on this device
+    """Plan the batch size on this device from a measured noise scale
 
     Train as planned by `plan.apply(learn).fit_one_cycle(plan.n_epoch, plan.lr)`, or by `fine_tune` where that is planned.
     """
     today:Today # The training as it is
-    measured:Measured # What the mock training says
+    measured:Measured # The noise scale
     df:pd.DataFrame = field(default=None) # A row for each window of the mock training, as in `NoiseScale.df`
     device:Device = Device() # Step times
     rate:RateTrial = RateTrial() # Trials of the higher rate
@@ -105,7 +105,7 @@ class BatchPlan:
     # What was measured
 
     @property
-    def noise_scale(self)->float: return self.measured.noise_scale # Items, for the whole of the training
+    def noise_scale(self)->float: return self.measured.noise_scale # Items, for the whole training
     @property
     def ci(self)->tuple: return self.measured.ci # Interval of `noise_scale`, in items
     @property
@@ -113,35 +113,28 @@ class BatchPlan:
     @property
     def base_bs(self)->int: return self.today.base_bs or self.today.bs # Batch size in items that `lr` goes with
     @property
-    def lr(self): return self.today.lr # Peak of the learning rate to pass to `fit_one_cycle` or `fine_tune`; `cbs` scale it
+    def lr(self)->object: return self.today.lr # Peak of the learning rate to pass to `fit_one_cycle` or `fine_tune`; `cbs` scale it
 
     @property
-    def noise_known(self)->float: # Items; NaN where nothing is known
-        """The noise scale to reckon with: the estimate, or the lower end of its interval where there is none
-
-        Nothing is known from few windows, at a rate that was too high, from a loss over pairs, or where the interval is all there can be.
-        """
+    def noise_known(self)->float: # Items; NaN where it is not known
+        "Return the noise scale that the plan uses: the estimate, or the lower end of its interval where there is none"
         m,(low,high) = self.measured,self.ci
         if m.n_windows<least_windows or m.loss_rose or m.pairs or math.isinf(high) and not low>0: return math.nan
         return m.noise_scale if math.isfinite(m.noise_scale) else low
 
     @property
-    def is_known(self)->bool: return not math.isnan(self.noise_known) # Is there a noise scale to reckon with?
+    def is_known(self)->bool: return not math.isnan(self.noise_known) # Is the noise scale known?
+    @property
+    def is_bound(self)->bool: return 0<self.ci[0]>=self.noise_scale or math.isinf(self.noise_scale) # Is the lower end known, but no estimate?
 
     @property
-    def is_bound(self)->bool: # Is there no estimate of the noise scale, but a lower end of its interval?
-        return 0<self.ci[0]>=self.noise_scale or math.isinf(self.noise_scale)
-
-    @property
-    def balanced_bs(self)->int: # Items; `None` where the noise scale is `inf` or not known
-        "The power of two nearest to the noise scale, where steps and examples are in balance"
-        return balanced_bs(self.noise_scale) if self.is_known else None
+    def balanced_bs(self)->int: return balanced_bs(self.noise_scale) if self.is_known else None # Power of two nearest to `noise_scale`; `None` where unknown
 
     # Step times
 
     @cached_property
-    def timed(self)->tuple: # As `Device.times`; empty where today's micro-batch did not run, as there is nothing to compare with then
-        "Step times to reckon with: `monotone_step_times` of those that were measured"
+    def timed(self)->tuple: # As `Device.times`; empty where today's micro-batch did not run, as nothing can be compared then
+        "Return the step times that the plan uses: the measured ones, made monotone by `monotone_step_times`"
         times = self.device.times
         if all(micro_bs!=self.today.micro_bs for micro_bs,*_ in times): return ()
         sizes,secs,onces = zip(*times)
@@ -150,26 +143,26 @@ class BatchPlan:
 
     @property
     def timing_error(self)->float: # Relative; NaN where it is not known
-        "Error of `timed`: as rounds differ, or as far as the times had to be smoothed (root mean square), whichever is more"
+        "Return the error of `timed`: the spread of the rounds, or how far `timed` is from the measured times (root mean square) where that is more"
         off = np.log([t/measured for (_,t,_),(_,measured,_) in zip(self.timed, self.device.times)])
         smoothed = float((off**2).mean()**0.5) if len(off) else math.nan
-        return max((o for o in (self.device.spread,smoothed) if o>1e-9), default=self.device.spread) # Below that it is rounding
+        return max((o for o in (self.device.spread,smoothed) if o>1e-9), default=self.device.spread) # Less is rounding
 
     @property
     def least_gain(self)->float: # Part of the time
-        "What is no gain: the error of the timing, and 3% at least"
+        "Return the gain below which sizes count as equally fast: the error of the step times, 3% at least"
         return max(0.03, 0. if math.isnan(self.timing_error) else self.timing_error)
 
     @property
-    def _micro_sizes(self)->list: return [micro_bs for micro_bs,*_ in self.timed] or [self.today.micro_bs] # That ran
+    def _micro_sizes(self)->list: return [micro_bs for micro_bs,*_ in self.timed] or [self.today.micro_bs] # Those that ran
 
     def _ways(self, bs)->list:
-        "The ways to reach `bs` with micro-batches that ran; today's window may be a ragged one"
+        "List the ways to reach `bs` with micro-batches that ran; today's last micro-batch may be smaller"
         ragged = self.today.micro_bs if bs==self.bs_now else None
         return splits(bs, self.timed, self.today.n_ranks, ragged=ragged)
 
     def _way(self, bs)->tuple: # `(seconds, micro_bs, n_acc)`
-        "How to reach `bs`; today's batch as today, unless another way is known to gain something"
+        "Return the way to reach `bs`: the fastest, but for today's batch the one of today unless another gains something"
         share,micro_now = bs/self.today.n_ranks,self.today.micro_bs
         ways = self._ways(bs) or [(math.nan, min(math.ceil(share), micro_now), math.ceil(share/micro_now))]
         best = best_split(ways)
@@ -180,16 +173,14 @@ class BatchPlan:
 
     @property
     def step_time_now(self)->float: # Seconds; NaN where it is not known
-        "An optimizer step as it is today, in today's micro-batches"
+        "Return the time of an optimizer step as it is today, in today's micro-batches"
         return first(secs for secs,micro_bs,_ in self._ways(self.bs_now) if micro_bs==self.today.micro_bs) or math.nan
 
-    def step_time_at(self, bs:int)->float: # Seconds; NaN where no step times are known
-        "An optimizer step of `bs` items, a batch size of `table`"
-        return float(self._row(bs).step_time)
+    def step_time_at(self, bs:int)->float: return float(self._row(bs).step_time) # Seconds of an optimizer step of `bs` items, a batch size of `table`
 
     @property
     def step_time_line(self)->tuple: # `(a, c, error)`: seconds, seconds per item, relative
-        "`fit_step_time` of the micro-batches that ran here"
+        "Fit the step times that were measured by `fit_step_time`"
         if not self.device.times: return (math.nan,)*3
         sizes,secs,_ = zip(*self.device.times)
         return fit_step_time([o*self.today.n_ranks for o in sizes], secs)
@@ -198,9 +189,9 @@ class BatchPlan:
 
     @cached_property
     def table(self)->pd.DataFrame:
-        """A row for each candidate batch size: `steps` and `examples` over the fewest, `step_time` in seconds, `time` over today's, and the rate of each rule
+        """Make a row for each candidate: `steps` and `examples` over the fewest, `step_time` in seconds, `time` to a loss over today's, the rate of each rule
 
-        `step_time` is what the plan reckons with, see `timed`; `measured` what a step in one micro-batch took here, NaN for sizes that were not timed
+        `step_time` is what the plan uses, see `timed`; `measured` is what a step in one micro-batch took here, NaN for sizes that were not timed.
         """
         sizes = candidates(self._micro_sizes, self.bs_now, self.noise_known, self.today.n_train, self.today.n_ranks)
         if self.rate.gave_up: sizes = [bs for bs in sizes if bs<=self.bs_now]
@@ -210,7 +201,7 @@ class BatchPlan:
         return res.assign(time=relative_time(res.bs, res.step_time, self.noise_known, self.bs_now))
 
     def _candidate(self, bs)->dict:
-        "The row of `table` for a batch size, as yet without its `time`"
+        "Make the row of `table` for a batch size, as yet without its `time`"
         noise,rate,k = self.noise_known,rates(self.lr)[-1],bs/self.base_bs
         secs,micro_bs,n_acc = self._way(bs)
         measured = first(secs for micro_bs,secs,_ in self.device.times if micro_bs*self.today.n_ranks==bs) or math.nan
@@ -224,18 +215,18 @@ class BatchPlan:
     def _row(self, bs)->pd.Series: return self.table[self.table.bs==bs].iloc[0]
 
     def time_at(self, noise_scale:float)->np.ndarray: # For each row of `table`, over that of today's batch size
-        "The time to a given loss, were this the noise scale, in items"
+        "Return the time to a given loss if this were the noise scale, in items"
         return np.asarray(relative_time(self.table.bs, self.table.step_time, noise_scale, self.bs_now), dtype=float)
 
     def _about_as_fast(self, noise_scale:float)->tuple: # Items, ascending; empty where no step times are known
-        "Batch sizes that step times cannot tell from the fastest, were this the noise scale, in items"
+        "Return the batch sizes that step times cannot tell from the fastest, if this were the noise scale, in items"
         time = self.time_at(noise_scale)
         if np.isnan(time).all(): return ()
         return tuple(int(bs) for bs,t in zip(self.table.bs, time) if t<=(1+self.least_gain)*np.nanmin(time))
 
     @cached_property
     def fastest(self)->int: # Items
-        "The size that takes the least time to a given loss; today's where that is about as fast, or nothing is known"
+        "Return the size with the least time to a given loss; today's where that is about as fast, or the noise scale is not known"
         if not self.is_known: return self.bs_now
         good = self._about_as_fast(self.noise_known)
         if self.bs_now in good: return self.bs_now
@@ -243,25 +234,29 @@ class BatchPlan:
         return min(self.table.bs.tolist(), key=lambda bs: abs(math.log(bs/max(1, self.noise_known)))) # Without times the nearest to the noise scale
 
     @cached_property
-    def fastest_fit(self)->int: # Items
-        """The size nearest to today's among those whose fit takes at most a tenth longer than the fastest; today's where no other saves enough
-
-        That is `least_gain`, and 5% of the time for each doubling or halving: the further a batch is from today's, the less is known of how its training
-        ends. Validations count, and epochs are whole where those are planned.
-        """
-        if not self.is_known: return self.bs_now
+    def fit_times(self)->dict: # By batch size; NaN where no step times are known
+        "Return the seconds of the whole fit with each candidate: with validations, and in whole epochs where those are planned"
         def _time(bs):
             n = self.epochs_at(bs)
             if self.in_whole_epochs and bs!=self.bs_now: n = max(n, whole_epochs(n)) # What is cut off is no gain
             return self._fit_time(n, bs)
-        times = {bs: _time(bs) for bs in map(int, self.table.bs)}
-        def _doublings(bs): return abs(math.log2(bs/self.bs_now))
-        def _most(bs): return min(1.1*min(times.values()), times[self.bs_now]/max(1+self.least_gain, 1.05**_doublings(bs)))
-        return min((bs for bs,t in times.items() if t<=_most(bs)), key=_doublings, default=self.bs_now)
+        return {bs: _time(bs) for bs in map(int, self.table.bs)}
+
+    def time_allowed(self, bs:int)->float: # Seconds
+        "Return the time that a fit with `bs` may take: today's, less 5% for each doubling or halving, and less `least_gain`"
+        return self.fit_times[self.bs_now]/max(1+self.least_gain, 1.05**abs(math.log2(bs/self.bs_now)))
+
+    @cached_property
+    def fastest_fit(self)->int: # Items
+        "Return the size nearest to today's whose fit is at most a tenth longer than the shortest, and within `time_allowed`; else today's"
+        if not self.is_known: return self.bs_now
+        most = 1.1*min(self.fit_times.values())
+        good = [bs for bs,t in self.fit_times.items() if t<=min(most, self.time_allowed(bs))]
+        return min(good, key=lambda bs: abs(math.log2(bs/self.bs_now)), default=self.bs_now)
 
     @property
     def bs_range(self)->tuple: # Items, powers of two; the second is `None` where the interval has no upper end
-        "Batch sizes about as good as the fastest, over the interval of the noise scale; around `bs` where no times are known. A chosen one may be outside"
+        "Return the sizes about as good as the fastest over the noise scale's interval; around `bs` without times. A chosen size may lie outside"
         low,high = self.ci
         good = self._about_as_fast(self.noise_known) if self.is_known else ()
         if not good: return 2**math.floor(math.log2(self.bs)),2**math.ceil(math.log2(self.bs))
@@ -274,9 +269,8 @@ class BatchPlan:
 
     @cached_property
     def bs(self)->int: # Items
-        "The batch size of the plan: the one that was chosen, else that of the fastest fit"
-        if self.chosen: return self.chosen
-        return self.fastest_fit if self.timed else self.fastest
+        "Return the batch size of the plan: the chosen one, or `fastest_fit`"
+        return self.chosen or (self.fastest_fit if self.timed else self.fastest)
 
     @property
     def micro_bs(self)->int: return int(self._row(self.bs).micro_bs) # Items of a micro-batch
@@ -285,10 +279,10 @@ class BatchPlan:
 
     @property
     def verdict(self)->str:
-        """'use' another size, 'split' today's into other micro-batches, or 'stay'; else why nothing is planned
+        """Return 'use' for another size, 'split' for today's in other micro-batches, or 'stay'; otherwise why nothing is planned
 
-        That is 'pairs' where the loss looks at pairs of items, 'short' where fewer than `least_windows` were measured, 'too_high' where the loss rose,
-        and 'unknown' where the noise scale cannot be told.
+        That is 'pairs' where the loss looks at pairs of items, 'short' after fewer than `least_windows` windows, 'too_high' where the loss rose, and
+        'unknown' where the noise scale cannot be told.
         """
         if not (self.chosen or self.is_known):
             if self.measured.pairs: return 'pairs'
@@ -298,11 +292,11 @@ class BatchPlan:
         return 'split' if self.micro_bs!=self.today.micro_bs else 'stay'
 
     @property
-    def changes(self)->bool: return self.verdict in ('use','split') # Is anything other than today?
+    def changes(self)->bool: return self.verdict in ('use','split') # Does the plan change anything?
 
     @property
     def stays_for(self)->str:
-        "Why today's size stays: 'chosen', 'rate', 'little', 'untimed', 'single', 'slower', 'error' or 'gain', as the words of `advice` say"
+        "Return why today's size stays: 'chosen', 'rate', 'little', 'untimed', 'single', 'slower', 'error' or 'gain', as `advice` words them"
         if self.chosen: return 'chosen'
         if self.rate.failed: return 'rate'
         if self.bs!=self.fastest: return 'little'
@@ -314,11 +308,10 @@ class BatchPlan:
     # Epochs and seconds
 
     @property
-    def in_whole_epochs(self)->bool: # Is a training planned that has whole epochs, and as many as were asked for?
-        return self.today.has_n_epoch and self.today.n_epoch>=1
+    def in_whole_epochs(self)->bool: return self.today.has_n_epoch and self.today.n_epoch>=1 # Was a number of epochs asked for, 1 or more?
 
     def epochs_at(self, bs:int)->float: # Not rounded
-        "Epochs of `bs` to end where today's training ends: examples needed over those needed today"
+        "Return the epochs of `bs` that end at the loss of today's training"
         return self.today.n_epoch*(epochs_needed(bs, self.bs_now, self.noise_known) if self.is_known else 1.)
 
     @property
@@ -328,27 +321,24 @@ class BatchPlan:
     @property
     def epochs(self)->float: return self.n_epoch if self.in_whole_epochs else self.n_epoch_exact # Whole ones where those are planned
 
-    def _freeze_epochs_at(self, bs): # As many times today's as the other epochs, to the nearest
+    def _freeze_epochs_at(self, bs): # Scaled as the other epochs, to the nearest
         return self.today.freeze_epochs and max(1, round(self.today.freeze_epochs*self.epochs_at(bs)/self.today.n_epoch))
 
     @property
     def freeze_epochs(self)->int: return self._freeze_epochs_at(self.bs) # Epochs with a frozen body, before `n_epoch`; 0 where `fit_one_cycle` is planned
 
     def _part(self, secs):
-        "`secs` over a step of today's micro-batch; 0 where that was not timed"
+        "Return `secs` over a step of today's micro-batch; 0 where that was not timed"
         return secs/(first(t for micro_bs,t,_ in self.timed if micro_bs==self.today.micro_bs) or math.inf)
 
     @property
-    def loading_part(self)->float: return self._part(self.device.loading) # The loader's part of a step of today's micro-batch
+    def loading_part(self)->float: return self._part(self.device.loading) # Part of a step of today's micro-batch in which the loader is waited for
     @property
-    def frozen_part(self)->float: # 0 where `fit_one_cycle` is planned
-        "A step with a frozen body over one without"
-        return self._part(self.device.frozen) if self.today.freeze_epochs else 0.
+    def frozen_part(self)->float: return self._part(self.device.frozen) if self.today.freeze_epochs else 0. # A step with a frozen body over one without
 
-    @property
-    def _beside_steps(self): return self.device.epoch_start+self.device.valid_time # Seconds of an epoch: its start, and its validation
-    def _whole_time(self, n_epoch, n_frozen, secs): # `secs`: of the steps of an epoch that is not frozen
-        return (n_epoch+n_frozen*self.frozen_part)*secs + (n_epoch+n_frozen)*self._beside_steps
+    def _whole_time(self, n_epoch, n_frozen, secs): # `secs`: the steps of an epoch that is not frozen
+        beside_steps = self.device.epoch_start+self.device.valid_time
+        return (n_epoch+n_frozen*self.frozen_part)*secs + (n_epoch+n_frozen)*beside_steps
     def _fit_time(self, n_epoch, bs): return self._whole_time(n_epoch, self._freeze_epochs_at(bs), self.today.n_train/bs*self.step_time_at(bs))
 
     @property
@@ -356,19 +346,17 @@ class BatchPlan:
 
     @property
     def duration(self)->Duration: # Seconds; NaN where no step times are known
-        "The fit of `n_epoch` epochs as planned, and today's, with their validations"
+        "Return the seconds of the fit of `n_epoch` epochs as planned, and of today's, with their validations"
         t = self.today
         return Duration(self._fit_time(self.n_epoch, self.bs), self._whole_time(t.n_epoch, t.freeze_epochs, self.epoch_time))
 
     @property
-    def time_ratio(self)->float: # NaN where it is not known
-        "The whole fit as planned, before its epochs are rounded, over that of today's training"
-        return self._fit_time(self.n_epoch_exact, self.bs)/self.duration.today
+    def time_ratio(self)->float: return self._fit_time(self.n_epoch_exact, self.bs)/self.duration.today # `duration` over today's, before epochs are rounded
 
     # Rate and weight decay
 
     def rule_at(self, bs:int): # Function from k to the factor on the learning rate
-        "At `bs` items: `adascale_gain` for SGD and for a low rate, else for Adam and its kin `adam_gain`; `no_scaling` where a higher rate was not tried"
+        "Return the rule at `bs` items: `adascale_gain` for SGD or a low rate, else `adam_gain`; `no_scaling` where a higher rate was not tried"
         untried = bs>=(self.rate.failed or math.inf) or bs>(self.rate.held or math.inf)
         if bs>self.bs_now and untried: return no_scaling
         if self.today.adam and (not self.is_known or not self.measured.moved or bs<self.bs_now): return no_scaling
@@ -377,56 +365,52 @@ class BatchPlan:
         return partial(rule, noise_scale=float(f'{self.noise_known:.3g}'), base_bs=self.base_bs)
 
     @property
-    def rule(self): return self.rule_at(self.bs) # Function from k to the factor on the learning rate, at the planned size
+    def rule(self)->object: return self.rule_at(self.bs) # Function from k to the factor on the learning rate, at the planned size
     @property
     def rule_name(self)->str: return getattr(self.rule, 'func', self.rule).__name__ # As the rule is imported
 
     @property
-    def scaled_lr(self): # As `lr`
-        "The learning rate that the optimizer uses at its peak: `lr` times `rule(bs/base_bs)`"
-        return scale_lr(self.lr, self.rule(self.bs/self.base_bs))
+    def scaled_lr(self)->object: return scale_lr(self.lr, self.rule(self.bs/self.base_bs)) # Learning rate that the optimizer uses at its peak
+    @property
+    def lr_factor(self)->float: return self.rule(self.bs/self.base_bs)/self.rule(self.bs_now/self.base_bs) # The optimizer's rate as planned, over today's
 
     @property
-    def lr_factor(self)->float: # The rate that the optimizer uses as planned, over the one that it uses today
-        return self.rule(self.bs/self.base_bs)/self.rule(self.bs_now/self.base_bs)
-
-    @property
-    def wd_factor(self)->float: # 1 where nothing is known
-        "`decay_factor` of the plan's size, rate and epochs"
+    def wd_factor(self)->float: # 1 where the noise scale is not known
+        "Return `decay_factor` for the plan's size, rate and epochs"
         if self.today.wd is None or not self.is_known or self.bs==self.bs_now: return 1.
         return decay_factor(self.bs/self.bs_now, self.lr_factor, self.epochs/self.today.n_epoch)
 
     @property
     def wd(self): # As `fit` takes it; `None` where there is none
-        "The weight decay to train with: a step decays by the learning rate times it. A fit that is given `wd=` goes by that"
+        "Return the weight decay to train with; a step decays by the learning rate times it. `wd=` in the call of the fit takes precedence"
         return None if self.today.wd is None else scale_lr(self.today.wd, self.wd_factor)
 
     # Carry it out
 
     @property
     def cbs(self)->list:
-        "Fresh callbacks to train with at `lr`, on loaders with batches of `micro_bs`: those that change something"
+        "Make fresh callbacks to train with at `lr`, on loaders with batches of `micro_bs`; those that would change nothing are left out"
         accum = [GradAccum(self.n_acc)] if self.n_acc>1 else []
         return accum+[ScaledLR(self.base_bs, self.rule)] if self.rule(self.bs/self.base_bs)!=1 else accum
 
     def apply(self,
         learn, # A `Learner`: gets a training loader with batches of `micro_bs`, `cbs` in place of callbacks that did their work, and `wd`
     ): # `learn`
-        "Set `learn` up as planned, to be trained at `lr`: no random number is drawn, and twice is once"
+        "Set up `learn` to train as planned at `lr`; draws no random number, and a second call changes nothing"
         refuse_other(learn, self.today.adam, self.today.sums)
-        sets_decay = self.wd_factor!=1 or self.today.has_plan # A plan before may have set another one
+        sets_decay = self.wd_factor!=1 or self.today.has_plan # An earlier plan may have set another one
         return set_up(learn, self.micro_bs, self.cbs, self.wd if sets_decay else None, self.today.wd)
 
     def undo(self,
-        learn, # A `Learner`: gets back the training loader, the callbacks and the weight decay that it had before a plan was applied; not its weights
+        learn, # A `Learner`: gets back its training loader, callbacks and weight decay from before a plan was applied; its weights stay
     ): # `learn`
-        "Take back what `apply` has changed; where no plan was applied it does nothing"
+        "Take back what `apply` has changed; do nothing where no plan was applied"
         return set_back(learn)
 
     def at(self,
         bs:int, # Batch size, in items over all ranks
     ): # A `BatchPlan` with this `bs`
-        "The same measurement, for a batch size of one's own choice: `micro_bs`, `n_acc`, `scaled_lr`, `n_epoch`, `duration`, `cbs` and `apply` go by it"
+        "Plan for a batch size of one's own choice, from the same measurement"
         check_whole('bs', bs, 1, "take a batch size of your own choice", 'item')
         if bs!=self.bs_now: check_reachable(bs, self._micro_sizes, self.today.n_train, self.today.n_ranks)
         return replace(self, chosen=int(bs))
@@ -439,7 +423,7 @@ class BatchPlan:
     def advice(self)->str: return paragraph(plan_words(self)) # What to do, how, why, and what to keep in mind
 
     def details(self): # A string, which a notebook shows with a table
-        "Everything there is to say: all cautions, what else is good to know, the numbers, and the candidates"
+        "Show everything: all cautions, what else is good to know, the numbers, and the candidates"
         return plan_details(self)
 
     def __repr__(self): return plan_text(self)
@@ -448,11 +432,11 @@ class BatchPlan:
     def plot(self,
         ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
     ): # The axes
-        "Left, the noise scale along the mock training; right, time and examples against batch size"
+        "Draw the noise scale along the mock training on the left, time and examples against batch size on the right"
         return plot_plan(self, ax)
 
     def to_dict(self)->dict:
-        "Numbers, strings and lists only, as strict JSON takes them: `None` where a number is not known or is infinite; without `df` and `table`"
+        "Return all as numbers, strings and lists for strict JSON, without `df` and `table`; a number that is not known or infinite is `None`"
         names = ('verdict','noise_scale','ci','balanced_bs','bs','bs_range','micro_bs','n_acc','n_epoch','freeze_epochs','duration','lr','scaled_lr',
                  'rule_name','wd','base_bs','timing_error','advice','code','chosen','took')
         parts = {nm: asdict(getattr(self, nm)) for nm in ('today','measured','device','rate')}

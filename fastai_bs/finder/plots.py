@@ -1,4 +1,4 @@
-"""Left what the gradient says, right what this device makes of it
+"""`BatchPlan.plot`: the noise scale on the left, the time on this device on the right
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/plots.html.md"""
 
@@ -19,28 +19,31 @@ from ..noise.plots import plot_noise_scale
 from .mock_cycle import cool_stretch
 
 # %% ../../nbs/finder/07_plots.ipynb #39efcddd
-def _known(plan): return plan.noise_scale if plan.is_known else math.nan
+def _plot_reading(plan, x, what, bottom, top, ax):
+    "Draw the plan's noise scale and its interval over `x`, cut off below `bottom` and above `top`"
+    noise_scale,(low,high) = plan.noise_scale,plan.ci
+    has_estimate = math.isfinite(noise_scale)
+    if not has_estimate: amount = f'at least {num(low)}'
+    elif 0<low>=noise_scale: amount = f'{num(low)} to {num(high)}' # There is no estimate but the lower end
+    else: amount = with_interval(noise_scale, plan.ci)
+    label = f"{what}: {amount} at {plan.measured.level:.0%}"
+    if has_estimate: ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=label)
+    ax.fill_between(x, max(low, bottom/2), min(high, 2*top), color='C1', alpha=0.2, lw=0, label=None if has_estimate else label)
 
 def _plot_stretch(plan, ax=None):
-    "`plot_noise_scale`, with the noise scale of the last windows and its interval over the items of these"
-    noise_scale,(low,high),level = _known(plan),plan.ci,plan.measured.level
-    ax = plot_noise_scale(plan.df, plan.bs_now, ax)
-    x = plan.df.n_items.cumsum().iloc[-plan.measured.n_windows:].iloc[[0,-1]]
-    bottom,top = ax.get_ylim()
-    def _band(low, high, **kwargs): ax.fill_between(x, low, high, color='C1', alpha=0.2, lw=0, **kwargs)
-    if math.isinf(noise_scale) and low>0:
-        _band(low, 2*max(top, low), label=f'the plan: at least {num(low)} at {level:.0%}')
-        ax.set_ylim(min(bottom, low/2), max(top, 2*low))
-    elif 0<noise_scale<math.inf:
-        ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=f'the plan: {with_interval(noise_scale, plan.ci)} at {level:.0%}')
-        _band(max(low, bottom/2), high if math.isfinite(high) else 2*max(top, noise_scale))
-        ax.set_ylim(min(bottom, noise_scale/2), max(top, noise_scale*2, high*2 if math.isfinite(high) else 0))
+    "Draw `plot_noise_scale`, and the plan's noise scale over the windows that it was measured in"
+    ax,known,high = plot_noise_scale(plan.df, plan.bs_now, ax),plan.noise_known,plan.ci[1]
+    if known>0:
+        bottom,top = ax.get_ylim()
+        top = max(top, 2*known, 2*high if math.isfinite(high) else 0)
+        _plot_reading(plan, plan.df.n_items.cumsum().iloc[-plan.measured.n_windows:].iloc[[0,-1]], 'the plan', bottom, top, ax)
+        ax.set_ylim(min(bottom, known/2), top)
     ax.legend(**legend_below)
     return ax
 
 # %% ../../nbs/finder/07_plots.ipynb #b5315d49
 def _groups(df, level):
-    "For each five or six windows, all before, on or after the cool stretch: where they are, the first being 1, noise scale and interval in items"
+    "Estimate the noise scale of five or six windows at a time, none across an end of the cool stretch: position (the first window is 1), items, interval"
     at,(begin,end) = np.arange(len(df)),cool_stretch
     parts = [at[o] for o in (df.pct<begin, (df.pct>=begin) & (df.pct<=end), df.pct>end)]
     groups = [g for part in parts if len(part) for g in np.array_split(part, max(1, round(len(part)/5.5)))]
@@ -50,9 +53,9 @@ def _groups(df, level):
     return pd.DataFrame([_read(g) for g in groups], columns=['at','noise_scale','low','high'], dtype=float)
 
 def _plot_groups(groups, top, ax):
-    "Points with their intervals, cut off at `top`; arrows where there is a lower end only"
+    "Draw points with their intervals, cut off at `top`, and arrows where there is a lower end only"
     known = groups[np.isfinite(groups.noise_scale) & (groups.noise_scale>0)]
-    bars = known[(known.low>0) | np.isfinite(known.high)] # An interval that says something
+    bars = known[(known.low>0) | np.isfinite(known.high)] # The other intervals say nothing
     bottom = ax.get_ylim()[0]
     ax.vlines(bars['at'], bars.low.clip(lower=bottom/2), bars.high.clip(upper=2*top), color='C0', lw=1)
     ax.plot(known['at'], known.noise_scale, 'o', color='C0', ms=5, label='noise scale, a few windows each', zorder=3)
@@ -62,10 +65,10 @@ def _plot_groups(groups, top, ax):
         ax.plot(open_['at'], open_.low, '^', color='C0', ms=6, mfc='w', label='at least')
 
 def _plot_rate(df, ax):
-    "The rate over its peak, at the foot of the panel, on an axis of its own"
-    right,at = ax.twinx(),np.arange(1, len(df)+1)
-    right.fill_between(at, 1e-3, df.rate.clip(lower=1e-3), color='C2', alpha=0.3, lw=0)
-    right.set(yscale='log', ylim=(1e-3,1e9)) # A quarter of the height
+    "Draw the rate over its peak at the foot of the panel, on an axis of its own"
+    right = ax.twinx()
+    right.fill_between(np.arange(1, len(df)+1), 1e-3, df.rate.clip(lower=1e-3), color='C2', alpha=0.3, lw=0)
+    right.set(yscale='log', ylim=(1e-3,1e9)) # The rate takes a quarter of the height
     right.set_yticks([1e-3,1e-2,1e-1,1], ['','0.01','','1'], fontsize='small')
     right.set_yticks([], minor=True)
     ax.fill_between([], [], color='C2', alpha=0.3, lw=0, label='rate over its peak (right)')
@@ -73,31 +76,24 @@ def _plot_rate(df, ax):
     ax.patch.set_visible(False)
 
 def _label_parts(df, ax):
-    "Where on the axis of windows which part of the cycle is behind"
+    "Label the axis of windows with the part of the cycle that is done"
     begin,end = cool_stretch
     parts = 0.,0.5,begin,(begin+end)/2,end,1.
     ax.set_xticks(np.interp(parts, [*df.pct,1.], np.arange(1, len(df)+2)), [*(f'{o:.0%}' for o in parts[:-1]),''], fontsize='small')
-    ax.set_xlabel('part of the mock training that is behind')
+    ax.set_xlabel('part of the mock training that is done')
 
 def _plot_cycle(plan, ax=None):
-    "The noise scale along a mock cycle, the plan's over the cool stretch, and below it the learning rate"
-    df,noise_scale,(low,high),level,bs = plan.df,_known(plan),plan.ci,plan.measured.level,plan.bs_now
+    "Draw the noise scale along a mock cycle, the plan's on the cool stretch, and the learning rate below"
+    df,bs = plan.df,plan.bs_now
     ax = new_axes(ax, figsize=(7,4.4))
-    groups = _groups(df, level)
-    known = math.isfinite(noise_scale) and noise_scale>0
-    seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], noise_scale, low, high, bs) if 0<o<math.inf]
+    groups = _groups(df, plan.measured.level)
+    seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], plan.noise_known, *plan.ci, bs) if 0<o<math.inf]
     bottom,top = min(seen)/2,max(seen)*2
     bottom /= (top/bottom)**(1/3) # Room for the rate
     ax.set(yscale='log', ylim=(bottom,top), ylabel='gradient noise scale (items)', title='What the gradient says')
     _plot_groups(groups, top, ax)
     stretch = np.flatnonzero((df.pct>=cool_stretch[0]) & (df.pct<=cool_stretch[1]))
-    if len(stretch) and not math.isnan(noise_scale) and (known or low>0):
-        x = stretch[0]+0.5,stretch[-1]+1.5
-        between = f'{num(low)} to {num(high)}' if 0<low>=noise_scale else with_interval(noise_scale, plan.ci) # Without an estimate it is the lower end
-        amount = between if known else f'at least {num(low)}'
-        label = f"whole training: {amount} at {level:.0%}"
-        if known: ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=label)
-        ax.fill_between(x, max(low, bottom/2), min(high, 2*top), color='C1', alpha=0.2, lw=0, label=None if known else label)
+    if len(stretch) and plan.noise_known>0: _plot_reading(plan, (stretch[0]+0.5,stretch[-1]+1.5), 'whole training', bottom, top, ax)
     ax.axhline(bs, color='grey', ls='--', label=f"today's batch size, {bs}")
     ax.yaxis.set_major_formatter(LogFormatter())
     ax.yaxis.set_minor_formatter(LogFormatter())
@@ -108,7 +104,7 @@ def _plot_cycle(plan, ax=None):
 
 # %% ../../nbs/finder/07_plots.ipynb #d8e3fa93
 def _plot_time(plan, ax=None):
-    "Time and examples to a given loss against batch size, over those of today's"
+    "Draw time and examples to a given loss against batch size, over those of today's"
     table,bs_now,bs = plan.table,plan.bs_now,plan.bs
     title = 'Predicted here'
     ax = new_axes(ax, figsize=(5.5,4.8))
@@ -137,8 +133,8 @@ def plot_plan(
     plan, # A `BatchPlan`
     ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
 ):
-    "Left the noise scale, right the time; returns the axes"
-    ax = new_axes(ax, nrows=1, ncols=2, figsize=(8.8,4.5)) # Read at half the width of a page too
+    "Draw the noise scale on the left and the time on the right; return the axes"
+    ax = new_axes(ax, nrows=1, ncols=2, figsize=(8.8,4.5)) # Readable at half the width of a page
     left,*right = np.ravel(ax)
     (_plot_cycle if plan.measured.cool else _plot_stretch)(plan, left)
     if right: _plot_time(plan, right[0])

@@ -1,4 +1,4 @@
-"""A higher learning rate is tried in a short training before a plan advises it
+"""A short training tries a higher learning rate before a plan advises it
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/rate_trial.html.md"""
 
@@ -24,7 +24,7 @@ from .mock_cycle import OneCycle
 
 # %% ../../nbs/finder/05_rate_trial.ipynb #e7445386
 class BriefCycle(OneCycle):
-    "`fit_one_cycle` over `n_steps` optimizer steps; keeps the losses of its last fifth"
+    "Train `fit_one_cycle` over `n_steps` optimizer steps; keep the losses of its last fifth"
     def __init__(self,
         n_steps:int, # Optimizer steps
     ):
@@ -42,7 +42,7 @@ class BriefCycle(OneCycle):
 
     @property
     def loss(self)->torch.Tensor: # Without dimensions
-        "Mean over the micro-batches of the last fifth, but for those in which nothing counts; NaN where there are no others"
+        "Return the mean over the micro-batches of the last fifth; micro-batches in which nothing counts have no loss, and NaN is left where none has"
         losses = torch.stack(self.losses).double()
         return losses[losses==losses].mean()
 
@@ -52,9 +52,9 @@ def loss_after(
     n_acc:int, # Micro-batches in an optimizer step, on each rank
     lr, # Peak of the rate, as for `fit_one_cycle`
     n_steps:int, # Optimizer steps
-    seed:int=None, # For another order of the items; `None`: as a training that began now
+    seed:int=None, # For another order of the items; `None`: the order of a training that began now
 )->float: # `inf` where the loss is not finite
-    "Mean loss over the last fifth of a one-cycle of `n_steps`"
+    "Return the mean loss over the last fifth of a one-cycle of `n_steps`"
     cycle = BriefCycle(n_steps)
     accum = QuietAccum(n_acc, **own_settings(learn))
     with mock_training(learn, seed), learn.no_bar():
@@ -64,36 +64,36 @@ def loss_after(
     return loss if math.isfinite(loss) else math.inf
 
 # %% ../../nbs/finder/05_rate_trial.ipynb #0c1fd65d
-clearly = 0.05 # Of the loss: what the highest rate has to gain
+clearly = 0.05 # Part of the loss by which the highest rate must end lower
 
 def _trains_as_well(loss, own, slack=0.02):
-    "Is the loss at a higher rate no worse? Up to `slack` of it is no difference; below 0 that is by how much it is to be lower"
+    "Tell whether the loss at a higher rate is at most `slack` above `own`; with a `slack` below 0, at least that far below it"
     return loss<math.inf and loss<=own+slack*abs(own)
 
 def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps, again=True):
-    """The first of `factors` on `lr`, if a short cycle at that rate ends no worse than one at `lr`; the last, if that ends clearly better still; else `None`
+    """Return the first of `factors` on `lr` if a short cycle at that rate ends no worse than at `lr`, the last if it ends clearly better still, else `None`
 
-    Where the first fails, another order of the items has a say too, if `again`.
+    Where the first fails and `again` is set, the mean with another order of the items decides.
     """
     def _loss(factor, seed=None): return loss_after(learn, micro_bs, n_acc, scale_lr(lr, factor), n_steps, seed)
-    first,last = factors[0],factors[-1] # The rule's, and that of a low rate where there is another one
+    first,last = factors[0],factors[-1] # The rule's, and that of a low rate where there is one
     loss,own = _loss(first),_loss(1.)
     if _trains_as_well(loss, own): return last if last>first and _trains_as_well(_loss(last), loss, -clearly) else first
     return first if again and _trains_as_well(loss+_loss(first, 1), own+_loss(1., 1)) else None
 
 # %% ../../nbs/finder/05_rate_trial.ipynb #8a0fb3d4
 least_steps,most_steps = 20,80 # Optimizer steps of a short cycle
-cycle_cost = 65 # A short cycle may take as long as so many of today's optimizer steps
+cycle_cost = 65 # Time of a short cycle, in today's optimizer steps
 most_trials = 3 # Batch sizes at which a higher rate is tried
-more_passes = 1.25 # Passes through the items, over today's: a training that makes more is not cut short, and a low rate needs no more than others
+more_passes = 1.25 # Epochs over today's: a training that makes more of them has steps enough for a low rate
 
 def with_rate_tried(
     learn:Learner, # Is left as it was
     plan, # A `BatchPlan` with step times
 ): # A `BatchPlan`
-    """`plan`, its rate tried where that is higher than today's: a size at which it does not hold is out, and so are all above it
+    """Try the rate of `plan` where it is higher than today's; where it does not hold, leave out that size and all above it
 
-    After `most_trials` sizes that fail, today's stays.
+    After `most_trials` sizes at which it does not hold, plan for today's size.
     """
     scaled = callback_of(learn, ScaledLR)
     factor_now = scaled.factor_at(plan.bs_now) if scaled else 1.
@@ -105,8 +105,8 @@ def with_rate_tried(
         if factors[0]<=1: return plan
         n_steps = cycle_cost*plan.step_time_now/plan.step_time_at(plan.bs)
         n_steps = round(min(max(n_steps, least_steps), most_steps, max(1, plan.n_epoch_exact*plan.today.n_train/plan.bs)))
-        micro_bs = None if plan.micro_bs==plan.today.micro_bs else plan.micro_bs # A loader may know no other size
-        # After the first size that fails all others have that to tell that the rate is near its edge
+        micro_bs = None if plan.micro_bs==plan.today.micro_bs else plan.micro_bs # A loader may allow no other size
+        # A second order of the items counts at the first size only: where that fails, the rate is near its edge
         factor = _factor_that_holds(learn, micro_bs, plan.n_acc, scale_lr(plan.lr, factor_now), factors, n_steps, again=trial==0)
         if factor: return replace(plan, rate=replace(plan.rate, held=plan.bs, low=factor>factors[0]))
         plan = replace(plan, rate=replace(plan.rate, failed=plan.bs, gave_up=trial==most_trials-1))

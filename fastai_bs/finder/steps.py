@@ -1,4 +1,4 @@
-"""Steps and examples to a loss, the step-time curve of a device, and the fastest batch size
+"""Which batch size reaches a loss first: the number of optimizer steps, times the seconds of one step
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/steps.html.md"""
 
@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/steps.html.md"""
 
 # %% auto #0
 __all__ = ['steps_needed', 'examples_needed', 'epochs_needed', 'whole_epochs', 'balanced_bs', 'fit_step_time',
-           'monotone_step_times', 'extrapolated', 'spread', 'fastest_bs', 'candidates', 'splits', 'best_split',
-           'check_reachable', 'relative_time', 'Duration']
+           'monotone_step_times', 'extrapolated', 'spread', 'candidates', 'splits', 'best_split', 'check_reachable',
+           'relative_time', 'Duration']
 
 # %% ../../nbs/finder/01_steps.ipynb #00a97968
 import math
@@ -17,36 +17,34 @@ from scipy.optimize import lsq_linear
 from ..utils.text import counted, time_text
 
 # %% ../../nbs/finder/01_steps.ipynb #e8e94987
-# Batch sizes `bs` and noise scales are in items; a noise scale is `inf` where no gradient can be told from the noise, NaN where it is not known
-
 def steps_needed(
-    bs, # Batch size
-    noise_scale, # 0 or more
+    bs, # Batch size in items
+    noise_scale, # In items, 0 or more
 ):
-    "`1 + noise_scale/bs`: optimizer steps to a given loss, over the fewest (McCandlish et al. 2018, arXiv 1812.06162, section 2.3)"
+    "Return `1 + noise_scale/bs`: optimizer steps to a given loss, over the fewest (McCandlish et al. 2018, arXiv 1812.06162, section 2.3)"
     return 1 + noise_scale/bs
 
 def examples_needed(
-    bs, # Batch size
-    noise_scale, # 0 or more
+    bs, # Batch size in items
+    noise_scale, # In items, 0 or more
 ):
-    "`1 + bs/noise_scale`: examples to a given loss, over the fewest (the same section); `inf` without noise, where a single example would do"
+    "Return `1 + bs/noise_scale`: examples to a given loss, over the fewest (same section); `inf` without noise, where one example would do"
     return 1 + bs/noise_scale if noise_scale else math.inf
 
 # %% ../../nbs/finder/01_steps.ipynb #d0a523f4
 def epochs_needed(
-    bs, # Batch size
-    bs_now, # Another
-    noise_scale, # 0 or more
+    bs, # Batch size in items
+    bs_now, # Another batch size in items
+    noise_scale, # In items, 0 or more
 ):
-    "`(noise_scale + bs) / (noise_scale + bs_now)`: `examples_needed` with `bs` over those with `bs_now`"
+    "Return `(noise_scale + bs) / (noise_scale + bs_now)`: `examples_needed` with `bs` over those with `bs_now`"
     return 1. if math.isinf(noise_scale) else (noise_scale+bs)/(noise_scale+bs_now)
 
 # %% ../../nbs/finder/01_steps.ipynb #6f3ad257
 def whole_epochs(
     n, # Epochs
 ):
-    "The fewest whole epochs of which `n` are a tenth of an epoch more at most; 1 at least"
+    "Round `n` up to whole epochs, or down where at most a tenth of an epoch is cut off; 1 at least"
     low = max(1, math.floor(n))
     return low if n<=low+0.1 else low+1
 
@@ -54,20 +52,21 @@ def whole_epochs(
 def balanced_bs(
     noise_scale, # In items
 ):
-    "The power of two nearest to `noise_scale` on a log scale; 1 where it is below that, `None` where it is `inf` or not known"
+    "Return the power of two nearest to `noise_scale` on a log scale, 1 at least; `None` where `noise_scale` is `inf` or NaN"
     if not math.isfinite(noise_scale): return None
     return 1 if noise_scale<=1 else 2**round(math.log2(noise_scale))
 
 # %% ../../nbs/finder/01_steps.ipynb #7b8bf358
 def fit_step_time(
-    bs, # Batch sizes that were timed
-    seconds, # Of a step with each
-)->tuple: # `a` in seconds, `c` in seconds per item, and the relative error: root mean square over `n-2`; NaN where there are too few sizes to know
-    "`a + c*bs` by least squares of the relative errors: the step time of one device, as in Pollux (Qiao et al. 2021, arXiv 2008.12260)"
-    bs,seconds = np.asarray(list(bs), dtype=float),np.asarray(list(seconds), dtype=float)
+    bs, # Batch sizes that were timed, in items
+    seconds, # Seconds of a step with each
+)->tuple: # `(a, c, error)`: seconds, seconds per item, relative error (root mean square over `n-2`); NaN where there are too few sizes
+    "Fit `a + c*bs` by least squares of the relative errors, as Pollux models a step (Qiao et al. 2021, arXiv 2008.12260)"
+    bs = np.asarray(list(bs), dtype=float)
+    seconds = np.asarray(list(seconds), dtype=float)
     n = len(bs)
     if n<2: return math.nan,math.nan,math.nan
-    c,a = map(float, np.polyfit(bs, seconds, 1, w=1/seconds)) # Weights make the errors relative
+    c,a = map(float, np.polyfit(bs, seconds, 1, w=1/seconds)) # The weights make the errors relative
     if n==2: return a,c,math.nan
     errors = (a + c*bs)/seconds - 1
     return a,c,float(((errors**2).sum()/(n-2))**0.5)
@@ -75,23 +74,24 @@ def fit_step_time(
 # %% ../../nbs/finder/01_steps.ipynb #2efb53e2
 def monotone_step_times(
     bs, # Batch sizes that were timed, in any order
-    seconds, # Of a step with each
-)->np.ndarray: # Seconds of a step with each, in their order
-    "The nearest step times, by least squares of their logarithms, that never fall with the batch size, nor rise per item"
+    seconds, # Seconds of a step with each
+)->np.ndarray: # Seconds of a step with each, in the same order
+    "Return the nearest step times (least squares of the logarithms) that never fall with the batch size and never rise per item"
     sizes,at = np.unique(np.asarray(bs, dtype=float), return_inverse=True)
     if not len(sizes): return np.array([])
-    # A logarithm is the first one and the increments up to it, each between 0 and that of the size
-    sums,most = np.tri(len(sizes))[at],np.diff(np.log(sizes))
+    # A logarithm is the first one plus increments, each between 0 and the increment of the size's logarithm
+    sums = np.tri(len(sizes))[at]
+    most = np.diff(np.log(sizes))
     res = lsq_linear(sums, np.log(seconds), ([-np.inf,*0*most], [np.inf,*most]), method='bvls', tol=1e-14, max_iter=1000)
     return np.exp(sums@res.x)
 
 # %% ../../nbs/finder/01_steps.ipynb #b490f5d1
 def extrapolated(
-    bs, # Above or below all of `sizes`
+    bs, # Batch size in items, above or below all of `sizes`
     sizes, # Batch sizes that were timed, ascending, one at least
-    seconds, # Of a step with each
-)->float: # Seconds of a step; where a single size was timed, the most that can be
-    "By `fit_step_time`; on a device that is busy from some size on, a larger one takes more than that"
+    seconds, # Seconds of a step with each
+)->float: # Seconds of a step; the longest possible where a single size was timed
+    "Extrapolate step times by `fit_step_time`, not beyond what `monotone_step_times` allows"
     i = 0 if bs<sizes[0] else -1
     low,high = sorted((seconds[i], seconds[i]*bs/sizes[i]))
     a,c,_ = fit_step_time(sizes, seconds)
@@ -100,75 +100,67 @@ def extrapolated(
 # %% ../../nbs/finder/01_steps.ipynb #243252d5
 def spread(
     rounds, # For each batch size: seconds of a step in each round
-)->float: # Relative; NaN where no size had two rounds
-    "How far the second fastest round of a size is from its fastest, by logarithms: the median over the sizes"
+)->float: # Relative error; NaN where no size had two rounds
+    "Return how far the second fastest round of a size is from its fastest, by logarithms: the median over the sizes"
     gaps = [np.diff(np.log(np.sort(o))[:2]).item() for o in rounds if len(o)>1]
     return float(np.median(gaps)) if gaps else math.nan
-
-# %% ../../nbs/finder/01_steps.ipynb #95c409eb
-def fastest_bs(
-    noise_scale, # 0 or more
-    a, # Fixed seconds of a step
-    c, # Seconds of a step for each item
-): # NaN where such a step time makes no sense
-    "`(noise_scale*a/c)**0.5`: where `steps_needed(bs)*(a + c*bs)` is least (from McCandlish et al. 2018, arXiv 1812.06162, section 2.3)"
-    return (noise_scale*a/c)**0.5 if a>=0 and c>0 else math.nan
 
 # %% ../../nbs/finder/01_steps.ipynb #5b0eddba
 def candidates(
     micro_sizes, # Micro-batch sizes that ran on each rank
     bs_now, # Today's batch size
-    noise_scale, # NaN where it is not known
+    noise_scale, # In items; NaN where it is not known
     n_train, # Items in an epoch
-    n_ranks=1, # That train together
-)->list: # Ascending
-    "Batch sizes to compare: those that ran, today's, and by accumulation up to 8 times the noise scale or today's; an epoch holds two of them at least"
+    n_ranks=1, # Ranks that train together
+)->list: # Items, ascending
+    "List the batch sizes to compare: those that ran, today's, and accumulated ones up to 8 times the noise scale or today's; two fit in an epoch"
     ran = [m*n_ranks for m in micro_sizes]
     most = 8*max(bs_now, 0 if math.isnan(noise_scale) else noise_scale)
     accumulated = [max(ran)*2**i for i in range(1, 64) if max(ran)*2**i<=most]
     return sorted(o for o in {*ran,*accumulated,bs_now} if o<=n_train//2 or o==bs_now)
 
 def splits(
-    bs, # Batch size
-    times, # For each micro-batch size that ran: items, seconds of an optimizer step, seconds of it that are spent once per optimizer step
-    n_ranks=1, # That share the batch
-    ragged=None, # A micro-batch size that will do even if the last micro-batch of a window is then smaller
-)->list: # Of `(seconds, micro_bs, n_acc)`; empty where no micro-batch that ran divides `bs`
-    "The ways to reach `bs` with micro-batches that ran"
+    bs, # Batch size in items
+    times, # For each micro-batch size that ran: items, seconds of an optimizer step, and the part of them that is spent once per optimizer step
+    n_ranks=1, # Ranks that share the batch
+    ragged=None, # A micro-batch size that is allowed even if the last micro-batch of a window is then smaller
+)->list: # `(seconds, micro_bs, n_acc)` of each; empty where no micro-batch that ran divides `bs`
+    "List the ways to reach `bs` with micro-batches that ran"
     share = bs/n_ranks
     return [(share/micro_bs*(secs-once)+once, micro_bs, math.ceil(share/micro_bs))
             for micro_bs,secs,once in times if share%micro_bs==0 or micro_bs==ragged]
 
 def best_split(
-    splits, # As of the function of that name, one at least
+    splits, # As `splits` returns them, one at least
 )->tuple: # `(seconds, micro_bs, n_acc)`
-    "The largest micro-batch, unless a smaller one is more than 5% faster: step times are not known any better"
+    "Return the way with the largest micro-batch that is at most 5% slower than the fastest: step times are not more exact than that"
     fastest = min(splits)[0]
     return max((o for o in splits if not o[0]>1.05*fastest), key=lambda o: o[1]) # Seconds may be NaN
 
 def check_reachable(
-    bs, # Batch size asked for
-    micro_sizes, # As of `candidates`
-    n_train, # As of `candidates`
-    n_ranks=1, # As of `candidates`
+    bs, # Batch size that was asked for, in items
+    micro_sizes, # As for `candidates`
+    n_train, # As for `candidates`
+    n_ranks=1, # As for `candidates`
 ):
-    "Refuse a `bs` that an epoch does not hold, or that no micro-batch that ran divides"
+    "Raise an error where an epoch does not hold `bs` items, or no micro-batch that ran divides them"
     if bs>n_train: raise ValueError(f"`bs`={bs} is more than the {counted(n_train)} of the training set: take at most those")
     if splits(bs, [(o,0,0) for o in micro_sizes], n_ranks): return
     step = min(micro_sizes)*n_ranks
-    near = ' or '.join(str(o) for o in (bs//step*step,-(-bs//step)*step) if 0<o<=n_train) or "today's"
+    below,above = bs//step*step,math.ceil(bs/step)*step
+    near = ' or '.join(str(o) for o in (below,above) if 0<o<=n_train) or "today's"
     each = f' on each of {n_ranks} ranks' if n_ranks>1 else ''
     raise ValueError(f"`bs` must be made of whole micro-batches of {', '.join(map(str, micro_sizes))} items{each}, those that ran here, got {bs}: "
                      f"take {near}, or give the loader micro-batches that divide it")
 
 # %% ../../nbs/finder/01_steps.ipynb #174bb267
 def relative_time(
-    bs, # Batch sizes, with today's among them
-    seconds, # Of an optimizer step with each; NaN where they are not known
-    noise_scale, # NaN where it is not known
+    bs, # Batch sizes in items, with today's among them
+    seconds, # Seconds of an optimizer step with each; NaN where they are not known
+    noise_scale, # In items; NaN where it is not known
     bs_now, # Today's batch size
-)->np.ndarray: # Over that of today's batch size
-    "Time to a given loss: steps times the seconds of a step"
+)->np.ndarray: # 1 at today's batch size
+    "Return the time to a given loss, which is steps times seconds of a step, over that of today's batch size"
     bs = list(bs)
     if math.isnan(noise_scale): return np.full(len(bs), math.nan)
     secs = np.array([steps_needed(o, noise_scale) for o in bs])*np.asarray(seconds, dtype=float)
@@ -177,6 +169,6 @@ def relative_time(
 # %% ../../nbs/finder/01_steps.ipynb #441e66b2
 class Duration(NamedTuple):
     "Seconds of a whole fit, without saving and logging"
-    planned:float # Of the training as planned; NaN where no step times are known
-    today:float # As it is today
+    planned:float # Seconds as planned; NaN where no step times are known
+    today:float # Seconds as it is today
     def __repr__(self): return f"{time_text(self.planned) or 'not known'} instead of {time_text(self.today) or 'not known'}"

@@ -1,4 +1,4 @@
-"""What a step costs on this device, by micro-batch size
+"""What an optimizer step costs on this device, by micro-batch size
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/timing.html.md"""
 
@@ -29,41 +29,41 @@ from .steps import extrapolated, monotone_step_times, spread, steps_needed
 
 # %% ../../nbs/finder/02_timing.ipynb #7a0d2dd6
 def _synchronize(device):
-    "Wait for what the device has been given to do"
-    if device.type=='mps': torch.mps.synchronize() # There is one only
+    "Wait until the device has done its work"
+    if device.type=='mps': torch.mps.synchronize() # There is only one
     elif device.type!='cpu': torch.get_device_module(device.type).synchronize(device)
 
 class StepTimer(Callback):
-    "Times optimizer steps with micro-batches of `micro_bs` items, from the end of one to the end of the next, and ends the fit when it has enough of them"
-    order,run_valid = -1000,False # Before all others, so that their share is in the time that it takes
-    n_warmup = 1 # Micro-batches before the first step that is timed, which begins where they end
-    most = 20 # Steps that are timed, at most
-    patience = 2. # Seconds after which one step will do
+    "Time optimizer steps with micro-batches of `micro_bs` items, from the end of one to the end of the next; end the fit when there are enough"
+    order,run_valid = -1000,False # Before all others, so that the time of the others counts
+    n_warmup = 1 # Micro-batches before the first step that is timed
+    most = 20 # Steps to time, at most
+    patience = 2. # Seconds after which one step is enough
 
     def __init__(self,
         micro_bs:int, # Items; batches of another size, as at the end of an epoch, do not count
-        n_steps:int=5, # To be timed
+        n_steps:int=5, # Steps to time
     ):
         store_attr()
 
     def before_fit(self):
-        self.times = [] # Of each step: seconds of all of it, and of what is done once per optimizer step
+        self.times = [] # For each step: seconds of the whole step, and of the part once per optimizer step
         self.n_seen = 0
-        self.starts = [] # Of each epoch: seconds until its first batch was there
-        self.waits = [] # Of each step: seconds until its batch was there
+        self.starts = [] # For each epoch: seconds until its first batch
+        self.waits = [] # For each step: seconds until its batch
         self._begin = time.perf_counter()
-        self._end = None # Of the step before
+        self._end = None # When the step before ended
         self._first = None # On several ranks: seconds of the window's first micro-batch
 
     def before_train(self):
-        self._end = None # What lies between two epochs does not count
+        self._end = None # The time between two epochs does not count
         self._epoch_begin = time.perf_counter()
 
     def before_batch(self):
         self._begun_step = None
         self._wait = time.perf_counter()-self._end if self._end else 0.
         if self.iter==0: self.starts.append(time.perf_counter()-self._epoch_begin)
-        if find_bs(self.yb)!=self.micro_bs: raise CancelBatchException # The last of an epoch can be too small for the model
+        if find_bs(self.yb)!=self.micro_bs: raise CancelBatchException # The last batch of an epoch can be too small for the model
 
     def before_step(self): self._begun_step = self._now()
     def before_validate(self): raise CancelValidException
@@ -76,10 +76,10 @@ class StepTimer(Callback):
         self.n_seen += 1
         if ddp_model(self.learn) is None: self._time_step()
         else: self._time_window()
-        if not self.times and self.n_seen>=20: raise CancelFitException # No two batches of this size in a row
+        if not self.times and self.n_seen>=20: raise CancelFitException # There are no two batches of this size in a row
 
     def _time_step(self):
-        if self._begun_step is None: # Somebody cancelled the step
+        if self._begun_step is None: # A callback cancelled the step
             self._end = None
             return
         now = self._now()
@@ -88,7 +88,7 @@ class StepTimer(Callback):
         self._end = now
 
     def _time_window(self):
-        "On several ranks, in windows of two micro-batches"
+        "Time a step on several ranks, in windows of two micro-batches"
         stepped,now = self.learn.grad_accum.stepped,self._now()
         took = None if self._end is None else now-self._end
         if stepped and took and self._first and self.n_seen>self.n_warmup:
@@ -104,17 +104,17 @@ class StepTimer(Callback):
     def _enough(self, now): return len(self.times)>=min(self.n_steps, self.most) or bool(self.times) and now-self._begin>self.patience
 
     @property
-    def median(self)->tuple: # Seconds of a step, and of what is done once per optimizer step in it, from `before_step` on
-        "Over the steps that were timed; `None` where there was none"
+    def median(self)->tuple: # Seconds of a step, and of the part once per optimizer step
+        "Return the median over the steps that were timed; `None` where there was none"
         return tuple(float(o) for o in np.median(self.times, axis=0)) if self.times else None
 
 # %% ../../nbs/finder/02_timing.ipynb #9947850b
 def micro_batch_sizes(
     micro_bs:int, # Today's micro-batch, in items
     noise_scale:float, # In items; NaN where it is not known
-    most:float, # Items; no larger one is tried
+    most:float, # Items; no larger size is tried
 )->list: # Items, ascending
-    "Sizes to be timed: today's, halves of it down to a quarter, or to 1/16 of the noise scale, and doubles up to four times it, or the noise scale"
+    "List the sizes to time: from a quarter of today's, or 1/16 of the noise scale, to four times today's, or four times the noise scale"
     known = not math.isnan(noise_scale)
     least = min(micro_bs/4, noise_scale/16 if known else math.inf)
     up = 4*max(micro_bs, noise_scale if known else 0)
@@ -123,15 +123,15 @@ def micro_batch_sizes(
 
 # %% ../../nbs/finder/02_timing.ipynb #2819fea4
 class StepTimes:
-    "Times the steps of a learner with one micro-batch size after another, and keeps what is known of each"
-    budget = 180 # Of today's micro-batches, whose time all steps may take
+    "Time the steps of a learner with one micro-batch size after another, and keep the results by size"
+    budget = 180 # Time for all steps, in today's micro-batches
     n_rounds = 3
-    slack = 1.2 # A size can win whose time to a loss is at most so many times that of the fastest
+    slack = 1.2 # A size can win if its time to a loss is at most this many times that of the fastest
 
     def __init__(self,
         learn:Learner, # In a mock training: its training loader is replaced
         sizes:list, # Micro-batches that may be timed, in items, ascending
-        micro_bs:int, # Today's, one of them
+        micro_bs:int, # Today's micro-batch, one of `sizes`
         noise_scale:float, # In items of each rank; NaN where it is not known
     ):
         store_attr()
@@ -140,60 +140,57 @@ class StepTimes:
         self.rounds = {} # By size: `StepTimer.median` of each round
         self.seen = set() # Sizes that were tried
         self.n_micro = {} # By size: micro-batches so far
-        self.start = None # Seconds until an epoch of today's loader has its first batch
-        self.loading = None # Seconds of a step in which today's loader is waited for
-        self.too_large = None # Smallest size for which memory did not suffice
-        self.errors = {} # By size: why else it could not be timed
+        self.starts = [] # Seconds until an epoch of today's loader has its first batch
+        self.waits = [] # For each round: seconds of a step in which today's loader is waited for
+        self.too_large = None # Smallest size that did not fit in memory
+        self.errors = {} # By size: another error that kept it from being timed
 
-    def fastest(self)->tuple: # For each size: items, seconds of a step, and of what is done once per optimizer step in it
-        "In the fastest round: what one took longer, other work made it"
+    def fastest(self)->tuple: # For each size: items, seconds of a step, and of the part once per optimizer step
+        "Return the fastest round of each size"
         return tuple((micro_bs,*min(ts)) for micro_bs,ts in sorted(self.rounds.items()))
 
-    def spread(self): return spread([[step for step,_ in ts] for ts in self.rounds.values()]) # Of the rounds, relative
+    def spread(self): return spread([[step for step,_ in ts] for ts in self.rounds.values()]) # Relative error of the rounds
 
     def expected(self, micro_bs):
-        "Seconds of a step of `micro_bs` items, by the fastest round of each size that ran"
+        "Return the seconds of a step of `micro_bs` items, by the fastest round of each size that ran"
         sizes = sorted(self.rounds)
         secs = monotone_step_times(sizes, [min(self.rounds[o])[0] for o in sizes])
         return float(secs[sizes.index(micro_bs)]) if micro_bs in sizes else extrapolated(micro_bs, sizes, secs)
 
     def can_win(self, micro_bs):
-        "May this size, larger or smaller than any that ran, or one beyond it, be the fastest?"
+        "Tell whether this size, outside of all that ran, or one beyond it can be the fastest"
         if math.isnan(self.noise_scale) or len(self.rounds)<2: return True
         def _time(o): return steps_needed(o, self.noise_scale)*self.expected(o)
         beyond = [o for o in self.sizes if (o>=micro_bs if micro_bs>self.micro_bs else o<=micro_bs)]
         return min(map(_time, beyond))<=self.slack*min(map(_time, self.rounds))
 
-    def _step(self, micro_bs): return (2 if self.on_ranks else 1)*self.expected(micro_bs) # On ranks each step is one of two micro-batches
+    def _step(self, micro_bs): return (2 if self.on_ranks else 1)*self.expected(micro_bs) # On ranks each window has two micro-batches
     def _rounds_left(self, micro_bs): return max(0, self.n_rounds-len(self.rounds.get(micro_bs, ())))
 
     def spare(self, micro_bs):
-        """Seconds of the budget that are left beside one step, in each round that is to come, of `micro_bs` and of all that ran; below 0 where there are none
-
-        What a visit took longer than it should have, as something else went on, is not counted.
-        """
+        "Return the seconds of the budget that are left if each round to come has one step of `micro_bs` and of each size that ran"
         spent = sum(n*self.expected(o) for o,n in self.n_micro.items() if o in self.rounds)
         needed = sum(self._rounds_left(o)*(StepTimer.n_warmup+1)*self._step(o) for o in {micro_bs,*self.rounds})
         return self.budget*self.expected(self.micro_bs)-spent-needed
 
     def n_steps(self, micro_bs, again):
-        "Steps to time in this round, which has others before it where `again`: one, and as many as its share of what is to spare pays for"
+        "Return the steps to time in this round: one, and as many as its share of the spare budget pays for"
         visits = max(1, sum(self._rounds_left(o) for o in (self.rounds if again else self.sizes)))
-        spare,step = (self.spare(micro_bs),self._step(micro_bs)) if self.rounds else (self.budget,1.) # Of today's micro-batches, as nothing else is known
+        spare,step = (self.spare(micro_bs),self._step(micro_bs)) if self.rounds else (self.budget,1.) # At first in micro-batches
         return 1+int(max(0, min(StepTimer.most-1, spare/visits/step)))
 
     def is_wanted(self, micro_bs, again):
-        "Is this size to be timed in this round, which has others before it where `again`?"
+        "Tell whether to time this size in this round, the first one or not (`again`)"
         if again:
             late = time.perf_counter()-self.begin>3*StepTimer.patience
             if any_rank(late) if self.on_ranks else late: return False
         if micro_bs in self.rounds or not self.seen: return True
-        if micro_bs in self.seen or not self.rounds: return False # It failed, or has nothing to be compared with
+        if micro_bs in self.seen or not self.rounds: return False # It failed, or today's size was not timed
         if micro_bs>self.micro_bs and (self.too_large or self.expected(micro_bs)>StepTimer.patience): return False
         return self.spare(micro_bs)>=0 and self.can_win(micro_bs)
 
     def runs_on_ranks(self, micro_bs):
-        "Can each rank train with this size?"
+        "Try on each rank alone whether it can train with this size"
         fits,error = False,None
         self.learn.dls.loaders[0] = self.dl
         try: fits = TrialSearch(self.learn, 2, [None,None])(micro_bs)
@@ -203,21 +200,21 @@ class StepTimes:
         return fits
 
     def time_size(self, micro_bs, n_steps):
-        "A round of one size; where it fails, it has no time, nor has any size from the one on that is too large"
+        "Time one round of a size; where it does not fit in memory, forget it and all larger ones"
         learn,timer,failed = self.learn,StepTimer(micro_bs, n_steps),False
         try:
             learn.dls.loaders[0] = self.dl if micro_bs==self.micro_bs else with_micro_bs(self.dl, micro_bs)
-            cbs = [timer,OneCycle(10_000)] # A step of `fit_one_cycle` sets rate and momentum, and `ScaledLR` the rate once more
+            cbs = [timer,OneCycle(10_000)] # The planned training has a schedule, and at another size a `ScaledLR`: both take time
             if micro_bs!=self.micro_bs: cbs.append(ScaledLR(self.micro_bs, sqrt_scaling))
             if self.on_ranks: cbs.append(GradAccum(2))
             learn.fit(100, 0., cbs=cbs)
-        except Exception as e: # A loader or a model that knows no other size than today's, or the memory
+        except Exception as e: # The loader or the model allows no other size than today's, or memory is too small
             if micro_bs==self.micro_bs or self.on_ranks: raise
             failed = True
             if out_of_memory(e) and micro_bs>self.micro_bs: self.too_large = micro_bs
             else: self.errors[micro_bs] = f'{type(e).__name__}: {e}'
 
-        if failed: # The error, which holds the step's tensors, is gone by here
+        if failed: # Here the error is gone, and with it the step's tensors
             free_memory(learn)
             self.rounds = {o: ts for o,ts in self.rounds.items() if o!=micro_bs and o<(self.too_large or math.inf)}
         elif timer.median:
@@ -225,16 +222,16 @@ class StepTimes:
             self.rounds.setdefault(micro_bs, []).append(slowest)
             self.n_micro[micro_bs] = self.n_micro.get(micro_bs, 0)+timer.n_seen
             if micro_bs==self.micro_bs:
-                self.start = min([*timer.starts, *([] if self.start is None else [self.start])])
-                self.loading = min([float(np.median(timer.waits)), *([] if self.loading is None else [self.loading])])
+                self.starts += timer.starts
+                self.waits.append(float(np.median(timer.waits)))
 
 def time_steps(
-    learn:Learner, # As of `StepTimes`
-    sizes:list, # As of `StepTimes`
-    micro_bs:int, # As of `StepTimes`
-    noise_scale:float=math.nan, # As of `StepTimes`
+    learn:Learner, # As for `StepTimes`
+    sizes:list, # As for `StepTimes`
+    micro_bs:int, # As for `StepTimes`
+    noise_scale:float=math.nan, # As for `StepTimes`
 )->StepTimes:
-    "What a step costs with those of `sizes` that can win, in rounds from today's up, then down"
+    "Time those of `sizes` that can win, in rounds from today's up, then down"
     times = StepTimes(learn, sizes, micro_bs, noise_scale)
     order = [o for o in sizes if o>=micro_bs] + [o for o in reversed(sizes) if o<micro_bs]
     rounds = [(size,i>0) for i in range(times.n_rounds) for size in order]
@@ -251,8 +248,8 @@ def time_steps(
 
 # %% ../../nbs/finder/02_timing.ipynb #40094e97
 class ValidTimer(Callback):
-    "Times the first batches of a validation, and ends it after them"
-    order = 1000 # After all others, so that their share is in the time that it takes
+    "Time the first batches of a validation, then end it"
+    order = 1000 # After all others, so that the time of the others counts
     most = 3 # Batches
 
     def before_validate(self): self.at = []
@@ -264,8 +261,8 @@ class ValidTimer(Callback):
 
 def valid_time(
     learn:Learner, # In a mock training
-)->float: # Seconds; 0 where there is none, or where it cannot be told
-    "Time a validation, with all that begins and ends one"
+)->float: # Seconds; 0 where there is no validation or it fails
+    "Time a validation, with its beginning and its end"
     timer,firsts,others = ValidTimer(),[],[]
     try:
         n = len(learn.dls.valid)
@@ -275,5 +272,5 @@ def valid_time(
             with learn.no_bar(), fastai_on_ranks(): learn.validate(cbs=timer)
             firsts.append(time.perf_counter()-begin-(timer.at[-1]-timer.at[0]))
             others.extend(np.diff(timer.at))
-    except Exception: return 0. # No validation set, one without a length, or one that fails, of which the fit will tell
+    except Exception: return 0. # No validation set, one without a length, or one that fails: the fit will report it
     return float(min(firsts) + (n-1)*(min(others) if others else 0.))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from fastai_bs.finder.advice import cautions, good_to_know, headline, numbers_text, plan_words, step_time_text, why
 from fastai_bs.finder.plan import RateTrial
+from fastai_bs.noise.estimator import NoiseEstimate
 from plans import plan_of, plans, secs
 
 inf = math.inf
@@ -22,25 +23,30 @@ def sentences(plan):
 @pytest.mark.parametrize('make,verdict,text', [
     (lambda: plan_of(), 'use', "Use 128 (today 64): 5 epochs of 64 become 6 of 128, in about 83% of the time (53 s instead of 1 min 4 s)."),
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)).at(256), 'use',
-        "Use 256 (today 64), as you chose; how many epochs it takes is unknown, as the noise scale is."),
+        "Use 256 (today 64), as you chose; the noise scale is not known, so how many epochs it takes is not known either."),
     (lambda: plan_of(64, noise_scale=70., ci=(60.,75.), micro_bs=16, times=secs(16, 32, 64)), 'split',
         "Stay at 64, but as one micro-batch (today 4 x 16): 5 epochs in about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
     (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): other sizes gain 3% at most on this device."),
+    (lambda: plan_of(100, noise_scale=100., ci=(99.,101.), n_epoch=1000, times=((100,0.02,0.),(400,0.02944,0.))), 'stay', # (1+1/4)/(1+1) of the steps
+        "Stay at 100 for 1000 epochs (2 h 47 min): the whole fit, epochs and validations counted, takes 92% of the time at 400, and so large a change "
+        "must bring it to 90.7% or less."),
     (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'use',
         "Use 256 (today 64): 5 epochs of 64 become 7 of 256 after 1 frozen one, in about 74% of the time (51 s instead of 1 min 9 s)."),
-    (lambda: plan_of(n_windows=4), 'short', "Stay at 64: measure for longer first: 4 windows cannot tell the noise scale."),
-    (lambda: plan_of(loss_rose=True), 'too_high', "Stay at 64: measure with a lower rate first: at 0.01 the loss rose during the mock training."),
-    (lambda: plan_of(noise_scale=inf, ci=(0.,inf)), 'unknown', "Stay at 64: measure for longer first: so far the noise scale cannot be told."),
+    (lambda: plan_of(n_windows=4), 'short', "Stay at 64: 4 windows cannot tell the noise scale, so measure for longer first."),
+    (lambda: plan_of(loss_rose=True), 'too_high', "Stay at 64: the loss rose during the mock training at 0.01, so measure with a lower rate first."),
+    (lambda: plan_of(noise_scale=inf, ci=(0.,inf)), 'unknown', "Stay at 64: the noise scale cannot be told yet, so measure for longer first."),
     (lambda: plan_of(pairs=True), 'pairs', "Stay at 64: this loss looks at pairs of items in the batch, or its `count` is wrong.")])
 def test_headlines(make, verdict, text):
     plan = make()
     assert plan.verdict==verdict and headline(plan)==text and repr(plan).replace('\n', ' ').startswith(text) and plan.advice.startswith(text)
 
 @pytest.mark.parametrize('kwargs,text', [
-    (dict(rate=RateTrial(held=128, low=True)), "Your rate looks low, so find it again: in a short training the loss fell faster at 1.8 times it."),
+    (dict(rate=RateTrial(held=128, low=True)),
+        "Your rate looks low: in a short training the loss fell faster at 1.8 times that rate. Find it again, for example by lr_find."),
     (dict(n_epoch=1, has_n_epoch=False), "No n_epoch was given: this is for 1 epoch, and a longer training may want a larger batch."),
     (dict(has_plan=True, loading=0.0082), "The loader takes 50% of a step: more workers gain more than any batch size."),
-    (dict(has_plan=True), "A plan has set this learner up before, so the epochs are taken for those of 64: plan.undo(learn) comes first.")])
+    (dict(has_plan=True),
+        "An earlier plan has set up this learner, so n_epoch counts for batches of 64: call plan.undo(learn) first to plan anew.")])
 def test_the_first_caution(kwargs, text): assert next(cautions(plan_of(**kwargs)))==text
 
 # When something is said
@@ -48,15 +54,29 @@ def test_the_first_caution(kwargs, text): assert next(cautions(plan_of(**kwargs)
 @pytest.mark.parametrize('part,kwargs,said', [
     ('loader', dict(loading=0.0055), True), ('loader', dict(loading=0.0054), False), ('frozen', dict(trained=0.25), True),
     ('fit in memory', dict(too_large=512), True), ('failed', dict(failed=((512,'ValueError: no'),)), True),
-    ('max_bs=256', dict(max_bs=256), True), ('max_bs=256', dict(max_bs=256, **tight), False), ('clock was noisy', dict(spread=0.8), True),
+    ('Step times varied', dict(spread=0.8), True),
     ('num_it=1440 would tell more', dict(ci=(430.,inf)), True), ('Measuring took', dict(took=45.), True), ('Measuring took', dict(took=9.), False),
-    ('passes through these 50000 items', dict(n_passes=14.), True), ('could not be timed', dict(times=()), True),
-    ('Rounding tells', dict(bs=8, n_epoch=1, noise_scale=100., ci=(90.,110.), times=secs(8, 16, 32, 64)), True),
+    ('14 times through these 50000 items', dict(n_passes=14.), True), ('could not be timed', dict(times=()), True),
+    ('Whole epochs matter', dict(bs=8, n_epoch=1, noise_scale=100., ci=(90.,110.), times=secs(8, 16, 32, 64)), True),
     ('measure again later', fixed, True),
     ('only', dict(n_train=400), True), ('watch the validation loss', dict(n_epoch=20), True)])
 def test_cautions(part, kwargs, said):
     assert any(part in o for o in cautions(plan_of(**kwargs)))==said
     if said: assert not any(part in o for o in cautions(plan_of()))
+
+@pytest.mark.parametrize('kwargs,text', [
+    (dict(took=45.), "a smaller num_it takes less time and gives a wider interval."),
+    (dict(took=45., ci=(430.,inf)), "For a long training measure again with num_it=1440; for a short one go by this plan as it is."),
+    (dict(took=45., n_windows=4, n_enough=800), "For a long training measure again with num_it=800; for a short one go by this plan as it is.")])
+def test_one_caution_says_how_long_to_measure(kwargs, text):
+    "Where the measurement took longer than an epoch and left much open, no two cautions give opposite advice"
+    said, = [o for o in cautions(plan_of(**kwargs)) if 'num_it' in o]
+    assert said.startswith("Measuring took 45 s, longer than an epoch") and said.endswith(text)
+
+@pytest.mark.parametrize('noise_scale,ci,said', [(45.,(40.,52.),True), (inf,(3.,inf),True), (inf,(0.,inf),False), (inf,(0.4,inf),False), (inf,(0.,30.),False)])
+def test_a_reading_that_bounds_nothing_is_left_out(noise_scale, ci, said):
+    plan = plan_of(at_peak=NoiseEstimate(noise_scale, ci, 8))
+    assert any('near the peak' in o for o in good_to_know(plan))==said
 
 @pytest.mark.parametrize('make,code', [
     (lambda: plan_of(), 'plan.apply(learn).fit_one_cycle(6, 0.01)'), (lambda: plan_of(128, **tight), 'learn.fit_one_cycle(5, 0.01)'),

@@ -121,7 +121,8 @@ def test_a_rate_that_is_low(known, asked):
     plan = find(learner(), n_epoch=20)
     factor = (200/4+1)/(200/plan.bs+1)
     assert len(sizes)==1 and plan.rate.low and (plan.rate.held,plan.rule_name)==(plan.bs,'adascale_gain') and plan.scaled_lr==pytest.approx(1e-3*factor)
-    assert next(cautions(plan))==f"Your rate looks low, so find it again: in a short training the loss fell faster at {num(factor)} times it."
+    assert next(cautions(plan))==(
+        f"Your rate looks low: in a short training the loss fell faster at {num(factor)} times that rate. Find it again, for example by lr_find.")
     smaller,larger = plan.at(plan.bs//2),plan.at(2*plan.bs)
     assert smaller.rule_name=='adascale_gain' and larger.rule_name=='no_scaling' # What was not tried is not advised
 

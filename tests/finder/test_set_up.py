@@ -16,6 +16,7 @@ from fastai.data.load import DataLoader
 from fastai.losses import CrossEntropyLossFlat, MSELossFlat
 from fastai.optimizer import Adam, Lamb, Larc, Lookahead, OptimWrapper, RAdam, RMSProp, SGD, ranger
 from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.finder.apply import fit_of
 from fastai_bs.learner.optimizer import divides_by_size
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
@@ -235,8 +236,8 @@ def test_the_code_does_what_apply_does(plan):
     exec('from fastai_bs.all import *', scope)
     exec(plan.code, scope)
     plan.apply(there)
-    if plan.freeze_epochs: there.fine_tune(plan.n_epoch, plan.lr, freeze_epochs=plan.freeze_epochs)
-    else: there.fit_one_cycle(plan.n_epoch, plan.lr)
+    frozen = dict(freeze_epochs=plan.freeze_epochs) if plan.freeze_epochs else {}
+    getattr(there, fit_of(plan))(plan.n_epoch, plan.lr, **frozen)
     assert here.steps.lrs==there.steps.lrs and here.steps.items==there.steps.items==[plan.bs]*(plan.n_epoch*96//plan.bs)
     assert [o['wd'] for o in here.opt.hypers]==pytest.approx([o['wd'] for o in there.opt.hypers], rel=1e-2) # The code has three digits
 

@@ -201,39 +201,9 @@ def test_what_a_plan_says_of_its_promise():
     *_,valid_over,_ = figures('keeps', kept)
     assert f'{ended_above:.0%}'==valid_over
 
-def test_the_finder_s_page():
-    "What plans pay, in round figures; and whether they rank the batch sizes as the clock does"
-    text = md('nbs/finder/10_bs_find.ipynb')
-    train,valid,either,n = figures('pays', r'training loss in (\d+), of the one with the best validation loss in (\d+), of either in (\d+) of (\d+)\.')
-    few,plan,worst,all_128,worst_128 = figures('pays', (r'at most 8 times through its data, (\d+) of .*: plan \+(\S+) \(worst \+(\S+)\), '
-        r'128 \+(\S+) \(worst \+(\S+)%\)\.$'))
-    every,every_worst,every_128,every_worst_128 = figures('pays', r'Over all \d+: plan \+(\S+) \(worst \+(\S+)%\), 128 \+(\S+) \(worst \+(\S+)%\)\. Of')
-    below,above,every_below,every_above = figures('pays', (r'beside that of 128: lower in (\d+) and higher in (\d+) .* made, lower in (\d+) and '
-        r'higher in (\d+)'))
-    loss,loss_over,valid_loss,valid_over,time = figures('keeps', kept)
-    def _round(o): return f'{float(o):.0f}%'
-    assert not missing(text, train, valid, either, n, few, plan, worst, all_128, _round(worst_128), every, _round(every_worst), every_128,
-                       _round(every_worst_128), below, above, every_below, every_above, loss, loss_over, valid_loss, valid_over, time)
-    assert not missing(text, *figures('pays', r'at most one power of two in (\d+) of (\d+)\.'))
-    rho = [re.findall(rf'^\| plan {o} \|[^|]*\| (\S+) /', (folder/'prediction.md').read_text(), flags=re.M) for o in ('after half an epoch','on new weights')]
-    assert not missing(text, *rho[0], *rho[1])
-    over = [int(o) for o in re.findall(r'\d+: \+(\d+)% / ', (folder/'prediction.md').read_text())]
-    assert not missing(text, f'{max(over)}%')
+def test_the_finder_s_page(): assert not missing(md('nbs/finder/10_bs_find.ipynb'), *figures('keeps', kept))
 
-@pytest.mark.parametrize('nm', ['pays','prediction'])
-def test_a_picture_of_the_guides_is_the_page_s(nm): assert (root/f'nbs/images/{nm}.png').read_bytes()==(folder/f'{nm}.png').read_bytes()
-
-def test_rossmann_at_lower_rates():
-    a,b,c = result('rossmann_rates').query("weights=='after a cycle'").noise_scale
-    assert not missing(md('nbs/finder/10_bs_find.ipynb'), str(a), str(b), f'{c:,}')
-
-def test_repeated_calls():
-    df,page = result('repeat'),(folder/'repeat.md').read_text()
-    low,mid,high = df.noise_scale.quantile([0.05,0.5,0.95])
-    within, = re.search(r'of its median in (\S+%):', page).groups()
-    assert '| within a factor of two of the median | 100.0% |' in page
-    figures = str(len(df)),f'{mid:.0f}',f'{low:.0f}',f'{high:.0f}',f'{df.bs.median():.0f}',within,f'{1-df.estimated.mean():.0%}'
-    assert not missing(md('nbs/finder/10_bs_find.ipynb'), *figures)
+def test_the_finder_s_picture_is_the_page_s(): assert (root/'nbs/images/pays.png').read_bytes()==(folder/'pays.png').read_bytes()
 
 def test_coverage():
     df = result('coverage')
@@ -251,7 +221,7 @@ def test_what_a_memory_report_sees(nb):
     assert f'{ratio.min():.2f} to {ratio.max():.2f}' in md(f'nbs/{nb}.ipynb') and df.model.nunique()==7 and 0.9<ratio.min()<ratio.max()<1.05
 
 def test_rates_that_are_too_high():
-    "No alarm in the first two rows, and one in all of the last"
+    "No alarm at a good rate, and one at each rate that is too high"
     assert result('too_high').groupby(lambda i: result('too_high').kind[i].split(',')[0]).alarm.mean().to_dict()=={'anew': 0, 'new': 0, 'flung': 1}
 
 def test_what_watching_costs():

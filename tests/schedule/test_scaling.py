@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from fastai_bs.schedule import rules as scaling
 from fastai_bs.schedule.rules import adam_gain, adascale_gain, linear_scaling, no_scaling, sqrt_scaling, warmup_factor
-from fastai_bs.finder.steps import examples_needed, fastest_bs, fit_step_time, steps_needed
+from fastai_bs.finder.steps import examples_needed, fit_step_time, steps_needed
 
 inf,nan = math.inf,math.nan
 approx = lambda v, rel=1e-12: pytest.approx(v, rel=rel, abs=0)
@@ -95,17 +95,6 @@ def test_fit_of_step_times(times):
     u = np.linalg.solve(x.T@x, x.sum(0))
     a,c,error = fit_step_time(iter(bs), iter(secs))
     assert (a,c)==pytest.approx(tuple(u), rel=1e-5, abs=1e-9) and error==pytest.approx((((x@u-1)**2).sum()/(len(bs)-2))**0.5, rel=1e-4, abs=1e-9)
-
-@pytest.mark.parametrize('noise,a,c,bs', [(400,0.001,0.00001,200), (0,0.01,0.0001,0), (100,0,0.1,0), (inf,0.01,0.0001,inf), (100,0.01,0,nan),
-    (100,-1e-9,0.01,nan), (100,nan,nan,nan)])
-def test_fastest_by_hand(noise, a, c, bs): assert fastest_bs(noise, a, c)==pytest.approx(bs, nan_ok=True)
-
-@many
-@given(noises, st.floats(1e-6,1.), st.floats(1e-9,1e-2), st.floats(0.01,100.))
-def test_nothing_is_faster(n, a, c, off):
-    time = lambda bs: steps_needed(bs, n)*(a+c*bs)
-    best = fastest_bs(n, a, c)
-    assert time(best)<=time(best*off)*(1+1e-12) and time(best)==approx((math.sqrt(a)+math.sqrt(n*c))**2, 1e-9)
 
 # Warmup
 
