@@ -61,7 +61,7 @@ def fieller(
     cov, # Their covariance
     dof, # Degrees of freedom of these variances
     level=0.95, # Coverage of the interval
-    at_least=0., # Lower end if `g_sq` is surely negative, so that nothing is known beyond the elements measured
+    at_least=0., # Lower end if `g_sq` is surely negative: the elements measured, as no more is known
 )->tuple: # Lower and upper end, in elements; the upper end is `inf` if the data cannot bound it
     "Return the confidence interval of `tr_sigma/g_sq` (Fieller 1954, J. R. Stat. Soc. B 16), elementwise"
     if not 0<level<1: raise ValueError(f"`level` must be between 0 and 1, both excluded, got {level}: 0.95 for an interval of 95%")

@@ -187,7 +187,7 @@ class NoiseScale(ScopedCallback):
 
     @property
     def drift(self)->int: # 1 if it rises, -1 if it falls, 0 if neither is clear
-        "Direction of the noise scale over the measurements in the moving means; after a drift, `noise_scale` and `ci` are of their middle and not of now"
+        "Direction of the noise scale over the measurements in the moving means; if it drifts, `noise_scale` and `ci` lag behind"
         return trend(self.moments[-self.look_back:])
 
     def __repr__(self):

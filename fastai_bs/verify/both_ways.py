@@ -64,7 +64,7 @@ class HeldDraws(TorchDispatchMode):
     def begin(self,
         part='whole', # Number of the part, or the whole batch; `None`: let random operations be
     ):
-        "Say who draws next"
+        "Say which part draws next"
         self.part,self.k = part,0
         if part=='whole': self.taken = []
 

@@ -91,7 +91,7 @@ def critical_range(
     losses:pd.DataFrame, # As from `log_losses`, of trainings on as many items each
     level:float=0.95, # As for `compared`
 )->tuple: # Lower and upper bound, two of the sizes
-    "Bound the critical batch size: all sizes up to the first are surely within 1% of the best smaller one, and no size above the second can be"
+    "Bound the critical batch size: each size up to the lower bound is surely within 1% of the best smaller one, and no size above the upper bound is"
     sizes,mean = losses.columns.tolist(),losses.mean()
     low = high = sizes[0]
     surely = True
