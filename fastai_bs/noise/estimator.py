@@ -46,7 +46,7 @@ def ratio(
     tr_sigma, # Estimate of tr(Σ)
     g_sq, # Estimate of |G|²
 ): # In elements; `inf` if `g_sq<=0`, else 0 if `tr_sigma<=0`
-    "Divide two estimates to the noise scale"
+    "Return the noise scale of two estimates"
     tr_sigma,g_sq = np.asarray(tr_sigma, dtype=np.float64),np.asarray(g_sq, dtype=np.float64)
     with np.errstate(divide='ignore', invalid='ignore'):
         res = np.where(g_sq>0, np.where(tr_sigma>0, tr_sigma/g_sq, 0.), np.inf)

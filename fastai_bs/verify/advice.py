@@ -131,7 +131,7 @@ def good_to_know(
 ): # Yields sentences
     "Say what else was found"
     for part,df in v.table[v.table.part<1].groupby('part'):
-        yield f"{listed(df.bs)} were trained for 1/{round(1/part)} of the length only, as other sizes ended lower there."
+        yield f"Only 1/{round(1/part)} of the length was trained with {listed(df.bs)}, as other sizes ended lower there."
     if v.spread.dof: yield f"Between runs, the loss has a standard deviation of {percent(v.spread.sd)} (from {counted(v.n_runs, 'run')} of each size)."
     yield "A trial is shorter than the whole training, whose best batch size tends to be larger."
 

@@ -217,8 +217,8 @@ class BatchVerification:
         "Return all values but the data frames as strict JSON: numbers, strings and lists; `None` for a number that is unknown or infinite"
         names = ('verdict','bs','best','good','open_sizes','factor','critical_bs','critical_range','decided_by','epochs','n_runs','equal','n_epoch',
                  'rates','left_out','took','interrupted','level','advice')
-        values = {nm: getattr(self, nm) for nm in names}
-        return as_plain(dict(**values, spread=self.spread._asdict(), plan=self.plan.to_dict(), planned=self.planned.to_dict()))
+        values,(sd,dof) = {nm: getattr(self, nm) for nm in names},self.spread
+        return as_plain(dict(**values, spread=dict(sd=sd, dof=dof), plan=self.plan.to_dict(), planned=self.planned.to_dict()))
 
 _more = "More in {}.",'v.details()'
 _columns = ['bs','micro_bs','n_acc','lr','factor','runs','passes','steps','seconds','train_loss','valid_loss','loss','diff','low','high','part']
