@@ -131,7 +131,7 @@ class NoiseScale(ScopedCallback):
     def look_back(self)->int: return round(1/(1-self.beta)) # Measurements that the moving means average over
 
     def add(self,
-        measurement:Measurement=None, # Of the current window; `None`: nothing was measured
+        measurement:Measurement=None, # The current window; `None`: nothing was measured
     ):
         "Add a measurement, if its gradients are finite and no item is in it twice"
         if measurement is None or measurement.n_micro<2: return
@@ -163,7 +163,7 @@ class NoiseScale(ScopedCallback):
     # Results
 
     @property
-    def estimate(self)->NoiseEstimate: return self.pool.estimate(self.level) # Of the moving means
+    def estimate(self)->NoiseEstimate: return self.pool.estimate(self.level) # By the moving means
     @property
     def noise_scale(self)->float: return self.estimate.noise_scale # `tr_sigma/g_sq` of the moving means, in items
     @property
@@ -205,7 +205,7 @@ class NoiseScale(ScopedCallback):
         e = self.estimate
         return dict(zip(('noise_scale','noise_low','noise_high','tr_sigma','g_sq'), (e.noise_scale,*e.ci,e.tr_sigma,e.g_sq)))
 
-    def after_validate(self): fill_columns(self.learn, self.columns()) # Of Recorder's row for the epoch, which the table and CSVLogger show
+    def after_validate(self): fill_columns(self.learn, self.columns()) # In Recorder's row for the epoch, which the table and CSVLogger show
 
     def after_batch(self):
         "Log the latest measurement, after the loggers have counted its batch"

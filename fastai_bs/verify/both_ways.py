@@ -197,7 +197,7 @@ def trained_params(
 def run(
     learn:Learner, # Left as it was
     batches:list, # Micro-batches of a window
-    draws:HeldDraws, # Of the parts `batches`; with `accum` it must have seen the large batch
+    draws:HeldDraws, # For the parts `batches`; with `accum` it must have seen the large batch
     accum=None, # Callback that accumulates; `None`: join `batches` to one large batch
     double:bool=True, # In double precision, or as the learner trains?
     in_eval=(), # Names of modules to set to eval mode
