@@ -292,8 +292,8 @@ class Micros:
 def _first_batches(learn, how, n_acc):
     "Return the first batches of the loader, and `items_in_windows`"
     n_iter,n,on_ranks = declared_len(learn),n_items(learn.dls.train),trains_together(learn)
-    if n_iter<2: raise ValueError(f"An epoch must have at least 2 micro-batches to accumulate, and the training loader yields "
-                                  f"{counted(n_iter, 'micro-batch')}: make micro-batches smaller, or see that the data set is not empty")
+    if n_iter<2: raise ValueError(f"The training loader yields {counted(n_iter, 'micro-batch')} in an epoch, and at least 2 are needed to accumulate: "
+                                  "make micro-batches smaller, or see that the data set is not empty")
     with mock_training(learn), alone(learn):
         loader = iter(learn.dls.train)
         batches = [next(loader)]
