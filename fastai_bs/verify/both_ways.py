@@ -134,6 +134,16 @@ def _copied(b, double):
         return t.to(torch.float64 if double and t.is_floating_point() else t.dtype, copy=True)
     return apply(_copy, b)
 
+def _joined(parts, sizes):
+    "Join batches of `sizes` items to one along their first dimension; raise an error if their shapes differ"
+    o = parts[0]
+    if isinstance(o, dict): return {k: _joined([p[k] for p in parts], sizes) for k in o}
+    if isinstance(o, (list,tuple)): return type(o)([_joined(ps, sizes) for ps in zip(*parts)])
+    if isinstance(o, Tensor) and all(p.shape[:1]==(n,) and p.shape[1:]==o.shape[1:] for p,n in zip(parts, sizes)): return torch.cat(parts)
+    if all(torch.equal(p, o) if isinstance(o, Tensor) else p==o for p in parts): return o
+    what = f"tensors of shape {' and '.join(dict.fromkeys(str(tuple(p.shape)) for p in parts))}" if isinstance(o, Tensor) else type(o).__name__
+    raise ValueError(f"these batches cannot be joined: they hold {what}")
+
 # %% ../../nbs/verify/07_both_ways.ipynb #19dc2235
 def marks_of(
     pred, # Predictions: tensors, nested in any way
@@ -234,19 +244,6 @@ class PlainLoop(Callback):
         if (self.iter+1)%self.n_acc and self.iter<self.n_iter-1: raise CancelBatchException
     def __repr__(self): return f'PlainLoop({self.n_acc})'
 
-# %% ../../nbs/verify/07_both_ways.ipynb #fa504328
-def _joined(parts, sizes):
-    "Join batches of `sizes` items to one along their first dimension; raise an error if their shapes differ"
-    o = parts[0]
-    if isinstance(o, dict): return {k: _joined([p[k] for p in parts], sizes) for k in o}
-    if isinstance(o, (list,tuple)): return type(o)([_joined(ps, sizes) for ps in zip(*parts)])
-    if isinstance(o, Tensor) and all(p.shape[:1]==(n,) and p.shape[1:]==o.shape[1:] for p,n in zip(parts, sizes)): return torch.cat(parts)
-    if all(torch.equal(p, o) if isinstance(o, Tensor) else p==o for p in parts): return o
-    what = f"tensors of shape {' and '.join(dict.fromkeys(str(tuple(p.shape)) for p in parts))}" if isinstance(o, Tensor) else type(o).__name__
-    raise ValueError(f"these batches cannot be joined: they hold {what}")
-
-def _cut(b, s): return rows_of(b, find_bs(b), s, 'check_accum', 'give it a loader of batches that can be joined or cut')
-
 # %% ../../nbs/verify/07_both_ways.ipynb #c547dcf3
 def items_in_windows(
     how, # A `GradAccum`, fastai's `GradientAccumulation` or a `PlainLoop`
@@ -271,6 +268,8 @@ def items_in_windows(
     return {'a whole window': whole} if end==whole else {'a whole window': whole, "the epoch's last window": end}
 
 # %% ../../nbs/verify/07_both_ways.ipynb #77ed42a3
+def _cut(b, s): return rows_of(b, find_bs(b), s, 'check_accum', 'give it a loader of batches that can be joined or cut')
+
 @dataclass
 class Micros:
     "The micro-batches of a window"
