@@ -1,4 +1,4 @@
-"""The gradient noise scale and its confidence interval, from a few numbers per optimizer step
+"""Estimate the gradient noise scale and its confidence interval from a few numbers per optimizer step
 
 Docs: https://fastai-bs.github.io/fastai_bs/noise/estimator.html.md"""
 
@@ -21,32 +21,32 @@ from ..utils.text import with_interval
 def moments_of_sums(
     K, # Micro-batches in the window
     N, # Their elements
-    total, # Sum over the micro-batches of elements times squared norm of their mean gradient
+    total, # Sum over the micro-batches of elements times squared norm of the mean gradient
     sq_mean, # Squared norm of the window's mean gradient
 )->tuple: # `tr_sigma` and `g_sq`
-    "`window_moments` from sums over the micro-batches, which is all that several devices need to exchange"
+    "Compute `window_moments` from sums over the micro-batches, which several devices can exchange"
     tr_sigma = (total - N*sq_mean)/(K-1)
     return tr_sigma, sq_mean - tr_sigma/N
 
 def window_moments(
-    n, # Elements (items, or tokens where the loss counts those) that each of the `K` micro-batches averages over; shape `(..., K)`
+    n, # Elements (items, or tokens if the loss averages over tokens) in each of the `K` micro-batches; shape `(..., K)`
     sq, # Squared norm of each micro-batch's mean gradient; shape `(..., K)`
     sq_mean, # Squared norm of the window's mean gradient `sum(n*g)/sum(n)`; shape `(...)`
-)->tuple: # `tr_sigma` and `g_sq`, either of which can be negative, and the window's elements `N`; shape `(...)` each
-    "Unbiased `tr_sigma` and `g_sq` of one window: E|g_n|² = |G|² + tr(Σ)/n (McCandlish et al. 2018, App. A.1), solved for any mix of sizes"
+)->tuple: # `tr_sigma` and `g_sq`, which can be negative, and the window's elements `N`; shape `(...)` each
+    "Estimate `tr_sigma` and `g_sq` of a window without bias: E|g_n|² = |G|² + tr(Σ)/n (McCandlish et al. 2018, App. A.1), solved for any sizes"
     n,sq,sq_mean = (np.asarray(o, dtype=np.float64) for o in (n,sq,sq_mean))
     K = n.shape[-1]
     N = n.sum(-1)
-    if K<2: raise ValueError(f"A window needs at least 2 micro-batches to tell signal from noise, got {K}: accumulate over more")
-    if not (n>0).all(): raise ValueError(f"Every micro-batch of a window must hold at least one element, got {n.tolist()}: leave the empty ones out")
+    if K<2: raise ValueError(f"A window must have at least 2 micro-batches to tell signal from noise, got {K}: accumulate over more")
+    if not (n>0).all(): raise ValueError(f"Every micro-batch of a window must have at least one element, got {n.tolist()}: leave the empty ones out")
     return *moments_of_sums(K, N, (n*sq).sum(-1), sq_mean), N
 
 # %% ../../nbs/noise/01_estimator.ipynb #0222f5bf
 def ratio(
     tr_sigma, # Estimate of tr(Σ)
     g_sq, # Estimate of |G|²
-): # `tr_sigma/g_sq`; `inf` where no gradient can be told from the noise (`g_sq<=0`), 0 where no noise can be told from the gradient (`tr_sigma<=0`)
-    "The noise scale of two estimates, in the units of the elements they were counted in"
+): # In elements; `inf` if `g_sq<=0`, else 0 if `tr_sigma<=0`
+    "Return the noise scale of two estimates"
     tr_sigma,g_sq = np.asarray(tr_sigma, dtype=np.float64),np.asarray(g_sq, dtype=np.float64)
     with np.errstate(divide='ignore', invalid='ignore'):
         res = np.where(g_sq>0, np.where(tr_sigma>0, tr_sigma/g_sq, 0.), np.inf)
@@ -61,9 +61,9 @@ def fieller(
     cov, # Their covariance
     dof, # Degrees of freedom of these variances
     level=0.95, # Coverage of the interval
-    at_least=0., # Lower end where even |G|² is measured negative beyond doubt: nothing is known then but what was seen, the elements measured
-)->tuple: # Lower and upper end, in elements; the upper is `inf` where the data cannot bound it
-    "Confidence interval of `tr_sigma/g_sq` (Fieller 1954, J. R. Stat. Soc. B 16), all branches, elementwise"
+    at_least=0., # Lower end if `g_sq` is surely negative: the elements measured, as no more is known
+)->tuple: # Lower and upper end, in elements; the upper end is `inf` if the data cannot bound it
+    "Return the confidence interval of `tr_sigma/g_sq` (Fieller 1954, J. R. Stat. Soc. B 16), elementwise"
     if not 0<level<1: raise ValueError(f"`level` must be between 0 and 1, both excluded, got {level}: 0.95 for an interval of 95%")
     T,g = np.asarray(tr_sigma, dtype=np.float64),np.asarray(g_sq, dtype=np.float64)
     q = stats.t.ppf((1+level)/2, dof)**2
@@ -73,35 +73,33 @@ def fieller(
     d = np.sqrt(np.maximum(B**2 - A*C, 0)) # Below 0 by rounding, or where no branch uses it
     with np.errstate(divide='ignore', invalid='ignore'):
         bounded = (A>0) & (g>0)
-        root = np.where((B>0) | (A<=0), C/(B+d), (B-d)/A) # The same number, without the difference of two that are nearly alike
+        root = np.where((B>0) | (A<=0), C/(B+d), (B-d)/A) # Two forms of one number, to avoid a difference of nearly equal numbers
         low = np.select([bounded, A>0, C>0], [np.maximum(root, 0), at_least, root], 0.)
         high = np.where(bounded, np.maximum((B+d)/A, 0), np.inf)
     return low[()], high[()]
 
-
 # %% ../../nbs/noise/01_estimator.ipynb #d8377a64
 @dataclass(frozen=True)
 class NoiseEstimate:
-    "A noise scale that was measured"
-    noise_scale:float # Items; `inf` where no gradient could be told from the noise, NaN without a window
-    ci:tuple # Its interval, in items; the upper end is `inf` where the data cannot bound it
-    n_windows:int # That it is of
+    "A measured noise scale"
+    noise_scale:float # Items; `inf` if the gradient cannot be told from the noise, NaN without a window
+    ci:tuple # Its interval, in items; the upper end is `inf` if the data cannot bound it
+    n_windows:int # Windows that were measured
     tr_sigma:float = math.nan # Mean of the windows' `tr_sigma`, per element
     g_sq:float = math.nan # Mean of the windows' `g_sq`
 
     def __repr__(self): return f"{with_interval(self.noise_scale, self.ci)} items, of {self.n_windows} windows"
 
 def _in_items(tr_sigma, g_sq, ci, per_item, n_windows):
-    "The estimate by two means, whose interval `ci` is in elements, of which an item has `per_item`"
+    "Convert means and an interval in elements to an estimate in items, with `per_item` elements each"
     return NoiseEstimate(float(ratio(tr_sigma, g_sq)/per_item), tuple(float(o/per_item) for o in ci), n_windows, float(tr_sigma), float(g_sq))
 
 class Pool:
-    "Weighted means of `tr_sigma` and `g_sq` over windows and their (co)variances, updated in place: a dozen numbers, however long the run"
+    "Weighted means of `tr_sigma` and `g_sq` over windows and their (co)variances, updated in place: a dozen numbers for any number of windows"
     def __init__(self,
-        beta:float=1., # What is left of a window's weight at each window after it; 1 weighs all alike
+        beta:float=1., # Factor on a window's weight for each later window; 1 gives all the same weight
     ):
-        if not 0<beta<=1: raise ValueError(f"`beta`, what is left of a window's weight after the next one, must be above 0 and at most 1, got {beta}. "
-                                           "Use 1 to weigh all alike")
+        if not 0<beta<=1: raise ValueError(f"`beta` must be above 0 and at most 1, got {beta}: 1 gives all windows the same weight, 0.99 favours the last 100")
         self.beta = beta
         self.n_windows,self.n_elems,self.n_items = 0,0.,0
         self.tr_sigma = self.g_sq = 0.                     # Means, weights u = N*beta**age
@@ -110,19 +108,19 @@ class Pool:
         self._v_tr = self._v_g = self._cov = 0.            # Sums of u²(x - mean)(y - mean)
 
     def add(self,
-        tr_sigma, # The window's `tr_sigma`; a number, or an array to follow many experiments at once
+        tr_sigma, # The window's `tr_sigma`: a number, or an array to follow many experiments at once
         g_sq, # The window's `g_sq`
         n, # The window's elements
         n_items=None, # The window's items; `None`: one for each element
     ):
-        "Take in one window. After Welford: sums about the mean, moved along with it, lose no digits to cancellation. Returns `self`"
-        # What was seen before is a window older
+        "Add a window, and return `self`; the sums about the mean are updated as by Welford"
+        # Earlier windows are one window older
         b2 = self.beta*self.beta
         self._u = self.beta*self._u + n
         self._u2 = b2*self._u2
         d_tr,d_g,v_tr,v_g,cov = b2*self._d_tr,b2*self._d_g,b2*self._v_tr,b2*self._v_g,b2*self._cov
 
-        # How far the means move, and how far from them the new window then is
+        # Moves of the means `m`, and weighted residuals of the new window `r`
         m_tr = (tr_sigma-self.tr_sigma)*n/self._u
         m_g = (g_sq-self.g_sq)*n/self._u
         self.tr_sigma = self.tr_sigma + m_tr
@@ -144,16 +142,14 @@ class Pool:
         return self
 
     @property
-    def noise_scale(self): return ratio(self.tr_sigma, self.g_sq) # In elements; from the first window on
+    def noise_scale(self): return ratio(self.tr_sigma, self.g_sq) # In elements; needs a window
     @property
     def elems_per_item(self): return self.n_elems/self.n_items if np.all(self.n_items) else np.nan # Elements that the loss averages over
     @property
-    def w_eff(self): # Between 1 and the number of windows
-        "Effective sample size: the number of equally weighted windows that would know as much"
-        return self._u*self._u/self._u2
+    def w_eff(self): return self._u*self._u/self._u2 # Effective sample size, between 1 and the number of windows
 
     @property
-    def variances(self)->tuple: # `v_tr`, `v_g` and `cov`; from 2 windows on
+    def variances(self)->tuple: # `v_tr`, `v_g` and `cov`; needs 2 windows
         "Variances of the two means, and their covariance"
         s = 1/self.w_eff
         return tuple(o/(self._u*self._u)/(1-s) for o in (self._v_tr,self._v_g,self._cov))
@@ -161,7 +157,7 @@ class Pool:
     def interval(self,
         level:float=0.95, # Coverage
     )->tuple: # Lower and upper end, in elements; `(0, inf)` below 3 windows
-        "`fieller` interval of `noise_scale`"
+        "Return the `fieller` interval of `noise_scale`"
         few = np.asarray(self.n_windows)<3
         if few.all(): return 0.,np.inf
         with np.errstate(divide='ignore', invalid='ignore'):
@@ -171,7 +167,7 @@ class Pool:
     def estimate(self,
         level:float=0.95, # Coverage of the interval
     )->NoiseEstimate:
-        "What the windows so far tell"
+        "Return the noise scale of the windows so far"
         if not self.n_windows: return NoiseEstimate(math.nan, (0.,math.inf), 0)
         return _in_items(self.tr_sigma, self.g_sq, self.interval(level), self.elems_per_item, self.n_windows)
 
@@ -179,21 +175,20 @@ def _columns(windows):
     return [np.asarray(windows[nm], dtype=np.float64) for nm in ('tr_sigma','g_sq','n_elems','n_items')]
 
 def pooled(
-    windows:pd.DataFrame, # A row for each, oldest first
+    windows:pd.DataFrame, # A row per window, oldest first
     beta:float=1., # As in `Pool`
 )->Pool:
-    "A `Pool` of these windows"
+    "Add all windows to a new `Pool`"
     res = Pool(beta)
     for window in zip(*(o.tolist() for o in _columns(windows))): res.add(*window)
     return res
-
 
 # %% ../../nbs/noise/01_estimator.ipynb #042aa337
 def estimates(
     pools, # `Pool`s of numbers
     level:float=0.95, # Coverage of the interval
 )->pd.DataFrame: # `noise_scale`, `low` and `high` in items, `mean_tr_sigma` and `mean_g_sq` per element
-    "What each of them tells, a row for each"
+    "Return the estimate of each pool, in a row for each"
     many = Pool()
     for nm in vars(many): setattr(many, nm, np.array([getattr(o, nm) for o in pools], dtype=np.float64))
     low,high = many.interval(level)
@@ -202,24 +197,23 @@ def estimates(
                         index=range(len(pools)))
 
 def running(
-    windows:pd.DataFrame, # A row for each, oldest first
+    windows:pd.DataFrame, # A row per window, oldest first
     beta:float=1., # As in `Pool`
-)->pd.DataFrame: # As of `estimates`
-    "What is known by each window from those up to it, as of a `Pool` that takes them in one by one"
+)->pd.DataFrame: # As from `estimates`
+    "Return the estimate after each window"
     pool = Pool(beta)
     return estimates([copy(pool.add(*window)) for window in zip(*_columns(windows))])
 
-
 # %% ../../nbs/noise/01_estimator.ipynb #62e3bc8f
 def drift_t(
-    windows:pd.DataFrame, # A row for each, oldest first; at least 4
-)->float: # Positive where the noise scale is larger in the second half
-    "Welch's t between the two halves' weighted means of `tr_sigma - r*g_sq`, with `r` the ratio over both; 0 where there is no difference at all"
+    windows:pd.DataFrame, # A row per window, oldest first; at least 4
+)->float: # Positive if the noise scale is larger in the second half
+    "Return Welch's t between the two halves, for the weighted mean of `tr_sigma - r*g_sq` with `r` the ratio over both; 0 if they are equal"
     T,g,w,_ = _columns(windows)
-    if len(T)<4: raise ValueError(f"A drift needs at least 4 windows to show, two in each half; got {len(T)}")
-    e = T*(w@g) - g*(w@T) # (tr_sigma - r*g_sq) times w@g: no division by a mean that may be 0
+    if len(T)<4: raise ValueError(f"A drift needs at least 4 windows, two in each half, got {len(T)}: measure for longer")
+    e = T*(w@g) - g*(w@T) # (tr_sigma - r*g_sq) times w@g, without a division by a mean that may be 0
     def _half(part):
-        "Weighted mean of `e` and its variance"
+        "Return the weighted mean of `e` and its variance"
         u = w[part]/w[part].sum()
         mean,s = u@e[part],u@u
         return mean, u**2@(e[part]-mean)**2/(1-s)
@@ -229,44 +223,42 @@ def drift_t(
     if m1==m2: return 0.
     with np.errstate(divide='ignore'): return float(np.sign(w@g)*(m2-m1)/np.sqrt(v1+v2))
 
-
 # %% ../../nbs/noise/01_estimator.ipynb #3fc451e7
 def last_stretch(
-    windows:pd.DataFrame, # A row for each, oldest first
-)->int: # Index of the first window of the stretch
-    "Where the last stretch of windows without drift, a stationary segment, begins: while the halves disagree, keep the second"
+    windows:pd.DataFrame, # A row per window, oldest first
+)->int: # Index of its first window
+    "Find the last windows without drift, a stationary segment"
     start = 0
-    # With halves below 10 windows the test raises false alarms in more than 1 of 100
+    # With halves below 10 windows, more than 1 of 100 tests would be a false alarm
     while len(windows)-start>=20 and abs(drift_t(windows.iloc[start:]))>3: start += (len(windows)-start)//2
     return start
 
 def trend(
-    windows:pd.DataFrame, # A row for each, oldest first
-)->int: # 1 where the noise scale rises, -1 where it falls, 0 where neither can be told
-    "Where the noise scale of these windows goes, if they are no stretch without drift"
+    windows:pd.DataFrame, # A row per window, oldest first
+)->int: # 1 if the noise scale rises, -1 if it falls, 0 if neither is clear
+    "Return the direction of a drift"
     return int(np.sign(drift_t(windows))) if last_stretch(windows) else 0
 
 def settled(
-    windows:pd.DataFrame, # A row for each, oldest first
+    windows:pd.DataFrame, # A row per window, oldest first
     beta:float=1., # As in `Pool`
     level:float=0.95, # Coverage of the interval
 )->NoiseEstimate:
-    "The noise scale of the last stretch of windows without drift"
+    "Estimate the noise scale from the last windows without drift"
     return pooled(windows.iloc[last_stretch(windows):], beta).estimate(level)
-
 
 # %% ../../nbs/noise/01_estimator.ipynb #fddd1534
 def along(
-    windows:pd.DataFrame, # A row for each, oldest first
+    windows:pd.DataFrame, # A row per window, oldest first
     level:float=0.95, # Coverage of the interval
 )->NoiseEstimate: # With the interval `(0, inf)` below 3 windows
-    "The noise scale of a path, weighted mean of `tr_sigma` over weighted mean of `g_sq`, with variances from successive differences"
+    "Estimate the mean noise scale of windows that drift, with variances from successive differences"
     T,g,n,n_items = _columns(windows)
     if not len(n): return Pool().estimate()
     w = n/n.sum()
     means = w@T,w@g
     def _cov(x, y):
-        "Covariance of two weighted means, where a window's variance goes as one over its elements"
+        "Return the covariance of two weighted means; a window's variance is inverse to its elements"
         d = np.diff(x)*np.diff(y)/(1/n[1:]+1/n[:-1]) # For one element
         each = np.concatenate([d[:1], (d[1:]+d[:-1])/2, d[-1:]]) # At each window, by its neighbours
         return w@each/n.sum()
@@ -275,4 +267,3 @@ def along(
         dof = 2/3*(1/(w@w)-1) # Successive differences share their windows
         ci = fieller(*means, _cov(T, T), _cov(g, g), _cov(T, g), dof, level, at_least=n.sum())
     return _in_items(*means, ci, n.sum()/n_items.sum(), len(n))
-

@@ -1,4 +1,4 @@
-"""Watch the gradient noise scale of a training run, and change no bit of it
+"""Measure the gradient noise scale of a training run without changing it
 
 Docs: https://fastai-bs.github.io/fastai_bs/noise/noise_scale.html.md"""
 
@@ -29,7 +29,7 @@ from .sources import FromBoth, FromParts, FromRanks, FromWindows
 
 # %% ../../nbs/noise/05_noise_scale.ipynb #8bc8d91e
 class Moments(NamedTuple):
-    "A row for each measurement"
+    "A measurement"
     step:int # Optimizer step, counted from 1
     n_items:int # Items of the window
     n_elems:float # Elements that its loss averages over
@@ -39,19 +39,19 @@ class Moments(NamedTuple):
 _of_batch = 'before_batch','after_loss','before_backward','after_backward','after_step'
 
 class NoiseScale(ScopedCallback):
-    """Measure the gradient noise scale of the training as it goes; changes no bit of it
+    """Measure the gradient noise scale during training, and change no bit of it
 
-    At every optimizer step where `GradAccum` or several ranks make its batch of several; else at every 40th, from `n_micro` parts of it. In items:
-    `noise_scale`, its interval `ci`, and `df` with a row for each measurement; `learn.recorder.plot_noise_scale()` draws them. Of a long training `df` holds
-    10,000 rows at most, evenly spread but for the latest, which are all there: about 10 MB.
+    It measures at every optimizer step with several micro-batches or ranks, else at every 40th step, from `n_micro` parts of the batch. `noise_scale` and
+    `ci` are in items, and `df` has a row per measurement. `learn.recorder.plot_noise_scale()` draws them. In a long training, `df` keeps at most 10,000 rows
+    (about 10 MB): the latest, and evenly spread ones before.
     """
     most = 10_000 # Rows, unless the moving means look back on more than a quarter of that
-    order,run_valid = Recorder.order+2,False # Recorder has named its columns, the table is not begun, and TensorBoard and W&B have counted the batch
+    order,run_valid = Recorder.order+2,False # After Recorder has named its columns and TensorBoard and W&B have counted the batch, before the table begins
 
     def __init__(self,
-        beta:float=0.99, # What is left of a measurement's weight after another one: 0.99 looks back on some 100 of them, and lags behind a rise
-        every:int=None, # Optimizer steps from one measurement to the next; `None`: 1 where a step has several micro-batches or ranks, else 40
-        n_micro:int=4, # Parts that the batch is cut into where there are none of these
+        beta:float=0.99, # Factor on the weight of earlier measurements: 0.99 averages over about the last 100, and lags behind a rise
+        every:int=None, # Optimizer steps between measurements; `None`: 1 if a step has several micro-batches or ranks, else 40
+        n_micro:int=4, # Parts of the batch, if a step has only one
         ci:float=0.95, # Coverage of the interval
     ):
         check_fraction('beta', beta)
@@ -64,31 +64,30 @@ class NoiseScale(ScopedCallback):
 
     def _reset(self):
         self.pool = Pool(self.beta)
-        self.rows,self.pools = [],[] # `Moments` of each measurement, and what `pool` was by then
-        self.is_new = False # Is there a measurement that a logger waits for?
-        self.n_dropped = self.n_twice = 0 # Measurements left out: of gradients that are not finite, of windows that hold an item twice
+        self.rows,self.pools = [],[] # `Moments` of each measurement, and a copy of `pool` after it
+        self.is_new = False # Is there a measurement to log?
+        self.n_dropped = self.n_twice = 0 # Measurements left out: with a gradient that is not finite, with an item twice in the window
 
     # A fit begins
 
     def start_fit(self):
-        "Start anew, or where a `start_epoch` says so go on; refuse a fit that cannot be measured"
+        "Start anew, or go on after a `start_epoch`; refuse a fit that cannot be measured"
         learn = self.learn
         twins = [cb for cb in learn.cbs if isinstance(cb, NoiseScale)]
         if self.has_twins(twins):
             raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)} NoiseScale: remove the others")
-        source = self._choose(callback_of(learn, GradAccum))
-        source.check()
+        source = self._source(callback_of(learn, GradAccum))
+        source.start()
         if first_epoch(learn) and self.source: source.n_steps,source.next = self.source.n_steps,self.source.next
         else: self._reset()
         self.source,self.bs,self.is_new = source,known_batch_size(learn),False
-        if hasattr(learn, 'recorder'): learn.recorder.noise = ForPlots(self, 'df', 'bs') # Also after a fit whose own callbacks are gone
+        if hasattr(learn, 'recorder'): learn.recorder.noise = ForPlots(self, 'df', 'bs') # Kept also if this callback belongs to one fit only
 
-    def _choose(self, accum):
-        "On several ranks every step has a gradient from each of them, but `GradAccum` alone weighs them"
-        learn,every,ranks = self.learn,self.every,n_ranks(self.learn)
-        if accum and (ranks>1 or accum.windows_only): return FromWindows(learn, accum, every, ranks)
-        if ranks>1: return FromRanks(learn, every, ranks)
-        return FromBoth(learn, accum, self.n_micro, every) if accum else FromParts(learn, self.n_micro, every)
+    def _source(self, accum):
+        ranks = n_ranks(self.learn)
+        if accum: kind = FromWindows if ranks>1 or accum.windows_only else FromBoth
+        else: kind = FromRanks if ranks>1 else FromParts
+        return kind(self.learn, accum, self.every, ranks, self.n_micro)
 
     def before_fit(self):
         super().before_fit()
@@ -97,7 +96,7 @@ class NoiseScale(ScopedCallback):
 
     @contextmanager
     def scope(self):
-        "Where an epoch trains, look at the parameters"
+        "Watch the parameters while an epoch trains"
         source = self.source
         source.norms = GradNorms(reached_params(self.learn))
         if source.accum: source.accum.on_window.append(self.close_window)
@@ -107,7 +106,7 @@ class NoiseScale(ScopedCallback):
             source.norms.unhook()
             source.norms = None
 
-    # The events of a batch, as far as the source of gradients needs them
+    # The events of a batch that the source needs
 
     def hears(self, event_name):
         if event_name in _of_batch: return self.source is not None and event_name in self.source.events
@@ -120,21 +119,21 @@ class NoiseScale(ScopedCallback):
     def after_step(self): self.source.n_steps += 1
 
     def close_window(self):
-        "A window of `GradAccum` is full, and its mean is in `.grad`"
+        "Measure a window of `GradAccum`, whose mean is in `.grad`"
         try: self.add(self.source.close())
-        finally: self.source.n_steps += 1 # Where memory ran out meanwhile the window is run again, and not measured again
+        finally: self.source.n_steps += 1 # Also if memory ran out: the window then runs again, and is not measured again
 
     # Each measurement joins the others
 
     @property
     def n_steps(self)->int: return self.source.n_steps if self.source else 0 # Optimizer steps of the fit
     @property
-    def look_back(self)->int: return round(1/(1-self.beta)) # Measurements that the moving means look back on
+    def look_back(self)->int: return round(1/(1-self.beta)) # Measurements that the moving means average over
 
     def add(self,
-        measurement:Measurement=None, # The window under way; `None`: nothing was measured
+        measurement:Measurement=None, # The current window; `None`: nothing was measured
     ):
-        "Take a measurement in, if its gradients are finite and no item was in it twice"
+        "Add a measurement, if its gradients are finite and no item is in it twice"
         if measurement is None or measurement.n_micro<2: return
         if self._holds_twice():
             self.n_twice += 1
@@ -150,18 +149,18 @@ class NoiseScale(ScopedCallback):
         self.is_new = is_logged(self.learn)
 
     def _holds_twice(self):
-        "Is an item twice in this window? fastai's DistributedDL fills the last batches up with items of the epoch"
+        "Is an item twice in this window? fastai's DistributedDL repeats items of the epoch in its last batches"
         dl = self.learn.dl
         return (self.learn.iter+1)*(known_micro_bs(dl) or 1)>n_fresh(dl)
 
     def _thin_out(self):
-        "Keep half of the rows: the latest, and of those before every second one, fourth one or so on, counted from the first; each says what was known by then"
+        "Keep half of the rows: the latest, and of those before every second, fourth, ... one"
         n = len(self.rows)
         every = 2**math.ceil(math.log2(2*self.pool.n_windows/n)) # The power of 2 that leaves no more than half
         kept = [i for i,pool in enumerate(self.pools) if i>=n-self.look_back or pool.n_windows%every==0]
         self.rows,self.pools = [self.rows[i] for i in kept],[self.pools[i] for i in kept]
 
-    # What is known by now
+    # Results
 
     @property
     def estimate(self)->NoiseEstimate: return self.pool.estimate(self.level) # By the moving means
@@ -174,21 +173,21 @@ class NoiseScale(ScopedCallback):
     @property
     def g_sq(self)->float: return self.estimate.g_sq # Moving mean of the windows' `g_sq`
     @property
-    def n_items(self)->int: return self.pool.n_items # Measured
+    def n_items(self)->int: return self.pool.n_items # Items measured
 
     @property
     def moments(self)->pd.DataFrame:
-        "`Moments`, a row for each measurement"
+        "The measurements, a row of `Moments` each"
         return pd.DataFrame(self.rows, columns=Moments._fields, dtype=float).astype({'step': int, 'n_items': int})
 
     @property
     def df(self)->pd.DataFrame:
-        "A row per measurement: moments of its window per element, their moving means, and the noise scale in items with its interval, as known by then"
+        "A row per measurement: its moments per element, and after it the moving means and the noise scale in items with its interval"
         return self.moments.join(estimates(self.pools, self.level))
 
     @property
-    def drift(self)->int: # 1 where it rises, -1 where it falls, 0 where neither can be told
-        "How the noise scale moves over the measurements that the moving means look back on; `noise_scale` and `ci` speak of their middle, not of the present"
+    def drift(self)->int: # 1 if it rises, -1 if it falls, 0 if neither is clear
+        "Direction of the noise scale over the measurements in the moving means; if it drifts, `noise_scale` and `ci` lag behind"
         return trend(self.moments[-self.look_back:])
 
     def __repr__(self):
@@ -199,19 +198,17 @@ class NoiseScale(ScopedCallback):
 
     def _repr_html_(self): return brief_html(repr(self), "The last measurements", self.df)
 
-    # Who else is told
+    # Recorder and loggers
 
     def columns(self)->dict: # By name
-        "Columns of an epoch: the noise scale by now, its interval, and the moving means that it is the ratio of"
+        "Columns of an epoch: the noise scale, its interval, and the moving means"
         e = self.estimate
         return dict(zip(('noise_scale','noise_low','noise_high','tr_sigma','g_sq'), (e.noise_scale,*e.ci,e.tr_sigma,e.g_sq)))
 
-    def after_validate(self):
-        "Columns of Recorder's row for the epoch: what the progress table, CSVLogger and others show"
-        fill_columns(self.learn, self.columns())
+    def after_validate(self): fill_columns(self.learn, self.columns()) # In Recorder's row for the epoch, which the table and CSVLogger show
 
     def after_batch(self):
-        "Log the latest measurement, once the loggers have counted its batch"
+        "Log the latest measurement, after the loggers have counted its batch"
         self.is_new = False
         row,accum = self.rows[-1],callback_of(self.learn, GradAccum)
         values = dict(noise_scale=self.noise_scale, tr_sigma=row.tr_sigma, g_sq=row.g_sq, n_items=row.n_items, n_acc=accum.n_acc if accum else 1)
@@ -221,20 +218,19 @@ class NoiseScale(ScopedCallback):
 
     def after_fit(self):
         super().after_fit()
-        if not hasattr(self.learn, 'lr_finder'): self.say_what_is_missing() # A finder says it in its own words
+        if not hasattr(self.learn, 'lr_finder'): self.say_what_is_missing() # A finder has its own text
 
     def say_what_is_missing(self):
-        "A warning where the fit that is over has told little or nothing, and why"
+        "Warn if the fit gave few measurements or none, and say why"
         n,steps,text = len(self.rows),counted(self.n_steps, 'optimizer step'),''
         if self.n_dropped>n:
             text = (f"NoiseScale left {self.n_dropped} of {self.n_dropped+n} measurements out, as gradients in them were not finite: check the data and the "
                     "loss, or lower the learning rate")
         elif self.n_steps and not n:
-            text = (f"NoiseScale has measured nothing in {steps}: none had gradients of several micro-batches, ranks or parts that could be compared. Take "
-                    "more items or smaller micro-batches, or measure with learn.bs_find()")
+            text = (f"NoiseScale measured nothing in {steps}, as none had gradients of several micro-batches, ranks or parts to compare: take more items or "
+                    "smaller micro-batches, or measure with learn.bs_find()")
         elif n and self.pool.tr_sigma==self.pool.g_sq==0:
-            text = "All gradients that NoiseScale has seen are 0, which tells nothing of their noise: see that the loss depends on the parameters"
+            text = "All gradients that NoiseScale has seen are 0, so there is no noise scale: see that the loss depends on the parameters"
         elif n>1 and 10*n<self.n_steps and self.ci==(0.,math.inf):
-            text = (f"NoiseScale has measured at {n} of {steps}, too few to tell anything: NoiseScale(every={max(1, self.n_steps//40)}) measures more often")
+            text = (f"NoiseScale measured at {n} of {steps}, too few for an interval: NoiseScale(every={max(1, self.n_steps//40)}) measures more often")
         if text: warnings.warn(text, stacklevel=2)
-

@@ -1,4 +1,4 @@
-"""How the measurement went, along a training
+"""Draw the noise scale along a training
 
 Docs: https://fastai-bs.github.io/fastai_bs/noise/plots.html.md"""
 
@@ -17,7 +17,7 @@ from ..utils.plots import legend_below, new_axes
 
 # %% ../../nbs/noise/04_plots.ipynb #dd5528c1
 def _limits(df, bs):
-    "Lowest and highest value to show; `None` where there is none"
+    "Return the y-range, or `None` without values"
     ok = np.isfinite(df.noise_scale) & (df.noise_scale>0)
     low = df.low[df.low>0]
     high = df.high[np.isfinite(df.high) & (df.high>0)]
@@ -27,7 +27,7 @@ def _limits(df, bs):
 def _marker(y): return 'o' if len(y)==1 else None # A line needs two points
 
 def _plot_moments(df, x, ax):
-    "The two estimates, on an axis of their own"
+    "Draw the two moving means on a right axis"
     right = ax.twinx()
     for nm,color,what in (('tr_sigma','C2','noise'),('g_sq','C3','signal')):
         mean = df[f'mean_{nm}']
@@ -37,15 +37,14 @@ def _plot_moments(df, x, ax):
     ax.set_zorder(right.get_zorder()+1)
     ax.patch.set_visible(False)
 
-# %% ../../nbs/noise/04_plots.ipynb #faf3ca07
-# Before the function of the same name: where this one is defined, older versions of fastcore leave None
+# Before the function of the same name, which `patch` of older versions of fastcore would set to None
 @patch
 def plot_noise_scale(self:Recorder,
     ax=None, # Axes to draw on; by default new ones
 ):
-    "`plot_noise_scale` of the last fit that had a `NoiseScale`, with the batch size of that fit as a line; returns the axes"
+    "Draw `plot_noise_scale` for the last fit with a `NoiseScale`, and its batch size; return the axes"
     noise = getattr(self, 'noise', None)
-    if not hasattr(noise, 'df'): raise ValueError("No fit of this learner was measured: add NoiseScale() to its callbacks")
+    if not hasattr(noise, 'df'): raise ValueError("A fit with NoiseScale must come first, and this learner had none: add NoiseScale() to its callbacks")
     return plot_noise_scale(noise.df, noise.bs, ax)
 
 def plot_noise_scale( # noqa: F811
@@ -53,7 +52,7 @@ def plot_noise_scale( # noqa: F811
     bs=None, # Today's batch size in items, drawn as a line
     ax=None, # Axes to draw on; by default new ones
 ):
-    "The noise scale over the items seen so far, with its interval as a band, and on the right the two estimates that it is the ratio of; returns the axes"
+    "Draw the noise scale with its interval over the items so far, and its two moving means on the right; return the axes"
     ax = new_axes(ax, figsize=(7,4.4))
     x = df.n_items.cumsum()
     ok = np.isfinite(df.noise_scale) & (df.noise_scale>0)
@@ -64,7 +63,7 @@ def plot_noise_scale( # noqa: F811
         ax.fill_between(x, df.low.clip(lower=bottom/2), df.high.clip(upper=top*2), alpha=0.2, lw=0, label='its interval')
         ax.set_ylim(bottom, top)
     if bs: ax.axhline(bs, color='grey', ls='--', label=f"today's batch size, {bs}")
-    ax.set(yscale='log', xlabel='items measured', ylabel='gradient noise scale (items)', title='What the gradient says')
+    ax.set(yscale='log', xlabel='items measured', ylabel='gradient noise scale (items)', title='Gradient noise scale')
     ax.yaxis.set_major_formatter(LogFormatter()) # 40, not 4 x 10¹
     ax.yaxis.set_minor_formatter(LogFormatter())
     _plot_moments(df, x, ax)

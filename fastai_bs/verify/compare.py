@@ -1,4 +1,4 @@
-"""Trainings of several batch sizes and rates: which loss decides, which go on, and how far apart sizes end, with an interval
+"""The statistics of `bs_verify`: which loss is compared, relative differences in loss with intervals, and which trainings go on
 
 Docs: https://fastai-bs.github.io/fastai_bs/verify/compare.html.md"""
 
@@ -21,36 +21,36 @@ def decides(
     runs:pd.DataFrame, # Trainings of one length
     n_train:float, # Items in the training set
 )->str: # 'train_loss' or 'valid_loss'
-    "Name the loss to compare them by: the training loss where no training saw an item twice, or where nothing was validated"
+    "Choose the loss to compare: the training loss if no training saw an item twice, or if there is no validation loss"
     return 'valid_loss' if runs['items'].max()>n_train and runs.valid_loss.notna().any() else 'train_loss'
 
 def with_loss(
-    runs:pd.DataFrame, # Trainings, of any lengths
+    runs:pd.DataFrame, # Trainings of any lengths
     n_train:float, # Items in the training set
-)->pd.DataFrame: # With a column `loss`
-    "Add the loss that decides at the length of each; NaN where it is not a number above 0, as ratios of losses are compared"
+)->pd.DataFrame: # `runs` with a column `loss`
+    "Add the loss that is compared; NaN unless it is finite and above 0, as ratios are taken"
     loss = pd.Series(math.nan, runs.index, dtype=float)
     for _,df in runs.groupby('part'): loss[df.index] = df[decides(df, n_train)]
     return runs.assign(loss=loss.where(np.isfinite(loss) & (loss>0)))
 
 # %% ../../nbs/verify/01_compare.ipynb #8799ae3e
-least_dof = 3 # Degrees of freedom: with fewer an interval is so wide, and so uncertain itself, that it tells nothing
+least_dof = 3 # Degrees of freedom; with fewer the interval is too wide and too uncertain to use
 
 class Spread(NamedTuple):
-    "How far chance moves the loss of a training"
-    sd:float # Standard deviation of log loss; NaN where it is not known
-    dof:int # Degrees of freedom that it was estimated with
+    "Noise of the final loss between runs"
+    sd:float # Standard deviation of the log loss; NaN if unknown
+    dof:int # Its degrees of freedom
 
 def log_losses(
-    runs:pd.DataFrame, # Trainings of one length, with a column `loss`, of one rate for each size
+    runs:pd.DataFrame, # Trainings of one length with a column `loss`, at one learning rate for each size
 )->pd.DataFrame: # A row per run, a column per size
-    "Arrange the log losses of those runs that all sizes have"
+    "Arrange the log losses of the runs that all sizes have"
     return np.log(runs.pivot(index='run', columns='bs', values='loss')).dropna()
 
 def spread_of(
     losses:pd.DataFrame, # As from `log_losses`
 )->Spread:
-    "Estimate chance by what is left when the mean of each size and of each run is taken off"
+    "Estimate the noise between runs from the residuals after the mean of each size and of each run is subtracted"
     x = losses.to_numpy(dtype=float)
     dof = max(0, x.shape[0]-1)*max(0, x.shape[1]-1)
     if not dof: return Spread(math.nan, 0)
@@ -59,14 +59,14 @@ def spread_of(
 
 def compared(
     losses:pd.DataFrame, # As from `log_losses`
-    to:int, # Batch size in items: the differences are to this one
-    level:float=0.95, # Coverage of the intervals, of all together
+    to:int, # Batch size in items that all sizes are compared with
+    level:float=0.95, # Coverage of all intervals together
 )->pd.DataFrame: # Index `bs`; `diff`, `low`, `high`
-    """Say how much higher each size ends than one of them, as a part of its loss, with an interval by Student's t
+    """Return the relative difference between the loss of each size and the loss of `to`, with a t interval
 
-    Assumed is `log loss = size + run + chance`, with chance that is independent, normal, and of one variance for all: a randomized block design with
-    the runs as blocks (Box, Hunter and Hunter, Statistics for Experimenters, 2005, chapter 4). For two sizes this is the paired t test. `to` is to be
-    known beforehand, not chosen for its loss; the level is shared out between the others, by Bonferroni.
+    The model is `log loss = size + run + noise`, where the noise is independent and normal with one variance: a randomized block design whose blocks are
+    the runs (Box, Hunter and Hunter, Statistics for Experimenters, 2005, chapter 4). For two sizes this is the paired t test. Choose `to` beforehand and
+    not for its loss. The intervals share `level` by Bonferroni's correction.
     """
     n_runs,n_sizes = losses.shape
     sd,dof = spread_of(losses)
@@ -77,21 +77,21 @@ def compared(
     with np.errstate(over='ignore'): return np.expm1(pd.DataFrame(dict(diff=diff, low=diff-half, high=diff+half)))
 
 # %% ../../nbs/verify/01_compare.ipynb #934ffc48
-tolerance = 0.01 # Part of the loss: what is no difference to anybody
+tolerance = 0.01 # Relative difference in loss that counts as none
 
 def critical(
-    losses:pd.DataFrame, # As from `log_losses`, of trainings that saw as many items each
+    losses:pd.DataFrame, # As from `log_losses`, of trainings on as many items each
 )->int: # Items
-    "Find the critical batch size: the largest that ends within 1% of the best of all smaller ones"
+    "Return the critical batch size: the largest size whose loss is within 1% of the best of all smaller sizes"
     mean = losses.mean()
     best = mean.cummin().shift(fill_value=math.inf)
     return int(mean.index[mean<=best+math.log1p(tolerance)].max())
 
 def critical_range(
-    losses:pd.DataFrame, # As from `log_losses`, of trainings that saw as many items each
+    losses:pd.DataFrame, # As from `log_losses`, of trainings on as many items each
     level:float=0.95, # As for `compared`
-)->tuple: # Sizes that were tried: that it is at least, and at most
-    "Bound the critical batch size: up to the first all are surely within 1% of the best of the smaller ones, and beyond the second none may be"
+)->tuple: # Lower and upper bound, two of the sizes
+    "Bound the critical batch size: each size up to the lower bound is surely within 1% of the best smaller one, and no size above the upper bound is"
     sizes,mean = losses.columns.tolist(),losses.mean()
     low = high = sizes[0]
     surely = True
@@ -103,57 +103,56 @@ def critical_range(
     return low,high
 
 # %% ../../nbs/verify/01_compare.ipynb #b4337565
-parts = 1/16,1/4,1. # Lengths of trainings, as parts of the whole
-least_steps = 10 # Optimizer steps of the whole length: fewer are no training
-n_middle,n_final = 4,3 # Arms that go on to a quarter of the length, and sizes that go on to all of it, where they get as much time each
+parts = 1/16,1/4,1. # Lengths of trainings, as fractions of the whole length
+least_steps = 10 # Optimizer steps below which a training is too short to compare
+n_middle,n_final = 4,3 # Arms that go on to a quarter of the length, and sizes that go on to the whole length, with equal time
 
 def default_rates(
     equal:str, # 'time', 'items' or 'plan'
-)->tuple: # Factors on the rule's rate
-    "Tell at which rates each size is tried; a plan's promise is tried at the plan's"
+)->tuple: # Factors on the rule's learning rate
+    "Return the factors to try; 'plan' tries the plan's own rate"
     return (1,) if equal=='plan' else (1/3,1,3)
 
 class Arm(NamedTuple):
     "A batch size at a learning rate"
     bs:int # Items
-    factor:float # On the rate that the plan's rule makes of the one given
+    factor:float # Factor on the learning rate that the plan's rule gives for `bs`
 
 def ranked(
-    runs:pd.DataFrame, # Trainings of one length, with a column `loss`
+    runs:pd.DataFrame, # Trainings of one length with a column `loss`
 )->list: # `Arm`s
-    "Sort the arms that have a loss, best first"
+    "Sort the arms that have a loss by their mean loss, best first"
     return [Arm(*o) for o in runs.dropna(subset='loss').groupby(['bs','factor']).loss.mean().sort_values(kind='stable').index]
 
 def best_rates(
     order:list, # `Arm`s, best first
-    n:int=1, # Rates of each size that stay
+    n:int=1, # Rates to keep for each size
 )->list: # `Arm`s, best first
     "Keep the best rates of each size"
     return [arm for i,arm in enumerate(order) if sum(o.bs==arm.bs for o in order[:i])<n]
 
 def with_today(
     order:list, # `Arm`s, best first
-    n:int, # Arms that stay
+    n:int, # Arms to keep
     bs_now:int, # Today's batch size, in items
 )->list: # `Arm`s, best first
-    "Keep the `n` best, with the best one of today's size in any case: all are compared with it"
+    "Keep the `n` best arms, and always the best one of today's size, as all sizes are compared with it"
     now = [arm for arm in order if arm.bs==bs_now][:1]
     return order[:n] if not now or now[0] in order[:n] else order[:n-1]+now
 
 def runs_wanted(
-    n_sizes:int, # That are trained for the whole length
-    n_runs:int, # At least
-)->int: # Runs of each
-    "Count the runs that give chance `least_dof` degrees of freedom: each but the first adds one for each size but one; a single one stays alone"
+    n_sizes:int, # Sizes that are trained for the whole length
+    n_runs:int, # Lower limit
+)->int: # Runs of each size
+    "Count the runs that give `least_dof` degrees of freedom, which are `(n_runs-1)*(n_sizes-1)`; a single run or size stays single"
     return n_runs if n_sizes<2 or n_runs<2 else max(n_runs, 1+math.ceil(least_dof/(n_sizes-1)))
 
 def trial_sizes(
     bs_now:int, # Today's batch size, in items
-    planned:int, # The plan's
-    can, # Function of a size: can it be reached?
-    most:int=5, # Sizes
-)->list: # Items, ascending
-    "Choose today's size, the plan's, and others by powers of two of today's around and between, as far apart as can be"
+    planned:int, # The plan's batch size, in items
+    can, # Function of a batch size: can it be trained?
+)->list: # Items, ascending; at most 5 sizes
+    "Choose today's size, the plan's, and sizes around and between them, as far apart as possible; those between are powers of two of today's"
     low,high = sorted((bs_now,planned))
     powers = [bs_now*2**i for i in range(40)] + [bs_now//2**i for i in range(1, 40)]
     around = {low//2, 2*high, 4*high, *(bs for bs in powers if low<bs<high)}
@@ -161,7 +160,7 @@ def trial_sizes(
     sizes = {bs_now,planned}
     if len(left)+len(sizes)>4: left.discard(4*high)
     def _distance(bs): return min(abs(math.log(bs/o)) for o in sizes),low<bs<high,bs
-    while left and len(sizes)<most:
+    while left and len(sizes)<5:
         farthest = max(left, key=_distance)
         sizes.add(farthest)
         left.remove(farthest)

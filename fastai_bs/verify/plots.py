@@ -1,4 +1,4 @@
-"""Pictures of trainings of several batch sizes, from values
+"""Draw trainings of several batch sizes from plain values
 
 Docs: https://fastai-bs.github.io/fastai_bs/verify/plots.html.md"""
 
@@ -15,44 +15,44 @@ from ..utils.plots import legend_below
 
 # %% ../../nbs/verify/03_plots.ipynb #85ac55ad
 def _limits(table):
-    "From where to where to draw: all differences of the longest trainings with some room, and their intervals as far as these are not much wider"
+    "Return a y-range that shows all differences of `table` and 0, and its intervals where they are not much wider"
     diffs = [0.,*table['diff']]
     span = max(0.01, max(diffs)-min(diffs))
-    low = min(min(diffs), max(table.low.min(), min(diffs)-span)) if len(table) else 0.
-    high = max(max(diffs), min(table.high.max(), max(diffs)+span)) if len(table) else 0.
+    low = min(min(diffs), max(table.low.min(), min(diffs)-span))
+    high = max(max(diffs), min(table.high.max(), max(diffs)+span))
     return low-0.2*span,high+0.3*span
 
 def plot_sizes(
-    lengths, # `(part, table)` of each length as part of the whole, ascending; each table with `bs`, `factor`, `diff`, `low`, `high`
+    lengths, # `(part, table)` for each length, ascending: its fraction of the whole, and a table with `bs`, `factor`, `diff`, `low` and `high`
     *,
     bs_now:int, # Today's batch size in items, drawn as a line
     planned=None, # The plan's batch size in items, drawn as a line
-    bs=None, # The batch size in items that was chosen; marked where it is in the last table
+    bs=None, # The chosen batch size in items, marked if the last table has it
     ax=None, # Axes to draw on; by default new ones
 ):
-    "Draw how far above today's size each one ends, at each length; returns the axes"
+    "Plot the loss of each size relative to today's, with a line for each length; return the axes"
     ax = plt.subplots(layout='constrained', figsize=(5.5,4.8))[1] if ax is None else ax
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     if planned and planned!=bs_now: ax.axvline(planned, color='grey', ls=':', label=f'planned, {planned}')
     ax.axhline(0, color='grey', lw=0.5)
-    n,shown = len(lengths),{} # Of each size the factor and the height that are shown
+    n,shown = len(lengths),{} # `shown`: the factor and the height at each size
     for i,(part,table) in enumerate(lengths):
         is_last = i==n-1
         color = plt.cm.Blues(0.9-0.5*(n-1-i)/max(1, n-1))
         label = 'whole length' if part>=1 else f'1/{round(1/part)} of it'
         ax.plot(table.bs, table['diff'], 'o-', color=color, lw=1+is_last, ms=4+2*is_last, zorder=2.5+is_last, label=label)
         shown.update(zip(table.bs, zip(table.factor, table['diff'])))
-        if is_last and np.isfinite(table.high).all(): ax.vlines(table.bs, table.low, table.high, color=color, alpha=0.4, lw=5)
-        if is_last and bs in table.bs.tolist():
-            ax.plot(bs, table['diff'][table.bs==bs].item(), '*', color='C1', ms=16, zorder=5, label=f'chosen, {bs}')
-    bottom,top = _limits(lengths[-1][1]) if lengths else (-0.01,0.01)
+    if np.isfinite(table.high).all(): ax.vlines(table.bs, table.low, table.high, color=color, alpha=0.4, lw=5)
+    if bs in table.bs.tolist():
+        ax.plot(bs, table['diff'][table.bs==bs].item(), '*', color='C1', ms=16, zorder=5, label=f'chosen, {bs}')
+    bottom,top = _limits(table)
     if {f for f,_ in shown.values()}-{1}:
         for size,(f,y) in shown.items():
             at = size,min(y, top-0.15*(top-bottom))
             ax.annotate(f'×{factor_text(f)}', at, (0,11), textcoords='offset points', ha='center', fontsize='small', zorder=6)
-        ax.plot([], [], ' ', label="×: rate that won, over the rule's")
+        ax.plot([], [], ' ', label="×: best factor on the rule's rate")
     sizes = sorted({bs_now,planned or bs_now,*shown})
-    ax.set(xscale='log', ylim=(bottom,top), xlabel='batch size (items)', ylabel="loss above today's", title='Where sizes end')
+    ax.set(xscale='log', ylim=(bottom,top), xlabel='batch size (items)', ylabel="loss above today's", title='Final loss by batch size')
     ax.set_xticks(sizes, sizes, rotation=45)
     ax.set_xticks([], minor=True)
     ax.margins(x=0.12)

@@ -1,4 +1,4 @@
-"""What trainings of several batch sizes say: which size ends best in the same time, or for the same items
+"""Which batch size ends with the lowest loss in the same time, or for the same items
 
 Docs: https://fastai-bs.github.io/fastai_bs/verify/result.html.md"""
 
@@ -21,20 +21,20 @@ from .plots import plot_sizes
 from .advice import cautions, good_to_know, numbers_text, sizes_table, verified_words
 
 # %% ../../nbs/verify/05_result.ipynb #0dffbe0f
-within = 0.02 # Part of today's loss: a size that saves time may end so much higher
+within = 0.02 # How much higher a size that saves time may end, relative to today's loss
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchVerification:
-    "Short trainings of several batch sizes, each at the best of several rates, and which size they speak for"
+    "Short trainings of several batch sizes, and which size is best"
     df:pd.DataFrame # A row per training
-    planned:BatchPlan # What `bs_find` said before
-    equal:str # What all trainings of a length have in common: 'time' or 'items'; 'plan': each is as long as its plan says
-    n_epoch:float # Epochs of today's batch that a whole training is as long as
+    planned:BatchPlan # The plan of `bs_find` before the trainings
+    equal:str # What trainings of a length have in common: 'time' or 'items'; 'plan': each trains for the epochs of its plan
+    n_epoch:float # Whole length, in epochs of today's batch
     rates:tuple # Factors on the rule's rate that were tried
-    left_out:tuple = () # `(bs, reason)` of each size of which nothing is known: 'memory', 'steps' (too few), 'loss' (no number) or 'interrupt'
-    took:float = math.nan # Seconds of all of it
-    interrupted:bool = False # Did it end before its time?
-    level:float = 0.95 # Coverage of the intervals, of all together
+    left_out:tuple = () # `(bs, reason)` of each size without a result: 'memory', 'steps' (too few), 'loss' (not a number) or 'interrupt'
+    took:float = math.nan # Time of the whole verification, in seconds
+    interrupted:bool = False # Was it stopped by an interrupt?
+    level:float = 0.95 # Coverage of all intervals together
 
     @property
     def bs_now(self)->int: return self.planned.bs_now # Today's batch size, in items
@@ -44,18 +44,18 @@ class BatchVerification:
     # What was trained
 
     @cached_property
-    def runs(self)->pd.DataFrame: # Rows of `df`, with `loss`
-        "Trainings with a loss that can be compared; a size at a rate that failed in one run is out at that length, as the others were lucky"
+    def runs(self)->pd.DataFrame: # Rows of `df`, with a column `loss`
+        "Trainings with a loss; if an arm failed in one run, all its runs of that length are left out, as the others were lucky"
         df = with_loss(self.df, self.n_train)
         return df[df.loss.notna().groupby([df.bs,df.factor,df.part]).transform('all')]
 
     @cached_property
-    def losses(self)->pd.DataFrame: # A row per run, a column per size; empty where no training came to the end
-        "Log losses of the whole length, of the runs that all sizes have: after an interrupt the last one is not whole"
+    def losses(self)->pd.DataFrame: # A row per run, a column per size; empty if no training had the whole length
+        "Log losses of the whole length, of the runs that all sizes have"
         return log_losses(self.runs[self.runs.part>=1])
 
     @property
-    def spread(self)->Spread: return spread_of(self.losses) # How far chance moves the loss of a training of the whole length
+    def spread(self)->Spread: return spread_of(self.losses) # Noise of the loss between runs of the whole length
     @property
     def n_runs(self)->int: return len(self.losses) # Runs of the whole length that all sizes have
     @property
@@ -63,9 +63,9 @@ class BatchVerification:
 
     @cached_property
     def table(self)->pd.DataFrame:
-        """A row per size at the best of its rates: means over its runs, and the difference to today's loss as a part of that, with its interval
+        """A row per size at its best rate: means over its runs, and the relative difference to today's loss with its interval
 
-        A size that did not come to the whole length has a `part` below 1, and no interval: it is compared with today's at that length.
+        A size that was dropped before the whole length has a `part` below 1 and no interval. It is compared with today's size at that length.
         """
         arms = self.runs.groupby(['bs','micro_bs','n_acc','lr','factor','part'])
         df = arms[['items','steps','seconds','train_loss','valid_loss','loss']].mean().assign(runs=arms.size()).reset_index()
@@ -77,54 +77,54 @@ class BatchVerification:
         return df.assign(diff=df['diff'].where(df.part>=1, df.loss/df.part.map(now)-1))[_columns]
 
     @property
-    def whole(self)->pd.DataFrame: return self.table[self.table.part>=1] # Rows of `table`: sizes that were trained for the whole length
+    def whole(self)->pd.DataFrame: return self.table[self.table.part>=1] # Rows of `table` that were trained for the whole length
 
     def at_best(self,
         bs:int, # A size of `table`
-    )->pd.Series: # Its row
-        "Look up a size at the best of its rates"
+    )->pd.Series:
+        "Return the row of a size"
         return self.table[self.table.bs==bs].iloc[0]
 
     def difference(self,
-        bs:int, # A size that was trained for the whole length, in items
-        to:int, # Another
-    )->tuple: # `(difference, low, high)`, as parts of the loss of `to`
-        "Tell how much higher one size ends than another"
+        bs:int, # A size of the whole length, in items
+        to:int, # Another one
+    )->tuple: # `(difference, low, high)`, relative to the loss of `to`
+        "Return how much higher the loss of one size is than that of another"
         return tuple(float(o) for o in compared(self.losses, to, self.level).loc[bs])
 
     @property
     def decided_by(self)->str: # 'train_loss' or 'valid_loss'
-        "The loss that the longest trainings are compared by"
+        "The loss by which the longest trainings are compared"
         return decides(self.df[self.df.part==self.df.part.max()], self.n_train)
 
     # What follows
 
     @property
-    def is_known(self)->bool: return self.spread.dof>=least_dof and self.bs_now in self.losses # Is there something to compare with today's, and chance?
+    def is_known(self)->bool: return self.spread.dof>=least_dof and self.bs_now in self.losses # Can sizes be compared with today's?
 
     @property
-    def unknown_for(self)->str: # `None` where something is known
-        "Why nothing is known: 'today' has no loss, 'alone' has been trained for the whole length, or 'chance' is not known"
+    def unknown_for(self)->str: # `None` if sizes can be compared
+        "Why not: 'today' has no loss, 'alone': no other size has one, or 'chance': too few runs to know the noise between them"
         if self.is_known: return None
         if self.bs_now not in self.losses: return 'today'
         return 'alone' if self.losses.shape[1]<2 else 'chance'
 
     @property
-    def margin(self)->float: return 0. if self.equal=='time' else within # Part of today's loss that another size may end higher
+    def margin(self)->float: return 0. if self.equal=='time' else within # How much higher than today's loss another size may end
 
     @cached_property
     def bs(self)->int: # Items
         """Today's size, unless another one is surely better
 
-        With equal time that is the one of lowest loss among those that surely end lower; else the one of fewest seconds of those surely within 2%.
+        With equal time it is the size with the lowest loss of those that surely end lower. Otherwise it is the fastest of those surely within 2%.
         """
         if not self.is_known: return self.bs_now
-        surely = self.whole[self.whole.high<=self.margin] # Today's own difference is 0
+        surely = self.whole[self.whole.high<=self.margin] # With today's, whose difference is 0
         return int(surely.bs[surely['loss' if self.equal=='time' else 'seconds'].idxmin()])
 
     @property
     def open_sizes(self)->list: # Items, ascending
-        "Sizes that may be better than today's, and may be not"
+        "Sizes that may or may not be better than today's"
         if not self.is_known: return []
         is_open = (self.whole.low<self.margin) & (self.whole.high>self.margin)
         if self.equal!='time': is_open &= self.whole.seconds<self.at_best(self.bs_now).seconds
@@ -132,55 +132,55 @@ class BatchVerification:
 
     @property
     def verdict(self)->str:
-        "'use' another size, 'stay' as no other is better, 'tied' where that is open for some, or 'unknown' where nothing can be told, see `unknown_for`"
+        "'use' another size, 'stay' as no size is better, 'tied' as some size may be better, or 'unknown' for the reason in `unknown_for`"
         if not self.is_known: return 'unknown'
         if self.bs!=self.bs_now: return 'use'
         return 'tied' if self.open_sizes else 'stay'
 
     @property
-    def best(self)->int: # Items; `None` where no training came to the whole length
-        "The size of the lowest loss as measured, which others may be about as good as"
+    def best(self)->int: # Items; `None` if no training had the whole length
+        "The size with the lowest mean loss; others may be about as good"
         return int(self.losses.mean().idxmin()) if len(self.losses) else None
 
     @property
     def good(self)->list: # Items, ascending
-        "Sizes that surely end within 2% of today's, or lower; none where nothing is known"
+        "Sizes that surely end at most 2% above today's loss; none if the verdict is 'unknown'"
         return self.whole.bs[self.whole.high<=within].tolist() if self.is_known else []
 
     @property
-    def critical_bs(self)->int: # Items; `None` where it is not known, or without equal items
-        "The critical batch size: the largest that ends within 1% of the best of all smaller ones"
+    def critical_bs(self)->int: # Items; `None` if unknown, or without `equal='items'`
+        "The critical batch size: the largest size whose loss is within 1% of the best of all smaller sizes"
         return critical(self.losses) if self.equal=='items' and self.is_known else None
 
     @property
-    def critical_range(self)->tuple: # Sizes that were tried: that it is at least, and at most; `None` as for `critical_bs`
-        "Between which sizes the critical batch size is; if the second is the largest that was tried, it may be larger still"
+    def critical_range(self)->tuple: # Two of the sizes that were tried; `None` as for `critical_bs`
+        "Bounds of the critical batch size; if the upper one is the largest that was tried, it may be larger still"
         return critical_range(self.losses, self.level) if self.equal=='items' and self.is_known else None
 
     # How to train
 
     @property
     def factor(self)->float: # Of `rates`
-        "What the rule's rate is to be multiplied by with `bs`: what won, 1 where nothing is known"
+        "Best factor on the rule's rate for `bs`; 1 if the verdict is 'unknown'"
         return float(self.at_best(self.bs).factor) if self.is_known else 1.
 
     @property
     def plan(self)->BatchPlan:
-        "What `bs_find` planned for a batch of `bs`, at the rate that won"
+        "The plan of `bs_find` for a batch of `bs`, at the best rate"
         plan = self.planned.at(self.bs)
         return plan if self.factor==1 else replace(plan, today=replace(plan.today, lr=scale_lr(plan.lr, self.factor)))
 
     def epochs_in_time(self,
-        n_epoch:float, # Of today's batch
-    )->float: # Epochs with `bs`, not rounded; NaN where that is not known
-        "Count the epochs that take the same time, by the seconds that trainings of the whole length took"
+        n_epoch:float, # Epochs of today's batch
+    )->float: # Epochs with `bs`, not rounded; NaN if unknown
+        "Count the epochs that take the same time, by the measured time of the trainings of the whole length"
         if self.bs==self.bs_now: return n_epoch
         now,mine = self.at_best(self.bs_now),self.at_best(self.bs)
         return n_epoch*float((now.seconds/now.passes)/(mine.seconds/mine.passes))
 
     @property
-    def epochs(self)->int: # `None` where it takes no whole ones
-        "To train with `bs` for as long as `n_epoch` epochs of today's batch: in the same time, or with the same items; as planned, the plan's"
+    def epochs(self)->int: # `None` if no whole number of epochs is within 10%
+        "Epochs to train with `bs` in place of `n_epoch` epochs of today's batch: in the same time, for the same items, or as planned"
         if self.equal=='plan': return self.plan.n_epoch
         n = self.epochs_in_time(self.n_epoch) if self.equal=='time' else self.n_epoch
         if self.n_epoch<1 or not math.isfinite(n): return None
@@ -189,17 +189,17 @@ class BatchVerification:
     # What the trainings leave open
 
     @property
-    def more_runs(self)->int: return 4*self.n_runs if self.is_known else max(4, 2*self.n_runs) # That would tell more: intervals half as wide
+    def more_runs(self)->int: return 4*self.n_runs if self.is_known else max(4, 2*self.n_runs) # Runs that would halve the intervals
     @property
     def saw_twice(self)->bool: return bool(self.df['items'].max()>self.n_train) # Did a training see an item more than once?
 
     # Show it
 
     @property
-    def advice(self)->str: return paragraph(verified_words(self)) # What to do, how, why, and what to keep in mind
+    def advice(self)->str: return paragraph(verified_words(self)) # What to do, how and why, with at most three cautions
 
     def details(self)->Details: # A string, which a notebook shows with a table
-        "Everything there is to say: all cautions, what else is good to know, the numbers, and the sizes"
+        "Return all sentences, the numbers and the table of sizes"
         sections = ('Keep in mind',list(cautions(self))),('Good to know',list(good_to_know(self))),('Numbers',[numbers_text(self)])
         return details_of(verified_words(self, 0), sections, sizes_table(self))
 
@@ -209,17 +209,16 @@ class BatchVerification:
     def plot(self,
         ax=None, # Axes to draw on; by default new ones
     ): # The axes
-        "The deciding loss over today's against batch size, at each length"
+        "Plot the loss of each size relative to today's, for each length"
         lengths = [(part,replace(self, df=self.df[self.df.part==part]).table) for part in sorted(set(self.runs.part))]
         return plot_sizes(lengths, bs_now=self.bs_now, planned=self.planned.bs, bs=self.bs if self.is_known else None, ax=ax)
 
     def to_dict(self)->dict:
-        "Numbers, strings and lists only, as strict JSON takes them: `None` where a number is not known or is infinite; without data frames"
+        "Return all values but the data frames as strict JSON: numbers, strings and lists; `None` for a number that is unknown or infinite"
         names = ('verdict','bs','best','good','open_sizes','factor','critical_bs','critical_range','decided_by','epochs','n_runs','equal','n_epoch',
                  'rates','left_out','took','interrupted','level','advice')
-        sd,dof = self.spread
-        parts = dict(spread=dict(sd=sd, dof=dof), plan=self.plan.to_dict(), planned=self.planned.to_dict())
-        return as_plain({**{nm: getattr(self, nm) for nm in names}, **parts})
+        values,(sd,dof) = {nm: getattr(self, nm) for nm in names},self.spread
+        return as_plain(dict(**values, spread=dict(sd=sd, dof=dof), plan=self.plan.to_dict(), planned=self.planned.to_dict()))
 
 _more = "More in {}.",'v.details()'
 _columns = ['bs','micro_bs','n_acc','lr','factor','runs','passes','steps','seconds','train_loss','valid_loss','loss','diff','low','high','part']

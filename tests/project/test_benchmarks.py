@@ -205,15 +205,6 @@ def test_the_finder_s_page(): assert not missing(md('nbs/finder/10_bs_find.ipynb
 
 def test_the_finder_s_picture_is_the_page_s(): assert (root/'nbs/images/pays.png').read_bytes()==(folder/'pays.png').read_bytes()
 
-def test_coverage():
-    df = result('coverage')
-    def _range(o): return f'{o.covered.min():.0f} to {o.covered.max():.0f}%'
-    def _one(items, n): return f"{df.query('items==@items and n==@n and noise==0.05').covered.item():.0f}%"
-    text = md('nbs/noise/01_estimator.ipynb')
-    normal,single = df.query("items=='gaussian' and covariance=='1/k, 100' and gradient=='all' and beta==1"),df.query("covariance=='1'")
-    assert _range(normal) in text and _range(single) in text
-    assert not missing(text, *(_one(items, n) for items in ('t3','lognormal') for n in (64,4)))
-
 @pytest.mark.parametrize('nb', ['memory/01_report','index'])
 def test_what_a_memory_report_sees(nb):
     df = result('memory')

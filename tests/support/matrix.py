@@ -447,7 +447,7 @@ expected = {("GradAccum(on_oom='split')",'AWD-LSTM language model'): _no_parts, 
         "a loop of its own \\(_do_one_batch\\), which GradAccum\\(on_oom='split'\\) cannot run in parts: use on_oom='raise'",
     ('NoiseScale in parts','a step of its own'): "a loop of its own \\(_do_one_batch\\), and NoiseScale cannot tell how it would train on a part",
     ('NoiseScale in parts','MixUp'): _binds, ('NoiseScale in parts','CutMix'): _binds,
-    ('bs_verify','ShortEpoch'): "steps were taken in .* of .* to be taken: see which callback cancels batches, and train without it"}
+    ('bs_verify','ShortEpoch'): "must take all its .* optimizer steps, but took .* in batches of .*: remove the callback that cancels batches"}
 
 def expect_refusal(cell, entry, said):
     "An error where it is not"

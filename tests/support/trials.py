@@ -33,7 +33,7 @@ def trial(loss, sizes=(32,64,128,256), rates=(1/3,1,3), whole=None, n_runs=4, sd
         n = part*n_epoch*n_train/64*(step_time(64)/step_time(bs) if equal=='time' else 64/bs)
         secs,l = n*step_time(bs),loss(bs, factor, part)*math.exp(of_run[run]+sd*rng.normal())
         name = dict(bs=bs, factor=factor, part=part, run=run)
-        rows.append(dict(**name, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=factor*plan.scaled_lr, items=n*bs, steps=round(n), seconds=secs, expected=secs,
+        rows.append(dict(**name, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=factor*plan.scaled_lr, items=n*bs, steps=round(n), seconds=secs,
                          train_loss=0.9*l, valid_loss=l if valid else math.nan))
     best = {bs: min(rates, key=lambda f: loss(bs, f, 1.)) for bs in sizes}
     for bs in sizes:

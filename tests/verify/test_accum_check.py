@@ -135,7 +135,7 @@ def test_of_what_the_gradient_is_taken():
     model = copy.deepcopy(learn.model).double()
     F.cross_entropy(model(x.double()), y).backward()
     draws = HeldDraws([8]*4)
-    whole,_ = run(learn, [(x,y)], draws)
+    whole,_ = run(learn, batches, draws)
     for nm,p in model.named_parameters(): torch.testing.assert_close(whole[nm], p.grad, rtol=1e-12, atol=1e-15)
     parts,_ = run(learn, batches, draws, GradAccum(4))
     parts['1.bias'] += 0.5*whole['1.bias'].norm()/8**0.5
@@ -248,7 +248,7 @@ def ragged_tokens():
 def test_batches_that_do_not_go_together(how):
     "One of them in parts"
     res = ragged_tokens().check_accum(how)
-    assert res.items==8 and 'a batch in parts: 4 x 2 items' in list(res.errors)[0] and 'do not go together' in res.notes[0]
+    assert res.items==8 and 'a batch in parts: 4 x 2 items' in list(res.errors)[0] and 'cannot be joined' in res.notes[0]
     assert res.error==pytest.approx(32/30-1 if getattr(how, 'n_acc', 0)==30 else 0, abs=1e-13)
 
 x,y = torch.randn(50,5, generator=g),torch.randint(0, 3, (50,), generator=g)

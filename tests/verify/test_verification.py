@@ -141,7 +141,7 @@ def test_more_runs_halve_the_interval():
 
 def test_what_is_known_by_heart():
     v = trial(valley(128), valid=False)
-    assert v.decided_by=='train_loss' and v.saw_twice and any('by heart' in o for o in verified_words(v)['caution'])
+    assert v.decided_by=='train_loss' and v.saw_twice and any('overfitting' in o for o in verified_words(v)['caution'])
     assert not trial(valley(128), n_epoch=0.5).saw_twice
 
 # As values, drawn

@@ -121,7 +121,7 @@ def test_trials_are_annealed_from_here_at_the_rule_s_rates(cbs, bs):
 def test_equal_time():
     v = verify(reg_learner(256), sizes=[8,16,32], rates=(1,3), n_epoch=4, n_runs=2)
     whole,time = v.df[v.df.part==1],v.n_epoch*v.planned.epoch_time
-    for o in whole.itertuples(): assert o.expected==pytest.approx(time, abs=v.planned.step_time_at(o.bs)*(1+4*math.ceil(o.items/256)))
+    for o in whole.itertuples(): assert o.steps*v.planned.step_time_at(o.bs)==pytest.approx(time, abs=v.planned.step_time_at(o.bs)*(1+4*math.ceil(o.items/256)))
     assert whole.bs.nunique()==3 and 4 in whole.bs.values and set(whole.run)=={1,2,3} and v.spread.dof>=least_dof and v.verdict!='unknown'
     assert set(v.df[v.df.part<1].run)=={0} and v.df[v.df.part==1/16].groupby('bs').factor.nunique().tolist()==[2]*4
     assert len(v.df[v.df.part==1/4])==4
@@ -146,9 +146,9 @@ def test_as_planned(monkeypatch):
     assert {(o.micro_bs*o.n_acc,o.n_steps,o.lr,o.wd) for o in ran}==expected and len(v.df)==8 and (v.df.part==1).all()
     assert v.verdict!='unknown' and v.rates==(1,) and v.bs in (4,16) and v.epochs==v.plan.n_epoch and changes(was, picture(learn))==[]
 
-def test_a_plan_that_stays_has_no_promise(monkeypatch):
+def test_a_plan_that_stays_has_no_size_to_try(monkeypatch):
     monkeypatch.setattr(BatchPlan, 'bs', property(lambda self: self.bs_now))
-    with pytest.raises(ValueError, match="The plan stays at today's 4, so there is no promise to try"): verify(reg_learner(), sizes=None, equal='plan')
+    with pytest.raises(ValueError, match="The plan stays at today's 4, so there is no other size to try"): verify(reg_learner(), sizes=None, equal='plan')
 
 def test_default_length():
     "A minute or an epoch, and a sixteenth of it is a training"
