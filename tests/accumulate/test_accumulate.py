@@ -23,7 +23,6 @@ from fastai.losses import (BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
 from fastai_bs.accumulate import gradients
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.accumulate.losses import count_items, loss_elements
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.rules import linear_scaling, sqrt_scaling
@@ -148,14 +147,6 @@ def test_frozen_parameters_as_in_large_batch():
         return learn
     assert distance(_run(2, GradAccum(4)), _run(8)) <= 1e-9
 
-def test_parameter_without_gradient_stays_without():
-    model = mlp()
-    model.register_parameter('unused', nn.Parameter(torch.ones(3, dtype=f64)))
-    learn = quiet_learner(loaders(regression(9), 2), model, cbs=GradAccum(3), wd=0.1)
-    learn.fit(2, 0.1)
-    assert model.unused.grad is None and (model.unused==1).all()
-    assert all(p.grad is not None and not p.grad.any() for p in model[0].parameters())
-
 def test_gradient_left_by_someone_else_is_not_trained_on():
     items = regression(8)
     learn = quiet_learner(loaders(items, 2), mlp(), opt_func=Spy, cbs=GradAccum(4))
@@ -202,7 +193,6 @@ def cls(loss, model=None): return loss,classes,model or (lambda: mlp(5,4))
 def real(loss): return loss,reals,mlp
 def bina(loss, model=mlp): return loss,binary,model
 def token(loss, items, last=True): return loss,items,partial(token_model, 4, last=last)
-sigmoid_mlp = lambda: nn.Sequential(mlp(), nn.Sigmoid())
 log_mlp = lambda: nn.Sequential(mlp(5,4), nn.LogSoftmax(-1))
 
 zero_weighted = [(x, torch.tensor(0 if i in (0,1,8,9) else 1+i%3)) for i,(x,_) in enumerate(classes)] # Whole micro-batches of class 0
@@ -211,20 +201,16 @@ exact = {
     'ce': cls(nn.CrossEntropyLoss()), 'ce_weight': cls(nn.CrossEntropyLoss(weight)), 'ce_sum': cls(nn.CrossEntropyLoss(reduction='sum')),
     'ce_smooth_weight': cls(nn.CrossEntropyLoss(weight, label_smoothing=0.1)), 'f_ce_weight': cls(partial(F.cross_entropy, weight=weight)),
     'nll_weight': cls(nn.NLLLoss(weight), log_mlp), 'ce_flat_weight': cls(CrossEntropyLossFlat(weight=weight)),
-    'ce_flat_sum': cls(CrossEntropyLossFlat(reduction='sum')), 'smooth_flat': cls(LabelSmoothingCrossEntropyFlat()),
-    'smooth_flat_sum': cls(LabelSmoothingCrossEntropyFlat(reduction='sum')), 'focal_flat_weight': cls(FocalLossFlat(weight=weight)),
+    'smooth_flat': cls(LabelSmoothingCrossEntropyFlat()), 'focal_flat_weight': cls(FocalLossFlat(weight=weight)),
     'multi_margin': cls(nn.MultiMarginLoss()), 'ce_probs_weight': (nn.CrossEntropyLoss(weight), probs, lambda: mlp(5,4)),
-    'kl': (nn.KLDivLoss(reduction='batchmean'), probs, log_mlp), 'kl_mean': (nn.KLDivLoss(), probs, log_mlp),
-    'mse': real(nn.MSELoss()), 'mse_sum': real(nn.MSELoss(reduction='sum')), 'mse_flat': real(MSELossFlat(floatify=False)),
+    'kl': (nn.KLDivLoss(reduction='batchmean'), probs, log_mlp),
+    'mse': real(nn.MSELoss()), 'mse_flat': real(MSELossFlat(floatify=False)),
     'smooth_l1': real(F.smooth_l1_loss), 'bce_logits_pos': bina(nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.,3.], dtype=f64))),
-    'bce_logits_flat': bina(BCEWithLogitsLossFlat()), 'bce': bina(nn.BCELoss(), sigmoid_mlp), 'multilabel_soft': bina(nn.MultiLabelSoftMarginLoss()),
-    'token_flat': token(CrossEntropyLossFlat(), seqs), 'token_axis1': token(CrossEntropyLossFlat(axis=1), seqs, False),
-    'token_focal': token(FocalLossFlat(), seqs), 'token_pad': token(CrossEntropyLossFlat(ignore_index=9), padded(pad=9)),
+    'bce_logits_flat': bina(BCEWithLogitsLossFlat()), 'multilabel_soft': bina(nn.MultiLabelSoftMarginLoss()),
+    'token_axis1': token(CrossEntropyLossFlat(axis=1), seqs, False), 'token_pad': token(CrossEntropyLossFlat(ignore_index=9), padded(pad=9)),
     'token_pad_weight': token(nn.CrossEntropyLoss(weight), padded(), False),
     'token_pad_smooth_weight': token(nn.CrossEntropyLoss(weight, ignore_index=3, label_smoothing=0.1), padded(pad=3), False),
-    'token_empty': token(nn.CrossEntropyLoss(), padded(4,5), False), 'token_empty_first': token(nn.CrossEntropyLoss(), padded(0,1), False),
     'token_empty_flat': token(CrossEntropyLossFlat(), padded(0,1,8,9,12)), 'token_empty_window': token(nn.CrossEntropyLoss(), padded(*range(6)), False),
-    'token_empty_last_window': token(nn.CrossEntropyLoss(), padded(12), False),
     'token_empty_sum': token(nn.CrossEntropyLoss(reduction='sum'), padded(0,1), False),
     'token_empty_weight': token(nn.CrossEntropyLoss(weight), padded(0,1,6,7), False),
     'token_empty_all': token(nn.CrossEntropyLoss(), padded(*range(13)), False),
@@ -256,7 +242,7 @@ class KeepMix(Callback):
     def before_backward(self): self.kept.append((self.x.clone(), self.y, self.mix.yb1[0], self.mix.lam.expand(len(self.y)).clone()))
 
 @pytest.mark.parametrize('mix,loss,pad,weight', [(MixUp,LabelSmoothingCrossEntropyFlat,False,None), # With a weight it is refused
-    (CutMix,CrossEntropyLossFlat,False,weight), (MixUp,CrossEntropyLossFlat,True,weight), (CutMix,FocalLossFlat,False,None)])
+    (CutMix,CrossEntropyLossFlat,True,weight)])
 def test_mixup_replaces_the_loss(mix, loss, pad, weight, flat_in_double):
     torch.set_default_dtype(f64)
     try:
@@ -290,14 +276,6 @@ def test_label_smoothing_with_weight_is_refused():
 
 # CUDA graphs
 
-def in_place(model, **kwargs):
-    model.compile(**kwargs)
-    return model
-
-compiled = dict(mode=dict(mode='reduce-overhead'), autotune=dict(mode='max-autotune'), options=dict(options={'triton.cudagraphs': True}))
-uncompiled = dict(default={}, autotune=dict(mode='max-autotune-no-cudagraphs'), options=dict(options={'triton.cudagraphs': False}), other=dict(backend='eager'))
-ways_to_compile = dict(module=torch.compile, in_place=in_place, part=lambda m,**kwargs: nn.Sequential(nn.Linear(5,5,dtype=f64), torch.compile(m, **kwargs)))
-
 @pytest.fixture
 def on_a_gpu(monkeypatch): monkeypatch.setattr(gradients, '_device_of', lambda model: 'cuda')
 
@@ -309,14 +287,15 @@ def test_cuda_graphs_are_refused(cb, on_a_gpu):
     with pytest.raises(ValueError, match="compiled to replay CUDA graphs.*mode='max-autotune-no-cudagraphs'"): learn.fit(2, 0.1)
     assert changes(before, picture(learn, only=('model',)))==[] and all(p.grad is None for p in learn.model.parameters())
 
-@pytest.mark.parametrize('how', ways_to_compile)
-def test_ways_to_compile(how, on_a_gpu, monkeypatch):
-    compile = ways_to_compile[how]
-    for kwargs in compiled.values():
-        with pytest.raises(ValueError, match='CUDA graphs'): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs))
-    for kwargs in uncompiled.values(): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs))
+def test_which_models_replay_cuda_graphs(on_a_gpu, monkeypatch):
+    "By mode or option, also in a part of the model; not without, and not on a CPU, where inductor records none"
+    graphs = dict(mode='max-autotune'),dict(options={'triton.cudagraphs': True})
+    models = [nn.Sequential(nn.Linear(5,5,dtype=f64), torch.compile(mlp(), **kwargs)) for kwargs in graphs]
+    for model in models:
+        with pytest.raises(ValueError, match='CUDA graphs'): gradients.refuse_cuda_graphs(model)
+    for kwargs in ({},dict(mode='max-autotune-no-cudagraphs'),dict(backend='eager')): gradients.refuse_cuda_graphs(torch.compile(mlp(), **kwargs))
     monkeypatch.undo()
-    for kwargs in compiled.values(): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs)) # On a CPU inductor records none
+    for model in models: gradients.refuse_cuda_graphs(model)
 
 def test_one_micro_batch_in_cuda_graphs_is_not_refused(on_a_gpu):
     learn = quiet_learner(loaders(regression(8), 4), mlp(), cbs=GradAccum(1))
@@ -324,8 +303,6 @@ def test_one_micro_batch_in_cuda_graphs_is_not_refused(on_a_gpu):
     learn.fit(1, 0.1)
     learn.remove_cb(GradAccum)
     with pytest.raises(ValueError, match='CUDA graphs'): learn.fit(1, 0.1, cbs=GradAccum(2))
-
-def test_a_mean_over_items(): assert loss_elements(nn.KLDivLoss(reduction='batchmean'))==(count_items,'mean')
 
 def my_loss(pred, targ): return F.mse_loss(pred, targ)
 
@@ -374,12 +351,6 @@ def test_batch_cancelled_before_its_backward_adds_nothing(event, order, at):
     assert_windows(spied15(once(event, exc, at, order), c), items15, idxs(*goes_on[at]))
     assert exc is CancelBackwardException or not c.stepped[at]
 
-def test_cancelled_backward_with_grad_accum_of_1():
-    "The step is taken, by its momentum alone, as without a callback"
-    a,b = (quiet_learner(loaders(items15, 2), mlp(), cbs=[once('before_backward', CancelBackwardException, 3, 8), *cbs]) for cbs in ([],[GradAccum(1)]))
-    for learn in (a,b): learn.fit(1, 0.1)
-    assert torch.equal(flat(a), flat(b))
-
 after_backwards = [('after_backward',CancelBatchException),('before_step',CancelBatchException),('before_step',CancelStepException)]
 
 @pytest.mark.parametrize('what,order,at', pairwise(after_backwards, [-1,8,70], [0,1,2,7], # There is no step in mid-window
@@ -419,18 +390,6 @@ def test_last_micro_batch_always_cancelled(event, order):
     learn = spied15(CancelLast(event, order), n_epoch=2)
     assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,))*2)
     assert_clean(learn)
-
-class CancelTrainInStep(Callback):
-    "Ends the epoch after its third step"
-    def before_epoch(self): self.n = 0
-    def after_step(self):
-        self.n += 1
-        if self.n==3: raise CancelTrainException
-
-def test_training_cancelled_in_the_step_that_closes_a_left_open_window():
-    "That step is taken in `after_train`, where fastai no longer looks for the exception"
-    learn = spied15(CancelLast('before_batch', 0), CancelTrainInStep(), n_epoch=2)
-    assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,))*2)
 
 class FakeRank(DistributedDL):
     def _broadcast(self, t, rank): return t
@@ -497,10 +456,6 @@ def test_n_acc_by_epoch(n_acc):
     assert c.n_accs==[1]*8+[3]*8+[1]*8
     assert [learn.grad_accum.n_acc_in(e) for e in range(3)]==[1,3,1]
 
-def test_n_acc_with_start_epoch():
-    learn = spied(items15, 2, cbs=GradAccum({0:1, 1:3, 2:8}), fit=lambda learn: learn.fit(3, 0.1, start_epoch=1))
-    assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,7),range(8)))
-
 class WindowLosses(Callback):
     order = 45
     def __init__(self): self.losses = []
@@ -508,7 +463,7 @@ class WindowLosses(Callback):
         if self.training and self.learn.grad_accum.stepped: self.losses.append(self.learn.grad_accum.window_loss)
 
 @pytest.mark.parametrize('n_acc', [1,3])
-@pytest.mark.parametrize('case', ['mse','ce_sum','ce_smooth_weight','token_empty','token_empty_first','token_pad_weight','ce_probs_weight'])
+@pytest.mark.parametrize('case', ['ce_sum','token_empty_flat','token_pad_weight'])
 def test_window_loss(case, n_acc):
     loss,items,model = exact[case]
     w = WindowLosses()
@@ -538,10 +493,6 @@ def test_schedule_is_the_large_batchs(fit):
     assert learn.recorder.lrs==[lr for lr,_ in want]
     each = [o for i in range(0, len(want), 3) for o in (*[want[i]]*3, *[want[i+1]]*3, *[want[i+2]]*2)]
     assert learn.recorder.hps['lr']==[lr for lr,_ in each]
-
-@pytest.mark.parametrize('event,order', [('before_batch',-1),('after_pred',8),('before_backward',59),('before_backward',70)])
-def test_schedule_of_a_window_closed_after_the_last_micro_batch(event, order):
-    assert scheduled(spied15(once(event, CancelBatchException, 7, order), fit=one_cycle))==large15()
 
 class Heard(Callback):
     "What `pct_train` is, for a callback of this order: in the events of each batch, after it, and after the epoch's training"
@@ -574,27 +525,17 @@ def test_schedule_where_a_whole_window_is_cancelled(event, at, cancelled, order)
     learn = spied15(once(event, CancelBatchException, at, order, inf), fit=lambda learn: one_cycle(learn, 2))
     assert scheduled(learn)==large15(once(event, CancelBatchException, cancelled, order, inf), fit=lambda learn: one_cycle(learn, 2))
 
-class SetLR(Callback):
-    "Sets the learning rate to `table[i]` at `event` of micro-batch i"
-    run_valid = False
-    def __init__(self, event, table, order): self.table,self.order = table,order; setattr(self, event, self._set)
-    def _set(self):
-        if self.train_iter in self.table: self.opt.set_hyper('lr', self.table[self.train_iter])
+@pytest.mark.parametrize('order,at,expected,last', [(70,{2: 0.7},[0.1,0.7,0.7],0.7), (-1,{i: float(i) for i in range(1,20)},[0.1,3.,6.],8.)])
+def test_a_rate_that_is_set_in_mid_window_comes_into_force_with_the_next(order, at, expected, last):
+    "Also one that somebody sets after each micro-batch"
+    class SetLR(Callback):
+        def after_batch(self):
+            if self.training and self.train_iter in at: self.opt.set_hyper('lr', at[self.train_iter])
+    SetLR.order = order
+    learn = spied15(SetLR())
+    assert [h['lr'] for h in learn.opt.hypers_seen]==expected and learn.opt.hypers[-1]['lr']==last
 
-@pytest.mark.parametrize('event,order', [('before_batch',-1),('before_batch',70),('after_backward',8),('after_batch',-1),('after_batch',70)])
-def test_change_in_mid_window_comes_into_force_with_the_next(event, order):
-    learn = spied15(SetLR(event, {2 if event=='after_batch' else 1: 0.7}, order)) # `train_iter` has moved on in `after_batch`
-    assert [h['lr'] for h in learn.opt.hypers_seen]==[0.1,0.7,0.7]
-    assert learn.opt.hypers[-1]['lr']==0.7
-
-@pytest.mark.parametrize('order', [-1,8,70])
-def test_change_at_every_micro_batch_is_not_undone(order):
-    "A schedule of one's own that sets the rate for the next micro-batch"
-    learn = spied15(SetLR('after_batch', {i: float(i) for i in range(1,20)}, order))
-    assert [h['lr'] for h in learn.opt.hypers_seen]==[0.1,3.,6.]
-    assert learn.opt.hypers[-1]['lr']==8.
-
-@pytest.mark.parametrize('exc,event', [(CancelFitException,'after_backward'), (ValueError,'after_batch'), (KeyboardInterrupt,'after_backward')])
+@pytest.mark.parametrize('exc,event', [(CancelFitException,'after_backward'), (ValueError,'after_batch')])
 def test_hyper_parameters_after_a_scheduled_fit_that_ended_early(exc, event):
     learn = quiet_learner(loaders(items15, 2), mlp(), opt_func=Spy, cbs=[GradAccum(3), once(event, exc, 4, 8)])
     with suppress(exc): learn.fit_one_cycle(1, 0.1)
@@ -638,17 +579,6 @@ def test_lr_find_is_the_large_batchs(n):
     assert_curves(small, large)
     assert len(large[0])>50 and large[-1].valley>1e-6
 
-def test_others_hear_of_micro_batches():
-    "`train_iter` along an epoch; and whoever asks for `smooth_loss` finds it from the first on"
-    class Hears(Callback):
-        order = 100
-        def before_fit(self): self.seen = []
-        def after_batch(self):
-            if self.training: self.seen.append((self.train_iter, bool(self.learn.smooth_loss>0), self.learn.loss.shape))
-    learn = quiet_learner(loaders(regression(20), 2), mlp(), cbs=[GradAccum(4), h := Hears()])
-    learn.fit(2, 0.01)
-    assert [o[0] for o in h.seen]==[*range(1,21)] and all(o[1] for o in h.seen) and learn.train_iter==learn.grad_accum.n_large==6
-
 # BatchNorm
 
 class KeepMomentum(Callback):
@@ -682,8 +612,7 @@ def test_momentum_of_each_window():
 # Whatever happens
 
 excs = [CancelBatchException, CancelTrainException, CancelValidException, CancelEpochException, CancelStepException, CancelBackwardException,
-    CancelFitException,
-        ValueError, KeyboardInterrupt]
+        CancelFitException, ValueError, KeyboardInterrupt]
 in_batch = ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step','after_batch']
 around = ['before_fit','before_epoch','before_train','after_train','after_epoch','after_fit']
 
@@ -733,8 +662,6 @@ def test_only_one_may_decide_when_to_step(other):
     assert torch.equal(before, flat(learn))
     assert_clean(learn)
 
-class Sub(GradAccum): pass
-
 @pytest.mark.parametrize('n_acc,bs,n,warns', [({1: 32},2,200,True), (31,2,200,False), (32,32,1100,False), (32,2,640,False)])
 def test_items_taken_for_micro_batches(n_acc, bs, n, warns):
     "32 or more, more than a micro-batch has items, and fewer than 10 steps in an epoch: once said, and done as asked"
@@ -742,16 +669,8 @@ def test_items_taken_for_micro_batches(n_acc, bs, n, warns):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
         learn.fit(2, 0.)
-    said = [str(o.message) for o in said if 'counts micro-batches, not items' in str(o.message)]
-    assert said==([f"GradAccum(32) counts micro-batches, not items: 32 x 2 = 64 items are an optimizer step, and {-(-n//64)} are taken in an epoch. "
-                   "For 32 items a step it is GradAccum(bs=32)"] if warns else [])
-
-def one_more(epoch): return epoch+1
-
-@pytest.mark.parametrize('accum,text', [(GradAccum(3),'GradAccum(3)'), (Sub({0: 1, 2: 8}),'Sub({0: 1, 2: 8})'), (GradAccum(one_more),'GradAccum(one_more)')])
-def test_repr(accum, text):
-    "In the list of a learner's callbacks"
-    assert repr(accum)==text
+    said = [o for o in said if 'counts micro-batches, not items' in str(o.message)]
+    assert len(said)==warns
 
 class Overflow(Callback):
     "The scaled loss overflows at micro-batch `at`"
@@ -771,7 +690,6 @@ def test_overflow_drops_the_window(at, windows):
 
 # Saved and copied
 
-def every_other(epoch): return 2+epoch%2
 def get_x(i): return items15[i][0]
 def get_y(i): return items15[i][1]
 

@@ -1,5 +1,5 @@
 "`GradAccum(bs=...)`, by items, and `learn.batch_size`"
-import copy, pickle, warnings
+import warnings
 
 import pytest
 import torch
@@ -8,8 +8,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
-from fastai_bs.verify import check_accum as accum_check # noqa: F401 They patch `check_accum` and `bs_find` into `Learner`
-from fastai_bs.finder import bs_find as finder # noqa: F401 They patch `check_accum` and `bs_find` into `Learner`
+from fastai_bs.verify import check_accum as accum_check # noqa: F401 It patches `check_accum` and `bs_find` into `Learner`
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.accumulate.sizes import batch_size
 from fastai_bs.schedule.scaled_lr import ScaledLR
@@ -45,11 +44,6 @@ def test_n_acc_goes_along_with_the_loader():
     learn.dls = loaders(regression(48), 12)
     learn.fit(1, 0.05)
     assert learn.grad_accum.n_acc==2 and learn.batch_size==24
-
-@pytest.mark.parametrize('how', [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=['copied','pickled'])
-def test_copies(how):
-    twin = how(GradAccum(bs=12))
-    assert repr(twin)=='GradAccum(bs=12)' and learner(twin).batch_size==12
 
 def test_checked_and_measured(short):
     "By `check_accum`, which needs no learner that has it, and as today's size by `bs_find`"
@@ -91,15 +85,6 @@ def test_more_than_an_epoch(accum):
     assert len(said)==1 and f"of {max(accum.n_accs())} micro-batches" in said[0] and 'one optimizer step' in said[0]
     assert torch.allclose(flat(learn), flat(whole), rtol=1e-12) and learn.grad_accum.bs==50 and whole.grad_accum.bs==50
 
-@pytest.mark.parametrize('bs', [51,52])
-def test_an_epoch_that_ends_short_of_its_last_micro_batch(bs):
-    "Of 52 items, in whole micro-batches, two are missing: no other step than where a window ends with the epoch"
-    learn = learner(GradAccum(bs=bs))
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        learn.fit(1, 0.05)
-    assert learn.grad_accum.n_acc==13 and batch_size(learn)==50
-
 def test_a_loader_that_does_not_say():
     dl = Unsized(TorchDataLoader(regression(50), 4))
     learn = quiet_learner(DataLoaders(dl, dl, device='cpu'), mlp(), cbs=[GradAccum(bs=12)])
@@ -130,14 +115,4 @@ def test_it_cannot_be_set():
     learn = learner()
     with pytest.raises(AttributeError, match=r'cannot be set, got 64: give the learner a GradAccum\(bs=...\)'): learn.batch_size = 64
     assert learn.batch_size==4
-
-def test_a_callback_of_that_name():
-    "Is where fastai puts it, until it is taken off"
-    class BatchSize(Callback): pass
-    cb,learn = BatchSize(),learner()
-    learn.add_cb(cb)
-    assert learn.batch_size is cb
-    learn.fit(1, 0.05)
-    learn.remove_cb(cb)
-    assert learn.batch_size==4 and 'batch_size' not in vars(learn)
 
