@@ -33,14 +33,13 @@ from fastai.callback.progress import ProgressCallback # noqa: E402
 from fastai.callback.schedule import SchedCos # noqa: E402
 from fastai.callback.training import GradientClip # noqa: E402
 from fastai.learner import Learner # noqa: E402
-from fastai.losses import CrossEntropyLossFlat, LabelSmoothingCrossEntropyFlat # noqa: E402
+from fastai.losses import LabelSmoothingCrossEntropyFlat # noqa: E402
 from fastai.optimizer import Adam, OptimWrapper # noqa: E402
 from fastai.torch_core import set_seed # noqa: E402
 import fastai.distributed # noqa: E402,F401 (it adds distrib_ctx)
-from fastai_bs.all import (BatchSchedule, GradAccum, NoiseScale, ScaledLR, adascale_gain, bn_to_gn, linear_scaling, no_scaling, # noqa: E402
-                           sqrt_scaling)
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR, adascale_gain, bn_to_gn, linear_scaling, sqrt_scaling # noqa: E402
 from helpers import FoldedSGD, loaders, mlp, regression, token_model, tokens # noqa: E402
-from zoo import (collab, convnet, frozen, image_loaders, language_model, lr, own_step, plain_loaders, several, sgd, tabular, text_classifier, # noqa: E402
+from zoo import (collab, convnet, frozen, language_model, lr, own_step, plain_loaders, several, sgd, tabular, text_classifier, # noqa: E402
                  transformer, unet)
 
 # Learners: `(items of the training set, items of a micro-batch) -> Learner`
@@ -52,10 +51,6 @@ def with_own_items(items, model, loss_func, n, bs):
 def small_mlp(n, bs): return with_own_items(regression(n+8, dtype=torch.float32), mlp(dtype=torch.float32), nn.MSELoss(), n, bs)
 
 def tied(n, bs): return with_own_items(tokens(n+8), token_model().float(), nn.CrossEntropyLoss(), n, bs)
-
-def dropout(n, bs):
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192,8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8,3))
-    return Learner(image_loaders(n, bs), model, CrossEntropyLossFlat(), sgd)
 
 def group_norm(n, bs):
     learn = convnet(n, bs)
@@ -88,7 +83,6 @@ learners = {
     'convnet, label smoothing': changed(convnet, loss_func=LabelSmoothingCrossEntropyFlat()),
     'convnet, GradientClip': changed(convnet, lambda: GradientClip(0.1)),
     'convnet, MixUp': changed(convnet, MixUp),
-    'dropout': dropout,
     'unet': unet,
     'tabular': tabular,
     'collab': collab,
@@ -180,12 +174,6 @@ def scaled(nm, lr=lr, cycle=True, n_acc=3, **kwargs):
     hps = learn.recorder.hps if hasattr(learn.recorder, 'hps') else {}
     return {**res, 'lrs': np.array([float(o) for o in learn.recorder.lrs]), **of_value('hps', {k: [float(o) for o in v] for k,v in hps.items()})}
 
-def rules():
-    ks = [0.5, 1, 2, 3, 16, 1000]
-    res = {f.__name__: np.array([f(k) for k in ks], float) for f in (linear_scaling,sqrt_scaling,no_scaling)}
-    res['adascale_gain'] = np.array([adascale_gain(k, ns, 64) for k in ks for ns in (0., 1., 100., 1e6)], float)
-    return res
-
 # Finding, applying, verifying
 
 class StepCost(Callback):
@@ -201,25 +189,11 @@ def timed(nm, n=256, bs=8):
     learn.model.register_forward_pre_hook(pass_cost)
     return learn.add_cb(StepCost())
 
-renamed = {'base_lr': 'lr', 'lr': 'scaled_lr'} # Where a plan still has `base_lr`
-
-def _fit_rate(plan): return getattr(plan, 'base_lr', plan.lr)
-
-def of_plan(plan):
-    "The public numbers of a plan, under the names that it has today, and beside them all that it tells of itself"
-    has_base = hasattr(plan, 'base_lr')
-    public = {nm: getattr(plan, nm) for nm in ('noise_scale','ci','bs','micro_bs','n_acc','n_epoch','duration','wd','base_bs')}
-    public.update(lr=_fit_rate(plan), scaled_lr=plan.lr if has_base else plan.scaled_lr)
-    more = plan.to_dict()
-    if has_base: more = {renamed.get(k, k): v for k,v in more.items()}
-    res = {**of_value('plan', public), **of_value('more.to_dict', more)}
-    return {**res, **of_frame(plan.table, 'more.table'), **of_frame(plan.df, 'more.df')}
-
 def find(nm, lr=lr, n=256, bs=8, cbs=(), **kwargs):
     learn = timed(nm, n, bs).add_cbs(list(cbs))
     set_seed(2)
     plan = learn.bs_find(lr, show_plot=False, seed=3, **kwargs)
-    return {**of_plan(plan), **trained(learn, n_epoch=1, lr=0.01)}
+    return {**of_value('plan', plan.to_dict()), **of_frame(plan.table, 'table'), **of_frame(plan.df, 'df'), **trained(learn, n_epoch=1, lr=0.01)}
 
 def apply(nm, at=None, **kwargs):
     learn = timed(nm)
@@ -227,7 +201,7 @@ def apply(nm, at=None, **kwargs):
     plan = learn.bs_find(lr, show_plot=False, seed=3, n_epoch=2, **kwargs)
     if at: plan = plan.at(at)
     plan.apply(learn)
-    res = trained(learn, n_epoch=1, lr=_fit_rate(plan))
+    res = trained(learn, n_epoch=1, lr=plan.lr)
     plan.undo(learn)
     return {**res, **{f'after undo.{k}': v for k,v in trained(learn, n_epoch=1).items()}}
 
@@ -235,7 +209,7 @@ def verify(nm, n=256, bs=8, **kwargs):
     learn = timed(nm, n, bs)
     set_seed(2)
     res = learn.bs_verify(lr, **kwargs)
-    out = {**of_frame(res.table, 'table'), **of_frame(res.df, 'more.df'), **of_value('critical_range', res.critical_range), **of_value('bs', res.bs)}
+    out = {**of_frame(res.table, 'table'), **of_frame(res.df, 'df'), **of_value('critical_range', res.critical_range), **of_value('bs', res.bs)}
     return {**out, **trained(learn, n_epoch=1, lr=0.01)}
 
 def check(nm, n_acc=4):
@@ -290,20 +264,15 @@ for nm in learners:
     cases[f'NoiseScale, windows: {nm}'] = partial(noise, nm)
     cases[f'check_accum: {nm}'] = partial(check, nm)
 for nm in without(*rnns, 'a step of its own', 'convnet, MixUp'): cases[f"on_oom='split': {nm}"] = partial(split, nm)
-for nm in ('mlp','convnet, GroupNorm','dropout','transformer','plain torch loaders','tied weights'):
+for nm in ('mlp','convnet, GroupNorm','transformer','plain torch loaders','tied weights'):
     cases[f'NoiseScale, parts: {nm}'] = partial(noise, nm, 1, every=2)
 for nm in ('mlp','convnet, Adam',"convnet, torch's AdamW",'parameter groups'):
-    for rule in (None,linear_scaling,sqrt_scaling,no_scaling):
-        kwargs = {} if rule is None else dict(rule=rule)
-        rule_name = rule.__name__ if rule else 'default'
-        cases[f'ScaledLR, {rule_name}: {nm}'] = partial(scaled, nm, **kwargs)
+    for rule in (linear_scaling,sqrt_scaling): cases[f'ScaledLR, {rule.__name__}: {nm}'] = partial(scaled, nm, rule=rule)
     cases[f'ScaledLR, constant rate, no warmup: {nm}'] = partial(scaled, nm, cycle=False, warmup_epochs=0)
 cases['ScaledLR, slice: parameter groups'] = partial(scaled, 'parameter groups', lr=slice(0.005, 0.05))
-cases['ScaledLR, slice: convnet, Adam'] = partial(scaled, 'convnet, Adam', lr=slice(0.005, 0.05))
 cases['ScaledLR, weight decay not scaled: mlp'] = partial(scaled, 'mlp', scale_wd=False)
 cases['ScaledLR, momentum_correction'] = partial(scaled, 'mlp, velocity with the rate', momentum_correction=True)
 cases['ScaledLR, adascale_gain: mlp'] = partial(scaled, 'mlp', rule=adascale_gain, noise_scale=20.)
-cases['rules'] = rules
 for nm in ('mlp','convnet, BatchNorm','convnet, Adam','plain torch loaders'):
     cases[f'BatchSchedule, by epoch: {nm}'] = partial(schedule, nm, bs={0: 4, 1: 8, 2: 16})
     cases[f'BatchSchedule, by progress: {nm}'] = partial(schedule, nm, bs=SchedCos(4, 16), rule=sqrt_scaling, max_micro_bs=8)
