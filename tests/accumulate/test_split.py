@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into `Learner`)
-from fastai.callback.core import Callback, CancelBatchException
+from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientClip
 from fastai.learner import Learner
@@ -16,7 +16,7 @@ from fastai.torch_core import find_bs
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
-from helpers import distance, flat, loaders, mlp, momentum_sgd, quiet_learner, RaiseAt, regression, ScaledLoss, token_model, tokens
+from helpers import distance, flat, loaders, mlp, momentum_sgd, quiet_learner, regression, ScaledLoss, token_model, tokens
 
 def oom(): return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
@@ -90,13 +90,6 @@ def test_as_if_nothing_had_happened(event, n_acc, at):
     assert_same(struck, plain)
 
 before,after = GradAccum.order-1,GradAccum.order+1
-
-@pytest.mark.parametrize('event,order', [('before_batch',before), ('before_backward',100), ('after_backward',after), ('before_step',before)])
-def test_before_and_after_others(event, order):
-    plain,struck = undisturbed(),learner([s := Strike(event, [3,20], times=2, order=order)])
-    fit(struck)
-    assert s.struck==2
-    assert_same(struck, plain)
 
 @pytest.mark.parametrize('most,n_parts', [(4,2), (1,8)])
 def test_until_it_fits(most, n_parts):
@@ -214,10 +207,6 @@ def test_loss_scaling_begins_anew(event):
     assert {*struck.scaled_loss.scales}=={1024.}
     assert_same(struck, plain)
 
-def test_cancelled_batches():
-    plain,struck = both(Strike('forward', [5]), lambda learn: learn.add_cb(RaiseAt('after_backward', CancelBatchException, 4, 0, order=30)))
-    assert distance(struck, plain)<1e-9
-
 def test_nothing_is_kept():
     "No memory grows, and the learner can be pickled"
     learn = learner([Strike('after_pred', range(100), most=2, times=100)])
@@ -259,35 +248,6 @@ def test_a_scaled_rate(n_acc, at, method):
     assert seen==scaled and len(seen)==(26 if n_acc==1 else 10)
     assert [dict(h) for h in struck.opt.hypers]==[dict(h) for h in plain.opt.hypers]
     assert_same(struck, plain)
-
-class Decay(Callback):
-    "Moves the rate itself, a little with each batch"
-    run_valid = False
-    def __init__(self, order): self.order = order
-    def before_batch(self): self.opt.set_hyper('lr', [h['lr']*0.99 for h in self.opt.hypers])
-
-@pytest.mark.parametrize('at,event,order', [([1],'forward',before), ([2],'backward',after)])
-def test_who_moves_the_rate_moves_it_once_a_batch(at, event, order):
-    plain,struck = learner([Decay(order)]),learner([Decay(order), Strike(event, at, most=2)])
-    for o in (plain,struck): o.fit(2, 0.05)
-    assert_same(struck, plain)
-
-class Within(Callback):
-    "Validates within the epoch"
-    def before_fit(self): self.seen = []
-    def after_batch(self):
-        if not self.training: self.seen.append((len(self.learn.pred),len(self.y),self.learn.loss.item()))
-        elif self.train_iter in (5,20):
-            state = vars(self.learn).copy()
-            self.learn._do_epoch_validate()
-            vars(self.learn).update(state)
-            self.learn.model.train()
-
-def test_validation_within_the_epoch():
-    plain,struck = both(Strike('forward', [1], most=1, times=2), lambda learn: learn.add_cb(Within()))
-    assert len(plain.within.seen)==len(struck.within.seen)>=4
-    assert [o[:2] for o in struck.within.seen]==[o[:2] for o in plain.within.seen]
-    torch.testing.assert_close(*(torch.tensor([o[2] for o in l.within.seen]) for l in (plain,struck)), rtol=1e-6, atol=0)
 
 def test_memory_runs_out_while_the_window_is_measured():
     "What measures it is called once: the window is trained on, and not measured"

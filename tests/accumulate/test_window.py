@@ -1,21 +1,17 @@
 "A window as a value: weights and the mean, for counts that are numbers and for counts on a device"
 import math
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from fastai.losses import CrossEntropyLossFlat
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.accumulate.losses import ElementCounter, precise
+from fastai_bs.accumulate.losses import precise
 from fastai_bs.noise.norms import MicroNorms, RankWindow, unweighed_window, weighed_window, without_scales
 from fastai_bs.noise.noise_scale import NoiseScale
-from fastai.torch_core import TensorBase
-from fastai_bs.accumulate.losses import plain
-from fastai_bs.accumulate.window import (MicroBatch, Position, Weights, Window, mean_divisor, reference,
-    watch_scale, weight, weighed, without_nan)
+from fastai_bs.accumulate.window import (MicroBatch, Position, Window, mean_divisor, reference,
+    weight)
 from helpers import distance, flat, loaders, quiet_learner, token_task
 
 def double(x): return torch.tensor(x, dtype=torch.float64)
@@ -46,43 +42,6 @@ def test_sums_of_a_window(reduction, expected, as_count):
     totals = window.sums(reduction)
     assert (float(totals.elems),totals.n_micro,window.iters)==(6.,3,{0,1,2})
     assert totals.loss==pytest.approx(expected, rel=1e-7) and (as_count is float or totals.loss.dtype==torch.float64)
-
-@pytest.mark.parametrize('n_acc', [1,2,3,4,7,8])
-def test_micro_batches_that_are_alike_lose_no_bit(n_acc):
-    "Weights are powers of two, which any precision holds; and where the micro-batches are as many, no gradient is touched"
-    weights,learn = Weights(ElementCounter(lambda learn: 5)),SimpleNamespace(loss_func=nn.MSELoss(), yb=(), loss_grad=torch.tensor(0.), pred=torch.tensor(0.))
-    micros = [MicroBatch() for _ in range(n_acc)]
-    for micro in micros: weights(micro, learn, n_acc)
-    assert {math.frexp(o.weight)[0] for o in micros}=={0.5} and weights.divisor(5.*n_acc)==sum(o.weight for o in micros)
-    assert (weights.divisor(5.*n_acc)==1)==(n_acc in (1,2,4,8))
-
-@pytest.mark.parametrize('w', [1.,0.5,double(0.5)])
-@pytest.mark.parametrize('dtype', [torch.float16,torch.float32,torch.float64])
-def test_a_loss_keeps_its_precision(w, dtype):
-    x,seen = torch.tensor(0.3, dtype=dtype, requires_grad=True),[]
-    loss = weighed(x, w, seen.append)
-    loss.backward(torch.tensor(8., dtype=dtype))
-    assert loss.dtype==dtype and loss.item()==x.item()*float(w) and x.grad.item()==8*float(w) and seen==[8.]
-
-@pytest.mark.parametrize('n,expected', [(0.,0.),(1.,math.nan)])
-def test_nan_is_kept_out_only_where_nothing_counts(n, expected):
-    pred = torch.ones(3, requires_grad=True)
-    loss = (pred*math.nan).sum()
-    without_nan(pred, n)
-    loss.backward()
-    assert torch.equal(pred.grad.nan_to_num(7.), torch.full((3,), expected).nan_to_num(7.))
-
-@pytest.mark.parametrize('in_place', [False,True])
-def test_the_scale_of_mixed_precision_is_seen(in_place):
-    "Also where the loss is a view of one of fastai's type, and scaled in place"
-    micro,x = MicroBatch(),torch.tensor(2., requires_grad=True)
-    loss = watch_scale(plain(TensorBase(x*3)), micro)
-    assert loss==6
-    if in_place: loss *= 1024
-    else: loss = loss*1024
-    loss.backward()
-    assert micro.loss_scale==1024 and x.grad==3*1024
-    assert not watch_scale(torch.tensor(1.), micro).requires_grad # Nothing to be watched
 
 # Counts that stay on their device
 
