@@ -38,16 +38,6 @@ def test_a_part_in_each_epoch():
     dl = with_micro_bs(DataLoader(Numbers(200), bs=8, n=40), 16)
     assert len(dl)==3 and n_items(dl)==40 and seen(dl)==list(range(40))
 
-def test_own_sort_func():
-    texts = [(torch.arange(n),n) for n in range(1,41)]
-    dl = SortedDL(texts, sort_func=lambda o: -len(o[0]), bs=4, before_batch=partial(pad_input_chunk, pad_idx=0), num_workers=0)
-    new = with_micro_bs(dl, 8)
-    assert new.sort_func is dl.sort_func and [len(b[0]) for b in new]==[8]*5 and next(iter(new))[1].tolist()==list(range(1,9))
-
-def test_methods_given_as_arguments():
-    dl = DataLoader(Numbers(20), bs=4, get_idxs=lambda: [3,1,2]*4, after_item=lambda o: (o[0]+1,o[1]))
-    assert seen(with_micro_bs(dl, 6))==[4,2,3]*4
-
 def test_the_same_order_as_before():
     a,b = (DataLoader(Numbers(50), bs=5, shuffle=True) for _ in range(2))
     b.rng.setstate(a.rng.getstate())
