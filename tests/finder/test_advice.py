@@ -36,24 +36,16 @@ def test_headlines(make, verdict, text):
     plan = make()
     assert plan.verdict==verdict and headline(plan)==text and repr(plan).replace('\n', ' ').startswith(text) and plan.advice.startswith(text)
 
-@pytest.mark.parametrize('kwargs,text', [
-    (dict(rate=RateTrial(held=128, low=True)), "Your rate looks low, so find it again: in a short training the loss fell faster at 1.8 times it."),
-    (dict(n_epoch=1, has_n_epoch=False), "No n_epoch was given: this is for 1 epoch, and a longer training may want a larger batch."),
-    (dict(has_plan=True, loading=0.0082), "The loader takes 50% of a step: more workers gain more than any batch size."),
-    (dict(has_plan=True), "A plan has set this learner up before, so the epochs are taken for those of 64: plan.undo(learn) comes first.")])
-def test_the_first_caution(kwargs, text): assert next(cautions(plan_of(**kwargs)))==text
-
 # When something is said
 
 @pytest.mark.parametrize('part,kwargs,said', [
     ('loader', dict(loading=0.0055), True), ('loader', dict(loading=0.0054), False), ('frozen', dict(trained=0.25), True),
     ('fit in memory', dict(too_large=512), True), ('failed', dict(failed=((512,'ValueError: no'),)), True),
     ('max_bs=256', dict(max_bs=256), True), ('max_bs=256', dict(max_bs=256, **tight), False), ('clock was noisy', dict(spread=0.8), True),
-    ('num_it=1440 would tell more', dict(ci=(430.,inf)), True), ('Measuring took', dict(took=45.), True), ('Measuring took', dict(took=9.), False),
-    ('passes through these 50000 items', dict(n_passes=14.), True), ('could not be timed', dict(times=()), True),
-    ('Rounding tells', dict(bs=8, n_epoch=1, noise_scale=100., ci=(90.,110.), times=secs(8, 16, 32, 64)), True),
-    ('measure again later', fixed, True),
-    ('only', dict(n_train=400), True), ('watch the validation loss', dict(n_epoch=20), True)])
+    ('num_it=1440', dict(ci=(430.,inf)), True), ('passes through', dict(n_passes=14.), True), ('could not be timed', dict(times=()), True),
+    ('Rounding', dict(bs=8, n_epoch=1, noise_scale=100., ci=(90.,110.), times=secs(8, 16, 32, 64)), True),
+    ('rate looks low', dict(rate=RateTrial(held=128, low=True)), True), ('No n_epoch', dict(n_epoch=1, has_n_epoch=False), True),
+    ('plan.undo(learn)', dict(has_plan=True), True), ('measure again later', fixed, True), ('validation loss', dict(n_epoch=20), True)])
 def test_cautions(part, kwargs, said):
     assert any(part in o for o in cautions(plan_of(**kwargs)))==said
     if said: assert not any(part in o for o in cautions(plan_of()))
