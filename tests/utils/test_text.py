@@ -18,8 +18,7 @@ from helpers import loaders, mlp, quiet_learner, regression
     (math.inf,'inf'), (math.nan,'nan')])
 def test_num(x, text): assert num(x)==text
 
-@pytest.mark.parametrize('n,text', [(0,'0 items'), (1,'1 item'), (2,'2 items'), (1.,'1 item'), (0.9999,'1 item'), (61.26,'61.3 items'), (12345,'12345 items'),
-    (np.int64(12345),'12345 items'), (12345.,'12300 items')])
+@pytest.mark.parametrize('n,text', [(0,'0 items'), (1,'1 item'), (0.9999,'1 item'), (61.26,'61.3 items'), (12345,'12345 items'), (12345.,'12300 items')])
 def test_items(n, text):
     "A count in full, an estimate in three digits"
     assert counted(n)==text
@@ -32,12 +31,11 @@ def test_rate_text(lr, text): assert rate_text(lr)==text and rate_text(0.12345, 
     (4e13,'40 TB')])
 def test_bytes_text(n, text): assert bytes_text(n)==text
 
-@pytest.mark.parametrize('size,n', [('16GB',16e9), ('16GiB',16*2**30), ('16G',16e9), ('500 MiB',500*2**20), ('1.5kB',1500), ('2k',2000), ('7',7),
-    (' 7 B ',7), ('3TiB',3*2**40), (12.5,12.5), (np.int64(5),5), (np.float32(5),5)])
+@pytest.mark.parametrize('size,n', [('16GB',16e9), ('16G',16e9), ('500 MiB',500*2**20), ('1.5kB',1500), (' 7 B ',7), (12.5,12.5), (np.int64(5),5)])
 def test_n_bytes(size, n): assert n_bytes(size)==n and type(n_bytes(size)) is float
 
-@pytest.mark.parametrize('size,error,says', [*((o,ValueError,'or a string as') for o in ('', 'GB', '16XB', '16 G B', '-5GB', '1,5GB', '1.2.3GB', 'inf')),
-    *((o,TypeError,'or a string as') for o in (True, [1], 1j)), *((o,ValueError,'above 0 bytes and finite') for o in (0, -1, math.nan, '0GB'))])
+@pytest.mark.parametrize('size,error,says', [*((o,ValueError,'or a string as') for o in ('', '16XB', '-5GB', '1,5GB')), (True,TypeError,'or a string as'),
+    *((o,ValueError,'above 0 bytes and finite') for o in (-1, math.nan, '0GB'))])
 def test_no_size(size, error, says):
     with pytest.raises(error, match=says): n_bytes(size)
 
