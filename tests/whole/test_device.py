@@ -16,10 +16,8 @@ from fastai.optimizer import Adam
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR, bn_to_gn, sqrt_scaling, unchanged
 from fastai_bs.memory import max_bs
 from fastcore.foundation import L
-from fastai_bs.verify.both_ways import marks_of
 from fastai_bs.accumulate.gradients import no_autocast
 from fastai_bs.learner.ranks import n_processes, over_ranks
-from fastai_bs.accumulate.oom import in_main_memory
 from fastai_bs.finder.timing import StepTimer, StepTimes
 from helpers import RaiseAt, changes, flat, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, set_seed, token_model, tokens
 import acc_device
@@ -93,7 +91,7 @@ ways = {'GradAccum': lambda: GradAccum(3), 'a count or a number': lambda: GradAc
         'split': lambda: GradAccum(3, on_oom='split'), 'NoiseScale': lambda: NoiseScale(every=2, n_micro=2),
         'of windows': lambda: [GradAccum(3), NoiseScale()],
         'of progress': lambda: BatchSchedule(SchedExp(4, 24), max_micro_bs=8)}
-fits = [*((nm,'tokens') for nm in ways), ('split','bn'), ('NoiseScale','bn'), ('of windows','weights'), ('of windows','sum'), ('GradAccum','unknown')]
+fits = [*((nm,'tokens') for nm in ways), ('split','bn'), ('NoiseScale','bn'), ('of windows','weights'), ('GradAccum','unknown')]
 
 class Where(Callback):
     "After Recorder has seen the loss, it is still where it was"
@@ -170,12 +168,6 @@ def test_memory_of_the_machine_is_no_limit_of_the_device():
         m.setattr(max_bs, '_memory_of_machine', lambda: 1)
         assert learner(kind='mse').max_bs_find(max_bs=6)==6
 
-@on_acc
-def test_what_is_kept_takes_none_of_its_memory():
-    "Batches of a window that may be run again, and what is compared of predictions"
-    x = torch.ones(2, device='acc')
-    assert in_main_memory({'x': [x]})['x'][0].device.type==marks_of(x, 2)[0].device.type=='cpu'
-
 # It waits for the device no more than it must
 
 def n_waits(cbs, kind, n=48, bs=2, n_epoch=1, **kwargs):
@@ -190,7 +182,7 @@ def assert_adds(most, cbs, kind, **kwargs):
     bare,now = n_waits((), kind, **kwargs),n_waits(cbs, kind, **kwargs)
     assert now.total()-bare.total()<=most, f"{now.total()-bare.total()} waits more, {most} allowed: {(now-bare).most_common()}"
 
-@pytest.mark.parametrize('kind', ['tokens','weights','sum','mse'])
+@pytest.mark.parametrize('kind', ['tokens','weights','sum'])
 @on_acc
 def test_none_per_micro_batch_and_one_per_window(kind):
     "Three windows of eight micro-batches; `GradAccum` alone waits for none of them"
@@ -206,9 +198,8 @@ def test_a_loss_of_which_nothing_is_known_is_asked_now_and_then(nm, kind):
     "In the first window and the second"
     assert_adds(2, GradAccum(8, count=counts[nm]), kind)
 
-@pytest.mark.parametrize('kind', ['tokens','dropout'])
 @on_acc
-def test_three_per_measurement_of_parts(kind):
+def test_three_per_measurement_of_parts(kind='tokens'):
     cb = NoiseScale(every=2, n_micro=2)
     assert_adds(3*6, cb, kind, bs=4)
     assert len(cb.df)>=4
