@@ -15,7 +15,6 @@ from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import Datasets
 from fastai.data.load import DataLoader, SkipItemException
-from fastai.metrics import mse
 from fastai.losses import (BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
 from fastai_bs.accumulate import gradients
@@ -416,37 +415,6 @@ def test_schedule_is_the_large_batchs(fit):
     each = [o for i in range(0, len(want), 3) for o in (*[want[i]]*3, *[want[i+1]]*3, *[want[i+2]]*2)]
     assert learn.recorder.hps['lr']==[lr for lr,_ in each]
 
-class Heard(Callback):
-    "What `pct_train` is, for a callback of this order: in the events of each batch, after it, and after the epoch's training"
-    def __init__(self, order): self.order,self.within,self.after,self.ends = order,[],[],[]
-    def _hear(self):
-        if self.training: self.within[-1].add(self.pct_train)
-    def before_batch(self):
-        if self.training: self.within.append({self.pct_train})
-    def after_batch(self):
-        if self.training: self.after.append(self.pct_train)
-    def after_train(self): self.ends.append(self.pct_train)
-    after_pred = before_backward = before_step = after_step = after_cancel_batch = _hear
-
-@pytest.mark.parametrize('order', [-20,100])
-def test_everybody_hears_the_windows_position(order):
-    "In each of its micro-batches and events: the large batch's, to the last bit"
-    small,large = Heard(order),Heard(order)
-    ks = [3,1,5]
-    spied(items15, 2, cbs=[GradAccum(dict(enumerate(ks))), small], fit=lambda learn: one_cycle(learn, 3))
-    spied(items15, 2, cbs=[LargeBatches(2, ks), large], fit=lambda learn: one_cycle(learn, 3))
-    sizes = [3,3,2, *[1]*8, 5,3] # Micro-batches in each window
-    assert small.within==[o for o,n in zip(large.within, sizes) for _ in range(n)] and small.ends==large.ends
-    before = [o for s in large.within for o in s]
-    assert small.after==[o for b,a,n in zip(before, large.after, sizes) for o in (*[b]*(n-1),a)]
-
-@pytest.mark.parametrize('event,at,cancelled,order', [('before_batch',(3,4,5),1,-1), ('before_backward',(0,1,2),0,8), ('after_backward',(5,),1,-1),
-    ('before_step',(2,),0,8), ('after_pred',range(3,8),(1,2),8)], ids=str)
-def test_schedule_where_a_whole_window_is_cancelled(event, at, cancelled, order):
-    "The large batch's loop goes on from a batch that is cancelled, too"
-    learn = spied15(once(event, CancelBatchException, at, order, inf), fit=lambda learn: one_cycle(learn, 2))
-    assert scheduled(learn)==large15(once(event, CancelBatchException, cancelled, order, inf), fit=lambda learn: one_cycle(learn, 2))
-
 @pytest.mark.parametrize('order,at,expected,last', [(70,{2: 0.7},[0.1,0.7,0.7],0.7), (-1,{i: float(i) for i in range(1,20)},[0.1,3.,6.],8.)])
 def test_a_rate_that_is_set_in_mid_window_comes_into_force_with_the_next(order, at, expected, last):
     "Also one that somebody sets after each micro-batch"
@@ -479,14 +447,6 @@ def test_recorder_has_the_rows_of_the_large_batch(case):
     loss,items,model = exact[case]
     items = [*items]*4
     assert_curves(*(curves(bs, *cbs, loss_func=loss, items=items, model=model, args=(2,0.02)) for bs,cbs in ((2,[GradAccum(3)]),(6,[]))))
-
-def test_recorder_where_windows_vary():
-    "By epoch; closed after the last micro-batch; in parts; and metrics of the training set"
-    assert_curves(curves(4, GradAccum({0: 1, 1: 3}), metrics=[mse]), curves(4, LargeBatches(4, [1,3]), metrics=[mse]))
-    small = curves(4, GradAccum(3), once('before_batch', CancelBatchException, 22, 8), items=regression(92), args=(1,0.1))
-    large = curves(12, items=regression(92)[:88], args=(1,0.1))
-    assert_curves(*((*o[:2],o[2][:,0],*o[3:]) for o in (small,large))) # Validation is of other items
-    assert_curves(curves(4, GradAccum(3, on_oom='split'), once('before_backward', torch.OutOfMemoryError, 1, 8)), curves(12))
 
 def test_lr_find_is_the_large_batchs(n=50):
     "One rate a window, as many windows as are asked for, one suggestion; the learner is as it was"
