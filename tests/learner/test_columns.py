@@ -54,7 +54,7 @@ recorders = [(dict(), ['train_loss','valid_loss'], ['{}']), (dict(add_time=False
              (dict(train_metrics=True), ['train_loss','valid_loss'], ['train_{}','valid_{}']),
              (dict(train_metrics=True, valid_metrics=False), ['train_loss'], ['{}'])]
 
-@pytest.mark.parametrize('way,recorder,metrics', pairwise([*ways], range(4), [[],[F.l1_loss],[F.l1_loss,mse]]))
+@pytest.mark.parametrize('way,recorder,metrics', pairwise([*ways], range(4), [[],[F.l1_loss,mse]]))
 def test_after_the_metrics_and_before_the_time(way, recorder, metrics):
     kwargs,losses,each = recorders[recorder]
     m,shown = [o.__name__ for o in metrics],[]
