@@ -64,7 +64,7 @@ def test_the_line_to_run(make, code): assert plan_words(make()).get('run')==([co
 
 # Any plan
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(plans())
 def test_sentences_of_any_plan(plan):
     texts = [o for o in sentences(plan) if o]

@@ -224,9 +224,9 @@ def choice(times, micro_bs, noise_scale):
     res = next((o for o,t in zip(bs, time) if t<=1.05*min(time)), None) # The smallest of those about as fast; None where no time is known
     return res,ways[bs.index(res)][0]
 
-devices = [(0.,0.001), (0.001,0.001), (0.01,0.001), (0.1,0.001), (1.,0.001), (1.,0.)]
+devices = [(0.,0.001), (0.01,0.001), (0.1,0.001), (1.,0.)]
 
-@pytest.mark.parametrize('micro_bs,noise_scale,device', pairwise([8,64], [0.,5.,50.,500.,5000.,nan], devices))
+@pytest.mark.parametrize('micro_bs,noise_scale,device', pairwise([8,64], [0.,50.,5000.,nan], devices))
 def test_what_timing_costs(thrifty, micro_bs, noise_scale, device):
     "Steps of a few hundred micro-batches at most, whatever the noise scale and the device; and the choice is that of all sizes, had they been timed"
     a,c = device

@@ -198,7 +198,7 @@ def test_at_todays_size_is_always_possible():
 
 powers = [2**i for i in range(40)]
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(plans())
 def test_all_of_a_plan_follows_from_one_number(plan):
     noise,t,now = plan.noise_known,plan.today,plan.bs_now
@@ -253,8 +253,8 @@ def closed():
     plt.close('all')
 
 @pytest.mark.filterwarnings('error')
-@pytest.mark.parametrize('kwargs', [dict(times=()), dict(noise_scale=inf, ci=(60.,inf)), dict(noise_scale=0., ci=(0.,1.)), dict(n_windows=9),
-    dict(cool=None, at_peak=None, at_end=None), dict(df=window_rows(0)), dict(df=window_rows().assign(g_sq=nan))], ids=lambda o: ','.join(o))
+@pytest.mark.parametrize('kwargs', [dict(times=()), dict(noise_scale=inf, ci=(60.,inf)), dict(cool=None, at_peak=None, at_end=None),
+    dict(df=window_rows(0))], ids=lambda o: ','.join(o))
 def test_plots_are_drawn_without_a_warning(kwargs, tmp_path):
     axs = plan_of(**kwargs).plot()
     axs[0].figure.savefig(tmp_path/'plan.png')
