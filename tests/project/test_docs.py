@@ -76,22 +76,6 @@ def test_links():
         for kind,source in cells_of(p):
             for link in re.findall(r'\]\((?!https?:)([\w/.]+\.ipynb)', source) if kind=='markdown' else (): assert (p.parent/link).exists(), (p.name,link)
 
-site = 'https://fastai-bs.github.io/fastai_bs'
-
-@pytest.mark.parametrize('source,text', [
-    (f'[`GradAccum`]({site}/accumulate/grad_accum.html#gradaccum)', '{py:obj}`GradAccum <fastai_bs.accumulate.grad_accum.GradAccum>`'),
-    (f'[`pooled`]({site}/noise/estimator.html#pooled)', '{py:obj}`pooled <fastai_bs.noise.estimator.pooled>`'),
-    (f'[`Pool`]({site}/noise/estimator.html#pool)', '{py:obj}`Pool <fastai_bs.noise.estimator.Pool>`'),
-    ('[`a<b`](../accumulate/06_grad_accum.ipynb)',
-     '<a class="reference internal" href="../accumulate/grad_accum.html"><code class="docutils literal">a&lt;b</code></a>'),
-    (f'[[`GradAccum`]({site}/accumulate/grad_accum.html#gradaccum)](guides/accumulation.ipynb)',
-     '<a class="reference internal" href="guides/accumulation.html"><code class="docutils literal">GradAccum</code></a>'),
-    ('[text](../docs/matrix.md#a)', '[text](matrix.md#a)'), ('[text](../../docs/matrix.md#a)', '[text](../matrix.md#a)'),
-    ('[text](../guides/choose.ipynb)', '[text](../guides/choose.ipynb)'),
-    ('[text](../accumulate/06_grad_accum.ipynb#a)', '[text](../accumulate/grad_accum.ipynb#a)'), ('[o](https://a.b/03_c.ipynb)', '[o](https://a.b/03_c.ipynb)'),
-    ('::: {.callout-note}\nx\n:::', ':::{note}\nx\n:::')])
-def test_markdown(source, text): assert pages.markdown(source, mods)==text
-
 def test_the_notebook_opens_in_colab_and_its_source_on_github():
     links = re.findall('href="([^"]+)"', pages.page_links('nbs/guides/choose.ipynb', 'guides/choose'))
     repo = 'fastai-bs/fastai_bs'
