@@ -14,7 +14,6 @@ from fastai.callback.core import (Callback, CancelBackwardException, CancelBatch
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import Datasets
-from fastai.data.load import DataLoader, SkipItemException
 from fastai.losses import (BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
 from fastai_bs.accumulate import gradients
@@ -329,22 +328,6 @@ class CancelLast(Callback):
 def test_last_micro_batch_always_cancelled(event, order):
     learn = spied15(CancelLast(event, order), n_epoch=2)
     assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,))*2)
-    assert_clean(learn)
-
-class Skips(list):
-    def __getitem__(self, i):
-        if i%5==0: raise SkipItemException
-        return super().__getitem__(i)
-
-@pytest.mark.parametrize('n_acc', [3,5])
-def test_skipped_items(n_acc):
-    items = regression(20)
-    dls = loaders(items, 4)
-    dls.loaders[0] = DataLoader(Skips(items), bs=4, num_workers=0)
-    assert len(dls.train)==5 and len(list(dls.train))==4
-    learn = spied(None, dls=dls, cbs=GradAccum(n_acc), n_epoch=2)
-    kept = [i for i in range(20) if i%5]
-    assert_windows(learn, items, ([kept[:n_acc*4], kept[n_acc*4:]] if n_acc==3 else [kept])*2)
     assert_clean(learn)
 
 class Counts(Callback):

@@ -110,11 +110,6 @@ def both(strike, prepare=None, **kwargs):
     assert strike.struck
     return plain,struck
 
-def test_each_fit_starts_whole():
-    learn = learner([s := Strike('forward', [0], most=2, times=2)])
-    assert fit(learn, 1) and fit(learn, 1)
-    assert s.struck==2
-
 def test_no_part_left():
     "A single item does not fit: the error is raised as it is, and nothing is left behind"
     learn = learner([s := Strike('after_pred', [4], times=100)])
@@ -262,16 +257,6 @@ def test_memory_runs_out_while_the_window_is_measured():
     noise.add = failing
     assert len(fit(struck))==1
     assert distance(struck, plain)<1e-9 and noise.n_steps==plain.noise_scale.n_steps and 4 not in noise.df.step.values
-
-def test_batches_with_names():
-    "What is no tensor cannot be cut, but does no harm before that"
-    items = [(x,y,'name') for x,y in regression(12)]
-    def make(cbs):
-        learn = quiet_learner(loaders(items, 4), mlp(), lambda p,y,_: ((p-y)**2).mean(), cbs=[GradAccum(1, on_oom='split'), *cbs])
-        for dl in learn.dls.loaders: dl.n_inp = 1
-        return learn
-    make([]).fit(1, 0.1)
-    with pytest.raises(ValueError, match=r"on_oom='split'\) cuts a batch into parts.*holds (str|tuple)"): make([Strike('forward', [1])]).fit(1, 0.1)
 
 def test_a_step_half_done():
     "The first of the parameters has moved already: a sum in half precision would be the same"

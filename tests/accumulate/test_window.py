@@ -10,7 +10,7 @@ from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.accumulate.losses import precise
 from fastai_bs.noise.norms import MicroNorms, RankWindow, unweighed_window, weighed_window, without_scales
 from fastai_bs.noise.noise_scale import NoiseScale
-from fastai_bs.accumulate.window import (MicroBatch, Position, Window, mean_divisor, reference,
+from fastai_bs.accumulate.window import (MicroBatch, Position, mean_divisor, reference,
     weight)
 from helpers import distance, flat, loaders, quiet_learner, token_task
 
@@ -30,18 +30,6 @@ def test_weighted_sum_over_divisor_is_the_mean(as_count):
         expected = np.dot(ns, gs)/sum(ns) if sum(ns) else 0.
         assert total/float(mean_divisor(as_count(sum(ns)), 5*n_ref))==pytest.approx(expected, rel=1e-12, abs=0), ns
     assert mean_divisor(12., 4., 2)==1.5 # The mean over 2 ranks of sums is half of the sum
-
-@pytest.mark.parametrize('reduction,expected', [('mean',4*0.5+2*0.2),('sum',0.5+0.2)])
-@pytest.mark.parametrize('as_count', [float, double])
-def test_sums_of_a_window(reduction, expected, as_count):
-    "In double precision; a loss of nothing has no say, whatever it is"
-    window = Window(3)
-    for i,(n,loss) in enumerate([(4.,0.5),(0.,math.inf),(2.,0.2)]):
-        window.micro = MicroBatch(elems=as_count(n))
-        window.add(torch.tensor(loss), i)
-    totals = window.sums(reduction)
-    assert (float(totals.elems),totals.n_micro,window.iters)==(6.,3,{0,1,2})
-    assert totals.loss==pytest.approx(expected, rel=1e-7) and (as_count is float or totals.loss.dtype==torch.float64)
 
 # Counts that stay on their device
 
@@ -111,8 +99,3 @@ def test_position_is_that_of_the_large_batchs_loop(n_acc, n_iter, heard):
         pct = position.after(pct, i, n_iter, 3)
         assert pct==large[-1 if i==n_iter-1 else (i+1)//n_acc]
 
-def test_position_in_a_loader_that_yields_more_than_it_says():
-    "The batches after the one that its length closes are whole again"
-    position,seen = Position(2),[0.]
-    for i in range(7): seen.append(position.after(seen[-1], i, n_iter=3, n_epoch=1))
-    assert seen==[0.,0.,0.5,1.,1.,1.5,1.5,2.]
