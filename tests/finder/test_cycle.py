@@ -18,7 +18,7 @@ from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_
 from fastai_bs.noise.estimator import NoiseEstimate, window_moments
 from fastai_bs.finder.bs_find import BSFinder
 from fastai_bs.noise.noise_scale import NoiseScale
-from helpers import flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression, ScaledLoss, set_seed, token_model, tokens
+from helpers import flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression, ScaledLoss, token_model, tokens
 
 inf,nan = math.inf,math.nan
 
@@ -96,22 +96,6 @@ def test_bit_for_bit(cbs, opt_func, lr, tol, freezes):
     if tape.opt is not None: assert all(torch.equal(a, b) for a,b in zip(opt_state(plain), tape.opt, strict=True))
     if cbs is list: assert plain.recorder.hps['lr']==[o[-1][0] for o in tape.hypers]
 
-def test_it_says_where_each_window_was():
-    tape = taped(learner(cbs=[GradAccum(3)]), num_it=200)
-    df,at = tape.plan.df,[]
-    for o in tape.windows:
-        if not o.measured: at.append([])
-        elif len(o.micros)>1: at.append(None)
-    steps,n = [],0
-    for o in at:
-        if o is None: steps.append(n)
-        else: n += 1
-    assert df.step.tolist()==steps and df.rate.tolist()==rate_at(df.pct).tolist()
-    n_steps = tape.accum.cycle.n_steps
-    assert (df.pct>=df.step/n_steps).all() and (df.pct<(df.step+1)/n_steps).all() and df.pct.tolist()==places(len(df)).tolist()
-    cool = df[(df.pct>=cool_stretch[0]) & (df.pct<cool_stretch[1])]
-    assert len(cool)==tape.plan.measured.n_windows==tape.plan.measured.cool.n_windows==len(df)//2
-
 # Each window by hand
 
 def moments_by_hand(window, model, loss_func, count):
@@ -148,14 +132,6 @@ def test_windows_by_hand(nm):
     w = cool.n_elems
     assert tape.plan.measured.cool.noise_scale==pytest.approx((cool.tr_sigma@w)/(cool.g_sq@w)*cool.n_items.sum()/w.sum()) or (cool.g_sq@w)<=0
     if nm=='nothing counts': assert len(tape.measured)>len(df)>5 and any(count(*yb)==0 for o in tape.measured for _,yb in o.micros)
-
-def test_a_loss_that_sums():
-    "At weights that do not move the noise scale is that of the mean"
-    cools = []
-    for o in ('mean','sum'):
-        set_seed(0)
-        cools.append(find(learner(loss_func=nn.MSELoss(reduction=o)), 1e-30, num_it=100).measured.cool)
-    assert cools[0].noise_scale==pytest.approx(cools[1].noise_scale) and cools[0].ci==pytest.approx(cools[1].ci)
 
 class Overflowing(ScaledLoss):
     "As float16 would above 512"

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader as TorchDataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader as TorchDataLoader, Dataset
 from fastai.callback.core import Callback
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
@@ -361,24 +361,6 @@ def test_a_loader_that_cannot_change(dl):
     assert sizes(plan)==[4] and plan.device.too_large is None and changes(was, picture(learn))==[]
     assert plan.micro_bs==4 and plan.n_acc*4==plan.bs and plan.today.n_train==240
     assert plan.stays_for=='single' and plan.device.failed and 'cannot be given batches of' in plan.device.failed[0][1]
-
-class Stream(IterableDataset):
-    def __init__(self, n): self.items = regression(n, dtype=torch.float32)
-    def __iter__(self): return iter(self.items)
-
-class Sized(Stream):
-    def __len__(self): return 100
-
-@pytest.mark.parametrize('dl', [DataLoader(Stream(60), bs=4, n=100, num_workers=0), TorchDataLoader(Sized(140), batch_size=4)], ids=['few','many'])
-@pytest.mark.filterwarnings('ignore:Length of IterableDataset')
-def test_iterable_loaders(dl):
-    "That declare 100 items, and give fewer or more"
-    learn = learner(dls=DataLoaders(dl, dl))
-    was = picture(learn)
-    plan = whole(find(learn, num_it=60))
-    assert {2,4,8}<=set(sizes(plan)) or isinstance(dl, TorchDataLoader) and sizes(plan)==[4]
-    assert max(sizes(plan))<=50 and changes(was, picture(learn))==[]
-    assert plan.today.n_train==100 and len(plan.df)>=7
 
 # Learners
 

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 from fastai_bs.finder.steps import (best_split, candidates, check_reachable, epochs_needed, examples_needed, monotone_step_times,
-                                    relative_time, splits, spread, steps_needed, whole_epochs)
+                                    splits, steps_needed, whole_epochs)
 
 nan = math.nan
 
@@ -37,12 +37,6 @@ def test_splits(bs, n_ranks, ragged, ways):
 def test_best_split(ways, micro_bs):
     "The largest within 5% of the fastest; one that was not timed will do where there is no other"
     assert best_split(ways)[1]==micro_bs
-
-def test_relative_time():
-    "(1 + 100/bs) steps of 2, 1.5 and 3 s: 6, 3 and 4.5 s"
-    assert relative_time([50,100,200], [2.,1.5,3.], 100., bs_now=100).tolist()==[2.,1.,1.5]
-    assert relative_time([50,100], [1.,nan], 100., bs_now=50).tolist()==[1.,pytest.approx(nan, nan_ok=True)]
-    assert np.isnan(relative_time([50,100], [1.,1.], nan, bs_now=50)).all()
 
 @pytest.mark.parametrize('bs,bs_now,noise_scale,res', [(256,64,512.,4/3), (64,256,512.,0.75), (64,64,512.,1.), (256,64,0.,4.), (64,256,0.,0.25),
     (256,64,math.inf,1.), (3,3,0.,1.)])
@@ -102,9 +96,4 @@ def test_whole_epochs(n, res):
     "No more than a tenth of an epoch is missing, and no epoch is made that is not needed for that"
     assert whole_epochs(n)==res and type(whole_epochs(n)) is int
     assert res>=n-0.1 and (res==1 or res-1<n-0.1)
-
-@pytest.mark.parametrize('rounds,res', [([[1.,1.,1.],[2.,2.]], 0.), ([[1.,math.e]], 1.), ([[9.,math.e,1.],[5.,5.]], 0.5),
-    ([[9.,math.e,1.],[5.,5.],[3.,3.]], 0.), ([[1.,math.e],[7.]], 1.),
-    ([[1.],[2.]], nan), ([], nan)])
-def test_spread_of_rounds(rounds, res): assert spread(rounds)==pytest.approx(res, nan_ok=True)
 
