@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from fastai_bs.__main__ import digits_learner, main
+from fastai_bs.__main__ import main
 
 @pytest.fixture(autouse=True)
 def flags(monkeypatch):
@@ -34,13 +34,6 @@ def test_bad_arguments(args, words, capsys):
     out,err = capsys.readouterr()
     assert e.value.code==2 and words in err and 'Traceback' not in err and out=='' and [p.name for p in Path.cwd().iterdir()]==['a_file']
 
-def test_a_folder_that_cannot_be_made(capsys, monkeypatch):
-    "Said in words before anything is run"
-    Path('a_file').touch()
-    monkeypatch.setattr('fastai_bs.__main__.run_demo', None)
-    with pytest.raises(SystemExit): main(['--out', 'a_file/there'])
-    assert 'argument --out: the folder a_file/there cannot be made' in capsys.readouterr().err
-
 @pytest.mark.slow
 @pytest.mark.parametrize('opt', ['adam','sgd'])
 def test_a_short_run(opt, tmp_path, capsys):
@@ -63,8 +56,3 @@ def test_a_short_run(opt, tmp_path, capsys):
         assert low<=acc<=high and low<high
     assert 10<float(rows[0][-1].rstrip('%'))<=100
 
-def test_digits_learner_is_the_same_for_the_same_seed():
-    a,b,c = (digits_learner(seed=s) for s in (1,1,2))
-    same = lambda x,y: all(torch.equal(p,q) for p,q in zip(x.model.parameters(), y.model.parameters())) and x.dls.train_ds[0][1]==y.dls.train_ds[0][1]
-    assert same(a,b) and not same(a,c)
-    assert len(a.dls.train_ds)+len(a.dls.valid_ds)==1797 and not {id(o) for o in a.dls.train_ds}&{id(o) for o in a.dls.valid_ds}

@@ -45,6 +45,3 @@ def test_pairwise(axes, where):
     two_largest = sorted(map(len, axes))[-2:]
     assert len(cases)<=1.5*np.prod(two_largest) # The largest two alone need their product
 
-def test_the_cases_of_a_test_go_to_one_worker(request):
-    "pytest-xdist adds the group to the name of the test; where it does not, each worker computes what the cases share"
-    assert getattr(request.config.option, 'loadgroup', False)==('@' in request.node.nodeid)
