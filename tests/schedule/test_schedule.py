@@ -1,5 +1,5 @@
 "BatchSchedule and fit_grow: sizes that change, exactly the large batch's steps, and nothing left behind"
-import math, warnings
+import math
 
 import numpy as np
 import pytest
@@ -115,13 +115,6 @@ def test_the_rate_goes_with_the_size(base_bs):
     learn = fit(learner(n=48, cbs=[BatchSchedule({0: 4, 1: 16}, rule=sqrt_scaling, base_bs=base_bs)]), 'fit', n_epoch=2)
     for _,bs,lr in learn.seen.steps: assert math.isclose(lr, 0.05*(bs/(base_bs or 4))**0.5)
     assert learn.opt.hypers[-1]['lr']==0.05 and not any(isinstance(cb, ScaledLR) for cb in learn.cbs)
-
-def test_in_lr_find_it_is_the_first_size():
-    learn = learner(n=48, cbs=[BatchSchedule(SchedExp(8,32))])
-    with warnings.catch_warnings():
-        warnings.simplefilter('error', UserWarning)
-        learn.lr_find(num_it=40, show_plot=False)
-    assert set(sizes_of(learn))=={8} and not hasattr(learn.recorder, 'schedule')
 
 # Memory
 
