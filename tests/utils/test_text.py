@@ -4,14 +4,13 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import pytest
 from fastai.callback.core import Callback
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.batch_schedule import BatchSchedule
 from fastai_bs.utils.checks import n_bytes
-from fastai_bs.utils.text import (as_plain, brief_html, bytes_text, counted, num, rate_text, time_text)
+from fastai_bs.utils.text import (as_plain, bytes_text, counted, num, rate_text, time_text)
 from helpers import loaders, mlp, quiet_learner, regression
 
 @pytest.mark.parametrize('x,text', [(0,'0'), (0.00123,'0.00123'), (9.999,'10'), (99.96,'100'), (1234.5,'1230'), (1e6,'1000000'), (-250.4,'-250'),
@@ -54,14 +53,6 @@ class Record: a:float; b:tuple
 def test_as_plain(v, res):
     "JSON gives back what went in"
     assert as_plain(v)==res==json.loads(json.dumps(as_plain(v)))
-
-def test_brief_html():
-    "A sentence as it is, and the last rows of a table; no colour, so that any theme shows it"
-    df = pd.DataFrame(dict(step=range(12), x=np.arange(12)/3+0.05))
-    html = brief_html('A(1 < 2)', 'Rows', df)
-    assert html.startswith('<p>A(1 &lt; 2)</p><details><summary>Rows</summary><table') and html.count('<tr>')==10
-    assert '<td>1</td>' not in html and '<td>3.72</td>' in html and 'color' not in html
-    assert brief_html('a', 'Rows', df[:0])==brief_html('a')=='<p>a</p>'
 
 @pytest.mark.parametrize('cb', [NoiseScale(beta=0.5),BatchSchedule({0: 16, 1: 32})], ids=lambda o: type(o).__name__)
 def test_callbacks_show_what_they_have(cb):
