@@ -400,7 +400,7 @@ def test_schedule_is_the_large_batchs(fit):
 
 @pytest.mark.parametrize('order,at,expected,last', [(70,{2: 0.7},[0.1,0.7,0.7],0.7), (-1,{i: float(i) for i in range(1,20)},[0.1,3.,6.],8.)])
 def test_a_rate_that_is_set_in_mid_window_comes_into_force_with_the_next(order, at, expected, last):
-    "Also one that somebody sets after each micro-batch"
+    "Also a rate that a callback sets after each micro-batch"
     class SetLR(Callback):
         def after_batch(self):
             if self.training and self.train_iter in at: self.opt.set_hyper('lr', at[self.train_iter])
