@@ -8,11 +8,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
-from fastai_bs.verify import check_accum as accum_check # noqa: F401 It patches `check_accum` and `bs_find` into `Learner`
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.accumulate.sizes import batch_size
-from fastai_bs.schedule.scaled_lr import ScaledLR
-from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.all import batch_size, GradAccum, NoiseScale, ScaledLR
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, set_seed
 
 def bn_model(): return nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()

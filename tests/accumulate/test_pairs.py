@@ -12,7 +12,7 @@ from fastai.callback.core import Callback
 from fastai.callback.schedule import ParamScheduler # noqa: F401 (patches `fit_one_cycle` into `Learner`)
 from fastai.losses import CrossEntropyLossFlat, MSELossFlat
 from fastai_bs.finder import bs_find as finder # noqa: F401 (patches `bs_find` into `Learner`)
-from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.all import GradAccum
 from fastai_bs.accumulate.losses import ElementCounter
 from fastai_bs.finder.pairs import looks_at_pairs
 from fastai.torch_core import find_bs

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from fastai.losses import CrossEntropyLossFlat
-from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.accumulate.losses import precise
 from fastai_bs.noise.norms import MicroNorms, RankWindow, unweighed_window, weighed_window, without_scales
-from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.accumulate.window import (MicroBatch, Position, mean_divisor, reference,
     weight)
 from helpers import distance, flat, loaders, quiet_learner, token_task
