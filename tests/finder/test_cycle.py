@@ -13,11 +13,10 @@ from fastai.data.core import DataLoaders
 from fastai.optimizer import OptimWrapper
 
 from fastai_bs.finder import bs_find as finder
-from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, for_training, places, rate_at, readings)
 from fastai_bs.noise.estimator import NoiseEstimate, window_moments
 from fastai_bs.finder.bs_find import BSFinder
-from fastai_bs.noise.noise_scale import NoiseScale
 from helpers import flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression, ScaledLoss, token_model, tokens
 
 inf,nan = math.inf,math.nan

@@ -26,13 +26,10 @@ from fastai.text.data import LMDataLoader
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 
-from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.all import adascale_gain, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.finder.mock_cycle import rate_at
 from fastai_bs.noise.estimator import last_stretch
 from fastai_bs.finder.bs_find import BSFinder
-from fastai_bs.schedule.scaled_lr import ScaledLR
-from fastai_bs.noise.noise_scale import NoiseScale
-from fastai_bs.schedule.rules import adascale_gain, sqrt_scaling
 from fastai_bs.finder.timing import StepTimes
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, token_model, tokens
 from test_snapshot import Net

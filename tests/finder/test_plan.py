@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from fastcore.foundation import L
 from hypothesis import given, settings
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.all import GradAccum, no_scaling, ScaledLR
 from fastai_bs.finder.plan import RateTrial
-from fastai_bs.schedule.rules import no_scaling
 from fastai_bs.finder.steps import balanced_bs, whole_epochs
 from plans import plan_of, plans, readings, secs, window_rows
 

@@ -10,11 +10,9 @@ from fastai.optimizer import Adam
 
 from fastai_bs.finder import bs_find as finder
 from fastai_bs.finder import rate_trial
-from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.all import GradAccum, linear_scaling, ScaledLR
 from fastai_bs.finder.advice import cautions
-from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.finder.plan import Device
-from fastai_bs.schedule.rules import linear_scaling
 from fastai_bs.finder.rate_trial import BriefCycle, _factor_that_holds, loss_after
 from fastai_bs.utils.text import num
 from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression
