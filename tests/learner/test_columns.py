@@ -12,10 +12,7 @@ from fastai.callback.schedule import lr_find # noqa: F401, it adds the method
 from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
 from fastai.learner import Recorder
 from fastai.metrics import mse
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.schedule.scaled_lr import ScaledLR
-from fastai_bs.noise.noise_scale import NoiseScale
-from fastai_bs.schedule.batch_schedule import BatchSchedule
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR
 from helpers import RaiseAt, loaders, mlp, pairwise, quiet_learner, regression, set_seed
 from gloo_ranks import on_ranks
 

@@ -12,7 +12,7 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.text.data import LMDataLoader, SortedDL, pad_input_chunk
 from fastai_bs.learner.loaders import n_items, with_micro_bs
-from fastai_bs.finder import bs_find as finder # noqa: F401 (adds `Learner.bs_find`)
+import fastai_bs.all # noqa: F401 (adds methods to `Learner`)
 from helpers import loaders, mlp, quiet_learner, regression
 
 items = regression(200, dtype=torch.float32)

@@ -5,14 +5,11 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 import pytest
-import fastai_bs.finder.bs_find # noqa: F401, it adds `bs_find`
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale
 from fastai.callback.core import Callback
 from fastai.callback.progress import CSVLogger
 from fastai.callback.schedule import lr_find # noqa: F401, it adds the method
 from fastai.learner import Recorder
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.noise.noise_scale import NoiseScale
-from fastai_bs.schedule.batch_schedule import BatchSchedule
 from helpers import flat, loaders, mlp, pairwise, quiet_learner, regression, set_seed
 
 tensorboard = pytest.importorskip('fastai.callback.tensorboard', reason="tensorboard is not installed here")

@@ -15,7 +15,7 @@ from fastai.learner import Learner
 from fastai.optimizer import Adam, OptimWrapper
 from fastcore.foundation import L
 
-from fastai_bs.learner.snapshot import unchanged
+from fastai_bs.all import unchanged
 from helpers import autocast_state, changes, loaders, mlp, picture, quiet_learner, regression
 
 class Holder(Callback):
