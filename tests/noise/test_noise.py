@@ -18,10 +18,9 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
-from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.all import GradAccum, NoiseScale, plot_noise_scale
 from fastai_bs.noise.estimator import pooled
-from fastai_bs.noise.noise_scale import Moments, NoiseScale
-from fastai_bs.noise.plots import plot_noise_scale
+from fastai_bs.noise.noise_scale import Moments
 from helpers import (RaiseAt, ScaledLoss, changes, exported, left_behind, listed, loaders, mlp, n_kept, quiet_learner, regression, set_seed,
     token_task)
 from oracle import item_grads, noise_scale, window_rows, windows_in_order, z_score

@@ -21,8 +21,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import Adam
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.all import GradAccum, NoiseScale
 from helpers import (changes, left_behind, loaders, mlp, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed)
 from oracle import noise_scale, window_rows, z_score
 from test_noise import Losses, Overflowing, all_left, assert_rows, awd_lstm, elems_of, expected, n_hooks, task, task_grads, with_batchnorm
