@@ -15,11 +15,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam, OptimWrapper, SGD
-from fastai_bs.finder import bs_find as finder # noqa: F401 (patches `bs_find` into `Learner`)
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.schedule.scaled_lr import ScaledLR
-from fastai_bs.noise.noise_scale import NoiseScale
-from fastai_bs.schedule.rules import adam_gain, adascale_gain, linear_scaling, sqrt_scaling
+from fastai_bs.all import adam_gain, adascale_gain, GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
 from helpers import changes, exported, flat, listed, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, RaiseAt, regression
 
 # Measures

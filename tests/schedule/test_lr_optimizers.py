@@ -8,9 +8,8 @@ from torch import nn
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` and its kin into `Learner`)
 from fastai.callback.core import Callback
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, RMSProp, SGD, ranger, weight_decay
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.schedule.scaled_lr import ScaledLR, velocity_names
-from fastai_bs.schedule.rules import adascale_gain
+from fastai_bs.all import adascale_gain, GradAccum, ScaledLR
+from fastai_bs.schedule.scaled_lr import velocity_names
 from helpers import flat, loaders, pairwise, quiet_learner, regression
 
 f64 = torch.float64

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from fastai_bs.schedule import rules as scaling
-from fastai_bs.schedule.rules import adam_gain, adascale_gain, linear_scaling, no_scaling, sqrt_scaling, warmup_factor
+from fastai_bs.all import adam_gain, adascale_gain, linear_scaling, no_scaling, sqrt_scaling, warmup_factor
 from fastai_bs.finder.steps import examples_needed, fastest_bs, fit_step_time, steps_needed
 
 inf,nan = math.inf,math.nan

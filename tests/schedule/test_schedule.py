@@ -13,13 +13,9 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.optimizer import Adam
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.accumulate.sizes import batch_size
-from fastai_bs.finder import grow # noqa: F401 (patches `fit_grow` and `bs_find` into `Learner`)
+from fastai_bs.all import adascale_gain, batch_size, BatchSchedule, GradAccum, ScaledLR, sqrt_scaling
 from fastai_bs.learner.loaders import micro_batch_size
-from fastai_bs.schedule.scaled_lr import ScaledLR
-from fastai_bs.schedule.rules import adascale_gain, sqrt_scaling
-from fastai_bs.schedule.batch_schedule import BatchSchedule, way_to
+from fastai_bs.schedule.batch_schedule import way_to
 from helpers import changes, distance, flat, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, regression, set_seed
 
 class Seen(Callback):
