@@ -6,9 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from fastai.callback.core import Callback
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.noise.noise_scale import NoiseScale
-from fastai_bs.schedule.batch_schedule import BatchSchedule
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale
 from fastai_bs.utils.checks import n_bytes
 from fastai_bs.utils.text import (as_plain, bytes_text, counted, num, rate_text, time_text)
 from helpers import loaders, mlp, quiet_learner, regression
