@@ -26,11 +26,8 @@ from fastai.optimizer import SGD
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 from fastai_bs.verify.check_accum import errors_of
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.verify.both_ways import HeldDraws, PlainLoop, run
-from fastai_bs.schedule.scaled_lr import ScaledLR
-from fastai_bs.memory.group_norm import bn_to_gn
-from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.all import bn_to_gn, GradAccum, NoiseScale, PlainLoop, ScaledLR
+from fastai_bs.verify.both_ways import HeldDraws, run
 from helpers import RaiseAt, changes, flat, loaders, mlp, picture, quiet_learner, regression, token_model, tokens
 
 f32 = torch.float32

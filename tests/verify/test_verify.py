@@ -14,12 +14,9 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.optimizer import Adam, SGD
 
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.accumulate.sizes import batch_size
+from fastai_bs.all import batch_size, BatchPlan, GradAccum, ScaledLR
 from fastai_bs.finder.mock_cycle import rate_at
-from fastai_bs.finder.plan import BatchPlan
 from fastai_bs.learner.loop import callback_of
-from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.verify.compare import least_dof, parts
 from fastai_bs.verify import trainings
 from fastai_bs.verify.trainings import Trials, short_training
