@@ -5,8 +5,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fastai.callback.core import (Callback, CancelBatchException, CancelFitException, CancelStepException)
 from fastai.optimizer import SGD
 from fastai.torch_core import find_bs
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.all import GradAccum, NoiseScale
 from helpers import RaiseAt, flat, loaders, mlp, quiet_learner, regression
 from gloo_ranks import on_ranks
 from zoo import EMA, Averaged

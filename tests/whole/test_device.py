@@ -13,7 +13,7 @@ from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import SchedExp
 from fastai.optimizer import Adam
-from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR, bn_to_gn, sqrt_scaling, unchanged
+from fastai_bs.all import BatchSchedule, bn_to_gn, GradAccum, NoiseScale, ScaledLR, sqrt_scaling, unchanged
 from fastai_bs.memory import max_bs
 from fastcore.foundation import L
 from fastai_bs.accumulate.gradients import no_autocast

@@ -17,7 +17,7 @@ from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.learner.loop import callback_of
-from helpers import (RaiseAt, autocast_state, changes, flat, listed, loaders, mlp, needs_export, pairwise, picture, quiet_learner, regression)
+from helpers import (RaiseAt, autocast_state, changes, flat, listed, loaders, mlp, needs_export, picture, quiet_learner, regression)
 from torch import nn
 
 def learner(n=96, bs=4, cbs=None, **kwargs): return quiet_learner(loaders(regression(n), bs), mlp(), cbs=cbs, **kwargs)
@@ -281,7 +281,8 @@ def left(learn):
 def test_nothing_is_left_of_a_fault(kind):
     "By an error and by an interrupt in any event, before our callbacks hear of it and after; also while losses are NaN. The next fit goes as one does"
     n = 0
-    for event,error,nan,order in pairwise(events, [ValueError,KeyboardInterrupt], [False,True], [-60,200]):
+    for i,event in enumerate(events):
+        error,nan,order = (ValueError,KeyboardInterrupt)[i%2],i//2%2==1,(-60,200)[i//3%2]
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
         cbs = [*kinds[kind](), *([Spoilt(math.nan, [2,3])] if nan else [])]

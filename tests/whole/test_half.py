@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from fastai.callback.core import Callback
 from fastai.optimizer import SGD
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.all import GradAccum, NoiseScale
 from helpers import loaders, mlp, quiet_learner, regression
 from gloo_ranks import on_ranks
 from test_accumulate import CancelLast, Spy

@@ -19,15 +19,9 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.distributed import DistributedDL, DistributedTrainer
 from fastai.optimizer import Adam, SGD
-import fastai_bs.finder.bs_find # noqa: F401, it adds bs_find
-import fastai_bs.memory.max_bs # noqa: F401, it adds max_bs_find
-from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.all import BatchSchedule, GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.learner.ranks import ddp_model, n_processes, over_ranks, trains_together
 from fastai_bs.learner.loop import ScopedCallback
-from fastai_bs.schedule.scaled_lr import ScaledLR
-from fastai_bs.noise.noise_scale import NoiseScale
-from fastai_bs.schedule.rules import linear_scaling, sqrt_scaling
-from fastai_bs.schedule.batch_schedule import BatchSchedule
 from fastai_bs.finder.timing import StepTimer, StepTimes
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, token_task
 from test_split import Strike
