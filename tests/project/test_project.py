@@ -76,15 +76,15 @@ def test_no_output_holds_a_path_of_somebodys_machine():
         for place in ('/opt/', '/tmp/', '/home/', '/root/', '/usr/', 'site-packages'): assert place not in p.read_text(), (p.name, place)
 
 @pytest.mark.slow
-def test_the_code_of_the_readme_runs(monkeypatch):
+def test_the_code_of_the_readme_runs(short, monkeypatch):
     "Each block as it stands, on a new learner; but for `bs_verify`, which takes longest and whose notebook runs it"
     for nm in ('deterministic','benchmark'): monkeypatch.setattr(torch.backends.cudnn, nm, getattr(torch.backends.cudnn, nm)) # Put back: the digits set them
     plans,fits,calls = re.findall(r'```python\n(.*?)```', (root/'README.md').read_text(), flags=re.S)
-    scope = dict(learn=digits_learner(16))
+    scope = dict(learn=digits_learner(64))
     with warnings.catch_warnings(), scope['learn'].no_bar(), scope['learn'].no_logging():
         warnings.simplefilter('ignore')
         exec(plans, scope)
         assert len(scope['learn'].recorder.values)==scope['plan'].n_epoch
         exec(fits, scope)
-        scope['learn'] = digits_learner(16) # The plan has set the first one up
+        scope['learn'] = digits_learner(64) # The plan has set the first one up
         with scope['learn'].no_bar(), scope['learn'].no_logging(): exec(re.sub('(?m)^learn.bs_verify.*$', '', calls), scope)
