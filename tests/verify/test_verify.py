@@ -16,12 +16,14 @@ from fastai.optimizer import Adam, SGD
 
 from fastai_bs.all import batch_size, BatchPlan, GradAccum, ScaledLR
 from fastai_bs.finder.mock_cycle import rate_at
+from fastai_bs.finder.plan import Device
 from fastai_bs.learner.loop import callback_of
 from fastai_bs.verify.compare import least_dof, parts
 from fastai_bs.verify import trainings
 from fastai_bs.verify.trainings import Trials, short_training
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, set_seed
 from gloo_ranks import on_ranks
+from plans import secs
 from test_finder import _after_training, _nothing, convnet_learner, learners, plain_training, training
 
 pytestmark = [pytest.mark.usefixtures('short','short_find'), pytest.mark.filterwarnings('ignore')]
@@ -114,7 +116,8 @@ def test_trials_are_annealed_from_here_at_the_rule_s_rates(cbs, bs):
     assert set(v.df.factor)=={0.5,2.} and set(v.df.part)<=set(parts)
     assert all(len(o)==1 for o in first_items.values()) and len(set.union(*first_items.values()))==len(first_items)>1 # All arms alike, each run anew
 
-def test_equal_time():
+def test_equal_time(monkeypatch):
+    monkeypatch.setattr('fastai_bs.finder.bs_find._device', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01)) # The same on any machine
     v = verify(reg_learner(256), sizes=[8,16,32], rates=(1,3), n_epoch=4, n_runs=2)
     whole,time = v.df[v.df.part==1],v.n_epoch*v.planned.epoch_time
     for o in whole.itertuples(): assert o.expected==pytest.approx(time, abs=v.planned.step_time_at(o.bs)*(1+4*math.ceil(o.items/256)))
