@@ -9,24 +9,15 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from torch.distributions.beta import Beta
 from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException,
-    CancelStepException, CancelTrainException, CancelValidException, TrainEvalCallback)
+    CancelStepException, CancelTrainException, TrainEvalCallback)
 from fastai.callback.fp16 import MixedPrecision
-from fastai.callback.mixup import CutMix, MixUp
 from fastai.callback.training import GradientAccumulation, GradientClip
-from fastai.data.core import Datasets, TfmdDL
-from fastai.data.load import DataLoader, SkipItemException
-from fastai.distributed import DistributedDL
-from fastai.metrics import mse
+from fastai.data.core import Datasets
 from fastai.losses import (BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
 from fastai_bs.accumulate import gradients
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.accumulate.losses import count_items, loss_elements
-from fastai_bs.schedule.scaled_lr import ScaledLR
-from fastai_bs.noise.noise_scale import NoiseScale
-from fastai_bs.schedule.rules import linear_scaling, sqrt_scaling
+from fastai_bs.all import GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
 from helpers import (changes, distance, exported, flat, left_behind, loaders, mlp, pairwise, picture, quiet_learner, RaiseAt,
     regression, ScaledLoss, set_seed, token_model, tokens)
 
@@ -108,7 +99,7 @@ class LargeBatches(Callback):
 def configs(draw):
     n_accs,bs,drop_last = draw(st.lists(st.integers(1,9), min_size=1, max_size=3)),draw(st.integers(1,9)),draw(st.booleans())
     scaled = dict(base_bs=max(1, n_accs[0]*bs//2), warmup_epochs=draw(st.sampled_from([None,0.7,1.3]))) if draw(st.booleans()) else None
-    return dict(n_accs=n_accs, bs=bs, n=draw(st.integers(bs if drop_last else 1, 60)), drop_last=drop_last, fit=draw(st.sampled_from([*fits])),
+    return dict(n_accs=n_accs, bs=bs, n=draw(st.integers(bs if drop_last else 1, 40)), drop_last=drop_last, fit=draw(st.sampled_from([*fits])),
                 opt=draw(st.sampled_from([*opt_funcs])), wd=draw(st.sampled_from([None,0.,0.1])), clip=draw(st.sampled_from([None,0.1,3.])),
                 n_epoch=draw(st.integers(1,2)), n_fits=draw(st.integers(1,2)), scaled=scaled)
 
@@ -124,7 +115,7 @@ def trained(items, bs, fit, opt, wd, clip, n_epoch, n_fits, scaled, cbs, drop_la
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:.warmup_epochs.')
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(configs())
 def test_same_parameters_as_large_batch(cfg):
     "Under every schedule, whether or not the windows tile the epoch; what `drop_last` leaves out, the large batch does not see"
@@ -147,14 +138,6 @@ def test_frozen_parameters_as_in_large_batch():
         learn.fit_one_cycle(1, slice(0.001,0.01))
         return learn
     assert distance(_run(2, GradAccum(4)), _run(8)) <= 1e-9
-
-def test_parameter_without_gradient_stays_without():
-    model = mlp()
-    model.register_parameter('unused', nn.Parameter(torch.ones(3, dtype=f64)))
-    learn = quiet_learner(loaders(regression(9), 2), model, cbs=GradAccum(3), wd=0.1)
-    learn.fit(2, 0.1)
-    assert model.unused.grad is None and (model.unused==1).all()
-    assert all(p.grad is not None and not p.grad.any() for p in model[0].parameters())
 
 def test_gradient_left_by_someone_else_is_not_trained_on():
     items = regression(8)
@@ -202,7 +185,6 @@ def cls(loss, model=None): return loss,classes,model or (lambda: mlp(5,4))
 def real(loss): return loss,reals,mlp
 def bina(loss, model=mlp): return loss,binary,model
 def token(loss, items, last=True): return loss,items,partial(token_model, 4, last=last)
-sigmoid_mlp = lambda: nn.Sequential(mlp(), nn.Sigmoid())
 log_mlp = lambda: nn.Sequential(mlp(5,4), nn.LogSoftmax(-1))
 
 zero_weighted = [(x, torch.tensor(0 if i in (0,1,8,9) else 1+i%3)) for i,(x,_) in enumerate(classes)] # Whole micro-batches of class 0
@@ -211,20 +193,16 @@ exact = {
     'ce': cls(nn.CrossEntropyLoss()), 'ce_weight': cls(nn.CrossEntropyLoss(weight)), 'ce_sum': cls(nn.CrossEntropyLoss(reduction='sum')),
     'ce_smooth_weight': cls(nn.CrossEntropyLoss(weight, label_smoothing=0.1)), 'f_ce_weight': cls(partial(F.cross_entropy, weight=weight)),
     'nll_weight': cls(nn.NLLLoss(weight), log_mlp), 'ce_flat_weight': cls(CrossEntropyLossFlat(weight=weight)),
-    'ce_flat_sum': cls(CrossEntropyLossFlat(reduction='sum')), 'smooth_flat': cls(LabelSmoothingCrossEntropyFlat()),
-    'smooth_flat_sum': cls(LabelSmoothingCrossEntropyFlat(reduction='sum')), 'focal_flat_weight': cls(FocalLossFlat(weight=weight)),
+    'smooth_flat': cls(LabelSmoothingCrossEntropyFlat()), 'focal_flat_weight': cls(FocalLossFlat(weight=weight)),
     'multi_margin': cls(nn.MultiMarginLoss()), 'ce_probs_weight': (nn.CrossEntropyLoss(weight), probs, lambda: mlp(5,4)),
-    'kl': (nn.KLDivLoss(reduction='batchmean'), probs, log_mlp), 'kl_mean': (nn.KLDivLoss(), probs, log_mlp),
-    'mse': real(nn.MSELoss()), 'mse_sum': real(nn.MSELoss(reduction='sum')), 'mse_flat': real(MSELossFlat(floatify=False)),
+    'kl': (nn.KLDivLoss(reduction='batchmean'), probs, log_mlp),
+    'mse': real(nn.MSELoss()), 'mse_flat': real(MSELossFlat(floatify=False)),
     'smooth_l1': real(F.smooth_l1_loss), 'bce_logits_pos': bina(nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.,3.], dtype=f64))),
-    'bce_logits_flat': bina(BCEWithLogitsLossFlat()), 'bce': bina(nn.BCELoss(), sigmoid_mlp), 'multilabel_soft': bina(nn.MultiLabelSoftMarginLoss()),
-    'token_flat': token(CrossEntropyLossFlat(), seqs), 'token_axis1': token(CrossEntropyLossFlat(axis=1), seqs, False),
-    'token_focal': token(FocalLossFlat(), seqs), 'token_pad': token(CrossEntropyLossFlat(ignore_index=9), padded(pad=9)),
+    'bce_logits_flat': bina(BCEWithLogitsLossFlat()), 'multilabel_soft': bina(nn.MultiLabelSoftMarginLoss()),
+    'token_axis1': token(CrossEntropyLossFlat(axis=1), seqs, False), 'token_pad': token(CrossEntropyLossFlat(ignore_index=9), padded(pad=9)),
     'token_pad_weight': token(nn.CrossEntropyLoss(weight), padded(), False),
     'token_pad_smooth_weight': token(nn.CrossEntropyLoss(weight, ignore_index=3, label_smoothing=0.1), padded(pad=3), False),
-    'token_empty': token(nn.CrossEntropyLoss(), padded(4,5), False), 'token_empty_first': token(nn.CrossEntropyLoss(), padded(0,1), False),
     'token_empty_flat': token(CrossEntropyLossFlat(), padded(0,1,8,9,12)), 'token_empty_window': token(nn.CrossEntropyLoss(), padded(*range(6)), False),
-    'token_empty_last_window': token(nn.CrossEntropyLoss(), padded(12), False),
     'token_empty_sum': token(nn.CrossEntropyLoss(reduction='sum'), padded(0,1), False),
     'token_empty_weight': token(nn.CrossEntropyLoss(weight), padded(0,1,6,7), False),
     'token_empty_all': token(nn.CrossEntropyLoss(), padded(*range(13)), False),
@@ -243,45 +221,6 @@ def test_gradient_is_the_large_batchs(case, flat_in_double):
     learn.fit(2, 0.01)
     assert flat(learn).isfinite().all() and not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
 
-def test_no_sum_is_too_large_for_half_precision():
-    "Four gradients of 30,000 are more than it holds; the large batch's, their mean, is not"
-    item = torch.tensor([30_000.], dtype=torch.float16),torch.zeros(1, dtype=torch.float16)
-    learn = spied([item]*8, 1, nn.Linear(1, 1, bias=False).half(), nn.L1Loss(), GradAccum(4))
-    assert [abs(g.item()) for g in learn.opt.grads]==[30_000.]*2
-
-class KeepMix(Callback):
-    "What MixUp made of each micro-batch"
-    order = 1
-    def __init__(self, mix): self.mix,self.kept = mix,[]
-    def before_backward(self): self.kept.append((self.x.clone(), self.y, self.mix.yb1[0], self.mix.lam.expand(len(self.y)).clone()))
-
-@pytest.mark.parametrize('mix,loss,pad,weight', [(MixUp,LabelSmoothingCrossEntropyFlat,False,None), # With a weight it is refused
-    (CutMix,CrossEntropyLossFlat,False,weight), (MixUp,CrossEntropyLossFlat,True,weight), (CutMix,FocalLossFlat,False,None)])
-def test_mixup_replaces_the_loss(mix, loss, pad, weight, flat_in_double):
-    torch.set_default_dtype(f64)
-    try:
-        torch.manual_seed(3)
-        cb,loss = mix(0.5),loss(weight=weight) if weight is not None else loss()
-        cb.distrib = Beta(*torch.tensor([0.5,0.5], dtype=f64))
-        items = [(x.repeat(4,1)[None],
-            torch.tensor(-100) if pad and i%3==0 else y) for i,(x,y) in enumerate([*classes,classes[0]])] # fastai's MixUp fails on a batch of one
-        model,keep = nn.Sequential(nn.Flatten(), mlp(20,4)),KeepMix(cb)
-        learn = quiet_learner(loaders(items, 4), model, loss, opt_func=Spy, cbs=[GradAccum(4), cb, keep])
-        with warnings.catch_warnings():
-            warnings.filterwarnings('error', message='GradAccum')
-            learn.fit(2, 0.1)
-        assert learn.loss_func is loss
-        assert len(learn.opt.grads)==2
-        for got,w in zip(learn.opt.grads, (keep.kept[:4], keep.kept[4:])): # The last micro-batch of each holds 2 items
-            x,y,y1,lam = map(torch.cat, zip(*w))
-            loss.reduction = 'none'
-            model.zero_grad(set_to_none=True)
-            torch.lerp(loss(model(x), y1), loss(model(x), y), lam).mean().backward()
-            loss.reduction = 'mean'
-            want = torch.cat([p.grad.flatten() for p in model.parameters()])
-            assert (got-want).abs().max() <= 1e-12*want.abs().max()
-    finally: torch.set_default_dtype(torch.float32)
-
 def test_label_smoothing_with_weight_is_refused():
     learn = quiet_learner(loaders(classes, 2), mlp(5,4), LabelSmoothingCrossEntropyFlat(weight=weight.float()), cbs=GradAccum(3))
     with pytest.raises(ValueError, match='LabelSmoothingCrossEntropy with `weight`.*nn.CrossEntropyLoss'): learn.fit(1)
@@ -289,14 +228,6 @@ def test_label_smoothing_with_weight_is_refused():
     learn.fit(0, cbs=GradAccum(1)) # It accumulates nothing
 
 # CUDA graphs
-
-def in_place(model, **kwargs):
-    model.compile(**kwargs)
-    return model
-
-compiled = dict(mode=dict(mode='reduce-overhead'), autotune=dict(mode='max-autotune'), options=dict(options={'triton.cudagraphs': True}))
-uncompiled = dict(default={}, autotune=dict(mode='max-autotune-no-cudagraphs'), options=dict(options={'triton.cudagraphs': False}), other=dict(backend='eager'))
-ways_to_compile = dict(module=torch.compile, in_place=in_place, part=lambda m,**kwargs: nn.Sequential(nn.Linear(5,5,dtype=f64), torch.compile(m, **kwargs)))
 
 @pytest.fixture
 def on_a_gpu(monkeypatch): monkeypatch.setattr(gradients, '_device_of', lambda model: 'cuda')
@@ -309,23 +240,15 @@ def test_cuda_graphs_are_refused(cb, on_a_gpu):
     with pytest.raises(ValueError, match="compiled to replay CUDA graphs.*mode='max-autotune-no-cudagraphs'"): learn.fit(2, 0.1)
     assert changes(before, picture(learn, only=('model',)))==[] and all(p.grad is None for p in learn.model.parameters())
 
-@pytest.mark.parametrize('how', ways_to_compile)
-def test_ways_to_compile(how, on_a_gpu, monkeypatch):
-    compile = ways_to_compile[how]
-    for kwargs in compiled.values():
-        with pytest.raises(ValueError, match='CUDA graphs'): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs))
-    for kwargs in uncompiled.values(): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs))
+def test_which_models_replay_cuda_graphs(on_a_gpu, monkeypatch):
+    "By mode or option, also in a part of the model; not without, and not on a CPU, where inductor records none"
+    graphs = dict(mode='max-autotune'),dict(options={'triton.cudagraphs': True})
+    models = [nn.Sequential(nn.Linear(5,5,dtype=f64), torch.compile(mlp(), **kwargs)) for kwargs in graphs]
+    for model in models:
+        with pytest.raises(ValueError, match='CUDA graphs'): gradients.refuse_cuda_graphs(model)
+    for kwargs in ({},dict(mode='max-autotune-no-cudagraphs'),dict(backend='eager')): gradients.refuse_cuda_graphs(torch.compile(mlp(), **kwargs))
     monkeypatch.undo()
-    for kwargs in compiled.values(): gradients.refuse_cuda_graphs(compile(mlp(), **kwargs)) # On a CPU inductor records none
-
-def test_one_micro_batch_in_cuda_graphs_is_not_refused(on_a_gpu):
-    learn = quiet_learner(loaders(regression(8), 4), mlp(), cbs=GradAccum(1))
-    learn.model.get_compiler_config = lambda: {'triton.cudagraphs': True} # As a compiled one, which a CPU would have to compile
-    learn.fit(1, 0.1)
-    learn.remove_cb(GradAccum)
-    with pytest.raises(ValueError, match='CUDA graphs'): learn.fit(1, 0.1, cbs=GradAccum(2))
-
-def test_a_mean_over_items(): assert loss_elements(nn.KLDivLoss(reduction='batchmean'))==(count_items,'mean')
+    for model in models: gradients.refuse_cuda_graphs(model)
 
 def my_loss(pred, targ): return F.mse_loss(pred, targ)
 
@@ -346,16 +269,6 @@ def test_unknown_loss_is_warned_about_once_a_fit(loss, items, model):
         assert len(ours)==1 and 'count=' in ours[0]
     assert_windows(spied(items, 2, model(), loss, GradAccum(3)), items, [range(6), range(6,12), range(12,13)], tol=1e-6)
 
-@pytest.mark.parametrize('cbs,loss', [([GradAccum(1)],my_loss), ([GradAccum(3, count=lambda learn: len(learn.y))],my_loss), ([GradAccum(3)],nn.MSELoss())])
-def test_nobody_is_nagged(cbs, loss):
-    "Neither by a BatchNorm, nor by a name of ours that shadows the learner's"
-    model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).to(f64)
-    learn = quiet_learner(loaders(regression(12), 2), model, loss)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        learn.add_cbs(cbs)
-        learn.fit_one_cycle(2, 0.1)
-
 # Every window, whatever is cancelled
 
 items15 = regression(15) # 8 micro-batches of 2, the last of 1; windows of 3: (0,1,2) (3,4,5) (6,7)
@@ -373,12 +286,6 @@ def test_batch_cancelled_before_its_backward_adds_nothing(event, order, at):
     if event=='cancel_backward': event,exc = 'before_backward',CancelBackwardException
     assert_windows(spied15(once(event, exc, at, order), c), items15, idxs(*goes_on[at]))
     assert exc is CancelBackwardException or not c.stepped[at]
-
-def test_cancelled_backward_with_grad_accum_of_1():
-    "The step is taken, by its momentum alone, as without a callback"
-    a,b = (quiet_learner(loaders(items15, 2), mlp(), cbs=[once('before_backward', CancelBackwardException, 3, 8), *cbs]) for cbs in ([],[GradAccum(1)]))
-    for learn in (a,b): learn.fit(1, 0.1)
-    assert torch.equal(flat(a), flat(b))
 
 after_backwards = [('after_backward',CancelBatchException),('before_step',CancelBatchException),('before_step',CancelStepException)]
 
@@ -420,48 +327,6 @@ def test_last_micro_batch_always_cancelled(event, order):
     assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,))*2)
     assert_clean(learn)
 
-class CancelTrainInStep(Callback):
-    "Ends the epoch after its third step"
-    def before_epoch(self): self.n = 0
-    def after_step(self):
-        self.n += 1
-        if self.n==3: raise CancelTrainException
-
-def test_training_cancelled_in_the_step_that_closes_a_left_open_window():
-    "That step is taken in `after_train`, where fastai no longer looks for the exception"
-    learn = spied15(CancelLast('before_batch', 0), CancelTrainInStep(), n_epoch=2)
-    assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,))*2)
-
-class FakeRank(DistributedDL):
-    def _broadcast(self, t, rank): return t
-
-@pytest.mark.parametrize('rank', [0,1])
-def test_distributed_loader_whose_length_lies(rank):
-    items = regression(90)
-    dls = loaders(items, 16)
-    dls.loaders[0] = FakeRank(TfmdDL(items, bs=16, drop_last=True, num_workers=0), rank, 2)
-    assert len(dls.train)==3 and len(list(dls.train))==2
-    for n_acc in (2,4):
-        learn = spied(None, dls=dls, cbs=GradAccum(n_acc), n_epoch=2, n_inp=None)
-        assert_windows(learn, items, [range(45*rank, 45*rank+32)]*2)
-        assert_clean(learn)
-
-class Skips(list):
-    def __getitem__(self, i):
-        if i%5==0: raise SkipItemException
-        return super().__getitem__(i)
-
-@pytest.mark.parametrize('n_acc', [3,5])
-def test_skipped_items(n_acc):
-    items = regression(20)
-    dls = loaders(items, 4)
-    dls.loaders[0] = DataLoader(Skips(items), bs=4, num_workers=0)
-    assert len(dls.train)==5 and len(list(dls.train))==4
-    learn = spied(None, dls=dls, cbs=GradAccum(n_acc), n_epoch=2)
-    kept = [i for i in range(20) if i%5]
-    assert_windows(learn, items, ([kept[:n_acc*4], kept[n_acc*4:]] if n_acc==3 else [kept])*2)
-    assert_clean(learn)
-
 class Counts(Callback):
     order = 90
     def __init__(self):
@@ -469,21 +334,16 @@ class Counts(Callback):
         for e in ('before_step','after_step','after_cancel_step','after_cancel_batch','after_backward'): setattr(self, e, partial(self._add, e))
     def _add(self, e):
         self.n[e] += 1
-        assert self.learn.grad_accum.stepped or self.order<0 or e!='before_step'
+        assert self.learn.grad_accum.stepped or e!='before_step'
     def after_batch(self):
         if not self.training: return
         self.stepped.append(self.learn.grad_accum.stepped)
         self.n_accs.append(self.learn.grad_accum.n_acc)
 
-class Early(Counts):
-    "The same, before GradAccum"
-    order = -5
-
-@pytest.mark.parametrize('counts', [Counts,Early])
-def test_events_and_what_other_callbacks_see(counts):
-    c = counts()
+def test_events_and_what_other_callbacks_see():
+    c = Counts()
     spied15(c, n_epoch=2)
-    assert c.n=={'before_step':6 if counts is Counts else 16, 'after_step':6, 'after_cancel_batch':10, 'after_backward':16} # `after_cancel_step` never
+    assert c.n=={'before_step':6, 'after_step':6, 'after_cancel_batch':10, 'after_backward':16} # `after_cancel_step` never
     assert c.stepped==[False,False,True,False,False,True,False,True]*2
 
 # n_acc over the epochs
@@ -497,10 +357,6 @@ def test_n_acc_by_epoch(n_acc):
     assert c.n_accs==[1]*8+[3]*8+[1]*8
     assert [learn.grad_accum.n_acc_in(e) for e in range(3)]==[1,3,1]
 
-def test_n_acc_with_start_epoch():
-    learn = spied(items15, 2, cbs=GradAccum({0:1, 1:3, 2:8}), fit=lambda learn: learn.fit(3, 0.1, start_epoch=1))
-    assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,7),range(8)))
-
 class WindowLosses(Callback):
     order = 45
     def __init__(self): self.losses = []
@@ -508,7 +364,7 @@ class WindowLosses(Callback):
         if self.training and self.learn.grad_accum.stepped: self.losses.append(self.learn.grad_accum.window_loss)
 
 @pytest.mark.parametrize('n_acc', [1,3])
-@pytest.mark.parametrize('case', ['mse','ce_sum','ce_smooth_weight','token_empty','token_empty_first','token_pad_weight','ce_probs_weight'])
+@pytest.mark.parametrize('case', ['ce_sum','token_empty_flat','token_pad_weight'])
 def test_window_loss(case, n_acc):
     loss,items,model = exact[case]
     w = WindowLosses()
@@ -539,66 +395,15 @@ def test_schedule_is_the_large_batchs(fit):
     each = [o for i in range(0, len(want), 3) for o in (*[want[i]]*3, *[want[i+1]]*3, *[want[i+2]]*2)]
     assert learn.recorder.hps['lr']==[lr for lr,_ in each]
 
-@pytest.mark.parametrize('event,order', [('before_batch',-1),('after_pred',8),('before_backward',59),('before_backward',70)])
-def test_schedule_of_a_window_closed_after_the_last_micro_batch(event, order):
-    assert scheduled(spied15(once(event, CancelBatchException, 7, order), fit=one_cycle))==large15()
-
-class Heard(Callback):
-    "What `pct_train` is, for a callback of this order: in the events of each batch, after it, and after the epoch's training"
-    def __init__(self, order): self.order,self.within,self.after,self.ends = order,[],[],[]
-    def _hear(self):
-        if self.training: self.within[-1].add(self.pct_train)
-    def before_batch(self):
-        if self.training: self.within.append({self.pct_train})
-    def after_batch(self):
-        if self.training: self.after.append(self.pct_train)
-    def after_train(self): self.ends.append(self.pct_train)
-    after_pred = before_backward = before_step = after_step = after_cancel_batch = _hear
-
-@pytest.mark.parametrize('order', [-20,0,100])
-def test_everybody_hears_the_windows_position(order):
-    "In each of its micro-batches and events: the large batch's, to the last bit"
-    small,large = Heard(order),Heard(order)
-    ks = [3,1,5]
-    spied(items15, 2, cbs=[GradAccum(dict(enumerate(ks))), small], fit=lambda learn: one_cycle(learn, 3))
-    spied(items15, 2, cbs=[LargeBatches(2, ks), large], fit=lambda learn: one_cycle(learn, 3))
-    sizes = [3,3,2, *[1]*8, 5,3] # Micro-batches in each window
-    assert small.within==[o for o,n in zip(large.within, sizes) for _ in range(n)] and small.ends==large.ends
-    before = [o for s in large.within for o in s]
-    assert small.after==[o for b,a,n in zip(before, large.after, sizes) for o in (*[b]*(n-1),a)]
-
-@pytest.mark.parametrize('event,at,cancelled,order', [('before_batch',(3,4,5),1,-1), ('before_backward',(0,1,2),0,8), ('after_backward',(5,),1,-1),
-    ('before_step',(2,),0,8), ('after_pred',range(3,8),(1,2),8)], ids=str)
-def test_schedule_where_a_whole_window_is_cancelled(event, at, cancelled, order):
-    "The large batch's loop goes on from a batch that is cancelled, too"
-    learn = spied15(once(event, CancelBatchException, at, order, inf), fit=lambda learn: one_cycle(learn, 2))
-    assert scheduled(learn)==large15(once(event, CancelBatchException, cancelled, order, inf), fit=lambda learn: one_cycle(learn, 2))
-
-class SetLR(Callback):
-    "Sets the learning rate to `table[i]` at `event` of micro-batch i"
-    run_valid = False
-    def __init__(self, event, table, order): self.table,self.order = table,order; setattr(self, event, self._set)
-    def _set(self):
-        if self.train_iter in self.table: self.opt.set_hyper('lr', self.table[self.train_iter])
-
-@pytest.mark.parametrize('event,order', [('before_batch',-1),('before_batch',70),('after_backward',8),('after_batch',-1),('after_batch',70)])
-def test_change_in_mid_window_comes_into_force_with_the_next(event, order):
-    learn = spied15(SetLR(event, {2 if event=='after_batch' else 1: 0.7}, order)) # `train_iter` has moved on in `after_batch`
-    assert [h['lr'] for h in learn.opt.hypers_seen]==[0.1,0.7,0.7]
-    assert learn.opt.hypers[-1]['lr']==0.7
-
-@pytest.mark.parametrize('order', [-1,8,70])
-def test_change_at_every_micro_batch_is_not_undone(order):
-    "A schedule of one's own that sets the rate for the next micro-batch"
-    learn = spied15(SetLR('after_batch', {i: float(i) for i in range(1,20)}, order))
-    assert [h['lr'] for h in learn.opt.hypers_seen]==[0.1,3.,6.]
-    assert learn.opt.hypers[-1]['lr']==8.
-
-@pytest.mark.parametrize('exc,event', [(CancelFitException,'after_backward'), (ValueError,'after_batch'), (KeyboardInterrupt,'after_backward')])
-def test_hyper_parameters_after_a_scheduled_fit_that_ended_early(exc, event):
-    learn = quiet_learner(loaders(items15, 2), mlp(), opt_func=Spy, cbs=[GradAccum(3), once(event, exc, 4, 8)])
-    with suppress(exc): learn.fit_one_cycle(1, 0.1)
-    assert (learn.opt.hypers[-1]['lr'],learn.opt.hypers[-1]['mom'])==large15()[1]
+@pytest.mark.parametrize('order,at,expected,last', [(70,{2: 0.7},[0.1,0.7,0.7],0.7), (-1,{i: float(i) for i in range(1,20)},[0.1,3.,6.],8.)])
+def test_a_rate_that_is_set_in_mid_window_comes_into_force_with_the_next(order, at, expected, last):
+    "Also a rate that a callback sets after each micro-batch"
+    class SetLR(Callback):
+        def after_batch(self):
+            if self.training and self.train_iter in at: self.opt.set_hyper('lr', at[self.train_iter])
+    SetLR.order = order
+    learn = spied15(SetLR())
+    assert [h['lr'] for h in learn.opt.hypers_seen]==expected and learn.opt.hypers[-1]['lr']==last
 
 # Recorder, by windows
 
@@ -623,38 +428,13 @@ def test_recorder_has_the_rows_of_the_large_batch(case):
     items = [*items]*4
     assert_curves(*(curves(bs, *cbs, loss_func=loss, items=items, model=model, args=(2,0.02)) for bs,cbs in ((2,[GradAccum(3)]),(6,[]))))
 
-def test_recorder_where_windows_vary():
-    "By epoch; closed after the last micro-batch; in parts; and metrics of the training set"
-    assert_curves(curves(4, GradAccum({0: 1, 1: 3}), metrics=[mse]), curves(4, LargeBatches(4, [1,3]), metrics=[mse]))
-    small = curves(4, GradAccum(3), once('before_batch', CancelBatchException, 22, 8), items=regression(92), args=(1,0.1))
-    large = curves(12, items=regression(92)[:88], args=(1,0.1))
-    assert_curves(*((*o[:2],o[2][:,0],*o[3:]) for o in (small,large))) # Validation is of other items
-    assert_curves(curves(4, GradAccum(3, on_oom='split'), once('before_backward', torch.OutOfMemoryError, 1, 8)), curves(12))
-
-@pytest.mark.parametrize('n', [50,1000])
-def test_lr_find_is_the_large_batchs(n):
+def test_lr_find_is_the_large_batchs(n=50):
     "One rate a window, as many windows as are asked for, one suggestion; the learner is as it was"
     small,large = (curves(bs, *cbs, n=n, method='lr_find', args=()) for bs,cbs in ((4,[GradAccum(3)]),(12,[])))
     assert_curves(small, large)
     assert len(large[0])>50 and large[-1].valley>1e-6
 
-def test_others_hear_of_micro_batches():
-    "`train_iter` along an epoch; and whoever asks for `smooth_loss` finds it from the first on"
-    class Hears(Callback):
-        order = 100
-        def before_fit(self): self.seen = []
-        def after_batch(self):
-            if self.training: self.seen.append((self.train_iter, bool(self.learn.smooth_loss>0), self.learn.loss.shape))
-    learn = quiet_learner(loaders(regression(20), 2), mlp(), cbs=[GradAccum(4), h := Hears()])
-    learn.fit(2, 0.01)
-    assert [o[0] for o in h.seen]==[*range(1,21)] and all(o[1] for o in h.seen) and learn.train_iter==learn.grad_accum.n_large==6
-
 # BatchNorm
-
-class KeepMomentum(Callback):
-    order,run_valid = 20,False
-    def __init__(self): self.kept = []
-    def after_pred(self): self.kept.append([m.momentum for m in self.model.modules() if hasattr(m, 'momentum')])
 
 @pytest.mark.parametrize('norm,shape,momentum,fix_bn,n_updates', [(nn.BatchNorm1d,(5,),0.1,True,6), (nn.BatchNorm1d,(5,),0.7,False,16),
     (partial(nn.InstanceNorm1d, track_running_stats=True),(5,3),0.7,True,6)])
@@ -672,19 +452,10 @@ def test_running_statistics_keep_their_time_constant(norm, shape, momentum, fix_
     torch.testing.assert_close(bn.running_var, left, rtol=1e-12, atol=0.)
     assert bn.momentum==momentum
 
-def test_momentum_of_each_window():
-    model,k = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4, momentum=0.3), nn.BatchNorm1d(4, momentum=None), nn.Linear(4,2)).to(f64),KeepMomentum()
-    spied15(k, model=model, dls=loaders(regression(16), 2))
-    m = lambda n: 1-0.7**(1/n)
-    assert k.kept==[[m(3),None]]*6+[[m(2),None]]*2
-    assert [model[1].momentum,model[2].momentum]==[0.3,None]
-
 # Whatever happens
 
-excs = [CancelBatchException, CancelTrainException, CancelValidException, CancelEpochException, CancelStepException, CancelBackwardException,
-    CancelFitException,
-        ValueError, KeyboardInterrupt]
-in_batch = ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step','after_batch']
+excs = [CancelBatchException, CancelTrainException, CancelEpochException, CancelFitException, KeyboardInterrupt]
+in_batch = ['before_batch','after_pred','before_backward','after_backward','before_step','after_step','after_batch']
 around = ['before_fit','before_epoch','before_train','after_train','after_epoch','after_fit']
 
 def bn_learner(*cbs):
@@ -719,7 +490,7 @@ def test_nothing_is_left_behind(exc, event, when, usual_keys):
     twin.create_opt()
     twin.model.load_state_dict(copy.deepcopy(learn.model.state_dict()))
     twin.opt.load_state_dict(copy.deepcopy(learn.opt.state_dict()))
-    for o in (learn,twin): o.fit(2, 0.05)
+    for o in (learn,twin): o.fit(1, 0.05)
     for a,b in zip(learn.model.state_dict().values(), twin.model.state_dict().values()): assert torch.equal(a, b)
     assert_clean(learn, [0.3])
 
@@ -733,25 +504,15 @@ def test_only_one_may_decide_when_to_step(other):
     assert torch.equal(before, flat(learn))
     assert_clean(learn)
 
-class Sub(GradAccum): pass
-
-@pytest.mark.parametrize('n_acc,bs,n,warns', [({1: 32},2,200,True), (31,2,200,False), (32,32,1100,False), (32,2,640,False)])
+@pytest.mark.parametrize('n_acc,bs,n,warns', [({1: 32},2,200,True), (31,2,200,False), (32,2,640,False)])
 def test_items_taken_for_micro_batches(n_acc, bs, n, warns):
     "32 or more, more than a micro-batch has items, and fewer than 10 steps in an epoch: once said, and done as asked"
     learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[GradAccum(n_acc)])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
-        learn.fit(2, 0.)
-    said = [str(o.message) for o in said if 'counts micro-batches, not items' in str(o.message)]
-    assert said==([f"GradAccum(32) counts micro-batches, not items: 32 x 2 = 64 items are an optimizer step, and {-(-n//64)} are taken in an epoch. "
-                   "For 32 items a step it is GradAccum(bs=32)"] if warns else [])
-
-def one_more(epoch): return epoch+1
-
-@pytest.mark.parametrize('accum,text', [(GradAccum(3),'GradAccum(3)'), (Sub({0: 1, 2: 8}),'Sub({0: 1, 2: 8})'), (GradAccum(one_more),'GradAccum(one_more)')])
-def test_repr(accum, text):
-    "In the list of a learner's callbacks"
-    assert repr(accum)==text
+        learn.fit(2 if warns else 1, 0.)
+    said = [o for o in said if 'counts micro-batches, not items' in str(o.message)]
+    assert len(said)==warns
 
 class Overflow(Callback):
     "The scaled loss overflows at micro-batch `at`"
@@ -771,7 +532,6 @@ def test_overflow_drops_the_window(at, windows):
 
 # Saved and copied
 
-def every_other(epoch): return 2+epoch%2
 def get_x(i): return items15[i][0]
 def get_y(i): return items15[i][1]
 

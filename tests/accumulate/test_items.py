@@ -1,5 +1,5 @@
 "`GradAccum(bs=...)`, by items, and `learn.batch_size`"
-import copy, pickle, warnings
+import warnings
 
 import pytest
 import torch
@@ -8,12 +8,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
-from fastai_bs.verify import check_accum as accum_check # noqa: F401 They patch `check_accum` and `bs_find` into `Learner`
-from fastai_bs.finder import bs_find as finder # noqa: F401 They patch `check_accum` and `bs_find` into `Learner`
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.accumulate.sizes import batch_size
-from fastai_bs.schedule.scaled_lr import ScaledLR
-from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.all import batch_size, GradAccum, NoiseScale, ScaledLR
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, set_seed
 
 def bn_model(): return nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
@@ -45,11 +40,6 @@ def test_n_acc_goes_along_with_the_loader():
     learn.dls = loaders(regression(48), 12)
     learn.fit(1, 0.05)
     assert learn.grad_accum.n_acc==2 and learn.batch_size==24
-
-@pytest.mark.parametrize('how', [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=['copied','pickled'])
-def test_copies(how):
-    twin = how(GradAccum(bs=12))
-    assert repr(twin)=='GradAccum(bs=12)' and learner(twin).batch_size==12
 
 def test_checked_and_measured(short):
     "By `check_accum`, which needs no learner that has it, and as today's size by `bs_find`"
@@ -90,15 +80,6 @@ def test_more_than_an_epoch(accum):
     said = [str(o.message) for o in said if 'more than an epoch holds, which is 13' in str(o.message)]
     assert len(said)==1 and f"of {max(accum.n_accs())} micro-batches" in said[0] and 'one optimizer step' in said[0]
     assert torch.allclose(flat(learn), flat(whole), rtol=1e-12) and learn.grad_accum.bs==50 and whole.grad_accum.bs==50
-
-@pytest.mark.parametrize('bs', [51,52])
-def test_an_epoch_that_ends_short_of_its_last_micro_batch(bs):
-    "Of 52 items, in whole micro-batches, two are missing: no other step than where a window ends with the epoch"
-    learn = learner(GradAccum(bs=bs))
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        learn.fit(1, 0.05)
-    assert learn.grad_accum.n_acc==13 and batch_size(learn)==50
 
 def test_a_loader_that_does_not_say():
     dl = Unsized(TorchDataLoader(regression(50), 4))

@@ -40,15 +40,6 @@ def test_headlines(make, verdict, text):
     plan = make()
     assert plan.verdict==verdict and headline(plan)==text and repr(plan).replace('\n', ' ').startswith(text) and plan.advice.startswith(text)
 
-@pytest.mark.parametrize('kwargs,text', [
-    (dict(rate=RateTrial(held=128, low=True)),
-        "Your rate looks low: in a short training the loss fell faster at 1.8 times that rate. Find it again, for example by lr_find."),
-    (dict(n_epoch=1, has_n_epoch=False), "No n_epoch was given: this is for 1 epoch, and a longer training may want a larger batch."),
-    (dict(has_plan=True, loading=0.0082), "The loader takes 50% of a step: more workers gain more than any batch size."),
-    (dict(has_plan=True),
-        "An earlier plan has set up this learner, so n_epoch counts for batches of 64: call plan.undo(learn) first to plan anew.")])
-def test_the_first_caution(kwargs, text): assert next(cautions(plan_of(**kwargs)))==text
-
 # When something is said
 
 @pytest.mark.parametrize('part,kwargs,said', [
@@ -58,8 +49,8 @@ def test_the_first_caution(kwargs, text): assert next(cautions(plan_of(**kwargs)
     ('num_it=1440 would tell more', dict(ci=(430.,inf)), True), ('Measuring took', dict(took=45.), True), ('Measuring took', dict(took=9.), False),
     ('14 times through these 50000 items', dict(n_passes=14.), True), ('could not be timed', dict(times=()), True),
     ('Whole epochs matter', dict(bs=8, n_epoch=1, noise_scale=100., ci=(90.,110.), times=secs(8, 16, 32, 64)), True),
-    ('measure again later', fixed, True),
-    ('only', dict(n_train=400), True), ('watch the validation loss', dict(n_epoch=20), True)])
+    ('rate looks low', dict(rate=RateTrial(held=128, low=True)), True), ('No n_epoch', dict(n_epoch=1, has_n_epoch=False), True),
+    ('plan.undo(learn)', dict(has_plan=True), True), ('measure again later', fixed, True), ('validation loss', dict(n_epoch=20), True)])
 def test_cautions(part, kwargs, said):
     assert any(part in o for o in cautions(plan_of(**kwargs)))==said
     if said: assert not any(part in o for o in cautions(plan_of()))
@@ -92,7 +83,7 @@ def test_the_line_to_run(make, code): assert plan_words(make()).get('run')==([co
 
 # Any plan
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(plans())
 def test_sentences_of_any_plan(plan):
     texts = [o for o in sentences(plan) if o]

@@ -10,16 +10,14 @@ from torch import nn
 from fastai.callback.core import Callback
 from fastai.callback.schedule import ParamScheduler, SchedCos, combined_cos
 from fastai.data.core import DataLoaders
-from fastai.optimizer import Adam, OptimWrapper
+from fastai.optimizer import OptimWrapper
 
 from fastai_bs.finder import bs_find as finder
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, for_training, places, rate_at, readings,
-                             _window_len)
+from fastai_bs.all import GradAccum, NoiseScale
+from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, for_training, places, rate_at, readings)
 from fastai_bs.noise.estimator import NoiseEstimate, window_moments
 from fastai_bs.finder.bs_find import BSFinder
-from fastai_bs.noise.noise_scale import Moments, NoiseScale
-from helpers import flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression, ScaledLoss, set_seed, token_model, tokens
+from helpers import flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression, ScaledLoss, token_model, tokens
 
 inf,nan = math.inf,math.nan
 
@@ -72,8 +70,8 @@ def halves(model): return [list(model[:2].parameters()),list(model[2:].parameter
 def accum2(): return [GradAccum(2)]
 def accum3(): return [GradAccum(3)]
 def scheduled(): return [ParamScheduler({'lr': SchedCos(3.,2.), 'mom': SchedCos(0.1,0.2)})]
-cases = pairwise([list,accum2,accum3,scheduled], [momentum_sgd,Adam,partial(OptimWrapper, opt=torch.optim.AdamW)],
-                 [0.02,slice(0.005,0.02),[0.01,0.03]], [0,5.], [False,True])
+cases = pairwise([list,accum3,scheduled], [momentum_sgd,partial(OptimWrapper, opt=torch.optim.AdamW)],
+                 [0.02,slice(0.005,0.02)], [0,5.], [False,True])
 
 @pytest.mark.parametrize('cbs,opt_func,lr,tol,freezes', cases)
 def test_bit_for_bit(cbs, opt_func, lr, tol, freezes):
@@ -96,22 +94,6 @@ def test_bit_for_bit(cbs, opt_func, lr, tol, freezes):
     assert seen==tape.hypers and torch.equal(flat(plain), tape.weights) and not torch.equal(flat(plain), start)
     if tape.opt is not None: assert all(torch.equal(a, b) for a,b in zip(opt_state(plain), tape.opt, strict=True))
     if cbs is list: assert plain.recorder.hps['lr']==[o[-1][0] for o in tape.hypers]
-
-def test_it_says_where_each_window_was():
-    tape = taped(learner(cbs=[GradAccum(3)]), num_it=200)
-    df,at = tape.plan.df,[]
-    for o in tape.windows:
-        if not o.measured: at.append([])
-        elif len(o.micros)>1: at.append(None)
-    steps,n = [],0
-    for o in at:
-        if o is None: steps.append(n)
-        else: n += 1
-    assert df.step.tolist()==steps and df.rate.tolist()==rate_at(df.pct).tolist()
-    n_steps = tape.accum.cycle.n_steps
-    assert (df.pct>=df.step/n_steps).all() and (df.pct<(df.step+1)/n_steps).all() and df.pct.tolist()==places(len(df)).tolist()
-    cool = df[(df.pct>=cool_stretch[0]) & (df.pct<cool_stretch[1])]
-    assert len(cool)==tape.plan.measured.n_windows==tape.plan.measured.cool.n_windows==len(df)//2
 
 # Each window by hand
 
@@ -150,21 +132,13 @@ def test_windows_by_hand(nm):
     assert tape.plan.measured.cool.noise_scale==pytest.approx((cool.tr_sigma@w)/(cool.g_sq@w)*cool.n_items.sum()/w.sum()) or (cool.g_sq@w)<=0
     if nm=='nothing counts': assert len(tape.measured)>len(df)>5 and any(count(*yb)==0 for o in tape.measured for _,yb in o.micros)
 
-def test_a_loss_that_sums():
-    "At weights that do not move the noise scale is that of the mean"
-    cools = []
-    for o in ('mean','sum'):
-        set_seed(0)
-        cools.append(find(learner(loss_func=nn.MSELoss(reduction=o)), 1e-30, num_it=100).measured.cool)
-    assert cools[0].noise_scale==pytest.approx(cools[1].noise_scale) and cools[0].ci==pytest.approx(cools[1].ci)
-
 class Overflowing(ScaledLoss):
     "As float16 would above 512"
     def before_backward(self):
         super().before_backward()
         if self.learn.scaler.get_scale()>512: self.learn.loss_grad = self.loss_grad*inf
 
-@pytest.mark.parametrize('init_scale,n_dropped', [(256.,0),(2.**13,4)])
+@pytest.mark.parametrize('init_scale,n_dropped', [(2.**13,4)])
 @pytest.mark.parametrize('lr', [0,1e-5])
 def test_windows_that_overflow_are_left_out(lr, init_scale, n_dropped):
     "A scale that is too large is found by trying: by the steps between the windows, and where there are none by the windows themselves"
@@ -178,7 +152,7 @@ def test_windows_that_overflow_are_left_out(lr, init_scale, n_dropped):
     learn = learner(cbs=[Overflowing(init_scale=init_scale, growth_interval=1000),Look()], shuffle=False)
     start = flat(learn).clone()
     plan = find(learn, lr, num_it=120, n_batch=2)
-    assert (seen[0][0]==n_dropped if lr==0 or not n_dropped else seen[0][0]>0) and seen[0][1]==len(plan.df)>=20
+    assert (seen[0][0]==n_dropped if lr==0 else seen[0][0]>0) and seen[0][1]==len(plan.df)>=20
     assert any(steps)==(lr>0) and torch.equal(flat(learn), start)
     if lr==0:
         exact = find(learner(shuffle=False), 0, num_it=120, n_batch=2).df.iloc[n_dropped:]
@@ -193,21 +167,6 @@ def test_the_rate_is_fastais():
     assert rate_at(pct).tolist()==pytest.approx([fastais(float(o)) for o in pct], rel=1e-4) # fastai's positions are in single precision
     assert (rate_at(0),rate_at(0.25),rate_at(1))==(1/25,1,pytest.approx(1e-5))
     for rate in (0.9,0.1,*cool_rates,1e-4): assert rate_at(_cooled_to(rate))==pytest.approx(rate) and _cooled_to(rate)>0.25
-
-@pytest.mark.parametrize('n', [2,3,8,17,60])
-def test_places(n):
-    "Ascending from the beginning on, half of them on the cool stretch, an eighth after it"
-    at,(begin,end) = places(n),cool_stretch
-    assert len(at)==n and (np.diff(at)>0).all() and at[0]==0 and at[-1]<1
-    assert ((at>=begin) & (at<end)).sum()==n//2 and (at>=end).sum()==n//8
-
-def _rows(tr_sigma, g_sq, n=256.): return [Moments(1, n, n, tr_sigma, g_sq)]
-
-@pytest.mark.parametrize('rows,last,res', [([],0,4), (_rows(256,1),4,4), (_rows(10,1),4,2), (_rows(10,1),16,8), (_rows(10_000,1),4,8), (_rows(10_000,1),16,20),
-    (_rows(1,-1),4,8), (_rows(1,0),4,8), (_rows(-5,1),8,4), (_rows(10_000,1)+_rows(256,1)*6,4,4), (_rows(0,1)*5+_rows(256*12,6.),4,4)])
-def test_window_len(rows, last, res):
-    "Of micro-batches of 64 elements: the noise scale of the last six windows, at most twice and at least half of the last one; 2 to 20"
-    assert _window_len(rows, 64., last, 2, 20)==res
 
 def test_windows_grow_and_shrink_with_the_noise_scale():
     "Items that are nearly alike, and items in which there is nothing to learn"
@@ -231,7 +190,7 @@ def mock(n_iter, cycle, tol=0.25, lr=0.05, cls=MockAccum):
     learn.fit(math.ceil(cycle.num_it/n_iter), lr, cbs=[accum, finder.noise, finder, cycle, Look()])
     return SimpleNamespace(finder=finder, accum=accum, cycle=cycle, rows=accum.noise.rows, steps=steps)
 
-@pytest.mark.parametrize('n_iter,today,which', pairwise([2,3,4,7,40], [1,2,3,5], range(4)))
+@pytest.mark.parametrize('n_iter,today,which', pairwise([2,7,40], [1,3,5], range(4)))
 def test_the_cycle_ends_within_num_it(n_iter, today, which):
     "In epochs shorter than the cycle, in which a window may be cut short and a left-over micro-batch may tell nothing"
     num_it = (2*max(today,4), 4*today+9, 61, 100)[which]
@@ -240,22 +199,9 @@ def test_the_cycle_ends_within_num_it(n_iter, today, which):
     assert len(o.rows)==len(o.accum.path) and len(o.rows)>=(1 if num_it<60 else 10) and o.cycle.n_more<=o.cycle.most_more<=len(places(60))//2
     assert o.cycle.n_measured<=len(o.cycle.places)
 
-@pytest.mark.parametrize('num_it,today,n_training,n_steps,n_windows', [(None,1,inf,300,60), (None,8,inf,300,60), (None,2,0.3,1,60),
-    (None,1,299.5,300,60), (100,1,10,10,45), (100,5,inf,10,25), (8,1,inf,4,2), (10**6,1,10**9,500_000,60)])
-def test_how_long_the_cycle_is(num_it, today, n_training, n_steps, n_windows):
-    "Half of `num_it` to train with, no more than the training that is planned; 300 steps where nobody says otherwise"
-    c = cycle_of(num_it, today, n_training)
-    assert (c.n_steps,len(c.places))==(n_steps,n_windows) and c.num_it==(num_it or n_steps*today+360)
-    assert n_steps*today+2*n_windows+c.kept_for_each*c.most_more<=c.num_it and (not c.most_more or c.kept_for_each>=today+2) and 0<=c.most_more<=n_windows//2
-
-@pytest.mark.parametrize('num_it,today,least,enough', [(6,1,2,8), (8,5,2,9), (4,3,1,5)])
-def test_too_few_for_two_windows_and_a_step(num_it, today, least, enough):
-    with pytest.raises(ValueError, match=f'take {enough} or'): cycle_of(num_it, today, inf, least)
-    assert len(cycle_of(enough, today, inf, least).places)>=2
-
 # More windows where they are needed
 
-@pytest.mark.parametrize('tol,today', [(1e-9,4), (0,1), (10,1)])
+@pytest.mark.parametrize('tol,today', [(1e-9,4), (0,1)])
 def test_more_windows_where_the_interval_is_wide(tol, today):
     "In the middle of the cool stretch, as many as were kept for at most; the cycle waits there for a step each. None with tol=0"
     o = mock(400, MockCycle(60, 20, today, 60*today+20*6+10*(6+today)), tol, lr=0.001)
@@ -270,12 +216,6 @@ def test_more_windows_where_the_interval_is_wide(tol, today):
 
 # For the whole of a training
 
-def test_for_training_by_hand():
-    "With the training set and 80 steps of its examples"
-    assert for_training(500, 60_000, 1)==pytest.approx(1/(1/500+1/60_000+80/60_000))
-    assert for_training(500, 60_000, 3)==pytest.approx(1/(1/500+1/60_000+80/180_000))
-    assert for_training(500, 10**9, 10**6)==pytest.approx(500, rel=1e-5)
-
 def test_limits_of_for_training():
     ns = [0,1e-300,1e-3,1,10,1e3,1e6,1e300,inf]
     for n_train,n_epoch in ((50,0.01),(1000,1),(10**6,1),(1000,10**6),(1,0.5)):
@@ -284,7 +224,7 @@ def test_limits_of_for_training():
         assert res[-1]==pytest.approx(1/(1/n_train+80/n_train/n_epoch)) and res[-1]<=n_epoch*n_train/80
     assert all(np.diff([for_training(500, 10**5, o) for o in (0.1,1,9)])>0) and math.isnan(for_training(nan, 1000, 1))
 
-@pytest.mark.parametrize('noise_scale,ci', [(50.,(20.,80.)),(50.,(0.,inf)),(inf,(20.,inf)),(nan,(0.,80.)),(inf,(0.,inf)),(nan,(20.,80.))])
+@pytest.mark.parametrize('noise_scale,ci', [(50.,(0.,inf)),(inf,(20.,inf)),(nan,(20.,80.))])
 def test_what_is_not_known_stays_so(ci, noise_scale, monkeypatch):
     "The training bounds an interval from above that the measurement leaves open, unless nothing is known at all; without an estimate, by its lower end"
     monkeypatch.setattr(finder, 'readings', lambda *args: [NoiseEstimate(noise_scale, ci, 30)]*3)
@@ -296,7 +236,7 @@ def test_what_is_not_known_stays_so(ci, noise_scale, monkeypatch):
 
 # How long the training is to be
 
-@pytest.mark.parametrize('n_epoch', [0.25,np.float32(2),10**6])
+@pytest.mark.parametrize('n_epoch', [0.25,10**6])
 def test_the_training_that_is_planned(n_epoch):
     "A mock cycle no longer than it, with today's batch size"
     plan = find(learner(cbs=accum2()), n_epoch=n_epoch, num_it=300)

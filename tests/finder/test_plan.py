@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 from fastcore.foundation import L
 from hypothesis import given, settings
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.schedule.scaled_lr import ScaledLR
-from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.all import GradAccum, no_scaling, ScaledLR
 from fastai_bs.finder.plan import RateTrial
-from fastai_bs.schedule.rules import no_scaling
-from fastai_bs.finder.steps import balanced_bs, examples_needed, steps_needed, whole_epochs
+from fastai_bs.finder.steps import balanced_bs, whole_epochs
 from plans import plan_of, plans, readings, secs, window_rows
 
 inf,nan = math.inf,math.nan
@@ -55,29 +52,7 @@ def test_what_is_known(kwargs, known, verdict):
 @pytest.mark.parametrize('noise_scale,bs', [(0,1),(1.5,2),(45,32),(46,64),(1e7,2**23),(inf,None),(nan,None)])
 def test_balanced_bs(noise_scale, bs): assert balanced_bs(noise_scale)==bs
 
-def test_the_size_of_the_rate_is_not_todays():
-    "Where a ScaledLR makes them differ"
-    plan = fixed(base_bs=16)
-    assert plan.base_bs==16 and plan.bs==plan.bs_now==100 and fixed().base_bs==100
-    assert plan.scaled_lr==approx(0.1*gain(100, 100., 16)) and plan.lr_factor==1
-
 # Step times
-
-def test_without_todays_step_nothing_is_timed():
-    plan = fixed(times=secs(25, 50, 200))
-    assert plan.timed==() and math.isnan(plan.step_time_now) and plan.bs==100 and plan.stays_for=='untimed' and np.isnan(plan.duration.today)
-
-def test_times_never_fall_as_batches_grow():
-    plan = fixed(times=((50,0.01,0.),(100,0.03,0.),(200,0.02,0.)))
-    (_,a,_),(_,b,_),(_,c,_) = plan.timed
-    assert a<b==approx(c) and 0.02<b<0.03
-    assert plan.timing_error>0.1 and plan.least_gain==plan.timing_error
-    assert [o for o in plan.table.set_index('bs').measured[[50,100,200]]]==[0.01,0.03,0.02]
-
-@pytest.mark.parametrize('times,spread,error,least', [(five,0.,0.,0.03),(five,0.05,0.05,0.05),(five,nan,nan,0.03),((),nan,nan,0.03)])
-def test_timing_error(times, spread, error, least):
-    plan = fixed(times=times, spread=spread)
-    assert plan.timing_error==approx(error) and plan.least_gain==approx(least)
 
 def test_what_is_done_once_is_part_of_a_step():
     "A step of 4 micro-batches has one step of the optimizer"
@@ -93,20 +68,6 @@ def test_today_in_other_micro_batches():
     assert changed(plan, 'measured', n_windows=9).micro_bs==32 # As today, where nothing is known
 
 # The table
-
-def test_table():
-    "Time is steps needed times the seconds of one, over today's"
-    plan = fixed(bs=50, times=five, spread=0.)
-    df = plan.table.set_index('bs')
-    assert list(plan.table.columns)==['bs','micro_bs','n_acc','lr','steps','examples','step_time','measured','time','linear_scaling','adascale_gain',
-                                      'sqrt_scaling','adam_gain']
-    for bs,o in df.iterrows():
-        assert o.steps==approx(steps_needed(bs, 100.)) and o.examples==approx(examples_needed(bs, 100.)) and o.micro_bs*o.n_acc==bs
-        assert o.time==approx((1+100/bs)*o.step_time/((1+100/50)*plan.step_time_now))
-        assert (o.linear_scaling,o.adascale_gain)==(approx(0.1*bs/50),approx(0.1*gain(bs, 100., 50)))
-        assert (o.sqrt_scaling,o.adam_gain)==(approx(0.1*(bs/50)**0.5),approx(0.1*for_adam(bs, 100., 50)))
-    assert df.time[50]==1 and df.time.idxmin()==100==plan.fastest and df.measured[200]==approx(0.03) and math.isnan(df.measured[800])
-    assert plan.time_at(100.)==approx(df.time.values)
 
 # The size
 
@@ -156,7 +117,7 @@ def test_the_time_of_fine_tune():
     assert plan.bs==100 and plan.n_epoch==8 and plan.freeze_epochs==2 and plan.duration==pytest.approx((8*21+2*6,5*51+13.5))
     assert plan.at(25).freeze_epochs==1 and plan.time_ratio==pytest.approx(180/268.5)
 
-@pytest.mark.parametrize('bs,n_epoch,exact', [(25,100,160.),(25,5,8.),(25,1,1.6),(25,0.2,0.32),(400,5,2.),(400,0.9,0.36)])
+@pytest.mark.parametrize('bs,n_epoch,exact', [(25,100,160.),(25,0.2,0.32),(400,5,2.)])
 def test_epochs(bs, n_epoch, exact):
     "(100+100)/(100+bs) of them, of 100 items"
     plan = fixed(bs=bs, n_epoch=n_epoch).at(100) if bs<100 else fixed(bs=bs, n_epoch=n_epoch, times=five).at(100)
@@ -183,12 +144,6 @@ def test_a_higher_rate_is_advised_where_it_was_tried(adam):
     failed = dataclasses.replace(plan, rate=RateTrial(failed=100))
     assert failed.rule_at(99) is not no_scaling and failed.rule_at(100) is no_scaling and failed.table.bs.tolist()==[25,50]
     assert failed.bs==50 and failed.stays_for=='rate'
-
-def test_after_too_many_failures_no_larger_size_is_planned():
-    plan = plan_of(32, rate=RateTrial(failed=256))
-    assert plan.table.bs.max()==128 and plan.bs>32
-    given_up = dataclasses.replace(plan, rate=RateTrial(failed=256, gave_up=True))
-    assert given_up.table.bs.max()==32==given_up.bs and given_up.stays_for=='rate'
 
 def test_a_rate_that_is_low_grows_as_for_sgd():
     plan = cycle(bs=25, times=five, adam=True, rate=RateTrial(held=100, low=True))
@@ -226,23 +181,15 @@ def test_at(bs, micro_bs, n_acc):
     assert [o.n_acc for o in accum]==([n_acc] if n_acc>1 else []) and [o.base_bs for o in scaled]==([25] if bs!=25 else []) # What changes nothing is left out
     assert all(one is not other for one,other in zip(chosen.cbs, chosen.cbs))
 
-@pytest.mark.parametrize('bs,exc', [(0,ValueError),(-1,ValueError),(2.5,TypeError),('64',TypeError),(None,TypeError),(26,ValueError),
-    (200_000,ValueError)])
+@pytest.mark.parametrize('bs,exc', [(0,ValueError),('64',TypeError),(26,ValueError),(200_000,ValueError)])
 def test_at_refuses(bs, exc):
     with pytest.raises(exc): fixed(bs=25, times=secs(25, 50)).at(bs)
-
-def test_at_todays_size_is_always_possible():
-    "Also where its last micro-batch is a smaller one; and without a noise scale any size"
-    plan = fixed(bs=50, micro_bs=18, times=secs(9, 18, 36))
-    assert plan.at(50).bs==50 and plan.bs==36
-    unknown = plan_of(noise_scale=inf, ci=(0.,inf))
-    assert unknown.at(256).verdict=='use' and unknown.at(64).verdict=='stay' and unknown.verdict=='unknown'
 
 # All of it, for any measurement
 
 powers = [2**i for i in range(40)]
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(plans())
 def test_all_of_a_plan_follows_from_one_number(plan):
     noise,t,now = plan.noise_known,plan.today,plan.bs_now
@@ -284,13 +231,6 @@ def test_to_dict():
     assert d['noise_scale'] is None and d['ci']==[209.,None] and d['verdict']==plan.verdict and d['bs']==plan.bs and d['today']['micro_bs']==64
     assert d['device']['failed']==[[512,'ValueError: no']] and d['rate']==dict(held=None, failed=None, gave_up=False, low=False) and 'df' not in d
 
-def test_a_plan_is_a_record():
-    plan = plan_of()
-    with pytest.raises(dataclasses.FrozenInstanceError): plan.chosen = 3
-    assert plan!=plan_of() and hash(plan) # Of two measurements none is the other
-
-def test_columns(): assert list(NoiseScale().df.columns)==list(window_rows().columns[2:])
-
 # Drawn
 
 @pytest.fixture(autouse=True)
@@ -298,19 +238,11 @@ def closed():
     yield
     plt.close('all')
 
-def labels(ax): return {o.get_text() for o in ax.get_legend().get_texts()}
-
 @pytest.mark.filterwarnings('error')
-@pytest.mark.parametrize('kwargs', [dict(times=()), dict(noise_scale=inf, ci=(60.,inf)), dict(noise_scale=0., ci=(0.,1.)), dict(n_windows=9),
-    dict(cool=None, at_peak=None, at_end=None), dict(df=window_rows(0)), dict(df=window_rows().assign(g_sq=nan))], ids=lambda o: ','.join(o))
+@pytest.mark.parametrize('kwargs', [dict(times=()), dict(noise_scale=inf, ci=(60.,inf)), dict(cool=None, at_peak=None, at_end=None),
+    dict(df=window_rows(0))], ids=lambda o: ','.join(o))
 def test_plots_are_drawn_without_a_warning(kwargs, tmp_path):
     axs = plan_of(**kwargs).plot()
     axs[0].figure.savefig(tmp_path/'plan.png')
     assert len(axs)==2 and not math.isnan(axs[0].get_ylim()[1])
 
-def test_what_is_drawn():
-    plan = plan_of()
-    left,right = plan.plot()
-    assert any('today' in o for o in labels(left)|labels(right)) and left.get_xlabel() and right.get_xscale()=='log'
-    fig,axs = plt.subplots(1, 2)
-    assert list(plan.plot(axs))==list(axs)

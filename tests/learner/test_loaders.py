@@ -12,7 +12,7 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.text.data import LMDataLoader, SortedDL, pad_input_chunk
 from fastai_bs.learner.loaders import n_items, with_micro_bs
-from fastai_bs.finder import bs_find as finder # noqa: F401 (adds `Learner.bs_find`)
+import fastai_bs.all # noqa: F401 (adds methods to `Learner`)
 from helpers import loaders, mlp, quiet_learner, regression
 
 items = regression(200, dtype=torch.float32)
@@ -37,16 +37,6 @@ def test_a_part_in_each_epoch():
     assert len(dl)==4 and len(seen(dl))==n_items(dl)==64 and seen(dl)!=seen(dl)
     dl = with_micro_bs(DataLoader(Numbers(200), bs=8, n=40), 16)
     assert len(dl)==3 and n_items(dl)==40 and seen(dl)==list(range(40))
-
-def test_own_sort_func():
-    texts = [(torch.arange(n),n) for n in range(1,41)]
-    dl = SortedDL(texts, sort_func=lambda o: -len(o[0]), bs=4, before_batch=partial(pad_input_chunk, pad_idx=0), num_workers=0)
-    new = with_micro_bs(dl, 8)
-    assert new.sort_func is dl.sort_func and [len(b[0]) for b in new]==[8]*5 and next(iter(new))[1].tolist()==list(range(1,9))
-
-def test_methods_given_as_arguments():
-    dl = DataLoader(Numbers(20), bs=4, get_idxs=lambda: [3,1,2]*4, after_item=lambda o: (o[0]+1,o[1]))
-    assert seen(with_micro_bs(dl, 6))==[4,2,3]*4
 
 def test_the_same_order_as_before():
     a,b = (DataLoader(Numbers(50), bs=5, shuffle=True) for _ in range(2))

@@ -38,12 +38,6 @@ def simulate(rng, rel, K=20, n=64):
     ([[3,0],[0,0],[0,0]], [1,1,4], 3.75, -0.375)]) # Ragged: (9 - 6*0.5²)/2, 0.5² - 3.75/6
 def test_golden_windows(g, n, tr_sigma, g_sq): assert_allclose(moments_of(g, n), [tr_sigma,g_sq,sum(n)], atol=1e-12)
 
-def test_equal_micro_batches_agree_with_two_batch_sizes():
-    "McCandlish et al. 2018, appendix A.1, with b and B = K*b"
-    g = np.random.default_rng(0).normal(0.3, 1, (5,7))
-    b,B,small,big = 4,20,(g**2).sum(1).mean(),(g.mean(0)**2).sum()
-    assert_allclose(moments_of(g, [b]*5)[:2], [(small-big)/(1/b-1/B), (B*big-b*small)/(B-b)])
-
 @pytest.mark.parametrize('f', [lambda: window_moments([3], [1], 1.), lambda: window_moments([3,0], [1,1], 1.), lambda: Pool(0), lambda: Pool(1.1),
     lambda: pooled(frame([8.,9.,7.], [2.,2.1,1.9], 5.)).interval(95), lambda: drift_t(frame([1,2,3], 1, 1))])
 def test_what_is_refused(f):
@@ -110,7 +104,7 @@ def test_a_gradient_measured_negative_beyond_doubt():
     p = pooled(frame(rng.normal(8,0.1,20), rng.normal(-2,0.1,20), 32.))
     assert p.noise_scale==np.inf and p.interval()==(640,np.inf)
 
-@pytest.mark.parametrize('rel,n_windows,beta', [(0.05,30,1), (10,100,1), (1,50,0.99)])
+@pytest.mark.parametrize('rel,n_windows,beta', [(0.05,30,1), (1,50,0.99)])
 def test_coverage_of_the_interval(rel, n_windows, beta):
     rng,n_experiments = np.random.default_rng(0),2000
     p = Pool(beta)
@@ -135,14 +129,7 @@ def test_drift():
     assert 0 < (abs(t)>3).mean() <= 0.01 # 0.005, and what 1,000 draws of it may show
     for sign in (1,-1): assert (sign*drifts(doubles[::sign], 200)>3).mean() > 0.99
 
-def test_drift_without_noise():
-    "Any difference is beyond doubt; the sign is that of `tr_sigma - r*g_sq`, though the mean of `g_sq` is below 0"
-    assert drift_t(frame([3.]*8, 2, 1))==0
-    assert drift_t(frame([1,1,1,1,2,2,2,2], 1, 1))==np.inf==-drift_t(frame([2,2,2,2,1,1,1,1], 1, 1))
-    T,g = np.array([1.,1.2,0.9,3.,3.2,2.9]),np.array([-1.,-0.8,-1.2,-1.,-1.1,-0.9])
-    assert drift_t(frame(T, g, 1))>0>drift_t(frame(T[::-1], g[::-1], 1))
-
-@pytest.mark.parametrize('r', [np.geomspace(33,1000,47), np.geomspace(1000,33,47), np.full(47,200.)], ids=['rises','falls','stays'])
+@pytest.mark.parametrize('r', [np.geomspace(33,1000,47), np.full(47,200.)], ids=['rises','stays'])
 def test_the_present_value_is_read(r):
     "In runs in which the noise scale follows `r`, in items"
     runs = [frame(*o) for o in zip(*simulate(np.random.default_rng(0), np.broadcast_to(r/1280, (100,len(r)))))]
@@ -166,7 +153,7 @@ def windows_of(K, noise_scale, n_trials, p, b=8, seed=0):
     tr_sigma = rng.chisquare(p*(K-1), shape)*each/(K-1)
     return tr_sigma,sq_mean-tr_sigma/n,n
 
-@pytest.mark.parametrize('K,noise_scale', [([4]*10,8), ([2]*6+[4]*8+[8]*16,32), ([2,16]*15,32)], ids=['ten','growing','tenfold'])
+@pytest.mark.parametrize('K,noise_scale', [([2]*6+[4]*8+[8]*16,32), ([2,16]*15,32)], ids=['growing','tenfold'])
 def test_coverage_along(K, noise_scale):
     "Of a noise scale that does not change"
     tr_sigma,g_sq,n = windows_of(K, noise_scale, 1000, 200)

@@ -8,9 +8,7 @@ from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
-import torch
 from fastai_bs.finder.advice import ended_above
 from helpers import cells_of, root
 
@@ -18,7 +16,7 @@ folder = root/'benchmarks'
 if not folder.is_dir(): pytest.skip("in a checkout only: benchmarks", allow_module_level=True)
 sys.path.insert(0, str(folder))
 import frame # noqa: E402
-from frame import Table, in_pairs, middle # noqa: E402
+from frame import Table # noqa: E402
 
 # The others are libraries, and a picture for the README
 scripts = [p.stem for p in sorted(folder.glob('*.py')) if re.search(r"(?s)if __name__=='__main__'.*main\(__doc__", p.read_text())]
@@ -69,26 +67,6 @@ def test_the_list_of_them():
     rows = dict(re.findall(r'^\| \[`(\w+)\.py`\]\(\1\.py\) \|.*\| \[page\]\((\w+)\.md\) \|$', (folder/'README.md').read_text(), flags=re.M))
     assert rows=={o: o for o in scripts}
 
-def test_all_that_no_cpu_can_tell(table):
-    "No figure of a CPU is a card's; each part says so where it cannot run, and the others go on"
-    s = script('gpu')
-    def _run(*argv): s.run(s.parser.parse_args(argv), table)
-    for argv,says in ((('--full','--device','cpu'),"no card's"), (('--full',),'torch sees no GPU')):
-        if not torch.cuda.is_available():
-            with pytest.raises(SystemExit, match=says): _run(*argv)
-    assert not len(table.df)
-    with pytest.MonkeyPatch.context() as m:
-        def _unfit(quick):
-            yield dict(what='a', value=1.)
-            raise s.run.__globals__['Unfit']('why')
-        def _broken(quick):
-            yield dict(what='b', value=2.)
-            raise KeyError
-        m.setattr(torch.cuda, 'is_available', lambda: False)
-        for nm,part in dict(waits=_broken, steps=_unfit, cost=_unfit).items(): m.setitem(s.run.__globals__['parts'], nm, part)
-        with pytest.raises(SystemExit, match='failed: waits$'): _run('--quick','--device','cpu','--parts','steps','waits','cost')
-    assert list(table.df.part)==['steps','waits','cost'] and '| 2 |' in s.page(table.df) and 'none yet' in s.page(table.df[:0])
-
 # The frame
 
 @pytest.fixture
@@ -103,23 +81,6 @@ def test_a_row_is_added_once_and_found(table):
     assert not table.has(arm='a', seed=1) and not table.has(arm='b', seed=0) and not table.has(lr=0.0317) and not table.has(other=0)
     row = table.df.iloc[0]
     assert row.date and row.torch and row.threads and row.loss==pytest.approx(1/3, rel=1e-5)
-
-def test_rows_of_other_columns(table):
-    "Integers stay integers where a column has gaps, and rows before have a gap in a new one"
-    table.add(part='a', seed=1)
-    table.add(part='b', loss=float('inf'))
-    table.add_all([dict(part='c', seed='all', loss=i) for i in range(2)])
-    lines = table.path.read_text().splitlines()
-    assert [o.split(',')[:3] for o in lines]==[['part','seed','loss'],['a','1',''],['b','','inf'],['c','all','0'],['c','all','1']]
-    assert tuple(lines[0].split(',')[3:])==frame.about_cols
-    assert table.has(part='a', seed=1) and table.has(seed='all', loss=1) and table.has(part='b', loss=float('inf')) and not table.has(part='b', seed=1)
-
-def test_another_process_adds_too(table):
-    "What was read is read again when it has changed"
-    table.add(seed=0)
-    assert len(table.df)==1
-    Table('some').add(seed=1)
-    assert table.has(seed=1)
 
 def test_quick_is_apart(table):
     quick = Table('some', quick=True)
@@ -141,36 +102,6 @@ def test_main(tmp_path, monkeypatch, capsys):
     assert (tmp_path/'some.md').read_text()=='0 rows\n' and (tmp_path/'results/quick/some.md').read_text()=='1 rows\n'
     _main('--full'),_main('--full')
     assert (tmp_path/'some.md').read_text()=='2 rows\n'
-
-def test_quick_of_some_parts(tmp_path, monkeypatch, capsys):
-    "A page needs all of its tables"
-    monkeypatch.setattr(frame, 'here', tmp_path)
-    monkeypatch.setattr(sys, 'argv', ['some.py','--quick','--parts','a'])
-    def _run(args, a, b): [t.add(seed=0) for nm,t in (('a',a),('b',b)) if nm in args.parts]
-    def _page(a, b): return f'{a.seed[0]} {b.seed[0]}'
-    def _main(): frame.main('A benchmark.', ['a','b'], _run, _page, parts=('a','b'))
-    _main()
-    assert 'No page' in capsys.readouterr().out and not list(tmp_path.glob('**/*.md'))
-    sys.argv[-1] = 'b'
-    _main()
-    assert (tmp_path/'results/quick/some.md').read_text()=='0 0\n'
-
-def test_measured():
-    df = pd.DataFrame([dict(date='2026-01-02', torch='2.0', other='1.5', python='3.10', threads='1'),dict(date='2026-01-01', torch='2.0')])
-    assert frame.measured(df, 'other')=='2026-01-01 and 2026-01-02, other 1.5, torch 2.0, Python 3.10, 1 thread.'
-    assert frame.measured(df[[]])==''
-    commits = pd.DataFrame(dict(date='2026-01-01', commit=['abc1234',np.nan]))
-    assert frame.measured(commits)=='2026-01-01, commit abc1234 (not of all rows).' and frame.measured(commits[:1])=='2026-01-01, commit abc1234.'
-
-def test_pairs_alternate():
-    calls = []
-    def _of(nm): return lambda: calls.append(nm) or len(calls)
-    res = in_pairs(_of('a'), _of('b'), 3)
-    assert ''.join(calls)=='ab'+'abbaab' and res==[(3,4),(6,5),(7,8)]
-
-def test_middle():
-    assert middle(range(15))==(7,3,11) and middle(range(21))==(10,5,15) # Of 21 the 7th and the 15th would hold it in 92%
-    assert middle([2.])==(2,2,2)
 
 # Who cites a figure
 
@@ -232,11 +163,6 @@ def test_goyal():
 def test_what_growth_saves():
     steps = [int(o) for o in re.findall(r'\w+ (\d+)% \(training', re.search('same items: (.*?)\\. ', (folder/'grows.md').read_text())[1])]
     assert 'some 30% of the optimizer steps' in md('nbs/guides/growing.ipynb') and all(25<o<35 for o in steps)
-
-def test_growth_is_over_the_same_seeds():
-    from grows import over
-    a,b = (pd.DataFrame(dict(seed=seeds, steps=steps)) for seeds,steps in (((0,1), (1,3)), ((1,0,2), (2,2,50))))
-    assert over(a, b, 'steps')==over(b, a, 'steps')==1
 
 def shown(nb, pattern):
     "What cells whose code has `pattern` have stored as their output"

@@ -68,17 +68,6 @@ def test_a_page_has_all_names():
     names = {*importlib.import_module('fastai_bs.all').__all__,*(o.replace('Learner', 'learn').replace('Recorder', 'learn.recorder') for o in for_users)}
     assert {nm for nm in names if not re.search(rf'^\| [^|]*`{re.escape(nm)}[` ].*\| \S.*\|$', text, flags=re.M)}==set()
 
-def test_what_a_result_has():
-    from fastai_bs.all import BatchPlan
-    rows = re.findall(r'^\| `(\w+(?:\(\))?)` \| \S', pages.members(BatchPlan), flags=re.M)
-    assert rows[0].endswith('()') and {'apply()','undo()','today','took','bs','verdict'}<={*rows}
-
-def test_reading_order():
-    "As the list says; what it does not name comes last"
-    assert pages.reading_order(['noise/x','noise/norms','memory/trace','noise/noise_scale'], 'noise')==['noise/noise_scale','noise/norms','noise/x']
-    of = [pages.page_name(p.relative_to(root/'nbs')) for p in notebooks]
-    assert {f'{folder}/{o}' for folder,(_,names) in pages.how.items() for o in names.split()}<={*of}
-
 def test_guides(): assert set(pages.guides) <= {pages.page_name(p.relative_to(root/'nbs')) for p in notebooks}
 
 def test_links():
@@ -86,39 +75,6 @@ def test_links():
     for p in notebooks:
         for kind,source in cells_of(p):
             for link in re.findall(r'\]\((?!https?:)([\w/.]+\.ipynb)', source) if kind=='markdown' else (): assert (p.parent/link).exists(), (p.name,link)
-
-site = 'https://fastai-bs.github.io/fastai_bs'
-
-@pytest.mark.parametrize('source,text', [
-    (f'[`GradAccum`]({site}/accumulate/grad_accum.html#gradaccum)', '{py:obj}`GradAccum <fastai_bs.accumulate.grad_accum.GradAccum>`'),
-    (f'[`pooled`]({site}/noise/estimator.html#pooled)', '{py:obj}`pooled <fastai_bs.noise.estimator.pooled>`'),
-    (f'[`Pool`]({site}/noise/estimator.html#pool)', '{py:obj}`Pool <fastai_bs.noise.estimator.Pool>`'),
-    ('[`a<b`](../accumulate/06_grad_accum.ipynb)',
-     '<a class="reference internal" href="../accumulate/grad_accum.html"><code class="docutils literal">a&lt;b</code></a>'),
-    (f'[[`GradAccum`]({site}/accumulate/grad_accum.html#gradaccum)](guides/accumulation.ipynb)',
-     '<a class="reference internal" href="guides/accumulation.html"><code class="docutils literal">GradAccum</code></a>'),
-    ('[text](../docs/matrix.md#a)', '[text](matrix.md#a)'), ('[text](../../docs/matrix.md#a)', '[text](../matrix.md#a)'),
-    ('[text](../guides/choose.ipynb)', '[text](../guides/choose.ipynb)'),
-    ('[text](../accumulate/06_grad_accum.ipynb#a)', '[text](../accumulate/grad_accum.ipynb#a)'), ('[o](https://a.b/03_c.ipynb)', '[o](https://a.b/03_c.ipynb)'),
-    ('::: {.callout-note}\nx\n:::', ':::{note}\nx\n:::')])
-def test_markdown(source, text): assert pages.markdown(source, mods)==text
-
-def test_pages_are_links_and_names_in_plain_text():
-    o = pages.entry('linear_scaling', mods['schedule/rules'], f'Of [rules]({site}/schedule/rules.html#times)', mods)
-    assert pages.plain(o).startswith('### `linear_scaling(') and ':module:' not in pages.plain(o) and '{py' not in pages.plain(o)
-    assert '````' not in pages.plain(o) and '| `k` |' in pages.plain(o)
-    link = '{py:obj}`GradAccum <fastai_bs.accumulate.grad_accum.GradAccum>`, [there](accumulate.ipynb#a)'
-    assert pages.plain(link)=='`GradAccum`, [there](accumulate.html.md#a)'
-    assert pages.plain('[all](which.md), [site](https://a.org/b.md)')=='[all](which.html.md), [site](https://a.org/b.md)'
-    assert pages.plain(pages.page_links('nbs/guides/choose.ipynb', 'choose')+'\n'+pages.search_links())==''
-    assert pages.plain(pages.markdown('[`a<b`](accumulate/06_grad_accum.ipynb)', mods))=='[`a<b`](accumulate/grad_accum.html.md)'
-
-def test_outputs_in_plain_text():
-    cell = pages.mk_cell('draw()', outputs=[{'output_type': 'display_data', 'data': {'image/png': 'AA=='}}, {'output_type': 'stream', 'text': ['a\n','b\n']},
-                                            {'output_type': 'execute_result', 'data': {'text/html': '<p>c</p>', 'text/plain': 'c'}}])
-    pages.describe_pictures([pages.mk_cell('# A\n\n## What `x` is\n\n```python\n# no heading\n```', 'markdown'),cell], 'Title')
-    nb = type('', (), dict(cells=[cell]))
-    assert pages.page_text(nb)=='```python\ndraw()\n```\n\n*Picture: What x is*\n\n```\na\nb\n```\n\n```\nc\n```\n'
 
 def test_the_notebook_opens_in_colab_and_its_source_on_github():
     links = re.findall('href="([^"]+)"', pages.page_links('nbs/guides/choose.ipynb', 'guides/choose'))
@@ -129,12 +85,3 @@ def test_the_notebook_opens_in_colab_and_its_source_on_github():
     line = f'pip install git+https://github.com/{repo}'
     assert line in pages.page_links('nbs/schedule/02_scaled_lr.ipynb', 'lr') and line not in pages.page_links('nbs/guides/choose.ipynb', 'guides/choose')
 
-def test_what_may_be_looked_for():
-    "Each leads to a page that there is; that the search finds it is for the browser to say"
-    names = {pages.page_name(p.name) for p in notebooks} | {o.rpartition('/')[2] for o in own}
-    assert {o.removesuffix('.html') for o in pages.look_for.values()} <= names
-    assert all((root/o).exists() for o in pages.written.values())
-
-def test_llms():
-    text = pages.llms('name', 'What it is', [('Guides',[('choose','How','A line'),('which','Which','')])], 'https://a.b')
-    assert text=='# name\n\n> What it is\n\n## Guides\n\n- [How](https://a.b/choose.html.md): A line\n- [Which](https://a.b/which.html.md)\n'

@@ -25,17 +25,6 @@ def test_settings_agree_with_pyproject():
     assert classic['git_url']==project['urls']['Repository']
     assert classic['doc_host']+classic['doc_baseurl']==project['urls']['Documentation']
 
-def test_the_site_is_built_where_the_settings_say():
-    assert f"docs/_build/src {classic['doc_path']}\n" in (root/'Makefile').read_text()
-
-@needs('docs')
-@pytest.mark.parametrize('browser,code', [('none',0),('',1)])
-def test_a_site_without_a_browser(browser, code, tmp_path):
-    "An empty PATH has no Chromium, and no way to install one"
-    env = dict(PATH=str(tmp_path), BROWSER=browser)
-    done = subprocess.run([sys.executable, root/'docs/check.py', tmp_path], env=env, capture_output=True, text=True)
-    assert done.returncode==code and 'BROWSER=none' in done.stdout+done.stderr
-
 def test_one_version():
     assert classic['version']==fastai_bs.__version__
     assert f'## {fastai_bs.__version__}' in (root/'CHANGELOG.md').read_text()
@@ -47,14 +36,6 @@ def test_readme_is_up_to_date():
     try: from readme import readme
     finally: sys.path.pop(0)
     assert (root/'README.md').read_text()==readme(), "run `make sync`"
-
-def test_all_has_every_public_name():
-    import fastai_bs.all as everything
-    from fastai.learner import Learner
-    for nm in ('GradAccum','NoiseScale','BatchPlan','unchanged','ScaledLR','linear_scaling','no_scaling','sqrt_scaling','adascale_gain',
-               'adam_gain','decay_factor','warmup_factor'):
-        assert hasattr(everything, nm), nm
-    assert hasattr(Learner, 'bs_find')
 
 @pytest.mark.slow
 def test_import_changes_nothing_of_fastai():
@@ -95,15 +76,15 @@ def test_no_output_holds_a_path_of_somebodys_machine():
         for place in ('/opt/', '/tmp/', '/home/', '/root/', '/usr/', 'site-packages'): assert place not in p.read_text(), (p.name, place)
 
 @pytest.mark.slow
-def test_the_code_of_the_readme_runs(monkeypatch):
+def test_the_code_of_the_readme_runs(short, monkeypatch):
     "Each block as it stands, on a new learner; but for `bs_verify`, which takes longest and whose notebook runs it"
     for nm in ('deterministic','benchmark'): monkeypatch.setattr(torch.backends.cudnn, nm, getattr(torch.backends.cudnn, nm)) # Put back: the digits set them
     plans,fits,calls = re.findall(r'```python\n(.*?)```', (root/'README.md').read_text(), flags=re.S)
-    scope = dict(learn=digits_learner(16))
+    scope = dict(learn=digits_learner(64))
     with warnings.catch_warnings(), scope['learn'].no_bar(), scope['learn'].no_logging():
         warnings.simplefilter('ignore')
         exec(plans, scope)
         assert len(scope['learn'].recorder.values)==scope['plan'].n_epoch
         exec(fits, scope)
-        scope['learn'] = digits_learner(16) # The plan has set the first one up
+        scope['learn'] = digits_learner(64) # The plan has set the first one up
         with scope['learn'].no_bar(), scope['learn'].no_logging(): exec(re.sub('(?m)^learn.bs_verify.*$', '', calls), scope)

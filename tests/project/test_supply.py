@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import fastai_bs
-from helpers import needs, root
+from helpers import root
 
 package = Path(fastai_bs.__file__).parent
 trees = {p.relative_to(package).as_posix(): ast.parse(p.read_text()) for p in package.rglob('*.py') if p.name!='_modidx.py'}
@@ -73,14 +73,6 @@ def test_the_licence_is_installed():
     found = [d for d in metadata.distributions(name='fastai_bs') if d.read_text('licenses/LICENSE')]
     assert found and all(d.metadata['License-Expression']=='Apache-2.0' and d.metadata.get_all('License-File')==['LICENSE'] for d in found)
     assert found[0].read_text('licenses/LICENSE')==(root/'LICENSE').read_text()
-
-@needs('pyproject.toml')
-def test_each_bound_has_a_reason():
-    "A comment on the line of each dependency that has one, and before those that have it together"
-    lines = (root/'pyproject.toml').read_text().splitlines()
-    bound = [i for i,o in enumerate(lines) if re.search(r'"[\w-]+[<>=~!]=?[\d.]+', o) and not o.startswith('requires-python')]
-    assert len(bound)>=5
-    for i in bound: assert '#' in lines[i] or lines[i-1].startswith('#'), lines[i]
 
 # Of what `torch.use_deterministic_algorithms` lists, all that a tensor or torch itself has, but for what pandas' frames have too
 unordered = re.compile(r'(index_(add|copy|put|reduce)|(masked_)?scatter(_add|_reduce)?|put|bincount|histc|kthvalue|gather|grid_sample|interpolate)_?|'

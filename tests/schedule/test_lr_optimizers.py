@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import nn
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` and its kin into `Learner`)
-from fastai.callback.core import Callback, CancelFitException
-from fastai.callback.schedule import ParamScheduler
-from fastai.optimizer import Adam, Lamb, Larc, Lookahead, OptimWrapper, Optimizer, QHAdam, RMSProp, SGD, ranger, weight_decay
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.schedule.scaled_lr import ScaledLR, velocity_names
-from fastai_bs.schedule.rules import adascale_gain
-from helpers import changes, flat, loaders, pairwise, picture, quiet_learner, RaiseAt, regression
+from fastai.callback.core import Callback
+from fastai.optimizer import Adam, OptimWrapper, Optimizer, RMSProp, SGD, ranger, weight_decay
+from fastai_bs.all import adascale_gain, GradAccum, ScaledLR
+from fastai_bs.schedule.scaled_lr import velocity_names
+from helpers import flat, loaders, pairwise, quiet_learner, regression
 
 f64 = torch.float64
 
@@ -50,12 +48,6 @@ def test_k_small_steps_are_one_large_one(k, by, groups):
     assert (flat(small)-flat(large)).abs().max() <= 1e-13
     for p,seed,g,rate in ((large.model.a,1,zs,0.01 if groups else 0.1),(large.model.b,2,zs**2,0.1)): # Mean gradient times the sum of the rates
         assert (p.detach()-rand(5, seed=seed)+128*rate*g.mean(0)).abs().max() <= 1e-12
-
-def test_a_decay_that_is_not_there():
-    learn = linear_learner([rand(5, seed=3)]*8, 2, ScaledLR(1, scale_wd=False), partial(OptimWrapper, opt=torch.optim.Rprop))
-    before = flat(learn).clone()
-    with pytest.raises(ValueError, match='no weight decay `wd`: leave out `scale_wd`'): learn.fit(1, 0.1)
-    assert torch.equal(before, flat(learn))
 
 @pytest.mark.parametrize('by,warmup,scale_wd,decouple_wd', pairwise(['loader','GradAccum'], [0,1.5], [True,False], [True,False]))
 def test_weight_decay_against_the_closed_form(by, warmup, scale_wd, decouple_wd):
@@ -98,10 +90,9 @@ class TorchFolded(torch.optim.Optimizer):
                 v.mul_(g['momentum']).add_(p.grad + g['weight_decay']*p, alpha=g['lr'])
                 p.sub_(v)
 
-pairs = { # The optimizer, its reference that keeps the rate out, and the names of their states
-    'fastai': (Folded, partial(SGD, mom=0.9), 'vel', 'grad_avg'),
-    'torch': (partial(OptimWrapper, opt=TorchFolded), partial(OptimWrapper, opt=torch.optim.SGD, momentum=0.9), 'buf', 'momentum_buffer'),
-    'lookahead': (lambda params, lr: Lookahead(Folded(params, lr), k=3), lambda params, lr: Lookahead(SGD(params, lr, mom=0.9), k=3), 'vel', 'grad_avg')}
+pairs = { # The optimizer, and its reference that keeps the rate out
+    'fastai': (Folded, partial(SGD, mom=0.9)),
+    'torch': (partial(OptimWrapper, opt=TorchFolded), partial(OptimWrapper, opt=torch.optim.SGD, momentum=0.9))}
 
 class Branches(nn.Module):
     "Its first branch is used at each forward pass, the second one in two of five"
@@ -126,20 +117,20 @@ class NoGrads(Callback):
 
 def branch_groups(m): return [list(m.one.parameters()),[*m.two.parameters(),*m.head.parameters()]]
 
-def train(opt_func, how, correction=False, n_acc=1, warmup=1.5, n=64, cbs=()):
+def train(opt_func, how, correction=False, n_acc=1, cbs=()):
     "`how(learn)` fits; with k=8, or n_acc of it by GradAccum"
-    learn = quiet_learner(loaders(regression(n), 16//n_acc), Branches(), opt_func=opt_func, splitter=branch_groups,
-        cbs=[ScaledLR(2, warmup_epochs=warmup, momentum_correction=correction), *([GradAccum(n_acc)] if n_acc>1 else []), *cbs])
+    learn = quiet_learner(loaders(regression(64), 16//n_acc), Branches(), opt_func=opt_func, splitter=branch_groups,
+        cbs=[ScaledLR(2, warmup_epochs=1.5, momentum_correction=correction), *([GradAccum(n_acc)] if n_acc>1 else []), *cbs])
     how(learn)
     return learn
 
 def off(a, b): return (flat(a)-flat(b)).abs().max().item()
 
-def assert_restores(opt, how, n_acc=1, cbs=lambda: [], **kwargs):
+def assert_restores(opt, how, n_acc=1, cbs=lambda: []):
     "With the correction it is the training of the reference, without it another one"
-    want = train(pairs[opt][1], how, n_acc=n_acc, cbs=cbs(), **kwargs)
-    assert off(train(pairs[opt][0], how, True, n_acc, cbs=cbs(), **kwargs), want) <= 1e-10
-    assert off(train(pairs[opt][0], how, False, n_acc, cbs=cbs(), **kwargs), want) > 1e-5
+    want = train(pairs[opt][1], how, n_acc=n_acc, cbs=cbs())
+    assert off(train(pairs[opt][0], how, True, n_acc, cbs()), want) <= 1e-10
+    assert off(train(pairs[opt][0], how, False, n_acc, cbs()), want) > 1e-5
     return want
 
 def frozen(learn):
@@ -148,16 +139,12 @@ def frozen(learn):
         learn.fit(n_epoch, slice(0.002,0.02))
 
 hows = dict(
-    fit=lambda learn: learn.fit(4, 0.02), # Warmup alone changes the rate
     groups=lambda learn: learn.fit_one_cycle(4, slice(0.004,0.03)),
-    unlike=lambda learn: learn.fit(4, cbs=ParamScheduler({'lr': lambda pct: [0.01+0.02*pct,0.03-0.02*pct]})), # One group up, the other down
     wd=lambda learn: learn.fit_flat_cos(4, slice(0.004,0.02), pct_start=0.3, wd=0.1),
     frozen=frozen)
 
 @pytest.mark.parametrize('how,opt,n_acc', pairwise([*hows], [*pairs], [1,4]))
 def test_correction_restores_the_reference(how, opt, n_acc): assert_restores(opt, hows[how], n_acc)
-
-def test_correction_with_ragged_windows(): assert_restores('torch', hows['wd'], 4, n=58)
 
 @pytest.mark.parametrize('opt,n_acc', [('fastai',2), ('torch',1)])
 def test_correction_where_parameters_have_no_gradient_for_some_windows(opt, n_acc):
@@ -165,56 +152,23 @@ def test_correction_where_parameters_have_no_gradient_for_some_windows(opt, n_ac
     none = assert_restores(opt, hows['groups'], n_acc, lambda: [NoGrads()]).no_grads.none
     assert 2<sum(none)<len(none) and any(b and not a for a,b in zip(none, none[1:])) # There, gone and there again
 
-@pytest.mark.parametrize('exc,event,order,n_acc', [(CancelFitException,'before_batch',0,4), (KeyboardInterrupt,'after_pred',200,1),
-    (CancelFitException,'before_step',200,1), (KeyboardInterrupt,'after_batch',0,4)])
-def test_correction_over_a_fit_that_was_cut_short(exc, event, order, n_acc):
-    "At a constant rate: the velocity waits at the schedule's own rate"
-    def how(learn):
-        try: learn.fit(3, slice(0.004,0.02))
-        except KeyboardInterrupt: pass
-        assert learn.raise_at.raised
-        learn.fit(2, slice(0.004,0.02))
-    assert_restores('fastai', how, n_acc, lambda: [RaiseAt(event, exc, 3, 1, order, 1)])
-
-def test_correction_through_a_rate_of_0():
-    "Which leaves nothing of the velocity: what comes after it starts from none"
-    rates = lambda first: ParamScheduler({'lr': lambda pct: first if pct<0.25 else 0. if pct<0.5 else 0.02})
-    fit = lambda first: train(Folded, lambda learn: learn.fit(4, cbs=rates(first)), True, warmup=0)
-    learn = fit(0.)
-    assert flat(learn).isfinite().all() and 0.01 < off(learn, fit(0.01)) < 100 and off(learn, train(Folded, lambda learn: None)) > 0.01
-
 # Where it is found
 
 t_opt = lambda nm, **kwargs: partial(OptimWrapper, opt=getattr(torch.optim, nm), **kwargs)
-without = [partial(SGD, mom=0.9, wd=0.1, decouple_wd=False), Adam, partial(RMSProp, mom=0.9), QHAdam, Larc, Lamb, ranger,
-    t_opt('SGD', momentum=0.9, nesterov=True, weight_decay=0.1), t_opt('Adam', amsgrad=True), t_opt('RMSprop', momentum=0.9), t_opt('NAdam')]
+without = [partial(SGD, mom=0.9, wd=0.1, decouple_wd=False), Adam, partial(RMSProp, mom=0.9), ranger,
+    t_opt('SGD', momentum=0.9, nesterov=True, weight_decay=0.1), t_opt('Adam', amsgrad=True)]
 
-@pytest.mark.parametrize('opt_func,names,n,dtype', [*((o,[],2,f64) for o in without),
-    *((pairs[nm][0],[pairs[nm][2]],n,dtype) for nm,n,dtype in pairwise([*pairs], [0,2], [torch.float32,torch.bfloat16,torch.float16]))])
-def test_optimizers_are_told_apart_and_untouched(opt_func, names, n, dtype):
-    "Two groups with `n` steps behind, and gradients left in `.grad`"
-    ps = [nn.Parameter(rand(3, 2, seed=i).to(dtype)) for i in range(4)]
-    opt = opt_func([ps[:2],ps[2:]], lr=0.1)
-    opt.set_hyper('lr', [0.01,0.1])
-    for i in range(n+1):
-        for j,p in enumerate(ps): p.grad = rand(3, 2, seed=10*i+j).to(dtype)
-        if i<n: opt.step()
-    before = picture(opt)
-    assert velocity_names(opt)==names
-    assert changes(before, picture(opt))==[]
-
-@pytest.mark.parametrize('opt_func', [partial(SGD, mom=0.9), t_opt('Adam')])
+@pytest.mark.parametrize('opt_func', without)
 def test_correction_is_refused_where_there_is_nothing_to_correct(opt_func):
     learn = quiet_learner(loaders(regression(32), 4), Branches(), opt_func=opt_func, cbs=ScaledLR(2, momentum_correction=True))
     before = flat(learn).clone()
     with pytest.raises(ValueError, match="`momentum_correction` is for optimizers that keep the learning rate in their velocity"): learn.fit(1, 1e-3)
     assert torch.equal(flat(learn), before)
 
-@pytest.mark.parametrize('name', ['Muon','LBFGS']) # The one needs matrices, the other a closure
-def test_velocity_of_an_optimizer_that_cannot_be_tried(name):
-    if not (opt_func := getattr(torch.optim, name, None)): pytest.skip(f'this torch has no {name}')
+def test_velocity_of_an_optimizer_that_cannot_be_tried():
+    "It needs a closure"
     with pytest.raises(ValueError, match='the trial failed: .*Leave out `momentum_correction`'):
-        velocity_names(OptimWrapper(opt=opt_func([nn.Parameter(torch.ones(2,2))], lr=0.1)))
+        velocity_names(OptimWrapper(opt=torch.optim.LBFGS([nn.Parameter(torch.ones(2,2))], lr=0.1)))
 
 # The gain
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from fastai_bs.schedule import rules as scaling
-from fastai_bs.schedule.rules import adam_gain, adascale_gain, linear_scaling, no_scaling, sqrt_scaling, warmup_factor
+from fastai_bs.all import adam_gain, adascale_gain, linear_scaling, no_scaling, sqrt_scaling
+from fastai_bs.schedule.rules import warmup_factor
 from fastai_bs.finder.steps import examples_needed, fit_step_time, steps_needed
 
 inf,nan = math.inf,math.nan
@@ -17,9 +18,6 @@ many = settings(max_examples=200, deadline=None, derandomize=True)
 
 def gain(k, n, b): return (1+n/b)/(1+n/(k*b))
 
-@pytest.mark.parametrize('rule,k,factor', [(linear_scaling,0.25,0.25), (sqrt_scaling,16,4), (sqrt_scaling,0.25,0.5), (no_scaling,4,1.)])
-def test_factor(rule, k, factor): assert rule(k)==factor and (rule is not no_scaling or type(rule(k)) is float)
-
 @pytest.mark.parametrize('k,noise,base,g', [ # By hand; without noise nothing is gained, in noise only it is the linear rule
     (4,256,64,2.5), (2,64,64,4/3), (0.25,256,256,0.4), (9,0,7,1), (0.3,5e-324,7,1), (9,inf,7,9), (9,1e300,7,9)])
 def test_gain_by_hand(k, noise, base, g): assert adascale_gain(k, noise_scale=noise, base_bs=base)==approx(g)
@@ -30,13 +28,6 @@ def test_two_changes_in_a_row_are_one(k1, k2, n, b):
     assert adascale_gain(k1, n, b)==approx(gain(k1, n, b))
     assert adascale_gain(k1, n, b)*adascale_gain(k2, n, k1*b)==approx(adascale_gain(k1*k2, n, b))
     for rule in (linear_scaling,sqrt_scaling): assert rule(k1)*rule(k2)==approx(rule(k1*k2))
-
-@many
-@given(ks, noises, noises, sizes)
-def test_gain_lies_between_1_and_k(k, n, more, b):
-    g = adascale_gain(k, n, b)
-    assert min(1,k)*(1-1e-15) <= g <= max(1,k)*(1+1e-15)
-    assert abs(math.log(adascale_gain(k, n+more, b))) >= abs(math.log(g))-1e-12 # The more noise, the closer to k
 
 @many
 @given(st.floats(0,1e300) | st.just(inf), sizes)
@@ -77,14 +68,6 @@ def test_steps_and_examples(bs, n):
     assert s*bs==approx(e*n, 1e-9) # Examples are steps times batch size, and the fewest of them are noise scale times the fewest steps
     if 1e-3<bs/n<1e3: assert (s-1)*(e-1)==approx(1, 1e-9)
 
-@pytest.mark.parametrize('a,c,bs', [(0.002,6.25e-5,[16,64]), (0.,1e-3,[16,64,256]), (1e-4,0.,[1,2,4,8,16]), (0.5,1e-9,[100,25,50])])
-def test_fit_of_exact_step_times(a, c, bs):
-    got_a,got_c,error = fit_step_time(bs, [a+c*b for b in bs])
-    t = a+c*max(bs)
-    assert got_a==pytest.approx(a, abs=1e-9*t) and got_c*max(bs)==pytest.approx(c*max(bs), abs=1e-9*t)
-    assert error==pytest.approx(0, abs=1e-7) if len(bs)>2 else math.isnan(error)
-    assert all(math.isnan(o) for n in (0,1) for o in fit_step_time(bs[:n], [0.1]*n)) # Too few
-
 @many
 @given(st.lists(st.tuples(st.integers(1,1000),st.floats(1e-3,1.)), min_size=3, max_size=8, unique_by=lambda o: o[0]))
 def test_fit_of_step_times(times):
@@ -110,20 +93,11 @@ def test_warmup(factor, pct):
 with_noise = [adascale_gain,adam_gain]
 
 @pytest.mark.parametrize('rule', [linear_scaling, no_scaling, sqrt_scaling, *with_noise])
-@pytest.mark.parametrize('k,exc', [(0,ValueError), (nan,ValueError), ('4',TypeError), (True,TypeError)])
-def test_a_ratio_is_positive(rule, k, exc):
-    with pytest.raises(exc, match='`k`'): rule(k, **(dict(noise_scale=1, base_bs=1) if rule in with_noise else {}))
-
-checked = {rule: dict(k=4, noise_scale=64, base_bs=64) for rule in with_noise}
-
-@pytest.mark.parametrize('f', checked)
-@pytest.mark.parametrize('v,exc', [(-1,ValueError), (nan,ValueError), ('64',TypeError)])
-def test_sizes_and_noise_scales_are_checked(f, v, exc):
-    for nm in {*checked[f]}-{'k'}:
-        with pytest.raises(exc, match=f'{nm}`'): f(**{**checked[f], nm: v})
-
-def test_warmup_refuses():
-    with pytest.raises(ValueError, match="`pct` must be .* got -1"): warmup_factor(8, -1)
+@pytest.mark.parametrize('v,exc', [(-1,ValueError), (nan,ValueError), ('4',TypeError)])
+def test_bad_input(rule, v, exc):
+    kwargs = dict(k=4, noise_scale=64, base_bs=64) if rule in with_noise else dict(k=4)
+    for nm in kwargs:
+        with pytest.raises(exc, match=f'{nm}`'): rule(**{**kwargs, nm: v})
 
 # Examples
 

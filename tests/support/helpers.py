@@ -107,7 +107,6 @@ def pairwise(*axes, where=lambda *case: True):
         todo -= pairs[chosen[-1]]
     return [tuple(a[i] for a,i in zip(axes,c)) for c in sorted(chosen)]
 
-
 # Tasks and learners
 
 def regression(n, n_in=5, n_out=2, dtype=torch.float64, seed=0):
@@ -200,16 +199,6 @@ class RaiseAt(Callback):
         raise self.exc('the one')
 
 momentum_sgd = partial(SGD, mom=0.9)
-
-class FoldedSGD(torch.optim.Optimizer):
-    "`v = mom*v + lr*grad`, and `v` is what moves the parameters: it keeps the learning rate"
-    def __init__(self, params, lr=0.01, momentum=0.9): super().__init__(params, dict(lr=lr, momentum=momentum))
-    @torch.no_grad()
-    def step(self, closure=None):
-        for g in self.param_groups:
-            for p in g['params']:
-                v = self.state[p].setdefault('v', torch.zeros_like(p))
-                p.sub_(v.mul_(g['momentum']).add_(p.grad, alpha=g['lr']))
 
 def quiet_learner(dls, model, loss_func=None, opt_func=momentum_sgd, cbs=None, **kwargs):
     "A learner without progress bar or log; it records"

@@ -15,7 +15,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import torch
-from torch import nn
 
 matplotlib.use('Agg')
 
@@ -28,103 +27,32 @@ clock = Clock()
 time.perf_counter = clock # Before the package is imported, which may take the function itself
 
 from fastai.callback.core import Callback # noqa: E402
-from fastai.callback.mixup import MixUp # noqa: E402
-from fastai.callback.progress import ProgressCallback # noqa: E402
 from fastai.callback.schedule import SchedCos # noqa: E402
-from fastai.callback.training import GradientClip # noqa: E402
-from fastai.learner import Learner # noqa: E402
-from fastai.losses import CrossEntropyLossFlat, LabelSmoothingCrossEntropyFlat # noqa: E402
-from fastai.optimizer import Adam, OptimWrapper # noqa: E402
 from fastai.torch_core import set_seed # noqa: E402
 import fastai.distributed # noqa: E402,F401 (it adds distrib_ctx)
-from fastai_bs.all import (BatchSchedule, GradAccum, NoiseScale, ScaledLR, adascale_gain, bn_to_gn, linear_scaling, no_scaling, # noqa: E402
-                           sqrt_scaling)
-from helpers import FoldedSGD, loaders, mlp, regression, token_model, tokens # noqa: E402
-from zoo import (collab, convnet, frozen, image_loaders, language_model, lr, own_step, plain_loaders, several, sgd, tabular, text_classifier, # noqa: E402
-                 transformer, unet)
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR, adascale_gain, linear_scaling, sqrt_scaling # noqa: E402
+from zoo import Learners, lr, models # noqa: E402
 
-# Learners: `(items of the training set, items of a micro-batch) -> Learner`
+conv,flat,groups = 'tiny convnet, BatchNorm','plain torch loaders','fine_tune with freezing'
+rnns = 'AWD-LSTM language model','text classifier'
+# A kind of learner of the zoo, and a companion
+learners = {**{nm: (nm,'none') for nm in models}, **{f'convnet, {o}': (conv,o) for o in ('MixUp','label smoothing','GradientClip',"torch's AdamW")},
+            'tied weights': (flat,'tied weights')}
 
-def with_own_items(items, model, loss_func, n, bs):
-    "The last eight items are for validation"
-    return Learner(loaders(items[:n], bs, valid=items[n:], shuffle=True), model, loss_func, sgd)
-
-def small_mlp(n, bs): return with_own_items(regression(n+8, dtype=torch.float32), mlp(dtype=torch.float32), nn.MSELoss(), n, bs)
-
-def tied(n, bs): return with_own_items(tokens(n+8), token_model().float(), nn.CrossEntropyLoss(), n, bs)
-
-def dropout(n, bs):
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192,8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8,3))
-    return Learner(image_loaders(n, bs), model, CrossEntropyLossFlat(), sgd)
-
-def group_norm(n, bs):
-    learn = convnet(n, bs)
-    learn.model = bn_to_gn(learn.model, groups=2)
+def made(nm, n=22, bs=4):
+    learn = Learners(*learners[nm]).make(n, bs)
+    if nm==groups: learn.unfreeze()
     return learn
-
-def groups(n, bs):
-    learn = frozen(n, bs)
-    learn.unfreeze()
-    return learn
-
-def changed(make, cb=None, **attrs):
-    "As `make`, with other attributes and a callback more"
-    def _make(n, bs):
-        learn = make(n, bs)
-        for nm,v in attrs.items(): setattr(learn, nm, v)
-        return learn.add_cb(cb()) if cb else learn
-    return _make
-
-def n_targets(learn): return len(learn.yb[0])
-
-learners = {
-    'mlp': small_mlp,
-    'mlp, velocity with the rate': changed(small_mlp, opt_func=partial(OptimWrapper, opt=FoldedSGD)),
-    'mlp, summed loss': changed(small_mlp, loss_func=nn.MSELoss(reduction='sum')),
-    'convnet, BatchNorm': convnet,
-    'convnet, GroupNorm': group_norm,
-    'convnet, Adam': changed(convnet, opt_func=partial(Adam, eps=1e-2)),
-    "convnet, torch's AdamW": changed(convnet, opt_func=partial(OptimWrapper, opt=torch.optim.AdamW, eps=1e-2)),
-    'convnet, label smoothing': changed(convnet, loss_func=LabelSmoothingCrossEntropyFlat()),
-    'convnet, GradientClip': changed(convnet, lambda: GradientClip(0.1)),
-    'convnet, MixUp': changed(convnet, MixUp),
-    'dropout': dropout,
-    'unet': unet,
-    'tabular': tabular,
-    'collab': collab,
-    'language model': language_model,
-    'text classifier': text_classifier,
-    'transformer': transformer,
-    'transformer, class weights': changed(transformer, loss_func=nn.CrossEntropyLoss(weight=torch.tensor([0.5,1,2,3]))),
-    'plain torch loaders': plain_loaders,
-    'several inputs and targets': several,
-    'parameter groups': groups,
-    'frozen body': frozen,
-    'a step of its own': own_step,
-    'tied weights': tied}
 
 # What a case gives
 
-def _no_log(*args): pass
-
-def made(nm, n=22, bs=4):
-    "A learner, the same each time, that shows nothing"
-    set_seed(0)
-    learn = learners[nm](n, bs)
-    learn.logger = _no_log
-    learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, ProgressCallback)])
-    return learn
-
-def weights(learn):
-    "Parameters and buffers, and the losses that were recorded"
-    res = {f'weights.{k}': v.detach().cpu().numpy().copy() for k,v in learn.model.state_dict().items()}
-    return {**res, 'losses': np.array([float(o) for o in learn.recorder.losses])}
-
 def trained(learn, cbs=(), n_epoch=2, lr=lr, cycle=True):
+    "Parameters and buffers after a training, and the losses and rates that were recorded"
     set_seed(1)
     if cycle: learn.fit_one_cycle(n_epoch, lr, cbs=list(cbs))
     else: learn.fit(n_epoch, lr, cbs=list(cbs))
-    return weights(learn)
+    res = {f'weights.{k}': v.detach().cpu().numpy().copy() for k,v in learn.model.state_dict().items()}
+    return {**res, 'losses': np.array([float(o) for o in learn.recorder.losses]), 'lrs': np.array([float(o) for o in learn.recorder.lrs])}
 
 def of_frame(df, prefix):
     "The numbers of a data frame, by column"
@@ -140,11 +68,11 @@ def of_value(path, o):
 
 def noise_of(noise): return {**of_value('noise_scale', noise.noise_scale), **of_value('ci', noise.ci), **of_frame(noise.df, 'df')}
 
-# Accumulation, of each kind
+# Along a training
 
-def accum_args(nm): return dict(count=n_targets) if nm.startswith('several') else {}
+def accum_args(nm): return dict(count=models[nm].count) if nm in models and models[nm].count else {}
 
-def accumulate(nm, *args, n=22, **kwargs): return trained(made(nm, n), [GradAccum(*args, **kwargs, **accum_args(nm))])
+def accumulate(nm, *args, **kwargs): return trained(made(nm), [GradAccum(*args, **kwargs, **accum_args(nm))])
 
 class OutOfMemory:
     "Memory for no more than `most` items in training"
@@ -159,32 +87,14 @@ def split(nm):
         warnings.simplefilter('ignore')
         return trained(learn, [GradAccum(2, on_oom='split', **accum_args(nm))])
 
-def schedule(nm, **kwargs):
-    learn = made(nm)
-    return trained(learn, [BatchSchedule(**kwargs)], n_epoch=3)
-
-# Noise
+def schedule(nm, **kwargs): return trained(made(nm), [BatchSchedule(**kwargs)], n_epoch=3)
 
 def noise(nm, n_acc=3, **kwargs):
-    learn = made(nm)
-    cbs = [GradAccum(n_acc, **accum_args(nm))] if n_acc>1 else []
     cb = NoiseScale(**kwargs)
-    res = trained(learn, [*cbs, cb], n_epoch=3)
+    res = trained(made(nm), [*([GradAccum(n_acc, **accum_args(nm))] if n_acc>1 else []), cb], n_epoch=3)
     return {**res, **noise_of(cb)}
 
-# Learning rate
-
-def scaled(nm, lr=lr, cycle=True, n_acc=3, **kwargs):
-    learn = made(nm)
-    res = trained(learn, [GradAccum(n_acc), ScaledLR(4, **kwargs)], n_epoch=3, lr=lr, cycle=cycle)
-    hps = learn.recorder.hps if hasattr(learn.recorder, 'hps') else {}
-    return {**res, 'lrs': np.array([float(o) for o in learn.recorder.lrs]), **of_value('hps', {k: [float(o) for o in v] for k,v in hps.items()})}
-
-def rules():
-    ks = [0.5, 1, 2, 3, 16, 1000]
-    res = {f.__name__: np.array([f(k) for k in ks], float) for f in (linear_scaling,sqrt_scaling,no_scaling)}
-    res['adascale_gain'] = np.array([adascale_gain(k, ns, 64) for k in ks for ns in (0., 1., 100., 1e6)], float)
-    return res
+def scaled(nm, lr=lr, cycle=True, **kwargs): return trained(made(nm), [GradAccum(3), ScaledLR(4, **kwargs)], n_epoch=3, lr=lr, cycle=cycle)
 
 # Finding, applying, verifying
 
@@ -199,56 +109,38 @@ def pass_cost(model, args):
 def timed(nm, n=256, bs=8):
     learn = made(nm, n, bs)
     learn.model.register_forward_pre_hook(pass_cost)
+    set_seed(2)
     return learn.add_cb(StepCost())
 
-renamed = {'base_lr': 'lr', 'lr': 'scaled_lr'} # Where a plan still has `base_lr`
-
-def _fit_rate(plan): return getattr(plan, 'base_lr', plan.lr)
-
-def of_plan(plan):
-    "The public numbers of a plan, under the names that it has today, and beside them all that it tells of itself"
-    has_base = hasattr(plan, 'base_lr')
-    public = {nm: getattr(plan, nm) for nm in ('noise_scale','ci','bs','micro_bs','n_acc','n_epoch','duration','wd','base_bs')}
-    public.update(lr=_fit_rate(plan), scaled_lr=plan.lr if has_base else plan.scaled_lr)
-    more = plan.to_dict()
-    if has_base: more = {renamed.get(k, k): v for k,v in more.items()}
-    res = {**of_value('plan', public), **of_value('more.to_dict', more)}
-    return {**res, **of_frame(plan.table, 'more.table'), **of_frame(plan.df, 'more.df')}
-
-def find(nm, lr=lr, n=256, bs=8, cbs=(), **kwargs):
-    learn = timed(nm, n, bs).add_cbs(list(cbs))
-    set_seed(2)
+def find(nm, lr=lr, cbs=(), **kwargs):
+    learn = timed(nm).add_cbs(list(cbs))
     plan = learn.bs_find(lr, show_plot=False, seed=3, **kwargs)
-    return {**of_plan(plan), **trained(learn, n_epoch=1, lr=0.01)}
+    return {**of_value('plan', plan.to_dict()), **of_frame(plan.table, 'table'), **of_frame(plan.df, 'df'), **trained(learn, n_epoch=1, lr=0.01)}
 
 def apply(nm, at=None, **kwargs):
     learn = timed(nm)
-    set_seed(2)
     plan = learn.bs_find(lr, show_plot=False, seed=3, n_epoch=2, **kwargs)
     if at: plan = plan.at(at)
     plan.apply(learn)
-    res = trained(learn, n_epoch=1, lr=_fit_rate(plan))
+    res = trained(learn, n_epoch=1, lr=plan.lr)
     plan.undo(learn)
     return {**res, **{f'after undo.{k}': v for k,v in trained(learn, n_epoch=1).items()}}
 
-def verify(nm, n=256, bs=8, **kwargs):
-    learn = timed(nm, n, bs)
-    set_seed(2)
+def verify(nm, **kwargs):
+    learn = timed(nm)
     res = learn.bs_verify(lr, **kwargs)
-    out = {**of_frame(res.table, 'table'), **of_frame(res.df, 'more.df'), **of_value('critical_range', res.critical_range), **of_value('bs', res.bs)}
-    return {**out, **trained(learn, n_epoch=1, lr=0.01)}
+    found = {**of_frame(res.table, 'table'), **of_frame(res.df, 'df'), **of_value('critical_range', res.critical_range), **of_value('bs', res.bs)}
+    return {**found, **trained(learn, n_epoch=1, lr=0.01)}
 
-def check(nm, n_acc=4):
+def check(nm):
     learn = made(nm)
-    if nm.startswith('several'): n_acc = GradAccum(n_acc, **accum_args(nm))
-    res = learn.check_accum(n_acc)
-    return {'error': np.array(res.error), **trained(learn)}
+    args = accum_args(nm)
+    return {'error': np.array(learn.check_accum(GradAccum(4, **args) if args else 4).error), **trained(learn)}
 
 def grow(nm):
     learn = timed(nm)
-    set_seed(2)
     learn.fit_grow(3, lr)
-    return weights(learn)
+    return trained(learn, n_epoch=1)
 
 def largest(nm):
     "The largest micro-batch on a device that holds 37 items"
@@ -263,8 +155,7 @@ def _rank(r, folder, nm, kind):
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')
     torch.distributed.init_process_group('gloo', init_method=f'file://{folder}/store', rank=r, world_size=2)
-    learn = made(nm)
-    cb = NoiseScale()
+    learn,cb = made(nm),NoiseScale()
     cbs = dict(accum=[GradAccum(3)], noise=[GradAccum(2),cb], scaled=[GradAccum(2),ScaledLR(4)])[kind]
     with learn.distrib_ctx(cpu=True, sync_bn=False): res = trained(learn, cbs)
     if kind=='noise': res.update(noise_of(cb))
@@ -279,9 +170,6 @@ def ranks(nm, kind):
 
 # All cases
 
-def without(*nms): return [nm for nm in learners if nm not in nms]
-
-rnns = 'language model','text classifier'
 cases = {}
 for nm in learners:
     cases[f'GradAccum(3): {nm}'] = partial(accumulate, nm, 3)
@@ -289,37 +177,30 @@ for nm in learners:
     cases[f'GradAccum({{0:1,1:2}}): {nm}'] = partial(accumulate, nm, {0: 1, 1: 2})
     cases[f'NoiseScale, windows: {nm}'] = partial(noise, nm)
     cases[f'check_accum: {nm}'] = partial(check, nm)
-for nm in without(*rnns, 'a step of its own', 'convnet, MixUp'): cases[f"on_oom='split': {nm}"] = partial(split, nm)
-for nm in ('mlp','convnet, GroupNorm','dropout','transformer','plain torch loaders','tied weights'):
-    cases[f'NoiseScale, parts: {nm}'] = partial(noise, nm, 1, every=2)
-for nm in ('mlp','convnet, Adam',"convnet, torch's AdamW",'parameter groups'):
-    for rule in (None,linear_scaling,sqrt_scaling,no_scaling):
-        kwargs = {} if rule is None else dict(rule=rule)
-        rule_name = rule.__name__ if rule else 'default'
-        cases[f'ScaledLR, {rule_name}: {nm}'] = partial(scaled, nm, **kwargs)
+    if nm not in (*rnns, 'a step of its own', 'convnet, MixUp'): cases[f"on_oom='split': {nm}"] = partial(split, nm)
+for nm in (flat,'transformer','tied weights'): cases[f'NoiseScale, parts: {nm}'] = partial(noise, nm, 1, every=2)
+for nm in (flat,"convnet, torch's AdamW",groups):
+    for rule in (linear_scaling,sqrt_scaling): cases[f'ScaledLR, {rule.__name__}: {nm}'] = partial(scaled, nm, rule=rule)
     cases[f'ScaledLR, constant rate, no warmup: {nm}'] = partial(scaled, nm, cycle=False, warmup_epochs=0)
-cases['ScaledLR, slice: parameter groups'] = partial(scaled, 'parameter groups', lr=slice(0.005, 0.05))
-cases['ScaledLR, slice: convnet, Adam'] = partial(scaled, 'convnet, Adam', lr=slice(0.005, 0.05))
-cases['ScaledLR, weight decay not scaled: mlp'] = partial(scaled, 'mlp', scale_wd=False)
-cases['ScaledLR, momentum_correction'] = partial(scaled, 'mlp, velocity with the rate', momentum_correction=True)
-cases['ScaledLR, adascale_gain: mlp'] = partial(scaled, 'mlp', rule=adascale_gain, noise_scale=20.)
-cases['rules'] = rules
-for nm in ('mlp','convnet, BatchNorm','convnet, Adam','plain torch loaders'):
+cases['ScaledLR, slice'] = partial(scaled, groups, lr=slice(0.005, 0.05))
+cases['ScaledLR, weight decay not scaled'] = partial(scaled, flat, scale_wd=False)
+cases['ScaledLR, adascale_gain'] = partial(scaled, flat, rule=adascale_gain, noise_scale=20.)
+for nm in (flat,conv,"convnet, torch's AdamW"):
     cases[f'BatchSchedule, by epoch: {nm}'] = partial(schedule, nm, bs={0: 4, 1: 8, 2: 16})
     cases[f'BatchSchedule, by progress: {nm}'] = partial(schedule, nm, bs=SchedCos(4, 16), rule=sqrt_scaling, max_micro_bs=8)
-for nm in ('mlp','convnet, BatchNorm','convnet, Adam','transformer','plain torch loaders','parameter groups'):
+for nm in (flat,conv,"convnet, torch's AdamW",'transformer',groups):
     cases[f'bs_find: {nm}'] = partial(find, nm)
     cases[f'bs_find, n_epoch=5: {nm}'] = partial(find, nm, n_epoch=5)
-cases['bs_find, fixed weights: mlp'] = partial(find, 'mlp', lr=0)
-cases['bs_find, max_bs=16: mlp'] = partial(find, 'mlp', max_bs=16)
-cases['bs_find, slice: parameter groups'] = partial(find, 'parameter groups', lr=slice(0.005, 0.05), n_epoch=3)
-cases['bs_find beside GradAccum: convnet, BatchNorm'] = lambda: find('convnet, BatchNorm', cbs=[GradAccum(2)], n_epoch=3)
-for nm in ('mlp','convnet, Adam'):
+cases['bs_find, fixed weights'] = partial(find, flat, lr=0)
+cases['bs_find, max_bs=16'] = partial(find, flat, max_bs=16)
+cases['bs_find, slice'] = partial(find, groups, lr=slice(0.005, 0.05), n_epoch=3)
+cases['bs_find beside GradAccum'] = lambda: find(conv, cbs=[GradAccum(2)], n_epoch=3)
+for nm in (flat,"convnet, torch's AdamW"):
     cases[f'plan.apply: {nm}'] = partial(apply, nm)
     cases[f'plan.at(32).apply: {nm}'] = partial(apply, nm, 32, max_bs=16)
     for equal in ('time','items'): cases[f"bs_verify, {equal}: {nm}"] = partial(verify, nm, n_epoch=2, sizes=[8,16,32], equal=equal)
     cases[f'fit_grow: {nm}'] = partial(grow, nm)
-cases["bs_verify, plan: mlp"] = partial(verify, 'mlp', n_epoch=2, sizes=[8,16], equal='plan')
-cases['max_bs_find: convnet, GroupNorm'] = partial(largest, 'convnet, GroupNorm')
+cases["bs_verify, plan"] = partial(verify, flat, n_epoch=2, sizes=[8,16], equal='plan')
+cases['max_bs_find'] = partial(largest, flat)
 for kind in ('accum','noise','scaled'):
-    for nm in ('mlp','transformer'): cases[f'two ranks, {kind}: {nm}'] = partial(ranks, nm, kind)
+    for nm in (flat,'transformer'): cases[f'two ranks, {kind}: {nm}'] = partial(ranks, nm, kind)

@@ -4,22 +4,18 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import pytest
 from fastai.callback.core import Callback
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.noise.noise_scale import NoiseScale
-from fastai_bs.schedule.batch_schedule import BatchSchedule
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale
 from fastai_bs.utils.checks import n_bytes
-from fastai_bs.utils.text import (as_plain, brief_html, bytes_text, counted, num, rate_text, time_text)
+from fastai_bs.utils.text import (as_plain, bytes_text, counted, num, rate_text, time_text)
 from helpers import loaders, mlp, quiet_learner, regression
 
 @pytest.mark.parametrize('x,text', [(0,'0'), (0.00123,'0.00123'), (9.999,'10'), (99.96,'100'), (1234.5,'1230'), (1e6,'1000000'), (-250.4,'-250'),
     (math.inf,'inf'), (math.nan,'nan')])
 def test_num(x, text): assert num(x)==text
 
-@pytest.mark.parametrize('n,text', [(0,'0 items'), (1,'1 item'), (2,'2 items'), (1.,'1 item'), (0.9999,'1 item'), (61.26,'61.3 items'), (12345,'12345 items'),
-    (np.int64(12345),'12345 items'), (12345.,'12300 items')])
+@pytest.mark.parametrize('n,text', [(0,'0 items'), (1,'1 item'), (0.9999,'1 item'), (61.26,'61.3 items'), (12345,'12345 items'), (12345.,'12300 items')])
 def test_items(n, text):
     "A count in full, an estimate in three digits"
     assert counted(n)==text
@@ -32,12 +28,11 @@ def test_rate_text(lr, text): assert rate_text(lr)==text and rate_text(0.12345, 
     (4e13,'40 TB')])
 def test_bytes_text(n, text): assert bytes_text(n)==text
 
-@pytest.mark.parametrize('size,n', [('16GB',16e9), ('16GiB',16*2**30), ('16G',16e9), ('500 MiB',500*2**20), ('1.5kB',1500), ('2k',2000), ('7',7),
-    (' 7 B ',7), ('3TiB',3*2**40), (12.5,12.5), (np.int64(5),5), (np.float32(5),5)])
+@pytest.mark.parametrize('size,n', [('16GB',16e9), ('16G',16e9), ('500 MiB',500*2**20), ('1.5kB',1500), (' 7 B ',7), (12.5,12.5), (np.int64(5),5)])
 def test_n_bytes(size, n): assert n_bytes(size)==n and type(n_bytes(size)) is float
 
-@pytest.mark.parametrize('size,error,says', [*((o,ValueError,'or a text such as') for o in ('', 'GB', '16XB', '16 G B', '-5GB', '1,5GB', '1.2.3GB', 'inf')),
-    *((o,TypeError,'or a text such as') for o in (True, [1], 1j)), *((o,ValueError,'above 0 bytes and finite') for o in (0, -1, math.nan, '0GB'))])
+@pytest.mark.parametrize('size,error,says', [*((o,ValueError,'or a text such as') for o in ('', '16XB', '-5GB', '1,5GB')), (True,TypeError,'or a text such as'),
+    *((o,ValueError,'above 0 bytes and finite') for o in (-1, math.nan, '0GB'))])
 def test_no_size(size, error, says):
     with pytest.raises(error, match=says): n_bytes(size)
 
@@ -56,14 +51,6 @@ class Record: a:float; b:tuple
 def test_as_plain(v, res):
     "JSON gives back what went in"
     assert as_plain(v)==res==json.loads(json.dumps(as_plain(v)))
-
-def test_brief_html():
-    "A sentence as it is, and the last rows of a table; no colour, so that any theme shows it"
-    df = pd.DataFrame(dict(step=range(12), x=np.arange(12)/3+0.05))
-    html = brief_html('A(1 < 2)', 'Rows', df)
-    assert html.startswith('<p>A(1 &lt; 2)</p><details><summary>Rows</summary><table') and html.count('<tr>')==10
-    assert '<td>1</td>' not in html and '<td>3.72</td>' in html and 'color' not in html
-    assert brief_html('a', 'Rows', df[:0])==brief_html('a')=='<p>a</p>'
 
 @pytest.mark.parametrize('cb', [NoiseScale(beta=0.5),BatchSchedule({0: 16, 1: 32})], ids=lambda o: type(o).__name__)
 def test_callbacks_show_what_they_have(cb):

@@ -26,11 +26,8 @@ from fastai.optimizer import SGD
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 from fastai_bs.verify.check_accum import errors_of
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.verify.both_ways import HeldDraws, PlainLoop, items_in_windows, run
-from fastai_bs.schedule.scaled_lr import ScaledLR
-from fastai_bs.memory.group_norm import bn_to_gn
-from fastai_bs.noise.noise_scale import NoiseScale
+from fastai_bs.all import bn_to_gn, GradAccum, NoiseScale, PlainLoop, ScaledLR
+from fastai_bs.verify.both_ways import HeldDraws, run
 from helpers import RaiseAt, changes, flat, loaders, mlp, picture, quiet_learner, regression, token_model, tokens
 
 f32 = torch.float32
@@ -39,7 +36,6 @@ images = [(torch.rand(3,6,6, generator=g),i%3) for i in range(70)] # With 8 in a
 reals = regression(70, dtype=f32)
 kept = [(x,y.masked_fill(y<0.5*(i%3-1), 0)) for i,(x,y) in enumerate(reals)] # A 0 does not count; items differ in how many do
 ids = [(torch.randint(0, 12, (6,), generator=g),torch.randint(0, 12, (6,), generator=g)) for _ in range(70)]
-seqs = [(torch.randn(7,5, generator=g),i%3) for i in range(70)]
 
 def learner(model, items=images, loss_func=None, bs=8, n_inp=None, **kwargs):
     dls = loaders(items, bs)
@@ -63,15 +59,6 @@ def lm():
     return get_language_model(AWD_LSTM, 12, config=cfg, drop_mult=1.)
 
 # Where it is the same
-
-class OwnState(nn.Module):
-    "Makes its first hidden state, in the default precision, with the time before the items"
-    def __init__(self):
-        super().__init__()
-        self.rnn,self.lin = nn.LSTM(5,6,2,dropout=0.4),nn.Linear(6,3)
-    def forward(self, x):
-        h = torch.zeros(2,len(x),6),torch.zeros(2,len(x),6)
-        return self.lin(self.rnn(x.transpose(0,1), h)[0][-1])
 
 class Chance(nn.Module):
     "All kinds of random numbers: Python's, NumPy's, one for each item, and dropout in a part that is computed twice"
@@ -103,11 +90,9 @@ class_weights = torch.tensor([1.,5.,2.])
 def frozen_bn(c): return nn.BatchNorm2d(c).requires_grad_(False)
 
 same = dict(bn_in_eval=lambda: learner(conv(frozen_bn), cbs=BnFreeze()), awd_lstm=lambda: learner(lm(), ids, cbs=rnn_cbs(2.,1.)),
-    lstm=lambda: learner(OwnState(), seqs), chance=lambda: learner(Chance()), mixup=lambda: learner(conv(), cbs=MixUp()),
-    fp16=lambda: learner(conv()).to_fp16(), half=lambda: learner(dense().bfloat16(), [(x.bfloat16(),y) for x,y in images], nn.CrossEntropyLoss()),
+    chance=lambda: learner(Chance()), mixup=lambda: learner(conv(), cbs=MixUp()),
+    half=lambda: learner(dense().bfloat16(), [(x.bfloat16(),y) for x,y in images], nn.CrossEntropyLoss()),
     double=lambda: learner(token_model(), tokens(70, 0.3), nn.CrossEntropyLoss()), loss_params=with_loss_params,
-    class_weights=lambda: learner(conv(), loss_func=CrossEntropyLossFlat(weight=class_weights)),
-    summed=lambda: learner(mlp(dtype=f32), reals, nn.MSELoss(reduction='sum')),
     counted=lambda: learner(mlp(dtype=f32), kept, over_kept, cbs=GradAccum(2, count=own_counts)),
     callbacks=lambda: learner(conv(), cbs=[GradientClip(0.01),NoiseScale(),ScaledLR(8),GradAccum(8),SaveModelCallback()]),
     scripted=lambda: learner(torch.jit.script(dense(nn.Dropout(0.3)))))
@@ -157,7 +142,6 @@ other = dict(bn_and_dropout=(lambda: learner(conv(nn.BatchNorm2d, 0.4)), ['batch
     in_a_kernel=(lambda: learner(dense(nn.RReLU(0.1,0.9))), ['random']),
     own_layer=(lambda: learner(dense(Centred())), ['layer']),
     info_nce=(lambda: learner(mlp(dtype=f32), reals, info_nce), ['loss']),
-    needless_count=(lambda: learner(mlp(dtype=f32), kept, nn.MSELoss(), cbs=GradAccum(2, count=own_counts)), ['loss']),
     label_smoothing=(lambda: learner(conv(), loss_func=LabelSmoothingCrossEntropyFlat(weight=class_weights)), ['loss']))
 
 def keys(res): return [o.key for o in res.reasons]
@@ -194,13 +178,6 @@ def test_fastais_callback_on_a_ragged_loader():
     reason, = res.reasons
     assert reason.key=='divides' and reason.data['items']==38 and 'GradAccum(4)' in str(reason)
 
-@pytest.mark.parametrize('n,error', [(12,16/12-1),(16,0),(60,64/60-1)])
-def test_fastais_callback_divides_by_what_it_was_asked_for(n, error):
-    "Of 64 items in micro-batches of 8"
-    res = learner(dense(), images[:64]).check_accum(GradientAccumulation(n))
-    assert res.error==pytest.approx(error, abs=1e-13) and len(res.errors)==1
-    assert bool(res.reasons)==(error>0)
-
 @pytest.mark.parametrize('how,loss_func,items,expected', [(GradientAccumulation(32),over_kept,kept,['divides','loss']),
     (PlainLoop(4),info_nce,reals[:64],['loss']), (PlainLoop(4),nn.MSELoss(reduction='sum'),reals,['divides'])], ids=range(3))
 def test_others_and_what_the_loss_averages_over(how, loss_func, items, expected):
@@ -228,10 +205,6 @@ def test_plain_loop_in_a_training():
 
 # Windows
 
-@pytest.mark.parametrize('how,n,n_iter,last,windows', [(GradAccum(),4,9,6,[[8]*4,[6]]), (GradAccum(),4,8,8,[[8]*4]), (GradAccum(),4,8,6,[[8]*4,[8,8,8,6]]),
-    (PlainLoop(),4,6,8,[[8]*4,[8,8]]), (GradAccum(),4,3,6,[[8,8,6]]), (GradientAccumulation(),32,9,8,[[8]*4])], ids=range(6))
-def test_items_in_windows(how, n, n_iter, last, windows): assert list(items_in_windows(how, n, n_iter, 8, last).values())==windows
-
 def test_a_short_loader_has_smaller_windows():
     res = learner(conv(), images[:20]).check_accum(4)
     assert res.items==20 and list(res.errors)==['a whole window: 2 x 8 + 4 items'] and 'a window has 3, and not 4' in res.notes[0] and res.error<1e-13
@@ -244,12 +217,11 @@ def ragged_tokens():
     dls = DataLoaders(DataLoader(items, bs=8, create_batch=create_batch), DataLoader(items[:4], bs=2, create_batch=create_batch))
     return quiet_learner(dls, nn.Sequential(nn.EmbeddingBag(12,4,sparse=True), nn.Linear(4,3)), CrossEntropyLossFlat(), opt_func=SGD)
 
-@pytest.mark.parametrize('how', [4,GradientAccumulation(30)], ids=range(2))
-def test_batches_that_do_not_go_together(how):
+def test_batches_that_do_not_go_together():
     "One of them in parts"
-    res = ragged_tokens().check_accum(how)
+    res = ragged_tokens().check_accum(GradientAccumulation(30))
     assert res.items==8 and 'a batch in parts: 4 x 2 items' in list(res.errors)[0] and 'cannot be joined' in res.notes[0]
-    assert res.error==pytest.approx(32/30-1 if getattr(how, 'n_acc', 0)==30 else 0, abs=1e-13)
+    assert res.error==pytest.approx(32/30-1, abs=1e-13)
 
 x,y = torch.randn(50,5, generator=g),torch.randint(0, 3, (50,), generator=g)
 
@@ -274,31 +246,22 @@ def test_a_model_without_double_precision():
     assert keys(res)==['precision'] and res.notes==[]
 
 def test_reasons_in_single_precision():
-    assert keys(learner(single_only(nn.BatchNorm1d(8))).check_accum(4))==['batchnorm','precision']
     assert keys(learner(single_only(), loss_func=lambda pred,y: F.cross_entropy(pred, y, reduction='sum')).check_accum(4))==['loss','precision']
-
-def test_a_layer_that_barely_moves_is_not_the_loss():
-    "After its power iterations a spectral norm moves predictions by the square of what it does to gradients: to the bound they are the same"
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5,4,dtype=f32)), nn.Linear(4,2,dtype=f32))
-    res = learner(model, reals, nn.MSELoss()).check_accum(4)
-    assert 1e-9<res.error<1e-4 and 'loss' not in keys(res) and bool(res.reasons)==(not res.same)
 
 # Memory
 
 def small(most): return failing(dense(), lambda x: len(x)>most, torch.OutOfMemoryError('out of memory'))
 
-@pytest.mark.parametrize('most,how,items', [(32,4,'4 x 8'),(9,4,'4 x 2'),(16,GradientAccumulation(30),'4 x 4')], ids=range(3))
+@pytest.mark.parametrize('most,how,items', [(9,4,'4 x 2'),(16,GradientAccumulation(30),'4 x 4')], ids=range(2))
 def test_on_parts_where_memory_is_short(most, how, items):
     learn = learner(small(most), images[:64])
     was = picture(learn)
     res = learn.check_accum(how)
     assert changes(was, picture(learn))==[] and list(res.errors)[0].endswith(f'{items} items')
     assert res.error==pytest.approx(32/30-1 if getattr(how, 'n_acc', 0)==30 else 0, abs=1e-13)
-    assert any(o.startswith('Memory was short') for o in res.notes)==(items!='4 x 8')
+    assert any(o.startswith('Memory was short') for o in res.notes)
 
-@pytest.mark.parametrize('exc,times,event', [(ValueError,1000,'before_batch'), (KeyboardInterrupt,1,'before_step'),
-    (KeyboardInterrupt,1,'after_cancel_batch'), (ValueError,1000,'after_fit')])
+@pytest.mark.parametrize('exc,times,event', [(ValueError,1000,'before_batch'), (KeyboardInterrupt,1,'before_step')])
 def test_after_an_exception_in_any_event(exc, times, event):
     "It passes on, and the learner and its folder are as they were"
     learn = learner(conv(nn.BatchNorm2d, 0.3), cbs=RaiseAt(event, exc, times=times))

@@ -128,17 +128,6 @@ def test_critical_batch_size_is_of_equal_items():
 
 # What is left open
 
-@pytest.mark.parametrize('best,best_rate,what', [(256,1,{'size'}), (128,3,{'rate'}), (32,1/3,{'size','rate'}), (128,1,set())])
-def test_what_is_at_the_edge_is_said(best, best_rate, what):
-    v = trial(valley(best, best_rate=best_rate))
-    assert v.bs==best and {o for o in ('size','rate') if any(f'best {o} is at the edge' in c for c in verified_words(v).get('caution', []))}==what
-
-def test_more_runs_halve_the_interval():
-    v = trial(steps({}))
-    more = trial(steps({}), n_runs=v.more_runs)
-    def _width(v): return math.log((1+v.at_best(128).high)/(1+v.at_best(128).low))/v.spread.sd
-    assert v.more_runs==16 and 0.35<_width(more)/_width(v)<0.5
-
 def test_what_is_known_by_heart():
     v = trial(valley(128), valid=False)
     assert v.decided_by=='train_loss' and v.saw_twice and any('overfitting' in o for o in verified_words(v)['caution'])

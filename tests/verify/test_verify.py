@@ -14,18 +14,16 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.optimizer import Adam, SGD
 
-from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.accumulate.sizes import batch_size
+from fastai_bs.all import batch_size, BatchPlan, GradAccum, ScaledLR
 from fastai_bs.finder.mock_cycle import rate_at
-from fastai_bs.finder.plan import BatchPlan
+from fastai_bs.finder.plan import Device
 from fastai_bs.learner.loop import callback_of
-from fastai_bs.schedule.scaled_lr import ScaledLR
-from fastai_bs.verify.bs_verify import default_epochs, whole_lengths
 from fastai_bs.verify.compare import least_dof, parts
 from fastai_bs.verify import trainings
 from fastai_bs.verify.trainings import Trials, short_training
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, set_seed
 from gloo_ranks import on_ranks
+from plans import secs
 from test_finder import _after_training, _nothing, convnet_learner, learners, plain_training, training
 
 pytestmark = [pytest.mark.usefixtures('short','short_find'), pytest.mark.filterwarnings('ignore')]
@@ -118,7 +116,8 @@ def test_trials_are_annealed_from_here_at_the_rule_s_rates(cbs, bs):
     assert set(v.df.factor)=={0.5,2.} and set(v.df.part)<=set(parts)
     assert all(len(o)==1 for o in first_items.values()) and len(set.union(*first_items.values()))==len(first_items)>1 # All arms alike, each run anew
 
-def test_equal_time():
+def test_equal_time(monkeypatch):
+    monkeypatch.setattr('fastai_bs.finder.bs_find._device', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01)) # The same on any machine
     v = verify(reg_learner(256), sizes=[8,16,32], rates=(1,3), n_epoch=4, n_runs=2)
     whole,time = v.df[v.df.part==1],v.n_epoch*v.planned.epoch_time
     for o in whole.itertuples(): assert o.steps*v.planned.step_time_at(o.bs)==pytest.approx(time, abs=v.planned.step_time_at(o.bs)*(1+4*math.ceil(o.items/256)))
@@ -149,12 +148,6 @@ def test_as_planned(monkeypatch):
 def test_a_plan_that_stays_has_no_size_to_try(monkeypatch):
     monkeypatch.setattr(BatchPlan, 'bs', property(lambda self: self.bs_now))
     with pytest.raises(ValueError, match="The plan stays at today's 4, so there is no other size to try"): verify(reg_learner(), sizes=None, equal='plan')
-
-def test_default_length():
-    "A minute or an epoch, and a sixteenth of it is a training"
-    n = whole_lengths('time', 5, 3, 2)
-    assert 10<n<12 and default_epochs(1., 1000, n)*n==pytest.approx(60.) and default_epochs(600., 10_000, n)*n==pytest.approx(1.)
-    assert default_epochs(600., 100, n)*100==pytest.approx(160) and default_epochs(math.nan, 160, n)==1
 
 # One training
 
@@ -208,8 +201,6 @@ def test_a_size_that_does_not_fit_is_out(monkeypatch):
     v = verify(reg_learner())
     assert v.left_out==((16,'memory'),) and 'does not fit in memory' in v.advice
 
-def test_a_size_of_few_steps_is_out(): assert verify(reg_learner(), sizes=[8,64], n_epoch=3, equal='items').left_out==((64,'steps'),)
-
 def _verified_on_rank(r):
     learn = reg_learner(256)
     with learn.distrib_ctx(cpu=True, sync_bn=False), learn.no_bar():
@@ -256,8 +247,7 @@ def test_the_critical_batch_size_of_a_noisy_quadratic(short_find, monkeypatch):
 
 # What is refused
 
-bad = [(dict(lr=0), ValueError, '`lr` must be above 0, got 0'), (dict(lr=[0.,1.]), ValueError, '`lr` must be above 0'),
-    (dict(n_epoch='x'), TypeError, '`n_epoch` must be'), (dict(n_epoch=math.inf), ValueError, '`n_epoch`'),
+bad = [(dict(lr=[0.,1.]), ValueError, '`lr` must be above 0'), (dict(n_epoch='x'), TypeError, '`n_epoch` must be'),
     (dict(n_epoch=0.5), ValueError, 'take n_epoch=2.5 or more'), (dict(sizes=16), TypeError, '`sizes` must be a list'),
     (dict(sizes=[8,1.5]), TypeError, '`sizes` must be a whole number of items, got 1.5'),
     (dict(sizes=[8,640]), ValueError, '`sizes` must be at most the 64 items'),

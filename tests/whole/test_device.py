@@ -13,13 +13,11 @@ from fastai.callback.core import Callback
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.schedule import SchedExp
 from fastai.optimizer import Adam
-from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, PlainLoop, ScaledLR, batch_size, bn_to_gn, sqrt_scaling, unchanged
+from fastai_bs.all import BatchSchedule, bn_to_gn, GradAccum, NoiseScale, ScaledLR, sqrt_scaling, unchanged
 from fastai_bs.memory import max_bs
 from fastcore.foundation import L
-from fastai_bs.verify.both_ways import marks_of
 from fastai_bs.accumulate.gradients import no_autocast
 from fastai_bs.learner.ranks import n_processes, over_ranks
-from fastai_bs.accumulate.oom import in_main_memory
 from fastai_bs.finder.timing import StepTimer, StepTimes
 from helpers import RaiseAt, changes, flat, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, set_seed, token_model, tokens
 import acc_device
@@ -90,10 +88,10 @@ def numbers(learn):
 
 kept = lambda learn: (learn.y!=-100).sum() # noqa: E731
 ways = {'GradAccum': lambda: GradAccum(3), 'a count or a number': lambda: GradAccum(3, count=lambda o: int(kept(o)) if o.iter%2 else kept(o)),
-        'by epoch': lambda: GradAccum({0: 1, 1: 4}), 'split': lambda: GradAccum(3, on_oom='split'), 'NoiseScale': lambda: NoiseScale(every=2, n_micro=2),
-        'of windows': lambda: [GradAccum(3), NoiseScale()], 'ScaledLR': lambda: [GradAccum(3), ScaledLR(4, sqrt_scaling)],
+        'split': lambda: GradAccum(3, on_oom='split'), 'NoiseScale': lambda: NoiseScale(every=2, n_micro=2),
+        'of windows': lambda: [GradAccum(3), NoiseScale()],
         'of progress': lambda: BatchSchedule(SchedExp(4, 24), max_micro_bs=8)}
-fits = [*((nm,'tokens') for nm in ways), ('split','bn'), ('NoiseScale','bn'), ('of windows','weights'), ('of windows','sum'), ('GradAccum','unknown')]
+fits = [*((nm,'tokens') for nm in ways), ('split','bn'), ('NoiseScale','bn'), ('of windows','weights'), ('GradAccum','unknown')]
 
 class Where(Callback):
     "After Recorder has seen the loss, it is still where it was"
@@ -148,13 +146,6 @@ def grown(learn):
     learn.fit_grow(4, 0.05, max_bs=16)
     return numbers(learn)
 
-def tried(learn):
-    before = numbers_now(learn)
-    with unchanged(learn): learn.fit(1, 0.05)
-    return [torch.equal(a, b) for a,b in zip(before, numbers_now(learn))]
-
-def numbers_now(learn): return [t.detach().clone() for t in (*learn.model.parameters(),*learn.model.buffers())]
-
 def without_batchnorm(learn):
     bn_to_gn(learn.model)
     learn.create_opt()
@@ -162,9 +153,8 @@ def without_batchnorm(learn):
     return numbers(learn)
 
 entries = {'bs_find': found, 'check_accum': lambda learn: [learn.check_accum().error<1e-9],
-           'check_accum of a loop': lambda learn: [learn.check_accum(PlainLoop(3)).error>1e-3], 'max_bs_find': largest, 'on_oom=split': in_pieces,
-           'memory_report': reported, 'bs_verify': verified, 'fit_grow': grown, 'unchanged': tried, 'bn_to_gn': without_batchnorm,
-           'batch_size': lambda learn: [batch_size(learn.add_cb(GradAccum(3)))]}
+           'max_bs_find': largest, 'on_oom=split': in_pieces,
+           'memory_report': reported, 'bs_verify': verified, 'fit_grow': grown, 'bn_to_gn': without_batchnorm}
 
 @pytest.mark.parametrize('nm', entries)
 @on_acc
@@ -177,12 +167,6 @@ def test_memory_of_the_machine_is_no_limit_of_the_device():
     with pytest.MonkeyPatch.context() as m:
         m.setattr(max_bs, '_memory_of_machine', lambda: 1)
         assert learner(kind='mse').max_bs_find(max_bs=6)==6
-
-@on_acc
-def test_what_is_kept_takes_none_of_its_memory():
-    "Batches of a window that may be run again, and what is compared of predictions"
-    x = torch.ones(2, device='acc')
-    assert in_main_memory({'x': [x]})['x'][0].device.type==marks_of(x, 2)[0].device.type=='cpu'
 
 # It waits for the device no more than it must
 
@@ -198,7 +182,7 @@ def assert_adds(most, cbs, kind, **kwargs):
     bare,now = n_waits((), kind, **kwargs),n_waits(cbs, kind, **kwargs)
     assert now.total()-bare.total()<=most, f"{now.total()-bare.total()} waits more, {most} allowed: {(now-bare).most_common()}"
 
-@pytest.mark.parametrize('kind', ['tokens','weights','sum','mse'])
+@pytest.mark.parametrize('kind', ['tokens','weights','sum'])
 @on_acc
 def test_none_per_micro_batch_and_one_per_window(kind):
     "Three windows of eight micro-batches; `GradAccum` alone waits for none of them"
@@ -214,9 +198,8 @@ def test_a_loss_of_which_nothing_is_known_is_asked_now_and_then(nm, kind):
     "In the first window and the second"
     assert_adds(2, GradAccum(8, count=counts[nm]), kind)
 
-@pytest.mark.parametrize('kind', ['tokens','dropout'])
 @on_acc
-def test_three_per_measurement_of_parts(kind):
+def test_three_per_measurement_of_parts(kind='tokens'):
     cb = NoiseScale(every=2, n_micro=2)
     assert_adds(3*6, cb, kind, bs=4)
     assert len(cb.df)>=4
@@ -233,11 +216,10 @@ def test_step_times_are_those_of_the_device():
 def all_of(learn): return {**picture(learn), 'device': torch.acc.get_rng_state().tolist()}
 def assert_unchanged(learn, before): assert not changes(before, all_of(learn)), changes(before, all_of(learn))
 
-interrupted = {'bs_find': plan_of, 'max_bs_find': lambda learn: learn.max_bs_find(max_bs=8), 'memory_report': lambda learn: learn.memory_report(),
-          'check_accum': lambda learn: learn.check_accum(), 'unchanged': tried,
+interrupted = {'bs_find': plan_of, 'max_bs_find': lambda learn: learn.max_bs_find(max_bs=8), 'check_accum': lambda learn: learn.check_accum(),
           'bs_verify': lambda learn: learn.bs_verify(0.05, n_epoch=6, sizes=[4,8], rates=(1,), n_runs=1, equal='items')}
 
-@pytest.mark.parametrize('nm,event', zip(interrupted, ('before_backward','after_loss','after_pred','after_backward','before_step','after_step')))
+@pytest.mark.parametrize('nm,event', zip(interrupted, ('before_backward','after_pred','after_backward','after_step')))
 @on_acc
 def test_a_trial_leaves_it_as_it_was(nm, event):
     "Interrupted, and at its end"
@@ -313,8 +295,7 @@ def half(precision, kwargs, cbs, bs):
     learn.fit(2, 0.05)
     return learn,seen,scales
 
-@pytest.mark.parametrize('precision,kwargs', [('bf16',{}),('fp16',dict(init_scale=2.**8)),('fp16',dict(init_scale=2.**18))],
-                         ids=['bf16','fp16','fp16 overflows'])
+@pytest.mark.parametrize('precision,kwargs', [('bf16',{}),('fp16',dict(init_scale=2.**18))], ids=['bf16','fp16 overflows'])
 @on_acc
 def test_half_precision_follows_the_large_batch(precision, kwargs):
     (small,seen,scales),(large,*same) = half(precision, kwargs, [GradAccum(3), NoiseScale()], 4),half(precision, kwargs, [], 12)
@@ -356,7 +337,7 @@ def rank_learner(kind, rank, world, cbs):
         learn.add_cb(Reduce())
     return learn.add_cbs(cbs)
 
-@pytest.mark.parametrize('kind', ['tokens','weights','mse'])
+@pytest.mark.parametrize('kind', ['tokens','mse'])
 @partial(on_acc, world=2)
 def test_two_ranks_follow_the_large_batch(kind):
     "A window is two micro-batches on each of them"

@@ -16,9 +16,8 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import SGD
 from fastai_bs.accumulate import losses
-from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.noise.estimator import window_moments
-from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.finder.plan import RateTrial
 from fastai_bs.schedule.scaled_lr import rates
 from helpers import mlp, quiet_learner, regression

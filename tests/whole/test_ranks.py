@@ -19,19 +19,13 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.distributed import DistributedDL, DistributedTrainer
 from fastai.optimizer import Adam, SGD
-import fastai_bs.finder.bs_find # noqa: F401, it adds bs_find
-import fastai_bs.memory.max_bs # noqa: F401, it adds max_bs_find
-from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.all import BatchSchedule, GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.learner.ranks import ddp_model, n_processes, over_ranks, trains_together
 from fastai_bs.learner.loop import ScopedCallback
-from fastai_bs.schedule.scaled_lr import ScaledLR
-from fastai_bs.noise.noise_scale import NoiseScale
-from fastai_bs.schedule.rules import linear_scaling, sqrt_scaling
-from fastai_bs.schedule.batch_schedule import BatchSchedule
 from fastai_bs.finder.timing import StepTimer, StepTimes
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, token_task
 from test_split import Strike
-from oracle import item_grads, noise_scale, window_rows
+from oracle import item_grads, window_rows
 from gloo_ranks import fastai_on_cpu_ranks, on_ranks, results, start
 
 pytestmark = [pytest.mark.xdist_group('ranks'), pytest.mark.first, pytest.mark.slow] # They wait for each other, while other tests have a core to themselves
@@ -193,13 +187,20 @@ def assert_sound(ranks, learner_too=True):
         assert o['losses']==ranks[0]['losses'] and repr(o['said'])==repr(ranks[0]['said']) and o['syncs']==ranks[0]['syncs']
 
 large = {
-    'one': dict(n=50, bs=4, k=1), 'dict back': dict(n=50, bs=4, k={0: 2, 1: 1, 2: 3}, epochs=3), 'single item left': dict(n=50, bs=3, k=3),
-    'fewer items than ranks': dict(n=1, bs=4, k=3), 'one cycle, adam': dict(n=91, bs=4, k=5, cycle=True, opt='adam', lr=0.01),
-    'drop_last, clip': dict(n=90, bs=16, k=3, drop_last=True, clip=0.1), 'tokens, clip': dict(kind='tokens', n=51, bs=4, k=3, clip=0.05),
-    'ignored, single': dict(kind='ignored', n=50, bs=1, k=2), 'own': dict(kind='own', n=50, bs=3, k=3, count=count_kept),
-    'sum, drop_last': dict(kind='sum', n=90, bs=16, k=3, lr=0.002, drop_last=True), 'nothing counts': dict(kind='none', n=30, bs=4, k=2)}
-
-large_on_three = ['dict back','fewer items than ranks','tokens, clip','sum, drop_last']
+    'dict back': dict(n=50, bs=4, k={0: 2, 1: 1, 2: 3}, epochs=3), 'fewer items than ranks': dict(n=1, bs=4, k=3),
+    'one cycle, adam': dict(n=91, bs=4, k=5, cycle=True, opt='adam', lr=0.01), 'drop_last, clip': dict(n=90, bs=16, k=3, drop_last=True, clip=0.1),
+    'tokens, clip': dict(kind='tokens', n=51, bs=4, k=3, clip=0.05), 'ignored, single': dict(kind='ignored', n=50, bs=1, k=2),
+    'own': dict(kind='own', n=50, bs=3, k=3, count=count_kept), 'sum, drop_last': dict(kind='sum', n=90, bs=16, k=3, lr=0.002, drop_last=True),
+    'nothing counts': dict(kind='none', n=30, bs=4, k=2)}
+scheduled,hooked,bn = dict(n=90, sizes={0: 8, 1: 24}),dict(n=91, bs=4, hook=True),dict(kind='bn', n=52, bs=4)
+one = {kind: dict(kind=kind, n=52, bs=4, clip=0.3) for kind in ('classes','bn')}
+watched = [dict(n=91, bs=4, clip=0.3, opt='sgd'),dict(kind='tokens', n=60, bs=2, k=2, opt='sgd')]
+trainings = {**large, **dict(enumerate(watched)), 'schedule': scheduled, 'schedule in parts': dict(scheduled, most=4),
+    'bn, 1': dict(bn, k=1), 'bn, 3': dict(bn, k=3),
+    'bn as it is': dict(bn, k=3, fix_bn=False), 'reduced, 3': dict(hooked, k=3), "reduced, fastai's": dict(hooked, fastai_acc=12),
+    'reduced, 1': dict(hooked, k=1), 'unwatched': dict(hooked, k=3, hook=False),
+    **{f'{kind}, bare': o for kind,o in one.items()}, **{f'{kind}, one': dict(o, k=1) for kind,o in one.items()}}
+large_on_three = ['tokens, clip','fewer items than ranks']
 
 def on_two_and_three(cases, on_three): return [(2,nm) for nm in cases]+[(3,nm) for nm in cases if nm in on_three]
 
@@ -210,13 +211,13 @@ def all_at_once(f, cases, on_three):
         return dict(zip(names, f(world, *(cases[nm] for nm in names))))
     return cache(_run)
 
-run_large = all_at_once(run_all, large, large_on_three)
+trained = all_at_once(run_all, trainings, [*large_on_three,'classes, bare','classes, one'])
 
 @pytest.mark.parametrize('world,name', on_two_and_three(large, large_on_three))
 def test_follows_the_large_batch(world, name):
     "Parameters, optimizer state, losses and steps of one process that is given each window as a batch"
     case = large[name]
-    ranks = run_large(world)[name]
+    ranks = trained(world)[name]
     assert_sound(ranks)
     one,losses = in_one(world=world, **case)
     one = facts(one)
@@ -235,27 +236,25 @@ def test_follows_the_large_batch(world, name):
         assert one['lrs']==ranks[0]['lrs']
         np.testing.assert_allclose(ranks[0]['losses'], one['losses'], rtol=1e-6)
 
-@pytest.mark.parametrize('world', [2, 3])
-def test_a_schedule_follows_the_large_batch(world):
+def test_a_schedule_follows_the_large_batch():
     "Items of all ranks: in one micro-batch of each rank, or in several; the rate goes along"
-    n,sizes = 90,{0: 4*world, 1: 12*world}
+    n,sizes = scheduled['n'],scheduled['sizes']
     items,model,loss_func = task('mlp', n)
-    epochs_of = [[collate(items, sum(w, [])) for w in windows(shares(n, world, size//world), 1)] for size in sizes.values()]
+    epochs_of = [[collate(items, sum(w, [])) for w in windows(shares(n, 2, size//2), 1)] for size in sizes.values()]
     class Rate(Callback):
         order = 1000
         def before_batch(self):
             if self.training: self.opt.set_hyper('lr', 0.05*(sizes[self.epoch]/sizes[0])**0.5)
     one = quiet_learner(DataLoaders(Given(epochs_of), loaders(items, 2).valid, device='cpu'), model, loss_func, opts['sgd'], cbs=Rate())
     fit(one)
-    for ranks in run_all(world, dict(n=n, sizes=sizes), dict(n=n, sizes=sizes, most=4)):
+    for ranks in (trained(2)[nm] for nm in ('schedule','schedule in parts')):
         assert_sound(ranks)
         assert_close(ranks[0]['flat'], flat(one).numpy())
         assert [o[-1] for o in ranks[0]['values']]==list(sizes.values())
 
 def test_bn_is_that_of_each_rank():
     "Running statistics are those of rank 0, and their momentum what it was; a window's is that of one update"
-    case = dict(kind='bn', n=52, bs=4)
-    *fixed,ranks = run_all(2, dict(case, k=1), dict(case, k=3), dict(case, k=3, fix_bn=False))
+    *fixed,ranks = (trained(2)[nm] for nm in ('bn, 1','bn, 3','bn as it is'))
     assert_sound(ranks)
     assert np.ravel(ranks[0]['norms']).tolist()==[0.1]*14
     for k,ranks in zip((1,3), fixed):
@@ -269,12 +268,11 @@ def test_bn_is_that_of_each_rank():
 
 def epochs_reduced(ranks): return [list(map(tuple, o['reduced'])) for o in ranks]
 
-def test_one_reduction_per_window(world=2):
+def test_one_reduction_per_window():
     "And bucket, also in a short last window; fastai's own has one per micro-batch"
-    n_iter = math.ceil(math.ceil(91/world)/4)
+    n_iter = math.ceil(math.ceil(91/2)/4)
     closing = [i for i in range(n_iter) if (i+1)%3==0 or i==n_iter-1]
-    case = dict(n=91, bs=4, hook=True)
-    three,fastais,one,without = run_all(world, dict(case, k=3), dict(case, fastai_acc=12), dict(case, k=1), dict(case, k=3, hook=False))
+    three,fastais,one,without = (trained(2)[nm] for nm in ('reduced, 3',"reduced, fastai's",'reduced, 1','unwatched'))
     for o in epochs_reduced(three): assert o==[(e,i) for e in range(2) for i in closing]
     for o in epochs_reduced(fastais)+epochs_reduced(one): assert o==[(e,i) for e in range(2) for i in range(n_iter)]
     assert np.array_equal(three[0]['flat'], without[0]['flat']) # Counting changes nothing
@@ -284,8 +282,7 @@ def test_one_reduction_per_window(world=2):
 @pytest.mark.parametrize('kind,world', [('classes',3), ('bn',2)])
 def test_one_changes_no_bit(kind, world):
     "Where all ranks' counts are equal, ragged last batches too"
-    case = dict(kind=kind, n=52, bs=4, clip=0.3)
-    for x,y in zip(*run_all(world, dict(case, k=1), case)):
+    for x,y in zip(trained(world)[f'{kind}, one'], trained(world)[f'{kind}, bare']):
         assert np.array_equal(x['flat'], y['flat'])
         assert x['losses']==y['losses'] and x['values']==y['values']
         for s,t in zip(x['buffers']+x['state'], y['buffers']+y['state']): assert np.array_equal(s, t)
@@ -332,16 +329,18 @@ def assert_same_noise(ranks):
     assert not any(o['hooks'] for o in ranks)
 
 measured_on_ranks = { # Without a `k` there is no GradAccum, and every step has one gradient of each rank
-    'ragged': dict(n=90, bs=4, k=3), 'padded, single items': dict(n=49, bs=1, k=5), 'tokens': dict(kind='tokens', n=60, bs=2, k=3),
-    'ignored, one': dict(kind='ignored', n=60, bs=1, k=1), 'own': dict(kind='own', n=60, bs=3, k=2, count=count_kept),
-    'sum': dict(kind='sum', n=60, bs=4, k=2, lr=0.002), 'scaled, clip': dict(n=90, bs=4, k=2, scaled=True, clip=0.1),
+    'padded, single items': dict(n=49, bs=1, k=5), 'tokens': dict(kind='tokens', n=60, bs=2, k=3),
+    'own': dict(kind='own', n=60, bs=3, k=2, count=count_kept), 'sum': dict(kind='sum', n=60, bs=4, k=2, lr=0.002),
     'no accum, padded': dict(n=91, bs=4), 'no accum, scaled, clip': dict(n=90, bs=4, scaled=True, clip=0.1),
     'no accum, sum': dict(kind='sum', n=60, bs=4, lr=0.002), 'no accum, every, drop_last': dict(n=90, bs=16, every=3, drop_last=True)}
+of_items = {k: dict(kind='tokens', n=90, bs=2, k=k, lr=0., epochs=1) for k in (1,3)}
+measurements = {**measured_on_ranks, **dict(enumerate(watched)), **{f'items, {k}': o for k,o in of_items.items()},
+    'nothing counts': dict(kind='ignored', n=60, bs=1, lr=0., epochs=1)}
+unequal = [dict(kind='thirds', n=120, bs=3, k=k, shuffle=True, lr=0., epochs=e) for k,e in ((None,5),(2,9))]
+measurements.update({f'unequal, {i}': o for i,o in enumerate(unequal)})
+noise_on_ranks = all_at_once(noises, measurements, ['tokens','no accum, padded','items, 1','items, 3','nothing counts','unequal, 0','unequal, 1'])
 
-measured_on_three = ['padded, single items','tokens','sum','no accum, padded','no accum, sum']
-noise_on_ranks = all_at_once(noises, measured_on_ranks, measured_on_three)
-
-@pytest.mark.parametrize('world,name', on_two_and_three(measured_on_ranks, measured_on_three))
+@pytest.mark.parametrize('world,name', on_two_and_three(measured_on_ranks, ['tokens','no accum, padded']))
 def test_rows_are_those_of_one_process(world, name):
     """And without those of an epoch's last window where items are in it twice, and only there
 
@@ -361,22 +360,19 @@ def test_rows_are_those_of_one_process(world, name):
     if not padded: np.testing.assert_allclose(ranks[0]['ci'], noise.ci, rtol=1e-6)
     assert np.isfinite(ranks[0]['losses']).all()
 
-@pytest.mark.parametrize('kind,n,world', [('mlp',96,2), ('tokens',90,3)])
-def test_rows_are_those_of_the_items(kind, n, world):
+def test_rows_are_those_of_the_items():
     "Slow and obvious: the gradient of every item"
-    items,model,loss_func = task(kind, n)
-    rows,elems = item_grads(model, loss_func, items),elements(items, kind)
-    cases = [dict(kind=kind, n=n, bs=2, k=k, lr=0., epochs=1) for k in (1,3)]
-    for case,ranks in zip(cases, noises(world, *cases)):
-        wins = windows(shares(n, world, 2), case['k'])
-        wins = wins[:n_whole(n, world, 2*case['k'])]
-        assert_rows(ranks[0]['df'], window_rows(rows, wins, elems))
+    items,model,loss_func = task('tokens', 90)
+    rows,elems = item_grads(model, loss_func, items),elements(items, 'tokens')
+    for k in of_items:
+        wins = windows(shares(90, 3, 2), k)[:n_whole(90, 3, 2*k)]
+        assert_rows(noise_on_ranks(3)[f'items, {k}'][0]['df'], window_rows(rows, wins, elems))
 
 def test_measuring_changes_no_bit():
-    cases = [dict(n=91, bs=4, clip=0.3, opt='sgd'), dict(n=91, bs=4, k=3, opt='sgd'), dict(kind='tokens', n=60, bs=2, k=2, opt='sgd')]
-    for a,b in zip(noises(2, *cases), run_all(2, *cases)):
-        assert np.array_equal(a[0]['flat'], b[0]['flat']) and np.array_equal(a[0]['losses'], b[0]['losses'], equal_nan=True)
-        assert len(a[0]['df'])
+    for i in range(len(watched)):
+        a,b = noise_on_ranks(2)[i][0],trained(2)[i][0]
+        assert np.array_equal(a['flat'], b['flat']) and np.array_equal(a['losses'], b['losses'], equal_nan=True)
+        assert len(a['df'])
 
 def exact(kind, n):
     "`tr_sigma` and `g_sq` of single elements drawn without replacement"
@@ -386,12 +382,11 @@ def exact(kind, n):
     S2 = ((rows-mean)**2).sum().item()/(len(rows)-1)
     return S2,(mean@mean).item()-S2/len(rows)
 
-def test_unequal_counts_are_no_bias(world=3):
-    "Drawn anew each epoch; with `GradAccum`, with `GradAccum(1)` and without"
-    n = 120
-    cases = [dict(kind='thirds', n=n, bs=3, k=k, shuffle=True, lr=0., epochs=e) for k,e in ((None,5),(1,5),(2,9))]
-    T,G = exact('thirds', n)
-    for case,ranks in zip(cases, noises(world, *cases)):
+def test_unequal_counts_are_no_bias():
+    "Drawn anew each epoch; with `GradAccum` and without"
+    T,G = exact('thirds', 120)
+    for i,case in enumerate(unequal):
+        ranks = noise_on_ranks(3)[f'unequal, {i}']
         assert_same_noise(ranks)
         df = ranks[0]['df']
         assert len(df)>60
@@ -401,7 +396,7 @@ def test_a_rank_in_which_nothing_counts():
     "Without `GradAccum` DDP divides by all ranks, those without a gradient too"
     items,model,loss_func = task('ignored', 60)
     rows,elems = item_grads(model, loss_func, items),elements(items, 'ignored')
-    ranks = noises(3, dict(kind='ignored', n=60, bs=1, lr=0., epochs=1))[0]
+    ranks = noise_on_ranks(3)['nothing counts']
     assert_same_noise(ranks)
     assert_rows(ranks[0]['df'], window_rows(rows, windows(shares(60, 3, 1), 1), elems), cols=('n_elems','tr_sigma','g_sq')) # Single elements: weights are equal
 
@@ -448,21 +443,17 @@ def accum1(): return GradAccum(1)
 def scaled(): return ScaledLR(8, linear_scaling)
 
 def find_all(rank, cases): return [find(rank, **case) for case in cases]
-def found(world, *cases): return list(zip(*on_ranks(find_all, world, cases)))
 
 finds = {'plain': dict(), 'accum': dict(cbs=(accum3,), first=1), 'scaled': dict(cbs=(accum1,scaled), n=90),
          'still': dict(kind='tokens', lr=0., n=91, kw=dict(max_bs=4, show_plot=False)),
-         'short': dict(n=12, bs=6, kw=dict(max_bs=6, show_plot=False, num_it=20)),
-         'thrifty': dict(thrifty=True, n=200, kw=dict(show_plot=False, n_batch=4))}
-
-on_three = 'plain','accum' # Each takes seconds
+         'thrifty': dict(thrifty=True, n=200, kw=dict(show_plot=False, n_batch=4)), 'accum, none': dict(cbs=(accum3,), first=1, plain=True)}
 
 @cache
 def all_found(world):
-    names = [nm for nm in finds if world==2 or nm in on_three]
-    return dict(zip(names, found(world, *(finds[nm] for nm in names))))
+    names = [nm for nm in finds if (nm=='plain')==(world==3)]
+    return dict(zip(names, zip(*on_ranks(find_all, world, [finds[nm] for nm in names]))))
 
-@pytest.mark.parametrize('name,world', [*((nm,2) for nm in finds), *((nm,3) for nm in on_three)])
+@pytest.mark.parametrize('name,world', [('plain',3), *((nm,2) for nm in ('accum','scaled','still','thrifty'))])
 def test_one_plan(name, world):
     "The same to the bit on every rank, and the learner as it was"
     ranks,case = all_found(world)[name],finds[name]
@@ -473,31 +464,21 @@ def test_one_plan(name, world):
         assert left['changed']==[] and left['kept'] and left['model']!='DistributedDataParallel'
         assert np.array_equal(left['after'], ranks[0][1]['after'])
     plan = ranks[0][0]
-    assert (len(plan['times'])>=1)==(name!='short') and all(t>0 for o in plan['times'] for t in o) and len(plan['df'])>=1
+    assert len(plan['times'])>=1 and all(t>0 for o in plan['times'] for t in o) and len(plan['df'])>=1
     k,micro = 3 if name=='accum' else 1,min(case.get('bs', 4), math.ceil(case.get('n', 96)/world))
     assert plan['micro_now']==micro and plan['bs_now']==min(micro*k*world, case.get('n', 96))
     assert plan['n_train']==case.get('n', 96)
     if name=='accum': assert plan['base_lr']==0.05
     df = plan['df']
     if name=='still': assert df.step.eq(0).all()
-    elif name!='short': assert df.pct.is_monotonic_increasing and df.pct.iloc[-1]>0.98 and plan['n_windows']>=(30 if name!='thrifty' else 20)
+    else: assert df.pct.is_monotonic_increasing and df.pct.iloc[-1]>0.98 and plan['n_windows']>=(30 if name!='thrifty' else 20)
 
 def test_figure_on_rank_0_only():
-    for world in (2,3): assert [left['figures'] for _,left in all_found(world)['accum']][1:]==[0]*(world-1)
-    assert all_found(2)['accum'][0][1]['figures']
+    (_,first),(_,second) = all_found(2)['accum']
+    assert first['figures'] and not second['figures']
 
 def test_training_after_it_is_that_without_it():
-    names = 'accum','scaled'
-    for name,ranks in zip(names, found(2, *({**finds[nm], 'plain': True} for nm in names))):
-        assert np.array_equal(ranks[0][1]['after'], all_found(2)[name][0][1]['after'])
-
-def test_plan_near_the_exact_value():
-    items,model,loss_func = task('mlp', 120)
-    true = noise_scale(item_grads(model, loss_func, items))
-    for ranks in found(2, dict(n=120, bs=2, lr=0., after=0, kw=dict(num_it=400, tol=0, max_bs=2, show_plot=False, n_batch=10))):
-        low,high = ranks[0][0]['ci']
-        assert low<=true<=high
-        assert 0.5<ranks[0][0]['noise_scale']/true<2
+    assert np.array_equal(all_found(2)['accum, none'][0][1]['after'], all_found(2)['accum'][0][1]['after'])
 
 # Failures
 
@@ -550,10 +531,9 @@ def again(rank):
 # Memory runs out on one rank
 
 splits = { # Where it does on rank 1, of 7 micro-batches of up to 4 items in each of two epochs
-    'forward': ({}, ('forward',[1],0)), 'backward, closing': (dict(clip=0.1), ('backward',[2,5],1,2)), 'alone': (dict(k=1), ('forward',[0,6],2,2)),
-    'always': (dict(opt='mom', cycle=True), ('before_batch',range(100),1,100)), 'sum': (dict(kind='sum', lr=0.002), ('after_backward',[2],0)),
-    'ignored': (dict(kind='ignored'), ('after_loss',[1,7],2,2)), 'cancelled': (dict(cancel=5), ('before_batch',[5],0,1,-1)),
-    'after_train': (dict(cancel=6, k=4), ('backward',[5],0))}
+    'backward, closing': (dict(clip=0.1), ('backward',[2,5],1,2)), 'alone': (dict(k=1), ('forward',[0,6],2,2)),
+    'always': (dict(opt='mom', cycle=True), ('before_batch',range(100),1,100)),
+    'ignored': (dict(kind='ignored'), ('after_loss',[1,7],2,2)), 'after_train': (dict(cancel=6, k=4), ('backward',[5],0))}
 
 def split_fit(rank, on_oom, strike, kind='mlp', n=51, k=3, opt='sgd', clip=None, cancel=None, **case):
     items,model,loss_func = task(kind, n)
@@ -668,7 +648,7 @@ def limited(rank, mosts):
     with learn.distrib_ctx(cpu=True, sync_bn=False): res = learn.max_bs_find(margin=0)
     return res,[o for o in changes(before, everything(learn)) if o!='cbs']
 
-def test_max_bs_find_agrees(mosts=(30,17,96)):
+def test_max_bs_find_agrees(mosts=(30,17)):
     for res in on_ranks(limited, len(mosts), mosts): assert res==(min(mosts),[])
 
 # One shuffle per epoch
@@ -690,8 +670,8 @@ def taken(rank, n, seed):
 
 def taken_thrice(rank, n): return [taken(rank, n, seed) for seed in (0,0,1)]
 
-def test_one_shuffle_per_epoch(world=3, n=40):
-    ranks,again,other = map(list, zip(*on_ranks(taken_thrice, world, n)))
+def test_one_shuffle_per_epoch(n=41):
+    ranks,again,other = map(list, zip(*on_ranks(taken_thrice, 2, n)))
     assert ranks==again and ranks!=other
     orders = [sum((o[e] for o in ranks), []) for e in range(3)]
     for o in orders:
