@@ -11,7 +11,7 @@ __all__ = ['is_of_loop', 'ScopedCallback', 'fastai_on_ranks', 'runs_alone', 'run
            'with_values', 'pct_train_by']
 
 # %% ../../nbs/learner/05_loop.ipynb #5aa93d39
-import inspect, sys, torch
+import inspect, torch
 from contextlib import ExitStack, contextmanager
 import torch.distributed as dist
 import fastai.torch_core
@@ -120,10 +120,11 @@ class _ScopedTrain:
 
 class _EndOfFit:
     "Stands in for `learn.remove_cbs` in a fit: `fit` calls it when it ends, also by an exception, of which no event tells"
-    def __init__(self, learn): self.learn,self.handled = learn,_in_flight()
+    def __init__(self, learn): self.learn = learn
     def __call__(self, cbs):
         learn = self.learn
-        if _in_flight()!=self.handled: # Else somebody removes callbacks while the fit goes on
+        goes_on = next((o for o in _running(learn) if o in ('fit','_with_events')), None)=='_with_events' # Somebody removes callbacks in an event
+        if not goes_on:
             _remove_stand_ins(learn)
             for cb in learn.cbs:
                 if isinstance(cb, ScopedCallback): cb.started = False
@@ -135,8 +136,6 @@ def _name_again(learn):
     "A callback that goes takes the attribute along that another one of its name had: give it back"
     for cb in learn.cbs:
         if isinstance(cb, ScopedCallback): vars(learn).setdefault(cb.name, cb)
-
-def _in_flight(): return id(sys.exc_info()[1]) # Of the exception that is being handled, or of `None`; not itself, as a learner may be pickled in a fit
 
 def _remove_stand_ins(learn):
     "All of them; that of the training part is still there where an epoch was skipped, that of the [columns](06_recorder.ipynb) where a fit was refused"
