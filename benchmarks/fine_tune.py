@@ -1,6 +1,6 @@
 """Does a plan for `fine_tune` keep its word? Pretrained models on other data, as planned beside as today.
 
-    python benchmarks/fine_tune.py --full --data FOLDER     # Twenty minutes on one core; `--parts` for some of the tasks
+    python benchmarks/fine_tune.py --full --data FOLDER     # Half an hour on one core; `--parts` for some of the tasks
 
 Today's is `fine_tune(3, lr)` at batch 16 with the rate that `lr_find` suggests for the frozen learner; planned is
 `plan.apply(learn).fine_tune(plan.n_epoch, plan.lr, freeze_epochs=plan.freeze_epochs)` with the plan of `learn.bs_find(lr, n_epoch=3, how='fine_tune')`

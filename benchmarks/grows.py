@@ -211,7 +211,9 @@ after another, in {n_parts} epochs of the loader, so that micro-batches can grow
 `bs_find`, whose time is not in the table. Time by step times is the sum over the
 steps of what those of fixed sizes took in pays.md, without what callbacks take, and other work on the machine does not count. The
 time measured is the processor time of these runs: callbacks are in it, and other work slows it down. Both are over today's. What is
-over today's is of the seeds that both have; ± is the standard deviation over seeds."""
+over today's is of the seeds that both have; ± is the standard deviation over seeds. *Doubled on a plateau* is `fit` at a constant rate, with
+fastai's defaults of `ReduceLROnPlateau`: after each epoch of the loader that does not improve the validation loss, the batch doubles in place of a
+fall of the rate."""
 
 def findings():
     def _each(arm, other, by, text): return ', '.join(text(n, at_best(n, arm, by), other(n, by)) for n in names)
@@ -219,6 +221,8 @@ def findings():
     less = _each('grow', _today, 'train', lambda n,g,t: f"{n} {1-over(g, t, 'steps'):.0%} (training loss {over(g, t, 'train')-1:+.1%})")
     same = _each('grow, equal time', _today, 'valid', lambda n,g,t: f"{n} {over(g, t, 'valid')-1:+.1%} (in {over(g, t, 'process'):.2f} of the time, measured)")
     first = _today('mnist', 'train')
+    def _grown(n, t): return over(at_best(n, 'grow', 'valid'), t, 'valid')-1
+    plateau = _each('plateau', _today, 'valid', lambda n,p,t: f"{n} {over(p, t, 'valid')-1:+.0%} (fit_grow {_grown(n, t):+.1%})")
     other = ', '.join(f"to {bounds[arm]} {1-over(o, first, 'steps'):.0%} ({over(o, first, 'train')-1:+.1%})"
                       for arm in bounds for o in [at_best('mnist', arm, 'train')])
     return [f"* `fit_grow` takes fewer optimizer steps for the same items: {less}. MNIST's small loss does not stand "
@@ -226,6 +230,8 @@ def findings():
             f"* In the time of today's training, by step times, without what callbacks take, its validation loss is {same}.",
             "* The best fixed size beats it at equal time but for the noise of the seeds: find that first. Schedules by the noise scale, as a plan or the "
             "training itself measured it, were tried too. They were no better than the best fixed size on any of the three, and went.",
+            f"* A batch that doubles on a plateau of the validation loss, at a constant rate, ends above today's with the same items, by the validation loss: "
+            f"{plateau}. It is not in the package.",
             '','![Loss against optimizer steps](grows.png)']
 
 def draw(_):
