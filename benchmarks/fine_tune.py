@@ -206,13 +206,14 @@ def over_today(df):
     return both.assign(d_valid=both.valid/both.valid_now-1, d_error=both.error-both.error_now, time=both.secs/both.secs_now)
 
 def by_task(both):
-    "Mean over the seeds, today and as planned, and what chance has in it: the spread of today's over seeds, and the error of a rate over so many items"
+    "Means over the seeds, today and as planned, and what chance does to them"
     def _row(name, o):
         def _pair(now, planned, fmt): return [f'{now.mean():{fmt}} ± {now.std():{fmt}}',f'{planned.mean():{fmt}} ± {planned.std():{fmt}}']
         rate = o.error_now.mean()
         return [name,int((o.bs!=bs).sum()),*_pair(o.valid_now, o.valid, '.3f'),*_pair(100*o.error_now, 100*o.error, '.1f'),
-                f'{100*(rate*(1-rate)/o.n_valid.fillna(n_valid).iloc[0])**0.5:.1f}',f'{o.time.mean():.2f}',f'{o.predicted.mean():.2f}']
-    heads = ['data','plans that change the batch','validation loss today','as planned','error rate today, %','as planned','standard error','time','predicted']
+                f'{100*o.d_error.mean():+.1f} ± {100*o.d_error.sem():.1f}',f'{100*(rate*(1-rate)/o.n_valid.fillna(n_valid).iloc[0])**0.5:.1f}',f'{o.time.mean():.2f}',f'{o.predicted.mean():.2f}']
+    heads = ['data','plans that change the batch','validation loss today','as planned','error rate today, %','as planned','difference',
+             'standard error','time','predicted']
     return md_table(heads, [_row(name, o) for name,o in both.groupby('task', sort=False)])
 
 def page(df):
@@ -231,14 +232,14 @@ def page(df):
                 f"{o.time.median():.2f}, as predicted within 15% in {(off<np.log(1.15)).mean():.0%}")
     own = both[both.part=='here']
     def _each(part):
-        return [by_task(both[both.part==part]),"± is the standard deviation over seeds. The standard error is that of one error rate, by the number of items "
-                "that it was measured on.",_table(part)]
+        return [by_task(both[both.part==part]),"± is the standard deviation over seeds; for the difference of the error rates it is the standard error of the "
+                "mean over seeds. The standard error is that of one error rate, by the number of items that it was measured on.",_table(part)]
     return '\n\n'.join([f'# {__doc__.splitlines()[0]}',' '.join(__doc__.split('\n\n')[2].split()),measured(df),'## In short',
                         f"* As planned for this core: {_line('here')}.\n* As planned for flat steps: {_line('flat')}.\n"
                         f"* A frozen step takes {own.frozen.median():.2f} of the time of another (median).\n"
                         f"* `bs_find` over `lr_find`: median {(own.find/own.lr_find).median():.1f}.\n"
-                        f"* The frozen learner is the same after `bs_find`, to the bit, in {int(own.same.sum())} of the {own.same.count()} calls after which that was "
-                        "looked at.",
+                        f"* The frozen learner is the same after `bs_find`, to the bit, in {int(own.same.sum())} of the {own.same.count()} calls after which "
+                        "that was looked at.",
                         '## For this core',*_each('here'),'## For flat steps',*_each('flat')])
 
 if __name__=='__main__': main(__doc__, ['fine_tune'], run, page, parts=tasks)
