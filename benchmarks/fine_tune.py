@@ -211,7 +211,8 @@ def by_task(both):
         def _pair(now, planned, fmt): return [f'{now.mean():{fmt}} ± {now.std():{fmt}}',f'{planned.mean():{fmt}} ± {planned.std():{fmt}}']
         rate = o.error_now.mean()
         return [name,int((o.bs!=bs).sum()),*_pair(o.valid_now, o.valid, '.3f'),*_pair(100*o.error_now, 100*o.error, '.1f'),
-                f'{100*o.d_error.mean():+.1f} ± {100*o.d_error.sem():.1f}',f'{100*(rate*(1-rate)/o.n_valid.fillna(n_valid).iloc[0])**0.5:.1f}',f'{o.time.mean():.2f}',f'{o.predicted.mean():.2f}']
+                f'{100*o.d_error.mean():+.1f} ± {100*o.d_error.sem():.1f}',
+                f'{100*(rate*(1-rate)/o.n_valid.fillna(n_valid).iloc[0])**0.5:.1f}',f'{o.time.mean():.2f}',f'{o.predicted.mean():.2f}']
     heads = ['data','plans that change the batch','validation loss today','as planned','error rate today, %','as planned','difference',
              'standard error','time','predicted']
     return md_table(heads, [_row(name, o) for name,o in both.groupby('task', sort=False)])
