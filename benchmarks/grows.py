@@ -230,8 +230,8 @@ def findings():
             f"* In the time of today's training, by step times, without what callbacks take, its validation loss is {same}.",
             "* The best fixed size beats it at equal time but for the noise of the seeds: find that first. Schedules by the noise scale, as a plan or the "
             "training itself measured it, were tried too. They were no better than the best fixed size on any of the three, and went.",
-            f"* A batch that doubles on a plateau of the validation loss, at a constant rate, ends above today's with the same items, by the validation loss: "
-            f"{plateau}. It is not in the package.",
+            f"* A batch that doubles on a plateau, at a constant rate, ends with this validation loss over today's, with the same items: {plateau}. "
+            "It is not in the package.",
             '','![Loss against optimizer steps](grows.png)']
 
 def draw(_):

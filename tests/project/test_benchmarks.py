@@ -272,6 +272,11 @@ def test_what_growth_saves():
     steps = [int(o) for o in re.findall(r'\w+ (\d+)% \(training', re.search('same items: (.*?)\\. ', (folder/'grows.md').read_text())[1])]
     assert 'some 30% of the optimizer steps' in md('nbs/guides/growing.ipynb') and all(25<o<35 for o in steps)
 
+def test_what_a_plateau_costs():
+    over = re.findall(r'\w+ ([+-]\d+)% \(fit_grow (\S+)%\)', (folder/'grows.md').read_text())
+    plateau,grow = ([float(o) for o in col] for col in zip(*over))
+    assert len(over)==3 and f'{min(plateau):.0f}% to {max(plateau):.0f}% above' in md('nbs/guides/growing.ipynb') and max(map(abs, grow))<2
+
 def test_growth_is_over_the_same_seeds():
     from grows import over
     a,b = (pd.DataFrame(dict(seed=seeds, steps=steps)) for seeds,steps in (((0,1), (1,3)), ((1,0,2), (2,2,50))))
