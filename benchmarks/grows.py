@@ -61,6 +61,20 @@ class Steps(Callback):
     @property
     def predicted(self): return sum(n/micro*self.secs(micro) for n,micro in self.sizes)
 
+class Plateau(Callback):
+    "As `ReduceLROnPlateau`, but the batch doubles where the rate would fall: after an epoch that has not improved the validation loss by `min_delta`"
+    order = 1001
+    def __init__(self, task, patience=1, min_delta=0.): self.task,self.patience,self.min_delta = task,patience,min_delta
+    def before_fit(self): self.best,self.wait = math.inf,0
+    def after_epoch(self):
+        loss = pays.loss_of(self.task, self.learn.model, self.task.valid)
+        improves = loss<self.best-self.min_delta
+        if improves: self.best = loss
+        self.wait = 0 if improves else self.wait+1
+        if self.wait<self.patience: return
+        self.learn.dls.train.bs *= 2 # Of the next epoch
+        self.wait = 0
+
 def plan_of(learn, task, lr):
     "Of today's training, in whole epochs; nothing is left of the measurement"
     dls,learn.dls = learn.dls,DataLoaders(pays.EpochLoader(task.train, base_bs), pays.EpochLoader(task.valid, 1000), device='cpu')
@@ -72,13 +86,15 @@ def train(name, task, arm, lr, seed, share=1.):
     "A row: a training with `share` of the items of today's"
     learn = learner(task, share*epochs*task.n, seed)
     steps,kwargs,found = Steps(seconds(name)),dict(lr_max=lr),{}
+    fit = learn.fit_grow if arm.startswith('grow') else learn.fit_one_cycle
+    if arm=='plateau': fit,kwargs = learn.fit,dict(lr=lr, cbs=[Plateau(task)])
     if arm=='grow':
         plan = plan_of(learn, task, lr)
         kwargs['max_bs'],found = plan,dict(noise_scale=plan.noise_scale)
     if arm in bounds: kwargs['max_bs'] = bounds[arm]
     kwargs['cbs'] = [steps,*kwargs.get('cbs', [])]
     start = time.process_time()
-    with learn.no_bar(), learn.no_logging(): (learn.fit_grow if arm.startswith('grow') else learn.fit_one_cycle)(n_parts, **kwargs)
+    with learn.no_bar(), learn.no_logging(): fit(n_parts, **kwargs)
     secs = time.process_time()-start
     today = epochs*task.n/base_bs*seconds(name)(base_bs)
     some = [o[:10_000] for o in task.train]
@@ -104,7 +120,7 @@ def rows():
     df = table.df
     return df.reindex(columns=[*dict.fromkeys([*cols, *df])])
 
-arms = 'today','grow'
+arms = 'today','grow','plateau'
 bounds = {'grow to 128': 128, 'grow to 256': 256}
 factors = [10**(i/2) for i in range(-3, 5)] # Of the rate that is best at 64
 
@@ -139,7 +155,8 @@ def again(name, task, arm):
 
 # What came of it
 
-titles = {'today': 'fit_one_cycle at 64', 'best fixed size': 'best fixed size', 'grow': 'fit_grow', 'grow, equal time': 'fit_grow',
+titles = {'today': 'fit_one_cycle at 64', 'best fixed size': 'best fixed size', 'grow': 'fit_grow', 'plateau': 'fit, doubled on a plateau',
+          'grow, equal time': 'fit_grow',
           'grow to 128': 'fit_grow, max_bs=128', 'grow to 256': 'fit_grow, max_bs=256'}
 
 def at_best(name, arm, by):
@@ -178,7 +195,7 @@ def tables(name):
     for by,what in (('train','training'),('valid','validation')):
         today = at_best(name, 'today', by)
         bs,best = fixed(name, by)
-        run = [(arm,at_best(name, arm, by)) for arm in ('today','grow',*bounds)]
+        run = [(arm,at_best(name, arm, by)) for arm in (*arms,*bounds)]
         same = [line(titles[arm], o, today, by) for arm,o in run if len(o)] # Other bounds were tried at one rate, and on one task
         fast = [line(f'best fixed size, {bs}', best, today, by, size=bs)]
         fast += [line(titles['grow'], at_best(name, 'grow, equal time', by), today, by)]
@@ -194,7 +211,9 @@ after another, in {n_parts} epochs of the loader, so that micro-batches can grow
 `bs_find`, whose time is not in the table. Time by step times is the sum over the
 steps of what those of fixed sizes took in pays.md, without what callbacks take, and other work on the machine does not count. The
 time measured is the processor time of these runs: callbacks are in it, and other work slows it down. Both are over today's. What is
-over today's is of the seeds that both have; ± is the standard deviation over seeds."""
+over today's is of the seeds that both have; ± is the standard deviation over seeds. *Doubled on a plateau* is `fit` at a constant rate, with
+fastai's defaults of `ReduceLROnPlateau`: after each epoch of the loader that does not improve the validation loss, the batch doubles in place of a
+fall of the rate."""
 
 def findings():
     def _each(arm, other, by, text): return ', '.join(text(n, at_best(n, arm, by), other(n, by)) for n in names)
@@ -202,6 +221,8 @@ def findings():
     less = _each('grow', _today, 'train', lambda n,g,t: f"{n} {1-over(g, t, 'steps'):.0%} (training loss {over(g, t, 'train')-1:+.1%})")
     same = _each('grow, equal time', _today, 'valid', lambda n,g,t: f"{n} {over(g, t, 'valid')-1:+.1%} (in {over(g, t, 'process'):.2f} of the time, measured)")
     first = _today('mnist', 'train')
+    def _grown(n, t): return over(at_best(n, 'grow', 'valid'), t, 'valid')-1
+    plateau = _each('plateau', _today, 'valid', lambda n,p,t: f"{n} {over(p, t, 'valid')-1:+.0%} (fit_grow {_grown(n, t):+.1%})")
     other = ', '.join(f"to {bounds[arm]} {1-over(o, first, 'steps'):.0%} ({over(o, first, 'train')-1:+.1%})"
                       for arm in bounds for o in [at_best('mnist', arm, 'train')])
     return [f"* `fit_grow` takes fewer optimizer steps for the same items: {less}. MNIST's small loss does not stand "
@@ -209,6 +230,8 @@ def findings():
             f"* In the time of today's training, by step times, without what callbacks take, its validation loss is {same}.",
             "* The best fixed size beats it at equal time but for the noise of the seeds: find that first. Schedules by the noise scale, as a plan or the "
             "training itself measured it, were tried too. They were no better than the best fixed size on any of the three, and went.",
+            f"* A batch that doubles on a plateau, at a constant rate, ends with this validation loss over today's, with the same items: {plateau}. "
+            "It is not in the package.",
             '','![Loss against optimizer steps](grows.png)']
 
 def draw(_):

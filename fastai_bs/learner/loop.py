@@ -11,7 +11,7 @@ __all__ = ['is_of_loop', 'ScopedCallback', 'fastai_on_ranks', 'runs_alone', 'run
            'pct_train_by']
 
 # %% ../../nbs/learner/05_loop.ipynb #5aa93d39
-import inspect, sys, torch
+import inspect, torch
 from contextlib import ExitStack, contextmanager
 import torch.distributed as dist
 import fastai.torch_core
@@ -107,10 +107,11 @@ class _ScopedTrain:
 
 class _EndOfFit:
     "Stands in for `learn.remove_cbs` in a fit, which `fit` calls when it ends, after an exception too"
-    def __init__(self, learn): self.learn,self.handled = learn,_in_flight()
+    def __init__(self, learn): self.learn = learn
     def __call__(self, cbs):
         learn = self.learn
-        if _in_flight()!=self.handled: # Otherwise the fit goes on without these callbacks
+        goes_on = next((o for o in _running(learn) if o in ('fit','_with_events')), None)=='_with_events' # An event removes callbacks
+        if not goes_on:
             _remove_stand_ins(learn)
             for cb in learn.cbs:
                 if isinstance(cb, ScopedCallback): cb.started = False
@@ -122,8 +123,6 @@ def _name_again(learn):
     "Give each callback its attribute on the learner again, which goes when a callback of the same name is removed"
     for cb in learn.cbs:
         if isinstance(cb, ScopedCallback): vars(learn).setdefault(cb.name, cb)
-
-def _in_flight(): return id(sys.exc_info()[1]) # Identity of the exception that is being handled: the learner can still be pickled
 
 def _remove_stand_ins(learn):
     "Remove all stand-ins; some are left where an epoch was skipped or a fit was refused"

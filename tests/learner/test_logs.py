@@ -27,24 +27,29 @@ def written(log_dir='runs'):
     return {nm: ([o.step for o in acc.Scalars(nm)],[o.value for o in acc.Scalars(nm)]) for nm in acc.Tags()['scalars']}
 
 class Runs:
-    "In the place of `wandb`: what is logged joins the step that is open"
-    def __init__(self): self.rows,self.open = {},None
+    "In the place of `wandb`: what is logged joins the step that is open; a call without `step` and `commit=False` closes it"
+    def __init__(self): self.rows,self.step = {},0
     def log(self, data, step=None, commit=None):
-        assert commit is False or step is not None # Else W&B would go on to a step of its own
-        if step is not None:
-            assert self.open is None or step>=self.open
-            self.open = step
-        self.rows.setdefault(self.open, {}).update(data)
+        assert commit is False or step is not None or not data # Else W&B would go on to a step of its own
+        if step is not None and step<self.step: return # Too late for W&B
+        if step is not None: self.step = step
+        if data: self.rows.setdefault(self.step, {}).update(data)
+        elif commit is not False: self.step += 1
 
 class WandbCallback(Callback):
     "Logs when fastai's does"
     order = Recorder.order+1
-    def before_fit(self): self.step,self.run = -1 if self.runs.open is None else self.runs.open,not hasattr(self.learn, 'lr_finder')
+    def before_fit(self): self.at,self.run = self.runs.step-1,not hasattr(self.learn, 'lr_finder')
     def after_batch(self):
         if not self.training: return
-        self.step += 1
-        self.runs.log(dict(train_iter=self.train_iter, n_iter=self.n_iter, raw_loss=float(self.learn.loss), smooth=float(self.smooth_loss)), step=self.step)
-    def after_epoch(self): self.runs.log(dict(zip(self.recorder.metric_names, self.recorder.log)), step=self.step)
+        self.at += 1
+        self.runs.log(dict(train_iter=self.train_iter, n_iter=self.n_iter, raw_loss=float(self.learn.loss), train_loss=float(self.smooth_loss),
+                           **{f'{k}_{i}': v for i,h in enumerate(self.opt.hypers) for k,v in h.items()}), step=self.at)
+    def after_epoch(self):
+        self.runs.log({k: v for k,v in zip(self.recorder.metric_names, self.recorder.log) if k not in ('train_loss','epoch','time')}, step=self.at)
+    def after_fit(self):
+        self.run = True
+        self.runs.log({})
 
 @pytest.fixture
 def runs(monkeypatch):
@@ -106,14 +111,15 @@ def test_files_of_windows_and_of_the_large_batch_are_the_same(runs):
         set_seed(0)
         learn = quiet_learner(loaders(regression(52), bs), mlp(), cbs=[board(f'of {bs}'),WandbCallback(),*cbs])
         learn.fit_one_cycle(2, 0.05)
-        rows.append([{k: v for k,v in o.items() if k!='time'} for o in runs.rows.values()])
+        rows.append(runs.rows)
         runs.__init__()
     small,large = written('of 4'),written('of 16')
     assert small.keys()==large.keys()>={'train_loss','lr_0','valid_loss'} and len(large['lr_0'][0])>=8
     for nm in large:
         assert small[nm][0]==large[nm][0]
         np.testing.assert_allclose(small[nm][1], large[nm][1], rtol=1e-6)
-    for a,b in zip(*rows, strict=True): assert a==pytest.approx(b, rel=1e-6)
+    assert rows[0].keys()==rows[1].keys()
+    for i,o in rows[0].items(): assert o==pytest.approx(rows[1][i], rel=1e-6)
 
 # Each epoch
 

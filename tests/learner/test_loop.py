@@ -181,6 +181,17 @@ def test_scopes_in_their_order(fails):
     learn.fit(1, 0.1, cbs=RaiseAt('before_epoch', CancelEpochException, order=70))
     assert len(log)==(4 if fails else 8) and not {'_do_epoch_train','_with_events'} & set(vars(learn))
 
+def test_callbacks_are_removed_while_the_fit_goes_on():
+    "Where an exception is handled, as fastai's `WandbCallback` does with predictions that it cannot show"
+    class Goes(Callback): pass
+    class Handles(Callback):
+        def after_epoch(self):
+            try: raise KeyError
+            except KeyError: self.learn.remove_cb(Goes)
+    log = []
+    learner(cbs=[Scoped(log, 'a'), Goes(), Handles()]).fit(2, 0.1)
+    assert log==['a in','a out']*2
+
 def test_pickled_with_its_stand_in():
     found = []
     class Save(Callback):

@@ -164,6 +164,11 @@ def test_what_growth_saves():
     steps = [int(o) for o in re.findall(r'\w+ (\d+)% \(training', re.search('same items: (.*?)\\. ', (folder/'grows.md').read_text())[1])]
     assert 'some 30% of the optimizer steps' in md('nbs/guides/growing.ipynb') and all(25<o<35 for o in steps)
 
+def test_what_a_plateau_costs():
+    over = re.findall(r'\w+ ([+-]\d+)% \(fit_grow (\S+)%\)', (folder/'grows.md').read_text())
+    plateau,grow = ([float(o) for o in col] for col in zip(*over))
+    assert len(over)==3 and f'{min(plateau):.0f}% to {max(plateau):.0f}% above' in md('nbs/guides/growing.ipynb') and max(map(abs, grow))<2
+
 def shown(nb, pattern):
     "What cells whose code has `pattern` have stored as their output"
     cells = json.loads((root/f'nbs/{nb}.ipynb').read_text())['cells']
