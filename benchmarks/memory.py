@@ -121,7 +121,7 @@ The largest micro-batch of a ResNet-50 at 224 px with Adam, ten steps at it, and
 
 {' '.join(__doc__.split(chr(10)*2)[2].split())} {measured(df)}
 
-Traced over allocated, lowest and highest of the optimizers. A fused LSTM keeps notes of its own for the backward pass, which no trace sees.
+Traced over allocated, lowest and highest of the optimizers. What oneDNN's LSTM keeps for the backward pass is reckoned.
 
 {md_table(['model','fp32','bf16'], short)}
 
