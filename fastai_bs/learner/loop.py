@@ -34,7 +34,7 @@ def in_fit(
     learn:Learner, # At any time
 )->bool:
     "Is a fit of `learn` under way?"
-    return '_do_fit' in _running(learn)
+    return 'fit' in _running(learn)
 
 def is_of_loop(
     learn:Learner, # While it fires an event
@@ -75,7 +75,7 @@ class ScopedCallback(Callback):
 
     def _refuse(self):
         name = type(self).__name__
-        if in_fit(self.learn): raise ValueError(
+        if '_do_fit' in _running(self.learn): raise ValueError(
             f"{name} came to the learner when the fit had begun, and it must look at all of a fit before it begins: add it before, as with "
             "learn.add_cb or fit(cbs=...), and not in an event of another callback")
         raise ValueError(

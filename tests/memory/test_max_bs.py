@@ -441,16 +441,16 @@ def test_a_setup_and_a_plan():
     "A plan takes the place of a setup, and a setup refuses to take a plan's; what is taken back last leaves what there was first"
     plan,learn = plan_of(8, noise_scale=64., ci=(60.,70.), lr=0.1, adam=True, n_train=48, n_epoch=3, times=((8,0.01,0.),(16,0.01,0.),(32,0.011,0.))),small()
     was,dl = cbs_of(learn),learn.dls.train
-    setup = learn.accum_to(16, limit=inf)
+    setup = learn.accum_to(24, limit=inf)
     plan.undo(learn) # It was not applied
-    assert learn.batch_size==16
+    assert learn.batch_size==24
     plan.apply(learn)
     n = learn.batch_size
     setup.undo() # The plan has taken it back
-    assert n==learn.batch_size==plan.bs!=16
-    assert 'A plan has set this learner up' in str(unmoved(lambda o: o.accum_to(16, limit=inf), learn))
+    assert n==learn.batch_size==plan.bs!=24
+    assert 'A plan has set this learner up' in str(unmoved(lambda o: o.accum_to(24, limit=inf), learn))
     plan.undo(learn)
-    assert cbs_of(learn)==was and learn.dls.train is dl and learn.accum_to(16, limit=inf).bs==16
+    assert cbs_of(learn)==was and learn.dls.train is dl and learn.accum_to(24, limit=inf).bs==24
 
 @pytest.mark.parametrize('event', ['before_fit','before_batch','after_epoch'])
 def test_in_a_fit(event):
