@@ -29,12 +29,12 @@ from frame import Half, main, md_table, measured, step_peak
 device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 
 class Items:
-    "Random inputs, made as they are asked for"
-    def __init__(self, make, n): self.make,self.n = make,n
+    "One random item again and again: what items take before they are a batch is not the step's"
+    def __init__(self, make, n): self.item,self.n = make(),n
     def __len__(self): return self.n
     def __getitem__(self, i):
         if i>=self.n: raise IndexError
-        return self.make()
+        return self.item
 
 class Encoder(nn.Module):
     "A small transformer over 64 tokens"
@@ -121,7 +121,7 @@ The largest micro-batch of a ResNet-50 at 224 px with Adam, ten steps at it, and
 
 {' '.join(__doc__.split(chr(10)*2)[2].split())} {measured(df)}
 
-Traced over allocated, lowest and highest of the optimizers. A fused LSTM keeps notes of its own for the backward pass, which no trace sees.
+Traced over allocated, lowest and highest of the optimizers. What oneDNN's LSTM keeps for the backward pass is reckoned.
 
 {md_table(['model','fp32','bf16'], short)}
 

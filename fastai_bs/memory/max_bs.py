@@ -17,13 +17,14 @@ from fastai.callback.core import (Callback, CancelBatchException, CancelEpochExc
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
-from ..utils.text import bytes_text, counted, time_text
+from ..utils.text import counted, time_text
 from ..learner.ranks import alone, n_processes, n_ranks, over_ranks, trains_together, rank
-from ..learner.snapshot import Undo, free_memory, out_of_memory
-from ..learner.loaders import by_size, epoch_items, known_micro_bs, micro_batch_size, n_items, refuse_empty, with_micro_bs, with_train
+from ..learner.snapshot import SetUp, close_set_ups, free_memory, out_of_memory
+from ..learner.loaders import by_size, epoch_items, known_micro_bs, micro_batch_size, n_items, refuse_empty, with_micro_bs
+from ..learner.loop import in_fit
 from ..learner.mock import mock_training, ticks, worth_saying
-from ..utils.checks import check_whole, shown
-from .report import card_of, check_margin, largest_that_fits, limit_bytes, report_of
+from ..utils.checks import check_whole
+from .report import card_of, check_for, check_margin, limit_bytes, report_of, valid_items_in
 from .trace import TracedStep, training_device
 from ..accumulate.grad_accum import GradAccum, own_settings
 
@@ -88,14 +89,14 @@ class TrialBatch(Callback):
 def min_over_ranks(
     v:float, # This process's
 )->float: # The same in all of them
-    "The least of all processes"
+    "Return the least value of all processes"
     if n_processes()==1: return v
     return over_ranks(torch.tensor(v, dtype=torch.float64), 'min').item()
 
 def gpu_of(
     learn:Learner, # Before, in or after a fit
 ): # A `torch.device`, or `None`
-    "The CUDA device that `learn` trains on"
+    "Return the CUDA device that `learn` trains on"
     device = training_device(learn)
     return device if device.type=='cuda' else None
 
@@ -117,7 +118,7 @@ class TrialSearch:
         self.val_own = len(learn.dls.loaders)>1 and known_micro_bs(learn.dls.loaders[1])!=micro_batch_size(learn.dls.train)
 
     def __call__(self, micro_bs):
-        "Does it fit, in all processes?"
+        "Try a size: does it fit, in all processes?"
         error = None
         if self.gpu:
             torch.cuda.empty_cache() # Of what other sizes have left
@@ -148,7 +149,7 @@ class TrialSearch:
         return fits
 
     def _train(self, micro_bs):
-        "Seconds that it takes, but for what comes before the first step is done"
+        "Train, and return the seconds of a trial; what comes before the end of the first step is left out"
         learn = self.learn
         # DDP keeps the gradients once more
         at = training_device(learn)
@@ -173,7 +174,7 @@ class TrialSearch:
             "with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True more may fit")
 
 class ValidSearch(TrialSearch):
-    "The same for batches of the validation set, which need no gradients"
+    "Tries batch sizes of the validation set, which needs no gradients"
     def __init__(self,
         learn:Learner, # Left as it was
         order:list, # Of the items in the validation loader, as for `with_micro_bs`
@@ -195,7 +196,7 @@ def largest(
     start:int, # First size to try
     most:int, # Largest size to try
 )->int: # 0 where none fits
-    "The largest size up to `most` for which `fits` was true: by doubling, then by halving the distance to the smallest for which it was not"
+    "Find the largest size up to `most` that fits, by doubling, then by halving the distance to the smallest that does not"
     good,bad,n = 0,most+1,min(start, most)
     while bad-good>1:
         if fits(n): good = n
@@ -205,12 +206,12 @@ def largest(
 
 # %% ../../nbs/memory/03_max_bs.ipynb #fc89b937
 def _memory_of_machine():
-    "In bytes; `inf` where the system does not say"
+    "Return the bytes of main memory; `inf` where the system does not say"
     try: return os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')
     except (AttributeError,ValueError,OSError): return math.inf
 
 def _limit_of(learn, limit):
-    "`limit` in bytes; `inf` where none bounds the search"
+    "Return `limit` in bytes; `inf` where none bounds the search"
     if limit is None: return _memory_of_machine()/2 if training_device(learn).type=='cpu' else math.inf # Other devices have an allocator, which will say
     return math.inf if limit==math.inf else limit_bytes(limit)
 
@@ -220,7 +221,7 @@ def allocator_bound(
     limit:float, # Bytes; `inf`: what is free
     margin:float, # Share of that which stays free
 ):
-    "In the block the allocator of `gpu` has no more than `limit`, nor than what is free, less `margin`, and says so by running out of memory"
+    "Let the allocator of `gpu` run out of memory in the block beyond `limit`, or what is free, less `margin`"
     if gpu is None:
         yield
         return
@@ -232,7 +233,7 @@ def allocator_bound(
     finally: torch.cuda.set_per_process_memory_fraction(was, gpu)
 
 def _report(learn, micro_bs, order):
-    "The report for micro-batches of `micro_bs`, or of half as many until it fits; `None` where not even one item does"
+    "Return the report for micro-batches of `micro_bs`, or of half as many until it fits; `None` where not even one item does"
     while micro_bs>0:
         try: return report_of(learn, micro_bs, order)
         except Exception as e:
@@ -242,7 +243,7 @@ def _report(learn, micro_bs, order):
     return None
 
 def _bound(learn, micro_bs, limit, order, margin, shows):
-    "Items in a micro-batch that `limit` holds by the memory report, `inf` where nothing bounds them"
+    "Return how many items of a micro-batch `limit` holds by the memory report; `inf` where nothing bounds them"
     size = _limit_of(learn, limit)
     if math.isinf(size): return math.inf
     try: report = _report(learn, micro_bs, order)
@@ -258,27 +259,22 @@ def _bound(learn, micro_bs, limit, order, margin, shows):
         return report.items_in(size, margin)
 
 def _valid_bound(learn, limit, order, margin):
-    "Items in a validation batch that `limit` holds by a trace, `inf` where nothing bounds them"
-    size = _limit_of(learn, limit)*(1-margin)
+    "Return how many items of a validation batch `limit` holds by a trace; `inf` where nothing bounds them"
+    size = _limit_of(learn, limit)
     if math.isinf(size): return math.inf
-    try: step = TracedStep(learn, order, ds_idx=1)
+    try: return valid_items_in(TracedStep(learn, order, ds_idx=1), size, margin)
     except Exception:
         if limit is not None: raise
-        return math.inf
-    one,two = (step.valid(n) for n in (step.micro_bs,2*step.micro_bs))
-    if not two>one: return math.inf
-    res = largest_that_fits(step.valid, size, (step.micro_bs,one), (two-one)/step.micro_bs)
-    if res: return res
-    raise ValueError(f"`limit`={bytes_text(size/(1-margin))} less `margin`={margin:g} does not hold a validation batch of one item: take a smaller model or "
-                     "a higher `limit`")
+        return math.inf # The search can do without
 
 # %% ../../nbs/memory/03_max_bs.ipynb #4e478920
-def _check_sizes(dl, start, max_bs, n_steps):
-    "The first size to try if the memory report says nothing, or an error"
+def _check_sizes(dl, start, max_bs, n_steps, trains):
+    "Return the first size to try if the memory report says nothing; refuse what cannot be tried"
     for nm,v in (('start',start),('max_bs',max_bs)):
         if v is not None: check_whole(nm, v, 1, "leave it out for the usual", 'item')
     check_whole('n_steps', n_steps, 2, "the optimizer's state is there from the second on", 'step')
-    refuse_empty(dl)
+    if trains: refuse_empty(dl)
+    elif n_items(dl)==0: raise ValueError("The validation set is empty, so it has no largest batch: see what its loader is made of")
     n_all = n_items(dl)
     now = min(micro_batch_size(dl), n_all)
     at = start or min(now, max_bs or now)
@@ -296,17 +292,17 @@ def max_bs_find(self:Learner,
     margin:float=0.05, # Share of what memory bounds that stays free, for what fragments and for items that are larger; 0: the very edge
     for_:str='train', # 'valid': the largest batch of the validation set, which holds no gradients, in place of the largest micro-batch
 )->int: # Items
-    """The largest micro-batch that trains here, less `margin`: `n_steps` steps and a validation batch have run with it. The learner is left as it was
+    """Find the largest micro-batch that trains here, less `margin`: `n_steps` steps and a validation batch have run with it. The learner is left as it was
 
     A GPU's allocator refuses what does not fit: sizes double from `start` items on until memory runs out or `max_bs` is reached, then the distance is halved.
     On CUDA `limit` and `margin` bound the allocator itself meanwhile. A CPU's memory does not run out: there `limit` decides, by default half of the
     machine's, and what the report says it holds is tried first. Where items differ in size the largest are tried.
     """
     check_margin(margin)
-    if for_ not in ('train','valid'): raise ValueError(f"`for_` is 'train' or 'valid', got {shown(for_)}")
+    check_for(for_)
     trains = for_=='train'
     if not trains and len(self.dls.loaders)<2: raise ValueError("for_='valid' needs a validation loader, and the learner has none")
-    at = _check_sizes(self.dls.train if trains else self.dls.loaders[1], start, max_bs, n_steps)
+    at = _check_sizes(self.dls.train if trains else self.dls.loaders[1], start, max_bs, n_steps, trains)
     shows = hasattr(self, 'progress') and rank()==0
     if shows and card_of(limit): print(card_of(limit))
     orders = [by_size(dl) for dl in self.dls.loaders[:2]] # Looked at once, for all that follows
@@ -349,7 +345,7 @@ def micro_bs_of(
     most:int, # Items in the largest micro-batch that fits
     ranks:int=1, # Ranks that train together, for the error
 )->int:
-    "The largest divisor of `bs` up to `most`; an error where that takes more than twice the micro-batches that `most` would"
+    "Return the largest divisor of `bs` up to `most`; refuse one that takes more than twice the micro-batches of `most` items"
     least = math.ceil(bs/most)
     n = next(n for n in range(least, bs+1) if bs%n==0)
     if n<=2*least: return bs//n
@@ -357,22 +353,19 @@ def micro_bs_of(
     raise ValueError(f"Micro-batches of up to {counted(most)} fit, and `bs`={ranks*bs} can be divided into {n} of {bs//n} only: take bs={low} or bs={high}, "
                      f"for {least} of them")
 
-class AccumSetup(Undo):
+class AccumSetup(SetUp):
     "What `accum_to` has given a learner. `undo()` takes it back, as the end of a `with` block does"
     def __init__(self,
+        learn:Learner, # Gets the loader and the callback
         bs:int, # Items of an optimizer step, over all ranks
         micro_bs:int, # Items in a micro-batch
         n_acc:int, # Micro-batches of an optimizer step, on each rank
     ):
-        super().__init__()
-        store_attr()
-    undo = Undo.close
+        self.bs,self.micro_bs,self.n_acc = bs,micro_bs,n_acc
+        cbs = [GradAccum(bs=bs, **own_settings(learn))] if n_acc>1 else []
+        super().__init__(learn, 'accum_setup', with_micro_bs(learn.dls.train, micro_bs), cbs, (GradAccum,GradientAccumulation))
+    undo = SetUp.close
     def __repr__(self): return f"Batches of {counted(self.bs)}, in {counted(self.n_acc, 'micro-batch')} of {self.micro_bs}"
-
-def _take_back(learn, old_dl, dl, old_cbs, cbs):
-    learn.remove_cbs([cb for cb in cbs if cb in learn.cbs])
-    learn.add_cbs(old_cbs)
-    if learn.dls.train is dl: learn.dls = with_train(learn.dls, old_dl) # Else somebody has given it others
 
 @patch
 def accum_to(self:Learner,
@@ -383,22 +376,17 @@ def accum_to(self:Learner,
     """Have the next fits train with batches of `bs` items, in the largest micro-batches that fit in memory and divide `bs`
 
     The training loader gets that size, and the learner a `GradAccum(bs=bs)` in place of what accumulates now. If all of
-    `bs` fits, nothing accumulates.
+    `bs` fits, nothing accumulates. A second call replaces the first.
     """
     check_whole('bs', bs, 1, "it is the items of an optimizer step", 'item')
+    if in_fit(self): raise ValueError(f"accum_to({bs}) sets a fit up, and one is under way: call it before learn.fit")
+    if vars(self).get('before_set_up'): raise ValueError(
+        f"A plan has set this learner up, with its own batch size and learning rate, and accum_to({bs}) would change one of them: call plan.undo(learn) first")
     ranks = n_ranks(self)
     n_all = epoch_items(self, ranks)
     if bs>n_all: raise ValueError(f"`bs`={bs} items are more than the {n_all} of the training set: take at most those")
     if bs%ranks: raise ValueError(f"`bs`={bs} items cannot be shared evenly by {ranks} ranks: take a multiple of {ranks}")
     per_rank = bs//ranks
     micro_bs = micro_bs_of(per_rank, self.max_bs_find(max_bs=per_rank, limit=limit, margin=margin), ranks)
-    cbs = [GradAccum(bs=bs, **own_settings(self))] if micro_bs<per_rank else []
-    old,dl = self.dls.train,with_micro_bs(self.dls.train, micro_bs)
-    old_cbs = [cb for cb in self.cbs if isinstance(cb, (GradAccum,GradientAccumulation))]
-    setup = AccumSetup(bs, micro_bs, per_rank//micro_bs)
-    setup.callback(_take_back, self, old, dl, old_cbs, cbs)
-    self.remove_cbs(old_cbs)
-    self.dls = with_train(self.dls, dl)
-    self.add_cbs(cbs)
-    return setup
-
+    close_set_ups(self)
+    return AccumSetup(self, bs, micro_bs, per_rank//micro_bs)

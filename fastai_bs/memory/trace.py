@@ -26,8 +26,24 @@ from ..learner.loop import callback_of
 from ..learner.mock import mock_training
 
 # %% ../../nbs/memory/00_trace.ipynb #208e00dd
+def _lstm_of_onednn(x, hid, trains):
+    "Reckon the workspace that oneDNN asks for in torch 2.14 (2% off, 32 to 1,152 features, float32 and bfloat16), and four gates for a moment"
+    (steps,items,n_in),size = x.shape,x.element_size()
+    return trains*items*(steps+1)*((7*size+8)*hid + (2*size+16)*max(n_in, hid)),4*size*steps*items*hid
+
+def _rnn_of_cudnn(x, hid, layers, ways, trains):
+    "Reckon cuDNN's reserve by https://github.com/pytorch/pytorch/issues/2895: 5 values for each output of an LSTM, 6 of a GRU, and 1 between layers"
+    return trains*7*layers*ways*hid*x.nbytes//x.shape[-1],0
+
+# By name of the operation: function from its arguments to bytes that are kept for the backward pass, and bytes for a moment
+_unseen = {
+    'aten.mkldnn_rnn_layer.default': lambda x,*o: _lstm_of_onednn(x, o[9], o[-1]),
+    'aten.mkldnn_rnn_layer_backward.default': lambda x,*o: (0,4*o[6].nbytes),
+    'aten._cudnn_rnn.default': lambda x,*o: _rnn_of_cudnn(x, o[6], o[8], 1+o[12], o[11]),
+    'aten.convolution_backward.default': lambda g,x,w,*o: (0,4*w.numel())} # The weights in oneDNN's layout and in float32
+
 class LiveBytes(TorchDispatchMode):
-    "Counts the bytes of all storages that operations return, for as long as they are alive"
+    "Counts the bytes of all storages that operations return, as long as they are alive, and of what kernels keep to themselves"
     def __init__(self):
         super().__init__()
         self.alive = {} # By storage: bytes
@@ -40,7 +56,7 @@ class LiveBytes(TorchDispatchMode):
         self.peak,self.at_peak = self.now,dict(self.alive)
 
     def add(self, t):
-        "Count a tensor's storage; returns its numbers"
+        "Count a tensor's storage and return its number, or the two of a sparse tensor"
         parts = [t._indices(), t._values()] if t.layout==torch.sparse_coo else [t]
         numbers = [self._add(o.untyped_storage()) for o in parts]
         if self.now>self.peak: self.start_peak()
@@ -59,16 +75,19 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         res = func(*args, **(kwargs or {}))
+        kept,moment = _unseen[str(func)](*args) if str(func) in _unseen else (0,0)
+        if kept: res = *res[:3],res[3].new_empty(kept),*res[4:]
         for t in tree_iter(res):
             if isinstance(t, torch.Tensor): self.add(t)
+        if moment: self.add(torch.empty(moment, dtype=torch.uint8))
         return res
 
 # %% ../../nbs/memory/00_trace.ipynb #e7941565
-precisions = {'fp32': None, 'fp16': torch.float16, 'bf16': torch.bfloat16} # By name: what autocast has; none for the first
+precisions = {'fp32': None, 'fp16': torch.float16, 'bf16': torch.bfloat16} # By name: autocast's type
 
 @contextmanager
 def _fake_tensors(mode):
-    "Fake tensors in the block; fastai's own tensor classes, which they cannot be, are left out"
+    "Make fake tensors in the block; fastai's own tensor classes cannot be fake, so plain tensors stand in for them"
     own = torch.Tensor.as_subclass
     def _as_subclass(self, typ): return self if isinstance(self, FakeTensor) else own(self, typ)
     torch.Tensor.as_subclass = _as_subclass
@@ -77,19 +96,19 @@ def _fake_tensors(mode):
     finally: torch.Tensor.as_subclass = own
 
 def _precision(learn):
-    "As `learn` trains now"
+    "Name the precision that `learn` trains in now"
     half = callback_of(learn, MixedPrecision)
     return 'fp32' if half is None else 'fp16' if half.amp_mode==AMPMode.FP16 else 'bf16'
 
 def training_device(
     learn:Learner, # Before, in or after a fit
 )->torch.device:
-    "The device that `learn` trains on: fastai moves a model there as its first fit begins"
+    "Return the device that `learn` trains on: fastai moves a model there as its first fit begins"
     device = getattr(learn.dls, 'device', default_device())
     return next(learn.model.parameters()).device if device is None else torch.device(device)
 
 class TracedStep:
-    "A training step of a learner that can be counted with any number of items; what it holds takes no memory"
+    "Counts what a training step of a learner would hold with any number of items, and takes no memory for it"
     rows = 'parameters','gradients','optimizer state','buffers','activations','workspace'
 
     def __init__(self,
@@ -100,7 +119,7 @@ class TracedStep:
     ):
         if callback_of(learn, NonNativeMixedPrecision): raise TypeError("NonNativeMixedPrecision changes the model as a training begins")
         self.dtype = precisions[precision or _precision(learn)]
-        self.is_recurrent = any(isinstance(m, torch.nn.RNNBase) for m in learn.model.modules()) # A fused LSTM or GRU keeps notes that no trace sees
+        self.has_lstm = any(isinstance(m, torch.nn.LSTM) for m in learn.model.modules()) # It is counted as the CPU runs it
         self._takes_first = callback_of(learn, RNNCallback) is not None # Of what the model returns
         self._opt_func,self._splitter = learn.opt_func,learn.splitter
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -115,12 +134,12 @@ class TracedStep:
         with self._mode: self._batch = tree_map_only(torch.Tensor, _beside_model, tuple(batch))
 
     def _items(self, bs):
-        "The batch with `bs` items"
+        "Make a batch with `bs` items"
         def _resized(t): return t.new_empty(bs, *t.shape[1:]) if t.shape[:1]==(self.micro_bs,) else t
         return tree_map_only(torch.Tensor, _resized, self._batch)
 
     def _loss(self, batch):
-        "The loss; the prediction is held until the next batch has one, as a learner does"
+        "Compute the loss; the prediction is held until the next batch has one, as a learner does"
         device = next(self._model.parameters()).device.type
         with nullcontext() if self.dtype is None else torch.autocast(device, self.dtype):
             out = self._model(*batch[:self._n_inp])
@@ -135,7 +154,7 @@ class TracedStep:
     def __call__(self,
         bs:int, # Items in the micro-batch
     )->dict: # Bytes by row
-        "What is there at the peak of a training step with `bs` items"
+        "Count what is there at the peak of a training step with `bs` items"
         live = LiveBytes()
         with _fake_tensors(self._mode), live:
             model = self._model.train()
@@ -162,7 +181,7 @@ class TracedStep:
     def valid(self,
         bs:int, # Items in the batch
     )->int: # Bytes
-        "What is there at the peak of a validation batch of `bs` items: no gradient, and each activation for a moment"
+        "Count what is there at the peak of a validation batch of `bs` items: no gradient, and each activation for a moment"
         live = LiveBytes()
         with _fake_tensors(self._mode), live, torch.no_grad():
             model = self._model.eval()

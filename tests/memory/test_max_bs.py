@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import fastai.distributed # noqa: F401, it adds `distrib_ctx`
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
@@ -27,12 +28,13 @@ from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder import bs_find as finder # noqa: F401 (it patches `bs_find` into `Learner`)
 from fastai_bs.memory import max_bs, report
 from fastai_bs.memory.max_bs import largest
-from fastai_bs.memory.report import MemoryReport, card_of, measured_report
+from fastai_bs.memory.report import MemoryReport, card_of
 from fastai_bs.memory.trace import TracedStep, training_device
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
 from gloo_ranks import on_ranks
+from plans import plan_of
 
 inf,nan,f32 = math.inf,math.nan,torch.float32
 
@@ -226,6 +228,8 @@ def test_for_validation():
     res = search(learn, limit='100B', for_='valid')
     assert isinstance(res, ValueError) and "`limit`=100 B less `margin`=0.05 does not hold a validation batch of one item" in str(res)
     assert isinstance(search(learn, for_='test'), ValueError)
+    learn.dls.loaders[1] = DataLoader([], bs=4)
+    assert 'The validation set is empty' in str(search(learn, for_='valid'))
 
 def test_a_card_by_its_name(capsys):
     assert limited(1000, cbs=ProgressCallback()).max_bs_find(limit='t4')==50 and capsys.readouterr().out==f"{card_of('T4')}\n"
@@ -316,27 +320,19 @@ def test_an_interrupt(start, says, capsys):
     learn = limited(13, error=KeyboardInterrupt, cbs=ProgressCallback())
     assert isinstance(search(learn, start=start), KeyboardInterrupt) and says in capsys.readouterr().out
 
-def test_what_cannot_be_looked_at():
-    "torch.func allows no hooks on saved tensors: without a limit the search does without the measured report; a step of it can be traced"
-    learn = limited(13)
-    learn.loss_func = lambda pred, targ: torch.func.vjp(lambda p: ((p-targ)**2).mean(), pred)[0]
-    assert learn.max_bs_find()==13
-    with pytest.raises(Exception, match="saved tensor hooks"): measured_report(learn, 4)
-    assert learn.memory_report().step
-
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
         self.rnn,self.out = nn.LSTM(1,8,batch_first=True),nn.Linear(8,2)
     def forward(self, x): return self.out(self.rnn(x[...,None])[0][:,-1])
 
-def test_what_a_trace_does_not_see_is_said_once(capsys):
+def test_what_a_gpu_does_otherwise_is_said_once(capsys):
     "To who has a progress bar"
     learn = limited(1000, model=Recurrent(), cbs=ProgressCallback())
     with learn.no_bar(): learn.max_bs_find(limit='1MB')
     assert capsys.readouterr().out==''
     learn.max_bs_find(limit='1MB')
-    assert capsys.readouterr().out.count('half as many items fit')==1
+    assert capsys.readouterr().out.count('more items may fit there')==1
 
 # A GPU, by its functions alone
 
@@ -424,22 +420,48 @@ def test_the_size_of_micro_batches(bs, micro_bs):
 
 @pytest.mark.parametrize('own', [lambda: GradAccum(3, count=lambda o: len(o.x), fix_bn=False), lambda: GradientAccumulation(12), lambda: NoiseScale()])
 def test_callbacks_are_put_back(own):
-    "What accumulated before gives way; twice set up is twice taken back, and a loader that came since stays"
+    "What accumulated before gives way; the second setup takes the place of the first, and a loader that came since stays"
     learn = small(own())
     was,dl = list(learn.cbs),learn.dls.train
     first = learn.accum_to(16, limit=inf)
     if hasattr(was[-2], 'count'): assert (learn.grad_accum.count,learn.grad_accum.fix_bn)==(was[-2].count,False)
     second = learn.accum_to(8, limit=inf)
     assert learn.batch_size==8 and GradAccum not in cbs_of(learn)
-    second.undo()
-    assert learn.batch_size==16 and sum(isinstance(o, (GradAccum,GradientAccumulation)) for o in learn.cbs)==1
     learn.fit(1, 0.01)
-    first.undo(),first.undo()
+    first.undo() # It is taken back already
+    assert learn.batch_size==8
+    second.undo(),second.undo()
     assert {*map(id, learn.cbs)}=={*map(id, was)} and learn.dls.train is dl
     third = learn.accum_to(16, limit=inf)
     learn.dls = pair(bs=7)
     third.undo()
     assert learn.dls.train.bs==7 and GradAccum not in {*cbs_of(learn)}-{type(was[-2])}
+
+def test_a_setup_and_a_plan():
+    "A plan takes the place of a setup, and a setup refuses to take a plan's; what is taken back last leaves what there was first"
+    plan,learn = plan_of(8, noise_scale=64., ci=(60.,70.), lr=0.1, adam=True, n_train=48, n_epoch=3, times=((8,0.01,0.),(16,0.01,0.),(32,0.011,0.))),small()
+    was,dl = cbs_of(learn),learn.dls.train
+    setup = learn.accum_to(24, limit=inf)
+    plan.undo(learn) # It was not applied
+    assert learn.batch_size==24
+    plan.apply(learn)
+    n = learn.batch_size
+    setup.undo() # The plan has taken it back
+    assert n==learn.batch_size==plan.bs!=24
+    assert 'A plan has set this learner up' in str(unmoved(lambda o: o.accum_to(24, limit=inf), learn))
+    plan.undo(learn)
+    assert cbs_of(learn)==was and learn.dls.train is dl and learn.accum_to(24, limit=inf).bs==24
+
+@pytest.mark.parametrize('event', ['before_fit','before_batch','after_epoch'])
+def test_in_a_fit(event):
+    "A setup is refused, and the fit ends as it would"
+    says = []
+    def _call(self):
+        try: self.learn.accum_to(8, limit=inf)
+        except ValueError as e: says.append(str(e))
+    learn = small(type('Calls', (Callback,), {event: _call})())
+    learn.fit(1, 0.01)
+    assert {*says}=={'accum_to(8) sets a fit up, and one is under way: call it before learn.fit'} and learn.dls.train.bs==4
 
 @pytest.mark.parametrize('bs,error,says', [(0,ValueError,'`bs` must be at least 1 item'), (8.,TypeError,'`bs` must be a whole number'),
     (49,ValueError,'`bs`=49 items are more than the 48 of the training set'),
@@ -550,23 +572,6 @@ def test_a_set_of_unknown_length():
 
 # Several processes
 
-@pytest.mark.parametrize('other,res', [(1000,13), (9,9), (1,1), (0,None)])
-def test_the_worst_of_all_counts(other, res, monkeypatch):
-    "The other process has memory for `other` items"
-    learn,train,sizes = limited(13),max_bs.TrialSearch._train,[]
-    monkeypatch.setattr(max_bs.TrialSearch, '_train', lambda self, bs: sizes.append(bs) or train(self, bs))
-    # Before any trial the report's bound is agreed upon
-    monkeypatch.setattr(max_bs, 'min_over_ranks', lambda fits: fits and sizes[-1]<=other if sizes else fits)
-    if res: assert learn.max_bs_find(limit=inf)==res
-    else:
-        with pytest.raises(RuntimeError, match="Not even a micro-batch of one item"): learn.max_bs_find(limit=inf)
-
-def test_other_trainers_of_several_processes_are_left_out():
-    "They would wait for each other where one fails"
-    log = []
-    DistributedTrainer = type('DistributedTrainer', (Callback,), dict(before_fit=lambda self: log.append('fit')))
-    assert limited(13, cbs=DistributedTrainer()).max_bs_find(limit=inf)==13 and log==[]
-
 def _worker(rank):
     "What two processes find"
     dls = [text_loader('torch', False, items=texts([5*(rank+1)]*40)) for _ in range(2)]
@@ -575,7 +580,11 @@ def _worker(rank):
             ('validation',limited(1000 if rank else 7, 'validation'),inf), ('limit',text_learner(*dls),'15KB')):
         try: res[nm] = learn.max_bs_find(limit=limit)
         except Exception as e: res[nm] = str(e)
-    return res
+    learn = limited(9 if rank else 1000, n=48)
+    with learn.distrib_ctx(cpu=True, sync_bn=False), learn.accum_to(32, limit=inf) as setup:
+        learn.fit(1, 0.01)
+        res['setup'] = repr(setup),[p.tolist() for p in learn.model.parameters()]
+    return {**res, 'after': learn.dls.train.bs}
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('ranks')
@@ -584,6 +593,7 @@ def test_processes_agree():
     assert a['limit']==b['limit']<40
     assert a['memory']==b['memory']==5 and a['validation']==b['validation']==7
     assert all('Not even a micro-batch of one item' in o['every'] for o in (a,b))
+    assert a['setup']==b['setup'] and a['setup'][0]=='Batches of 32 items, in 2 micro-batches of 8' and a['after']==b['after']==4
 
 # `bs_find(max_bs='auto')`
 

@@ -15,7 +15,8 @@ from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.text.models.core import get_language_model
 from fastai.torch_core import TensorCategory, TensorImage
 
-from fastai_bs.memory.trace import LiveBytes, TracedStep
+from fastai_bs.memory.report import measured_report
+from fastai_bs.memory.trace import LiveBytes, TracedStep, _rnn_of_cudnn
 from helpers import changes, loaders, mlp, picture, quiet_learner, regression, root
 from fastai_bs.all import GradAccum # noqa: F401 (adds `memory_report` and `max_bs_find`)
 
@@ -52,9 +53,9 @@ adamw = partial(OptimWrapper, opt=torch.optim.AdamW)
 
 @pytest.mark.parametrize('make,opt_func', [('dense',Adam),('dense',SGD),('dense',adamw),('conv',partial(SGD, mom=0.9)),('encoder',Adam),('encoder',adamw)])
 def test_peak(make, opt_func):
-    "Gradients that fastai's optimizers keep, and that torch's let go of; small convolutions take copies in oneDNN's layout, which nobody sees"
+    "Gradients that fastai's optimizers keep, and that torch's let go of; few channels are copied into oneDNN's layout, which nobody sees"
     learn = learners[make](opt_func=opt_func)
-    assert (0.85 if make=='conv' else 0.93)<sum(TracedStep(learn)(learn.dls.train.bs).values())/peak_of(learn)<1.02
+    assert (0.87 if make=='conv' else 0.99)<sum(TracedStep(learn)(learn.dls.train.bs).values())/peak_of(learn)<1.01
 
 def test_tensors_of_fastais_own_types():
     "Pictures hold as much as plain tensors"
@@ -79,16 +80,21 @@ def test_half_precision(make):
     learn.add_cb(MixedPrecision('bf16'))
     assert sum(TracedStep(learn)(learn.dls.train.bs).values())==held # As it trains now
 
-def test_a_language_model(capsys):
-    "`RNNCallback` takes the first of what it returns; its hidden state may be of another batch"
-    config = dict(emb_sz=20, n_hid=30, n_layers=2, pad_token=1, bidir=False, output_p=0.1, hidden_p=0.1, input_p=0.1, embed_p=0.02, weight_p=0.2,
+@pytest.mark.parametrize('precision', ['fp32','bf16'])
+def test_a_language_model(precision, capsys):
+    "`RNNCallback` takes the first of what it returns; oneDNN's LSTM keeps more than half of the peak, and a GPU's keeps less, as is said"
+    config = dict(emb_sz=20, n_hid=64, n_layers=2, pad_token=1, bidir=False, output_p=0.1, hidden_p=0.1, input_p=0.1, embed_p=0.02, weight_p=0.2,
                   tie_weights=True, out_bias=True)
-    learn = classifier(tokens(), get_language_model(AWD_LSTM, 200, config=config), cbs=[ModelResetter(),RNNCallback()])
-    learn.fit(1, 0.001)
-    report = learn.memory_report(16)
-    assert 'traced, without what a fused LSTM or GRU keeps' in repr(report) and report.max_bs('1GB') and 'half as many items' in capsys.readouterr().out
-    rows = TracedStep(learn)(16)
-    assert rows['parameters']==rows['gradients']==4*sum(p.numel() for p in {*learn.model.parameters()}) and rows['activations']>16*40*200*4
+    learn = classifier(tokens(), get_language_model(AWD_LSTM, 200, config=config), 16, cbs=[ModelResetter(),RNNCallback()])
+    report = learn.memory_report(precision=precision)
+    if precision=='bf16': learn.add_cb(frame().Half())
+    assert 0.9<report.bytes['total']/peak_of(learn)<1.05
+    assert report.max_bs('1GB') and 'more items may fit there' in capsys.readouterr().out
+
+def test_the_reserve_of_cudnn():
+    "The two that cuDNN asked for in https://github.com/pytorch/pytorch/issues/2895, at most a quarter more"
+    x = torch.empty(1000, 25, 123, device='meta')
+    for asked in (736e6,864e6): assert asked<=_rnn_of_cudnn(x, 320, 4, 1, True)[0]<1.25*asked
 
 def test_rows():
     "With many items: input, ReLU's output, the prediction that the learner holds, and the target; the last layer's gradient on its way"
@@ -150,6 +156,16 @@ def test_validation():
     items = list(zip(torch.randn(20, 50), torch.randint(50, (20,))))
     step = TracedStep(classifier(items, nn.Sequential(*(nn.Sequential(nn.Linear(50,50), nn.Sigmoid()) for _ in range(10)))), ds_idx=1)
     assert 1000*50*4*2<step.valid(1000)<1000*50*4*5 and step(1000)['activations']>1000*50*4*10
+
+def test_the_largest_validation_batch_of_a_card():
+    "As `max_bs_find` has it; a report that was measured in training cannot know"
+    learn = dense(opt_func=Adam)
+    report = learn.memory_report()
+    n = report.max_bs('8MB', for_='valid')
+    assert n>2*report.max_bs('8MB') and 0.9*8e6<TracedStep(learn, ds_idx=1).valid(n)<=0.95*8e6
+    with pytest.raises(ValueError, match="`for_` must be 'train' or 'valid', got 'test'"): report.max_bs('T4', for_='test')
+    with pytest.raises(ValueError, match="was measured in training steps, which says nothing of for_='valid': trace one"):
+        measured_report(learn, 4).max_bs('T4', for_='valid')
 
 @pytest.mark.parametrize('precision', ['half',16])
 def test_precision_refused(precision):
