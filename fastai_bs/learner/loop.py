@@ -30,11 +30,11 @@ def _running(learn):
     while frame := frame.f_back:
         if frame.f_code.co_varnames[:1]==('self',) and frame.f_locals.get('self') is learn: yield frame.f_code.co_name
 
-def in_fit(learn:Learner)->bool: # At any time
+def in_fit(learn:Learner): # At any time
     "Return whether a fit of `learn` is under way"
     return 'fit' in _running(learn)
 
-def is_of_loop(learn:Learner)->bool: # A learner that fires an event
+def is_of_loop(learn:Learner): # A learner that fires an event
     "Return whether the loop fires the event; `with learn:`, `summary`, `validate` and `tta` fire the events of a fit too"
     return next((o for o in _running(learn) if o not in ('__call__','_call_one')), None)=='_with_events'
 
