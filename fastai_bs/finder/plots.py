@@ -90,7 +90,7 @@ def _plot_cycle(plan, ax=None):
     seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], plan.noise_known, *plan.ci, bs) if 0<o<math.inf]
     bottom,top = min(seen)/2,max(seen)*2
     bottom /= (top/bottom)**(1/3) # Room for the rate
-    ax.set(yscale='log', ylim=(bottom,top), ylabel='gradient noise scale (items)', title='What the gradient says')
+    ax.set(yscale='log', ylim=(bottom,top), ylabel='gradient noise scale (items)', title='Gradient noise scale')
     _plot_groups(groups, top, ax)
     stretch = np.flatnonzero((df.pct>=cool_stretch[0]) & (df.pct<=cool_stretch[1]))
     if len(stretch) and plan.noise_known>0: _plot_reading(plan, (stretch[0]+0.5,stretch[-1]+1.5), 'whole training', bottom, top, ax)
