@@ -15,38 +15,34 @@ from .loop import callback_of, is_of_loop, rate_finder
 
 # %% ../../nbs/learner/06_recorder.ipynb #412f248b
 def _writer(learn, module, cls):
-    "fastai's module of a logger, and its callback, where that writes in this fit"
+    "Return fastai's module of a logger and its callback if the callback writes in this fit, otherwise two `None`"
     mod = sys.modules.get(f'fastai.callback.{module}')
     cb = mod and callback_of(learn, getattr(mod, cls))
     return (mod,cb) if cb and cb.run else (None,None) # fastai switches it off under `lr_find`, and on all ranks but the first
 
-def is_logged(
-    learn, # A `Learner` in a fit
-)->bool:
-    "Does a callback write to TensorBoard or Weights & Biases in this fit?"
+def is_logged(learn): # A `Learner` in a fit
+    "Return whether a callback writes to TensorBoard or Weights & Biases in this fit"
     return any(cb for _,cb in (_writer(learn, 'tensorboard', 'TensorBoardCallback'),_writer(learn, 'wandb', 'WandbCallback')))
 
 _of_steps = 'Recorder','ShowGraphCallback','TensorBoardCallback','WandbCallback','NeptuneCallback','CometCallback','AzureMLCallback'
 
-def recorders(
-    learn, # A `Learner` in a fit
-)->list:
-    "Its callbacks that record, draw or log what each batch comes to, and the one that looks for a learning rate by it"
-    # By name: most of their modules can be imported only where what they log to is installed
+def recorders(learn): # A `Learner` in a fit
+    "Return the callbacks that record, draw or log each batch, and the one of `lr_find`"
+    # By name, as most of their modules import a logger that may not be installed
     finder = rate_finder(learn)
     return [cb for cb in learn.cbs.sorted('order') if cb is finder or any(c.__name__ in _of_steps for c in type(cb).__mro__)]
 
 def log_values(
     learn, # A `Learner` in a fit, after a batch or an epoch
-    values:dict, # Numbers by name; what is still on a device would be waited for
-    at:int=None, # The step that TensorBoard has written of last; `None`: `learn.train_iter`
+    values:dict, # Numbers by name; one that is still on a device makes the process wait
+    at:int=None, # The step to log at in TensorBoard; `None`: `learn.train_iter`
 ):
-    "To TensorBoard and Weights & Biases where fastai's callbacks for them are on, at the batch that these have written of last"
+    "Log values to TensorBoard and Weights & Biases if fastai's callbacks for them are on, at the step that they logged last"
     _,cb = _writer(learn, 'tensorboard', 'TensorBoardCallback')
     if cb:
         for nm,v in values.items(): cb.writer.add_scalar(nm, v, learn.train_iter if at is None else at)
     mod,cb = _writer(learn, 'wandb', 'WandbCallback')
-    if cb: mod.wandb.log(values, commit=False) # To the step that is open there: the batch's
+    if cb: mod.wandb.log(values, commit=False) # To the open step, which is this batch's
 
 # %% ../../nbs/learner/06_recorder.ipynb #02d987ed
 _for_files = 'tr_sigma','g_sq','n_acc'
@@ -55,14 +51,14 @@ def of_table(
     learn, # A `Learner`
     columns:dict, # Values by name
 )->dict:
-    "Those that a row of the table has"
+    "Return the columns that the progress table shows"
     return columns if callback_of(learn, CSVLogger) else {nm: v for nm,v in columns.items() if nm not in _for_files}
 
 def add_columns(
-    rec, # The `Recorder` of a learner, which has named its own
-    names, # Of the columns to add
+    rec, # The `Recorder` of a learner, which has named its own columns
+    names, # Names of the columns to add
 ):
-    "After the metrics, before the batch size and the time"
+    "Add columns after the metrics, before the batch size and the time"
     own = list(rec.metric_names)
     at = own.index('batch_size') if 'batch_size' in own else len(own)-bool(rec.add_time)
     rec.metric_names = L(own[:at] + list(names) + own[at:])
@@ -71,9 +67,9 @@ def fill_columns(
     learn, # A `Learner`, at the end of an epoch
     columns:dict, # Values by name, in the order of the names
 ):
-    "Add to the epoch's row, unless it is not as long as it should be by now: in a cancelled epoch fastai leaves columns out. What it has no name for is logged"
+    "Add values to the epoch's row, unless the row is incomplete, as in a cancelled epoch; log the values that have no column"
     rec = vars(learn).get('recorder')
-    if rec is None or learn.lock.locked(): return # `validate` and `get_preds` are no fit
+    if rec is None or learn.lock.locked(): return # `validate` and `get_preds` run outside of a fit
     names = list(rec.metric_names)
     row = {nm: v for nm,v in columns.items() if nm in names}
     if not row or len(rec.log)!=names.index(next(iter(row))): return
@@ -82,18 +78,18 @@ def fill_columns(
 
 # %% ../../nbs/learner/06_recorder.ipynb #73dad6d7
 class _NamesAfter:
-    "Stands in for `Recorder.before_fit` once"
+    "Replaces `Recorder.before_fit` for one fit"
     def __init__(self, rec, cb): self.rec,self.cb = rec,cb
     def __call__(self):
         rec = self.rec
-        if not is_of_loop(rec.learn): return type(rec).before_fit(rec) # The fit's own is still to come
+        if not is_of_loop(rec.learn): return type(rec).before_fit(rec) # The fit has not begun yet
         del rec.before_fit
         rec.before_fit()
-        if any(o is self.cb for o in rec.learn.cbs): add_columns(rec, of_table(rec.learn, self.cb.columns())) # It may be left over from a fit that was refused
+        if any(o is self.cb for o in rec.learn.cbs): add_columns(rec, of_table(rec.learn, self.cb.columns())) # It may come from a fit that was refused
 
 def announce_columns(
-    learn, # A `Learner`, before `Recorder` hears of its fit
-    cb, # A callback of it, the only one that waits; its `columns()` are values by name
+    learn, # A `Learner` whose `Recorder` has not had `before_fit` yet
+    cb, # The only callback that announces columns; its `columns()` returns values by name
 ):
     "Have `Recorder` name the columns of `cb` after its own"
     rec = vars(learn).get('recorder')

@@ -35,24 +35,24 @@ _followed = (Learner, Callback, Metric, Hook, nn.Module, BaseLoss, _BaseOptimize
 _data = {'dataset', 'data_source', 'coll'} # Where loaders, samplers and collections keep the items themselves
 _plain = (type(None), bool, int, float, str) # Cannot change
 _values = *_plain,torch.dtype,torch.device,Tensor,np.ndarray,np.generic,list,tuple,dict,set,deque,FunctionType,*_followed
-_others = 'builtins','torch','fastai','fastcore','fastai_bs' # Whose other objects keep nothing of a training
+_others = 'builtins','torch','fastai','fastcore','fastai_bs' # Other objects of these packages keep no state of a training
 
 def _is_record(o):
-    "Is `o` of somebody's own class, no data set, and made of such values alone, as a moving average of the weights is and a logger's connection is not?"
+    "Return whether `o` is of a class of the user's own, holds plain values only, and is no data set"
     cls = type(o)
     return (hasattr(o, '__dict__') and not isinstance(o, type) and cls.__module__.partition('.')[0] not in _others
             and not hasattr(cls, '__getitem__') and not hasattr(cls, '__iter__') and all(isinstance(v, _values) for v in vars(o).values()))
 
 # %% ../../nbs/learner/02_snapshot.ipynb #9cf8b0c5
 class Undo:
-    "Calls to be made, last first and whatever fails on the way, at the end of a `with` block"
+    "Makes calls at the end of a `with` block, the last one first, even if some fail"
     def __init__(self): self.calls = []
     def callback(self, f, *args): self.calls.append((f,*args))
     def __enter__(self): return self
     def __exit__(self, *_): self.close()
 
     def close(self):
-        "Make them, once; the first error is raised in the end"
+        "Make the calls once, and raise the first error at the end"
         error = None
         while self.calls:
             f,*args = self.calls.pop()
@@ -62,11 +62,11 @@ class Undo:
 
 # %% ../../nbs/learner/02_snapshot.ipynb #e850083b
 class SetUp(Undo):
-    "Give a learner another training loader and other callbacks; closing gives it back what it had, but for a loader that it was given since"
+    "Gives a learner another training loader and other callbacks; `close` takes them back, but leaves a loader that you have set since"
     def __init__(self,
         learn:Learner, # Has the `SetUp` as an attribute until it is closed
-        name:str, # Of that attribute
-        dl, # Training loader, as of `with_micro_bs`
+        name:str, # Name of that attribute
+        dl, # Training loader, for example from `with_micro_bs`
         cbs:list, # Callbacks
         kinds:tuple, # Classes of the callbacks that they replace
     ):
@@ -83,11 +83,9 @@ class SetUp(Undo):
         setattr(learn, name, self)
         _swap(own_dl, dl, cbs)
 
-    def __reduce__(self): return type(None),() # Nobody wants the old loaders in an exported learner
+    def __reduce__(self): return type(None),() # An exported learner does not need the old loaders
 
-def close_set_ups(
-    learn:Learner, # Before a fit
-):
+def close_set_ups(learn:Learner): # Before a fit
     "Take back what a `SetUp` has given to `learn`"
     for o in [*vars(learn).values()]:
         if isinstance(o, SetUp): o.close()
@@ -146,7 +144,7 @@ def _keep(o, stack, seen, to='cpu'):
 
 # %% ../../nbs/learner/02_snapshot.ipynb #2fbcf812
 def accelerator(): # A module as `torch.cuda`, or `None`
-    "What torch knows of the device that this process has beside the CPU: CUDA, MPS or one that somebody has added"
+    "Return torch's module of the accelerator (CUDA, MPS or another one)"
     return torch.get_device_module(torch.accelerator.current_accelerator().type) if torch.accelerator.is_available() else None
 
 def _keep_rng(stack):
@@ -159,12 +157,12 @@ def _keep_rng(stack):
     stack.callback(getattr(acc, f'set_rng_state{every}'), getattr(acc, f'get_rng_state{every}')())
 
 def autocast_devices()->list: # Types; fastai's `MixedPrecision` asks for CUDA's wherever it is
-    "For which autocast may be on"
+    "Return the device types for which autocast may be on"
     acc = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None # torch 2.6 would raise an error
     return list(dict.fromkeys(['cpu','cuda',*([acc.type] if acc else [])]))
 
 def _autocast_depth():
-    "How many autocast contexts are open"
+    "Count the open autocast contexts"
     depth = torch.autocast_increment_nesting()-1
     torch.autocast_decrement_nesting()
     return depth
@@ -182,7 +180,7 @@ def _keep_autocast(stack):
     stack.callback(_set_autocast, _autocast_depth(), states)
 
 def _set_aside_workers(dl, stack):
-    "`dl` makes new workers if it needs any; its persistent ones wait, with random numbers of their own"
+    "Have `dl` start new workers in the block, and keep its persistent ones with their random numbers"
     # torch keeps them in its private `_iterator`, and has no public way to set them aside
     def _shut_down():
         it = vars(dl).get('_iterator')
@@ -200,7 +198,7 @@ def same_rng():
 
 # %% ../../nbs/learner/02_snapshot.ipynb #31cb2659
 def _reseed(objects, seed, rank):
-    "Other random numbers: for generators among `objects`, which loaders draw their order with, alike on all ranks; for the global ones not, as of dropout"
+    "Seed the generators among `objects` alike on all ranks, for the order of items, and the global ones by rank, for dropout"
     own,ranks = random.Random(f'{seed}'),random.Random(f'{seed} {rank}')
     for o in objects:
         n = own.getrandbits(32)
@@ -213,11 +211,11 @@ def _reseed(objects, seed, rank):
 @contextmanager
 def unchanged(
     learn:Learner, # What happens to it in the block is undone
-    seed:int=None, # Draw the random numbers of this one in the block; `None`: go on with those that would be drawn next
-    rank:int=0, # Of this process: loaders draw the same on all ranks, everything else does not
+    seed:int=None, # Seed of the random numbers in the block; `None`: those that would be drawn next
+    rank:int=0, # Rank of this process: loaders draw the same numbers on all ranks, everything else its own
 ):
     "Put `learn` and the random number generators back as they are now, in memory, however the block ends"
-    with Undo() as stack: # Runs all that was asked of it, last first, whatever fails on the way
+    with Undo() as stack: # Makes its calls, last first, even if some fail
         _keep_rng(stack)
         stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         _keep_autocast(stack)
@@ -232,10 +230,10 @@ def unchanged(
 # %% ../../nbs/learner/02_snapshot.ipynb #4a046559
 @contextmanager
 def pass_unchanged(
-    learn:Learner, # A forward and a backward pass of its model in the block is undone, but for the gradients
-    cbs=(), # Callbacks that have a part in that pass
+    learn:Learner, # Its model makes a forward and a backward pass in the block
+    cbs=(), # Callbacks that take part in that pass
 ):
-    "Put back what such a pass may change: random numbers, buffers, attributes of modules, of the loss, of `cbs` and of the learner, however the block ends"
+    "Restore what a pass may change, but for gradients: random numbers, buffers, attributes of modules, of the loss, of `cbs` and of the learner"
     with Undo() as stack:
         _keep_rng(stack)
         seen = {id(o): o for o in (learn, learn.opt, *learn.model.parameters())} # These stay as they are
@@ -248,7 +246,7 @@ def pass_unchanged(
 def loss_unchanged(
     learn:Learner, # Its loss is called once more in the block
 ):
-    "Put back what that may change: random numbers, and the attributes of the loss"
+    "Restore what a call of the loss may change: random numbers, and its attributes"
     with Undo() as stack:
         _keep_rng(stack)
         _keep(getattr(learn.loss_func, '__dict__', None), stack, {}, to=None)
@@ -256,7 +254,7 @@ def loss_unchanged(
 
 # %% ../../nbs/learner/02_snapshot.ipynb #7e5ee1db
 _of_memory = [ # Patterns in errors, with their type, where memory has run out
-    'MemoryError', # Python's own, NumPy's, and torch.OutOfMemoryError
+    'MemoryError', # Python's, NumPy's, and torch.OutOfMemoryError
     'out of memory', # torch on CUDA, ROCm, XPU and MPS; the CUDA driver
     "can't allocate memory", # 'DefaultCPUAllocator: ...', c10/core/impl/alloc_cpu.cpp of torch
     'DefaultCPUAllocator: not enough memory', # The same on Windows
@@ -273,9 +271,9 @@ _maybe_of_memory = [ # In errors that have other causes too
 
 def out_of_memory(
     e, # An exception
-    surely:bool=False, # Only where it can be nothing else?
+    surely:bool=False, # Leave out messages that have other causes too?
 )->bool:
-    "Does `e`, or a cause of it, say that memory has run out?"
+    "Return whether `e`, or a cause of it, says that memory has run out"
     patterns = '|'.join(_of_memory if surely else _of_memory+_maybe_of_memory)
     while e is not None:
         if re.search(patterns, f'{type(e).__name__}: {e}'): return True
@@ -283,9 +281,9 @@ def out_of_memory(
     return False
 
 def free_memory(
-    learn=None, # A `Learner` whose step failed; nobody holds the exception any more
+    learn=None, # A `Learner` whose step failed; the exception must be gone
 ):
-    "Free the batch and the graph of a step that failed, and what the allocator keeps for later"
+    "Free the batch and the graph of a step that failed, and the allocator's cache"
     if learn is not None:
         learn.xb = learn.yb = (None,)
         learn.pred = learn.loss = learn.loss_grad = None # The loss holds the graph
@@ -294,7 +292,7 @@ def free_memory(
     if hasattr(acc, 'empty_cache'): acc.empty_cache()
 
 def restart_point()->Undo: # Close it once; if it is never closed, nothing happens
-    "Closing it puts the global random number generators and autocast back as they are now"
+    "Return an `Undo` that restores the global random number generators and autocast as they are now"
     stack = Undo()
     _keep_rng(stack)
     _keep_autocast(stack)
