@@ -22,8 +22,8 @@ def _check_norms(model):
             f"{nm} is lazy and has no channels yet: pass one batch through the model first")
     for m in model.modules():
         if isinstance(m, TabularModel) and isinstance(m.bn_cont, _BatchNorm) and m.bn_cont.num_features: raise ValueError(
-            "`bn_cont` of a TabularModel normalises the columns of the table, which GroupNorm would mix: make the model with bn_cont=False, and "
-            "normalise the data")
+            "`bn_cont` of a TabularModel normalises the columns of the table, which GroupNorm would mix: make the model with "
+            "config=tabular_config(bn_cont=False), and normalise the data")
 
 def _groups_for(bn, groups, nm):
     "Most groups, up to `groups`, that divide the channels, with two of them at least: a single value, less its mean, is 0. Of features without positions 16"

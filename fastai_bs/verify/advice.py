@@ -19,8 +19,8 @@ from .compare import default_rates
 headlines = dict(
     use=dict(
         time="Use {bs} (today {now}): in the same time its {loss} ends {gain} lower.",
-        items="Use {bs} (today {now}): for the same items its {loss} ends within 2% of today's, in {part} of the time.",
-        plan="Use {bs} (today {now}): as planned its {loss} ends within 2% of today's, in {part} of the time."),
+        items="Use {bs} (today {now}): for the same items its {loss} ends at most 2% above today's, in {part} of the time.",
+        plan="Use {bs} (today {now}): as planned its {loss} ends at most 2% above today's, in {part} of the time."),
     stay=dict(
         time="Stay at {now}: in the same time no other size ends with a lower {loss}.",
         items="Stay at {now}: for the same items no faster size ends within 2% of its {loss}.",
@@ -133,7 +133,7 @@ def good_to_know(
     for part,df in v.table[v.table.part<1].groupby('part'):
         yield f"Only 1/{round(1/part)} of the length was trained with {listed(df.bs)}, as other sizes ended lower there."
     if v.spread.dof: yield f"Between runs, the loss has a standard deviation of {percent(v.spread.sd)} (from {counted(v.n_runs, 'run')} of each size)."
-    yield "A trial is shorter than the whole training, whose best batch size tends to be larger."
+    if v.equal!='plan': yield "A trial is shorter than the whole training, whose best batch size tends to be larger."
 
 # %% ../../nbs/verify/04_advice.ipynb #c5cc40e6
 def verified_words(

@@ -29,15 +29,16 @@ from .both_ways import HeldDraws, PlainLoop, run, trained_params, windows_of
 # %% ../../nbs/verify/08_check_accum.ipynb #4a596153
 _words = dict(
     batchnorm="BatchNorm in train mode ({n_layers} from `{layer}` on) normalises each micro-batch by its own items: with it the gradient is off by {error}, in "
-        "eval mode by {rest}. Replace it with GroupNorm, which is exact, by bn_to_gn(learn.model), leave it out of a tabular model by "
-        "config=tabular_config(use_bn=False, bn_cont=False), or take micro-batches as large as fit in memory. `fix_bn` of GradAccum corrects the running "
-        "statistics, not the gradient.",
+        "eval mode by {rest}. Replace it with GroupNorm, which is exact, by bn_to_gn(learn.model); a tabular model needs "
+        "config=tabular_config(bn_cont=False) for that, or use_bn=False too. Or take micro-batches as large as fit in memory. `fix_bn` of GradAccum "
+        "corrects the running statistics, not the gradient.",
     divides="{how} always divides by {divisor}, but this window has {n_micro} of {items} items in all. GradAccum({n}) gives the gradient of the large batch.",
     random="Dropout, or another random operation, could not have the same random numbers both ways: the gradient is off by {error}. There is nothing to do: "
         "each micro-batch draws its own, as each large batch does.",
-    loss="The loss is not a mean over what is counted, as the model predicts the same for each item both ways. If it is a mean over something else, count "
-        "that, as in GradAccum({n}, count=lambda learn: (learn.y!=0).sum()). If it is a sum, set learn.loss_func.reduction = 'sum'. If it compares the "
-        "items of a batch, no accumulation is exact: take micro-batches as large as fit in memory (learn.max_bs_find()).",
+    loss="The model predicts the same both ways, but the loss is no mean over what is counted: items, unless `count=` is given. If it is a mean over "
+        "something else, count that, as in GradAccum({n}, count=lambda learn: (learn.y!=0).sum()). If it is a sum, set "
+        "learn.loss_func.reduction = 'sum'. If it compares the items of a batch, no accumulation is exact: "
+        "take micro-batches as large as fit in memory (learn.max_bs_find()).",
     layer="The model predicts something else for an item in a micro-batch than in the large batch, so no accumulation is exact. The error is largest in "
         "`{parameter}` ({layer}): look there for a layer that uses other items of the batch, or that changes from one micro-batch to the next. Replace it with "
         "one that sees each item by itself, or take micro-batches as large as fit in memory.",

@@ -28,14 +28,14 @@ def sentences(plan):
         "Stay at 64, but as one micro-batch (today 4 x 16): 5 epochs in about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
     (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): other sizes gain 3% at most on this device."),
     (lambda: plan_of(100, noise_scale=100., ci=(99.,101.), n_epoch=1000, times=((100,0.02,0.),(400,0.02944,0.))), 'stay', # (1+1/4)/(1+1) of the steps
-        "Stay at 100 for 1000 epochs (2 h 47 min): the whole fit, epochs and validations counted, takes 92% of the time at 400, and so large a change "
-        "must bring it to 90.7% or less."),
+        "Stay at 100 for 1000 epochs (2 h 47 min): with 400 the whole fit would take 92% of today's time, and a change so large has to "
+        "bring it to 90.7% or less."),
     (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'use',
         "Use 256 (today 64): 5 epochs of 64 become 7 of 256 after 1 frozen one, in about 74% of the time (51 s instead of 1 min 9 s)."),
-    (lambda: plan_of(n_windows=4), 'short', "Stay at 64: 4 windows cannot tell the noise scale, so measure for longer first."),
+    (lambda: plan_of(n_windows=4), 'short', "Stay at 64: 4 windows of micro-batches are too few to tell the noise scale, so measure for longer first."),
     (lambda: plan_of(loss_rose=True), 'too_high', "Stay at 64: the loss rose during the mock training at 0.01, so measure with a lower rate first."),
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)), 'unknown', "Stay at 64: the noise scale cannot be told yet, so measure for longer first."),
-    (lambda: plan_of(pairs=True), 'pairs', "Stay at 64: this loss looks at pairs of items in the batch, or its `count` is wrong.")])
+    (lambda: plan_of(pairs=True), 'pairs', "Stay at 64: this loss needs another `count=`, or it compares the items of a batch.")])
 def test_headlines(make, verdict, text):
     plan = make()
     assert plan.verdict==verdict and headline(plan)==text and repr(plan).replace('\n', ' ').startswith(text) and plan.advice.startswith(text)
@@ -75,7 +75,7 @@ def test_a_reading_that_bounds_nothing_is_left_out(noise_scale, ci, said):
     (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn).fit_one_cycle(n_epoch, lr)'),
     (lambda: plan_of(adam=False, sums=True), 'plan.apply(learn).fit_one_cycle(6, 0.005)'),
     (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'plan.apply(learn).fine_tune(7, 0.01)'),
-    (lambda: plan_of(freeze_epochs=1).at(1024), 'plan.apply(learn).fine_tune(14, 0.01, freeze_epochs=3)'),
+    (lambda: plan_of(freeze_epochs=1).at(1024), 'plan.at(1024).apply(learn).fine_tune(14, 0.01, freeze_epochs=3)'),
     (lambda: plan_of(freeze_epochs=1, n_windows=4, n_enough=800), "plan = learn.bs_find(0.01, n_epoch=5, num_it=800, how='fine_tune')"),
     (lambda: plan_of(loss_rose=True, lr=0.03), 'plan = learn.bs_find(0.01, n_epoch=5)'),
     (lambda: plan_of(n_windows=4, n_enough=800), 'plan = learn.bs_find(0.01, n_epoch=5, num_it=800)'), (lambda: plan_of(pairs=True), None)])
