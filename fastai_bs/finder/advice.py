@@ -267,7 +267,7 @@ def cautions(
         if plan.measured.loss_rose and plan.verdict!='too_high': yield "The learning rate may be too high: the loss rose during the mock training."
         yield from _on_cost(plan)
         return
-    if plan.loading_part>1/3: yield f"The loader takes {percent(plan.loading_part)} of a step: more workers gain more than any batch size."
+    if plan.loading_part>1/3: yield f"The loader takes {percent(plan.loading_part)} of a step: more workers may gain more than any batch size."
     if plan.today.has_plan:
         yield f"An earlier plan has set up this learner, so n_epoch counts for batches of {plan.bs_now}: call plan.undo(learn) first to plan anew."
     if plan.rate.low and plan.bs==plan.rate.held:
