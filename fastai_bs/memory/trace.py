@@ -40,6 +40,7 @@ _unseen = {
     'aten.mkldnn_rnn_layer.default': lambda x,*o: _lstm_of_onednn(x, o[9], o[-1]),
     'aten.mkldnn_rnn_layer_backward.default': lambda x,*o: (0,4*o[6].nbytes),
     'aten._cudnn_rnn.default': lambda x,*o: _rnn_of_cudnn(x, o[6], o[8], 1+o[12], o[11]),
+    'aten.native_batch_norm_backward.default': lambda g,x,*o: (0,x.nbytes), # The CPU's kernel makes the gradient twice
     'aten.convolution_backward.default': lambda g,x,w,*o: (0,4*w.numel())} # The weights in oneDNN's layout and in float32
 
 class LiveBytes(TorchDispatchMode):
