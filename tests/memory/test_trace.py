@@ -91,6 +91,12 @@ def test_a_language_model(precision, capsys):
     assert 0.9<report.bytes['total']/peak_of(learn)<1.05
     assert report.max_bs('1GB') and 'more items may fit there' in capsys.readouterr().out
 
+def test_batchnorm():
+    "Its kernel on a CPU makes the gradient twice, here at the peak"
+    model = nn.Sequential(nn.Linear(5,8), nn.ReLU(), nn.Linear(8,400), nn.BatchNorm1d(400), nn.Linear(400,3))
+    learn = classifier(list(zip(torch.randn(512, 5), torch.randint(3, (512,)))), model, 512)
+    assert 0.97<sum(TracedStep(learn)(512).values())/peak_of(learn)<1.03
+
 def test_the_reserve_of_cudnn():
     "The two that cuDNN asked for in https://github.com/pytorch/pytorch/issues/2895, at most a quarter more"
     x = torch.empty(1000, 25, 123, device='meta')
