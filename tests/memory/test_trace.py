@@ -94,7 +94,7 @@ def test_a_language_model(precision, capsys):
 def test_batchnorm():
     "Its kernel on a CPU makes the gradient twice, here at the peak"
     model = nn.Sequential(nn.Linear(5,8), nn.ReLU(), nn.Linear(8,400), nn.BatchNorm1d(400), nn.Linear(400,3))
-    learn = classifier(list(zip(torch.randn(512, 5), torch.randint(3, (512,)))), model, 512)
+    learn = classifier(list(zip(torch.randn(1024, 5), torch.randint(3, (1024,)))), model, 512)
     assert 0.97<sum(TracedStep(learn)(512).values())/peak_of(learn)<1.03
 
 def test_the_reserve_of_cudnn():
