@@ -351,7 +351,7 @@ def _candidates_table(plan): # A data frame, with a row per candidate
     "Name the columns of `plan.table` for readers"
     df = plan.table[['bs','micro_bs','n_acc','lr','steps','examples','step_time','time']]
     marks = ('today',plan.bs_now),('balanced',plan.balanced_bs),('planned',plan.bs)
-    names = dict(step_time='step_time (s)', time="time to a loss (today's = 1)")
+    names = dict(steps='steps (fewest = 1)', examples='examples (fewest = 1)', step_time='step_time (s)', time="time to a loss (today's = 1)")
     return df.assign(bs=[marked_size(bs, marks) for bs in df.bs]).rename(columns=names)
 
 def plan_html(
