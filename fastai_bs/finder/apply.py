@@ -14,8 +14,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
 from ..utils.text import counted, rate_text
 from ..learner.ranks import n_ranks
-from ..learner.snapshot import SetUp, close_set_ups
-from ..learner.loaders import is_distributed_dl, n_items, with_micro_bs
+from ..learner.loaders import SetUp, close_set_ups, is_distributed_dl, n_items, with_micro_bs
 from ..learner.optimizer import decay_of, divides_by_size
 from ..learner.loop import callback_of
 from ..accumulate.losses import loss_elements

@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/loaders.html.md"""
 
 # %% auto #0
 __all__ = ['micro_batch_size', 'known_micro_bs', 'n_items', 'refuse_empty', 'epoch_items', 'epoch_len', 'declared_len',
-           'with_train', 'with_micro_bs', 'trained_by', 'by_size', 'slices', 'rows_of', 'tensors', 'is_distributed_dl',
-           'n_fresh']
+           'with_train', 'with_micro_bs', 'trained_by', 'SetUp', 'close_set_ups', 'by_size', 'slices', 'rows_of',
+           'tensors', 'is_distributed_dl', 'n_fresh']
 
 # %% ../../nbs/learner/03_loaders.ipynb #a5d7484f
 import math, random
@@ -21,9 +21,10 @@ from torch.utils.data import (BatchSampler, DataLoader as TorchDataLoader, Itera
 from fastcore.basics import is_iter
 from fastai.data.core import TfmdDL
 from fastai.data.load import DataLoader
+from fastai.learner import Learner
 from fastai.text.data import LMDataLoader, SortedDL
 from .ranks import DistributedDL, n_processes, trainers
-from .snapshot import same_rng
+from .snapshot import Undo, same_rng
 
 # %% ../../nbs/learner/03_loaders.ipynb #64205593
 def micro_batch_size(dl): # A training loader
@@ -134,6 +135,34 @@ def trained_by(
     finally:
         if has_rng: there.rng.setstate(here.rng.getstate())
         if learn.dls is new: learn.dls = dls # Unless another callback has replaced the loaders
+
+# %% ../../nbs/learner/03_loaders.ipynb #e850083b
+class SetUp(Undo):
+    "Gives a learner another training loader and other callbacks; `close` takes them back, but leaves a loader that you have set since"
+    def __init__(self,
+        learn:Learner, # Has the `SetUp` as an attribute until it is closed
+        name:str, # Name of that attribute
+        dl, # Training loader, for example from `with_micro_bs`
+        cbs:list, # Callbacks
+        kinds:tuple, # Classes of the callbacks that they replace
+    ):
+        super().__init__()
+        own_dl,own_cbs = learn.dls.train,[cb for cb in learn.cbs if isinstance(cb, kinds)]
+        def _swap(old, new, cbs):
+            learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, kinds)])
+            learn.add_cbs(cbs)
+            if old is not new and learn.dls.train is old: learn.dls = with_train(learn.dls, new)
+        self.callback(vars(learn).pop, name, None)
+        self.callback(_swap, dl, own_dl, own_cbs)
+        setattr(learn, name, self)
+        _swap(own_dl, dl, cbs)
+
+    def __reduce__(self): return type(None),() # An exported learner does not need the old loaders
+
+def close_set_ups(learn:Learner): # Before a fit
+    "Take back what a `SetUp` has given to `learn`"
+    for o in [*vars(learn).values()]:
+        if isinstance(o, SetUp): o.close()
 
 # %% ../../nbs/learner/03_loaders.ipynb #d02d237e
 def _size(o):

@@ -19,8 +19,8 @@ from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from ..utils.text import counted, time_text
 from ..learner.ranks import alone, n_processes, n_ranks, over_ranks, trains_together, rank
-from ..learner.snapshot import SetUp, close_set_ups, free_memory, out_of_memory
-from ..learner.loaders import by_size, epoch_items, known_micro_bs, micro_batch_size, n_items, refuse_empty, with_micro_bs
+from ..learner.snapshot import free_memory, out_of_memory
+from ..learner.loaders import SetUp, by_size, close_set_ups, epoch_items, known_micro_bs, micro_batch_size, n_items, refuse_empty, with_micro_bs
 from ..learner.loop import in_fit
 from ..learner.mock import mock_training, ticks, worth_saying
 from ..utils.checks import check_whole
