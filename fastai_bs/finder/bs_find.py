@@ -140,8 +140,7 @@ class BSFinder(Callback):
         if not self.tol or abs(n-self._checked)<self.every: return False # There are fewer after rows were thinned out
         self._checked = n
         e = settled(self.noise.moments, self.noise.beta, self.noise.level)
-        low,high = e.ci
-        return e.n_windows>=self.min_windows and (high-low)/2 < self.tol*e.noise_scale
+        return e.n_windows>=self.min_windows and e.is_narrow(self.tol)
 
 # %% ../../nbs/finder/10_bs_find.ipynb #062b4059
 def _epoch_len(learn):

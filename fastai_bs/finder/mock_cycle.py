@@ -338,8 +338,7 @@ class MockAccum(QuietAccum):
         "Tell whether the interval of the cool stretch, as measured so far, is wider than `tol` allows"
         if not self.tol: return False
         if self.cycle.n_more%5: return True # One look for five windows: with a look at each, the first narrow interval may be chance
-        cool = readings(self.placed(self.noise.moments), self.noise.level)[1]
-        return not (cool.ci[1]-cool.ci[0])/2 < self.tol*cool.noise_scale
+        return not readings(self.placed(self.noise.moments), self.noise.level)[1].is_narrow(self.tol)
 
     def placed(self, df)->pd.DataFrame:
         "Add to `df` where each window was: optimizer steps `step` before it, part `pct` of the cycle, and the `rate` there over its peak"

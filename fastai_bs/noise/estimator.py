@@ -88,6 +88,7 @@ class NoiseEstimate:
     tr_sigma:float = math.nan # Mean of the windows' `tr_sigma`, per element
     g_sq:float = math.nan # Mean of the windows' `g_sq`
 
+    def is_narrow(self, tol)->bool: return (self.ci[1]-self.ci[0])/2 < tol*self.noise_scale # Is the interval's half-width below that part of it?
     def __repr__(self): return f"{with_interval(self.noise_scale, self.ci)} items, of {self.n_windows} windows"
 
 def _in_items(tr_sigma, g_sq, ci, per_item, n_windows):
