@@ -32,7 +32,7 @@ from ..accumulate.grad_accum import GradAccum, own_settings
 # %% ../../nbs/memory/03_max_bs.ipynb #79a7adaf
 class TrialSteps(Callback):
     "Ends a fit after `n_steps` optimizer steps with micro-batches of `micro_bs` items, and a batch of the validation set"
-    order = 1000 # After all others: what they do is part of the trial
+    order = 1000 # After all other callbacks, whose work is part of the trial
 
     def __init__(self,
         micro_bs:int, # Items; batches of another size do not count
@@ -41,11 +41,11 @@ class TrialSteps(Callback):
         tick=noop, # Called after each step, and after the validation batch
     ):
         store_attr()
-        self.most = 20*n_steps # Micro-batches; half precision may never find its scale, and a loader may have other sizes only
-        self.at,self._skipped = [],False # When each of them was done
+        self.most = 20*n_steps # Micro-batches at most: half precision may never find its scale, and a loader may have no batch of this size
+        self.at,self._skipped = [],False # Times at which the steps were done; did mixed precision skip this step?
 
     @property
-    def done(self)->int: return len(self.at) # Of them, so far
+    def done(self)->int: return len(self.at) # Optimizer steps so far
 
     def before_fit(self): self.n_seen = 0
 
@@ -72,13 +72,13 @@ class TrialSteps(Callback):
         if self.done<self.n_steps and self.n_seen<=self.most: raise CancelEpochException # Another epoch
         if not self.validates: raise CancelFitException
 
-    def after_validate(self): raise CancelFitException # A validation set without a batch
+    def after_validate(self): raise CancelFitException # The validation set has no batch
 
 class TrialBatch(Callback):
     "Ends a validation after its first batch"
-    order = 1000 # After all others: what they do is part of the trial
+    order = 1000 # After all other callbacks, whose work is part of the trial
     def __init__(self,
-        tick, # Called after it
+        tick, # Called after the batch
     ):
         self.tick = tick
     def after_batch(self):
@@ -87,8 +87,8 @@ class TrialBatch(Callback):
 
 # %% ../../nbs/memory/03_max_bs.ipynb #1ac803ea
 def min_over_ranks(
-    v:float, # This process's
-)->float: # The same in all of them
+    v:float, # The value of this process
+)->float: # The same in all processes
     "Return the least value of all processes"
     if n_processes()==1: return v
     return over_ranks(torch.tensor(v, dtype=torch.float64), 'min').item()
@@ -105,14 +105,14 @@ class TrialSearch:
     def __init__(self,
         learn:Learner, # Left as it was
         n_steps:int, # Optimizer steps that must run
-        orders:list, # Of the items, in the training and the validation loader, as for `with_micro_bs`
+        orders:list, # Order of the items in the training and in the validation loader, as for `with_micro_bs`
     ):
         store_attr()
-        self.error = None # Of the last size that was too large
+        self.error = None # The error of the last size that was too large
         self.gpu = gpu_of(learn)
-        self.n_retries,self.unused = 0,0. # Of a GPU's allocator, with the last size that fitted: requests made again, and the share of its memory in pieces
-        self.secs = math.nan # Of a trial, for each item, by the last that fitted
-        self.good = 0 # Items: the most that fitted so far
+        self.n_retries,self.unused = 0,0. # For the last size that fitted on a GPU: memory requests that were repeated, and the unused share of what PyTorch holds
+        self.secs = math.nan # Seconds of a trial for each item, by the last size that fitted
+        self.good = 0 # Largest size in items that fitted so far
         self.tick = noop # Called after each step of a trial, and after its validation batch
         self.n_ticks = n_steps+(len(learn.dls.loaders)>1)
         self.val_own = len(learn.dls.loaders)>1 and known_micro_bs(learn.dls.loaders[1])!=micro_batch_size(learn.dls.train)
@@ -121,12 +121,12 @@ class TrialSearch:
         "Try a size: does it fit, in all processes?"
         error = None
         if self.gpu:
-            torch.cuda.empty_cache() # Of what other sizes have left
+            torch.cuda.empty_cache() # Other sizes have left blocks in it
             torch.cuda.reset_peak_memory_stats(self.gpu)
             n_before = torch.cuda.memory_stats(self.gpu)['num_alloc_retries']
         try: secs = self._train(micro_bs)
         except Exception as e:
-            is_of_memory = out_of_memory(e) # By what it came from too
+            is_of_memory = out_of_memory(e) # Its causes count too
             error = e.with_traceback(None) # Frames hold the tensors of the step
             error.__context__ = error.__cause__ = None
         if error is not None:
@@ -139,7 +139,7 @@ class TrialSearch:
                 f"Training steps with micro-batches of {counted(micro_bs)} fit in memory, but the validation loader's batches do not "
                 f"({error}): give it smaller ones") from error
             self.error = error
-        fits = min_over_ranks(error is None)>0 # Where memory runs out on one rank it does for all
+        fits = min_over_ranks(error is None)>0 # If memory runs out on one rank, the size fits on none
         if fits:
             self.good = max(self.good, micro_bs)
             self.secs = secs/micro_bs
@@ -151,7 +151,7 @@ class TrialSearch:
     def _train(self, micro_bs):
         "Train, and return the seconds of a trial; what comes before the end of the first step is left out"
         learn = self.learn
-        # DDP keeps the gradients once more
+        # DDP holds a second copy of the gradients
         at = training_device(learn)
         buckets = [torch.empty_like(p, device=at) for p in learn.model.parameters() if p.requires_grad and trains_together(learn)]
         with mock_training(learn), alone(learn), learn.no_bar():
@@ -177,10 +177,10 @@ class ValidSearch(TrialSearch):
     "Tries batch sizes of the validation set, which needs no gradients"
     def __init__(self,
         learn:Learner, # Left as it was
-        order:list, # Of the items in the validation loader, as for `with_micro_bs`
+        order:list, # Order of the items in the validation loader, as for `with_micro_bs`
     ):
         super().__init__(learn, 0, [None,order])
-        self.val_own = False # Less will do where the batch does not fit
+        self.val_own = False # A smaller batch helps if this one does not fit
 
     def _train(self, micro_bs):
         learn = self.learn
@@ -212,20 +212,20 @@ def _memory_of_machine():
 
 def _limit_of(learn, limit):
     "Return `limit` in bytes; `inf` where none bounds the search"
-    if limit is None: return _memory_of_machine()/2 if training_device(learn).type=='cpu' else math.inf # Other devices have an allocator, which will say
+    if limit is None: return _memory_of_machine()/2 if training_device(learn).type=='cpu' else math.inf # The allocator of other devices raises an error
     return math.inf if limit==math.inf else limit_bytes(limit)
 
 @contextmanager
 def allocator_bound(
     gpu, # A CUDA device; `None`: nothing is bounded
     limit:float, # Bytes; `inf`: what is free
-    margin:float, # Share of that which stays free
+    margin:float, # Share of this memory that stays free
 ):
     "Let the allocator of `gpu` run out of memory in the block beyond `limit`, or what is free, less `margin`"
     if gpu is None:
         yield
         return
-    was = getattr(torch.cuda, 'get_per_process_memory_fraction', lambda gpu: 1.)(gpu) # An older torch cannot be asked
+    was = getattr(torch.cuda, 'get_per_process_memory_fraction', lambda gpu: 1.)(gpu) # Older versions of torch do not tell
     total = torch.cuda.get_device_properties(gpu).total_memory
     free = torch.cuda.mem_get_info(gpu)[0] + torch.cuda.memory_reserved(gpu)
     torch.cuda.set_per_process_memory_fraction((1-margin)*min(limit/total, free/total, was), gpu)
@@ -238,7 +238,7 @@ def _report(learn, micro_bs, order):
         try: return report_of(learn, micro_bs, order)
         except Exception as e:
             if not out_of_memory(e): raise
-        free_memory() # The error, which holds the step's tensors, is gone by here
+        free_memory() # The error is gone here, and with it the step's tensors
         micro_bs //= 2
     return None
 
@@ -249,12 +249,12 @@ def _bound(learn, micro_bs, limit, order, margin, shows):
     try: report = _report(learn, micro_bs, order)
     except Exception:
         if limit is not None: raise
-        return math.inf # Whatever it is, the search will come upon it, or can do without the report
-    if report is None: return 1 # The search will say that not even this fits
+        return math.inf # The search meets the same error, or needs no report
+    if report is None: return 1 # The search raises an error if not even one item fits
     if limit is None and not report.per_item['total']>0: return math.inf
     if shows: report.announce()
     try: return report.items_in(size, margin)
-    except RuntimeError: # The model takes no batch of that size: the line through two others says about how many there would be
+    except RuntimeError: # The model takes no batch of that size: estimate by the line through two others
         report.step = None
         return report.items_in(size, margin)
 
@@ -265,7 +265,7 @@ def _valid_bound(learn, limit, order, margin):
     try: return valid_items_in(TracedStep(learn, order, ds_idx=1), size, margin)
     except Exception:
         if limit is not None: raise
-        return math.inf # The search can do without
+        return math.inf # The search needs no trace
 
 # %% ../../nbs/memory/03_max_bs.ipynb #4e478920
 def _check_sizes(dl, start, max_bs, n_steps, trains):
@@ -280,23 +280,23 @@ def _check_sizes(dl, start, max_bs, n_steps, trains):
     at = start or min(now, max_bs or now)
     if max_bs is not None and at>max_bs: raise ValueError(f"`start`={at} items are more than `max_bs`={max_bs}: begin with at most those")
     if at>n_all: raise ValueError(f"`start`={at} items are more than the {n_all} of the set: begin with at most those")
-    with_micro_bs(dl, at+1 if at==now else at) # A loader that cannot change its batches says so now
+    with_micro_bs(dl, at+1 if at==now else at) # Raises an error now if the loader cannot change its batch size
     return at
 
 @patch
 def max_bs_find(self:Learner,
-    start:int=None, # First micro-batch to try, in items; `None`: what the memory report says, or today's
+    start:int=None, # First micro-batch to try, in items; `None`: the size from the memory report, or today's
     max_bs:int=None, # Largest micro-batch to try, in items; `None`: the training set
-    limit=None, # Memory that the training may take: bytes, as '16GB', or what a card has left, as 'T4'; `None`: what the device has
+    limit=None, # Memory that the training may take: bytes, '16GB', or what a card such as 'T4' has left; `None`: what the device has
     n_steps:int=3, # Optimizer steps that must run
-    margin:float=0.05, # Share of what memory bounds that stays free, for what fragments and for items that are larger; 0: the very edge
+    margin:float=0.05, # Share of the memory that stays free, for fragments and for larger items; 0 finds the very edge
     for_:str='train', # 'valid': the largest batch of the validation set, which holds no gradients, in place of the largest micro-batch
 )->int: # Items
     """Find the largest micro-batch that trains here, less `margin`: `n_steps` steps and a validation batch have run with it. The learner is left as it was
 
     A GPU's allocator refuses what does not fit: sizes double from `start` items on until memory runs out or `max_bs` is reached, then the distance is halved.
     On CUDA `limit` and `margin` bound the allocator itself meanwhile. A CPU's memory does not run out: there `limit` decides, by default half of the
-    machine's, and what the report says it holds is tried first. Where items differ in size the largest are tried.
+    machine's memory, and the size that the report gives is tried first. If items differ in size, the trials take the largest.
     """
     check_margin(margin)
     check_for(for_)
@@ -305,7 +305,7 @@ def max_bs_find(self:Learner,
     at = _check_sizes(self.dls.train if trains else self.dls.loaders[1], start, max_bs, n_steps, trains)
     shows = hasattr(self, 'progress') and rank()==0
     if shows and card_of(limit): print(card_of(limit))
-    orders = [by_size(dl) for dl in self.dls.loaders[:2]] # Looked at once, for all that follows
+    orders = [by_size(dl) for dl in self.dls.loaders[:2]] # Found once for all trials
     gpu = gpu_of(self)
     if trains: search,n_all = TrialSearch(self, n_steps, orders),n_items(self.dls.train)
     else: search,n_all = ValidSearch(self, orders[1]),n_items(self.dls.loaders[1])
@@ -314,7 +314,7 @@ def max_bs_find(self:Learner,
     bound = min_over_ranks(bound)
     most = min(bound, max_bs or math.inf, n_all)
     if math.isinf(most): raise ValueError("The set does not say how many items it has, so the search has no end: set `max_bs`")
-    most = int(most) # What ranks have agreed upon is a float
+    most = int(most) # The value from all ranks is a float
     begin = min(at if start or math.isinf(bound) else most, most)
 
     def fits(micro_bs):
@@ -323,7 +323,7 @@ def max_bs_find(self:Learner,
         with ticks(self, search.n_ticks, text) as search.tick: return search(micro_bs)
     try:
         with allocator_bound(gpu, _limit_of(self, limit), margin):
-            if begin>at: fits(at) # Says what a trial takes, before a long one
+            if begin>at: fits(at) # A short trial first, to know how long one takes
             if shows and search.secs*begin>worth_saying: print(
                 f"max_bs_find: by the memory report {counted(bound)} fit; a trial with {counted(begin)} takes at most about {time_text(search.secs*begin)}")
             res = largest(fits, begin, most)
@@ -375,7 +375,7 @@ def accum_to(self:Learner,
 )->AccumSetup: # Says what was set up; its `undo()` takes it back
     """Have the next fits train with batches of `bs` items, in the largest micro-batches that fit in memory and divide `bs`
 
-    The training loader gets that size, and the learner a `GradAccum(bs=bs)` in place of what accumulates now. If all of
+    The training loader gets that size, and the learner a `GradAccum(bs=bs)` in place of a present one. If all of
     `bs` fits, nothing accumulates. A second call replaces the first.
     """
     check_whole('bs', bs, 1, "it is the items of an optimizer step", 'item')
