@@ -41,7 +41,7 @@ class TrialSteps(Callback):
         tick=noop, # Called after each step, and after the validation batch
     ):
         store_attr()
-        self.most = 20*n_steps # Micro-batches at most: half precision may never find its scale, and a loader may have no batch of this size
+        self.most = 20*n_steps # Micro-batches at most: half precision may find no scale, a loader no batch of this size
         self.at,self._skipped = [],False # Times at which the steps were done; did mixed precision skip this step?
 
     @property
@@ -110,7 +110,7 @@ class TrialSearch:
         store_attr()
         self.error = None # The error of the last size that was too large
         self.gpu = gpu_of(learn)
-        self.n_retries,self.unused = 0,0. # For the last size that fitted on a GPU: memory requests that were repeated, and the unused share of what PyTorch holds
+        self.n_retries,self.unused = 0,0. # For the last size that fitted on a GPU: repeated memory requests, and the unused share of what PyTorch holds
         self.secs = math.nan # Seconds of a trial for each item, by the last size that fitted
         self.good = 0 # Largest size in items that fitted so far
         self.tick = noop # Called after each step of a trial, and after its validation batch
