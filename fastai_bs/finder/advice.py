@@ -293,7 +293,7 @@ def good_to_know(
             yield f"In the mock training the noise scale was {_estimate_text(reading.noise_scale, reading.ci)} {where}."
     if plan.timed and d.valid_time: yield f"Each epoch is taken to have a validation of {time_text(d.valid_time)}."
     if plan.timed and d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
-    if plan.bs==plan.rate.held: yield "A short training at the planned batch ended no worse at the higher rate than at today's."
+    if plan.bs_now<plan.bs==plan.rate.held: yield "A short training at the planned batch ended no worse at the higher rate than at today's."
     if t.freeze_epochs:
         yield "The noise scale is that of the unfrozen epochs, from the present weights on; the frozen ones are taken to need as many more examples."
         if plan.timed: yield f"A frozen step takes {percent(plan.frozen_part)} of the time of an unfrozen one."
