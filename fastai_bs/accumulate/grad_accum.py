@@ -113,7 +113,7 @@ class GradAccum(ScopedCallback):
     def largest_micro_bs(self)->int: return micro_batch_size(self.learn.dls.train) # Items in the largest micro-batch of any fit
     def instead(self, micro_bs)->str: # What has a smaller micro-batch
         args = f'{self.n_passes}, count=...' if self.count else f'{self.n_passes}'
-        return f"GradAccum({args}) with batches of {micro_bs} items has"
+        return f"GradAccum({args}) with batches of {micro_bs} items"
     def columns(self)->dict:
         "Return the values of the epoch's row by name; none if the batch size cannot change, so that a metric is the last column"
         return {'batch_size': self.bs, 'n_acc': self.last_n_acc} if self.varies and self.bs is not None else {}

@@ -237,7 +237,7 @@ class BatchSchedule(GradAccum):
         super().after_step()
         self.n_steps += not self.finds_rate
 
-    def instead(self, micro_bs): return f"max_micro_bs={micro_bs} has"
+    def instead(self, micro_bs): return f"max_micro_bs={micro_bs}"
 
     @property
     def df(self)->pd.DataFrame:
