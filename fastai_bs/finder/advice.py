@@ -54,7 +54,7 @@ def _unmeasured(plan):
 
 stay_reasons = dict(
     rate="at the rate that goes with {failed}, a short training ended worse than at today's rate",
-    little="with {other} the whole fit would take {ratio} of today's time, and a change so large has to bring it to {limit} or less",
+    little="with {other} the whole fit would take {ratio} of today's time, and a plan takes {other} only at {limit} or less",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="only micro-batches of {micro_bs} were timed, and with them no other size is faster",
     slower="every other size is slower on this device",
@@ -159,7 +159,7 @@ def _where(plan):
     (low,high),now = plan.ci,plan.bs_now
     if now<low: return "is below it"
     if now>high: return "is above it"
-    return "may be above or below it" if plan.is_bound and math.isinf(high) else "lies within that"
+    return "may be above or below it" if plan.is_bound and math.isinf(high) else "lies within that interval"
 
 def _found(plan):
     "Write the noise scale, and how today's size compares with it"
@@ -170,8 +170,8 @@ def _found(plan):
         kind = 'unfrozen epoch' if t.freeze_epochs else 'epoch'
         return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} over a one-cycle of {counted(t.n_epoch, kind)}, and {where}."
     steps = counted(math.ceil(t.n_epoch*t.n_train/t.bs), 'step')
-    return (f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}; a training of {steps} on {counted(t.n_train)} limits it "
-            f"to {num(plan.noise_known)}, as any batch size takes some {steps_least} steps, and {where}.")
+    return (f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}. A training of {steps} on {counted(t.n_train)} limits it to "
+            f"{_estimate_text(m.noise_scale, m.ci)}, as any batch size needs some {steps_least} steps. {where[0].upper()+where[1:]}.")
 
 def _consequence(plan):
     "Yield what the noise scale and this device mean for the size"
@@ -182,7 +182,7 @@ def _consequence(plan):
     elif len(plan.timed)<2 or plan.timing_error>0.1: return
     elif bs>now: yield "On this device larger steps take so little longer that they save time."
     elif bs<now: yield "On this device smaller steps are so much faster that they save time."
-    elif now<low and 4*now<=plan.today.n_train: yield "A larger batch would save steps, but each step would take so much longer here that no time is saved."
+    elif now<low and 4*now<=plan.today.n_train: yield "A larger batch would save steps, but hardly any time on this device."
     elif now>high: yield "A smaller batch would save examples, but hardly any time on this device."
 
 def why(
@@ -196,9 +196,10 @@ def why(
 # %% ../../nbs/finder/08_advice.ipynb #442fdb8f
 def _slower(plan):
     "Yield how a size of one's own choice compares"
-    (low,high),slower = plan.bs_range,plan.time_ratio/plan.at(plan.fastest).time_ratio
-    if not low<=plan.bs<=(high or math.inf) and slower>1: yield f"This takes {num(slower)} times as long as the fastest size here, {plan.fastest}."
-    elif plan.bs!=plan.bs_now and plan.time_ratio>1: yield "This takes longer than today's training, as far as the noise scale is known."
+    (low,high),times = plan.bs_range,plan.fit_times
+    fastest,secs = min(times, key=times.get),times[plan.bs]
+    if not low<=plan.bs<=(high or math.inf): yield f"This takes {num(secs/times[fastest])} times as long as the fastest size here, {fastest}."
+    elif secs>times[plan.bs_now]: yield "This takes longer than today's training, as far as the noise scale is known."
 
 def _on_time(plan):
     "Yield why the times and epochs may differ"
@@ -207,7 +208,7 @@ def _on_time(plan):
     if not plan.today.has_n_epoch and plan.measured.cool:
         yield f"No n_epoch was given: this is for {epochs}, and a longer training may want a larger batch."
     elif not plan.today.has_n_epoch and changes_size: yield f"No n_epoch was given, so epochs and times are for a training of {epochs}."
-    if plan.verdict=='stay' and plan.stays_for=='little': yield f"For a longer training {plan.fastest} may be faster: ask with its n_epoch."
+    if plan.verdict=='stay' and plan.stays_for=='little': yield f"For a longer training {plan.fastest} may be faster: call bs_find with the n_epoch of that training."
     if plan.timed and changes_size and plan.in_whole_epochs and not 1/1.2<=plan.n_epoch/plan.n_epoch_exact<=1.2:
         yield f"Whole epochs matter here: the same loss takes {counted(plan.n_epoch_exact, 'epoch')}, in {percent(plan.time_ratio)} of the time."
     if plan.timed and plan.timing_error>0.1:
@@ -292,7 +293,7 @@ def good_to_know(
             yield f"In the mock training the noise scale was {_estimate_text(reading.noise_scale, reading.ci)} {where}."
     if plan.timed and d.valid_time: yield f"Each epoch is taken to have a validation of {time_text(d.valid_time)}."
     if plan.timed and d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
-    if plan.bs==plan.rate.held: yield "A short training at the planned batch ended no worse at the higher rate than at today's."
+    if plan.bs_now<plan.bs==plan.rate.held: yield "A short training at the planned batch ended no worse at the higher rate than at today's."
     if t.freeze_epochs:
         yield "The noise scale is that of the unfrozen epochs, from the present weights on; the frozen ones are taken to need as many more examples."
         if plan.timed: yield f"A frozen step takes {percent(plan.frozen_part)} of the time of an unfrozen one."
@@ -349,10 +350,11 @@ def plan_text(
 
 def _candidates_table(plan): # A data frame, with a row per candidate
     "Name the columns of `plan.table` for readers"
-    df = plan.table[['bs','micro_bs','n_acc','lr','steps','examples','step_time','time']]
+    df = plan.table[['bs','micro_bs','n_acc','lr','steps','examples','step_time']]
+    whole = [plan.fit_times[bs]/plan.fit_times[plan.bs_now] for bs in df.bs]
     marks = ('today',plan.bs_now),('balanced',plan.balanced_bs),('planned',plan.bs)
-    names = dict(steps='steps (fewest = 1)', examples='examples (fewest = 1)', step_time='step_time (s)', time="time to a loss (today's = 1)")
-    return df.assign(bs=[marked_size(bs, marks) for bs in df.bs]).rename(columns=names)
+    names = dict(steps='steps (fewest = 1)', examples='examples (fewest = 1)', step_time='step_time (s)', time="whole fit (today's = 1)")
+    return df.assign(bs=[marked_size(bs, marks) for bs in df.bs], time=whole).rename(columns=names)
 
 def plan_html(
     plan, # A `BatchPlan`

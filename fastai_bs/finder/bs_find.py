@@ -31,7 +31,7 @@ from ..accumulate.grad_accum import GradAccum
 from ..noise.estimator import settled, trend
 from ..noise.noise_scale import NoiseScale
 from ..schedule.scaled_lr import rates, ScaledLR, scale_lr
-from .timing import StepTimes, micro_batch_sizes, time_steps, valid_time
+from .timing import StepTimes, loader_time, micro_batch_sizes, time_steps, valid_time
 from .mock_cycle import MockAccum, cycle_of, for_training, readings
 from .rate_trial import with_rate_tried
 from .plan import BatchPlan, Device, Measured, Today
@@ -269,6 +269,7 @@ def _device(learn, plan, max_bs):
 
     with mock_training(learn):
         validation = _slowest(today.n_ranks, valid_time(learn))
+        limit = _slowest(today.n_ranks, loader_time(learn.dls.train)) # Seconds for a micro-batch of today's size
         times = time_steps(learn, sizes, today.micro_bs, noise)
         start = _slowest(today.n_ranks, min(times.starts, default=0.))
         loading = _slowest(today.n_ranks, min(times.waits, default=0.))
@@ -277,8 +278,11 @@ def _device(learn, plan, max_bs):
         with mock_training(learn):
             learn.freeze()
             frozen = _slowest(today.n_ranks, first(secs for _,secs,_ in time_steps(learn, [today.micro_bs], today.micro_bs).fastest()) or math.nan)
-    return Device(times=times.fastest(), spread=times.spread(), valid_time=validation, epoch_start=start, too_large=times.too_large or beyond,
-                  failed=tuple(times.errors.items()), max_bs=max_bs, loading=loading, frozen=frozen)
+    now = first(secs for micro_bs,secs,_ in times.fastest() if micro_bs==today.micro_bs) or math.inf
+    loading += max(0., limit-now)
+    steps = tuple((micro_bs,max(secs, limit*micro_bs/today.micro_bs),once) for micro_bs,secs,once in times.fastest())
+    return Device(times=steps, spread=times.spread(), valid_time=validation, epoch_start=start, too_large=times.too_large or beyond,
+                  failed=tuple(times.errors.items()), max_bs=max_bs, loading=loading, frozen=max(frozen, limit))
 
 def _slowest(n_ranks, secs):
     "Return the seconds of the slowest rank, so that all ranks plan alike"

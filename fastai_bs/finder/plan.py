@@ -82,7 +82,7 @@ class Device:
 @dataclass(frozen=True)
 class RateTrial:
     "Hold at which batch sizes a higher rate was tried in a short training"
-    held:int = None # Batch size in items at which the rate trained as well as today's; `None`: at none
+    held:int = None # Batch size in items up to which the rate may be scaled: the one at which that was tried, or today's; `None`: no bound
     failed:int = None # Smallest one at which it did not; `None`: at none
     gave_up:bool = False # Did it fail so often that no smaller size was tried?
     low:bool = False # Is today's rate so low that with Adam it has to grow as for SGD?

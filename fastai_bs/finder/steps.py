@@ -44,9 +44,9 @@ def epochs_needed(
 def whole_epochs(
     n, # Epochs
 ):
-    "Round `n` up to whole epochs, or down where at most a tenth of an epoch is cut off; 1 at least"
+    "Round `n` up to whole epochs, or down where at most a tenth of an epoch and at most 5% are cut off; 1 at least"
     low = max(1, math.floor(n))
-    return low if n<=low+0.1 else low+1
+    return low if n<=low+min(0.1, 0.05*low) else low+1
 
 # %% ../../nbs/finder/01_steps.ipynb #152db5b8
 def balanced_bs(

@@ -28,8 +28,8 @@ def sentences(plan):
         "Stay at 64, but as one micro-batch (today 4 x 16): 5 epochs in about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
     (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): other sizes gain 3% at most on this device."),
     (lambda: plan_of(100, noise_scale=100., ci=(99.,101.), n_epoch=1000, times=((100,0.02,0.),(400,0.02944,0.))), 'stay', # (1+1/4)/(1+1) of the steps
-        "Stay at 100 for 1000 epochs (2 h 47 min): with 400 the whole fit would take 92% of today's time, and a change so large has to "
-        "bring it to 90.7% or less."),
+        "Stay at 100 for 1000 epochs (2 h 47 min): with 400 the whole fit would take 92% of today's time, and a plan takes 400 only at "
+        "90.7% or less."),
     (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'use',
         "Use 256 (today 64): 5 epochs of 64 become 7 of 256 after 1 frozen one, in about 74% of the time (51 s instead of 1 min 9 s)."),
     (lambda: plan_of(n_windows=4), 'short', "Stay at 64: 4 windows of micro-batches are too few to tell the noise scale, so measure for longer first."),

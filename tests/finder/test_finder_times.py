@@ -143,6 +143,26 @@ def test_what_the_loader_takes_is_said_first(clock):
     assert plan.device.loading==pytest.approx(0.012) and plan.loading_part==pytest.approx(0.75)
     assert next(cautions(plan))=="The loader takes 75% of a step: more workers may gain more than any batch size."
 
+class InFours:
+    "Four workers make a batch each in 80 ms"
+    num_workers = 4
+    def __init__(self, clock, n): self.clock,self.n = clock,n
+    def __len__(self): return self.n
+    def __iter__(self):
+        for i in range(self.n):
+            if i%4==0: self.clock.spend(0.08)
+            yield i
+
+@pytest.mark.parametrize('n,secs', [(100,0.02), (6,0.02), (4,0.)])
+def test_the_time_of_workers(clock, n, secs): assert timing.loader_time(InFours(clock, n))==pytest.approx(secs)
+
+@pytest.mark.parametrize('limit,now,part', [(0.02,0.02,0.8), (0.001,0.004,0.)])
+def test_no_step_is_shorter_than_its_items_take_the_workers(clock, monkeypatch, limit, now, part):
+    monkeypatch.setattr(finder, 'loader_time', lambda dl: limit)
+    plan = find(slow_learner(clock), n_epoch=5)
+    assert plan.step_time_now==pytest.approx(now) and plan.loading_part==pytest.approx(part)
+    assert plan.step_time_at(8)==pytest.approx(2*now)
+
 class Frozen(Slow):
     "A step of the head alone takes a fifth of the time"
     def __init__(self, clock):

@@ -103,7 +103,7 @@ def test_sizes_at_which_the_rate_fails_are_out(known, asked):
     plan = find(learner(), n_epoch=20)
     assert len(sizes)==rate_trial.most_trials==3 and plan.rate.gave_up and plan.table.bs.max()==plan.bs_now
     assert sizes==sorted(set(sizes), reverse=True) and plan.rate.failed==sizes[-1]>plan.bs
-    assert plan.rate.held is None and plan.table.bs.max()<plan.rate.failed and plan.bs<=plan.bs_now
+    assert plan.table.bs.max()<plan.rate.failed and plan.rate.held==plan.bs_now>=plan.bs and plan.at(2*plan.bs_now).rule_name=='no_scaling'
 
 def test_a_smaller_size_at_which_it_holds(known, asked):
     sizes = asked(lambda n: n==2)
@@ -123,6 +123,13 @@ def test_a_rate_that_is_low(known, asked):
         f"Your rate looks low: in a short training the loss fell faster at {num(factor)} times that rate. Find it again, for example by lr_find.")
     smaller,larger = plan.at(plan.bs//2),plan.at(2*plan.bs)
     assert smaller.rule_name=='adascale_gain' and larger.rule_name=='no_scaling' # What was not tried is not advised
+
+@pytest.mark.parametrize('opt_func', [Adam,momentum_sgd])
+def test_where_today_s_size_stays_no_higher_rate_is_advised(opt_func, known, asked, monkeypatch):
+    monkeypatch.setattr(finder, '_device', lambda *args: Device(times=tuple((bs,0.01*bs,0.) for bs in (4, 8, 16, 32)), spread=0.01))
+    sizes = asked(lambda n: True)
+    plan = find(learner(opt_func=opt_func), n_epoch=20)
+    assert sizes==[] and plan.verdict=='stay' and plan.at(16).rule_name=='no_scaling' and (plan.table.lr==plan.lr).all()
 
 @pytest.mark.parametrize('opt_func,rule', [(Adam,'no_scaling'),(momentum_sgd,'adascale_gain')])
 def test_with_fixed_weights_no_rate_is_tried(opt_func, rule, known, asked):

@@ -90,10 +90,10 @@ def test_mended_step_times_are_the_nearest(seed):
     assert monotone_step_times(bs[order], seconds[order])==pytest.approx(t[order], rel=1e-9)
     assert monotone_step_times(8*bs, 1e-3*seconds)==pytest.approx(1e-3*t, rel=1e-9)
 
-@pytest.mark.parametrize('n,res', [(1e-3,1), (1.,1), (1.0999,1), (1.1001,2), (1.9999999999999,2), (2.0999,2), (2.1001,3),
+@pytest.mark.parametrize('n,res', [(1e-3,1), (1.,1), (1.0499,1), (1.0501,2), (1.9999999999999,2), (2.0999,2), (2.1001,3),
     (100.0999,100), (100.1001,101)])
 def test_whole_epochs(n, res):
-    "No more than a tenth of an epoch is missing, and no epoch is made that is not needed for that"
+    "No more than a tenth of an epoch, or 5% of one, is missing, and no epoch is made that is not needed for that"
     assert whole_epochs(n)==res and type(whole_epochs(n)) is int
-    assert res>=n-0.1 and (res==1 or res-1<n-0.1)
+    assert res>=n-0.1 and (res<=2 or res-1<n-0.1)
 
