@@ -30,7 +30,7 @@ from pays import EpochLoader, Task, loss_of
 
 lengths = 1,2,4 # Epochs of today's training
 kinds = 'best','third','valley'
-seeds = 0,1,2
+seeds = 0,1,2,3,4
 
 # Three tasks that were held out until the rule was settled
 
