@@ -24,7 +24,7 @@ from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loop import callback_of
 from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.batch_schedule import BatchSchedule
-from .both_ways import HeldDraws, PlainLoop, run, trained_params, windows_of
+from .window_gradients import HeldDraws, PlainLoop, run, trained_params, windows_of
 
 # %% ../../nbs/verify/08_check_accum.ipynb #4a596153
 _words = dict(

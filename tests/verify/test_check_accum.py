@@ -27,7 +27,7 @@ from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 from fastai_bs.verify.check_accum import errors_of
 from fastai_bs.all import bn_to_gn, GradAccum, NoiseScale, PlainLoop, ScaledLR
-from fastai_bs.verify.both_ways import HeldDraws, run
+from fastai_bs.verify.window_gradients import HeldDraws, run
 from helpers import RaiseAt, changes, flat, loaders, mlp, picture, quiet_learner, regression, token_model, tokens
 
 f32 = torch.float32
