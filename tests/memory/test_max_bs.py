@@ -342,11 +342,11 @@ class Allocator(Callback):
         fractions = [fraction]
         self.fractions = lambda: fractions # As they were set; a search would undo what it saw here
         asked = dict(get_device_properties=SimpleNamespace(total_memory=1000), mem_get_info=(700,1000), memory_reserved=100, max_memory_allocated=80,
-                     max_memory_reserved=held, memory_stats={'num_alloc_retries': 3}, reset_peak_memory_stats=None)
+                     max_memory_reserved=held, reset_peak_memory_stats=None)
         for nm,v in asked.items(): monkeypatch.setattr(torch.cuda, nm, lambda gpu, v=v: v)
         monkeypatch.setattr(torch.cuda, 'get_per_process_memory_fraction', lambda gpu: fractions[-1], raising=False)
         monkeypatch.setattr(torch.cuda, 'set_per_process_memory_fraction', lambda v, gpu: fractions.append(v))
-        monkeypatch.setattr(max_bs, 'gpu_of', lambda learn: torch.device('cuda', 0))
+        monkeypatch.setattr(max_bs, 'training_device', lambda learn: torch.device('cuda', 0))
         monkeypatch.setattr(max_bs, 'free_memory', lambda: None) # It takes long
     def after_pred(self):
         if 20*len(self.x)>1000*self.fractions()[-1]+1e-6: raise oom()
@@ -370,8 +370,8 @@ def test_before_a_first_fit(monkeypatch):
     learn = limited(1000)
     learn.dls.device = torch.device('meta')
     assert training_device(learn).type=='meta' and next(learn.model.parameters()).device.type=='cpu' and max_bs._limit_of(learn, None)==inf
-    monkeypatch.setattr(report, 'traced_report', None)
-    monkeypatch.setattr(report, 'measured_report', lambda *args: MemoryReport())
+    monkeypatch.setattr(report, '_traced_report', None)
+    monkeypatch.setattr(report, '_measured_report', lambda *args: MemoryReport())
     assert learn.memory_report().untraced==''
 
 @pytest.mark.parametrize('error', [KeyError,KeyboardInterrupt])
@@ -385,15 +385,13 @@ def test_the_bound_ends_with_the_search(error, monkeypatch):
     monkeypatch.delattr(torch.cuda, 'get_per_process_memory_fraction')
     assert learn.max_bs_find()==38 and learn.allocator.fractions()[-1]==1
 
-@pytest.mark.parametrize('held,benchmark,says', [(100,False,['20% of what PyTorch holds','expandable_segments:True']), (85,False,[]),
-    (85,True,['`torch.backends.cudnn.benchmark`'])])
-def test_what_the_allocator_tells(held, benchmark, says, monkeypatch, capsys):
-    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', benchmark)
+@pytest.mark.parametrize('held,says', [(100,'20% of what PyTorch holds lies in pieces'), (85,'')])
+def test_what_the_allocator_tells(held, says, monkeypatch, capsys):
     on_gpu(monkeypatch, held=held).max_bs_find()
     assert capsys.readouterr().out==''
     on_gpu(monkeypatch, held=held, cbs=ProgressCallback()).max_bs_find()
     out = capsys.readouterr().out
-    assert bool(out)==bool(says) and all(o in out for o in says)
+    assert bool(out)==bool(says) and says in out
 
 # `accum_to`
 
@@ -540,8 +538,7 @@ def test_items_that_are_alike_or_cannot_be_told():
     (dict(start=51),ValueError,"`start`=51 items are more than the 50 of the set: begin with at most those"),
     (dict(limit='many'),ValueError,"No card is known by the name 'many'"), (dict(limit=0),ValueError,"must be above 0 bytes and finite, got 0"),
     (dict(limit=nan),ValueError,"must be above 0 bytes and finite, got nan"), (dict(limit=True),TypeError,"A size in memory must be a number of bytes"),
-    (dict(limit='200B'),ValueError,"The memory of the optimizer state alone is 272 B, more than `limit`=200 B less `margin`=0.05: take"),
-    (dict(limit=595),ValueError,"`limit`=595 B less `margin`=0.05 does not hold a micro-batch of one item: 568 B are needed whatever the")])
+    (dict(limit=595),ValueError,"`limit`=595 B less `margin`=0.05 does not hold a micro-batch of one item, which takes ")])
 def test_refused(kwargs, error, says):
     "And nothing has changed"
     learn = limited(13)

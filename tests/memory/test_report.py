@@ -23,7 +23,7 @@ from fastai.tabular.model import TabularModel
 
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.learner.loaders import by_size, micro_batch_size
-from fastai_bs.memory.report import Card, MemoryReport, card_of, limit_bytes, measured_report
+from fastai_bs.memory.report import Card, MemoryReport, _measured_report, card_of, limit_bytes
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.utils.checks import n_bytes
@@ -38,7 +38,7 @@ def learner(n=50, bs=4, model=None, dls=None, **kwargs):
 def measured(learn, bs=None):
     "The report of steps that are run, as on a GPU"
     dl = learn.dls.train
-    return measured_report(learn, bs or micro_batch_size(dl), by_size(dl))
+    return _measured_report(learn, bs or micro_batch_size(dl), by_size(dl))
 
 def size_of(ts): return sum(t.numel()*t.element_size() for t in ts)
 
@@ -272,7 +272,7 @@ def test_what_an_item_more_takes_is_not_known():
     "The report of today's batch says all else"
     report = measured(learner(dls=DataLoaders(Fixed(), Fixed())))
     assert report.bytes['activations']>0 and math.isnan(report.per_item['activations']) and math.isnan(report.per_item['total'])
-    with pytest.raises(ValueError, match="What an item more takes could not be measured"): report.max_bs('1GB')
+    with pytest.raises(ValueError, match="By this report an item more takes an unknown amount of memory"): report.max_bs('1GB')
 
 def test_sizes_that_never_come():
     "A loader that has them by name only"
@@ -303,10 +303,8 @@ def test_max_bs_with_what_is_there_whatever_the_batch():
     assert [report.max_bs(1690+35*n+d, margin=0) for n,d in ((1,0),(2,-1),(2,0),(2,34),(100,0))]==[1,1,2,2,100]
 
 @pytest.mark.parametrize('report,limit,says', [
-    (report_of(), 1634.9, "does not hold a micro-batch of one item: 1.61 KB are needed whatever the batch size, and 25 B for each item"),
-    (report_of(fixed=(1.,1.,4e6,1.)), '2KB', "The memory of the optimizer state alone is 4 MB, more than `limit`=2 KB: take a smaller model"),
-    (report_of(per_item=0.), '1GB', "By this report an item more takes no memory"),
-    (report_of(per_item=-5.), '1GB', "By this report an item more takes no memory")], ids=['an item','a row','none','less'])
+    (report_of(), 1634.9, "`limit`=1.63 KB less `margin`=0 does not hold a micro-batch of one item, which takes 1.64 KB: take a smaller model"),
+    (report_of(per_item=-5.), '1GB', "By this report an item more takes no memory")], ids=['an item','less'])
 def test_no_largest_batch(report, limit, says):
     with pytest.raises(ValueError, match=says): report.max_bs(limit, margin=0)
 

@@ -15,7 +15,7 @@ from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.text.models.core import get_language_model
 from fastai.torch_core import TensorCategory, TensorImage
 
-from fastai_bs.memory.report import measured_report
+from fastai_bs.memory.report import _measured_report
 from fastai_bs.memory.trace import LiveBytes, TracedStep, _rnn_of_cudnn
 from helpers import changes, loaders, mlp, picture, quiet_learner, regression, root
 from fastai_bs.all import GradAccum # noqa: F401 (adds `memory_report` and `max_bs_find`)
@@ -171,7 +171,7 @@ def test_the_largest_validation_batch_of_a_card():
     assert n>2*report.max_bs('8MB') and 0.9*8e6<TracedStep(learn, ds_idx=1).valid(n)<=0.95*8e6
     with pytest.raises(ValueError, match="`for_` must be 'train' or 'valid', got 'test'"): report.max_bs('T4', for_='test')
     with pytest.raises(ValueError, match="was measured in training steps, which says nothing of for_='valid': trace one"):
-        measured_report(learn, 4).max_bs('T4', for_='valid')
+        _measured_report(learn, 4).max_bs('T4', for_='valid')
 
 @pytest.mark.parametrize('precision', ['half',16])
 def test_precision_refused(precision):
