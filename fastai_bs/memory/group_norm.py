@@ -1,4 +1,4 @@
-"""GroupNorm in place of BatchNorm, which sees micro-batches
+"""Replace BatchNorm, which sees micro-batches, by GroupNorm
 
 Docs: https://fastai-bs.github.io/fastai_bs/memory/group_norm.html.md"""
 
