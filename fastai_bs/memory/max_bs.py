@@ -203,10 +203,7 @@ def _bound(learn, micro_bs, limit, orders, margin, shows, trains):
         return math.inf # The search meets the same error, or needs no report
     if limit is None and not report.per_item['total']>0: return math.inf
     if shows: report.announce()
-    try: return report.items_in(size, margin)
-    except RuntimeError: # The model takes no batch of that size: estimate by the line through two others
-        report.step = None
-        return report.items_in(size, margin)
+    return report.items_in(size, margin)
 
 # %% ../../nbs/memory/03_max_bs.ipynb #4e478920
 def _check_sizes(dl, start, max_bs, n_steps, trains):

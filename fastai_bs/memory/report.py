@@ -208,7 +208,11 @@ class MemoryReport(pd.DataFrame):
     )->int: # As for `max_bs`
         "Return what `max_bs` returns for training, and print nothing"
         total,per_item = self.loc['total']
-        def _held(n): return sum(self.step(n).values()) if self.step else total+per_item*(n-self.bs)
+        def _held(n):
+            if self.step:
+                try: return sum(self.step(n).values())
+                except (RuntimeError,ValueError): pass # The model takes no batch of that size, as BatchNorm takes no single item
+            return total+per_item*(n-self.bs)
         return _most_items(_held, self.bs, total, per_item, limit, margin, 'micro-batch')
 
     def plot_memory(self,

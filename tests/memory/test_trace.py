@@ -157,6 +157,12 @@ def test_max_bs(make, times):
     assert n>report.bs and sum(report.step(n).values())<=0.95*limit
     assert sum(report.step(n).values())>=0.85*limit or sum(report.step(n+1).values())>0.95*limit
 
+def test_max_bs_of_a_model_that_takes_no_single_item():
+    "As BatchNorm: what one would hold is estimated, in the error too"
+    report = dense(opt_func=Adam).memory_report()
+    with pytest.raises(ValueError, match="does not hold a micro-batch of one item, which takes 2.84 MB: take a smaller model"): report.max_bs('2.9MB')
+    assert report.max_bs('3.3MB')>1
+
 def test_validation():
     "Keeps nothing for a backward pass: one layer's input and output, where training keeps ten"
     items = list(zip(torch.randn(20, 50), torch.randint(50, (20,))))
