@@ -209,10 +209,10 @@ class MemoryReport(pd.DataFrame):
         "Return what `max_bs` returns for training, and print nothing"
         total,per_item = self.loc['total']
         def _held(n):
-            if self.step:
-                try: return sum(self.step(n).values())
-                except (RuntimeError,ValueError): pass # The model takes no batch of that size, as BatchNorm takes no single item
-            return total+per_item*(n-self.bs)
+            if not self.step: return total+per_item*(n-self.bs)
+            try: return sum(self.step(n).values())
+            except ValueError: return sum(self.step(n+1).values()) # BatchNorm takes no single item
+            except RuntimeError: return total+per_item*(n-self.bs) # The model takes no batch of that size
         return _most_items(_held, self.bs, total, per_item, limit, margin, 'micro-batch')
 
     def plot_memory(self,
