@@ -303,16 +303,22 @@ def test_callbacks_keep_still(cbs, tmp_path, capsys):
     plain.max_bs_find(limit=inf)
     assert seen(learn)==seen(plain)
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn,self.out = nn.LSTM(1,8,batch_first=True),nn.Linear(8,2)
+    def forward(self, x): return self.out(self.rnn(x[...,None])[0][:,-1])
+
 def test_what_is_shown(capsys, monkeypatch):
-    "By the bar that the learner has, to who can see it move, and what takes long is said before; without a bar all is quiet"
-    limited(13).max_bs_find()
+    "By the bar that the learner has, to who can see it move; what takes long is said before, and once what a GPU does otherwise; without a bar all is quiet"
+    limited(13, model=Recurrent()).max_bs_find()
     limited(13, cbs=ProgressCallback()).max_bs_find()
     assert capsys.readouterr().out==''
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True)
     monkeypatch.setattr(max_bs, 'worth_saying', 0)
-    limited(13, cbs=ProgressCallback()).max_bs_find()
+    limited(13, cbs=ProgressCallback(), model=Recurrent()).max_bs_find()
     out = capsys.readouterr().out
-    assert 'by the memory report ' in out and 'a trial with 50 items takes at most about ' in out
+    assert 'by the memory report ' in out and 'a trial with 50 items takes at most about ' in out and out.count('more items may fit there')==1
     assert 'tracing a step of' in out and 'trying micro-batches of 14 items, about ' in out
 
 @pytest.mark.parametrize('start,says', [(None,'8 items fit. start=8 goes on from there'), (20,'')])
@@ -320,20 +326,6 @@ def test_an_interrupt(start, says, capsys):
     "Goes on, and what is known by then is said"
     learn = limited(13, error=KeyboardInterrupt, cbs=ProgressCallback())
     assert isinstance(search(learn, start=start), KeyboardInterrupt) and says in capsys.readouterr().out
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn,self.out = nn.LSTM(1,8,batch_first=True),nn.Linear(8,2)
-    def forward(self, x): return self.out(self.rnn(x[...,None])[0][:,-1])
-
-def test_what_a_gpu_does_otherwise_is_said_once(capsys):
-    "To who has a progress bar"
-    learn = limited(1000, model=Recurrent(), cbs=ProgressCallback())
-    with learn.no_bar(): learn.max_bs_find(limit='1MB')
-    assert capsys.readouterr().out==''
-    learn.max_bs_find(limit='1MB')
-    assert capsys.readouterr().out.count('more items may fit there')==1
 
 # A GPU, by its functions alone
 
@@ -493,8 +485,8 @@ class Lengths(Callback):
         self.note((*self.x.shape,self.training))
         if self.x.numel()>self.tokens: raise oom()
 
-def text_learner(train, valid, tokens=inf, model=None):
-    return quiet_learner(DataLoaders(train, valid, device='cpu'), model or Texts(), nn.CrossEntropyLoss(), cbs=Lengths(tokens))
+def text_learner(train, valid, tokens=inf):
+    return quiet_learner(DataLoaders(train, valid, device='cpu'), Texts(), nn.CrossEntropyLoss(), cbs=Lengths(tokens))
 
 @pytest.mark.parametrize('kind', ['fastai','torch','sorted'])
 def test_the_largest_items_are_tried(kind):
