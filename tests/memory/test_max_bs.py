@@ -37,6 +37,7 @@ from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regr
 from gloo_ranks import on_ranks
 from plans import plan_of
 from test_report import Fixed
+from test_trace import Asks
 
 inf,f32 = math.inf,torch.float32
 
@@ -125,6 +126,10 @@ def test_at_the_first_trial(where, most, limit, sizes):
     "Today's batch does not fit: smaller ones are tried"
     learn = limited(most, where, bs=16)
     assert search(learn, limit)==most and tried(learn)==sizes
+
+def test_at_the_first_trial_of_a_model_that_cannot_be_traced():
+    "The steps that are run for the report are of smaller batches then"
+    assert search(limited(5, model=Asks(), bs=16), '1MB')==5
 
 @pytest.mark.parametrize('where', ['forward','optimizer','validation'])
 def test_at_every_size(where):
@@ -290,8 +295,8 @@ def test_a_model_of_one_batch_size(kwargs):
 def test_a_model_of_some_batch_sizes():
     "A size between two that are traced cannot be traced: it is estimated"
     learn = quiet_learner(pair(n=48), Fours())
-    limit = sum(learn.memory_report().step(44).values())+100
-    assert learn.max_bs_find(limit=limit, max_bs=40)==40
+    step = learn.memory_report().step
+    assert learn.memory_report().max_bs((sum(step(44).values())+sum(step(48).values()))/2, margin=0)==46
 
 @pytest.mark.parametrize('cbs', [[GradientAccumulation(8)], [GradAccum(4, on_oom='split'), NoiseScale(), ScaledLR(2), CSVLogger(),
     SaveModelCallback(monitor='train_loss'), EarlyStoppingCallback(monitor='train_loss'), GradientClip(0.1)]], ids=['fastai','many'])
