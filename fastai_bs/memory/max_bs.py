@@ -249,7 +249,7 @@ def max_bs_find(self:Learner,
     bound = min(from_ranks(bound))
     most = min(bound, max_bs or math.inf, n_items(dl))
     if math.isinf(most): raise ValueError("The set does not say how many items it has, so the search has no end: set `max_bs`")
-    most = int(most) # The user's may be one of NumPy
+    most = int(most) # `max_bs` may be a number of NumPy
     begin = min(at if start or math.isinf(bound) else most, most)
 
     def fits(micro_bs):

@@ -126,7 +126,7 @@ def check_room(
     if for_ not in ('train','valid'): raise ValueError(f"`for_` must be 'train' or 'valid', got {shown(for_)}")
 
 def _most_items(held, bs, at_bs, per_item, limit, margin, batch):
-    """Return the largest number of items whose bytes `held(items)` fit in `limit` less `margin`, and leave at most 2% of it over
+    """Return the largest number of items whose bytes `held(items)` fit in `limit` less `margin`; at most 2% of that stay free
 
     `at_bs` is what `bs` items hold, and `per_item` about what one more takes there. The peak is the largest of several sums that are linear in the items, so
     it is convex: on a line from a size that fits to one that does not, sizes fit.
@@ -158,7 +158,7 @@ def valid_items_in(
     return _most_items(step.valid, bs, held, (step.valid(2*bs)-held)/bs, limit, margin, 'validation batch')
 
 class MemoryReport(pd.DataFrame):
-    "A table of what a training step holds: `bytes` with the micro-batch of the report, and the bytes that it holds more `per_item` in a larger one"
+    "A table of what a training step holds: `bytes` with the micro-batch of the report, and the bytes that a larger one adds `per_item`"
     _metadata = ['bs','secs','step','untraced']
     bs = None # Items in the micro-batch
     step = None # The `TracedStep` that was counted; `None`: steps were run and measured
@@ -293,7 +293,7 @@ def memory_report(self:Learner,
 )->MemoryReport:
     """Report where the memory of a training step goes: a GPU runs a few steps, elsewhere a step is traced and not run. The learner is left as it was
 
-    If a step cannot be traced, for example as the model's control flow depends on its data, steps are run on the CPU too, and the report says why.
+    If a step cannot be traced, for example because the model's control flow depends on its data, steps are run on the CPU too, and the report says why.
     """
     dl = self.dls.train
     refuse_empty(dl)
