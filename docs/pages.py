@@ -31,7 +31,7 @@ how = {'accumulate': ('One optimizer step from several micro-batches', 'grad_acc
        'finder': ('From the noise scale to a plan', 'bs_find mock_cycle steps timing pairs rate_trial plan advice apply plots grow'),
        'schedule': ('Learning rate and batch size along a training', 'rules scaled_lr batch_schedule'),
        'memory': ('What fits in memory', 'report trace max_bs group_norm'),
-       'verify': ('Trainings and gradients, compared', 'bs_verify trainings compare result advice plots check_accum both_ways'),
+       'verify': ('Trainings and gradients, compared', 'bs_verify trainings compare result advice plots check_accum window_gradients'),
        'learner': ("What is known of fastai's Learner", 'loop snapshot mock loaders optimizer recorder ranks'),
        'utils': ('What all of them use', 'checks text plots'), 'demo': ('All of it on digits', '')}
 site = 'https://fastai-bs.github.io/fastai_bs'

@@ -2,7 +2,7 @@
 from .verify.check_accum import AccumCheck # And `Learner.check_accum`
 from .accumulate.grad_accum import GradAccum
 from .accumulate.sizes import batch_size
-from .verify.both_ways import PlainLoop
+from .verify.window_gradients import PlainLoop
 from .finder.bs_find import BSFinder  # noqa: F401 The import adds `Learner.bs_find`
 from .schedule.scaled_lr import ScaledLR
 from .schedule.batch_schedule import BatchSchedule

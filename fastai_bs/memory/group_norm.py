@@ -1,4 +1,4 @@
-"""GroupNorm in place of BatchNorm, which sees micro-batches
+"""Replace BatchNorm, which sees micro-batches, by GroupNorm
 
 Docs: https://fastai-bs.github.io/fastai_bs/memory/group_norm.html.md"""
 
@@ -10,24 +10,16 @@ __all__ = ['bn_to_gn']
 # %% ../../nbs/memory/02_group_norm.ipynb #2ebe251c
 import torch.nn as nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 from fastai.tabular.model import TabularModel
 from ..utils.checks import check_whole
 from ..utils.text import counted
 
 # %% ../../nbs/memory/02_group_norm.ipynb #1b7f55c5
-def _check_norms(model):
-    "Refuse what cannot be replaced, before anything has changed"
-    for nm,m in model.named_modules():
-        if nn.parameter.is_lazy(getattr(m, 'weight', None)) or isinstance(m, nn.modules.lazy.LazyModuleMixin): raise ValueError(
-            f"{nm} is lazy and has no channels yet: pass one batch through the model first")
-    for m in model.modules():
-        if isinstance(m, TabularModel) and isinstance(m.bn_cont, _BatchNorm) and m.bn_cont.num_features: raise ValueError(
-            "`bn_cont` of a TabularModel normalises the columns of the table, which GroupNorm would mix: make the model with "
-            "config=tabular_config(bn_cont=False), and normalise the data")
-
 def _groups_for(bn, groups, nm):
-    "Most groups, up to `groups`, that divide the channels, with two of them at least: a single value, less its mean, is 0. Of features without positions 16"
-    n,least = bn.num_features,16 if isinstance(bn, nn.BatchNorm1d) else 2
+    "Return the largest number of groups up to `groups` that divides the channels and leaves two in each; 16 of features, which have no positions"
+    n = bn.num_features
+    least = 16 if isinstance(bn, nn.BatchNorm1d) else 2 # A single value, less its mean, is 0
     if n<min(least, 4): raise ValueError(f"{nm} normalises {counted(n, 'feature')}, of which GroupNorm would leave little or nothing: leave it out of the "
                                          "model, and normalise the data")
     return max(g for g in range(1, max(1, min(groups, n//least))+1) if n%g==0)
@@ -39,13 +31,18 @@ def _group_norm(bn, groups):
 
 def bn_to_gn(
     model:nn.Module, # Its layers are replaced in place
-    groups:int=32, # Groups at most; fewer where they do not divide the channels, or would hold a single one
-)->nn.Module: # `model`, or the new layer where `model` itself is a BatchNorm
-    "GroupNorm in place of each BatchNorm, with its weights, frozen or not, and its mode: what a large batch and an accumulated one compute is then the same"
+    groups:int=32, # Upper limit of groups; there are fewer if they do not divide the channels, or would hold a single one
+)->nn.Module: # `model`, or the new layer if `model` itself is a BatchNorm
+    "Replace each BatchNorm by a GroupNorm with its weights, frozen or not, and its mode, so that an accumulated batch computes what the large one does"
     check_whole('groups', groups, 1, "1 normalises over all channels", 'group')
-    _check_norms(model)
-    new = {m: _group_norm(m, _groups_for(m, groups, nm or 'The layer')) for nm,m in model.named_modules()
-           if isinstance(m, _BatchNorm) and m.num_features} # fastai makes one of no columns too
+    new = {}
+    for nm,m in model.named_modules():
+        if isinstance(m, TabularModel) and isinstance(m.bn_cont, _BatchNorm) and m.bn_cont.num_features: raise ValueError(
+            "`bn_cont` of a TabularModel normalises the columns of the table, which GroupNorm would mix: make the model with "
+            "config=tabular_config(bn_cont=False), and normalise the data")
+        if not isinstance(m, _BatchNorm): continue
+        if isinstance(m, LazyModuleMixin): raise ValueError(f"{nm} is lazy and has no channels yet: pass one batch through the model first")
+        if m.num_features: new[m] = _group_norm(m, _groups_for(m, groups, nm or 'The layer')) # fastai makes a BatchNorm of no columns too
     for nm,m in list(model.named_modules(remove_duplicate=False)): # A layer may have several places
         parent,_,child = nm.rpartition('.')
         if nm and m in new: setattr(model.get_submodule(parent), child, new[m])

@@ -44,12 +44,13 @@ _unseen = {
     'aten.convolution_backward.default': lambda g,x,w,*o: (0,4*w.numel())} # The weights in oneDNN's layout and in float32
 
 class LiveBytes(TorchDispatchMode):
-    "Counts the bytes of all storages that operations return, as long as they are alive, and of what kernels keep to themselves"
+    "Count the bytes of all storages that operations return, as long as they are alive, and of what kernels keep to themselves"
     def __init__(self):
         super().__init__()
         self.alive = {} # By storage: bytes
-        self.now,self.n = 0,0 # Bytes, and how many storages there were
-        self._numbers = {} # By address, which is used again: the number of a storage
+        self.now = 0 # Bytes alive
+        self.n = 0 # Number of storages so far
+        self._numbers = {} # Number of the storage by its address, which may be used again
         self.start_peak()
 
     def start_peak(self):
@@ -109,7 +110,7 @@ def training_device(
     return next(learn.model.parameters()).device if device is None else torch.device(device)
 
 class TracedStep:
-    "Counts what a training step of a learner would hold with any number of items, and takes no memory for it"
+    "Count what a training step of a learner would hold with any number of items, without the memory for it"
     rows = 'parameters','gradients','optimizer state','buffers','activations','workspace'
 
     def __init__(self,
@@ -121,7 +122,7 @@ class TracedStep:
         if callback_of(learn, NonNativeMixedPrecision): raise TypeError("NonNativeMixedPrecision changes the model as a training begins")
         self.dtype = precisions[precision or _precision(learn)]
         self.has_lstm = any(isinstance(m, torch.nn.LSTM) for m in learn.model.modules()) # It is counted as the CPU runs it
-        self._takes_first = callback_of(learn, RNNCallback) is not None # Of what the model returns
+        self._takes_first = callback_of(learn, RNNCallback) is not None # The prediction is the first of what the model returns
         self._opt_func,self._splitter = learn.opt_func,learn.splitter
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mock_training(learn), alone(learn), learn.no_bar():

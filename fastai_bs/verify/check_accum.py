@@ -24,7 +24,7 @@ from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loop import callback_of
 from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.batch_schedule import BatchSchedule
-from .both_ways import HeldDraws, PlainLoop, run, trained_params, windows_of
+from .window_gradients import HeldDraws, PlainLoop, run, trained_params, windows_of
 
 # %% ../../nbs/verify/08_check_accum.ipynb #4a596153
 _words = dict(
@@ -133,15 +133,15 @@ def _fresh(how, micros):
 
 @dataclass(eq=False)
 class _Compared:
-    "A window both ways"
+    "A window as micro-batches and as one batch"
     error:float # Relative error of the gradient
     table:pd.DataFrame # By parameter
     off:float # Relative difference of the predictions; NaN if they cannot be compared
     is_zero:bool # Is the gradient of the large batch 0?
     draws:HeldDraws # Random numbers of the large batch
 
-class _BothWays:
-    "Run windows of a learner both ways, and find out why they differ"
+class _Comparison:
+    "Run windows of a learner as micro-batches and as one batch, and find out why they differ"
     def __init__(self, learn, how, n_acc):
         self.learn,self.how,self.n_acc = learn,how,n_acc
         self.failure = '' # Error of the run in double precision
@@ -161,7 +161,7 @@ class _BothWays:
         return f"{type(self.how).__name__}({self.n_acc}{count})"
 
     def compare(self, micros, how=None, in_eval=(), double=None):
-        "Run a window both ways, with the modules `in_eval` in eval mode; raise an error if there is no finite gradient"
+        "Run a window as micro-batches and as one batch, with the modules `in_eval` in eval mode; raise an error if there is no finite gradient"
         if double is None: double = not self.failure
         draws,how = HeldDraws(micros.sizes),how or self.how
         whole,marks = run(self.learn, micros.batches, draws, None, double, in_eval)
@@ -212,7 +212,7 @@ class _BothWays:
         except ValueError: return math.nan # Not finite in half precision
 
     def check(self, windows, notes):
-        "Run all windows both ways; the one with the largest error counts"
+        "Compare all windows; the one with the largest error counts"
         pairs = [(w,self.first(w)) for w in windows]
         errors = {str(w): o.error for w,o in pairs}
         pairs.sort(key=lambda o: -o[1].error)
@@ -262,7 +262,7 @@ def check_accum(self:Learner,
     n_items = windows[0].sizes[0]
     while True:
         try:
-            res = _BothWays(self, how, n).check(windows, notes)
+            res = _Comparison(self, how, n).check(windows, notes)
             break
         except Exception as e:
             if not out_of_memory(e) or max(windows[0].sizes)==1: raise

@@ -138,16 +138,6 @@ class BatchVerification:
         return 'tied' if self.open_sizes else 'stay'
 
     @property
-    def best(self)->int: # Items; `None` if no training had the whole length
-        "The size with the lowest mean loss; others may be about as good"
-        return int(self.losses.mean().idxmin()) if len(self.losses) else None
-
-    @property
-    def good(self)->list: # Items, ascending
-        "Sizes that surely end at most 2% above today's loss; none if the verdict is 'unknown'"
-        return self.whole.bs[self.whole.high<=within].tolist() if self.is_known else []
-
-    @property
     def critical_bs(self)->int: # Items; `None` if unknown, or without `equal='items'`
         "The critical batch size: the largest size whose loss is within 1% of the best of all smaller sizes"
         return critical(self.losses) if self.equal=='items' and self.is_known else None
@@ -215,7 +205,7 @@ class BatchVerification:
 
     def to_dict(self)->dict:
         "Return all values but the data frames as strict JSON: numbers, strings and lists; `None` for a number that is unknown or infinite"
-        names = ('verdict','bs','best','good','open_sizes','factor','critical_bs','critical_range','decided_by','epochs','n_runs','equal','n_epoch',
+        names = ('verdict','bs','open_sizes','factor','critical_bs','critical_range','decided_by','epochs','n_runs','equal','n_epoch',
                  'rates','left_out','took','interrupted','level','advice')
         values,(sd,dof) = {nm: getattr(self, nm) for nm in names},self.spread
         return as_plain(dict(**values, spread=dict(sd=sd, dof=dof), plan=self.plan.to_dict(), planned=self.planned.to_dict()))

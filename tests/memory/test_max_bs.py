@@ -26,6 +26,7 @@ from fastai.torch_core import find_bs
 
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder import bs_find as finder # noqa: F401 (it patches `bs_find` into `Learner`)
+from fastai_bs.learner.snapshot import out_of_memory
 from fastai_bs.memory import max_bs, report
 from fastai_bs.memory.max_bs import largest
 from fastai_bs.memory.report import MemoryReport, card_of
@@ -35,8 +36,10 @@ from fastai_bs.schedule.scaled_lr import ScaledLR
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
 from gloo_ranks import on_ranks
 from plans import plan_of
+from test_report import Fixed
+from test_trace import Asks
 
-inf,nan,f32 = math.inf,math.nan,torch.float32
+inf,f32 = math.inf,torch.float32
 
 # The search by itself
 
@@ -117,15 +120,16 @@ def test_where_memory_runs_out(where, since, limit):
     if limit==inf: assert tried(learn)==[4,8,16,12,14,13]
     else: assert [o for o in tried(learn) if o>4]==[50,25,12,18,15,13,14] # Without the report's, which bounds nothing here, but says where to begin
 
-@pytest.mark.parametrize('where,most,sizes', [('forward',5,[16,8,4,6,5]), ('optimizer',1,[16,8,4,2,1]), ('validation',15,[16,8,12,14,15])])
-def test_at_the_first_trial(where, most, sizes):
+@pytest.mark.parametrize('where,most,limit,sizes', [('forward',5,inf,[16,8,4,6,5]), ('optimizer',1,inf,[16,8,4,2,1]), ('validation',15,inf,[16,8,12,14,15]),
+    ('forward',5,'1MB',[16,50,25,12,6,3,4,5])])
+def test_at_the_first_trial(where, most, limit, sizes):
     "Today's batch does not fit: smaller ones are tried"
     learn = limited(most, where, bs=16)
-    assert search(learn)==most and tried(learn)==sizes
+    assert search(learn, limit)==most and tried(learn)==sizes
 
-def test_at_the_first_trial_with_a_limit():
-    "The report too is of smaller ones then"
-    assert search(limited(5, bs=16), '1MB')==5
+def test_at_the_first_trial_of_a_model_that_cannot_be_traced():
+    "The steps that are run for the report are of smaller batches then"
+    assert search(limited(5, model=Asks(), bs=16), '1MB')==5
 
 @pytest.mark.parametrize('where', ['forward','optimizer','validation'])
 def test_at_every_size(where):
@@ -135,19 +139,17 @@ def test_at_every_size(where):
     assert isinstance(error, RuntimeError) and tried(learn)==[16,8,4,2,1]
     assert 'Not even a micro-batch of one item' in str(error) and '20.00 MiB' in str(error)
 
-@pytest.mark.parametrize('error', [MemoryError, lambda: RuntimeError('MPS backend out of memory'),
-    lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory"), lambda: RuntimeError('DefaultCPUAllocator: not enough memory: you tried')])
-def test_errors_that_mean_memory(error): assert limited(9, error=error).max_bs_find()==9
-
-@pytest.mark.parametrize('text', ['CUBLAS_STATUS_ALLOC_FAILED', 'CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED',
+surely = [MemoryError(), *map(RuntimeError, ('MPS backend out of memory', "DefaultCPUAllocator: can't allocate memory",
+    'DefaultCPUAllocator: not enough memory: you tried'))]
+perhaps = list(map(RuntimeError, ('CUBLAS_STATUS_ALLOC_FAILED', 'CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED',
     'cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This', 'Invalid buffer size: 9.75 GiB',
-    '!block->expandable_segment_ INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":2814, please'])
-def test_errors_that_may_mean_memory(text):
-    "Less is tried; where a single item fails too, the cause may be another one, and the error is raised as it is"
-    assert limited(9, error=lambda: RuntimeError(text)).max_bs_find()==9
-    learn = limited(0, error=lambda: RuntimeError(text))
-    with pytest.raises(RuntimeError) as e: learn.max_bs_find(limit=inf)
-    assert text in str(e.value) and 'Not even' not in str(e.value) and 'does not fit' not in str(e.value)
+    '!block->expandable_segment_ INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":2814, please')))
+
+def test_errors_that_mean_memory():
+    "Or may mean it: then less is tried too, but if a single item fails, the error is raised as it is"
+    assert all(out_of_memory(e, surely=True) for e in surely) and all(out_of_memory(e) and not out_of_memory(e, surely=True) for e in perhaps)
+    for e in (surely[0],perhaps[0]): assert limited(9, error=lambda: e).max_bs_find()==9 # noqa: B023
+    assert search(limited(0, error=lambda: perhaps[0])) is perhaps[0]
 
 @pytest.mark.parametrize('where', ['backward','validation'])
 def test_another_error(where):
@@ -246,8 +248,7 @@ def test_too_few_steps_are_no_trial():
     learn = limited(1000, n=200, bs=1, cbs=RaiseAt('before_step', CancelStepException, [i for i in range(200) if i!=40], order=20))
     assert 'in 61 micro-batches 1 steps were taken with 1 item, of 3 to be taken' in str(search(learn, max_bs=1))
 
-@pytest.mark.parametrize('drop_last', [False,True])
-@pytest.mark.parametrize('cls', [DataLoader,TorchDataLoader], ids=['fastai','torch'])
+@pytest.mark.parametrize('cls,drop_last', [(DataLoader,False),(TorchDataLoader,True)], ids=['fastai','torch'])
 def test_loaders(cls, drop_last):
     learn = limited(13, dls=pair(cls, 21, drop_last=drop_last))
     assert search(learn, None)==13
@@ -278,22 +279,27 @@ def test_the_validation_loader():
     with pytest.raises(ValueError, match="Training steps with micro-batches of 4 items fit in memory, but the validation loader's batches do not"):
         limited(9, 'validation', valid_bs=10).max_bs_find(limit=inf)
 
-class OneSize(nn.Module):
-    "Takes batches of 4 items and no others"
-    def __init__(self):
+class Fours(nn.Module):
+    "Takes batches of `n` fours of items, or of any number of fours"
+    def __init__(self, n=-1):
         super().__init__()
-        self.lin = nn.Linear(20,8)
-    def forward(self, x): return self.lin(x.reshape(20)).reshape(4,2)
+        self.lin,self.n = nn.Linear(20,8),n
+    def forward(self, x): return self.lin(x.reshape(self.n,20)).reshape(-1,2)
 
 @pytest.mark.parametrize('kwargs', [dict(limit=inf), dict(limit=inf, start=3), {}])
 def test_a_model_of_one_batch_size(kwargs):
-    learn = quiet_learner(loaders(regression(48, dtype=f32), 4, valid=regression(4, dtype=f32)), OneSize())
+    learn = quiet_learner(loaders(regression(48, dtype=f32), 4, valid=regression(4, dtype=f32)), Fours(1))
     with pytest.raises(ValueError, match="Micro-batches of . items cannot be trained on, and memory is not the reason .RuntimeError: shape"):
         learn.max_bs_find(**kwargs)
 
-@pytest.mark.parametrize('cbs', [[GradAccum(4, on_oom='split')], [GradientAccumulation(8)],
-    [GradAccum(4), NoiseScale(), ScaledLR(2), CSVLogger(), SaveModelCallback(monitor='train_loss'),
-     EarlyStoppingCallback(monitor='train_loss'), GradientClip(0.1)]], ids=['split','fastai','many'])
+def test_a_model_of_some_batch_sizes():
+    "A size between two that are traced cannot be traced: it is estimated"
+    learn = quiet_learner(pair(n=48), Fours())
+    step = learn.memory_report().step
+    assert learn.memory_report().max_bs((sum(step(44).values())+sum(step(48).values()))/2, margin=0)==46
+
+@pytest.mark.parametrize('cbs', [[GradientAccumulation(8)], [GradAccum(4, on_oom='split'), NoiseScale(), ScaledLR(2), CSVLogger(),
+    SaveModelCallback(monitor='train_loss'), EarlyStoppingCallback(monitor='train_loss'), GradientClip(0.1)]], ids=['fastai','many'])
 def test_callbacks_keep_still(cbs, tmp_path, capsys):
     "Nothing is logged, and each micro-batch is a step"
     learn,plain,lines = limited(13, cbs=cbs),limited(13),[]
@@ -302,16 +308,22 @@ def test_callbacks_keep_still(cbs, tmp_path, capsys):
     plain.max_bs_find(limit=inf)
     assert seen(learn)==seen(plain)
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn,self.out = nn.LSTM(1,8,batch_first=True),nn.Linear(8,2)
+    def forward(self, x): return self.out(self.rnn(x[...,None])[0][:,-1])
+
 def test_what_is_shown(capsys, monkeypatch):
-    "By the bar that the learner has, to who can see it move, and what takes long is said before; without a bar all is quiet"
-    limited(13).max_bs_find()
+    "By the bar that the learner has, to who can see it move; what takes long is said before, and once what a GPU does otherwise; without a bar all is quiet"
+    limited(13, model=Recurrent()).max_bs_find()
     limited(13, cbs=ProgressCallback()).max_bs_find()
     assert capsys.readouterr().out==''
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True)
     monkeypatch.setattr(max_bs, 'worth_saying', 0)
-    limited(13, cbs=ProgressCallback()).max_bs_find()
+    limited(13, cbs=ProgressCallback(), model=Recurrent()).max_bs_find()
     out = capsys.readouterr().out
-    assert 'by the memory report ' in out and 'a trial with 50 items takes at most about ' in out
+    assert 'by the memory report ' in out and 'a trial with 50 items takes at most about ' in out and out.count('more items may fit there')==1
     assert 'tracing a step of' in out and 'trying micro-batches of 14 items, about ' in out
 
 @pytest.mark.parametrize('start,says', [(None,'8 items fit. start=8 goes on from there'), (20,'')])
@@ -319,20 +331,6 @@ def test_an_interrupt(start, says, capsys):
     "Goes on, and what is known by then is said"
     learn = limited(13, error=KeyboardInterrupt, cbs=ProgressCallback())
     assert isinstance(search(learn, start=start), KeyboardInterrupt) and says in capsys.readouterr().out
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn,self.out = nn.LSTM(1,8,batch_first=True),nn.Linear(8,2)
-    def forward(self, x): return self.out(self.rnn(x[...,None])[0][:,-1])
-
-def test_what_a_gpu_does_otherwise_is_said_once(capsys):
-    "To who has a progress bar"
-    learn = limited(1000, model=Recurrent(), cbs=ProgressCallback())
-    with learn.no_bar(): learn.max_bs_find(limit='1MB')
-    assert capsys.readouterr().out==''
-    learn.max_bs_find(limit='1MB')
-    assert capsys.readouterr().out.count('more items may fit there')==1
 
 # A GPU, by its functions alone
 
@@ -342,11 +340,11 @@ class Allocator(Callback):
         fractions = [fraction]
         self.fractions = lambda: fractions # As they were set; a search would undo what it saw here
         asked = dict(get_device_properties=SimpleNamespace(total_memory=1000), mem_get_info=(700,1000), memory_reserved=100, max_memory_allocated=80,
-                     max_memory_reserved=held, memory_stats={'num_alloc_retries': 3}, reset_peak_memory_stats=None)
+                     max_memory_reserved=held, reset_peak_memory_stats=None)
         for nm,v in asked.items(): monkeypatch.setattr(torch.cuda, nm, lambda gpu, v=v: v)
         monkeypatch.setattr(torch.cuda, 'get_per_process_memory_fraction', lambda gpu: fractions[-1], raising=False)
         monkeypatch.setattr(torch.cuda, 'set_per_process_memory_fraction', lambda v, gpu: fractions.append(v))
-        monkeypatch.setattr(max_bs, 'gpu_of', lambda learn: torch.device('cuda', 0))
+        monkeypatch.setattr(max_bs, 'training_device', lambda learn: torch.device('cuda', 0))
         monkeypatch.setattr(max_bs, 'free_memory', lambda: None) # It takes long
     def after_pred(self):
         if 20*len(self.x)>1000*self.fractions()[-1]+1e-6: raise oom()
@@ -370,8 +368,8 @@ def test_before_a_first_fit(monkeypatch):
     learn = limited(1000)
     learn.dls.device = torch.device('meta')
     assert training_device(learn).type=='meta' and next(learn.model.parameters()).device.type=='cpu' and max_bs._limit_of(learn, None)==inf
-    monkeypatch.setattr(report, 'traced_report', None)
-    monkeypatch.setattr(report, 'measured_report', lambda *args: MemoryReport())
+    monkeypatch.setattr(report, '_traced_report', None)
+    monkeypatch.setattr(report, '_measured_report', lambda *args: MemoryReport())
     assert learn.memory_report().untraced==''
 
 @pytest.mark.parametrize('error', [KeyError,KeyboardInterrupt])
@@ -385,15 +383,13 @@ def test_the_bound_ends_with_the_search(error, monkeypatch):
     monkeypatch.delattr(torch.cuda, 'get_per_process_memory_fraction')
     assert learn.max_bs_find()==38 and learn.allocator.fractions()[-1]==1
 
-@pytest.mark.parametrize('held,benchmark,says', [(100,False,['20% of what PyTorch holds','expandable_segments:True']), (85,False,[]),
-    (85,True,['`torch.backends.cudnn.benchmark`'])])
-def test_what_the_allocator_tells(held, benchmark, says, monkeypatch, capsys):
-    monkeypatch.setattr(torch.backends.cudnn, 'benchmark', benchmark)
+@pytest.mark.parametrize('held,says', [(100,'20% of what PyTorch holds lies in pieces'), (85,'')])
+def test_what_the_allocator_tells(held, says, monkeypatch, capsys):
     on_gpu(monkeypatch, held=held).max_bs_find()
     assert capsys.readouterr().out==''
     on_gpu(monkeypatch, held=held, cbs=ProgressCallback()).max_bs_find()
     out = capsys.readouterr().out
-    assert bool(out)==bool(says) and all(o in out for o in says)
+    assert bool(out)==bool(says) and says in out
 
 # `accum_to`
 
@@ -420,7 +416,7 @@ def test_the_size_of_micro_batches(bs, micro_bs):
 
 @pytest.mark.parametrize('own', [lambda: GradAccum(3, count=lambda o: len(o.x), fix_bn=False), lambda: GradientAccumulation(12), lambda: NoiseScale()])
 def test_callbacks_are_put_back(own):
-    "What accumulated before gives way; the second setup takes the place of the first, and a loader that came since stays"
+    "What accumulated before gives way, and the second setup takes the place of the first"
     learn = small(own())
     was,dl = list(learn.cbs),learn.dls.train
     first = learn.accum_to(16, limit=inf)
@@ -432,10 +428,6 @@ def test_callbacks_are_put_back(own):
     assert learn.batch_size==8
     second.undo(),second.undo()
     assert {*map(id, learn.cbs)}=={*map(id, was)} and learn.dls.train is dl
-    third = learn.accum_to(16, limit=inf)
-    learn.dls = pair(bs=7)
-    third.undo()
-    assert learn.dls.train.bs==7 and GradAccum not in {*cbs_of(learn)}-{type(was[-2])}
 
 def test_a_setup_and_a_plan():
     "A plan takes the place of a setup, and a setup refuses to take a plan's; what is taken back last leaves what there was first"
@@ -452,16 +444,14 @@ def test_a_setup_and_a_plan():
     plan.undo(learn)
     assert cbs_of(learn)==was and learn.dls.train is dl and learn.accum_to(24, limit=inf).bs==24
 
-@pytest.mark.parametrize('event', ['before_fit','before_batch','after_epoch'])
-def test_in_a_fit(event):
+def test_in_a_fit():
     "A setup is refused, and the fit ends as it would"
-    says = []
-    def _call(self):
-        try: self.learn.accum_to(8, limit=inf)
-        except ValueError as e: says.append(str(e))
-    learn = small(type('Calls', (Callback,), {event: _call})())
+    class Calls(Callback):
+        def before_batch(self):
+            with pytest.raises(ValueError, match=r'accum_to\(8\) sets a fit up, and one is under way: call it before learn.fit'): self.learn.accum_to(8)
+    learn = small(Calls())
     learn.fit(1, 0.01)
-    assert {*says}=={'accum_to(8) sets a fit up, and one is under way: call it before learn.fit'} and learn.dls.train.bs==4
+    assert learn.dls.train.bs==4
 
 @pytest.mark.parametrize('bs,error,says', [(0,ValueError,'`bs` must be at least 1 item'), (8.,TypeError,'`bs` must be a whole number'),
     (49,ValueError,'`bs`=49 items are more than the 48 of the training set'),
@@ -500,8 +490,8 @@ class Lengths(Callback):
         self.note((*self.x.shape,self.training))
         if self.x.numel()>self.tokens: raise oom()
 
-def text_learner(train, valid, tokens=inf, model=None):
-    return quiet_learner(DataLoaders(train, valid, device='cpu'), model or Texts(), nn.CrossEntropyLoss(), cbs=Lengths(tokens))
+def text_learner(train, valid, tokens=inf):
+    return quiet_learner(DataLoaders(train, valid, device='cpu'), Texts(), nn.CrossEntropyLoss(), cbs=Lengths(tokens))
 
 @pytest.mark.parametrize('kind', ['fastai','torch','sorted'])
 def test_the_largest_items_are_tried(kind):
@@ -538,10 +528,8 @@ def test_items_that_are_alike_or_cannot_be_told():
     (dict(n_steps=1),ValueError,"`n_steps` must be at least 2 steps, got 1: the optimizer's state is there from the second on"),
     (dict(start=9,max_bs=8),ValueError,"`start`=9 items are more than `max_bs`=8: begin with at most those"),
     (dict(start=51),ValueError,"`start`=51 items are more than the 50 of the set: begin with at most those"),
-    (dict(limit='many'),ValueError,"No card is known by the name 'many'"), (dict(limit=0),ValueError,"must be above 0 bytes and finite, got 0"),
-    (dict(limit=nan),ValueError,"must be above 0 bytes and finite, got nan"), (dict(limit=True),TypeError,"A size in memory must be a number of bytes"),
-    (dict(limit='200B'),ValueError,"The memory of the optimizer state alone is 272 B, more than `limit`=200 B less `margin`=0.05: take"),
-    (dict(limit=595),ValueError,"`limit`=595 B less `margin`=0.05 does not hold a micro-batch of one item: 568 B are needed whatever the")])
+    (dict(limit=0),ValueError,"must be above 0 bytes and finite, got 0"),
+    (dict(limit=595),ValueError,"`limit`=595 B less `margin`=0.05 does not hold a micro-batch of one item, which takes ")])
 def test_refused(kwargs, error, says):
     "And nothing has changed"
     learn = limited(13)
@@ -549,15 +537,9 @@ def test_refused(kwargs, error, says):
     assert isinstance(res, error) and says in str(res)
     if 'limit' not in kwargs: assert seen(learn)==[] # Before anything is trained on
 
-class Fixed:
-    "A loader of its own kind, which knows one batch size"
-    bs = 4
-    def __len__(self): return 5
-    def __iter__(self): return iter([(torch.ones(self.bs,5),torch.ones(self.bs,2))]*5)
-
-@pytest.mark.parametrize('f', [lambda o: o.max_bs_find(), lambda o: o.max_bs_find(start=4), lambda o: o.max_bs_find(limit=inf, max_bs=9)])
-def test_a_loader_that_cannot_change_its_batches(f):
-    error = unmoved(f, limited(1000, dls=DataLoaders(Fixed(), Fixed())))
+@pytest.mark.parametrize('kwargs', [{}, dict(start=4)])
+def test_a_loader_that_cannot_change_its_batches(kwargs):
+    error = search(limited(1000, dls=DataLoaders(Fixed(), Fixed())), **kwargs)
     assert isinstance(error, ValueError) and 'A training loader of type Fixed cannot be given batches of' in str(error)
 
 def test_a_set_of_unknown_length():

@@ -12,22 +12,21 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader as TorchDataLoader
-from torchvision.models.resnet import BasicBlock
 from fastai.callback.core import Callback, CancelStepException
 from fastai.callback.progress import CSVLogger, ProgressCallback
 from fastai.callback.tracker import SaveModelCallback
 from fastai.callback.training import GradientClip
 from fastai.data.core import DataLoaders
 from fastai.optimizer import Adam, OptimWrapper, SGD
-from fastai.tabular.model import TabularModel
 
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.learner.loaders import by_size, micro_batch_size
-from fastai_bs.memory.report import Card, MemoryReport, card_of, limit_bytes, measured_report
+from fastai_bs.memory.report import Card, MemoryReport, _measured_report, card_of, limit_bytes
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.utils.checks import n_bytes
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
+from test_trace import classifier, learners
 
 nan,f32 = math.nan,torch.float32
 
@@ -38,7 +37,7 @@ def learner(n=50, bs=4, model=None, dls=None, **kwargs):
 def measured(learn, bs=None):
     "The report of steps that are run, as on a GPU"
     dl = learn.dls.train
-    return measured_report(learn, bs or micro_batch_size(dl), by_size(dl))
+    return _measured_report(learn, bs or micro_batch_size(dl), by_size(dl))
 
 def size_of(ts): return sum(t.numel()*t.element_size() for t in ts)
 
@@ -48,38 +47,11 @@ def no_hook_left():
 
 # What does not depend on the batch
 
-class Transformer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.emb,self.enc,self.out = nn.Embedding(20,8),nn.TransformerEncoder(layer, 1),nn.Linear(8,3)
-    def forward(self, x): return self.out(self.enc(self.emb(x)).mean(1))
-
-def classifier(items, model, bs=8, **kwargs):
-    return learner(dls=loaders(items, bs), model=model, loss_func=nn.CrossEntropyLoss(), **kwargs)
-
-def classes(n, shape):
-    "`n` items of a shape, and their class"
-    return list(zip(torch.randn(n, *shape), torch.randint(0, 3, (n,))))
-
 def mlp_learner(**kwargs):
-    return classifier(classes(20, (5,)), nn.Sequential(nn.Linear(5,7), nn.ReLU(), nn.Linear(7,3)), **kwargs)
+    items = list(zip(torch.randn(20, 5), torch.randint(3, (20,))))
+    return classifier(items, nn.Sequential(nn.Linear(5,7), nn.ReLU(), nn.Linear(7,3)), **kwargs)
 
-def resnet_learner(**kwargs):
-    "torchvision's blocks, with few channels"
-    down = nn.Sequential(nn.Conv2d(8,16,1,2,bias=False), nn.BatchNorm2d(16))
-    model = nn.Sequential(nn.Conv2d(3,8,3,bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-        BasicBlock(8,8), BasicBlock(8,16,2,down), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16,3))
-    return classifier(classes(8, (3,12,12)), model, **kwargs)
-
-def tabular_learner(**kwargs):
-    items = [(torch.tensor([i%5,i%4]),x,y) for i,(x,y) in enumerate(classes(20, (3,)))]
-    return classifier(items, TabularModel([(5,3),(4,2)], 3, 3, [8,4]), **kwargs)
-
-def transformer_learner(**kwargs):
-    return classifier([(torch.randint(0, 20, (6,)),y) for _,y in classes(20, ())], Transformer(), **kwargs)
-
-learners = dict(mlp=mlp_learner, resnet=resnet_learner, tabular=tabular_learner, transformer=transformer_learner)
+learners = dict(learners, mlp=mlp_learner)
 
 # Optimizer; tensors of state for each parameter; bytes of the steps of each
 optimizers = dict(sgd=(SGD,0,0), momentum=(partial(SGD, mom=0.9),1,0), adam=(Adam,2,0),
@@ -88,10 +60,13 @@ optimizers = dict(sgd=(SGD,0,0), momentum=(partial(SGD, mom=0.9),1,0), adam=(Ada
 
 @pytest.mark.parametrize('make,opt', [*(('mlp',o) for o in optimizers), *((o,'adam') for o in learners if o!='mlp')])
 def test_exact_bytes(make, opt):
-    "As counted by hand; none of these grows with the batch"
+    "As counted by hand, before and after a training; none of these grows with the batch, and the learner is as it was"
     opt_func,n_state,step = optimizers[opt]
     learn = learners[make](opt_func=opt_func)
+    learn.model.eval()
+    was = picture(learn)
     report = measured(learn)
+    assert changes(was, picture(learn))==[] and no_hook_left() and report.bs==learn.dls.train.bs
     params = list(learn.model.parameters())
     assert report.bytes['parameters']==report.bytes['gradients']==size_of(params)
     assert report.bytes['optimizer state']==n_state*size_of(params)+step*len(params)
@@ -99,7 +74,8 @@ def test_exact_bytes(make, opt):
     assert (report.per_item[:4]==0).all() and report.per_item['activations']>0
     assert np.isnan(report.loc['workspace']).all()
     for nm in report.columns: assert report[nm]['total']==report[nm].drop('total').sum()
-    assert report.bs==8
+    learn.fit(1, 0.001)
+    pd.testing.assert_frame_equal(measured(learn), report)
 
 def test_frozen_body():
     "Frozen parameters have no state, and a gradient only where they hold one from before"
@@ -196,14 +172,6 @@ def test_what_callbacks_do_counts():
     assert more.per_item['activations']-base.per_item['activations']==4*5
     assert more.bytes['activations']-base.bytes['activations']==8*4*5
 
-@pytest.mark.parametrize('make', ['tabular','transformer'])
-def test_same_before_and_after_training(make):
-    "What the optimizer will have is in it already"
-    learn = learners[make](opt_func=Adam)
-    before = measured(learn)
-    learn.fit(1, 0.001)
-    pd.testing.assert_frame_equal(measured(learn), before)
-
 def test_torch_loaders():
     items = regression(20, dtype=f32)
     learn = learner(dls=DataLoaders(TorchDataLoader(items, 4, shuffle=True), TorchDataLoader(items, 4), device='cpu'))
@@ -225,15 +193,6 @@ def test_steps_that_are_skipped_do_not_count():
     assert measured(learn).bytes['optimizer state']==2*34*4
 
 # The learner afterwards
-
-@pytest.mark.parametrize('make,bs,trained', [('mlp',1,False), ('transformer',7,True), ('tabular',None,False)])
-def test_the_learner_is_as_it_was(make, bs, trained):
-    learn = learners[make](opt_func=Adam)
-    if trained: learn.fit(1, 0.01)
-    learn.model.eval()
-    was = picture(learn)
-    measured(learn, bs)
-    assert changes(was, picture(learn))==[] and no_hook_left()
 
 @pytest.mark.parametrize('event', ['before_fit','after_pred','after_backward','after_fit'])
 def test_after_an_exception(event):
@@ -272,7 +231,7 @@ def test_what_an_item_more_takes_is_not_known():
     "The report of today's batch says all else"
     report = measured(learner(dls=DataLoaders(Fixed(), Fixed())))
     assert report.bytes['activations']>0 and math.isnan(report.per_item['activations']) and math.isnan(report.per_item['total'])
-    with pytest.raises(ValueError, match="What an item more takes could not be measured"): report.max_bs('1GB')
+    with pytest.raises(ValueError, match="By this report an item more takes an unknown amount of memory"): report.max_bs('1GB')
 
 def test_sizes_that_never_come():
     "A loader that has them by name only"
@@ -303,10 +262,8 @@ def test_max_bs_with_what_is_there_whatever_the_batch():
     assert [report.max_bs(1690+35*n+d, margin=0) for n,d in ((1,0),(2,-1),(2,0),(2,34),(100,0))]==[1,1,2,2,100]
 
 @pytest.mark.parametrize('report,limit,says', [
-    (report_of(), 1634.9, "does not hold a micro-batch of one item: 1.61 KB are needed whatever the batch size, and 25 B for each item"),
-    (report_of(fixed=(1.,1.,4e6,1.)), '2KB', "The memory of the optimizer state alone is 4 MB, more than `limit`=2 KB: take a smaller model"),
-    (report_of(per_item=0.), '1GB', "By this report an item more takes no memory"),
-    (report_of(per_item=-5.), '1GB', "By this report an item more takes no memory")], ids=['an item','a row','none','less'])
+    (report_of(), 1634.9, "`limit`=1.63 KB less `margin`=0 does not hold a micro-batch of one item, which takes 1.64 KB: take a smaller model"),
+    (report_of(per_item=-5.), '1GB', "By this report an item more takes no memory")], ids=['an item','less'])
 def test_no_largest_batch(report, limit, says):
     with pytest.raises(ValueError, match=says): report.max_bs(limit, margin=0)
 

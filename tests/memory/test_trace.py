@@ -15,7 +15,7 @@ from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.text.models.core import get_language_model
 from fastai.torch_core import TensorCategory, TensorImage
 
-from fastai_bs.memory.report import measured_report
+from fastai_bs.memory.report import _measured_report
 from fastai_bs.memory.trace import LiveBytes, TracedStep, _rnn_of_cudnn
 from helpers import changes, loaders, mlp, picture, quiet_learner, regression, root
 from fastai_bs.all import GradAccum # noqa: F401 (adds `memory_report` and `max_bs_find`)
@@ -157,6 +157,13 @@ def test_max_bs(make, times):
     assert n>report.bs and sum(report.step(n).values())<=0.95*limit
     assert sum(report.step(n).values())>=0.85*limit or sum(report.step(n+1).values())>0.95*limit
 
+def test_max_bs_of_a_model_that_takes_no_single_item():
+    "As BatchNorm: two are traced in its place"
+    report = dense(opt_func=Adam).memory_report()
+    limit = sum(report.step(2).values())
+    assert report.max_bs(limit, margin=0)>1
+    with pytest.raises(ValueError, match="does not hold a micro-batch of one item, which takes .* MB: take a smaller model"): report.max_bs(limit-1, margin=0)
+
 def test_validation():
     "Keeps nothing for a backward pass: one layer's input and output, where training keeps ten"
     items = list(zip(torch.randn(20, 50), torch.randint(50, (20,))))
@@ -171,7 +178,7 @@ def test_the_largest_validation_batch_of_a_card():
     assert n>2*report.max_bs('8MB') and 0.9*8e6<TracedStep(learn, ds_idx=1).valid(n)<=0.95*8e6
     with pytest.raises(ValueError, match="`for_` must be 'train' or 'valid', got 'test'"): report.max_bs('T4', for_='test')
     with pytest.raises(ValueError, match="was measured in training steps, which says nothing of for_='valid': trace one"):
-        measured_report(learn, 4).max_bs('T4', for_='valid')
+        _measured_report(learn, 4).max_bs('T4', for_='valid')
 
 @pytest.mark.parametrize('precision', ['half',16])
 def test_precision_refused(precision):

@@ -42,7 +42,7 @@ def reg_learner(n=64, bs=4, valid=None, opt_func=Adam, cbs=None, **kwargs):
     return quiet_learner(dls, mlp(dtype=torch.float32), opt_func=opt_func, cbs=cbs)
 
 def at_trial(monkeypatch, number, act):
-    "Calls `act` before the so-manieth training of those that `bs_verify` runs; the list of all that began, with what they were given"
+    "Call `act` before training `number` (`None`: each) that `bs_verify` runs; return the list of the arguments of all that began"
     real,begun = trainings.short_training,[]
     def _call(*args):
         begun.append(SimpleNamespace(**inspect.signature(real).bind(*args).arguments))
@@ -62,7 +62,7 @@ def test_cannot_be_noticed(nm, first):
     assert changes(plain_training(nm, first), training(learners[nm], first, mock))==[]
 
 def failing(learn, error, event, trial):
-    "An exception in the so-manieth training"
+    "Let a training of `bs_verify` raise an exception"
     cb = RaiseAt(event, error, range(1, 99))
     with pytest.MonkeyPatch.context() as m, pytest.raises(error, match='the one'):
         begun = at_trial(m, trial, lambda _: learn.add_cb(cb))
