@@ -11,10 +11,11 @@ names = dict(mnist='MNIST', rossmann='Rossmann sales', ratings='MovieLens', shak
 columns = dict(time='Time', d_train='Training loss', d_valid='Validation loss')
 
 def changes():
-    "A row for each plan of `keeps.md`: how far time and losses are from today's; a plan that stays at today's batch changes nothing"
+    "How far time and losses are from today's, for each task, length and rate of `keeps.md`: means of the seeds; a plan that stays changes nothing"
     both = keeps.ratios(Table('keeps').df)
     both = both[both.kind!='random']
-    return both.assign(time=(both.time-1).where(both.changed, 0))
+    both = both.assign(time=(both.time-1).where(both.changed, 0), changed=both.changed.astype(float))
+    return both.groupby(['task','epochs','kind'], sort=False)[[*columns,'changed']].mean().reset_index()
 
 def medians(df): return df.groupby('task')[[*columns]].median().sort_values('time', ascending=False)
 
