@@ -75,7 +75,6 @@ class Device:
     epoch_start:float = 0. # Seconds until an epoch has its first batch
     too_large:int = None # Smallest micro-batch in items that did not fit in memory
     failed:tuple = () # For each micro-batch size that failed for another reason: items, and the error
-    max_bs:int = None # Largest micro-batch to try, in items; `None`: no bound
     loading:float = 0. # Seconds of a step of today's micro-batch in which the loader is waited for
     frozen:float = math.nan # Seconds of a step of today's micro-batch with a frozen body, where `fine_tune` is planned
 
@@ -181,9 +180,7 @@ class BatchPlan:
     @property
     def step_time_line(self)->tuple: # `(a, c, error)`: seconds, seconds per item, relative
         "Fit the step times that were measured by `fit_step_time`"
-        if not self.device.times: return (math.nan,)*3
-        sizes,secs,_ = zip(*self.device.times)
-        return fit_step_time([o*self.today.n_ranks for o in sizes], secs)
+        return fit_step_time([micro_bs*self.today.n_ranks for micro_bs,*_ in self.device.times], [secs for _,secs,_ in self.device.times])
 
     # Candidates
 
@@ -216,7 +213,7 @@ class BatchPlan:
 
     def time_at(self, noise_scale:float)->np.ndarray: # For each row of `table`, over that of today's batch size
         "Return the time to a given loss if this were the noise scale, in items"
-        return np.asarray(relative_time(self.table.bs, self.table.step_time, noise_scale, self.bs_now), dtype=float)
+        return relative_time(self.table.bs, self.table.step_time, noise_scale, self.bs_now)
 
     def _about_as_fast(self, noise_scale:float)->tuple: # Items, ascending; empty where no step times are known
         "Return the batch sizes that step times cannot tell from the fastest, if this were the noise scale, in items"

@@ -183,7 +183,7 @@ def mock(n_iter, cycle, tol=0.25, lr=0.05, cls=MockAccum):
     "A mock training without the rest of `bs_find`"
     learn = learner(3*n_iter-1, 3)
     accum = cls(NoiseScale(), min(20, max(2, n_iter//8)), cycle, tol=tol)
-    finder,steps = BSFinder(accum, cycle.num_it, tol),[]
+    finder,steps = BSFinder(accum, cycle.num_it),[]
     class Look(Callback):
         order = 200
         def before_step(self): steps.append(self.opt.hypers[0]['lr'])

@@ -318,7 +318,7 @@ def test_peak_memory_does_not_grow_with_the_window():
 
 refused = {
     ValueError: dict(num_it=(0,6), n_epoch=(0,-1,nan,inf), n_batch=(1,), beta=(0,1,nan), ci=(0,95), seed=(-1,), tol=(-1,nan), max_bs=(0,-8,3),
-                     lr=(-1,nan,inf,slice(-1e-3,1e-2),[0.1,nan],[],[0.1]*3), how=('fit',None)),
+                     lr=(-1,nan,inf,slice(-1e-3,1e-2),[0.1,nan]), how=('fit',None)),
     TypeError: dict(num_it=(1.5,True,'9'), n_epoch=('5',True,[1]), n_batch=(2.5,None), seed=(1.5,'3',True), tol=('x',), max_bs=('yes',True,4.,nan),
                     lr=('x',True,slice(None),[None]))}
 bad = [(nm,v,error) for error,args in refused.items() for nm,values in args.items() for v in values]

@@ -66,8 +66,7 @@ def test_sizes_within_reach(bs, micro_sizes, n_train, n_ranks, words):
     ([64,192], [1.,27.], [3.,9.]),                  # Three times as many, three times as long at most
     ([64,64,128], [1.,4.,3.], [2.,2.,3.]),          # Twice the same size
     ([64,64,128], [1.,1.,8.], [4**(1/3),4**(1/3),2*4**(1/3)]), # Where two readings outweigh one
-    ([25,50,100,200], [0.02,0.021,0.05,0.04], [0.02,*np.array([1,2,2])*(0.021*0.025*0.02)**(1/3)]), # The last two alike, and twice the second
-    ([], [], [])])
+    ([25,50,100,200], [0.02,0.021,0.05,0.04], [0.02,*np.array([1,2,2])*(0.021*0.025*0.02)**(1/3)])]) # The last two alike, and twice the second
 def test_step_times_that_cannot_be_are_mended(bs, seconds, mended): assert monotone_step_times(bs, seconds).tolist()==pytest.approx(mended, rel=1e-9)
 
 @pytest.mark.parametrize('seed', range(6))

@@ -188,7 +188,7 @@ def test_a_loader_that_cannot_be_given_another_size():
     assert sizes_of(learn)==[4]*12+[8]*6
 
 def test_what_cannot_be_met_is_rounded_and_said():
-    with pytest.warns(UserWarning, match=r'17 items .* of 8 at most: from epoch 1 on it is 18 items, 3 x 6') as said:
+    with pytest.warns(UserWarning, match='17 items is not made of whole micro-batches here: from epoch 1 on it is 18 items, in micro-batches of 6') as said:
         learn = fit(learner(n=48, cbs=[BatchSchedule({0: 4, 1: 17}, max_micro_bs=8)]), n_epoch=4)
     assert len(said)==1 and set(sizes_of(learn))=={4,18}
 
