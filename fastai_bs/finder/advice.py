@@ -307,11 +307,10 @@ def good_to_know(
 
 def step_time_text(
     plan, # A `BatchPlan`
-)->str: # Empty where too few sizes were timed
+)->str: # Empty where too few sizes were timed, or they follow no line
     "Write the step time that was fitted"
     a,c,error = plan.step_time_line
-    if math.isnan(error): return ''
-    if not (a>0 and c>0): return "The step times here do not follow a line over the batch size."
+    if math.isnan(error) or a<=0 or c<=0: return '' # No line over the batch size
     return f"Step time here: {num(1e3*a)} ms + {num(1e3*c)} ms per item, within {percent(error)}."
 
 def numbers_text(

@@ -88,8 +88,6 @@ class BatchSchedule(GradAccum):
         fix_bn:bool=True, # As for `GradAccum`
     ):
         _check_sizes(bs)
-        if rule is not None and not callable(rule):
-            raise TypeError(f"`rule` must be a function from the ratio of batch sizes to a factor, as sqrt_scaling, got {shown(rule)}")
         for nm,v in (('max_micro_bs',max_micro_bs),('base_bs',base_bs)):
             if v is not None: check_whole(nm, v, 1, "it is a number of items", 'item')
         if base_bs and rule is None: raise ValueError(f"`base_bs` needs a `rule`, and there is none: leave base_bs={base_bs} out, or give the rule")

@@ -83,9 +83,7 @@ class ScaledLR(ScopedCallback):
         check_number('base_bs', base_bs, "the batch size in items that the learning rate was tuned for", finite=True)
         if not callable(rule):
             raise TypeError(f"`rule` must be a function from the ratio of batch sizes to a factor, as linear_scaling or sqrt_scaling, got {shown(rule)}")
-        if warmup_epochs is not None:
-            if not is_number(warmup_epochs): raise TypeError(f"`warmup_epochs` must be a number of epochs, got {shown(warmup_epochs)}")
-            if not 0<=warmup_epochs<math.inf: raise ValueError(f"`warmup_epochs` must be 0 or more epochs, got {warmup_epochs}. Use 0 for no warmup")
+        if warmup_epochs is not None: check_number('warmup_epochs', warmup_epochs, "epochs, 0 for no warmup", open_=False, finite=True)
         check_bools(scale_wd=scale_wd, momentum_correction=momentum_correction)
         store_attr()
         if noise_scale is not None: self._noise()

@@ -102,11 +102,11 @@ def timed(learn, bs, n_epoch=10_000, cbs=(), n_steps=5):
     learn.fit(n_epoch, 0., cbs=[timer,*cbs])
     return timer
 
-@pytest.mark.parametrize('n_steps,times', [(1,1), (12,12), (1000,20)])
-def test_a_step_from_end_to_end(clock, n_steps, times):
-    "As many as asked for, but 20 at most; the first is where the second begins"
+@pytest.mark.parametrize('n_steps', [1,12])
+def test_a_step_from_end_to_end(clock, n_steps):
+    "As many as asked for; the first is where the second begins"
     timer = timed(slow_learner(clock, a=0.01, c=0.005), 4, n_steps=n_steps)
-    assert timer.n_seen==times+1 and timer.times==[near(0.03)]*times and timer.median==near(0.03)
+    assert timer.n_seen==n_steps+1 and timer.times==[near(0.03)]*n_steps and timer.median==near(0.03)
 
 class Spend(Callback):
     "Takes its time in one event, in micro-batches of the training alone"

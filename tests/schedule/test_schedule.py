@@ -152,7 +152,7 @@ def test_a_loader_of_todays_size_is_never_rebuilt():
     (dict(bs={}), ValueError, r"in \{0: 8, 3: 32\}; got \{\}"), (dict(bs={0: 0}), ValueError, 'got 0'), (dict(bs={-1: 4}), ValueError, 'got -1'),
     (dict(bs={0: 4.5}), TypeError, '4.5'), (dict(bs=[4,8]), TypeError, 'SchedExp'), (dict(bs=64), TypeError, r'BatchSchedule\(\{0: 64\}\)'),
     (dict(bs=lambda: 64), TypeError, "fit's progress"), (dict(bs=lambda pct: 'a'), TypeError, "number of items"),
-    (dict(bs=lambda pct: math.nan), ValueError, "finite"), (dict(bs={0: 4}, rule='sqrt'), TypeError, 'sqrt_scaling'),
+    (dict(bs=lambda pct: math.nan), ValueError, "finite"),
     (dict(bs={0: 4}, base_bs=8), ValueError, 'needs a `rule`'),
     (dict(bs={0: 4}, max_micro_bs=0), ValueError, 'max_micro_bs'), (dict(bs={0: 4}, base_bs=1.5), TypeError, 'base_bs')])
 def test_refused_at_once(kwargs, error, says):
