@@ -10,17 +10,15 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, SequentialSampler
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` and its kin into `Learner`)
 from fastai.callback.core import Callback, CancelBatchException, CancelFitException
-from fastai.callback.tracker import ReduceLROnPlateau
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai_bs.all import adam_gain, adascale_gain, GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
-from helpers import changes, exported, flat, listed, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, RaiseAt, regression
+from helpers import changes, exported, flat, hypers, listed, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, RaiseAt, regression
 
 # Measures
 
-def hypers(learn): return [dict(h) for h in learn.opt.hypers]
 def of(nm, seen): return np.array([[h[nm] for h in hs] for hs in seen])
 def close(a, b): np.testing.assert_allclose(np.array(a, float), np.array(b, float), rtol=1e-12, atol=0)
 
@@ -187,14 +185,6 @@ def test_after_exceptions(exc, event, order, n_acc_at, fit):
     a.fit(1, slice(1e-2,1.))
     close(of('lr', a.opt.seen), np.outer(np.ones(2), [1e-2,1e-1,1.])*3*n_acc)
     close(of('lr', [hypers(a)]), [[1e-2,1e-1,1.]])
-
-def test_reduce_lr_on_plateau(capsys):
-    "The rate goes down by its factor each time, and by that only"
-    learn = learner(n=24, bs=2, cbs=[GradAccum(3), ReduceLROnPlateau(min_delta=1e9, patience=1, factor=10), ScaledLR(1, warmup_epochs=2)])
-    learn.fit(4, slice(1e-4,1e-2))
-    at = [(e,i) for e in range(4) for i in range(0, 12, 3)]
-    assert capsys.readouterr().out.count('reducing')==3 # Best in epoch 0, as there was none before
-    close(of('lr', learn.opt.seen), [[lr/10**max(0, e-1)*ramp(6, e+i/12, 2) for lr in (1e-4,1e-3,1e-2)] for e,i in at])
 
 @pytest.mark.parametrize('order,n_acc', [(0,3), (60.5,1)])
 def test_rate_changed_in_before_batch(order, n_acc):
