@@ -35,8 +35,7 @@ def _n_longer(plan)->int: # `None` where more passes through the same items woul
     m = plan.measured
     is_enough = m.n_windows>=least_windows
     if m.n_passes>10 and is_enough: return None
-    least = 4*m.n_seen if is_enough else 0
-    return max(least, m.n_enough or 4*m.n_seen)
+    return max(4*m.n_seen if is_enough else 0, m.n_enough or 4*m.n_seen)
 
 # %% ../../nbs/finder/08_advice.ipynb #386b3193
 unmeasured = dict(
