@@ -272,7 +272,7 @@ def _device(learn, plan, max_bs):
             learn.freeze()
             frozen = _slowest(today.n_ranks, first(secs for _,secs,_ in time_steps(learn, [today.micro_bs], today.micro_bs).fastest()) or math.nan)
     return Device(times=times.fastest(), spread=times.spread(), valid_time=validation, epoch_start=start, too_large=times.too_large or beyond,
-                  failed=tuple(times.errors.items()), loading=loading, frozen=frozen)
+                  failed=tuple(times.errors.items()), max_bs=max_bs, loading=loading, frozen=frozen)
 
 def _slowest(n_ranks, secs):
     "Return the seconds of the slowest rank, so that all ranks plan alike"

@@ -75,6 +75,7 @@ class Device:
     epoch_start:float = 0. # Seconds until an epoch has its first batch
     too_large:int = None # Smallest micro-batch in items that did not fit in memory
     failed:tuple = () # For each micro-batch size that failed for another reason: items, and the error
+    max_bs:int = None # Largest micro-batch to try, in items; `None`: no bound
     loading:float = 0. # Seconds of a step of today's micro-batch in which the loader is waited for
     frozen:float = math.nan # Seconds of a step of today's micro-batch with a frozen body, where `fine_tune` is planned
 

@@ -56,7 +56,8 @@ def _wanted_args(rule, has_noise):
     if has_noise and not wants:
         warnings.warn(f"The rule {name} takes no noise scale, so the one given has no effect: leave it out. Rules that take one are adascale_gain for SGD "
                       "and adam_gain for Adam", stacklevel=3)
-    return [nm for nm,given in (('noise_scale',has_noise),('base_bs',True)) if given and nm in pars]
+    is_free = 'base_bs' not in getattr(rule, 'keywords', {}) # A `partial` may have it already
+    return [nm for nm,is_given in (('noise_scale',has_noise),('base_bs',is_free)) if is_given and nm in pars]
 
 def rule_name(rule): # Function from k to the factor on the learning rate
     "Return the name by which a rule is imported"

@@ -329,9 +329,11 @@ def whole(plan, bs=4):
     assert 'nan' not in plan.advice.lower() and 'None' not in plan.advice and plan.today.micro_bs==bs
     return plan
 
-def test_a_loader_that_cannot_change():
+def batch_sampler(): return TorchDataLoader(regression(240, dtype=torch.float32), batch_sampler=[list(range(i,i+4)) for i in range(0, 240, 4)])
+
+@pytest.mark.parametrize('dl', [batch_sampler(), list(batch_sampler())], ids=['batch_sampler','no_data_set'])
+def test_a_loader_that_cannot_change(dl):
     "Today's size only; the plan is whole, and says why"
-    dl = TorchDataLoader(regression(240, dtype=torch.float32), batch_sampler=[list(range(i,i+4)) for i in range(0, 240, 4)])
     learn = learner(dls=DataLoaders(dl, dl))
     was = picture(learn)
     plan = whole(find(learn, num_it=160))
