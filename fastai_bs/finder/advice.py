@@ -35,8 +35,7 @@ def _n_longer(plan)->int: # `None` where more passes through the same items woul
     m = plan.measured
     is_enough = m.n_windows>=least_windows
     if m.n_passes>10 and is_enough: return None
-    least = 4*m.n_seen if is_enough else 0
-    return max(least, m.n_enough or 4*m.n_seen)
+    return max(4*m.n_seen if is_enough else 0, m.n_enough or 4*m.n_seen)
 
 # %% ../../nbs/finder/08_advice.ipynb #386b3193
 unmeasured = dict(
@@ -308,11 +307,10 @@ def good_to_know(
 
 def step_time_text(
     plan, # A `BatchPlan`
-)->str: # Empty where too few sizes were timed
+)->str: # Empty where too few sizes were timed, or they follow no line
     "Write the step time that was fitted"
     a,c,error = plan.step_time_line
-    if math.isnan(error): return ''
-    if not (a>0 and c>0): return "The step times here do not follow a line over the batch size."
+    if math.isnan(error) or a<=0 or c<=0: return '' # No line over the batch size
     return f"Step time here: {num(1e3*a)} ms + {num(1e3*c)} ms per item, within {percent(error)}."
 
 def numbers_text(

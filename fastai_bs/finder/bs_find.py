@@ -17,7 +17,7 @@ from fastcore.foundation import L
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
-from ..utils.checks import check_bools, check_number, check_whole, is_several, is_whole, shown
+from ..utils.checks import check_bools, check_number, check_whole, is_whole, shown
 from ..utils.text import counted, time_text
 from ..learner.ranks import n_ranks, over_ranks, rank, trains_together
 from ..learner.snapshot import unchanged
@@ -43,9 +43,8 @@ def _check_args(learn, args):
     if args.how not in ('fit_one_cycle','fine_tune'):
         raise ValueError(f"`how` must be 'fit_one_cycle' or 'fine_tune', got {args.how!r}: take the method that you train with")
     if args.how=='fine_tune' and args.lr is not None: check_number('lr', args.lr, "the `base_lr` of `fine_tune`", finite=True)
-    vals = rates(learn.lr if args.lr is None else args.lr)
-    if not vals: raise ValueError(f"`lr` must hold a learning rate for each parameter group, got {args.lr}")
-    for v in vals: check_number('lr', v, "the rate you train with, or 0 to measure at the present weights", open_=False, finite=True)
+    for v in rates(learn.lr if args.lr is None else args.lr):
+        check_number('lr', v, "the rate you train with, or 0 to measure at the present weights", open_=False, finite=True)
     if args.num_it is not None: check_whole('num_it', args.num_it, 1, "leave it out for a few hundred steps")
     if args.n_epoch is not None: check_number('n_epoch', args.n_epoch, "the epochs you are going to train for with today's batch size", finite=True)
     if args.seed is not None:
@@ -56,7 +55,6 @@ def _check_args(learn, args):
     if not any(p.requires_grad for p in learn.model.parameters()):
         raise ValueError("The model has no trainable parameters, so no gradient: unfreeze some of it first")
     if args.max_bs in (None,'auto'): return
-    if isinstance(args.max_bs, str): raise TypeError(f"`max_bs` must be a whole number of items, 'auto' or None, got {args.max_bs!r}")
     check_whole('max_bs', args.max_bs, 1, "leave it out for as many as the memory holds", 'item')
     micro_bs = micro_batch_size(learn.dls.train)
     if args.max_bs<micro_bs:
@@ -87,7 +85,6 @@ class BSFinder(Callback):
     def __init__(self,
         accum:MockAccum, # Makes the windows; its `NoiseScale` measures them
         num_it:int, # Micro-batches at most
-        tol:float=0.25, # At fixed weights: half-width of the interval, over the estimate, that is narrow enough; 0: none is
     ):
         store_attr()
         self.noise,self.cycle = accum.noise,accum.cycle
@@ -135,12 +132,12 @@ class BSFinder(Callback):
         return max(4*self.min_windows*self.cycle.least, 4*self.n_seen) # Half of them are measured, and half of those on the cool stretch
 
     def narrow_enough(self):
-        "Tell whether the interval at fixed weights is narrow enough"
-        n = len(self.noise.rows)
-        if not self.tol or abs(n-self._checked)<self.every: return False # There are fewer after rows were thinned out
+        "Tell whether the interval at fixed weights is narrow enough for `tol`"
+        n,tol = len(self.noise.rows),self.accum.tol
+        if not tol or abs(n-self._checked)<self.every: return False # There are fewer after rows were thinned out
         self._checked = n
         e = settled(self.noise.moments, self.noise.beta, self.noise.level)
-        return e.n_windows>=self.min_windows and e.is_narrow(self.tol)
+        return e.n_windows>=self.min_windows and e.is_narrow(tol)
 
 # %% ../../nbs/finder/10_bs_find.ipynb #062b4059
 def _epoch_len(learn):
@@ -170,16 +167,13 @@ def _mock_fit(learn, args, noise):
         n_iter,ranks = _epoch_len(learn),n_ranks(learn)
         today = min(today, n_iter) # No window crosses an epoch
         if learn.opt is None: learn.create_opt()
-        n_groups = len(learn.opt.param_lists)
-        if is_several(args.lr) and len(args.lr) not in (1,n_groups):
-            raise ValueError(f"`lr` must hold a learning rate for each of the {n_groups} parameter groups, got {len(args.lr)}: {args.lr}")
         lr = learn.lr if args.lr is None else args.lr # `create_opt` may have set `learn.lr` to the optimizer's own rate
         n_training = math.inf if args.n_epoch is None else args.n_epoch*n_iter/today
         most = _window_size(args.n_batch, n_iter, ranks)
         cycle = cycle_of(args.num_it, today, n_training, _least_len(ranks)) if any(o>0 for o in rates(lr)) else None
         num_it = cycle.num_it if cycle else _fixed_num_it(args.num_it, most, n_iter, ranks)
         accum = MockAccum(noise, most, cycle, own.count if own else None, args.tol)
-        finder = BSFinder(accum, num_it, args.tol)
+        finder = BSFinder(accum, num_it)
         # At the rate that today's batch size trains with
         learn.fit(math.ceil(num_it/n_iter), lr=scale_lr(lr, factor) if cycle and factor!=1 else lr, cbs=[accum, noise, finder, *L(cycle)])
     _check_measured(learn, finder, args.lr, ranks)

@@ -46,8 +46,6 @@ class InPlaceOfDecay:
         "Return what the rate would be, over its peak"
         return self.decay((pct-self.pct_start)/(1-self.pct_start)) if pct>self.pct_start else 1.
 
-    def __str__(self): return f"from {self.bs} to {self.most:.0f}"
-
 # %% ../../nbs/finder/11_grow.ipynb #7dda46ec
 class Growing(BatchSchedule):
     "Take the sizes nearest to those of an `InPlaceOfDecay`, none beyond its bound"

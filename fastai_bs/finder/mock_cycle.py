@@ -261,7 +261,7 @@ class MockAccum(QuietAccum):
         most:int, # Micro-batches of each rank in a measured window, at most
         cycle:MockCycle=None, # The cycle; `None`: nothing but windows of `most` micro-batches, at weights that do not move
         count=None, # As for `GradAccum`
-        tol:float=0.25, # Half-width of the interval, over the estimate, above which windows are added to the cool stretch; 0: none are
+        tol:float=0.25, # Half-width of the interval, over the estimate: if wider, windows are added to the cool stretch, or at fixed weights; 0: none are
     ):
         super().__init__(most, count=count)
         store_attr('noise,most,cycle,tol')

@@ -19,7 +19,7 @@ from ..utils.text import as_plain, paragraph
 from ..accumulate.grad_accum import GradAccum
 from ..noise.estimator import NoiseEstimate
 from ..schedule.rules import adam_gain, adascale_gain, decay_factor, linear_scaling, no_scaling, sqrt_scaling
-from ..schedule.scaled_lr import ScaledLR, rates, scale_lr
+from ..schedule.scaled_lr import ScaledLR, rates, rule_name, scale_lr
 from .steps import (Duration, balanced_bs, best_split, candidates, check_reachable, epochs_needed,
     examples_needed, fit_step_time, monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
 from .mock_cycle import least_windows
@@ -181,9 +181,7 @@ class BatchPlan:
     @property
     def step_time_line(self)->tuple: # `(a, c, error)`: seconds, seconds per item, relative
         "Fit the step times that were measured by `fit_step_time`"
-        if not self.device.times: return (math.nan,)*3
-        sizes,secs,_ = zip(*self.device.times)
-        return fit_step_time([o*self.today.n_ranks for o in sizes], secs)
+        return fit_step_time([micro_bs*self.today.n_ranks for micro_bs,*_ in self.device.times], [secs for _,secs,_ in self.device.times])
 
     # Candidates
 
@@ -194,8 +192,8 @@ class BatchPlan:
         `step_time` is what the plan uses, see `timed`; `measured` is what a step in one micro-batch took here, NaN for sizes that were not timed.
         """
         sizes = candidates(self._micro_sizes, self.bs_now, self.noise_known, self.today.n_train, self.today.n_ranks)
-        if self.rate.gave_up: sizes = [bs for bs in sizes if bs<=self.bs_now]
-        elif self.rate.failed: sizes = [bs for bs in sizes if bs<self.rate.failed or bs<=self.bs_now]
+        failed = 0 if self.rate.gave_up else self.rate.failed or math.inf
+        sizes = [bs for bs in sizes if bs<failed or bs<=self.bs_now]
         if self.chosen: sizes = sorted({*sizes,self.chosen})
         res = pd.DataFrame([self._candidate(bs) for bs in sizes])
         return res.assign(time=relative_time(res.bs, res.step_time, self.noise_known, self.bs_now))
@@ -216,9 +214,9 @@ class BatchPlan:
 
     def time_at(self, noise_scale:float)->np.ndarray: # For each row of `table`, over that of today's batch size
         "Return the time to a given loss if this were the noise scale, in items"
-        return np.asarray(relative_time(self.table.bs, self.table.step_time, noise_scale, self.bs_now), dtype=float)
+        return relative_time(self.table.bs, self.table.step_time, noise_scale, self.bs_now)
 
-    def _about_as_fast(self, noise_scale:float)->tuple: # Items, ascending; empty where no step times are known
+    def _about_as_fast(self, noise_scale:float)->tuple: # Items, ascending; empty where no step times are known, or the noise scale is NaN
         "Return the batch sizes that step times cannot tell from the fastest, if this were the noise scale, in items"
         time = self.time_at(noise_scale)
         if np.isnan(time).all(): return ()
@@ -258,7 +256,7 @@ class BatchPlan:
     def bs_range(self)->tuple: # Items, powers of two; the second is `None` where the interval has no upper end
         "Return the sizes about as good as the fastest over the noise scale's interval; around `bs` without times. A chosen size may lie outside"
         low,high = self.ci
-        good = self._about_as_fast(self.noise_known) if self.is_known else ()
+        good = self._about_as_fast(self.noise_known)
         if not good: return 2**math.floor(math.log2(self.bs)),2**math.ceil(math.log2(self.bs))
         if not self.chosen: good += (self.bs,)
         least = 2**math.floor(math.log2(min(self._about_as_fast(low)+good)))
@@ -367,7 +365,7 @@ class BatchPlan:
     @property
     def rule(self)->object: return self.rule_at(self.bs) # Function from k to the factor on the learning rate, at the planned size
     @property
-    def rule_name(self)->str: return getattr(self.rule, 'func', self.rule).__name__ # As the rule is imported
+    def rule_name(self)->str: return rule_name(self.rule) # As the rule is imported
 
     @property
     def scaled_lr(self)->object: return scale_lr(self.lr, self.rule(self.bs/self.base_bs)) # Learning rate that the optimizer uses at its peak

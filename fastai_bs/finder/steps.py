@@ -78,7 +78,6 @@ def monotone_step_times(
 )->np.ndarray: # Seconds of a step with each, in the same order
     "Return the nearest step times (least squares of the logarithms) that never fall with the batch size and never rise per item"
     sizes,at = np.unique(np.asarray(bs, dtype=float), return_inverse=True)
-    if not len(sizes): return np.array([])
     # A logarithm is the first one plus increments, each between 0 and the increment of the size's logarithm
     sums = np.tri(len(sizes))[at]
     most = np.diff(np.log(sizes))
@@ -161,10 +160,9 @@ def relative_time(
     bs_now, # Today's batch size
 )->np.ndarray: # 1 at today's batch size
     "Return the time to a given loss, which is steps times seconds of a step, over that of today's batch size"
-    bs = list(bs)
-    if math.isnan(noise_scale): return np.full(len(bs), math.nan)
-    secs = np.array([steps_needed(o, noise_scale) for o in bs])*np.asarray(seconds, dtype=float)
-    with np.errstate(invalid='ignore'): return secs/secs[bs.index(bs_now)]
+    bs = np.asarray(bs)
+    secs = steps_needed(bs, noise_scale)*np.asarray(seconds, dtype=float)
+    return secs/secs[bs==bs_now]
 
 # %% ../../nbs/finder/01_steps.ipynb #441e66b2
 class Duration(NamedTuple):

@@ -37,7 +37,7 @@ class StepTimer(Callback):
     "Time optimizer steps with micro-batches of `micro_bs` items, from the end of one to the end of the next; end the fit when there are enough"
     order,run_valid = -1000,False # Before all others, so that the time of the others counts
     n_warmup = 1 # Micro-batches before the first step that is timed
-    most = 20 # Steps to time, at most
+    most = 20 # Steps that `StepTimes` asks for, at most
     patience = 2. # Seconds after which one step is enough
 
     def __init__(self,
@@ -101,7 +101,7 @@ class StepTimer(Callback):
         self.times.append((step, once))
         self.waits.append(self._wait)
 
-    def _enough(self, now): return len(self.times)>=min(self.n_steps, self.most) or bool(self.times) and now-self._begin>self.patience
+    def _enough(self, now): return len(self.times)>=self.n_steps or bool(self.times) and now-self._begin>self.patience
 
     @property
     def median(self)->tuple: # Seconds of a step, and of the part once per optimizer step
@@ -115,11 +115,10 @@ def micro_batch_sizes(
     most:float, # Items; no larger size is tried
 )->list: # Items, ascending
     "List the sizes to time: from a quarter of today's, or 1/16 of the noise scale, to four times today's, or four times the noise scale"
-    known = not math.isnan(noise_scale)
-    least = min(micro_bs/4, noise_scale/16 if known else math.inf)
-    up = 4*max(micro_bs, noise_scale if known else 0)
-    down = {micro_bs//2**i for i in range(1, 32) if micro_bs//2**i>=max(2, least)}
-    return sorted(down | {micro_bs*2**i for i in range(32) if i==0 or micro_bs*2**i<=min(up, most)})
+    least = max(2, np.fmin(micro_bs/4, noise_scale/16)) # The one that is known, where the other is NaN
+    most = min(most, 4*np.fmax(micro_bs, noise_scale))
+    down = {micro_bs//2**i for i in range(1, 32) if micro_bs//2**i>=least}
+    return sorted(down | {micro_bs*2**i for i in range(32) if i==0 or micro_bs*2**i<=most})
 
 # %% ../../nbs/finder/02_timing.ipynb #2819fea4
 class StepTimes:

@@ -93,8 +93,6 @@ def warmup_factor(
     >>> warmup_factor(8, 0.5)
     4.5
     """
-    check_number('factor', factor, "the full factor on the learning rate")
-    check_number('pct', pct, "the fraction of the warmup that is done", open_=False)
     return factor if pct>=1 else 1 + (factor-1)*pct
 
 # %% ../../nbs/schedule/01_rules.ipynb #36966fb5
@@ -108,7 +106,4 @@ def decay_factor(
     >>> decay_factor(4, lr_factor=2)
     2.0
     """
-    _check_k(k)
-    check_number('lr_factor', lr_factor, "the factor on the learning rate")
-    check_number('epochs', epochs, "the ratio of two numbers of epochs")
     return k/(lr_factor*epochs)

@@ -17,7 +17,7 @@ from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, for_training, places, rate_at, readings)
 from fastai_bs.noise.estimator import NoiseEstimate, window_moments
 from fastai_bs.finder.bs_find import BSFinder
-from helpers import flat, loaders, mlp, momentum_sgd, pairwise, quiet_learner, regression, ScaledLoss, token_model, tokens
+from helpers import flat, halves, loaders, mlp, momentum_sgd, noted, pairwise, peak_lr, quiet_learner, regression, ScaledLoss, token_model, tokens
 
 inf,nan = math.inf,math.nan
 
@@ -65,8 +65,6 @@ class Played:
         for xb,yb in self.steps[self.n]: yield (*xb,*yb)
         self.n += 1
 
-def halves(model): return [list(model[:2].parameters()),list(model[2:].parameters())]
-
 def accum2(): return [GradAccum(2)]
 def accum3(): return [GradAccum(3)]
 def scheduled(): return [ParamScheduler({'lr': SchedCos(3.,2.), 'mom': SchedCos(0.1,0.2)})]
@@ -86,11 +84,8 @@ def test_bit_for_bit(cbs, opt_func, lr, tol, freezes):
     plain = learner(opt_func=opt_func, splitter=halves)
     plain.dls = DataLoaders(Played(steps), learn.dls.valid, device='cpu')
     if freezes: plain.freeze()
-    seen = []
-    class Look(Callback):
-        order = 200
-        def before_step(self): seen.append([(h['lr'],h.get('mom')) for h in self.opt.hypers])
-    plain.fit_one_cycle(len(steps), lr, cbs=[Look(), *(o for o in cbs() if isinstance(o, GradAccum))])
+    look,seen = noted('before_step', lambda learn: [(h['lr'],h.get('mom')) for h in learn.opt.hypers])
+    plain.fit_one_cycle(len(steps), lr, cbs=[look, *(o for o in cbs() if isinstance(o, GradAccum))])
     assert seen==tape.hypers and torch.equal(flat(plain), tape.weights) and not torch.equal(flat(plain), start)
     if tape.opt is not None: assert all(torch.equal(a, b) for a,b in zip(opt_state(plain), tape.opt, strict=True))
     if cbs is list: assert plain.recorder.hps['lr']==[o[-1][0] for o in tape.hypers]
@@ -138,21 +133,15 @@ class Overflowing(ScaledLoss):
         super().before_backward()
         if self.learn.scaler.get_scale()>512: self.learn.loss_grad = self.loss_grad*inf
 
-@pytest.mark.parametrize('init_scale,n_dropped', [(2.**13,4)])
 @pytest.mark.parametrize('lr', [0,1e-5])
-def test_windows_that_overflow_are_left_out(lr, init_scale, n_dropped):
+def test_windows_that_overflow_are_left_out(lr, n_dropped=4):
     "A scale that is too large is found by trying: by the steps between the windows, and where there are none by the windows themselves"
-    seen,steps = [],[]
-    class Look(Callback):
-        order = 200
-        def before_step(self): steps.append(self.opt.hypers[0]['lr'])
-        def after_fit(self):
-            noise = getattr(self.learn, 'noise_scale', None)
-            if noise: seen.append((noise.n_dropped,len(noise.rows)))
-    learn = learner(cbs=[Overflowing(init_scale=init_scale, growth_interval=1000),Look()], shuffle=False)
+    (look,steps),(at_end,seen) = noted('before_step', peak_lr),noted('after_fit', lambda learn: getattr(learn, 'noise_scale', None))
+    learn = learner(cbs=[Overflowing(init_scale=2.**13, growth_interval=1000),look,at_end], shuffle=False)
     start = flat(learn).clone()
     plan = find(learn, lr, num_it=120, n_batch=2)
-    assert (seen[0][0]==n_dropped if lr==0 else seen[0][0]>0) and seen[0][1]==len(plan.df)>=20
+    noise = seen[0]
+    assert (noise.n_dropped==n_dropped if lr==0 else noise.n_dropped>0) and len(noise.rows)==len(plan.df)>=20
     assert any(steps)==(lr>0) and torch.equal(flat(learn), start)
     if lr==0:
         exact = find(learner(shuffle=False), 0, num_it=120, n_batch=2).df.iloc[n_dropped:]
@@ -183,11 +172,8 @@ def mock(n_iter, cycle, tol=0.25, lr=0.05, cls=MockAccum):
     "A mock training without the rest of `bs_find`"
     learn = learner(3*n_iter-1, 3)
     accum = cls(NoiseScale(), min(20, max(2, n_iter//8)), cycle, tol=tol)
-    finder,steps = BSFinder(accum, cycle.num_it, tol),[]
-    class Look(Callback):
-        order = 200
-        def before_step(self): steps.append(self.opt.hypers[0]['lr'])
-    learn.fit(math.ceil(cycle.num_it/n_iter), lr, cbs=[accum, finder.noise, finder, cycle, Look()])
+    finder,(look,steps) = BSFinder(accum, cycle.num_it),noted('before_step', peak_lr)
+    learn.fit(math.ceil(cycle.num_it/n_iter), lr, cbs=[accum, finder.noise, finder, cycle, look])
     return SimpleNamespace(finder=finder, accum=accum, cycle=cycle, rows=accum.noise.rows, steps=steps)
 
 @pytest.mark.parametrize('n_iter,today,which', pairwise([2,7,40], [1,3,5], range(4)))

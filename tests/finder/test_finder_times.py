@@ -23,7 +23,7 @@ from fastai_bs.finder.steps import best_split, candidates, splits
 from fastai_bs.finder.timing import StepTimer, StepTimes, micro_batch_sizes, time_steps
 from fastai_bs.learner.mock import mock_training
 from fastai_bs.learner.snapshot import out_of_memory
-from helpers import changes, flat, loaders, mlp, pairwise, picture, quiet_learner, regression
+from helpers import changes, loaders, mlp, pairwise, picture, quiet_learner, regression
 
 inf,nan = math.inf,math.nan
 
@@ -102,11 +102,11 @@ def timed(learn, bs, n_epoch=10_000, cbs=(), n_steps=5):
     learn.fit(n_epoch, 0., cbs=[timer,*cbs])
     return timer
 
-@pytest.mark.parametrize('n_steps,times', [(1,1), (12,12), (1000,20)])
-def test_a_step_from_end_to_end(clock, n_steps, times):
-    "As many as asked for, but 20 at most; the first is where the second begins"
+@pytest.mark.parametrize('n_steps', [1,12])
+def test_a_step_from_end_to_end(clock, n_steps):
+    "As many as asked for; the first is where the second begins"
     timer = timed(slow_learner(clock, a=0.01, c=0.005), 4, n_steps=n_steps)
-    assert timer.n_seen==times+1 and timer.times==[near(0.03)]*times and timer.median==near(0.03)
+    assert timer.n_seen==n_steps+1 and timer.times==[near(0.03)]*n_steps and timer.median==near(0.03)
 
 class Spend(Callback):
     "Takes its time in one event, in micro-batches of the training alone"
@@ -273,16 +273,13 @@ def test_a_size_that_failed_is_not_tried_again(thrifty):
 
 # Memory
 
-oom = dict(out_of_memory=torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB'), runtime=RuntimeError('MPS backend out of memory'),
-    cpu=RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 80000000000 bytes"), python=MemoryError())
-
 class Greedy(nn.Module):
     "Has no memory for batches above `most` items, in one part of the step"
-    def __init__(self, most, where, error=None):
+    def __init__(self, most, where):
         super().__init__()
-        self.lin,self.bn,self.most,self.where,self.error,self.seen = nn.Linear(5,2),nn.BatchNorm1d(5),most,where,error or oom['out_of_memory'],[]
+        self.lin,self.bn,self.most,self.where,self.seen = nn.Linear(5,2),nn.BatchNorm1d(5),most,where,[]
     def check(self, n, where):
-        if n>self.most and where==self.where: raise type(self.error)(*self.error.args) # A new one: the traceback of an old one holds tensors
+        if n>self.most and where==self.where: raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB')
     def forward(self, x):
         self.seen.append(len(x))
         self.check(len(x), 'forward')
@@ -297,9 +294,9 @@ class GreedySGD(torch.optim.AdamW):
         self.model.check(self.model.seen[-1], 'step')
         return res
 
-def greedy_learner(where, most=15, error=None, **kwargs):
+def greedy_learner(where, most=15, **kwargs):
     torch.manual_seed(0)
-    model = Greedy(most, where, error)
+    model = Greedy(most, where)
     GreedySGD.model = model
     kwargs = {**dict(opt_func=partial(OptimWrapper, opt=GreedySGD) if where=='step' else Adam), **kwargs}
     return learner(model=model, cbs=Callback(), **kwargs)
@@ -319,17 +316,11 @@ def test_out_of_memory(where, trained):
 
 def test_errors_that_mean_memory():
     "Also where another error hides them"
+    cpu = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 80000000000 bytes"
     cause = ValueError('the batch failed')
-    cause.__cause__ = oom['out_of_memory']
-    assert all(map(out_of_memory, (cause,*oom.values(),RuntimeError('CUDA error: out of memory')))) and not out_of_memory(ValueError('memory'))
-
-@pytest.mark.parametrize('where,error', [('forward',RuntimeError('mat1 and mat2 shapes cannot be multiplied'))], ids=['forward'])
-def test_other_errors(where, error):
-    "A size that the model does not know is left out, and the learner is what it was"
-    learn = greedy_learner(where, error=error)
-    was = picture(learn)
-    plan = find(learn)
-    assert plan.device.too_large is None and max(sizes(plan))<16 and 4 in sizes(plan) and unseen(was, picture(learn))==[]
+    cause.__cause__ = torch.OutOfMemoryError()
+    assert all(map(out_of_memory, (cause,MemoryError(),*map(RuntimeError, ('MPS backend out of memory',cpu,'CUDA error: out of memory')))))
+    assert not out_of_memory(ValueError('memory'))
 
 class Leaky(Greedy):
     "Has no memory left after some batches"
@@ -358,22 +349,12 @@ def whole(plan, bs=4):
     assert 'nan' not in plan.advice.lower() and 'None' not in plan.advice and plan.today.micro_bs==bs
     return plan
 
-class Plain:
-    "No data set, no batch size, only batches; of `ns` items"
-    def __init__(self, ns): self.ns = ns
-    def __len__(self): return len(self.ns)
-    def __iter__(self):
-        g = torch.Generator().manual_seed(0)
-        for n in self.ns:
-            x = torch.randn(n, 5, generator=g)
-            yield x, x[:,:2]+torch.randn(n, 2, generator=g)
-
 def batch_sampler(): return TorchDataLoader(regression(240, dtype=torch.float32), batch_sampler=[list(range(i,i+4)) for i in range(0, 240, 4)])
 
-@pytest.mark.parametrize('dl', [Plain([4]*60), batch_sampler()], ids=['plain','batch_sampler'])
+@pytest.mark.parametrize('dl', [batch_sampler(), list(batch_sampler())], ids=['batch_sampler','no_data_set'])
 def test_a_loader_that_cannot_change(dl):
     "Today's size only; the plan is whole, and says why"
-    learn = learner(dls=DataLoaders(dl, Plain([4])))
+    learn = learner(dls=DataLoaders(dl, dl))
     was = picture(learn)
     plan = whole(find(learn, num_it=160))
     assert sizes(plan)==[4] and plan.device.too_large is None and changes(was, picture(learn))==[]
@@ -429,13 +410,3 @@ def test_an_interrupt_in_the_middle_of_the_timing(event, error):
     ends = pytest.raises(error, match='the one') if error is KeyboardInterrupt else nullcontext()
     with learn.added_cbs(Interrupt(event, 8, error)), ends: find(learn)
     assert changes(was, picture(learn))==[]
-
-def test_weights_do_not_move_while_steps_are_timed():
-    "At a learning rate of 0"
-    seen = []
-    class Look(Callback):
-        def before_fit(self): seen.append(([cb.name for cb in self.learn.cbs],[]))
-        def after_step(self): seen[-1][1].append((flat(self.learn).clone(),self.opt.hypers[-1]['lr']))
-    find(learner(cbs=Look(), opt_func=Adam))
-    mock,timing = seen[0][1],[steps for names,steps in seen if 'step_timer' in names]
-    assert len(timing)>2 and all(lr==0 and torch.equal(w, timing[0][0][0]) for run in timing for w,lr in run) and mock[0][1]==0.01/25

@@ -10,7 +10,7 @@ from fastcore.foundation import L
 from hypothesis import given, settings
 from fastai_bs.all import GradAccum, no_scaling, ScaledLR
 from fastai_bs.finder.plan import RateTrial
-from fastai_bs.finder.steps import balanced_bs, whole_epochs
+from fastai_bs.finder.steps import whole_epochs
 from plans import plan_of, plans, readings, secs, window_rows
 
 inf,nan = math.inf,math.nan
@@ -49,9 +49,6 @@ def test_what_is_known(kwargs, known, verdict):
     assert plan.noise_known==approx(known) and plan.is_known==(not math.isnan(known)) and plan.verdict==verdict and plan.bs==100 and not plan.changes
     if not plan.is_known: assert plan.balanced_bs is None and plan.lr==plan.scaled_lr==0.1 and plan.table.time.isna().all()
 
-@pytest.mark.parametrize('noise_scale,bs', [(0,1),(1.5,2),(45,32),(46,64),(1e7,2**23),(inf,None),(nan,None)])
-def test_balanced_bs(noise_scale, bs): assert balanced_bs(noise_scale)==bs
-
 # Step times
 
 def test_what_is_done_once_is_part_of_a_step():
@@ -66,8 +63,6 @@ def test_today_in_other_micro_batches():
     assert (plan.verdict,plan.bs,plan.micro_bs,plan.n_acc)==('split',128,128,1) and plan.changes and plan.time_ratio<1
     assert plan.n_epoch==5 and plan.lr_factor==plan.wd_factor==1
     assert changed(plan, 'measured', n_windows=9).micro_bs==32 # As today, where nothing is known
-
-# The table
 
 # The size
 
@@ -116,13 +111,6 @@ def test_the_time_of_fine_tune():
     plan = fixed(bs=25, times=((25,0.0125,0.001),(100,0.02,0.001)), n_epoch=5, has_n_epoch=True, valid_time=1., freeze_epochs=1, frozen=0.0125/4)
     assert plan.bs==100 and plan.n_epoch==8 and plan.freeze_epochs==2 and plan.duration==pytest.approx((8*21+2*6,5*51+13.5))
     assert plan.at(25).freeze_epochs==1 and plan.time_ratio==pytest.approx(180/268.5)
-
-@pytest.mark.parametrize('bs,n_epoch,exact', [(25,100,160.),(25,0.2,0.32),(400,5,2.)])
-def test_epochs(bs, n_epoch, exact):
-    "(100+100)/(100+bs) of them, of 100 items"
-    plan = fixed(bs=bs, n_epoch=n_epoch).at(100) if bs<100 else fixed(bs=bs, n_epoch=n_epoch, times=five).at(100)
-    assert plan.n_epoch_exact==approx(exact) and plan.n_epoch==whole_epochs(exact) and plan.in_whole_epochs==(n_epoch>=1)
-    assert plan.epochs==(plan.n_epoch if n_epoch>=1 else approx(exact))
 
 # Rate and weight decay
 
@@ -197,6 +185,7 @@ def test_all_of_a_plan_follows_from_one_number(plan):
     assert plan.bs==plan.micro_bs*plan.n_acc*t.n_ranks or plan.bs==now
     assert plan.n_epoch_exact==pytest.approx(t.n_epoch*((noise+plan.bs)/(noise+now) if known else 1)) and type(plan.n_epoch) is int
     assert plan.n_epoch==whole_epochs(plan.n_epoch_exact)
+    assert plan.epochs==(plan.n_epoch if t.has_n_epoch and t.n_epoch>=1 else plan.n_epoch_exact)
     # The verdict
     changes = plan.bs!=now,plan.micro_bs!=t.micro_bs
     if plan.verdict in ('use','split','stay'): assert plan.verdict==('use' if changes[0] else 'split' if changes[1] else 'stay')

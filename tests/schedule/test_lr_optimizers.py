@@ -10,7 +10,7 @@ from fastai.callback.core import Callback
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, RMSProp, SGD, ranger, weight_decay
 from fastai_bs.all import adascale_gain, GradAccum, ScaledLR
 from fastai_bs.schedule.scaled_lr import velocity_names
-from helpers import flat, loaders, pairwise, quiet_learner, regression
+from helpers import flat, hypers, loaders, noted, pairwise, quiet_learner, regression
 
 f64 = torch.float64
 
@@ -18,13 +18,6 @@ def rand(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator()
 def count_items(learn): return len(learn.x)
 
 # SGD: k small steps and one large one
-
-class Seen(Callback):
-    "The hyper-parameters that each optimizer step was taken with, of each group"
-    order = 100
-    def __init__(self): self.hypers = []
-    def before_step(self):
-        if getattr(self.learn, 'grad_accum', None) is None or self.grad_accum.stepped: self.hypers.append([dict(h) for h in self.opt.hypers])
 
 class Linear(nn.Module):
     "Linear in its weights, so that no step changes a gradient"
@@ -41,10 +34,10 @@ def linear_learner(zs, bs, cbs=(), opt_func=SGD, groups=False):
 def test_k_small_steps_are_one_large_one(k, by, groups):
     zs,lr = rand(128, 5, seed=3),slice(0.01,0.1) if groups else 0.1
     n_acc = dict(loader=1, GradAccum=k, both=2)[by]
-    small,large = linear_learner(zs, 2, groups=groups),linear_learner(zs, 2*k//n_acc, [ScaledLR(2, warmup_epochs=0), Seen(),
-        *([GradAccum(n_acc, count=count_items)] if n_acc>1 else [])], groups=groups)
+    cbs = [ScaledLR(2, warmup_epochs=0), GradAccum(n_acc, count=count_items)]
+    small,large = linear_learner(zs, 2, groups=groups),linear_learner(zs, 2*k//n_acc, cbs, groups=groups)
     for learn in (small,large): learn.fit(2, lr)
-    assert len(large.seen.hypers)==len(large.recorder.lrs)==2*64//k and len(small.recorder.lrs)==128
+    assert len(large.recorder.lrs)==2*64//k and len(small.recorder.lrs)==128
     assert (flat(small)-flat(large)).abs().max() <= 1e-13
     for p,seed,g,rate in ((large.model.a,1,zs,0.01 if groups else 0.1),(large.model.b,2,zs**2,0.1)): # Mean gradient times the sum of the rates
         assert (p.detach()-rand(5, seed=seed)+128*rate*g.mean(0)).abs().max() <= 1e-12
@@ -53,16 +46,16 @@ def test_k_small_steps_are_one_large_one(k, by, groups):
 def test_weight_decay_against_the_closed_form(by, warmup, scale_wd, decouple_wd):
     "w <- (1-d)w - k lr g per step, where d is k lr wd, or lr wd with `scale_wd=False`"
     k,lr,wd,z = 8,0.05,0.3,rand(5, seed=3)
-    acc = by=='GradAccum'
-    learn = linear_learner([z]*64, 2 if acc else 2*k, [ScaledLR(2, warmup_epochs=warmup, scale_wd=scale_wd), Seen(),
-        *([GradAccum(k, count=count_items)] if acc else [])], partial(SGD, decouple_wd=decouple_wd))
+    n_acc,(look,seen) = k if by=='GradAccum' else 1,noted('before_step', hypers)
+    cbs = [ScaledLR(2, warmup_epochs=warmup, scale_wd=scale_wd), GradAccum(n_acc, count=count_items), look]
+    learn = linear_learner([z]*64, 2*k//n_acc, cbs, partial(SGD, decouple_wd=decouple_wd))
     learn.fit(3, lr, wd=wd)
     fs = [1+(k-1)*min(1,i/4/warmup) if warmup else k for i in range(12)] # 4 steps to the epoch
     ds = [(f if scale_wd else 1)*lr*wd for f in fs]
     for p,w,g in ((learn.model.a,rand(5, seed=1),z),(learn.model.b,rand(5, seed=2),z**2)):
         want = w*math.prod(1-d for d in ds) - sum(f*lr*math.prod(1-d for d in ds[i+1:])*g for i,f in enumerate(fs))
         assert (p.detach()-want).abs().max() <= 1e-12
-    assert [h['wd']*h['lr'] for h, in learn.seen.hypers]==pytest.approx(ds, rel=1e-12)
+    assert [h['wd']*h['lr'] for h, in seen]==pytest.approx(ds, rel=1e-12)
     assert learn.opt.hypers[0]['wd']==wd and learn.opt.hypers[0]['lr']==lr
 
 # Velocities that hold the rate

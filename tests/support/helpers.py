@@ -182,6 +182,16 @@ class ScaledLoss(Callback):
     def param_groups(self): return self.opt.param_groups
     def step(self): self.skipped = False
 
+def noted(event, f):
+    "A callback, and the list of what `f` says of the learner at `event` of the training, after all other callbacks; `unchanged` knows of no such list"
+    seen = []
+    cb = Callback(**{event: lambda self: seen.append(f(self.learn))})
+    cb.order,cb.run_valid = 1000,False
+    return cb,seen
+
+def hypers(learn): return [dict(h) for h in learn.opt.hypers] # Of all groups
+def peak_lr(learn): return learn.opt.hypers[-1]['lr'] # Of the last group
+
 class RaiseAt(Callback):
     """Raises `exc` at `event`: in micro-batches `at` (one, several, or any) of the training in `epoch` (or any), unless the event is not one of a batch;
     `times` at most. How often it was, is in `raised`"""
@@ -206,6 +216,8 @@ def quiet_learner(dls, model, loss_func=None, opt_func=momentum_sgd, cbs=None, *
                     cbs=[TrainEvalCallback, Recorder, CastToTensor, Float32Loss], **kwargs)
     learn.logger = lambda *args: None
     return learn.add_cbs(cbs)
+
+def halves(model): return [list(model[:2].parameters()), list(model[2:].parameters())] # Two parameter groups
 
 def flat(learn): return torch.cat([p.detach().flatten() for p in learn.model.parameters()])
 
