@@ -13,8 +13,8 @@ from fastcore.basics import first
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
 from ..utils.text import counted, rate_text
-from ..learner.ranks import n_ranks
-from ..learner.loaders import SetUp, close_set_ups, is_distributed_dl, n_items, with_micro_bs
+from ..learner.ranks import DistributedDL, n_ranks
+from ..learner.loaders import SetUp, close_set_ups, n_items, with_micro_bs
 from ..learner.optimizer import decay_of, divides_by_size
 from ..learner.loop import callback_of
 from ..accumulate.losses import loss_elements
@@ -58,7 +58,7 @@ def check_enough(
     if n==0:
         raise ValueError(f"With {counted(micro_bs)} in a batch the training loader yields none: it has {n_items(dl)} and leaves out a batch that is not "
                          "whole. Take a smaller size by plan.at, a loader without `drop_last`, or more items")
-    if is_distributed_dl(dl): ranks = 1 # Such a loader yields a rank's share
+    if isinstance(dl, DistributedDL): ranks = 1 # Such a loader yields a rank's share
     if n<n_acc*ranks:
         warnings.warn(f"An optimizer step of this plan takes {n_acc*ranks} batches of {counted(micro_bs)}, and the training loader yields {n} in an epoch: "
                       "each epoch is a single step, and a smaller one. Take a smaller size by plan.at, or more items", stacklevel=4)
