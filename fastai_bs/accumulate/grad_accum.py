@@ -18,7 +18,7 @@ from fastai.learner import Learner, Recorder
 from ..utils.checks import check_bools, is_whole
 from ..learner.ranks import ddp_model, n_processes, refuse_wrapper, trains_together
 from ..learner.loaders import epoch_len, micro_batch_size
-from ..learner.optimizer import HeldHypers
+from ..learner.optimizer import HeldHypers, Hypers
 from ..learner.loop import (ScopedCallback, callback_of, method_by, optimizer_step,
     pct_train_by, rate_finder, with_values)
 from ..learner.recorder import announce_columns, fill_columns, recorders
@@ -215,7 +215,7 @@ class GradAccum(ScopedCallback):
 
     def after_pred(self):
         "Hold the hyper-parameters of the window's first micro-batch, which the schedule has set in `before_batch`"
-        if self.starts_window and not self.hypers.known: self.hypers.start(self.learn.opt)
+        if self.starts_window and not self.hypers.known: self.hypers.first = Hypers(self.learn.opt)
         else: self.hypers.hold(self.learn.opt)
         self.hypers.known = False
 

@@ -54,10 +54,6 @@ class HeldHypers:
         res.own = dict(self.own)
         return res
 
-    def start(self, opt):
-        "Remember the hyper-parameters of the first micro-batch"
-        self.first = Hypers(opt)
-
     def hold(self, opt):
         "Put back what has changed since the first micro-batch"
         for k in self.first.moved(opt):
