@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import fastai.distributed # noqa: F401, it adds distrib_ctx
 from fastcore.foundation import L
 from torch.nn import functional as F
 from fastai.callback.core import (Callback, CancelBatchException, CancelEpochException, CancelFitException, CancelTrainException,
