@@ -25,6 +25,7 @@ from ..learner.loaders import rows_of, slices
 from ..learner.optimizer import Hypers, inner_opt
 from ..learner.loop import ScopedCallback, do_one_batch, fastais_one_batch, overridden_step, run_events, set_batch, to_device
 from .losses import refuse_loss
+from .gradients import norm
 from .window import Window, whole_loss
 
 # %% ../../nbs/accumulate/05_oom.ipynb #0d24a98f
@@ -46,7 +47,7 @@ def _step_norms(opt):
     states = inner_opt(opt).state
     moved = [t.detach() for pg in opt.param_lists for p in pg for t in (p, *states.get(p, {}).values())
              if isinstance(t, Tensor) and t.is_floating_point() and t.layout==torch.strided]
-    return [torch.linalg.vector_norm(t, dtype=t.dtype if t.dtype==torch.float64 else torch.float32).nan_to_num() for t in moved]
+    return [norm(t).nan_to_num() for t in moved]
 
 # %% ../../nbs/accumulate/05_oom.ipynb #2c2a6864
 @dataclass
