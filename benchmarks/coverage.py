@@ -18,7 +18,7 @@ The second table is of `along`, the interval for a path on which the weights mov
 import numpy as np
 import pandas as pd
 import scipy
-from fastai_bs.noise.estimator import Pool, along, window_moments
+from fastai_bs.noise.estimator import Pool, along, moments_of_sums
 
 from frame import main, md_table, measured
 
@@ -39,7 +39,8 @@ def windows(rng, n_experiments, n, items, eigs, towards, rel, K=K):
     x *= np.sqrt(mean_sq_scale(rng, items, n, (n_experiments,K)))[...,None].astype(np.float32)
     x += g.astype(np.float32)
     mean = x.mean(1)
-    return window_moments(np.full((n_experiments,K), n), np.einsum('ekd,ekd->ek', x, x), np.einsum('ed,ed->e', mean, mean))
+    total = n*np.einsum('ekd,ekd->ek', x, x).astype(float).sum(1)
+    return *moments_of_sums(K, K*n, total, np.einsum('ed,ed->e', mean, mean).astype(float)),np.full(n_experiments, K*n)
 
 def shares(truth, noise_scale, low, high):
     "Of the experiments, in percent; and the median of estimated over true noise scale"

@@ -18,8 +18,8 @@ from fastai.learner import Learner, Recorder
 from ..utils.checks import check_bools, is_whole
 from ..learner.ranks import ddp_model, n_processes, refuse_wrapper, trains_together
 from ..learner.loaders import epoch_len, micro_batch_size
-from ..learner.optimizer import HeldHypers
-from ..learner.loop import (ScopedCallback, callback_of, event_by, one_batch_by, optimizer_step,
+from ..learner.optimizer import HeldHypers, Hypers
+from ..learner.loop import (ScopedCallback, callback_of, method_by, optimizer_step,
     pct_train_by, rate_finder, with_values)
 from ..learner.recorder import announce_columns, fill_columns, recorders
 from .losses import ElementCounter, plain, refuse_loss
@@ -177,8 +177,8 @@ class GradAccum(ScopedCallback):
                 stack.enter_context(pct_train_by(learn, self._end_micro))
                 for cb in recorders(learn):
                     for event in ('before_batch','after_batch','after_train'):
-                        if hasattr(type(cb), event): stack.enter_context(event_by(cb, event, partial(self._as_large, cb, event)))
-                if self._in_parts: stack.enter_context(one_batch_by(learn, self._in_parts))
+                        if hasattr(type(cb), event): stack.enter_context(method_by(cb, event, partial(self._as_large, cb, event)))
+                if self._in_parts: stack.enter_context(method_by(learn, 'one_batch', self._in_parts))
                 yield
                 self._refuse_no_step()
         finally:
@@ -215,22 +215,20 @@ class GradAccum(ScopedCallback):
 
     def after_pred(self):
         "Hold the hyper-parameters of the window's first micro-batch, which the schedule has set in `before_batch`"
-        if self.starts_window and not self.hypers.known: self.hypers.start(self.learn.opt)
+        if self.starts_window and not self.hypers.known: self.hypers.first = Hypers(self.learn.opt)
         else: self.hypers.hold(self.learn.opt)
         self.hypers.known = False
 
     def _end_micro(self, pct):
         "Count the large batch if it ends with this micro-batch, and return the `learn.pct_train` that follows `pct`"
-        at = self._position.at
-        pct = self._next_pct_train(pct)
-        ends_large_batch = self.n_acc==1 or self._position.at!=at
-        self.n_large += ends_large_batch
+        learn,position = self.learn,self._position
+        if self.n_acc==1:
+            self.n_large += 1
+            return learn.pct_train # As fastai counts
+        at = position.at
+        if self.starts_window: pct = position.after(pct, learn.iter, learn.n_iter, learn.n_epoch)
+        self.n_large += position.at!=at
         return pct
-
-    def _next_pct_train(self, pct):
-        learn = self.learn
-        if self.n_acc==1: return learn.pct_train # As fastai counts
-        return self._position.after(pct, learn.iter, learn.n_iter, learn.n_epoch) if self.starts_window else pct
 
     def before_backward(self):
         "Weigh the loss by the elements that it averages over, and note when its backward pass begins"

@@ -23,7 +23,7 @@ def plain(t:Tensor): # A tensor, also of one of fastai's types
     "Return `t` as torch's own type with the same memory: operations on fastai's types take several times as long"
     return t if type(t) is Tensor else t.as_subclass(Tensor)
 
-def precise(t:Tensor): # A tensor without dimensions
+def precise(t:Tensor): # A tensor
     "Return `t` in the most precise float of its device"
     return t.to(torch.float32 if t.device.type=='mps' else torch.float64)
 

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/loaders.html.md"""
 # %% auto #0
 __all__ = ['micro_batch_size', 'known_micro_bs', 'n_items', 'refuse_empty', 'epoch_items', 'epoch_len', 'declared_len',
            'with_train', 'with_micro_bs', 'trained_by', 'SetUp', 'close_set_ups', 'by_size', 'slices', 'rows_of',
-           'tensors', 'is_distributed_dl', 'n_fresh']
+           'tensors', 'n_fresh']
 
 # %% ../../nbs/learner/03_loaders.ipynb #a5d7484f
 import math, random
@@ -62,7 +62,7 @@ def epoch_items(
 def epoch_len(learn): # A `Learner`
     "Return the number of micro-batches in an epoch on each rank, after fastai's callback has shared them out"
     dl = learn.dls.train
-    shared = trainers(learn) and not is_distributed_dl(dl)
+    shared = trainers(learn) and not isinstance(dl, DistributedDL)
     return math.ceil(len(dl)/n_processes()) if shared else len(dl)
 
 def declared_len(learn): # A `Learner`
@@ -218,11 +218,7 @@ def tensors(o): # Anything nested
     return [t for v in o for t in tensors(v)] if is_iter(o) and not isinstance(o, str) else []
 
 # %% ../../nbs/learner/03_loaders.ipynb #db92d5ff
-def is_distributed_dl(dl): # A loader
-    "Return whether `dl` is fastai's loader of a rank's share"
-    return isinstance(dl, DistributedDL)
-
 def n_fresh(dl): # A training loader in the middle of an epoch
     "Count the items of a rank before those that a `DistributedDL` repeats to give each rank as many; `inf` if it repeats none"
-    extra = dl.n_padded-dl.n if is_distributed_dl(dl) and hasattr(dl, 'n_padded') else 0
+    extra = dl.n_padded-dl.n if isinstance(dl, DistributedDL) and hasattr(dl, 'n_padded') else 0
     return dl.n_padded//dl.world_size-extra if extra else math.inf

@@ -6,13 +6,13 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/loop.html.md"""
 
 # %% auto #0
 __all__ = ['in_fit', 'is_of_loop', 'ScopedCallback', 'fastai_on_ranks', 'runs_alone', 'run_events', 'optimizer_step', 'backward',
-           'do_one_batch', 'to_device', 'set_batch', 'fastais_one_batch', 'one_batch_by', 'overridden_step',
-           'first_epoch', 'callback_of', 'rate_finder', 'helped_by', 'change_hidden', 'event_by', 'with_values',
-           'pct_train_by']
+           'do_one_batch', 'to_device', 'set_batch', 'fastais_one_batch', 'method_by', 'overridden_step', 'first_epoch',
+           'callback_of', 'rate_finder', 'helped_by', 'change_hidden', 'with_values', 'pct_train_by']
 
 # %% ../../nbs/learner/05_loop.ipynb #5aa93d39
 import inspect, torch
 from contextlib import ExitStack, contextmanager
+from functools import partial
 import torch.distributed as dist
 import fastai.torch_core
 from fastai.callback.core import Callback, CancelFitException, CancelStepException, TrainEvalCallback
@@ -79,13 +79,13 @@ class ScopedCallback(Callback):
 
     def before_fit(self):
         learn = self.learn
-        learn.remove_cbs = _EndOfFit(learn)
+        learn.remove_cbs = partial(_remove_and_end, learn)
         _name_again(learn)
-        if n_processes()>1: learn._with_events = (_OnRanks if trains_together(learn) else _RunsAlone)(learn)
+        if n_processes()>1: learn._with_events = partial(_on_ranks if trains_together(learn) else _on_this_rank, learn)
         alike(learn, self.start_fit)
         self.started = True
 
-    def before_epoch(self): self.learn._do_epoch_train = _ScopedTrain(self.learn)
+    def before_epoch(self): self.learn._do_epoch_train = partial(_train_in_scopes, self.learn)
 
     def after_fit(self):
         self.started = False
@@ -99,30 +99,24 @@ class ScopedCallback(Callback):
         return {k: f for cb in self.learn.cbs if isinstance(cb, ParamScheduler) for k,f in cb.scheds.items()}
 
 # %% ../../nbs/learner/05_loop.ipynb #34e813fc
-class _ScopedTrain:
-    "Stands in for `learn._do_epoch_train` once, and runs it inside the scopes of the callbacks"
-    def __init__(self, learn): self.learn = learn
-    def __call__(self):
-        learn = self.learn
-        del learn._do_epoch_train
-        with ExitStack() as stack:
-            for cb in learn.cbs.sorted('order'):
-                if isinstance(cb, ScopedCallback) and cb.run: stack.enter_context(cb.scope())
-            learn._do_epoch_train()
+def _train_in_scopes(learn):
+    "Stand in for `learn._do_epoch_train` once, and run it inside the scopes of the callbacks"
+    del learn._do_epoch_train
+    with ExitStack() as stack:
+        for cb in learn.cbs.sorted('order'):
+            if isinstance(cb, ScopedCallback) and cb.run: stack.enter_context(cb.scope())
+        learn._do_epoch_train()
 
-class _EndOfFit:
-    "Stands in for `learn.remove_cbs` in a fit, which `fit` calls when it ends, after an exception too"
-    def __init__(self, learn): self.learn = learn
-    def __call__(self, cbs):
-        learn = self.learn
-        goes_on = next((o for o in _running(learn) if o in ('fit','_with_events')), None)=='_with_events' # An event removes callbacks
-        if not goes_on:
-            _remove_stand_ins(learn)
-            for cb in learn.cbs:
-                if isinstance(cb, ScopedCallback): cb.started = False
-        type(learn).remove_cbs(learn, cbs)
-        _name_again(learn)
-        return learn
+def _remove_and_end(learn, cbs):
+    "Stand in for `learn.remove_cbs` in a fit, which `fit` calls when it ends, after an exception too"
+    goes_on = next((o for o in _running(learn) if o in ('fit','_with_events')), None)=='_with_events' # An event removes callbacks
+    if not goes_on:
+        _remove_stand_ins(learn)
+        for cb in learn.cbs:
+            if isinstance(cb, ScopedCallback): cb.started = False
+    type(learn).remove_cbs(learn, cbs)
+    _name_again(learn)
+    return learn
 
 def _name_again(learn):
     "Give each callback its attribute on the learner again, which goes when a callback of the same name is removed"
@@ -159,30 +153,25 @@ def fastai_on_ranks():
     finally: core.maybe_gather,DistributedDL._broadcast = own_gather,own_broadcast
 
 # %% ../../nbs/learner/05_loop.ipynb #d17b3aec
-class _OnRanks:
-    "Stands in for `learn._with_events` in a fit on several ranks, and unwraps the model after an epoch that fails"
-    def __init__(self, learn): self.learn = learn
-    def __call__(self, f, event_type, *args, **kwargs):
-        learn = self.learn
-        def _run(): type(learn)._with_events(learn, f, event_type, *args, **kwargs)
-        if event_type!='epoch': return _run()
-        try:
-            with fastai_on_ranks(): _run()
-        except CancelFitException: raise # No error: a callback ends the fit
-        except BaseException:
-            if ddp_model(learn) is not None:
-                for cb in trainers(learn): cb.after_fit() # As fastai unwraps after other fits
-            raise
+def _on_ranks(learn, f, event_type, *args, **kwargs):
+    "Stand in for `learn._with_events` in a fit on several ranks, and unwrap the model after an epoch that fails"
+    def _run(): type(learn)._with_events(learn, f, event_type, *args, **kwargs)
+    if event_type!='epoch': return _run()
+    try:
+        with fastai_on_ranks(): _run()
+    except CancelFitException: raise # No error: a callback ends the fit
+    except BaseException:
+        if ddp_model(learn) is not None:
+            for cb in trainers(learn): cb.after_fit() # As fastai unwraps after other fits
+        raise
 
-class _RunsAlone:
-    "Stands in for `learn._with_events` in a fit of one rank alone, as fastai would gather its losses with those of other ranks"
-    def __init__(self, learn): self.learn = learn
-    def __call__(self, f, event_type, *args, **kwargs):
-        with alone(self.learn) if event_type=='epoch' else ExitStack(): type(self.learn)._with_events(self.learn, f, event_type, *args, **kwargs)
+def _on_this_rank(learn, f, event_type, *args, **kwargs):
+    "Stand in for `learn._with_events` in a fit of one rank alone, as fastai would gather its losses with those of other ranks"
+    with alone(learn) if event_type=='epoch' else ExitStack(): type(learn)._with_events(learn, f, event_type, *args, **kwargs)
 
 def runs_alone(learn:Learner): # A learner
     "Return whether this rank trains alone in a fit, although there are other ranks"
-    return isinstance(vars(learn).get('_with_events'), _RunsAlone)
+    return getattr(vars(learn).get('_with_events'), 'func', None) is _on_this_rank
 
 # %% ../../nbs/learner/05_loop.ipynb #2adbc137
 def run_events(
@@ -229,14 +218,15 @@ def fastais_one_batch(
     type(learn).one_batch(learn, i, b)
 
 @contextmanager
-def one_batch_by(
-    learn:Learner, # A learner in a fit
-    f, # Called with the number of a batch and the batch; a local function would keep the learner from being pickled
+def method_by(
+    o, # A learner, or a callback
+    nm:str, # Name of the method, as 'one_batch' or 'after_batch'
+    f, # Takes the arguments of the method; a local function would keep the learner from being pickled
 ):
-    "Let `f` stand in for `learn.one_batch` in the block"
-    learn.one_batch = f
+    "Let `f` stand in for a method of `o` in the block"
+    setattr(o, nm, f)
     try: yield
-    finally: del learn.one_batch
+    finally: delattr(o, nm)
 
 # %% ../../nbs/learner/05_loop.ipynb #7a3305e0
 def overridden_step(learn:Learner): # A learner of any class
@@ -281,17 +271,6 @@ def change_hidden(
 
 # %% ../../nbs/learner/05_loop.ipynb #10bc0491
 @contextmanager
-def event_by(
-    cb, # A callback
-    event:str, # As 'after_batch'
-    f, # Function without arguments; a local function would keep the learner from being pickled
-):
-    "Let `f` stand in for that method of the callback in the block"
-    setattr(cb, event, f)
-    try: yield
-    finally: delattr(cb, event)
-
-@contextmanager
 def with_values(
     o, # A learner, or a callback
     **values, # Values by the names of its attributes
@@ -304,14 +283,11 @@ def with_values(
     finally:
         for nm,v in own.items(): setattr(o, nm, v)
 
-class _PctTrain:
-    "Stands in for `TrainEvalCallback.after_batch`, which counts batches in `learn.train_iter` too"
-    def __init__(self, cb, f): self.cb,self.f = cb,f
-    def __call__(self):
-        learn = self.cb.learn
-        pct = learn.pct_train
-        type(self.cb).after_batch(self.cb)
-        learn.pct_train = self.f(pct)
+def _after_batch(cb, f):
+    "Stand in for `TrainEvalCallback.after_batch`, which counts batches in `learn.train_iter` too"
+    pct = cb.learn.pct_train
+    type(cb).after_batch(cb)
+    cb.learn.pct_train = f(pct)
 
 @contextmanager
 def pct_train_by(
@@ -320,4 +296,4 @@ def pct_train_by(
 ):
     "Let `f` count the progress of the fit in the block"
     cb = callback_of(learn, TrainEvalCallback)
-    with event_by(cb, 'after_batch', _PctTrain(cb, f)): yield
+    with method_by(cb, 'after_batch', partial(_after_batch, cb, f)): yield

@@ -37,10 +37,9 @@ class Hypers:
         apart = list(zip(opt.hypers, self.groups))
         return [k for k in self.groups[0] if any(k in h and h[k] is not first[k] and h[k]!=first[k] for h,first in apart)]
 
-    def restore(self, opt, names=None):
-        "Put back the hyper-parameters that have changed, or those of them in `names`"
-        for k in self.moved(opt):
-            if names is None or k in names: opt.set_hyper(k, [h[k] for h in self.groups])
+    def restore(self, opt):
+        "Put back the hyper-parameters that have changed"
+        for k in self.moved(opt): opt.set_hyper(k, [h[k] for h in self.groups])
 
 # %% ../../nbs/learner/04_optimizer.ipynb #c6b8efe6
 class HeldHypers:
@@ -54,10 +53,6 @@ class HeldHypers:
         res = shallow_copy(self)
         res.own = dict(self.own)
         return res
-
-    def start(self, opt):
-        "Remember the hyper-parameters of the first micro-batch"
-        self.first = Hypers(opt)
 
     def hold(self, opt):
         "Put back what has changed since the first micro-batch"

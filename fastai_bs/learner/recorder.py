@@ -9,6 +9,7 @@ __all__ = ['is_logged', 'recorders', 'log_values', 'of_table', 'add_columns', 'f
 
 # %% ../../nbs/learner/06_recorder.ipynb #c4fc06a5
 import sys
+from functools import partial
 from fastcore.foundation import L
 from fastai.callback.progress import CSVLogger
 from .loop import callback_of, is_of_loop, rate_finder
@@ -77,15 +78,12 @@ def fill_columns(
     log_values(learn, {nm: v for nm,v in columns.items() if nm not in row})
 
 # %% ../../nbs/learner/06_recorder.ipynb #73dad6d7
-class _NamesAfter:
-    "Replaces `Recorder.before_fit` for one fit"
-    def __init__(self, rec, cb): self.rec,self.cb = rec,cb
-    def __call__(self):
-        rec = self.rec
-        if not is_of_loop(rec.learn): return type(rec).before_fit(rec) # The fit has not begun yet
-        del rec.before_fit
-        rec.before_fit()
-        if any(o is self.cb for o in rec.learn.cbs): add_columns(rec, of_table(rec.learn, self.cb.columns())) # It may come from a fit that was refused
+def _names_after(rec, cb):
+    "Stand in for `Recorder.before_fit` for one fit"
+    if not is_of_loop(rec.learn): return type(rec).before_fit(rec) # The fit has not begun yet
+    del rec.before_fit
+    rec.before_fit()
+    if any(o is cb for o in rec.learn.cbs): add_columns(rec, of_table(rec.learn, cb.columns())) # It may come from a fit that was refused
 
 def announce_columns(
     learn, # A `Learner` whose `Recorder` has not had `before_fit` yet
@@ -93,4 +91,4 @@ def announce_columns(
 ):
     "Have `Recorder` name the columns of `cb` after its own"
     rec = vars(learn).get('recorder')
-    if rec is not None: rec.before_fit = _NamesAfter(rec, cb)
+    if rec is not None: rec.before_fit = partial(_names_after, rec, cb)

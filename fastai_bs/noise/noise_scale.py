@@ -25,7 +25,7 @@ from ..accumulate.sizes import known_batch_size
 from ..accumulate.grad_accum import GradAccum
 from .estimator import NoiseEstimate, Pool, estimates, trend
 from .norms import GradNorms, Measurement, reached_params
-from .sources import FromBoth, FromParts, FromRanks, FromWindows
+from .sources import FromParts, FromRanks, FromWindows
 
 # %% ../../nbs/noise/05_noise_scale.ipynb #8bc8d91e
 class Moments(NamedTuple):
@@ -85,8 +85,7 @@ class NoiseScale(ScopedCallback):
 
     def _source(self, accum):
         ranks = n_ranks(self.learn)
-        if accum: kind = FromWindows if ranks>1 or accum.windows_only else FromBoth
-        else: kind = FromRanks if ranks>1 else FromParts
+        kind = FromWindows if accum else FromRanks if ranks>1 else FromParts
         return kind(self.learn, accum, self.every, ranks, self.n_micro)
 
     def before_fit(self):

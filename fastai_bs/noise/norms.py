@@ -17,7 +17,7 @@ from torch import Tensor
 from fastai.callback.fp16 import NonNativeMixedPrecision
 from ..learner.ranks import over_ranks
 from ..learner.loop import callback_of
-from ..accumulate.losses import at_hand
+from ..accumulate.losses import at_hand, precise
 from ..accumulate.window import MicroBatch
 from ..accumulate.gradients import norm
 from .estimator import moments_of_sums
@@ -37,9 +37,8 @@ def _norms_of(grads):
 
 def _squared_norms(norms):
     "Return the squared norm of each whole gradient, from a tensor of its parameters' norms; in double precision if the device has it"
-    def _squares(t): return t.to(torch.float32 if t.device.type=='mps' else torch.float64).square()
-    if len({len(t) for t in norms})==1: return _squares(torch.stack(norms)).sum(-1)
-    return torch.stack([_squares(t).sum() for t in norms])
+    if len({len(t) for t in norms})==1: return precise(torch.stack(norms)).square().sum(-1)
+    return torch.stack([precise(t).square().sum() for t in norms])
 
 # %% ../../nbs/noise/02_norms.ipynb #dcf3844c
 @dataclass

@@ -13,12 +13,11 @@ from fastai.callback.core import (Callback, CancelBackwardException, CancelBatch
     CancelStepException, CancelTrainException, TrainEvalCallback)
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation, GradientClip
-from fastai.data.core import Datasets
 from fastai.losses import (BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
 from fastai_bs.accumulate import gradients
 from fastai_bs.all import GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
-from helpers import (changes, distance, exported, flat, left_behind, loaders, mlp, pairwise, picture, quiet_learner, RaiseAt,
+from helpers import (changes, distance, exported, flat, left_behind, listed, loaders, mlp, pairwise, picture, quiet_learner, RaiseAt,
     regression, ScaledLoss, set_seed, token_model, tokens)
 
 f64,inf = torch.float64,float('inf')
@@ -532,14 +531,10 @@ def test_overflow_drops_the_window(at, windows):
 
 # Saved and copied
 
-def get_x(i): return items15[i][0]
-def get_y(i): return items15[i][1]
-
 @pytest.mark.parametrize('n_acc', [{0:2,1:4}, lambda epoch: 2+epoch, 'items'])
 def test_save_load_export(n_acc, tmp_path):
-    dls = Datasets(range(15), [[get_x],[get_y]], splits=[list(range(13)),[13,14]]).dataloaders(bs=2, num_workers=0, shuffle=False)
     how = dict(bs=6) if n_acc=='items' else dict(n_acc=n_acc)
-    learn = quiet_learner(dls, mlp(), cbs=GradAccum(**how, count=lambda learn: learn.y.numel()), path=tmp_path)
+    learn = quiet_learner(listed(), mlp(2, 1, dtype=torch.float32), cbs=GradAccum(**how, count=lambda learn: learn.y.numel()), path=tmp_path)
     learn.fit(1, 0.1)
     loaded = exported(learn, tmp_path)
     assert [loaded.grad_accum.n_acc_in(e) for e in range(3)]==[learn.grad_accum.n_acc_in(e) for e in range(3)]

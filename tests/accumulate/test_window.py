@@ -1,17 +1,12 @@
 "A window as a value: weights and the mean, for counts that are numbers and for counts on a device"
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from fastai.losses import CrossEntropyLossFlat
-from fastai_bs.all import GradAccum, NoiseScale
-from fastai_bs.accumulate.losses import precise
 from fastai_bs.noise.norms import MicroNorms, RankWindow, unweighed_window, weighed_window, without_scales
 from fastai_bs.accumulate.window import (MicroBatch, Position, mean_divisor, reference,
     weight)
-from helpers import distance, flat, loaders, quiet_learner, token_task
 
 def double(x): return torch.tensor(x, dtype=torch.float64)
 
@@ -29,36 +24,6 @@ def test_weighted_sum_over_divisor_is_the_mean(as_count):
         expected = np.dot(ns, gs)/sum(ns) if sum(ns) else 0.
         assert total/float(mean_divisor(as_count(sum(ns)), 5*n_ref))==pytest.approx(expected, rel=1e-12, abs=0), ns
     assert mean_divisor(12., 4., 2)==1.5 # The mean over 2 ranks of sums is half of the sum
-
-# Counts that stay on their device
-
-@pytest.fixture
-def on_device(monkeypatch):
-    "As on a GPU: what depends on values is left a tensor"
-    kept = []
-    def _at_hand(n): kept.append(n); return precise(n) if isinstance(n, torch.Tensor) else float(n)
-    for mod in ('accumulate.losses','accumulate.window','noise.norms'): monkeypatch.setattr(f'fastai_bs.{mod}.at_hand', _at_hand)
-    return kept
-
-def trained(cbs, weight=None):
-    "Token 0 does not count. The second batch of 4 has none that do, and of the others some items have none"
-    items,model,loss_func = token_task(26, n_tok=3, length=6, pad=0, kept=lambda i: 0 if 4<=i<8 or i%5 in (1,2) else 6, last=True,
-                                       loss_func=partial(CrossEntropyLossFlat, weight=weight))
-    learn = quiet_learner(loaders(items, 4), model, loss_func, cbs=cbs)
-    learn.fit(2, 0.1)
-    return learn
-
-@pytest.mark.parametrize('weight', [None, torch.tensor([1.,0.25,3.])], ids=['plain','weighted'])
-def test_counts_that_stay_on_the_device(on_device, monkeypatch, weight):
-    "Weights, losses and noise scales are those of counts that are read at once"
-    a = trained([GradAccum(3, on_oom='split'), NoiseScale()], weight)
-    assert any(isinstance(o, torch.Tensor) and o.dtype==torch.int64 for o in on_device) or weight is not None
-    monkeypatch.undo()
-    b = trained([GradAccum(3, on_oom='split'), NoiseScale()], weight)
-    assert torch.isfinite(flat(a)).all() and distance(a, b)==0
-    torch.testing.assert_close(torch.stack(a.recorder.losses), torch.stack(b.recorder.losses), rtol=1e-6, atol=0)
-    assert float(a.grad_accum.window_loss)==pytest.approx(float(b.grad_accum.window_loss), rel=1e-12)
-    np.testing.assert_allclose(a.noise_scale.df, b.noise_scale.df, rtol=1e-12)
 
 # A measurement
 

@@ -15,7 +15,7 @@ from fastai.optimizer import OptimWrapper
 from fastai_bs.finder import bs_find as finder
 from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, for_training, places, rate_at, readings)
-from fastai_bs.noise.estimator import NoiseEstimate, window_moments
+from fastai_bs.noise.estimator import NoiseEstimate, moments_of_sums
 from fastai_bs.finder.bs_find import BSFinder
 from helpers import flat, halves, loaders, mlp, momentum_sgd, noted, pairwise, peak_lr, quiet_learner, regression, ScaledLoss, token_model, tokens
 
@@ -102,7 +102,8 @@ def moments_by_hand(window, model, loss_func, count):
         gs.append(torch.cat([g.flatten() for g in grads])); ns.append(float(n))
     if len(gs)<2: return None
     mean = sum(n*g for n,g in zip(ns, gs))/sum(ns)
-    return *window_moments(ns, [g.square().sum().item() for g in gs], mean.square().sum().item()),sum(len(yb[0]) for _,yb in window.micros)
+    total = sum(n*g.square().sum().item() for n,g in zip(ns, gs))
+    return *moments_of_sums(len(ns), sum(ns), total, mean.square().sum().item()),sum(ns),sum(len(yb[0]) for _,yb in window.micros)
 
 def _kept(i): return 0 if i%24<9 else 1+i%4
 

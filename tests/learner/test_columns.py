@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import fastai.distributed # noqa: F401, it adds distrib_ctx
 from fastcore.foundation import L
 from torch.nn import functional as F
 from fastai.callback.core import (Callback, CancelBatchException, CancelEpochException, CancelFitException, CancelTrainException,
@@ -14,7 +13,6 @@ from fastai.learner import Recorder
 from fastai.metrics import mse
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR
 from helpers import RaiseAt, loaders, mlp, pairwise, quiet_learner, regression, set_seed
-from gloo_ranks import on_ranks
 
 of_noise = ['noise_scale','noise_low','noise_high']
 fastais = ['epoch','train_loss','valid_loss','time']
@@ -166,18 +164,3 @@ def test_after_a_fit_that_failed(way, event, stays, exc):
     for _ in range(2):
         learn.fit(1, 0.01)
         assert names(learn)==[*fastais[:-1],*added,'time'] and len(learn.recorder.values[-1])==2+len(added) and no_stand_in(learn)
-
-# Ranks
-
-def on_a_rank(rank):
-    res = []
-    for cbs in ([GradAccum({0: 2, 1: 4, 2: 100})], [NoiseScale()], [NoiseScale(),GradAccum(2)]):
-        learn = quiet_learner(loaders(regression(48), 4), mlp(), cbs=cbs)
-        with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(3, 0.01)
-        res.append((names(learn)[3:-1],sizes(learn)))
-    return res
-
-@pytest.mark.slow
-@pytest.mark.xdist_group('ranks')
-def test_items_of_all_ranks():
-    assert on_ranks(on_a_rank, 2)==[[(['batch_size'],[16,32,48]), (of_noise,None), (of_noise,None)]]*2

@@ -10,10 +10,8 @@ from fastai.callback.core import Callback, CancelEpochException, TrainEvalCallba
 from fastai.callback.schedule import ParamScheduler, fit_one_cycle # noqa: F401, it adds the method
 from fastai.distributed import DistributedDL
 from fastai.learner import Learner, SkipToEpoch
-from fastai.optimizer import OptimWrapper, SGD
-from fastai_bs.learner.optimizer import Hypers
 from fastai_bs.learner.loop import (ScopedCallback, backward, fastai_on_ranks, fastais_one_batch, first_epoch,
-                            one_batch_by, optimizer_step, overridden_step, pct_train_by, set_batch, to_device)
+                            method_by, optimizer_step, overridden_step, pct_train_by, set_batch, to_device)
 from helpers import flat, loaders, mlp, quiet_learner, RaiseAt, regression
 
 signatures = {
@@ -101,17 +99,17 @@ class Twice:
         self.seen.append((i,len(b)))
         for _ in range(1+self.learn.training): fastais_one_batch(self.learn, i, b)
 
-def test_one_batch_by():
+def test_method_by():
     learn,plain = learner(n=12),learner(n=12)
     f = Twice(learn)
-    with one_batch_by(learn, f):
+    with method_by(learn, 'one_batch', f):
         learn.fit(1, 0.1)
         learn.logger = print # Not that of `quiet_learner`
         assert isinstance(pickle.loads(pickle.dumps(learn)).one_batch, Twice)
     assert 'one_batch' not in vars(learn) and f.seen==[(0,2),(1,2),(2,2),(0,2)]
     plain.fit(1, 0.1)
     assert len(learn.recorder.losses)==2*len(plain.recorder.losses)==6
-    with pytest.raises(KeyError), one_batch_by(learn, lambda i, b: {}[i]): learn.fit(1, 0.1)
+    with pytest.raises(KeyError), method_by(learn, 'one_batch', lambda i, b: {}[i]): learn.fit(1, 0.1)
     assert 'one_batch' not in vars(learn)
 
 class Halves:
@@ -221,25 +219,3 @@ def test_what_is_replaced():
         assert fastai.torch_core.maybe_gather is not own[0] and DistributedDL._broadcast is not own[1]
         raise KeyError
     assert (fastai.torch_core.maybe_gather,DistributedDL._broadcast)==own
-
-# Hyper-parameters for a while
-
-def groups(m): return [list(m[:1].parameters()), list(m[1:].parameters())]
-
-def opts():
-    m = mlp()
-    return [SGD(groups(m), lr=0.1, mom=0.9, wd=0.01), OptimWrapper(groups(m), torch.optim.AdamW, lr=0.1)]
-
-@pytest.mark.parametrize('i', [0, 1])
-def test_hypers(i):
-    opt = opts()[i]
-    then = Hypers(opt)
-    assert then.moved(opt)==[]
-    opt.set_hyper('lr', [0.1,0.2])
-    opt.set_hyper('wd', 0.5)
-    assert set(then.moved(opt))=={'lr','wd'}
-    then.restore(opt, names=['lr'])
-    assert then.moved(opt)==['wd'] and [h['lr'] for h in opt.hypers]==[0.1,0.1]
-    then.restore(opt)
-    assert then.moved(opt)==[] and [dict(h) for h in opt.hypers]==then.groups
-

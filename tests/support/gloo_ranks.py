@@ -2,7 +2,6 @@
 import multiprocessing as mp
 import os
 import signal
-import socket
 import tempfile
 import time
 import traceback
@@ -15,10 +14,10 @@ import torch
 context = mp.get_context('forkserver') # Imports once; each rank is a fork of that, with nothing of the test in it
 context.set_forkserver_preload(['pytest', 'fastai_bs.all', 'fastai.distributed', 'fastai.vision.all', 'fastai.text.all'])
 
-def _rank(r, world, store, conn, f, args, timeout, linger, env):
+def _rank(r, world, store, conn, f, args, timeout, linger):
     # accelerate would ask for a thread for each core, of which ranks have too few
     os.environ.update(OMP_NUM_THREADS='1', RANK=str(r), LOCAL_RANK=str(r), WORLD_SIZE=str(world),
-        MASTER_ADDR='localhost', MASTER_PORT='29501', CUDA_VISIBLE_DEVICES='', **env)
+        MASTER_ADDR='localhost', MASTER_PORT='29501', CUDA_VISIBLE_DEVICES='')
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')
     torch.distributed.init_process_group('gloo', init_method=store, rank=r, world_size=world, timeout=timedelta(seconds=timeout))
@@ -28,20 +27,12 @@ def _rank(r, world, store, conn, f, args, timeout, linger, env):
     if linger: conn.poll(30) # Until all have sent: the end of this process closes its connections to the others
     os._exit(0) # The end of the process, not of its threads
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(('localhost', 0))
-        return s.getsockname()[1]
-
-def start(f, world, *args, timeout=60, linger=True, tcp=False, **env):
-    """`world` ranks that run `f(rank, *args)`, a function of a module, and end; with `linger` once all are through. To be handed to `results`
-
-    They find each other by a file, or by `tcp`, where rank 0 keeps the store."""
-    store = f'tcp://localhost:{free_port()}' if tcp else f'file://{tempfile.mkdtemp()}/store'
-    res = []
+def start(f, world, *args, timeout=60, linger=True):
+    "Start `world` ranks that run `f(rank, *args)`, a function of a module, and end, with `linger` once all are through; `results` returns what they return"
+    store,res = f'file://{tempfile.mkdtemp()}/store',[]
     for r in range(world):
         here,there = context.Pipe()
-        p = context.Process(target=_rank, args=(r, world, store, there, f, args, timeout, linger, env), daemon=True)
+        p = context.Process(target=_rank, args=(r, world, store, there, f, args, timeout, linger), daemon=True)
         p.start()
         there.close()
         res.append((p,here))

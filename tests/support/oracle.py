@@ -11,14 +11,19 @@ def item_grads(model, loss_func, items):
         rows.append(torch.cat([torch.zeros_like(p).flatten() if g is None else g.to_dense().flatten() for p,g in zip(params,grads)]))
     return torch.stack(rows)
 
-def noise_scale(rows, elems=None):
-    """Exact for drawing without replacement from `rows`: `S²/(|G|² - S²/D)` with the divisor `D-1`, in rows; with `elems`, the weights of
-    the rows in the mean of a micro-batch, in elements, and to first order in their spread"""
+def moments(rows, elems=None):
+    """`tr_sigma` and `g_sq` for drawing without replacement from `rows`: `S²` with the divisor `D-1`, and `|G|² - S²/D`. With `elems`, the weights of
+    the rows in the mean of a micro-batch, they are those of an element, to first order in the spread of the weights"""
     w = torch.ones(len(rows), dtype=rows.dtype) if elems is None else elems.to(rows.dtype)
     D = len(rows)
     mean = (w[:,None]*rows).sum(0)/w.sum()
     S2 = (w**2*((rows-mean)**2).sum(1)).sum().item()/(D-1)/w.mean().item() # Of one element, in the mean of many
-    return S2/((mean@mean).item() - S2/w.sum().item())
+    return S2,(mean@mean).item() - S2/w.sum().item()
+
+def noise_scale(rows, elems=None):
+    "The ratio of the `moments`, in rows or in elements"
+    tr_sigma,g_sq = moments(rows, elems)
+    return tr_sigma/g_sq
 
 def windows_in_order(n, bs, n_acc):
     "Items of each micro-batch of each window of an epoch without shuffling"

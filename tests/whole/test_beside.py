@@ -1,4 +1,4 @@
-"Averages of weights beside `GradAccum`; and what cannot share a training with it: an optimizer in the backward pass, another accumulator, a static graph"
+"What cannot share a training with `GradAccum`: an optimizer in the backward pass, another accumulator, a static graph"
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -8,21 +8,8 @@ from fastai.torch_core import find_bs
 from fastai_bs.all import GradAccum, NoiseScale
 from helpers import RaiseAt, flat, loaders, mlp, quiet_learner, regression
 from gloo_ranks import on_ranks
-from zoo import EMA, Averaged
 
 def learner(*cbs, n=32, bs=2, model=None, **kwargs): return quiet_learner(loaders(regression(n), bs), model or mlp(), opt_func=SGD, cbs=cbs, **kwargs)
-
-# Averages of weights
-
-@pytest.mark.parametrize('kind', [EMA,Averaged])
-def test_an_average_of_weights_moves_once_a_step(kind):
-    "As the large batch's does, also with a window that is closed after the last micro-batch"
-    items = regression(46)
-    a,b = kind(),kind()
-    small = quiet_learner(loaders(items, 2), mlp(), cbs=[GradAccum(4), a, RaiseAt('before_batch', CancelBatchException, 22)])
-    large = quiet_learner(loaders(items[:44], 8), mlp(), cbs=b)
-    for o in (small,large): o.fit(2, 0.1)
-    assert a.n==b.n==12 and (flat(small)-flat(large)).abs().max()<1e-12
 
 # An optimizer that steps in the backward pass
 

@@ -17,12 +17,12 @@ from fastai.data.load import DataLoader
 from fastai.optimizer import SGD
 from fastai_bs.accumulate import losses
 from fastai_bs.all import GradAccum, NoiseScale
-from fastai_bs.noise.estimator import window_moments
+from fastai_bs.noise.estimator import moments_of_sums
 from fastai_bs.finder.plan import RateTrial
 from fastai_bs.schedule.scaled_lr import rates
 from helpers import mlp, quiet_learner, regression
 from plans import plans
-from oracle import item_grads
+from oracle import item_grads, moments
 
 f64,inf,nan = torch.float64,math.inf,math.nan
 sizes_of_micros = st.lists(st.integers(1, 4), min_size=2, max_size=6)
@@ -77,11 +77,6 @@ def test_scale_of_the_loss_and_order_within_a_window_do_not_count(windows, expon
     a,b = (o.df[['noise_scale','low','high']].to_numpy() for o in (one,other))
     np.testing.assert_allclose(b, a, rtol=1e-6)
 
-def exact(rows, elems=1):
-    "What windows of items drawn without replacement must show on average: S² with the divisor D-1, and |G|² - S²/D"
-    S2 = rows.var(0, ddof=1).sum()
-    return elems*S2,(rows.mean(0)**2).sum()-S2/len(rows)
-
 @examples(40)
 @given(st.integers(2, 6).flatmap(lambda D: st.tuples(st.just(D), st.lists(st.integers(1, D-1), min_size=2, max_size=D).filter(lambda o: sum(o)<=D))),
        st.integers(1, 3), seeds)
@@ -92,9 +87,8 @@ def test_moments_are_unbiased_under_any_cut(cut, elems, seed):
     ends = np.cumsum(n)
     g = np.stack([rows[orders[:,e-k:e]].mean(1) for e,k in zip(ends, n)], 1)
     mean = rows[orders[:,:ends[-1]]].mean(1)
-    tr_sigma,g_sq,N = window_moments(np.broadcast_to(elems*np.array(n), g.shape[:2]), (g**2).sum(-1), (mean**2).sum(-1))
-    assert set(N)=={elems*ends[-1]}
-    np.testing.assert_allclose([tr_sigma.mean(),g_sq.mean()], exact(rows, elems), rtol=1e-10, atol=1e-12)
+    tr_sigma,g_sq = moments_of_sums(len(n), elems*ends[-1], elems*(g**2).sum(-1)@np.array(n), (mean**2).sum(-1))
+    np.testing.assert_allclose([tr_sigma.mean(),g_sq.mean()], moments(torch.tensor(rows), torch.full((D,), elems)), rtol=1e-10, atol=1e-12)
 
 @examples(10)
 @given(st.sampled_from([[1,1],[2,1],[1,3],[2,2],[1,1,2],[2,1,1],[1,1,1,1],None]), seeds)
@@ -103,7 +97,7 @@ def test_a_training_measures_without_bias(n, seed):
     items = regression(4, seed=seed)
     orders = [[items[i] for i in o][:sum(n or [4])] for o in permutations(range(4))]
     noise = measured(sum(orders, []), (n or [4])*24, len(n) if n else 1)
-    want = exact(item_grads(noise.learn.model, nn.MSELoss(), items).numpy(), 2) # Elements of an item
+    want = moments(item_grads(noise.learn.model, nn.MSELoss(), items), torch.full((4,), 2)) # Elements of an item
     assert len(noise.df)==24
     np.testing.assert_allclose([noise.df.tr_sigma.mean(),noise.df.g_sq.mean()], want, rtol=1e-8, atol=1e-10)
 
