@@ -207,7 +207,8 @@ def _on_time(plan):
     if not plan.today.has_n_epoch and plan.measured.cool:
         yield f"No n_epoch was given: this is for {epochs}, and a longer training may want a larger batch."
     elif not plan.today.has_n_epoch and changes_size: yield f"No n_epoch was given, so epochs and times are for a training of {epochs}."
-    if plan.verdict=='stay' and plan.stays_for=='little': yield f"For a longer training {plan.fastest} may be faster: call bs_find with the n_epoch of that training."
+    if plan.verdict=='stay' and plan.stays_for=='little':
+        yield f"For a longer training {plan.fastest} may be faster: call bs_find with the n_epoch of that training."
     if plan.timed and changes_size and plan.in_whole_epochs and not 1/1.2<=plan.n_epoch/plan.n_epoch_exact<=1.2:
         yield f"Whole epochs matter here: the same loss takes {counted(plan.n_epoch_exact, 'epoch')}, in {percent(plan.time_ratio)} of the time."
     if plan.timed and plan.timing_error>0.1:

@@ -194,9 +194,10 @@ class StepTimes:
         self.learn.dls.loaders[0] = self.dl
         try: fits = TrialSearch(self.learn, 2, [None,None])(micro_bs)
         except Exception as e: error = f'{type(e).__name__}: {e}'
-        if error: self.errors[micro_bs] = from_ranks(error)[0]
+        errors = [o for o in from_ranks(error) if o]
+        if errors: self.errors[micro_bs] = errors[0]
         elif not fits: self.too_large = micro_bs
-        return fits
+        return fits and not errors
 
     def time_size(self, micro_bs, n_steps):
         "Time one round of a size; where it does not fit in memory, forget it and all larger ones"

@@ -105,6 +105,7 @@ class TrialSearch:
             is_of_memory = out_of_memory(e) # Its causes count too
             error = e.with_traceback(None) # Frames hold the tensors of the step
             error.__context__ = error.__cause__ = None
+        fits = all(from_ranks(error is None)) # If memory runs out on one rank, the size fits on none
         if error is not None:
             free_memory()
             if not is_of_memory: raise ValueError(
@@ -115,7 +116,6 @@ class TrialSearch:
                 f"Training steps with micro-batches of {counted(micro_bs)} fit in memory, but the validation loader's batches do not "
                 f"({error}): give it smaller ones") from error
             self.error = error
-        fits = all(from_ranks(error is None)) # If memory runs out on one rank, the size fits on none
         if fits:
             self.good = max(self.good, micro_bs)
             self.secs = secs/micro_bs

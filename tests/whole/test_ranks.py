@@ -19,6 +19,7 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.distributed import DistributedDL, DistributedTrainer
 from fastai.optimizer import Adam, SGD
+from fastai.torch_core import rank_distrib
 from fastai_bs.all import BatchSchedule, GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.learner.ranks import ddp_model, n_processes, over_ranks, trains_together
 from fastai_bs.learner.loop import ScopedCallback
@@ -425,11 +426,16 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, t
             t,m,d = plan.today,plan.measured,plan.device
             res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=d.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=m.n_windows, bs_now=t.bs,
                        micro_now=t.micro_bs, n_train=t.n_train, n_passes=m.n_passes, n_seen=m.n_seen, max_bs=d.max_bs, base_lr=plan.lr,
-                       loss_rose=m.loss_rose, valid_time=d.valid_time, rate=plan.rate, epoch_start=d.epoch_start)
+                       loss_rose=m.loss_rose, valid_time=d.valid_time, rate=plan.rate, epoch_start=d.epoch_start, failed=d.failed)
         changed = changes(before, everything(learn))
         kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
         if after: fit(learn, after, 0.05)
     return res,dict(changed=changed, kept=kept==n_kept, figures=len(plt.get_fignums()), after=flat(learn).numpy(), model=type(learn.model).__name__)
+
+class NoEights(Callback):
+    "Rank 1 cannot train on 8 items at a time"
+    def before_batch(self):
+        if rank_distrib()==1 and len(self.x)==8: raise ValueError('no eights')
 
 def accum3(): return GradAccum(3)
 def accum1(): return GradAccum(1)
@@ -439,6 +445,7 @@ def find_all(rank, cases): return [find(rank, **case) for case in cases]
 
 finds = {'plain': dict(), 'accum': dict(cbs=(accum3,), first=1), 'scaled': dict(cbs=(accum1,scaled), n=90),
          'still': dict(kind='tokens', lr=0., n=91, kw=dict(max_bs=4, show_plot=False)),
+         'no eights': dict(cbs=(NoEights,), n=90),
          'thrifty': dict(thrifty=True, n=200, kw=dict(show_plot=False, n_batch=4)), 'accum, none': dict(cbs=(accum3,), first=1, plain=True)}
 
 @cache
@@ -446,7 +453,7 @@ def all_found(world):
     names = [nm for nm in finds if (nm=='plain')==(world==3)]
     return dict(zip(names, zip(*on_ranks(find_all, world, [finds[nm] for nm in names]))))
 
-@pytest.mark.parametrize('name,world', [('plain',3), *((nm,2) for nm in ('accum','scaled','still','thrifty'))])
+@pytest.mark.parametrize('name,world', [('plain',3), *((nm,2) for nm in ('accum','scaled','still','thrifty','no eights'))])
 def test_one_plan(name, world):
     "The same to the bit on every rank, and the learner as it was"
     ranks,case = all_found(world)[name],finds[name]
@@ -462,6 +469,7 @@ def test_one_plan(name, world):
     assert plan['micro_now']==micro and plan['bs_now']==min(micro*k*world, case.get('n', 96))
     assert plan['n_train']==case.get('n', 96)
     if name=='accum': assert plan['base_lr']==0.05
+    if name=='no eights': assert plan['failed'][0][0]==8 and 'no eights' in plan['failed'][0][1] and 8 not in [o for o,*_ in plan['times']]
     df = plan['df']
     if name=='still': assert df.step.eq(0).all()
     else: assert df.pct.is_monotonic_increasing and df.pct.iloc[-1]>0.98 and plan['n_windows']>=(30 if name!='thrifty' else 20)
