@@ -216,20 +216,15 @@ class BatchPlan:
         "Return the time to a given loss if this were the noise scale, in items"
         return relative_time(self.table.bs, self.table.step_time, noise_scale, self.bs_now)
 
-    def _about_as_fast(self, noise_scale:float)->tuple: # Items, ascending; empty where no step times are known, or the noise scale is NaN
-        "Return the batch sizes that step times cannot tell from the fastest, if this were the noise scale, in items"
-        time = self.time_at(noise_scale)
-        if np.isnan(time).all(): return ()
-        return tuple(int(bs) for bs,t in zip(self.table.bs, time) if t<=(1+self.least_gain)*np.nanmin(time))
-
     @cached_property
     def fastest(self)->int: # Items
         "Return the size with the least time to a given loss; today's where that is about as fast, or the noise scale is not known"
         if not self.is_known: return self.bs_now
-        good = self._about_as_fast(self.noise_known)
-        if self.bs_now in good: return self.bs_now
-        if good: return int(self.table.bs.iloc[np.nanargmin(self.time_at(self.noise_known))])
-        return min(self.table.bs.tolist(), key=lambda bs: abs(math.log(bs/max(1, self.noise_known)))) # Without times the nearest to the noise scale
+        # Without times the nearest to the noise scale
+        if not self.timed: return min(self.table.bs.tolist(), key=lambda bs: abs(math.log(bs/max(1, self.noise_known))))
+        times = dict(zip(map(int, self.table.bs), self.time_at(self.noise_known)))
+        fastest = min(times, key=times.get)
+        return self.bs_now if times[self.bs_now]<=(1+self.least_gain)*times[fastest] else fastest
 
     @cached_property
     def fit_times(self)->dict: # By batch size; NaN where no step times are known
@@ -252,16 +247,20 @@ class BatchPlan:
         good = [bs for bs,t in self.fit_times.items() if t<=min(most, self.time_allowed(bs))]
         return min(good, key=lambda bs: abs(math.log2(bs/self.bs_now)), default=self.bs_now)
 
+    def _about_as_long(self, noise_scale)->set: # Items
+        "Return the sizes whose fit is at most a tenth longer than the shortest, if this were the noise scale"
+        times = replace(self, measured=replace(self.measured, noise_scale=noise_scale, ci=(noise_scale,noise_scale))).fit_times
+        return {bs for bs,t in times.items() if t<=1.1*min(times.values())}
+
     @property
     def bs_range(self)->tuple: # Items, powers of two; the second is `None` where the interval has no upper end
-        "Return the sizes about as good as the fastest over the noise scale's interval; around `bs` without times. A chosen size may lie outside"
+        "Return the sizes whose fit takes about as long as the fastest, over the noise scale's interval; around `bs` without times"
         low,high = self.ci
-        good = self._about_as_fast(self.noise_known)
-        if not good: return 2**math.floor(math.log2(self.bs)),2**math.ceil(math.log2(self.bs))
-        if not self.chosen: good += (self.bs,)
-        least = 2**math.floor(math.log2(min(self._about_as_fast(low)+good)))
-        if math.isinf(high): return least,None
-        return least,2**math.ceil(math.log2(max(self._about_as_fast(high)+good)))
+        sizes = set() if self.chosen else {self.bs}
+        if self.timed and self.is_known: sizes = sizes.union(*(self._about_as_long(o) for o in (low,self.noise_known,high) if o<math.inf))
+        sizes = sizes or {self.bs}
+        least,most = 2**math.floor(math.log2(min(sizes))),2**math.ceil(math.log2(max(sizes)))
+        return least,None if self.timed and self.is_known and math.isinf(high) else most
 
     # The plan
 
@@ -300,7 +299,7 @@ class BatchPlan:
         if self.bs!=self.fastest: return 'little'
         if not self.timed: return 'untimed'
         if len(self.timed)==1: return 'single'
-        if self.bs_range[0]==self.bs_range[1]: return 'slower'
+        if self.fit_times[self.bs_now]<=min(self.fit_times.values()): return 'slower'
         return 'error' if self.least_gain>0.03 else 'gain'
 
     # Epochs and seconds

@@ -74,7 +74,7 @@ def relative(*ratios): return tuple((bs,0.04*ratio/steps,0.) for bs,ratio,steps 
     (dict(bs=400), 100, 100, None), # And so do 200
     (dict(bs=25, noise_scale=300.), 200, 100, None), # 0.08/0.075, and 0.105/0.075 with 50
     (dict(bs=128, times=secs(32, 64, 128, 256)), 128, 128, 'slower'),
-    (dict(bs=100), 100, 100, 'gain'),
+    (dict(bs=100), 100, 100, 'slower'),
     (dict(bs=100, noise_scale=300.), 200, 200, None), # A gain of 0.08/0.075
     (dict(bs=100, noise_scale=300., spread=0.07), 100, 100, 'error'), # Not for a clock that errs as much
     (dict(bs=100, times=relative(1, 0.95, 0.9)), 400, 200, None), # A tenth more at most, and less than today's
