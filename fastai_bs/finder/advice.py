@@ -169,14 +169,14 @@ def _found(plan):
         kind = 'unfrozen epoch' if t.freeze_epochs else 'epoch'
         return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} over a one-cycle of {counted(t.n_epoch, kind)}, and {where}."
     steps = counted(math.ceil(t.n_epoch*t.n_train/t.bs), 'step')
-    return (f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}. A training of {steps} on {counted(t.n_train)} limits it to "
-            f"{_estimate_text(m.noise_scale, m.ci)}, as any batch size needs some {steps_least} steps. {where[0].upper()+where[1:]}.")
+    return (f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}. For a training of {steps} on {counted(t.n_train)} the plan "
+            f"calculates with {_estimate_text(m.noise_scale, m.ci)} instead, because any batch size needs some {steps_least} steps. {where[0].upper()+where[1:]}.")
 
 def _consequence(plan):
     "Yield what the noise scale and this device mean for the size"
     bs,now,(low,high) = plan.bs,plan.bs_now,plan.ci
     if plan.chosen or (bs!=now and (bs>now)!=(plan.fastest>now)): return
-    if now<low and bs>now: yield "A larger batch takes fewer steps for little more data."
+    if now<low and bs>now: yield "A larger batch reaches the same loss in fewer steps and more epochs."
     elif now>high and bs<now: yield "A smaller batch learns the same from fewer examples."
     elif len(plan.timed)<2 or plan.timing_error>0.1: return
     elif bs>now: yield "On this device larger steps take so little longer that they save time."
@@ -232,7 +232,7 @@ def _on_noise(plan):
     m,t = plan.measured,plan.today
     if not m.cool and m.ci[1]>=1: yield _trend[m.trend]
     if m.n_passes>max(1.5, t.n_epoch):
-        yield f"The measurement passed {num(m.n_passes)} times through these {counted(t.n_train)}: other items may have another noise scale."
+        yield f"The measurement passed {num(m.n_passes)} times through these {counted(t.n_train)}, so it describes them: for new items the noise scale may differ."
     if t.trained<1:
         frozen = f"{num(100*(1-t.trained))}% of the parameters are frozen"
         yield f"{frozen}: measure again when you unfreeze them, or plan for all of `fine_tune` by how='fine_tune'."

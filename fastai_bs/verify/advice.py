@@ -120,9 +120,9 @@ def cautions(
     if v.interrupted: yield f"It was interrupted: these are the results of {counted(len(v.df), 'training')}."
     for bs,reason in v.left_out: yield _left_out[reason].format(bs=bs)
     if v.verdict=='use' and v.equal!='plan' and v.bs in (v.tried[0],v.tried[-1]):
-        yield "The best size is at the edge of those that were tried: try `sizes` beyond it."
+        yield "The best size is at the edge of those that were tried: try sizes beyond it, by `sizes=`."
     if v.is_known and len(v.rates)>1 and v.factor in (min(v.rates),max(v.rates)):
-        yield "The best rate is at the edge of those that were tried: try `rates` beyond it."
+        yield "The best rate is at the edge of those that were tried: try rates beyond it, by `rates=` (multiples of your rate)."
     if v.saw_twice and v.decided_by=='train_loss':
         yield "Trainings saw items more than once, and the training loss does not show overfitting: add a validation loader."
 
