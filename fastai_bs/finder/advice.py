@@ -170,7 +170,7 @@ def _found(plan):
         return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} over a one-cycle of {counted(t.n_epoch, kind)}, and {where}."
     steps = counted(math.ceil(t.n_epoch*t.n_train/t.bs), 'step')
     return (f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}. For a training of {steps} on {counted(t.n_train)} the plan "
-            f"calculates with {_estimate_text(m.noise_scale, m.ci)} instead, because any batch size needs some {steps_least} steps. {where[0].upper()+where[1:]}.")
+            f"calculates with {_estimate_text(m.noise_scale, m.ci)} instead, as any batch size needs some {steps_least} steps. {where[0].upper()+where[1:]}.")
 
 def _consequence(plan):
     "Yield what the noise scale and this device mean for the size"
@@ -232,7 +232,7 @@ def _on_noise(plan):
     m,t = plan.measured,plan.today
     if not m.cool and m.ci[1]>=1: yield _trend[m.trend]
     if m.n_passes>max(1.5, t.n_epoch):
-        yield f"The measurement passed {num(m.n_passes)} times through these {counted(t.n_train)}, so it describes them: for new items the noise scale may differ."
+        yield f"The measurement passed {num(m.n_passes)} times through these {counted(t.n_train)}, so it is theirs: for new items the noise scale may differ."
     if t.trained<1:
         frozen = f"{num(100*(1-t.trained))}% of the parameters are frozen"
         yield f"{frozen}: measure again when you unfreeze them, or plan for all of `fine_tune` by how='fine_tune'."
