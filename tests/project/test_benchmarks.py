@@ -161,8 +161,10 @@ def test_goyal():
     for arm in ('8x linear, warmup of 5 epochs','8x linear, no warmup','8x unscaled'): assert over[arm] in text, arm
 
 def test_what_growth_saves():
-    steps = [int(o) for o in re.findall(r'\w+ (\d+)% \(training', re.search('same items: (.*?)\\. ', (folder/'grows.md').read_text())[1])]
-    assert 'some 30% of the optimizer steps' in md('nbs/guides/growing.ipynb') and all(25<o<35 for o in steps)
+    line,text = re.search(r'same items: (.*?)\. ', (folder/'grows.md').read_text())[1],md('nbs/guides/growing.ipynb')
+    steps,loss = zip(*((int(o),float(p)) for o,p in re.findall(r'\w+ (\d+)% \(training loss \+(\S+)%\)', line)))
+    assert len(steps)==3 and 'some 30% of the optimizer steps' in text and all(25<o<35 for o in steps)
+    assert f'training loss ends {min(loss)}% to {max(loss)}% higher' in text
 
 def test_what_a_plateau_costs():
     over = re.findall(r'\w+ ([+-]\d+)% \(fit_grow (\S+)%\)', (folder/'grows.md').read_text())
