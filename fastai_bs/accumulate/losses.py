@@ -128,7 +128,7 @@ class ElementCounter:
         if self.elements is not None: return
         self.elements = count_items
         if self.given is None and self.reduction!='sum': warnings.warn(
-            f"GradAccum cannot tell what the loss {getattr(loss_func, '__name__', loss_func)} averages over, and takes it for a mean over "
+            f"GradAccum cannot tell what the loss {getattr(loss_func, '__name__', loss_func)} averages over, and assumes a mean over "
             "the items of the batch. If it is one, say so: GradAccum(..., count=lambda learn: find_bs(learn.yb)). If it averages over something else "
             "(tokens, pixels that count), say how many: GradAccum(..., count=lambda learn: (learn.yb[0]!=0).sum()); for bs_find, "
             "put GradAccum(1, count=...) on the learner first. If it sums, give it an attribute `reduction` of 'sum'", stacklevel=2)

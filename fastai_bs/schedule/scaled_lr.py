@@ -171,8 +171,8 @@ class ScaledLR(ScopedCallback):
             warnings.warn(f"`warmup_epochs`={self.n_warmup:g} is longer than the fit: the warmup lasts {counted(self.n_epoch, 'epoch')}, and the factor on "
                           f"the learning rate gets no more than {self.n_epoch/self.n_warmup:.0%} of the way from 1", stacklevel=2)
         if self.rule_name=='linear_scaling' and divides_by_size(self.learn):
-            warnings.warn("linear_scaling is a rule for SGD, and this optimizer divides by the size of the gradient: use rule=adam_gain with a noise "
-                          "scale; without one leave ScaledLR out under fit_one_cycle, and else use rule=sqrt_scaling", stacklevel=2)
+            warnings.warn("linear_scaling is a rule for SGD, and this optimizer divides by the size of the gradient, as Adam does. Under fit_one_cycle "
+                          "use rule=adam_gain with a noise scale, or leave ScaledLR out. At a constant rate use rule=sqrt_scaling", stacklevel=2)
 
     @contextmanager
     def scope(self):
