@@ -85,7 +85,7 @@ class SplitBatches:
         if self.n_parts==n_parts: return
         m = find_bs(b)
         warnings.warn(
-            f"Out of memory with {m} items at a time: from here on each batch of the loader is trained on in {self.n_parts} parts. Batch size and gradient "
+            f"Out of memory with {m} items at a time: from here on each batch of the loader is cut in {self.n_parts} parts. Batch size and gradient "
             f"stay the same. To train like this from the start, take {self.accum.instead(math.ceil(m/self.n_parts))}", stacklevel=2)
 
     def _runs_out(self, run):

@@ -232,7 +232,8 @@ def _on_noise(plan):
     m,t = plan.measured,plan.today
     if not m.cool and m.ci[1]>=1: yield _trend[m.trend]
     if m.n_passes>max(1.5, t.n_epoch):
-        yield f"The measurement passed {num(m.n_passes)} times through these {counted(t.n_train)}, so it is theirs: for new items the noise scale may differ."
+        passes = f"{num(m.n_passes)} times through these {counted(t.n_train)}"
+        yield f"The measurement passed {passes}, so the noise scale is that of these items: it may differ for new ones."
     if t.trained<1:
         frozen = f"{num(100*(1-t.trained))}% of the parameters are frozen"
         yield f"{frozen}: measure again when you unfreeze them, or plan for all of `fine_tune` by how='fine_tune'."

@@ -63,14 +63,19 @@ def _length(v):
     if v.epochs: return [f"Without validation, {counted(v.epochs, 'epoch')} of {v.bs} take as long as {num(v.n_epoch)} of {v.bs_now}."]
     return [f"An epoch of {v.bs_now} takes as long as {num(per_epoch)} of {v.bs}."]
 
+def _side(difference):
+    "Write '29% lower' for -0.29"
+    side = 'lower' if difference<0 else 'higher'
+    return f"{percent(abs(difference))} {side}"
+
 def _how_sure(v):
     "Say how much the best other size differs from today's, with the interval"
     if v.verdict=='unknown' or v.verdict=='use' and v.equal=='time': return [] # The headline says it
     others = v.whole[v.whole.bs!=v.bs_now]
     bs = v.bs if v.verdict=='use' else int(others.bs[others['diff'].idxmin()])
     diff,low,high = v.difference(bs, v.bs_now)
-    if diff<0: return [f"How sure: {bs} ended {difference_text(-diff, -high, -low)} lower than {v.bs_now}."]
-    return [f"How sure: {bs} ended {difference_text(diff, low, high)} higher than {v.bs_now}."]
+    text = f"How sure: {bs} ended {_side(diff)} than {v.bs_now}"
+    return [f"{text} (from {_side(low)} to {_side(high)})." if high<math.inf else f"{text}."]
 
 def _again(v):
     "Return the call that gives a clearer answer"
@@ -122,7 +127,7 @@ def cautions(
     if v.verdict=='use' and v.equal!='plan' and v.bs in (v.tried[0],v.tried[-1]):
         yield "The best size is at the edge of those that were tried: try sizes beyond it, by `sizes=`."
     if v.is_known and len(v.rates)>1 and v.factor in (min(v.rates),max(v.rates)):
-        yield "The best rate is at the edge of those that were tried: try rates beyond it, by `rates=` (multiples of your rate)."
+        yield "The best rate is at the edge of those that were tried: try rates beyond it, by `rates=` (factors on the rate of each size)."
     if v.saw_twice and v.decided_by=='train_loss':
         yield "Trainings saw items more than once, and the training loss does not show overfitting: add a validation loader."
 
