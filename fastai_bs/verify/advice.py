@@ -52,9 +52,10 @@ def _lr(v): return rate_text(scale_lr(v.plan.lr, sum_factor(v.plan))) # To pass 
 def _rate(v):
     "Say which rate to pass"
     lr,scaled = _lr(v),rate_text(scale_lr(v.plan.scaled_lr, sum_factor(v.plan)))
-    best = '' if v.factor==1 else f", as {factor_text(v.factor)} times the rate that you gave ended lowest"
-    then = f": it is scaled to {scaled} for you." if v.plan.changes and scaled!=lr else "."
-    return f"Pass {lr} to `fit_one_cycle`{best}{then}"
+    texts = [f"Pass {lr} to `fit_one_cycle`."]
+    if v.factor!=1: texts.append(f"The loss was lowest at {factor_text(v.factor)} times the rate that you gave.")
+    if v.plan.changes and scaled!=lr: texts.append(f"A callback scales it to {scaled}.")
+    return ' '.join(texts)
 
 def _length(v):
     "Say how many epochs take as long as today's"

@@ -28,7 +28,7 @@ from .window_gradients import HeldDraws, PlainLoop, run, trained_params, windows
 
 # %% ../../nbs/verify/08_check_accum.ipynb #4a596153
 _words = dict(
-    batchnorm="BatchNorm in train mode ({n_layers}, the first is `{layer}`) normalises each micro-batch by its own items: with it the gradient is off by "
+    batchnorm="BatchNorm in train mode ({n_layers}, the first is named `{layer}`) normalises each micro-batch by its own items: with it the gradient is off by "
         "{error}, in eval mode by {rest}. Replace it with GroupNorm, which is exact, by bn_to_gn(learn.model). If the model is tabular, make it "
         "with config=tabular_config(bn_cont=False) before that; with use_bn=False too it has no BatchNorm. Or take micro-batches as large as fit in memory. "
         "`fix_bn` of GradAccum corrects the running statistics, not the gradient.",
