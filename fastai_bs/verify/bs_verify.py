@@ -188,7 +188,7 @@ def bs_verify(self:Learner,
     begin = time.perf_counter()
     num_it = None if equal=='plan' else _num_it(self, n_epoch)
     plan = self.bs_find(lr, num_it=num_it, n_epoch=n_epoch, show_plot=False)
-    if equal!='plan' and plan.rate.held==plan.bs_now: plan = replace(plan, rate=replace(plan.rate, held=None)) # The trials show which rates hold
+    if equal!='plan': plan = replace(plan, rate=replace(plan.rate, held=None)) # The rule's rate for each size: these trainings show which of them hold
     if sizes is not None: plan = _with_times_of(self, plan, sizes)
     if equal=='time' and math.isnan(plan.epoch_time):
         raise ValueError("Equal time needs step times, and no step could be timed on this device: take equal='items'")
