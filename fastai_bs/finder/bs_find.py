@@ -272,11 +272,11 @@ def _device(learn, plan, max_bs):
         with mock_training(learn):
             learn.freeze()
             frozen = _slowest(today.n_ranks, first(secs for _,secs,_ in time_steps(learn, [today.micro_bs], today.micro_bs).fastest()) or math.nan)
-    now = first(secs for micro_bs,secs,_ in times.fastest() if micro_bs==today.micro_bs) or math.inf
-    loading += max(0., limit-now)
-    steps = tuple((micro_bs,max(secs, limit*micro_bs/today.micro_bs),once) for micro_bs,secs,once in times.fastest())
-    return Device(times=steps, spread=times.spread(), valid_time=validation, epoch_start=start, too_large=times.too_large or beyond,
-                  failed=tuple(times.errors.items()), max_bs=max_bs, loading=loading, frozen=max(frozen, limit))
+    fastest = times.fastest()
+    loading += max(0., limit-(first(secs for micro_bs,secs,_ in fastest if micro_bs==today.micro_bs) or math.inf))
+    fastest = tuple((micro_bs,max(secs, limit*micro_bs/today.micro_bs),once) for micro_bs,secs,once in fastest)
+    return Device(times=fastest, spread=times.spread(), valid_time=validation, epoch_start=start, too_large=times.too_large or beyond,
+                  failed=tuple(times.errors.items()), max_bs=max_bs, loading=loading, frozen=max(frozen, limit)) # NaN stays
 
 def _slowest(n_ranks, secs):
     "Return the seconds of the slowest rank, so that all ranks plan alike"

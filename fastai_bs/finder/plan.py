@@ -240,27 +240,28 @@ class BatchPlan:
         return self.fit_times[self.bs_now]/max(1+self.least_gain, 1.05**abs(math.log2(bs/self.bs_now)))
 
     @cached_property
+    def about_as_fast(self)->list: # Items, ascending
+        "Return the sizes whose fit is at most a tenth longer than the shortest"
+        most = 1.1*min(self.fit_times.values())
+        return [bs for bs,t in self.fit_times.items() if t<=most]
+
+    @cached_property
     def fastest_fit(self)->int: # Items
         "Return the size nearest to today's whose fit is at most a tenth longer than the shortest, and within `time_allowed`; else today's"
         if not self.is_known: return self.bs_now
-        most = 1.1*min(self.fit_times.values())
-        good = [bs for bs,t in self.fit_times.items() if t<=min(most, self.time_allowed(bs))]
+        good = [bs for bs in self.about_as_fast if self.fit_times[bs]<=self.time_allowed(bs)]
         return min(good, key=lambda bs: abs(math.log2(bs/self.bs_now)), default=self.bs_now)
 
-    def _about_as_long(self, noise_scale)->set: # Items
-        "Return the sizes whose fit is at most a tenth longer than the shortest, if this were the noise scale"
-        times = replace(self, measured=replace(self.measured, noise_scale=noise_scale, ci=(noise_scale,noise_scale))).fit_times
-        return {bs for bs,t in times.items() if t<=1.1*min(times.values())}
-
-    @property
+    @cached_property
     def bs_range(self)->tuple: # Items, powers of two; the second is `None` where the interval has no upper end
         "Return the sizes whose fit takes about as long as the fastest, over the noise scale's interval; around `bs` without times"
-        low,high = self.ci
-        sizes = set() if self.chosen else {self.bs}
-        if self.timed and self.is_known: sizes = sizes.union(*(self._about_as_long(o) for o in (low,self.noise_known,high) if o<math.inf))
+        is_told,sizes = self.timed and self.is_known,set() if self.chosen else {self.bs}
+        if is_told:
+            ends = [replace(self, measured=replace(self.measured, noise_scale=o, ci=(o,o))) for o in self.ci if o<math.inf]
+            sizes = sizes.union(*(plan.about_as_fast for plan in (self,*ends)))
         sizes = sizes or {self.bs}
         least,most = 2**math.floor(math.log2(min(sizes))),2**math.ceil(math.log2(max(sizes)))
-        return least,None if self.timed and self.is_known and math.isinf(high) else most
+        return least,None if is_told and math.isinf(self.ci[1]) else most
 
     # The plan
 

@@ -95,10 +95,11 @@ def with_rate_tried(
 
     After `most_trials` sizes at which it does not hold, plan for today's size.
     """
+    if not (plan.measured.moved and plan.timed and plan.is_known): return plan
     scaled = callback_of(learn, ScaledLR)
     factor_now = scaled.factor_at(plan.bs_now) if scaled else 1.
     for trial in range(most_trials):
-        if not (plan.measured.moved and plan.timed and plan.bs>plan.bs_now): break
+        if plan.bs<=plan.bs_now: break
         may_be_low = plan.today.adam and plan.epochs<=more_passes*plan.today.n_epoch
         low = replace(plan, rate=replace(plan.rate, low=may_be_low))
         factors = sorted({o.rule(o.bs/o.base_bs)/factor_now for o in (plan,low)})
@@ -110,5 +111,4 @@ def with_rate_tried(
         factor = _factor_that_holds(learn, micro_bs, plan.n_acc, scale_lr(plan.lr, factor_now), factors, n_steps, again=trial==0)
         if factor: return replace(plan, rate=replace(plan.rate, held=plan.bs, low=factor>factors[0]))
         plan = replace(plan, rate=replace(plan.rate, failed=plan.bs, gave_up=trial==most_trials-1))
-    tries = plan.measured.moved and plan.timed and plan.is_known
-    return replace(plan, rate=replace(plan.rate, held=plan.bs_now)) if tries else plan # At no larger size may the rate be scaled
+    return replace(plan, rate=replace(plan.rate, held=plan.bs_now)) # At no larger size may the rate be scaled

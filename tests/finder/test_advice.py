@@ -4,7 +4,7 @@ import re
 
 import pytest
 from hypothesis import given, settings
-from fastai_bs.finder.advice import cautions, good_to_know, headline, numbers_text, plan_words, step_time_text, why
+from fastai_bs.finder.advice import _candidates_table, cautions, good_to_know, headline, numbers_text, plan_words, step_time_text, why
 from fastai_bs.finder.plan import RateTrial
 from fastai_bs.noise.estimator import NoiseEstimate
 from plans import plan_of, plans, secs
@@ -39,6 +39,11 @@ def sentences(plan):
 def test_headlines(make, verdict, text):
     plan = make()
     assert plan.verdict==verdict and headline(plan)==text and repr(plan).replace('\n', ' ').startswith(text) and plan.advice.startswith(text)
+
+def test_the_table_compares_whole_fits():
+    plan = plan_of()
+    table = _candidates_table(plan).set_index(plan.table.bs)["whole fit (today's = 1)"]
+    assert table[plan.bs_now]==1 and table[plan.bs]==pytest.approx(plan.duration.planned/plan.duration.today)
 
 # When something is said
 

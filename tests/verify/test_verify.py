@@ -1,6 +1,7 @@
 "`learn.bs_verify`: what it trains, that nobody can tell it was called, interrupts, failures, and what it refuses"
 import inspect
 import math
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,7 +17,8 @@ from fastai.optimizer import Adam, SGD
 
 from fastai_bs.all import batch_size, BatchPlan, GradAccum, ScaledLR
 from fastai_bs.finder.mock_cycle import rate_at
-from fastai_bs.finder.plan import Device
+from fastai_bs.finder import bs_find
+from fastai_bs.finder.plan import Device, RateTrial
 from fastai_bs.learner.loop import callback_of
 from fastai_bs.verify.compare import least_dof, parts
 from fastai_bs.verify import trainings
@@ -84,6 +86,12 @@ def test_an_interrupt_keeps_what_was_trained(trial, sizes, monkeypatch):
     v = verify(learn, equal='items', n_runs=2)
     assert len(begun)==trial and v.interrupted and v.df.bs.tolist()==sizes and 'interrupted' in v.advice
     assert v.n_runs==1 and v.left_out==(((16,'interrupt'),) if trial==3 else ()) and changes(was, picture(learn))==[]
+
+@pytest.mark.parametrize('equal,held', [('items',None),('plan',4)])
+def test_trials_find_out_which_rates_hold(equal, held, monkeypatch):
+    "So all sizes begin with the rule's rate, whatever `bs_find` has tried; but a plan is trained as it is"
+    monkeypatch.setattr(bs_find, 'with_rate_tried', lambda learn, plan: replace(plan, rate=RateTrial(held=4)))
+    assert verify(reg_learner(), equal=equal, sizes=[4,8]).planned.rate.held==held
 
 # What is trained
 
