@@ -245,7 +245,7 @@ def _plan(learn, args, finder):
     measured = Measured(
         **result, level=noise.level, n_seen=finder.n_seen, n_passes=finder.n_seen/finder.in_epoch, moved=cycle is not None,
         loss_rose=cycle is not None and accum.losses.too_high(today.n_ranks>1), pairs=accum.looks_at_pairs,
-        n_enough=finder.n_enough(today.n_ranks), seed=args.seed)
+        n_enough=finder.n_enough(today.n_ranks), seed=args.seed, reach=accum.reach.power(today.n_ranks>1))
     return BatchPlan(today, measured, df)
 
 # %% ../../nbs/finder/10_bs_find.ipynb #eaf484f2

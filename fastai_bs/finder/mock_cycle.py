@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/mock_cycle.html.md"""
 # %% auto #0
 __all__ = ['pct_start', 'div', 'div_final', 'cool_rates', 'cool_stretch', 'mock_steps', 'mock_windows', 'per_window',
            'least_windows', 'steps_least', 'rate_at', 'places', 'OneCycle', 'MockCycle', 'cycle_of', 'readings',
-           'for_training', 'guess_loss', 'is_too_high', 'LossPath', 'MockAccum']
+           'for_training', 'guess_loss', 'is_too_high', 'LossPath', 'Reach', 'MockAccum']
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #88a64548
 import math, torch
@@ -17,7 +17,7 @@ from fastcore.basics import store_attr
 from fastai.callback.core import CancelBatchException
 from fastai.callback.schedule import ParamScheduler, combined_cos
 from fastai.torch_core import apply, find_bs
-from ..learner.ranks import over_ranks
+from ..learner.ranks import n_ranks, over_ranks
 from ..learner.snapshot import loss_unchanged
 from ..learner.loaders import tensors
 from ..accumulate.losses import plain
@@ -252,6 +252,29 @@ class LossPath:
         sums = self.sums()
         return is_too_high(np.array(self.at), over_ranks(torch.tensor(sums)).numpy() if on_ranks else sums, self.end)
 
+# %% ../../nbs/finder/04_mock_cycle.ipynb #9a2fe45b
+class Reach:
+    "Count the elements of gradients that are not 0, in the first micro-batches of windows and in these windows"
+    def __init__(self): self.first,self.windows = None,[]
+
+    def _count(self, params):
+        counts = [dense(p.grad).count_nonzero() for p in params if p.grad is not None]
+        return sum(o.to(counts[0].device) for o in counts)
+
+    def see(self, params): self.first = self._count(params) # `.grad` holds the first micro-batch of a window
+
+    def close(self, params, n_micro): # `.grad` holds the window's `n_micro` micro-batches
+        if self.first is not None and n_micro>1: self.windows.append((self.first,self._count(params),n_micro))
+        self.first = None
+
+    def power(self, on_ranks=False)->float: # 0 where nothing was counted
+        "Return the power of the number of micro-batches with which the counts grow, over all ranks where it trains `on_ranks`"
+        counts = np.array([[int(first),int(whole),n] for first,whole,n in self.windows], dtype=float).reshape(-1, 3)
+        first,whole,n = counts[(counts[:,:2]>0).all(1)].T
+        logs = torch.tensor([np.log(whole/first).sum(),np.log(n).sum()])
+        grown,most = (over_ranks(logs) if on_ranks else logs).tolist()
+        return grown/most if most else 0.
+
 # %% ../../nbs/finder/04_mock_cycle.ipynb #de1b6b06
 class MockAccum(QuietAccum):
     "Make windows to measure, which take no step, and between them the windows of today's training"
@@ -269,6 +292,7 @@ class MockAccum(QuietAccum):
         self.losses = LossPath(cool_stretch[0])
         self.n_windows = 0 # Windows of several micro-batches so far
         self.looks_at_pairs = False # Does the loss look at pairs of items?
+        self.reach = Reach()
 
     def start_fit(self):
         self.measures,self.wanted = True,self.most # Is this window measured? Micro-batches of the next one that is
@@ -287,10 +311,12 @@ class MockAccum(QuietAccum):
             self.n_windows += 1
             is_power_of_two = self.n_windows & (self.n_windows-1)==0
             if not self.looks_at_pairs and is_power_of_two: self.looks_at_pairs = looks_at_pairs(self.learn, self.counter)
+            if is_power_of_two: self.reach.see(self._params)
         if self.cycle and self.measures: self.losses.see(self.learn, self.cycle.place[1], self.window.n_micro<2)
 
     def before_step(self):
         super().before_step()
+        self.reach.close(self._params, self.window.n_micro*n_ranks(self.learn))
         if not self.measures: return
         self._note_window()
         if self.cycle:

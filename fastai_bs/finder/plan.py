@@ -20,7 +20,7 @@ from ..accumulate.grad_accum import GradAccum
 from ..noise.estimator import NoiseEstimate
 from ..schedule.rules import adam_gain, adascale_gain, decay_factor, linear_scaling, no_scaling, sqrt_scaling
 from ..schedule.scaled_lr import ScaledLR, rates, rule_name, scale_lr
-from .steps import (Duration, balanced_bs, best_split, candidates, check_reachable, epochs_needed,
+from .steps import (Duration, balanced_bs, best_split, candidates, check_reachable, epochs_needed, epochs_saved,
     examples_needed, fit_step_time, monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
 from .mock_cycle import least_windows
 from .apply import code_of, refuse_other, set_back, set_up
@@ -65,6 +65,7 @@ class Measured:
     at_peak:NoiseEstimate = None # As measured near the peak of the rate
     at_end:NoiseEstimate = None # As measured at the end of the cycle
     seed:int = None # Seed that was given
+    reach:float = 0. # Power of the batch size with which the elements of the gradient that are not 0 grow, see `epochs_saved`
 
 @dataclass(frozen=True)
 class Device:
@@ -310,7 +311,13 @@ class BatchPlan:
 
     def epochs_at(self, bs:int)->float: # Not rounded
         "Return the epochs of `bs` that end at the loss of today's training"
-        return self.today.n_epoch*(epochs_needed(bs, self.bs_now, self.noise_known) if self.is_known else 1.)
+        if not self.is_known: return float(self.today.n_epoch)
+        return self.today.n_epoch*epochs_needed(bs, self.bs_now, self.noise_known)/self.saved_at(bs)
+
+    def saved_at(self, bs:int)->float: # 1 where none are saved
+        "Return `epochs_saved` by the rate at `bs`, for Adam only; a low rate needs what exceeds `sqrt_scaling` for itself"
+        if not self.today.adam: return 1.
+        return epochs_saved(min(self.lr_factor_at(bs), sqrt_scaling(max(1, bs/self.bs_now))), self.measured.reach)
 
     @property
     def n_epoch_exact(self)->float: return self.epochs_at(self.bs) # Epochs, not rounded
@@ -369,8 +376,9 @@ class BatchPlan:
 
     @property
     def scaled_lr(self)->object: return scale_lr(self.lr, self.rule(self.bs/self.base_bs)) # Learning rate that the optimizer uses at its peak
+    def lr_factor_at(self, bs:int)->float: return self.rule_at(bs)(bs/self.base_bs)/self.rule_at(bs)(self.bs_now/self.base_bs)
     @property
-    def lr_factor(self)->float: return self.rule(self.bs/self.base_bs)/self.rule(self.bs_now/self.base_bs) # The optimizer's rate as planned, over today's
+    def lr_factor(self)->float: return self.lr_factor_at(self.bs) # The optimizer's rate as planned, over today's
 
     @property
     def wd_factor(self)->float: # 1 where the noise scale is not known

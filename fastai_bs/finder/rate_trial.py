@@ -85,7 +85,7 @@ def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps, again=True)
 least_steps,most_steps = 20,80 # Optimizer steps of a short cycle
 cycle_cost = 65 # Time of a short cycle, in today's optimizer steps
 most_trials = 3 # Batch sizes at which a higher rate is tried
-more_passes = 1.25 # Epochs over today's: a training that makes more of them has steps enough for a low rate
+more_passes = 1.25 # Epochs over today's, before any are saved: where more are needed, there are steps enough for a low rate
 
 def with_rate_tried(
     learn:Learner, # Is left as it was
@@ -100,7 +100,7 @@ def with_rate_tried(
     factor_now = scaled.factor_at(plan.bs_now) if scaled else 1.
     for trial in range(most_trials):
         if plan.bs<=plan.bs_now: break
-        may_be_low = plan.today.adam and plan.epochs<=more_passes*plan.today.n_epoch
+        may_be_low = plan.today.adam and plan.epochs*plan.saved_at(plan.bs)<=more_passes*plan.today.n_epoch
         low = replace(plan, rate=replace(plan.rate, low=may_be_low))
         factors = sorted({o.rule(o.bs/o.base_bs)/factor_now for o in (plan,low)})
         if factors[0]<=1: return plan

@@ -12,9 +12,10 @@ from fastai.callback.schedule import ParamScheduler, SchedCos, combined_cos
 from fastai.data.core import DataLoaders
 from fastai.optimizer import OptimWrapper
 
-from fastai_bs.finder import bs_find as finder
+from fastai_bs.finder import bs_find as finder, mock_cycle
 from fastai_bs.all import GradAccum, NoiseScale
-from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, for_training, places, rate_at, readings)
+from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, for_training, places, rate_at, Reach,
+    readings)
 from fastai_bs.noise.estimator import NoiseEstimate, moments_of_sums
 from fastai_bs.finder.bs_find import BSFinder
 from helpers import flat, halves, loaders, mlp, momentum_sgd, noted, pairwise, peak_lr, quiet_learner, regression, ScaledLoss, token_model, tokens
@@ -27,6 +28,32 @@ def learner(n=90, bs=4, opt_func=momentum_sgd, shuffle=True, dtype=torch.float64
     return quiet_learner(loaders(regression(n, dtype=dtype), bs, shuffle=shuffle), mlp(dtype=dtype), loss_func, opt_func, cbs=cbs, **kwargs)
 
 def find(learn, lr=0.05, **kwargs): return learn.bs_find(lr, **{**dict(num_it=60, n_batch=6, tol=0, max_bs=1000, show_plot=False), **kwargs})
+
+class Rows(nn.Module):
+    "A row of its own for each item, and a weight that all share"
+    def __init__(self, n):
+        super().__init__()
+        self.emb,self.out = nn.Embedding(n, 3),nn.Linear(3, 2, bias=False)
+    def forward(self, i): return self.out(self.emb(i))
+
+@pytest.mark.parametrize('lr,n_acc', [(0.05,1),(0.05,3),(0.,1)])
+def test_reach(lr, n_acc):
+    "A micro-batch of 4 items reaches 4 of the rows and all of the last layer, a window of `n` reaches `4*n` rows"
+    torch.manual_seed(0)
+    items = [(torch.tensor(i),y.float()) for i,(_,y) in enumerate(regression(240))]
+    learn = quiet_learner(loaders(items, 4, shuffle=True), Rows(240), cbs=[GradAccum(n_acc)])
+    windows = []
+    class Noted(Reach):
+        def power(self, on_ranks):
+            windows[:] = [tuple(map(int, o)) for o in self.windows]
+            return super().power(on_ranks)
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(mock_cycle, 'Reach', Noted)
+        plan = find(learn, lr)
+    ns = [n for _,_,n in windows]
+    assert windows==[(12+6,12*n+6,n) for n in ns] and len(ns)>=3
+    assert plan.measured.reach==pytest.approx(sum(math.log((12*n+6)/18) for n in ns)/sum(map(math.log, ns)))
+    assert find(learner()).measured.reach==0
 
 def opt_state(learn): return [v.clone() for p in learn.model.parameters() for v in learn.opt.state[p].values() if torch.is_tensor(v)]
 

@@ -9,6 +9,7 @@ import pytest
 from fastcore.foundation import L
 from hypothesis import given, settings
 from fastai_bs.all import GradAccum, no_scaling, ScaledLR
+from fastai_bs.finder.advice import good_to_know
 from fastai_bs.finder.plan import RateTrial
 from fastai_bs.finder.steps import whole_epochs
 from plans import plan_of, plans, readings, secs, window_rows
@@ -155,6 +156,17 @@ def test_weight_decay(wd, adam, has_n_epoch):
     whole = changed(plan, 'today', n_epoch=3) # 4.8 are 5, where they are to be whole
     assert whole.wd_factor==approx(4/(by*(5 if has_n_epoch else 4.8)/3))
 
+@pytest.mark.parametrize('kwargs,power', [(dict(reach=0.), 0), (dict(reach=0.2), 0.2), (dict(reach=0.9), 0.5), (dict(reach=0.9, adam=False), 0),
+                                          (dict(reach=0.9, rate=RateTrial(failed=50)), 0),
+                                          (dict(reach=0.9, bs=25, noise_scale=1e4, ci=(9e3,2e4), rate=RateTrial(100, low=True)), 0.5)])
+def test_a_higher_rate_saves_epochs_where_an_item_reaches_little(kwargs, power):
+    plan = cycle(**{**dict(bs=25, times=five, adam=True), **kwargs})
+    noise = plan.noise_scale
+    factor = min(for_adam(100, noise, 25), 2) # A low rate has a factor of 4, and saves no more
+    assert plan.epochs_at(100)==approx(100*(noise+100)/(noise+25)/factor**power) and plan.epochs_at(25)==100
+    if power and plan.at(100).fit_times: assert any('few of the parameters' in o for o in good_to_know(plan.at(100)))
+    else: assert not any('few of the parameters' in o for o in good_to_know(plan.at(100)))
+
 # A size of one's own choice
 
 @pytest.mark.parametrize('bs,micro_bs,n_acc', [(300,100,3),(75,25,3),(2000,400,5),(np.int64(50),50,1),(25,25,1)])
@@ -183,7 +195,8 @@ def test_all_of_a_plan_follows_from_one_number(plan):
     noise,t,now = plan.noise_known,plan.today,plan.bs_now
     known = plan.is_known
     assert plan.bs==plan.micro_bs*plan.n_acc*t.n_ranks or plan.bs==now
-    assert plan.n_epoch_exact==pytest.approx(t.n_epoch*((noise+plan.bs)/(noise+now) if known else 1)) and type(plan.n_epoch) is int
+    saved = min(plan.lr_factor, (plan.bs/now)**0.5)**min(plan.measured.reach, 0.5) if t.adam and plan.bs>now else 1
+    assert plan.n_epoch_exact==pytest.approx(t.n_epoch*((noise+plan.bs)/(noise+now)/saved if known else 1)) and type(plan.n_epoch) is int
     assert plan.n_epoch==whole_epochs(plan.n_epoch_exact)
     assert plan.epochs==(plan.n_epoch if t.has_n_epoch and t.n_epoch>=1 else plan.n_epoch_exact)
     # The verdict

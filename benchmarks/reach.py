@@ -1,0 +1,124 @@
+"""How many epochs does a plan save where an item reaches few of the parameters, as with embeddings of many rows?
+
+    python benchmarks/reach.py --full --data FOLDER [--parts words ...]    # An hour
+
+At the size and the rate of the plan that `learn.bs_find(lr, n_epoch=epochs)` makes, trainings of `E/f**p` epochs to the nearest, beside today's of batch 64
+(16 for reviews) from the same weights: `E` are the epochs that the noise scale asks for, `f` is the factor on the rate, at most the root of the ratio of the
+batch sizes, and `p` goes from 0 to 1. Weight decay goes with the epochs, as in a plan. Rates: the best for today's training by its validation loss in steps
+of two, and a third of it. The power was settled on ratings and reviews; the other three tasks were held out. Words: the next word of Shakespeare from the
+mean of the eight before it, 5,000 words. Network: ratings by a network on embeddings instead of their dot product. Crosses: sales of Rossmann from embeddings
+of store and weekday, and store and month. FOLDER holds ml-latest-small/, imdb_sample/, tinyshakespeare/ and rossmann/."""
+import gzip, re
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+from fastai.collab import EmbeddingNN
+from fastai_bs.all import * # noqa: F403 bs_find
+from fastai_bs.finder.steps import epochs_needed
+from fastai_bs.learner.loaders import with_micro_bs
+from fastai_bs.schedule.rules import decay_factor
+
+import keeps, pays
+from frame import folder, main, md_table, measured
+from keeps import best_rate, bs_of, fitted, learner, pct
+from pays import Task
+
+lengths,seeds,powers = (1,2,4),(0,1,2),(0,0.25,0.5,0.75,1)
+kinds = dict(best=1., third=1/3)
+
+# Three tasks that were held out until the power was settled
+
+class NextWord(nn.Module):
+    def __init__(self, n_words, width=64):
+        super().__init__()
+        self.emb,self.out = nn.EmbeddingBag(n_words, width),nn.Linear(width, n_words)
+    def forward(self, x): return self.out(self.emb(x))
+
+def words(data, name, n, n_words=5000, n_before=8):
+    text = gzip.open(folder(data, name)/'input.txt.gz', 'rt').read().lower()
+    ids = pd.factorize(pd.Series(re.findall(r"[a-z']+|[.,;:!?]", text)))[0] # From the first on; later ones are one word
+    counts = np.bincount(ids)
+    common = np.zeros(len(counts), dtype=int)
+    common[np.argsort(-counts)[:n_words-1]] = np.arange(1, n_words)
+    ids = torch.tensor(common[ids])
+    seqs = ids.unfold(0, n_before+1, 3)
+    x,y = seqs[:,:-1].contiguous(),seqs[:,-1].contiguous()
+    return (x[:n],y[:n]),(x[n:n+10_000],y[n:n+10_000]),partial(NextWord, n_words),nn.CrossEntropyLoss()
+
+class RatingsNet(nn.Module):
+    def __init__(self, n_users, n_items):
+        super().__init__()
+        self.model = EmbeddingNN([(n_users,50),(n_items,50)], [64], y_range=(0,5.5))
+    def forward(self, x): return self.model(x)
+
+def network(data, name, n):
+    train,valid,model,loss = pays.ratings(data, name, n)
+    return train,valid,partial(RatingsNet, *model.args),loss
+
+class Crosses(nn.Module):
+    def __init__(self, sizes, width=16):
+        super().__init__()
+        self.embs = nn.ModuleList(nn.Embedding(o, width) for o in sizes)
+        self.net = nn.Sequential(nn.Linear(len(sizes)*width, 64), nn.ReLU(), nn.Linear(64, 1))
+    def forward(self, x): return self.net(torch.cat([emb(x[:,i]) for i,emb in enumerate(self.embs)], 1))
+
+def crosses(data, _, n):
+    import rossmann as r
+    df = r.cached(data).sample(frac=1, random_state=0)[:n+20_000]
+    pairs = [pd.factorize(df.Store.astype(str)+' '+df[o].astype(str))[0] for o in ('DayOfWeek','Month')]
+    y = np.log(df.Sales.values)
+    x,y = torch.tensor(np.stack(pairs, 1)),torch.tensor((y-y.mean())/y.std()).float()[:,None]
+    return (x[:n],y[:n]),(x[n:],y[n:]),partial(Crosses, [int(o.max())+1 for o in pairs]),nn.MSELoss()
+
+held_out = dict(words=Task(words, 'tinyshakespeare', 60_000, 3e-3), network=Task(network, 'ml-latest-small', 80_000, 1e-3),
+                crosses=Task(crosses, '', 40_000, 3e-3))
+tasks = {**{o: keeps.tasks[o] for o in ('ratings','reviews')}, **held_out}
+
+def run(args, table):
+    for name,task in tasks.items():
+        if name not in args.parts: continue
+        task.load(args.data)
+        for seed in args.seeds or (seeds[:1] if args.quick else seeds):
+            for epochs in lengths[:1] if args.quick else lengths:
+                for kind,part in kinds.items(): trainings(table, name, task, seed, epochs, kind, part)
+
+def trainings(table, name, task, seed, epochs, kind, part):
+    "A row for each power, with the losses over those of today's training"
+    key = dict(part='power', task=name, epochs=epochs, kind=kind, seed=seed)
+    if table.has(**key): return
+    lr = float(f'{part*best_rate(table, name, task, epochs):.4g}')
+    learn = learner(name, task, seed)
+    with learn.no_bar(), learn.no_logging(): plan = learn.bs_find(lr, n_epoch=epochs, show_plot=False)
+    now = fitted(task, learner(name, task, seed), epochs, lr)
+    factor,needed = plan.lr_factor,epochs*(epochs_needed(plan.bs, plan.bs_now, plan.noise_known) if plan.is_known else 1)
+    rows,done,root = [],{},(plan.bs/plan.bs_now)**0.5
+    for power in powers:
+        n = max(1, round(needed/min(factor, root)**power))
+        if n not in done:
+            learn = learner(name, task, seed)
+            learn.dls.loaders[0] = with_micro_bs(learn.dls.train, plan.bs)
+            learn.wd = plan.today.wd*decay_factor(plan.bs/plan.bs_now, factor, n/epochs)
+            done[n] = now if plan.bs==plan.bs_now else fitted(task, learn, n, lr*factor)
+        rows.append(dict(**key, lr=lr, bs=plan.bs, reach=plan.measured.reach, factor=factor, needed=needed, power=power, n_epoch=n, train=done[n]['train'],
+                         valid=done[n]['valid'], d_train=done[n]['train']/now['train']-1, d_valid=done[n]['valid']/now['valid']-1))
+    table.add_all(rows)
+
+def page(df):
+    df = df[(df.part=='power') & (df.bs!=df.task.map(bs_of))]
+    means = df.groupby(['task','epochs','kind','power'], sort=False)[['reach','factor','needed','n_epoch','d_train','d_valid']].mean().reset_index()
+    def _short(o): return ' | '.join(f'{pct(v.median())}, {(v>0.05).mean():.0%} above +5%' for v in (o.d_train,o.d_valid))
+    heads = ['tasks','p','training loss','validation loss']
+    groups = {'settled on': ~means.task.isin(list(held_out)), 'held out': means.task.isin(list(held_out))}
+    short = [[nm,p,*_short(means[some & (means.power==p)]).split(' | ')] for nm,some in groups.items() for p in powers if (some & (means.power==p)).any()]
+    each = [[task+(' (held out)' if task in held_out else ''),epochs,kind,f'{o.reach.iloc[0]:.2f}',f'{o.factor.iloc[0]:.2f}',f'{o.needed.iloc[0]:.1f}',
+             *(f'{r.n_epoch:.3g}: {pct(r.d_train)}, {pct(r.d_valid)}' for r in o.itertuples())]
+            for (task,epochs,kind),o in means.groupby(['task','epochs','kind'], sort=False)]
+    return '\n\n'.join([f'# {__doc__.splitlines()[0]}',' '.join(__doc__.split('\n\n')[2].split()),measured(df),'## In short',
+                        "Over today's training, means of the seeds; plans that stay are left out.",md_table(heads, short),'## Each',
+                        "Epochs of the plan: training loss, validation loss.",
+                        md_table(['data','epochs','rate','reach','f','E',*(f'p = {p}' for p in powers)], each)])
+
+if __name__=='__main__': main(__doc__, ['reach'], run, page, parts=tasks)
