@@ -1,14 +1,13 @@
 """How many epochs does a plan save where an item reaches few of the parameters, as with embeddings of many rows?
 
-    python benchmarks/reach.py --full --data FOLDER [--parts words ...]    # An hour
+    python benchmarks/reach.py --full --data FOLDER [--parts network ...]    # Half an hour
 
 At the size and the rate of the plan that `learn.bs_find(lr, n_epoch=epochs)` makes, trainings of `E/f**p` epochs to the nearest, beside today's of batch 64
 (16 for reviews) from the same weights: `E` are the epochs that the noise scale asks for, `f` is the factor on the rate, at most the root of the ratio of the
 batch sizes, and `p` goes from 0 to 1. Weight decay goes with the epochs, as in a plan. Rates: the best for today's training by its validation loss in steps
-of two, and a third of it. The power was settled on ratings and reviews; the other three tasks were held out. Words: the next word of Shakespeare from the
-mean of the eight before it, 5,000 words. Network: ratings by a network on embeddings instead of their dot product. Crosses: sales of Rossmann from embeddings
-of store and weekday, and store and month. FOLDER holds ml-latest-small/, imdb_sample/, tinyshakespeare/ and rossmann/."""
-import gzip, re
+of two, and a third of it. The power was settled on ratings and reviews; the other two tasks were held out. Network: ratings by a network on embeddings
+instead of their dot product. Crosses: sales of Rossmann from embeddings of store and weekday, and store and month. FOLDER holds ml-latest-small/,
+imdb_sample/ and rossmann/."""
 from functools import partial
 
 import numpy as np
@@ -22,31 +21,14 @@ from fastai_bs.learner.loaders import with_micro_bs
 from fastai_bs.schedule.rules import decay_factor
 
 import keeps, pays
-from frame import folder, main, md_table, measured
+from frame import main, md_table, measured
 from keeps import best_rate, bs_of, fitted, learner, pct
 from pays import Task
 
 lengths,seeds,powers = (1,2,4),(0,1,2),(0,0.25,0.5,0.75,1)
 kinds = dict(best=1., third=1/3)
 
-# Three tasks that were held out until the power was settled
-
-class NextWord(nn.Module):
-    def __init__(self, n_words, width=64):
-        super().__init__()
-        self.emb,self.out = nn.EmbeddingBag(n_words, width),nn.Linear(width, n_words)
-    def forward(self, x): return self.out(self.emb(x))
-
-def words(data, name, n, n_words=5000, n_before=8):
-    text = gzip.open(folder(data, name)/'input.txt.gz', 'rt').read().lower()
-    ids = pd.factorize(pd.Series(re.findall(r"[a-z']+|[.,;:!?]", text)))[0] # From the first on; later ones are one word
-    counts = np.bincount(ids)
-    common = np.zeros(len(counts), dtype=int)
-    common[np.argsort(-counts)[:n_words-1]] = np.arange(1, n_words)
-    ids = torch.tensor(common[ids])
-    seqs = ids.unfold(0, n_before+1, 3)
-    x,y = seqs[:,:-1].contiguous(),seqs[:,-1].contiguous()
-    return (x[:n],y[:n]),(x[n:n+10_000],y[n:n+10_000]),partial(NextWord, n_words),nn.CrossEntropyLoss()
+# Two tasks that were held out until the power was settled
 
 class RatingsNet(nn.Module):
     def __init__(self, n_users, n_items):
@@ -73,7 +55,7 @@ def crosses(data, _, n):
     x,y = torch.tensor(np.stack(pairs, 1)),torch.tensor((y-y.mean())/y.std()).float()[:,None]
     return (x[:n],y[:n]),(x[n:],y[n:]),partial(Crosses, [int(o.max())+1 for o in pairs]),nn.MSELoss()
 
-held_out = dict(words=Task(words, 'tinyshakespeare', 60_000, 3e-3), network=Task(network, 'ml-latest-small', 80_000, 1e-3),
+held_out = dict(network=Task(network, 'ml-latest-small', 80_000, 1e-3),
                 crosses=Task(crosses, '', 40_000, 3e-3))
 tasks = {**{o: keeps.tasks[o] for o in ('ratings','reviews')}, **held_out}
 

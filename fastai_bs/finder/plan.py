@@ -22,7 +22,7 @@ from ..schedule.rules import adam_gain, adascale_gain, decay_factor, linear_scal
 from ..schedule.scaled_lr import ScaledLR, rates, rule_name, scale_lr
 from .steps import (Duration, balanced_bs, best_split, candidates, check_reachable, epochs_needed, epochs_saved,
     examples_needed, fit_step_time, monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
-from .mock_cycle import least_windows
+from .mock_cycle import least_windows, steps_least
 from .apply import code_of, refuse_other, set_back, set_up
 from .plots import plot_plan
 from .advice import plan_details, plan_html, plan_text, plan_words
@@ -311,13 +311,17 @@ class BatchPlan:
 
     def epochs_at(self, bs:int)->float: # Not rounded
         "Return the epochs of `bs` that end at the loss of today's training"
-        if not self.is_known: return float(self.today.n_epoch)
-        return self.today.n_epoch*epochs_needed(bs, self.bs_now, self.noise_known)/self.saved_at(bs)
+        return self._unsaved_at(bs)/self.saved_at(bs) if self.is_known else self.today.n_epoch*1.
+
+    def _unsaved_at(self, bs): return self.today.n_epoch*epochs_needed(bs, self.bs_now, self.noise_known) # Epochs of `bs`, before any are saved
 
     def saved_at(self, bs:int)->float: # 1 where none are saved
-        "Return `epochs_saved` by the rate at `bs`, for Adam only; a low rate needs what exceeds `sqrt_scaling` for itself"
-        if not self.today.adam: return 1.
-        return epochs_saved(min(self.lr_factor_at(bs), sqrt_scaling(max(1, bs/self.bs_now))), self.measured.reach)
+        "Return `epochs_saved` by the rate at `bs`, for Adam only; at least today's epochs and `steps_least` steps are left"
+        t = self.today
+        if not (t.adam and bs>t.bs): return 1.
+        factor = min(self.lr_factor_at(bs), sqrt_scaling(bs/t.bs)) # A low rate needs what exceeds the root for itself
+        left = max(t.n_epoch, steps_least*bs/t.n_train)
+        return max(1., min(epochs_saved(factor, self.measured.reach), self._unsaved_at(bs)/left))
 
     @property
     def n_epoch_exact(self)->float: return self.epochs_at(self.bs) # Epochs, not rounded

@@ -156,16 +156,21 @@ def test_weight_decay(wd, adam, has_n_epoch):
     whole = changed(plan, 'today', n_epoch=3) # 4.8 are 5, where they are to be whole
     assert whole.wd_factor==approx(4/(by*(5 if has_n_epoch else 4.8)/3))
 
-@pytest.mark.parametrize('kwargs,power', [(dict(reach=0.), 0), (dict(reach=0.2), 0.2), (dict(reach=0.9), 0.5), (dict(reach=0.9, adam=False), 0),
-                                          (dict(reach=0.9, rate=RateTrial(failed=50)), 0),
-                                          (dict(reach=0.9, bs=25, noise_scale=1e4, ci=(9e3,2e4), rate=RateTrial(100, low=True)), 0.5)])
-def test_a_higher_rate_saves_epochs_where_an_item_reaches_little(kwargs, power):
+@pytest.mark.parametrize('kwargs,saves', [
+    (dict(reach=0.), False), (dict(reach=0.24), False), (dict(reach=0.25), True), (dict(reach=0.9, adam=False), False),
+    (dict(reach=0.9, rate=RateTrial(failed=50)), False), # At no larger size may the rate be scaled
+    (dict(reach=0.9, noise_scale=70., rate=RateTrial(100, low=True)), True),
+    (dict(reach=0.9, noise_scale=1e4, ci=(9e3,2e4)), True), # As many as today are left
+    (dict(reach=0.9, n_epoch=1, n_train=6000), True)]) # 80 steps of 100 items are left
+def test_a_higher_rate_saves_epochs_where_an_item_reaches_little(kwargs, saves):
     plan = cycle(**{**dict(bs=25, times=five, adam=True), **kwargs})
-    noise = plan.noise_scale
-    factor = min(for_adam(100, noise, 25), 2) # A low rate has a factor of 4, and saves no more
-    assert plan.epochs_at(100)==approx(100*(noise+100)/(noise+25)/factor**power) and plan.epochs_at(25)==100
-    if power and plan.at(100).fit_times: assert any('few of the parameters' in o for o in good_to_know(plan.at(100)))
-    else: assert not any('few of the parameters' in o for o in good_to_know(plan.at(100)))
+    growth = (plan.noise_scale+100)/(plan.noise_scale+25)
+    factor = min(for_adam(100, plan.noise_scale, 25), 2) if saves else 1 # A low rate has a higher factor, and saves no more
+    if plan.rate.low: factor = 2
+    now = plan.today.n_epoch
+    left = max(now, 8000/plan.today.n_train)
+    assert plan.epochs_at(100)==approx(max(left, now*growth/factor**0.5)) and plan.epochs_at(25)==now and plan.epochs_at(12)<now
+    assert any('few of the parameters' in o for o in good_to_know(plan.at(100)))==(saves and now*growth>1.05*left)
 
 # A size of one's own choice
 
@@ -195,8 +200,10 @@ def test_all_of_a_plan_follows_from_one_number(plan):
     noise,t,now = plan.noise_known,plan.today,plan.bs_now
     known = plan.is_known
     assert plan.bs==plan.micro_bs*plan.n_acc*t.n_ranks or plan.bs==now
-    saved = min(plan.lr_factor, (plan.bs/now)**0.5)**min(plan.measured.reach, 0.5) if t.adam and plan.bs>now else 1
-    assert plan.n_epoch_exact==pytest.approx(t.n_epoch*((noise+plan.bs)/(noise+now)/saved if known else 1)) and type(plan.n_epoch) is int
+    growth = (noise+plan.bs)/(noise+now) if known else 1
+    saved = min(plan.lr_factor, (plan.bs/now)**0.5)**0.5 if known and t.adam and plan.bs>now and plan.measured.reach>=0.25 else 1
+    left = max(t.n_epoch, 80*plan.bs/t.n_train) # Today's epochs and 80 steps are left
+    assert plan.n_epoch_exact==pytest.approx(min(t.n_epoch*growth, max(left, t.n_epoch*growth/saved))) and type(plan.n_epoch) is int
     assert plan.n_epoch==whole_epochs(plan.n_epoch_exact)
     assert plan.epochs==(plan.n_epoch if t.has_n_epoch and t.n_epoch>=1 else plan.n_epoch_exact)
     # The verdict

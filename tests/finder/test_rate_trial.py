@@ -2,7 +2,9 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from torch import nn
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -13,7 +15,7 @@ from fastai_bs.finder import rate_trial
 from fastai_bs.all import GradAccum, linear_scaling, ScaledLR
 from fastai_bs.finder.advice import cautions
 from fastai_bs.finder.plan import Device
-from fastai_bs.finder.rate_trial import BriefCycle, _factor_that_holds, loss_after
+from fastai_bs.finder.rate_trial import BriefCycle, _factor_that_holds, losses_along
 from fastai_bs.utils.text import num
 from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression
 from plans import secs
@@ -42,31 +44,51 @@ def test_it_leaves_the_learner_as_it_was(cbs, n_steps):
     learn.fit(1, 1e-3)
     learn.count.seen = dict(micro=0, steps=0, valid=0)
     seen,was = learn.count.seen,picture(learn)
-    assert math.isfinite(loss_after(learn, 8, 3, 1e-3, n_steps))
+    assert math.isfinite(losses_along(learn, 8, 3, 1e-3, n_steps)[-1])
     n = dict(seen)
     seen.update(micro=0, steps=0, valid=0)
     assert n in ({'micro': 3*n_steps, 'steps': n_steps, 'valid': 0}, seen) and changes(was, picture(learn))==[]
 
-def test_a_loss_that_is_not_finite_is_inf():
+@pytest.mark.parametrize('n_steps', [1,3,5,7,20])
+@pytest.mark.parametrize('n_acc', [1,2])
+def test_losses_of_each_fifth(n_steps, n_acc):
+    "Means over the micro-batches that have a loss; at a rate of 0 all weights are the first ones"
+    seen = []
+    def _loss(pred, y):
+        loss = nn.functional.mse_loss(pred, y)
+        if len(seen)%7==3: loss = loss*math.nan
+        seen.append(loss.item())
+        return loss
+    got = losses_along(quiet_learner(loaders(regression(80), 4), mlp(), _loss), 4, n_acc, 0., n_steps)
+    assert len(seen)==n_acc*n_steps
+    fifths = [math.ceil(5*(i//n_acc+1)/n_steps)-1 for i in range(len(seen))] # The first step beyond a fifth begins the next one
+    for k in range(5): assert got[k]==pytest.approx(np.nanmean([np.nan,*(o for o,j in zip(seen, fifths) if j==k)]), nan_ok=True)
+
+def test_a_loss_that_is_not_finite_is_refused():
     def _loss(pred, y): return (pred-y).square().mean()*math.nan
-    assert loss_after(quiet_learner(loaders(regression(40), 4), mlp(), _loss), 4, 1, 1e-3, 5)==math.inf
+    assert _factor_that_holds(quiet_learner(loaders(regression(40), 4), mlp(), _loss), 4, 1, 1e-3, [2.], 5) is None
 
 @pytest.mark.parametrize('lr,factors,found', [(1e-3,[2.,30.],30.),(1e-3,[30.,1e5],30.),(0.03,[1e4,1e5],None)])
 def test_a_rate_that_diverges_is_refused(lr, factors, found): assert _factor_that_holds(learner(), 8, 2, lr, factors, 20)==found
 
 scripted = [({1: [1.], 2: [1.], 4: [0.9]},4,3),({1: [1.], 2: [1.01], 4: [0.97]},2,3), # Clearly better than at the rule's rate, or not
     ({1: [1.,1.], 2: [1.1,0.9], 4: [0.1]},2,4),({1: [1.,1.], 2: [1.1,1.], 4: [0.1]},None,4), # Another order of the items; near the edge no higher one is tried
-    ({1: [1.,1.], 2: [math.inf,0.1], 4: [0.1]},None,4),({1: [1.], 2: [0.9], 4: [math.inf]},2,3),({1: [-1.], 2: [-1.01], 4: [-1.2]},4,3)]
+    ({1: [1.,1.], 2: [math.inf,0.1], 4: [0.1]},None,4),({1: [1.], 2: [0.9], 4: [math.inf]},2,3),({1: [-1.], 2: [-1.01], 4: [-1.2]},4,3),
+    # With the loss around the peak of the rate
+    ({1: [1.,1.], 2: [(0.5,1.06),(0.5,1.05)], 4: [0.1]},None,4),({1: [1.,1.], 2: [(0.5,1.06),(0.5,1.03)], 4: [0.1]},2,4),
+    ({1: [1.], 2: [(0.5,1.04)], 4: [(0.1,1.1)]},2,3),({1: [1.], 2: [(0.5,math.nan)], 4: [(0.1,math.nan)]},4,3)]
 
 @pytest.mark.parametrize('losses,found,n', scripted)
 def test_which_factor_holds(losses, found, n, monkeypatch):
     "By the losses of the short cycles at each factor, in the first order and in the second"
     asked = []
-    def _loss_after(learn, micro_bs, n_acc, lr, n_steps, seed=None):
+    def _losses_along(learn, micro_bs, n_acc, lr, n_steps, seed=None):
         assert (micro_bs,n_acc,n_steps)==(8,2,20)
         asked.append((lr,seed))
-        return losses[round(lr/1e-3)][0 if seed is None else 1]
-    monkeypatch.setattr(rate_trial, 'loss_after', _loss_after)
+        o = losses[round(lr/1e-3)][0 if seed is None else 1]
+        end,around_peak = o if isinstance(o, tuple) else (o,1.)
+        return np.array([3.,around_peak,2.,2.,end])
+    monkeypatch.setattr(rate_trial, 'losses_along', _losses_along)
     assert _factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20)==found and len(asked)==len(set(asked))==n
     if n==4: # Without a second order
         asked.clear()
