@@ -55,6 +55,13 @@ def test_reach(lr, n_acc):
     assert plan.measured.reach==pytest.approx(sum(math.log((12*n+6)/18) for n in ns)/sum(map(math.log, ns)))
     assert find(learner()).measured.reach==0
 
+def test_reach_over_ranks(monkeypatch):
+    "The sums of logarithms are added up: here a rank whose windows of 4 reach no more than a micro-batch"
+    monkeypatch.setattr(mock_cycle, 'over_ranks', lambda logs: logs+torch.tensor([0.,math.log(4)]))
+    reach = Reach()
+    reach.windows = [(torch.tensor(5),torch.tensor(20),4),(torch.tensor(0),torch.tensor(7),4)] # The last one tells nothing
+    assert (reach.power(),reach.power(True))==(pytest.approx(1),pytest.approx(0.5))
+
 def opt_state(learn): return [v.clone() for p in learn.model.parameters() for v in learn.opt.state[p].values() if torch.is_tensor(v)]
 
 def taped(learn, **kwargs):

@@ -18,7 +18,7 @@ from fastai_bs.finder.plan import Device
 from fastai_bs.finder.rate_trial import BriefCycle, _factor_that_holds, losses_along
 from fastai_bs.utils.text import num
 from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression
-from plans import secs
+from plans import plan_of, secs
 
 pytestmark = pytest.mark.usefixtures('short')
 
@@ -129,6 +129,15 @@ def test_a_smaller_size_at_which_it_holds(known, asked):
     gain = (200/4+1)/(200/plan.bs+1)
     assert plan.scaled_lr==pytest.approx(1e-3*min(gain**0.5*(1+max(0, 2-plan.bs/4/gain)/5), gain**(2/3)))
     assert not plan.rate.low
+
+@pytest.mark.parametrize('reach', [0.,0.9])
+def test_epochs_that_are_saved_make_no_rate_low(reach, monkeypatch):
+    "32 items need 1.4 times the epochs of 4: steps enough for a low rate, also where an item reaches little and no epoch more is planned"
+    tried = []
+    monkeypatch.setattr(rate_trial, '_factor_that_holds', lambda learn, micro_bs, n_acc, lr, factors, n_steps: tried.append(factors) or factors[0])
+    plan = plan_of(4, noise_scale=60., ci=(50.,70.), times=secs(4, 32), n_epoch=20, n_train=4000, reach=reach)
+    plan = rate_trial.with_rate_tried(learner(), plan)
+    assert plan.bs==32 and plan.n_epoch==(20 if reach else 29) and [len(o) for o in tried]==[1] and not plan.rate.low
 
 def test_a_rate_that_is_low(known, asked):
     "Grows by the gain itself, and is told first"
