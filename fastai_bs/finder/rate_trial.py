@@ -50,11 +50,12 @@ def losses_along(
     n_acc:int, # Micro-batches in an optimizer step, on each rank
     lr, # Peak of the rate, as for `fit_one_cycle`
     n_steps:int, # Optimizer steps
+    seed:int=None, # For another order of the items; `None`: the order of a training that began now
 )->np.ndarray: # Five; NaN where no micro-batch has a loss
     "Return the mean losses over each fifth of a one-cycle of `n_steps`"
     cycle = BriefCycle(n_steps)
     accum = QuietAccum(n_acc, **own_settings(learn))
-    with mock_training(learn), learn.no_bar():
+    with mock_training(learn, seed), learn.no_bar():
         if micro_bs: learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs)
         learn.fit(10_000, lr, cbs=[cycle,accum])
         total,n = (over_ranks(cycle.sums.cpu()) if trains_together(learn) else cycle.sums.cpu()).double().T
@@ -63,18 +64,22 @@ def losses_along(
 # %% ../../nbs/finder/05_rate_trial.ipynb #0c1fd65d
 clearly = 0.05 # Part of the loss: the highest rate must end lower by this, and no rate may be higher by it around its peak
 
-def _trains_as_well(losses, own, slack=0.02):
+def _trains_as_well(losses, own, slack=0.02, at_peak=clearly):
     "Tell whether `losses_along` a higher rate end at most `slack` above `own`; with a `slack` below 0, at least that far below it"
     def _above(fifth, slack): return losses[fifth]>own[fifth]+slack*abs(own[fifth])
-    return math.isfinite(losses[-1]) and not _above(-1, slack) and not _above(1, clearly) # Around the peak of the rate a fifth may have no loss
+    return math.isfinite(losses[-1]) and not _above(-1, slack) and not _above(1, at_peak) # Around the peak of the rate a fifth may have no loss
 
-def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps):
-    "Return the first of `factors` on `lr` if a short cycle at that rate trains as well as at `lr`, the last if it ends clearly better still, else `None`"
-    def _losses(factor): return losses_along(learn, micro_bs, n_acc, scale_lr(lr, factor), n_steps)
+def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps, again=True):
+    """Return the first of `factors` on `lr` if a short cycle at that rate trains as well as at `lr`, the last if it ends clearly better still, else `None`
+
+    Where the first fails by little and `again` is set, the mean with another order of the items decides.
+    """
+    def _losses(factor, seed=None): return losses_along(learn, micro_bs, n_acc, scale_lr(lr, factor), n_steps, seed)
     first,last = factors[0],factors[-1] # The rule's, and that of a low rate where there is one
-    losses = _losses(first)
-    if not _trains_as_well(losses, _losses(1.)): return None
-    return last if last>first and _trains_as_well(_losses(last), losses, -clearly) else first
+    losses,own = _losses(first),_losses(1.)
+    if _trains_as_well(losses, own): return last if last>first and _trains_as_well(_losses(last), losses, -clearly) else first
+    is_near = again and _trains_as_well(losses, own, 2*clearly, 2*clearly)
+    return first if is_near and _trains_as_well(losses+_losses(first, 1), own+_losses(1., 1)) else None
 
 # %% ../../nbs/finder/05_rate_trial.ipynb #8a0fb3d4
 least_steps,most_steps = 20,80 # Optimizer steps of a short cycle
@@ -102,7 +107,8 @@ def with_rate_tried(
         n_steps = cycle_cost*plan.step_time_now/plan.step_time_at(plan.bs)
         n_steps = round(min(max(n_steps, least_steps), most_steps, max(1, plan.n_epoch_exact*plan.today.n_train/plan.bs)))
         micro_bs = None if plan.micro_bs==plan.today.micro_bs else plan.micro_bs # A loader may allow no other size
-        factor = _factor_that_holds(learn, micro_bs, plan.n_acc, scale_lr(plan.lr, factor_now), factors, n_steps)
+        # A second order of the items counts at the first size only: where that fails, the rate is near its edge
+        factor = _factor_that_holds(learn, micro_bs, plan.n_acc, scale_lr(plan.lr, factor_now), factors, n_steps, again=trial==0)
         if factor: return replace(plan, rate=replace(plan.rate, held=plan.bs, low=factor>factors[0]))
         plan = replace(plan, rate=replace(plan.rate, failed=plan.bs, gave_up=trial==most_trials-1))
     return replace(plan, rate=replace(plan.rate, held=plan.bs_now)) # At no larger size may the rate be scaled

@@ -71,23 +71,30 @@ def test_a_loss_that_is_not_finite_is_refused():
 @pytest.mark.parametrize('lr,factors,found', [(1e-3,[2.,30.],30.),(1e-3,[30.,1e5],30.),(0.03,[1e4,1e5],None)])
 def test_a_rate_that_diverges_is_refused(lr, factors, found): assert _factor_that_holds(learner(), 8, 2, lr, factors, 20)==found
 
-scripted = [({1: 1., 2: 1., 4: 0.9},4,3),({1: 1., 2: 1.01, 4: 0.97},2,3), # Clearly better than at the rule's rate, or not
-    ({1: 1., 2: 1.1, 4: 0.1},None,2),({1: 1., 2: math.inf, 4: 0.1},None,2),({1: 1., 2: 0.9, 4: math.inf},2,3),({1: -1., 2: -1.01, 4: -1.2},4,3),
+scripted = [({1: [1.], 2: [1.], 4: [0.9]},4,3),({1: [1.], 2: [1.01], 4: [0.97]},2,3), # Clearly better than at the rule's rate, or not
+    ({1: [1.,1.], 2: [1.1,0.9], 4: [0.1]},2,4),({1: [1.,1.], 2: [1.1,1.], 4: [0.1]},None,4), # Another order of the items; near the edge no higher one is tried
+    ({1: [1.], 2: [1.11], 4: [0.1]},None,2),({1: [1.], 2: [math.inf], 4: [0.1]},None,2),({1: [1.], 2: [0.9], 4: [math.inf]},2,3), # Fails by more
+    ({1: [-1.], 2: [-1.01], 4: [-1.2]},4,3),
     # With the loss around the peak of the rate
-    ({1: 1., 2: (0.5,1.06), 4: 0.1},None,2),({1: 1., 2: (0.5,1.04), 4: (0.1,1.1)},2,3),({1: 1., 2: (0.5,math.nan), 4: (0.1,math.nan)},4,3)]
+    ({1: [1.,1.], 2: [(0.5,1.06),(0.5,1.05)], 4: [0.1]},None,4),({1: [1.,1.], 2: [(0.5,1.06),(0.5,1.03)], 4: [0.1]},2,4),
+    ({1: [1.], 2: [(0.5,1.11)], 4: [0.1]},None,2),({1: [1.], 2: [(0.5,1.04)], 4: [(0.1,1.1)]},2,3),
+    ({1: [1.], 2: [(0.5,math.nan)], 4: [(0.1,math.nan)]},4,3)]
 
 @pytest.mark.parametrize('losses,found,n', scripted)
 def test_which_factor_holds(losses, found, n, monkeypatch):
-    "By the losses of the short cycles at each factor"
+    "By the losses of the short cycles at each factor, in the first order and in the second"
     asked = []
-    def _losses_along(learn, micro_bs, n_acc, lr, n_steps):
+    def _losses_along(learn, micro_bs, n_acc, lr, n_steps, seed=None):
         assert (micro_bs,n_acc,n_steps)==(8,2,20)
-        asked.append(lr)
-        o = losses[round(lr/1e-3)]
+        asked.append((lr,seed))
+        o = losses[round(lr/1e-3)][0 if seed is None else 1]
         end,around_peak = o if isinstance(o, tuple) else (o,1.)
         return np.array([3.,around_peak,2.,2.,end])
     monkeypatch.setattr(rate_trial, 'losses_along', _losses_along)
     assert _factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20)==found and len(asked)==len(set(asked))==n
+    if n==4: # Without a second order
+        asked.clear()
+        assert _factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20, again=False) is None and len(asked)==2
 
 # In a plan
 
@@ -106,8 +113,8 @@ def asked(monkeypatch):
     "Sizes whose rate was tried; each of `answers` to one of them, then the last"
     sizes = []
     def _answers(holds):
-        def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps):
-            assert 1<factors[0]<factors[-1] and len(factors)==2 and n_steps>=1
+        def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps, again):
+            assert again==(not sizes) and 1<factors[0]<factors[-1] and len(factors)==2 and n_steps>=1
             sizes.append(micro_bs*n_acc)
             return {True: factors[0], False: None, 'low': factors[1]}[holds(len(sizes))]
         monkeypatch.setattr(rate_trial, '_factor_that_holds', _factor_that_holds)
@@ -134,7 +141,7 @@ def test_a_smaller_size_at_which_it_holds(known, asked):
 def test_epochs_that_are_saved_make_no_rate_low(reach, monkeypatch):
     "32 items need 1.4 times the epochs of 4: steps enough for a low rate, also where an item reaches little and no epoch more is planned"
     tried = []
-    monkeypatch.setattr(rate_trial, '_factor_that_holds', lambda learn, micro_bs, n_acc, lr, factors, n_steps: tried.append(factors) or factors[0])
+    monkeypatch.setattr(rate_trial, '_factor_that_holds', lambda learn, micro_bs, n_acc, lr, factors, *_, **kwargs: tried.append(factors) or factors[0])
     plan = plan_of(4, noise_scale=60., ci=(50.,70.), times=secs(4, 32), n_epoch=20, n_train=4000, reach=reach)
     plan = rate_trial.with_rate_tried(learner(), plan)
     assert plan.bs==32 and plan.n_epoch==(20 if reach else 29) and [len(o) for o in tried]==[1] and not plan.rate.low
