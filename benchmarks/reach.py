@@ -90,14 +90,15 @@ def trainings(table, name, task, seed, epochs, kind, part):
 
 def page(df):
     df = df[(df.part=='power') & (df.bs!=df.task.map(bs_of))]
-    means = df.groupby(['task','epochs','kind','power'], sort=False)[['reach','factor','needed','n_epoch','d_train','d_valid']].mean().reset_index()
+    df = df.assign(task=pd.Categorical(df.task, list(tasks))).sort_values(['task','epochs','kind','power'], kind='stable')
+    means = df.groupby(['task','epochs','kind','power'], sort=False, observed=True)[['reach','factor','needed','n_epoch','d_train','d_valid']].mean().reset_index()
     def _short(o): return ' | '.join(f'{pct(v.median())}, {(v>0.05).mean():.0%} above +5%' for v in (o.d_train,o.d_valid))
     heads = ['tasks','p','training loss','validation loss']
     groups = {'settled on': ~means.task.isin(list(held_out)), 'held out': means.task.isin(list(held_out))}
     short = [[nm,p,*_short(means[some & (means.power==p)]).split(' | ')] for nm,some in groups.items() for p in powers if (some & (means.power==p)).any()]
     each = [[task+(' (held out)' if task in held_out else ''),epochs,kind,f'{o.reach.iloc[0]:.2f}',f'{o.factor.iloc[0]:.2f}',f'{o.needed.iloc[0]:.1f}',
              *(f'{r.n_epoch:.3g}: {pct(r.d_train)}, {pct(r.d_valid)}' for r in o.itertuples())]
-            for (task,epochs,kind),o in means.groupby(['task','epochs','kind'], sort=False)]
+            for (task,epochs,kind),o in means.groupby(['task','epochs','kind'], sort=False, observed=True)]
     return '\n\n'.join([f'# {__doc__.splitlines()[0]}',' '.join(__doc__.split('\n\n')[2].split()),measured(df),'## In short',
                         "Over today's training, means of the seeds; plans that stay are left out.",md_table(heads, short),'## Each',
                         "Epochs of the plan: training loss, validation loss.",

@@ -84,7 +84,7 @@ def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps, again=True)
 # %% ../../nbs/finder/05_rate_trial.ipynb #8a0fb3d4
 least_steps,most_steps = 20,80 # Optimizer steps of a short cycle
 cycle_cost = 65 # Time of a short cycle, in today's optimizer steps
-most_trials = 3 # Batch sizes at which a higher rate is tried
+most_trials = 2 # Batch sizes at which a higher rate is tried
 more_passes = 1.25 # Epochs over today's, before any are saved: where more are needed, there are steps enough for a low rate
 
 def with_rate_tried(

@@ -122,10 +122,10 @@ def asked(monkeypatch):
     return _answers
 
 def test_sizes_at_which_the_rate_fails_are_out(known, asked):
-    "Each is asked for once, in descending order; after three today's size stays, or a smaller one"
+    "Each is asked for once, in descending order; after two today's size stays, or a smaller one"
     sizes = asked(lambda n: False)
     plan = find(learner(), n_epoch=20)
-    assert len(sizes)==rate_trial.most_trials==3 and plan.rate.gave_up and plan.table.bs.max()==plan.bs_now
+    assert len(sizes)==rate_trial.most_trials==2 and plan.rate.gave_up and plan.table.bs.max()==plan.bs_now
     assert sizes==sorted(set(sizes), reverse=True) and plan.rate.failed==sizes[-1]>plan.bs
     assert plan.table.bs.max()<plan.rate.failed and plan.rate.held==plan.bs_now>=plan.bs and plan.at(2*plan.bs_now).rule_name=='no_scaling'
 
