@@ -280,7 +280,7 @@ def cautions(
     for part in (_on_time,_on_larger,_on_noise,_on_device,_on_cost): yield from part(plan)
 
 # %% ../../nbs/finder/08_advice.ipynb #38ad4e2e
-ended_above = 0.2 # Part of the trainings in benchmarks/keeps.md whose validation loss ended more than 5% above today's
+ended_above = 0.12 # Part of the trainings in benchmarks/keeps.md whose validation loss ended more than 5% above today's
 
 def good_to_know(
     plan, # A `BatchPlan`
