@@ -305,7 +305,7 @@ def good_to_know(
     if plan.changes and plan.rule_name!='no_scaling' and plan.bs!=plan.base_bs:
         yield f"The optimizer's rate rises to {rate_text(scale_lr(plan.scaled_lr, sum_factor(plan)))} at its peak, by {plan.rule_name}."
     saved = 1-1/plan.saved_at(plan.bs)
-    if saved>=0.05: yield f"An item reaches few of the parameters, as with embeddings of many rows, so the higher rate saves {percent(saved)} of the epochs."
+    if saved>=0.05: yield f"A batch reaches few of the parameters, as with embeddings of many rows, so the higher rate saves {percent(saved)} of the epochs."
     if plan.timed and plan.verdict=='use' and plan.n_acc==1 and plan.bs==max(o for o,*_ in plan.timed)*t.n_ranks<plan.noise_known:
         yield f"Batches above {plan.bs} would need accumulation, which costs more time here than it saves in steps."
 

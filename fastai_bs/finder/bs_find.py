@@ -242,10 +242,11 @@ def _plan(learn, args, finder):
     else:
         e = settled(noise.moments, noise.beta, noise.level)
         result = dict(noise_scale=e.noise_scale, ci=e.ci, n_windows=e.n_windows, trend=trend(noise.moments))
+    reach,growth = accum.reach.measured(today.n_ranks>1)
     measured = Measured(
         **result, level=noise.level, n_seen=finder.n_seen, n_passes=finder.n_seen/finder.in_epoch, moved=cycle is not None,
         loss_rose=cycle is not None and accum.losses.too_high(today.n_ranks>1), pairs=accum.looks_at_pairs,
-        n_enough=finder.n_enough(today.n_ranks), seed=args.seed, reach=accum.reach.power(today.n_ranks>1))
+        n_enough=finder.n_enough(today.n_ranks), seed=args.seed, reach=reach, growth=growth)
     return BatchPlan(today, measured, df)
 
 # %% ../../nbs/finder/10_bs_find.ipynb #eaf484f2

@@ -264,16 +264,17 @@ class Reach:
     def see(self, params): self.first = self._count(params) # `.grad` holds the first micro-batch of a window
 
     def close(self, params, n_micro): # `.grad` holds the window's `n_micro` micro-batches
-        if self.first is not None and n_micro>1: self.windows.append((self.first,self._count(params),n_micro))
+        n_all = sum(p.numel() for p in params if p.grad is not None)
+        if self.first is not None and n_micro>1: self.windows.append((self.first,self._count(params),n_micro,n_all))
         self.first = None
 
-    def power(self, on_ranks=False)->float: # 0 where nothing was counted
-        "Return the power of the number of micro-batches with which the counts grow, over all ranks where it trains `on_ranks`"
-        counts = np.array([[int(first),int(whole),n] for first,whole,n in self.windows], dtype=float).reshape(-1, 3)
-        first,whole,n = counts[(counts[:,:2]>0).all(1)].T
-        logs = torch.tensor([np.log(whole/first).sum(),np.log(n).sum()])
-        grown,most = (over_ranks(logs) if on_ranks else logs).tolist()
-        return grown/most if most else 0.
+    def measured(self, on_ranks=False)->tuple: # `(1.,0.)` where nothing was counted
+        "Return the reach of a micro-batch, and the power with which that of several grows with their number; over all ranks where it trains `on_ranks`"
+        counts = np.array([list(map(int, o)) for o in self.windows], dtype=float).reshape(-1, 4)
+        first,whole,n,n_all = counts[(counts[:,:2]>0).all(1)].T
+        sums = torch.tensor([first.sum(),n_all.sum(),np.log(whole/first).sum(),np.log(n).sum()])
+        reached,most,grown,longer = (over_ranks(sums) if on_ranks else sums).tolist()
+        return (reached/most,grown/longer) if most else (1.,0.)
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #de1b6b06
 class MockAccum(QuietAccum):

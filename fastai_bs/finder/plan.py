@@ -65,7 +65,8 @@ class Measured:
     at_peak:NoiseEstimate = None # As measured near the peak of the rate
     at_end:NoiseEstimate = None # As measured at the end of the cycle
     seed:int = None # Seed that was given
-    reach:float = 0. # Power of the batch size with which the elements of the gradient that are not 0 grow, see `epochs_saved`
+    reach:float = 1. # Part of the parameters that get a gradient from a micro-batch
+    growth:float = 0. # Power of the number of micro-batches with which that grows
 
 @dataclass(frozen=True)
 class Device:
@@ -321,7 +322,12 @@ class BatchPlan:
         if not (t.adam and bs>t.bs): return 1.
         factor = min(self.lr_factor_at(bs), sqrt_scaling(bs/t.bs)) # A low rate needs what exceeds the root for itself
         left = max(t.n_epoch, steps_least*bs/t.n_train)
-        return max(1., min(epochs_saved(factor, self.measured.reach), self._unsaved_at(bs)/left))
+        return max(1., min(epochs_saved(factor, self.reach_at(bs)), self._unsaved_at(bs)/left))
+
+    def reach_at(self, bs:int)->float: # 1 at most
+        "Return the part of the parameters that get a gradient from a batch; where it hardly grows, the other parameters are taken to be of no use"
+        m = self.measured
+        return min(1., m.reach*(bs/self.today.micro_bs)**m.growth) if m.growth>0.25 else 1.
 
     @property
     def n_epoch_exact(self)->float: return self.epochs_at(self.bs) # Epochs, not rounded

@@ -44,23 +44,24 @@ def test_reach(lr, n_acc):
     learn = quiet_learner(loaders(items, 4, shuffle=True), Rows(240), cbs=[GradAccum(n_acc)])
     windows = []
     class Noted(Reach):
-        def power(self, on_ranks):
+        def measured(self, on_ranks):
             windows[:] = [tuple(map(int, o)) for o in self.windows]
-            return super().power(on_ranks)
+            return super().measured(on_ranks)
     with pytest.MonkeyPatch.context() as m:
         m.setattr(mock_cycle, 'Reach', Noted)
         plan = find(learn, lr)
-    ns = [n for _,_,n in windows]
-    assert windows==[(12+6,12*n+6,n) for n in ns] and len(ns)>=3
-    assert plan.measured.reach==pytest.approx(sum(math.log((12*n+6)/18) for n in ns)/sum(map(math.log, ns)))
-    assert find(learner()).measured.reach==0
+    ns = [n for _,_,n,_ in windows]
+    assert windows==[(12+6,12*n+6,n,720+6) for n in ns] and len(ns)>=3
+    assert plan.measured.reach==pytest.approx(18/726) and plan.measured.growth==pytest.approx(sum(math.log((12*n+6)/18) for n in ns)/sum(map(math.log, ns)))
+    m = find(learner()).measured
+    assert (m.reach,m.growth)==(1,0)
 
 def test_reach_over_ranks(monkeypatch):
-    "The sums of logarithms are added up: here a rank whose windows of 4 reach no more than a micro-batch"
-    monkeypatch.setattr(mock_cycle, 'over_ranks', lambda logs: logs+torch.tensor([0.,math.log(4)]))
+    "The sums are added up: here a rank whose window of 4 reaches no more than its micro-batch"
+    monkeypatch.setattr(mock_cycle, 'over_ranks', lambda sums: sums+torch.tensor([15.,100.,0.,math.log(4)]))
     reach = Reach()
-    reach.windows = [(torch.tensor(5),torch.tensor(20),4),(torch.tensor(0),torch.tensor(7),4)] # The last one tells nothing
-    assert (reach.power(),reach.power(True))==(pytest.approx(1),pytest.approx(0.5))
+    reach.windows = [(torch.tensor(5),torch.tensor(20),4,100),(torch.tensor(0),torch.tensor(7),4,100)] # The last one tells nothing
+    assert reach.measured()==pytest.approx((0.05,1)) and reach.measured(True)==pytest.approx((0.1,0.5)) and Reach().measured()==(1,0)
 
 def opt_state(learn): return [v.clone() for p in learn.model.parameters() for v in learn.opt.state[p].values() if torch.is_tensor(v)]
 

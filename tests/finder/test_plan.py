@@ -157,13 +157,13 @@ def test_weight_decay(wd, adam, has_n_epoch):
     assert whole.wd_factor==approx(4/(by*(5 if has_n_epoch else 4.8)/3))
 
 @pytest.mark.parametrize('kwargs,saves', [
-    (dict(reach=0.), False), (dict(reach=0.24), False), (dict(reach=0.25), True), (dict(reach=0.9, adam=False), False),
-    (dict(reach=0.9, rate=RateTrial(failed=50)), False), # At no larger size may the rate be scaled
-    (dict(reach=0.9, noise_scale=70., rate=RateTrial(100, low=True)), True),
-    (dict(reach=0.9, noise_scale=1e4, ci=(9e3,2e4)), True), # As many as today are left
-    (dict(reach=0.9, n_epoch=1, n_train=6000), True)]) # 80 steps of 100 items are left
-def test_a_higher_rate_saves_epochs_where_an_item_reaches_little(kwargs, saves):
-    plan = cycle(**{**dict(bs=25, times=five, adam=True), **kwargs})
+    (dict(growth=0.), False), (dict(growth=0.25), False), (dict(reach=0.12), True), (dict(reach=0.13), False), (dict(adam=False), False),
+    (dict(rate=RateTrial(failed=50)), False), # At no larger size may the rate be scaled
+    (dict(noise_scale=70., rate=RateTrial(100, low=True)), True),
+    (dict(noise_scale=1e4, ci=(9e3,2e4)), True), # As many as today are left
+    (dict(n_epoch=1, n_train=6000), True)]) # 80 steps of 100 items are left
+def test_a_higher_rate_saves_epochs_where_a_batch_reaches_little(kwargs, saves):
+    plan = cycle(**{**dict(bs=25, times=five, adam=True, reach=0.01, growth=1.), **kwargs}) # Batches of 100 reach 4 times as much
     growth = (plan.noise_scale+100)/(plan.noise_scale+25)
     factor = min(for_adam(100, plan.noise_scale, 25), 2) if saves else 1 # A low rate has a higher factor, and saves no more
     if plan.rate.low: factor = 2
@@ -201,7 +201,7 @@ def test_all_of_a_plan_follows_from_one_number(plan):
     known = plan.is_known
     assert plan.bs==plan.micro_bs*plan.n_acc*t.n_ranks or plan.bs==now
     growth = (noise+plan.bs)/(noise+now) if known else 1
-    saved = min(plan.lr_factor, (plan.bs/now)**0.5)**0.5 if known and t.adam and plan.bs>now and plan.measured.reach>=0.25 else 1
+    saved = min(plan.lr_factor, (plan.bs/now)**0.5)**0.5 if known and t.adam and plan.bs>now and plan.reach_at(plan.bs)<0.5 else 1
     left = max(t.n_epoch, 80*plan.bs/t.n_train) # Today's epochs and 80 steps are left
     assert plan.n_epoch_exact==pytest.approx(min(t.n_epoch*growth, max(left, t.n_epoch*growth/saved))) and type(plan.n_epoch) is int
     assert plan.n_epoch==whole_epochs(plan.n_epoch_exact)

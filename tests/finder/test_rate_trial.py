@@ -137,14 +137,14 @@ def test_a_smaller_size_at_which_it_holds(known, asked):
     assert plan.scaled_lr==pytest.approx(1e-3*min(gain**0.5*(1+max(0, 2-plan.bs/4/gain)/5), gain**(2/3)))
     assert not plan.rate.low
 
-@pytest.mark.parametrize('reach', [0.,0.9])
+@pytest.mark.parametrize('reach', [1.,0.01])
 def test_epochs_that_are_saved_make_no_rate_low(reach, monkeypatch):
-    "32 items need 1.4 times the epochs of 4: steps enough for a low rate, also where an item reaches little and no epoch more is planned"
+    "32 items need 1.4 times the epochs of 4: steps enough for a low rate, also where a batch reaches little and no epoch more is planned"
     tried = []
     monkeypatch.setattr(rate_trial, '_factor_that_holds', lambda learn, micro_bs, n_acc, lr, factors, *_, **kwargs: tried.append(factors) or factors[0])
-    plan = plan_of(4, noise_scale=60., ci=(50.,70.), times=secs(4, 32), n_epoch=20, n_train=4000, reach=reach)
+    plan = plan_of(4, noise_scale=60., ci=(50.,70.), times=secs(4, 32), n_epoch=20, n_train=4000, reach=reach, growth=0.5)
     plan = rate_trial.with_rate_tried(learner(), plan)
-    assert plan.bs==32 and plan.n_epoch==(20 if reach else 29) and [len(o) for o in tried]==[1] and not plan.rate.low
+    assert plan.bs==32 and plan.n_epoch==(20 if reach<1 else 29) and [len(o) for o in tried]==[1] and not plan.rate.low
 
 def test_a_rate_that_is_low(known, asked):
     "Grows by the gain itself, and is told first"

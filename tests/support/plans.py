@@ -60,5 +60,5 @@ def plans(draw):
         wd=_one_of(None,0.01),
         freeze_epochs=_one_of(0,0,1), frozen=step/2, trained=_one_of(1.,0.25), loss_rose=_one_of(False,False,False,True), pairs=_one_of(*[False]*5,True),
         n_passes=_one_of(0.5,14.), valid_time=_one_of(0.,2.), took=_one_of(math.nan,45.), too_large=_one_of(None,16*micro_bs),
-        failed=_one_of((),((16*micro_bs,'ValueError: no'),)), reach=_one_of(0.,0.02,0.8), rate=rate, **kwargs)
+        failed=_one_of((),((16*micro_bs,'ValueError: no'),)), reach=_one_of(1.,0.1), growth=_one_of(0.,0.7), rate=rate, **kwargs)
     return plan.at(_one_of(*plan.table.bs)) if draw(st.integers(0, 3))==0 else plan
