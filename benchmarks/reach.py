@@ -108,7 +108,8 @@ def page(df):
     groups = {'settled on': ['ratings','reviews'], 'held out': ['network','crosses'], 'common': ['common']}
     short = [[nm,p,*_short(means[means.task.isin(names) & (means.power==p)]).split(' | ')]
              for nm,names in groups.items() if means.task.isin(names).any() for p in powers]
-    each = [[task+(' (held out)' if task in groups['held out'] else ''),epochs,kind,f'{o.reach.iloc[0]:.2f}',f'{o.factor.iloc[0]:.2f}',f'{o.needed.iloc[0]:.1f}',
+    each = [[task+(' (held out)' if task in groups['held out'] else ''),epochs,kind,f'{o.reach.iloc[0]:.2f}',f'{o.factor.iloc[0]:.2f}',
+             f'{o.needed.iloc[0]:.1f}',
              *(f'{r.n_epoch:.3g}: {pct(r.d_train)}, {pct(r.d_valid)}' for r in o.itertuples())]
             for (task,epochs,kind),o in means.groupby(['task','epochs','kind'], sort=False, observed=True)]
     return '\n\n'.join([f'# {__doc__.splitlines()[0]}',' '.join(__doc__.split('\n\n')[2].split()),measured(df),'## In short',
