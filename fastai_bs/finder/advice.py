@@ -52,7 +52,7 @@ def _unmeasured(plan):
     return f"Stay at {plan.bs_now}: {text}."
 
 stay_reasons = dict(
-    rate="at the rate that goes with {failed}, a short training ended worse than at today's rate",
+    rate="at the rate that goes with {failed}, a short training went worse than at today's rate",
     little="with {other} the whole fit would take {ratio} of today's time, and a plan takes {other} only at {limit} or less",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="only micro-batches of {micro_bs} were timed, and with them no other size is faster",

@@ -34,7 +34,7 @@ class BriefCycle(OneCycle):
 
     def before_validate(self): raise CancelValidException
     def after_loss(self):
-        loss = precise(plain(self.learn.loss).detach())
+        loss = precise(plain(self.learn.loss).detach()).reshape(())
         counts = loss==loss
         if self.sums is None: self.sums = loss.new_zeros(5, 2)
         self.sums[math.ceil(5*(self.n_done+1)/self.n_steps)-1] += torch.stack([torch.where(counts, loss, 0), counts.to(loss)])
