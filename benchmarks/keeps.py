@@ -224,13 +224,17 @@ def page(df):
                         "## Each plan that changes something","Over today's training from the same weights; means of the seeds.",md_table(heads, lines),
                         *(['## At random rates',of_random(drawn.assign(over_best=over_best(df, drawn)))] if len(drawn) else [])])
 
-def run(args, table):
+def cases(args, tasks, seeds):
+    "Yield each task that is asked for, with each seed and each length"
     for name,task in tasks.items():
         if name not in args.parts: continue
         task.load(args.data)
         for seed in args.seeds or (seeds[:1] if args.quick else seeds):
-            for epochs in lengths[:1] if args.quick else lengths:
-                for kind in kinds: pair(table, name, task, epochs, kind, seed, 1/3 if kind=='third' else 1.)
+            for epochs in lengths[:1] if args.quick else lengths: yield name,task,seed,epochs
+
+def run(args, table):
+    for name,task,seed,epochs in cases(args, tasks, seeds):
+        for kind in kinds: pair(table, name, task, epochs, kind, seed, 1/3 if kind=='third' else 1.)
     if 'random' not in args.parts: return
     for seed in args.seeds or range(2 if args.quick else 100):
         name,epochs,part = random_case(seed)

@@ -1,4 +1,4 @@
-"""How many epochs does a plan save where an item reaches few of the parameters, as with embeddings of many rows?
+"""How many epochs does a plan save where a batch reaches few of the parameters, as with embeddings of many rows?
 
     python benchmarks/reach.py --full --data FOLDER [--parts network ...]    # Half an hour
 
@@ -23,10 +23,10 @@ from fastai_bs.schedule.rules import decay_factor
 
 import keeps, pays
 from frame import main, md_table, measured
-from keeps import best_rate, bs_of, fitted, learner, pct
+from keeps import best_rate, bs_of, cases, fitted, learner, pct
 from pays import Task
 
-lengths,seeds,powers = (1,2,4),(0,1,2),(0,0.25,0.5,0.75,1)
+seeds,powers = (0,1,2),(0,0.25,0.5,0.75,1)
 kinds = dict(best=1., third=1/3)
 
 # The tasks that were added
@@ -65,17 +65,13 @@ def common(data, _, n, n_people=300, n_films=200):
     return (x[:n],y[:n]),(x[n:],y[n:]),partial(pays.Ratings, n_people, n_films),nn.MSELoss()
 
 added = dict(network=Task(network, 'ml-latest-small', 80_000, 1e-3),
-                crosses=Task(crosses, '', 40_000, 3e-3),
+             crosses=Task(crosses, '', 40_000, 3e-3),
              common=Task(common, '', 9_600, 1e-2))
 tasks = {**{o: keeps.tasks[o] for o in ('ratings','reviews')}, **added}
 
 def run(args, table):
-    for name,task in tasks.items():
-        if name not in args.parts: continue
-        task.load(args.data)
-        for seed in args.seeds or (seeds[:1] if args.quick else seeds):
-            for epochs in lengths[:1] if args.quick else lengths:
-                for kind,part in kinds.items(): trainings(table, name, task, seed, epochs, kind, part)
+    for name,task,seed,epochs in cases(args, tasks, seeds):
+        for kind,part in kinds.items(): trainings(table, name, task, seed, epochs, kind, part)
 
 def trainings(table, name, task, seed, epochs, kind, part):
     "A row for each power, with the losses over those of today's training"
@@ -103,10 +99,10 @@ def page(df):
     df = df.assign(task=pd.Categorical(df.task, list(tasks))).sort_values(['task','epochs','kind','power'], kind='stable')
     cols = ['reach','factor','needed','n_epoch','d_train','d_valid']
     means = df.groupby(['task','epochs','kind','power'], sort=False, observed=True)[cols].mean().reset_index()
-    def _short(o): return ' | '.join(f'{pct(v.median())}, {(v>0.05).mean():.0%} above +5%' for v in (o.d_train,o.d_valid))
+    def _short(o): return [f'{pct(v.median())}, {(v>0.05).mean():.0%} above +5%' for v in (o.d_train,o.d_valid)]
     heads = ['tasks','p','training loss','validation loss']
     groups = {'settled on': ['ratings','reviews'], 'held out': ['network','crosses'], 'common': ['common']}
-    short = [[nm,p,*_short(means[means.task.isin(names) & (means.power==p)]).split(' | ')]
+    short = [[nm,p,*_short(means[means.task.isin(names) & (means.power==p)])]
              for nm,names in groups.items() if means.task.isin(names).any() for p in powers]
     each = [[task+(' (held out)' if task in groups['held out'] else ''),epochs,kind,f'{o.reach.iloc[0]:.2f}',f'{o.factor.iloc[0]:.2f}',
              f'{o.needed.iloc[0]:.1f}',

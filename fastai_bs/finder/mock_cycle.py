@@ -264,8 +264,9 @@ class Reach:
     def see(self, params): self.first = self._count(params) # `.grad` holds the first micro-batch of a window
 
     def close(self, params, n_micro): # `.grad` holds the window's `n_micro` micro-batches
-        n_all = sum(p.numel() for p in params if p.grad is not None)
-        if self.first is not None and n_micro>1: self.windows.append((self.first,self._count(params),n_micro,n_all))
+        if self.first is not None and n_micro>1:
+            n_all = sum(p.numel() for p in params if p.grad is not None)
+            self.windows.append((self.first,self._count(params),n_micro,n_all))
         self.first = None
 
     def measured(self, on_ranks=False)->tuple: # `(1.,0.)` where nothing was counted
@@ -310,9 +311,9 @@ class MockAccum(QuietAccum):
         super().after_backward()
         if self.n_passes>1 and self.window.n_micro==1 and self.micro.elems is not None:
             self.n_windows += 1
-            is_power_of_two = self.n_windows & (self.n_windows-1)==0
-            if not self.looks_at_pairs and is_power_of_two: self.looks_at_pairs = looks_at_pairs(self.learn, self.counter)
-            if is_power_of_two: self.reach.see(self._params)
+            if self.n_windows & (self.n_windows-1)==0: # A power of two
+                self.looks_at_pairs = self.looks_at_pairs or looks_at_pairs(self.learn, self.counter)
+                self.reach.see(self._params)
         if self.cycle and self.measures: self.losses.see(self.learn, self.cycle.place[1], self.window.n_micro<2)
 
     def before_step(self):

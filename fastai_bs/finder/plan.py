@@ -325,7 +325,7 @@ class BatchPlan:
         return max(1., min(epochs_saved(factor, self.reach_at(bs)), self._unsaved_at(bs)/left))
 
     def reach_at(self, bs:int)->float: # 1 at most
-        "Return the part of the parameters that get a gradient from a batch; where it hardly grows, the other parameters are taken to be of no use"
+        "Return the part of the parameters that get a gradient from a batch; 1 where that part hardly grows, as the others then are not used at all"
         m = self.measured
         return min(1., m.reach*(bs/self.today.micro_bs)**m.growth) if m.growth>0.25 else 1.
 
@@ -386,9 +386,11 @@ class BatchPlan:
 
     @property
     def scaled_lr(self)->object: return scale_lr(self.lr, self.rule(self.bs/self.base_bs)) # Learning rate that the optimizer uses at its peak
-    def lr_factor_at(self, bs:int)->float: return self.rule_at(bs)(bs/self.base_bs)/self.rule_at(bs)(self.bs_now/self.base_bs)
+    def lr_factor_at(self, bs:int)->float: # The optimizer's rate at `bs` items, over today's
+        rule = self.rule_at(bs)
+        return rule(bs/self.base_bs)/rule(self.bs_now/self.base_bs)
     @property
-    def lr_factor(self)->float: return self.lr_factor_at(self.bs) # The optimizer's rate as planned, over today's
+    def lr_factor(self)->float: return self.lr_factor_at(self.bs) # The same as planned
 
     @property
     def wd_factor(self)->float: # 1 where the noise scale is not known

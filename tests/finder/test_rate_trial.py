@@ -15,7 +15,7 @@ from fastai_bs.finder import rate_trial
 from fastai_bs.all import GradAccum, linear_scaling, ScaledLR
 from fastai_bs.finder.advice import cautions
 from fastai_bs.finder.plan import Device
-from fastai_bs.finder.rate_trial import BriefCycle, _factor_that_holds, losses_along
+from fastai_bs.finder.rate_trial import _factor_that_holds, losses_along, LossesOfFifths
 from fastai_bs.utils.text import num
 from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression
 from plans import plan_of, secs
@@ -175,12 +175,12 @@ def test_with_fixed_weights_no_rate_is_tried(opt_func, rule, known, asked):
 @pytest.mark.parametrize('cbs,dls,error', [(own['nothing'],without_valid,None),(own['its own'],None,KeyboardInterrupt)])
 def test_nobody_can_tell_that_a_rate_was_tried(cbs, dls, error, known, monkeypatch):
     "Also where it was cut off"
-    was_after_loss,n = BriefCycle.after_loss,[]
+    was_after_loss,n = LossesOfFifths.after_loss,[]
     def _after_loss(self):
         n.append(1)
         if error and len(n)==5: raise error('the one')
         was_after_loss(self)
-    monkeypatch.setattr(BriefCycle, 'after_loss', _after_loss)
+    monkeypatch.setattr(LossesOfFifths, 'after_loss', _after_loss)
     learn = learner(cbs(), dls and dls())
     was = picture(learn)
     if error:
