@@ -21,7 +21,7 @@ from ..utils.checks import check_bools, check_number, check_whole, is_whole, sho
 from ..utils.text import counted, time_text
 from ..learner.ranks import n_ranks, over_ranks, rank, trains_together
 from ..learner.snapshot import unchanged
-from ..learner.loaders import micro_batch_size, declared_len, epoch_len, n_items, known_micro_bs
+from ..learner.loaders import declared_len, drops_last, epoch_len, fixes_batches, known_micro_bs, micro_batch_size, n_items
 from ..learner.optimizer import decay_of, divides_by_size
 from ..learner.loop import callback_of
 from ..learner.mock import mock_training
@@ -34,6 +34,7 @@ from ..schedule.scaled_lr import rates, ScaledLR, scale_lr
 from .timing import StepTimes, loader_time, micro_batch_sizes, time_steps, valid_time
 from .mock_cycle import MockAccum, cycle_of, for_training, readings
 from .rate_trial import with_rate_tried
+from .apply import replaced_in
 from .plan import BatchPlan, Device, Measured, Today
 import fastai.callback.schedule # noqa: F401 fine_tune
 
@@ -157,11 +158,14 @@ def _fixed_num_it(num_it, n_acc, n_iter, ranks):
     return num_it
 
 # %% ../../nbs/finder/10_bs_find.ipynb #43f54af8
+def _lr_factor(learn):
+    "Return the factor of a `ScaledLR` on the learner on the rate at today's batch size"
+    scaled = callback_of(learn, ScaledLR)
+    return scaled.factor_at(batch_size(learn)) if scaled else 1.
+
 def _mock_fit(learn, args, noise):
     "Run the mock training; return its `BSFinder`"
-    own,scaled = callback_of(learn, GradAccum),callback_of(learn, ScaledLR)
-    today = accumulation(learn)
-    factor = scaled.factor_at(batch_size(learn)) if scaled else 1.
+    own,today,factor = callback_of(learn, GradAccum),accumulation(learn),_lr_factor(learn)
 
     with mock_training(learn, args.seed):
         n_iter,ranks = _epoch_len(learn),n_ranks(learn)
@@ -230,7 +234,8 @@ def _today(learn, args, finder):
     if n_epoch is None: n_epoch = max(1., cycle.n_steps*cycle.today/n_iter) if cycle else 1.
     return Today(
         bs=batch_size(learn, micro_bs=micro_bs, n_iter=n_iter), micro_bs=micro_bs, lr=args.lr if has_lr else finder.own_lr, n_train=n_train, n_epoch=n_epoch,
-        base_bs=scaled.base_bs if scaled else None, has_lr=has_lr, has_n_epoch=args.n_epoch is not None, n_ranks=ranks, adam=finder.adam,
+        drops_last=drops_last(learn.dls.train), base_bs=scaled.base_bs if scaled else None, lr_factor=_lr_factor(learn), own_cbs=replaced_in(learn),
+        has_lr=has_lr, has_n_epoch=args.n_epoch is not None, n_ranks=ranks, adam=finder.adam,
         sums=loss_elements(learn.loss_func)[1]=='sum', wd=finder.decay, trained=finder.trained, has_plan='before_set_up' in vars(learn),
         freeze_epochs=args.freeze_epochs)
 
@@ -242,10 +247,11 @@ def _plan(learn, args, finder):
     else:
         e = settled(noise.moments, noise.beta, noise.level)
         result = dict(noise_scale=e.noise_scale, ci=e.ci, n_windows=e.n_windows, trend=trend(noise.moments))
-    reach,growth = accum.reach.measured(today.n_ranks>1)
+    on_ranks = today.n_ranks>1
+    reach,growth = accum.reach.measured(on_ranks)
     measured = Measured(
         **result, level=noise.level, n_seen=finder.n_seen, n_passes=finder.n_seen/finder.in_epoch, moved=cycle is not None,
-        loss_rose=cycle is not None and accum.losses.too_high(today.n_ranks>1), pairs=accum.looks_at_pairs,
+        loss_rose=cycle is not None and accum.losses.too_high(on_ranks), learned=cycle is None or accum.losses.learned(on_ranks), pairs=accum.looks_at_pairs,
         n_enough=finder.n_enough(today.n_ranks), seed=args.seed, reach=reach, growth=growth)
     return BatchPlan(today, measured, df)
 
@@ -255,7 +261,7 @@ def _device(learn, plan, max_bs):
     today,noise = plan.today,plan.noise_known/plan.today.n_ranks
     most = today.n_train//2//today.n_ranks # Items of each rank
     if max_bs not in (None,'auto'): most = min(max_bs, most)
-    sizes = micro_batch_sizes(today.micro_bs, noise, most)
+    sizes = [today.micro_bs] if fixes_batches(learn) else micro_batch_sizes(today.micro_bs, noise, most)
     beyond = None # The smallest size that does not fit
     if max_bs=='auto':
         max_bs = learn.max_bs_find(max_bs=max(sizes))
@@ -316,6 +322,6 @@ def bs_find(self:Learner,
     with _unfrozen(self) if tunes else nullcontext():
         plan = _plan(self, args, _mock_fit(self, args, noise))
         plan = with_rate_tried(self, replace(plan, device=_device(self, plan, max_bs)))
-    plan = replace(plan, today=replace(plan.today, lr=lr if tunes else plan.lr), took=_slowest(plan.today.n_ranks, time.perf_counter()-begin))
+    plan = replace(plan, today=replace(plan.today, lr=lr if tunes else plan.today.lr), took=_slowest(plan.today.n_ranks, time.perf_counter()-begin))
     if show_plot and rank()==0: plan.plot()
     return plan

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/mock_cycle.html.md"""
 # %% auto #0
 __all__ = ['pct_start', 'div', 'div_final', 'cool_rates', 'cool_stretch', 'mock_steps', 'mock_windows', 'per_window',
            'least_windows', 'steps_least', 'rate_at', 'places', 'OneCycle', 'MockCycle', 'cycle_of', 'readings',
-           'for_training', 'guess_loss', 'is_too_high', 'LossPath', 'Reach', 'MockAccum']
+           'for_training', 'guess_loss', 'below_guess', 'has_learned', 'is_too_high', 'LossPath', 'Reach', 'MockAccum']
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #88a64548
 import math, torch
@@ -202,6 +202,22 @@ def guess_loss(
             return plain(learn.loss_func(apply(torch.detach, learn.pred), *others)).to(loss.dtype)
     except Exception: return loss*math.nan # Some losses allow no other targets
 
+def below_guess(
+    sums:np.ndarray, # As for `is_too_high`
+)->tuple: # `(difference, error, guess)`; NaN where there are no micro-batches or no guesses
+    "Return by how much the loss is below that of guesses, its standard error, and the loss of guesses"
+    n,loss,_,guess,diff_sq = sums.sum(0)
+    if not n: return math.nan,math.nan,math.nan
+    lower = (guess-loss)/n
+    return lower,math.sqrt(max(0., diff_sq/n-lower**2)/n),guess/n # Loss and guess are of the same micro-batches
+
+def has_learned(
+    sums:np.ndarray, # As for `is_too_high`, of windows at the end
+)->bool: # `True` where it cannot be told
+    "Tell whether the loss may be below that of guesses by a hundredth or more"
+    lower,error,guess = below_guess(sums)
+    return not lower+2*error<0.01*abs(guess)
+
 def is_too_high(
     at:np.ndarray, # For each window: the part of the cycle that was done
     sums:np.ndarray, # A row for each: micro-batches, and sums over them of the loss, its square, the loss of guesses, and the squared difference
@@ -209,17 +225,17 @@ def is_too_high(
 )->bool:
     "Tell whether the loss rose on the way and the end is no better than a guess"
     some = sums[:,0]>0
-    at,(n,loss,loss_sq,guess,diff_sq) = at[some],sums[some].T
+    at,(n,loss,loss_sq,guess,_) = at[some],sums[some].T
     last = at>=end
     n_end = n[last].sum()
     freedom = n_end-last.sum()
     if at[:1].tolist()!=[0.] or freedom<10: return False # Too few to tell
-    loss_end,guess_end = loss[last].sum()/n_end,guess[last].sum()/n_end
+    loss_end = loss[last].sum()/n_end
     scatter = math.sqrt(max(0., (loss_sq-loss**2/n)[last].sum()/freedom)) # Standard deviation of micro-batches within windows
     rose = (loss/n).max()>loss[0]/n[0]+4*scatter
-    of_pairs = math.sqrt(max(0., diff_sq[last].sum()/n_end-(guess_end-loss_end)**2)/n_end) # Loss and guess are of the same micro-batches
     apart = scatter*math.sqrt(1/n_end+1/n[0])
-    return bool(rose and (loss_end>guess_end-5*of_pairs or loss_end>guess[0]/n[0]-5*apart))
+    lower,error,_ = below_guess(sums[some][last])
+    return bool(rose and (lower<5*error or loss_end>guess[0]/n[0]-5*apart))
 
 class LossPath:
     "Keep the losses of windows along a mock cycle, and those of guesses at its beginning and its end"
@@ -247,10 +263,17 @@ class LossPath:
             res.append([len(loss), loss.sum(), (loss**2).sum(), guess.sum(), ((guess-loss)**2).sum()])
         return np.array(res).reshape(-1, 5)
 
+    def _over_ranks(self, on_ranks):
+        sums = self.sums()
+        return over_ranks(torch.tensor(sums)).numpy() if on_ranks else sums
+
+    def learned(self, on_ranks=False):
+        "Tell whether the model knows more than a guess at the end, by `has_learned`"
+        return has_learned(self._over_ranks(on_ranks)[np.array(self.at)>=self.end])
+
     def too_high(self, on_ranks=False):
         "Tell whether the rate is too high, from the micro-batches of all ranks where it trains `on_ranks`"
-        sums = self.sums()
-        return is_too_high(np.array(self.at), over_ranks(torch.tensor(sums)).numpy() if on_ranks else sums, self.end)
+        return is_too_high(np.array(self.at), self._over_ranks(on_ranks), self.end)
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #9a2fe45b
 class Reach:

@@ -20,8 +20,8 @@ from ..accumulate.grad_accum import GradAccum
 from ..noise.estimator import NoiseEstimate
 from ..schedule.rules import adam_gain, adascale_gain, decay_factor, linear_scaling, no_scaling, sqrt_scaling
 from ..schedule.scaled_lr import ScaledLR, rates, rule_name, scale_lr
-from .steps import (Duration, balanced_bs, best_split, candidates, check_reachable, epochs_needed, epochs_saved,
-    examples_needed, fit_step_time, monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
+from .steps import (Duration, Epoch, balanced_bs, best_split, candidates, check_reachable, epoch_of, epoch_seconds, epochs_needed,
+    epochs_saved, examples_needed, fit_step_time, monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
 from .mock_cycle import least_windows, steps_least
 from .apply import code_of, refuse_other, set_back, set_up
 from .plots import plot_plan
@@ -36,13 +36,17 @@ class Today:
     lr:object # Peak of the learning rate, as `fit_one_cycle` takes it: a number, a slice, or a list
     n_train:int # Items in the training set, or in an epoch of its loader
     n_epoch:float = 1. # Epochs of the training that is planned
+    drops_last:bool = False # Does the training loader leave out a last micro-batch that is not whole?
     base_bs:int = None # Batch size in items that `lr` goes with, where a `ScaledLR` on the learner says so; `None`: `bs`
+    lr_factor:float = 1. # Factor on `lr` at `bs`, by that `ScaledLR`
+    own_cbs:tuple = () # Names of the classes of callbacks on the learner that a plan replaces
     has_lr:bool = True # Was `lr` passed to `bs_find`? Otherwise it is the learner's own
     has_n_epoch:bool = False # Was `n_epoch` passed to `bs_find`?
     n_ranks:int = 1 # Ranks that train together, each with its own micro-batches and loader
     adam:bool = False # Does the optimizer divide by the size of the gradient, as Adam does?
     sums:bool = False # Is the loss a sum over items, not a mean?
     wd:object = None # Weight decay, as `fit` takes it; `None`: there is none, or how it scales is not known
+    keeps_wd:bool = False # Does the weight decay stay as it is at every batch size?
     trained:float = 1. # Part of the parameters that is trained
     has_plan:bool = False # Did an earlier plan set up the learner?
     freeze_epochs:int = 0 # Epochs with a frozen body before `n_epoch`, where `fine_tune` is planned; 0: `fit_one_cycle`
@@ -59,6 +63,7 @@ class Measured:
     moved:bool = True # Were the weights trained between the windows (a learning rate above 0)?
     trend:int = 0 # At fixed weights: 1 where the noise scale rose before these windows, -1 where it fell
     loss_rose:bool = False # Is the rate too high: did the loss rise, and is the end no better than a guess?
+    learned:bool = True # Did the mock training end with a loss below that of a guess, as far as can be told?
     pairs:bool = False # Does the loss look at pairs of items, or is its `count` wrong?
     n_enough:int = None # Micro-batches that give 20 windows, on the cool stretch where there is a mock cycle
     cool:NoiseEstimate = None # As measured on the cool stretch of the mock cycle; `None` at fixed weights
@@ -113,17 +118,17 @@ class BatchPlan:
     @property
     def bs_now(self)->int: return self.today.bs # Today's batch size, in items
     @property
-    def base_bs(self)->int: return self.today.base_bs or self.today.bs # Batch size in items that `lr` goes with
-    @property
-    def lr(self)->object: return self.today.lr # Peak of the learning rate to pass to `fit_one_cycle` or `fine_tune`; `cbs` scale it
+    def base_bs(self)->int: return self.bs_now if self.changes else self.today.base_bs or self.bs_now # Batch size in items that `lr` goes with
 
     @property
     def noise_known(self)->float: # Items; NaN where it is not known
         "Return the noise scale that the plan uses: the estimate, or the lower end of its interval where there is none"
         m,(low,high) = self.measured,self.ci
-        if m.n_windows<least_windows or m.loss_rose or m.pairs or math.isinf(high) and not low>0: return math.nan
+        if m.n_windows<least_windows or m.loss_rose or m.pairs or not m.learned or self.has_few_steps or math.isinf(high) and not low>0: return math.nan
         return m.noise_scale if math.isfinite(m.noise_scale) else low
 
+    @property
+    def has_few_steps(self)->bool: return self.today.has_n_epoch and self.steps_now<steps_least # Is the training that was asked for too short for a plan?
     @property
     def is_known(self)->bool: return not math.isnan(self.noise_known) # Is the noise scale known?
     @property
@@ -202,21 +207,23 @@ class BatchPlan:
 
     def _candidate(self, bs)->dict:
         "Make the row of `table` for a batch size, as yet without its `time`"
-        noise,rate,k = self.noise_known,rates(self.lr)[-1],bs/self.base_bs
+        noise,k,now = self.noise_known,bs/self.bs_now,self.bs_now
+        rate = rates(self.today.lr)[-1]*self.today.lr_factor*self.sum_factor_at(bs)
         secs,micro_bs,n_acc = self._way(bs)
         measured = first(secs for micro_bs,secs,_ in self.device.times if micro_bs*self.today.n_ranks==bs) or math.nan
         steps = examples = sgd = adam = math.nan
         if self.is_known:
             steps,examples = steps_needed(bs, noise),examples_needed(bs, noise)
-            sgd,adam = adascale_gain(k, noise, self.base_bs),adam_gain(k, noise, self.base_bs)
+            sgd,adam = adascale_gain(k, noise, now),adam_gain(k, noise, now)
         return dict(bs=bs, micro_bs=micro_bs, n_acc=n_acc, lr=rate*self.rule_at(bs)(k), steps=steps, examples=examples, step_time=secs, measured=measured,
                     time=math.nan, linear_scaling=rate*linear_scaling(k), adascale_gain=rate*sgd, sqrt_scaling=rate*sqrt_scaling(k), adam_gain=rate*adam)
 
     def _row(self, bs)->pd.Series: return self.table[self.table.bs==bs].iloc[0]
 
-    def time_at(self, noise_scale:float)->np.ndarray: # For each row of `table`, over that of today's batch size
-        "Return the time to a given loss if this were the noise scale, in items"
-        return relative_time(self.table.bs, self.table.step_time, noise_scale, self.bs_now)
+    def fit_ratios(self, noise_scale:float)->np.ndarray: # For each row of `table`, over that of today's batch size
+        "Return the time of the whole fit if this were the noise scale, in items"
+        times = np.array([self.with_noise(noise_scale).fit_time_at(bs) for bs in map(int, self.table.bs)])
+        return times/times[self.table.bs==self.bs_now]
 
     @cached_property
     def fastest(self)->int: # Items
@@ -224,18 +231,20 @@ class BatchPlan:
         if not self.is_known: return self.bs_now
         # Without times the nearest to the noise scale
         if not self.timed: return min(self.table.bs.tolist(), key=lambda bs: abs(math.log(bs/max(1, self.noise_known))))
-        times = dict(zip(map(int, self.table.bs), self.time_at(self.noise_known)))
+        times = dict(zip(map(int, self.table.bs), self.table.time))
         fastest = min(times, key=times.get)
         return self.bs_now if times[self.bs_now]<=(1+self.least_gain)*times[fastest] else fastest
 
     @cached_property
     def fit_times(self)->dict: # By batch size; NaN where no step times are known
-        "Return the seconds of the whole fit with each candidate: with validations, and in whole epochs where those are planned"
-        def _time(bs):
-            n = self.epochs_at(bs)
-            if self.in_whole_epochs and bs!=self.bs_now: n = max(n, whole_epochs(n)) # What is cut off is no gain
-            return self._fit_time(n, bs)
-        return {bs: _time(bs) for bs in map(int, self.table.bs)}
+        "Return `fit_time_at` for each candidate"
+        return {bs: self.fit_time_at(bs) for bs in map(int, self.table.bs)}
+
+    def fit_time_at(self, bs:int)->float: # Seconds
+        "Return the time of the whole fit with batches of `bs` items: with validations, and in whole epochs where those are planned"
+        n = self.epochs_at(bs)
+        if self.in_whole_epochs and bs!=self.bs_now: n = max(n, whole_epochs(n)) # What is cut off is no gain
+        return self._fit_time(n, bs)
 
     def time_allowed(self, bs:int)->float: # Seconds
         "Return the time that a fit with `bs` may take: today's, less 5% for each doubling or halving, and less `least_gain`"
@@ -254,13 +263,16 @@ class BatchPlan:
         good = [bs for bs in self.about_as_fast if self.fit_times[bs]<=self.time_allowed(bs)]
         return min(good, key=lambda bs: abs(math.log2(bs/self.bs_now)), default=self.bs_now)
 
+    def with_noise(self, noise_scale:float): # A `BatchPlan`
+        "Plan as if this were the noise scale, in items"
+        return replace(self, measured=replace(self.measured, noise_scale=noise_scale, ci=(noise_scale,noise_scale)))
+
     @cached_property
     def bs_range(self)->tuple: # Items, powers of two; the second is `None` where the interval has no upper end
         "Return the sizes whose fit takes about as long as the fastest, over the noise scale's interval; around `bs` without times"
         is_told,sizes = self.timed and self.is_known,set() if self.chosen else {self.bs}
         if is_told:
-            ends = [replace(self, measured=replace(self.measured, noise_scale=o, ci=(o,o))) for o in self.ci if o<math.inf]
-            sizes = sizes.union(*(plan.about_as_fast for plan in (self,*ends)))
+            sizes = sizes.union(*(plan.about_as_fast for plan in (self,*(self.with_noise(o) for o in self.ci if o<math.inf))))
         sizes = sizes or {self.bs}
         least,most = 2**math.floor(math.log2(min(sizes))),2**math.ceil(math.log2(max(sizes)))
         return least,None if is_told and math.isinf(self.ci[1]) else most
@@ -281,13 +293,17 @@ class BatchPlan:
     def verdict(self)->str:
         """Return 'use' for another size, 'split' for today's in other micro-batches, or 'stay'; otherwise why nothing is planned
 
-        That is 'pairs' where the loss looks at pairs of items, 'short' after fewer than `least_windows` windows, 'too_high' where the loss rose, and
-        'unknown' where the noise scale cannot be told.
+        That is 'pairs' where the loss looks at pairs of items, 'few_steps' where the training has fewer than `steps_least`, 'short' after fewer than
+        `least_windows` windows, 'too_high' where the loss rose, 'not_learned' where it ended no better than a guess, and 'unknown' where the noise scale
+        cannot be told.
         """
         if not (self.chosen or self.is_known):
-            if self.measured.pairs: return 'pairs'
-            if self.measured.n_windows<least_windows: return 'short'
-            return 'too_high' if self.measured.loss_rose else 'unknown'
+            m = self.measured
+            if m.pairs: return 'pairs'
+            if self.has_few_steps: return 'few_steps'
+            if m.n_windows<least_windows: return 'short'
+            if m.loss_rose: return 'too_high'
+            return 'unknown' if m.learned else 'not_learned'
         if self.bs!=self.bs_now: return 'use'
         return 'split' if self.micro_bs!=self.today.micro_bs else 'stay'
 
@@ -310,18 +326,34 @@ class BatchPlan:
     @property
     def in_whole_epochs(self)->bool: return self.today.has_n_epoch and self.today.n_epoch>=1 # Was a number of epochs asked for, 1 or more?
 
+    def _epoch_of(self, micro_bs, n_acc)->Epoch: return epoch_of(self.today.n_train, micro_bs, n_acc, self.today.n_ranks, self.today.drops_last)
+
+    @property
+    def epoch_now(self)->Epoch: # What an epoch holds today
+        t = self.today
+        return self._epoch_of(t.micro_bs, math.ceil(t.bs/t.n_ranks/t.micro_bs))
+    @property
+    def steps_now(self)->float: return self.today.n_epoch*self.epoch_now.steps # Optimizer steps of today's training
+
+    def epoch_at(self, bs:int)->Epoch: # What an epoch holds with batches of `bs` items, a batch size of `table`
+        _,micro_bs,n_acc = self._way(bs)
+        return self._epoch_of(micro_bs, n_acc)
+
     def epochs_at(self, bs:int)->float: # Not rounded
         "Return the epochs of `bs` that end at the loss of today's training"
-        return self._unsaved_at(bs)/self.saved_at(bs) if self.is_known else self.today.n_epoch*1.
+        return self._unsaved_at(bs)/self.saved_at(bs)
 
-    def _unsaved_at(self, bs): return self.today.n_epoch*epochs_needed(bs, self.bs_now, self.noise_known) # Epochs of `bs`, before any are saved
+    def _unsaved_at(self, bs):
+        "Return the epochs of `bs` before any are saved; where the noise scale is not known, those of today's number of items"
+        more = epochs_needed(bs, self.bs_now, self.noise_known) if self.is_known else 1.
+        return self.today.n_epoch*more*self.epoch_now.items/self.epoch_at(bs).items
 
     def saved_at(self, bs:int)->float: # 1 where none are saved
         "Return `epochs_saved` by the rate at `bs`, for Adam only; at least today's epochs and `steps_least` steps are left"
         t = self.today
-        if not (t.adam and bs>t.bs): return 1.
+        if not (t.adam and bs>t.bs and self.is_known): return 1.
         factor = min(self.lr_factor_at(bs), sqrt_scaling(bs/t.bs)) # A low rate needs what exceeds the root for itself
-        left = max(t.n_epoch, steps_least*bs/t.n_train)
+        left = max(t.n_epoch, steps_least/self.epoch_at(bs).steps)
         return max(1., min(epochs_saved(factor, self.reach_at(bs)), self._unsaved_at(bs)/left))
 
     def reach_at(self, bs:int)->float: # 1 at most
@@ -335,6 +367,8 @@ class BatchPlan:
     def n_epoch(self)->int: return whole_epochs(self.n_epoch_exact) # Epochs to train for
     @property
     def epochs(self)->float: return self.n_epoch if self.in_whole_epochs else self.n_epoch_exact # Whole ones where those are planned
+    @property
+    def steps(self)->float: return self.epochs*self.epoch_at(self.bs).steps # Optimizer steps in those
 
     def _freeze_epochs_at(self, bs): # Scaled as the other epochs, to the nearest
         return self.today.freeze_epochs and max(1, round(self.today.freeze_epochs*self.epochs_at(bs)/self.today.n_epoch))
@@ -354,10 +388,12 @@ class BatchPlan:
     def _whole_time(self, n_epoch, n_frozen, secs): # `secs`: the steps of an epoch that is not frozen
         beside_steps = self.device.epoch_start+self.device.valid_time
         return (n_epoch+n_frozen*self.frozen_part)*secs + (n_epoch+n_frozen)*beside_steps
-    def _fit_time(self, n_epoch, bs): return self._whole_time(n_epoch, self._freeze_epochs_at(bs), self.today.n_train/bs*self.step_time_at(bs))
-
+    def epoch_time_at(self, bs:int)->float: # Seconds of training in an epoch of `bs`, a batch size of `table`; NaN where no step times are known
+        return epoch_seconds(self.epoch_at(bs), self._way(bs)[1], self.timed) if self.timed else math.nan
     @property
-    def epoch_time(self)->float: return self.today.n_train/self.bs_now*self.step_time_now # Seconds of training in an epoch as it is today
+    def epoch_time(self)->float: return epoch_seconds(self.epoch_now, self.today.micro_bs, self.timed) if self.timed else math.nan # The same as it is today
+
+    def _fit_time(self, n_epoch, bs): return self._whole_time(n_epoch, self._freeze_epochs_at(bs), self.epoch_time_at(bs))
 
     @property
     def duration(self)->Duration: # Seconds; NaN where no step times are known
@@ -377,26 +413,32 @@ class BatchPlan:
         if self.today.adam and (not self.is_known or not self.measured.moved or bs<self.bs_now): return no_scaling
         if not self.is_known: return linear_scaling
         rule = adam_gain if self.today.adam and not self.rate.low else adascale_gain
-        return partial(rule, noise_scale=float(f'{self.noise_known:.3g}'), base_bs=self.base_bs)
+        return partial(rule, noise_scale=float(f'{self.noise_known:.3g}'), base_bs=self.bs_now)
 
     @property
     def rule(self)->object: return self.rule_at(self.bs) # Function from k to the factor on the learning rate, at the planned size
     @property
     def rule_name(self)->str: return rule_name(self.rule) # As the rule is imported
 
-    @property
-    def scaled_lr(self)->object: return scale_lr(self.lr, self.rule(self.bs/self.base_bs)) # Learning rate that the optimizer uses at its peak
-    def lr_factor_at(self, bs:int)->float: # The optimizer's rate at `bs` items, over today's
-        rule = self.rule_at(bs)
-        return rule(bs/self.base_bs)/rule(self.bs_now/self.base_bs)
+    def sum_factor_at(self, bs:int)->float: # Factor on the rate that makes up for a loss that is a sum, whose gradient grows with the batch; Adam needs none
+        return self.bs_now/bs if self.today.sums and not self.today.adam else 1.
+    def lr_factor_at(self, bs:int)->float: return self.sum_factor_at(bs)*self.rule_at(bs)(bs/self.bs_now) # The optimizer's rate at `bs` items, over today's
     @property
     def lr_factor(self)->float: return self.lr_factor_at(self.bs) # The same as planned
+    @property
+    def scaled_lr(self)->object: return scale_lr(self.today.lr, self.today.lr_factor*self.lr_factor) # Learning rate that the optimizer uses at its peak
+
+    @property
+    def lr(self)->object: # As `fit_one_cycle` or `fine_tune` take it
+        "Return the peak of the learning rate to pass: as today where nothing changes, else the one that `cbs` scale to `scaled_lr`"
+        t = self.today
+        return scale_lr(t.lr, t.lr_factor*self.sum_factor_at(self.bs)) if self.changes else t.lr
 
     @property
     def wd_factor(self)->float: # 1 where the noise scale is not known
-        "Return `decay_factor` for the plan's size, rate and epochs"
-        if self.today.wd is None or not self.is_known or self.bs==self.bs_now: return 1.
-        return decay_factor(self.bs/self.bs_now, self.lr_factor, self.epochs/self.today.n_epoch)
+        "Return `decay_factor` for the plan's optimizer steps and their rate"
+        if self.today.wd is None or self.today.keeps_wd or not self.is_known or not self.changes: return 1.
+        return decay_factor(self.steps_now/self.steps, self.lr_factor)
 
     @property
     def wd(self): # As `fit` takes it; `None` where there is none
@@ -407,15 +449,17 @@ class BatchPlan:
 
     @property
     def cbs(self)->list:
-        "Make fresh callbacks to train with at `lr`, on loaders with batches of `micro_bs`; those that would change nothing are left out"
+        "Make fresh callbacks to train with at `lr`, on loaders with batches of `micro_bs`; none where the plan changes nothing, as the learner has its own"
+        if not self.changes: return []
         accum = [GradAccum(self.n_acc)] if self.n_acc>1 else []
-        return accum+[ScaledLR(self.base_bs, self.rule)] if self.rule(self.bs/self.base_bs)!=1 else accum
+        return accum+[ScaledLR(self.bs_now, self.rule)] if self.rule(self.bs/self.bs_now)!=1 else accum
 
     def apply(self,
         learn, # A `Learner`: gets a training loader with batches of `micro_bs`, `cbs` in place of callbacks that did their work, and `wd`
     ): # `learn`
         "Set up `learn` to train as planned at `lr`; draws no random number, and a second call changes nothing"
         refuse_other(learn, self.today.adam, self.today.sums)
+        if not self.changes: return learn if self.today.has_plan else set_back(learn) # As it was measured, with callbacks of its own
         sets_decay = self.wd_factor!=1 or self.today.has_plan # An earlier plan may have set another one
         return set_up(learn, self.micro_bs, self.cbs, self.wd if sets_decay else None, self.today.wd)
 

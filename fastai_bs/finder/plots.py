@@ -104,18 +104,19 @@ def _plot_cycle(plan, ax=None):
 
 # %% ../../nbs/finder/07_plots.ipynb #d8e3fa93
 def _plot_time(plan, ax=None):
-    "Draw time and examples to a given loss against batch size, over those of today's"
+    "Draw the time of the whole fit, and the examples to a given loss, against batch size, over those of today's"
     table,bs_now,bs = plan.table,plan.bs_now,plan.bs
     title = 'Predicted here'
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     if plan.balanced_bs: ax.axvline(plan.balanced_bs, color='grey', ls=':', label=f'balanced, {plan.balanced_bs}')
     if table.time.notna().all():
-        ax.plot(table.bs, table.time, 'o-', color='C0', label='time to a given loss')
+        times = plan.fit_ratios(plan.noise_known)
+        ax.plot(table.bs, times, 'o-', color='C0', label='time of the whole fit')
         if all(map(math.isfinite, plan.ci)):
-            ends = [plan.time_at(o) for o in plan.ci]
+            ends = [plan.fit_ratios(o) for o in plan.ci]
             ax.fill_between(table.bs, np.minimum(*ends), np.maximum(*ends), color='C0', alpha=0.2, lw=0)
-        ax.plot(bs, table.time[table.bs==bs].item(), '*', color='C1', ms=16, zorder=3, label=f'planned, {bs}')
+        ax.plot(bs, times[table.bs==bs].item(), '*', color='C1', ms=16, zorder=3, label=f'planned, {bs}')
         title += f": stay at {bs}" if bs==bs_now else f": use {bs} (today {bs_now})"
     if np.isfinite(table.examples).all():
         ax.plot(table.bs, table.examples/table.examples[table.bs==bs_now].item(), 's-', color='C2', ms=4, label='examples')

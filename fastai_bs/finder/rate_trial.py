@@ -19,8 +19,7 @@ from ..learner.loaders import with_micro_bs
 from ..learner.mock import mock_training
 from ..accumulate.losses import plain, precise
 from ..accumulate.grad_accum import QuietAccum, own_settings
-from ..learner.loop import callback_of
-from ..schedule.scaled_lr import ScaledLR, scale_lr
+from ..schedule.scaled_lr import scale_lr
 from .mock_cycle import OneCycle
 
 # %% ../../nbs/finder/05_rate_trial.ipynb #e7445386
@@ -98,19 +97,17 @@ def with_rate_tried(
     After `most_trials` sizes at which it does not hold, plan for today's size.
     """
     if not (plan.measured.moved and plan.timed and plan.is_known): return plan
-    scaled = callback_of(learn, ScaledLR)
-    factor_now = scaled.factor_at(plan.bs_now) if scaled else 1.
     for trial in range(most_trials):
         if plan.bs<=plan.bs_now: break
         may_be_low = plan.today.adam and plan.epochs*plan.saved_at(plan.bs)<=more_passes*plan.today.n_epoch
         low = replace(plan, rate=replace(plan.rate, low=may_be_low))
-        factors = sorted({o.rule(o.bs/o.base_bs)/factor_now for o in (plan,low)})
+        factors = sorted({o.rule(o.bs/o.bs_now) for o in (plan,low)})
         if factors[0]<=1: return plan
         n_steps = cycle_cost*plan.step_time_now/plan.step_time_at(plan.bs)
-        n_steps = round(min(max(n_steps, least_steps), most_steps, max(1, plan.n_epoch_exact*plan.today.n_train/plan.bs)))
+        n_steps = round(min(max(n_steps, least_steps), most_steps, plan.n_epoch_exact*plan.epoch_at(plan.bs).steps))
         micro_bs = None if plan.micro_bs==plan.today.micro_bs else plan.micro_bs # A loader may allow no other size
         # A second order of the items counts at the first size only: where that fails, the rate is near its edge
-        factor = _factor_that_holds(learn, micro_bs, plan.n_acc, scale_lr(plan.lr, factor_now), factors, n_steps, again=trial==0)
+        factor = _factor_that_holds(learn, micro_bs, plan.n_acc, plan.lr, factors, n_steps, again=trial==0)
         if factor: return replace(plan, rate=replace(plan.rate, held=plan.bs, low=factor>factors[0]))
         plan = replace(plan, rate=replace(plan.rate, failed=plan.bs, gave_up=trial==most_trials-1))
     return replace(plan, rate=replace(plan.rate, held=plan.bs_now)) # At no larger size may the rate be scaled

@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/loaders.html.md"""
 
 # %% auto #0
 __all__ = ['micro_batch_size', 'known_micro_bs', 'n_items', 'refuse_empty', 'epoch_items', 'epoch_len', 'declared_len',
-           'with_train', 'with_micro_bs', 'trained_by', 'SetUp', 'close_set_ups', 'by_size', 'slices', 'rows_of',
-           'tensors', 'n_fresh']
+           'drops_last', 'with_train', 'with_micro_bs', 'fixes_batches', 'trained_by', 'SetUp', 'close_set_ups',
+           'by_size', 'slices', 'rows_of', 'tensors', 'n_fresh']
 
 # %% ../../nbs/learner/03_loaders.ipynb #a5d7484f
 import math, random
@@ -71,6 +71,11 @@ def declared_len(learn): # A `Learner`
     except TypeError: raise ValueError("The training loader does not declare a length, without which fastai cannot fit: give its data set a `__len__`, "
                                        "or the loader `n=`, the items of an epoch") from None
 
+# %% ../../nbs/learner/03_loaders.ipynb #5ed014fd
+def drops_last(dl): # A training loader
+    "Return whether `dl` leaves out a last batch that is not whole"
+    return bool(getattr(getattr(dl, 'batch_sampler', None) or dl, 'drop_last', False)) # torch's `drop_last` is that of its sampler
+
 # %% ../../nbs/learner/03_loaders.ipynb #21d8abc5
 def _copy_with(dl, micro_bs):
     "Copy a loader; fastai's own `new` forgets weights, `n`, `partial_n` and `sort_func`"
@@ -115,6 +120,13 @@ def with_micro_bs(
             return TorchDataLoader(dl.dataset, micro_bs, **same)
     raise ValueError(f"A training loader of type {type(dl).__name__} cannot be given batches of {micro_bs} items: make one that has them, "
                      "or give it an attribute `bs` and a method `new(bs=...)`")
+
+# %% ../../nbs/learner/03_loaders.ipynb #2561f133
+def fixes_batches(learn): # A `Learner`
+    "Return whether the model carries a state from batch to batch, as those with a `reset` do, in an order that the loader fixes for its batch size"
+    dl = learn.dls.train
+    if not hasattr(learn.model, 'reset') or isinstance(_draws(dl), LMDataLoader): return False
+    return isinstance(dl.sampler, SequentialSampler) if isinstance(dl, TorchDataLoader) else not getattr(dl, 'shuffle', False)
 
 # %% ../../nbs/learner/03_loaders.ipynb #24e32446
 def _draws(dl): return dl.dl if isinstance(dl, DistributedDL) else dl # The loader that draws the order of the items

@@ -11,8 +11,6 @@ __all__ = ['headlines', 'headline', 'run_line', 'cautions', 'good_to_know', 'ver
 import math
 import pandas as pd
 from ..utils.text import counted, difference_text, factor_text, listed, marked_size, num, percent, rate_text, time_text
-from ..schedule.scaled_lr import scale_lr
-from ..finder.advice import sum_factor
 from .compare import default_rates
 
 # %% ../../nbs/verify/04_advice.ipynb #9e2b7a5e
@@ -46,11 +44,11 @@ def headline(
     return headlines[v.verdict][v.unknown_for or goal].format(**words)
 
 # %% ../../nbs/verify/04_advice.ipynb #034efb9b
-def _lr(v): return rate_text(scale_lr(v.plan.lr, sum_factor(v.plan))) # To pass to `fit_one_cycle`
+def _lr(v): return rate_text(v.plan.lr) # To pass to `fit_one_cycle`
 
 def _rate(v):
     "Say which rate to pass"
-    lr,scaled = _lr(v),rate_text(scale_lr(v.plan.scaled_lr, sum_factor(v.plan)))
+    lr,scaled = _lr(v),rate_text(v.plan.scaled_lr)
     texts = [f"Pass {lr} to `fit_one_cycle`."]
     if v.factor!=1: texts.append(f"The loss was lowest at {factor_text(v.factor)} times the rate that you gave.")
     if v.plan.changes and scaled!=lr: texts.append(f"A callback scales it to {scaled}.")
@@ -80,7 +78,7 @@ def _how_sure(v):
 def _again(v):
     "Return the call that gives a clearer answer"
     sizes = v.tried if v.interrupted or len(v.whole)<2 else v.whole.bs.tolist()
-    args = [rate_text(v.planned.lr),f'n_epoch={num(v.n_epoch)}',f"sizes=[{', '.join(map(str, sizes))}]"]
+    args = [rate_text(v.planned.today.lr),f'n_epoch={num(v.n_epoch)}',f"sizes=[{', '.join(map(str, sizes))}]"]
     if tuple(v.rates)!=default_rates(v.equal): args.append(f"rates=[{', '.join(map(factor_text, v.rates))}]")
     if not v.interrupted: args.append(f'n_runs={v.more_runs}')
     if v.equal!='time': args.append(f'equal={v.equal!r}')

@@ -16,7 +16,7 @@ from fastai.learner import Learner
 from ..utils.checks import check_number, check_whole, is_number, is_several, shown
 from ..utils.text import counted, time_text
 from ..learner.ranks import rank, trains_together
-from ..learner.loaders import declared_len, epoch_len, n_items
+from ..learner.loaders import declared_len, epoch_len, fixes_batches, n_items
 from ..learner.mock import mock_training, ticks
 from ..accumulate.sizes import accumulation
 from ..schedule.scaled_lr import rates as rates_in
@@ -123,7 +123,7 @@ def _with_times_of(learn, plan, sizes):
     "Add the step times of those `sizes` that fit in one micro-batch to `plan`"
     ran = {o[0]: o for o in plan.device.times}
     new = {bs//plan.today.n_ranks for bs in sizes if bs%plan.today.n_ranks==0}-set(ran)
-    if not new or not ran: return plan
+    if not new or not ran or fixes_batches(learn): return plan
     with mock_training(learn): timed = time_steps(learn, sorted(new | {plan.today.micro_bs}), plan.today.micro_bs)
     for o in timed.fastest(): ran[o[0]] = min(o, ran.get(o[0], o))
     return replace(plan, device=replace(plan.device, times=tuple(ran[micro_bs] for micro_bs in sorted(ran))))
@@ -198,7 +198,7 @@ def bs_verify(self:Learner,
     if equal=='plan': n_epoch = plan.today.n_epoch
     if n_epoch is None:
         n_lengths = whole_lengths(equal, len(sizes), len(set(rates)), n_runs)
-        n_epoch = default_epochs(plan.epoch_time, plan.today.n_train/plan.bs_now, n_lengths)
+        n_epoch = default_epochs(plan.epoch_time, plan.epoch_now.steps, n_lengths)
 
     trials = Trials(self, plan, n_epoch, equal, sizes)
     few = [bs for bs in sizes if trials.n_steps(bs)<least_steps]

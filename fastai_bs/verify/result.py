@@ -158,7 +158,7 @@ class BatchVerification:
     def plan(self)->BatchPlan:
         "The plan of `bs_find` for a batch of `bs`, at the best rate"
         plan = self.planned.at(self.bs)
-        return plan if self.factor==1 else replace(plan, today=replace(plan.today, lr=scale_lr(plan.lr, self.factor)))
+        return replace(plan, today=replace(plan.today, lr=scale_lr(plan.today.lr, self.factor), keeps_wd=self.equal!='plan')) # As it was tried
 
     def epochs_in_time(self,
         n_epoch:float, # Epochs of today's batch

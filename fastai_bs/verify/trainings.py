@@ -124,11 +124,10 @@ def short_training(
         return Training(end.n_items*n_ranks(learn), secs, train_loss, valid.mean(on_ranks))
 
 # %% ../../nbs/verify/02_trainings.ipynb #1431d474
-def _steps_of(items, bs, micro_bs, n_train, drops_last):
-    "Count the optimizer steps that train on so many items, with the smaller step at the end of each epoch; `drops_last` as of the loader"
-    in_epoch = n_train-n_train%micro_bs if drops_last else n_train
-    n_epoch,rest = divmod(items, in_epoch)
-    return int(n_epoch)*math.ceil(in_epoch/bs) + round(rest/bs)
+def _steps_of(items, bs, epoch):
+    "Count the optimizer steps that train on so many items, with the smaller step at the end of each `Epoch`"
+    n_epoch,rest = divmod(items, epoch.items)
+    return int(n_epoch)*epoch.steps + round(rest/bs)
 
 class Trials:
     "Run short trainings of a learner that have equal time or items, and keep their results"
@@ -141,7 +140,6 @@ class Trials:
     ):
         store_attr()
         self.plan_at = cache(plan.at) # `plan.at` is slow
-        self.drops_last = bool(getattr(learn.dls.train, 'drop_last', False))
         self.rows = [] # A dict for each training, as in `BatchVerification.df`
         self.too_large = set() # Sizes that did not fit in memory
         self.ticks = noop # Progress bar
@@ -151,11 +149,12 @@ class Trials:
         part:float=1., # Fraction of the whole length
     )->int: # Optimizer steps, at least 1
         "Count the steps of a training"
-        plan,today,n_epoch = self.plan_at(bs),self.plan.today,self.n_epoch
-        if self.equal=='plan' and bs!=self.plan.bs_now: n_epoch = plan.epochs
-        items = n_epoch*today.n_train
-        if self.equal=='time': items = n_epoch*self.plan.epoch_time/plan.step_time_at(bs)*bs
-        return max(1, _steps_of(part*items, bs, plan.micro_bs*today.n_ranks, today.n_train, self.drops_last))
+        plan,now = self.plan_at(bs),self.plan.epoch_now
+        epoch = plan.epoch_at(bs)
+        items = self.n_epoch*now.items
+        if self.equal=='plan' and bs!=self.plan.bs_now: items = plan.epochs*epoch.items
+        if self.equal=='time': items = self.n_epoch*self.plan.epoch_time/plan.epoch_time_at(bs)*epoch.items
+        return max(1, _steps_of(part*items, bs, epoch))
 
     def train(self,
         arm:Arm, # Batch size and learning rate

@@ -31,7 +31,7 @@ def sentences(plan):
         "Stay at 100 for 1000 epochs (2 h 47 min): with 400 the whole fit would take 92% of today's time, and a plan takes 400 only at "
         "90.7% or less."),
     (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'use',
-        "Use 256 (today 64): 5 epochs of 64 become 7 of 256 after 1 frozen one, in about 74% of the time (51 s instead of 1 min 9 s)."),
+        "Use 256 (today 64): 5 epochs of 64 become 7 of 256 after 1 frozen one, in about 74% of the time (52 s instead of 1 min 9 s)."),
     (lambda: plan_of(n_windows=4), 'short', "Stay at 64: 4 windows of micro-batches are too few to tell the noise scale, so measure for longer first."),
     (lambda: plan_of(loss_rose=True), 'too_high', "Stay at 64: the loss rose during the mock training at 0.01, so measure with a lower rate first."),
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)), 'unknown', "Stay at 64: the noise scale cannot be told yet, so measure for longer first."),
@@ -77,7 +77,7 @@ def test_a_reading_that_bounds_nothing_is_left_out(noise_scale, ci, said):
 @pytest.mark.parametrize('make,code', [
     (lambda: plan_of(), 'plan.apply(learn).fit_one_cycle(6, 0.01)'), (lambda: plan_of(128, **tight), 'learn.fit_one_cycle(5, 0.01)'),
     (lambda: plan_of(**fixed), 'plan.apply(learn).fit(6, 0.01)'),
-    (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn).fit_one_cycle(n_epoch, lr)'),
+    (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn).fit_one_cycle(6, 0.01)'),
     (lambda: plan_of(adam=False, sums=True), 'plan.apply(learn).fit_one_cycle(6, 0.005)'),
     (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'plan.apply(learn).fine_tune(7, 0.01)'),
     (lambda: plan_of(freeze_epochs=1).at(1024), 'plan.at(1024).apply(learn).fine_tune(14, 0.01, freeze_epochs=3)'),

@@ -9,9 +9,10 @@ import pytest
 from fastcore.foundation import L
 from hypothesis import given, settings
 from fastai_bs.all import GradAccum, no_scaling, ScaledLR
-from fastai_bs.finder.advice import good_to_know
+from fastai_bs.finder.advice import cautions, good_to_know
 from fastai_bs.finder.plan import RateTrial
 from fastai_bs.finder.steps import whole_epochs
+from fastai_bs.schedule.scaled_lr import rates, scale_lr
 from plans import plan_of, plans, readings, secs, window_rows
 
 inf,nan = math.inf,math.nan
@@ -93,8 +94,8 @@ def test_of_sizes_about_as_fast_the_one_nearest_to_todays(kwargs, fastest, bs, r
     else: assert plan.verdict=='use'
 
 def test_the_size_is_chosen_by_whole_epochs():
-    "What 1.3 epochs would save of 1 is lost where there must be 2: (450+300)/(450+150) = 1.25 of 300 items"
-    plan = fixed(450., (440.,460.), bs=150, n_epoch=1, times=((150,0.02,0.),(300,0.024,0.)), n_train=600)
+    "What 1.3 epochs would save of 1 is lost where there must be 2: (450+300)/(450+150) = 1.25 of 300 items each"
+    plan = fixed(450., (440.,460.), bs=150, n_epoch=1, times=((150,0.02,0.),(300,0.024,0.)), n_train=12_000)
     assert plan.fastest==300 and plan.n_epoch_exact==1 and plan.epochs_at(300)==1.25 and plan.bs==150 and plan.stays_for=='little'
     assert changed(plan, 'today', n_epoch=4).bs==300 # 5 epochs
     assert changed(plan, 'today', has_n_epoch=False).bs==300 # No epochs were asked for
@@ -147,7 +148,7 @@ def test_weight_decay(wd, adam, has_n_epoch):
     "Batch, rate and epochs: 4 times, 2.5 times or what Adam makes of it, and 8 of 5 epochs; not where nothing changes, nor where none is known"
     plan = cycle(bs=25, base_bs=50, times=five, adam=adam, n_epoch=5, has_n_epoch=has_n_epoch, wd=wd)
     assert plan.bs==100 and plan.n_epoch==8
-    by = for_adam(100, 100., 50)/for_adam(25, 100., 50) if adam else 2.5
+    by = for_adam(100, 100., 25) if adam else 2.5
     factor = 4/(by*8/5)
     assert plan.wd_factor==approx(factor) and L(plan.wd)==L([approx(factor*o) for o in L(wd)])
     assert plan.at(25).wd_factor==1 and plan.at(25).wd==wd
@@ -171,6 +172,49 @@ def test_a_higher_rate_saves_epochs_where_a_batch_reaches_little(kwargs, saves):
     left = max(now, 8000/plan.today.n_train)
     assert plan.epochs_at(100)==approx(max(left, now*growth/factor**0.5)) and plan.epochs_at(25)==now and plan.epochs_at(12)<now
     assert any('few of the parameters' in o for o in good_to_know(plan.at(100)))==(saves and now*growth>1.05*left)
+
+# What the loader gives
+
+@pytest.mark.parametrize('n_train,drops_last,bs,items,steps', [(500,True,128,384,3),(500,True,64,448,7),(650,False,320,650,3),(650,False,64,650,11)])
+def test_a_plan_counts_what_the_loader_gives(n_train, drops_last, bs, items, steps):
+    "As many items as the same loss needs, the same sum of lr*wd over the steps, and the seconds of these steps"
+    times = tuple((o,0.001*o+0.01,0.01) for o in (16,64,128,320))
+    plan = cycle(bs=16, n_train=n_train, drops_last=drops_last, n_epoch=7, wd=0.01, times=times, rate=RateTrial(held=1000)).at(bs)
+    now = 496 if drops_last else 650
+    assert plan.n_epoch_exact*items==approx(7*now*(100+bs)/116) and plan.n_epoch==whole_epochs(plan.n_epoch_exact)
+    assert plan.steps==plan.n_epoch*steps
+    assert plan.wd*plan.scaled_lr*plan.steps==approx(0.01*0.1*7*math.ceil(now/16))
+    assert plan.duration==pytest.approx((plan.n_epoch*(items*0.001+steps*0.01),7*(now*0.001+math.ceil(now/16)*0.01)))
+
+def test_a_training_of_few_steps_has_no_plan():
+    "But for a size of one's own choice, which says so"
+    def _plan(n_epoch, **kwargs): return cycle(bs=25, n_train=1000, n_epoch=n_epoch, times=five, has_n_epoch=True, noise_scale=30., ci=(25.,35.), **kwargs)
+    few = _plan(1)
+    assert few.steps_now==40 and few.verdict=='few_steps' and not few.is_known and not few.changes and few.bs==25
+    assert _plan(2).is_known and _plan(1, ) is not few and changed(few, 'today', has_n_epoch=False).is_known
+    assert few.at(50).verdict=='use' and next(cautions(few.at(50)))=="This training has only 40 optimizer steps, too few for a plan."
+
+# The rate that the optimizer sees
+
+@pytest.mark.parametrize('adam', [False,True])
+def test_a_scaled_rate_of_today_is_what_a_plan_begins_with(adam):
+    "Where nothing changes the learner's own callback scales the rate, else those of the plan do, from today's size on"
+    plan = cycle(bs=25, base_bs=5, lr_factor=3., own_cbs=('GradAccum','ScaledLR'), times=five, adam=adam, rate=RateTrial(held=200))
+    by = for_adam(100, 100., 25) if adam else gain(100, 100., 25)
+    assert plan.bs==100 and plan.lr==approx(0.3) and plan.base_bs==25 and plan.lr_factor==approx(by) and plan.scaled_lr==approx(0.3*by)
+    assert plan.code.startswith('learn.remove_cbs([GradAccum, ScaledLR]).fit_one_cycle(') and 'ScaledLR(25, ' in plan.code
+    assert plan.table.lr.values==approx([0.3*plan.lr_factor_at(bs) for bs in plan.table.bs])
+    stays = plan.at(25)
+    assert (stays.lr,stays.base_bs,stays.lr_factor,stays.cbs)==(0.1,5,1,[]) and stays.scaled_lr==approx(0.3) and 'cbs' not in stays.code
+
+def test_a_loss_that_sums():
+    "Its gradient grows with the batch, so that SGD takes as much less of it; for Adam nothing changes"
+    def _plan(**kwargs): return cycle(bs=25, times=five, sums=True, wd=0.1, n_epoch=100, rate=RateTrial(held=200), **kwargs)
+    plan = _plan()
+    assert plan.bs==100 and plan.lr==approx(0.1/4) and plan.lr_factor==approx(2.5/4) and plan.scaled_lr==approx(0.1*2.5/4)
+    assert f'{plan.n_epoch}, 0.025,' in plan.code and plan.cbs[0].factor_at(100)==approx(2.5)
+    assert plan.wd*plan.scaled_lr*plan.steps==approx(0.1*0.1*100*4000)
+    assert _plan(adam=True).lr==0.1 and changed(_plan(adam=True), 'today', sums=False).scaled_lr==_plan(adam=True).scaled_lr
 
 # A size of one's own choice
 
@@ -202,14 +246,31 @@ def test_all_of_a_plan_follows_from_one_number(plan):
     assert plan.bs==plan.micro_bs*plan.n_acc*t.n_ranks or plan.bs==now
     growth = (noise+plan.bs)/(noise+now) if known else 1
     saved = min(plan.lr_factor, (plan.bs/now)**0.5)**0.5 if known and t.adam and plan.bs>now and plan.reach_at(plan.bs)<0.5 else 1
-    left = max(t.n_epoch, 80*plan.bs/t.n_train) # Today's epochs and 80 steps are left
-    assert plan.n_epoch_exact==pytest.approx(min(t.n_epoch*growth, max(left, t.n_epoch*growth/saved))) and type(plan.n_epoch) is int
+    def _in_epoch(micro_bs, n_acc):
+        share = math.ceil(t.n_train/t.n_ranks)
+        n_micro = share//micro_bs if t.drops_last else math.ceil(share/micro_bs)
+        return (n_micro*micro_bs*t.n_ranks if t.drops_last else t.n_train),math.ceil(n_micro/n_acc)
+    (items_now,steps_now),(items,steps) = _in_epoch(t.micro_bs, now//t.n_ranks//t.micro_bs),_in_epoch(plan.micro_bs, plan.n_acc)
+    assert plan.has_few_steps==(t.has_n_epoch and t.n_epoch*steps_now<80) and not (plan.has_few_steps and known)
+    left = max(t.n_epoch, 80/steps) # Today's epochs and 80 steps are left
+    same = t.n_epoch*growth*items_now/items
+    assert plan.n_epoch_exact==pytest.approx(min(same, max(left, same/saved))) and type(plan.n_epoch) is int
+    assert plan.steps==plan.epochs*steps
+    # The rates: what is passed, what the optimizer sees, and over what it sees today
+    by = now/plan.bs if t.sums and not t.adam else 1
+    rate,seen,now_seen = (rates(o)[-1] for o in (plan.lr,plan.scaled_lr,scale_lr(t.lr, t.lr_factor)))
+    assert seen==pytest.approx(now_seen*plan.lr_factor) and plan.lr_factor==pytest.approx(by*plan.rule(plan.bs/now))
+    if plan.changes:
+        scaled, = [cb for cb in plan.cbs if isinstance(cb, ScaledLR)] or [None]
+        assert rate==pytest.approx(now_seen*by) and seen==pytest.approx(rate*(scaled.factor_at(plan.bs) if scaled else 1)) and plan.base_bs==now
+        if t.wd and known: assert plan.wd*seen*plan.steps==pytest.approx(t.wd*now_seen*t.n_epoch*steps_now)
+    else: assert plan.lr==t.lr and plan.cbs==[] and plan.wd==t.wd and plan.base_bs==(t.base_bs or now)
     assert plan.n_epoch==whole_epochs(plan.n_epoch_exact)
     assert plan.epochs==(plan.n_epoch if t.has_n_epoch and t.n_epoch>=1 else plan.n_epoch_exact)
     # The verdict
     changes = plan.bs!=now,plan.micro_bs!=t.micro_bs
     if plan.verdict in ('use','split','stay'): assert plan.verdict==('use' if changes[0] else 'split' if changes[1] else 'stay')
-    else: assert not known and not plan.chosen and not any(changes) and plan.scaled_lr==plan.lr
+    else: assert not known and not plan.chosen and not any(changes)
     assert plan.changes==(plan.verdict in ('use','split'))
     # The range
     low,high = plan.bs_range
@@ -220,9 +281,14 @@ def test_all_of_a_plan_follows_from_one_number(plan):
     if plan.timed and known and not plan.chosen:
         def _time(bs, step_time):
             more = (noise+bs)/(noise+now)
-            n,n_frozen = t.n_epoch*more,t.freeze_epochs and max(1, round(t.freeze_epochs*more))
+            micro_bs,n_acc = plan.table.set_index('bs').loc[bs,['micro_bs','n_acc']].astype(int)
+            items,_ = _in_epoch(micro_bs, n_acc)
+            n = t.n_epoch*more*items_now/items
+            n_frozen = t.freeze_epochs and max(1, round(t.freeze_epochs*n/t.n_epoch))
             if plan.in_whole_epochs and bs!=now: n = max(n, whole_epochs(n))
-            return (n+n_frozen*plan.frozen_part)*t.n_train/bs*step_time + (n+n_frozen)*plan.device.valid_time
+            secs = plan.epoch_time_at(bs)
+            assert secs<=1.0001*(items/bs+2)*step_time # Two steps more at most, for what is not whole
+            return (n+n_frozen*plan.frozen_part)*secs + (n+n_frozen)*plan.device.valid_time
         took = {bs: _time(bs, secs) for bs,secs in zip(plan.table.bs, plan.table.step_time)}
         good = [bs for bs,secs in took.items() if secs<=1.1*min(took.values()) and secs<=took[now]/max(1+plan.least_gain, 1.05**abs(np.log2(bs/now)))]
         assert plan.bs==(min(good, key=lambda bs: max(bs/now, now/bs)) if good else now)

@@ -27,7 +27,7 @@ f32 = torch.float32
 
 def make(noise_scale=64., times=((4,0.01,0.),(8,0.01,0.),(16,0.01,0.),(32,0.011,0.)), **kwargs):
     "Today 8 items a step with SGD; 32 are the fastest, in one micro-batch"
-    return plan_of(8, **{**dict(noise_scale=noise_scale, ci=(0.9*noise_scale,1.1*noise_scale), lr=0.1, adam=False, n_train=96, n_epoch=3, moved=False,
+    return plan_of(8, **{**dict(noise_scale=noise_scale, ci=(0.9*noise_scale,1.1*noise_scale), lr=0.1, adam=False, n_train=96, n_epoch=7, moved=False,
                                 cool=None, at_peak=None, at_end=None, times=times), **kwargs})
 
 def accumulated(**kwargs): return make(**{**dict(noise_scale=1000., times=((4,0.01,0.009),(8,0.011,0.009))), **kwargs}) # As 4 x 8
