@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/mock_cycle.html.md"""
 
 # %% auto #0
 __all__ = ['pct_start', 'div', 'div_final', 'cool_rates', 'cool_stretch', 'mock_steps', 'mock_windows', 'per_window',
-           'least_windows', 'steps_least', 'rate_at', 'places', 'OneCycle', 'MockCycle', 'cycle_of', 'readings',
-           'for_training', 'guess_loss', 'below_guess', 'has_learned', 'is_too_high', 'LossPath', 'Reach', 'MockAccum']
+           'least_windows', 'steps_least', 'enough_guesses', 'rate_at', 'places', 'OneCycle', 'MockCycle', 'cycle_of',
+           'readings', 'for_training', 'guess_loss', 'is_below_guess', 'is_too_high', 'LossPath', 'Reach', 'MockAccum']
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #88a64548
 import math, torch
@@ -202,21 +202,17 @@ def guess_loss(
             return plain(learn.loss_func(apply(torch.detach, learn.pred), *others)).to(loss.dtype)
     except Exception: return loss*math.nan # Some losses allow no other targets
 
-def below_guess(
+def is_below_guess(
     sums:np.ndarray, # As for `is_too_high`
-)->tuple: # `(difference, error, guess)`; NaN where there are no micro-batches or no guesses
-    "Return by how much the loss is below that of guesses, its standard error, and the loss of guesses"
+    n_errors:float, # Standard errors by which it must be lower
+)->bool: # `True` where there are no guesses
+    "Tell whether the loss is below that of guesses for the same micro-batches"
     n,loss,_,guess,diff_sq = sums.sum(0)
-    if not n: return math.nan,math.nan,math.nan
     lower = (guess-loss)/n
-    return lower,math.sqrt(max(0., diff_sq/n-lower**2)/n),guess/n # Loss and guess are of the same micro-batches
+    error = math.sqrt(max(0., diff_sq/n-lower**2)/n)
+    return not lower<=n_errors*error
 
-def has_learned(
-    sums:np.ndarray, # As for `is_too_high`, of windows at the end
-)->bool: # `True` where it cannot be told
-    "Tell whether the loss may be below that of guesses by a hundredth or more"
-    lower,error,guess = below_guess(sums)
-    return not lower+2*error<0.01*abs(guess)
+enough_guesses = 100 # Micro-batches at the end of the cycle; with fewer a model that has learned a little may look like one that has not
 
 def is_too_high(
     at:np.ndarray, # For each window: the part of the cycle that was done
@@ -234,8 +230,7 @@ def is_too_high(
     scatter = math.sqrt(max(0., (loss_sq-loss**2/n)[last].sum()/freedom)) # Standard deviation of micro-batches within windows
     rose = (loss/n).max()>loss[0]/n[0]+4*scatter
     apart = scatter*math.sqrt(1/n_end+1/n[0])
-    lower,error,_ = below_guess(sums[some][last])
-    return bool(rose and (lower<5*error or loss_end>guess[0]/n[0]-5*apart))
+    return bool(rose and (not is_below_guess(sums[some][last], 5) or loss_end>guess[0]/n[0]-5*apart))
 
 class LossPath:
     "Keep the losses of windows along a mock cycle, and those of guesses at its beginning and its end"
@@ -268,8 +263,9 @@ class LossPath:
         return over_ranks(torch.tensor(sums)).numpy() if on_ranks else sums
 
     def learned(self, on_ranks=False):
-        "Tell whether the model knows more than a guess at the end, by `has_learned`"
-        return has_learned(self._over_ranks(on_ranks)[np.array(self.at)>=self.end])
+        "Tell whether the end is better than a guess; `True` where that cannot be told"
+        last = self._over_ranks(on_ranks)[np.array(self.at)>=self.end]
+        return last[:,0].sum()<enough_guesses or is_below_guess(last, 2)
 
     def too_high(self, on_ranks=False):
         "Tell whether the rate is too high, from the micro-batches of all ranks where it trains `on_ranks`"

@@ -1,4 +1,5 @@
 "`learn.bs_find`: what it says, that nobody can tell it was called, and what it refuses"
+import math
 import sys
 from functools import lru_cache, partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader as TorchDataLoader, Dataset, IterableDataset, RandomSampler
 from fastai.callback.core import Callback
 from fastai.callback.progress import CSVLogger, ShowGraphCallback
-from fastai.callback.rnn import rnn_cbs
+from fastai.callback.rnn import ModelResetter, rnn_cbs
 from fastai.callback.schedule import ParamScheduler, SchedCos
 from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback, TerminateOnNaNCallback
 from fastai.data.core import DataLoaders
@@ -30,6 +31,7 @@ from fastai_bs.finder.mock_cycle import rate_at
 from fastai_bs.noise.estimator import last_stretch
 from fastai_bs.finder.bs_find import BSFinder
 from fastai_bs.finder.timing import StepTimes
+from fastai_bs.schedule.scaled_lr import rates as all_rates
 from helpers import (changes, halves, hypers, loaders, mlp, noted, peak_lr, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, token_model,
                      tokens)
 from test_snapshot import Net
@@ -270,6 +272,37 @@ def test_the_rate_that_this_batch_is_trained_with(lr, scaled, rates):
     plan = find(learn, lr=lr)
     assert sorted({h['lr'] for hs in seen for h in hs}-{0.})==pytest.approx(sorted(o*rate_at(i/5) for o in rates for i in range(5)))
     assert plan.base_bs==scaled.base_bs and plan.bs_now==4 and plan.lr==(lr if lr else 0.003) and learn.scaled_lr is scaled
+    assert plan.today.lr_factor==pytest.approx(scaled.factor_at(4)) and plan.today.own_cbs==('ScaledLR',) and sorted(rates)==pytest.approx(all_rates(plan.scaled_lr))
+
+class Hidden(nn.Module):
+    "A language model that goes on with the state of the batch before, as in chapter 12 of the fastai book"
+    def __init__(self, bs=4):
+        super().__init__()
+        self.emb,self.rnn,self.out,self.h = nn.Embedding(12, 8),nn.RNN(8, 8, batch_first=True),nn.Linear(8, 12),torch.zeros(1, bs, 8)
+    def reset(self): self.h.zero_()
+    def forward(self, x):
+        y,h = self.rnn(self.emb(x), self.h)
+        self.h = h.detach()
+        return self.out(y)
+
+@pytest.mark.parametrize('shuffle', [False,True])
+def test_a_state_goes_on_from_batch_to_batch(shuffle):
+    "The loader's order is made for its batch size, which stays: larger batches are accumulated"
+    toks = torch.randint(0, 12, (200,6), generator=torch.Generator().manual_seed(0))
+    dl = DataLoader([(t[:5],t[1:]) for t in toks], bs=4, shuffle=shuffle, drop_last=True, num_workers=0)
+    learn = quiet_learner(DataLoaders(dl, dl), Hidden(), loss_func=CrossEntropyLossFlat(), opt_func=Adam, cbs=ModelResetter())
+    plan = find(learn, n_epoch=2)
+    assert [m for m,*_ in plan.device.times]==[4] # Others do not run with this state either
+    assert bool(plan.device.failed)==shuffle # But they are not even tried where the order is fixed
+    chosen = plan.at(8)
+    assert (chosen.micro_bs,chosen.n_acc)==(4,2) and chosen.apply(learn).dls.train.bs==4
+    with pytest.raises(ValueError, match='must be made of whole micro-batches of 4 items'): plan.at(2)
+
+@pytest.mark.parametrize('n_epoch,verdict', [(3,'few_steps'),(8,'not_learned')])
+def test_a_training_that_cannot_learn(n_epoch, verdict):
+    "Pictures of noise with any label: 45 steps, or 120"
+    plan = convnet_learner(n=120, opt_func=Adam).bs_find(1e-6, n_epoch=n_epoch, show_plot=False)
+    assert plan.verdict==verdict and plan.bs==8 and not plan.changes and math.isnan(plan.noise_known)
 
 class Stream(IterableDataset):
     "Gives `n` items, and declares no length"

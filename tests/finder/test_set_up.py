@@ -157,6 +157,18 @@ def test_callbacks_take_the_place_of_others(cbs):
     accum,scaled = accums(learn)
     assert (type(accum),accum.n_acc,scaled.base_bs,scaled.rule_name)==(GradAccum,4,8,'adascale_gain') and noise in learn.cbs and mine in learn.cbs
 
+@pytest.mark.parametrize('plan', [make().at(8),make(n_windows=4),make(ci=(0.,float('inf'))),make(has_plan=True).at(8)], ids=lambda o: o.verdict)
+def test_a_plan_that_changes_nothing_leaves_all_alone(plan):
+    "Callbacks of the user's own go on accumulating and scaling; what another plan has set is taken back"
+    cbs = [GradAccum(2),ScaledLR(4, sqrt_scaling)]
+    learn = learner(bs=4, cbs=cbs)
+    was = picture(learn)
+    assert not plan.changes and plan.apply(learn) is learn and changes(was, picture(learn))==[] and accums(learn)==cbs
+    if plan.today.has_plan: return
+    train = learn.dls.train
+    make().apply(learn)
+    assert plan.apply(learn).dls.train is train and accums(learn)==cbs
+
 def test_what_belongs_to_the_model_stays():
     learn = learner(cbs=GradAccum(2, count=count, fix_bn=False))
     for _ in range(2):
@@ -205,10 +217,12 @@ def test_a_fit_as_planned(plan, lr):
 decaying = dict(adam=True, moved=True, **readings(), wd=0.01)
 
 @pytest.mark.parametrize('plan', [make(lr=0.02),accumulated(lr=slice(1e-3,1e-2)),make(ci=(0.,float('inf'))),make(adam=True),make(noise_scale=123.456),
-    make(base_bs=4),make(**decaying),make(freeze_epochs=1, noise_scale=20.)], ids=lambda o: o.code[25:100])
+    make(base_bs=4, lr_factor=2., own_cbs=('ScaledLR',)),make(sums=True),make(**decaying),make(freeze_epochs=1, noise_scale=20.)], ids=lambda o: o.code[25:100])
 def test_the_code_does_what_apply_does(plan):
     "Pasted where everything is imported, on a learner with loaders of `micro_bs`"
-    here,there = (learner(bs=bs, cbs=Steps(), splitter=halves, opt_func=Adam if plan.today.adam else momentum_sgd) for bs in (plan.micro_bs,8))
+    own = [ScaledLR(4)] if plan.today.own_cbs else []
+    loss = MSELossFlat(reduction='sum') if plan.today.sums else None
+    here,there = (learner(bs=bs, cbs=[Steps(),*own], splitter=halves, opt_func=Adam if plan.today.adam else momentum_sgd, loss_func=loss) for bs in (plan.micro_bs,8))
     scope = dict(learn=here)
     exec('from fastai_bs.all import *', scope)
     exec(plan.code, scope)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastai_bs.finder.mock_cycle import guess_loss, is_too_high
+from fastai_bs.finder.mock_cycle import guess_loss, is_too_high, LossPath
 
 nan = math.nan
 pred,targ = torch.tensor([[1.],[2.],[3.],[4.],[5.]]),torch.tensor([[1.],[2.],[3.],[5.],[8.]])
@@ -67,3 +67,13 @@ def test_no_alarm_by_chance():
     "Where nothing moves, with few micro-batches or many"
     assert not any(answer((2.3,)*3, n=n, seed=seed) for n in (2,5,20) for seed in range(200))
 
+
+# Has it learned anything?
+
+@pytest.mark.parametrize('loss,guess,n,res', [(2.3,2.3,8,False), (2.2,2.3,8,True), (2.3,2.2,8,False), (2.3,nan,8,True), (2.3,2.3,2,True)])
+def test_the_end_is_better_than_a_guess(loss, guess, n, res):
+    "With a hundred micro-batches at the end or more, whatever the loss counts from"
+    path,where = LossPath(0.5),np.linspace(0, 1, 41)
+    for start in (0,100):
+        path.at,path.sums = where.tolist(),lambda: rows([start+loss]*41, [start+guess]*41, n=n, seed=3)
+        assert path.learned()==res

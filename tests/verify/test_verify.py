@@ -15,7 +15,7 @@ from fastai.data.load import DataLoader
 from fastai.learner import Learner
 from fastai.optimizer import Adam, SGD
 
-from fastai_bs.all import batch_size, BatchPlan, GradAccum, ScaledLR
+from fastai_bs.all import batch_size, BatchPlan, GradAccum, ScaledLR, sqrt_scaling
 from fastai_bs.finder.mock_cycle import rate_at
 from fastai_bs.finder import bs_find
 from fastai_bs.finder.plan import Device, RateTrial
@@ -152,6 +152,20 @@ def test_as_planned(monkeypatch):
     assert plan.n_epoch==14
     assert {(o.micro_bs*o.n_acc,o.n_steps,o.lr,o.wd) for o in ran}==expected and len(v.df)==8 and (v.df.part==1).all()
     assert v.verdict!='unknown' and v.rates==(1,) and v.bs in (4,16) and v.epochs==v.plan.n_epoch and changes(was, picture(learn))==[]
+
+@pytest.mark.parametrize('equal', ['time','items','plan'])
+def test_what_is_advised_was_tried(equal):
+    "Its rate and its weight decay; and today's training has the rate that a ScaledLR on the learner gives it"
+    learn = reg_learner(cbs=ScaledLR(1, sqrt_scaling), opt_func=partial(Adam, wd=0.3))
+    with pytest.MonkeyPatch.context() as m:
+        ran = at_trial(m, None, lambda _: None)
+        v = verify(learn, sizes=[16], n_epoch=20, n_runs=2, equal=equal)
+    assert v.planned.today.lr_factor==2
+    for bs in (4,16):
+        vars(v)['bs'] = bs # Whatever was found
+        plan = v.plan
+        (lr,wd), = {(o.lr,o.wd) for o in ran if o.micro_bs*o.n_acc==bs}
+        assert plan.wd==(0.3 if wd is None else wd) and plan.lr==(0.01 if bs==4 else 0.02) and plan.scaled_lr==lr>=0.02
 
 def test_a_plan_that_stays_has_no_size_to_try(monkeypatch):
     monkeypatch.setattr(BatchPlan, 'bs', property(lambda self: self.bs_now))
