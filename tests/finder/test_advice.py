@@ -74,6 +74,24 @@ def test_a_reading_that_bounds_nothing_is_left_out(noise_scale, ci, said):
     plan = plan_of(at_peak=NoiseEstimate(noise_scale, ci, 8))
     assert any('near the peak' in o for o in good_to_know(plan))==said
 
+@pytest.mark.parametrize('kwargs,why_less', [(dict(n_epoch=1000), 'a batch of more than all items would gain nothing'), (dict(n_epoch=5), 'any batch size needs some 80 steps')])
+def test_what_limits_the_noise_scale(kwargs, why_less):
+    plan = plan_of(16, n_train=640, times=secs(16, 32, 64), noise_scale=60., ci=(50.,70.), **kwargs)
+    assert why_less in why(plan)[0]
+
+def test_the_headline_has_the_epochs_of_the_line():
+    plan = plan_of(n_epoch=1000, noise_scale=120., ci=(110.,130.)).at(128)
+    assert plan.n_epoch==1348 and '1348 of 128' in headline(plan) and '(1348, ' in plan_words(plan)['run'][0]
+
+@pytest.mark.parametrize('kwargs,said', [
+    (dict(moved=False, cool=None, at_peak=None, at_end=None, has_lr=False), 'Keep passing the rate that you train with to `fit`, where it is scaled for you.'),
+    (dict(has_lr=False), "No rate was given, so this is for the learner's own, 0.01: pass the one that you train with to `fit_one_cycle`, where it is scaled for you."),
+    (dict(base_bs=16, lr_factor=2.), 'Pass 0.02 to `fit_one_cycle` in place of 0.01, as the plan takes the place of your ScaledLR, which made 0.02 of it: it is scaled'),
+    (dict(sums=True), 'Pass 0.005 to `fit_one_cycle` in place of 0.01, as the loss is a sum over items and grows with the batch: it is scaled')])
+def test_the_rate_to_pass(kwargs, said):
+    plan = plan_of(adam=False, **kwargs)
+    assert plan.bs==128 and plan_words(plan)['how'][0].startswith(said)
+
 @pytest.mark.parametrize('make,code', [
     (lambda: plan_of(), 'plan.apply(learn).fit_one_cycle(6, 0.01)'), (lambda: plan_of(128, **tight), 'learn.fit_one_cycle(5, 0.01)'),
     (lambda: plan_of(**fixed), 'plan.apply(learn).fit(6, 0.01)'),
