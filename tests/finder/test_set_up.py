@@ -21,13 +21,13 @@ from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.rules import sqrt_scaling
 from helpers import changes, exported, flat, halves, loaders, mlp, momentum_sgd, picture, quiet_learner, random_states, regression
-from plans import plan_of, readings
+from plans import plan_of, readings, secs
 
 f32 = torch.float32
 
-def make(noise_scale=64., times=((4,0.01,0.),(8,0.01,0.),(16,0.01,0.),(32,0.011,0.)), **kwargs):
+def make(noise_scale=64., bs=8, times=((4,0.01,0.),(8,0.01,0.),(16,0.01,0.),(32,0.011,0.)), **kwargs):
     "Today 8 items a step with SGD; 32 are the fastest, in one micro-batch"
-    return plan_of(8, **{**dict(noise_scale=noise_scale, ci=(0.9*noise_scale,1.1*noise_scale), lr=0.1, adam=False, n_train=96, n_epoch=7, moved=False,
+    return plan_of(bs, **{**dict(noise_scale=noise_scale, ci=(0.9*noise_scale,1.1*noise_scale), lr=0.1, adam=False, n_train=96, n_epoch=7, moved=False,
                                 cool=None, at_peak=None, at_end=None, times=times), **kwargs})
 
 def accumulated(**kwargs): return make(**{**dict(noise_scale=1000., times=((4,0.01,0.009),(8,0.011,0.009))), **kwargs}) # As 4 x 8
@@ -195,11 +195,12 @@ def test_applied_twice_is_once(plan):
 class Steps(Callback):
     "Notes what each optimizer step was made with"
     order,run_valid = 90,False
-    def before_fit(self): self.items,self.lrs,self.n = [],[],0
+    def before_fit(self): self.items,self.lrs,self.wds,self.n = [],[],[],0
     def before_batch(self): self.n += len(self.x)
     def after_step(self):
         self.items.append(self.n)
         self.lrs.append([h['lr'] for h in self.opt.hypers])
+        self.wds.append(self.opt.hypers[-1]['wd'])
         self.n = 0
 
 @pytest.mark.parametrize('plan', [make,accumulated])
@@ -213,6 +214,21 @@ def test_a_fit_as_planned(plan, lr):
     scaled = [scaled.start,scaled.stop] if isinstance(scaled, slice) else scaled if isinstance(scaled, list) else [scaled]*2
     assert learn.steps.items==[32]*30 and learn.steps.lrs[-1]==learn.steps.lrs[3]==pytest.approx(scaled)
     assert learn.steps.lrs[0]==pytest.approx([o/plan.rule(4) for o in scaled]) and learn.recorder.lrs[-1]==pytest.approx(scaled[-1])
+
+@pytest.mark.parametrize('n,drop,bs', [(500,True,128),(500,True,320),(650,False,320),(650,False,64)])
+def test_a_fit_counts_what_the_loader_gives(n, drop, bs):
+    "Its epochs, its steps, and the sum of rate times weight decay over them, which is that of today's training"
+    def _learn(): return learner(n, 16, partial(Adam, wd=0.1), cbs=Steps(), drop_last=drop)
+    plan = make(bs=16, n_train=n, drops_last=drop, micro_bs=16, noise_scale=100., times=secs(16, 64, 128, 320), lr=0.01, **{**decaying, 'wd': 0.1}).at(bs)
+    def _fit(learn, *args):
+        learn.fit_one_cycle(*args)
+        return learn.steps
+    today,planned = _fit(_learn(), 7, 0.01),_fit(plan.apply(_learn()), plan.n_epoch, plan.lr)
+    needed = sum(today.items)*(100+bs)/116
+    assert len(today.items)==plan.steps_now and len(planned.items)==plan.steps
+    assert 0.95*needed<=sum(planned.items)<needed+sum(planned.items)/plan.n_epoch
+    decays = [sum(lr*wd for lrs,wd in zip(o.lrs, o.wds) for lr in lrs[-1:]) for o in (today,planned)]
+    assert decays[1]==pytest.approx(decays[0], rel=0.05)
 
 decaying = dict(adam=True, moved=True, **readings(), wd=0.01)
 
