@@ -225,8 +225,8 @@ def loss_kind(
 )->str:
     """Return what kind of loss it is, by the gradients of predictions
 
-    That is 'counted' if it averages over what `counter` counts, 'mean' if over something else, 'sum', 'divisor' if it divides a sum by what does not add up over
-    the micro-batches, 'parts' if parts of it average over different numbers, 'beside' if one of these sums, 'pairs' if it compares items, or 'unknown'.
+    That is 'counted' if it averages over what `counter` counts, 'mean' if over something else, 'sum', 'divisor' if it divides a sum by what does not add up
+    over the micro-batches, 'parts' if parts of it average over different numbers, 'beside' if one of these sums, 'pairs' if it compares items, or 'unknown'.
     """
     try:
         with warnings.catch_warnings(), torch.enable_grad(), pass_unchanged(learn):

@@ -225,8 +225,9 @@ class FromParts(Source):
         try: yield
         except Exception as e:
             if isinstance(e, _cancels_batch+_cancels_more) or out_of_memory(e): raise
+            message = textwrap.shorten(f'{type(e).__name__}: {e}', 150)
             raise ValueError(
-                f"NoiseScale runs a batch in parts before it is trained on, and {counted(bs)} of it failed ({textwrap.shorten(f'{type(e).__name__}: {e}', 150)}): "
+                f"NoiseScale runs a batch in parts before it is trained on, and {counted(bs)} of it failed ({message}): "
                 f"if the training runs without NoiseScale, something here needs the whole batch at once, so {self.accum_first}") from e
 
     def _measure(self, norms, cbs, params, parts):

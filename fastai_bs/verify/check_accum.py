@@ -48,8 +48,8 @@ _losses = dict(
     mean="The loss is a mean, but not over what is counted: items, unless `count=` is given. Count what it averages over, as in "
         "GradAccum({n}, count=lambda learn: (learn.y!=0).sum()).",
     sum="The loss is a sum: set learn.loss_func.reduction = 'sum'.",
-    divisor="The loss divides a sum by a number that does not add up over the micro-batches, as max(1, positives) where one has no positives, so no `count=` is "
-        "exact: divide by what adds up, such as the number of items.",
+    divisor="The loss divides a sum by a number that does not add up over the micro-batches, as max(1, positives) where one has no positives, so no "
+        "`count=` is exact: divide by what adds up, such as the number of items.",
     beside="The loss has parts of which one sums and another averages, so no single `count=` is exact: give them the same `reduction`, or the same divisor.",
     parts="The loss has parts that average over different numbers, so no single `count=` is exact: give each the same divisor, such as the number of items. "
         "A ratio of sums over the whole batch, as Dice may be, has to be taken item by item.",
@@ -225,7 +225,8 @@ class _Comparison:
         "Return the `loss_kind` of the large batch"
         accum = self.how if isinstance(self.how, GradAccum) else callback_of(self.learn, GradAccum)
         counter,kinds = ElementCounter(accum and accum.count),[]
-        run(self.learn, micros.batches, HeldDraws(micros.sizes), None, not self.failure, look=lambda learn: kinds.append(loss_kind(learn, counter, micros.sizes)))
+        def _look(learn): kinds.append(loss_kind(learn, counter, micros.sizes))
+        run(self.learn, micros.batches, HeldDraws(micros.sizes), None, not self.failure, look=_look)
         return kinds[0]
 
     def rounding(self, micros, base):

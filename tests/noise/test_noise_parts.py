@@ -22,7 +22,7 @@ from fastai.optimizer import Adam
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 from fastai_bs.all import GradAccum, NoiseScale
-from helpers import (changes, left_behind, loaders, mlp, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed)
+from helpers import (changes, left_behind, loaders, mlp, noted, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed)
 from oracle import window_rows
 from test_noise import Checkpointed, Losses, Overflowing, all_left, assert_rows, awd_lstm, elems_of, expected, n_hooks, task, task_grads, with_batchnorm
 from test_noise import measure as measure_windows
@@ -246,9 +246,10 @@ def test_what_fails_in_parts_is_refused_before_anything_has_changed(nm):
     cause,make = needs_whole[nm]
     def _left(learn): return picture(learn, only=('model','opt','loss_func','xb','yb'))
     for accum in ([],[GradAccum(1)]):
-        learn,seen = make([NoiseScale(every=1), *accum]),[]
-        learn.add_cb(Callback(before_batch=lambda self: seen.append(_left(self.learn)) if self.training else None))
-        learn.cbs[-1].order = NoiseScale.order-1
+        learn = make([NoiseScale(every=1), *accum])
+        before,seen = noted('before_batch', _left)
+        before.order = NoiseScale.order-1
+        learn.add_cb(before)
         with pytest.raises(ValueError, match=r'use GradAccum\(2\) with micro-batches of half') as e: learn.fit(1, 0.1)
         assert isinstance(e.value.__cause__, cause) and len(seen)==1 and n_hooks(learn.model)==0
         assert changes(seen[0], _left(learn))==[]
