@@ -163,7 +163,7 @@ class FromParts(Source):
 
     def start(self):
         self.weights = Weights(self.counter)
-        self.whole = None # Shapes of the model's prediction for the whole batch
+        self.whole = {} # Shapes of the model's predictions for a whole batch, by its items
         learn = self.learn
         mix = next((cb for cb in learn.cbs if _mixes(cb)), None)
         if mix: raise ValueError(f"{type(mix).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {self.accum_first}")
@@ -235,11 +235,11 @@ class FromParts(Source):
         learn = self.learn
         bs = find_bs(learn.yb)
         take_hidden = _hidden_states(learn.model, bs)
-        if self.whole is None: self._see_whole(bs)
+        if bs not in self.whole: self.whole[bs] = self._shapes_of_whole(bs)
         for s,learn.xb,learn.yb in parts:
             take_hidden(s)
             norms.start_micro(bool(norms.micros)) # After the first part `.grad` holds its gradient alone
-            with self._refusing(): micro = self._part(cbs)
+            with self._refusing(): micro = self._part(cbs, self.whole[bs])
             norms.keep(micro, find_bs(learn.yb))
 
         n_elems = sum(o.micro.elems for o in norms.micros)
@@ -248,17 +248,17 @@ class FromParts(Source):
         window = norms.window(is_sum, n_elems if is_sum else 1.)
         return window and weighed_window(window)
 
-    def _see_whole(self, bs):
-        "Run the forward pass of the whole batch once"
+    def _shapes_of_whole(self, bs):
+        "Run the forward pass of the whole batch, and return the shapes of its predictions"
         xb,_ = self._rows(slice(0, bs))
-        with self._refusing(), same_rng(): self.whole = [t.shape for t in tensors(self.learn.model(*xb))]
+        with self._refusing(), same_rng(): return [t.shape for t in tensors(self.learn.model(*xb))]
 
-    def _part(self, cbs):
+    def _part(self, cbs, whole):
         "Run the forward and backward pass of a part with the events of `cbs`; return its `MicroBatch`"
         learn,micro = self.learn,MicroBatch()
         learn.pred = learn.model(*learn.xb)
         shapes = [t.shape for t in tensors(learn.pred)]
-        if any(shapes) and shapes==self.whole: raise RuntimeError("the prediction is as large as that of the whole batch")
+        if any(shapes) and shapes==whole: raise RuntimeError("the prediction is as large as that of the whole batch")
         for cb in cbs: cb('after_pred')
         learn.loss_grad = learn.loss_func(learn.pred, *learn.yb)
         learn.loss = learn.loss_grad.clone()
