@@ -22,7 +22,7 @@ from ..learner.optimizer import HeldHypers, Hypers
 from ..learner.loop import (ScopedCallback, callback_of, method_by, optimizer_step,
     pct_train_by, rate_finder, with_values)
 from ..learner.recorder import announce_columns, fill_columns, recorders
-from .losses import ElementCounter, plain, refuse_loss
+from .losses import ElementCounter, check_count, plain, refuse_loss
 from .window import (BatchNormMomenta, MicroBatch, Position, Weights, Window, both_at_hand,
     sum_over_ranks, weighed, whole_loss)
 from .sizes import known_batch_size, NAccByEpoch, check_windows
@@ -44,7 +44,7 @@ class GradAccum(ScopedCallback):
 
     def __init__(self,
         n_acc=None, # Micro-batches per optimizer step, 4 by default: an int, a dict `{epoch: n}` (from that epoch on, 1 before), a function `epoch -> n`
-        count=None, # Function `learn -> elements` that the loss averages over in the current micro-batch; `None` infers it from `learn.loss_func`
+        count=None, # What the loss averages over: 'items', or a function `learn -> elements` in the micro-batch; `None` infers it from `learn.loss_func`
         fix_bn:bool=True, # Keep the time constant of BatchNorm's running statistics at one update per optimizer step
         on_oom:str='raise', # If a micro-batch does not fit in memory: 'raise' the error, or 'split' it and go on with the same gradient
         *,
@@ -52,8 +52,7 @@ class GradAccum(ScopedCallback):
     ):
         self.n_acc_by_epoch = NAccByEpoch(n_acc, bs)
         check_bools(fix_bn=fix_bn)
-        if count is not None and not callable(count):
-            raise TypeError(f"`count` must be a function of the learner that returns the loss elements in the micro-batch, got {count!r}")
+        check_count(count)
         if on_oom not in ('raise','split'): raise ValueError(f"`on_oom` must be 'raise' or 'split', got {on_oom!r}")
         self.count,self.fix_bn,self.on_oom = count,fix_bn,on_oom
         self.on_window = [] # Functions to call with the mean gradient of each window in `.grad`, before it is unscaled, clipped or used

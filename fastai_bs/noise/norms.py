@@ -99,12 +99,12 @@ class GradNorms:
         "Begin a backward pass; hooks stay from the first look on, until `unhook`"
         self.looks = looks
         self.seen = {} # Norms by index of the parameter
+        self.in_parts = False # Did the gradient of a parameter come in several parts?
         if looks and not self.hooks: self.hooks = [p.register_hook(partial(self._look, i)) for i,p in enumerate(self.params) if p.requires_grad]
 
     def _look(self, i, grad):
         if not self.looks: return
-        if i in self.seen: raise RuntimeError("A parameter's gradient must come at once to have a norm, but came in parts, as with reentrant checkpointing: "
-                                              "use torch.utils.checkpoint with use_reentrant=False")
+        self.in_parts = self.in_parts or i in self.seen
         self.seen[i] = norm(grad.detach() if grad.requires_grad else grad) # With create_graph=True a gradient has a graph of its own
 
     def unhook(self):
@@ -116,6 +116,8 @@ class GradNorms:
         n_items:int, # Items in it
     ):
         "Keep the norms of its gradients, if it reached any parameter"
+        if self.in_parts: raise RuntimeError("A parameter's gradient must come at once to have a norm, but came in parts, as with reentrant checkpointing: "
+                                             "use torch.utils.checkpoint with use_reentrant=False")
         norms = self._stack(list(self.seen.values())) if self.looks else self._of_grads()
         if norms is not None: self.micros.append(MicroNorms(micro, norms, n_items))
 

@@ -8,18 +8,21 @@ Docs: https://fastai-bs.github.io/fastai_bs/noise/sources.html.md"""
 __all__ = ['Source', 'FromWindows', 'FromRanks', 'FromParts']
 
 # %% ../../nbs/noise/03_sources.ipynb #b1216f29
+import textwrap
+from contextlib import contextmanager
 from torch import Tensor
 from torch.distributions import Beta
 from torch.nn.modules.batchnorm import _BatchNorm
-from fastai.callback.core import CancelBackwardException, CancelBatchException, CancelStepException
+from fastai.callback.core import (CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException, CancelStepException,
+    CancelTrainException, CancelValidException)
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.mixup import MixHandler
 from fastai.callback.training import GradientAccumulation
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
 from ..utils.text import counted
-from ..learner.snapshot import pass_unchanged
-from ..learner.loaders import refuse_empty, rows_of, slices
+from ..learner.snapshot import out_of_memory, pass_unchanged, same_rng
+from ..learner.loaders import refuse_empty, rows_of, slices, tensors
 from ..learner.loop import ScopedCallback, backward, callback_of, change_hidden, overridden_step
 from ..accumulate.losses import ElementCounter, count_items, plain, refuse_loss
 from ..accumulate.window import MicroBatch, Weights, watch_scale
@@ -63,7 +66,11 @@ class FromWindows(Source):
     def start(self):
         if self.n_ranks>1 or self.accum.windows_only: return
         self.parts = FromParts(*self.args)
-        try: self.parts.start()
+        self._try_parts(self.parts.start)
+
+    def _try_parts(self, f, *args):
+        "Return `f(*args)`; if parts of a batch are refused, do without them where the fit has windows of several batches"
+        try: return f(*args)
         except (TypeError,ValueError):
             if max(self.accum.n_accs(), default=2)==1: raise
             self.parts = None
@@ -71,7 +78,7 @@ class FromWindows(Source):
     def before_batch(self):
         "Measure a window of one batch in parts"
         if not self.parts or self.n_steps<self.next or not self.accum.starts_window or self.accum.measurable: return
-        measurement = self.parts.of_batch(self.norms)
+        measurement = self._try_parts(self.parts.of_batch, self.norms)
         if measurement:
             self.next = self.n_steps+self.parts.every
             self.last_in_parts = self.n_steps
@@ -136,6 +143,9 @@ def _hidden_states(model, bs):
             m.bs = s.stop-s.start
     return _take
 
+_cancels_batch = CancelBatchException,CancelBackwardException,CancelStepException
+_cancels_more = CancelFitException,CancelEpochException,CancelTrainException,CancelValidException
+
 def _mixes(cb):
     "Does this callback mix the items of a batch? Those of other libraries have a `Beta` distribution too"
     return isinstance(cb, MixHandler) or any(isinstance(o, Beta) for o in vars(cb).values())
@@ -153,6 +163,7 @@ class FromParts(Source):
 
     def start(self):
         self.weights = Weights(self.counter)
+        self.whole = {} # Shapes of the model's predictions for a whole batch, by its items
         learn = self.learn
         mix = next((cb for cb in learn.cbs if _mixes(cb)), None)
         if mix: raise ValueError(f"{type(mix).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {self.accum_first}")
@@ -190,11 +201,12 @@ class FromParts(Source):
         params = all_params(learn)
         grads = [p.grad for p in params]
         if any_nonzero([g for g in grads if g is not None]): return # Somebody else accumulates
+        parts = [(s,*self._rows(s)) for s in slices(find_bs(learn.yb), self.n_micro)]
         cbs = [cb for cb in learn.cbs.sorted('order') if not isinstance(cb, (ScopedCallback,GradientAccumulation))
                and any(hasattr(type(cb), o) or o in vars(cb) for o in ('after_pred','after_loss','before_backward'))]
         try:
-            with pass_unchanged(learn, cbs): return self._measure(norms, cbs, params)
-        except (CancelBatchException,CancelBackwardException,CancelStepException): return # They will cancel the whole batch too
+            with pass_unchanged(learn, cbs): return self._measure(norms, cbs, params, parts)
+        except _cancels_batch: return # They will cancel the whole batch too
         finally:
             norms.unhook()
             norms.micros = []
@@ -202,16 +214,33 @@ class FromParts(Source):
                 if grad is not None: grad.data.zero_()
                 p.grad = grad
 
-    def _measure(self, norms, cbs, params):
+    def _rows(self, s):
+        "Return inputs and targets of the items `s`"
+        return [rows_of(o, find_bs(self.learn.yb), s, 'NoiseScale', self.accum_first) for o in (self.learn.xb,self.learn.yb)]
+
+    @contextmanager
+    def _refusing(self):
+        "In the block, turn an error of the model, the loss or a callback into a refusal"
+        bs = find_bs(self.learn.yb)
+        try: yield
+        except Exception as e:
+            if isinstance(e, _cancels_batch+_cancels_more) or out_of_memory(e): raise
+            message = textwrap.shorten(f'{type(e).__name__}: {e}', 150)
+            raise ValueError(
+                f"NoiseScale runs a batch in parts before it is trained on, and {counted(bs)} of it failed ({message}): "
+                f"if the training runs without NoiseScale, something here needs the whole batch at once, so {self.accum_first}") from e
+
+    def _measure(self, norms, cbs, params, parts):
         "Measure the parts of the batch like the micro-batches of a window"
         learn = self.learn
         bs = find_bs(learn.yb)
-        parts = [(s,*(rows_of(o, bs, s, 'NoiseScale', self.accum_first) for o in (learn.xb,learn.yb))) for s in slices(bs, self.n_micro)]
         take_hidden = _hidden_states(learn.model, bs)
+        if bs not in self.whole: self.whole[bs] = self._shapes_of_whole(bs)
         for s,learn.xb,learn.yb in parts:
             take_hidden(s)
             norms.start_micro(bool(norms.micros)) # After the first part `.grad` holds its gradient alone
-            norms.keep(self._part(cbs), find_bs(learn.yb))
+            with self._refusing(): micro = self._part(cbs, self.whole[bs])
+            norms.keep(micro, find_bs(learn.yb))
 
         n_elems = sum(o.micro.elems for o in norms.micros)
         divide([p.grad for p in params if p.grad is not None], self.weights.divisor(n_elems))
@@ -219,10 +248,17 @@ class FromParts(Source):
         window = norms.window(is_sum, n_elems if is_sum else 1.)
         return window and weighed_window(window)
 
-    def _part(self, cbs):
+    def _shapes_of_whole(self, bs):
+        "Run the forward pass of the whole batch, and return the shapes of its predictions"
+        xb,_ = self._rows(slice(0, bs))
+        with self._refusing(), same_rng(): return [t.shape for t in tensors(self.learn.model(*xb))]
+
+    def _part(self, cbs, whole):
         "Run the forward and backward pass of a part with the events of `cbs`; return its `MicroBatch`"
         learn,micro = self.learn,MicroBatch()
         learn.pred = learn.model(*learn.xb)
+        shapes = [t.shape for t in tensors(learn.pred)]
+        if any(shapes) and shapes==whole: raise RuntimeError("the prediction is as large as that of the whole batch")
         for cb in cbs: cb('after_pred')
         learn.loss_grad = learn.loss_func(learn.pred, *learn.yb)
         learn.loss = learn.loss_grad.clone()

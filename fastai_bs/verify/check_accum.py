@@ -22,6 +22,7 @@ from ..utils.text import counted, num, filled
 from ..learner.ranks import from_ranks, trains_together
 from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loop import callback_of
+from ..accumulate.losses import ElementCounter, loss_kind, note_checked
 from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.batch_schedule import BatchSchedule
 from .window_gradients import HeldDraws, PlainLoop, run, trained_params, windows_of
@@ -35,23 +36,38 @@ _words = dict(
     divides="{how} always divides by {divisor}, but this window has {n_micro} of {items} items in all. GradAccum({n}) gives the gradient of the large batch.",
     random="Dropout, or another random operation, could not have the same random numbers both ways: the gradient is off by {error}. There is nothing to do: "
         "each micro-batch draws its own, as each large batch does.",
-    loss="The model predicts the same both ways, but the loss is no mean over what is counted: items, unless `count=` is given. If it is a mean over "
-        "something else, count that, as in GradAccum({n}, count=lambda learn: (learn.y!=0).sum()). If it is a sum, set "
-        "learn.loss_func.reduction = 'sum'. If it compares the items of a batch, no accumulation is exact: "
-        "take micro-batches as large as fit in memory (learn.max_bs_find()).",
     layer="The model predicts something else for an item in a micro-batch than in the large batch, so no accumulation is exact. The error is largest in "
         "`{parameter}` ({layer}): look there for a layer that uses other items of the batch, or that changes from one micro-batch to the next. Replace it with "
         "one that sees each item by itself, or take micro-batches as large as fit in memory.",
     precision="The model does not run in double precision ({message}), so it was checked in {precision} precision, and the error contains its rounding. There "
         "is nothing to do: the large batch is rounded too.")
 
+_losses = dict(
+    counted="The loss function by itself is exact, so the difference comes from what is added to it: by a callback in `after_loss`, or as a penalty on "
+        "parameters to a loss that sums. See that it averages over what the loss averages over; leave penalties on parameters to weight decay.",
+    mean="The loss is a mean, but not over what is counted: items, unless `count=` is given. Count what it averages over, as in "
+        "GradAccum({n}, count=lambda learn: (learn.y!=0).sum()).",
+    sum="The loss is a sum: set learn.loss_func.reduction = 'sum'.",
+    divisor="The loss divides a sum by a number that does not add up over the micro-batches, as max(1, positives) where one has no positives, so no "
+        "`count=` is exact: divide by what adds up, such as the number of items.",
+    beside="The loss has parts of which one sums and another averages, so no single `count=` is exact: give them the same `reduction`, or the same divisor.",
+    parts="The loss has parts that average over different numbers, so no single `count=` is exact: give each the same divisor, such as the number of items. "
+        "A ratio of sums over the whole batch, as Dice may be, has to be taken item by item.",
+    pairs="The loss compares the items of a batch, so no accumulation is exact: take micro-batches as large as fit in memory (learn.max_bs_find()).",
+    unknown="The model predicts the same both ways, but the loss is no mean over what is counted: items, unless `count=` is given. If it is a mean over "
+        "something else, count that, as in GradAccum({n}, count=lambda learn: (learn.y!=0).sum()). If it is a sum, set learn.loss_func.reduction = 'sum'. "
+        "If it has parts that average over different numbers, give each the same divisor. If it compares the items of a batch, no accumulation is exact: "
+        "take micro-batches as large as fit in memory (learn.max_bs_find()).")
+
 @dataclass(frozen=True)
 class Reason:
     "Why the accumulated gradient differs from the large batch's, or is less precise"
     key:str # 'batchnorm', 'divides', 'random', 'loss', 'layer' or 'precision'
-    data:dict # Values for the sentence
+    data:dict # Values for the sentence; of 'loss' with its `kind`, a word of `loss_kind`
 
-    def __str__(self): return _words[self.key].format(**{k: num(v) if isinstance(v, float) else v for k,v in self.data.items()})
+    def __str__(self):
+        text = _losses[self.data['kind']] if self.key=='loss' else _words[self.key]
+        return text.format(**{k: num(v) if isinstance(v, float) else v for k,v in self.data.items()})
 
 @dataclass
 class AccumCheck:
@@ -157,7 +173,8 @@ class _Comparison:
     @property
     def called(self):
         "Return the Python text of what accumulates"
-        count = ', count=...' if isinstance(self.how, GradAccum) and self.how.count else ''
+        count = self.how.count if isinstance(self.how, GradAccum) else None
+        count = f", count={count!r}" if isinstance(count, str) else ', count=...' if count else ''
         return f"{type(self.how).__name__}({self.n_acc}{count})"
 
     def compare(self, micros, how=None, in_eval=(), double=None):
@@ -200,9 +217,17 @@ class _Comparison:
         if base.error<=self.bound: return reasons
         if not base.draws.held: return [*reasons, Reason('random', dict(error=base.error))]
         # A small change of predictions may change gradients by its square root: near a stationary point, as after `spectral_norm`'s power iterations
-        if not base.off>min(self.bound, base.error**2): return [*reasons, Reason('loss', dict(n=n))]
+        if not base.off>min(self.bound, base.error**2): return [*reasons, Reason('loss', dict(kind=self.loss_kind(micros), n=n))]
         worst = base.table.iloc[0]
         return [*reasons, Reason('layer', dict(error=base.error, parameter=worst.name, layer=worst.layer))]
+
+    def loss_kind(self, micros):
+        "Return the `loss_kind` of the large batch"
+        accum = self.how if isinstance(self.how, GradAccum) else callback_of(self.learn, GradAccum)
+        counter,kinds = ElementCounter(accum and accum.count),[]
+        def _look(learn): kinds.append(loss_kind(learn, counter, micros.sizes))
+        run(self.learn, micros.batches, HeldDraws(micros.sizes), None, not self.failure, look=_look)
+        return kinds[0]
 
     def rounding(self, micros, base):
         "Return the error in the precision of training, if it is rounding alone; else NaN"
@@ -218,7 +243,8 @@ class _Comparison:
         pairs.sort(key=lambda o: -o[1].error)
         reasons = {}
         for w,o in pairs:
-            for r in self.why(w, o): reasons.setdefault(r.key, r)
+            for r in self.why(w, o):
+                if r.key not in reasons or reasons[r.key].data.get('kind')=='unknown': reasons[r.key] = r # A short window may not tell the kind of loss
         if self.failure: reasons['precision'] = Reason('precision', dict(message=self.failure, precision=self.trains_in))
         micros,worst = pairs[0]
         verdict = 'same' if worst.error<=self.bound else 'different'
@@ -249,7 +275,8 @@ def check_accum(self:Learner,
     """Compare the accumulated gradient with that of the large batch, on a window of the learner's batches; the learner is left as it was
 
     Both are computed in double precision if the model allows it, and with the same random numbers. A whole window and the epoch's last one are checked, and
-    the larger error counts. Several ranks check each by itself, and the largest error counts.
+    the larger error counts. Several ranks check each by itself, and the largest error counts. A loss that was assumed to be a mean over items, and was found
+    to be the same, is not warned about any more.
     """
     how,n = _what_accumulates(self, n_acc)
     if not trained_params(self):
@@ -270,4 +297,6 @@ def check_accum(self:Learner,
         windows = [w.smaller() for w in windows]
     n_left = windows[0].sizes[0]
     if n_left<n_items: res.notes.append(f"Memory was short, so the check used {n_left} items of the first micro-batch, and of the others alike.")
-    return max(from_ranks(res), key=lambda o: o.error) if on_ranks else res
+    if on_ranks: res = max(from_ranks(res), key=lambda o: o.error)
+    if res.verdict=='same' and isinstance(how, GradAccum) and how.count is None: note_checked(self.loss_func)
+    return res

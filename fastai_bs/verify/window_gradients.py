@@ -172,14 +172,16 @@ class _Begin(Callback):
 class _Take(Callback):
     "Keep predictions and the gradient, and end the fit before the first optimizer step"
     order,run_valid = GradAccum.order+0.5,False # After what accumulates, before what scales, clips or steps
-    def __init__(self, params): self.params,self.grads,self.marks = params,None,[]
+    def __init__(self, params, look): self.params,self.look,self.grads,self.marks = params,look,None,[]
 
     def before_batch(self):
         scaler = getattr(self.learn, 'scaler', None)
         if self.iter==0 and isinstance(scaler, GradScaler) and scaler.is_enabled(): # An overflow would skip the only step
             scaler.load_state_dict({**scaler.state_dict(), 'scale': 1024.})
 
-    def before_backward(self): self.marks.append(_marks_of(self.pred, find_bs(self.xb)))
+    def before_backward(self):
+        self.marks.append(_marks_of(self.pred, find_bs(self.xb)))
+        if self.look: self.look(self.learn)
 
     def before_step(self):
         self.grads = {nm: _grad(p) for nm,p in self.params.items()} # With the loss scale of mixed precision, which is the same both ways
@@ -208,6 +210,7 @@ def run(
     accum=None, # Callback that accumulates; `None`: join `batches` to one large batch
     double:bool=True, # In double precision, or as the learner trains?
     in_eval=(), # Names of modules to set to eval mode
+    look=None, # Called with the learner before each backward pass
 )->tuple: # Gradients by parameter, or `None` if there was no optimizer step; and a number for each predicted item, by batch
     "Fit `batches`, and return the gradient before the optimizer steps"
     if accum is None: batches = [_joined(batches, draws.sizes)]
@@ -220,7 +223,7 @@ def run(
             learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (MixedPrecision,NonNativeMixedPrecision))])
             stack.enter_context(_in_double(learn))
         learn.dls.loaders[0] = _Loader(learn.dls.train, [_copied(b, double) for b in batches])
-        take,accums = _Take(params),[accum] if accum else []
+        take,accums = _Take(params, look),[accum] if accum else []
         draws.double = double
         with draws: learn.fit(1, cbs=[_Begin(draws, in_eval, accum is None), take, *accums])
         draws.begin(None)

@@ -553,9 +553,6 @@ def test_save_load_export(n_acc, tmp_path):
 def test_bad_n_acc(n_acc, exc, match):
     with pytest.raises(exc, match=match): GradAccum(n_acc)
 
-def test_bad_count():
-    with pytest.raises(TypeError, match='`count` must be a function.*got'): GradAccum(3, count=3)
-
 @pytest.mark.parametrize('n,exc', [(0,ValueError), (None,TypeError)])
 def test_bad_n_acc_function_is_refused_before_anything_changed(n, exc):
     learn = bn_learner()

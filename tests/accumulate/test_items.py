@@ -1,5 +1,6 @@
 "`GradAccum(bs=...)`, by items, and `learn.batch_size`"
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
-from fastai_bs.all import batch_size, GradAccum, NoiseScale, ScaledLR
+from fastai_bs.accumulate.losses import ElementCounter
+from fastai_bs.all import batch_size, BatchSchedule, GradAccum, NoiseScale, ScaledLR
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, set_seed
 
 def bn_model(): return nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
@@ -95,6 +97,30 @@ def test_a_loader_that_does_not_say():
     ((),dict(bs={0: 12}),TypeError,'whole number of items')])
 def test_bad_bs(args, kwargs, error, says):
     with pytest.raises(error, match=says): GradAccum(*args, **kwargs)
+
+# `count='items'`
+
+def spread(pred, y): return (pred-y).square().mean(1).mean()
+
+@pytest.mark.parametrize('make', [lambda count: GradAccum(3, count=count), lambda count: BatchSchedule({0: 4, 1: 12}, count=count)], ids=['accum','schedule'])
+def test_a_mean_over_items_is_said_in_a_word(make):
+    "50 items in batches of 4, the last of 2: to the bit as with a function, and without a warning, beside NoiseScale too"
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        a,b = (learner(make(o), NoiseScale(n_micro=2), model=bn_model, loss_func=spread) for o in ('items',lambda learn: len(learn.y)))
+        for o in (a,b): o.fit(2, 0.05)
+    assert torch.equal(flat(a), flat(b)) and a.recorder.values==b.recorder.values
+
+def test_the_word_overrules_what_the_loss_says():
+    "`CrossEntropyLoss` averages over targets that count"
+    learn = learner(loss_func=nn.CrossEntropyLoss(ignore_index=0))
+    learn.yb,learn.pred,learn.loss_grad = (torch.tensor([0,1,2,0]),),torch.zeros(4,3),torch.zeros(())
+    assert [ElementCounter(o)(learn) for o in ('items',None)]==[4,2]
+
+@pytest.mark.parametrize('count', ['item','',3,['items']], ids=str)
+def test_bad_count(count):
+    for cls in (GradAccum,partial(BatchSchedule, {0: 12})):
+        with pytest.raises(TypeError, match="`count` must be a function.*, or 'items' for"): cls(count=count)
 
 # `learn.batch_size`
 

@@ -22,9 +22,9 @@ from fastai.optimizer import Adam
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 from fastai_bs.all import GradAccum, NoiseScale
-from helpers import (changes, left_behind, loaders, mlp, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed)
+from helpers import (changes, left_behind, loaders, mlp, noted, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed)
 from oracle import window_rows
-from test_noise import Losses, Overflowing, all_left, assert_rows, awd_lstm, elems_of, expected, n_hooks, task, task_grads, with_batchnorm
+from test_noise import Checkpointed, Losses, Overflowing, all_left, assert_rows, awd_lstm, elems_of, expected, n_hooks, task, task_grads, with_batchnorm
 from test_noise import measure as measure_windows
 
 def parts(n, bs, n_micro=4, every=1, least=None, n_epoch=1):
@@ -205,6 +205,67 @@ def test_nothing_is_left_of_a_pass_that_failed(where, nth_at, exc):
         res.append((one,left_behind(learn)))
     for a,b in zip(*res): assert changes(a, b)==[]
     assert learn.noise_scale.df.step.tolist()==[1,2,3,4,5]
+
+class OwnMixer(Callback):
+    "Mixes the targets in the loss, which is a method"
+    def before_fit(self): self.old,self.learn.loss_func = self.learn.loss_func,self.mixed
+    def before_batch(self): self.y1 = self.y.flip(0)
+    def mixed(self, pred, y): return 0.7*self.old(pred, y) + (0.3*self.old(pred, self.y1) if self.training else 0.)
+
+class WeighedItems:
+    w = None
+    def __call__(self, pred, y): return ((pred-y).square().mean(1)*self.w).mean()
+class SetsWeights(Callback):
+    "For the batch"
+    def __init__(self, order): self.order = order
+    def before_batch(self): self.learn.loss_func.w = torch.linspace(1, 2, len(self.y))
+
+class Hidden(nn.Module):
+    "Goes on from the batch before, item by item; the first one has none before it"
+    def __init__(self): super().__init__(); self.i,self.h_h,self.o,self.h = nn.Linear(5,4),nn.Linear(4,4),nn.Linear(4,2),0.
+    def forward(self, x):
+        if not self.training: return self.o(self.i(x))
+        h = torch.tanh(self.i(x)+self.h_h(self.h) if torch.is_tensor(self.h) else self.i(x))
+        self.h = h.detach()
+        return self.o(h)
+
+class Odd(Exception): "Of nobody's making"
+
+def whole(**kwargs): return small(items=floats(48), **{'bs': 12, 'model': mlp(dtype=torch.float32), **kwargs})
+needs_whole = {'mixer': (RuntimeError,lambda cbs: whole(cbs=[OwnMixer(), *cbs])),
+    'weights': (RuntimeError,lambda cbs: whole(loss_func=WeighedItems(), cbs=[SetsWeights(0), *cbs])),
+    'weights_late': (TypeError,lambda cbs: whole(loss_func=WeighedItems(), cbs=[SetsWeights(NoiseScale.order+8), *cbs])),
+    'hidden': (RuntimeError,lambda cbs: whole(model=Hidden(), cbs=cbs)),
+    'hidden_over_one_item': (RuntimeError,lambda cbs: whole(model=Hidden(), bs=4, cbs=cbs)),
+    'odd': (Odd,lambda cbs: whole(cbs=[RaiseAt('after_pred', Odd, 0), *cbs]))}
+
+@pytest.mark.filterwarnings('ignore:GradAccum cannot tell', 'ignore:You are shadowing', 'ignore:Using a target size')
+@pytest.mark.parametrize('nm', needs_whole)
+def test_what_fails_in_parts_is_refused_before_anything_has_changed(nm):
+    "With its cause, beside GradAccum(1) too; where there are windows of several batches, those are measured"
+    cause,make = needs_whole[nm]
+    def _left(learn): return picture(learn, only=('model','opt','loss_func','xb','yb'))
+    for accum in ([],[GradAccum(1)]):
+        learn = make([NoiseScale(every=1), *accum])
+        before,seen = noted('before_batch', _left)
+        before.order = NoiseScale.order-1
+        learn.add_cb(before)
+        with pytest.raises(ValueError, match=r'use GradAccum\(2\) with micro-batches of half') as e: learn.fit(1, 0.1)
+        assert isinstance(e.value.__cause__, cause) and len(seen)==1 and n_hooks(learn.model)==0
+        assert changes(seen[0], _left(learn))==[]
+    if nm in ('hidden','hidden_over_one_item','odd'): return
+    learn = make([NoiseScale(every=1), GradAccum({0: 1, 1: 2})])
+    learn.fit(2, 0.1)
+    assert learn.noise_scale.df.step.tolist()==[5,6]
+
+@pytest.mark.parametrize('exc', [torch.OutOfMemoryError,MemoryError,KeyboardInterrupt])
+def test_what_is_no_refusal(exc):
+    "Memory that runs out has its own cure"
+    with pytest.raises(exc, match='the one'): whole(cbs=[RaiseAt('after_loss', exc, 0), NoiseScale(every=1)]).fit(1, 0.1)
+
+def test_gradients_that_come_in_parts():
+    "Would do so with GradAccum(2) too"
+    with pytest.raises(RuntimeError, match='use_reentrant=False'): small(model=Checkpointed(use_reentrant=True), cbs=NoiseScale()).fit(1, 0.1)
 
 # Rows against per-item gradients
 

@@ -3,6 +3,8 @@ import copy
 import math
 import os
 import random
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from fastai.callback.tracker import SaveModelCallback
 from fastai.callback.training import BnFreeze, GradientAccumulation, GradientClip
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
-from fastai.losses import CrossEntropyLossFlat, LabelSmoothingCrossEntropyFlat
+from fastai.losses import CrossEntropyLossFlat, DiceLoss, FocalLossFlat, LabelSmoothingCrossEntropyFlat
 from fastai.optimizer import SGD
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
@@ -166,6 +168,110 @@ def test_the_remedies_work():
     def summed(pred, targ): return unsaid_sum(pred, targ)
     summed.reduction = 'sum'
     assert learner(mlp(dtype=f32), reals, summed).check_accum().error<1e-13
+
+# What kind of loss it is
+
+two_labels = [(x,torch.tensor(i%3 if i%2 else -100),torch.tensor(i%2 if i%3==0 else -100)) for i,(x,_) in enumerate(reals)] # Of a half, of a third
+areas = [(torch.rand(3,4,4, generator=g),torch.randint(0, 3, (4,4), generator=g)) for _ in range(40)]
+hits = [(x,(y>0).float()*(i//8%4>0)) for i,(x,y) in enumerate(reals)] # None in the first micro-batch of a window
+numbered = [(x,y,torch.tensor(i)) for i,(x,y) in enumerate(reals)]
+item_weights = torch.rand(70, generator=g)
+
+class TwoHeads(nn.Module):
+    def __init__(self): super().__init__(); self.a,self.b = nn.Linear(5,3),nn.Linear(5,2)
+    def forward(self, x): return self.a(x),self.b(x)
+
+def ce(*args, **kwargs): return F.cross_entropy(*args, **kwargs)
+def two_means(p, a, b): return ce(p[0], a)+ce(p[1], b)
+def two_over_items(p, a, b): return (ce(p[0], a, reduction='sum')+ce(p[1], b, reduction='sum'))/len(a)
+def same_head(p, a, b): return ce(p, a)+ce(p, b)
+def three_means(p, y): return F.mse_loss(p, y)+over_kept(p.tanh(), y)+(p.relu()*(y>0)).sum()/(y>0).sum()
+def sum_and_mean(p, y): return F.mse_loss(p, y, reduction='sum')+0.1*p.abs().mean()
+def over_hits(p, y): return F.binary_cross_entropy_with_logits(p, y, reduction='sum')/y.sum()
+def over_hits_or_one(p, y): return F.binary_cross_entropy_with_logits(p, y, reduction='sum')/y.sum().clamp(min=1)
+def by_number(p, y, i): return ((p-y).square().mean(1)*item_weights[i]).sum()/item_weights[i].sum()
+def hardest(p, y):
+    d,alike = torch.cdist(p, p),(y[:,None,0]>0)==(y[:,0]>0)
+    return F.relu((d*alike).amax(1)-(d+100*alike).amin(1)+1).mean()
+def noisy(p, y): return over_kept(p+torch.randn(len(p),1), y)
+
+class FocalAndDice:
+    "As in fastai's course on segmentation"
+    def __init__(self, reduction): self.focal,self.dice = FocalLossFlat(axis=1),DiceLoss(reduction=reduction)
+    def __call__(self, p, y): return self.focal(p, y)+self.dice(p, y)
+def dice_of_batch(p, y): return 1-2*(p.softmax(1)[:,1]*(y==1)).sum()/(p.softmax(1)[:,1]+(y==1)).sum()
+
+def task(loss_func, items=reals, model=None, cbs=None, bs=8): return learner(model() if model else mlp(dtype=f32), items, loss_func, bs, 1, cbs=cbs)
+def labels(loss_func, model=TwoHeads): return task(loss_func, two_labels, model)
+def image(loss_func): return task(loss_func, areas, lambda: nn.Conv2d(3,3,3,padding=1))
+
+class AddsMean(Callback):
+    "Over the positive targets"
+    def after_loss(self): self.learn.loss_grad = self.loss_grad+(self.pred*(self.y>0)).sum()/(self.y>0).sum()
+
+def with_penalty():
+    "On the parameters, which is counted once for each micro-batch where it is added to a sum"
+    model = mlp(dtype=f32)
+    def loss(p, y): return F.mse_loss(p, y, reduction='sum')+sum(o.square().sum() for o in model.parameters())
+    loss.reduction = 'sum'
+    return task(loss, model=lambda: model)
+
+kinds = dict(mean=lambda: task(over_kept, kept), positives=lambda: task(over_hits, [(x,(y>0).float()) for x,y in reals]),
+    weights=lambda: task(by_number, numbered), sum=lambda: task(unsaid_sum), fixed_divisor=lambda: task(lambda p,y: unsaid_sum(p, y)/64),
+    divisor=lambda: task(over_hits_or_one, hits),
+    parts=lambda: labels(two_means), parts_of_one_head=lambda: labels(same_head, lambda: nn.Linear(5,3)), parts_three=lambda: task(three_means, kept),
+    parts_ratio=lambda: image(dice_of_batch), beside=lambda: image(FocalAndDice('sum')), beside_penalty=lambda: task(sum_and_mean),
+    pairs=lambda: task(info_nce), pairs_few=lambda: task(info_nce, bs=2), pairs_hardest=lambda: task(hardest),
+    counted=lambda: task(nn.MSELoss(), cbs=AddsMean()), counted_sum=with_penalty, unknown=lambda: task(info_nce, reals[:4], bs=1),
+    unknown_noise=lambda: task(noisy, kept))
+kind_of = dict(positives='mean', weights='mean', fixed_divisor='sum')
+says = dict(mean=r'not over what is counted.*count=lambda', sum=r"learn.loss_func.reduction = 'sum'", divisor=r'max\(1, positives\)',
+    beside='the same `reduction`', parts='average over different numbers, so no single `count=` is exact: give each the same divisor',
+    pairs='compares the items', counted='`after_loss`', unknown="If it is a mean.*If it is a sum.*different numbers.*compares the items")
+
+@pytest.mark.parametrize('nm', kinds)
+def test_the_kind_of_loss_is_named(nm):
+    "With what to do; the learner is as it was"
+    kind,learn = kind_of.get(nm, nm.split('_')[0]),kinds[nm]()
+    was = picture(learn)
+    res = learn.check_accum(4)
+    assert changes(was, picture(learn))==[] and res.verdict=='different'
+    assert [(o.key,o.data.get('kind')) for o in res.reasons]==[('loss',kind)] and re.search(says[kind], str(res.reasons[0]))
+
+cured = dict(positives=lambda: (task(over_hits, [(x,(y>0).float()) for x,y in reals]),lambda learn: learn.y.sum()),
+    parts=lambda: (labels(two_over_items),'items'), beside=lambda: (image(FocalAndDice('mean')),'items'))
+
+@pytest.mark.parametrize('nm', cured)
+def test_what_it_says_makes_it_exact(nm):
+    learn,count = cured[nm]()
+    res = learn.check_accum(GradAccum(4, count=count))
+    assert res.verdict=='same' and res.error<1e-13 and res.how==('GradAccum(4, count=...)' if callable(count) else "GradAccum(4, count='items')")
+
+def test_a_loss_that_takes_no_part_of_a_batch():
+    "As one with weights that a callback sets for the batch"
+    class Weighs(Callback):
+        def before_batch(self): self.learn.loss_func.w = self.x.abs().sum(1)
+    class Weighed:
+        def __call__(self, p, y): return ((p-y).square().mean(1)*self.w).sum()/self.w.sum()
+    reason, = task(Weighed(), cbs=Weighs()).check_accum().reasons
+    assert reason.key=='loss' and reason.data['kind']=='unknown'
+
+def test_no_warning_after_a_check_that_passed():
+    "Of what is assumed of the loss; after one that did not pass, there is"
+    def _warns(learn):
+        with warnings.catch_warnings(record=True) as ws:
+            warnings.simplefilter('always')
+            learn.fit(1, 0.01, cbs=GradAccum(4))
+        return any('cannot tell what the loss' in str(o.message) for o in ws)
+    def mean(p, y): return (p-y).square().mean()
+    class NoHash:
+        __hash__ = None
+        def __call__(self, p, y): return mean(p, y)
+    for loss_func,again in ((mean,False),(over_kept,True),(NoHash(),True)):
+        learn = task(loss_func, kept)
+        assert _warns(learn)
+        assert learn.check_accum(PlainLoop(4)).verdict=='different' and _warns(learn) # Which is not about the loss
+        assert learn.check_accum(4).same==(loss_func is not over_kept) and _warns(learn)==again
 
 # What accumulates
 
