@@ -39,7 +39,7 @@ def _n_longer(plan)->int: # `None` where more passes through the same items woul
 
 # %% ../../nbs/finder/08_advice.ipynb #386b3193
 unmeasured = dict(
-    pairs="this loss needs another `count=`, or it compares the items of a batch",
+    pairs="this loss needs another `count=` or `reduction`, or it compares the items of a batch, and learn.check_accum() says which",
     short="{n} of micro-batches are too few to tell the noise scale, so measure for longer first",
     too_high="the loss rose during the mock training at {lr}, so measure with a lower rate first",
     few_steps="this training has only {steps}, and a plan needs {least} or more",
@@ -268,6 +268,7 @@ def cautions(
     "Yield what to keep in mind"
     if plan.measured.pairs:
         yield "If the loss is a mean over tokens or other parts of the items, count them by GradAccum(1, count=...) on the learner, and measure again."
+        yield "If its parts average over different numbers, or one of them sums, give them the same `reduction` and the same divisor."
         yield "If it compares the items of a batch, no batch size can be planned: with another batch size it is another loss."
         return
     if not plan.is_known:

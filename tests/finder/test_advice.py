@@ -35,7 +35,7 @@ def sentences(plan):
     (lambda: plan_of(n_windows=4), 'short', "Stay at 64: 4 windows of micro-batches are too few to tell the noise scale, so measure for longer first."),
     (lambda: plan_of(loss_rose=True), 'too_high', "Stay at 64: the loss rose during the mock training at 0.01, so measure with a lower rate first."),
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)), 'unknown', "Stay at 64: the noise scale cannot be told yet, so measure for longer first."),
-    (lambda: plan_of(pairs=True), 'pairs', "Stay at 64: this loss needs another `count=`, or it compares the items of a batch.")])
+    (lambda: plan_of(pairs=True), 'pairs', "Stay at 64: this loss needs another `count=` or `reduction`, or it compares the items of a batch, and learn.check_accum() says which.")])
 def test_headlines(make, verdict, text):
     plan = make()
     assert plan.verdict==verdict and headline(plan)==text and repr(plan).replace('\n', ' ').startswith(text) and plan.advice.startswith(text)
