@@ -417,7 +417,7 @@ class BatchPlan:
         "Set up `learn` to train as planned at `lr`; draws no random number, and a second call changes nothing"
         refuse_other(learn, self.today.adam, self.today.sums)
         sets_decay = self.wd_factor!=1 or self.today.has_plan # An earlier plan may have set another one
-        return set_up(learn, self.micro_bs, self.cbs, self.wd if sets_decay else None, self.today.wd)
+        return set_up(learn, self.micro_bs, self.cbs, self.wd if sets_decay else None, self.today.wd, self if self.changes else None)
 
     def undo(self,
         learn, # A `Learner`: gets back its training loader, callbacks and weight decay from before a plan was applied; its weights stay

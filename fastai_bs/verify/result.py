@@ -156,9 +156,10 @@ class BatchVerification:
 
     @property
     def plan(self)->BatchPlan:
-        "The plan of `bs_find` for a batch of `bs`, at the best rate"
+        "The plan of `bs_find` for a batch of `bs`, at the best rate; of epochs it says nothing unless `equal='plan'`, see `epochs`"
         plan = self.planned.at(self.bs)
-        return plan if self.factor==1 else replace(plan, today=replace(plan.today, lr=scale_lr(plan.lr, self.factor)))
+        lr = plan.lr if self.factor==1 else scale_lr(plan.lr, self.factor)
+        return replace(plan, today=replace(plan.today, lr=lr, has_n_epoch=self.equal=='plan' and plan.today.has_n_epoch))
 
     def epochs_in_time(self,
         n_epoch:float, # Epochs of today's batch

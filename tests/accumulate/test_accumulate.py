@@ -503,15 +503,16 @@ def test_only_one_may_decide_when_to_step(other):
     assert torch.equal(before, flat(learn))
     assert_clean(learn)
 
-@pytest.mark.parametrize('n_acc,bs,n,warns', [({1: 32},2,200,True), (31,2,200,False), (32,2,640,False)])
+@pytest.mark.parametrize('n_acc,bs,n,warns', [({1: 32},2,200,True), (32,2,608,False), (31,2,248,True), (31,2,250,False), (64,4,300,True), (8,16,448,True), (7,2,24,False),
+    (256,1,20,True)])
 def test_items_taken_for_micro_batches(n_acc, bs, n, warns):
-    "32 or more, more than a micro-batch has items, and fewer than 10 steps in an epoch: once said, and done as asked"
+    "Fewer than 5 steps in an epoch, or fewer than 10 where 32 or more are more than a micro-batch has items: once said, and done as asked"
     learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[GradAccum(n_acc)])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
         learn.fit(2 if warns else 1, 0.)
-    said = [o for o in said if 'counts micro-batches, not items' in str(o.message)]
-    assert len(said)==warns
+    said = [str(o.message) for o in said if ' micro-batches' in str(o.message)]
+    assert len(said)==warns and all('counts micro-batches, not items' in o for o in said)
 
 class Overflow(Callback):
     "The scaled loss overflows at micro-batch `at`"
