@@ -9,7 +9,6 @@ __all__ = ['refuse_other', 'PlannedFit', 'set_up', 'set_back', 'freeze_arg', 'fi
 
 # %% ../../nbs/finder/06_apply.ipynb #5477b0d8
 import math, warnings
-from functools import partial
 import numpy as np
 from fastcore.basics import first
 from fastai.callback.core import Callback
