@@ -185,7 +185,7 @@ class ScaledLR(ScopedCallback):
 
     def _warn_of_few_steps(self, factor):
         "Warn of too few steps for a rate that is at least `factor` times the schedule's in all of the fit"
-        if factor<2 or hasattr(self.learn, 'lr_finder'): return # A fit that measures something does not train
+        if factor<2: return
         n_steps = sum(math.ceil(epoch_len(self.learn)/accumulation(self.learn, e)) for e in range(first_epoch(self.learn), self.n_epoch))
         if n_steps<self.steps_least:
             warnings.warn(f"{counted(n_steps, 'optimizer step')} are few for {factor:.3g} times the rate, as any batch size needs some {self.steps_least}: "

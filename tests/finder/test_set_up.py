@@ -17,6 +17,7 @@ from fastai.data.load import DataLoader
 from fastai.losses import CrossEntropyLossFlat, MSELossFlat
 from fastai.optimizer import Adam, Lamb, Larc, Lookahead, OptimWrapper, RAdam, RMSProp, SGD, ranger
 from fastai_bs.accumulate.grad_accum import GradAccum
+import fastai_bs.finder.bs_find # noqa: F401 (patches `bs_find` into `Learner`)
 from fastai_bs.finder.apply import PlannedFit, fit_of
 from fastai_bs.learner.optimizer import divides_by_size
 from fastai_bs.schedule.scaled_lr import ScaledLR

@@ -298,7 +298,7 @@ def test_scale_wd(fit, opt_func, n_acc):
 # Bad input
 
 @pytest.mark.parametrize('kwargs,exc', [(dict(base_bs=0), ValueError), (dict(base_bs=math.inf), ValueError), (dict(base_bs=True), TypeError),
-    (dict(base_bs='64'), TypeError), (dict(base_bs=0.1), ValueError), (dict(base_bs=adascale_gain), TypeError),
+    (dict(base_bs='64'), TypeError), (dict(base_bs=0.1), ValueError),
     (dict(rule=2), TypeError), (dict(warmup_epochs=-1), ValueError), (dict(warmup_epochs='5'), TypeError),
     (dict(noise_scale='7'), TypeError), (dict(noise_scale=SimpleNamespace(noise_scale='7')), TypeError), (dict(noise_scale=math.nan), ValueError)], ids=str)
 def test_bad_arguments(kwargs, exc):
