@@ -16,7 +16,7 @@ from ..utils.checks import check_bools, check_number, is_number, is_several, sho
 from ..utils.text import counted
 from ..learner.loaders import epoch_len, refuse_empty
 from ..learner.optimizer import divides_by_size, inner_opt, velocity_names
-from ..learner.loop import ScopedCallback, callback_of, first_epoch, rate_finder
+from ..learner.loop import ScopedCallback, callback_of, first_epoch, fit_method, rate_finder
 from ..accumulate.sizes import accumulation, batch_size
 from ..accumulate.grad_accum import GradAccum
 from .rules import linear_scaling, warmup_factor
@@ -185,7 +185,7 @@ class ScaledLR(ScopedCallback):
 
     def _warn_of_few_steps(self, factor):
         "Warn of too few steps for a rate that is at least `factor` times the schedule's in all of the fit"
-        if factor<2: return
+        if factor<2 or fit_method(self.learn)=='fine_tune' and self.opt.frozen_idx>0: return # The frozen epochs are short by design
         n_steps = sum(math.ceil(epoch_len(self.learn)/accumulation(self.learn, e)) for e in range(first_epoch(self.learn), self.n_epoch))
         if n_steps<self.steps_least:
             warnings.warn(f"{counted(n_steps, 'optimizer step')} are few for {factor:.3g} times the rate, as any batch size needs some {self.steps_least}: "

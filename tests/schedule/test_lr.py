@@ -298,8 +298,8 @@ def test_scale_wd(fit, opt_func, n_acc):
 # Bad input
 
 @pytest.mark.parametrize('kwargs,exc', [(dict(base_bs=0), ValueError), (dict(base_bs=math.inf), ValueError), (dict(base_bs=True), TypeError),
-    (dict(base_bs='64'), TypeError), (dict(base_bs=0.1), ValueError),
-    (dict(rule=2), TypeError), (dict(warmup_epochs=-1), ValueError), (dict(warmup_epochs='5'), TypeError),
+    (dict(base_bs='64'), TypeError), (dict(base_bs=0.1), ValueError), (dict(rule=2), TypeError),
+    (dict(warmup_epochs=-1), ValueError), (dict(warmup_epochs='5'), TypeError),
     (dict(noise_scale='7'), TypeError), (dict(noise_scale=SimpleNamespace(noise_scale='7')), TypeError), (dict(noise_scale=math.nan), ValueError)], ids=str)
 def test_bad_arguments(kwargs, exc):
     with pytest.raises(exc, match=f'`{[*kwargs][0]}` must '): ScaledLR(**{'base_bs': 8, 'rule': adascale_gain, **kwargs})
@@ -334,6 +334,7 @@ def test_few_steps_are_of_what_is_trained():
     "From `start_epoch` on, and not where a rate or a plan is looked for; as many as plans reckon with, a floor above"
     learn = learner(cbs=[ScaledLR(2)])
     assert few(lambda: learn.fit(14, 1e-4, start_epoch=9))==['30 optimizer steps are few for 2 times the rate']
+    assert few(lambda: learn.fine_tune(9, 1e-4))==['54 optimizer steps are few for 2 times the rate'] # Not of its frozen epoch
     for f in (learn.lr_find,partial(learn.bs_find, 0.01, num_it=24)): assert few(lambda: f(show_plot=False))==[] # noqa: B023
     assert ScaledLR.steps_least==steps_least
 
