@@ -52,7 +52,7 @@ def _check_order(args):
     "Refuse a number of micro-batches that is none, and say what epochs and a rate would be"
     lr,num_it = args.lr,args.num_it
     if num_it is None: return
-    if not is_whole(num_it) and _is_epochs(lr): raise TypeError(
+    if not is_whole(num_it) and is_whole(lr) and lr>=1: raise TypeError(
         f"`bs_find` takes the learning rate first, and epochs by name, got {lr} and {shown(num_it)}: write {_call_for(args, lr, shown(num_it))}")
     check_whole('num_it', num_it, 1, "leave it out for a few hundred steps, and write epochs as n_epoch=...")
 

@@ -321,7 +321,7 @@ def _refused(learn, error, match, **kwargs):
 @pytest.mark.parametrize('nm,v,error', bad, ids=str)
 def test_bad_arguments(nm, v, error): assert _refused(reg_learner(), error, f'`{nm}`', **{nm: v})==[]
 
-@pytest.mark.parametrize('args,kwargs,call', [((5,1e-3), {}, '0.001, n_epoch=5'),
+@pytest.mark.parametrize('args,kwargs,call', [((5,1e-3), {}, '0.001, n_epoch=5'), ((1,1e-3), {}, '0.001, n_epoch=1'),
     ((3,slice(1e-4,1e-3)), dict(seed=2), 'slice(0.0001, 0.001, None), n_epoch=3, seed=2')])
 def test_epochs_before_the_rate(args, kwargs, call):
     with pytest.raises(TypeError, match=re.escape(f'write learn.bs_find({call})')): reg_learner().bs_find(*args, **kwargs)
