@@ -59,12 +59,18 @@ class NAccByEpoch:
         "Return the number of micro-batches per optimizer step of `epoch`, counted from 0"
         n = self.n_acc
         if self.bs is not None: return _n_acc_of_items(learn, self.bs)
-        if callable(n): n = n(epoch)
+        if callable(n): n = self._from_function(epoch)
         elif isinstance(n, dict):
             begun = [e for e in n if e<=epoch]
             n = n[max(begun)] if begun else 1
         check_whole('n_acc', n, 1, f"{_no_accumulation} (for epoch {epoch})")
         return int(n)
+
+    def _from_function(self, epoch):
+        try: return self.n_acc(epoch)
+        except Exception as e: raise TypeError(
+            f"`n_acc` must be a whole number of micro-batches, a dict or a function of the epoch, got {shown(self.n_acc)}, which fails for epoch {epoch}: {e}"
+        ) from e
 
     def largest(self, learn)->int:
         "Return the largest number that is known without a fit; a function is called for the first epoch"
@@ -75,12 +81,18 @@ class NAccByEpoch:
         return str(getattr(self.n_acc, '__name__', self.n_acc))
 
 # %% ../../nbs/accumulate/03_sizes.ipynb #5fd5681e
+def _looks_like_items(n_acc, micro_bs, n_iter):
+    "Return whether `n_acc` is a usual number of items, and leaves few steps in an epoch"
+    is_large = bool(micro_bs) and n_acc>max(31, micro_bs)
+    return n_acc>=8 and math.ceil(n_iter/n_acc)<(10 if is_large else 5)
+
 def _warn_of_items(n_acc, micro_bs, n_iter):
-    "Warn if `n_acc` looks like a number of items"
-    if not micro_bs or n_acc<32 or n_acc<=micro_bs or n_iter>=10*n_acc: return
-    warnings.warn(
-        f"GradAccum({n_acc}) counts micro-batches, not items: {n_acc} x {micro_bs} = {n_acc*micro_bs} items are an optimizer step, and "
-        f"{math.ceil(n_iter/n_acc)} are taken in an epoch. For {n_acc} items a step it is GradAccum(bs={n_acc})", stacklevel=4)
+    "Warn that `n_acc` does not count items"
+    n_steps = math.ceil(n_iter/n_acc)
+    items = f": {n_acc} x {micro_bs} = {n_acc*micro_bs} items are an optimizer step, and" if micro_bs else ':'
+    instead = "leave it out" if micro_bs and n_acc<=micro_bs else f"it is GradAccum(bs={n_acc})"
+    warnings.warn(f"GradAccum({n_acc}) counts micro-batches, not items{items} an epoch has {counted(n_steps, 'step')}. "
+                  f"For {n_acc} items a step {instead}", stacklevel=4)
 
 def check_windows(
     learn, # A `Learner`, before a fit
@@ -90,9 +102,9 @@ def check_windows(
     "Refuse a loss that cannot be accumulated, and warn of what is probably not meant"
     refuse_loss(learn.loss_func)
     if n_acc is None: return
-    n_iter = epoch_len(learn)
-    if n_acc.bs is None: _warn_of_items(most, known_micro_bs(learn.dls.train), n_iter)
-    if most>n_iter: warnings.warn(
+    n_iter,micro_bs = epoch_len(learn),known_micro_bs(learn.dls.train)
+    if n_acc.bs is None and _looks_like_items(most, micro_bs, n_iter): _warn_of_items(most, micro_bs, n_iter)
+    elif most>n_iter: warnings.warn(
         f"A batch of {counted(most, 'micro-batch')} is more than an epoch holds, which is {n_iter}: windows end with the epoch, so one optimizer step is "
         "taken in it, with all that it holds", stacklevel=3)
 

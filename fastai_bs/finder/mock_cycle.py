@@ -153,7 +153,7 @@ def cycle_of(
     n_windows = min(mock_windows, (num_it-n_steps*today)//least)
     if n_windows<2:
         raise ValueError(f"`num_it`={num_it} micro-batches are not enough for two windows of {least} and a step of {today}: "
-                         f"take {max(today, 2*least)+2*least} or more, or leave it out for a few hundred steps")
+                         f"take {max(today, 2*least)+2*least} or more, leave it out for a few hundred steps, or write epochs as n_epoch={num_it}")
     return MockCycle(n_steps, n_windows, today, num_it, least)
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #bbe74951

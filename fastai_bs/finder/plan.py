@@ -461,7 +461,7 @@ class BatchPlan:
         refuse_other(learn, self.today.adam, self.today.sums)
         if not self.changes: return learn if self.today.has_plan else set_back(learn) # As it was measured, with callbacks of its own
         sets_decay = self.wd_factor!=1 or self.today.has_plan # An earlier plan may have set another one
-        return set_up(learn, self.micro_bs, self.cbs, self.wd if sets_decay else None, self.today.wd)
+        return set_up(learn, self.micro_bs, self.cbs, self.wd if sets_decay else None, self.today.wd, self)
 
     def undo(self,
         learn, # A `Learner`: gets back its training loader, callbacks and weight decay from before a plan was applied; its weights stay

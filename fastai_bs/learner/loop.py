@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/loop.html.md"""
 # %% auto #0
 __all__ = ['in_fit', 'is_of_loop', 'ScopedCallback', 'fastai_on_ranks', 'runs_alone', 'run_events', 'optimizer_step', 'backward',
            'do_one_batch', 'to_device', 'set_batch', 'fastais_one_batch', 'method_by', 'overridden_step', 'first_epoch',
-           'callback_of', 'rate_finder', 'helped_by', 'change_hidden', 'with_values', 'pct_train_by']
+           'callback_of', 'rate_finder', 'fit_method', 'helped_by', 'change_hidden', 'with_values', 'pct_train_by']
 
 # %% ../../nbs/learner/05_loop.ipynb #5aa93d39
 import inspect, torch
@@ -249,6 +249,13 @@ def callback_of(
 def rate_finder(learn:Learner): # A learner in a fit
     "Return the callback of `lr_find`, fastai's or another library's of the same name; `None` if the fit is a training"
     return next((cb for cb in learn.cbs if isinstance(cb, LRFinder) or cb.name=='lr_finder'), None)
+
+_fits = 'fine_tune','fit_one_cycle','fit_flat_cos','fit_sgdr' # All of them call `fit`, and the first one calls the second
+
+def fit_method(learn:Learner): # A learner in a fit
+    "Return the name of fastai's method that trains, as 'fine_tune' or 'fit'"
+    running = {*_running(learn)}
+    return next((nm for nm in _fits if nm in running), 'fit')
 
 @contextmanager
 def helped_by(

@@ -25,7 +25,7 @@ from ..learner.loop import callback_of, helped_by, rate_finder
 from ..accumulate.sizes import check_windows
 from ..accumulate.oom import refuse_split
 from ..accumulate.grad_accum import GradAccum
-from .scaled_lr import ScaledLR
+from .scaled_lr import ScaledLR, check_rule
 
 
 # %% ../../nbs/schedule/03_batch_schedule.ipynb #25d0b4e6
@@ -90,6 +90,7 @@ class BatchSchedule(GradAccum):
         _check_sizes(bs)
         for nm,v in (('max_micro_bs',max_micro_bs),('base_bs',base_bs)):
             if v is not None: check_whole(nm, v, 1, "it is a number of items", 'item')
+        if rule is not None: check_rule(rule)
         if base_bs and rule is None: raise ValueError(f"`base_bs` needs a `rule`, and there is none: leave base_bs={base_bs} out, or give the rule")
         super().__init__(1, count=count, fix_bn=fix_bn)
         self.sizes,self.rule,self.max_micro_bs,self.base_bs = bs,rule,max_micro_bs,base_bs

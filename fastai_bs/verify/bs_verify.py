@@ -187,7 +187,8 @@ def bs_verify(self:Learner,
     _check(self, lr, n_epoch, sizes, rates, equal, n_runs)
     begin = time.perf_counter()
     num_it = None if equal=='plan' else _num_it(self, n_epoch)
-    plan = self.bs_find(lr, num_it=num_it, n_epoch=n_epoch, show_plot=False)
+    in_whole = n_epoch if n_epoch is None or equal=='plan' else math.ceil(n_epoch) # A trial may have any length, and a plan is for whole epochs
+    plan = self.bs_find(lr, num_it=num_it, n_epoch=in_whole, show_plot=False)
     if equal!='plan': plan = replace(plan, rate=replace(plan.rate, held=None)) # The rule's rate for each size: these trainings show which of them hold
     if sizes is not None: plan = _with_times_of(self, plan, sizes)
     if equal=='time' and math.isnan(plan.epoch_time):

@@ -503,15 +503,16 @@ def test_only_one_may_decide_when_to_step(other):
     assert torch.equal(before, flat(learn))
     assert_clean(learn)
 
-@pytest.mark.parametrize('n_acc,bs,n,warns', [({1: 32},2,200,True), (31,2,200,False), (32,2,640,False)])
+@pytest.mark.parametrize('n_acc,bs,n,warns', [({1: 32},2,200,True), (32,2,608,False), (31,2,248,True), (31,2,250,False), (64,4,300,True), (8,16,448,True),
+    (7,2,24,False), (256,1,20,True)])
 def test_items_taken_for_micro_batches(n_acc, bs, n, warns):
-    "32 or more, more than a micro-batch has items, and fewer than 10 steps in an epoch: once said, and done as asked"
+    "Fewer than 5 steps in an epoch, or fewer than 10 where 32 or more are more than a micro-batch has items: once said, and done as asked"
     learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[GradAccum(n_acc)])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
         learn.fit(2 if warns else 1, 0.)
-    said = [o for o in said if 'counts micro-batches, not items' in str(o.message)]
-    assert len(said)==warns
+    said = [str(o.message) for o in said if ' micro-batches' in str(o.message)]
+    assert len(said)==warns and all('counts micro-batches, not items' in o for o in said)
 
 class Overflow(Callback):
     "The scaled loss overflows at micro-batch `at`"
@@ -553,13 +554,15 @@ def test_save_load_export(n_acc, tmp_path):
 def test_bad_n_acc(n_acc, exc, match):
     with pytest.raises(exc, match=match): GradAccum(n_acc)
 
-@pytest.mark.parametrize('n,exc', [(0,ValueError), (None,TypeError)])
-def test_bad_n_acc_function_is_refused_before_anything_changed(n, exc):
+@pytest.mark.parametrize('n_acc,exc,match', [(lambda epoch: 2 if epoch==0 else 0, ValueError, 'at least 1.*for epoch 1'),
+    (lambda epoch: 2 if epoch==0 else None, TypeError, 'whole number.*for epoch 1'), (bn_learner(), TypeError, 'a function of the epoch, got <.*Learner'),
+    ([2,3].__getitem__, TypeError, 'a function of the epoch, got <built-in method.*fails for epoch 2: list index out of range')])
+def test_bad_n_acc_function_is_refused_before_anything_changed(n_acc, exc, match):
     learn = bn_learner()
     learn.fit(1, 0.1)
-    learn.add_cb(GradAccum(lambda epoch: 2 if epoch==0 else n))
+    learn.add_cb(GradAccum(n_acc))
     before = picture(learn, only=('model','opt'))
-    with pytest.raises(exc, match='`n_acc` must be.*for epoch 1'): learn.fit(2, 0.1)
+    with pytest.raises(exc, match=f'`n_acc` must be.*{match}'): learn.fit(3, 0.1)
     assert changes(before, picture(learn, only=('model','opt')))==[]
     assert_clean(learn, [0.3])
 

@@ -1,6 +1,8 @@
 "`learn.bs_find`: what it says, that nobody can tell it was called, and what it refuses"
 import math
+import re
 import sys
+import warnings
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -334,10 +336,10 @@ def test_peak_memory_does_not_grow_with_the_window():
 # What it refuses
 
 refused = {
-    ValueError: dict(num_it=(0,6), n_epoch=(0,-1,nan,inf), n_batch=(1,), beta=(0,1,nan), ci=(0,95), seed=(-1,), tol=(-1,nan), max_bs=(0,-8,3),
+    ValueError: dict(num_it=(0,6), n_epoch=(0,-1), n_batch=(1,), beta=(0,1,nan), ci=(0,95), seed=(-1,), tol=(-1,nan), max_bs=(0,-8,3),
                      lr=(-1,nan,inf,slice(-1e-3,1e-2),[0.1,nan]), how=('fit',None)),
-    TypeError: dict(num_it=(1.5,True,'9'), n_epoch=('5',True,[1]), n_batch=(2.5,None), seed=(1.5,'3',True), tol=('x',), max_bs=('yes',True,4.,nan),
-                    lr=('x',True,slice(None),[None]))}
+    TypeError: dict(num_it=(1.5,True,'9'), n_epoch=('5',True,[1],0.5,2.5,nan,inf), n_batch=(2.5,None), seed=(1.5,'3',True), tol=('x',),
+                    max_bs=('yes',True,4.,nan), lr=('x',True,slice(None),[None]))}
 bad = [(nm,v,error) for error,args in refused.items() for nm,values in args.items() for v in values]
 
 def _refused(learn, error, match, **kwargs):
@@ -351,6 +353,29 @@ def _refused(learn, error, match, **kwargs):
 
 @pytest.mark.parametrize('nm,v,error', bad, ids=str)
 def test_bad_arguments(nm, v, error): assert _refused(reg_learner(), error, f'`{nm}`', **{nm: v})==[]
+
+@pytest.mark.parametrize('args,kwargs,call', [((5,1e-3), {}, '0.001, n_epoch=5'), ((1,1e-3), {}, '0.001, n_epoch=1'),
+    ((3,slice(1e-4,1e-3)), dict(seed=2), 'slice(0.0001, 0.001, None), n_epoch=3, seed=2')])
+def test_epochs_before_the_rate(args, kwargs, call):
+    with pytest.raises(TypeError, match=re.escape(f'write learn.bs_find({call})')): reg_learner().bs_find(*args, **kwargs)
+
+@pytest.mark.parametrize('args,kwargs,call', [
+    ((1e-3,10), {}, '0.001, n_epoch=10'), ((slice(1e-4,0.00123456),12), dict(tol=0), 'slice(0.0001, 0.00123456), n_epoch=12, tol=0'),
+    ((None,8), {}, 'n_epoch=8'), ((3,80), {}, 'n_epoch=3'), ((2,), dict(num_it=11, ci=0.9), 'n_epoch=2, ci=0.9'),
+    ((1e-3,80), {}, None), ((1,80), {}, None), ((1e-3,10), dict(n_epoch=5), None), ((3,10), dict(n_epoch=5), None)], ids=str)
+def test_epochs_taken_for_something_else(args, kwargs, call, short):
+    "Once said, with the call that keeps what was given; then done as asked"
+    learn = reg_learner(lr=0.01)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        plan = learn.bs_find(*args, show_plot=False, max_bs=8, **kwargs)
+    said = [str(o.message) for o in said if ' was taken as `' in str(o.message)]
+    assert [o.split('write ')[1] for o in said]==([f'learn.bs_find({call}, max_bs=8, show_plot=False)'] if call else [])
+    assert plan.measured.n_seen<=(args[1] if len(args)>1 else 11)
+
+@pytest.mark.parametrize('lr', [1e-3,0])
+def test_epochs_that_are_too_few_micro_batches(lr):
+    with pytest.raises(ValueError, match='write epochs as n_epoch=5'), pytest.warns(UserWarning, match='n_epoch=5'): reg_learner().bs_find(lr, 5)
 
 def sized(items, cls=DataLoader, **kwargs):
     kwargs['bs' if cls is DataLoader else 'batch_size'] = 4

@@ -1,6 +1,8 @@
 "`plan.apply` and `plan.undo`: what is refused before anything has changed, what a learner gets, and what it gets back"
 import copy
 import pickle
+import re
+import warnings
 from functools import partial
 
 import pytest
@@ -15,7 +17,8 @@ from fastai.data.load import DataLoader
 from fastai.losses import CrossEntropyLossFlat, MSELossFlat
 from fastai.optimizer import Adam, Lamb, Larc, Lookahead, OptimWrapper, RAdam, RMSProp, SGD, ranger
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.finder.apply import fit_of
+import fastai_bs.finder.bs_find # noqa: F401 (patches `bs_find` into `Learner`)
+from fastai_bs.finder.apply import PlannedFit, fit_of
 from fastai_bs.learner.optimizer import divides_by_size
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.noise.noise_scale import NoiseScale
@@ -248,6 +251,73 @@ def test_the_code_does_what_apply_does(plan):
     assert here.steps.lrs==there.steps.lrs and here.steps.items==there.steps.items==[plan.bs]*(plan.n_epoch*96//plan.bs)
     assert [o['wd'] for o in here.opt.hypers]==pytest.approx([o['wd'] for o in there.opt.hypers], rel=1e-2) # The code has three digits
 
+# A fit that is another one
+
+def unlike(f):
+    "In what a fit is not the planned one, as its warnings say"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        f()
+    return [re.search('not the planned .*, as (.*): ', str(o.message))[1] for o in said if 'not the planned' in str(o.message)]
+
+cycled = partial(make, lr=0.01, moved=True, **readings())
+tuned = partial(cycled, freeze_epochs=1, noise_scale=1000., n_epoch=5)
+def fit(method='fit_one_cycle', n_epoch=None, lr='lr', **kwargs):
+    return lambda learn,plan: getattr(learn, method)(n_epoch or plan.n_epoch, getattr(plan, lr) if isinstance(lr, str) else lr, **kwargs)
+
+as_planned = [(cycled,fit()), (cycled,fit(start_epoch=1)), (partial(cycled, lr=slice(1e-3,1e-2)),fit()), (partial(cycled, lr=[1e-3,1e-2]),fit()),
+    (make,fit('fit')), (partial(cycled, lr=0.0123456),fit(lr=0.0123)), (lambda: tuned().at(32),fit('fine_tune')), (accumulated,fit('fit')),
+    (partial(cycled, has_lr=False),fit(lr=0.5)), (partial(cycled, has_n_epoch=False),fit(n_epoch=7)), (lambda: cycled().at(8),fit('fit', 1, 1.))]
+
+@pytest.mark.parametrize('plan,train', as_planned, ids=map(str, range(len(as_planned))))
+def test_nothing_is_said_of_a_fit_as_planned(plan, train):
+    "Nor of the training that goes on"
+    plan = plan()
+    learn = plan.apply(learner(splitter=halves))
+    assert unlike(lambda: train(learn, plan))==unlike(lambda: learn.fit_one_cycle(2, 1e-5))==[] and ('planned_fit' in vars(learn))==plan.changes
+
+# The plan of `cycled` has 4 epochs of 32 for 3 of 8, at 0.03 for 0.01
+@pytest.mark.parametrize('plan,train,says', [
+    (cycled,fit(lr='scaled_lr'),['its rate is 0.03, scaled to 0.09']),
+    (partial(cycled, has_lr=False),fit(lr='scaled_lr'),['its rate is 0.03, scaled to 0.09']),
+    (partial(cycled, lr=slice(1e-3,1e-2)),fit(lr='scaled_lr'),['its rate is 0.03, scaled to 0.09']),
+    (cycled,fit(lr=1e-3),['its rate is 0.001, scaled to 0.003']),
+    (cycled,fit(n_epoch=2),['it has 2 epochs']), (cycled,fit(n_epoch=1, lr=0.02),['its rate is 0.02, scaled to 0.06, and it has 1 epoch']),
+    (cycled,fit('fine_tune'),['it is `fine_tune`']), (cycled,fit('fit'),['it is `fit`']), (cycled,fit('fit_flat_cos'),['it is `fit_flat_cos`']),
+    (make,fit(),['it is `fit_one_cycle`']), (lambda: tuned().at(32),fit(),['it is `fit_one_cycle`']),
+    (lambda: tuned().at(32),fit('fine_tune', 3),['it has 3 epochs']),
+    (lambda: tuned().at(32),fit('fine_tune', freeze_epochs=2),['it has 2 frozen epochs']),
+    (lambda: tuned().at(32),fit('fine_tune', lr='scaled_lr'),['its rate is 0.0391, scaled to 0.153','its rate is 0.0195, scaled to 0.0763'])],
+    ids=lambda o: '; '.join(o) if isinstance(o, list) else '')
+def test_a_fit_that_is_not_as_planned(plan, train, says):
+    "Once said of each fit, before anything has changed, and trained as asked; by a learner without the callback to the bit as well"
+    plan = plan()
+    learn,twin = (plan.apply(learner(splitter=halves)) for _ in range(2))
+    twin.remove_cb(PlannedFit)
+    def _train(o):
+        torch.manual_seed(0)
+        o.dls.train.rng.seed(0)
+        return unlike(lambda: train(o, plan))
+    assert _train(learn)==says and _train(twin)==[] and torch.equal(flat(learn), flat(twin))
+
+def test_a_rate_that_is_scaled_twice_after_the_planned_fit():
+    "And until then each fit is compared, but `lr_find` and mock trainings; a plan that was taken back, or its ScaledLR, compares none"
+    plan = cycled()
+    learn = plan.apply(learner())
+    for f in (partial(learn.lr_find, num_it=6),partial(learn.bs_find, 0.02, num_it=24, max_bs=32)): assert unlike(lambda: f(show_plot=False))==[] # noqa: B023
+    assert [unlike(lambda: fit(n_epoch=n, lr=lr)(learn, plan)) for n,lr in ((1,'lr'),(2,'lr'),(4,'lr'),(2,1e-3),(2,'scaled_lr'))]==[ # noqa: B023
+        ['it has 1 epoch'],['it has 2 epochs'],[],[],['its rate is 0.03, scaled to 0.09']]
+    assert unlike(lambda: fit(lr='scaled_lr')(plan.apply(learn).remove_cb(ScaledLR), plan))==[]
+    assert unlike(lambda: fit(n_epoch=2)(plan.undo(plan.apply(learn)), plan))==[] and not hasattr(learn, 'planned_fit')
+
+def test_few_steps_are_no_news_after_a_plan():
+    "It has said so, and has tried the rate"
+    plan,learn = cycled(),learner()
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        fit()(plan.apply(learn), plan)
+    with pytest.warns(UserWarning, match='12 optimizer steps are few for 3 times the rate'): fit(cbs=plan.cbs)(learner(bs=32), plan)
+
 # There and back
 
 @pytest.mark.parametrize('plan', [make,accumulated])
@@ -323,7 +393,7 @@ def test_exported_learners_carry_no_old_loaders(tmp_path):
     learn = make().apply(learner(dls=dls))
     learn.path = tmp_path
     loaded = exported(learn, tmp_path)
-    assert vars(loaded).get('before_set_up') is None and make().undo(loaded) is loaded
+    assert b'PlannedFit' not in (tmp_path/'it.pkl').read_bytes() and vars(loaded).get('before_set_up') is None and make().undo(loaded) is loaded
     assert learn.before_set_up is not None and make().undo(learn).dls.train.bs==8
 
 @pytest.mark.parametrize('copied', [copy.deepcopy,lambda o: pickle.loads(pickle.dumps(o))])

@@ -10,9 +10,9 @@ from fastai.callback.core import Callback, CancelEpochException, TrainEvalCallba
 from fastai.callback.schedule import ParamScheduler, fit_one_cycle # noqa: F401, it adds the method
 from fastai.distributed import DistributedDL
 from fastai.learner import Learner, SkipToEpoch
-from fastai_bs.learner.loop import (ScopedCallback, backward, fastai_on_ranks, fastais_one_batch, first_epoch,
+from fastai_bs.learner.loop import (ScopedCallback, backward, fastai_on_ranks, fastais_one_batch, first_epoch, fit_method,
                             method_by, optimizer_step, overridden_step, pct_train_by, set_batch, to_device)
-from helpers import flat, loaders, mlp, quiet_learner, RaiseAt, regression
+from helpers import flat, loaders, mlp, noted, quiet_learner, RaiseAt, regression
 
 signatures = {
     '_do_epoch_train': ['self'], '_do_epoch': ['self'], '_with_events': ['self','f','event_type','ex','final'], '_split': ['self','b'],
@@ -145,6 +145,14 @@ def test_own_loop(nm):
     delattr(learn, nm)
     learn.__class__ = type('Own', (Learner,), {nm: lambda self, *args: None})
     assert overridden_step(learn)==nm
+
+@pytest.mark.parametrize('nm,names', [('fit',['fit']),('fit_one_cycle',['fit_one_cycle']),('fit_flat_cos',['fit_flat_cos']),('fine_tune',['fine_tune']*2)])
+def test_the_method_that_trains(nm, names):
+    learn = learner()
+    cb,seen = noted('before_fit', fit_method)
+    learn.add_cb(cb)
+    getattr(learn, nm)(1)
+    assert seen==names
 
 def test_first_epoch():
     found = []

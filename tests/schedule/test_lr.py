@@ -14,7 +14,8 @@ from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam, OptimWrapper, SGD
-from fastai_bs.all import adam_gain, adascale_gain, GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
+from fastai_bs.all import adam_gain, adascale_gain, BatchSchedule, GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
+from fastai_bs.finder.mock_cycle import steps_least
 from helpers import changes, exported, flat, hypers, listed, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, RaiseAt, regression
 
 # Measures
@@ -176,7 +177,7 @@ def blown_up(fit, exc, event, order, n_acc, at, *cbs):
 def test_after_exceptions(exc, event, order, n_acc_at, fit):
     "The schedule's own rate is back, the steps that still follow and those of the next fit have the right one"
     n_acc,at = n_acc_at
-    a,b = (blown_up(fit, exc, event, order, n_acc, at, *cbs) for cbs in ([ScaledLR(2/3, warmup_epochs=0)],[]))
+    a,b = (blown_up(fit, exc, event, order, n_acc, at, *cbs) for cbs in ([ScaledLR(2, lambda k: 3*k, warmup_epochs=0)],[]))
     assert a.raise_at.raised==b.raise_at.raised and (a.raise_at.raised or (at==1 and event in ('before_step','after_step')))
     close(of('lr', a.opt.seen), 3*n_acc*of('lr', b.opt.seen))
     if fit=='fit' or n_acc==1: close(of('lr', [hypers(a)]), of('lr', [hypers(b)]))
@@ -268,7 +269,7 @@ def test_the_default_rule_for_adam_is_warned_about(opt_func=Adam):
     learn = learner(opt_func=opt_func, cbs=[ScaledLR(1, linear_scaling)])
     with pytest.warns(UserWarning, match='is a rule for SGD, and this optimizer divides by the size of the gradient.*rule=sqrt_scaling'): learn.fit(1, 0.01)
     others = (opt_func,ScaledLR(4, linear_scaling)),(opt_func,ScaledLR(1, adam_gain, noise_scale=64)),(momentum_sgd,ScaledLR(1, linear_scaling))
-    for o in (learner(opt_func=f, cbs=[cb]) for f,cb in others): assert caught(lambda: o.fit(1, 0.01))[1]==[] # noqa: B023
+    for o in (learner(opt_func=f, cbs=[cb]) for f,cb in others): assert not [w for w in caught(lambda: o.fit(1, 0.01))[1] if 'rule' in w] # noqa: B023
 
 def test_a_rule_and_a_noise_scale_belong_together():
     for rule in (adascale_gain, lambda k,noise_scale: k):
@@ -297,7 +298,8 @@ def test_scale_wd(fit, opt_func, n_acc):
 # Bad input
 
 @pytest.mark.parametrize('kwargs,exc', [(dict(base_bs=0), ValueError), (dict(base_bs=math.inf), ValueError), (dict(base_bs=True), TypeError),
-    (dict(base_bs='64'), TypeError), (dict(rule=2), TypeError), (dict(warmup_epochs=-1), ValueError), (dict(warmup_epochs='5'), TypeError),
+    (dict(base_bs='64'), TypeError), (dict(base_bs=0.1), ValueError), (dict(rule=2), TypeError),
+    (dict(warmup_epochs=-1), ValueError), (dict(warmup_epochs='5'), TypeError),
     (dict(noise_scale='7'), TypeError), (dict(noise_scale=SimpleNamespace(noise_scale='7')), TypeError), (dict(noise_scale=math.nan), ValueError)], ids=str)
 def test_bad_arguments(kwargs, exc):
     with pytest.raises(exc, match=f'`{[*kwargs][0]}` must '): ScaledLR(**{'base_bs': 8, 'rule': adascale_gain, **kwargs})
@@ -318,6 +320,23 @@ def test_refused_before_anything_has_changed(cbs, exc, match):
     assert changes(before, picture(learn, only=('model','opt')))==[] and not learn.lock.locked()
     for l in (learn,twin): l.fit(2, 0.01)
     assert torch.equal(flat(learn), flat(twin))
+
+def few(f): return [o[:o.index(', as any')] for o in caught(f)[1] if 'optimizer steps are few' in o]
+
+@pytest.mark.parametrize('cbs,n_epoch,says', [([ScaledLR(2)],9,'54 optimizer steps are few for 2 times the rate'), ([ScaledLR(2)],14,None),
+    ([ScaledLR(1),GradAccum(2)],20,'60 optimizer steps are few for 8 times the rate'), ([ScaledLR(4),GradAccum({0:1,2:4})],4,None), ([ScaledLR(3)],9,None),
+    ([GradAccum({0:2,3:4}),ScaledLR(2)],4,'11 optimizer steps are few for 4 times the rate'), ([BatchSchedule({0:4,2:8}, linear_scaling)],4,None)], ids=str)
+def test_few_steps_for_a_rate(cbs, n_epoch, says):
+    "Fewer than any batch size needs, all of them at twice the rate or more: said once in a fit"
+    assert few(lambda: learner(cbs=cbs).fit(n_epoch, 1e-4))==([says] if says else [])
+
+def test_few_steps_are_of_what_is_trained():
+    "From `start_epoch` on, and not where a rate or a plan is looked for; as many as plans reckon with, a floor above"
+    learn = learner(cbs=[ScaledLR(2)])
+    assert few(lambda: learn.fit(14, 1e-4, start_epoch=9))==['30 optimizer steps are few for 2 times the rate']
+    assert few(lambda: learn.fine_tune(9, 1e-4))==['54 optimizer steps are few for 2 times the rate'] # Not of its frozen epoch
+    for f in (learn.lr_find,partial(learn.bs_find, 0.01, num_it=24)): assert few(lambda: f(show_plot=False))==[] # noqa: B023
+    assert ScaledLR.steps_least==steps_least
 
 def test_warmup_that_is_longer_than_the_fit():
     learn = learner(cbs=[ScaledLR(1, warmup_epochs=5)])

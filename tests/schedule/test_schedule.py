@@ -138,7 +138,8 @@ def test_no_more_than_asked_is_ones_own_affair():
     (dict(bs=lambda: 64), TypeError, "fit's progress"), (dict(bs=lambda pct: 'a'), TypeError, "number of items"),
     (dict(bs=lambda pct: math.nan), ValueError, "finite"),
     (dict(bs={0: 4}, base_bs=8), ValueError, 'needs a `rule`'),
-    (dict(bs={0: 4}, max_micro_bs=0), ValueError, 'max_micro_bs'), (dict(bs={0: 4}, base_bs=1.5), TypeError, 'base_bs')])
+    (dict(bs={0: 4}, max_micro_bs=0), ValueError, 'max_micro_bs'), (dict(bs={0: 4}, base_bs=1.5), TypeError, 'base_bs'),
+    (dict(bs={0: 4}, rule=128), TypeError, '`rule` must be a function')])
 def test_refused_at_once(kwargs, error, says):
     with pytest.raises(error, match=says): BatchSchedule(**kwargs)
 

@@ -136,8 +136,9 @@ def test_equal_time(monkeypatch):
     for part in parts[:2]: assert np.allclose(steps[part].dropna(), (part*steps[1.]).loc[steps[part].dropna().index].fillna(steps[part]), atol=1)
 
 def test_equal_items():
-    v = verify(reg_learner(), n_epoch=10, n_runs=2, equal='items')
-    assert set(v.df.part)=={1.} and set(v.df['items'])=={640} and v.df.bs.tolist()==[4,8,16]*3
+    v = verify(reg_learner(), n_epoch=9.5, n_runs=2, equal='items')
+    assert set(v.df.part)=={1.} and set(v.df['items'])=={608} and v.df.bs.tolist()==[4,8,16]*3
+    assert (v.n_epoch,v.planned.today.n_epoch)==(9.5,10) # A plan is for whole epochs
     assert v.critical_bs in (4,8,16) and v.critical_range[0]<=v.critical_bs<=v.critical_range[1] and v.verdict!='unknown'
 
 def test_as_planned(monkeypatch):
@@ -270,7 +271,8 @@ def test_the_critical_batch_size_of_a_noisy_quadratic(short_find, monkeypatch):
 # What is refused
 
 bad = [(dict(lr=[0.,1.]), ValueError, '`lr` must be above 0'), (dict(n_epoch='x'), TypeError, '`n_epoch` must be'),
-    (dict(n_epoch=0.5), ValueError, 'take n_epoch=2.5 or more'), (dict(sizes=16), TypeError, '`sizes` must be a list'),
+    (dict(n_epoch=0.5), ValueError, 'take n_epoch=2.5 or more'), (dict(n_epoch=4.5, equal='plan'), TypeError, 'whole number of epochs, got 4.5'),
+    (dict(sizes=16), TypeError, '`sizes` must be a list'),
     (dict(sizes=[8,1.5]), TypeError, '`sizes` must be a whole number of items, got 1.5'),
     (dict(sizes=[8,640]), ValueError, '`sizes` must be at most the 64 items'),
     (dict(rates=()), TypeError, '`rates` must be a list'), (dict(rates=(1,0)), ValueError, '`rates` must be factors'),
