@@ -225,7 +225,7 @@ def loss_unchanged(
 _of_memory = [ # Patterns in errors, with their type, where memory has run out
     'MemoryError', # Python's, NumPy's, and torch.OutOfMemoryError
     'out of (shared )?memory', # torch on CUDA, ROCm, XPU and MPS; the CUDA driver, also by way of NCCL; workers of a loader
-    "can(no|')t allocate memory", # 'DefaultCPUAllocator: ...', c10/core/impl/alloc_cpu.cpp of torch; the system, when a process starts
+    "[Cc]an(no|')t allocate memory", # 'DefaultCPUAllocator: ...', c10/core/impl/alloc_cpu.cpp of torch; the system, when a process starts
     'DefaultCPUAllocator: not enough memory', # The same on Windows
     'std::bad_alloc', # C++
     'OUT_OF_(HOST|DEVICE)_MEMORY', # OpenCL and Level Zero, below torch on XPU

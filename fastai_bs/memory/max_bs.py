@@ -160,7 +160,7 @@ class TrialSearch:
     def announce(self, res):
         "Say what set the limit, if memory did not, and what a GPU's allocator tells of the largest size that fitted"
         if not self.failure.of_memory: warnings.warn(
-            f"{counted(res)} are the largest micro-batch that ran, and memory is not the reason: larger ones end with {self.failure.text}", stacklevel=4)
+            f"{counted(res)} are the largest micro-batch that ran, and memory is not the reason: larger ones end with {self.failure.text}", stacklevel=5)
         elif self.unused>0.1 and shown_by(self.learn): print(
             f"max_bs_find: {self.unused:.0%} of what PyTorch holds lies in pieces: with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True more may fit")
 

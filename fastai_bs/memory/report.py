@@ -406,8 +406,8 @@ def card_of(
     return Card(name, _cards[name], name in _with_ecc)
 
 def _meant_by(n):
-    "List what a number without a unit may have been meant for: cards that have it in their name, and a size"
-    cards = [f"the card '{nm}'" for nm in _cards if n in re.findall(r'\d+', nm)]
+    "List what a number without a unit may have been meant for: cards that are called by it, and a size"
+    cards = [f"the card '{nm}'" for nm in _cards if n==re.search(r'\d+', nm)[0]]
     unit = 'GB' if float(n)<1e3 else 'MB' if float(n)<1e6 else ''
     return ' or '.join([*cards, f"'{n}{unit}'" if unit else f"'{bytes_text(float(n))}'"])
 
