@@ -194,7 +194,7 @@ def _limit_of(learn, limit):
     if device!='cpu' or math.isinf(size) or card_of(limit): return size
     held = held_bytes(learn)
     size = room_beside(held, size)
-    if held and shown_by(learn): print(held_text(held, size))
+    if held and limit is not None and shown_by(learn): print(held_text(held, size))
     return size
 
 def shown_by(learn): # A learner

@@ -142,12 +142,15 @@ def room_beside(
     raise ValueError(f"This process holds {bytes_text(held)} already, beside the model (Python, torch, data), and `limit` is {bytes_text(limit)} for all of it: "
                      "take a higher `limit`, or the name of a card, which has a memory of its own")
 
-def held_text(held, room):
+def held_text(
+    held:int, # Bytes
+    room:float, # Bytes
+)->str:
     "Say what a limit leaves beside what the process holds"
-    return (f"This process holds {bytes_text(held)} beside the model (Python, torch, data), so {bytes_text(room)} are left for a training step. A card, asked for "
-            "by its name as 'T4', has all of its memory for it")
+    return (f"This process holds {bytes_text(held)} beside the model (Python, torch, data), so {bytes_text(room)} are left for a training step. The memory of a "
+            "card is asked for by its name, as 'T4'")
 
-frozen_text = ("The learner is frozen, and counted like that. `fine_tune` unfreezes it, and then fewer items fit: how='fine_tune' counts that part")
+frozen_text = "The learner is frozen, and counted like that. `fine_tune` unfreezes it, and then fewer items fit: how='fine_tune' counts that part"
 
 def check_room(
     margin, # As the user gave it
