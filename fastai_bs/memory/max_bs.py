@@ -22,7 +22,7 @@ from ..learner.ranks import alone, from_ranks, n_ranks, trains_together, rank
 from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loaders import SetUp, by_size, close_set_ups, epoch_items, known_micro_bs, micro_batch_size, n_items, refuse_empty, with_micro_bs
 from ..learner.loop import in_fit
-from ..learner.mock import check_how, is_frozen, mock_training, ticks, trained_as, worth_saying
+from ..learner.mock import is_frozen, mock_training, ticks, trained_as, worth_saying
 from ..utils.checks import check_whole
 from .report import card_of, check_room, frozen_text, held_bytes, held_text, limit_bytes, report_of, room_beside, valid_items_in
 from .trace import TracedStep, training_device
@@ -258,7 +258,6 @@ def _divisor(bs, most):
 def _largest_that_runs(learn, limit, margin, how, start=None, max_bs=None, n_steps=3, for_='train', of=None):
     "Return what `max_bs_find` returns; with `of`, only divisors of so many items are tried"
     check_room(margin, for_)
-    check_how(how)
     trains = for_=='train'
     if not trains and len(learn.dls.loaders)<2: raise ValueError("for_='valid' needs a validation loader, and the learner has none")
     dl = learn.dls.train if trains else learn.dls.loaders[1]

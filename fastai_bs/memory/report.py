@@ -19,7 +19,7 @@ from fastai.callback.core import Callback, CancelBatchException, CancelFitExcept
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from ..utils.checks import check_number, check_whole, is_number, n_bytes, shown
-from ..utils.text import bytes_text, counted, listed, time_text
+from ..utils.text import bytes_text, counted, time_text
 from ..utils.plots import legend_below, new_axes
 from ..learner.ranks import alone
 from ..learner.snapshot import free_memory, out_of_memory
@@ -139,16 +139,17 @@ def room_beside(
 )->float: # Bytes
     "Return what `limit` leaves beside the bytes that this process has `held` since before a training; refuse a limit that leaves nothing"
     if limit>held: return limit-held
-    raise ValueError(f"This process holds {bytes_text(held)} already, beside the model (Python, torch, data), and `limit` is {bytes_text(limit)} for all of it: "
-                     "take a higher `limit`, or the name of a card, which has a memory of its own")
+    raise ValueError(
+        f"This process holds {bytes_text(held)} already, beside the model (Python, torch, data), and `limit` is {bytes_text(limit)} for all of it: take a higher "
+        "`limit`, or the name of a card, which has a memory of its own")
 
 def held_text(
     held:int, # Bytes
     room:float, # Bytes
 )->str:
     "Say what a limit leaves beside what the process holds"
-    return (f"This process holds {bytes_text(held)} beside the model (Python, torch, data), so {bytes_text(room)} are left for a training step. The memory of a "
-            "card is asked for by its name, as 'T4'")
+    return (f"This process holds {bytes_text(held)} beside the model (Python, torch, data), so {bytes_text(room)} are left for a training step. The memory of "
+            "a card is asked for by its name, as 'T4'")
 
 frozen_text = "The learner is frozen, and counted like that. `fine_tune` unfreezes it, and then fewer items fit: how='fine_tune' counts that part"
 
@@ -224,8 +225,8 @@ class MemoryReport(pd.DataFrame):
     )->int: # Items in a micro-batch
         """Return how many items `limit` holds by this report: a traced report traces that size, a measured one draws a line through two sizes
 
-        It says what it takes off: for a card what ECC, the driver and the CUDA context take, else for a training on the CPU what this process holds already.
-        A traced report takes the tensors of the card's kernels where those of a CPU are others.
+        It says what it takes off: for a card what ECC, the driver and the CUDA context take, for a size what this process holds already if the CPU trains.
+        For a card a traced report takes the tensors of its kernels, where those of a CPU are others.
         """
         check_room(margin, for_)
         if for_=='valid' and not self.step: raise ValueError(
@@ -260,7 +261,9 @@ class MemoryReport(pd.DataFrame):
             try: return _traced(n)
             except ValueError: return _traced(n+1) # BatchNorm takes no single item
             except RuntimeError: return total+per_item*(n-self.bs) # The model takes no batch of that size
-        if on_card and self.step: total,per_item = _traced(self.bs),(_traced(2*self.bs)-_traced(self.bs))/self.bs
+        if on_card and self.step:
+            total = _held(self.bs)
+            per_item = (_held(2*self.bs)-total)/self.bs
         return _most_items(_held, self.bs, total, per_item, limit, margin, 'micro-batch')
 
     def plot_memory(self,

@@ -130,6 +130,28 @@ def test_attention_of_which_a_card_has_no_kernel():
     step = TracedStep(quiet_learner(loaders(items, 4), Odd(), loss_func=lambda p,y: p.sum()))
     assert step(4, on_card=True)==step(4)
 
+def test_a_mask_on_a_card():
+    "Is made of numbers first, once for all heads"
+    class Masked(Attention):
+        def forward(self, x):
+            q = self.out(x).view(*x.shape[:2],2,32).transpose(1,2)
+            mask = torch.ones(len(x), 1, *2*x.shape[1:2], dtype=torch.bool) if self.masked else None
+            return F.scaled_dot_product_attention(q, q, q, mask).transpose(1,2).flatten(2)
+    for precision,size in (('fp32',4),('bf16',2)):
+        more = per_item(Masked(0., True), True, precision)-per_item(Masked(0.), True, precision)
+        assert size*196**2<=more<(size+2)*196**2
+
+def test_attention_of_normalised_queries():
+    "A norm gives single precision in autocast, and a card casts for its kernel"
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin,self.norm = nn.Linear(64,64),nn.LayerNorm(64)
+        def forward(self, x):
+            v = self.lin(x)[:,None]
+            return F.scaled_dot_product_attention(self.norm(v), self.norm(v), v, dropout_p=0.1).flatten(2)
+    assert 0<per_item(Normed(), True, 'bf16')<per_item(Normed(), True)<per_item(Normed(), False)
+
 def test_a_card_by_its_name_holds_more():
     "Items with dropout than so many bytes of main memory"
     items = list(zip(torch.randn(8, 196, 64), torch.randn(8, 196, 64)))
