@@ -140,8 +140,8 @@ def room_beside(
     "Return what `limit` leaves beside the bytes that this process has `held` since before a training; refuse a limit that leaves nothing"
     if limit>held: return limit-held
     raise ValueError(
-        f"This process holds {bytes_text(held)} already, beside the model (Python, torch, data), and `limit` is {bytes_text(limit)} for all of it: take a higher "
-        "`limit`, or the name of a card, which has a memory of its own")
+        f"This process holds {bytes_text(held)} already, beside the model (Python, torch, data), and `limit` is {bytes_text(limit)} for all of it: take a "
+        "higher `limit`, or the name of a card, which has a memory of its own")
 
 def held_text(
     held:int, # Bytes

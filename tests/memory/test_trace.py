@@ -141,16 +141,18 @@ def test_a_mask_on_a_card():
         more = per_item(Masked(0., True), True, precision)-per_item(Masked(0.), True, precision)
         assert size*196**2<=more<(size+2)*196**2
 
-def test_attention_of_normalised_queries():
-    "A norm gives single precision in autocast, and a card casts for its kernel"
-    class Normed(nn.Module):
+def test_attention_of_queries_in_single_precision():
+    "As positions are added: a card casts for its kernel, so its output is half as large"
+    seen = []
+    class Single(nn.Module):
         def __init__(self):
             super().__init__()
-            self.lin,self.norm = nn.Linear(64,64),nn.LayerNorm(64)
+            self.lin = nn.Linear(64,64)
         def forward(self, x):
             v = self.lin(x)[:,None]
-            return F.scaled_dot_product_attention(self.norm(v), self.norm(v), v, dropout_p=0.1).flatten(2)
-    assert 0<per_item(Normed(), True, 'bf16')<per_item(Normed(), True)<per_item(Normed(), False)
+            seen.append(F.scaled_dot_product_attention(v.float(), v.float(), v, dropout_p=0.1))
+            return seen[-1][:,0]
+    assert 0<per_item(Single(), True, 'bf16')<per_item(Single(), False, 'bf16') and {o.dtype for o in seen}=={torch.bfloat16}
 
 def test_a_card_by_its_name_holds_more():
     "Items with dropout than so many bytes of main memory"
