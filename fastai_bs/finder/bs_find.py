@@ -9,7 +9,6 @@ __all__ = ['few_it', 'BSFinder']
 
 # %% ../../nbs/finder/10_bs_find.ipynb #5e27702c
 import inspect, math, time, warnings, torch
-from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from fastcore.basics import first, patch, store_attr
@@ -20,11 +19,10 @@ from fastai.torch_core import find_bs
 from ..utils.checks import check_bools, check_number, check_whole, is_whole, shown
 from ..utils.text import counted, rate_text, time_text
 from ..learner.ranks import n_ranks, over_ranks, rank, trains_together
-from ..learner.snapshot import unchanged
 from ..learner.loaders import declared_len, drops_last, epoch_len, fixes_batches, known_micro_bs, micro_batch_size, n_items
 from ..learner.optimizer import decay_of, divides_by_size
 from ..learner.loop import callback_of
-from ..learner.mock import mock_training
+from ..learner.mock import check_how, mock_training, trained_as
 from ..accumulate.losses import loss_elements
 from ..accumulate.sizes import accumulation, batch_size
 from ..accumulate.grad_accum import GradAccum
@@ -69,8 +67,7 @@ def _warn_of_order(args):
 
 def _check_args(learn, args):
     "Raise an error where an argument of `bs_find` makes no sense"
-    if args.how not in ('fit_one_cycle','fine_tune'):
-        raise ValueError(f"`how` must be 'fit_one_cycle' or 'fine_tune', got {args.how!r}: take the method that you train with")
+    check_how(args.how)
     if args.how=='fine_tune' and args.lr is not None: check_number('lr', args.lr, "the `base_lr` of `fine_tune`", finite=True)
     for v in rates(learn.lr if args.lr is None else args.lr):
         check_number('lr', v, "the rate you train with, or 0 to measure at the present weights", open_=False, finite=True)
@@ -234,16 +231,6 @@ def _check_measured(learn, finder, lr, ranks):
 # %% ../../nbs/finder/10_bs_find.ipynb #3e4e153a
 def _fastais(nm): return inspect.signature(Learner.fine_tune).parameters[nm].default # The default of `fine_tune`
 
-@contextmanager
-def _unfrozen(learn):
-    "Train all of `learn` in the block, as after the frozen epochs of `fine_tune`"
-    with unchanged(learn):
-        learn.unfreeze()
-        if len(learn.opt.param_lists)<2: raise ValueError(
-            "`fine_tune` freezes all parameter groups but the last, and this learner has a single one: give it a `splitter` that makes several, as "
-            "`vision_learner` does, or plan for `fit_one_cycle`")
-        yield
-
 # %% ../../nbs/finder/10_bs_find.ipynb #83bc009c
 def _along_cycle(noise, df, n_epoch, n_train):
     "Read the noise scale of a whole training, and the readings of the cycle that it follows from"
@@ -350,7 +337,7 @@ def bs_find(self:Learner,
     if tunes:
         lr = _fastais('base_lr') if lr is None else lr
         args.lr,args.freeze_epochs = slice(lr/2/_fastais('lr_mult'), lr/2),_fastais('freeze_epochs')
-    with _unfrozen(self) if tunes else nullcontext():
+    with trained_as(self, how):
         plan = _plan(self, args, _mock_fit(self, args, noise))
         plan = with_rate_tried(self, replace(plan, device=_device(self, plan, max_bs)))
     plan = replace(plan, today=replace(plan.today, lr=lr if tunes else plan.today.lr), took=_slowest(plan.today.n_ranks, time.perf_counter()-begin))

@@ -224,16 +224,25 @@ def loss_unchanged(
 # %% ../../nbs/learner/02_snapshot.ipynb #7e5ee1db
 _of_memory = [ # Patterns in errors, with their type, where memory has run out
     'MemoryError', # Python's, NumPy's, and torch.OutOfMemoryError
-    'out of memory', # torch on CUDA, ROCm, XPU and MPS; the CUDA driver
-    "can't allocate memory", # 'DefaultCPUAllocator: ...', c10/core/impl/alloc_cpu.cpp of torch
+    'out of (shared )?memory', # torch on CUDA, ROCm, XPU and MPS; the CUDA driver, also by way of NCCL; workers of a loader
+    "[Cc]an(no|')t allocate memory", # 'DefaultCPUAllocator: ...', c10/core/impl/alloc_cpu.cpp of torch; the system, when a process starts
     'DefaultCPUAllocator: not enough memory', # The same on Windows
+    'std::bad_alloc', # C++
+    'OUT_OF_(HOST|DEVICE)_MEMORY', # OpenCL and Level Zero, below torch on XPU
 ]
 _maybe_of_memory = [ # In errors that have other causes too
-    'CUBLAS_STATUS_ALLOC_FAILED', # cublas_api.h
-    'CUDNN_STATUS_ALLOC_FAILED', # cudnn_graph.h, up to cuDNN 8
-    'CUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED', # The same from cuDNN 9 on
+    '(BLAS|CUDNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED', # cublas_api.h and its like, hipBLAS; cudnn_graph.h up to cuDNN 8
+    'BLAS_STATUS_NOT_INITIALIZED', # No room for the handle: https://github.com/EleutherAI/lm-evaluation-harness/issues/1689
+    'resource allocation failed', # cuBLAS in older versions of torch
+    'CUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED', # From cuDNN 9 on
     'CUDNN_STATUS_NOT_SUPPORTED', # `should_reduce_batch_size` of accelerate has it too; else a layout or type that cuDNN does not know
+    'Unable to find a valid cuDNN algorithm', # No room for the workspace of any: https://github.com/ultralytics/yolov5/issues/4463
+    'unable to find an engine to execute this computation', # The same from cuDNN 8 on
     'CUFFT_ALLOC_FAILED', # cufft.h
+    'OUT_OF_RESOURCES', # Level Zero and OpenCL: https://github.com/pytorch/pytorch/issues/190972
+    'could not create a primitive', # oneDNN on XPU: https://github.com/AUTOMATIC1111/stable-diffusion-webui/issues/16571
+    'unhandled cuda error', # NCCL, which writes the cause to its log
+    'killed by signal: (Killed|Bus error)', # A worker of a loader
     'Invalid buffer size: ', # MPSAllocator.mm of torch: more than Metal gives out at once
     r'INTERNAL ASSERT FAILED at \S*CUDACachingAllocator', # torch, as of `!block->expandable_segment_`, once an allocation has failed
 ]

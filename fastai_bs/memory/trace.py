@@ -11,14 +11,16 @@ __all__ = ['precisions', 'LiveBytes', 'training_device', 'TracedStep']
 import torch, weakref
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from torch.nn import functional as F
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
+from fastai.callback.core import Callback, CancelFitException, CancelValidException
 from fastai.callback.fp16 import AMPMode, MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.rnn import RNNCallback
-from fastai.learner import Learner
-from fastai.torch_core import default_device, to_float
+from fastai.learner import CastToTensor, Learner
+from fastai.torch_core import default_device, find_bs, to_float
 from ..learner.ranks import alone
 from ..learner.loaders import micro_batch_size, n_items, tensors, with_micro_bs
 from ..learner.optimizer import inner_opt
@@ -97,6 +99,46 @@ def _fake_tensors(mode):
         with mode: yield
     finally: torch.Tensor.as_subclass = own
 
+def _attention_of_card(query, key, value, attn_mask=None, dropout_p=0., is_causal=False, scale=None, enable_gqa=False, own=F.scaled_dot_product_attention):
+    "Stand in for `F.scaled_dot_product_attention` with the memory-efficient kernel of CUDA, of which torch knows the shapes on any device"
+    fits = query.dim()==4 and not enable_gqa and all(o.shape[-1]*o.element_size()%16==0 for o in (query,value))
+    if not fits: return own(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    device = query.device.type
+    if torch.is_autocast_enabled(device): query,key,value = (o.to(torch.get_autocast_dtype(device)) for o in (query,key,value))
+    if attn_mask is not None: attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+    keeps = torch.is_grad_enabled() and any(o.requires_grad for o in (query,key,value))
+    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, attn_mask, keeps, dropout_p, is_causal, scale=scale)[0]
+
+def _dropout_of_card(input, p=0.5, training=True, inplace=False, own=F.dropout):
+    "Stand in for `F.dropout` with the fused kernel of CUDA"
+    return torch.native_dropout(input, p, True)[0] if training and 0<p<1 and not inplace else own(input, p, training, inplace)
+
+@contextmanager
+def _kernels_of_card():
+    "Trace attention and dropout in the block as they run on a CUDA card"
+    own = F.scaled_dot_product_attention,F.dropout
+    F.scaled_dot_product_attention,F.dropout = _attention_of_card,_dropout_of_card
+    try: yield
+    finally: F.scaled_dot_product_attention,F.dropout = own
+
+class _FirstBatch(Callback):
+    "End a fit or a validation with its first batch, and keep that as the other callbacks leave it"
+    order = 1000 # After all others
+    def before_batch(self):
+        self.batch,self.n_inp = (*self.learn.xb,*self.learn.yb),len(self.learn.xb)
+        raise CancelFitException if self.training else CancelValidException
+
+def _first_batch(learn, dl, ds_idx):
+    "Return the first batch of `dl` as it reaches the model, and how many inputs are in it"
+    if not any('before_batch' in (*vars(cb),*dir(type(cb))) for cb in learn.cbs if not isinstance(cb, CastToTensor)):
+        batch = next(iter(dl))
+        return batch,getattr(learn.dls, 'n_inp', 1 if len(batch)==1 else len(batch)-1) # As `Learner` has it
+    first = _FirstBatch()
+    learn.dls.loaders[ds_idx] = dl
+    if ds_idx: learn.validate(ds_idx, cbs=first)
+    else: learn.fit(1, 0., cbs=first)
+    return first.batch,first.n_inp
+
 def _precision(learn):
     "Name the precision that `learn` trains in now"
     half = callback_of(learn, MixedPrecision)
@@ -128,8 +170,8 @@ class TracedStep:
         with mock_training(learn), alone(learn), learn.no_bar():
             dl = learn.dls.loaders[ds_idx]
             self.micro_bs = min(micro_batch_size(dl), n_items(dl))
-            batch = next(iter(with_micro_bs(dl, self.micro_bs, order)))
-            self._n_inp = getattr(learn.dls, 'n_inp', 1 if len(batch)==1 else len(batch)-1) # As `Learner` has it
+            batch,self._n_inp = _first_batch(learn, with_micro_bs(dl, self.micro_bs, order), ds_idx)
+            self._n_rows = find_bs(batch) # A callback or a collate function may have made more of the items
             with FakeCopyMode(self._mode): self._model,self._loss_func = deepcopy((learn.model,learn.loss_func))
         device = next(self._model.parameters()).device # Before a first fit that may not be the batch's
         def _beside_model(t): return torch.empty(t.shape, dtype=t.dtype, device=device) # A plain tensor: fastai's own types cannot be fake
@@ -137,7 +179,9 @@ class TracedStep:
 
     def _items(self, bs):
         "Make a batch with `bs` items"
-        def _resized(t): return t.new_empty(bs, *t.shape[1:]) if t.shape[:1]==(self.micro_bs,) else t
+        def _resized(t):
+            n = len(t) if t.dim() else 0
+            return t.new_empty(n*bs//self.micro_bs, *t.shape[1:]) if n in (self.micro_bs,self._n_rows) else t
         return tree_map_only(torch.Tensor, _resized, self._batch)
 
     def _loss(self, batch):
@@ -155,10 +199,11 @@ class TracedStep:
 
     def __call__(self,
         bs:int, # Items in the micro-batch
+        on_card:bool=False, # Take the tensors of a CUDA card's kernels, where they are others than on this device?
     )->dict: # Bytes by row
         "Count what is there at the peak of a training step with `bs` items"
         live = LiveBytes()
-        with _fake_tensors(self._mode), live:
+        with _fake_tensors(self._mode), _kernels_of_card() if on_card else nullcontext(), live:
             model = self._model.train()
             params = list(model.parameters())
             opt = self._opt_func(self._splitter(model), lr=0.)

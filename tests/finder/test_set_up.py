@@ -241,7 +241,8 @@ def test_the_code_does_what_apply_does(plan):
     "Pasted where everything is imported, on a learner with loaders of `micro_bs`"
     own = [ScaledLR(4)] if plan.today.own_cbs else []
     loss = MSELossFlat(reduction='sum') if plan.today.sums else None
-    here,there = (learner(bs=bs, cbs=[Steps(),*own], splitter=halves, opt_func=Adam if plan.today.adam else momentum_sgd, loss_func=loss) for bs in (plan.micro_bs,8))
+    opt_func = Adam if plan.today.adam else momentum_sgd
+    here,there = (learner(bs=bs, cbs=[Steps(),*own], splitter=halves, opt_func=opt_func, loss_func=loss) for bs in (plan.micro_bs,8))
     scope = dict(learn=here)
     exec('from fastai_bs.all import *', scope)
     exec(plan.code, scope)

@@ -33,7 +33,7 @@ from fastai_bs.memory.report import MemoryReport, card_of
 from fastai_bs.memory.trace import TracedStep, training_device
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.scaled_lr import ScaledLR
-from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
+from helpers import changes, mlp, picture, quiet_learner, RaiseAt, regression
 from gloo_ranks import on_ranks
 from plans import plan_of
 from test_report import Fixed
@@ -153,12 +153,49 @@ def test_errors_that_mean_memory():
 
 @pytest.mark.parametrize('where', ['backward','validation'])
 def test_another_error(where):
-    "Is not taken for the memory's, and says itself"
-    error = search(limited(9, where, error=lambda: KeyError('mine')), None)
-    assert isinstance(error, ValueError) and "Micro-batches of 50 items cannot be trained on, and memory is not the reason (KeyError: " in str(error)
+    "With the first size is not taken for a limit, and says itself; nor is one with a smaller size, after memory has run out"
+    error = search(limited(3, where, error=lambda: KeyError('mine')), None)
+    assert isinstance(error, ValueError) and "Micro-batches of 4 items cannot be trained on, and memory is not the reason (KeyError: " in str(error)
     assert isinstance(error.__cause__, KeyError) and error.__cause__.__traceback__ is None
+    errors = [KeyError('mine'),oom()]
+    assert "Micro-batches of 2 items cannot be trained on" in str(search(limited(0, where, error=errors.pop)))
 
-@pytest.mark.parametrize('where,error,most', [('forward',oom,9), ('backward',oom,0), ('validation',lambda: KeyError('mine'),9)],
+# Real messages above 16 items, with where they were met; those of the first part came with too little memory, of the second with a kernel's limit
+of_memory = {
+    'ultralytics/yolov5#4463': "Unable to find a valid cuDNN algorithm to run convolution",
+    'EleutherAI/lm-evaluation-harness#1689': "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    'pytorch/pytorch#190972': "level_zero backend failed with error: 40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)",
+    'QwenLM/Qwen3-VL#151': "GET was unable to find an engine to execute this computation",
+    'pytorch/pytorch#108861': "DataLoader worker (pid 11011) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared "
+        "memory. Please try to raise your shared memory limit",
+    'pytorch/pytorch#4387': "[Errno 12] Cannot allocate memory",
+    'huggingface/transfer-learning-conv-ai#10': "cublas runtime error : resource allocation failed at /opt/conda/work/aten/src/THC/THCGeneral.cpp:250",
+    'AUTOMATIC1111/stable-diffusion-webui#16571': "could not create a primitive",
+    'ROCm/MIOpen#494': "std::bad_alloc",
+    'PKU-YuanGroup/Open-Sora-Plan#386': "NCCL Error 1: unhandled cuda error"}
+of_a_kernel = {
+    'pytorch/pytorch#142228': "CUDA error: invalid configuration argument",
+    'pytorch/pytorch#80020': "Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true, but got false.",
+    'KevinMusgrave/pytorch-metric-learning#367': "nonzero is not supported for tensors with more than INT_MAX elements",
+    'dusty-nv/jetson-inference#959': "too many resources requested for launch",
+    'pytorch/pytorch#17774': "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"}
+
+@pytest.mark.parametrize('at', of_memory)
+@pytest.mark.filterwarnings('error')
+def test_memory_by_other_names(at):
+    "Smaller sizes are tried, also where the first one fails, and the largest that runs is found"
+    assert search(limited(16, error=lambda: RuntimeError(of_memory[at])))==16
+    assert search(limited(5, bs=16, error=lambda: RuntimeError(of_memory[at])))==5
+
+@pytest.mark.parametrize('at', of_a_kernel)
+@pytest.mark.parametrize('limit', [inf,None])
+def test_a_kernels_limit(at, limit):
+    "Ends the search with what ran, without a margin for memory, and says why"
+    with pytest.warns(UserWarning, match='40 items are the largest micro-batch that ran, and memory is not the reason: larger ones end with Runtime') as w:
+        assert search(limited(40, bs=8, error=lambda: RuntimeError(of_a_kernel[at])), limit)==40
+    assert len(w)==1 and of_a_kernel[at] in str(w[0].message) and w[0].filename==__file__
+
+@pytest.mark.parametrize('where,error,most', [('forward',oom,9), ('backward',oom,0), ('validation',lambda: KeyError('mine'),3)],
     ids=['found','nothing','other'])
 def test_no_tensor_is_pinned(where, error, most):
     "Not by the learner, nor by an error that is still held"
@@ -197,10 +234,11 @@ def test_limit(n, bs):
     "By the report: so many items, and not one more"
     learn = limited(1000, bs=bs)
     report = learn.memory_report()
-    limit = sum(report.step(n).values())
+    held = sum(report.step(n).values())
+    limit,less = f'{held}B',f'{held-1}B'
     learn.limit.seen().clear()
     assert learn.max_bs_find(limit=limit, margin=0)==n and max(tried(learn))==max(n, bs)
-    assert learn.max_bs_find(limit=limit-1, margin=0)==n-1 and learn.max_bs_find(limit=limit, margin=0, max_bs=n-1)==n-1
+    assert learn.max_bs_find(limit=less, margin=0)==n-1 and learn.max_bs_find(limit=limit, margin=0, max_bs=n-1)==n-1
 
 def test_limit_of_a_cpu(monkeypatch):
     "Half of the machine's memory where nothing else is said, if the system says how much that is"
@@ -212,10 +250,95 @@ def test_limit_of_a_cpu(monkeypatch):
     monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: inf)
     assert limited(13).max_bs_find()==13
 
+def test_limit_of_mps(monkeypatch):
+    "What Metal recommends, by a trace, as its allocator goes on into swap"
+    learn = limited(1000)
+    held = sum(learn.memory_report().step(13).values())
+    for o in (max_bs,report): monkeypatch.setattr(o, 'training_device', lambda learn: torch.device('mps'))
+    monkeypatch.setattr(report, 'process_bytes', lambda: 10**9) # Nothing of the device's
+    monkeypatch.setattr(torch.mps, 'recommended_max_memory', lambda: held)
+    assert search(learn, None, margin=0)==13 and search(learn)==50
+
+def test_what_the_process_holds(monkeypatch, capsys):
+    "Is taken off, without what the training counts itself, and said; a card has a memory of its own"
+    learn = limited(1000, bs=8, cbs=ProgressCallback())
+    held = sum(learn.memory_report().step(13).values())
+    own = sum(p.nbytes for p in learn.model.parameters())
+    monkeypatch.setattr(report, 'process_bytes', lambda: 10**9+own)
+    assert search(learn, f'{10**9+held}B', margin=0)==13
+    assert "This process holds 1 GB beside the model (Python, torch, data), so" in capsys.readouterr().out
+    monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: 2*(10**9+held))
+    assert search(learn, None, margin=0)==13 and search(learn, '1.1GB')==50
+    assert 'This process holds 1 GB already, beside the model' in str(search(learn, '900MB'))
+    monkeypatch.setattr(report, 'process_bytes', lambda: 10**12)
+    assert search(learn, 'T4')==50
+
+# `fine_tune`
+
+class Layers(nn.Module):
+    "A body with a LayerNorm, and a head; without its body's gradients a frozen one keeps fewer activations"
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5,40), nn.LayerNorm(40), nn.Tanh(), nn.Linear(40,40), nn.Tanh(), nn.Linear(40,40), nn.Tanh())
+        self.head = nn.Linear(40,2)
+    def forward(self, x): return self.head(self.body(x))
+
+def frozen(most=1000, **kwargs):
+    dls = pair(n=200, bs=8)
+    learn = quiet_learner(dls, Layers(), opt_func=Adam, splitter=lambda m: [list(m.body.parameters()),list(m.head.parameters())], **kwargs)
+    learn.add_cb(Limit(most))
+    learn.freeze()
+    return learn
+
+def test_what_fine_tune_needs(capsys):
+    "Is what the unfrozen learner needs, for the report, the search and the setup; it stays frozen, and without `how` that is said"
+    free = frozen()
+    free.unfreeze()
+    whole,limit = free.memory_report(),'150KB'
+    n = whole.max_bs(limit)
+    capsys.readouterr()
+    learn = frozen(cbs=ProgressCallback())
+    report = unmoved(lambda o: o.memory_report(how='fine_tune'), learn)
+    assert report.bytes.tolist()==whole.bytes.tolist() and report.max_bs(limit)==n<n*1.3<learn.memory_report().max_bs(limit)
+    out = capsys.readouterr().out
+    assert out.count("how='fine_tune' counts that part")==1 and 'with a frozen body' in repr(learn.memory_report()) and 'frozen' not in repr(report)
+    assert search(learn, limit, how='fine_tune')==n<search(learn, limit) and 'frozen' in capsys.readouterr().out
+    setup = learn.accum_to(120, limit=limit, how='fine_tune')
+    assert setup.micro_bs==max(o for o in range(1, n+1) if 120%o==0) and not learn.model.body[0].weight.requires_grad and learn.opt.frozen_idx==1
+    assert unmoved(lambda o: o.accum_to(120, limit='600B', how='fine_tune'), learn).__class__ is ValueError # Takes nothing back that was not set
+
+@pytest.mark.parametrize('f', [lambda o, **k: o.max_bs_find(**k), lambda o, **k: o.memory_report(**k), lambda o, **k: o.accum_to(8, **k),
+    lambda o, **k: o.bs_find(**k)])
+def test_how_is_refused(f):
+    "In one way by all; and `fine_tune` of a single group of parameters"
+    says = "`how` must be 'fit_one_cycle' or 'fine_tune', got 'fit': take the method that you train with"
+    assert says in str(unmoved(lambda o: f(o, how='fit'), limited(13)))
+    assert 'this learner has a single one: give it a `splitter`' in str(unmoved(lambda o: f(o, how='fine_tune'), limited(13)))
+
+# More in a batch than the loader's items
+
+class Twice(Callback):
+    "Joins the batch with itself"
+    run_valid = False
+    def before_batch(self): self.learn.xb,self.learn.yb = ((torch.cat([o,o]),) for o in (self.x,self.y))
+
+def doubled(b):
+    xs,ys = map(torch.stack, zip(*b))
+    return torch.cat([xs,xs]),torch.cat([ys,ys])
+
+@pytest.mark.parametrize('kind', ['callback','collate'])
+def test_batches_that_grow(kind):
+    "Are as large as they are, in the trace and in the search, which is about the loader's items; what an epoch leaves over is none"
+    if kind=='callback': learn = limited(26, cbs=Twice())
+    else: learn = limited(26, dls=DataLoaders(*(TorchDataLoader(regression(50, dtype=f32), 4, collate_fn=doubled) for _ in range(2)), device='cpu'))
+    for n in (4,7): assert unmoved(lambda o: sum(o.memory_report(n).step(n).values()), learn)==sum(limited(1).memory_report().step(2*n).values()) # noqa: B023
+    assert search(learn)==13 and all(n%2==0 for n,training in seen(learn) if training) and (26,True) in seen(learn)
+    assert report._measured_report(learn, 7).bytes['activations']>1.9*report._measured_report(limited(50), 7).bytes['activations']
+
 def test_margin():
     "Where memory is the bound, and not where the set or the user is; what is returned has run"
     learn = limited(40)
-    assert search(learn)==38 and tried(learn)[-1]==38
+    assert search(learn)==38 and 38 in tried(learn)
     assert search(limited(40), margin=0)==search(limited(40), max_bs=40)==40 and search(limited(1000))==50
 
 def test_for_validation():
@@ -226,7 +349,7 @@ def test_for_validation():
     learn = limited(1000, bs=8)
     step = TracedStep(learn, ds_idx=1)
     assert step.valid(30)<sum(step(30).values())
-    assert search(learn, limit=step.valid(30), margin=0, for_='valid')==30
+    assert search(learn, limit=f'{step.valid(30)}B', margin=0, for_='valid')==30
     res = search(learn, limit='100B', for_='valid')
     assert isinstance(res, ValueError) and "`limit`=100 B less `margin`=0.05 does not hold a validation batch of one item" in str(res)
     assert isinstance(search(learn, for_='test'), ValueError)
@@ -288,15 +411,19 @@ class Fours(nn.Module):
 
 @pytest.mark.parametrize('kwargs', [dict(limit=inf), dict(limit=inf, start=3), {}])
 def test_a_model_of_one_batch_size(kwargs):
-    learn = quiet_learner(loaders(regression(48, dtype=f32), 4, valid=regression(4, dtype=f32)), Fours(1))
-    with pytest.raises(ValueError, match="Micro-batches of . items cannot be trained on, and memory is not the reason .RuntimeError: shape"):
+    learn = quiet_learner(pair(n=48), Fours(1))
+    if 'start' not in kwargs:
+        with pytest.warns(UserWarning, match='4 items are the largest micro-batch that ran, and memory is not the reason: .*RuntimeError: shape'):
+            assert learn.max_bs_find(**kwargs)==4
+        return
+    with pytest.raises(ValueError, match="Micro-batches of 3 items cannot be trained on, and memory is not the reason .RuntimeError: shape"):
         learn.max_bs_find(**kwargs)
 
 def test_a_model_of_some_batch_sizes():
     "A size between two that are traced cannot be traced: it is estimated"
     learn = quiet_learner(pair(n=48), Fours())
     step = learn.memory_report().step
-    assert learn.memory_report().max_bs((sum(step(44).values())+sum(step(48).values()))/2, margin=0)==46
+    assert learn.memory_report().items_in((sum(step(44).values())+sum(step(48).values()))/2, margin=0)==46
 
 @pytest.mark.parametrize('cbs', [[GradientAccumulation(8)], [GradAccum(4, on_oom='split'), NoiseScale(), ScaledLR(2), CSVLogger(),
     SaveModelCallback(monitor='train_loss'), EarlyStoppingCallback(monitor='train_loss'), GradientClip(0.1)]], ids=['fastai','many'])
@@ -353,8 +480,8 @@ def on_gpu(monkeypatch, cbs=(), **kwargs):
     learn = quiet_learner(pair(), mlp(dtype=f32), opt_func=Adam, cbs=cbs)
     return learn.add_cb(Allocator(monkeypatch, **kwargs))
 
-@pytest.mark.parametrize('kwargs,res', [({},38), (dict(margin=0),40), (dict(limit=500,margin=0),25), (dict(limit=500,margin=0.1),22), (dict(limit='T4'),38),
-    (dict(limit=inf),38), (dict(for_='valid',limit=500),23), (dict(limit=10),None)])
+@pytest.mark.parametrize('kwargs,res', [({},38), (dict(margin=0),40), (dict(limit='500B',margin=0),25), (dict(limit='500B',margin=0.1),22),
+    (dict(limit='T4'),38), (dict(limit=inf),38), (dict(for_='valid',limit='500B'),23), (dict(limit='10B'),None)])
 def test_the_allocator_is_bounded(kwargs, res, monkeypatch):
     "By the limit, or what is free, less the margin, in place of reckoning; and it is as it was afterwards"
     learn = on_gpu(monkeypatch)
@@ -414,6 +541,17 @@ def test_the_size_of_micro_batches(bs, micro_bs):
     assert learn.accum_to(bs, limit=inf).micro_bs==learn.dls.train.bs==micro_bs
     assert learn.batch_size==bs and (GradAccum in cbs_of(learn))==(micro_bs<bs)
 
+@pytest.mark.parametrize('limit', [inf,'report'])
+def test_only_divisors_are_tried(limit):
+    "Of what a step holds, in place of the largest size of all; with room for the margin"
+    learn = small(most=40, n=200, bs=8)
+    if limit=='report': limit = f"{sum(learn.memory_report().step(45).values())}B"
+    learn.limit.seen().clear()
+    assert learn.accum_to(128, limit=limit, margin=0).micro_bs==32 and {*tried(learn)}<={8,16,32,64}
+    learn = small(most=33, n=200, bs=8)
+    assert learn.accum_to(128, limit=inf).micro_bs==32 and tried(learn)==[8,16,32,64,33]
+    assert small(most=32, n=200, bs=8).accum_to(128, limit=inf).micro_bs==16
+
 @pytest.mark.parametrize('own', [lambda: GradAccum(3, count=lambda o: len(o.x), fix_bn=False), lambda: GradientAccumulation(12), lambda: NoiseScale()])
 def test_callbacks_are_put_back(own):
     "What accumulated before gives way, and the second setup takes the place of the first"
@@ -455,7 +593,8 @@ def test_in_a_fit():
 
 @pytest.mark.parametrize('bs,error,says', [(0,ValueError,'`bs` must be at least 1 item'), (8.,TypeError,'`bs` must be a whole number'),
     (49,ValueError,'`bs`=49 items are more than the 48 of the training set'),
-    (47,ValueError,'Micro-batches of up to 9 items fit, and `bs`=47 can be divided into 47 of 1 only: take bs=42 or bs=48, for 6 of them')])
+    (47,ValueError,
+     'Micro-batches of up to 9 items fit, but `bs`=47 can be divided into 47 of 1 only: take bs=42 (6 micro-batches of 7) or bs=48 (6 micro-batches of 8)')])
 def test_targets_that_are_refused(bs, error, says):
     res = unmoved(lambda o: o.accum_to(bs, limit=inf), small())
     assert isinstance(res, error) and says in str(res)
@@ -529,7 +668,7 @@ def test_items_that_are_alike_or_cannot_be_told():
     (dict(start=9,max_bs=8),ValueError,"`start`=9 items are more than `max_bs`=8: begin with at most those"),
     (dict(start=51),ValueError,"`start`=51 items are more than the 50 of the set: begin with at most those"),
     (dict(limit=0),ValueError,"must be above 0 bytes and finite, got 0"),
-    (dict(limit=595),ValueError,"`limit`=595 B less `margin`=0.05 does not hold a micro-batch of one item, which takes ")])
+    (dict(limit='595B'),ValueError,"`limit`=595 B less `margin`=0.05 does not hold a micro-batch of one item, which takes ")])
 def test_refused(kwargs, error, says):
     "And nothing has changed"
     learn = limited(13)
@@ -555,10 +694,13 @@ def test_a_set_of_unknown_length():
 # Several processes
 
 def _worker(rank):
-    "What two processes find"
+    "What two processes find; each holds nothing, as the fixture for one process has it"
+    report.process_bytes = lambda: 0
     dls = [text_loader('torch', False, items=texts([5*(rank+1)]*40)) for _ in range(2)]
     res = {}
-    for nm,learn,limit in (('memory',limited(5 if rank else 1000),inf), ('every',limited(0 if rank else 1000),inf),
+    for nm,learn,limit in (('memory',limited(5 if rank else 1000),inf), ('margin',limited(40 if rank else 1000),inf),
+            ('kernel',limited(20 if rank else 1000, error=lambda: RuntimeError(of_a_kernel['pytorch/pytorch#142228'])),inf),
+            ('other',limited(3 if rank else 1000, error=lambda: KeyError('mine')),inf), ('every',limited(0 if rank else 1000),inf),
             ('validation',limited(1000 if rank else 7, 'validation'),inf), ('limit',text_learner(*dls),'15KB')):
         try: res[nm] = learn.max_bs_find(limit=limit)
         except Exception as e: res[nm] = str(e)
@@ -574,6 +716,8 @@ def test_processes_agree():
     a,b = on_ranks(_worker, 2, timeout=8)
     assert a['limit']==b['limit']<40
     assert a['memory']==b['memory']==5 and a['validation']==b['validation']==7
+    assert a['margin']==b['margin']==38 and a['kernel']==b['kernel']==20
+    assert all('Micro-batches of 4 items cannot be trained on, and memory is not the reason (KeyError' in o['other'] for o in (a,b))
     assert all('Not even a micro-batch of one item' in o['every'] for o in (a,b))
     assert a['setup']==b['setup'] and a['setup'][0]=='Batches of 32 items, in 2 micro-batches of 8' and a['after']==b['after']==4
 

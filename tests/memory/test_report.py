@@ -21,7 +21,8 @@ from fastai.optimizer import Adam, OptimWrapper, SGD
 
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.learner.loaders import by_size, micro_batch_size
-from fastai_bs.memory.report import Card, MemoryReport, _measured_report, card_of, limit_bytes
+from fastai_bs.memory import report as report_module
+from fastai_bs.memory.report import Card, MemoryReport, _measured_report, card_of, held_bytes, limit_bytes, process_bytes
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.utils.checks import n_bytes
@@ -150,7 +151,7 @@ def test_what_grows_faster():
     assert report.bytes['activations']==by_hand(9) and report.per_item['activations']==(by_hand(9)-by_hand(4))/5
     for bs in (2,3,9):
         report = measured(learn, bs)
-        assert report.max_bs(report.bytes['total'], margin=0)==bs
+        assert report.items_in(report.bytes['total'], margin=0)==bs
 
 def test_only_training_batches_of_its_size_count():
     "The left-over of an epoch does not, nor does validation"
@@ -250,19 +251,19 @@ def report_of(activations=100., per_item=25., fixed=(400.,400.,800.,10.), worksp
     res.bs = 4
     return res
 
-@pytest.mark.parametrize('limit,n', [(1635,1), (1659.9,1), (1660,2), (1709,3), (1710,4), (26_610,1000), ('2KB',15), ('2KiB',17)])
+@pytest.mark.parametrize('limit,n', [('1635B',1), ('1659.9B',1), ('1660B',2), ('1709B',3), ('1710B',4), ('26610B',1000), ('2KB',15), ('2KiB',17)])
 def test_max_bs(limit, n):
     report = report_of()
     assert report.max_bs(limit, margin=0)==n and type(report.max_bs(limit, margin=0)) is int
-    assert report.max_bs(2*n_bytes(limit), margin=0.5)==n
+    assert report.max_bs(f'{2*n_bytes(limit)}B', margin=0.5)==n
 
 def test_max_bs_with_what_is_there_whatever_the_batch():
     "Activations of 30 + 25n, workspace of 50 + 10n"
     report = report_of(130., 25., workspace=(90.,10.))
-    assert [report.max_bs(1690+35*n+d, margin=0) for n,d in ((1,0),(2,-1),(2,0),(2,34),(100,0))]==[1,1,2,2,100]
+    assert [report.max_bs(f'{1690+35*n+d}B', margin=0) for n,d in ((1,0),(2,-1),(2,0),(2,34),(100,0))]==[1,1,2,2,100]
 
 @pytest.mark.parametrize('report,limit,says', [
-    (report_of(), 1634.9, "`limit`=1.63 KB less `margin`=0 does not hold a micro-batch of one item, which takes 1.64 KB: take a smaller model"),
+    (report_of(), '1634.9B', "`limit`=1.63 KB less `margin`=0 does not hold a micro-batch of one item, which takes 1.64 KB: take a smaller model"),
     (report_of(per_item=-5.), '1GB', "By this report an item more takes no memory")], ids=['an item','less'])
 def test_no_largest_batch(report, limit, says):
     with pytest.raises(ValueError, match=says): report.max_bs(limit, margin=0)
@@ -272,7 +273,7 @@ def test_it_is_a_frame():
     assert report.dtypes.tolist()==[float,float]
     for part in (report.iloc[:4], report[['bytes']], report.reset_index(), report.copy(), report/2, report.T, pickle.loads(pickle.dumps(report))):
         assert isinstance(part, MemoryReport) and part.bs==4 and repr(part) and part._repr_html_()
-    assert isinstance(report.bytes, pd.Series) and pickle.loads(pickle.dumps(report)).max_bs(1735, margin=0)==5
+    assert isinstance(report.bytes, pd.Series) and pickle.loads(pickle.dumps(report)).max_bs('1735B', margin=0)==5
     assert repr(pd.concat([report, report])) and repr(MemoryReport({'bytes': [1.], 'per_item': [1.]}))
 
 def test_in_words():
@@ -325,10 +326,43 @@ def test_unknown_names(name):
     with pytest.raises(ValueError, match="No card is known by the name '.*say how much memory it has, as '16GB', or take one of .*A100-40, A100-80"):
         card_of(name)
 
-@pytest.mark.parametrize('limit', ['16GB', ' 500 MiB', 16, 1.5e9])
+@pytest.mark.parametrize('limit', ['16GB', ' 500 MiB', '15KB', 1e6, 16e9])
 def test_sizes_are_sizes(limit): assert card_of(limit) is None and limit_bytes(limit)==n_bytes(limit)
 
 def test_what_a_card_loses_is_said(capsys):
     text = 'T4: 14.2 of 16 GiB are left for a training, without 6.25% for ECC, 2% for the driver and 0.5 GiB for the CUDA context'
     assert str(card_of('T4'))==text and 'ECC' not in str(card_of('RTX 3060')) and Card('x', 10, False).usable==9.3*GiB
     assert report_of().max_bs('T4')==report_of().max_bs(limit_bytes('T4')) and capsys.readouterr().out==f"{text}\n"
+
+@pytest.mark.parametrize('limit,meant', [('4090',"the card 'RTX 4090' or '4090MB'"), (4090,"the card 'RTX 4090' or '4090MB'"), (6,"'6GB'"), (16,"'16GB'"),
+    (np.int64(16),"'16GB'"), (' 24 ',"'24GB'"), ('40',"the card 'A40' or the card 'L40S' or '40GB'"), (1635.,"'1635.0MB'"), ('16000000000',"'16 GB'")])
+def test_numbers_that_are_no_memory(limit, meant):
+    "A text of digits, and fewer bytes than any training holds; the error has what was meant"
+    with pytest.raises(ValueError, match='did you mean ') as e: report_of().max_bs(limit)
+    assert str(e.value).endswith(f"did you mean {meant}?")
+
+# What the process holds
+
+def test_bytes_of_the_process():
+    "Grow with a tensor, and what a step counts is not among those beside it"
+    was = process_bytes()
+    if was==0: pytest.skip("This system does not say")
+    x = torch.ones(10**7)
+    grown = process_bytes()
+    most = pytest.importorskip('resource').getrusage(0).ru_maxrss*1024 # Linux counts in KiB
+    assert most/20<was<=1.05*most and x.nbytes-4e6<grown-was<x.nbytes+4e6
+
+def test_what_a_limit_leaves(monkeypatch, capsys):
+    "Of a size in the memory that the learner trains in; all of a card, and all of another device"
+    learn = mlp_learner(opt_func=Adam)
+    learn.fit(1, 0.)
+    own = 4*size_of(learn.model.parameters()) # With gradients and two tensors of state
+    monkeypatch.setattr(report_module, 'process_bytes', lambda: 10**9+own)
+    report = learn.memory_report()
+    assert report.held==held_bytes(learn)==10**9 and report.max_bs('2GB')==report.items_in(1e9, 0.05)
+    assert 'This process holds 1 GB beside the model (Python, torch, data), so 1 GB are left for a training step' in capsys.readouterr().out
+    assert report.max_bs('T4')==report.items_in(limit_bytes('T4'), 0.05)
+    assert pickle.loads(pickle.dumps(report)).held==10**9
+    with pytest.raises(ValueError, match='This process holds 1 GB already, .* and `limit` is 900 MB for all of it: take a higher'): report.max_bs('900MB')
+    monkeypatch.setattr(report_module, 'training_device', lambda learn: torch.device('cuda'))
+    assert held_bytes(learn)==0

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock
 from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.rnn import ModelResetter, RNNCallback
@@ -15,8 +16,8 @@ from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.text.models.core import get_language_model
 from fastai.torch_core import TensorCategory, TensorImage
 
-from fastai_bs.memory.report import _measured_report
-from fastai_bs.memory.trace import LiveBytes, TracedStep, _rnn_of_cudnn
+from fastai_bs.memory.report import _measured_report, limit_bytes
+from fastai_bs.memory.trace import LiveBytes, TracedStep, _kernels_of_card, _rnn_of_cudnn
 from helpers import changes, loaders, mlp, picture, quiet_learner, regression, root
 from fastai_bs.all import GradAccum # noqa: F401 (adds `memory_report` and `max_bs_find`)
 
@@ -90,6 +91,77 @@ def test_a_language_model(precision, capsys):
     if precision=='bf16': learn.add_cb(frame().Half())
     assert 0.9<report.bytes['total']/peak_of(learn)<1.05
     assert report.max_bs('1GB') and 'more items may fit there' in capsys.readouterr().out
+
+class Attention(nn.Module):
+    "By `F.scaled_dot_product_attention`; a mask of its own, or none"
+    def __init__(self, p, masked=False):
+        super().__init__()
+        self.qkv,self.out,self.p,self.masked = nn.Linear(64,192),nn.Linear(64,64),p,masked
+    def forward(self, x):
+        q,k,v = (o.view(*x.shape[:2],2,32).transpose(1,2) for o in self.qkv(x).chunk(3, -1))
+        mask = torch.ones(len(x), 1, 1, x.shape[1], dtype=torch.bool) if self.masked else None
+        return self.out(F.scaled_dot_product_attention(q, k, v, mask, self.p if self.training else 0.).transpose(1,2).flatten(2))
+
+def bert(p): return nn.TransformerEncoderLayer(64, 2, 256, dropout=p, activation='gelu', batch_first=True)
+
+def per_item(model, on_card, precision='fp32', n=40):
+    items = list(zip(torch.randn(8, 196, 64), torch.randn(8, 196, 64)))
+    step = TracedStep(quiet_learner(loaders(items, 4), model), precision=precision)
+    a,b = (sum(step(o, on_card).values()) for o in (n,2*n))
+    return (b-a)/n
+
+@pytest.mark.parametrize('precision', ['fp32','bf16'])
+@pytest.mark.parametrize('make', [Attention,partial(Attention, masked=True),bert], ids=['attention','masked','bert'])
+def test_dropout_on_a_card(make, precision):
+    "Costs a byte for a number, or nothing in attention, where a CPU keeps all its weights"
+    own = F.scaled_dot_product_attention,F.dropout
+    plain,card,cpu = (per_item(make(p), on_card, precision) for p,on_card in ((0.,True),(0.1,True),(0.1,False)))
+    assert 1<=card/plain<1.2 and cpu/plain>1.8
+    assert (F.scaled_dot_product_attention,F.dropout)==own
+
+def test_attention_of_which_a_card_has_no_kernel():
+    "As the memory-efficient one takes no odd widths: it is traced as on the CPU"
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(64,63)
+        def forward(self, x): return F.scaled_dot_product_attention(*3*[self.lin(x)[:,None]], dropout_p=0.1).flatten(2)
+    items = list(zip(torch.randn(8, 50, 64), torch.randn(8)))
+    step = TracedStep(quiet_learner(loaders(items, 4), Odd(), loss_func=lambda p,y: p.sum()))
+    assert step(4, on_card=True)==step(4)
+
+def test_a_mask_on_a_card():
+    "Is made of numbers first, once for all heads"
+    class Masked(Attention):
+        def forward(self, x):
+            q = self.out(x).view(*x.shape[:2],2,32).transpose(1,2)
+            mask = torch.ones(len(x), 1, *2*x.shape[1:2], dtype=torch.bool) if self.masked else None
+            return F.scaled_dot_product_attention(q, q, q, mask).transpose(1,2).flatten(2)
+    for precision,size in (('fp32',4),('bf16',2)):
+        more = per_item(Masked(0., True), True, precision)-per_item(Masked(0.), True, precision)
+        assert size*196**2<=more<(size+2)*196**2
+
+def test_attention_of_queries_in_single_precision():
+    "As positions are added: a card casts for its kernel, so its output is half as large"
+    seen = []
+    class Single(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(64,64)
+        def forward(self, x):
+            v = self.lin(x)[:,None]
+            seen.append(F.scaled_dot_product_attention(v.float(), v.float(), v, dropout_p=0.1))
+            return seen[-1][:,0]
+    assert 0<per_item(Single(), True, 'bf16')<per_item(Single(), False, 'bf16') and {o.dtype for o in seen}=={torch.bfloat16}
+
+def test_a_card_by_its_name_holds_more():
+    "Items with dropout than so many bytes of main memory"
+    items = list(zip(torch.randn(8, 196, 64), torch.randn(8, 196, 64)))
+    dropped,plain = (quiet_learner(loaders(items, 4), Attention(p)).memory_report() for p in (0.1,0.))
+    size = f"{limit_bytes('T4')}B"
+    assert dropped.max_bs('T4')==plain.max_bs('T4')>1.8*dropped.max_bs(size)
+    with pytest.raises(KeyError), _kernels_of_card(): raise KeyError
+    assert F.dropout.__module__=='torch.nn.functional'
 
 def test_batchnorm():
     "Its kernel on a CPU makes the gradient twice, here at the peak"

@@ -26,7 +26,8 @@ optimizer step and the start of an epoch spend it, so that seconds are exact on 
 * `words`: so does the line that the plan prints under its headline, on a fresh learner; where it has no `apply`, on the learner as it is. 2%, as it rounds.
 * `verify`: `bs_verify(equal='plan')` trains both sizes as today's and the planned fit: steps and items within 5%, peak 1%, decay 5%.
 * `stays`: where nothing changes, the same callbacks and loader are there after `apply`, `lr` is the one that was given, and the fit is today's.
-* `trial`: the short trainings of `bs_find` have today's peak (where the loss is a sum, that over the ratio of sizes), and the higher one that held is the planned peak; `mock`: so has the mock training, 3%.
+* `trial`: the short trainings of `bs_find` have today's peak (where the loss is a sum, that over the ratio of sizes), and the higher one that held is the
+  planned peak; `mock`: so has the mock training, 3%.
 """
 import argparse
 import contextlib
