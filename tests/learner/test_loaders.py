@@ -1,4 +1,5 @@
 "with_micro_bs: the same items in other batches, whatever the loader knows besides"
+import pickle
 from dataclasses import replace
 from functools import partial
 
@@ -74,6 +75,10 @@ def test_in_a_given_order(make):
     order = list(range(19,-1,-1))
     new = with_micro_bs(make(), 4, order)
     assert [int(o) for b in new for o in b[1]]==order
+
+def test_in_a_given_order_as_workers_get_it_that_are_spawned():
+    new = with_micro_bs(DataLoader(Numbers(20), bs=4, shuffle=True), 5, list(range(19,-1,-1)))
+    assert seen(pickle.loads(pickle.dumps(new)))==list(range(19,-1,-1))
 
 class Ready:
     "Batches that were made beforehand"
