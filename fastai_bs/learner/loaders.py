@@ -155,8 +155,12 @@ class SetUp(Undo):
             if old is not new and learn.dls.train is old: learn.dls = with_train(learn.dls, new)
         self.callback(vars(learn).pop, name, None)
         self.callback(_swap, dl, own_dl, own_cbs)
-        setattr(learn, name, self)
-        _swap(own_dl, dl, cbs)
+        try:
+            setattr(learn, name, self)
+            _swap(own_dl, dl, cbs)
+        except BaseException:
+            self.close() # Half of it would be neither
+            raise
 
     def __reduce__(self): return type(None),() # An exported learner does not need the old loaders
 
