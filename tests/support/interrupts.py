@@ -29,7 +29,7 @@ from helpers import changes, left_behind, loaders, picture, process, quiet_learn
 # Tools and their learner
 
 def learner():
-    "With state of each kind: moments of Adam, running statistics, dropout, shuffled items, callbacks that accumulate, measure and save; it takes a while to restore"
+    "Holds state of each kind: moments of Adam, running statistics, dropout, shuffled items, callbacks that accumulate, measure and save; layers to restore"
     set_seed(0)
     def block(n): return nn.Sequential(nn.Linear(n,16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2))
     model = nn.Sequential(block(5), *(block(16) for _ in range(8)), nn.Linear(16,2))
