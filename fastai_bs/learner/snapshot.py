@@ -83,7 +83,11 @@ def interrupts_wait():
         if waiting: signal.raise_signal(signal.SIGINT)
 
 # %% ../../nbs/learner/02_snapshot.ipynb #2c1f80dd
-def _put_back(t, data, value, requires_grad, grad):
+_hooks = '_backward_hooks','_post_accumulate_grad_hooks' # Where torch keeps those of a tensor
+
+def _put_back(t, data, value, requires_grad, grad, *hooks):
+    for nm,o in zip(_hooks, hooks):
+        if getattr(t, nm) is not o: setattr(t, nm, o)
     if t.is_leaf: t.grad = None # One of another type or on another device would be in the way
     t.data = data
     if value is not None: data.copy_(value)
@@ -95,7 +99,10 @@ def _keep_tensor(t, stack, to):
     expanded = t.layout==torch.strided and any(s==0 and n>1 for s,n in zip(t.stride(), t.shape))
     value = None if expanded else t.detach().to(to or t.device, copy=True) # Nobody can write to an expanded tensor
     grad = t.grad if t.is_leaf else None
-    stack.callback(_put_back, t, t.data, value, t.requires_grad, grad) # With its memory, where the model is moved to another device
+    hooks = [getattr(t, nm) for nm in _hooks]
+    stack.callback(_put_back, t, t.data, value, t.requires_grad, grad, *hooks) # With its memory, where the model is moved to another device
+    for o in hooks:
+        if o is not None: stack.callback(_refill, o, dict(o))
     if grad is None: return
     if grad.any(): _keep_tensor(grad, stack, to)
     else: # The usual case needs no copy
@@ -220,6 +227,7 @@ def unchanged(
     with Undo() as stack: # Makes its calls, last first, even if some fail
         _keep_rng(stack)
         stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         _keep_autocast(stack)
         seen = {}
         _keep(learn, stack, seen)

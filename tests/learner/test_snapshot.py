@@ -89,14 +89,19 @@ def _grads(learn):
 def _no_grads(learn):
     for p in learn.model.parameters(): p.grad = None
 def _hook(learn): learn.model.register_forward_hook(lambda *a: None)
+def _hooks_of_parameters(learn):
+    "On one that had some, and on one that had none"
+    learn.model.lin.weight._backward_hooks.clear()
+    for p in learn.model.parameters(): p.register_hook(lambda g: 2*g); p.register_post_accumulate_grad_hook(lambda p: None)
 def _shape(learn): learn.model.kept.set_(torch.ones(3)); learn.model.wide = torch.zeros(4)
 def _layer(learn): learn.model.extra = nn.Linear(2,2); del learn.model.lin
 def _half(learn): learn.model.half()
 def _autocast(learn):
     for _ in range(2): torch.autocast('cpu', dtype=torch.bfloat16).__enter__()
+def _default_dtype(learn): torch.set_default_dtype(torch.float64)
 
 happenings = [_train, _stir, _rngs, _swap_model, _swap_opt, _swap_loaders, _swap_loader, _iterate, _callbacks, _freeze, _flags, _grads,
-    _hook, _no_grads, _shape, _layer, _half, _autocast]
+    _hook, _hooks_of_parameters, _no_grads, _shape, _layer, _half, _autocast, _default_dtype]
 
 def _new(learn): pass
 def _once(learn): learn.fit(1, 0.1)
@@ -112,6 +117,7 @@ states = [(_new,None),(_uneven,ValueError),(_once,None),(_new,KeyboardInterrupt)
 def test_all_is_as_it_was(happens, before, error):
     learn = net_learner(cbs=Holder(), opt_func=Adam)
     before(learn)
+    learn.model.lin.weight.register_hook(lambda g: None)
     was = picture(learn)
     if error is None:
         with unchanged(learn):

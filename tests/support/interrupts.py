@@ -57,6 +57,7 @@ def of_process():
     "What a tool may have changed in the process"
     return {nm: get() for nm,(get,_) in process.items()} | {
         'as_subclass': torch.Tensor.as_subclass, 'maybe_gather': fastai.torch_core.maybe_gather, 'filters of warnings': list(warnings.filters),
+        'hooks of saved tensors': torch._C._autograd._top_saved_tensors_default_hooks(False),
         'modes': torch.overrides._get_current_function_mode_stack(), 'modes of dispatch': torch.utils._python_dispatch._get_current_dispatch_mode_stack(),
         'handler': signal.getsignal(signal.SIGINT)}
 
@@ -100,9 +101,11 @@ def trial(tool, times):
     for nm in left:
         if nm in process: process[nm][1](of[nm])
     if left: return left,interrupts
-    for o in (learn,other):
-        seed_torch(1); random.seed(1)
-        o.fit(1, 0.01)
+    try:
+        for o in (learn,other):
+            seed_torch(1); random.seed(1)
+            o.fit(1, 0.01)
+    except Exception as e: return [f'the training after it: {e}'],interrupts
     return changes(left_behind(learn), left_behind(other)),interrupts
 
 def seconds(tool):
