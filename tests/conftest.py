@@ -9,6 +9,7 @@ import torch
 from fastai_bs.finder.timing import StepTimer, StepTimes
 from helpers import as_it_was
 
+failed = pytest.StashKey()
 matplotlib.use('Agg')
 torch.set_num_threads(1) # Tiny models: a second thread only costs
 
@@ -25,9 +26,15 @@ def frozen():
     gc.collect()
     gc.freeze()
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    item.stash[failed] = report.failed
+    return report
+
 @pytest.fixture(autouse=True)
-def nothing_left_behind():
-    with as_it_was(): yield
+def nothing_left_behind(request):
+    with as_it_was(failed=lambda: request.node.stash.get(failed, False)): yield
 
 @pytest.fixture
 def short(monkeypatch):

@@ -12,7 +12,7 @@ import math, warnings
 from fastcore.basics import first
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
-from ..utils.checks import check_by_epoch, check_whole, shown
+from ..utils.checks import check_by_epoch, check_whole
 from ..utils.text import counted
 from ..learner.ranks import n_processes
 from ..learner.loaders import epoch_items, epoch_len, known_micro_bs, micro_batch_size
@@ -147,8 +147,8 @@ def known_batch_size(learn): # A `Learner`
     try: return batch_size(learn)
     except (ValueError,TypeError): return None # A `TypeError` if the loader declares no length, which fastai reports
 
-def _refuse_to_set(learn, o): raise AttributeError(
-    f"`learn.batch_size` says how many items an optimizer step averages over, and cannot be set, got {shown(o)}: give the learner a GradAccum(bs=...), or "
-    "a training loader with such batches")
+class _BatchSize:
+    __doc__ = known_batch_size.__doc__
+    def __get__(self, learn, cls=None): return self if learn is None else known_batch_size(learn)
 
-Learner.batch_size = property(known_batch_size, _refuse_to_set)
+Learner.batch_size = _BatchSize()

@@ -13,6 +13,7 @@ __all__ = ['micro_batch_size', 'known_micro_bs', 'n_items', 'refuse_empty', 'epo
 import math, random
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from types import MethodType
 import numpy as np
 from torch import Tensor
@@ -107,7 +108,7 @@ def with_micro_bs(
         if isinstance(dl, DistributedDL): return DistributedDL(with_micro_bs(dl.dl, micro_bs, order), dl.rank, dl.world_size, dl.device)
         if isinstance(dl, DataLoader) and dl.bs and type(dl).new in (DataLoader.new,TfmdDL.new,SortedDL.new):
             res = _copy_with(dl, micro_bs)
-            if order is not None: res.get_idxs = lambda: order
+            if order is not None: res.get_idxs = partial(list, order) # No local function, which workers that are spawned could not be sent
             return res
         if isinstance(dl, DataLoader) and dl.bs: return copy(dl).new(bs=micro_bs) # An `LMDataLoader` arranges its text by `bs`; `new` changes the old loader
         if hasattr(dl, 'new') and getattr(dl, 'bs', None): return dl.new(bs=micro_bs)
@@ -166,8 +167,12 @@ class SetUp(Undo):
             if old is not new and learn.dls.train is old: learn.dls = with_train(learn.dls, new)
         self.callback(vars(learn).pop, name, None)
         self.callback(_swap, dl, own_dl, own_cbs)
-        setattr(learn, name, self)
-        _swap(own_dl, dl, cbs)
+        try:
+            setattr(learn, name, self)
+            _swap(own_dl, dl, cbs)
+        except BaseException:
+            self.close() # Half of it would be neither
+            raise
 
     def __reduce__(self): return type(None),() # An exported learner does not need the old loaders
 

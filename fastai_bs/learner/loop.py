@@ -20,6 +20,7 @@ from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.learner import Learner, SkipToEpoch
 from fastai.torch_core import num_distrib
 from .ranks import DistributedDL, alike, alone, ddp_model, group_device, n_processes, trainers, trains_together
+from .snapshot import Undo
 
 # %% ../../nbs/learner/05_loop.ipynb #516dd34c
 _of_fit = 'before_fit','before_epoch','before_batch','after_fit'
@@ -224,9 +225,10 @@ def method_by(
     f, # Takes the arguments of the method; a local function would keep the learner from being pickled
 ):
     "Let `f` stand in for a method of `o` in the block"
-    setattr(o, nm, f)
-    try: yield
-    finally: delattr(o, nm)
+    with Undo() as stack:
+        stack.callback(vars(o).pop, nm, None)
+        setattr(o, nm, f)
+        yield
 
 # %% ../../nbs/learner/05_loop.ipynb #7a3305e0
 def overridden_step(learn:Learner): # A learner of any class
@@ -283,12 +285,10 @@ def with_values(
     **values, # Values by the names of its attributes
 ):
     "Give `o` these values in the block"
-    own = {nm: getattr(o, nm) for nm in values}
-    try:
+    with Undo() as stack:
+        for nm in values: stack.callback(setattr, o, nm, getattr(o, nm))
         for nm,v in values.items(): setattr(o, nm, v)
         yield
-    finally:
-        for nm,v in own.items(): setattr(o, nm, v)
 
 def _after_batch(cb, f):
     "Stand in for `TrainEvalCallback.after_batch`, which counts batches in `learn.train_iter` too"

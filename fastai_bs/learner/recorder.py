@@ -8,8 +8,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/recorder.html.md"""
 __all__ = ['is_logged', 'recorders', 'log_values', 'of_table', 'add_columns', 'fill_columns', 'announce_columns']
 
 # %% ../../nbs/learner/06_recorder.ipynb #c4fc06a5
-import sys
-from functools import partial
+import inspect, sys
+from functools import cache, partial
 from fastcore.foundation import L
 from fastai.callback.progress import CSVLogger
 from .loop import callback_of, is_of_loop, rate_finder
@@ -27,11 +27,23 @@ def is_logged(learn): # A `Learner` in a fit
 
 _of_steps = 'Recorder','ShowGraphCallback','TensorBoardCallback','WandbCallback','NeptuneCallback','CometCallback','AzureMLCallback'
 
+def _names_in(code):
+    "Return the names that a code object looks up, those of the functions within it too"
+    return set(code.co_names).union(*(_names_in(o) for o in code.co_consts if inspect.iscode(o)))
+
+@cache
+def _records_steps(cls):
+    "Return whether callbacks of a class record, draw or log each batch"
+    said = getattr(cls, 'records_steps', None)
+    if said is not None: return said
+    if any(c.__name__ in _of_steps for c in cls.__mro__): return True # Most of their modules import a logger that may not be installed
+    names = set().union(*(_names_in(f.__code__) for _,f in inspect.getmembers(cls, inspect.isfunction)))
+    return {'recorder','losses','train_iter'} <= names # It has one loss for each step
+
 def recorders(learn): # A `Learner` in a fit
     "Return the callbacks that record, draw or log each batch, and the one of `lr_find`"
-    # By name, as most of their modules import a logger that may not be installed
     finder = rate_finder(learn)
-    return [cb for cb in learn.cbs.sorted('order') if cb is finder or any(c.__name__ in _of_steps for c in type(cb).__mro__)]
+    return [cb for cb in learn.cbs.sorted('order') if cb is finder or _records_steps(type(cb))]
 
 def log_values(
     learn, # A `Learner` in a fit, after a batch or an epoch

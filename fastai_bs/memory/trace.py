@@ -26,6 +26,7 @@ from ..learner.loaders import micro_batch_size, n_items, tensors, with_micro_bs
 from ..learner.optimizer import inner_opt
 from ..learner.loop import callback_of
 from ..learner.mock import mock_training
+from ..learner.snapshot import interrupts_wait
 
 # %% ../../nbs/memory/00_trace.ipynb #208e00dd
 def _lstm_of_onednn(x, hid, trains):
@@ -96,7 +97,7 @@ def _fake_tensors(mode):
     def _as_subclass(self, typ): return self if isinstance(self, FakeTensor) else own(self, typ)
     torch.Tensor.as_subclass = _as_subclass
     try:
-        with mode: yield
+        with interrupts_wait(), mode: yield
     finally: torch.Tensor.as_subclass = own
 
 def _attention_of_card(query, key, value, attn_mask=None, dropout_p=0., is_causal=False, scale=None, enable_gqa=False, own=F.scaled_dot_product_attention):

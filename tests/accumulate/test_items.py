@@ -11,7 +11,7 @@ from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai_bs.accumulate.losses import ElementCounter
 from fastai_bs.all import batch_size, BatchSchedule, GradAccum, NoiseScale, ScaledLR
-from helpers import changes, flat, loaders, mlp, picture, quiet_learner, regression, set_seed
+from helpers import changes, flat, Float32Loss, loaders, mlp, picture, quiet_learner, regression, set_seed
 
 def bn_model(): return nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
 
@@ -132,10 +132,24 @@ def test_batch_size_of_a_learner():
     assert learn.batch_size==batch_size(learn)==4
     learn.fit(2, 0.05)
     assert dict(seen)=={0: 4, 1: 12} and learn.batch_size==batch_size(learn)==4
-    assert isinstance(Learner.batch_size, property) and 'None' in Learner.batch_size.__doc__
+    assert 'None' in Learner.batch_size.__doc__
 
-def test_it_cannot_be_set():
-    learn = learner()
-    with pytest.raises(AttributeError, match=r'cannot be set, got 64: give the learner a GradAccum\(bs=...\)'): learn.batch_size = 64
-    assert learn.batch_size==4
+class OwnAttribute(Learner):
+    def __init__(self, *args, **kwargs):
+        self.batch_size = 'mine'
+        super().__init__(*args, **kwargs)
+
+class OwnName(Learner): batch_size = 'mine'
+
+class OwnProperty(Learner):
+    @property
+    def batch_size(self): return 'mine'
+
+@pytest.mark.parametrize('cls', [OwnAttribute,OwnName,OwnProperty,Learner])
+def test_it_gives_way_to_one_of_the_users(cls):
+    "A learner that has such an attribute of its own keeps it, and what needs the number does not ask it"
+    learn = cls(loaders(regression(24), 4), mlp(), loss_func=nn.MSELoss(), cbs=[Float32Loss(),GradAccum(3)])
+    if cls is Learner: learn.batch_size = 'mine'
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, 0.05)
+    assert (learn.batch_size,learn.grad_accum.bs,batch_size(learn),learn.memory_report().bs)==('mine',12,12,4)
 

@@ -1,4 +1,5 @@
 "with_micro_bs: the same items in other batches, whatever the loader knows besides"
+import pickle
 from dataclasses import replace
 from functools import partial
 
@@ -7,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, WeightedRandomSampler
+from fastai.callback.core import Callback
 from fastai.callback.data import PartialDL, WeightedDL
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.text.data import LMDataLoader, SortedDL, pad_input_chunk
-from fastai_bs.learner.loaders import n_items, with_micro_bs
-import fastai_bs.all # noqa: F401 (adds methods to `Learner`)
+from fastai_bs.all import GradAccum
+from fastai_bs.learner.loaders import n_items, SetUp, with_micro_bs
 from helpers import loaders, mlp, quiet_learner, regression
 
 items = regression(200, dtype=torch.float32)
@@ -74,6 +76,23 @@ def test_in_a_given_order(make):
     order = list(range(19,-1,-1))
     new = with_micro_bs(make(), 4, order)
     assert [int(o) for b in new for o in b[1]]==order
+
+def test_in_a_given_order_as_workers_get_it_that_are_spawned():
+    new = with_micro_bs(DataLoader(Numbers(20), bs=4, shuffle=True), 5, list(range(19,-1,-1)))
+    assert seen(pickle.loads(pickle.dumps(new)))==list(range(19,-1,-1))
+
+class Interrupted(Callback):
+    "Ctrl-C comes while it gets its name on the learner"
+    @property
+    def name(self): raise KeyboardInterrupt
+
+def test_half_a_set_up_is_none():
+    "What an interrupt leaves of it is taken back at once"
+    learn = quiet_learner(loaders(items, 4), mlp(dtype=torch.float32))
+    learn.add_cb(GradAccum(2))
+    was,cbs = learn.dls.train,set(learn.cbs)
+    with pytest.raises(KeyboardInterrupt): SetUp(learn, 'set_up', with_micro_bs(was, 8), [Interrupted()], (GradAccum,Interrupted))
+    assert learn.dls.train is was and set(learn.cbs)==cbs and learn.grad_accum in cbs and 'set_up' not in vars(learn)
 
 class Ready:
     "Batches that were made beforehand"

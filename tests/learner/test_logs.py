@@ -121,6 +121,35 @@ def test_files_of_windows_and_of_the_large_batch_are_the_same(runs):
     assert rows[0].keys()==rows[1].keys()
     for i,o in rows[0].items(): assert o==pytest.approx(rows[1][i], rel=1e-6)
 
+class ShowGraph(Callback):
+    "Draws as tsai's does: the recorder's losses one by one, and validation losses at the `train_iter` that ends an epoch"
+    order,run_valid = 65,False
+    def before_fit(self): self.nb_batches = []
+    def after_train(self): self.nb_batches.append(self.train_iter)
+    def after_epoch(self):
+        rec = self.learn.recorder
+        self.graphs = [(i,float(o)) for i,o in enumerate(rec.losses)],[*zip(self.nb_batches, (v[1] for v in rec.values))]
+
+class Logs(Callback):
+    "A logger of the user's own, which says that it is one"
+    run_valid,records_steps = False,True
+    def before_fit(self): self.at = []
+    def after_batch(self): self.at.append(self.train_iter)
+
+class Acts(Callback):
+    "By `train_iter`, as a schedule of transforms does: in each micro-batch"
+    def before_fit(self): self.at = []
+    def after_batch(self):
+        if self.training: self.at.append(self.train_iter)
+
+def test_steps_are_counted_for_those_who_draw_them():
+    "They are known by what they read, or say so; who acts in each micro-batch still does"
+    learn = small('windows', [ShowGraph(),Logs(),Acts()], n=64)
+    learn.fit(3, 0.01)
+    losses,valid = learn.show_graph.graphs
+    assert [i for i,_ in losses]==list(range(12)) and [i for i,_ in valid]==[4,8,12]
+    assert learn.logs.at==[*range(1,13)] and learn.acts.at==[*range(1,49)]
+
 # Each epoch
 
 class Known(Callback):

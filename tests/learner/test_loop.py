@@ -11,7 +11,7 @@ from fastai.callback.schedule import ParamScheduler, fit_one_cycle # noqa: F401,
 from fastai.distributed import DistributedDL
 from fastai.learner import Learner, SkipToEpoch
 from fastai_bs.learner.loop import (ScopedCallback, backward, fastai_on_ranks, fastais_one_batch, first_epoch, fit_method,
-                            method_by, optimizer_step, overridden_step, pct_train_by, set_batch, to_device)
+                            method_by, optimizer_step, overridden_step, pct_train_by, set_batch, to_device, with_values)
 from helpers import flat, loaders, mlp, noted, quiet_learner, RaiseAt, regression
 
 signatures = {
@@ -227,3 +227,30 @@ def test_what_is_replaced():
         assert fastai.torch_core.maybe_gather is not own[0] and DistributedDL._broadcast is not own[1]
         raise KeyError
     assert (fastai.torch_core.maybe_gather,DistributedDL._broadcast)==own
+
+# Put back, whatever comes in between
+
+class Pressed:
+    "Ctrl-C comes right after the `at`-th setting of an attribute, and the one after it"
+    at = None
+    def __setattr__(self, nm, v):
+        object.__setattr__(self, nm, v)
+        if type(self).at is not None:
+            type(self).at -= 1
+            if type(self).at in (0,-1): raise KeyboardInterrupt
+
+@pytest.mark.parametrize('at', [1,2,3,4,5])
+def test_values_after_interrupts(at, monkeypatch):
+    "Two of them while they are set or put back"
+    o = Pressed()
+    o.a,o.b = 1,2
+    monkeypatch.setattr(Pressed, 'at', at)
+    with pytest.raises(KeyboardInterrupt) if at<5 else nullcontext(), with_values(o, a=3, b=4): pass
+    assert (o.a,o.b)==(1,2)
+
+def test_a_method_after_an_interrupt(monkeypatch):
+    "No stand-in is left"
+    o = Pressed()
+    monkeypatch.setattr(Pressed, 'at', 1)
+    with pytest.raises(KeyboardInterrupt), method_by(o, 'f', len): pass
+    assert vars(o)=={}

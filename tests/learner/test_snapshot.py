@@ -1,13 +1,17 @@
 "`unchanged`: whatever happens in the block, the learner and the random numbers are as they were"
 import random
+import signal
+import sys
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.data import DataLoader as TorchDataLoader, RandomSampler
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
@@ -16,7 +20,9 @@ from fastai.optimizer import Adam, OptimWrapper
 from fastcore.foundation import L
 
 from fastai_bs.all import unchanged
+from fastai_bs.learner import snapshot
 from helpers import autocast_state, changes, loaders, mlp, picture, quiet_learner, regression
+from interrupts import trial
 
 class Holder(Callback):
     "A callback with state of every kind"
@@ -83,14 +89,19 @@ def _grads(learn):
 def _no_grads(learn):
     for p in learn.model.parameters(): p.grad = None
 def _hook(learn): learn.model.register_forward_hook(lambda *a: None)
+def _hooks_of_parameters(learn):
+    "On one that had some, and on one that had none"
+    learn.model.lin.weight._backward_hooks.clear()
+    for p in learn.model.parameters(): p.register_hook(lambda g: 2*g); p.register_post_accumulate_grad_hook(lambda p: None)
 def _shape(learn): learn.model.kept.set_(torch.ones(3)); learn.model.wide = torch.zeros(4)
 def _layer(learn): learn.model.extra = nn.Linear(2,2); del learn.model.lin
 def _half(learn): learn.model.half()
 def _autocast(learn):
     for _ in range(2): torch.autocast('cpu', dtype=torch.bfloat16).__enter__()
+def _default_dtype(learn): torch.set_default_dtype(torch.float64)
 
 happenings = [_train, _stir, _rngs, _swap_model, _swap_opt, _swap_loaders, _swap_loader, _iterate, _callbacks, _freeze, _flags, _grads,
-    _hook, _no_grads, _shape, _layer, _half, _autocast]
+    _hook, _hooks_of_parameters, _no_grads, _shape, _layer, _half, _autocast, _default_dtype]
 
 def _new(learn): pass
 def _once(learn): learn.fit(1, 0.1)
@@ -106,6 +117,7 @@ states = [(_new,None),(_uneven,ValueError),(_once,None),(_new,KeyboardInterrupt)
 def test_all_is_as_it_was(happens, before, error):
     learn = net_learner(cbs=Holder(), opt_func=Adam)
     before(learn)
+    learn.model.lin.weight.register_hook(lambda g: None)
     was = picture(learn)
     if error is None:
         with unchanged(learn):
@@ -218,6 +230,83 @@ def test_a_failing_restoration_does_not_stop_the_others():
     w = learn.model.lin.weight.detach().clone()
     with pytest.raises(RuntimeError, match='will not'), unchanged(learn): _train(learn)
     assert torch.equal(torch.get_rng_state(), before) and torch.equal(learn.model.lin.weight, w) and learn.opt is None
+
+# Interrupts
+
+@contextmanager
+def at_each_line(fs, f):
+    "Call `f` before each line of the functions `fs` that runs in the block"
+    def _line(frame, event, arg):
+        if event=='line': f()
+        return _line
+    codes,own = {o.__code__ for o in fs},sys.gettrace()
+    sys.settrace(lambda frame, event, arg: _line if frame.f_code in codes else None)
+    try: yield
+    finally: sys.settrace(own)
+
+@pytest.mark.parametrize('o,values', [([1,2,3],[3,1]), (deque([1,2]),[3,1,4]), (deque([1,2], maxlen=2),[5,1]), ({1,2},{2,3}), (dict(a=1,b=2,c=3),dict(c=3,a=2)),
+    (dict(a=1,b=2),dict(b=2,a=1)), (OrderedDict(a=1,b=2),dict(b=1,c=2,a=3)), (Counter('aab'),dict(b=1,c=1)), (defaultdict(list, a=[1]),dict(b=2,a=1))])
+def test_a_container_gets_its_contents_back(o, values):
+    "Twice is as once; and what it has of them already is there all the time"
+    stay,missing = [k for k in values if k in o],[]
+    with at_each_line([snapshot._refill], lambda: missing.extend(k for k in stay if k not in o)):
+        for _ in range(2):
+            snapshot._refill(o, values)
+            assert not missing and (o==values if isinstance(o, set) else list(o)==list(values)) and (not isinstance(o, dict) or dict(o)==values)
+
+def test_an_interrupt_while_it_is_put_back():
+    "In 30 places, one after another: the call is made again, and the interrupt is raised at the end"
+    learn = net_learner(cbs=Holder(), opt_func=Adam)
+    learn.fit(1, 0.1)
+    was,n,calls = picture(learn),0,[snapshot._refill,snapshot._put_back,snapshot._set_autocast]
+    def _count():
+        nonlocal n
+        n += 1
+        if n==at: raise KeyboardInterrupt
+    def _tried():
+        with at_each_line(calls, _count), unchanged(learn):
+            for f in (_grads, _freeze, _flags, _stir, _swap_opt, _swap_loaders, _swap_model, _rngs, _autocast): f(learn)
+            learn.extra,learn.lr_finder = [1],True
+            del learn.cbs
+    at = 0
+    _tried()
+    assert n>1000 and changes(was, picture(learn))==[]
+    for at in np.linspace(1, n, 30).astype(int):
+        n = 0
+        with pytest.raises(KeyboardInterrupt): _tried()
+        assert changes(was, picture(learn))==[], at
+
+def test_ctrl_c_waits():
+    "In the main thread, for the end of the block; the handler that was there is asked then"
+    said,own = [],signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), snapshot.interrupts_wait():
+        for _ in range(2): signal.raise_signal(signal.SIGINT)
+        said.append('the end')
+    assert said==['the end'] and signal.getsignal(signal.SIGINT) is own
+    def _in_thread():
+        with snapshot.interrupts_wait(): said.append(signal.getsignal(signal.SIGINT))
+    thread = threading.Thread(target=_in_thread)
+    thread.start()
+    thread.join()
+    assert said[1] is own
+
+def test_ctrl_c_in_a_trace():
+    "It goes on to the end of its two steps, and the report is not made"
+    seen = []
+    class Pressed(nn.MSELoss):
+        def forward(self, pred, targ):
+            seen.append(type(pred))
+            signal.raise_signal(signal.SIGINT)
+            return super().forward(pred, targ)
+    learn = net_learner(loss_func=Pressed())
+    was = picture(learn)
+    with pytest.raises(KeyboardInterrupt): learn.memory_report()
+    assert seen==[FakeTensor]*2 and type(torch.zeros(1)) is torch.Tensor and changes(was, picture(learn))==[]
+
+def test_interrupted_by_the_clock():
+    "As the program does with all tools, at many times: the learner and the process are as before, and the training after it is that of another learner"
+    left,interrupts = trial('check_accum', (0.02,0.025))
+    assert left==[] and interrupts.places
 
 def test_a_seed_for_the_block(seed=2**40):
     "Loaders draw the same on all ranks, everything else does not; afterwards what would have been drawn next comes"

@@ -18,7 +18,7 @@ from fastai.torch_core import TensorCategory, TensorImage
 
 from fastai_bs.memory.report import _measured_report, limit_bytes
 from fastai_bs.memory.trace import LiveBytes, TracedStep, _kernels_of_card, _rnn_of_cudnn
-from helpers import changes, loaders, mlp, picture, quiet_learner, regression, root
+from helpers import changes, loaders, mlp, no_bf16_lstm, picture, quiet_learner, regression, root
 from fastai_bs.all import GradAccum # noqa: F401 (adds `memory_report` and `max_bs_find`)
 
 f32 = torch.float32
@@ -84,6 +84,7 @@ def test_half_precision(make):
 @pytest.mark.parametrize('precision', ['fp32','bf16'])
 def test_a_language_model(precision, capsys):
     "`RNNCallback` takes the first of what it returns; oneDNN's LSTM keeps more than half of the peak, and a GPU's keeps less, as is said"
+    if precision=='bf16' and no_bf16_lstm(): pytest.skip(no_bf16_lstm())
     config = dict(emb_sz=20, n_hid=64, n_layers=2, pad_token=1, bidir=False, output_p=0.1, hidden_p=0.1, input_p=0.1, embed_p=0.02, weight_p=0.2,
                   tie_weights=True, out_bias=True)
     learn = classifier(tokens(), get_language_model(AWD_LSTM, 200, config=config), 16, cbs=[ModelResetter(),RNNCallback()])

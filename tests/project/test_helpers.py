@@ -12,8 +12,10 @@ from helpers import as_it_was, pairwise, process, random_states
 def _autocast(): torch.autocast('cpu', dtype=torch.float16, cache_enabled=False).__enter__()
 def _deterministic(): torch.use_deterministic_algorithms(True, warn_only=True)
 def _cudnn(): torch.backends.cudnn.deterministic = True
+def _profiler(): torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]).__enter__()
 
-leaves = [(_autocast,'autocast'), (lambda: torch.set_grad_enabled(False),'grad mode'), (lambda: torch.set_default_dtype(torch.float64),'default dtype'),
+leaves = [(_autocast,'autocast'), (_profiler,'profiler'), (lambda: torch.set_grad_enabled(False),'grad mode'),
+    (lambda: torch.set_default_dtype(torch.float64),'default dtype'),
     (lambda: torch.set_default_device('meta'),'default device'), (lambda: torch.set_num_threads(3),'number of threads'),
     (_deterministic,'deterministic algorithms'), (_cudnn,'flags of cuDNN'), (lambda: defaults.callbacks.append(Callback),'defaults.callbacks')]
 
@@ -21,6 +23,8 @@ leaves = [(_autocast,'autocast'), (lambda: torch.set_grad_enabled(False),'grad m
 def test_what_is_left_changed_is_put_back_and_named(leave, nm):
     was = {k: get() for k,(get,_) in process.items()}
     with pytest.raises(AssertionError, match=f'left changed: {nm}$'), as_it_was(): leave()
+    assert {k: get() for k,(get,_) in process.items()}==was
+    with as_it_was(failed=lambda: True): leave() # One error says enough
     assert {k: get() for k,(get,_) in process.items()}==was
 
 def test_random_numbers():

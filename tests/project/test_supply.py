@@ -21,8 +21,8 @@ def imported(tree):
         elif isinstance(node, ast.ImportFrom) and not node.level: yield node.module
 
 # Of Python's own, those that reach neither a network, another program nor what somebody has pickled
-harmless = {'argparse','collections','contextlib','copy','dataclasses','datetime','functools','gc','html','inspect','itertools','math','numbers','os','pathlib',
-            'random','re','sys','tempfile','textwrap','time','types','typing','warnings','weakref'}
+harmless = {'argparse','collections','contextlib','copy','dataclasses','datetime','functools','gc','html','inspect','itertools','math','numbers','operator',
+            'os','pathlib','random','re','signal','sys','tempfile','textwrap','threading','time','types','typing','warnings','weakref'}
 # By name, wherever it is from: what is unpickled or downloaded, programs that are run, and Python's own ways to read a file or run a text
 reads = re.compile(r'open|eval|exec|__import__|import_module|system|popen|environ|loads?|load_(?!digits\b|state_dict\b)\w+|Unpickler|hub|urlopen|'
                    r'untar_data|\w*download\w*|fromfile|memmap|read_(csv|json|pickle|html|excel|parquet|sql\w*|bytes|text)')

@@ -53,11 +53,15 @@ def set_autocast_state(state):
     while autocast_state()[0]>depth: torch.autocast_decrement_nesting()
     torch.clear_autocast_cache()
 
+def _set_profiler(on):
+    if not on: torch.autograd._disable_profiler()
+
 def _set_deterministic(o): torch.use_deterministic_algorithms(o[0], warn_only=o[1])
 def _set_cudnn(o): torch.backends.cudnn.deterministic,torch.backends.cudnn.benchmark = o
 
 process = { # What there is one of, how it is read and how it is set
     'autocast': (autocast_state,set_autocast_state), 'grad mode': (torch.is_grad_enabled,torch.set_grad_enabled),
+    'profiler': (torch.autograd._profiler_enabled,_set_profiler),
     'default dtype': (torch.get_default_dtype,torch.set_default_dtype),
     'default device': (lambda: torch.empty(0).device,lambda d: torch.set_default_device(None if d.type=='cpu' else d)),
     'number of threads': (torch.get_num_threads,torch.set_num_threads),
@@ -72,8 +76,8 @@ def seed_torch(seed):
     else: torch.default_generator.manual_seed(seed)
 
 @contextmanager
-def as_it_was():
-    "Begins with the same random numbers each time; what is left changed in the process is put back, and is an error"
+def as_it_was(failed=lambda: False):
+    "Begins with the same random numbers each time; what is left changed in the process is put back, and is an error, unless the test has `failed` anyway"
     was,rng = {nm: get() for nm,(get,_) in process.items()},(random.getstate(),np.random.get_state(),torch.get_rng_state())
     random.seed(0); np.random.seed(0); seed_torch(0)
     try: yield
@@ -81,7 +85,7 @@ def as_it_was():
         left = [nm for nm,(get,_) in process.items() if get()!=was[nm]]
         for nm in left: process[nm][1](was[nm])
         random.setstate(rng[0]); np.random.set_state(rng[1]); torch.set_rng_state(rng[2])
-    assert not left, f"left changed: {', '.join(left)}"
+    assert not left or failed(), f"left changed: {', '.join(left)}"
 
 def random_states():
     "Of all generators of the process, to be compared with `==`"
@@ -244,6 +248,7 @@ def picture(learn, ids=True, only=None):
         if isinstance(o, Tensor):
             res[path] = _id(o), o.dtype, tuple(o.shape), o.stride(), o.requires_grad, (o.data_ptr() if ids else None), _bits(o)
             if o.is_leaf: _walk(f'{path}.grad', o.grad)
+            for nm in ('_backward_hooks','_post_accumulate_grad_hooks'): _walk(f'{path}.{nm}', getattr(o, nm))
         elif isinstance(o, np.ndarray): res[path] = _id(o), o.tobytes()
         elif isinstance(o, random.Random): res[path] = _id(o), o.getstate()
         elif isinstance(o, torch.Generator): res[path] = _id(o), _bits(o.get_state())
@@ -261,7 +266,7 @@ def picture(learn, ids=True, only=None):
     if only is None: _walk('', learn)
     else:
         for k in only: _walk(f".['{k}']", vars(learn).get(k))
-    res['process'] = *random_states(),autocast_state()
+    res['process'] = *random_states(),autocast_state(),torch.get_default_dtype()
     if ids: res[None] = seen # Keeps what is pictured alive, so that no id is used again
     return res
 
