@@ -12,7 +12,7 @@ import math, warnings
 from fastcore.basics import first
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
-from ..utils.checks import check_by_epoch, check_whole
+from ..utils.checks import check_by_epoch, check_whole, shown
 from ..utils.text import counted
 from ..learner.ranks import n_processes
 from ..learner.loaders import epoch_items, epoch_len, known_micro_bs, micro_batch_size
