@@ -110,7 +110,8 @@ def test_ready_made_batches():
     assert plan.today.n_train==200 and plan.micro_bs==8 and [m for m,*_ in plan.device.times]==[8]
     assert 16 in {o for o,_ in plan.device.failed} and plan.stays_for=='single'
     loader = learn.dls.train
-    with pytest.raises(ValueError, match='cannot be given batches of 8'): plan.apply(learn)
+    assert plan.apply(learn) is learn and not plan.changes
+    with pytest.raises(ValueError, match='cannot be given batches of 8'): plan.at(16).apply(learn)
     assert learn.dls.train is loader and not hasattr(learn, 'grad_accum')
     with pytest.raises(ValueError, match='cannot be given batches of 16'): with_micro_bs(loader, 16)
 

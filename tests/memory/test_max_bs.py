@@ -569,7 +569,7 @@ def test_callbacks_are_put_back(own):
 
 def test_a_setup_and_a_plan():
     "A plan takes the place of a setup, and a setup refuses to take a plan's; what is taken back last leaves what there was first"
-    plan,learn = plan_of(8, noise_scale=64., ci=(60.,70.), lr=0.1, adam=True, n_train=48, n_epoch=3, times=((8,0.01,0.),(16,0.01,0.),(32,0.011,0.))),small()
+    plan,learn = plan_of(8, noise_scale=64., ci=(60.,70.), lr=0.1, adam=True, n_train=48, n_epoch=14, times=((8,0.01,0.),(16,0.01,0.),(32,0.011,0.))),small()
     was,dl = cbs_of(learn),learn.dls.train
     setup = learn.accum_to(24, limit=inf)
     plan.undo(learn) # It was not applied
