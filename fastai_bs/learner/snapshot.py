@@ -188,6 +188,13 @@ def _keep_autocast(stack):
     stack.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
     stack.callback(_set_autocast, _autocast_depth(), states)
 
+def _leave_modes(n_dispatch, n_function):
+    # torch has no public way out of a mode whose own `__exit__` was interrupted
+    while torch._C._len_torch_dispatch_stack()>n_dispatch: torch._C._pop_torch_dispatch_stack(None)
+    while torch._C._len_torch_function_stack()>n_function: torch._C._pop_torch_function_stack()
+
+def _keep_modes(stack): stack.callback(_leave_modes, torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack())
+
 def _set_aside_workers(dl, stack):
     "Have `dl` start new workers in the block, and keep its persistent ones with their random numbers"
     # torch keeps them in its private `_iterator`, and has no public way to set them aside
@@ -235,6 +242,7 @@ def unchanged(
         for o in list(seen.values()):
             if isinstance(o, TorchDataLoader): _set_aside_workers(o, stack)
         if seed is not None: _reseed(list(seen.values()), seed, rank)
+        _keep_modes(stack) # Last, so that they are off before a tensor is put back
         yield learn
 
 # %% ../../nbs/learner/02_snapshot.ipynb #4a046559

@@ -173,10 +173,10 @@ class TracedStep:
             self.micro_bs = min(micro_batch_size(dl), n_items(dl))
             batch,self._n_inp = _first_batch(learn, with_micro_bs(dl, self.micro_bs, order), ds_idx)
             self._n_rows = find_bs(batch) # A callback or a collate function may have made more of the items
-            with FakeCopyMode(self._mode): self._model,self._loss_func = deepcopy((learn.model,learn.loss_func))
+            with interrupts_wait(), FakeCopyMode(self._mode): self._model,self._loss_func = deepcopy((learn.model,learn.loss_func))
         device = next(self._model.parameters()).device # Before a first fit that may not be the batch's
         def _beside_model(t): return torch.empty(t.shape, dtype=t.dtype, device=device) # A plain tensor: fastai's own types cannot be fake
-        with self._mode: self._batch = tree_map_only(torch.Tensor, _beside_model, tuple(batch))
+        with interrupts_wait(), self._mode: self._batch = tree_map_only(torch.Tensor, _beside_model, tuple(batch))
 
     def _items(self, bs):
         "Make a batch with `bs` items"

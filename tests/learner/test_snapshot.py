@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data import DataLoader as TorchDataLoader, RandomSampler
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
@@ -21,6 +23,7 @@ from fastcore.foundation import L
 
 from fastai_bs.all import unchanged
 from fastai_bs.learner import snapshot
+from fastai_bs.verify.window_gradients import HeldDraws
 from helpers import autocast_state, changes, loaders, mlp, picture, quiet_learner, regression
 from interrupts import trial
 
@@ -275,6 +278,18 @@ def test_an_interrupt_while_it_is_put_back():
         n = 0
         with pytest.raises(KeyboardInterrupt): _tried()
         assert changes(was, picture(learn))==[], at
+
+def test_modes_that_are_left_on():
+    "As by an interrupt of their own end: they are off before tensors are put back, and those from before the block stay"
+    learn = net_learner()
+    learn.fit(1, 0.1)
+    was = picture(learn)
+    with BaseTorchFunctionMode() as own:
+        with unchanged(learn):
+            _grads(learn)
+            for o in (FakeTensorMode(),HeldDraws([8]),BaseTorchFunctionMode()): o.__enter__()
+        assert torch.overrides._get_current_function_mode_stack()==[own] and _get_current_dispatch_mode_stack()==[]
+    assert changes(was, picture(learn))==[]
 
 def test_ctrl_c_waits():
     "In the main thread, for the end of the block; the handler that was there is asked then"

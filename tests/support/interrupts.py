@@ -7,9 +7,11 @@ differs.
 """
 import argparse
 import faulthandler
+import os
 import random
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -120,6 +122,7 @@ def main():
     args = p.parse_args()
     faulthandler.enable() # Says where, if torch ends the process
     sys.unraisablehook = lambda *args: None # Python itself drops an interrupt in a `__del__`
+    os.chdir(tempfile.mkdtemp()) # For the weights that a callback saves
     warnings.simplefilter('ignore')
     torch.set_num_threads(1)
     StepTimer.patience,StepTimer.most = 1.,2 # As few steps are timed as will do
