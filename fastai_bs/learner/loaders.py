@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/loaders.html.md"""
 
 # %% auto #0
 __all__ = ['micro_batch_size', 'known_micro_bs', 'n_items', 'refuse_empty', 'epoch_items', 'epoch_len', 'declared_len',
-           'drops_last', 'with_train', 'with_micro_bs', 'fixes_batches', 'trained_by', 'SetUp', 'close_set_ups',
+           'drops_last', 'with_train', 'with_micro_bs', 'trained_by', 'fixes_batches', 'SetUp', 'close_set_ups',
            'by_size', 'slices', 'rows_of', 'tensors', 'n_fresh']
 
 # %% ../../nbs/learner/03_loaders.ipynb #a5d7484f
@@ -122,13 +122,6 @@ def with_micro_bs(
     raise ValueError(f"A training loader of type {type(dl).__name__} cannot be given batches of {micro_bs} items: make one that has them, "
                      "or give it an attribute `bs` and a method `new(bs=...)`")
 
-# %% ../../nbs/learner/03_loaders.ipynb #2561f133
-def fixes_batches(learn): # A `Learner`
-    "Return whether the model carries a state from batch to batch, as those with a `reset` do, in an order that the loader fixes for its batch size"
-    dl = learn.dls.train
-    if not hasattr(learn.model, 'reset') or isinstance(_draws(dl), LMDataLoader): return False
-    return isinstance(dl.sampler, SequentialSampler) if isinstance(dl, TorchDataLoader) else not getattr(dl, 'shuffle', False)
-
 # %% ../../nbs/learner/03_loaders.ipynb #24e32446
 def _draws(dl): return dl.dl if isinstance(dl, DistributedDL) else dl # The loader that draws the order of the items
 
@@ -148,6 +141,13 @@ def trained_by(
     finally:
         if has_rng: there.rng.setstate(here.rng.getstate())
         if learn.dls is new: learn.dls = dls # Unless another callback has replaced the loaders
+
+# %% ../../nbs/learner/03_loaders.ipynb #2561f133
+def fixes_batches(learn): # A `Learner`
+    "Return whether the model carries a state from batch to batch, as those with a `reset` do, in an order that the loader fixes for its batch size"
+    dl = learn.dls.train
+    if not hasattr(learn.model, 'reset') or isinstance(_draws(dl), LMDataLoader): return False
+    return isinstance(dl.sampler, SequentialSampler) if isinstance(dl, TorchDataLoader) else not getattr(dl, 'shuffle', False)
 
 # %% ../../nbs/learner/03_loaders.ipynb #e850083b
 class SetUp(Undo):
