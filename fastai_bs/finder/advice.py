@@ -40,7 +40,7 @@ def _n_longer(plan)->int: # `None` where more passes through the same items woul
 # %% ../../nbs/finder/08_advice.ipynb #386b3193
 unmeasured = dict(
     pairs="this loss needs another `count=` or `reduction`, or it compares the items of a batch, and learn.check_accum() says which",
-    short="{n} of micro-batches are too few to tell the noise scale, so measure for longer first",
+    short="only {n} of micro-batches could be measured, too few to tell the noise scale, so measure for longer first",
     too_high="the loss rose during the mock training at {lr}, so measure with a lower rate first",
     few_steps="this training has only {steps}, and a plan needs {least} or more",
     not_learned="the loss of the mock training at {lr} ended no lower than that of guesses, so see first that the model learns",

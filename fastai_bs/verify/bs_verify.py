@@ -189,7 +189,8 @@ def bs_verify(self:Learner,
     num_it = None if equal=='plan' else _num_it(self, n_epoch)
     in_whole = n_epoch if n_epoch is None or equal=='plan' else math.ceil(n_epoch) # A trial may have any length, and a plan is for whole epochs
     plan = self.bs_find(lr, num_it=num_it, n_epoch=in_whole, show_plot=False)
-    if equal!='plan': plan = replace(plan, rate=replace(plan.rate, held=None)) # The rule's rate for each size: these trainings show which of them hold
+    if equal!='plan': # A trial is not the training that is planned. And each size begins with the rule's rate, as trials show which of them hold
+        plan = replace(plan, today=replace(plan.today, has_n_epoch=False), rate=replace(plan.rate, held=None))
     if sizes is not None: plan = _with_times_of(self, plan, sizes)
     if equal=='time' and math.isnan(plan.epoch_time):
         raise ValueError("Equal time needs step times, and no step could be timed on this device: take equal='items'")

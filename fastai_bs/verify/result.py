@@ -158,8 +158,7 @@ class BatchVerification:
     def plan(self)->BatchPlan:
         "The plan of `bs_find` for a batch of `bs`, at the best rate; of epochs it says nothing unless `equal='plan'`, see `epochs`"
         plan = self.planned.at(self.bs)
-        today = replace(plan.today, lr=scale_lr(plan.today.lr, self.factor), keeps_wd=self.equal!='plan') # As it was tried
-        return replace(plan, today=replace(today, has_n_epoch=self.equal=='plan' and today.has_n_epoch))
+        return replace(plan, today=replace(plan.today, lr=scale_lr(plan.today.lr, self.factor), keeps_wd=self.equal!='plan')) # As it was tried
 
     def epochs_in_time(self,
         n_epoch:float, # Epochs of today's batch

@@ -166,6 +166,7 @@ def test_what_is_advised_was_tried(equal):
         vars(v)['bs'] = bs # Whatever was found
         plan = v.plan
         (lr,wd), = {(o.lr,o.wd) for o in ran if o.micro_bs*o.n_acc==bs}
+        assert plan.today.has_n_epoch==(equal=='plan') # The epochs of a trial are not planned
         assert plan.wd==(0.3 if wd is None else wd) and plan.lr==(0.01 if bs==4 else 0.02) and plan.scaled_lr==lr>=0.02
 
 def test_a_plan_that_stays_has_no_size_to_try(monkeypatch):
