@@ -52,7 +52,8 @@ def test_no_module_imports_a_private_name(nm): assert not [o for _,o in imports(
 
 # torch's own, for which it has no public name
 of_torch = {'_C','_schema','_indices','_values','_foreach_norm','_foreach_div_','_foreach_mul_','_foreach_add_','_foreach_zero_','_scale',
-            '_shutdown_workers','_get_default_store','_post_accumulate_grad_hooks'}
+            '_shutdown_workers','_get_default_store','_post_accumulate_grad_hooks',
+            '_len_torch_dispatch_stack','_pop_torch_dispatch_stack','_len_torch_function_stack','_pop_torch_function_stack'}
 of_python = {'_fields'} # What a named tuple has
 
 def accesses(tree):
