@@ -248,7 +248,7 @@ def picture(learn, ids=True, only=None):
         if isinstance(o, Tensor):
             res[path] = _id(o), o.dtype, tuple(o.shape), o.stride(), o.requires_grad, (o.data_ptr() if ids else None), _bits(o)
             if o.is_leaf: _walk(f'{path}.grad', o.grad)
-            for nm in ('_backward_hooks','_post_accumulate_grad_hooks'): _walk(f'{path}.{nm}', getattr(o, nm) or None) # Empty after the last is gone
+            for nm in ('_backward_hooks','_post_accumulate_grad_hooks'): _walk(f'{path}.{nm}', getattr(o, nm) or None) # Hooks that went leave an empty one
         elif isinstance(o, np.ndarray): res[path] = _id(o), o.tobytes()
         elif isinstance(o, random.Random): res[path] = _id(o), o.getstate()
         elif isinstance(o, torch.Generator): res[path] = _id(o), _bits(o.get_state())
