@@ -25,7 +25,6 @@ from fastai_bs.all import unchanged
 from fastai_bs.learner import snapshot
 from fastai_bs.verify.window_gradients import HeldDraws
 from helpers import autocast_state, changes, loaders, mlp, picture, quiet_learner, regression
-from interrupts import trial
 
 class Holder(Callback):
     "A callback with state of every kind"
@@ -317,11 +316,6 @@ def test_ctrl_c_in_a_trace():
     was = picture(learn)
     with pytest.raises(KeyboardInterrupt): learn.memory_report()
     assert seen==[FakeTensor]*2 and type(torch.zeros(1)) is torch.Tensor and changes(was, picture(learn))==[]
-
-def test_interrupted_by_the_clock():
-    "As the program does with all tools, at many times: the learner and the process are as before, and the training after it is that of another learner"
-    left,interrupts = trial('check_accum', (0.02,0.025))
-    assert left==[] and interrupts.places
 
 def test_a_seed_for_the_block(seed=2**40):
     "Loaders draw the same on all ranks, everything else does not; afterwards what would have been drawn next comes"
