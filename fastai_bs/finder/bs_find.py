@@ -185,14 +185,15 @@ def _fixed_num_it(num_it, n_acc, n_iter, ranks):
     return num_it
 
 # %% ../../nbs/finder/10_bs_find.ipynb #43f54af8
-def _lr_factor(learn):
-    "Return the factor of a `ScaledLR` on the learner on the rate at today's batch size"
+def _factors(learn):
+    "Return the factors of a `ScaledLR` on the learner on rate and weight decay at today's batch size"
     scaled = callback_of(learn, ScaledLR)
-    return scaled.factor_at(batch_size(learn)) if scaled else 1.
+    factor = scaled.factor_at(batch_size(learn)) if scaled else 1.
+    return factor,1. if scaled is None or scaled.scale_wd else 1/factor
 
 def _mock_fit(learn, args, noise):
     "Run the mock training; return its `BSFinder`"
-    own,today,factor = callback_of(learn, GradAccum),accumulation(learn),_lr_factor(learn)
+    own,today,(factor,_) = callback_of(learn, GradAccum),accumulation(learn),_factors(learn)
 
     with mock_training(learn, args.seed):
         n_iter,ranks = _epoch_len(learn),n_ranks(learn)
@@ -244,15 +245,15 @@ def _along_cycle(noise, df, n_epoch, n_train):
 def _today(learn, args, finder):
     "Describe the training as it is"
     ranks,n_iter,cycle,micro_bs,scaled = n_ranks(learn),finder.in_epoch,finder.cycle,finder.micro_bs,callback_of(learn, ScaledLR)
-    has_lr = args.lr is not None and cycle is not None
+    has_lr,(lr_factor,wd_factor) = args.lr is not None and cycle is not None,_factors(learn)
     n_train,n_in_epoch = n_items(learn.dls.train),n_iter*micro_bs*ranks
     if abs(n_train-n_in_epoch)>=micro_bs*ranks: n_train = n_in_epoch # The loader does not know its items, or its batches are ready-made
     n_epoch = args.n_epoch
     if n_epoch is None: n_epoch = max(1., cycle.n_steps*cycle.today/n_iter) if cycle else 1.
     return Today(
         bs=batch_size(learn, micro_bs=micro_bs, n_iter=n_iter), micro_bs=micro_bs, lr=args.lr if has_lr else finder.own_lr, n_train=n_train, n_epoch=n_epoch,
-        drops_last=drops_last(learn.dls.train), base_bs=scaled.base_bs if scaled else None, lr_factor=_lr_factor(learn), own_cbs=replaced_in(learn),
-        has_lr=has_lr, has_n_epoch=args.n_epoch is not None, n_ranks=ranks, adam=finder.adam,
+        drops_last=drops_last(learn.dls.train), base_bs=scaled.base_bs if scaled else None, lr_factor=lr_factor, wd_factor=wd_factor,
+        own_cbs=replaced_in(learn), has_lr=has_lr, has_n_epoch=args.n_epoch is not None, n_ranks=ranks, adam=finder.adam,
         sums=loss_elements(learn.loss_func)[1]=='sum', wd=finder.decay, trained=finder.trained, has_plan='before_set_up' in vars(learn),
         freeze_epochs=args.freeze_epochs)
 

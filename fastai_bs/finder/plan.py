@@ -46,6 +46,7 @@ class Today:
     adam:bool = False # Does the optimizer divide by the size of the gradient, as Adam does?
     sums:bool = False # Is the loss a sum over items, not a mean?
     wd:object = None # Weight decay, as `fit` takes it; `None`: there is none, or how it scales is not known
+    wd_factor:float = 1. # Factor on `wd` at `bs`, by a `ScaledLR` with `scale_wd=False`
     keeps_wd:bool = False # Does the weight decay stay as it is at every batch size?
     trained:float = 1. # Part of the parameters that is trained
     has_plan:bool = False # Did an earlier plan set up the learner?
@@ -436,9 +437,9 @@ class BatchPlan:
 
     @property
     def wd_factor(self)->float: # 1 where the noise scale is not known
-        "Return `decay_factor` for the plan's optimizer steps and their rate"
+        "Return `decay_factor` for the plan's optimizer steps and their rate, over the decay that the optimizer sees today"
         if self.today.wd is None or self.today.keeps_wd or not self.is_known or not self.changes: return 1.
-        return decay_factor(self.steps_now/self.steps, self.lr_factor)
+        return self.today.wd_factor*decay_factor(self.steps_now/self.steps, self.lr_factor)
 
     @property
     def wd(self): # As `fit` takes it; `None` where there is none

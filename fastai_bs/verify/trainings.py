@@ -168,6 +168,7 @@ class Trials:
         sees_twice = any(self.n_steps(bs, part)*bs>n_train for bs in self.sizes)
         n_valid = max(500, round(part*self.n_epoch*n_train/5)) if part==1 or sees_twice else 0 # Else the training loss is compared
         lr,wd = scale_lr(plan.scaled_lr, arm.factor),plan.wd if self.equal=='plan' else None
+        if wd is not None and not plan.changes: wd = scale_lr(wd, plan.today.wd_factor) # As a `ScaledLR` has it that a trial does without
         try: trained = short_training(self.learn, plan.micro_bs, plan.n_acc, lr, n_steps, run, n_valid, wd)
         except Exception as e:
             if not out_of_memory(e) or trains_together(self.learn): raise

@@ -266,7 +266,7 @@ def test_fine_tune_is_measured_unfrozen(lr):
     assert plan.lr==base and plan.today.has_lr and plan.today.freeze_epochs==1 and plan.today.trained==1
 
 @pytest.mark.parametrize('lr,scaled,rates', [(0.01,ScaledLR(2, sqrt_scaling, warmup_epochs=3),{round(0.01*2**.5, 12)}),
-    (slice(0.01,0.02),ScaledLR(8),{0.005,0.01}), (0.01,ScaledLR(2, adascale_gain, noise_scale=NoiseScale()),{0.01})])
+    (slice(0.01,0.02),ScaledLR(8, scale_wd=False),{0.005,0.01}), (0.01,ScaledLR(2, adascale_gain, noise_scale=NoiseScale()),{0.01})])
 def test_the_rate_that_this_batch_is_trained_with(lr, scaled, rates):
     "A ScaledLR that the learner has is set aside, but its factor is not: the training goes on at the scaled rate"
     look,seen = noted('before_step', hypers)
@@ -275,6 +275,7 @@ def test_the_rate_that_this_batch_is_trained_with(lr, scaled, rates):
     assert sorted({h['lr'] for hs in seen for h in hs}-{0.})==pytest.approx(sorted(o*rate_at(i/5) for o in rates for i in range(5)))
     assert plan.base_bs==scaled.base_bs and plan.bs_now==4 and plan.lr==(lr if lr else 0.003) and learn.scaled_lr is scaled
     assert plan.today.lr_factor==pytest.approx(scaled.factor_at(4)) and plan.today.own_cbs==('ScaledLR',)
+    assert plan.today.wd_factor==(1 if scaled.scale_wd else 1/plan.today.lr_factor)
     assert sorted(rates)==pytest.approx(all_rates(plan.scaled_lr))
 
 class Hidden(nn.Module):

@@ -263,7 +263,7 @@ def test_all_of_a_plan_follows_from_one_number(plan):
     if plan.changes:
         scaled, = [cb for cb in plan.cbs if isinstance(cb, ScaledLR)] or [None]
         assert rate==pytest.approx(now_seen*by) and seen==pytest.approx(rate*(scaled.factor_at(plan.bs) if scaled else 1)) and plan.base_bs==now
-        if t.wd and known: assert plan.wd*seen*plan.steps==pytest.approx(t.wd*now_seen*t.n_epoch*steps_now)
+        if t.wd and known: assert plan.wd*seen*plan.steps==pytest.approx(t.wd*t.wd_factor*now_seen*t.n_epoch*steps_now)
     else: assert plan.lr==t.lr and plan.cbs==[] and plan.wd==t.wd and plan.base_bs==(t.base_bs or now)
     assert plan.n_epoch==whole_epochs(plan.n_epoch_exact)
     assert plan.epochs==(plan.n_epoch if t.has_n_epoch and t.n_epoch>=1 else plan.n_epoch_exact)

@@ -290,6 +290,31 @@ def test_modes_that_are_left_on():
         assert torch.overrides._get_current_function_mode_stack()==[own] and _get_current_dispatch_mode_stack()==[]
     assert changes(was, picture(learn))==[]
 
+def test_a_second_interrupt_is_let_in_nowhere():
+    "Pressed again at the call of any function on the way back, also of those that end a block; and what was caught lets the next one in"
+    learn = net_learner()
+    learn.fit(1, 0.1)
+    was,own = picture(learn),signal.getsignal(signal.SIGINT)
+    def _tried(at):
+        n = 0
+        def _again(frame, event, arg):
+            nonlocal n
+            n += event=='call'
+            if n==at: signal.raise_signal(signal.SIGINT)
+        try:
+            with unchanged(learn):
+                _grads(learn)
+                sys.setprofile(_again)
+                raise KeyboardInterrupt
+        finally: sys.setprofile(None)
+    for at in (*range(1, 20),100,1000):
+        with pytest.raises(KeyboardInterrupt): _tried(at)
+        assert changes(was, picture(learn))==[] and signal.getsignal(signal.SIGINT) is own, at
+    with pytest.raises(KeyboardInterrupt), snapshot.one_interrupt():
+        try: signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt: signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
 def test_ctrl_c_waits():
     "In the main thread, for the end of the block; the handler that was there is asked then"
     said,own = [],signal.getsignal(signal.SIGINT)

@@ -57,7 +57,7 @@ def plans(draw):
     plan = plan_of(bs, n_ranks, noise_scale=noise, ci=(low,high), micro_bs=micro_bs, n_windows=_one_of(9,10,30), times=_one_of(times,times,times,()),
         adam=_one_of(True,False), sums=_one_of(False,False,True), spread=_one_of(math.nan,0.,0.05,0.4), n_train=_one_of(2*bs,1000,10**6),
         n_epoch=_one_of(0.3,1,2.5,5,40), has_n_epoch=_one_of(True,False), drops_last=_one_of(False,True), lr_factor=_one_of(1.,1.,3.),
-        has_lr=has_rate, lr=_one_of(0.1,slice(1e-3,1e-2),[1e-3,1e-2]),
+        wd_factor=_one_of(1.,1.,1/3), has_lr=has_rate, lr=_one_of(0.1,slice(1e-3,1e-2),[1e-3,1e-2]),
         wd=_one_of(None,0.01),
         freeze_epochs=_one_of(0,0,1), frozen=step/2, trained=_one_of(1.,0.25), loss_rose=_one_of(False,False,False,True), pairs=_one_of(*[False]*5,True),
         n_passes=_one_of(0.5,14.), valid_time=_one_of(0.,2.), took=_one_of(math.nan,45.), too_large=_one_of(None,16*micro_bs),
