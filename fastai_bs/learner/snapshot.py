@@ -95,7 +95,9 @@ def _unless_interrupted(own, *args):
     while e is not None and not isinstance(e, KeyboardInterrupt): e = e.__context__
     if e is None: own(*args)
 
-def one_interrupt(): return _handled_by(_unless_interrupted) # A block, at the end of which all is put back
+def one_interrupt():
+    "Let no second Ctrl-C in while the first one is handled, for a block at the end of which all is put back"
+    return _handled_by(_unless_interrupted)
 
 # %% ../../nbs/learner/02_snapshot.ipynb #2c1f80dd
 _hooks = '_backward_hooks','_post_accumulate_grad_hooks' # Where torch keeps those of a tensor
