@@ -223,7 +223,8 @@ class BatchPlan:
 
     def fit_ratios(self, noise_scale:float)->np.ndarray: # For each row of `table`, over that of today's batch size
         "Return the time of the whole fit if this were the noise scale, in items"
-        times = np.array([self.with_noise(noise_scale).fit_time_at(bs) for bs in map(int, self.table.bs)])
+        plan = self.with_noise(noise_scale)
+        times = np.array([plan.fit_time_at(bs) for bs in map(int, self.table.bs)])
         return times/times[self.table.bs==self.bs_now]
 
     @cached_property
