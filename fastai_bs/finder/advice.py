@@ -47,11 +47,13 @@ unmeasured = dict(
     longer="the noise scale cannot be told yet, so measure for longer first",
     items="these {n_train} items cannot tell the noise scale, only more of them would")
 
+def _steps_now(plan): return counted(math.ceil(plan.steps_now), 'optimizer step') # Of today's training
+
 def _unmeasured(plan):
     reason = plan.verdict
     if reason=='unknown': reason = 'longer' if _n_longer(plan) else 'items'
     text = unmeasured[reason].format(n=counted(plan.measured.n_windows, 'window'), lr=rate_text(plan.lr), n_train=plan.today.n_train,
-        steps=counted(math.ceil(plan.steps_now), 'optimizer step'), least=steps_least)
+        steps=_steps_now(plan), least=steps_least)
     return f"Stay at {plan.bs_now}: {text}."
 
 stay_reasons = dict(
@@ -272,8 +274,7 @@ def cautions(
         yield "If it compares the items of a batch, no batch size can be planned: with another batch size it is another loss."
         return
     if not plan.is_known:
-        few = counted(math.ceil(plan.steps_now), 'optimizer step')
-        if plan.has_few_steps and plan.verdict!='few_steps': yield f"This training has only {few}, too few for a plan."
+        if plan.has_few_steps and plan.verdict!='few_steps': yield f"This training has only {_steps_now(plan)}, too few for a plan."
         if plan.measured.loss_rose and plan.verdict!='too_high': yield "The learning rate may be too high: the loss rose during the mock training."
         yield from _on_cost(plan)
         return

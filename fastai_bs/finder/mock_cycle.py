@@ -210,7 +210,7 @@ def is_below_guess(
     n,loss,_,guess,diff_sq = sums.sum(0)
     lower = (guess-loss)/n
     error = math.sqrt(max(0., diff_sq/n-lower**2)/n)
-    return not lower<=n_errors*error
+    return not bool(lower<=n_errors*error)
 
 enough_guesses = 100 # Micro-batches at the end of the cycle; with fewer a model that has learned a little may look like one that has not
 
@@ -265,7 +265,7 @@ class LossPath:
     def learned(self, on_ranks=False):
         "Tell whether the end is better than a guess; `True` where that cannot be told"
         last = self._over_ranks(on_ranks)[np.array(self.at)>=self.end]
-        return last[:,0].sum()<enough_guesses or is_below_guess(last, 2)
+        return bool(last[:,0].sum()<enough_guesses) or is_below_guess(last, 2)
 
     def too_high(self, on_ranks=False):
         "Tell whether the rate is too high, from the micro-batches of all ranks where it trains `on_ranks`"
