@@ -152,6 +152,7 @@ def test_weight_decay(wd, adam, has_n_epoch):
     factor = 4/(by*8/5)
     assert plan.wd_factor==approx(factor) and L(plan.wd)==L([approx(factor*o) for o in L(wd)])
     assert plan.at(25).wd_factor==1 and plan.at(25).wd==wd
+    assert changed(plan, 'today', wd_factor=1/3).wd_factor==approx(factor/3) # A ScaledLR makes a third of it today
     without = changed(plan, 'today', wd=None)
     assert without.wd_factor==1 and without.wd is None
     whole = changed(plan, 'today', n_epoch=3) # 4.8 are 5, where they are to be whole

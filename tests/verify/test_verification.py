@@ -104,6 +104,8 @@ def test_a_run_that_was_not_ended_does_not_count():
 def test_the_plan_has_the_rate_that_won(lr, adam):
     planned = planned_of(lr=lr, adam=adam)
     v = dataclasses.replace(trial(valley(128, best_rate=3), rates=(1,3,9)), planned=planned)
+    tried,as_planned = v.plan.wd,dataclasses.replace(v, equal='plan').plan.wd # Trials of equal time have the learner's own decay
+    assert tried==planned.today.wd!=as_planned==planned.at(128).wd
     assert v.factor==3 and v.plan.bs==128 and v.planned.lr==lr and rate_text(v.plan.lr)==rate_text(scale_lr(lr, 3))
     assert rate_text(v.plan.scaled_lr)==rate_text(scale_lr(planned.at(128).scaled_lr, 3)) and rate_text(v.plan.lr) in run_line(v)
 
