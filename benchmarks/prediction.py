@@ -13,7 +13,7 @@ from fastai.learner import Learner
 from fastai.optimizer import SGD
 from fastai.torch_core import set_seed
 from fastai_bs.all import ScaledLR, adascale_gain, linear_scaling
-from fastai_bs.finder.steps import steps_needed
+from fastai_bs.finder.formulas import steps_needed
 
 from frame import TensorLoader, digits28, main, md_table, measured
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from fastai.collab import EmbeddingNN
 from fastai_bs.all import * # noqa: F403 bs_find
-from fastai_bs.finder.steps import epochs_needed
+from fastai_bs.finder.formulas import epochs_needed
 from fastai_bs.learner.loaders import with_micro_bs
 from fastai_bs.schedule.rules import decay_factor
 

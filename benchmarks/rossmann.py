@@ -20,7 +20,7 @@ from fastai.tabular.model import tabular_config
 from fastai.torch_core import set_seed
 from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.noise.estimator import pooled
-from fastai_bs.finder.steps import Duration
+from fastai_bs.finder.formulas import Duration
 
 from frame import arguments, cache, folder, main, md_table, measured
 

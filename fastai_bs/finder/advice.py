@@ -12,8 +12,7 @@ __all__ = ['unmeasured', 'stay_reasons', 'ended_above', 'headline', 'why', 'caut
 import math, textwrap
 from ..utils.text import counted, details_of, in_html, in_text, marked_size, num, percent, rate_text, time_text, with_interval
 from ..schedule.scaled_lr import scale_lr
-from .steps import Duration
-from .mock_cycle import least_windows, steps_least
+from .formulas import Duration, least_windows, steps_anyway
 from .apply import fit_of, freeze_arg
 
 # %% ../../nbs/finder/08_advice.ipynb #f9e2fdb1
@@ -53,7 +52,7 @@ def _unmeasured(plan):
     reason = plan.verdict
     if reason=='unknown': reason = 'longer' if _n_longer(plan) else 'items'
     text = unmeasured[reason].format(n=counted(plan.measured.n_windows, 'window'), lr=rate_text(plan.lr), n_train=plan.today.n_train,
-        steps=_steps_now(plan), least=steps_least)
+        steps=_steps_now(plan), least=steps_anyway)
     return f"Stay at {plan.bs_now}: {text}."
 
 stay_reasons = dict(
@@ -175,7 +174,8 @@ def _found(plan):
         kind = 'unfrozen epoch' if t.freeze_epochs else 'epoch'
         return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} over a one-cycle of {counted(t.n_epoch, kind)}, and {where}."
     steps = counted(math.ceil(plan.steps_now), 'step')
-    why = f"any batch size needs some {steps_least} steps" if t.n_epoch<steps_least else "a batch of more than all items would gain nothing" # The smaller bound
+    why = "a batch of more than all items would gain nothing"
+    if t.n_epoch<steps_anyway: why = f"any batch size needs some {steps_anyway} steps" # The smaller bound
     return (f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}. For a training of {steps} on {counted(t.n_train)} the plan "
             f"calculates with {_estimate_text(m.noise_scale, m.ci)} instead, as {why}. {where[0].upper()+where[1:]}.")
 
@@ -226,7 +226,7 @@ def _on_larger(plan):
     if plan.bs<=plan.bs_now: return
     t,n_epoch = plan.today,plan.n_epoch+plan.freeze_epochs
     steps = n_epoch*plan.epoch_at(plan.bs).steps
-    if steps<steps_least: yield f"The whole training has only {counted(math.ceil(steps), 'step')}, and plans for so few are the least sure."
+    if steps<steps_anyway: yield f"The whole training has only {counted(math.ceil(steps), 'step')}, and plans for so few are the least sure."
     if n_epoch>=3 and (n_epoch>=1.5*(t.n_epoch+t.freeze_epochs) or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
         yield f"The training passes {n_epoch} times through the same {counted(t.n_train)}: watch the validation loss for overfitting."
 
@@ -308,7 +308,7 @@ def good_to_know(
         yield "The noise scale is that of the unfrozen epochs, from the present weights on; the frozen ones are taken to need as many more examples."
         if plan.timed: yield f"A frozen step takes {percent(plan.frozen_part)} of the time of an unfrozen one."
     elif plan.bs>t.bs and m.cool:
-        if plan.steps<steps_least or plan.epochs>2*t.n_epoch:
+        if plan.steps<steps_anyway or plan.epochs>2*t.n_epoch:
             yield "Plans for so few steps or so many passes are less sure than others: learn.bs_verify(lr, n_epoch, equal='plan') tests this one."
         else: yield f"In a benchmark of nine tasks the validation loss ended more than 5% above today's in {ended_above:.0%} of the plans."
     if plan.bs!=plan.bs_now and plan.rule_name!='no_scaling':

@@ -143,7 +143,7 @@ def set_up(
     if dl is not current: dl = with_micro_bs(learn.dls.train, micro_bs) # Else a plan has given it such batches already
     if plan:
         for cb in cbs:
-            if isinstance(cb, ScaledLR): cb.steps_least = 0 # The plan has tried the rate, and says what few steps mean
+            if isinstance(cb, ScaledLR): cb.steps_anyway = 0 # The plan has tried the rate, and says what few steps mean
         cbs = [*cbs,PlannedFit(plan)]
     own,accum = callback_of(learn, GradAccum),first(o for o in cbs if isinstance(o, GradAccum))
     if own and accum: accum.count,accum.fix_bn = own.count,own.fix_bn # They belong to the model

@@ -30,7 +30,8 @@ from ..noise.estimator import settled, trend
 from ..noise.noise_scale import NoiseScale
 from ..schedule.scaled_lr import rates, ScaledLR, scale_lr
 from .timing import StepTimes, loader_time, micro_batch_sizes, time_steps, valid_time
-from .mock_cycle import MockAccum, cycle_of, for_training, least_windows, readings
+from .mock_cycle import MockAccum, cycle_of, readings
+from .formulas import for_training, least_windows
 from .rate_trial import with_rate_tried
 from .apply import replaced_in
 from .plan import BatchPlan, Device, Measured, Today

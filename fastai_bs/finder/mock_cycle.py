@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/mock_cycle.html.md"""
 
 # %% auto #0
 __all__ = ['pct_start', 'div', 'div_final', 'cool_rates', 'cool_stretch', 'mock_steps', 'mock_windows', 'per_window',
-           'least_windows', 'steps_least', 'enough_guesses', 'rate_at', 'places', 'OneCycle', 'MockCycle', 'cycle_of',
-           'readings', 'for_training', 'guess_loss', 'is_below_guess', 'is_too_high', 'LossPath', 'Reach', 'MockAccum']
+           'enough_guesses', 'rate_at', 'places', 'OneCycle', 'MockCycle', 'cycle_of', 'readings', 'guess_loss',
+           'is_below_guess', 'is_too_high', 'LossPath', 'Reach', 'MockAccum']
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #88a64548
 import math, torch
@@ -174,19 +174,6 @@ def readings(
     begin,end = cool_stretch
     parts = rate_at(df.pct)>0.9,(df.pct>=begin) & (df.pct<end),df.pct>=end
     return tuple(along(df[o], level) for o in parts)
-
-# %% ../../nbs/finder/04_mock_cycle.ipynb #01004e66
-least_windows = 10 # With fewer windows the noise scale is not known
-steps_least = 80 # Optimizer steps that a training needs beside those that a batch size can save
-
-def for_training(
-    noise_scale:float, # On the cool stretch of a mock cycle, in items
-    n_train:int, # Items of the training set
-    n_epoch:float, # Epochs of the training
-)->float: # In items
-    "Return the noise scale for a whole training, `1/(1/N + 1/D + S/E)`"
-    if not noise_scale: return 0.
-    return 1/(1/noise_scale + 1/n_train + steps_least/(n_epoch*n_train))
 
 # %% ../../nbs/finder/04_mock_cycle.ipynb #7f45684b
 def guess_loss(

@@ -20,9 +20,8 @@ from ..accumulate.grad_accum import GradAccum
 from ..noise.estimator import NoiseEstimate
 from ..schedule.rules import adam_gain, adascale_gain, decay_factor, linear_scaling, no_scaling, sqrt_scaling
 from ..schedule.scaled_lr import ScaledLR, rates, rule_name, scale_lr
-from .steps import (Duration, Epoch, balanced_bs, best_split, candidates, check_reachable, epoch_of, epoch_seconds, epochs_needed,
-    epochs_saved, examples_needed, fit_step_time, monotone_step_times, relative_time, splits, steps_needed, whole_epochs)
-from .mock_cycle import least_windows, steps_least
+from .formulas import (Duration, Epoch, balanced_bs, best_split, candidates, check_reachable, epoch_of, epoch_seconds, epochs_needed,
+    epochs_saved, examples_needed, fit_step_time, least_windows, monotone_step_times, relative_time, splits, steps_anyway, steps_needed, whole_epochs)
 from .apply import code_of, refuse_other, set_back, set_up
 from .plots import plot_plan
 from .advice import plan_details, plan_html, plan_text, plan_words
@@ -129,7 +128,7 @@ class BatchPlan:
         return m.noise_scale if math.isfinite(m.noise_scale) else low
 
     @property
-    def has_few_steps(self)->bool: return self.today.has_n_epoch and self.steps_now<steps_least # Is the training that was asked for too short for a plan?
+    def has_few_steps(self)->bool: return self.today.has_n_epoch and self.steps_now<steps_anyway # Is the training that was asked for too short for a plan?
     @property
     def is_known(self)->bool: return not math.isnan(self.noise_known) # Is the noise scale known?
     @property
@@ -295,7 +294,7 @@ class BatchPlan:
     def verdict(self)->str:
         """Return 'use' for another size, 'split' for today's in other micro-batches, or 'stay'; otherwise why nothing is planned
 
-        That is 'pairs' where the loss looks at pairs of items, 'few_steps' where the training has fewer than `steps_least`, 'short' after fewer than
+        That is 'pairs' where the loss looks at pairs of items, 'few_steps' where the training has fewer than `steps_anyway`, 'short' after fewer than
         `least_windows` windows, 'too_high' where the loss rose, 'not_learned' where it ended no better than a guess, and 'unknown' where the noise scale
         cannot be told.
         """
@@ -351,11 +350,11 @@ class BatchPlan:
         return self.today.n_epoch*more*self.epoch_now.items/self.epoch_at(bs).items
 
     def saved_at(self, bs:int)->float: # 1 where none are saved
-        "Return `epochs_saved` by the rate at `bs`, for Adam only; at least today's epochs and `steps_least` steps are left"
+        "Return `epochs_saved` by the rate at `bs`, for Adam only; at least today's epochs and `steps_anyway` steps are left"
         t = self.today
         if not (t.adam and bs>t.bs and self.is_known): return 1.
         factor = min(self.lr_factor_at(bs), sqrt_scaling(bs/t.bs)) # A low rate needs what exceeds the root for itself
-        left = max(t.n_epoch, steps_least/self.epoch_at(bs).steps)
+        left = max(t.n_epoch, steps_anyway/self.epoch_at(bs).steps)
         return max(1., min(epochs_saved(factor, self.reach_at(bs)), self._unsaved_at(bs)/left))
 
     def reach_at(self, bs:int)->float: # 1 at most

@@ -79,7 +79,7 @@ class ScaledLR(ScopedCallback):
     `adascale_gain` are rules for SGD, `sqrt_scaling` and `adam_gain` for Adam and its kin.
     """
     order,run_valid = ParamScheduler.order+1,False # After the schedule has set its rate, and after Recorder has noted the one used
-    steps_least = 80 # Optimizer steps that a fit needs at any batch size; 0: do not warn of fewer
+    steps_anyway = 80 # Optimizer steps that a fit needs at any batch size; 0: do not warn of fewer
     def __init__(self,
         base_bs:int, # Batch size in items that the learning rate was tuned for
         rule=linear_scaling, # Function from k, today's batch size over `base_bs`, to the factor; it may take `noise_scale` and `base_bs` too
@@ -187,8 +187,8 @@ class ScaledLR(ScopedCallback):
         "Warn of too few steps for a rate that is at least `factor` times the schedule's in all of the fit"
         if factor<2 or fit_method(self.learn)=='fine_tune' and self.opt.frozen_idx>0: return # The frozen epochs are short by design
         n_steps = sum(math.ceil(epoch_len(self.learn)/accumulation(self.learn, e)) for e in range(first_epoch(self.learn), self.n_epoch))
-        if n_steps<self.steps_least:
-            warnings.warn(f"{counted(n_steps, 'optimizer step')} are few for {factor:.3g} times the rate, as any batch size needs some {self.steps_least}: "
+        if n_steps<self.steps_anyway:
+            warnings.warn(f"{counted(n_steps, 'optimizer step')} are few for {factor:.3g} times the rate, as any batch size needs some {self.steps_anyway}: "
                           "train for more epochs, or with smaller batches", stacklevel=2)
 
     @contextmanager

@@ -14,7 +14,7 @@ from functools import cached_property
 import pandas as pd
 from ..utils.text import Details, as_plain, details_of, in_html, in_text, paragraph
 from ..schedule.scaled_lr import scale_lr
-from ..finder.steps import whole_epochs
+from ..finder.formulas import whole_epochs
 from ..finder.plan import BatchPlan
 from .compare import Spread, compared, critical, critical_range, decides, least_dof, log_losses, spread_of, with_loss
 from .plots import plot_sizes

@@ -69,8 +69,13 @@ def micros(*idxs, bs=2): return [i*bs+j for i in idxs for j in range(bs)]
 def assert_clean(learn, momentums=None):
     for p in learn.model.parameters():
         assert p.grad is None or not p.grad.any()
-        assert not p._backward_hooks and not p._post_accumulate_grad_hooks
-    for m in learn.model.modules(): assert not m._forward_hooks and not m._forward_pre_hooks and not m._backward_hooks and not m._backward_pre_hooks
+        assert not p._backward_hooks
+        assert not p._post_accumulate_grad_hooks
+    for m in learn.model.modules():
+        assert not m._forward_hooks
+        assert not m._forward_pre_hooks
+        assert not m._backward_hooks
+        assert not m._backward_pre_hooks
     if momentums is not None: assert [m.momentum for m in learn.model.modules() if hasattr(m, 'momentum')]==momentums
     assert not {'_do_epoch_train','_do_epoch','remove_cbs'} & {*vars(learn)}
     assert not any('after_batch' in vars(cb) for cb in learn.cbs if isinstance(cb, TrainEvalCallback))
@@ -218,7 +223,8 @@ def test_gradient_is_the_large_batchs(case, flat_in_double):
     assert not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
     learn = quiet_learner(learn.dls, model(), loss, cbs=GradAccum(3)) # And training goes well with it
     learn.fit(2, 0.01)
-    assert flat(learn).isfinite().all() and not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
+    assert flat(learn).isfinite().all()
+    assert not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
 
 def test_label_smoothing_with_weight_is_refused():
     learn = quiet_learner(loaders(classes, 2), mlp(5,4), LabelSmoothingCrossEntropyFlat(weight=weight.float()), cbs=GradAccum(3))
@@ -237,7 +243,8 @@ def test_cuda_graphs_are_refused(cb, on_a_gpu):
     learn = quiet_learner(loaders(regression(24), 4), torch.compile(mlp(), mode='reduce-overhead'), cbs=cb)
     before = picture(learn, only=('model',))
     with pytest.raises(ValueError, match="compiled to replay CUDA graphs.*mode='max-autotune-no-cudagraphs'"): learn.fit(2, 0.1)
-    assert changes(before, picture(learn, only=('model',)))==[] and all(p.grad is None for p in learn.model.parameters())
+    assert changes(before, picture(learn, only=('model',)))==[]
+    assert all(p.grad is None for p in learn.model.parameters())
 
 def test_which_models_replay_cuda_graphs(on_a_gpu, monkeypatch):
     "By mode or option, also in a part of the model; not without, and not on a CPU, where inductor records none"
@@ -265,7 +272,8 @@ def test_unknown_loss_is_warned_about_once_a_fit(loss, items, model):
             warnings.simplefilter('always')
             learn.fit(1, 0.01)
         ours = [str(w.message) for w in ws if 'cannot tell what the loss' in str(w.message)]
-        assert len(ours)==1 and 'count=' in ours[0]
+        assert len(ours)==1
+        assert 'count=' in ours[0]
     assert_windows(spied(items, 2, model(), loss, GradAccum(3)), items, [range(6), range(6,12), range(12,13)], tol=1e-6)
 
 # Every window, whatever is cancelled
@@ -295,7 +303,8 @@ def test_batch_cancelled_after_its_backward_drops_the_window(what, order, at):
     c = Counts()
     learn = spied15(once(event, exc, at, order), c)
     assert_windows(learn, items15, idxs(*dropped[at]))
-    assert not c.stepped[at] and any(c.stepped)
+    assert not c.stepped[at]
+    assert any(c.stepped)
     assert_clean(learn)
 
 @pytest.mark.parametrize('event,order', [('before_batch',-1),('after_pred',70),('before_backward',8),('after_backward',-1),('after_batch',70)])
@@ -389,7 +398,8 @@ def large15(*cbs, fit=one_cycle):
 def test_schedule_is_the_large_batchs(fit):
     "To the last bit; `plot_sched` has it for each micro-batch"
     learn,want = spied15(fit=fit),large15(fit=fit)
-    assert scheduled(learn)==want and len(set(want))>1
+    assert scheduled(learn)==want
+    assert len(set(want))>1
     assert learn.recorder.lrs==[lr for lr,_ in want]
     each = [o for i in range(0, len(want), 3) for o in (*[want[i]]*3, *[want[i+1]]*3, *[want[i+2]]*2)]
     assert learn.recorder.hps['lr']==[lr for lr,_ in each]
@@ -402,7 +412,8 @@ def test_a_rate_that_is_set_in_mid_window_comes_into_force_with_the_next(order, 
             if self.training and self.train_iter in at: self.opt.set_hyper('lr', at[self.train_iter])
     SetLR.order = order
     learn = spied15(SetLR())
-    assert [h['lr'] for h in learn.opt.hypers_seen]==expected and learn.opt.hypers[-1]['lr']==last
+    assert [h['lr'] for h in learn.opt.hypers_seen]==expected
+    assert learn.opt.hypers[-1]['lr']==last
 
 # Recorder, by windows
 
@@ -417,7 +428,9 @@ def curves(bs, *cbs, n=50, method='fit_one_cycle', args=(2,0.1), loss_func=None,
     return rec.lrs,torch.stack(rec.losses),torch.tensor([list(o)[:2+2*len(learn.metrics)] for o in rec.values]),rec.iters,learn.train_iter,suggested
 
 def assert_curves(small, large):
-    assert small[0]==large[0] and len(large[0])>5 and small[3:]==large[3:]
+    assert small[0]==large[0]
+    assert len(large[0])>5
+    assert small[3:]==large[3:]
     for a,b in zip(small[1:3], large[1:3]): torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
 
 @pytest.mark.parametrize('case', ['mse','ce_sum','token_pad_weight'])
@@ -431,7 +444,8 @@ def test_lr_find_is_the_large_batchs(n=50):
     "One rate a window, as many windows as are asked for, one suggestion; the learner is as it was"
     small,large = (curves(bs, *cbs, n=n, method='lr_find', args=()) for bs,cbs in ((4,[GradAccum(3)]),(12,[])))
     assert_curves(small, large)
-    assert len(large[0])>50 and large[-1].valley>1e-6
+    assert len(large[0])>50
+    assert large[-1].valley>1e-6
 
 # BatchNorm
 
@@ -512,7 +526,8 @@ def test_items_taken_for_micro_batches(n_acc, bs, n, warns):
         warnings.simplefilter('always')
         learn.fit(2 if warns else 1, 0.)
     said = [str(o.message) for o in said if ' micro-batches' in str(o.message)]
-    assert len(said)==warns and all('counts micro-batches, not items' in o for o in said)
+    assert len(said)==warns
+    assert all('counts micro-batches, not items' in o for o in said)
 
 class Overflow(Callback):
     "The scaled loss overflows at micro-batch `at`"

@@ -27,8 +27,10 @@ def test_to_the_bit_as_by_micro_batches(kwargs, cb, n_acc):
     "50 items in batches of 4: windows that end an epoch early, and the whole epoch as one"
     a,b = (learner(GradAccum(**kw, **kwargs), cb(), model=bn_model) for kw in (dict(n_acc=n_acc),dict(bs=4*n_acc)))
     for o in (a,b): o.fit(3, 0.05)
-    assert torch.equal(flat(a), flat(b)) and all(torch.equal(x, y) for x,y in zip(a.model.buffers(), b.model.buffers()))
-    assert b.grad_accum.n_acc==n_acc and a.recorder.values==b.recorder.values
+    assert torch.equal(flat(a), flat(b))
+    assert all(torch.equal(x, y) for x,y in zip(a.model.buffers(), b.model.buffers()))
+    assert b.grad_accum.n_acc==n_acc
+    assert a.recorder.values==b.recorder.values
 
 def test_n_acc_goes_along_with_the_loader():
     "From fit to fit, and from epoch to epoch"
@@ -38,20 +40,26 @@ def test_n_acc_goes_along_with_the_loader():
     learn,seen = learner(GradAccum(bs=24), Grows()),[]
     learn.add_cb(type('Look', (Callback,), dict(after_batch=lambda self: seen.append((self.epoch,self.learn.grad_accum.n_acc)) if self.training else None))())
     learn.fit(2, 0.05)
-    assert dict(seen)=={0: 6, 1: 3} and learn.batch_size==24
+    assert dict(seen)=={0: 6, 1: 3}
+    assert learn.batch_size==24
     learn.dls = loaders(regression(48), 12)
     learn.fit(1, 0.05)
-    assert learn.grad_accum.n_acc==2 and learn.batch_size==24
+    assert learn.grad_accum.n_acc==2
+    assert learn.batch_size==24
 
 def test_checked_and_measured(short):
     "By `check_accum`, which needs no learner that has it, and as today's size by `bs_find`"
     learn = learner(n=200)
     res = learn.check_accum(GradAccum(bs=12))
-    assert res.same and res.items==12 and res.how=='GradAccum(3)'
+    assert res.same
+    assert res.items==12
+    assert res.how=='GradAccum(3)'
     learn.add_cb(GradAccum(bs=12))
     plan = learn.bs_find(0.01, num_it=60, show_plot=False)
-    assert plan.base_bs==plan.bs_now==12 and learn.batch_size==12
-    assert plan.apply(learn).batch_size==plan.bs and plan.undo(learn).batch_size==12
+    assert plan.base_bs==plan.bs_now==12
+    assert learn.batch_size==12
+    assert plan.apply(learn).batch_size==plan.bs
+    assert plan.undo(learn).batch_size==12
 
 # Refused
 
@@ -69,7 +77,8 @@ def test_what_does_not_divide(bs, says):
     learn.add_cb(GradAccum(bs=bs))
     was = picture(learn, only=('model','opt','dls'))
     with pytest.raises(ValueError, match=f'`bs`={bs} is no whole number of micro-batches of 4 items: {says}'): learn.fit(1, 0.05)
-    assert changes(was, picture(learn, only=('model','opt','dls')))==[] and learn.batch_size is None
+    assert changes(was, picture(learn, only=('model','opt','dls')))==[]
+    assert learn.batch_size is None
     with pytest.raises(ValueError, match='no whole number'): batch_size(learn)
 
 @pytest.mark.parametrize('accum', [GradAccum(bs=57),GradAccum(bs=1000),GradAccum({0: 1, 1: 14})], ids=repr)
@@ -82,7 +91,9 @@ def test_more_than_an_epoch(accum):
     words = 'GradAccum(14) counts micro-batches' if accum.varies else f"of {max(accum.n_accs())} micro-batches is more than an epoch holds, which is 13"
     assert [words in str(o.message) for o in said]==[True]
     whole.fit(3, 0.05)
-    assert torch.allclose(flat(learn), flat(whole), rtol=1e-12) and learn.grad_accum.bs==50 and whole.grad_accum.bs==50
+    assert torch.allclose(flat(learn), flat(whole), rtol=1e-12)
+    assert learn.grad_accum.bs==50
+    assert whole.grad_accum.bs==50
 
 def test_a_loader_that_does_not_say():
     dl = Unsized(TorchDataLoader(regression(50), 4))
@@ -110,7 +121,8 @@ def test_a_mean_over_items_is_said_in_a_word(make):
         warnings.simplefilter('error', UserWarning)
         a,b = (learner(make(o), NoiseScale(n_micro=2), model=bn_model, loss_func=spread) for o in ('items',lambda learn: len(learn.y)))
         for o in (a,b): o.fit(2, 0.05)
-    assert torch.equal(flat(a), flat(b)) and a.recorder.values==b.recorder.values
+    assert torch.equal(flat(a), flat(b))
+    assert a.recorder.values==b.recorder.values
 
 def test_the_word_overrules_what_the_loss_says():
     "`CrossEntropyLoss` averages over targets that count"
@@ -131,7 +143,8 @@ def test_batch_size_of_a_learner():
     learn.add_cb(type('Look', (Callback,), dict(after_batch=lambda self: seen.append((self.epoch,self.batch_size)) if self.training else None))())
     assert learn.batch_size==batch_size(learn)==4
     learn.fit(2, 0.05)
-    assert dict(seen)=={0: 4, 1: 12} and learn.batch_size==batch_size(learn)==4
+    assert dict(seen)=={0: 4, 1: 12}
+    assert learn.batch_size==batch_size(learn)==4
     assert 'None' in Learner.batch_size.__doc__
 
 class OwnAttribute(Learner):

@@ -96,12 +96,14 @@ def plan(loss_func, items, count=None, lr=0.01):
 @pytest.mark.parametrize('nm,lr', [('info_nce',0.), ('wrong_count',0.01)])
 def test_a_plan_names_it(nm, lr, short):
     res = plan(*bad[nm], lr=lr)
-    assert res.verdict=='pairs' and res.to_dict()['measured']['pairs']
+    assert res.verdict=='pairs'
+    assert res.to_dict()['measured']['pairs']
     assert 'needs another `count=` or `reduction`, or it compares the items of a batch' in res.advice
 
 def test_a_plan_has_nothing_to_name(short):
     res = plan(*good['per_item'])
-    assert not res.measured.pairs and 'pairs' not in res.advice
+    assert not res.measured.pairs
+    assert 'pairs' not in res.advice
 
 # The words on `count=`
 

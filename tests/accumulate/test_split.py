@@ -67,7 +67,8 @@ def assert_same(a, b, tol=1e-9):
     da,db = a.noise_scale.df,b.noise_scale.df
     assert a.noise_scale.n_steps==b.noise_scale.n_steps
     items = dict(zip(da.step, da.n_items))
-    assert len(items)==len(da) and items.items()>=dict(zip(db.step, db.n_items)).items() # A window is one measurement; one of a single micro-batch is none
+    assert len(items)==len(da)  # A window is one measurement; one of a single micro-batch is none
+    assert items.items()>=dict(zip(db.step, db.n_items)).items()
 
 places = ['before_batch','forward','after_pred','after_loss','before_backward','backward','after_backward','before_step','step']
 
@@ -84,7 +85,8 @@ def test_as_if_nothing_had_happened(event, n_acc, at):
     if not s.struck: assert said==[]
     else:
         m = 4 if at<12 else 2
-        assert len(said)==1 and all(o in said[0] for o in (f'with {m} items', 'in 2 parts', f'GradAccum({2*n_acc})', f'of {m//2} items'))
+        assert len(said)==1
+        assert all(o in said[0] for o in (f'with {m} items', 'in 2 parts', f'GradAccum({2*n_acc})', f'of {m//2} items'))
     assert_same(struck, plain)
 
 before,after = GradAccum.order-1,GradAccum.order+1
@@ -94,7 +96,8 @@ def test_until_it_fits(most, n_parts):
     "8 items at a time do not fit, ever"
     plain,struck = undisturbed(bs=8),learner([s := Strike('forward', range(100), most=most, times=100)], bs=8)
     said = fit(struck)
-    assert len(said)==1 and f'in {n_parts} parts' in said[0]
+    assert len(said)==1
+    assert f'in {n_parts} parts' in said[0]
     assert s.struck==n_parts.bit_length()-1 # The parts are kept for the rest of the fit
     assert struck.grad_accum.n_acc==3 # Micro-batches of the loader, as asked for
     assert_same(struck, plain)
@@ -113,7 +116,8 @@ def test_no_part_left():
     learn = learner([s := Strike('after_pred', [4], times=100)])
     with pytest.raises(torch.OutOfMemoryError): fit(learn)
     assert s.struck==3 # 4 items, 2, and 1
-    assert 'one_batch' not in vars(learn) and all(not p.grad.any() for p in learn.model.parameters())
+    assert 'one_batch' not in vars(learn)
+    assert all(not p.grad.any() for p in learn.model.parameters())
     learn.remove_cb(learn.strike)
     assert fit(learn)==[]
 
@@ -177,7 +181,8 @@ def test_batch_norm_sees_each_item_once():
         learn = learner(cbs, n=48, model=with_bn())
         fit(learn, 1)
         counts.append(learn.model[1].num_batches_tracked.item())
-    assert counts==[12,24] and learn.model[1].momentum==0.1
+    assert counts==[12,24]
+    assert learn.model[1].momentum==0.1
 
 class Autocast(Callback):
     "As MixedPrecision, on the CPU"
@@ -192,7 +197,8 @@ def test_autocast_is_closed():
     "Also where the error leaves that of the forward pass open"
     learn = learner([Autocast(), Strike('forward', [1])], model=mlp(dtype=torch.float32), items=regression(50, dtype=torch.float32))
     fit(learn)
-    assert not any(learn.autocast.depths) and not torch.is_autocast_enabled('cpu')
+    assert not any(learn.autocast.depths)
+    assert not torch.is_autocast_enabled('cpu')
 
 @pytest.mark.parametrize('event', ['backward','step'])
 def test_loss_scaling_begins_anew(event):
@@ -205,7 +211,8 @@ def test_nothing_is_kept():
     learn = learner([Strike('after_pred', range(100), most=2, times=100)])
     fit(learn)
     accum = learn.grad_accum
-    assert accum._in_parts.kept==accum._in_parts.buffers==[] and 'one_batch' not in vars(learn)
+    assert accum._in_parts.kept==accum._in_parts.buffers==[]
+    assert 'one_batch' not in vars(learn)
     learn.remove_cb(learn.strike)
     learn.logger = print
     pickle.loads(pickle.dumps(accum))
@@ -214,7 +221,8 @@ def test_not_a_bit():
     "Without an error it is the same training"
     a,b = learner([]),undisturbed()
     fit(a)
-    assert torch.equal(flat(a), flat(b)) and a.recorder.losses==b.recorder.losses
+    assert torch.equal(flat(a), flat(b))
+    assert a.recorder.losses==b.recorder.losses
 
 def scaled_fit(n_acc, method, *cbs):
     learn = learner([ScaledLR(6, warmup_epochs=0.5), *cbs], n_acc=n_acc)
@@ -243,7 +251,9 @@ def test_memory_runs_out_while_the_window_is_measured():
         add(measurement)
     noise.add = failing
     assert len(fit(struck))==1
-    assert distance(struck, plain)<1e-9 and noise.n_steps==plain.noise_scale.n_steps and 4 not in noise.df.step.values
+    assert distance(struck, plain)<1e-9
+    assert noise.n_steps==plain.noise_scale.n_steps
+    assert 4 not in noise.df.step.values
 
 def test_a_step_half_done():
     "The first of the parameters has moved already: a sum in half precision would be the same"

@@ -38,9 +38,12 @@ def test_all_scales_are_divided_out(is_sum, as_scale):
     seen = [t*((n if is_sum else w)*scale)**2 for t,n,w in zip(true, ns, ws)] + [mean*((8. if is_sum else 1.)*scale)**2]
     micros = [micro_norms(n, 1. if is_sum else w, as_scale(scale)) for n,w in zip(ns, ws)]
     w = without_scales(micros, double(seen), is_sum, 8. if is_sum else 1.)
-    assert (w.n,w.n_items)==([3.,5.],6) and w.sq==pytest.approx([2.,4.]) and w.sq_mean==pytest.approx(7.)
+    assert (w.n,w.n_items)==([3.,5.],6)
+    assert w.sq==pytest.approx([2.,4.])
+    assert w.sq_mean==pytest.approx(7.)
     m = weighed_window(w)
-    assert (m.n_micro,m.n_elems,m.n_items)==(2,8.,6) and m.total==pytest.approx(3*2.+5*4.)
+    assert (m.n_micro,m.n_elems,m.n_items)==(2,8.,6)
+    assert m.total==pytest.approx(3*2.+5*4.)
     assert m.moments==pytest.approx((26-8*7, 7-(26-8*7)/8))
 
 @pytest.mark.parametrize('ns', [[4.,4.,4.], [1.,2.,6.]], ids=str)

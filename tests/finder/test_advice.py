@@ -40,12 +40,16 @@ def sentences(plan):
         "Stay at 64: this loss needs another `count=` or `reduction`, or it compares the items of a batch, and learn.check_accum() says which.")])
 def test_headlines(make, verdict, text):
     plan = make()
-    assert plan.verdict==verdict and headline(plan)==text and repr(plan).replace('\n', ' ').startswith(text) and plan.advice.startswith(text)
+    assert plan.verdict==verdict
+    assert headline(plan)==text
+    assert repr(plan).replace('\n', ' ').startswith(text)
+    assert plan.advice.startswith(text)
 
 def test_the_table_compares_whole_fits():
     plan = plan_of()
     table = _candidates_table(plan).set_index(plan.table.bs)["whole fit (today's = 1)"]
-    assert table[plan.bs_now]==1 and table[plan.bs]==pytest.approx(plan.duration.planned/plan.duration.today)
+    assert table[plan.bs_now]==1
+    assert table[plan.bs]==pytest.approx(plan.duration.planned/plan.duration.today)
 
 # When something is said
 
@@ -69,7 +73,8 @@ def test_cautions(part, kwargs, said):
 def test_one_caution_says_how_long_to_measure(kwargs, text):
     "Where the measurement took longer than an epoch and left much open, no two cautions give opposite advice"
     said, = [o for o in cautions(plan_of(**kwargs)) if 'num_it' in o]
-    assert said.startswith("Measuring took 45 s, longer than an epoch") and said.endswith(text)
+    assert said.startswith("Measuring took 45 s, longer than an epoch")
+    assert said.endswith(text)
 
 @pytest.mark.parametrize('noise_scale,ci,said', [(45.,(40.,52.),True), (inf,(3.,inf),True), (inf,(0.,inf),False), (inf,(0.4,inf),False), (inf,(0.,30.),False)])
 def test_a_reading_that_bounds_nothing_is_left_out(noise_scale, ci, said):
@@ -83,7 +88,9 @@ def test_what_limits_the_noise_scale(n_epoch, why_less):
 
 def test_the_headline_has_the_epochs_of_the_line():
     plan = plan_of(n_epoch=1000, noise_scale=120., ci=(110.,130.)).at(128)
-    assert plan.n_epoch==1348 and '1348 of 128' in headline(plan) and '(1348, ' in plan_words(plan)['run'][0]
+    assert plan.n_epoch==1348
+    assert '1348 of 128' in headline(plan)
+    assert '(1348, ' in plan_words(plan)['run'][0]
 
 @pytest.mark.parametrize('kwargs,said', [
     (dict(moved=False, cool=None, at_peak=None, at_end=None, has_lr=False), 'Keep passing the rate that you train with to `fit`, where it is scaled for you.'),
@@ -93,7 +100,8 @@ def test_the_headline_has_the_epochs_of_the_line():
     (dict(sums=True), 'Pass 0.005 to `fit_one_cycle` in place of 0.01, as the loss is a sum over items and grows with the batch: it is scaled')])
 def test_the_rate_to_pass(kwargs, said):
     plan = plan_of(adam=False, **kwargs)
-    assert plan.bs==128 and plan_words(plan)['how'][0].startswith(said)
+    assert plan.bs==128
+    assert plan_words(plan)['how'][0].startswith(said)
 
 @pytest.mark.parametrize('make,code', [
     (lambda: plan_of(), 'plan.apply(learn).fit_one_cycle(6, 0.01)'), (lambda: plan_of(128, **tight), 'learn.fit_one_cycle(5, 0.01)'),
@@ -117,22 +125,32 @@ def test_sentences_of_any_plan(plan):
         if not text.startswith('BatchPlan('): assert not re.search(r'\b(nan|None|inf)\b', text), text
         assert '{' not in text and '  ' not in text and (text[-1] in '.)' or text.startswith('The error')), text
     head = headline(plan)
-    assert re.search(rf'\b{plan.bs}\b', head) and re.search(rf'\b{plan.bs_now}\b', head) and head.startswith(('Use','Stay'))
-    assert head.startswith('Use')==(plan.verdict=='use') and len(plan_words(plan).get('caution',()))<=3
+    assert re.search(rf'\b{plan.bs}\b', head)
+    assert re.search(rf'\b{plan.bs_now}\b', head)
+    assert head.startswith(('Use','Stay'))
+    assert head.startswith('Use')==(plan.verdict=='use')
+    assert len(plan_words(plan).get('caution',()))<=3
     assert bool(why(plan))==plan.is_known
     said = repr(plan)
-    assert head in ' '.join(said.split()) and all(len(line)<=110 or line.startswith('    ') for line in said.splitlines())
+    assert head in ' '.join(said.split())
+    assert all(len(line)<=110 or line.startswith('    ') for line in said.splitlines())
     for text in list(cautions(plan))[:3]: assert text in ' '.join(said.replace('* ', '').split())
 
 def test_html_holds_the_same_words_and_is_escaped():
     plan = plan_of(failed=((512,'ValueError: <b>no</b>'),))
     html = plan._repr_html_()
-    assert headline(plan) in html and '128 (planned)' in html and '64 (today)' in html and html.count('<tr')==len(plan.table)+1
-    assert '<b>no</b>' not in plan.details()._repr_html_() and '&lt;b&gt;no' in plan.details()._repr_html_()
+    assert headline(plan) in html
+    assert '128 (planned)' in html
+    assert '64 (today)' in html
+    assert html.count('<tr')==len(plan.table)+1
+    assert '<b>no</b>' not in plan.details()._repr_html_()
+    assert '&lt;b&gt;no' in plan.details()._repr_html_()
 
 def test_details():
     plan = plan_of(trained=0.25, seed=3)
     text = plan.details()
     for part in (headline(plan), numbers_text(plan), step_time_text(plan), *cautions(plan), *good_to_know(plan)):
         assert ' '.join(part.split()) in ' '.join(text.split())
-    assert isinstance(text, str) and 'seed=3' in text and '512 [430, 640]' in numbers_text(plan)
+    assert isinstance(text, str)
+    assert 'seed=3' in text
+    assert '512 [430, 640]' in numbers_text(plan)

@@ -14,7 +14,8 @@ from fastai.optimizer import OptimWrapper
 
 from fastai_bs.finder import bs_find as finder, mock_cycle
 from fastai_bs.all import GradAccum, NoiseScale
-from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, for_training, places, rate_at, Reach,
+from fastai_bs.finder.formulas import for_training
+from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, places, rate_at, Reach,
     readings)
 from fastai_bs.noise.estimator import NoiseEstimate, moments_of_sums
 from fastai_bs.finder.bs_find import BSFinder
@@ -51,8 +52,10 @@ def test_reach(lr, n_acc):
         m.setattr(mock_cycle, 'Reach', Noted)
         plan = find(learn, lr)
     ns = [n for _,_,n,_ in windows]
-    assert windows==[(12+6,12*n+6,n,720+6) for n in ns] and len(ns)>=3
-    assert plan.measured.reach==pytest.approx(18/726) and plan.measured.growth==pytest.approx(sum(math.log((12*n+6)/18) for n in ns)/sum(map(math.log, ns)))
+    assert windows==[(12+6,12*n+6,n,720+6) for n in ns]
+    assert len(ns)>=3
+    assert plan.measured.reach==pytest.approx(18/726)
+    assert plan.measured.growth==pytest.approx(sum(math.log((12*n+6)/18) for n in ns)/sum(map(math.log, ns)))
     m = find(learner()).measured
     assert (m.reach,m.growth)==(1,0)
 
@@ -61,7 +64,9 @@ def test_reach_over_ranks(monkeypatch):
     monkeypatch.setattr(mock_cycle, 'over_ranks', lambda sums: sums+torch.tensor([15.,100.,0.,math.log(4)]))
     reach = Reach()
     reach.windows = [(torch.tensor(5),torch.tensor(20),4,100),(torch.tensor(0),torch.tensor(7),4,100)] # The last one tells nothing
-    assert reach.measured()==pytest.approx((0.05,1)) and reach.measured(True)==pytest.approx((0.1,0.5)) and Reach().measured()==(1,0)
+    assert reach.measured()==pytest.approx((0.05,1))
+    assert reach.measured(True)==pytest.approx((0.1,0.5))
+    assert Reach().measured()==(1,0)
 
 def opt_state(learn): return [v.clone() for p in learn.model.parameters() for v in learn.opt.state[p].values() if torch.is_tensor(v)]
 
@@ -114,14 +119,17 @@ def test_bit_for_bit(cbs, opt_func, lr, tol, freezes):
     start = flat(learn).clone()
     tape = taped(learn, lr=lr, tol=tol)
     steps = [o.micros for o in tape.trained]
-    assert len(steps)==tape.accum.cycle.n_steps and torch.equal(flat(learn), start)
+    assert len(steps)==tape.accum.cycle.n_steps
+    assert torch.equal(flat(learn), start)
 
     plain = learner(opt_func=opt_func, splitter=halves)
     plain.dls = DataLoaders(Played(steps), learn.dls.valid, device='cpu')
     if freezes: plain.freeze()
     look,seen = noted('before_step', lambda learn: [(h['lr'],h.get('mom')) for h in learn.opt.hypers])
     plain.fit_one_cycle(len(steps), lr, cbs=[look, *(o for o in cbs() if isinstance(o, GradAccum))])
-    assert seen==tape.hypers and torch.equal(flat(plain), tape.weights) and not torch.equal(flat(plain), start)
+    assert seen==tape.hypers
+    assert torch.equal(flat(plain), tape.weights)
+    assert not torch.equal(flat(plain), start)
     if tape.opt is not None: assert all(torch.equal(a, b) for a,b in zip(opt_state(plain), tape.opt, strict=True))
     if cbs is list: assert plain.recorder.hps['lr']==[o[-1][0] for o in tape.hypers]
 
@@ -161,7 +169,9 @@ def test_windows_by_hand(nm):
     cool = df[(df.pct>=cool_stretch[0]) & (df.pct<cool_stretch[1])]
     w = cool.n_elems
     assert tape.plan.measured.cool.noise_scale==pytest.approx((cool.tr_sigma@w)/(cool.g_sq@w)*cool.n_items.sum()/w.sum()) or (cool.g_sq@w)<=0
-    if nm=='nothing counts': assert len(tape.measured)>len(df)>5 and any(count(*yb)==0 for o in tape.measured for _,yb in o.micros)
+    if nm=='nothing counts':
+        assert len(tape.measured)>len(df)>5
+        assert any(count(*yb)==0 for o in tape.measured for _,yb in o.micros)
 
 class Overflowing(ScaledLoss):
     "As float16 would above 512"
@@ -177,8 +187,10 @@ def test_windows_that_overflow_are_left_out(lr, n_dropped=4):
     start = flat(learn).clone()
     plan = find(learn, lr, num_it=120, n_batch=2)
     noise = seen[0]
-    assert (noise.n_dropped==n_dropped if lr==0 else noise.n_dropped>0) and len(noise.rows)==len(plan.df)>=20
-    assert any(steps)==(lr>0) and torch.equal(flat(learn), start)
+    assert noise.n_dropped==n_dropped if lr==0 else noise.n_dropped>0
+    assert len(noise.rows)==len(plan.df)>=20
+    assert any(steps)==(lr>0)
+    assert torch.equal(flat(learn), start)
     if lr==0:
         exact = find(learner(shuffle=False), 0, num_it=120, n_batch=2).df.iloc[n_dropped:]
         for k in ('tr_sigma','g_sq','n_elems'): assert plan.df[k].tolist()==pytest.approx(exact[k].tolist())
@@ -191,7 +203,9 @@ def test_the_rate_is_fastais():
     fastais = combined_cos(0.25, 1/25, 1., 1/1e5)
     assert rate_at(pct).tolist()==pytest.approx([fastais(float(o)) for o in pct], rel=1e-4) # fastai's positions are in single precision
     assert (rate_at(0),rate_at(0.25),rate_at(1))==(1/25,1,pytest.approx(1e-5))
-    for rate in (0.9,0.1,*cool_rates,1e-4): assert rate_at(_cooled_to(rate))==pytest.approx(rate) and _cooled_to(rate)>0.25
+    for rate in (0.9,0.1,*cool_rates,1e-4):
+        assert rate_at(_cooled_to(rate))==pytest.approx(rate)
+        assert _cooled_to(rate)>0.25
 
 def test_windows_grow_and_shrink_with_the_noise_scale():
     "Items that are nearly alike, and items in which there is nothing to learn"
@@ -199,7 +213,10 @@ def test_windows_grow_and_shrink_with_the_noise_scale():
     alike = [(x0+0.01*x,y0+1) for x,_ in items]
     noise = [(x,torch.randn(2, dtype=torch.float64)) for x,_ in items]
     few,many = (find(quiet_learner(loaders(o, 4), mlp(), cbs=[GradAccum(16)]), 1e-2, num_it=1000, n_batch=20).df.n_items.to_numpy() for o in (alike,noise))
-    assert few[0]==many[0]==16 and (few[3:]==8).all() and many.max()>16 and many.mean()>20
+    assert few[0]==many[0]==16
+    assert (few[3:]==8).all()
+    assert many.max()>16
+    assert many.mean()>20
     for n in (few,many): assert (n[1:]<=2*n[:-1]).all()
 
 # Within its micro-batches
@@ -217,8 +234,12 @@ def test_the_cycle_ends_within_num_it(n_iter, today, which):
     "In epochs shorter than the cycle, in which a window may be cut short and a left-over micro-batch may tell nothing"
     num_it = (2*max(today,4), 4*today+9, 61, 100)[which]
     o = mock(n_iter, cycle_of(num_it, today, inf))
-    assert o.cycle.is_over and o.finder.n_seen==o.cycle.n_seen+1<=num_it and len(o.steps)==o.cycle.n_steps+o.cycle.n_more
-    assert len(o.rows)==len(o.accum.path) and len(o.rows)>=(1 if num_it<60 else 10) and o.cycle.n_more<=o.cycle.most_more<=len(places(60))//2
+    assert o.cycle.is_over
+    assert o.finder.n_seen==o.cycle.n_seen+1<=num_it
+    assert len(o.steps)==o.cycle.n_steps+o.cycle.n_more
+    assert len(o.rows)==len(o.accum.path)
+    assert len(o.rows)>=(1 if num_it<60 else 10)
+    assert o.cycle.n_more<=o.cycle.most_more<=len(places(60))//2
     assert o.cycle.n_measured<=len(o.cycle.places)
 
 # More windows where they are needed
@@ -228,9 +249,12 @@ def test_more_windows_where_the_interval_is_wide(tol, today):
     "In the middle of the cool stretch, as many as were kept for at most; the cycle waits there for a step each. None with tol=0"
     o = mock(400, MockCycle(60, 20, today, 60*today+20*6+10*(6+today)), tol, lr=0.001)
     c = o.cycle
-    assert c.most_more>=8 and c.n_more==(0 if tol in (0,10) else c.most_more)
+    assert c.most_more>=8
+    assert c.n_more==(0 if tol in (0,10) else c.most_more)
     pct = [at for _,at,_ in o.accum.path]
-    assert len(o.steps)==60+c.n_more and len(pct)==len(o.rows)==20+c.n_more and pct==sorted(pct)
+    assert len(o.steps)==60+c.n_more
+    assert len(pct)==len(o.rows)==20+c.n_more
+    assert pct==sorted(pct)
     rates = [0.001*rate_at(i/60) for i in range(60)]
     middle = math.ceil(sum(cool_stretch)/2*60)
     assert o.steps==pytest.approx(rates[:middle]+[rates[middle]]*c.n_more+rates[middle:], rel=1e-4)
@@ -242,9 +266,13 @@ def test_limits_of_for_training():
     ns = [0,1e-300,1e-3,1,10,1e3,1e6,1e300,inf]
     for n_train,n_epoch in ((50,0.01),(1000,1),(10**6,1),(1000,10**6),(1,0.5)):
         res = [for_training(o, n_train, n_epoch) for o in ns]
-        assert res[0]==0 and (np.diff(res)>=0).all() and all(0<=o<n_train for o in res)
-        assert res[-1]==pytest.approx(1/(1/n_train+80/n_train/n_epoch)) and res[-1]<=n_epoch*n_train/80
-    assert all(np.diff([for_training(500, 10**5, o) for o in (0.1,1,9)])>0) and math.isnan(for_training(nan, 1000, 1))
+        assert res[0]==0
+        assert (np.diff(res)>=0).all()
+        assert all(0<=o<n_train for o in res)
+        assert res[-1]==pytest.approx(1/(1/n_train+80/n_train/n_epoch))
+        assert res[-1]<=n_epoch*n_train/80
+    assert all(np.diff([for_training(500, 10**5, o) for o in (0.1,1,9)])>0)
+    assert math.isnan(for_training(nan, 1000, 1))
 
 @pytest.mark.parametrize('noise_scale,ci', [(50.,(0.,inf)),(inf,(20.,inf)),(nan,(20.,80.))])
 def test_what_is_not_known_stays_so(ci, noise_scale, monkeypatch):
@@ -253,7 +281,8 @@ def test_what_is_not_known_stays_so(ci, noise_scale, monkeypatch):
     plan = find(learner(), n_epoch=2)
     def whole(o): return for_training(o, 90, 2)
     assert plan.ci==(ci if ci==(0,inf) else tuple(map(whole, ci)))
-    assert plan.noise_scale==(whole(50.) if noise_scale==50 else plan.ci[0] or inf) and plan.measured.cool.ci==ci
+    assert plan.noise_scale==(whole(50.) if noise_scale==50 else plan.ci[0] or inf)
+    assert plan.measured.cool.ci==ci
     assert plan.is_bound==(noise_scale!=50)
 
 # How long the training is to be
@@ -263,6 +292,7 @@ def test_the_training_that_is_planned(n_epoch):
     "A mock cycle no longer than it, with today's batch size"
     plan = find(learner(cbs=accum2()), n_epoch=n_epoch, num_it=300)
     n_steps = min(75, math.ceil(n_epoch*23/2))
-    assert plan.today.n_epoch==n_epoch and plan.today.has_n_epoch
+    assert plan.today.n_epoch==n_epoch
+    assert plan.today.has_n_epoch
     assert plan.df.step.max()==n_steps-1 and plan.measured.n_windows==30 and 0<=plan.noise_scale<90 or math.isinf(plan.noise_scale)
 

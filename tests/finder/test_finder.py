@@ -122,7 +122,8 @@ def training(make, first=_nothing, mock=None, fit=lambda learn: learn.fit(2, 0.0
     fit(learn)
     for dl in learn.dls.loaders:
         if getattr(dl, '_iterator', None) is not None: dl._iterator._shutdown_workers()
-    assert torch.stack(learn.recorder.losses).isfinite().all() and learn.opt.state_dict()['state']
+    assert torch.stack(learn.recorder.losses).isfinite().all()
+    assert learn.opt.state_dict()['state']
     return picture(learn, ids=False)
 
 @lru_cache(maxsize=None)
@@ -185,13 +186,15 @@ def test_no_file_appears(mock, tmp_path):
     "With callbacks that write; and they do their work in the training that follows"
     def _mock(learn):
         mock(learn)
-        assert list(tmp_path.rglob('*'))==[] and list(Path.cwd().rglob('*'))==[]
+        assert list(tmp_path.rglob('*'))==[]
+        assert list(Path.cwd().rglob('*'))==[]
     def fit(learn):
         learn.path.mkdir()
         learn.fit(4, 0.05)
     alone,after = (training(partial(watched_learner, tmp_path/nm), mock=m, fit=fit) for nm,m in (('after',_mock),('alone',None)))
     assert [k for k in changes(alone, after) if not k.endswith(("['path']","['file']"))]==[]
-    assert set(map(str, _files(tmp_path/'after')))=={'history.csv','models/model.pth'} and _files(tmp_path/'after')==_files(tmp_path/'alone')
+    assert set(map(str, _files(tmp_path/'after')))=={'history.csv','models/model.pth'}
+    assert _files(tmp_path/'after')==_files(tmp_path/'alone')
 
 # What it says
 
@@ -221,8 +224,10 @@ def test_value_at_fixed_weights(n, bs, n_batch):
     assert last_stretch(pd.DataFrame(rows, columns=['n_elems','tr_sigma','g_sq']).assign(n_items=1))==0
     # The loss averages over the 2 outputs of an item as well: that is one element each, and the noise scale is in items
     assert plan.noise_scale==pytest.approx(value, rel=1e-9)
-    assert plan.measured.n_windows==len(rows)==len(plan.df) and plan.df.n_items.tolist()==[r[0] for r in rows]
-    assert plan.ci==pytest.approx(tuple(plan.df[['low','high']].iloc[-1]), rel=1e-9) and plan.ci[0]<plan.noise_scale<plan.ci[1]
+    assert plan.measured.n_windows==len(rows)==len(plan.df)
+    assert plan.df.n_items.tolist()==[r[0] for r in rows]
+    assert plan.ci==pytest.approx(tuple(plan.df[['low','high']].iloc[-1]), rel=1e-9)
+    assert plan.ci[0]<plan.noise_scale<plan.ci[1]
 
 def reg_learner(n=200, bs=4, dtype=torch.float32, seed=0, **kwargs):
     return quiet_learner(loaders(regression(n, dtype=dtype), bs, shuffle=True), mlp(dtype=dtype, seed=seed), **kwargs)
@@ -232,15 +237,18 @@ def test_early_stop(tol=0.5):
     set_seed(1)
     plan = reg_learner(2400, 4).bs_find(0, n_batch=4, num_it=3000, tol=tol, show_plot=False)
     df = plan.df
-    assert plan.measured.trend==0 and plan.measured.n_windows==len(df)>=20
+    assert plan.measured.trend==0
+    assert plan.measured.n_windows==len(df)>=20
     narrow = [(i+1)%5==0 and i>=19 and (df.high[i]-df.low[i])/2<tol*df.noise_scale[i] for i in range(len(df))]
-    assert narrow[-1] and sum(narrow)==1
+    assert narrow[-1]
+    assert sum(narrow)==1
 
 @pytest.mark.parametrize('n_iter,lr', [(17,0),(2,0.01)])
 def test_short_loaders_give_20_windows(n_iter, lr):
     "Whatever is left over at the end of each epoch"
     plan = reg_learner(4*n_iter-1, 4).bs_find(lr, tol=0, show_plot=False)
-    assert len(plan.df)>=20 and plan.df.n_items.max()==(7 if n_iter==2 else 8) # The last micro-batch of an epoch has 3 items
+    assert len(plan.df)>=20  # The last micro-batch of an epoch has 3 items
+    assert plan.df.n_items.max()==(7 if n_iter==2 else 8)
 
 @pytest.mark.parametrize('lr,peak,has_lr', [(slice(1e-4,1e-3),1e-3,True), ([0.01,0.02],0.02,True), (None,0.005,False), ([0.,0.],0.,False)])
 def test_learning_rate(lr, peak, has_lr):
@@ -262,8 +270,12 @@ def test_fine_tune_is_measured_unfrozen(lr):
     base = 0.002 if lr is None else lr
     peak = base/2*max(rate_at(i/5) for i in range(5))
     trained = [(lrs,is_whole) for lrs,is_whole,is_timed in seen if not is_timed]
-    assert max(trained)==([pytest.approx(peak/100),pytest.approx(peak)],True) and all(is_whole for _,is_whole in trained)
-    assert plan.lr==base and plan.today.has_lr and plan.today.freeze_epochs==1 and plan.today.trained==1
+    assert max(trained)==([pytest.approx(peak/100),pytest.approx(peak)],True)
+    assert all(is_whole for _,is_whole in trained)
+    assert plan.lr==base
+    assert plan.today.has_lr
+    assert plan.today.freeze_epochs==1
+    assert plan.today.trained==1
 
 @pytest.mark.parametrize('lr,scaled,rates', [(0.01,ScaledLR(2, sqrt_scaling, warmup_epochs=3),{round(0.01*2**.5, 12)}),
     (slice(0.01,0.02),ScaledLR(8, scale_wd=False),{0.005,0.01}), (0.01,ScaledLR(2, adascale_gain, noise_scale=NoiseScale()),{0.01})])
@@ -273,8 +285,12 @@ def test_the_rate_that_this_batch_is_trained_with(lr, scaled, rates):
     learn = reg_learner(cbs=[scaled,look], lr=0.003, splitter=halves)
     plan = find(learn, lr=lr)
     assert sorted({h['lr'] for hs in seen for h in hs}-{0.})==pytest.approx(sorted(o*rate_at(i/5) for o in rates for i in range(5)))
-    assert plan.base_bs==scaled.base_bs and plan.bs_now==4 and plan.lr==(lr if lr else 0.003) and learn.scaled_lr is scaled
-    assert plan.today.lr_factor==pytest.approx(scaled.factor_at(4)) and plan.today.own_cbs==('ScaledLR',)
+    assert plan.base_bs==scaled.base_bs
+    assert plan.bs_now==4
+    assert plan.lr==(lr if lr else 0.003)
+    assert learn.scaled_lr is scaled
+    assert plan.today.lr_factor==pytest.approx(scaled.factor_at(4))
+    assert plan.today.own_cbs==('ScaledLR',)
     assert plan.today.wd_factor==(1 if scaled.scale_wd else 1/plan.today.lr_factor)
     assert sorted(rates)==pytest.approx(all_rates(plan.scaled_lr))
 
@@ -299,14 +315,18 @@ def test_a_state_goes_on_from_batch_to_batch(shuffle):
     assert [m for m,*_ in plan.device.times]==[4] # Others do not run with this state either
     assert bool(plan.device.failed)==shuffle # But they are not even tried where the order is fixed
     chosen = plan.at(8)
-    assert (chosen.micro_bs,chosen.n_acc)==(4,2) and chosen.apply(learn).dls.train.bs==4
+    assert (chosen.micro_bs,chosen.n_acc)==(4,2)
+    assert chosen.apply(learn).dls.train.bs==4
     with pytest.raises(ValueError, match='must be made of whole micro-batches of 4 items'): plan.at(2)
 
 @pytest.mark.parametrize('n_epoch,verdict', [(3,'few_steps'),(8,'not_learned')])
 def test_a_training_that_cannot_learn(n_epoch, verdict):
     "Pictures of noise with any label: 45 steps, or 120"
     plan = convnet_learner(n=120, opt_func=Adam).bs_find(1e-6, n_epoch=n_epoch, show_plot=False)
-    assert plan.verdict==verdict and plan.bs==8 and not plan.changes and math.isnan(plan.noise_known)
+    assert plan.verdict==verdict
+    assert plan.bs==8
+    assert not plan.changes
+    assert math.isnan(plan.noise_known)
 
 class Stream(IterableDataset):
     "Gives `n` items, and declares no length"
@@ -450,7 +470,8 @@ def test_num_it_that_is_enough(lr):
     "What the advice asks for makes 20 windows at fixed weights, or on the cool stretch"
     learn = reg_learner(400)
     plan = find(learn, lr=lr, num_it=11)
-    assert plan.measured.n_windows<10 and f'num_it={plan.measured.n_enough})' in plan.advice
+    assert plan.measured.n_windows<10
+    assert f'num_it={plan.measured.n_enough})' in plan.advice
     assert find(learn, lr=lr, num_it=plan.measured.n_enough, tol=0).measured.n_windows==20
 
 # Is the rate too high?
@@ -482,4 +503,7 @@ def test_what_it_takes_is_said_before(monkeypatch):
     said = []
     monkeypatch.setattr(Progress, 'mbar', SimpleNamespace(write=said.append))
     plan = reg_learner(cbs=Progress()).bs_find(0.01, num_it=40, max_bs=4, show_plot=False)
-    assert len(said)==1 and 'bs_find takes about' in said[0] and 0<plan.took<60 and plan.epoch_time>0
+    assert len(said)==1
+    assert 'bs_find takes about' in said[0]
+    assert 0<plan.took<60
+    assert plan.epoch_time>0

@@ -19,7 +19,7 @@ from fastai_bs.finder import bs_find as finder
 from fastai_bs.finder import timing
 from fastai_bs.finder.advice import cautions
 from fastai_bs.all import GradAccum, NoiseScale, ScaledLR, sqrt_scaling
-from fastai_bs.finder.steps import best_split, candidates, splits
+from fastai_bs.finder.formulas import best_split, candidates, splits
 from fastai_bs.finder.timing import StepTimer, StepTimes, micro_batch_sizes, time_steps
 from fastai_bs.learner.mock import mock_training
 from fastai_bs.learner.snapshot import out_of_memory
@@ -80,15 +80,22 @@ def test_sizes_that_are_timed(n, bs, kwargs, largest, monkeypatch):
     monkeypatch.setattr(finder, 'micro_batch_sizes', lambda *args: seen.append(args) or micro_batch_sizes(*args))
     plan = find(learner(n, bs), **kwargs)
     (micro_bs,noise,most), = seen
-    assert micro_bs==bs and most==min(kwargs.get('max_bs', inf), n//2) and (noise==plan.noise_known or math.isnan(noise) and math.isnan(plan.noise_known))
-    assert sizes(plan)==sorted(set(sizes(plan))) and bs in sizes(plan) and sizes(plan)==[o for o in micro_batch_sizes(*seen[0]) if o<=max(bs, most)]
-    assert max(sizes(plan))<=max(bs, largest) and plan.device.too_large is None and all(0<opt<t for _,t,opt in plan.device.times)
+    assert micro_bs==bs
+    assert most==min(kwargs.get('max_bs', inf), n//2)
+    assert noise==plan.noise_known or math.isnan(noise) and math.isnan(plan.noise_known)
+    assert sizes(plan)==sorted(set(sizes(plan)))
+    assert bs in sizes(plan)
+    assert sizes(plan)==[o for o in micro_batch_sizes(*seen[0]) if o<=max(bs, most)]
+    assert max(sizes(plan))<=max(bs, largest)
+    assert plan.device.too_large is None
+    assert all(0<opt<t for _,t,opt in plan.device.times)
 
 def test_a_step_that_takes_longer_than_patience_is_not_tried(clock):
     "As far as one can tell from the largest size that ran"
     learn = slow_learner(clock, n=2000, bs=100, c=0.003)
     with mock_training(learn): times = time_steps(learn, [100,200,400,800], 100, 10_000.) # 0.3, 0.6, 1.2 and 2.4 seconds
-    assert [m for m,*_ in times.fastest()]==[100,200,400] and times.too_large is None
+    assert [m for m,*_ in times.fastest()]==[100,200,400]
+    assert times.too_large is None
     assert 100 in sizes(find(slow_learner(clock, n=600, bs=100, c=0.03))) # Today's is timed however long it takes
 
 # The timer
@@ -106,7 +113,9 @@ def timed(learn, bs, n_epoch=10_000, cbs=(), n_steps=5):
 def test_a_step_from_end_to_end(clock, n_steps):
     "As many as asked for; the first is where the second begins"
     timer = timed(slow_learner(clock, a=0.01, c=0.005), 4, n_steps=n_steps)
-    assert timer.n_seen==n_steps+1 and timer.times==[near(0.03)]*n_steps and timer.median==near(0.03)
+    assert timer.n_seen==n_steps+1
+    assert timer.times==[near(0.03)]*n_steps
+    assert timer.median==near(0.03)
 
 class Spend(Callback):
     "Takes its time in one event, in micro-batches of the training alone"
@@ -132,7 +141,8 @@ class SlowItems(Dataset):
 def test_the_time_that_the_loader_takes_counts(clock, cls, kw):
     dl = cls(SlowItems(clock, regression(80, dtype=torch.float32)), **{kw: 4}, num_workers=0)
     timer = timed(slow_learner(clock, dls=DataLoaders(dl, dl)), 4)
-    assert timer.median==near(0.016) and timer.waits==pytest.approx([0.012]*5)
+    assert timer.median==near(0.016)
+    assert timer.waits==pytest.approx([0.012]*5)
 
 # What the plan holds of it
 
@@ -140,7 +150,8 @@ def test_what_the_loader_takes_is_said_first(clock):
     "12 of 16 ms with today's size, whatever other sizes take of it"
     dl = DataLoader(SlowItems(clock, regression(200, dtype=torch.float32)), bs=4, num_workers=0)
     plan = find(slow_learner(clock, dls=DataLoaders(dl, dl)), n_epoch=5, num_it=200)
-    assert plan.device.loading==pytest.approx(0.012) and plan.loading_part==pytest.approx(0.75)
+    assert plan.device.loading==pytest.approx(0.012)
+    assert plan.loading_part==pytest.approx(0.75)
     assert next(cautions(plan))=="The loader takes 75% of a step: a faster one may gain more than any batch size."
 
 class InFours:
@@ -160,7 +171,8 @@ def test_the_time_of_workers(clock, n, secs): assert timing.loader_time(InFours(
 def test_no_step_is_shorter_than_its_items_take_the_workers(clock, monkeypatch, limit, now, part):
     monkeypatch.setattr(finder, 'loader_time', lambda dl: limit)
     plan = find(slow_learner(clock), n_epoch=5)
-    assert plan.step_time_now==pytest.approx(now) and plan.loading_part==pytest.approx(part)
+    assert plan.step_time_now==pytest.approx(now)
+    assert plan.loading_part==pytest.approx(part)
     assert plan.step_time_at(8)==pytest.approx(2*now)
 
 class Frozen(Slow):
@@ -176,7 +188,8 @@ class Frozen(Slow):
 def test_a_frozen_step_is_timed(clock):
     learn = quiet_learner(loaders(regression(200, dtype=torch.float32), 4), Frozen(clock), splitter=lambda m: [params(m.lin),params(m.head)])
     plan = find(learn, n_epoch=4, how='fine_tune')
-    assert plan.device.frozen==pytest.approx(0.004) and plan.frozen_part==pytest.approx(0.2)
+    assert plan.device.frozen==pytest.approx(0.004)
+    assert plan.frozen_part==pytest.approx(0.2)
     assert plan.duration.today==pytest.approx((4+0.2)*50*0.02)
 
 @pytest.mark.parametrize('a,c', [(0.02,0.001), (0.0001,0.002)])
@@ -198,7 +211,8 @@ def test_the_fastest_round_counts(clock, monkeypatch):
     monkeypatch.setattr(finder.Learner, 'fit', slow_twice)
     plan = find(learn, max_bs=16)
     assert plan.device.times==tuple((bs,*near(0.001*bs)) for bs in (2,4,8,16))
-    assert plan.device.spread==pytest.approx(math.log(1.5)/2) and plan.timing_error==plan.device.spread
+    assert plan.device.spread==pytest.approx(math.log(1.5)/2)
+    assert plan.timing_error==plan.device.spread
 
 # What timing may cost
 
@@ -250,12 +264,16 @@ def test_what_timing_costs(thrifty, micro_bs, noise_scale, device):
     a,c = device
     times,seen,seconds = visits(thrifty, micro_bs, noise_scale, a, c)
     assert seconds<=190*(a+c*micro_bs) # 180, and a few for the second size, of which one cannot know beforehand
-    for m,t,_ in times.fastest(): assert t==pytest.approx(a+c*m) and len(times.rounds[m])==3
-    assert all(n>=2 for _,n in seen) and len(seen)==3*len(times.rounds)
+    for m,t,_ in times.fastest():
+        assert t==pytest.approx(a+c*m)
+        assert len(times.rounds[m])==3
+    assert all(n>=2 for _,n in seen)
+    assert len(seen)==3*len(times.rounds)
     if math.isnan(noise_scale): return
     exact = [(m,a+c*m,0.) for m in micro_batch_sizes(micro_bs, noise_scale, 20_000)]
     (bs,t),(by_all,t_all) = (choice(o, micro_bs, noise_scale) for o in (times.fastest(),exact))
-    assert bs==by_all and t<=1.05*t_all
+    assert bs==by_all
+    assert t<=1.05*t_all
 
 def test_a_size_that_failed_is_not_tried_again(thrifty):
     "Nor does it keep larger ones from being tried"
@@ -269,7 +287,10 @@ def test_a_size_that_failed_is_not_tried_again(thrifty):
             raise ValueError('no')
     learn.add_cb(Fails())
     with mock_training(learn): times = time_steps(learn, [4,8,16,32,64], 8, 100.)
-    assert tried==[1] and {8,32,64}<=set(times.rounds) and list(times.errors)==[16] and times.too_large is None
+    assert tried==[1]
+    assert {8,32,64}<=set(times.rounds)
+    assert list(times.errors)==[16]
+    assert times.too_large is None
 
 # Memory
 
@@ -312,7 +333,10 @@ def test_out_of_memory(where, trained):
     learn.model.seen.clear()
     plan = find(learn)
     assert unseen(was, picture(learn))==[]
-    assert plan.device.too_large==16 and sizes(plan)[-1]==8 and 4 in sizes(plan) and max(learn.model.seen, default=0)<=16
+    assert plan.device.too_large==16
+    assert sizes(plan)[-1]==8
+    assert 4 in sizes(plan)
+    assert max(learn.model.seen, default=0)<=16
 
 def test_errors_that_mean_memory():
     "Also where another error hides them"
@@ -338,15 +362,24 @@ def test_out_of_memory_with_todays_batch(most):
 def test_what_the_failed_step_held_is_let_go():
     gc.collect() # What other tests have left
     plan = find(greedy_learner('backward', most=26, dls=loaders(regression(208, dtype=torch.float32), 13)), max_bs=52)
-    assert plan.device.too_large==52 and sizes(plan)[-1]==26
+    assert plan.device.too_large==52
+    assert sizes(plan)[-1]==26
     assert not [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.shape[:1]==(52,)]
 
 # Loaders
 
 def whole(plan, bs=4):
     "A plan that says all it should"
-    assert plan.bs>0 and plan.advice and plan.code and plan.to_dict() and len(plan.table) and repr(plan) and plan._repr_html_()
-    assert 'nan' not in plan.advice.lower() and 'None' not in plan.advice and plan.today.micro_bs==bs
+    assert plan.bs>0
+    assert plan.advice
+    assert plan.code
+    assert plan.to_dict()
+    assert len(plan.table)
+    assert repr(plan)
+    assert plan._repr_html_()
+    assert 'nan' not in plan.advice.lower()
+    assert 'None' not in plan.advice
+    assert plan.today.micro_bs==bs
     return plan
 
 def batch_sampler(): return TorchDataLoader(regression(240, dtype=torch.float32), batch_sampler=[list(range(i,i+4)) for i in range(0, 240, 4)])
@@ -357,9 +390,15 @@ def test_a_loader_that_cannot_change(dl):
     learn = learner(dls=DataLoaders(dl, dl))
     was = picture(learn)
     plan = whole(find(learn, num_it=160))
-    assert sizes(plan)==[4] and plan.device.too_large is None and changes(was, picture(learn))==[]
-    assert plan.micro_bs==4 and plan.n_acc*4==plan.bs and plan.today.n_train==240
-    assert plan.stays_for in ('single','little') and plan.device.failed and 'cannot be given batches of' in plan.device.failed[0][1]
+    assert sizes(plan)==[4]
+    assert plan.device.too_large is None
+    assert changes(was, picture(learn))==[]
+    assert plan.micro_bs==4
+    assert plan.n_acc*4==plan.bs
+    assert plan.today.n_train==240
+    assert plan.stays_for in ('single','little')
+    assert plan.device.failed
+    assert 'cannot be given batches of' in plan.device.failed[0][1]
 
 # Learners
 
@@ -377,12 +416,17 @@ def test_what_the_learner_has_on_is_set_aside(cbs, bs_now, base_bs):
     learn = learner(cbs=[*cbs,Look()])
     was = picture(learn)
     plan = whole(find(learn))
-    assert changes(was, picture(learn))==[] and (plan.bs_now,plan.base_bs)==(bs_now,base_bs) and len(fits)>2
+    assert changes(was, picture(learn))==[]
+    assert (plan.bs_now,plan.base_bs)==(bs_now,base_bs)
+    assert len(fits)>2
     timed = [fit for fit in fits if 'step_timer' in fit[0]]
     assert len(timed)>=2
     for names,batches,steps in timed:
-        assert not {'grad_accum','noise_scale','gradient_accumulation'}&set(names) and batches==steps and batches[0] in sizes(plan)
-        assert 'one_cycle' in names and names.count('scaled_lr')==(batches[0]!=4)
+        assert not {'grad_accum','noise_scale','gradient_accumulation'}&set(names)
+        assert batches==steps
+        assert batches[0] in sizes(plan)
+        assert 'one_cycle' in names
+        assert names.count('scaled_lr')==(batches[0]!=4)
     times = {m: (t,opt) for m,t,opt in plan.timed}
     now = plan.table[plan.table.bs==bs_now].iloc[0]
     t,opt = times[now.micro_bs]

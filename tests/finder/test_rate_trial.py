@@ -47,7 +47,8 @@ def test_it_leaves_the_learner_as_it_was(cbs, n_steps):
     assert math.isfinite(losses_along(learn, 8, 3, 1e-3, n_steps)[-1])
     n = dict(seen)
     seen.update(micro=0, steps=0, valid=0)
-    assert n in ({'micro': 3*n_steps, 'steps': n_steps, 'valid': 0}, seen) and changes(was, picture(learn))==[]
+    assert n in ({'micro': 3*n_steps, 'steps': n_steps, 'valid': 0}, seen)
+    assert changes(was, picture(learn))==[]
 
 @pytest.mark.parametrize('n_steps', [1,3,5,7,20])
 @pytest.mark.parametrize('n_acc', [1,2])
@@ -93,10 +94,12 @@ def test_which_factor_holds(losses, found, n, monkeypatch):
         end,around_peak = o if isinstance(o, tuple) else (o,1.)
         return np.array([3.,around_peak,2.,2.,end])
     monkeypatch.setattr(rate_trial, 'losses_along', _losses_along)
-    assert _factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20)==found and len(asked)==len(set(asked))==n
+    assert _factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20)==found
+    assert len(asked)==len(set(asked))==n
     if n==4: # Without a second order
         asked.clear()
-        assert _factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20, again=False) is None and len(asked)==2
+        assert _factor_that_holds(None, 8, 2, 1e-3, [2.,4.], 20, again=False) is None
+        assert len(asked)==2
 
 # In a plan
 
@@ -116,7 +119,10 @@ def asked(monkeypatch):
     sizes = []
     def _answers(holds):
         def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps, again):
-            assert again==(not sizes) and 1<factors[0]<factors[-1] and len(factors)==2 and n_steps>=1
+            assert again==(not sizes)
+            assert 1<factors[0]<factors[-1]
+            assert len(factors)==2
+            assert n_steps>=1
             sizes.append(micro_bs*n_acc)
             return {True: factors[0], False: None, 'low': factors[1]}[holds(len(sizes))]
         monkeypatch.setattr(rate_trial, '_factor_that_holds', _factor_that_holds)
@@ -127,14 +133,23 @@ def test_sizes_at_which_the_rate_fails_are_out(known, asked):
     "Each is asked for once, in descending order; after two today's size stays, or a smaller one"
     sizes = asked(lambda n: False)
     plan = find(learner(), n_epoch=20)
-    assert len(sizes)==rate_trial.most_trials==2 and plan.rate.gave_up and plan.table.bs.max()==plan.bs_now
-    assert sizes==sorted(set(sizes), reverse=True) and plan.rate.failed==sizes[-1]>plan.bs
-    assert plan.table.bs.max()<plan.rate.failed and plan.rate.held==plan.bs_now>=plan.bs and plan.at(2*plan.bs_now).rule_name=='no_scaling'
+    assert len(sizes)==rate_trial.most_trials==2
+    assert plan.rate.gave_up
+    assert plan.table.bs.max()==plan.bs_now
+    assert sizes==sorted(set(sizes), reverse=True)
+    assert plan.rate.failed==sizes[-1]>plan.bs
+    assert plan.table.bs.max()<plan.rate.failed
+    assert plan.rate.held==plan.bs_now>=plan.bs
+    assert plan.at(2*plan.bs_now).rule_name=='no_scaling'
 
 def test_a_smaller_size_at_which_it_holds(known, asked):
     sizes = asked(lambda n: n==2)
     plan = find(learner(), n_epoch=20)
-    assert len(sizes)==2 and not plan.rate.gave_up and (plan.rate.failed,plan.rate.held)==tuple(sizes) and plan.bs==sizes[1] and plan.rule_name=='adam_gain'
+    assert len(sizes)==2
+    assert not plan.rate.gave_up
+    assert (plan.rate.failed,plan.rate.held)==tuple(sizes)
+    assert plan.bs==sizes[1]
+    assert plan.rule_name=='adam_gain'
     gain = (200/4+1)/(200/plan.bs+1)
     assert plan.scaled_lr==pytest.approx(1e-3*min(gain**0.5*(1+max(0, 2-plan.bs/4/gain)/5), gain**(2/3)))
     assert not plan.rate.low
@@ -146,31 +161,45 @@ def test_epochs_that_are_saved_make_no_rate_low(reach, monkeypatch):
     monkeypatch.setattr(rate_trial, '_factor_that_holds', lambda learn, micro_bs, n_acc, lr, factors, *_, **kwargs: tried.append(factors) or factors[0])
     plan = plan_of(4, noise_scale=60., ci=(50.,70.), times=secs(4, 32), n_epoch=20, n_train=4000, reach=reach, growth=0.5)
     plan = rate_trial.with_rate_tried(learner(), plan)
-    assert plan.bs==32 and plan.n_epoch==(20 if reach<1 else 29) and [len(o) for o in tried]==[1] and not plan.rate.low
+    assert plan.bs==32
+    assert plan.n_epoch==(20 if reach<1 else 29)
+    assert [len(o) for o in tried]==[1]
+    assert not plan.rate.low
 
 def test_a_rate_that_is_low(known, asked):
     "Grows by the gain itself, and is told first"
     sizes = asked(lambda n: 'low')
     plan = find(learner(), n_epoch=20)
     factor = (200/4+1)/(200/plan.bs+1)
-    assert len(sizes)==1 and plan.rate.low and (plan.rate.held,plan.rule_name)==(plan.bs,'adascale_gain') and plan.scaled_lr==pytest.approx(1e-3*factor)
+    assert len(sizes)==1
+    assert plan.rate.low
+    assert (plan.rate.held,plan.rule_name)==(plan.bs,'adascale_gain')
+    assert plan.scaled_lr==pytest.approx(1e-3*factor)
     assert next(cautions(plan))==(
         f"Your rate looks low: in a short training the loss fell faster at {num(factor)} times that rate. Find it again, for example by lr_find.")
     smaller,larger = plan.at(plan.bs//2),plan.at(2*plan.bs)
-    assert smaller.rule_name=='adascale_gain' and larger.rule_name=='no_scaling' # What was not tried is not advised
+    assert smaller.rule_name=='adascale_gain'  # What was not tried is not advised
+    assert larger.rule_name=='no_scaling'
 
 @pytest.mark.parametrize('opt_func', [Adam,momentum_sgd])
 def test_where_today_s_size_stays_no_higher_rate_is_advised(opt_func, known, asked, monkeypatch):
     monkeypatch.setattr(finder, '_device', lambda *args: Device(times=tuple((bs,0.01*bs,0.) for bs in (4, 8, 16, 32)), spread=0.01))
     sizes = asked(lambda n: True)
     plan = find(learner(opt_func=opt_func), n_epoch=20)
-    assert sizes==[] and plan.verdict=='stay' and plan.at(16).rule_name=='no_scaling' and (plan.table.lr==plan.lr).all()
+    assert sizes==[]
+    assert plan.verdict=='stay'
+    assert plan.at(16).rule_name=='no_scaling'
+    assert (plan.table.lr==plan.lr).all()
 
 @pytest.mark.parametrize('opt_func,rule', [(Adam,'no_scaling'),(momentum_sgd,'adascale_gain')])
 def test_with_fixed_weights_no_rate_is_tried(opt_func, rule, known, asked):
     sizes = asked(lambda n: True)
     plan = find(learner(opt_func=opt_func), lr=0)
-    assert sizes==[] and plan.bs>plan.bs_now and plan.rate.held is None and plan.rate.failed is None and plan.rule_name==rule
+    assert sizes==[]
+    assert plan.bs>plan.bs_now
+    assert plan.rate.held is None
+    assert plan.rate.failed is None
+    assert plan.rule_name==rule
 
 @pytest.mark.parametrize('cbs,dls,error', [(own['nothing'],without_valid,None),(own['its own'],None,KeyboardInterrupt)])
 def test_nobody_can_tell_that_a_rate_was_tried(cbs, dls, error, known, monkeypatch):
@@ -186,4 +215,5 @@ def test_nobody_can_tell_that_a_rate_was_tried(cbs, dls, error, known, monkeypat
     if error:
         with pytest.raises(error, match='the one'): find(learn, n_epoch=20)
     else: assert (plan := find(learn, n_epoch=20)).rate.held or plan.rate.failed
-    assert changes(was, picture(learn))==[] and n
+    assert changes(was, picture(learn))==[]
+    assert n

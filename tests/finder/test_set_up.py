@@ -43,7 +43,8 @@ def refused(plan, learn, match, error=ValueError):
     "With that message, and before anything has changed: no random number is drawn either"
     was,rng = picture(learn),random_states()
     with pytest.raises(error, match=match): plan.apply(learn)
-    assert changes(was, picture(learn))==[] and random_states()==rng
+    assert changes(was, picture(learn))==[]
+    assert random_states()==rng
 
 # What is refused
 
@@ -92,7 +93,8 @@ def test_the_kind_of_an_optimizer_is_told_by_what_a_step_does(nm, created):
         if nm.startswith('torch'): learn.opt.opt.register_step_pre_hook(lambda *args: pytest.fail('a hook was called'))
     was,rng = picture(learn),random_states()
     assert divides_by_size(learn) is divides
-    assert changes(was, picture(learn))==[] and random_states()==rng
+    assert changes(was, picture(learn))==[]
+    assert random_states()==rng
 
 @pytest.mark.parametrize('created', [False,True])
 @pytest.mark.parametrize('opt_func,adam', [(SGD,False),(Adam,True),(torchs(torch.optim.AdamW),True)], ids=['SGD','Adam','AdamW'])
@@ -133,11 +135,17 @@ def test_apply_keeps_the_settings_of_the_loader(cls, kwargs):
     before,valid = dls.train,dls.valid
     learn = make().apply(learner(dls=dls))
     dl = learn.dls.train
-    assert type(dl) is cls and dl.bs==32 and before.bs==8 and dls.train is before and learn.dls.valid is valid and dl.dataset is before.dataset
+    assert type(dl) is cls
+    assert dl.bs==32
+    assert before.bs==8
+    assert dls.train is before
+    assert learn.dls.valid is valid
+    assert dl.dataset is before.dataset
     assert all(getattr(dl, nm)==getattr(before, nm) for nm in ('shuffle','drop_last','num_workers','n','device'))
     seen,once = (torch.cat([b[0] for b in o]) for o in (dl,before))
     n = 64 if kwargs.get('drop_last') else 90
-    assert len(seen)==n and [len(b[0]) for b in dl][:2]==[32,32]
+    assert len(seen)==n
+    assert [len(b[0]) for b in dl][:2]==[32,32]
     if not kwargs['shuffle']: assert torch.equal(seen, once[:n])
     elif n==90: assert sorted(seen[:,0].tolist())==sorted(once[:,0].tolist())
 
@@ -147,8 +155,14 @@ def test_apply_on_torch_loaders():
     sampler,state = RandomSampler(items, generator=gen),gen.get_state()
     dl = TorchDataLoader(items, batch_size=8, sampler=sampler, drop_last=True, generator=gen, collate_fn=list)
     train = make().apply(learner(dls=DataLoaders(dl, dl))).dls.train
-    assert train.batch_size==32 and train.sampler is sampler and train.dataset is items and train.drop_last and train.collate_fn is list
-    assert train.generator is gen and torch.equal(gen.get_state(), state) and dl.batch_size==8
+    assert train.batch_size==32
+    assert train.sampler is sampler
+    assert train.dataset is items
+    assert train.drop_last
+    assert train.collate_fn is list
+    assert train.generator is gen
+    assert torch.equal(gen.get_state(), state)
+    assert dl.batch_size==8
 
 def count(learn): return learn.yb[0].numel()
 def accums(learn): return [cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation,ScaledLR))]
@@ -158,7 +172,9 @@ def test_callbacks_take_the_place_of_others(cbs):
     noise,mine = NoiseScale(),Callback()
     learn = accumulated().apply(learner(cbs=[*cbs,noise,mine]))
     accum,scaled = accums(learn)
-    assert (type(accum),accum.n_acc,scaled.base_bs,scaled.rule_name)==(GradAccum,4,8,'adascale_gain') and noise in learn.cbs and mine in learn.cbs
+    assert (type(accum),accum.n_acc,scaled.base_bs,scaled.rule_name)==(GradAccum,4,8,'adascale_gain')
+    assert noise in learn.cbs
+    assert mine in learn.cbs
 
 @pytest.mark.parametrize('plan', [make().at(8),make(n_windows=4),make(ci=(0.,float('inf'))),make(has_plan=True).at(8)], ids=lambda o: o.verdict)
 def test_a_plan_that_changes_nothing_leaves_all_alone(plan):
@@ -166,17 +182,23 @@ def test_a_plan_that_changes_nothing_leaves_all_alone(plan):
     cbs = [GradAccum(2),ScaledLR(4, sqrt_scaling)]
     learn = learner(bs=4, cbs=cbs)
     was = picture(learn)
-    assert not plan.changes and plan.apply(learn) is learn and changes(was, picture(learn))==[] and accums(learn)==cbs
+    assert not plan.changes
+    assert plan.apply(learn) is learn
+    assert changes(was, picture(learn))==[]
+    assert accums(learn)==cbs
     if plan.today.has_plan: return
     train = learn.dls.train
     make().apply(learn)
-    assert plan.apply(learn).dls.train is train and accums(learn)==cbs
+    assert plan.apply(learn).dls.train is train
+    assert accums(learn)==cbs
 
 def test_what_belongs_to_the_model_stays():
     learn = learner(cbs=GradAccum(2, count=count, fix_bn=False))
     for _ in range(2):
         accum,_ = accums(accumulated().apply(learn))
-        assert accum.count is count and accum.fix_bn is False and accum.n_acc==4
+        assert accum.count is count
+        assert accum.fix_bn is False
+        assert accum.n_acc==4
 
 def training(learn, *args, fit='fit'):
     "Its losses and weights, from the same random numbers"
@@ -191,7 +213,9 @@ def test_applied_twice_is_once(plan):
         learn,rng = learner(),random_states()
         loader = plan.apply(learn).dls.train
         for _ in range(n): plan.apply(learn)
-        assert len(accums(learn))==len(plan.cbs) and random_states()==rng and (n or learn.dls.train is loader)
+        assert len(accums(learn))==len(plan.cbs)
+        assert random_states()==rng
+        assert n or learn.dls.train is loader
         return training(learn, 2, plan.lr)
     assert _training(0)==_training(2)
 
@@ -215,8 +239,10 @@ def test_a_fit_as_planned(plan, lr):
     learn.fit(10, plan.lr)
     scaled = plan.scaled_lr
     scaled = [scaled.start,scaled.stop] if isinstance(scaled, slice) else scaled if isinstance(scaled, list) else [scaled]*2
-    assert learn.steps.items==[32]*30 and learn.steps.lrs[-1]==learn.steps.lrs[3]==pytest.approx(scaled)
-    assert learn.steps.lrs[0]==pytest.approx([o/plan.rule(4) for o in scaled]) and learn.recorder.lrs[-1]==pytest.approx(scaled[-1])
+    assert learn.steps.items==[32]*30
+    assert learn.steps.lrs[-1]==learn.steps.lrs[3]==pytest.approx(scaled)
+    assert learn.steps.lrs[0]==pytest.approx([o/plan.rule(4) for o in scaled])
+    assert learn.recorder.lrs[-1]==pytest.approx(scaled[-1])
 
 @pytest.mark.parametrize('n,drop,bs', [(500,True,128),(500,True,320),(650,False,320),(650,False,64)])
 def test_a_fit_counts_what_the_loader_gives(n, drop, bs):
@@ -228,7 +254,8 @@ def test_a_fit_counts_what_the_loader_gives(n, drop, bs):
         return learn.steps
     today,planned = _fit(_learn(), 7, 0.01),_fit(plan.apply(_learn()), plan.n_epoch, plan.lr)
     needed = sum(today.items)*(100+bs)/116
-    assert len(today.items)==plan.steps_now and len(planned.items)==plan.steps
+    assert len(today.items)==plan.steps_now
+    assert len(planned.items)==plan.steps
     assert 0.95*needed<=sum(planned.items)<needed+sum(planned.items)/plan.n_epoch
     decays = [sum(lr*wd for lrs,wd in zip(o.lrs, o.wds) for lr in lrs[-1:]) for o in (today,planned)]
     assert decays[1]==pytest.approx(decays[0], rel=0.05)
@@ -249,7 +276,8 @@ def test_the_code_does_what_apply_does(plan):
     plan.apply(there)
     frozen = dict(freeze_epochs=plan.freeze_epochs) if plan.freeze_epochs else {}
     getattr(there, fit_of(plan))(plan.n_epoch, plan.lr, **frozen)
-    assert here.steps.lrs==there.steps.lrs and here.steps.items==there.steps.items==[plan.bs]*(plan.n_epoch*96//plan.bs)
+    assert here.steps.lrs==there.steps.lrs
+    assert here.steps.items==there.steps.items==[plan.bs]*(plan.n_epoch*96//plan.bs)
     assert [o['wd'] for o in here.opt.hypers]==pytest.approx([o['wd'] for o in there.opt.hypers], rel=1e-2) # The code has three digits
 
 # A fit that is another one
@@ -275,7 +303,8 @@ def test_nothing_is_said_of_a_fit_as_planned(plan, train):
     "Nor of the training that goes on"
     plan = plan()
     learn = plan.apply(learner(splitter=halves))
-    assert unlike(lambda: train(learn, plan))==unlike(lambda: learn.fit_one_cycle(2, 1e-5))==[] and ('planned_fit' in vars(learn))==plan.changes
+    assert unlike(lambda: train(learn, plan))==unlike(lambda: learn.fit_one_cycle(2, 1e-5))==[]
+    assert ('planned_fit' in vars(learn))==plan.changes
 
 # The plan of `cycled` has 10 epochs of 32 for 7 of 8, at 0.03 for 0.01
 @pytest.mark.parametrize('plan,train,says', [
@@ -299,7 +328,9 @@ def test_a_fit_that_is_not_as_planned(plan, train, says):
         torch.manual_seed(0)
         o.dls.train.rng.seed(0)
         return unlike(lambda: train(o, plan))
-    assert _train(learn)==says and _train(twin)==[] and torch.equal(flat(learn), flat(twin))
+    assert _train(learn)==says
+    assert _train(twin)==[]
+    assert torch.equal(flat(learn), flat(twin))
 
 def test_a_rate_that_is_scaled_twice_after_the_planned_fit():
     "And until then each fit is compared, but `lr_find` and mock trainings; a plan that was taken back, or its ScaledLR, compares none"
@@ -309,7 +340,8 @@ def test_a_rate_that_is_scaled_twice_after_the_planned_fit():
     assert [unlike(lambda: fit(n_epoch=n, lr=lr)(learn, plan)) for n,lr in ((1,'lr'),(2,'lr'),(10,'lr'),(2,1e-3),(2,'scaled_lr'))]==[ # noqa: B023
         ['it has 1 epoch'],['it has 2 epochs'],[],[],['its rate is 0.03, scaled to 0.09']]
     assert unlike(lambda: fit(lr='scaled_lr')(plan.apply(learn).remove_cb(ScaledLR), plan))==[]
-    assert unlike(lambda: fit(n_epoch=2)(plan.undo(plan.apply(learn)), plan))==[] and not hasattr(learn, 'planned_fit')
+    assert unlike(lambda: fit(n_epoch=2)(plan.undo(plan.apply(learn)), plan))==[]
+    assert not hasattr(learn, 'planned_fit')
 
 def test_few_steps_are_no_news_after_a_plan():
     "It has said so, and has tried the rate"
@@ -332,9 +364,14 @@ def test_undo(plan, cbs, times):
     for i in range(times): (plan() if i<2 else plan().at(16)).apply(learn)
     assert list(learn.cbs)!=before
     for _ in range(2): assert plan().undo(learn) is learn
-    assert learn.dls.train is train and learn.dls.valid is valid and len(learn.cbs)==len(before)
-    assert {*map(id, learn.cbs)}=={*map(id, before)} and all(getattr(learn, cb.name) is cb for cb in before) and 'before_set_up' not in vars(learn)
-    assert changes(was, picture(learn, only=('model','opt','wd')))==[] and random_states()==rng
+    assert learn.dls.train is train
+    assert learn.dls.valid is valid
+    assert len(learn.cbs)==len(before)
+    assert {*map(id, learn.cbs)}=={*map(id, before)}
+    assert all(getattr(learn, cb.name) is cb for cb in before)
+    assert 'before_set_up' not in vars(learn)
+    assert changes(was, picture(learn, only=('model','opt','wd')))==[]
+    assert random_states()==rng
 
 @pytest.mark.parametrize('opt_func,kwargs', [(momentum_sgd,{}),(partial(Adam, wd=0.01),decaying)], ids=['SGD','Adam'])
 def test_training_is_as_before(opt_func, kwargs):
@@ -347,7 +384,8 @@ def test_training_is_as_before(opt_func, kwargs):
     learn = make(**kwargs).apply(learner(opt_func=opt_func))
     learn.fit(1, 0.05)
     trained = flat(learn).clone()
-    assert torch.equal(flat(make().undo(learn)), trained) and learn.opt is not None
+    assert torch.equal(flat(make().undo(learn)), trained)
+    assert learn.opt is not None
 
 def test_what_came_since_stays():
     "Another training loader, and callbacks of other kinds; and a loader that was replaced is what the next plan goes from"
@@ -356,9 +394,13 @@ def test_what_came_since_stays():
     learn.dls = theirs = loaders(regression(50, dtype=f32), 5)
     learn.add_cb(mine)
     make().apply(learn)
-    assert learn.dls.train.bs==32 and len(learn.dls.train_ds)==50
+    assert learn.dls.train.bs==32
+    assert len(learn.dls.train_ds)==50
     make().undo(learn)
-    assert learn.dls.train is theirs.train and learn.grad_accum is before and mine in learn.cbs and not hasattr(learn, 'scaled_lr')
+    assert learn.dls.train is theirs.train
+    assert learn.grad_accum is before
+    assert mine in learn.cbs
+    assert not hasattr(learn, 'scaled_lr')
     make().apply(learn).dls = theirs
     assert make().undo(learn).dls is theirs
 
@@ -373,7 +415,9 @@ def test_weight_decay_is_set_and_put_back(wd, trained, n):
     if n==3: plan.apply(learn)
     for o in (plan,plan.at(16))[:n]:
         o.apply(learn).fit(1, 0.01)
-        assert o.wd_factor!=1 and learn.wd==o.wd and [h['wd'] for h in learn.opt.hypers]==[o.wd]
+        assert o.wd_factor!=1
+        assert learn.wd==o.wd
+        assert [h['wd'] for h in learn.opt.hypers]==[o.wd]
     plan.undo(learn)
     assert learn.wd==wd
     learn.fit(1, 0.01)
@@ -383,7 +427,8 @@ def test_a_plan_that_leaves_weight_decay_takes_back_that_of_another():
     learn,plan = learner(opt_func=partial(Adam, wd=0.01)),make(**decaying)
     plan.apply(learn).fit(1, 0.01)
     plan.at(8).apply(learn).fit(1, 0.01)
-    assert learn.wd is None and [h['wd'] for h in learn.opt.hypers]==[0.01]
+    assert learn.wd is None
+    assert [h['wd'] for h in learn.opt.hypers]==[0.01]
 
 # Files and copies
 
@@ -394,8 +439,11 @@ def test_exported_learners_carry_no_old_loaders(tmp_path):
     learn = make().apply(learner(dls=dls))
     learn.path = tmp_path
     loaded = exported(learn, tmp_path)
-    assert b'PlannedFit' not in (tmp_path/'it.pkl').read_bytes() and vars(loaded).get('before_set_up') is None and make().undo(loaded) is loaded
-    assert learn.before_set_up is not None and make().undo(learn).dls.train.bs==8
+    assert b'PlannedFit' not in (tmp_path/'it.pkl').read_bytes()
+    assert vars(loaded).get('before_set_up') is None
+    assert make().undo(loaded) is loaded
+    assert learn.before_set_up is not None
+    assert make().undo(learn).dls.train.bs==8
 
 @pytest.mark.parametrize('copied', [copy.deepcopy,lambda o: pickle.loads(pickle.dumps(o))])
 def test_the_note_is_of_one_learner(copied): assert copied(make().apply(learner()).before_set_up) is None

@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from fastai_bs.finder.steps import best_split, candidates, check_reachable, monotone_step_times, splits, whole_epochs
+from fastai_bs.finder.formulas import best_split, candidates, check_reachable, monotone_step_times, splits, whole_epochs
 
 nan = math.nan
 
@@ -29,7 +29,8 @@ times = (16,0.018,0.002),(32,0.034,0.002) # 1 ms per item, and 2 ms once per ste
     (20, 1, None, []), (33, 2, None, [])])
 def test_splits(bs, n_ranks, ragged, ways):
     res = splits(bs, times, n_ranks, ragged)
-    assert [o[1:] for o in res]==[o[1:] for o in ways] and [o[0] for o in res]==pytest.approx([o[0] for o in ways])
+    assert [o[1:] for o in res]==[o[1:] for o in ways]
+    assert [o[0] for o in res]==pytest.approx([o[0] for o in ways])
 
 @pytest.mark.parametrize('ways,micro_bs', [
     ([(1.,16,4),(1.,32,2)], 32), ([(1.,16,4),(1.05,32,2)], 32), ([(1.,16,4),(1.051,32,2)], 16), ([(2.,16,4),(1.,32,2)], 32), ([(nan,16,4)], 16)])
@@ -72,9 +73,11 @@ def test_mended_step_times_are_the_nearest(seed):
     seconds = (0.01+rng.choice([0,1e-4,0.1])*bs)*np.exp(rng.choice([0.05,0.3,1.])*rng.normal(size=n))
     t,order = monotone_step_times(bs, seconds),rng.permutation(n)
     steps,most,off = np.diff(np.log(t)),np.diff(np.log(bs)),np.log(seconds)-np.log(t)
-    assert (steps>=-1e-12).all() and (steps<=most+1e-12).all()
+    assert (steps>=-1e-12).all()
+    assert (steps<=most+1e-12).all()
     nearer = off[::-1].cumsum()[::-1][1:] # By a larger increment
-    assert off.sum()==pytest.approx(0, abs=1e-9) and (np.maximum(0, nearer)*most-nearer*steps).sum()<1e-9
+    assert off.sum()==pytest.approx(0, abs=1e-9)
+    assert (np.maximum(0, nearer)*most-nearer*steps).sum()<1e-9
 
     assert monotone_step_times(bs, t)==pytest.approx(t, rel=1e-9) # There is nothing left to mend
     assert monotone_step_times(bs[order], seconds[order])==pytest.approx(t[order], rel=1e-9)
@@ -84,6 +87,8 @@ def test_mended_step_times_are_the_nearest(seed):
     (100.0999,100), (100.1001,101)])
 def test_whole_epochs(n, res):
     "No more than a tenth of an epoch, or 5% of one, is missing, and no epoch is made that is not needed for that"
-    assert whole_epochs(n)==res and type(whole_epochs(n)) is int
-    assert res>=n-0.1 and (res<=2 or res-1<n-0.1)
+    assert whole_epochs(n)==res
+    assert type(whole_epochs(n)) is int
+    assert res>=n-0.1
+    assert res<=2 or res-1<n-0.1
 

@@ -61,16 +61,21 @@ def test_after_the_metrics_and_before_the_time(way, recorder, metrics):
     learn.logger = shown.append
     for _ in range(2): # A second fit has no more of them
         learn.fit(2, 0.01)
-        assert names(learn)==[*expected,*ours[way],*time] and no_stand_in(learn)
-        assert [list(o)[-len(ours[way]):] for o in learn.recorder.values]==learn.known.seen and len(learn.known.seen)==2
-    assert [len(o) for o in shown]==[len(names(learn))]*4 and [o[0] for o in shown]==[0,1,0,1]
+        assert names(learn)==[*expected,*ours[way],*time]
+        assert no_stand_in(learn)
+        assert [list(o)[-len(ours[way]):] for o in learn.recorder.values]==learn.known.seen
+        assert len(learn.known.seen)==2
+    assert [len(o) for o in shown]==[len(names(learn))]*4
+    assert [o[0] for o in shown]==[0,1,0,1]
     if way!='noise':
         at = names(learn).index('batch_size')
-        assert [type(o[at]) for o in shown]==[int]*4 and all(isinstance(v, float) for o in shown for v in o[1:at])
+        assert [type(o[at]) for o in shown]==[int]*4
+        assert all(isinstance(v, float) for o in shown for v in o[1:at])
     if way!='accum': assert np.isfinite(learn.known.seen[-1][0])
     learn.remove_cbs([GradAccum,NoiseScale])
     learn.fit(1, 0.01)
-    assert names(learn)==[*expected,*time] and len(learn.recorder.values[-1])==len(expected)-1
+    assert names(learn)==[*expected,*time]
+    assert len(learn.recorder.values[-1])==len(expected)-1
 
 # Its value
 
@@ -88,13 +93,15 @@ def test_none_where_it_never_changes(cbs):
     "The row ends with the metric, as scripts read it"
     learn = small(bs=2, cbs=cbs(), metrics=mse)
     learn.fit(2, 0.01)
-    assert names(learn)==['epoch','train_loss','valid_loss','mse','time'] and [len(o) for o in learn.recorder.values]==[3,3]
+    assert names(learn)==['epoch','train_loss','valid_loss','mse','time']
+    assert [len(o) for o in learn.recorder.values]==[3,3]
     assert learn.recorder.values[-1][-1]==learn.validate()[-1]
 
 def test_epochs_that_are_skipped_have_fastais_row():
     learn = small(bs=2, cbs=GradAccum({0: 2, 2: 4, 3: 8}))
     learn.fit(4, 0.01, start_epoch=2)
-    assert [len(o) for o in learn.recorder.values]==[0,0,3,3] and sizes(learn)==[None,None,8,16]
+    assert [len(o) for o in learn.recorder.values]==[0,0,3,3]
+    assert sizes(learn)==[None,None,8,16]
 
 # Who reads it
 
@@ -115,8 +122,11 @@ def test_validation_returns_none(way):
     learn.fit(1, 0.01)
     row = list(learn.recorder.values[-1])
     plain.model.load_state_dict(learn.model.state_dict())
-    for _ in range(2): assert list(learn.validate())==list(plain.validate()) and len(learn.validate())==2
-    assert [torch.equal(a,b) for a,b in zip(learn.get_preds(), plain.get_preds(), strict=True)]==[True,True] and names(learn)==names(plain)
+    for _ in range(2):
+        assert list(learn.validate())==list(plain.validate())
+        assert len(learn.validate())==2
+    assert [torch.equal(a,b) for a,b in zip(learn.get_preds(), plain.get_preds(), strict=True)]==[True,True]
+    assert names(learn)==names(plain)
     learn.fit(1, 0.01)
     assert len(learn.recorder.values[-1])==len(row)==3+len(ours[way])
 
@@ -145,7 +155,9 @@ def test_a_cancelled_epoch_keeps_the_row_of_fastai(way, cancel, valid_metrics):
     n = len(names(learn))
     assert [len(o)==n for o in rows]==([True] if exc is CancelFitException else [True,whole,True])
     for o in rows:
-        if len(o)<n: assert len(o)<=n-len(ours[way]) and 8 not in [type(v) is int and v for v in o[1:]]
+        if len(o)<n:
+            assert len(o)<=n-len(ours[way])
+            assert 8 not in [type(v) is int and v for v in o[1:]]
         elif way!='noise': assert o[-2]==8
 
 events = [('before_fit',GradAccum.order+1), *((e,200) for e in ('before_batch','after_epoch'))]
@@ -159,8 +171,12 @@ def test_after_a_fit_that_failed(way, event, stays, exc):
     with pytest.raises(exc, match='the one'): learn.fit(1, 0.01)
     learn.remove_cb(stop)
     if stays=='goes': learn.remove_cbs([GradAccum,NoiseScale])
-    assert len(learn.validate())==1 and len(learn.get_preds())==2 and names(learn)==fastais
+    assert len(learn.validate())==1
+    assert len(learn.get_preds())==2
+    assert names(learn)==fastais
     added = ours[way] if stays=='stays' else []
     for _ in range(2):
         learn.fit(1, 0.01)
-        assert names(learn)==[*fastais[:-1],*added,'time'] and len(learn.recorder.values[-1])==2+len(added) and no_stand_in(learn)
+        assert names(learn)==[*fastais[:-1],*added,'time']
+        assert len(learn.recorder.values[-1])==2+len(added)
+        assert no_stand_in(learn)

@@ -32,20 +32,27 @@ def seen(dl): return [int(o) for b in dl for o in b[0]]
 def test_weights():
     w = np.array([0.]*150+[1.]*50)
     dl = with_micro_bs(WeightedDL(Numbers(200), wgts=w, bs=8, shuffle=True, num_workers=0), 32)
-    assert dl.bs==32 and min(seen(dl))>=150 and len(seen(dl))==200
+    assert dl.bs==32
+    assert min(seen(dl))>=150
+    assert len(seen(dl))==200
 
 def test_a_part_in_each_epoch():
     dl = with_micro_bs(PartialDL(Numbers(200), partial_n=64, bs=8, num_workers=0), 16)
-    assert len(dl)==4 and len(seen(dl))==n_items(dl)==64 and seen(dl)!=seen(dl)
+    assert len(dl)==4
+    assert len(seen(dl))==n_items(dl)==64
+    assert seen(dl)!=seen(dl)
     dl = with_micro_bs(DataLoader(Numbers(200), bs=8, n=40), 16)
-    assert len(dl)==3 and n_items(dl)==40 and seen(dl)==list(range(40))
+    assert len(dl)==3
+    assert n_items(dl)==40
+    assert seen(dl)==list(range(40))
 
 def test_the_same_order_as_before():
     a,b = (DataLoader(Numbers(50), bs=5, shuffle=True) for _ in range(2))
     b.rng.setstate(a.rng.getstate())
     new = with_micro_bs(a, 10)
     first,second = seen(new),seen(new)
-    assert first!=second and [seen(b),seen(b)]==[first,second]
+    assert first!=second
+    assert [seen(b),seen(b)]==[first,second]
     assert [seen(a),seen(a)]==[first,second] # It has a generator of its own
 
 @pytest.mark.parametrize('num_workers', [0,2])
@@ -53,12 +60,16 @@ def test_workers(num_workers):
     dl = DataLoader(Numbers(24), bs=4, num_workers=num_workers, persistent_workers=num_workers>0)
     list(dl)
     new = with_micro_bs(dl, 8)
-    assert new.fake_l.d is new and new.fake_l.num_workers==num_workers and [len(b[0]) for b in new]==[8]*3 and [len(b[0]) for b in dl]==[4]*6
+    assert new.fake_l.d is new
+    assert new.fake_l.num_workers==num_workers
+    assert [len(b[0]) for b in new]==[8]*3
+    assert [len(b[0]) for b in dl]==[4]*6
 
 def test_language_model():
     text = [torch.arange(100)]
     new = with_micro_bs(LMDataLoader(text, bs=2, seq_len=5, num_workers=0), 4)
-    assert new.bl==24 and next(iter(new))[0].shape==(4,5)
+    assert new.bl==24
+    assert next(iter(new))[0].shape==(4,5)
     assert [o[0].item() for o in next(iter(new))[0]]==[0,24,48,72]
 
 def test_a_batch_sampler_keeps_what_it_draws():
@@ -67,8 +78,11 @@ def test_a_batch_sampler_keeps_what_it_draws():
     dl = TorchDataLoader(Numbers(40), batch_sampler=BatchSampler(drawn, 4, True))
     other = with_micro_bs(dl, 8)
     xs = [x for x,_ in other]
-    assert other.batch_sampler.sampler is drawn and [len(x) for x in xs]==[8,8] and torch.cat(xs).min()>=30
-    assert n_items(dl)==n_items(other)==18 and with_micro_bs(dl, 4) is dl
+    assert other.batch_sampler.sampler is drawn
+    assert [len(x) for x in xs]==[8,8]
+    assert torch.cat(xs).min()>=30
+    assert n_items(dl)==n_items(other)==18
+    assert with_micro_bs(dl, 4) is dl
 
 @pytest.mark.parametrize('make', [lambda: DataLoader(Numbers(20), bs=4, shuffle=True), lambda: TorchDataLoader(Numbers(20), batch_size=4, shuffle=True),
     lambda: SortedDL([(torch.arange(n%7),n) for n in range(20)], bs=4, before_batch=partial(pad_input_chunk, pad_idx=0), num_workers=0, shuffle=True)])
@@ -92,7 +106,10 @@ def test_half_a_set_up_is_none():
     learn.add_cb(GradAccum(2))
     was,cbs = learn.dls.train,set(learn.cbs)
     with pytest.raises(KeyboardInterrupt): SetUp(learn, 'set_up', with_micro_bs(was, 8), [Interrupted()], (GradAccum,Interrupted))
-    assert learn.dls.train is was and set(learn.cbs)==cbs and learn.grad_accum in cbs and 'set_up' not in vars(learn)
+    assert learn.dls.train is was
+    assert set(learn.cbs)==cbs
+    assert learn.grad_accum in cbs
+    assert 'set_up' not in vars(learn)
 
 class Ready:
     "Batches that were made beforehand"
@@ -107,12 +124,17 @@ def test_ready_made_batches():
     "Items are counted, not batches; a plan cannot be carried out, as no rate can be scaled where the loader does not say its batch size"
     learn = ready_learner()
     plan = learn.bs_find(0.01, num_it=300, n_batch=4, show_plot=False)
-    assert plan.today.n_train==200 and plan.micro_bs==8 and [m for m,*_ in plan.device.times]==[8]
-    assert 16 in {o for o,_ in plan.device.failed} and plan.stays_for=='single'
+    assert plan.today.n_train==200
+    assert plan.micro_bs==8
+    assert [m for m,*_ in plan.device.times]==[8]
+    assert 16 in {o for o,_ in plan.device.failed}
+    assert plan.stays_for=='single'
     loader = learn.dls.train
-    assert plan.apply(learn) is learn and not plan.changes
+    assert plan.apply(learn) is learn
+    assert not plan.changes
     with pytest.raises(ValueError, match='cannot be given batches of 8'): plan.at(16).apply(learn)
-    assert learn.dls.train is loader and not hasattr(learn, 'grad_accum')
+    assert learn.dls.train is loader
+    assert not hasattr(learn, 'grad_accum')
     with pytest.raises(ValueError, match='cannot be given batches of 16'): with_micro_bs(loader, 16)
 
 def test_shared_loaders():
@@ -122,6 +144,9 @@ def test_shared_loaders():
     plan = a.bs_find(0.01, num_it=40, n_batch=4, show_plot=False)
     plan = replace(plan, device=replace(plan.device, times=((8,1.,0.),(64,1.,0.)))).at(64)
     plan.apply(a)
-    assert a.dls.train.bs==64 and b.dls.train.bs==dls.train.bs==8 and a.dls.valid is dls.valid and a.dls.device==dls.device
+    assert a.dls.train.bs==64
+    assert b.dls.train.bs==dls.train.bs==8
+    assert a.dls.valid is dls.valid
+    assert a.dls.device==dls.device
     loader = a.dls.train
     assert plan.apply(a).dls.train is loader

@@ -91,7 +91,8 @@ def test_each_measurement(way, first, runs):
     learn.add_cbs([*ways[way](), *loggers*(not first), Batches()])
     learn.fit(2, 0.01)
     df,at = noise_of(learn).df,learn.batches.at
-    assert len(df)==len(at)>=3 and df.noise_scale.nunique()>1
+    assert len(df)==len(at)>=3
+    assert df.noise_scale.nunique()>1
     tb = written()
     rows = {o['train_iter']: o for o in runs.rows.values() if 'noise/n_items' in o}
     assert sorted(rows)==at
@@ -101,7 +102,8 @@ def test_each_measurement(way, first, runs):
         np.testing.assert_array_equal([rows[i][f'noise/{nm}'] for i in at], df[nm])
     micro = [4]*len(df) if way!='parts' else df.n_items
     n_acc = [rows[i]['noise/n_acc'] for i in at]
-    assert all(0<=n*m-items<n*m for n,m,items in zip(n_acc, micro, df.n_items)) and tb['noise/n_acc']==(at,n_acc) # Whole windows but the last of an epoch
+    assert all(0<=n*m-items<n*m for n,m,items in zip(n_acc, micro, df.n_items))  # Whole windows but the last of an epoch
+    assert tb['noise/n_acc']==(at,n_acc)
     assert 1 in n_acc if way in ('parts','both') else 1 not in n_acc[1:]
 
 def test_files_of_windows_and_of_the_large_batch_are_the_same(runs):
@@ -114,7 +116,8 @@ def test_files_of_windows_and_of_the_large_batch_are_the_same(runs):
         rows.append(runs.rows)
         runs.__init__()
     small,large = written('of 4'),written('of 16')
-    assert small.keys()==large.keys()>={'train_loss','lr_0','valid_loss'} and len(large['lr_0'][0])>=8
+    assert small.keys()==large.keys()>={'train_loss','lr_0','valid_loss'}
+    assert len(large['lr_0'][0])>=8
     for nm in large:
         assert small[nm][0]==large[nm][0]
         np.testing.assert_allclose(small[nm][1], large[nm][1], rtol=1e-6)
@@ -147,8 +150,10 @@ def test_steps_are_counted_for_those_who_draw_them():
     learn = small('windows', [ShowGraph(),Logs(),Acts()], n=64)
     learn.fit(3, 0.01)
     losses,valid = learn.show_graph.graphs
-    assert [i for i,_ in losses]==list(range(12)) and [i for i,_ in valid]==[4,8,12]
-    assert learn.logs.at==[*range(1,13)] and learn.acts.at==[*range(1,49)]
+    assert [i for i,_ in losses]==list(range(12))
+    assert [i for i,_ in valid]==[4,8,12]
+    assert learn.logs.at==[*range(1,13)]
+    assert learn.acts.at==[*range(1,49)]
 
 # Each epoch
 
@@ -168,7 +173,8 @@ def test_each_epoch(way, csv, runs):
     accum = getattr(learn, 'grad_accum', None)
     names = of_epoch if accum and accum.varies else of_epoch[:-2] # The batch size is shown where it may change
     row = names if csv else [o for o in names if o not in ('tr_sigma','g_sq','n_acc')]
-    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss',*row,'time'] and {len(o) for o in learn.recorder.values}=={2+len(row)}
+    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss',*row,'time']
+    assert {len(o) for o in learn.recorder.values}=={2+len(row)}
     tb,ends = written(),[o for o in runs.rows.values() if 'valid_loss' in o]
     expected = dict(zip(of_epoch, known.T))
     if 'batch_size' in names:
@@ -176,7 +182,8 @@ def test_each_epoch(way, csv, runs):
         expected.update(batch_size=sizes, n_acc=[o//4 for o in sizes])
     steps = dict(parts=[13,26], both=[13,18], schedule=[13,18]).get(way, [4,8]) # Windows
     for nm in names:
-        assert tb[nm][0]==steps and [o[nm] for o in ends]==list(expected[nm])
+        assert tb[nm][0]==steps
+        assert [o[nm] for o in ends]==list(expected[nm])
         np.testing.assert_array_equal(tb[nm][1], np.float32(expected[nm]))
     if csv:
         file = pd.read_csv('history.csv')
@@ -191,8 +198,11 @@ def test_not_a_bit_changes(way, runs, tmp_path):
     assert not [*tmp_path.iterdir()]
     for o in (bare,learn):
         o.fit_one_cycle(2, 0.01)
-        if o is bare: assert not [*tmp_path.iterdir()] and not runs.rows # The fixture of all tests has us in an empty folder
-    assert (flat(bare)==flat(learn)).all() and noise_of(bare).df.equals(noise_of(learn).df)
+        if o is bare:  # The fixture of all tests has us in an empty folder
+            assert not [*tmp_path.iterdir()]
+            assert not runs.rows
+    assert (flat(bare)==flat(learn)).all()
+    assert noise_of(bare).df.equals(noise_of(learn).df)
 
 def test_nothing_while_a_rate_is_looked_for(runs):
     "fastai's callbacks are off then"

@@ -75,7 +75,8 @@ def test_optimizer_step():
         assert all(p.grad.any() for p in learn.model.parameters()) # Not zeroed
         assert log==['before_step','_step','after_step']
     learner(logged(log), Once(f)).fit(1, 0.1)
-    assert len(known)==2 and not torch.equal(*known)
+    assert len(known)==2
+    assert not torch.equal(*known)
 
 def test_backward_and_batches():
     seen = []
@@ -83,7 +84,9 @@ def test_backward_and_batches():
         grads = [p.grad.clone() for p in learn.model.parameters()]
         x,y = learn.xb[0].clone(),learn.yb[0].clone()
         set_batch(learn, to_device(learn, (x*2, y)))
-        assert torch.equal(learn.xb[0], x*2) and torch.equal(learn.yb[0], y) and len(learn.xb)==len(learn.yb)==1
+        assert torch.equal(learn.xb[0], x*2)
+        assert torch.equal(learn.yb[0], y)
+        assert len(learn.xb)==len(learn.yb)==1
         learn.opt.zero_grad()
         learn.loss_grad = learn.loss_func(learn.model(x), y)
         backward(learn)
@@ -106,7 +109,8 @@ def test_method_by():
         learn.fit(1, 0.1)
         learn.logger = print # Not that of `quiet_learner`
         assert isinstance(pickle.loads(pickle.dumps(learn)).one_batch, Twice)
-    assert 'one_batch' not in vars(learn) and f.seen==[(0,2),(1,2),(2,2),(0,2)]
+    assert 'one_batch' not in vars(learn)
+    assert f.seen==[(0,2),(1,2),(2,2),(0,2)]
     plain.fit(1, 0.1)
     assert len(learn.recorder.losses)==2*len(plain.recorder.losses)==6
     with pytest.raises(KeyError), method_by(learn, 'one_batch', lambda i, b: {}[i]): learn.fit(1, 0.1)
@@ -160,7 +164,8 @@ def test_first_epoch():
         def before_fit(self): found.append(first_epoch(self.learn))
     learner(cbs=Look()).fit(3, 0.1)
     learner(cbs=Look()).fit(3, 0.1, start_epoch=2)
-    assert found==[0,2] and SkipToEpoch(5)._skip_to==5
+    assert found==[0,2]
+    assert SkipToEpoch(5)._skip_to==5
 
 # Scopes
 
@@ -185,7 +190,8 @@ def test_scopes_in_their_order(fails):
     with pytest.raises(KeyError) if fails else nullcontext(): learn.fit(2, 0.1)
     assert log==['a in','b in','b out','a out']*(1 if fails else 2)
     learn.fit(1, 0.1, cbs=RaiseAt('before_epoch', CancelEpochException, order=70))
-    assert len(log)==(4 if fails else 8) and not {'_do_epoch_train','_with_events'} & set(vars(learn))
+    assert len(log)==(4 if fails else 8)
+    assert not {'_do_epoch_train','_with_events'} & set(vars(learn))
 
 def test_callbacks_are_removed_while_the_fit_goes_on():
     "Where an exception is handled, as fastai's `WandbCallback` does with predictions that it cannot show"
@@ -219,12 +225,16 @@ def test_pickled_with_its_stand_in():
 def test_what_is_replaced():
     "The names that are looked up at each call, and both are put back after an error"
     own = fastai.torch_core.maybe_gather,DistributedDL._broadcast
-    assert list(inspect.signature(own[0]).parameters)==['x','axis'] and list(inspect.signature(own[1]).parameters)==['self','t','rank']
+    assert list(inspect.signature(own[0]).parameters)==['x','axis']
+    assert list(inspect.signature(own[1]).parameters)==['self','t','rank']
     assert any('maybe_gather' in c.co_names for c in fastai.torch_core.to_detach.__code__.co_consts if inspect.iscode(c))
     assert '_broadcast' in DistributedDL.get_idxs.__code__.co_names
     with pytest.raises(KeyError), fastai_on_ranks():
-        with fastai_on_ranks(): assert fastai.torch_core.maybe_gather is not own[0] and DistributedDL._broadcast is not own[1]
-        assert fastai.torch_core.maybe_gather is not own[0] and DistributedDL._broadcast is not own[1]
+        with fastai_on_ranks():
+            assert fastai.torch_core.maybe_gather is not own[0]
+            assert DistributedDL._broadcast is not own[1]
+        assert fastai.torch_core.maybe_gather is not own[0]
+        assert DistributedDL._broadcast is not own[1]
         raise KeyError
     assert (fastai.torch_core.maybe_gather,DistributedDL._broadcast)==own
 

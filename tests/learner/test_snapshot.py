@@ -182,7 +182,9 @@ def test_an_object_that_holds_more_than_values_is_left_alone():
     with unchanged(learn):
         conn.n_sent += 1
         items.xs[0] += 1
-    assert learn.holder.connection is conn and conn.n_sent==1 and items[0].sum()==2
+    assert learn.holder.connection is conn
+    assert conn.n_sent==1
+    assert items[0].sum()==2
 
 def test_parameters_keep_their_memory_and_aliases():
     "A tensor that shares memory with a parameter still does"
@@ -199,7 +201,8 @@ def test_open_autocast_context_stays_open():
     learn = net_learner()
     with torch.autocast('cpu', dtype=torch.float16):
         was = autocast_state()
-        assert was[0]==1 and was[1][0]==(True, torch.float16)
+        assert was[0]==1
+        assert was[1][0]==(True, torch.float16)
         with unchanged(learn):
             _autocast(learn)
             assert autocast_state()[0]==3
@@ -231,7 +234,9 @@ def test_a_failing_restoration_does_not_stop_the_others():
     before = torch.get_rng_state()
     w = learn.model.lin.weight.detach().clone()
     with pytest.raises(RuntimeError, match='will not'), unchanged(learn): _train(learn)
-    assert torch.equal(torch.get_rng_state(), before) and torch.equal(learn.model.lin.weight, w) and learn.opt is None
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(learn.model.lin.weight, w)
+    assert learn.opt is None
 
 # Interrupts
 
@@ -254,7 +259,9 @@ def test_a_container_gets_its_contents_back(o, values):
     with at_each_line([snapshot._refill], lambda: missing.extend(k for k in stay if k not in o)):
         for _ in range(2):
             snapshot._refill(o, values)
-            assert not missing and (o==values if isinstance(o, set) else list(o)==list(values)) and (not isinstance(o, dict) or dict(o)==values)
+            assert not missing
+            assert o==values if isinstance(o, set) else list(o)==list(values)
+            assert not isinstance(o, dict) or dict(o)==values
 
 def test_an_interrupt_while_it_is_put_back():
     "In 30 places, one after another: the call is made again, and the interrupt is raised at the end"
@@ -272,7 +279,8 @@ def test_an_interrupt_while_it_is_put_back():
             del learn.cbs
     at = 0
     _tried()
-    assert n>1000 and changes(was, picture(learn))==[]
+    assert n>1000
+    assert changes(was, picture(learn))==[]
     for at in np.linspace(1, n, 30).astype(int):
         n = 0
         with pytest.raises(KeyboardInterrupt): _tried()
@@ -287,7 +295,8 @@ def test_modes_that_are_left_on():
         with unchanged(learn):
             _grads(learn)
             for o in (FakeTensorMode(),HeldDraws([8]),BaseTorchFunctionMode()): o.__enter__()
-        assert torch.overrides._get_current_function_mode_stack()==[own] and _get_current_dispatch_mode_stack()==[]
+        assert torch.overrides._get_current_function_mode_stack()==[own]
+        assert _get_current_dispatch_mode_stack()==[]
     assert changes(was, picture(learn))==[]
 
 def test_a_second_interrupt_is_let_in_nowhere():
@@ -321,7 +330,8 @@ def test_ctrl_c_waits():
     with pytest.raises(KeyboardInterrupt), snapshot.interrupts_wait():
         for _ in range(2): signal.raise_signal(signal.SIGINT)
         said.append('the end')
-    assert said==['the end'] and signal.getsignal(signal.SIGINT) is own
+    assert said==['the end']
+    assert signal.getsignal(signal.SIGINT) is own
     def _in_thread():
         with snapshot.interrupts_wait(): said.append(signal.getsignal(signal.SIGINT))
     thread = threading.Thread(target=_in_thread)
@@ -340,7 +350,9 @@ def test_ctrl_c_in_a_trace():
     learn = net_learner(loss_func=Pressed())
     was = picture(learn)
     with pytest.raises(KeyboardInterrupt): learn.memory_report()
-    assert seen==[FakeTensor]*2 and type(torch.zeros(1)) is torch.Tensor and changes(was, picture(learn))==[]
+    assert seen==[FakeTensor]*2
+    assert type(torch.zeros(1)) is torch.Tensor
+    assert changes(was, picture(learn))==[]
 
 def test_a_seed_for_the_block(seed=2**40):
     "Loaders draw the same on all ranks, everything else does not; afterwards what would have been drawn next comes"
@@ -359,5 +371,8 @@ def test_a_seed_for_the_block(seed=2**40):
         assert changes(was, picture(learn))==[]
         return res
     (mine,others),(same,apart),(more,too) = _in_block(seed, 0),_in_block(seed, 1),_in_block(seed+1, 0)
-    assert mine==same and (mine,others)==_in_block(seed) and all(a!=b for a,b in zip(others, apart))
-    assert all(a!=b for a,b in zip([*mine,*others], [*more,*too])) and _in_block(None)==_in_block()==_drawn()
+    assert mine==same
+    assert (mine,others)==_in_block(seed)
+    assert all(a!=b for a,b in zip(others, apart))
+    assert all(a!=b for a,b in zip([*mine,*others], [*more,*too]))
+    assert _in_block(None)==_in_block()==_drawn()

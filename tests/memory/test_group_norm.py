@@ -16,7 +16,10 @@ def test_groups(bn, shape, n, groups):
     """As many as divide the channels, 32 at most, and two channels in each; 16 of features, as there may be no positions to normalise over: of two values
     nothing would be left but their order"""
     gn = bn_to_gn(nn.Sequential(bn(n)))[0]
-    assert type(gn) is nn.GroupNorm and gn.num_groups==groups and gn.num_channels==n and not list(gn.buffers())
+    assert type(gn) is nn.GroupNorm
+    assert gn.num_groups==groups
+    assert gn.num_channels==n
+    assert not list(gn.buffers())
     assert gn(torch.randn(3, n, *shape)).isfinite().all()
 
 @pytest.mark.parametrize('dtype,training', [(torch.float64,False), (torch.float16,True)])
@@ -27,28 +30,45 @@ def test_its_weights_and_mode_stay(dtype, training):
     model = nn.Sequential(nn.Identity(), bn).train(training)
     assert bn_to_gn(model) is model
     gn = model[1]
-    assert gn.weight is bn.weight and gn.bias is bn.bias and gn.weight.dtype==dtype and gn.eps==1e-3 and gn.affine and gn.training is training
-    assert not gn.weight.requires_grad and gn.bias.requires_grad and set(model.state_dict())=={'1.weight','1.bias'}
+    assert gn.weight is bn.weight
+    assert gn.bias is bn.bias
+    assert gn.weight.dtype==dtype
+    assert gn.eps==1e-3
+    assert gn.affine
+    assert gn.training is training
+    assert not gn.weight.requires_grad
+    assert gn.bias.requires_grad
+    assert set(model.state_dict())=={'1.weight','1.bias'}
 
 def test_without_weights():
     gn = bn_to_gn(nn.Sequential(nn.BatchNorm1d(8, affine=False, track_running_stats=False)))[0]
-    assert gn.weight is None and gn.bias is None and not gn.affine and gn(torch.randn(2,8)).shape==(2,8) and repr(gn)
+    assert gn.weight is None
+    assert gn.bias is None
+    assert not gn.affine
+    assert gn(torch.randn(2,8)).shape==(2,8)
+    assert repr(gn)
 
 def test_where_layers_are():
     "One in several places stays one; a model that is one is replaced in what is returned; others stay"
     bn,norm = nn.BatchNorm1d(8),nn.LayerNorm(4)
     model = nn.ModuleDict(dict(a=bn, b=nn.ModuleList([norm,bn]), d=nn.Sequential(nn.Sequential(bn))))
     bn_to_gn(model)
-    assert isinstance(model['a'], nn.GroupNorm) and model['a'] is model['b'][1] is model['d'][0][0] and model['b'][0] is norm
+    assert isinstance(model['a'], nn.GroupNorm)
+    assert model['a'] is model['b'][1] is model['d'][0][0]
+    assert model['b'][0] is norm
     gn = bn_to_gn(bn)
-    assert isinstance(gn, nn.GroupNorm) and gn.weight is bn.weight and isinstance(bn, nn.BatchNorm1d)
+    assert isinstance(gn, nn.GroupNorm)
+    assert gn.weight is bn.weight
+    assert isinstance(bn, nn.BatchNorm1d)
 
 def test_all_of_a_resnet():
     model = resnet18(num_classes=3)
     params = list(model.parameters())
     bn_to_gn(model)
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules()) and sum(isinstance(m, nn.GroupNorm) for m in model.modules())==20
-    assert all(a is b for a,b in zip(params, model.parameters())) and not list(model.buffers())
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+    assert sum(isinstance(m, nn.GroupNorm) for m in model.modules())==20
+    assert all(a is b for a,b in zip(params, model.parameters()))
+    assert not list(model.buffers())
 
 def after_bn(layer): return nn.Sequential(nn.BatchNorm1d(16), nn.Sequential(layer))
 
@@ -63,7 +83,8 @@ def test_refused(model, groups, error, says):
     "And the model is what it was"
     was = list(model.modules())
     with pytest.raises(error) as e: bn_to_gn(model, groups)
-    assert says in str(e.value) and all(a is b for a,b in zip(was, model.modules(), strict=True))
+    assert says in str(e.value)
+    assert all(a is b for a,b in zip(was, model.modules(), strict=True))
 
 @pytest.mark.parametrize('embs,n_cont,kwargs', [(1,3,dict(bn_cont=False)), (4,0,{})])
 def test_a_tabular_model_without_a_norm_of_columns(embs, n_cont, kwargs):

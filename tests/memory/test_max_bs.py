@@ -47,7 +47,9 @@ def check_search(fits_up_to, start, most):
     tried = []
     res = largest(lambda n: tried.append(n) or n<=fits_up_to, start, most)
     assert res==min(fits_up_to, most)
-    assert len(set(tried))==len(tried) and all(1<=n<=most for n in tried) and (res==0 or res in tried)
+    assert len(set(tried))==len(tried)
+    assert all(1<=n<=most for n in tried)
+    assert res==0 or res in tried
     assert len(tried)<=2*math.log2(most+1)+1
     if most: assert tried[0]==min(start, most)
     return tried
@@ -116,7 +118,8 @@ def search(learn, limit=inf, **kwargs): return unmoved(lambda o: o.max_bs_find(l
 def test_where_memory_runs_out(where, since, limit):
     "From the first step on, or from the second, when the optimizer's state is there: 13 items fit, and nothing has happened to the learner"
     learn = limited(13, where, since)
-    assert search(learn, limit)==13 and (13,False) in seen(learn)
+    assert search(learn, limit)==13
+    assert (13,False) in seen(learn)
     if limit==inf: assert tried(learn)==[4,8,16,12,14,13]
     else: assert [o for o in tried(learn) if o>4]==[50,25,12,18,15,13,14] # Without the report's, which bounds nothing here, but says where to begin
 
@@ -125,7 +128,8 @@ def test_where_memory_runs_out(where, since, limit):
 def test_at_the_first_trial(where, most, limit, sizes):
     "Today's batch does not fit: smaller ones are tried"
     learn = limited(most, where, bs=16)
-    assert search(learn, limit)==most and tried(learn)==sizes
+    assert search(learn, limit)==most
+    assert tried(learn)==sizes
 
 def test_at_the_first_trial_of_a_model_that_cannot_be_traced():
     "The steps that are run for the report are of smaller batches then"
@@ -136,8 +140,10 @@ def test_at_every_size(where):
     "An error with what the device said"
     learn = limited(0, where, bs=16)
     error = search(learn)
-    assert isinstance(error, RuntimeError) and tried(learn)==[16,8,4,2,1]
-    assert 'Not even a micro-batch of one item' in str(error) and '20.00 MiB' in str(error)
+    assert isinstance(error, RuntimeError)
+    assert tried(learn)==[16,8,4,2,1]
+    assert 'Not even a micro-batch of one item' in str(error)
+    assert '20.00 MiB' in str(error)
 
 surely = [MemoryError(), *map(RuntimeError, ('MPS backend out of memory', "DefaultCPUAllocator: can't allocate memory",
     'DefaultCPUAllocator: not enough memory: you tried'))]
@@ -147,7 +153,8 @@ perhaps = list(map(RuntimeError, ('CUBLAS_STATUS_ALLOC_FAILED', 'CUDNN_STATUS_IN
 
 def test_errors_that_mean_memory():
     "Or may mean it: then less is tried too, but if a single item fails, the error is raised as it is"
-    assert all(out_of_memory(e, surely=True) for e in surely) and all(out_of_memory(e) and not out_of_memory(e, surely=True) for e in perhaps)
+    assert all(out_of_memory(e, surely=True) for e in surely)
+    assert all(out_of_memory(e) and not out_of_memory(e, surely=True) for e in perhaps)
     for e in (surely[0],perhaps[0]): assert limited(9, error=lambda: e).max_bs_find()==9 # noqa: B023
     assert search(limited(0, error=lambda: perhaps[0])) is perhaps[0]
 
@@ -155,8 +162,10 @@ def test_errors_that_mean_memory():
 def test_another_error(where):
     "With the first size is not taken for a limit, and says itself; nor is one with a smaller size, after memory has run out"
     error = search(limited(3, where, error=lambda: KeyError('mine')), None)
-    assert isinstance(error, ValueError) and "Micro-batches of 4 items cannot be trained on, and memory is not the reason (KeyError: " in str(error)
-    assert isinstance(error.__cause__, KeyError) and error.__cause__.__traceback__ is None
+    assert isinstance(error, ValueError)
+    assert "Micro-batches of 4 items cannot be trained on, and memory is not the reason (KeyError: " in str(error)
+    assert isinstance(error.__cause__, KeyError)
+    assert error.__cause__.__traceback__ is None
     errors = [KeyError('mine'),oom()]
     assert "Micro-batches of 2 items cannot be trained on" in str(search(limited(0, where, error=errors.pop)))
 
@@ -193,7 +202,9 @@ def test_a_kernels_limit(at, limit):
     "Ends the search with what ran, without a margin for memory, and says why"
     with pytest.warns(UserWarning, match='40 items are the largest micro-batch that ran, and memory is not the reason: larger ones end with Runtime') as w:
         assert search(limited(40, bs=8, error=lambda: RuntimeError(of_a_kernel[at])), limit)==40
-    assert len(w)==1 and of_a_kernel[at] in str(w[0].message) and w[0].filename==__file__
+    assert len(w)==1
+    assert of_a_kernel[at] in str(w[0].message)
+    assert w[0].filename==__file__
 
 @pytest.mark.parametrize('where,error,most', [('forward',oom,9), ('backward',oom,0), ('validation',lambda: KeyError('mine'),3)],
     ids=['found','nothing','other'])
@@ -203,7 +214,8 @@ def test_no_tensor_is_pinned(where, error, most):
     held = search(learn)
     assert (held==9)==(most==9 and error is oom)
     gc.collect()
-    assert learn.limit.seen() and all(ref() is None for *_,ref in learn.limit.seen())
+    assert learn.limit.seen()
+    assert all(ref() is None for *_,ref in learn.limit.seen())
 
 def test_a_trial_that_failed_is_gone_before_the_next():
     "Its tensors would be in the way: they are let go even where they lie in a cycle"
@@ -219,14 +231,17 @@ def test_a_trial_that_failed_is_gone_before_the_next():
     try: assert learn.max_bs_find(limit=inf)==13
     finally: gc.enable()
     big = [i for i,(n,*_) in enumerate(learn.limit.seen()) if n>13]
-    assert len(big)==2 and alive[big[0]+1]==0 and alive[-1]==0
+    assert len(big)==2
+    assert alive[big[0]+1]==0
+    assert alive[-1]==0
 
 @pytest.mark.parametrize('kwargs,res,sizes', [({},50,[4,8,16,32,50]), (dict(start=1),50,[1,2,4,8,16,32,50]), (dict(max_bs=20),20,[4,8,16,20]),
     (dict(max_bs=3),3,[3]), (dict(start=np.int64(5),max_bs=np.int64(9)),9,[5,9]), (dict(max_bs=1000),50,[4,8,16,32,50]),
     (dict(limit='1GB',max_bs=20),20,[4,20]), (dict(limit='1GB',start=8),50,[8,16,32,50])])
 def test_start_and_max_bs(kwargs, res, sizes):
     learn = limited(1000)
-    assert search(learn, **kwargs)==res and type(res) is int
+    assert search(learn, **kwargs)==res
+    assert type(res) is int
     assert tried(learn)==sizes # Today's size comes first, where a report has the next one
 
 @pytest.mark.parametrize('n,bs', [(4,4), (13,4), (30,8)])
@@ -237,8 +252,10 @@ def test_limit(n, bs):
     held = sum(report.step(n).values())
     limit,less = f'{held}B',f'{held-1}B'
     learn.limit.seen().clear()
-    assert learn.max_bs_find(limit=limit, margin=0)==n and max(tried(learn))==max(n, bs)
-    assert learn.max_bs_find(limit=less, margin=0)==n-1 and learn.max_bs_find(limit=limit, margin=0, max_bs=n-1)==n-1
+    assert learn.max_bs_find(limit=limit, margin=0)==n
+    assert max(tried(learn))==max(n, bs)
+    assert learn.max_bs_find(limit=less, margin=0)==n-1
+    assert learn.max_bs_find(limit=limit, margin=0, max_bs=n-1)==n-1
 
 def test_limit_of_a_cpu(monkeypatch):
     "Half of the machine's memory where nothing else is said, if the system says how much that is"
@@ -246,7 +263,9 @@ def test_limit_of_a_cpu(monkeypatch):
     learn = limited(1000)
     report = learn.memory_report()
     monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: 2*sum(report.step(13).values()))
-    assert learn.max_bs_find(margin=0)==13 and learn.max_bs_find(limit=inf)==50 and learn.max_bs_find(limit='1GB')==50
+    assert learn.max_bs_find(margin=0)==13
+    assert learn.max_bs_find(limit=inf)==50
+    assert learn.max_bs_find(limit='1GB')==50
     monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: inf)
     assert limited(13).max_bs_find()==13
 
@@ -257,7 +276,8 @@ def test_limit_of_mps(monkeypatch):
     for o in (max_bs,report): monkeypatch.setattr(o, 'training_device', lambda learn: torch.device('mps'))
     monkeypatch.setattr(report, 'process_bytes', lambda: 10**9) # Nothing of the device's
     monkeypatch.setattr(torch.mps, 'recommended_max_memory', lambda: held)
-    assert search(learn, None, margin=0)==13 and search(learn)==50
+    assert search(learn, None, margin=0)==13
+    assert search(learn)==50
 
 def test_what_the_process_holds(monkeypatch, capsys):
     "Is taken off, without what the training counts itself, and said; a card has a memory of its own"
@@ -268,7 +288,8 @@ def test_what_the_process_holds(monkeypatch, capsys):
     assert search(learn, f'{10**9+held}B', margin=0)==13
     assert "This process holds 1 GB beside the model (Python, torch, data), so" in capsys.readouterr().out
     monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: 2*(10**9+held))
-    assert search(learn, None, margin=0)==13 and search(learn, '1.1GB')==50
+    assert search(learn, None, margin=0)==13
+    assert search(learn, '1.1GB')==50
     assert 'This process holds 1 GB already, beside the model' in str(search(learn, '900MB'))
     monkeypatch.setattr(report, 'process_bytes', lambda: 10**12)
     assert search(learn, 'T4')==50
@@ -299,12 +320,18 @@ def test_what_fine_tune_needs(capsys):
     capsys.readouterr()
     learn = frozen(cbs=ProgressCallback())
     report = unmoved(lambda o: o.memory_report(how='fine_tune'), learn)
-    assert report.bytes.tolist()==whole.bytes.tolist() and report.max_bs(limit)==n<n*1.3<learn.memory_report().max_bs(limit)
+    assert report.bytes.tolist()==whole.bytes.tolist()
+    assert report.max_bs(limit)==n<n*1.3<learn.memory_report().max_bs(limit)
     out = capsys.readouterr().out
-    assert out.count("how='fine_tune' counts that part")==1 and 'with a frozen body' in repr(learn.memory_report()) and 'frozen' not in repr(report)
-    assert search(learn, limit, how='fine_tune')==n<search(learn, limit) and 'frozen' in capsys.readouterr().out
+    assert out.count("how='fine_tune' counts that part")==1
+    assert 'with a frozen body' in repr(learn.memory_report())
+    assert 'frozen' not in repr(report)
+    assert search(learn, limit, how='fine_tune')==n<search(learn, limit)
+    assert 'frozen' in capsys.readouterr().out
     setup = learn.accum_to(120, limit=limit, how='fine_tune')
-    assert setup.micro_bs==max(o for o in range(1, n+1) if 120%o==0) and not learn.model.body[0].weight.requires_grad and learn.opt.frozen_idx==1
+    assert setup.micro_bs==max(o for o in range(1, n+1) if 120%o==0)
+    assert not learn.model.body[0].weight.requires_grad
+    assert learn.opt.frozen_idx==1
     assert unmoved(lambda o: o.accum_to(120, limit='600B', how='fine_tune'), learn).__class__ is ValueError # Takes nothing back that was not set
 
 @pytest.mark.parametrize('f', [lambda o, **k: o.max_bs_find(**k), lambda o, **k: o.memory_report(**k), lambda o, **k: o.accum_to(8, **k),
@@ -332,32 +359,39 @@ def test_batches_that_grow(kind):
     if kind=='callback': learn = limited(26, cbs=Twice())
     else: learn = limited(26, dls=DataLoaders(*(TorchDataLoader(regression(50, dtype=f32), 4, collate_fn=doubled) for _ in range(2)), device='cpu'))
     for n in (4,7): assert unmoved(lambda o: sum(o.memory_report(n).step(n).values()), learn)==sum(limited(1).memory_report().step(2*n).values()) # noqa: B023
-    assert search(learn)==13 and all(n%2==0 for n,training in seen(learn) if training) and (26,True) in seen(learn)
+    assert search(learn)==13
+    assert all(n%2==0 for n,training in seen(learn) if training)
+    assert (26,True) in seen(learn)
     assert report._measured_report(learn, 7).bytes['activations']>1.9*report._measured_report(limited(50), 7).bytes['activations']
 
 def test_margin():
     "Where memory is the bound, and not where the set or the user is; what is returned has run"
     learn = limited(40)
-    assert search(learn)==38 and 38 in tried(learn)
-    assert search(limited(40), margin=0)==search(limited(40), max_bs=40)==40 and search(limited(1000))==50
+    assert search(learn)==38
+    assert 38 in tried(learn)
+    assert search(limited(40), margin=0)==search(limited(40), max_bs=40)==40
+    assert search(limited(1000))==50
 
 def test_for_validation():
     "No training step is run; by a limit as traced, a tenth of the memory of a training holds no gradient"
     learn = limited(13, 'validation')
-    assert search(learn, for_='valid')==13 and not [o for o in seen(learn) if o[1]]
+    assert search(learn, for_='valid')==13
+    assert not [o for o in seen(learn) if o[1]]
     assert search(limited(7, 'validation', valid_bs=10), for_='valid')==7 # Its own size is no bound
     learn = limited(1000, bs=8)
     step = TracedStep(learn, ds_idx=1)
     assert step.valid(30)<sum(step(30).values())
     assert search(learn, limit=f'{step.valid(30)}B', margin=0, for_='valid')==30
     res = search(learn, limit='100B', for_='valid')
-    assert isinstance(res, ValueError) and "`limit`=100 B less `margin`=0.05 does not hold a validation batch of one item" in str(res)
+    assert isinstance(res, ValueError)
+    assert "`limit`=100 B less `margin`=0.05 does not hold a validation batch of one item" in str(res)
     assert isinstance(search(learn, for_='test'), ValueError)
     learn.dls.loaders[1] = DataLoader([], bs=4)
     assert 'The validation set is empty' in str(search(learn, for_='valid'))
 
 def test_a_card_by_its_name(capsys):
-    assert limited(1000, cbs=ProgressCallback()).max_bs_find(limit='t4')==50 and capsys.readouterr().out==f"{card_of('T4')}\n"
+    assert limited(1000, cbs=ProgressCallback()).max_bs_find(limit='t4')==50
+    assert capsys.readouterr().out==f"{card_of('T4')}\n"
 
 @pytest.mark.parametrize('n_steps,n,kwargs,n_train', [(2,8,dict(opt_func=SGD),2), (7,8,{},7), (3,11,{},3),
     (2,8,dict(cbs=RaiseAt('before_step', CancelStepException, order=20, times=4)),6)], ids=['two','seven','left over','skipped'])
@@ -376,7 +410,8 @@ def test_loaders(cls, drop_last):
     learn = limited(13, dls=pair(cls, 21, drop_last=drop_last))
     assert search(learn, None)==13
     learn.limit.most = 1000
-    assert search(learn, None)==21 and learn.memory_report(21).bs==21
+    assert search(learn, None)==21
+    assert learn.memory_report(21).bs==21
 
 def of_sampler(items): return TorchDataLoader(items, 4, sampler=SubsetRandomSampler(range(10)))
 def of_part(items): return PartialDL(items, partial_n=30, bs=8, num_workers=0)
@@ -398,7 +433,8 @@ def test_the_validation_loader():
     learn.max_bs_find(limit=inf)
     assert [n for n,training in seen(learn) if not training]==[4,8,16,32,50]
     learn = limited(1000, valid_bs=10)
-    assert learn.max_bs_find(limit=inf)==50 and {n for n,training in seen(learn) if not training}=={10}
+    assert learn.max_bs_find(limit=inf)==50
+    assert {n for n,training in seen(learn) if not training}=={10}
     with pytest.raises(ValueError, match="Training steps with micro-batches of 4 items fit in memory, but the validation loader's batches do not"):
         limited(9, 'validation', valid_bs=10).max_bs_find(limit=inf)
 
@@ -431,7 +467,9 @@ def test_callbacks_keep_still(cbs, tmp_path, capsys):
     "Nothing is logged, and each micro-batch is a step"
     learn,plain,lines = limited(13, cbs=cbs),limited(13),[]
     learn.logger = lines.append
-    assert search(learn)==13 and list(tmp_path.iterdir())==lines==[] and capsys.readouterr().out==''
+    assert search(learn)==13
+    assert list(tmp_path.iterdir())==lines==[]
+    assert capsys.readouterr().out==''
     plain.max_bs_find(limit=inf)
     assert seen(learn)==seen(plain)
 
@@ -450,14 +488,18 @@ def test_what_is_shown(capsys, monkeypatch):
     monkeypatch.setattr(max_bs, 'worth_saying', 0)
     limited(13, cbs=ProgressCallback(), model=Recurrent()).max_bs_find()
     out = capsys.readouterr().out
-    assert 'by the memory report ' in out and 'a trial with 50 items takes at most about ' in out and out.count('more items may fit there')==1
-    assert 'tracing a step of' in out and 'trying micro-batches of 14 items, about ' in out
+    assert 'by the memory report ' in out
+    assert 'a trial with 50 items takes at most about ' in out
+    assert out.count('more items may fit there')==1
+    assert 'tracing a step of' in out
+    assert 'trying micro-batches of 14 items, about ' in out
 
 @pytest.mark.parametrize('start,says', [(None,'8 items fit. start=8 goes on from there'), (20,'')])
 def test_an_interrupt(start, says, capsys):
     "Goes on, and what is known by then is said"
     learn = limited(13, error=KeyboardInterrupt, cbs=ProgressCallback())
-    assert isinstance(search(learn, start=start), KeyboardInterrupt) and says in capsys.readouterr().out
+    assert isinstance(search(learn, start=start), KeyboardInterrupt)
+    assert says in capsys.readouterr().out
 
 # A GPU, by its functions alone
 
@@ -488,13 +530,16 @@ def test_the_allocator_is_bounded(kwargs, res, monkeypatch):
     monkeypatch.setattr(max_bs, 'report_of', None)
     found = search(learn, **{'limit': None, **kwargs})
     assert found==res if res else isinstance(found, RuntimeError)
-    assert len(learn.allocator.fractions())==3 and learn.allocator.fractions()[-1]==1
+    assert len(learn.allocator.fractions())==3
+    assert learn.allocator.fractions()[-1]==1
 
 def test_before_a_first_fit(monkeypatch):
     "The model is not on its device yet, but what trains there is measured there, and main memory bounds nothing"
     learn = limited(1000)
     learn.dls.device = torch.device('meta')
-    assert training_device(learn).type=='meta' and next(learn.model.parameters()).device.type=='cpu' and max_bs._limit_of(learn, None)==inf
+    assert training_device(learn).type=='meta'
+    assert next(learn.model.parameters()).device.type=='cpu'
+    assert max_bs._limit_of(learn, None)==inf
     monkeypatch.setattr(report, '_traced_report', None)
     monkeypatch.setattr(report, '_measured_report', lambda *args: MemoryReport())
     assert learn.memory_report().untraced==''
@@ -505,10 +550,12 @@ def test_the_bound_ends_with_the_search(error, monkeypatch):
     learn = on_gpu(monkeypatch, fraction=0.2)
     assert learn.max_bs_find()==9
     learn.add_cb(RaiseAt('after_pred', error))
-    assert isinstance(search(learn), (ValueError,KeyboardInterrupt)) and learn.allocator.fractions()[-1]==0.2
+    assert isinstance(search(learn), (ValueError,KeyboardInterrupt))
+    assert learn.allocator.fractions()[-1]==0.2
     learn.remove_cb(RaiseAt)
     monkeypatch.delattr(torch.cuda, 'get_per_process_memory_fraction')
-    assert learn.max_bs_find()==38 and learn.allocator.fractions()[-1]==1
+    assert learn.max_bs_find()==38
+    assert learn.allocator.fractions()[-1]==1
 
 @pytest.mark.parametrize('held,says', [(100,'20% of what PyTorch holds lies in pieces'), (85,'')])
 def test_what_the_allocator_tells(held, says, monkeypatch, capsys):
@@ -516,7 +563,8 @@ def test_what_the_allocator_tells(held, says, monkeypatch, capsys):
     assert capsys.readouterr().out==''
     on_gpu(monkeypatch, held=held, cbs=ProgressCallback()).max_bs_find()
     out = capsys.readouterr().out
-    assert bool(out)==bool(says) and says in out
+    assert bool(out)==bool(says)
+    assert says in out
 
 # `accum_to`
 
@@ -527,7 +575,8 @@ def test_a_batch_that_does_not_fit_trains_as_if_it_did():
     "Six micro-batches of 8 are the batch of 48, and nothing is left of them afterwards"
     large,learn = small(most=inf, bs=48, model=mlp(seed=1, dtype=f32)),small(model=mlp(seed=1, dtype=f32))
     setup = learn.accum_to(48, limit=inf)
-    assert (setup.bs,setup.micro_bs,setup.n_acc,learn.batch_size)==(48,8,6,48) and repr(setup)=='Batches of 48 items, in 6 micro-batches of 8'
+    assert (setup.bs,setup.micro_bs,setup.n_acc,learn.batch_size)==(48,8,6,48)
+    assert repr(setup)=='Batches of 48 items, in 6 micro-batches of 8'
     for o in (large,learn): o.fit(3, 0.01)
     for a,b in zip(large.model.parameters(), learn.model.parameters()): assert torch.allclose(a, b, rtol=1e-4, atol=1e-6)
     other = small()
@@ -539,7 +588,8 @@ def test_the_size_of_micro_batches(bs, micro_bs):
     "The largest that fit and divide; where all of it fits nothing accumulates"
     learn = small()
     assert learn.accum_to(bs, limit=inf).micro_bs==learn.dls.train.bs==micro_bs
-    assert learn.batch_size==bs and (GradAccum in cbs_of(learn))==(micro_bs<bs)
+    assert learn.batch_size==bs
+    assert (GradAccum in cbs_of(learn))==(micro_bs<bs)
 
 @pytest.mark.parametrize('limit', [inf,'report'])
 def test_only_divisors_are_tried(limit):
@@ -547,9 +597,11 @@ def test_only_divisors_are_tried(limit):
     learn = small(most=40, n=200, bs=8)
     if limit=='report': limit = f"{sum(learn.memory_report().step(45).values())}B"
     learn.limit.seen().clear()
-    assert learn.accum_to(128, limit=limit, margin=0).micro_bs==32 and {*tried(learn)}<={8,16,32,64}
+    assert learn.accum_to(128, limit=limit, margin=0).micro_bs==32
+    assert {*tried(learn)}<={8,16,32,64}
     learn = small(most=33, n=200, bs=8)
-    assert learn.accum_to(128, limit=inf).micro_bs==32 and tried(learn)==[8,16,32,64,33]
+    assert learn.accum_to(128, limit=inf).micro_bs==32
+    assert tried(learn)==[8,16,32,64,33]
     assert small(most=32, n=200, bs=8).accum_to(128, limit=inf).micro_bs==16
 
 @pytest.mark.parametrize('own', [lambda: GradAccum(3, count=lambda o: len(o.x), fix_bn=False), lambda: GradientAccumulation(12), lambda: NoiseScale()])
@@ -560,12 +612,14 @@ def test_callbacks_are_put_back(own):
     first = learn.accum_to(16, limit=inf)
     if hasattr(was[-2], 'count'): assert (learn.grad_accum.count,learn.grad_accum.fix_bn)==(was[-2].count,False)
     second = learn.accum_to(8, limit=inf)
-    assert learn.batch_size==8 and GradAccum not in cbs_of(learn)
+    assert learn.batch_size==8
+    assert GradAccum not in cbs_of(learn)
     learn.fit(1, 0.01)
     first.undo() # It is taken back already
     assert learn.batch_size==8
     second.undo(),second.undo()
-    assert {*map(id, learn.cbs)}=={*map(id, was)} and learn.dls.train is dl
+    assert {*map(id, learn.cbs)}=={*map(id, was)}
+    assert learn.dls.train is dl
 
 def test_a_setup_and_a_plan():
     "A plan takes the place of a setup, and a setup refuses to take a plan's; what is taken back last leaves what there was first"
@@ -580,7 +634,9 @@ def test_a_setup_and_a_plan():
     assert n==learn.batch_size==plan.bs!=24
     assert 'A plan has set this learner up' in str(unmoved(lambda o: o.accum_to(24, limit=inf), learn))
     plan.undo(learn)
-    assert cbs_of(learn)==was and learn.dls.train is dl and learn.accum_to(24, limit=inf).bs==24
+    assert cbs_of(learn)==was
+    assert learn.dls.train is dl
+    assert learn.accum_to(24, limit=inf).bs==24
 
 def test_in_a_fit():
     "A setup is refused, and the fit ends as it would"
@@ -597,7 +653,8 @@ def test_in_a_fit():
      'Micro-batches of up to 9 items fit, but `bs`=47 can be divided into 47 of 1 only: take bs=42 (6 micro-batches of 7) or bs=48 (6 micro-batches of 8)')])
 def test_targets_that_are_refused(bs, error, says):
     res = unmoved(lambda o: o.accum_to(bs, limit=inf), small())
-    assert isinstance(res, error) and says in str(res)
+    assert isinstance(res, error)
+    assert says in str(res)
 
 # Items of different sizes
 
@@ -638,10 +695,13 @@ def test_the_largest_items_are_tried(kind):
     learn = text_learner(text_loader(kind), text_loader(kind, False), 30*11)
     assert search(learn)==11
     order = max_bs.by_size(learn.dls.train)
-    assert order[:2]==[17,33] and sorted(order)==list(range(40)) and all(lens[a]>=lens[b] for a,b in zip(order, order[1:]))
+    assert order[:2]==[17,33]
+    assert sorted(order)==list(range(40))
+    assert all(lens[a]>=lens[b] for a,b in zip(order, order[1:]))
     seen = learn.lengths.seen()
     firsts = [b for a,b in zip([(None,None,False),*seen], seen) if b[0]!=a[0] or b[2]!=a[2]]
-    assert all(n==30 for _,n,_ in firsts) and {o for o,_,training in firsts if training}=={4,8,16,12,10,11}
+    assert all(n==30 for _,n,_ in firsts)
+    assert {o for o,_,training in firsts if training}=={4,8,16,12,10,11}
     assert (11,30,False) in seen
 
 class Stream(IterableDataset):
@@ -657,7 +717,8 @@ def test_items_that_are_alike_or_cannot_be_told():
     state = torch.get_rng_state()
     class Random(list):
         def __getitem__(self, i): return torch.rand(3+i%2)
-    assert len(max_bs.by_size(TorchDataLoader(Random(range(9)), 4)))==9 and torch.equal(torch.get_rng_state(), state)
+    assert len(max_bs.by_size(TorchDataLoader(Random(range(9)), 4)))==9
+    assert torch.equal(torch.get_rng_state(), state)
 
 # Bad input
 
@@ -673,13 +734,15 @@ def test_refused(kwargs, error, says):
     "And nothing has changed"
     learn = limited(13)
     res = search(learn, **kwargs)
-    assert isinstance(res, error) and says in str(res)
+    assert isinstance(res, error)
+    assert says in str(res)
     if 'limit' not in kwargs: assert seen(learn)==[] # Before anything is trained on
 
 @pytest.mark.parametrize('kwargs', [{}, dict(start=4)])
 def test_a_loader_that_cannot_change_its_batches(kwargs):
     error = search(limited(1000, dls=DataLoaders(Fixed(), Fixed())), **kwargs)
-    assert isinstance(error, ValueError) and 'A training loader of type Fixed cannot be given batches of' in str(error)
+    assert isinstance(error, ValueError)
+    assert 'A training loader of type Fixed cannot be given batches of' in str(error)
 
 def test_a_set_of_unknown_length():
     "Needs a `max_bs`"
@@ -715,11 +778,15 @@ def _worker(rank):
 def test_processes_agree():
     a,b = on_ranks(_worker, 2, timeout=8)
     assert a['limit']==b['limit']<40
-    assert a['memory']==b['memory']==5 and a['validation']==b['validation']==7
-    assert a['margin']==b['margin']==38 and a['kernel']==b['kernel']==20
+    assert a['memory']==b['memory']==5
+    assert a['validation']==b['validation']==7
+    assert a['margin']==b['margin']==38
+    assert a['kernel']==b['kernel']==20
     assert all('Micro-batches of 4 items cannot be trained on, and memory is not the reason (KeyError' in o['other'] for o in (a,b))
     assert all('Not even a micro-batch of one item' in o['every'] for o in (a,b))
-    assert a['setup']==b['setup'] and a['setup'][0]=='Batches of 32 items, in 2 micro-batches of 8' and a['after']==b['after']==4
+    assert a['setup']==b['setup']
+    assert a['setup'][0]=='Batches of 32 items, in 2 micro-batches of 8'
+    assert a['after']==b['after']==4
 
 # `bs_find(max_bs='auto')`
 

@@ -67,12 +67,15 @@ def test_exact_bytes(make, opt):
     learn.model.eval()
     was = picture(learn)
     report = measured(learn)
-    assert changes(was, picture(learn))==[] and no_hook_left() and report.bs==learn.dls.train.bs
+    assert changes(was, picture(learn))==[]
+    assert no_hook_left()
+    assert report.bs==learn.dls.train.bs
     params = list(learn.model.parameters())
     assert report.bytes['parameters']==report.bytes['gradients']==size_of(params)
     assert report.bytes['optimizer state']==n_state*size_of(params)+step*len(params)
     assert report.bytes['buffers']==size_of(learn.model.buffers())
-    assert (report.per_item[:4]==0).all() and report.per_item['activations']>0
+    assert (report.per_item[:4]==0).all()
+    assert report.per_item['activations']>0
     assert np.isnan(report.loc['workspace']).all()
     for nm in report.columns: assert report[nm]['total']==report[nm].drop('total').sum()
     learn.fit(1, 0.001)
@@ -84,7 +87,8 @@ def test_frozen_body():
     for p in learn.model[0].parameters(): p.requires_grad_(False)
     report = measured(learn)
     head = size_of(learn.model[2].parameters())
-    assert report.bytes['parameters']==size_of(learn.model.parameters()) and report.bytes['gradients']==head
+    assert report.bytes['parameters']==size_of(learn.model.parameters())
+    assert report.bytes['gradients']==head
     assert report.bytes['optimizer state']==2*head
     assert report.per_item['activations']==4*(7+3)+8 # Not its input, which nothing needs
     for p in learn.model[0].parameters(): p.grad = torch.ones_like(p)
@@ -108,7 +112,8 @@ def test_sparse_gradients():
     items = [(torch.tensor([i,i+1,i+2]),torch.tensor(0.)) for i in range(16)]
     model = nn.Sequential(nn.Embedding(20,8,sparse=True), nn.Flatten(), nn.Linear(24,1))
     report = measured(learner(dls=loaders(items, 4), model=model, opt_func=SGD, loss_func=lambda p,y: p.sum()))
-    assert report.bytes['gradients']==12*(8+8*4)+25*4 and report.bytes['parameters']==160*4+25*4
+    assert report.bytes['gradients']==12*(8+8*4)+25*4
+    assert report.bytes['parameters']==160*4+25*4
 
 # Activations
 
@@ -117,8 +122,10 @@ def test_activations_of_the_mlp(bs):
     "Input, ReLU's output, log-softmax, target; and the one number that the loss divides by. Of one item, they are those of a second"
     report = measured(mlp_learner(), bs)
     by_hand = 4*(5+7+3)+8
-    assert report.per_item['activations']==by_hand and 0<=report.bytes['activations']-bs*by_hand<=4
-    assert report.bs==bs and report.per_item['total']==by_hand
+    assert report.per_item['activations']==by_hand
+    assert 0<=report.bytes['activations']-bs*by_hand<=4
+    assert report.bs==bs
+    assert report.per_item['total']==by_hand
 
 class Sums(nn.Module):
     "A layer, and what `f` makes of it"
@@ -141,14 +148,16 @@ def sums(f, **kwargs): return learner(model=Sums(f), loss_func=lambda p,y: p.sum
 ], ids=['nothing','view','parts','buffer','parameter','detached','mask'])
 def test_each_storage_once(f, floats, const):
     report = measured(sums(f), 6)
-    assert report.per_item['activations']==4*floats and report.bytes['activations']==6*4*floats+const
+    assert report.per_item['activations']==4*floats
+    assert report.bytes['activations']==6*4*floats+const
 
 def test_what_grows_faster():
     "`per_item` is the slope between the report's size and half of it; and a report's total holds the report's batch"
     learn = sums(lambda m,h: (h@h.t()).exp())
     report = measured(learn, 9)
     def by_hand(n): return 4*(5*n+4*n+n*n)
-    assert report.bytes['activations']==by_hand(9) and report.per_item['activations']==(by_hand(9)-by_hand(4))/5
+    assert report.bytes['activations']==by_hand(9)
+    assert report.per_item['activations']==(by_hand(9)-by_hand(4))/5
     for bs in (2,3,9):
         report = measured(learn, bs)
         assert report.items_in(report.bytes['total'], margin=0)==bs
@@ -159,7 +168,8 @@ def test_only_training_batches_of_its_size_count():
     class Look(Callback):
         def after_pred(self): seen.append((len(self.x),self.training))
     report = measured(learner(n=7, cbs=Look()), 4)
-    assert seen==[(4,True),(4,True),(2,True),(2,True)] and report.bytes['activations']==4*4*(5+4+2+2)
+    assert seen==[(4,True),(4,True),(2,True),(2,True)]
+    assert report.bytes['activations']==4*4*(5+4+2+2)
 
 def test_what_callbacks_do_counts():
     "Before and after the forward pass; not in the backward pass, where a second derivative would keep more"
@@ -185,7 +195,9 @@ def test_callbacks_on_the_learner(tmp_path, capsys):
     plain,learn = learner(opt_func=Adam),learner(opt_func=Adam, cbs=cbs)
     was = picture(learn)
     report = measured(learn)
-    assert changes(was, picture(learn))==[] and list(tmp_path.iterdir())==[] and capsys.readouterr().out==''
+    assert changes(was, picture(learn))==[]
+    assert list(tmp_path.iterdir())==[]
+    assert capsys.readouterr().out==''
     pd.testing.assert_frame_equal(report, measured(plain))
 
 def test_steps_that_are_skipped_do_not_count():
@@ -201,7 +213,8 @@ def test_after_an_exception(event):
     learn = learner(cbs=RaiseAt(event, KeyError), opt_func=Adam)
     was = picture(learn)
     with pytest.raises(KeyError, match='the one'): measured(learn)
-    assert changes(was, picture(learn))==[] and no_hook_left()
+    assert changes(was, picture(learn))==[]
+    assert no_hook_left()
 
 @pytest.mark.parametrize('fails', [False,True])
 def test_no_tensor_is_held(fails):
@@ -216,7 +229,8 @@ def test_no_tensor_is_held(fails):
         with pytest.raises(KeyError): measured(learn)
     else: report = measured(learn) # noqa: F841, to be held
     gc.collect()
-    assert len(refs)==(2 if fails else 4) and all(o() is None for o in refs)
+    assert len(refs)==(2 if fails else 4)
+    assert all(o() is None for o in refs)
 
 @pytest.mark.parametrize('bs,says', [(0,"`bs` must be at least 1 item, got 0"), (51,"`bs`=51 items are more than the 50 of the training set")])
 def test_refused(bs, says):
@@ -231,7 +245,9 @@ class Fixed:
 def test_what_an_item_more_takes_is_not_known():
     "The report of today's batch says all else"
     report = measured(learner(dls=DataLoaders(Fixed(), Fixed())))
-    assert report.bytes['activations']>0 and math.isnan(report.per_item['activations']) and math.isnan(report.per_item['total'])
+    assert report.bytes['activations']>0
+    assert math.isnan(report.per_item['activations'])
+    assert math.isnan(report.per_item['total'])
     with pytest.raises(ValueError, match="By this report an item more takes an unknown amount of memory"): report.max_bs('1GB')
 
 def test_sizes_that_never_come():
@@ -254,7 +270,8 @@ def report_of(activations=100., per_item=25., fixed=(400.,400.,800.,10.), worksp
 @pytest.mark.parametrize('limit,n', [('1635B',1), ('1659.9B',1), ('1660B',2), ('1709B',3), ('1710B',4), ('26610B',1000), ('2KB',15), ('2KiB',17)])
 def test_max_bs(limit, n):
     report = report_of()
-    assert report.max_bs(limit, margin=0)==n and type(report.max_bs(limit, margin=0)) is int
+    assert report.max_bs(limit, margin=0)==n
+    assert type(report.max_bs(limit, margin=0)) is int
     assert report.max_bs(f'{2*n_bytes(limit)}B', margin=0.5)==n
 
 def test_max_bs_with_what_is_there_whatever_the_batch():
@@ -272,9 +289,14 @@ def test_it_is_a_frame():
     report = report_of()
     assert report.dtypes.tolist()==[float,float]
     for part in (report.iloc[:4], report[['bytes']], report.reset_index(), report.copy(), report/2, report.T, pickle.loads(pickle.dumps(report))):
-        assert isinstance(part, MemoryReport) and part.bs==4 and repr(part) and part._repr_html_()
-    assert isinstance(report.bytes, pd.Series) and pickle.loads(pickle.dumps(report)).max_bs('1735B', margin=0)==5
-    assert repr(pd.concat([report, report])) and repr(MemoryReport({'bytes': [1.], 'per_item': [1.]}))
+        assert isinstance(part, MemoryReport)
+        assert part.bs==4
+        assert repr(part)
+        assert part._repr_html_()
+    assert isinstance(report.bytes, pd.Series)
+    assert pickle.loads(pickle.dumps(report)).max_bs('1735B', margin=0)==5
+    assert repr(pd.concat([report, report]))
+    assert repr(MemoryReport({'bytes': [1.], 'per_item': [1.]}))
 
 def test_in_words():
     "With units; a part of it as pandas shows it"
@@ -284,21 +306,26 @@ def test_in_words():
         'buffers             10 B      0 B', 'activations        100 B     25 B', 'workspace                        ',
         'total            1.71 KB     25 B']
     html = report._repr_html_()
-    assert '<td>1.71 KB</td>' in html and 'nan' not in html.lower()
+    assert '<td>1.71 KB</td>' in html
+    assert 'nan' not in html.lower()
     part = report[['bytes']]
-    assert repr(part)==repr(pd.DataFrame(part)) and 'KB' not in part._repr_html_()
+    assert repr(part)==repr(pd.DataFrame(part))
+    assert 'KB' not in part._repr_html_()
 
 def test_plot():
     "On axes that are given, or new ones; grey and blue make the row"
     report = report_of(130.)
     _,ax = plt.subplots()
-    assert report.plot_memory(ax) is ax and report.plot_memory() is not ax
+    assert report.plot_memory(ax) is ax
+    assert report.plot_memory() is not ax
     assert ax.get_xlabel()=='KB (total 1.74 KB)'
     assert [o.get_text() for o in ax.get_yticklabels()]==['parameters','gradients','optimizer state','buffers','activations']
     stays,grows = ([p.get_width()*1000 for p in c] for c in ax.containers)
-    assert stays==pytest.approx([400,400,800,10,30]) and grows==pytest.approx([0,0,0,0,100])
+    assert stays==pytest.approx([400,400,800,10,30])
+    assert grows==pytest.approx([0,0,0,0,100])
     assert [p.get_x()*1000 for p in ax.containers[1]]==pytest.approx([400,400,800,10,30])
-    assert [t.get_text() for t in ax.texts]==[' 400 B',' 400 B',' 800 B',' 10 B',' 130 B'] and ax.yaxis_inverted()
+    assert [t.get_text() for t in ax.texts]==[' 400 B',' 400 B',' 800 B',' 10 B',' 130 B']
+    assert ax.yaxis_inverted()
 
 # Cards by their names
 
@@ -331,8 +358,11 @@ def test_sizes_are_sizes(limit): assert card_of(limit) is None and limit_bytes(l
 
 def test_what_a_card_loses_is_said(capsys):
     text = 'T4: 14.2 of 16 GiB are left for a training, without 6.25% for ECC, 2% for the driver and 0.5 GiB for the CUDA context'
-    assert str(card_of('T4'))==text and 'ECC' not in str(card_of('RTX 3060')) and Card('x', 10, False).usable==9.3*GiB
-    assert report_of().max_bs('T4')==report_of().max_bs(limit_bytes('T4')) and capsys.readouterr().out==f"{text}\n"
+    assert str(card_of('T4'))==text
+    assert 'ECC' not in str(card_of('RTX 3060'))
+    assert Card('x', 10, False).usable==9.3*GiB
+    assert report_of().max_bs('T4')==report_of().max_bs(limit_bytes('T4'))
+    assert capsys.readouterr().out==f"{text}\n"
 
 @pytest.mark.parametrize('limit,meant', [('4090',"the card 'RTX 4090' or '4090MB'"), (4090,"the card 'RTX 4090' or '4090MB'"), (6,"'6GB'"), (16,"'16GB'"),
     (np.int64(16),"'16GB'"), (' 24 ',"'24GB'"), ('40',"the card 'A40' or the card 'L40S' or '40GB'"), (1635.,"'1635.0MB'"), ('16000000000',"'16 GB'")])
@@ -351,7 +381,8 @@ def test_bytes_of_the_process():
     x = torch.ones(5*10**7)
     grown = process_bytes()
     most = pytest.importorskip('resource').getrusage(0).ru_maxrss*1024 # Linux counts in KiB
-    assert most/20<was<=1.05*most and grown-was==pytest.approx(x.nbytes, rel=0.1)
+    assert most/20<was<=1.05*most
+    assert grown-was==pytest.approx(x.nbytes, rel=0.1)
 
 def test_what_a_limit_leaves(monkeypatch, capsys):
     "Of a size in the memory that the learner trains in; all of a card, and all of another device"
@@ -360,7 +391,8 @@ def test_what_a_limit_leaves(monkeypatch, capsys):
     own = 4*size_of(learn.model.parameters()) # With gradients and two tensors of state
     monkeypatch.setattr(report_module, 'process_bytes', lambda: 10**9+own)
     report = learn.memory_report()
-    assert report.held==held_bytes(learn)==10**9 and report.max_bs('2GB')==report.items_in(1e9, 0.05)
+    assert report.held==held_bytes(learn)==10**9
+    assert report.max_bs('2GB')==report.items_in(1e9, 0.05)
     assert 'This process holds 1 GB beside the model (Python, torch, data), so 1 GB are left for a training step' in capsys.readouterr().out
     assert report.max_bs('T4')==report.items_in(limit_bytes('T4'), 0.05)
     assert pickle.loads(pickle.dumps(report)).held==10**9

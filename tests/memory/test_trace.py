@@ -91,7 +91,8 @@ def test_a_language_model(precision, capsys):
     report = learn.memory_report(precision=precision)
     if precision=='bf16': learn.add_cb(frame().Half())
     assert 0.9<report.bytes['total']/peak_of(learn)<1.05
-    assert report.max_bs('1GB') and 'more items may fit there' in capsys.readouterr().out
+    assert report.max_bs('1GB')
+    assert 'more items may fit there' in capsys.readouterr().out
 
 class Attention(nn.Module):
     "By `F.scaled_dot_product_attention`; a mask of its own, or none"
@@ -117,7 +118,8 @@ def test_dropout_on_a_card(make, precision):
     "Costs a byte for a number, or nothing in attention, where a CPU keeps all its weights"
     own = F.scaled_dot_product_attention,F.dropout
     plain,card,cpu = (per_item(make(p), on_card, precision) for p,on_card in ((0.,True),(0.1,True),(0.1,False)))
-    assert 1<=card/plain<1.2 and cpu/plain>1.8
+    assert 1<=card/plain<1.2
+    assert cpu/plain>1.8
     assert (F.scaled_dot_product_attention,F.dropout)==own
 
 def test_attention_of_which_a_card_has_no_kernel():
@@ -153,7 +155,8 @@ def test_attention_of_queries_in_single_precision():
             v = self.lin(x)[:,None]
             seen.append(F.scaled_dot_product_attention(v.float(), v.float(), v, dropout_p=0.1))
             return seen[-1][:,0]
-    assert 0<per_item(Single(), True, 'bf16')<per_item(Single(), False, 'bf16') and {o.dtype for o in seen}=={torch.bfloat16}
+    assert 0<per_item(Single(), True, 'bf16')<per_item(Single(), False, 'bf16')
+    assert {o.dtype for o in seen}=={torch.bfloat16}
 
 def test_a_card_by_its_name_holds_more():
     "Items with dropout than so many bytes of main memory"
@@ -181,7 +184,8 @@ def test_rows():
     small,large = (TracedStep(learn)(bs) for bs in (1000,2000))
     n = 4*(5*7+7+7*3+3)
     assert [small[o] for o in ('parameters','gradients','optimizer state','buffers')]==[n,n,2*n,0]
-    assert large['activations']-small['activations']==1000*(4*(5+7+3)+8) and 0<large['workspace']-small['workspace']<=1000*4*2*7
+    assert large['activations']-small['activations']==1000*(4*(5+7+3)+8)
+    assert 0<large['workspace']-small['workspace']<=1000*4*2*7
 
 def test_frozen_body_and_tied_weights():
     learn = dense(opt_func=Adam)
@@ -199,8 +203,12 @@ def test_nothing_happens(make):
     learn = learners[make](opt_func=Adam)
     was,own = picture(learn),torch.Tensor.as_subclass
     report = learn.memory_report()
-    assert torch.Tensor.as_subclass is own and report.bytes['total']>0 and report.step and sum(report.step(10**6).values())>10**9
-    assert changes(was, picture(learn))==[] and 'traced' in repr(report)
+    assert torch.Tensor.as_subclass is own
+    assert report.bytes['total']>0
+    assert report.step
+    assert sum(report.step(10**6).values())>10**9
+    assert changes(was, picture(learn))==[]
+    assert 'traced' in repr(report)
 
 class Asks(nn.Module):
     "Its control flow depends on its data"
@@ -213,7 +221,9 @@ def test_what_cannot_be_traced():
     "Is run and measured, and the report says why; in another precision it is not known"
     learn = quiet_learner(loaders(regression(20, dtype=f32), 4), Asks())
     report = learn.memory_report()
-    assert report.step is None and 'DataDependentOutputException' in report.untraced and 'measured, as it cannot be traced (' in repr(report)
+    assert report.step is None
+    assert 'DataDependentOutputException' in report.untraced
+    assert 'measured, as it cannot be traced (' in repr(report)
     assert report.max_bs('1MB')>1
     with pytest.raises(ValueError, match="cannot be traced .*so its memory in fp16 is not known: leave out `precision`"): learn.memory_report(precision='fp16')
 
@@ -227,7 +237,8 @@ def test_max_bs(make, times):
     report = learners[make](opt_func=Adam).memory_report()
     limit = times*report.bytes['total']
     n = report.max_bs(limit)
-    assert n>report.bs and sum(report.step(n).values())<=0.95*limit
+    assert n>report.bs
+    assert sum(report.step(n).values())<=0.95*limit
     assert sum(report.step(n).values())>=0.85*limit or sum(report.step(n+1).values())>0.95*limit
 
 def test_max_bs_of_a_model_that_takes_no_single_item():
@@ -241,14 +252,16 @@ def test_validation():
     "Keeps nothing for a backward pass: one layer's input and output, where training keeps ten"
     items = list(zip(torch.randn(20, 50), torch.randint(50, (20,))))
     step = TracedStep(classifier(items, nn.Sequential(*(nn.Sequential(nn.Linear(50,50), nn.Sigmoid()) for _ in range(10)))), ds_idx=1)
-    assert 1000*50*4*2<step.valid(1000)<1000*50*4*5 and step(1000)['activations']>1000*50*4*10
+    assert 1000*50*4*2<step.valid(1000)<1000*50*4*5
+    assert step(1000)['activations']>1000*50*4*10
 
 def test_the_largest_validation_batch_of_a_card():
     "As `max_bs_find` has it; a report that was measured in training cannot know"
     learn = dense(opt_func=Adam)
     report = learn.memory_report()
     n = report.max_bs('8MB', for_='valid')
-    assert n>2*report.max_bs('8MB') and 0.9*8e6<TracedStep(learn, ds_idx=1).valid(n)<=0.95*8e6
+    assert n>2*report.max_bs('8MB')
+    assert 0.9*8e6<TracedStep(learn, ds_idx=1).valid(n)<=0.95*8e6
     with pytest.raises(ValueError, match="`for_` must be 'train' or 'valid', got 'test'"): report.max_bs('T4', for_='test')
     with pytest.raises(ValueError, match="was measured in training steps, which says nothing of for_='valid': trace one"):
         _measured_report(learn, 4).max_bs('T4', for_='valid')
@@ -275,4 +288,6 @@ def test_live_bytes():
         live.start_peak()
         z = torch.ones(500).to_sparse()
         del y
-    assert live.peak-4000>=500*(8+4) and live.now==500*(8+4) and z.is_sparse
+    assert live.peak-4000>=500*(8+4)
+    assert live.now==500*(8+4)
+    assert z.is_sparse

@@ -95,7 +95,8 @@ def test_a_gradient_measured_negative_beyond_doubt():
     "At least the items measured"
     rng = np.random.default_rng(0)
     p = pooled(frame(rng.normal(8,0.1,20), rng.normal(-2,0.1,20), 32.))
-    assert p.noise_scale==np.inf and p.interval()==(640,np.inf)
+    assert p.noise_scale==np.inf
+    assert p.interval()==(640,np.inf)
 
 @pytest.mark.parametrize('rel,n_windows,beta', [(0.05,30,1), (1,50,0.99)])
 def test_coverage_of_the_interval(rel, n_windows, beta):
@@ -105,7 +106,8 @@ def test_coverage_of_the_interval(rel, n_windows, beta):
         T,g,N = simulate(rng, np.full(n_experiments, rel))
         p.add(T, g, N[0])
     truth,(low,high) = rel*N[0],p.interval()
-    assert (low>=0).all() and (low<=high).all()
+    assert (low>=0).all()
+    assert (low<=high).all()
     assert 0.92 <= ((low<=truth) & (truth<=high)).mean() <= 0.98
     assert np.isinf(high).mean() <= (0 if rel<=1 else 0.3)
     assert (low>truth).mean() <= 0.05
@@ -132,7 +134,8 @@ def test_the_present_value_is_read(r):
     if r[0]==r[-1]: assert (n_windows==47).mean()>0.97
     else:
         whole = np.median([pooled(o, 0.99).noise_scale for o in runs])
-        assert (n_windows<47).all() and abs(np.log(whole/r[-5:].mean())) > np.log(2.5) # Of the whole run: nobody's noise scale
+        assert (n_windows<47).all()  # Of the whole run: nobody's noise scale
+        assert abs(np.log(whole/r[-5:].mean())) > np.log(2.5)
 
 # Along a path
 
@@ -158,7 +161,8 @@ def test_along_does_not_take_the_path_for_an_error():
     rises = frame(np.geomspace(50, 500, 40), 1+0.02*np.random.default_rng(0).normal(size=40), 500.)
     path,pool = along(rises),pooled(rises).estimate()
     (low,high),(pool_low,pool_high) = path.ci,pool.ci
-    assert high-low<0.15*(pool_high-pool_low) and low<path.noise_scale<high
+    assert high-low<0.15*(pool_high-pool_low)
+    assert low<path.noise_scale<high
     assert (path.noise_scale,path.tr_sigma,path.g_sq)==pytest.approx((pool.noise_scale,pool.tr_sigma,pool.g_sq))
 
 # One result, however windows are put together
@@ -172,8 +176,12 @@ def test_an_estimate_is_in_items(way):
     T,g,n = rng.normal(8,2,40),rng.normal(1,0.4,40),rng.integers(2,13,40)*7.
     f = ways[way]
     e,in_elems = f(frame(T, g, n, n/7)),f(frame(T, g, n))
-    assert (e.noise_scale,*e.ci)==pytest.approx([o/7 for o in (in_elems.noise_scale,*in_elems.ci)]) and e.n_windows==40
-    assert (e.tr_sigma,e.g_sq)==pytest.approx((n@T/n.sum(),n@g/n.sum())) and e.ci[0]<e.noise_scale<e.ci[1]
+    assert (e.noise_scale,*e.ci)==pytest.approx([o/7 for o in (in_elems.noise_scale,*in_elems.ci)])
+    assert e.n_windows==40
+    assert (e.tr_sigma,e.g_sq)==pytest.approx((n@T/n.sum(),n@g/n.sum()))
+    assert e.ci[0]<e.noise_scale<e.ci[1]
     few,none = f(frame(T, g, n)[:2]),f(frame(T, g, n)[:0])
-    assert few.ci==none.ci==(0,np.inf) and few.noise_scale==pytest.approx((n[:2]@T[:2])/(n[:2]@g[:2]))
-    assert np.isnan(none.noise_scale) and none.n_windows==0
+    assert few.ci==none.ci==(0,np.inf)
+    assert few.noise_scale==pytest.approx((n[:2]@T[:2])/(n[:2]@g[:2]))
+    assert np.isnan(none.noise_scale)
+    assert none.n_windows==0

@@ -92,7 +92,8 @@ def test_rows_are_those_of_the_items(kind, bs, n_acc):
 def test_exact_noise_scale(kind='tokens'):
     exact = noise_scale(task_grads(kind, 200))
     noise = measure(*task(kind, 200), n_epoch=3, shuffle=True)
-    assert len(noise.df)>=50 and 0.1 < exact/10 < 5 # The window holds 10 items
+    assert len(noise.df)>=50  # The window holds 10 items
+    assert 0.1 < exact/10 < 5
     assert noise.ci[0] <= exact <= noise.ci[1]
     assert abs(z_score(noise.df, elems_of[kind]*exact)) <= 3 < abs(z_score(noise.df, exact)) # In elements, not in items
 
@@ -101,7 +102,8 @@ def test_exact_noise_scale_with_class_weights():
     items,model,loss_func = classes(600),mlp(n_out=3),nn.CrossEntropyLoss(weight=torch.tensor([1,2,0.5], dtype=torch.float64))
     rows,weights = item_grads(model, loss_func, items),loss_func.weight[torch.stack([y for _,y in items])]
     df = measure(items, model, loss_func, 8, 4, n_epoch=4, shuffle=True).df
-    assert len(df)>=50 and abs(z_score(df, noise_scale(rows, weights))) <= 3 < abs(z_score(df, noise_scale(rows)))
+    assert len(df)>=50
+    assert abs(z_score(df, noise_scale(rows, weights))) <= 3 < abs(z_score(df, noise_scale(rows)))
 
 @pytest.mark.parametrize('own', [False,True])
 def test_rows_of_tokens_that_count(own):
@@ -173,7 +175,8 @@ def test_overflows_of_a_scaled_loss_are_dropped():
     "At 4096, 2048 and 1024, which the optimizer does not see either; the other rows are those of the loss as it is"
     items = regression(100)
     noise = measure(items, mlp(), nn.MSELoss(), cbs=[Overflowing(init_scale=4096.)], n_epoch=2)
-    assert noise.n_dropped==3 and noise.df.step.tolist()==list(range(4,21))
+    assert noise.n_dropped==3
+    assert noise.df.step.tolist()==list(range(4,21))
     assert_rows(noise.df, expected(items, mlp(), nn.MSELoss(), (2*windows_in_order(100, 2, 5))[3:]))
 
 def cancelled(event, exc, at, order, n, first, bs=2, k=3):
@@ -248,7 +251,9 @@ def test_no_hook_stays(event, exc, there):
     look = Callback(**{event: lambda self: seen.append(n_hooks(self.model))})
     learn = quiet_learner(loaders(items, 2), model, nn.MSELoss(), cbs=[GradAccum(3), noise, look, stop])
     with suppress(ValueError, KeyboardInterrupt): learn.fit(1, 0.)
-    assert stop.raised and seen[-1]==there and n_hooks(model)==0
+    assert stop.raised
+    assert seen[-1]==there
+    assert n_hooks(model)==0
     learn.remove_cb(stop)
     learn.fit(1, 0.)
     assert n_hooks(model)==0
@@ -272,9 +277,11 @@ def test_rows_and_properties():
     numbers = 'n_elems','tr_sigma','g_sq','noise_scale','low','high','mean_tr_sigma','mean_g_sq'
     assert df.dtypes.to_dict()=={'step': int, 'n_items': int, **dict.fromkeys(numbers, float)}
     assert all(type(o) is float for o in (noise.noise_scale,noise.g_sq,noise.tr_sigma,*noise.ci))
-    assert noise.ci==tuple(df.iloc[-1][['low','high']]) and noise.noise_scale==df.noise_scale.iloc[-1]
+    assert noise.ci==tuple(df.iloc[-1][['low','high']])
+    assert noise.noise_scale==df.noise_scale.iloc[-1]
     assert noise.ci[0]<other.ci[0]<noise.noise_scale==other.noise_scale<other.ci[1]<noise.ci[1]
-    assert (df.low[:2]==0).all() and np.isinf(df.high[:2]).all()
+    assert (df.low[:2]==0).all()
+    assert np.isinf(df.high[:2]).all()
     for i in (0,7,20): # As known by then
         p = pooled(df[:i+1], 0.99)
         assert [2*o for o in df.loc[i,['noise_scale','low','high']]]==pytest.approx([p.noise_scale,*p.interval()])
@@ -283,7 +290,8 @@ def test_a_learner_with_it_is_exported_and_loaded(tmp_path):
     learn = quiet_learner(listed(), nn.Linear(2,1), nn.MSELoss(), SGD, cbs=[GradAccum(2), NoiseScale(0.9)], path=tmp_path)
     learn.fit(1, 0.1)
     other = exported(learn, tmp_path)
-    assert other.noise_scale.beta==0.9 and len(other.noise_scale.df)==6
+    assert other.noise_scale.beta==0.9
+    assert len(other.noise_scale.df)==6
     pd.testing.assert_frame_equal(other.noise_scale.df, learn.noise_scale.df)
 
 def test_plot():
@@ -292,7 +300,9 @@ def test_plot():
     line,base = ax.lines[:2]
     ok = np.isfinite(df.noise_scale)
     np.testing.assert_allclose(line.get_xydata(), np.stack([df.n_items.cumsum()[ok],df.noise_scale[ok]], 1))
-    assert ax.get_yscale()=='log' and set(base.get_ydata())=={10} and len(ax.collections)==1
+    assert ax.get_yscale()=='log'
+    assert set(base.get_ydata())=={10}
+    assert len(ax.collections)==1
 
 def test_drift_is_of_what_the_means_look_back_on():
     "With `beta` of 0.95 of 20 measurements: not of fewer, nor of a fall before them"

@@ -135,7 +135,9 @@ def test_rows_where_n_acc_moves(n_acc, every):
             else: continue
             windows.append(window)
             steps.append(step)
-    assert noise.df.step.tolist()==steps and noise.n_steps==step and noise.n_items==sum(map(len, sum(windows, [])))
+    assert noise.df.step.tolist()==steps
+    assert noise.n_steps==step
+    assert noise.n_items==sum(map(len, sum(windows, [])))
     assert_rows(noise.df, expected(items, model, nn.MSELoss(), windows))
 
 def test_a_fit_with_a_start_epoch_goes_on(n_acc=1, every=5):
@@ -147,9 +149,12 @@ def test_a_fit_with_a_start_epoch_goes_on(n_acc=1, every=5):
     n_first = len(noise.df)
     learn.fit(2, 0.1, start_epoch=1)
     pd.testing.assert_frame_equal(noise.df, whole.noise_scale.df, rtol=1e-12)
-    assert len(noise.df)>n_first and noise.n_steps==whole.noise_scale.n_steps and noise.n_items==noise.df.n_items.sum()
+    assert len(noise.df)>n_first
+    assert noise.n_steps==whole.noise_scale.n_steps
+    assert noise.n_items==noise.df.n_items.sum()
     learn.fit(1, 0.1)
-    assert noise.df.step.max()<=len(items)//6 and noise.n_items==noise.df.n_items.sum()
+    assert noise.df.step.max()<=len(items)//6
+    assert noise.n_items==noise.df.n_items.sum()
 
 # Passes that fail, and batches that others cancel
 
@@ -162,7 +167,9 @@ def test_what_others_cancel(event, exc, order, n_rows):
         learn = small(48, 12, [Losses(), RaiseAt(event, exc, 1, order=order), *cbs], opt_func=Adam)
         learn.fit(2, 0.01)
         res.append(all_left(learn))
-    assert changes(*res)==[] and n_hooks(learn.model)==0 and len(learn.noise_scale.df)==n_rows
+    assert changes(*res)==[]
+    assert n_hooks(learn.model)==0
+    assert len(learn.noise_scale.df)==n_rows
 
 class FailsBackward(torch.autograd.Function):
     @staticmethod
@@ -251,7 +258,9 @@ def test_what_fails_in_parts_is_refused_before_anything_has_changed(nm):
         before.order = NoiseScale.order-1
         learn.add_cb(before)
         with pytest.raises(ValueError, match=r'use GradAccum\(2\) with micro-batches of half') as e: learn.fit(1, 0.1)
-        assert isinstance(e.value.__cause__, cause) and len(seen)==1 and n_hooks(learn.model)==0
+        assert isinstance(e.value.__cause__, cause)
+        assert len(seen)==1
+        assert n_hooks(learn.model)==0
         assert changes(seen[0], _left(learn))==[]
     if nm in ('hidden','hidden_over_one_item','odd'): return
     learn = make([NoiseScale(every=1), GradAccum({0: 1, 1: 2})])
@@ -356,7 +365,8 @@ def test_plot_of_recorder():
     mine = plt.subplots()[1]
     assert learn.recorder.plot_noise_scale(mine) is mine
     learn.fit(1, 0.01) # Its own columns are gone, the plot of the last measured fit is not
-    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','time'] and len(learn.recorder.plot_noise_scale().lines[0].get_ydata())>0
+    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','time']
+    assert len(learn.recorder.plot_noise_scale().lines[0].get_ydata())>0
 
 # What is refused
 
@@ -364,7 +374,8 @@ def unchanged_by(learn, match):
     "The fit raises, and has changed nothing"
     before = [p.detach().clone() for p in learn.model.parameters()]
     with pytest.raises(ValueError, match=match): learn.fit(1, 0.1)
-    assert all(torch.equal(a,b) and b.grad is None for a,b in zip(before, learn.model.parameters())) and n_hooks(learn.model)==0
+    assert all(torch.equal(a,b) and b.grad is None for a,b in zip(before, learn.model.parameters()))
+    assert n_hooks(learn.model)==0
 
 @pytest.mark.parametrize('mix', [MixUp, CutMix])
 def test_mixed_items(mix):

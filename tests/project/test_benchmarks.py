@@ -50,10 +50,13 @@ def test_arguments(nm, capsys):
     s = script(nm)
     parser = s.parser or frame.arguments(s.doc, s.parts)
     for o in ('quick','full'): assert getattr(parser.parse_args([f'--{o}','--data','here','--seeds','3','4']), o)
-    assert not (o := parser.parse_args([])).quick and not o.full and o.data is None
+    assert not (o := parser.parse_args([])).quick
+    assert not o.full
+    assert o.data is None
     with pytest.raises(SystemExit): parser.parse_args(['--quick','--full'])
     with pytest.raises(SystemExit) as e: parser.parse_args(['--help'])
-    assert e.value.code==0 and s.doc.splitlines()[0] in capsys.readouterr().out
+    assert e.value.code==0
+    assert s.doc.splitlines()[0] in capsys.readouterr().out
     assert f'python benchmarks/{nm}.py' in s.doc
 
 def test_all_results_are_on_a_page():
@@ -75,17 +78,27 @@ def table(tmp_path, monkeypatch):
     return Table('some')
 
 def test_a_row_is_added_once_and_found(table):
-    assert not len(table.df) and not table.has(seed=0)
+    assert not len(table.df)
+    assert not table.has(seed=0)
     table.add(arm='a', seed=0, lr=10**-1.5, loss=1/3)
-    assert table.has(arm='a', seed=0, lr=10**-1.5) and table.has(arm='a') and table.has(seed=np.int64(0), loss=np.float64(1/3))
-    assert not table.has(arm='a', seed=1) and not table.has(arm='b', seed=0) and not table.has(lr=0.0317) and not table.has(other=0)
+    assert table.has(arm='a', seed=0, lr=10**-1.5)
+    assert table.has(arm='a')
+    assert table.has(seed=np.int64(0), loss=np.float64(1/3))
+    assert not table.has(arm='a', seed=1)
+    assert not table.has(arm='b', seed=0)
+    assert not table.has(lr=0.0317)
+    assert not table.has(other=0)
     row = table.df.iloc[0]
-    assert row.date and row.torch and row.threads and row.loss==pytest.approx(1/3, rel=1e-5)
+    assert row.date
+    assert row.torch
+    assert row.threads
+    assert row.loss==pytest.approx(1/3, rel=1e-5)
 
 def test_quick_is_apart(table):
     quick = Table('some', quick=True)
     quick.add(seed=0)
-    assert not table.has(seed=0) and quick.path.parent.name=='quick'
+    assert not table.has(seed=0)
+    assert quick.path.parent.name=='quick'
     assert f'{quick.path.parent.relative_to(frame.here)}/' in '\n'.join(o.removeprefix('benchmarks/') for o in (root/'.gitignore').read_text().splitlines())
 
 def test_main(tmp_path, monkeypatch, capsys):
@@ -99,7 +112,8 @@ def test_main(tmp_path, monkeypatch, capsys):
     _main()
     assert (tmp_path/'some.md').read_text()=='0 rows\n'
     _main('--quick')
-    assert (tmp_path/'some.md').read_text()=='0 rows\n' and (tmp_path/'results/quick/some.md').read_text()=='1 rows\n'
+    assert (tmp_path/'some.md').read_text()=='0 rows\n'
+    assert (tmp_path/'results/quick/some.md').read_text()=='1 rows\n'
     _main('--full'),_main('--full')
     assert (tmp_path/'some.md').read_text()=='2 rows\n'
 
@@ -117,7 +131,8 @@ entries = (folder/'LOG.md').read_text().split('\n## ')[1:]
 def test_the_log_has_its_figures_from_the_pages_that_it_links(entry):
     pages = '\n'.join((folder/f'{o}.md').read_text() for o in re.findall(r'/benchmarks/(\w+)\.md\)', entry))
     text = re.sub(r'\]\([^)]*\)', '', entry.partition('\n')[2])
-    assert pages and not missing(pages, *re.findall(r'(?<![\w.,-])(?:\d+\.\d+(?:e-\d+)?%?|\d+%)', text))
+    assert pages
+    assert not missing(pages, *re.findall(r'(?<![\w.,-])(?:\d+\.\d+(?:e-\d+)?%?|\d+%)', text))
 
 def test_the_log_is_newest_first():
     dates = [o[:10] for o in entries]
@@ -140,7 +155,9 @@ def test_the_finder_s_picture_is_the_page_s(): assert (root/'nbs/images/pays.png
 def test_what_a_memory_report_sees(nb):
     df = result('memory')
     ratio = df.traced/df.peak
-    assert f'{ratio.min():.2f} to {ratio.max():.2f}' in md(f'nbs/{nb}.ipynb') and df.model.nunique()==7 and 0.95<ratio.min()<ratio.max()<1.06
+    assert f'{ratio.min():.2f} to {ratio.max():.2f}' in md(f'nbs/{nb}.ipynb')
+    assert df.model.nunique()==7
+    assert 0.95<ratio.min()<ratio.max()<1.06
 
 def test_rates_that_are_too_high():
     "No alarm at a good rate, and one at each rate that is too high"
@@ -156,20 +173,25 @@ def test_goyal():
     text,page = md('nbs/guides/learning_rate.ipynb'),(folder/'goyal.md').read_text()
     warm,gain = (re.search(rf'^\| {o} \| (\S+) ± (\S+) \|$', page, flags=re.M).groups() for o in
                  ('8x linear, 4 times the rate: warmup minus none','8x with warmup: gain minus linear'))
-    assert f'{-float(warm[0]):.1f} ± {float(warm[1]):.1f}' in text and ' ± '.join(gain) in text
+    assert f'{-float(warm[0]):.1f} ± {float(warm[1]):.1f}' in text
+    assert ' ± '.join(gain) in text
     over = dict(re.findall(r"^\| (8x [^|]*) \| 0\.1 x \S+ \| \S+ \| ([^|]*) \|", page.partition('## In steps')[2], flags=re.M))
     for arm in ('8x linear, warmup of 5 epochs','8x linear, no warmup','8x unscaled'): assert over[arm] in text, arm
 
 def test_what_growth_saves():
     line,text = re.search(r'same items: (.*?)\. ', (folder/'grows.md').read_text())[1],md('nbs/guides/growing.ipynb')
     steps,loss = zip(*((int(o),float(p)) for o,p in re.findall(r'\w+ (\d+)% \(training loss \+(\S+)%\)', line)))
-    assert len(steps)==3 and 'some 30% of the optimizer steps' in text and all(25<o<35 for o in steps)
+    assert len(steps)==3
+    assert 'some 30% of the optimizer steps' in text
+    assert all(25<o<35 for o in steps)
     assert f'training loss ends {min(loss)}% to {max(loss)}% higher' in text
 
 def test_what_a_plateau_costs():
     over = re.findall(r'\w+ ([+-]\d+)% \(fit_grow (\S+)%\)', (folder/'grows.md').read_text())
     plateau,grow = ([float(o) for o in col] for col in zip(*over))
-    assert len(over)==3 and f'{min(plateau):.0f}% to {max(plateau):.0f}% above' in md('nbs/guides/growing.ipynb') and max(map(abs, grow))<2
+    assert len(over)==3
+    assert f'{min(plateau):.0f}% to {max(plateau):.0f}% above' in md('nbs/guides/growing.ipynb')
+    assert max(map(abs, grow))<2
 
 def shown(nb, pattern):
     "What cells whose code has `pattern` have stored as their output"

@@ -25,13 +25,17 @@ def test_a_method_is_one_of_fastais():
     "By its name, by what help shows first, and by where it is to be found"
     for of,nm in methods:
         f = getattr(of, nm)
-        assert f.__qualname__==f'{of.__name__}.{nm}' and inspect.getdoc(f) and inspect.getsourcefile(f) and next(iter(inspect.signature(f).parameters))=='self'
+        assert f.__qualname__==f'{of.__name__}.{nm}'
+        assert inspect.getdoc(f)
+        assert inspect.getsourcefile(f)
+        assert next(iter(inspect.signature(f).parameters))=='self'
 
 def learner(cbs=()): return quiet_learner(loaders(regression(64), 4, shuffle=True), mlp(), cbs=cbs)
 
 def test_completion():
     learn = learner([GradAccum(2),NoiseScale()])
-    assert {*of_learner,'grad_accum','noise_scale'}<={*dir(learn)} and {*of_recorder}<={*dir(learn.recorder)}
+    assert {*of_learner,'grad_accum','noise_scale'}<={*dir(learn)}
+    assert {*of_recorder}<={*dir(learn.recorder)}
 
 shown = {'bs_find': (lambda l: l.bs_find(0.01, num_it=40, n_batch=4),1),
          'bs_find, none asked for': (lambda l: l.bs_find(0.01, num_it=40, n_batch=4, show_plot=False),0),
@@ -47,7 +51,8 @@ def test_nothing_is_shown_twice(nm, short, capsys):
     assert len(plt.get_fignums())==n
     said = capsys.readouterr().out
     for show in ('__repr__','_repr_html_'): assert getattr(type(res), show, None) is None or getattr(res, show)()
-    assert len(plt.get_fignums())==n and not capsys.readouterr().out
+    assert len(plt.get_fignums())==n
+    assert not capsys.readouterr().out
     assert all(said.count(o)==1 for o in said.splitlines() if o.strip() and '\r' not in o), said
     if hasattr(res, 'plot') and nm=='bs_find': # One more, where it is asked for
         res.plot()
@@ -59,4 +64,5 @@ def test_a_training_shows_fastais_table_only(cb, capsys):
     plt.close('all')
     learn = learner([cb()])
     learn.fit(1, 0.01)
-    assert not plt.get_fignums() and not capsys.readouterr().out
+    assert not plt.get_fignums()
+    assert not capsys.readouterr().out

@@ -21,7 +21,8 @@ def test_help(capsys, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['fastai_bs','--help'])
     with pytest.raises(SystemExit) as e: runpy.run_module('fastai_bs', run_name='__main__')
     out = capsys.readouterr().out
-    assert e.value.code==0 and out.startswith('usage: python -m fastai_bs')
+    assert e.value.code==0
+    assert out.startswith('usage: python -m fastai_bs')
     for words in ('--bs', '--opt', '--epochs', '--seed', '--out', '--verify', 'default: 16', 'nothing is downloaded'):
         assert words in ' '.join(out.split())
 
@@ -33,7 +34,11 @@ def test_bad_arguments(args, words, capsys):
     Path('a_file').touch()
     with pytest.raises(SystemExit) as e: main(args.split())
     out,err = capsys.readouterr()
-    assert e.value.code==2 and words in err and 'Traceback' not in err and out=='' and [p.name for p in Path.cwd().iterdir()]==['a_file']
+    assert e.value.code==2
+    assert words in err
+    assert 'Traceback' not in err
+    assert out==''
+    assert [p.name for p in Path.cwd().iterdir()]==['a_file']
 
 @pytest.mark.slow
 def test_a_short_run(tmp_path, capsys, short, monkeypatch):
@@ -46,14 +51,19 @@ def test_a_short_run(tmp_path, capsys, short, monkeypatch):
     assert 'More in v.details()' in trials
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*') if p.is_file())==['out/deeper/plan.png','out/deeper/trials.png']
     assert plt.imread(tmp_path/'out'/'deeper'/'plan.png').std()>0.05
-    assert '1. lr_find' in out and '2. bs_find' in out and '3. Training 1 epoch' in out
+    assert '1. lr_find' in out
+    assert '2. bs_find' in out
+    assert '3. Training 1 epoch' in out
     lines = [o.split() for o in out.split('\n')]
     start = next(i for i,o in enumerate(lines) if o[:6]==['batch','size','as','lr','epochs','steps'])
     rows = [o for o in lines[start+1:] if o and o[0]!='Batches'] # The last line sums it up
-    assert 1<=len(rows)<=2 and rows[0][:4]==['16','1','x','16'] and all(int(r[0])==int(r[1])*int(r[3]) for r in rows)
+    assert 1<=len(rows)<=2
+    assert rows[0][:4]==['16','1','x','16']
+    assert all(int(r[0])==int(r[1])*int(r[3]) for r in rows)
     if len(rows)>1: assert rows[1][5]==re.search(r'\.fit_one_cycle\((\d+), ', out)[1] # As many epochs as the plan says
     for row in rows: # Mean, lowest and highest accuracy of the seeds
         acc,low,high = (float(o.rstrip('%')) for o in row[-3:])
-        assert low<=acc<=high and low<high
+        assert low<=acc<=high
+        assert low<high
     assert 10<float(rows[0][-1].rstrip('%'))<=100
 

@@ -30,7 +30,8 @@ def test_figures_are_those_of_the_benchmark(row):
     "All that the page says stands in the row, however it is worded"
     nm,pattern = figures[row]
     line, = [o for o in page.splitlines() if o.startswith('|') and row in o]
-    assert [o for o in of(nm, pattern) if not re.search(rf'(?<![\d.+-]){re.escape(o)}(?![\d.]*\d)', line)]==[] and f'/benchmarks/{nm}.md' in line
+    assert [o for o in of(nm, pattern) if not re.search(rf'(?<![\d.+-]){re.escape(o)}(?![\d.]*\d)', line)]==[]
+    assert f'/benchmarks/{nm}.md' in line
 
 def test_exact_accumulation():
     "The worst of the seeds"
@@ -68,7 +69,9 @@ def test_a_guide_installs_in_colab_alone(path):
     "Its first cell: hidden, not run by `make test`, no part of a module, and nothing happens where there is no /content"
     kind,source = cells_of(path)[1]
     lines = source.splitlines()
-    assert kind=='code' and lines[:2]==['#| hide','#| eval: false'] and all(o.startswith('! [ -e /content ] && ') for o in lines[2:])
+    assert kind=='code'
+    assert lines[:2]==['#| hide','#| eval: false']
+    assert all(o.startswith('! [ -e /content ] && ') for o in lines[2:])
     for o in lines[2:]: assert subprocess.run(['sh','-c',o[2:].replace('/content', '/not/there')], capture_output=True).stdout==b''
     uses = any('../benchmarks' in o for kind,o in cells_of(path) if kind=='code')
     assert uses==('/benchmarks' in source)
@@ -81,8 +84,10 @@ def test_conda_requires_what_pip_does():
     def _pip(o): return re.sub(r'^[\w-]+', lambda m: names.get(m[0], m[0]), o)
     assert [*map(_pip, conda)]==[f"python{project['requires-python']}",*project['dependencies']]
     host = re.search(r'\n  host:\n((?:    - .*\n)+)', text)[1]
-    assert 'setuptools >=77' in host and 'setuptools>=77' in (root/'pyproject.toml').read_text()
-    assert f'version = "{fastai_bs.__version__}"' in text and f"summary: {project['description']}" in text
+    assert 'setuptools >=77' in host
+    assert 'setuptools>=77' in (root/'pyproject.toml').read_text()
+    assert f'version = "{fastai_bs.__version__}"' in text
+    assert f"summary: {project['description']}" in text
 
 def test_citation():
     text = (root/'CITATION.cff').read_text()
@@ -95,7 +100,8 @@ def test_the_release_looks_where_the_version_is():
     command = re.search(r'version=\$\((.*)\)', step)[1]
     assert subprocess.run(['bash','-c',command], cwd=root, capture_output=True, text=True).stdout.strip()==fastai_bs.__version__
     assert f'\n## {fastai_bs.__version__}\n' in (root/'CHANGELOG.md').read_text()
-    assert step.count('id-token: write')==1 and step.index('id-token')>step.index('publish:')
+    assert step.count('id-token: write')==1
+    assert step.index('id-token')>step.index('publish:')
 
 # The lines of the page "Which of these do I need?"
 

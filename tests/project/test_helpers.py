@@ -45,7 +45,9 @@ def test_pairwise(axes, where):
     "Each pair that is in a case of the product is in one of these; they are few, in order, and the same each time"
     cases,pairs = pairwise(*axes, where=where),lambda cs: {p for c in cs for p in combinations(enumerate(c), 2)} or set(cs)
     whole = [c for c in product(*axes) if where(*c)]
-    assert pairs(cases)==pairs(whole) and cases==[c for c in whole if c in cases]==pairwise(*axes, where=where) and len(set(cases))==len(cases)
+    assert pairs(cases)==pairs(whole)
+    assert cases==[c for c in whole if c in cases]==pairwise(*axes, where=where)
+    assert len(set(cases))==len(cases)
     two_largest = sorted(map(len, axes))[-2:]
     assert len(cases)<=1.5*np.prod(two_largest) # The largest two alone need their product
 

@@ -71,7 +71,8 @@ def test_only_the_demonstration_writes_files():
 def test_the_licence_is_installed():
     "With its text. What a build leaves in the checkout has none"
     found = [d for d in metadata.distributions(name='fastai_bs') if d.read_text('licenses/LICENSE')]
-    assert found and all(d.metadata['License-Expression']=='Apache-2.0' and d.metadata.get_all('License-File')==['LICENSE'] for d in found)
+    assert found
+    assert all(d.metadata['License-Expression']=='Apache-2.0' and d.metadata.get_all('License-File')==['LICENSE'] for d in found)
     assert found[0].read_text('licenses/LICENSE')==(root/'LICENSE').read_text()
 
 # Of what `torch.use_deterministic_algorithms` lists, all that a tensor or torch itself has, but for what pandas' frames have too

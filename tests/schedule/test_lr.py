@@ -15,7 +15,7 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai_bs.all import adam_gain, adascale_gain, BatchSchedule, GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
-from fastai_bs.finder.mock_cycle import steps_least
+from fastai_bs.finder.formulas import steps_anyway
 from helpers import changes, exported, flat, hypers, listed, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, RaiseAt, regression
 
 # Measures
@@ -98,7 +98,8 @@ def test_rate_of_every_step(fit, way, warmup):
     want,mom = np.concatenate(each),of('mom', sum(s, []))
     if way=='fastai_accum': want,mom = want[3::4],mom[3::4] # Its step has what is set at its last micro-batch
     close(of('lr', learn.opt.seen), want)
-    assert len({*np.ravel(want)})>=3 and (of('mom', learn.opt.seen)==mom).all()
+    assert len({*np.ravel(want)})>=3
+    assert (of('mom', learn.opt.seen)==mom).all()
     now = of('lr', [s[e][i//k] for e,k in enumerate(ks) for i in range(n_iter)])
     close(of('lr', after.seen), now)
     assert (of('lr', at_end.seen)==now[n_iter-1::n_iter]).all() # An epoch leaves the values of its last window
@@ -159,8 +160,11 @@ def test_bit_identical_at_the_base_batch_size(fit, n_acc, scale_wd, how):
         return learn,note.seen
     (a,seen_a),(b,seen_b) = _run(ScaledLR(2*(n_acc or 1), rule, noise_scale=noise, scale_wd=scale_wd)),_run()
     rec = lambda learn: (learn.opt.seen, learn.recorder.lrs, getattr(learn.recorder, 'hps', None), learn.recorder.losses, learn.recorder.values, hypers(learn))
-    assert torch.equal(flat(a), flat(b)) and repr(rec(a))==repr(rec(b)) and repr(seen_a)==repr(seen_b)
-    assert a.scaled_lr.factor==1 and len(a.opt.seen)==(6 if n_acc==4 else 15)
+    assert torch.equal(flat(a), flat(b))
+    assert repr(rec(a))==repr(rec(b))
+    assert repr(seen_a)==repr(seen_b)
+    assert a.scaled_lr.factor==1
+    assert len(a.opt.seen)==(6 if n_acc==4 else 15)
 
 # Put back
 
@@ -178,7 +182,8 @@ def test_after_exceptions(exc, event, order, n_acc_at, fit):
     "The schedule's own rate is back, the steps that still follow and those of the next fit have the right one"
     n_acc,at = n_acc_at
     a,b = (blown_up(fit, exc, event, order, n_acc, at, *cbs) for cbs in ([ScaledLR(2, lambda k: 3*k, warmup_epochs=0)],[]))
-    assert a.raise_at.raised==b.raise_at.raised and (a.raise_at.raised or (at==1 and event in ('before_step','after_step')))
+    assert a.raise_at.raised==b.raise_at.raised
+    assert a.raise_at.raised or (at==1 and event in ('before_step','after_step'))
     close(of('lr', a.opt.seen), 3*n_acc*of('lr', b.opt.seen))
     if fit=='fit' or n_acc==1: close(of('lr', [hypers(a)]), of('lr', [hypers(b)]))
     a.opt.seen.clear()
@@ -242,7 +247,11 @@ def test_keeps_still_under_lr_find(tmp_path):
         assert said==([1,1] if cbs else [0,0])
         return learn,found,list(learn.recorder.lrs)
     (a,found_a,lrs_a),(b,found_b,lrs_b) = _run(ScaledLR(1)),_run()
-    assert found_a==found_b and lrs_a==lrs_b and a.opt.seen==b.opt.seen and len(lrs_a)>20 and torch.equal(flat(a), flat(b))
+    assert found_a==found_b
+    assert lrs_a==lrs_b
+    assert a.opt.seen==b.opt.seen
+    assert len(lrs_a)>20
+    assert torch.equal(flat(a), flat(b))
     a.opt.seen.clear()
     a.fit(1, 0.01)
     close(of('lr', a.opt.seen)[:,0], [0.01*ramp(4, i/12, 0.1) for i in range(0, 12, 2)])
@@ -257,7 +266,9 @@ def test_noise_scale_that_runs_along():
     for _ in range(2):
         learn.fit(3, 0.01)
         values = note.seen[::4]
-        assert math.isnan(values[0]) and all(o>0 for o in values[1:]) and len({*values[1:]})==11
+        assert math.isnan(values[0])
+        assert all(o>0 for o in values[1:])
+        assert len({*values[1:]})==11
         f = [1] + [ramp(gain(4, o, 2) if o<math.inf else 4, i/4, 1.5) for i,o in enumerate(values) if i]
         close(of('lr', learn.opt.seen), np.outer(f, [0.01]*3))
         assert max(f)>1.01
@@ -276,7 +287,8 @@ def test_a_rule_and_a_noise_scale_belong_together():
         with pytest.raises(ValueError, match='needs the noise scale, so `noise_scale` must be given'): ScaledLR(2, rule)
     for rule in (sqrt_scaling, np.sqrt):
         with pytest.warns(UserWarning, match='takes no noise scale, so the one given has no effect') as w: ScaledLR(2, rule, noise_scale=30)
-        assert len(w)==1 and w[0].filename==__file__
+        assert len(w)==1
+        assert w[0].filename==__file__
 
 # Weight decay
 
@@ -287,12 +299,14 @@ def test_scale_wd(fit, opt_func, n_acc):
         learn,after = learner(n=24, bs=4, cbs=[GradAccum(n_acc), *cbs], opt_func=opt_func),Note('after_batch')
         learn.create_opt()
         fits[fit](learn, cbs=after, wd=[0.1,0.,0.02])
-        assert (of('wd', after.seen)==[[0.1,0.,0.02]]*18).all() and (of('wd', [hypers(learn)])==[[0.1,0.,0.02]]).all()
+        assert (of('wd', after.seen)==[[0.1,0.,0.02]]*18).all()
+        assert (of('wd', [hypers(learn)])==[[0.1,0.,0.02]]).all()
         return of('lr', learn.opt.seen),of('wd', learn.opt.seen),learn
     (lr,wd,_),(lr_same,wd_same,_),(lr0,wd0,_) = _run(ScaledLR(1, scale_wd=False, warmup_epochs=1)),_run(ScaledLR(1, warmup_epochs=1)),_run()
     close(lr*wd, lr0*wd0)
     close(lr, lr_same)
-    assert (wd_same==wd0).all() and (wd[6//n_acc:,0]<0.1/3.9).all()
+    assert (wd_same==wd0).all()
+    assert (wd[6//n_acc:,0]<0.1/3.9).all()
     assert lr[-1,0]/lr0[-1,0]==pytest.approx(4*n_acc, rel=1e-12)
 
 # Bad input
@@ -317,7 +331,8 @@ def test_refused_before_anything_has_changed(cbs, exc, match):
     for l in (learn,twin): l.fit(1, 0.01)
     before = picture(learn, only=('model','opt'))
     with pytest.raises(exc, match=match): learn.fit(2, 0.01, cbs=cbs)
-    assert changes(before, picture(learn, only=('model','opt')))==[] and not learn.lock.locked()
+    assert changes(before, picture(learn, only=('model','opt')))==[]
+    assert not learn.lock.locked()
     for l in (learn,twin): l.fit(2, 0.01)
     assert torch.equal(flat(learn), flat(twin))
 
@@ -336,7 +351,7 @@ def test_few_steps_are_of_what_is_trained():
     assert few(lambda: learn.fit(14, 1e-4, start_epoch=9))==['30 optimizer steps are few for 2 times the rate']
     assert few(lambda: learn.fine_tune(9, 1e-4))==['54 optimizer steps are few for 2 times the rate'] # Not of its frozen epoch
     for f in (learn.lr_find,partial(learn.bs_find, 0.01, num_it=24)): assert few(lambda: f(show_plot=False))==[] # noqa: B023
-    assert ScaledLR.steps_least==steps_least
+    assert ScaledLR.steps_anyway==steps_anyway
 
 def test_warmup_that_is_longer_than_the_fit():
     learn = learner(cbs=[ScaledLR(1, warmup_epochs=5)])
@@ -350,5 +365,6 @@ def test_save_load_export(tmp_path):
     loaded = exported(learn, tmp_path)
     loaded.dls = learn.dls
     for o in (loaded,learn): o.create_opt(); o.fit(1, 0.1)
-    assert torch.equal(flat(loaded), flat(learn)) and loaded.recorder.lrs==learn.recorder.lrs
+    assert torch.equal(flat(loaded), flat(learn))
+    assert loaded.recorder.lrs==learn.recorder.lrs
     close(loaded.recorder.lrs, [0.1*gain(4, 20, 1)]*3)

@@ -37,7 +37,8 @@ def test_k_small_steps_are_one_large_one(k, by, groups):
     cbs = [ScaledLR(2, warmup_epochs=0), GradAccum(n_acc, count=count_items)]
     small,large = linear_learner(zs, 2, groups=groups),linear_learner(zs, 2*k//n_acc, cbs, groups=groups)
     for learn in (small,large): learn.fit(2, lr)
-    assert len(large.recorder.lrs)==2*64//k and len(small.recorder.lrs)==128
+    assert len(large.recorder.lrs)==2*64//k
+    assert len(small.recorder.lrs)==128
     assert (flat(small)-flat(large)).abs().max() <= 1e-13
     for p,seed,g,rate in ((large.model.a,1,zs,0.01 if groups else 0.1),(large.model.b,2,zs**2,0.1)): # Mean gradient times the sum of the rates
         assert (p.detach()-rand(5, seed=seed)+128*rate*g.mean(0)).abs().max() <= 1e-12
@@ -56,7 +57,8 @@ def test_weight_decay_against_the_closed_form(by, warmup, scale_wd, decouple_wd)
         want = w*math.prod(1-d for d in ds) - sum(f*lr*math.prod(1-d for d in ds[i+1:])*g for i,f in enumerate(fs))
         assert (p.detach()-want).abs().max() <= 1e-12
     assert [h['wd']*h['lr'] for h, in seen]==pytest.approx(ds, rel=1e-12)
-    assert learn.opt.hypers[0]['wd']==wd and learn.opt.hypers[0]['lr']==lr
+    assert learn.opt.hypers[0]['wd']==wd
+    assert learn.opt.hypers[0]['lr']==lr
 
 # Velocities that hold the rate
 
@@ -143,7 +145,8 @@ def test_correction_restores_the_reference(how, opt, n_acc): assert_restores(opt
 def test_correction_where_parameters_have_no_gradient_for_some_windows(opt, n_acc):
     "Their velocity stands still while the rate moves on"
     none = assert_restores(opt, hows['groups'], n_acc, lambda: [NoGrads()]).no_grads.none
-    assert 2<sum(none)<len(none) and any(b and not a for a,b in zip(none, none[1:])) # There, gone and there again
+    assert 2<sum(none)<len(none)  # There, gone and there again
+    assert any(b and not a for a,b in zip(none, none[1:]))
 
 # Where it is found
 

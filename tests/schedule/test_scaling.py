@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from fastai_bs.schedule import rules as scaling
 from fastai_bs.all import adam_gain, adascale_gain, linear_scaling, no_scaling, sqrt_scaling
 from fastai_bs.schedule.rules import warmup_factor
-from fastai_bs.finder.steps import examples_needed, fit_step_time, steps_needed
+from fastai_bs.finder.formulas import examples_needed, fit_step_time, steps_needed
 
 inf,nan = math.inf,math.nan
 approx = lambda v, rel=1e-12: pytest.approx(v, rel=rel, abs=0)
@@ -44,7 +44,8 @@ def test_same_batch_same_rate(n, b):
     (16,0,64,1,1)]) # Without noise as many times as the batch
 def test_adam_gain_by_hand(k, noise, base, gain, more):
     "A fifth more where the examples stay as many, none where twice as many are needed or more, evenly between, and never more than the gain to the power 2/3"
-    assert adascale_gain(k, noise, base)==approx(gain) and adam_gain(k, noise_scale=noise, base_bs=base)==approx(gain**0.5*more)
+    assert adascale_gain(k, noise, base)==approx(gain)
+    assert adam_gain(k, noise_scale=noise, base_bs=base)==approx(gain**0.5*more)
 
 @many
 @given(ks, noises, sizes)
@@ -64,7 +65,9 @@ def test_steps_and_examples_by_hand(bs, noise, steps, examples):
 @given(sizes, noises)
 def test_steps_and_examples(bs, n):
     s,e = steps_needed(bs, n),examples_needed(bs, n)
-    assert s>=1 and e>=1 and s==approx(examples_needed(n, bs)) # What the one is to the batch size, the other is to the noise scale
+    assert s>=1  # What the one is to the batch size, the other is to the noise scale
+    assert e>=1
+    assert s==approx(examples_needed(n, bs))
     assert s*bs==approx(e*n, 1e-9) # Examples are steps times batch size, and the fewest of them are noise scale times the fewest steps
     if 1e-3<bs/n<1e3: assert (s-1)*(e-1)==approx(1, 1e-9)
 
@@ -77,7 +80,8 @@ def test_fit_of_step_times(times):
     if np.linalg.cond(x)>=1e4: return
     u = np.linalg.solve(x.T@x, x.sum(0))
     a,c,error = fit_step_time(iter(bs), iter(secs))
-    assert (a,c)==pytest.approx(tuple(u), rel=1e-5, abs=1e-9) and error==pytest.approx((((x@u-1)**2).sum()/(len(bs)-2))**0.5, rel=1e-4, abs=1e-9)
+    assert (a,c)==pytest.approx(tuple(u), rel=1e-5, abs=1e-9)
+    assert error==pytest.approx((((x@u-1)**2).sum()/(len(bs)-2))**0.5, rel=1e-4, abs=1e-9)
 
 # Warmup
 
@@ -86,7 +90,8 @@ def test_fit_of_step_times(times):
 def test_warmup(factor, pct):
     "Linear, and exact at both ends"
     assert warmup_factor(factor, pct)==approx((1-min(1,pct)) + min(1,pct)*factor, 1e-9)
-    assert warmup_factor(factor, 0)==1 and all(warmup_factor(factor, o)==factor for o in (1,1+1e-15,inf))
+    assert warmup_factor(factor, 0)==1
+    assert all(warmup_factor(factor, o)==factor for o in (1,1+1e-15,inf))
 
 # Bad input
 

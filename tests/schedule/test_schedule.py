@@ -73,9 +73,12 @@ def test_a_grown_micro_batch_follows_a_loader_of_that_size(kind, how, opt_func):
     def _learner(bs, **kwargs):
         return learner(bs, opt_func=opt_func, **(dict(dls=torch_dls(bs)) if how=='torch' else dict(drop_last=how=='drop_last')), **kwargs)
     a,b = fit(_learner(16), kind),fit(_learner(4, cbs=[BatchSchedule({0: 16})]), kind)
-    assert a.seen.micros==b.seen.micros and max(b.seen.micros)==16
-    assert np.array_equal(items(a), items(b)) and distance(a, b)<1e-12
-    assert a.recorder.lrs==b.recorder.lrs and len(a.recorder.losses)==len(b.recorder.losses)
+    assert a.seen.micros==b.seen.micros
+    assert max(b.seen.micros)==16
+    assert np.array_equal(items(a), items(b))
+    assert distance(a, b)<1e-12
+    assert a.recorder.lrs==b.recorder.lrs
+    assert len(a.recorder.losses)==len(b.recorder.losses)
 
 # How large a batch is
 
@@ -92,17 +95,22 @@ def test_by_epoch():
     ids=['exp','combined','falls'])
 def test_by_progress(f, most):
     learn = fit(learner(n=240, cbs=[accum := BatchSchedule(f, max_micro_bs=most)]), n_epoch=4)
-    assert learn.seen.pcts[0]==0 and max(learn.seen.pcts)<1 and (np.diff(learn.seen.pcts)>=-1e-12).all() and 0.98<learn.pct_train<1+1e-9
+    assert learn.seen.pcts[0]==0
+    assert max(learn.seen.pcts)<1
+    assert (np.diff(learn.seen.pcts)>=-1e-12).all()
+    assert 0.98<learn.pct_train<1+1e-9
     assert len(learn.seen.begins)==len(learn.seen.steps)==accum.n_steps
     for (pct,micro),(_,bs,_) in zip(learn.seen.begins, learn.seen.steps):
-        assert bs==micro*max(1, int(f(pct)/micro+1e-6)) and micro<=(most or 1000) # As many whole micro-batches as there is room for
+        assert bs==micro*max(1, int(f(pct)/micro+1e-6))  # As many whole micro-batches as there is room for
+        assert micro<=(most or 1000)
     assert max(sizes_of(learn))>=3*min(sizes_of(learn))
 
 @pytest.mark.parametrize('base_bs', [None,8])
 def test_the_rate_goes_with_the_size(base_bs):
     learn = fit(learner(n=48, cbs=[BatchSchedule({0: 4, 1: 16}, rule=sqrt_scaling, base_bs=base_bs)]), 'fit', n_epoch=2)
     for _,bs,lr in learn.seen.steps: assert math.isclose(lr, 0.05*(bs/(base_bs or 4))**0.5)
-    assert learn.opt.hypers[-1]['lr']==0.05 and not any(isinstance(cb, ScaledLR) for cb in learn.cbs)
+    assert learn.opt.hypers[-1]['lr']==0.05
+    assert not any(isinstance(cb, ScaledLR) for cb in learn.cbs)
 
 # Memory
 
@@ -122,7 +130,8 @@ def test_where_memory_runs_out_it_goes_on_by_accumulation():
     with pytest.warns(UserWarning, match='Out of memory with 16 items') as said: fit(a, n_epoch=4)
     assert any('from the start, take max_micro_bs=8' in str(o.message) for o in said)
     assert len([o for o in said if 'Out of memory' in str(o.message)])==1 # From the next epoch on the micro-batch is one that fits
-    assert sizes_of(a)==[4]*24+[16]*6+[48]*4 and max(o for o in a.model.seen if o!=16)<=8
+    assert sizes_of(a)==[4]*24+[16]*6+[48]*4
+    assert max(o for o in a.model.seen if o!=16)<=8
     b = fit(learner(n=96, model=Hungry(100), cbs=[BatchSchedule(sizes)]), n_epoch=4)
     assert distance(a, b)<1e-12
 
@@ -170,7 +179,8 @@ def test_a_loader_that_cannot_be_given_another_size():
 def test_what_cannot_be_met_is_rounded_and_said():
     with pytest.warns(UserWarning, match='17 items is not made of whole micro-batches here: from epoch 1 on it is 18 items, in micro-batches of 6') as said:
         learn = fit(learner(n=48, cbs=[BatchSchedule({0: 4, 1: 17}, max_micro_bs=8)]), n_epoch=4)
-    assert len(said)==1 and set(sizes_of(learn))=={4,18}
+    assert len(said)==1
+    assert set(sizes_of(learn))=={4,18}
 
 # Growth in place of decay
 
@@ -182,7 +192,8 @@ def test_rate_times_rule_is_the_schedules(opt_func, power):
     f = combined_cos(0.25, 0.05/25, 0.05, 0.05/1e5)
     assert len(learn.seen.begins)==len(learn.seen.steps)
     for (_,bs,lr),(pct,_) in zip(learn.seen.steps, learn.seen.begins): assert math.isclose(lr, min(0.05, f(pct)*(bs/4)**power), rel_tol=1e-6)
-    assert 24<=max(sizes_of(learn))<=32 and sizes_of(learn)[0]==4
+    assert 24<=max(sizes_of(learn))<=32
+    assert sizes_of(learn)[0]==4
     assert len(learn.seen.steps)<0.7*240 # Of 60 in an epoch
 
 def test_up_to_the_noise_scale(short, monkeypatch):
@@ -208,7 +219,9 @@ def test_it_says_what_was_saved_and_puts_the_callbacks_back(capsys):
     own = learn.grad_accum
     learn.progress = None # As with a progress bar
     learn.fit_grow(4, 0.05, max_bs=64, max_micro_bs=8)
-    assert learn.grad_accum is own and own in learn.cbs and max(learn.seen.micros)<=8
+    assert learn.grad_accum is own
+    assert own in learn.cbs
+    assert max(learn.seen.micros)<=8
     n = len(learn.seen.steps)
     assert f'{n} optimizer steps in place of 240 of 8 items, {1-n/240:.0%} fewer; the batch grew to 64 items' in capsys.readouterr().out
 

@@ -309,7 +309,8 @@ def noise_in_parts(cell):
     if said:
         expect_refusal(cell, 'NoiseScale in parts', said)
         return f"refused: {said}"
-    assert len(noise.rows)>1 and np.isfinite(noise.moments.tr_sigma).all()
+    assert len(noise.rows)>1
+    assert np.isfinite(noise.moments.tr_sigma).all()
     return "finite"
 
 def scaled_lr(cell):
@@ -384,7 +385,8 @@ def memory_report(cell):
     for nm,ts in (('parameters',model.parameters()),('buffers',model.buffers())):
         n = sum({t.data_ptr(): t.numel()*t.element_size() for t in ts}.values())
         assert report.bytes[nm]==n, f"{nm}: {report.bytes[nm]} bytes, not {n}"
-    assert report.bytes['activations']>0 and report.per_item['activations']>0
+    assert report.bytes['activations']>0
+    assert report.per_item['activations']>0
     rows = report.bytes.drop('total').dropna()
     assert rows.sum()==report.bytes['total']
     return f"{report.bytes['parameters']:.0f} bytes of parameters, the learner as it was"

@@ -59,4 +59,7 @@ def test_callbacks_show_what_they_have(cb):
     learn,shown = quiet_learner(loaders(regression(128), 16), mlp()),[]
     def _look(_): shown.append(cb._repr_html_())
     learn.fit(2, 1e-2, cbs=[cb,Callback(after_epoch=_look),*([GradAccum(2)] if isinstance(cb, NoiseScale) else [])])
-    for html in (*shown,cb._repr_html_()): assert repr(cb).split('(')[0] in html and '<details>' in html and f'<td>{cb.df.iloc[0,-1]:.3g}</td>' in html
+    for html in (*shown,cb._repr_html_()):
+        assert repr(cb).split('(')[0] in html
+        assert '<details>' in html
+        assert f'<td>{cb.df.iloc[0,-1]:.3g}</td>' in html

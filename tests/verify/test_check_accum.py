@@ -104,12 +104,20 @@ def test_the_same(nm):
     learn = same[nm]()
     was = picture(learn)
     res = learn.check_accum(4)
-    assert changes(was, picture(learn))==[] and os.listdir()==[]
-    assert res.error<1e-13 and res.same and res.verdict=='same' and res.reasons==[] and res.precision=='double'
-    assert len(res.errors)==2 and '4 x 8 items' in list(res.errors)[0] and '6 items' in list(res.errors)[1]
+    assert changes(was, picture(learn))==[]
+    assert os.listdir()==[]
+    assert res.error<1e-13
+    assert res.same
+    assert res.verdict=='same'
+    assert res.reasons==[]
+    assert res.precision=='double'
+    assert len(res.errors)==2
+    assert '4 x 8 items' in list(res.errors)[0]
+    assert '6 items' in list(res.errors)[1]
     assert res.table.error.is_monotonic_decreasing
     assert math.isclose((res.table.error**2).sum()**0.5, res.error, rel_tol=1e-9, abs_tol=1e-300)
-    assert 'The same' in repr(res) and 'The same' in res._repr_html_()
+    assert 'The same' in repr(res)
+    assert 'The same' in res._repr_html_()
     if nm=='double': assert math.isnan(res.rounding)
     else: assert 0<res.rounding<(0.05 if nm=='half' else 1e-5)
 
@@ -127,7 +135,9 @@ def test_of_what_the_gradient_is_taken():
     parts['1.bias'] += 0.5*whole['1.bias'].norm()/8**0.5
     error,df = errors_of(parts, whole, learn.model)
     total = sum(o.square().sum() for o in whole.values())**0.5
-    assert df.index[0]=='1.bias' and df.layer.iloc[0]=='Linear' and df.own.iloc[0]==pytest.approx(0.5)
+    assert df.index[0]=='1.bias'
+    assert df.layer.iloc[0]=='Linear'
+    assert df.own.iloc[0]==pytest.approx(0.5)
     assert error==pytest.approx((0.5*whole['1.bias'].norm()/total).item())
 
 # Where it is not
@@ -155,8 +165,12 @@ def test_not_the_same(nm):
     was = picture(learn)
     res = learn.check_accum(4)
     assert changes(was, picture(learn))==[]
-    assert res.error>1e-4 and not res.same and res.verdict=='different' and keys(res)==expected
-    assert math.isnan(res.rounding) and all(str(o)[:30] in res._repr_html_() for o in res.reasons)
+    assert res.error>1e-4
+    assert not res.same
+    assert res.verdict=='different'
+    assert keys(res)==expected
+    assert math.isnan(res.rounding)
+    assert all(str(o)[:30] in res._repr_html_() for o in res.reasons)
 
 def test_the_remedies_work():
     learn = learner(conv(nn.BatchNorm2d))
@@ -235,8 +249,10 @@ def test_the_kind_of_loss_is_named(nm):
     kind,learn = kind_of.get(nm, nm.split('_')[0]),kinds[nm]()
     was = picture(learn)
     res = learn.check_accum(4)
-    assert changes(was, picture(learn))==[] and res.verdict=='different'
-    assert [(o.key,o.data.get('kind')) for o in res.reasons]==[('loss',kind)] and re.search(says[kind], str(res.reasons[0]))
+    assert changes(was, picture(learn))==[]
+    assert res.verdict=='different'
+    assert [(o.key,o.data.get('kind')) for o in res.reasons]==[('loss',kind)]
+    assert re.search(says[kind], str(res.reasons[0]))
 
 cured = dict(positives=lambda: (task(over_hits, [(x,(y>0).float()) for x,y in reals]),lambda learn: learn.y.sum()),
     parts=lambda: (labels(two_over_items),'items'), beside=lambda: (image(FocalAndDice('mean')),'items'))
@@ -245,7 +261,9 @@ cured = dict(positives=lambda: (task(over_hits, [(x,(y>0).float()) for x,y in re
 def test_what_it_says_makes_it_exact(nm):
     learn,count = cured[nm]()
     res = learn.check_accum(GradAccum(4, count=count))
-    assert res.verdict=='same' and res.error<1e-13 and res.how==('GradAccum(4, count=...)' if callable(count) else "GradAccum(4, count='items')")
+    assert res.verdict=='same'
+    assert res.error<1e-13
+    assert res.how==('GradAccum(4, count=...)' if callable(count) else "GradAccum(4, count='items')")
 
 def test_a_loss_that_takes_no_part_of_a_batch():
     "As one with weights that a callback sets for the batch"
@@ -254,7 +272,8 @@ def test_a_loss_that_takes_no_part_of_a_batch():
     class Weighed:
         def __call__(self, p, y): return ((p-y).square().mean(1)*self.w).sum()/self.w.sum()
     reason, = task(Weighed(), cbs=Weighs()).check_accum().reasons
-    assert reason.key=='loss' and reason.data['kind']=='unknown'
+    assert reason.key=='loss'
+    assert reason.data['kind']=='unknown'
 
 def test_no_warning_after_a_check_that_passed():
     "Of what is assumed of the loss; after one that did not pass, there is"
@@ -270,8 +289,10 @@ def test_no_warning_after_a_check_that_passed():
     for loss_func,again in ((mean,False),(over_kept,True),(NoHash(),True)):
         learn = task(loss_func, kept)
         assert _warns(learn)
-        assert learn.check_accum(PlainLoop(4)).verdict=='different' and _warns(learn) # Which is not about the loss
-        assert learn.check_accum(4).same==(loss_func is not over_kept) and _warns(learn)==again
+        assert learn.check_accum(PlainLoop(4)).verdict=='different'  # Which is not about the loss
+        assert _warns(learn)
+        assert learn.check_accum(4).same==(loss_func is not over_kept)
+        assert _warns(learn)==again
 
 # What accumulates
 
@@ -279,9 +300,13 @@ def test_fastais_callback_on_a_ragged_loader():
     "Nine micro-batches of 8 and one of 6: the window with the ragged one has 38 items, and is divided by 32"
     res = learner(conv()).check_accum(GradientAccumulation(32))
     whole,end = res.errors.values()
-    assert whole<1e-13 and end==pytest.approx(38/32-1) and res.error==end
+    assert whole<1e-13
+    assert end==pytest.approx(38/32-1)
+    assert res.error==end
     reason, = res.reasons
-    assert reason.key=='divides' and reason.data['items']==38 and 'GradAccum(4)' in str(reason)
+    assert reason.key=='divides'
+    assert reason.data['items']==38
+    assert 'GradAccum(4)' in str(reason)
 
 @pytest.mark.parametrize('how,loss_func,items,expected', [(GradientAccumulation(32),over_kept,kept,['divides','loss']),
     (PlainLoop(4),info_nce,reals[:64],['loss']), (PlainLoop(4),nn.MSELoss(reduction='sum'),reals,['divides'])], ids=range(3))
@@ -292,7 +317,9 @@ def test_a_plain_loop():
     "All its windows but the last are a mean of alike micro-batches; that one has a single micro-batch, and is divided by 4; clipping would hide it"
     res = learner(conv(), cbs=GradientClip(1e-4)).check_accum(PlainLoop(4))
     whole,end = res.errors.values()
-    assert whole<1e-13 and end==pytest.approx(0.75) and keys(res)==['divides']
+    assert whole<1e-13
+    assert end==pytest.approx(0.75)
+    assert keys(res)==['divides']
     assert sorted(keys(learner(conv(nn.BatchNorm2d)).check_accum(PlainLoop(4))))==['batchnorm','divides'] # One in each window
 
 def test_plain_loop_in_a_training():
@@ -312,7 +339,10 @@ def test_plain_loop_in_a_training():
 
 def test_a_short_loader_has_smaller_windows():
     res = learner(conv(), images[:20]).check_accum(4)
-    assert res.items==20 and list(res.errors)==['a whole window: 2 x 8 + 4 items'] and 'a window has 3, and not 4' in res.notes[0] and res.error<1e-13
+    assert res.items==20
+    assert list(res.errors)==['a whole window: 2 x 8 + 4 items']
+    assert 'a window has 3, and not 4' in res.notes[0]
+    assert res.error<1e-13
 
 def ragged_tokens():
     items = [(torch.randint(1, 12, (int(n),)),i%3) for i,n in enumerate(np.random.default_rng(0).integers(5, 12, 70))]
@@ -325,7 +355,9 @@ def ragged_tokens():
 def test_batches_that_do_not_go_together():
     "One of them in parts"
     res = ragged_tokens().check_accum(GradientAccumulation(30))
-    assert res.items==8 and 'a batch in parts: 4 x 2 items' in list(res.errors)[0] and 'cannot be joined' in res.notes[0]
+    assert res.items==8
+    assert 'a batch in parts: 4 x 2 items' in list(res.errors)[0]
+    assert 'cannot be joined' in res.notes[0]
     assert res.error==pytest.approx(32/30-1, abs=1e-13)
 
 x,y = torch.randn(50,5, generator=g),torch.randint(0, 3, (50,), generator=g)
@@ -347,8 +379,12 @@ def test_a_model_without_double_precision():
     learn = learner(single_only())
     was = picture(learn)
     res = learn.check_accum(4)
-    assert changes(was, picture(learn))==[] and res.precision=='single' and res.same and 0<res.error==res.rounding<1e-6
-    assert keys(res)==['precision'] and res.notes==[]
+    assert changes(was, picture(learn))==[]
+    assert res.precision=='single'
+    assert res.same
+    assert 0<res.error==res.rounding<1e-6
+    assert keys(res)==['precision']
+    assert res.notes==[]
     assert keys(learner(single_only(), loss_func=lambda pred,y: F.cross_entropy(pred, y, reduction='sum')).check_accum())==['loss','precision']
 
 # Memory
@@ -360,7 +396,8 @@ def test_on_parts_where_memory_is_short(most, how, items):
     learn = learner(small(most), images[:64])
     was = picture(learn)
     res = learn.check_accum(how)
-    assert changes(was, picture(learn))==[] and list(res.errors)[0].endswith(f'{items} items')
+    assert changes(was, picture(learn))==[]
+    assert list(res.errors)[0].endswith(f'{items} items')
     assert res.error==pytest.approx(32/30-1 if getattr(how, 'n_acc', 0)==30 else 0, abs=1e-13)
     assert any(o.startswith('Memory was short') for o in res.notes)
 
@@ -370,7 +407,8 @@ def test_after_an_exception_in_any_event(exc, times, event):
     learn = learner(conv(nn.BatchNorm2d, 0.3), cbs=RaiseAt(event, exc, times=times))
     was = picture(learn)
     with pytest.raises(exc): learn.check_accum(4)
-    assert not [o for o in changes(was, picture(learn)) if "['raised']" not in o] and os.listdir()==[]
+    assert not [o for o in changes(was, picture(learn)) if "['raised']" not in o]
+    assert os.listdir()==[]
 
 # Bad input
 
@@ -420,7 +458,9 @@ def test_native_dropout():
         for i,rows_ in enumerate(t.split([4,2])):
             draws.begin(i)
             assert torch.equal(torch.native_dropout(rows_, 0.5, True)[0], whole.split([4,2])[i])
-    assert torch.equal(t.grad, (whole!=0)*2.) and draws.held and (whole==0).any()
+    assert torch.equal(t.grad, (whole!=0)*2.)
+    assert draws.held
+    assert (whole==0).any()
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('ranks')
@@ -428,7 +468,9 @@ def test_on_ranks():
     "The same answer on all: that of the worst"
     from gloo_ranks import on_ranks
     a,b = on_ranks(_on_rank, 2)
-    assert a==b and a[0]>1e-3 and a[1]==['batchnorm']
+    assert a==b
+    assert a[0]>1e-3
+    assert a[1]==['batchnorm']
 
 def _on_rank(rank):
     learn = learner(conv(nn.BatchNorm2d))

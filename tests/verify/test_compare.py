@@ -35,7 +35,8 @@ def test_two_sizes_are_a_paired_t_test():
     expected = stats.ttest_rel(losses[2], losses[1]).confidence_interval(0.9)
     table = compared(losses, 1, 0.9)
     assert np.log1p(table.loc[2]).tolist()==approx([(losses[2]-losses[1]).mean(),expected.low,expected.high])
-    assert table.loc[1].tolist()==[0,0,0] and spread_of(losses).dof==4
+    assert table.loc[1].tolist()==[0,0,0]
+    assert spread_of(losses).dof==4
 
 def test_spread_is_what_a_two_way_fit_leaves_over():
     losses = losses_of([0,0.1,0.2], 4, np.random.default_rng(0))
@@ -49,7 +50,9 @@ def test_few_runs_tell_nothing(n_runs, n_sizes):
     losses = losses_of([0.1*i for i in range(n_sizes)], n_runs, np.random.default_rng(2))
     assert spread_of(losses).dof==(n_runs-1)*(n_sizes-1)<least_dof
     table = compared(losses, 1)
-    assert table.loc[1].tolist()==[0,0,0] and (table.low[1:]==-1).all() and np.isinf(table.high[1:]).all()
+    assert table.loc[1].tolist()==[0,0,0]
+    assert (table.low[1:]==-1).all()
+    assert np.isinf(table.high[1:]).all()
 
 def agrees(share, n, expected): return abs(share-expected)<=3.5*math.sqrt(expected*(1-expected)/n)
 
@@ -71,7 +74,8 @@ def test_all_intervals_hold_together(effects):
     rng,n = np.random.default_rng(4),500
     hits = np.array([holds(effects, losses_of(effects, 3, rng)) for _ in range(n)])
     share = hits.all(1).mean()
-    assert share>=0.95-3.5*math.sqrt(0.95*0.05/n) and share<0.985
+    assert share>=0.95-3.5*math.sqrt(0.95*0.05/n)
+    assert share<0.985
     assert agrees(hits.mean(), n, 1-0.05/(len(effects)-1))
 
 # The critical batch size
@@ -89,22 +93,28 @@ def test_the_range_has_the_truth_in_it():
         low,high = critical_range(losses)
         assert low<=critical(losses)<=high
         ranges.append((low,high))
-    assert np.mean([low<=4<=high for low,high in ranges])>=0.95 and np.mean([high<=8 for _,high in ranges])>0.5
+    assert np.mean([low<=4<=high for low,high in ranges])>=0.95
+    assert np.mean([high<=8 for _,high in ranges])>0.5
 
 # What goes on
 
 def test_each_size_keeps_its_best_rates():
     order = [Arm(8,3),Arm(8,1),Arm(16,1),Arm(8,9),Arm(16,3)]
-    assert best_rates(order)==[Arm(8,3),Arm(16,1)] and best_rates(order, 2)==[Arm(8,3),Arm(8,1),Arm(16,1),Arm(16,3)]
+    assert best_rates(order)==[Arm(8,3),Arm(16,1)]
+    assert best_rates(order, 2)==[Arm(8,3),Arm(8,1),Arm(16,1),Arm(16,3)]
 
 def test_today_s_size_goes_on_however_far_behind():
     order = [Arm(64,3),Arm(32,1),Arm(16,1),Arm(128,3),Arm(128,1)]
     assert with_today(order, 3, 128)==[Arm(64,3),Arm(32,1),Arm(128,3)]
-    assert with_today(order, 3, 32)==with_today(order, 3, 7)==order[:3] and with_today(order, 9, 128)==order
+    assert with_today(order, 3, 32)==with_today(order, 3, 7)==order[:3]
+    assert with_today(order, 9, 128)==order
 
 @pytest.mark.parametrize('bs_now,planned', [(64,64),(64,128),(64,4096),(1024,16),(48,100),(3,5)])
 def test_trial_sizes(bs_now, planned):
     sizes = trial_sizes(bs_now, planned, lambda bs: True)
-    assert {bs_now,planned}<=set(sizes) and 3<=len(sizes)<=5 and sizes==sorted(set(sizes))
-    assert min(sizes)>=min(bs_now, planned)//2 and max(sizes)<=4*max(bs_now, planned)
+    assert {bs_now,planned}<=set(sizes)
+    assert 3<=len(sizes)<=5
+    assert sizes==sorted(set(sizes))
+    assert min(sizes)>=min(bs_now, planned)//2
+    assert max(sizes)<=4*max(bs_now, planned)
     assert trial_sizes(bs_now, planned, lambda bs: False)==sorted({bs_now,planned})

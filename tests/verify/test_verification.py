@@ -50,9 +50,12 @@ def case_of(nm): return cases[nm][0]()
 @pytest.mark.parametrize('nm', cases)
 def test_verdict_and_size(nm):
     v,(_,verdict,bs) = case_of(nm),cases[nm]
-    assert (v.verdict,v.bs,v.plan.bs)==(verdict,bs,bs) and v.is_known==(verdict!='unknown')==(v.unknown_for is None)
+    assert (v.verdict,v.bs,v.plan.bs)==(verdict,bs,bs)
+    assert v.is_known==(verdict!='unknown')==(v.unknown_for is None)
     assert bool(v.open_sizes)==(verdict=='tied') or verdict=='use'
-    if verdict=='unknown': assert v.factor==1 and v.critical_bs is None
+    if verdict=='unknown':
+        assert v.factor==1
+        assert v.critical_bs is None
 
 @pytest.mark.parametrize('nm', cases)
 def test_words_of_each_verdict(nm):
@@ -60,11 +63,15 @@ def test_words_of_each_verdict(nm):
     v = case_of(nm)
     words,everything = verified_words(v),f"{v!r} {v.details()}"
     template = headlines[v.verdict][v.unknown_for or dict(time='lower').get(v.equal, 'faster')]
-    assert re.fullmatch(re.sub(r'\\{\w+\\}', '.+', re.escape(template)), headline(v)) and words['do']==[headline(v)] and len(words.get('caution', []))<=3
+    assert re.fullmatch(re.sub(r'\\{\w+\\}', '.+', re.escape(template)), headline(v))
+    assert words['do']==[headline(v)]
+    assert len(words.get('caution', []))<=3
     assert not re.search(r'\b(nan|inf|None)\b', everything.replace('critical_bs=None', ''))
     compile(run_line(v), 'line', 'eval' if v.verdict in ('use','stay') else 'exec')
-    assert ('bs_verify' in run_line(v))==(v.verdict in ('tied','unknown')) and ('v.plan.apply' in run_line(v))==v.plan.changes*(v.verdict in ('use','stay'))
-    assert '<table' in v._repr_html_() and v.advice
+    assert ('bs_verify' in run_line(v))==(v.verdict in ('tied','unknown'))
+    assert ('v.plan.apply' in run_line(v))==v.plan.changes*(v.verdict in ('use','stay'))
+    assert '<table' in v._repr_html_()
+    assert v.advice
 
 @pytest.mark.parametrize('equal', ['time','items'])
 def test_alike_sizes_are_rarely_told_apart(equal):
@@ -80,25 +87,33 @@ def test_alike_sizes_are_rarely_told_apart(equal):
 def test_table():
     v = trial(valley(128), sizes=(512,256,64,128,32), whole=(64,128,256))
     t = v.table.set_index('bs')
-    assert [*t.index]==[32,64,128,256,512] and t.part.tolist()==[0.25,1,1,1,0.25] and t.runs.tolist()==[1,4,4,4,1]
+    assert [*t.index]==[32,64,128,256,512]
+    assert t.part.tolist()==[0.25,1,1,1,0.25]
+    assert t.runs.tolist()==[1,4,4,4,1]
     mine = v.df[without_end(v.df, 256)]
     for nm in ('steps','seconds','train_loss','valid_loss'): assert t.loc[256,nm]==approx(mine[nm].mean())
-    assert t.loc[256,'passes']==approx(mine['items'].mean()/v.n_train) and (t.micro_bs*t.n_acc==t.index).all()
+    assert t.loc[256,'passes']==approx(mine['items'].mean()/v.n_train)
+    assert (t.micro_bs*t.n_acc==t.index).all()
     whole = compared(log_losses(v.runs[v.runs.part==1]), 64)
     for nm in ('diff','low','high'): assert t.loc[whole.index,nm].tolist()==approx(whole[nm].tolist())
     quarter = v.runs[v.runs.part==0.25].set_index('bs').loss
-    assert t.loc[512,'diff']==approx(quarter[512]/quarter[64]-1) and t.loc[[32,512],['low','high']].isna().all(axis=None)
-    assert v.difference(128, 64)==approx(tuple(whole.loc[128])) and v.difference(64, 128)[0]==approx(1/(1+whole['diff'][128])-1)
+    assert t.loc[512,'diff']==approx(quarter[512]/quarter[64]-1)
+    assert t.loc[[32,512],['low','high']].isna().all(axis=None)
+    assert v.difference(128, 64)==approx(tuple(whole.loc[128]))
+    assert v.difference(64, 128)[0]==approx(1/(1+whole['diff'][128])-1)
 
 def test_a_size_that_failed_once_is_out_at_that_length():
     "The other runs were lucky"
     v = changed(trial(valley(128)), lambda df: without_end(df, 128) & (df.run==2), valid_loss=nan)
-    assert v.table.set_index('bs').part.to_dict()=={32: 1, 64: 1, 128: 0.25, 256: 1} and 128 not in v.losses
+    assert v.table.set_index('bs').part.to_dict()=={32: 1, 64: 1, 128: 0.25, 256: 1}
+    assert 128 not in v.losses
 
 def test_a_run_that_was_not_ended_does_not_count():
     v = trial(valley(128), n_runs=5)
     cut = dataclasses.replace(v, df=v.df[:-2], interrupted=True)
-    assert cut.n_runs==4 and cut.losses.equals(v.losses[:-1]) and cut.verdict=='use'
+    assert cut.n_runs==4
+    assert cut.losses.equals(v.losses[:-1])
+    assert cut.verdict=='use'
 
 @pytest.mark.parametrize('lr,adam', [(0.01,True),(slice(1e-4,1e-2),False)])
 def test_the_plan_has_the_rate_that_won(lr, adam):
@@ -106,32 +121,43 @@ def test_the_plan_has_the_rate_that_won(lr, adam):
     v = dataclasses.replace(trial(valley(128, best_rate=3), rates=(1,3,9)), planned=planned)
     tried,as_planned = v.plan.wd,dataclasses.replace(v, equal='plan').plan.wd # Trials of equal time have the learner's own decay
     assert tried==planned.today.wd!=as_planned==planned.at(128).wd
-    assert v.factor==3 and v.plan.bs==128 and v.planned.lr==lr and rate_text(v.plan.lr)==rate_text(scale_lr(lr, 3))
-    assert rate_text(v.plan.scaled_lr)==rate_text(scale_lr(planned.at(128).scaled_lr, 3)) and rate_text(v.plan.lr) in run_line(v)
+    assert v.factor==3
+    assert v.plan.bs==128
+    assert v.planned.lr==lr
+    assert rate_text(v.plan.lr)==rate_text(scale_lr(lr, 3))
+    assert rate_text(v.plan.scaled_lr)==rate_text(scale_lr(planned.at(128).scaled_lr, 3))
+    assert rate_text(v.plan.lr) in run_line(v)
 
 def test_epochs_take_as_long_by_the_seconds_that_were_measured():
     v = trial(valley(128))
-    assert v.epochs_in_time(5)==approx(5*128/64*step_time(64)/step_time(128)) and v.epochs==7
+    assert v.epochs_in_time(5)==approx(5*128/64*step_time(64)/step_time(128))
+    assert v.epochs==7
     slow = changed(v, lambda df: without_end(df, 128), seconds=2.3*v.at_best(128).seconds)
-    assert slow.epochs_in_time(5)==approx(v.epochs_in_time(5)/2.3) and slow.epochs==3
+    assert slow.epochs_in_time(5)==approx(v.epochs_in_time(5)/2.3)
+    assert slow.epochs==3
     assert trial(valley(64)).epochs_in_time(3)==3
 
 @pytest.mark.parametrize('equal,n_epoch,epochs', [('time',5,7),('time',1,None),('time',0.5,None),('items',5,5)])
 def test_epochs_are_whole_and_not_far_off_or_left_open(equal, n_epoch, epochs):
     v = trial(steps({128: 0.9, 256: 1.2}), equal=equal, n_epoch=n_epoch)
-    assert v.bs==128 and v.epochs==epochs and (f'fit_one_cycle({epochs or "n_epoch"}, ' in run_line(v))
+    assert v.bs==128
+    assert v.epochs==epochs
+    assert f'fit_one_cycle({epochs or "n_epoch"}, ' in run_line(v)
 
 def test_critical_batch_size_is_of_equal_items():
     loss = lambda bs,f,p: 0.5*(1+max(0,bs-128)/1000)
     v = trial(loss, equal='items', sd=1e-4)
-    assert v.critical_bs==128==critical(v.losses) and v.critical_range==critical_range(v.losses)==(128,128)
+    assert v.critical_bs==128==critical(v.losses)
+    assert v.critical_range==critical_range(v.losses)==(128,128)
     assert trial(loss).critical_bs is None is trial(loss).critical_range
 
 # What is left open
 
 def test_what_is_known_by_heart():
     v = trial(valley(128), valid=False)
-    assert v.decided_by=='train_loss' and v.saw_twice and any('overfitting' in o for o in verified_words(v)['caution'])
+    assert v.decided_by=='train_loss'
+    assert v.saw_twice
+    assert any('overfitting' in o for o in verified_words(v)['caution'])
     assert not trial(valley(128), n_epoch=0.5).saw_twice
 
 # As values, drawn
@@ -140,17 +166,20 @@ def test_what_is_known_by_heart():
 def test_to_dict_is_strict_json(nm):
     v = case_of(nm)
     values = json.loads(json.dumps(v.to_dict(), allow_nan=False))
-    assert (values['verdict'],values['bs'],values['plan']['bs'])==(v.verdict,v.bs,v.bs) and values['spread']['dof']==v.spread.dof
+    assert (values['verdict'],values['bs'],values['plan']['bs'])==(v.verdict,v.bs,v.bs)
+    assert values['spread']['dof']==v.spread.dof
 
 @pytest.mark.parametrize('nm', ['a larger one is better','one run',"today's has no loss",'plan: it ends higher'])
 def test_plot(nm):
     v = case_of(nm)
     ax = v.plot()
     line = ax.lines[[o.get_label() for o in ax.lines].index('whole length')]
-    assert line.get_xdata().tolist()==v.table.bs[v.table.part>=1].tolist() and any('chosen' in o.get_label() for o in ax.lines)==v.is_known
+    assert line.get_xdata().tolist()==v.table.bs[v.table.part>=1].tolist()
+    assert any('chosen' in o.get_label() for o in ax.lines)==v.is_known
     bottom,top = ax.get_ylim()
     diffs = v.whole['diff']
-    assert bottom<=np.nanmin([0,*diffs]) and top>=np.nanmax([0,*diffs])
+    assert bottom<=np.nanmin([0,*diffs])
+    assert top>=np.nanmax([0,*diffs])
     other = plt.figure().subplots()
     assert v.plot(ax=other) is other
     plt.close('all')

@@ -84,8 +84,13 @@ def test_an_interrupt_keeps_what_was_trained(trial, sizes, monkeypatch):
     learn = reg_learner()
     was = picture(learn)
     v = verify(learn, equal='items', n_runs=2)
-    assert len(begun)==trial and v.interrupted and v.df.bs.tolist()==sizes and 'interrupted' in v.advice
-    assert v.n_runs==1 and v.left_out==(((16,'interrupt'),) if trial==3 else ()) and changes(was, picture(learn))==[]
+    assert len(begun)==trial
+    assert v.interrupted
+    assert v.df.bs.tolist()==sizes
+    assert 'interrupted' in v.advice
+    assert v.n_runs==1
+    assert v.left_out==(((16,'interrupt'),) if trial==3 else ())
+    assert changes(was, picture(learn))==[]
 
 @pytest.mark.parametrize('equal,held', [('items',None),('plan',4)])
 def test_trials_find_out_which_rates_hold(equal, held, monkeypatch):
@@ -116,30 +121,43 @@ def test_trials_are_annealed_from_here_at_the_rule_s_rates(cbs, bs):
     trials,first_items = Trials(learn, v.planned, 12, 'time', v.tried),{}
     for row,fit in zip(v.df.to_dict('records'), fits):
         p,n = v.planned.at(row['bs']),row['n_acc']
-        assert (row['micro_bs'],n)==(p.micro_bs,p.n_acc)==(fit['bs'],fit['n_acc']) and row['items']==len(fit['items'])
-        assert row['lr']==pytest.approx(p.scaled_lr*row['factor']) and row['steps']==trials.n_steps(row['bs'], row['part'])
+        assert (row['micro_bs'],n)==(p.micro_bs,p.n_acc)==(fit['bs'],fit['n_acc'])
+        assert row['items']==len(fit['items'])
+        assert row['lr']==pytest.approx(p.scaled_lr*row['factor'])
+        assert row['steps']==trials.n_steps(row['bs'], row['part'])
         rates = row['lr']*np.array([rate_at(i/row['steps']) for i in range(row['steps'])])
         assert np.allclose(fit['lrs'][::n][:row['steps']], rates, rtol=1e-4) # Windows tile the epoch
         first_items.setdefault(row['run'], set()).add(tuple(fit['items'][:8]))
-    assert set(v.df.factor)=={0.5,2.} and set(v.df.part)<=set(parts)
-    assert all(len(o)==1 for o in first_items.values()) and len(set.union(*first_items.values()))==len(first_items)>1 # All arms alike, each run anew
+    assert set(v.df.factor)=={0.5,2.}
+    assert set(v.df.part)<=set(parts)
+    assert all(len(o)==1 for o in first_items.values())  # All arms alike, each run anew
+    assert len(set.union(*first_items.values()))==len(first_items)>1
 
 def test_equal_time(monkeypatch):
     monkeypatch.setattr('fastai_bs.finder.bs_find._device', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01)) # The same on any machine
     v = verify(reg_learner(256), sizes=[8,16,32], rates=(1,3), n_epoch=4, n_runs=2)
     whole,time = v.df[v.df.part==1],v.n_epoch*v.planned.epoch_time
     for o in whole.itertuples(): assert o.steps*v.planned.step_time_at(o.bs)==pytest.approx(time, abs=v.planned.step_time_at(o.bs)*(1+4*math.ceil(o.items/256)))
-    assert whole.bs.nunique()==3 and 4 in whole.bs.values and set(whole.run)=={1,2,3} and v.spread.dof>=least_dof and v.verdict!='unknown'
-    assert set(v.df[v.df.part<1].run)=={0} and v.df[v.df.part==1/16].groupby('bs').factor.nunique().tolist()==[2]*4
+    assert whole.bs.nunique()==3
+    assert 4 in whole.bs.values
+    assert set(whole.run)=={1,2,3}
+    assert v.spread.dof>=least_dof
+    assert v.verdict!='unknown'
+    assert set(v.df[v.df.part<1].run)=={0}
+    assert v.df[v.df.part==1/16].groupby('bs').factor.nunique().tolist()==[2]*4
     assert len(v.df[v.df.part==1/4])==4
     steps = v.df.groupby(['bs','part']).steps.first().unstack()
     for part in parts[:2]: assert np.allclose(steps[part].dropna(), (part*steps[1.]).loc[steps[part].dropna().index].fillna(steps[part]), atol=1)
 
 def test_equal_items():
     v = verify(reg_learner(), n_epoch=9.5, n_runs=2, equal='items')
-    assert set(v.df.part)=={1.} and set(v.df['items'])=={608} and v.df.bs.tolist()==[4,8,16]*3
+    assert set(v.df.part)=={1.}
+    assert set(v.df['items'])=={608}
+    assert v.df.bs.tolist()==[4,8,16]*3
     assert (v.n_epoch,v.planned.today.n_epoch)==(9.5,10) # A plan is for whole epochs
-    assert v.critical_bs in (4,8,16) and v.critical_range[0]<=v.critical_bs<=v.critical_range[1] and v.verdict!='unknown'
+    assert v.critical_bs in (4,8,16)
+    assert v.critical_range[0]<=v.critical_bs<=v.critical_range[1]
+    assert v.verdict!='unknown'
 
 def test_as_planned(monkeypatch):
     "Today's training and the plan's, as often as tells something: its rate, its epochs and its weight decay, whole trainings only"
@@ -151,8 +169,14 @@ def test_as_planned(monkeypatch):
     plan = v.planned.at(16)
     expected = {(4,160,0.01,v.planned.today.wd),(16,4*plan.n_epoch,plan.scaled_lr,plan.wd)}
     assert plan.n_epoch==14
-    assert {(o.micro_bs*o.n_acc,o.n_steps,o.lr,o.wd) for o in ran}==expected and len(v.df)==8 and (v.df.part==1).all()
-    assert v.verdict!='unknown' and v.rates==(1,) and v.bs in (4,16) and v.epochs==v.plan.n_epoch and changes(was, picture(learn))==[]
+    assert {(o.micro_bs*o.n_acc,o.n_steps,o.lr,o.wd) for o in ran}==expected
+    assert len(v.df)==8
+    assert (v.df.part==1).all()
+    assert v.verdict!='unknown'
+    assert v.rates==(1,)
+    assert v.bs in (4,16)
+    assert v.epochs==v.plan.n_epoch
+    assert changes(was, picture(learn))==[]
 
 @pytest.mark.parametrize('equal', ['time','items','plan'])
 def test_what_is_advised_was_tried(equal):
@@ -167,7 +191,9 @@ def test_what_is_advised_was_tried(equal):
         plan = v.plan
         (lr,wd), = {(o.lr,o.wd) for o in ran if o.micro_bs*o.n_acc==bs}
         assert plan.today.has_n_epoch==(equal=='plan') # The epochs of a trial are not planned
-        assert plan.wd==(0.3 if wd is None else wd) and plan.lr==(0.01 if bs==4 else 0.02) and plan.scaled_lr==lr>=0.02
+        assert plan.wd==(0.3 if wd is None else wd)
+        assert plan.lr==(0.01 if bs==4 else 0.02)
+        assert plan.scaled_lr==lr>=0.02
 
 def test_a_plan_that_stays_has_no_size_to_try(monkeypatch):
     monkeypatch.setattr(BatchPlan, 'bs', property(lambda self: self.bs_now))
@@ -182,7 +208,8 @@ def test_the_training_loss_is_that_of_the_last_tenth():
         def after_loss(self): losses.append(self.learn.loss.item())
     learn.add_cb(Losses())
     t = short_training(learn, 4, 1, 0.01, 100, 0, 20)
-    assert t.train_loss==pytest.approx(np.mean(losses[90:]), rel=1e-6) and t.items==400
+    assert t.train_loss==pytest.approx(np.mean(losses[90:]), rel=1e-6)
+    assert t.items==400
 
 def test_validation_is_of_items_from_all_over_the_set_at_the_end():
     "Sorted by class, as it may be; and of the model as it is then"
@@ -193,10 +220,14 @@ def test_validation_is_of_items_from_all_over_the_set_at_the_end():
     learn.add_cb(Seen())
     t = short_training(learn, 4, 1, 0.01, 40, 0, 100) # Two and a half epochs, without a validation on the way
     trains = [o for o,_ in seen]
-    assert trains==sorted(trains, reverse=True) and sum(trains)==40
+    assert trains==sorted(trains, reverse=True)
+    assert sum(trains)==40
     order = [y[0].item() for _,y in learn.dls.valid.dataset]
     at = [order.index(y) for is_training,items in seen if not is_training for y in items]
-    assert len(at)==100 and min(at)==0 and max(at)==999 and max(np.diff(at))<=11
+    assert len(at)==100
+    assert min(at)==0
+    assert max(at)==999
+    assert max(np.diff(at))<=11
     x,y = (torch.stack(o) for o in zip(*(learn.dls.valid.dataset[i] for i in at)))
     assert t.valid_loss==pytest.approx(nn.MSELoss()(other.model(x), y).item(), rel=1e-5)
 
@@ -205,7 +236,9 @@ def test_validation_is_of_items_from_all_over_the_set_at_the_end():
 def test_no_validation_set():
     dls = DataLoaders(DataLoader(regression(64, dtype=torch.float32), bs=4, num_workers=0), DataLoader([], bs=4, num_workers=0), device='cpu')
     v = verify(quiet_learner(dls, mlp(dtype=torch.float32), opt_func=Adam))
-    assert v.df.valid_loss.isna().all() and v.df.train_loss.notna().all() and v.decided_by=='train_loss'
+    assert v.df.valid_loss.isna().all()
+    assert v.df.train_loss.notna().all()
+    assert v.decided_by=='train_loss'
 
 class NanAt(Callback):
     "The loss of a batch size is NaN while it is trained, in the trials alone"
@@ -216,14 +249,17 @@ class NanAt(Callback):
 
 def test_a_size_whose_loss_is_nan_is_out():
     v = verify(reg_learner(cbs=NanAt(16)))
-    assert v.left_out==((16,'loss'),) and set(v.table.bs)=={4,8} and 'of it ended with a loss' in v.advice
+    assert v.left_out==((16,'loss'),)
+    assert set(v.table.bs)=={4,8}
+    assert 'of it ended with a loss' in v.advice
 
 def test_a_size_that_does_not_fit_is_out(monkeypatch):
     def _too_large(training):
         if training.micro_bs*training.n_acc==16: raise torch.OutOfMemoryError('CUDA out of memory')
     at_trial(monkeypatch, None, _too_large)
     v = verify(reg_learner())
-    assert v.left_out==((16,'memory'),) and 'does not fit in memory' in v.advice
+    assert v.left_out==((16,'memory'),)
+    assert 'does not fit in memory' in v.advice
 
 def _verified_on_rank(r):
     learn = reg_learner(256)
@@ -236,7 +272,11 @@ def _verified_on_rank(r):
 @pytest.mark.xdist_group('ranks')
 def test_ranks_see_the_same():
     first,second = on_ranks(_verified_on_rank, 2)
-    assert first==second and first[0]==8 and first[1]!='unknown' and first[-1]==[] and min(first[3])==max(first[3])
+    assert first==second
+    assert first[0]==8
+    assert first[1]!='unknown'
+    assert first[-1]==[]
+    assert min(first[3])==max(first[3])
 
 @pytest.mark.slow
 def test_the_critical_batch_size_of_a_noisy_quadratic(short_find, monkeypatch):
@@ -267,7 +307,8 @@ def test_the_critical_batch_size_of_a_noisy_quadratic(short_find, monkeypatch):
         exact = min(_exact_loss(bs, lr) for lr in set(v.df.lr[v.df.bs==bs]))
         if exact<=1.01*best: critical = bs
         best = min(best, exact)
-    assert critical/2<=v.critical_bs<=2*critical and set(v.df[v.df.part==1].bs)==set(sizes)
+    assert critical/2<=v.critical_bs<=2*critical
+    assert set(v.df[v.df.part==1].bs)==set(sizes)
 
 # What is refused
 

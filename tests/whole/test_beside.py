@@ -35,7 +35,8 @@ def test_an_optimizer_in_the_backward_pass(hook, which, n_acc):
     learn.add_cb(Look())
     with pytest.raises(ValueError, match='changes its value in the backward pass.*4 micro-batches would take 4 steps.*take an optimizer'):
         learn.fit(2, 0.1)
-    assert torch.equal(flat(learn), values[-1]) and len(values)==(1 if n_acc==4 else 17)
+    assert torch.equal(flat(learn), values[-1])
+    assert len(values)==(1 if n_acc==4 else 17)
     learner(GradAccum(1), model=hooked(hook, which)).fit(1, 0.1) # Without windows it may
 
 def test_a_hook_may_look():
@@ -44,7 +45,8 @@ def test_a_hook_may_look():
     for m in models: m[0].bias.data[0] = float('nan')
     a,b = (learner(GradAccum(4), model=m) for m in models)
     for o in (a,b): o.fit(1, 0.1)
-    assert len(seen)==64 and torch.equal(flat(a).nan_to_num(), flat(b).nan_to_num())
+    assert len(seen)==64
+    assert torch.equal(flat(a).nan_to_num(), flat(b).nan_to_num())
 
 def test_parts_of_a_batch_are_not_tried_on_hooks():
     "Whatever they do, they would do it once more for each part"
@@ -72,7 +74,8 @@ def test_a_foreign_accumulator(cbs):
     before = flat(learn).clone()
     with pytest.raises(RuntimeError, match=r'No optimizer step was tried in epoch 0.* \d+ times, as a second.*remove the other one'):
         learn.fit(2, 0.1)
-    assert torch.equal(flat(learn), before) and not any(p.grad.any() for p in learn.model.parameters())
+    assert torch.equal(flat(learn), before)
+    assert not any(p.grad.any() for p in learn.model.parameters())
 
 @pytest.mark.parametrize('cb', [Foreign(8), RaiseAt('before_step', CancelStepException, order=-5), RaiseAt('before_batch', CancelBatchException),
     RaiseAt('after_backward', CancelFitException, 2)])
@@ -95,5 +98,7 @@ def static_fit(n_acc):
 
 def test_static_graph():
     for (said,same),other in on_ranks(static_rank, 2):
-        assert same and said.startswith('DistributedDataParallel(static_graph=True)') and 'without static_graph' in said
+        assert same
+        assert said.startswith('DistributedDataParallel(static_graph=True)')
+        assert 'without static_graph' in said
         assert other==('',False) # A fit of one epoch, which does not accumulate

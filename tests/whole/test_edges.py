@@ -36,11 +36,15 @@ def test_memory_of_a_long_training_is_bounded(monkeypatch, beta=0.9):
     monkeypatch.setattr(NoiseScale, 'most', 50)
     few = watched(beta)
     most = max(50, 4*round(1/(1-beta)))
-    assert len(whole.df)==300 and most/4<len(few.df)<=most and few.df.step.iloc[-1]==300
+    assert len(whole.df)==300
+    assert most/4<len(few.df)<=most
+    assert few.df.step.iloc[-1]==300
     pd.testing.assert_frame_equal(few.df.set_index('step'), whole.df.set_index('step').loc[few.df.step])
-    assert few.noise_scale==whole.noise_scale and few.ci==whole.ci
+    assert few.noise_scale==whole.noise_scale
+    assert few.ci==whole.ci
     steps = np.diff(few.df.step)
-    assert (steps[-round(1/(1-beta))+1:]==1).all() and max(few.df.step.iloc[0], steps.max())<=8*300/most
+    assert (steps[-round(1/(1-beta))+1:]==1).all()
+    assert max(few.df.step.iloc[0], steps.max())<=8*300/most
 
 # Losses and gradients that say nothing
 
@@ -65,8 +69,10 @@ def test_a_loss_that_is_not_finite_goes_where_the_large_batch_goes(v, at, on_oom
     "Into the parameters, and nowhere else: no gradient is left, and NoiseScale says once what it left out"
     learn = learner(cbs=[GradAccum(2, on_oom=on_oom), NoiseScale(), Spoilt(v, at)])
     words = said(lambda: learn.fit(1, 0.05))
-    assert not torch.isfinite(flat(learn)).all() and all(not p.grad.any() for p in learn.model.parameters())
-    assert len(words)==1 and learn.noise_scale.n_dropped==(8 if at else 12)
+    assert not torch.isfinite(flat(learn)).all()
+    assert all(not p.grad.any() for p in learn.model.parameters())
+    assert len(words)==1
+    assert learn.noise_scale.n_dropped==(8 if at else 12)
 
 class Nothing(nn.Module):
     "A loss that the prediction has no part in, of a mean over items"
@@ -79,7 +85,8 @@ def test_gradients_of_zero_are_said():
 
 def test_where_nothing_is_measured_it_is_said():
     learn = learner(3, 8, [GradAccum(2),NoiseScale()])
-    assert len(said(lambda: learn.fit(2, 0.05)))==2 and math.isnan(learn.noise_scale.noise_scale)
+    assert len(said(lambda: learn.fit(2, 0.05)))==2
+    assert math.isnan(learn.noise_scale.noise_scale)
 
 @pytest.mark.filterwarnings('ignore')
 def test_a_plan_and_a_check_of_gradients_of_zero():
@@ -99,7 +106,8 @@ def test_batches_of_one_item():
     large,small = (quiet_learner(loaders(regression(40), bs), mlp(), cbs=cbs) for bs,cbs in ((8,None),(1,GradAccum(8))))
     for o in (large,small): o.fit(2, 0.05)
     torch.testing.assert_close(flat(large), flat(small), rtol=1e-12, atol=1e-15)
-    assert learner(40, 1).check_accum(4).same and learner(40, 1).max_bs_find(max_bs=4)==4
+    assert learner(40, 1).check_accum(4).same
+    assert learner(40, 1).max_bs_find(max_bs=4)==4
     with pytest.raises(ValueError, match='parts of a batch of 1 item are too small'): learner(40, 1, NoiseScale()).fit(1, 0.05)
 
 empty = dict(lr=lambda o: o.fit(1, 0.05, cbs=ScaledLR(4)), noise=lambda o: o.fit(1, 0.05, cbs=NoiseScale()),
@@ -116,7 +124,9 @@ def test_a_training_set_smaller_than_a_batch():
     "One window of what there is"
     large,small = learner(3, 3),learner(3, 8, [GradAccum(2),ScaledLR(3)])
     for o in (large,small): o.fit(2, 0.05)
-    assert torch.equal(flat(large), flat(small)) and small.scaled_lr.bs==3 and learner(3, 8).max_bs_find()==3
+    assert torch.equal(flat(large), flat(small))
+    assert small.scaled_lr.bs==3
+    assert learner(3, 8).max_bs_find()==3
     for f in (lambda o: o.bs_find(0.05), lambda o: o.check_accum(2), lambda o: o.bs_verify(0.05)):
         with pytest.raises(ValueError, match='The training loader yields 1 micro-batch in an epoch'): f(learner(3, 8))
     whole = quiet_learner(loaders(regression(3), 8, drop_last=True), mlp()) # Whole batches only
@@ -127,7 +137,8 @@ def test_a_training_set_smaller_than_a_batch():
 @pytest.mark.parametrize('schedule,bs', [(lambda: BatchSchedule({0: 4, 2: 32}),32), (lambda: BatchSchedule({2: 2}),4),
     (lambda: BatchSchedule(lambda pct: 4+28*pct, max_micro_bs=16),16)], ids=range(3))
 def test_memory_report_is_of_the_largest_micro_batch_of_a_schedule(schedule, bs):
-    assert learner(cbs=schedule()).memory_report().bs==bs and learner(cbs=schedule()).memory_report(bs=6).bs==6
+    assert learner(cbs=schedule()).memory_report().bs==bs
+    assert learner(cbs=schedule()).memory_report(bs=6).bs==6
 
 # What comes to a learner when or where it should not
 
@@ -149,7 +160,8 @@ def test_a_callback_that_comes_too_late_says_so(nm, event):
     assert torch.equal(before, flat(learn)) or event=='before_batch' # Then it is told of the second batch first
     learn.remove_cb(Adds)
     learn.fit(1, 0.05) # From the start it is welcome
-    assert cb in learn.cbs and not cb.started
+    assert cb in learn.cbs
+    assert not cb.started
 
 # A look at a learner is no fit: fastai fires `before_fit` and `after_fit` in it all the same
 
@@ -184,7 +196,8 @@ def test_a_look_is_no_fit(nm, look, tmp_path):
         before = known(learn)
         looks[look](learn) if look=='summary' else quiet(looks[look], learn)
         assert known(learn)==before
-    assert torch.equal(flat(learn), flat(twin)) and known(learn)[:3]==known(twin)[:3]
+    assert torch.equal(flat(learn), flat(twin))
+    assert known(learn)[:3]==known(twin)[:3]
 
 class Looks(Callback):
     "Looks at the learner in each epoch of a fit, at an event that a look does not fire"
@@ -194,7 +207,9 @@ class Looks(Callback):
 def test_a_look_within_a_fit_does_not_end_it(tmp_path, look='tta'):
     learn,twin = (exportable(tmp_path, [GradAccum(2),ScaledLR(2, warmup_epochs=0),NoiseScale(),*cbs]) for cbs in ([Looks(look)],[]))
     for o in (learn,twin): quiet(partial(Learner.fit, n_epoch=3, lr=0.05), o)
-    assert torch.equal(flat(learn), flat(twin)) and learn.noise_scale.df.equals(twin.noise_scale.df) and len(twin.noise_scale.df)==18
+    assert torch.equal(flat(learn), flat(twin))
+    assert learn.noise_scale.df.equals(twin.noise_scale.df)
+    assert len(twin.noise_scale.df)==18
     assert known(learn)[1:]==known(twin)[1:]
 
 # What is exported when our callbacks are gone
@@ -239,7 +254,9 @@ def test_a_twin_that_is_refused_takes_nothing_along():
     learn,called = learner(cbs=first),first.name
     for _ in range(2):
         with pytest.raises(ValueError, match='Only one callback'): learn.fit(1, 0.05, cbs=twin)
-        assert getattr(learn, called) is first and first in learn.cbs and twin not in learn.cbs
+        assert getattr(learn, called) is first
+        assert first in learn.cbs
+        assert twin not in learn.cbs
     learn.fit(1, 0.05)
     assert getattr(learn, called) is first
 
@@ -254,7 +271,8 @@ def test_a_validation_within_a_fit(event='after_epoch'):
     a,b = learner(bs=12, cbs=Validates(event)),learner(cbs=[GradAccum(3), NoiseScale(), Validates(event)])
     for o in (a,b): o.fit_one_cycle(3, 0.05)
     torch.testing.assert_close(flat(a), flat(b), rtol=1e-10, atol=1e-14)
-    assert len(b.validates.seen)==3 and not {'_do_epoch_train','one_batch'} & {*vars(b)}
+    assert len(b.validates.seen)==3
+    assert not {'_do_epoch_train','one_batch'} & {*vars(b)}
 
 # Faults
 
@@ -292,7 +310,9 @@ def test_nothing_is_left_of_a_fault(kind):
         try: train(1, 0.05, cbs=bomb)
         except error: n += 1
         for _ in range(2):
-            assert list(left(learn))==[] and all(map(operator.is_, (learn.dls,*learn.dls.loaders), loaders_were)) and learn.dls.train.bs==4
+            assert list(left(learn))==[]
+            assert all(map(operator.is_, (learn.dls,*learn.dls.loaders), loaders_were))
+            assert learn.dls.train.bs==4
             assert all(h['lr']==0.05 for h in learn.opt.hypers) or kind=='grow'
             learn.fit(1, 0.05)
         assert bomb not in learn.cbs

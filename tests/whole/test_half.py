@@ -40,7 +40,8 @@ def off(learn, i=0, items=None):
 def test_the_windows_gradient(dtype):
     learn = learner(dtype)
     learn.fit(1, 0.1)
-    assert len(learn.opt.grads)==1 and off(learn)<halves[dtype]
+    assert len(learn.opt.grads)==1
+    assert off(learn)<halves[dtype]
 
 def test_small_gradients_in_float16():
     "Divided by 256 first they would have few bits left"
@@ -65,7 +66,8 @@ def test_a_sparse_gradient():
     whole = nn.Embedding(7, 2).double()
     whole.weight.data = model[0].weight.data.double()
     nn.MSELoss()(whole(x), y.double()).backward()
-    assert len(seen)==1 and seen[0].is_sparse
+    assert len(seen)==1
+    assert seen[0].is_sparse
     assert (seen[0].to_dense().double()-whole.weight.grad).norm()<0.02*whole.weight.grad.norm()
 
 # Whatever becomes of the window
@@ -104,5 +106,6 @@ def test_on_ranks():
     "What is exchanged is in the parameters' precision, a sum of 128 micro-batches that is rounded once before, and the last one"
     one,two = on_ranks(train_rank, 2)
     want = oracle(net(torch.bfloat16), items_of(256, torch.bfloat16)).numpy()
-    assert len(one)==1 and np.array_equal(one[0], two[0])
+    assert len(one)==1
+    assert np.array_equal(one[0], two[0])
     assert np.linalg.norm(one[0]-want)<0.005*np.linalg.norm(want)

@@ -150,7 +150,9 @@ def test_the_table_of_a_plan_follows_from_its_formulas(plan, factor):
     lr = rates(t.lr)[-1]*factor*(now/df.bs if t.sums and not t.adam else 1) # As the optimizer sees it today; a loss that sums has a gradient that grows
     def same(nm, v): np.testing.assert_allclose(df[nm].to_numpy(float), np.broadcast_to(np.array(v, dtype=float), len(df)), rtol=1e-9, err_msg=nm)
     # How it is reached, and how long a step takes
-    assert df.bs.is_unique and df.bs.is_monotonic_increasing and (df.bs==now).sum()==1
+    assert df.bs.is_unique
+    assert df.bs.is_monotonic_increasing
+    assert (df.bs==now).sum()==1
     short = df.micro_bs*df.n_acc*plan.today.n_ranks-df.bs # Of today's last micro-batch alone
     assert ((short==0) | (df.bs==now) & (0<short) & (short<df.micro_bs*plan.today.n_ranks)).all()
     ran = {m: (secs-once,once) for m,secs,once in plan.timed}

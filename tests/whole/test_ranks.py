@@ -182,10 +182,17 @@ def assert_close(a, b, tol=1e-9): np.testing.assert_allclose(a, b, rtol=0, atol=
 def assert_sound(ranks, learner_too=True):
     "What holds after any fit: no rank differs, and nothing is left behind"
     for o in ranks:
-        assert np.array_equal(o['flat'], ranks[0]['flat']) and np.isfinite(o['flat']).all() and np.isfinite(o['losses']).all()
-        assert o['model']!='DistributedDataParallel' and all(o['grads']) and all(o['clean']) and o['pickled']
+        assert np.array_equal(o['flat'], ranks[0]['flat'])
+        assert np.isfinite(o['flat']).all()
+        assert np.isfinite(o['losses']).all()
+        assert o['model']!='DistributedDataParallel'
+        assert all(o['grads'])
+        assert all(o['clean'])
+        assert o['pickled']
         assert not {'one_batch','_do_epoch_train','_with_events'} & set(o['own'])
-        assert o['losses']==ranks[0]['losses'] and repr(o['said'])==repr(ranks[0]['said']) and o['syncs']==ranks[0]['syncs']
+        assert o['losses']==ranks[0]['losses']
+        assert repr(o['said'])==repr(ranks[0]['said'])
+        assert o['syncs']==ranks[0]['syncs']
 
 large = {
     'dict back': dict(n=50, bs=4, k={0: 2, 1: 1, 2: 3}, epochs=3), 'fewer items than ranks': dict(n=1, bs=4, k=3),
@@ -285,7 +292,8 @@ def test_one_changes_no_bit(kind, world):
     "Where all ranks' counts are equal, ragged last batches too"
     for x,y in zip(trained(world)[f'{kind}, one'], trained(world)[f'{kind}, bare']):
         assert np.array_equal(x['flat'], y['flat'])
-        assert x['losses']==y['losses'] and x['values']==y['values']
+        assert x['losses']==y['losses']
+        assert x['values']==y['values']
         for s,t in zip(x['buffers']+x['state'], y['buffers']+y['state']): assert np.array_equal(s, t)
 
 # Noise scale
@@ -356,7 +364,8 @@ def test_rows_are_those_of_one_process(world, name):
     padded = max(0, n_windows-n_whole(n, world, bs*k))
     expected = noise.df[(noise.df.step-1)%n_windows<n_windows-padded]
     assert_rows(ranks[0]['df'], expected)
-    assert list(ranks[0]['df'].step)==list(expected.step) and ranks[0]['steps']==noise.n_steps
+    assert list(ranks[0]['df'].step)==list(expected.step)
+    assert ranks[0]['steps']==noise.n_steps
     assert ranks[0]['bs']==min(bs*min(k, math.ceil(n/world/bs))*world, n) # As fastai's loader says, with `drop_last` too
     if not padded: np.testing.assert_allclose(ranks[0]['ci'], noise.ci, rtol=1e-6)
     assert np.isfinite(ranks[0]['losses']).all()
@@ -372,7 +381,8 @@ def test_rows_are_those_of_the_items():
 def test_measuring_changes_no_bit():
     for i in range(len(watched)):
         a,b = noise_on_ranks(2)[i][0],trained(2)[i][0]
-        assert np.array_equal(a['flat'], b['flat']) and np.array_equal(a['losses'], b['losses'], equal_nan=True)
+        assert np.array_equal(a['flat'], b['flat'])
+        assert np.array_equal(a['losses'], b['losses'], equal_nan=True)
         assert len(a['df'])
 
 def test_unequal_counts_are_no_bias():
@@ -461,22 +471,31 @@ def test_one_plan(name, world):
         for k,v in plan.items():
             if k=='df': pd.testing.assert_frame_equal(v, ranks[0][0]['df'], check_exact=True)
             else: assert repr(v)==repr(ranks[0][0][k])
-        assert left['changed']==[] and left['kept'] and left['model']!='DistributedDataParallel'
+        assert left['changed']==[]
+        assert left['kept']
+        assert left['model']!='DistributedDataParallel'
         assert np.array_equal(left['after'], ranks[0][1]['after'])
     plan = ranks[0][0]
-    assert len(plan['times'])>=1 and all(t>0 for o in plan['times'] for t in o) and len(plan['df'])>=1
+    assert len(plan['times'])>=1
+    assert all(t>0 for o in plan['times'] for t in o)
+    assert len(plan['df'])>=1
     k,micro = 3 if name=='accum' else 1,min(case.get('bs', 4), math.ceil(case.get('n', 96)/world))
-    assert plan['micro_now']==micro and plan['bs_now']==min(micro*k*world, case.get('n', 96))
+    assert plan['micro_now']==micro
+    assert plan['bs_now']==min(micro*k*world, case.get('n', 96))
     assert plan['n_train']==case.get('n', 96)
     if name=='accum': assert plan['base_lr']==0.05
-    if name=='no eights': assert plan['failed'][0][0]==8 and 'no eights' in plan['failed'][0][1] and 8 not in [o for o,*_ in plan['times']]
+    if name=='no eights':
+        assert plan['failed'][0][0]==8
+        assert 'no eights' in plan['failed'][0][1]
+        assert 8 not in [o for o,*_ in plan['times']]
     df = plan['df']
     if name=='still': assert df.step.eq(0).all()
     else: assert df.pct.is_monotonic_increasing and df.pct.iloc[-1]>0.98 and plan['n_windows']>=(30 if name!='thrifty' else 20)
 
 def test_figure_on_rank_0_only():
     (_,first),(_,second) = all_found(2)['accum']
-    assert first['figures'] and not second['figures']
+    assert first['figures']
+    assert not second['figures']
 
 def test_training_after_it_is_that_without_it():
     assert np.array_equal(all_found(2)['accum, none'][0][1]['after'], all_found(2)['accum'][0][1]['after'])
@@ -500,7 +519,12 @@ def failing(rank, event, at=None, finder=False, on=(1,)):
 def test_one_fails(event, at, finder):
     "It ends with its own error and its learner as it was; the others end when its process does, as they wait for it"
     other,failed = results(start(failing, 2, event, at, finder, linger=False), errors=True)
-    assert 'the one' in failed['text'] and failed['model'] and failed['dls'] and failed['own']==[] and failed['grads'] and not any(failed['hooks'])
+    assert 'the one' in failed['text']
+    assert failed['model']
+    assert failed['dls']
+    assert failed['own']==[]
+    assert failed['grads']
+    assert not any(failed['hooks'])
     if finder: assert failed['changed']==[]
     assert isinstance(other, str) or other['text']!='no error'
 
@@ -508,9 +532,14 @@ def test_the_same_error_on_all():
     "Each raises its own, and the group can be used again"
     ranks = results(start(again, 3), errors=True)
     for o in ranks:
-        assert 'the one' in o['text'] and o['model'] and o['dls'] and o['own']==[] and o['grads']
+        assert 'the one' in o['text']
+        assert o['model']
+        assert o['dls']
+        assert o['own']==[]
+        assert o['grads']
         assert np.array_equal(o['then'], ranks[0]['then'])
-        assert o['summed']==3 and 'the one' in o['twice']
+        assert o['summed']==3
+        assert 'the one' in o['twice']
 
 def again(rank):
     res = failing(rank, 'before_step', None, True, (0,1,2))
@@ -546,10 +575,13 @@ def test_all_ranks_split_together(name):
     "Where memory runs out on one rank, none hangs, and weights and losses are those of a fit in which it does not"
     plain,split = zip(*run_splits()[name])
     assert_sound(split)
-    assert split[1]['struck'] and not split[0]['syncs'] and split[0]['n_parts']==split[1]['n_parts']>1
+    assert split[1]['struck']
+    assert not split[0]['syncs']
+    assert split[0]['n_parts']==split[1]['n_parts']>1
     assert_close(split[0]['flat'], plain[0]['flat'])
     np.testing.assert_allclose(split[0]['losses'], plain[0]['losses'], rtol=1e-6)
-    assert split[0]['lrs']==plain[0]['lrs'] and split[0]['noise']==split[1]['noise']>0
+    assert split[0]['lrs']==plain[0]['lrs']
+    assert split[0]['noise']==split[1]['noise']>0
 
 def split_bn(rank):
     learn = quiet_learner(loaders(regression(48), 4), task('bn', 1)[1], cbs=GradAccum(2, on_oom='split'))
@@ -567,7 +599,8 @@ def split_bn(rank):
 def test_batch_norm_in_parts():
     "Not of SyncBatchNorm, whose ranks wait for each other; statistics in validation are those of rank 0, as DDP has it"
     a,b = on_ranks(split_bn, 2)
-    assert a==b and a[1]==2
+    assert a==b
+    assert a[1]==2
 
 def test_no_part_left_on_one_rank():
     "All raise, and none waits"
@@ -619,7 +652,8 @@ def scaled_fit(rank):
 def test_scaled_lr_reads_the_world(world=2):
     "And so does `GradAccum(bs=...)`"
     for bs,factor,own,params in on_ranks(scaled_fit, world):
-        assert bs==own==4*3*world and factor==4*3*world/8
+        assert bs==own==4*3*world
+        assert factor==4*3*world/8
         one,_ = in_one(n=96, bs=4, world=world, k=3, epochs=1, lr=0.01*factor, opt='mom')
         assert_close(params, flat(one).numpy())
 
@@ -644,7 +678,8 @@ def taken_thrice(rank, n): return [taken(rank, n, seed) for seed in (0,0,1)]
 
 def test_one_shuffle_per_epoch(n=41):
     ranks,again,other = map(list, zip(*on_ranks(taken_thrice, 2, n)))
-    assert ranks==again and ranks!=other
+    assert ranks==again
+    assert ranks!=other
     orders = [sum((o[e] for o in ranks), []) for e in range(3)]
     for o in orders:
         assert sorted(o[:n])==list(range(n))
@@ -657,7 +692,8 @@ def apart(rank):
     own = fastai.torch_core.maybe_gather
     learn = quiet_learner(loaders(regression(40+20*rank), 4), mlp(), cbs=[GradAccum(2+rank), NoiseScale(), ScaledLR(4, warmup_epochs=0)])
     learn.fit(2, 0.05)
-    assert '_with_events' not in vars(learn) and fastai.torch_core.maybe_gather is own
+    assert '_with_events' not in vars(learn)
+    assert fastai.torch_core.maybe_gather is own
     plan = quiet_learner(loaders(regression(96), 4), mlp()).bs_find(0.05, show_plot=False) if rank else None
     return flat(learn).numpy(),trains_together(learn),len(learn.noise_scale.df),plan is not None,learn.scaled_lr.bs,list(learn.recorder.values[-1])
 
@@ -666,7 +702,10 @@ def test_processes_apart():
     for r,(params,said,n,_,bs,row) in enumerate(results(start(apart, 2, linger=False))):
         learn = quiet_learner(loaders(regression(40+20*r), 4), mlp(), cbs=[GradAccum(2+r), NoiseScale(), ScaledLR(4, warmup_epochs=0)])
         learn.fit(2, 0.05)
-        assert np.array_equal(params, flat(learn).numpy()) and not said and n==len(learn.noise_scale.df) and bs==4*(2+r)
+        assert np.array_equal(params, flat(learn).numpy())
+        assert not said
+        assert n==len(learn.noise_scale.df)
+        assert bs==4*(2+r)
         assert row==list(learn.recorder.values[-1])
 
 def own_again(_):
@@ -687,4 +726,7 @@ def own_again(_):
 def test_a_fit_without_our_callbacks_is_fastais_own():
     "On CPU ranks with its own error"
     for seen,(mine,fastais) in on_ranks(own_again, 2):
-        assert seen and not any(a or b for a,b in seen) and 'the one' in mine and 'NVIDIA' in fastais
+        assert seen
+        assert not any(a or b for a,b in seen)
+        assert 'the one' in mine
+        assert 'NVIDIA' in fastais

@@ -1,6 +1,6 @@
 """Run the same trainings and measurements in an older version and in this one, and list every number that differs
 
-`python tests/support/net.py [--base COMMIT] [--only TEXT]` runs the cases of `net_cases.py` side by side, on this machine, with one thread each: weights
+`python tests/support/compare_versions.py [--base COMMIT] [--only TEXT]` runs the cases of `version_cases.py` side by side, on this machine, with one thread each: weights
 and numbers must be the same to the last bit. The older version is checked out in a temporary folder. The exit code is 1 where anything differs.
 """
 import argparse
@@ -35,14 +35,14 @@ def run_cases(path, only):
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
     warnings.simplefilter('ignore')
-    import net_cases
+    import version_cases
     import fastai_bs
     package = Path(fastai_bs.__file__).resolve().parents[1]
     if str(package)!=os.environ['NET_ROOT']: raise ImportError(f"fastai_bs comes from {package}, not from {os.environ['NET_ROOT']}")
     res = {}
-    for nm,case in net_cases.cases.items():
+    for nm,case in version_cases.cases.items():
         if only not in nm: continue
-        net_cases.clock.now = 0.
+        version_cases.clock.now = 0.
         try: numbers = case()
         except Exception as e: numbers = {f'{type(e).__name__}': np.array(1), 'message': np.array(str(e)[:300])}
         res.update({f'{nm}|{k}': v for k,v in numbers.items()})

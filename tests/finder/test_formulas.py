@@ -4,7 +4,7 @@ import math
 import pytest
 from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, SequentialSampler
 from fastai.data.load import DataLoader
-from fastai_bs.finder.steps import epoch_of, epoch_seconds, extrapolated
+from fastai_bs.finder.formulas import epoch_of, epoch_seconds, extrapolated
 from fastai_bs.learner.loaders import drops_last, micro_batch_size
 
 def fastais(n, bs, drop): return DataLoader(list(range(n)), bs=bs, drop_last=drop)

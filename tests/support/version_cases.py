@@ -1,4 +1,4 @@
-"""What `net.py` runs in each of the two versions: small trainings and measurements, as `{name: numbers}`
+"""What `compare_versions.py` runs in each of the two versions: small trainings and measurements, as `{name: numbers}`
 
 Only public names of `fastai_bs.all` are used, so that a case runs in any version. A clock that the model and the optimizer move forward takes the place
 of `time.perf_counter`: what a step costs is then the same in each run.
