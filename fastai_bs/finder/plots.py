@@ -16,7 +16,7 @@ from ..utils.text import num, with_interval
 from ..utils.plots import legend_below, new_axes
 from ..noise.estimator import along
 from ..noise.plots import plot_noise_scale
-from .mock_cycle import cool_stretch
+from .cycle import cool_stretch
 
 # %% ../../nbs/finder/07_plots.ipynb #39efcddd
 def _plot_reading(plan, x, what, bottom, top, ax):
