@@ -192,8 +192,8 @@ def rows(table, name, task, seed):
     found = [dict(**key, part='today', bs=bs, n_epoch=n_epoch, freeze_epochs=1, **today)]
     for part,p in (('here',here),('flat',flat)):
         res = fitted(p.apply(learner(task, seed)), p.n_epoch, p.lr, freeze_epochs=p.freeze_epochs) if p.bs!=bs else today
-        found.append(dict(**key, part=part, bs=p.bs, n_epoch=p.n_epoch, freeze_epochs=p.freeze_epochs, factor=p.lr_factor, cool=p.measured.cool.noise_scale,
-                          noise_scale=p.noise_scale, failed=p.rate.failed, frozen=p.frozen_part, predicted=p.duration.planned/p.duration.today, find=find,
+        found.append(dict(**key, part=part, bs=p.bs, n_epoch=p.n_epoch, freeze_epochs=p.freeze_epochs, factor=p.lr_factor, cool=p.facts.measured.cool.noise_scale,
+                          noise_scale=p.noise_scale, failed=p.to_dict()['rate']['failed'], frozen=p.facts.device.part_of_step(p.facts.device.frozen, p.facts.today.micro_bs), predicted=p.duration.planned/p.duration.today, find=find,
                           lr_find=lr_find, same=same, **res))
     table.add_all(found)
 

@@ -280,8 +280,8 @@ def plans(name, task, seeds=range(5)):
             learn = todays(task, seed)
             with learn.no_bar(), learn.no_logging(): lr_find = timed(partial(learn.lr_find, show_plot=False))[1]
             low,high = p.bs_range
-            add('plan', task=name, epochs=epochs, bs=p.bs, lr=p.scaled_lr, seed=seed, n_seen=p.measured.n_seen, noise_scale=p.noise_scale,
-                low=p.ci[0], high=p.ci[1], n_epoch=p.n_epoch_exact, time_ratio=p.time_ratio, low_bs=low, high_bs=high,
+            add('plan', task=name, epochs=epochs, bs=p.bs, lr=p.scaled_lr, seed=seed, n_seen=p.facts.measured.n_seen, noise_scale=p.noise_scale,
+                low=p.ci[0], high=p.ci[1], n_epoch=p.choice.option.epochs, time_ratio=p.choice.option.fit_time/p.duration.today, low_bs=low, high_bs=high,
                 find=secs, timing=timing, lr_find=lr_find)
             print(name, epochs, seed, p.bs, p, flush=True)
 

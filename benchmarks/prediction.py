@@ -86,7 +86,7 @@ def plan(items, reading, seed):
     if readings[reading]: fit(learn, ToLoss(most=len(items[1])*readings[reading]))
     with learn.no_bar(), patch('time.perf_counter', time.process_time): # Other work ran on the machine
         p = learn.bs_find(base_lr, show_plot=False)
-    table,(a,c,_),noise = p.table.set_index('bs'),p.step_time,p.noise_known
+    table,(a,c,_),noise = p.table.set_index('bs'),p.facts.device.line(),p.facts.noise
     rows = []
     for bs in sorted({*sizes, p.bs}):
         known = bs in table.index

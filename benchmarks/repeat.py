@@ -16,7 +16,7 @@ def run(args, t):
     for seed in args.seeds or range(10 if args.quick else 200):
         if t.has(seed=seed): continue
         with learn.no_bar(): p = learn.bs_find(2e-2, n_epoch=5, seed=seed, show_plot=False)
-        t.add(seed=seed, noise_scale=p.noise_known, estimated=not p.is_bound, bs=p.bs)
+        t.add(seed=seed, noise_scale=p.facts.noise, estimated=not p.facts.measured.is_bound, bs=p.bs)
 
 def within(vals, factor): # Of those that are known
     "The share within `factor` of the median"

@@ -73,7 +73,7 @@ def train_as_planned(args, t, to, top, some, rate, seed):
             note = Epochs(some)
             learn.fit_one_cycle(plan.n_epoch, rate, cbs=note)
             this = dict(rows=len(to.train), arm='planned', bs=plan.bs, epochs=plan.n_epoch, lr=rate, seed=seed, cycle=cycle,
-                        factor=plan.rule(plan.bs/plan.base_bs), wd=plan.wd_factor)
+                        factor=plan.rule(plan.bs/plan.base_bs), wd=plan.choice.option.wd_factor)
             rows.extend({**this, **o} for o in note.rows)
     t.add_all(rows)
 

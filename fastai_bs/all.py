@@ -3,7 +3,7 @@ from .verify.check_accum import AccumCheck # And `Learner.check_accum`
 from .accumulate.grad_accum import GradAccum
 from .accumulate.sizes import batch_size
 from .verify.window_gradients import PlainLoop
-from .finder.bs_find import BSFinder  # noqa: F401 The import adds `Learner.bs_find`
+from .finder import bs_find  # noqa: F401 The import adds `Learner.bs_find`
 from .schedule.scaled_lr import ScaledLR
 from .schedule.batch_schedule import BatchSchedule
 from .finder import grow  # noqa: F401 The import adds `Learner.fit_grow`

@@ -207,6 +207,6 @@ def table_of(
         by_rule = dict(linear_scaling=linear_scaling(o.bs/t.bs), adascale_gain=math.nan, sqrt_scaling=sqrt_scaling(o.bs/t.bs), adam_gain=math.nan)
         if facts.is_known: by_rule |= dict(adascale_gain=adascale_gain(o.bs/t.bs, noise, t.bs), adam_gain=adam_gain(o.bs/t.bs, noise, t.bs))
         by_sum = rate*sum_factor(t, o.bs)
-        return dict(bs=o.bs, micro_bs=o.micro_bs, n_acc=o.n_acc, lr=rate*o.lr_factor, steps=o.steps, examples=o.examples, step_time=o.step_time,
+        return dict(bs=o.bs, micro_bs=o.micro_bs, n_acc=o.n_acc, lr=by_sum*o.rule(o.bs/t.bs), steps=o.steps, examples=o.examples, step_time=o.step_time,
                     measured=facts.device.measured_with(o.bs/t.n_ranks), time=o.loss_time/now.loss_time, **{nm: by_sum*v for nm,v in by_rule.items()})
     return pd.DataFrame([_row(o) for o in options])

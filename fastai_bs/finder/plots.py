@@ -16,7 +16,7 @@ from ..utils.text import num, with_interval
 from ..utils.plots import legend_below, new_axes
 from ..noise.estimator import along
 from ..noise.plots import plot_noise_scale
-from .mock_cycle import cool_stretch
+from .cycle import cool_stretch
 from .options import option_of
 
 # %% ../../nbs/finder/10_plots.ipynb #39efcddd

@@ -24,7 +24,7 @@ from ..accumulate.grad_accum import GradAccum
 from ..memory.max_bs import TrialSearch
 from ..schedule.rules import sqrt_scaling
 from ..schedule.scaled_lr import ScaledLR
-from .mock_cycle import OneCycle
+from .cycle import OneCycle
 from .formulas import extrapolated, monotone_step_times, spread, steps_needed
 
 # %% ../../nbs/finder/02_timing.ipynb #7a0d2dd6

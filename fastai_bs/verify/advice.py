@@ -51,7 +51,7 @@ def _rate(v):
     lr,scaled = _lr(v),rate_text(v.plan.scaled_lr)
     texts = [f"Pass {lr} to `fit_one_cycle`."]
     if v.factor!=1: texts.append(f"The loss was lowest at {factor_text(v.factor)} times the rate that you gave.")
-    if v.plan.changes and scaled!=lr: texts.append(f"A callback scales it to {scaled}.")
+    if v.plan.choice.option.changes and scaled!=lr: texts.append(f"A callback scales it to {scaled}.")
     return ' '.join(texts)
 
 def _length(v):
@@ -78,7 +78,7 @@ def _how_sure(v):
 def _again(v):
     "Return the call that gives a clearer answer"
     sizes = v.tried if v.interrupted or len(v.whole)<2 else v.whole.bs.tolist()
-    args = [rate_text(v.planned.today.lr),f'n_epoch={num(v.n_epoch)}',f"sizes=[{', '.join(map(str, sizes))}]"]
+    args = [rate_text(v.planned.facts.today.lr),f'n_epoch={num(v.n_epoch)}',f"sizes=[{', '.join(map(str, sizes))}]"]
     if tuple(v.rates)!=default_rates(v.equal): args.append(f"rates=[{', '.join(map(factor_text, v.rates))}]")
     if not v.interrupted: args.append(f'n_runs={v.more_runs}')
     if v.equal!='time': args.append(f'equal={v.equal!r}')
@@ -89,7 +89,7 @@ def run_line(
 )->str: # Python
     "Return the line that trains as advised, or repeats the trial"
     if v.verdict not in ('use','stay'): return _again(v)
-    learn = 'v.plan.apply(learn)' if v.plan.changes else 'learn'
+    learn = 'v.plan.apply(learn)' if v.plan.choice.option.changes else 'learn'
     return f"{learn}.fit_one_cycle({v.epochs or 'n_epoch'}, {_lr(v)})"
 
 # %% ../../nbs/verify/04_advice.ipynb #3af5e618

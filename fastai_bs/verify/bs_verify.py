@@ -21,6 +21,8 @@ from ..learner.mock import mock_training, ticks
 from ..accumulate.sizes import accumulation
 from ..schedule.scaled_lr import rates as rates_in
 from ..finder.timing import time_steps
+from ..finder.options import now_of
+from ..finder.plan import replanned
 from .compare import Arm, least_steps, n_final, n_middle, parts
 from .compare import best_rates, default_rates, ranked, runs_wanted, trial_sizes, with_today
 from .trainings import Trials
@@ -30,7 +32,7 @@ import fastai_bs.finder.bs_find # noqa: F401 bs_find
 # %% ../../nbs/verify/06_bs_verify.ipynb #7882896f
 def _finalists_in_time(trials, arms):
     "Drop sizes and rates that are behind, by trainings of 1/16 and of 1/4 of the length; keep one rate for each size"
-    bs_now = trials.plan.bs_now
+    bs_now = trials.plan.facts.today.bs
     for part,n in zip(parts, (n_middle,n_final)):
         has_few = trials.n_steps(bs_now, part)<least_steps
         if has_few or len(arms)<=n and len({bs for bs,_ in arms})==len(arms): continue
@@ -121,24 +123,26 @@ def _num_it(learn, n_epoch):
 
 def _with_times_of(learn, plan, sizes):
     "Add the step times of those `sizes` that fit in one micro-batch to `plan`"
-    ran = {o[0]: o for o in plan.device.times}
-    new = {bs//plan.today.n_ranks for bs in sizes if bs%plan.today.n_ranks==0}-set(ran)
+    t,device = plan.facts.today,plan.facts.device
+    ran = {o[0]: o for o in device.times}
+    new = {bs//t.n_ranks for bs in sizes if bs%t.n_ranks==0}-set(ran)
     if not new or not ran or fixes_batches(learn): return plan
-    with mock_training(learn): timed = time_steps(learn, sorted(new | {plan.today.micro_bs}), plan.today.micro_bs)
+    with mock_training(learn): timed = time_steps(learn, sorted(new | {t.micro_bs}), t.micro_bs)
     for o in timed.fastest(): ran[o[0]] = min(o, ran.get(o[0], o))
-    return replace(plan, device=replace(plan.device, times=tuple(ran[micro_bs] for micro_bs in sorted(ran))))
+    return replanned(plan, device=replace(device, times=tuple(ran[micro_bs] for micro_bs in sorted(ran))))
 
 def _sizes_of(plan, sizes, equal):
     "Return the sizes to try with today's, ascending"
-    if sizes is not None: return sorted({plan.bs_now,*sizes})
-    if equal=='plan' and plan.bs==plan.bs_now: raise ValueError(
-        f"The plan stays at today's {plan.bs_now}, so there is no other size to try: give `sizes`, or the `n_epoch` of a longer training")
-    if equal=='plan': return sorted((plan.bs_now,plan.bs))
+    now = plan.facts.today.bs
+    if sizes is not None: return sorted({now,*sizes})
+    if equal=='plan' and plan.bs==now: raise ValueError(
+        f"The plan stays at today's {now}, so there is no other size to try: give `sizes`, or the `n_epoch` of a longer training")
+    if equal=='plan': return sorted((now,plan.bs))
     def _can(bs):
         try: plan.at(bs)
         except ValueError: return False
         return True
-    return trial_sizes(plan.bs_now, plan.bs, _can)
+    return trial_sizes(now, plan.bs, _can)
 
 # %% ../../nbs/verify/06_bs_verify.ipynb #800b79c7
 def _run(trials, rates, n_runs):
@@ -146,7 +150,7 @@ def _run(trials, rates, n_runs):
     learn,sizes,rates = trials.learn,trials.sizes,sorted(set(rates))
     arms = [Arm(bs, float(factor)) for bs in sizes for factor in rates]
     n_lengths = whole_lengths(trials.equal, len(sizes), len(rates), n_runs)
-    secs = trials.plan.took + n_lengths*sum(trials.n_steps(bs)*trials.plan_at(bs).step_time_at(bs) for bs in sizes)/len(sizes)
+    secs = trials.plan.took + n_lengths*sum(trials.n_steps(bs)*trials.plan_at(bs).choice.option.step_time for bs in sizes)/len(sizes)
     if hasattr(learn, 'progress') and rank()==0:
         takes = f"about {time_text(secs)}" if math.isfinite(secs) else "a while"
         print(f"bs_verify takes {takes}: batch sizes {', '.join(map(str, sizes))}, at {counted(len(rates), 'rate')} each")
@@ -190,17 +194,18 @@ def bs_verify(self:Learner,
     in_whole = n_epoch if n_epoch is None or equal=='plan' else math.ceil(n_epoch) # A trial may have any length, and a plan is for whole epochs
     plan = self.bs_find(lr, num_it=num_it, n_epoch=in_whole, show_plot=False)
     if equal!='plan': # A trial is not the training that is planned. And each size begins with the rule's rate, as trials show which of them hold
-        plan = replace(plan, today=replace(plan.today, has_n_epoch=False), rate=replace(plan.rate, held=None))
+        plan = replanned(plan, today=replace(plan.facts.today, has_n_epoch=False), trial=replace(plan.facts.trial, held=math.inf))
     if sizes is not None: plan = _with_times_of(self, plan, sizes)
-    if equal=='time' and math.isnan(plan.epoch_time):
+    epoch_time = now_of(plan.facts).epoch_time
+    if equal=='time' and math.isnan(epoch_time):
         raise ValueError("Equal time needs step times, and no step could be timed on this device: take equal='items'")
     if rates is None: rates = default_rates(equal)
     sizes = _sizes_of(plan, sizes, equal)
     for bs in sizes: plan.at(bs) # Refuses a size that cannot be trained
-    if equal=='plan': n_epoch = plan.today.n_epoch
+    if equal=='plan': n_epoch = plan.facts.today.n_epoch
     if n_epoch is None:
         n_lengths = whole_lengths(equal, len(sizes), len(set(rates)), n_runs)
-        n_epoch = default_epochs(plan.epoch_time, plan.epoch_now.steps, n_lengths)
+        n_epoch = default_epochs(epoch_time, plan.facts.today.epoch.steps, n_lengths)
 
     trials = Trials(self, plan, n_epoch, equal, sizes)
     few = [bs for bs in sizes if trials.n_steps(bs)<least_steps]

@@ -15,7 +15,7 @@ import pandas as pd
 from ..utils.text import Details, as_plain, details_of, in_html, in_text, paragraph
 from ..schedule.scaled_lr import scale_lr
 from ..finder.formulas import whole_epochs
-from ..finder.plan import BatchPlan
+from ..finder.plan import BatchPlan, replanned
 from .compare import Spread, compared, critical, critical_range, decides, least_dof, log_losses, spread_of, with_loss
 from .plots import plot_sizes
 from .advice import cautions, good_to_know, numbers_text, sizes_table, verified_words
@@ -37,9 +37,9 @@ class BatchVerification:
     level:float = 0.95 # Coverage of all intervals together
 
     @property
-    def bs_now(self)->int: return self.planned.bs_now # Today's batch size, in items
+    def bs_now(self)->int: return self.planned.facts.today.bs # Today's batch size, in items
     @property
-    def n_train(self)->float: return self.planned.today.n_train # Items in the training set
+    def n_train(self)->float: return self.planned.facts.today.n_train # Items in the training set
 
     # What was trained
 
@@ -158,7 +158,8 @@ class BatchVerification:
     def plan(self)->BatchPlan:
         "The plan of `bs_find` for a batch of `bs`, at the best rate; of epochs it says nothing unless `equal='plan'`, see `epochs`"
         plan = self.planned.at(self.bs)
-        return replace(plan, today=replace(plan.today, lr=scale_lr(plan.today.lr, self.factor), keeps_wd=self.equal!='plan')) # As it was tried
+        today = plan.facts.today
+        return replanned(plan, today=replace(today, lr=scale_lr(today.lr, self.factor), keeps_wd=self.equal!='plan')) # As it was tried
 
     def epochs_in_time(self,
         n_epoch:float, # Epochs of today's batch

@@ -29,6 +29,7 @@ from ..accumulate.window import loss_sum
 from ..accumulate.grad_accum import QuietAccum, own_settings
 from ..schedule.scaled_lr import rates, scale_lr
 from ..finder.rate_trial import BriefCycle
+from ..finder.options import now_of
 from ..finder.plan import BatchPlan
 from .compare import Arm, with_loss
 
@@ -149,11 +150,11 @@ class Trials:
         part:float=1., # Fraction of the whole length
     )->int: # Optimizer steps, at least 1
         "Count the steps of a training"
-        plan,now = self.plan_at(bs),self.plan.epoch_now
-        epoch = plan.epoch_at(bs)
-        items = self.n_epoch*now.items
-        if self.equal=='plan' and bs!=self.plan.bs_now: items = plan.epochs*epoch.items
-        if self.equal=='time': items = self.n_epoch*self.plan.epoch_time/plan.epoch_time_at(bs)*epoch.items
+        option,now = self.plan_at(bs).choice.option,now_of(self.plan.facts)
+        epoch = option.epoch
+        items = self.n_epoch*now.epoch.items
+        if self.equal=='plan' and bs!=now.bs: items = option.trained_epochs*epoch.items
+        if self.equal=='time': items = self.n_epoch*now.epoch_time/option.epoch_time*epoch.items
         return max(1, _steps_of(part*items, bs, epoch))
 
     def train(self,
@@ -164,11 +165,11 @@ class Trials:
         "Train, and add a row with the result; skip a size that does not fit in memory"
         if arm.bs in self.too_large: return
         self.ticks(f"{counted(arm.bs)} at {rate_text(arm.factor)} times the rate, for {part:g} of the length")
-        plan,n_steps,n_train = self.plan_at(arm.bs),self.n_steps(arm.bs, part),self.plan.today.n_train
+        plan,n_steps,n_train = self.plan_at(arm.bs),self.n_steps(arm.bs, part),self.plan.facts.today.n_train
         sees_twice = any(self.n_steps(bs, part)*bs>n_train for bs in self.sizes)
         n_valid = max(500, round(part*self.n_epoch*n_train/5)) if part==1 or sees_twice else 0 # Else the training loss is compared
         lr,wd = scale_lr(plan.scaled_lr, arm.factor),plan.wd if self.equal=='plan' else None
-        if wd is not None and not plan.changes: wd = scale_lr(wd, plan.today.wd_factor) # As a `ScaledLR` has it that a trial does without
+        if wd is not None and not plan.choice.option.changes: wd = scale_lr(wd, plan.facts.today.wd_factor) # As a `ScaledLR` has it that a trial does without
         try: trained = short_training(self.learn, plan.micro_bs, plan.n_acc, lr, n_steps, run, n_valid, wd)
         except Exception as e:
             if not out_of_memory(e) or trains_together(self.learn): raise
@@ -184,4 +185,4 @@ class Trials:
         "Select the trainings of this length that have a loss"
         rows = [o for o in self.rows if o['part']==part]
         if not rows: return pd.DataFrame(columns=['bs','factor','run','loss'])
-        return with_loss(pd.DataFrame(rows), self.plan.today.n_train).dropna(subset='loss')
+        return with_loss(pd.DataFrame(rows), self.plan.facts.today.n_train).dropna(subset='loss')

@@ -14,7 +14,7 @@ from fastai.losses import CrossEntropyLossFlat, MSELossFlat
 from fastai_bs.finder import bs_find as finder # noqa: F401 (patches `bs_find` into `Learner`)
 from fastai_bs.all import GradAccum
 from fastai_bs.accumulate.losses import ElementCounter
-from fastai_bs.finder.pairs import looks_at_pairs
+from fastai_bs.finder.alarms import looks_at_pairs
 from helpers import changes, loaders, mlp, picture, quiet_learner, regression
 
 f32 = torch.float32

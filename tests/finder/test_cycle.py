@@ -12,13 +12,12 @@ from fastai.callback.schedule import ParamScheduler, SchedCos, combined_cos
 from fastai.data.core import DataLoaders
 from fastai.optimizer import OptimWrapper
 
-from fastai_bs.finder import bs_find as finder, mock_cycle
+from fastai_bs.finder import bs_find as finder, mock as mock_module
 from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.finder.formulas import for_training
-from fastai_bs.finder.mock_cycle import (MockAccum, MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, places, rate_at, Reach,
-    readings)
+from fastai_bs.finder.cycle import MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, places, rate_at
 from fastai_bs.noise.estimator import NoiseEstimate, moments_of_sums
-from fastai_bs.finder.bs_find import BSFinder
+from fastai_bs.finder.mock import EndOfMock, MockAccum, Reach, readings
 from helpers import flat, halves, loaders, mlp, momentum_sgd, noted, pairwise, peak_lr, quiet_learner, regression, ScaledLoss, token_model, tokens
 
 inf,nan = math.inf,math.nan
@@ -49,7 +48,7 @@ def test_reach(lr, n_acc):
             windows[:] = [tuple(map(int, o)) for o in self.windows]
             return super().measured(on_ranks)
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(mock_cycle, 'Reach', Noted)
+        m.setattr(mock_module, 'Reach', Noted)
         plan = find(learn, lr)
     ns = [n for _,_,n,_ in windows]
     assert windows==[(12+6,12*n+6,n,720+6) for n in ns]
@@ -61,7 +60,7 @@ def test_reach(lr, n_acc):
 
 def test_reach_over_ranks(monkeypatch):
     "The sums are added up: here a rank whose window of 4 reaches no more than its micro-batch"
-    monkeypatch.setattr(mock_cycle, 'over_ranks', lambda sums: sums+torch.tensor([15.,100.,0.,math.log(4)]))
+    monkeypatch.setattr(mock_module, 'over_ranks', lambda sums: sums+torch.tensor([15.,100.,0.,math.log(4)]))
     reach = Reach()
     reach.windows = [(torch.tensor(5),torch.tensor(20),4,100),(torch.tensor(0),torch.tensor(7),4,100)] # The last one tells nothing
     assert reach.measured()==pytest.approx((0.05,1))
@@ -225,7 +224,7 @@ def mock(n_iter, cycle, tol=0.25, lr=0.05, cls=MockAccum):
     "A mock training without the rest of `bs_find`"
     learn = learner(3*n_iter-1, 3)
     accum = cls(NoiseScale(), min(20, max(2, n_iter//8)), cycle, tol=tol)
-    finder,(look,steps) = BSFinder(accum, cycle.num_it),noted('before_step', peak_lr)
+    finder,(look,steps) = EndOfMock(accum, cycle.num_it),noted('before_step', peak_lr)
     learn.fit(math.ceil(cycle.num_it/n_iter), lr, cbs=[accum, finder.noise, finder, cycle, look])
     return SimpleNamespace(finder=finder, accum=accum, cycle=cycle, rows=accum.noise.rows, steps=steps)
 

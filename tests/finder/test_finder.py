@@ -29,9 +29,9 @@ from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 
 from fastai_bs.all import adascale_gain, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
-from fastai_bs.finder.mock_cycle import rate_at
+from fastai_bs.finder.cycle import rate_at
 from fastai_bs.noise.estimator import last_stretch
-from fastai_bs.finder.bs_find import BSFinder
+from fastai_bs.finder.mock import EndOfMock
 from fastai_bs.finder.timing import StepTimes
 from fastai_bs.schedule.scaled_lr import rates as all_rates
 from helpers import (changes, halves, hypers, loaders, mlp, noted, peak_lr, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, token_model,
@@ -497,7 +497,7 @@ def test_seeds():
 
 def test_what_it_takes_is_said_before(monkeypatch):
     "Once, where it is long and there is a bar"
-    monkeypatch.setattr(BSFinder, 'worth_saying', 0)
+    monkeypatch.setattr(EndOfMock, 'worth_saying', 0)
     monkeypatch.setattr(StepTimes, 'budget', 180)
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True)
     said = []

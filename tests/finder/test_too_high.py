@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastai_bs.finder.mock_cycle import guess_loss, is_too_high, LossPath
+from fastai_bs.finder.alarms import guess_loss, is_too_high, LossPath
 
 nan = math.nan
 pred,targ = torch.tensor([[1.],[2.],[3.],[4.],[5.]]),torch.tensor([[1.],[2.],[3.],[5.],[8.]])

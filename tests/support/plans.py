@@ -3,7 +3,7 @@ import math
 
 import pandas as pd
 from hypothesis import strategies as st
-from fastai_bs.finder.mock_cycle import places, rate_at
+from fastai_bs.finder.cycle import places, rate_at
 from fastai_bs.finder.plan import BatchPlan, Device, Measured, RateTrial, Today
 from fastai_bs.noise.estimator import NoiseEstimate
 

@@ -16,7 +16,7 @@ from fastai.learner import Learner
 from fastai.optimizer import Adam, SGD
 
 from fastai_bs.all import batch_size, BatchPlan, GradAccum, ScaledLR, sqrt_scaling
-from fastai_bs.finder.mock_cycle import rate_at
+from fastai_bs.finder.cycle import rate_at
 from fastai_bs.finder import bs_find
 from fastai_bs.finder.plan import Device, RateTrial
 from fastai_bs.learner.loop import callback_of
