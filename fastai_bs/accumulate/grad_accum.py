@@ -92,7 +92,9 @@ class GradAccum(ScopedCallback):
     @property
     def reduces(self)->bool: return self._n_ranks>1 and self._in_parts is not None # Are ranks added up after the window, not in DDP's backward pass?
     @property
-    def measurable(self)->bool: return self.n_passes*self._n_ranks>1 # Does this window have several gradients to compare?
+    def measurable(self)->bool:
+        "Tell whether this window is to be measured: one of several gradients, and in a mock training only if it is due"
+        return self.accumulates
 
     def __repr__(self): return f"{type(self).__name__}({self.n_acc_by_epoch})"
 

@@ -106,7 +106,7 @@ class Reach:
         reached,most,grown,longer = (over_ranks(sums) if on_ranks else sums).tolist()
         return (reached/most,grown/longer) if most else (1.,0.)
 
-# %% ../../nbs/finder/04_mock.ipynb #7bb92de8
+# %% ../../nbs/finder/04_mock.ipynb #bab8fcd3
 class MockAccum(QuietAccum):
     """Make windows to measure, which take no step, and between them the windows of today's training
 
@@ -136,7 +136,9 @@ class MockAccum(QuietAccum):
         return super().start_fit()
 
     @property
-    def measurable(self): return self.measures and super().measurable # A window of today's training is not measured
+    def measurable(self)->bool:
+        "Tell whether this window is to be measured: not if it is one of today's training"
+        return self.measures and super().measurable
 
     def n_acc_now(self): return self.wanted if self.measures else self.cycle.today
 

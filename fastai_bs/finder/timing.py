@@ -7,10 +7,10 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/timing.html.md"""
 # %% auto #0
 __all__ = ['StepTimer', 'micro_batch_sizes', 'StepTimes', 'time_steps', 'loader_time', 'ValidTimer', 'valid_time']
 
-# %% ../../nbs/finder/02_timing.ipynb #2e258573
+# %% ../../nbs/finder/02_timing.ipynb #2c02d8cf
 import math, time, torch
 import numpy as np
-from fastcore.basics import store_attr
+from fastcore.basics import patch, store_attr
 from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelValidException
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
@@ -27,7 +27,7 @@ from ..schedule.scaled_lr import ScaledLR
 from .cycle import OneCycle
 from .formulas import extrapolated, monotone_step_times, spread, steps_needed
 
-# %% ../../nbs/finder/02_timing.ipynb #7a0d2dd6
+# %% ../../nbs/finder/02_timing.ipynb #e3a8c952
 def _synchronize(device):
     "Wait until the device has done its work"
     if device.type=='mps': torch.mps.synchronize() # There is only one
@@ -41,22 +41,22 @@ class StepTimer(Callback):
     patience = 2. # Seconds after which one step is enough
 
     def __init__(self,
-        micro_bs:int, # Items; batches of another size, as at the end of an epoch, do not count
+        micro_bs:int, # Items in the micro-batches that count
         n_steps:int=5, # Steps to time
     ):
         store_attr()
 
     def before_fit(self):
-        self.times = [] # For each step: seconds of the whole step, and of the part once per optimizer step
-        self.n_seen = 0
-        self.starts = [] # For each epoch: seconds until its first batch
+        self.times = [] # For each step: its seconds, and those that are paid once
         self.waits = [] # For each step: seconds until its batch
+        self.starts = [] # For each epoch: seconds until its first batch
+        self.n_seen = 0
         self._begin = time.perf_counter()
         self._end = None # When the step before ended
         self._first = None # On several ranks: seconds of the window's first micro-batch
 
     def before_train(self):
-        self._end = None # The time between two epochs does not count
+        self._end = None
         self._epoch_begin = time.perf_counter()
 
     def before_batch(self):
@@ -68,45 +68,56 @@ class StepTimer(Callback):
     def before_step(self): self._begun_step = self._now()
     def before_validate(self): raise CancelValidException
 
-    def _now(self):
-        _synchronize(self.learn.loss_grad.device)
-        return time.perf_counter()
-
     def after_batch(self):
         self.n_seen += 1
         if ddp_model(self.learn) is None: self._time_step()
         else: self._time_window()
         if not self.times and self.n_seen>=20: raise CancelFitException # There are no two batches of this size in a row
 
-    def _time_step(self):
-        if self._begun_step is None: # A callback cancelled the step
-            self._end = None
-            return
-        now = self._now()
-        if self._end is not None and self.n_seen>self.n_warmup: self._note(now-self._end, now-self._begun_step)
-        if self._enough(now): raise CancelFitException
-        self._end = now
-
-    def _time_window(self):
-        "Time a step on several ranks, in windows of two micro-batches"
-        stepped,now = self.learn.grad_accum.stepped,self._now()
-        took = None if self._end is None else now-self._end
-        if stepped and took and self._first and self.n_seen>self.n_warmup:
-            self._note(took, max(took-self._first, now-self._begun_step))
-        self._first = None if stepped else took
-        if any_rank(self._enough(now)): raise CancelFitException
-        self._end = self._now()
-
-    def _note(self, step, once):
-        self.times.append((step, once))
-        self.waits.append(self._wait)
-
-    def _enough(self, now): return len(self.times)>=self.n_steps or bool(self.times) and now-self._begin>self.patience
-
     @property
     def median(self)->tuple: # Seconds of a step, and of the part once per optimizer step
         "Return the median over the steps that were timed; `None` where there was none"
         return tuple(float(o) for o in np.median(self.times, axis=0)) if self.times else None
+
+# %% ../../nbs/finder/02_timing.ipynb #e057585a
+@patch
+def _now(self:StepTimer):
+    _synchronize(self.learn.loss_grad.device)
+    return time.perf_counter()
+
+@patch
+def _note(self:StepTimer, step, once):
+    self.times.append((step, once))
+    self.waits.append(self._wait)
+
+@patch
+def _enough(self:StepTimer, now):
+    return len(self.times)>=self.n_steps or bool(self.times) and now-self._begin>self.patience
+
+@patch
+def _time_step(self:StepTimer):
+    "Time a step on one rank"
+    was_cancelled = self._begun_step is None
+    if was_cancelled:
+        self._end = None
+        return
+    now = self._now()
+    if self._end is not None and self.n_seen>self.n_warmup: self._note(now-self._end, now-self._begun_step)
+    if self._enough(now): raise CancelFitException
+    self._end = now
+
+# %% ../../nbs/finder/02_timing.ipynb #6af2539f
+@patch
+def _time_window(self:StepTimer):
+    "Time a step on several ranks, in windows of two micro-batches"
+    stepped = self.learn.grad_accum.stepped
+    now = self._now()
+    took = None if self._end is None else now-self._end
+    if stepped and took and self._first and self.n_seen>self.n_warmup:
+        self._note(took, max(took-self._first, now-self._begun_step))
+    self._first = None if stepped else took
+    if any_rank(self._enough(now)): raise CancelFitException
+    self._end = self._now()
 
 # %% ../../nbs/finder/02_timing.ipynb #9947850b
 def micro_batch_sizes(
@@ -120,12 +131,12 @@ def micro_batch_sizes(
     down = {micro_bs//2**i for i in range(1, 32) if micro_bs//2**i>=least}
     return sorted(down | {micro_bs*2**i for i in range(32) if i==0 or micro_bs*2**i<=most})
 
-# %% ../../nbs/finder/02_timing.ipynb #2819fea4
+# %% ../../nbs/finder/02_timing.ipynb #2eeaa86d
 class StepTimes:
     "Time the steps of a learner with one micro-batch size after another, and keep the results by size"
     budget = 180 # Time for all steps, in today's micro-batches
     n_rounds = 3
-    slack = 1.2 # A size can win if its time to a loss is at most this many times that of the fastest
+    slack = 1.2 # A size can win within this factor of the fastest
 
     def __init__(self,
         learn:Learner, # In a mock training: its training loader is replaced
@@ -140,7 +151,7 @@ class StepTimes:
         self.seen = set() # Sizes that were tried
         self.n_micro = {} # By size: micro-batches so far
         self.starts = [] # Seconds until an epoch of today's loader has its first batch
-        self.waits = [] # For each round: seconds of a step in which today's loader is waited for
+        self.waits = [] # For each round: seconds of a step that waits for today's loader
         self.too_large = None # Smallest size that did not fit in memory
         self.errors = {} # By size: another error that kept it from being timed
 
@@ -148,7 +159,9 @@ class StepTimes:
         "Return the fastest round of each size"
         return tuple((micro_bs,*min(ts)) for micro_bs,ts in sorted(self.rounds.items()))
 
-    def spread(self): return spread([[step for step,_ in ts] for ts in self.rounds.values()]) # Relative error of the rounds
+    def spread(self):
+        "Return the relative error of the rounds"
+        return spread([[step for step,_ in ts] for ts in self.rounds.values()])
 
     def expected(self, micro_bs):
         "Return the seconds of a step of `micro_bs` items, by the fastest round of each size that ran"
@@ -156,75 +169,100 @@ class StepTimes:
         secs = monotone_step_times(sizes, [min(self.rounds[o])[0] for o in sizes])
         return float(secs[sizes.index(micro_bs)]) if micro_bs in sizes else extrapolated(micro_bs, sizes, secs)
 
-    def can_win(self, micro_bs):
-        "Tell whether this size, outside of all that ran, or one beyond it can be the fastest"
-        if math.isnan(self.noise_scale) or len(self.rounds)<2: return True
-        def _time(o): return steps_needed(o, self.noise_scale)*self.expected(o)
-        beyond = [o for o in self.sizes if (o>=micro_bs if micro_bs>self.micro_bs else o<=micro_bs)]
-        return min(map(_time, beyond))<=self.slack*min(map(_time, self.rounds))
+# %% ../../nbs/finder/02_timing.ipynb #ce21f752
+@patch
+def _step(self:StepTimes, micro_bs): return (2 if self.on_ranks else 1)*self.expected(micro_bs)
 
-    def _step(self, micro_bs): return (2 if self.on_ranks else 1)*self.expected(micro_bs) # On ranks each window has two micro-batches
-    def _rounds_left(self, micro_bs): return max(0, self.n_rounds-len(self.rounds.get(micro_bs, ())))
+@patch
+def _rounds_left(self:StepTimes, micro_bs): return max(0, self.n_rounds-len(self.rounds.get(micro_bs, ())))
 
-    def spare(self, micro_bs):
-        "Return the seconds of the budget that are left if each round to come has one step of `micro_bs` and of each size that ran"
-        spent = sum(n*self.expected(o) for o,n in self.n_micro.items() if o in self.rounds)
-        needed = sum(self._rounds_left(o)*(StepTimer.n_warmup+1)*self._step(o) for o in {micro_bs,*self.rounds})
-        return self.budget*self.expected(self.micro_bs)-spent-needed
+@patch
+def spare(self:StepTimes, micro_bs):
+    "Return the seconds of the budget that are left if each round to come has one step of `micro_bs` and of each size that ran"
+    spent = sum(n*self.expected(o) for o,n in self.n_micro.items() if o in self.rounds)
+    needed = sum(self._rounds_left(o)*(StepTimer.n_warmup+1)*self._step(o) for o in {micro_bs,*self.rounds})
+    return self.budget*self.expected(self.micro_bs)-spent-needed
 
-    def n_steps(self, micro_bs, again):
-        "Return the steps to time in this round: one, and as many as its share of the spare budget pays for"
-        visits = max(1, sum(self._rounds_left(o) for o in (self.rounds if again else self.sizes)))
-        spare,step = (self.spare(micro_bs),self._step(micro_bs)) if self.rounds else (self.budget,1.) # At first in micro-batches
-        return 1+int(max(0, min(StepTimer.most-1, spare/visits/step)))
+@patch
+def n_steps(self:StepTimes, micro_bs, again):
+    "Return the steps to time in this round: one, and as many as its share of the spare budget pays for"
+    visits = max(1, sum(self._rounds_left(o) for o in (self.rounds if again else self.sizes)))
+    spare,step = (self.spare(micro_bs),self._step(micro_bs)) if self.rounds else (self.budget,1.) # At first in micro-batches
+    return 1+int(max(0, min(StepTimer.most-1, spare/visits/step)))
 
-    def is_wanted(self, micro_bs, again):
-        "Tell whether to time this size in this round, the first one or not (`again`)"
-        if again:
-            late = time.perf_counter()-self.begin>3*StepTimer.patience
-            if any_rank(late) if self.on_ranks else late: return False
-        if micro_bs in self.rounds or not self.seen: return True
-        if micro_bs in self.seen or not self.rounds: return False # It failed, or today's size was not timed
-        if micro_bs>self.micro_bs and (self.too_large or self.expected(micro_bs)>StepTimer.patience): return False
-        return self.spare(micro_bs)>=0 and self.can_win(micro_bs)
+# %% ../../nbs/finder/02_timing.ipynb #3f3c4642
+@patch
+def can_win(self:StepTimes, micro_bs):
+    "Tell whether this size, outside of all that ran, or one beyond it can be the fastest"
+    if math.isnan(self.noise_scale) or len(self.rounds)<2: return True
+    def _time(o): return steps_needed(o, self.noise_scale)*self.expected(o)
+    beyond = [o for o in self.sizes if (o>=micro_bs if micro_bs>self.micro_bs else o<=micro_bs)]
+    return min(map(_time, beyond))<=self.slack*min(map(_time, self.rounds))
 
-    def runs_on_ranks(self, micro_bs):
-        "Try on each rank alone whether it can train with this size"
-        fits,error = False,None
-        self.learn.dls.loaders[0] = self.dl
-        try: fits = TrialSearch(self.learn, 2, [None,None])(micro_bs)
-        except Exception as e: error = f'{type(e).__name__}: {e}'
-        errors = [o for o in from_ranks(error) if o]
-        if errors: self.errors[micro_bs] = errors[0]
-        elif not fits: self.too_large = micro_bs
-        return fits and not errors
+@patch
+def is_wanted(self:StepTimes, micro_bs, again):
+    "Tell whether to time this size in this round, the first one or not (`again`)"
+    if again:
+        late = time.perf_counter()-self.begin>3*StepTimer.patience
+        if any_rank(late) if self.on_ranks else late: return False
+    if micro_bs in self.rounds or not self.seen: return True
+    if micro_bs in self.seen or not self.rounds: return False # It failed, or today's size was not timed
+    if micro_bs>self.micro_bs and (self.too_large or self.expected(micro_bs)>StepTimer.patience): return False
+    return self.spare(micro_bs)>=0 and self.can_win(micro_bs)
 
-    def time_size(self, micro_bs, n_steps):
-        "Time one round of a size; where it does not fit in memory, forget it and all larger ones"
-        learn,timer,failed = self.learn,StepTimer(micro_bs, n_steps),False
-        try:
-            learn.dls.loaders[0] = self.dl if micro_bs==self.micro_bs else with_micro_bs(self.dl, micro_bs)
-            cbs = [timer,OneCycle(10_000)] # The planned training has a schedule, and at another size a `ScaledLR`: both take time
-            if micro_bs!=self.micro_bs: cbs.append(ScaledLR(self.micro_bs, sqrt_scaling))
-            if self.on_ranks: cbs.append(GradAccum(2))
-            learn.fit(100, 0., cbs=cbs)
-        except Exception as e: # The loader or the model allows no other size than today's, or memory is too small
-            if micro_bs==self.micro_bs or self.on_ranks: raise
-            failed = True
-            if out_of_memory(e) and micro_bs>self.micro_bs: self.too_large = micro_bs
-            else: self.errors[micro_bs] = f'{type(e).__name__}: {e}'
+# %% ../../nbs/finder/02_timing.ipynb #0a30225f
+@patch
+def _fit(self:StepTimes, timer):
+    "Train with the timer's size until it has enough"
+    learn,micro_bs = self.learn,timer.micro_bs
+    learn.dls.loaders[0] = self.dl if micro_bs==self.micro_bs else with_micro_bs(self.dl, micro_bs)
+    cbs = [timer,OneCycle(10_000)]
+    if micro_bs!=self.micro_bs: cbs.append(ScaledLR(self.micro_bs, sqrt_scaling))
+    if self.on_ranks: cbs.append(GradAccum(2))
+    learn.fit(100, 0., cbs=cbs)
 
-        if failed: # Here the error is gone, and with it the step's tensors
-            free_memory(learn)
-            self.rounds = {o: ts for o,ts in self.rounds.items() if o!=micro_bs and o<(self.too_large or math.inf)}
-        elif timer.median:
-            slowest = over_ranks(torch.tensor(timer.median, dtype=torch.float64), 'max').tolist() if self.on_ranks else timer.median
-            self.rounds.setdefault(micro_bs, []).append(slowest)
-            self.n_micro[micro_bs] = self.n_micro.get(micro_bs, 0)+timer.n_seen
-            if micro_bs==self.micro_bs:
-                self.starts += timer.starts
-                self.waits.append(float(np.median(timer.waits)))
+@patch
+def _keep(self:StepTimes, timer):
+    "Keep what the timer has found: on several ranks the times of the slowest"
+    micro_bs,median = timer.micro_bs,timer.median
+    slowest = over_ranks(torch.tensor(median, dtype=torch.float64), 'max').tolist() if self.on_ranks else median
+    self.rounds.setdefault(micro_bs, []).append(slowest)
+    self.n_micro[micro_bs] = self.n_micro.get(micro_bs, 0)+timer.n_seen
+    if micro_bs==self.micro_bs:
+        self.starts += timer.starts
+        self.waits.append(float(np.median(timer.waits)))
 
+# %% ../../nbs/finder/02_timing.ipynb #aea5a583
+@patch
+def time_size(self:StepTimes, micro_bs, n_steps):
+    "Time one round of a size; where it does not fit in memory, forget it and all larger ones"
+    timer = StepTimer(micro_bs, n_steps)
+    has_failed = False
+    try: self._fit(timer)
+    except Exception as e:
+        if micro_bs==self.micro_bs or self.on_ranks: raise
+        has_failed = True
+        if out_of_memory(e) and micro_bs>self.micro_bs: self.too_large = micro_bs
+        else: self.errors[micro_bs] = f'{type(e).__name__}: {e}'
+
+    if has_failed:
+        free_memory(self.learn)
+        self.rounds = {o: ts for o,ts in self.rounds.items() if o!=micro_bs and o<(self.too_large or math.inf)}
+    elif timer.median: self._keep(timer)
+
+@patch
+def runs_on_ranks(self:StepTimes, micro_bs):
+    "Try on each rank alone whether it can train with this size"
+    fits,error = False,None
+    self.learn.dls.loaders[0] = self.dl
+    try: fits = TrialSearch(self.learn, 2, [None,None])(micro_bs)
+    except Exception as e: error = f'{type(e).__name__}: {e}'
+    errors = [o for o in from_ranks(error) if o]
+    if errors: self.errors[micro_bs] = errors[0]
+    elif not fits: self.too_large = micro_bs
+    return fits and not errors
+
+# %% ../../nbs/finder/02_timing.ipynb #56cc9263
 def time_steps(
     learn:Learner, # As for `StepTimes`
     sizes:list, # As for `StepTimes`
@@ -240,26 +278,27 @@ def time_steps(
         for size,again in bar:
             if not times.is_wanted(size, again): continue
             if bar is not rounds: bar.comment = f"timing micro-batches of {counted(size)}"
-            new = size not in times.seen
+            is_new = size not in times.seen
             times.seen.add(size)
-            if times.on_ranks and size!=micro_bs and new and not times.runs_on_ranks(size): continue
+            if times.on_ranks and size!=micro_bs and is_new and not times.runs_on_ranks(size): continue
             times.time_size(size, times.n_steps(size, again))
     return times
 
-# %% ../../nbs/finder/02_timing.ipynb #3794379b
+# %% ../../nbs/finder/02_timing.ipynb #e7ee4d83
 def loader_time(
     dl, # A training loader
-)->float: # Seconds; 0 without workers, or where an epoch has too few batches to tell
+)->float: # Seconds; 0 without workers, or where it cannot be told
     "Time how long the workers of a loader take for a batch"
     n_workers = getattr(getattr(dl, 'fake_l', dl), 'num_workers', 0) # fastai's loaders keep the number in `fake_l`
-    n_rounds = min(3, (len(dl)-1)//n_workers) if n_workers else 0 # In a round each worker makes a batch
+    n_rounds = min(3, (len(dl)-1)//n_workers) if n_workers else 0
     if not n_rounds: return 0.
     for i,_ in enumerate(dl):
         now = time.perf_counter()
         if i==0: begin = now
         elif i%n_workers==0 and (i==n_rounds*n_workers or now-begin>StepTimer.patience): return (now-begin)/i
+    return 0.
 
-# %% ../../nbs/finder/02_timing.ipynb #40094e97
+# %% ../../nbs/finder/02_timing.ipynb #ac6db95a
 class ValidTimer(Callback):
     "Time the first batches of a validation, then end it"
     order = 1000 # After all others, so that the time of the others counts
@@ -276,7 +315,9 @@ def valid_time(
     learn:Learner, # In a mock training
 )->float: # Seconds; 0 where there is no validation or it fails
     "Time a validation, with its beginning and its end"
-    timer,firsts,others = ValidTimer(),[],[]
+    timer = ValidTimer()
+    firsts = [] # Seconds of all but the other batches
+    others = [] # Seconds of each batch after the first
     try:
         n = len(learn.dls.valid)
         if not n: return 0.
@@ -285,5 +326,5 @@ def valid_time(
             with learn.no_bar(), fastai_on_ranks(): learn.validate(cbs=timer)
             firsts.append(time.perf_counter()-begin-(timer.at[-1]-timer.at[0]))
             others.extend(np.diff(timer.at))
-    except Exception: return 0. # No validation set, one without a length, or one that fails: the fit will report it
+    except Exception: return 0. # The fit will report it
     return float(min(firsts) + (n-1)*(min(others) if others else 0.))

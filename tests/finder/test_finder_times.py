@@ -167,6 +167,12 @@ class InFours:
 @pytest.mark.parametrize('n,secs', [(100,0.02), (6,0.02), (4,0.)])
 def test_the_time_of_workers(clock, n, secs): assert timing.loader_time(InFours(clock, n))==pytest.approx(secs)
 
+class FewerThanDeclared(InFours):
+    def __len__(self): return 100
+
+@pytest.mark.parametrize('n', [0,1,12])
+def test_the_time_of_workers_that_yield_fewer_batches_than_declared(clock, n): assert timing.loader_time(FewerThanDeclared(clock, n))==0
+
 @pytest.mark.parametrize('limit,now,part', [(0.02,0.02,0.8), (0.001,0.004,0.)])
 def test_no_step_is_shorter_than_its_items_take_the_workers(clock, monkeypatch, limit, now, part):
     monkeypatch.setattr(finder, 'loader_time', lambda dl: limit)
