@@ -30,7 +30,8 @@ from fastai.torch_core import params, set_seed
 from fastai.vision.learner import create_head
 from fastai_bs.all import * # noqa: F403 bs_find
 from fastai_bs.finder import bs_find as finder
-from fastai_bs.finder.plan import RateTrial
+from fastai_bs.finder.facts import RateTrial
+from fastai_bs.finder.plan import replanned
 
 import keeps
 from frame import TensorLoader, digits28, folder, main, md_table, measured, standardized
@@ -160,16 +161,16 @@ def is_same(a, b): return all(torch.equal(x, y) if isinstance(x, torch.Tensor) e
 def plans(name, learn, lr):
     "For this device, and for one where steps are flat, with the times of this one in the end; seconds of a `bs_find`"
     def _find(): return clocked(lambda: learn.bs_find(lr, n_epoch=n_epoch, how='fine_tune', show_plot=False, num_it=most_it.get(name)))
-    own,devices = finder._device,[]
+    own,devices = finder.device_of,[]
     def _flat(*args):
         devices.append(own(*args))
         step = devices[0].times[0][1]
         return replace(devices[0], times=tuple((bs*2**i,step*(1+0.1*i),step/10) for i in range(4)), spread=0.01)
     with learn.no_logging(), patch('time.perf_counter', time.process_time):
-        with patch.object(finder, '_device', _flat): flat,find = _find()
-        here = replace(flat, device=devices[0], rate=RateTrial())
+        with patch.object(finder, 'device_of', _flat): flat,find = _find()
+        here = replanned(flat, device=devices[0], trial=RateTrial())
         if here.bs!=bs: here,find = _find() # Else no rate is tried, and it would say the same
-    return here,replace(flat, device=devices[0], chosen=flat.bs),find
+    return here,replanned(flat, device=devices[0]).at(flat.bs),find
 
 def run(args, table):
     for name in args.parts:
@@ -191,9 +192,11 @@ def rows(table, name, task, seed):
     today = fitted(learner(task, seed), n_epoch, lr)
     found = [dict(**key, part='today', bs=bs, n_epoch=n_epoch, freeze_epochs=1, **today)]
     for part,p in (('here',here),('flat',flat)):
+        t,device = p.facts.today,p.facts.device
         res = fitted(p.apply(learner(task, seed)), p.n_epoch, p.lr, freeze_epochs=p.freeze_epochs) if p.bs!=bs else today
-        found.append(dict(**key, part=part, bs=p.bs, n_epoch=p.n_epoch, freeze_epochs=p.freeze_epochs, factor=p.lr_factor, cool=p.facts.measured.cool.noise_scale,
-                          noise_scale=p.noise_scale, failed=p.to_dict()['rate']['failed'], frozen=p.facts.device.part_of_step(p.facts.device.frozen, p.facts.today.micro_bs), predicted=p.duration.planned/p.duration.today, find=find,
+        found.append(dict(**key, part=part, bs=p.bs, n_epoch=p.n_epoch, freeze_epochs=p.freeze_epochs, factor=p.lr_factor,
+                          cool=p.facts.measured.cool.noise_scale, noise_scale=p.noise_scale, failed=p.to_dict()['rate']['failed'],
+                          frozen=device.part_of_step(device.frozen, t.micro_bs), predicted=p.duration.planned/p.duration.today, find=find,
                           lr_find=lr_find, same=same, **res))
     table.add_all(found)
 

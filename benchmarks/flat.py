@@ -4,7 +4,8 @@
 
 A processor's step time is nearly linear in items, a GPU's is flat up to some size. The plans of `pays.py` are made again with other step times."""
 import pandas as pd
-from fastai_bs.finder.plan import BatchPlan, Device, Measured, RateTrial, Today
+from fastai_bs.finder.facts import Device, Facts, Measured, RateTrial, Today
+from fastai_bs.finder.plan import plan_of as plan_of_facts
 
 import pays
 from frame import main, md_table, measured
@@ -25,8 +26,9 @@ def plan_of(name, epochs, times):
     df = df[df.epochs==epochs]
     noise,low,high = df[['noise_scale','low','high']].median()
     today = Today(base_bs, base_bs, best_lr(name, epochs), tasks[name].n, n_epoch=epochs, has_n_epoch=True, adam=True)
-    return BatchPlan(today, Measured(noise, (low,high), n_windows=100, n_seen=400, n_passes=1.), rate=RateTrial(held=max(pays.sizes)),
-                     device=Device(times=tuple((int(bs),float(secs),0.) for bs,secs in sorted(times.items()))))
+    measured = Measured(noise, (low,high), n_windows=100, n_seen=400, n_passes=1.)
+    device = Device(times=tuple((int(bs),float(secs),0.) for bs,secs in sorted(times.items())))
+    return plan_of_facts(Facts(today, measured, device, RateTrial(held=max(pays.sizes))))
 
 def rows():
     for name in tasks:

@@ -152,8 +152,9 @@ def pair(table, name, task, epochs, kind, seed, part=1.):
     today = dict(part='today', **key, bs=bs_of(name), n_epoch=epochs, **fitted(task, learner(name, task, seed), epochs, lr))
     applied = plan.apply(learner(name, task, seed))
     factor = plan.rule(plan.bs/plan.base_bs)
-    planned = dict(part='plan', **key, bs=plan.bs, n_epoch=plan.n_epoch, factor=factor, wd=plan.choice.option.wd_factor, failed=plan.to_dict()['rate']['failed'], low=plan.facts.trial.low,
-                   noise_scale=plan.noise_scale, predicted=plan.duration[0]/plan.duration[1], find=find, lr_find=lr_find,
+    trial = plan.to_dict()['rate']
+    planned = dict(part='plan', **key, bs=plan.bs, n_epoch=plan.n_epoch, factor=factor, wd=plan.choice.option.wd_factor, failed=trial['failed'],
+                   low=trial['low'], noise_scale=plan.noise_scale, predicted=plan.duration[0]/plan.duration[1], find=find, lr_find=lr_find,
                    **fitted(task, applied, plan.n_epoch, lr))
     table.add_all([today, planned])
 

@@ -27,6 +27,7 @@ from fastai.tabular.core import Categorify, FillMissing, Normalize, TabularPanda
 from fastai.tabular.model import TabularModel, get_emb_sz
 from fastai.torch_core import set_seed
 from fastai_bs.finder import bs_find as finder
+from fastai_bs.finder.options import fit_time_of
 from fastai_bs.all import * # noqa: F403 bs_find
 from fastai_bs.finder.timing import time_steps as time_steps_of_finder
 
@@ -280,8 +281,10 @@ def plans(name, task, seeds=range(5)):
             learn = todays(task, seed)
             with learn.no_bar(), learn.no_logging(): lr_find = timed(partial(learn.lr_find, show_plot=False))[1]
             low,high = p.bs_range
+            o = p.choice.option
+            ratio = fit_time_of(p.facts, o.epochs, o.freeze_epochs, o.epoch_time)/p.duration.today
             add('plan', task=name, epochs=epochs, bs=p.bs, lr=p.scaled_lr, seed=seed, n_seen=p.facts.measured.n_seen, noise_scale=p.noise_scale,
-                low=p.ci[0], high=p.ci[1], n_epoch=p.choice.option.epochs, time_ratio=p.choice.option.fit_time/p.duration.today, low_bs=low, high_bs=high,
+                low=p.ci[0], high=p.ci[1], n_epoch=o.epochs, time_ratio=ratio, low_bs=low, high_bs=high,
                 find=secs, timing=timing, lr_find=lr_find)
             print(name, epochs, seed, p.bs, p, flush=True)
 

@@ -81,16 +81,18 @@ def trainings(table, name, task, seed, epochs, kind, part):
     learn = learner(name, task, seed)
     with learn.no_bar(), learn.no_logging(): plan = learn.bs_find(lr, n_epoch=epochs, show_plot=False)
     now = fitted(task, learner(name, task, seed), epochs, lr)
-    factor,needed = plan.lr_factor,epochs*(epochs_needed(plan.bs, plan.facts.today.bs, plan.facts.noise) if plan.facts.is_known else 1)
-    rows,done,root = [],{},(plan.bs/plan.facts.today.bs)**0.5
+    t,factor = plan.facts.today,plan.lr_factor
+    needed = epochs*(epochs_needed(plan.bs, t.bs, plan.facts.noise) if plan.facts.is_known else 1)
+    rows,done,root = [],{},(plan.bs/t.bs)**0.5
     for power in powers:
         n = max(1, round(needed/min(factor, root)**power))
         if n not in done:
             learn = learner(name, task, seed)
             learn.dls.loaders[0] = with_micro_bs(learn.dls.train, plan.bs)
-            learn.wd = plan.facts.today.wd*decay_factor(plan.bs/plan.facts.today.bs, factor, n/epochs)
-            done[n] = now if plan.bs==plan.facts.today.bs else fitted(task, learn, n, lr*factor)
-        rows.append(dict(**key, lr=lr, bs=plan.bs, reach=plan.facts.measured.reach_of(plan.bs/plan.facts.today.micro_bs), factor=factor, needed=needed, power=power, n_epoch=n, train=done[n]['train'],
+            learn.wd = t.wd*decay_factor(plan.bs/t.bs, factor, n/epochs)
+            done[n] = now if plan.bs==t.bs else fitted(task, learn, n, lr*factor)
+        reach = plan.facts.measured.reach_of(plan.bs/t.micro_bs)
+        rows.append(dict(**key, lr=lr, bs=plan.bs, reach=reach, factor=factor, needed=needed, power=power, n_epoch=n, train=done[n]['train'],
                          valid=done[n]['valid'], d_train=done[n]['train']/now['train']-1, d_valid=done[n]['valid']/now['valid']-1))
     table.add_all(rows)
 

@@ -135,7 +135,8 @@ def whole(args, t_plans, t_runs, to, top):
         set_seed(0)
         learn = learner(to, top, bs_now)
         with learn.no_bar(), patch('time.perf_counter', time.process_time): p = learn.bs_find(lr, n_epoch=n_epoch, show_plot=False) # Other work may run
-        found = {f'{nm}{k}': v for nm,o in (('',p),('peak_',p.facts.measured.at_peak),('end_',p.facts.measured.at_end)) for k,v in zip(readings, (o.noise_scale,*o.ci))}
+        m = p.facts.measured
+        found = {f'{nm}{k}': v for nm,o in (('',p),('peak_',m.at_peak),('end_',m.at_end)) for k,v in zip(readings, (o.noise_scale,*o.ci))}
         t_plans.add(epochs=n_epoch, **found, bs=p.bs, n_epoch=p.n_epoch, planned=p.duration.planned, today=p.duration.today)
     p = t_plans.df.iloc[0]
     more = [round(p.today/p.planned*p.n_epoch)] if p.planned<0.75*p.today else []

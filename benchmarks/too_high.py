@@ -24,7 +24,7 @@ from fastai.optimizer import Adam, SGD
 from fastai.torch_core import set_seed
 from sklearn.datasets import load_digits
 from fastai_bs.all import * # noqa: F403 bs_find
-from fastai_bs.finder.plan import Device
+from fastai_bs.finder.facts import Device, RateTrial
 from fastai_bs.finder.alarms import LossPath
 
 from frame import main, md_table, measured
@@ -111,9 +111,9 @@ def look(learn, lr):
         seen.append(path)
         return too_high(path, *args)
     too_high = LossPath.too_high
-    untimed = patch('fastai_bs.finder.bs_find._device', lambda *args: Device()),patch('fastai_bs.finder.bs_find.with_rate_tried', lambda learn, plan: plan)
+    untimed = patch('fastai_bs.finder.bs_find.device_of', lambda *args: Device()),patch('fastai_bs.finder.bs_find.try_rate', lambda *args: RateTrial())
     with patch.object(LossPath, 'too_high', _too_high), untimed[0], untimed[1], learn.no_bar():
-        try: res = learn.bs_find(lr, show_plot=False).measured.loss_rose
+        try: res = learn.bs_find(lr, show_plot=False).facts.measured.loss_rose
         except ValueError: return True,math.nan,math.nan,math.nan
     n,loss,loss_sq,guess,_ = seen[0].sums().T
     last = np.array(seen[0].at)>=seen[0].end

@@ -29,7 +29,7 @@ from fastai.torch_core import set_seed
 from .utils.text import counted
 from .accumulate.sizes import accumulation
 from .learner.loop import callback_of
-from .schedule.scaled_lr import ScaledLR
+from .schedule.scaled_lr import ScaledLR, rule_name
 import fastai_bs.finder.bs_find # noqa: F401 bs_find
 import fastai_bs.verify.bs_verify # noqa: F401 bs_verify
 
@@ -119,7 +119,7 @@ def run_demo(
     plan = _find_bs(make(), lr, epochs, out)
 
     runs,rows = _runs(make, plan, bs, epochs, seed),[]
-    planned = f", and {plan.n_epoch} at the planned one; its learning rate by {plan.rule_name}" if len(runs)>1 else ''
+    planned = f", and {plan.n_epoch} at the planned one; its learning rate by {rule_name(plan.rule)}" if len(runs)>1 else ''
     print(f"3. Training {counted(epochs, 'epoch')} at today's batch size{planned}; {n_seeds} times each")
     for learners,n in runs:
         rows.append(_train(learners, n, lr))

@@ -1,7 +1,8 @@
 """Run the same trainings and measurements in an older version and in this one, and list every number that differs
 
-`python tests/support/compare_versions.py [--base COMMIT] [--only TEXT]` runs the cases of `version_cases.py` side by side, on this machine, with one thread each: weights
-and numbers must be the same to the last bit. The older version is checked out in a temporary folder. The exit code is 1 where anything differs.
+`python tests/support/compare_versions.py [--base COMMIT] [--only TEXT]` runs the cases of `version_cases.py` side by side, on this machine, with one
+thread each: weights and numbers must be the same to the last bit. The older version is checked out in a temporary folder. The exit code is 1 where
+anything differs.
 """
 import argparse
 import os

@@ -4,7 +4,9 @@ import math
 import pandas as pd
 from hypothesis import strategies as st
 from fastai_bs.finder.cycle import places, rate_at
-from fastai_bs.finder.plan import BatchPlan, Device, Measured, RateTrial, Today
+from fastai_bs.finder.facts import Device, Facts, Measured, RateTrial, Today
+from fastai_bs.finder.plan import BatchPlan
+from fastai_bs.finder.plan import plan_of as plan_of_facts
 from fastai_bs.noise.estimator import NoiseEstimate
 
 def secs(*sizes, a=0.01, c=0.0001, opt=0.001):
@@ -28,14 +30,22 @@ def _plain_plan(bs, n_ranks):
     measured = dict(noise_scale=512., ci=(430.,640.), n_windows=30, n_seen=360, n_passes=0.5, **readings())
     return {Today: today, Measured: measured, Device: dict(times=secs(16, 32, 64, 128, 256), spread=0.01), BatchPlan: dict(df=window_rows())}
 
-def plan_of(bs=64, n_ranks=1, rate=None, **kwargs):
-    "A plan whose `kwargs` go to the value that has a field of that name; `rate` is a value of its own"
+def _parts(bs, n_ranks, kwargs):
+    "The values of a plan with `kwargs` in the one that has a field of that name"
     parts = _plain_plan(bs, n_ranks)
     for nm,v in kwargs.items():
         owner, = [cls for cls in parts if nm in cls.__dataclass_fields__]
         parts[owner][nm] = v
-    today,measured,device = (cls(**parts[cls]) for cls in (Today,Measured,Device))
-    return BatchPlan(today, measured, device=device, rate=rate or RateTrial(), **parts[BatchPlan])
+    return parts
+
+def facts_of(bs=64, n_ranks=1, trial=None, **kwargs):
+    "Facts whose `kwargs` go to the value that has a field of that name; `trial` is a value of its own"
+    parts = _parts(bs, n_ranks, kwargs)
+    return Facts(*(cls(**parts[cls]) for cls in (Today,Measured,Device)), trial or RateTrial())
+
+def plan_of(bs=64, n_ranks=1, trial=None, **kwargs):
+    "The plan that follows from `facts_of`"
+    return plan_of_facts(facts_of(bs, n_ranks, trial, **kwargs), **_parts(bs, n_ranks, kwargs)[BatchPlan])
 
 @st.composite
 def plans(draw):
@@ -53,7 +63,7 @@ def plans(draw):
     times = tuple((o,(step+item*o)*math.exp(busy*draw(st.floats(-1, 1))),once*step) for o in sizes)
     has_rate,is_cycle = _one_of(True,False),_one_of(True,False)
     kwargs = dict(readings() if is_cycle else dict(cool=None, at_peak=None, at_end=None), moved=is_cycle)
-    rate = _one_of(RateTrial(), RateTrial(held=4*bs), RateTrial(2*bs, 4*bs), RateTrial(failed=2*bs, gave_up=True), RateTrial(4*bs, low=True))
+    trial = _one_of(RateTrial(), RateTrial(held=4*bs), RateTrial(2*bs, 4*bs), RateTrial(failed=2*bs, gave_up=True), RateTrial(4*bs, low=True))
     plan = plan_of(bs, n_ranks, noise_scale=noise, ci=(low,high), micro_bs=micro_bs, n_windows=_one_of(9,10,30), times=_one_of(times,times,times,()),
         adam=_one_of(True,False), sums=_one_of(False,False,True), spread=_one_of(math.nan,0.,0.05,0.4), n_train=_one_of(2*bs,1000,10**6),
         n_epoch=_one_of(0.3,1,2.5,5,40), has_n_epoch=_one_of(True,False), drops_last=_one_of(False,True), lr_factor=_one_of(1.,1.,3.),
@@ -61,5 +71,5 @@ def plans(draw):
         wd=_one_of(None,0.01),
         freeze_epochs=_one_of(0,0,1), frozen=step/2, trained=_one_of(1.,0.25), loss_rose=_one_of(False,False,False,True), pairs=_one_of(*[False]*5,True),
         n_passes=_one_of(0.5,14.), valid_time=_one_of(0.,2.), took=_one_of(math.nan,45.), too_large=_one_of(None,16*micro_bs),
-        failed=_one_of((),((16*micro_bs,'ValueError: no'),)), reach=_one_of(1.,0.1), growth=_one_of(0.,0.7), rate=rate, **kwargs)
+        failed=_one_of((),((16*micro_bs,'ValueError: no'),)), reach=_one_of(1.,0.1), growth=_one_of(0.,0.7), trial=trial, **kwargs)
     return plan.at(_one_of(*plan.table.bs)) if draw(st.integers(0, 3))==0 else plan

@@ -3,7 +3,8 @@ import math
 
 import numpy as np
 import pandas as pd
-from fastai_bs.finder.plan import BatchPlan, Device, Measured, Today
+from fastai_bs.finder.facts import Device, Facts, Measured, Today
+from fastai_bs.finder.plan import plan_of
 from fastai_bs.verify.result import BatchVerification
 
 def step_time(bs): return 2e-3+3e-5*bs # Seconds
@@ -12,7 +13,8 @@ def planned_of(lr=0.01, adam=True, n_train=50_000, **kwargs):
     "What `bs_find` would have planned beforehand, with 64 items today"
     times = tuple((bs,step_time(bs),1e-4) for bs in (8,16,32,64,128,256,512))
     today = Today(bs=64, micro_bs=64, lr=lr, n_train=n_train, n_epoch=5, has_n_epoch=True, adam=adam, wd=0.01, **kwargs)
-    return BatchPlan(today, Measured(1000., (900.,1100.), n_windows=30, n_seen=360, n_passes=0.5), device=Device(times, spread=0.01))
+    measured = Measured(1000., (900.,1100.), n_windows=30, n_seen=360, n_passes=0.5)
+    return plan_of(Facts(today, measured, Device(times, spread=0.01)))
 
 def valley(best=128, depth=0.05, best_rate=1.):
     "A loss with one best size, and a best factor on the rate"
@@ -29,7 +31,7 @@ def trial(loss, sizes=(32,64,128,256), rates=(1/3,1,3), whole=None, n_runs=4, sd
     of_run = 0.1*rng.normal(size=n_runs+1) # What an order of the items does to all sizes
     rows = []
     def _add(bs, factor, part, run):
-        n_train,plan = planned.today.n_train,planned.at(bs)
+        n_train,plan = planned.facts.today.n_train,planned.at(bs)
         n = part*n_epoch*n_train/64*(step_time(64)/step_time(bs) if equal=='time' else 64/bs)
         secs,l = n*step_time(bs),loss(bs, factor, part)*math.exp(of_run[run]+sd*rng.normal())
         name = dict(bs=bs, factor=factor, part=part, run=run)
