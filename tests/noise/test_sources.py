@@ -24,8 +24,8 @@ from fastai.text.models.core import get_language_model
 from fastai_bs.all import GradAccum, NoiseScale
 from helpers import (changes, left_behind, loaders, mlp, noted, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed)
 from oracle import window_rows
-from test_noise import Checkpointed, Losses, Overflowing, all_left, assert_rows, awd_lstm, elems_of, expected, n_hooks, task, task_grads, with_batchnorm
-from test_noise import measure as measure_windows
+from test_noise_scale import Checkpointed, Losses, Overflowing, all_left, assert_rows, awd_lstm, elems_of, expected, n_hooks, task, task_grads, with_batchnorm
+from test_noise_scale import measure as measure_windows
 
 def parts(n, bs, n_micro=4, every=1, least=None, n_epoch=1):
     "Items of each part of each batch that is measured, in order, and the steps of these batches"
