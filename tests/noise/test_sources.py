@@ -2,7 +2,6 @@
 import copy, random
 from functools import partial
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,8 +23,9 @@ from fastai.text.models.core import get_language_model
 from fastai_bs.all import GradAccum, NoiseScale
 from helpers import (changes, left_behind, loaders, mlp, noted, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed)
 from oracle import window_rows
-from test_noise_scale import Checkpointed, Losses, Overflowing, all_left, assert_rows, awd_lstm, elems_of, expected, n_hooks, task, task_grads, with_batchnorm
-from test_noise_scale import measure as measure_windows
+from noise.test_noise_scale import Losses, Overflowing, all_left, assert_rows, awd_lstm, elems_of, expected, n_hooks, task, task_grads, with_batchnorm
+from noise.test_noise_scale import measure as measure_windows
+from noise.test_norms import Checkpointed
 
 def parts(n, bs, n_micro=4, every=1, least=None, n_epoch=1):
     "Items of each part of each batch that is measured, in order, and the steps of these batches"
@@ -350,23 +350,6 @@ def test_parts_go_on_from_the_hidden_state_of_their_items():
     one = window_rows(torch.stack(rows), windows, elems)
     assert_rows(df, pd.concat([one,one])) # The model is reset for each epoch
     with pytest.raises(AssertionError): assert_rows(df[:len(windows)], window_rows(torch.stack(fresh), windows, elems))
-
-# What Recorder draws
-
-def test_plot_of_recorder():
-    learn = small()
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r'add NoiseScale\(\) to its callbacks'): learn.recorder.plot_noise_scale()
-        learn.fit(1, 0.01)
-    noise = NoiseScale(every=1)
-    learn.fit(2, 0.01, cbs=noise)
-    ax = learn.recorder.plot_noise_scale()
-    np.testing.assert_allclose(ax.lines[0].get_ydata(), noise.df.noise_scale[np.isfinite(noise.df.noise_scale) & (noise.df.noise_scale>0)])
-    mine = plt.subplots()[1]
-    assert learn.recorder.plot_noise_scale(mine) is mine
-    learn.fit(1, 0.01) # Its own columns are gone, the plot of the last measured fit is not
-    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','time']
-    assert len(learn.recorder.plot_noise_scale().lines[0].get_ydata())>0
 
 # What is refused
 
