@@ -1,8 +1,10 @@
 "Factors on the learning rate, each against its formula written another way"
 import doctest, math
+from functools import cache
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from fastai_bs.schedule import rules as scaling
 from fastai_bs.all import adam_gain, adascale_gain, linear_scaling, no_scaling, sqrt_scaling
@@ -34,6 +36,22 @@ def test_two_changes_in_a_row_are_one(k1, k2, n, b):
 def test_same_batch_same_rate(n, b):
     "To the last bit"
     assert adascale_gain(1, n, b)==adam_gain(1, n, b)==linear_scaling(1)==sqrt_scaling(1)==1
+
+def rand(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+@cache
+def best_rate(bs, noise=2., n=200_000):
+    "Of one step of SGD on |w|^2/2 whose items have the gradient w + noise*N(0,1): E[w G]/E[G G], from samples"
+    w = torch.tensor([1.,0.5,0,0,0], dtype=torch.float64)
+    g = w + noise*rand(n, len(w), seed=bs)/bs**0.5
+    return ((g@w).mean()/(g*g).sum(1).mean()).item()
+
+@pytest.mark.parametrize('k,base', [(0.5,16), (4,2), (16,2)])
+def test_gain_is_the_ratio_of_the_best_rates(k, base):
+    "eps_max/(1+Bn/B), with Bn = tr(S)/|G|^2 = 5*4/1.25"
+    bn = 5*2.**2/1.25
+    assert best_rate(base)==pytest.approx(1/(1+bn/base), rel=0.01)
+    assert adascale_gain(k, bn, base)==pytest.approx(best_rate(int(k*base))/best_rate(base), rel=0.02)
 
 # For Adam the root of the gain, and up to a fifth more
 
