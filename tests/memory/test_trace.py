@@ -210,6 +210,21 @@ def test_nothing_happens(make):
     assert changes(was, picture(learn))==[]
     assert 'traced' in repr(report)
 
+def test_ctrl_c_in_a_trace():
+    "It goes on to the end of its two steps, and the report is not made"
+    seen = []
+    class Pressed(nn.MSELoss):
+        def forward(self, pred, targ):
+            seen.append(type(pred))
+            signal.raise_signal(signal.SIGINT)
+            return super().forward(pred, targ)
+    learn = net_learner(loss_func=Pressed())
+    was = picture(learn)
+    with pytest.raises(KeyboardInterrupt): learn.memory_report()
+    assert seen==[FakeTensor]*2
+    assert type(torch.zeros(1)) is torch.Tensor
+    assert changes(was, picture(learn))==[]
+
 class Asks(nn.Module):
     "Its control flow depends on its data"
     def __init__(self):

@@ -1,4 +1,4 @@
-"How numbers are written, and sizes in memory read"
+"How numbers are written, what JSON is made of, and what a notebook shows"
 import json
 import math
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from fastai.callback.core import Callback
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale
-from fastai_bs.utils.checks import n_bytes
 from fastai_bs.utils.text import (as_plain, bytes_text, counted, num, rate_text, time_text)
 from helpers import loaders, mlp, quiet_learner, regression
 
@@ -27,14 +26,6 @@ def test_rate_text(lr, text): assert rate_text(lr)==text and rate_text(0.12345, 
 @pytest.mark.parametrize('n,text', [(math.nan,''), (0,'0 B'), (999.4,'999 B'), (999.5,'1 KB'), (1500,'1.5 KB'), (2.5e9,'2.5 GB'), (-3e6,'-3 MB'),
     (4e13,'40 TB')])
 def test_bytes_text(n, text): assert bytes_text(n)==text
-
-@pytest.mark.parametrize('size,n', [('16GB',16e9), ('16G',16e9), ('500 MiB',500*2**20), ('1.5kB',1500), (' 7 B ',7), (12.5,12.5), (np.int64(5),5)])
-def test_n_bytes(size, n): assert n_bytes(size)==n and type(n_bytes(size)) is float
-
-@pytest.mark.parametrize('size,error,says', [*((o,ValueError,'or a text such as') for o in ('', '16XB', '-5GB', '1,5GB')), (True,TypeError,'or a text such as'),
-    *((o,ValueError,'above 0 bytes and finite') for o in (-1, math.nan, '0GB'))])
-def test_no_size(size, error, says):
-    with pytest.raises(error, match=says): n_bytes(size)
 
 @pytest.mark.parametrize('secs,text', [(math.nan,''), (0.0949,'0.0949 s'), (0.095,'0.1 s'), (9.94,'9.9 s'), (9.96,'10 s'), (59.4,'59 s'), (59.6,'1 min'),
     (np.float64(190),'3 min 10 s'), (3599.4,'59 min 59 s'), (3599.6,'1 h'), (3660,'1 h 1 min'), (7199,'2 h'), (90_000,'25 h')])
