@@ -1,10 +1,12 @@
 "A training step that is traced: its peak against the allocator of a CPU, its rows by hand, and nothing allocated, changed or run"
+import signal
 import sys
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock
 from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
@@ -20,6 +22,7 @@ from fastai_bs.memory.report import _measured_report, limit_bytes
 from fastai_bs.memory.trace import LiveBytes, TracedStep, _kernels_of_card, _rnn_of_cudnn
 from helpers import changes, loaders, mlp, no_bf16_lstm, picture, quiet_learner, regression, root
 from fastai_bs.all import GradAccum # noqa: F401 (adds `memory_report` and `max_bs_find`)
+from test_snapshot import net_learner
 
 f32 = torch.float32
 
