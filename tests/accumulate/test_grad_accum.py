@@ -201,7 +201,7 @@ def test_window_open_when_training_is_cancelled_is_closed(event, order):
     assert_clean(learn)
 
 @pytest.mark.parametrize('event,order,again', [('before_step',-1,False),('before_step',8,True),('after_step',-1,True),('after_step',8,False)])
-def test_training_cancelled_at_a_step(event, order, again):
+def test_training_cancelled_at_a_step_goes_on_with_the_next_epoch(event, order, again):
     "Nothing gets out of the fit, however often it is cancelled"
     learn = spied15(once(event, CancelTrainException, 2, order, times=inf if again else 1), n_epoch=2)
     assert_windows(learn, items15, idxs(*([] if event=='before_step' else [(0,1,2)]), (0,1,2),(3,4,5),(6,7)))
@@ -215,7 +215,7 @@ class CancelLast(Callback):
         if self.iter==self.n_iter-1: raise CancelBatchException
 
 @pytest.mark.parametrize('event,order', [('before_batch',-1),('after_loss',8),('before_backward',70)])
-def test_last_micro_batch_always_cancelled(event, order):
+def test_a_window_is_closed_where_the_last_micro_batch_is_always_cancelled(event, order):
     learn = spied15(CancelLast(event, order), n_epoch=2)
     assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,))*2)
     assert_clean(learn)
@@ -233,7 +233,7 @@ class Counts(Callback):
         self.stepped.append(self.learn.grad_accum.stepped)
         self.n_accs.append(self.learn.grad_accum.n_acc)
 
-def test_events_and_what_other_callbacks_see():
+def test_events_of_a_step_are_fired_once_a_window():
     c = Counts()
     spied15(c, n_epoch=2)
     assert c.n=={'before_step':6, 'after_step':6, 'after_cancel_batch':10, 'after_backward':16} # `after_cancel_step` never
@@ -374,7 +374,7 @@ def test_overflow_drops_the_window(at, windows):
 # Saved and copied
 
 @pytest.mark.parametrize('n_acc', [{0:2,1:4}, lambda epoch: 2+epoch, 'items'])
-def test_save_load_export(n_acc, tmp_path):
+def test_a_learner_with_it_is_exported_and_loaded(n_acc, tmp_path):
     how = dict(bs=6) if n_acc=='items' else dict(n_acc=n_acc)
     learn = quiet_learner(listed(), mlp(2, 1, dtype=torch.float32), cbs=GradAccum(**how, count=lambda learn: learn.y.numel()), path=tmp_path)
     learn.fit(1, 0.1)

@@ -18,7 +18,7 @@ def test_cuda_graphs_are_refused(cb, on_a_gpu):
     assert changes(before, picture(learn, only=('model',)))==[]
     assert all(p.grad is None for p in learn.model.parameters())
 
-def test_which_models_replay_cuda_graphs(on_a_gpu, monkeypatch):
+def test_models_that_replay_cuda_graphs_are_told_from_others(on_a_gpu, monkeypatch):
     "By mode or option, also in a part of the model; not without, and not on a CPU, where inductor records none"
     graphs = dict(mode='max-autotune'),dict(options={'triton.cudagraphs': True})
     models = [nn.Sequential(nn.Linear(5,5,dtype=torch.float64), torch.compile(mlp(), **kwargs)) for kwargs in graphs]

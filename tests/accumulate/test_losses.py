@@ -108,14 +108,14 @@ def test_label_smoothing_with_weight_is_refused():
     learn.fit(0, cbs=GradAccum(1)) # It accumulates nothing
 
 @pytest.mark.parametrize('count', ['item','',3,['items']], ids=str)
-def test_bad_count(count):
+def test_bad_count_is_refused(count):
     for cls in (GradAccum,partial(BatchSchedule, {0: 12})):
         with pytest.raises(TypeError, match="`count` must be a function.*, or 'items' for"): cls(count=count)
 
 @pytest.mark.parametrize('n,exc,match',
     [('3',TypeError,"number or a tensor.*got '3'"), (-1,ValueError,'0 or more, got -1'), (torch.ones(2),TypeError,'of one element'),
     (float('nan'),ValueError,'got nan'), (inf,ValueError,'got inf')])
-def test_bad_number_from_count(n, exc, match):
+def test_bad_number_from_count_is_refused(n, exc, match):
     learn = bn_learner(GradAccum(3, count=lambda learn: n))
     before = flat(learn).clone()
     with pytest.raises(exc, match=match): learn.fit(1, 0.1)

@@ -79,7 +79,7 @@ def first_batch(loss_func, items, count=None):
 
 @pytest.mark.filterwarnings('ignore:GradAccum cannot tell')
 @pytest.mark.parametrize('nm', [*bad,*good,*mute])
-def test_which_look_at_pairs(nm): assert first_batch(*{**bad,**good,**mute}[nm])==(nm in bad)
+def test_losses_that_look_at_pairs_are_told_from_others(nm): assert first_batch(*{**bad,**good,**mute}[nm])==(nm in bad)
 
 # In a plan
 
@@ -93,13 +93,13 @@ def plan(loss_func, items, count=None, lr=0.01):
     return res
 
 @pytest.mark.parametrize('nm,lr', [('info_nce',0.), ('wrong_count',0.01)])
-def test_a_plan_names_it(nm, lr, short):
+def test_a_plan_names_a_loss_over_pairs(nm, lr, short):
     res = plan(*bad[nm], lr=lr)
     assert res.verdict=='pairs'
     assert res.to_dict()['measured']['pairs']
     assert 'needs another `count=` or `reduction`, or it compares the items of a batch' in res.advice
 
-def test_a_plan_has_nothing_to_name(short):
+def test_a_plan_names_no_mean_over_items(short):
     res = plan(*good['per_item'])
     assert not res.measured.pairs
     assert 'pairs' not in res.advice

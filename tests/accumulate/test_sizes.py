@@ -22,7 +22,7 @@ def learner(*cbs, bs=4, n=50, model=mlp, **kwargs):
 
 @pytest.mark.parametrize('kwargs,cb,n_acc', [({},lambda: ScaledLR(8, warmup_epochs=1),1), (dict(on_oom='split'),NoiseScale,3),
     (dict(fix_bn=False),lambda: NoiseScale(n_micro=2),2), (dict(count=lambda learn: learn.y.numel()),lambda: ScaledLR(8),13)])
-def test_to_the_bit_as_by_micro_batches(kwargs, cb, n_acc):
+def test_windows_by_items_are_to_the_bit_those_by_micro_batches(kwargs, cb, n_acc):
     "50 items in batches of 4: windows that end an epoch early, and the whole epoch as one"
     a,b = (learner(GradAccum(**kw, **kwargs), cb(), model=bn_model) for kw in (dict(n_acc=n_acc),dict(bs=4*n_acc)))
     for o in (a,b): o.fit(3, 0.05)
@@ -46,7 +46,7 @@ def test_n_acc_goes_along_with_the_loader():
     assert learn.grad_accum.n_acc==2
     assert learn.batch_size==24
 
-def test_checked_and_measured(short):
+def test_windows_by_items_are_checked_and_measured(short):
     "By `check_accum`, which needs no learner that has it, and as today's size by `bs_find`"
     learn = learner(n=200)
     res = learn.check_accum(GradAccum(bs=12))
@@ -63,7 +63,7 @@ def test_checked_and_measured(short):
 # By epoch
 
 @pytest.mark.parametrize('n_acc', [{1:3, 2:1}, lambda epoch: {0:1,1:3,2:1}[epoch]])
-def test_n_acc_by_epoch(n_acc):
+def test_n_acc_goes_by_the_epoch(n_acc):
     c = Counts()
     learn = spied(items15, 2, cbs=[GradAccum(n_acc), c], n_epoch=3)
     each = idxs(*((i,) for i in range(8)))
@@ -75,7 +75,7 @@ def test_n_acc_by_epoch(n_acc):
 
 @pytest.mark.parametrize('n_acc,bs,n,warns', [({1: 32},2,200,True), (32,2,608,False), (31,2,248,True), (31,2,250,False), (64,4,300,True), (8,16,448,True),
     (7,2,24,False), (256,1,20,True)])
-def test_items_taken_for_micro_batches(n_acc, bs, n, warns):
+def test_items_taken_for_micro_batches_are_warned_about(n_acc, bs, n, warns):
     "Fewer than 5 steps in an epoch, or fewer than 10 where 32 or more are more than a micro-batch has items: once said, and done as asked"
     learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[GradAccum(n_acc)])
     with warnings.catch_warnings(record=True) as said:
@@ -94,7 +94,7 @@ class Unsized:
     def __len__(self): return len(self.dl)
 
 @pytest.mark.parametrize('bs,says', [(10,'take bs=8 or bs=12,'), (3,'take bs=4 or bs=8,')])
-def test_what_does_not_divide(bs, says):
+def test_items_that_micro_batches_do_not_divide_are_refused(bs, says):
     "With the two nearest that do, before anything has changed"
     learn = learner()
     learn.fit(1, 0.05)
@@ -106,7 +106,7 @@ def test_what_does_not_divide(bs, says):
     with pytest.raises(ValueError, match='no whole number'): batch_size(learn)
 
 @pytest.mark.parametrize('accum', [GradAccum(bs=57),GradAccum(bs=1000),GradAccum({0: 1, 1: 14})], ids=repr)
-def test_more_than_an_epoch(accum):
+def test_a_window_holds_no_more_than_an_epoch(accum):
     "50 items in 13 micro-batches: a step in each epoch, of all there is, and a warning once a fit, whole micro-batches or not"
     learn,whole = learner(accum, model=bn_model),learner(GradAccum({0: 1, 1: 13} if accum.varies else 13), model=bn_model)
     with warnings.catch_warnings(record=True) as said:
@@ -119,7 +119,7 @@ def test_more_than_an_epoch(accum):
     assert learn.grad_accum.bs==50
     assert whole.grad_accum.bs==50
 
-def test_a_loader_that_does_not_say():
+def test_a_loader_that_does_not_say_its_batch_size_is_refused():
     dl = Unsized(TorchDataLoader(regression(50), 4))
     learn = quiet_learner(DataLoaders(dl, dl, device='cpu'), mlp(), cbs=[GradAccum(bs=12)])
     with pytest.raises(ValueError, match='does not say how many items it puts in a batch: set `learn.dls.train.bs`'): learn.fit(1, 0.05)
@@ -131,14 +131,14 @@ def test_a_loader_that_does_not_say():
 @pytest.mark.parametrize('args,kwargs,error,says', [((3,),dict(bs=12),ValueError,'one of them follows from the other, got 3 and 12: leave one out'),
     ((),dict(bs=0),ValueError,'`bs` must be at least 1 item, got 0'), ((),dict(bs=12.),TypeError,'`bs` must be a whole number of items'),
     ((),dict(bs={0: 12}),TypeError,'whole number of items')])
-def test_bad_bs(args, kwargs, error, says):
+def test_bad_bs_is_refused(args, kwargs, error, says):
     with pytest.raises(error, match=says): GradAccum(*args, **kwargs)
 
 @pytest.mark.parametrize('n_acc,exc,match', [
     (0, ValueError, 'at least 1.*got 0'), (4., TypeError, 'whole number.*got 4.0'), (True, TypeError, 'whole number.*got True'),
     ({}, ValueError, r'as in \{0: 8, 3: 32\}; got \{\}'), ({0:0}, ValueError, 'at least 1.*got 0.*from epoch 0'),
     ({0:1, 3:2.5}, TypeError, 'got 2.5.*from epoch 3'), ({-1:2}, ValueError, 'epochs.*got -1'), ({'0':2}, ValueError, "epochs.*got '0'")])
-def test_bad_n_acc(n_acc, exc, match):
+def test_bad_n_acc_is_refused(n_acc, exc, match):
     with pytest.raises(exc, match=match): GradAccum(n_acc)
 
 @pytest.mark.parametrize('n_acc,exc,match', [(lambda epoch: 2 if epoch==0 else 0, ValueError, 'at least 1.*for epoch 1'),
@@ -155,7 +155,7 @@ def test_bad_n_acc_function_is_refused_before_anything_changed(n_acc, exc, match
 
 # `learn.batch_size`
 
-def test_batch_size_of_a_learner():
+def test_batch_size_of_a_learner_is_what_the_function_says():
     "Before, in and after a fit what `batch_size` says"
     learn,seen = learner(GradAccum({0: 1, 1: 3})),[]
     learn.add_cb(type('Look', (Callback,), dict(after_batch=lambda self: seen.append((self.epoch,self.batch_size)) if self.training else None))())
@@ -177,7 +177,7 @@ class OwnProperty(Learner):
     def batch_size(self): return 'mine'
 
 @pytest.mark.parametrize('cls', [OwnAttribute,OwnName,OwnProperty,Learner])
-def test_it_gives_way_to_one_of_the_users(cls):
+def test_batch_size_of_a_learner_gives_way_to_one_of_the_users(cls):
     "A learner that has such an attribute of its own keeps it, and what needs the number does not ask it"
     learn = cls(loaders(regression(24), 4), mlp(), loss_func=nn.MSELoss(), cbs=[Float32Loss(),GradAccum(3)])
     if cls is Learner: learn.batch_size = 'mine'

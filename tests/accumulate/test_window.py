@@ -40,7 +40,7 @@ class WindowLosses(Callback):
 
 @pytest.mark.parametrize('n_acc', [1,3])
 @pytest.mark.parametrize('case', ['ce_sum','token_empty_flat','token_pad_weight'])
-def test_window_loss(case, n_acc):
+def test_window_loss_is_that_of_the_large_batch(case, n_acc):
     loss,items,model = exact[case]
     w = WindowLosses()
     learn = spied(items, 2, model(), loss, [GradAccum(n_acc), w])

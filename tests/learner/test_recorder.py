@@ -55,7 +55,7 @@ recorders = [(dict(), ['train_loss','valid_loss'], ['{}']), (dict(add_time=False
              (dict(train_metrics=True, valid_metrics=False), ['train_loss'], ['{}'])]
 
 @pytest.mark.parametrize('way,recorder,metrics', pairwise([*ways], range(4), [[],[F.l1_loss,mse]]))
-def test_after_the_metrics_and_before_the_time(way, recorder, metrics):
+def test_our_columns_stand_after_the_metrics_and_before_the_time(way, recorder, metrics):
     kwargs,losses,each = recorders[recorder]
     m,shown = [o.__name__ for o in metrics],[]
     expected = ['epoch'] + [nm for o in each for nm in ([l for l in losses if l.startswith(o[:5])] if len(each)>1 else losses) + [o.format(k) for k in m]]
@@ -87,14 +87,14 @@ def test_after_the_metrics_and_before_the_time(way, recorder, metrics):
 @pytest.mark.parametrize('cbs,expected', [([GradAccum({1: 4, 3: 100}), NoiseScale()],[2,8,8,26]), ([GradAccum({0: 3})],[6]*4),
     ([GradAccum(lambda e: 2**e)],[2,4,8,16]), ([BatchSchedule({0: 4, 1: 8})],[4,8,8,8])], ids=['dict','dict of one','function','schedule'])
 @pytest.mark.filterwarnings('ignore:GradAccum.100. counts')
-def test_of_each_epoch(cbs, expected):
+def test_the_batch_size_of_each_epoch_is_a_column(cbs, expected):
     "No more than the epoch holds"
     learn = small(n=26, bs=2, cbs=cbs)
     learn.fit(4, 0.01)
     assert sizes(learn)==expected
 
 @pytest.mark.parametrize('cbs', [lambda: [GradAccum(bs=8)], lambda: [GradAccum(4),ScaledLR(4)]], ids=['bs','scaled'])
-def test_none_where_it_never_changes(cbs):
+def test_no_batch_size_where_it_never_changes(cbs):
     "The row ends with the metric, as scripts read it"
     learn = small(bs=2, cbs=cbs(), metrics=mse)
     learn.fit(2, 0.01)
@@ -111,7 +111,7 @@ def test_epochs_that_are_skipped_have_fastais_row():
 # Who reads it
 
 @pytest.mark.parametrize('monitor', ['noise_high','batch_size'])
-def test_trackers(monitor):
+def test_trackers_read_our_columns(monitor):
     save = SaveModelCallback(monitor=monitor, comp=np.greater)
     learn = small(bs=2, cbs=[GradAccum({0: 1, 1: 4}), NoiseScale(), Known()])
     learn.fit(3, 0.01, cbs=save)
@@ -122,7 +122,7 @@ def test_trackers(monitor):
 # What is no fit, or not all of one
 
 @each_way
-def test_validation_returns_none(way):
+def test_validation_returns_none_of_our_columns(way):
     plain,learn = small(bs=learn_bs(way), metrics=F.l1_loss),small(way, metrics=F.l1_loss)
     learn.fit(1, 0.01)
     row = list(learn.recorder.values[-1])
@@ -168,7 +168,7 @@ def test_a_cancelled_epoch_keeps_the_row_of_fastai(way, cancel, valid_metrics):
 events = [('before_fit',GradAccum.order+1), *((e,200) for e in ('before_batch','after_epoch'))]
 
 @pytest.mark.parametrize('way,event,stays,exc', pairwise(['accum','noise','both'], events, ['stays','goes'], [ValueError,KeyboardInterrupt]))
-def test_after_a_fit_that_failed(way, event, stays, exc):
+def test_columns_after_a_fit_that_failed(way, event, stays, exc):
     "Columns are those of the callbacks that are still there; validation has none"
     learn = small(way)
     stop = RaiseAt(event[0], exc, order=event[1])
@@ -260,7 +260,7 @@ class Batches(Callback):
 # Each measurement
 
 @pytest.mark.parametrize('way,first', [(o,i%2==0) for i,o in enumerate(measuring)])
-def test_each_measurement(way, first, runs):
+def test_each_measurement_is_logged(way, first, runs):
     "Those of `NoiseScale.df`, at the batch that was measured, whichever callback came first"
     loggers = [board(),WandbCallback()]
     learn = small_logged(cbs=loggers*first)
@@ -341,7 +341,7 @@ class KnownMoments(Callback):
         if not self.learn.lock.locked(): o = noise_of(self.learn); self.seen.append([o.noise_scale,*o.ci,o.tr_sigma,o.g_sq])
 
 @pytest.mark.parametrize('way,csv', pairwise([*measuring], [True,False]))
-def test_each_epoch(way, csv, runs):
+def test_each_epoch_is_logged(way, csv, runs):
     "The table has the moments and `n_acc` only where it is written to a file, as it is shown; TensorBoard and W&B always have them"
     learn = small_logged(way, [board(),WandbCallback(),KnownMoments(), *[CSVLogger()]*csv])
     learn.fit(2, 0.01)
@@ -369,7 +369,7 @@ def test_each_epoch(way, csv, runs):
 # Where nobody logs
 
 @pytest.mark.parametrize('way', ['parts','schedule'])
-def test_not_a_bit_changes(way, runs, tmp_path):
+def test_loggers_change_no_bit_of_the_training(way, runs, tmp_path):
     bare,learn = small_logged(way),small_logged(way, [board(),WandbCallback(),CSVLogger()])
     assert not [*tmp_path.iterdir()]
     for o in (bare,learn):
@@ -380,7 +380,7 @@ def test_not_a_bit_changes(way, runs, tmp_path):
     assert (flat(bare)==flat(learn)).all()
     assert noise_of(bare).df.equals(noise_of(learn).df)
 
-def test_nothing_while_a_rate_is_looked_for(runs):
+def test_nothing_is_logged_while_a_rate_is_looked_for(runs):
     "fastai's callbacks are off then"
     learn = small_logged('windows', [board(),WandbCallback()])
     learn.lr_find(num_it=20, show_plot=False, suggest_funcs=())

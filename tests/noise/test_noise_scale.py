@@ -88,7 +88,7 @@ def test_rows_are_those_of_the_items(kind, bs, n_acc):
     rows = window_rows(task_grads(kind), windows_in_order(203, bs, n_acc), torch.full((203,), elems_of[kind]))
     assert_rows(measure(*task(kind), bs, n_acc).df, rows)
 
-def test_exact_noise_scale(kind='tokens'):
+def test_the_exact_noise_scale_is_found(kind='tokens'):
     exact = noise_scale(task_grads(kind, 200))
     noise = measure(*task(kind, 200), n_epoch=3, shuffle=True)
     assert len(noise.df)>=50  # The window holds 10 items
@@ -96,7 +96,7 @@ def test_exact_noise_scale(kind='tokens'):
     assert noise.ci[0] <= exact <= noise.ci[1]
     assert abs(z_score(noise.df, elems_of[kind]*exact)) <= 3 < abs(z_score(noise.df, exact)) # In elements, not in items
 
-def test_exact_noise_scale_with_class_weights():
+def test_the_exact_noise_scale_is_found_with_class_weights():
     "An element is a unit of weight"
     items,model,loss_func = classes(600),mlp(n_out=3),nn.CrossEntropyLoss(weight=torch.tensor([1,2,0.5], dtype=torch.float64))
     rows,weights = item_grads(model, loss_func, items),loss_func.weight[torch.stack([y for _,y in items])]
@@ -105,7 +105,7 @@ def test_exact_noise_scale_with_class_weights():
     assert abs(z_score(df, noise_scale(rows, weights))) <= 3 < abs(z_score(df, noise_scale(rows)))
 
 @pytest.mark.parametrize('own', [False,True])
-def test_rows_of_tokens_that_count(own):
+def test_rows_are_those_of_the_tokens_that_count(own):
     "There are micro-batches in which nothing counts, and some windows with one in which something does; also by a `count` for a loss of one's own"
     items,model,loss_func = token_task(150, 0.8)
     accum = GradAccum(3, count=(lambda learn: (learn.yb[0]!=-100).sum()) if own else None)
@@ -212,17 +212,17 @@ def test_no_hook_stays(event, exc, there):
 
 # What is refused, and what is said
 
-def test_two_are_refused():
+def test_two_noise_scales_are_refused():
     learn = quiet_learner(loaders(regression(30), 2), mlp(), cbs=[GradAccum(2), NoiseScale(), NoiseScale(0.9)])
     with pytest.raises(ValueError, match='learner has 2 NoiseScale: remove'): learn.fit(1, 0.1)
 
 bad = dict(beta=(0,1,float('nan')), ci=(0,'0.9'), every=(0,1.5,True), n_micro=(1,None))
 
 @pytest.mark.parametrize('kwargs', [{nm: v} for nm,values in bad.items() for v in values], ids=str)
-def test_arguments_out_of_range(kwargs):
+def test_arguments_out_of_range_are_refused(kwargs):
     with pytest.raises((ValueError,TypeError), match=f'`{[*kwargs][0]}`'): NoiseScale(**kwargs)
 
-def test_rows_and_properties():
+def test_properties_are_those_of_the_last_row():
     noise,other = (measure(regression(203), mlp(), nn.MSELoss(), noise=NoiseScale(**o)) for o in ({},dict(ci=0.8)))
     df = noise.df
     numbers = 'n_elems','tr_sigma','g_sq','noise_scale','low','high','mean_tr_sigma','mean_g_sq'

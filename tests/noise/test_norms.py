@@ -13,8 +13,7 @@ from fastai_bs.noise.norms import MicroNorms, RankWindow, unweighed_window, weig
 from helpers import loaders, mlp, quiet_learner, regression
 from noise.test_noise_scale import assert_rows, Embeddings, expected, measure, n_hooks, task
 from oracle import windows_in_order
-
-def double(x): return torch.tensor(x, dtype=torch.float64)
+from test_window import double
 
 # A measurement
 
@@ -62,12 +61,12 @@ class Extra(nn.Module):
         self.main,self.unused,self.rare = mlp(),nn.Linear(5,5).double(),nn.Linear(5,2).double()
     def forward(self, x): return self.main(x) + (self.rare(x) if x[0,0]>0 else 0)
 
-def test_parameters_without_a_gradient():
+def test_parameters_without_a_gradient_are_left_out():
     items,model = [(x.abs() if i>=30 else -x.abs(), y) for i,(x,y) in enumerate(regression(60))],Extra()
     assert_rows(measure(items, model, nn.MSELoss(), 3, 2).df, expected(items, model, nn.MSELoss(), windows_in_order(60, 3, 2)))
     assert model.unused.weight.grad is None
 
-def test_sparse_gradients():
+def test_sparse_gradients_have_the_rows_of_dense_ones():
     "The rows of dense ones"
     items,dense,loss_func = task('embeddings', 60)
     sparse = Embeddings(sparse=True).double()
@@ -85,7 +84,7 @@ class Checkpointed(nn.Module):
         x = x.clone().requires_grad_()
         return checkpoint(self.b, checkpoint(self.a, x, **self.kwargs), **self.kwargs)
 
-def test_checkpointing():
+def test_checkpointing_changes_no_row():
     "The rows are those without; the reentrant kind brings gradients in parts and is refused"
     plain,checked = (measure(regression(60), Checkpointed(**o), nn.MSELoss(), 3, 4).df for o in ({}, {'use_reentrant': False}))
     assert_rows(checked, plain)

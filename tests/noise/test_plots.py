@@ -8,7 +8,7 @@ from helpers import mlp, regression
 from noise.test_noise_scale import measure
 from noise.test_sources import small
 
-def test_plot():
+def test_the_noise_scale_is_drawn_over_the_items():
     df = measure(regression(203), mlp(), nn.MSELoss()).df
     ax = plot_noise_scale(df, bs=10)
     line,base = ax.lines[:2]
@@ -18,7 +18,7 @@ def test_plot():
     assert set(base.get_ydata())=={10}
     assert len(ax.collections)==1
 
-def test_plot_of_recorder():
+def test_recorder_draws_the_last_fit_that_was_measured():
     learn = small()
     for _ in range(2):
         with pytest.raises(ValueError, match=r'add NoiseScale\(\) to its callbacks'): learn.recorder.plot_noise_scale()

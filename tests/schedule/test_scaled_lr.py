@@ -18,6 +18,7 @@ from fastai.optimizer import Adam, Optimizer, OptimWrapper, ranger, RMSProp, SGD
 from fastai_bs.all import adam_gain, adascale_gain, BatchSchedule, GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.finder.formulas import steps_anyway
 from helpers import changes, exported, flat, hypers, listed, loaders, mlp, momentum_sgd, noted, pairwise, picture, quiet_learner, RaiseAt, regression
+from loss_cases import rand
 
 f64 = torch.float64
 
@@ -90,7 +91,7 @@ ways = dict(ragged=(22, 4, lambda: [], [4]*3), accum_1=(22, 4, lambda: [GradAccu
     growing=(28, 2, lambda: [GradAccum({0:1,2:4})], [2,2,8]), fastai_accum=(30, 2, lambda: [GradientAccumulation(7)], [8]*3))
 
 @pytest.mark.parametrize('fit,way,warmup', pairwise([*fits], [*ways], [None,1.7]))
-def test_rate_of_every_step(fit, way, warmup):
+def test_rate_of_every_step_is_the_schedules_times_the_factor(fit, way, warmup):
     "f x s, per group, in the optimizer and as recorded; before and after, the schedule's own. A window is where the large batch would be"
     n,bs,cbs,sizes = ways[way]
     after,at_end = Note('after_batch'),Note('after_epoch')
@@ -111,7 +112,7 @@ def test_rate_of_every_step(fit, way, warmup):
     if fit!='fit': close(learn.recorder.hps['lr'], [each[e][i//k][-1] for e,k in enumerate(ks) for i in range(n_iter)]) # And at each micro-batch
 
 @pytest.mark.parametrize('n_epoch,warmup', [(1,0.1),(20,2),(60,5)])
-def test_default_warmup(n_epoch, warmup):
+def test_default_warmup_is_a_tenth_of_the_fit(n_epoch, warmup):
     "A tenth of the fit, 5 epochs at most"
     learn = learner(n=4, bs=2, cbs=[ScaledLR(1)])
     learn.fit(n_epoch, 0.01)
@@ -125,7 +126,7 @@ rules = dict(gain_inf=(adascale_gain, math.inf, lambda k,b: k), plan=(adascale_g
     partial=(partial(adascale_gain, noise_scale=40), None, lambda k,b: gain(k, 40, b)))
 
 @pytest.mark.parametrize('rule', rules)
-def test_rules(rule):
+def test_a_rule_is_handed_what_it_names(rule):
     "Growing and shrinking batches; what a rule names is handed to it"
     (f,noise,full),s = rules[rule],scheduled('one_cycle', 24, 4)
     for base_bs in (np.int64(2),16,2.5):
@@ -181,7 +182,7 @@ def blown_up(fit, exc, event, order, n_acc, at, *cbs):
 
 @pytest.mark.parametrize('exc,event,order,n_acc_at,fit', pairwise([CancelBatchException,CancelFitException,KeyboardInterrupt],
     ['before_batch','before_step','after_batch'], [-100,100], [(1,1),(3,1),(3,2)], ['fit','one_cycle']))
-def test_after_exceptions(exc, event, order, n_acc_at, fit):
+def test_rates_are_right_after_exceptions(exc, event, order, n_acc_at, fit):
     "The schedule's own rate is back, the steps that still follow and those of the next fit have the right one"
     n_acc,at = n_acc_at
     a,b = (blown_up(fit, exc, event, order, n_acc, at, *cbs) for cbs in ([ScaledLR(2, lambda k: 3*k, warmup_epochs=0)],[]))
@@ -196,7 +197,7 @@ def test_after_exceptions(exc, event, order, n_acc_at, fit):
     close(of('lr', [hypers(a)]), [[1e-2,1e-1,1.]])
 
 @pytest.mark.parametrize('order,n_acc', [(0,3), (60.5,1)])
-def test_rate_changed_in_before_batch(order, n_acc):
+def test_a_rate_changed_in_before_batch_is_scaled_once(order, n_acc):
     "Each change is scaled once; within a window of GradAccum it comes into force with the next"
     halve = Do('before_batch', lambda learn: learn.opt.set_hyper('lr', 0.1/2**((learn.train_iter+1)//2)), lambda learn: learn.iter%2==1, order)
     learn = learner(n=24, bs=2, cbs=[halve, GradAccum(n_acc), ScaledLR(1, warmup_epochs=1)])
@@ -205,8 +206,8 @@ def test_rate_changed_in_before_batch(order, n_acc):
     close(of('lr', learn.opt.seen)[:,0], [0.1/2**(6*e+(i+1)//2)*ramp(2*n_acc, e+i/12, 1) for e,i in at])
     close(learn.opt.hypers[0]['lr'], 0.1/2**12)
 
-def test_rate_changed_in_mid_batch():
-    "Is refused; as the error says, after the batch by a higher order it is the schedule's own from then on"
+def test_a_rate_changed_in_mid_batch_is_refused():
+    "As the error says, after the batch by a higher order it is the schedule's own from then on"
     def _fit(event, order):
         learn = learner(n=24, bs=2, cbs=[Do(event, set_lr(0.03), lambda learn: learn.iter==5, order), GradAccum(3), ScaledLR(1, warmup_epochs=0)])
         learn.fit(1, 0.01)
@@ -226,7 +227,7 @@ def sampled_dl(n, bs): return TorchDataLoader(regression(n), batch_sampler=Batch
 def with_loader(dl, *cbs): return learner(dls=DataLoaders(dl, fastai_dl(4, 2), device='cpu'), cbs=cbs)
 
 @pytest.mark.parametrize('dl,n,bs,n_acc,size', [(fastai_dl,20,4,100,20), (torch_dl,10,4,8,10), (sampled_dl,3,8,None,3)])
-def test_batch_size_found(dl, n, bs, n_acc, size):
+def test_the_batch_size_is_that_of_a_step(dl, n, bs, n_acc, size):
     "By every loader, with accumulation, in an epoch that is smaller than a batch or a window"
     learn = with_loader(dl(n, bs), ScaledLR(2, warmup_epochs=0), *([GradAccum(n_acc)] if n_acc else []))
     learn.fit(1, 0.001)
@@ -241,7 +242,7 @@ def caught(f):
         warnings.simplefilter('always')
         return f(),[str(o.message) for o in w]
 
-def test_keeps_still_under_lr_find(tmp_path):
+def test_scaled_lr_keeps_still_under_lr_find(tmp_path):
     "The rates and weights of the learner without, and each time it says so; then it works"
     def _run(*cbs):
         learn = learner(n=24, bs=2, cbs=[GradAccum(2), *cbs], path=tmp_path)
@@ -261,7 +262,7 @@ def test_keeps_still_under_lr_find(tmp_path):
 
 # The noise scale
 
-def test_noise_scale_that_runs_along():
+def test_a_noise_scale_that_runs_along_sets_the_factor():
     "No factor until its first window is measured, then that of its present value, at each window; so in the next fit too"
     noise = NoiseScale()
     note = Note('before_batch', lambda learn: noise.noise_scale)
@@ -296,7 +297,7 @@ def test_a_rule_and_a_noise_scale_belong_together():
 # Weight decay
 
 @pytest.mark.parametrize('fit,opt_func,n_acc', [('fit',partial(SGD, decouple_wd=False),1), ('one_cycle',adamw,3)])
-def test_scale_wd(fit, opt_func, n_acc):
+def test_scale_wd_is_whether_the_decay_of_a_step_goes_with_the_rate(fit, opt_func, n_acc):
     "False: lr*wd of each group at each step is that without ScaledLR; True: wd is left alone. Afterwards it is put back"
     def _run(*cbs):
         learn,after = learner(n=24, bs=4, cbs=[GradAccum(n_acc), *cbs], opt_func=opt_func),Note('after_batch')
@@ -312,7 +313,6 @@ def test_scale_wd(fit, opt_func, n_acc):
     assert (wd[6//n_acc:,0]<0.1/3.9).all()
     assert lr[-1,0]/lr0[-1,0]==pytest.approx(4*n_acc, rel=1e-12)
 
-def rand(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=f64)
 def count_items(learn): return len(learn.x)
 
 # SGD: k small steps and one large one
@@ -342,7 +342,7 @@ def test_k_small_steps_are_one_large_one(k, by, groups):
         assert (p.detach()-rand(5, seed=seed)+128*rate*g.mean(0)).abs().max() <= 1e-12
 
 @pytest.mark.parametrize('by,warmup,scale_wd,decouple_wd', pairwise(['loader','GradAccum'], [0,1.5], [True,False], [True,False]))
-def test_weight_decay_against_the_closed_form(by, warmup, scale_wd, decouple_wd):
+def test_weight_decay_is_that_of_the_closed_form(by, warmup, scale_wd, decouple_wd):
     "w <- (1-d)w - k lr g per step, where d is k lr wd, or lr wd with `scale_wd=False`"
     k,lr,wd,z = 8,0.05,0.3,rand(5, seed=3)
     n_acc,(look,seen) = k if by=='GradAccum' else 1,noted('before_step', hypers)
@@ -465,7 +465,7 @@ def test_correction_is_refused_where_there_is_nothing_to_correct(opt_func):
     (dict(base_bs='64'), TypeError), (dict(base_bs=0.1), ValueError), (dict(rule=2), TypeError),
     (dict(warmup_epochs=-1), ValueError), (dict(warmup_epochs='5'), TypeError),
     (dict(noise_scale='7'), TypeError), (dict(noise_scale=SimpleNamespace(noise_scale='7')), TypeError), (dict(noise_scale=math.nan), ValueError)], ids=str)
-def test_bad_arguments(kwargs, exc):
+def test_bad_arguments_are_refused(kwargs, exc):
     with pytest.raises(exc, match=f'`{[*kwargs][0]}` must '): ScaledLR(**{'base_bs': 8, 'rule': adascale_gain, **kwargs})
 
 @pytest.mark.parametrize('cbs,exc,match', [*(([ScaledLR(2, lambda k,res=res: res)], exc, match) for res,exc,match in [
@@ -474,7 +474,7 @@ def test_bad_arguments(kwargs, exc):
     ([ScaledLR(2), ScaledLR(4)], ValueError, 'learner has 2 ScaledLR: remove the others'),
     ([ScaledLR(2, lambda k: k if k<3 else math.nan), GradAccum({1:2})], ValueError, 'got nan'), # Right for the small batches of the first epoch
     ([ScaledLR(2, adascale_gain, noise_scale=NoiseScale())], ValueError, 'not known.*never will be.*add it to them, or give a number')])
-def test_refused_before_anything_has_changed(cbs, exc, match):
+def test_what_cannot_be_scaled_is_refused_before_anything_has_changed(cbs, exc, match):
     "Nor anything drawn; without the callback the learner then fits as ever, and with it validates as ever"
     learn,twin = (learner(opt_func=momentum_sgd) for _ in range(2))
     with learn.added_cbs(cbs): assert learn.validate()==twin.validate()
@@ -491,7 +491,7 @@ def few(f): return [o[:o.index(', as any')] for o in caught(f)[1] if 'optimizer 
 @pytest.mark.parametrize('cbs,n_epoch,says', [([ScaledLR(2)],9,'54 optimizer steps are few for 2 times the rate'), ([ScaledLR(2)],14,None),
     ([ScaledLR(1),GradAccum(2)],20,'60 optimizer steps are few for 8 times the rate'), ([ScaledLR(4),GradAccum({0:1,2:4})],4,None), ([ScaledLR(3)],9,None),
     ([GradAccum({0:2,3:4}),ScaledLR(2)],4,'11 optimizer steps are few for 4 times the rate'), ([BatchSchedule({0:4,2:8}, linear_scaling)],4,None)], ids=str)
-def test_few_steps_for_a_rate(cbs, n_epoch, says):
+def test_few_steps_for_a_rate_are_warned_about(cbs, n_epoch, says):
     "Fewer than any batch size needs, all of them at twice the rate or more: said once in a fit"
     assert few(lambda: learner(cbs=cbs).fit(n_epoch, 1e-4))==([says] if says else [])
 
@@ -503,12 +503,12 @@ def test_few_steps_are_of_what_is_trained():
     for f in (learn.lr_find,partial(learn.bs_find, 0.01, num_it=24)): assert few(lambda: f(show_plot=False))==[] # noqa: B023
     assert ScaledLR.steps_anyway==steps_anyway
 
-def test_warmup_that_is_longer_than_the_fit():
+def test_a_warmup_that_is_longer_than_the_fit_is_warned_about():
     learn = learner(cbs=[ScaledLR(1, warmup_epochs=5)])
     with pytest.warns(UserWarning, match='is longer than the fit: the warmup lasts 2 epochs, .*gets no more than 40% of the way from 1'): learn.fit(2, 0.01)
     close(of('lr', learn.opt.seen)[-1,0], 0.01*(1+3*(2-1/6)/5))
 
-def test_save_load_export(tmp_path):
+def test_a_learner_with_it_is_exported_and_loaded(tmp_path):
     cbs = [GradAccum(2), ScaledLR(1, adascale_gain, noise_scale=20., warmup_epochs=0)]
     learn = quiet_learner(listed(12), mlp(2, 1, dtype=torch.float32), cbs=cbs, path=tmp_path)
     learn.fit_one_cycle(1, 0.1)

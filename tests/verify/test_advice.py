@@ -6,7 +6,7 @@ from fastai_bs.verify.advice import headline, headlines, run_line, verified_word
 from verify.test_result import case_of, cases
 
 @pytest.mark.parametrize('nm', cases)
-def test_words_of_each_verdict(nm):
+def test_words_of_each_verdict_are_of_what_is_known(nm):
     "One headline, a line of Python to run, and no number that is not known"
     v = case_of(nm)
     words,everything = verified_words(v),f"{v!r} {v.details()}"

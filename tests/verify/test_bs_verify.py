@@ -49,7 +49,7 @@ def interrupt(_): raise KeyboardInterrupt
 
 @pytest.mark.slow
 @pytest.mark.parametrize('nm,first', [('awd_lstm',_nothing), ('scaled_lr',_after_training)])
-def test_cannot_be_noticed(nm, first):
+def test_a_verification_cannot_be_noticed(nm, first):
     mock = partial(verify, sizes=[2,4], n_epoch=3) if nm=='awd_lstm' else partial(verify, sizes=[16,32], n_epoch=10)
     assert changes(plain_training(nm, first), training(learners[nm], first, mock))==[]
 
@@ -64,7 +64,7 @@ def failing(learn, error, event, trial):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('error,event,trial', [(KeyboardInterrupt,'after_backward',1), (ValueError,'after_fit',2)])
-def test_an_exception_in_any_trial(error, event, trial):
+def test_an_exception_in_any_trial_leaves_nothing_behind(error, event, trial):
     "Before two sizes were trained for the whole length an interrupt passes on"
     assert changes(plain_training('convnet', _nothing), training(convnet_learner, mock=partial(failing, error=error, event=event, trial=trial)))==[]
 
@@ -113,7 +113,7 @@ def test_a_plan_that_stays_has_no_size_to_try(monkeypatch):
 
 # What it finds
 
-def test_no_validation_set():
+def test_without_a_validation_set_the_training_loss_decides():
     dls = DataLoaders(DataLoader(regression(64, dtype=torch.float32), bs=4, num_workers=0), DataLoader([], bs=4, num_workers=0), device='cpu')
     v = verify(quiet_learner(dls, mlp(dtype=torch.float32), opt_func=Adam))
     assert v.df.valid_loss.isna().all()
@@ -150,7 +150,7 @@ def _verified_on_rank(r):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('ranks')
-def test_ranks_see_the_same():
+def test_ranks_verify_the_same():
     first,second = on_ranks(_verified_on_rank, 2)
     assert first==second
     assert first[0]==8
@@ -159,7 +159,7 @@ def test_ranks_see_the_same():
     assert min(first[3])==max(first[3])
 
 @pytest.mark.slow
-def test_the_critical_batch_size_of_a_noisy_quadratic(short_find, monkeypatch):
+def test_the_critical_batch_size_of_a_noisy_quadratic_is_found(short_find, monkeypatch):
     "Whose losses are known, by the moments of the weights along the one-cycle"
     monkeypatch.setattr(Learner, 'bs_find', short_find)
     h,sizes = torch.logspace(0, -1.5, 10),[16,64,128,256]
@@ -202,11 +202,11 @@ bad = [(dict(lr=[0.,1.]), ValueError, '`lr` must be above 0'), (dict(n_epoch='x'
     (dict(n_runs=0), ValueError, '`n_runs` must be at least 1 training, got 0')]
 
 @pytest.mark.parametrize('kwargs,error,match', bad, ids=[str(o[0]) for o in bad])
-def test_bad_arguments(kwargs, error, match):
+def test_bad_arguments_are_refused(kwargs, error, match):
     learn = reg_learner()
     was = picture(learn)
     with pytest.raises(error, match=match): verify(learn, **kwargs)
     assert changes(was, picture(learn))==[]
 
-def test_a_loss_that_is_nan_at_all_sizes():
+def test_a_loss_that_is_nan_at_all_sizes_is_an_error():
     with pytest.raises(ValueError, match='No training of the batch sizes 4, 8, 16 ended with a loss that is finite'): verify(reg_learner(cbs=NanAt(4, 8, 16)))

@@ -95,7 +95,7 @@ same = dict(bn_in_eval=lambda: learner(conv(frozen_bn), cbs=BnFreeze()), awd_lst
     scripted=lambda: learner(torch.jit.script(dense(nn.Dropout(0.3)))))
 
 @pytest.mark.parametrize('nm', same)
-def test_the_same(nm):
+def test_accumulating_is_the_same_as_the_large_batch(nm):
     "To the last digits of double precision, in a whole window and in the ragged one; the learner and its folder are as they were"
     learn = same[nm]()
     was = picture(learn)
@@ -135,7 +135,7 @@ other = dict(bn_and_dropout=(lambda: learner(conv(nn.BatchNorm2d, 0.4)), ['batch
 def keys(res): return [o.key for o in res.reasons]
 
 @pytest.mark.parametrize('nm', other)
-def test_not_the_same(nm):
+def test_each_reason_why_it_is_not_the_same_is_named(nm):
     "Each reason is named, and no other; the learner is as it was"
     make,expected = other[nm]
     learn = make()
@@ -273,7 +273,7 @@ def test_no_warning_after_a_check_that_passed():
 
 # What accumulates
 
-def test_fastais_callback_on_a_ragged_loader():
+def test_fastais_callback_divides_a_ragged_window_by_too_little():
     "Nine micro-batches of 8 and one of 6: the window with the ragged one has 38 items, and is divided by 32"
     res = learner(conv()).check_accum(GradientAccumulation(32))
     whole,end = res.errors.values()
@@ -287,10 +287,10 @@ def test_fastais_callback_on_a_ragged_loader():
 
 @pytest.mark.parametrize('how,loss_func,items,expected', [(GradientAccumulation(32),over_kept,kept,['divides','loss']),
     (PlainLoop(4),info_nce,reals[:64],['loss']), (PlainLoop(4),nn.MSELoss(reduction='sum'),reals,['divides'])], ids=range(3))
-def test_others_and_what_the_loss_averages_over(how, loss_func, items, expected):
+def test_what_another_callback_divides_by_is_told_from_what_the_loss_does(how, loss_func, items, expected):
     assert keys(learner(mlp(dtype=f32), items, loss_func).check_accum(how))==expected
 
-def test_a_plain_loop():
+def test_a_plain_loop_divides_a_short_window_by_too_much():
     "All its windows but the last are a mean of alike micro-batches; that one has a single micro-batch, and is divided by 4; clipping would hide it"
     res = learner(conv(), cbs=GradientClip(1e-4)).check_accum(PlainLoop(4))
     whole,end = res.errors.values()
@@ -311,7 +311,7 @@ def failing(model, when, error):
 def single_only(*more): # The error may be of memory, too
     return failing(dense(*more), lambda x: x.dtype!=f32, RuntimeError('cuDNN error: CUDNN_STATUS_NOT_SUPPORTED'))
 
-def test_a_model_without_double_precision():
+def test_a_model_without_double_precision_is_checked_in_its_own():
     "In its own, said with the rounding that it has"
     learn = learner(single_only())
     was = picture(learn)
@@ -329,7 +329,7 @@ def test_a_model_without_double_precision():
 def small(most): return failing(dense(), lambda x: len(x)>most, torch.OutOfMemoryError('out of memory'))
 
 @pytest.mark.parametrize('most,how,items', [(9,4,'4 x 2'),(16,GradientAccumulation(30),'4 x 4')], ids=range(2))
-def test_on_parts_where_memory_is_short(most, how, items):
+def test_parts_are_checked_where_memory_is_short(most, how, items):
     learn = learner(small(most), images[:64])
     was = picture(learn)
     res = learn.check_accum(how)
@@ -339,7 +339,7 @@ def test_on_parts_where_memory_is_short(most, how, items):
     assert any(o.startswith('Memory was short') for o in res.notes)
 
 @pytest.mark.parametrize('exc,times,event', [(ValueError,1000,'before_batch'), (KeyboardInterrupt,1,'before_step')])
-def test_after_an_exception_in_any_event(exc, times, event):
+def test_an_exception_in_any_event_leaves_nothing_behind(exc, times, event):
     "It passes on, and the learner and its folder are as they were"
     learn = learner(conv(nn.BatchNorm2d, 0.3), cbs=RaiseAt(event, exc, times=times))
     was = picture(learn)
@@ -377,7 +377,7 @@ class Cancels(Callback):
     def before_batch(self): raise CancelBatchException
 
 @pytest.mark.parametrize('nm', bad)
-def test_bad_input(nm):
+def test_bad_input_is_refused(nm):
     "Refused in words, and the learner is as it was"
     make,n_acc,error,match = bad[nm]
     learn = make()
@@ -389,7 +389,7 @@ def test_bad_input(nm):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('ranks')
-def test_on_ranks():
+def test_all_ranks_have_the_answer_of_the_worst():
     "The same answer on all: that of the worst"
     from gloo_ranks import on_ranks
     a,b = on_ranks(_on_rank, 2)

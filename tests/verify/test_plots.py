@@ -5,7 +5,7 @@ import pytest
 from verify.test_result import case_of
 
 @pytest.mark.parametrize('nm', ['a larger one is better','one run',"today's has no loss",'plan: it ends higher'])
-def test_plot(nm):
+def test_a_verification_is_drawn(nm):
     v = case_of(nm)
     ax = v.plot()
     line = ax.lines[[o.get_label() for o in ax.lines].index('whole length')]

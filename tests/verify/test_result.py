@@ -65,7 +65,7 @@ def test_alike_sizes_are_rarely_told_apart(equal):
 
 # Numbers
 
-def test_table():
+def test_the_table_has_the_means_of_runs():
     v = trial(valley(128), sizes=(512,256,64,128,32), whole=(64,128,256))
     t = v.table.set_index('bs')
     assert [*t.index]==[32,64,128,256,512]
@@ -134,7 +134,7 @@ def test_critical_batch_size_is_of_equal_items():
 
 # What is left open
 
-def test_what_is_known_by_heart():
+def test_items_that_were_seen_twice_are_cautioned_about():
     v = trial(valley(128), valid=False)
     assert v.decided_by=='train_loss'
     assert v.saw_twice

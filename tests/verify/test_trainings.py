@@ -55,7 +55,7 @@ def test_trials_are_annealed_from_here_at_the_rule_s_rates(cbs, bs):
     assert all(len(o)==1 for o in first_items.values())  # All arms alike, each run anew
     assert len(set.union(*first_items.values()))==len(first_items)>1
 
-def test_equal_time(monkeypatch):
+def test_trials_of_equal_time_take_as_long(monkeypatch):
     monkeypatch.setattr('fastai_bs.finder.bs_find._device', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01)) # The same on any machine
     v = verify(reg_learner(256), sizes=[8,16,32], rates=(1,3), n_epoch=4, n_runs=2)
     whole,time = v.df[v.df.part==1],v.n_epoch*v.planned.epoch_time
@@ -71,7 +71,7 @@ def test_equal_time(monkeypatch):
     steps = v.df.groupby(['bs','part']).steps.first().unstack()
     for part in parts[:2]: assert np.allclose(steps[part].dropna(), (part*steps[1.]).loc[steps[part].dropna().index].fillna(steps[part]), atol=1)
 
-def test_equal_items():
+def test_trials_of_equal_items_see_as_many():
     v = verify(reg_learner(), n_epoch=9.5, n_runs=2, equal='items')
     assert set(v.df.part)=={1.}
     assert set(v.df['items'])=={608}
@@ -81,7 +81,7 @@ def test_equal_items():
     assert v.critical_range[0]<=v.critical_bs<=v.critical_range[1]
     assert v.verdict!='unknown'
 
-def test_as_planned(monkeypatch):
+def test_trials_of_a_plan_are_trained_as_planned(monkeypatch):
     "Today's training and the plan's, as often as tells something: its rate, its epochs and its weight decay, whole trainings only"
     ran = at_trial(monkeypatch, 0, interrupt)
     monkeypatch.setattr(BatchPlan, 'n_epoch_exact', property(lambda self: 10. if self.bs==self.bs_now else 14.))

@@ -19,7 +19,7 @@ from verify.test_check_accum import conv, dense, images, learner
 
 # The gradient
 
-def test_of_what_the_gradient_is_taken():
+def test_the_gradient_of_a_window_is_that_by_hand():
     "Against a large batch by hand, and against itself with an error that is put in"
     learn = learner(dense())
     batches = [b for b,_ in zip(learn.dls.train, range(4))]
@@ -40,7 +40,7 @@ def test_of_what_the_gradient_is_taken():
 
 # Random numbers
 
-def test_native_dropout():
+def test_native_dropout_is_held_for_the_parts():
     "As GPUs have it"
     t = torch.rand(6,4, requires_grad=True)
     with HeldDraws([4,2]) as draws:
@@ -56,7 +56,7 @@ def test_native_dropout():
 
 # A plain loop
 
-def test_plain_loop_in_a_training():
+def test_a_plain_loop_steps_with_the_mean_of_gradients():
     "It does what it says: steps of the mean of the losses' gradients"
     learn,hand = learner(dense(), opt_func=SGD),learner(dense())
     learn.fit(1, 0.1, cbs=PlainLoop(4))
@@ -86,7 +86,7 @@ def ragged_tokens():
     dls = DataLoaders(DataLoader(items, bs=8, create_batch=create_batch), DataLoader(items[:4], bs=2, create_batch=create_batch))
     return quiet_learner(dls, nn.Sequential(nn.EmbeddingBag(12,4,sparse=True), nn.Linear(4,3)), CrossEntropyLossFlat(), opt_func=SGD)
 
-def test_batches_that_do_not_go_together():
+def test_batches_that_do_not_go_together_are_cut():
     "One of them in parts"
     res = ragged_tokens().check_accum(GradientAccumulation(30))
     assert res.items==8
