@@ -1,6 +1,5 @@
 "A loss over pairs within the batch, or a wrong `count`: told from others, and named by a plan"
 import random
-import re
 import warnings
 
 import numpy as np
@@ -80,7 +79,7 @@ def first_batch(loss_func, items, count=None):
 
 @pytest.mark.filterwarnings('ignore:GradAccum cannot tell')
 @pytest.mark.parametrize('nm', [*bad,*good,*mute])
-def test_which_look_at_pairs(nm): assert first_batch(*{**bad,**good,**mute}[nm])==(nm in bad)
+def test_losses_that_look_at_pairs_are_told_from_others(nm): assert first_batch(*{**bad,**good,**mute}[nm])==(nm in bad)
 
 # In a plan
 
@@ -94,37 +93,13 @@ def plan(loss_func, items, count=None, lr=0.01):
     return res
 
 @pytest.mark.parametrize('nm,lr', [('info_nce',0.), ('wrong_count',0.01)])
-def test_a_plan_names_it(nm, lr, short):
+def test_a_plan_names_a_loss_over_pairs(nm, lr, short):
     res = plan(*bad[nm], lr=lr)
     assert res.verdict=='pairs'
     assert res.to_dict()['measured']['pairs']
     assert 'needs another `count=` or `reduction`, or it compares the items of a batch' in res.advice
 
-def test_a_plan_has_nothing_to_name(short):
+def test_a_plan_names_no_mean_over_items(short):
     res = plan(*good['per_item'])
     assert not res.measured.pairs
     assert 'pairs' not in res.advice
-
-# The words on `count=`
-
-targets = dict(one=(reals,lambda pred,y: per_item(pred, y)), pair=([(x,y,y) for x,y in reals],lambda pred,y,z: per_item(pred, y)))
-
-@pytest.mark.parametrize('nm', targets)
-def test_the_advice_on_count_works_as_it_stands(nm):
-    "On these targets; and says how to confirm a mean over items"
-    items,loss_func = targets[nm]
-    def fit(count=None):
-        dls = loaders(items, 4)
-        dls.n_inp = 1
-        learn = quiet_learner(dls, mlp(dtype=f32), loss_func, cbs=GradAccum(2, count=count))
-        learn.fit(1, 0.01)
-        return learn
-    with pytest.warns(UserWarning, match='cannot tell what the loss') as ws: fit()
-    words, = [str(w.message) for w in ws if 'cannot tell' in str(w.message)]
-    confirm,some = re.findall(r"count=('items'|lambda learn: .*?)\)[.;] ", words)
-    assert confirm=="'items'"
-    for code in (confirm,some):
-        with warnings.catch_warnings():
-            warnings.simplefilter('error', UserWarning)
-            learn = fit(eval(code))
-        assert learn.grad_accum.window.n_acc==2

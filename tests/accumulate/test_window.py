@@ -1,12 +1,17 @@
-"A window as a value: weights and the mean, for counts that are numbers and for counts on a device"
+"A window as a value: weights and the mean, for counts that are numbers and on a device; its loss, BatchNorm in it, and where the large batch would be"
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from fastai_bs.noise.norms import MicroNorms, RankWindow, unweighed_window, weighed_window, without_scales
-from fastai_bs.accumulate.window import (MicroBatch, Position, mean_divisor, reference,
-    weight)
+from torch import nn
+from fastai.callback.core import Callback
+from fastai_bs.all import GradAccum
+from fastai_bs.accumulate.window import Position, mean_divisor, reference, weight
+from helpers import loaders, quiet_learner, regression
+from loss_cases import exact
+from test_grad_accum import f64, items15, spied
 
 def double(x): return torch.tensor(x, dtype=torch.float64)
 
@@ -25,34 +30,43 @@ def test_weighted_sum_over_divisor_is_the_mean(as_count):
         assert total/float(mean_divisor(as_count(sum(ns)), 5*n_ref))==pytest.approx(expected, rel=1e-12, abs=0), ns
     assert mean_divisor(12., 4., 2)==1.5 # The mean over 2 ranks of sums is half of the sum
 
-# A measurement
+# In a training
 
-def micro_norms(n, w, scale): return MicroNorms(MicroBatch(n, w, scale), None, 2)
+class WindowLosses(Callback):
+    order = 45
+    def __init__(self): self.losses = []
+    def after_batch(self):
+        if self.training and self.learn.grad_accum.stepped: self.losses.append(self.learn.grad_accum.window_loss)
 
-@pytest.mark.parametrize('is_sum', [False, True])
-@pytest.mark.parametrize('as_scale', [float, torch.tensor])
-def test_all_scales_are_divided_out(is_sum, as_scale):
-    "What `.grad` and the hooks see is multiplied by weights, elements of a summed loss, and the scale of mixed precision; a micro-batch of nothing is left out"
-    ns,ws,scale = [3.,0.,5.],[1.,0.,5/3],256.
-    true,mean = np.array([2.,9.,4.]),7.
-    seen = [t*((n if is_sum else w)*scale)**2 for t,n,w in zip(true, ns, ws)] + [mean*((8. if is_sum else 1.)*scale)**2]
-    micros = [micro_norms(n, 1. if is_sum else w, as_scale(scale)) for n,w in zip(ns, ws)]
-    w = without_scales(micros, double(seen), is_sum, 8. if is_sum else 1.)
-    assert (w.n,w.n_items)==([3.,5.],6)
-    assert w.sq==pytest.approx([2.,4.])
-    assert w.sq_mean==pytest.approx(7.)
-    m = weighed_window(w)
-    assert (m.n_micro,m.n_elems,m.n_items)==(2,8.,6)
-    assert m.total==pytest.approx(3*2.+5*4.)
-    assert m.moments==pytest.approx((26-8*7, 7-(26-8*7)/8))
+@pytest.mark.parametrize('n_acc', [1,3])
+@pytest.mark.parametrize('case', ['ce_sum','token_empty_flat','token_pad_weight'])
+def test_window_loss_is_that_of_the_large_batch(case, n_acc):
+    loss,items,model = exact[case]
+    w = WindowLosses()
+    learn = spied(items, 2, model(), loss, [GradAccum(n_acc), w])
+    b = [torch.stack(o) for o in zip(*items)]
+    want = [loss(learn.model(b[0][i:i+2*n_acc]), b[1][i:i+2*n_acc]) for i in range(0, 13, 2*n_acc)]
+    assert len(w.losses)==len(want)
+    torch.testing.assert_close(torch.stack(w.losses), torch.stack(want), rtol=1e-12, atol=0., equal_nan=True)
+    assert not w.losses[0].requires_grad
 
-@pytest.mark.parametrize('ns', [[4.,4.,4.], [1.,2.,6.]], ids=str)
-def test_a_mean_of_means_is_as_noisy_as_it_is(ns, monkeypatch):
-    "Ranks of `n` elements each, in expectation: what they know gives back what they were made of"
-    monkeypatch.setattr('fastai_bs.noise.norms.over_ranks', lambda t: t) # This process holds what all of them would
-    n,K,g_sq,tr_sigma = np.array(ns),len(ns),2.,3.
-    mean = g_sq + tr_sigma*(1/n).sum()/K**2
-    assert unweighed_window(RankWindow(ns, (g_sq+tr_sigma/n).tolist(), K*mean, 6), K, False).moments==pytest.approx((tr_sigma,g_sq))
+@pytest.mark.parametrize('norm,shape,momentum,fix_bn,n_updates', [(nn.BatchNorm1d,(5,),0.1,True,6), (nn.BatchNorm1d,(5,),0.7,False,16),
+    (partial(nn.InstanceNorm1d, track_running_stats=True),(5,3),0.7,True,6)])
+def test_running_statistics_keep_their_time_constant(norm, shape, momentum, fix_bn, n_updates):
+    "Inputs of zero: of the first mean and variance, 1 and 1, only (1-momentum)**updates is left"
+    bn = norm(5, momentum=momentum).to(f64)
+    bn.running_mean.fill_(1.)
+    model = nn.Sequential(bn, nn.Flatten(), nn.LazyLinear(2).to(f64))
+    x = torch.zeros(shape, dtype=f64)
+    model.eval()(x[None])
+    learn = quiet_learner(loaders([(x,y) for _,y in items15+regression(1)], 2), model, cbs=GradAccum(3, fix_bn=fix_bn)) # Windows of 3, 3 and 2
+    learn.fit(2, 0.01)
+    left = torch.full((5,), (1-momentum)**n_updates, dtype=f64)
+    torch.testing.assert_close(bn.running_mean, left, rtol=1e-12, atol=0.)
+    torch.testing.assert_close(bn.running_var, left, rtol=1e-12, atol=0.)
+    assert bn.momentum==momentum
+
+# Where the large batch would be
 
 @pytest.mark.parametrize('n_acc,n_iter', [(1,1),(1,7),(3,7),(3,9),(4,3),(5,50),(7,50)])
 @pytest.mark.parametrize('heard', [lambda i: True, lambda i: i%3!=1], ids=['always','now and then'])
@@ -65,4 +79,3 @@ def test_position_is_that_of_the_large_batchs_loop(n_acc, n_iter, heard):
         if not heard(i): continue
         pct = position.after(pct, i, n_iter, 3)
         assert pct==large[-1 if i==n_iter-1 else (i+1)//n_acc]
-

@@ -29,14 +29,14 @@ class Numbers:
 
 def seen(dl): return [int(o) for b in dl for o in b[0]]
 
-def test_weights():
+def test_weights_of_items_stay():
     w = np.array([0.]*150+[1.]*50)
     dl = with_micro_bs(WeightedDL(Numbers(200), wgts=w, bs=8, shuffle=True, num_workers=0), 32)
     assert dl.bs==32
     assert min(seen(dl))>=150
     assert len(seen(dl))==200
 
-def test_a_part_in_each_epoch():
+def test_a_part_in_each_epoch_stays_as_large():
     dl = with_micro_bs(PartialDL(Numbers(200), partial_n=64, bs=8, num_workers=0), 16)
     assert len(dl)==4
     assert len(seen(dl))==n_items(dl)==64
@@ -46,7 +46,7 @@ def test_a_part_in_each_epoch():
     assert n_items(dl)==40
     assert seen(dl)==list(range(40))
 
-def test_the_same_order_as_before():
+def test_items_come_in_the_same_order_as_before():
     a,b = (DataLoader(Numbers(50), bs=5, shuffle=True) for _ in range(2))
     b.rng.setstate(a.rng.getstate())
     new = with_micro_bs(a, 10)
@@ -56,7 +56,7 @@ def test_the_same_order_as_before():
     assert [seen(a),seen(a)]==[first,second] # It has a generator of its own
 
 @pytest.mark.parametrize('num_workers', [0,2])
-def test_workers(num_workers):
+def test_workers_serve_the_new_loader(num_workers):
     dl = DataLoader(Numbers(24), bs=4, num_workers=num_workers, persistent_workers=num_workers>0)
     list(dl)
     new = with_micro_bs(dl, 8)
@@ -65,7 +65,7 @@ def test_workers(num_workers):
     assert [len(b[0]) for b in new]==[8]*3
     assert [len(b[0]) for b in dl]==[4]*6
 
-def test_language_model():
+def test_a_language_model_is_cut_into_rows_anew():
     text = [torch.arange(100)]
     new = with_micro_bs(LMDataLoader(text, bs=2, seq_len=5, num_workers=0), 4)
     assert new.bl==24
@@ -86,12 +86,12 @@ def test_a_batch_sampler_keeps_what_it_draws():
 
 @pytest.mark.parametrize('make', [lambda: DataLoader(Numbers(20), bs=4, shuffle=True), lambda: TorchDataLoader(Numbers(20), batch_size=4, shuffle=True),
     lambda: SortedDL([(torch.arange(n%7),n) for n in range(20)], bs=4, before_batch=partial(pad_input_chunk, pad_idx=0), num_workers=0, shuffle=True)])
-def test_in_a_given_order(make):
+def test_items_come_in_a_given_order(make):
     order = list(range(19,-1,-1))
     new = with_micro_bs(make(), 4, order)
     assert [int(o) for b in new for o in b[1]]==order
 
-def test_in_a_given_order_as_workers_get_it_that_are_spawned():
+def test_items_come_in_a_given_order_to_workers_that_are_spawned():
     new = with_micro_bs(DataLoader(Numbers(20), bs=4, shuffle=True), 5, list(range(19,-1,-1)))
     assert seen(pickle.loads(pickle.dumps(new)))==list(range(19,-1,-1))
 
@@ -120,7 +120,7 @@ class Ready:
 def ready_learner(bs=None):
     return quiet_learner(DataLoaders(DataLoader(Ready(8, 25), bs=None, num_workers=0), DataLoader(items[:8], bs=8), device='cpu'), mlp(dtype=torch.float32))
 
-def test_ready_made_batches():
+def test_ready_made_batches_keep_their_size():
     "Items are counted, not batches; a plan cannot be carried out, as no rate can be scaled where the loader does not say its batch size"
     learn = ready_learner()
     plan = learn.bs_find(0.01, num_it=300, n_batch=4, show_plot=False)
@@ -137,7 +137,7 @@ def test_ready_made_batches():
     assert not hasattr(learn, 'grad_accum')
     with pytest.raises(ValueError, match='cannot be given batches of 16'): with_micro_bs(loader, 16)
 
-def test_shared_loaders():
+def test_shared_loaders_stay_as_they_are():
     "What a plan does to one learner is not done to another with the same `dls`"
     dls = loaders(items, 8)
     a,b = (quiet_learner(dls, nn.Linear(5,2)) for _ in range(2))

@@ -19,7 +19,7 @@ signatures = {
     '_set_device': ['self','b'], 'one_batch': ['self','i','b'], 'all_batches': ['self'], '_do_one_batch': ['self'], '_do_grad_opt': ['self'],
     '_backward': ['self'], '_step': ['self'], '_do_fit': ['self'], '__call__': ['self','event_name'], '_call_one': ['self','event_name']}
 
-def test_signatures(): assert {nm: list(inspect.signature(getattr(Learner, nm)).parameters) for nm in signatures}==signatures
+def test_signatures_of_fastais_methods_are_as_known(): assert {nm: list(inspect.signature(getattr(Learner, nm)).parameters) for nm in signatures}==signatures
 
 # The order of calls and events
 
@@ -47,7 +47,7 @@ one_train_batch = ['one_batch','_set_device','_split','before_batch','_do_one_ba
                    'before_backward','_backward','after_backward','before_step','_step','after_step','after_batch']
 one_valid_batch = ['one_batch','_set_device','_split','before_batch','_do_one_batch','after_pred','after_loss','after_batch']
 
-def test_order_of_the_loop():
+def test_order_of_the_loop_is_as_known():
     "All of a fit of one epoch with two batches"
     log = []
     learner(logged(log)).fit(1, 0.1)
@@ -65,7 +65,7 @@ class Once(Callback):
         self.done = True
         self.f(self.learn)
 
-def test_optimizer_step():
+def test_an_optimizer_step_has_its_events_and_zeroes_nothing():
     log,known = [],[]
     def f(learn):
         known.append(flat(learn).clone())
@@ -78,7 +78,7 @@ def test_optimizer_step():
     assert len(known)==2
     assert not torch.equal(*known)
 
-def test_backward_and_batches():
+def test_a_batch_that_is_set_is_gone_back_through():
     seen = []
     def f(learn):
         grads = [p.grad.clone() for p in learn.model.parameters()]
@@ -102,7 +102,7 @@ class Twice:
         self.seen.append((i,len(b)))
         for _ in range(1+self.learn.training): fastais_one_batch(self.learn, i, b)
 
-def test_method_by():
+def test_a_method_stands_in_until_the_block_ends():
     learn,plain = learner(n=12),learner(n=12)
     f = Twice(learn)
     with method_by(learn, 'one_batch', f):
@@ -127,7 +127,7 @@ class Position(Callback):
     def before_batch(self): self.seen.append(self.pct_train)
     def after_batch(self): self.seen += [self.pct_train,self.train_iter]
 
-def test_pct_train_by():
+def test_progress_is_what_the_function_says_until_the_block_ends():
     learn = learner(n=6, cbs=Position())
     with pct_train_by(learn, Halves()):
         learn.fit(1, 0.1)
@@ -141,7 +141,7 @@ def test_pct_train_by():
     assert learn.position.seen==[0.,0.5,1, 0.5,1.,2]
 
 @pytest.mark.parametrize('nm', ['one_batch','_step'])
-def test_own_loop(nm):
+def test_a_loop_of_ones_own_is_seen(nm):
     learn = learner()
     assert overridden_step(learn) is None
     setattr(learn, nm, getattr(learn, nm))
@@ -151,14 +151,14 @@ def test_own_loop(nm):
     assert overridden_step(learn)==nm
 
 @pytest.mark.parametrize('nm,names', [('fit',['fit']),('fit_one_cycle',['fit_one_cycle']),('fit_flat_cos',['fit_flat_cos']),('fine_tune',['fine_tune']*2)])
-def test_the_method_that_trains(nm, names):
+def test_the_method_that_trains_is_known_by_name(nm, names):
     learn = learner()
     cb,seen = noted('before_fit', fit_method)
     learn.add_cb(cb)
     getattr(learn, nm)(1)
     assert seen==names
 
-def test_first_epoch():
+def test_the_first_epoch_is_the_start_epoch():
     found = []
     class Look(Callback):
         def before_fit(self): found.append(first_epoch(self.learn))
@@ -182,7 +182,7 @@ class Scoped(ScopedCallback):
         if self.fails: raise KeyError('mine')
 
 @pytest.mark.parametrize('fails', [False, True])
-def test_scopes_in_their_order(fails):
+def test_scopes_open_and_close_in_their_order(fails):
     "One of a callback that is off stays closed, and all where an epoch is skipped"
     log = []
     learn = learner(cbs=[Scoped(log, 'b', 2, fails), Scoped(log, 'a', 1), off := Scoped(log, 'off')])
@@ -204,7 +204,7 @@ def test_callbacks_are_removed_while_the_fit_goes_on():
     learner(cbs=[Scoped(log, 'a'), Goes(), Handles()]).fit(2, 0.1)
     assert log==['a in','a out']*2
 
-def test_pickled_with_its_stand_in():
+def test_a_learner_is_pickled_with_its_stand_in():
     found = []
     class Save(Callback):
         order = 70
@@ -222,7 +222,7 @@ def test_pickled_with_its_stand_in():
 
 # What fastai sends between ranks
 
-def test_what_is_replaced():
+def test_exchanges_between_ranks_are_replaced_until_the_block_ends():
     "The names that are looked up at each call, and both are put back after an error"
     own = fastai.torch_core.maybe_gather,DistributedDL._broadcast
     assert list(inspect.signature(own[0]).parameters)==['x','axis']
@@ -250,7 +250,7 @@ class Pressed:
             if type(self).at in (0,-1): raise KeyboardInterrupt
 
 @pytest.mark.parametrize('at', [1,2,3,4,5])
-def test_values_after_interrupts(at, monkeypatch):
+def test_values_are_put_back_after_interrupts(at, monkeypatch):
     "Two of them while they are set or put back"
     o = Pressed()
     o.a,o.b = 1,2
@@ -258,7 +258,7 @@ def test_values_after_interrupts(at, monkeypatch):
     with pytest.raises(KeyboardInterrupt) if at<5 else nullcontext(), with_values(o, a=3, b=4): pass
     assert (o.a,o.b)==(1,2)
 
-def test_a_method_after_an_interrupt(monkeypatch):
+def test_a_method_is_put_back_after_an_interrupt(monkeypatch):
     "No stand-in is left"
     o = Pressed()
     monkeypatch.setattr(Pressed, 'at', 1)

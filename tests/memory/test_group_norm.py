@@ -12,7 +12,7 @@ from helpers import distance, loaders, quiet_learner, regression
 @pytest.mark.parametrize('bn,shape,n,groups', [(nn.BatchNorm2d,(3,3),2,1), (nn.BatchNorm2d,(3,3),9,3), (nn.BatchNorm3d,(2,2,2),7,1),
     (nn.BatchNorm3d,(2,2,2),100,25), (nn.SyncBatchNorm,(3,3),128,32), (nn.BatchNorm1d,(),4,1), (nn.BatchNorm1d,(3,),31,1),
     (nn.BatchNorm1d,(),96,6), (nn.BatchNorm1d,(3,),100,5), (nn.BatchNorm1d,(),1024,32)])
-def test_groups(bn, shape, n, groups):
+def test_groups_divide_the_channels(bn, shape, n, groups):
     """As many as divide the channels, 32 at most, and two channels in each; 16 of features, as there may be no positions to normalise over: of two values
     nothing would be left but their order"""
     gn = bn_to_gn(nn.Sequential(bn(n)))[0]
@@ -23,7 +23,7 @@ def test_groups(bn, shape, n, groups):
     assert gn(torch.randn(3, n, *shape)).isfinite().all()
 
 @pytest.mark.parametrize('dtype,training', [(torch.float64,False), (torch.float16,True)])
-def test_its_weights_and_mode_stay(dtype, training):
+def test_weights_and_mode_of_a_norm_stay(dtype, training):
     "The same parameter objects, frozen or not"
     bn = nn.BatchNorm2d(8, eps=1e-3).to(dtype).train(training)
     bn.weight.requires_grad_(False)
@@ -40,7 +40,7 @@ def test_its_weights_and_mode_stay(dtype, training):
     assert gn.bias.requires_grad
     assert set(model.state_dict())=={'1.weight','1.bias'}
 
-def test_without_weights():
+def test_a_norm_without_weights_stays_without():
     gn = bn_to_gn(nn.Sequential(nn.BatchNorm1d(8, affine=False, track_running_stats=False)))[0]
     assert gn.weight is None
     assert gn.bias is None
@@ -48,7 +48,7 @@ def test_without_weights():
     assert gn(torch.randn(2,8)).shape==(2,8)
     assert repr(gn)
 
-def test_where_layers_are():
+def test_norms_are_replaced_where_they_are():
     "One in several places stays one; a model that is one is replaced in what is returned; others stay"
     bn,norm = nn.BatchNorm1d(8),nn.LayerNorm(4)
     model = nn.ModuleDict(dict(a=bn, b=nn.ModuleList([norm,bn]), d=nn.Sequential(nn.Sequential(bn))))
@@ -61,7 +61,7 @@ def test_where_layers_are():
     assert gn.weight is bn.weight
     assert isinstance(bn, nn.BatchNorm1d)
 
-def test_all_of_a_resnet():
+def test_all_norms_of_a_resnet_are_replaced():
     model = resnet18(num_classes=3)
     params = list(model.parameters())
     bn_to_gn(model)
@@ -79,7 +79,7 @@ def after_bn(layer): return nn.Sequential(nn.BatchNorm1d(16), nn.Sequential(laye
     (TabularModel([(3,2)], 3, 1, [8]),32,ValueError,"`bn_cont` of a TabularModel normalises the columns"),
     (after_bn(nn.Tanh()),0,ValueError,"`groups` must be at least 1 group, got 0: 1 normalises over all channels"),
     (after_bn(nn.Tanh()),4.,TypeError,"`groups` must be a whole number of groups, got 4.0")])
-def test_refused(model, groups, error, says):
+def test_what_has_no_group_norm_is_refused(model, groups, error, says):
     "And the model is what it was"
     was = list(model.modules())
     with pytest.raises(error) as e: bn_to_gn(model, groups)
@@ -87,7 +87,7 @@ def test_refused(model, groups, error, says):
     assert all(a is b for a,b in zip(was, model.modules(), strict=True))
 
 @pytest.mark.parametrize('embs,n_cont,kwargs', [(1,3,dict(bn_cont=False)), (4,0,{})])
-def test_a_tabular_model_without_a_norm_of_columns(embs, n_cont, kwargs):
+def test_the_other_norms_of_a_tabular_model_are_replaced(embs, n_cont, kwargs):
     model = bn_to_gn(TabularModel([(3,2)]*embs, n_cont, 1, [8], **kwargs))
     assert any(isinstance(m, nn.GroupNorm) for m in model.modules())
 
@@ -97,7 +97,7 @@ def learner(bs, cbs=None, norm=True):
     return quiet_learner(loaders(regression(32), bs), bn_to_gn(model) if norm else model, cbs=cbs)
 
 @pytest.mark.parametrize('norm', [True,False], ids=['GroupNorm','BatchNorm'])
-def test_accumulates_exactly(norm):
+def test_a_model_with_group_norms_accumulates_exactly(norm):
     "Four micro-batches are the large batch; with BatchNorm they are not"
     large,accumulated = learner(16, norm=norm),learner(4, GradAccum(4), norm=norm)
     for learn in (large,accumulated): learn.fit(3, 0.1)

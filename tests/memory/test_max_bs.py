@@ -56,11 +56,11 @@ def check_search(fits_up_to, start, most):
 
 @given(st.integers(0, 10**7), st.integers(1, 10**7), st.integers(1, 10**7))
 @settings(max_examples=200, deadline=None)
-def test_largest(fits_up_to, start, most): check_search(fits_up_to, start, most)
+def test_the_largest_size_that_fits_is_found(fits_up_to, start, most): check_search(fits_up_to, start, most)
 
 @pytest.mark.parametrize('args,tried', [((100,32,1000),[32,64,128,96,112,104,100,102,101]), ((99,4,9),[4,8,9]),
     ((0,8,9),[8,4,2,1]), ((50,64,50),[50])])
-def test_the_way_it_goes(args, tried): assert check_search(*args)==tried
+def test_sizes_are_doubled_then_halved_between(args, tried): assert check_search(*args)==tried
 
 # The search on a learner
 
@@ -115,7 +115,7 @@ def search(learn, limit=inf, **kwargs): return unmoved(lambda o: o.max_bs_find(l
 
 @pytest.mark.parametrize('where,since,limit', [*((o,0,inf) for o in places), ('optimizer',1,inf), ('validation',3,inf),
     ('forward',0,'1MB'), ('step',1,None)])
-def test_where_memory_runs_out(where, since, limit):
+def test_memory_may_run_out_anywhere_in_a_step(where, since, limit):
     "From the first step on, or from the second, when the optimizer's state is there: 13 items fit, and nothing has happened to the learner"
     learn = limited(13, where, since)
     assert search(learn, limit)==13
@@ -125,18 +125,18 @@ def test_where_memory_runs_out(where, since, limit):
 
 @pytest.mark.parametrize('where,most,limit,sizes', [('forward',5,inf,[16,8,4,6,5]), ('optimizer',1,inf,[16,8,4,2,1]), ('validation',15,inf,[16,8,12,14,15]),
     ('forward',5,'1MB',[16,50,25,12,6,3,4,5])])
-def test_at_the_first_trial(where, most, limit, sizes):
+def test_memory_may_run_out_at_the_first_trial(where, most, limit, sizes):
     "Today's batch does not fit: smaller ones are tried"
     learn = limited(most, where, bs=16)
     assert search(learn, limit)==most
     assert tried(learn)==sizes
 
-def test_at_the_first_trial_of_a_model_that_cannot_be_traced():
+def test_memory_may_run_out_at_the_first_trial_of_a_model_that_cannot_be_traced():
     "The steps that are run for the report are of smaller batches then"
     assert search(limited(5, model=Asks(), bs=16), '1MB')==5
 
 @pytest.mark.parametrize('where', ['forward','optimizer','validation'])
-def test_at_every_size(where):
+def test_no_size_that_fits_is_an_error(where):
     "An error with what the device said"
     learn = limited(0, where, bs=16)
     error = search(learn)
@@ -159,8 +159,8 @@ def test_errors_that_mean_memory():
     assert search(limited(0, error=lambda: perhaps[0])) is perhaps[0]
 
 @pytest.mark.parametrize('where', ['backward','validation'])
-def test_another_error(where):
-    "With the first size is not taken for a limit, and says itself; nor is one with a smaller size, after memory has run out"
+def test_another_error_is_no_limit(where):
+    "It says itself, with the first size and with a smaller one, after memory has run out"
     error = search(limited(3, where, error=lambda: KeyError('mine')), None)
     assert isinstance(error, ValueError)
     assert "Micro-batches of 4 items cannot be trained on, and memory is not the reason (KeyError: " in str(error)
@@ -238,14 +238,14 @@ def test_a_trial_that_failed_is_gone_before_the_next():
 @pytest.mark.parametrize('kwargs,res,sizes', [({},50,[4,8,16,32,50]), (dict(start=1),50,[1,2,4,8,16,32,50]), (dict(max_bs=20),20,[4,8,16,20]),
     (dict(max_bs=3),3,[3]), (dict(start=np.int64(5),max_bs=np.int64(9)),9,[5,9]), (dict(max_bs=1000),50,[4,8,16,32,50]),
     (dict(limit='1GB',max_bs=20),20,[4,20]), (dict(limit='1GB',start=8),50,[8,16,32,50])])
-def test_start_and_max_bs(kwargs, res, sizes):
+def test_sizes_go_from_start_to_max_bs(kwargs, res, sizes):
     learn = limited(1000)
     assert search(learn, **kwargs)==res
     assert type(res) is int
     assert tried(learn)==sizes # Today's size comes first, where a report has the next one
 
 @pytest.mark.parametrize('n,bs', [(4,4), (13,4), (30,8)])
-def test_limit(n, bs):
+def test_the_limit_holds_as_many_items_as_the_report_says(n, bs):
     "By the report: so many items, and not one more"
     learn = limited(1000, bs=bs)
     report = learn.memory_report()
@@ -364,7 +364,7 @@ def test_batches_that_grow(kind):
     assert (26,True) in seen(learn)
     assert report._measured_report(learn, 7).bytes['activations']>1.9*report._measured_report(limited(50), 7).bytes['activations']
 
-def test_margin():
+def test_a_margin_is_left_where_memory_is_the_bound():
     "Where memory is the bound, and not where the set or the user is; what is returned has run"
     learn = limited(40)
     assert search(learn)==38
@@ -372,7 +372,7 @@ def test_margin():
     assert search(limited(40), margin=0)==search(limited(40), max_bs=40)==40
     assert search(limited(1000))==50
 
-def test_for_validation():
+def test_a_validation_batch_is_searched_without_a_training_step():
     "No training step is run; by a limit as traced, a tenth of the memory of a training holds no gradient"
     learn = limited(13, 'validation')
     assert search(learn, for_='valid')==13
@@ -389,13 +389,13 @@ def test_for_validation():
     learn.dls.loaders[1] = DataLoader([], bs=4)
     assert 'The validation set is empty' in str(search(learn, for_='valid'))
 
-def test_a_card_by_its_name(capsys):
+def test_a_card_is_a_limit_by_its_name(capsys):
     assert limited(1000, cbs=ProgressCallback()).max_bs_find(limit='t4')==50
     assert capsys.readouterr().out==f"{card_of('T4')}\n"
 
 @pytest.mark.parametrize('n_steps,n,kwargs,n_train', [(2,8,dict(opt_func=SGD),2), (7,8,{},7), (3,11,{},3),
     (2,8,dict(cbs=RaiseAt('before_step', CancelStepException, order=20, times=4)),6)], ids=['two','seven','left over','skipped'])
-def test_steps_of_a_trial(n_steps, n, kwargs, n_train):
+def test_a_trial_takes_as_many_steps_as_asked(n_steps, n, kwargs, n_train):
     "Then a batch of the validation set; neither steps that are skipped count, nor what an epoch leaves over"
     learn = limited(1000, n=n, bs=8, **kwargs)
     assert search(learn, n_steps=n_steps, max_bs=8)==8
@@ -406,7 +406,7 @@ def test_too_few_steps_are_no_trial():
     assert 'in 61 micro-batches 1 steps were taken with 1 item, of 3 to be taken' in str(search(learn, max_bs=1))
 
 @pytest.mark.parametrize('cls,drop_last', [(DataLoader,False),(TorchDataLoader,True)], ids=['fastai','torch'])
-def test_loaders(cls, drop_last):
+def test_loaders_of_all_kinds_are_searched(cls, drop_last):
     learn = limited(13, dls=pair(cls, 21, drop_last=drop_last))
     assert search(learn, None)==13
     learn.limit.most = 1000
@@ -421,7 +421,7 @@ def of_few(items): return DataLoader(items[:6], bs=4)
 def of_one(items): return DataLoader(items[:1], bs=1)
 
 @pytest.mark.parametrize('train,n,n_valid', [(of_sampler,10,8), (of_part,30,8), (of_more,40,0), (of_few,6,None), (of_one,1,8)])
-def test_all_of_a_set(train, n, n_valid):
+def test_all_of_a_set_is_the_most_that_is_tried(train, n, n_valid):
     "What its loader draws from is the most that is tried; a validation set may be empty, or not there"
     items = regression(40, dtype=f32)
     dls = DataLoaders(train(items), *([] if n_valid is None else [DataLoader(items[:n_valid], bs=4)]), device='cpu')
@@ -495,8 +495,8 @@ def test_what_is_shown(capsys, monkeypatch):
     assert 'trying micro-batches of 14 items, about ' in out
 
 @pytest.mark.parametrize('start,says', [(None,'8 items fit. start=8 goes on from there'), (20,'')])
-def test_an_interrupt(start, says, capsys):
-    "Goes on, and what is known by then is said"
+def test_an_interrupt_says_what_is_known(start, says, capsys):
+    "It goes on, and what is known by then is said"
     learn = limited(13, error=KeyboardInterrupt, cbs=ProgressCallback())
     assert isinstance(search(learn, start=start), KeyboardInterrupt)
     assert says in capsys.readouterr().out
@@ -533,7 +533,7 @@ def test_the_allocator_is_bounded(kwargs, res, monkeypatch):
     assert len(learn.allocator.fractions())==3
     assert learn.allocator.fractions()[-1]==1
 
-def test_before_a_first_fit(monkeypatch):
+def test_a_model_is_measured_where_it_will_train(monkeypatch):
     "The model is not on its device yet, but what trains there is measured there, and main memory bounds nothing"
     learn = limited(1000)
     learn.dls.device = torch.device('meta')
@@ -558,7 +558,7 @@ def test_the_bound_ends_with_the_search(error, monkeypatch):
     assert learn.allocator.fractions()[-1]==1
 
 @pytest.mark.parametrize('held,says', [(100,'20% of what PyTorch holds lies in pieces'), (85,'')])
-def test_what_the_allocator_tells(held, says, monkeypatch, capsys):
+def test_what_lies_in_pieces_is_said(held, says, monkeypatch, capsys):
     on_gpu(monkeypatch, held=held).max_bs_find()
     assert capsys.readouterr().out==''
     on_gpu(monkeypatch, held=held, cbs=ProgressCallback()).max_bs_find()
@@ -621,7 +621,7 @@ def test_callbacks_are_put_back(own):
     assert {*map(id, learn.cbs)}=={*map(id, was)}
     assert learn.dls.train is dl
 
-def test_a_setup_and_a_plan():
+def test_a_setup_and_a_plan_make_way_for_each_other():
     "A plan takes the place of a setup, and a setup refuses to take a plan's; what is taken back last leaves what there was first"
     plan,learn = plan_of(8, noise_scale=64., ci=(60.,70.), lr=0.1, adam=True, n_train=48, n_epoch=14, times=((8,0.01,0.),(16,0.01,0.),(32,0.011,0.))),small()
     was,dl = cbs_of(learn),learn.dls.train
@@ -638,7 +638,7 @@ def test_a_setup_and_a_plan():
     assert learn.dls.train is dl
     assert learn.accum_to(24, limit=inf).bs==24
 
-def test_in_a_fit():
+def test_a_setup_in_a_fit_is_refused():
     "A setup is refused, and the fit ends as it would"
     class Calls(Callback):
         def before_batch(self):
@@ -651,7 +651,7 @@ def test_in_a_fit():
     (49,ValueError,'`bs`=49 items are more than the 48 of the training set'),
     (47,ValueError,
      'Micro-batches of up to 9 items fit, but `bs`=47 can be divided into 47 of 1 only: take bs=42 (6 micro-batches of 7) or bs=48 (6 micro-batches of 8)')])
-def test_targets_that_are_refused(bs, error, says):
+def test_targets_of_accum_to_that_are_refused(bs, error, says):
     res = unmoved(lambda o: o.accum_to(bs, limit=inf), small())
     assert isinstance(res, error)
     assert says in str(res)
@@ -730,7 +730,7 @@ def test_items_that_are_alike_or_cannot_be_told():
     (dict(start=51),ValueError,"`start`=51 items are more than the 50 of the set: begin with at most those"),
     (dict(limit=0),ValueError,"must be above 0 bytes and finite, got 0"),
     (dict(limit='595B'),ValueError,"`limit`=595 B less `margin`=0.05 does not hold a micro-batch of one item, which takes ")])
-def test_refused(kwargs, error, says):
+def test_bad_arguments_of_a_search_are_refused(kwargs, error, says):
     "And nothing has changed"
     learn = limited(13)
     res = search(learn, **kwargs)
@@ -791,7 +791,7 @@ def test_processes_agree():
 # `bs_find(max_bs='auto')`
 
 @pytest.mark.parametrize('most,where,res', [(9,'optimizer',(8,16,9)), (4,'validation',(4,8,4)), (1000,'forward',(16,None,16))])
-def test_bs_find_auto(most, where, res, short):
+def test_bs_find_times_no_size_that_does_not_fit(most, where, res, short):
     "What does not fit is not timed"
     plan = unmoved(lambda o: o.bs_find(lr=0.01, num_it=24, n_batch=2, show_plot=False, max_bs='auto'), limited(most, where, n=200))
     device = plan.device

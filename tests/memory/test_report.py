@@ -60,7 +60,7 @@ optimizers = dict(sgd=(SGD,0,0), momentum=(partial(SGD, mom=0.9),1,0), adam=(Ada
     torch_momentum=(partial(OptimWrapper, opt=torch.optim.SGD, momentum=0.9),1,0))
 
 @pytest.mark.parametrize('make,opt', [*(('mlp',o) for o in optimizers), *((o,'adam') for o in learners if o!='mlp')])
-def test_exact_bytes(make, opt):
+def test_bytes_are_those_counted_by_hand(make, opt):
     "As counted by hand, before and after a training; none of these grows with the batch, and the learner is as it was"
     opt_func,n_state,step = optimizers[opt]
     learn = learners[make](opt_func=opt_func)
@@ -81,7 +81,7 @@ def test_exact_bytes(make, opt):
     learn.fit(1, 0.001)
     pd.testing.assert_frame_equal(measured(learn), report)
 
-def test_frozen_body():
+def test_a_frozen_body_has_no_gradients_and_no_state():
     "Frozen parameters have no state, and a gradient only where they hold one from before"
     learn = mlp_learner(opt_func=Adam)
     for p in learn.model[0].parameters(): p.requires_grad_(False)
@@ -107,7 +107,7 @@ def test_what_shares_memory_counts_once():
     report = measured(classifier([(torch.tensor(i%20),torch.tensor((i+1)%20)) for i in range(20)], Tied(), opt_func=Adam))
     assert report.bytes.iloc[:4].tolist()==[640,640,1280,40]
 
-def test_sparse_gradients():
+def test_sparse_gradients_count_as_indices_and_values():
     "Indices and values"
     items = [(torch.tensor([i,i+1,i+2]),torch.tensor(0.)) for i in range(16)]
     model = nn.Sequential(nn.Embedding(20,8,sparse=True), nn.Flatten(), nn.Linear(24,1))
@@ -183,13 +183,13 @@ def test_what_callbacks_do_counts():
     assert more.per_item['activations']-base.per_item['activations']==4*5
     assert more.bytes['activations']-base.bytes['activations']==8*4*5
 
-def test_torch_loaders():
+def test_a_torch_loader_has_the_same_report():
     items = regression(20, dtype=f32)
     learn = learner(dls=DataLoaders(TorchDataLoader(items, 4, shuffle=True), TorchDataLoader(items, 4), device='cpu'))
     pd.testing.assert_frame_equal(measured(learn), measured(learner()))
     assert measured(learn, 10).bs==10
 
-def test_callbacks_on_the_learner(tmp_path, capsys):
+def test_callbacks_change_no_byte_of_the_report(tmp_path, capsys):
     "The same bytes; they keep still, and write nothing"
     cbs = [GradAccum(4, on_oom='split'), NoiseScale(), ScaledLR(2), CSVLogger(), SaveModelCallback(), GradientClip(0.1), ProgressCallback()]
     plain,learn = learner(opt_func=Adam),learner(opt_func=Adam, cbs=cbs)
@@ -208,7 +208,7 @@ def test_steps_that_are_skipped_do_not_count():
 # The learner afterwards
 
 @pytest.mark.parametrize('event', ['before_fit','after_pred','after_backward','after_fit'])
-def test_after_an_exception(event):
+def test_after_an_exception_no_hook_is_left(event):
     "It is raised as it is, and no hook stays behind"
     learn = learner(cbs=RaiseAt(event, KeyError), opt_func=Adam)
     was = picture(learn)
@@ -233,7 +233,7 @@ def test_no_tensor_is_held(fails):
     assert all(o() is None for o in refs)
 
 @pytest.mark.parametrize('bs,says', [(0,"`bs` must be at least 1 item, got 0"), (51,"`bs`=51 items are more than the 50 of the training set")])
-def test_refused(bs, says):
+def test_bad_sizes_of_micro_batches_are_refused(bs, says):
     with pytest.raises(ValueError, match=says): learner().memory_report(bs)
 
 class Fixed:
@@ -268,13 +268,13 @@ def report_of(activations=100., per_item=25., fixed=(400.,400.,800.,10.), worksp
     return res
 
 @pytest.mark.parametrize('limit,n', [('1635B',1), ('1659.9B',1), ('1660B',2), ('1709B',3), ('1710B',4), ('26610B',1000), ('2KB',15), ('2KiB',17)])
-def test_max_bs(limit, n):
+def test_the_largest_batch_is_what_the_limit_holds(limit, n):
     report = report_of()
     assert report.max_bs(limit, margin=0)==n
     assert type(report.max_bs(limit, margin=0)) is int
     assert report.max_bs(f'{2*n_bytes(limit)}B', margin=0.5)==n
 
-def test_max_bs_with_what_is_there_whatever_the_batch():
+def test_the_largest_batch_with_what_is_there_whatever_the_batch():
     "Activations of 30 + 25n, workspace of 50 + 10n"
     report = report_of(130., 25., workspace=(90.,10.))
     assert [report.max_bs(f'{1690+35*n+d}B', margin=0) for n,d in ((1,0),(2,-1),(2,0),(2,34),(100,0))]==[1,1,2,2,100]
@@ -282,10 +282,10 @@ def test_max_bs_with_what_is_there_whatever_the_batch():
 @pytest.mark.parametrize('report,limit,says', [
     (report_of(), '1634.9B', "`limit`=1.63 KB less `margin`=0 does not hold a micro-batch of one item, which takes 1.64 KB: take a smaller model"),
     (report_of(per_item=-5.), '1GB', "By this report an item more takes no memory")], ids=['an item','less'])
-def test_no_largest_batch(report, limit, says):
+def test_no_largest_batch_is_an_error(report, limit, says):
     with pytest.raises(ValueError, match=says): report.max_bs(limit, margin=0)
 
-def test_it_is_a_frame():
+def test_a_report_is_a_frame():
     report = report_of()
     assert report.dtypes.tolist()==[float,float]
     for part in (report.iloc[:4], report[['bytes']], report.reset_index(), report.copy(), report/2, report.T, pickle.loads(pickle.dumps(report))):
@@ -298,7 +298,7 @@ def test_it_is_a_frame():
     assert repr(pd.concat([report, report]))
     assert repr(MemoryReport({'bytes': [1.], 'per_item': [1.]}))
 
-def test_in_words():
+def test_a_report_is_shown_with_units():
     "With units; a part of it as pandas shows it"
     report = report_of()
     assert repr(report).splitlines()==['Memory of a training step, micro-batches of 4 items, measured', '                   bytes per_item',
@@ -312,7 +312,7 @@ def test_in_words():
     assert repr(part)==repr(pd.DataFrame(part))
     assert 'KB' not in part._repr_html_()
 
-def test_plot():
+def test_a_report_is_drawn():
     "On axes that are given, or new ones; grey and blue make the row"
     report = report_of(130.)
     _,ax = plt.subplots()
@@ -345,16 +345,16 @@ def test_what_a_card_leaves(name):
 @pytest.mark.parametrize('name,meant', [('t4','T4'), (' NVIDIA L4 ','L4'), ('nvidia a100-sxm4-80gb','A100-80'),
     ('Tesla P100-PCIE-16GB','P100'), ('NVIDIA H100 80GB HBM3','H100'), ('NVIDIA GeForce RTX 3090','RTX 3090'),
     ('rtx3090ti','RTX 3090 Ti'), ('RTX 4060 Ti 8GB','RTX 4060 Ti'), ('RTX 4060','RTX 4060')])
-def test_names_of_cards(name, meant): assert card_of(name).name==meant and limit_bytes(name)==limit_bytes(meant)
+def test_cards_are_known_by_several_names(name, meant): assert card_of(name).name==meant and limit_bytes(name)==limit_bytes(meant)
 
 @pytest.mark.parametrize('name', ['V100','A100','RTX 4060 Ti 16GB','RTX 9090','gpu','GeForce'])
-def test_unknown_names(name):
-    "Are refused with the list, and those of several sizes are not guessed"
+def test_unknown_names_of_cards_are_refused(name):
+    "With the list, and those of several sizes are not guessed"
     with pytest.raises(ValueError, match="No card is known by the name '.*say how much memory it has, as '16GB', or take one of .*A100-40, A100-80"):
         card_of(name)
 
 @pytest.mark.parametrize('limit', ['16GB', ' 500 MiB', '15KB', 1e6, 16e9])
-def test_sizes_are_sizes(limit): assert card_of(limit) is None and limit_bytes(limit)==n_bytes(limit)
+def test_sizes_in_memory_are_no_cards(limit): assert card_of(limit) is None and limit_bytes(limit)==n_bytes(limit)
 
 def test_what_a_card_loses_is_said(capsys):
     text = 'T4: 14.2 of 16 GiB are left for a training, without 6.25% for ECC, 2% for the driver and 0.5 GiB for the CUDA context'

@@ -1,10 +1,12 @@
 "A training step that is traced: its peak against the allocator of a CPU, its rows by hand, and nothing allocated, changed or run"
+import signal
 import sys
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock
 from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
@@ -20,6 +22,7 @@ from fastai_bs.memory.report import _measured_report, limit_bytes
 from fastai_bs.memory.trace import LiveBytes, TracedStep, _kernels_of_card, _rnn_of_cudnn
 from helpers import changes, loaders, mlp, no_bf16_lstm, picture, quiet_learner, regression, root
 from fastai_bs.all import GradAccum # noqa: F401 (adds `memory_report` and `max_bs_find`)
+from test_snapshot import net_learner
 
 f32 = torch.float32
 
@@ -53,7 +56,7 @@ learners = dict(dense=dense, conv=conv, encoder=encoder)
 adamw = partial(OptimWrapper, opt=torch.optim.AdamW)
 
 @pytest.mark.parametrize('make,opt_func', [('dense',Adam),('dense',SGD),('dense',adamw),('conv',partial(SGD, mom=0.9)),('encoder',Adam),('encoder',adamw)])
-def test_peak(make, opt_func):
+def test_the_peak_is_that_of_the_allocator(make, opt_func):
     "Gradients that fastai's optimizers keep, and that torch's let go of; few channels are copied into oneDNN's layout, which nobody sees"
     learn = learners[make](opt_func=opt_func)
     assert (0.87 if make=='conv' else 0.99)<sum(TracedStep(learn)(learn.dls.train.bs).values())/peak_of(learn)<1.01
@@ -73,7 +76,7 @@ def test_batches_that_are_on_another_device():
     assert TracedStep(there)(8)==TracedStep(learn)(8)
 
 @pytest.mark.parametrize('make', ['dense','encoder'])
-def test_half_precision(make):
+def test_half_precision_is_traced_before_it_is_set(make):
     learn = learners[make](opt_func=Adam)
     held = sum(TracedStep(learn, precision='bf16')(learn.dls.train.bs).values())
     assert 0.98<held/peak_of(learners[make](opt_func=Adam, cbs=frame().Half()))<1.02
@@ -82,7 +85,7 @@ def test_half_precision(make):
     assert sum(TracedStep(learn)(learn.dls.train.bs).values())==held # As it trains now
 
 @pytest.mark.parametrize('precision', ['fp32','bf16'])
-def test_a_language_model(precision, capsys):
+def test_a_language_model_is_traced(precision, capsys):
     "`RNNCallback` takes the first of what it returns; oneDNN's LSTM keeps more than half of the peak, and a GPU's keeps less, as is said"
     if precision=='bf16' and no_bf16_lstm(): pytest.skip(no_bf16_lstm())
     config = dict(emb_sz=20, n_hid=64, n_layers=2, pad_token=1, bidir=False, output_p=0.1, hidden_p=0.1, input_p=0.1, embed_p=0.02, weight_p=0.2,
@@ -167,7 +170,7 @@ def test_a_card_by_its_name_holds_more():
     with pytest.raises(KeyError), _kernels_of_card(): raise KeyError
     assert F.dropout.__module__=='torch.nn.functional'
 
-def test_batchnorm():
+def test_the_gradient_of_batchnorm_is_made_twice():
     "Its kernel on a CPU makes the gradient twice, here at the peak"
     model = nn.Sequential(nn.Linear(5,8), nn.ReLU(), nn.Linear(8,400), nn.BatchNorm1d(400), nn.Linear(400,3))
     learn = classifier(list(zip(torch.randn(1024, 5), torch.randint(3, (1024,)))), model, 512)
@@ -178,7 +181,7 @@ def test_the_reserve_of_cudnn():
     x = torch.empty(1000, 25, 123, device='meta')
     for asked in (736e6,864e6): assert asked<=_rnn_of_cudnn(x, 320, 4, 1, True)[0]<1.25*asked
 
-def test_rows():
+def test_rows_are_those_counted_by_hand():
     "With many items: input, ReLU's output, the prediction that the learner holds, and the target; the last layer's gradient on its way"
     learn = classifier(list(zip(torch.randn(20, 5), torch.randint(3, (20,)))), nn.Sequential(nn.Linear(5,7), nn.ReLU(), nn.Linear(7,3)), opt_func=Adam)
     small,large = (TracedStep(learn)(bs) for bs in (1000,2000))
@@ -187,7 +190,7 @@ def test_rows():
     assert large['activations']-small['activations']==1000*(4*(5+7+3)+8)
     assert 0<large['workspace']-small['workspace']<=1000*4*2*7
 
-def test_frozen_body_and_tied_weights():
+def test_a_frozen_body_and_tied_weights_take_less():
     learn = dense(opt_func=Adam)
     for p in learn.model[0].parameters(): p.requires_grad_(False)
     rows,whole = TracedStep(learn)(8),TracedStep(dense(opt_func=Adam))(8)
@@ -198,8 +201,8 @@ def test_frozen_body_and_tied_weights():
     assert TracedStep(encoder())(8)['parameters']-TracedStep(learn)(8)['parameters']==4*200*64
 
 @pytest.mark.parametrize('make', learners)
-def test_nothing_happens(make):
-    "Not to the learner, its random numbers and its loader; a batch of terabytes is no matter"
+def test_a_trace_changes_nothing(make):
+    "Not the learner, its random numbers and its loader; a batch of terabytes is no matter"
     learn = learners[make](opt_func=Adam)
     was,own = picture(learn),torch.Tensor.as_subclass
     report = learn.memory_report()
@@ -209,6 +212,21 @@ def test_nothing_happens(make):
     assert sum(report.step(10**6).values())>10**9
     assert changes(was, picture(learn))==[]
     assert 'traced' in repr(report)
+
+def test_ctrl_c_waits_for_the_end_of_a_trace():
+    "It goes on to the end of its two steps, and the report is not made"
+    seen = []
+    class Pressed(nn.MSELoss):
+        def forward(self, pred, targ):
+            seen.append(type(pred))
+            signal.raise_signal(signal.SIGINT)
+            return super().forward(pred, targ)
+    learn = net_learner(loss_func=Pressed())
+    was = picture(learn)
+    with pytest.raises(KeyboardInterrupt): learn.memory_report()
+    assert seen==[FakeTensor]*2
+    assert type(torch.zeros(1)) is torch.Tensor
+    assert changes(was, picture(learn))==[]
 
 class Asks(nn.Module):
     "Its control flow depends on its data"
@@ -232,7 +250,7 @@ def test_a_model_that_a_callback_changes():
     with pytest.raises(TypeError, match='NonNativeMixedPrecision changes the model'): TracedStep(dense(cbs=NonNativeMixedPrecision()))
 
 @pytest.mark.parametrize('make,times', [('dense',1.3),('dense',40),('conv',4),('encoder',1.3)])
-def test_max_bs(make, times):
+def test_the_largest_batch_by_a_trace_fits(make, times):
     "Never more than fits, and nearly all"
     report = learners[make](opt_func=Adam).memory_report()
     limit = times*report.bytes['total']
@@ -241,15 +259,15 @@ def test_max_bs(make, times):
     assert sum(report.step(n).values())<=0.95*limit
     assert sum(report.step(n).values())>=0.85*limit or sum(report.step(n+1).values())>0.95*limit
 
-def test_max_bs_of_a_model_that_takes_no_single_item():
+def test_the_largest_batch_of_a_model_that_takes_no_single_item():
     "As BatchNorm: two are traced in its place"
     report = dense(opt_func=Adam).memory_report()
     limit = sum(report.step(2).values())
     assert report.max_bs(limit, margin=0)>1
     with pytest.raises(ValueError, match="does not hold a micro-batch of one item, which takes .* MB: take a smaller model"): report.max_bs(limit-1, margin=0)
 
-def test_validation():
-    "Keeps nothing for a backward pass: one layer's input and output, where training keeps ten"
+def test_validation_keeps_nothing_for_a_backward_pass():
+    "One layer's input and output, where training keeps ten"
     items = list(zip(torch.randn(20, 50), torch.randint(50, (20,))))
     step = TracedStep(classifier(items, nn.Sequential(*(nn.Sequential(nn.Linear(50,50), nn.Sigmoid()) for _ in range(10)))), ds_idx=1)
     assert 1000*50*4*2<step.valid(1000)<1000*50*4*5
@@ -267,17 +285,17 @@ def test_the_largest_validation_batch_of_a_card():
         _measured_report(learn, 4).max_bs('T4', for_='valid')
 
 @pytest.mark.parametrize('precision', ['half',16])
-def test_precision_refused(precision):
+def test_bad_precision_is_refused(precision):
     with pytest.raises(ValueError, match="`precision` is one of 'fp32', 'fp16', 'bf16', or None"):
         quiet_learner(loaders(regression(20, dtype=f32), 4), mlp(dtype=f32)).memory_report(precision=precision)
 
 @pytest.mark.parametrize('margin', [-0.1,1,1.5,'5%',None])
-def test_margin_refused(margin):
+def test_bad_margin_is_refused(margin):
     learn = quiet_learner(loaders(regression(20, dtype=f32), 4), mlp(dtype=f32))
     for f in (partial(learn.memory_report().max_bs, '1GB'), learn.max_bs_find):
         with pytest.raises((ValueError,TypeError), match='`margin` must be the share of the memory that stays free'): f(margin=margin)
 
-def test_live_bytes():
+def test_live_bytes_are_those_of_storages():
     "A view is no storage of its own; an address that is used again is another storage; a sparse tensor has two"
     with LiveBytes() as live:
         x = torch.ones(1000)

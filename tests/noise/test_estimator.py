@@ -35,10 +35,10 @@ def simulate(rng, rel, K=20, n=64):
     ([[3,4],[-3,-4]],     [1,1],   50,   -25),    # Opposite: no gradient, and less than that
     ([[1,0],[0,1]],       [5,5],   5,    0),      # Orthogonal means of 5 items: one item is 5 times as noisy
     ([[3,0],[0,0],[0,0]], [1,1,4], 3.75, -0.375)]) # Ragged: (9 - 6*0.5²)/2, 0.5² - 3.75/6
-def test_golden_windows(g, n, tr_sigma, g_sq): assert_allclose(moments_of(g, n), [tr_sigma,g_sq], atol=1e-12)
+def test_moments_of_windows_by_hand(g, n, tr_sigma, g_sq): assert_allclose(moments_of(g, n), [tr_sigma,g_sq], atol=1e-12)
 
 @pytest.mark.parametrize('tr_sigma,g_sq,res', [(6,2,3), (0,2,0), (-1,2,0), (1,0,np.inf), (1,-1,np.inf), (-1,-1,np.inf)])
-def test_ratio(tr_sigma, g_sq, res): assert_array_equal(ratio([tr_sigma]*2, [g_sq]*2), [res]*2)
+def test_a_ratio_is_never_negative(tr_sigma, g_sq, res): assert_array_equal(ratio([tr_sigma]*2, [g_sq]*2), [res]*2)
 
 # Weighted means and their interval
 
@@ -99,7 +99,7 @@ def test_a_gradient_measured_negative_beyond_doubt():
     assert p.interval()==(640,np.inf)
 
 @pytest.mark.parametrize('rel,n_windows,beta', [(0.05,30,1), (1,50,0.99)])
-def test_coverage_of_the_interval(rel, n_windows, beta):
+def test_the_interval_covers_the_truth_as_often_as_it_says(rel, n_windows, beta):
     rng,n_experiments = np.random.default_rng(0),2000
     p = Pool(beta)
     for _ in range(n_windows):
@@ -116,7 +116,7 @@ def test_coverage_of_the_interval(rel, n_windows, beta):
 
 def drifts(rel, n_runs): return np.array([drift_t(frame(*o)) for o in zip(*simulate(np.random.default_rng(0), np.broadcast_to(rel, (n_runs,len(rel)))))])
 
-def test_drift():
+def test_drift_is_seen_and_rarely_where_nothing_moves():
     "Zero on average and rarely above 3 where nothing moves; a doubling is seen, with its sign"
     t,doubles = drifts(np.ones(50), 1000),np.repeat([0.3,0.6], 25)
     assert abs(t.mean()) < 4*stats.sem(t)
@@ -150,7 +150,7 @@ def windows_of(K, noise_scale, n_trials, p, b=8, seed=0):
     return tr_sigma,sq_mean-tr_sigma/n,n
 
 @pytest.mark.parametrize('K,noise_scale', [([2]*6+[4]*8+[8]*16,32), ([2,16]*15,32)], ids=['growing','tenfold'])
-def test_coverage_along(K, noise_scale):
+def test_the_interval_along_a_path_covers_the_truth_as_often_as_it_says(K, noise_scale):
     "Of a noise scale that does not change"
     tr_sigma,g_sq,n = windows_of(K, noise_scale, 1000, 200)
     ends = np.array([along(frame(t, g, n)).ci for t,g in zip(tr_sigma, g_sq)])

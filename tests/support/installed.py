@@ -9,7 +9,7 @@ from pathlib import Path
 root = Path(__file__).resolve().parent.parent.parent
 # What may break by building and installing: each public entry, ranks, the demonstration, what is pickled. That the modules are the same is seen by their bytes
 tests = ['project/test_supply','project/test_house','project/test_project','project/test_docs','project/test_demo','whole/test_properties',
-         'schedule/test_scaling','schedule/test_lr','finder/test_plan','schedule/test_schedule','verify/test_compare',
+         'schedule/test_rules','schedule/test_scaled_lr','finder/test_plan','schedule/test_batch_schedule','verify/test_compare',
          'verify/test_check_accum'] # None that looks at the clock
 chosen = ['-m','not slow','-n','2','--dist','loadgroup','--no-loadscope-reorder',*(f'tests/{o}.py' for o in tests),
           'tests/whole/test_ranks.py::test_bn_is_that_of_each_rank']

@@ -1,5 +1,4 @@
 "`learn.check_accum`: is accumulating the same as the large batch? Exact where it is, named where not, and nothing left behind"
-import copy
 import math
 import os
 import random
@@ -23,13 +22,10 @@ from fastai.callback.training import BnFreeze, GradientAccumulation, GradientCli
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.losses import CrossEntropyLossFlat, DiceLoss, FocalLossFlat, LabelSmoothingCrossEntropyFlat
-from fastai.optimizer import SGD
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
-from fastai_bs.verify.check_accum import errors_of
 from fastai_bs.all import bn_to_gn, GradAccum, NoiseScale, PlainLoop, ScaledLR
-from fastai_bs.verify.window_gradients import HeldDraws, run
-from helpers import RaiseAt, changes, flat, loaders, mlp, picture, quiet_learner, regression, token_model, tokens
+from helpers import RaiseAt, changes, loaders, mlp, picture, quiet_learner, regression, token_model, tokens
 
 f32 = torch.float32
 g = torch.Generator().manual_seed(0)
@@ -99,7 +95,7 @@ same = dict(bn_in_eval=lambda: learner(conv(frozen_bn), cbs=BnFreeze()), awd_lst
     scripted=lambda: learner(torch.jit.script(dense(nn.Dropout(0.3)))))
 
 @pytest.mark.parametrize('nm', same)
-def test_the_same(nm):
+def test_accumulating_is_the_same_as_the_large_batch(nm):
     "To the last digits of double precision, in a whole window and in the ragged one; the learner and its folder are as they were"
     learn = same[nm]()
     was = picture(learn)
@@ -121,25 +117,6 @@ def test_the_same(nm):
     if nm=='double': assert math.isnan(res.rounding)
     else: assert 0<res.rounding<(0.05 if nm=='half' else 1e-5)
 
-def test_of_what_the_gradient_is_taken():
-    "Against a large batch by hand, and against itself with an error that is put in"
-    learn = learner(dense())
-    batches = [b for b,_ in zip(learn.dls.train, range(4))]
-    x,y = map(torch.cat, zip(*batches))
-    model = copy.deepcopy(learn.model).double()
-    F.cross_entropy(model(x.double()), y).backward()
-    draws = HeldDraws([8]*4)
-    whole,_ = run(learn, batches, draws)
-    for nm,p in model.named_parameters(): torch.testing.assert_close(whole[nm], p.grad, rtol=1e-12, atol=1e-15)
-    parts,_ = run(learn, batches, draws, GradAccum(4))
-    parts['1.bias'] += 0.5*whole['1.bias'].norm()/8**0.5
-    error,df = errors_of(parts, whole, learn.model)
-    total = sum(o.square().sum() for o in whole.values())**0.5
-    assert df.index[0]=='1.bias'
-    assert df.layer.iloc[0]=='Linear'
-    assert df.own.iloc[0]==pytest.approx(0.5)
-    assert error==pytest.approx((0.5*whole['1.bias'].norm()/total).item())
-
 # Where it is not
 
 def info_nce(pred, targ): return F.cross_entropy(pred@targ.T, torch.arange(len(pred)))
@@ -158,7 +135,7 @@ other = dict(bn_and_dropout=(lambda: learner(conv(nn.BatchNorm2d, 0.4)), ['batch
 def keys(res): return [o.key for o in res.reasons]
 
 @pytest.mark.parametrize('nm', other)
-def test_not_the_same(nm):
+def test_each_reason_why_it_is_not_the_same_is_named(nm):
     "Each reason is named, and no other; the learner is as it was"
     make,expected = other[nm]
     learn = make()
@@ -296,7 +273,7 @@ def test_no_warning_after_a_check_that_passed():
 
 # What accumulates
 
-def test_fastais_callback_on_a_ragged_loader():
+def test_fastais_callback_divides_a_ragged_window_by_too_little():
     "Nine micro-batches of 8 and one of 6: the window with the ragged one has 38 items, and is divided by 32"
     res = learner(conv()).check_accum(GradientAccumulation(32))
     whole,end = res.errors.values()
@@ -310,10 +287,10 @@ def test_fastais_callback_on_a_ragged_loader():
 
 @pytest.mark.parametrize('how,loss_func,items,expected', [(GradientAccumulation(32),over_kept,kept,['divides','loss']),
     (PlainLoop(4),info_nce,reals[:64],['loss']), (PlainLoop(4),nn.MSELoss(reduction='sum'),reals,['divides'])], ids=range(3))
-def test_others_and_what_the_loss_averages_over(how, loss_func, items, expected):
+def test_what_another_callback_divides_by_is_told_from_what_the_loss_does(how, loss_func, items, expected):
     assert keys(learner(mlp(dtype=f32), items, loss_func).check_accum(how))==expected
 
-def test_a_plain_loop():
+def test_a_plain_loop_divides_a_short_window_by_too_much():
     "All its windows but the last are a mean of alike micro-batches; that one has a single micro-batch, and is divided by 4; clipping would hide it"
     res = learner(conv(), cbs=GradientClip(1e-4)).check_accum(PlainLoop(4))
     whole,end = res.errors.values()
@@ -321,46 +298,6 @@ def test_a_plain_loop():
     assert end==pytest.approx(0.75)
     assert keys(res)==['divides']
     assert sorted(keys(learner(conv(nn.BatchNorm2d)).check_accum(PlainLoop(4))))==['batchnorm','divides'] # One in each window
-
-def test_plain_loop_in_a_training():
-    "It does what it says: steps of the mean of the losses' gradients"
-    learn,hand = learner(dense(), opt_func=SGD),learner(dense())
-    learn.fit(1, 0.1, cbs=PlainLoop(4))
-    opt,batches = torch.optim.SGD(hand.model.parameters(), 0.1),list(hand.dls.train)
-    for i,(x,y) in enumerate(batches):
-        (F.cross_entropy(hand.model(x), y)/4).backward()
-        if i%4==3 or i==len(batches)-1:
-            opt.step()
-            opt.zero_grad()
-    assert repr(PlainLoop(4))=='PlainLoop(4)'
-    torch.testing.assert_close(flat(learn), flat(hand), rtol=1e-4, atol=1e-5)
-
-# Windows
-
-def test_a_short_loader_has_smaller_windows():
-    res = learner(conv(), images[:20]).check_accum(4)
-    assert res.items==20
-    assert list(res.errors)==['a whole window: 2 x 8 + 4 items']
-    assert 'a window has 3, and not 4' in res.notes[0]
-    assert res.error<1e-13
-
-def ragged_tokens():
-    items = [(torch.randint(1, 12, (int(n),)),i%3) for i,n in enumerate(np.random.default_rng(0).integers(5, 12, 70))]
-    def create_batch(b):
-        m = max(len(x) for x,_ in b)
-        return torch.stack([F.pad(x, (0,m-len(x))) for x,_ in b]),torch.tensor([y for _,y in b])
-    dls = DataLoaders(DataLoader(items, bs=8, create_batch=create_batch), DataLoader(items[:4], bs=2, create_batch=create_batch))
-    return quiet_learner(dls, nn.Sequential(nn.EmbeddingBag(12,4,sparse=True), nn.Linear(4,3)), CrossEntropyLossFlat(), opt_func=SGD)
-
-def test_batches_that_do_not_go_together():
-    "One of them in parts"
-    res = ragged_tokens().check_accum(GradientAccumulation(30))
-    assert res.items==8
-    assert 'a batch in parts: 4 x 2 items' in list(res.errors)[0]
-    assert 'cannot be joined' in res.notes[0]
-    assert res.error==pytest.approx(32/30-1, abs=1e-13)
-
-x,y = torch.randn(50,5, generator=g),torch.randint(0, 3, (50,), generator=g)
 
 # Precision
 
@@ -374,7 +311,7 @@ def failing(model, when, error):
 def single_only(*more): # The error may be of memory, too
     return failing(dense(*more), lambda x: x.dtype!=f32, RuntimeError('cuDNN error: CUDNN_STATUS_NOT_SUPPORTED'))
 
-def test_a_model_without_double_precision():
+def test_a_model_without_double_precision_is_checked_in_its_own():
     "In its own, said with the rounding that it has"
     learn = learner(single_only())
     was = picture(learn)
@@ -392,7 +329,7 @@ def test_a_model_without_double_precision():
 def small(most): return failing(dense(), lambda x: len(x)>most, torch.OutOfMemoryError('out of memory'))
 
 @pytest.mark.parametrize('most,how,items', [(9,4,'4 x 2'),(16,GradientAccumulation(30),'4 x 4')], ids=range(2))
-def test_on_parts_where_memory_is_short(most, how, items):
+def test_parts_are_checked_where_memory_is_short(most, how, items):
     learn = learner(small(most), images[:64])
     was = picture(learn)
     res = learn.check_accum(how)
@@ -402,7 +339,7 @@ def test_on_parts_where_memory_is_short(most, how, items):
     assert any(o.startswith('Memory was short') for o in res.notes)
 
 @pytest.mark.parametrize('exc,times,event', [(ValueError,1000,'before_batch'), (KeyboardInterrupt,1,'before_step')])
-def test_after_an_exception_in_any_event(exc, times, event):
+def test_an_exception_in_any_event_leaves_nothing_behind(exc, times, event):
     "It passes on, and the learner and its folder are as they were"
     learn = learner(conv(nn.BatchNorm2d, 0.3), cbs=RaiseAt(event, exc, times=times))
     was = picture(learn)
@@ -416,6 +353,8 @@ def no_parameter():
     learn = learner(dense())
     for p in learn.model.parameters(): p.requires_grad_(False)
     return learn
+
+x,y = torch.randn(50,5, generator=g),torch.randint(0, 3, (50,), generator=g)
 
 class Endless(IterableDataset):
     def __iter__(self): return iter(zip(x, y))
@@ -438,7 +377,7 @@ class Cancels(Callback):
     def before_batch(self): raise CancelBatchException
 
 @pytest.mark.parametrize('nm', bad)
-def test_bad_input(nm):
+def test_bad_input_is_refused(nm):
     "Refused in words, and the learner is as it was"
     make,n_acc,error,match = bad[nm]
     learn = make()
@@ -446,25 +385,11 @@ def test_bad_input(nm):
     with pytest.raises(error, match=match): learn.check_accum(n_acc)
     assert changes(was, picture(learn))==[]
 
-# Its parts
-
-def test_native_dropout():
-    "As GPUs have it"
-    t = torch.rand(6,4, requires_grad=True)
-    with HeldDraws([4,2]) as draws:
-        draws.begin()
-        whole,_ = torch.native_dropout(t, 0.5, True)
-        whole.sum().backward()
-        for i,rows_ in enumerate(t.split([4,2])):
-            draws.begin(i)
-            assert torch.equal(torch.native_dropout(rows_, 0.5, True)[0], whole.split([4,2])[i])
-    assert torch.equal(t.grad, (whole!=0)*2.)
-    assert draws.held
-    assert (whole==0).any()
+# On several ranks
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('ranks')
-def test_on_ranks():
+def test_all_ranks_have_the_answer_of_the_worst():
     "The same answer on all: that of the worst"
     from gloo_ranks import on_ranks
     a,b = on_ranks(_on_rank, 2)

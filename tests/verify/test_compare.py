@@ -22,7 +22,7 @@ def frame(part=1., items=100, train=0.3, valid=0.5, n=2):
     return pd.DataFrame([dict(bs=2**i, factor=1., part=part, run=1, items=items, train_loss=train, valid_loss=valid) for i in range(n)])
 
 @pytest.mark.parametrize('items,valid,loss', [(99,0.5,'train_loss'),(100,0.5,'train_loss'),(101,0.5,'valid_loss'),(101,nan,'train_loss')])
-def test_decides(items, valid, loss): assert decides(frame(items=items, valid=valid), 100)==loss
+def test_the_loss_that_decides(items, valid, loss): assert decides(frame(items=items, valid=valid), 100)==loss
 
 def test_each_length_has_a_loss_of_its_own():
     df = pd.concat([frame(1., 400),frame(0.25, 100)], ignore_index=True)
@@ -82,7 +82,7 @@ def test_all_intervals_hold_together(effects):
 
 @pytest.mark.parametrize('loss,bs', [([1.,1.,1.,1.],8),([1.,1.009,1.02,1.03],2),([1.,0.9,0.905,1.2],4),([1.,0.9,0.95,0.85],8),([1.,1.02,1.,1.5],4),
     ([1.,1.1],1),([1.],1),([1.,0.99,0.999,1.003],4)])
-def test_critical(loss, bs): assert critical(pd.DataFrame(np.log([loss]), columns=[2**i for i in range(len(loss))]))==bs
+def test_the_critical_batch_size_by_hand(loss, bs): assert critical(pd.DataFrame(np.log([loss]), columns=[2**i for i in range(len(loss))]))==bs
 
 def test_the_range_has_the_truth_in_it():
     "Here 4 is the last that is within 1% of the best of all smaller"
@@ -110,7 +110,7 @@ def test_today_s_size_goes_on_however_far_behind():
     assert with_today(order, 9, 128)==order
 
 @pytest.mark.parametrize('bs_now,planned', [(64,64),(64,128),(64,4096),(1024,16),(48,100),(3,5)])
-def test_trial_sizes(bs_now, planned):
+def test_trial_sizes_are_around_those_of_today_and_of_the_plan(bs_now, planned):
     sizes = trial_sizes(bs_now, planned, lambda bs: True)
     assert {bs_now,planned}<=set(sizes)
     assert 3<=len(sizes)<=5

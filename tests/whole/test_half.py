@@ -11,8 +11,8 @@ from fastai.optimizer import SGD
 from fastai_bs.all import GradAccum, NoiseScale
 from helpers import loaders, mlp, quiet_learner, regression
 from gloo_ranks import on_ranks
-from test_accumulate import CancelLast, Spy
-from test_split import Strike
+from test_grad_accum import CancelLast, Spy
+from test_oom import Strike
 
 halves = {torch.bfloat16: 0.004, torch.float16: 0.0006} # The bound on the relative error. Sums in half precision: 0.018 and 0.0025 with 256 micro-batches
 

@@ -25,7 +25,7 @@ from fastai_bs.learner.ranks import ddp_model, n_processes, over_ranks, trains_t
 from fastai_bs.learner.loop import ScopedCallback
 from fastai_bs.finder.timing import StepTimer, StepTimes
 from helpers import changes, flat, loaders, mlp, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, token_task
-from test_split import Strike
+from test_oom import Strike
 from oracle import item_grads, moments, window_rows
 from gloo_ranks import fastai_on_cpu_ranks, on_ranks, results, start
 

@@ -84,7 +84,7 @@ def test_a_grown_micro_batch_follows_a_loader_of_that_size(kind, how, opt_func):
 
 def sizes_of(learn): return [o[1] for o in learn.seen.steps]
 
-def test_by_epoch():
+def test_sizes_go_by_the_epoch():
     learn = fit(learner(n=48, cbs=[BatchSchedule({1: 8, 3: 24})]), n_epoch=5)
     assert {e: {bs for i,bs,_ in learn.seen.steps if i==e} for e in range(5)}=={0: {4}, 1: {8}, 2: {8}, 3: {24}, 4: {24}}
     assert [o[-1] for o in learn.recorder.values]==[4,8,8,24,24]
@@ -93,7 +93,7 @@ def test_by_epoch():
 
 @pytest.mark.parametrize('f,most', [(SchedExp(4,32),None), (combine_scheds([0.5,0.5], [SchedLin(4,4),SchedCos(4,24)]),8), (lambda pct: 40-36*pct,8)],
     ids=['exp','combined','falls'])
-def test_by_progress(f, most):
+def test_sizes_go_by_the_progress(f, most):
     learn = fit(learner(n=240, cbs=[accum := BatchSchedule(f, max_micro_bs=most)]), n_epoch=4)
     assert learn.seen.pcts[0]==0
     assert max(learn.seen.pcts)<1
@@ -149,7 +149,7 @@ def test_no_more_than_asked_is_ones_own_affair():
     (dict(bs={0: 4}, base_bs=8), ValueError, 'needs a `rule`'),
     (dict(bs={0: 4}, max_micro_bs=0), ValueError, 'max_micro_bs'), (dict(bs={0: 4}, base_bs=1.5), TypeError, 'base_bs'),
     (dict(bs={0: 4}, rule=128), TypeError, '`rule` must be a function')])
-def test_refused_at_once(kwargs, error, says):
+def test_bad_arguments_are_refused_at_once(kwargs, error, says):
     with pytest.raises(error, match=says): BatchSchedule(**kwargs)
 
 @pytest.mark.parametrize('accum,more,says', [
@@ -160,7 +160,7 @@ def test_refused_at_once(kwargs, error, says):
     (lambda: BatchSchedule({0: 8}, rule=adascale_gain), [], 'noise scale'),
     (lambda: BatchSchedule(SchedLin(4, 16), rule=lambda k: 3.-k), [], 'above 0'),
 ], ids=['more than there is','more at the end','nothing at the end','GradientAccumulation','rule','rule that fails at some size'])
-def test_refused_before_anything_changes(accum, more, says):
+def test_what_cannot_be_scheduled_is_refused_before_anything_changes(accum, more, says):
     learn = learner(n=48)
     learn.create_opt()
     learn.add_cbs([accum(), *(o() for o in more)])
@@ -196,7 +196,7 @@ def test_rate_times_rule_is_the_schedules(opt_func, power):
     assert sizes_of(learn)[0]==4
     assert len(learn.seen.steps)<0.7*240 # Of 60 in an epoch
 
-def test_up_to_the_noise_scale(short, monkeypatch):
+def test_growth_goes_up_to_the_noise_scale(short, monkeypatch):
     find = Learner.bs_find
     monkeypatch.setattr(Learner, 'bs_find', lambda self, *args, **kwargs: find(self, *args, **{**kwargs, 'num_it': 120}))
     learn = learner(n=240)
@@ -214,7 +214,7 @@ def test_growth_without_a_noise_scale_is_refused(short):
     assert math.isnan(plan.noise_known)
     with pytest.raises(ValueError, match='could not be told: give `max_bs`'): learn.fit_grow(4, 0.05, max_bs=plan)
 
-def test_it_says_what_was_saved_and_puts_the_callbacks_back(capsys):
+def test_growth_says_what_was_saved_and_puts_the_callbacks_back(capsys):
     learn = learner(n=480, cbs=[GradAccum(2, count=lambda learn: 2*len(learn.x))])
     own = learn.grad_accum
     learn.progress = None # As with a progress bar
@@ -225,7 +225,7 @@ def test_it_says_what_was_saved_and_puts_the_callbacks_back(capsys):
     n = len(learn.seen.steps)
     assert f'{n} optimizer steps in place of 240 of 8 items, {1-n/240:.0%} fewer; the batch grew to 64 items' in capsys.readouterr().out
 
-def test_growth_refused():
+def test_bad_arguments_of_growth_are_refused():
     learn = learner(n=48)
     with pytest.raises(ValueError, match="at least today's batch size of 4 items, got 2"): learn.fit_grow(2, 0.05, max_bs=2)
     with pytest.raises(TypeError, match='max_bs'): learn.fit_grow(2, 0.05, max_bs='auto')

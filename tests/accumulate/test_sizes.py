@@ -1,6 +1,5 @@
-"`GradAccum(bs=...)`, by items, and `learn.batch_size`"
+"How large a window is: micro-batches by epoch, `GradAccum(bs=...)` by items, and `learn.batch_size`"
 import warnings
-from functools import partial
 
 import pytest
 import torch
@@ -9,9 +8,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
-from fastai_bs.accumulate.losses import ElementCounter
-from fastai_bs.all import batch_size, BatchSchedule, GradAccum, NoiseScale, ScaledLR
+from fastai_bs.all import batch_size, GradAccum, NoiseScale, ScaledLR
 from helpers import changes, flat, Float32Loss, loaders, mlp, picture, quiet_learner, regression, set_seed
+from test_grad_accum import assert_clean, assert_windows, bn_learner, Counts, idxs, items15, spied
 
 def bn_model(): return nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
 
@@ -23,7 +22,7 @@ def learner(*cbs, bs=4, n=50, model=mlp, **kwargs):
 
 @pytest.mark.parametrize('kwargs,cb,n_acc', [({},lambda: ScaledLR(8, warmup_epochs=1),1), (dict(on_oom='split'),NoiseScale,3),
     (dict(fix_bn=False),lambda: NoiseScale(n_micro=2),2), (dict(count=lambda learn: learn.y.numel()),lambda: ScaledLR(8),13)])
-def test_to_the_bit_as_by_micro_batches(kwargs, cb, n_acc):
+def test_windows_by_items_are_to_the_bit_those_by_micro_batches(kwargs, cb, n_acc):
     "50 items in batches of 4: windows that end an epoch early, and the whole epoch as one"
     a,b = (learner(GradAccum(**kw, **kwargs), cb(), model=bn_model) for kw in (dict(n_acc=n_acc),dict(bs=4*n_acc)))
     for o in (a,b): o.fit(3, 0.05)
@@ -47,7 +46,7 @@ def test_n_acc_goes_along_with_the_loader():
     assert learn.grad_accum.n_acc==2
     assert learn.batch_size==24
 
-def test_checked_and_measured(short):
+def test_windows_by_items_are_checked_and_measured(short):
     "By `check_accum`, which needs no learner that has it, and as today's size by `bs_find`"
     learn = learner(n=200)
     res = learn.check_accum(GradAccum(bs=12))
@@ -61,6 +60,31 @@ def test_checked_and_measured(short):
     assert plan.apply(learn).batch_size==plan.bs
     assert plan.undo(learn).batch_size==12
 
+# By epoch
+
+@pytest.mark.parametrize('n_acc', [{1:3, 2:1}, lambda epoch: {0:1,1:3,2:1}[epoch]])
+def test_n_acc_goes_by_the_epoch(n_acc):
+    c = Counts()
+    learn = spied(items15, 2, cbs=[GradAccum(n_acc), c], n_epoch=3)
+    each = idxs(*((i,) for i in range(8)))
+    assert_windows(learn, items15, each+idxs((0,1,2),(3,4,5),(6,7))+each)
+    assert c.n_accs==[1]*8+[3]*8+[1]*8
+    assert [learn.grad_accum.n_acc_in(e) for e in range(3)]==[1,3,1]
+
+# What is warned about
+
+@pytest.mark.parametrize('n_acc,bs,n,warns', [({1: 32},2,200,True), (32,2,608,False), (31,2,248,True), (31,2,250,False), (64,4,300,True), (8,16,448,True),
+    (7,2,24,False), (256,1,20,True)])
+def test_items_taken_for_micro_batches_are_warned_about(n_acc, bs, n, warns):
+    "Fewer than 5 steps in an epoch, or fewer than 10 where 32 or more are more than a micro-batch has items: once said, and done as asked"
+    learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[GradAccum(n_acc)])
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        learn.fit(2 if warns else 1, 0.)
+    said = [str(o.message) for o in said if ' micro-batches' in str(o.message)]
+    assert len(said)==warns
+    assert all('counts micro-batches, not items' in o for o in said)
+
 # Refused
 
 class Unsized:
@@ -70,7 +94,7 @@ class Unsized:
     def __len__(self): return len(self.dl)
 
 @pytest.mark.parametrize('bs,says', [(10,'take bs=8 or bs=12,'), (3,'take bs=4 or bs=8,')])
-def test_what_does_not_divide(bs, says):
+def test_items_that_micro_batches_do_not_divide_are_refused(bs, says):
     "With the two nearest that do, before anything has changed"
     learn = learner()
     learn.fit(1, 0.05)
@@ -82,7 +106,7 @@ def test_what_does_not_divide(bs, says):
     with pytest.raises(ValueError, match='no whole number'): batch_size(learn)
 
 @pytest.mark.parametrize('accum', [GradAccum(bs=57),GradAccum(bs=1000),GradAccum({0: 1, 1: 14})], ids=repr)
-def test_more_than_an_epoch(accum):
+def test_a_window_holds_no_more_than_an_epoch(accum):
     "50 items in 13 micro-batches: a step in each epoch, of all there is, and a warning once a fit, whole micro-batches or not"
     learn,whole = learner(accum, model=bn_model),learner(GradAccum({0: 1, 1: 13} if accum.varies else 13), model=bn_model)
     with warnings.catch_warnings(record=True) as said:
@@ -95,7 +119,7 @@ def test_more_than_an_epoch(accum):
     assert learn.grad_accum.bs==50
     assert whole.grad_accum.bs==50
 
-def test_a_loader_that_does_not_say():
+def test_a_loader_that_does_not_say_its_batch_size_is_refused():
     dl = Unsized(TorchDataLoader(regression(50), 4))
     learn = quiet_learner(DataLoaders(dl, dl, device='cpu'), mlp(), cbs=[GradAccum(bs=12)])
     with pytest.raises(ValueError, match='does not say how many items it puts in a batch: set `learn.dls.train.bs`'): learn.fit(1, 0.05)
@@ -107,37 +131,31 @@ def test_a_loader_that_does_not_say():
 @pytest.mark.parametrize('args,kwargs,error,says', [((3,),dict(bs=12),ValueError,'one of them follows from the other, got 3 and 12: leave one out'),
     ((),dict(bs=0),ValueError,'`bs` must be at least 1 item, got 0'), ((),dict(bs=12.),TypeError,'`bs` must be a whole number of items'),
     ((),dict(bs={0: 12}),TypeError,'whole number of items')])
-def test_bad_bs(args, kwargs, error, says):
+def test_bad_bs_is_refused(args, kwargs, error, says):
     with pytest.raises(error, match=says): GradAccum(*args, **kwargs)
 
-# `count='items'`
+@pytest.mark.parametrize('n_acc,exc,match', [
+    (0, ValueError, 'at least 1.*got 0'), (4., TypeError, 'whole number.*got 4.0'), (True, TypeError, 'whole number.*got True'),
+    ({}, ValueError, r'as in \{0: 8, 3: 32\}; got \{\}'), ({0:0}, ValueError, 'at least 1.*got 0.*from epoch 0'),
+    ({0:1, 3:2.5}, TypeError, 'got 2.5.*from epoch 3'), ({-1:2}, ValueError, 'epochs.*got -1'), ({'0':2}, ValueError, "epochs.*got '0'")])
+def test_bad_n_acc_is_refused(n_acc, exc, match):
+    with pytest.raises(exc, match=match): GradAccum(n_acc)
 
-def spread(pred, y): return (pred-y).square().mean(1).mean()
-
-@pytest.mark.parametrize('make', [lambda count: GradAccum(3, count=count), lambda count: BatchSchedule({0: 4, 1: 12}, count=count)], ids=['accum','schedule'])
-def test_a_mean_over_items_is_said_in_a_word(make):
-    "50 items in batches of 4, the last of 2: to the bit as with a function, and without a warning, beside NoiseScale too"
-    with warnings.catch_warnings():
-        warnings.simplefilter('error', UserWarning)
-        a,b = (learner(make(o), NoiseScale(n_micro=2), model=bn_model, loss_func=spread) for o in ('items',lambda learn: len(learn.y)))
-        for o in (a,b): o.fit(2, 0.05)
-    assert torch.equal(flat(a), flat(b))
-    assert a.recorder.values==b.recorder.values
-
-def test_the_word_overrules_what_the_loss_says():
-    "`CrossEntropyLoss` averages over targets that count"
-    learn = learner(loss_func=nn.CrossEntropyLoss(ignore_index=0))
-    learn.yb,learn.pred,learn.loss_grad = (torch.tensor([0,1,2,0]),),torch.zeros(4,3),torch.zeros(())
-    assert [ElementCounter(o)(learn) for o in ('items',None)]==[4,2]
-
-@pytest.mark.parametrize('count', ['item','',3,['items']], ids=str)
-def test_bad_count(count):
-    for cls in (GradAccum,partial(BatchSchedule, {0: 12})):
-        with pytest.raises(TypeError, match="`count` must be a function.*, or 'items' for"): cls(count=count)
+@pytest.mark.parametrize('n_acc,exc,match', [(lambda epoch: 2 if epoch==0 else 0, ValueError, 'at least 1.*for epoch 1'),
+    (lambda epoch: 2 if epoch==0 else None, TypeError, 'whole number.*for epoch 1'), (bn_learner(), TypeError, 'a function of the epoch, got <.*Learner'),
+    ([2,3].__getitem__, TypeError, 'a function of the epoch, got <built-in method.*fails for epoch 2: list index out of range')])
+def test_bad_n_acc_function_is_refused_before_anything_changed(n_acc, exc, match):
+    learn = bn_learner()
+    learn.fit(1, 0.1)
+    learn.add_cb(GradAccum(n_acc))
+    before = picture(learn, only=('model','opt'))
+    with pytest.raises(exc, match=f'`n_acc` must be.*{match}'): learn.fit(3, 0.1)
+    assert changes(before, picture(learn, only=('model','opt')))==[]
+    assert_clean(learn, [0.3])
 
 # `learn.batch_size`
 
-def test_batch_size_of_a_learner():
+def test_batch_size_of_a_learner_is_what_the_function_says():
     "Before, in and after a fit what `batch_size` says"
     learn,seen = learner(GradAccum({0: 1, 1: 3})),[]
     learn.add_cb(type('Look', (Callback,), dict(after_batch=lambda self: seen.append((self.epoch,self.batch_size)) if self.training else None))())
@@ -159,10 +177,9 @@ class OwnProperty(Learner):
     def batch_size(self): return 'mine'
 
 @pytest.mark.parametrize('cls', [OwnAttribute,OwnName,OwnProperty,Learner])
-def test_it_gives_way_to_one_of_the_users(cls):
+def test_batch_size_of_a_learner_gives_way_to_one_of_the_users(cls):
     "A learner that has such an attribute of its own keeps it, and what needs the number does not ask it"
     learn = cls(loaders(regression(24), 4), mlp(), loss_func=nn.MSELoss(), cbs=[Float32Loss(),GradAccum(3)])
     if cls is Learner: learn.batch_size = 'mine'
     with learn.no_bar(), learn.no_logging(): learn.fit(1, 0.05)
     assert (learn.batch_size,learn.grad_accum.bs,batch_size(learn),learn.memory_report().bs)==('mine',12,12,4)
-

@@ -1,4 +1,4 @@
-"ScaledLR: the rate of every optimizer step over every schedule, and that nothing else is touched"
+"ScaledLR: the rate of every optimizer step over every schedule, what a rule promises of an optimizer, and that nothing else is touched"
 import math, warnings
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -7,16 +7,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, SequentialSampler
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` and its kin into `Learner`)
 from fastai.callback.core import Callback, CancelBatchException, CancelFitException
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
-from fastai.optimizer import Adam, OptimWrapper, SGD
+from fastai.optimizer import Adam, Optimizer, OptimWrapper, ranger, RMSProp, SGD, weight_decay
 from fastai_bs.all import adam_gain, adascale_gain, BatchSchedule, GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.finder.formulas import steps_anyway
-from helpers import changes, exported, flat, hypers, listed, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, RaiseAt, regression
+from helpers import changes, exported, flat, hypers, listed, loaders, mlp, momentum_sgd, noted, pairwise, picture, quiet_learner, RaiseAt, regression
+from loss_cases import rand
+
+f64 = torch.float64
 
 # Measures
 
@@ -87,7 +91,7 @@ ways = dict(ragged=(22, 4, lambda: [], [4]*3), accum_1=(22, 4, lambda: [GradAccu
     growing=(28, 2, lambda: [GradAccum({0:1,2:4})], [2,2,8]), fastai_accum=(30, 2, lambda: [GradientAccumulation(7)], [8]*3))
 
 @pytest.mark.parametrize('fit,way,warmup', pairwise([*fits], [*ways], [None,1.7]))
-def test_rate_of_every_step(fit, way, warmup):
+def test_rate_of_every_step_is_the_schedules_times_the_factor(fit, way, warmup):
     "f x s, per group, in the optimizer and as recorded; before and after, the schedule's own. A window is where the large batch would be"
     n,bs,cbs,sizes = ways[way]
     after,at_end = Note('after_batch'),Note('after_epoch')
@@ -108,7 +112,7 @@ def test_rate_of_every_step(fit, way, warmup):
     if fit!='fit': close(learn.recorder.hps['lr'], [each[e][i//k][-1] for e,k in enumerate(ks) for i in range(n_iter)]) # And at each micro-batch
 
 @pytest.mark.parametrize('n_epoch,warmup', [(1,0.1),(20,2),(60,5)])
-def test_default_warmup(n_epoch, warmup):
+def test_default_warmup_is_a_tenth_of_the_fit(n_epoch, warmup):
     "A tenth of the fit, 5 epochs at most"
     learn = learner(n=4, bs=2, cbs=[ScaledLR(1)])
     learn.fit(n_epoch, 0.01)
@@ -122,7 +126,7 @@ rules = dict(gain_inf=(adascale_gain, math.inf, lambda k,b: k), plan=(adascale_g
     partial=(partial(adascale_gain, noise_scale=40), None, lambda k,b: gain(k, 40, b)))
 
 @pytest.mark.parametrize('rule', rules)
-def test_rules(rule):
+def test_a_rule_is_handed_what_it_names(rule):
     "Growing and shrinking batches; what a rule names is handed to it"
     (f,noise,full),s = rules[rule],scheduled('one_cycle', 24, 4)
     for base_bs in (np.int64(2),16,2.5):
@@ -178,7 +182,7 @@ def blown_up(fit, exc, event, order, n_acc, at, *cbs):
 
 @pytest.mark.parametrize('exc,event,order,n_acc_at,fit', pairwise([CancelBatchException,CancelFitException,KeyboardInterrupt],
     ['before_batch','before_step','after_batch'], [-100,100], [(1,1),(3,1),(3,2)], ['fit','one_cycle']))
-def test_after_exceptions(exc, event, order, n_acc_at, fit):
+def test_rates_are_right_after_exceptions(exc, event, order, n_acc_at, fit):
     "The schedule's own rate is back, the steps that still follow and those of the next fit have the right one"
     n_acc,at = n_acc_at
     a,b = (blown_up(fit, exc, event, order, n_acc, at, *cbs) for cbs in ([ScaledLR(2, lambda k: 3*k, warmup_epochs=0)],[]))
@@ -193,7 +197,7 @@ def test_after_exceptions(exc, event, order, n_acc_at, fit):
     close(of('lr', [hypers(a)]), [[1e-2,1e-1,1.]])
 
 @pytest.mark.parametrize('order,n_acc', [(0,3), (60.5,1)])
-def test_rate_changed_in_before_batch(order, n_acc):
+def test_a_rate_changed_in_before_batch_is_scaled_once(order, n_acc):
     "Each change is scaled once; within a window of GradAccum it comes into force with the next"
     halve = Do('before_batch', lambda learn: learn.opt.set_hyper('lr', 0.1/2**((learn.train_iter+1)//2)), lambda learn: learn.iter%2==1, order)
     learn = learner(n=24, bs=2, cbs=[halve, GradAccum(n_acc), ScaledLR(1, warmup_epochs=1)])
@@ -202,8 +206,8 @@ def test_rate_changed_in_before_batch(order, n_acc):
     close(of('lr', learn.opt.seen)[:,0], [0.1/2**(6*e+(i+1)//2)*ramp(2*n_acc, e+i/12, 1) for e,i in at])
     close(learn.opt.hypers[0]['lr'], 0.1/2**12)
 
-def test_rate_changed_in_mid_batch():
-    "Is refused; as the error says, after the batch by a higher order it is the schedule's own from then on"
+def test_a_rate_changed_in_mid_batch_is_refused():
+    "As the error says, after the batch by a higher order it is the schedule's own from then on"
     def _fit(event, order):
         learn = learner(n=24, bs=2, cbs=[Do(event, set_lr(0.03), lambda learn: learn.iter==5, order), GradAccum(3), ScaledLR(1, warmup_epochs=0)])
         learn.fit(1, 0.01)
@@ -223,7 +227,7 @@ def sampled_dl(n, bs): return TorchDataLoader(regression(n), batch_sampler=Batch
 def with_loader(dl, *cbs): return learner(dls=DataLoaders(dl, fastai_dl(4, 2), device='cpu'), cbs=cbs)
 
 @pytest.mark.parametrize('dl,n,bs,n_acc,size', [(fastai_dl,20,4,100,20), (torch_dl,10,4,8,10), (sampled_dl,3,8,None,3)])
-def test_batch_size_found(dl, n, bs, n_acc, size):
+def test_the_batch_size_is_that_of_a_step(dl, n, bs, n_acc, size):
     "By every loader, with accumulation, in an epoch that is smaller than a batch or a window"
     learn = with_loader(dl(n, bs), ScaledLR(2, warmup_epochs=0), *([GradAccum(n_acc)] if n_acc else []))
     learn.fit(1, 0.001)
@@ -238,7 +242,7 @@ def caught(f):
         warnings.simplefilter('always')
         return f(),[str(o.message) for o in w]
 
-def test_keeps_still_under_lr_find(tmp_path):
+def test_scaled_lr_keeps_still_under_lr_find(tmp_path):
     "The rates and weights of the learner without, and each time it says so; then it works"
     def _run(*cbs):
         learn = learner(n=24, bs=2, cbs=[GradAccum(2), *cbs], path=tmp_path)
@@ -258,7 +262,7 @@ def test_keeps_still_under_lr_find(tmp_path):
 
 # The noise scale
 
-def test_noise_scale_that_runs_along():
+def test_a_noise_scale_that_runs_along_sets_the_factor():
     "No factor until its first window is measured, then that of its present value, at each window; so in the next fit too"
     noise = NoiseScale()
     note = Note('before_batch', lambda learn: noise.noise_scale)
@@ -293,7 +297,7 @@ def test_a_rule_and_a_noise_scale_belong_together():
 # Weight decay
 
 @pytest.mark.parametrize('fit,opt_func,n_acc', [('fit',partial(SGD, decouple_wd=False),1), ('one_cycle',adamw,3)])
-def test_scale_wd(fit, opt_func, n_acc):
+def test_scale_wd_is_whether_the_decay_of_a_step_goes_with_the_rate(fit, opt_func, n_acc):
     "False: lr*wd of each group at each step is that without ScaledLR; True: wd is left alone. Afterwards it is put back"
     def _run(*cbs):
         learn,after = learner(n=24, bs=4, cbs=[GradAccum(n_acc), *cbs], opt_func=opt_func),Note('after_batch')
@@ -309,13 +313,159 @@ def test_scale_wd(fit, opt_func, n_acc):
     assert (wd[6//n_acc:,0]<0.1/3.9).all()
     assert lr[-1,0]/lr0[-1,0]==pytest.approx(4*n_acc, rel=1e-12)
 
+def count_items(learn): return len(learn.x)
+
+# SGD: k small steps and one large one
+
+class Linear(nn.Module):
+    "Linear in its weights, so that no step changes a gradient"
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Parameter(rand(5, seed=1)),nn.Parameter(rand(5, seed=2))
+    def forward(self, z): return (z@self.a + z.square()@self.b)[:,None]
+
+def linear_learner(zs, bs, cbs=(), opt_func=SGD, groups=False):
+    splitter = (lambda m: [[m.a],[m.b]]) if groups else (lambda m: [list(m.parameters())])
+    return quiet_learner(loaders([(z,z[:1]) for z in zs], bs), Linear(), lambda pred,targ: pred.mean(), opt_func, cbs=cbs, splitter=splitter)
+
+@pytest.mark.parametrize('k,by,groups', pairwise([2,32], ['loader','GradAccum','both'], [False,True]))
+def test_k_small_steps_are_one_large_one(k, by, groups):
+    zs,lr = rand(128, 5, seed=3),slice(0.01,0.1) if groups else 0.1
+    n_acc = dict(loader=1, GradAccum=k, both=2)[by]
+    cbs = [ScaledLR(2, warmup_epochs=0), GradAccum(n_acc, count=count_items)]
+    small,large = linear_learner(zs, 2, groups=groups),linear_learner(zs, 2*k//n_acc, cbs, groups=groups)
+    for learn in (small,large): learn.fit(2, lr)
+    assert len(large.recorder.lrs)==2*64//k
+    assert len(small.recorder.lrs)==128
+    assert (flat(small)-flat(large)).abs().max() <= 1e-13
+    for p,seed,g,rate in ((large.model.a,1,zs,0.01 if groups else 0.1),(large.model.b,2,zs**2,0.1)): # Mean gradient times the sum of the rates
+        assert (p.detach()-rand(5, seed=seed)+128*rate*g.mean(0)).abs().max() <= 1e-12
+
+@pytest.mark.parametrize('by,warmup,scale_wd,decouple_wd', pairwise(['loader','GradAccum'], [0,1.5], [True,False], [True,False]))
+def test_weight_decay_is_that_of_the_closed_form(by, warmup, scale_wd, decouple_wd):
+    "w <- (1-d)w - k lr g per step, where d is k lr wd, or lr wd with `scale_wd=False`"
+    k,lr,wd,z = 8,0.05,0.3,rand(5, seed=3)
+    n_acc,(look,seen) = k if by=='GradAccum' else 1,noted('before_step', hypers)
+    cbs = [ScaledLR(2, warmup_epochs=warmup, scale_wd=scale_wd), GradAccum(n_acc, count=count_items), look]
+    learn = linear_learner([z]*64, 2*k//n_acc, cbs, partial(SGD, decouple_wd=decouple_wd))
+    learn.fit(3, lr, wd=wd)
+    fs = [1+(k-1)*min(1,i/4/warmup) if warmup else k for i in range(12)] # 4 steps to the epoch
+    ds = [(f if scale_wd else 1)*lr*wd for f in fs]
+    for p,w,g in ((learn.model.a,rand(5, seed=1),z),(learn.model.b,rand(5, seed=2),z**2)):
+        want = w*math.prod(1-d for d in ds) - sum(f*lr*math.prod(1-d for d in ds[i+1:])*g for i,f in enumerate(fs))
+        assert (p.detach()-want).abs().max() <= 1e-12
+    assert [h['wd']*h['lr'] for h, in seen]==pytest.approx(ds, rel=1e-12)
+    assert learn.opt.hypers[0]['wd']==wd
+    assert learn.opt.hypers[0]['lr']==lr
+
+# Velocities that hold the rate
+
+def velocity(p, lr, mom, vel=None, **kwargs):
+    "fastai: v = mom*v + lr*g"
+    return dict(vel=(torch.zeros_like(p) if vel is None else vel).mul_(mom).add_(p.grad.data, alpha=lr))
+velocity.defaults = dict(mom=0.9)
+
+def velocity_step(p, vel, **kwargs): p.data.sub_(vel)
+
+def Folded(params, lr, **kwargs): return Optimizer(params, [weight_decay, velocity, velocity_step], lr=lr, **kwargs)
+
+class TorchFolded(torch.optim.Optimizer):
+    "The same for torch; with an attribute of its own, which torch's optimizers do not take along when they are copied"
+    def __init__(self, params, lr, momentum=0.9, weight_decay=0.):
+        super().__init__(params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
+        self.nm = 'buf'
+    @torch.no_grad()
+    def step(self, closure=None):
+        for g in self.param_groups:
+            for p in g['params']:
+                if p.grad is None: continue
+                v = self.state[p].setdefault(self.nm, torch.zeros_like(p))
+                v.mul_(g['momentum']).add_(p.grad + g['weight_decay']*p, alpha=g['lr'])
+                p.sub_(v)
+
+pairs = { # The optimizer, and its reference that keeps the rate out
+    'fastai': (Folded, partial(SGD, mom=0.9)),
+    'torch': (partial(OptimWrapper, opt=TorchFolded), partial(OptimWrapper, opt=torch.optim.SGD, momentum=0.9))}
+
+class Branches(nn.Module):
+    "Its first branch is used at each forward pass, the second one in two of five"
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one,self.two,self.head,self.n = nn.Linear(5,4).to(f64),nn.Linear(5,4).to(f64),nn.Linear(4,2).to(f64),0
+    def forward(self, x):
+        self.n += self.training
+        return self.head(torch.tanh(self.one(x) + (self.two(x) if self.n%5 in (3,4) else 0)))
+
+class NoGrads(Callback):
+    "Leaves no gradient after a step, as torch's `zero_grad` does and fastai's does not; notes where parameters had none"
+    order = 99
+    def __init__(self): self.none = []
+    def before_step(self): self.none.append(any(p.grad is None for p in self.learn.model.two.parameters()))
+    def after_step(self):
+        for p in self.learn.model.parameters(): p.grad = None
+        self.opt.zero_grad()
+    def before_epoch(self):
+        for p in self.learn.model.parameters(): p.grad = None
+
+def branch_groups(m): return [list(m.one.parameters()),[*m.two.parameters(),*m.head.parameters()]]
+
+def train(opt_func, how, correction=False, n_acc=1, cbs=()):
+    "`how(learn)` fits; with k=8, or n_acc of it by GradAccum"
+    learn = quiet_learner(loaders(regression(64), 16//n_acc), Branches(), opt_func=opt_func, splitter=branch_groups,
+        cbs=[ScaledLR(2, warmup_epochs=1.5, momentum_correction=correction), *([GradAccum(n_acc)] if n_acc>1 else []), *cbs])
+    how(learn)
+    return learn
+
+def off(a, b): return (flat(a)-flat(b)).abs().max().item()
+
+def assert_restores(opt, how, n_acc=1, cbs=lambda: []):
+    "With the correction it is the training of the reference, without it another one"
+    want = train(pairs[opt][1], how, n_acc=n_acc, cbs=cbs())
+    assert off(train(pairs[opt][0], how, True, n_acc, cbs()), want) <= 1e-10
+    assert off(train(pairs[opt][0], how, False, n_acc, cbs()), want) > 1e-5
+    return want
+
+def frozen(learn):
+    for is_frozen,n_epoch in ((True,2),(False,2),(True,1),(False,1)):
+        learn.freeze() if is_frozen else learn.unfreeze()
+        learn.fit(n_epoch, slice(0.002,0.02))
+
+hows = dict(
+    groups=lambda learn: learn.fit_one_cycle(4, slice(0.004,0.03)),
+    wd=lambda learn: learn.fit_flat_cos(4, slice(0.004,0.02), pct_start=0.3, wd=0.1),
+    frozen=frozen)
+
+@pytest.mark.parametrize('how,opt,n_acc', pairwise([*hows], [*pairs], [1,4]))
+def test_correction_restores_the_reference(how, opt, n_acc): assert_restores(opt, hows[how], n_acc)
+
+@pytest.mark.parametrize('opt,n_acc', [('fastai',2), ('torch',1)])
+def test_correction_where_parameters_have_no_gradient_for_some_windows(opt, n_acc):
+    "Their velocity stands still while the rate moves on"
+    none = assert_restores(opt, hows['groups'], n_acc, lambda: [NoGrads()]).no_grads.none
+    assert 2<sum(none)<len(none)  # There, gone and there again
+    assert any(b and not a for a,b in zip(none, none[1:]))
+
+# Where there is none
+
+t_opt = lambda nm, **kwargs: partial(OptimWrapper, opt=getattr(torch.optim, nm), **kwargs)
+without = [partial(SGD, mom=0.9, wd=0.1, decouple_wd=False), Adam, partial(RMSProp, mom=0.9), ranger,
+    t_opt('SGD', momentum=0.9, nesterov=True, weight_decay=0.1), t_opt('Adam', amsgrad=True)]
+
+@pytest.mark.parametrize('opt_func', without)
+def test_correction_is_refused_where_there_is_nothing_to_correct(opt_func):
+    learn = quiet_learner(loaders(regression(32), 4), Branches(), opt_func=opt_func, cbs=ScaledLR(2, momentum_correction=True))
+    before = flat(learn).clone()
+    with pytest.raises(ValueError, match="`momentum_correction` is for optimizers that keep the learning rate in their velocity"): learn.fit(1, 1e-3)
+    assert torch.equal(flat(learn), before)
+
 # Bad input
 
 @pytest.mark.parametrize('kwargs,exc', [(dict(base_bs=0), ValueError), (dict(base_bs=math.inf), ValueError), (dict(base_bs=True), TypeError),
     (dict(base_bs='64'), TypeError), (dict(base_bs=0.1), ValueError), (dict(rule=2), TypeError),
     (dict(warmup_epochs=-1), ValueError), (dict(warmup_epochs='5'), TypeError),
     (dict(noise_scale='7'), TypeError), (dict(noise_scale=SimpleNamespace(noise_scale='7')), TypeError), (dict(noise_scale=math.nan), ValueError)], ids=str)
-def test_bad_arguments(kwargs, exc):
+def test_bad_arguments_are_refused(kwargs, exc):
     with pytest.raises(exc, match=f'`{[*kwargs][0]}` must '): ScaledLR(**{'base_bs': 8, 'rule': adascale_gain, **kwargs})
 
 @pytest.mark.parametrize('cbs,exc,match', [*(([ScaledLR(2, lambda k,res=res: res)], exc, match) for res,exc,match in [
@@ -324,7 +474,7 @@ def test_bad_arguments(kwargs, exc):
     ([ScaledLR(2), ScaledLR(4)], ValueError, 'learner has 2 ScaledLR: remove the others'),
     ([ScaledLR(2, lambda k: k if k<3 else math.nan), GradAccum({1:2})], ValueError, 'got nan'), # Right for the small batches of the first epoch
     ([ScaledLR(2, adascale_gain, noise_scale=NoiseScale())], ValueError, 'not known.*never will be.*add it to them, or give a number')])
-def test_refused_before_anything_has_changed(cbs, exc, match):
+def test_what_cannot_be_scaled_is_refused_before_anything_has_changed(cbs, exc, match):
     "Nor anything drawn; without the callback the learner then fits as ever, and with it validates as ever"
     learn,twin = (learner(opt_func=momentum_sgd) for _ in range(2))
     with learn.added_cbs(cbs): assert learn.validate()==twin.validate()
@@ -341,7 +491,7 @@ def few(f): return [o[:o.index(', as any')] for o in caught(f)[1] if 'optimizer 
 @pytest.mark.parametrize('cbs,n_epoch,says', [([ScaledLR(2)],9,'54 optimizer steps are few for 2 times the rate'), ([ScaledLR(2)],14,None),
     ([ScaledLR(1),GradAccum(2)],20,'60 optimizer steps are few for 8 times the rate'), ([ScaledLR(4),GradAccum({0:1,2:4})],4,None), ([ScaledLR(3)],9,None),
     ([GradAccum({0:2,3:4}),ScaledLR(2)],4,'11 optimizer steps are few for 4 times the rate'), ([BatchSchedule({0:4,2:8}, linear_scaling)],4,None)], ids=str)
-def test_few_steps_for_a_rate(cbs, n_epoch, says):
+def test_few_steps_for_a_rate_are_warned_about(cbs, n_epoch, says):
     "Fewer than any batch size needs, all of them at twice the rate or more: said once in a fit"
     assert few(lambda: learner(cbs=cbs).fit(n_epoch, 1e-4))==([says] if says else [])
 
@@ -353,12 +503,12 @@ def test_few_steps_are_of_what_is_trained():
     for f in (learn.lr_find,partial(learn.bs_find, 0.01, num_it=24)): assert few(lambda: f(show_plot=False))==[] # noqa: B023
     assert ScaledLR.steps_anyway==steps_anyway
 
-def test_warmup_that_is_longer_than_the_fit():
+def test_a_warmup_that_is_longer_than_the_fit_is_warned_about():
     learn = learner(cbs=[ScaledLR(1, warmup_epochs=5)])
     with pytest.warns(UserWarning, match='is longer than the fit: the warmup lasts 2 epochs, .*gets no more than 40% of the way from 1'): learn.fit(2, 0.01)
     close(of('lr', learn.opt.seen)[-1,0], 0.01*(1+3*(2-1/6)/5))
 
-def test_save_load_export(tmp_path):
+def test_a_learner_with_it_is_exported_and_loaded(tmp_path):
     cbs = [GradAccum(2), ScaledLR(1, adascale_gain, noise_scale=20., warmup_epochs=0)]
     learn = quiet_learner(listed(12), mlp(2, 1, dtype=torch.float32), cbs=cbs, path=tmp_path)
     learn.fit_one_cycle(1, 0.1)

@@ -8,17 +8,16 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelFitException,
                                   CancelTrainException)
 from fastai.callback.rnn import rnn_cbs
 from fastai.callback.schedule import fit_one_cycle # noqa: F401, it adds the method
 from fastai.callback.training import GradientClip
 from fastai.losses import CrossEntropyLossFlat
-from fastai.optimizer import Adam, OptimWrapper, SGD
+from fastai.optimizer import Adam, SGD
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
-from fastai_bs.all import GradAccum, NoiseScale, plot_noise_scale
+from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.noise.estimator import pooled
 from fastai_bs.noise.noise_scale import Moments
 from helpers import (RaiseAt, ScaledLoss, changes, exported, left_behind, listed, loaders, mlp, n_kept, quiet_learner, regression, set_seed,
@@ -89,7 +88,7 @@ def test_rows_are_those_of_the_items(kind, bs, n_acc):
     rows = window_rows(task_grads(kind), windows_in_order(203, bs, n_acc), torch.full((203,), elems_of[kind]))
     assert_rows(measure(*task(kind), bs, n_acc).df, rows)
 
-def test_exact_noise_scale(kind='tokens'):
+def test_the_exact_noise_scale_is_found(kind='tokens'):
     exact = noise_scale(task_grads(kind, 200))
     noise = measure(*task(kind, 200), n_epoch=3, shuffle=True)
     assert len(noise.df)>=50  # The window holds 10 items
@@ -97,7 +96,7 @@ def test_exact_noise_scale(kind='tokens'):
     assert noise.ci[0] <= exact <= noise.ci[1]
     assert abs(z_score(noise.df, elems_of[kind]*exact)) <= 3 < abs(z_score(noise.df, exact)) # In elements, not in items
 
-def test_exact_noise_scale_with_class_weights():
+def test_the_exact_noise_scale_is_found_with_class_weights():
     "An element is a unit of weight"
     items,model,loss_func = classes(600),mlp(n_out=3),nn.CrossEntropyLoss(weight=torch.tensor([1,2,0.5], dtype=torch.float64))
     rows,weights = item_grads(model, loss_func, items),loss_func.weight[torch.stack([y for _,y in items])]
@@ -106,7 +105,7 @@ def test_exact_noise_scale_with_class_weights():
     assert abs(z_score(df, noise_scale(rows, weights))) <= 3 < abs(z_score(df, noise_scale(rows)))
 
 @pytest.mark.parametrize('own', [False,True])
-def test_rows_of_tokens_that_count(own):
+def test_rows_are_those_of_the_tokens_that_count(own):
     "There are micro-batches in which nothing counts, and some windows with one in which something does; also by a `count` for a loss of one's own"
     items,model,loss_func = token_task(150, 0.8)
     accum = GradAccum(3, count=(lambda learn: (learn.yb[0]!=-100).sum()) if own else None)
@@ -114,54 +113,6 @@ def test_rows_of_tokens_that_count(own):
     rows = expected(items, model, loss_func, windows_in_order(150, 1, 3), n_kept(items))
     assert len(rows)<50
     assert_rows(measure(items, model, loss_func, 1, cbs=[accum]).df, rows)
-
-# Parameters of all kinds
-
-def test_a_frozen_group_is_left_out():
-    items,model,loss_func,noise = regression(60),mlp(),nn.MSELoss(),NoiseScale()
-    learn = quiet_learner(loaders(items, 3), model, loss_func, cbs=[GradAccum(4), noise], splitter=lambda m: [[*m[0].parameters()],[*m[2].parameters()]])
-    for frozen in (True,False):
-        (learn.freeze if frozen else learn.unfreeze)()
-        learn.fit(1, 0.)
-        assert_rows(noise.df, expected(items, model, loss_func, windows_in_order(60, 3, 4)))
-
-class Extra(nn.Module):
-    "A layer that forward does not use, and one that it uses for some micro-batches only"
-    def __init__(self):
-        super().__init__()
-        self.main,self.unused,self.rare = mlp(),nn.Linear(5,5).double(),nn.Linear(5,2).double()
-    def forward(self, x): return self.main(x) + (self.rare(x) if x[0,0]>0 else 0)
-
-def test_parameters_without_a_gradient():
-    items,model = [(x.abs() if i>=30 else -x.abs(), y) for i,(x,y) in enumerate(regression(60))],Extra()
-    assert_rows(measure(items, model, nn.MSELoss(), 3, 2).df, expected(items, model, nn.MSELoss(), windows_in_order(60, 3, 2)))
-    assert model.unused.weight.grad is None
-
-def test_sparse_gradients():
-    "The rows of dense ones"
-    items,dense,loss_func = task('embeddings', 60)
-    sparse = Embeddings(sparse=True).double()
-    sparse.load_state_dict(dense.state_dict())
-    a,b = (measure(items, m, loss_func, 3, 4, lr=0.1, opt_func=partial(OptimWrapper, opt=torch.optim.SGD)).df for m in (dense,sparse))
-    assert_rows(b, a)
-
-class Checkpointed(nn.Module):
-    def __init__(self, **kwargs):
-        super().__init__()
-        self.a,self.b,self.kwargs = mlp(5,5),mlp(5,2),kwargs
-        self.b[0].weight = self.a[0].weight # Used in two segments
-    def forward(self, x):
-        if not self.kwargs: return self.b(self.a(x))
-        x = x.clone().requires_grad_()
-        return checkpoint(self.b, checkpoint(self.a, x, **self.kwargs), **self.kwargs)
-
-def test_checkpointing():
-    "The rows are those without; the reentrant kind brings gradients in parts and is refused"
-    plain,checked = (measure(regression(60), Checkpointed(**o), nn.MSELoss(), 3, 4).df for o in ({}, {'use_reentrant': False}))
-    assert_rows(checked, plain)
-    model = Checkpointed(use_reentrant=True)
-    with pytest.raises(RuntimeError, match='use_reentrant=False'): measure(regression(60), model, nn.MSELoss(), 3, 4)
-    assert n_hooks(model)==0
 
 # What other callbacks do
 
@@ -261,17 +212,17 @@ def test_no_hook_stays(event, exc, there):
 
 # What is refused, and what is said
 
-def test_two_are_refused():
+def test_two_noise_scales_are_refused():
     learn = quiet_learner(loaders(regression(30), 2), mlp(), cbs=[GradAccum(2), NoiseScale(), NoiseScale(0.9)])
     with pytest.raises(ValueError, match='learner has 2 NoiseScale: remove'): learn.fit(1, 0.1)
 
 bad = dict(beta=(0,1,float('nan')), ci=(0,'0.9'), every=(0,1.5,True), n_micro=(1,None))
 
 @pytest.mark.parametrize('kwargs', [{nm: v} for nm,values in bad.items() for v in values], ids=str)
-def test_arguments_out_of_range(kwargs):
+def test_arguments_out_of_range_are_refused(kwargs):
     with pytest.raises((ValueError,TypeError), match=f'`{[*kwargs][0]}`'): NoiseScale(**kwargs)
 
-def test_rows_and_properties():
+def test_properties_are_those_of_the_last_row():
     noise,other = (measure(regression(203), mlp(), nn.MSELoss(), noise=NoiseScale(**o)) for o in ({},dict(ci=0.8)))
     df = noise.df
     numbers = 'n_elems','tr_sigma','g_sq','noise_scale','low','high','mean_tr_sigma','mean_g_sq'
@@ -293,16 +244,6 @@ def test_a_learner_with_it_is_exported_and_loaded(tmp_path):
     assert other.noise_scale.beta==0.9
     assert len(other.noise_scale.df)==6
     pd.testing.assert_frame_equal(other.noise_scale.df, learn.noise_scale.df)
-
-def test_plot():
-    df = measure(regression(203), mlp(), nn.MSELoss()).df
-    ax = plot_noise_scale(df, bs=10)
-    line,base = ax.lines[:2]
-    ok = np.isfinite(df.noise_scale)
-    np.testing.assert_allclose(line.get_xydata(), np.stack([df.n_items.cumsum()[ok],df.noise_scale[ok]], 1))
-    assert ax.get_yscale()=='log'
-    assert set(base.get_ydata())=={10}
-    assert len(ax.collections)==1
 
 def test_drift_is_of_what_the_means_look_back_on():
     "With `beta` of 0.95 of 20 measurements: not of fewer, nor of a fall before them"

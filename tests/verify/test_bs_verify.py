@@ -1,4 +1,4 @@
-"`learn.bs_verify`: what it trains, that nobody can tell it was called, interrupts, failures, and what it refuses"
+"`learn.bs_verify`: that nobody can tell it was called, interrupts, failures, what it finds and what it refuses"
 import inspect
 import math
 from dataclasses import replace
@@ -18,24 +18,14 @@ from fastai.optimizer import Adam, SGD
 from fastai_bs.all import batch_size, BatchPlan, GradAccum, ScaledLR, sqrt_scaling
 from fastai_bs.finder.cycle import rate_at
 from fastai_bs.finder import bs_find
-from fastai_bs.finder.plan import Device, RateTrial
+from fastai_bs.finder.plan import RateTrial
 from fastai_bs.learner.loop import callback_of
-from fastai_bs.verify.compare import least_dof, parts
 from fastai_bs.verify import trainings
-from fastai_bs.verify.trainings import Trials, short_training
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, set_seed
 from gloo_ranks import on_ranks
-from plans import secs
 from test_finder import _after_training, _nothing, convnet_learner, learners, plain_training, training
 
 pytestmark = [pytest.mark.usefixtures('short','short_find'), pytest.mark.filterwarnings('ignore')]
-
-@pytest.fixture
-def short_find(monkeypatch):
-    "What the plan says matters little here: of the time of trials, most would be its mock training"
-    find = Learner.bs_find
-    monkeypatch.setattr(Learner, 'bs_find', lambda self, *args, **kwargs: find(self, *args, **{**kwargs, 'num_it': 40}))
-    return find # Of its own length
 
 def verify(learn, **kwargs): return learn.bs_verify(**{**dict(lr=0.01, n_epoch=5, sizes=[8,16], rates=(1,), n_runs=1), **kwargs})
 
@@ -59,7 +49,7 @@ def interrupt(_): raise KeyboardInterrupt
 
 @pytest.mark.slow
 @pytest.mark.parametrize('nm,first', [('awd_lstm',_nothing), ('scaled_lr',_after_training)])
-def test_cannot_be_noticed(nm, first):
+def test_a_verification_cannot_be_noticed(nm, first):
     mock = partial(verify, sizes=[2,4], n_epoch=3) if nm=='awd_lstm' else partial(verify, sizes=[16,32], n_epoch=10)
     assert changes(plain_training(nm, first), training(learners[nm], first, mock))==[]
 
@@ -74,7 +64,7 @@ def failing(learn, error, event, trial):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('error,event,trial', [(KeyboardInterrupt,'after_backward',1), (ValueError,'after_fit',2)])
-def test_an_exception_in_any_trial(error, event, trial):
+def test_an_exception_in_any_trial_leaves_nothing_behind(error, event, trial):
     "Before two sizes were trained for the whole length an interrupt passes on"
     assert changes(plain_training('convnet', _nothing), training(convnet_learner, mock=partial(failing, error=error, event=event, trial=trial)))==[]
 
@@ -98,85 +88,7 @@ def test_trials_find_out_which_rates_hold(equal, held, monkeypatch):
     monkeypatch.setattr(bs_find, 'with_rate_tried', lambda learn, plan: replace(plan, rate=RateTrial(held=4)))
     assert verify(reg_learner(), equal=equal, sizes=[4,8]).planned.rate.held==held
 
-# What is trained
-
-class Spy(Callback):
-    "What each training does: items, rates and batches of it"
-    order,run_valid = 70,False
-    fits = []
-    def before_fit(self):
-        accum = callback_of(self.learn, GradAccum)
-        Spy.fits.append(dict(n_acc=accum.n_acc_in(0) if accum else 1, bs=self.dls.train.bs, lrs=[], items=[]))
-    def before_batch(self):
-        Spy.fits[-1]['lrs'].append(self.opt.hypers[-1]['lr'])
-        Spy.fits[-1]['items'] += self.yb[0][:,0].tolist()
-
-@pytest.mark.parametrize('cbs,bs', [((),4), ((GradAccum(2),ScaledLR(4)),8)], ids=['plain','accumulated'])
-def test_trials_are_annealed_from_here_at_the_rule_s_rates(cbs, bs):
-    Spy.fits = []
-    learn = reg_learner(cbs=[*cbs,Spy()], opt_func=partial(SGD, mom=0.9))
-    v = verify(learn, lr=1e-4, sizes=[bs,2*bs], rates=(0.5,2), n_epoch=12)
-    assert v.planned.at(2*bs).scaled_lr>v.planned.lr
-    fits = [o for o in Spy.fits if max(o['lrs'], default=0)>0][-len(v.df):] # A validation begins a fit, too
-    trials,first_items = Trials(learn, v.planned, 12, 'time', v.tried),{}
-    for row,fit in zip(v.df.to_dict('records'), fits):
-        p,n = v.planned.at(row['bs']),row['n_acc']
-        assert (row['micro_bs'],n)==(p.micro_bs,p.n_acc)==(fit['bs'],fit['n_acc'])
-        assert row['items']==len(fit['items'])
-        assert row['lr']==pytest.approx(p.scaled_lr*row['factor'])
-        assert row['steps']==trials.n_steps(row['bs'], row['part'])
-        rates = row['lr']*np.array([rate_at(i/row['steps']) for i in range(row['steps'])])
-        assert np.allclose(fit['lrs'][::n][:row['steps']], rates, rtol=1e-4) # Windows tile the epoch
-        first_items.setdefault(row['run'], set()).add(tuple(fit['items'][:8]))
-    assert set(v.df.factor)=={0.5,2.}
-    assert set(v.df.part)<=set(parts)
-    assert all(len(o)==1 for o in first_items.values())  # All arms alike, each run anew
-    assert len(set.union(*first_items.values()))==len(first_items)>1
-
-def test_equal_time(monkeypatch):
-    monkeypatch.setattr('fastai_bs.finder.bs_find._device', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01)) # The same on any machine
-    v = verify(reg_learner(256), sizes=[8,16,32], rates=(1,3), n_epoch=4, n_runs=2)
-    whole,time = v.df[v.df.part==1],v.n_epoch*v.planned.epoch_time
-    for o in whole.itertuples(): assert o.steps*v.planned.step_time_at(o.bs)==pytest.approx(time, abs=v.planned.step_time_at(o.bs)*(1+4*math.ceil(o.items/256)))
-    assert whole.bs.nunique()==3
-    assert 4 in whole.bs.values
-    assert set(whole.run)=={1,2,3}
-    assert v.spread.dof>=least_dof
-    assert v.verdict!='unknown'
-    assert set(v.df[v.df.part<1].run)=={0}
-    assert v.df[v.df.part==1/16].groupby('bs').factor.nunique().tolist()==[2]*4
-    assert len(v.df[v.df.part==1/4])==4
-    steps = v.df.groupby(['bs','part']).steps.first().unstack()
-    for part in parts[:2]: assert np.allclose(steps[part].dropna(), (part*steps[1.]).loc[steps[part].dropna().index].fillna(steps[part]), atol=1)
-
-def test_equal_items():
-    v = verify(reg_learner(), n_epoch=9.5, n_runs=2, equal='items')
-    assert set(v.df.part)=={1.}
-    assert set(v.df['items'])=={608}
-    assert v.df.bs.tolist()==[4,8,16]*3
-    assert (v.n_epoch,v.planned.today.n_epoch)==(9.5,10) # A plan is for whole epochs
-    assert v.critical_bs in (4,8,16)
-    assert v.critical_range[0]<=v.critical_bs<=v.critical_range[1]
-    assert v.verdict!='unknown'
-
-def test_as_planned(monkeypatch):
-    "Today's training and the plan's, as often as tells something: its rate, its epochs and its weight decay, whole trainings only"
-    ran = at_trial(monkeypatch, 0, interrupt)
-    monkeypatch.setattr(BatchPlan, 'n_epoch_exact', property(lambda self: 10. if self.bs==self.bs_now else 14.))
-    learn = reg_learner()
-    was = picture(learn)
-    v = verify(learn, sizes=[16], n_epoch=10, n_runs=2, rates=None, equal='plan')
-    plan = v.planned.at(16)
-    expected = {(4,160,0.01,v.planned.today.wd),(16,4*plan.n_epoch,plan.scaled_lr,plan.wd)}
-    assert plan.n_epoch==14
-    assert {(o.micro_bs*o.n_acc,o.n_steps,o.lr,o.wd) for o in ran}==expected
-    assert len(v.df)==8
-    assert (v.df.part==1).all()
-    assert v.verdict!='unknown'
-    assert v.rates==(1,)
-    assert v.bs in (4,16)
-    assert v.epochs==v.plan.n_epoch
-    assert changes(was, picture(learn))==[]
+# What is advised
 
 @pytest.mark.parametrize('equal', ['time','items','plan'])
 def test_what_is_advised_was_tried(equal):
@@ -199,41 +111,9 @@ def test_a_plan_that_stays_has_no_size_to_try(monkeypatch):
     monkeypatch.setattr(BatchPlan, 'bs', property(lambda self: self.bs_now))
     with pytest.raises(ValueError, match="The plan stays at today's 4, so there is no other size to try"): verify(reg_learner(), sizes=None, equal='plan')
 
-# One training
-
-def test_the_training_loss_is_that_of_the_last_tenth():
-    learn,losses = reg_learner(),[]
-    class Losses(Callback):
-        run_valid = False
-        def after_loss(self): losses.append(self.learn.loss.item())
-    learn.add_cb(Losses())
-    t = short_training(learn, 4, 1, 0.01, 100, 0, 20)
-    assert t.train_loss==pytest.approx(np.mean(losses[90:]), rel=1e-6)
-    assert t.items==400
-
-def test_validation_is_of_items_from_all_over_the_set_at_the_end():
-    "Sorted by class, as it may be; and of the model as it is then"
-    learn,seen,other = reg_learner(valid=regression(1000, dtype=torch.float32, seed=2)),[],reg_learner()
-    class Seen(Callback):
-        def before_batch(self): seen.append((self.training,self.yb[0][:,0].tolist()))
-        def after_validate(self): other.model.load_state_dict(self.learn.model.state_dict())
-    learn.add_cb(Seen())
-    t = short_training(learn, 4, 1, 0.01, 40, 0, 100) # Two and a half epochs, without a validation on the way
-    trains = [o for o,_ in seen]
-    assert trains==sorted(trains, reverse=True)
-    assert sum(trains)==40
-    order = [y[0].item() for _,y in learn.dls.valid.dataset]
-    at = [order.index(y) for is_training,items in seen if not is_training for y in items]
-    assert len(at)==100
-    assert min(at)==0
-    assert max(at)==999
-    assert max(np.diff(at))<=11
-    x,y = (torch.stack(o) for o in zip(*(learn.dls.valid.dataset[i] for i in at)))
-    assert t.valid_loss==pytest.approx(nn.MSELoss()(other.model(x), y).item(), rel=1e-5)
-
 # What it finds
 
-def test_no_validation_set():
+def test_without_a_validation_set_the_training_loss_decides():
     dls = DataLoaders(DataLoader(regression(64, dtype=torch.float32), bs=4, num_workers=0), DataLoader([], bs=4, num_workers=0), device='cpu')
     v = verify(quiet_learner(dls, mlp(dtype=torch.float32), opt_func=Adam))
     assert v.df.valid_loss.isna().all()
@@ -270,7 +150,7 @@ def _verified_on_rank(r):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('ranks')
-def test_ranks_see_the_same():
+def test_ranks_verify_the_same():
     first,second = on_ranks(_verified_on_rank, 2)
     assert first==second
     assert first[0]==8
@@ -279,7 +159,7 @@ def test_ranks_see_the_same():
     assert min(first[3])==max(first[3])
 
 @pytest.mark.slow
-def test_the_critical_batch_size_of_a_noisy_quadratic(short_find, monkeypatch):
+def test_the_critical_batch_size_of_a_noisy_quadratic_is_found(short_find, monkeypatch):
     "Whose losses are known, by the moments of the weights along the one-cycle"
     monkeypatch.setattr(Learner, 'bs_find', short_find)
     h,sizes = torch.logspace(0, -1.5, 10),[16,64,128,256]
@@ -322,11 +202,11 @@ bad = [(dict(lr=[0.,1.]), ValueError, '`lr` must be above 0'), (dict(n_epoch='x'
     (dict(n_runs=0), ValueError, '`n_runs` must be at least 1 training, got 0')]
 
 @pytest.mark.parametrize('kwargs,error,match', bad, ids=[str(o[0]) for o in bad])
-def test_bad_arguments(kwargs, error, match):
+def test_bad_arguments_are_refused(kwargs, error, match):
     learn = reg_learner()
     was = picture(learn)
     with pytest.raises(error, match=match): verify(learn, **kwargs)
     assert changes(was, picture(learn))==[]
 
-def test_a_loss_that_is_nan_at_all_sizes():
+def test_a_loss_that_is_nan_at_all_sizes_is_an_error():
     with pytest.raises(ValueError, match='No training of the batch sizes 4, 8, 16 ended with a loss that is finite'): verify(reg_learner(cbs=NanAt(4, 8, 16)))

@@ -76,7 +76,7 @@ places = ['before_batch','forward','after_pred','after_loss','before_backward','
 struck_at = {3: [(0,11),(7,2,12)], 1: [(0,),(12,)]}
 
 @pytest.mark.parametrize('event,n_acc,at', [(e,n_acc,at) for i,e in enumerate(places) for n_acc,ats in struck_at.items() for at in ats[i%2]])
-def test_as_if_nothing_had_happened(event, n_acc, at):
+def test_training_goes_on_as_if_nothing_had_happened(event, n_acc, at):
     "13 micro-batches in an epoch, the last one of 2 items: three to a window, or each on its own"
     plain,struck = undisturbed(n_acc=n_acc),learner([s := Strike(event, [13+at])], n_acc=n_acc)
     said = fit(struck)
@@ -92,7 +92,7 @@ def test_as_if_nothing_had_happened(event, n_acc, at):
 before,after = GradAccum.order-1,GradAccum.order+1
 
 @pytest.mark.parametrize('most,n_parts', [(4,2), (1,8)])
-def test_until_it_fits(most, n_parts):
+def test_a_batch_is_split_until_it_fits(most, n_parts):
     "8 items at a time do not fit, ever"
     plain,struck = undisturbed(bs=8),learner([s := Strike('forward', range(100), most=most, times=100)], bs=8)
     said = fit(struck)
@@ -111,7 +111,7 @@ def both(strike, prepare=None, **kwargs):
     assert strike.struck
     return plain,struck
 
-def test_no_part_left():
+def test_an_item_that_does_not_fit_is_an_error():
     "A single item does not fit: the error is raised as it is, and nothing is left behind"
     learn = learner([s := Strike('after_pred', [4], times=100)])
     with pytest.raises(torch.OutOfMemoryError): fit(learn)
@@ -122,7 +122,7 @@ def test_no_part_left():
     assert fit(learn)==[]
 
 @pytest.mark.parametrize('event', ['backward','step'])
-def test_what_is_not_split(event):
+def test_no_batch_is_split_for_another_error_or_unasked(event):
     "Other errors, and any error where nobody has asked for it"
     learn = learner([s := Strike(event, [2], error=lambda: RuntimeError('another one'))])
     with pytest.raises(RuntimeError, match='another one'): fit(learn)
@@ -138,11 +138,11 @@ def test_what_is_done_is_not_done_again(event):
     assert s.struck==1
 
 @pytest.mark.parametrize('event,opt_func', [('backward',Adam), ('step',partial(OptimWrapper, opt=torch.optim.AdamW))])
-def test_optimizers(event, opt_func):
+def test_a_batch_is_split_with_any_optimizer(event, opt_func):
     plain,struck = both(Strike(event, [2,17], times=2), opt_func=opt_func)
     assert_same(struck, plain, 1e-7) # A step by the sign of what is nearly zero
 
-def test_losses():
+def test_a_batch_is_split_with_any_loss():
     "A sum; and parts in which other numbers of tokens count, or none"
     def strike(): return Strike('backward', [1,5], most=2, times=2)
     plain,struck = both(strike(), loss_func=nn.MSELoss(reduction='sum'))
@@ -206,7 +206,7 @@ def test_loss_scaling_begins_anew(event):
     assert {*struck.scaled_loss.scales}=={1024.}
     assert_same(struck, plain)
 
-def test_nothing_is_kept():
+def test_nothing_is_kept_of_the_parts():
     "No memory grows, and the learner can be pickled"
     learn = learner([Strike('after_pred', range(100), most=2, times=100)])
     fit(learn)
@@ -217,7 +217,7 @@ def test_nothing_is_kept():
     learn.logger = print
     pickle.loads(pickle.dumps(accum))
 
-def test_not_a_bit():
+def test_no_bit_changes_without_an_error():
     "Without an error it is the same training"
     a,b = learner([]),undisturbed()
     fit(a)
@@ -232,14 +232,14 @@ def scaled_fit(n_acc, method, *cbs):
     return learn
 
 @pytest.mark.parametrize('n_acc,at,method', [(1,[3,16],'fit'), (3,[0,1],'fit_one_cycle')])
-def test_a_scaled_rate(n_acc, at, method):
+def test_a_scaled_rate_counts_each_batch_once(n_acc, at, method):
     "ScaledLR is told of each batch once, however many parts it is in"
     plain,struck = scaled_fit(n_acc, method),scaled_fit(n_acc, method, Strike('forward', at, most=1, times=2))
     assert len(plain.recorder.lrs)==(26 if n_acc==1 else 10)
     assert [dict(h) for h in struck.opt.hypers]==[dict(h) for h in plain.opt.hypers]
     assert_same(struck, plain)
 
-def test_memory_runs_out_while_the_window_is_measured():
+def test_memory_may_run_out_while_the_window_is_measured():
     "What measures it is called once: the window is trained on, and not measured"
     plain,struck = undisturbed(),learner([])
     noise,calls = struck.noise_scale,[]
@@ -255,7 +255,7 @@ def test_memory_runs_out_while_the_window_is_measured():
     assert noise.n_steps==plain.noise_scale.n_steps
     assert 4 not in noise.df.step.values
 
-def test_a_step_half_done():
+def test_a_step_half_done_is_an_error():
     "The first of the parameters has moved already: a sum in half precision would be the same"
     model = nn.Linear(64,64).bfloat16()
     items = [(torch.randn(64).bfloat16(),torch.randn(64).bfloat16()) for _ in range(12)]
@@ -265,7 +265,7 @@ def test_a_step_half_done():
 
 # Bad input
 
-def test_refused():
+def test_what_cannot_be_split_is_refused():
     with pytest.raises(ValueError, match="`on_oom` must be 'raise' or 'split', got 'retry'"): GradAccum(2, on_oom='retry')
     class Own(Learner):
         def _do_one_batch(self): super()._do_one_batch()

@@ -1,24 +1,22 @@
 "GradAccum against the large batch, by every way there is to make it wrong"
-import copy, warnings
+import copy
 from collections import Counter
 from contextlib import suppress
 from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException,
     CancelStepException, CancelTrainException, TrainEvalCallback)
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation, GradientClip
-from fastai.losses import (BCEWithLogitsLossFlat, BaseLoss, CrossEntropyLossFlat, DiceLoss, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MSELossFlat)
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
-from fastai_bs.accumulate import gradients
-from fastai_bs.all import GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
-from helpers import (changes, distance, exported, flat, left_behind, listed, loaders, mlp, pairwise, picture, quiet_learner, RaiseAt,
-    regression, ScaledLoss, set_seed, token_model, tokens)
+from fastai_bs.all import GradAccum, linear_scaling, ScaledLR, sqrt_scaling
+from helpers import (changes, distance, exported, flat, left_behind, listed, loaders, mlp, pairwise, quiet_learner, RaiseAt,
+    regression, ScaledLoss, set_seed)
+from loss_cases import exact, ints
 
 f64,inf = torch.float64,float('inf')
 
@@ -32,9 +30,6 @@ class Spy(Optimizer):
     def step(self, closure=None):
         self.grads.append(torch.cat([p.grad.detach().flatten().clone() for pg in self.param_lists for p in pg if p.grad is not None]))
         self.hypers_seen.append(dict(self.hypers[-1]))
-
-def rand(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=f64)
-def ints(high, *shape, seed=0): return torch.randint(high, shape, generator=torch.Generator().manual_seed(seed))
 
 def spied(items, bs=2, model=None, loss_func=None, cbs=None, n_epoch=1, dls=None, fit=None, n_inp=1):
     "A learner that went through `items` without moving"
@@ -166,116 +161,6 @@ def test_grad_accum_of_1_changes_no_bit(opt, wd):
         return {**left_behind(learn), 'recorded': ([float(o) for o in (*l1,*learn.recorder.losses)], learn.recorder.lrs), 'position': learn.pct_train}
     assert changes(_run(GradAccum(1)), _run())==[]
 
-# Losses
-
-@pytest.fixture
-def flat_in_double(monkeypatch):
-    "fastai's flat losses cast to `TensorBase`, which turns float64 into float32: not so in these tests"
-    monkeypatch.setattr(BaseLoss, '_contiguous', lambda self, x: x.transpose(self.axis,-1).contiguous() if isinstance(x, torch.Tensor) else x)
-
-weight = torch.tensor([0.5,2.,1.,3.], dtype=f64)
-classes = [(rand(5,seed=i), ints(4,seed=i)) for i in range(13)]
-probs = [(x, rand(4,seed=i+50).softmax(0)) for i,(x,_) in enumerate(classes)]
-binary = [(x, ints(2,2,seed=i).to(f64)) for i,(x,_) in enumerate(classes)]
-reals = regression(13)
-
-seqs = tokens(13, n_tok=4, length=3)
-
-def padded(*empty, pad=-100):
-    "Items in each of which one to three tokens count, and none in those at `empty`"
-    return tokens(13, n_tok=4, length=3, kept=lambda i: 0 if i in empty else 1+i%3, pad=pad)
-
-def cls(loss, model=None): return loss,classes,model or (lambda: mlp(5,4))
-def real(loss): return loss,reals,mlp
-def bina(loss, model=mlp): return loss,binary,model
-def token(loss, items, last=True): return loss,items,partial(token_model, 4, last=last)
-log_mlp = lambda: nn.Sequential(mlp(5,4), nn.LogSoftmax(-1))
-
-zero_weighted = [(x, torch.tensor(0 if i in (0,1,8,9) else 1+i%3)) for i,(x,_) in enumerate(classes)] # Whole micro-batches of class 0
-
-exact = {
-    'ce': cls(nn.CrossEntropyLoss()), 'ce_weight': cls(nn.CrossEntropyLoss(weight)), 'ce_sum': cls(nn.CrossEntropyLoss(reduction='sum')),
-    'ce_smooth_weight': cls(nn.CrossEntropyLoss(weight, label_smoothing=0.1)), 'f_ce_weight': cls(partial(F.cross_entropy, weight=weight)),
-    'nll_weight': cls(nn.NLLLoss(weight), log_mlp), 'ce_flat_weight': cls(CrossEntropyLossFlat(weight=weight)),
-    'smooth_flat': cls(LabelSmoothingCrossEntropyFlat()), 'focal_flat_weight': cls(FocalLossFlat(weight=weight)),
-    'multi_margin': cls(nn.MultiMarginLoss()), 'ce_probs_weight': (nn.CrossEntropyLoss(weight), probs, lambda: mlp(5,4)),
-    'kl': (nn.KLDivLoss(reduction='batchmean'), probs, log_mlp),
-    'mse': real(nn.MSELoss()), 'mse_flat': real(MSELossFlat(floatify=False)),
-    'smooth_l1': real(F.smooth_l1_loss), 'bce_logits_pos': bina(nn.BCEWithLogitsLoss(pos_weight=torch.tensor([1.,3.], dtype=f64))),
-    'bce_logits_flat': bina(BCEWithLogitsLossFlat()), 'multilabel_soft': bina(nn.MultiLabelSoftMarginLoss()),
-    'token_axis1': token(CrossEntropyLossFlat(axis=1), seqs, False), 'token_pad': token(CrossEntropyLossFlat(ignore_index=9), padded(pad=9)),
-    'token_pad_weight': token(nn.CrossEntropyLoss(weight), padded(), False),
-    'token_pad_smooth_weight': token(nn.CrossEntropyLoss(weight, ignore_index=3, label_smoothing=0.1), padded(pad=3), False),
-    'token_empty_flat': token(CrossEntropyLossFlat(), padded(0,1,8,9,12)), 'token_empty_window': token(nn.CrossEntropyLoss(), padded(*range(6)), False),
-    'token_empty_sum': token(nn.CrossEntropyLoss(reduction='sum'), padded(0,1), False),
-    'token_empty_weight': token(nn.CrossEntropyLoss(weight), padded(0,1,6,7), False),
-    'token_empty_all': token(nn.CrossEntropyLoss(), padded(*range(13)), False),
-    'weight_zero': (nn.CrossEntropyLoss(torch.tensor([0.,1.,2.,3.], dtype=f64)), zero_weighted, lambda: mlp(5,4)),
-}
-
-@pytest.mark.parametrize('case', [*exact])
-def test_gradient_is_the_large_batchs(case, flat_in_double):
-    loss,items,model = exact[case]
-    with warnings.catch_warnings():
-        warnings.filterwarnings('error', message='GradAccum')
-        learn = spied(items, 2, model(), loss, GradAccum(3))
-    assert_windows(learn, items, [range(6), range(6,12), range(12,13)])
-    assert not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
-    learn = quiet_learner(learn.dls, model(), loss, cbs=GradAccum(3)) # And training goes well with it
-    learn.fit(2, 0.01)
-    assert flat(learn).isfinite().all()
-    assert not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
-
-def test_label_smoothing_with_weight_is_refused():
-    learn = quiet_learner(loaders(classes, 2), mlp(5,4), LabelSmoothingCrossEntropyFlat(weight=weight.float()), cbs=GradAccum(3))
-    with pytest.raises(ValueError, match='LabelSmoothingCrossEntropy with `weight`.*nn.CrossEntropyLoss'): learn.fit(1)
-    learn.remove_cb(GradAccum)
-    learn.fit(0, cbs=GradAccum(1)) # It accumulates nothing
-
-# CUDA graphs
-
-@pytest.fixture
-def on_a_gpu(monkeypatch): monkeypatch.setattr(gradients, '_device_of', lambda model: 'cuda')
-
-@pytest.mark.parametrize('cb', [GradAccum({1: 2}), GradAccum(1, on_oom='split'), NoiseScale()], ids=['dict','split','parts'])
-def test_cuda_graphs_are_refused(cb, on_a_gpu):
-    "Before anything has changed"
-    learn = quiet_learner(loaders(regression(24), 4), torch.compile(mlp(), mode='reduce-overhead'), cbs=cb)
-    before = picture(learn, only=('model',))
-    with pytest.raises(ValueError, match="compiled to replay CUDA graphs.*mode='max-autotune-no-cudagraphs'"): learn.fit(2, 0.1)
-    assert changes(before, picture(learn, only=('model',)))==[]
-    assert all(p.grad is None for p in learn.model.parameters())
-
-def test_which_models_replay_cuda_graphs(on_a_gpu, monkeypatch):
-    "By mode or option, also in a part of the model; not without, and not on a CPU, where inductor records none"
-    graphs = dict(mode='max-autotune'),dict(options={'triton.cudagraphs': True})
-    models = [nn.Sequential(nn.Linear(5,5,dtype=f64), torch.compile(mlp(), **kwargs)) for kwargs in graphs]
-    for model in models:
-        with pytest.raises(ValueError, match='CUDA graphs'): gradients.refuse_cuda_graphs(model)
-    for kwargs in ({},dict(mode='max-autotune-no-cudagraphs'),dict(backend='eager')): gradients.refuse_cuda_graphs(torch.compile(mlp(), **kwargs))
-    monkeypatch.undo()
-    for model in models: gradients.refuse_cuda_graphs(model)
-
-def my_loss(pred, targ): return F.mse_loss(pred, targ)
-
-class MyFlat(CrossEntropyLossFlat):
-    "A mean over items of a sum over tokens: no longer what `CrossEntropyLossFlat` averages over"
-    def __call__(self, inp, targ): return F.cross_entropy(inp.flatten(0,1), targ.flatten(), reduction='sum')/len(targ)
-
-@pytest.mark.parametrize('loss,items,model',
-    [(my_loss,reals,mlp), token(DiceLoss(reduction='mean'), seqs, False), token(MyFlat(), padded())])
-def test_unknown_loss_is_warned_about_once_a_fit(loss, items, model):
-    "And taken for a mean over items"
-    learn = quiet_learner(loaders(items, 2), model(), loss, cbs=GradAccum(3))
-    for _ in range(2):
-        with warnings.catch_warnings(record=True) as ws:
-            warnings.simplefilter('always')
-            learn.fit(1, 0.01)
-        ours = [str(w.message) for w in ws if 'cannot tell what the loss' in str(w.message)]
-        assert len(ours)==1
-        assert 'count=' in ours[0]
-    assert_windows(spied(items, 2, model(), loss, GradAccum(3)), items, [range(6), range(6,12), range(12,13)], tol=1e-6)
-
 # Every window, whatever is cancelled
 
 items15 = regression(15) # 8 micro-batches of 2, the last of 1; windows of 3: (0,1,2) (3,4,5) (6,7)
@@ -316,7 +201,7 @@ def test_window_open_when_training_is_cancelled_is_closed(event, order):
     assert_clean(learn)
 
 @pytest.mark.parametrize('event,order,again', [('before_step',-1,False),('before_step',8,True),('after_step',-1,True),('after_step',8,False)])
-def test_training_cancelled_at_a_step(event, order, again):
+def test_training_cancelled_at_a_step_goes_on_with_the_next_epoch(event, order, again):
     "Nothing gets out of the fit, however often it is cancelled"
     learn = spied15(once(event, CancelTrainException, 2, order, times=inf if again else 1), n_epoch=2)
     assert_windows(learn, items15, idxs(*([] if event=='before_step' else [(0,1,2)]), (0,1,2),(3,4,5),(6,7)))
@@ -330,7 +215,7 @@ class CancelLast(Callback):
         if self.iter==self.n_iter-1: raise CancelBatchException
 
 @pytest.mark.parametrize('event,order', [('before_batch',-1),('after_loss',8),('before_backward',70)])
-def test_last_micro_batch_always_cancelled(event, order):
+def test_a_window_is_closed_where_the_last_micro_batch_is_always_cancelled(event, order):
     learn = spied15(CancelLast(event, order), n_epoch=2)
     assert_windows(learn, items15, idxs((0,1,2),(3,4,5),(6,))*2)
     assert_clean(learn)
@@ -348,40 +233,11 @@ class Counts(Callback):
         self.stepped.append(self.learn.grad_accum.stepped)
         self.n_accs.append(self.learn.grad_accum.n_acc)
 
-def test_events_and_what_other_callbacks_see():
+def test_events_of_a_step_are_fired_once_a_window():
     c = Counts()
     spied15(c, n_epoch=2)
     assert c.n=={'before_step':6, 'after_step':6, 'after_cancel_batch':10, 'after_backward':16} # `after_cancel_step` never
     assert c.stepped==[False,False,True,False,False,True,False,True]*2
-
-# n_acc over the epochs
-
-@pytest.mark.parametrize('n_acc', [{1:3, 2:1}, lambda epoch: {0:1,1:3,2:1}[epoch]])
-def test_n_acc_by_epoch(n_acc):
-    c = Counts()
-    learn = spied(items15, 2, cbs=[GradAccum(n_acc), c], n_epoch=3)
-    each = idxs(*((i,) for i in range(8)))
-    assert_windows(learn, items15, each+idxs((0,1,2),(3,4,5),(6,7))+each)
-    assert c.n_accs==[1]*8+[3]*8+[1]*8
-    assert [learn.grad_accum.n_acc_in(e) for e in range(3)]==[1,3,1]
-
-class WindowLosses(Callback):
-    order = 45
-    def __init__(self): self.losses = []
-    def after_batch(self):
-        if self.training and self.learn.grad_accum.stepped: self.losses.append(self.learn.grad_accum.window_loss)
-
-@pytest.mark.parametrize('n_acc', [1,3])
-@pytest.mark.parametrize('case', ['ce_sum','token_empty_flat','token_pad_weight'])
-def test_window_loss(case, n_acc):
-    loss,items,model = exact[case]
-    w = WindowLosses()
-    learn = spied(items, 2, model(), loss, [GradAccum(n_acc), w])
-    b = [torch.stack(o) for o in zip(*items)]
-    want = [loss(learn.model(b[0][i:i+2*n_acc]), b[1][i:i+2*n_acc]) for i in range(0, 13, 2*n_acc)]
-    assert len(w.losses)==len(want)
-    torch.testing.assert_close(torch.stack(w.losses), torch.stack(want), rtol=1e-12, atol=0., equal_nan=True)
-    assert not w.losses[0].requires_grad
 
 # Hyper-parameters
 
@@ -447,24 +303,6 @@ def test_lr_find_is_the_large_batchs(n=50):
     assert len(large[0])>50
     assert large[-1].valley>1e-6
 
-# BatchNorm
-
-@pytest.mark.parametrize('norm,shape,momentum,fix_bn,n_updates', [(nn.BatchNorm1d,(5,),0.1,True,6), (nn.BatchNorm1d,(5,),0.7,False,16),
-    (partial(nn.InstanceNorm1d, track_running_stats=True),(5,3),0.7,True,6)])
-def test_running_statistics_keep_their_time_constant(norm, shape, momentum, fix_bn, n_updates):
-    "Inputs of zero: of the first mean and variance, 1 and 1, only (1-momentum)**updates is left"
-    bn = norm(5, momentum=momentum).to(f64)
-    bn.running_mean.fill_(1.)
-    model = nn.Sequential(bn, nn.Flatten(), nn.LazyLinear(2).to(f64))
-    x = torch.zeros(shape, dtype=f64)
-    model.eval()(x[None])
-    learn = quiet_learner(loaders([(x,y) for _,y in items15+regression(1)], 2), model, cbs=GradAccum(3, fix_bn=fix_bn)) # Windows of 3, 3 and 2
-    learn.fit(2, 0.01)
-    left = torch.full((5,), (1-momentum)**n_updates, dtype=f64)
-    torch.testing.assert_close(bn.running_mean, left, rtol=1e-12, atol=0.)
-    torch.testing.assert_close(bn.running_var, left, rtol=1e-12, atol=0.)
-    assert bn.momentum==momentum
-
 # Whatever happens
 
 excs = [CancelBatchException, CancelTrainException, CancelEpochException, CancelFitException, KeyboardInterrupt]
@@ -517,18 +355,6 @@ def test_only_one_may_decide_when_to_step(other):
     assert torch.equal(before, flat(learn))
     assert_clean(learn)
 
-@pytest.mark.parametrize('n_acc,bs,n,warns', [({1: 32},2,200,True), (32,2,608,False), (31,2,248,True), (31,2,250,False), (64,4,300,True), (8,16,448,True),
-    (7,2,24,False), (256,1,20,True)])
-def test_items_taken_for_micro_batches(n_acc, bs, n, warns):
-    "Fewer than 5 steps in an epoch, or fewer than 10 where 32 or more are more than a micro-batch has items: once said, and done as asked"
-    learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[GradAccum(n_acc)])
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter('always')
-        learn.fit(2 if warns else 1, 0.)
-    said = [str(o.message) for o in said if ' micro-batches' in str(o.message)]
-    assert len(said)==warns
-    assert all('counts micro-batches, not items' in o for o in said)
-
 class Overflow(Callback):
     "The scaled loss overflows at micro-batch `at`"
     order = MixedPrecision.order+5
@@ -548,7 +374,7 @@ def test_overflow_drops_the_window(at, windows):
 # Saved and copied
 
 @pytest.mark.parametrize('n_acc', [{0:2,1:4}, lambda epoch: 2+epoch, 'items'])
-def test_save_load_export(n_acc, tmp_path):
+def test_a_learner_with_it_is_exported_and_loaded(n_acc, tmp_path):
     how = dict(bs=6) if n_acc=='items' else dict(n_acc=n_acc)
     learn = quiet_learner(listed(), mlp(2, 1, dtype=torch.float32), cbs=GradAccum(**how, count=lambda learn: learn.y.numel()), path=tmp_path)
     learn.fit(1, 0.1)
@@ -559,35 +385,3 @@ def test_save_load_export(n_acc, tmp_path):
     loaded.dls = learn.dls
     for o in (loaded,learn): o.create_opt(); o.fit(1, 0.1)
     assert torch.equal(flat(loaded), flat(learn))
-
-# Bad input
-
-@pytest.mark.parametrize('n_acc,exc,match', [
-    (0, ValueError, 'at least 1.*got 0'), (4., TypeError, 'whole number.*got 4.0'), (True, TypeError, 'whole number.*got True'),
-    ({}, ValueError, r'as in \{0: 8, 3: 32\}; got \{\}'), ({0:0}, ValueError, 'at least 1.*got 0.*from epoch 0'),
-    ({0:1, 3:2.5}, TypeError, 'got 2.5.*from epoch 3'), ({-1:2}, ValueError, 'epochs.*got -1'), ({'0':2}, ValueError, "epochs.*got '0'")])
-def test_bad_n_acc(n_acc, exc, match):
-    with pytest.raises(exc, match=match): GradAccum(n_acc)
-
-@pytest.mark.parametrize('n_acc,exc,match', [(lambda epoch: 2 if epoch==0 else 0, ValueError, 'at least 1.*for epoch 1'),
-    (lambda epoch: 2 if epoch==0 else None, TypeError, 'whole number.*for epoch 1'), (bn_learner(), TypeError, 'a function of the epoch, got <.*Learner'),
-    ([2,3].__getitem__, TypeError, 'a function of the epoch, got <built-in method.*fails for epoch 2: list index out of range')])
-def test_bad_n_acc_function_is_refused_before_anything_changed(n_acc, exc, match):
-    learn = bn_learner()
-    learn.fit(1, 0.1)
-    learn.add_cb(GradAccum(n_acc))
-    before = picture(learn, only=('model','opt'))
-    with pytest.raises(exc, match=f'`n_acc` must be.*{match}'): learn.fit(3, 0.1)
-    assert changes(before, picture(learn, only=('model','opt')))==[]
-    assert_clean(learn, [0.3])
-
-@pytest.mark.parametrize('n,exc,match',
-    [('3',TypeError,"number or a tensor.*got '3'"), (-1,ValueError,'0 or more, got -1'), (torch.ones(2),TypeError,'of one element'),
-    (float('nan'),ValueError,'got nan'), (inf,ValueError,'got inf')])
-def test_bad_number_from_count(n, exc, match):
-    learn = bn_learner(GradAccum(3, count=lambda learn: n))
-    before = flat(learn).clone()
-    with pytest.raises(exc, match=match): learn.fit(1, 0.1)
-    assert torch.equal(before, flat(learn))
-    assert_clean(learn, [0.3])
-

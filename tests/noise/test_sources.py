@@ -2,7 +2,6 @@
 import copy, random
 from functools import partial
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,8 +23,9 @@ from fastai.text.models.core import get_language_model
 from fastai_bs.all import GradAccum, NoiseScale
 from helpers import (changes, left_behind, loaders, mlp, noted, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed)
 from oracle import window_rows
-from test_noise import Checkpointed, Losses, Overflowing, all_left, assert_rows, awd_lstm, elems_of, expected, n_hooks, task, task_grads, with_batchnorm
-from test_noise import measure as measure_windows
+from noise.test_noise_scale import Losses, Overflowing, all_left, assert_rows, awd_lstm, elems_of, expected, n_hooks, task, task_grads, with_batchnorm
+from noise.test_noise_scale import measure as measure_windows
+from noise.test_norms import Checkpointed
 
 def parts(n, bs, n_micro=4, every=1, least=None, n_epoch=1):
     "Items of each part of each batch that is measured, in order, and the steps of these batches"
@@ -160,7 +160,7 @@ def test_a_fit_with_a_start_epoch_goes_on(n_acc=1, every=5):
 
 @pytest.mark.parametrize('event,exc,order,n_rows', [('after_pred',CancelBatchException,0,6), ('after_loss',CancelTrainException,60,2),
     ('after_pred',CancelFitException,60,1), ('before_step',CancelStepException,0,8)])
-def test_what_others_cancel(event, exc, order, n_rows):
+def test_what_others_cancel_goes_as_without(event, exc, order, n_rows):
     "As without NoiseScale; a batch that is cancelled before its backward pass has no row"
     res = []
     for cbs in ([],[NoiseScale(every=1)]):
@@ -268,11 +268,11 @@ def test_what_fails_in_parts_is_refused_before_anything_has_changed(nm):
     assert learn.noise_scale.df.step.tolist()==[5,6]
 
 @pytest.mark.parametrize('exc', [torch.OutOfMemoryError,MemoryError,KeyboardInterrupt])
-def test_what_is_no_refusal(exc):
+def test_memory_and_interrupts_are_no_refusal(exc):
     "Memory that runs out has its own cure"
     with pytest.raises(exc, match='the one'): whole(cbs=[RaiseAt('after_loss', exc, 0), NoiseScale(every=1)]).fit(1, 0.1)
 
-def test_gradients_that_come_in_parts():
+def test_gradients_that_come_in_parts_are_refused():
     "Would do so with GradAccum(2) too"
     with pytest.raises(RuntimeError, match='use_reentrant=False'): small(model=Checkpointed(use_reentrant=True), cbs=NoiseScale()).fit(1, 0.1)
 
@@ -308,8 +308,8 @@ def test_parts_of_batchnorm_have_two_items(n=46):
     assert noise.df.step.tolist()==steps==[1,2,3,4]
     assert_rows(noise.df, by_hand(model, items, windows))
 
-def test_what_does_not_show():
-    "The scale of the loss"
+def test_the_scale_of_the_loss_does_not_show():
+    "Also where it moves"
     plain = measure(*task('mlp'))
     scaled = ScaledLoss(init_scale=1024., growth_interval=3)
     assert_rows(measure(*task('mlp'), cbs=[scaled]).df, plain.df)
@@ -351,23 +351,6 @@ def test_parts_go_on_from_the_hidden_state_of_their_items():
     assert_rows(df, pd.concat([one,one])) # The model is reset for each epoch
     with pytest.raises(AssertionError): assert_rows(df[:len(windows)], window_rows(torch.stack(fresh), windows, elems))
 
-# What Recorder draws
-
-def test_plot_of_recorder():
-    learn = small()
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r'add NoiseScale\(\) to its callbacks'): learn.recorder.plot_noise_scale()
-        learn.fit(1, 0.01)
-    noise = NoiseScale(every=1)
-    learn.fit(2, 0.01, cbs=noise)
-    ax = learn.recorder.plot_noise_scale()
-    np.testing.assert_allclose(ax.lines[0].get_ydata(), noise.df.noise_scale[np.isfinite(noise.df.noise_scale) & (noise.df.noise_scale>0)])
-    mine = plt.subplots()[1]
-    assert learn.recorder.plot_noise_scale(mine) is mine
-    learn.fit(1, 0.01) # Its own columns are gone, the plot of the last measured fit is not
-    assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','time']
-    assert len(learn.recorder.plot_noise_scale().lines[0].get_ydata())>0
-
 # What is refused
 
 def unchanged_by(learn, match):
@@ -378,8 +361,8 @@ def unchanged_by(learn, match):
     assert n_hooks(learn.model)==0
 
 @pytest.mark.parametrize('mix', [MixUp, CutMix])
-def test_mixed_items(mix):
-    "Are bound together, but micro-batches are not"
+def test_mixed_items_are_refused(mix):
+    "They are bound together, but micro-batches are not"
     items = [(torch.randn(3,6,6),torch.randint(3,())) for _ in range(32)]
     def _learn(*cbs): return small(items=items, model=nn.Sequential(nn.Flatten(), nn.Linear(108,3)), loss_func=CrossEntropyLossFlat(), cbs=[mix(), *cbs])
     unchanged_by(_learn(NoiseScale()), f'{mix.__name__} binds the items of a batch together.*use GradAccum\\(2\\)')
@@ -389,7 +372,7 @@ def test_mixed_items(mix):
     assert len(learn.noise_scale.df)==2
 
 @pytest.mark.parametrize('bn,n,bs,n_micro,fewer', [(False,64,1,2,None), (True,64,7,4,3)])
-def test_a_batch_smaller_than_its_parts(bn, n, bs, n_micro, fewer):
+def test_a_batch_smaller_than_its_parts_is_refused(bn, n, bs, n_micro, fewer):
     "With BatchNorm a part needs two items; the batch is no larger than the data set"
     hint = 'take a larger batch, ' + (f'n_micro={fewer}, or' if fewer else 'or')
     unchanged_by(small(n, bs, NoiseScale(n_micro=n_micro), with_batchnorm() if bn else None, floats(n) if bn else None), hint)
@@ -406,8 +389,8 @@ class Second(nn.Module):
     def forward(self, x, other=None): return self.m(x)
 
 @pytest.mark.parametrize('f,what', [(lambda x: (x, x.T), r'a tensor of shape \(5, 8\)'), (lambda x: {'a': [x, None]}, 'NoneType')])
-def test_a_batch_that_cannot_be_cut(f, what):
-    "Is seen at the first batch"
+def test_a_batch_that_cannot_be_cut_is_refused(f, what):
+    "It is seen at the first batch"
     unchanged_by(small(model=Second(), cbs=[NoiseScale(), Feeds(f)]), f'this one of 8 items holds {what}: use GradAccum\\(2\\)')
     learn = small(bs=4, model=Second(), cbs=[NoiseScale(), GradAccum(2), Feeds(f)])
     learn.fit(1, 0.01)

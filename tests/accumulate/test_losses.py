@@ -1,0 +1,123 @@
+"What a loss averages over: known, said by `count`, or asked for, so that the gradient is the large batch's"
+import re
+import warnings
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from fastai.losses import BaseLoss, CrossEntropyLossFlat, DiceLoss, LabelSmoothingCrossEntropyFlat
+from fastai_bs.accumulate.losses import ElementCounter
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale
+from helpers import flat, loaders, mlp, quiet_learner, regression
+from loss_cases import classes, exact, padded, reals, seqs, token, weight
+from test_grad_accum import assert_clean, assert_windows, bn_learner, inf, spied
+from test_sizes import bn_model, learner
+
+# What a loss averages over
+
+@pytest.fixture
+def flat_in_double(monkeypatch):
+    "fastai's flat losses cast to `TensorBase`, which turns float64 into float32: not so in these tests"
+    monkeypatch.setattr(BaseLoss, '_contiguous', lambda self, x: x.transpose(self.axis,-1).contiguous() if isinstance(x, torch.Tensor) else x)
+
+@pytest.mark.parametrize('case', [*exact])
+def test_gradient_is_the_large_batchs(case, flat_in_double):
+    loss,items,model = exact[case]
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', message='GradAccum')
+        learn = spied(items, 2, model(), loss, GradAccum(3))
+    assert_windows(learn, items, [range(6), range(6,12), range(12,13)])
+    assert not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
+    learn = quiet_learner(learn.dls, model(), loss, cbs=GradAccum(3)) # And training goes well with it
+    learn.fit(2, 0.01)
+    assert flat(learn).isfinite().all()
+    assert not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
+
+# Losses of one's own, and a `count` for them
+
+def my_loss(pred, targ): return F.mse_loss(pred, targ)
+
+class MyFlat(CrossEntropyLossFlat):
+    "A mean over items of a sum over tokens: no longer what `CrossEntropyLossFlat` averages over"
+    def __call__(self, inp, targ): return F.cross_entropy(inp.flatten(0,1), targ.flatten(), reduction='sum')/len(targ)
+
+@pytest.mark.parametrize('loss,items,model',
+    [(my_loss,reals,mlp), token(DiceLoss(reduction='mean'), seqs, False), token(MyFlat(), padded())])
+def test_unknown_loss_is_warned_about_once_a_fit(loss, items, model):
+    "And taken for a mean over items"
+    learn = quiet_learner(loaders(items, 2), model(), loss, cbs=GradAccum(3))
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as ws:
+            warnings.simplefilter('always')
+            learn.fit(1, 0.01)
+        ours = [str(w.message) for w in ws if 'cannot tell what the loss' in str(w.message)]
+        assert len(ours)==1
+        assert 'count=' in ours[0]
+    assert_windows(spied(items, 2, model(), loss, GradAccum(3)), items, [range(6), range(6,12), range(12,13)], tol=1e-6)
+
+def spread(pred, y): return (pred-y).square().mean(1).mean()
+
+@pytest.mark.parametrize('make', [lambda count: GradAccum(3, count=count), lambda count: BatchSchedule({0: 4, 1: 12}, count=count)], ids=['accum','schedule'])
+def test_a_mean_over_items_is_said_in_a_word(make):
+    "50 items in batches of 4, the last of 2: to the bit as with a function, and without a warning, beside NoiseScale too"
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        a,b = (learner(make(o), NoiseScale(n_micro=2), model=bn_model, loss_func=spread) for o in ('items',lambda learn: len(learn.y)))
+        for o in (a,b): o.fit(2, 0.05)
+    assert torch.equal(flat(a), flat(b))
+    assert a.recorder.values==b.recorder.values
+
+def test_the_word_overrules_what_the_loss_says():
+    "`CrossEntropyLoss` averages over targets that count"
+    learn = learner(loss_func=nn.CrossEntropyLoss(ignore_index=0))
+    learn.yb,learn.pred,learn.loss_grad = (torch.tensor([0,1,2,0]),),torch.zeros(4,3),torch.zeros(())
+    assert [ElementCounter(o)(learn) for o in ('items',None)]==[4,2]
+
+def per_item(pred, targ): return ((pred-targ)**2).sum(-1).mean()
+singles = regression(64, dtype=torch.float32)
+targets = dict(one=(singles,lambda pred,y: per_item(pred, y)), pair=([(x,y,y) for x,y in singles],lambda pred,y,z: per_item(pred, y)))
+
+@pytest.mark.parametrize('nm', targets)
+def test_the_advice_on_count_works_as_it_stands(nm):
+    "On these targets; and says how to confirm a mean over items"
+    items,loss_func = targets[nm]
+    def fit(count=None):
+        dls = loaders(items, 4)
+        dls.n_inp = 1
+        learn = quiet_learner(dls, mlp(dtype=torch.float32), loss_func, cbs=GradAccum(2, count=count))
+        learn.fit(1, 0.01)
+        return learn
+    with pytest.warns(UserWarning, match='cannot tell what the loss') as ws: fit()
+    words, = [str(w.message) for w in ws if 'cannot tell' in str(w.message)]
+    confirm,some = re.findall(r"count=('items'|lambda learn: .*?)\)[.;] ", words)
+    assert confirm=="'items'"
+    for code in (confirm,some):
+        with warnings.catch_warnings():
+            warnings.simplefilter('error', UserWarning)
+            learn = fit(eval(code))
+        assert learn.grad_accum.window.n_acc==2
+
+# What is refused
+
+def test_label_smoothing_with_weight_is_refused():
+    learn = quiet_learner(loaders(classes, 2), mlp(5,4), LabelSmoothingCrossEntropyFlat(weight=weight.float()), cbs=GradAccum(3))
+    with pytest.raises(ValueError, match='LabelSmoothingCrossEntropy with `weight`.*nn.CrossEntropyLoss'): learn.fit(1)
+    learn.remove_cb(GradAccum)
+    learn.fit(0, cbs=GradAccum(1)) # It accumulates nothing
+
+@pytest.mark.parametrize('count', ['item','',3,['items']], ids=str)
+def test_bad_count_is_refused(count):
+    for cls in (GradAccum,partial(BatchSchedule, {0: 12})):
+        with pytest.raises(TypeError, match="`count` must be a function.*, or 'items' for"): cls(count=count)
+
+@pytest.mark.parametrize('n,exc,match',
+    [('3',TypeError,"number or a tensor.*got '3'"), (-1,ValueError,'0 or more, got -1'), (torch.ones(2),TypeError,'of one element'),
+    (float('nan'),ValueError,'got nan'), (inf,ValueError,'got inf')])
+def test_bad_number_from_count_is_refused(n, exc, match):
+    learn = bn_learner(GradAccum(3, count=lambda learn: n))
+    before = flat(learn).clone()
+    with pytest.raises(exc, match=match): learn.fit(1, 0.1)
+    assert torch.equal(before, flat(learn))
+    assert_clean(learn, [0.3])

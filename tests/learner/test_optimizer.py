@@ -1,0 +1,31 @@
+"What an optimizer does with its hyper-parameters: whether its velocity holds the rate, and by how much a step decays"
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from fastai.optimizer import Adam, OptimWrapper, SGD
+from fastai_bs.learner.optimizer import decay_of, velocity_names
+from helpers import loaders, mlp, quiet_learner, regression
+
+def test_velocity_of_an_optimizer_that_cannot_be_tried():
+    "It needs a closure"
+    with pytest.raises(ValueError, match='the trial failed: .*Leave out `momentum_correction`'):
+        velocity_names(OptimWrapper(opt=torch.optim.LBFGS([nn.Parameter(torch.ones(2,2))], lr=0.1)))
+
+def torchs(nm, **kwargs): return partial(OptimWrapper, opt=getattr(torch.optim, nm), **kwargs)
+
+@pytest.mark.parametrize('opt_func,wd', [(partial(SGD, wd=0.1),0.1), (partial(SGD, wd=0.1, decouple_wd=False),0.1), (partial(Adam, wd=0.1),0.1),
+    (partial(Adam, wd=0.1, decouple_wd=False),None), (torchs('AdamW', weight_decay=0.1),0.1), (torchs('Adam', weight_decay=0.1),None),
+    (partial(Adam, wd=0.),None)], ids=['SGD','SGD l2','Adam','Adam l2','torch AdamW','torch Adam','none'])
+def test_weight_decay_is_known_where_a_step_decays_by_rate_times_wd(opt_func, wd):
+    "Decay that is added to the gradient is one for SGD, and is divided by the gradient's size for Adam"
+    learn = quiet_learner(loaders(regression(8), 4), mlp(), opt_func=opt_func)
+    learn.create_opt()
+    assert decay_of(learn)==wd
+
+def test_weight_decay_of_groups_is_a_list_where_they_differ():
+    learn = quiet_learner(loaders(regression(8), 4), mlp(), opt_func=SGD, splitter=lambda m: [[*m[0].parameters()],[*m[2].parameters()]])
+    learn.create_opt()
+    learn.opt.set_hyper('wd', [0.1,0.2])
+    assert decay_of(learn)==[0.1,0.2]

@@ -1,0 +1,95 @@
+"Gradients of a window: of its micro-batches, and of the same items as one large batch"
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from fastai.callback.training import GradientAccumulation
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.losses import CrossEntropyLossFlat
+from fastai.optimizer import SGD
+from fastai_bs.all import GradAccum, PlainLoop
+from fastai_bs.verify.check_accum import errors_of
+from fastai_bs.verify.window_gradients import HeldDraws, run
+from helpers import flat, quiet_learner
+from verify.test_check_accum import conv, dense, images, learner
+
+# The gradient
+
+def test_the_gradient_of_a_window_is_that_by_hand():
+    "Against a large batch by hand, and against itself with an error that is put in"
+    learn = learner(dense())
+    batches = [b for b,_ in zip(learn.dls.train, range(4))]
+    x,y = map(torch.cat, zip(*batches))
+    model = copy.deepcopy(learn.model).double()
+    F.cross_entropy(model(x.double()), y).backward()
+    draws = HeldDraws([8]*4)
+    whole,_ = run(learn, batches, draws)
+    for nm,p in model.named_parameters(): torch.testing.assert_close(whole[nm], p.grad, rtol=1e-12, atol=1e-15)
+    parts,_ = run(learn, batches, draws, GradAccum(4))
+    parts['1.bias'] += 0.5*whole['1.bias'].norm()/8**0.5
+    error,df = errors_of(parts, whole, learn.model)
+    total = sum(o.square().sum() for o in whole.values())**0.5
+    assert df.index[0]=='1.bias'
+    assert df.layer.iloc[0]=='Linear'
+    assert df.own.iloc[0]==pytest.approx(0.5)
+    assert error==pytest.approx((0.5*whole['1.bias'].norm()/total).item())
+
+# Random numbers
+
+def test_native_dropout_is_held_for_the_parts():
+    "As GPUs have it"
+    t = torch.rand(6,4, requires_grad=True)
+    with HeldDraws([4,2]) as draws:
+        draws.begin()
+        whole,_ = torch.native_dropout(t, 0.5, True)
+        whole.sum().backward()
+        for i,rows_ in enumerate(t.split([4,2])):
+            draws.begin(i)
+            assert torch.equal(torch.native_dropout(rows_, 0.5, True)[0], whole.split([4,2])[i])
+    assert torch.equal(t.grad, (whole!=0)*2.)
+    assert draws.held
+    assert (whole==0).any()
+
+# A plain loop
+
+def test_a_plain_loop_steps_with_the_mean_of_gradients():
+    "It does what it says: steps of the mean of the losses' gradients"
+    learn,hand = learner(dense(), opt_func=SGD),learner(dense())
+    learn.fit(1, 0.1, cbs=PlainLoop(4))
+    opt,batches = torch.optim.SGD(hand.model.parameters(), 0.1),list(hand.dls.train)
+    for i,(x,y) in enumerate(batches):
+        (F.cross_entropy(hand.model(x), y)/4).backward()
+        if i%4==3 or i==len(batches)-1:
+            opt.step()
+            opt.zero_grad()
+    assert repr(PlainLoop(4))=='PlainLoop(4)'
+    torch.testing.assert_close(flat(learn), flat(hand), rtol=1e-4, atol=1e-5)
+
+# Windows
+
+def test_a_short_loader_has_smaller_windows():
+    res = learner(conv(), images[:20]).check_accum(4)
+    assert res.items==20
+    assert list(res.errors)==['a whole window: 2 x 8 + 4 items']
+    assert 'a window has 3, and not 4' in res.notes[0]
+    assert res.error<1e-13
+
+def ragged_tokens():
+    items = [(torch.randint(1, 12, (int(n),)),i%3) for i,n in enumerate(np.random.default_rng(0).integers(5, 12, 70))]
+    def create_batch(b):
+        m = max(len(x) for x,_ in b)
+        return torch.stack([F.pad(x, (0,m-len(x))) for x,_ in b]),torch.tensor([y for _,y in b])
+    dls = DataLoaders(DataLoader(items, bs=8, create_batch=create_batch), DataLoader(items[:4], bs=2, create_batch=create_batch))
+    return quiet_learner(dls, nn.Sequential(nn.EmbeddingBag(12,4,sparse=True), nn.Linear(4,3)), CrossEntropyLossFlat(), opt_func=SGD)
+
+def test_batches_that_do_not_go_together_are_cut():
+    "One of them in parts"
+    res = ragged_tokens().check_accum(GradientAccumulation(30))
+    assert res.items==8
+    assert 'a batch in parts: 4 x 2 items' in list(res.errors)[0]
+    assert 'cannot be joined' in res.notes[0]
+    assert res.error==pytest.approx(32/30-1, abs=1e-13)
