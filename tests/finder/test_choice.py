@@ -1,0 +1,167 @@
+"Which batch size is taken, and for which reason"
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from fastai_bs.finder.choice import choose, decide, range_of
+from fastai_bs.finder.facts import RateTrial
+from fastai_bs.finder.options import now_of, option_of, options_of
+from plans import facts_of, plans, secs
+
+inf,nan = math.inf,math.nan
+five = secs(25, 50, 100, 200, 400) # With them 100 items are the fastest at a noise scale of 100: (100*0.01/0.0001)**0.5
+
+def fixed(noise_scale=100., bs=100, **kwargs):
+    "For SGD at the present weights"
+    return facts_of(bs, **{**dict(noise_scale=noise_scale, ci=(0.99*noise_scale,1.01*noise_scale), lr=0.1, adam=False, n_train=100_000, n_epoch=1000,
+                                  moved=False, cool=None, at_peak=None, at_end=None, times=five, spread=0.), **kwargs})
+
+def decided(facts, chosen=None): return decide(facts, options_of(facts, facts.noise, [chosen] if chosen else []), chosen)
+def sizes(options): return [o.bs for o in options]
+
+# By time
+
+# At a noise scale of 100 a batch of 100 items needs 2 steps where 200 need 1.5 and 400 1.25
+def relative(*ratios): return tuple((bs,0.04*ratio/steps,0.) for bs,ratio,steps in zip((100,200,400), ratios, (2,1.5,1.25)))
+
+@pytest.mark.parametrize('kwargs,fastest,bs,reason', [
+    (dict(bs=25), 100, 100, 'faster'), # 50 take 0.045/0.04 as long
+    (dict(bs=400), 100, 100, 'faster'), # And so do 200
+    (dict(bs=25, noise_scale=300.), 200, 100, 'faster'), # 0.08/0.075, and 0.105/0.075 with 50
+    (dict(bs=128, times=secs(32, 64, 128, 256)), 128, 128, 'slower'),
+    (dict(bs=100), 100, 100, 'slower'),
+    (dict(bs=100, noise_scale=300.), 200, 200, 'faster'), # A gain of 0.08/0.075
+    (dict(bs=100, noise_scale=300., spread=0.07), 100, 100, 'error'), # Not for a clock that errs as much
+    (dict(bs=100, times=relative(1, 0.95, 0.9)), 400, 200, 'faster'), # A tenth more at most, and less than today's
+    (dict(bs=100, times=relative(1, 0.98, 0.9)), 400, 400, 'faster'), # Here 200 gain nothing
+    (dict(bs=100, times=relative(1, 0.98, 0.92)), 400, 100, 'little'), # Four times the batch is to save a tenth
+    (dict(bs=100, times=relative(1, 0.98, 0.98)), 100, 100, 'gain'),
+    (dict(bs=100, times=relative(1)), 100, 100, 'single')])
+def test_of_sizes_about_as_fast_the_one_nearest_to_todays(kwargs, fastest, bs, reason):
+    facts = fixed(**kwargs)
+    choice = decided(facts)
+    assert (choice.fastest.bs,choice.option.bs,choice.reason)==(fastest,bs,reason)
+    assert choice.verdict==('use' if reason=='faster' else 'stay')
+    low,high = range_of(facts, choice)
+    assert low<=min(bs, fastest)
+    assert max(bs, fastest)<=high
+
+def test_today_s_batch_in_other_micro_batches():
+    facts = fixed(bs=128, micro_bs=32, times=secs(32, 64, 128))
+    choice = decided(facts)
+    assert (choice.verdict,choice.reason)==('split','faster')
+    assert (choice.option.bs,choice.option.micro_bs,choice.option.n_acc)==(128,128,1)
+    assert choice.option.fit_time<now_of(facts).fit_time
+
+def test_the_size_is_chosen_by_whole_epochs():
+    "What 1.3 epochs would save of 1 is lost where there must be 2: (450+300)/(450+150) = 1.25 of 300 items each"
+    facts = fixed(450., bs=150, n_epoch=1, times=((150,0.02,0.),(300,0.024,0.)), n_train=12_000)
+    choice = decided(facts)
+    assert (choice.fastest.bs,choice.option.bs,choice.reason)==(300,150,'little')
+    for change in (dict(n_epoch=4), dict(has_n_epoch=False)): # 5 epochs; no epochs were asked for
+        assert decided(replace(facts, today=replace(facts.today, **change))).option.bs==300
+
+@pytest.mark.parametrize('valid_time,epoch_start,bs,has_n_epoch', [(30.,0.,25,True),(0.,30.,25,False),(9.,9.,100,True),(10.,11.,25,False)])
+def test_validations_count_in_the_choice(valid_time, epoch_start, bs, has_n_epoch):
+    "8 epochs of 20 s with 100 items, 5 of 50 s with 25: three validations and starts more cost up to 90 s, and four times the batch is to save a tenth"
+    choice = decided(fixed(bs=25, times=((25,0.0125,0.001),(100,0.02,0.001)), n_epoch=5, has_n_epoch=has_n_epoch, valid_time=valid_time, epoch_start=epoch_start))
+    assert choice.option.bs==bs
+    assert choice.fastest.bs==100
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(plans())
+def test_no_option_that_may_be_taken_is_nearer_to_today_s(plan):
+    facts = plan.facts
+    if not (facts.device.timed and facts.is_known): return
+    noise = facts.noise
+    options = [option_of(facts, noise, o.bs) for o in plan.options]
+    now, = [o for o in options if o.bs==facts.today.bs]
+    choice = choose(options, now_of(facts), facts.device.least_gain)
+    least = 1+facts.device.least_gain
+    def _far(o): return max(o.bs/now.bs, now.bs/o.bs)
+    def _saves(o): return now.fit_time/o.fit_time>=max(least, _far(o)**math.log2(1.05))
+    shortest = min(o.fit_time for o in options)
+    good = [o for o in options if o.fit_time<=1.1*shortest and _saves(o)]
+    assert sizes(choice.as_fast)==[o.bs for o in options if o.fit_time<=1.1*shortest]
+    if good:
+        assert choice.verdict=='use'
+        assert choice.option in good
+        assert _far(choice.option)==min(map(_far, good))
+    else:
+        assert choice.option is now
+        assert choice.verdict==('split' if now.micro_bs!=facts.today.micro_bs else 'stay')
+    assert choice.fastest.loss_time<=least*min(o.loss_time for o in options)
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(plans())
+def test_another_noise_scale_asks_for_no_other_facts(plan):
+    "What would be chosen at the ends of the interval is what a plan of such a measurement chooses"
+    facts = plan.facts
+    if not (facts.device.timed and facts.is_known): return
+    for noise in facts.measured.ci:
+        if math.isinf(noise): continue
+        as_if = replace(facts, measured=replace(facts.measured, noise_scale=noise, ci=(noise,noise)))
+        asked,planned = (choose(options_of(o, noise), now_of(o), o.device.least_gain) for o in (facts,as_if))
+        assert asked.option.bs==planned.option.bs
+        assert asked.option.fit_time==planned.option.fit_time
+        assert sizes(asked.as_fast)==sizes(planned.as_fast)
+
+# All that can decide
+
+@pytest.mark.parametrize('kwargs,reason', [(dict(n_windows=9),'short'), (dict(pairs=True),'pairs'), (dict(loss_rose=True),'too_high'), (dict(ci=(0.,inf)),'unknown'),
+                                           (dict(n_train=500, n_epoch=1),'few_steps'), (dict(learned=False),'not_learned')])
+@pytest.mark.parametrize('times', [five,()])
+def test_nothing_changes_where_the_noise_scale_is_not_known(kwargs, reason, times):
+    choice = decided(fixed(bs=100, micro_bs=25, times=times, **kwargs))
+    assert (choice.verdict,choice.reason)==(reason,'unknown')
+    assert (choice.option.bs,choice.option.micro_bs,choice.option.n_acc)==(100,25,4)
+    assert not choice.option.changes
+    assert choice.as_fast==()
+
+@pytest.mark.parametrize('noise,bs,verdict', [(100.,100,'stay'),(120.,100,'stay'),(450.,400,'use'),(0.,100,'stay')])
+def test_without_times_the_size_nearest_to_the_noise_scale(noise, bs, verdict):
+    choice = decided(fixed(noise, times=()))
+    assert (choice.option.bs,choice.verdict,choice.reason)==(bs,verdict,'untimed')
+
+def test_a_rate_that_did_not_hold_is_why_today_s_size_stays():
+    facts = fixed(bs=50, trial=RateTrial(failed=100))
+    choice = decided(facts)
+    assert (choice.option.bs,choice.verdict,choice.reason)==(50,'stay','rate')
+    assert decided(replace(facts, trial=RateTrial(failed=200))).reason=='faster'
+
+@pytest.mark.parametrize('kwargs,chosen,verdict', [(dict(bs=25),300,'use'), (dict(bs=25),25,'stay'), (dict(bs=25, n_windows=9),300,'use'),
+    (dict(bs=25, times=()),100,'use'), (dict(bs=128, micro_bs=32, times=secs(32, 64, 128)),128,'split')])
+def test_a_size_of_one_s_own_choice_is_taken(kwargs, chosen, verdict):
+    facts = fixed(**kwargs)
+    choice = decided(facts, chosen)
+    assert (choice.option.bs,choice.verdict,choice.reason)==(chosen,verdict,'chosen')
+    assert choice.fastest.bs==decided(facts).fastest.bs
+
+# Over the interval
+
+powers = [2**i for i in range(40)]
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(plans())
+def test_the_range_is_of_powers_of_two_around_the_choice(plan):
+    facts = plan.facts
+    low,high = range_of(facts, plan.choice)
+    assert low in powers
+    assert high in (*powers,inf)
+    assert low<=high
+    assert math.isinf(high)==(facts.is_known and math.isinf(facts.measured.ci[1]) and bool(facts.device.timed))
+    if plan.choice.reason!='chosen': assert low<=plan.bs<=high
+
+def test_a_wider_interval_has_a_wider_range():
+    "What is about as fast at its ends"
+    facts = fixed(bs=25)
+    def _range(ci): return range_of(o := replace(facts, measured=replace(facts.measured, ci=ci)), decided(o))
+    (low,high),(lower,higher) = _range((99.,101.)),_range((10.,1000.))
+    at_ends = [choose(options_of(facts, noise), now_of(facts)).as_fast for noise in (10.,1000.)]
+    assert lower<low
+    assert high<higher
+    assert lower<=min(sizes(at_ends[0]))
+    assert higher>=max(sizes(at_ends[1]))
+    assert np.log2(higher/max(sizes(at_ends[1])))<1

@@ -1,0 +1,92 @@
+"What a plan follows from: each value knows what concerns itself"
+import math
+
+import numpy as np
+import pytest
+from fastai_bs.finder.facts import Device, RateTrial, unfrozen_lr
+from fastai_bs.finder.formulas import epoch_of
+from plans import facts_of, secs
+
+inf,nan = math.inf,math.nan
+def approx(v): return pytest.approx(v, rel=1e-12, abs=0, nan_ok=True)
+
+def facts(noise_scale=100., ci=(80.,130.), **kwargs): return facts_of(noise_scale=noise_scale, ci=ci, **kwargs)
+
+# The noise scale
+
+@pytest.mark.parametrize('kwargs,known,reason', [
+    (dict(), 100., ''),
+    (dict(noise_scale=inf, ci=(60.,inf)), 60., ''), # The lower end, where there is no estimate
+    (dict(noise_scale=300., ci=(0.,inf)), nan, 'unknown'),
+    (dict(noise_scale=inf, ci=(0.,inf)), nan, 'unknown'),
+    (dict(noise_scale=0., ci=(0.,0.5)), 0., ''),
+    (dict(n_windows=10), 100., ''),
+    (dict(n_windows=9, loss_rose=True), nan, 'short'),
+    (dict(loss_rose=True, learned=False), nan, 'too_high'),
+    (dict(learned=False, ci=(0.,inf)), nan, 'not_learned'),
+    (dict(n_train=1000, n_epoch=1, n_windows=9), nan, 'few_steps'),
+    (dict(pairs=True, n_train=1000, n_epoch=1), nan, 'pairs')])
+def test_the_noise_scale_is_known_unless_something_speaks_against_it(kwargs, known, reason):
+    f = facts(**kwargs)
+    assert f.unknown_for==reason
+    assert f.noise==approx(known)
+    assert f.is_known==(reason=='')
+
+@pytest.mark.parametrize('noise_scale,ci,balanced', [(100.,(80.,130.),128),(inf,(60.,inf),None),(300.,(0.,inf),None)])
+def test_only_an_estimate_has_a_balanced_size(noise_scale, ci, balanced): assert facts(noise_scale, ci).balanced_bs==balanced
+
+@pytest.mark.parametrize('reach,growth,reaches', [(0.01,1.,0.04),(0.01,0.5,0.02),(0.5,1.,1.),(0.01,0.25,1.)])
+def test_a_batch_reaches_more_than_a_micro_batch(reach, growth, reaches):
+    "Where that hardly grows, the other parameters are not used at all"
+    assert facts(reach=reach, growth=growth).measured.reach_of(4)==approx(reaches)
+
+# Today
+
+@pytest.mark.parametrize('n_train,n_epoch,has_n_epoch,is_short', [(5000,1,True,True),(5120,1,True,False),(2560,2,True,False),(5000,1,False,False)])
+def test_fewer_than_80_steps_are_few_if_they_were_asked_for(n_train, n_epoch, has_n_epoch, is_short):
+    assert facts(n_train=n_train, n_epoch=n_epoch, has_n_epoch=has_n_epoch).today.has_few_steps==is_short
+
+def test_today_counts_what_its_loader_gives():
+    t = facts(bs=128, n_ranks=2, micro_bs=16, n_train=1000, drops_last=True, n_epoch=3).today
+    assert t.n_acc==4
+    assert t.epoch==epoch_of(1000, 16, 4, 2, drops_last=True)
+    assert t.steps==3*t.epoch.steps
+
+def test_fine_tune_trains_at_other_rates_than_it_takes():
+    assert facts(lr=0.02, freeze_epochs=1).today.trained_lr==unfrozen_lr(0.02)==slice(0.0001, 0.01)
+    assert facts(lr=0.02).today.trained_lr==0.02
+
+# The device
+
+@pytest.mark.parametrize('spread,times,error', [(nan,secs(16),nan), (0.02,secs(16, 32),0.02), (nan,((16,0.02,0.),(32,0.01,0.)),math.log(2)/2),
+                                                (0.5,((16,0.02,0.),(32,0.01,0.)),0.5)])
+def test_the_error_of_step_times_is_that_of_the_rounds_or_what_cannot_be(spread, times, error):
+    device = Device(times, spread=spread)
+    assert device.timing_error==pytest.approx(error, nan_ok=True)
+    assert device.least_gain==pytest.approx(max(0.03, error) if error==error else 0.03)
+
+def test_nothing_is_known_of_a_device_without_times():
+    device = Device()
+    assert device.timed==()
+    assert device.part_of_step(0.1, 64)==0
+    assert math.isnan(device.measured_with(64))
+    assert np.isnan(device.line()).all()
+
+def test_parts_of_a_step():
+    device = Device(secs(16, 64, a=0.01, c=0.0005))
+    assert device.part_of_step(0.021, 64)==approx(0.5)
+    assert device.part_of_step(0.021, 32)==0
+    assert device.measured_with(16)==approx(0.018)
+
+def test_the_line_through_step_times_is_over_the_items_of_all_ranks():
+    a,c,error = Device(secs(25, 50, 100)).line(n_ranks=2)
+    assert (a,c)==(pytest.approx(0.01),pytest.approx(0.0001/2))
+    assert error<1e-6
+
+# The trial of a higher rate
+
+@pytest.mark.parametrize('trial,leaves,allows', [(RateTrial(), (64,128,256), (64,128,256)), (RateTrial(held=128), (64,128,256), (64,128)),
+    (RateTrial(failed=128), (64,), (64,)), (RateTrial(held=64, failed=256), (64,128), (64,)), (RateTrial(failed=128, gave_up=True), (), (64,))])
+def test_what_a_trial_leaves_and_where_it_allows_a_higher_rate(trial, leaves, allows):
+    assert [bs for bs in (64,128,256) if trial.leaves(bs)]==list(leaves)
+    assert [bs for bs in (64,128,256) if trial.allows(bs)]==list(allows)

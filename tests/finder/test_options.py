@@ -1,0 +1,203 @@
+"One training for each batch size: how it is made up, its rate, decay, epochs and seconds"
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fastai_bs.all import no_scaling
+from fastai_bs.finder.facts import RateTrial
+from fastai_bs.finder.formulas import whole_epochs
+from fastai_bs.finder.options import now_of, option_of, options_of, rule_of, sizes_of, table_of
+from plans import facts_of, readings, secs
+
+inf,nan = math.inf,math.nan
+def approx(v): return pytest.approx(v, rel=1e-12, abs=0, nan_ok=True)
+
+five = secs(25, 50, 100, 200, 400)
+
+def fixed(noise_scale=100., bs=100, **kwargs):
+    "For SGD at the present weights, without step times"
+    return facts_of(bs, **{**dict(noise_scale=noise_scale, ci=(0.8*noise_scale,1.3*noise_scale), lr=0.1, adam=False, n_train=100_000, n_epoch=100,
+                                  moved=False, cool=None, at_peak=None, at_end=None, times=(), spread=nan), **kwargs})
+
+def cycle(noise_scale=100., **kwargs): return fixed(noise_scale, **{**readings(), 'moved': True, **kwargs}) # After a mock cycle
+def option(facts, bs): return option_of(facts, facts.noise, bs)
+
+def gain(bs, noise, base_bs): return (noise/base_bs+1)/(noise/bs+1) # AdaScale's
+def for_adam(bs, noise, base_bs):
+    g = gain(bs, noise, base_bs)
+    return min(g**0.5*(1+max(0, 2-bs/base_bs/g)/5), g**(2/3))
+
+# Sizes
+
+def test_sizes_go_up_to_8_times_the_noise_scale_and_two_fit_in_an_epoch():
+    assert sizes_of(fixed(bs=25, times=five), 100.)==[25,50,100,200,400,800]
+    assert sizes_of(fixed(bs=25, times=five, n_train=500), 100.)==[25,50,100,200]
+    assert sizes_of(fixed(bs=25, times=five), nan)==[25,50,100,200,400]
+
+@pytest.mark.parametrize('trial,sizes', [(RateTrial(held=50), [25,50,100,200,400,800]), (RateTrial(failed=200), [25,50,100]),
+                                         (RateTrial(failed=200, gave_up=True), [25,50]), (RateTrial(failed=50, gave_up=True), [25,50])])
+def test_sizes_at_which_a_higher_rate_failed_are_left_out(trial, sizes):
+    facts = fixed(bs=50, times=five, trial=trial)
+    assert sizes_of(facts, 100.)==sizes
+    assert sizes_of(facts, 100., also=[400])==sorted({*sizes,400})
+
+# Micro-batches
+
+def test_what_is_done_once_is_part_of_a_step():
+    "A step of 4 micro-batches has one step of the optimizer"
+    facts = fixed(bs=25, times=secs(25, a=0.01, c=0., opt=0.009))
+    assert option(facts, 25).step_time==approx(0.01)
+    assert option(facts, 100).step_time==approx(4*0.001+0.009)
+
+@pytest.mark.parametrize('opt,noise,split', [(0.001,100.,(128,1)), (0.001,nan,(32,4)), (0.0132,100.,(32,4))])
+def test_today_s_batch_keeps_its_micro_batches_unless_others_gain(opt, noise, split):
+    "Four of 32 are one step of the optimizer; where that is all of a step, one of 128 takes as long"
+    facts = fixed(bs=128, micro_bs=32, times=secs(32, 64, 128, a=0.01, c=0. if opt>0.01 else 0.0001, opt=min(opt, 0.01)))
+    o = option_of(facts, noise, 128)
+    assert (o.micro_bs,o.n_acc)==split
+    assert o.changes==(split!=(32,4))
+
+def test_untimed_sizes_are_made_of_today_s_micro_batches():
+    o = option(fixed(bs=128, micro_bs=32), 64)
+    assert (o.micro_bs,o.n_acc)==(32,2)
+    assert math.isnan(o.step_time)
+    assert math.isnan(o.fit_time)
+
+# The rate
+
+@pytest.mark.parametrize('adam,noise,name,factor', [(False,100.,'adascale_gain',2.5),(False,nan,'linear_scaling',4),(True,100.,'no_scaling',1)])
+def test_rule_at_fixed_weights(adam, noise, name, factor):
+    facts = fixed(bs=25, adam=adam, times=five)
+    rule = rule_of(facts, noise, 100)
+    assert getattr(rule, 'func', rule).__name__==name
+    assert option_of(facts, noise, 100).lr_factor==approx(factor)
+    assert rule_of(facts, noise, 25)(1)==1
+
+@pytest.mark.parametrize('adam', [False,True])
+def test_a_higher_rate_is_advised_where_it_was_tried(adam):
+    "Up to the size at which it held, and below the one at which it failed; for smaller batches it needs no trial"
+    facts = cycle(bs=50, times=five, adam=adam, trial=RateTrial(held=100, failed=400))
+    for bs in (50,100): assert rule_of(facts, 100., bs)(bs/50)==approx((for_adam if adam else gain)(bs, 100., 50))
+    for bs in (101,200,399,400,800): assert rule_of(facts, 100., bs) is no_scaling
+    smaller = rule_of(facts, 100., 25)
+    if adam: assert smaller is no_scaling
+    else: assert smaller(0.5)==approx(gain(25, 100., 50))
+    failed = replace(facts, trial=RateTrial(failed=100))
+    assert rule_of(failed, 100., 99) is not no_scaling
+    assert rule_of(failed, 100., 100) is no_scaling
+
+def test_a_rate_that_is_low_grows_as_for_sgd():
+    low,not_low = (option(cycle(bs=25, times=five, adam=True, trial=RateTrial(held=100, low=o)), 100) for o in (True,False))
+    assert low.lr_factor==approx(gain(100, 100., 25))
+    assert not_low.lr_factor==approx(for_adam(100, 100., 25))
+
+@pytest.mark.parametrize('adam,by_sum', [(False,1/4),(True,1.)])
+def test_a_loss_that_sums_takes_as_much_of_the_rate_as_its_gradient_grows(adam, by_sum):
+    "Adam divides by it anyway"
+    sums,mean = (option(cycle(bs=25, times=five, adam=adam, sums=o), 100) for o in (True,False))
+    assert sums.lr_factor==approx(mean.lr_factor*by_sum)
+    assert sums.rule(4)==approx(mean.rule(4))
+
+# Weight decay
+
+@pytest.mark.parametrize('adam,has_n_epoch', [(False,True),(True,True),(True,False)])
+def test_the_sum_of_rate_times_decay_stays(adam, has_n_epoch):
+    "Batch, rate and epochs: 4 times, 2.5 times or what Adam makes of it, and 8 of 5 epochs"
+    facts = cycle(bs=25, times=five, adam=adam, n_epoch=5, has_n_epoch=has_n_epoch, wd=0.01)
+    by = for_adam(100, 100., 25) if adam else 2.5
+    o = option(facts, 100)
+    assert o.trained_epochs==8
+    assert o.wd_factor==approx(4/(by*8/5))
+    of_a_third = replace(facts, today=replace(facts.today, wd_factor=1/3)) # A ScaledLR makes a third of it today
+    assert option(of_a_third, 100).wd_factor==approx(o.wd_factor/3)
+    of_three = replace(facts, today=replace(facts.today, n_epoch=3)) # 4.8 are 5, where they are to be whole
+    assert option(of_three, 100).wd_factor==approx(4/(by*(5 if has_n_epoch else 4.8)/3))
+
+@pytest.mark.parametrize('kwargs,noise,bs', [(dict(wd=0.01),100.,25), (dict(wd=0.01),nan,100), (dict(wd=None),100.,100), (dict(wd=0.01, keeps_wd=True),100.,100)])
+def test_decay_stays_where_nothing_changes_or_nothing_is_known(kwargs, noise, bs):
+    assert option_of(cycle(bs=25, times=five, n_epoch=5, **kwargs), noise, bs).wd_factor==1
+
+# Epochs
+
+@pytest.mark.parametrize('n_train,drops_last,bs,items,steps', [(500,True,128,384,3),(500,True,64,448,7),(650,False,320,650,3),(650,False,64,650,11)])
+def test_an_option_counts_what_the_loader_gives(n_train, drops_last, bs, items, steps):
+    "As many items as the same loss needs, the same sum of lr*wd over the steps, and the seconds of these steps"
+    times = tuple((o,0.001*o+0.01,0.01) for o in (16,64,128,320))
+    facts = cycle(bs=16, n_train=n_train, drops_last=drops_last, n_epoch=7, wd=0.01, times=times)
+    o,now = option(facts, bs),now_of(facts)
+    items_now = 496 if drops_last else 650
+    steps_now = math.ceil(items_now/16)
+    assert o.epochs*items==approx(7*items_now*(100+bs)/116)
+    assert o.n_epoch==whole_epochs(o.epochs)
+    assert o.trained_steps==o.n_epoch*steps
+    assert o.wd_factor*o.lr_factor*o.trained_steps==approx(7*steps_now)
+    assert o.epoch_time==pytest.approx(items*0.001+steps*0.01)
+    assert now.fit_time==pytest.approx(7*(items_now*0.001+steps_now*0.01))
+
+@pytest.mark.parametrize('kwargs,saves', [
+    (dict(growth=0.), False), (dict(growth=0.25), False), (dict(reach=0.12), True), (dict(reach=0.13), False), (dict(adam=False), False),
+    (dict(trial=RateTrial(failed=50)), False), # At no larger size may the rate be scaled
+    (dict(noise_scale=70., trial=RateTrial(100, low=True)), True),
+    (dict(noise_scale=1e4), True), # As many as today are left
+    (dict(n_epoch=1, n_train=6000), True)]) # 80 steps of 100 items are left
+def test_a_higher_rate_saves_epochs_where_a_batch_reaches_little(kwargs, saves):
+    facts = cycle(**{**dict(bs=25, times=secs(5, 25, 50, 100), adam=True, reach=0.01, growth=1.), **kwargs}) # Batches of 100 reach 4 times as much
+    noise,now = facts.noise,facts.today.n_epoch
+    growth = (noise+100)/(noise+25)
+    factor = min(for_adam(100, noise, 25), 2) if saves else 1 # A low rate has a higher factor, and saves no more
+    if facts.trial.low: factor = 2
+    left = max(now, 8000/facts.today.n_train)
+    o = option(facts, 100)
+    assert o.epochs==approx(max(left, now*growth/factor**0.5))
+    assert o.epochs*o.saved==approx(now*growth)
+    assert option(facts, 25).epochs==now
+    assert option(facts, 5).epochs<now
+
+# Seconds
+
+def test_the_time_of_a_fit_has_whole_epochs_validations_and_starts():
+    "8 epochs of 20 s with 100 items, 5 of 50 s with 25; a validation and a start in each"
+    facts = fixed(bs=25, times=((25,0.0125,0.001),(100,0.02,0.001)), n_epoch=5, valid_time=2., epoch_start=1.)
+    assert option(facts, 100).fit_time==pytest.approx(8*23)
+    assert now_of(facts).fit_time==pytest.approx(5*53)
+
+@pytest.mark.parametrize('has_n_epoch,charged', [(True,2),(False,1.25)])
+def test_what_is_cut_off_an_epoch_is_no_gain(has_n_epoch, charged):
+    "(450+300)/(450+150) = 1.25 epochs of 40 steps"
+    facts = fixed(450., bs=150, n_epoch=1, times=((150,0.02,0.),(300,0.024,0.)), n_train=12_000, has_n_epoch=has_n_epoch)
+    o = option(facts, 300)
+    assert o.epochs==1.25
+    assert o.fit_time==pytest.approx(charged*40*0.024)
+
+def test_the_time_of_fine_tune():
+    "8 epochs of 20 s with 100 items and two frozen ones of 5 s, 5 of 50 s with 25 and one of 12.5 s; a validation after each"
+    facts = fixed(bs=25, times=((25,0.0125,0.001),(100,0.02,0.001)), n_epoch=5, valid_time=1., freeze_epochs=1, frozen=0.0125/4)
+    o,now = option(facts, 100),now_of(facts)
+    assert (o.n_epoch,o.freeze_epochs)==(8,2)
+    assert (now.n_epoch,now.freeze_epochs)==(5,1)
+    assert o.fit_time==pytest.approx(8*21+2*6)
+    assert now.fit_time==pytest.approx(5*51+13.5)
+
+# The table
+
+def test_the_table_has_a_row_for_each_option_with_the_rate_of_each_rule():
+    facts = cycle(bs=25, times=five, adam=True, lr=[0.01,0.1], lr_factor=3., trial=RateTrial(held=100))
+    df = table_of(facts, options_of(facts, facts.noise)).set_index('bs')
+    assert df.index.tolist()==[25,50,100,200,400,800]
+    assert df.lr.tolist()==approx([0.3,0.3*for_adam(50, 100., 25),0.3*for_adam(100, 100., 25),0.3,0.3,0.3])
+    assert df.linear_scaling.tolist()==approx([0.3*k for k in (1,2,4,8,16,32)])
+    assert df.sqrt_scaling.tolist()==approx([0.3*k**0.5 for k in (1,2,4,8,16,32)])
+    assert df.adascale_gain.tolist()==approx([0.3*gain(bs, 100., 25) for bs in df.index])
+    assert df.adam_gain.tolist()==approx([0.3*for_adam(bs, 100., 25) for bs in df.index])
+    assert df.steps.tolist()==approx([1+100/bs for bs in df.index])
+    assert df.examples.tolist()==approx([1+bs/100 for bs in df.index])
+    assert df.time.tolist()==approx(list(df.steps*df.step_time/(5*0.0125)))
+    assert df.measured[:5].tolist()==approx([0.0125,0.015,0.02,0.03,0.05])
+    assert math.isnan(df.measured[800])
+
+def test_the_table_of_an_unknown_noise_scale_has_no_steps():
+    facts = cycle(bs=25, times=five, n_windows=9)
+    df = table_of(facts, options_of(facts, facts.noise))
+    assert df[['steps','examples','time','adascale_gain','adam_gain']].isna().all(axis=None)
+    assert np.isfinite(df[['lr','step_time','linear_scaling','sqrt_scaling']]).all(axis=None)
