@@ -22,12 +22,12 @@ from ..learner.loaders import rows_of, slices, tensors
 from ..accumulate.losses import as_scalar, plain, precise
 from ..accumulate.window import loss_sum
 
-# %% ../../nbs/finder/03_alarms.ipynb #157d599e
+# %% ../../nbs/finder/03_alarms.ipynb #6b267071
 class _Value(NamedTuple):
-    "The loss of some items, its sum over what is counted, and the count"
+    "The loss of some items, its sum over what is counted, and how many are"
     loss:float
     sum:float
-    count:float
+    n:float
 
 def _part(o, bs, s):
     "Take the items `s`, half precision as single"
@@ -50,19 +50,19 @@ def _values(learn, counter):
         numbers = [_value(learn, counter, batch, bs, s) for s in (slice(0, bs),slice(0, bs),*slices(bs, 2))]
         return [_Value(*o) for o in torch.stack([precise(o) for v in numbers for o in v]).reshape(-1, 3).tolist()]
 
-# %% ../../nbs/finder/03_alarms.ipynb #e43bf9f2
+# %% ../../nbs/finder/03_alarms.ipynb #d06ef375
 pairs_tolerance = 1e-3 # Relative difference of the batch and its halves
 
 def looks_at_pairs(
-    learn, # A `Learner` in a mock training, with the predictions and the loss of a micro-batch
+    learn, # A `Learner` with predictions and loss of a micro-batch
     counter, # An `ElementCounter` that has counted this micro-batch
 )->bool:
     "Tell whether the loss of the batch differs from the mean of its halves; `False` where this cannot be tested"
     if counter.known or isinstance(getattr(learn.loss_func, '__self__', None), MixHandler): return False
     try: whole,again,first,second = _values(learn, counter)
     except Exception: return False
-    n_halves = 1 if counter.reduction=='sum' else first.count+second.count
-    if not n_halves>0 or first.count==second.count==whole.count: return False # Nothing is counted, or not these items
+    n_halves = 1 if counter.reduction=='sum' else first.n+second.n
+    if not n_halves>0 or first.n==second.n==whole.n: return False # Nothing is counted, or not these items
     halves = (first.sum+second.sum)/n_halves
     scale = max(abs(whole.loss), (abs(first.sum)+abs(second.sum))/n_halves)
     is_repeatable = abs(again.loss-whole.loss)<=1e-6*scale
@@ -132,7 +132,7 @@ def is_too_high(
     error = scatter*math.sqrt(1/n_end+1/s.n[0])
     return bool(loss_end>first_guess-5*error)
 
-# %% ../../nbs/finder/03_alarms.ipynb #69618a70
+# %% ../../nbs/finder/03_alarms.ipynb #4d888c16
 class LossPath:
     "Keep the losses of windows along a mock cycle, and those of guesses at its beginning and its end"
     def __init__(self,
@@ -140,7 +140,7 @@ class LossPath:
     ):
         self.end = end
         self.at = [] # For each window: the part of the cycle that was done
-        self.windows = [] # For each window: a row for each micro-batch, its loss and that of a guess
+        self.windows = [] # For each window: losses of its micro-batches and of guesses
         self._seen = [] # The rows of the present window
 
     def see(self, learn, at, first):

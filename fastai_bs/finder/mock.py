@@ -66,22 +66,22 @@ def _next_length(rows, per_micro, last, least, most):
     n = round(min(max(wanted, last/2), 2*last))
     return min(max(n, least), most)
 
-# %% ../../nbs/finder/04_mock.ipynb #9ca1f1d0
+# %% ../../nbs/finder/04_mock.ipynb #ae85218e
 def readings(
-    df:pd.DataFrame, # As `NoiseScale.moments`, with the column `pct`: the part of the cycle that was done
+    df:pd.DataFrame, # `NoiseScale.moments` with the `pct` of each window
     level:float=0.95, # Coverage of the intervals
-)->tuple: # A `NoiseEstimate` near the peak of the rate, on the cool stretch, and after it
-    "Estimate the noise scale in three parts of a mock cycle"
+)->tuple: # A `NoiseEstimate` for each
+    "Estimate the noise scale near the peak of the rate, on the cool stretch, and after it"
     begin,end = cool_stretch
     parts = rate_at(df.pct)>0.9,(df.pct>=begin) & (df.pct<end),df.pct>=end
     return tuple(along(df[o], level) for o in parts)
 
-# %% ../../nbs/finder/04_mock.ipynb #15068667
+# %% ../../nbs/finder/04_mock.ipynb #a480fad6
 class Reach:
     "Count the elements of gradients that are not 0, in the first micro-batches of windows and in these windows"
     def __init__(self):
         self.first = None # The count of the present window's first micro-batch
-        self.windows = [] # The counts of first micro-batch and window, its micro-batches, and all elements
+        self.windows = [] # For each: both counts, its micro-batches, all elements
 
     def _count(self, params):
         counts = [dense(p.grad).count_nonzero() for p in params if p.grad is not None]

@@ -40,21 +40,23 @@ class LossesOfFifths(BriefCycle):
         n_steps:int, # Optimizer steps
     ):
         super().__init__(n_steps)
-        self.sums = None # For each fifth: sum of the losses of its micro-batches, and how many have one; where nothing counts there is none
+        self.sums = None # For each fifth: the sum, and the micro-batches in it
 
     def after_loss(self):
         loss = precise(plain(self.learn.loss).detach()).reshape(())
         counts = loss==loss
         if self.sums is None: self.sums = loss.new_zeros(5, 2)
-        self.sums[math.ceil(5*(self.n_done+1)/self.n_steps)-1] += torch.stack([torch.where(counts, loss, 0), counts.to(loss)])
+        fifth = math.ceil(5*(self.n_done+1)/self.n_steps)
+        self.sums[fifth-1] += torch.stack([torch.where(counts, loss, 0), counts.to(loss)])
 
+# %% ../../nbs/finder/05_rate_trial.ipynb #1c2c4c93
 def losses_along(
     learn:Learner, # Is left as it was
     micro_bs:int, # Items in a micro-batch; `None`: as the training loader has them
-    n_acc:int, # Micro-batches in an optimizer step, on each rank
+    n_acc:int, # Micro-batches of each rank in an optimizer step
     lr, # Peak of the rate, as for `fit_one_cycle`
     n_steps:int, # Optimizer steps
-    seed:int=None, # For another order of the items; `None`: the order of a training that began now
+    seed:int=None, # As for `bs_find`
 )->np.ndarray: # Five; NaN where no micro-batch has a loss
     "Return the mean loss over each fifth of a one-cycle of `n_steps`"
     cycle = LossesOfFifths(n_steps)
@@ -62,16 +64,18 @@ def losses_along(
     with mock_training(learn, seed), learn.no_bar():
         if micro_bs: learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs)
         learn.fit(10_000, lr, cbs=[cycle,accum])
-        total,n = (over_ranks(cycle.sums.cpu()) if trains_together(learn) else cycle.sums.cpu()).double().T
+        sums = cycle.sums.cpu()
+        if trains_together(learn): sums = over_ranks(sums)
+        total,n = sums.double().T
     return (total/n).numpy()
 
 # %% ../../nbs/finder/05_rate_trial.ipynb #0c1fd65d
-clearly = 0.05 # Part of the loss: the highest rate must end lower by this, and no rate may be higher by it around its peak
+clearly = 0.05 # Part of the loss
 
 def _trains_as_well(losses, own, slack=0.02, at_peak=clearly):
     "Tell whether `losses` end at most the part `slack` above `own`, those at today's rate, and are at most `at_peak` above around the peak of the rate"
     def _above(fifth, slack): return losses[fifth]>own[fifth]+slack*abs(own[fifth])
-    return math.isfinite(losses[-1]) and not _above(-1, slack) and not _above(1, at_peak) # Around the peak of the rate a fifth may have no loss
+    return math.isfinite(losses[-1]) and not _above(-1, slack) and not _above(1, at_peak)
 
 def _factor_that_holds(learn, micro_bs, n_acc, lr, factors, n_steps, again=True):
     """Return the first of `factors` on `lr` if a short cycle at that rate trains as well as at `lr`, the last if it ends clearly better still, else `None`

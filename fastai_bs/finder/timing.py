@@ -131,7 +131,7 @@ def micro_batch_sizes(
     down = {micro_bs//2**i for i in range(1, 32) if micro_bs//2**i>=least}
     return sorted(down | {micro_bs*2**i for i in range(32) if i==0 or micro_bs*2**i<=most})
 
-# %% ../../nbs/finder/02_timing.ipynb #2eeaa86d
+# %% ../../nbs/finder/02_timing.ipynb #3b66e011
 class StepTimes:
     "Time the steps of a learner with one micro-batch size after another, and keep the results by size"
     budget = 180 # Time for all steps, in today's micro-batches
@@ -151,12 +151,12 @@ class StepTimes:
         self.seen = set() # Sizes that were tried
         self.n_micro = {} # By size: micro-batches so far
         self.starts = [] # Seconds until an epoch of today's loader has its first batch
-        self.waits = [] # For each round: seconds of a step that waits for today's loader
+        self.waits = [] # For each round: seconds that a step waits for its batch
         self.too_large = None # Smallest size that did not fit in memory
         self.errors = {} # By size: another error that kept it from being timed
 
-    def fastest(self)->tuple: # For each size: items, seconds of a step, and of the part once per optimizer step
-        "Return the fastest round of each size"
+    def fastest(self)->tuple: # In ascending order
+        "Return the fastest round of each size: items, seconds of a step, and those that are paid once"
         return tuple((micro_bs,*min(ts)) for micro_bs,ts in sorted(self.rounds.items()))
 
     def spread(self):

@@ -1,200 +1,25 @@
-"The mock cycle: it trains as `fit_one_cycle` does, measures without a trace in it, and keeps to its micro-batches; and what is read of it"
+"The mock cycle: its rate is that of `fit_one_cycle`, it keeps to its micro-batches, and more windows are measured where they are needed"
 import math
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from fastai.callback.core import Callback
-from fastai.callback.schedule import ParamScheduler, SchedCos, combined_cos
-from fastai.data.core import DataLoaders
-from fastai.optimizer import OptimWrapper
+from fastai.callback.schedule import combined_cos
 
-from fastai_bs.finder import bs_find as finder, mock as mock_module
 from fastai_bs.all import GradAccum, NoiseScale
-from fastai_bs.finder.formulas import for_training
 from fastai_bs.finder.cycle import MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, places, rate_at
-from fastai_bs.noise.estimator import NoiseEstimate, moments_of_sums
-from fastai_bs.finder.mock import EndOfMock, MockAccum, Reach, readings
-from helpers import flat, halves, loaders, mlp, momentum_sgd, noted, pairwise, peak_lr, quiet_learner, regression, ScaledLoss, token_model, tokens
+from fastai_bs.finder.mock import EndOfMock, MockAccum, readings
+from helpers import loaders, mlp, momentum_sgd, noted, pairwise, peak_lr, quiet_learner, regression
 
-inf,nan = math.inf,math.nan
+inf = math.inf
 
 pytestmark = pytest.mark.usefixtures('short')
 
-def learner(n=90, bs=4, opt_func=momentum_sgd, shuffle=True, dtype=torch.float64, loss_func=None, cbs=None, **kwargs):
-    return quiet_learner(loaders(regression(n, dtype=dtype), bs, shuffle=shuffle), mlp(dtype=dtype), loss_func, opt_func, cbs=cbs, **kwargs)
+def learner(n=90, bs=4, cbs=None):
+    return quiet_learner(loaders(regression(n, dtype=torch.float64), bs, shuffle=True), mlp(dtype=torch.float64), opt_func=momentum_sgd, cbs=cbs)
 
-def find(learn, lr=0.05, **kwargs): return learn.bs_find(lr, **{**dict(num_it=60, n_batch=6, tol=0, max_bs=1000, show_plot=False), **kwargs})
-
-class Rows(nn.Module):
-    "A row of its own for each item, and a weight that all share"
-    def __init__(self, n):
-        super().__init__()
-        self.emb,self.out = nn.Embedding(n, 3),nn.Linear(3, 2, bias=False)
-    def forward(self, i): return self.out(self.emb(i))
-
-@pytest.mark.parametrize('lr,n_acc', [(0.05,1),(0.05,3),(0.,1)])
-def test_reach(lr, n_acc):
-    "A micro-batch of 4 items reaches 4 of the rows and all of the last layer, a window of `n` reaches `4*n` rows"
-    torch.manual_seed(0)
-    items = [(torch.tensor(i),y.float()) for i,(_,y) in enumerate(regression(240))]
-    learn = quiet_learner(loaders(items, 4, shuffle=True), Rows(240), cbs=[GradAccum(n_acc)])
-    windows = []
-    class Noted(Reach):
-        def measured(self, on_ranks):
-            windows[:] = [tuple(map(int, o)) for o in self.windows]
-            return super().measured(on_ranks)
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(mock_module, 'Reach', Noted)
-        plan = find(learn, lr)
-    ns = [n for _,_,n,_ in windows]
-    assert windows==[(12+6,12*n+6,n,720+6) for n in ns]
-    assert len(ns)>=3
-    assert plan.measured.reach==pytest.approx(18/726)
-    assert plan.measured.growth==pytest.approx(sum(math.log((12*n+6)/18) for n in ns)/sum(map(math.log, ns)))
-    m = find(learner()).measured
-    assert (m.reach,m.growth)==(1,0)
-
-def test_reach_over_ranks(monkeypatch):
-    "The sums are added up: here a rank whose window of 4 reaches no more than its micro-batch"
-    monkeypatch.setattr(mock_module, 'over_ranks', lambda sums: sums+torch.tensor([15.,100.,0.,math.log(4)]))
-    reach = Reach()
-    reach.windows = [(torch.tensor(5),torch.tensor(20),4,100),(torch.tensor(0),torch.tensor(7),4,100)] # The last one tells nothing
-    assert reach.measured()==pytest.approx((0.05,1))
-    assert reach.measured(True)==pytest.approx((0.1,0.5))
-    assert Reach().measured()==(1,0)
-
-def opt_state(learn): return [v.clone() for p in learn.model.parameters() for v in learn.opt.state[p].values() if torch.is_tensor(v)]
-
-def taped(learn, **kwargs):
-    "The plan, each window of the mock training, each step's hyper-parameters, and what was there at the end"
-    tape = SimpleNamespace(windows=[], hypers=[])
-    class Tape(Callback):
-        order = 200
-        def accum(self):
-            accum = getattr(self.learn, 'grad_accum', None)
-            return accum if isinstance(accum, MockAccum) and self.training else None
-        def before_batch(self):
-            accum = self.accum()
-            if not accum: return
-            if accum.starts_window: tape.windows.append(SimpleNamespace(measured=accum.measures, micros=[], weights=[], opts=[]))
-            window = tape.windows[-1]
-            window.micros.append((self.xb,self.yb))
-            window.weights.append(flat(self.learn).clone())
-            window.opts.append(opt_state(self.learn) if hasattr(self.opt, 'state') else [])
-        def before_step(self):
-            if self.accum(): tape.hypers.append([(h['lr'],h.get('mom')) for h in self.opt.hypers])
-        def after_cancel_fit(self):
-            accum = self.accum()
-            if accum: tape.accum,tape.weights,tape.opt = accum,flat(self.learn).clone(),opt_state(self.learn) if hasattr(self.opt, 'state') else None
-    tape.plan = find(learn.add_cb(Tape()), **kwargs)
-    tape.trained,tape.measured = ([o for o in tape.windows if o.measured==m] for m in (False,True))
-    return tape
-
-# It trains as `fit_one_cycle` does
-
-class Played:
-    "A loader with the micro-batches of one step in each epoch"
-    def __init__(self, steps): self.steps,self.n = steps,0
-    def __len__(self): return len(self.steps[min(self.n, len(self.steps)-1)])
-    def __iter__(self):
-        for xb,yb in self.steps[self.n]: yield (*xb,*yb)
-        self.n += 1
-
-def accum2(): return [GradAccum(2)]
-def accum3(): return [GradAccum(3)]
-def scheduled(): return [ParamScheduler({'lr': SchedCos(3.,2.), 'mom': SchedCos(0.1,0.2)})]
-cases = pairwise([list,accum3,scheduled], [momentum_sgd,partial(OptimWrapper, opt=torch.optim.AdamW)],
-                 [0.02,slice(0.005,0.02)], [0,5.], [False,True])
-
-@pytest.mark.parametrize('cbs,opt_func,lr,tol,freezes', cases)
-def test_bit_for_bit(cbs, opt_func, lr, tol, freezes):
-    "Weights, state of the optimizer, rates and momenta are those of `fit_one_cycle` with the same batches at the same steps, in ragged epochs too"
-    learn = learner(opt_func=opt_func, splitter=halves, cbs=cbs())
-    if freezes: learn.freeze()
-    start = flat(learn).clone()
-    tape = taped(learn, lr=lr, tol=tol)
-    steps = [o.micros for o in tape.trained]
-    assert len(steps)==tape.accum.cycle.n_steps
-    assert torch.equal(flat(learn), start)
-
-    plain = learner(opt_func=opt_func, splitter=halves)
-    plain.dls = DataLoaders(Played(steps), learn.dls.valid, device='cpu')
-    if freezes: plain.freeze()
-    look,seen = noted('before_step', lambda learn: [(h['lr'],h.get('mom')) for h in learn.opt.hypers])
-    plain.fit_one_cycle(len(steps), lr, cbs=[look, *(o for o in cbs() if isinstance(o, GradAccum))])
-    assert seen==tape.hypers
-    assert torch.equal(flat(plain), tape.weights)
-    assert not torch.equal(flat(plain), start)
-    if tape.opt is not None: assert all(torch.equal(a, b) for a,b in zip(opt_state(plain), tape.opt, strict=True))
-    if cbs is list: assert plain.recorder.hps['lr']==[o[-1][0] for o in tape.hypers]
-
-# Each window by hand
-
-def moments_by_hand(window, model, loss_func, count):
-    torch.nn.utils.vector_to_parameters(window.weights[0], model.parameters())
-    gs,ns = [],[]
-    for xb,yb in window.micros:
-        n = count(*yb)
-        if not n: continue
-        grads = torch.autograd.grad(loss_func(model(*xb), *yb), list(model.parameters()))
-        gs.append(torch.cat([g.flatten() for g in grads])); ns.append(float(n))
-    if len(gs)<2: return None
-    mean = sum(n*g for n,g in zip(ns, gs))/sum(ns)
-    total = sum(n*g.square().sum().item() for n,g in zip(ns, gs))
-    return *moments_of_sums(len(ns), sum(ns), total, mean.square().sum().item()),sum(ns),sum(len(yb[0]) for _,yb in window.micros)
-
-def _kept(i): return 0 if i%24<9 else 1+i%4
-
-counts = {'mean': (lambda: learner(90), lambda y: y.numel()),
-    'tokens': (lambda: quiet_learner(loaders(tokens(90, ignored=0.4), 4, shuffle=True), token_model(tied=False), nn.CrossEntropyLoss()),
-               lambda y: (y!=-100).sum().item()),
-    'nothing counts': (lambda: quiet_learner(loaders(tokens(90, kept=_kept), 3), token_model(tied=False), nn.CrossEntropyLoss()),
-               lambda y: (y!=-100).sum().item())}
-
-@pytest.mark.parametrize('nm', counts)
-def test_windows_by_hand(nm):
-    "At the weights they were measured at; with micro-batches in which nothing counts, and whose loss is NaN"
-    make,count = counts[nm]
-    learn = make()
-    tape = taped(learn, num_it=100, n_batch=4)
-    res = [moments_by_hand(o, make().model, learn.loss_func, count) for o in tape.measured]
-    res = np.array([o for o in res if o])
-    df = tape.plan.df
-    for k,col in zip(('tr_sigma','g_sq','n_elems','n_items'), res.T): assert df[k].tolist()==pytest.approx(col.tolist(), rel=1e-9)
-    cool = df[(df.pct>=cool_stretch[0]) & (df.pct<cool_stretch[1])]
-    w = cool.n_elems
-    assert tape.plan.measured.cool.noise_scale==pytest.approx((cool.tr_sigma@w)/(cool.g_sq@w)*cool.n_items.sum()/w.sum()) or (cool.g_sq@w)<=0
-    if nm=='nothing counts':
-        assert len(tape.measured)>len(df)>5
-        assert any(count(*yb)==0 for o in tape.measured for _,yb in o.micros)
-
-class Overflowing(ScaledLoss):
-    "As float16 would above 512"
-    def before_backward(self):
-        super().before_backward()
-        if self.learn.scaler.get_scale()>512: self.learn.loss_grad = self.loss_grad*inf
-
-@pytest.mark.parametrize('lr', [0,1e-5])
-def test_windows_that_overflow_are_left_out(lr, n_dropped=4):
-    "A scale that is too large is found by trying: by the steps between the windows, and where there are none by the windows themselves"
-    (look,steps),(at_end,seen) = noted('before_step', peak_lr),noted('after_fit', lambda learn: getattr(learn, 'noise_scale', None))
-    learn = learner(cbs=[Overflowing(init_scale=2.**13, growth_interval=1000),look,at_end], shuffle=False)
-    start = flat(learn).clone()
-    plan = find(learn, lr, num_it=120, n_batch=2)
-    noise = seen[0]
-    assert noise.n_dropped==n_dropped if lr==0 else noise.n_dropped>0
-    assert len(noise.rows)==len(plan.df)>=20
-    assert any(steps)==(lr>0)
-    assert torch.equal(flat(learn), start)
-    if lr==0:
-        exact = find(learner(shuffle=False), 0, num_it=120, n_batch=2).df.iloc[n_dropped:]
-        for k in ('tr_sigma','g_sq','n_elems'): assert plan.df[k].tolist()==pytest.approx(exact[k].tolist())
-
-# Places and lengths
+# Its rate
 
 def test_the_rate_is_fastais():
     "At its ends and its peak exactly"
@@ -206,21 +31,9 @@ def test_the_rate_is_fastais():
         assert rate_at(_cooled_to(rate))==pytest.approx(rate)
         assert _cooled_to(rate)>0.25
 
-def test_windows_grow_and_shrink_with_the_noise_scale():
-    "Items that are nearly alike, and items in which there is nothing to learn"
-    (x0,y0),*_ = items = regression(2000)
-    alike = [(x0+0.01*x,y0+1) for x,_ in items]
-    noise = [(x,torch.randn(2, dtype=torch.float64)) for x,_ in items]
-    few,many = (find(quiet_learner(loaders(o, 4), mlp(), cbs=[GradAccum(16)]), 1e-2, num_it=1000, n_batch=20).df.n_items.to_numpy() for o in (alike,noise))
-    assert few[0]==many[0]==16
-    assert (few[3:]==8).all()
-    assert many.max()>16
-    assert many.mean()>20
-    for n in (few,many): assert (n[1:]<=2*n[:-1]).all()
-
 # Within its micro-batches
 
-def mock(n_iter, cycle, tol=0.25, lr=0.05, cls=MockAccum):
+def mock_trained(n_iter, cycle, tol=0.25, lr=0.05, cls=MockAccum):
     "A mock training without the rest of `bs_find`"
     learn = learner(3*n_iter-1, 3)
     accum = cls(NoiseScale(), min(20, max(2, n_iter//8)), cycle, tol=tol)
@@ -232,7 +45,7 @@ def mock(n_iter, cycle, tol=0.25, lr=0.05, cls=MockAccum):
 def test_the_cycle_ends_within_num_it(n_iter, today, which):
     "In epochs shorter than the cycle, in which a window may be cut short and a left-over micro-batch may tell nothing"
     num_it = (2*max(today,4), 4*today+9, 61, 100)[which]
-    o = mock(n_iter, cycle_of(num_it, today, inf))
+    o = mock_trained(n_iter, cycle_of(num_it, today, inf))
     assert o.cycle.is_over
     assert o.finder.n_seen==o.cycle.n_seen+1<=num_it
     assert len(o.steps)==o.cycle.n_steps+o.cycle.n_more
@@ -246,7 +59,7 @@ def test_the_cycle_ends_within_num_it(n_iter, today, which):
 @pytest.mark.parametrize('tol,today', [(1e-9,4), (0,1)])
 def test_more_windows_where_the_interval_is_wide(tol, today):
     "In the middle of the cool stretch, as many as were kept for at most; the cycle waits there for a step each. None with tol=0"
-    o = mock(400, MockCycle(60, 20, today, 60*today+20*6+10*(6+today)), tol, lr=0.001)
+    o = mock_trained(400, MockCycle(60, 20, today, 60*today+20*6+10*(6+today)), tol, lr=0.001)
     c = o.cycle
     assert c.most_more>=8
     assert c.n_more==(0 if tol in (0,10) else c.most_more)
@@ -259,39 +72,13 @@ def test_more_windows_where_the_interval_is_wide(tol, today):
     assert o.steps==pytest.approx(rates[:middle]+[rates[middle]]*c.n_more+rates[middle:], rel=1e-4)
     assert readings(o.accum.placed(o.accum.noise.moments))[1].n_windows==10+c.n_more
 
-# For the whole of a training
-
-def test_limits_of_for_training():
-    ns = [0,1e-300,1e-3,1,10,1e3,1e6,1e300,inf]
-    for n_train,n_epoch in ((50,0.01),(1000,1),(10**6,1),(1000,10**6),(1,0.5)):
-        res = [for_training(o, n_train, n_epoch) for o in ns]
-        assert res[0]==0
-        assert (np.diff(res)>=0).all()
-        assert all(0<=o<n_train for o in res)
-        assert res[-1]==pytest.approx(1/(1/n_train+80/n_train/n_epoch))
-        assert res[-1]<=n_epoch*n_train/80
-    assert all(np.diff([for_training(500, 10**5, o) for o in (0.1,1,9)])>0)
-    assert math.isnan(for_training(nan, 1000, 1))
-
-@pytest.mark.parametrize('noise_scale,ci', [(50.,(0.,inf)),(inf,(20.,inf)),(nan,(20.,80.))])
-def test_what_is_not_known_stays_so(ci, noise_scale, monkeypatch):
-    "The training bounds an interval from above that the measurement leaves open, unless nothing is known at all; without an estimate, by its lower end"
-    monkeypatch.setattr(finder, 'readings', lambda *args: [NoiseEstimate(noise_scale, ci, 30)]*3)
-    plan = find(learner(), n_epoch=2)
-    def whole(o): return for_training(o, 90, 2)
-    assert plan.ci==(ci if ci==(0,inf) else tuple(map(whole, ci)))
-    assert plan.noise_scale==(whole(50.) if noise_scale==50 else plan.ci[0] or inf)
-    assert plan.measured.cool.ci==ci
-    assert plan.is_bound==(noise_scale!=50)
-
 # How long the training is to be
 
 @pytest.mark.parametrize('n_epoch', [1,10**6])
 def test_the_training_that_is_planned(n_epoch):
     "A mock cycle no longer than it, with today's batch size"
-    plan = find(learner(cbs=accum2()), n_epoch=n_epoch, num_it=300)
+    plan = learner(cbs=[GradAccum(2)]).bs_find(0.05, n_epoch=n_epoch, num_it=300, n_batch=6, tol=0, max_bs=1000, show_plot=False)
     n_steps = min(75, math.ceil(n_epoch*23/2))
     assert plan.today.n_epoch==n_epoch
     assert plan.today.has_n_epoch
     assert plan.df.step.max()==n_steps-1 and plan.measured.n_windows==30 and 0<=plan.noise_scale<90 or math.isinf(plan.noise_scale)
-

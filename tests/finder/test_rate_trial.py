@@ -38,7 +38,7 @@ class Count(Callback):
     def after_step(self): self.seen['steps'] += 1
 
 @pytest.mark.parametrize('cbs,n_steps', [(own['nothing'],1),(own['its own'],7)])
-def test_it_leaves_the_learner_as_it_was(cbs, n_steps):
+def test_a_short_cycle_leaves_the_learner_as_it_was(cbs, n_steps):
     "After so many steps of `n_acc` micro-batches, without a validation"
     learn = learner([*cbs(),Count()])
     learn.fit(1, 1e-3)
@@ -142,7 +142,7 @@ def test_sizes_at_which_the_rate_fails_are_out(known, asked):
     assert plan.rate.held==plan.bs_now>=plan.bs
     assert plan.at(2*plan.bs_now).rule_name=='no_scaling'
 
-def test_a_smaller_size_at_which_it_holds(known, asked):
+def test_a_smaller_size_at_which_the_rate_holds(known, asked):
     sizes = asked(lambda n: n==2)
     plan = find(learner(), n_epoch=20)
     assert len(sizes)==2

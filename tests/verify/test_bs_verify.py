@@ -23,7 +23,7 @@ from fastai_bs.learner.loop import callback_of
 from fastai_bs.verify import trainings
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, set_seed
 from gloo_ranks import on_ranks
-from test_finder import _after_training, _nothing, convnet_learner, learners, plain_training, training
+from test_bs_find import _after_training, _nothing, convnet_learner, learners, plain_training, training
 
 pytestmark = [pytest.mark.usefixtures('short','short_find'), pytest.mark.filterwarnings('ignore')]
 

@@ -110,7 +110,7 @@ def timed(learn, bs, n_epoch=10_000, cbs=(), n_steps=5):
     return timer
 
 @pytest.mark.parametrize('n_steps', [1,12])
-def test_a_step_from_end_to_end(clock, n_steps):
+def test_a_step_is_timed_from_end_to_end(clock, n_steps):
     "As many as asked for; the first is where the second begins"
     timer = timed(slow_learner(clock, a=0.01, c=0.005), 4, n_steps=n_steps)
     assert timer.n_seen==n_steps+1
@@ -165,13 +165,13 @@ class InFours:
             yield i
 
 @pytest.mark.parametrize('n,secs', [(100,0.02), (6,0.02), (4,0.)])
-def test_the_time_of_workers(clock, n, secs): assert timing.loader_time(InFours(clock, n))==pytest.approx(secs)
+def test_loader_time_by_workers(clock, n, secs): assert timing.loader_time(InFours(clock, n))==pytest.approx(secs)
 
 class FewerThanDeclared(InFours):
     def __len__(self): return 100
 
 @pytest.mark.parametrize('n', [0,1,12])
-def test_the_time_of_workers_that_yield_fewer_batches_than_declared(clock, n): assert timing.loader_time(FewerThanDeclared(clock, n))==0
+def test_loader_time_is_0_where_workers_yield_fewer_batches_than_declared(clock, n): assert timing.loader_time(FewerThanDeclared(clock, n))==0
 
 @pytest.mark.parametrize('limit,now,part', [(0.02,0.02,0.8), (0.001,0.004,0.)])
 def test_no_step_is_shorter_than_its_items_take_the_workers(clock, monkeypatch, limit, now, part):
@@ -206,7 +206,7 @@ def test_step_times_of_a_device(clock, a, c):
     for m,t,opt in plan.device.times: assert (t,opt)==(pytest.approx(a+c*m+0.01),pytest.approx(0.01))
     assert plan.step_time_line==(pytest.approx(a+0.01),pytest.approx(c),pytest.approx(0, abs=1e-6))
 
-def test_the_fastest_round_counts(clock, monkeypatch):
+def test_the_fastest_round_of_a_size_counts(clock, monkeypatch):
     "A size that something else slowed down twice is not slow; the spread is how far the second fastest round is from the fastest, the median of the sizes"
     assert find(slow_learner(clock), max_bs=16).device.spread==pytest.approx(0, abs=1e-9)
     learn,fit,seen = slow_learner(clock),finder.Learner.fit,[]
@@ -265,7 +265,7 @@ def choice(times, micro_bs, noise_scale):
 devices = [(0.,0.001), (0.01,0.001), (0.1,0.001), (1.,0.)]
 
 @pytest.mark.parametrize('micro_bs,noise_scale,device', pairwise([8,64], [0.,50.,5000.,nan], devices))
-def test_what_timing_costs(thrifty, micro_bs, noise_scale, device):
+def test_timing_keeps_to_its_budget(thrifty, micro_bs, noise_scale, device):
     "Steps of a few hundred micro-batches at most, whatever the noise scale and the device; and the choice is that of all sizes, had they been timed"
     a,c = device
     times,seen,seconds = visits(thrifty, micro_bs, noise_scale, a, c)
@@ -331,7 +331,7 @@ def greedy_learner(where, most=15, **kwargs):
 def unseen(was, now): return [k for k in changes(was, now) if 'seen' not in k]
 
 @pytest.mark.parametrize('where,trained', [('forward',False),('backward',True),('step',False)])
-def test_out_of_memory(where, trained):
+def test_a_size_that_does_not_fit_is_not_timed(where, trained):
     "The plan says where; nothing larger is tried, the sizes that fit are timed, and the learner is what it was"
     learn = greedy_learner(where)
     if trained: learn.fit(1, 0.01)
@@ -357,7 +357,7 @@ class Leaky(Greedy):
     def check(self, n, where): super().check(len(self.seen), where)
 
 @pytest.mark.parametrize('most', [3,25])
-def test_out_of_memory_with_todays_batch(most):
+def test_todays_size_that_does_not_fit_is_an_error(most):
     "In the mock training of 24 micro-batches, or in the timing: nobody could train so, and it is raised"
     learn = greedy_learner('forward', most)
     learn.model.__class__ = Leaky
@@ -365,7 +365,7 @@ def test_out_of_memory_with_todays_batch(most):
     with pytest.raises(torch.OutOfMemoryError): find(learn)
     assert unseen(was, picture(learn))==[]
 
-def test_what_the_failed_step_held_is_let_go():
+def test_what_a_step_out_of_memory_held_is_let_go():
     gc.collect() # What other tests have left
     plan = find(greedy_learner('backward', most=26, dls=loaders(regression(208, dtype=torch.float32), 13)), max_bs=52)
     assert plan.device.too_large==52
@@ -391,7 +391,7 @@ def whole(plan, bs=4):
 def batch_sampler(): return TorchDataLoader(regression(240, dtype=torch.float32), batch_sampler=[list(range(i,i+4)) for i in range(0, 240, 4)])
 
 @pytest.mark.parametrize('dl', [batch_sampler(), list(batch_sampler())], ids=['batch_sampler','no_data_set'])
-def test_a_loader_that_cannot_change(dl):
+def test_a_loader_that_cannot_change_is_timed_at_its_size(dl):
     "Today's size only; the plan is whole, and says why"
     learn = learner(dls=DataLoaders(dl, dl))
     was = picture(learn)
@@ -410,7 +410,7 @@ def test_a_loader_that_cannot_change(dl):
 
 @pytest.mark.parametrize('cbs,bs_now,base_bs', [([GradAccum({0: 2, 1: 8})],8,8), ([GradAccum(2),ScaledLR(32, sqrt_scaling),NoiseScale()],8,32),
     ([GradientAccumulation(12)],12,12)], ids=str)
-def test_what_the_learner_has_on_is_set_aside(cbs, bs_now, base_bs):
+def test_callbacks_about_batches_are_set_aside_while_steps_are_timed(cbs, bs_now, base_bs):
     "Micro-batches are timed one to a step, each with what the training as planned sets its rate by, and today's batch is reckoned from them"
     class Look(Callback):
         order = 98

@@ -1,4 +1,4 @@
-"Is the rate too high? What is asked of the losses, and of whose targets"
+"What says that a plan would mean nothing: a rate too high, and a model that has learned nothing"
 import math
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ def case(yb=(targ,), loss_func=None, pred=pred):
 
 # The loss of a guess
 
-def test_a_guess_by_hand():
+def test_the_loss_of_a_guess_by_hand():
     "Each item has the target of the one two before it, half a batch of five"
     assert guess_loss(case())==((1-5)**2+(2-8)**2+(3-1)**2+(4-2)**2+(5-3)**2)/5
 
@@ -25,7 +25,7 @@ def by_name(pred, targ): return nn.functional.mse_loss(pred, targ['y'])+0*targ['
 def two(pred, a, b): return nn.functional.mse_loss(pred, a)+nn.functional.l1_loss(pred, b)
 
 @pytest.mark.parametrize('yb,loss_func', [(({'y': targ, 'more': [targ]},),by_name), ((targ,targ),two)], ids=['nested','two'])
-def test_targets_of_an_item_stay_together(yb, loss_func):
+def test_a_guess_keeps_the_targets_of_an_item_together(yb, loss_func):
     rolled = targ.roll(2, 0)
     there = loss_func(pred, *(rolled,rolled) if len(yb)==2 else ({'y': rolled, 'more': [rolled]},))
     assert guess_loss(case(yb, loss_func))==there
@@ -49,7 +49,7 @@ def answer(losses, guesses=(2.3,2.3), **kwargs): return is_too_high(at, rows(alo
     ((2.3,2.3,2.3),(2.3,2.3),False), ((2.3,2.4,2.29),(2.3,2.29),False), # It hardly moves
     ((2.3,1,0.5),(2.3,8),False), ((100,20,8),(100,8),False), # It falls
     ((0.69,1.5,0.5),(0.69,0.75),False), ((0.3,0.6,0.6),(nan,nan),False)])
-def test_answers(losses, guesses, res):
+def test_when_a_rate_is_too_high(losses, guesses, res):
     for seed in range(5): assert answer(losses, guesses, seed=seed)==res
     assert answer([2*o+100 for o in losses], [2*o+100 for o in guesses], sd=0.1)==res # Whatever the loss counts in and from
 
@@ -63,15 +63,14 @@ def test_guesses_that_scatter_are_no_alarm(seed):
     sums[:,4] = ((sums[:,3:4]/8-sums[:,1:2]/8+off-off.mean(1, keepdims=True))**2).sum(1)
     assert not is_too_high(at, sums, 0.9)
 
-def test_no_alarm_by_chance():
+def test_no_rate_is_too_high_by_chance():
     "Where nothing moves, with few micro-batches or many"
     assert not any(answer((2.3,)*3, n=n, seed=seed) for n in (2,5,20) for seed in range(200))
-
 
 # Has it learned anything?
 
 @pytest.mark.parametrize('loss,guess,n,res', [(2.3,2.3,8,False), (2.2,2.3,8,True), (2.3,2.2,8,False), (2.3,nan,8,True), (2.3,2.3,2,True)])
-def test_the_end_is_better_than_a_guess(loss, guess, n, res):
+def test_a_model_has_learned_if_it_ends_below_a_guess(loss, guess, n, res):
     "With a hundred micro-batches at the end or more, whatever the loss counts from"
     for start in (0,100):
         path,sums = LossPath(0.5),rows([start+loss]*41, [start+guess]*41, n=n, seed=3)

@@ -28,9 +28,11 @@ from fastai.text.data import LMDataLoader
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 
+from fastai_bs.finder import bs_find as finder
 from fastai_bs.all import adascale_gain, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.finder.cycle import rate_at
-from fastai_bs.noise.estimator import last_stretch
+from fastai_bs.finder.formulas import for_training
+from fastai_bs.noise.estimator import last_stretch, NoiseEstimate
 from fastai_bs.finder.mock import EndOfMock
 from fastai_bs.finder.timing import StepTimes
 from fastai_bs.schedule.scaled_lr import rates as all_rates
@@ -138,7 +140,7 @@ cases += [(nm,*o) for nm in learners for o in ((_nothing,find),(_after_training,
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize('nm,first,mock', cases, ids=[f'{nm}{first.__name__}' for nm,first,_ in cases])
-def test_cannot_be_noticed(nm, first, mock):
+def test_bs_find_cannot_be_noticed(nm, first, mock):
     assert changes(plain_training(nm, first), training(learners[nm], first, partial(mock, max_bs=8)))==[]
 
 @pytest.mark.parametrize('kwargs', [dict(num_it=200, n_batch=20, tol=1e-9, n_epoch=5), dict(lr=0, seed=3)], ids=['longer','still'])
@@ -156,14 +158,14 @@ class Spy(Callback):
 events = ['before_fit','before_epoch','before_train','before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step',
           'after_cancel_batch','after_batch','after_train','before_validate','after_cancel_validate','after_validate','after_epoch','after_cancel_fit','after_fit']
 
-def test_these_are_all_events():
+def test_the_events_that_are_tried_are_all_events():
     Spy.fired = []
     find(convnet_learner(cbs=Spy()))
     assert set(Spy.fired)-{'after_create'}==set(events)
 
 @pytest.mark.parametrize('event,order,error', [(e,99 if i%2 and e!='before_validate' else -99,(ValueError,KeyboardInterrupt)[i//2%2])
     for i,e in enumerate(events)]) # `bs_find` ends the validation before 99
-def test_an_exception_in_any_event(event, order, error):
+def test_an_exception_in_any_event_leaves_no_trace(event, order, error):
     mock = partial(failing_find, event=event, error=error, order=order)
     assert changes(plain_training('convnet', _nothing), training(convnet_learner, mock=mock))==[]
 
@@ -182,7 +184,7 @@ def watched_learner(path):
 def _files(folder): return {p.relative_to(folder): p.read_text() if p.suffix=='.csv' else p.stat().st_size for p in Path(folder).rglob('*') if p.is_file()}
 
 @pytest.mark.parametrize('mock', [find, partial(failing_find, event='after_epoch', error=ValueError)], ids=['ends','fails'])
-def test_no_file_appears(mock, tmp_path):
+def test_bs_find_writes_no_file(mock, tmp_path):
     "With callbacks that write; and they do their work in the training that follows"
     def _mock(learn):
         mock(learn)
@@ -216,7 +218,7 @@ def by_hand(items, bs, n_acc, loss_func, model, beta=0.99):
     return w@[r[1] for r in rows]/(w@[r[2] for r in rows]), rows
 
 @pytest.mark.parametrize('n,bs,n_batch', [(158,4,4),(157,5,2),(64,1,8)], ids=['last_batch_short','last_window_short','single_items'])
-def test_value_at_fixed_weights(n, bs, n_batch):
+def test_the_noise_scale_at_fixed_weights_is_that_by_hand(n, bs, n_batch):
     items = regression(n)
     learn = quiet_learner(loaders(items, bs), mlp())
     plan = learn.bs_find(0, n_batch=n_batch, num_it=-(-n//bs), tol=0, show_plot=False)
@@ -232,7 +234,7 @@ def test_value_at_fixed_weights(n, bs, n_batch):
 def reg_learner(n=200, bs=4, dtype=torch.float32, seed=0, **kwargs):
     return quiet_learner(loaders(regression(n, dtype=dtype), bs, shuffle=True), mlp(dtype=dtype, seed=seed), **kwargs)
 
-def test_early_stop(tol=0.5):
+def test_fixed_weights_end_early_at_a_narrow_interval(tol=0.5):
     "At the first look, one every 5 windows from the 20th on, at which the interval is narrow enough"
     set_seed(1)
     plan = reg_learner(2400, 4).bs_find(0, n_batch=4, num_it=3000, tol=tol, show_plot=False)
@@ -243,6 +245,17 @@ def test_early_stop(tol=0.5):
     assert narrow[-1]
     assert sum(narrow)==1
 
+@pytest.mark.parametrize('noise_scale,ci', [(50.,(0.,inf)),(inf,(20.,inf)),(nan,(20.,80.))])
+def test_a_noise_scale_that_is_not_known_stays_so(ci, noise_scale, monkeypatch):
+    "The training bounds an interval from above that the measurement leaves open, unless nothing is known at all; without an estimate, by its lower end"
+    monkeypatch.setattr(finder, 'readings', lambda *args: [NoiseEstimate(noise_scale, ci, 30)]*3)
+    plan = find(reg_learner(90), n_epoch=2)
+    def whole(o): return for_training(o, 90, 2)
+    assert plan.ci==(ci if ci==(0,inf) else tuple(map(whole, ci)))
+    assert plan.noise_scale==(whole(50.) if noise_scale==50 else plan.ci[0] or inf)
+    assert plan.measured.cool.ci==ci
+    assert plan.is_bound==(noise_scale!=50)
+
 @pytest.mark.parametrize('n_iter,lr', [(17,0),(2,0.01)])
 def test_short_loaders_give_20_windows(n_iter, lr):
     "Whatever is left over at the end of each epoch"
@@ -251,7 +264,7 @@ def test_short_loaders_give_20_windows(n_iter, lr):
     assert plan.df.n_items.max()==(7 if n_iter==2 else 8)
 
 @pytest.mark.parametrize('lr,peak,has_lr', [(slice(1e-4,1e-3),1e-3,True), ([0.01,0.02],0.02,True), (None,0.005,False), ([0.,0.],0.,False)])
-def test_learning_rate(lr, peak, has_lr):
+def test_which_rate_a_plan_is_for(lr, peak, has_lr):
     "The plan names the rate that goes with today's batch size, and says whether the weights moved; the mock training goes up to it, as `fit_one_cycle`"
     look,seen = noted('after_step', peak_lr)
     plan = find(convnet_learner(cbs=look, lr=0.005), lr=lr)
@@ -374,7 +387,7 @@ def _refused(learn, error, match, **kwargs):
     return spy.fired
 
 @pytest.mark.parametrize('nm,v,error', bad, ids=str)
-def test_bad_arguments(nm, v, error): assert _refused(reg_learner(), error, f'`{nm}`', **{nm: v})==[]
+def test_bs_find_refuses_bad_arguments(nm, v, error): assert _refused(reg_learner(), error, f'`{nm}`', **{nm: v})==[]
 
 @pytest.mark.parametrize('args,kwargs,call', [((5,1e-3), {}, '0.001, n_epoch=5'), ((1,1e-3), {}, '0.001, n_epoch=1'),
     ((3,slice(1e-4,1e-3)), dict(seed=2), 'slice(0.0001, 0.001, None), n_epoch=3, seed=2')])
@@ -418,7 +431,7 @@ def _all_frozen():
     (reg_learner, dict(how='fine_tune'), 'this learner has a single one: give it a `splitter`'),
     (convnet_learner, dict(lr=0, how='fine_tune'), '`lr` must be the `base_lr` of `fine_tune`.* above 0, got 0')],
     ids=['one','none of torch','dropped','endless of torch','frozen','rate','few','group','still'])
-def test_bad_learners(make, kwargs, match): assert _refused(make(), ValueError, match, **kwargs)==[]
+def test_bs_find_refuses_bad_learners(make, kwargs, match): assert _refused(make(), ValueError, match, **kwargs)==[]
 
 class Views(Callback):
     "Another number of items in each batch, as with two views of each"
@@ -435,7 +448,7 @@ def test_a_batch_of_other_items_than_the_loaders_is_refused(make, n):
     assert fired.count('after_backward')==1 or n==3
 
 @pytest.mark.parametrize('first,what,cb', [(1,nan,None),(7,inf,None),(7,nan,TerminateOnNaNCallback)])
-def test_a_loss_that_is_not_finite(first, what, cb):
+def test_a_loss_that_is_not_finite_ends_the_mock_training(first, what, cb):
     "It says at which micro-batch, and runs no further"
     items = [(x, y if i<4*(first-1) else y*what) for i,(x,y) in enumerate(regression(80, dtype=torch.float32))]
     learn = quiet_learner(loaders(items, 4), mlp(dtype=torch.float32), cbs=cb)
@@ -477,7 +490,7 @@ def test_num_it_that_is_enough(lr):
 # Is the rate too high?
 
 @pytest.mark.parametrize('lr,res', [(0.1,False),(3.,True)])
-def test_is_the_rate_too_high(lr, res):
+def test_a_plan_says_whether_the_rate_is_too_high(lr, res):
     "Not where trained weights go on at their rate, though the loss rises at first"
     learn = reg_learner(400, 8, opt_func=Adam)
     learn.fit_one_cycle(4, 0.02)
@@ -485,7 +498,7 @@ def test_is_the_rate_too_high(lr, res):
 
 # Other random numbers
 
-def test_seeds():
+def test_a_seed_gives_its_own_noise_scale():
     "The same number to the digit for the same seed, another one for another"
     learn = convnet_learner()
     first,again,other,none = (find(learn, seed=o, num_it=40) for o in (3,np.int64(3),4,None))
@@ -495,7 +508,7 @@ def test_seeds():
 
 # What it takes
 
-def test_what_it_takes_is_said_before(monkeypatch):
+def test_what_bs_find_takes_is_said_before(monkeypatch):
     "Once, where it is long and there is a bar"
     monkeypatch.setattr(EndOfMock, 'worth_saying', 0)
     monkeypatch.setattr(StepTimes, 'budget', 180)
