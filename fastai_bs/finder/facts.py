@@ -19,7 +19,11 @@ from .formulas import Epoch, balanced_bs, epoch_of, fit_step_time, monotone_step
 import fastai.callback.schedule # noqa: F401 fine_tune
 
 # %% ../../nbs/finder/06_facts.ipynb #a6b11086
-def fine_tune_default(nm): return inspect.signature(Learner.fine_tune).parameters[nm].default # What `fine_tune` takes where nothing is passed
+def fine_tune_default(
+    nm:str, # Of an argument
+):
+    "Return what `fine_tune` takes where nothing is passed"
+    return inspect.signature(Learner.fine_tune).parameters[nm].default
 
 def unfrozen_lr(
     base_lr:float, # As `fine_tune` takes it

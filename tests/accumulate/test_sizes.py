@@ -55,7 +55,7 @@ def test_windows_by_items_are_checked_and_measured(short):
     assert res.how=='GradAccum(3)'
     learn.add_cb(GradAccum(bs=12))
     plan = learn.bs_find(0.01, num_it=60, show_plot=False)
-    assert plan.base_bs==plan.bs_now==12
+    assert plan.base_bs==plan.facts.today.bs==12
     assert learn.batch_size==12
     assert plan.apply(learn).batch_size==plan.bs
     assert plan.undo(learn).batch_size==12

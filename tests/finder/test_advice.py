@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from fastai_bs.finder.advice import _candidates_table, cautions, good_to_know, headline, numbers_text, plan_words, step_time_text, why
-from fastai_bs.finder.plan import RateTrial
+from fastai_bs.finder.facts import RateTrial
 from fastai_bs.noise.estimator import NoiseEstimate
 from plans import plan_of, plans, secs
 
@@ -48,7 +48,7 @@ def test_headlines(make, verdict, text):
 def test_the_table_compares_whole_fits():
     plan = plan_of()
     table = _candidates_table(plan).set_index(plan.table.bs)["whole fit (today's = 1)"]
-    assert table[plan.bs_now]==1
+    assert table[plan.facts.today.bs]==1
     assert table[plan.bs]==pytest.approx(plan.duration.planned/plan.duration.today)
 
 # When something is said
@@ -60,7 +60,7 @@ def test_the_table_compares_whole_fits():
     ('num_it=1440 would tell more', dict(ci=(430.,inf)), True), ('Measuring took', dict(took=45.), True), ('Measuring took', dict(took=9.), False),
     ('14 times through these 50000 items', dict(n_passes=14.), True), ('could not be timed', dict(times=()), True),
     ('Whole epochs matter', dict(bs=8, n_epoch=1, noise_scale=100., ci=(90.,110.), times=secs(8, 16, 32, 64)), True),
-    ('rate looks low', dict(rate=RateTrial(held=128, low=True)), True), ('No n_epoch', dict(n_epoch=1, has_n_epoch=False), True),
+    ('rate looks low', dict(trial=RateTrial(held=128, low=True)), True), ('No n_epoch', dict(n_epoch=1, has_n_epoch=False), True),
     ('plan.undo(learn)', dict(has_plan=True), True), ('measure again later', fixed, True), ('validation loss', dict(n_epoch=20), True)])
 def test_cautions(part, kwargs, said):
     assert any(part in o for o in cautions(plan_of(**kwargs)))==said
@@ -126,11 +126,11 @@ def test_sentences_of_any_plan(plan):
         assert '{' not in text and '  ' not in text and (text[-1] in '.)' or text.startswith('The error')), text
     head = headline(plan)
     assert re.search(rf'\b{plan.bs}\b', head)
-    assert re.search(rf'\b{plan.bs_now}\b', head)
+    assert re.search(rf'\b{plan.facts.today.bs}\b', head)
     assert head.startswith(('Use','Stay'))
     assert head.startswith('Use')==(plan.verdict=='use')
     assert len(plan_words(plan).get('caution',()))<=3
-    assert bool(why(plan))==plan.is_known
+    assert bool(why(plan))==plan.facts.is_known
     said = repr(plan)
     assert head in ' '.join(said.split())
     assert all(len(line)<=110 or line.startswith('    ') for line in said.splitlines())

@@ -182,11 +182,11 @@ def test_a_plan_that_changes_nothing_leaves_all_alone(plan):
     cbs = [GradAccum(2),ScaledLR(4, sqrt_scaling)]
     learn = learner(bs=4, cbs=cbs)
     was = picture(learn)
-    assert not plan.changes
+    assert not plan.choice.option.changes
     assert plan.apply(learn) is learn
     assert changes(was, picture(learn))==[]
     assert accums(learn)==cbs
-    if plan.today.has_plan: return
+    if plan.facts.today.has_plan: return
     train = learn.dls.train
     make().apply(learn)
     assert plan.apply(learn).dls.train is train
@@ -254,8 +254,8 @@ def test_a_fit_counts_what_the_loader_gives(n, drop, bs):
         return learn.steps
     today,planned = _fit(_learn(), 7, 0.01),_fit(plan.apply(_learn()), plan.n_epoch, plan.lr)
     needed = sum(today.items)*(100+bs)/116
-    assert len(today.items)==plan.steps_now
-    assert len(planned.items)==plan.steps
+    assert len(today.items)==plan.facts.today.steps
+    assert len(planned.items)==plan.choice.option.trained_steps
     assert 0.95*needed<=sum(planned.items)<needed+sum(planned.items)/plan.n_epoch
     decays = [sum(lr*wd for lrs,wd in zip(o.lrs, o.wds) for lr in lrs[-1:]) for o in (today,planned)]
     assert decays[1]==pytest.approx(decays[0], rel=0.05)
@@ -266,9 +266,9 @@ decaying = dict(adam=True, moved=True, **readings(), wd=0.01)
     make(base_bs=4, lr_factor=2., own_cbs=('ScaledLR',)),make(sums=True),make(**decaying),make(freeze_epochs=1, noise_scale=20.)], ids=lambda o: o.code[25:100])
 def test_the_code_does_what_apply_does(plan):
     "Pasted where everything is imported, on a learner with loaders of `micro_bs`"
-    own = [ScaledLR(4)] if plan.today.own_cbs else []
-    loss = MSELossFlat(reduction='sum') if plan.today.sums else None
-    opt_func = Adam if plan.today.adam else momentum_sgd
+    own = [ScaledLR(4)] if plan.facts.today.own_cbs else []
+    loss = MSELossFlat(reduction='sum') if plan.facts.today.sums else None
+    opt_func = Adam if plan.facts.today.adam else momentum_sgd
     here,there = (learner(bs=bs, cbs=[Steps(),*own], splitter=halves, opt_func=opt_func, loss_func=loss) for bs in (plan.micro_bs,8))
     scope = dict(learn=here)
     exec('from fastai_bs.all import *', scope)
@@ -304,7 +304,7 @@ def test_nothing_is_said_of_a_fit_as_planned(plan, train):
     plan = plan()
     learn = plan.apply(learner(splitter=halves))
     assert unlike(lambda: train(learn, plan))==unlike(lambda: learn.fit_one_cycle(2, 1e-5))==[]
-    assert ('planned_fit' in vars(learn))==plan.changes
+    assert ('planned_fit' in vars(learn))==plan.choice.option.changes
 
 # The plan of `cycled` has 10 epochs of 32 for 7 of 8, at 0.03 for 0.01
 @pytest.mark.parametrize('plan,train,says', [
@@ -415,7 +415,7 @@ def test_weight_decay_is_set_and_put_back(wd, trained, n):
     if n==3: plan.apply(learn)
     for o in (plan,plan.at(16))[:n]:
         o.apply(learn).fit(1, 0.01)
-        assert o.wd_factor!=1
+        assert o.choice.option.wd_factor!=1
         assert learn.wd==o.wd
         assert [h['wd'] for h in learn.opt.hypers]==[o.wd]
     plan.undo(learn)

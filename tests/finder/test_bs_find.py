@@ -226,7 +226,7 @@ def test_the_noise_scale_at_fixed_weights_is_that_by_hand(n, bs, n_batch):
     assert last_stretch(pd.DataFrame(rows, columns=['n_elems','tr_sigma','g_sq']).assign(n_items=1))==0
     # The loss averages over the 2 outputs of an item as well: that is one element each, and the noise scale is in items
     assert plan.noise_scale==pytest.approx(value, rel=1e-9)
-    assert plan.measured.n_windows==len(rows)==len(plan.df)
+    assert plan.facts.measured.n_windows==len(rows)==len(plan.df)
     assert plan.df.n_items.tolist()==[r[0] for r in rows]
     assert plan.ci==pytest.approx(tuple(plan.df[['low','high']].iloc[-1]), rel=1e-9)
     assert plan.ci[0]<plan.noise_scale<plan.ci[1]
@@ -239,8 +239,8 @@ def test_fixed_weights_end_early_at_a_narrow_interval(tol=0.5):
     set_seed(1)
     plan = reg_learner(2400, 4).bs_find(0, n_batch=4, num_it=3000, tol=tol, show_plot=False)
     df = plan.df
-    assert plan.measured.trend==0
-    assert plan.measured.n_windows==len(df)>=20
+    assert plan.facts.measured.trend==0
+    assert plan.facts.measured.n_windows==len(df)>=20
     narrow = [(i+1)%5==0 and i>=19 and (df.high[i]-df.low[i])/2<tol*df.noise_scale[i] for i in range(len(df))]
     assert narrow[-1]
     assert sum(narrow)==1
@@ -253,8 +253,8 @@ def test_a_noise_scale_that_is_not_known_stays_so(ci, noise_scale, monkeypatch):
     def whole(o): return for_training(o, 90, 2)
     assert plan.ci==(ci if ci==(0,inf) else tuple(map(whole, ci)))
     assert plan.noise_scale==(whole(50.) if noise_scale==50 else plan.ci[0] or inf)
-    assert plan.measured.cool.ci==ci
-    assert plan.is_bound==(noise_scale!=50)
+    assert plan.facts.measured.cool.ci==ci
+    assert plan.facts.measured.is_bound==(noise_scale!=50)
 
 @pytest.mark.parametrize('n_iter,lr', [(17,0),(2,0.01)])
 def test_short_loaders_give_20_windows(n_iter, lr):
@@ -268,7 +268,7 @@ def test_which_rate_a_plan_is_for(lr, peak, has_lr):
     "The plan names the rate that goes with today's batch size, and says whether the weights moved; the mock training goes up to it, as `fit_one_cycle`"
     look,seen = noted('after_step', peak_lr)
     plan = find(convnet_learner(cbs=look, lr=0.005), lr=lr)
-    assert (plan.lr,plan.today.has_lr,plan.measured.moved)==(lr if has_lr else 0.005,has_lr,peak>0)
+    assert (plan.lr,plan.facts.today.has_lr,plan.facts.measured.moved)==(lr if has_lr else 0.005,has_lr,peak>0)
     assert [o for o in seen if o]==pytest.approx([peak*rate_at(i/5) for i in range(5)] if peak else [])
     assert seen[-1]==0 # The steps that are timed move nothing
 
@@ -286,9 +286,9 @@ def test_fine_tune_is_measured_unfrozen(lr):
     assert max(trained)==([pytest.approx(peak/100),pytest.approx(peak)],True)
     assert all(is_whole for _,is_whole in trained)
     assert plan.lr==base
-    assert plan.today.has_lr
-    assert plan.today.freeze_epochs==1
-    assert plan.today.trained==1
+    assert plan.facts.today.has_lr
+    assert plan.facts.today.freeze_epochs==1
+    assert plan.facts.today.trained==1
 
 @pytest.mark.parametrize('lr,scaled,rates', [(0.01,ScaledLR(2, sqrt_scaling, warmup_epochs=3),{round(0.01*2**.5, 12)}),
     (slice(0.01,0.02),ScaledLR(8, scale_wd=False),{0.005,0.01}), (0.01,ScaledLR(2, adascale_gain, noise_scale=NoiseScale()),{0.01})])
@@ -299,12 +299,12 @@ def test_the_rate_that_this_batch_is_trained_with(lr, scaled, rates):
     plan = find(learn, lr=lr)
     assert sorted({h['lr'] for hs in seen for h in hs}-{0.})==pytest.approx(sorted(o*rate_at(i/5) for o in rates for i in range(5)))
     assert plan.base_bs==scaled.base_bs
-    assert plan.bs_now==4
+    assert plan.facts.today.bs==4
     assert plan.lr==(lr if lr else 0.003)
     assert learn.scaled_lr is scaled
-    assert plan.today.lr_factor==pytest.approx(scaled.factor_at(4))
-    assert plan.today.own_cbs==('ScaledLR',)
-    assert plan.today.wd_factor==(1 if scaled.scale_wd else 1/plan.today.lr_factor)
+    assert plan.facts.today.lr_factor==pytest.approx(scaled.factor_at(4))
+    assert plan.facts.today.own_cbs==('ScaledLR',)
+    assert plan.facts.today.wd_factor==(1 if scaled.scale_wd else 1/plan.facts.today.lr_factor)
     assert sorted(rates)==pytest.approx(all_rates(plan.scaled_lr))
 
 class Hidden(nn.Module):
@@ -325,8 +325,8 @@ def test_a_state_goes_on_from_batch_to_batch(shuffle):
     dl = DataLoader([(t[:5],t[1:]) for t in toks], bs=4, shuffle=shuffle, drop_last=True, num_workers=0)
     learn = quiet_learner(DataLoaders(dl, dl), Hidden(), loss_func=CrossEntropyLossFlat(), opt_func=Adam, cbs=ModelResetter())
     plan = find(learn, n_epoch=2)
-    assert [m for m,*_ in plan.device.times]==[4] # Others do not run with this state either
-    assert bool(plan.device.failed)==shuffle # But they are not even tried where the order is fixed
+    assert [m for m,*_ in plan.facts.device.times]==[4] # Others do not run with this state either
+    assert bool(plan.facts.device.failed)==shuffle # But they are not even tried where the order is fixed
     chosen = plan.at(8)
     assert (chosen.micro_bs,chosen.n_acc)==(4,2)
     assert chosen.apply(learn).dls.train.bs==4
@@ -338,8 +338,8 @@ def test_a_training_that_cannot_learn(n_epoch, verdict):
     plan = convnet_learner(n=120, opt_func=Adam).bs_find(1e-6, n_epoch=n_epoch, show_plot=False)
     assert plan.verdict==verdict
     assert plan.bs==8
-    assert not plan.changes
-    assert math.isnan(plan.noise_known)
+    assert not plan.choice.option.changes
+    assert math.isnan(plan.facts.noise)
 
 class Stream(IterableDataset):
     "Gives `n` items, and declares no length"
@@ -406,7 +406,7 @@ def test_epochs_taken_for_something_else(args, kwargs, call, short):
         plan = learn.bs_find(*args, show_plot=False, max_bs=8, **kwargs)
     said = [str(o.message) for o in said if ' was taken as `' in str(o.message)]
     assert [o.split('write ')[1] for o in said]==([f'learn.bs_find({call}, max_bs=8, show_plot=False)'] if call else [])
-    assert plan.measured.n_seen<=(args[1] if len(args)>1 else 11)
+    assert plan.facts.measured.n_seen<=(args[1] if len(args)>1 else 11)
 
 @pytest.mark.parametrize('lr', [1e-3,0])
 def test_epochs_that_are_too_few_micro_batches(lr):
@@ -476,16 +476,16 @@ def test_the_count_of_the_learners_own_accumulation_is_kept():
 def test_a_loss_that_sums_is_told():
     for reduction,there in (('sum',True),('mean',False)):
         learn = quiet_learner(loaders(regression(200, dtype=torch.float32), 4), mlp(dtype=torch.float32), nn.MSELoss(reduction=reduction))
-        assert find(learn, lr=1e-5).today.sums==there
+        assert find(learn, lr=1e-5).facts.today.sums==there
 
 @pytest.mark.parametrize('lr', [0,0.01])
 def test_num_it_that_is_enough(lr):
     "What the advice asks for makes 20 windows at fixed weights, or on the cool stretch"
     learn = reg_learner(400)
     plan = find(learn, lr=lr, num_it=11)
-    assert plan.measured.n_windows<10
-    assert f'num_it={plan.measured.n_enough})' in plan.advice
-    assert find(learn, lr=lr, num_it=plan.measured.n_enough, tol=0).measured.n_windows==20
+    assert plan.facts.measured.n_windows<10
+    assert f'num_it={plan.facts.measured.n_enough})' in plan.advice
+    assert find(learn, lr=lr, num_it=plan.facts.measured.n_enough, tol=0).facts.measured.n_windows==20
 
 # Is the rate too high?
 
@@ -494,7 +494,7 @@ def test_a_plan_says_whether_the_rate_is_too_high(lr, res):
     "Not where trained weights go on at their rate, though the loss rises at first"
     learn = reg_learner(400, 8, opt_func=Adam)
     learn.fit_one_cycle(4, 0.02)
-    assert find(learn, lr=lr, num_it=200, max_bs=8).measured.loss_rose==res
+    assert find(learn, lr=lr, num_it=200, max_bs=8).facts.measured.loss_rose==res
 
 # Other random numbers
 
@@ -504,7 +504,7 @@ def test_a_seed_gives_its_own_noise_scale():
     first,again,other,none = (find(learn, seed=o, num_it=40) for o in (3,np.int64(3),4,None))
     pd.testing.assert_frame_equal(first.df, again.df, check_exact=True)
     assert len({o.df.tr_sigma.sum() for o in (first,other,none)})==3
-    assert [o.measured.seed for o in (first,other,none)]==[3,4,None]
+    assert [o.facts.measured.seed for o in (first,other,none)]==[3,4,None]
 
 # What it takes
 
@@ -519,4 +519,4 @@ def test_what_bs_find_takes_is_said_before(monkeypatch):
     assert len(said)==1
     assert 'bs_find takes about' in said[0]
     assert 0<plan.took<60
-    assert plan.epoch_time>0
+    assert plan.duration.today>0

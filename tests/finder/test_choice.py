@@ -66,7 +66,8 @@ def test_the_size_is_chosen_by_whole_epochs():
 @pytest.mark.parametrize('valid_time,epoch_start,bs,has_n_epoch', [(30.,0.,25,True),(0.,30.,25,False),(9.,9.,100,True),(10.,11.,25,False)])
 def test_validations_count_in_the_choice(valid_time, epoch_start, bs, has_n_epoch):
     "8 epochs of 20 s with 100 items, 5 of 50 s with 25: three validations and starts more cost up to 90 s, and four times the batch is to save a tenth"
-    choice = decided(fixed(bs=25, times=((25,0.0125,0.001),(100,0.02,0.001)), n_epoch=5, has_n_epoch=has_n_epoch, valid_time=valid_time, epoch_start=epoch_start))
+    times = (25,0.0125,0.001),(100,0.02,0.001)
+    choice = decided(fixed(bs=25, times=times, n_epoch=5, has_n_epoch=has_n_epoch, valid_time=valid_time, epoch_start=epoch_start))
     assert choice.option.bs==bs
     assert choice.fastest.bs==100
 
@@ -110,8 +111,9 @@ def test_another_noise_scale_asks_for_no_other_facts(plan):
 
 # All that can decide
 
-@pytest.mark.parametrize('kwargs,reason', [(dict(n_windows=9),'short'), (dict(pairs=True),'pairs'), (dict(loss_rose=True),'too_high'), (dict(ci=(0.,inf)),'unknown'),
-                                           (dict(n_train=500, n_epoch=1),'few_steps'), (dict(learned=False),'not_learned')])
+@pytest.mark.parametrize('kwargs,reason', [
+    (dict(n_windows=9),'short'), (dict(pairs=True),'pairs'), (dict(loss_rose=True),'too_high'), (dict(ci=(0.,inf)),'unknown'),
+    (dict(n_train=500, n_epoch=1),'few_steps'), (dict(learned=False),'not_learned')])
 @pytest.mark.parametrize('times', [five,()])
 def test_nothing_changes_where_the_noise_scale_is_not_known(kwargs, reason, times):
     choice = decided(fixed(bs=100, micro_bs=25, times=times, **kwargs))

@@ -79,6 +79,6 @@ def test_the_training_that_is_planned(n_epoch):
     "A mock cycle no longer than it, with today's batch size"
     plan = learner(cbs=[GradAccum(2)]).bs_find(0.05, n_epoch=n_epoch, num_it=300, n_batch=6, tol=0, max_bs=1000, show_plot=False)
     n_steps = min(75, math.ceil(n_epoch*23/2))
-    assert plan.today.n_epoch==n_epoch
-    assert plan.today.has_n_epoch
-    assert plan.df.step.max()==n_steps-1 and plan.measured.n_windows==30 and 0<=plan.noise_scale<90 or math.isinf(plan.noise_scale)
+    assert plan.facts.today.n_epoch==n_epoch
+    assert plan.facts.today.has_n_epoch
+    assert plan.df.step.max()==n_steps-1 and plan.facts.measured.n_windows==30 and 0<=plan.noise_scale<90 or math.isinf(plan.noise_scale)

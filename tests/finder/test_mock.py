@@ -52,9 +52,9 @@ def test_reach_of_micro_batches_and_windows(lr, n_acc):
     ns = [n for _,_,n,_ in windows]
     assert windows==[(12+6,12*n+6,n,720+6) for n in ns]
     assert len(ns)>=3
-    assert plan.measured.reach==pytest.approx(18/726)
-    assert plan.measured.growth==pytest.approx(sum(math.log((12*n+6)/18) for n in ns)/sum(map(math.log, ns)))
-    m = find(learner()).measured
+    assert plan.facts.measured.reach==pytest.approx(18/726)
+    assert plan.facts.measured.growth==pytest.approx(sum(math.log((12*n+6)/18) for n in ns)/sum(map(math.log, ns)))
+    m = find(learner()).facts.measured
     assert (m.reach,m.growth)==(1,0)
 
 def test_reach_is_added_up_over_ranks(monkeypatch):
@@ -165,7 +165,7 @@ def test_measured_windows_are_those_by_hand(nm):
     for k,col in zip(('tr_sigma','g_sq','n_elems','n_items'), res.T): assert df[k].tolist()==pytest.approx(col.tolist(), rel=1e-9)
     cool = df[(df.pct>=cool_stretch[0]) & (df.pct<cool_stretch[1])]
     w = cool.n_elems
-    assert tape.plan.measured.cool.noise_scale==pytest.approx((cool.tr_sigma@w)/(cool.g_sq@w)*cool.n_items.sum()/w.sum()) or (cool.g_sq@w)<=0
+    assert tape.plan.facts.measured.cool.noise_scale==pytest.approx((cool.tr_sigma@w)/(cool.g_sq@w)*cool.n_items.sum()/w.sum()) or (cool.g_sq@w)<=0
     if nm=='nothing counts':
         assert len(tape.measured)>len(df)>5
         assert any(count(*yb)==0 for o in tape.measured for _,yb in o.micros)

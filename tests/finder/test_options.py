@@ -114,7 +114,8 @@ def test_the_sum_of_rate_times_decay_stays(adam, has_n_epoch):
     of_three = replace(facts, today=replace(facts.today, n_epoch=3)) # 4.8 are 5, where they are to be whole
     assert option(of_three, 100).wd_factor==approx(4/(by*(5 if has_n_epoch else 4.8)/3))
 
-@pytest.mark.parametrize('kwargs,noise,bs', [(dict(wd=0.01),100.,25), (dict(wd=0.01),nan,100), (dict(wd=None),100.,100), (dict(wd=0.01, keeps_wd=True),100.,100)])
+@pytest.mark.parametrize('kwargs,noise,bs', [
+    (dict(wd=0.01),100.,25), (dict(wd=0.01),nan,100), (dict(wd=None),100.,100), (dict(wd=0.01, keeps_wd=True),100.,100)])
 def test_decay_stays_where_nothing_changes_or_nothing_is_known(kwargs, noise, bs):
     assert option_of(cycle(bs=25, times=five, n_epoch=5, **kwargs), noise, bs).wd_factor==1
 

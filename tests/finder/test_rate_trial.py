@@ -10,15 +10,17 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam
 
+from fastai_bs.schedule.scaled_lr import rule_name
 from fastai_bs.finder import bs_find as finder
 from fastai_bs.finder import rate_trial
 from fastai_bs.all import GradAccum, linear_scaling, ScaledLR
 from fastai_bs.finder.advice import cautions
-from fastai_bs.finder.plan import Device
+from fastai_bs.finder.facts import Device, RateTrial
+from fastai_bs.finder.options import option_of
 from fastai_bs.finder.rate_trial import _factor_that_holds, losses_along, LossesOfFifths
 from fastai_bs.utils.text import num
 from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression
-from plans import plan_of, secs
+from plans import facts_of, secs
 
 pytestmark = pytest.mark.usefixtures('short')
 
@@ -106,12 +108,10 @@ def test_which_factor_holds(losses, found, n, monkeypatch):
 @pytest.fixture
 def known(monkeypatch):
     "A noise scale and a device for which larger batches are faster, whatever was measured"
-    make = finder._plan
-    def _plan(*args):
-        plan = make(*args)
-        return replace(plan, measured=replace(plan.measured, noise_scale=200., ci=(150.,260.), n_windows=30, loss_rose=False))
-    monkeypatch.setattr(finder, '_plan', _plan)
-    monkeypatch.setattr(finder, '_device', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01))
+    real = finder.measured_of
+    def _measured_of(*args): return replace(real(*args), noise_scale=200., ci=(150.,260.), n_windows=30, loss_rose=False)
+    monkeypatch.setattr(finder, 'measured_of', _measured_of)
+    monkeypatch.setattr(finder, 'device_of', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01))
 
 @pytest.fixture
 def asked(monkeypatch):
@@ -134,37 +134,37 @@ def test_sizes_at_which_the_rate_fails_are_out(known, asked):
     sizes = asked(lambda n: False)
     plan = find(learner(), n_epoch=20)
     assert len(sizes)==rate_trial.most_trials==2
-    assert plan.rate.gave_up
-    assert plan.table.bs.max()==plan.bs_now
+    assert plan.facts.trial.gave_up
+    assert plan.table.bs.max()==plan.facts.today.bs
     assert sizes==sorted(set(sizes), reverse=True)
-    assert plan.rate.failed==sizes[-1]>plan.bs
-    assert plan.table.bs.max()<plan.rate.failed
-    assert plan.rate.held==plan.bs_now>=plan.bs
-    assert plan.at(2*plan.bs_now).rule_name=='no_scaling'
+    assert plan.facts.trial.failed==sizes[-1]>plan.bs
+    assert plan.table.bs.max()<plan.facts.trial.failed
+    assert plan.facts.trial.held==plan.facts.today.bs>=plan.bs
+    assert rule_name(plan.at(2*plan.facts.today.bs).rule)=='no_scaling'
 
 def test_a_smaller_size_at_which_the_rate_holds(known, asked):
     sizes = asked(lambda n: n==2)
     plan = find(learner(), n_epoch=20)
     assert len(sizes)==2
-    assert not plan.rate.gave_up
-    assert (plan.rate.failed,plan.rate.held)==tuple(sizes)
+    assert not plan.facts.trial.gave_up
+    assert (plan.facts.trial.failed,plan.facts.trial.held)==tuple(sizes)
     assert plan.bs==sizes[1]
-    assert plan.rule_name=='adam_gain'
+    assert rule_name(plan.rule)=='adam_gain'
     gain = (200/4+1)/(200/plan.bs+1)
     assert plan.scaled_lr==pytest.approx(1e-3*min(gain**0.5*(1+max(0, 2-plan.bs/4/gain)/5), gain**(2/3)))
-    assert not plan.rate.low
+    assert not plan.facts.trial.low
 
 @pytest.mark.parametrize('reach', [1.,0.01])
 def test_epochs_that_are_saved_make_no_rate_low(reach, monkeypatch):
     "32 items need 1.4 times the epochs of 4: steps enough for a low rate, also where a batch reaches little and no epoch more is planned"
     tried = []
     monkeypatch.setattr(rate_trial, '_factor_that_holds', lambda learn, micro_bs, n_acc, lr, factors, *_, **kwargs: tried.append(factors) or factors[0])
-    plan = plan_of(4, noise_scale=60., ci=(50.,70.), times=secs(4, 32), n_epoch=20, n_train=4000, reach=reach, growth=0.5)
-    plan = rate_trial.with_rate_tried(learner(), plan)
-    assert plan.bs==32
-    assert plan.n_epoch==(20 if reach<1 else 29)
+    facts = facts_of(4, noise_scale=60., ci=(50.,70.), times=secs(4, 32), n_epoch=20, n_train=4000, reach=reach, growth=0.5)
+    trial = rate_trial.try_rate(learner(), facts)
+    assert trial.held==32
+    assert option_of(facts, facts.noise, 32).n_epoch==(20 if reach<1 else 29)
     assert [len(o) for o in tried]==[1]
-    assert not plan.rate.low
+    assert not trial.low
 
 def test_a_rate_that_is_low(known, asked):
     "Grows by the gain itself, and is told first"
@@ -172,23 +172,23 @@ def test_a_rate_that_is_low(known, asked):
     plan = find(learner(), n_epoch=20)
     factor = (200/4+1)/(200/plan.bs+1)
     assert len(sizes)==1
-    assert plan.rate.low
-    assert (plan.rate.held,plan.rule_name)==(plan.bs,'adascale_gain')
+    assert plan.facts.trial.low
+    assert (plan.facts.trial.held,rule_name(plan.rule))==(plan.bs,'adascale_gain')
     assert plan.scaled_lr==pytest.approx(1e-3*factor)
     assert next(cautions(plan))==(
         f"Your rate looks low: in a short training the loss fell faster at {num(factor)} times that rate. Find it again, for example by lr_find.")
     smaller,larger = plan.at(plan.bs//2),plan.at(2*plan.bs)
-    assert smaller.rule_name=='adascale_gain'  # What was not tried is not advised
-    assert larger.rule_name=='no_scaling'
+    assert rule_name(smaller.rule)=='adascale_gain'  # What was not tried is not advised
+    assert rule_name(larger.rule)=='no_scaling'
 
 @pytest.mark.parametrize('opt_func', [Adam,momentum_sgd])
 def test_where_today_s_size_stays_no_higher_rate_is_advised(opt_func, known, asked, monkeypatch):
-    monkeypatch.setattr(finder, '_device', lambda *args: Device(times=tuple((bs,0.01*bs,0.) for bs in (4, 8, 16, 32)), spread=0.01))
+    monkeypatch.setattr(finder, 'device_of', lambda *args: Device(times=tuple((bs,0.01*bs,0.) for bs in (4, 8, 16, 32)), spread=0.01))
     sizes = asked(lambda n: True)
     plan = find(learner(opt_func=opt_func), n_epoch=20)
     assert sizes==[]
     assert plan.verdict=='stay'
-    assert plan.at(16).rule_name=='no_scaling'
+    assert rule_name(plan.at(16).rule)=='no_scaling'
     assert (plan.table.lr==plan.lr).all()
 
 @pytest.mark.parametrize('opt_func,rule', [(Adam,'no_scaling'),(momentum_sgd,'adascale_gain')])
@@ -196,10 +196,9 @@ def test_with_fixed_weights_no_rate_is_tried(opt_func, rule, known, asked):
     sizes = asked(lambda n: True)
     plan = find(learner(opt_func=opt_func), lr=0)
     assert sizes==[]
-    assert plan.bs>plan.bs_now
-    assert plan.rate.held is None
-    assert plan.rate.failed is None
-    assert plan.rule_name==rule
+    assert plan.bs>plan.facts.today.bs
+    assert plan.facts.trial==RateTrial()
+    assert rule_name(plan.rule)==rule
 
 @pytest.mark.parametrize('cbs,dls,error', [(own['nothing'],without_valid,None),(own['its own'],None,KeyboardInterrupt)])
 def test_nobody_can_tell_that_a_rate_was_tried(cbs, dls, error, known, monkeypatch):
@@ -214,6 +213,6 @@ def test_nobody_can_tell_that_a_rate_was_tried(cbs, dls, error, known, monkeypat
     was = picture(learn)
     if error:
         with pytest.raises(error, match='the one'): find(learn, n_epoch=20)
-    else: assert (plan := find(learn, n_epoch=20)).rate.held or plan.rate.failed
+    else: assert find(learn, n_epoch=20).facts.trial!=RateTrial()
     assert changes(was, picture(learn))==[]
     assert n

@@ -20,6 +20,7 @@ from fastai_bs.finder import timing
 from fastai_bs.finder.advice import cautions
 from fastai_bs.all import GradAccum, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.finder.formulas import best_split, candidates, splits
+from fastai_bs.finder.options import now_of
 from fastai_bs.finder.timing import StepTimer, StepTimes, micro_batch_sizes, time_steps
 from fastai_bs.learner.mock import mock_training
 from fastai_bs.learner.snapshot import out_of_memory
@@ -63,7 +64,7 @@ def learner(n=200, bs=4, model=None, dls=None, **kwargs):
 
 def find(learn, **kwargs): return learn.bs_find(**{**dict(lr=0.01, num_it=24, n_batch=2, show_plot=False), **kwargs})
 
-def sizes(plan): return [m for m,*_ in plan.device.times]
+def sizes(plan): return [m for m,*_ in plan.facts.device.times]
 
 # Which sizes
 
@@ -82,13 +83,13 @@ def test_sizes_that_are_timed(n, bs, kwargs, largest, monkeypatch):
     (micro_bs,noise,most), = seen
     assert micro_bs==bs
     assert most==min(kwargs.get('max_bs', inf), n//2)
-    assert noise==plan.noise_known or math.isnan(noise) and math.isnan(plan.noise_known)
+    assert noise==plan.facts.noise or math.isnan(noise) and math.isnan(plan.facts.noise)
     assert sizes(plan)==sorted(set(sizes(plan)))
     assert bs in sizes(plan)
     assert sizes(plan)==[o for o in micro_batch_sizes(*seen[0]) if o<=max(bs, most)]
     assert max(sizes(plan))<=max(bs, largest)
-    assert plan.device.too_large is None
-    assert all(0<opt<t for _,t,opt in plan.device.times)
+    assert plan.facts.device.too_large is None
+    assert all(0<opt<t for _,t,opt in plan.facts.device.times)
 
 def test_a_step_that_takes_longer_than_patience_is_not_tried(clock):
     "As far as one can tell from the largest size that ran"
@@ -150,8 +151,7 @@ def test_what_the_loader_takes_is_said_first(clock):
     "12 of 16 ms with today's size, whatever other sizes take of it"
     dl = DataLoader(SlowItems(clock, regression(200, dtype=torch.float32)), bs=4, num_workers=0)
     plan = find(slow_learner(clock, dls=DataLoaders(dl, dl)), n_epoch=5, num_it=200)
-    assert plan.device.loading==pytest.approx(0.012)
-    assert plan.loading_part==pytest.approx(0.75)
+    assert plan.facts.device.loading==pytest.approx(0.012)
     assert next(cautions(plan))=="The loader takes 75% of a step: a faster one may gain more than any batch size."
 
 class InFours:
@@ -177,9 +177,10 @@ def test_loader_time_is_0_where_workers_yield_fewer_batches_than_declared(clock,
 def test_no_step_is_shorter_than_its_items_take_the_workers(clock, monkeypatch, limit, now, part):
     monkeypatch.setattr(finder, 'loader_time', lambda dl: limit)
     plan = find(slow_learner(clock), n_epoch=5)
-    assert plan.step_time_now==pytest.approx(now)
-    assert plan.loading_part==pytest.approx(part)
-    assert plan.step_time_at(8)==pytest.approx(2*now)
+    device = plan.facts.device
+    assert now_of(plan.facts).step_time==pytest.approx(now)
+    assert device.part_of_step(device.loading, 4)==pytest.approx(part)
+    assert {o.bs: o.step_time for o in plan.options}[8]==pytest.approx(2*now)
 
 class Frozen(Slow):
     "A step of the head alone takes a fifth of the time"
@@ -194,8 +195,7 @@ class Frozen(Slow):
 def test_a_frozen_step_is_timed(clock):
     learn = quiet_learner(loaders(regression(200, dtype=torch.float32), 4), Frozen(clock), splitter=lambda m: [params(m.lin),params(m.head)])
     plan = find(learn, n_epoch=4, how='fine_tune')
-    assert plan.device.frozen==pytest.approx(0.004)
-    assert plan.frozen_part==pytest.approx(0.2)
+    assert plan.facts.device.frozen==pytest.approx(0.004)
     assert plan.duration.today==pytest.approx((4+0.2)*50*0.02)
 
 @pytest.mark.parametrize('a,c', [(0.02,0.001), (0.0001,0.002)])
@@ -203,12 +203,12 @@ def test_step_times_of_a_device(clock, a, c):
     "A step of `a + c*bs` seconds, of which the optimizer takes 10 ms"
     plan = find(slow_learner(clock, a=a, c=c, cbs=Spend(clock, 'before_step', 0.01)), max_bs=32)
     assert {2,4,8,16}<=set(sizes(plan))
-    for m,t,opt in plan.device.times: assert (t,opt)==(pytest.approx(a+c*m+0.01),pytest.approx(0.01))
-    assert plan.step_time_line==(pytest.approx(a+0.01),pytest.approx(c),pytest.approx(0, abs=1e-6))
+    for m,t,opt in plan.facts.device.times: assert (t,opt)==(pytest.approx(a+c*m+0.01),pytest.approx(0.01))
+    assert plan.facts.device.line()==(pytest.approx(a+0.01),pytest.approx(c),pytest.approx(0, abs=1e-6))
 
 def test_the_fastest_round_of_a_size_counts(clock, monkeypatch):
     "A size that something else slowed down twice is not slow; the spread is how far the second fastest round is from the fastest, the median of the sizes"
-    assert find(slow_learner(clock), max_bs=16).device.spread==pytest.approx(0, abs=1e-9)
+    assert find(slow_learner(clock), max_bs=16).facts.device.spread==pytest.approx(0, abs=1e-9)
     learn,fit,seen = slow_learner(clock),finder.Learner.fit,[]
     def slow_twice(self, *args, **kwargs):
         seen.append(self.dls.train.bs)
@@ -216,9 +216,9 @@ def test_the_fastest_round_of_a_size_counts(clock, monkeypatch):
         return fit(self, *args, **kwargs)
     monkeypatch.setattr(finder.Learner, 'fit', slow_twice)
     plan = find(learn, max_bs=16)
-    assert plan.device.times==tuple((bs,*near(0.001*bs)) for bs in (2,4,8,16))
-    assert plan.device.spread==pytest.approx(math.log(1.5)/2)
-    assert plan.timing_error==plan.device.spread
+    assert plan.facts.device.times==tuple((bs,*near(0.001*bs)) for bs in (2,4,8,16))
+    assert plan.facts.device.spread==pytest.approx(math.log(1.5)/2)
+    assert plan.facts.device.timing_error==plan.facts.device.spread
 
 # What timing may cost
 
@@ -339,7 +339,7 @@ def test_a_size_that_does_not_fit_is_not_timed(where, trained):
     learn.model.seen.clear()
     plan = find(learn)
     assert unseen(was, picture(learn))==[]
-    assert plan.device.too_large==16
+    assert plan.facts.device.too_large==16
     assert sizes(plan)[-1]==8
     assert 4 in sizes(plan)
     assert max(learn.model.seen, default=0)<=16
@@ -368,7 +368,7 @@ def test_todays_size_that_does_not_fit_is_an_error(most):
 def test_what_a_step_out_of_memory_held_is_let_go():
     gc.collect() # What other tests have left
     plan = find(greedy_learner('backward', most=26, dls=loaders(regression(208, dtype=torch.float32), 13)), max_bs=52)
-    assert plan.device.too_large==52
+    assert plan.facts.device.too_large==52
     assert sizes(plan)[-1]==26
     assert not [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor) and o.shape[:1]==(52,)]
 
@@ -385,7 +385,7 @@ def whole(plan, bs=4):
     assert plan._repr_html_()
     assert 'nan' not in plan.advice.lower()
     assert 'None' not in plan.advice
-    assert plan.today.micro_bs==bs
+    assert plan.facts.today.micro_bs==bs
     return plan
 
 def batch_sampler(): return TorchDataLoader(regression(240, dtype=torch.float32), batch_sampler=[list(range(i,i+4)) for i in range(0, 240, 4)])
@@ -397,14 +397,14 @@ def test_a_loader_that_cannot_change_is_timed_at_its_size(dl):
     was = picture(learn)
     plan = whole(find(learn, num_it=160))
     assert sizes(plan)==[4]
-    assert plan.device.too_large is None
+    assert plan.facts.device.too_large is None
     assert changes(was, picture(learn))==[]
     assert plan.micro_bs==4
     assert plan.n_acc*4==plan.bs
-    assert plan.today.n_train==240
-    assert plan.stays_for in ('single','little')
-    assert plan.device.failed
-    assert 'cannot be given batches of' in plan.device.failed[0][1]
+    assert plan.facts.today.n_train==240
+    assert plan.choice.reason in ('single','little')
+    assert plan.facts.device.failed
+    assert 'cannot be given batches of' in plan.facts.device.failed[0][1]
 
 # Learners
 
@@ -423,7 +423,7 @@ def test_callbacks_about_batches_are_set_aside_while_steps_are_timed(cbs, bs_now
     was = picture(learn)
     plan = whole(find(learn))
     assert changes(was, picture(learn))==[]
-    assert (plan.bs_now,plan.base_bs)==(bs_now,base_bs)
+    assert (plan.facts.today.bs,plan.base_bs)==(bs_now,base_bs)
     assert len(fits)>2
     timed = [fit for fit in fits if 'step_timer' in fit[0]]
     assert len(timed)>=2
@@ -433,7 +433,7 @@ def test_callbacks_about_batches_are_set_aside_while_steps_are_timed(cbs, bs_now
         assert batches[0] in sizes(plan)
         assert 'one_cycle' in names
         assert names.count('scaled_lr')==(batches[0]!=4)
-    times = {m: (t,opt) for m,t,opt in plan.timed}
+    times = {m: (t,opt) for m,t,opt in plan.facts.device.timed}
     now = plan.table[plan.table.bs==bs_now].iloc[0]
     t,opt = times[now.micro_bs]
     assert now.step_time==pytest.approx(bs_now/now.micro_bs*(t-opt)+opt)

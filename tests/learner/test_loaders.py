@@ -13,6 +13,7 @@ from fastai.callback.data import PartialDL, WeightedDL
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.text.data import LMDataLoader, SortedDL, pad_input_chunk
+from fastai_bs.finder.plan import replanned
 from fastai_bs.all import GradAccum
 from fastai_bs.learner.loaders import n_items, SetUp, with_micro_bs
 from helpers import loaders, mlp, quiet_learner, regression
@@ -124,14 +125,14 @@ def test_ready_made_batches_keep_their_size():
     "Items are counted, not batches; a plan cannot be carried out, as no rate can be scaled where the loader does not say its batch size"
     learn = ready_learner()
     plan = learn.bs_find(0.01, num_it=300, n_batch=4, show_plot=False)
-    assert plan.today.n_train==200
+    assert plan.facts.today.n_train==200
     assert plan.micro_bs==8
-    assert [m for m,*_ in plan.device.times]==[8]
-    assert 16 in {o for o,_ in plan.device.failed}
-    assert plan.stays_for=='single'
+    assert [m for m,*_ in plan.facts.device.times]==[8]
+    assert 16 in {o for o,_ in plan.facts.device.failed}
+    assert plan.choice.reason=='single'
     loader = learn.dls.train
     assert plan.apply(learn) is learn
-    assert not plan.changes
+    assert not plan.choice.option.changes
     with pytest.raises(ValueError, match='cannot be given batches of 8'): plan.at(16).apply(learn)
     assert learn.dls.train is loader
     assert not hasattr(learn, 'grad_accum')
@@ -142,7 +143,7 @@ def test_shared_loaders_stay_as_they_are():
     dls = loaders(items, 8)
     a,b = (quiet_learner(dls, nn.Linear(5,2)) for _ in range(2))
     plan = a.bs_find(0.01, num_it=40, n_batch=4, show_plot=False)
-    plan = replace(plan, device=replace(plan.device, times=((8,1.,0.),(64,1.,0.)))).at(64)
+    plan = replanned(plan, device=replace(plan.facts.device, times=((8,1.,0.),(64,1.,0.)))).at(64)
     plan.apply(a)
     assert a.dls.train.bs==64
     assert b.dls.train.bs==dls.train.bs==8

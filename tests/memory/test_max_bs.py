@@ -794,6 +794,6 @@ def test_processes_agree():
 def test_bs_find_times_no_size_that_does_not_fit(most, where, res, short):
     "What does not fit is not timed"
     plan = unmoved(lambda o: o.bs_find(lr=0.01, num_it=24, n_batch=2, show_plot=False, max_bs='auto'), limited(most, where, n=200))
-    device = plan.device
+    device = plan.facts.device
     assert (max(m for m,*_ in device.times),device.too_large,device.max_bs)==res
 

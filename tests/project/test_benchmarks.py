@@ -147,7 +147,7 @@ def test_what_a_plan_says_of_its_promise():
     *_,valid_over,_ = figures('keeps', kept)
     assert f'{ended_above:.0%}'==valid_over
 
-def test_the_finder_s_page(): assert not missing(md('nbs/finder/10_bs_find.ipynb'), *figures('keeps', kept))
+def test_the_finder_s_page(): assert not missing(md('nbs/finder/15_bs_find.ipynb'), *figures('keeps', kept))
 
 def test_the_finder_s_picture_is_the_page_s(): assert (root/'nbs/images/pays.png').read_bytes()==(folder/'pays.png').read_bytes()
 

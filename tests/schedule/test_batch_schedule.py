@@ -211,7 +211,7 @@ def test_growth_goes_up_to_the_noise_scale(short, monkeypatch):
 def test_growth_without_a_noise_scale_is_refused(short):
     learn = learner(n=48)
     plan = learn.bs_find(0.05, n_epoch=4, num_it=9, show_plot=False)
-    assert math.isnan(plan.noise_known)
+    assert math.isnan(plan.facts.noise)
     with pytest.raises(ValueError, match='could not be told: give `max_bs`'): learn.fit_grow(4, 0.05, max_bs=plan)
 
 def test_growth_says_what_was_saved_and_puts_the_callbacks_back(capsys):

@@ -58,7 +58,7 @@ from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder.advice import cautions, plan_words
 from fastai_bs.finder.timing import StepTimer, StepTimes
 from fastai_bs.schedule.rules import adam_gain, sqrt_scaling
-from fastai_bs.schedule.scaled_lr import ScaledLR
+from fastai_bs.schedule.scaled_lr import rule_name, ScaledLR
 from fastai_bs.verify.bs_verify import BatchVerification # noqa: F401, `bs_verify`
 from helpers import flat, mlp, quiet_learner, regression
 
@@ -211,7 +211,7 @@ def verified(setting, plan):
         try: res = learn.bs_verify(setting.lr, setting.n_epoch, sizes=[plan.bs], rates=(1,), equal='plan', n_runs=1)
         except ValueError as e: return str(e)
     seen = {bs: Done(fit.steps) for bs,fit in zip(res.df.bs, [o for o in fits if any(lr for lr,*_ in o.steps)])} # Steps that are only timed have no rate
-    if not {plan.bs,plan.bs_now}<=set(seen): return f"bs_verify left out {set(res.left_out)}"
+    if not {plan.bs,plan.facts.today.bs}<=set(seen): return f"bs_verify left out {set(res.left_out)}"
     planned = res.planned.at(plan.bs)
     learn = setting.learner()
     return seen,done(lambda: planned.apply(learn).fit_one_cycle(planned.n_epoch, planned.lr))
@@ -230,17 +230,17 @@ def checks(setting, plan, of_twin=None):
 
     def _check(nm, says, real, tol):
         if not off(says, real)<=tol: bad[nm] = says,real
-    noise,k = plan.noise_known,plan.bs/plan.bs_now
-    needed = today.items*((noise+plan.bs)/(noise+plan.bs_now)/plan.saved_at(plan.bs) if plan.is_known else 1.)
-    _check('items', plan.n_epoch*needed/plan.n_epoch_exact, does.items, 0.05)
+    noise,k = plan.facts.noise,plan.bs/plan.facts.today.bs
+    needed = today.items*((noise+plan.bs)/(noise+plan.facts.today.bs)/plan.choice.option.saved if plan.facts.is_known else 1.)
+    _check('items', plan.n_epoch*needed/plan.choice.option.epochs, does.items, 0.05)
     if does.items<0.95*needed: bad['enough'] = needed,does.items
     _check('peak', last(plan.scaled_lr), does.peak, 0.01)
     _check('lr_factor', plan.lr_factor, does.peak/today.peak, 0.01)
     if plan.verdict=='stay': rule = 1.
-    else: rule = formula(plan.rule_name, k, noise, plan.bs_now, plan.is_known)/(k if setting.sums and not setting.adam else 1)
+    else: rule = formula(rule_name(plan.rule), k, noise, plan.facts.today.bs, plan.facts.is_known)/(k if setting.sums and not setting.adam else 1)
     _check('rule', rule, does.peak/today.peak, 0.02)
     if plan.wd is not None: _check('wd', last(plan.wd), does.top_wd, 0.01)
-    if plan.is_known and today.decay: _check('decay', today.decay, does.decay, 0.05)
+    if plan.facts.is_known and today.decay: _check('decay', today.decay, does.decay, 0.05)
     _check('seconds', plan.duration.planned, does.secs, 0.2)
     _check('seconds today', plan.duration.today, today.secs, 0.2)
     for n in re.findall(r'The whole training has only (\d+) step', ' '.join(cautions(plan))): _check('few steps', int(n), does.steps, 0.05)
@@ -249,35 +249,35 @@ def checks(setting, plan, of_twin=None):
         if ours!=theirs: bad['twin'] = theirs,ours
         elif (apart := float((does.weights-of_twin[1]).norm()/of_twin[1].norm()))>0.01: bad['twin'] = 'weights',apart
     rows = plan.table.set_index('bs').lr
-    for bs,it in ((plan.bs_now,today),(plan.bs,does)): _check('table', rows[bs], it.peak, 0.01)
+    for bs,it in ((plan.facts.today.bs,today),(plan.bs,does)): _check('table', rows[bs], it.peak, 0.01)
 
     bad |= wrong_code(setting, plan, does)
     worded = fit_of_words(setting, plan)
     if worded and (wrong := trained_as(worded, does, 0.02)): bad['words'] = f"{plan_words(plan)['run'][0]}: {worded}",f"{wrong}, {does}"
-    if plan.verdict=='use' and plan.is_known:
+    if plan.verdict=='use' and plan.facts.is_known:
         found = verified(setting, plan)
         if isinstance(found, tuple):
             seen,fit = found
-            for nm,bs,ref in (('today',plan.bs_now,today),('planned',plan.bs,fit)):
+            for nm,bs,ref in (('today',plan.facts.today.bs,today),('planned',plan.bs,fit)):
                 wrong = [o for o,tol in (('steps',0.05),('items',0.05),('peak',0.01),('decay',0.05)) if off(getattr(seen[bs], o), getattr(ref, o))>tol]
                 if wrong: bad[f'verify {nm}'] = f"{seen[bs]}",f"{wrong}, {ref}"
         elif found: bad['verify none'] = found,None
-    if not plan.changes:
+    if not plan.choice.option.changes:
         if after!=before: bad['stays: parts'] = before,after
         if last(plan.lr)!=last(setting.lr): bad['stays: lr'] = plan.lr,setting.lr
         if wrong := trained_as(does, today): bad['stays: fit'] = f"{wrong}, {today}",f"{does}"
-    if plan.chosen is None:
+    if plan.choice.reason!='chosen':
         _check('mock', setting.mock_peak, today.peak, 0.03)
         if setting.trials:
             peaks = [o.peak for o in setting.trials]
-            tried = [bs for bs in (plan.rate.failed,plan.rate.held) if bs]
-            is_sum = plan.today.sums and not plan.today.adam # Its gradient grows with the batch
-            as_today = today.peak*(plan.bs_now/max(tried) if is_sum else 1)
+            tried = [bs for bs in (plan.facts.trial.failed,plan.facts.trial.held) if bs<math.inf]
+            is_sum = plan.facts.today.sums and not plan.facts.today.adam # Its gradient grows with the batch
+            as_today = today.peak*(plan.facts.today.bs/max(tried) if is_sum else 1)
             if min(off(o, as_today) for o in peaks)>0.02: bad['trial today'] = peaks,as_today
-            if plan.rate.held==plan.bs>plan.bs_now and min(off(o, does.peak) for o in peaks)>0.02: bad['trial planned'] = peaks,does.peak
+            if plan.facts.trial.held==plan.bs>plan.facts.today.bs and min(off(o, does.peak) for o in peaks)>0.02: bad['trial planned'] = peaks,does.peak
     twin = (plan.bs,plan.micro_bs,plan.n_acc,plan.n_epoch),does.weights
-    numbers = dict(twin=twin, verdict=plan.verdict, bs=plan.bs, micro=(plan.micro_bs,plan.n_acc), noise=noise, n_epoch=(plan.n_epoch,plan.n_epoch_exact),
-                   rule=plan.rule_name, lr=plan.lr, scaled=plan.scaled_lr, factor=plan.lr_factor, wd=plan.wd, rate=str(plan.rate), needed=needed,
+    numbers = dict(twin=twin, verdict=plan.verdict, bs=plan.bs, micro=(plan.micro_bs,plan.n_acc), noise=noise, n_epoch=(plan.n_epoch,plan.choice.option.epochs),
+                   rule=rule_name(plan.rule), lr=plan.lr, scaled=plan.scaled_lr, factor=plan.lr_factor, wd=plan.wd, rate=str(plan.facts.trial), needed=needed,
                    today=repr(today), does=repr(does), secs=tuple(plan.duration), code=plan.code, words=plan_words(plan).get('run'))
     return bad,numbers
 

@@ -17,6 +17,6 @@ def test_words_of_each_verdict_are_of_what_is_known(nm):
     assert not re.search(r'\b(nan|inf|None)\b', everything.replace('critical_bs=None', ''))
     compile(run_line(v), 'line', 'eval' if v.verdict in ('use','stay') else 'exec')
     assert ('bs_verify' in run_line(v))==(v.verdict in ('tied','unknown'))
-    assert ('v.plan.apply' in run_line(v))==v.plan.changes*(v.verdict in ('use','stay'))
+    assert ('v.plan.apply' in run_line(v))==v.plan.choice.option.changes*(v.verdict in ('use','stay'))
     assert '<table' in v._repr_html_()
     assert v.advice

@@ -1,7 +1,6 @@
 "`learn.bs_verify`: that nobody can tell it was called, interrupts, failures, what it finds and what it refuses"
 import inspect
 import math
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -18,7 +17,7 @@ from fastai.optimizer import Adam, SGD
 from fastai_bs.all import batch_size, BatchPlan, GradAccum, ScaledLR, sqrt_scaling
 from fastai_bs.finder.cycle import rate_at
 from fastai_bs.finder import bs_find
-from fastai_bs.finder.plan import RateTrial
+from fastai_bs.finder.facts import RateTrial
 from fastai_bs.learner.loop import callback_of
 from fastai_bs.verify import trainings
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, set_seed
@@ -82,11 +81,11 @@ def test_an_interrupt_keeps_what_was_trained(trial, sizes, monkeypatch):
     assert v.left_out==(((16,'interrupt'),) if trial==3 else ())
     assert changes(was, picture(learn))==[]
 
-@pytest.mark.parametrize('equal,held', [('items',None),('plan',4)])
+@pytest.mark.parametrize('equal,held', [('items',math.inf),('plan',4)])
 def test_trials_find_out_which_rates_hold(equal, held, monkeypatch):
     "So all sizes begin with the rule's rate, whatever `bs_find` has tried; but a plan is trained as it is"
-    monkeypatch.setattr(bs_find, 'with_rate_tried', lambda learn, plan: replace(plan, rate=RateTrial(held=4)))
-    assert verify(reg_learner(), equal=equal, sizes=[4,8]).planned.rate.held==held
+    monkeypatch.setattr(bs_find, 'try_rate', lambda *args: RateTrial(held=4))
+    assert verify(reg_learner(), equal=equal, sizes=[4,8]).planned.facts.trial.held==held
 
 # What is advised
 
@@ -97,18 +96,18 @@ def test_what_is_advised_was_tried(equal):
     with pytest.MonkeyPatch.context() as m:
         ran = at_trial(m, None, lambda _: None)
         v = verify(learn, sizes=[16], n_epoch=20, n_runs=2, equal=equal)
-    assert v.planned.today.lr_factor==2
+    assert v.planned.facts.today.lr_factor==2
     for bs in (4,16):
         vars(v)['bs'] = bs # Whatever was found
         plan = v.plan
         (lr,wd), = {(o.lr,o.wd) for o in ran if o.micro_bs*o.n_acc==bs}
-        assert plan.today.has_n_epoch==(equal=='plan') # The epochs of a trial are not planned
+        assert plan.facts.today.has_n_epoch==(equal=='plan') # The epochs of a trial are not planned
         assert plan.wd==(0.3 if wd is None else wd)
         assert plan.lr==(0.01 if bs==4 else 0.02)
         assert plan.scaled_lr==lr>=0.02
 
 def test_a_plan_that_stays_has_no_size_to_try(monkeypatch):
-    monkeypatch.setattr(BatchPlan, 'bs', property(lambda self: self.bs_now))
+    monkeypatch.setattr(BatchPlan, 'bs', property(lambda self: self.facts.today.bs))
     with pytest.raises(ValueError, match="The plan stays at today's 4, so there is no other size to try"): verify(reg_learner(), sizes=None, equal='plan')
 
 # What it finds

@@ -101,7 +101,7 @@ def test_the_plan_has_the_rate_that_won(lr, adam):
     planned = planned_of(lr=lr, adam=adam)
     v = dataclasses.replace(trial(valley(128, best_rate=3), rates=(1,3,9)), planned=planned)
     tried,as_planned = v.plan.wd,dataclasses.replace(v, equal='plan').plan.wd # Trials of equal time have the learner's own decay
-    assert tried==planned.today.wd!=as_planned==planned.at(128).wd
+    assert tried==planned.facts.today.wd!=as_planned==planned.at(128).wd
     assert v.factor==3
     assert v.plan.bs==128
     assert v.planned.lr==lr

@@ -8,9 +8,11 @@ import torch
 from torch import nn
 from fastai.callback.core import Callback
 from fastai.optimizer import SGD
-from fastai_bs.all import BatchPlan, GradAccum, ScaledLR
-from fastai_bs.finder.mock_cycle import rate_at
-from fastai_bs.finder.plan import Device
+from fastai_bs.all import GradAccum, ScaledLR
+from fastai_bs.finder.cycle import rate_at
+from fastai_bs.finder import options
+from fastai_bs.finder.facts import Device
+from fastai_bs.finder.options import now_of
 from fastai_bs.learner.loop import callback_of
 from fastai_bs.verify.compare import least_dof, parts
 from fastai_bs.verify.trainings import short_training, Trials
@@ -56,10 +58,11 @@ def test_trials_are_annealed_from_here_at_the_rule_s_rates(cbs, bs):
     assert len(set.union(*first_items.values()))==len(first_items)>1
 
 def test_trials_of_equal_time_take_as_long(monkeypatch):
-    monkeypatch.setattr('fastai_bs.finder.bs_find._device', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01)) # The same on any machine
+    monkeypatch.setattr('fastai_bs.finder.bs_find.device_of', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01)) # The same on any machine
     v = verify(reg_learner(256), sizes=[8,16,32], rates=(1,3), n_epoch=4, n_runs=2)
-    whole,time = v.df[v.df.part==1],v.n_epoch*v.planned.epoch_time
-    for o in whole.itertuples(): assert o.steps*v.planned.step_time_at(o.bs)==pytest.approx(time, abs=v.planned.step_time_at(o.bs)*(1+4*math.ceil(o.items/256)))
+    whole,time = v.df[v.df.part==1],v.n_epoch*now_of(v.planned.facts).epoch_time
+    step_time = {o.bs: o.step_time for o in v.planned.options}
+    for o in whole.itertuples(): assert o.steps*step_time[o.bs]==pytest.approx(time, abs=step_time[o.bs]*(1+4*math.ceil(o.items/256)))
     assert whole.bs.nunique()==3
     assert 4 in whole.bs.values
     assert set(whole.run)=={1,2,3}
@@ -76,7 +79,7 @@ def test_trials_of_equal_items_see_as_many():
     assert set(v.df.part)=={1.}
     assert set(v.df['items'])=={608}
     assert v.df.bs.tolist()==[4,8,16]*3
-    assert (v.n_epoch,v.planned.today.n_epoch)==(9.5,10) # A plan is for whole epochs
+    assert (v.n_epoch,v.planned.facts.today.n_epoch)==(9.5,10) # A plan is for whole epochs
     assert v.critical_bs in (4,8,16)
     assert v.critical_range[0]<=v.critical_bs<=v.critical_range[1]
     assert v.verdict!='unknown'
@@ -84,12 +87,12 @@ def test_trials_of_equal_items_see_as_many():
 def test_trials_of_a_plan_are_trained_as_planned(monkeypatch):
     "Today's training and the plan's, as often as tells something: its rate, its epochs and its weight decay, whole trainings only"
     ran = at_trial(monkeypatch, 0, interrupt)
-    monkeypatch.setattr(BatchPlan, 'n_epoch_exact', property(lambda self: 10. if self.bs==self.bs_now else 14.))
+    monkeypatch.setattr(options, 'unsaved_epochs', lambda facts, noise, bs, epoch: 10. if bs==facts.today.bs else 14.)
     learn = reg_learner()
     was = picture(learn)
     v = verify(learn, sizes=[16], n_epoch=10, n_runs=2, rates=None, equal='plan')
     plan = v.planned.at(16)
-    expected = {(4,160,0.01,v.planned.today.wd),(16,4*plan.n_epoch,plan.scaled_lr,plan.wd)}
+    expected = {(4,160,0.01,v.planned.facts.today.wd),(16,4*plan.n_epoch,plan.scaled_lr,plan.wd)}
     assert plan.n_epoch==14
     assert {(o.micro_bs*o.n_acc,o.n_steps,o.lr,o.wd) for o in ran}==expected
     assert len(v.df)==8

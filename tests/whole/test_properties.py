@@ -18,7 +18,8 @@ from fastai.optimizer import SGD
 from fastai_bs.accumulate import losses
 from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.noise.estimator import moments_of_sums
-from fastai_bs.finder.plan import RateTrial
+from fastai_bs.finder.facts import RateTrial
+from fastai_bs.finder.plan import replanned
 from fastai_bs.schedule.scaled_lr import rates
 from helpers import mlp, quiet_learner, regression
 from plans import plans
@@ -145,19 +146,19 @@ def test_any_count_is_what_it_weighs_by(micros, n_acc, kind, loss, elsewhere, se
 @given(plans(), st.sampled_from([0.25,1,1,6]))
 def test_the_table_of_a_plan_follows_from_its_formulas(plan, factor):
     "Each column from the others, the noise scale and what was timed"
-    plan = replace(plan, today=replace(plan.today, lr_factor=factor))
-    df,noise,now,t = plan.table,plan.noise_known,plan.bs_now,plan.today
+    plan = replanned(plan, today=replace(plan.facts.today, lr_factor=factor))
+    df,noise,now,t = plan.table,plan.facts.noise,plan.facts.today.bs,plan.facts.today
     lr = rates(t.lr)[-1]*factor*(now/df.bs if t.sums and not t.adam else 1) # As the optimizer sees it today; a loss that sums has a gradient that grows
     def same(nm, v): np.testing.assert_allclose(df[nm].to_numpy(float), np.broadcast_to(np.array(v, dtype=float), len(df)), rtol=1e-9, err_msg=nm)
     # How it is reached, and how long a step takes
     assert df.bs.is_unique
     assert df.bs.is_monotonic_increasing
     assert (df.bs==now).sum()==1
-    short = df.micro_bs*df.n_acc*plan.today.n_ranks-df.bs # Of today's last micro-batch alone
-    assert ((short==0) | (df.bs==now) & (0<short) & (short<df.micro_bs*plan.today.n_ranks)).all()
-    ran = {m: (secs-once,once) for m,secs,once in plan.timed}
-    same('step_time', [bs/plan.today.n_ranks/m*ran[m][0]+ran[m][1] if ran else nan for bs,m in zip(df.bs, df.micro_bs)])
-    same('measured', [next((secs for m,secs,_ in plan.device.times if m*plan.today.n_ranks==bs), nan) for bs in df.bs])
+    short = df.micro_bs*df.n_acc*t.n_ranks-df.bs # Of today's last micro-batch alone
+    assert ((short==0) | (df.bs==now) & (0<short) & (short<df.micro_bs*t.n_ranks)).all()
+    ran = {m: (secs-once,once) for m,secs,once in plan.facts.device.timed}
+    same('step_time', [bs/t.n_ranks/m*ran[m][0]+ran[m][1] if ran else nan for bs,m in zip(df.bs, df.micro_bs)])
+    same('measured', [next((secs for m,secs,_ in plan.facts.device.times if m*t.n_ranks==bs), nan) for bs in df.bs])
     # The rates that need no noise scale
     same('linear_scaling', lr*df.bs/now)
     same('sqrt_scaling', (lr*df.linear_scaling)**0.5)
@@ -172,4 +173,4 @@ def test_the_table_of_a_plan_follows_from_its_formulas(plan, factor):
     # The other rates
     same('adascale_gain', lr*(1+noise/now)/df.steps)
     shown = float(f'{noise:.3g}') # The rule has three digits of the noise scale
-    if not plan.today.adam and plan.rate==RateTrial(): same('lr', lr*(1+shown/now)/(1+shown/df.bs))
+    if not t.adam and plan.facts.trial==RateTrial(): same('lr', lr*(1+shown/now)/(1+shown/df.bs))

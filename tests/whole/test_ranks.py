@@ -433,10 +433,11 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, t
         before = everything(learn)
         if not plain:
             plan = learn.bs_find(lr, **dict(dict(num_it=140), **(kw or {}))) # No more than 30 windows take
-            t,m,d = plan.today,plan.measured,plan.device
+            t,m,d = plan.facts.today,plan.facts.measured,plan.facts.device
             res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=d.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=m.n_windows, bs_now=t.bs,
                        micro_now=t.micro_bs, n_train=t.n_train, n_passes=m.n_passes, n_seen=m.n_seen, max_bs=d.max_bs, base_lr=plan.lr,
-                       loss_rose=m.loss_rose, reach=(m.reach,m.growth), valid_time=d.valid_time, rate=plan.rate, epoch_start=d.epoch_start, failed=d.failed)
+                       loss_rose=m.loss_rose, reach=(m.reach,m.growth), valid_time=d.valid_time, rate=plan.facts.trial, epoch_start=d.epoch_start,
+                       failed=d.failed)
         changed = changes(before, everything(learn))
         kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
         if after: fit(learn, after, 0.05)
