@@ -10,12 +10,11 @@ __all__ = ['unmeasured', 'stay_reasons', 'ended_above', 'headline', 'why', 'caut
 
 # %% ../../nbs/finder/12_advice.ipynb #88df2022
 import math, textwrap
-from fastcore.basics import first
 from ..utils.text import counted, details_of, in_html, in_text, marked_size, num, percent, rate_text, time_text, with_interval
 from ..schedule.scaled_lr import rule_name, scale_lr
 from .formulas import Duration, steps_anyway
 from .facts import least_windows
-from .options import fit_time_of, now_of, sum_factor
+from .options import fit_time_of, now_of, of_today, sum_factor
 from .choice import time_allowed
 from .apply import fit_of, freeze_arg
 
@@ -215,7 +214,7 @@ def why(
 def _slower(plan):
     "Yield how a size of one's own choice compares"
     (low,high),option = plan.bs_range,plan.choice.option
-    now = first(o for o in plan.options if o.bs==plan.facts.today.bs)
+    now = of_today(plan.facts, plan.options)
     fastest = min(plan.options, key=lambda o: o.fit_time)
     if not low<=option.bs<=high: yield f"This takes {num(option.fit_time/fastest.fit_time)} times as long as the fastest size here, {fastest.bs}."
     elif option.fit_time>now.fit_time: yield "This takes longer than today's training, as far as the noise scale is known."
@@ -413,7 +412,7 @@ def plan_text(
 def _candidates_table(plan): # A data frame, with a row per candidate
     "Name the columns of `plan.table` for readers"
     df,today = plan.table[['bs','micro_bs','n_acc','lr','steps','examples','step_time']],plan.facts.today.bs
-    now = first(o for o in plan.options if o.bs==today)
+    now = of_today(plan.facts, plan.options)
     marks = ('today',today),('balanced',plan.facts.balanced_bs),('planned',plan.bs)
     names = dict(steps='steps (fewest = 1)', examples='examples (fewest = 1)', step_time='step_time (s)', time="whole fit (today's = 1)")
     return df.assign(bs=[marked_size(bs, marks) for bs in df.bs], time=[o.fit_time/now.fit_time for o in plan.options]).rename(columns=names)

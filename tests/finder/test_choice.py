@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from fastai_bs.finder.choice import choose, decide, range_of
 from fastai_bs.finder.facts import RateTrial
-from fastai_bs.finder.options import now_of, option_of, options_of
+from fastai_bs.finder.options import now_of, of_today, option_of, options_of
 from plans import facts_of, plans, secs
 
 inf,nan = math.inf,math.nan
@@ -19,6 +19,9 @@ def fixed(noise_scale=100., bs=100, **kwargs):
                                   moved=False, cool=None, at_peak=None, at_end=None, times=five, spread=0.), **kwargs})
 
 def decided(facts, chosen=None): return decide(facts, options_of(facts, facts.noise, [chosen] if chosen else []), chosen)
+def chosen_at(facts, noise):
+    options = options_of(facts, noise)
+    return choose(options, of_today(facts, options), facts.device.least_gain)
 def sizes(options): return [o.bs for o in options]
 
 # By time
@@ -79,7 +82,7 @@ def test_no_option_that_may_be_taken_is_nearer_to_today_s(plan):
     noise = facts.noise
     options = [option_of(facts, noise, o.bs) for o in plan.options]
     now, = [o for o in options if o.bs==facts.today.bs]
-    choice = choose(options, now_of(facts), facts.device.least_gain)
+    choice = choose(options, now, facts.device.least_gain)
     least = 1+facts.device.least_gain
     def _far(o): return max(o.bs/now.bs, now.bs/o.bs)
     def _saves(o): return now.fit_time/o.fit_time>=max(least, _far(o)**math.log2(1.05))
@@ -104,7 +107,7 @@ def test_another_noise_scale_asks_for_no_other_facts(plan):
     for noise in facts.measured.ci:
         if math.isinf(noise): continue
         as_if = replace(facts, measured=replace(facts.measured, noise_scale=noise, ci=(noise,noise)))
-        asked,planned = (choose(options_of(o, noise), now_of(o), o.device.least_gain) for o in (facts,as_if))
+        asked,planned = (chosen_at(o, noise) for o in (facts,as_if))
         assert asked.option.bs==planned.option.bs
         assert asked.option.fit_time==planned.option.fit_time
         assert sizes(asked.as_fast)==sizes(planned.as_fast)
@@ -161,7 +164,7 @@ def test_a_wider_interval_has_a_wider_range():
     facts = fixed(bs=25)
     def _range(ci): return range_of(o := replace(facts, measured=replace(facts.measured, ci=ci)), decided(o))
     (low,high),(lower,higher) = _range((99.,101.)),_range((10.,1000.))
-    at_ends = [choose(options_of(facts, noise), now_of(facts)).as_fast for noise in (10.,1000.)]
+    at_ends = [chosen_at(facts, noise).as_fast for noise in (10.,1000.)]
     assert lower<low
     assert high<higher
     assert lower<=min(sizes(at_ends[0]))

@@ -87,7 +87,7 @@ def test_trials_of_equal_items_see_as_many():
 def test_trials_of_a_plan_are_trained_as_planned(monkeypatch):
     "Today's training and the plan's, as often as tells something: its rate, its epochs and its weight decay, whole trainings only"
     ran = at_trial(monkeypatch, 0, interrupt)
-    monkeypatch.setattr(options, 'unsaved_epochs', lambda facts, noise, bs, epoch: 10. if bs==facts.today.bs else 14.)
+    monkeypatch.setattr(options, '_unsaved_epochs', lambda facts, noise, bs, epoch: 10. if bs==facts.today.bs else 14.)
     learn = reg_learner()
     was = picture(learn)
     v = verify(learn, sizes=[16], n_epoch=10, n_runs=2, rates=None, equal='plan')
