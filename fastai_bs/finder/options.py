@@ -52,7 +52,7 @@ def rule_of(
     "Return the rule for the rate at `bs`"
     now,adam = facts.today.bs,facts.today.adam
     is_known = not math.isnan(noise)
-    if bs>now and not facts.trial.allows(bs): return no_scaling
+    if not facts.trial.allows(bs): return no_scaling
     if adam and (bs<now or not is_known or not facts.measured.moved): return no_scaling
     if not is_known: return linear_scaling
     rule = adam_gain if adam and not facts.trial.low else adascale_gain

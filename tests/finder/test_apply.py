@@ -430,6 +430,19 @@ def test_a_plan_that_leaves_weight_decay_takes_back_that_of_another():
     assert learn.wd is None
     assert [h['wd'] for h in learn.opt.hypers]==[0.01]
 
+def test_a_plan_made_after_another_stands_on_it():
+    "One that stays leaves that set-up as it is; one that changes the size sets its own decay, also where that is the one it was measured with"
+    learn,first = learner(opt_func=partial(Adam, wd=0.01)),make(**decaying)
+    first.apply(learn).fit(1, 0.01)
+    loader,wd = learn.dls.train,learn.wd
+    assert wd!=0.01
+    stays = make(**{**decaying, 'wd': wd}, bs=32, micro_bs=32, has_plan=True).at(32)
+    assert stays.apply(learn).dls.train is loader
+    assert learn.wd==wd
+    same_decay = make(**{**decaying, 'wd': wd}, keeps_wd=True, has_plan=True).at(16)
+    assert same_decay.choice.option.wd_factor==1
+    assert same_decay.apply(learn).wd==wd
+
 # Files and copies
 
 @pytest.mark.filterwarnings('ignore')

@@ -58,6 +58,12 @@ def test_today_s_batch_keeps_its_micro_batches_unless_others_gain(opt, noise, sp
     assert (o.micro_bs,o.n_acc)==split
     assert o.changes==(split!=(32,4))
 
+@pytest.mark.parametrize('secs_of_32,split', [(0.0102,(32,4)), (0.0104,(128,1))])
+def test_a_split_changes_only_where_it_gains_3_percent(secs_of_32, split):
+    "Over one of 128 items"
+    o = option(fixed(bs=128, micro_bs=32, times=((32,secs_of_32,0.),(128,0.04,0.))), 128)
+    assert (o.micro_bs,o.n_acc)==split
+
 def test_untimed_sizes_are_made_of_today_s_micro_batches():
     o = option(fixed(bs=128, micro_bs=32), 64)
     assert (o.micro_bs,o.n_acc)==(32,2)
@@ -115,9 +121,9 @@ def test_the_sum_of_rate_times_decay_stays(adam, has_n_epoch):
     assert option(of_three, 100).wd_factor==approx(4/(by*(5 if has_n_epoch else 4.8)/3))
 
 @pytest.mark.parametrize('kwargs,noise,bs', [
-    (dict(wd=0.01),100.,25), (dict(wd=0.01),nan,100), (dict(wd=None),100.,100), (dict(wd=0.01, keeps_wd=True),100.,100)])
+    (dict(wd_factor=1/3),100.,25), (dict(),nan,100), (dict(wd=None),100.,100), (dict(keeps_wd=True),100.,100)])
 def test_decay_stays_where_nothing_changes_or_nothing_is_known(kwargs, noise, bs):
-    assert option_of(cycle(bs=25, times=five, n_epoch=5, **kwargs), noise, bs).wd_factor==1
+    assert option_of(cycle(**{**dict(bs=25, times=five, n_epoch=5, adam=True, wd=0.01), **kwargs}), noise, bs).wd_factor==1
 
 # Epochs
 
@@ -196,6 +202,13 @@ def test_the_table_has_a_row_for_each_option_with_the_rate_of_each_rule():
     assert df.time.tolist()==approx(list(df.steps*df.step_time/(5*0.0125)))
     assert df.measured[:5].tolist()==approx([0.0125,0.015,0.02,0.03,0.05])
     assert math.isnan(df.measured[800])
+
+def test_the_table_of_a_loss_that_sums_has_the_rates_of_the_optimizer():
+    facts = cycle(bs=25, times=five, sums=True)
+    options = options_of(facts, facts.noise)
+    df = table_of(facts, options)
+    assert df.lr.tolist()==approx([0.1*o.lr_factor for o in options])
+    assert df.linear_scaling.tolist()==approx([0.1]*len(options))
 
 def test_the_table_of_an_unknown_noise_scale_has_no_steps():
     facts = cycle(bs=25, times=five, n_windows=9)

@@ -120,7 +120,7 @@ def test_a_loss_that_sums():
 
 # A size of one's own choice
 
-@pytest.mark.parametrize('bs,micro_bs,n_acc', [(300,100,3),(75,25,3),(2000,400,5),(np.int64(50),50,1),(25,25,1)])
+@pytest.mark.parametrize('bs,micro_bs,n_acc', [(300,100,3),(75,25,3),(2000,400,5),(np.int64(150),50,3),(25,25,1)])
 def test_a_size_of_one_s_own_choice_comes_with_all_else(bs, micro_bs, n_acc):
     plan = fixed(bs=25, times=five)
     chosen = plan.at(bs)
@@ -145,6 +145,11 @@ def test_a_choice_of_one_s_own_stays_where_facts_change():
 @pytest.mark.parametrize('bs,exc', [(0,ValueError),('64',TypeError),(26,ValueError),(200_000,ValueError)])
 def test_a_size_that_cannot_be_made_is_refused(bs, exc):
     with pytest.raises(exc): fixed(bs=25, times=secs(25, 50)).at(bs)
+
+def test_a_rate_that_stays_needs_no_callback():
+    plan = fixed(bs=25, adam=True, times=five)
+    assert plan.at(50).cbs==[]
+    assert [type(cb) for cb in plan.at(75).cbs]==[GradAccum]
 
 def test_a_rate_that_was_not_tried_is_not_scaled():
     plan = cycle(bs=25, times=five, adam=True, trial=RateTrial(held=100, low=True))
