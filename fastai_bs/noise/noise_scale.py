@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from copy import copy
 from typing import NamedTuple
 import pandas as pd
+from fastcore.basics import patch, store_attr
 from fastai.learner import Recorder
 from ..utils.checks import check_fraction, check_whole
 from ..utils.text import brief_html, counted
@@ -27,7 +28,7 @@ from .estimator import NoiseEstimate, Pool, estimates, trend
 from .norms import GradNorms, Measurement, reached_params
 from .sources import FromParts, FromRanks, FromWindows
 
-# %% ../../nbs/noise/05_noise_scale.ipynb #8bc8d91e
+# %% ../../nbs/noise/05_noise_scale.ipynb #dbaa3320
 class Moments(NamedTuple):
     "A measurement"
     step:int # Optimizer step, counted from 1
@@ -35,6 +36,13 @@ class Moments(NamedTuple):
     n_elems:float # Elements that its loss averages over
     tr_sigma:float # Per element
     g_sq:float
+
+# %% ../../nbs/noise/05_noise_scale.ipynb #8bc8d91e
+def _source_of(learn, every, n_micro):
+    "Return the source of the gradients in this fit"
+    accum,ranks = callback_of(learn, GradAccum),n_ranks(learn)
+    kind = FromWindows if accum else FromRanks if ranks>1 else FromParts
+    return kind(learn, accum, every, ranks, n_micro)
 
 _of_batch = 'before_batch','after_loss','before_backward','after_backward','after_step'
 
@@ -45,8 +53,8 @@ class NoiseScale(ScopedCallback):
     `ci` are in items, and `df` has a row per measurement. `learn.recorder.plot_noise_scale()` draws them. In a long training, `df` keeps at most 10,000 rows
     (about 10 MB): the latest, and evenly spread ones before.
     """
-    most = 10_000 # Rows, unless the moving means look back on more than a quarter of that
-    order,run_valid = Recorder.order+2,False # After Recorder has named its columns and TensorBoard and W&B have counted the batch, before the table begins
+    most = 10_000 # Rows
+    order,run_valid = Recorder.order+2,False
 
     def __init__(self,
         beta:float=0.99, # Factor on the weight of earlier measurements: 0.99 averages over about the last 100, and lags behind a rise
@@ -58,54 +66,41 @@ class NoiseScale(ScopedCallback):
         check_fraction('ci', ci)
         if every is not None: check_whole('every', every, 1, "1 measures at each of them", 'optimizer step')
         check_whole('n_micro', n_micro, 2, "parts of the batch are compared to tell signal from noise", 'part')
-        self.beta,self.every,self.n_micro,self.level = beta,every,n_micro,ci
+        store_attr('beta,every,n_micro')
+        self.level = ci
         self.source = self.bs = None
         self._reset()
 
     def _reset(self):
         self.pool = Pool(self.beta)
-        self.rows,self.pools = [],[] # `Moments` of each measurement, and a copy of `pool` after it
+        self.rows = [] # `Moments` of each measurement
+        self.pools = [] # A copy of `pool` after each measurement
         self.is_new = False # Is there a measurement to log?
-        self.n_dropped = self.n_twice = 0 # Measurements left out: with a gradient that is not finite, with an item twice in the window
-
-    # A fit begins
+        self.n_dropped = 0 # Left out, with a gradient that is not finite
+        self.n_twice = 0 # Left out, with an item twice in the window
 
     def start_fit(self):
         "Start anew, or go on after a `start_epoch`; refuse a fit that cannot be measured"
-        learn = self.learn
+        learn,last = self.learn,self.source
         twins = [cb for cb in learn.cbs if isinstance(cb, NoiseScale)]
         if self.has_twins(twins):
             raise ValueError(f"One NoiseScale measures all there is, but the learner has {len(twins)} NoiseScale: remove the others")
-        source = self._source(callback_of(learn, GradAccum))
+        source = _source_of(learn, self.every, self.n_micro)
         source.start()
-        if first_epoch(learn) and self.source: source.n_steps,source.next = self.source.n_steps,self.source.next
+        if first_epoch(learn) and last: source.n_steps,source.next = last.n_steps,last.next
         else: self._reset()
-        self.source,self.bs,self.is_new = source,known_batch_size(learn),False
+        self.bs = known_batch_size(learn)
+        self.source = source
+        self.is_new = False
         if hasattr(learn, 'recorder'): learn.recorder.noise = ForPlots(self, 'df', 'bs') # Kept also if this callback belongs to one fit only
-
-    def _source(self, accum):
-        ranks = n_ranks(self.learn)
-        kind = FromWindows if accum else FromRanks if ranks>1 else FromParts
-        return kind(self.learn, accum, self.every, ranks, self.n_micro)
 
     def before_fit(self):
         super().before_fit()
-        learn = self.learn
-        if hasattr(learn, 'recorder'): add_columns(learn.recorder, of_table(learn, self.columns()))
+        if hasattr(self.learn, 'recorder'): add_columns(self.learn.recorder, of_table(self.learn, self.columns()))
 
-    @contextmanager
-    def scope(self):
-        "Watch the parameters while an epoch trains"
-        source = self.source
-        source.norms = GradNorms(reached_params(self.learn))
-        if source.accum: source.accum.on_window.append(self.close_window)
-        try: yield
-        finally:
-            if source.accum: source.accum.on_window.remove(self.close_window)
-            source.norms.unhook()
-            source.norms = None
-
-    # The events of a batch that the source needs
+    def after_fit(self):
+        super().after_fit()
+        if not hasattr(self.learn, 'lr_finder'): self.say_what_is_missing() # A finder has its own text
 
     def hears(self, event_name):
         if event_name in _of_batch: return self.source is not None and event_name in self.source.events
@@ -117,119 +112,138 @@ class NoiseScale(ScopedCallback):
     def after_backward(self): self.add(self.source.after_backward())
     def after_step(self): self.source.n_steps += 1
 
-    def close_window(self):
-        "Measure a window of `GradAccum`, whose mean is in `.grad`"
-        try: self.add(self.source.close())
-        finally: self.source.n_steps += 1 # Also if memory ran out: the window then runs again, and is not measured again
+# %% ../../nbs/noise/05_noise_scale.ipynb #7557124e
+@patch
+@contextmanager
+def scope(self:NoiseScale):
+    "Watch the parameters while an epoch trains"
+    source = self.source
+    source.norms = GradNorms(reached_params(self.learn))
+    if source.accum: source.accum.on_window.append(self.close_window)
+    try: yield
+    finally:
+        if source.accum: source.accum.on_window.remove(self.close_window)
+        source.norms.unhook()
+        source.norms = None
 
-    # Each measurement joins the others
+@patch
+def close_window(self:NoiseScale):
+    "Measure a window of `GradAccum`"
+    try: self.add(self.source.close())
+    finally: self.source.n_steps += 1
 
-    @property
-    def n_steps(self)->int: return self.source.n_steps if self.source else 0 # Optimizer steps of the fit
-    @property
-    def look_back(self)->int: return round(1/(1-self.beta)) # Measurements that the moving means average over
+# %% ../../nbs/noise/05_noise_scale.ipynb #4cce67ce
+@patch(as_prop=True)
+def n_steps(self:NoiseScale)->int: return self.source.n_steps if self.source else 0 # Optimizer steps of the fit
+@patch(as_prop=True)
+def look_back(self:NoiseScale)->int: return round(1/(1-self.beta)) # Measurements that the moving means average over
 
-    def add(self,
-        measurement:Measurement=None, # The current window; `None`: nothing was measured
-    ):
-        "Add a measurement, if its gradients are finite and no item is in it twice"
-        if measurement is None or measurement.n_micro<2: return
-        if self._holds_twice():
-            self.n_twice += 1
-            return
-        row = Moments(self.n_steps+1, measurement.n_items, measurement.n_elems, *measurement.moments)
-        if not math.isfinite(row.tr_sigma+row.g_sq):
-            self.n_dropped += 1
-            return
-        self.pool.add(row.tr_sigma, row.g_sq, row.n_elems, row.n_items)
-        self.rows.append(row)
-        self.pools.append(copy(self.pool))
-        if len(self.rows)>=max(self.most, 4*self.look_back): self._thin_out()
-        self.is_new = is_logged(self.learn)
+@patch
+def add(self:NoiseScale,
+    measurement:Measurement=None, # The current window; `None`: nothing was measured
+):
+    "Add a measurement, if its gradients are finite and no item is in it twice"
+    if measurement is None or measurement.n_micro<2: return
+    if self._holds_twice():
+        self.n_twice += 1
+        return
+    row = Moments(self.n_steps+1, measurement.n_items, measurement.n_elems, *measurement.moments)
+    if not math.isfinite(row.tr_sigma+row.g_sq):
+        self.n_dropped += 1
+        return
+    self.pool.add(row.tr_sigma, row.g_sq, row.n_elems, row.n_items)
+    self.rows.append(row)
+    self.pools.append(copy(self.pool))
+    if len(self.rows)>=max(self.most, 4*self.look_back): self._thin_out()
+    self.is_new = is_logged(self.learn)
 
-    def _holds_twice(self):
-        "Is an item twice in this window? fastai's DistributedDL repeats items of the epoch in its last batches"
-        dl = self.learn.dl
-        return (self.learn.iter+1)*(known_micro_bs(dl) or 1)>n_fresh(dl)
+@patch
+def _holds_twice(self:NoiseScale):
+    "Tell whether an item is twice in this window"
+    dl = self.learn.dl
+    return (self.learn.iter+1)*(known_micro_bs(dl) or 1)>n_fresh(dl)
 
-    def _thin_out(self):
-        "Keep half of the rows: the latest, and of those before every second, fourth, ... one"
-        n = len(self.rows)
-        every = 2**math.ceil(math.log2(2*self.pool.n_windows/n)) # The power of 2 that leaves no more than half
-        kept = [i for i,pool in enumerate(self.pools) if i>=n-self.look_back or pool.n_windows%every==0]
-        self.rows,self.pools = [self.rows[i] for i in kept],[self.pools[i] for i in kept]
+@patch
+def _thin_out(self:NoiseScale):
+    "Keep half of the rows: the latest, and of those before every second, fourth, ... one"
+    n = len(self.rows)
+    every = 2**math.ceil(math.log2(2*self.pool.n_windows/n)) # The power of 2 that leaves no more than half
+    kept = [i for i,pool in enumerate(self.pools) if i>=n-self.look_back or pool.n_windows%every==0]
+    self.rows,self.pools = [self.rows[i] for i in kept],[self.pools[i] for i in kept]
 
-    # Results
+# %% ../../nbs/noise/05_noise_scale.ipynb #2cc026e9
+@patch(as_prop=True)
+def estimate(self:NoiseScale)->NoiseEstimate: return self.pool.estimate(self.level) # By the moving means
+@patch(as_prop=True)
+def noise_scale(self:NoiseScale)->float: return self.estimate.noise_scale # `tr_sigma/g_sq` of the moving means, in items
+@patch(as_prop=True)
+def ci(self:NoiseScale)->tuple: return self.estimate.ci # Interval of `noise_scale`, in items
+@patch(as_prop=True)
+def tr_sigma(self:NoiseScale)->float: return self.estimate.tr_sigma # Moving mean of the windows' `tr_sigma`, per element
+@patch(as_prop=True)
+def g_sq(self:NoiseScale)->float: return self.estimate.g_sq # Moving mean of the windows' `g_sq`
+@patch(as_prop=True)
+def n_items(self:NoiseScale)->int: return self.pool.n_items # Items measured
 
-    @property
-    def estimate(self)->NoiseEstimate: return self.pool.estimate(self.level) # By the moving means
-    @property
-    def noise_scale(self)->float: return self.estimate.noise_scale # `tr_sigma/g_sq` of the moving means, in items
-    @property
-    def ci(self)->tuple: return self.estimate.ci # Interval of `noise_scale`, in items
-    @property
-    def tr_sigma(self)->float: return self.estimate.tr_sigma # Moving mean of the windows' `tr_sigma`, per element
-    @property
-    def g_sq(self)->float: return self.estimate.g_sq # Moving mean of the windows' `g_sq`
-    @property
-    def n_items(self)->int: return self.pool.n_items # Items measured
+@patch(as_prop=True)
+def moments(self:NoiseScale)->pd.DataFrame:
+    "The measurements, a row of `Moments` each"
+    return pd.DataFrame(self.rows, columns=Moments._fields, dtype=float).astype({'step': int, 'n_items': int})
 
-    @property
-    def moments(self)->pd.DataFrame:
-        "The measurements, a row of `Moments` each"
-        return pd.DataFrame(self.rows, columns=Moments._fields, dtype=float).astype({'step': int, 'n_items': int})
+@patch(as_prop=True)
+def df(self:NoiseScale)->pd.DataFrame:
+    "A row per measurement: its moments per element, and after it the moving means and the noise scale in items with its interval"
+    return self.moments.join(estimates(self.pools, self.level))
 
-    @property
-    def df(self)->pd.DataFrame:
-        "A row per measurement: its moments per element, and after it the moving means and the noise scale in items with its interval"
-        return self.moments.join(estimates(self.pools, self.level))
+@patch(as_prop=True)
+def drift(self:NoiseScale)->int: # 1 if it rises, -1 if it falls, 0 if neither is clear
+    "Direction of the noise scale over the measurements in the moving means; if it drifts, `noise_scale` and `ci` lag behind"
+    return trend(self.moments[-self.look_back:])
 
-    @property
-    def drift(self)->int: # 1 if it rises, -1 if it falls, 0 if neither is clear
-        "Direction of the noise scale over the measurements in the moving means; if it drifts, `noise_scale` and `ci` lag behind"
-        return trend(self.moments[-self.look_back:])
+@patch
+def __repr__(self:NoiseScale):
+    if not self.rows: return 'NoiseScale()'
+    low,high = self.ci
+    lags = {1: ", rising: it is higher by now", -1: ", falling: it is lower by now"}.get(self.drift, '')
+    return f"NoiseScale({self.noise_scale:.3g} [{low:.3g}, {high:.3g}] items after {self.n_steps} steps{lags})"
+@patch
+def _repr_html_(self:NoiseScale): return brief_html(repr(self), "The last measurements", self.df)
 
-    def __repr__(self):
-        if not self.rows: return 'NoiseScale()'
-        (low,high),ns = self.ci,self.noise_scale
-        lags = {1: ", rising: it is higher by now", -1: ", falling: it is lower by now"}.get(self.drift, '')
-        return f"NoiseScale({ns:.3g} [{low:.3g}, {high:.3g}] items after {self.n_steps} steps{lags})"
+# %% ../../nbs/noise/05_noise_scale.ipynb #9d5bf82a
+@patch
+def columns(self:NoiseScale)->dict: # By name
+    "Columns of an epoch: the noise scale, its interval, and the moving means"
+    e = self.estimate
+    return dict(zip(('noise_scale','noise_low','noise_high','tr_sigma','g_sq'), (e.noise_scale,*e.ci,e.tr_sigma,e.g_sq)))
 
-    def _repr_html_(self): return brief_html(repr(self), "The last measurements", self.df)
+@patch
+def after_validate(self:NoiseScale): fill_columns(self.learn, self.columns())
+@patch
+def after_train(self:NoiseScale): self.after_batch() # A window may be closed after the last batch
 
-    # Recorder and loggers
+@patch
+def after_batch(self:NoiseScale):
+    "Log the latest measurement, after the loggers have counted its batch"
+    self.is_new = False
+    row = self.rows[-1]
+    accum = callback_of(self.learn, GradAccum)
+    values = dict(noise_scale=self.noise_scale, tr_sigma=row.tr_sigma, g_sq=row.g_sq, n_items=row.n_items, n_acc=accum.n_acc if accum else 1)
+    log_values(self.learn, {f'noise/{nm}': v for nm,v in values.items()}, accum and accum.n_large)
 
-    def columns(self)->dict: # By name
-        "Columns of an epoch: the noise scale, its interval, and the moving means"
-        e = self.estimate
-        return dict(zip(('noise_scale','noise_low','noise_high','tr_sigma','g_sq'), (e.noise_scale,*e.ci,e.tr_sigma,e.g_sq)))
-
-    def after_validate(self): fill_columns(self.learn, self.columns()) # In Recorder's row for the epoch, which the table and CSVLogger show
-
-    def after_batch(self):
-        "Log the latest measurement, after the loggers have counted its batch"
-        self.is_new = False
-        row,accum = self.rows[-1],callback_of(self.learn, GradAccum)
-        values = dict(noise_scale=self.noise_scale, tr_sigma=row.tr_sigma, g_sq=row.g_sq, n_items=row.n_items, n_acc=accum.n_acc if accum else 1)
-        log_values(self.learn, {f'noise/{nm}': v for nm,v in values.items()}, accum and accum.n_large)
-
-    def after_train(self): self.after_batch() # A window may be closed after the last batch
-
-    def after_fit(self):
-        super().after_fit()
-        if not hasattr(self.learn, 'lr_finder'): self.say_what_is_missing() # A finder has its own text
-
-    def say_what_is_missing(self):
-        "Warn if the fit gave few measurements or none, and say why"
-        n,steps,text = len(self.rows),counted(self.n_steps, 'optimizer step'),''
-        if self.n_dropped>n:
-            text = (f"NoiseScale left {self.n_dropped} of {self.n_dropped+n} measurements out, as gradients in them were not finite: check the data and the "
-                    "loss, or lower the learning rate")
-        elif self.n_steps and not n:
-            text = (f"NoiseScale measured nothing in {steps}, as none had gradients of several micro-batches, ranks or parts to compare: take more items or "
-                    "smaller micro-batches, or measure with learn.bs_find()")
-        elif n and self.pool.tr_sigma==self.pool.g_sq==0:
-            text = "All gradients that NoiseScale has seen are 0, so there is no noise scale: see that the loss depends on the parameters"
-        elif n>1 and 10*n<self.n_steps and self.ci==(0.,math.inf):
-            text = (f"NoiseScale measured at {n} of {steps}, too few for an interval: NoiseScale(every={max(1, self.n_steps//40)}) measures more often")
-        if text: warnings.warn(text, stacklevel=2)
+# %% ../../nbs/noise/05_noise_scale.ipynb #f0b25ae0
+@patch
+def say_what_is_missing(self:NoiseScale):
+    "Warn if the fit gave few measurements or none, and say why"
+    n,text = len(self.rows),''
+    steps = counted(self.n_steps, 'optimizer step')
+    if self.n_dropped>n:
+        text = (f"NoiseScale left {self.n_dropped} of {self.n_dropped+n} measurements out, as gradients in them were not finite: check the data and the "
+                "loss, or lower the learning rate")
+    elif self.n_steps and not n:
+        text = (f"NoiseScale measured nothing in {steps}, as none had gradients of several micro-batches, ranks or parts to compare: take more items or "
+                "smaller micro-batches, or measure with learn.bs_find()")
+    elif n and self.pool.tr_sigma==self.pool.g_sq==0:
+        text = "All gradients that NoiseScale has seen are 0, so there is no noise scale: see that the loss depends on the parameters"
+    elif n>1 and 10*n<self.n_steps and self.ci==(0.,math.inf):
+        text = (f"NoiseScale measured at {n} of {steps}, too few for an interval: NoiseScale(every={max(1, self.n_steps//40)}) measures more often")
+    if text: warnings.warn(text, stacklevel=2)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from torch import Tensor
 from torch.distributions import Beta
 from torch.nn.modules.batchnorm import _BatchNorm
+from fastcore.basics import patch, store_attr
 from fastai.callback.core import (CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException, CancelStepException,
     CancelTrainException, CancelValidException)
 from fastai.callback.fp16 import MixedPrecision
@@ -45,9 +46,11 @@ class Source:
         n_micro:int=4, # Parts of a batch
     ):
         self.args = learn,accum,every,n_ranks,n_micro
-        self.learn,self.accum,self.every,self.n_ranks,self.n_micro = learn,accum,every or self.every,n_ranks,n_micro
+        store_attr('learn,accum,n_ranks,n_micro')
+        self.every = every or self.every
         self.counter = ElementCounter(accum and accum.count)
-        self.n_steps = self.next = 0 # Optimizer steps of the fit, and the step from which on the next batch is measured in parts
+        self.n_steps = 0 # Optimizer steps of the fit
+        self.next = 0 # Step from which on a batch is measured in parts
         self.norms = None # `GradNorms`, while an epoch trains
 
     @property
@@ -61,7 +64,7 @@ class FromWindows(Source):
     events = 'before_batch','before_backward','after_backward'
     measures = False # Is this micro-batch in a window that is measured?
     parts = None # `FromParts`, if batches can be cut
-    last_in_parts = None # Optimizer step before which a batch was last measured in parts
+    last_in_parts = None # Step before which parts were last measured
 
     def start(self):
         if self.n_ranks>1 or self.accum.windows_only: return
@@ -89,7 +92,7 @@ class FromWindows(Source):
         begins = accum.starts_window
         if begins: norms.micros = []
         self.measures = self.is_due and accum.measurable
-        norms.start_micro(self.measures and (not begins or accum.micro.closes)) # DDP averages the gradients of a closing micro-batch in `.grad`
+        norms.start_micro(self.measures and (not begins or accum.micro.closes))
 
     def after_backward(self):
         micro = self.accum.micro
@@ -130,27 +133,28 @@ class FromRanks(Source):
         if window: return unweighed_window(window, self.n_ranks, is_sum)
 
 # %% ../../nbs/noise/03_sources.ipynb #5f909aba
-def _hidden_states(model, bs):
-    "Return a function that sets the hidden states of each `AWD_LSTM` to those of a slice of the `bs` items"
-    rnns = [m for m in model.modules() if isinstance(m, AWD_LSTM)]
-    for m in rnns:
-        if m.bs!=bs: change_hidden(m, bs)
-    hidden = [m.hidden for m in rnns]
-    def _part(o, s): return o[:,s].contiguous() if isinstance(o, Tensor) else tuple(_part(h, s) for h in o)
-    def _take(s):
-        for m,states in zip(rnns, hidden):
-            m.hidden = [_part(o, s) for o in states]
-            m.bs = s.stop-s.start
-    return _take
-
-_cancels_batch = CancelBatchException,CancelBackwardException,CancelStepException
-_cancels_more = CancelFitException,CancelEpochException,CancelTrainException,CancelValidException
-
 def _mixes(cb):
     "Does this callback mix the items of a batch? Those of other libraries have a `Beta` distribution too"
     return isinstance(cb, MixHandler) or any(isinstance(o, Beta) for o in vars(cb).values())
 
+def _refuse_uncut(learn, instead):
+    "Refuse a learner whose batches cannot be cut into parts, and advise what to do `instead`"
+    mix = next((cb for cb in learn.cbs if _mixes(cb)), None)
+    if mix: raise ValueError(f"{type(mix).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {instead}")
+    loop = overridden_step(learn)
+    if loop in ('one_batch','_do_one_batch'): raise ValueError(
+        f"This learner has a loop of its own ({loop}), and NoiseScale cannot tell how it would train on a part of a batch: {instead}")
+    refuse_loss(learn.loss_func)
+    refuse_cuda_graphs(learn.model)
+    if hooked(all_params(learn)): raise ValueError(
+        "Hooks of parameters (`register_post_accumulate_grad_hook`) would be called for parts of a batch too, and may change the parameters: "
+        f"{instead}")
+    refuse_empty(learn.dls.train)
+
 # %% ../../nbs/noise/03_sources.ipynb #cf7598ce
+_cancels_batch = CancelBatchException,CancelBackwardException,CancelStepException
+_cancels_more = CancelFitException,CancelEpochException,CancelTrainException,CancelValidException
+
 class FromParts(Source):
     "Measure parts of a batch, in an extra pass before the batch is trained on"
     every = 40
@@ -162,24 +166,13 @@ class FromParts(Source):
     def accum_first(self): return f"use {self.as_two} with micro-batches of half the size, whose gradients are measured as they come"
 
     def start(self):
+        _refuse_uncut(self.learn, self.accum_first)
         self.weights = Weights(self.counter)
-        self.whole = {} # Shapes of the model's predictions for a whole batch, by its items
-        learn = self.learn
-        mix = next((cb for cb in learn.cbs if _mixes(cb)), None)
-        if mix: raise ValueError(f"{type(mix).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {self.accum_first}")
-        loop = overridden_step(learn)
-        if loop in ('one_batch','_do_one_batch'): raise ValueError(
-            f"This learner has a loop of its own ({loop}), and NoiseScale cannot tell how it would train on a part of a batch: {self.accum_first}")
-        refuse_loss(learn.loss_func)
-        refuse_cuda_graphs(learn.model)
-        if hooked(all_params(learn)): raise ValueError(
-            "Hooks of parameters (`register_post_accumulate_grad_hook`) would be called for parts of a batch too, and may change the parameters: "
-            f"{self.accum_first}")
-        refuse_empty(learn.dls.train)
-        has_bn = any(isinstance(m, _BatchNorm) for m in learn.model.modules())
+        self.whole = {} # Shapes of predictions for a batch, by its items
+        has_bn = any(isinstance(m, _BatchNorm) for m in self.learn.model.modules())
         in_each = 2 if has_bn else 1 # BatchNorm has no variance of a single item
         self.least = in_each*self.n_micro
-        bs = batch_size(learn, n_iter=1) # A micro-batch, or a smaller data set
+        bs = batch_size(self.learn, n_iter=1) # A micro-batch, or a smaller data set
         if bs>=self.least: return
         needed = "2 items of this model with BatchNorm are" if has_bn else "1 item is"
         fewer = f", n_micro={bs//in_each}" if bs>=2*in_each else ''
@@ -218,55 +211,74 @@ class FromParts(Source):
         "Return inputs and targets of the items `s`"
         return [rows_of(o, find_bs(self.learn.yb), s, 'NoiseScale', self.accum_first) for o in (self.learn.xb,self.learn.yb)]
 
-    @contextmanager
-    def _refusing(self):
-        "In the block, turn an error of the model, the loss or a callback into a refusal"
-        bs = find_bs(self.learn.yb)
-        try: yield
-        except Exception as e:
-            if isinstance(e, _cancels_batch+_cancels_more) or out_of_memory(e): raise
-            message = textwrap.shorten(f'{type(e).__name__}: {e}', 150)
-            raise ValueError(
-                f"NoiseScale runs a batch in parts before it is trained on, and {counted(bs)} of it failed ({message}): "
-                f"if the training runs without NoiseScale, something here needs the whole batch at once, so {self.accum_first}") from e
+# %% ../../nbs/noise/03_sources.ipynb #4e1b5177
+def _hidden_states(model, bs):
+    "Return a function that sets the hidden states of each `AWD_LSTM` to those of a slice of the `bs` items"
+    rnns = [m for m in model.modules() if isinstance(m, AWD_LSTM)]
+    for m in rnns:
+        if m.bs!=bs: change_hidden(m, bs)
+    hidden = [m.hidden for m in rnns]
+    def _part(o, s): return o[:,s].contiguous() if isinstance(o, Tensor) else tuple(_part(h, s) for h in o)
+    def _take(s):
+        for m,states in zip(rnns, hidden):
+            m.hidden = [_part(o, s) for o in states]
+            m.bs = s.stop-s.start
+    return _take
 
-    def _measure(self, norms, cbs, params, parts):
-        "Measure the parts of the batch like the micro-batches of a window"
-        learn = self.learn
-        bs = find_bs(learn.yb)
-        take_hidden = _hidden_states(learn.model, bs)
-        if bs not in self.whole: self.whole[bs] = self._shapes_of_whole(bs)
-        for s,learn.xb,learn.yb in parts:
-            take_hidden(s)
-            norms.start_micro(bool(norms.micros)) # After the first part `.grad` holds its gradient alone
-            with self._refusing(): micro = self._part(cbs, self.whole[bs])
-            norms.keep(micro, find_bs(learn.yb))
+@patch
+@contextmanager
+def _refusing(self:FromParts):
+    "In the block, turn an error of the model, the loss or a callback into a refusal"
+    bs = find_bs(self.learn.yb)
+    try: yield
+    except Exception as e:
+        if isinstance(e, _cancels_batch+_cancels_more) or out_of_memory(e): raise
+        message = textwrap.shorten(f'{type(e).__name__}: {e}', 150)
+        raise ValueError(
+            f"NoiseScale runs a batch in parts before it is trained on, and {counted(bs)} of it failed ({message}): "
+            f"if the training runs without NoiseScale, something here needs the whole batch at once, so {self.accum_first}") from e
 
-        n_elems = sum(o.micro.elems for o in norms.micros)
-        divide([p.grad for p in params if p.grad is not None], self.weights.divisor(n_elems))
-        is_sum = self.counter.reduction=='sum'
-        window = norms.window(is_sum, n_elems if is_sum else 1.)
-        return window and weighed_window(window)
+@patch
+def _shapes_of_whole(self:FromParts, bs):
+    "Run the forward pass of the whole batch, and return the shapes of its predictions"
+    xb,_ = self._rows(slice(0, bs))
+    with self._refusing(), same_rng(): return [t.shape for t in tensors(self.learn.model(*xb))]
 
-    def _shapes_of_whole(self, bs):
-        "Run the forward pass of the whole batch, and return the shapes of its predictions"
-        xb,_ = self._rows(slice(0, bs))
-        with self._refusing(), same_rng(): return [t.shape for t in tensors(self.learn.model(*xb))]
+# %% ../../nbs/noise/03_sources.ipynb #5fa89dec
+@patch
+def _part(self:FromParts, cbs, whole):
+    "Run the forward and backward pass of a part with the events of `cbs`; return its `MicroBatch`"
+    learn = self.learn
+    micro = MicroBatch()
+    learn.pred = learn.model(*learn.xb)
+    shapes = [t.shape for t in tensors(learn.pred)]
+    if any(shapes) and shapes==whole: raise RuntimeError("the prediction is as large as that of the whole batch")
+    for cb in cbs: cb('after_pred')
+    learn.loss_grad = learn.loss_func(learn.pred, *learn.yb)
+    learn.loss = learn.loss_grad.clone()
+    for cb in cbs:
+        if not isinstance(cb, MixedPrecision): cb('after_loss')
+    self.weights(micro, learn, self.n_micro)
+    learn.loss_grad = watch_scale(plain(learn.loss_grad), micro)
+    for cb in cbs: cb('before_backward')
+    with no_autocast(): backward(learn)
+    return micro
 
-    def _part(self, cbs, whole):
-        "Run the forward and backward pass of a part with the events of `cbs`; return its `MicroBatch`"
-        learn,micro = self.learn,MicroBatch()
-        learn.pred = learn.model(*learn.xb)
-        shapes = [t.shape for t in tensors(learn.pred)]
-        if any(shapes) and shapes==whole: raise RuntimeError("the prediction is as large as that of the whole batch")
-        for cb in cbs: cb('after_pred')
-        learn.loss_grad = learn.loss_func(learn.pred, *learn.yb)
-        learn.loss = learn.loss_grad.clone()
-        for cb in cbs:
-            if not isinstance(cb, MixedPrecision): cb('after_loss') # It would end the autocast, which the batch itself still needs
-
-        self.weights(micro, learn, self.n_micro)
-        learn.loss_grad = watch_scale(plain(learn.loss_grad), micro)
-        for cb in cbs: cb('before_backward')
-        with no_autocast(): backward(learn)
-        return micro
+@patch
+def _measure(self:FromParts, norms, cbs, params, parts):
+    "Measure the parts of the batch like the micro-batches of a window"
+    learn = self.learn
+    bs = find_bs(learn.yb)
+    take_hidden = _hidden_states(learn.model, bs)
+    if bs not in self.whole: self.whole[bs] = self._shapes_of_whole(bs)
+    for s,xb,yb in parts:
+        learn.xb,learn.yb = xb,yb
+        take_hidden(s)
+        norms.start_micro(bool(norms.micros)) # After the first part `.grad` holds its gradient alone
+        with self._refusing(): micro = self._part(cbs, self.whole[bs])
+        norms.keep(micro, find_bs(learn.yb))
+    n_elems = sum(o.micro.elems for o in norms.micros)
+    divide([p.grad for p in params if p.grad is not None], self.weights.divisor(n_elems))
+    is_sum = self.counter.reduction=='sum'
+    window = norms.window(is_sum, n_elems if is_sum else 1.)
+    return window and weighed_window(window)

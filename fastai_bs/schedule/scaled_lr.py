@@ -10,7 +10,7 @@ __all__ = ['rates', 'scale_lr', 'check_rule', 'rule_name', 'ScaledLR']
 # %% ../../nbs/schedule/02_scaled_lr.ipynb #8a306d48
 import inspect, math, numbers, warnings, torch
 from contextlib import contextmanager
-from fastcore.basics import store_attr
+from fastcore.basics import patch, store_attr
 from fastai.callback.schedule import ParamScheduler
 from ..utils.checks import check_bools, check_number, is_number, is_several, shown
 from ..utils.text import counted
@@ -51,6 +51,13 @@ def _checked_factor(factor, k):
     if not 0<factor<math.inf: raise ValueError(f"`rule` must return a factor above 0 and finite, got {factor} at k={k:.4g}")
     return float(factor) # NumPy's single precision would round the rates
 
+def _items_of(noise_scale):
+    "Return the noise scale in items; NaN before the first window of a `NoiseScale` is complete"
+    v = getattr(noise_scale, 'noise_scale', noise_scale)
+    if not is_number(v): raise TypeError(f"`noise_scale` must be a number of items, or have one as its `noise_scale`, got {shown(v)}")
+    if v<0 or math.isnan(v) and v is noise_scale: raise ValueError(f"`noise_scale` must be 0 or more items, got {v}")
+    return v
+
 def _wanted_args(rule, has_noise):
     "List which of 'noise_scale' and 'base_bs' `rule` takes besides k"
     name = rule_name(rule)
@@ -78,8 +85,8 @@ class ScaledLR(ScopedCallback):
     Train at the rate that is right for batches of `base_bs` items; `ScaledLR` finds today's batch size itself. `linear_scaling` and
     `adascale_gain` are rules for SGD, `sqrt_scaling` and `adam_gain` for Adam and its kin.
     """
-    order,run_valid = ParamScheduler.order+1,False # After the schedule has set its rate, and after Recorder has noted the one used
-    steps_anyway = 80 # Optimizer steps that a fit needs at any batch size; 0: do not warn of fewer
+    order,run_valid = ParamScheduler.order+1,False
+    steps_anyway = 80 # Optimizer steps; 0: do not warn of fewer
     def __init__(self,
         base_bs:int, # Batch size in items that the learning rate was tuned for
         rule=linear_scaling, # Function from k, today's batch size over `base_bs`, to the factor; it may take `noise_scale` and `base_bs` too
@@ -95,11 +102,11 @@ class ScaledLR(ScopedCallback):
         if warmup_epochs is not None: check_number('warmup_epochs', warmup_epochs, "epochs, 0 for no warmup", open_=False, finite=True)
         check_bools(scale_wd=scale_wd, momentum_correction=momentum_correction)
         store_attr()
-        if noise_scale is not None: self._noise()
+        if noise_scale is not None: _items_of(noise_scale)
         self._args = _wanted_args(rule, noise_scale is not None)
         self.bs = None # Items of an optimizer step, in this window
         self.factor = 1. # Factor on the learning rate, in this window
-        self._velocity_lr = None # The learning rate that the velocity carries; `None`: not known
+        self._velocity_lr = None # The one in the velocity; `None`: not known
 
     @property
     def rule_name(self)->str: return rule_name(self.rule)
@@ -107,33 +114,6 @@ class ScaledLR(ScopedCallback):
     def __repr__(self):
         text = f"ScaledLR({self.base_bs}, {self.rule_name}"
         return f"{text}: {counted(self.bs)}, learning rate x {self.factor:.4g})" if self.bs else f"{text})"
-
-    def _noise(self)->float:
-        "Return the noise scale in items; NaN before the first window of a `NoiseScale` is complete"
-        v = getattr(self.noise_scale, 'noise_scale', self.noise_scale)
-        if not is_number(v): raise TypeError(f"`noise_scale` must be a number of items, or have one as its `noise_scale`, got {shown(v)}")
-        if v<0 or math.isnan(v) and v is self.noise_scale: raise ValueError(f"`noise_scale` must be 0 or more items, got {v}")
-        return v
-
-    def factor_at(self, bs:int)->float:
-        "Return the factor after warmup for a batch of `bs` items; 1 while the noise scale is unknown"
-        k,args = bs/self.base_bs,dict(base_bs=self.base_bs)
-        if 'noise_scale' in self._args:
-            args['noise_scale'] = self._noise()
-            if math.isnan(args['noise_scale']): return 1.
-        return _checked_factor(self.rule(k, **{nm: args[nm] for nm in self._args}), k)
-
-    @property
-    def n_warmup(self)->float: # Epochs of warmup in this fit
-        return min(5, self.n_epoch/10) if self.warmup_epochs is None else self.warmup_epochs
-
-    def _factors_now(self)->dict:
-        "Return the factors of the window that begins, by hyper-parameter"
-        self.bs = batch_size(self.learn, self.epoch)
-        pct = self.pct_train*self.n_epoch/self.n_warmup if self.n_warmup else 1.
-        self.factor = warmup_factor(self.factor_at(self.bs), pct)
-        if self.factor==1: return {}
-        return dict(lr=self.factor) if self.scale_wd else dict(lr=self.factor, wd=1/self.factor)
 
     def start_fit(self):
         "Refuse what cannot be, before anything has changed"
@@ -143,10 +123,8 @@ class ScaledLR(ScopedCallback):
                              "learn.remove_cb(ScaledLR). `plan.apply` adds one")
         self._accum = callback_of(self.learn, GradAccum)
         self.factor = 1.
-        self._factors = {} # By hyper-parameter: 'lr', and 'wd' if it shall not grow; empty at a factor of 1
-        self._schedules_own = {} # Values that the schedule has set for this micro-batch, by hyper-parameter
+        self._factors = {} # By hyper-parameter, of this window; empty: all are 1
         self._is_scaled = False # Is the present batch scaled?
-        self._velocity = [] # Names of the optimizer's state that carries the learning rate
         self._is_idle = rate_finder(self.learn) is not None # Is this the fit of `lr_find`?
         if self._is_idle:
             warnings.warn(f"ScaledLR does nothing during lr_find: the rate that it finds is for today's batch of {batch_size(self.learn)} items. To train "
@@ -156,92 +134,128 @@ class ScaledLR(ScopedCallback):
         self._check_noise()
         if not self.scale_wd and any('wd' not in h for h in self.opt.hypers):
             raise ValueError("The optimizer has no weight decay `wd`: leave out `scale_wd`")
-        if self.momentum_correction:
-            self._velocity = velocity_names(self.opt)
-            if not self._velocity:
-                raise ValueError("`momentum_correction` is for optimizers that keep the learning rate in their velocity, as in v = mom*v + lr*grad, and this "
-                                 "one does not: leave it out")
+        self._velocity = _velocity_of(self.opt) if self.momentum_correction else []
         factors = [self.factor_at(batch_size(self.learn, e)) for e in range(self.n_epoch)] # A rule may fail at some size
         if any(f!=1 for f in factors): self._warn_of_rule()
-        self._warn_of_few_steps(min(factors, default=1.))
+        _warn_of_few_steps(self.learn, min(factors, default=1.), self.steps_anyway)
         return {'The batch size': batch_size(self.learn)}
 
-    def _check_noise(self):
-        "Refuse a noise scale that is unknown and stays so"
-        if 'noise_scale' not in self._args or not math.isnan(self._noise()): return
-        if self.noise_scale not in self.learn.cbs:
-            raise ValueError("`noise_scale` is not known, and it is no NoiseScale among the learner's callbacks, so it never will be: add it to them, or "
-                             "give a number")
-        _checked_factor(self.rule(1., **{nm: self.base_bs for nm in self._args}), 1.) # Try the rule with some value
+# %% ../../nbs/schedule/02_scaled_lr.ipynb #3ff65bc7
+@patch
+def factor_at(self:ScaledLR, bs:int)->float:
+    "Return the factor after warmup for a batch of `bs` items; 1 while the noise scale is unknown"
+    k = bs/self.base_bs
+    args = dict(base_bs=self.base_bs)
+    if 'noise_scale' in self._args:
+        args['noise_scale'] = _items_of(self.noise_scale)
+        if math.isnan(args['noise_scale']): return 1.
+    return _checked_factor(self.rule(k, **{nm: args[nm] for nm in self._args}), k)
 
-    def _warn_of_rule(self):
-        "Warn of a warmup that is too long, and of a rule for another optimizer"
-        if self.n_warmup>self.n_epoch:
-            warnings.warn(f"`warmup_epochs`={self.n_warmup:g} is longer than the fit: the warmup lasts {counted(self.n_epoch, 'epoch')}, and the factor on "
-                          f"the learning rate gets no more than {self.n_epoch/self.n_warmup:.0%} of the way from 1", stacklevel=2)
-        if self.rule_name=='linear_scaling' and divides_by_size(self.learn):
-            warnings.warn("linear_scaling is a rule for SGD, and this optimizer divides by the size of the gradient, as Adam does. Under fit_one_cycle "
-                          "use rule=adam_gain with a noise scale, or leave ScaledLR out. At a constant rate use rule=sqrt_scaling", stacklevel=2)
+@patch(as_prop=True)
+def n_warmup(self:ScaledLR)->float: # Epochs of warmup in this fit
+    return min(5, self.n_epoch/10) if self.warmup_epochs is None else self.warmup_epochs
 
-    def _warn_of_few_steps(self, factor):
-        "Warn of too few steps for a rate that is at least `factor` times the schedule's in all of the fit"
-        if factor<2 or fit_method(self.learn)=='fine_tune' and self.opt.frozen_idx>0: return # The frozen epochs are short by design
-        n_steps = sum(math.ceil(epoch_len(self.learn)/accumulation(self.learn, e)) for e in range(first_epoch(self.learn), self.n_epoch))
-        if n_steps<self.steps_anyway:
-            warnings.warn(f"{counted(n_steps, 'optimizer step')} are few for {factor:.3g} times the rate, as any batch size needs some {self.steps_anyway}: "
-                          "train for more epochs, or with smaller batches", stacklevel=2)
+@patch
+def _factors_now(self:ScaledLR)->dict:
+    "Return the factors of the window that begins, by hyper-parameter"
+    self.bs = batch_size(self.learn, self.epoch)
+    pct = self.pct_train*self.n_epoch/self.n_warmup if self.n_warmup else 1.
+    self.factor = warmup_factor(self.factor_at(self.bs), pct)
+    if self.factor==1: return {}
+    return dict(lr=self.factor) if self.scale_wd else dict(lr=self.factor, wd=1/self.factor)
 
-    @contextmanager
-    def scope(self):
-        "Put the schedule's rate back in hyper-parameters and velocity, however the training part of an epoch ends"
-        if self._is_idle:
-            yield
-            return
-        self.bs = batch_size(self.learn, self.epoch)
-        self._first = {} # Values that the schedule has set for the first micro-batch of the window
-        self._used = {} # The scaled values
-        try: yield
-        finally:
-            self._put_back()
-            for nm in set(self.schedules()) & set(self._first): # Scheduled ones keep the last step's values, as with GradAccum alone
-                self.opt.set_hyper(nm, self._first[nm])
-            self._correct_velocity()
+# %% ../../nbs/schedule/02_scaled_lr.ipynb #aa271dea
+@patch
+def _check_noise(self:ScaledLR):
+    "Refuse a noise scale that is unknown and stays so"
+    if 'noise_scale' not in self._args or not math.isnan(_items_of(self.noise_scale)): return
+    if self.noise_scale not in self.learn.cbs:
+        raise ValueError("`noise_scale` is not known, and it is no NoiseScale among the learner's callbacks, so it never will be: add it to them, or "
+                         "give a number")
+    _checked_factor(self.rule(1., **{nm: self.base_bs for nm in self._args}), 1.)
 
-    def before_batch(self):
-        "Scale the values that the schedule has just set"
-        if self._is_idle: return
-        starts_window = self._accum is None or self._accum.starts_window
-        if starts_window: self._factors = self._factors_now()
-        self._schedules_own = {nm: self.hyper(nm) for nm in self._factors}
-        self._is_scaled = True
-        if not starts_window: return # GradAccum sets the values of the window's first micro-batch
+@patch
+def _warn_of_rule(self:ScaledLR):
+    "Warn of a warmup that is too long, and of a rule for another optimizer"
+    if self.n_warmup>self.n_epoch:
+        warnings.warn(f"`warmup_epochs`={self.n_warmup:g} is longer than the fit: the warmup lasts {counted(self.n_epoch, 'epoch')}, and the factor on "
+                      f"the learning rate gets no more than {self.n_epoch/self.n_warmup:.0%} of the way from 1", stacklevel=2)
+    if self.rule_name=='linear_scaling' and divides_by_size(self.learn):
+        warnings.warn("linear_scaling is a rule for SGD, and this optimizer divides by the size of the gradient, as Adam does. Under fit_one_cycle "
+                      "use rule=adam_gain with a noise scale, or leave ScaledLR out. At a constant rate use rule=sqrt_scaling", stacklevel=2)
 
-        self._first = self._schedules_own
-        if self._velocity_lr is None: self._velocity_lr = self.hyper('lr') # Unknown from earlier fits: taken to be the schedule's
-        self._used = {nm: [v*self._factors[nm] for v in values] for nm,values in self._schedules_own.items()}
-        for nm,values in self._used.items(): self.opt.set_hyper(nm, values)
+def _warn_of_few_steps(learn, factor, least):
+    "Warn of fewer than `least` steps for a rate that is at least `factor` times the schedule's in all of the fit"
+    if factor<2 or fit_method(learn)=='fine_tune' and learn.opt.frozen_idx>0: return
+    n_steps = sum(math.ceil(epoch_len(learn)/accumulation(learn, e)) for e in range(first_epoch(learn), learn.n_epoch))
+    if n_steps<least:
+        warnings.warn(f"{counted(n_steps, 'optimizer step')} are few for {factor:.3g} times the rate, as any batch size needs some {least}: "
+                      "train for more epochs, or with smaller batches", stacklevel=2)
+
+# %% ../../nbs/schedule/02_scaled_lr.ipynb #1bb69792
+def _velocity_of(opt):
+    "Return the names of the velocity in the optimizer's state; refuse an optimizer without"
+    names = velocity_names(opt)
+    if names: return names
+    raise ValueError("`momentum_correction` is for optimizers that keep the learning rate in their velocity, as in v = mom*v + lr*grad, and this "
+                     "one does not: leave it out")
+
+@patch
+def _correct_velocity(self:ScaledLR):
+    "Rescale the velocity to the present rate"
+    if not self._velocity or self._velocity_lr is None: return
+    state = inner_opt(self.opt).state
+    lr_now = self.hyper('lr')
+    for group,lr,was in zip(self.opt.param_lists, lr_now, self._velocity_lr):
+        velocities = [state[p][nm] for p in group if p in state for nm in self._velocity if nm in state[p]]
+        if velocities and was: torch._foreach_mul_(velocities, lr/was)
+    self._velocity_lr = lr_now
+
+# %% ../../nbs/schedule/02_scaled_lr.ipynb #ba2326c6
+@patch
+@contextmanager
+def scope(self:ScaledLR):
+    "Put the schedule's rate back in hyper-parameters and velocity, however the training part of an epoch ends"
+    if self._is_idle:
+        yield
+        return
+    self.bs = batch_size(self.learn, self.epoch)
+    self._first = {} # The schedule's values for the window, not scaled
+    self._used = {} # The scaled values
+    try: yield
+    finally:
+        self._put_back()
+        for nm in set(self.schedules()) & set(self._first): self.opt.set_hyper(nm, self._first[nm])
         self._correct_velocity()
 
-    def after_batch(self):
-        "Put the schedule's values back"
-        if not self._is_scaled: return # Idle, or the batch was cancelled before our `before_batch`
-        self._is_scaled = False
-        self._put_back()
-        for nm,values in self._schedules_own.items():
-            if self.hyper(nm)!=values:
-                raise ValueError(f"`{nm}` was set to {self.hyper(nm)} within a batch, while it was scaled to {self._used[nm]}, and ScaledLR cannot "
-                                 "tell whether the new value is scaled: set it in `before_batch`, between epochs, or in the `after_batch` of a callback with "
-                                 "an `order` above ScaledLR.order")
+@patch
+def before_batch(self:ScaledLR):
+    "Scale the values that the schedule has just set"
+    if self._is_idle: return
+    starts_window = self._accum is None or self._accum.starts_window
+    if starts_window: self._factors = self._factors_now()
+    self._schedules_own = {nm: self.hyper(nm) for nm in self._factors} # Not scaled
+    self._is_scaled = True
+    if not starts_window: return
+    self._first = self._schedules_own
+    if self._velocity_lr is None: self._velocity_lr = self.hyper('lr') # Unknown from earlier fits: taken to be the schedule's
+    self._used = {nm: [v*self._factors[nm] for v in values] for nm,values in self._schedules_own.items()}
+    for nm,values in self._used.items(): self.opt.set_hyper(nm, values)
+    self._correct_velocity()
 
-    def _put_back(self):
-        for nm,values in self._used.items():
-            if self.hyper(nm)==values: self.opt.set_hyper(nm, self._schedules_own[nm])
+@patch
+def after_batch(self:ScaledLR):
+    "Put the schedule's values back"
+    if not self._is_scaled: return # Idle, or the batch was cancelled before our `before_batch`
+    self._is_scaled = False
+    self._put_back()
+    for nm,values in self._schedules_own.items():
+        if self.hyper(nm)!=values:
+            raise ValueError(f"`{nm}` was set to {self.hyper(nm)} within a batch, while it was scaled to {self._used[nm]}, and ScaledLR cannot "
+                             "tell whether the new value is scaled: set it in `before_batch`, between epochs, or in the `after_batch` of a callback with "
+                             "an `order` above ScaledLR.order")
 
-    def _correct_velocity(self):
-        "Rescale the velocity, a sum of lr*grad, to the present rate (Goyal et al. 2017, arXiv 1706.02677, section 3)"
-        if not self._velocity or self._velocity_lr is None: return
-        state,lr_now = inner_opt(self.opt).state,self.hyper('lr')
-        for group,lr,was in zip(self.opt.param_lists, lr_now, self._velocity_lr):
-            velocities = [state[p][nm] for p in group if p in state for nm in self._velocity if nm in state[p]]
-            if velocities and was: torch._foreach_mul_(velocities, lr/was)
-        self._velocity_lr = lr_now
+@patch
+def _put_back(self:ScaledLR):
+    for nm,values in self._used.items():
+        if self.hyper(nm)==values: self.opt.set_hyper(nm, self._schedules_own[nm])
