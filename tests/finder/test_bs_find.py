@@ -1,8 +1,6 @@
 "`learn.bs_find`: what it says, that nobody can tell it was called, and what it refuses"
 import math
-import re
 import sys
-import warnings
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -370,13 +368,6 @@ def test_peak_memory_does_not_grow_with_the_window():
 
 # What it refuses
 
-refused = {
-    ValueError: dict(num_it=(0,6), n_epoch=(0,-1), n_batch=(1,), beta=(0,1,nan), ci=(0,95), seed=(-1,), tol=(-1,nan), max_bs=(0,-8,3),
-                     lr=(-1,nan,inf,slice(-1e-3,1e-2),[0.1,nan]), how=('fit',None)),
-    TypeError: dict(num_it=(1.5,True,'9'), n_epoch=('5',True,[1],0.5,2.5,nan,inf), n_batch=(2.5,None), seed=(1.5,'3',True), tol=('x',),
-                    max_bs=('yes',True,4.,nan), lr=('x',True,slice(None),[None]))}
-bad = [(nm,v,error) for error,args in refused.items() for nm,values in args.items() for v in values]
-
 def _refused(learn, error, match, **kwargs):
     "In words, before anything has changed"
     spy = Spy()
@@ -385,32 +376,6 @@ def _refused(learn, error, match, **kwargs):
     with pytest.raises(error, match=match): learn.bs_find(**{**dict(lr=0.01, show_plot=False), **kwargs})
     assert changes(was, picture(learn))==[]
     return spy.fired
-
-@pytest.mark.parametrize('nm,v,error', bad, ids=str)
-def test_bs_find_refuses_bad_arguments(nm, v, error): assert _refused(reg_learner(), error, f'`{nm}`', **{nm: v})==[]
-
-@pytest.mark.parametrize('args,kwargs,call', [((5,1e-3), {}, '0.001, n_epoch=5'), ((1,1e-3), {}, '0.001, n_epoch=1'),
-    ((3,slice(1e-4,1e-3)), dict(seed=2), 'slice(0.0001, 0.001, None), n_epoch=3, seed=2')])
-def test_epochs_before_the_rate(args, kwargs, call):
-    with pytest.raises(TypeError, match=re.escape(f'write learn.bs_find({call})')): reg_learner().bs_find(*args, **kwargs)
-
-@pytest.mark.parametrize('args,kwargs,call', [
-    ((1e-3,10), {}, '0.001, n_epoch=10'), ((slice(1e-4,0.00123456),12), dict(tol=0), 'slice(0.0001, 0.00123456), n_epoch=12, tol=0'),
-    ((None,8), {}, 'n_epoch=8'), ((3,80), {}, 'n_epoch=3'), ((2,), dict(num_it=11, ci=0.9), 'n_epoch=2, ci=0.9'),
-    ((1e-3,80), {}, None), ((1,80), {}, None), ((1e-3,10), dict(n_epoch=5), None), ((3,10), dict(n_epoch=5), None)], ids=str)
-def test_epochs_taken_for_something_else(args, kwargs, call, short):
-    "Once said, with the call that keeps what was given; then done as asked"
-    learn = reg_learner(lr=0.01)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter('always')
-        plan = learn.bs_find(*args, show_plot=False, max_bs=8, **kwargs)
-    said = [str(o.message) for o in said if ' was taken as `' in str(o.message)]
-    assert [o.split('write ')[1] for o in said]==([f'learn.bs_find({call}, max_bs=8, show_plot=False)'] if call else [])
-    assert plan.facts.measured.n_seen<=(args[1] if len(args)>1 else 11)
-
-@pytest.mark.parametrize('lr', [1e-3,0])
-def test_epochs_that_are_too_few_micro_batches(lr):
-    with pytest.raises(ValueError, match='write epochs as n_epoch=5'), pytest.warns(UserWarning, match='n_epoch=5'): reg_learner().bs_find(lr, 5)
 
 def sized(items, cls=DataLoader, **kwargs):
     kwargs['bs' if cls is DataLoader else 'batch_size'] = 4
@@ -454,6 +419,13 @@ def test_a_loss_that_is_not_finite_ends_the_mock_training(first, what, cb):
     learn = quiet_learner(loaders(items, 4), mlp(dtype=torch.float32), cbs=cb)
     fired = _refused(learn, ValueError, rf'The loss is {what} at micro-batch {first} of the mock training \(lr=0.01\)', n_batch=2)
     assert fired.count('before_batch')==first
+
+@pytest.mark.parametrize('num_it,n_epoch', [(400,200/50), (60,1)])
+def test_without_epochs_a_plan_is_for_those_of_the_mock_training(num_it, n_epoch):
+    "Half of its micro-batches are for steps; for one at least"
+    plan = find(reg_learner(), num_it=num_it, max_bs=4)
+    assert plan.facts.today.n_epoch==n_epoch
+    assert not plan.facts.today.has_n_epoch
 
 # What the learner brings along
 

@@ -3,7 +3,6 @@ import dataclasses
 import json
 import math
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from fastcore.foundation import L
@@ -14,7 +13,7 @@ from fastai_bs.finder.facts import RateTrial
 from fastai_bs.finder.formulas import whole_epochs
 from fastai_bs.finder.plan import replanned
 from fastai_bs.schedule.scaled_lr import rates, scale_lr
-from plans import plan_of, plans, readings, secs, window_rows
+from plans import plan_of, plans, readings, secs
 
 inf,nan = math.inf,math.nan
 def approx(v): return pytest.approx(v, rel=1e-12, abs=0, nan_ok=True)
@@ -259,19 +258,3 @@ def test_to_dict():
     assert d['device']['failed']==[[512,'ValueError: no']]
     assert d['rate']==dict(held=None, failed=None, gave_up=False, low=False)
     assert 'df' not in d
-
-# Drawn
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close('all')
-
-@pytest.mark.filterwarnings('error')
-@pytest.mark.parametrize('kwargs', [dict(times=()), dict(noise_scale=inf, ci=(60.,inf)), dict(cool=None, at_peak=None, at_end=None),
-    dict(df=window_rows(0))], ids=lambda o: ','.join(o))
-def test_plots_are_drawn_without_a_warning(kwargs, tmp_path):
-    axs = plan_of(**kwargs).plot()
-    axs[0].figure.savefig(tmp_path/'plan.png')
-    assert len(axs)==2
-    assert not math.isnan(axs[0].get_ylim()[1])

@@ -10,14 +10,14 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam
 
-from fastai_bs.schedule.scaled_lr import rule_name
+from fastai_bs.schedule.scaled_lr import rates, rule_name
 from fastai_bs.finder import bs_find as finder
 from fastai_bs.finder import rate_trial
 from fastai_bs.all import GradAccum, linear_scaling, ScaledLR
 from fastai_bs.finder.advice import cautions
-from fastai_bs.finder.facts import Device, RateTrial
+from fastai_bs.finder.facts import Device, RateTrial, unfrozen_lr
 from fastai_bs.finder.options import option_of
-from fastai_bs.finder.rate_trial import _factor_that_holds, losses_along, LossesOfFifths
+from fastai_bs.finder.rate_trial import _factor_that_holds, cycle_steps, losses_along, LossesOfFifths
 from fastai_bs.utils.text import num
 from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression
 from plans import facts_of, secs
@@ -165,6 +165,21 @@ def test_epochs_that_are_saved_make_no_rate_low(reach, monkeypatch):
     assert option_of(facts, facts.noise, 32).n_epoch==(20 if reach<1 else 29)
     assert [len(o) for o in tried]==[1]
     assert not trial.low
+
+@pytest.mark.parametrize('n_epoch,n_steps', [(20,30), (1,16), (0.5,8)])
+def test_a_short_cycle_is_no_longer_than_the_training(n_epoch, n_steps):
+    "Else as long as 65 of today's steps, 20 at least: 10.4 and 22.8 ms with 4 and 128 items"
+    facts = facts_of(4, noise_scale=1e5, ci=(9e4,2e5), times=secs(4, 128), n_epoch=n_epoch, n_train=2000, has_n_epoch=False)
+    assert cycle_steps(facts, option_of(facts, facts.noise, 128))==n_steps
+
+@pytest.mark.parametrize('kwargs,lr', [(dict(lr=0.01, lr_factor=3.),0.03), (dict(lr=0.01, freeze_epochs=1, frozen=0.005),unfrozen_lr(0.01)),
+                                       (dict(lr=0.01, adam=False, sums=True),0.01/8)])
+def test_a_rate_is_tried_from_that_which_trains_today(kwargs, lr, monkeypatch):
+    "Also where a ScaledLR scales it, `fine_tune` takes another, or the loss is a sum"
+    tried = []
+    monkeypatch.setattr(rate_trial, '_factor_that_holds', lambda learn, micro_bs, n_acc, lr, *args, **kwargs: tried.append(lr))
+    rate_trial.try_rate(learner(), facts_of(4, noise_scale=60., ci=(50.,70.), times=secs(4, 32), n_epoch=20, n_train=4000, **kwargs))
+    assert rates(tried[0])==pytest.approx(rates(lr))
 
 def test_a_rate_that_is_low(known, asked):
     "Grows by the gain itself, and is told first"

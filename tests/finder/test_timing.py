@@ -198,6 +198,11 @@ def test_a_frozen_step_is_timed(clock):
     assert plan.facts.device.frozen==pytest.approx(0.004)
     assert plan.duration.today==pytest.approx((4+0.2)*50*0.02)
 
+def test_no_frozen_step_is_shorter_than_its_items_take_the_workers(clock, monkeypatch):
+    monkeypatch.setattr(finder, 'loader_time', lambda dl: 0.006)
+    learn = quiet_learner(loaders(regression(200, dtype=torch.float32), 4), Frozen(clock), splitter=lambda m: [params(m.lin),params(m.head)])
+    assert find(learn, n_epoch=4, how='fine_tune').facts.device.frozen==pytest.approx(0.006)
+
 @pytest.mark.parametrize('a,c', [(0.02,0.001), (0.0001,0.002)])
 def test_step_times_of_a_device(clock, a, c):
     "A step of `a + c*bs` seconds, of which the optimizer takes 10 ms"
