@@ -77,17 +77,17 @@ def _trial_state(opt, lr):
     p = like.new_ones(2).requires_grad_()
     p.grad = like.new_full((2,), 0.5)
 
-    trial = object.__new__(type(opt)) # A `copy` of torch's optimizers forgets some attributes, and changes the defaults that both share
-    vars(trial).update(vars(opt))
-    trial.state = defaultdict(dict)
-    if hasattr(trial, 'hypers'): trial.param_lists,trial.hypers = [[p]],[{**opt.hypers[0], 'lr': lr}]
-    else: trial.param_groups = [{**opt.param_groups[0], 'params': [p], 'lr': lr}]
+    probe = object.__new__(type(opt)) # A `copy` of torch's optimizers forgets some attributes, and changes the defaults that both share
+    vars(probe).update(vars(opt))
+    probe.state = defaultdict(dict)
+    if hasattr(probe, 'hypers'): probe.param_lists,probe.hypers = [[p]],[{**opt.hypers[0], 'lr': lr}]
+    else: probe.param_groups = [{**opt.param_groups[0], 'params': [p], 'lr': lr}]
 
-    try: type(trial).step(trial) # Not a `step` that torch's schedulers have put on `opt` itself
+    try: type(probe).step(probe) # Not a `step` that torch's schedulers have put on `opt` itself
     except Exception as e: raise ValueError(
         "`momentum_correction` tries the optimizer on two numbers, to see whether its velocity holds the learning rate, and the trial "
         f"failed: {e}. Leave out `momentum_correction`") from e
-    return trial.state[p]
+    return probe.state[p]
 
 def velocity_names(opt): # fastai's `Optimizer`, or torch's in an `OptimWrapper`
     "List the names of the state that carries the learning rate, as in `v = mom*v + lr*grad`"
@@ -102,17 +102,17 @@ def _last_step(opt, scale):
     p.grad = torch.empty_like(p)
     opt = inner_opt(opt)
     if hasattr(opt, 'hypers'):
-        trial = Optimizer([p], opt.cbs, **opt.hypers[0])
-        trial.set_hyper('lr', 0.01) # The learner's own may be 0
+        probe = Optimizer([p], opt.cbs, **opt.hypers[0])
+        probe.set_hyper('lr', 0.01) # The learner's own may be 0
     else:
         wanted = inspect.signature(type(opt)).parameters
-        trial = type(opt)([p], **{k: v for k,v in {**opt.defaults, **opt.param_groups[0], 'lr': 0.01}.items() if k in wanted and k!='params'})
+        probe = type(opt)([p], **{k: v for k,v in {**opt.defaults, **opt.param_groups[0], 'lr': 0.01}.items() if k in wanted and k!='params'})
 
     for _ in range(10): # RAdam divides from the sixth step on
         with torch.no_grad():
             p.fill_(1)
             p.grad.copy_(scale*torch.tensor([[0.5,-0.25],[0.25,0.5]])) # Again in each step: some optimizers write to it
-        trial.step()
+        probe.step()
     return (p.detach()-1).norm()
 
 def divides_by_size(learn): # A `Learner`, which is left as it is

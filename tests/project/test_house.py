@@ -40,6 +40,14 @@ def test_imports_go_down_only(nm):
     others = {o.split('/')[0] for o,_ in imports(nm)}-{folder}
     assert all(floor_of[o]<floor_of[folder] for o in others), others
 
+pages = {f'{p.parent.name}/{p.stem[3:]}': p.name for p in (package.parent/'nbs').rglob('[0-9][0-9]_*.ipynb')} # Notebooks of modules, by the module
+
+@pytest.mark.parametrize('nm', sorted(pages))
+def test_a_page_builds_on_pages_before_it(nm):
+    "Within a folder notebooks are numbered in the order of their imports, so that a reader can begin with the first"
+    folder = nm.split('/')[0]
+    assert not [o for o,_ in imports(nm) if o.startswith(f'{folder}/') and pages[o]>=pages[nm]]
+
 def test_no_circle():
     done,left = set(),dict((nm,{o for o,_ in imports(nm)}) for nm in in_folders)
     while ready := [nm for nm,needs in left.items() if needs<=done]:
