@@ -49,7 +49,7 @@ def class_sizes(trees):
 
 def members(trees, name):
     "Count the fields, properties and methods of a class, those that are patched in among them"
-    def _of(o): return isinstance(o, ast.FunctionDef) and o.args.args and getattr(o.args.args[0].annotation, 'id', None)==name
+    def _of(o): return isinstance(o, ast.FunctionDef) and bool(o.args.args) and getattr(o.args.args[0].annotation, 'id', None)==name
     patched = sum(_of(o) and any('patch' in ast.unparse(d) for d in o.decorator_list) for tree in trees for o in ast.walk(tree))
     return patched+sum(n for _,n,nm in class_sizes(trees) if nm==name)
 
