@@ -82,7 +82,7 @@ def trainings(table, name, task, seed, epochs, kind, part):
     with learn.no_bar(), learn.no_logging(): plan = learn.bs_find(lr, n_epoch=epochs, show_plot=False)
     now = fitted(task, learner(name, task, seed), epochs, lr)
     t,factor = plan.facts.today,plan.lr_factor
-    needed = epochs*(epochs_needed(plan.bs, t.bs, plan.facts.noise) if plan.facts.is_known else 1)
+    needed = epochs*(epochs_needed(plan.bs, t.bs, plan.facts.noise) if plan.facts.can_plan else 1)
     rows,done,root = [],{},(plan.bs/t.bs)**0.5
     for power in powers:
         n = max(1, round(needed/min(factor, root)**power))

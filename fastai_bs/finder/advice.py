@@ -13,8 +13,8 @@ import math, textwrap
 from ..utils.text import counted, details_of, in_html, in_text, marked_size, num, percent, rate_text, time_text, with_interval
 from ..schedule.scaled_lr import rule_name, scale_lr
 from .formulas import Duration, steps_anyway
-from .facts import least_windows
-from .options import fit_time_of, now_of, of_today, sum_factor
+from .facts import has_estimate, least_windows
+from .options import fit_time_of, today_as_is, at_todays_size, sum_factor
 from .choice import time_allowed
 from .apply import fit_of, freeze_arg
 
@@ -54,7 +54,7 @@ stay_reasons = dict(
     single="only micro-batches of {micro_bs} were timed, and with them no other size is faster",
     slower="every other size is slower on this device",
     error="what other sizes gain is within the timing's error of {error}",
-    gain="other sizes gain 3% at most on this device")
+    gain="with {other} the whole fit would take {ratio} of today's time, and a plan takes {other} only at {limit} or less")
 
 def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
 
@@ -78,7 +78,7 @@ def _split_text(n_acc, micro_bs, n_ranks):
 def _duration_text(plan)->str:
     "Write '74% of the time (15 s instead of 20 s)'"
     planned,today = plan.duration
-    if not plan.facts.today.in_whole_epochs: planned = plan.choice.option.fit_time
+    if not plan.facts.today.has_n_epoch: planned = plan.choice.option.fit_time
     ratio,off = planned/today,1+plan.facts.device.timing_error
     part = f"{percent(ratio/off)} to {percent(ratio*off)}" if off>1.1 else percent(ratio)
     return f"{part} of the time ({Duration(planned, today)})"
@@ -94,10 +94,10 @@ def _use(plan):
     if o.n_acc*t.n_ranks>1: size += f" as {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}"
     size += f" (today {t.bs})"
     if _is_chosen(plan): size += ", as you chose"
-    if not plan.facts.is_known: return f"Use {size}; the noise scale is not known, so how many epochs it takes is not known either."
+    if not plan.facts.can_plan: return f"Use {size}; the noise scale is not known, so how many epochs it takes is not known either."
     now = counted(t.n_epoch, 'epoch')
     verb = "becomes" if now=='1 epoch' else "become"
-    planned = o.trained_epochs if t.in_whole_epochs else num(o.trained_epochs)
+    planned = o.trained_epochs if t.has_n_epoch else num(o.trained_epochs)
     epochs = f"{now} of {t.bs} {verb} {planned} of {o.bs}{_frozen_first(plan)}"
     return f"Use {size}: {epochs}, in about {_duration_text(plan)}." if plan.facts.device.timed else f"Use {size}: {epochs}."
 
@@ -163,7 +163,7 @@ def _run(plan):
 def _estimate_text(noise_scale, ci):
     "Write 'about 512 items (430 to 640)', 'at least 209 items' or 'between 43 and 44.4 items'"
     low,high = ci
-    if 0<low>=noise_scale or math.isinf(noise_scale):
+    if not has_estimate(noise_scale, ci):
         return f"at least {counted(low)}" if math.isinf(high) else f"between {num(low)} and {counted(high)}"
     if math.isinf(high): return f"about {counted(noise_scale)} ({num(low)} or more)"
     if not low: return f"about {counted(noise_scale)} ({num(high)} at most)"
@@ -193,7 +193,7 @@ def _found(plan):
 def _consequence(plan):
     "Yield what the noise scale and this device mean for the size"
     bs,now,(low,high),d = plan.bs,plan.facts.today.bs,plan.ci,plan.facts.device
-    if _is_chosen(plan) or (bs!=now and (bs>now)!=(plan.choice.fastest.bs>now)): return
+    if plan.choice.reason in ('chosen','rate') or (bs!=now and (bs>now)!=(plan.choice.fastest.bs>now)): return
     if now<low and bs>now: yield "A larger batch reaches the same loss in fewer steps and more epochs."
     elif now>high and bs<now: yield "A smaller batch learns the same from fewer examples."
     elif len(d.timed)<2 or d.timing_error>0.1: return
@@ -206,7 +206,7 @@ def why(
     plan, # A `BatchPlan`
 )->list: # Sentences; none where the noise scale is not known
     "Write what was measured, and why the plan follows from it"
-    if not plan.facts.is_known: return []
+    if not plan.facts.can_plan: return []
     if plan.ci[1]<1: return ["There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."]
     return [_found(plan), *_consequence(plan)]
 
@@ -214,7 +214,7 @@ def why(
 def _slower(plan):
     "Yield how a size of one's own choice compares"
     (low,high),option = plan.bs_range,plan.choice.option
-    now = of_today(plan.facts, plan.options)
+    now = at_todays_size(plan.facts, plan.options)
     fastest = min(plan.options, key=lambda o: o.fit_time)
     if not low<=option.bs<=high: yield f"This takes {num(option.fit_time/fastest.fit_time)} times as long as the fastest size here, {fastest.bs}."
     elif option.fit_time>now.fit_time: yield "This takes longer than today's training, as far as the noise scale is known."
@@ -229,7 +229,7 @@ def _on_time(plan):
     elif not t.has_n_epoch and changes_size: yield f"No n_epoch was given, so epochs and times are for a training of {epochs}."
     if plan.choice.reason=='little':
         yield f"For a longer training {plan.choice.fastest.bs} may be faster: call bs_find with the n_epoch of that training."
-    if d.timed and changes_size and t.in_whole_epochs and not 1/1.2<=o.n_epoch/o.epochs<=1.2:
+    if d.timed and changes_size and t.has_n_epoch and not 1/1.2<=o.n_epoch/o.epochs<=1.2:
         ratio = fit_time_of(plan.facts, o.epochs, o.freeze_epochs, o.epoch_time)/plan.duration.today
         yield f"Whole epochs matter here: the same loss takes {counted(o.epochs, 'epoch')}, in {percent(ratio)} of the time."
     if d.timed and d.timing_error>0.1:
@@ -270,11 +270,11 @@ def _on_device(plan):
 
 def _on_cost(plan):
     "Yield whether to measure for longer or for less time"
-    longer,is_known = _n_longer(plan),plan.facts.is_known
+    longer,is_known = _n_longer(plan),plan.facts.can_plan
     is_open = is_known and math.isinf(plan.ci[1])
     if is_open and longer is None: yield "The noise scale may be larger still: only other items would tell more."
     took = f"Measuring took {time_text(plan.took)}, longer than an epoch"
-    is_slow = plan.took>10 and plan.took>now_of(plan.facts).epoch_time
+    is_slow = plan.took>10 and plan.took>today_as_is(plan.facts).epoch_time
     if is_slow and longer and (is_open or plan.verdict in ('short','unknown')):
         yield f"{took}. For a long training measure again with num_it={longer}; for a short one go by this plan as it is."
     elif is_slow and is_known: yield f"{took}: a smaller num_it takes less time and gives a wider interval."
@@ -311,7 +311,7 @@ def cautions(
     plan, # A `BatchPlan`
 ): # Yields sentences, the most important first
     "Yield what to keep in mind"
-    if not plan.facts.is_known: return (yield from _on_unknown(plan))
+    if not plan.facts.can_plan: return (yield from _on_unknown(plan))
     yield from _on_learner(plan)
     if _is_chosen(plan): yield from _on_chosen(plan)
     for part in (_on_time,_on_larger,_on_noise,_on_device,_on_cost): yield from part(plan)
@@ -351,7 +351,8 @@ def _on_size(plan):
         yield f"The optimizer's rate rises to {rate_text(plan.scaled_lr)} at its peak, by {rule_name(o.rule)}."
     saved = 1-1/o.saved
     if saved>=0.05: yield f"A batch reaches few of the parameters, as with embeddings of many rows, so the higher rate saves {percent(saved)} of the epochs."
-    if timed and plan.verdict=='use' and o.n_acc==1 and o.bs==max(micro_bs for micro_bs,*_ in timed)*t.n_ranks<plan.facts.noise:
+    is_largest = timed and o.n_acc==1 and o.bs==max(micro_bs for micro_bs,*_ in timed)*t.n_ranks
+    if is_largest and plan.verdict=='use' and o.bs<plan.facts.noise and plan.facts.trial.permits_size(2*o.bs):
         yield f"Batches above {o.bs} would need accumulation, which costs more time here than it saves in steps."
 
 def good_to_know(
@@ -359,7 +360,7 @@ def good_to_know(
 ): # Yields sentences
     "Yield what is good to know beside the advice"
     if plan.verdict=='too_high': yield "At too high a rate the weights jump around, and the noise scale means little."
-    if not plan.facts.is_known: return
+    if not plan.facts.can_plan: return
     yield from _on_readings(plan)
     if plan.facts.device.timed: yield from _on_steps(plan)
     yield from _on_promise(plan)
@@ -380,7 +381,7 @@ def numbers_text(
     "Write the numbers of a plan"
     f = plan.facts
     noise = f"at least {num(f.noise)}" if f.measured.is_bound else with_interval(plan.noise_scale, plan.ci)
-    if not f.is_known: noise = 'not known'
+    if not f.can_plan: noise = 'not known'
     parts = dict(verdict=repr(plan.verdict), noise_scale=noise, bs=plan.bs, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=rate_text(plan.lr),
                  scaled_lr=rate_text(plan.scaled_lr), n_epoch=plan.n_epoch, base_bs=plan.base_bs, n_ranks=f.today.n_ranks, seed=f.measured.seed)
     return f"BatchPlan({', '.join(f'{nm}={v}' for nm,v in parts.items())})"
@@ -412,7 +413,7 @@ def plan_text(
 def _candidates_table(plan): # A data frame, with a row per candidate
     "Name the columns of `plan.table` for readers"
     df,today = plan.table[['bs','micro_bs','n_acc','lr','steps','examples','step_time']],plan.facts.today.bs
-    now = of_today(plan.facts, plan.options)
+    now = at_todays_size(plan.facts, plan.options)
     marks = ('today',today),('balanced',plan.facts.balanced_bs),('planned',plan.bs)
     names = dict(steps='steps (fewest = 1)', examples='examples (fewest = 1)', step_time='step_time (s)', time="whole fit (today's = 1)")
     return df.assign(bs=[marked_size(bs, marks) for bs in df.bs], time=[o.fit_time/now.fit_time for o in plan.options]).rename(columns=names)

@@ -52,7 +52,7 @@ def _refuse_no_batch(dl, micro_bs):
 # %% ../../nbs/finder/10_apply.ipynb #56e16b14
 def _last(lr): return float(np.ravel(lr)[-1]) # Of a number, or of one number for each parameter group
 
-def _plans_epochs(plan): return plan.facts.today.has_n_epoch and plan.facts.is_known
+def _plans_epochs(plan): return plan.facts.today.has_n_epoch and plan.facts.can_plan
 
 class PlannedFit(ScopedCallback):
     "Warn before a fit that differs from the planned one, until that has begun; in any fit of a rate that is scaled twice"

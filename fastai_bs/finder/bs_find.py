@@ -100,7 +100,7 @@ def mock_fit(
         accum = MockAccum(noise, most, cycle, own.count if own else None, request.tol)
         end = EndOfMock(accum, num_it)
         learn.fit(math.ceil(num_it/n_iter), lr=scale_lr(lr, factor) if cycle and factor!=1 else lr, cbs=[accum, noise, end, *L(cycle)])
-    _check_measured(learn, end, request.trained_lr, ranks)
+    _check_measured(learn, end, lr, ranks)
     return end
 
 # %% ../../nbs/finder/15_bs_find.ipynb #83bc009c
@@ -236,8 +236,8 @@ def bs_find(self:Learner,
     with trained_as(self, how):
         end = mock_fit(self, request, noise)
         today = today_of(self, request, end)
-        facts = Facts(today, measured_of(end, today, seed))
-        facts = replace(facts, device=device_of(self, facts, max_bs))
+        facts = Facts(today, measured_of(end, today, request.seed))
+        facts = replace(facts, device=device_of(self, facts, request.max_bs))
         facts = replace(facts, trial=try_rate(self, facts))
     plan = plan_of(facts, df=end.accum.placed(noise.df), took=_slowest(today.n_ranks, time.perf_counter()-begin))
     if show_plot and rank()==0: plan.plot()

@@ -12,15 +12,15 @@ import math
 from dataclasses import dataclass, replace
 from fastcore.basics import first
 from .facts import Facts
-from .options import Option, of_today, options_of
+from .options import Option, at_todays_size, options_of
 
 # %% ../../nbs/finder/08_choice.ipynb #abdba003
 @dataclass(frozen=True)
 class Choice:
     "Hold the option to train with, and why it is that one"
     option:Option # The training to plan
-    verdict:str # 'use' another size, 'split' today's in other micro-batches, or 'stay'; else why the noise scale is not known
-    reason:str # Why: 'faster'; 'slower', 'little', 'single', 'error', 'gain', 'rate' to stay; 'untimed', 'chosen' or 'unknown'
+    verdict:str # 'use' another size, 'split' today's in other micro-batches, or 'stay'; else as `Facts.no_plan_for`
+    reason:str # 'faster'; 'rate', 'little', 'single', 'slower', 'error' or 'gain' to stay; 'untimed' or 'chosen'; else as `verdict`
     fastest:Option # The one with the least time to a given loss
     as_fast:tuple=() # Options whose fit takes about as long as the shortest, ascending; none where nothing was timed
 
@@ -41,8 +41,9 @@ def _fastest_to_loss(options, now, least_gain):
     return now if now.loss_time<=(1+least_gain)*fastest.loss_time else fastest
 
 # %% ../../nbs/finder/08_choice.ipynb #7e81a2ee
-def _why_stay(options, now, fastest, least_gain):
+def _why_stay(options, now, fastest, least_gain, rate_failed):
     "Tell why no other size is worth it"
+    if rate_failed: return 'rate'
     if fastest is not now: return 'little'
     if all(o.micro_bs==now.micro_bs for o in options): return 'single'
     if now.fit_time<=min(o.fit_time for o in options): return 'slower'
@@ -57,6 +58,7 @@ def choose(
     options, # `Option`s with step times
     now:Option, # The one with today's batch size
     least_gain:float=0.03, # Part of the time below which sizes count as equally fast
+    rate_failed:bool=False, # Was a size left out because a higher rate did not hold there?
 )->Choice:
     "Choose the option nearest to today's that is about as fast as the fastest and within `time_allowed`; else today's"
     fastest = _fastest_to_loss(options, now, least_gain)
@@ -64,7 +66,7 @@ def choose(
     allowed = [o for o in as_fast if o.fit_time<=time_allowed(o, now, least_gain)]
     if allowed: return Choice(min(allowed, key=lambda o: _doublings(o, now)), 'use', 'faster', fastest, as_fast)
     if now.changes: return Choice(now, 'split', 'faster', fastest, as_fast)
-    return Choice(now, 'stay', _why_stay(options, now, fastest, least_gain), fastest, as_fast)
+    return Choice(now, 'stay', _why_stay(options, now, fastest, least_gain, rate_failed), fastest, as_fast)
 
 # %% ../../nbs/finder/08_choice.ipynb #f8f48a35
 def _nearest_to(options, noise):
@@ -77,13 +79,12 @@ def decide(
     chosen:int=None, # Batch size of the user's own choice, in items
 )->Choice:
     "Choose the option to train with"
-    now = of_today(facts, options)
-    if not facts.is_known: choice = Choice(now, facts.unknown_for, 'unknown', now)
-    elif facts.device.timed: choice = choose(options, now, facts.device.least_gain)
+    now = at_todays_size(facts, options)
+    if not facts.can_plan: choice = Choice(now, facts.no_plan_for, facts.no_plan_for, now)
+    elif facts.device.timed: choice = choose(options, now, facts.device.least_gain, math.isfinite(facts.trial.failed))
     else:
         nearest = _nearest_to(options, facts.noise)
         choice = Choice(nearest, 'stay' if nearest is now else 'use', 'untimed', nearest)
-    if choice.verdict=='stay' and math.isfinite(facts.trial.failed): choice = replace(choice, reason='rate')
     if not chosen: return choice
     option = first(o for o in options if o.bs==chosen)
     verdict = 'use' if option is not now else 'split' if now.changes else 'stay'

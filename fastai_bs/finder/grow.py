@@ -60,7 +60,7 @@ def _most(learn, n_epoch, lr, max_bs):
     "Return the items at which the growth ends"
     if max_bs is None: max_bs = learn.bs_find(lr, n_epoch=n_epoch, show_plot=False)
     if not isinstance(max_bs, BatchPlan): return check_whole('max_bs', max_bs, 1, "the batch is to grow up to it", 'item') or max_bs
-    if not max_bs.facts.is_known:
+    if not max_bs.facts.can_plan:
         raise ValueError("The batch is to grow up to the noise scale, and that could not be told: give `max_bs`, the items that it is to grow to, "
                          "or a plan that knows it. Of this one plan.advice says why it does not")
     return max_bs.facts.noise

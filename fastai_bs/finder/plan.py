@@ -18,7 +18,7 @@ from ..accumulate.grad_accum import GradAccum
 from ..schedule.scaled_lr import ScaledLR, rule_name, scale_lr
 from .formulas import Duration, check_reachable
 from .facts import Facts
-from .options import fit_time_of, now_of, options_of, sum_factor, table_of
+from .options import fit_time_of, today_as_is, options_of, sum_factor, table_of
 from .choice import Choice, decide, range_of
 from .apply import code_of, refuse_other, set_back, set_up
 from .plots import plot_plan
@@ -38,7 +38,7 @@ class BatchPlan:
     took:float = math.nan # Seconds of the whole of `bs_find`
 
     @property
-    def verdict(self)->str: return self.choice.verdict # 'use', 'split' or 'stay'; otherwise why nothing is planned, as in `Facts.unknown_for`
+    def verdict(self)->str: return self.choice.verdict # 'use', 'split' or 'stay'; otherwise why nothing is planned, as in `Facts.no_plan_for`
     @property
     def noise_scale(self)->float: return self.facts.measured.noise_scale # Items, for the whole training
     @property
@@ -66,7 +66,7 @@ class BatchPlan:
     def duration(self)->Duration: # Seconds; NaN where no step times are known
         "Return the seconds of the fit of `n_epoch` epochs as planned, and of today's, with their validations"
         o = self.choice.option
-        return Duration(fit_time_of(self.facts, o.n_epoch, o.freeze_epochs, o.epoch_time), now_of(self.facts).fit_time)
+        return Duration(fit_time_of(self.facts, o.n_epoch, o.freeze_epochs, o.epoch_time), today_as_is(self.facts).fit_time)
 
     # Rate and weight decay
 

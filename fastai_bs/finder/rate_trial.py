@@ -22,7 +22,7 @@ from ..accumulate.grad_accum import QuietAccum, own_settings
 from ..schedule.scaled_lr import scale_lr
 from .cycle import OneCycle
 from .facts import Facts, RateTrial
-from .options import Option, now_of, options_of, rule_of, sum_factor
+from .options import Option, today_as_is, options_of, rule_of, sum_factor
 from .choice import decide
 
 # %% ../../nbs/finder/09_rate_trial.ipynb #e7445386
@@ -99,7 +99,7 @@ def cycle_steps(
     option:Option, # The one to try
 )->int: # Optimizer steps
     "Return the length of a short cycle, no longer than the training itself"
-    n = cycle_cost*now_of(facts).step_time/option.step_time
+    n = cycle_cost*today_as_is(facts).step_time/option.step_time
     return round(min(max(n, shortest_cycle), longest_cycle, option.epochs*option.epoch.steps))
 
 def factors_of(
@@ -122,7 +122,7 @@ def try_rate(
 )->RateTrial:
     "Try the rate that goes with the choice, where it is higher than today's"
     t = facts.today
-    if not (facts.measured.moved and facts.device.timed and facts.is_known): return facts.trial
+    if not (facts.measured.moved and facts.device.timed and facts.can_plan): return facts.trial
     for i in range(most_trials):
         option = decide(facts, options_of(facts, facts.noise)).option
         if option.bs<=t.bs: break

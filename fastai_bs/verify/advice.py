@@ -41,7 +41,7 @@ def headline(
         diff,low,high = v.difference(v.bs, v.bs_now)
         words |= dict(gain=difference_text(-diff, -high, -low), part=percent(v.at_best(v.bs).seconds/v.at_best(v.bs_now).seconds))
     goal = 'lower' if v.equal=='time' else 'faster'
-    return headlines[v.verdict][v.unknown_for or goal].format(**words)
+    return headlines[v.verdict][v.no_plan_for or goal].format(**words)
 
 # %% ../../nbs/verify/04_advice.ipynb #034efb9b
 def _lr(v): return rate_text(v.plan.lr) # To pass to `fit_one_cycle`

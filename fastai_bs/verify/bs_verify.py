@@ -21,7 +21,7 @@ from ..learner.mock import mock_training, ticks
 from ..accumulate.sizes import accumulation
 from ..schedule.scaled_lr import rates as rates_in
 from ..finder.timing import time_steps
-from ..finder.options import now_of
+from ..finder.options import today_as_is
 from ..finder.plan import replanned
 from .compare import Arm, least_steps, n_final, n_middle, parts
 from .compare import best_rates, default_rates, ranked, runs_wanted, trial_sizes, with_today
@@ -196,7 +196,7 @@ def bs_verify(self:Learner,
     if equal!='plan': # A trial is not the training that is planned. And each size begins with the rule's rate, as trials show which of them hold
         plan = replanned(plan, today=replace(plan.facts.today, has_n_epoch=False), trial=replace(plan.facts.trial, held=math.inf))
     if sizes is not None: plan = _with_times_of(self, plan, sizes)
-    epoch_time = now_of(plan.facts).epoch_time
+    epoch_time = today_as_is(plan.facts).epoch_time
     if equal=='time' and math.isnan(epoch_time):
         raise ValueError("Equal time needs step times, and no step could be timed on this device: take equal='items'")
     if rates is None: rates = default_rates(equal)

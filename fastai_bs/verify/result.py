@@ -103,7 +103,7 @@ class BatchVerification:
     def is_known(self)->bool: return self.spread.dof>=least_dof and self.bs_now in self.losses # Can sizes be compared with today's?
 
     @property
-    def unknown_for(self)->str: # `None` if sizes can be compared
+    def no_plan_for(self)->str: # `None` if sizes can be compared
         "Why not: 'today' has no loss, 'alone': no other size has one, or 'chance': too few runs to know the noise between them"
         if self.is_known: return None
         if self.bs_now not in self.losses: return 'today'
@@ -132,7 +132,7 @@ class BatchVerification:
 
     @property
     def verdict(self)->str:
-        "'use' another size, 'stay' as no size is better, 'tied' as some size may be better, or 'unknown' for the reason in `unknown_for`"
+        "'use' another size, 'stay' as no size is better, 'tied' as some size may be better, or 'unknown' for the reason in `no_plan_for`"
         if not self.is_known: return 'unknown'
         if self.bs!=self.bs_now: return 'use'
         return 'tied' if self.open_sizes else 'stay'

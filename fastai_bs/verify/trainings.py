@@ -29,7 +29,7 @@ from ..accumulate.window import loss_sum
 from ..accumulate.grad_accum import QuietAccum, own_settings
 from ..schedule.scaled_lr import rates, scale_lr
 from ..finder.rate_trial import BriefCycle
-from ..finder.options import now_of
+from ..finder.options import today_as_is
 from ..finder.plan import BatchPlan
 from .compare import Arm, with_loss
 
@@ -150,7 +150,7 @@ class Trials:
         part:float=1., # Fraction of the whole length
     )->int: # Optimizer steps, at least 1
         "Count the steps of a training"
-        option,now = self.plan_at(bs).choice.option,now_of(self.plan.facts)
+        option,now = self.plan_at(bs).choice.option,today_as_is(self.plan.facts)
         epoch = option.epoch
         items = self.n_epoch*now.epoch.items
         if self.equal=='plan' and bs!=now.bs: items = option.trained_epochs*epoch.items

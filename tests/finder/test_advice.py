@@ -45,6 +45,21 @@ def test_headlines(make, verdict, text):
     assert repr(plan).replace('\n', ' ').startswith(text)
     assert plan.advice.startswith(text)
 
+def test_what_another_size_gains_is_told_where_that_is_too_little():
+    "Half the batch reaches a loss 2% earlier, and needs 3 of 4 validations: 4% are not the 5% that a halving is to save"
+    plan = plan_of(100, noise_scale=100., ci=(99.,101.), n_epoch=1000, times=((50,0.0131,0.),(100,0.02,0.)), valid_time=1.)
+    assert plan.choice.reason=='gain'
+    assert "with 50 the whole fit would take 96.1% of today's time, and a plan takes 50 only at 95.2% or less" in headline(plan)
+
+def test_no_device_is_blamed_for_a_rate_that_did_not_hold():
+    "Neither for a size that stays, nor for one that is smaller than it could be"
+    kwargs = dict(noise_scale=5000., ci=(4000.,6000.), n_epoch=20)
+    stays,smaller = (plan_of(trial=RateTrial(failed=o), **kwargs) for o in (128,256))
+    assert stays.choice.reason=='rate'
+    assert not any('on this device' in o for o in why(stays))
+    assert (smaller.verdict,smaller.bs)==('use',128)
+    assert not any('would need accumulation' in o for o in good_to_know(smaller))
+
 def test_the_table_compares_whole_fits():
     plan = plan_of()
     table = _candidates_table(plan).set_index(plan.table.bs)["whole fit (today's = 1)"]
@@ -130,7 +145,7 @@ def test_sentences_of_any_plan(plan):
     assert head.startswith(('Use','Stay'))
     assert head.startswith('Use')==(plan.verdict=='use')
     assert len(plan_words(plan).get('caution',()))<=3
-    assert bool(why(plan))==plan.facts.is_known
+    assert bool(why(plan))==plan.facts.can_plan
     said = repr(plan)
     assert head in ' '.join(said.split())
     assert all(len(line)<=110 or line.startswith('    ') for line in said.splitlines())

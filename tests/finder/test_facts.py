@@ -28,9 +28,9 @@ def facts(noise_scale=100., ci=(80.,130.), **kwargs): return facts_of(noise_scal
     (dict(pairs=True, n_train=1000, n_epoch=1), nan, 'pairs')])
 def test_the_noise_scale_is_known_unless_something_speaks_against_it(kwargs, known, reason):
     f = facts(**kwargs)
-    assert f.unknown_for==reason
+    assert f.no_plan_for==reason
     assert f.noise==approx(known)
-    assert f.is_known==(reason=='')
+    assert f.can_plan==(reason=='')
 
 @pytest.mark.parametrize('noise_scale,ci,balanced', [(100.,(80.,130.),128),(inf,(60.,inf),None),(300.,(0.,inf),None)])
 def test_only_an_estimate_has_a_balanced_size(noise_scale, ci, balanced): assert facts(noise_scale, ci).balanced_bs==balanced
@@ -88,5 +88,5 @@ def test_the_line_through_step_times_is_over_the_items_of_all_ranks():
 @pytest.mark.parametrize('trial,leaves,allows', [(RateTrial(), (64,128,256), (64,128,256)), (RateTrial(held=128), (64,128,256), (64,128)),
     (RateTrial(failed=128), (64,), (64,)), (RateTrial(held=64, failed=256), (64,128), (64,)), (RateTrial(failed=128, gave_up=True), (), (64,))])
 def test_what_a_trial_leaves_and_where_it_allows_a_higher_rate(trial, leaves, allows):
-    assert [bs for bs in (64,128,256) if trial.leaves(bs)]==list(leaves)
-    assert [bs for bs in (64,128,256) if trial.allows(bs)]==list(allows)
+    assert [bs for bs in (64,128,256) if trial.permits_size(bs)]==list(leaves)
+    assert [bs for bs in (64,128,256) if trial.permits_rate(bs)]==list(allows)

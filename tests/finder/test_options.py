@@ -7,7 +7,7 @@ import pytest
 from fastai_bs.all import no_scaling
 from fastai_bs.finder.facts import RateTrial
 from fastai_bs.finder.formulas import whole_epochs
-from fastai_bs.finder.options import now_of, option_of, options_of, rule_of, sizes_of, table_of
+from fastai_bs.finder.options import today_as_is, option_of, options_of, rule_of, sizes_of, table_of
 from plans import facts_of, readings, secs
 
 inf,nan = math.inf,math.nan
@@ -132,7 +132,7 @@ def test_an_option_counts_what_the_loader_gives(n_train, drops_last, bs, items, 
     "As many items as the same loss needs, the same sum of lr*wd over the steps, and the seconds of these steps"
     times = tuple((o,0.001*o+0.01,0.01) for o in (16,64,128,320))
     facts = cycle(bs=16, n_train=n_train, drops_last=drops_last, n_epoch=7, wd=0.01, times=times)
-    o,now = option(facts, bs),now_of(facts)
+    o,now = option(facts, bs),today_as_is(facts)
     items_now = 496 if drops_last else 650
     steps_now = math.ceil(items_now/16)
     assert o.epochs*items==approx(7*items_now*(100+bs)/116)
@@ -167,7 +167,7 @@ def test_the_time_of_a_fit_has_whole_epochs_validations_and_starts():
     "8 epochs of 20 s with 100 items, 5 of 50 s with 25; a validation and a start in each"
     facts = fixed(bs=25, times=((25,0.0125,0.001),(100,0.02,0.001)), n_epoch=5, valid_time=2., epoch_start=1.)
     assert option(facts, 100).fit_time==pytest.approx(8*23)
-    assert now_of(facts).fit_time==pytest.approx(5*53)
+    assert today_as_is(facts).fit_time==pytest.approx(5*53)
 
 @pytest.mark.parametrize('has_n_epoch,charged', [(True,2),(False,1.25)])
 def test_what_is_cut_off_an_epoch_is_no_gain(has_n_epoch, charged):
@@ -180,7 +180,7 @@ def test_what_is_cut_off_an_epoch_is_no_gain(has_n_epoch, charged):
 def test_the_time_of_fine_tune():
     "8 epochs of 20 s with 100 items and two frozen ones of 5 s, 5 of 50 s with 25 and one of 12.5 s; a validation after each"
     facts = fixed(bs=25, times=((25,0.0125,0.001),(100,0.02,0.001)), n_epoch=5, valid_time=1., freeze_epochs=1, frozen=0.0125/4)
-    o,now = option(facts, 100),now_of(facts)
+    o,now = option(facts, 100),today_as_is(facts)
     assert (o.n_epoch,o.freeze_epochs)==(8,2)
     assert (now.n_epoch,now.freeze_epochs)==(5,1)
     assert o.fit_time==pytest.approx(8*21+2*6)

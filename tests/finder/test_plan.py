@@ -178,9 +178,9 @@ def test_epochs_follow_from_one_number(plan):
     assert plan.bs==plan.micro_bs*plan.n_acc*t.n_ranks or plan.bs==now
     (items_now,steps_now),(items,steps) = in_epoch(t, t.micro_bs, now//t.n_ranks//t.micro_bs),in_epoch(t, plan.micro_bs, plan.n_acc)
     is_few = t.has_n_epoch and t.n_epoch*steps_now<80
-    assert not (is_few and f.is_known)
-    growth = (noise+plan.bs)/(noise+now) if f.is_known else 1
-    saves = f.is_known and t.adam and plan.bs>now and f.measured.reach_of(plan.bs/t.micro_bs)<0.5
+    assert not (is_few and f.can_plan)
+    growth = (noise+plan.bs)/(noise+now) if f.can_plan else 1
+    saves = f.can_plan and t.adam and plan.bs>now and f.measured.reach_of(plan.bs/t.micro_bs)<0.5
     saved = min(plan.lr_factor, (plan.bs/now)**0.5)**0.5 if saves else 1
     left = max(t.n_epoch, 80/steps) # Today's epochs and 80 steps are left
     same = t.n_epoch*growth*items_now/items
@@ -208,11 +208,11 @@ def test_rates_and_decay_follow_from_one_number(plan):
     assert rate==pytest.approx(now_seen*by)
     assert seen==pytest.approx(rate*(scaled.factor_at(plan.bs) if scaled else 1))
     assert plan.base_bs==now
-    if not (t.wd and f.is_known): return
+    if not (t.wd and f.can_plan): return
     _,steps_now = in_epoch(t, t.micro_bs, now//t.n_ranks//t.micro_bs)
     _,steps = in_epoch(t, plan.micro_bs, plan.n_acc)
     exact = plan.choice.option.epochs
-    n_steps = (plan.n_epoch if t.has_n_epoch and t.n_epoch>=1 else exact)*steps
+    n_steps = (plan.n_epoch if t.has_n_epoch else exact)*steps
     assert plan.wd*seen*n_steps==pytest.approx(t.wd*t.wd_factor*now_seen*t.n_epoch*steps_now)
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -220,9 +220,9 @@ def test_rates_and_decay_follow_from_one_number(plan):
 def test_the_verdict_is_what_changes(plan):
     f,t = plan.facts,plan.facts.today
     size,split = plan.bs!=t.bs,plan.micro_bs!=t.micro_bs
-    if f.is_known or plan.choice.reason=='chosen': assert plan.verdict==('use' if size else 'split' if split else 'stay')
+    if f.can_plan or plan.choice.reason=='chosen': assert plan.verdict==('use' if size else 'split' if split else 'stay')
     else:
-        assert plan.verdict==f.unknown_for
+        assert plan.verdict==f.no_plan_for
         assert not size
         assert not split
     if f.trial.gave_up: assert plan.choice.reason=='chosen' or plan.bs<=t.bs

@@ -20,7 +20,7 @@ from fastai_bs.finder import timing
 from fastai_bs.finder.advice import cautions
 from fastai_bs.all import GradAccum, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.finder.formulas import best_split, candidates, splits
-from fastai_bs.finder.options import now_of
+from fastai_bs.finder.options import today_as_is
 from fastai_bs.finder.timing import StepTimer, StepTimes, micro_batch_sizes, time_steps
 from fastai_bs.learner.mock import mock_training
 from fastai_bs.learner.snapshot import out_of_memory
@@ -178,7 +178,7 @@ def test_no_step_is_shorter_than_its_items_take_the_workers(clock, monkeypatch, 
     monkeypatch.setattr(finder, 'loader_time', lambda dl: limit)
     plan = find(slow_learner(clock), n_epoch=5)
     device = plan.facts.device
-    assert now_of(plan.facts).step_time==pytest.approx(now)
+    assert today_as_is(plan.facts).step_time==pytest.approx(now)
     assert device.part_of_step(device.loading, 4)==pytest.approx(part)
     assert {o.bs: o.step_time for o in plan.options}[8]==pytest.approx(2*now)
 

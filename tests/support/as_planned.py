@@ -231,16 +231,16 @@ def checks(setting, plan, of_twin=None):
     def _check(nm, says, real, tol):
         if not off(says, real)<=tol: bad[nm] = says,real
     noise,k = plan.facts.noise,plan.bs/plan.facts.today.bs
-    needed = today.items*((noise+plan.bs)/(noise+plan.facts.today.bs)/plan.choice.option.saved if plan.facts.is_known else 1.)
+    needed = today.items*((noise+plan.bs)/(noise+plan.facts.today.bs)/plan.choice.option.saved if plan.facts.can_plan else 1.)
     _check('items', plan.n_epoch*needed/plan.choice.option.epochs, does.items, 0.05)
     if does.items<0.95*needed: bad['enough'] = needed,does.items
     _check('peak', last(plan.scaled_lr), does.peak, 0.01)
     _check('lr_factor', plan.lr_factor, does.peak/today.peak, 0.01)
     if plan.verdict=='stay': rule = 1.
-    else: rule = formula(rule_name(plan.rule), k, noise, plan.facts.today.bs, plan.facts.is_known)/(k if setting.sums and not setting.adam else 1)
+    else: rule = formula(rule_name(plan.rule), k, noise, plan.facts.today.bs, plan.facts.can_plan)/(k if setting.sums and not setting.adam else 1)
     _check('rule', rule, does.peak/today.peak, 0.02)
     if plan.wd is not None: _check('wd', last(plan.wd), does.top_wd, 0.01)
-    if plan.facts.is_known and today.decay: _check('decay', today.decay, does.decay, 0.05)
+    if plan.facts.can_plan and today.decay: _check('decay', today.decay, does.decay, 0.05)
     _check('seconds', plan.duration.planned, does.secs, 0.2)
     _check('seconds today', plan.duration.today, today.secs, 0.2)
     for n in re.findall(r'The whole training has only (\d+) step', ' '.join(cautions(plan))): _check('few steps', int(n), does.steps, 0.05)
@@ -254,7 +254,7 @@ def checks(setting, plan, of_twin=None):
     bad |= wrong_code(setting, plan, does)
     worded = fit_of_words(setting, plan)
     if worded and (wrong := trained_as(worded, does, 0.02)): bad['words'] = f"{plan_words(plan)['run'][0]}: {worded}",f"{wrong}, {does}"
-    if plan.verdict=='use' and plan.facts.is_known:
+    if plan.verdict=='use' and plan.facts.can_plan:
         found = verified(setting, plan)
         if isinstance(found, tuple):
             seen,fit = found

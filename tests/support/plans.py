@@ -61,12 +61,13 @@ def plans(draw):
     sizes = [o for o in (micro_bs//4,micro_bs//2,micro_bs,2*micro_bs,4*micro_bs,8*micro_bs)[:draw(st.integers(3, 6))] if o]
     busy = _one_of(0.,0.,0.02,0.3)
     times = tuple((o,(step+item*o)*math.exp(busy*draw(st.floats(-1, 1))),once*step) for o in sizes)
+    n_epoch = _one_of(0.3,1,2.5,5,40)
     has_rate,is_cycle = _one_of(True,False),_one_of(True,False)
     kwargs = dict(readings() if is_cycle else dict(cool=None, at_peak=None, at_end=None), moved=is_cycle)
     trial = _one_of(RateTrial(), RateTrial(held=4*bs), RateTrial(2*bs, 4*bs), RateTrial(failed=2*bs, gave_up=True), RateTrial(4*bs, low=True))
     plan = plan_of(bs, n_ranks, noise_scale=noise, ci=(low,high), micro_bs=micro_bs, n_windows=_one_of(9,10,30), times=_one_of(times,times,times,()),
         adam=_one_of(True,False), sums=_one_of(False,False,True), spread=_one_of(math.nan,0.,0.05,0.4), n_train=_one_of(2*bs,1000,10**6),
-        n_epoch=_one_of(0.3,1,2.5,5,40), has_n_epoch=_one_of(True,False), drops_last=_one_of(False,True), lr_factor=_one_of(1.,1.,3.),
+        n_epoch=n_epoch, has_n_epoch=n_epoch%1==0 and _one_of(True,False), drops_last=_one_of(False,True), lr_factor=_one_of(1.,1.,3.),
         wd_factor=_one_of(1.,1.,1/3), has_lr=has_rate, lr=_one_of(0.1,slice(1e-3,1e-2),[1e-3,1e-2]),
         wd=_one_of(None,0.01),
         freeze_epochs=_one_of(0,0,1), frozen=step/2, trained=_one_of(1.,0.25), loss_rose=_one_of(False,False,False,True), pairs=_one_of(*[False]*5,True),

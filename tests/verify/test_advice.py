@@ -10,7 +10,7 @@ def test_words_of_each_verdict_are_of_what_is_known(nm):
     "One headline, a line of Python to run, and no number that is not known"
     v = case_of(nm)
     words,everything = verified_words(v),f"{v!r} {v.details()}"
-    template = headlines[v.verdict][v.unknown_for or dict(time='lower').get(v.equal, 'faster')]
+    template = headlines[v.verdict][v.no_plan_for or dict(time='lower').get(v.equal, 'faster')]
     assert re.fullmatch(re.sub(r'\\{\w+\\}', '.+', re.escape(template)), headline(v))
     assert words['do']==[headline(v)]
     assert len(words.get('caution', []))<=3

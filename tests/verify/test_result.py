@@ -48,7 +48,7 @@ def case_of(nm): return cases[nm][0]()
 def test_verdict_and_size(nm):
     v,(_,verdict,bs) = case_of(nm),cases[nm]
     assert (v.verdict,v.bs,v.plan.bs)==(verdict,bs,bs)
-    assert v.is_known==(verdict!='unknown')==(v.unknown_for is None)
+    assert v.is_known==(verdict!='unknown')==(v.no_plan_for is None)
     assert bool(v.open_sizes)==(verdict=='tied') or verdict=='use'
     if verdict=='unknown':
         assert v.factor==1

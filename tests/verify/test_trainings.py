@@ -12,7 +12,7 @@ from fastai_bs.all import GradAccum, ScaledLR
 from fastai_bs.finder.cycle import rate_at
 from fastai_bs.finder import options
 from fastai_bs.finder.facts import Device
-from fastai_bs.finder.options import now_of
+from fastai_bs.finder.options import today_as_is
 from fastai_bs.learner.loop import callback_of
 from fastai_bs.verify.compare import least_dof, parts
 from fastai_bs.verify.trainings import short_training, Trials
@@ -60,7 +60,7 @@ def test_trials_are_annealed_from_here_at_the_rule_s_rates(cbs, bs):
 def test_trials_of_equal_time_take_as_long(monkeypatch):
     monkeypatch.setattr('fastai_bs.finder.bs_find.device_of', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01)) # The same on any machine
     v = verify(reg_learner(256), sizes=[8,16,32], rates=(1,3), n_epoch=4, n_runs=2)
-    whole,time = v.df[v.df.part==1],v.n_epoch*now_of(v.planned.facts).epoch_time
+    whole,time = v.df[v.df.part==1],v.n_epoch*today_as_is(v.planned.facts).epoch_time
     step_time = {o.bs: o.step_time for o in v.planned.options}
     for o in whole.itertuples(): assert o.steps*step_time[o.bs]==pytest.approx(time, abs=step_time[o.bs]*(1+4*math.ceil(o.items/256)))
     assert whole.bs.nunique()==3
@@ -87,7 +87,7 @@ def test_trials_of_equal_items_see_as_many():
 def test_trials_of_a_plan_are_trained_as_planned(monkeypatch):
     "Today's training and the plan's, as often as tells something: its rate, its epochs and its weight decay, whole trainings only"
     ran = at_trial(monkeypatch, 0, interrupt)
-    monkeypatch.setattr(options, '_unsaved_epochs', lambda facts, noise, bs, epoch: 10. if bs==facts.today.bs else 14.)
+    monkeypatch.setattr(options, '_same_loss_epochs', lambda facts, noise, bs, epoch: 10. if bs==facts.today.bs else 14.)
     learn = reg_learner()
     was = picture(learn)
     v = verify(learn, sizes=[16], n_epoch=10, n_runs=2, rates=None, equal='plan')
