@@ -329,6 +329,7 @@ def _on_readings(plan):
 def _on_steps(plan):
     "Yield what the seconds hold"
     d = plan.facts.device
+    if d.given: yield "The step times were given, so seconds leave out validations and what the loader takes."
     if d.valid_time: yield f"Each epoch is taken to have a validation of {time_text(d.valid_time)}."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
 

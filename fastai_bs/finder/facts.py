@@ -131,6 +131,7 @@ class Device:
     max_bs:int = None # Largest micro-batch to try, in items; `None`: no bound
     loading:float = 0. # Seconds of a step of today's micro-batch in which the loader is waited for
     frozen:float = math.nan # Seconds of a step of today's micro-batch with a frozen body
+    given:bool = False # Were the times given, not measured?
 
     @cached_property
     def timed(self)->tuple: # As `times`

@@ -33,6 +33,7 @@ class Request:
     n_epoch:int=None # Epochs of the planned training
     seed:int=None # For another order of the items
     how:str='fit_one_cycle' # Method to plan for
+    step_times:dict=None # Seconds of a step in one micro-batch of so many items, in place of the clock
 
     @property
     def tunes(self)->bool: return self.how=='fine_tune' # Is the plan for `fine_tune`?
@@ -99,6 +100,17 @@ def _check_max_bs(learn, max_bs):
     if max_bs<micro_bs:
         raise ValueError(f"`max_bs`={max_bs} is less than the {micro_bs} items of today's micro-batches: raise it, or make those smaller")
 
+def _check_step_times(learn, step_times):
+    if step_times is None: return
+    what,micro_bs = "take seconds of a step by items, as {64: 0.01, 128: 0.015}",micro_batch_size(learn.dls.train)
+    if not isinstance(step_times, dict): raise TypeError(f"`step_times` must be a dict, got {shown(step_times)}: {what}")
+    for bs,secs in step_times.items():
+        check_whole('step_times', bs, 1, what, 'item')
+        check_number(f'step_times[{bs}]', secs, "the seconds of a step", finite=True)
+    if micro_bs not in step_times: raise ValueError(
+        f"`step_times` must have today's micro-batches of {counted(micro_bs, 'item')} among its sizes, got {shown(list(step_times))}: all others are compared "
+        "with that")
+
 def check_request(
     learn:Learner, # That is to be measured
     request:Request, # What was asked for
@@ -115,3 +127,4 @@ def check_request(
         raise ValueError("The model has no trainable parameters, so no gradient: unfreeze some of it first")
     _warn_of_order(request)
     _check_max_bs(learn, request.max_bs)
+    _check_step_times(learn, request.step_times)

@@ -465,3 +465,31 @@ def test_an_interrupt_in_the_middle_of_the_timing(event, error):
     ends = pytest.raises(error, match='the one') if error is KeyboardInterrupt else nullcontext()
     with learn.added_cbs(Interrupt(event, 8, error)), ends: find(learn)
     assert changes(was, picture(learn))==[]
+
+# Given
+
+flat = {4: 0.02, 8: 0.02, 16: 0.02, 32: 0.03}
+
+def no_clock(*args): raise AssertionError("Something was timed")
+
+@pytest.mark.parametrize('kwargs,taken,frozen', [({},(4,8,16,32),0.), (dict(max_bs=8),(4,8),0.), (dict(how='fine_tune'),(4,8,16,32),0.)])
+def test_step_times_that_are_given_are_taken_in_place_of_the_clock(kwargs, taken, frozen, monkeypatch):
+    "Loading, validation and frozen steps count as 0; the learner stays as it was"
+    for nm in ('time_steps','valid_time','loader_time'): monkeypatch.setattr(finder, nm, no_clock)
+    learn = quiet_learner(loaders(regression(400, dtype=torch.float32), 4), nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)),
+                          splitter=lambda m: [params(m[0]),params(m[1])])
+    was = picture(learn)
+    plan = find(learn, n_epoch=4, step_times=flat, **{'max_bs': None, **kwargs})
+    device,t = plan.facts.device,plan.facts.today
+    assert changes(was, picture(learn))==[]
+    assert device.times==tuple((bs,flat[bs],0.) for bs in taken)
+    assert device.given
+    assert device.frozen==frozen
+    assert (device.valid_time,device.epoch_start,device.loading,device.spread)==(0,0,0,0)
+    assert plan.duration.today==pytest.approx(t.n_epoch*100*0.02)
+
+def test_a_loader_that_fixes_its_batches_has_today_s_time_only():
+    "No other size could be trained"
+    device = finder.given_device(flat, [4])
+    assert device.times==((4,0.02,0.),)
+
