@@ -42,6 +42,12 @@ def test_entries(mod):
         named = {k for k,p in pars.items() if k not in ('self','cls') and p.kind not in (p.VAR_POSITIONAL,p.VAR_KEYWORD)}
         assert {row[0].strip('`') for row in rows}>=named, nm
 
+def test_the_first_cell_of_a_page_is_its_title():
+    "And a line about it: nbdev makes the head of a page of that cell, and drops what else is in it"
+    for path in notebooks:
+        (kind,source),*_ = cells_of(path)
+        assert [o for o in source.splitlines() if o and not o.startswith(('# ','> '))]==[], path
+
 @cache
 def code_of(path):
     return "\n".join(source for kind,source in cells_of(path) if kind=='code' and "#| export" not in source and "eval: false" not in source)
