@@ -113,7 +113,7 @@ def plan_of(
 def replanned(
     plan:BatchPlan, # Stays as it is
     **parts, # `today`, `measured`, `device` or `trial`
-)->BatchPlan:
+)->BatchPlan: # Another plan
     "Plan anew from other facts, for the same choice of one's own"
     chosen = plan.bs if plan.choice.reason=='chosen' else None
     return plan_of(replace(plan.facts, **parts), chosen, plan.df, plan.took)
