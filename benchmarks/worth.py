@@ -208,7 +208,7 @@ def read_short(df, name, seed, n_short, k):
     if not len(larger) or not len(today): return None
     best = larger.loc[larger.train.idxmin()]
     there = today[today<=best.train]
-    if not len(there): return math.inf,best.factor
+    if not len(there): return (math.inf,best.factor) if today.index.max()>=worths[-1]*n_short else None # Cut off
     before = today[today.index<there.index[0]]
     if not len(before): return 1.,best.factor
     part = math.log(before.iloc[-1]/best.train)/math.log(before.iloc[-1]/there.iloc[0])
@@ -220,6 +220,8 @@ def _worth(k, epochs):
     if math.isinf(epochs): return f'under {k/lengths[-1]:.1f}'
     return f'{k} or more' if epochs<=1 else f'{k/epochs:.1f}'
 
+def _short(w): return f'over {worths[-1]}' if math.isinf(w) else f'{w:.1f}'
+
 def short_table(df):
     "A row for each task and k: what a step is worth by short trainings of each length, and by whole ones"
     res,rows = found(df),[]
@@ -228,7 +230,7 @@ def short_table(df):
             cells = []
             for n_short in short_lengths:
                 of_seeds = [o for seed in sorted(df.seed.unique()) if (o := read_short(df, name, seed, n_short, k))]
-                cells.append(', '.join(f'{w:.1f} (x {factor:.0f})' for w,factor in of_seeds))
+                cells.append(', '.join(f'{_short(w)} (x {factor:.0f})' for w,factor in of_seeds))
             whole = res[(res.task==name) & (res.k==k)].epochs.tolist()
             if any(cells): rows.append([name,k,*cells,*map(partial(_worth, k), whole or [math.nan])])
     return md_table(['task','k',*(f'{n} steps' for n in short_lengths),'whole trainings'], rows)
