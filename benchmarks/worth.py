@@ -43,6 +43,9 @@ class Kind(Task):
     opt:object = Adam
     settled:bool = False # Was it looked at when a rule was made? Others judge it
 
+    @property
+    def opt_func(self): return partial(SGD, mom=0.9) if self.opt is SGD else self.opt
+
 def characters(data, name, n, length, model):
     text = gzip.open(folder(data, name)/'input.txt.gz').read()
     chars,ids = np.unique(np.frombuffer(text, np.uint8), return_inverse=True)
@@ -99,8 +102,7 @@ tasks = dict(gru=Kind(gru, 'tinyshakespeare', 4600, 8e-3, settled=True),
 def learner(task, bs, seed):
     set_seed(seed)
     dls = DataLoaders(EpochLoader(task.train, bs), EpochLoader(task.valid, 1000), device='cpu')
-    opt = partial(SGD, mom=0.9) if task.opt is SGD else Adam
-    learn = Learner(dls, task.model(), loss_func=task.loss, opt_func=opt, cbs=StopsAtNaN())
+    learn = Learner(dls, task.model(), loss_func=task.loss, opt_func=task.opt_func, cbs=StopsAtNaN())
     learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, ProgressCallback)])
     return learn
 
@@ -141,8 +143,8 @@ def short_loss(task, k, factor, n_steps, lr, seed):
     "The training loss after a one-cycle of so many steps with `k` times the batch"
     set_seed(seed)
     loader = pays.StepsLoader(task.train, k*task.bs, n_steps)
-    opt = partial(SGD, mom=0.9) if task.opt is SGD else Adam
-    learn = Learner(DataLoaders(loader, loader, device='cpu'), task.model(), loss_func=task.loss, opt_func=opt, cbs=pays.NoValidation())
+    dls = DataLoaders(loader, loader, device='cpu')
+    learn = Learner(dls, task.model(), loss_func=task.loss, opt_func=task.opt_func, cbs=pays.NoValidation())
     with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(1, factor*lr)
     loss = loss_of(task, learn.model, [o[:5_000] for o in task.train])
     return loss if math.isfinite(loss) else math.inf

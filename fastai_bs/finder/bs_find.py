@@ -29,7 +29,7 @@ from .formulas import for_training
 from .cycle import cycle_of
 from .timing import loader_time, micro_batch_sizes, time_steps, valid_time
 from .mock import EndOfMock, MockAccum, longest_window, micro_batches_for, readings, shortest_window
-from .facts import Device, Facts, Measured, Today
+from .facts import Device, Facts, Measured, Today, step_of
 from .request import Request, check_request
 from .rate_trial import try_rate
 from .apply import replaced_in
@@ -106,9 +106,9 @@ def mock_fit(
 # %% ../../nbs/finder/15_bs_find.ipynb #83bc009c
 def _n_train(learn, end):
     "Return the items in the training set, or in an epoch of its loader where that does not know them"
-    n_micro = end.micro_bs*n_ranks(learn)
-    n_train,n_seen = n_items(learn.dls.train),end.in_epoch*n_micro
-    return n_seen if abs(n_train-n_seen)>=n_micro else n_train
+    per_batch = end.micro_bs*n_ranks(learn)
+    n_train,n_seen = n_items(learn.dls.train),end.in_epoch*per_batch
+    return n_seen if abs(n_train-n_seen)>=per_batch else n_train
 
 def _n_epoch(request, end):
     "Return the epochs to plan for"
@@ -132,9 +132,9 @@ def today_of(
         trained=end.trained, has_plan='before_set_up' in vars(learn), freeze_epochs=request.freeze_epochs)
 
 # %% ../../nbs/finder/15_bs_find.ipynb #987537c6
-def _along_cycle(end, today):
+def _along_cycle(end, today, df):
     "Read the noise scale of a whole training, and the readings of the cycle that it follows from"
-    at_peak,cool,at_end = readings(end.accum.placed(end.noise.df), end.noise.level)
+    at_peak,cool,at_end = readings(df, end.noise.level)
     def _whole(noise_scale): return for_training(noise_scale, today.n_train, today.n_epoch)
     ci = cool.ci if cool.ci==(0,math.inf) else tuple(map(_whole, cool.ci))
     noise_scale = _whole(cool.noise_scale) if cool.noise_scale<math.inf else ci[0] or math.inf
@@ -149,13 +149,14 @@ def _at_rest(end):
 def measured_of(
     end:EndOfMock, # As from `mock_fit`
     today:Today, # Training that is planned
+    df, # Its windows, each with its place, as in `BatchPlan.df`
     seed:int=None, # That was given
 )->Measured:
     "Collect what the mock training has told"
     accum,moved,on_ranks = end.accum,end.cycle is not None,today.n_ranks>1
     reach,growth = accum.reach.measured(on_ranks)
     return Measured(
-        **(_along_cycle(end, today) if moved else _at_rest(end)), level=end.noise.level, n_seen=end.n_seen, n_passes=end.n_seen/end.in_epoch,
+        **(_along_cycle(end, today, df) if moved else _at_rest(end)), level=end.noise.level, n_seen=end.n_seen, n_passes=end.n_seen/end.in_epoch,
         moved=moved, loss_rose=moved and accum.losses.too_high(on_ranks), learned=not moved or accum.losses.learned(on_ranks),
         pairs=accum.looks_at_pairs, n_enough=end.n_enough(today.n_ranks), seed=seed, reach=reach, growth=growth)
 
@@ -175,14 +176,12 @@ def _sizes_to_time(learn, facts, max_bs):
     max_bs = learn.max_bs_find(max_bs=max(sizes))
     return [o for o in sizes if o<=max_bs],max_bs,first(o for o in sizes if o>max_bs)
 
-def _step_of(times, micro_bs): return first(secs for size,secs,_ in times if size==micro_bs) or math.nan # Seconds
-
 def _frozen_step(learn, today, least):
     "Return the seconds of a step of today's micro-batch with a frozen body, `least` or more"
     if not today.freeze_epochs: return math.nan
     with mock_training(learn):
         learn.freeze()
-        secs = _slowest(today.n_ranks, _step_of(time_steps(learn, [today.micro_bs], today.micro_bs).fastest(), today.micro_bs))
+        secs = _slowest(today.n_ranks, step_of(time_steps(learn, [today.micro_bs], today.micro_bs).fastest(), today.micro_bs))
     return secs if math.isnan(secs) else max(secs, least)
 
 def given_device(
@@ -210,7 +209,7 @@ def device_of(
         times = time_steps(learn, sizes, t.micro_bs, facts.noise/t.n_ranks)
         start,waits = (_slowest(t.n_ranks, min(o, default=0.)) for o in (times.starts,times.waits))
     frozen,fastest = _frozen_step(learn, t, of_loader),times.fastest()
-    step = _step_of(fastest, t.micro_bs)
+    step = step_of(fastest, t.micro_bs)
     if math.isnan(step): fastest = () # Nothing can be compared with today's
     elif of_loader>step: waits += of_loader-step
     fastest = tuple((micro_bs,max(secs, of_loader*micro_bs/t.micro_bs),once) for micro_bs,secs,once in fastest)
@@ -247,10 +246,10 @@ def bs_find(self:Learner,
     begin = time.perf_counter()
     with trained_as(self, how):
         end = mock_fit(self, request, noise)
-        today = today_of(self, request, end)
-        facts = Facts(today, measured_of(end, today, request.seed))
+        today,df = today_of(self, request, end),end.accum.placed(noise.df)
+        facts = Facts(today, measured_of(end, today, df, request.seed))
         facts = replace(facts, device=device_of(self, facts, request.max_bs, request.step_times))
         facts = replace(facts, trial=try_rate(self, facts))
-    plan = plan_of(facts, df=end.accum.placed(noise.df), took=_slowest(today.n_ranks, time.perf_counter()-begin))
+    plan = plan_of(facts, df=df, took=_slowest(today.n_ranks, time.perf_counter()-begin))
     if show_plot and rank()==0: plan.plot()
     return plan

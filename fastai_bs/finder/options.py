@@ -18,7 +18,7 @@ from ..schedule.rules import adam_gain, adascale_gain, decay_factor, linear_scal
 from ..schedule.scaled_lr import rates
 from .formulas import (Epoch, best_split, candidates, epoch_seconds, epochs_needed, epochs_saved, examples_needed,
     splits, steps_anyway, steps_needed, whole_epochs)
-from .facts import Facts
+from .facts import Facts, step_of
 
 # %% ../../nbs/finder/07_options.ipynb #39d69843
 def sizes_of(
@@ -192,5 +192,5 @@ def table_of(
         by_rule = dict(linear_scaling=linear_scaling(k), adascale_gain=math.nan, sqrt_scaling=sqrt_scaling(k), adam_gain=math.nan)
         if facts.can_plan: by_rule |= dict(adascale_gain=adascale_gain(k, noise, t.bs), adam_gain=adam_gain(k, noise, t.bs))
         return dict(bs=o.bs, micro_bs=o.micro_bs, n_acc=o.n_acc, lr=rate*o.rule(k), steps=o.steps, examples=o.examples, step_time=o.step_time,
-                    measured=facts.device.measured_with(o.bs/t.n_ranks), time=o.loss_time/now.loss_time, **{nm: rate*v for nm,v in by_rule.items()})
+                    measured=step_of(facts.device.times, o.bs/t.n_ranks), time=o.loss_time/now.loss_time, **{nm: rate*v for nm,v in by_rule.items()})
     return pd.DataFrame([_row(o) for o in options])

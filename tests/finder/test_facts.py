@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from fastai_bs.finder.facts import Device, RateTrial, unfrozen_lr
+from fastai_bs.finder.facts import Device, RateTrial, step_of, unfrozen_lr
 from fastai_bs.finder.formulas import epoch_of
 from plans import facts_of, secs
 
@@ -69,14 +69,14 @@ def test_nothing_is_known_of_a_device_without_times():
     device = Device()
     assert device.timed==()
     assert device.part_of_step(0.1, 64)==0
-    assert math.isnan(device.measured_with(64))
+    assert math.isnan(step_of(device.times, 64))
     assert np.isnan(device.line()).all()
 
 def test_parts_of_a_step():
     device = Device(secs(16, 64, a=0.01, c=0.0005))
     assert device.part_of_step(0.021, 64)==approx(0.5)
     assert device.part_of_step(0.021, 32)==0
-    assert device.measured_with(16)==approx(0.018)
+    assert step_of(device.times, 16)==approx(0.018)
 
 def test_the_line_through_step_times_is_over_the_items_of_all_ranks():
     a,c,error = Device(secs(25, 50, 100)).line(n_ranks=2)

@@ -8,7 +8,7 @@ from fastai_bs.all import no_scaling
 from fastai_bs.finder.facts import RateTrial
 from fastai_bs.finder.formulas import whole_epochs
 from fastai_bs.finder.options import today_as_is, option_of, options_of, rule_of, sizes_of, table_of
-from plans import facts_of, readings, secs
+from plans import facts_of, for_adam, gain, readings, secs
 
 inf,nan = math.inf,math.nan
 def approx(v): return pytest.approx(v, rel=1e-12, abs=0, nan_ok=True)
@@ -22,11 +22,6 @@ def fixed(noise_scale=100., bs=100, **kwargs):
 
 def cycle(noise_scale=100., **kwargs): return fixed(noise_scale, **{**readings(), 'moved': True, **kwargs}) # After a mock cycle
 def option(facts, bs): return option_of(facts, facts.noise, bs)
-
-def gain(bs, noise, base_bs): return (noise/base_bs+1)/(noise/bs+1) # AdaScale's
-def for_adam(bs, noise, base_bs):
-    g = gain(bs, noise, base_bs)
-    return min(g**0.5*(1+max(0, 2-bs/base_bs/g)/5), g**(2/3))
 
 # Sizes
 

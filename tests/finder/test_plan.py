@@ -13,7 +13,7 @@ from fastai_bs.finder.facts import RateTrial
 from fastai_bs.finder.formulas import whole_epochs
 from fastai_bs.finder.plan import replanned
 from fastai_bs.schedule.scaled_lr import rates, scale_lr
-from plans import plan_of, plans, readings, secs
+from plans import for_adam, gain, plan_of, plans, readings, secs
 
 inf,nan = math.inf,math.nan
 def approx(v): return pytest.approx(v, rel=1e-12, abs=0, nan_ok=True)
@@ -28,11 +28,6 @@ def fixed(noise_scale=100., ci=(80.,130.), bs=100, **kwargs):
 def cycle(**kwargs): return fixed(**{**readings(), 'moved': True, **kwargs}) # After a mock cycle
 
 def changed(plan, part, **kwargs): return replanned(plan, **{part: dataclasses.replace(getattr(plan.facts, part), **kwargs)})
-
-def gain(bs, noise, base_bs): return (noise/base_bs+1)/(noise/bs+1) # AdaScale's
-def for_adam(bs, noise, base_bs):
-    g = gain(bs, noise, base_bs)
-    return min(g**0.5*(1+max(0, 2-bs/base_bs/g)/5), g**(2/3))
 
 # What is read of a choice
 

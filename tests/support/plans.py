@@ -13,6 +13,13 @@ def secs(*sizes, a=0.01, c=0.0001, opt=0.001):
     "Step times of a device where a step takes `a + c*bs` seconds, `opt` of them the optimizer"
     return tuple((m,a+c*m,opt) for m in sizes)
 
+# The rules for the rate, written anew: factors from `base_bs` to `bs`
+
+def gain(bs, noise, base_bs): return (noise/base_bs+1)/(noise/bs+1) # AdaScale's
+def for_adam(bs, noise, base_bs):
+    g = gain(bs, noise, base_bs)
+    return min(g**0.5*(1+max(0, 2-bs/base_bs/g)/5), g**(2/3))
+
 def readings():
     "What a mock cycle says of the noise scale on its cool stretch, near the peak of the rate, and at the end"
     return dict(cool=NoiseEstimate(400., (340.,500.), 30), at_peak=NoiseEstimate(45., (40.,52.), 8), at_end=NoiseEstimate(900., (700.,1300.), 7))
