@@ -30,12 +30,13 @@ from fastai.torch_core import params, set_seed
 from fastai.vision.learner import create_head
 from fastai_bs.all import * # noqa: F403 bs_find
 from fastai_bs.finder import bs_find as finder
-from fastai_bs.finder.facts import RateTrial
+from fastai_bs.finder.facts import Trial
 from fastai_bs.finder.plan import replanned
 
-import keeps
+import kinds
 from frame import TensorLoader, digits28, folder, main, md_table, measured, standardized
-from keeps import clocked, pct
+from keeps import pct
+from kinds import clocked
 
 bs,n_epoch = 16,3
 most_it = dict(cifar=200, fashion=200) # Micro-batches of `bs_find`, where they take long
@@ -67,7 +68,7 @@ def _of_imagenet(x, size=48):
     return (x-torch.tensor([0.485,0.456,0.406]).view(3, 1, 1))/torch.tensor([0.229,0.224,0.225]).view(3, 1, 1)
 
 def cifar(data, n=800, n_valid=n_valid):
-    (x,y),(x_valid,y_valid),*_ = keeps.cifar(data, 'cifar10_jpg', n, n_valid)
+    (x,y),(x_valid,y_valid),*_ = kinds.cifar(data, 'cifar10_jpg', n, n_valid)
     return (_of_imagenet(x*0.25+0.47),y),(_of_imagenet(x_valid*0.25+0.47),y_valid),efficientnet
 
 def fashion(data, n=800, n_valid=n_valid):
@@ -168,7 +169,7 @@ def plans(name, learn, lr):
         return replace(devices[0], times=tuple((bs*2**i,step*(1+0.1*i),step/10) for i in range(4)), spread=0.01)
     with learn.no_logging(), patch('time.perf_counter', time.process_time):
         with patch.object(finder, 'device_of', _flat): flat,find = _find()
-        here = replanned(flat, device=devices[0], trial=RateTrial())
+        here = replanned(flat, device=devices[0], trial=Trial())
         if here.bs!=bs: here,find = _find() # Else no rate is tried, and it would say the same
     return here,replanned(flat, device=devices[0]).at(flat.bs),find
 
@@ -195,7 +196,7 @@ def rows(table, name, task, seed):
         t,device = p.facts.today,p.facts.device
         res = fitted(p.apply(learner(task, seed)), p.n_epoch, p.lr, freeze_epochs=p.freeze_epochs) if p.bs!=bs else today
         found.append(dict(**key, part=part, bs=p.bs, n_epoch=p.n_epoch, freeze_epochs=p.freeze_epochs, factor=p.lr_factor,
-                          cool=p.facts.measured.cool.noise_scale, noise_scale=p.noise_scale, failed=p.to_dict()['rate']['failed'],
+                          cool=p.facts.measured.cool.noise_scale, noise_scale=p.noise_scale, failed=p.to_dict()['trial']['failed'],
                           frozen=device.part_of_step(device.frozen, t.micro_bs), predicted=p.duration.planned/p.duration.today, find=find,
                           lr_find=lr_find, same=same, **res))
     table.add_all(found)

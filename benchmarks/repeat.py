@@ -1,41 +1,69 @@
-"""How far do repeated calls of `bs_find` differ? 200 of them on the digits, each with a `seed` of its own: another order of the items.
+"""How far do repeated calls of `bs_find` differ? Each with a `seed` of its own: another order of the items.
 
-    python benchmarks/repeat.py --full     # Some minutes on one core
+    python benchmarks/repeat.py --full --data FOLDER    # Some minutes on one core
 
-One learner, `digits_learner(16)`, with new weights; `learn.bs_find(2e-2, n_epoch=5)`, as in the README. The noise scale is what the plan reckons with:
-the estimate, or the lower end of its interval where there is none; one that is not known counts as outside."""
+Digits: `digits_learner(16)` with new weights, and `learn.bs_find(2e-2, n_epoch=5)`, as in the README. The noise scale is what the plan reckons with. Settings:
+ten tasks of `kinds.py` at the rates below, on this processor and with steps that are flat up to 4 times today's batch, three calls each from the same
+weights. FOLDER holds mnist/, fashion_mnist/, adult/, rossmann/ and cifar10_jpg/."""
 import math
 
 import numpy as np
 from fastai_bs.__main__ import digits_learner
 
 from frame import main, md_table, measured
+from keeps import devices, step_times
+from kinds import learner, others
+
+rates = dict(rows=0.016, conv_sgd=0.1, cifar_sgd=0.025, table_sgd=0.04, rossmann_sgd=6.25e-4, autoencoder_sgd=0.4, autoencoder=4e-3, masks=0.016,
+             digits_long=4e-3, table_long=1e-3)
+
+def call(t, learn, lr, n_epoch, seed, times=None, **key):
+    "A row for one call"
+    if t.has(seed=seed, **key): return
+    with learn.no_bar(): p = learn.bs_find(lr, n_epoch=n_epoch, seed=seed, step_times=times, show_plot=False)
+    t.add(**key, seed=seed, noise_scale=p.facts.noise, bs=p.bs, exact=p.choice.option.epochs)
 
 def run(args, t):
     learn = digits_learner(16)
-    for seed in args.seeds or range(10 if args.quick else 200):
-        if t.has(seed=seed): continue
-        with learn.no_bar(): p = learn.bs_find(2e-2, n_epoch=5, seed=seed, show_plot=False)
-        t.add(seed=seed, noise_scale=p.facts.noise, estimated=not p.facts.measured.is_bound, bs=p.bs)
+    for seed in args.seeds or range(5 if args.quick else 60): call(t, learn, 2e-2, 5, seed, task='digits', device='here')
+    for name in list(rates)[:1 if args.quick else None]:
+        task = others[name].load(args.data)
+        learn = learner(task, task.bs, 0)
+        for device in ('here','flat_4'):
+            for seed in (1,2,3): call(t, learn, rates[name], task.epochs[0], seed, step_times(task.bs, devices[device]), task=name, device=device)
 
 def within(vals, factor): # Of those that are known
     "The share within `factor` of the median"
     return np.nanmean(abs(np.log(vals/np.nanmedian(vals)))<=math.log(factor)+1e-9)*np.isfinite(vals).mean()
 
+def settings(df):
+    "A row for each setting: the sizes and epochs of its calls, and whether they agree"
+    df = df[df.task!='digits']
+    rows = df.groupby(['task','device'], sort=False).agg(sizes=('bs',list), exact=('exact',list)).reset_index()
+    same_size = [max(o)<=2*min(o) for o in rows.sizes]
+    same_epochs = [max(o)<=1.25*min(o) for o in rows.exact]
+    return rows.assign(same_size=same_size, same_epochs=same_epochs)
+
 def page(df):
-    noise,bs = df.noise_scale,df.bs
+    digits,each = df[df.task=='digits'],settings(df)
+    noise,bs = digits.noise_scale,digits.bs
     low,mid,high = np.nanquantile(noise, [0.05,0.5,0.95])
     sizes = ', '.join(f'{b:.0f} ({c} times)' for b,c in zip(*np.unique(bs, return_counts=True)))
     rows = [('median', f'{mid:.0f} items'), ('from 5% to 95%', f'{low:.0f} to {high:.0f}'), ('within a factor of two of the median', f'{within(noise, 2):.1%}'),
-            ('an estimate, and not the lower end of an interval', f'{df.estimated.mean():.1%}'), ('not known', f'{noise.isna().mean():.1%}')]
+            ('not known', f'{noise.isna().mean():.1%}')]
+    of = [[r.task,r.device.replace('_', ' '),', '.join(map(str, r.sizes)),', '.join(f'{o:.2f}' for o in r.exact)] for r in each.itertuples()]
     return f"""# Repeated calls
 
-{len(df)} calls of `learn.bs_find(2e-2, n_epoch=5, seed=...)` on the digits: `benchmarks/repeat.py` says how.
+{len(digits)} calls of `learn.bs_find(2e-2, n_epoch=5, seed=...)` on the digits, and three each in {len(each)} other settings: `benchmarks/repeat.py` says how.
 
 {measured(df)}
 
-{md_table(['noise scale that the plan reckons with', ''], rows)}
+{md_table(['digits: noise scale that the plan reckons with', ''], rows)}
 
-The batch size of the plan is within a power of two of its median in {within(bs, 2):.1%}: {sizes}."""
+The batch size of the plan is within a power of two of its median in {within(bs, 2):.1%}: {sizes}.
+
+Settings: the three sizes are within a factor of two in {each.same_size.sum()} of {len(each)}, and the epochs within a quarter in {each.same_epochs.sum()}.
+
+{md_table(['task','steps','batch sizes','epochs, before they are rounded'], of)}"""
 
 if __name__=='__main__': main(__doc__, ['repeat'], run, page)

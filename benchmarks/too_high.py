@@ -24,7 +24,7 @@ from fastai.optimizer import Adam, SGD
 from fastai.torch_core import set_seed
 from sklearn.datasets import load_digits
 from fastai_bs.all import * # noqa: F403 bs_find
-from fastai_bs.finder.facts import Device, RateTrial
+from fastai_bs.finder.facts import Device, Trial
 from fastai_bs.finder.alarms import LossPath
 
 from frame import main, md_table, measured
@@ -111,7 +111,7 @@ def look(learn, lr):
         seen.append(path)
         return too_high(path, *args)
     too_high = LossPath.too_high
-    untimed = patch('fastai_bs.finder.bs_find.device_of', lambda *args: Device()),patch('fastai_bs.finder.bs_find.try_rate', lambda *args: RateTrial())
+    untimed = patch('fastai_bs.finder.bs_find.device_of', lambda *args: Device()),patch('fastai_bs.finder.bs_find.try_sizes', lambda *args: Trial())
     with patch.object(LossPath, 'too_high', _too_high), untimed[0], untimed[1], learn.no_bar():
         try: res = learn.bs_find(lr, show_plot=False).facts.measured.loss_rose
         except ValueError: return True,math.nan,math.nan,math.nan

@@ -1,0 +1,234 @@
+"""What `keeps.py` and `worth.py` share: tasks of many kinds, and trainings of them as they are today"""
+import collections, gzip, io, math, re, tarfile, time
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch import nn
+from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.progress import ProgressCallback
+from fastai.data.core import DataLoaders
+from fastai.learner import Learner
+from fastai.optimizer import Adam, SGD
+from fastai.text.models.awdlstm import AWD_LSTM
+from fastai.torch_core import set_seed
+
+import pays
+from frame import cache as cache_folder, digits28, folder, standardized
+from pays import EpochLoader, Task, flat_loss, loss_of
+
+# Three more tasks of the kind of `pays.py`
+
+class BagOfWords(nn.Module):
+    "Positive or negative, from the mean of the words' vectors"
+    def __init__(self, n_words, width=64):
+        super().__init__()
+        self.emb = nn.EmbeddingBag(n_words, width, padding_idx=0)
+        self.out = nn.Sequential(nn.Dropout(0.2), nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 2))
+    def forward(self, x): return self.out(self.emb(x))
+
+def reviews(data, name, n, length=300, n_words=5000):
+    df = pd.read_csv(folder(data, name)/'texts.csv.gz')
+    words = [re.findall(r"[a-z']+", o.lower()) for o in df.text]
+    common = collections.Counter(w for o in words[:n] for w in o).most_common(n_words)
+    ids = {w: i+1 for i,(w,_) in enumerate(common)}
+    x = torch.zeros(len(words), length, dtype=torch.long)
+    for row,o in zip(x, words):
+        known = [ids[w] for w in o if w in ids][:length]
+        row[:len(known)] = torch.tensor(known)
+    y = torch.tensor((df.label=='positive').values).long()
+    return (x[:n],y[:n]),(x[n:],y[n:]),partial(BagOfWords, n_words+1),nn.CrossEntropyLoss()
+
+def _pictures(path):
+    "`(pictures, labels)` of training and test set, from JPEGs in a folder for each class"
+    found = {'train': [],'test': []}
+    with tarfile.open(path) as tar:
+        for m in tar:
+            if m.name.endswith('.jpg'):
+                *_,part,label,_ = m.name.split('/')
+                picture = np.array(Image.open(io.BytesIO(tar.extractfile(m).read())).convert('RGB'))
+                found['train' if part=='train' else 'test'].append((label,picture))
+    labels = sorted({o for o,_ in found['train']})
+    order = np.random.default_rng(0).permutation # In the file they come class by class
+    found = [[v[i] for i in order(len(v))] for v in found.values()]
+    return [(torch.tensor(np.stack([o for _,o in v])),torch.tensor([labels.index(o) for o,_ in v])) for v in found]
+
+def cifar_net():
+    def _block(ni, nf): return [nn.Conv2d(ni, nf, 3, 2, 1, bias=False), nn.BatchNorm2d(nf), nn.ReLU()]
+    return nn.Sequential(*_block(3, 16), *_block(16, 32), *_block(32, 64), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(256, 10))
+
+def cifar(data, name, n, n_valid=5000):
+    path = cache_folder/'cifar10.pt'
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(_pictures(folder(data, name)/'cifar10_jpg.tar.xz'), path)
+    (x,y),(x_valid,y_valid) = torch.load(path)
+    def _float(x): return (x.permute(0,3,1,2).float()/255-0.47)/0.25
+    return (_float(x[:n]),y[:n]),(_float(x_valid[:n_valid]),y_valid[:n_valid]),cifar_net,nn.CrossEntropyLoss()
+
+def digits_net(): return nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
+
+def digits(data, name, n):
+    x,y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    x,y = torch.tensor(x[order]/8-1).float(),torch.tensor(y[order]).long()
+    return (x[:n],y[:n]),(x[n:],y[n:]),digits_net,nn.CrossEntropyLoss()
+
+# Text, pictures of other kinds, and targets with many elements
+
+def sequences(text, n, length, model):
+    chars,ids = np.unique(np.frombuffer(text, np.uint8), return_inverse=True)
+    seqs = torch.tensor(ids[:len(ids)//(length+1)*(length+1)]).view(-1, length+1).long()
+    x,y = seqs[:,:-1].contiguous(),seqs[:,1:].contiguous()
+    return (x[:n],y[:n]),(x[-1000:],y[-1000:]),partial(model, len(chars)),flat_loss
+
+def characters(data, name, n, length, model): return sequences(gzip.open(folder(data, name)/'input.txt.gz').read(), n, length, model)
+
+class CharLSTM(nn.Module):
+    "An AWD-LSTM whose memory begins anew with each batch"
+    def __init__(self, n_chars):
+        super().__init__()
+        self.rnn,self.out = AWD_LSTM(n_chars, 64, 128, 2, hidden_p=0.1, input_p=0.2, embed_p=0.05, weight_p=0.1),nn.Linear(64, n_chars)
+    def forward(self, x):
+        self.rnn.reset()
+        return self.out(self.rnn(x)).flatten(0, 1)
+
+class CharTransformer(nn.Module):
+    "Two layers that look back only"
+    def __init__(self, n_chars, width=64, length=64):
+        super().__init__()
+        self.emb,self.at = nn.Embedding(n_chars, width),nn.Parameter(torch.randn(length, width)/10)
+        layer = nn.TransformerEncoderLayer(width, 4, 2*width, dropout=0.1, batch_first=True, norm_first=True)
+        self.body,self.out = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),nn.Linear(width, n_chars)
+    def forward(self, x):
+        n = x.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(n)
+        return self.out(self.body(self.emb(x)+self.at[:n], mask=mask)).flatten(0, 1)
+
+def autoencoder_net(): return nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 16), nn.ReLU(), nn.Linear(16, 128), nn.ReLU(), nn.Linear(128, 784))
+
+def autoencoder(data, name, n):
+    (x,_),(x_valid,_) = [(standardized(x).flatten(1),y) for x,y in digits28(data, name)]
+    return (x[:n],x[:n]),(x_valid[:2000],x_valid[:2000]),autoencoder_net,nn.MSELoss()
+
+def images(data, name, n, conv):
+    train,(x,y),model,loss = pays.images(data, name, n, conv)
+    return train,(x[:2000],y[:2000]),model,loss
+
+class RowsGRU(nn.Module):
+    "The class of a picture that is read row by row"
+    def __init__(self):
+        super().__init__()
+        self.rnn,self.out = nn.GRU(28, 64, batch_first=True),nn.Linear(64, 10)
+    def forward(self, x): return self.out(self.rnn(x)[0][:,-1])
+
+def rows(data, name, n):
+    (x,y),(x_valid,y_valid) = [(standardized(x)[:,0],y.long()) for x,y in digits28(data, name)]
+    return (x[:n],y[:n]),(x_valid[:2000],y_valid[:2000]),RowsGRU,nn.CrossEntropyLoss()
+
+def masks_net():
+    def _block(ni, nf): return [nn.Conv2d(ni, nf, 3, 1, 1), nn.ReLU()]
+    return nn.Sequential(*_block(1, 8), nn.MaxPool2d(2), *_block(8, 16), *_block(16, 16), nn.Upsample(scale_factor=2), nn.Conv2d(16, 1, 3, 1, 1))
+
+def masks(data, name, n, noise=2.):
+    "Which pixels are lit, under noise"
+    def _pair(x):
+        lit = (x>0).float()
+        return x+noise*torch.randn(x.shape, generator=torch.Generator().manual_seed(0)),lit
+    return *(_pair(standardized(x)[:m]) for (x,_),m in zip(digits28(data, name), (n,1000))),masks_net,nn.BCEWithLogitsLoss()
+
+class CharLSTM2(nn.Module):
+    "The next character by two layers of an LSTM"
+    def __init__(self, n_chars, width=96):
+        super().__init__()
+        self.emb,self.rnn,self.out = nn.Embedding(n_chars, 32),nn.LSTM(32, width, 2, batch_first=True, dropout=0.1),nn.Linear(width, n_chars)
+    def forward(self, x): return self.out(self.rnn(self.emb(x))[0]).flatten(0, 1)
+
+def letters(data, name, n, length=48):
+    text = ' '.join(pd.read_csv(folder(data, name)/'texts.csv.gz').text).encode('ascii', 'ignore')
+    return sequences(text, n, length, CharLSTM2)
+
+def rossmann(data, name, n):
+    train,valid,model,loss = pays.rossmann(data, name, n)
+    return train,[o[:5000] for o in valid],model,loss
+
+# The tasks
+
+@dataclass
+class Kind(Task):
+    bs:int = 32 # Today's batch
+    epochs:tuple = (4,) # Of today's training
+    opt:object = Adam # SGD has a momentum of 0.9
+    settled:bool = False # Did it help to make the rule? The others judge it
+
+    @property
+    def opt_func(self): return partial(SGD, mom=0.9) if self.opt is SGD else self.opt
+
+def _as_kind(task, **kwargs): return Kind(task.make, task.folder, task.n, task.lr, 64, (1,4), **kwargs)
+
+gru,awd,transformer = (partial(characters, length=40, model=o) for o in (pays.CharGRU,CharLSTM,CharTransformer))
+plain_net = partial(images, conv=partial(pays.convnet, False))
+first = {**{nm: _as_kind(o, settled=nm=='ratings') for nm,o in pays.tasks.items()},
+         'reviews': Kind(reviews, 'imdb_sample', 800, 3e-3, 16, (1,4)),
+         'cifar': Kind(cifar, 'cifar10_jpg', 20_000, 3e-3, 64, (1,4)),
+         'digits': Kind(digits, '', 1440, 3e-3, 16, (1,4))}
+others = dict(gru=Kind(gru, 'tinyshakespeare', 4600, 8e-3, settled=True),
+              awd=Kind(awd, 'tinyshakespeare', 3000, 8e-3, settled=True),
+              transformer=Kind(transformer, 'tinyshakespeare', 4600, 4e-3),
+              letters=Kind(letters, 'imdb_sample', 3000, 8e-3, bs=16),
+              rows=Kind(rows, 'mnist', 5000, 4e-3, settled=True),
+              conv_sgd=Kind(plain_net, 'fashion_mnist', 10_000, 0.05, opt=SGD, settled=True),
+              cifar_sgd=Kind(cifar, 'cifar10_jpg', 6000, 0.05, opt=SGD),
+              table_sgd=Kind(pays.adult, 'adult', 8000, 0.02, opt=SGD),
+              rossmann_sgd=Kind(rossmann, 'rossmann', 8000, 0.01, opt=SGD),
+              autoencoder_sgd=Kind(autoencoder, 'mnist', 5000, 0.2, bs=16, opt=SGD, settled=True),
+              autoencoder=Kind(autoencoder, 'mnist', 5000, 2e-3, bs=16),
+              masks=Kind(masks, 'fashion_mnist', 3000, 4e-3, bs=16),
+              digits_long=Kind(digits, '', 1440, 2e-3, bs=16, epochs=(15,), settled=True),
+              table_long=Kind(pays.adult, 'adult', 3000, 1e-3, epochs=(12,)),
+              cifar_long=Kind(cifar, 'cifar10_jpg', 2000, 4e-3, epochs=(12,)))
+tasks = {**first, **others}
+
+# Trainings
+
+class StopsAtNaN(Callback):
+    def after_batch(self):
+        if self.training and self.iter%50==0 and not torch.isfinite(self.loss): raise CancelFitException
+
+def learner(task, bs, seed):
+    set_seed(seed)
+    dls = DataLoaders(EpochLoader(task.train, bs), EpochLoader(task.valid, 1000), device='cpu')
+    learn = Learner(dls, task.model(), loss_func=task.loss, opt_func=task.opt_func, cbs=StopsAtNaN())
+    learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, ProgressCallback)])
+    return learn
+
+def clocked(f):
+    "What comes of it, and processor seconds"
+    start = time.process_time()
+    res = f()
+    return res,time.process_time()-start
+
+def fitted(task, learn, n_epoch, lr):
+    "Losses at the end, and processor seconds of the whole fit"
+    with learn.no_logging(): secs = clocked(lambda: learn.fit_one_cycle(n_epoch, lr))[1]
+    some = [o[:10_000] for o in task.train]
+    return dict(train=loss_of(task, learn.model, some), valid=loss_of(task, learn.model, task.valid), secs=secs)
+
+def best_rate(table, name, task, epochs, seed=100):
+    "The rate at which today's training ends with the lowest validation loss, in steps of two"
+    def _valid(lr):
+        lr = float(f'{lr:.4g}')
+        key = dict(part='rate', task=name, epochs=epochs, lr=lr)
+        if not table.has(**key): table.add(**key, seed=seed, bs=task.bs, **fitted(task, learner(task, task.bs, seed), epochs, lr))
+        df = table.df
+        found = df[(df.part=='rate') & (df.task==name) & (df.epochs==epochs) & np.isclose(df.lr, lr, rtol=1e-5)].valid.iloc[0]
+        return found if math.isfinite(found) else math.inf
+    lr = task.lr
+    while True:
+        higher,lower = _valid(2*lr)<_valid(lr),_valid(lr/2)<_valid(lr)
+        if not (higher or lower): return float(f'{lr:.4g}')
+        lr = 2*lr if higher else lr/2
