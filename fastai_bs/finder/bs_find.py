@@ -1,4 +1,4 @@
-"""`learn.bs_find(lr, n_epoch)`: a mock training, step times, and a plan
+"""`learn.bs_find(lr, n_epoch)`: a mock training, step times, short trainings with a larger batch, and a plan
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/bs_find.html.md"""
 
@@ -26,12 +26,12 @@ from ..noise.estimator import settled, trend
 from ..noise.noise_scale import NoiseScale
 from ..schedule.scaled_lr import rates, ScaledLR, scale_lr
 from .formulas import for_training
-from .cycle import cycle_of
+from .cycle import cycle_of, fewer_windows, mock_windows
 from .timing import loader_time, micro_batch_sizes, time_steps, valid_time
 from .mock import EndOfMock, MockAccum, longest_window, micro_batches_for, readings, shortest_window
 from .facts import Device, Facts, Measured, Today, step_of
 from .request import Request, check_request
-from .rate_trial import try_rate
+from .trial import try_sizes
 from .apply import replaced_in
 from .plan import BatchPlan, plan_of
 import fastai.callback.schedule # noqa: F401 fine_tune
@@ -95,7 +95,8 @@ def mock_fit(
         n_training = math.inf if request.n_epoch is None else request.n_epoch*n_iter/today
         most = longest_window(request.n_batch, n_iter, ranks)
         moves = any(o>0 for o in rates(lr))
-        cycle = cycle_of(request.num_it, today, n_training, shortest_window(ranks)) if moves else None
+        n_windows = mock_windows if request.n_epoch is None or request.num_it else fewer_windows
+        cycle = cycle_of(request.num_it, today, n_training, shortest_window(ranks), n_windows) if moves else None
         num_it = cycle.num_it if cycle else _fixed_num_it(request.num_it, most, n_iter, ranks)
         accum = MockAccum(noise, most, cycle, own.count if own else None, request.tol)
         end = EndOfMock(accum, num_it)
@@ -154,11 +155,10 @@ def measured_of(
 )->Measured:
     "Collect what the mock training has told"
     accum,moved,on_ranks = end.accum,end.cycle is not None,today.n_ranks>1
-    reach,growth = accum.reach.measured(on_ranks)
     return Measured(
         **(_along_cycle(end, today, df) if moved else _at_rest(end)), level=end.noise.level, n_seen=end.n_seen, n_passes=end.n_seen/end.in_epoch,
         moved=moved, loss_rose=moved and accum.losses.too_high(on_ranks), learned=not moved or accum.losses.learned(on_ranks),
-        pairs=accum.looks_at_pairs, n_enough=end.n_enough(today.n_ranks), seed=seed, reach=reach, growth=growth)
+        pairs=accum.looks_at_pairs, n_enough=end.n_enough(today.n_ranks), seed=seed)
 
 # %% ../../nbs/finder/15_bs_find.ipynb #eaf484f2
 def _slowest(n_ranks, secs):
@@ -190,7 +190,7 @@ def given_device(
     max_bs=None, # As for `bs_find`
 )->Device:
     "Take step times that were given; what else costs time counts as 0"
-    wanted = [o for o in sorted(step_times) if (sizes is None or o in sizes) and (max_bs in (None,'auto') or o<=max_bs)]
+    wanted = [o for o in sorted(step_times) if (sizes is None or o in sizes) and (max_bs is None or o<=max_bs)]
     return Device(times=tuple((micro_bs,float(step_times[micro_bs]),0.) for micro_bs in wanted), spread=0., max_bs=max_bs, frozen=0., given=True)
 
 def device_of(
@@ -220,7 +220,7 @@ def device_of(
 @patch
 def bs_find(self:Learner,
     lr=None, # Peak of the learning rate, as you pass it to `fit_one_cycle` or `fine_tune`. `None`: `learn.lr`, or `fine_tune`'s default; 0: present weights
-    num_it:int=None, # Micro-batches to measure at most, not epochs; `None`: those of 300 optimizer steps, or of the training if fewer, and 360 more
+    num_it:int=None, # Micro-batches to measure at most, not epochs; `None`: those of 300 optimizer steps at most, and 360 more (240 with `n_epoch`)
     n_batch:int=20, # Micro-batches in a window at most, all at the same weights; fewer where the epoch is short or the noise scale small
     beta:float=0.99, # Decay of a window's weight with each window after it
     ci:float=0.95, # Coverage of the interval
@@ -249,7 +249,7 @@ def bs_find(self:Learner,
         today,df = today_of(self, request, end),end.accum.placed(noise.df)
         facts = Facts(today, measured_of(end, today, df, request.seed))
         facts = replace(facts, device=device_of(self, facts, request.max_bs, request.step_times))
-        facts = replace(facts, trial=try_rate(self, facts))
+        facts = replace(facts, trial=try_sizes(self, facts))
     plan = plan_of(facts, df=df, took=_slowest(today.n_ranks, time.perf_counter()-begin))
     if show_plot and rank()==0: plan.plot()
     return plan

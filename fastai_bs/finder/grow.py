@@ -63,7 +63,7 @@ def _most(learn, n_epoch, lr, max_bs):
     if not max_bs.facts.can_plan:
         raise ValueError("The batch is to grow up to the noise scale, and that could not be told: give `max_bs`, the items that it is to grow to, "
                          "or a plan that knows it. Of this one plan.advice says why it does not")
-    return max_bs.facts.noise
+    return max_bs.facts.measured_noise
 
 def _check(learn, n_epoch, start_epoch, pct_start, div_final, max_micro_bs):
     "Raise an error where an argument makes no sense, before anything is measured"

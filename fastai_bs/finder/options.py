@@ -16,8 +16,8 @@ import pandas as pd
 from fastcore.basics import first
 from ..schedule.rules import adam_gain, adascale_gain, decay_factor, linear_scaling, no_scaling, sqrt_scaling
 from ..schedule.scaled_lr import rates
-from .formulas import (Epoch, best_split, candidates, epoch_seconds, epochs_needed, epochs_saved, examples_needed,
-    splits, steps_anyway, steps_needed, whole_epochs)
+from .formulas import (Epoch, best_split, candidates, epoch_seconds, epochs_needed, examples_needed,
+    splits, steps_needed, whole_epochs)
 from .facts import Facts, step_of
 
 # %% ../../nbs/finder/07_options.ipynb #39d69843
@@ -29,7 +29,8 @@ def sizes_of(
     "List the batch sizes to compare"
     t = facts.today
     sizes = candidates(facts.micro_sizes, t.bs, noise, t.n_train, t.n_ranks)
-    return sorted({*(bs for bs in sizes if bs<=t.bs or facts.trial.permits_size(bs)), *also})
+    def _is_allowed(bs): return facts.trial.permits_size(bs) if bs>t.bs else not facts.trial.is_known
+    return sorted({t.bs, *filter(_is_allowed, sizes), *also})
 
 # %% ../../nbs/finder/07_options.ipynb #e0c45343
 def _split(facts, noise, bs):
@@ -53,9 +54,10 @@ def rule_of(
     now,adam = facts.today.bs,facts.today.adam
     is_known = not math.isnan(noise)
     if not facts.trial.permits_rate(bs): return no_scaling
+    if facts.trial.is_known and bs>now: return sqrt_scaling
     if adam and (bs<now or not is_known or not facts.measured.moved): return no_scaling
     if not is_known: return linear_scaling
-    rule = adam_gain if adam and not facts.trial.low else adascale_gain
+    rule = adam_gain if adam else adascale_gain
     return partial(rule, noise_scale=float(f'{noise:.3g}'), base_bs=now)
 
 def sum_factor(
@@ -72,13 +74,6 @@ def _same_loss_epochs(facts, noise, bs, epoch):
     more = 1. if math.isnan(noise) else epochs_needed(bs, t.bs, noise)
     return t.n_epoch*more*t.epoch.items/epoch.items
 
-def _saved(facts, bs, epoch, lr_factor, unsaved):
-    "Return how many times fewer epochs than `unsaved` Adam needs where a batch reaches few of the parameters"
-    t = facts.today
-    reach = facts.measured.reach_of(bs/t.micro_bs)
-    factor = min(lr_factor, sqrt_scaling(bs/t.bs))
-    left = max(t.n_epoch, steps_anyway/epoch.steps)
-    return max(1., min(epochs_saved(factor, reach), unsaved/left))
 
 # %% ../../nbs/finder/07_options.ipynb #104efa4c
 def _wd_factor(today, steps, lr_factor):
@@ -118,7 +113,6 @@ class Option:
     wd_factor:float # Factor on the weight decay
     epoch:Epoch # What an epoch holds
     epochs:float # Epochs that end at the loss of today's training, not rounded
-    saved:float # How many times fewer those are by the higher rate
     trained_epochs:float # Epochs of the fit: whole ones where those are planned
     freeze_epochs:int # Epochs with a frozen body before those
     epoch_time:float # Seconds of the steps of an epoch; NaN where they are not known
@@ -145,13 +139,11 @@ def option_of(
     epoch = t.epoch_with(micro_bs, n_acc)
     rule = rule_of(facts, noise, bs)
     lr_factor = sum_factor(t, bs)*rule(bs/t.bs)
-    unsaved = _same_loss_epochs(facts, noise, bs, epoch)
-    saved = _saved(facts, bs, epoch, lr_factor, unsaved) if t.adam and is_known and bs>t.bs else 1.
-    epochs = unsaved/saved
+    epochs = _same_loss_epochs(facts, noise, bs, epoch)
     trained = whole_epochs(epochs) if t.has_n_epoch else epochs
     freeze_epochs = _freeze_epochs(t, epochs)
     epoch_time = epoch_seconds(epoch, micro_bs, timed) if timed else math.nan
-    return Option(bs, micro_bs, n_acc, changes, step_time, rule=rule, lr_factor=lr_factor, epoch=epoch, epochs=epochs, saved=saved,
+    return Option(bs, micro_bs, n_acc, changes, step_time, rule=rule, lr_factor=lr_factor, epoch=epoch, epochs=epochs,
         steps=steps_needed(bs, noise) if is_known else math.nan,
         examples=examples_needed(bs, noise) if is_known else math.nan,
         wd_factor=_wd_factor(t, trained*epoch.steps, lr_factor) if is_known and changes else 1.,
@@ -185,7 +177,7 @@ def table_of(
     options, # `Option`s, today's size among them
 )->pd.DataFrame:
     "Make a row for each option"
-    t,noise = facts.today,facts.noise
+    t,noise = facts.today,facts.measured.usable
     now = at_todays_size(facts, options)
     def _row(o):
         k,rate = o.bs/t.bs,rates(t.lr)[-1]*t.lr_factor*sum_factor(t, o.bs)

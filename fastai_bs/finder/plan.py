@@ -107,7 +107,8 @@ def plan_of(
     took:float=math.nan, # As for `BatchPlan`
 )->BatchPlan:
     "Make a plan"
-    options = options_of(facts, facts.noise, [chosen] if chosen else [])
+    noise = facts.noise if not chosen or chosen>=facts.today.bs else facts.measured_noise # Of smaller sizes a short training with a larger one tells nothing
+    options = options_of(facts, noise, [chosen] if chosen else [])
     return BatchPlan(facts, options, decide(facts, options, chosen), df, took)
 
 def replanned(
@@ -184,7 +185,7 @@ def to_dict(self:BatchPlan)->dict:
     f,reason = self.facts,self.choice.reason
     names = ('verdict','noise_scale','ci','bs','bs_range','micro_bs','n_acc','n_epoch','freeze_epochs','duration','lr','scaled_lr','wd','base_bs',
              'advice','code','took')
-    parts = {nm: asdict(part) for nm,part in (('today',f.today),('measured',f.measured),('device',f.device),('rate',f.trial))}
+    parts = {nm: asdict(part) for nm,part in (('today',f.today),('measured',f.measured),('device',f.device),('trial',f.trial))}
     more = dict(reason=reason, balanced_bs=f.balanced_bs, rule_name=rule_name(self.rule), timing_error=f.device.timing_error,
                 chosen=self.bs if reason=='chosen' else None)
     return as_plain({**{nm: getattr(self, nm) for nm in names}, **more, **parts})

@@ -33,7 +33,7 @@ def _plot_reading(plan, x, what, bottom, top, ax):
 
 def _plot_stretch(plan, ax=None):
     "Draw `plot_noise_scale`, and the plan's noise scale over the windows that it was measured in"
-    ax,known,high = plot_noise_scale(plan.df, plan.facts.today.bs, ax),plan.facts.noise,plan.ci[1]
+    ax,known,high = plot_noise_scale(plan.df, plan.facts.today.bs, ax),plan.facts.measured_noise,plan.ci[1]
     if known>0:
         bottom,top = ax.get_ylim()
         top = max(top, 2*known, 2*high if math.isfinite(high) else 0)
@@ -88,13 +88,13 @@ def _plot_cycle(plan, ax=None):
     df,bs = plan.df,plan.facts.today.bs
     ax = new_axes(ax, figsize=(7,4.4))
     groups = _groups(df, plan.facts.measured.level)
-    seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], plan.facts.noise, *plan.ci, bs) if 0<o<math.inf]
+    seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], plan.facts.measured_noise, *plan.ci, bs) if 0<o<math.inf]
     bottom,top = min(seen)/2,max(seen)*2
     bottom /= (top/bottom)**(1/3) # Room for the rate
     ax.set(yscale='log', ylim=(bottom,top), ylabel='gradient noise scale (items)', title='Gradient noise scale')
     _plot_groups(groups, top, ax)
     stretch = np.flatnonzero((df.pct>=cool_stretch[0]) & (df.pct<=cool_stretch[1]))
-    if len(stretch) and plan.facts.noise>0: _plot_reading(plan, (stretch[0]+0.5,stretch[-1]+1.5), 'whole training', bottom, top, ax)
+    if len(stretch) and plan.facts.measured_noise>0: _plot_reading(plan, (stretch[0]+0.5,stretch[-1]+1.5), 'whole training', bottom, top, ax)
     ax.axhline(bs, color='grey', ls='--', label=f"today's batch size, {bs}")
     ax.yaxis.set_major_formatter(LogFormatter())
     ax.yaxis.set_minor_formatter(LogFormatter())
@@ -120,7 +120,7 @@ def _plot_time(plan, ax=None):
     if table.time.notna().all():
         times = _fit_ratios(plan, plan.facts.noise)
         ax.plot(table.bs, times, 'o-', color='C0', label='time of the whole fit')
-        if all(map(math.isfinite, plan.ci)):
+        if all(map(math.isfinite, plan.ci)) and not plan.facts.trial.is_known: # A short training has no interval
             ends = [_fit_ratios(plan, o) for o in plan.ci]
             ax.fill_between(table.bs, np.minimum(*ends), np.maximum(*ends), color='C0', alpha=0.2, lw=0)
         ax.plot(bs, times[table.bs==bs].item(), '*', color='C1', ms=16, zorder=3, label=f'planned, {bs}')

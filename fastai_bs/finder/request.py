@@ -100,8 +100,9 @@ def _check_max_bs(learn, max_bs):
     if max_bs<micro_bs:
         raise ValueError(f"`max_bs`={max_bs} is less than the {micro_bs} items of today's micro-batches: raise it, or make those smaller")
 
-def _check_step_times(learn, step_times):
+def _check_step_times(learn, step_times, max_bs):
     if step_times is None: return
+    if max_bs=='auto': raise ValueError("`max_bs='auto'` finds what fits on this device, and `step_times` may be another one's: take a number, or leave it out")
     what,micro_bs = "take seconds of a step by items, as {64: 0.01, 128: 0.015}",micro_batch_size(learn.dls.train)
     if not isinstance(step_times, dict): raise TypeError(f"`step_times` must be a dict, got {shown(step_times)}: {what}")
     for bs,secs in step_times.items():
@@ -127,4 +128,4 @@ def check_request(
         raise ValueError("The model has no trainable parameters, so no gradient: unfreeze some of it first")
     _warn_of_order(request)
     _check_max_bs(learn, request.max_bs)
-    _check_step_times(learn, request.step_times)
+    _check_step_times(learn, request.step_times, request.max_bs)

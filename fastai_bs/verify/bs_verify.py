@@ -22,6 +22,7 @@ from ..accumulate.sizes import accumulation
 from ..schedule.scaled_lr import rates as rates_in
 from ..finder.timing import time_steps
 from ..finder.options import today_as_is
+from ..finder.facts import Trial
 from ..finder.plan import replanned
 from .compare import Arm, least_steps, n_final, n_middle, parts
 from .compare import best_rates, default_rates, ranked, runs_wanted, trial_sizes, with_today
@@ -194,7 +195,7 @@ def bs_verify(self:Learner,
     in_whole = n_epoch if n_epoch is None or equal=='plan' else math.ceil(n_epoch) # A trial may have any length, and a plan is for whole epochs
     plan = self.bs_find(lr, num_it=num_it, n_epoch=in_whole, show_plot=False)
     if equal!='plan': # A trial is not the training that is planned. And each size begins with the rule's rate, as trials show which of them hold
-        plan = replanned(plan, today=replace(plan.facts.today, has_n_epoch=False), trial=replace(plan.facts.trial, held=math.inf))
+        plan = replanned(plan, today=replace(plan.facts.today, has_n_epoch=False), trial=Trial())
     if sizes is not None: plan = _with_times_of(self, plan, sizes)
     epoch_time = today_as_is(plan.facts).epoch_time
     if equal=='time' and math.isnan(epoch_time):

@@ -9,6 +9,7 @@ __all__ = ['Training', 'short_training', 'Trials']
 
 # %% ../../nbs/verify/02_trainings.ipynb #5c6c7b7c
 import math, time, torch
+from contextlib import ExitStack
 import numpy as np
 import pandas as pd
 from dataclasses import asdict, dataclass
@@ -28,7 +29,7 @@ from ..accumulate.losses import ElementCounter, plain
 from ..accumulate.window import loss_sum
 from ..accumulate.grad_accum import QuietAccum, own_settings
 from ..schedule.scaled_lr import rates, scale_lr
-from ..finder.rate_trial import BriefCycle
+from ..finder.trial import BriefCycle
 from ..finder.options import today_as_is
 from ..finder.plan import BatchPlan
 from .compare import Arm, with_loss
@@ -121,7 +122,7 @@ def short_training(
             f"A short training must take all its {n_steps} optimizer steps, but took {cycle.n_done} with {end.n_items} items in batches of {micro_bs*n_acc}: "
             "remove the callback that cancels batches")
         if n_valid and not math.isnan(train_loss):
-            with fastai_on_ranks(): learn.validate(dl=_spread_out(learn.dls.loaders[1], n_valid), cbs=valid)
+            with fastai_on_ranks() if on_ranks else ExitStack(): learn.validate(dl=_spread_out(learn.dls.loaders[1], n_valid), cbs=valid)
         return Training(end.n_items*n_ranks(learn), secs, train_loss, valid.mean(on_ranks))
 
 # %% ../../nbs/verify/02_trainings.ipynb #1431d474

@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from fastai_bs.finder.facts import Device, RateTrial, step_of, unfrozen_lr
+from fastai_bs.finder.facts import Device, Trial, step_of, unfrozen_lr
 from fastai_bs.finder.formulas import epoch_of
 from plans import facts_of, secs
 
@@ -35,10 +35,13 @@ def test_the_noise_scale_is_known_unless_something_speaks_against_it(kwargs, kno
 @pytest.mark.parametrize('noise_scale,ci,balanced', [(100.,(80.,130.),128),(inf,(60.,inf),None),(300.,(0.,inf),None)])
 def test_only_an_estimate_has_a_balanced_size(noise_scale, ci, balanced): assert facts(noise_scale, ci).balanced_bs==balanced
 
-@pytest.mark.parametrize('reach,growth,reaches', [(0.01,1.,0.04),(0.01,0.5,0.02),(0.5,1.,1.),(0.01,0.25,1.)])
-def test_a_batch_reaches_more_than_a_micro_batch(reach, growth, reaches):
-    "Where that hardly grows, the other parameters are not used at all"
-    assert facts(reach=reach, growth=growth).measured.reach_of(4)==approx(reaches)
+@pytest.mark.parametrize('trial,noise', [(Trial(256, 300., 3910),300.), (Trial(256, 300., 3910/16),600.), (Trial(64),512.), (Trial(failed=128),512.)])
+def test_a_plan_goes_by_what_was_tried(trial, noise):
+    "Grown as the fourth root of the steps, 5 epochs of 782; else by what was measured"
+    f = facts_of(trial=trial)
+    assert f.noise==approx(noise)
+    assert f.measured_noise==512
+    assert math.isnan(facts_of(trial=trial, pairs=True).noise)
 
 # Today
 
@@ -83,10 +86,16 @@ def test_the_line_through_step_times_is_over_the_items_of_all_ranks():
     assert (a,c)==(pytest.approx(0.01),pytest.approx(0.0001/2))
     assert error<1e-6
 
-# The trial of a higher rate
+# The trial of larger sizes
 
-@pytest.mark.parametrize('trial,leaves,allows', [(RateTrial(), (64,128,256), (64,128,256)), (RateTrial(held=128), (64,128,256), (64,128)),
-    (RateTrial(failed=128), (64,), (64,)), (RateTrial(held=64, failed=256), (64,128), (64,)), (RateTrial(failed=128, gave_up=True), (), (64,))])
+@pytest.mark.parametrize('trial,leaves,allows', [(Trial(), (64,128,256), (64,128,256)), (Trial(128, 90., 9), (64,128), (64,128)),
+    (Trial(failed=128), (64,), (64,)), (Trial(64), (64,128,256), (64,)), (Trial(64, failed=256), (64,), (64,)),
+    (Trial(128, 90., 9, 256), (64,128), (64,128))])
 def test_what_a_trial_leaves_and_where_it_allows_a_higher_rate(trial, leaves, allows):
     assert [bs for bs in (64,128,256) if trial.permits_size(bs)]==list(leaves)
     assert [bs for bs in (64,128,256) if trial.permits_rate(bs)]==list(allows)
+
+def test_a_trial_knows_whether_it_got_anywhere():
+    known,nowhere,none = Trial(128, 0., 9, failed=256),Trial(64, failed=128),Trial()
+    assert [o.is_known for o in (known,nowhere,none)]==[True,False,False]
+    assert [o.got_nowhere for o in (known,nowhere,none)]==[False,True,False]

@@ -12,11 +12,10 @@ from fastai.callback.schedule import ParamScheduler, SchedCos
 from fastai.data.core import DataLoaders
 from fastai.optimizer import OptimWrapper
 
-from fastai_bs.finder import mock
 from fastai_bs.all import GradAccum
 from fastai_bs.finder.cycle import cool_stretch
 from fastai_bs.noise.estimator import moments_of_sums
-from fastai_bs.finder.mock import MockAccum, Reach
+from fastai_bs.finder.mock import MockAccum
 from helpers import flat, halves, loaders, mlp, momentum_sgd, noted, pairwise, peak_lr, quiet_learner, regression, ScaledLoss, token_model, tokens
 
 inf = math.inf
@@ -27,44 +26,6 @@ def learner(n=90, bs=4, opt_func=momentum_sgd, shuffle=True, dtype=torch.float64
     return quiet_learner(loaders(regression(n, dtype=dtype), bs, shuffle=shuffle), mlp(dtype=dtype), loss_func, opt_func, cbs=cbs, **kwargs)
 
 def find(learn, lr=0.05, **kwargs): return learn.bs_find(lr, **{**dict(num_it=60, n_batch=6, tol=0, max_bs=1000, show_plot=False), **kwargs})
-
-class Rows(nn.Module):
-    "A row of its own for each item, and a weight that all share"
-    def __init__(self, n):
-        super().__init__()
-        self.emb,self.out = nn.Embedding(n, 3),nn.Linear(3, 2, bias=False)
-    def forward(self, i): return self.out(self.emb(i))
-
-@pytest.mark.parametrize('lr,n_acc', [(0.05,1),(0.05,3),(0.,1)])
-def test_reach_of_micro_batches_and_windows(lr, n_acc):
-    "A micro-batch of 4 items reaches 4 of the rows and all of the last layer, a window of `n` reaches `4*n` rows"
-    torch.manual_seed(0)
-    items = [(torch.tensor(i),y.float()) for i,(_,y) in enumerate(regression(240))]
-    learn = quiet_learner(loaders(items, 4, shuffle=True), Rows(240), cbs=[GradAccum(n_acc)])
-    windows = []
-    class Noted(Reach):
-        def measured(self, on_ranks):
-            windows[:] = [tuple(map(int, o)) for o in self.windows]
-            return super().measured(on_ranks)
-    with pytest.MonkeyPatch.context() as m:
-        m.setattr(mock, 'Reach', Noted)
-        plan = find(learn, lr)
-    ns = [n for _,_,n,_ in windows]
-    assert windows==[(12+6,12*n+6,n,720+6) for n in ns]
-    assert len(ns)>=3
-    assert plan.facts.measured.reach==pytest.approx(18/726)
-    assert plan.facts.measured.growth==pytest.approx(sum(math.log((12*n+6)/18) for n in ns)/sum(map(math.log, ns)))
-    m = find(learner()).facts.measured
-    assert (m.reach,m.growth)==(1,0)
-
-def test_reach_is_added_up_over_ranks(monkeypatch):
-    "The sums are added up: here a rank whose window of 4 reaches no more than its micro-batch"
-    monkeypatch.setattr(mock, 'over_ranks', lambda sums: sums+torch.tensor([15.,100.,0.,math.log(4)]))
-    reach = Reach()
-    reach.windows = [(torch.tensor(5),torch.tensor(20),4,100),(torch.tensor(0),torch.tensor(7),4,100)] # The last one tells nothing
-    assert reach.measured()==pytest.approx((0.05,1))
-    assert reach.measured(True)==pytest.approx((0.1,0.5))
-    assert Reach().measured()==(1,0)
 
 def opt_state(learn): return [v.clone() for p in learn.model.parameters() for v in learn.opt.state[p].values() if torch.is_tensor(v)]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fastai_bs.all import no_scaling
-from fastai_bs.finder.facts import RateTrial
+from fastai_bs.finder.facts import Trial
 from fastai_bs.finder.formulas import whole_epochs
 from fastai_bs.finder.options import today_as_is, option_of, options_of, rule_of, sizes_of, table_of
 from plans import facts_of, for_adam, gain, readings, secs
@@ -30,9 +30,10 @@ def test_sizes_go_up_to_8_times_the_noise_scale_and_two_fit_in_an_epoch():
     assert sizes_of(fixed(bs=25, times=five, n_train=500), 100.)==[25,50,100,200]
     assert sizes_of(fixed(bs=25, times=five), nan)==[25,50,100,200,400]
 
-@pytest.mark.parametrize('trial,sizes', [(RateTrial(held=50), [25,50,100,200,400,800]), (RateTrial(failed=200), [25,50,100]),
-                                         (RateTrial(failed=200, gave_up=True), [25,50]), (RateTrial(failed=50, gave_up=True), [25,50])])
-def test_sizes_at_which_a_higher_rate_failed_are_left_out(trial, sizes):
+@pytest.mark.parametrize('trial,sizes', [(Trial(50), [25,50,100,200,400,800]), (Trial(failed=200), [25,50,100]), (Trial(50, failed=200), [25,50]),
+                                         (Trial(200, 90., 99), [50,100,200]), (Trial(100, 90., 99, failed=400), [50,100])])
+def test_sizes_that_were_not_tried_are_left_out(trial, sizes):
+    "Above the largest that was tried, or one that was of no use; and smaller ones than today's where a larger one is what was tried"
     facts = fixed(bs=50, times=five, trial=trial)
     assert sizes_of(facts, 100.)==sizes
     assert sizes_of(facts, 100., also=[400])==sorted({*sizes,400})
@@ -77,21 +78,16 @@ def test_rule_at_fixed_weights(adam, noise, name, factor):
 
 @pytest.mark.parametrize('adam', [False,True])
 def test_a_higher_rate_is_advised_where_it_was_tried(adam):
-    "Up to the size at which it held, and below the one at which it failed; for smaller batches it needs no trial"
-    facts = cycle(bs=50, times=five, adam=adam, trial=RateTrial(held=100, failed=400))
-    for bs in (50,100): assert rule_of(facts, 100., bs)(bs/50)==approx((for_adam if adam else gain)(bs, 100., 50))
+    "Up to the largest size, by the root; for smaller batches it needs no trial"
+    facts = cycle(bs=50, times=five, adam=adam, trial=Trial(100, 90., 99, failed=400))
+    for bs in (50,75,100): assert rule_of(facts, 100., bs)(bs/50)==approx((bs/50)**0.5)
     for bs in (101,200,399,400,800): assert rule_of(facts, 100., bs) is no_scaling
     smaller = rule_of(facts, 100., 25)
     if adam: assert smaller is no_scaling
     else: assert smaller(0.5)==approx(gain(25, 100., 50))
-    failed = replace(facts, trial=RateTrial(failed=100))
-    assert rule_of(failed, 100., 99) is not no_scaling
+    failed = replace(facts, trial=Trial(failed=100))
+    assert rule_of(failed, 100., 99)(2)==approx((for_adam if adam else gain)(100, 100., 50)) # Not tried at all: by the noise scale
     assert rule_of(failed, 100., 100) is no_scaling
-
-def test_a_rate_that_is_low_grows_as_for_sgd():
-    low,not_low = (option(cycle(bs=25, times=five, adam=True, trial=RateTrial(held=100, low=o)), 100) for o in (True,False))
-    assert low.lr_factor==approx(gain(100, 100., 25))
-    assert not_low.lr_factor==approx(for_adam(100, 100., 25))
 
 @pytest.mark.parametrize('adam,by_sum', [(False,1/4),(True,1.)])
 def test_a_loss_that_sums_takes_as_much_of_the_rate_as_its_gradient_grows(adam, by_sum):
@@ -137,25 +133,6 @@ def test_an_option_counts_what_the_loader_gives(n_train, drops_last, bs, items, 
     assert o.epoch_time==pytest.approx(items*0.001+steps*0.01)
     assert now.fit_time==pytest.approx(7*(items_now*0.001+steps_now*0.01))
 
-@pytest.mark.parametrize('kwargs,saves', [
-    (dict(growth=0.), False), (dict(growth=0.25), False), (dict(reach=0.12), True), (dict(reach=0.13), False), (dict(adam=False), False),
-    (dict(trial=RateTrial(failed=50)), False), # At no larger size may the rate be scaled
-    (dict(noise_scale=70., trial=RateTrial(100, low=True)), True),
-    (dict(noise_scale=1e4), True), # As many as today are left
-    (dict(n_epoch=1, n_train=6000), True)]) # 80 steps of 100 items are left
-def test_a_higher_rate_saves_epochs_where_a_batch_reaches_little(kwargs, saves):
-    facts = cycle(**{**dict(bs=25, times=secs(5, 25, 50, 100), adam=True, reach=0.01, growth=1.), **kwargs}) # Batches of 100 reach 4 times as much
-    noise,now = facts.noise,facts.today.n_epoch
-    growth = (noise+100)/(noise+25)
-    factor = min(for_adam(100, noise, 25), 2) if saves else 1 # A low rate has a higher factor, and saves no more
-    if facts.trial.low: factor = 2
-    left = max(now, 8000/facts.today.n_train)
-    o = option(facts, 100)
-    assert o.epochs==approx(max(left, now*growth/factor**0.5))
-    assert o.epochs*o.saved==approx(now*growth)
-    assert option(facts, 25).epochs==now
-    assert option(facts, 5).epochs<now
-
 # Seconds
 
 def test_the_time_of_a_fit_has_whole_epochs_validations_and_starts():
@@ -184,7 +161,7 @@ def test_the_time_of_fine_tune():
 # The table
 
 def test_the_table_has_a_row_for_each_option_with_the_rate_of_each_rule():
-    facts = cycle(bs=25, times=five, adam=True, lr=[0.01,0.1], lr_factor=3., trial=RateTrial(held=100))
+    facts = cycle(bs=25, times=five, adam=True, lr=[0.01,0.1], lr_factor=3., trial=Trial(100))
     df = table_of(facts, options_of(facts, facts.noise)).set_index('bs')
     assert df.index.tolist()==[25,50,100,200,400,800]
     assert df.lr.tolist()==approx([0.3,0.3*for_adam(50, 100., 25),0.3*for_adam(100, 100., 25),0.3,0.3,0.3])

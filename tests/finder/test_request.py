@@ -31,6 +31,13 @@ bad = [(nm,v,error) for error,args in refused.items() for nm,values in args.item
 @pytest.mark.parametrize('nm,v,error', bad, ids=str)
 def test_bs_find_refuses_bad_arguments(nm, v, error): assert _refused(reg_learner(), error, rf'`{nm}(\[4\])?`', **{nm: v})==[]
 
+def test_what_fits_here_and_times_of_another_device():
+    "A bound is taken with both"
+    times = {o: 0.1 for o in (4,8,16)}
+    assert _refused(reg_learner(), ValueError, "`max_bs='auto'`", step_times=times, max_bs='auto')==[]
+    plan = reg_learner().bs_find(1e-3, n_epoch=30, step_times=times, max_bs=8, show_plot=False)
+    assert [o for o,*_ in plan.facts.device.times]==[4,8]
+
 @pytest.mark.parametrize('args,kwargs,call', [((5,1e-3), {}, '0.001, n_epoch=5'), ((1,1e-3), {}, '0.001, n_epoch=1'),
     ((3,slice(1e-4,1e-3)), dict(seed=2), 'slice(0.0001, 0.001, None), n_epoch=3, seed=2')])
 def test_epochs_before_the_rate(args, kwargs, call):

@@ -4,7 +4,7 @@ import math
 import pandas as pd
 from hypothesis import strategies as st
 from fastai_bs.finder.cycle import places, rate_at
-from fastai_bs.finder.facts import Device, Facts, Measured, RateTrial, Today
+from fastai_bs.finder.facts import Device, Facts, Measured, Today, Trial
 from fastai_bs.finder.plan import BatchPlan
 from fastai_bs.finder.plan import plan_of as plan_of_facts
 from fastai_bs.noise.estimator import NoiseEstimate
@@ -48,7 +48,7 @@ def _parts(bs, n_ranks, kwargs):
 def facts_of(bs=64, n_ranks=1, trial=None, **kwargs):
     "Facts whose `kwargs` go to the value that has a field of that name; `trial` is a value of its own"
     parts = _parts(bs, n_ranks, kwargs)
-    return Facts(*(cls(**parts[cls]) for cls in (Today,Measured,Device)), trial or RateTrial())
+    return Facts(*(cls(**parts[cls]) for cls in (Today,Measured,Device)), trial or Trial())
 
 def plan_of(bs=64, n_ranks=1, trial=None, **kwargs):
     "The plan that follows from `facts_of`"
@@ -71,7 +71,8 @@ def plans(draw):
     n_epoch = _one_of(0.3,1,2.5,5,40)
     has_rate,is_cycle = _one_of(True,False),_one_of(True,False)
     kwargs = dict(readings() if is_cycle else dict(cool=None, at_peak=None, at_end=None), moved=is_cycle)
-    trial = _one_of(RateTrial(), RateTrial(held=4*bs), RateTrial(2*bs, 4*bs), RateTrial(failed=2*bs, gave_up=True), RateTrial(4*bs, low=True))
+    trial = _one_of(Trial(), Trial(bs), Trial(bs, failed=2*bs), Trial(4*bs, 3.*bs, 10.), Trial(2*bs, 0.5*bs, 10., failed=4*bs),
+                    Trial(8*bs, 1e4*bs, 10.))
     plan = plan_of(bs, n_ranks, noise_scale=noise, ci=(low,high), micro_bs=micro_bs, n_windows=_one_of(9,10,30), times=_one_of(times,times,times,()),
         adam=_one_of(True,False), sums=_one_of(False,False,True), spread=_one_of(math.nan,0.,0.05,0.4), n_train=_one_of(2*bs,1000,10**6),
         n_epoch=n_epoch, has_n_epoch=n_epoch%1==0 and _one_of(True,False), drops_last=_one_of(False,True), lr_factor=_one_of(1.,1.,3.),
@@ -79,5 +80,5 @@ def plans(draw):
         wd=_one_of(None,0.01),
         freeze_epochs=_one_of(0,0,1), frozen=step/2, trained=_one_of(1.,0.25), loss_rose=_one_of(False,False,False,True), pairs=_one_of(*[False]*5,True),
         n_passes=_one_of(0.5,14.), valid_time=_one_of(0.,2.), took=_one_of(math.nan,45.), too_large=_one_of(None,16*micro_bs),
-        failed=_one_of((),((16*micro_bs,'ValueError: no'),)), reach=_one_of(1.,0.1), growth=_one_of(0.,0.7), trial=trial, **kwargs)
+        failed=_one_of((),((16*micro_bs,'ValueError: no'),)), trial=trial, **kwargs)
     return plan.at(_one_of(*plan.table.bs)) if draw(st.integers(0, 3))==0 else plan

@@ -17,7 +17,7 @@ from fastai.optimizer import Adam, SGD
 from fastai_bs.all import batch_size, BatchPlan, GradAccum, ScaledLR, sqrt_scaling
 from fastai_bs.finder.cycle import rate_at
 from fastai_bs.finder import bs_find
-from fastai_bs.finder.facts import RateTrial
+from fastai_bs.finder.facts import Trial
 from fastai_bs.learner.loop import callback_of
 from fastai_bs.verify import trainings
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression, set_seed
@@ -81,11 +81,11 @@ def test_an_interrupt_keeps_what_was_trained(trial, sizes, monkeypatch):
     assert v.left_out==(((16,'interrupt'),) if trial==3 else ())
     assert changes(was, picture(learn))==[]
 
-@pytest.mark.parametrize('equal,held', [('items',math.inf),('plan',4)])
-def test_trials_find_out_which_rates_hold(equal, held, monkeypatch):
+@pytest.mark.parametrize('equal,trial', [('items',Trial()),('plan',Trial(4))])
+def test_trials_find_out_which_rates_hold(equal, trial, monkeypatch):
     "So all sizes begin with the rule's rate, whatever `bs_find` has tried; but a plan is trained as it is"
-    monkeypatch.setattr(bs_find, 'try_rate', lambda *args: RateTrial(held=4))
-    assert verify(reg_learner(), equal=equal, sizes=[4,8]).planned.facts.trial.held==held
+    monkeypatch.setattr(bs_find, 'try_sizes', lambda *args: Trial(4))
+    assert verify(reg_learner(), equal=equal, sizes=[4,8]).planned.facts.trial==trial
 
 # What is advised
 

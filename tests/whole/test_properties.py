@@ -18,7 +18,7 @@ from fastai.optimizer import SGD
 from fastai_bs.accumulate import losses
 from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.noise.estimator import moments_of_sums
-from fastai_bs.finder.facts import RateTrial
+from fastai_bs.finder.facts import Trial
 from fastai_bs.finder.plan import replanned
 from fastai_bs.schedule.scaled_lr import rates
 from helpers import mlp, quiet_learner, regression
@@ -147,7 +147,8 @@ def test_any_count_is_what_it_weighs_by(micros, n_acc, kind, loss, elsewhere, se
 def test_the_table_of_a_plan_follows_from_its_formulas(plan, factor):
     "Each column from the others, the noise scale and what was timed"
     plan = replanned(plan, today=replace(plan.facts.today, lr_factor=factor))
-    df,noise,now,t = plan.table,plan.facts.noise,plan.facts.today.bs,plan.facts.today
+    df,now,t = plan.table,plan.facts.today.bs,plan.facts.today
+    noise = plan.facts.noise if plan.bs>=now else plan.facts.measured_noise
     lr = rates(t.lr)[-1]*factor*(now/df.bs if t.sums and not t.adam else 1) # As the optimizer sees it today; a loss that sums has a gradient that grows
     def same(nm, v): np.testing.assert_allclose(df[nm].to_numpy(float), np.broadcast_to(np.array(v, dtype=float), len(df)), rtol=1e-9, err_msg=nm)
     # How it is reached, and how long a step takes
@@ -171,6 +172,7 @@ def test_the_table_of_a_plan_follows_from_its_formulas(plan, factor):
     time = df.steps*df.step_time
     same('time', time/time[df.bs==now].item())
     # The other rates
-    same('adascale_gain', lr*(1+noise/now)/df.steps)
+    known = plan.facts.measured_noise # Rules go by what was measured, also where a short training has told more
+    same('adascale_gain', lr*(1+known/now)/(1+known/df.bs))
     shown = float(f'{noise:.3g}') # The rule has three digits of the noise scale
-    if not t.adam and plan.facts.trial==RateTrial(): same('lr', lr*(1+shown/now)/(1+shown/df.bs))
+    if not t.adam and plan.facts.trial==Trial(): same('lr', lr*(1+shown/now)/(1+shown/df.bs))

@@ -436,7 +436,7 @@ def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, t
             t,m,d = plan.facts.today,plan.facts.measured,plan.facts.device
             res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=d.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=m.n_windows, bs_now=t.bs,
                        micro_now=t.micro_bs, n_train=t.n_train, n_passes=m.n_passes, n_seen=m.n_seen, max_bs=d.max_bs, base_lr=plan.lr,
-                       loss_rose=m.loss_rose, reach=(m.reach,m.growth), valid_time=d.valid_time, rate=plan.facts.trial, epoch_start=d.epoch_start,
+                       loss_rose=m.loss_rose, valid_time=d.valid_time, trial=plan.facts.trial, epoch_start=d.epoch_start,
                        failed=d.failed)
         changed = changes(before, everything(learn))
         kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]

@@ -1,0 +1,344 @@
+"Short trainings with a larger batch: they leave no trace, tell how far it gets and at which rate, and have their say in the plan"
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from fastai.callback.core import Callback
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.optimizer import Adam
+
+from fastai_bs.schedule.scaled_lr import rates, rule_name
+from fastai_bs.finder import bs_find as finder
+from fastai_bs.finder import trial as trials
+from fastai_bs.all import GradAccum, linear_scaling, ScaledLR
+from fastai_bs.finder.facts import Device, Trial, unfrozen_lr
+from fastai_bs.finder.options import option_of, today_as_is
+from fastai_bs.finder.trial import items_to_compare, loss_after, MeanLoss, part_reached, try_larger, try_sizes
+from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression
+from plans import facts_of, plan_of, secs
+
+pytestmark = pytest.mark.usefixtures('short')
+
+def without_valid():
+    return DataLoaders(*(DataLoader(o, bs=4, shuffle=True, num_workers=0) for o in (regression(400),[])), device='cpu')
+def learner(cbs=None, dls=None, opt_func=Adam):
+    return quiet_learner(dls or loaders(regression(400), 4, shuffle=True), mlp(), opt_func=opt_func, cbs=cbs)
+def find(learn, lr=1e-3, **kwargs): return learn.bs_find(lr, num_it=60, n_batch=2, show_plot=False, **kwargs)
+
+own = {'nothing': lambda: [], 'its own': lambda: [GradAccum(2),ScaledLR(4, linear_scaling)]}
+
+class Count(Callback):
+    "Micro-batches, optimizer steps, and micro-batches of validations"
+    order = 90
+    def __init__(self): self.seen = dict(micro=0, steps=0, valid=0)
+    def before_batch(self): self.seen['micro' if self.training else 'valid'] += 1
+    def after_step(self): self.seen['steps'] += 1
+
+# One short training
+
+@pytest.mark.parametrize('cbs,n_steps', [(own['nothing'],1),(own['its own'],7)])
+def test_a_short_training_leaves_the_learner_as_it_was(cbs, n_steps):
+    "After so many steps of `n_acc` micro-batches, and a validation on the items alone"
+    learn = learner([*cbs(),Count()])
+    learn.fit(1, 1e-3)
+    items = items_to_compare(learn, 8, 3)
+    learn.count.seen = dict(micro=0, steps=0, valid=0)
+    seen,was = learn.count.seen,picture(learn)
+    assert math.isfinite(loss_after(learn, 8, 3, 1e-3, n_steps, items))
+    n = dict(seen)
+    seen.update(micro=0, steps=0, valid=0)
+    assert n in ({'micro': 3*n_steps, 'steps': n_steps, 'valid': 3}, seen)
+    assert changes(was, picture(learn))==[]
+
+@pytest.mark.parametrize('micro_bs,n,sizes', [(None,3,[4,4,4]), (8,2,[8,8]), (100,9,[100]*4)])
+def test_items_are_the_first_of_the_training_loader(micro_bs, n, sizes):
+    "In the same order each time, with another seed in another; no more than there are"
+    learn = learner()
+    was = picture(learn)
+    items = items_to_compare(learn, micro_bs, n)
+    assert [len(x) for x,_ in items]==sizes
+    assert all(torch.equal(a, b) for o,p in zip(items, items_to_compare(learn, micro_bs, n)) for a,b in zip(o, p))
+    assert not torch.equal(items[0][0], items_to_compare(learn, micro_bs, n, seed=3)[0][0])
+    assert changes(was, picture(learn))==[]
+
+def test_the_loss_is_that_of_the_items_without_dropout():
+    model = nn.Sequential(nn.Dropout(0.5), mlp())
+    learn = quiet_learner(loaders(regression(80), 4), model)
+    items = items_to_compare(learn, None, 5)
+    with torch.no_grad(): losses = [nn.functional.mse_loss(model[1](x), y).item() for x,y in items]
+    assert loss_after(learn, None, 1, 0., 3, items)==pytest.approx(np.mean(losses))
+
+@pytest.mark.parametrize('losses,mean', [([1.,math.nan,3.],2.), ([math.nan],math.inf), ([1.,math.inf],math.inf), ([1.,-math.inf],math.inf), ([-1.],-1.)])
+def test_mean_loss(losses, mean):
+    "Of those that have a number; a loss of inf is no loss to compare"
+    cb = MeanLoss()
+    cb.losses = list(map(torch.tensor, losses))
+    assert cb.mean(False)==mean
+
+def test_a_loss_of_one_dimension():
+    def _loss(pred, y): return nn.functional.mse_loss(pred, y).reshape(1)
+    learn = quiet_learner(loaders(regression(80), 4), mlp(), _loss)
+    assert math.isfinite(loss_after(learn, None, 1, 1e-3, 3, items_to_compare(learn, None, 2)))
+
+def test_another_seed_trains_on_other_items():
+    learn = learner()
+    items = items_to_compare(learn, None, 5)
+    first,again,other = (loss_after(learn, None, 1, 1e-2, 20, items, seed) for seed in (1,1,2))
+    assert first==again!=other
+
+def test_a_metric_is_left_out():
+    "It may need all of the validation set"
+    def _fails(*args): raise ZeroDivisionError
+    learn = learner()
+    learn.metrics = [_fails]
+    assert math.isfinite(loss_after(learn, None, 1, 1e-3, 3, items_to_compare(learn, None, 2)))
+
+# How far
+
+def on_a_line(part): return 10-4*math.log2(part)
+
+@pytest.mark.parametrize('k', [2,3,4,16])
+@pytest.mark.parametrize('part', [1.,0.9,0.6,0.3,0.1])
+def test_part_reached(k, part):
+    "Between the middle and the end that is on the same side, exactly where losses fall evenly with the logarithm"
+    asked = []
+    def _loss_at(o):
+        asked.append(o)
+        return on_a_line(o)
+    assert part_reached(on_a_line(part), _loss_at, k)==pytest.approx(max(part, 1/k))
+    assert asked==pytest.approx([k**-0.5,1. if part>k**-0.5 else 1/k])
+
+@pytest.mark.parametrize('loss,at,part', [(2.,{1: 3., 0.5: 4., 0.25: 5.},1.), (3.5,{1: 4., 0.5: 4., 0.25: 5.},1.), (4.5,{1: 3., 0.5: 4., 0.25: 4.},0.25),
+    (math.nan,{},0.25), (math.inf,{},0.25), (-2.,{1: -3., 0.5: -1.},0.5**0.5),
+    (2.,{1: 1., 0.5: math.inf},0.5), (2.,{1: 3., 0.5: math.inf},1.), (2.,{0.5: 1., 0.25: math.inf},0.25)])
+def test_part_reached_at_its_ends(loss, at, part):
+    "All of the items where today's batch gets no further with them, the least where it gets as far with that; losses may be negative"
+    assert part_reached(loss, lambda o: at[o], 4)==pytest.approx(part)
+
+decays = [] # Weight decay of each short training
+
+@pytest.fixture
+def scripted(monkeypatch):
+    "Loss after a short training with so many items in a batch, at a rate and after so many steps; what was asked for"
+    def _scripted(loss):
+        asked = []
+        def _loss_after(learn, micro_bs, n_acc, lr, n_steps, items, seed, wd):
+            asked.append((micro_bs,n_acc,lr,n_steps,seed))
+            decays.append(wd)
+            return loss((micro_bs or 4)*n_acc, np.ravel(rates(lr))[-1], n_steps)
+        monkeypatch.setattr(trials, 'loss_after', _loss_after)
+        decays.clear()
+        monkeypatch.setattr(trials, 'items_to_compare', lambda *args: [])
+        return asked
+    return _scripted
+
+def small_facts(**kwargs):
+    "Facts of a training of 1,000 steps of 4 items"
+    return facts_of(4, **{**dict(noise_scale=60., ci=(50.,70.), times=secs(4, 8, 16, 32, 64, 128), n_epoch=5, n_train=800, lr=1e-3), **kwargs})
+
+def tried(facts, bs, **kwargs):
+    return try_larger(None, facts, today_as_is(facts), option_of(facts, facts.noise, bs))
+
+def test_a_larger_batch_is_tried_at_the_root_of_the_ratio(scripted):
+    "On the same items as today's, 240 steps of it at most"
+    asked = scripted(lambda bs, lr, n_steps: 1.2 if bs==16 else 2.-n_steps/240)
+    assert tried(small_facts(), 16)==pytest.approx(0.5*2**0.6) # 1.5 after half of the items, 1 after all
+    assert asked==[(16,1,pytest.approx(2e-3),60,None),(None,1,1e-3,120,None),(None,1,1e-3,240,None)]
+
+def test_the_next_size_is_tried_from_the_one_before(scripted):
+    "At its own rate and with its own steps"
+    asked = scripted(lambda bs, lr, n_steps: 1. if bs==64 else 2.)
+    facts = small_facts()
+    assert try_larger(None, facts, option_of(facts, facts.noise, 16), option_of(facts, facts.noise, 64))==1
+    assert asked==[(64,1,pytest.approx(4e-3),62,None),(16,1,pytest.approx(2e-3),119,None),(16,1,pytest.approx(2e-3),238,None)]
+
+@pytest.mark.parametrize('n_train,n_epoch,drops_last,steps', [(800,1,False,(50,100,200)), (90,10,False,(60,115,230)), (90,10,True,(50,110,220))])
+def test_both_batches_see_as_many_items(n_train, n_epoch, drops_last, steps, scripted):
+    "Also where epochs have a last batch that is small, or drop it; no longer than the training"
+    asked = scripted(lambda bs, lr, n_steps: 1. if bs==16 else 2.)
+    tried(small_facts(n_train=n_train, n_epoch=n_epoch, drops_last=drops_last), 16)
+    assert tuple(n_steps for *_,n_steps,_ in asked)==steps
+
+@pytest.mark.parametrize('kwargs,lr', [(dict(lr=0.01, lr_factor=3.),0.03), (dict(lr=0.01, freeze_epochs=1, frozen=0.005),unfrozen_lr(0.01)),
+                                       (dict(lr=0.01, adam=False, sums=True),0.01/4)])
+def test_rates_begin_with_that_which_trains_today(kwargs, lr, scripted):
+    "Also where a ScaledLR scales it, `fine_tune` takes another, or the loss is a sum"
+    asked = scripted(lambda bs, lr, n_steps: 1. if bs==16 else 2.)
+    tried(small_facts(**kwargs), 16)
+    assert rates(asked[0][2])==pytest.approx(np.multiply(rates(lr), 2))
+    today = rates(asked[-1][2])
+    assert today==pytest.approx(rates(lr) if 'sums' not in kwargs else [0.01])
+
+@pytest.mark.parametrize('kwargs,factor', [(dict(), 4/2), (dict(adam=False, sums=True), 4/(2/4)), (dict(wd_factor=0.5), 1.), (dict(wd=None), None),
+                                           (dict(keeps_wd=True), None)])
+def test_the_weights_decay_as_much(kwargs, factor, scripted):
+    "A quarter of the steps, at the rate that goes with the size; today's training has its own decay"
+    scripted(lambda bs, lr, n_steps: 1. if bs==16 else 2.)
+    tried(small_facts(**{**dict(wd=0.1), **kwargs}), 16)
+    assert decays==[factor and pytest.approx(0.1*factor),None,None]
+
+def test_the_decay_is_what_the_optimizer_sees():
+    "Without one no weight shrinks"
+    seen = []
+    class Look(Callback):
+        def before_step(self): seen.append(self.opt.hypers[0]['wd'])
+    learn = learner([Look()])
+    loss_after(learn, None, 1, 1e-3, 3, items_to_compare(learn, None, 2), wd=0.3)
+    assert seen==[0.3]*3
+
+def test_a_seed_is_that_of_the_measurement(scripted):
+    asked = scripted(lambda bs, lr, n_steps: 1. if bs==16 else 2.)
+    tried(small_facts(seed=7), 16)
+    assert {seed for *_,seed in asked}=={7}
+
+# For a choice
+
+@pytest.fixture
+def told(monkeypatch):
+    "What is told of each size that is tried; those sizes"
+    def _told(parts):
+        sizes = []
+        def _try_larger(learn, facts, base, larger):
+            sizes.append((base.bs,larger.bs))
+            return parts[larger.bs]
+        monkeypatch.setattr(trials, 'try_larger', _try_larger)
+        return sizes
+    return _told
+
+flat = tuple((o,0.01,0.) for o in (4,8,16,32,64,128))
+
+def test_a_size_is_tried_from_today_s_and_the_next_one_from_there(told):
+    "At most four times each; the noise scale is that of both trials"
+    sizes = told({16: 0.8, 64: 0.5})
+    trial = try_sizes(None, small_facts(times=flat))
+    assert sizes==[(4,16),(16,64)]
+    assert (trial.bs,trial.n_short)==(64,960)
+    assert (trial.noise+64)/(trial.noise+4)==pytest.approx(1/(0.8*0.5))
+    assert trial.is_known and not trial.got_nowhere
+
+def test_where_larger_batches_would_not_pay_no_more_is_tried(told):
+    sizes = told({16: 0.3})
+    facts = small_facts(times=flat[:3])
+    trial = try_sizes(None, facts)
+    assert sizes==[(4,16)]
+    assert (trial.bs,trial.n_short,trial.failed)==(16,240,math.inf)
+    assert (trial.noise+16)/(trial.noise+4)==pytest.approx(1/0.3)
+
+def test_of_a_size_that_is_of_no_use_smaller_ones_are_tried(told):
+    sizes = told({16: 0.25, 8: 0.9})
+    trial = try_sizes(None, small_facts(times=flat))
+    assert sizes==[(4,16),(4,8)]
+    assert (trial.bs,trial.failed)==(8,16)
+    assert trial.is_known
+
+def test_where_none_is_of_use_today_s_stays(told):
+    told({16: 0.25, 8: 0.4})
+    facts = small_facts(times=flat)
+    trial = try_sizes(None, facts)
+    assert trial==Trial(4, failed=8)
+    assert trial.got_nowhere
+    plan = trials.decide(facts:=replace(facts, trial=trial), trials.options_of(facts, facts.noise))
+    assert (plan.option.bs,plan.reason)==(4,'nowhere')
+
+def test_what_was_found_stays_where_a_larger_one_is_of_no_use(told):
+    "A step of it must be worth 1.5 of those, and the choice save more than a tenth"
+    told({16: 0.8, 64: 0.375})
+    facts = small_facts(times=flat)
+    trial = try_sizes(None, facts)
+    assert (trial.bs,trial.failed)==(16,64)
+    device = small_facts(times=(*flat[:3],(32,0.012,0.),(64,0.0145,0.)))
+    for part,bs in ((0.39,16),(0.45,64)):
+        told({16: 0.8, 64: part})
+        again = try_sizes(None, device)
+        assert (again.bs,again.failed)==(bs,math.inf)
+        assert (again.noise==trial.noise)==(bs==16)
+
+@pytest.mark.parametrize('kwargs', [dict(moved=False), dict(times=()), dict(n_windows=4), dict(loss_rose=True)])
+def test_where_nothing_can_be_planned_nothing_is_tried(kwargs, told):
+    sizes = told({})
+    assert try_sizes(None, small_facts(**kwargs))==Trial()
+    assert sizes==[]
+
+def test_where_today_s_size_is_chosen_nothing_is_tried(told):
+    sizes = told({})
+    assert try_sizes(None, small_facts(times=tuple((o,0.01*o,0.) for o in (4,8,16))))==Trial(4)
+    assert sizes==[]
+
+def test_the_largest_within_four_times_is_tried(told):
+    "Or the next one where that is further"
+    sizes = told({12: 0.9, 48: 0.9, 64: 0.9})
+    try_sizes(None, small_facts(times=tuple((o,0.01,0.) for o in (4,12,48))))
+    assert sizes==[(4,12),(12,48)]
+    sizes = told({64: 0.9})
+    try_sizes(None, small_facts(times=tuple((o,0.01,0.) for o in (4,64))))
+    assert sizes[0]==(4,64)
+
+# In a plan
+
+@pytest.fixture
+def known(monkeypatch):
+    "A noise scale and a device for which larger batches are faster, whatever was measured"
+    real = finder.measured_of
+    def _measured_of(*args): return replace(real(*args), noise_scale=200., ci=(150.,260.), n_windows=30, loss_rose=False)
+    monkeypatch.setattr(finder, 'measured_of', _measured_of)
+    monkeypatch.setattr(finder, 'device_of', lambda *args: Device(times=secs(4, 8, 16, 32), spread=0.01))
+
+@pytest.mark.parametrize('opt_func', [Adam,momentum_sgd])
+def test_a_plan_has_the_rate_that_was_tried(opt_func, known, monkeypatch):
+    "Up to the size that was tried; above it the rate stays"
+    monkeypatch.setattr(finder, 'try_sizes', lambda *args: Trial(16, 100., 60))
+    plan = find(learner(opt_func=opt_func), n_epoch=20)
+    assert plan.bs==16
+    assert rule_name(plan.rule)==rule_name(plan.at(8).rule)=='sqrt_scaling'
+    assert plan.scaled_lr==pytest.approx(2e-3)
+    assert rule_name(plan.at(32).rule)=='no_scaling'
+    assert set(plan.table.bs)=={4,8,16}
+
+def test_a_plan_has_the_epochs_that_were_told(known, monkeypatch):
+    "The noise scale grows as the fourth root of the steps: 2,000 over 125 of the short training"
+    monkeypatch.setattr(finder, 'try_sizes', lambda *args: Trial(16, 10., 125))
+    plan = find(learner(), n_epoch=20)
+    assert plan.facts.noise==pytest.approx(20)
+    assert plan.at(16).choice.option.epochs==pytest.approx(20*(20+16)/(20+4))
+
+def test_of_smaller_sizes_a_trial_tells_nothing():
+    "They go by the measured noise scale, as before"
+    plan = plan_of(64, trial=Trial(256, 100., 240))
+    assert plan.at(32).choice.option.epochs==pytest.approx(5*(512+32)/(512+64))
+    assert plan.at(64).choice.option.bs==64
+    assert set(plan.table.bs)=={64,128,256}
+
+@pytest.mark.parametrize('opt_func,rule', [(Adam,'no_scaling'),(momentum_sgd,'adascale_gain')])
+def test_with_fixed_weights_nothing_is_tried(opt_func, rule, known):
+    plan = find(learner(opt_func=opt_func), lr=0)
+    assert plan.bs>plan.facts.today.bs
+    assert plan.facts.trial==Trial()
+    assert rule_name(plan.rule)==rule
+
+def test_on_a_model_of_its_own_it_says_what_was_tried(known):
+    plan = find(learner(), n_epoch=20)
+    trial = plan.facts.trial
+    assert trial.bs in (8,16,32)
+    assert trial.is_known or trial.got_nowhere
+    assert plan.bs<=trial.bs
+
+@pytest.mark.parametrize('cbs,dls,error', [(own['nothing'],without_valid,None),(own['its own'],None,KeyboardInterrupt)])
+def test_nobody_can_tell_that_a_size_was_tried(cbs, dls, error, known, monkeypatch):
+    "Also where it was cut off"
+    was_after_loss,n = MeanLoss.after_loss,[]
+    def _after_loss(self):
+        n.append(1)
+        if error and len(n)==5: raise error('the one')
+        was_after_loss(self)
+    monkeypatch.setattr(MeanLoss, 'after_loss', _after_loss)
+    learn = learner(cbs(), dls and dls())
+    was = picture(learn)
+    if error:
+        with pytest.raises(error, match='the one'): find(learn, n_epoch=20)
+    else: assert find(learn, n_epoch=20).facts.trial!=Trial()
+    assert changes(was, picture(learn))==[]
+    assert n
