@@ -232,6 +232,17 @@ def test_the_noise_scale_at_fixed_weights_is_that_by_hand(n, bs, n_batch):
 def reg_learner(n=200, bs=4, dtype=torch.float32, seed=0, **kwargs):
     return quiet_learner(loaders(regression(n, dtype=dtype), bs, shuffle=True), mlp(dtype=dtype, seed=seed), **kwargs)
 
+@pytest.mark.parametrize('kwargs,n_windows', [(dict(), 60), (dict(n_epoch=9), 40), (dict(n_epoch=9, num_it=60), 60)])
+def test_fewer_windows_are_measured_where_they_only_suggest_what_to_try(kwargs, n_windows, monkeypatch):
+    asked = []
+    def _cycle_of(*args):
+        asked.append(args[-1])
+        return real(*args)
+    real = finder.cycle_of
+    monkeypatch.setattr(finder, 'cycle_of', _cycle_of)
+    quiet_learner(loaders(regression(96), 4), mlp()).bs_find(0.01, show_plot=False, **kwargs)
+    assert asked==[n_windows]
+
 def test_fixed_weights_end_early_at_a_narrow_interval(tol=0.5):
     "At the first look, one every 5 windows from the 20th on, at which the interval is narrow enough"
     set_seed(1)

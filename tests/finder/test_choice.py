@@ -130,6 +130,12 @@ def test_without_times_the_size_nearest_to_the_noise_scale(noise, bs, verdict):
     choice = decided(fixed(noise, times=()))
     assert (choice.option.bs,choice.verdict,choice.reason)==(bs,verdict,'untimed')
 
+def test_the_range_of_sizes_after_a_trial_is_of_those_about_as_fast():
+    "Whatever the interval of the noise scale"
+    facts = fixed(bs=50, trial=Trial(200, 300., 99))
+    ranges = {range_of(o, decided(o)) for ci in ((1.,2.),(90.,5000.)) for o in [replace(facts, measured=replace(facts.measured, ci=ci))]}
+    assert len(ranges)==1
+
 def test_a_size_of_no_use_is_why_today_s_stays():
     facts = fixed(bs=50, trial=Trial(50, failed=100))
     choice = decided(facts)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, SequentialSampler
 from fastai.data.load import DataLoader
-from fastai_bs.finder.formulas import (best_split, candidates, check_reachable, epoch_of, epoch_seconds, extrapolated, for_training,
-    monotone_step_times, splits, whole_epochs)
+from fastai_bs.finder.formulas import (best_split, candidates, check_reachable, epoch_of, epoch_seconds, epochs_needed, extrapolated, for_longer,
+    for_training, monotone_step_times, noise_of, splits, whole_epochs)
 from fastai_bs.learner.loaders import drops_last, micro_batch_size
 
 inf,nan = math.inf,math.nan
@@ -141,3 +141,15 @@ def test_limits_of_for_training():
         assert res[-1]<=n_epoch*n_train/80
     assert all(np.diff([for_training(500, 10**5, o) for o in (0.1,1,9)])>0)
     assert math.isnan(for_training(nan, 1000, 1))
+
+@pytest.mark.parametrize('part,epochs', [(1.,1/0.999), (0.9995,1/0.999), (0.5,2.), (0.26,1/0.26)])
+def test_a_part_of_the_items_is_a_noise_scale(part, epochs):
+    "At which a training needs as many more epochs; of all items a thousandth is left open"
+    assert epochs_needed(256, 64, noise_of(part, 256, 64))==pytest.approx(epochs)
+
+def test_where_a_step_is_worth_no_more_there_is_no_noise():
+    assert noise_of(0.25, 256, 64)==noise_of(0.1, 256, 64)==0
+
+@pytest.mark.parametrize('times,grown', [(1,1.), (16,2.), (81,3.)])
+def test_a_noise_scale_grows_as_the_fourth_root_of_the_steps(times, grown):
+    assert for_longer(100., 50, 50*times)==pytest.approx(100*grown)

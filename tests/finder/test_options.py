@@ -175,6 +175,13 @@ def test_the_table_has_a_row_for_each_option_with_the_rate_of_each_rule():
     assert df.measured[:5].tolist()==approx([0.0125,0.015,0.02,0.03,0.05])
     assert math.isnan(df.measured[800])
 
+def test_rules_go_by_what_was_measured_also_where_a_size_was_tried():
+    facts = cycle(bs=25, times=five, trial=Trial(200, 900., 99))
+    df = table_of(facts, options_of(facts, facts.noise)).set_index('bs')
+    assert facts.noise>900
+    assert df.adascale_gain.tolist()==approx([0.1*gain(bs, 100., 25) for bs in df.index])
+    assert df.steps.tolist()==approx([1+facts.noise/bs for bs in df.index])
+
 def test_the_table_of_a_loss_that_sums_has_the_rates_of_the_optimizer():
     facts = cycle(bs=25, times=five, sums=True)
     options = options_of(facts, facts.noise)

@@ -174,6 +174,7 @@ def test_rates_begin_with_that_which_trains_today(kwargs, lr, scripted):
     assert today==pytest.approx(rates(lr) if 'sums' not in kwargs else [0.01])
 
 @pytest.mark.parametrize('kwargs,factor', [(dict(), 4/2), (dict(adam=False, sums=True), 4/(2/4)), (dict(wd_factor=0.5), 1.), (dict(wd=None), None),
+                                           (dict(n_train=90, n_epoch=10), 23/6/2),
                                            (dict(keeps_wd=True), None)])
 def test_the_weights_decay_as_much(kwargs, factor, scripted):
     "A quarter of the steps, at the rate that goes with the size; today's training has its own decay"
@@ -227,6 +228,10 @@ def test_where_larger_batches_would_not_pay_no_more_is_tried(told):
     assert sizes==[(4,16)]
     assert (trial.bs,trial.n_short,trial.failed)==(16,240,math.inf)
     assert (trial.noise+16)/(trial.noise+4)==pytest.approx(1/0.3)
+
+def test_a_short_training_is_no_longer_than_the_training_itself(told):
+    told({16: 0.8, 64: 0.5})
+    assert try_sizes(None, small_facts(times=flat[:3], n_epoch=1)).n_short==200
 
 def test_of_a_size_that_is_of_no_use_smaller_ones_are_tried(told):
     sizes = told({16: 0.25, 8: 0.9})
