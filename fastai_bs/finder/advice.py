@@ -362,7 +362,7 @@ def _on_size(plan):
     "Yield what goes with the size: the rule of the rate, and why it is not larger"
     t,timed,o = plan.facts.today,plan.facts.device.timed,plan.choice.option
     if plan.facts.trial.is_known and o.bs>=t.bs and math.isfinite(plan.facts.trial.failed):
-        yield f"A step of {plan.facts.trial.failed} was worth no more than one of a smaller batch."
+        yield f"A step of {plan.facts.trial.failed} was worth hardly more than one of a smaller batch, or no more."
     if o.bs!=t.bs and rule_name(o.rule)!='no_scaling':
         yield f"The optimizer's rate rises to {rate_text(plan.scaled_lr)} at its peak, by {rule_name(o.rule)}."
     is_largest = timed and o.n_acc==1 and o.bs==max(micro_bs for micro_bs,*_ in timed)*t.n_ranks

@@ -171,7 +171,7 @@ class Trial:
     bs:float = math.inf # Largest batch size in items whose rate may be scaled: one that was tried, or today's; `inf`: no bound, as nothing was tried
     noise:float = math.nan # Noise scale in items at which it gets as far as it did; NaN: none got anywhere
     n_short:float = math.nan # Optimizer steps of the short training with today's batch
-    failed:float = math.inf # Smallest batch size in items of which a step was worth no more than of a smaller one; `inf`: none
+    failed:float = math.inf # Smallest batch size in items of which a step was worth too little, as in `least_worth` of the trial; `inf`: none
 
     @property
     def is_known(self)->bool: return not math.isnan(self.noise) # Did a larger batch get further than today's in as many steps?
