@@ -9,7 +9,6 @@ __all__ = ['StepTimer', 'micro_batch_sizes', 'StepTimes', 'time_steps', 'loader_
 
 # %% ../../nbs/finder/04_timing.ipynb #2c02d8cf
 import math, time, torch
-from contextlib import ExitStack
 import numpy as np
 from fastcore.basics import patch, store_attr
 from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelValidException
@@ -20,7 +19,7 @@ from ..utils.text import counted
 from ..learner.ranks import any_rank, ddp_model, from_ranks, over_ranks, trains_together
 from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loaders import with_micro_bs
-from ..learner.loop import fastai_on_ranks
+from ..learner.loop import validate_on_ranks
 from ..accumulate.grad_accum import GradAccum
 from ..memory.max_bs import SizeSearch
 from ..schedule.rules import sqrt_scaling
@@ -316,15 +315,15 @@ def valid_time(
     learn:Learner, # In a mock training
 )->float: # Seconds; 0 where there is no validation or it fails
     "Time a validation, with its beginning and its end"
-    timer,on_ranks = ValidTimer(),trains_together(learn)
+    timer = ValidTimer()
     firsts = [] # Seconds of all but the other batches
     others = [] # Seconds of each batch after the first
     try:
         n = len(learn.dls.valid)
         if not n: return 0.
-        for _ in range(1 if on_ranks else 2):
+        for _ in range(1 if trains_together(learn) else 2):
             begin = time.perf_counter()
-            with learn.no_bar(), fastai_on_ranks() if on_ranks else ExitStack(): learn.validate(cbs=timer)
+            with learn.no_bar(): validate_on_ranks(learn, cbs=timer)
             firsts.append(time.perf_counter()-begin-(timer.at[-1]-timer.at[0]))
             others.extend(np.diff(timer.at))
     except Exception: return 0. # The fit will report it

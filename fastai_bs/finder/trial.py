@@ -10,7 +10,6 @@ __all__ = ['n_compared', 'most_steps', 'most_trials', 'most_times', 'least_worth
 
 # %% ../../nbs/finder/09_trial.ipynb #e271bc32
 import math, torch
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from fastcore.foundation import L
@@ -19,7 +18,7 @@ from fastai.learner import Learner
 from fastai.torch_core import to_device
 from ..learner.ranks import over_ranks, trains_together
 from ..learner.loaders import with_micro_bs
-from ..learner.loop import fastai_on_ranks
+from ..learner.loop import validate_on_ranks
 from ..learner.mock import mock_training
 from ..accumulate.losses import plain, precise
 from ..accumulate.grad_accum import QuietAccum, own_settings
@@ -82,13 +81,12 @@ def loss_after(
     "Return the loss of `items` after a one-cycle of `n_steps`"
     cycle,of_items = BriefCycle(n_steps),MeanLoss()
     accum = QuietAccum(n_acc, **own_settings(learn))
-    on_ranks = trains_together(learn)
     with mock_training(learn, seed), learn.no_bar():
         if micro_bs: learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs)
         learn.metrics = L()
         learn.fit(10_000, lr, wd=wd, cbs=[cycle,accum])
-        with fastai_on_ranks() if on_ranks else ExitStack(): learn.validate(dl=items, cbs=of_items)
-        return of_items.mean(on_ranks)
+        validate_on_ranks(learn, items, of_items)
+        return of_items.mean(trains_together(learn))
 
 # %% ../../nbs/finder/09_trial.ipynb #acb55ebe
 def part_reached(
@@ -159,8 +157,8 @@ def try_sizes(
     facts:Facts, # With step times
 )->Trial:
     "Try the sizes that may be chosen, where they are larger than today's"
-    base = today_as_is(facts)
     if not (facts.measured.moved and facts.device.timed and facts.can_plan): return facts.trial
+    base = today_as_is(facts)
     for _ in range(most_trials):
         larger = _next_to_try(facts, base)
         if larger is None: break

@@ -9,7 +9,6 @@ __all__ = ['Training', 'short_training', 'Trials']
 
 # %% ../../nbs/verify/02_trainings.ipynb #5c6c7b7c
 import math, time, torch
-from contextlib import ExitStack
 import numpy as np
 import pandas as pd
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from ..utils.text import counted, rate_text
 from ..learner.ranks import n_ranks, over_ranks, trains_together
-from ..learner.loop import fastai_on_ranks
+from ..learner.loop import validate_on_ranks
 from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loaders import epoch_len, micro_batch_size, n_items, with_micro_bs
 from ..learner.mock import mock_training
@@ -122,7 +121,7 @@ def short_training(
             f"A short training must take all its {n_steps} optimizer steps, but took {cycle.n_done} with {end.n_items} items in batches of {micro_bs*n_acc}: "
             "remove the callback that cancels batches")
         if n_valid and not math.isnan(train_loss):
-            with fastai_on_ranks() if on_ranks else ExitStack(): learn.validate(dl=_spread_out(learn.dls.loaders[1], n_valid), cbs=valid)
+            validate_on_ranks(learn, _spread_out(learn.dls.loaders[1], n_valid), valid)
         return Training(end.n_items*n_ranks(learn), secs, train_loss, valid.mean(on_ranks))
 
 # %% ../../nbs/verify/02_trainings.ipynb #1431d474
