@@ -39,7 +39,8 @@ def planned(table, key, task, lr, device, today, done):
     what = plan.bs,plan.n_epoch,round(o.lr_factor, 6)
     if what not in done: done[what] = fitted(task, plan.apply(learner(task, task.bs, key['seed'])), plan.n_epoch, plan.lr) if o.bs!=task.bs else today
     table.add(part='plan', device=device, **key, bs=plan.bs, n_epoch=plan.n_epoch, exact=o.epochs, factor=o.lr_factor, wd=o.wd_factor, tried=trial.bs,
-              implied=trial.noise, failed=trial.failed, noise_scale=plan.noise_scale, predicted=plan.duration[0]/plan.duration[1], find=find, **done[what])
+              implied=trial.noise, failed=trial.failed, reason=plan.choice.reason, steps=plan.facts.today.steps,
+              predicted=plan.duration[0]/plan.duration[1], find=find, **done[what])
 
 def trainings(table, name, task, epochs, kind, seed, part=1.):
     "A row for today's training and one for the plan of each device, at `part` of the best rate"
@@ -118,7 +119,7 @@ def sentences(both):
     def _line(o): return f"median {pct(o.median())}, above +5% in {(o>0.05).sum()} of {len(o)}, from {pct(o.min())} to {pct(o.max())}"
     def _losses(o): return f"training loss {_line(o.d_train)}; validation loss {_line(o.d_valid)}"
     of = {device: went[went.device==device] for device in devices}
-    cost,off = here.find/here.secs_now,np.abs(np.log(of['here'].time/of['here'].predicted))
+    off = np.abs(np.log(of['here'].time/of['here'].predicted))
     kinds_of = {'With Adam': went.task.map(is_adam), 'With SGD': ~went.task.map(is_adam), 'Text': went.task.isin(text)}
     return '\n'.join([f"* Run so far: {both.task.nunique()} of {len(tasks)} tasks, {len(both)} plans, of which {(~both.changed).sum()} stay.",
         f"* On this processor: {_losses(of['here'])}.",
@@ -127,7 +128,31 @@ def sentences(both):
         *(f"* With steps {names[device]} today's batch: {_losses(of[device])}; predicted {of[device].predicted.median():.2f} of the time (median)."
           for device in ('flat_4','flat_16')),
         *(f"* {nm}: {_losses(went[which])}." for nm,which in kinds_of.items()),
-        f"* `bs_find` takes {cost.median():.2f} of today's whole training (median of {len(cost)}), {cost.min():.2f} to {cost.max():.1f}."])
+        *of_cost(here)])
+
+def of_cost(here):
+    "What asking takes on this processor, over today's whole training or in seconds; and the first training with a plan, the asking included"
+    cost,went,is_long = here.find/here.secs_now,here[here.changed],here.steps>=500
+    first,stays = (went.find+went.secs)/went.secs_now,here[~here.changed].reason
+    def _of(which): return f"{cost[which].median():.2f}, {cost[which].min():.2f} to {cost[which].max():.2f}"
+    def _first(which): return f"{first[which].median():.2f} (median of {which.sum()})"
+    reasons = ', '.join(f"{nm} in {n}" for nm,n in stays.value_counts().items())
+    return [f"* `bs_find` takes {cost.median():.2f} of today's whole training (median of {len(cost)}), {cost.min():.2f} to {cost.max():.2f}; where no size "
+            f"can win {_of(here.reason=='never')}; where trying one costs too much for what it can win {_of(here.reason=='costly')}.",
+            f"* For trainings of 500 steps or more that is {_of(is_long)}; shorter ones take {here.find[~is_long].max():.1f} s at most.",
+            f"* The first training with a plan that changes something, with what finding it takes, lasts {_first(went.epochs>0)} of today's; of 4 epochs "
+            f"{_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, {((went.find/10+went.secs)/went.secs_now).median():.2f}.",
+            f"* Plans that stay on this processor: {reasons}."]
+
+def cost_table(here):
+    "A row for each task and number of epochs"
+    rows = []
+    for (task,epochs),o in here.groupby(['task','epochs'], sort=False):
+        first = (o.find+o.secs)/o.secs_now
+        rows.append([task,epochs,f'{o.steps.iloc[0]:.0f}',f'{o.secs_now.mean():.1f}',f'{o.find.mean():.1f}',f'{(o.find/o.secs_now).median():.2f}',
+                     f'{o.changed.sum()} of {len(o)}',f'{first[o.changed].median():.2f}' if o.changed.any() else '',', '.join(sorted(set(o.reason)))])
+    heads = ['data','epochs','steps',"today's training, s",'`bs_find`, s',"over today's",'change',"first training with the plan, over today's",'reason']
+    return md_table(heads, rows)
 
 def is_adam(name): return tasks[name].opt is Adam
 text = 'shakespeare','gru','awd','transformer','letters'
@@ -149,6 +174,7 @@ def page(df):
               pct(r.d_valid),f'{r.time:.2f}' if r.device=='here' else '',f'{r.predicted:.2f}',r.n] for r in went.itertuples()]
     return '\n\n'.join([f'# {__doc__.splitlines()[0]}',' '.join(__doc__.split('\n\n')[2].split()),measured(df),'## In short',sentences(both),in_short(both),
                         "Time: of the whole fit over today's, as measured on this processor and as predicted; median.",
+                        "## What asking costs, on this processor",cost_table(both[both.device=='here']),
                         "## Each plan that changes something","Over today's training from the same weights; means of the seeds.",md_table(heads, lines),
                         *(['## At random rates',of_random(drawn.assign(over_best=over_best(df, drawn)))] if len(drawn) else [])])
 

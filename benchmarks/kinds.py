@@ -173,11 +173,12 @@ def _as_kind(task, **kwargs): return Kind(task.make, task.folder, task.n, task.l
 gru,awd,transformer = (partial(characters, length=40, model=o) for o in (pays.CharGRU,CharLSTM,CharTransformer))
 plain_net = partial(images, conv=partial(pays.convnet, False))
 first = {**{nm: _as_kind(o, settled=nm=='ratings') for nm,o in pays.tasks.items()},
-         'reviews': Kind(reviews, 'imdb_sample', 800, 3e-3, 16, (1,4)),
+         'reviews': Kind(reviews, 'imdb_sample', 800, 3e-3, 16, (1,4,16)),
          'cifar': Kind(cifar, 'cifar10_jpg', 20_000, 3e-3, 64, (1,4)),
-         'digits': Kind(digits, '', 1440, 3e-3, 16, (1,4))}
-others = dict(gru=Kind(gru, 'tinyshakespeare', 4600, 8e-3, settled=True),
-              awd=Kind(awd, 'tinyshakespeare', 3000, 8e-3, settled=True),
+         'digits': Kind(digits, '', 1440, 3e-3, 16, (1,4,16))}
+first['adult'].epochs = 1,4,16
+others = dict(gru=Kind(gru, 'tinyshakespeare', 4600, 8e-3, epochs=(4,16), settled=True),
+              awd=Kind(awd, 'tinyshakespeare', 3000, 8e-3, epochs=(4,16), settled=True),
               transformer=Kind(transformer, 'tinyshakespeare', 4600, 4e-3),
               letters=Kind(letters, 'imdb_sample', 3000, 8e-3, bs=16),
               rows=Kind(rows, 'mnist', 5000, 4e-3, settled=True),

@@ -94,6 +94,7 @@ def _worth(k, epochs):
 def said(df):
     "A row for each task and device: the ratio of sizes of a plan and its epochs over today's, each plan's own and the mean"
     df = df[(df.part=='plan') & (df.kind=='best') & df.device.isin(['flat_4','flat_16']) & df.task.isin(list(tasks))]
+    df = df[df.epochs==df.task.map(lambda o: tasks[o].epochs[0])]
     df = df.assign(k=df.bs/df.task.map(lambda o: tasks[o].bs), ratio=df.exact/df.epochs)
     order = {nm: i for i,nm in enumerate([*tasks,'flat_4','flat_16'])}
     return df[df.k>1].sort_values(['task','device','seed'], key=lambda o: o if o.name=='seed' else o.map(order))

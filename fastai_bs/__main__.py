@@ -81,9 +81,9 @@ def _find_bs(learn, lr, epochs, out):
     "A plan, printed and drawn"
     with _quiet(learn): plan = learn.bs_find(lr, n_epoch=epochs, show_plot=False)
     print(textwrap.indent(repr(plan), '   '))
-    axs = plan.plot()
-    axs[0].figure.suptitle("A small convnet on scikit-learn's digits")
-    axs[0].figure.savefig(out/'plan.png', dpi=120)
+    figure = np.ravel(plan.plot())[0].figure # One panel or two
+    figure.suptitle("A small convnet on scikit-learn's digits")
+    figure.savefig(out/'plan.png', dpi=120)
     print(f"   Plot: {out/'plan.png'}")
     return plan
 
@@ -106,7 +106,7 @@ def _runs(make, plan, bs, epochs, seed):
 def run_demo(
     bs:int=16, # Micro-batch to start from, in items
     opt:str='adam', # 'adam' or 'sgd'
-    epochs:int=6, # Of the training at `bs`
+    epochs:int=12, # Of the training at `bs`
     seed:int=42, # For weights, split and order
     out:Path=Path('bs_demo'), # Folder for the pictures, which exists
     verify:bool=False, # End with short trials of several batch sizes?
@@ -115,7 +115,7 @@ def run_demo(
     make = partial(digits_learner, bs=bs, opt_func={'adam': Adam, 'sgd': partial(SGD, mom=0.9)}[opt], seed=seed)
     print(f"1. lr_find: a learning rate for batches of {bs}")
     lr = _find_lr(make)
-    print(f"   {lr:.2g}\n2. bs_find: the noise scale of the gradient, and what a step costs here")
+    print(f"   {lr:.2g}\n2. bs_find: what a step costs here, and how far a larger batch gets")
     plan = _find_bs(make(), lr, epochs, out)
 
     runs,rows = _runs(make, plan, bs, epochs, seed),[]
@@ -158,7 +158,7 @@ def main(
                                 "Under a minute on two cores; nothing is downloaded.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument('--bs', type=_whole(2,360), default=16, help="micro-batch to start from, in items")
     p.add_argument('--opt', choices=['adam','sgd'], default='adam', help="optimizer")
-    p.add_argument('--epochs', type=_whole(1), default=6, help="epochs of each training")
+    p.add_argument('--epochs', type=_whole(1), default=12, help="epochs of each training")
     p.add_argument('--seed', type=_whole(0,2**32-1), default=42, help="first seed of the split, the weights and the order of the items")
     p.add_argument('--verify', action='store_true', help="end with short trials of several batch sizes, which take as long as all the rest")
     p.add_argument('--out', type=_folder, default=Path('bs_demo'), help="folder for the pictures")

@@ -12,10 +12,12 @@ __all__ = ['unmeasured', 'stay_reasons', 'ended_above', 'headline', 'why', 'caut
 import math, textwrap
 from ..utils.text import counted, details_of, in_html, in_text, marked_size, num, percent, rate_text, time_text, with_interval
 from ..schedule.scaled_lr import rule_name, scale_lr
+from .cycle import cycle_of
 from .formulas import Duration, epochs_needed, steps_anyway
 from .facts import has_estimate, least_windows
-from .options import fit_time_of, today_as_is, at_todays_size, sum_factor
+from .options import at_todays_size, fit_time_of, sum_factor, today_as_is
 from .choice import time_allowed
+from .trial import parts_tried
 from .apply import fit_of, freeze_arg
 
 # %% ../../nbs/finder/12_advice.ipynb #4c0804b1
@@ -24,6 +26,7 @@ def _is_chosen(plan): return plan.choice.reason=='chosen' # Is the size the user
 def _n_longer(plan)->int: # `None` where more passes through the same items would not help
     "Return the micro-batches to measure with next"
     m = plan.facts.measured
+    if not m.has_mock: return None
     is_enough = m.n_windows>=least_windows
     if m.n_passes>10 and is_enough: return None
     return max(4*m.n_seen if is_enough else 0, m.n_enough or 4*m.n_seen)
@@ -31,9 +34,9 @@ def _n_longer(plan)->int: # `None` where more passes through the same items woul
 unmeasured = dict(
     pairs="this loss needs another `count=` or `reduction`, or it compares the items of a batch, and learn.check_accum() says which",
     short="only {n} of micro-batches could be measured, too few to tell the noise scale, so measure for longer first",
-    too_high="the loss rose during the mock training at {lr}, so measure with a lower rate first",
+    too_high="the loss rose during {training} at {lr}, so measure with a lower rate first",
     few_steps="this training has only {steps}, and a plan needs {least} or more",
-    not_learned="the loss of the mock training at {lr} ended no lower than that of guesses, so see first that the model learns",
+    not_learned="the loss of {training} at {lr} ended no lower than that of guesses, so see first that the model learns",
     longer="the noise scale cannot be told yet, so measure for longer first",
     items="these {n_train} items cannot tell the noise scale, only more of them would")
 
@@ -42,12 +45,16 @@ def _steps_now(plan): return counted(math.ceil(plan.facts.today.steps), 'optimiz
 def _unmeasured(plan):
     t,reason = plan.facts.today,plan.verdict
     if reason=='unknown': reason = 'longer' if _n_longer(plan) else 'items'
-    n = counted(plan.facts.measured.n_windows, 'window')
-    text = unmeasured[reason].format(n=n, lr=rate_text(plan.lr), n_train=t.n_train, steps=_steps_now(plan), least=steps_anyway)
+    m = plan.facts.measured
+    n,training = counted(m.n_windows or 0, 'window'),'the mock training' if m.has_mock else 'a short training'
+    text = unmeasured[reason].format(n=n, training=training, lr=rate_text(plan.lr), n_train=t.n_train, steps=_steps_now(plan), least=steps_anyway)
     return f"Stay at {t.bs}: {text}."
 
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
+    never="no larger batch can save enough here, whatever the noise of the gradient: in as many epochs {other} would take {ratio} of today's time, and a plan "
+          "takes {other} only at {limit} or less",
+    costly="{skipped} could save {saving} at best, and trying it takes {cost}",
     nowhere="in a short training a step of {failed} got no further than one of {bs}",
     little="with {other} the whole fit would take {ratio} of today's time, and a plan takes {other} only at {limit} or less",
     untimed="today's step could not be timed, so other sizes cannot be compared",
@@ -64,8 +71,11 @@ def _stay(plan):
     now = plan.choice.option
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
     ratio,limit = (f'{num(100*secs/now.fit_time)}%' for secs in (other.fit_time,time_allowed(other, now, d.least_gain)))
+    trial = plan.facts.trial
+    saving = time_text(trial.saving) if trial.saving>0 else 'nothing'
     text = stay_reasons[plan.choice.reason].format(
-        failed=plan.facts.trial.failed, bs=t.bs, other=other.bs, ratio=ratio, limit=limit, micro_bs=t.micro_bs, error=percent(d.least_gain))
+        skipped=trial.skipped, saving=saving, cost=time_text(trial.cost), failed=trial.failed, bs=t.bs, other=other.bs, ratio=ratio, limit=limit,
+        micro_bs=t.micro_bs, error=percent(d.least_gain))
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
 
@@ -94,7 +104,7 @@ def _use(plan):
     if o.n_acc*t.n_ranks>1: size += f" as {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}"
     size += f" (today {t.bs})"
     if _is_chosen(plan): size += ", as you chose"
-    if not plan.facts.can_plan: return f"Use {size}; the noise scale is not known, so how many epochs it takes is not known either."
+    if math.isnan(o.steps): return f"Use {size}; the noise scale is not known, so how many epochs it takes is not known either."
     now = counted(t.n_epoch, 'epoch')
     verb = "becomes" if now=='1 epoch' else "become"
     planned = o.trained_epochs if t.has_n_epoch else num(o.trained_epochs)
@@ -134,7 +144,7 @@ def _how(plan):
     wd,wd_now = plan.wd,plan.facts.today.wd
     if plan.choice.option.wd_factor!=1 and rate_text(wd)!=rate_text(wd_now):
         yield f"Weight decay becomes {rate_text(wd)} in place of {rate_text(wd_now)}: it is set for you, unless you pass wd= to the fit."
-    if len(plan.facts.device.timed)<2 or _is_chosen(plan): return
+    if len(plan.facts.device.timed)<2 or _is_chosen(plan) or not plan.choice.as_fast: return
     low,high = plan.bs_range
     if math.isinf(high): yield f"Sizes of {low} and more are about as fast."
     elif low==high: yield "No other size is about as fast."
@@ -182,7 +192,8 @@ def _got(plan):
     "Write how far the larger batch got that was tried"
     t,trial = plan.facts.today,plan.facts.trial
     part = 1/epochs_needed(trial.bs, t.bs, trial.noise)
-    items = "all of the same items" if part>0.995 else f"{percent(part)} of the same items"
+    items = f"{percent(part)} of the same items"
+    if part>0.999*parts_tried(trial.bs/t.bs)[1]: return f"In a short training {trial.bs} ended no higher than {t.bs} does with {items}."
     return f"In a short training {trial.bs} ended at the loss that {t.bs} reaches with {items}."
 
 def _record(plan):
@@ -191,10 +202,18 @@ def _record(plan):
     n,of = ended_above[plan.facts.today.adam]
     yield f"That the whole training ends there too is a prediction: {n} of {of} such plans in a benchmark ended more than 5% above today's training loss."
 
+def _won_back(plan):
+    "Yield from which training on the plan has won back what finding it took"
+    n = plan.pays_after
+    if plan.choice.reason!='faster' or not plan.facts.today.has_n_epoch or not math.isfinite(n): return
+    nth = {1: 'first', 2: 'second', 3: 'third'}.get(n, f'{n}th')
+    yield f"Finding this took {time_text(plan.took)}: it pays from the {nth} training on."
+
 def _found(plan):
     "Write the noise scale, and how today's size compares with it"
     m,t = plan.facts.measured,plan.facts.today
     where = f"today's {t.bs} {_where(plan)}"
+    if not m.has_mock: return f"The noise scale that was given makes {counted(m.noise_scale)} for this training."
     if m.cool is None: return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} at the present weights, and {where}."
     seen = m.cool.noise_scale if math.isfinite(m.cool.noise_scale) else m.cool.ci[0]
     if plan.facts.noise>=seen/2:
@@ -221,10 +240,10 @@ def why(
     plan, # A `BatchPlan`
 )->list: # Sentences; none where the noise scale is not known
     "Write what was measured, and why the plan follows from it"
-    if not plan.facts.can_plan: return []
-    if plan.facts.trial.is_known and plan.bs>=plan.facts.today.bs: return [_got(plan), *_record(plan)]
+    if math.isnan(plan.facts.noise): return list(_won_back(plan))
+    if plan.facts.trial.is_known and plan.bs>=plan.facts.today.bs: return [_got(plan), *_record(plan), *_won_back(plan)]
     if plan.ci[1]<1: return ["There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."]
-    return [_found(plan), *_consequence(plan)]
+    return [_found(plan), *_consequence(plan), *_won_back(plan)]
 
 # %% ../../nbs/finder/12_advice.ipynb #9eb8bd52
 def _slower(plan):
@@ -240,7 +259,7 @@ def _on_time(plan):
     t,d,o = plan.facts.today,plan.facts.device,plan.choice.option
     changes_size,epochs = o.bs!=t.bs,counted(t.n_epoch, 'epoch')
     if not d.timed and changes_size: yield "Today's step could not be timed, so whether this saves time is not known."
-    if not t.has_n_epoch and plan.facts.measured.cool:
+    if not t.has_n_epoch and plan.facts.measured.moved:
         yield f"No n_epoch was given: this is for {epochs}, and a longer training may want a larger batch."
     elif not t.has_n_epoch and changes_size: yield f"No n_epoch was given, so epochs and times are for a training of {epochs}."
     if plan.choice.reason=='little':
@@ -268,7 +287,7 @@ _trend = {1: "The noise scale rose during the measurement: measure again later, 
 def _on_noise(plan):
     "Yield for which weights, items and parameters the noise scale holds"
     m,t = plan.facts.measured,plan.facts.today
-    if not m.cool and m.ci[1]>=1: yield _trend[m.trend]
+    if m.has_mock and not m.cool and m.ci[1]>=1: yield _trend[m.trend]
     if m.n_passes>max(1.5, t.n_epoch) and not plan.facts.trial.is_known:
         passes = f"{num(m.n_passes)} times through these {counted(t.n_train)}"
         yield f"The measurement passed {passes}, so the noise scale is that of these items: it may differ for new ones."
@@ -286,15 +305,18 @@ def _on_device(plan):
 
 def _on_cost(plan):
     "Yield whether to measure for longer or for less time"
-    longer,is_known = _n_longer(plan),plan.facts.can_plan
+    longer,is_known,t = _n_longer(plan),plan.facts.can_plan,plan.facts.today
+    if plan.choice.reason=='costly':
+        n = cycle_of(None, t.n_acc, t.steps).num_it
+        yield f"Before many trainings like this one call bs_find with num_it={n} too: then sizes are measured and tried, whatever that takes."
     is_open = is_known and math.isinf(plan.ci[1]) and not plan.facts.trial.is_known
     if is_open and longer is None: yield "The noise scale may be larger still: only other items would tell more."
     took = f"Measuring took {time_text(plan.took)}, longer than an epoch"
     is_slow = plan.took>10 and plan.took>today_as_is(plan.facts).epoch_time
     if is_slow and longer and (is_open or plan.verdict in ('short','unknown')):
         yield f"{took}. For a long training measure again with num_it={longer}; for a short one go by this plan as it is."
-    elif is_slow and plan.facts.trial.is_known: yield f"{took}."
-    elif is_slow and is_known: yield f"{took}: a smaller num_it takes less time and gives a wider interval."
+    elif is_slow and is_known and plan.facts.measured.has_mock and not plan.facts.trial.is_known:
+        yield f"{took}: a smaller num_it takes less time and gives a wider interval."
     elif is_open and longer: yield f"The noise scale may be larger still: num_it={longer} would tell more."
 
 # %% ../../nbs/finder/12_advice.ipynb #52305391
@@ -336,7 +358,7 @@ def _on_readings(plan):
     "Yield the noise scale where the plan does not go by it, and elsewhere in the mock training"
     m = plan.facts.measured
     goes_by_trial = plan.facts.trial.is_known
-    if goes_by_trial: yield "The noise scale of the mock training has suggested which sizes to try."
+    if goes_by_trial and m.has_mock: yield "The noise scale of the mock training has suggested which sizes to try."
     for reading,where in ((m.cool if goes_by_trial else None,'on its cool stretch'),(m.at_peak,'near the peak of the rate'),(m.at_end,'at the end')):
         if reading and reading.n_windows and (math.isfinite(reading.noise_scale) or reading.ci[0]>=1):
             yield f"In the mock training the noise scale was {_estimate_text(reading.noise_scale, reading.ci)} {where}."
@@ -344,6 +366,7 @@ def _on_readings(plan):
 def _on_steps(plan):
     "Yield what the seconds hold"
     d = plan.facts.device
+    if not plan.facts.measured.has_mock and plan.verdict=='stay': yield f"Asking took {time_text(plan.took)}."
     if d.given: yield "The step times were given, so seconds leave out validations and what the loader takes."
     if d.valid_time: yield f"Each epoch is taken to have a validation of {time_text(d.valid_time)}."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
@@ -395,7 +418,7 @@ def numbers_text(
     "Write the numbers of a plan"
     f = plan.facts
     noise = f"at least {num(f.measured_noise)}" if f.measured.is_bound else with_interval(plan.noise_scale, plan.ci)
-    if not f.can_plan: noise = 'not known'
+    if not f.can_plan or math.isnan(plan.noise_scale): noise = 'not known'
     parts = dict(verdict=repr(plan.verdict), noise_scale=noise, bs=plan.bs, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=rate_text(plan.lr),
                  scaled_lr=rate_text(plan.scaled_lr), n_epoch=plan.n_epoch, base_bs=plan.base_bs, n_ranks=f.today.n_ranks, seed=f.measured.seed)
     return f"BatchPlan({', '.join(f'{nm}={v}' for nm,v in parts.items())})"

@@ -175,7 +175,7 @@ def fit_of(
 )->str: # A method of `Learner`
     "Name the method that trains as planned: `fit` where the noise scale was measured at fixed weights"
     if plan.freeze_epochs: return 'fine_tune'
-    return 'fit_one_cycle' if plan.facts.measured.cool else 'fit'
+    return 'fit_one_cycle' if plan.facts.measured.moved else 'fit'
 
 def _written(cb):
     "Write the call that makes a callback of a plan"

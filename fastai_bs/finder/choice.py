@@ -20,7 +20,7 @@ class Choice:
     "Hold the option to train with, and why it is that one"
     option:Option # The training to plan
     verdict:str # 'use' another size, 'split' today's in other micro-batches, or 'stay'; else as `Facts.no_plan_for`
-    reason:str # 'faster'; 'nowhere', 'little', 'single', 'slower', 'error' or 'gain' to stay; 'untimed' or 'chosen'; else as `verdict`
+    reason:str # 'faster'; 'never', 'costly', 'nowhere', 'little', 'single', 'slower', 'error' or 'gain' to stay; 'untimed' or 'chosen'; else as `verdict`
     fastest:Option # The one with the least time to a given loss
     as_fast:tuple=() # Options whose fit takes about as long as the shortest, ascending; none where nothing was timed
 
@@ -36,7 +36,8 @@ def time_allowed(
     return now.fit_time/max(1+least_gain, 1.1**_doublings(option, now))
 
 def _fastest_to_loss(options, now, least_gain):
-    "Return the option with the least time to a given loss; today's where that is about as fast"
+    "Return the option with the least time to a given loss; today's where that is about as fast, or not known"
+    if math.isnan(now.loss_time): return now
     fastest = min(options, key=lambda o: o.loss_time)
     return now if now.loss_time<=(1+least_gain)*fastest.loss_time else fastest
 
@@ -71,6 +72,13 @@ def choose(
     return Choice(now, 'stay', _why_stay(options, now, fastest, least_gain, got_nowhere), fastest, as_fast)
 
 # %% ../../nbs/finder/08_choice.ipynb #f8f48a35
+def _untried(facts, options, now):
+    "Stay without knowing a noise scale, and tell why: no size can win, trying one costs too much, or the ones that were tried got nowhere"
+    if now.changes: return Choice(now, 'split', 'faster', now)
+    reason = 'nowhere' if facts.trial.got_nowhere else 'costly' if facts.trial.skipped else 'never'
+    if reason=='never' and all(o.micro_bs==now.micro_bs for o in options): reason = 'single'
+    return Choice(now, 'stay', reason, now)
+
 def _nearest_to(options, noise):
     "Return the option whose batch size is nearest to the noise scale"
     return min(options, key=lambda o: abs(math.log(o.bs/max(1, noise))))
@@ -83,7 +91,9 @@ def decide(
     "Choose the option to train with"
     now = at_todays_size(facts, options)
     if not facts.can_plan: choice = Choice(now, facts.no_plan_for, facts.no_plan_for, now)
+    elif facts.device.timed and (math.isnan(facts.noise) or facts.trial.skipped): choice = _untried(facts, options, now)
     elif facts.device.timed: choice = choose(options, now, facts.device.least_gain, facts.trial.got_nowhere)
+    elif math.isnan(facts.noise): choice = Choice(now, 'stay', 'untimed', now)
     else:
         nearest = _nearest_to(options, facts.noise)
         choice = Choice(nearest, 'stay' if nearest is now else 'use', 'untimed', nearest)

@@ -88,9 +88,9 @@ def has_estimate(
 @dataclass(frozen=True)
 class Measured:
     "Hold the noise scale from a mock training"
-    noise_scale:float # Items, for the whole training; `inf` where no gradient could be told from the noise
-    ci:tuple # Its interval in items; the upper end is `inf` where the data cannot bound it
-    n_windows:int # Windows that it was measured in
+    noise_scale:float # Items, for the whole training; `inf` where no gradient could be told from the noise, NaN where none was looked for
+    ci:tuple # Its interval in items; the upper end is `inf` where the data cannot bound it; NaN where it is not known
+    n_windows:int # Windows of the mock training that it was measured in; `None`: there was none
     n_seen:int # Micro-batches that the measurement took
     n_passes:float # Epochs of the training loader that it took
     level:float = 0.95 # Coverage of `ci`
@@ -106,11 +106,13 @@ class Measured:
     seed:int = None # Seed that was given
 
     @property
-    def usable(self)->float: return self.noise_scale if math.isfinite(self.noise_scale) else self.ci[0] # The estimate, or the lower end
+    def has_mock(self)->bool: return self.n_windows is not None # Was there a mock training?
+    @property
+    def usable(self)->float: return self.ci[0] if math.isinf(self.noise_scale) else self.noise_scale # The estimate, or the lower end
     @property
     def is_open(self)->bool: return math.isinf(self.ci[1]) and not self.ci[0]>0 # Has the interval no end at all?
     @property
-    def is_bound(self)->bool: return not has_estimate(self.noise_scale, self.ci) # Is the lower end known, but no estimate?
+    def is_bound(self)->bool: return self.ci[0]>=0 and not has_estimate(self.noise_scale, self.ci) # Is the lower end known, but no estimate?
 
 # %% ../../nbs/finder/06_facts.ipynb #83cb722d
 def step_of(
@@ -171,7 +173,10 @@ class Trial:
     bs:float = math.inf # Largest batch size in items whose rate may be scaled: one that was tried, or today's; `inf`: no bound, as nothing was tried
     noise:float = math.nan # Noise scale in items at which it gets as far as it did; NaN: none got anywhere
     n_short:float = math.nan # Optimizer steps of the short training with today's batch
-    failed:float = math.inf # Smallest batch size in items of which a step was worth too little, as in `least_worth` of the trial; `inf`: none
+    failed:float = math.inf # Smallest batch size in items of which a step was worth too little; `inf`: none
+    skipped:int = None # Batch size in items that was not tried, as that costs too much for what it can save; `None`: none
+    saving:float = math.nan # Seconds of a fit that `skipped` saves at best, as far as short trainings could tell
+    cost:float = math.nan # Seconds that they would take
 
     @property
     def is_known(self)->bool: return not math.isnan(self.noise) # Did a larger batch get further than today's in as many steps?
@@ -206,13 +211,13 @@ class Facts:
         m = self.measured
         if m.pairs: return 'pairs'
         if self.today.has_few_steps: return 'few_steps'
-        if m.n_windows<least_windows: return 'short'
+        if m.has_mock and m.n_windows<least_windows: return 'short'
         if m.loss_rose: return 'too_high'
         if not m.learned: return 'not_learned'
-        return 'unknown' if m.is_open else ''
+        return 'unknown' if m.has_mock and m.is_open else ''
 
     @property
-    def can_plan(self)->bool: return not self.no_plan_for # Is there a noise scale to plan with?
+    def can_plan(self)->bool: return not self.no_plan_for # Does nothing speak against a plan?
     @property
     def measured_noise(self)->float: return self.measured.usable if self.can_plan else math.nan # In items; NaN where there is none
 
@@ -222,6 +227,11 @@ class Facts:
         t,trial = self.today,self.trial
         if not (self.can_plan and trial.is_known): return self.measured_noise
         return for_longer(trial.noise, trial.n_short, t.steps)
+
+    @property
+    def assumed_noise(self)->float: # In items
+        "Return `noise`; in a plan that knows none `inf`, the best that a larger batch can hope for: as many epochs as today"
+        return math.inf if self.can_plan and math.isnan(self.noise) else self.noise
 
     @property
     def balanced_bs(self)->int: return balanced_bs(self.measured.noise_scale) if self.can_plan else None # Power of two nearest to the noise scale

@@ -160,13 +160,13 @@ def spread(
 def candidates(
     micro_sizes, # Micro-batch sizes that ran on each rank
     bs_now, # Today's batch size
-    noise_scale, # In items; NaN where it is not known
+    noise_scale, # In items; NaN or `inf` where it is not known
     n_train, # Items in an epoch
     n_ranks=1, # Ranks that train together
 )->list: # Items, ascending
     "List the batch sizes to compare: those that ran, today's, and accumulated ones up to 8 times the noise scale or today's; two fit in an epoch"
     ran = [m*n_ranks for m in micro_sizes]
-    most = 8*max(bs_now, 0 if math.isnan(noise_scale) else noise_scale)
+    most = 8*max(bs_now, noise_scale if math.isfinite(noise_scale) else 0)
     accumulated = [max(ran)*2**i for i in range(1, 64) if max(ran)*2**i<=most]
     return sorted(o for o in {*ran,*accumulated,bs_now} if o<=n_train//2 or o==bs_now)
 

@@ -26,6 +26,7 @@ from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.rules import sqrt_scaling
 from ..schedule.scaled_lr import ScaledLR
 from ..schedule.batch_schedule import BatchSchedule
+from .cycle import cycle_of
 from .plan import BatchPlan
 import fastai_bs.finder.bs_find # noqa: F401 bs_find
 
@@ -58,9 +59,9 @@ class Growing(BatchSchedule):
 # %% ../../nbs/finder/16_grow.ipynb #81a9c73a
 def _most(learn, n_epoch, lr, max_bs):
     "Return the items at which the growth ends"
-    if max_bs is None: max_bs = learn.bs_find(lr, n_epoch=n_epoch, show_plot=False)
+    if max_bs is None: max_bs = learn.bs_find(lr, num_it=cycle_of(None, accumulation(learn), math.inf).num_it, n_epoch=n_epoch, show_plot=False)
     if not isinstance(max_bs, BatchPlan): return check_whole('max_bs', max_bs, 1, "the batch is to grow up to it", 'item') or max_bs
-    if not max_bs.facts.can_plan:
+    if math.isnan(max_bs.facts.measured_noise):
         raise ValueError("The batch is to grow up to the noise scale, and that could not be told: give `max_bs`, the items that it is to grow to, "
                          "or a plan that knows it. Of this one plan.advice says why it does not")
     return max_bs.facts.measured_noise

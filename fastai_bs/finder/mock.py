@@ -200,6 +200,7 @@ class EndOfMock(Callback):
     def __init__(self,
         accum:MockAccum, # Makes the windows; its `NoiseScale` measures them
         num_it:int, # Micro-batches at most
+        moves:bool=True, # Is the rate of the training that is planned above 0?
     ):
         store_attr()
         self.noise,self.cycle = accum.noise,accum.cycle
@@ -207,6 +208,9 @@ class EndOfMock(Callback):
         self.micro_bs = 0 # Items of the largest micro-batch so far
         self.bad_loss = None # A loss that is not finite, and its micro-batch
         self._n_looked = 0 # Windows when the interval was last looked at
+
+    @property
+    def only_looks(self): return self.moves and not self.cycle # Is no noise scale asked for?
 
     def before_fit(self):
         "Keep what is known as the fit begins"

@@ -52,7 +52,7 @@ def rule_of(
 ): # Function from k to the factor on the learning rate
     "Return the rule for the rate at `bs`"
     now,adam = facts.today.bs,facts.today.adam
-    is_known = not math.isnan(noise)
+    is_known = math.isfinite(noise)
     if not facts.trial.permits_rate(bs): return no_scaling
     if facts.trial.is_known and bs>now: return sqrt_scaling
     if adam and (bs<now or not is_known or not facts.measured.moved): return no_scaling
@@ -128,12 +128,12 @@ class Option:
 # %% ../../nbs/finder/07_options.ipynb #3c9d1e58
 def option_of(
     facts:Facts, # What is known
-    noise:float, # Noise scale, in items; NaN where it is not known
+    noise:float, # Noise scale, in items; NaN where it is not known, `inf` for as many epochs as today
     bs:int, # Batch size, in items
 )->Option:
     "Work out all that goes with a batch of `bs`"
     t,timed = facts.today,facts.device.timed
-    is_known,is_now = not math.isnan(noise),bs==t.bs
+    is_known,is_now = math.isfinite(noise),bs==t.bs
     step_time,micro_bs,n_acc = _split(facts, noise, bs)
     changes = not (is_now and micro_bs==t.micro_bs)
     epoch = t.epoch_with(micro_bs, n_acc)
@@ -158,7 +158,7 @@ def today_as_is(
 
 def options_of(
     facts:Facts, # What is known
-    noise:float, # Noise scale, in items; NaN where it is not known
+    noise:float, # Noise scale, in items; NaN or `inf`, as for `option_of`
     also=(), # Further sizes, in items
 )->tuple: # `Option`s by size, ascending
     "Work out all options"
@@ -177,12 +177,12 @@ def table_of(
     options, # `Option`s, today's size among them
 )->pd.DataFrame:
     "Make a row for each option"
-    t,noise = facts.today,facts.measured.usable
+    t,noise = facts.today,facts.measured_noise if facts.measured_noise>=0 else facts.noise
     now = at_todays_size(facts, options)
     def _row(o):
         k,rate = o.bs/t.bs,rates(t.lr)[-1]*t.lr_factor*sum_factor(t, o.bs)
         by_rule = dict(linear_scaling=linear_scaling(k), adascale_gain=math.nan, sqrt_scaling=sqrt_scaling(k), adam_gain=math.nan)
-        if facts.can_plan: by_rule |= dict(adascale_gain=adascale_gain(k, noise, t.bs), adam_gain=adam_gain(k, noise, t.bs))
+        if noise>=0: by_rule |= dict(adascale_gain=adascale_gain(k, noise, t.bs), adam_gain=adam_gain(k, noise, t.bs))
         return dict(bs=o.bs, micro_bs=o.micro_bs, n_acc=o.n_acc, lr=rate*o.rule(k), steps=o.steps, examples=o.examples, step_time=o.step_time,
                     measured=step_of(facts.device.times, o.bs/t.n_ranks), time=o.loss_time/now.loss_time, **{nm: rate*v for nm,v in by_rule.items()})
     return pd.DataFrame([_row(o) for o in options])

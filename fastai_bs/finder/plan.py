@@ -34,7 +34,7 @@ class BatchPlan:
     facts:Facts # What it follows from
     options:tuple # An `Option` for each batch size that was compared, ascending
     choice:Choice # The one to train with, and why
-    df:pd.DataFrame = None # A row for each window of the mock training, as in `NoiseScale.df`
+    df:pd.DataFrame = None # A row for each window of the mock training, as in `NoiseScale.df`; `None` where there was none
     took:float = math.nan # Seconds of the whole of `bs_find`
 
     @property
@@ -67,6 +67,13 @@ class BatchPlan:
         "Return the seconds of the fit of `n_epoch` epochs as planned, and of today's, with their validations"
         o = self.choice.option
         return Duration(fit_time_of(self.facts, o.n_epoch, o.freeze_epochs, o.epoch_time), today_as_is(self.facts).fit_time)
+
+    @property
+    def pays_after(self)->float: # Trainings; `inf` where a training as planned is no shorter, NaN where that is not known
+        "Return with which training as planned `took` is won back; NaN for the step times of another device"
+        planned,today = self.duration
+        if self.facts.device.given or math.isnan(planned+self.took): return math.nan
+        return math.ceil(self.took/(today-planned)) if planned<today else math.inf
 
     # Rate and weight decay
 
@@ -107,7 +114,8 @@ def plan_of(
     took:float=math.nan, # As for `BatchPlan`
 )->BatchPlan:
     "Make a plan"
-    noise = facts.noise if not chosen or chosen>=facts.today.bs else facts.measured_noise # Of smaller sizes a short training with a larger one tells nothing
+    if not chosen: noise = facts.assumed_noise
+    else: noise = facts.noise if chosen>=facts.today.bs else facts.measured_noise # Of smaller sizes a short training with a larger one tells nothing
     options = options_of(facts, noise, [chosen] if chosen else [])
     return BatchPlan(facts, options, decide(facts, options, chosen), df, took)
 
@@ -176,7 +184,7 @@ def _repr_html_(self:BatchPlan): return plan_html(self)
 def plot(self:BatchPlan,
     ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
 ): # The axes
-    "Draw the noise scale along the mock training on the left, time and examples against batch size on the right"
+    "Draw time and examples against batch size, and on their left the noise scale along the mock training, where there was one"
     return plot_plan(self, ax)
 
 @patch
@@ -184,7 +192,7 @@ def to_dict(self:BatchPlan)->dict:
     "Return all as numbers, strings and lists for strict JSON, without `df` and `table`; a number that is not known or infinite is `None`"
     f,reason = self.facts,self.choice.reason
     names = ('verdict','noise_scale','ci','bs','bs_range','micro_bs','n_acc','n_epoch','freeze_epochs','duration','lr','scaled_lr','wd','base_bs',
-             'advice','code','took')
+             'advice','code','took','pays_after')
     parts = {nm: asdict(part) for nm,part in (('today',f.today),('measured',f.measured),('device',f.device),('trial',f.trial))}
     more = dict(reason=reason, balanced_bs=f.balanced_bs, rule_name=rule_name(self.rule), timing_error=f.device.timing_error,
                 chosen=self.bs if reason=='chosen' else None)

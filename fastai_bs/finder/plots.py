@@ -117,7 +117,7 @@ def _plot_time(plan, ax=None):
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     if plan.facts.balanced_bs: ax.axvline(plan.facts.balanced_bs, color='grey', ls=':', label=f'balanced, {plan.facts.balanced_bs}')
-    if table.time.notna().all():
+    if plan.facts.device.timed:
         times = _fit_ratios(plan, plan.facts.noise)
         ax.plot(table.bs, times, 'o-', color='C0', label='time of the whole fit')
         if all(map(math.isfinite, plan.ci)) and not plan.facts.trial.is_known: # A short training has no interval
@@ -141,7 +141,8 @@ def plot_plan(
     plan, # A `BatchPlan`
     ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
 ):
-    "Draw the noise scale on the left and the time on the right; return the axes"
+    "Draw the noise scale on the left, where it was measured, and the time on the right; return the axes"
+    if plan.df is None: return _plot_time(plan, None if ax is None else np.ravel(ax)[-1])
     ax = new_axes(ax, nrows=1, ncols=2, figsize=(8.8,4.5)) # Readable at half the width of a page
     left,*right = np.ravel(ax)
     (_plot_cycle if plan.facts.measured.cool else _plot_stretch)(plan, left)

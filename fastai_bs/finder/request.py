@@ -8,14 +8,17 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/request.html.md"""
 __all__ = ['few_it', 'Request', 'check_request']
 
 # %% ../../nbs/finder/14_request.ipynb #ffb272e9
-import warnings
+import math, warnings
 from dataclasses import dataclass, fields
 from fastai.learner import Learner
 from ..utils.checks import check_number, check_whole, is_whole, shown
 from ..utils.text import counted, rate_text
 from ..learner.loaders import micro_batch_size
 from ..learner.mock import check_how
-from ..schedule.scaled_lr import rates
+from ..learner.loop import callback_of
+from ..accumulate.sizes import known_batch_size
+from ..noise.noise_scale import NoiseScale
+from ..schedule.scaled_lr import rates, ScaledLR
 from .facts import fine_tune_default, least_windows, unfrozen_lr
 
 # %% ../../nbs/finder/14_request.ipynb #c4c38f60
@@ -33,10 +36,13 @@ class Request:
     n_epoch:int=None # Epochs of the planned training
     seed:int=None # For another order of the items
     how:str='fit_one_cycle' # Method to plan for
+    noise_scale:object=None # Items, or a `NoiseScale` that has watched a training, in place of measuring
     step_times:dict=None # Seconds of a step in one micro-batch of so many items, in place of the clock
 
     @property
     def tunes(self)->bool: return self.how=='fine_tune' # Is the plan for `fine_tune`?
+    @property
+    def measures(self)->bool: return self.noise_scale is None and (self.num_it is not None or self.n_epoch is None or self.tunes) # Is a noise scale asked for?
     @property
     def freeze_epochs(self)->int: return fine_tune_default('freeze_epochs') if self.tunes else 0 # Epochs with a frozen body
 
@@ -112,6 +118,25 @@ def _check_step_times(learn, step_times, max_bs):
         f"`step_times` must have today's micro-batches of {counted(micro_bs, 'item')} among its sizes, got {shown(list(step_times))}: all others are compared "
         "with that")
 
+def _check_noise_scale(learn, request):
+    "Refuse a noise scale that is none, or that of another training"
+    noise,lr = request.noise_scale,learn.lr if request.trained_lr is None else request.trained_lr
+    if noise is None: return
+    if request.num_it is not None: raise ValueError("`noise_scale` takes the place of measuring, and `num_it` says how long to measure: leave one of them out")
+    if not any(o>0 for o in rates(lr)): raise ValueError("`noise_scale` is that of a training, and at a rate of 0 there is none: pass the one you train with")
+    if not isinstance(noise, NoiseScale):
+        return check_number('noise_scale', noise, "a number of items, or a `NoiseScale` that has watched a training", open_=False, finite=True)
+    if not noise.cool_rows: raise ValueError(
+        "`noise_scale` has measured nothing at the end of a one-cycle, where the rate falls below a twentieth of its peak: let it watch a whole training, "
+        "as by learn.fit_one_cycle(n_epoch, lr, cbs=noise_scale)")
+    bs,scaled = known_batch_size(learn),callback_of(learn, ScaledLR)
+    factor = scaled.factor_at(bs) if scaled and bs else 1.
+    if None not in (bs,noise.bs) and bs!=noise.bs: raise ValueError(
+        f"`noise_scale` has watched a training with batches of {noise.bs}, and this learner has {bs}: train with it at this size, or ask with those batches")
+    peak = rates(lr)[-1]
+    if not any(abs(math.log(noise.peak/o))<math.log(1.1) for o in (peak,peak*factor)): raise ValueError(
+        f"`noise_scale` has watched a training whose rate rose to {rate_text(noise.peak)}, and here it is {rate_text(peak)}: pass the rate it trained with")
+
 def check_request(
     learn:Learner, # That is to be measured
     request:Request, # What was asked for
@@ -127,5 +152,6 @@ def check_request(
     if not any(p.requires_grad for p in learn.model.parameters()):
         raise ValueError("The model has no trainable parameters, so no gradient: unfreeze some of it first")
     _warn_of_order(request)
+    _check_noise_scale(learn, request)
     _check_max_bs(learn, request.max_bs)
     _check_step_times(learn, request.step_times, request.max_bs)

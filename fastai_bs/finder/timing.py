@@ -134,7 +134,8 @@ def micro_batch_sizes(
 # %% ../../nbs/finder/04_timing.ipynb #3b66e011
 class StepTimes:
     "Time the steps of a learner with one micro-batch size after another, and keep the results by size"
-    budget = 180 # Time for all steps, in today's micro-batches
+    budget = 180 # Time for all steps at most, in today's micro-batches
+    part,least_budget = 0.05,14 # Of the training that is planned, and in micro-batches for a short one
     n_rounds = 3
     slack = 1.2 # A size can win within this factor of the fastest
 
@@ -142,9 +143,12 @@ class StepTimes:
         learn:Learner, # In a mock training: its training loader is replaced
         sizes:list, # Micro-batches that may be timed, in items, ascending
         micro_bs:int, # Today's micro-batch, one of `sizes`
-        noise_scale:float, # In items of each rank; NaN where it is not known
+        noise_scale:float, # In items of each rank; NaN where it is not known, `inf` where a size has to win by the time of an item
+        n_training:float=math.inf, # Micro-batches of the training that is planned; `inf`: not known
     ):
         store_attr()
+        self.budget = max(self.least_budget, min(self.budget, self.part*n_training))
+        self.n_rounds = max(1, int(min(self.n_rounds, self.budget//20))) # A round of today's size, and of twice and four times as many items
         self.dl,self.on_ranks = learn.dls.train,trains_together(learn)
         self.begin = time.perf_counter()
         self.rounds = {} # By size: `StepTimer.median` of each round
@@ -195,7 +199,7 @@ def n_steps(self:StepTimes, micro_bs, again):
 def can_win(self:StepTimes, micro_bs):
     "Tell whether this size, outside of all that ran, or one beyond it can be the fastest"
     if math.isnan(self.noise_scale) or len(self.rounds)<2: return True
-    def _time(o): return steps_needed(o, self.noise_scale)*self.expected(o)
+    def _time(o): return self.expected(o)*(steps_needed(o, self.noise_scale) if math.isfinite(self.noise_scale) else 1/o)
     beyond = [o for o in self.sizes if (o>=micro_bs if micro_bs>self.micro_bs else o<=micro_bs)]
     return min(map(_time, beyond))<=self.slack*min(map(_time, self.rounds))
 
@@ -268,9 +272,10 @@ def time_steps(
     sizes:list, # As for `StepTimes`
     micro_bs:int, # As for `StepTimes`
     noise_scale:float=math.nan, # As for `StepTimes`
+    n_training:float=math.inf, # As for `StepTimes`
 )->StepTimes:
     "Time those of `sizes` that can win, in rounds from today's up, then down"
-    times = StepTimes(learn, sizes, micro_bs, noise_scale)
+    times = StepTimes(learn, sizes, micro_bs, noise_scale, n_training)
     order = [o for o in sizes if o>=micro_bs] + [o for o in reversed(sizes) if o<micro_bs]
     rounds = [(size,i>0) for i in range(times.n_rounds) for size in order]
     bar = progress_bar(rounds, leave=False) if hasattr(learn, 'progress') else rounds

@@ -25,6 +25,7 @@ from fastai.optimizer import Adam, OptimWrapper
 from fastai.text.data import LMDataLoader
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
+from fastai.torch_core import params
 
 from fastai_bs.finder import bs_find as finder
 from fastai_bs.all import adascale_gain, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
@@ -232,16 +233,18 @@ def test_the_noise_scale_at_fixed_weights_is_that_by_hand(n, bs, n_batch):
 def reg_learner(n=200, bs=4, dtype=torch.float32, seed=0, **kwargs):
     return quiet_learner(loaders(regression(n, dtype=dtype), bs, shuffle=True), mlp(dtype=dtype, seed=seed), **kwargs)
 
-@pytest.mark.parametrize('kwargs,n_windows', [(dict(), 60), (dict(n_epoch=9), 40), (dict(n_epoch=9, num_it=60), 60)])
-def test_fewer_windows_are_measured_where_they_only_suggest_what_to_try(kwargs, n_windows, monkeypatch):
-    asked = []
-    def _cycle_of(*args):
-        asked.append(args[-1])
-        return real(*args)
-    real = finder.cycle_of
-    monkeypatch.setattr(finder, 'cycle_of', _cycle_of)
-    quiet_learner(loaders(regression(96), 4), mlp()).bs_find(0.01, show_plot=False, **kwargs)
-    assert asked==[n_windows]
+@pytest.mark.parametrize('kwargs,measures', [(dict(), True), (dict(n_epoch=9), False), (dict(n_epoch=9, num_it=60), True), (dict(n_epoch=9, lr=0), True),
+    (dict(n_epoch=9, how='fine_tune'), True), (dict(noise_scale=50.), False)])
+def test_a_noise_scale_is_measured_where_it_is_asked_for(kwargs, measures):
+    "Not for a number of epochs alone, nor where it is given"
+    model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)).double()
+    learn = quiet_learner(loaders(regression(96), 4), model, splitter=lambda m: [params(m[0]),params(m[1])])
+    plan = learn.bs_find(**{**dict(lr=0.01, show_plot=False), **kwargs})
+    m = plan.facts.measured
+    assert m.has_mock==(plan.df is not None)==measures
+    assert (m.n_seen>2)==measures
+    assert math.isnan(plan.noise_scale)==(not measures and 'noise_scale' not in kwargs)
+    assert m.moved==(kwargs.get('lr')!=0)
 
 def test_fixed_weights_end_early_at_a_narrow_interval(tol=0.5):
     "At the first look, one every 5 windows from the 20th on, at which the interval is narrow enough"
@@ -344,7 +347,7 @@ def test_a_state_goes_on_from_batch_to_batch(shuffle):
 @pytest.mark.parametrize('n_epoch,verdict', [(2,'few_steps'),(8,'not_learned')])
 def test_a_training_that_cannot_learn(n_epoch, verdict):
     "Pictures of noise with any label: 90 steps, or 240"
-    plan = convnet_learner(n=240, opt_func=Adam).bs_find(1e-6, n_epoch=n_epoch, show_plot=False)
+    plan = convnet_learner(n=240, opt_func=Adam).bs_find(1e-6, n_epoch=n_epoch, num_it=960, show_plot=False)
     assert plan.verdict==verdict
     assert plan.bs==8
     assert not plan.choice.option.changes

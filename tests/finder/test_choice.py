@@ -176,3 +176,30 @@ def test_a_wider_interval_has_a_wider_range():
     assert lower<=min(sizes(at_ends[0]))
     assert higher>=max(sizes(at_ends[1]))
     assert np.log2(higher/max(sizes(at_ends[1])))<1
+
+# Without a noise scale
+
+def unmeasured(**kwargs): return facts_of(**{**dict(noise_scale=math.nan, ci=(math.nan,math.nan), n_windows=None, cool=None), **kwargs})
+
+@pytest.mark.parametrize('facts,verdict,reason', [
+    (lambda: unmeasured(), 'stay', 'never'), (lambda: unmeasured(times=secs(64)), 'stay', 'single'), (lambda: unmeasured(times=()), 'stay', 'untimed'),
+    (lambda: unmeasured(trial=Trial(64, skipped=256, cost=3.)), 'stay', 'costly'), (lambda: unmeasured(trial=Trial(64, failed=256)), 'stay', 'nowhere'),
+    (lambda: unmeasured(trial=Trial(64, failed=256, skipped=128, cost=3.)), 'stay', 'nowhere'),
+    (lambda: unmeasured(noise_scale=512., trial=Trial(64, skipped=256, cost=3.)), 'stay', 'costly'),
+    (lambda: unmeasured(micro_bs=16, times=secs(16, 32, 64)), 'split', 'faster')])
+def test_what_was_not_tried_is_not_planned(facts, verdict, reason):
+    "But for today's batch in larger micro-batches, which is the same training"
+    facts = facts()
+    choice = decide(facts, options_of(facts, facts.assumed_noise))
+    assert (choice.verdict,choice.reason)==(verdict,reason)
+    assert choice.option.bs==64
+    assert choice.option.changes==(verdict=='split')
+    assert range_of(facts, choice)==(64,64)
+
+def test_the_best_that_a_larger_batch_can_hope_for_is_as_many_epochs():
+    facts = unmeasured()
+    options = options_of(facts, facts.assumed_noise)
+    assert facts.assumed_noise==math.inf
+    for o in options:
+        assert o.epochs==pytest.approx(5, rel=1e-9)
+        assert math.isnan(o.steps) and math.isnan(o.examples) and math.isnan(o.loss_time)

@@ -4,7 +4,10 @@ import re
 import warnings
 
 import pytest
+from fastai.callback.schedule import fit_one_cycle # noqa: F401, it adds the method
+from fastai_bs.all import GradAccum, NoiseScale, ScaledLR, linear_scaling
 from fastai_bs.finder.facts import unfrozen_lr
+from fastai_bs.finder.formulas import for_training
 from fastai_bs.finder.request import Request
 from test_bs_find import _refused, reg_learner
 
@@ -60,3 +63,57 @@ def test_epochs_taken_for_something_else(args, kwargs, call, short):
 @pytest.mark.parametrize('lr', [1e-3,0])
 def test_epochs_that_are_too_few_micro_batches(lr):
     with pytest.raises(ValueError, match='write epochs as n_epoch=5'), pytest.warns(UserWarning, match='n_epoch=5'): reg_learner().bs_find(lr, 5)
+
+# A noise scale that is given
+
+@pytest.mark.parametrize('v,error', [(-1,ValueError), (nan,ValueError), (inf,ValueError), ('x',TypeError), (True,TypeError), (NoiseScale(),ValueError)])
+def test_a_noise_scale_that_is_none(v, error):
+    assert _refused(reg_learner(), error, '`noise_scale`', noise_scale=v, num_it=None, n_epoch=5)==[]
+
+@pytest.mark.parametrize('kwargs,match', [(dict(num_it=60),'leave one of them out'), (dict(lr=0, num_it=None),'at a rate of 0 there is none')])
+def test_a_noise_scale_takes_the_place_of_measuring(kwargs, match):
+    assert _refused(reg_learner(), ValueError, match, noise_scale=50., **kwargs)==[]
+
+def watched(n_epoch=4, lr=1e-2, cbs=None, fit='fit_one_cycle', **kwargs):
+    learn,noise = reg_learner(cbs=cbs, **kwargs),NoiseScale()
+    getattr(learn, fit)(n_epoch, lr, cbs=noise)
+    return noise
+
+@pytest.mark.parametrize('noise,match', [
+    (lambda: watched(fit='fit'), 'measured nothing at the end of a one-cycle'), (lambda: watched(bs=8), 'batches of 8, and this learner has 4'),
+    (lambda: watched(cbs=GradAccum(2)), 'batches of 8, and this learner has 4'), (lambda: watched(lr=2e-2), 'rate rose to 0.02, and here it is 0.01'),
+    (lambda: watched(lr=8e-3), 'here it is 0.01')])
+def test_a_noise_scale_of_another_training(noise, match):
+    "Refused before anything has changed"
+    assert _refused(reg_learner(), ValueError, match, noise_scale=noise(), lr=1e-2, num_it=None, n_epoch=5)==[]
+
+def test_a_watched_training_takes_the_place_of_measuring(short):
+    "Its reading on the cool stretch, for the whole training; on a learner with new weights"
+    noise = watched()
+    plan = reg_learner().bs_find(1e-2, n_epoch=4, noise_scale=noise, show_plot=False)
+    e = noise.cool
+    assert e.n_windows==2
+    assert plan.facts.measured.n_windows is None
+    assert plan.facts.measured.n_seen==2
+    assert plan.df is None
+    given = reg_learner().bs_find(1e-2, n_epoch=4, noise_scale=30., show_plot=False)
+    assert given.noise_scale==for_training(30., 200, 4)
+    assert math.isnan(given.ci[0]+given.ci[1])
+    if math.isfinite(e.noise_scale): assert plan.noise_scale==for_training(e.noise_scale, 200, 4)
+    else: assert math.isnan(plan.noise_scale)
+
+def test_the_interval_of_a_watched_training(short):
+    noise = watched(n_epoch=40)
+    plan = reg_learner().bs_find(1e-2, n_epoch=40, noise_scale=noise, show_plot=False)
+    e = noise.cool
+    assert e.n_windows>10
+    low,high = (for_training(o, 200, 40) for o in e.ci)
+    assert plan.ci==pytest.approx((low,high))
+    assert plan.noise_scale==pytest.approx(for_training(e.noise_scale, 200, 40) if math.isfinite(e.noise_scale) else low)
+
+def test_a_rate_that_a_scaled_lr_makes(short):
+    "The training was watched with it on the learner, too"
+    def _scaled(): return ScaledLR(2, linear_scaling)
+    noise = watched(cbs=_scaled())
+    plan = reg_learner(cbs=_scaled()).bs_find(1e-2, n_epoch=4, noise_scale=noise, show_plot=False)
+    assert plan.facts.today.lr_factor==2

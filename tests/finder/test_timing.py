@@ -235,7 +235,7 @@ class Tensors:
     def __iter__(self):
         for i in range(0, self.n, self.bs): yield torch.zeros(min(self.bs, self.n-i), 5),torch.zeros(min(self.bs, self.n-i), 2)
 
-real = dict(budget=StepTimes.budget, slack=StepTimes.slack) # `short` does without
+real = dict(budget=StepTimes.budget, part=StepTimes.part, slack=StepTimes.slack) # `short` does without
 
 @pytest.fixture
 def thrifty(clock, monkeypatch):

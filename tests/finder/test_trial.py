@@ -1,5 +1,6 @@
 "Short trainings with a larger batch: they leave no trace, tell how far it gets and at which rate, and have their say in the plan"
 import math
+from math import inf, nan
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,9 @@ from fastai_bs.finder import trial as trials
 from fastai_bs.all import GradAccum, linear_scaling, ScaledLR
 from fastai_bs.finder.facts import Device, Trial, unfrozen_lr
 from fastai_bs.finder.options import option_of, today_as_is
-from fastai_bs.finder.trial import items_to_compare, loss_after, MeanLoss, part_reached, try_larger, try_sizes
+from fastai_bs.finder.formulas import epochs_needed, noise_of, whole_epochs
+from fastai_bs.finder.trial import (FirstLook, items_to_compare, loss_after, MeanLoss, most_part, n_least, n_most, part_reached, parts_tried, saving_of,
+    seconds_of, steps_for, try_larger, try_sizes)
 from helpers import changes, loaders, mlp, momentum_sgd, picture, quiet_learner, regression
 from plans import facts_of, plan_of, secs
 
@@ -104,20 +107,16 @@ def on_a_line(part): return 10-4*math.log2(part)
 @pytest.mark.parametrize('k', [2,3,4,16])
 @pytest.mark.parametrize('part', [1.,0.9,0.6,0.3,0.1])
 def test_part_reached(k, part):
-    "Between the middle and the end that is on the same side, exactly where losses fall evenly with the logarithm"
-    asked = []
-    def _loss_at(o):
-        asked.append(o)
-        return on_a_line(o)
-    assert part_reached(on_a_line(part), _loss_at, k)==pytest.approx(max(part, 1/k))
-    assert asked==pytest.approx([k**-0.5,1. if part>k**-0.5 else 1/k])
+    "Exactly where losses fall evenly with the logarithm; no further than the two parts that were tried"
+    low,high = parts_tried(k)
+    assert part_reached(on_a_line(part), on_a_line(low), on_a_line(high), k)==pytest.approx(min(max(part, low), high))
 
-@pytest.mark.parametrize('loss,at,part', [(2.,{1: 3., 0.5: 4., 0.25: 5.},1.), (3.5,{1: 4., 0.5: 4., 0.25: 5.},1.), (4.5,{1: 3., 0.5: 4., 0.25: 4.},0.25),
-    (math.nan,{},0.25), (math.inf,{},0.25), (-2.,{1: -3., 0.5: -1.},0.5**0.5),
-    (2.,{1: 1., 0.5: math.inf},0.5), (2.,{1: 3., 0.5: math.inf},1.), (2.,{0.5: 1., 0.25: math.inf},0.25)])
-def test_part_reached_at_its_ends(loss, at, part):
-    "All of the items where today's batch gets no further with them, the least where it gets as far with that; losses may be negative"
-    assert part_reached(loss, lambda o: at[o], 4)==pytest.approx(part)
+@pytest.mark.parametrize('loss,at_low,at_high,is_high', [(2.,nan,3.,True), (2.,3.,2.,True), (4.5,4.,3.,False), (4.,4.,3.,False), (nan,nan,3.,False),
+    (inf,nan,3.,False), (-2.,-1.,-3.,None), (2.,inf,1.,False), (2.,inf,3.,True), (2.,nan,1.,False)])
+def test_part_reached_at_its_ends(loss, at_low, at_high, is_high):
+    "The upper part where today's batch gets no further with it, the lower one where it gets as far with that; losses may be negative"
+    low,high = parts_tried(4)
+    assert part_reached(loss, at_low, at_high, 4)==pytest.approx(0.5 if is_high is None else high if is_high else low)
 
 decays = [] # Weight decay of each short training
 
@@ -126,7 +125,7 @@ def scripted(monkeypatch):
     "Loss after a short training with so many items in a batch, at a rate and after so many steps; what was asked for"
     def _scripted(loss):
         asked = []
-        def _loss_after(learn, micro_bs, n_acc, lr, n_steps, items, seed, wd):
+        def _loss_after(learn, micro_bs, n_acc, lr, n_steps, items, seed, wd, watch):
             asked.append((micro_bs,n_acc,lr,n_steps,seed))
             decays.append(wd)
             return loss((micro_bs or 4)*n_acc, np.ravel(rates(lr))[-1], n_steps)
@@ -140,27 +139,35 @@ def small_facts(**kwargs):
     "Facts of a training of 1,000 steps of 4 items"
     return facts_of(4, **{**dict(noise_scale=60., ci=(50.,70.), times=secs(4, 8, 16, 32, 64, 128), n_epoch=5, n_train=800, lr=1e-3), **kwargs})
 
-def tried(facts, bs, **kwargs):
-    return try_larger(None, facts, today_as_is(facts), option_of(facts, facts.noise, bs))
+def tried(facts, bs, n_steps=240):
+    return try_larger(None, facts, today_as_is(facts), option_of(facts, facts.noise, bs), n_steps)
 
 def test_a_larger_batch_is_tried_at_the_root_of_the_ratio(scripted):
-    "On the same items as today's, 240 steps of it at most"
-    asked = scripted(lambda bs, lr, n_steps: 1.2 if bs==16 else 2.-n_steps/240)
-    assert tried(small_facts(), 16)==pytest.approx(0.5*2**0.6) # 1.5 after half of the items, 1 after all
-    assert asked==[(16,1,pytest.approx(2e-3),60,None),(None,1,1e-3,120,None),(None,1,1e-3,240,None)]
+    "On the same items as today's, which gets 71% and 35% of them"
+    asked = scripted(lambda bs, lr, n_steps: 1.4 if bs==16 else 2.-n_steps/240)
+    low,high = 85/240,170/240
+    assert tried(small_facts(), 16)==pytest.approx(parts_tried(4)[0]*2**((0.6-low)/(high-low)))
+    assert asked==[(None,1,1e-3,170,None),(16,1,pytest.approx(2e-3),60,None),(None,1,1e-3,85,None)]
+
+@pytest.mark.parametrize('loss,n,end', [(1.2,2,1),(inf,2,0),(nan,2,0)])
+def test_the_third_training_is_left_out_where_it_could_tell_nothing(loss, n, end, scripted):
+    asked = scripted(lambda bs, lr, n_steps: loss if bs==16 else 2.-n_steps/240)
+    assert tried(small_facts(), 16)==parts_tried(4)[end]
+    assert len(asked)==n
 
 def test_the_next_size_is_tried_from_the_one_before(scripted):
     "At its own rate and with its own steps"
     asked = scripted(lambda bs, lr, n_steps: 1. if bs==64 else 2.)
     facts = small_facts()
-    assert try_larger(None, facts, option_of(facts, facts.noise, 16), option_of(facts, facts.noise, 64))==1
-    assert asked==[(64,1,pytest.approx(4e-3),62,None),(16,1,pytest.approx(2e-3),119,None),(16,1,pytest.approx(2e-3),238,None)]
+    assert try_larger(None, facts, option_of(facts, facts.noise, 16), option_of(facts, facts.noise, 64), 240)==parts_tried(4)[1]
+    assert asked==[(16,1,pytest.approx(2e-3),169,None),(64,1,pytest.approx(4e-3),62,None)]
 
-@pytest.mark.parametrize('n_train,n_epoch,drops_last,steps', [(800,1,False,(50,100,200)), (90,10,False,(60,115,230)), (90,10,True,(50,110,220))])
+@pytest.mark.parametrize('n_train,n_epoch,drops_last,steps', [(800,1,False,(141,50,71)), (90,10,False,(163,60,81)), (90,10,True,(156,50,78))])
 def test_both_batches_see_as_many_items(n_train, n_epoch, drops_last, steps, scripted):
     "Also where epochs have a last batch that is small, or drop it; no longer than the training"
-    asked = scripted(lambda bs, lr, n_steps: 1. if bs==16 else 2.)
-    tried(small_facts(n_train=n_train, n_epoch=n_epoch, drops_last=drops_last), 16)
+    asked = scripted(lambda bs, lr, n_steps: 3. if bs==16 else 2.)
+    facts = small_facts(n_train=n_train, n_epoch=n_epoch, drops_last=drops_last)
+    tried(facts, 16, round(facts.today.steps))
     assert tuple(n_steps for *_,n_steps,_ in asked)==steps
 
 @pytest.mark.parametrize('kwargs,lr', [(dict(lr=0.01, lr_factor=3.),0.03), (dict(lr=0.01, freeze_epochs=1, frozen=0.005),unfrozen_lr(0.01)),
@@ -169,8 +176,8 @@ def test_rates_begin_with_that_which_trains_today(kwargs, lr, scripted):
     "Also where a ScaledLR scales it, `fine_tune` takes another, or the loss is a sum"
     asked = scripted(lambda bs, lr, n_steps: 1. if bs==16 else 2.)
     tried(small_facts(**kwargs), 16)
-    assert rates(asked[0][2])==pytest.approx(np.multiply(rates(lr), 2))
-    today = rates(asked[-1][2])
+    assert rates(asked[1][2])==pytest.approx(np.multiply(rates(lr), 2))
+    today = rates(asked[0][2])
     assert today==pytest.approx(rates(lr) if 'sums' not in kwargs else [0.01])
 
 @pytest.mark.parametrize('kwargs,factor', [(dict(), 4/2), (dict(adam=False, sums=True), 4/(2/4)), (dict(wd_factor=0.5), 1.), (dict(wd=None), None),
@@ -178,9 +185,9 @@ def test_rates_begin_with_that_which_trains_today(kwargs, lr, scripted):
                                            (dict(keeps_wd=True), None)])
 def test_the_weights_decay_as_much(kwargs, factor, scripted):
     "A quarter of the steps, at the rate that goes with the size; today's training has its own decay"
-    scripted(lambda bs, lr, n_steps: 1. if bs==16 else 2.)
+    scripted(lambda bs, lr, n_steps: 3. if bs==16 else 2.)
     tried(small_facts(**{**dict(wd=0.1), **kwargs}), 16)
-    assert decays==[factor and pytest.approx(0.1*factor),None,None]
+    assert decays==[None,factor and pytest.approx(0.1*factor),None]
 
 def test_the_decay_is_what_the_optimizer_sees():
     "Without one no weight shrinks"
@@ -198,13 +205,17 @@ def test_a_seed_is_that_of_the_measurement(scripted):
 
 # For a choice
 
+lengths = [] # Steps of each trial
+
 @pytest.fixture
 def told(monkeypatch):
     "What is told of each size that is tried; those sizes"
     def _told(parts):
         sizes = []
-        def _try_larger(learn, facts, base, larger):
+        lengths.clear()
+        def _try_larger(learn, facts, base, larger, n_steps, watch):
             sizes.append((base.bs,larger.bs))
+            lengths.append(n_steps)
             return parts[larger.bs]
         monkeypatch.setattr(trials, 'try_larger', _try_larger)
         return sizes
@@ -215,62 +226,62 @@ flat = tuple((o,0.01,0.) for o in (4,8,16,32,64,128))
 def test_a_size_is_tried_from_today_s_and_the_next_one_from_there(told):
     "At most four times each; the noise scale is that of both trials"
     sizes = told({16: 0.8, 64: 0.5})
-    trial = try_sizes(None, small_facts(times=flat))
+    trial = try_sizes(None, small_facts(times=flat)).trial
     assert sizes==[(4,16),(16,64)]
     assert (trial.bs,trial.n_short)==(64,960)
     assert (trial.noise+64)/(trial.noise+4)==pytest.approx(1/(0.8*0.5))
     assert trial.is_known and not trial.got_nowhere
 
 def test_where_larger_batches_would_not_pay_no_more_is_tried(told):
-    sizes = told({16: 0.3})
+    sizes = told({16: 0.4})
     facts = small_facts(times=flat[:3])
-    trial = try_sizes(None, facts)
+    trial = try_sizes(None, facts).trial
     assert sizes==[(4,16)]
     assert (trial.bs,trial.n_short,trial.failed)==(16,240,math.inf)
-    assert (trial.noise+16)/(trial.noise+4)==pytest.approx(1/0.3)
+    assert (trial.noise+16)/(trial.noise+4)==pytest.approx(1/0.4)
 
 def test_a_short_training_is_no_longer_than_the_training_itself(told):
     told({16: 0.8, 64: 0.5})
-    assert try_sizes(None, small_facts(times=flat[:3], n_epoch=1)).n_short==200
+    assert try_sizes(None, small_facts(times=flat[:3], n_epoch=1)).trial.n_short==200
 
 def test_of_a_size_that_is_of_no_use_smaller_ones_are_tried(told):
-    sizes = told({16: 0.25, 8: 0.9})
-    trial = try_sizes(None, small_facts(times=flat))
+    sizes = told({16: parts_tried(4)[0], 8: 0.9})
+    trial = try_sizes(None, small_facts(times=flat)).trial
     assert sizes==[(4,16),(4,8)]
     assert (trial.bs,trial.failed)==(8,16)
     assert trial.is_known
 
 def test_where_none_is_of_use_today_s_stays(told):
-    told({16: 0.25, 8: 0.4})
+    told({16: parts_tried(4)[0], 8: parts_tried(2)[0]})
     facts = small_facts(times=flat)
-    trial = try_sizes(None, facts)
+    trial = try_sizes(None, facts).trial
     assert trial==Trial(4, failed=8)
     assert trial.got_nowhere
     plan = trials.decide(facts:=replace(facts, trial=trial), trials.options_of(facts, facts.noise))
     assert (plan.option.bs,plan.reason)==(4,'nowhere')
 
 def test_what_was_found_stays_where_a_larger_one_is_of_no_use(told):
-    "A step of it must be worth 1.5 of those, and the choice save more than a tenth"
-    told({16: 0.8, 64: 0.375})
+    "It must get further than the lower part, and the choice save more than a tenth"
+    told({16: 0.8, 64: parts_tried(4)[0]})
     facts = small_facts(times=flat)
-    trial = try_sizes(None, facts)
+    trial = try_sizes(None, facts).trial
     assert (trial.bs,trial.failed)==(16,64)
     device = small_facts(times=(*flat[:3],(32,0.012,0.),(64,0.0145,0.)))
     for part,bs in ((0.39,16),(0.45,64)):
         told({16: 0.8, 64: part})
-        again = try_sizes(None, device)
+        again = try_sizes(None, device).trial
         assert (again.bs,again.failed)==(bs,math.inf)
         assert (again.noise==trial.noise)==(bs==16)
 
 @pytest.mark.parametrize('kwargs', [dict(moved=False), dict(times=()), dict(n_windows=4), dict(loss_rose=True)])
 def test_where_nothing_can_be_planned_nothing_is_tried(kwargs, told):
     sizes = told({})
-    assert try_sizes(None, small_facts(**kwargs))==Trial()
+    assert try_sizes(None, small_facts(**kwargs)).trial==Trial()
     assert sizes==[]
 
 def test_where_today_s_size_is_chosen_nothing_is_tried(told):
     sizes = told({})
-    assert try_sizes(None, small_facts(times=tuple((o,0.01*o,0.) for o in (4,8,16))))==Trial(4)
+    assert try_sizes(None, small_facts(times=tuple((o,0.01*o,0.) for o in (4,8,16)))).trial==Trial(4)
     assert sizes==[]
 
 def test_the_largest_within_four_times_is_tried(told):
@@ -295,7 +306,7 @@ def known(monkeypatch):
 @pytest.mark.parametrize('opt_func', [Adam,momentum_sgd])
 def test_a_plan_has_the_rate_that_was_tried(opt_func, known, monkeypatch):
     "Up to the size that was tried; above it the rate stays"
-    monkeypatch.setattr(finder, 'try_sizes', lambda *args: Trial(16, 100., 60))
+    monkeypatch.setattr(finder, 'try_sizes', lambda learn, facts: replace(facts, trial=Trial(16, 100., 60)))
     plan = find(learner(opt_func=opt_func), n_epoch=20)
     assert plan.bs==16
     assert rule_name(plan.rule)==rule_name(plan.at(8).rule)=='sqrt_scaling'
@@ -305,7 +316,7 @@ def test_a_plan_has_the_rate_that_was_tried(opt_func, known, monkeypatch):
 
 def test_a_plan_has_the_epochs_that_were_told(known, monkeypatch):
     "The noise scale grows as the fourth root of the steps: 2,000 over 125 of the short training"
-    monkeypatch.setattr(finder, 'try_sizes', lambda *args: Trial(16, 10., 125))
+    monkeypatch.setattr(finder, 'try_sizes', lambda learn, facts: replace(facts, trial=Trial(16, 10., 125)))
     plan = find(learner(), n_epoch=20)
     assert plan.facts.noise==pytest.approx(20)
     assert plan.at(16).choice.option.epochs==pytest.approx(20*(20+16)/(20+4))
@@ -347,3 +358,165 @@ def test_nobody_can_tell_that_a_size_was_tried(cbs, dls, error, known, monkeypat
     else: assert find(learn, n_epoch=20).facts.trial!=Trial()
     assert changes(was, picture(learn))==[]
     assert n
+
+# What it may cost
+
+def unmeasured(**kwargs):
+    "As facts are where no noise scale was asked for; a step takes 10 ms, whatever the size"
+    return small_facts(**{**dict(noise_scale=nan, ci=(nan,nan), n_windows=None, times=flat), **kwargs})
+
+@pytest.mark.parametrize('n', [0,37.,240])
+def test_seconds_of_short_trainings(n):
+    "As many items for the larger batch, both parts of them for today's, and a third of a step for each item that is compared, three times"
+    facts = unmeasured(times=((4,0.01,0.),(8,0.016,0.),(16,0.02,0.)))
+    low,high = parts_tried(4)
+    assert seconds_of(today_as_is(facts), option_of(facts, inf, 16), n)==pytest.approx(n/4*0.02+n*(low+high)*0.01+512/4*0.01)
+
+@pytest.mark.parametrize('seconds,n', [(inf,n_most), (1.28+0.0131*200.5,200), (1.28+0.0131*10.5,10), (0.,-98)])
+def test_steps_for_so_many_seconds(seconds, n):
+    facts = unmeasured()
+    base,larger = today_as_is(facts),option_of(facts, inf, 16)
+    assert steps_for(base, larger, seconds)==pytest.approx(n, abs=1)
+    if 0<n<n_most: assert seconds_of(base, larger, n)<=seconds<seconds_of(base, larger, n+2)
+
+@pytest.mark.parametrize('n_epoch', [1,2,3,4,5,9,40])
+def test_a_trial_costs_no_more_than_a_part_of_what_it_can_win(n_epoch, told):
+    "From 200 steps of today's training to 8,000; where that is too little, it says of which size and what it would cost"
+    sizes = told({16: 0.6, 64: 0.6})
+    facts = unmeasured(n_epoch=n_epoch, times=flat[:3])
+    base,larger = today_as_is(facts),option_of(facts, inf, 16)
+    saving = saving_of(facts, base, larger)
+    trial = try_sizes(None, facts).trial
+    if seconds_of(base, larger, n_least)>most_part*saving:
+        assert (sizes,trial)==([],Trial(4, skipped=16, saving=saving, cost=pytest.approx(seconds_of(base, larger, n_least))))
+    else:
+        assert sizes==[(4,16)]
+        assert lengths[0]<=n_most
+        assert n_least<=lengths[0]
+        assert seconds_of(base, larger, lengths[0])<=most_part*saving
+        assert lengths[0]==n_most or seconds_of(base, larger, lengths[0]+1)>most_part*saving
+        assert trial.is_known and trial.skipped is None
+        assert trial.n_short==lengths[0]
+    assert (trial.skipped is None)==(n_epoch>=9)
+
+@pytest.mark.parametrize('n_epoch', [1,10,100])
+def test_the_most_that_short_trainings_can_tell(n_epoch):
+    "That all of the upper part is reached, which is worth more in a longer training; in whole epochs"
+    facts = unmeasured(n_epoch=n_epoch)
+    base,larger = today_as_is(facts),option_of(facts, inf, 16)
+    part = parts_tried(4)[1]
+    noise = noise_of(part, 16, 4)*(200*n_epoch/min(n_most, 200*n_epoch))**0.25
+    epochs = n_epoch*epochs_needed(16, 4, noise)
+    assert n_epoch<epochs<=n_epoch/part*(1+1e-9)
+    assert saving_of(facts, base, larger)==pytest.approx(2*n_epoch-0.5*max(epochs, whole_epochs(epochs)))
+
+def test_a_trial_that_found_nothing_counts_as_spent(told):
+    "Then the next smaller size must pay for both"
+    low = parts_tried(4)[0]
+    for n_epoch,tried_sizes in ((10,[(4,16)]),(40,[(4,16),(4,8)])):
+        sizes = told({16: low, 8: 0.8})
+        trial = try_sizes(None, unmeasured(n_epoch=n_epoch)).trial
+        assert sizes==tried_sizes
+        assert trial.failed==16
+        assert trial.got_nowhere==(n_epoch==10)
+
+def test_the_next_size_has_to_pay_for_itself(told):
+    for n_epoch,tried_sizes in ((6,[(4,16)]),(400,[(4,16),(16,64)])):
+        sizes = told({16: 0.6, 64: 0.6})
+        trial = try_sizes(None, unmeasured(n_epoch=n_epoch)).trial
+        assert sizes==tried_sizes
+        assert trial.is_known and trial.skipped is None
+
+def test_what_was_measured_is_tried_whatever_it_costs(told):
+    "Also in a training of fewer steps"
+    for n_train,n_steps in ((800,200),(400,100)):
+        told({16: 0.6, 64: 0.6})
+        assert try_sizes(None, small_facts(n_epoch=1, n_train=n_train, times=flat)).trial.is_known
+        assert lengths[0]==n_steps
+
+def test_where_no_size_can_win_nothing_is_tried(told):
+    sizes = told({})
+    assert try_sizes(None, unmeasured(times=tuple((o,0.01*o,0.) for o in (4,8,16)), n_epoch=100)).trial==Trial(4)
+    assert sizes==[]
+
+@pytest.mark.parametrize('a,said', [(0.01,["Trying batches of 16 items in short trainings: about 4.4 s, 22% of this training."]), (0.001,[])])
+def test_what_takes_long_is_said_before(a, said, told, capsys):
+    told({16: 0.6, 64: 0.6})
+    learn = learner()
+    facts = unmeasured(n_epoch=10, times=tuple((o,a,0.) for o in (4,8,16)))
+    for progress in (False,True):
+        if progress: learn.progress = None # As with a progress bar
+        try_sizes(learn, facts)
+        assert capsys.readouterr().out.splitlines()==(said if progress else [])
+
+# A first look
+
+def looked(lr=1e-2, learn=None, n_steps=60, n_acc=1):
+    learn,look = learn or learner(),FirstLook()
+    items = items_to_compare(learn, None, 40)
+    loss = loss_after(learn, None, n_acc, lr, n_steps, items, watch=look)
+    return look,loss
+
+def test_losses_along_the_training_and_of_the_items_after_it():
+    "Windows of four micro-batches, the last of which may be too short"
+    look,_ = looked(n_steps=61, n_acc=2)
+    assert [len(o) for o in look.along.windows]==[4]*30
+    assert look.along.at[0]==0
+    assert look.along.at==sorted(look.along.at)
+    assert [len(o) for o in look.after.windows]==[1]*40
+    assert look.alarms(False)==dict(loss_rose=False, learned=True)
+
+@pytest.mark.parametrize('lr,loss_rose,learned', [(1e-2,False,True), (30.,True,False), (0.,False,None)])
+def test_alarms_of_a_short_training(lr, loss_rose, learned):
+    "A rate too high, in the shortest training that there is; and one of 0"
+    look,_ = looked(lr, n_steps=113)
+    alarms = look.alarms(False)
+    assert alarms['loss_rose']==loss_rose
+    if learned is not None: assert alarms['learned']==learned
+
+def test_an_alarm_ends_the_trials(told):
+    told({16: 0.6})
+    class Rose(FirstLook):
+        def alarms(self, on_ranks): return dict(loss_rose=True, learned=True)
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(trials, 'FirstLook', Rose)
+        facts = try_sizes(learner(), unmeasured(n_epoch=40))
+    assert facts.no_plan_for=='too_high'
+    assert facts.trial==Trial(4)
+
+class Breaks(Callback):
+    "The loss is no number from the micro-batch `at` on, in training"
+    order = -1
+    def __init__(self, at): self.at,self.n = at,0
+    def after_loss(self):
+        if not self.training: return
+        self.n += 1
+        if self.n>=self.at: self.learn.loss_grad *= nan
+        self.learn.loss = self.learn.loss_grad.clone()
+
+def test_a_loss_that_is_not_finite_is_named():
+    look,loss = looked(learn=learner([Breaks(7)]))
+    assert loss==inf
+    with pytest.raises(ValueError, match=r"The loss is nan at micro-batch 7 of a short training with today's batch \(lr=0.1\)"): look.check(loss, 0.1)
+    look.check(1., 0.1)
+
+def test_a_loss_that_is_not_finite_ends_the_call():
+    "And the learner is as it was"
+    learn = learner([Breaks(50)])
+    was = picture(learn)
+    with pytest.raises(ValueError, match="of a short training with today's batch"):
+        learn.bs_find(1e-2, n_epoch=20, step_times={4: 0.01, 8: 0.01, 16: 0.01}, show_plot=False)
+    assert [o for o in changes(was, picture(learn)) if 'breaks' not in o]==[]
+
+def test_a_size_is_tried_in_a_plan_that_measures_nothing():
+    "With step times that make it worth it; the learner is as it was"
+    learn = learner()
+    was = picture(learn)
+    plan = learn.bs_find(1e-2, n_epoch=20, step_times={4: 0.01, 8: 0.01, 16: 0.01, 32: 0.01}, show_plot=False)
+    assert changes(was, picture(learn))==[]
+    assert plan.df is None
+    assert math.isnan(plan.noise_scale)
+    trial = plan.facts.trial
+    assert trial.is_known or trial.got_nowhere
+    assert plan.facts.measured.n_seen==2
+    if trial.is_known: assert plan.choice.option.epochs==pytest.approx(20*epochs_needed(plan.bs, 4, plan.facts.noise))

@@ -250,3 +250,70 @@ def test_drift_is_of_what_the_means_look_back_on():
     noise = NoiseScale(0.95)
     noise.rows = [Moments(i+1, 8, 8., t, 1.) for i,t in enumerate([100.]*40 + [1.]*10 + [2.]*10)]
     assert noise.drift==1
+
+# The cool stretch
+
+def test_at_rest_consecutive_steps_are_windows():
+    "Of eight batches each, exact against the gradients of the items; a batch of another size is left out"
+    items,model,loss_func = task('mlp')
+    noise = measure(items, model, loss_func, bs=8, n_acc=0, n_epoch=2)
+    windows = [list(range(64*i, 64*(i+1))) for i in range(3)]
+    rows = window_rows(task_grads('mlp'), [[w[8*i:8*(i+1)] for i in range(8)] for w in windows], torch.full((203,), 2))
+    df = pd.DataFrame(noise.cool_rows)
+    assert len(df)==2*3 # An epoch has 25 whole batches, and windows end with it
+    for nm in ('n_elems','tr_sigma','g_sq'): assert df[nm][:3].tolist()==pytest.approx(rows[nm].tolist(), rel=1e-8)
+    assert df.n_items.tolist()==[64]*6
+
+def test_windows_of_the_cool_stretch_come_last_in_a_cycle():
+    "Where the rate is below a twentieth of its peak; in windows of several micro-batches their own measurements count"
+    items,model,loss_func = task('mlp')
+    def _fit(cbs, bs):
+        noise,rates = NoiseScale(),[]
+        class Look(Callback):
+            def after_step(self): rates.append(self.opt.hypers[-1]['lr'])
+        set_seed(0)
+        quiet_learner(loaders(items, bs), task('mlp')[1], loss_func, SGD, cbs=[*cbs,noise,Look()]).fit_one_cycle(10, 0.01)
+        return noise,np.array(rates)
+    whole,rates = _fit([], 8)
+    is_cool = (rates<=0.05*max(rates)) & (np.arange(len(rates))>20)
+    assert whole.peak==max(rates)
+    assert 0<len(whole.cool_rows)<=is_cool.sum()//8
+    assert all(is_cool[r.step-8:r.step].all() for r in whole.cool_rows)
+    windows,rates = _fit([GradAccum(4)], 2)
+    is_cool = (rates<=0.05*max(rates)) & (np.arange(len(rates))>20)
+    assert len(windows.cool_rows)>10
+    assert [r.step for r in windows.cool_rows]==[r.step for r in windows.rows if is_cool[r.step-1]]
+    assert windows.cool.n_windows==len(windows.cool_rows)
+    assert 'as the rate fell' in repr(windows)
+
+@pytest.mark.parametrize('kind,opt_func', [('mlp',SGD),('convnet',Adam)])
+def test_a_watched_cycle_is_the_same_to_the_last_bit(kind, opt_func):
+    items,_,loss_func = task(kind)
+    models = []
+    for cbs in ([],[NoiseScale()]):
+        set_seed(0)
+        learn = quiet_learner(loaders(items, 4, shuffle=True), task(kind)[1], loss_func, opt_func, cbs=cbs)
+        learn.fit_one_cycle(3, 0.01)
+        models.append([p.detach().clone() for p in learn.model.parameters()])
+    assert cbs[0].cool_rows
+    assert all(torch.equal(a, b) for a,b in zip(*models))
+
+def test_no_sparse_gradient_is_added_up():
+    items,_,loss_func = task('embeddings')
+    x = [(a,b.float()) for a,b in items]
+    noise = NoiseScale()
+    quiet_learner(loaders(x, 8), Embeddings(sparse=True), loss_func, SGD, cbs=noise).fit(1, 0.)
+    assert noise.cool_rows==[]
+    assert len(noise.rows)>0
+
+def test_rows_of_a_long_cool_stretch_are_bounded():
+    noise = NoiseScale()
+    noise.source = type('Source', (), dict(n_steps=0))()
+    noise.most_cool = 100
+    class Window:
+        n_items,n_elems,moments = 8,8.,(1.,1.)
+    for i in range(1000):
+        noise.source.n_steps = i
+        noise.add_cool(Window)
+    assert 50<=len(noise.cool_rows)<=101
+    assert noise.cool_rows[-1].step==1000

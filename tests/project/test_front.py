@@ -24,7 +24,9 @@ def of(nm, pattern):
 losses = r'training loss median (\S+), above \+5% in (\d+ of \d+), .*; validation loss median (\S+), above \+5% in (\d+ of \d+),'
 figures = {'within a factor of two': ('pays', r'of either in (\d+) of (\d+)\.'),
            'how does the planned training end': ('keeps', rf'On this processor: {losses}.*\n.*fit takes (\S+) of'),
-           "as flat as a GPU's": ('keeps', rf"flat up to 4 times today's batch: {losses}.* predicted (\S+) of")}
+           "as flat as a GPU's": ('keeps', rf"flat up to 4 times today's batch: {losses}.* predicted (\S+) of"),
+           'what does asking cost': ('keeps', r'`bs_find` takes (\S+) of today.*\n.*\n\* The first training .* lasts (\S+) \(median of (\d+)\) of today.*'
+                                              r'each of ten, with one call for all, (\S+)\.')}
 
 @pytest.mark.parametrize('row', figures)
 def test_figures_are_those_of_the_benchmark(row):

@@ -320,7 +320,7 @@ def plans_of(setting):
 @contextlib.contextmanager
 def all_timed():
     "Time all sizes, as few steps of each as will do: this clock does not vary"
-    with patch.multiple(StepTimer, most=2), patch.multiple(StepTimes, budget=math.inf, slack=math.inf, n_rounds=2): yield
+    with patch.multiple(StepTimer, most=2), patch.multiple(StepTimes, budget=math.inf, part=math.inf, slack=math.inf, n_rounds=2): yield
 
 def table_of(settings, verbose=False, say=print):
     "Measure and check all; rows `(setting, plan, what does not hold, numbers)`"

@@ -49,6 +49,7 @@ def _unchanged(learn):
 
 tools = {
     'unchanged': _unchanged, 'bs_find': lambda learn: learn.bs_find(0.01, num_it=40, n_batch=4, show_plot=False),
+    'bs_find, by short trainings': lambda learn: learn.bs_find(0.01, n_epoch=300, step_times={16: 0.01, 32: 0.01, 8: 0.01}, show_plot=False),
     'max_bs_find': lambda learn: learn.max_bs_find(max_bs=32, limit='1GB'), 'memory_report': lambda learn: learn.memory_report(),
     'check_accum': lambda learn: learn.check_accum(3), 'accum_to': lambda learn: learn.accum_to(32, limit='1GB'),
     'bs_verify': lambda learn: learn.bs_verify(0.01, n_epoch=40, sizes=[32], n_runs=1)}
@@ -126,7 +127,7 @@ def main():
     warnings.simplefilter('ignore')
     torch.set_num_threads(1)
     StepTimer.patience,StepTimer.most = 1.,2 # As few steps are timed as will do
-    StepTimes.budget = StepTimes.slack = float('inf')
+    StepTimes.budget = StepTimes.part = StepTimes.slack = float('inf')
     StepTimes.n_rounds = 2
     rng,names = random.Random(args.seed),[o for o in tools if args.only in o]
     with redirect_stdout(StringIO()): takes = {nm: min(seconds(nm),seconds(nm)) for nm in names}

@@ -417,13 +417,13 @@ def everything(learn):
                 grads=[p.grad is None or not p.grad.any().item() for p in learn.model.parameters()],
                 hooks=[len(p._backward_hooks or {}) for p in learn.model.parameters()])
 
-real = StepTimes.budget,StepTimes.slack
+real = StepTimes.budget,StepTimes.slack,StepTimes.part
 
 def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, thrifty=False, **case):
     "`bs_find` and a fit after it"
     import matplotlib.pyplot as plt
     StepTimer.patience,StepTimer.most = 1.,2 # In this process; what steps take does not matter
-    StepTimes.budget,StepTimes.slack = real if thrifty else (math.inf,math.inf)
+    StepTimes.budget,StepTimes.slack,StepTimes.part = real if thrifty else (math.inf,)*3
     set_seed(rng)
     learn = find_learner(cbs=[f() for f in cbs], **case)
     res = {}
