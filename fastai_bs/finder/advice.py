@@ -358,6 +358,8 @@ def _on_readings(plan):
     "Yield the noise scale where the plan does not go by it, and elsewhere in the mock training"
     m = plan.facts.measured
     goes_by_trial = plan.facts.trial.is_known
+    if math.isnan(plan.facts.noise) and plan.facts.device.timed:
+        yield "The table has the fits of other sizes in as many epochs as today's, which is the least that a larger batch can need."
     if goes_by_trial and m.has_mock: yield "The noise scale of the mock training has suggested which sizes to try."
     for reading,where in ((m.cool if goes_by_trial else None,'on its cool stretch'),(m.at_peak,'near the peak of the rate'),(m.at_end,'at the end')):
         if reading and reading.n_windows and (math.isfinite(reading.noise_scale) or reading.ci[0]>=1):

@@ -195,7 +195,7 @@ class EndOfMock(Callback):
     "End the mock training: with its cycle, after `num_it` micro-batches, at a narrow interval, or at a loss that is not finite"
     order,run_valid = NoiseScale.order+1,False
     min_windows = 20
-    worth_saying = 10 # Seconds
+    worth_saying = 2 # Seconds
 
     def __init__(self,
         accum:MockAccum, # Makes the windows; its `NoiseScale` measures them

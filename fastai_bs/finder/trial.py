@@ -14,6 +14,7 @@ import math, torch
 from dataclasses import replace
 from itertools import islice
 from fastcore.foundation import L
+from fastprogress.fastprogress import progress_bar
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
 from fastai.learner import Learner
 from fastai.torch_core import to_device
@@ -146,6 +147,13 @@ def part_reached(
     return low*(high/low)**((at_low-loss)/(at_low-at_high))
 
 # %% ../../nbs/finder/09_trial.ipynb #73a8ecb3
+def _in_bar(learn, n, comment):
+    "Count the trainings, in a progress bar where there are bars"
+    if not hasattr(learn, 'progress'): return range(n)
+    bar = progress_bar(range(n), leave=False)
+    bar.comment = comment
+    return bar
+
 def try_larger(
     learn:Learner, # Is left as it was
     facts:Facts, # What is known
@@ -166,11 +174,13 @@ def try_larger(
         as_own = option.bs==t.bs or t.wd is None or t.keeps_wd
         wd = None if as_own else scale_lr(t.wd, t.wd_factor*decay_factor(t.epoch.steps/option.epoch.steps, lr_factor))
         return loss_after(learn, _micro_bs(option), option.n_acc, scale_lr(t.trained_lr, t.lr_factor*lr_factor), n, items, seed, wd, watch)
-    low,high = parts_tried(k)
-    at_high,at_low,loss = _loss(base, high, watch),math.nan,math.inf
-    if watch: watch.check(at_high, t.lr)
-    loss = _loss(larger)
-    if at_high<loss<math.inf: at_low = _loss(base, low)
+    (low,high),at_low = parts_tried(k),math.nan
+    for i in _in_bar(learn, 3, f"trying batches of {counted(larger.bs)}"):
+        if i==0:
+            at_high = _loss(base, high, watch)
+            if watch: watch.check(at_high, t.lr)
+        elif i==1: loss = _loss(larger)
+        elif at_high<loss<math.inf: at_low = _loss(base, low)
     return part_reached(loss, at_low, at_high, k)
 
 # %% ../../nbs/finder/09_trial.ipynb #7d10ee27

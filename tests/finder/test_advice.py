@@ -9,7 +9,7 @@ from fastai_bs.finder.facts import Trial
 from fastai_bs.noise.estimator import NoiseEstimate
 from plans import plan_of, plans, secs
 
-inf = math.inf
+inf,nan = math.inf,math.nan
 tight = dict(noise_scale=100., ci=(90.,110.)) # With the usual step times 128 items are the fastest
 fixed = dict(cool=None, at_peak=None, at_end=None, moved=False)
 
@@ -194,3 +194,53 @@ def test_details():
     assert isinstance(text, str)
     assert 'seed=3' in text
     assert '512 [430, 640]' in numbers_text(plan)
+
+# Without a mock training
+
+unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, at_peak=None, at_end=None, df=None)
+
+@pytest.mark.parametrize('kwargs,text', [
+    (dict(times=((64,0.01,0.),(128,0.019,0.))),
+        "Stay at 64 for 5 epochs (39 s): no larger batch can save enough here, whatever the noise of the gradient: in as many epochs 128 would take 95% of "
+        "today's time, and a plan takes 128 only at 90.9% or less."),
+    (dict(trial=Trial(64, skipped=256, saving=20., cost=30.)), "Stay at 64 for 5 epochs (1 min 4 s): 256 could save 20 s at best, and trying it takes 30 s."),
+    (dict(trial=Trial(64, skipped=256, saving=-1., cost=30.)),
+        "Stay at 64 for 5 epochs (1 min 4 s): 256 could save nothing at best, and trying it takes 30 s.")])
+def test_why_nothing_was_tried(kwargs, text):
+    plan = plan_of(**unmeasured, **kwargs)
+    assert headline(plan)==text
+    assert why(plan)==[]
+    assert any('as many epochs as today' in o for o in good_to_know(plan))
+    assert not any('about as fast' in o for o in plan_words(plan)['how'])
+    assert any('call bs_find with num_it=660 too' in o for o in cautions(plan))==('trial' in kwargs)
+
+@pytest.mark.parametrize('took,kwargs,said', [
+    (5.,dict(),'it pays from the first training on'), (20.,dict(),'it pays from the second training on'), (300.,dict(),'th training on'),
+    (5.,dict(given=True),None), (5.,dict(has_n_epoch=False),None), (nan,dict(),None)])
+def test_from_when_on_a_plan_pays(took, kwargs, said):
+    plan = plan_of(**unmeasured, trial=Trial(256, 300., 240), took=took, **kwargs)
+    assert plan.verdict=='use'
+    text = [o for o in why(plan) if 'it pays' in o]
+    assert [said in o for o in text]==([True] if said else [])
+    if said: assert plan.pays_after==math.ceil(took/(plan.duration.today-plan.duration.planned))
+
+def test_a_size_that_saves_nothing_never_pays():
+    plan = plan_of(**unmeasured, took=1.)
+    assert plan.pays_after==inf
+    assert math.isnan(plan_of(**unmeasured, trial=Trial(256, 300., 240), took=1., given=True).pays_after)
+
+@pytest.mark.parametrize('kwargs,words', [(dict(loss_rose=True),'the loss rose during a short training'), (dict(learned=False),'the loss of a short training')])
+def test_alarms_of_a_short_training_are_told(kwargs, words):
+    assert words in headline(plan_of(**unmeasured, **kwargs))
+    assert words.replace('a short','the mock') in headline(plan_of(**kwargs))
+
+@pytest.mark.parametrize('ci', [(nan,nan),(200.,400.)])
+def test_a_noise_scale_that_was_given_is_told(ci):
+    plan = plan_of(**{**unmeasured, 'noise_scale': 300., 'ci': ci})
+    assert why(plan)[0]=="The noise scale that was given makes 300 items for this training."
+    assert not any('present weights' in o for o in cautions(plan))
+
+def test_a_size_of_one_s_own_without_a_noise_scale():
+    plan = plan_of(**unmeasured).at(256)
+    assert "the noise scale is not known, so how many epochs it takes is not known either" in headline(plan)
+    assert plan.n_epoch==5
