@@ -5,11 +5,11 @@
 Today's is `fit_one_cycle(epochs, lr)`; planned is `plan.apply(learn).fit_one_cycle(plan.n_epoch, lr)` with the plan that `learn.bs_find(lr, n_epoch=epochs)`
 makes from the same new weights: on this processor, and with `step_times=` that are flat up to 4 and up to 16 times today's batch, as a GPU's are. There the
 losses are what counts; seconds are predicted. Where today's training loss ends below a hundredth of where it began, only the validation loss is compared. The
-first nine tasks are trained by Adam for 1 and for 4 epochs of batch 64 (16 where the set is small), some for 16 as well. The others are of other kinds: text, SGD with momentum,
-targets with many elements, longer trainings of small sets, in batches of 16 or 32. Rates: the best for today's training by its validation loss in steps of
-two, and a third of it. Nothing is tuned for the plan. The rule was made on the tasks that are marked as settled on. With `random` the rate is drawn from a
-thirtieth of the best to ten times as much, on all of the first nine, one epoch or two. FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/,
-ml-latest-small/, tinyshakespeare/, imdb_sample/ and cifar10_jpg/."""
+first nine tasks are trained by Adam for 1 and for 4 epochs of batch 64 (16 where the set is small), some for 16 as well. The others are of other kinds: text,
+SGD with momentum, targets with many elements, longer trainings of small sets, in batches of 16 or 32. Rates: the best for today's training by its validation
+loss in steps of two, and a third of it. Nothing is tuned for the plan. The rule was made on the tasks that are marked as settled on. With `random` the rate
+is drawn from a thirtieth of the best to ten times as much, on all of the first nine, one epoch or two. FOLDER holds mnist/, fashion_mnist/, rossmann/,
+adult/, ml-latest-small/, tinyshakespeare/, imdb_sample/ and cifar10_jpg/."""
 import math, time
 from unittest.mock import patch
 

@@ -457,7 +457,8 @@ def find_all(rank, cases): return [find(rank, **case) for case in cases]
 finds = {'plain': dict(), 'accum': dict(cbs=(accum3,), first=1), 'scaled': dict(cbs=(accum1,scaled), n=90),
          'still': dict(kind='tokens', lr=0., n=91, kw=dict(max_bs=4, show_plot=False)),
          'no eights': dict(cbs=(NoEights,), n=90),
-         'thrifty': dict(thrifty=True, n=200, kw=dict(show_plot=False, n_batch=4)), 'accum, none': dict(cbs=(accum3,), first=1, plain=True)}
+         'thrifty': dict(thrifty=True, n=200, kw=dict(show_plot=False, n_batch=4)), 'accum, none': dict(cbs=(accum3,), first=1, plain=True),
+         'tried': dict(kw=dict(num_it=None, n_epoch=100, step_times={4: 0.01, 8: 0.01, 16: 0.01}, show_plot=False))}
 
 @cache
 def all_found(world):
@@ -492,6 +493,20 @@ def test_one_plan(name, world):
     df = plan['df']
     if name=='still': assert df.step.eq(0).all()
     else: assert df.pct.is_monotonic_increasing and df.pct.iloc[-1]>0.98 and plan['n_windows']>=(30 if name!='thrifty' else 20)
+
+def test_one_plan_by_short_trainings():
+    "Which all ranks train together; nobody can tell afterwards"
+    ranks = all_found(2)['tried']
+    for plan,left in ranks:
+        assert repr(plan)==repr(ranks[0][0])
+        assert left['changed']==[]
+        assert left['kept']
+        assert np.array_equal(left['after'], ranks[0][1]['after'])
+    plan = ranks[0][0]
+    assert plan['df'] is None
+    assert plan['bs_now']==8
+    assert not plan['loss_rose']
+    assert plan['trial'].is_known or plan['trial'].got_nowhere
 
 def test_figure_on_rank_0_only():
     (_,first),(_,second) = all_found(2)['accum']
