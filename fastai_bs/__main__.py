@@ -106,7 +106,7 @@ def _runs(make, plan, bs, epochs, seed):
 def run_demo(
     bs:int=16, # Micro-batch to start from, in items
     opt:str='adam', # 'adam' or 'sgd'
-    epochs:int=12, # Of the training at `bs`
+    epochs:int=15, # Of the training at `bs`
     seed:int=42, # For weights, split and order
     out:Path=Path('bs_demo'), # Folder for the pictures, which exists
     verify:bool=False, # End with short trials of several batch sizes?
@@ -158,7 +158,7 @@ def main(
                                 "Under a minute on two cores; nothing is downloaded.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument('--bs', type=_whole(2,360), default=16, help="micro-batch to start from, in items")
     p.add_argument('--opt', choices=['adam','sgd'], default='adam', help="optimizer")
-    p.add_argument('--epochs', type=_whole(1), default=12, help="epochs of each training")
+    p.add_argument('--epochs', type=_whole(1), default=15, help="epochs of each training")
     p.add_argument('--seed', type=_whole(0,2**32-1), default=42, help="first seed of the split, the weights and the order of the items")
     p.add_argument('--verify', action='store_true', help="end with short trials of several batch sizes, which take as long as all the rest")
     p.add_argument('--out', type=_folder, default=Path('bs_demo'), help="folder for the pictures")

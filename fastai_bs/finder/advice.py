@@ -72,9 +72,10 @@ def _stay(plan):
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
     ratio,limit = (f'{num(100*secs/now.fit_time)}%' for secs in (other.fit_time,time_allowed(other, now, d.least_gain)))
     trial = plan.facts.trial
-    saving = time_text(trial.saving) if trial.saving>0 else 'nothing'
+    saving,cost = time_text(trial.saving) if trial.saving>0 else 'nothing',time_text(trial.cost)
+    if trial.saving>0: cost += ", more than half of that"
     text = stay_reasons[plan.choice.reason].format(
-        skipped=trial.skipped, saving=saving, cost=time_text(trial.cost), failed=trial.failed, bs=t.bs, other=other.bs, ratio=ratio, limit=limit,
+        skipped=trial.skipped, saving=saving, cost=cost, failed=trial.failed, bs=t.bs, other=other.bs, ratio=ratio, limit=limit,
         micro_bs=t.micro_bs, error=percent(d.least_gain))
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."

@@ -203,7 +203,8 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, at_p
     (dict(times=((64,0.01,0.),(128,0.019,0.))),
         "Stay at 64 for 5 epochs (39 s): no larger batch can save enough here, whatever the noise of the gradient: in as many epochs 128 would take 95% of "
         "today's time, and a plan takes 128 only at 90.9% or less."),
-    (dict(trial=Trial(64, skipped=256, saving=20., cost=30.)), "Stay at 64 for 5 epochs (1 min 4 s): 256 could save 20 s at best, and trying it takes 30 s."),
+    (dict(trial=Trial(64, skipped=256, saving=20., cost=30.)),
+        "Stay at 64 for 5 epochs (1 min 4 s): 256 could save 20 s at best, and trying it takes 30 s, more than half of that."),
     (dict(trial=Trial(64, skipped=256, saving=-1., cost=30.)),
         "Stay at 64 for 5 epochs (1 min 4 s): 256 could save nothing at best, and trying it takes 30 s.")])
 def test_why_nothing_was_tried(kwargs, text):
