@@ -112,7 +112,7 @@ class Measured:
     @property
     def is_open(self)->bool: return math.isinf(self.ci[1]) and not self.ci[0]>0 # Has the interval no end at all?
     @property
-    def is_bound(self)->bool: return self.ci[0]>=0 and not has_estimate(self.noise_scale, self.ci) # Is the lower end known, but no estimate?
+    def is_bound(self)->bool: return not has_estimate(self.noise_scale, self.ci) # Is the lower end known, but no estimate?
 
 # %% ../../nbs/finder/06_facts.ipynb #83cb722d
 def step_of(
@@ -214,7 +214,7 @@ class Facts:
         if m.has_mock and m.n_windows<least_windows: return 'short'
         if m.loss_rose: return 'too_high'
         if not m.learned: return 'not_learned'
-        return 'unknown' if m.has_mock and m.is_open else ''
+        return 'unknown' if m.is_open else ''
 
     @property
     def can_plan(self)->bool: return not self.no_plan_for # Does nothing speak against a plan?

@@ -113,13 +113,14 @@ def _fit_ratios(plan, noise):
 def _plot_time(plan, ax=None):
     "Draw the time of the whole fit, and the examples to a given loss, against batch size, over those of today's"
     table,bs_now,bs = plan.table,plan.facts.today.bs,plan.bs
-    title = 'Predicted here'
+    is_known = math.isfinite(plan.facts.noise)
+    title = 'Predicted here' if is_known else 'At best'
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     if plan.facts.balanced_bs: ax.axvline(plan.facts.balanced_bs, color='grey', ls=':', label=f'balanced, {plan.facts.balanced_bs}')
     if plan.facts.device.timed:
         times = _fit_ratios(plan, plan.facts.noise)
-        ax.plot(table.bs, times, 'o-', color='C0', label='time of the whole fit')
+        ax.plot(table.bs, times, 'o-', color='C0', label='time of the whole fit' if is_known else 'time of as many epochs as today')
         if all(map(math.isfinite, plan.ci)) and not plan.facts.trial.is_known: # A short training has no interval
             ends = [_fit_ratios(plan, o) for o in plan.ci]
             ax.fill_between(table.bs, np.minimum(*ends), np.maximum(*ends), color='C0', alpha=0.2, lw=0)

@@ -183,6 +183,7 @@ def unmeasured(**kwargs): return facts_of(**{**dict(noise_scale=math.nan, ci=(ma
 
 @pytest.mark.parametrize('facts,verdict,reason', [
     (lambda: unmeasured(), 'stay', 'never'), (lambda: unmeasured(times=secs(64)), 'stay', 'single'), (lambda: unmeasured(times=()), 'stay', 'untimed'),
+    (lambda: unmeasured(micro_bs=16, times=()), 'stay', 'untimed'),
     (lambda: unmeasured(trial=Trial(64, skipped=256, cost=3.)), 'stay', 'costly'), (lambda: unmeasured(trial=Trial(64, failed=256)), 'stay', 'nowhere'),
     (lambda: unmeasured(trial=Trial(64, failed=256, skipped=128, cost=3.)), 'stay', 'nowhere'),
     (lambda: unmeasured(noise_scale=512., trial=Trial(64, skipped=256, cost=3.)), 'stay', 'costly'),

@@ -249,3 +249,8 @@ def test_to_dict():
     assert d['device']['failed']==[[512,'ValueError: no']]
     assert d['trial']==dict(bs=None, noise=None, n_short=None, failed=None, skipped=None, saving=None, cost=None)
     assert 'df' not in d
+
+def test_today_s_batch_in_larger_micro_batches_needs_no_noise_scale():
+    plan = plan_of(64, noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, micro_bs=16, times=secs(16, 32, 64))
+    assert (plan.verdict,plan.bs,plan.micro_bs,plan.n_epoch)==('split',64,64,5)
+    assert plan.scaled_lr==plan.facts.today.lr

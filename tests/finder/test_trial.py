@@ -413,12 +413,12 @@ def test_the_most_that_short_trainings_can_tell(n_epoch):
 def test_a_trial_that_found_nothing_counts_as_spent(told):
     "Then the next smaller size must pay for both"
     low = parts_tried(4)[0]
-    for n_epoch,tried_sizes in ((10,[(4,16)]),(40,[(4,16),(4,8)])):
+    for n_epoch,tried_sizes in ((15,[(4,16)]),(40,[(4,16),(4,8)])):
         sizes = told({16: low, 8: 0.8})
         trial = try_sizes(None, unmeasured(n_epoch=n_epoch)).trial
         assert sizes==tried_sizes
         assert trial.failed==16
-        assert trial.got_nowhere==(n_epoch==10)
+        assert trial.got_nowhere==(n_epoch==15)
 
 def test_the_next_size_has_to_pay_for_itself(told):
     for n_epoch,tried_sizes in ((6,[(4,16)]),(400,[(4,16),(16,64)])):
