@@ -353,6 +353,16 @@ def test_a_training_that_cannot_learn(n_epoch, verdict):
     assert not plan.choice.option.changes
     assert math.isnan(plan.facts.noise)
 
+@pytest.mark.parametrize('kwargs,verdict', [(dict(n_epoch=3),'few_steps'), (dict(n_epoch=9, loss_func=lambda pred, y: (pred@y.T).logsumexp(1).mean()),'pairs')])
+def test_where_nothing_can_be_planned_nothing_is_timed(kwargs, verdict, monkeypatch):
+    def _time_steps(*args): raise AssertionError("Steps were timed")
+    monkeypatch.setattr(finder, 'time_steps', _time_steps)
+    loss_func = kwargs.pop('loss_func', nn.MSELoss())
+    plan = quiet_learner(loaders(regression(96), 4), mlp(), loss_func).bs_find(0.01, show_plot=False, **kwargs)
+    assert plan.verdict==verdict
+    assert plan.facts.device.times==()
+    assert math.isnan(plan.facts.noise)
+
 class Stream(IterableDataset):
     "Gives `n` items, and declares no length"
     def __init__(self, n): self.items = regression(n, dtype=torch.float32)

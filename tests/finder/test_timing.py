@@ -493,3 +493,36 @@ def test_a_loader_that_fixes_its_batches_has_today_s_time_only():
     device = finder.given_device(flat, [4])
     assert device.times==((4,0.02,0.),)
 
+
+# A part of the training
+
+@pytest.mark.parametrize('n_training,budget,n_rounds', [(inf,180,3), (3600,180,3), (1300,65,3), (1000,50,2), (500,25,1), (100,14,1), (1,14,1)])
+def test_timing_takes_a_twentieth_of_the_training(n_training, budget, n_rounds, monkeypatch):
+    "At least a round of today's size, and of twice and four times as many items; at most three rounds"
+    for nm,v in real.items(): monkeypatch.setattr(StepTimes, nm, v)
+    monkeypatch.setattr(StepTimes, 'n_rounds', 3)
+    times = StepTimes(quiet_learner(loaders(regression(40), 4), mlp()), [4,8,16], 4, nan, n_training)
+    assert (times.budget,times.n_rounds)==(pytest.approx(budget),n_rounds)
+
+@pytest.mark.parametrize('seconds', [(1.,1.2),(1.,2.),(1.,3.2)])
+def test_without_a_noise_scale_a_size_can_win_by_the_time_of_an_item(seconds, monkeypatch):
+    "Which never rises with the size, as far as step times are mended"
+    monkeypatch.setattr(StepTimes, 'slack', 1.2)
+    times = StepTimes(quiet_learner(loaders(regression(40), 4), mlp()), [4,8,16], 4, inf)
+    times.rounds = {bs: [(s,0.)] for bs,s in zip((4,8), seconds)}
+    assert times.can_win(16)
+
+@pytest.mark.parametrize('kwargs,sizes,n_training', [(dict(n_epoch=3), [4,8,16,32,64], 300), (dict(n_epoch=3, noise_scale=60.), [2,4,8,16,32], 300),
+    (dict(n_epoch=3, max_bs=8), [4,8], 300), (dict(num_it=24, n_batch=2), None, inf), (dict(n_epoch=3, num_it=24, n_batch=2), None, 300)])
+def test_which_sizes_are_timed(kwargs, sizes, n_training, monkeypatch):
+    "Without a noise scale from today's up to what two trials of four times the batch may come to; smaller ones where a noise scale is known"
+    asked = []
+    def _time_steps(learn, sizes, micro_bs, noise_scale, n_training):
+        asked.append((sizes,n_training))
+        return real_time_steps(learn, sizes[:1], micro_bs, noise_scale, n_training)
+    real_time_steps = finder.time_steps
+    monkeypatch.setattr(finder, 'time_steps', _time_steps)
+    quiet_learner(loaders(regression(400, dtype=torch.float32), 4), mlp(dtype=torch.float32)).bs_find(0.01, show_plot=False, **kwargs)
+    (found,n), = asked
+    assert n==n_training
+    if sizes: assert found==sizes
