@@ -224,6 +224,9 @@ def test_from_when_on_a_plan_pays(took, kwargs, said):
     text = [o for o in why(plan) if 'it pays' in o]
     assert [said in o for o in text]==([True] if said else [])
     if said: assert plan.pays_after==math.ceil(took/(plan.duration.today-plan.duration.planned))
+    assert not any('it pays' in o for o in why(plan.at(256))) # Of a size of one's own choice nothing was found
+    assert '.fit_one_cycle(' in plan_words(plan)['run'][0]
+    assert plan.table.adam_gain.notna().all()
 
 def test_a_size_that_saves_nothing_never_pays():
     plan = plan_of(**unmeasured, took=1.)

@@ -363,6 +363,18 @@ def test_where_nothing_can_be_planned_nothing_is_timed(kwargs, verdict, monkeypa
     assert plan.facts.device.times==()
     assert math.isnan(plan.facts.noise)
 
+class Overflows(Callback):
+    "The gradients of the first micro-batches are not finite, as while mixed precision looks for a loss scale"
+    def before_fit(self): self.n = 0
+    def after_backward(self):
+        self.n += 1
+        if self.n<=2:
+            for p in self.model.parameters(): p.grad.fill_(math.inf)
+
+def test_a_first_look_needs_no_finite_gradient():
+    plan = quiet_learner(loaders(regression(400), 4), mlp(), cbs=Overflows()).bs_find(0.01, n_epoch=9, show_plot=False, step_times={4: 0.01})
+    assert plan.choice.reason=='single'
+
 class Stream(IterableDataset):
     "Gives `n` items, and declares no length"
     def __init__(self, n): self.items = regression(n, dtype=torch.float32)

@@ -153,3 +153,7 @@ def test_where_a_step_is_worth_no_more_there_is_no_noise():
 @pytest.mark.parametrize('times,grown', [(1,1.), (16,2.), (81,3.)])
 def test_a_noise_scale_grows_as_the_fourth_root_of_the_steps(times, grown):
     assert for_longer(100., 50, 50*times)==pytest.approx(100*grown)
+
+def test_candidates_without_a_noise_scale():
+    "As many above today's size, whether it is unknown or without a bound"
+    assert candidates([16,32], 16, inf, 10_000)==candidates([16,32], 16, nan, 10_000)==[16,32,64,128]

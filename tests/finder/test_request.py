@@ -117,3 +117,12 @@ def test_a_rate_that_a_scaled_lr_makes(short):
     noise = watched(cbs=_scaled())
     plan = reg_learner(cbs=_scaled()).bs_find(1e-2, n_epoch=4, noise_scale=noise, show_plot=False)
     assert plan.facts.today.lr_factor==2
+
+def test_a_watched_training_that_says_nothing(short):
+    "All noise, and no interval: as if none was given"
+    noise = watched()
+    noise.cool_rows = [o._replace(g_sq=-abs(o.g_sq)) for o in noise.cool_rows[:2]]
+    assert noise.cool.ci==(0,inf)
+    plan = reg_learner().bs_find(1e-2, n_epoch=4, noise_scale=noise, show_plot=False)
+    assert math.isnan(plan.noise_scale)
+    assert plan.facts.can_plan

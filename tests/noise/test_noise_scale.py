@@ -12,7 +12,7 @@ from fastai.callback.core import (Callback, CancelBackwardException, CancelBatch
                                   CancelTrainException)
 from fastai.callback.rnn import rnn_cbs
 from fastai.callback.schedule import fit_one_cycle # noqa: F401, it adds the method
-from fastai.callback.training import GradientClip
+from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import Adam, SGD
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
@@ -317,3 +317,14 @@ def test_rows_of_a_long_cool_stretch_are_bounded():
         noise.add_cool(Window)
     assert 50<=len(noise.cool_rows)<=101
     assert noise.cool_rows[-1].step==1000
+
+def test_a_batch_of_another_size_is_no_part_of_a_window():
+    "Seven batches of 27 items, and one of 14"
+    assert measure(*task('mlp'), bs=27, n_acc=0, n_epoch=2).cool_rows==[]
+
+def test_no_gradient_that_somebody_else_adds_up_is_a_step_s():
+    items,_,loss_func = task('mlp')
+    noise = NoiseScale()
+    quiet_learner(loaders(items, 8), task('mlp')[1], loss_func, SGD, cbs=[noise,GradientAccumulation(16)]).fit(1, 0.)
+    assert noise.steps is None
+    assert {o.n_items for o in noise.cool_rows}=={8} # Measured in parts
