@@ -22,7 +22,7 @@ from repeat import rates
 
 cases = dict(digits=(4,8,16), reviews=(8,16), rows=(4,8), conv_sgd=(4,8), cifar_sgd=(4,8), table_sgd=(4,8), autoencoder=(4,8), masks=(4,8), table_long=(12,),
              cifar_long=(12,))
-hows = dict(asked='asked', measured='measured', watched='watched')
+hows = 'asked','measured','watched'
 orders,seeds = (None,1,2),range(5)
 
 def rate_of(name): return rates.get(name, tasks[name].lr)

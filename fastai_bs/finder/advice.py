@@ -207,7 +207,8 @@ def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
     n = plan.pays_after
     if plan.choice.reason!='faster' or not plan.facts.today.has_n_epoch or not math.isfinite(n): return
-    nth = {1: 'first', 2: 'second', 3: 'third'}.get(n, f'{n}th')
+    suffix = 'th' if 10<n%100<20 else {1: 'st', 2: 'nd', 3: 'rd'}.get(n%10, 'th')
+    nth = {1: 'first', 2: 'second', 3: 'third'}.get(n, f'{n}{suffix}')
     yield f"Finding this took {time_text(plan.took)}: it pays from the {nth} training on."
 
 def _found(plan):

@@ -238,7 +238,7 @@ def device_of(
 @patch
 def bs_find(self:Learner,
     lr=None, # Peak of the learning rate, as you pass it to `fit_one_cycle` or `fine_tune`. `None`: `learn.lr`, or `fine_tune`'s default; 0: present weights
-    num_it:int=None, # Micro-batches to measure at most, not epochs; `None`: those of 300 optimizer steps at most, and 360 more (240 with `n_epoch`)
+    num_it:int=None, # Micro-batches to measure at most, not epochs; `None`: those of 300 optimizer steps at most, and 360 more; with `n_epoch` none
     n_batch:int=20, # Micro-batches in a window at most, all at the same weights; fewer where the epoch is short or the noise scale small
     beta:float=0.99, # Decay of a window's weight with each window after it
     ci:float=0.95, # Coverage of the interval

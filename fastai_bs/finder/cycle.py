@@ -14,6 +14,7 @@ import numpy as np
 from typing import NamedTuple
 from fastcore.basics import patch, store_attr
 from fastai.callback.schedule import ParamScheduler, combined_cos
+from ..noise.noise_scale import cool_rate
 
 # %% ../../nbs/finder/02_cycle.ipynb #7c4c6d64
 pct_start = 0.25 # Part of the cycle in which the rate rises
@@ -56,7 +57,7 @@ class OneCycle(ParamScheduler):
     def before_batch(self): self._update_val(self.pct)
 
 # %% ../../nbs/finder/02_cycle.ipynb #eeb70dea
-cool_rates = 0.05,0.005 # Rates over the peak, where the cool stretch begins and ends
+cool_rates = cool_rate,0.005 # Rates over the peak, where the cool stretch begins and ends
 cool_stretch = tuple(_cooled_to(o) for o in cool_rates) # The same as parts of the cycle
 
 def places(

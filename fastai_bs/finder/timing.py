@@ -198,8 +198,8 @@ def n_steps(self:StepTimes, micro_bs, again):
 @patch
 def can_win(self:StepTimes, micro_bs):
     "Tell whether this size, outside of all that ran, or one beyond it can be the fastest"
-    if math.isnan(self.noise_scale) or len(self.rounds)<2: return True
-    def _time(o): return self.expected(o)*(steps_needed(o, self.noise_scale) if math.isfinite(self.noise_scale) else 1/o)
+    if not math.isfinite(self.noise_scale) or len(self.rounds)<2: return True # Its time for an item never rises
+    def _time(o): return steps_needed(o, self.noise_scale)*self.expected(o)
     beyond = [o for o in self.sizes if (o>=micro_bs if micro_bs>self.micro_bs else o<=micro_bs)]
     return min(map(_time, beyond))<=self.slack*min(map(_time, self.rounds))
 

@@ -164,7 +164,7 @@ def add(self:NoiseScale,
     self.pool.add(row.tr_sigma, row.g_sq, row.n_elems, row.n_items)
     self.rows.append(row)
     self.pools.append(copy(self.pool))
-    if not self.steps and self.is_cool(): self.cool_rows.append(row)
+    if not self.steps and self.is_cool(): self.keep_cool(row)
     if len(self.rows)>=max(self.most, 4*self.look_back): self._thin_out()
     self.is_new = is_logged(self.learn)
 
@@ -179,10 +179,17 @@ def is_cool(self:NoiseScale)->bool:
 def add_cool(self:NoiseScale,
     measurement:Measurement=None, # A window of consecutive steps; `None`: none is full
 ):
-    "Add a window of the cool stretch, if its gradients are finite; of very many keep every second one"
+    "Add a window of the cool stretch, if its gradients are finite"
     if measurement is None: return
     row = Moments(self.n_steps+1, measurement.n_items, measurement.n_elems, *measurement.moments)
-    if math.isfinite(row.tr_sigma+row.g_sq): self.cool_rows.append(row)
+    if math.isfinite(row.tr_sigma+row.g_sq): self.keep_cool(row)
+
+@patch
+def keep_cool(self:NoiseScale,
+    row:Moments, # Of a window of the cool stretch
+):
+    "Keep a window of the cool stretch, and of very many every second one"
+    self.cool_rows.append(row)
     if len(self.cool_rows)>self.most_cool: del self.cool_rows[::2]
 
 @patch

@@ -216,7 +216,8 @@ def test_why_nothing_was_tried(kwargs, text):
     assert any('call bs_find with num_it=660 too' in o for o in cautions(plan))==('trial' in kwargs)
 
 @pytest.mark.parametrize('took,kwargs,said', [
-    (5.,dict(),'it pays from the first training on'), (20.,dict(),'it pays from the second training on'), (300.,dict(),'th training on'),
+    (5.,dict(),'it pays from the first training on'), (113.,dict(),'it pays from the 11th training on'), (220.,dict(),'it pays from the 21st training on'),
+    (20.,dict(),'it pays from the second training on'), (300.,dict(),'th training on'),
     (5.,dict(given=True),None), (5.,dict(has_n_epoch=False),None), (nan,dict(),None)])
 def test_from_when_on_a_plan_pays(took, kwargs, said):
     plan = plan_of(**unmeasured, trial=Trial(256, 300., 240), took=took, **kwargs)

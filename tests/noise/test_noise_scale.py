@@ -328,3 +328,12 @@ def test_no_gradient_that_somebody_else_adds_up_is_a_step_s():
     quiet_learner(loaders(items, 8), task('mlp')[1], loss_func, SGD, cbs=[noise,GradientAccumulation(16)]).fit(1, 0.)
     assert noise.steps is None
     assert {o.n_items for o in noise.cool_rows}=={8} # Measured in parts
+
+def test_rows_of_the_cool_stretch_are_bounded_in_windows_too():
+    "At rest every window belongs to it"
+    noise = NoiseScale()
+    noise.most_cool = 5
+    measure(*task('mlp'), bs=2, n_acc=5, noise=noise)
+    assert len(noise.rows)>15
+    assert 2<len(noise.cool_rows)<=6
+    assert noise.cool_rows[-1] is noise.rows[-1]
