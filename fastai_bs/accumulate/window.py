@@ -6,16 +6,19 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate/window.html.md"""
 
 # %% auto #0
 __all__ = ['reference', 'weight', 'mean_divisor', 'without_nan', 'Weights', 'weighed', 'watch_scale', 'BatchNormMomenta',
-           'MicroBatch', 'Totals', 'loss_sum', 'both_at_hand', 'Window', 'whole_loss', 'sum_over_ranks', 'Position']
+           'MicroBatch', 'Totals', 'loss_sum', 'both_at_hand', 'Window', 'whole_loss', 'sum_over_ranks', 'Position',
+           'Progress']
 
 # %% ../../nbs/accumulate/02_window.ipynb #fc0ef749
 import math, torch
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 from ..learner.ranks import over_ranks, rank
 from ..learner.loaders import tensors
+from ..learner.loop import pct_train_by
 from .losses import as_scalar, at_hand, plain, precise
 
 # %% ../../nbs/accumulate/02_window.ipynb #6e357f47
@@ -113,12 +116,18 @@ def watch_scale(
 # %% ../../nbs/accumulate/02_window.ipynb #65be59a7
 class BatchNormMomenta:
     "Sets the momenta of a model's BatchNorm layers"
-    def __init__(self, model): # Model whose layers are changed
-        self.layers = [(m,m.momentum) for m in model.modules() if isinstance(m, _NormBase) and m.momentum is not None]
+    def __init__(self, modules): # Modules whose BatchNorm layers are changed
+        self.layers = [(m,m.momentum) for m in modules if isinstance(m, _NormBase) and m.momentum is not None]
 
     def of_window(self, k):
         "Keep the time constant of one update per window of `k` micro-batches; with `k` of 1 the momenta are the original ones"
         for m,momentum in self.layers: m.momentum = momentum if k==1 else 1-(1-momentum)**(1/k)
+
+    @contextmanager
+    def scope(self):
+        "Put the original momenta back after the block"
+        try: yield
+        finally: self.of_window(1)
 
 # %% ../../nbs/accumulate/02_window.ipynb #ecf88d2a
 @dataclass
@@ -129,7 +138,7 @@ class MicroBatch:
     loss_scale:Tensor = None # What mixed precision multiplies its loss by, without dimensions
     closes:bool = False # Is it the last of its window?
     backed:bool = False # Has its backward pass begun? From then on it is part of the window
-    skips:bool = False # Has `GradAccum` itself cancelled it, to skip the optimizer step?
+    skips:bool = False # Has `GradAccum` itself cancelled it, as it brings no optimizer step?
     stepped:bool = False # Did the optimizer step with it?
     done:bool = False # Have all of its events been fired?
     whole:tuple = None # Loss and elements of the window that it has closed
@@ -140,6 +149,7 @@ class Totals:
     elems:object # Elements that their losses average over
     loss:object # Losses, as sums over elements
     n_micro:object # Number of micro-batches
+    lost:object = 0 # Ranks on which memory has run out
 
 def loss_sum(
     n, # Elements of the micro-batch
@@ -170,9 +180,20 @@ class Window:
     losses:list = field(default_factory=list) # Loss of each micro-batch, a tensor without dimensions
     iters:set = field(default_factory=set) # Places of the micro-batches in the epoch; parts of a batch share one
     totals:Totals = None # Sums over all ranks, once they are known
+    lost:bool = False # Has memory run out in it on this rank? Then it takes no step
 
     @property
     def n_micro(self)->int: return len(self.losses) # Micro-batches whose backward pass has begun
+
+    @property
+    def begins(self)->bool: return self.n_micro==0 and not self.lost # Is the present micro-batch the first one?
+
+    def closes_with(self,
+        i:int, # Place of the present micro-batch in the epoch
+        n_iter:int, # Micro-batches in the epoch, as the loader declares
+    )->bool:
+        "Return whether the present micro-batch fills the window or is the last one of the epoch"
+        return len(self.iters | {i})>=self.n_acc or i==n_iter-1
 
     def add(self,
         loss:Tensor, # Detached, as the loss function returned it
@@ -186,7 +207,8 @@ class Window:
 
     def sums(self, reduction='mean')->Totals:
         "Add up the micro-batches of this rank so far, in the most precise float"
-        return Totals(sum(self.elems), sum(loss_sum(n, loss, reduction) for n,loss in zip(self.elems, self.losses)), self.n_micro)
+        loss = sum(loss_sum(n, loss, reduction) for n,loss in zip(self.elems, self.losses))
+        return Totals(sum(self.elems), loss, self.n_micro, int(self.lost))
 
 # %% ../../nbs/accumulate/02_window.ipynb #eeb6ba09
 def whole_loss(
@@ -207,13 +229,13 @@ def sum_over_ranks(
     looks:bool, # Check `at` on a GPU too, which waits for it?
 )->Totals: # Sums of all ranks
     "Add up the micro-batches of all ranks"
-    vals = mine.elems,mine.loss,mine.n_micro,at
+    vals = mine.elems,mine.loss,mine.n_micro,mine.lost,at
     dev = next((o.device for o in vals if isinstance(o, Tensor)), 'cpu')
     total = over_ranks(torch.stack([as_scalar(o, torch.float64, dev) for o in vals]))
-    if (total.device.type=='cpu' or looks) and total[3]!=at*n_ranks: raise RuntimeError(
+    if (total.device.type=='cpu' or looks) and total[-1]!=at*n_ranks: raise RuntimeError(
         f"The ranks are out of step: rank {rank()} closes a window at micro-batch {at} and another one elsewhere. A callback cancels batches on some of "
         "the ranks only: cancel them on all, or on none")
-    return Totals(*total[:3])
+    return Totals(*total[:-1])
 
 # %% ../../nbs/accumulate/02_window.ipynb #3f6ce276
 @dataclass
@@ -243,3 +265,48 @@ class Position:
             self.at = end
             pct += part
         return pct
+
+# %% ../../nbs/accumulate/02_window.ipynb #5c1187dc
+class Progress:
+    "Counts what the large batch's own loop would have done in a fit"
+    def __init__(self):
+        self.position = Position()
+        self.n_large = 0 # Large batches that are done
+        self.n_ahead = 0 # How many more micro-batches are
+        self.n_steps = 0 # Optimizer steps that were tried
+
+    def resize(self,
+        learn, # A `Learner` in a fit, at the beginning of a window
+        n_acc:int, # Its micro-batches
+    ):
+        "Go on in large batches of another size within the epoch"
+        self.position = Position(n_acc, learn.iter, learn.iter, (learn.epoch+1)/learn.n_epoch)
+
+    def end_micro(self,
+        learn, # A `Learner` in a fit, after a micro-batch
+        window:Window, # The present window, or the next one if it has closed
+        pct:float, # `learn.pct_train` of the micro-batch
+    )->float: # From 0 to 1
+        "Count the large batch if it ends with this micro-batch, and return the `learn.pct_train` that follows"
+        if window.n_acc==1: # As fastai counts
+            self.n_large += 1
+            return learn.pct_train
+        at = self.position.at
+        if window.begins: pct = self.position.after(pct, learn.iter, learn.n_iter, learn.n_epoch)
+        if self.position.at!=at: self.n_large += 1
+        return pct
+
+    @contextmanager
+    def scope(self,
+        learn, # A `Learner` in a fit, at the beginning of an epoch
+        n_acc:int, # Micro-batches of its first window
+        end_micro, # Calls `self.end_micro`, with the `learn.pct_train` of each micro-batch
+    ):
+        "Count the epoch of the block as the large batch's"
+        self.position = Position(n_acc)
+        learn.train_iter += self.n_ahead
+        try:
+            with pct_train_by(learn, end_micro): yield
+        finally:
+            self.n_ahead = learn.train_iter-self.n_large
+            learn.train_iter = self.n_large

@@ -28,7 +28,7 @@ from ..schedule.scaled_lr import rates, ScaledLR, scale_lr
 from .formulas import for_training
 from .cycle import cycle_of
 from .timing import loader_time, micro_batch_sizes, time_steps, valid_time
-from .mock import EndOfMock, MockAccum, longest_window, micro_batches_for, readings, shortest_window
+from .mock import EndOfMock, MockWindows, longest_window, micro_batches_for, readings, shortest_window
 from .facts import Device, Facts, Measured, Today, step_of
 from .request import Request, check_request
 from .trial import most_times, most_trials, try_sizes
@@ -100,9 +100,9 @@ def mock_fit(
         most = n_looked if only_looks else longest_window(request.n_batch, n_iter, ranks)
         cycle = cycle_of(request.num_it, today, n_training, shortest_window(ranks)) if moves and not only_looks else None
         num_it = cycle.num_it if cycle else n_looked if only_looks else _fixed_num_it(request.num_it, most, n_iter, ranks)
-        accum = MockAccum(noise, most, cycle, own.count if own else None, request.tol)
-        end = EndOfMock(accum, num_it, moves)
-        learn.fit(math.ceil(num_it/n_iter), lr=scale_lr(lr, factor) if cycle and factor!=1 else lr, cbs=[accum, noise, end, *L(cycle)])
+        windows = MockWindows(noise, most, cycle, own.count if own else None, request.tol)
+        end = EndOfMock(windows, num_it, moves)
+        learn.fit(math.ceil(num_it/n_iter), lr=scale_lr(lr, factor) if cycle and factor!=1 else lr, cbs=[windows.accum, windows, noise, end, *L(cycle)])
     _check_measured(learn, end, lr, ranks)
     return end
 
@@ -167,13 +167,13 @@ def measured_of(
     noise_scale=None, # As for `bs_find`
 )->Measured:
     "Collect what the mock training has told, or what was given in its place"
-    accum,moved,on_ranks = end.accum,end.cycle is not None,today.n_ranks>1
+    windows,moved,on_ranks = end.windows,end.cycle is not None,today.n_ranks>1
     if end.only_looks: return Measured(
-        **_given(noise_scale, today), n_windows=None, n_seen=end.n_seen, n_passes=0., pairs=accum.looks_at_pairs, seed=seed)
+        **_given(noise_scale, today), n_windows=None, n_seen=end.n_seen, n_passes=0., pairs=windows.looks_at_pairs, seed=seed)
     return Measured(
         **(_along_cycle(end, today, df) if moved else _at_rest(end)), level=end.noise.level, n_seen=end.n_seen, n_passes=end.n_seen/end.in_epoch,
-        moved=moved, loss_rose=moved and accum.losses.too_high(on_ranks), learned=not moved or accum.losses.learned(on_ranks),
-        pairs=accum.looks_at_pairs, n_enough=end.n_enough(today.n_ranks), seed=seed)
+        moved=moved, loss_rose=moved and windows.losses.too_high(on_ranks), learned=not moved or windows.losses.learned(on_ranks),
+        pairs=windows.looks_at_pairs, n_enough=end.n_enough(today.n_ranks), seed=seed)
 
 # %% ../../nbs/finder/15_bs_find.ipynb #eaf484f2
 def _slowest(n_ranks, secs):
@@ -265,7 +265,7 @@ def bs_find(self:Learner,
     begin = time.perf_counter()
     with trained_as(self, how):
         end = mock_fit(self, request, noise)
-        today,df = today_of(self, request, end),None if end.only_looks else end.accum.placed(noise.df)
+        today,df = today_of(self, request, end),None if end.only_looks else end.windows.placed(noise.df)
         facts = Facts(today, measured_of(end, today, df, request.seed, request.noise_scale))
         if facts.can_plan or facts.measured.has_mock: facts = replace(facts, device=device_of(self, facts, request.max_bs, request.step_times))
         facts = try_sizes(self, facts)

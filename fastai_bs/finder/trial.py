@@ -24,7 +24,7 @@ from ..learner.loaders import with_micro_bs
 from ..learner.loop import validate_on_ranks
 from ..learner.mock import mock_training
 from ..accumulate.losses import plain, precise
-from ..accumulate.grad_accum import QuietAccum, own_settings
+from ..accumulate.grad_accum import own_settings, quiet_accum
 from ..schedule.rules import decay_factor, sqrt_scaling
 from ..schedule.scaled_lr import scale_lr
 from .formulas import epochs_needed, noise_of
@@ -85,7 +85,7 @@ def loss_after(
 )->float: # `inf` where it is not finite
     "Return the loss of `items` after a one-cycle of `n_steps`"
     cycle,of_items = BriefCycle(n_steps),MeanLoss()
-    accum = QuietAccum(n_acc, **own_settings(learn))
+    accum = quiet_accum(n_acc, **own_settings(learn))
     with mock_training(learn, seed), learn.no_bar():
         if micro_bs: learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs)
         learn.metrics = L()

@@ -10,7 +10,7 @@ __all__ = ['inner_opt', 'settings', 'Hypers', 'HeldHypers', 'velocity_names', 'd
 # %% ../../nbs/learner/04_optimizer.ipynb #af98c120
 import inspect, torch
 from collections import defaultdict
-from copy import copy as shallow_copy
+from contextlib import contextmanager
 from fastcore.basics import first
 from fastai.optimizer import Optimizer
 from .snapshot import same_rng
@@ -47,12 +47,14 @@ class HeldHypers:
     def __init__(self):
         self.first = None # `Hypers` of the first micro-batch
         self.own = {} # Values that the schedule has set since, by name
-        self.known = False # Does `first` belong to a window that is being run again?
 
-    def copy(self):
-        res = shallow_copy(self)
-        res.own = dict(self.own)
-        return res
+    def see(self,
+        opt, # fastai's `Optimizer`, with the schedule's values for a micro-batch
+        is_first:bool, # Is it the first one of its window?
+    ):
+        "Take the values of a window's first micro-batch, and hold them in the others"
+        if is_first: self.first = Hypers(opt)
+        else: self.hold(opt)
 
     def hold(self, opt):
         "Put back what has changed since the first micro-batch"
@@ -69,6 +71,15 @@ class HeldHypers:
             changed_since = [h[k] for h in opt.hypers]!=[h[k] for h in self.first.groups]
             if k not in but and not changed_since: opt.set_hyper(k, v)
         self.own = {}
+
+    @contextmanager
+    def scope(self,
+        learn, # A `Learner` in a fit
+        but, # As for `release`
+    ):
+        "Release what is still held after the block"
+        try: yield
+        finally: self.release(learn.opt, but)
 
 # %% ../../nbs/learner/04_optimizer.ipynb #7fe7b8de
 def _trial_state(opt, lr):

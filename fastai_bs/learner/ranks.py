@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/ranks.html.md"""
 
 # %% auto #0
 __all__ = ['n_processes', 'rank', 'trainers', 'ddp_model', 'refuse_wrapper', 'trains_together', 'n_ranks', 'group_device',
-           'over_ranks', 'any_rank', 'from_ranks', 'alone', 'wrappers_forgotten', 'alike']
+           'over_ranks', 'any_rank', 'from_ranks', 'Exchange', 'alone', 'wrappers_forgotten', 'alike']
 
 # %% ../../nbs/learner/01_ranks.ipynb #e8300ab6
 from contextlib import contextmanager
@@ -83,6 +83,29 @@ def from_ranks(o): # Value of this rank: anything that can be pickled
     if len(res)==1: return [o]
     dist.all_gather_object(res, o)
     return res
+
+# %% ../../nbs/learner/01_ranks.ipynb #3560949b
+class Exchange:
+    "When the ranks that train together exchange gradients"
+    def __init__(self,
+        learn:Learner, # A learner in a fit
+        after_window:bool=False, # Exchange after the window, and not in DDP's backward pass?
+    ):
+        self.ddp = ddp_model(learn)
+        self.n_ranks = 1 if self.ddp is None else n_processes()
+        self.after_window = after_window and self.n_ranks>1
+
+    def next_pass(self, closes:bool): # Does the next backward pass close a window?
+        "Have DDP exchange gradients in the next backward pass, or not"
+        if self.ddp is not None: self.ddp.require_backward_grad_sync = closes and not self.after_window
+
+    @contextmanager
+    def scope(self):
+        "Put DDP's own settings back after the block"
+        if self.ddp is not None: self.ddp.require_forward_param_sync = not self.after_window
+        try: yield
+        finally:
+            if self.ddp is not None: self.ddp.require_backward_grad_sync = self.ddp.require_forward_param_sync = True
 
 # %% ../../nbs/learner/01_ranks.ipynb #de36d6d9
 @contextmanager

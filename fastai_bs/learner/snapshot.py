@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/snapshot.html.md"""
 
 # %% auto #0
 __all__ = ['Undo', 'interrupts_wait', 'one_interrupt', 'accelerator', 'autocast_devices', 'same_rng', 'unchanged',
-           'pass_unchanged', 'loss_unchanged', 'out_of_memory', 'free_memory', 'restart_point']
+           'pass_unchanged', 'loss_unchanged', 'out_of_memory', 'free_memory', 'autocast_point', 'restart_point']
 
 # %% ../../nbs/learner/02_snapshot.ipynb #ad20bda8
 import gc, random, re, signal, sys, threading, torch
@@ -334,6 +334,12 @@ def free_memory(
     gc.collect()
     acc = accelerator()
     if hasattr(acc, 'empty_cache'): acc.empty_cache()
+
+def autocast_point()->Undo: # Close it once; if it is never closed, nothing happens
+    "Return an `Undo` that puts autocast back as it is now"
+    stack = Undo()
+    _keep_autocast(stack)
+    return stack
 
 def restart_point()->Undo: # Close it once; if it is never closed, nothing happens
     "Return an `Undo` that restores the global random number generators and autocast as they are now"

@@ -351,7 +351,7 @@ def memory_report(self:Learner,
     refuse_empty(dl)
     n_all = n_items(dl)
     accum = callback_of(self, GradAccum)
-    if bs is None: bs = min(accum.largest_micro_bs() if accum else micro_batch_size(dl), n_all)
+    if bs is None: bs = min(accum.sizes.largest_micro_bs(self) if accum else micro_batch_size(dl), n_all)
     check_whole('bs', bs, 1, "that is the size of a micro-batch", 'item')
     if bs>n_all: raise ValueError(f"`bs`={bs} items are more than the {n_all} of the training set, so no such batch can be measured: take at most those")
     if precision is not None and precision not in precisions: raise ValueError(

@@ -27,7 +27,7 @@ from ..learner.loaders import refuse_empty, rows_of, slices, tensors
 from ..learner.loop import ScopedCallback, backward, callback_of, change_hidden, overridden_step
 from ..accumulate.losses import ElementCounter, count_items, plain, refuse_loss
 from ..accumulate.window import MicroBatch, Weights, watch_scale
-from ..accumulate.sizes import batch_size
+from ..accumulate.sizes import Sizes, batch_size
 from ..accumulate.gradients import all_params, any_nonzero, divide, hooked, no_autocast, refuse_cuda_graphs
 from ..accumulate.grad_accum import GradAccum
 from .norms import RankWindow, squared_norm, unweighed_window, weighed_window
@@ -68,7 +68,7 @@ class FromWindows(Source):
     last_in_parts = None # Step before which parts were last measured
 
     def start(self):
-        if self.n_ranks>1 or self.accum.windows_only: return
+        if self.n_ranks>1 or self.accum.sizes.windows_only: return
         self.parts = FromParts(*self.args)
         self._try_parts(self.parts.start)
 
@@ -76,7 +76,7 @@ class FromWindows(Source):
         "Return `f(*args)`; if parts of a batch are refused, do without them where the fit has windows of several batches"
         try: return f(*args)
         except (TypeError,ValueError):
-            if max(self.accum.n_accs(), default=2)==1: raise
+            if self.accum.most==1: raise
             self.parts = None
 
     def before_batch(self):
@@ -162,7 +162,7 @@ class FromParts(Source):
     events = 'before_batch','after_backward','after_step'
 
     @property
-    def as_two(self): return (self.accum or GradAccum).as_two # To advise where parts are impossible
+    def as_two(self): return (self.accum.sizes if self.accum else Sizes).as_two # To advise where parts are impossible
     @property
     def accum_first(self): return f"use {self.as_two} with micro-batches of half the size, whose gradients are measured as they come"
 

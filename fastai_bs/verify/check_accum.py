@@ -259,7 +259,7 @@ def _what_accumulates(learn, n_acc):
     "Return the callback that accumulates, and its `n_acc`; raise an error if `n_acc` is neither a callback nor a number"
     if isinstance(n_acc, BatchSchedule):
         raise TypeError("`n_acc` must not be a BatchSchedule, whose micro-batches follow from its loader: give `n_acc` as a number of them")
-    if isinstance(n_acc, GradAccum): how,n = n_acc,n_acc.n_acc_by_epoch.largest(learn)
+    if isinstance(n_acc, GradAccum): how,n = n_acc,n_acc.sizes.largest(learn)
     elif isinstance(n_acc, (GradientAccumulation,PlainLoop)): how,n = n_acc,n_acc.n_acc
     elif is_whole(n_acc): how,n = GradAccum(max(1, n_acc), **own_settings(learn)),n_acc
     else: raise TypeError("`n_acc` must be a whole number of micro-batches, or what accumulates them: a GradAccum, fastai's "

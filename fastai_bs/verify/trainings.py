@@ -26,7 +26,7 @@ from ..learner.loaders import epoch_len, micro_batch_size, n_items, with_micro_b
 from ..learner.mock import mock_training
 from ..accumulate.losses import ElementCounter, plain
 from ..accumulate.window import loss_sum
-from ..accumulate.grad_accum import QuietAccum, own_settings
+from ..accumulate.grad_accum import own_settings, quiet_accum
 from ..schedule.scaled_lr import rates, scale_lr
 from ..finder.trial import BriefCycle
 from ..finder.options import today_as_is
@@ -113,7 +113,7 @@ def short_training(
         learn.metrics = L()
         cycle = BriefCycle(n_steps)
         end,valid = _EndLoss(cycle, count),_ValidLoss(math.ceil(n_valid/n_ranks(learn)), count)
-        accum = [QuietAccum(n_acc, **settings)] if n_acc>1 or on_ranks else []
+        accum = [quiet_accum(n_acc, **settings)] if n_acc>1 or on_ranks else []
         learn.fit(1+math.ceil(n_steps*n_acc/epoch_len(learn)), lr, wd=wd, cbs=[*accum, cycle, end])
         train_loss = end.mean(on_ranks) # Waits for the device
         secs = time.perf_counter()-end.begin

@@ -69,7 +69,7 @@ def test_n_acc_goes_by_the_epoch(n_acc):
     each = idxs(*((i,) for i in range(8)))
     assert_windows(learn, items15, each+idxs((0,1,2),(3,4,5),(6,7))+each)
     assert c.n_accs==[1]*8+[3]*8+[1]*8
-    assert [learn.grad_accum.n_acc_in(e) for e in range(3)]==[1,3,1]
+    assert [accumulation(learn, e) for e in range(3)]==[1,3,1]
 
 # What is warned about
 
@@ -108,16 +108,15 @@ def test_items_that_micro_batches_do_not_divide_are_refused(bs, says):
 @pytest.mark.parametrize('accum', [GradAccum(bs=57),GradAccum(bs=1000),GradAccum({0: 1, 1: 14})], ids=repr)
 def test_a_window_holds_no_more_than_an_epoch(accum):
     "50 items in 13 micro-batches: a step in each epoch, of all there is, and a warning once a fit, whole micro-batches or not"
-    learn,whole = learner(accum, model=bn_model),learner(GradAccum({0: 1, 1: 13} if accum.varies else 13), model=bn_model)
+    learn,whole = learner(accum, model=bn_model),learner(GradAccum({0: 1, 1: 13} if accum.sizes.varies else 13), model=bn_model)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
         learn.fit(3, 0.05)
-    words = 'GradAccum(14) counts micro-batches' if accum.varies else f"of {max(accum.n_accs())} micro-batches is more than an epoch holds, which is 13"
+    words = 'GradAccum(14) counts micro-batches' if accum.sizes.varies else f"of {accum.sizes.n_acc(learn, 0)} micro-batches is more than an epoch holds, which is 13"
     assert [words in str(o.message) for o in said]==[True]
     whole.fit(3, 0.05)
     assert torch.allclose(flat(learn), flat(whole), rtol=1e-12)
-    assert learn.grad_accum.bs==50
-    assert whole.grad_accum.bs==50
+    assert learn.batch_size==whole.batch_size==50
 
 def test_a_loader_that_does_not_say_its_batch_size_is_refused():
     dl = Unsized(TorchDataLoader(regression(50), 4))
@@ -182,4 +181,4 @@ def test_batch_size_of_a_learner_gives_way_to_one_of_the_users(cls):
     learn = cls(loaders(regression(24), 4), mlp(), loss_func=nn.MSELoss(), cbs=[Float32Loss(),GradAccum(3)])
     if cls is Learner: learn.batch_size = 'mine'
     with learn.no_bar(), learn.no_logging(): learn.fit(1, 0.05)
-    assert (learn.batch_size,learn.grad_accum.bs,batch_size(learn),learn.memory_report().bs)==('mine',12,12,4)
+    assert (learn.batch_size,batch_size(learn),learn.memory_report().bs)==('mine',12,4)

@@ -9,7 +9,7 @@ from fastai.callback.schedule import combined_cos
 
 from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.finder.cycle import MockCycle, cool_rates, cool_stretch, _cooled_to, cycle_of, places, rate_at
-from fastai_bs.finder.mock import EndOfMock, MockAccum, readings
+from fastai_bs.finder.mock import EndOfMock, MockWindows, readings
 from helpers import loaders, mlp, momentum_sgd, noted, pairwise, peak_lr, quiet_learner, regression
 
 inf = math.inf
@@ -33,13 +33,13 @@ def test_the_rate_is_fastais():
 
 # Within its micro-batches
 
-def mock_trained(n_iter, cycle, tol=0.25, lr=0.05, cls=MockAccum):
+def mock_trained(n_iter, cycle, tol=0.25, lr=0.05, cls=MockWindows):
     "A mock training without the rest of `bs_find`"
     learn = learner(3*n_iter-1, 3)
-    accum = cls(NoiseScale(), min(20, max(2, n_iter//8)), cycle, tol=tol)
-    finder,(look,steps) = EndOfMock(accum, cycle.num_it),noted('before_step', peak_lr)
-    learn.fit(math.ceil(cycle.num_it/n_iter), lr, cbs=[accum, finder.noise, finder, cycle, look])
-    return SimpleNamespace(finder=finder, accum=accum, cycle=cycle, rows=accum.noise.rows, steps=steps)
+    windows = cls(NoiseScale(), min(20, max(2, n_iter//8)), cycle, tol=tol)
+    finder,(look,steps) = EndOfMock(windows, cycle.num_it),noted('before_step', peak_lr)
+    learn.fit(math.ceil(cycle.num_it/n_iter), lr, cbs=[windows.accum, windows, finder.noise, finder, cycle, look])
+    return SimpleNamespace(finder=finder, windows=windows, cycle=cycle, rows=windows.noise.rows, steps=steps)
 
 @pytest.mark.parametrize('n_iter,today,which', pairwise([2,7,40], [1,3,5], range(4)))
 def test_the_cycle_ends_within_num_it(n_iter, today, which):
@@ -49,7 +49,7 @@ def test_the_cycle_ends_within_num_it(n_iter, today, which):
     assert o.cycle.is_over
     assert o.finder.n_seen==o.cycle.n_seen+1<=num_it
     assert len(o.steps)==o.cycle.n_steps+o.cycle.n_more
-    assert len(o.rows)==len(o.accum.path)
+    assert len(o.rows)==len(o.windows.path)
     assert len(o.rows)>=(1 if num_it<60 else 10)
     assert o.cycle.n_more<=o.cycle.most_more<=len(places(60))//2
     assert o.cycle.n_measured<=len(o.cycle.places)
@@ -63,14 +63,14 @@ def test_more_windows_where_the_interval_is_wide(tol, today):
     c = o.cycle
     assert c.most_more>=8
     assert c.n_more==(0 if tol in (0,10) else c.most_more)
-    pct = [at for _,at,_ in o.accum.path]
+    pct = [at for _,at,_ in o.windows.path]
     assert len(o.steps)==60+c.n_more
     assert len(pct)==len(o.rows)==20+c.n_more
     assert pct==sorted(pct)
     rates = [0.001*rate_at(i/60) for i in range(60)]
     middle = math.ceil(sum(cool_stretch)/2*60)
     assert o.steps==pytest.approx(rates[:middle]+[rates[middle]]*c.n_more+rates[middle:], rel=1e-4)
-    assert readings(o.accum.placed(o.accum.noise.moments))[1].n_windows==10+c.n_more
+    assert readings(o.windows.placed(o.windows.noise.moments))[1].n_windows==10+c.n_more
 
 # How long the training is to be
 

@@ -15,7 +15,7 @@ from fastai.optimizer import OptimWrapper
 from fastai_bs.all import GradAccum
 from fastai_bs.finder.cycle import cool_stretch
 from fastai_bs.noise.estimator import moments_of_sums
-from fastai_bs.finder.mock import MockAccum
+from fastai_bs.finder.mock import MockSizes
 from helpers import flat, halves, loaders, mlp, momentum_sgd, noted, pairwise, peak_lr, quiet_learner, regression, ScaledLoss, token_model, tokens
 
 inf = math.inf
@@ -36,11 +36,11 @@ def taped(learn, **kwargs):
         order = 200
         def accum(self):
             accum = getattr(self.learn, 'grad_accum', None)
-            return accum if isinstance(accum, MockAccum) and self.training else None
+            return accum if accum and isinstance(accum.sizes, MockSizes) and self.training else None
         def before_batch(self):
             accum = self.accum()
             if not accum: return
-            if accum.starts_window: tape.windows.append(SimpleNamespace(measured=accum.measures, micros=[], weights=[], opts=[]))
+            if accum.starts_window: tape.windows.append(SimpleNamespace(measured=accum.sizes.measures, micros=[], weights=[], opts=[]))
             window = tape.windows[-1]
             window.micros.append((self.xb,self.yb))
             window.weights.append(flat(self.learn).clone())
@@ -49,7 +49,7 @@ def taped(learn, **kwargs):
             if self.accum(): tape.hypers.append([(h['lr'],h.get('mom')) for h in self.opt.hypers])
         def after_cancel_fit(self):
             accum = self.accum()
-            if accum: tape.accum,tape.weights,tape.opt = accum,flat(self.learn).clone(),opt_state(self.learn) if hasattr(self.opt, 'state') else None
+            if accum: tape.cycle,tape.weights,tape.opt = self.learn.mock_windows.cycle,flat(self.learn).clone(),opt_state(self.learn) if hasattr(self.opt, 'state') else None
     tape.plan = find(learn.add_cb(Tape()), **kwargs)
     tape.trained,tape.measured = ([o for o in tape.windows if o.measured==m] for m in (False,True))
     return tape
@@ -77,7 +77,7 @@ def test_the_mock_training_is_fit_one_cycle_bit_for_bit(cbs, opt_func, lr, tol, 
     start = flat(learn).clone()
     tape = taped(learn, lr=lr, tol=tol)
     steps = [o.micros for o in tape.trained]
-    assert len(steps)==tape.accum.cycle.n_steps
+    assert len(steps)==tape.cycle.n_steps
     assert torch.equal(flat(learn), start)
 
     plain = learner(opt_func=opt_func, splitter=halves)

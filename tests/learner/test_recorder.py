@@ -347,7 +347,7 @@ def test_each_epoch_is_logged(way, csv, runs):
     learn.fit(2, 0.01)
     known = np.array(learn.known_moments.seen)
     accum = getattr(learn, 'grad_accum', None)
-    names = of_epoch if accum and accum.varies else of_epoch[:-2] # The batch size is shown where it may change
+    names = of_epoch if accum and accum.sizes.varies else of_epoch[:-2] # The batch size is shown where it may change
     row = names if csv else [o for o in names if o not in ('tr_sigma','g_sq','n_acc')]
     assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss',*row,'time']
     assert {len(o) for o in learn.recorder.values}=={2+len(row)}

@@ -130,7 +130,7 @@ def in_pieces(learn):
     oom_beyond(2, learn)
     learn.add_cb(GradAccum(3, on_oom='split'))
     with pytest.warns(UserWarning, match='Out of memory with 4 items'): learn.fit(2, 0.05)
-    return learn.grad_accum._in_parts.n_parts,*numbers(learn)
+    return learn.grad_accum.n_parts,*numbers(learn)
 
 def largest(learn):
     oom_beyond(11, learn)
