@@ -125,9 +125,9 @@ def test_rows_where_n_acc_moves(n_acc, every):
     items,model = regression(43),mlp()
     accum = GradAccum(n_acc)
     noise = measure(items, model, nn.MSELoss(), 4, noise=NoiseScale(every=every), cbs=[accum], n_epoch=3)
-    windows,steps,step,due = [],[],0,0
+    windows,steps,step,due,k = [],[],0,0,1
     for epoch in range(3):
-        k = n_acc.get(epoch, k) if epoch else n_acc[0]
+        k = n_acc.get(epoch, k if epoch else 1)
         for i in range(0, 43, 4*k):
             step,at = step+1,list(range(i, min(i+4*k,43)))
             if k==1 and step>due and len(at)==4: window,due = [[o] for o in at],step-1+(every or 40)

@@ -196,6 +196,15 @@ def noted(event, f):
 def hypers(learn): return [dict(h) for h in learn.opt.hypers] # Of all groups
 def peak_lr(learn): return learn.opt.hypers[-1]['lr'] # Of the last group
 
+class SkipSteps(Callback):
+    "Cancels the optimizer steps of these numbers, counted from 0 over the fit"
+    order,run_valid = MixedPrecision.order-3,False # Right after GradAccum
+    def __init__(self, *steps, exc=CancelStepException): self.steps,self.exc = steps,exc
+    def before_fit(self): self.n = -1
+    def before_step(self):
+        self.n += 1
+        if self.n in self.steps: raise self.exc
+
 class RaiseAt(Callback):
     """Raises `exc` at `event`: in micro-batches `at` (one, several, or any) of the training in `epoch` (or any), unless the event is not one of a batch;
     `times` at most. How often it was, is in `raised`"""
