@@ -25,6 +25,8 @@ from .snapshot import Undo
 
 # %% ../../nbs/learner/05_loop.ipynb #516dd34c
 _of_fit = 'before_fit','before_epoch','before_batch','after_fit'
+_of_batch = {'after_pred','after_loss','before_backward','after_backward','after_cancel_backward','before_step','after_cancel_step','after_step',
+             'after_cancel_batch','after_batch'}
 
 def _running(learn):
     "Yield the names of the learner's methods that run now, the innermost first"
@@ -61,6 +63,7 @@ class ScopedCallback(Callback):
 
     def __call__(self, event_name):
         if event_name in _of_fit and not self.is_of_fit(event_name): return
+        if event_name in _of_batch and not self.started: return # It came within a batch, and `before_batch` will say so
         if self.hears(event_name): return super().__call__(event_name)
 
     def is_of_fit(self, event_name)->bool:

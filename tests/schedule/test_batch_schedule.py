@@ -8,15 +8,14 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, Dataset, SequentialSampler
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into `Learner`)
 from fastai.callback.core import Callback
-from fastai.callback.schedule import SchedCos, SchedExp, SchedLin, combine_scheds, combined_cos
+from fastai.callback.schedule import SchedCos, SchedExp, SchedLin, combine_scheds
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
-from fastai.learner import Learner
 from fastai.optimizer import Adam
-from fastai_bs.all import adascale_gain, batch_size, BatchSchedule, GradAccum, ScaledLR, sqrt_scaling
+from fastai_bs.all import adascale_gain, batch_size, BatchSchedule, ScaledLR, sqrt_scaling
 from fastai_bs.learner.loaders import micro_batch_size
 from fastai_bs.schedule.batch_schedule import way_to
-from helpers import changes, distance, flat, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, regression, set_seed, SkipSteps
+from helpers import changes, distance, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, regression, set_seed, SkipSteps
 
 class Seen(Callback):
     "Items of each micro-batch, size of the loader and rate at each step, and how far the fit is"

@@ -30,7 +30,7 @@ class Spy(Callback):
     fits = []
     def before_fit(self):
         accum = callback_of(self.learn, GradAccum)
-        Spy.fits.append(dict(n_acc=accum.n_acc_in(0) if accum else 1, bs=self.dls.train.bs, lrs=[], items=[]))
+        Spy.fits.append(dict(n_acc=accum.sizes.n_acc(self.learn, 0) if accum else 1, bs=self.dls.train.bs, lrs=[], items=[]))
     def before_batch(self):
         Spy.fits[-1]['lrs'].append(self.opt.hypers[-1]['lr'])
         Spy.fits[-1]['items'] += self.yb[0][:,0].tolist()
