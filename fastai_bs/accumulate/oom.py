@@ -114,7 +114,7 @@ def _do_parts(self:Parts, parts, whole):
 def _run(self:Parts, batch, autocast):
     "Run a batch; where memory runs out, or has run out before in its window, go on without the window"
     learn,accum = self.learn,self.accum
-    loss = to_detach(vars(learn).get('loss'), cpu=False, gather=False)
+    loss = learn.loss.detach()
     try:
         learn('before_batch')
         if not accum.window.lost: return self._do_parts(*batch) if self.n_parts>1 else do_one_batch(learn)
@@ -123,7 +123,7 @@ def _run(self:Parts, batch, autocast):
         if self.n_parts>=self.n_items: raise _single_item_error() from e
     autocast.close()
     free_memory(learn)
-    learn.loss = loss # As after a batch that is cancelled
+    learn.loss,learn.loss_grad = loss,loss.clone() # As after a batch that is cancelled
     learn.xb,learn.yb = batch[1]
     accum.lose_window()
     raise CancelBatchException

@@ -139,7 +139,8 @@ def test_a_window_is_lost_with_any_loss():
     assert_same(struck, plain, [0,1])
     items = tokens(40, n_tok=5, length=3, kept=lambda i: 3*(i%3>0), pad=0)
     def count(learn): learn.grad_accum.count = lambda learn: (learn.y!=0).sum()
-    struck,plain,_ = both(strike(), [0,1], count, items=items, model=partial(token_model, 5), loss_func=lambda p,y: nn.functional.cross_entropy(p, y, ignore_index=0))
+    def loss_func(pred, targ): return nn.functional.cross_entropy(pred, targ, ignore_index=0)
+    struck,plain,_ = both(strike(), [0,1], count, items=items, model=partial(token_model, 5), loss_func=loss_func)
     assert_same(struck, plain, [0,1])
 
 def with_bn(): return nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()

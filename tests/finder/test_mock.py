@@ -49,7 +49,9 @@ def taped(learn, **kwargs):
             if self.accum(): tape.hypers.append([(h['lr'],h.get('mom')) for h in self.opt.hypers])
         def after_cancel_fit(self):
             accum = self.accum()
-            if accum: tape.cycle,tape.weights,tape.opt = self.learn.mock_windows.cycle,flat(self.learn).clone(),opt_state(self.learn) if hasattr(self.opt, 'state') else None
+            if not accum: return
+            tape.cycle,tape.weights = self.learn.mock_windows.cycle,flat(self.learn).clone()
+            tape.opt = opt_state(self.learn) if hasattr(self.opt, 'state') else None
     tape.plan = find(learn.add_cb(Tape()), **kwargs)
     tape.trained,tape.measured = ([o for o in tape.windows if o.measured==m] for m in (False,True))
     return tape
