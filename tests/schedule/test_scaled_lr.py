@@ -2,6 +2,8 @@
 import math, warnings
 from contextlib import suppress
 from functools import lru_cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
@@ -215,11 +217,26 @@ def test_the_rate_is_given_back_where_there_is_no_step(cb, n_acc, n_steps):
     assert [{*np.ravel(o)} for o in (of('lr', after.seen),of('lr', learn.opt.seen),learn.recorder.lrs)]==[{1.},{3.},{3.}]
     assert len(learn.recorder.lrs)>=5
 
-def test_the_rate_is_given_back_where_the_step_fails():
-    def _fail(learn): learn.opt.step = lambda: 1/0
-    learn = learner(cbs=[Do('before_step', _fail, lambda learn: learn.iter==2), ScaledLR(2, lambda k: 3, warmup_epochs=0)])
-    with pytest.raises(ZeroDivisionError): learn.fit(1, 1.)
-    assert of('lr', [*learn.opt.seen, hypers(learn)]).tolist()==[[3.]*3]*2+[[1.]*3]
+@pytest.mark.parametrize('again', [False,True])
+def test_the_rate_is_given_back_where_the_step_fails(again):
+    "And scaled once where the batch is run again"
+    def _fail(learn):
+        step = learn.opt.step
+        def _step():
+            learn.opt.step = step
+            raise ZeroDivisionError
+        learn.opt.step = _step
+    learn = learner(cbs=[fails := Do('before_step', _fail, lambda learn: learn.train_iter==2), ScaledLR(2, lambda k: 3, warmup_epochs=0)])
+    def _one_batch(*args):
+        try: type(learn).one_batch(learn, *args)
+        except ZeroDivisionError:
+            if not again: raise
+            with learn.removed_cbs(fails): type(learn).one_batch(learn, *args)
+    learn.one_batch = _one_batch
+    with suppress(ZeroDivisionError): fits['one_cycle'](learn)
+    n,own = 18 if again else 2,of('lr', sum(scheduled('one_cycle', 24, 4), []))
+    close(of('lr', learn.opt.seen), 3*own[:n])
+    close(of('lr', [hypers(learn)]), own[[17 if again else 2]])
 
 @pytest.mark.parametrize('order,n_acc', [(0,3), (60.5,1)])
 def test_a_rate_changed_in_before_batch_is_scaled_once(order, n_acc):
@@ -300,6 +317,13 @@ def test_a_noise_scale_that_runs_along_sets_the_factor():
         assert max(f)>1.01
         note.seen.clear()
         learn.opt.seen.clear()
+
+def test_the_factor_is_decided_as_a_window_begins():
+    noise = SimpleNamespace(noise_scale=0.)
+    moves = Do('before_batch', lambda learn: setattr(noise, 'noise_scale', learn.iter))
+    learn = learner(n=24, bs=2, cbs=[moves, GradAccum(3), ScaledLR(2, lambda k,noise_scale: 1+noise_scale, warmup_epochs=0, noise_scale=noise)])
+    learn.fit(1, 1.)
+    assert of('lr', learn.opt.seen)[:,0].tolist()==[1,4,7,10]
 
 def test_the_default_rule_for_adam_is_warned_about(opt_func=Adam):
     "Only where it scales. A plan takes AdaScale's gain for Adam too, where the rate is low"
@@ -453,7 +477,21 @@ def frozen(learn):
         learn.freeze() if is_frozen else learn.unfreeze()
         learn.fit(n_epoch, slice(0.002,0.02))
 
-hows = dict(
+def between(learn):
+    "Fits without `ScaledLR` before and after, and `lr_find`"
+    scaled = learn.scaled_lr
+    scaled.warmup_epochs = 0
+    def _plain():
+        with learn.removed_cbs(scaled): learn.fit(1, 0.005)
+    _plain()
+    learn.fit(1, 0.005)
+    with TemporaryDirectory() as folder:
+        learn.path = Path(folder)
+        learn.lr_find(stop_div=False, show_plot=False)
+    learn.fit(1, 0.005)
+    _plain()
+
+hows = dict(between=between,
     groups=lambda learn: learn.fit_one_cycle(4, slice(0.004,0.03)),
     wd=lambda learn: learn.fit_flat_cos(4, slice(0.004,0.02), pct_start=0.3, wd=0.1),
     frozen=frozen)
