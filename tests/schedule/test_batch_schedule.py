@@ -1,4 +1,4 @@
-"BatchSchedule and fit_grow: sizes that change, exactly the large batch's steps, and nothing left behind"
+"BatchSchedule: sizes that change, exactly the large batch's steps, and nothing left behind"
 import math
 
 import numpy as np
@@ -8,15 +8,14 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, Dataset, SequentialSampler
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into `Learner`)
 from fastai.callback.core import Callback
-from fastai.callback.schedule import SchedCos, SchedExp, SchedLin, combine_scheds, combined_cos
+from fastai.callback.schedule import SchedCos, SchedExp, SchedLin, combine_scheds
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
-from fastai.learner import Learner
 from fastai.optimizer import Adam
-from fastai_bs.all import adascale_gain, batch_size, BatchSchedule, GradAccum, ScaledLR, sqrt_scaling
+from fastai_bs.all import adascale_gain, batch_size, BatchSchedule, ScaledLR, sqrt_scaling
 from fastai_bs.learner.loaders import micro_batch_size
 from fastai_bs.schedule.batch_schedule import way_to
-from helpers import changes, distance, flat, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, regression, set_seed
+from helpers import changes, distance, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, regression, set_seed
 
 class Seen(Callback):
     "Items of each micro-batch, size of the loader and rate at each step, and how far the fit is"
@@ -181,56 +180,3 @@ def test_what_cannot_be_met_is_rounded_and_said():
         learn = fit(learner(n=48, cbs=[BatchSchedule({0: 4, 1: 17}, max_micro_bs=8)]), n_epoch=4)
     assert len(said)==1
     assert set(sizes_of(learn))=={4,18}
-
-# Growth in place of decay
-
-@pytest.mark.parametrize('opt_func,power', [(momentum_sgd,1), (Adam,0.5)])
-def test_rate_times_rule_is_the_schedules(opt_func, power):
-    "The noise of the steps, rate over batch for SGD and over its root for Adam, is what `fit_one_cycle` has there; SGD's rate is never above the peak"
-    learn = learner(n=240, opt_func=opt_func)
-    learn.fit_grow(4, 0.05, max_bs=32)
-    f = combined_cos(0.25, 0.05/25, 0.05, 0.05/1e5)
-    assert len(learn.seen.begins)==len(learn.seen.steps)
-    for (_,bs,lr),(pct,_) in zip(learn.seen.steps, learn.seen.begins): assert math.isclose(lr, min(0.05, f(pct)*(bs/4)**power), rel_tol=1e-6)
-    assert 24<=max(sizes_of(learn))<=32
-    assert sizes_of(learn)[0]==4
-    assert len(learn.seen.steps)<0.7*240 # Of 60 in an epoch
-
-def test_growth_goes_up_to_the_noise_scale(short, monkeypatch):
-    find = Learner.bs_find
-    monkeypatch.setattr(Learner, 'bs_find', lambda self, *args, **kwargs: find(self, *args, **{**kwargs, 'num_it': 120}))
-    learn = learner(n=240)
-    plan = learn.bs_find(0.05, n_epoch=4, show_plot=False)
-    assert 8<plan.noise_scale<200
-    learn.fit_grow(4, 0.05)
-    assert 4<max(sizes_of(learn))<=plan.noise_scale
-    other = learner(n=240)
-    other.fit_grow(4, 0.05, max_bs=plan)
-    assert torch.equal(flat(learn), flat(other)) # And measuring left nothing behind
-
-def test_growth_without_a_noise_scale_is_refused(short):
-    learn = learner(n=48)
-    plan = learn.bs_find(0.05, n_epoch=4, num_it=9, show_plot=False)
-    assert math.isnan(plan.facts.noise)
-    with pytest.raises(ValueError, match='could not be told: give `max_bs`'): learn.fit_grow(4, 0.05, max_bs=plan)
-
-def test_growth_says_what_was_saved_and_puts_the_callbacks_back(capsys):
-    learn = learner(n=480, cbs=[GradAccum(2, count=lambda learn: 2*len(learn.x))])
-    own = learn.grad_accum
-    learn.progress = None # As with a progress bar
-    learn.fit_grow(4, 0.05, max_bs=64, max_micro_bs=8)
-    assert learn.grad_accum is own
-    assert own in learn.cbs
-    assert max(learn.seen.micros)<=8
-    n = len(learn.seen.steps)
-    assert f'{n} optimizer steps in place of 240 of 8 items, {1-n/240:.0%} fewer; the batch grew to 64 items' in capsys.readouterr().out
-
-def test_bad_arguments_of_growth_are_refused():
-    learn = learner(n=48)
-    with pytest.raises(ValueError, match="at least today's batch size of 4 items, got 2"): learn.fit_grow(2, 0.05, max_bs=2)
-    with pytest.raises(TypeError, match='max_bs'): learn.fit_grow(2, 0.05, max_bs='auto')
-    for kwargs,says in ((dict(n_epoch=0), 'n_epoch'), (dict(start_epoch=2), 'start_epoch'), (dict(pct_start=1.5), 'pct_start'),
-                        (dict(div_final=0), 'div_final'), (dict(max_micro_bs=0), 'max_micro_bs')):
-        with pytest.raises(ValueError, match=says): learn.fit_grow(**{'n_epoch': 2, 'lr_max': 0.05, 'max_bs': 16, **kwargs})
-    for cb in (ScaledLR(4), GradientAccumulation(8)):
-        with pytest.raises(ValueError, match=f'take {type(cb).__name__} off'), learn.added_cbs(cb): learn.fit_grow(2, 0.05)
