@@ -1,10 +1,10 @@
-"""What a batch that grows pays: fit_grow against the best fixed size and fit_one_cycle, three tasks.
+"""What a batch that grows in place of the falling rate pays, against the best fixed size and fit_one_cycle: three tasks.
 
     python benchmarks/grows.py --full --data FOLDER     # An hour on one core; its parts one after another, `--parts` for some of them
 
 * once: each arm at three rates and more where the best is at an edge, one seed
 * seeds: three seeds at the best rate, also for the time of today's training
-* bounds: fit_grow to 128 and to 256 on MNIST, three seeds
+* bounds: growth to 128 and to 256 on MNIST, three seeds
 
 FOLDER as for pays.py, whose tasks, step times and grid of fixed sizes these are."""
 import math, time
@@ -13,10 +13,12 @@ import numpy as np
 import pandas as pd
 import torch
 from fastai.callback.core import Callback
+from fastai.callback.schedule import SchedCos
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.torch_core import set_seed
-import fastai_bs.all as bs # With bs_find and fit_grow
+import fastai_bs.all as bs # With bs_find
+from fastai_bs.all import BatchSchedule, sqrt_scaling
 
 import pays
 from frame import Table, about_cols, main, md_table, measured
@@ -47,6 +49,15 @@ def learner(task, n_items, seed):
     set_seed(seed)
     loader = StreamLoader(Stream(task.train), base_bs, round(n_items/n_parts))
     return Learner(DataLoaders(loader, loader, device='cpu'), task.model(), loss_func=task.loss, cbs=pays.NoValidation())
+
+def growing(bs, most, pct_start=0.25, div_final=1e5):
+    "A `BatchSchedule` for `fit_one_cycle`: from `bs` up to `most` items it divides by what one-cycle would multiply the rate by"
+    fall = SchedCos(1, 1/div_final)
+    def size(pct): return min(bs/fall((pct-pct_start)/(1-pct_start)), most) if pct>pct_start else bs
+    schedule = BatchSchedule(size, sqrt_scaling, base_bs=bs)
+    # The nearest number of micro-batches, not the next lower
+    schedule.sizes.n_acc_of = lambda items, micro_bs: max(1, min(round(items/micro_bs), int(most/micro_bs)))
+    return schedule
 
 def seconds(name):
     "Function of a batch size: processor seconds of a step, as measured for the fixed sizes"
@@ -85,16 +96,15 @@ def plan_of(learn, task, lr):
 def train(name, task, arm, lr, seed, share=1.):
     "A row: a training with `share` of the items of today's"
     learn = learner(task, share*epochs*task.n, seed)
-    steps,kwargs,found = Steps(seconds(name)),dict(lr_max=lr),{}
-    fit = learn.fit_grow if arm.startswith('grow') else learn.fit_one_cycle
-    if arm=='plateau': fit,kwargs = learn.fit,dict(lr=lr, cbs=[Plateau(task)])
+    steps,cbs,found = Steps(seconds(name)),[],{}
+    if arm=='plateau': cbs = [Plateau(task)]
     if arm=='grow':
         plan = plan_of(learn, task, lr)
-        kwargs['max_bs'],found = plan,dict(noise_scale=plan.noise_scale)
-    if arm in bounds: kwargs['max_bs'] = bounds[arm]
-    kwargs['cbs'] = [steps,*kwargs.get('cbs', [])]
+        cbs,found = [growing(base_bs, min(plan.facts.measured_noise, task.n))],dict(noise_scale=plan.noise_scale)
+    if arm in bounds: cbs = [growing(base_bs, bounds[arm])]
+    fit = learn.fit if arm=='plateau' else learn.fit_one_cycle
     start = time.process_time()
-    with learn.no_bar(), learn.no_logging(): fit(n_parts, **kwargs)
+    with learn.no_bar(), learn.no_logging(): fit(n_parts, lr, cbs=[steps,*cbs])
     secs = time.process_time()-start
     today = epochs*task.n/base_bs*seconds(name)(base_bs)
     some = [o[:10_000] for o in task.train]
@@ -155,9 +165,9 @@ def again(name, task, arm):
 
 # What came of it
 
-titles = {'today': 'fit_one_cycle at 64', 'best fixed size': 'best fixed size', 'grow': 'fit_grow', 'plateau': 'fit, doubled on a plateau',
-          'grow, equal time': 'fit_grow',
-          'grow to 128': 'fit_grow, max_bs=128', 'grow to 256': 'fit_grow, max_bs=256'}
+titles = {'today': 'fit_one_cycle at 64', 'best fixed size': 'best fixed size', 'grow': 'growth', 'plateau': 'fit, doubled on a plateau',
+          'grow, equal time': 'growth',
+          'grow to 128': 'growth to 128', 'grow to 256': 'growth to 256'}
 
 def at_best(name, arm, by):
     "The runs of an arm at the rate whose first seed ends with the lowest loss; of one for equal time the rate is that with today's items"
@@ -206,9 +216,9 @@ def tables(name):
 about = f"""Trainings by `fit_one_cycle` with fastai's Adam (wd 0.01), new weights, one thread, for {epochs} epochs at 64 or as long as those
 take. Tasks, models, step times and the grid of fixed sizes are those of [pays.md](pays.md). Each arm at the best of three rates
 around the one that is best at 64, or of more where the best was at an edge; then two more seeds at it (on Rossmann four, of
-today's and of fit_grow). The rate of the fixed sizes is the best of five by the validation loss. Items come in one random order
-after another, in {n_parts} epochs of the loader, so that micro-batches can grow. `fit_grow` grows up to the noise scale of
-`bs_find`, whose time is not in the table. Time by step times is the sum over the
+today's and of growth). The rate of the fixed sizes is the best of five by the validation loss. Items come in one random order
+after another, in {n_parts} epochs of the loader, so that micro-batches can grow. *Growth* is the recipe of the guide
+[A batch that grows](../nbs/guides/growing.ipynb), up to the noise scale of `bs_find`, whose time is not in the table. Time by step times is the sum over the
 steps of what those of fixed sizes took in pays.md, without what callbacks take, and other work on the machine does not count. The
 time measured is the processor time of these runs: callbacks are in it, and other work slows it down. Both are over today's. What is
 over today's is of the seeds that both have; ± is the standard deviation over seeds. *Doubled on a plateau* is `fit` at a constant rate, with
@@ -222,10 +232,10 @@ def findings():
     same = _each('grow, equal time', _today, 'valid', lambda n,g,t: f"{n} {over(g, t, 'valid')-1:+.1%} (in {over(g, t, 'process'):.2f} of the time, measured)")
     first = _today('mnist', 'train')
     def _grown(n, t): return over(at_best(n, 'grow', 'valid'), t, 'valid')-1
-    plateau = _each('plateau', _today, 'valid', lambda n,p,t: f"{n} {over(p, t, 'valid')-1:+.0%} (fit_grow {_grown(n, t):+.1%})")
+    plateau = _each('plateau', _today, 'valid', lambda n,p,t: f"{n} {over(p, t, 'valid')-1:+.0%} (growth {_grown(n, t):+.1%})")
     other = ', '.join(f"to {bounds[arm]} {1-over(o, first, 'steps'):.0%} ({over(o, first, 'train')-1:+.1%})"
                       for arm in bounds for o in [at_best('mnist', arm, 'train')])
-    return [f"* `fit_grow` takes fewer optimizer steps for the same items: {less}. MNIST's small loss does not stand "
+    return [f"* A batch that grows where the rate would fall takes fewer optimizer steps for the same items: {less}. MNIST's small loss does not stand "
             f"that much: growth {other}.",
             f"* In the time of today's training, by step times, without what callbacks take, its validation loss is {same}.",
             "* The best fixed size beats it at equal time but for the noise of the seeds: find that first. Schedules by the noise scale, as a plan or the "

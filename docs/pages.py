@@ -29,7 +29,7 @@ guides = [f'guides/{o}' for o in ('choose','prove','accumulation','where_memory_
 how = {'accumulate': ('One optimizer step from several micro-batches', 'grad_accum window losses sizes gradients oom'),
        'noise': ('The noise scale, measured', 'noise_scale estimator sources norms plots'),
        'finder': ('From the noise scale to a plan',
-                  'bs_find formulas cycle alarms timing mock facts options choice trial request plan advice apply plots grow'),
+                  'bs_find formulas cycle alarms timing mock facts options choice trial request plan advice apply plots'),
        'schedule': ('Learning rate and batch size along a training', 'rules scaled_lr batch_schedule'),
        'memory': ('What fits in memory', 'report trace max_bs group_norm'),
        'verify': ('Trainings and gradients, compared', 'bs_verify trainings compare result advice plots check_accum window_gradients'),

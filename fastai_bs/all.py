@@ -6,7 +6,6 @@ from .verify.window_gradients import PlainLoop
 from .finder import bs_find  # noqa: F401 The import adds `Learner.bs_find`
 from .schedule.scaled_lr import ScaledLR
 from .schedule.batch_schedule import BatchSchedule
-from .finder import grow  # noqa: F401 The import adds `Learner.fit_grow`
 from .memory.group_norm import bn_to_gn
 from .memory.report import MemoryReport # And `Learner.memory_report`
 from .memory import max_bs  # noqa: F401 The import adds `Learner.max_bs_find` and `Learner.accum_to`

@@ -78,6 +78,29 @@ def rule_name(rule): # Function from k to the factor on the learning rate
     f = getattr(rule, 'func', rule) # The function inside a `partial`
     return getattr(f, '__name__', type(f).__name__)
 
+# %% ../../nbs/schedule/02_scaled_lr.ipynb #1bb69792
+class _Velocity:
+    "Keep the velocity of an optimizer in step with its learning rate, where the velocity holds the rate as in v = mom*v + lr*grad"
+    def __init__(self):
+        self.names = [] # In the optimizer's state; empty: there is nothing to correct
+        self.lr = None # That is in the velocity, by parameter group; `None`: not known
+
+    def find(self, opt):
+        "Find the velocity in the optimizer's state; refuse an optimizer without"
+        self.names = velocity_names(opt)
+        if not self.names: raise ValueError(
+            "`momentum_correction` is for optimizers that keep the learning rate in their velocity, as in v = mom*v + lr*grad, and this one does not: "
+            "leave it out")
+
+    def rescale(self, opt, at_first=None):
+        "Multiply the velocity by the optimizer's rate over the one that it holds; as long as that is not known, over `at_first`"
+        if not self.names: return
+        state,lr = inner_opt(opt).state,[h['lr'] for h in opt.hypers]
+        for group,now,was in zip(opt.param_lists, lr, self.lr or at_first or lr):
+            velocities = [state[p][nm] for p in group if p in state for nm in self.names if nm in state[p]]
+            if velocities and was: torch._foreach_mul_(velocities, now/was)
+        self.lr = lr
+
 # %% ../../nbs/schedule/02_scaled_lr.ipynb #3845ac0f
 class ScaledLR(ScopedCallback):
     """Multiply the learning rate of the schedule by the factor that `rule` gives for the batch size, with gradual warmup
@@ -85,7 +108,7 @@ class ScaledLR(ScopedCallback):
     Train at the rate that is right for batches of `base_bs` items; `ScaledLR` finds today's batch size itself. `linear_scaling` and
     `adascale_gain` are rules for SGD, `sqrt_scaling` and `adam_gain` for Adam and its kin.
     """
-    order,run_valid = ParamScheduler.order+1,False
+    order,run_valid = ParamScheduler.order+1,False # After all that cancel a step or note the rate
     steps_anyway = 80 # Optimizer steps; 0: do not warn of fewer
     def __init__(self,
         base_bs:int, # Batch size in items that the learning rate was tuned for
@@ -106,7 +129,7 @@ class ScaledLR(ScopedCallback):
         self._args = _wanted_args(rule, noise_scale is not None)
         self.bs = None # Items of an optimizer step, in this window
         self.factor = 1. # Factor on the learning rate, in this window
-        self._velocity_lr = None # The one in the velocity; `None`: not known
+        self._velocity = _Velocity()
 
     @property
     def rule_name(self)->str: return rule_name(self.rule)
@@ -124,7 +147,8 @@ class ScaledLR(ScopedCallback):
         self._accum = callback_of(self.learn, GradAccum)
         self.factor = 1.
         self._factors = {} # By hyper-parameter, of this window; empty: all are 1
-        self._is_scaled = False # Is the present batch scaled?
+        self._own = {} # The schedule's values of those that are scaled now
+        self._velocity.names = []
         self._is_idle = rate_finder(self.learn) is not None # Is this the fit of `lr_find`?
         if self._is_idle:
             warnings.warn(f"ScaledLR does nothing during lr_find: the rate that it finds is for today's batch of {batch_size(self.learn)} items. To train "
@@ -134,7 +158,7 @@ class ScaledLR(ScopedCallback):
         self._check_noise()
         if not self.scale_wd and any('wd' not in h for h in self.opt.hypers):
             raise ValueError("The optimizer has no weight decay `wd`: leave out `scale_wd`")
-        self._velocity = _velocity_of(self.opt) if self.momentum_correction else []
+        if self.momentum_correction: self._velocity.find(self.opt)
         factors = [self.factor_at(batch_size(self.learn, e)) for e in range(self.n_epoch)] # A rule may fail at some size
         if any(f!=1 for f in factors): self._warn_of_rule()
         _warn_of_few_steps(self.learn, min(factors, default=1.), self.steps_anyway)
@@ -192,70 +216,48 @@ def _warn_of_few_steps(learn, factor, least):
         warnings.warn(f"{counted(n_steps, 'optimizer step')} are few for {factor:.3g} times the rate, as any batch size needs some {least}: "
                       "train for more epochs, or with smaller batches", stacklevel=2)
 
-# %% ../../nbs/schedule/02_scaled_lr.ipynb #1bb69792
-def _velocity_of(opt):
-    "Return the names of the velocity in the optimizer's state; refuse an optimizer without"
-    names = velocity_names(opt)
-    if names: return names
-    raise ValueError("`momentum_correction` is for optimizers that keep the learning rate in their velocity, as in v = mom*v + lr*grad, and this "
-                     "one does not: leave it out")
+# %% ../../nbs/schedule/02_scaled_lr.ipynb #ba2326c6
+@patch
+def _scaled(self:ScaledLR, nm)->list: return [v*self._factors[nm] for v in self._own[nm]]
 
 @patch
-def _correct_velocity(self:ScaledLR):
-    "Rescale the velocity to the present rate"
-    if not self._velocity or self._velocity_lr is None: return
-    state = inner_opt(self.opt).state
-    lr_now = self.hyper('lr')
-    for group,lr,was in zip(self.opt.param_lists, lr_now, self._velocity_lr):
-        velocities = [state[p][nm] for p in group if p in state for nm in self._velocity if nm in state[p]]
-        if velocities and was: torch._foreach_mul_(velocities, lr/was)
-    self._velocity_lr = lr_now
+def _scale(self:ScaledLR):
+    "Multiply the schedule's values, once in a batch"
+    if self._own: return
+    self._own = {nm: self.hyper(nm) for nm in self._factors}
+    for nm in self._own: self.opt.set_hyper(nm, self._scaled(nm))
 
-# %% ../../nbs/schedule/02_scaled_lr.ipynb #ba2326c6
+@patch
+def _give_back(self:ScaledLR):
+    "Set the schedule's values again, but not where somebody has set others since"
+    for nm,values in self._own.items():
+        if self.hyper(nm)==self._scaled(nm): self.opt.set_hyper(nm, values)
+    self._own = {}
+
+@patch
+def before_batch(self:ScaledLR):
+    "Decide the factors of a window that begins"
+    self._give_back() # A batch that failed, and is run again
+    if not self._is_idle and (self._accum is None or self._accum.starts_window): self._factors = self._factors_now()
+
+@patch
+def before_step(self:ScaledLR):
+    own = self.hyper('lr')
+    self._scale()
+    self._velocity.rescale(self.opt, own)
+
+@patch
+def after_cancel_step(self:ScaledLR): self._scale() # For those that note the rate
+@patch
+def after_cancel_batch(self:ScaledLR): self._scale()
+@patch
+def after_batch(self:ScaledLR): self._give_back()
+
 @patch
 @contextmanager
 def scope(self:ScaledLR):
     "Put the schedule's rate back in hyper-parameters and velocity, however the training part of an epoch ends"
-    if self._is_idle:
-        yield
-        return
-    self.bs = batch_size(self.learn, self.epoch)
-    self._first = {} # The schedule's values for the window, not scaled
-    self._used = {} # The scaled values
     try: yield
     finally:
-        self._put_back()
-        for nm in set(self.schedules()) & set(self._first): self.opt.set_hyper(nm, self._first[nm])
-        self._correct_velocity()
-
-@patch
-def before_batch(self:ScaledLR):
-    "Scale the values that the schedule has just set"
-    if self._is_idle: return
-    starts_window = self._accum is None or self._accum.starts_window
-    if starts_window: self._factors = self._factors_now()
-    self._schedules_own = {nm: self.hyper(nm) for nm in self._factors} # Not scaled
-    self._is_scaled = True
-    if not starts_window: return
-    self._first = self._schedules_own
-    if self._velocity_lr is None: self._velocity_lr = self.hyper('lr') # Unknown from earlier fits: taken to be the schedule's
-    self._used = {nm: [v*self._factors[nm] for v in values] for nm,values in self._schedules_own.items()}
-    for nm,values in self._used.items(): self.opt.set_hyper(nm, values)
-    self._correct_velocity()
-
-@patch
-def after_batch(self:ScaledLR):
-    "Put the schedule's values back"
-    if not self._is_scaled: return # Idle, or the batch was cancelled before our `before_batch`
-    self._is_scaled = False
-    self._put_back()
-    for nm,values in self._schedules_own.items():
-        if self.hyper(nm)!=values:
-            raise ValueError(f"`{nm}` was set to {self.hyper(nm)} within a batch, while it was scaled to {self._used[nm]}, and ScaledLR cannot "
-                             "tell whether the new value is scaled: set it in `before_batch`, between epochs, or in the `after_batch` of a callback with "
-                             "an `order` above ScaledLR.order")
-
-@patch
-def _put_back(self:ScaledLR):
-    for nm,values in self._used.items():
-        if self.hyper(nm)==values: self.opt.set_hyper(nm, self._schedules_own[nm])
+        self._give_back()
+        self._velocity.rescale(self.opt)

@@ -9,8 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fastai.callback.core import Callback
+from fastai.callback.schedule import combined_cos
+from fastai.optimizer import Adam
+from fastai_bs.all import batch_size
 from fastai_bs.finder.advice import ended_above
-from helpers import cells_of, root
+from helpers import cells_of, loaders, mlp, quiet_learner, regression, root
 
 folder = root/'benchmarks'
 if not folder.is_dir(): pytest.skip("in a checkout only: benchmarks", allow_module_level=True)
@@ -180,6 +184,32 @@ def test_goyal():
     over = dict(re.findall(r"^\| (8x [^|]*) \| 0\.1 x \S+ \| \S+ \| ([^|]*) \|", page.partition('## In steps')[2], flags=re.M))
     for arm in ('8x linear, warmup of 5 epochs','8x linear, no warmup','8x unscaled'): assert over[arm] in text, arm
 
+@cache
+def growing(): return runpy.run_path(str(folder/'grows.py'))['growing']
+
+def test_growth_is_by_the_lines_of_the_guide():
+    assert inspect.getsource(growing()).rstrip() in '\n'.join(o for _,o in cells_of(root/'nbs/guides/growing.ipynb'))
+
+class Steps(Callback):
+    "Progress, batch size, micro-batch and rate of each optimizer step"
+    order,run_valid = 1000,False
+    def before_fit(self): self.seen = []
+    def before_batch(self):
+        if self.learn.grad_accum.starts_window: self.pct = self.learn.pct_train
+    def after_step(self): self.seen.append((self.pct,batch_size(self.learn),self.learn.dls.train.bs,self.opt.hypers[-1]['lr']))
+
+def test_growth_takes_the_place_of_the_fall():
+    "The batch over the fall of the rate, in the nearest number of micro-batches up to the limit; the rate of Adam falls by the root"
+    learn,steps,f = quiet_learner(loaders(regression(240), 4), mlp(), opt_func=Adam),Steps(),combined_cos(0.25, 1/25, 1, 1e-5)
+    learn.fit_one_cycle(4, 0.05, cbs=[growing()(4, 37), steps])
+    for pct,bs,micro_bs,lr in steps.seen:
+        want = 4/f(pct) if pct>0.25 else 4
+        assert bs==micro_bs*max(1, min(round(want/micro_bs), 37//micro_bs))
+        assert lr==pytest.approx(0.05*f(pct)*(bs/4)**0.5, rel=1e-6)
+    assert {bs for _,bs,*_ in steps.seen}>={4,8,36}
+    assert {micro_bs for *_,micro_bs,_ in steps.seen}=={4,12}
+    assert len(steps.seen)<0.7*240
+
 def test_what_growth_saves():
     line,text = re.search(r'same items: (.*?)\. ', (folder/'grows.md').read_text())[1],md('nbs/guides/growing.ipynb')
     steps,loss = zip(*((int(o),float(p)) for o,p in re.findall(r'\w+ (\d+)% \(training loss \+(\S+)%\)', line)))
@@ -189,7 +219,7 @@ def test_what_growth_saves():
     assert f'training loss ends {min(loss)}% to {max(loss)}% higher' in text
 
 def test_what_a_plateau_costs():
-    over = re.findall(r'\w+ ([+-]\d+)% \(fit_grow (\S+)%\)', (folder/'grows.md').read_text())
+    over = re.findall(r'\w+ ([+-]\d+)% \(growth (\S+)%\)', (folder/'grows.md').read_text())
     plateau,grow = ([float(o) for o in col] for col in zip(*over))
     assert len(over)==3
     assert f'{min(plateau):.0f}% to {max(plateau):.0f}% above' in md('nbs/guides/growing.ipynb')

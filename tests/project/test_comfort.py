@@ -8,7 +8,7 @@ from fastai.learner import Learner, Recorder
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale
 from helpers import loaders, mlp, quiet_learner, regression
 
-of_learner = ['accum_to','bs_find','bs_verify','check_accum','fit_grow','max_bs_find','memory_report']
+of_learner = ['accum_to','bs_find','bs_verify','check_accum','max_bs_find','memory_report']
 of_recorder = ['plot_batch_size','plot_noise_scale']
 methods = [*((Learner,nm) for nm in of_learner),*((Recorder,nm) for nm in of_recorder)]
 functions = [(everything,nm) for nm in everything.__all__]

@@ -42,13 +42,6 @@ def test_exact_accumulation():
     assert len(apart)==3
     assert f'{max(map(float, apart)):.1e} of their norm at most' in page
 
-def test_steps_of_a_batch_that_grows():
-    line, = of('grows', r'`fit_grow` takes fewer optimizer steps for the same items: (.*?)\. ')
-    found = re.findall(r'(\w+) (\d+)% \(training loss (\S+)%\)', line)
-    assert len(found)==3
-    steps,loss = [int(o) for _,o,_ in found],sorted((float(o) for *_,o in found))
-    assert f'{min(steps)}% to {max(steps)}% fewer optimizer steps, training loss {loss[0]:+.1f}% to {loss[-1]:+.1f}%' in page
-
 def test_the_picture_is_of_the_stored_results(monkeypatch):
     "What the picture holds as its text is what `benchmarks/front.py` would draw now"
     Image = pytest.importorskip('PIL.Image')

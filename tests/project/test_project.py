@@ -65,7 +65,7 @@ print('replaced', sorted(k for k in before if after.get(k) is not before[k] and 
     out = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True)
     assert out.returncode==0, out.stderr
     new,replaced = out.stdout.splitlines()[-2:]
-    names = ['Learner.accum_to','Learner.batch_size','Learner.bs_find','Learner.bs_verify','Learner.check_accum','Learner.fit_grow','Learner.max_bs_find',
+    names = ['Learner.accum_to','Learner.batch_size','Learner.bs_find','Learner.bs_verify','Learner.check_accum','Learner.max_bs_find',
              'Learner.memory_report','Recorder.plot_batch_size','Recorder.plot_noise_scale']
     assert new==f"new {[f'fastai.learner.{o}' for o in names]}"
     assert replaced=='replaced []'

@@ -1,4 +1,4 @@
-"BatchSchedule and fit_grow: sizes that change, exactly the large batch's steps, and nothing left behind"
+"BatchSchedule: sizes that change, exactly the large batch's steps, and nothing left behind"
 import math
 
 import numpy as np

@@ -2,6 +2,8 @@
 import math, warnings
 from contextlib import suppress
 from functools import lru_cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, SequentialSampler
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` and its kin into `Learner`)
-from fastai.callback.core import Callback, CancelBatchException, CancelFitException
+from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelStepException
+from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
@@ -196,6 +199,45 @@ def test_rates_are_right_after_exceptions(exc, event, order, n_acc_at, fit):
     close(of('lr', a.opt.seen), np.outer(np.ones(2), [1e-2,1e-1,1.])*3*n_acc)
     close(of('lr', [hypers(a)]), [[1e-2,1e-1,1.]])
 
+class Overflows(Callback):
+    "A scale on the CPU that is too large for the first steps"
+    order = MixedPrecision.order+1
+    def before_fit(self): self.learn.scaler = torch.amp.GradScaler('cpu', init_scale=2.**127)
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('cb,n_acc,n_steps', [*((lambda exc=exc,order=order: [RaiseAt('before_step', exc, 5, order=order)],n_acc,range(5, 6))
+        for exc,order,n_acc in pairwise([CancelStepException,CancelBatchException], [0,100], [1,3])),
+    (lambda: [RaiseAt('before_batch', CancelBatchException, 17, order=-100)],3,[6]), (lambda: [MixedPrecision(),Overflows()],1,range(1, 6))])
+def test_the_rate_is_given_back_where_there_is_no_step(cb, n_acc, n_steps):
+    "Cancelled before and after it is scaled, with a window that the epoch leaves open, and by mixed precision; it is recorded as it was used"
+    after = Note('after_batch')
+    learn = learner(n=12*n_acc, bs=2, cbs=[*cb(), GradAccum(n_acc), ScaledLR(2*n_acc, lambda k: 3, warmup_epochs=0), after])
+    learn.fit(1, 1.)
+    assert len(learn.opt.seen) in n_steps
+    assert [{*np.ravel(o)} for o in (of('lr', after.seen),of('lr', learn.opt.seen),learn.recorder.lrs)]==[{1.},{3.},{3.}]
+    assert len(learn.recorder.lrs)>=5
+
+@pytest.mark.parametrize('again', [False,True])
+def test_the_rate_is_given_back_where_the_step_fails(again):
+    "And scaled once where the batch is run again"
+    def _fail(learn):
+        step = learn.opt.step
+        def _step():
+            learn.opt.step = step
+            raise ZeroDivisionError
+        learn.opt.step = _step
+    learn = learner(cbs=[fails := Do('before_step', _fail, lambda learn: learn.train_iter==2), ScaledLR(2, lambda k: 3, warmup_epochs=0)])
+    def _one_batch(*args):
+        try: type(learn).one_batch(learn, *args)
+        except ZeroDivisionError:
+            if not again: raise
+            with learn.removed_cbs(fails): type(learn).one_batch(learn, *args)
+    learn.one_batch = _one_batch
+    with suppress(ZeroDivisionError): fits['one_cycle'](learn)
+    n,own = 18 if again else 2,of('lr', sum(scheduled('one_cycle', 24, 4), []))
+    close(of('lr', learn.opt.seen), 3*own[:n])
+    close(of('lr', [hypers(learn)]), own[[17 if again else 2]])
+
 @pytest.mark.parametrize('order,n_acc', [(0,3), (60.5,1)])
 def test_a_rate_changed_in_before_batch_is_scaled_once(order, n_acc):
     "Each change is scaled once; within a window of GradAccum it comes into force with the next"
@@ -206,17 +248,14 @@ def test_a_rate_changed_in_before_batch_is_scaled_once(order, n_acc):
     close(of('lr', learn.opt.seen)[:,0], [0.1/2**(6*e+(i+1)//2)*ramp(2*n_acc, e+i/12, 1) for e,i in at])
     close(learn.opt.hypers[0]['lr'], 0.1/2**12)
 
-def test_a_rate_changed_in_mid_batch_is_refused():
-    "As the error says, after the batch by a higher order it is the schedule's own from then on"
-    def _fit(event, order):
-        learn = learner(n=24, bs=2, cbs=[Do(event, set_lr(0.03), lambda learn: learn.iter==5, order), GradAccum(3), ScaledLR(1, warmup_epochs=0)])
-        learn.fit(1, 0.01)
-        return learn
-    for event in ('after_batch','after_step'):
-        with pytest.raises(ValueError, match='`lr` was set to .*0.03.*within a batch.*callback with an `order` above ScaledLR.order'): _fit(event, 0)
-    learn = _fit('after_batch', ScaledLR.order+1)
-    close(of('lr', learn.opt.seen)[:,0], [0.06]*2 + [0.18]*2)
-    close(learn.opt.hypers[0]['lr'], 0.03)
+@pytest.mark.parametrize('event,order,steps,left', [('after_loss',0,[6,18,18,18],3), ('before_step',100,[6,3,18,18],3), ('after_step',0,[6,6,18,18],3),
+    ('after_batch',0,[6,6,18,18],3), ('after_batch',100,[6,6,18,18],3)])
+def test_a_rate_changed_within_a_batch_stays(event, order, steps, left):
+    "It is the schedule's own for each step that `ScaledLR` has not begun"
+    learn = learner(n=24, bs=2, cbs=[Do(event, set_lr(0.03), lambda learn: learn.iter==5, order), GradAccum(3), ScaledLR(1, warmup_epochs=0)])
+    learn.fit(1, 0.01)
+    close(of('lr', learn.opt.seen)[:,0], np.array(steps)/100)
+    close(learn.opt.hypers[0]['lr'], left/100)
 
 # The batch size
 
@@ -278,6 +317,13 @@ def test_a_noise_scale_that_runs_along_sets_the_factor():
         assert max(f)>1.01
         note.seen.clear()
         learn.opt.seen.clear()
+
+def test_the_factor_is_decided_as_a_window_begins():
+    noise = SimpleNamespace(noise_scale=0.)
+    moves = Do('before_batch', lambda learn: setattr(noise, 'noise_scale', learn.iter))
+    learn = learner(n=24, bs=2, cbs=[moves, GradAccum(3), ScaledLR(2, lambda k,noise_scale: 1+noise_scale, warmup_epochs=0, noise_scale=noise)])
+    learn.fit(1, 1.)
+    assert of('lr', learn.opt.seen)[:,0].tolist()==[1,4,7,10]
 
 def test_the_default_rule_for_adam_is_warned_about(opt_func=Adam):
     "Only where it scales. A plan takes AdaScale's gain for Adam too, where the rate is low"
@@ -431,7 +477,21 @@ def frozen(learn):
         learn.freeze() if is_frozen else learn.unfreeze()
         learn.fit(n_epoch, slice(0.002,0.02))
 
-hows = dict(
+def between(learn):
+    "Fits without `ScaledLR` before and after, and `lr_find`"
+    scaled = learn.scaled_lr
+    scaled.warmup_epochs = 0
+    def _plain():
+        with learn.removed_cbs(scaled): learn.fit(1, 0.005)
+    _plain()
+    learn.fit(1, 0.005)
+    with TemporaryDirectory() as folder:
+        learn.path = Path(folder)
+        learn.lr_find(stop_div=False, show_plot=False)
+    learn.fit(1, 0.005)
+    _plain()
+
+hows = dict(between=between,
     groups=lambda learn: learn.fit_one_cycle(4, slice(0.004,0.03)),
     wd=lambda learn: learn.fit_flat_cos(4, slice(0.004,0.02), pct_start=0.3, wd=0.1),
     frozen=frozen)

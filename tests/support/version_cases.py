@@ -137,11 +137,6 @@ def check(nm):
     args = accum_args(nm)
     return {'error': np.array(learn.check_accum(GradAccum(4, **args) if args else 4).error), **trained(learn)}
 
-def grow(nm):
-    learn = timed(nm)
-    learn.fit_grow(3, lr)
-    return trained(learn, n_epoch=1)
-
 def largest(nm):
     "The largest micro-batch on a device that holds 37 items"
     learn = made(nm, 256)
@@ -199,7 +194,6 @@ for nm in (flat,"convnet, torch's AdamW"):
     cases[f'plan.apply: {nm}'] = partial(apply, nm)
     cases[f'plan.at(32).apply: {nm}'] = partial(apply, nm, 32, max_bs=16)
     for equal in ('time','items'): cases[f"bs_verify, {equal}: {nm}"] = partial(verify, nm, n_epoch=2, sizes=[8,16,32], equal=equal)
-    cases[f'fit_grow: {nm}'] = partial(grow, nm)
 cases["bs_verify, plan"] = partial(verify, flat, n_epoch=2, sizes=[8,16], equal='plan')
 cases['max_bs_find'] = partial(largest, flat)
 for kind in ('accum','noise','scaled'):

@@ -143,10 +143,6 @@ def verified(learn):
     v = learn.bs_verify(0.05, n_epoch=6, sizes=[4,8], rates=(1,), n_runs=1, equal='items')
     return v.table.valid_loss
 
-def grown(learn):
-    learn.fit_grow(4, 0.05, max_bs=16)
-    return numbers(learn)
-
 def without_batchnorm(learn):
     bn_to_gn(learn.model)
     learn.create_opt()
@@ -155,7 +151,7 @@ def without_batchnorm(learn):
 
 entries = {'bs_find': found, 'check_accum': lambda learn: [learn.check_accum().error<1e-9],
            'max_bs_find': largest, 'on_oom=split': in_pieces,
-           'memory_report': reported, 'bs_verify': verified, 'fit_grow': grown, 'bn_to_gn': without_batchnorm}
+           'memory_report': reported, 'bs_verify': verified, 'bn_to_gn': without_batchnorm}
 
 @pytest.mark.parametrize('nm', entries)
 @on_acc

@@ -112,7 +112,7 @@ def test_batches_of_one_item():
 
 empty = dict(lr=lambda o: o.fit(1, 0.05, cbs=ScaledLR(4)), noise=lambda o: o.fit(1, 0.05, cbs=NoiseScale()),
     schedule=lambda o: o.fit(1, 0.05, cbs=BatchSchedule({0: 4})),
-    max_bs_find=lambda o: o.max_bs_find(), memory_report=lambda o: o.memory_report(), grow=lambda o: o.fit_grow(1, 0.05),
+    max_bs_find=lambda o: o.max_bs_find(), memory_report=lambda o: o.memory_report(),
     bs_find=lambda o: o.bs_find(0.05), bs_verify=lambda o: o.bs_verify(0.05, n_epoch=8), check_accum=lambda o: o.check_accum(2))
 
 @pytest.mark.parametrize('nm', empty)
@@ -277,7 +277,7 @@ def test_a_validation_within_a_fit(event='after_epoch'):
 # Faults
 
 kinds = dict(windows=lambda: [GradAccum(3), NoiseScale(), ScaledLR(4)], split=lambda: [GradAccum(2, on_oom='split')],
-    parts=lambda: [NoiseScale(every=1, n_micro=2)], schedule=lambda: [BatchSchedule({0: 8}, rule=sqrt_scaling, base_bs=4)], grow=lambda: [GradAccum(2)])
+    parts=lambda: [NoiseScale(every=1, n_micro=2)], schedule=lambda: [BatchSchedule({0: 8}, rule=sqrt_scaling, base_bs=4)])
 events = ['before_fit','before_epoch','before_train','before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step',
     'after_cancel_batch','after_batch','after_train','before_validate','after_validate','after_epoch','after_fit']
 
@@ -306,14 +306,13 @@ def test_nothing_is_left_of_a_fault(kind):
         cbs = [*kinds[kind](), *([Spoilt(math.nan, [2,3])] if nan else [])]
         learn = quiet_learner(loaders(regression(20), 4), model, cbs=cbs)
         loaders_were,bomb = (learn.dls,*learn.dls.loaders),RaiseAt(event, error, [2,3], order=order)
-        train = partial(learn.fit_grow, max_bs=16) if kind=='grow' else learn.fit
-        try: train(1, 0.05, cbs=bomb)
+        try: learn.fit(1, 0.05, cbs=bomb)
         except error: n += 1
         for _ in range(2):
             assert list(left(learn))==[]
             assert all(map(operator.is_, (learn.dls,*learn.dls.loaders), loaders_were))
             assert learn.dls.train.bs==4
-            assert all(h['lr']==0.05 for h in learn.opt.hypers) or kind=='grow'
+            assert all(h['lr']==0.05 for h in learn.opt.hypers)
             learn.fit(1, 0.05)
         assert bomb not in learn.cbs
     assert n>=len(events)-2
