@@ -139,8 +139,8 @@ def scope(self:NoiseScale):
 @patch
 def close_window(self:NoiseScale):
     "Measure a window of `GradAccum`"
-    try: self.add(self.source.close())
-    finally: self.source.n_steps += 1
+    self.add(self.source.close())
+    self.source.n_steps += 1
 
 # %% ../../nbs/noise/05_noise_scale.ipynb #4cce67ce
 @patch(as_prop=True)

@@ -65,7 +65,6 @@ class FromWindows(Source):
     events = 'before_batch','before_backward','after_backward'
     measures = False # Is this micro-batch in a window that is measured?
     parts = None # `FromParts`, if batches can be cut
-    last_in_parts = None # Step before which parts were last measured
 
     def start(self):
         if self.n_ranks>1 or self.accum.sizes.windows_only: return
@@ -83,9 +82,7 @@ class FromWindows(Source):
         "Measure a window of one batch in parts"
         if not self.parts or self.n_steps<self.next or not self.accum.starts_window or self.accum.measurable: return
         measurement = self._try_parts(self.parts.of_batch, self.norms)
-        if measurement:
-            self.next = self.n_steps+self.parts.every
-            self.last_in_parts = self.n_steps
+        if measurement: self.next = self.n_steps+self.parts.every
         return measurement
 
     def before_backward(self):
@@ -101,7 +98,6 @@ class FromWindows(Source):
 
     def close(self):
         "Measure the window, whose mean is in `.grad`"
-        if self.last_in_parts==self.n_steps: return # Memory may have run out after parts were measured
         if len(self.norms.micros)*self.n_ranks<2: return
         is_sum = self.accum.counter.reduction=='sum'
         window = self.norms.window(is_sum, self.accum.window.totals.elems if is_sum else 1.)

@@ -237,7 +237,6 @@ def _give_back(self:ScaledLR):
 @patch
 def before_batch(self:ScaledLR):
     "Decide the factors of a window that begins"
-    self._give_back() # A batch that failed, and is run again
     if not self._is_idle and (self._accum is None or self._accum.starts_window): self._factors = self._factors_now()
 
 @patch

@@ -115,7 +115,8 @@ def timed(nm, n=256, bs=8):
 def find(nm, lr=lr, cbs=(), **kwargs):
     learn = timed(nm).add_cbs(list(cbs))
     plan = learn.bs_find(lr, show_plot=False, seed=3, **kwargs)
-    return {**of_value('plan', plan.to_dict()), **of_frame(plan.table, 'table'), **of_frame(plan.df, 'df'), **trained(learn, n_epoch=1, lr=0.01)}
+    measured = {} if plan.df is None else of_frame(plan.df, 'df') # A plan by short trainings has no windows
+    return {**of_value('plan', plan.to_dict()), **of_frame(plan.table, 'table'), **measured, **trained(learn, n_epoch=1, lr=0.01)}
 
 def apply(nm, at=None, **kwargs):
     learn = timed(nm)
