@@ -1,15 +1,14 @@
 """Does a plan keep its word? Trainings as planned beside today's: many kinds of tasks, two optimizers, three devices.
 
-    python benchmarks/keeps.py --full --data FOLDER     # Some hours on one core; `--parts` for some of the tasks, or random
+    python benchmarks/keeps.py --full --data FOLDER     # Some hours on one core; `--parts` for some of the tasks
 
 Today's is `fit_one_cycle(epochs, lr)`; planned is `plan.apply(learn).fit_one_cycle(plan.n_epoch, lr)` with the plan that `learn.bs_find(lr, n_epoch=epochs)`
 makes from the same new weights: on this processor, and with `step_times=` that are flat up to 4 and up to 16 times today's batch, as a GPU's are. There the
 losses are what counts; seconds are predicted. Where today's training loss ends below a hundredth of where it began, only the validation loss is compared. The
 first nine tasks are trained by Adam for 1 and for 4 epochs of batch 64 (16 where the set is small), some for 16 as well. The others are of other kinds: text,
 SGD with momentum, targets with many elements, longer trainings of small sets, in batches of 16 or 32. Rates: the best for today's training by its validation
-loss in steps of two, and a third of it. Nothing is tuned for the plan. The rule was made on the tasks that are marked as settled on. With `random` the rate
-is drawn from a thirtieth of the best to ten times as much, on all of the first nine, one epoch or two. FOLDER holds mnist/, fashion_mnist/, rossmann/,
-adult/, ml-latest-small/, tinyshakespeare/, imdb_sample/ and cifar10_jpg/."""
+loss in steps of two, and a third of it. Nothing is tuned for the plan. The rule was made on the tasks that are marked as settled on. FOLDER holds mnist/,
+fashion_mnist/, rossmann/, adult/, ml-latest-small/, tinyshakespeare/, imdb_sample/ and cifar10_jpg/."""
 import math, time
 from unittest.mock import patch
 
@@ -45,7 +44,7 @@ def planned(table, key, task, lr, device, today, done):
 def trainings(table, name, task, epochs, kind, seed, part=1.):
     "A row for today's training and one for the plan of each device, at `part` of the best rate"
     key = dict(task=name, epochs=epochs, kind=kind, seed=seed)
-    wanted = [o for o in (devices if kind!='random' else ('here','flat_4')) if not table.has(part='plan', device=o, **key)]
+    wanted = [o for o in devices if not table.has(part='plan', device=o, **key)]
     if not wanted: return
     lr = float(f'{part*best_rate(table, name, task, epochs):.4g}')
     key['lr'] = lr
@@ -67,23 +66,7 @@ def ratios(df):
     d_train = (both.train/both.train_now-1).where(both.train_now>both.first_now/100) # Of next to nothing no ratio means anything
     return both.assign(changed=both.bs!=both.bs_now, d_train=d_train, d_valid=both.valid/both.valid_now-1, time=both.secs/both.secs_now)
 
-def random_case(seed):
-    "Task, epochs, and the rate over the best one"
-    rng = np.random.default_rng(seed)
-    return rng.choice(list(first_nine)).item(),int(rng.choice([1,2])),float(np.exp(rng.uniform(np.log(1/30), np.log(10))))
-
 def pct(x): return f'{x:+.1%}'
-
-def of_random(both):
-    "How trainings at random rates end"
-    went = both[both.changed]
-    lost = ~np.isfinite(went.train_now) # Today's diverges itself
-    worse = went[~lost & ~(went.d_train<=0.2)]
-    which = [f' ({r.task}, epochs {r.epochs}, rate {r.over_best:.2g} times the best: {pct(r.d_train)})' for r in worse.itertuples()]
-    return f"""* Rates from {both.over_best.min():.2g} to {both.over_best.max():.2g} times the best; of {len(both)} plans {len(went)} change something.
-* Today's own training diverged in {int(lost.sum())} of these; of the others {len(worse)} ended with a training loss that is no number or more than 20%
-  above today's{','.join(which)}.
-* Training loss over today's: median {pct(went.d_train.median())}; validation loss: {pct(went.d_valid.median())}."""
 
 def by_plan(both):
     "Means over the seeds of those that change something"
@@ -157,15 +140,8 @@ def cost_table(here):
 def is_adam(name): return tasks[name].opt is Adam
 text = 'shakespeare','gru','awd','transformer','letters'
 
-def over_best(df, both):
-    "The rate of each over that which was best for today's training"
-    rates = df[df.part=='rate'].dropna(subset='valid')
-    best = rates.loc[rates.groupby(['task','epochs']).valid.idxmin()].set_index(['task','epochs']).lr
-    return [r.lr/best[r.task,r.epochs] for r in both.itertuples()]
-
 def page(df):
     both = ratios(df)
-    both,drawn = both[both.kind!='random'],both[both.kind=='random']
     heads = ['data','epochs','rate','steps','plan','epochs of it','factor on the rate','training loss','validation loss','time','predicted','seeds']
     def _mark(nm): return nm+(' (settled on)' if tasks[nm].settled else '')
     order = {nm: i for i,nm in enumerate(tasks)}
@@ -175,8 +151,7 @@ def page(df):
     return '\n\n'.join([f'# {__doc__.splitlines()[0]}',' '.join(__doc__.split('\n\n')[2].split()),measured(df),'## In short',sentences(both),in_short(both),
                         "Time: of the whole fit over today's, as measured on this processor and as predicted; median.",
                         "## What asking costs, on this processor",cost_table(both[both.device=='here']),
-                        "## Each plan that changes something","Over today's training from the same weights; means of the seeds.",md_table(heads, lines),
-                        *(['## At random rates',of_random(drawn.assign(over_best=over_best(df, drawn)))] if len(drawn) else [])])
+                        "## Each plan that changes something","Over today's training from the same weights; means of the seeds.",md_table(heads, lines)])
 
 def run(args, table):
     for seed in args.seeds or (seeds[:1] if args.quick else seeds):
@@ -185,10 +160,5 @@ def run(args, table):
             if not hasattr(task, 'train'): task.load(args.data)
             for epochs in task.epochs[:1] if args.quick else task.epochs:
                 for kind in kinds: trainings(table, name, task, epochs, kind, seed, 1/3 if kind=='third' else 1.)
-    if 'random' not in args.parts: return
-    for seed in args.seeds or range(2 if args.quick else 100):
-        name,epochs,part = random_case(seed)
-        if not hasattr(tasks[name], 'train'): tasks[name].load(args.data)
-        trainings(table, name, tasks[name], epochs, 'random', 1000+seed, part)
 
-if __name__=='__main__': main(__doc__, ['keeps'], run, page, parts=[*tasks,'random'])
+if __name__=='__main__': main(__doc__, ['keeps'], run, page, parts=tasks)

@@ -11,8 +11,7 @@ __all__ = ['Undo', 'interrupts_wait', 'one_interrupt', 'accelerator', 'autocast_
 # %% ../../nbs/learner/02_snapshot.ipynb #ad20bda8
 import gc, random, re, signal, sys, threading, torch
 from collections import deque
-from contextlib import contextmanager
-from functools import partial
+from contextlib import _GeneratorContextManager, contextmanager
 from operator import is_not
 from types import FunctionType
 import numpy as np
@@ -68,36 +67,44 @@ class Undo:
         if error is not None: raise error
 
 # %% ../../nbs/learner/02_snapshot.ipynb #30088101
-@contextmanager
-def _handled_by(f): # Takes the handler that was there, and its arguments
-    "Handle Ctrl-C by `f` in the block; only the main thread gets any"
-    own = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(own):
-        yield
-        return
-    try:
-        signal.signal(signal.SIGINT, partial(f, own))
-        yield
-    finally: signal.signal(signal.SIGINT, own)
-
-@contextmanager
-def interrupts_wait():
+class interrupts_wait:
     "Let Ctrl-C wait for the end of the block; only the main thread gets any"
-    waiting = []
-    try:
-        with _handled_by(lambda own,*args: waiting.append(args)): yield
-    finally:
-        if waiting: signal.raise_signal(signal.SIGINT)
+    own = None # Handler that was there
+    is_open = is_waiting = False
+
+    def __call__(self, *args): self.is_waiting = True # As Python calls a handler
+
+    def __enter__(self):
+        own = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(own): return
+        self.own = own
+        signal.signal(signal.SIGINT, self)
+        self.is_open = True
+
+    def __exit__(self, *_):
+        self.is_open = False
+        if self.own: signal.signal(signal.SIGINT, self.own)
+        if self.is_waiting: signal.raise_signal(signal.SIGINT)
 
 # %% ../../nbs/learner/02_snapshot.ipynb #daf1d781
-def _unless_interrupted(own, *args):
-    e = sys.exc_info()[1] # What is being handled
-    while e is not None and not isinstance(e, KeyboardInterrupt): e = e.__context__
-    if e is None: own(*args)
+_borders = {f.__code__ for f in (_GeneratorContextManager.__enter__,_GeneratorContextManager.__exit__,Undo.__exit__)}
 
-def one_interrupt():
+def _is_handled():
+    "Return whether an interrupt is being handled"
+    e = sys.exc_info()[1]
+    while e is not None and not isinstance(e, KeyboardInterrupt): e = e.__context__
+    return e is not None
+
+class one_interrupt(interrupts_wait):
     "Let no second Ctrl-C in while the first one is handled, for a block at the end of which all is put back"
-    return _handled_by(_unless_interrupted)
+    def _is_at_border(self, frame):
+        "Return whether `frame` or its caller begins or ends a block"
+        return any(o.f_code in _borders or o.f_locals.get('self') is self for o in (frame,frame.f_back) if o)
+
+    def __call__(self, signum, frame):
+        if _is_handled(): return
+        if self.is_open and not self._is_at_border(frame): self.own(signum, frame)
+        else: super().__call__()
 
 # %% ../../nbs/learner/02_snapshot.ipynb #2c1f80dd
 _hooks = '_backward_hooks','_post_accumulate_grad_hooks' # Where torch keeps those of a tensor

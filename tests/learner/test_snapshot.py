@@ -1,4 +1,5 @@
 "`unchanged`: whatever happens in the block, the learner and the random numbers are as they were"
+import contextlib
 import random
 import signal
 import sys
@@ -323,6 +324,55 @@ def test_a_second_interrupt_is_let_in_nowhere():
         try: signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt: signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
+
+def _ends_well(manager):
+    with manager as learn:
+        if learn: _grads(learn)
+
+def _is_interrupted(manager):
+    with manager as learn:
+        if learn: _grads(learn)
+        raise KeyboardInterrupt
+
+def pressed(f, manager, *places):
+    "Press Ctrl-C in `f(manager)` at these of the steps of Python that begin and end a block; return the interrupt, if any, and each step's function"
+    ours,theirs,names = {snapshot.Undo.close.__code__,unchanged.__wrapped__.__code__},{contextlib.__file__,signal.__file__},[]
+    def _step(frame, event, arg):
+        if event=='opcode':
+            names.append(frame.f_code.co_name)
+            if len(names) in places: signal.getsignal(signal.SIGINT)(signal.SIGINT, frame) # As Python calls it there
+        return _step
+    def _call(frame, event, arg):
+        code = frame.f_code
+        if not (code in ours or code.co_filename in theirs or code.co_filename==snapshot.__file__ and code.co_name in ('__enter__','__exit__')): return
+        frame.f_trace_opcodes = True
+        return _step
+    own,error = sys.gettrace(),None
+    sys.settrace(_call)
+    try: f(manager)
+    except KeyboardInterrupt as e: error = e # Kept, as a notebook keeps it: no generator is closed because its traceback goes
+    finally: sys.settrace(own)
+    return error,names
+
+@pytest.mark.parametrize('make', [snapshot.interrupts_wait,snapshot.one_interrupt,unchanged], ids=lambda o: o.__name__)
+def test_an_interrupt_at_any_step_that_begins_or_ends_a_block_is_raised_and_leaves_nothing(make):
+    "Once and twice, in a block that ends well or by another one: the handler is the caller's, and the learner is as it was"
+    learn,is_whole,own = net_learner(),make is unchanged,signal.getsignal(signal.SIGINT)
+    was = picture(learn)
+    def _try(f, *places):
+        error,names = pressed(f, make(learn) if is_whole else make(), *places)
+        assert signal.getsignal(signal.SIGINT) is own, (f,places)
+        assert not is_whole or changes(was, picture(learn))==[], (f,places)
+        assert error or not places and f is _ends_well, (f,places)
+        return names
+    names = _try(_ends_well)
+    every = dict(unchanged=7, close=100) # These have very many
+    for i in [i for i,nm in enumerate(names, 1) if i%every.get(nm, 1)==0]:
+        _try(_ends_well, i)
+        _try(_ends_well, i, i+1+i%7)
+        if not is_whole or i%5==0:
+            _try(_is_interrupted, i)
+            _try(_is_interrupted, i, i+1+i%7)
 
 def test_ctrl_c_waits_for_the_end_of_the_block():
     "In the main thread, for the end of the block; the handler that was there is asked then"
