@@ -22,7 +22,7 @@ from ..learner.loaders import epoch_len
 from ..learner.optimizer import HeldHypers
 from ..learner.loop import callback_of, helped_by, method_by, optimizer_step, rate_finder, with_values
 from ..learner.recorder import announce_columns, fill_columns, recorded_by, recorders
-from .losses import ElementCounter, check_count, plain, refuse_loss
+from .losses import ElementCounter, check_count, plain
 from .window import (BatchNormMomenta, MicroBatch, Progress, Weights, Window, both_at_hand,
     sum_over_ranks, weighed, whole_loss)
 from .sizes import NAccByEpoch, SizedSteps, Sizes, known_batch_size
@@ -108,9 +108,7 @@ def start_fit(self:GradAccum):
         f"learn.remove_cb({type(self).__name__}). `plan.apply` adds one")
     n_accs = self.sizes.start(learn)
     most = max(n_accs, default=1)
-    if most>1:
-        refuse_loss(learn.loss_func)
-        self.sizes.warn(learn, most)
+    if most>1: self.sizes.check(learn, most)
     if self.on_oom=='split': refuse_split(learn)
     if most>1 or self.on_oom=='split': refuse_cuda_graphs(learn.model)
     self._start_anew()

@@ -17,6 +17,7 @@ from ..utils.text import counted
 from ..learner.ranks import n_processes
 from ..learner.loaders import epoch_items, epoch_len, known_micro_bs, micro_batch_size
 from ..learner.loop import ScopedCallback, callback_of, runs_alone
+from .losses import refuse_loss
 
 # %% ../../nbs/accumulate/03_sizes.ipynb #b95f086b
 class Sizes:
@@ -38,7 +39,9 @@ class Sizes:
     def largest_micro_bs(self, learn)->int: return micro_batch_size(learn.dls.train) # Items in the largest micro-batch of any fit
     def may_not_fit(self, learn)->bool: return False # Are the epoch's micro-batches larger than the loader's own, and can they run in parts?
     def scope(self, accum): return nullcontext() # Around the training part of an epoch
-    def warn(self, learn, most): "Warn of what is probably not meant, if windows have up to `most` micro-batches"
+    def check(self, learn, most):
+        "Refuse what cannot be accumulated in windows of up to `most` micro-batches, 2 or more"
+        refuse_loss(learn.loss_func)
 
     def instead(self, accum, micro_bs)->str:
         "Return the call that has micro-batches of `micro_bs` items from the start"
@@ -123,7 +126,9 @@ class NAccByEpoch(Sizes):
         "Return the largest number that is known without a fit; a function is called for the first epoch"
         return max(self.setting.values()) if isinstance(self.setting, dict) else self.n_acc(learn, 0)
 
-    def warn(self, learn, most):
+    def check(self, learn, most):
+        "As in `Sizes`, and warn of what is probably not meant"
+        super().check(learn, most)
         if not self.warns: return
         n_iter,micro_bs = epoch_len(learn),known_micro_bs(learn.dls.train)
         if self.bs is None and _looks_like_items(most, micro_bs, n_iter): _warn_of_items(most, micro_bs, n_iter)

@@ -23,6 +23,7 @@ from ..learner.ranks import from_ranks, trains_together
 from ..learner.snapshot import free_memory, out_of_memory
 from ..learner.loop import callback_of
 from ..accumulate.losses import ElementCounter, loss_kind, note_checked
+from ..accumulate.sizes import NAccByEpoch
 from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.batch_schedule import BatchSchedule
 from .window_gradients import HeldDraws, PlainLoop, run, trained_params, windows_of
@@ -138,13 +139,13 @@ def _marks_differ(whole, parts):
     if not pairs or any(len(w)!=len(p) for w,p in pairs): return math.nan
     return max(_over((w-p).norm().item(), w.norm().item()) for w,p in pairs)
 
-class _AnyLoss(GradAccum):
+class _AnyLoss(NAccByEpoch):
     "Accumulate also a loss that `GradAccum` refuses as it cannot be exact, to measure the error"
-    def check_windows(self, most): pass
+    def check(self, learn, most): pass
 
 def _fresh(how, micros):
     "Return a new callback that accumulates as `how` does, for the window `micros`"
-    if isinstance(how, GradAccum): return _AnyLoss(len(micros.batches), count=how.count, fix_bn=how.fix_bn)
+    if isinstance(how, GradAccum): return GradAccum(_AnyLoss(len(micros.batches)), count=how.count, fix_bn=how.fix_bn)
     return type(how)(how.n_acc*micros.share if isinstance(how, GradientAccumulation) else how.n_acc)
 
 @dataclass(eq=False)
