@@ -10,7 +10,6 @@ __all__ = ['refuse_other', 'PlannedFit', 'replaced_in', 'set_up', 'set_back', 'f
 # %% ../../nbs/finder/10_apply.ipynb #5477b0d8
 import math, warnings
 import numpy as np
-from fastcore.basics import first
 from fastai.callback.core import Callback
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
@@ -20,7 +19,7 @@ from ..learner.optimizer import decay_of, divides_by_size
 from ..learner.loop import ScopedCallback, callback_of, fit_method
 from ..accumulate.losses import loss_elements
 from ..accumulate.sizes import batch_size
-from ..accumulate.grad_accum import GradAccum
+from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.scaled_lr import ScaledLR, rates
 
 # %% ../../nbs/finder/10_apply.ipynb #2f672c45
@@ -145,8 +144,8 @@ def set_up(
         for cb in cbs:
             if isinstance(cb, ScaledLR): cb.steps_anyway = 0 # The plan has tried the rate, and says what few steps mean
         cbs = [*cbs,PlannedFit(plan)]
-    own,accum = callback_of(learn, GradAccum),first(o for o in cbs if isinstance(o, GradAccum))
-    if own and accum: accum.count,accum.fix_bn = own.count,own.fix_bn # They belong to the model
+    own = own_settings(learn) # They belong to the model
+    if own: cbs = [GradAccum(cb.sizes, **own) if isinstance(cb, GradAccum) else cb for cb in cbs]
     before = SetUp(learn, 'before_set_up', dl, cbs, (*_replaced,PlannedFit))
     before.opt_wd = None # The optimizer's own weight decay; `None`: the plan leaves it alone
     if wd is not None:
