@@ -336,8 +336,6 @@ def lose_window(self:GradAccum):
     window.lost = True
     window.micro = MicroBatch(skips=True)
     window.iters.add(learn.iter)
-    zero_grads(learn)
-    self.grads.floats.forget()
     if not window.closes_with(learn.iter, learn.n_iter): return
     if self.exchange.after_window: self._sum_over_ranks(learn.iter)
     self._leave_lost()
@@ -386,7 +384,7 @@ def after_train(self:GradAccum):
 def _as_large(self:GradAccum, cb, event):
     "Fire an event of a callback that records as the large batch's loop would: `after_batch` once per window, with its loss"
     learn,values,own = self.learn,dict(train_iter=self.n_large),{}
-    if event=='after_batch' and learn.training and (self.accumulates or self.micro.skips):
+    if event=='after_batch' and learn.training and self.accumulates:
         if isinstance(cb, Recorder):
             self._add_metrics(cb)
             own = dict(train_metrics=False)

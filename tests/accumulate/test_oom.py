@@ -93,6 +93,23 @@ def test_one_window_is_lost_and_all_others_are_as_before(seed):
     assert struck.grad_accum.n_parts==2**len(lost)
     assert_same(struck, plain, lost)
 
+@pytest.mark.parametrize('n_acc', [1,3])
+def test_memory_may_run_out_before_we_hear_of_a_batch_that_follows_a_step(n_acc):
+    struck,plain,_ = both(Strike('before_batch', [n_acc], order=-3), [1], n_acc=n_acc)
+    assert_same(struck, plain, [1])
+
+class Decay(Callback):
+    "Lowers the rate with each batch"
+    order,run_valid = 70,False
+    def before_batch(self): self.opt.set_hyper('lr', 0.95*self.opt.hypers[-1]['lr'])
+
+def test_a_rate_that_a_callback_changes_is_changed_once_a_batch():
+    struck,plain = learner([Decay(), Strike('forward', [0])]),learner([Decay(), SkipSteps(0)], on_oom='raise')
+    for o in (struck,plain):
+        with warnings.catch_warnings(action='ignore'): o.fit(2, 0.1)
+    assert plain.opt.hypers[-1]['lr']==pytest.approx(0.1*0.95**26)
+    assert_same(struck, plain, [0])
+
 @pytest.mark.parametrize('most,lost', [(4,[0]), (1,[0,1,3])])
 def test_a_batch_is_split_until_it_fits(most, lost):
     "8 items at a time do not fit, ever: each window that is lost doubles the parts, and they are kept; the epoch's last batch has 2 items, which fit sooner"
