@@ -382,7 +382,7 @@ def _on_promise(plan):
         yield "The noise scale is that of the unfrozen epochs, from the present weights on; the frozen ones are taken to need as many more examples."
         if d.timed: yield f"A frozen step takes {percent(d.part_of_step(d.frozen, t.micro_bs))} of the time of an unfrozen one."
     elif o.bs>t.bs and (o.trained_steps<steps_anyway or o.trained_epochs>2*t.n_epoch):
-        yield "Plans for so few steps or so many passes are less sure than others: learn.bs_verify(lr, n_epoch, equal='plan') tests this one."
+        yield "Plans for so few steps or so many passes are less sure than others: learn.bs_verify(plan) tests this one."
     if o.bs>t.bs and plan.facts.trial.is_known: yield f"The same loss is predicted after {num(o.epochs)} epochs; a fit takes whole ones."
 
 def _on_size(plan):
