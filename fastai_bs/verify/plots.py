@@ -34,7 +34,7 @@ def plot_sizes(
     low,high = min(lows),max(highs)
     low,high = max(low-(high-low), min([low,*table.low.dropna()])),min(high+(high-low), max([high,*table.high.dropna()]))
     margin = 0.1*(high-low)
-    ax.axhspan(low-margin, within, color='grey', alpha=0.15, lw=0, label=f"at most {100*within:g}% above today's")
+    ax.axhspan(low-margin, within, color='grey', alpha=0.15, lw=0, label=f"up to {100*within:g}% above")
     ticks = sorted({bs_now,planned,*table.bs})
     ax.set(xscale='log', ylim=(low-margin,high+margin), xlabel='batch size (items)', ylabel="loss above today's", title='Final loss by batch size')
     ax.set_xticks(ticks, ticks)
