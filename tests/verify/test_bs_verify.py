@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 from fastai.callback.core import Callback
 from fastai.callback.progress import ProgressCallback
 from fastai.data.core import DataLoaders
