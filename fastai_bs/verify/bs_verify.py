@@ -67,7 +67,7 @@ least_steps = 10 # Optimizer steps below which a training is too short to compar
 def _fits(plan, sizes):
     "Return the trainings to run, ascending by size, and the sizes whose training has too few steps; refuse a size that cannot be trained"
     now,n_epoch = plan.facts.today.bs,counted(plan.facts.today.n_epoch, 'epoch')
-    sizes = sorted({now,plan.bs,*(sizes or ())})
+    sizes = sorted({now,plan.bs,*map(int, () if sizes is None else sizes)})
     if len(sizes)<2: raise ValueError(
         f"The plan stays at today's {now}, so there is no other training to compare with: give sizes=[{2*now}], or make a plan for more than {n_epoch}")
     fits = [fit_at(plan, bs) for bs in sizes]

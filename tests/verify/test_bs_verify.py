@@ -4,6 +4,7 @@ import math
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from fastai.callback.core import Callback
@@ -98,7 +99,7 @@ def test_today_s_and_the_planned_training_run_as_often_as_tells_something():
     assert changes(was, picture(learn))==[]
 
 def test_a_rate_is_planned_for_first(short):
-    v = reg_learner().bs_verify(0.01, [16], n_runs=1, n_epoch=6)
+    v = reg_learner().bs_verify(0.01, np.array([16]), n_runs=1, n_epoch=6)
     today = v.planned.facts.today
     assert (today.lr,today.n_epoch,today.has_n_epoch)==(0.01,6,True)
     assert set(v.df.bs)=={4,16,v.planned.bs}
