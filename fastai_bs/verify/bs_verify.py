@@ -31,21 +31,19 @@ def _check(learn, plan, sizes, n_runs, n_epoch):
     "Check the arguments that neither `bs_find` nor `plan.at` checks"
     if len(learn.dls.loaders)<2: raise ValueError(
         "The learner must have a validation loader, as fastai cannot fit without: give it one, or an empty one, as in DataLoaders(train, DataLoader([]))")
+    if isinstance(plan, BatchPlan):
+        if n_epoch is not None: raise TypeError(
+            f"`n_epoch` must be left out with a plan, which is for its own number of epochs, got {shown(n_epoch)}: make another plan by learn.bs_find")
+    elif not (plan is None or is_number(plan) or is_several(plan) or isinstance(plan, slice)): raise TypeError(
+        f"`plan` must be a BatchPlan of learn.bs_find, or the learning rate to make one for, got {shown(plan)}")
+    elif n_epoch is None: raise TypeError(
+        f"`n_epoch` must be given with a learning rate, got {shown(plan)} alone: write learn.bs_verify({shown(plan)}, n_epoch=5) for a training of 5 epochs")
+    elif plan is not None and any(is_number(o) and o==0 for o in rates(plan)):
+        raise ValueError(f"The learning rate must be above 0, got {shown(plan)}: sizes are compared by training with them")
     check_whole('n_runs', n_runs, 1, "each size needs a training", 'training')
     if sizes is not None and not (is_several(sizes) and len(sizes)):
         raise TypeError(f"`sizes` must be a list of batch sizes in items, as [64, 256], got {shown(sizes)}")
     for bs in () if sizes is None else sizes: check_whole('sizes', bs, 1, "take batch sizes of your own choice", 'item')
-    if isinstance(plan, BatchPlan):
-        if n_epoch is not None: raise TypeError(
-            f"`n_epoch` must be left out with a plan, which is for its own number of epochs, got {shown(n_epoch)}: make another plan by learn.bs_find")
-        return
-    if not (plan is None or is_number(plan) or is_several(plan) or isinstance(plan, slice)): raise TypeError(
-        f"`plan` must be a BatchPlan of learn.bs_find, or the learning rate to make one for, got {shown(plan)}")
-    if n_epoch is None:
-        lr = 'lr' if plan is None else shown(plan)
-        raise TypeError(f"`n_epoch` must be given with a learning rate, got {lr} alone: write learn.bs_verify({lr}, n_epoch=5) for a training of 5 epochs")
-    if plan is not None and any(is_number(o) and o==0 for o in rates(plan)):
-        raise ValueError(f"The learning rate must be above 0, got {shown(plan)}: sizes are compared by training with them")
 
 def _check_plan(learn, plan):
     "Refuse a plan that is for another learner, or not for a one-cycle of a number of epochs"

@@ -99,10 +99,10 @@ def test_today_s_and_the_planned_training_run_as_often_as_tells_something():
     assert changes(was, picture(learn))==[]
 
 def test_a_rate_is_planned_for_first(short):
-    v = reg_learner().bs_verify(0.01, np.array([16]), n_runs=1, n_epoch=6)
+    v = reg_learner().bs_verify(0.01, np.array([16,32]), n_runs=1, n_epoch=6)
     today = v.planned.facts.today
     assert (today.lr,today.n_epoch,today.has_n_epoch)==(0.01,6,True)
-    assert set(v.df.bs)=={4,16,v.planned.bs}
+    assert set(v.df.bs)=={4,16,32,v.planned.bs}
 
 def test_what_is_advised_was_tried():
     "Its rate and its weight decay; and today's training has the rate that a ScaledLR on the learner gives it"
@@ -200,7 +200,8 @@ def applied(learn):
 
 bad = [(lambda o: 'x', {}, TypeError, "`plan` must be a BatchPlan of learn.bs_find, or the learning rate to make one for, got 'x'"),
     (lambda o: 0.01, {}, TypeError, r'`n_epoch` must be given with a learning rate, got 0.01 alone: write learn.bs_verify\(0.01, n_epoch=5\)'),
-    (lambda o: None, {}, TypeError, r'got lr alone: write learn.bs_verify\(lr, n_epoch=5\)'),
+    (lambda o: None, {}, TypeError, r'got None alone: write learn.bs_verify\(None, n_epoch=5\)'),
+    (lambda o: 0.01, dict(sizes=5), TypeError, '`n_epoch` must be given with a learning rate'), # Of habit, for five epochs
     (lambda o: [0.,1.], dict(n_epoch=5), ValueError, r'The learning rate must be above 0, got \[0.0, 1.0\]'),
     (lambda o: 0.01, dict(n_epoch=4.5), TypeError, 'whole number of epochs, got 4.5'),
     (plan_for, dict(n_epoch=5), TypeError, '`n_epoch` must be left out with a plan, which is for its own number of epochs, got 5'),
