@@ -84,28 +84,28 @@ def _say(learn, plan, fits, n_runs):
     takes = f"about {time_text(secs)}" if math.isfinite(secs) else "a while"
     print(f"bs_verify takes {takes}: {counted(n_runs, 'training')} as planned with each batch size of {listed(o.bs for o in fits)}")
 
-def _train_all(learn, plan, fits, n_runs, rows, too_large):
+def _train_all(learn, fits, n_runs, rows, too_large):
     "Train each size once for each run, and add to `rows` what came out; leave out sizes that do not fit in memory"
     with ticks(learn, len(fits)*n_runs) as tick:
         for run,fit in ((run,fit) for run in range(1, n_runs+1) for fit in fits):
             if fit.bs in too_large: continue
             tick(f"run {run} with batches of {counted(fit.bs)}")
-            try: rows.append(train(learn, plan, fit, run))
+            try: rows.append(train(learn, fit, run))
             except Exception as e:
                 if not out_of_memory(e) or trains_together(learn): raise
                 too_large.add(fit.bs)
             if fit.bs in too_large: free_memory() # Not in the `except` block, where the error still holds tensors
             tick()
 
-def _trainings(learn, plan, fits, n_runs):
+def _trainings(learn, fits, n_runs, n_train):
     "Run all trainings; return a row for each, the sizes without a result with the reason, and whether an interrupt stopped them"
     rows,too_large,interrupted = [],set(),False
-    try: _train_all(learn, plan, fits, n_runs, rows, too_large)
+    try: _train_all(learn, fits, n_runs, rows, too_large)
     except KeyboardInterrupt:
         if trains_together(learn) or len({o['bs'] for o in rows})<2: raise
         interrupted = True
     df = pd.DataFrame(rows)
-    loss = with_loss(df, plan.facts.today.n_train).loss if rows else pd.Series(dtype=float)
+    loss = with_loss(df, n_train).loss if rows else pd.Series(dtype=float)
     if not loss.notna().any(): raise ValueError(
         f"No training of the batch sizes {listed(o.bs for o in fits)} ended with a loss that is finite and above 0, so losses cannot be compared: check the "
         "data and the loss, or lower the learning rate")
@@ -132,6 +132,6 @@ def bs_verify(self:Learner,
     fits,few = _fits(plan, sizes)
     n_runs = runs_wanted(len(fits), n_runs)
     _say(self, plan, fits, n_runs)
-    df,reasons,interrupted = _trainings(self, plan, fits, n_runs)
+    df,reasons,interrupted = _trainings(self, fits, n_runs, plan.facts.today.n_train)
     left_out = sorted((dict.fromkeys(few, 'steps') | reasons).items())
     return BatchVerification(df, plan, tuple(left_out), time.perf_counter()-begin, interrupted)

@@ -14,6 +14,7 @@ from fastai.callback.core import Callback
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from ..learner.ranks import n_ranks, over_ranks, trains_together
+from ..learner.loaders import known_micro_bs
 from ..accumulate.losses import ElementCounter, plain
 from ..accumulate.window import loss_sum
 from ..accumulate.grad_accum import own_settings
@@ -82,14 +83,13 @@ class EndLoss(Callback):
 # %% ../../nbs/verify/02_trainings.ipynb #25333616
 def train(
     learn:Learner, # Is left as it was
-    plan:BatchPlan, # What the training belongs to
     fit:Fit, # The training
     run:int, # Seed for the order of the items and for random numbers
 )->dict: # A row of `BatchVerification.df`
     "Train as planned, from the learner's present state"
     o,on_ranks = fit.option,trains_together(learn)
     end = EndLoss(fit.n_steps, own_settings(learn).get('count'))
-    micro_bs = None if o.micro_bs==plan.facts.today.micro_bs else o.micro_bs # A loader may allow no other size
+    micro_bs = o.micro_bs if known_micro_bs(learn.dls.train) else None # Such a loader allows no other size
     valid_loss = loss_after(learn, micro_bs, o.n_acc, fit.lr, fit.n_steps, None, run, fit.wd, end, fit.n_epoch)
     if end.n_done<fit.n_steps: raise ValueError(
         f"A training of {fit.n_epoch} epochs must take all its {fit.n_steps} optimizer steps, but took {end.n_done} with {end.n_items} items in batches of "

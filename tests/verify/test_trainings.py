@@ -40,18 +40,24 @@ def test_a_training_is_the_one_that_is_planned(cbs, opt_func):
     for bs in (4 if plan.facts.today.bs==4 else 8,16,32):
         planned = plan.at(bs)
         def _as_planned(): planned.apply(_learner()).fit_one_cycle(planned.n_epoch, planned.lr) # noqa: B023
-        tried = steps_of(lambda: train(_learner(), plan, fit_at(plan, bs), 1)) # noqa: B023
+        tried = steps_of(lambda: train(_learner(), fit_at(plan, bs), 1)) # noqa: B023
         fit = steps_of(_as_planned)
         assert len(tried)==len(fit)==fit_at(plan, bs).n_steps
         np.testing.assert_array_equal([o[2] for o in tried], [o[2] for o in fit])
         warm = math.ceil(len(fit)/10) # Where a `ScaledLR` warms up
         np.testing.assert_allclose([o[:2] for o in tried[warm:]], [o[:2] for o in fit[warm:]], rtol=1e-6)
 
+def test_micro_batches_are_the_plan_s():
+    "Also where the loader has others by now"
+    plan = plan_for(reg_learner(bs=8), 16)
+    learn = reg_learner(cbs=[GradAccum(2),Spy()])
+    for bs in (8,16): assert {o[2] for o in steps_of(lambda: train(learn, fit_at(plan, bs), 1))}=={bs} # noqa: B023
+
 def test_all_sizes_of_a_run_have_one_order_of_the_items():
     "And each run another one"
     learn = reg_learner(cbs=Spy())
     plan = plan_for(learn)
-    def _items(bs, run): return sum((o[3] for o in steps_of(lambda: train(learn, plan, fit_at(plan, bs), run))[:64//bs]), [])
+    def _items(bs, run): return sum((o[3] for o in steps_of(lambda: train(learn, fit_at(plan, bs), run))[:64//bs]), [])
     assert _items(4, 1)==_items(8, 1)
     assert _items(4, 2)==_items(8, 2)!=_items(4, 1)
 
@@ -63,7 +69,7 @@ def test_the_training_loss_is_that_of_the_last_tenth():
         def after_loss(self): losses.append(self.learn.loss.item())
     plan = plan_for(learn)
     learn.add_cb(Losses())
-    row = train(learn, plan, fit_at(plan, 4), 1)
+    row = train(learn, fit_at(plan, 4), 1)
     assert row['train_loss']==pytest.approx(np.mean(losses[72:]), rel=1e-6)
     assert row['items']==320
     assert len(losses)==80
@@ -71,10 +77,10 @@ def test_the_training_loss_is_that_of_the_last_tenth():
 def test_a_loss_that_sums_is_divided_by_its_elements():
     "Or a micro-batch of 8 items would lose twice as much as one of 4"
     learn = reg_learner()
-    mean = train(learn, plan_for(learn), fit_at(plan_for(learn), 4), 1)['train_loss']
+    mean = train(learn, fit_at(plan_for(learn), 4), 1)['train_loss']
     learn.loss_func = nn.MSELoss(reduction='sum')
     plan = plan_for(learn, lr=0.01)
-    assert train(learn, plan, fit_at(plan, 4), 1)['train_loss']==pytest.approx(mean, rel=0.05) # Adam's steps are almost the same
+    assert train(learn, fit_at(plan, 4), 1)['train_loss']==pytest.approx(mean, rel=0.05) # Adam's steps are almost the same
 
 def test_validation_is_of_the_whole_set_at_the_end():
     "Of the model as it is then"
@@ -85,7 +91,7 @@ def test_validation_is_of_the_whole_set_at_the_end():
         def after_validate(self): other.model.load_state_dict(self.learn.model.state_dict())
     plan = plan_for(learn)
     learn.add_cb(Seen())
-    row = train(learn, plan, fit_at(plan, 4), 1)
+    row = train(learn, fit_at(plan, 4), 1)
     trains = [o for o,_ in seen]
     assert trains==sorted(trains, reverse=True)
     assert sum(n for is_training,n in seen if not is_training)==200
@@ -97,4 +103,4 @@ def test_a_callback_that_ends_epochs_is_named_as_an_error():
     plan = plan_for(learn)
     learn.add_cb(ShortEpochCallback(0.6))
     said = 'must take all its 80 optimizer steps, but took 5. .*: remove the callback that cancels batches'
-    with pytest.raises(ValueError, match=said): train(learn, plan, fit_at(plan, 4), 1)
+    with pytest.raises(ValueError, match=said): train(learn, fit_at(plan, 4), 1)
