@@ -5,7 +5,6 @@
 * time: seconds of a step by batch size, on a machine with nothing else to do
 * grid: each size and rate, one seed; seeds: two more at each size's best rate
 * plan: what `bs_find` says at the rate that is best at 64, five seeds; what it and `lr_find` take
-* verify: what `bs_verify` says at a quarter of the length, three seeds, and what it takes beside a full training
 
 FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/ and tinyshakespeare/."""
 import gzip, math, time
@@ -18,7 +17,6 @@ import pandas as pd
 import torch
 from torch import nn
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
-from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import Learner # noqa: F401 With fit_one_cycle
 from fastai.collab import EmbeddingDotBias
 from fastai.data.block import CategoryBlock, RegressionBlock
@@ -162,11 +160,10 @@ def train(task, bs, n_steps, lr, seed):
 
 files = {'pays': ['part','task','epochs','bs','lr','seed','steps','process','train','valid'],
          'pays_plans': ['part','task','epochs','bs','lr','seed','noise_scale','low','high','low_bs','high_bs','n_epoch','time_ratio','n_seen',
-                        'find','timing','lr_find'],
-         'pays_verify': ['part','task','epochs','bs','lr','seed','plan','factor','sizes','told','spread','dof','find','verify','full']}
+                        'find','timing','lr_find']}
 tables = {o: Table(o) for o in files}
 
-def file_of(part): return {'plan': 'pays_plans', 'verify': 'pays_verify'}.get(part, 'pays')
+def file_of(part): return 'pays_plans' if part=='plan' else 'pays'
 
 def rows(part, task=None):
     df = tables[file_of(part)].df
@@ -288,28 +285,6 @@ def plans(name, task, seeds=range(5)):
                 find=secs, timing=timing, lr_find=lr_find)
             print(name, epochs, seed, p.bs, p, flush=True)
 
-def verify(name, task, epochs=lengths[-1], seeds=range(3)):
-    """What trials of a quarter of the length choose, from new weights at the rate that is best at 64 for all of it
-
-    Processor seconds of all trials, with `bs_find`; and of a full training with today's batch, run just before and after them"""
-    lr = best_lr(name, epochs)
-    for seed in seeds:
-        done = rows('verify', name)
-        if ((done.epochs==epochs) & (done.seed==seed)).any(): continue
-        def _timed(what): # Of a new learner
-            learn = todays(task, seed) # noqa: B023
-            learn.remove_cb(ProgressCallback)
-            with learn.no_logging(): return timed(what, learn)
-        def _full(learn): learn.fit_one_cycle(epochs, lr) # noqa: B023
-        def _verify(learn):
-            with patch('time.perf_counter', time.process_time): return learn.bs_verify(lr, n_epoch=epochs/4) # noqa: B023
-        (_,before),(v,secs),(_,after) = map(_timed, (_full,_verify,_full))
-        full = (before+after)/2
-        ends = ' '.join(f'{o.bs}:{o.part:g}:{o.loss:.4g}:{o.low:.3f}:{o.high:.3f}' for o in v.table.itertuples())
-        add('verify', task=name, epochs=epochs, bs=v.bs, lr=v.plan.scaled_lr, seed=seed, plan=v.planned.bs, factor=v.factor,
-            sizes=' '.join(map(str, v.table.bs)), told=ends, spread=v.spread.sd, dof=v.spread.dof, find=v.planned.took, verify=secs, full=full)
-        print(name, epochs, seed, v.bs, f'{secs/full:.2f}', flush=True)
-
 # The report
 
 near_loss = 1.5 # Times the lowest: sizes beyond are no choice
@@ -383,23 +358,6 @@ def parts(df):
     d = df.groupby('task', sort=False)[['mock','timing','find']].median()
     return md_table(['data','mock training','timing of steps','all'], [[o.Index,*(f'{x:.1f}' for x in o[1:])] for o in d.itertuples()])
 
-def tried():
-    "What trials of a quarter of the length chose, beside the plan, and what they took"
-    lines = []
-    for name in tasks:
-        r = rows('verify', name)
-        if not len(r): continue
-        epochs = r.epochs.iloc[0]
-        c,p = curve(name, epochs),rows('plan', name)
-        p = p[p.epochs==epochs]
-        def _excess(sizes): return np.mean([c.valid[int(o)]/c.valid.min()-1 for o in sizes]) # noqa: B023
-        lines.append([name,f'{epochs:g}',int(c.valid.idxmin()),sizes_text(sorted(r.bs.astype(int))),pct(_excess(r.bs)),pct(max(_excess([o]) for o in r.bs)),
-                      sizes_text(sorted(p.bs.astype(int))),pct(_excess(p.bs)),f'{c.spread[c.valid.idxmin()]/c.valid.min():.1%}',
-                      f'{(r.verify/r.full).median():.2f}',f'{(r.verify/r.full).max():.2f}'])
-    heads = ['data','epochs','best size','`bs_verify`, by seed','its excess','the worst','plan of five seeds','its excess','spread of seeds',
-             'time over a full training, median','most']
-    return md_table(heads, lines)
-
 def beside(df):
     plan,other = df['plan valid'],df['128 valid']
     return f"lower in {(plan<other).sum()} and higher in {(plan>other).sum()} of {len(df)} (median excess {pct(plan.median())} and {pct(other.median())})"
@@ -430,12 +388,6 @@ def losses(name):
     lines = [[bs,*(o for c in curves.values() for o in ((_cell(c, bs, 'train'),_cell(c, bs, 'valid'),f'{c.lr[bs]:.2g}') if bs in c.index else ('','','')))]
              for bs in sizes]
     return md_table(['batch',*(f'{what}, {e:g} epochs' for e in lengths for what in ('training','validation','rate'))], [o for o in lines if any(o[1:])])
-
-tried_about = """`learn.bs_verify(lr, n_epoch=1)` on new weights, for trainings of 4 epochs at 64, at the rate that is best for those: trials of a
-quarter of the length, all of them together in the time of one and a half full trainings at most, `bs_find` included. Excess: how far the full training
-with the size that was chosen ends above the best one, by the validation loss, all sizes at their best rate, means of three seeds. Times are processor
-seconds, beside full trainings run just before and after. That today's size is among those trained for the whole length was settled on these tasks,
-where the size above the leader in its place came out worse on ratings and Rossmann."""
 
 def findings(df):
     "More of what the tables say, in words"
@@ -474,13 +426,11 @@ def page(*_): # The tables are this module's own
     when = measured(pd.concat([o.df for o in tables.values()]))
     text = [f'# {__doc__.splitlines()[0]}',' '.join(f'{about} {when}'.split()),'## In short',verdict(df),
             '![Validation loss at equal time by batch size, with the plans](pays.png)','## Each task and length',overview(df),
-            '## Tried before',' '.join(tried_about.split()),tried(),
             '## What `bs_find` takes','Over the time of `lr_find` on the same learner; medians.',parts(df),'## What it says',findings(df)]
     return '\n\n'.join([*text, *(o for name in tasks for o in (f'## {titles[name]}',losses(name)))])
 
 jobs = {'time': time_steps, 'grid': lambda name, task: [grid(name, task, o, n_steps_of(name, task)) for o in (1,0.25,4)],
-        'seeds': lambda name, task: again(name, task, n_steps_of(name, task)), 'plan': plans,
-        'verify': verify}
+        'seeds': lambda name, task: again(name, task, n_steps_of(name, task)), 'plan': plans}
 
 def run(args, *own):
     tables.update(zip(files, own))

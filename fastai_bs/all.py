@@ -2,7 +2,6 @@
 from .verify.check_accum import AccumCheck # And `Learner.check_accum`
 from .accumulate.grad_accum import GradAccum
 from .accumulate.sizes import batch_size
-from .verify.window_gradients import PlainLoop
 from .finder import bs_find  # noqa: F401 The import adds `Learner.bs_find`
 from .schedule.scaled_lr import ScaledLR
 from .schedule.batch_schedule import BatchSchedule
@@ -19,5 +18,5 @@ from .verify.result import BatchVerification
 from .verify import bs_verify  # noqa: F401 The import adds `Learner.bs_verify`
 
 __all__ = ['GradAccum', 'BatchSchedule', 'batch_size', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan',
-           'BatchVerification', 'AccumCheck', 'PlainLoop', 'MemoryReport', 'bn_to_gn', 'unchanged', 'linear_scaling', 'no_scaling', 'sqrt_scaling',
+           'BatchVerification', 'AccumCheck', 'MemoryReport', 'bn_to_gn', 'unchanged', 'linear_scaling', 'no_scaling', 'sqrt_scaling',
            'adascale_gain', 'adam_gain', 'warmup_factor', 'decay_factor']

@@ -63,9 +63,9 @@ class MeanLoss(Callback):
     def before_validate(self): self.losses = []
     def after_loss(self): self.losses.append(precise(plain(self.learn.loss).detach()).reshape(()))
 
-    def mean(self, on_ranks)->float: # `inf` where it is not finite
+    def mean(self, on_ranks)->float: # `inf` where it is not finite, or there is none
         "Return the mean; over all ranks where it trains `on_ranks`"
-        losses = torch.stack(self.losses).cpu()
+        losses = torch.stack(self.losses or [torch.tensor(math.nan)]).cpu()
         counts = losses==losses
         sums = torch.stack([losses[counts].sum(), counts.sum()]).double()
         total,n = (over_ranks(sums) if on_ranks else sums).tolist()
@@ -78,10 +78,11 @@ def loss_after(
     n_acc:int, # Micro-batches of each rank in an optimizer step
     lr, # Peak of the rate, as for `fit_one_cycle`
     n_steps:int, # Optimizer steps
-    items:list, # As from `items_to_compare`
+    items:list, # As from `items_to_compare`; `None`: the validation set
     seed:int=None, # As for `bs_find`
     wd=None, # Weight decay, as for `fit`; `None`: the learner's own
     watch=None, # A callback for the training and for the items
+    n_epoch:int=10_000, # Epochs at most
 )->float: # `inf` where it is not finite
     "Return the loss of `items` after a one-cycle of `n_steps`"
     cycle,of_items = BriefCycle(n_steps),MeanLoss()
@@ -89,7 +90,7 @@ def loss_after(
     with mock_training(learn, seed), learn.no_bar():
         if micro_bs: learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs)
         learn.metrics = L()
-        learn.fit(10_000, lr, wd=wd, cbs=[cycle,accum,*L(watch)])
+        learn.fit(n_epoch, lr, wd=wd, cbs=[cycle,accum,*L(watch)])
         validate_on_ranks(learn, items, [of_items,*L(watch)])
         return of_items.mean(trains_together(learn))
 

@@ -7,59 +7,36 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/advice.html.md"""
 # %% auto #0
 __all__ = ['headlines', 'headline', 'run_line', 'cautions', 'good_to_know', 'verified_words', 'sizes_table', 'numbers_text']
 
-# %% ../../nbs/verify/04_advice.ipynb #05f642c0
-import math
+# %% ../../nbs/verify/04_advice.ipynb #8de0437a
 import pandas as pd
-from ..utils.text import counted, difference_text, factor_text, listed, marked_size, num, percent, rate_text, time_text
-from .compare import default_rates
+from ..utils.text import counted, difference_text, listed, marked_size, percent, rate_text, time_text
 
-# %% ../../nbs/verify/04_advice.ipynb #9e2b7a5e
-_equally = dict(time="in the same time", items="for the same items", plan="as planned")
-
+# %% ../../nbs/verify/04_advice.ipynb #d17bfbbf
 headlines = dict(
-    use=dict(
-        lower="Use {bs} (today {now}): {equally} its {loss} ends {gain} lower.",
-        faster="Use {bs} (today {now}): {equally} its {loss} ends at most 2% above today's, in {part} of the time."),
-    stay=dict(
-        lower="Stay at {now}: {equally} no other size ends with a lower {loss}.",
-        faster="Stay at {now}: {equally} no faster size ends within 2% of its {loss}."),
-    tied=dict(
-        lower="Stay at {now} for now: {equally} the {loss} of {open} does not differ clearly from that of {now}.",
-        faster="Stay at {now} for now: {equally} it is not clear whether the {loss} of {open} ends within 2% of that of {now}."),
-    unknown=dict(
-        chance="Stay at {now} for now: there are too few runs to know the noise between runs.",
-        alone="Stay at {now} for now: no other size was trained for the whole length, so there is nothing to compare with.",
-        today="Stay at {now} for now: it has no loss of the whole length that others can be compared with."))
+    use="Use {bs} (today {now}), its plan holds: the {loss} ends at most 2% above today's, in {part} of the time.",
+    stay="Stay at {now}: as planned, no faster size ends within 2% of its {loss}.",
+    tied="Stay at {now} for now: it is not clear whether the {loss} of {open}, trained as planned, ends within 2% of that of {now}.",
+    chance="Stay at {now} for now: there are too few runs to know the noise between runs.",
+    alone="Stay at {now} for now: no other size was trained to the end, so there is nothing to compare with.",
+    today="Stay at {now} for now: it has no loss that others can be compared with.")
+
+def _part(v, bs): return percent(v.at(bs).seconds/v.at(v.bs_now).seconds) # Of today's time
 
 def headline(
     v, # A `BatchVerification`
 )->str:
     "Return the sentence that says what to do"
-    words = dict(bs=v.bs, now=v.bs_now, equally=_equally[v.equal], loss=dict(train_loss='training loss', valid_loss='validation loss')[v.decided_by])
+    words = dict(bs=v.bs, now=v.bs_now, loss=dict(train_loss='training loss', valid_loss='validation loss')[v.decided_by])
     if v.verdict=='tied': words |= dict(open=listed(v.open_sizes))
-    if v.verdict=='use':
-        diff,low,high = v.difference(v.bs, v.bs_now)
-        words |= dict(gain=difference_text(-diff, -high, -low), part=percent(v.at_best(v.bs).seconds/v.at_best(v.bs_now).seconds))
-    goal = 'lower' if v.equal=='time' else 'faster'
-    return headlines[v.verdict][v.no_plan_for or goal].format(**words)
+    if v.verdict=='use': words |= dict(part=_part(v, v.bs))
+    return headlines[v.no_plan_for or v.verdict].format(**words)
 
-# %% ../../nbs/verify/04_advice.ipynb #034efb9b
-def _lr(v): return rate_text(v.plan.lr) # To pass to `fit_one_cycle`
-
+# %% ../../nbs/verify/04_advice.ipynb #c8d63cbc
 def _rate(v):
     "Say which rate to pass"
-    lr,scaled = _lr(v),rate_text(v.plan.scaled_lr)
-    texts = [f"Pass {lr} to `fit_one_cycle`."]
-    if v.factor!=1: texts.append(f"The loss was lowest at {factor_text(v.factor)} times the rate that you gave.")
-    if v.plan.choice.option.changes and scaled!=lr: texts.append(f"A callback scales it to {scaled}.")
-    return ' '.join(texts)
-
-def _length(v):
-    "Say how many epochs take as long as today's"
-    per_epoch = v.epochs_in_time(1)
-    if v.equal!='time' or v.verdict!='use' or not math.isfinite(per_epoch): return []
-    if v.epochs: return [f"Without validation, {counted(v.epochs, 'epoch')} of {v.bs} take as long as {num(v.n_epoch)} of {v.bs_now}."]
-    return [f"An epoch of {v.bs_now} takes as long as {num(per_epoch)} of {v.bs}."]
+    lr,scaled = rate_text(v.plan.lr),rate_text(v.plan.scaled_lr)
+    text = f"Pass {lr} to `fit_one_cycle`."
+    return f"{text} A callback scales it to {scaled}." if v.plan.choice.option.changes and scaled!=lr else text
 
 def _side(difference):
     "Write '29% lower' for -0.29"
@@ -67,53 +44,42 @@ def _side(difference):
     return f"{percent(abs(difference))} {side}"
 
 def _how_sure(v):
-    "Say how much the best other size differs from today's, with the interval"
-    if v.verdict=='unknown' or v.verdict=='use' and v.equal=='time': return [] # The headline says it
-    others = v.whole[v.whole.bs!=v.bs_now]
-    bs = v.bs if v.verdict=='use' else int(others.bs[others['diff'].idxmin()])
-    diff,low,high = v.difference(bs, v.bs_now)
-    text = f"How sure: {bs} ended {_side(diff)} than {v.bs_now}"
-    return [f"{text} (from {_side(low)} to {_side(high)})." if high<math.inf else f"{text}."]
+    "Say how much the planned size differs from today's, or the best of others, with the interval and the time"
+    if v.verdict=='unknown': return []
+    others = v.table[v.table.bs!=v.bs_now]
+    bs = next(o for o in (v.bs,v.planned.bs,int(others.bs[others['diff'].idxmin()])) if o in others.bs.values)
+    o = v.at(bs)
+    part = '' if v.verdict=='use' else f", in {_part(v, bs)} of the time"
+    return [f"How sure: {bs} ended {_side(o['diff'])} than {v.bs_now} (from {_side(o.low)} to {_side(o.high)}){part}."]
 
 def _again(v):
     "Return the call that gives a clearer answer"
-    sizes = v.tried if v.interrupted or len(v.whole)<2 else v.whole.bs.tolist()
-    args = [rate_text(v.planned.facts.today.lr),f'n_epoch={num(v.n_epoch)}',f"sizes=[{', '.join(map(str, sizes))}]"]
-    if tuple(v.rates)!=default_rates(v.equal): args.append(f"rates=[{', '.join(map(factor_text, v.rates))}]")
+    args = ['v.planned']
+    more = [bs for bs in v.tried if bs not in (v.bs_now,v.planned.bs)]
+    if more: args.append(f'sizes={more}')
     if not v.interrupted: args.append(f'n_runs={v.more_runs}')
-    if v.equal!='time': args.append(f'equal={v.equal!r}')
     return f"v = learn.bs_verify({', '.join(args)})"
 
 def run_line(
     v, # A `BatchVerification`
 )->str: # Python
-    "Return the line that trains as advised, or repeats the trial"
+    "Return the line that trains as advised, or repeats the trainings"
     if v.verdict not in ('use','stay'): return _again(v)
     learn = 'v.plan.apply(learn)' if v.plan.choice.option.changes else 'learn'
-    return f"{learn}.fit_one_cycle({v.epochs or 'n_epoch'}, {_lr(v)})"
+    return f"{learn}.fit_one_cycle({v.plan.n_epoch}, {rate_text(v.plan.lr)})"
 
-# %% ../../nbs/verify/04_advice.ipynb #3af5e618
-def _critical(v):
-    "Say what the critical batch size is, and what it means"
-    low,high = v.critical_range
-    at = f"The critical batch size is about {counted(v.critical_bs)}"
-    end = ", up to which nothing is lost per item."
-    if low==v.whole.bs.iloc[0] and high==v.whole.bs.iloc[-1]: return f"{at}, but with this noise between runs it can be any size that was tried."
-    if low==high==v.whole.bs.iloc[-1]: return f"The critical batch size is at least {low}, the largest that was tried{end}"
-    return at+end if low==high else f"{at} ({low} to {high}){end}"
-
+# %% ../../nbs/verify/04_advice.ipynb #1f839168
 def _why(v):
-    "Say what was found, and which loss was compared"
+    "Say which loss was compared"
     if v.verdict=='unknown': return []
-    decides = "The training loss of the last tenth was compared, as no training saw an item twice."
-    if v.decided_by=='valid_loss': decides = "The validation loss was compared, as trainings saw items more than once."
-    elif v.saw_twice: decides = "The training loss was compared, as there is no validation loss."
-    return [decides] if v.critical_bs is None else [_critical(v), decides]
+    if v.decided_by=='valid_loss': return ["The validation loss was compared, as trainings saw items more than once."]
+    if v.saw_twice: return ["The training loss was compared, as there is no validation loss."]
+    return ["The training loss of the last tenth was compared, as no training saw an item twice."]
 
 _left_out = dict(
     memory="{bs} is left out: it does not fit in memory.",
-    steps="{bs} is left out: it takes too few steps in a trial.",
-    loss="{bs} is left out: no training of it ended with a loss that can be compared.",
+    steps="{bs} is left out: its planned training takes too few steps.",
+    loss="{bs} is left out: not all of its trainings ended with a loss that can be compared.",
     interrupt="{bs} is left out: it was not trained before the interrupt.")
 
 def cautions(
@@ -122,10 +88,6 @@ def cautions(
     "Say what limits the advice"
     if v.interrupted: yield f"It was interrupted: these are the results of {counted(len(v.df), 'training')}."
     for bs,reason in v.left_out: yield _left_out[reason].format(bs=bs)
-    if v.verdict=='use' and v.equal!='plan' and v.bs in (v.tried[0],v.tried[-1]):
-        yield "The best size is at the edge of those that were tried: try sizes beyond it, by `sizes=`."
-    if v.is_known and len(v.rates)>1 and v.factor in (min(v.rates),max(v.rates)):
-        yield "The best rate is at the edge of those that were tried: try rates beyond it, by `rates=` (factors on the rate of each size)."
     if v.saw_twice and v.decided_by=='train_loss':
         yield "Trainings saw items more than once, and the training loss does not show overfitting: add a validation loader."
 
@@ -133,18 +95,15 @@ def good_to_know(
     v, # A `BatchVerification`
 ): # Yields sentences
     "Say what else was found"
-    for part,df in v.table[v.table.part<1].groupby('part'):
-        yield f"Only 1/{round(1/part)} of the length was trained with {listed(df.bs)}, as other sizes ended lower there."
     if v.spread.dof: yield f"Between runs, the loss has a standard deviation of {percent(v.spread.sd)} (from {counted(v.n_runs, 'run')} of each size)."
-    if v.equal!='plan': yield "A trial is shorter than the whole training, whose best batch size tends to be larger."
 
-# %% ../../nbs/verify/04_advice.ipynb #c5cc40e6
+# %% ../../nbs/verify/04_advice.ipynb #8658308e
 def verified_words(
     v, # A `BatchVerification`
     most:int=3, # Upper limit of cautions
 )->dict: # Lists of sentences: 'do', 'how', 'run', 'why', 'caution'
     "Collect the sentences by their kind"
-    how = [_rate(v), *_length(v)] if v.verdict in ('use','stay') else []
+    how = [_rate(v)] if v.verdict in ('use','stay') else []
     words = dict(do=[headline(v)], how=how+_how_sure(v), run=[run_line(v)], why=_why(v), caution=list(cautions(v))[:most])
     return {kind: texts for kind,texts in words.items() if texts}
 
@@ -154,19 +113,18 @@ def sizes_table(
     "Return `table` as it is shown: today's, the planned and the chosen size are marked"
     marks = [('today',v.bs_now),('planned',v.planned.bs)]
     if v.verdict!='unknown': marks.append(('chosen',v.bs))
-    def _length(part): return 'whole' if part>=1 else f'1/{round(1/part)}'
-    df = v.table.assign(bs=[marked_size(bs, marks) for bs in v.table.bs], part=v.table.part.map(_length), steps=v.table.steps.round().astype(int))
+    df = v.table.assign(bs=[marked_size(bs, marks) for bs in v.table.bs])
     df['diff'] = [difference_text(*o) for o in zip(df['diff'], df.low, df.high)]
     df.loc[(v.table.bs==v.bs_now) | v.table['diff'].isna(),'diff'] = ''
     hidden = ['loss','low','high']
     if (df.n_acc==1).all(): hidden += ['micro_bs','n_acc']
     if df.valid_loss.isna().all(): hidden += ['valid_loss']
-    return df.drop(columns=hidden).rename(columns=dict(seconds='time (s)', diff="above today's", part='length'))
+    return df.drop(columns=hidden).rename(columns=dict(seconds='time (s)', diff="above today's"))
 
 def numbers_text(
     v, # A `BatchVerification`
 )->str:
     "Return the main numbers as a Python call"
-    parts = dict(verdict=repr(v.verdict), bs=v.bs, critical_bs=v.critical_bs, lr=_lr(v), equal=repr(v.equal), n_epoch=num(v.n_epoch), n_runs=v.n_runs,
-                 trainings=len(v.df), took=time_text(v.took))
+    parts = dict(verdict=repr(v.verdict), bs=v.bs, lr=rate_text(v.plan.lr), n_epoch=v.plan.n_epoch, n_runs=v.n_runs, trainings=len(v.df),
+                 took=time_text(v.took))
     return f"BatchVerification({', '.join(f'{nm}={o}' for nm,o in parts.items())})"

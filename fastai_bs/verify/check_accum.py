@@ -26,7 +26,7 @@ from ..accumulate.losses import ElementCounter, loss_kind, note_checked
 from ..accumulate.sizes import NAccByEpoch
 from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.batch_schedule import BatchSchedule
-from .window_gradients import HeldDraws, PlainLoop, run, trained_params, windows_of
+from .window_gradients import HeldDraws, run, trained_params, windows_of
 
 # %% ../../nbs/verify/08_check_accum.ipynb #4a596153
 _words = dict(
@@ -146,7 +146,7 @@ class _AnyLoss(NAccByEpoch):
 def _fresh(how, micros):
     "Return a new callback that accumulates as `how` does, for the window `micros`"
     if isinstance(how, GradAccum): return GradAccum(_AnyLoss(len(micros.batches)), count=how.count, fix_bn=how.fix_bn)
-    return type(how)(how.n_acc*micros.share if isinstance(how, GradientAccumulation) else how.n_acc)
+    return GradientAccumulation(how.n_acc*micros.share)
 
 @dataclass(eq=False)
 class _Compared:
@@ -261,17 +261,17 @@ def _what_accumulates(learn, n_acc):
     if isinstance(n_acc, BatchSchedule):
         raise TypeError("`n_acc` must not be a BatchSchedule, whose micro-batches follow from its loader: give `n_acc` as a number of them")
     if isinstance(n_acc, GradAccum): how,n = n_acc,n_acc.sizes.largest(learn)
-    elif isinstance(n_acc, (GradientAccumulation,PlainLoop)): how,n = n_acc,n_acc.n_acc
+    elif isinstance(n_acc, GradientAccumulation): how,n = n_acc,n_acc.n_acc
     elif is_whole(n_acc): how,n = GradAccum(max(1, n_acc), **own_settings(learn)),n_acc
-    else: raise TypeError("`n_acc` must be a whole number of micro-batches, or what accumulates them: a GradAccum, fastai's "
-                          f"GradientAccumulation or a PlainLoop, got {shown(n_acc)}")
+    else: raise TypeError(
+        f"`n_acc` must be a whole number of micro-batches, or what accumulates them: a GradAccum, or fastai's GradientAccumulation, got {shown(n_acc)}")
     if isinstance(how, GradientAccumulation): check_whole('n_acc', n, 1, "it is what the gradient is divided by", 'item')
     else: check_whole('n_acc', n, 2, "a single micro-batch is the large batch itself")
     return how,n
 
 @patch
 def check_accum(self:Learner,
-    n_acc=4, # Micro-batches per optimizer step; or what accumulates them: a `GradAccum`, fastai's `GradientAccumulation(64)` or a `PlainLoop(4)`
+    n_acc=4, # Micro-batches per optimizer step; or what accumulates them: a `GradAccum`, or fastai's `GradientAccumulation(64)`
 )->AccumCheck: # Verdict, error, reasons, and a table by parameter
     """Compare the accumulated gradient with that of the large batch, on a window of the learner's batches; the learner is left as it was
 

@@ -7,55 +7,39 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/plots.html.md"""
 # %% auto #0
 __all__ = ['plot_sizes']
 
-# %% ../../nbs/verify/03_plots.ipynb #bdcd6f07
+# %% ../../nbs/verify/03_plots.ipynb #9855a6a2
 import numpy as np
-import matplotlib.pyplot as plt
-from ..utils.text import factor_text
-from ..utils.plots import legend_below
+from ..utils.plots import legend_below, new_axes
 
-# %% ../../nbs/verify/03_plots.ipynb #85ac55ad
-def _limits(table):
-    "Return a y-range that shows all differences of `table` and 0, and its intervals where they are not much wider"
-    diffs = [0.,*table['diff']]
-    span = max(0.01, max(diffs)-min(diffs))
-    low = min(min(diffs), max(table.low.min(), min(diffs)-span))
-    high = max(max(diffs), min(table.high.max(), max(diffs)+span))
-    return low-0.2*span,high+0.3*span
-
+# %% ../../nbs/verify/03_plots.ipynb #3355f467
 def plot_sizes(
-    lengths, # `(part, table)` for each length, ascending: its fraction of the whole, and a table with `bs`, `factor`, `diff`, `low` and `high`
+    table, # Has `bs`, `diff`, `low` and `high`, relative
+    runs, # A row per run, a column per size: relative differences
     *,
     bs_now:int, # Today's batch size in items, drawn as a line
-    planned=None, # The plan's batch size in items, drawn as a line
-    bs=None, # The chosen batch size in items, marked if the last table has it
+    planned:int, # The plan's batch size in items, drawn as a line
+    within:float, # How much higher a size that saves time may end, relative
+    bs=None, # The chosen batch size in items, marked if the table has it
     ax=None, # Axes to draw on; by default new ones
 ):
-    "Plot the loss of each size relative to today's, with a line for each length; return the axes"
-    ax = plt.subplots(layout='constrained', figsize=(5.5,4.8))[1] if ax is None else ax
+    "Plot the loss of each size relative to today's; return the axes"
+    ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
-    if planned and planned!=bs_now: ax.axvline(planned, color='grey', ls=':', label=f'planned, {planned}')
-    ax.axhline(0, color='grey', lw=0.5)
-    n,shown = len(lengths),{} # `shown`: the factor and the height at each size
-    for i,(part,table) in enumerate(lengths):
-        is_last = i==n-1
-        color = plt.cm.Blues(0.9-0.5*(n-1-i)/max(1, n-1))
-        label = 'whole length' if part>=1 else f'1/{round(1/part)} of it'
-        ax.plot(table.bs, table['diff'], 'o-', color=color, lw=1+is_last, ms=4+2*is_last, zorder=2.5+is_last, label=label)
-        shown.update(zip(table.bs, zip(table.factor, table['diff'])))
-    if np.isfinite(table.high).all(): ax.vlines(table.bs, table.low, table.high, color=color, alpha=0.4, lw=5)
-    if bs in table.bs.tolist():
-        ax.plot(bs, table['diff'][table.bs==bs].item(), '*', color='C1', ms=16, zorder=5, label=f'chosen, {bs}')
-    bottom,top = _limits(table)
-    if {f for f,_ in shown.values()}-{1}:
-        for size,(f,y) in shown.items():
-            at = size,min(y, top-0.15*(top-bottom))
-            ax.annotate(f'×{factor_text(f)}', at, (0,11), textcoords='offset points', ha='center', fontsize='small', zorder=6)
-        ax.plot([], [], ' ', label="×: best factor on the rule's rate")
-    sizes = sorted({bs_now,planned or bs_now,*shown})
-    ax.set(xscale='log', ylim=(bottom,top), xlabel='batch size (items)', ylabel="loss above today's", title='Final loss by batch size')
-    ax.set_xticks(sizes, sizes, rotation=45)
+    if planned!=bs_now: ax.axvline(planned, color='grey', ls=':', label=f'planned, {planned}')
+    if np.isfinite(table.high).all(): ax.vlines(table.bs, table.low, table.high, color='C0', alpha=0.3, lw=6, label='its interval')
+    for size in runs: ax.plot(np.full(len(runs), size), runs[size], '_', color='C0', ms=12)
+    ax.plot(table.bs, table['diff'], 'o', color='C0', ms=7, label='mean of runs')
+    if bs in table.bs.tolist(): ax.plot(bs, table['diff'][table.bs==bs].item(), '*', color='C1', ms=16, zorder=5, label=f'chosen, {bs}')
+    lows,highs = [0,*runs.min(),*table['diff'].dropna()],[within,*runs.max(),*table['diff'].dropna()]
+    low,high = min(lows),max(highs)
+    low,high = max(low-(high-low), min([low,*table.low.dropna()])),min(high+(high-low), max([high,*table.high.dropna()]))
+    margin = 0.1*(high-low)
+    ax.axhspan(low-margin, within, color='grey', alpha=0.15, lw=0, label=f"up to {100*within:g}% above")
+    ticks = sorted({bs_now,planned,*table.bs})
+    ax.set(xscale='log', ylim=(low-margin,high+margin), xlabel='batch size (items)', ylabel="loss above today's", title='Final loss by batch size')
+    ax.set_xticks(ticks, ticks)
     ax.set_xticks([], minor=True)
-    ax.margins(x=0.12)
+    ax.margins(x=0.2)
     ax.yaxis.set_major_formatter(lambda y, _: f'{100*y:.3g}%')
     ax.legend(**legend_below)
     return ax

@@ -1,4 +1,4 @@
-"""Which batch size ends with the lowest loss in the same time, or for the same items
+"""Whether a plan holds: which batch size is faster, and surely ends at about the loss of today's
 
 Docs: https://fastai-bs.github.io/fastai_bs/verify/result.html.md"""
 
@@ -7,30 +7,26 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/result.html.md"""
 # %% auto #0
 __all__ = ['within', 'BatchVerification']
 
-# %% ../../nbs/verify/05_result.ipynb #729c6dc3
+# %% ../../nbs/verify/05_result.ipynb #5761cf81
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+import numpy as np
 import pandas as pd
 from ..utils.text import Details, as_plain, details_of, in_html, in_text, paragraph
-from ..schedule.scaled_lr import scale_lr
-from ..finder.formulas import whole_epochs
-from ..finder.plan import BatchPlan, replanned
-from .compare import Spread, compared, critical, critical_range, decides, least_dof, log_losses, spread_of, with_loss
+from ..finder.plan import BatchPlan
+from .compare import Spread, compared, decides, least_dof, log_losses, spread_of, with_loss
 from .plots import plot_sizes
 from .advice import cautions, good_to_know, numbers_text, sizes_table, verified_words
 
-# %% ../../nbs/verify/05_result.ipynb #0dffbe0f
+# %% ../../nbs/verify/05_result.ipynb #fb505db5
 within = 0.02 # How much higher a size that saves time may end, relative to today's loss
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchVerification:
-    "Short trainings of several batch sizes, and which size is best"
+    "Trainings of today's size and of others as planned, and whether the plan holds"
     df:pd.DataFrame # A row per training
-    planned:BatchPlan # The plan of `bs_find` before the trainings
-    equal:str # What trainings of a length have in common: 'time' or 'items'; 'plan': each trains for the epochs of its plan
-    n_epoch:float # Whole length, in epochs of today's batch
-    rates:tuple # Factors on the rule's rate that were tried
+    planned:BatchPlan # The plan that was tried
     left_out:tuple = () # `(bs, reason)` of each size without a result: 'memory', 'steps' (too few), 'loss' (not a number) or 'interrupt'
     took:float = math.nan # Time of the whole verification, in seconds
     interrupted:bool = False # Was it stopped by an interrupt?
@@ -45,57 +41,39 @@ class BatchVerification:
 
     @cached_property
     def runs(self)->pd.DataFrame: # Rows of `df`, with a column `loss`
-        "Trainings with a loss; if an arm failed in one run, all its runs of that length are left out, as the others were lucky"
+        "Trainings with a loss; if one of a size has none, all of that size are left out, as the others were lucky"
         df = with_loss(self.df, self.n_train)
-        return df[df.loss.notna().groupby([df.bs,df.factor,df.part]).transform('all')]
+        return df[df.loss.notna().groupby(df.bs).transform('all')]
 
     @cached_property
-    def losses(self)->pd.DataFrame: # A row per run, a column per size; empty if no training had the whole length
-        "Log losses of the whole length, of the runs that all sizes have"
-        return log_losses(self.runs[self.runs.part>=1])
+    def losses(self)->pd.DataFrame: # A row per run, a column per size
+        "Log losses of the runs that all sizes have"
+        return log_losses(self.runs)
 
     @property
-    def spread(self)->Spread: return spread_of(self.losses) # Noise of the loss between runs of the whole length
+    def spread(self)->Spread: return spread_of(self.losses) # Noise of the loss between runs
     @property
-    def n_runs(self)->int: return len(self.losses) # Runs of the whole length that all sizes have
+    def n_runs(self)->int: return len(self.losses) # Runs that all sizes have
     @property
     def tried(self)->list: return sorted({*self.df.bs.tolist(),*(bs for bs,_ in self.left_out)}) # Batch sizes, in items
 
     @cached_property
     def table(self)->pd.DataFrame:
-        """A row per size at its best rate: means over its runs, and the relative difference to today's loss with its interval
-
-        A size that was dropped before the whole length has a `part` below 1 and no interval. It is compared with today's size at that length.
-        """
-        arms = self.runs.groupby(['bs','micro_bs','n_acc','lr','factor','part'])
-        df = arms[['items','steps','seconds','train_loss','valid_loss','loss']].mean().assign(runs=arms.size()).reset_index()
-        now = df[df.bs==self.bs_now].groupby('part').loss.min()
-        df = df.sort_values(['part','loss'], ascending=[False,True], kind='stable').drop_duplicates('bs').sort_values('bs', ignore_index=True)
+        "A row per size: means over its runs, and the relative difference to today's loss with its interval"
+        sizes = self.runs.groupby(['bs','micro_bs','n_acc','lr'])
+        df = sizes[['items','steps','seconds','train_loss','valid_loss','loss']].mean().assign(runs=sizes.size()).reset_index()
         diffs = pd.DataFrame(math.nan, self.losses.columns, ['diff','low','high'])
         if self.bs_now in self.losses: diffs = compared(self.losses, self.bs_now, self.level)
-        df = df.assign(passes=df['items']/self.n_train).join(diffs, on='bs')
-        return df.assign(diff=df['diff'].where(df.part>=1, df.loss/df.part.map(now)-1))[_columns]
+        return df.assign(passes=df['items']/self.n_train).join(diffs, on='bs')[_columns]
 
-    @property
-    def whole(self)->pd.DataFrame: return self.table[self.table.part>=1] # Rows of `table` that were trained for the whole length
-
-    def at_best(self,
+    def at(self,
         bs:int, # A size of `table`
     )->pd.Series:
         "Return the row of a size"
         return self.table[self.table.bs==bs].iloc[0]
 
-    def difference(self,
-        bs:int, # A size of the whole length, in items
-        to:int, # Another one
-    )->tuple: # `(difference, low, high)`, relative to the loss of `to`
-        "Return how much higher the loss of one size is than that of another"
-        return tuple(float(o) for o in compared(self.losses, to, self.level).loc[bs])
-
     @property
-    def decided_by(self)->str: # 'train_loss' or 'valid_loss'
-        "The loss by which the longest trainings are compared"
-        return decides(self.df[self.df.part==self.df.part.max()], self.n_train)
+    def decided_by(self)->str: return decides(self.df, self.n_train) # 'train_loss' or 'valid_loss': the one that is compared
 
     # What follows
 
@@ -109,73 +87,29 @@ class BatchVerification:
         if self.bs_now not in self.losses: return 'today'
         return 'alone' if self.losses.shape[1]<2 else 'chance'
 
-    @property
-    def margin(self)->float: return 0. if self.equal=='time' else within # How much higher than today's loss another size may end
-
     @cached_property
     def bs(self)->int: # Items
-        """Today's size, unless another one is surely better
-
-        With equal time it is the size with the lowest loss of those that surely end lower. Otherwise it is the fastest of those surely within 2%.
-        """
+        "The fastest of the sizes that surely end within 2% of today's loss, today's among them"
         if not self.is_known: return self.bs_now
-        surely = self.whole[self.whole.high<=self.margin] # With today's, whose difference is 0
-        return int(surely.bs[surely['loss' if self.equal=='time' else 'seconds'].idxmin()])
+        surely = self.table[self.table.high<=within] # With today's, whose difference is 0
+        return int(surely.bs[surely.seconds.idxmin()])
 
     @property
     def open_sizes(self)->list: # Items, ascending
-        "Sizes that may or may not be better than today's"
+        "Faster sizes that may or may not end within 2% of today's loss"
         if not self.is_known: return []
-        is_open = (self.whole.low<self.margin) & (self.whole.high>self.margin)
-        if self.equal!='time': is_open &= self.whole.seconds<self.at_best(self.bs_now).seconds
-        return self.whole.bs[is_open].tolist()
+        t = self.table
+        return t.bs[(t.low<within) & (t.high>within) & (t.seconds<self.at(self.bs_now).seconds)].tolist()
 
     @property
     def verdict(self)->str:
-        "'use' another size, 'stay' as no size is better, 'tied' as some size may be better, or 'unknown' for the reason in `no_plan_for`"
+        "'use' another size, 'stay' as none is better, 'tied' as one may be better, or 'unknown' for the reason in `no_plan_for`"
         if not self.is_known: return 'unknown'
         if self.bs!=self.bs_now: return 'use'
         return 'tied' if self.open_sizes else 'stay'
 
     @property
-    def critical_bs(self)->int: # Items; `None` if unknown, or without `equal='items'`
-        "The critical batch size: the largest size whose loss is within 1% of the best of all smaller sizes"
-        return critical(self.losses) if self.equal=='items' and self.is_known else None
-
-    @property
-    def critical_range(self)->tuple: # Two of the sizes that were tried; `None` as for `critical_bs`
-        "Bounds of the critical batch size; if the upper one is the largest that was tried, it may be larger still"
-        return critical_range(self.losses, self.level) if self.equal=='items' and self.is_known else None
-
-    # How to train
-
-    @property
-    def factor(self)->float: # Of `rates`
-        "Best factor on the rule's rate for `bs`; 1 if the verdict is 'unknown'"
-        return float(self.at_best(self.bs).factor) if self.is_known else 1.
-
-    @property
-    def plan(self)->BatchPlan:
-        "The plan of `bs_find` for a batch of `bs`, at the best rate; of epochs it says nothing unless `equal='plan'`, see `epochs`"
-        plan = self.planned.at(self.bs)
-        today = plan.facts.today
-        return replanned(plan, today=replace(today, lr=scale_lr(today.lr, self.factor), keeps_wd=self.equal!='plan')) # As it was tried
-
-    def epochs_in_time(self,
-        n_epoch:float, # Epochs of today's batch
-    )->float: # Epochs with `bs`, not rounded; NaN if unknown
-        "Count the epochs that take the same time, by the measured time of the trainings of the whole length"
-        if self.bs==self.bs_now: return n_epoch
-        now,mine = self.at_best(self.bs_now),self.at_best(self.bs)
-        return n_epoch*float((now.seconds/now.passes)/(mine.seconds/mine.passes))
-
-    @property
-    def epochs(self)->int: # `None` if no whole number of epochs is within 10%
-        "Epochs to train with `bs` in place of `n_epoch` epochs of today's batch: in the same time, for the same items, or as planned"
-        if self.equal=='plan': return self.plan.n_epoch
-        n = self.epochs_in_time(self.n_epoch) if self.equal=='time' else self.n_epoch
-        if self.n_epoch<1 or not math.isfinite(n): return None
-        return whole_epochs(n) if abs(whole_epochs(n)/n-1)<=0.1 else None
+    def plan(self)->BatchPlan: return self.planned if self.bs==self.planned.bs else self.planned.at(self.bs) # To train with `bs` as it was tried
 
     # What the trainings leave open
 
@@ -200,16 +134,15 @@ class BatchVerification:
     def plot(self,
         ax=None, # Axes to draw on; by default new ones
     ): # The axes
-        "Plot the loss of each size relative to today's, for each length"
-        lengths = [(part,replace(self, df=self.df[self.df.part==part]).table) for part in sorted(set(self.runs.part))]
-        return plot_sizes(lengths, bs_now=self.bs_now, planned=self.planned.bs, bs=self.bs if self.is_known else None, ax=ax)
+        "Plot the loss of each size relative to today's"
+        runs = np.expm1(self.losses.sub(self.losses.get(self.bs_now, math.nan), axis=0))
+        return plot_sizes(self.table, runs, bs_now=self.bs_now, planned=self.planned.bs, within=within, bs=self.bs if self.is_known else None, ax=ax)
 
     def to_dict(self)->dict:
         "Return all values but the data frames as strict JSON: numbers, strings and lists; `None` for a number that is unknown or infinite"
-        names = ('verdict','bs','open_sizes','factor','critical_bs','critical_range','decided_by','epochs','n_runs','equal','n_epoch',
-                 'rates','left_out','took','interrupted','level','advice')
+        names = 'verdict','bs','open_sizes','decided_by','n_runs','left_out','took','interrupted','level','advice'
         values,(sd,dof) = {nm: getattr(self, nm) for nm in names},self.spread
         return as_plain(dict(**values, spread=dict(sd=sd, dof=dof), plan=self.plan.to_dict(), planned=self.planned.to_dict()))
 
 _more = "More in {}.",'v.details()'
-_columns = ['bs','micro_bs','n_acc','lr','factor','runs','passes','steps','seconds','train_loss','valid_loss','loss','diff','low','high','part']
+_columns = ['bs','micro_bs','n_acc','lr','runs','passes','steps','seconds','train_loss','valid_loss','loss','diff','low','high']

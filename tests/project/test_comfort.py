@@ -40,7 +40,7 @@ def test_completion():
 shown = {'bs_find': (lambda l: l.bs_find(0.01, num_it=40, n_batch=4),1),
          'bs_find, none asked for': (lambda l: l.bs_find(0.01, num_it=40, n_batch=4, show_plot=False),0),
          'check_accum': (lambda l: l.check_accum(2),0), 'memory_report': (lambda l: l.memory_report(),0),
-         'bs_verify': (lambda l: l.bs_verify(0.01, n_epoch=6, sizes=[4,8], rates=(1,), n_runs=1),0), 'max_bs_find': (lambda l: l.max_bs_find(max_bs=8),0)}
+         'bs_verify': (lambda l: l.bs_verify(0.01, [8], 1, n_epoch=6),0), 'max_bs_find': (lambda l: l.max_bs_find(max_bs=8),0)}
 
 @pytest.mark.parametrize('nm', shown)
 def test_nothing_is_shown_twice(nm, short, capsys):

@@ -42,14 +42,14 @@ def test_bad_arguments(args, words, capsys):
 
 @pytest.mark.slow
 def test_a_short_run(tmp_path, capsys, short, monkeypatch):
-    "It prints the plan, the table and the trials, and leaves two pictures and nothing else; here with fewer seeds and trials"
+    "It prints the plan, the table and the test of the plan, and leaves two pictures and nothing else; here with fewer seeds and runs"
     verify = Learner.bs_verify
-    monkeypatch.setattr(Learner, 'bs_verify', lambda self, lr, **kwargs: verify(self, lr, sizes=[32], rates=(1,), n_runs=1, **kwargs))
+    monkeypatch.setattr(Learner, 'bs_verify', lambda self, plan, sizes: verify(self, plan, sizes, 1))
     monkeypatch.setattr('fastai_bs.__main__.n_seeds', 2)
     main(['--epochs', '1', '--opt', 'sgd', '--out', str(tmp_path/'out'/'deeper'), '--verify'])
-    out,_,trials = capsys.readouterr().out.partition('\n4. bs_verify')
-    assert 'More in v.details()' in trials
-    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*') if p.is_file())==['out/deeper/plan.png','out/deeper/trials.png']
+    out,_,verified = capsys.readouterr().out.partition('\n4. bs_verify')
+    assert 'More in v.details()' in verified
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob('*') if p.is_file())==['out/deeper/plan.png','out/deeper/verified.png']
     assert plt.imread(tmp_path/'out'/'deeper'/'plan.png').std()>0.05
     assert '1. lr_find' in out
     assert '2. bs_find' in out

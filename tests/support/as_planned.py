@@ -24,7 +24,7 @@ optimizer step and the start of an epoch spend it, so that seconds are exact on 
   micro-batches of a step, number of steps. The learner keeps its own `GradAccum` and `ScaledLR`, but those that the line (or its comment) names; where
   the line does as planned only on a learner without any, that is `code beside own callbacks`.
 * `words`: so does the line that the plan prints under its headline, on a fresh learner; where it has no `apply`, on the learner as it is. 2%, as it rounds.
-* `verify`: `bs_verify(equal='plan')` trains both sizes as today's and the planned fit: steps and items within 5%, peak 1%, decay 5%.
+* `verify`: `bs_verify(plan)` trains both sizes as today's and the planned fit: steps and items within 5%, peak 1%, decay 5%.
 * `stays`: where nothing changes, the same callbacks and loader are there after `apply`, `lr` is the one that was given, and the fit is today's.
 * `trial`: of the short trainings of `bs_find` some have today's peak, and those with the planned size the planned one; `mock`: the mock training has today's,
   3%.
@@ -49,7 +49,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
-from fastai.learner import Learner
 from fastai.optimizer import SGD, Adam
 from fastai.torch_core import find_bs, set_seed
 import fastai_bs
@@ -204,17 +203,16 @@ def fit_of_words(setting, plan):
     return done(lambda: exec(line, dict(learn=learn, plan=setting.plan, n_epoch=plan.n_epoch, lr=plan.lr)))
 
 def verified(setting, plan):
-    "What the trials of `bs_verify` do at today's size and at the planned one, and how its plan would fit; `None` where it has too few steps"
+    "What `bs_verify` trains at today's size and at the planned one, and how its plan would fit; why not, where it trains nothing"
     learn = setting.learner()
-    with patch.object(Learner, 'bs_find', lambda self, *args, **kwargs: setting.plan), contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()):
         fits.clear()
-        try: res = learn.bs_verify(setting.lr, setting.n_epoch, sizes=[plan.bs], rates=(1,), equal='plan', n_runs=1)
+        try: res = learn.bs_verify(plan, n_runs=1)
         except ValueError as e: return str(e)
     seen = {bs: Done(fit.steps) for bs,fit in zip(res.df.bs, [o for o in fits if any(lr for lr,*_ in o.steps)])} # Steps that are only timed have no rate
     if not {plan.bs,plan.facts.today.bs}<=set(seen): return f"bs_verify left out {set(res.left_out)}"
-    planned = res.planned.at(plan.bs)
     learn = setting.learner()
-    return seen,done(lambda: planned.apply(learn).fit_one_cycle(planned.n_epoch, planned.lr))
+    return seen,done(lambda: plan.apply(learn).fit_one_cycle(plan.n_epoch, plan.lr))
 
 def own_parts(learn): return [id(cb) for cb in learn.cbs],id(learn.dls.train),learn.wd
 

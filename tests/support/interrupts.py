@@ -52,7 +52,7 @@ tools = {
     'bs_find, by short trainings': lambda learn: learn.bs_find(0.01, n_epoch=300, step_times={16: 0.01, 32: 0.01, 8: 0.01}, show_plot=False),
     'max_bs_find': lambda learn: learn.max_bs_find(max_bs=32, limit='1GB'), 'memory_report': lambda learn: learn.memory_report(),
     'check_accum': lambda learn: learn.check_accum(3), 'accum_to': lambda learn: learn.accum_to(32, limit='1GB'),
-    'bs_verify': lambda learn: learn.bs_verify(0.01, n_epoch=40, sizes=[32], n_runs=1)}
+    'bs_verify': lambda learn: learn.bs_verify(0.01, [32], 1, n_epoch=40)}
 
 # What there is one of
 

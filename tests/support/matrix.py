@@ -428,13 +428,17 @@ def check_accum(cell):
     return f"{'the same' if check.same else 'not the same'}: {check.error:.1e}" + (f", {str(check.reasons[0])[:60]}..." if check.reasons else '')
 
 def bs_verify(cell):
-    "All trainings of two sizes end with a finite loss, after as many items"
-    res = untouched(cell, lambda learn: learn.bs_verify(lr, n_epoch=14, sizes=[4,8], rates=(1,), equal='items', n_runs=1), *_own_count(cell))
-    whole = res.df[res.df.part==1]
-    assert sorted(whole.bs)==[4,8] and np.isfinite(whole.valid_loss).all() and np.isfinite(whole.train_loss).all(), str(whole)
-    items = dict(zip(whole.bs, whole['items']))
-    assert abs(items[4]-items[8])<=8, f"{items}: not equal"
-    return f"losses {whole.valid_loss.min():.3g} to {whole.valid_loss.max():.3g} after {items[4]:.0f} items each, the learner as it was"
+    "Today's training and a planned one, of twice its size, end with finite losses, after their epochs"
+    def _verified(learn):
+        plan = learn.bs_find(lr, n_epoch=14, noise_scale=100, step_times={4: 0.1, 8: 0.2}, show_plot=False)
+        return learn.bs_verify(plan.at(8), n_runs=1)
+    res = untouched(cell, _verified, *_own_count(cell))
+    df = res.df
+    assert df.bs.tolist()==[4,8] and np.isfinite(df.valid_loss).all() and np.isfinite(df.train_loss).all(), str(df)
+    for bs,n in zip(df.bs, df['items']):
+        o = res.planned.at(bs).choice.option
+        assert abs(n-o.trained_epochs*o.epoch.items)<=8, f"{n} items with {bs}"
+    return f"losses {df.valid_loss.min():.3g} and {df.valid_loss.max():.3g}, the learner as it was"
 
 entries = {'GradAccum': grad_accum, "GradAccum(on_oom='split')": split, 'NoiseScale': noise_scale, 'ScaledLR': scaled_lr, 'BatchSchedule': batch_schedule,
     'bs_find': bs_find, 'max_bs_find': max_bs_find, 'memory_report': memory_report, 'check_accum': check_accum,

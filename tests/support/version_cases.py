@@ -129,8 +129,8 @@ def apply(nm, at=None, **kwargs):
 
 def verify(nm, **kwargs):
     learn = timed(nm)
-    res = learn.bs_verify(lr, **kwargs)
-    found = {**of_frame(res.table, 'table'), **of_frame(res.df, 'df'), **of_value('critical_range', res.critical_range), **of_value('bs', res.bs)}
+    res = learn.bs_verify(learn.bs_find(lr, show_plot=False, seed=3, n_epoch=2).at(16), **kwargs)
+    found = {**of_frame(res.table, 'table'), **of_frame(res.df, 'df'), **of_value('bs', res.bs)}
     return {**found, **trained(learn, n_epoch=1, lr=0.01)}
 
 def check(nm):
@@ -194,8 +194,8 @@ cases['bs_find beside GradAccum'] = lambda: find(conv, cbs=[GradAccum(2)], n_epo
 for nm in (flat,"convnet, torch's AdamW"):
     cases[f'plan.apply: {nm}'] = partial(apply, nm)
     cases[f'plan.at(32).apply: {nm}'] = partial(apply, nm, 32, max_bs=16)
-    for equal in ('time','items'): cases[f"bs_verify, {equal}: {nm}"] = partial(verify, nm, n_epoch=2, sizes=[8,16,32], equal=equal)
-cases["bs_verify, plan"] = partial(verify, flat, n_epoch=2, sizes=[8,16], equal='plan')
+    cases[f'bs_verify: {nm}'] = partial(verify, nm)
+cases["bs_verify, one's own size"] = partial(verify, flat, sizes=[32])
 cases['max_bs_find'] = partial(largest, flat)
 for kind in ('accum','noise','scaled'):
     for nm in (flat,'transformer'): cases[f'two ranks, {kind}: {nm}'] = partial(ranks, nm, kind)

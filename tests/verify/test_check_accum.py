@@ -24,7 +24,7 @@ from fastai.data.load import DataLoader
 from fastai.losses import CrossEntropyLossFlat, DiceLoss, FocalLossFlat, LabelSmoothingCrossEntropyFlat
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
-from fastai_bs.all import bn_to_gn, GradAccum, NoiseScale, PlainLoop, ScaledLR
+from fastai_bs.all import bn_to_gn, GradAccum, NoiseScale, ScaledLR
 from helpers import RaiseAt, changes, loaders, mlp, picture, quiet_learner, regression, token_model, tokens
 
 f32 = torch.float32
@@ -266,7 +266,7 @@ def test_no_warning_after_a_check_that_passed():
     for loss_func,again in ((mean,False),(over_kept,True),(NoHash(),True)):
         learn = task(loss_func, kept)
         assert _warns(learn)
-        assert learn.check_accum(PlainLoop(4)).verdict=='different'  # Which is not about the loss
+        assert learn.check_accum(GradientAccumulation(30)).verdict=='different'  # Which is not about the loss
         assert _warns(learn)
         assert learn.check_accum(4).same==(loss_func is not over_kept)
         assert _warns(learn)==again
@@ -286,18 +286,14 @@ def test_fastais_callback_divides_a_ragged_window_by_too_little():
     assert 'GradAccum(4)' in str(reason)
 
 @pytest.mark.parametrize('how,loss_func,items,expected', [(GradientAccumulation(32),over_kept,kept,['divides','loss']),
-    (PlainLoop(4),info_nce,reals[:64],['loss']), (PlainLoop(4),nn.MSELoss(reduction='sum'),reals,['divides'])], ids=range(3))
+    (GradientAccumulation(32),info_nce,reals[:64],['loss']), (GradientAccumulation(32),nn.MSELoss(reduction='sum'),reals,['divides'])], ids=range(3))
 def test_what_another_callback_divides_by_is_told_from_what_the_loss_does(how, loss_func, items, expected):
     assert keys(learner(mlp(dtype=f32), items, loss_func).check_accum(how))==expected
 
-def test_a_plain_loop_divides_a_short_window_by_too_much():
-    "All its windows but the last are a mean of alike micro-batches; that one has a single micro-batch, and is divided by 4; clipping would hide it"
-    res = learner(conv(), cbs=GradientClip(1e-4)).check_accum(PlainLoop(4))
-    whole,end = res.errors.values()
-    assert whole<1e-13
-    assert end==pytest.approx(0.75)
-    assert keys(res)==['divides']
-    assert sorted(keys(learner(conv(nn.BatchNorm2d)).check_accum(PlainLoop(4))))==['batchnorm','divides'] # One in each window
+def test_each_window_has_a_reason_of_its_own():
+    "BatchNorm in the whole window, the divisor in the last one too; clipping would hide that"
+    res = learner(conv(nn.BatchNorm2d), cbs=GradientClip(1e-4)).check_accum(GradientAccumulation(32))
+    assert sorted(keys(res))==['batchnorm','divides']
 
 # Precision
 

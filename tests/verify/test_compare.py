@@ -1,12 +1,11 @@
-"Pure statistics of trials: which loss decides, intervals that hold as often as they say, the critical batch size, and what goes on"
+"Pure statistics of trainings: which loss decides, intervals that hold as often as they say, and how many runs they need"
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from fastai_bs.verify.compare import (Arm, best_rates, compared, critical, critical_range, decides, least_dof, spread_of,
-    trial_sizes, with_loss, with_today)
+from fastai_bs.verify.compare import compared, decides, least_dof, runs_wanted, spread_of, with_loss
 
 nan,inf = math.nan,math.inf
 approx = lambda v: pytest.approx(v, rel=1e-9, abs=1e-12)
@@ -18,15 +17,14 @@ def losses_of(effects, n_runs, rng, sd=0.02):
 
 # Which loss decides
 
-def frame(part=1., items=100, train=0.3, valid=0.5, n=2):
-    return pd.DataFrame([dict(bs=2**i, factor=1., part=part, run=1, items=items, train_loss=train, valid_loss=valid) for i in range(n)])
+def frame(items=100, train=0.3, valid=0.5, n=2):
+    return pd.DataFrame([dict(bs=2**i, run=1, items=items, train_loss=train, valid_loss=valid) for i in range(n)])
 
 @pytest.mark.parametrize('items,valid,loss', [(99,0.5,'train_loss'),(100,0.5,'train_loss'),(101,0.5,'valid_loss'),(101,nan,'train_loss')])
 def test_the_loss_that_decides(items, valid, loss): assert decides(frame(items=items, valid=valid), 100)==loss
 
-def test_each_length_has_a_loss_of_its_own():
-    df = pd.concat([frame(1., 400),frame(0.25, 100)], ignore_index=True)
-    assert with_loss(df, 100).loss.tolist()==[0.5,0.5,0.3,0.3]
+@pytest.mark.parametrize('loss', [nan,inf,0.,-1.])
+def test_a_loss_without_a_ratio_is_none(loss): assert with_loss(frame(train=loss), 100).loss.isna().all()
 
 # Intervals
 
@@ -54,6 +52,9 @@ def test_few_runs_tell_nothing(n_runs, n_sizes):
     assert (table.low[1:]==-1).all()
     assert np.isinf(table.high[1:]).all()
 
+@pytest.mark.parametrize('n_sizes,n_runs,wanted', [(2,2,4),(2,3,4),(2,6,6),(3,2,3),(4,2,2),(2,1,1),(1,2,2)])
+def test_runs_are_added_until_the_noise_is_known(n_sizes, n_runs, wanted): assert runs_wanted(n_sizes, n_runs)==wanted
+
 def agrees(share, n, expected): return abs(share-expected)<=3.5*math.sqrt(expected*(1-expected)/n)
 
 def holds(effects, losses):
@@ -77,44 +78,3 @@ def test_all_intervals_hold_together(effects):
     assert share>=0.95-3.5*math.sqrt(0.95*0.05/n)
     assert share<0.985
     assert agrees(hits.mean(), n, 1-0.05/(len(effects)-1))
-
-# The critical batch size
-
-@pytest.mark.parametrize('loss,bs', [([1.,1.,1.,1.],8),([1.,1.009,1.02,1.03],2),([1.,0.9,0.905,1.2],4),([1.,0.9,0.95,0.85],8),([1.,1.02,1.,1.5],4),
-    ([1.,1.1],1),([1.],1),([1.,0.99,0.999,1.003],4)])
-def test_the_critical_batch_size_by_hand(loss, bs): assert critical(pd.DataFrame(np.log([loss]), columns=[2**i for i in range(len(loss))]))==bs
-
-def test_the_range_has_the_truth_in_it():
-    "Here 4 is the last that is within 1% of the best of all smaller"
-    effects,rng,n = [0.,0.002,0.004,0.03,0.06,0.2],np.random.default_rng(6),100
-    ranges = []
-    for _ in range(n):
-        losses = losses_of(effects, 3, rng, 0.01)
-        low,high = critical_range(losses)
-        assert low<=critical(losses)<=high
-        ranges.append((low,high))
-    assert np.mean([low<=4<=high for low,high in ranges])>=0.95
-    assert np.mean([high<=8 for _,high in ranges])>0.5
-
-# What goes on
-
-def test_each_size_keeps_its_best_rates():
-    order = [Arm(8,3),Arm(8,1),Arm(16,1),Arm(8,9),Arm(16,3)]
-    assert best_rates(order)==[Arm(8,3),Arm(16,1)]
-    assert best_rates(order, 2)==[Arm(8,3),Arm(8,1),Arm(16,1),Arm(16,3)]
-
-def test_today_s_size_goes_on_however_far_behind():
-    order = [Arm(64,3),Arm(32,1),Arm(16,1),Arm(128,3),Arm(128,1)]
-    assert with_today(order, 3, 128)==[Arm(64,3),Arm(32,1),Arm(128,3)]
-    assert with_today(order, 3, 32)==with_today(order, 3, 7)==order[:3]
-    assert with_today(order, 9, 128)==order
-
-@pytest.mark.parametrize('bs_now,planned', [(64,64),(64,128),(64,4096),(1024,16),(48,100),(3,5)])
-def test_trial_sizes_are_around_those_of_today_and_of_the_plan(bs_now, planned):
-    sizes = trial_sizes(bs_now, planned, lambda bs: True)
-    assert {bs_now,planned}<=set(sizes)
-    assert 3<=len(sizes)<=5
-    assert sizes==sorted(set(sizes))
-    assert min(sizes)>=min(bs_now, planned)//2
-    assert max(sizes)<=4*max(bs_now, planned)
-    assert trial_sizes(bs_now, planned, lambda bs: False)==sorted({bs_now,planned})

@@ -11,10 +11,10 @@ from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import SGD
-from fastai_bs.all import GradAccum, PlainLoop
+from fastai_bs.all import GradAccum
 from fastai_bs.verify.check_accum import errors_of
 from fastai_bs.verify.window_gradients import HeldDraws, run
-from helpers import flat, quiet_learner
+from helpers import quiet_learner
 from verify.test_check_accum import conv, dense, images, learner
 
 # The gradient
@@ -53,21 +53,6 @@ def test_native_dropout_is_held_for_the_parts():
     assert torch.equal(t.grad, (whole!=0)*2.)
     assert draws.held
     assert (whole==0).any()
-
-# A plain loop
-
-def test_a_plain_loop_steps_with_the_mean_of_gradients():
-    "It does what it says: steps of the mean of the losses' gradients"
-    learn,hand = learner(dense(), opt_func=SGD),learner(dense())
-    learn.fit(1, 0.1, cbs=PlainLoop(4))
-    opt,batches = torch.optim.SGD(hand.model.parameters(), 0.1),list(hand.dls.train)
-    for i,(x,y) in enumerate(batches):
-        (F.cross_entropy(hand.model(x), y)/4).backward()
-        if i%4==3 or i==len(batches)-1:
-            opt.step()
-            opt.zero_grad()
-    assert repr(PlainLoop(4))=='PlainLoop(4)'
-    torch.testing.assert_close(flat(learn), flat(hand), rtol=1e-4, atol=1e-5)
 
 # Windows
 

@@ -139,9 +139,10 @@ def reported(learn):
     rows = learn.memory_report()
     return [*rows.bytes[['parameters','gradients','optimizer state','buffers']],rows.bytes['activations']>0]
 
+def planned_for(learn): return learn.bs_find(0.05, n_epoch=6, noise_scale=100, step_times={4: 0.1, 8: 0.2}, show_plot=False).at(8)
+
 def verified(learn):
-    v = learn.bs_verify(0.05, n_epoch=6, sizes=[4,8], rates=(1,), n_runs=1, equal='items')
-    return v.table.valid_loss
+    return learn.bs_verify(planned_for(learn), n_runs=1).table.valid_loss
 
 def without_batchnorm(learn):
     bn_to_gn(learn.model)
@@ -214,7 +215,7 @@ def all_of(learn): return {**picture(learn), 'device': torch.acc.get_rng_state()
 def assert_unchanged(learn, before): assert not changes(before, all_of(learn)), changes(before, all_of(learn))
 
 interrupted = {'bs_find': plan_of, 'max_bs_find': lambda learn: learn.max_bs_find(max_bs=8), 'check_accum': lambda learn: learn.check_accum(),
-          'bs_verify': lambda learn: learn.bs_verify(0.05, n_epoch=6, sizes=[4,8], rates=(1,), n_runs=1, equal='items')}
+          'bs_verify': lambda learn: learn.bs_verify(planned_for(learn), n_runs=1)}
 
 @pytest.mark.parametrize('nm,event', zip(interrupted, ('before_backward','after_pred','after_backward','after_step')))
 @on_acc

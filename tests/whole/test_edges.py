@@ -127,7 +127,7 @@ def test_a_training_set_smaller_than_a_batch():
     assert torch.equal(flat(large), flat(small))
     assert small.scaled_lr.bs==3
     assert learner(3, 8).max_bs_find()==3
-    for f in (lambda o: o.bs_find(0.05), lambda o: o.check_accum(2), lambda o: o.bs_verify(0.05)):
+    for f in (lambda o: o.bs_find(0.05), lambda o: o.check_accum(2), lambda o: o.bs_verify(0.05, n_epoch=8)):
         with pytest.raises(ValueError, match='The training loader yields 1 micro-batch in an epoch'): f(learner(3, 8))
     whole = quiet_learner(loaders(regression(3), 8, drop_last=True), mlp()) # Whole batches only
     with pytest.raises(ValueError, match='yields 0 micro-batches in an epoch of 3 items with bs=8'): whole.bs_verify(0.05, n_epoch=8)
