@@ -186,7 +186,7 @@ class Window:
     def n_micro(self)->int: return len(self.losses) # Micro-batches whose backward pass has begun
 
     @property
-    def begins(self)->bool: return self.n_micro==0 and not self.lost # Is the present micro-batch the first one?
+    def begins(self)->bool: return self.n_micro==0 # Is the present micro-batch the first one?
 
     def closes_with(self,
         i:int, # Place of the present micro-batch in the epoch

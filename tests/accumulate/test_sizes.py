@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
+from fastai_bs.accumulate.grad_accum import quiet_accum
 from fastai_bs.accumulate.sizes import accumulation
 from fastai_bs.all import batch_size, GradAccum, NoiseScale, ScaledLR
 from helpers import changes, flat, Float32Loss, loaders, mlp, picture, quiet_learner, regression, set_seed
@@ -78,13 +79,16 @@ def test_n_acc_goes_by_the_epoch(n_acc):
     (7,2,24,False), (256,1,20,True)])
 def test_items_taken_for_micro_batches_are_warned_about(n_acc, bs, n, warns):
     "Fewer than 5 steps in an epoch, or fewer than 10 where 32 or more are more than a micro-batch has items: once said, and done as asked"
-    learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[GradAccum(n_acc)])
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter('always')
-        learn.fit(2 if warns else 1, 0.)
-    said = [str(o.message) for o in said if ' micro-batches' in str(o.message)]
+    def _said(accum):
+        learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[accum])
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter('always')
+            learn.fit(2 if warns else 1, 0.)
+        return [str(o.message) for o in said if ' micro-batches' in str(o.message)]
+    said = _said(GradAccum(n_acc))
     assert len(said)==warns
     assert all('counts micro-batches, not items' in o for o in said)
+    assert _said(quiet_accum(n_acc))==[]
 
 # Refused
 
