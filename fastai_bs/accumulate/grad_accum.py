@@ -23,7 +23,8 @@ from ..learner.optimizer import HeldHypers
 from ..learner.loop import callback_of, helped_by, method_by, optimizer_step, rate_finder, with_values
 from ..learner.recorder import announce_columns, fill_columns, recorded_by, recorders
 from .losses import ElementCounter, check_count, plain
-from .window import (BatchNormMomenta, MicroBatch, Progress, Weights, Window, both_at_hand,
+from .batch_norm import BatchNormMomenta
+from .window import (MicroBatch, Progress, Weights, Window, both_at_hand,
     sum_over_ranks, weighed, whole_loss)
 from .sizes import NAccByEpoch, SizedSteps, Sizes, known_batch_size
 from .gradients import (FloatSums, StepsInBackward, all_params, divide, mean_over_ranks,
@@ -73,7 +74,7 @@ class GradAccum(SizedSteps):
     @property
     def micro(self)->MicroBatch: return self.window.micro # The present micro-batch, or the last one
     @property
-    def stepped(self)->bool: return self.window.micro.stepped # Did this micro-batch close a window?
+    def stepped(self)->bool: return self.window.micro.stepped # Did the optimizer step with this micro-batch?
     @property
     def counter(self)->ElementCounter: return self.weights.counter # Counts the elements of a micro-batch
     @property
@@ -91,9 +92,10 @@ class GradAccum(SizedSteps):
 
     def micro_batches(self, epoch=None)->tuple:
         "Return `(micro_bs, n_acc)` of the present window or of the first one of `epoch`; `None` is the training loader's `micro_bs`"
-        e = self.learn.epoch if epoch is None and self.grads else epoch or 0
-        is_now = self.grads is not None and e==self.learn.epoch
-        return self.sizes.micro_bs(self.learn, e),self.n_acc if is_now else self.sizes.n_acc(self.learn, e)
+        learn,trains = self.learn,self.grads is not None
+        if epoch is None: epoch = learn.epoch if trains else 0
+        n_acc = self.n_acc if trains and epoch==learn.epoch else self.sizes.n_acc(learn, epoch)
+        return self.sizes.micro_bs(learn, epoch),n_acc
 
     def __repr__(self): return f"{type(self).__name__}({self.sizes})"
 
@@ -225,9 +227,9 @@ def before_backward(self:GradAccum):
     learn,micro,floats = self.learn,self.micro,self.grads.floats
     n_ranks = 1 if self.exchange.after_window else self.exchange.n_ranks
     if self.n_passes>1: self.grads.steps_in_backward.before_backward(self.grads.params)
-    sums_in_float32 = bool(floats.params) and n_ranks==1
+    in_float32 = bool(floats.params) and n_ranks==1
     if micro.closes and n_ranks>1: floats.put_back()
-    if self.accumulates: self.weights(micro, learn, 1 if sums_in_float32 else self.n_acc, n_ranks)
+    if self.accumulates: self.weights(micro, learn, 1 if in_float32 else self.n_acc, n_ranks)
     learn.loss_grad = weighed(plain(learn.loss_grad), micro.weight, self._see_backward)
 
 @patch
@@ -313,10 +315,11 @@ def skip_step(self:GradAccum):
 
 @patch
 def after_cancel_batch(self:GradAccum):
-    "Drop the window if another callback cancels a micro-batch after its backward pass"
-    if self.micro.skips: return
-    if self.micro.done: self.window.micro = MicroBatch() # Cancelled before our `before_batch`
-    self.micro.stepped = self.stepped and self.window.begins # Was it cancelled after its step?
+    "Drop the window if another callback cancels a micro-batch after its backward pass, and before its step is done"
+    if self.micro.skips: return # We have cancelled it ourselves
+    if self.micro.done: self.window.micro = MicroBatch() # It was cancelled before our `before_batch`: this is the one before it
+    has_stepped = self.stepped and self.window.begins
+    self.micro.stepped = has_stepped
     if self.micro.backed:
         self.drop_window()
         self.n_dropped += 1
@@ -353,7 +356,7 @@ def _leave_lost(self:GradAccum):
 
 # %% ../../nbs/accumulate/06_grad_accum.ipynb #669a10a5
 @patch
-def after_cancel_train(self:GradAccum): self.progress.n_steps += 1 # It is no second callback that accumulates
+def after_cancel_train(self:GradAccum): self.n_dropped = 0 # Whoever cancels the training is no second callback that accumulates
 
 @patch
 def after_train(self:GradAccum):
@@ -401,7 +404,7 @@ def _add_metrics(self:GradAccum, rec):
     if n is None: return # The micro-batch was cancelled
     vars(learn).setdefault('smooth_loss', plain(learn.loss).detach()) # Callbacks may read it before the first window is full
     if not rec.train_metrics: return
-    if self.exchange.n_ranks>1 or both_at_hand(learn.loss, n)[1]>0:
+    if self.exchange.n_ranks>1 or float(n)>0:
         for met in rec.metrics: met.accumulate(learn)
 
 # %% ../../nbs/accumulate/06_grad_accum.ipynb #fdc09037

@@ -45,6 +45,7 @@ class Parts:
         self.accum,self.learn = accum,accum.learn
         self.n_parts = 1 # Of each batch
         self.n_items = 0 # Items of the present batch
+        self.too_large = None # Items of the batch with which memory has run out on this rank, in the present window
         self.is_last = True # Is this the last part of its batch?
 
     def __call__(self, i, b):
@@ -54,7 +55,7 @@ class Parts:
         b = to_device(learn, b)
         self.n_items = find_bs(b)
         batch,autocast = self._cut(b),autocast_point()
-        self.accum.start_micro()
+        self.accum.start_micro() # `before_batch` does so too, but memory may run out before we hear it
         try: self._run(batch, autocast)
         except CancelBatchException: learn('after_cancel_batch')
         learn('after_batch')
@@ -121,6 +122,7 @@ def _run(self:Parts, batch, autocast):
     except Exception as e:
         if accum.micro.stepped or not out_of_memory(e): raise
         if self.n_parts>=self.n_items: raise _single_item_error() from e
+        self.too_large = self.n_items
     autocast.close()
     free_memory(learn)
     learn.loss,learn.loss_grad = loss,loss.clone() # As after a batch that is cancelled
@@ -135,8 +137,10 @@ def _single_item_error(): return torch.OutOfMemoryError(
 @patch
 def halve(self:Parts):
     "Run each batch in twice as many parts from now on"
+    n_items,self.too_large = self.too_large,None
+    where = f"with {counted(math.ceil(n_items/self.n_parts))} at a time" if n_items else "on another rank"
     self.n_parts *= 2
     warnings.warn(
-        f"Out of memory with {counted(self.n_items)} at a time: this window takes no optimizer step, and from the next one on each batch of the loader is cut "
-        f"in {self.n_parts} parts. Batch size and gradient stay the same. To train like this from the start, take "
-        f"{self.accum.sizes.instead(self.accum, math.ceil(self.n_items/self.n_parts))}", stacklevel=2)
+        f"Out of memory {where}: this window takes no optimizer step, and from the next one on each batch of the loader is cut in {self.n_parts} parts. Batch "
+        "size and gradient stay the same. To train like this from the start, take "
+        f"{self.accum.sizes.instead(self.accum, math.ceil((n_items or self.n_items)/self.n_parts))}", stacklevel=2)

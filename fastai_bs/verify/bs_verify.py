@@ -9,6 +9,7 @@ __all__ = ['least_steps']
 
 # %% ../../nbs/verify/06_bs_verify.ipynb #f08efbb7
 import math, time
+from itertools import product
 import pandas as pd
 from fastcore.basics import patch
 from fastai.learner import Learner
@@ -87,7 +88,7 @@ def _say(learn, plan, fits, n_runs):
 def _train_all(learn, fits, n_runs, rows, too_large):
     "Train each size once for each run, and add to `rows` what came out; leave out sizes that do not fit in memory"
     with ticks(learn, len(fits)*n_runs) as tick:
-        for run,fit in ((run,fit) for run in range(1, n_runs+1) for fit in fits):
+        for run,fit in product(range(1, n_runs+1), fits):
             if fit.bs in too_large: continue
             tick(f"run {run} with batches of {counted(fit.bs)}")
             try: rows.append(train(learn, fit, run))
@@ -104,6 +105,8 @@ def _trainings(learn, fits, n_runs, n_train):
     except KeyboardInterrupt:
         if trains_together(learn) or len({o['bs'] for o in rows})<2: raise
         interrupted = True
+    if too_large and not rows: raise ValueError(
+        f"Memory runs out in a training with each of the batch sizes {listed(o.bs for o in fits)}: learn.memory_report() says where it goes")
     df = pd.DataFrame(rows)
     loss = with_loss(df, n_train).loss if rows else pd.Series(dtype=float)
     if not loss.notna().any(): raise ValueError(
@@ -116,7 +119,7 @@ def _trainings(learn, fits, n_runs, n_train):
 def bs_verify(self:Learner,
     plan, # A `BatchPlan` of `bs_find` with `n_epoch`; or a peak learning rate, to make one for (`None`: `learn.lr`), with `n_epoch`
     sizes=None, # Batch sizes in items to train as well, each as `plan.at` says
-    n_runs:int=2, # Runs of each size; from 2 on, more are added if the noise between runs needs them
+    n_runs:int=2, # Runs of each size; from 2 on, more where so few sizes would leave the noise between runs unknown
     *,
     n_epoch:int=None, # Epochs of today's training, if a plan is to be made
 )->BatchVerification: # `.verdict`, `.bs`, `.plan` to apply, `.table`, `.plot()`

@@ -116,9 +116,16 @@ def test_a_batch_is_split_until_it_fits(most, lost):
     struck,plain,said = both(Strike('forward', range(100), most=most, times=100), lost, bs=8)
     n_lost = len(lost)
     assert len(said)==n_lost
+    for i,o in enumerate(said): assert f'Out of memory with {8//2**i} items at a time' in o
     assert all(o in said[-1] for o in (f'in {2**n_lost} parts', f'GradAccum({3*2**n_lost})', f'of {8//2**n_lost} items'))
     assert struck.grad_accum.n_acc==3 # Micro-batches of the loader, as asked for
     assert_same(struck, plain, lost)
+
+def test_what_did_not_fit_is_said_not_what_closed_the_window():
+    "A window is an epoch, which ends with a batch of 2 items"
+    _,_,said = both(Strike('forward', [0]), [0], n_acc=13)
+    assert 'Out of memory with 4 items at a time' in said[0]
+    assert 'take GradAccum(26) with batches of 2 items' in said[0]
 
 def test_an_item_that_does_not_fit_is_an_error():
     "Smaller parts cannot help; nothing is left behind"

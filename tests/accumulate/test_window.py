@@ -1,17 +1,14 @@
-"A window as a value: weights and the mean, for counts that are numbers and on a device; its loss, BatchNorm in it, and where the large batch would be"
+"A window as a value: weights and the mean, for counts that are numbers and on a device; its loss, and where the large batch would be"
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from fastai.callback.core import Callback
 from fastai_bs.all import GradAccum
 from fastai_bs.accumulate.window import Position, mean_divisor, reference, weight
-from helpers import loaders, quiet_learner, regression
 from loss_cases import exact
-from test_grad_accum import f64, items15, spied
+from test_grad_accum import spied
 
 def double(x): return torch.tensor(x, dtype=torch.float64)
 
@@ -49,22 +46,6 @@ def test_window_loss_is_that_of_the_large_batch(case, n_acc):
     assert len(w.losses)==len(want)
     torch.testing.assert_close(torch.stack(w.losses), torch.stack(want), rtol=1e-12, atol=0., equal_nan=True)
     assert not w.losses[0].requires_grad
-
-@pytest.mark.parametrize('norm,shape,momentum,fix_bn,n_updates', [(nn.BatchNorm1d,(5,),0.1,True,6), (nn.BatchNorm1d,(5,),0.7,False,16),
-    (partial(nn.InstanceNorm1d, track_running_stats=True),(5,3),0.7,True,6)])
-def test_running_statistics_keep_their_time_constant(norm, shape, momentum, fix_bn, n_updates):
-    "Inputs of zero: of the first mean and variance, 1 and 1, only (1-momentum)**updates is left"
-    bn = norm(5, momentum=momentum).to(f64)
-    bn.running_mean.fill_(1.)
-    model = nn.Sequential(bn, nn.Flatten(), nn.LazyLinear(2).to(f64))
-    x = torch.zeros(shape, dtype=f64)
-    model.eval()(x[None])
-    learn = quiet_learner(loaders([(x,y) for _,y in items15+regression(1)], 2), model, cbs=GradAccum(3, fix_bn=fix_bn)) # Windows of 3, 3 and 2
-    learn.fit(2, 0.01)
-    left = torch.full((5,), (1-momentum)**n_updates, dtype=f64)
-    torch.testing.assert_close(bn.running_mean, left, rtol=1e-12, atol=0.)
-    torch.testing.assert_close(bn.running_var, left, rtol=1e-12, atol=0.)
-    assert bn.momentum==momentum
 
 # Where the large batch would be
 

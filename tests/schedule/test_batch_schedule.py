@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, Datase
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into `Learner`)
 from fastai.callback.core import Callback
 from fastai.callback.schedule import SchedCos, SchedExp, SchedLin, combine_scheds
-from fastai.callback.training import GradientAccumulation
+from fastai.callback.training import GradientAccumulation, ShortEpochCallback
 from fastai.data.core import DataLoaders
 from fastai.optimizer import Adam
 from fastai_bs.all import adascale_gain, batch_size, BatchSchedule, ScaledLR, sqrt_scaling
@@ -103,6 +103,13 @@ def test_sizes_go_by_the_progress(f, most):
         assert bs==micro*max(1, int(f(pct)/micro+1e-6))  # As many whole micro-batches as there is room for
         assert micro<=(most or 1000)
     assert max(sizes_of(learn))>=3*min(sizes_of(learn))
+
+def test_steps_of_an_epoch_that_is_cut_short():
+    "`step` counts optimizer steps, also where a callback ends the training part of each epoch"
+    learn = fit(learner(n=48, cbs=[BatchSchedule({0: 4, 1: 8}), ShortEpochCallback(0.5, short_valid=False)]), n_epoch=2)
+    n = sum(epoch==0 for epoch,*_ in learn.seen.steps)
+    assert 0<n<12
+    assert learn.grad_accum.df.step.tolist()==[0,n]
 
 @pytest.mark.parametrize('base_bs', [None,8])
 def test_the_rate_goes_with_the_size(base_bs):
