@@ -161,6 +161,12 @@ def test_a_size_that_does_not_fit_is_out(monkeypatch):
     assert [o.fit.bs for o in begun]==[4,8,16,4,8,4,8]
     assert 'does not fit in memory' in v.advice
 
+def test_no_size_that_fits_is_said_as_that(monkeypatch):
+    def _too_large(training): raise torch.OutOfMemoryError('CUDA out of memory')
+    at_training(monkeypatch, None, _too_large)
+    words = r'Memory runs out in a training with each of the batch sizes 4, 8 and 16: learn.memory_report\(\)'
+    with pytest.raises(ValueError, match=words): verify(reg_learner())
+
 def test_a_size_with_few_steps_is_out():
     "A few epochs of a single step"
     v = verify(reg_learner(), sizes=[64], n_epoch=2)
