@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/advice.html.md"""
 
 # %% auto #0
 __all__ = ['unmeasured', 'stay_reasons', 'ended_above', 'headline', 'why', 'cautions', 'good_to_know', 'numbers_text',
-           'plan_words', 'plan_text', 'plan_html', 'plan_details']
+           'plan_words', 'brief_words', 'plan_text', 'plan_html', 'plan_details']
 
 # %% ../../nbs/finder/12_advice.ipynb #88df2022
 import math, textwrap
@@ -199,10 +199,11 @@ def _got(plan):
     return f"In a short training {trial.bs} ended at the loss that {t.bs} reaches with {items}."
 
 def _record(plan):
-    "Yield what came of such plans"
+    "Yield how likely such a plan is to end at today's loss"
     if plan.verdict!='use' or plan.choice.reason=='chosen': return
     n,of = ended_above[plan.facts.today.adam]
-    yield f"That the whole training ends there too is a prediction: {n} of {of} such plans in a benchmark ended more than 5% above today's training loss."
+    if not plan.facts.trial.is_known: yield "How the losses of such plans end was not tried."
+    else: yield f"It should end near today's training loss: of {of} such plans in a benchmark {n or 'none'} ended more than 5% above it."
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -231,7 +232,7 @@ def _consequence(plan):
     "Yield what the noise scale and this device mean for the size, where no larger batch was tried"
     bs,now,(low,high),d = plan.bs,plan.facts.today.bs,plan.ci,plan.facts.device
     if plan.choice.reason in ('chosen','nowhere') or (bs!=now and (bs>now)!=(plan.choice.fastest.bs>now)): return
-    if now<low and bs>now: yield "A larger batch should reach the same loss in fewer steps and more epochs; how such plans end was not tried."
+    if now<low and bs>now: yield "A larger batch should reach the same loss in fewer steps and more epochs."
     elif now>high and bs<now: yield "A smaller batch should learn the same from fewer examples."
     elif len(d.timed)<2 or d.timing_error>0.1: return
     elif bs>now: yield "On this device larger steps take so little longer that they save time."
@@ -246,7 +247,7 @@ def why(
     if math.isnan(plan.facts.noise): return list(_won_back(plan))
     if plan.facts.trial.is_known and plan.bs>=plan.facts.today.bs: return [_got(plan), *_record(plan), *_won_back(plan)]
     if plan.ci[1]<1: return ["There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."]
-    return [_found(plan), *_consequence(plan), *_won_back(plan)]
+    return [_found(plan), *_consequence(plan), *_record(plan), *_won_back(plan)]
 
 # %% ../../nbs/finder/12_advice.ipynb #9eb8bd52
 def _slower(plan):
@@ -273,14 +274,19 @@ def _on_time(plan):
     if d.timed and d.timing_error>0.1:
         yield f"Step times varied, so gains below {percent(d.least_gain)} cannot be told: measure again on a quiet machine to tell them."
 
+def _on_steps(plan):
+    "Yield whether a larger batch leaves few steps"
+    steps = (plan.n_epoch+plan.freeze_epochs)*plan.choice.option.epoch.steps
+    if plan.bs>plan.facts.today.bs and steps<steps_anyway:
+        yield f"The whole training has only {counted(math.ceil(steps), 'step')}, and plans for so few are the least sure."
+
 def _on_larger(plan):
-    "Yield whether a larger batch leaves few steps, or passes often through the same items"
+    "Yield whether a larger batch passes often through the same items"
     t,n_epoch = plan.facts.today,plan.n_epoch+plan.freeze_epochs
     if plan.bs<=t.bs: return
-    steps = n_epoch*plan.choice.option.epoch.steps
-    if steps<steps_anyway: yield f"The whole training has only {counted(math.ceil(steps), 'step')}, and plans for so few are the least sure."
     if n_epoch>=3 and (n_epoch>=1.5*(t.n_epoch+t.freeze_epochs) or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
-        yield f"The training passes {n_epoch} times through the same {counted(t.n_train)}: watch the validation loss for overfitting."
+        today = num(t.n_epoch+t.freeze_epochs)
+        yield f"The training passes {n_epoch} times through the same {counted(t.n_train)}, today's {today} times: watch the validation loss for overfitting."
 
 # %% ../../nbs/finder/12_advice.ipynb #a79b0745
 _trend = {1: "The noise scale rose during the measurement: measure again later, as a larger batch may pay by then.",
@@ -334,15 +340,20 @@ def _on_unknown(plan):
     if plan.facts.measured.loss_rose and plan.verdict!='too_high': yield "The learning rate may be too high: the loss rose during the mock training."
     yield from _on_cost(plan)
 
-def _on_learner(plan):
-    "Yield what the loader, an earlier plan or the rate make of it"
-    t,d = plan.facts.today,plan.facts.device
-    loading = d.part_of_step(d.loading, t.micro_bs)
+def _on_loader(plan):
+    "Yield what loading makes of it"
+    d = plan.facts.device
+    loading = d.part_of_step(d.loading, plan.facts.today.micro_bs)
     if loading>1/3: yield f"The loader takes {percent(loading)} of a step: a faster one may gain more than any batch size."
+
+def _on_earlier(plan):
+    "Yield what an earlier plan makes of it"
+    t = plan.facts.today
     if t.has_plan: yield f"An earlier plan has set up this learner, so n_epoch counts for batches of {t.bs}: call plan.undo(learn) first to plan anew."
 
 def _on_chosen(plan):
     "Yield what a size of one's own choice costs"
+    if not _is_chosen(plan): return
     if plan.facts.device.timed: yield from _slower(plan)
     if plan.bs>plan.facts.today.bs and rule_name(plan.rule)=='no_scaling' and plan.facts.measured.moved:
         yield f"The rate is not scaled at {plan.bs}, because no training at a higher rate was tried there."
@@ -352,9 +363,7 @@ def cautions(
 ): # Yields sentences, the most important first
     "Yield what to keep in mind"
     if not plan.facts.can_plan: return (yield from _on_unknown(plan))
-    yield from _on_learner(plan)
-    if _is_chosen(plan): yield from _on_chosen(plan)
-    for part in (_on_time,_on_larger,_on_noise,_on_device,_on_cost): yield from part(plan)
+    for part in (_on_steps,_on_earlier,_on_larger,_on_chosen,_on_loader,_on_time,_on_noise,_on_device,_on_cost): yield from part(plan)
 
 # %% ../../nbs/finder/12_advice.ipynb #e1b6ea8e
 def good_to_know(
@@ -394,16 +403,36 @@ def plan_words(
     words |= dict(why=why(plan), caution=list(cautions(plan))[:most])
     return {kind: texts for kind,texts in words.items() if texts}
 
+def _on_rate(plan):
+    "Yield which rate to pass where the line to run does not say it all"
+    t = plan.facts.today
+    if plan.choice.option.changes and rate_text(plan.lr)!=rate_text(t.lr) or not t.has_lr: yield _rate(plan)
+
+def _on_scale(plan):
+    "Yield the noise scale that a mock training has measured"
+    m = plan.facts.measured
+    if not m.has_mock or not plan.facts.can_plan or m.ci[1]<1: return
+    where = "at the present weights" if m.cool is None else "of this training"
+    yield f"The noise scale {where} is {_estimate_text(m.noise_scale, m.ci)}."
+
+def brief_words(
+    plan, # A `BatchPlan`
+)->dict: # Texts by kind: 'do', 'how', 'run', 'caution'
+    "Collect what a plan says at first sight: what to do, how that is likely to end, the line to run, and the gravest caution"
+    words = plan_words(plan, most=1 if plan.verdict in ('use','split','stay') else 3)
+    how = [*_record(plan), *_on_scale(plan), *_on_rate(plan)]
+    return {kind: texts for kind,texts in (words | dict(how=how, why=[])).items() if texts}
+
 def _more(plan):
-    "Write where the rest is, and the seed that was given"
+    "Write from when on the plan pays, the seed that was given, and where the rest is"
     seed = plan.facts.measured.seed
-    return "More in {}." if seed is None else f"Measured with seed={seed}. More in {{}}."
+    return ' '.join([*_won_back(plan), *([] if seed is None else [f"Measured with seed={seed}."]), "More in {}."])
 
 def plan_text(
     plan, # A `BatchPlan`
 )->str: # Lines of 110 characters at most
-    "Write the headline, the line to run, why, and at most three cautions"
-    return in_text(plan_words(plan), _more(plan), 'plan.details()')
+    "Write `brief_words` as text"
+    return in_text(brief_words(plan), _more(plan), 'plan.details()')
 
 # %% ../../nbs/finder/12_advice.ipynb #ce9a6300
 def _candidates_table(plan): # A data frame, with a row per candidate
@@ -417,8 +446,8 @@ def _candidates_table(plan): # A data frame, with a row per candidate
 def plan_html(
     plan, # A `BatchPlan`
 )->str:
-    "Write `plan_text` as HTML, with the table of candidates"
-    return in_html(plan_words(plan), _more(plan), 'plan.details()', "All sizes that were compared", _candidates_table(plan))
+    "Write `brief_words` as HTML, with the table of candidates"
+    return in_html(brief_words(plan), _more(plan), 'plan.details()', "All sizes that were compared", _candidates_table(plan))
 
 def plan_details(
     plan, # A `BatchPlan`

@@ -140,7 +140,7 @@ def in_text(
     "Lay the texts out for a terminal"
     paragraphs,rest = _top(said)
     rest += [filled(f'* {o}', '  ') for o in said.get('caution', [])]
-    return '\n\n'.join([*paragraphs, '\n'.join([*rest, more.format(call)])])
+    return '\n\n'.join([*paragraphs, '\n'.join([*rest, filled(more.format(call))])])
 
 # %% ../../nbs/utils/01_text.ipynb #abab771b
 def _marked(text):

@@ -19,10 +19,11 @@ def plot_sizes(
     bs_now:int, # Today's batch size in items, drawn as a line
     planned:int, # The plan's batch size in items, drawn as a line
     within:float, # How much higher a size that saves time may end, relative
-    bs=None, # The chosen batch size in items, marked if the table has it
+    bs=None, # The chosen batch size in items, marked if the table has it; `None` if that is not clear
     ax=None, # Axes to draw on; by default new ones
 ):
     "Plot the loss of each size relative to today's; return the axes"
+    title = 'Final loss by batch size: ' + ('not clear' if bs is None else f'stay at {bs}' if bs==bs_now else f'use {bs}')
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     if planned!=bs_now: ax.axvline(planned, color='grey', ls=':', label=f'planned, {planned}')
@@ -36,7 +37,7 @@ def plot_sizes(
     margin = 0.1*(high-low)
     ax.axhspan(low-margin, within, color='grey', alpha=0.15, lw=0, label=f"up to {100*within:g}% above")
     ticks = sorted({bs_now,planned,*table.bs})
-    ax.set(xscale='log', ylim=(low-margin,high+margin), xlabel='batch size (items)', ylabel="loss above today's", title='Final loss by batch size')
+    ax.set(xscale='log', ylim=(low-margin,high+margin), xlabel='batch size (items)', ylabel="loss above today's", title=title)
     ax.set_xticks(ticks, ticks)
     ax.set_xticks([], minor=True)
     ax.margins(x=0.2)

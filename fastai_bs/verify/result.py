@@ -136,7 +136,8 @@ class BatchVerification:
     ): # The axes
         "Plot the loss of each size relative to today's"
         runs = np.expm1(self.losses.sub(self.losses.get(self.bs_now, math.nan), axis=0))
-        return plot_sizes(self.table, runs, bs_now=self.bs_now, planned=self.planned.bs, within=within, bs=self.bs if self.is_known else None, ax=ax)
+        chosen = self.bs if self.verdict in ('use','stay') else None
+        return plot_sizes(self.table, runs, bs_now=self.bs_now, planned=self.planned.bs, within=within, bs=chosen, ax=ax)
 
     def to_dict(self)->dict:
         "Return all values but the data frames as strict JSON: numbers, strings and lists; `None` for a number that is unknown or infinite"

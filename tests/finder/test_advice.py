@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from fastai_bs.finder import advice
-from fastai_bs.finder.advice import _candidates_table, cautions, ended_above, good_to_know, headline, numbers_text, plan_words, why
+from fastai_bs.finder.advice import _candidates_table, _on_rate, brief_words, cautions, ended_above, good_to_know, headline, numbers_text, plan_words, why
 from fastai_bs.finder.facts import Trial
 from plans import plan_of, plans, secs
 
@@ -68,7 +68,7 @@ def test_what_a_short_training_told(noise, part, adam):
     plan = plan_of(trial=Trial(256, noise, 3910), adam=adam)
     n,of = ended_above[adam]
     assert why(plan)==[f"In a short training 256 {part}.",
-        f"That the whole training ends there too is a prediction: {n} of {of} such plans in a benchmark ended more than 5% above today's training loss."]
+                       f"It should end near today's training loss: of {of} such plans in a benchmark {n or 'none'} ended more than 5% above it."]
     assert len(why(plan.at(64)))==len(why(plan.at(256)))==1
     assert why(plan.at(32))==why(plan_of(adam=adam).at(32)) # Of smaller sizes it tells nothing
 
@@ -85,6 +85,29 @@ def test_the_table_compares_whole_fits():
     assert table[plan.bs]==pytest.approx(plan.duration.planned/plan.duration.today)
 
 # When something is said
+
+def test_the_gravest_caution_is_printed():
+    "Few steps, then many passes, then the loader; the others are among the details"
+    grave = dict(loading=0.0055, too_large=512)
+    for kwargs,part in ((grave,'The loader takes'), (grave | dict(n_epoch=20),'watch the validation loss'),
+                        (grave | dict(n_epoch=2, n_train=3000),'are the least sure'), (grave | dict(has_plan=True, n_epoch=20),'plan.undo(learn)')):
+        plan = plan_of(**kwargs)
+        said, = brief_words(plan)['caution']
+        assert part in said
+        assert said in repr(plan).replace('\n  ', ' ')
+        for o in cautions(plan): assert ' '.join(o.split()) in ' '.join(plan.details().split())
+
+def test_what_a_plan_prints():
+    "What to do, how it is likely to end, the line to run, and from when on it pays; how and why are among the details"
+    plan = plan_of(trial=Trial(256, 300., 3910), took=0.5, noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, at_peak=None, at_end=None)
+    assert list(brief_words(plan))==['do','how','run']
+    assert brief_words(plan)['how']==why(plan)[1:2]
+    assert repr(plan).splitlines()[-1]=="Finding this took 0.5 s: it pays from the first training on. More in plan.details()."
+    for o in (*plan_words(plan)['how'],why(plan)[0]):
+        assert o not in ' '.join(repr(plan).split())
+        assert o in ' '.join(plan.details().split())
+    assert 'No rate was given' in repr(plan_of(has_lr=False))
+    assert 'The noise scale of this training is about 512 items (430 to 640).' in ' '.join(repr(plan_of()).split())
 
 @pytest.mark.parametrize('part,kwargs,said', [
     ('loader', dict(loading=0.0055), True), ('loader', dict(loading=0.0054), False), ('frozen', dict(trained=0.25), True),
@@ -162,7 +185,10 @@ def test_sentences_of_any_plan(plan):
     said = repr(plan)
     assert head in ' '.join(said.split())
     assert all(len(line)<=110 or line.startswith('    ') for line in said.splitlines())
-    for text in list(cautions(plan))[:3]: assert text in ' '.join(said.replace('* ', '').split())
+    is_decided = plan.verdict in ('use','split','stay')
+    for text in list(cautions(plan))[:1 if is_decided else 3]: assert text in ' '.join(said.replace('* ', '').split())
+    few_words = 90 if list(_on_rate(plan))==[] else 125
+    if is_decided: assert len(said.split())<=few_words, said
 
 def test_html_holds_the_same_words_and_is_escaped():
     plan = plan_of(failed=((512,'ValueError: <b>no</b>'),))

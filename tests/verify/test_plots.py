@@ -4,14 +4,16 @@ import matplotlib.pyplot as plt
 import pytest
 from verify.test_result import case_of
 
-@pytest.mark.parametrize('nm', ['the plan holds','one run',"today's has no loss",'it ends higher'])
-def test_a_verification_is_drawn(nm):
+@pytest.mark.parametrize('nm,title', [('the plan holds','use 256'), ('one run','not clear'), ("today's has no loss",'not clear'), ('it ends higher','stay at 64'),
+                                      ('perhaps','not clear')])
+def test_a_verification_is_drawn(nm, title):
     v = case_of(nm)
     ax = v.plot()
     line = ax.lines[[o.get_label() for o in ax.lines].index('mean of runs')]
     assert line.get_xdata().tolist()==v.table.bs.tolist()
     assert sum(len(o.get_xdata()) for o in ax.lines if o.get_marker()=='_')==v.losses.size # A dash for each run of each size
-    assert any('chosen' in o.get_label() for o in ax.lines)==v.is_known
+    assert ax.get_title()==f'Final loss by batch size: {title}'
+    assert any('chosen' in o.get_label() for o in ax.lines)==(title!='not clear')
     bottom,top = ax.get_ylim()
     diffs = v.table['diff']
     assert bottom<np.nanmin([0,*diffs])
