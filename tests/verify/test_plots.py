@@ -4,8 +4,8 @@ import matplotlib.pyplot as plt
 import pytest
 from verify.test_result import case_of
 
-@pytest.mark.parametrize('nm,title', [('the plan holds','use 256'), ('one run','not clear'), ("today's has no loss",'not clear'), ('it ends higher','stay at 64'),
-                                      ('perhaps','not clear')])
+@pytest.mark.parametrize('nm,title', [('the plan holds','use 256'), ('it ends higher','stay at 64'), ('perhaps','not clear'), ('one run','not clear'),
+                                      ("today's has no loss",'not clear')])
 def test_a_verification_is_drawn(nm, title):
     v = case_of(nm)
     ax = v.plot()
