@@ -26,7 +26,7 @@ root = Path(__file__).resolve().parent.parent
 guides = [f'guides/{o}' for o in ('choose','prove','accumulation','where_memory_goes','learning_rate','growing','noise_scale','several_gpus','coming_from',
                                   'faq')] # In this order
 # How it works: pages of each folder, in the order of a reader; a page that is not named comes after these
-how = {'accumulate': ('One optimizer step from several micro-batches', 'grad_accum window losses sizes gradients batch_norm oom'),
+how = {'accumulate': ('One optimizer step from several micro-batches', 'grad_accum window losses sizes progress gradients batch_norm oom'),
        'noise': ('The noise scale, measured', 'noise_scale estimator sources norms plots'),
        'finder': ('From the noise scale to a plan',
                   'bs_find formulas cycle alarms timing mock facts options choice trial request plan advice apply plots'),

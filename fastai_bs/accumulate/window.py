@@ -1,4 +1,4 @@
-"""A window as a value: its micro-batches, their weights, the mean, and where the large batch would be
+"""A window as a value: its micro-batches, their weights, their mean and their loss
 
 Docs: https://fastai-bs.github.io/fastai_bs/accumulate/window.html.md"""
 
@@ -6,17 +6,15 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate/window.html.md"""
 
 # %% auto #0
 __all__ = ['reference', 'weight', 'mean_divisor', 'without_nan', 'Weights', 'weighed', 'watch_scale', 'MicroBatch', 'Totals',
-           'loss_sum', 'both_at_hand', 'Window', 'whole_loss', 'sum_over_ranks', 'Position', 'Progress']
+           'loss_sum', 'both_at_hand', 'Window', 'whole_loss', 'sum_over_ranks']
 
 # %% ../../nbs/accumulate/02_window.ipynb #fc0ef749
 import math, torch
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from torch import Tensor
 from ..learner.ranks import over_ranks, rank
 from ..learner.loaders import tensors
-from ..learner.loop import pct_train_by
 from .losses import as_scalar, at_hand, plain, precise
 
 # %% ../../nbs/accumulate/02_window.ipynb #6e357f47
@@ -218,77 +216,3 @@ def sum_over_ranks(
         f"The ranks are out of step: rank {rank()} closes a window at micro-batch {at} and another one elsewhere. A callback cancels batches on some of "
         "the ranks only: cancel them on all, or on none")
     return Totals(*total[:-1])
-
-# %% ../../nbs/accumulate/02_window.ipynb #3f6ce276
-@dataclass
-class Position:
-    "How far the loop of the large batch would be"
-    n_acc:int=1 # Micro-batches in each large batch, except the last of the epoch
-    at:int=0 # Micro-batch of the epoch with which the present large batch begins
-    begin:int=0 # Micro-batch of the epoch from which on `n_acc` holds
-    goal:float=None # Progress at the end of the epoch, if `n_acc` changed within the epoch
-
-    def end(self, n_iter)->int:
-        "Return the micro-batch with which the next large batch begins; a loader may yield more than the `n_iter` that it declares"
-        return min(self.at+self.n_acc, n_iter) if self.at<n_iter else self.at+self.n_acc
-
-    def after(self,
-        pct:float, # Progress at the beginning of the present large batch
-        i:int, # Micro-batch of the epoch that has just ended
-        n_iter:int, # Micro-batches in the epoch, as the loader declares
-        n_epoch:int, # Epochs in the fit
-    )->float: # Progress, from 0 to 1
-        "Go on to the next large batch if the present one has ended, and return the progress at its beginning"
-        while self.end(n_iter)<=i+1:
-            end = self.end(n_iter)
-            # Large batches of different sizes share what is left of the epoch by their micro-batches
-            if self.begin and self.at<n_iter: part = (self.goal-pct)*(end-self.at)/(n_iter-self.at)
-            else: part = 1/math.ceil(n_iter/self.n_acc)/n_epoch
-            self.at = end
-            pct += part
-        return pct
-
-# %% ../../nbs/accumulate/02_window.ipynb #5c1187dc
-class Progress:
-    "Counts what the large batch's own loop would have done in a fit"
-    def __init__(self):
-        self.position = Position()
-        self.n_large = 0 # Large batches that are done
-        self.n_ahead = 0 # Micro-batches that are done, less the large batches
-        self.n_steps = 0 # Optimizer steps that were tried
-
-    def resize(self,
-        learn, # A `Learner` in a fit, at the beginning of a window
-        n_acc:int, # Its micro-batches
-    ):
-        "Go on in large batches of another size within the epoch"
-        self.position = Position(n_acc, learn.iter, learn.iter, (learn.epoch+1)/learn.n_epoch)
-
-    def end_micro(self,
-        learn, # A `Learner` in a fit, after a micro-batch
-        window:Window, # The present window, or the next one if it has closed
-        pct:float, # `learn.pct_train` of the micro-batch
-    )->float: # From 0 to 1
-        "Count the large batch if it ends with this micro-batch, and return the `learn.pct_train` that follows"
-        if window.n_acc==1: # As fastai counts
-            self.n_large += 1
-            return learn.pct_train
-        at = self.position.at
-        if window.begins: pct = self.position.after(pct, learn.iter, learn.n_iter, learn.n_epoch)
-        if self.position.at!=at: self.n_large += 1
-        return pct
-
-    @contextmanager
-    def scope(self,
-        learn, # A `Learner` in a fit, at the beginning of an epoch
-        n_acc:int, # Micro-batches of its first window
-        end_micro, # Calls `self.end_micro`, with the `learn.pct_train` of each micro-batch
-    ):
-        "Count the epoch of the block as the large batch's"
-        self.position = Position(n_acc)
-        learn.train_iter += self.n_ahead
-        try:
-            with pct_train_by(learn, end_micro): yield
-        finally:
-            self.n_ahead = learn.train_iter-self.n_large
-            learn.train_iter = self.n_large

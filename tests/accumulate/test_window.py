@@ -1,12 +1,10 @@
-"A window as a value: weights and the mean, for counts that are numbers and on a device; its loss, and where the large batch would be"
-import math
-
+"A window as a value: weights and the mean, for counts that are numbers and on a device; its loss"
 import numpy as np
 import pytest
 import torch
 from fastai.callback.core import Callback
 from fastai_bs.all import GradAccum
-from fastai_bs.accumulate.window import Position, mean_divisor, reference, weight
+from fastai_bs.accumulate.window import mean_divisor, reference, weight
 from loss_cases import exact
 from test_grad_accum import spied
 
@@ -46,17 +44,3 @@ def test_window_loss_is_that_of_the_large_batch(case, n_acc):
     assert len(w.losses)==len(want)
     torch.testing.assert_close(torch.stack(w.losses), torch.stack(want), rtol=1e-12, atol=0., equal_nan=True)
     assert not w.losses[0].requires_grad
-
-# Where the large batch would be
-
-@pytest.mark.parametrize('n_acc,n_iter', [(1,1),(1,7),(3,7),(3,9),(4,3),(5,50),(7,50)])
-@pytest.mark.parametrize('heard', [lambda i: True, lambda i: i%3!=1], ids=['always','now and then'])
-def test_position_is_that_of_the_large_batchs_loop(n_acc, n_iter, heard):
-    "By the same additions, also where nobody asks for a while: a window is under way"
-    large,step = [2/3],1./(math.ceil(n_iter/n_acc)*3)
-    for _ in range(math.ceil(n_iter/n_acc)): large.append(large[-1]+step)
-    position,pct = Position(n_acc),2/3
-    for i in range(n_iter):
-        if not heard(i): continue
-        pct = position.after(pct, i, n_iter, 3)
-        assert pct==large[-1 if i==n_iter-1 else (i+1)//n_acc]
