@@ -167,7 +167,7 @@ def scope(self:GradAccum):
         begin(recorded_by(learn, self._as_large))
         self.parts = (self.parts or Parts(self)) if splits else None
         if splits: begin(method_by(learn, 'one_batch', self.parts))
-        begin(helped_by(learn, self.sizes.helpers))
+        if self.sizes.helpers: begin(helped_by(learn, self.sizes.helpers))
         yield
 
 @patch
@@ -318,8 +318,7 @@ def after_cancel_batch(self:GradAccum):
     "Drop the window if another callback cancels a micro-batch after its backward pass, and before its step is done"
     if self.micro.skips: return # We have cancelled it ourselves
     if self.micro.done: self.window.micro = MicroBatch() # It was cancelled before our `before_batch`: this is the one before it
-    has_stepped = self.stepped and self.window.begins
-    self.micro.stepped = has_stepped
+    self.micro.stepped = self.stepped and self.window.begins # False if it was cancelled within its step
     if self.micro.backed:
         self.drop_window()
         self.n_dropped += 1

@@ -124,8 +124,9 @@ def _run(self:Parts, batch, autocast):
         if self.n_parts>=self.n_items: raise _single_item_error() from e
         self.too_large = self.n_items
     autocast.close()
-    free_memory(learn)
-    learn.loss,learn.loss_grad = loss,loss.clone() # As after a batch that is cancelled
+    if not accum.window.lost: # Nothing was computed in a batch that is skipped
+        free_memory(learn)
+        learn.loss,learn.loss_grad = loss,loss.clone() # As after a batch that is cancelled
     learn.xb,learn.yb = batch[1]
     accum.lose_window()
     raise CancelBatchException

@@ -13,6 +13,7 @@ from fastai.learner import Learner
 from fastai.optimizer import Adam, OptimWrapper
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
+import fastai_bs.accumulate.oom as oom_module
 from fastai_bs.all import GradAccum, NoiseScale, ScaledLR
 from helpers import distance, flat, loaders, mlp, momentum_sgd, quiet_learner, regression, ScaledLoss, SkipSteps, token_model, tokens
 
@@ -209,6 +210,14 @@ def test_nothing_is_kept_of_the_parts():
     learn.logger = print
     learn.grad_accum.on_window.clear()
     pickle.loads(pickle.dumps(learn.grad_accum))
+
+def test_memory_is_freed_once_for_a_window(monkeypatch):
+    "Not for each batch that is skipped"
+    freed = []
+    monkeypatch.setattr(oom_module, 'free_memory', freed.append)
+    learn = learner([Strike('forward', [0])], n_acc=13)
+    fit(learn)
+    assert freed==[learn]
 
 def test_no_bit_changes_without_an_error():
     a,b = learner([]),learner([], on_oom='raise')
