@@ -233,8 +233,9 @@ def standardized(x, mean=0.1307, std=0.3081): return ((x[:,None].float()/255)-me
 
 class TensorLoader:
     "Batches of tensors that fit in memory"
-    device = torch.device('cpu')
-    def __init__(self, x, y, bs, shuffle=False): self.x,self.y,self.bs,self.shuffle,self.dataset,self.n = x,y,bs,shuffle,y,len(y)
+    def __init__(self, x, y, bs, shuffle=False):
+        self.x,self.y,self.bs,self.shuffle,self.dataset,self.n = x,y,bs,shuffle,y,len(y)
+        self.device = x.device # Where a `Learner` trains
     def __len__(self): return -(-self.n//self.bs)
     def new(self, bs=None): return TensorLoader(self.x, self.y, bs or self.bs, self.shuffle) # As fastai's loaders have it
     def __iter__(self):

@@ -1,11 +1,12 @@
 """All that no CPU can tell: a GPU in ten minutes, one part after another, each on its own and within its minutes.
 
-    make gpu                # The same as: python benchmarks/gpu.py --full
+    make gpu                # The same as: python benchmarks/gpu.py --full; with DATA=FOLDER plans are trained, too, five minutes more
     make gpu DEVICE=cpu     # Small, on a CPU, in a few minutes, to see that all of it runs: into results/quick, and nothing of it on the page
 
 `--parts` takes some of them. A part that cannot run on this device says so, and the others go on. Rows are of the card that they were measured on: what is
 stored of this card is not run again. With BatchNorm an accumulated batch is not the large one, so models have GroupNorm in its place."""
-import os, time, traceback
+import gzip, os, time, traceback
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8') # Deterministic algorithms ask for it before CUDA starts
@@ -13,7 +14,7 @@ os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8') # Deterministic algo
 import torch # noqa: E402
 from torch import nn # noqa: E402
 from torch.profiler import ProfilerActivity, profile # noqa: E402
-from torchvision.models import resnet50 # noqa: E402
+from torchvision.models import resnet18, resnet50 # noqa: E402
 from fastai.callback.core import Callback # noqa: E402
 from fastai.data.core import DataLoaders # noqa: E402
 from fastai.learner import Learner # noqa: E402
@@ -22,11 +23,13 @@ from fastai.optimizer import SGD # noqa: E402
 from fastai.torch_core import set_seed # noqa: E402
 from fastai_bs.all import GradAccum, NoiseScale, bn_to_gn # noqa: E402
 
-import memory # noqa: E402
-from frame import Bare, Half, TensorLoader, arguments, in_pairs, machine, main, md_table, measured, middle, step_peak # noqa: E402
+import kinds, memory # noqa: E402
+from frame import Bare, Half, Table, TensorLoader, arguments, folder, in_pairs, machine, main, md_table, measured, middle, step_peak # noqa: E402
 from overhead import arms # noqa: E402
+from pays import loss_of # noqa: E402
 
-minutes = 1.25 # Of a part of eight: it ends with the row that it is at
+minutes = 1.25 # Of a part: it ends with the row that it is at
+plan_minutes = 5 # Of the trainings as planned
 
 class Unfit(Exception): "This device cannot run it"
 
@@ -204,21 +207,111 @@ def several(quick):
     large,start = weights_of(0, alone=True),torch.cat([p.detach().flatten().double() for p in ranks.mlp(20, 50, 10).parameters()])
     for r,o in enumerate(ranks.on_ranks(weights_of)): yield dict(what=f'rank {r}', value=((o-large).norm()/(large-start).norm()).item())
 
+# Plans that are trained: as in keeps.py, with this card's own step times and seconds by the clock
+
+class Language(nn.Module):
+    "The next character by six layers of a transformer"
+    def __init__(self, n_chars, width=384, length=256):
+        super().__init__()
+        self.emb,self.at = nn.Embedding(n_chars, width),nn.Parameter(torch.randn(length, width)/50)
+        layer = nn.TransformerEncoderLayer(width, 6, 4*width, dropout=0.2, batch_first=True, norm_first=True)
+        self.body,self.norm,self.out = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False),nn.LayerNorm(width),nn.Linear(width, n_chars)
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], device=x.device)
+        return self.out(self.norm(self.body(self.emb(x)+self.at, mask=mask, is_causal=True))).flatten(0, 1)
+
+def language(data, name, n): return kinds.sequences(gzip.open(folder(data, name)/'input.txt.gz').read(), n, 256, Language)
+
+def small_resnet():
+    "For pictures of 32 pixels"
+    model = resnet18(num_classes=10)
+    model.conv1,model.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False),nn.Identity()
+    return model
+
+def pictures(data, name, n):
+    train,valid,_,loss = kinds.cifar(data, name, n)
+    return train,valid,small_resnet,loss
+
+@dataclass
+class OnCard(kinds.Kind):
+    half:bool = True # In float16?
+
+planned = {'ResNet-18, CIFAR-10': OnCard(pictures, 'cifar10_jpg', 20_000, 3e-3, 64),
+           'transformer, Shakespeare': OnCard(language, 'tinyshakespeare', 3300, 1e-3, 16, (6,)),
+           **{nm: replace(kinds.tasks[nm], epochs=(n,)) for nm,n in dict(digits=16, cifar=4, rossmann=4, ratings=1, adult=4, gru=16, awd=16, cifar_sgd=4,
+                                                                         table_sgd=4).items()}}
+no_data = 'digits', # Comes with scikit-learn
+
+def loaded(name, data):
+    "The task, its data on the device"
+    task = planned[name]
+    if not hasattr(task, 'train'):
+        task.load(data)
+        task.train,task.valid = ([x.to(memory.device) for x in o] for o in (task.train,task.valid))
+    return task
+
+def best_rate(table, name, task, epochs):
+    "As it was found for keeps.py, or for this page in the same way"
+    rates = Table('keeps')
+    return kinds.best_rate(rates if rates.has(part='rate', task=name, epochs=epochs) else table, name, task, epochs)
+
+def of_plan(task, seed):
+    learn = kinds.learner(task, task.bs, seed)
+    return learn.to_fp16() if on_gpu() and getattr(task, 'half', False) else learn
+
+def clocked(f):
+    "What comes of it, and seconds by the clock, the device's included"
+    begin = time.perf_counter()
+    res = f()
+    if on_gpu(): torch.cuda.synchronize()
+    return res,time.perf_counter()-begin
+
+def trained(task, learn, n_epoch, lr):
+    "Losses at the end and seconds of the whole fit"
+    with learn.no_logging(): secs = clocked(lambda: learn.fit_one_cycle(n_epoch, lr))[1]
+    return dict(train=loss_of(task, learn.model, [o[:10_000] for o in task.train]), valid=loss_of(task, learn.model, task.valid), secs=secs)
+
+def train_plan(table, name, task, seed):
+    "A row: the plan for the task's longest training, and losses and seconds of today's and of the one as planned"
+    epochs = task.epochs[-1]
+    key = dict(part='plan', task=name, epochs=epochs, seed=seed)
+    if table.has(**key, machine=machine()): return
+    lr = best_rate(table, name, task, epochs)
+    learn = of_plan(task, seed)
+    with learn.no_bar(), learn.no_logging(): plan,find = clocked(lambda: learn.bs_find(lr, n_epoch=epochs, show_plot=False))
+    now = trained(task, of_plan(task, seed), epochs, lr)
+    then = trained(task, plan.apply(of_plan(task, seed)), plan.n_epoch, plan.lr) if plan.bs!=task.bs else now
+    table.add(**key, lr=lr, bs_now=task.bs, bs=plan.bs, n_epoch=plan.n_epoch, factor=plan.choice.option.lr_factor, reason=plan.choice.reason,
+              steps=plan.facts.today.steps, predicted=plan.duration[0]/plan.duration[1], find=find, **{f'{nm}_now': v for nm,v in now.items()}, **then,
+              cuda=torch.version.cuda)
+
+def train_plans(args, table):
+    "Two seeds of each task"
+    begin = time.perf_counter()
+    for seed in (0,) if args.quick else (0,1):
+        for name in no_data if args.quick or args.data is None else planned:
+            train_plan(table, name, loaded(name, args.data), seed)
+            if not args.quick and time.perf_counter()-begin>60*plan_minutes: raise Unfit(f"its {plan_minutes:g} minutes are over")
+    if args.data is None: raise Unfit("all but one task take --data")
+
 parts = dict(accumulation=accumulation, observers=observers, waits=waits, cost=cost, steps=steps, allocator=allocator, compiled=compiled, several=several)
 
-def run(args, t):
+def run(args, t, t_plans):
     if args.device=='cpu' and torch.cuda.is_available(): raise SystemExit("there is a GPU: hide it, CUDA_VISIBLE_DEVICES= python benchmarks/gpu.py ...")
     if args.device=='cpu' and args.full: raise SystemExit("a CPU's figures are no card's: run it with --quick")
     if args.device=='cuda' and not torch.cuda.is_available(): raise SystemExit("torch sees no GPU here: --quick --device cpu shows that all of it runs")
-    if args.quick: t.path.unlink(missing_ok=True)
+    if args.quick:
+        for o in (t,t_plans): o.path.unlink(missing_ok=True)
     failed = []
     for nm in args.parts:
         if t.has(part=nm, machine=machine()): continue
         begin = time.perf_counter()
         try:
-            for row in parts[nm](args.quick):
-                t.add(part=nm, low=row.pop('low', float('nan')), high=row.pop('high', float('nan')), **row, cuda=torch.version.cuda)
-                if not args.quick and time.perf_counter()-begin>60*minutes: raise Unfit(f"its {minutes:g} minutes are over")
+            if nm=='plans': train_plans(args, t_plans)
+            else:
+                for row in parts[nm](args.quick):
+                    t.add(part=nm, low=row.pop('low', float('nan')), high=row.pop('high', float('nan')), **row, cuda=torch.version.cuda)
+                    if not args.quick and time.perf_counter()-begin>60*minutes: raise Unfit(f"its {minutes:g} minutes are over")
         except Unfit as e: print(f'{nm}: not run, or not to its end: {e}')
         except Exception:
             traceback.print_exc()
@@ -228,7 +321,30 @@ def run(args, t):
 
 def value_of(o): return f'{o.value:.4g}'+f' ({o.low:.4g} to {o.high:.4g})'*(o.low==o.low)
 
-def page(df):
+def pct(x): return f'{x:+.1%}'
+
+def plan_section(df):
+    "What was planned and trained, a row for each"
+    went = df.assign(changed=df.bs!=df.bs_now, d_train=(df.train/df.train_now-1).where(df.train_now>0.01), d_valid=df.valid/df.valid_now-1,
+                     time=df.secs/df.secs_now, cost=df.find/df.secs_now)
+    new = went[went.changed]
+    def _span(o, f): return f"{f(o.median())}, {f(o.min())} to {f(o.max())}"
+    def _planned(r): return [f'{r.n_epoch:.3g}',f'{r.factor:.2g}',pct(r.d_train),pct(r.d_valid),f'{r.time:.2f}',f'{r.predicted:.2f}'] if r.changed else ['']*6
+    def _size(r): return f'{r.bs_now} to {r.bs}' if r.changed else f'{r.bs} ({r.reason})'
+    lines = [[r.machine,r.task,r.epochs,r.seed,f'{r.lr:.2g}',f'{r.secs_now:.1f}',f'{r.find:.1f}',_size(r),*_planned(r)] for r in went.itertuples()]
+    said = [f"* {len(went)} plans, {(~went.changed).sum()} of which stay. `bs_find` takes {_span(went.cost, lambda o: f'{o:.2f}')} of today's training."]
+    if len(new):
+        said += [f"* Those that change something: training loss {_span(new.d_train, pct)}; validation loss {_span(new.d_valid, pct)}.",
+                 f"* Their whole fit takes {_span(new.time, lambda o: f'{o:.2f}')} of today's seconds; predicted {_span(new.predicted, lambda o: f'{o:.2f}')}. "
+                 f"With `bs_find` the first one takes {_span(new.time+new.cost, lambda o: f'{o:.2f}')}."]
+    heads = ['card','task','epochs','seed','rate',"today's training, s",'`bs_find`, s','batch','epochs of the plan','factor on the rate','training loss',
+             'validation loss','time','predicted']
+    how = """Today's training at its best rate and the one as planned, from the same new weights, both in seconds by the clock; the plan is made here, with this
+card's own step times. The first two tasks are in float16 and have helped to find no rule; the others are those of [keeps.py](keeps.md). Losses are
+over today's; no ratio where today's is below 0.01."""
+    return '\n\n'.join(["## plans",' '.join(how.split()),'\n'.join(said),md_table(heads, lines)])
+
+def page(df, plans):
     cards = df.machine.dropna().unique()
     head = f"""# On a GPU
 
@@ -236,11 +352,12 @@ What no CPU can tell, measured by `make gpu` in ten minutes. Cards that it has s
 """
     def _section(nm, o): return f"## {nm}\n\n{' '.join(parts[nm].__doc__.split())}.\n\n{md_table(['card','what','value'], o)}\n"
     rows = {nm: [(o.machine,o.what,value_of(o)) for o in df[df.part==nm].itertuples()] for nm in parts} if len(df) else {}
-    return '\n'.join([head, *(_section(nm, o) for nm,o in rows.items() if o)])
+    trained = plans[plans.part=='plan'] if len(plans) else plans
+    return '\n'.join([head, *([plan_section(trained)+'\n'] if len(trained) else []), *(_section(nm, o) for nm,o in rows.items() if o)])
 
 def parser():
-    p = arguments(__doc__, parts)
+    p = arguments(__doc__, [*parts,'plans'])
     p.add_argument('--device', default='cuda', choices=['cuda','cpu'], help="'cpu': with --quick alone")
     return p
 
-if __name__=='__main__': main(__doc__, ['gpu'], run, page, parser=parser())
+if __name__=='__main__': main(__doc__, ['gpu','gpu_plans'], run, page, parser=parser())

@@ -202,7 +202,7 @@ class StopsAtNaN(Callback):
 
 def learner(task, bs, seed):
     set_seed(seed)
-    dls = DataLoaders(EpochLoader(task.train, bs), EpochLoader(task.valid, 1000), device='cpu')
+    dls = DataLoaders(EpochLoader(task.train, bs), EpochLoader(task.valid, 1000), device=task.train[0].device)
     learn = Learner(dls, task.model(), loss_func=task.loss, opt_func=task.opt_func, cbs=StopsAtNaN())
     learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, ProgressCallback)])
     return learn

@@ -241,7 +241,7 @@ class EpochLoader:
     def __len__(self): return -(-self.n//self.bs)
     def new(self, bs=None): return EpochLoader(self.items, bs or self.bs)
     def __iter__(self):
-        for idx in torch.randperm(self.n).split(self.bs): yield tuple(o[idx] for o in self.items)
+        for idx in torch.randperm(self.n).to(self.items[0].device).split(self.bs): yield tuple(o[idx] for o in self.items)
 
 def best_lr(name, epochs):
     "The rate that is best at `base_bs`"

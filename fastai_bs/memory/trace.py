@@ -148,9 +148,12 @@ def _precision(learn):
 def training_device(
     learn:Learner, # Before, in or after a fit
 )->torch.device:
-    "Return the device that `learn` trains on: fastai moves a model there as its first fit begins"
+    "Return the device that `learn` trains on, a GPU with its index: fastai moves a model there as its first fit begins"
     device = getattr(learn.dls, 'device', default_device())
-    return next(learn.model.parameters()).device if device is None else torch.device(device)
+    if device is None: return next(learn.model.parameters()).device
+    device = torch.device(device)
+    # `DataLoaders(..., device='cuda')` names none, and not all that is asked of a GPU takes that
+    return torch.device('cuda', torch.cuda.current_device()) if device==torch.device('cuda') else device
 
 class TracedStep:
     "Count what a training step of a learner would hold with any number of items, without the memory for it"

@@ -797,3 +797,11 @@ def test_bs_find_times_no_size_that_does_not_fit(most, where, res, short):
     device = plan.facts.device
     assert (max(m for m,*_ in device.times),device.too_large,device.max_bs)==res
 
+
+@pytest.mark.parametrize('device', ['cuda',torch.device('cuda'),torch.device('cuda', 1)])
+def test_a_gpu_without_an_index_is_the_current_one(device, monkeypatch):
+    "`DataLoaders(..., device='cuda')`: what is asked of its allocator takes no other"
+    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 3)
+    learn = limited(1000)
+    learn.dls.device = device
+    assert training_device(learn)==torch.device('cuda', 1 if device==torch.device('cuda', 1) else 3)

@@ -58,7 +58,7 @@ def mean_of(micros):
 def moments_of(micros, scale=1.):
     "`(tr_sigma, g_sq)` of a window, as the appendix of McCandlish et al. 2018 has them for parts of unequal size"
     n,m = np.array([o.elems for o in micros]),len(micros)
-    gs = torch.stack([o.flat for o in micros]).numpy()/scale
+    gs = torch.stack([o.flat for o in micros]).cpu().numpy()/scale
     mean = n@gs/n.sum()
     tr_sigma = ((n*(gs**2).sum(1)).sum() - n.sum()*(mean@mean))/(m-1)
     return tr_sigma,mean@mean-tr_sigma/n.sum()
@@ -164,7 +164,7 @@ class OutOfMemory(Callback):
 
 # What a training leaves
 
-def weights(learn): return torch.cat([p.detach().float().flatten() for p in learn.model.parameters()])
+def weights(learn): return torch.cat([p.detach().float().cpu().flatten() for p in learn.model.parameters()])
 
 def _files(): return sorted(re.sub(r'\d+', '0', str(p)) for p in Path('.').rglob('*') if p.is_file())
 
