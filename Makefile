@@ -36,7 +36,7 @@ gpu: $(VENV)/.installed-dev ## Measure all that no CPU can tell, in ten minutes,
 ifeq ($(DEVICE),cpu)
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gpu.py --quick --device cpu
 else
-	$(BIN)/python benchmarks/gpu.py --full
+	$(BIN)/python benchmarks/gpu.py --full $(if $(DATA),--data $(DATA))
 endif
 
 lint: $(VENV)/.installed-dev ## Check the code with ruff

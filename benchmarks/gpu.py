@@ -5,9 +5,10 @@
 
 `--parts` takes some of them. A part that cannot run on this device says so, and the others go on. Rows are of the card that they were measured on: what is
 stored of this card is not run again. With BatchNorm an accumulated batch is not the large one, so models have GroupNorm in its place."""
-import gzip, os, time, traceback
+import ast, gzip, os, subprocess, sys, time, traceback
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 
 os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8') # Deterministic algorithms ask for it before CUDA starts
 
@@ -78,9 +79,11 @@ def wall(learn):
     if on_gpu(): torch.cuda.synchronize()
     return time.perf_counter()-begin
 
-def beyond(task, **kwargs):
-    "How far training in micro-batches ends from training in the large batch, as a share of the way that this went"
-    start,large,accum = flat(learner(task)),fit(learner(task, factor=4, **kwargs)),fit(learner(task, [GradAccum(4)], **kwargs))
+def beyond(task, tf32=False, **kwargs):
+    "How far training in micro-batches ends from training in the large batch, as a share of the way that this went; `tf32`: convolutions as torch has them"
+    was,torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32,tf32
+    try: start,large,accum = flat(learner(task)),fit(learner(task, factor=4, **kwargs)),fit(learner(task, [GradAccum(4)], **kwargs))
+    finally: torch.backends.cudnn.allow_tf32 = was
     return ((flat(accum)-flat(large)).norm()/(flat(large)-start).norm()).item()
 
 # Parts: each yields rows
@@ -95,6 +98,7 @@ def accumulation(quick):
     "Accumulated beside the large batch: the difference after two steps, over the way that these went"
     for task in tasks():
         for precision in ('fp32','bf16','fp16')[:3 if on_gpu() else 2]: yield dict(what=f'{task}, {precision}', value=beyond(task, precision=precision))
+        if on_gpu(): yield dict(what=f'{task}, fp32, convolutions in TF32 as torch has them', value=beyond(task, tf32=True))
     for task in tasks():
         for nm,cbs,factor in (('accumulated',[GradAccum(4)],1),('large batch',[],4)):
             learn = fit(learner(task, [*cbs,Skipped()], n=32, factor=factor, precision='fp16', init_scale=2.**20))
@@ -207,6 +211,15 @@ def several(quick):
     large,start = weights_of(0, alone=True),torch.cat([p.detach().flatten().double() for p in ranks.mlp(20, 50, 10).parameters()])
     for r,o in enumerate(ranks.on_ranks(weights_of)): yield dict(what=f'rank {r}', value=((o-large).norm()/(large-start).norm()).item())
 
+def matrix(quick):
+    "Learners of all kinds, our tools and their companions, each two of them together, as in docs/matrix.md: how many of these small trainings work here"
+    script = Path(__file__).parents[1]/'tests/support/matrix.py'
+    words = [sys.executable,str(script),'-n',str(min(6, os.cpu_count())),*(['--only','a step of its own'] if quick else [])]
+    lines = subprocess.run(words, env={**os.environ, 'DEVICE': memory.device.type}, capture_output=True, text=True).stdout.splitlines()
+    for nm,n in ast.literal_eval(lines[-1].partition('minutes: ')[2]).items(): yield dict(what=nm, value=n)
+    for o in lines:
+        if ' fails ' in o: yield dict(what='this fails: '+o.partition(' fails ')[2].strip().replace(' | ', ', '), value=1)
+
 # Plans that are trained: as in keeps.py, with this card's own step times and seconds by the clock
 
 class Language(nn.Module):
@@ -294,7 +307,8 @@ def train_plans(args, table):
             if not args.quick and time.perf_counter()-begin>60*plan_minutes: raise Unfit(f"its {plan_minutes:g} minutes are over")
     if args.data is None: raise Unfit("all but one task take --data")
 
-parts = dict(accumulation=accumulation, observers=observers, waits=waits, cost=cost, steps=steps, allocator=allocator, compiled=compiled, several=several)
+parts = dict(accumulation=accumulation, observers=observers, matrix=matrix, waits=waits, cost=cost, steps=steps, allocator=allocator, compiled=compiled,
+             several=several)
 
 def run(args, t, t_plans):
     if args.device=='cpu' and torch.cuda.is_available(): raise SystemExit("there is a GPU: hide it, CUDA_VISIBLE_DEVICES= python benchmarks/gpu.py ...")
@@ -321,7 +335,7 @@ def run(args, t, t_plans):
 
 def value_of(o): return f'{o.value:.4g}'+f' ({o.low:.4g} to {o.high:.4g})'*(o.low==o.low)
 
-def pct(x): return f'{x:+.1%}'
+def pct(x): return f'{x:+.1%}' if x==x else ''
 
 def plan_section(df):
     "What was planned and trained, a row for each"
@@ -330,7 +344,7 @@ def plan_section(df):
     new = went[went.changed]
     def _span(o, f): return f"{f(o.median())}, {f(o.min())} to {f(o.max())}"
     def _planned(r): return [f'{r.n_epoch:.3g}',f'{r.factor:.2g}',pct(r.d_train),pct(r.d_valid),f'{r.time:.2f}',f'{r.predicted:.2f}'] if r.changed else ['']*6
-    def _size(r): return f'{r.bs_now} to {r.bs}' if r.changed else f'{r.bs} ({r.reason})'
+    def _size(r): return f'{r.bs_now:.0f} to {r.bs:.0f}' if r.changed else f'{r.bs:.0f} ({r.reason})'
     lines = [[r.machine,r.task,r.epochs,r.seed,f'{r.lr:.2g}',f'{r.secs_now:.1f}',f'{r.find:.1f}',_size(r),*_planned(r)] for r in went.itertuples()]
     said = [f"* {len(went)} plans, {(~went.changed).sum()} of which stay. `bs_find` takes {_span(went.cost, lambda o: f'{o:.2f}')} of today's training."]
     if len(new):
@@ -344,13 +358,20 @@ card's own step times. The first two tasks are in float16 and have helped to fin
 over today's; no ratio where today's is below 0.01."""
     return '\n\n'.join(["## plans",' '.join(how.split()),'\n'.join(said),md_table(heads, lines)])
 
+def sentence(text): return ' '.join(text.split())+'.'*(text[-1] not in '.?')
+
+def missing(df):
+    "Say which parts no card has run"
+    left = [nm for nm in parts if not len(df) or not (df.part==nm).any()]
+    return f" Not run on any card yet: {', '.join(left)}." if left else ''
+
 def page(df, plans):
     cards = df.machine.dropna().unique()
     head = f"""# On a GPU
 
-What no CPU can tell, measured by `make gpu` in ten minutes. Cards that it has seen: {', '.join(cards) or 'none yet'}. {measured(df, 'cuda')}
+What no CPU can tell, measured by `make gpu`. Cards that it has seen: {', '.join(cards) or 'none yet'}. {measured(df, 'cuda')}{missing(df)}
 """
-    def _section(nm, o): return f"## {nm}\n\n{' '.join(parts[nm].__doc__.split())}.\n\n{md_table(['card','what','value'], o)}\n"
+    def _section(nm, o): return f"## {nm}\n\n{sentence(parts[nm].__doc__)}\n\n{md_table(['card','what','value'], o)}\n"
     rows = {nm: [(o.machine,o.what,value_of(o)) for o in df[df.part==nm].itertuples()] for nm in parts} if len(df) else {}
     trained = plans[plans.part=='plan'] if len(plans) else plans
     return '\n'.join([head, *([plan_section(trained)+'\n'] if len(trained) else []), *(_section(nm, o) for nm,o in rows.items() if o)])

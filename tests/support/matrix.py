@@ -1,6 +1,6 @@
 """Which learner, with which of our tools, beside which companion: each two of them together in a cell that is tried out, and checked by a number
 
-`python tests/support/matrix.py` tries all cells and writes docs/matrix.md."""
+`python tests/support/matrix.py` tries all cells and writes docs/matrix.md; with `DEVICE=cuda` it tries them on a GPU, and the page stays."""
 import argparse
 import contextlib
 import io
@@ -34,7 +34,7 @@ from fastai.torch_core import find_bs, set_seed
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR
 from fastai_bs.finder.timing import StepTimer
 from helpers import as_it_was, changes, pairwise, picture, process
-from zoo import Learners, companions, does_not_apply, lr, models, n_targets
+from zoo import Learners, companions, device, does_not_apply, lr, models, n_targets
 
 page = Path(__file__).resolve().parents[2]/'docs'/'matrix.md'
 
@@ -511,6 +511,9 @@ def sample(
 
 def timed(cell):
     torch.set_num_threads(1)
+    if device.type=='cuda': # To the bit is asked for
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.deterministic,torch.backends.cudnn.benchmark = True,False
     matplotlib.use('Agg')
     StepTimer.patience,StepTimer.most = 0.2,2 # What steps take does not matter here
     begin = time.perf_counter()
@@ -599,7 +602,7 @@ def main(argv=None):
             done.append(o)
             print(f"{i+1:4}/{len(todo)} {o['seconds']:6.1f} s  {o['state']:8} {o['model']} | {o['entry']} | {o['companion']}" +
                   (f"\n{o['words']}" if o['state']!='works' else ''), flush=True)
-    if not args.only: page.write_text(text(sorted(done, key=lambda o: cells_in_order.index((o['model'],o['entry'],o['companion'])))))
+    if not args.only and device.type=='cpu': page.write_text(text(sorted(done, key=lambda o: cells_in_order.index((o['model'],o['entry'],o['companion'])))))
     n = Counter(o['state'] for o in done)
     print(f"{len(done)} cells in {(time.perf_counter()-begin)/60:.1f} minutes: {dict(n)}")
     return 1 if n['fails'] else 0

@@ -1,4 +1,5 @@
 "Learners of every kind, tiny, and what trainings bring along: the rows and columns of the matrix"
+import os
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -41,6 +42,7 @@ try: from fastai.callback.tensorboard import TensorBoardCallback
 except ImportError: TensorBoardCallback = None
 
 lr,n_valid = 0.05,8
+device = torch.device(os.environ.get('DEVICE', 'cpu')) # By the environment, so that all processes of the matrix have one
 sgd = partial(SGD, mom=0.9)
 
 # Items and loaders
@@ -54,7 +56,7 @@ def _images(n, size=8):
 
 def _loaders(items, bs, n, **kwargs):
     train,valid = (DataLoader(o, bs=bs, num_workers=0, shuffle=s, **kwargs) for o,s in ((items[:n],True),(items[n:],False)))
-    return DataLoaders(train, valid, device='cpu')
+    return DataLoaders(train, valid, device=device)
 
 def image_loaders(n, bs): return _loaders(list(zip(*_images(n+n_valid))), bs, n)
 
@@ -76,13 +78,13 @@ def tabular(n, bs):
     df = pd.DataFrame(dict(a=rng.integers(0, 3, n_all), b=rng.integers(0, 4, n_all), u=rng.normal(size=n_all), v=rng.normal(size=n_all)))
     df['y'] = ((df.u+df.a)>1).map({False: 'no', True: 'yes'})
     dls = TabularDataLoaders.from_df(df, procs=[Categorify,Normalize], cat_names=['a','b'], cont_names=['u','v'], y_names='y', valid_idx=list(range(n, n_all)),
-                                     bs=bs, val_bs=4, drop_last=False, num_workers=0, device='cpu')
+                                     bs=bs, val_bs=4, drop_last=False, num_workers=0, device=device)
     return tabular_learner(dls, layers=[6], config=tabular_config(use_bn=False, bn_cont=False), loss_func=CrossEntropyLossFlat(), opt_func=sgd)
 
 def collab(n, bs):
     rng,n_all = np.random.default_rng(0),n+n_valid
     df = pd.DataFrame(dict(user=rng.integers(0, 4, n_all), item=rng.integers(0, 5, n_all), rating=rng.uniform(1, 5, n_all)))
-    dls = CollabDataLoaders.from_df(df, valid_pct=n_valid/n_all, seed=0, bs=bs, drop_last=False, num_workers=0, device='cpu')
+    dls = CollabDataLoaders.from_df(df, valid_pct=n_valid/n_all, seed=0, bs=bs, drop_last=False, num_workers=0, device=device)
     return collab_learner(dls, n_factors=3, y_range=(0,5.5), opt_func=sgd)
 
 _vocab = [f't{i}' for i in range(12)]
@@ -91,7 +93,7 @@ _small = dict(emb_sz=6, n_hid=7, n_layers=2)
 def language_model(n, bs):
     text = torch.randint(2, 12, (4*n+1,), generator=_gen())
     train = LMDataLoader([(text,)], bs=bs, seq_len=3, num_workers=0)
-    dls = DataLoaders(train, LMDataLoader([(text[:30],)], bs=2, seq_len=3, num_workers=0), device='cpu')
+    dls = DataLoaders(train, LMDataLoader([(text[:30],)], bs=2, seq_len=3, num_workers=0), device=device)
     dls.vocab = _vocab
     return language_model_learner(dls, AWD_LSTM, config={**awd_lstm_lm_config, **_small}, pretrained=False, opt_func=sgd)
 
@@ -385,6 +387,7 @@ class Learners:
     def make(self, n=None, bs=4):
         set_seed(0)
         learn = self.kind.make(n or self.with_.items, bs)
+        learn.model.to(device) # As a fit does, but before there is anything to compare with
         learn.logger = _no_log
         learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, ProgressCallback)])
         if self.with_.change: self.with_.change(learn)
