@@ -7,7 +7,8 @@ from .schedule.scaled_lr import ScaledLR
 from .schedule.batch_schedule import BatchSchedule
 from .memory.group_norm import bn_to_gn
 from .memory.report import MemoryReport # And `Learner.memory_report`
-from .memory import max_bs  # noqa: F401 The import adds `Learner.max_bs_find` and `Learner.accum_to`
+from .memory import max_bs  # noqa: F401 The import adds `Learner.max_bs_find`
+from .memory import accum_to  # noqa: F401 The import adds `Learner.accum_to`
 from .noise.noise_scale import NoiseScale
 from .noise.plots import plot_noise_scale
 from .schedule import batch_schedule  # noqa: F401 The import adds `Recorder.plot_batch_size`

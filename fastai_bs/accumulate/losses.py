@@ -20,7 +20,8 @@ from fastai.callback.mixup import MixHandler
 from fastai.losses import BaseLoss, FocalLoss, LabelSmoothingCrossEntropy
 from fastai.torch_core import find_bs, to_detach
 from ..utils.checks import is_number, shown
-from ..learner.snapshot import out_of_memory, pass_unchanged
+from ..utils.memory_errors import out_of_memory
+from ..learner.snapshot import pass_unchanged
 from ..learner.loaders import rows_of, tensors
 
 # %% ../../nbs/accumulate/01_losses.ipynb #cb7d7efa

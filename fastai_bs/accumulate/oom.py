@@ -18,7 +18,8 @@ from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs, to_concat, to_detach
 from ..utils.text import counted
 from ..learner.ranks import trainers, trains_together
-from ..learner.snapshot import autocast_point, free_memory, out_of_memory
+from ..utils.memory_errors import free_memory, out_of_memory
+from ..learner.snapshot import autocast_point
 from ..learner.loaders import rows_of, slices
 from ..learner.optimizer import Hypers
 from ..learner.loop import ScopedCallback, do_one_batch, fastais_one_batch, overridden_step, set_batch, to_device

@@ -17,7 +17,7 @@ from fastai.torch_core import find_bs
 from fastprogress.fastprogress import progress_bar
 from ..utils.text import counted
 from ..learner.ranks import any_rank, ddp_model, from_ranks, over_ranks, trains_together
-from ..learner.snapshot import free_memory, out_of_memory
+from ..utils.memory_errors import free_memory, out_of_memory
 from ..learner.loaders import with_micro_bs
 from ..learner.loop import validate_on_ranks
 from ..accumulate.grad_accum import GradAccum

@@ -6,10 +6,10 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/snapshot.html.md"""
 
 # %% auto #0
 __all__ = ['Undo', 'interrupts_wait', 'one_interrupt', 'accelerator', 'autocast_devices', 'same_rng', 'unchanged',
-           'pass_unchanged', 'loss_unchanged', 'out_of_memory', 'free_memory', 'autocast_point', 'restart_point']
+           'pass_unchanged', 'loss_unchanged', 'autocast_point', 'restart_point']
 
 # %% ../../nbs/learner/02_snapshot.ipynb #ad20bda8
-import gc, random, re, signal, sys, threading, torch
+import random, signal, sys, threading, torch
 from collections import deque
 from contextlib import _GeneratorContextManager, contextmanager
 from operator import is_not
@@ -295,53 +295,6 @@ def loss_unchanged(
         yield
 
 # %% ../../nbs/learner/02_snapshot.ipynb #7e5ee1db
-_of_memory = [ # Patterns in errors, with their type, where memory has run out
-    'MemoryError', # Python's, NumPy's, and torch.OutOfMemoryError
-    'out of (shared )?memory', # torch on CUDA, ROCm, XPU and MPS; the CUDA driver, also by way of NCCL; workers of a loader
-    "[Cc]an(no|')t allocate memory", # 'DefaultCPUAllocator: ...', c10/core/impl/alloc_cpu.cpp of torch; the system, when a process starts
-    'DefaultCPUAllocator: not enough memory', # The same on Windows
-    'std::bad_alloc', # C++
-    'OUT_OF_(HOST|DEVICE)_MEMORY', # OpenCL and Level Zero, below torch on XPU
-]
-_maybe_of_memory = [ # In errors that have other causes too
-    '(BLAS|CUDNN|SPARSE|SOLVER)_STATUS_ALLOC_FAILED', # cublas_api.h and its like, hipBLAS; cudnn_graph.h up to cuDNN 8
-    'BLAS_STATUS_NOT_INITIALIZED', # No room for the handle: https://github.com/EleutherAI/lm-evaluation-harness/issues/1689
-    'resource allocation failed', # cuBLAS in older versions of torch
-    'CUDNN_STATUS_INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED', # From cuDNN 9 on
-    'CUDNN_STATUS_NOT_SUPPORTED', # `should_reduce_batch_size` of accelerate has it too; else a layout or type that cuDNN does not know
-    'Unable to find a valid cuDNN algorithm', # No room for the workspace of any: https://github.com/ultralytics/yolov5/issues/4463
-    'unable to find an engine to execute this computation', # The same from cuDNN 8 on
-    'CUFFT_ALLOC_FAILED', # cufft.h
-    'OUT_OF_RESOURCES', # Level Zero and OpenCL: https://github.com/pytorch/pytorch/issues/190972
-    'could not create a primitive', # oneDNN on XPU: https://github.com/AUTOMATIC1111/stable-diffusion-webui/issues/16571
-    'unhandled cuda error', # NCCL, which writes the cause to its log
-    'killed by signal: (Killed|Bus error)', # A worker of a loader
-    'Invalid buffer size: ', # MPSAllocator.mm of torch: more than Metal gives out at once
-    r'INTERNAL ASSERT FAILED at \S*CUDACachingAllocator', # torch, as of `!block->expandable_segment_`, once an allocation has failed
-]
-
-def out_of_memory(
-    e, # An exception
-    surely:bool=False, # Leave out messages that have other causes too?
-)->bool:
-    "Return whether `e`, or a cause of it, says that memory has run out"
-    patterns = '|'.join(_of_memory if surely else _of_memory+_maybe_of_memory)
-    while e is not None:
-        if re.search(patterns, f'{type(e).__name__}: {e}'): return True
-        e = e.__cause__ or e.__context__
-    return False
-
-def free_memory(
-    learn=None, # A `Learner` whose step failed; the exception must be gone
-):
-    "Free the batch and the graph of a step that failed, and the allocator's cache"
-    if learn is not None:
-        learn.xb = learn.yb = (None,)
-        learn.pred = learn.loss = learn.loss_grad = None # The loss holds the graph
-    gc.collect()
-    acc = accelerator()
-    if hasattr(acc, 'empty_cache'): acc.empty_cache()
-
 def autocast_point()->Undo: # Close it once; if it is never closed, nothing happens
     "Return an `Undo` that puts autocast back as it is now"
     stack = Undo()

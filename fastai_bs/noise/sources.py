@@ -22,7 +22,8 @@ from fastai.callback.training import GradientAccumulation
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
 from ..utils.text import counted
-from ..learner.snapshot import out_of_memory, pass_unchanged, same_rng
+from ..utils.memory_errors import out_of_memory
+from ..learner.snapshot import pass_unchanged, same_rng
 from ..learner.loaders import refuse_empty, rows_of, slices, tensors
 from ..learner.loop import ScopedCallback, backward, callback_of, change_hidden, overridden_step
 from ..accumulate.losses import ElementCounter, count_items, plain, refuse_loss

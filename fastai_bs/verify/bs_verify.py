@@ -9,21 +9,17 @@ __all__ = ['least_steps']
 
 # %% ../../nbs/verify/06_bs_verify.ipynb #f08efbb7
 import math, time
-from itertools import product
-import pandas as pd
 from fastcore.basics import patch
 from fastai.learner import Learner
 from ..utils.checks import check_whole, is_number, is_several, shown
 from ..utils.text import counted, listed, rate_text, time_text
-from ..learner.ranks import rank, trains_together
-from ..learner.snapshot import free_memory, out_of_memory
-from ..learner.mock import ticks
+from ..learner.ranks import rank
 from ..accumulate.sizes import batch_size
 from ..schedule.scaled_lr import rates
 from ..finder.apply import refuse_other
 from ..finder.plan import BatchPlan
-from .compare import runs_wanted, with_loss
-from .trainings import fit_at, train
+from .compare import runs_wanted
+from .trainings import fit_at, train_each
 from .result import BatchVerification
 import fastai_bs.finder.bs_find # noqa: F401 bs_find
 
@@ -85,36 +81,6 @@ def _say(learn, plan, fits, n_runs):
     takes = f"about {time_text(secs)}" if math.isfinite(secs) else "a while"
     print(f"bs_verify takes {takes}: {counted(n_runs, 'training')} as planned with each batch size of {listed(o.bs for o in fits)}")
 
-def _train_all(learn, fits, n_runs, rows, too_large):
-    "Train each size once for each run, and add to `rows` what came out; leave out sizes that do not fit in memory"
-    with ticks(learn, len(fits)*n_runs) as tick:
-        for run,fit in product(range(1, n_runs+1), fits):
-            if fit.bs in too_large: continue
-            tick(f"run {run} with batches of {counted(fit.bs)}")
-            try: rows.append(train(learn, fit, run))
-            except Exception as e:
-                if not out_of_memory(e) or trains_together(learn): raise
-                too_large.add(fit.bs)
-            if fit.bs in too_large: free_memory() # Not in the `except` block, where the error still holds tensors
-            tick()
-
-def _trainings(learn, fits, n_runs, n_train):
-    "Run all trainings; return a row for each, the sizes without a result with the reason, and whether an interrupt stopped them"
-    rows,too_large,interrupted = [],set(),False
-    try: _train_all(learn, fits, n_runs, rows, too_large)
-    except KeyboardInterrupt:
-        if trains_together(learn) or len({o['bs'] for o in rows})<2: raise
-        interrupted = True
-    if too_large and not rows: raise ValueError(
-        f"Memory runs out in a training with each of the batch sizes {listed(o.bs for o in fits)}: learn.memory_report() says where it goes")
-    df = pd.DataFrame(rows)
-    loss = with_loss(df, n_train).loss if rows else pd.Series(dtype=float)
-    if not loss.notna().any(): raise ValueError(
-        f"No training of the batch sizes {listed(o.bs for o in fits)} ended with a loss that is finite and above 0, so losses cannot be compared: check the "
-        "data and the loss, or lower the learning rate")
-    reasons = {o.bs: 'interrupt' for o in fits if o.bs not in set(df.bs)} | dict.fromkeys(df.bs[loss.isna()], 'loss') | dict.fromkeys(too_large, 'memory')
-    return df,reasons,interrupted
-
 @patch
 def bs_verify(self:Learner,
     plan, # A `BatchPlan` of `bs_find` with `n_epoch`; or a peak learning rate, to make one for (`None`: `learn.lr`), with `n_epoch`
@@ -135,6 +101,6 @@ def bs_verify(self:Learner,
     fits,few = _fits(plan, sizes)
     n_runs = runs_wanted(len(fits), n_runs)
     _say(self, plan, fits, n_runs)
-    df,reasons,interrupted = _trainings(self, fits, n_runs, plan.facts.today.n_train)
+    df,reasons,interrupted = train_each(self, fits, n_runs, plan.facts.today.n_train)
     left_out = sorted((dict.fromkeys(few, 'steps') | reasons).items())
     return BatchVerification(df, plan, tuple(left_out), time.perf_counter()-begin, interrupted)

@@ -20,7 +20,7 @@ from fastai.learner import Learner
 from ..utils.checks import check_whole, is_whole, shown
 from ..utils.text import counted, num, filled
 from ..learner.ranks import from_ranks, trains_together
-from ..learner.snapshot import free_memory, out_of_memory
+from ..utils.memory_errors import free_memory, out_of_memory
 from ..learner.loop import callback_of
 from ..accumulate.losses import ElementCounter, loss_kind, note_checked
 from ..accumulate.sizes import NAccByEpoch

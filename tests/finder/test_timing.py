@@ -23,7 +23,6 @@ from fastai_bs.finder.formulas import best_split, candidates, splits
 from fastai_bs.finder.options import today_as_is
 from fastai_bs.finder.timing import StepTimer, StepTimes, micro_batch_sizes, time_steps
 from fastai_bs.learner.mock import mock_training
-from fastai_bs.learner.snapshot import out_of_memory
 from helpers import changes, loaders, mlp, pairwise, picture, quiet_learner, regression
 
 inf,nan = math.inf,math.nan
@@ -348,14 +347,6 @@ def test_a_size_that_does_not_fit_is_not_timed(where, trained):
     assert sizes(plan)[-1]==8
     assert 4 in sizes(plan)
     assert max(learn.model.seen, default=0)<=16
-
-def test_errors_that_mean_memory():
-    "Also where another error hides them"
-    cpu = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 80000000000 bytes"
-    cause = ValueError('the batch failed')
-    cause.__cause__ = torch.OutOfMemoryError()
-    assert all(map(out_of_memory, (cause,MemoryError(),*map(RuntimeError, ('MPS backend out of memory',cpu,'CUDA error: out of memory')))))
-    assert not out_of_memory(ValueError('memory'))
 
 class Leaky(Greedy):
     "Has no memory left after some batches"

@@ -18,7 +18,8 @@ from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.text.models.core import get_language_model
 from fastai.torch_core import TensorCategory, TensorImage
 
-from fastai_bs.memory.report import _measured_report, limit_bytes
+from fastai_bs.memory.cards import limit_bytes
+from fastai_bs.memory.report import _measured_report
 from fastai_bs.memory.trace import LiveBytes, TracedStep, _kernels_of_card, _rnn_of_cudnn
 from helpers import changes, loaders, mlp, no_bf16_lstm, picture, quiet_learner, regression, root
 from fastai_bs.all import GradAccum # noqa: F401 (adds `memory_report` and `max_bs_find`)

@@ -157,7 +157,7 @@ def test_the_finder_s_page():
 
 def test_the_finder_s_picture_is_the_page_s(): assert (root/'nbs/images/pays.png').read_bytes()==(folder/'pays.png').read_bytes()
 
-@pytest.mark.parametrize('nb', ['memory/01_report','index'])
+@pytest.mark.parametrize('nb', ['memory/02_report','index'])
 def test_what_a_memory_report_sees(nb):
     df = result('memory')
     ratio = df.traced/df.peak

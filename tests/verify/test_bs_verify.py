@@ -17,7 +17,7 @@ from fastai_bs.all import batch_size, ScaledLR, sqrt_scaling
 from fastai_bs.finder.facts import Trial
 from fastai_bs.finder.plan import replanned
 from fastai_bs.utils.text import time_text
-from fastai_bs.verify import bs_verify
+from fastai_bs.verify import trainings
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
 from gloo_ranks import on_ranks
 from test_bs_find import _after_training, _nothing, convnet_learner, learners, plain_training, training
@@ -38,12 +38,12 @@ def reg_learner(n=64, bs=4, valid=None, opt_func=Adam, cbs=None, **kwargs):
 
 def at_training(monkeypatch, number, act):
     "Call `act` before training `number` (`None`: each) that `bs_verify` runs; return the list of the arguments of all that began"
-    real,begun = bs_verify.train,[]
+    real,begun = trainings.train,[]
     def _call(*args):
         begun.append(SimpleNamespace(**inspect.signature(real).bind(*args).arguments))
         if number in (len(begun),None): act(begun[-1])
         return real(*args)
-    monkeypatch.setattr(bs_verify, 'train', _call)
+    monkeypatch.setattr(trainings, 'train', _call)
     return begun
 
 def interrupt(_): raise KeyboardInterrupt
