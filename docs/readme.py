@@ -1,4 +1,4 @@
-"Write README.md from nbs/index.ipynb: `python docs/readme.py`"
+"Write README.md from nbs/index.ipynb, and the rooms in CONTRIBUTING.md from the first cells of the notebooks: `python docs/readme.py`"
 import re
 from pathlib import Path
 from fastcore.nbio import read_nb
@@ -30,4 +30,16 @@ def readme():
     title,*rest = cells
     return '\n\n'.join([title, badges, '<!-- Written by docs/readme.py from nbs/index.ipynb: edit that one -->', *rest]) + '\n'
 
-if __name__=='__main__': (root/'README.md').write_text(readme())
+floors = 'utils','learner','accumulate','noise','memory','schedule','finder','verify'
+
+def rooms():
+    "CONTRIBUTING.md with a line for each module, below its folder: what its notebook says in its first cell"
+    def _line(p): return read_nb(p).cells[0].source.partition('\n> ')[2].strip()
+    def _folder(nm):
+        return '\n'.join([f'**{nm}**\n',*(f'- `{p.stem[3:]}`: {_line(p)}' for p in sorted((root/'nbs'/nm).glob('[0-9]*.ipynb')))])
+    before,begin,rest = (root/'CONTRIBUTING.md').read_text().partition('<!-- Written by docs/readme.py -->\n')
+    return before+begin+'\n'+'\n\n'.join(map(_folder, floors))+'\n\n'+rest[rest.index('<!-- Until here -->'):]
+
+if __name__=='__main__':
+    (root/'README.md').write_text(readme())
+    (root/'CONTRIBUTING.md').write_text(rooms())

@@ -1,4 +1,4 @@
-"""Norms, sums and means of the gradients in `.grad`
+"""Norms, sums and means of the gradients in `.grad`, and the models in which they do not add up
 
 Docs: https://fastai-bs.github.io/fastai_bs/accumulate/gradients.html.md"""
 

@@ -1,4 +1,4 @@
-"""Which batch size reaches a loss first: the number of optimizer steps, times the seconds of one step
+"""Steps, epochs, noise scale and seconds of a training with another batch size: pure formulas, with their sources
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/formulas.html.md"""
 

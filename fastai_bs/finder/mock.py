@@ -1,4 +1,4 @@
-"""Between the steps of the mock cycle: windows that are measured and take no step, and what ends them
+"""Between the steps of the mock training: windows that are measured and take no step, how long that takes, and what ends it
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/mock.html.md"""
 

@@ -1,4 +1,4 @@
-"""The batch size that follows from a measured noise scale and measured step times
+"""`BatchPlan`: what was chosen and what follows from it, as numbers
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/plan.html.md"""
 

@@ -1,4 +1,4 @@
-"""What an optimizer step costs on this device, by micro-batch size
+"""What an optimizer step, the loader and a validation take on this device, by micro-batch size
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/timing.html.md"""
 

@@ -1,4 +1,4 @@
-"""How far a larger batch gets with the same items is tried before a plan advises it
+"""How far a larger batch gets with the same items: short trainings, for a part of the time that it can save
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/trial.html.md"""
 

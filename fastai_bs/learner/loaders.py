@@ -1,4 +1,4 @@
-"""Sizes of loaders, a loader with another batch size, and parts of a batch
+"""Sizes of loaders and of items, a loader with another batch size, and parts of a batch
 
 Docs: https://fastai-bs.github.io/fastai_bs/learner/loaders.html.md"""
 

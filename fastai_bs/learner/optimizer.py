@@ -1,4 +1,4 @@
-"""Hyper-parameters that are set for a while and put back, and what an optimizer does with them
+"""Hyper-parameters that are set for a while and put back, and which kind of optimizer it is
 
 Docs: https://fastai-bs.github.io/fastai_bs/learner/optimizer.html.md"""
 

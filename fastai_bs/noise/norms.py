@@ -1,4 +1,4 @@
-"""Take the squared norms of the gradients of micro-batches, and turn them into a measurement of the window
+"""Hooks take the squared norms of the gradients of micro-batches, which make a measurement of the window
 
 Docs: https://fastai-bs.github.io/fastai_bs/noise/norms.html.md"""
 

@@ -1,4 +1,4 @@
-"""Refuse a wrong argument where it is given, with the rule, the value and what to do
+"""Refuse a wrong argument where it is given, with the rule, the value and what to do; bytes from a text such as '16GB'
 
 Docs: https://fastai-bs.github.io/fastai_bs/utils/checks.html.md"""
 

@@ -1,4 +1,4 @@
-"""Train today's size and others as their plans say, each from the weights that the learner has, and leave it as it was
+"""Train today's size and others as their plans say, run after run, each from the weights that the learner has
 
 Docs: https://fastai-bs.github.io/fastai_bs/verify/trainings.html.md"""
 

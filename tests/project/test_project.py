@@ -30,12 +30,14 @@ def test_one_version():
     assert f'## {fastai_bs.__version__}' in (root/'CHANGELOG.md').read_text()
 
 @needs('docs', 'nbs')
-def test_readme_is_up_to_date():
+def test_what_is_written_from_notebooks_is_up_to_date():
+    "README, and the rooms of the house"
     pytest.importorskip('nbdev', reason='notebooks are read by nbdev, which is for newer versions of fastcore')
     sys.path.insert(0, str(root/'docs'))
-    try: from readme import readme
+    try: from readme import readme, rooms
     finally: sys.path.pop(0)
     assert (root/'README.md').read_text()==readme(), "run `make sync`"
+    assert (root/'CONTRIBUTING.md').read_text()==rooms(), "run `make sync`"
 
 @pytest.mark.slow
 def test_import_changes_nothing_of_fastai():
