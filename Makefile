@@ -8,7 +8,7 @@ OLDEST := .venv-oldest
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 help: ## This list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s%s\n", $$1, $$2}'
 
 demo: $(VENV)/.installed ## Measure the noise scale of a real model, plan its batch size and try it (installs into .venv first)
 	$(BIN)/python -m fastai_bs

@@ -370,6 +370,7 @@ def page(df, plans):
     head = f"""# On a GPU
 
 What no CPU can tell, measured by `make gpu`. Cards that it has seen: {', '.join(cards) or 'none yet'}. {measured(df, 'cuda')}{missing(df)}
+[A day with a GPU](../CONTRIBUTING.md#a-day-with-a-gpu) says how to add yours.
 """
     def _section(nm, o): return f"## {nm}\n\n{sentence(parts[nm].__doc__)}\n\n{md_table(['card','what','value'], o)}\n"
     rows = {nm: [(o.machine,o.what,value_of(o)) for o in df[df.part==nm].itertuples()] for nm in parts} if len(df) else {}

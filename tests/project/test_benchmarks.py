@@ -74,6 +74,12 @@ def test_the_list_of_them():
     rows = dict(re.findall(r'^\| \[`(\w+)\.py`\]\(\1\.py\) \|.*\| \[page\]\((\w+)\.md\) \|$', (folder/'README.md').read_text(), flags=re.M))
     assert rows=={o: o for o in scripts}
 
+def test_a_day_with_a_gpu():
+    "Who has one reads of each part, in its order"
+    text = (root/'CONTRIBUTING.md').read_text().split('## A day with a GPU')[1].split('\n## ')[0]
+    assert re.findall(r'^\| `(\w+)` \|', text, flags=re.M)==[*script('gpu').parser.parse_args([]).parts]
+    for o in script('gpu').names: assert f'`benchmarks/results/{o}.csv`' in text
+
 # The frame
 
 @pytest.fixture

@@ -13,6 +13,7 @@ pytest.importorskip('nbdev', reason='pages are made by nbdev, which is for newer
 spec = importlib.util.spec_from_file_location('pages', root/'docs/pages.py')
 pages = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(pages)
+from address import texts # noqa: E402 Beside pages.py, which has put its folder on the path
 
 notebooks = pages.notebooks()
 mods = pages.modules(notebooks)
@@ -81,6 +82,14 @@ def test_links():
     for p in notebooks:
         for kind,source in cells_of(p):
             for link in re.findall(r'\]\((?!https?:)([\w/.]+\.ipynb)', source) if kind=='markdown' else (): assert (p.parent/link).exists(), (p.name,link)
+
+def test_addresses_of_the_site():
+    "Wherever one is named, in templates of issues too, there is such a page"
+    made = {pages.page_name(p.relative_to(root/'nbs')) for p in notebooks}-{'reference'}
+    made |= {*pages.written,*own,'names','how','gallery','search'}
+    named = {(p.relative_to(root).as_posix(),o) for p,text in texts() for o in re.findall(rf'{re.escape(pages.site)}/([\w/.-]+)\.html', text)}
+    assert [(p,o) for p,o in sorted(named) if o not in made]==[]
+    assert {'.github/ISSUE_TEMPLATE/bug.yml','.github/ISSUE_TEMPLATE/question.yml','README.md'}<={p for p,_ in named}
 
 def test_the_notebook_opens_in_colab_and_its_source_on_github():
     links = re.findall('href="([^"]+)"', pages.page_links('nbs/guides/choose.ipynb', 'guides/choose'))

@@ -3,6 +3,7 @@ import re
 import subprocess
 
 import fastai_bs
+import pandas as pd
 import pytest
 from helpers import cells_of, root
 
@@ -34,6 +35,18 @@ def test_figures_are_those_of_the_benchmark(row):
     line, = [o for o in page.splitlines() if o.startswith('|') and row in o]
     assert [o for o in of(nm, pattern) if not re.search(rf'(?<![\d.+-]){re.escape(o)}(?![\d.]*\d)', line)]==[]
     assert f'/benchmarks/{nm}.md' in line
+
+def test_figures_of_a_gpu():
+    "The small trainings by how they went, and the time of all plans, of one card"
+    res,plans = (pd.read_csv(root/f'benchmarks/results/{o}.csv') for o in ('gpu','gpu_plans'))
+    n = res[res.part=='matrix'].set_index('what').value.astype(int)
+    went,new = sum(n[o] for o in ('works','refused','fails')),plans[plans.bs!=plans.bs_now].query("part=='plan'")
+    time = new.secs/new.secs_now
+    card, = {*res.machine,*plans.machine}
+    line, = [o for o in page.splitlines() if '/benchmarks/gpu.md' in o]
+    assert {'H100'}<={*re.findall(r'\w+', card)}
+    for o in (f"{n['works']} of {went} small trainings work, {n['refused']} are refused and {n['fails']} fails",
+              f"{len(new)} plans took {time.min():.2f} to {time.max():.2f} of today's time"): assert o in line
 
 def test_exact_accumulation():
     "The worst of the seeds"
@@ -71,19 +84,6 @@ def test_a_guide_installs_in_colab_alone(path):
     for o in lines[2:]: assert subprocess.run(['sh','-c',o[2:].replace('/content', '/not/there')], capture_output=True).stdout==b''
     uses = any('../benchmarks' in o for kind,o in cells_of(path) if kind=='code')
     assert uses==('/benchmarks' in source)
-
-def test_conda_requires_what_pip_does():
-    text = (root/'conda/meta.yaml').read_text()
-    run = re.search(r'\n  run:\n((?:    - .*\n)+)', text)[1]
-    conda = [o.strip('- ').replace(' ', '') for o in run.splitlines()]
-    names = {'pytorch': 'torch', 'matplotlib-base': 'matplotlib'}
-    def _pip(o): return re.sub(r'^[\w-]+', lambda m: names.get(m[0], m[0]), o)
-    assert [*map(_pip, conda)]==[f"python{project['requires-python']}",*project['dependencies']]
-    host = re.search(r'\n  host:\n((?:    - .*\n)+)', text)[1]
-    assert 'setuptools >=77' in host
-    assert 'setuptools>=77' in (root/'pyproject.toml').read_text()
-    assert f'version = "{fastai_bs.__version__}"' in text
-    assert f"summary: {project['description']}" in text
 
 def test_citation():
     text = (root/'CITATION.cff').read_text()
