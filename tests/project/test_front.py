@@ -25,6 +25,7 @@ def of(nm, pattern):
 losses = r'training loss median (\S+), above \+5% in (\d+ of \d+), .*; validation loss median (\S+), above \+5% in (\d+ of \d+),'
 figures = {'how does the planned training end': ('keeps', rf'On this processor: {losses}.*\n.*fit takes (\S+) of'),
            "as flat as a GPU's": ('keeps', rf"flat up to 4 times today's batch: {losses}.* predicted (\S+) of"),
+           'And text?': ('keeps', rf'With SGD: {losses}.*\n\* Text: {losses}'),
            'what does asking cost': ('keeps', r'`bs_find` takes (\S+) of today.*\n.*\n\* The first training .* lasts (\S+) \(median of (\d+)\) of today.*'
                                               r'each of ten, with one call for all, (\S+)\.')}
 
