@@ -11,23 +11,23 @@ __all__ = ['plot_plan']
 import math
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import LogFormatter, LogLocator
-from ..utils.text import num, with_interval
-from ..utils.plots import legend_below, new_axes
+from ..utils.text import num, percent, with_interval
+from ..utils.plots import legend_below, log_axis, new_axes, size_axis
 from ..noise.estimator import along
 from ..noise.plots import plot_noise_scale
 from .cycle import cool_stretch
-from .options import option_of
+from .options import at_todays_size, option_of
+from .choice import time_allowed
 
 # %% ../../nbs/finder/11_plots.ipynb #39efcddd
-def _plot_reading(plan, x, what, bottom, top, ax):
+def _plot_reading(plan, x, bottom, top, ax):
     "Draw the plan's noise scale and its interval over `x`, cut off below `bottom` and above `top`"
     noise_scale,(low,high) = plan.noise_scale,plan.ci
     has_estimate = math.isfinite(noise_scale)
     if not has_estimate: amount = f'at least {num(low)}'
     elif 0<low>=noise_scale: amount = f'{num(low)} to {num(high)}' # There is no estimate but the lower end
     else: amount = with_interval(noise_scale, plan.ci)
-    label = f"{what}: {amount} at {plan.facts.measured.level:.0%}"
+    label = f"plan: {amount} at {plan.facts.measured.level:.0%}"
     if has_estimate: ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=label)
     ax.fill_between(x, max(low, bottom/2), min(high, 2*top), color='C1', alpha=0.2, lw=0, label=None if has_estimate else label)
 
@@ -37,9 +37,9 @@ def _plot_stretch(plan, ax=None):
     if known>0:
         bottom,top = ax.get_ylim()
         top = max(top, 2*known, 2*high if math.isfinite(high) else 0)
-        _plot_reading(plan, plan.df.n_items.cumsum().iloc[-plan.facts.measured.n_windows:].iloc[[0,-1]], 'the plan', bottom, top, ax)
+        _plot_reading(plan, plan.df.n_items.cumsum().iloc[-plan.facts.measured.n_windows:].iloc[[0,-1]], bottom, top, ax)
         ax.set_ylim(min(bottom, known/2), top)
-    ax.legend(**legend_below)
+    legend_below(ax)
     return ax
 
 # %% ../../nbs/finder/11_plots.ipynb #b5315d49
@@ -59,11 +59,11 @@ def _plot_groups(groups, top, ax):
     bars = known[(known.low>0) | np.isfinite(known.high)] # The other intervals say nothing
     bottom = ax.get_ylim()[0]
     ax.vlines(bars['at'], bars.low.clip(lower=bottom/2), bars.high.clip(upper=2*top), color='C0', lw=1)
-    ax.plot(known['at'], known.noise_scale, 'o', color='C0', ms=5, label='noise scale, a few windows each', zorder=3)
+    ax.plot(known['at'], known.noise_scale, 'o', color='C0', ms=5, label='a few windows each', zorder=3)
     open_ = groups[np.isinf(groups.noise_scale) & (groups.low>0)]
     if len(open_):
         ax.vlines(open_['at'], open_.low, 2*top, color='C0', lw=1)
-        ax.plot(open_['at'], open_.low, '^', color='C0', ms=6, mfc='w', label='at least')
+        ax.plot(open_['at'], open_.low, '^', color='C0', ms=6, mfc='none', label='at least')
 
 def _plot_rate(df, ax):
     "Draw the rate over its peak at the foot of the panel, on an axis of its own"
@@ -72,7 +72,7 @@ def _plot_rate(df, ax):
     right.set(yscale='log', ylim=(1e-3,1e9)) # The rate takes a quarter of the height
     right.set_yticks([1e-3,1e-2,1e-1,1], ['','0.01','','1'], fontsize='small')
     right.set_yticks([], minor=True)
-    ax.fill_between([], [], color='C2', alpha=0.3, lw=0, label='rate over its peak (right)')
+    ax.fill_between([], [], color='C2', alpha=0.3, lw=0, label='rate / peak (right)')
     ax.set_zorder(right.get_zorder()+1)
     ax.patch.set_visible(False)
 
@@ -81,7 +81,7 @@ def _label_parts(df, ax):
     begin,end = cool_stretch
     parts = 0.,0.5,begin,(begin+end)/2,end,1.
     ax.set_xticks(np.interp(parts, [*df.pct,1.], np.arange(1, len(df)+2)), [*(f'{o:.0%}' for o in parts[:-1]),''], fontsize='small')
-    ax.set_xlabel('part of the mock training that is done')
+    ax.set_xlabel('part of the mock training')
 
 def _plot_cycle(plan, ax=None):
     "Draw the noise scale along a mock cycle, the plan's on the cool stretch, and the learning rate below"
@@ -91,51 +91,69 @@ def _plot_cycle(plan, ax=None):
     seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], plan.facts.measured_noise, *plan.ci, bs) if 0<o<math.inf]
     bottom,top = min(seen)/2,max(seen)*2
     bottom /= (top/bottom)**(1/3) # Room for the rate
-    ax.set(yscale='log', ylim=(bottom,top), ylabel='gradient noise scale (items)', title='Gradient noise scale')
+    log_axis(ax)
+    ax.set(ylim=(bottom,top), ylabel='items (log)', title='Gradient noise scale')
     _plot_groups(groups, top, ax)
     stretch = np.flatnonzero((df.pct>=cool_stretch[0]) & (df.pct<=cool_stretch[1]))
-    if len(stretch) and plan.facts.measured_noise>0: _plot_reading(plan, (stretch[0]+0.5,stretch[-1]+1.5), 'whole training', bottom, top, ax)
-    ax.axhline(bs, color='grey', ls='--', label=f"today's batch size, {bs}")
-    ax.yaxis.set_major_formatter(LogFormatter())
-    ax.yaxis.set_minor_formatter(LogFormatter())
+    if len(stretch) and plan.facts.measured_noise>0: _plot_reading(plan, (stretch[0]+0.5,stretch[-1]+1.5), bottom, top, ax)
+    ax.axhline(bs, color='grey', ls='--', label=f"today's, {bs}")
     _plot_rate(df, ax)
     _label_parts(df, ax)
-    ax.legend(**legend_below)
+    legend_below(ax)
     return ax
 
 # %% ../../nbs/finder/11_plots.ipynb #d8e3fa93
-def _fit_ratios(plan, noise):
-    "Return the time of the whole fit with each option, over that of today's batch size, if this were the noise scale"
-    sizes = [o.bs for o in plan.options]
-    times = np.array([option_of(plan.facts, noise, bs).fit_time for bs in sizes])
-    return times/times[sizes.index(plan.facts.today.bs)]
+_why_not = dict(
+    faster='{other} is at most a tenth faster', chosen='as you chose', costly='trying {skipped} costs too much',
+    error="gains are within the timing's error of {error}", untimed="today's step could not be timed",
+    pairs='no plan: the loss compares items', few_steps='no plan: too few steps', short='no plan: too few windows',
+    too_high='no plan: the loss rose', not_learned='no plan: the loss did not fall', unknown='no plan: noise scale not known')
+
+def _note(plan):
+    "Write why the plan is not for the size with the shortest fit; '' where it is"
+    o,d,now = plan.choice.option,plan.facts.device,at_todays_size(plan.facts, plan.options)
+    other = min(plan.options, key=lambda o: o.fit_time)
+    if plan.facts.can_plan and other.fit_time>=o.fit_time: return ''
+    is_split = plan.verdict=='split' and plan.choice.reason=='faster' # As no other size is worth it
+    limit = num(100*time_allowed(other, now, d.least_gain)/plan.duration.today)
+    text = _why_not.get(is_split or plan.choice.reason, 'a plan takes {other} only at {limit}% or less')
+    return text.format(other=other.bs, skipped=plan.facts.trial.skipped, error=percent(d.least_gain), limit=limit)
+
+def _title(plan):
+    "Write what is planned"
+    bs,now = plan.bs,plan.facts.today.bs
+    if bs!=now: return f"Use {bs} (today {now})"
+    return f"Stay at {bs}, as {plan.n_acc} x {plan.micro_bs}" if plan.verdict=='split' else f"Stay at {bs}"
+
+def _ratios(plan):
+    "Make a row for each size: time and its interval, and examples, over those of today's training as it is"
+    table,ci,today = plan.table.set_index('bs'),plan.ci,plan.duration.today
+    def _at(noise): return [option_of(plan.facts, noise, bs).fit_time/today for bs in table.index]
+    known = math.isfinite(plan.facts.noise) and all(map(math.isfinite, ci)) and not plan.facts.trial.is_known # A short training has no interval
+    ends = [_at(o) for o in ci] if known else np.full((2,len(table)), math.nan)
+    return pd.DataFrame(dict(time=[o.fit_time/today for o in plan.options], low=np.min(ends, 0), high=np.max(ends, 0),
+                             examples=table.examples/table.examples[plan.facts.today.bs]), index=table.index)
 
 def _plot_time(plan, ax=None):
     "Draw the time of the whole fit, and the examples to a given loss, against batch size, over those of today's"
-    table,bs_now,bs = plan.table,plan.facts.today.bs,plan.bs
-    is_known = math.isfinite(plan.facts.noise)
-    title = 'Predicted here' if is_known else 'At best'
+    df,bs_now,bs,balanced = _ratios(plan),plan.facts.today.bs,plan.bs,plan.facts.balanced_bs
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
-    if plan.facts.balanced_bs: ax.axvline(plan.facts.balanced_bs, color='grey', ls=':', label=f'balanced, {plan.facts.balanced_bs}')
-    if plan.facts.device.timed:
-        times = _fit_ratios(plan, plan.facts.noise)
-        ax.plot(table.bs, times, 'o-', color='C0', label='time of the whole fit' if is_known else 'time of as many epochs as today')
-        if all(map(math.isfinite, plan.ci)) and not plan.facts.trial.is_known: # A short training has no interval
-            ends = [_fit_ratios(plan, o) for o in plan.ci]
-            ax.fill_between(table.bs, np.minimum(*ends), np.maximum(*ends), color='C0', alpha=0.2, lw=0)
-        ax.plot(bs, times[table.bs==bs].item(), '*', color='C1', ms=16, zorder=3, label=f'planned, {bs}')
-        title += f": stay at {bs}" if bs==bs_now else f": use {bs} (today {bs_now})"
-    if np.isfinite(table.examples).all():
-        ax.plot(table.bs, table.examples/table.examples[table.bs==bs_now].item(), 's-', color='C2', ms=4, label='examples')
-    ax.set(xscale='log', yscale='log', xlabel='batch size (items)', ylabel="as a multiple of today's", title=title)
-    ax.set_xticks(table.bs, table.bs, rotation=45)
-    ax.set_xticks([], minor=True)
-    bottom,top = ax.get_ylim()
-    ax.yaxis.set_major_locator(LogLocator(subs=(1,2,5) if top>4*bottom else range(1,10)))
-    ax.yaxis.set_major_formatter('{x:g}')
-    ax.yaxis.set_minor_formatter('')
-    ax.legend(**legend_below)
+    if balanced and df.index[0]<=balanced<=df.index[-1]: ax.axvline(balanced, color='grey', ls=':', label=f'balanced, {balanced}')
+    is_known = math.isfinite(plan.facts.noise)
+    if df.time.notna().all(): ax.plot(df.time, 'o-', color='C0', label='time of the whole fit' if is_known else 'time of as many epochs')
+    if df.low.notna().all(): ax.fill_between(df.index, df.low, df.high, color='C0', alpha=0.2, lw=0, label='its interval')
+    if np.isfinite(df.examples).all(): ax.plot(df.examples, 's-', color='C2', ms=4, label='examples')
+    for y in df.loc[bs].dropna()[:1]: ax.plot(bs, y, '*', color='C1', ms=16, zorder=3, label=f'planned, {bs}')
+    seen = [1,*df.values[np.isfinite(df)]]
+    room = max(1.1, (max(seen)/min(seen))**0.1)
+    log_axis(ax, lambda y: f'{num(100*y)}%')
+    size_axis(ax, 'x', df.index, [bs_now,bs])
+    ax.set(ylim=(min(seen)/room,max(seen)*room), xlabel='batch size (items)', ylabel="of today's (log)")
+    note = _note(plan)
+    ax.set_title(_title(plan), pad=18 if note else None)
+    ax.annotate(note, (0.5,1), (0,5), 'axes fraction', 'offset points', ha='center', fontsize='small')
+    legend_below(ax)
     return ax
 
 def plot_plan(

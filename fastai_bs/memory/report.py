@@ -280,9 +280,9 @@ class MemoryReport(pd.DataFrame):
         ax.barh(df.index, grows, left=stays, color='C0', label=f'for {self.bs} items')
         for i,n in enumerate(df.bytes): ax.text(n/one, i, ' '+bytes_text(n), va='center')
         ax.invert_yaxis()
-        ax.set_xlim(0, 1.25*max(stays+grows))
-        ax.set(xlabel=f'{unit} (total {bytes_text(total)})', title=f'A training step, micro-batches of {self.bs} items')
-        ax.legend(**legend_below)
+        ax.set_xlim(0, 1.5*max(stays+grows)) # Room for the texts, on small axes too
+        ax.set(xlabel=f'{unit} (total {bytes_text(total)})', title=f'A training step of {self.bs} items')
+        legend_below(ax)
         return ax
 
 # %% ../../nbs/memory/02_report.ipynb #4912aea0

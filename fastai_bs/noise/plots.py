@@ -10,10 +10,9 @@ __all__ = ['plot_noise_scale']
 # %% ../../nbs/noise/04_plots.ipynb #56221a74
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import LogFormatter
 from fastcore.basics import patch
 from fastai.learner import Recorder
-from ..utils.plots import legend_below, new_axes
+from ..utils.plots import legend_below, log_axis, new_axes
 
 # %% ../../nbs/noise/04_plots.ipynb #dd5528c1
 def _limits(df, bs):
@@ -33,7 +32,8 @@ def _plot_moments(df, x, ax):
         mean = df[f'mean_{nm}']
         right.plot(x[mean>0], mean[mean>0], color=color, lw=1, alpha=0.7, marker=_marker(x[mean>0]))
         ax.plot([], [], color=color, lw=1, alpha=0.7, label=f'{what}: {nm} (right)')
-    right.set(yscale='log', ylabel='squared gradient')
+    right.set_ylabel('gradient² (log)')
+    log_axis(right)
     ax.set_zorder(right.get_zorder()+1)
     ax.patch.set_visible(False)
 
@@ -56,16 +56,15 @@ def plot_noise_scale( # noqa: F811
     ax = new_axes(ax, figsize=(7,4.4))
     x = df.n_items.cumsum()
     ok = np.isfinite(df.noise_scale) & (df.noise_scale>0)
-    ax.plot(x[ok], df.noise_scale[ok], marker=_marker(x[ok]), label='noise scale, moving mean (lags)')
+    ax.plot(x[ok], df.noise_scale[ok], marker=_marker(x[ok]), label='moving mean (lags)')
     limits = _limits(df, bs)
     if limits:
         bottom,top = limits
         ax.fill_between(x, df.low.clip(lower=bottom/2), df.high.clip(upper=top*2), alpha=0.2, lw=0, label='its interval')
         ax.set_ylim(bottom, top)
-    if bs: ax.axhline(bs, color='grey', ls='--', label=f"today's batch size, {bs}")
-    ax.set(yscale='log', xlabel='items measured', ylabel='gradient noise scale (items)', title='Gradient noise scale')
-    ax.yaxis.set_major_formatter(LogFormatter()) # 40, not 4 x 10¹
-    ax.yaxis.set_minor_formatter(LogFormatter())
+    if bs: ax.axhline(bs, color='grey', ls='--', label=f"today's, {bs}")
+    ax.set(xlabel='items measured', ylabel='items (log)', title='Gradient noise scale')
+    log_axis(ax)
     _plot_moments(df, x, ax)
-    ax.legend(**legend_below)
+    legend_below(ax)
     return ax

@@ -13,12 +13,11 @@ from collections import namedtuple
 from contextlib import contextmanager
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import LogFormatter
 from fastcore.basics import patch
 from fastai.learner import Recorder
 from ..utils.checks import check_by_epoch, check_whole, is_number, is_whole, shown
 from ..utils.text import brief_html, counted
-from ..utils.plots import new_axes, ForPlots
+from ..utils.plots import new_axes, size_axis, ForPlots
 from ..learner.ranks import n_processes
 from ..learner.loaders import micro_batch_size, n_items, refuse_empty, trained_by, with_micro_bs
 from ..learner.loop import callback_of, rate_finder
@@ -256,7 +255,6 @@ def plot_batch_size( # noqa: F811
     "Draw the batch size over the epochs; returns the axes"
     ax = new_axes(ax, figsize=(7,3.3))
     ax.step([*df.epoch,n_epoch], [*df.bs,df.bs.iloc[-1]], where='post', label='batch size')
-    ax.set(yscale='log', xlabel='epochs', ylabel='batch size (items)', title='What an optimizer step averages over')
-    ax.yaxis.set_major_formatter(LogFormatter()) # 40, not 4 x 10¹
-    ax.yaxis.set_minor_formatter(LogFormatter())
+    ax.set(xlabel='epochs', ylabel='batch size (items)', title='What a step averages over')
+    size_axis(ax, 'y', df.bs)
     return ax

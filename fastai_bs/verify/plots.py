@@ -9,7 +9,7 @@ __all__ = ['plot_sizes']
 
 # %% ../../nbs/verify/03_plots.ipynb #9855a6a2
 import numpy as np
-from ..utils.plots import legend_below, new_axes
+from ..utils.plots import legend_below, new_axes, size_axis
 
 # %% ../../nbs/verify/03_plots.ipynb #3355f467
 def plot_sizes(
@@ -23,7 +23,7 @@ def plot_sizes(
     ax=None, # Axes to draw on; by default new ones
 ):
     "Plot the loss of each size relative to today's; return the axes"
-    title = 'Final loss by batch size: ' + ('not clear' if bs is None else f'stay at {bs}' if bs==bs_now else f'use {bs}')
+    title = 'Final loss: ' + ('not clear' if bs is None else f'stay at {bs}' if bs==bs_now else f'use {bs}')
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     if planned!=bs_now: ax.axvline(planned, color='grey', ls=':', label=f'planned, {planned}')
@@ -36,11 +36,8 @@ def plot_sizes(
     low,high = max(low-(high-low), min([low,*table.low.dropna()])),min(high+(high-low), max([high,*table.high.dropna()]))
     margin = 0.1*(high-low)
     ax.axhspan(low-margin, within, color='grey', alpha=0.15, lw=0, label=f"up to {100*within:g}% above")
-    ticks = sorted({bs_now,planned,*table.bs})
-    ax.set(xscale='log', ylim=(low-margin,high+margin), xlabel='batch size (items)', ylabel="loss above today's", title=title)
-    ax.set_xticks(ticks, ticks)
-    ax.set_xticks([], minor=True)
-    ax.margins(x=0.2)
+    ax.set(ylim=(low-margin,high+margin), xlabel='batch size (items)', ylabel="loss above today's", title=title)
+    size_axis(ax, 'x', [bs_now,planned,*table.bs], [bs_now,bs or planned])
     ax.yaxis.set_major_formatter(lambda y, _: f'{100*y:.3g}%')
-    ax.legend(**legend_below)
+    legend_below(ax)
     return ax

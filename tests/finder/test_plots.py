@@ -1,46 +1,127 @@
-"`BatchPlan.plot`: what the panels show"
+"`BatchPlan.plot`: what the panels show, and where"
 import math
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.text import Text
 from fastai_bs.finder.facts import Trial
+from fastai_bs.finder.plots import _plot_time
+from pictures import misplaced, narrow, tick_texts
 from plans import plan_of, secs, window_rows
 
 inf,nan = math.inf,math.nan
+bare = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, at_peak=None, at_end=None, df=None) # Nothing was measured
+flat = secs(16, 32, 64, 128, 256, c=1e-6)
+by_hand = ((16,0.02,0.001),(32,0.021,0.001),(64,0.022,0.001),(128,0.05,0.001))
+
+# Name: the plan's facts, its title, and what stands below the title
+cases = dict(
+    faster=(dict(), 'Use 128 (today 64)', '256 is at most a tenth faster'),
+    fastest=(dict(times=secs(16, 32, 64, 128, 256, 512, 1024, c=1e-6)), 'Use 1024 (today 64)', ''),
+    trial=(dict(**bare, trial=Trial(256, 300., 240)), 'Use 128 (today 64)', '256 is at most a tenth faster'),
+    no_further=(dict(**bare, trial=Trial(128, 3000., 240, failed=256), times=flat), 'Use 128 (today 64)', ''),
+    never=(dict(**bare), 'Stay at 64', 'a plan takes 512 only at 75.1% or less'),
+    one=(dict(**bare, times=secs(64), n_train=100, n_epoch=500), 'Stay at 64', ''),
+    two=(dict(**bare, times=secs(64, 128), n_train=300, n_epoch=100), 'Stay at 64', 'a plan takes 128 only at 90.9% or less'),
+    many=(dict(bs=16, **bare, trial=Trial(65536, 3e4, 240), times=secs(*(2**i for i in range(13)), c=1e-6), n_train=10**6), 'Use 4096 (today 16)',
+          '32768 is at most a tenth faster'),
+    large=(dict(bs=512, noise_scale=2e5, ci=(1.5e5,3e5), times=secs(64, 128, 256, 512, 1024, c=1e-6), n_train=10**7), 'Use 1024 (today 512)',
+           '4096 is at most a tenth faster'),
+    odd=(dict(bs=90, times=secs(45, 90, 128, 180, 256)), 'Use 180 (today 90)', ''),
+    given=(dict(**bare, given=True, times=flat, trial=Trial(128, 300., 240)), 'Use 128 (today 64)', ''),
+    costly=(dict(**bare, times=flat, trial=Trial(skipped=128, saving=3., cost=4.)), 'Stay at 64', 'trying 128 costs too much'),
+    slower=(dict(noise_scale=30., ci=(20.,40.), times=secs(64, 128, 256)), 'Stay at 64', ''),
+    gain=(dict(adam=False, times=secs(16, 32, 64, 128, 256, c=3e-4)), 'Stay at 64', 'a plan takes 128 only at 90.9% or less'),
+    error=(dict(spread=0.4), 'Stay at 64', "gains are within the timing's error of 40%"),
+    split=(dict(micro_bs=16, times=by_hand, noise_scale=100., ci=(80.,130.)), 'Stay at 64, as 1 x 64', ''),
+    chosen=(dict(chosen=16), 'Use 16 (today 64)', 'as you chose'),
+    open=(dict(noise_scale=inf, ci=(60.,inf)), 'Stay at 64', ''),
+    fixed=(dict(cool=None, at_peak=None, at_end=None), 'Use 128 (today 64)', '256 is at most a tenth faster'),
+    untimed=(dict(times=()), 'Use 512 (today 64)', "today's step could not be timed"),
+    nothing=(dict(**bare, times=()), 'Stay at 64', "today's step could not be timed"),
+    short=(dict(n_windows=5), 'Stay at 64', 'no plan: too few windows'),
+    no_window=(dict(df=window_rows(0)), 'Use 128 (today 64)', '256 is at most a tenth faster'))
+
+def plan_for(nm):
+    kwargs = dict(cases[nm][0])
+    chosen = kwargs.pop('chosen', None)
+    plan = plan_of(**kwargs)
+    return plan.at(chosen) if chosen else plan
+
+def star_of(ax): return next((o for o in ax.lines if o.get_marker()=='*'), None)
 
 @pytest.fixture(autouse=True)
 def closed():
     yield
     plt.close('all')
 
-@pytest.mark.filterwarnings('error')
-@pytest.mark.parametrize('kwargs', [dict(times=()), dict(noise_scale=inf, ci=(60.,inf)), dict(cool=None, at_peak=None, at_end=None),
-    dict(df=window_rows(0))], ids=lambda o: ','.join(o))
-def test_plots_are_drawn_without_a_warning(kwargs, tmp_path):
-    axs = plan_of(**kwargs).plot()
-    axs[0].figure.savefig(tmp_path/'plan.png')
-    assert len(axs)==2
-    assert not math.isnan(axs[0].get_ylim()[1])
-
-def test_the_right_panel_has_the_whole_fit_over_today_s():
-    "A point for each option, a star at the planned one, and the examples to a given loss"
-    plan = plan_of(bs=25, noise_scale=100., ci=(80.,130.), adam=False, times=secs(25, 50, 100, 200))
-    _,right = plan.plot()
-    curve,examples = (next(o for o in right.lines if o.get_label()==label) for label in ('time of the whole fit','examples'))
-    star, = [o for o in right.lines if o.get_label().startswith('planned')]
-    now = plan.options[0].fit_time
+@pytest.mark.parametrize('nm', cases)
+def test_the_right_panel_says_what_the_plan_says(nm):
+    "The title has its size, the star stands at its time, and where another size is lower a line says why"
+    plan = plan_for(nm)
+    ax = np.ravel(plan.plot())[-1]
+    (_,title,note),o,today = cases[nm],plan.choice.option,plan.duration.today
+    assert (ax.get_title(),''.join(t.get_text() for t in ax.texts))==(title,note)
+    assert plan.advice.startswith(title.partition(' (')[0].partition(',')[0])
+    if not plan.facts.device.timed: return
+    assert (star_of(ax).get_xdata()[0],star_of(ax).get_ydata()[0])==(plan.bs,pytest.approx(o.fit_time/today))
+    curve = next(o for o in ax.lines if o.get_label().startswith('time'))
     assert curve.get_xdata().tolist()==[o.bs for o in plan.options]
-    assert curve.get_ydata().tolist()==pytest.approx([o.fit_time/now for o in plan.options])
-    assert examples.get_ydata().tolist()==pytest.approx([(1+bs/100)/1.25 for bs in plan.table.bs])
-    assert (star.get_xdata()[0],star.get_ydata()[0])==(plan.bs,pytest.approx(plan.choice.option.fit_time/now))
+    assert curve.get_ydata().tolist()==pytest.approx([o.fit_time/today for o in plan.options])
+    assert note or star_of(ax).get_ydata()[0]==min(curve.get_ydata())
+
+def test_a_batch_that_is_split_anew_is_drawn_over_today_s_training():
+    "As the text has it, not over itself"
+    plan = plan_for('split')
+    star = star_of(plan.plot()[-1])
+    assert f'about {100*star.get_ydata()[0]:.0f}% of the time' in plan.advice
 
 @pytest.mark.filterwarnings('error')
-@pytest.mark.parametrize('kwargs,title,label', [(dict(),'At best: stay at 64','time of as many epochs as today'),
-    (dict(trial=Trial(256, 300., 240)),'Predicted here: use 128 (today 64)','time of the whole fit')])
-def test_without_a_mock_training_there_is_the_time_alone(kwargs, title, label):
-    "On axes of one's own too"
-    plan = plan_of(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, at_peak=None, at_end=None, df=None, **kwargs)
-    ax = plan.plot()
-    assert ax.get_title()==title
-    assert label in [o.get_label() for o in ax.lines]
-    assert plan.plot(ax) is ax
+@pytest.mark.parametrize('nm', cases)
+def test_nothing_runs_out_of_the_frame_or_into_another(nm):
+    "In the default figure and in a small one of the user's, each panel alone"
+    plan = plan_for(nm)
+    for ax in (plan.plot(), _plot_time(plan, narrow()), plan.plot(narrow())): assert misplaced(np.ravel(ax)[0].figure)==[]
+
+def test_a_dark_style_is_that_of_the_whole_picture():
+    "Texts have its colour, and no line or marker is black or white"
+    df = window_rows().assign(g_sq=np.linspace(-0.02, 0.02, 30), tr_sigma=3.)
+    for kwargs in (dict(df=df), dict(df=df, cool=None, at_peak=None, at_end=None), bare):
+        with plt.style.context('dark_background'):
+            figure = np.ravel(plan_of(**kwargs).plot())[0].figure
+            figure.canvas.draw()
+            assert {to_hex(o.get_color()) for ax in figure.axes for o in ax.findobj(Text)}=={'#ffffff'}
+        for o in (o for ax in figure.axes for o in ax.lines): assert not {to_hex(o.get_color()),o.get_markerfacecolor()} & {'#ffffff','#000000','w','k'}
+
+@pytest.mark.parametrize('nm', cases)
+def test_ticks_are_at_sizes_and_at_round_numbers(nm):
+    plan = plan_for(nm)
+    for ax in (np.ravel(plan.plot())[-1],_plot_time(plan, narrow())):
+        ax.figure.canvas.draw()
+        sizes,times = tick_texts(ax.xaxis),tick_texts(ax.yaxis)
+        assert all(t.get_text()==str(int(x)) for t,x in sizes.items())
+        assert {*sizes.values()}<={o.bs for o in plan.options}
+        assert {*ax.get_xticks(minor=True)}>={o.bs for o in plan.options}-{*sizes.values()}
+        assert plan.facts.today.bs in sizes.values()
+        assert all(float(t.get_text()[:-1])==pytest.approx(100*y) and t.get_text()[-1]=='%' for t,y in times.items())
+        assert 2<=len(times)<=9
+        assert ax.get_xscale()==ax.get_yscale()=='log'
+        assert '(log)' in ax.get_ylabel()
+        top = max([0,*(max(o.get_ydata()) for o in ax.lines if o.get_label().startswith(('time','examples')))])
+        assert top<2.5 or max(times.values())>1
+
+def test_the_curve_of_examples_and_the_interval_follow_from_the_noise_scale():
+    plan = plan_of(bs=25, noise_scale=100., ci=(80.,130.), adam=False, times=secs(25, 50, 100, 200))
+    right = plan.plot()[-1]
+    examples = next(o for o in right.lines if o.get_label()=='examples')
+    assert examples.get_ydata().tolist()==pytest.approx([(1+bs/100)/1.25 for bs in plan.table.bs])
+    assert len(right.collections)==1
+    assert not _plot_time(plan_for('short')).collections # No plan, no interval
+
+def test_axes_of_one_s_own_are_drawn_on():
+    mine = plt.subplots(1, 2)[1]
+    assert plan_for('faster').plot(mine) is mine
+    assert plan_for('never').plot(mine) is mine[-1]
+    assert plan_for('never').plot(mine[0]) is mine[0]

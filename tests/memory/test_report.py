@@ -5,7 +5,6 @@ import pickle
 import weakref
 from functools import partial
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -28,6 +27,7 @@ from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.utils.checks import n_bytes
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
+from pictures import misplaced, narrow
 from test_trace import classifier, learners
 
 nan,f32 = math.nan,torch.float32
@@ -316,9 +316,11 @@ def test_a_report_is_shown_with_units():
 def test_a_report_is_drawn():
     "On axes that are given, or new ones; grey and blue make the row"
     report = report_of(130.)
-    _,ax = plt.subplots()
+    ax = narrow()
     assert report.plot_memory(ax) is ax
     assert report.plot_memory() is not ax
+    assert misplaced(ax.figure)==[]
+    assert all(t.get_window_extent().x1<ax.bbox.x1 for t in ax.texts)
     assert ax.get_xlabel()=='KB (total 1.74 KB)'
     assert [o.get_text() for o in ax.get_yticklabels()]==['parameters','gradients','optimizer state','buffers','activations']
     stays,grows = ([p.get_width()*1000 for p in c] for c in ax.containers)

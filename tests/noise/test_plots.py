@@ -1,12 +1,12 @@
 "What is drawn of the noise scale: of its measurements, and by `Recorder` of a fit"
 import numpy as np
-import matplotlib.pyplot as plt
 import pytest
 from torch import nn
 from fastai_bs.all import NoiseScale, plot_noise_scale
 from helpers import mlp, regression
 from noise.test_noise_scale import measure
 from noise.test_sources import small
+from pictures import misplaced, narrow
 
 def test_the_noise_scale_is_drawn_over_the_items():
     df = measure(regression(203), mlp(), nn.MSELoss()).df
@@ -27,8 +27,9 @@ def test_recorder_draws_the_last_fit_that_was_measured():
     learn.fit(2, 0.01, cbs=noise)
     ax = learn.recorder.plot_noise_scale()
     np.testing.assert_allclose(ax.lines[0].get_ydata(), noise.df.noise_scale[np.isfinite(noise.df.noise_scale) & (noise.df.noise_scale>0)])
-    mine = plt.subplots()[1]
+    mine = narrow()
     assert learn.recorder.plot_noise_scale(mine) is mine
+    assert misplaced(mine.figure)==misplaced(ax.figure)==[]
     learn.fit(1, 0.01) # Its own columns are gone, the plot of the last measured fit is not
     assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','time']
     assert len(learn.recorder.plot_noise_scale().lines[0].get_ydata())>0

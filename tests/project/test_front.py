@@ -46,7 +46,7 @@ def test_figures_of_a_gpu():
     card, = {*res.machine,*plans.machine}
     line, = [o for o in page.splitlines() if '/benchmarks/gpu.md' in o]
     assert {'H100'}<={*re.findall(r'\w+', card)}
-    for o in (f"{n['works']} of {went} small trainings work, {n['refused']} are refused and {n['fails']} fails",
+    for o in (f"{n['works']} of {went} small trainings work, {n['refused']} are refused, {n['fails']} fails",
               f"{len(new)} plans took {time.min():.2f} to {time.max():.2f} of today's time"): assert o in line
 
 def test_exact_accumulation():

@@ -1,7 +1,9 @@
 "BatchSchedule: sizes that change, exactly the large batch's steps, and nothing left behind"
 import math
 
+import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -14,8 +16,9 @@ from fastai.data.core import DataLoaders
 from fastai.optimizer import Adam
 from fastai_bs.all import adascale_gain, batch_size, BatchSchedule, ScaledLR, sqrt_scaling
 from fastai_bs.learner.loaders import micro_batch_size
-from fastai_bs.schedule.batch_schedule import way_to
+from fastai_bs.schedule.batch_schedule import plot_batch_size, way_to
 from helpers import changes, distance, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, regression, set_seed, SkipSteps
+from pictures import misplaced, narrow, tick_texts
 
 class Seen(Callback):
     "Items of each micro-batch, size of the loader and rate at each step, and how far the fit is"
@@ -187,3 +190,15 @@ def test_what_cannot_be_met_is_rounded_and_said():
         learn = fit(learner(n=48, cbs=[BatchSchedule({0: 4, 1: 17}, max_micro_bs=8)]), n_epoch=4)
     assert len(said)==1
     assert set(sizes_of(learn))=={4,18}
+
+@pytest.mark.parametrize('sizes', [[64],[64,128,512],[90,100,120],[64*round(1.08**i) for i in range(60)]], ids=len)
+def test_the_batch_size_is_drawn_over_the_epochs(sizes):
+    "Doublings are as high as each other, and the ticks are at its sizes"
+    df = pd.DataFrame(dict(epoch=np.arange(len(sizes)), bs=sizes))
+    for mine in (None,narrow()):
+        ax = plot_batch_size(df, len(sizes), mine)
+        assert ax.lines[0].get_ydata().tolist()==[*sizes,sizes[-1]]
+        assert misplaced(ax.figure)==[]
+        assert {*tick_texts(ax.yaxis).values()}<={*sizes}
+        assert ax.yaxis.get_transform().base==2
+    plt.close('all')

@@ -2,6 +2,7 @@
 import numpy as np
 import matplotlib.pyplot as plt
 import pytest
+from pictures import misplaced, narrow, tick_texts
 from verify.test_result import case_of
 
 @pytest.mark.parametrize('nm,title', [('the plan holds','use 256'), ('it ends higher','stay at 64'), ('perhaps','not clear'), ('one run','not clear'),
@@ -12,12 +13,15 @@ def test_a_verification_is_drawn(nm, title):
     line = ax.lines[[o.get_label() for o in ax.lines].index('mean of runs')]
     assert line.get_xdata().tolist()==v.table.bs.tolist()
     assert sum(len(o.get_xdata()) for o in ax.lines if o.get_marker()=='_')==v.losses.size # A dash for each run of each size
-    assert ax.get_title()==f'Final loss by batch size: {title}'
+    assert ax.get_title()==f'Final loss: {title}'
     assert any('chosen' in o.get_label() for o in ax.lines)==(title!='not clear')
     bottom,top = ax.get_ylim()
     diffs = v.table['diff']
     assert bottom<np.nanmin([0,*diffs])
     assert top>np.nanmax([0.02,*diffs])
-    other = plt.figure().subplots()
+    other = narrow()
     assert v.plot(ax=other) is other
+    for o in (ax,other):
+        assert misplaced(o.figure)==[]
+        assert {*tick_texts(o.xaxis).values()}<={v.bs_now,v.planned.bs,*v.table.bs}
     plt.close('all')
