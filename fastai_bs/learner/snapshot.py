@@ -19,6 +19,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data import DataLoader as TorchDataLoader, Sampler
 from fastcore.foundation import L
 from fastai.callback.hook import Hook
@@ -213,6 +214,7 @@ def _keep_autocast(stack):
     stack.callback(_set_autocast, _autocast_depth(), states)
 
 def _leave_modes(n_dispatch, n_function):
+    _held = _get_current_dispatch_mode_stack() # Without it torch 2.6 crashes
     # torch has no public way out of a mode whose own `__exit__` was interrupted
     while torch._C._len_torch_dispatch_stack()>n_dispatch: torch._C._pop_torch_dispatch_stack(None)
     while torch._C._len_torch_function_stack()>n_function: torch._C._pop_torch_function_stack()

@@ -107,7 +107,9 @@ class Decay(Callback):
 def test_a_rate_that_a_callback_changes_is_changed_once_a_batch():
     struck,plain = learner([Decay(), Strike('forward', [0])]),learner([Decay(), SkipSteps(0)], on_oom='raise')
     for o in (struck,plain):
-        with warnings.catch_warnings(action='ignore'): o.fit(2, 0.1)
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            o.fit(2, 0.1)
     assert plain.opt.hypers[-1]['lr']==pytest.approx(0.1*0.95**26)
     assert_same(struck, plain, [0])
 

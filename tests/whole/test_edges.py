@@ -240,6 +240,7 @@ def test_nothing_of_ours_is_exported_without_our_callbacks(nm, tmp_path):
 
 def test_pictures_of_a_fit_outlive_its_callbacks_and_looks(tmp_path):
     "Also in a learner that was pickled since, as values"
+    needs_export()
     learn = exportable(tmp_path)
     quiet(partial(Learner.fit, n_epoch=3, lr=0.05, cbs=[BatchSchedule({0: 2, 1: 4}),NoiseScale(every=2, n_micro=2)]), learn)
     def _drawn(o): return [l.get_xydata().tolist() for ax in (o.recorder.plot_noise_scale(),o.recorder.plot_batch_size()) for l in ax.lines]
