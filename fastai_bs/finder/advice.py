@@ -195,15 +195,15 @@ def _got(plan):
     t,trial = plan.facts.today,plan.facts.trial
     part = 1/epochs_needed(trial.bs, t.bs, trial.noise)
     items = f"{percent(part)} of the same items"
-    if part>0.999*parts_tried(trial.bs/t.bs)[1]: return f"In a short training {trial.bs} ended no higher than {t.bs} does with {items}."
-    return f"In a short training {trial.bs} ended at the loss that {t.bs} reaches with {items}."
+    if part>0.999*parts_tried(trial.bs/t.bs)[1]: return f"A short training with {trial.bs} got at least as far as one with {t.bs} gets on {items}."
+    return f"A short training with {trial.bs} got as far as one with {t.bs} gets on {items}."
 
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
     if plan.verdict!='use' or plan.choice.reason=='chosen': return
     n,of = ended_above[plan.facts.today.adam]
     if not plan.facts.trial.is_known: yield "How the losses of such plans end was not tried."
-    else: yield f"It should end near today's training loss: of {of} such plans in a benchmark {n or 'none'} ended more than 5% above it."
+    else: yield f"It should end at today's training loss or below: of {of} such plans in a benchmark {n or 'none'} ended more than 5% above it."
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -372,8 +372,8 @@ def good_to_know(
     "Yield what the table, the times and the noise scale of a plan hold"
     d = plan.facts.device
     if not plan.facts.can_plan: return
-    if math.isnan(plan.facts.noise) and d.timed:
-        yield "The table has the fits of other sizes in as many epochs as today's, which is the least that a larger batch can need."
+    if math.isnan(plan.facts.noise) and len(plan.options)>1:
+        yield "The table has the fits of other sizes in as many epochs as today's: a larger batch needs more, and short trainings cannot show so few."
     if d.given: yield "The step times were given, so seconds leave out validations and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.facts.today.freeze_epochs:

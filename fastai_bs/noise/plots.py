@@ -52,9 +52,9 @@ def plot_noise_scale( # noqa: F811
     bs=None, # Today's batch size in items, drawn as a line
     ax=None, # Axes to draw on; by default new ones
 ):
-    "Draw the noise scale with its interval over the items so far, and its two moving means on the right; return the axes"
+    "Draw the noise scale with its interval along the training, and its two moving means on the right; return the axes"
     ax = new_axes(ax, figsize=(7,4.4))
-    x = df.n_items.cumsum()
+    x = df.step
     ok = np.isfinite(df.noise_scale) & (df.noise_scale>0)
     ax.plot(x[ok], df.noise_scale[ok], marker=_marker(x[ok]), label='moving mean (lags)')
     limits = _limits(df, bs)
@@ -63,7 +63,7 @@ def plot_noise_scale( # noqa: F811
         ax.fill_between(x, df.low.clip(lower=bottom/2), df.high.clip(upper=top*2), alpha=0.2, lw=0, label='its interval')
         ax.set_ylim(bottom, top)
     if bs: ax.axhline(bs, color='grey', ls='--', label=f"today's, {bs}")
-    ax.set(xlabel='items measured', ylabel='items (log)', title='Gradient noise scale')
+    ax.set(xlabel='optimizer step', ylabel='items (log)', title='Gradient noise scale')
     log_axis(ax)
     _plot_moments(df, x, ax)
     legend_below(ax)

@@ -8,12 +8,12 @@ from noise.test_noise_scale import measure
 from noise.test_sources import small
 from pictures import misplaced, narrow
 
-def test_the_noise_scale_is_drawn_over_the_items():
+def test_the_noise_scale_is_drawn_over_the_steps():
     df = measure(regression(203), mlp(), nn.MSELoss()).df
     ax = plot_noise_scale(df, bs=10)
     line,base = ax.lines[:2]
     ok = np.isfinite(df.noise_scale)
-    np.testing.assert_allclose(line.get_xydata(), np.stack([df.n_items.cumsum()[ok],df.noise_scale[ok]], 1))
+    np.testing.assert_allclose(line.get_xydata(), np.stack([df.step[ok],df.noise_scale[ok]], 1))
     assert ax.get_yscale()=='log'
     assert set(base.get_ydata())=={10}
     assert len(ax.collections)==1
