@@ -52,9 +52,9 @@ def _unmeasured(plan):
 
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
-    never="no larger batch can save enough here, whatever the noise of the gradient: in as many epochs {other} would take {ratio} of today's time, and a plan "
+    never="no larger batch can save enough here, whatever the noise of the gradient: {other} would take {ratio} of today's time at the least, and a plan "
           "takes {other} only at {limit} or less",
-    costly="{skipped} could save {saving} at best, and trying it takes {cost}",
+    costly="{skipped} could save {saving}, as far as short trainings can show, and they take {cost}",
     nowhere="in a short training a step of {failed} got no further than one of {bs}",
     little="with {other} the whole fit would take {ratio} of today's time, and a plan takes {other} only at {limit} or less",
     untimed="today's step could not be timed, so other sizes cannot be compared",
@@ -73,8 +73,8 @@ def _stay(plan):
     ratio,limit = (f'{num(100*secs/now.fit_time)}%' for secs in (other.fit_time,time_allowed(other, now, d.least_gain)))
     trial = plan.facts.trial
     saving,cost = time_text(trial.saving) if trial.saving>0 else 'nothing',time_text(trial.cost)
-    part = 'half' if most_part==0.5 else percent(most_part)
-    if trial.saving>0: cost += f", more than {part} of that"
+    part = '' if trial.cost>trial.saving else 'half of ' if most_part==0.5 else f'{percent(most_part)} of '
+    if trial.saving>0: cost += f", more than {part}that"
     text = stay_reasons[plan.choice.reason].format(
         skipped=trial.skipped, saving=saving, cost=cost, failed=trial.failed, bs=t.bs, other=other.bs, ratio=ratio, limit=limit,
         micro_bs=t.micro_bs, error=percent(d.least_gain))
@@ -200,9 +200,9 @@ def _got(plan):
 
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
-    if plan.verdict!='use' or plan.choice.reason=='chosen': return
+    if plan.verdict!='use': return
     n,of = ended_above[plan.facts.today.adam]
-    if not plan.facts.trial.is_known: yield "How the losses of such plans end was not tried."
+    if plan.choice.reason=='chosen' or not plan.facts.trial.is_known: yield "How the losses of such plans end was not tried."
     else: yield f"It should end at today's training loss or below: of {of} such plans in a benchmark {n or 'none'} ended more than 5% above it."
 
 def _won_back(plan):
@@ -231,7 +231,7 @@ def _found(plan):
 def _consequence(plan):
     "Yield what the noise scale and this device mean for the size, where no larger batch was tried"
     bs,now,(low,high),d = plan.bs,plan.facts.today.bs,plan.ci,plan.facts.device
-    if plan.choice.reason in ('chosen','nowhere') or (bs!=now and (bs>now)!=(plan.choice.fastest.bs>now)): return
+    if plan.choice.reason in ('chosen','nowhere','costly') or (bs!=now and (bs>now)!=(plan.choice.fastest.bs>now)): return
     if now<low and bs>now: yield "A larger batch should reach the same loss in fewer steps and more epochs."
     elif now>high and bs<now: yield "A smaller batch should learn the same from fewer examples."
     elif len(d.timed)<2 or d.timing_error>0.1: return
@@ -317,7 +317,7 @@ def _on_cost(plan):
     longer,is_known,t = _n_longer(plan),plan.facts.can_plan,plan.facts.today
     if plan.choice.reason=='costly':
         n = cycle_of(None, t.n_acc, t.steps).num_it
-        yield f"Before many trainings like this one call bs_find with num_it={n} too: then sizes are measured and tried, whatever that takes."
+        yield f"If you are going to train like this many times: with num_it={n} sizes are measured and tried, whatever that takes."
     is_open = is_known and math.isinf(plan.ci[1]) and not plan.facts.trial.is_known
     if is_open and longer is None: yield "The noise scale may be larger still: only other items would tell more."
     took = f"Measuring took {time_text(plan.took)}, longer than an epoch"
@@ -373,7 +373,7 @@ def good_to_know(
     d = plan.facts.device
     if not plan.facts.can_plan: return
     if math.isnan(plan.facts.noise) and len(plan.options)>1:
-        yield "The table has the fits of other sizes in as many epochs as today's: a larger batch needs more, and short trainings cannot show so few."
+        yield "The table has the least time of other sizes, as if the gradient were nothing but noise: short trainings cannot show so much."
     if d.given: yield "The step times were given, so seconds leave out validations and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.facts.today.freeze_epochs:

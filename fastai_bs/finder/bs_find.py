@@ -252,11 +252,12 @@ def bs_find(self:Learner,
     noise_scale=None, # In place of a measurement: a `NoiseScale` that has watched a whole training, or a number of items
     step_times:dict=None, # Seconds of a step in one micro-batch of so many items, `{64: 0.01, 128: 0.015}`, in place of the clock: another device's
 )->BatchPlan: # The noise scale with its interval, the step times of this device, and advice
-    """Measure the gradient noise scale in a mock training, time some steps, and plan the batch size; the learner is left as it was
+    """Plan the batch size: time steps, and try a larger batch in short trainings where that can pay; the learner is left as it was
 
-    Pass the `lr` that you train with, and the number of epochs as `n_epoch`; `lr=0` measures at the present weights. `num_it` and `n_batch` count
-    micro-batches, the batches of the training loader. `plan.apply(learn)` carries the plan out. A second call draws the same random numbers and gives
-    the same noise scale; with another `seed` it is an independent measurement.
+    Pass the `lr` that you train with, and the number of epochs as `n_epoch`. Without `n_epoch`, or with `num_it`, the gradient noise scale is measured in a
+    mock training; `lr=0` measures at the present weights. `num_it` and `n_batch` count micro-batches, the batches of the training loader. `step_times` is for
+    another device: seconds of a step by items, today's among them. `plan.apply(learn)` carries the plan out. A second call draws the same random numbers;
+    with another `seed` it is an independent one.
     """
     check_bools(show_plot=show_plot)
     request = Request(lr, num_it, n_batch, beta, ci, tol, max_bs, show_plot, n_epoch, seed, how, noise_scale, step_times)

@@ -244,7 +244,7 @@ def plot_batch_size(self:Recorder,
     "Draw the batch size of the last fit in which a callback of this package changed it; returns the axes"
     schedule = getattr(self, 'schedule', None)
     if not len(getattr(schedule, 'df', ())):
-        raise ValueError("No fit of this learner had a batch size that changes: train with BatchSchedule")
+        raise ValueError("No fit of this learner had a BatchSchedule, whose sizes this draws: train with one")
     return plot_batch_size(schedule.df, schedule.n_trained, ax)
 
 def plot_batch_size( # noqa: F811

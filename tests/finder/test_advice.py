@@ -69,7 +69,8 @@ def test_what_a_short_training_told(noise, part, adam):
     n,of = ended_above[adam]
     assert why(plan)==[f"A short training with 256 {part}.",
                        f"It should end at today's training loss or below: of {of} such plans in a benchmark {n or 'none'} ended more than 5% above it."]
-    assert len(why(plan.at(64)))==len(why(plan.at(256)))==1
+    assert len(why(plan.at(64)))==1
+    assert why(plan.at(256))[1:]==['How the losses of such plans end was not tried.']
     assert why(plan.at(32))==why(plan_of(adam=adam).at(32)) # Of smaller sizes it tells nothing
 
 @pytest.mark.parametrize('part,kwargs', [('14 times', dict(n_passes=14.)), ('may be larger still', dict(ci=(430.,inf)))])
@@ -217,23 +218,23 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, at_p
 
 @pytest.mark.parametrize('kwargs,text', [
     (dict(times=((64,0.01,0.),(128,0.019,0.))),
-        "Stay at 64 for 5 epochs (39 s): no larger batch can save enough here, whatever the noise of the gradient: in as many epochs 128 would take 95% of "
-        "today's time, and a plan takes 128 only at 90.9% or less."),
+        "Stay at 64 for 5 epochs (39 s): no larger batch can save enough here, whatever the noise of the gradient: 128 would take 95% of "
+        "today's time at the least, and a plan takes 128 only at 90.9% or less."),
     (dict(trial=Trial(64, skipped=256, saving=20., cost=30.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): 256 could save 20 s at best, and trying it takes 30 s, more than half of that."),
+        "Stay at 64 for 5 epochs (1 min 4 s): 256 could save 20 s, as far as short trainings can show, and they take 30 s, more than that."),
     (dict(trial=Trial(64, skipped=256, saving=-1., cost=30.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): 256 could save nothing at best, and trying it takes 30 s.")])
+        "Stay at 64 for 5 epochs (1 min 4 s): 256 could save nothing, as far as short trainings can show, and they take 30 s.")])
 def test_why_nothing_was_tried(kwargs, text):
     plan = plan_of(**unmeasured, **kwargs)
     assert headline(plan)==text
     assert why(plan)==[]
-    assert any('as many epochs as today' in o for o in good_to_know(plan))
+    assert any('least time of other sizes' in o for o in good_to_know(plan))
     assert not any('about as fast' in o for o in plan_words(plan)['how'])
-    assert any('call bs_find with num_it=660 too' in o for o in cautions(plan))==('trial' in kwargs)
+    assert any('with num_it=660 sizes are measured' in o for o in cautions(plan))==('trial' in kwargs)
 
 def test_the_part_of_a_saving_that_trying_may_take_is_the_rule_s(monkeypatch):
     monkeypatch.setattr(advice, 'most_part', 0.25)
-    assert headline(plan_of(**unmeasured, trial=Trial(64, skipped=256, saving=20., cost=30.))).endswith("takes 30 s, more than 25% of that.")
+    assert headline(plan_of(**unmeasured, trial=Trial(64, skipped=256, saving=20., cost=10.))).endswith("take 10 s, more than 25% of that.")
 
 @pytest.mark.parametrize('took,kwargs,said', [
     (5.,dict(),'it pays from the first training on'), (113.,dict(),'it pays from the 11th training on'), (220.,dict(),'it pays from the 21st training on'),
