@@ -202,7 +202,8 @@ def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
     if plan.verdict!='use': return
     n,of = ended_above[plan.facts.today.adam]
-    if plan.choice.reason=='chosen' or not plan.facts.trial.is_known: yield "How the losses of such plans end was not tried."
+    not_tried = plan.choice.reason=='chosen' or plan.freeze_epochs or not plan.facts.trial.is_known
+    if not_tried: yield "How the training losses of such plans end was not tried."
     else: yield f"It should end at today's training loss or below: of {of} such plans in a benchmark {n or 'none'} ended more than 5% above it."
 
 def _won_back(plan):

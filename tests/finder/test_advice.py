@@ -70,7 +70,7 @@ def test_what_a_short_training_told(noise, part, adam):
     assert why(plan)==[f"A short training with 256 {part}.",
                        f"It should end at today's training loss or below: of {of} such plans in a benchmark {n or 'none'} ended more than 5% above it."]
     assert len(why(plan.at(64)))==1
-    assert why(plan.at(256))[1:]==['How the losses of such plans end was not tried.']
+    assert why(plan.at(256))[1:]==['How the training losses of such plans end was not tried.']
     assert why(plan.at(32))==why(plan_of(adam=adam).at(32)) # Of smaller sizes it tells nothing
 
 @pytest.mark.parametrize('part,kwargs', [('14 times', dict(n_passes=14.)), ('may be larger still', dict(ci=(430.,inf)))])
