@@ -73,6 +73,15 @@ def test_what_a_short_training_told(noise, part, adam):
     assert why(plan.at(256))[1:]==['How the training losses of such plans end was not tried.']
     assert why(plan.at(32))==why(plan_of(adam=adam).at(32)) # Of smaller sizes it tells nothing
 
+def test_what_is_not_known_of_a_plan_is_not_said():
+    "Of `fine_tune` no benchmark has training losses; and where trying costs too much, the device is not the reason"
+    plan = plan_of(trial=Trial(256, 300., 3910), freeze_epochs=1, frozen=0.00656)
+    assert plan.verdict=='use'
+    assert 'How the training losses of such plans end was not tried.' in why(plan)
+    stays = plan_of(trial=Trial(64, skipped=256, saving=20., cost=30.))
+    assert stays.choice.reason=='costly'
+    assert not any('hardly any time' in o for o in why(stays))
+
 @pytest.mark.parametrize('part,kwargs', [('14 times', dict(n_passes=14.)), ('may be larger still', dict(ci=(430.,inf)))])
 def test_what_the_noise_scale_leaves_open_is_no_caution_where_a_size_was_tried(part, kwargs):
     plan = plan_of(**kwargs)
