@@ -114,9 +114,9 @@ def _note(plan):
     o,d,now = plan.choice.option,plan.facts.device,at_todays_size(plan.facts, plan.options)
     other = min(plan.options, key=lambda o: o.fit_time)
     if plan.facts.can_plan and other.fit_time>=o.fit_time: return ''
-    is_split = plan.verdict=='split' and plan.choice.reason=='faster' # As no other size is worth it
+    reason = 'gain' if plan.verdict=='split' and plan.choice.reason=='faster' else plan.choice.reason # Faster than today, but why no other size?
     limit = num(100*time_allowed(other, now, d.least_gain)/plan.duration.today)
-    text = _why_not.get(is_split or plan.choice.reason, 'a plan takes {other} only at {limit}% or less')
+    text = _why_not.get(reason, 'a plan takes {other} only at {limit}% or less')
     return text.format(other=other.bs, skipped=plan.facts.trial.skipped, error=percent(d.least_gain), limit=limit)
 
 def _title(plan):

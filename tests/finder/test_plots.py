@@ -36,12 +36,14 @@ cases = dict(
     gain=(dict(adam=False, times=secs(16, 32, 64, 128, 256, c=3e-4)), 'Stay at 64', 'a plan takes 128 only at 90.9% or less'),
     error=(dict(spread=0.4), 'Stay at 64', "gains are within the timing's error of 40%"),
     split=(dict(micro_bs=16, times=by_hand, noise_scale=100., ci=(80.,130.)), 'Stay at 64, as 1 x 64', ''),
+    split_stays=(dict(**bare, micro_bs=16, times=by_hand[:3]), 'Stay at 64, as 1 x 64', 'a plan takes 512 only at 21.5% or less'),
     chosen=(dict(chosen=16), 'Use 16 (today 64)', 'as you chose'),
     open=(dict(noise_scale=inf, ci=(60.,inf)), 'Stay at 64', ''),
     fixed=(dict(cool=None, at_peak=None, at_end=None), 'Use 128 (today 64)', '256 is at most a tenth faster'),
     untimed=(dict(times=()), 'Use 512 (today 64)', "today's step could not be timed"),
     nothing=(dict(**bare, times=()), 'Stay at 64', "today's step could not be timed"),
     short=(dict(n_windows=5), 'Stay at 64', 'no plan: too few windows'),
+    too_high=(dict(bs=256, micro_bs=256, n_train=600, n_epoch=100, loss_rose=True), 'Stay at 256', 'no plan: the loss rose'), # The curve is lowest there
     no_window=(dict(df=window_rows(0)), 'Use 128 (today 64)', '256 is at most a tenth faster'))
 
 def plan_for(nm):
@@ -105,6 +107,7 @@ def test_ticks_are_at_sizes_and_at_round_numbers(nm):
         assert {*sizes.values()}<={o.bs for o in plan.options}
         assert {*ax.get_xticks(minor=True)}>={o.bs for o in plan.options}-{*sizes.values()}
         assert plan.facts.today.bs in sizes.values()
+        assert all(ax.get_xlim()[0]<o.get_xdata()[0]<ax.get_xlim()[1] for o in ax.lines)
         assert all(float(t.get_text()[:-1])==pytest.approx(100*y) and t.get_text()[-1]=='%' for t,y in times.items())
         assert 2<=len(times)<=9
         assert ax.get_xscale()==ax.get_yscale()=='log'
