@@ -44,8 +44,8 @@ def legend_below(
     spec = ax.get_subplotspec()
     room = ax.figure.bbox.width/(spec.get_gridspec().ncols if spec else 1)
     for ncol in (2,1):
-        legend = ax.legend(loc='upper center', bbox_to_anchor=(0.5,0), borderaxespad=4.8, ncol=ncol, columnspacing=1, markerscale=0.7,
-                           frameon=False, fontsize='small')
+        legend = ax.legend(loc='upper center', bbox_to_anchor=(0.5,0), borderaxespad=4.8, ncol=ncol, columnspacing=1, handlelength=1.5,
+                           handletextpad=0.5, markerscale=0.7, frameon=False, fontsize='small')
         if legend.get_window_extent().width<=0.95*room: break
     return legend
 
@@ -77,7 +77,7 @@ class _SizeTicks(FixedLocator):
         i = 'xy'.index(self.axis.axis_name)
         at = self.axis.axes.transData.transform(np.column_stack([sizes,sizes]))[:,i]
         em = self.axis.get_major_ticks(1)[0].label1.get_fontsize()*self.axis.figure.dpi/72
-        half = [em*(0.35*len(f'{o:.0f}')+0.35, 0.7)[i] for o in sizes]
+        half = [em*(0.32*len(f'{o:.0f}')+0.2, 0.7)[i] for o in sizes]
         shown = []
         for k in range(len(sizes)):
             if all(abs(at[k]-at[o])>=half[k]+half[o] for o in shown): shown.append(k)
