@@ -33,11 +33,14 @@ def _plot_reading(plan, x, bottom, top, ax):
 
 def _plot_stretch(plan, ax=None):
     "Draw `plot_noise_scale`, and the plan's noise scale over the windows that it was measured in"
-    ax,known,high = plot_noise_scale(plan.df, plan.facts.today.bs, ax),plan.facts.measured_noise,plan.ci[1]
+    df,known,high = plan.df.assign(step=np.arange(1, len(plan.df)+1)),plan.facts.measured_noise,plan.ci[1]
+    ax = plot_noise_scale(df, plan.facts.today.bs, ax)
+    ax.set_xlabel('window')
+    ax.xaxis.get_major_locator().set_params(integer=True)
     if known>0:
         bottom,top = ax.get_ylim()
         top = max(top, 2*known, 2*high if math.isfinite(high) else 0)
-        _plot_reading(plan, plan.df.n_items.cumsum().iloc[-plan.facts.measured.n_windows:].iloc[[0,-1]], bottom, top, ax)
+        _plot_reading(plan, df.step.iloc[-plan.facts.measured.n_windows:].iloc[[0,-1]], bottom, top, ax)
         ax.set_ylim(min(bottom, known/2), top)
     legend_below(ax)
     return ax

@@ -123,6 +123,17 @@ def test_the_curve_of_examples_and_the_interval_follow_from_the_noise_scale():
     assert len(right.collections)==1
     assert not _plot_time(plan_for('short')).collections # No plan, no interval
 
+def test_at_fixed_weights_the_noise_scale_is_drawn_over_the_windows():
+    "No step is taken there, so all have the same; the plan's is that of the last windows"
+    df = window_rows(16).assign(step=0)
+    left,_ = plan_of(cool=None, at_peak=None, at_end=None, df=df, n_windows=12).plot()
+    line,plan = left.lines[0],next(o for o in left.lines if o.get_label().startswith('plan'))
+    assert line.get_xdata().tolist()==[*range(1, 17)]
+    assert plan.get_xdata().tolist()==[5,16]
+    assert left.get_xlabel()=='window'
+    left.figure.canvas.draw()
+    assert all(x%1==0 for x in left.get_xticks())
+
 def test_axes_of_one_s_own_are_drawn_on():
     mine = plt.subplots(1, 2)[1]
     assert plan_for('faster').plot(mine) is mine
