@@ -16,7 +16,8 @@ import fastai.callback.schedule # noqa: F401 lr_find, fit_one_cycle
 from fastai_bs.all import NoiseScale # With bs_find
 
 from frame import main, md_table, measured
-from keeps import devices, pct, step_times
+from keeps import devices, step_times
+from pays import pct
 from kinds import clocked, fitted, learner, tasks
 from repeat import rates
 

@@ -35,7 +35,7 @@ from fastai_bs.finder.plan import replanned
 
 import kinds
 from frame import TensorLoader, digits28, folder, main, md_table, measured, standardized
-from keeps import pct
+from pays import pct
 from kinds import clocked
 
 bs,n_epoch = 16,3

@@ -27,7 +27,7 @@ from fastai_bs.all import GradAccum, NoiseScale, bn_to_gn # noqa: E402
 import kinds, memory # noqa: E402
 from frame import Bare, Half, Table, TensorLoader, arguments, folder, in_pairs, machine, main, md_table, measured, middle, step_peak # noqa: E402
 from overhead import arms # noqa: E402
-from pays import loss_of # noqa: E402
+from pays import loss_of, pct # noqa: E402
 
 minutes = 1.25 # Of a part: it ends with the row that it is at
 plan_minutes = 5 # Of the trainings as planned
@@ -71,13 +71,15 @@ def fit(learn, n_epoch=1, lr=1e-3):
 
 def flat(learn): return torch.cat([p.detach().flatten().double() for p in learn.model.parameters()])
 
-def wall(learn):
-    "Seconds of a fit by the clock, the device's included"
+def clocked(f):
+    "What comes of it, and seconds by the clock, the device's included"
     if on_gpu(): torch.cuda.synchronize()
     begin = time.perf_counter()
-    fit(learn)
+    res = f()
     if on_gpu(): torch.cuda.synchronize()
-    return time.perf_counter()-begin
+    return res,time.perf_counter()-begin
+
+def wall(learn): return clocked(lambda: fit(learn))[1]
 
 def beyond(task, tf32=False, **kwargs):
     "How far training in micro-batches ends from training in the large batch, as a share of the way that this went; `tf32`: convolutions as torch has them"
@@ -215,7 +217,7 @@ def matrix(quick):
     "Learners of all kinds, our tools and their companions, each two of them together, as in docs/matrix.md: how many of these small trainings work here"
     script = Path(__file__).parents[1]/'tests/support/matrix.py'
     words = [sys.executable,str(script),'-n',str(min(6, os.cpu_count())),*(['--only','a step of its own'] if quick else [])]
-    lines = subprocess.run(words, env={**os.environ, 'DEVICE': memory.device.type}, capture_output=True, text=True).stdout.splitlines()
+    lines = subprocess.run(words, env={**os.environ, 'DEVICE': memory.device.type}, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     for nm,n in ast.literal_eval(lines[-1].partition('minutes: ')[2]).items(): yield dict(what=nm, value=n)
     for o in lines:
         if ' fails ' in o: yield dict(what='this fails: '+o.partition(' fails ')[2].strip().replace(' | ', ', '), value=1)
@@ -272,13 +274,6 @@ def of_plan(task, seed):
     learn = kinds.learner(task, task.bs, seed)
     return learn.to_fp16() if on_gpu() and getattr(task, 'half', False) else learn
 
-def clocked(f):
-    "What comes of it, and seconds by the clock, the device's included"
-    begin = time.perf_counter()
-    res = f()
-    if on_gpu(): torch.cuda.synchronize()
-    return res,time.perf_counter()-begin
-
 def trained(task, learn, n_epoch, lr):
     "Losses at the end and seconds of the whole fit"
     with learn.no_logging(): secs = clocked(lambda: learn.fit_one_cycle(n_epoch, lr))[1]
@@ -334,8 +329,6 @@ def run(args, t, t_plans):
     if failed: raise SystemExit(f"failed: {', '.join(failed)}")
 
 def value_of(o): return f'{o.value:.4g}'+f' ({o.low:.4g} to {o.high:.4g})'*(o.low==o.low)
-
-def pct(x): return f'{x:+.1%}' if x==x else ''
 
 def plan_section(df):
     "What was planned and trained, a row for each"

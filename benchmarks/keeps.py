@@ -18,7 +18,7 @@ from fastai_bs.all import * # noqa: F403 bs_find
 
 from frame import main, md_table, measured
 from kinds import best_rate, clocked, first as first_nine, fitted, learner, others, tasks
-from pays import loss_of
+from pays import loss_of, pct
 
 kinds = 'best','third'
 seeds = 0,1
@@ -65,8 +65,6 @@ def ratios(df):
     both = df[df.part=='plan'].merge(df[df.part=='today'], on=key, suffixes=('','_now'))
     d_train = (both.train/both.train_now-1).where(both.train_now>both.first_now/100) # Of next to nothing no ratio means anything
     return both.assign(changed=both.bs!=both.bs_now, d_train=d_train, d_valid=both.valid/both.valid_now-1, time=both.secs/both.secs_now)
-
-def pct(x): return f'{x:+.1%}'
 
 def by_plan(both):
     "Means over the seeds of those that change something"

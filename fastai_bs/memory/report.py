@@ -149,7 +149,7 @@ def held_text(
 )->str:
     "Say what a limit leaves beside what the process holds"
     return (f"This process holds {bytes_text(held)} beside the model (Python, torch, data), so {bytes_text(room)} are left for a training step. A card "
-            "has its own: memory_report().max_bs('T4')")
+            "has a memory of its own: memory_report().max_bs('T4')")
 
 frozen_text = "The learner is frozen, and counted like that. `fine_tune` unfreezes it, and then fewer items fit: how='fine_tune' counts that part"
 

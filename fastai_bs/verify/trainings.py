@@ -130,7 +130,7 @@ def train_each(
 )->tuple: # A row for each run, the sizes without a result with the reason, whether an interrupt stopped them
     """Train each size `n_runs` times
 
-    Each run trains all sizes in turn, so that an interrupt leaves whole runs; it raises where not even two sizes have one.
+    Each run trains all sizes in turn, so that an interrupt leaves whole runs. The interrupt is raised if fewer than two sizes have been trained by then.
     """
     rows,too_large,interrupted = [],set(),False
     try: _train_all(learn, fits, n_runs, rows, too_large)
