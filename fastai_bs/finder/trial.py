@@ -133,7 +133,7 @@ def parts_tried(
     k:float, # Larger batch over today's
 )->tuple: # The lower one, and the upper one
     "Return on which parts of its items today's batch is compared with a larger one"
-    return k**-0.75,k**-0.25
+    return k**(-2/3),k**-0.25
 
 def part_reached(
     loss:float, # Where the larger batch ends
