@@ -42,7 +42,7 @@ class Request:
     @property
     def tunes(self)->bool: return self.how=='fine_tune' # Is the plan for `fine_tune`?
     @property
-    def measures(self)->bool: return self.noise_scale is None and (self.num_it is not None or self.n_epoch is None or self.tunes) # Is a noise scale asked for?
+    def measures(self)->bool: return self.noise_scale is None and (self.num_it is not None or self.n_epoch is None) # Is a noise scale asked for?
     @property
     def freeze_epochs(self)->int: return fine_tune_default('freeze_epochs') if self.tunes else 0 # Epochs with a frozen body
 
