@@ -35,7 +35,7 @@ unmeasured = dict(
     pairs="this loss needs another `count=` or `reduction`, or it compares the items of a batch, and learn.check_accum() says which",
     short="only {n} of micro-batches could be measured, too few to tell the noise scale, so measure for longer first",
     too_high="the loss rose during {training} at {lr}, so measure with a lower rate first",
-    few_steps="this training has only {steps}, and a plan needs {least} or more",
+    few_steps="this training has only {steps}, too few for a plan ({least} at least): train as it is, or for more epochs",
     not_learned="the loss of {training} at {lr} ended no lower than that of guesses, so see first that the model learns",
     longer="the noise scale cannot be told yet, so measure for longer first",
     items="these {n_train} items cannot tell the noise scale, only more of them would")
@@ -52,31 +52,41 @@ def _unmeasured(plan):
 
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
-    never="no larger batch can save enough here, whatever the noise of the gradient: {other} would take {ratio} of today's time at the least, and a plan "
-          "takes {other} only at {limit} or less",
-    costly="{skipped} could save {saving}, as far as short trainings can show, and they take {cost}",
-    nowhere="in a short training a step of {failed} got no further than one of {bs}",
-    little="with {other} the whole fit would take {ratio} of today's time, and a plan takes {other} only at {limit} or less",
+    never="no larger batch can save enough here: even with no more epochs {other} would take {ratio} of today's time, and a plan changes the size only for "
+          "{limit}",
+    costly="to find out whether {skipped} is faster would take {cost}",
+    nowhere="in a short training a step of {failed} was worth hardly more than one of {bs}",
+    little="with {other} the whole fit would take {ratio} of today's time, and a plan changes the size only for {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="only micro-batches of {micro_bs} were timed, and with them no other size saves enough",
-    slower="every other size is slower on this device",
+    slower="with every other size the whole fit would take longer",
     error="what other sizes gain is within the timing's error of {error}",
-    gain="with {other} the whole fit would take {ratio} of today's time, and a plan takes {other} only at {limit} or less")
+    gain="with {other} the whole fit would take {ratio} of today's time, and a plan changes the size only for {limit}")
 
 def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
+
+def _limit(plan, other):
+    "Write in which part of the time a plan takes another size, and why no more"
+    least_gain,now = plan.facts.device.least_gain,plan.choice.option
+    allowed = time_allowed(other, now, least_gain)/now.fit_time
+    by_rule = time_allowed(other, now, 0.)/now.fit_time
+    why = "a tenth less for each doubling" if allowed==by_rule!=1 else f"the step times varied by {percent(least_gain)}"
+    return f"{num(100*allowed)}% or less ({why})"
+
+def _cost(trial):
+    "Write what trying a size would take, beside what it could save"
+    if trial.saving<=0: return f"{time_text(trial.cost)}, and at best it would save nothing"
+    part = '' if trial.cost>trial.saving else 'half of ' if most_part==0.5 else f'{percent(most_part)} of '
+    return f"{time_text(trial.cost)}, more than {part}the {time_text(trial.saving)} that it could save at best"
 
 def _stay(plan):
     t,d = plan.facts.today,plan.facts.device
     if _is_chosen(plan): return f"Stay at {t.bs}, as you chose: nothing changes."
     now = plan.choice.option
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
-    ratio,limit = (f'{num(100*secs/now.fit_time)}%' for secs in (other.fit_time,time_allowed(other, now, d.least_gain)))
-    trial = plan.facts.trial
-    saving,cost = time_text(trial.saving) if trial.saving>0 else 'nothing',time_text(trial.cost)
-    part = '' if trial.cost>trial.saving else 'half of ' if most_part==0.5 else f'{percent(most_part)} of '
-    if trial.saving>0: cost += f", more than {part}that"
+    ratio,trial = f'{num(100*other.fit_time/now.fit_time)}%',plan.facts.trial
     text = stay_reasons[plan.choice.reason].format(
-        skipped=trial.skipped, saving=saving, cost=cost, failed=trial.failed, bs=t.bs, other=other.bs, ratio=ratio, limit=limit,
+        skipped=trial.skipped, cost=_cost(trial), failed=trial.failed, bs=t.bs, other=other.bs, ratio=ratio, limit=_limit(plan, other),
         micro_bs=t.micro_bs, error=percent(d.least_gain))
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
@@ -106,11 +116,13 @@ def _use(plan):
     if o.n_acc*t.n_ranks>1: size += f" as {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}"
     size += f" (today {t.bs})"
     if _is_chosen(plan): size += ", as you chose"
-    if math.isnan(o.steps): return f"Use {size}; the noise scale is not known, so how many epochs it takes is not known either."
-    now = counted(t.n_epoch, 'epoch')
+    if math.isnan(o.steps): return f"Use {size}; how many epochs it needs is not known, as it was not tried: the line has today's {num(t.n_epoch)}."
+    now = f"{t.freeze_epochs} + {counted(t.n_epoch, 'epoch')}" if t.freeze_epochs else counted(t.n_epoch, 'epoch')
     verb = "becomes" if now=='1 epoch' else "become"
     planned = o.trained_epochs if t.has_n_epoch else num(o.trained_epochs)
-    epochs = f"{now} of {t.bs} {verb} {planned} of {o.bs}{_frozen_first(plan)}"
+    if t.freeze_epochs: planned = f"{plan.freeze_epochs} + {planned}"
+    epochs = f"{now} of {t.bs} {verb} {planned} of {o.bs}"
+    if t.freeze_epochs: epochs += " (frozen + unfrozen)"
     return f"Use {size}: {epochs}, in about {_duration_text(plan)}." if plan.facts.device.timed else f"Use {size}: {epochs}."
 
 def headline(
@@ -147,10 +159,10 @@ def _how(plan):
     if plan.choice.option.wd_factor!=1 and rate_text(wd)!=rate_text(wd_now):
         yield f"Weight decay becomes {rate_text(wd)} in place of {rate_text(wd_now)}: it is set for you, unless you pass wd= to the fit."
     if len(plan.facts.device.timed)<2 or _is_chosen(plan) or not plan.choice.as_fast: return
-    low,high = plan.bs_range
-    if math.isinf(high): yield f"Sizes of {low} and more are about as fast."
+    (low,high),are = plan.bs_range,"are" if plan.facts.trial.is_known else "may be"
+    if math.isinf(high): yield f"Sizes of {low} and more {are} about as fast."
     elif low==high: yield "No other size is about as fast."
-    else: yield f"Sizes from {low} to {high} are about as fast."
+    else: yield f"Sizes from {low} to {high} {are} about as fast."
 
 # %% ../../nbs/finder/12_advice.ipynb #ab54307c
 def _measure_again(plan):
@@ -188,23 +200,26 @@ def _where(plan):
     if now>high: return "is above it"
     return "may be above or below it" if plan.facts.measured.is_bound and math.isinf(high) else "lies within that interval"
 
-ended_above = {True: (2, 96), False: (0, 24)} # With Adam, and without: plans in benchmarks/keeps.md with a training loss above +5%, of all
+ended_above = {True: (2, 7, 96), False: (0, 0, 24)} # With Adam, with SGD: plans in benchmarks/keeps.md with a training loss, a validation loss above +5%, all
 
 def _got(plan):
-    "Write how far the larger batch got that was tried"
+    "Write how far the larger batch got that was tried, and what the plan makes of it"
     t,trial = plan.facts.today,plan.facts.trial
-    part = 1/epochs_needed(trial.bs, t.bs, trial.noise)
-    items = f"{percent(part)} of the same items"
-    if part>0.999*parts_tried(trial.bs/t.bs)[1]: return f"A short training with {trial.bs} got at least as far as one with {t.bs} gets on {items}."
-    return f"A short training with {trial.bs} got as far as one with {t.bs} gets on {items}."
+    part,in_all = (1/epochs_needed(trial.bs, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
+    least = "at least " if part>0.999*parts_tried(trial.bs/t.bs)[1] else ''
+    told = f"In a short training {trial.bs} learned {least}what {t.bs} learns from {percent(part)} of the items"
+    if percent(in_all)==percent(part): return f"{told}."
+    return f"{told}; over a training of {_steps_now(plan)}, in which the noise grows, the plan takes it as {percent(in_all)}."
 
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
     if plan.verdict!='use': return
-    n,of = ended_above[plan.facts.today.adam]
+    adam = plan.facts.today.adam
+    train,valid,of = (n or 'none' for n in ended_above[adam])
     not_tried = plan.choice.reason=='chosen' or plan.freeze_epochs or not plan.facts.trial.is_known
-    if not_tried: yield "How the training losses of such plans end was not tried."
-    else: yield f"It should end at today's training loss or below: of {of} such plans in a benchmark {n or 'none'} ended more than 5% above it."
+    if not_tried: yield "No benchmark has tried how the losses of such plans end."
+    else: yield (f"It should end near today's losses: of {of} plans with {'Adam' if adam else 'SGD'}, {train} ended more than 5% above the training loss, "
+                 f"{valid} above the validation loss (benchmarks/keeps.md).")
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -214,20 +229,25 @@ def _won_back(plan):
     nth = {1: 'first', 2: 'second', 3: 'third'}.get(n, f'{n}{suffix}')
     yield f"Finding this took {time_text(plan.took)}: it pays from the {nth} training on."
 
+def _is_bounded(plan):
+    "Tell whether the noise scale of the whole training is far below what the mock training has measured"
+    cool = plan.facts.measured.cool
+    return plan.facts.measured_noise<(cool.noise_scale if math.isfinite(cool.noise_scale) else cool.ci[0])/2
+
 def _found(plan):
     "Write the noise scale, and how today's size compares with it"
     m,t = plan.facts.measured,plan.facts.today
     where = f"today's {t.bs} {_where(plan)}"
     if not m.has_mock: return f"The noise scale that was given makes {counted(m.noise_scale)} for this training."
     if m.cool is None: return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} at the present weights, and {where}."
-    seen = m.cool.noise_scale if math.isfinite(m.cool.noise_scale) else m.cool.ci[0]
-    if plan.facts.noise>=seen/2:
+    if not _is_bounded(plan):
         kind = 'unfrozen epoch' if t.freeze_epochs else 'epoch'
         return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} over a one-cycle of {counted(t.n_epoch, kind)}, and {where}."
     steps,is_few = counted(math.ceil(t.steps), 'step'),t.n_epoch<steps_anyway # The smaller of the two bounds in `for_training`
-    why = f"any batch size needs some {steps_anyway} steps" if is_few else "a batch of more than all items would gain nothing"
-    return (f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}. For a training of {steps} on {counted(t.n_train)} the plan "
-            f"calculates with {_estimate_text(m.noise_scale, m.ci)} instead, as {why}. {where[0].upper()+where[1:]}.")
+    why = f"no batch can do with fewer than some {steps_anyway} steps" if is_few else "a batch of more than all items would gain nothing"
+    measured = _estimate_text(m.cool.noise_scale, m.cool.ci)
+    return (f"The noise scale was measured as {measured} near the end of the cycle, where it is highest. Over a training of {steps} on "
+            f"{counted(t.n_train)} it counts as {num(plan.facts.measured_noise)}, as {why}. {where[0].upper()+where[1:]}.")
 
 def _consequence(plan):
     "Yield what the noise scale and this device mean for the size, where no larger batch was tried"
@@ -238,8 +258,8 @@ def _consequence(plan):
     elif len(d.timed)<2 or d.timing_error>0.1: return
     elif bs>now: yield "On this device larger steps take so little longer that they save time."
     elif bs<now: yield "On this device smaller steps are so much faster that they save time."
-    elif now<low and 4*now<=plan.facts.today.n_train: yield "A larger batch would save steps, but hardly any time on this device."
-    elif now>high: yield "A smaller batch would save examples, but hardly any time on this device."
+    elif now<low and 4*now<=plan.facts.today.n_train: yield "A larger batch would save steps, but too little time on this device."
+    elif now>high: yield "A smaller batch would save examples, but too little time on this device."
 
 def why(
     plan, # A `BatchPlan`
@@ -273,7 +293,7 @@ def _on_time(plan):
         ratio = fit_time_of(plan.facts, o.epochs, o.freeze_epochs, o.epoch_time)/plan.duration.today
         yield f"Whole epochs matter here: the same loss takes {counted(o.epochs, 'epoch')}, in {percent(ratio)} of the time."
     if d.timed and d.timing_error>0.1:
-        yield f"Step times varied, so gains below {percent(d.least_gain)} cannot be told: measure again on a quiet machine to tell them."
+        yield f"Step times varied by {percent(d.timing_error)}, and smaller gains are lost in that: ask again when the machine is quiet."
 
 def _on_steps(plan):
     "Yield whether a larger batch leaves few steps"
@@ -374,11 +394,11 @@ def good_to_know(
     d = plan.facts.device
     if not plan.facts.can_plan: return
     if math.isnan(plan.facts.noise) and len(plan.options)>1:
-        yield "The table has the least time of other sizes, as if the gradient were nothing but noise: short trainings cannot show so much."
+        yield "The table has the best case, in which other sizes need no more epochs than today's: short trainings could not show so much."
     if d.given: yield "The step times were given, so seconds leave out validations and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.facts.today.freeze_epochs:
-        yield "The noise scale is that of the unfrozen epochs, from the present weights on; the frozen ones are taken to need as many more examples."
+        yield "What was tried or measured is for the unfrozen epochs, from the present weights on; the frozen ones are planned by the same ratio."
 
 # %% ../../nbs/finder/12_advice.ipynb #40320cc6
 def numbers_text(
@@ -414,7 +434,9 @@ def _on_scale(plan):
     m = plan.facts.measured
     if not m.has_mock or not plan.facts.can_plan or m.ci[1]<1: return
     where = "at the present weights" if m.cool is None else "of this training"
-    yield f"The noise scale {where} is {_estimate_text(m.noise_scale, m.ci)}."
+    if m.cool is None or not _is_bounded(plan): yield f"The noise scale {where} is {_estimate_text(m.noise_scale, m.ci)}."
+    else: yield (f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}; over this training it counts as "
+                 f"{num(plan.facts.measured_noise)}.")
 
 def brief_words(
     plan, # A `BatchPlan`
@@ -425,9 +447,10 @@ def brief_words(
     return {kind: texts for kind,texts in (words | dict(how=how, why=[])).items() if texts}
 
 def _more(plan):
-    "Write from when on the plan pays, the seed that was given, and where the rest is"
-    seed = plan.facts.measured.seed
-    return ' '.join([*_won_back(plan), *([] if seed is None else [f"Measured with seed={seed}."]), "More in {}."])
+    "Write what asking took, from when on the plan pays, the seed that was given, and where the rest is"
+    seed,took = plan.facts.measured.seed,list(_won_back(plan))
+    if not took and math.isfinite(plan.took) and not _is_chosen(plan): took = [f"Finding this took {time_text(plan.took)}."]
+    return ' '.join([*took, *([] if seed is None else [f"Measured with seed={seed}."]), "More in {}."])
 
 def plan_text(
     plan, # A `BatchPlan`
@@ -440,7 +463,7 @@ def _candidates_table(plan): # A data frame, with a row per candidate
     "Name the columns of `plan.table` for readers"
     df,today = plan.table[['bs','micro_bs','n_acc','lr','steps','examples','step_time']],plan.facts.today.bs
     now = at_todays_size(plan.facts, plan.options)
-    marks = ('today',today),('balanced',plan.facts.balanced_bs),('planned',plan.bs)
+    marks = ('today',today),('planned',plan.bs)
     names = dict(steps='steps (fewest = 1)', examples='examples (fewest = 1)', step_time='step_time (s)', time="whole fit (today's = 1)")
     return df.assign(bs=[marked_size(bs, marks) for bs in df.bs], time=[o.fit_time/now.fit_time for o in plan.options]).rename(columns=names)
 

@@ -20,14 +20,14 @@ from .options import at_todays_size, option_of
 from .choice import time_allowed
 
 # %% ../../nbs/finder/11_plots.ipynb #39efcddd
-def _plot_reading(plan, x, bottom, top, ax):
-    "Draw the plan's noise scale and its interval over `x`, cut off below `bottom` and above `top`"
-    noise_scale,(low,high) = plan.noise_scale,plan.ci
+def _plot_reading(name, noise_scale, ci, level, x, bottom, top, ax):
+    "Draw a noise scale and its interval over `x`, cut off below `bottom` and above `top`"
+    low,high = ci
     has_estimate = math.isfinite(noise_scale)
     if not has_estimate: amount = f'at least {num(low)}'
     elif 0<low>=noise_scale: amount = f'{num(low)} to {num(high)}' # There is no estimate but the lower end
-    else: amount = with_interval(noise_scale, plan.ci)
-    label = f"plan: {amount} at {plan.facts.measured.level:.0%}"
+    else: amount = with_interval(noise_scale, ci)
+    label = f"{name}: {amount} at {level:.0%}"
     if has_estimate: ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=label)
     ax.fill_between(x, max(low, bottom/2), min(high, 2*top), color='C1', alpha=0.2, lw=0, label=None if has_estimate else label)
 
@@ -40,7 +40,8 @@ def _plot_stretch(plan, ax=None):
     if known>0:
         bottom,top = ax.get_ylim()
         top = max(top, 2*known, 2*high if math.isfinite(high) else 0)
-        _plot_reading(plan, df.step.iloc[-plan.facts.measured.n_windows:].iloc[[0,-1]], bottom, top, ax)
+        m = plan.facts.measured
+        _plot_reading('plan', m.noise_scale, m.ci, m.level, df.step.iloc[-m.n_windows:].iloc[[0,-1]], bottom, top, ax)
         ax.set_ylim(min(bottom, known/2), top)
     legend_below(ax)
     return ax
@@ -73,9 +74,9 @@ def _plot_rate(df, ax):
     right = ax.twinx()
     right.fill_between(np.arange(1, len(df)+1), 1e-3, df.rate.clip(lower=1e-3), color='C2', alpha=0.3, lw=0)
     right.set(yscale='log', ylim=(1e-3,1e9)) # The rate takes a quarter of the height
-    right.set_yticks([1e-3,1e-2,1e-1,1], ['','0.01','','1'], fontsize='small')
+    right.set_yticks([])
     right.set_yticks([], minor=True)
-    ax.fill_between([], [], color='C2', alpha=0.3, lw=0, label='rate / peak (right)')
+    ax.fill_between([], [], color='C2', alpha=0.3, lw=0, label='learning rate (log)')
     ax.set_zorder(right.get_zorder()+1)
     ax.patch.set_visible(False)
 
@@ -84,21 +85,24 @@ def _label_parts(df, ax):
     begin,end = cool_stretch
     parts = 0.,0.5,begin,(begin+end)/2,end,1.
     ax.set_xticks(np.interp(parts, [*df.pct,1.], np.arange(1, len(df)+2)), [*(f'{o:.0%}' for o in parts[:-1]),''], fontsize='small')
-    ax.set_xlabel('part of the mock training')
+    ax.set_xlabel('part of the mock training, window by window')
 
 def _plot_cycle(plan, ax=None):
     "Draw the noise scale along a mock cycle, the plan's on the cool stretch, and the learning rate below"
     df,bs = plan.df,plan.facts.today.bs
     ax = new_axes(ax, figsize=(7,4.4))
     groups = _groups(df, plan.facts.measured.level)
-    seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], plan.facts.measured_noise, *plan.ci, bs) if 0<o<math.inf]
+    m,known = plan.facts.measured,plan.facts.measured_noise
+    seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], known, m.cool.noise_scale, *m.cool.ci, bs) if 0<o<math.inf]
     bottom,top = min(seen)/2,max(seen)*2
     bottom /= (top/bottom)**(1/3) # Room for the rate
     log_axis(ax)
     ax.set(ylim=(bottom,top), ylabel='items (log)', title='Gradient noise scale')
     _plot_groups(groups, top, ax)
     stretch = np.flatnonzero((df.pct>=cool_stretch[0]) & (df.pct<=cool_stretch[1]))
-    if len(stretch) and plan.facts.measured_noise>0: _plot_reading(plan, (stretch[0]+0.5,stretch[-1]+1.5), bottom, top, ax)
+    if len(stretch) and known>0:
+        _plot_reading('measured', m.cool.noise_scale, m.cool.ci, m.level, (stretch[0]+0.5,stretch[-1]+1.5), bottom, top, ax)
+        ax.axhline(known, color='C1', ls=':', lw=2, label=f"plan: {num(known)} over the whole training")
     ax.axhline(bs, color='grey', ls='--', label=f"today's, {bs}")
     _plot_rate(df, ax)
     _label_parts(df, ax)
@@ -119,7 +123,7 @@ def _note(plan):
     if plan.facts.can_plan and other.fit_time>=o.fit_time: return ''
     reason = 'gain' if plan.verdict=='split' and plan.choice.reason=='faster' else plan.choice.reason # Faster than today, but why no other size?
     limit = num(100*time_allowed(other, now, d.least_gain)/plan.duration.today)
-    text = _why_not.get(reason, 'a plan takes {other} only at {limit}% or less')
+    text = _why_not.get(reason, 'the size changes only for {limit}% or less')
     return text.format(other=other.bs, skipped=plan.facts.trial.skipped, error=percent(d.least_gain), limit=limit)
 
 def _title(plan):
@@ -139,10 +143,9 @@ def _ratios(plan):
 
 def _plot_time(plan, ax=None):
     "Draw the time of the whole fit, and the examples to a given loss, against batch size, over those of today's"
-    df,bs_now,bs,balanced = _ratios(plan),plan.facts.today.bs,plan.bs,plan.facts.balanced_bs
+    df,bs_now,bs = _ratios(plan),plan.facts.today.bs,plan.bs
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
-    if balanced and df.index[0]<=balanced<=df.index[-1]: ax.axvline(balanced, color='grey', ls=':', label=f'balanced, {balanced}')
     is_known = math.isfinite(plan.facts.noise)
     if df.time.notna().all(): ax.plot(df.time, 'o-', color='C0', label='time of the whole fit' if is_known else 'time at the least')
     if df.low.notna().all(): ax.fill_between(df.index, df.low, df.high, color='C0', alpha=0.2, lw=0, label='its interval')

@@ -67,7 +67,7 @@ def marked_size(
     bs:int, # Batch size, in items
     marks, # `(name, size)` of each mark
 ):
-    "Return a batch size with the names of its marks: '64 (today)', '128 (balanced, planned)', '256'"
+    "Return a batch size with the names of its marks: '64 (today)', '128 (today, planned)', '256'"
     names = [nm for nm,size in marks if size==bs]
     return f"{bs} ({', '.join(names)})" if names else str(bs)
 

@@ -234,7 +234,7 @@ def reg_learner(n=200, bs=4, dtype=torch.float32, seed=0, **kwargs):
     return quiet_learner(loaders(regression(n, dtype=dtype), bs, shuffle=True), mlp(dtype=dtype, seed=seed), **kwargs)
 
 @pytest.mark.parametrize('kwargs,measures', [(dict(), True), (dict(n_epoch=9), False), (dict(n_epoch=9, num_it=60), True), (dict(n_epoch=9, lr=0), True),
-    (dict(n_epoch=9, how='fine_tune'), True), (dict(noise_scale=50.), False)])
+    (dict(n_epoch=9, how='fine_tune'), False), (dict(how='fine_tune'), True), (dict(noise_scale=50.), False)])
 def test_a_noise_scale_is_measured_where_it_is_asked_for(kwargs, measures):
     "Not for a number of epochs alone, nor where it is given"
     model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)).double()

@@ -155,8 +155,9 @@ def figures(page, pattern): return re.search(pattern, (folder/f'{page}.md').read
 
 @pytest.mark.parametrize('adam,who', [(True,'Adam'),(False,'SGD')])
 def test_what_a_plan_says_of_its_promise(adam, who):
-    above, = figures('keeps', rf'With {who}: training loss median \S+, above \+5% in (\d+ of \d+)')
-    assert '{} of {}'.format(*ended_above[adam])==above
+    _,train,_,valid = figures('keeps', rf'With {who}: {losses}')
+    n_train,n_valid,of = ended_above[adam]
+    assert (f'{n_train} of {of}',f'{n_valid} of {of}')==(train,valid)
 
 def test_the_finder_s_page():
     assert not missing(md('nbs/finder/15_bs_find.ipynb'), *(o for pattern in kept.values() for o in figures('keeps', pattern)))
