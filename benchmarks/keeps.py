@@ -123,7 +123,7 @@ def of_cost(here):
             f"* For trainings of 500 steps or more that is {_of(is_long)}; shorter ones take {here.find[~is_long].max():.1f} s at most.",
             f"* The first training with a plan that changes something, with what finding it takes, lasts {_first(went.epochs>0)} of today's; of 4 epochs "
             f"{_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, {of_ten.median():.2f}.",
-            f"* Plans that stay on this processor: {reasons}."]
+            f"* Plans that stay on this processor: {len(stays)} of {len(here)}; {reasons}."]
 
 def cost_table(here):
     "A row for each task and number of epochs"
