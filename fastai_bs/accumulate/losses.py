@@ -156,8 +156,8 @@ class ElementCounter:
         if self.assumed and not _is_checked(loss_func): warnings.warn(
             f"GradAccum cannot tell what the loss {getattr(loss_func, '__name__', loss_func)} averages over, and assumes a mean over "
             "the items of the batch. If it is one, say so: GradAccum(..., count='items'). If it averages over something else "
-            "(tokens, pixels that count), say how many: GradAccum(..., count=lambda learn: (learn.yb[0]!=0).sum()); for bs_find, "
-            "put GradAccum(1, count=...) on the learner first. If it sums, give it an attribute `reduction` of 'sum'. "
+            "(tokens, pixels that count), say how many: GradAccum(..., count=lambda learn: (learn.yb[0]!=-100).sum()), with your padding's label "
+            "for -100; for bs_find, put GradAccum(1, count=...) on the learner first. If it sums, give it an attribute `reduction` of 'sum'. "
             "learn.check_accum() tells which it is", stacklevel=2)
 
     @property

@@ -142,7 +142,8 @@ def halve(self:Parts):
     n_items,self.too_large = self.too_large,None
     where = f"with {counted(math.ceil(n_items/self.n_parts))} at a time" if n_items else "on another rank"
     self.n_parts *= 2
+    call = self.accum.sizes.instead(self.accum, math.ceil((n_items or self.n_items)/self.n_parts))
+    advice = f" To train like this from the start, take {call}" if call else ''
     warnings.warn(
         f"Out of memory {where}: this window takes no optimizer step, and from the next one on each batch of the loader is cut in {self.n_parts} parts. Batch "
-        "size and gradient stay the same. To train like this from the start, take "
-        f"{self.accum.sizes.instead(self.accum, math.ceil((n_items or self.n_items)/self.n_parts))}", stacklevel=2)
+        f"size and gradient stay the same.{advice}", stacklevel=2)

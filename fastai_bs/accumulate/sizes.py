@@ -43,10 +43,9 @@ class Sizes:
         "Refuse what cannot be accumulated in windows of up to `most` micro-batches, 2 or more"
         refuse_loss(learn.loss_func)
 
-    def instead(self, accum, micro_bs)->str:
-        "Return the call that has micro-batches of `micro_bs` items from the start"
-        count = ', count=...' if accum.count else ''
-        return f"GradAccum({accum.n_passes}{count}) with batches of {micro_bs} items"
+    def instead(self, accum, most)->str:
+        "Return the call that trains windows of the same items in micro-batches of up to `most`; empty if the loader does not say how many its own have"
+        raise NotImplementedError
 
 # %% ../../nbs/accumulate/04_sizes.ipynb #b3795017
 def _n_acc_of_items(learn, bs):
@@ -64,6 +63,8 @@ def _n_acc_of_items(learn, bs):
         "with batches that divide it")
 
 # %% ../../nbs/accumulate/04_sizes.ipynb #5fd5681e
+def _divisor(n, most): return max(d for d in range(1, most+1) if n%d==0) # The largest of `n` up to `most`
+
 def _looks_like_items(n_acc, micro_bs, n_iter):
     "Return whether `n_acc` is a usual number of items, and leaves few steps in an epoch"
     is_large = bool(micro_bs) and n_acc>max(31, micro_bs)
@@ -121,6 +122,25 @@ class NAccByEpoch(Sizes):
         except Exception as e: raise TypeError(
             f"`n_acc` must be a whole number of micro-batches, a dict or a function of the epoch, got {shown(self.setting)}, which fails for epoch {epoch}: {e}"
         ) from e
+
+    def instead(self, accum, most):
+        learn,setting = accum.learn,self.setting
+        m = known_micro_bs(learn.dls.train)
+        if m is None: return ''
+        if callable(setting):
+            micro_bs = _divisor(m, most)
+            n = f'lambda epoch: {m//micro_bs}*n(epoch)'
+        elif isinstance(setting, dict):
+            by_epoch = {0: 1, **setting}
+            micro_bs = _divisor(m*math.gcd(*by_epoch.values()), most)
+            n = {e: n*m//micro_bs for e,n in by_epoch.items()}
+        else:
+            n_proc = 1 if runs_alone(learn) else n_processes()
+            micro_bs = _divisor(m*accum.n_acc, most)
+            n = f'bs={self.bs or m*accum.n_acc*n_proc}'
+        args = [str(n), *(['count=...'] if accum.count else []), *([] if accum.fix_bn else ['fix_bn=False'])]
+        where = ', where `n` is your function,' if callable(setting) else ''
+        return f"GradAccum({', '.join(args)}){where} with batches of {counted(micro_bs)}"
 
     def largest(self, learn)->int:
         "Return the largest number that is known without a fit; a function is called for the first epoch"

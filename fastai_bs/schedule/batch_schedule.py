@@ -129,7 +129,11 @@ class ScheduledSizes(Sizes):
         else: sizes = [_checked_size(self.bs, pct) for pct in np.linspace(0, 1, 101)] # At each percent of the fit
         return max(self.way_of(learn, o)[0] for o in sizes)
 
-    def instead(self, accum, micro_bs): return f"max_micro_bs={micro_bs}"
+    def instead(self, accum, most):
+        ranks = n_processes()
+        sizes = [self.bs_today(accum.learn),*self.bs.values()] if self.by_epoch else []
+        def _has_same_items(n): return all(math.prod(way_to(o, n, ranks))==math.prod(way_to(o, None, ranks)) for o in sizes) and (sizes or self.now%n==0)
+        return f"max_micro_bs={max(filter(_has_same_items, range(1, most+1)), default=most)}"
 
 # %% ../../nbs/schedule/03_batch_schedule.ipynb #38d5458e
 @patch

@@ -213,8 +213,8 @@ def _warn_of_few_steps(learn, factor, least):
     if factor<2 or fit_method(learn)=='fine_tune' and learn.opt.frozen_idx>0: return
     n_steps = sum(math.ceil(epoch_len(learn)/accumulation(learn, e)) for e in range(first_epoch(learn), learn.n_epoch))
     if n_steps<least:
-        warnings.warn(f"{counted(n_steps, 'optimizer step')} are few for {factor:.3g} times the rate, as any batch size needs some {least}: "
-                      "train for more epochs, or with smaller batches", stacklevel=2)
+        warnings.warn(f"This fit has only {counted(n_steps, 'optimizer step')}, at {factor:.3g} times the rate. Whatever the batch size, a training needs "
+                      f"about {least}: train for more epochs, or with smaller batches", stacklevel=2)
 
 # %% ../../nbs/schedule/02_scaled_lr.ipynb #ba2326c6
 @patch

@@ -14,19 +14,21 @@ from ..utils.text import counted, difference_text, listed, marked_size, percent,
 # %% ../../nbs/verify/04_advice.ipynb #d17bfbbf
 headlines = dict(
     use="Use {bs} (today {now}), its plan holds: the {loss} ends at most 2% above today's, in {part} of the time.",
-    stay="Stay at {now}: as planned, no faster size ends within 2% of its {loss}.",
-    tied="Stay at {now} for now: it is not clear whether the {loss} of {open}, trained as planned, ends within 2% of that of {now}.",
+    stay="Stay at {now}: no other size that was tried takes less time and ends with a {loss} at most 2% higher.",
+    tied="Stay at {now} for now: these runs cannot tell whether the {loss} of {open} ends at most 2% above that of {now}.",
     chance="Stay at {now} for now: there are too few runs to know the noise between runs.",
     alone="Stay at {now} for now: no other size was trained to the end, so there is nothing to compare with.",
     today="Stay at {now} for now: it has no loss that others can be compared with.")
 
 def _part(v, bs): return percent(v.at(bs).seconds/v.at(v.bs_now).seconds) # Of today's time
 
+def _loss(v): return dict(train_loss='training loss', valid_loss='validation loss')[v.decided_by]
+
 def headline(
     v, # A `BatchVerification`
 )->str:
     "Return the sentence that says what to do"
-    words = dict(bs=v.bs, now=v.bs_now, loss=dict(train_loss='training loss', valid_loss='validation loss')[v.decided_by])
+    words = dict(bs=v.bs, now=v.bs_now, loss=_loss(v))
     if v.verdict=='tied': words |= dict(open=listed(v.open_sizes))
     if v.verdict=='use': words |= dict(part=_part(v, v.bs))
     return headlines[v.no_plan_for or v.verdict].format(**words)
@@ -38,19 +40,23 @@ def _rate(v):
     text = f"Pass {lr} to `fit_one_cycle`."
     return f"{text} A callback scales it to {scaled}." if v.plan.choice.option.changes and scaled!=lr else text
 
+def _tenths(x): return round(x, 3)+0. # A fraction, to a tenth of a percent; without -0
+
 def _side(difference):
-    "Write '29% lower' for -0.29"
-    side = 'lower' if difference<0 else 'higher'
+    "Write '29% below' for -0.29"
+    side = 'below' if difference<0 else 'above'
     return f"{percent(abs(difference))} {side}"
 
-def _how_sure(v):
+def _measured(v):
     "Say how much the planned size differs from today's, or the best of others, with the interval and the time"
     if v.verdict=='unknown': return []
     others = v.table[v.table.bs!=v.bs_now]
     bs = next(o for o in (v.bs,v.planned.bs,int(others.bs[others['diff'].idxmin()])) if o in others.bs.values)
     o = v.at(bs)
     part = '' if v.verdict=='use' else f", in {_part(v, bs)} of the time"
-    return [f"How sure: {bs} ended {_side(o['diff'])} than {v.bs_now} (from {_side(o.low)} to {_side(o.high)}){part}."]
+    diff,low,high = map(_tenths, (o['diff'],o.low,o.high))
+    return [f"Measured: the {_loss(v)} of {bs} ended {_side(diff)} that of {v.bs_now} (with {percent(v.level)} confidence, from {_side(low)} to "
+            f"{_side(high)}){part}."]
 
 def _again(v):
     "Return the call that gives a clearer answer"
@@ -104,7 +110,7 @@ def verified_words(
 )->dict: # Lists of sentences: 'do', 'how', 'run', 'why', 'caution'
     "Collect the sentences by their kind"
     how = [_rate(v)] if v.verdict in ('use','stay') else []
-    words = dict(do=[headline(v)], how=how+_how_sure(v), run=[run_line(v)], why=_why(v), caution=list(cautions(v))[:most])
+    words = dict(do=[headline(v)], how=how+_measured(v), run=[run_line(v)], why=_why(v), caution=list(cautions(v))[:most])
     return {kind: texts for kind,texts in words.items() if texts}
 
 def sizes_table(
@@ -114,7 +120,7 @@ def sizes_table(
     marks = [('today',v.bs_now),('planned',v.planned.bs)]
     if v.verdict!='unknown': marks.append(('chosen',v.bs))
     df = v.table.assign(bs=[marked_size(bs, marks) for bs in v.table.bs])
-    df['diff'] = [difference_text(*o) for o in zip(df['diff'], df.low, df.high)]
+    df['diff'] = [difference_text(*map(_tenths, o)) for o in zip(df['diff'], df.low, df.high)]
     df.loc[(v.table.bs==v.bs_now) | v.table['diff'].isna(),'diff'] = ''
     hidden = ['loss','low','high']
     if (df.n_acc==1).all(): hidden += ['micro_bs','n_acc']

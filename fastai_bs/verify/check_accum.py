@@ -47,7 +47,7 @@ _losses = dict(
     counted="The loss function by itself is exact, so the difference comes from what is added to it: by a callback in `after_loss`, or as a penalty on "
         "parameters to a loss that sums. See that it averages over what the loss averages over; leave penalties on parameters to weight decay.",
     mean="The loss is a mean, but not over what is counted: items, unless `count=` is given. Count what it averages over, as in "
-        "GradAccum({n}, count=lambda learn: (learn.y!=0).sum()).",
+        "GradAccum({n}, count=lambda learn: (learn.y!=-100).sum()), with your padding's label for -100.",
     sum="The loss is a sum: set learn.loss_func.reduction = 'sum'.",
     divisor="The loss divides a sum by a number that does not add up over the micro-batches, as max(1, positives) where one has no positives, so no "
         "`count=` is exact: divide by what adds up, such as the number of items.",
@@ -56,9 +56,9 @@ _losses = dict(
         "A ratio of sums over the whole batch, as Dice may be, has to be taken item by item.",
     pairs="The loss compares the items of a batch, so no accumulation is exact: take micro-batches as large as fit in memory (learn.max_bs_find()).",
     unknown="The model predicts the same both ways, but the loss is no mean over what is counted: items, unless `count=` is given. If it is a mean over "
-        "something else, count that, as in GradAccum({n}, count=lambda learn: (learn.y!=0).sum()). If it is a sum, set learn.loss_func.reduction = 'sum'. "
-        "If it has parts that average over different numbers, give each the same divisor. If it compares the items of a batch, no accumulation is exact: "
-        "take micro-batches as large as fit in memory (learn.max_bs_find()).")
+        "something else, count that, as in GradAccum({n}, count=lambda learn: (learn.y!=-100).sum()), with your padding's label for -100. If it is a "
+        "sum, set learn.loss_func.reduction = 'sum'. If it has parts that average over different numbers, give each the same divisor. If it compares the "
+        "items of a batch, no accumulation is exact: take micro-batches as large as fit in memory (learn.max_bs_find()).")
 
 @dataclass(frozen=True)
 class Reason:
@@ -79,7 +79,6 @@ class AccumCheck:
     reasons:list # `Reason`s; their text says what to do; empty if there is nothing to explain
     errors:dict # `error` by window
     how:str # What accumulated
-    items:int # Items in the large batch
     precision:str # 'double', or the model's own if it does not run in double precision
     bound:float # Largest `error` that counts as rounding in that precision
     rounding:float # `error` in the precision of training, if the verdict is 'same'; NaN if unknown
@@ -91,10 +90,9 @@ class AccumCheck:
 
     def lines(self)->list:
         "Return the answer in sentences"
-        words = dict(same='The same', different='Not the same', zero='The gradient is 0 both ways, so see that the loss depends on the parameters')
-        how = f"{self.how} against one batch of {counted(self.items)}, in {self.precision} precision"
-        res = [f"{words[self.verdict]}: relative error {num(self.error)} of the gradient, {how}."]
-        if len(self.errors)>1: res.append(f"By window: {', '.join(f'{num(e)} for {nm}' for nm,e in self.errors.items())}.")
+        words = dict(same='The same, to rounding', different='Not the same', zero='The gradient is 0 both ways, so see that the loss depends on the parameters')
+        res = [f"{words[self.verdict]}: {self.how} against one batch of the same items, in {self.precision} precision.",
+               f"Relative error of the gradient: {', '.join(f'{num(e)} in {nm}' for nm,e in self.errors.items())}."]
         if self.verdict=='same' and self.precision=='double' and not math.isnan(self.rounding):
             res.append(f"In training, in {self.trains_in} precision, rounding makes the error {num(self.rounding)}.")
         return res
@@ -176,7 +174,12 @@ class _Comparison:
         "Return the Python text of what accumulates"
         count = self.how.count if isinstance(self.how, GradAccum) else None
         count = f", count={count!r}" if isinstance(count, str) else ', count=...' if count else ''
-        return f"{type(self.how).__name__}({self.n_acc}{count})"
+        return f"{type(self.how).__name__}({self.size}{count})"
+
+    @property
+    def size(self):
+        "Return the first argument of what accumulates"
+        return self.how.sizes if isinstance(self.how, GradAccum) and self.how.sizes.bs else self.n_acc
 
     def compare(self, micros, how=None, in_eval=(), double=None):
         "Run a window as micro-batches and as one batch, with the modules `in_eval` in eval mode; raise an error if there is no finite gradient"
@@ -207,7 +210,7 @@ class _Comparison:
             if cured.off<base.off/2 or cured.error<base.error/2:
                 reasons.append(Reason('batchnorm', dict(n_layers=counted(len(norms), 'layer'), layer=norms[0], error=base.error, rest=cured.error)))
                 base,in_eval = cured,norms
-        n = self.n_acc # For the `GradAccum` to advise
+        n = self.size # For the `GradAccum` to advise
         if isinstance(self.how, GradientAccumulation): n = max(1, round(n*micros.share/max(micros.sizes)))
         if base.error>self.bound and not isinstance(self.how, GradAccum):
             cured = self.compare(micros, callback_of(self.learn, GradAccum) or GradAccum(), in_eval)
@@ -252,10 +255,19 @@ class _Comparison:
         if worst.error==0 and worst.is_zero: verdict = 'zero'
         if any(o.draws.taken and o.draws.held for _,o in pairs):
             notes = [*notes, "Random numbers, as of dropout, were the same both ways; in training each micro-batch draws its own."]
-        return AccumCheck(verdict, worst.error, worst.table, list(reasons.values()), errors, self.called, sum(micros.sizes), self.precision, self.bound,
+        return AccumCheck(verdict, worst.error, worst.table, list(reasons.values()), errors, self.called, self.precision, self.bound,
                           self.rounding(micros, worst), self.trains_in, notes)
 
 # %% ../../nbs/verify/08_check_accum.ipynb #71a06096
+def _own(learn):
+    "Return what accumulates on the learner, 4 if nothing does that can be checked; and a list of sentences on it"
+    own = callback_of(learn, (GradAccum,GradientAccumulation))
+    if own is None or isinstance(own, GradientAccumulation): return own or 4,[]
+    if isinstance(own, BatchSchedule): return 4,["The learner's own BatchSchedule has micro-batches of its own sizes, so 4 of the loader's were checked."]
+    n = own.sizes.largest(learn)
+    if n<2: return 4,[f"The learner's own {own} does not accumulate at first, so 4 micro-batches were checked."]
+    return own,[f"The learner's own {own} changes from epoch to epoch: windows of {n} micro-batches were checked."] if own.sizes.varies else []
+
 def _what_accumulates(learn, n_acc):
     "Return the callback that accumulates, and its `n_acc`; raise an error if `n_acc` is neither a callback nor a number"
     if isinstance(n_acc, BatchSchedule):
@@ -271,7 +283,7 @@ def _what_accumulates(learn, n_acc):
 
 @patch
 def check_accum(self:Learner,
-    n_acc=4, # Micro-batches per optimizer step; or what accumulates them: a `GradAccum`, or fastai's `GradientAccumulation(64)`
+    n_acc=None, # Micro-batches per optimizer step, or a `GradAccum` or `GradientAccumulation`; `None`: the learner's own, and without one 4
 )->AccumCheck: # Verdict, error, reasons, and a table by parameter
     """Compare the accumulated gradient with that of the large batch, on a window of the learner's batches; the learner is left as it was
 
@@ -279,11 +291,13 @@ def check_accum(self:Learner,
     the larger error counts. Several ranks check each by itself, and the largest error counts. A loss that was assumed to be a mean over items, and was found
     to be the same, is not warned about any more.
     """
+    n_acc,on_own = _own(self) if n_acc is None else (n_acc,[])
     how,n = _what_accumulates(self, n_acc)
     if not trained_params(self):
         raise ValueError("The learner has no parameter that is trained, so there is no gradient to compare: learn.unfreeze(), or set `requires_grad`")
     on_ranks = trains_together(self)
     windows,notes = windows_of(self, how, n)
+    notes = on_own+notes
     theirs = callback_of(self, GradientAccumulation)
     if theirs is not None and isinstance(how, GradAccum): notes.append(
         f"The learner's own GradientAccumulation({theirs.n_acc}) was left out: learn.check_accum(GradientAccumulation({theirs.n_acc})) checks that one.")

@@ -28,7 +28,7 @@ def plot_sizes(
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     if planned!=bs_now: ax.axvline(planned, color='grey', ls=':', label=f'planned, {planned}')
     if np.isfinite(table.high).all(): ax.vlines(table.bs, table.low, table.high, color='C0', alpha=0.3, lw=6, label='its interval')
-    for size in runs: ax.plot(np.full(len(runs), size), runs[size], '_', color='C0', ms=12)
+    ax.plot(np.tile(runs.columns, len(runs)), runs.to_numpy().ravel(), '_', color='C0', ms=12, label='single runs')
     ax.plot(table.bs, table['diff'], 'o', color='C0', ms=7, label='mean of runs')
     if bs in table.bs.tolist(): ax.plot(bs, table['diff'][table.bs==bs].item(), '*', color='C1', ms=16, zorder=5, label=f'chosen, {bs}')
     lows,highs = [0,*runs.min(),*table['diff'].dropna()],[within,*runs.max(),*table['diff'].dropna()]

@@ -237,9 +237,9 @@ def items_in_windows(
     m:int, # Items in a micro-batch
     last:int, # Items in the epoch's last micro-batch
 )->dict: # Lists of the items of the micro-batches, by name of the window
-    "Return a whole window, and the epoch's last window if it differs"
+    "Return a whole window, and the one that has the epoch's last items if it differs"
     epoch = [m]*(n_iter-1)+[last]
-    windows = [epoch[i:i+n_acc] for i in range(0, n_iter, n_acc)]
+    windows,nm = [epoch[i:i+n_acc] for i in range(0, n_iter, n_acc)],"the epoch's last window"
     if isinstance(how, GradientAccumulation):
         if n_acc>sum(epoch): raise ValueError(
             f"GradientAccumulation(n_acc) counts items, and an epoch has {sum(epoch)}, got n_acc={n_acc}, which would never step: for as many micro-batches "
@@ -249,8 +249,9 @@ def items_in_windows(
             now.append(n)
             if sum(now)>=n_acc: windows,now = [*windows,now],[]
             if i>=n_iter and not now: break
+        if i>n_iter: nm = "the epoch's last window, filled up from the next epoch,"
     whole,end = windows[0],windows[-1]
-    return {'a whole window': whole} if end==whole else {'a whole window': whole, "the epoch's last window": end}
+    return {'a window': whole} if end==whole else {'a window': whole, nm: end}
 
 # %% ../../nbs/verify/07_window_gradients.ipynb #77ed42a3
 def _cut(b, s): return rows_of(b, find_bs(b), s, 'check_accum', 'give it a loader of batches that can be joined or cut')
@@ -266,7 +267,7 @@ class Micros:
     def sizes(self)->list: return [find_bs(b) for b in self.batches] # Items in each
     def __str__(self):
         sizes = [f"{self.sizes.count(n)} x {n}" if self.sizes.count(n)>1 else f'{n}' for n in dict.fromkeys(self.sizes)]
-        return f"{self.name}: {' + '.join(sizes)} items"
+        return f"{self.name} of {' + '.join(sizes)} items"
 
     def smaller(self):
         "Return half of each micro-batch"
@@ -296,7 +297,7 @@ def windows_of(
     "Build a whole window from batches of the loader, and the epoch's last window if it differs"
     drawn,windows = _first_batches(learn, how, n_acc)
     res,notes = [],[]
-    n,size = len(windows['a whole window']),find_bs(drawn[0])
+    n,size = len(windows['a window']),find_bs(drawn[0])
     if n<n_acc and not isinstance(how, GradientAccumulation):
         notes.append(f"The training loader yields {n} micro-batches in an epoch, so a window has {n}, and not {n_acc}.")
     for nm,sizes in windows.items():

@@ -91,7 +91,7 @@ def test_the_advice_on_count_works_as_it_stands(nm):
         return learn
     with pytest.warns(UserWarning, match='cannot tell what the loss') as ws: fit()
     words, = [str(w.message) for w in ws if 'cannot tell' in str(w.message)]
-    confirm,some = re.findall(r"count=('items'|lambda learn: .*?)\)[.;] ", words)
+    confirm,some = re.findall(r"count=('items'|lambda learn: .*?)\)[.,] ", words)
     assert confirm=="'items'"
     for code in (confirm,some):
         with warnings.catch_warnings():

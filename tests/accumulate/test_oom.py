@@ -1,6 +1,7 @@
 "GradAccum(on_oom='split'): wherever memory runs out, that window takes no step, and all others are as if it had not"
-import pickle, random, warnings
+import pickle, random, re, warnings
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from fastai.optimizer import Adam, OptimWrapper
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
 import fastai_bs.accumulate.oom as oom_module
+import fastai_bs.accumulate.sizes as sizes_module
 from fastai_bs.all import GradAccum, NoiseScale, ScaledLR
 from helpers import distance, flat, loaders, mlp, momentum_sgd, quiet_learner, regression, ScaledLoss, SkipSteps, token_model, tokens
 
@@ -120,7 +122,7 @@ def test_a_batch_is_split_until_it_fits(most, lost):
     n_lost = len(lost)
     assert len(said)==n_lost
     for i,o in enumerate(said): assert f'Out of memory with {8//2**i} items at a time' in o
-    assert all(o in said[-1] for o in (f'in {2**n_lost} parts', f'GradAccum({3*2**n_lost})', f'of {8//2**n_lost} items'))
+    assert all(o in said[-1] for o in (f'in {2**n_lost} parts', 'GradAccum(bs=24)', f'of {8//2**n_lost} item'))
     assert struck.grad_accum.n_acc==3 # Micro-batches of the loader, as asked for
     assert_same(struck, plain, lost)
 
@@ -128,7 +130,43 @@ def test_what_did_not_fit_is_said_not_what_closed_the_window():
     "A window is an epoch, which ends with a batch of 2 items"
     _,_,said = both(Strike('forward', [0]), [0], n_acc=13)
     assert 'Out of memory with 4 items at a time' in said[0]
-    assert 'take GradAccum(26) with batches of 2 items' in said[0]
+    assert 'take GradAccum(bs=52) with batches of 2 items' in said[0]
+
+class WindowItems(Callback):
+    "The items of each optimizer step, by epoch"
+    order,run_valid = 100,False
+    def before_fit(self): self.steps,self.items = [[] for _ in range(self.n_epoch)],0
+    def after_backward(self): self.items += find_bs(self.learn.xb)
+    def after_step(self):
+        self.steps[self.epoch].append(self.items)
+        self.items = 0
+
+def window_items(accum, bs, n=50):
+    learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[accum, WindowItems()])
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        learn.fit(3, 0.)
+    return learn.window_items.steps
+
+def by_epoch(epoch): return [1,3,2][epoch]
+
+@pytest.mark.parametrize('n_ranks', [1,2])
+@pytest.mark.parametrize('m', [3,7,12])
+def test_what_it_advises_trains_windows_of_the_same_items(m, n_ranks, monkeypatch):
+    "Of odd sizes too, after one memory error or several, for each way to say how many items there are, on two ranks as on one"
+    monkeypatch.setattr(sizes_module, 'n_processes', lambda: n_ranks)
+    ways = [dict(n_acc=o) for o in (1,3,50//m+2,{1: 3},{0: 2, 2: 6},by_epoch)] + [dict(bs=o*m*n_ranks) for o in (2,50)]
+    tried = set()
+    for kwargs,most in product(ways, {1,m//3,m-1}):
+        fix_bn,strike = most>1,Strike('forward', range(1000), most=most, times=1000)
+        learn = quiet_learner(loaders(regression(50), m), mlp(), cbs=[GradAccum(**kwargs, on_oom='split', fix_bn=fix_bn), strike])
+        for said in fit(learn, 3):
+            call,bs = re.search(r'take (GradAccum\(.*\)).* with batches of (\d+) item', said).groups()
+            assert ('fix_bn=False' in call)!=fix_bn
+            assert int(bs)<=m
+            if (key := (call,bs,str(kwargs))) in tried: continue
+            tried.add(key)
+            assert window_items(eval(call, dict(GradAccum=GradAccum, n=by_epoch)), int(bs))==window_items(GradAccum(**kwargs), m)
 
 def test_an_item_that_does_not_fit_is_an_error():
     "Smaller parts cannot help; nothing is left behind"

@@ -53,8 +53,8 @@ def test_windows_by_items_are_checked_and_measured(short):
     learn = learner(n=200)
     res = learn.check_accum(GradAccum(bs=12))
     assert res.same
-    assert res.items==12
-    assert res.how=='GradAccum(3)'
+    assert list(res.errors)[0]=='a window of 3 x 4 items'
+    assert res.how=='GradAccum(bs=12)'
     learn.add_cb(GradAccum(bs=12))
     plan = learn.bs_find(0.01, num_it=60, show_plot=False)
     assert plan.base_bs==plan.facts.today.bs==12

@@ -349,7 +349,11 @@ def test_few_steps_are_no_news_after_a_plan():
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         fit()(plan.apply(learn), plan)
-    with pytest.warns(UserWarning, match='30 optimizer steps are few for 3 times the rate'): fit(cbs=plan.cbs)(learner(bs=32), plan)
+    with pytest.warns(UserWarning, match='only 30 optimizer steps, at 3 times the rate'): fit(cbs=plan.cbs)(learner(bs=32), plan)
+
+def test_a_second_callback_that_accumulates_is_refused_with_the_way_back():
+    with pytest.raises(ValueError, match=r'Only one callback.*remove_cb\(GradAccum\), or call plan.undo\(learn\), as a plan has set this learner up'):
+        accumulated().apply(learner()).fit(1, 0.1, cbs=GradAccum(2))
 
 # There and back
 

@@ -144,6 +144,13 @@ def test_where_memory_runs_out_it_goes_on_by_accumulation():
     b = fit(learner(n=96, model=Hungry(100), cbs=[BatchSchedule(sizes), SkipSteps(24)]), n_epoch=4) # The first of the grown batches takes no step
     assert distance(a, b)<1e-12
 
+def test_what_it_advises_where_memory_runs_out_has_the_same_sizes():
+    "17 and 34 items in batches of 9 would be rounded to 16 and 36"
+    sizes = {1: 17, 2: 34}
+    with pytest.warns(UserWarning, match='Out of memory with 17 items') as said: fit(learner(n=96, model=Hungry(10), cbs=[BatchSchedule(sizes)]), n_epoch=2)
+    most, = {int(str(o.message).rpartition('take max_micro_bs=')[2]) for o in said if 'Out of memory' in str(o.message)}
+    assert sizes_of(fit(learner(n=96, cbs=[BatchSchedule(sizes, max_micro_bs=most)]), 3))==sizes_of(fit(learner(n=96, cbs=[BatchSchedule(sizes)]), 3))
+
 def test_no_more_than_asked_is_ones_own_affair():
     with pytest.raises(torch.OutOfMemoryError): fit(learner(n=48, model=Hungry(2), cbs=[BatchSchedule({0: 4})]))
     with pytest.raises(torch.OutOfMemoryError): fit(learner(n=48, model=Hungry(8), cbs=[BatchSchedule({0: 4, 1: 32}, max_micro_bs=16)]))

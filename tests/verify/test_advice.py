@@ -3,7 +3,7 @@ import dataclasses
 import re
 
 import pytest
-from fastai_bs.verify.advice import headline, headlines, run_line, verified_words
+from fastai_bs.verify.advice import headline, headlines, run_line, sizes_table, verified_words
 from trials import trial
 from verify.test_result import case_of, cases
 
@@ -30,8 +30,17 @@ def test_the_line_to_run_again_asks_the_same_with_more_runs():
     assert run_line(v)=='v = learn.bs_verify(v.planned, sizes=[32], n_runs=16)'
     assert run_line(dataclasses.replace(v, interrupted=True))=='v = learn.bs_verify(v.planned, sizes=[32])'
 
-def test_how_sure_is_about_the_plan():
+def test_what_was_measured_is_of_the_plan():
     "Not about a smaller one of one's own that ends lower"
     v = trial({128: 1.03, 256: 1.05}, planned=None)
-    assert 'How sure: 256 ended 5% higher than 64 (from 4.' in v.advice
+    assert 'Measured: the validation loss of 256 ended 5% above that of 64 (with 95% confidence, from 4.' in v.advice
     assert 'of the time.' in v.advice
+
+@pytest.mark.parametrize('times,sd,says', [(1.0004,1e-7,'0% above.*from 0% above to 0% above'),(0.973,1e-7,'2.7% below'),(1.15,1e-3,'15% above'),
+    (1.0204,0.0056,r'2.\d?% above.*from [\d.]+% [ab]\w+ to [\d.]+% above')])
+def test_percents_have_one_decimal_at_most(times, sd, says):
+    "And two digits, in the sentence and in the table"
+    v = trial({256: times}, sd=sd)
+    text = ' '.join([v.advice,*sizes_table(v)["above today's"]])
+    assert re.search(f'ended {says}', text)
+    assert not re.search(r'\d\.\d\d+%|\d\d\.\d+%|\[.*\d\.\d\d|-0\b(?!\.)', text)

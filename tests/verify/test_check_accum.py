@@ -24,7 +24,7 @@ from fastai.data.load import DataLoader
 from fastai.losses import CrossEntropyLossFlat, DiceLoss, FocalLossFlat, LabelSmoothingCrossEntropyFlat
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
-from fastai_bs.all import bn_to_gn, GradAccum, NoiseScale, ScaledLR
+from fastai_bs.all import BatchSchedule, bn_to_gn, GradAccum, NoiseScale, ScaledLR
 from helpers import RaiseAt, changes, loaders, mlp, picture, quiet_learner, regression, token_model, tokens
 
 f32 = torch.float32
@@ -289,6 +289,37 @@ def test_fastais_callback_divides_a_ragged_window_by_too_little():
     (GradientAccumulation(32),info_nce,reals[:64],['loss']), (GradientAccumulation(32),nn.MSELoss(reduction='sum'),reals,['divides'])], ids=range(3))
 def test_what_another_callback_divides_by_is_told_from_what_the_loss_does(how, loss_func, items, expected):
     assert keys(learner(mlp(dtype=f32), items, loss_func).check_accum(how))==expected
+
+def test_both_windows_are_named_with_their_sizes():
+    "Of fastai's callback, the last one goes on into the next epoch"
+    learn = learner(dense())
+    first,errors,*_ = learn.check_accum(4).lines()
+    assert first=='The same, to rounding: GradAccum(4) against one batch of the same items, in double precision.'
+    assert re.fullmatch(r"Relative error of the gradient: \S+ in a window of 4 x 8 items, \S+ in the epoch's last window of 6 items\.", errors)
+    _,errors,*_ = learn.check_accum(GradientAccumulation(32)).lines()
+    assert errors.endswith(", 0.188 in the epoch's last window, filled up from the next epoch, of 6 + 4 x 8 items.")
+    _,errors,*_ = learn.check_accum(GradientAccumulation(70)).lines()
+    assert re.fullmatch(r'Relative error of the gradient: \S+ in a window of 8 x 8 \+ 6 items\.', errors)
+
+own_accums = dict(nothing=(None,'GradAccum(4)',4,None), by_items=(lambda: GradAccum(bs=16),'GradAccum(bs=16)',2,None), fastais=(
+    lambda: GradientAccumulation(24),'GradientAccumulation(24)',3,None), counted=(lambda: GradAccum(3, count=own_counts),'GradAccum(3, count=...)',3,None),
+    by_epoch=(lambda: GradAccum({0: 1, 2: 5}),'GradAccum(5)',5,r'own GradAccum\({0: 1, 2: 5}\) changes from epoch to epoch: windows of 5 micro-batches'),
+    one=(lambda: GradAccum(bs=8, count=own_counts),'GradAccum(4, count=...)',4,r'own GradAccum\(bs=8\) does not accumulate at first, so 4'),
+    scheduled=(lambda: BatchSchedule({0: 8, 1: 32}),'GradAccum(4)',4,'own BatchSchedule has micro-batches of its own sizes, so 4'))
+
+@pytest.mark.parametrize('nm', own_accums)
+def test_without_an_argument_the_learners_own_is_checked(nm):
+    "A number or a callback that is given comes first"
+    own,how,n,says = own_accums[nm]
+    learn = learner(mlp(dtype=f32), reals, nn.MSELoss(), cbs=own and own())
+    was = picture(learn)
+    res = learn.check_accum()
+    assert changes(was, picture(learn))==[]
+    assert res.how==how
+    assert [*res.errors][0]==f'a window of {n} x 8 items'
+    assert bool(re.search(says or 'own Grad|own Batch', ' '.join(res.notes)))==bool(says)
+    assert re.fullmatch(r'GradAccum\(2(, count=...)?\)', learn.check_accum(2).how)
+    assert learn.check_accum(GradAccum(bs=32)).how=='GradAccum(bs=32)'
 
 def test_each_window_has_a_reason_of_its_own():
     "BatchNorm in the whole window, the divisor in the last one too; clipping would hide that"

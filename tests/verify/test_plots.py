@@ -12,7 +12,11 @@ def test_a_verification_is_drawn(nm, title):
     ax = v.plot()
     line = ax.lines[[o.get_label() for o in ax.lines].index('mean of runs')]
     assert line.get_xdata().tolist()==v.table.bs.tolist()
-    assert sum(len(o.get_xdata()) for o in ax.lines if o.get_marker()=='_')==v.losses.size # A dash for each run of each size
+    dashes, = [o for o in ax.lines if o.get_marker()=='_'] # For each run of each size
+    assert len(dashes.get_xdata())==v.losses.size
+    for bs in v.losses if v.bs_now in v.losses else ():
+        assert np.allclose(dashes.get_ydata()[dashes.get_xdata()==bs], np.expm1(v.losses[bs]-v.losses[v.bs_now]))
+    assert 'single runs' in [o.get_text() for o in ax.get_legend().get_texts()]
     assert ax.get_title()==f'Final loss: {title}'
     assert any('chosen' in o.get_label() for o in ax.lines)==(title!='not clear')
     bottom,top = ax.get_ylim()

@@ -58,8 +58,7 @@ def test_native_dropout_is_held_for_the_parts():
 
 def test_a_short_loader_has_smaller_windows():
     res = learner(conv(), images[:20]).check_accum(4)
-    assert res.items==20
-    assert list(res.errors)==['a whole window: 2 x 8 + 4 items']
+    assert list(res.errors)==['a window of 2 x 8 + 4 items']
     assert 'a window has 3, and not 4' in res.notes[0]
     assert res.error<1e-13
 
@@ -74,7 +73,6 @@ def ragged_tokens():
 def test_batches_that_do_not_go_together_are_cut():
     "One of them in parts"
     res = ragged_tokens().check_accum(GradientAccumulation(30))
-    assert res.items==8
-    assert 'a batch in parts: 4 x 2 items' in list(res.errors)[0]
+    assert 'a batch in parts of 4 x 2 items' in list(res.errors)[0]
     assert 'cannot be joined' in res.notes[0]
     assert res.error==pytest.approx(32/30-1, abs=1e-13)
