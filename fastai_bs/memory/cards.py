@@ -9,7 +9,6 @@ __all__ = ['Card', 'margin_text', 'card_of', 'limit_bytes']
 
 # %% ../../nbs/memory/01_cards.ipynb #d1c07149
 import re
-from difflib import get_close_matches
 from typing import NamedTuple
 from ..utils.checks import is_number, n_bytes, shown
 from ..utils.text import bytes_text, percent
@@ -60,11 +59,12 @@ def margin_text(
 def card_of(
     limit, # As for `limit_bytes`
 )->Card: # `None` if it names no card
-    "Return the card that `limit` names; raise an error with names that are near, or much used, if none is known by that"
+    "Return the card that `limit` names; raise an error with those that begin alike, or with much used ones, if none is known by that name"
     if not (isinstance(limit, str) and re.match(r'\s*[a-z]', limit, re.I)): return None
-    name = _names.get(_key(limit))
+    key = _key(limit)
+    name = _names.get(key)
     if name is None:
-        near = dict.fromkeys(_names[o] for o in get_close_matches(_key(limit), _names, 6, 0.7))
+        near = [nm for nm in _cards if key and (_key(nm).startswith(key) or key.startswith(_key(nm)))]
         raise ValueError(
             f"No card is known by the name {shown(limit)}: say how much memory it has, as '16GB', or take a name as {', '.join(near or _much_used)}")
     return Card(name, _cards[name], name in _with_ecc)

@@ -308,7 +308,8 @@ class MemoryReport(pd.DataFrame):
         if room:
             whose = card.name if card else 'limit'
             ax.axvline(room/one, color='C3', label=f'{whose} leaves {bytes_text(room)}')
-        for i,n in enumerate(df.bytes): ax.text(n/one, i, ' '+bytes_text(n), va='center', bbox={'fc': 'w', 'ec': 'none', 'pad': 0.5})
+        over_line = {'fc': 'w', 'ec': 'none', 'pad': 1}
+        for i,n in enumerate(df.bytes): ax.annotate(bytes_text(n), (n/one,i), (4,0), textcoords='offset points', va='center', bbox=over_line)
         ax.invert_yaxis()
         ax.set_xlim(0, max(1.5*max(stays+grows), 1.1*room/one)) # Room for the texts, on small axes too
         ax.set(xlabel=f'{unit} (total {bytes_text(total)})', title=f'A training step of {counted(report.bs)}')

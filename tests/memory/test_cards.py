@@ -23,17 +23,15 @@ def test_what_a_card_leaves(name):
     ('rtx3090ti','RTX 3090 Ti'), ('RTX 4060 Ti 8GB','RTX 4060 Ti'), ('RTX 4060','RTX 4060')])
 def test_cards_are_known_by_several_names(name, meant): assert card_of(name).name==meant and limit_bytes(name)==limit_bytes(meant)
 
-@pytest.mark.parametrize('name,near', [('V100',{'V100-16','V100-32'}), ('A100',{'A100-40','A100-80'}), ('RTX 4060 Ti 16GB',{'RTX 4060 Ti'}),
-    ('RTX 9090',{'RTX 3090','RTX 4090','RTX 5090'})])
+@pytest.mark.parametrize('name,near', [('V100','V100-16, V100-32'), ('A100','A100-40, A100-80, A10'), ('RTX 4060 Ti 16GB','RTX 4060, RTX 4060 Ti'),
+    ('RTX 309','RTX 3090, RTX 3090 Ti')])
 def test_unknown_names_of_cards_are_refused(name, near):
-    "With names that are near, and those of several sizes are not guessed"
-    with pytest.raises(ValueError, match=f"No card is known by the name '{name}': say how much memory it has, as '16GB', or take a name as ") as e:
+    "With names that begin alike, and those of several sizes are not guessed"
+    with pytest.raises(ValueError, match=f"No card is known by the name '{name}': say how much memory it has, as '16GB', or take a name as {near}$"):
         card_of(name)
-    named = str(e.value).partition(' a name as ')[2].split(', ')
-    assert near<={*named} and len({*named})==len(named)<=6
 
-@pytest.mark.parametrize('name', ['gpu','GeForce','kaggle'])
-def test_where_no_name_is_near(name):
+@pytest.mark.parametrize('name', ['gpu','GeForce','kaggle','RTX 9090'])
+def test_where_no_name_begins_alike(name):
     "Cards that many have, those of Kaggle and Colab first, and each is known"
     with pytest.raises(ValueError, match='or take a name as T4, P100, L4, A100-40') as e: card_of(name)
     assert all(card_of(o).name==o for o in str(e.value).partition(' a name as ')[2].split(', '))

@@ -28,7 +28,7 @@ from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder import bs_find as finder # noqa: F401 (it patches `bs_find` into `Learner`)
 from fastai_bs.memory import max_bs, report
 from fastai_bs.memory.max_bs import largest
-from fastai_bs.memory.cards import card_of
+from fastai_bs.memory.cards import card_of, margin_text
 from fastai_bs.memory.report import MemoryReport
 from fastai_bs.memory.trace import TracedStep, training_device
 from fastai_bs.noise.noise_scale import NoiseScale
@@ -384,7 +384,7 @@ def test_a_validation_batch_is_searched_without_a_training_step():
 
 def test_a_card_is_a_limit_by_its_name(capsys):
     assert limited(1000, cbs=ProgressCallback()).max_bs_find(limit='t4')==50
-    assert capsys.readouterr().out==f"{card_of('T4')}\n"
+    assert capsys.readouterr().out==f"{card_of('T4')}. {margin_text(card_of('T4').usable, 0.05)}\n"
 
 @pytest.mark.parametrize('n_steps,n,kwargs,n_train', [(2,8,dict(opt_func=SGD),2), (7,8,{},7), (3,11,{},3),
     (2,8,dict(cbs=RaiseAt('before_step', CancelStepException, order=20, times=4)),6)], ids=['two','seven','left over','skipped'])
