@@ -215,7 +215,7 @@ class MemoryReport(pd.DataFrame):
         if self.untraced: how += f", as it cannot be traced ({self.untraced})"
         if self.is_frozen: how += ", with a frozen body"
         text = f"Memory of a training step, micro-batches of {counted(self.bs)}, {how}"
-        return f"{text}. {self._untraced_text}. Nothing has to be done" if self.untraced else text
+        return f"{text}. Nothing has to be done. {self._untraced_text}" if self.untraced else text
     _untraced_text = ("These are the bytes of real steps on this device, which does not tell their workspace, so a card may hold fewer items than "
                       "max_bs says: max_bs_find() on the card itself finds out")
     def _text(self): return pd.DataFrame({nm: [bytes_text(o) for o in self[nm]] for nm in self.columns}, index=self.index)
@@ -321,7 +321,7 @@ def _report_of(rows, less, micro_bs, other):
     "Make a report of `rows`, and of the rows `less` of the `other` size, if they are known"
     report = MemoryReport(index=[*_fixed,'activations','workspace','total'], columns=['bytes','per_item'], dtype=float)
     report.bs = micro_bs
-    for nm,v in rows.items(): report.loc[nm] = v, (less[nm]-v)/(other-micro_bs) if less else 0. if nm in _fixed else np.nan
+    for nm,v in rows.items(): report.loc[nm] = v, (less[nm]-v)/(other-micro_bs)+0. if less else 0. if nm in _fixed else np.nan
     report.loc['total'] = [report[nm][list(rows)].sum(skipna=False) for nm in report.columns]
     return report
 
