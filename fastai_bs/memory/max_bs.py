@@ -22,7 +22,7 @@ from ..utils.memory_errors import free_memory, out_of_memory
 from ..learner.loaders import by_size, known_micro_bs, micro_batch_size, n_items, refuse_empty, with_micro_bs
 from ..learner.mock import is_frozen, mock_training, ticks, trained_as, worth_saying
 from ..utils.checks import check_whole
-from .cards import card_of, limit_bytes
+from .cards import card_of, limit_bytes, margin_text
 from .report import check_room, frozen_text, held_bytes, held_text, report_of, room_beside, valid_items_in
 from .trace import TracedStep, training_device
 
@@ -182,7 +182,7 @@ def _memory_of_machine():
     try: return os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')
     except (AttributeError,ValueError,OSError): return math.inf
 
-def _limit_of(learn, limit):
+def _limit_of(learn, limit, margin):
     "Return the bytes that a step may take; `inf` if none bounds the search"
     device = training_device(learn).type
     if limit is not None: size = math.inf if limit==math.inf else limit_bytes(limit)
@@ -192,7 +192,7 @@ def _limit_of(learn, limit):
     if device!='cpu' or math.isinf(size) or card_of(limit): return size
     held = held_bytes(learn)
     size = room_beside(held, size)
-    if held and limit is not None and shown_by(learn): print(held_text(held, size))
+    if held and limit is not None and shown_by(learn): print(held_text(held, size, margin))
     return size
 
 def shown_by(learn): # A learner
@@ -278,10 +278,10 @@ def largest_that_runs(
 def _search(learn, dl, at, limit, margin, start, max_bs, n_steps, allowed):
     "Search among the sizes that `allowed` gives: the largest one up to a number"
     shows = shown_by(learn)
-    if shows and card_of(limit): print(card_of(limit))
+    if shows and card_of(limit): print(f"{card_of(limit)}. {margin_text(limit_bytes(limit), margin)}")
     if shows and n_steps and is_frozen(learn): print(frozen_text)
     orders = [by_size(o) for o in learn.dls.loaders[:2]] # Found once for all trials
-    search,size = SizeSearch(learn, n_steps, orders),_limit_of(learn, limit)
+    search,size = SizeSearch(learn, n_steps, orders),_limit_of(learn, limit, margin)
     bound = math.inf if search.gpu else _bound(learn, at, limit, size, orders, margin, n_steps>0)
     bound = min(from_ranks(bound))
     most = min(bound, max_bs or math.inf, n_items(dl))

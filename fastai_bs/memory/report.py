@@ -27,7 +27,7 @@ from ..learner.optimizer import inner_opt
 from ..learner.loop import callback_of
 from ..learner.mock import is_frozen, mock_training, ticks, trained_as, worth_saying
 from .trace import TracedStep, precisions, training_device
-from .cards import card_of, limit_bytes
+from .cards import card_of, limit_bytes, margin_text
 from ..accumulate.grad_accum import GradAccum
 
 # %% ../../nbs/memory/02_report.ipynb #9eb7b2b7
@@ -146,12 +146,14 @@ def room_beside(
 def held_text(
     held:int, # Bytes
     room:float, # Bytes
+    margin:float, # Share of them that stays free
 )->str:
     "Say what a limit leaves beside what the process holds"
-    return (f"This process holds {bytes_text(held)} beside the model (Python, torch, data), so {bytes_text(room)} are left for a training step. A card "
-            "has a memory of its own: memory_report().max_bs('T4')")
+    return (f"This process holds {bytes_text(held)} beside the model (Python, torch, data), so {bytes_text(room)} are left for a training step. "
+            f"{margin_text(room, margin)}. A card has a memory of its own: memory_report().max_bs('T4')")
 
-frozen_text = "The learner is frozen, and counted like that. `fine_tune` unfreezes it, and then fewer items fit: how='fine_tune' counts that part"
+frozen_text = ("Counted with its body frozen, as the learner is. `fine_tune` unfreezes it after its first epoch, and then fewer items fit: with "
+               "how='fine_tune' it is counted unfrozen")
 
 def check_room(
     margin, # As the user gave it
@@ -212,7 +214,10 @@ class MemoryReport(pd.DataFrame):
         how = "traced" if self.step else "measured"
         if self.untraced: how += f", as it cannot be traced ({self.untraced})"
         if self.is_frozen: how += ", with a frozen body"
-        return f"Memory of a training step, micro-batches of {self.bs} items, {how}"
+        text = f"Memory of a training step, micro-batches of {counted(self.bs)}, {how}"
+        return f"{text}. Nothing has to be done. {self._untraced_text}" if self.untraced else text
+    _untraced_text = ("These are the bytes of real steps on this device, which does not tell their workspace, so a card may hold fewer items than "
+                      "max_bs says: max_bs_find() on the card itself finds out")
     def _text(self): return pd.DataFrame({nm: [bytes_text(o) for o in self[nm]] for nm in self.columns}, index=self.index)
 
     def __repr__(self): return f"{self._head()}\n{self._text().to_string()}" if self._is_whole() else super().__repr__()
@@ -232,18 +237,22 @@ class MemoryReport(pd.DataFrame):
         if for_=='valid' and not self.step: raise ValueError(
             "This report was measured in training steps, which says nothing of for_='valid': trace one, as by learn.memory_report(precision='fp32'), or "
             "call learn.max_bs_find(for_='valid') on the card itself")
-        card,size = card_of(limit),limit_bytes(limit)
-        if card: print(card)
-        elif self.held:
-            size = room_beside(self.held, size)
-            print(held_text(self.held, size))
+        card,room = self._room(limit)
+        if card: print(f"{card}. {margin_text(room, margin)}")
+        elif self.held: print(held_text(self.held, room, margin))
         if self.is_frozen: print(frozen_text)
         self.announce()
-        if for_=='valid': return valid_items_in(self.step, size, margin)
-        return self.items_in(size, margin, on_card=card is not None)
+        if for_=='valid': return valid_items_in(self.step, room, margin)
+        return self.items_in(room, margin, on_card=card is not None)
+
+    def _room(self, limit):
+        "Return the card that `limit` names, or `None`, and the bytes that a training step can have"
+        card,size = card_of(limit),limit_bytes(limit)
+        return card,room_beside(self.held, size) if self.held and not card else size
 
     def announce(self):
         "Say what `max_bs` cannot know, and how long it takes if that is long"
+        if self.untraced: print(self._untraced_text)
         if self.step and self.step.has_lstm: print(
             "The LSTM is counted as a CPU runs it. A GPU keeps less for it, so more items may fit there: max_bs_find() on the GPU finds out")
         if 4*self.secs>worth_saying: print(f"max_bs traces about four batch sizes: wait about {time_text(4*self.secs)}")
@@ -266,22 +275,44 @@ class MemoryReport(pd.DataFrame):
             per_item = (_held(2*self.bs)-total)/self.bs
         return _most_items(_held, self.bs, total, per_item, limit, margin, 'micro-batch')
 
+    def _at(self, bs, on_card):
+        "Return the report of another number of items, which `max_bs` would predict"
+        if bs==self.bs and not (on_card and self.step): return self
+        if self.step: return _report_of(self.step(bs, on_card), self.step(2*bs, on_card), bs, 2*bs)
+        if math.isnan(self.per_item['total']): raise ValueError(
+            f"By this report an item more takes an unknown amount of memory, so it tells nothing of {counted(bs)}: leave out `bs`")
+        report = self.copy()
+        report.bs,report['bytes'] = bs,self.bytes+self.per_item*(bs-self.bs)
+        return report
+
     def plot_memory(self,
+        bs:int=None, # Items in a micro-batch, also more than the training set has; `None`: those of the report
+        limit=None, # As for `max_bs`: adds a bar of the total, and a line at what is left for a training step, with no `margin` taken off
         ax=None, # Axes to draw on; by default new ones
     ): # The axes
-        "Draw a bar for each row: in grey what is there whatever the batch size, in blue what grows with it"
-        df = self[(self.index!='total') & self.bytes.notna()]
-        total = df.bytes.sum()
-        unit,one = next((o for o in (('GB',1e9),('MB',1e6),('KB',1e3)) if total>=o[1]), ('bytes',1))
-        grows = df.per_item.clip(lower=0).fillna(0)*self.bs/one
+        "Draw a bar for each row: in grey what is there whatever the batch size, in blue what grows with it. Of another size than the report's, as predicted"
+        if bs is not None: check_whole('bs', bs, 1, "that is the size of a micro-batch", 'item')
+        card,room = (None,0.) if limit is None else self._room(limit)
+        report = self._at(bs or self.bs, card is not None)
+        df = report[report.bytes.notna()]
+        total = df.bytes['total']
+        if limit is None: df = df.drop('total')
+        most = max(total, room)
+        unit,one = next((o for o in (('GB',1e9),('MB',1e6),('KB',1e3)) if most>=o[1]), ('bytes',1))
+        grows = (df.per_item*report.bs).clip(0, df.bytes).fillna(0)/one
         stays = df.bytes/one-grows
         ax = new_axes(ax, figsize=(7,3.3))
-        ax.barh(df.index, stays, color='0.6', label='whatever the batch size')
-        ax.barh(df.index, grows, left=stays, color='C0', label=f'for {self.bs} items')
-        for i,n in enumerate(df.bytes): ax.text(n/one, i, ' '+bytes_text(n), va='center')
+        def _bars(widths, left, color, label): ax.barh(df.index, widths, left=left, color=color, label=label if max(widths)>2e-3*most/one else None)
+        _bars(stays, 0, '0.6', 'whatever the batch size')
+        _bars(grows, stays, 'C0', f'for {counted(report.bs)}')
+        if room:
+            whose = card.name if card else 'limit'
+            ax.axvline(room/one, color='C3', label=f'{whose} leaves {bytes_text(room)}')
+        over_line = {'fc': 'w', 'ec': 'none', 'pad': 1}
+        for i,n in enumerate(df.bytes): ax.annotate(bytes_text(n), (n/one,i), (4,0), textcoords='offset points', va='center', bbox=over_line)
         ax.invert_yaxis()
-        ax.set_xlim(0, 1.5*max(stays+grows)) # Room for the texts, on small axes too
-        ax.set(xlabel=f'{unit} (total {bytes_text(total)})', title=f'A training step of {self.bs} items')
+        ax.set_xlim(0, max(1.5*max(stays+grows), 1.1*room/one)) # Room for the texts, on small axes too
+        ax.set(xlabel=f'{unit} (total {bytes_text(total)})', title=f'A training step of {counted(report.bs)}')
         legend_below(ax)
         return ax
 
@@ -290,7 +321,7 @@ def _report_of(rows, less, micro_bs, other):
     "Make a report of `rows`, and of the rows `less` of the `other` size, if they are known"
     report = MemoryReport(index=[*_fixed,'activations','workspace','total'], columns=['bytes','per_item'], dtype=float)
     report.bs = micro_bs
-    for nm,v in rows.items(): report.loc[nm] = v, (less[nm]-v)/(other-micro_bs) if less else 0. if nm in _fixed else np.nan
+    for nm,v in rows.items(): report.loc[nm] = v, (less[nm]-v)/(other-micro_bs)+0. if less else 0. if nm in _fixed else np.nan
     report.loc['total'] = [report[nm][list(rows)].sum(skipna=False) for nm in report.columns]
     return report
 
@@ -353,7 +384,8 @@ def memory_report(self:Learner,
     accum = callback_of(self, GradAccum)
     if bs is None: bs = min(accum.sizes.largest_micro_bs(self) if accum else micro_batch_size(dl), n_all)
     check_whole('bs', bs, 1, "that is the size of a micro-batch", 'item')
-    if bs>n_all: raise ValueError(f"`bs`={bs} items are more than the {n_all} of the training set, so no such batch can be measured: take at most those")
+    if bs>n_all: raise ValueError(f"`bs`={bs} items are more than the {n_all} of the training set, so no such batch can be measured: "
+        f"take at most those. learn.memory_report().plot_memory({bs}) draws what so many would take")
     if precision is not None and precision not in precisions: raise ValueError(
         f"`precision` is one of {', '.join(map(repr, precisions))}, or None as the learner trains now, got {shown(precision)}")
     try:

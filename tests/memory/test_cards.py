@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from fastai_bs.memory.cards import Card, card_of, limit_bytes
+from fastai_bs.memory.cards import Card, card_of, limit_bytes, margin_text
 from fastai_bs.utils.checks import n_bytes
 
 GiB = 2**30
@@ -23,18 +23,27 @@ def test_what_a_card_leaves(name):
     ('rtx3090ti','RTX 3090 Ti'), ('RTX 4060 Ti 8GB','RTX 4060 Ti'), ('RTX 4060','RTX 4060')])
 def test_cards_are_known_by_several_names(name, meant): assert card_of(name).name==meant and limit_bytes(name)==limit_bytes(meant)
 
-@pytest.mark.parametrize('name', ['V100','A100','RTX 4060 Ti 16GB','RTX 9090','gpu','GeForce'])
-def test_unknown_names_of_cards_are_refused(name):
-    "With the list, and those of several sizes are not guessed"
-    with pytest.raises(ValueError, match="No card is known by the name '.*say how much memory it has, as '16GB', or take one of .*A100-40, A100-80"):
+@pytest.mark.parametrize('name,near', [('V100','V100-16, V100-32'), ('A100','A100-40, A100-80, A10'), ('RTX 4060 Ti 16GB','RTX 4060, RTX 4060 Ti'),
+    ('RTX 309','RTX 3090, RTX 3090 Ti')])
+def test_unknown_names_of_cards_are_refused(name, near):
+    "With names that begin alike, and those of several sizes are not guessed"
+    with pytest.raises(ValueError, match=f"No card is known by the name '{name}': say how much memory it has, as '16GB', or take a name as {near}$"):
         card_of(name)
+
+@pytest.mark.parametrize('name', ['gpu','GeForce','kaggle','RTX 9090'])
+def test_where_no_name_begins_alike(name):
+    "Cards that many have, those of Kaggle and Colab first, and each is known"
+    with pytest.raises(ValueError, match='or take a name as T4, P100, L4, A100-40') as e: card_of(name)
+    assert all(card_of(o).name==o for o in str(e.value).partition(' a name as ')[2].split(', '))
 
 @pytest.mark.parametrize('limit', ['16GB', ' 500 MiB', '15KB', 1e6, 16e9])
 def test_sizes_in_memory_are_no_cards(limit): assert card_of(limit) is None and limit_bytes(limit)==n_bytes(limit)
 
 def test_what_a_card_loses_is_said():
-    text = 'T4: 14.2 of 16 GiB are left for a training, without 6.25% for ECC, 2% for the driver and 0.5 GiB for the CUDA context'
+    "All in one unit, so that it can be checked by hand"
+    text = 'T4: 15.2 GB of 17.2 GB (16 GiB) are left for a training, without 6.25% for ECC, 2% for the driver and 537 MB for the CUDA context'
     assert str(card_of('T4'))==text
+    assert margin_text(card_of('T4').usable, 0.05)=='`margin` keeps 5% of that free: 14.5 GB may be filled'
     assert 'ECC' not in str(card_of('RTX 3060'))
     assert Card('x', 10, False).usable==9.3*GiB
 

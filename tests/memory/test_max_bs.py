@@ -28,7 +28,7 @@ from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.finder import bs_find as finder # noqa: F401 (it patches `bs_find` into `Learner`)
 from fastai_bs.memory import max_bs, report
 from fastai_bs.memory.max_bs import largest
-from fastai_bs.memory.cards import card_of
+from fastai_bs.memory.cards import card_of, margin_text
 from fastai_bs.memory.report import MemoryReport
 from fastai_bs.memory.trace import TracedStep, training_device
 from fastai_bs.noise.noise_scale import NoiseScale
@@ -278,7 +278,8 @@ def test_what_the_process_holds(monkeypatch, capsys):
     own = sum(p.nbytes for p in learn.model.parameters())
     monkeypatch.setattr(report, 'process_bytes', lambda: 10**9+own)
     assert search(learn, f'{10**9+held}B', margin=0)==13
-    assert "This process holds 1 GB beside the model (Python, torch, data), so" in capsys.readouterr().out
+    assert "This process holds 1 GB beside the model (Python, torch, data), so" in (out := capsys.readouterr().out)
+    assert "`margin` keeps 0% of that free" in out
     monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: 2*(10**9+held))
     assert search(learn, None, margin=0)==13
     assert search(learn, '1.1GB')==50
@@ -315,7 +316,7 @@ def test_what_fine_tune_needs(capsys):
     assert report.bytes.tolist()==whole.bytes.tolist()
     assert report.max_bs(limit)==n<n*1.3<learn.memory_report().max_bs(limit)
     out = capsys.readouterr().out
-    assert out.count("how='fine_tune' counts that part")==1
+    assert out.count("Counted with its body frozen, as the learner is. ")==out.count("with how='fine_tune' it is counted unfrozen")==1
     assert 'with a frozen body' in repr(learn.memory_report())
     assert 'frozen' not in repr(report)
     assert search(learn, limit, how='fine_tune')==n<search(learn, limit)
@@ -383,7 +384,7 @@ def test_a_validation_batch_is_searched_without_a_training_step():
 
 def test_a_card_is_a_limit_by_its_name(capsys):
     assert limited(1000, cbs=ProgressCallback()).max_bs_find(limit='t4')==50
-    assert capsys.readouterr().out==f"{card_of('T4')}\n"
+    assert capsys.readouterr().out==f"{card_of('T4')}. {margin_text(card_of('T4').usable, 0.05)}\n"
 
 @pytest.mark.parametrize('n_steps,n,kwargs,n_train', [(2,8,dict(opt_func=SGD),2), (7,8,{},7), (3,11,{},3),
     (2,8,dict(cbs=RaiseAt('before_step', CancelStepException, order=20, times=4)),6)], ids=['two','seven','left over','skipped'])
@@ -531,7 +532,7 @@ def test_a_model_is_measured_where_it_will_train(monkeypatch):
     learn.dls.device = torch.device('meta')
     assert training_device(learn).type=='meta'
     assert next(learn.model.parameters()).device.type=='cpu'
-    assert max_bs._limit_of(learn, None)==inf
+    assert max_bs._limit_of(learn, None, 0.05)==inf
     monkeypatch.setattr(report, '_traced_report', None)
     monkeypatch.setattr(report, '_measured_report', lambda *args: MemoryReport())
     assert learn.memory_report().untraced==''

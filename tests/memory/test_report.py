@@ -21,11 +21,12 @@ from fastai.optimizer import Adam, OptimWrapper, SGD
 from fastai_bs.accumulate.grad_accum import GradAccum
 from fastai_bs.learner.loaders import by_size, micro_batch_size
 from fastai_bs.memory import report as report_module
-from fastai_bs.memory.cards import card_of, limit_bytes
+from fastai_bs.memory.cards import card_of, limit_bytes, margin_text
 from fastai_bs.memory.report import MemoryReport, _measured_report, held_bytes, process_bytes
 from fastai_bs.noise.noise_scale import NoiseScale
 from fastai_bs.schedule.scaled_lr import ScaledLR
 from fastai_bs.utils.checks import n_bytes
+from fastai_bs.utils.text import bytes_text
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
 from pictures import misplaced, narrow
 from test_trace import classifier, learners
@@ -233,7 +234,7 @@ def test_no_tensor_is_held(fails):
     assert len(refs)==(2 if fails else 4)
     assert all(o() is None for o in refs)
 
-@pytest.mark.parametrize('bs,says', [(0,"`bs` must be at least 1 item, got 0"), (51,"`bs`=51 items are more than the 50 of the training set")])
+@pytest.mark.parametrize('bs,says', [(0,"`bs` must be at least 1 item, got 0"), (51,r"`bs`=51 items are more than the 50 of the training set, .*\(51\) draws")])
 def test_bad_sizes_of_micro_batches_are_refused(bs, says):
     with pytest.raises(ValueError, match=says): learner().memory_report(bs)
 
@@ -257,6 +258,15 @@ def test_sizes_that_never_come():
         def new(self, bs): return Liar()
     with pytest.raises(ValueError, match="In 40 micro-batches no two optimizer steps were taken with 8 items: see that"):
         measured(learner(dls=DataLoaders(Liar(), Liar())), 8)
+
+class Squares(nn.Module):
+    "Its activations grow faster than the items, and a card keeps other ones for the dropout"
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(5,4)
+    def forward(self, x):
+        h = self.lin(x)
+        return nn.functional.dropout((h@h.t()).exp(), 0.5)
 
 # The report as a frame
 
@@ -317,7 +327,7 @@ def test_a_report_is_drawn():
     "On axes that are given, or new ones; grey and blue make the row"
     report = report_of(130.)
     ax = narrow()
-    assert report.plot_memory(ax) is ax
+    assert report.plot_memory(ax=ax) is ax
     assert report.plot_memory() is not ax
     assert misplaced(ax.figure)==[]
     assert all(t.get_window_extent().x1<ax.bbox.x1 for t in ax.texts)
@@ -327,14 +337,59 @@ def test_a_report_is_drawn():
     assert stays==pytest.approx([400,400,800,10,30])
     assert grows==pytest.approx([0,0,0,0,100])
     assert [p.get_x()*1000 for p in ax.containers[1]]==pytest.approx([400,400,800,10,30])
-    assert [t.get_text() for t in ax.texts]==[' 400 B',' 400 B',' 800 B',' 10 B',' 130 B']
+    assert [t.get_text() for t in ax.texts]==['400 B','400 B','800 B','10 B','130 B']
     assert ax.yaxis_inverted()
+    assert legend_of(ax)==['whatever the batch size','for 4 items']
+
+def legend_of(ax): return [o.get_text() for o in ax.get_legend().get_texts()]
+
+@pytest.mark.parametrize('report,shown', [(report_of(0., 0.),['whatever the batch size']), (report_of(100., 25., fixed=(0.01,0.01,0.02,0.)),['for 4 items'])])
+def test_the_legend_names_what_is_seen(report, shown): assert legend_of(report.plot_memory())==shown
+
+def test_what_grows_is_no_longer_than_its_row():
+    "Where the peak is another with more items, which then hold more than by the row"
+    stays,grows = ([p.get_width()*1000 for p in c] for c in report_of(100., 50.).plot_memory().containers)
+    assert (stays[-1],grows[-1])==pytest.approx((0,100))
+
+@pytest.mark.parametrize('make', [mlp_learner, lambda: learner(model=Squares(), loss_func=lambda p,y: p.sum())], ids=['linear','square'])
+def test_a_batch_that_cannot_be_run_is_drawn(make):
+    "More items than the training set has, as the step predicts it; of a card, with its kernels, its total and what it leaves"
+    report = make().memory_report()
+    for limit,on_card in ((None,False),('T4',True)):
+        ax = report.plot_memory(3000, limit=limit, ax=narrow())
+        want = report.step(3000, on_card)
+        rows = [o for o in want.values()]+[sum(want.values())]*on_card
+        assert [t.get_text() for t in ax.texts]==[bytes_text(o) for o in rows]
+        assert ax.get_title()=='A training step of 3000 items'
+        assert ('for 3000 items' in legend_of(ax)) is (max(rows)>2e-3*limit_bytes(limit or 1e6))
+        assert misplaced(ax.figure)==[]
+    line, = ax.lines
+    assert line.get_xdata()[0]*1e9==pytest.approx(limit_bytes('T4'))
+    assert 'T4 leaves 15.2 GB' in legend_of(ax)
+
+def test_a_measured_batch_is_drawn_along_its_line():
+    "And where there is none, only the report's own size"
+    report = report_of()
+    report.held = 10**6
+    ax = report.plot_memory(1000, limit='3MB')
+    assert [t.get_text() for t in ax.texts]==['400 B','400 B','800 B','10 B','25 KB','26.6 KB']
+    assert ax.lines[0].get_xdata()[0]==2
+    assert 'limit leaves 2 MB' in legend_of(ax)
+    assert report.bs==4 and report.bytes['activations']==100
+    with pytest.raises(ValueError, match='`bs` must be at least 1 item, got 0'): report.plot_memory(0)
+    unknown = report_of(per_item=nan)
+    unknown.loc['total','per_item'] = nan
+    unknown.plot_memory(limit='T4')
+    with pytest.raises(ValueError, match='an unknown amount of memory, so it tells nothing of 5 items: leave out `bs`'): unknown.plot_memory(5)
 
 # Another card
 
 def test_a_card_is_said(capsys):
     assert report_of().max_bs('T4')==report_of().max_bs(limit_bytes('T4'))
-    assert capsys.readouterr().out==f"{card_of('T4')}\n"
+    room = limit_bytes('T4')
+    assert capsys.readouterr().out==f"{card_of('T4')}. {margin_text(room, 0.05)}\n"
+    report_of().max_bs('T4', margin=0.2)
+    assert f'20% of that free: {bytes_text(0.8*room)} may be filled' in capsys.readouterr().out
 
 def test_a_number_that_is_no_memory():
     with pytest.raises(ValueError, match="did you mean the card 'RTX 4090' or '4090MB'"): report_of().max_bs('4090')
@@ -361,7 +416,9 @@ def test_what_a_limit_leaves(monkeypatch, capsys):
     report = learn.memory_report()
     assert report.held==held_bytes(learn)==10**9
     assert report.max_bs('2GB')==report.items_in(1e9, 0.05)
-    assert 'This process holds 1 GB beside the model (Python, torch, data), so 1 GB are left for a training step' in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert 'This process holds 1 GB beside the model (Python, torch, data), so 1 GB are left for a training step. `margin` keeps 5% of that' in out
+    assert '950 MB may be filled' in out
     assert report.max_bs('T4')==report.items_in(limit_bytes('T4'), 0.05)
     assert pickle.loads(pickle.dumps(report)).held==10**9
     with pytest.raises(ValueError, match='This process holds 1 GB already, .* and `limit` is 900 MB for all of it: take a higher'): report.max_bs('900MB')

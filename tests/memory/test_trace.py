@@ -236,14 +236,20 @@ class Asks(nn.Module):
         self.lin = nn.Linear(5,2)
     def forward(self, x): return self.lin(x) if x.sum()>0 else -self.lin(x)
 
-def test_what_cannot_be_traced():
-    "Is run and measured, and the report says why; in another precision it is not known"
+def test_what_cannot_be_traced(capsys):
+    "Is run and measured, and the report says why and that the workspace is not in it; in another precision it is not known"
     learn = quiet_learner(loaders(regression(20, dtype=f32), 4), Asks())
     report = learn.memory_report()
     assert report.step is None
     assert 'DataDependentOutputException' in report.untraced
     assert 'measured, as it cannot be traced (' in repr(report)
-    assert report.max_bs('1MB')>1
+    assert "Nothing has to be done. These are the bytes of real steps" in repr(report)
+    assert '-0 B' not in repr(report)
+    capsys.readouterr()
+    assert report.max_bs('T4')>1
+    assert "These are the bytes of real steps on this device, which does not tell their workspace, so a card may hold fewer" in capsys.readouterr().out
+    traced = quiet_learner(learn.dls, learn.model.lin).memory_report()
+    assert report.max_bs(1e6, margin=0)>traced.max_bs(1e6, margin=0)
     with pytest.raises(ValueError, match="cannot be traced .*so its memory in fp16 is not known: leave out `precision`"): learn.memory_report(precision='fp16')
 
 def test_a_model_that_a_callback_changes():
