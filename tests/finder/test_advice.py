@@ -156,6 +156,11 @@ def test_what_limits_the_noise_scale(n_epoch, why_less):
     assert 'measured as about 400 items (340 to 500); over this training it counts as 60.' in said
     assert 'of this training is' not in said
 
+def test_which_sizes_are_as_fast_is_known_only_where_one_was_tried():
+    measured,tried = (' '.join(plan_words(plan_of(trial=o))['how']) for o in (None,Trial(256, 192., 3910)))
+    assert 'Sizes from 128 to 256 may be about as fast.' in measured
+    assert 'are about as fast.' in tried
+
 def test_the_headline_has_the_epochs_of_the_line():
     plan = plan_of(n_epoch=1000, noise_scale=120., ci=(110.,130.)).at(128)
     assert plan.n_epoch==1348
@@ -243,6 +248,8 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, at_p
         "time, and a plan changes the size only for 58.8% or less (the step times varied by 70%)."),
     (dict(trial=Trial(64, skipped=256, saving=20., cost=30.)),
         "Stay at 64 for 5 epochs (1 min 4 s): to find out whether 256 is faster would take 30 s, more than the 20 s that it could save at best."),
+    (dict(trial=Trial(64, skipped=256, saving=20., cost=15.)),
+        "Stay at 64 for 5 epochs (1 min 4 s): to find out whether 256 is faster would take 15 s, more than half of the 20 s that it could save at best."),
     (dict(trial=Trial(64, skipped=256, saving=-1., cost=30.)),
         "Stay at 64 for 5 epochs (1 min 4 s): to find out whether 256 is faster would take 30 s, and at best it would save nothing.")])
 def test_why_nothing_was_tried(kwargs, text):

@@ -123,6 +123,13 @@ def test_the_curve_of_examples_and_the_interval_follow_from_the_noise_scale():
     assert len(right.collections)==1
     assert not _plot_time(plan_for('short')).collections # No plan, no interval
 
+def test_what_was_measured_and_what_the_plan_makes_of_it_are_two_lines():
+    "The first over the cool stretch, the second over all"
+    left,_ = plan_of(noise_scale=60., ci=(50.,70.)).plot()
+    measured,whole = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('measured: 400','plan: 60'))
+    assert set(measured.get_ydata())=={400.}
+    assert set(whole.get_ydata())=={60.}
+
 def test_at_fixed_weights_the_noise_scale_is_drawn_over_the_windows():
     "No step is taken there, so all have the same; the plan's is that of the last windows"
     df = window_rows(16).assign(step=0)
