@@ -70,14 +70,14 @@ def _limit(plan, other):
     least_gain,now = plan.facts.device.least_gain,plan.choice.option
     allowed = time_allowed(other, now, least_gain)/now.fit_time
     by_rule = time_allowed(other, now, 0.)/now.fit_time
-    why = "a tenth less for each doubling" if allowed==by_rule!=1 else f"the step times varied by {percent(least_gain)}"
+    why = "90.9% for each doubling" if allowed==by_rule!=1 else f"the step times varied by {percent(least_gain)}"
     return f"{num(100*allowed)}% or less ({why})"
 
 def _cost(trial):
     "Write what trying a size would take, beside what it could save"
-    if trial.saving<=0: return f"{time_text(trial.cost)}, and at best it would save nothing"
+    if trial.saving<=0: return f"{time_text(trial.cost)}, and short trainings cannot show that it saves anything"
     part = '' if trial.cost>trial.saving else 'half of ' if most_part==0.5 else f'{percent(most_part)} of '
-    return f"{time_text(trial.cost)}, more than {part}the {time_text(trial.saving)} that it could save at best"
+    return f"{time_text(trial.cost)}, more than {part}the {time_text(trial.saving)} that short trainings can show it to save"
 
 def _stay(plan):
     t,d = plan.facts.today,plan.facts.device
@@ -209,17 +209,18 @@ def _got(plan):
     least = "at least " if part>0.999*parts_tried(trial.bs/t.bs)[1] else ''
     told = f"In a short training {trial.bs} learned {least}what {t.bs} learns from {percent(part)} of the items"
     if percent(in_all)==percent(part): return f"{told}."
-    return f"{told}; over a training of {_steps_now(plan)}, in which the noise grows, the plan takes it as {percent(in_all)}."
+    return f"{told}; over {_steps_now(plan)} the noise scale grows as the fourth root, which makes it {percent(in_all)}."
 
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
     if plan.verdict!='use': return
     adam = plan.facts.today.adam
     train,valid,of = (n or 'none' for n in ended_above[adam])
-    not_tried = plan.choice.reason=='chosen' or plan.freeze_epochs or not plan.facts.trial.is_known
-    if not_tried: yield "No benchmark has tried how the losses of such plans end."
-    else: yield (f"It should end near today's losses: of {of} plans with {'Adam' if adam else 'SGD'}, {train} ended more than 5% above the training loss, "
-                 f"{valid} above the validation loss (benchmarks/keeps.md).")
+    if plan.choice.reason=='chosen': yield "No benchmark has tried how plans for a size of one's own choice end."
+    elif plan.freeze_epochs: yield "Few plans for `fine_tune` were tried (benchmarks/fine_tune.md)."
+    elif not plan.facts.trial.is_known: yield "No benchmark has tried how plans by the noise scale alone end."
+    else: yield (f"It should end near today's losses: of {of} plans with {'Adam' if adam else 'SGD'}, the training loss of {train} and the validation loss of "
+                 f"{valid} ended more than 5% above today's (benchmarks/keeps.md).")
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -243,11 +244,11 @@ def _found(plan):
     if not _is_bounded(plan):
         kind = 'unfrozen epoch' if t.freeze_epochs else 'epoch'
         return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} over a one-cycle of {counted(t.n_epoch, kind)}, and {where}."
-    steps,is_few = counted(math.ceil(t.steps), 'step'),t.n_epoch<steps_anyway # The smaller of the two bounds in `for_training`
-    why = f"no batch can do with fewer than some {steps_anyway} steps" if is_few else "a batch of more than all items would gain nothing"
-    measured = _estimate_text(m.cool.noise_scale, m.cool.ci)
-    return (f"The noise scale was measured as {measured} near the end of the cycle, where it is highest. Over a training of {steps} on "
-            f"{counted(t.n_train)} it counts as {num(plan.facts.measured_noise)}, as {why}. {where[0].upper()+where[1:]}.")
+    measured,seen = _estimate_text(m.cool.noise_scale, m.cool.ci),m.cool.noise_scale if math.isfinite(m.cool.noise_scale) else m.cool.ci[0]
+    formula = f"1/(1/{num(seen)} + 1/{t.n_train} + {steps_anyway}/({num(t.n_epoch)} x {t.n_train}))"
+    return (f"The noise scale was measured as {measured} near the end of the cycle, where it is highest. For the whole training it counts as "
+            f"{num(plan.facts.measured_noise)}, by {formula}: no batch can be larger than the data set, or do with fewer than some {steps_anyway} steps. "
+            f"{where[0].upper()+where[1:]}.")
 
 def _consequence(plan):
     "Yield what the noise scale and this device mean for the size, where no larger batch was tried"
@@ -305,9 +306,10 @@ def _on_larger(plan):
     "Yield whether a larger batch passes often through the same items"
     t,n_epoch = plan.facts.today,plan.n_epoch+plan.freeze_epochs
     if plan.bs<=t.bs: return
-    if n_epoch>=3 and (n_epoch>=1.5*(t.n_epoch+t.freeze_epochs) or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
-        today = num(t.n_epoch+t.freeze_epochs)
-        yield f"The training passes {n_epoch} times through the same {counted(t.n_train)}, today's {today} times: watch the validation loss for overfitting."
+    today = t.n_epoch+t.freeze_epochs
+    if n_epoch>max(2, today) and (n_epoch>=1.5*today or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
+        passes = f"{n_epoch} times through the same {counted(t.n_train)}, today's {num(today)} times"
+        yield f"The training passes {passes}: watch the validation loss for overfitting."
 
 # %% ../../nbs/finder/12_advice.ipynb #a79b0745
 _trend = {1: "The noise scale rose during the measurement: measure again later, as a larger batch may pay by then.",
@@ -365,7 +367,7 @@ def _on_loader(plan):
     "Yield what loading makes of it"
     d = plan.facts.device
     loading = d.part_of_step(d.loading, plan.facts.today.micro_bs)
-    if loading>1/3: yield f"The loader takes {percent(loading)} of a step: a faster one may gain more than any batch size."
+    if loading>1/3: yield f"The loader takes {percent(loading)} of a step: a faster one saves time at any batch size."
 
 def _on_earlier(plan):
     "Yield what an earlier plan makes of it"
@@ -394,7 +396,9 @@ def good_to_know(
     d = plan.facts.device
     if not plan.facts.can_plan: return
     if math.isnan(plan.facts.noise) and len(plan.options)>1:
-        yield "The table has the best case, in which other sizes need no more epochs than today's: short trainings could not show so much."
+        now,bs = plan.facts.today.bs,plan.facts.trial.skipped
+        yield "The table has the time that other sizes would take with no more epochs than today's."
+        if bs: yield f"Short trainings can show no more than that {bs} learns what {now} learns from {percent(parts_tried(bs/now)[1])} of the items."
     if d.given: yield "The step times were given, so seconds leave out validations and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.facts.today.freeze_epochs:
@@ -435,8 +439,7 @@ def _on_scale(plan):
     if not m.has_mock or not plan.facts.can_plan or m.ci[1]<1: return
     where = "at the present weights" if m.cool is None else "of this training"
     if m.cool is None or not _is_bounded(plan): yield f"The noise scale {where} is {_estimate_text(m.noise_scale, m.ci)}."
-    else: yield (f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}; over this training it counts as "
-                 f"{num(plan.facts.measured_noise)}.")
+    else: yield f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}."
 
 def brief_words(
     plan, # A `BatchPlan`

@@ -147,7 +147,7 @@ def _plot_time(plan, ax=None):
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     is_known = math.isfinite(plan.facts.noise)
-    if df.time.notna().all(): ax.plot(df.time, 'o-', color='C0', label='time of the whole fit' if is_known else 'time at the least')
+    if df.time.notna().all(): ax.plot(df.time, 'o-', color='C0', label='time of the whole fit' if is_known else 'time with no more epochs')
     if df.low.notna().all(): ax.fill_between(df.index, df.low, df.high, color='C0', alpha=0.2, lw=0, label='its interval')
     if np.isfinite(df.examples).all(): ax.plot(df.examples, 's-', color='C2', ms=4, label='examples')
     for y in df.loc[bs].dropna()[:1]: ax.plot(bs, y, '*', color='C1', ms=16, zorder=3, label=f'planned, {bs}')
