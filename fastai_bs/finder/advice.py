@@ -275,10 +275,9 @@ def why(
 def _slower(plan):
     "Yield how a size of one's own choice compares"
     (low,high),option = plan.bs_range,plan.choice.option
-    now = at_todays_size(plan.facts, plan.options)
     fastest = min(plan.options, key=lambda o: o.fit_time)
     if not low<=option.bs<=high: yield f"This takes {num(option.fit_time/fastest.fit_time)} times as long as the fastest size here, {fastest.bs}."
-    elif option.fit_time>now.fit_time: yield "This takes longer than today's training, as far as the noise scale is known."
+    elif option.fit_time>plan.duration.today: yield "This takes longer than today's training, as far as the noise scale is known."
 
 def _on_time(plan):
     "Yield why the times and epochs may differ"
@@ -399,7 +398,7 @@ def good_to_know(
         now,bs = plan.facts.today.bs,plan.facts.trial.skipped
         yield "The table has the time that other sizes would take with no more epochs than today's."
         if bs: yield f"Short trainings can show no more than that {bs} learns what {now} learns from {percent(parts_tried(bs/now)[1])} of the items."
-    if d.given: yield "The step times were given, so seconds leave out validations and what the loader takes."
+    if d.given: yield "The step times were given, so seconds leave out validations, frozen epochs and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.facts.today.freeze_epochs:
         yield "What was tried or measured is for the unfrozen epochs, from the present weights on; the frozen ones are planned by the same ratio."

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from fastai_bs.finder import advice
 from fastai_bs.finder.advice import _candidates_table, _on_rate, brief_words, cautions, ended_above, good_to_know, headline, numbers_text, plan_words, why
 from fastai_bs.finder.facts import Trial
+from fastai_bs.finder.options import at_todays_size
 from plans import plan_of, plans, secs
 
 inf,nan = math.inf,math.nan
@@ -160,6 +161,13 @@ def test_which_sizes_are_as_fast_is_known_only_where_one_was_tried():
     measured,tried = (' '.join(plan_words(plan_of(trial=o))['how']) for o in (None,Trial(256, 192., 3910)))
     assert 'Sizes from 128 to 256 may be about as fast.' in measured
     assert 'are about as fast.' in tried
+
+def test_a_size_of_one_s_own_is_slower_than_today_s_training_as_it_is():
+    "Not than today's size made up in another way"
+    plan = plan_of(64, micro_bs=16, times=secs(16, 32, 64, 128), noise_scale=70., ci=(56.,87.5), n_epoch=100).at(128)
+    now = at_todays_size(plan.facts, plan.options)
+    assert now.fit_time<plan.choice.option.fit_time<plan.duration.today
+    assert not any('longer than today' in o for o in cautions(plan))
 
 def test_the_headline_has_the_epochs_of_the_line():
     plan = plan_of(n_epoch=1000, noise_scale=120., ci=(110.,130.)).at(128)

@@ -25,6 +25,7 @@ def of(nm, pattern):
 losses = r'training loss median (\S+), above \+5% in (\d+ of \d+), .*; validation loss median (\S+), above \+5% in (\d+ of \d+),'
 figures = {'| on a processor |': rf'On this processor: {losses}.*\n.*fit takes (\S+) of',
            '| where a batch 4 times as large takes no longer |': rf"flat up to 4 times today's batch: {losses}.* predicted (\S+) of",
+           '| where a batch 16 times as large takes no longer |': rf"flat up to 16 times today's batch: {losses}.* predicted (\S+) of",
            '| by SGD,': rf'With SGD: {losses}', '| text,': rf'\* Text: {losses}',
            'How long does': r'`bs_find` takes (\S+) of today.* \(median of (\d+)\)', 'How many calls say to stay': r'stay on this processor: (\d+ of \d+);',
            'asking takes longer': r'The first training .*? lasts (\S+) \(median of (\d+)\)', 'asking once': r'each of ten, with one call for all, (\S+)\.\n'}
@@ -41,12 +42,13 @@ def test_figures_of_a_gpu():
     res,plans = (pd.read_csv(root/f'benchmarks/results/{o}.csv') for o in ('gpu','gpu_plans'))
     n = res[res.part=='matrix'].set_index('what').value.astype(int)
     went,new = sum(n[o] for o in ('works','refused','fails')),plans[plans.bs!=plans.bs_now].query("part=='plan'")
-    time = new.secs/new.secs_now
+    time,first = new.secs/new.secs_now,(new.secs+new.find)/new.secs_now
     card, = {*res.machine,*plans.machine}
     line, = [o for o in page.splitlines() if '/benchmarks/gpu.md' in o]
     assert {'H100'}<={*re.findall(r'\w+', card)}
-    for o in (f"of {went} small trainings with our callbacks {n['works']} work there, {n['refused']} are refused with a reason, {n['fails']} fails",
-              f"{len(new)} plans took {time.min():.2f} to {time.max():.2f} of today's time"): assert o in line
+    for o in (f"of {went} small trainings {n['works']} work, {n['refused']} are refused with a reason, {n['fails']} fails",
+              f"{len(new)} plans took {time.min():.2f} to {time.max():.2f} of today's time, {first.min():.2f} to {first.max():.2f} with `bs_find`",
+              f"one ended {(new.valid/new.valid_now).max()-1:.0%} above today's validation loss"): assert o in line
 
 def test_exact_accumulation():
     "The worst of the seeds"
