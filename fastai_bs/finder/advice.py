@@ -116,7 +116,7 @@ def _use(plan):
     if o.n_acc*t.n_ranks>1: size += f" as {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}"
     size += f" (today {t.bs})"
     if _is_chosen(plan): size += ", as you chose"
-    if math.isnan(o.steps): return f"Use {size}; how many epochs it needs is not known, as it was not tried: the line has today's {num(t.n_epoch)}."
+    if math.isnan(o.steps): return f"Use {size}; how many epochs it needs is not known, as it was not tried: the line has as many items as today."
     now = f"{t.freeze_epochs} + {counted(t.n_epoch, 'epoch')}" if t.freeze_epochs else counted(t.n_epoch, 'epoch')
     verb = "becomes" if now=='1 epoch' else "become"
     planned = o.trained_epochs if t.has_n_epoch else num(o.trained_epochs)

@@ -24,7 +24,7 @@ def sentences(plan):
 @pytest.mark.parametrize('make,verdict,text', [
     (lambda: plan_of(), 'use', "Use 128 (today 64): 5 epochs of 64 become 6 of 128, in about 83% of the time (53 s instead of 1 min 4 s)."),
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)).at(256), 'use',
-        "Use 256 (today 64), as you chose; how many epochs it needs is not known, as it was not tried: the line has today's 5."),
+        "Use 256 (today 64), as you chose; how many epochs it needs is not known, as it was not tried: the line has as many items as today."),
     (lambda: plan_of(64, noise_scale=70., ci=(60.,75.), micro_bs=16, times=secs(16, 32, 64)), 'split',
         "Stay at 64, but as one micro-batch (today 4 x 16): 5 epochs in about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
     (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): with every other size the whole fit would take longer."),
