@@ -10,12 +10,13 @@ __all__ = ['unmeasured', 'stay_reasons', 'ended_above', 'headline', 'why', 'caut
 
 # %% ../../nbs/finder/12_advice.ipynb #88df2022
 import math, textwrap
+import pandas as pd
 from ..utils.text import counted, details_of, in_html, in_text, marked_size, num, percent, rate_text, time_text, with_interval
 from ..schedule.scaled_lr import rule_name, scale_lr
 from .cycle import cycle_of
 from .formulas import Duration, epochs_needed, steps_anyway
 from .facts import has_estimate, least_windows
-from .options import at_todays_size, fit_time_of, sum_factor, today_as_is
+from .options import fit_time_of, sum_factor
 from .choice import time_allowed
 from .trial import most_part, parts_tried
 from .apply import fit_of, freeze_arg
@@ -42,42 +43,40 @@ unmeasured = dict(
 
 def _steps_now(plan): return counted(math.ceil(plan.facts.today.steps), 'optimizer step') # Of today's training
 
-def _unmeasured(plan):
-    t,reason = plan.facts.today,plan.verdict
+def _no_plan(plan):
+    "Write why nothing can be planned"
+    t,reason = plan.facts.today,plan.facts.no_plan_for
     if reason=='unknown': reason = 'longer' if _n_longer(plan) else 'items'
     m = plan.facts.measured
     n,training = counted(m.n_windows or 0, 'window'),'the mock training' if m.has_mock else 'a short training'
-    text = unmeasured[reason].format(n=n, training=training, lr=rate_text(plan.lr), n_train=t.n_train, steps=_steps_now(plan), least=steps_anyway)
-    return f"Stay at {t.bs}: {text}."
+    return unmeasured[reason].format(n=n, training=training, lr=rate_text(plan.lr), n_train=t.n_train, steps=_steps_now(plan), least=steps_anyway)
+
+def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}."
 
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
-    never="no larger batch can save enough here: even with no more epochs {other} would take {ratio} of today's time, and a plan changes the size only for "
-          "{limit}",
-    costly="to find out whether {skipped} is faster would take {cost}",
+    never="even with no more epochs {other} would take {ratio} of today's time, and {limit}",
+    costly="trying {skipped} would take {cost}",
     nowhere="in a short training a step of {failed} was worth hardly more than one of {bs}",
-    little="with {other} the whole fit would take {ratio} of today's time, and a plan changes the size only for {limit}",
+    little="{other} would take {ratio} of today's time, and {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="only micro-batches of {micro_bs} were timed, and with them no other size saves enough",
-    slower="with every other size the whole fit would take longer",
-    error="what other sizes gain is within the timing's error of {error}",
-    gain="with {other} the whole fit would take {ratio} of today's time, and a plan changes the size only for {limit}")
+    slower="every other size would take longer",
+    error="{other} would take {ratio} of today's time, and {limit}",
+    gain="{other} would take {ratio} of today's time, and {limit}")
 
 def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
 
 def _limit(plan, other):
-    "Write in which part of the time a plan takes another size, and why no more"
+    "Write what another size has to save"
     least_gain,now = plan.facts.device.least_gain,plan.choice.option
-    allowed = time_allowed(other, now, least_gain)/now.fit_time
-    by_rule = time_allowed(other, now, 0.)/now.fit_time
-    why = "90.9% for each doubling" if allowed==by_rule!=1 else f"the step times varied by {percent(least_gain)}"
-    return f"{num(100*allowed)}% or less ({why})"
+    by_rule = time_allowed(other, now, least_gain)==time_allowed(other, now, 0.)
+    return "each doubling or halving is to save a tenth" if by_rule else f"the step times varied by {percent(least_gain)}"
 
 def _cost(trial):
     "Write what trying a size would take, beside what it could save"
-    if trial.saving<=0: return f"{time_text(trial.cost)}, and short trainings cannot show that it saves anything"
-    part = '' if trial.cost>trial.saving else 'half of ' if most_part==0.5 else f'{percent(most_part)} of '
-    return f"{time_text(trial.cost)}, more than {part}the {time_text(trial.saving)} that short trainings can show it to save"
+    if trial.saving<=0: return f"{time_text(trial.cost)}, and could not show that it saves time"
+    return f"{time_text(trial.cost)}, and may take {percent(most_part)} of the {time_text(trial.saving)} that a training with it could save"
 
 def _stay(plan):
     t,d = plan.facts.today,plan.facts.device
@@ -87,7 +86,7 @@ def _stay(plan):
     ratio,trial = f'{num(100*other.fit_time/now.fit_time)}%',plan.facts.trial
     text = stay_reasons[plan.choice.reason].format(
         skipped=trial.skipped, cost=_cost(trial), failed=trial.failed, bs=t.bs, other=other.bs, ratio=ratio, limit=_limit(plan, other),
-        micro_bs=t.micro_bs, error=percent(d.least_gain))
+        micro_bs=t.micro_bs)
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
 
@@ -116,7 +115,7 @@ def _use(plan):
     if o.n_acc*t.n_ranks>1: size += f" as {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}"
     size += f" (today {t.bs})"
     if _is_chosen(plan): size += ", as you chose"
-    if math.isnan(o.steps): return f"Use {size}; how many epochs it needs is not known, as it was not tried: the line has as many items as today."
+    if math.isnan(o.steps): return f"Use {size}: it was not tried, so the line keeps today's epochs."
     now = f"{t.freeze_epochs} + {counted(t.n_epoch, 'epoch')}" if t.freeze_epochs else counted(t.n_epoch, 'epoch')
     verb = "becomes" if now=='1 epoch' else "become"
     planned = o.trained_epochs if t.has_n_epoch else num(o.trained_epochs)
@@ -161,8 +160,7 @@ def _how(plan):
     if len(plan.facts.device.timed)<2 or _is_chosen(plan) or not plan.choice.as_fast: return
     (low,high),are = plan.bs_range,"are" if plan.facts.trial.is_known else "may be"
     if math.isinf(high): yield f"Sizes of {low} and more {are} about as fast."
-    elif low==high: yield "No other size is about as fast."
-    else: yield f"Sizes from {low} to {high} {are} about as fast."
+    elif low<high: yield f"Sizes from {low} to {high} {are} about as fast."
 
 # %% ../../nbs/finder/12_advice.ipynb #ab54307c
 def _measure_again(plan):
@@ -193,13 +191,6 @@ def _estimate_text(noise_scale, ci):
     if not low: return f"about {counted(noise_scale)} ({num(high)} at most)"
     return f"about {counted(noise_scale)} ({num(low)} to {num(high)})"
 
-def _where(plan):
-    "Write how today's size compares with the interval"
-    (low,high),now = plan.ci,plan.facts.today.bs
-    if now<low: return "is below it"
-    if now>high: return "is above it"
-    return "may be above or below it" if plan.facts.measured.is_bound and math.isinf(high) else "lies within that interval"
-
 ended_above = {True: (0, 8, 93), False: (0, 0, 18)} # With Adam, with SGD: plans in benchmarks/keeps.md with a training loss, a validation loss above +5%, all
 
 def _got(plan):
@@ -209,7 +200,7 @@ def _got(plan):
     least = "at least " if part>0.999*parts_tried(trial.bs/t.bs)[1] else ''
     told = f"In a short training {trial.bs} learned {least}what {t.bs} learns from {percent(part)} of the items"
     if percent(in_all)==percent(part): return f"{told}."
-    return f"{told}; over {_steps_now(plan)} the noise scale grows as the fourth root, which makes it {percent(in_all)}."
+    return f"{told}, which makes {percent(in_all)} over all {_steps_now(plan)} (`for_longer`)."
 
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
@@ -219,8 +210,8 @@ def _record(plan):
     if plan.choice.reason=='chosen': yield "No benchmark has tried how plans for a size of one's own choice end."
     elif plan.freeze_epochs: yield "Few plans for `fine_tune` were tried (benchmarks/fine_tune.md)."
     elif not plan.facts.trial.is_known: yield "No benchmark has tried how plans by the noise scale alone end."
-    else: yield (f"It should end near today's losses: of {of} plans with {'Adam' if adam else 'SGD'}, the training loss of {train} and the validation loss of "
-                 f"{valid} ended more than 5% above today's (benchmarks/keeps.md).")
+    else: yield (f"Losses should end near today's: of {of} plans with {'Adam' if adam else 'SGD'} {train} ended more than 5% above in training loss, "
+                 f"{valid} in validation loss (benchmarks/keeps.md).")
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -230,37 +221,14 @@ def _won_back(plan):
     nth = {1: 'first', 2: 'second', 3: 'third'}.get(n, f'{n}{suffix}')
     yield f"Finding this took {time_text(plan.took)}: it pays from the {nth} training on."
 
-def _is_bounded(plan):
-    "Tell whether the noise scale of the whole training is far below what the mock training has measured"
-    cool = plan.facts.measured.cool
-    return plan.facts.measured_noise<(cool.noise_scale if math.isfinite(cool.noise_scale) else cool.ci[0])/2
-
 def _found(plan):
-    "Write the noise scale, and how today's size compares with it"
-    m,t = plan.facts.measured,plan.facts.today
-    where = f"today's {t.bs} {_where(plan)}"
+    "Write the noise scale that was given, or measured"
+    m = plan.facts.measured
     if not m.has_mock: return f"The noise scale that was given makes {counted(m.noise_scale)} for this training."
-    if m.cool is None: return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} at the present weights, and {where}."
-    if not _is_bounded(plan):
-        kind = 'unfrozen epoch' if t.freeze_epochs else 'epoch'
-        return f"The noise scale is {_estimate_text(m.noise_scale, m.ci)} over a one-cycle of {counted(t.n_epoch, kind)}, and {where}."
-    measured,seen = _estimate_text(m.cool.noise_scale, m.cool.ci),m.cool.noise_scale if math.isfinite(m.cool.noise_scale) else m.cool.ci[0]
-    formula = f"1/(1/{num(seen)} + 1/{t.n_train} + {steps_anyway}/({num(t.n_epoch)} x {t.n_train}))"
-    return (f"The noise scale was measured as {measured} near the end of the cycle, where it is highest. For the whole training it counts as "
-            f"{num(plan.facts.measured_noise)}, by {formula}: no batch can be larger than the data set, or do with fewer than some {steps_anyway} steps. "
-            f"{where[0].upper()+where[1:]}.")
-
-def _consequence(plan):
-    "Yield what the noise scale and this device mean for the size, where no larger batch was tried"
-    bs,now,(low,high),d = plan.bs,plan.facts.today.bs,plan.ci,plan.facts.device
-    if plan.choice.reason in ('chosen','nowhere','costly') or (bs!=now and (bs>now)!=(plan.choice.fastest.bs>now)): return
-    if now<low and bs>now: yield "A larger batch should reach the same loss in fewer steps and more epochs."
-    elif now>high and bs<now: yield "A smaller batch should learn the same from fewer examples."
-    elif len(d.timed)<2 or d.timing_error>0.1: return
-    elif bs>now: yield "On this device larger steps take so little longer that they save time."
-    elif bs<now: yield "On this device smaller steps are so much faster that they save time."
-    elif now<low and 4*now<=plan.facts.today.n_train: yield "A larger batch would save steps, but too little time on this device."
-    elif now>high: yield "A smaller batch would save examples, but too little time on this device."
+    if m.ci[1]<1: return "There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."
+    if m.cool is None: return f"The noise scale at the present weights is {_estimate_text(m.noise_scale, m.ci)}."
+    seen = f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}"
+    return f"{seen}, and counts as {num(plan.facts.measured_noise)} for the whole training (`for_training`)."
 
 def why(
     plan, # A `BatchPlan`
@@ -268,27 +236,15 @@ def why(
     "Write what was measured, and why the plan follows from it"
     if math.isnan(plan.facts.noise): return list(_won_back(plan))
     if plan.facts.trial.is_known and plan.bs>=plan.facts.today.bs: return [_got(plan), *_record(plan), *_won_back(plan)]
-    if plan.ci[1]<1: return ["There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."]
-    return [_found(plan), *_consequence(plan), *_record(plan), *_won_back(plan)]
+    return [_found(plan), *_record(plan), *_won_back(plan)]
 
 # %% ../../nbs/finder/12_advice.ipynb #9eb8bd52
-def _slower(plan):
-    "Yield how a size of one's own choice compares"
-    (low,high),option = plan.bs_range,plan.choice.option
-    fastest = min(plan.options, key=lambda o: o.fit_time)
-    if not low<=option.bs<=high: yield f"This takes {num(option.fit_time/fastest.fit_time)} times as long as the fastest size here, {fastest.bs}."
-    elif option.fit_time>plan.duration.today: yield "This takes longer than today's training, as far as the noise scale is known."
-
 def _on_time(plan):
     "Yield why the times and epochs may differ"
     t,d,o = plan.facts.today,plan.facts.device,plan.choice.option
-    changes_size,epochs = o.bs!=t.bs,counted(t.n_epoch, 'epoch')
+    changes_size = o.bs!=t.bs
     if not d.timed and changes_size: yield "Today's step could not be timed, so whether this saves time is not known."
-    if not t.has_n_epoch and plan.facts.measured.moved:
-        yield f"No n_epoch was given: this is for {epochs}, and a longer training may want a larger batch."
-    elif not t.has_n_epoch and changes_size: yield f"No n_epoch was given, so epochs and times are for a training of {epochs}."
-    if plan.choice.reason=='little':
-        yield f"For a longer training {plan.choice.fastest.bs} may be faster: call bs_find with the n_epoch of that training."
+    if not t.has_n_epoch: yield f"No n_epoch was given: this is for {counted(t.n_epoch, 'epoch')}, and a longer training may want a larger batch."
     if d.timed and changes_size and t.has_n_epoch and not 1/1.2<=o.n_epoch/o.epochs<=1.2:
         ratio = fit_time_of(plan.facts, o.epochs, o.freeze_epochs, o.epoch_time)/plan.duration.today
         yield f"Whole epochs matter here: the same loss takes {counted(o.epochs, 'epoch')}, in {percent(ratio)} of the time."
@@ -311,14 +267,10 @@ def _on_larger(plan):
         yield f"The training passes {passes}: watch the validation loss for overfitting."
 
 # %% ../../nbs/finder/12_advice.ipynb #a79b0745
-_trend = {1: "The noise scale rose during the measurement: measure again later, as a larger batch may pay by then.",
-          -1: "The noise scale fell during the measurement: measure again later, as a smaller batch may be enough by then.",
-          0: "This is for the present weights: measure again later, as the noise scale tends to rise."}
-
 def _on_noise(plan):
     "Yield for which weights, items and parameters the noise scale holds"
     m,t = plan.facts.measured,plan.facts.today
-    if m.has_mock and not m.cool and m.ci[1]>=1: yield _trend[m.trend]
+    if m.has_mock and not m.cool: yield "This is for the present weights: measure again later, as the noise scale tends to rise."
     if m.n_passes>max(1.5, t.n_epoch) and not plan.facts.trial.is_known:
         passes = f"{num(m.n_passes)} times through these {counted(t.n_train)}"
         yield f"The measurement passed {passes}, so the noise scale is that of these items: it may differ for new ones."
@@ -335,32 +287,23 @@ def _on_device(plan):
     if d.too_large: yield f"Micro-batches of {d.too_large} items did not fit in memory, {largest} did."
 
 def _on_cost(plan):
-    "Yield whether to measure for longer or for less time"
-    longer,is_known,t = _n_longer(plan),plan.facts.can_plan,plan.facts.today
+    "Yield how to find out more"
+    longer,t = _n_longer(plan),plan.facts.today
     if plan.choice.reason=='costly':
         n = cycle_of(None, t.n_acc, t.steps).num_it
-        yield f"If you are going to train like this many times: with num_it={n} sizes are measured and tried, whatever that takes."
-    is_open = is_known and math.isinf(plan.ci[1]) and not plan.facts.trial.is_known
-    if is_open and longer is None: yield "The noise scale may be larger still: only other items would tell more."
-    took = f"Measuring took {time_text(plan.took)}, longer than an epoch"
-    is_slow = plan.took>10 and plan.took>today_as_is(plan.facts).epoch_time
-    if is_slow and longer and (is_open or plan.verdict in ('short','unknown')):
-        yield f"{took}. For a long training measure again with num_it={longer}; for a short one go by this plan as it is."
-    elif is_slow and is_known and plan.facts.measured.has_mock and not plan.facts.trial.is_known:
-        yield f"{took}: a smaller num_it takes less time and gives a wider interval."
-    elif is_open and longer: yield f"The noise scale may be larger still: num_it={longer} would tell more."
+        yield f"If you are going to train like this many times: with num_it={n} sizes are tried, whatever that takes."
+    if math.isinf(plan.ci[1]) and not plan.facts.trial.is_known:
+        yield f"The noise scale may be larger still: {f'num_it={longer}' if longer else 'only other items'} would tell more."
 
 # %% ../../nbs/finder/12_advice.ipynb #52305391
 def _on_unknown(plan):
-    "Yield what keeps the noise scale from being known, beside the verdict"
+    "Yield why nothing can be planned, where the headline does not say it, and what helps"
+    why = _no_plan(plan)
+    if _is_chosen(plan): yield f"{why[0].upper()}{why[1:]}."
     if plan.facts.measured.pairs:
         yield "If the loss is a mean over tokens or other parts of the items, count them by GradAccum(1, count=...) on the learner, and measure again."
         yield "If its parts average over different numbers, or one of them sums, give them the same `reduction` and the same divisor."
         yield "If it compares the items of a batch, no batch size can be planned: with another batch size it is another loss."
-        return
-    if plan.facts.today.has_few_steps and plan.verdict!='few_steps': yield f"This training has only {_steps_now(plan)}, too few for a plan."
-    if plan.facts.measured.loss_rose and plan.verdict!='too_high': yield "The learning rate may be too high: the loss rose during the mock training."
-    yield from _on_cost(plan)
 
 def _on_loader(plan):
     "Yield what loading makes of it"
@@ -376,7 +319,8 @@ def _on_earlier(plan):
 def _on_chosen(plan):
     "Yield what a size of one's own choice costs"
     if not _is_chosen(plan): return
-    if plan.facts.device.timed: yield from _slower(plan)
+    fastest,o = min(plan.options, key=lambda o: o.fit_time),plan.choice.option
+    if o.fit_time>1.1*fastest.fit_time: yield f"This takes {num(o.fit_time/fastest.fit_time)} times as long as the fastest size here, {fastest.bs}."
     if plan.bs>plan.facts.today.bs and rule_name(plan.rule)=='no_scaling' and plan.facts.measured.moved:
         yield f"The rate is not scaled at {plan.bs}, because no training at a higher rate was tried there."
 
@@ -432,20 +376,13 @@ def _on_rate(plan):
     t = plan.facts.today
     if plan.choice.option.changes and rate_text(plan.lr)!=rate_text(t.lr) or not t.has_lr: yield _rate(plan)
 
-def _on_scale(plan):
-    "Yield the noise scale that a mock training has measured"
-    m = plan.facts.measured
-    if not m.has_mock or not plan.facts.can_plan or m.ci[1]<1: return
-    where = "at the present weights" if m.cool is None else "of this training"
-    if m.cool is None or not _is_bounded(plan): yield f"The noise scale {where} is {_estimate_text(m.noise_scale, m.ci)}."
-    else: yield f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}."
-
 def brief_words(
     plan, # A `BatchPlan`
 )->dict: # Texts by kind: 'do', 'how', 'run', 'caution'
     "Collect what a plan says at first sight: what to do, how that is likely to end, the line to run, and the gravest caution"
     words = plan_words(plan, most=1 if plan.verdict in ('use','split','stay') else 3)
-    how = [*_record(plan), *_on_scale(plan), *_on_rate(plan)]
+    how = [*_record(plan), *_on_rate(plan)]
+    if plan.facts.measured.has_mock and plan.facts.can_plan: how.insert(0, _found(plan))
     return {kind: texts for kind,texts in (words | dict(how=how, why=[])).items() if texts}
 
 def _more(plan):
@@ -462,12 +399,11 @@ def plan_text(
 
 # %% ../../nbs/finder/12_advice.ipynb #ce9a6300
 def _candidates_table(plan): # A data frame, with a row per candidate
-    "Name the columns of `plan.table` for readers"
-    df,today = plan.table[['bs','micro_bs','n_acc','lr','steps','examples','step_time']],plan.facts.today.bs
-    now = at_todays_size(plan.facts, plan.options)
-    marks = ('today',today),('planned',plan.bs)
-    names = dict(steps='steps (fewest = 1)', examples='examples (fewest = 1)', step_time='step_time (s)', time="whole fit (today's = 1)")
-    return df.assign(bs=[marked_size(bs, marks) for bs in df.bs], time=[o.fit_time/now.fit_time for o in plan.options]).rename(columns=names)
+    "List what goes with each size"
+    today,lr = plan.duration.today,dict(zip(plan.table.bs, plan.table.lr))
+    marks = ('today',plan.facts.today.bs),('planned',plan.bs)
+    return pd.DataFrame([{'batch size': marked_size(o.bs, marks), 'as': _split_text(o.n_acc, o.micro_bs, plan.facts.today.n_ranks),
+        'learning rate': lr[o.bs], 'epochs': o.trained_epochs, 'time (s)': o.fit_time, "over today's": o.fit_time/today} for o in plan.options])
 
 def plan_html(
     plan, # A `BatchPlan`

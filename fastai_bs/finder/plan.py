@@ -184,7 +184,7 @@ def _repr_html_(self:BatchPlan): return plan_html(self)
 def plot(self:BatchPlan,
     ax=None, # Two axes to draw on, or one for the first panel alone; by default new ones
 ): # The axes
-    "Draw time and examples against batch size, and on their left the noise scale along the mock training, where there was one"
+    "Draw the time against batch size, and on its left the noise scale along the mock training, where there was one"
     return plot_plan(self, ax)
 
 @patch

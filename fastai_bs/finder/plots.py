@@ -11,47 +11,18 @@ __all__ = ['plot_plan']
 import math
 import numpy as np
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 from ..utils.text import num, percent, with_interval
 from ..utils.plots import legend_below, log_axis, new_axes, size_axis
 from ..noise.estimator import along
-from ..noise.plots import plot_noise_scale
 from .cycle import cool_stretch
 from .options import at_todays_size, option_of
 from .choice import time_allowed
 
 # %% ../../nbs/finder/11_plots.ipynb #39efcddd
-def _plot_reading(name, noise_scale, ci, level, x, bottom, top, ax):
-    "Draw a noise scale and its interval over `x`, cut off below `bottom` and above `top`"
-    low,high = ci
-    has_estimate = math.isfinite(noise_scale)
-    if not has_estimate: amount = f'at least {num(low)}'
-    elif 0<low>=noise_scale: amount = f'{num(low)} to {num(high)}' # There is no estimate but the lower end
-    else: amount = with_interval(noise_scale, ci)
-    label = f"{name}: {amount} at {level:.0%}"
-    if has_estimate: ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=label)
-    ax.fill_between(x, max(low, bottom/2), min(high, 2*top), color='C1', alpha=0.2, lw=0, label=None if has_estimate else label)
-
-def _plot_stretch(plan, ax=None):
-    "Draw `plot_noise_scale`, and the plan's noise scale over the windows that it was measured in"
-    df,known,high = plan.df.assign(step=np.arange(1, len(plan.df)+1)),plan.facts.measured_noise,plan.ci[1]
-    ax = plot_noise_scale(df, plan.facts.today.bs, ax)
-    ax.set_xlabel('window')
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    if known>0:
-        bottom,top = ax.get_ylim()
-        top = max(top, 2*known, 2*high if math.isfinite(high) else 0)
-        m = plan.facts.measured
-        _plot_reading('plan', m.noise_scale, m.ci, m.level, df.step.iloc[-m.n_windows:].iloc[[0,-1]], bottom, top, ax)
-        ax.set_ylim(min(bottom, known/2), top)
-    legend_below(ax)
-    return ax
-
-# %% ../../nbs/finder/11_plots.ipynb #b5315d49
 def _groups(df, level):
-    "Estimate the noise scale of five or six windows at a time, none across an end of the cool stretch: position (the first window is 1), items, interval"
-    at,(begin,end) = np.arange(len(df)),cool_stretch
-    parts = [at[o] for o in (df.pct<begin, (df.pct>=begin) & (df.pct<=end), df.pct>end)]
-    groups = [g for part in parts if len(part) for g in np.array_split(part, max(1, round(len(part)/5.5)))]
+    "Estimate the noise scale of five or six windows at a time: position (the first window is 1), items, interval"
+    groups = np.array_split(np.arange(len(df)), max(1, round(len(df)/5.5)))
     def _read(g):
         e = along(df.iloc[g], level)
         return 1+g.mean(),e.noise_scale,*e.ci
@@ -69,50 +40,35 @@ def _plot_groups(groups, top, ax):
         ax.vlines(open_['at'], open_.low, 2*top, color='C0', lw=1)
         ax.plot(open_['at'], open_.low, '^', color='C0', ms=6, mfc='none', label='at least')
 
-def _plot_rate(df, ax):
-    "Draw the rate over its peak at the foot of the panel, on an axis of its own"
-    right = ax.twinx()
-    right.fill_between(np.arange(1, len(df)+1), 1e-3, df.rate.clip(lower=1e-3), color='C2', alpha=0.3, lw=0)
-    right.set(yscale='log', ylim=(1e-3,1e9)) # The rate takes a quarter of the height
-    right.set_yticks([])
-    right.set_yticks([], minor=True)
-    ax.fill_between([], [], color='C2', alpha=0.3, lw=0, label='learning rate (log)')
-    ax.set_zorder(right.get_zorder()+1)
-    ax.patch.set_visible(False)
+def _plot_reading(noise_scale, ci, x, ax):
+    "Draw a noise scale and its interval over `x`, within the frame"
+    (low,high),(bottom,top) = ci,ax.get_ylim()
+    has_estimate = math.isfinite(noise_scale)
+    label = f"measured: {with_interval(noise_scale, ci) if has_estimate else f'at least {num(low)}'}"
+    if has_estimate: ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=label)
+    ax.fill_between(x, max(low, bottom/2), min(high, 2*top), color='C1', alpha=0.2, lw=0, label=None if has_estimate else label)
 
-def _label_parts(df, ax):
-    "Label the axis of windows with the part of the cycle that is done"
-    begin,end = cool_stretch
-    parts = 0.,0.5,begin,(begin+end)/2,end,1.
-    ax.set_xticks(np.interp(parts, [*df.pct,1.], np.arange(1, len(df)+2)), [*(f'{o:.0%}' for o in parts[:-1]),''], fontsize='small')
-    ax.set_xlabel('part of the mock training, window by window')
-
-def _plot_cycle(plan, ax=None):
-    "Draw the noise scale along a mock cycle, the plan's on the cool stretch, and the learning rate below"
-    df,bs = plan.df,plan.facts.today.bs
+def _plot_noise(plan, ax=None):
+    "Draw the noise scale along a mock training, what was measured in which windows, and what the plan makes of it"
+    df,bs,m,known = plan.df,plan.facts.today.bs,plan.facts.measured,plan.facts.measured_noise
     ax = new_axes(ax, figsize=(7,4.4))
-    groups = _groups(df, plan.facts.measured.level)
-    m,known = plan.facts.measured,plan.facts.measured_noise
-    seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], known, m.cool.noise_scale, *m.cool.ci, bs) if 0<o<math.inf]
-    bottom,top = min(seen)/2,max(seen)*2
-    bottom /= (top/bottom)**(1/3) # Room for the rate
+    groups,(noise_scale,ci) = _groups(df, m.level),(m.cool.noise_scale,m.cool.ci) if m.cool else (m.noise_scale,m.ci)
+    seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], known, noise_scale, *ci, bs) if 0<o<math.inf]
     log_axis(ax)
-    ax.set(ylim=(bottom,top), ylabel='items (log)', title='Gradient noise scale')
-    _plot_groups(groups, top, ax)
-    stretch = np.flatnonzero((df.pct>=cool_stretch[0]) & (df.pct<=cool_stretch[1]))
-    if len(stretch) and known>0:
-        _plot_reading('measured', m.cool.noise_scale, m.cool.ci, m.level, (stretch[0]+0.5,stretch[-1]+1.5), bottom, top, ax)
-        ax.axhline(known, color='C1', ls=':', lw=2, label=f"plan: {num(known)} over the whole training")
+    ax.set(ylim=(min(seen)/2,max(seen)*2), xlabel='window of the mock training', ylabel='items (log)', title='Gradient noise scale')
+    _plot_groups(groups, ax.get_ylim()[1], ax)
+    at = np.flatnonzero(df.pct.between(*cool_stretch)) if m.cool else np.arange(len(df))[-m.n_windows:]
+    if len(at) and known>0: _plot_reading(noise_scale, ci, (at[0]+0.5,at[-1]+1.5), ax)
+    if m.cool and known>0: ax.axhline(known, color='C1', ls=':', lw=2, label=f"plan: {num(known)} over the whole training")
     ax.axhline(bs, color='grey', ls='--', label=f"today's, {bs}")
-    _plot_rate(df, ax)
-    _label_parts(df, ax)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_below(ax)
     return ax
 
 # %% ../../nbs/finder/11_plots.ipynb #d8e3fa93
 _why_not = dict(
     faster='{other} is at most a tenth faster', chosen='as you chose', costly='trying {skipped} costs too much',
-    error="gains are within the timing's error of {error}", untimed="today's step could not be timed",
+    untimed="today's step could not be timed",
     pairs='no plan: the loss compares items', few_steps='no plan: too few steps', short='no plan: too few windows',
     too_high='no plan: the loss rose', not_learned='no plan: the loss did not fall', unknown='no plan: noise scale not known')
 
@@ -122,9 +78,9 @@ def _note(plan):
     other = min(plan.options, key=lambda o: o.fit_time)
     if plan.facts.can_plan and other.fit_time>=o.fit_time: return ''
     reason = 'gain' if plan.verdict=='split' and plan.choice.reason=='faster' else plan.choice.reason # Faster than today, but why no other size?
-    limit = num(100*time_allowed(other, now, d.least_gain)/plan.duration.today)
-    text = _why_not.get(reason, 'the size changes only for {limit}% or less')
-    return text.format(other=other.bs, skipped=plan.facts.trial.skipped, error=percent(d.least_gain), limit=limit)
+    if reason in _why_not: return _why_not[reason].format(other=other.bs, skipped=plan.facts.trial.skipped)
+    by_rule = time_allowed(other, now, d.least_gain)==time_allowed(other, now, 0.)
+    return 'each doubling or halving is to save a tenth' if by_rule else f'the step times varied by {percent(d.least_gain)}'
 
 def _title(plan):
     "Write what is planned"
@@ -133,23 +89,21 @@ def _title(plan):
     return f"Stay at {bs}, as {plan.n_acc} x {plan.micro_bs}" if plan.verdict=='split' else f"Stay at {bs}"
 
 def _ratios(plan):
-    "Make a row for each size: time and its interval, and examples, over those of today's training as it is"
-    table,ci,today = plan.table.set_index('bs'),plan.ci,plan.duration.today
-    def _at(noise): return [option_of(plan.facts, noise, bs).fit_time/today for bs in table.index]
+    "Make a row for each size: the time of the whole fit, and its interval, over that of today's training as it is"
+    sizes,ci,today = [o.bs for o in plan.options],plan.ci,plan.duration.today
+    def _at(noise): return [option_of(plan.facts, noise, bs).fit_time/today for bs in sizes]
     known = math.isfinite(plan.facts.noise) and all(map(math.isfinite, ci)) and not plan.facts.trial.is_known # A short training has no interval
-    ends = [_at(o) for o in ci] if known else np.full((2,len(table)), math.nan)
-    return pd.DataFrame(dict(time=[o.fit_time/today for o in plan.options], low=np.min(ends, 0), high=np.max(ends, 0),
-                             examples=table.examples/table.examples[plan.facts.today.bs]), index=table.index)
+    ends = [_at(o) for o in ci] if known else np.full((2,len(sizes)), math.nan)
+    return pd.DataFrame(dict(time=[o.fit_time/today for o in plan.options], low=np.min(ends, 0), high=np.max(ends, 0)), index=sizes)
 
 def _plot_time(plan, ax=None):
-    "Draw the time of the whole fit, and the examples to a given loss, against batch size, over those of today's"
+    "Draw the time of the whole fit against batch size, over that of today's"
     df,bs_now,bs = _ratios(plan),plan.facts.today.bs,plan.bs
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     is_known = math.isfinite(plan.facts.noise)
     if df.time.notna().all(): ax.plot(df.time, 'o-', color='C0', label='time of the whole fit' if is_known else 'time with no more epochs')
     if df.low.notna().all(): ax.fill_between(df.index, df.low, df.high, color='C0', alpha=0.2, lw=0, label='its interval')
-    if np.isfinite(df.examples).all(): ax.plot(df.examples, 's-', color='C2', ms=4, label='examples')
     for y in df.loc[bs].dropna()[:1]: ax.plot(bs, y, '*', color='C1', ms=16, zorder=3, label=f'planned, {bs}')
     seen = [1,*df.values[np.isfinite(df)]]
     room = max(1.1, (max(seen)/min(seen))**0.1)
@@ -170,6 +124,6 @@ def plot_plan(
     if plan.df is None: return _plot_time(plan, None if ax is None else np.ravel(ax)[-1])
     ax = new_axes(ax, nrows=1, ncols=2, figsize=(8.8,4.5)) # Readable at half the width of a page
     left,*right = np.ravel(ax)
-    (_plot_cycle if plan.facts.measured.cool else _plot_stretch)(plan, left)
+    _plot_noise(plan, left)
     if right: _plot_time(plan, right[0])
     return ax

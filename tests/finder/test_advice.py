@@ -24,13 +24,12 @@ def sentences(plan):
 @pytest.mark.parametrize('make,verdict,text', [
     (lambda: plan_of(), 'use', "Use 128 (today 64): 5 epochs of 64 become 6 of 128, in about 83% of the time (53 s instead of 1 min 4 s)."),
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)).at(256), 'use',
-        "Use 256 (today 64), as you chose; how many epochs it needs is not known, as it was not tried: the line has as many items as today."),
+        "Use 256 (today 64), as you chose: it was not tried, so the line keeps today's epochs."),
     (lambda: plan_of(64, noise_scale=70., ci=(60.,75.), micro_bs=16, times=secs(16, 32, 64)), 'split',
         "Stay at 64, but as one micro-batch (today 4 x 16): 5 epochs in about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
-    (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): with every other size the whole fit would take longer."),
+    (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): every other size would take longer."),
     (lambda: plan_of(100, noise_scale=100., ci=(99.,101.), n_epoch=1000, times=((100,0.02,0.),(400,0.02944,0.))), 'stay', # (1+1/4)/(1+1) of the steps
-        "Stay at 100 for 1000 epochs (2 h 47 min): with 400 the whole fit would take 92% of today's time, and a plan changes the "
-        "size only for 82.6% or less (90.9% for each doubling)."),
+        "Stay at 100 for 1000 epochs (2 h 47 min): 400 would take 92% of today's time, and each doubling or halving is to save a tenth."),
     (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'use',
         "Use 256 (today 64): 1 + 5 epochs of 64 become 1 + 7 of 256 (frozen + unfrozen), in about 74% of the time (52 s instead of 1 min 9 s)."),
     (lambda: plan_of(n_windows=4), 'short',
@@ -51,7 +50,7 @@ def test_what_another_size_gains_is_told_where_that_is_too_little():
     plan = plan_of(100, noise_scale=100., ci=(99.,101.), n_epoch=1000, times=((50,0.0131,0.),(100,0.02,0.)), valid_time=1.)
     assert plan.choice.reason=='gain'
     head = headline(plan)
-    assert "with 50 the whole fit would take 96.1% of today's time, and a plan changes the size only for 90.9% or less (90.9% for each doubling)" in head
+    assert "50 would take 96.1% of today's time, and each doubling or halving is to save a tenth" in head
 
 def test_no_device_is_blamed_for_a_size_of_no_use():
     "Neither for a size that stays, nor for one that is smaller than it could be"
@@ -68,12 +67,12 @@ def test_what_a_short_training_told(noise, told, adam):
     "How far the larger batch got, that the rest is a prediction, and what came of such ones; on the training of so many steps itself"
     plan = plan_of(trial=Trial(256, noise, 3910), adam=adam)
     longer = why(plan_of(trial=Trial(256, noise, 391), adam=adam))[0]
-    assert longer.partition('; ')[0].rstrip('.')==f"In a short training 256 learned {told} of the items"
-    assert (longer.partition('; ')[2]=="over 3910 optimizer steps the noise scale grows as the fourth root, which makes it 76%.")==(noise==300.)
+    whole = ", which makes 76% over all 3910 optimizer steps (`for_longer`)" if noise==300. else ''
+    assert longer==f"In a short training 256 learned {told} of the items{whole}."
     train,valid,of = (n or 'none' for n in ended_above[adam])
     assert why(plan)==[f"In a short training 256 learned {told} of the items.",
-                       f"It should end near today's losses: of {of} plans with {'Adam' if adam else 'SGD'}, the training loss of {train} and the "
-                       f"validation loss of {valid} ended more than 5% above today's (benchmarks/keeps.md)."]
+                       f"Losses should end near today's: of {of} plans with {'Adam' if adam else 'SGD'} {train} ended more than 5% above in training "
+                       f"loss, {valid} in validation loss (benchmarks/keeps.md)."]
     assert len(why(plan.at(64)))==1
     assert why(plan.at(256))[1:]==["No benchmark has tried how plans for a size of one's own choice end."]
     assert why(plan.at(32))==why(plan_of(adam=adam).at(32)) # Of smaller sizes it tells nothing
@@ -95,7 +94,7 @@ def test_what_the_noise_scale_leaves_open_is_no_caution_where_a_size_was_tried(p
 
 def test_the_table_compares_whole_fits():
     plan = plan_of()
-    table = _candidates_table(plan).set_index(plan.table.bs)["whole fit (today's = 1)"]
+    table = _candidates_table(plan).set_index(plan.table.bs)["over today's"]
     assert table[plan.facts.today.bs]==1
     assert table[plan.bs]==pytest.approx(plan.duration.planned/plan.duration.today)
 
@@ -124,13 +123,15 @@ def test_what_a_plan_prints():
         assert o not in ' '.join(repr(plan).split())
         assert o in ' '.join(plan.details().split())
     assert 'No rate was given' in repr(plan_of(has_lr=False))
-    assert 'The noise scale of this training is about 512 items (430 to 640).' in ' '.join(repr(plan_of()).split())
+    said = "The noise scale was measured as about 400 items (340 to 500), and counts as 512 for the whole training (`for_training`)."
+    assert said in ' '.join(repr(plan_of()).split())
+    assert 'present weights is about 512 items (430 to 640).' in ' '.join(repr(plan_of(**fixed)).split())
 
 @pytest.mark.parametrize('part,kwargs,said', [
     ('loader', dict(loading=0.0055), True), ('loader', dict(loading=0.0054), False), ('frozen', dict(trained=0.25), True),
     ('fit in memory', dict(too_large=512), True), ('failed', dict(failed=((512,'ValueError: no'),)), True),
     ('Step times varied', dict(spread=0.8), True),
-    ('num_it=1440 would tell more', dict(ci=(430.,inf)), True), ('Measuring took', dict(took=45.), True), ('Measuring took', dict(took=9.), False),
+    ('num_it=1440 would tell more', dict(ci=(430.,inf)), True), ('only other items would tell more', dict(ci=(430.,inf), n_passes=14.), True),
     ('14 times through these 50000 items', dict(n_passes=14.), True), ('could not be timed', dict(times=()), True),
     ('Whole epochs matter', dict(bs=8, n_epoch=1, noise_scale=100., ci=(90.,110.), times=secs(8, 16, 32, 64)), True),
     ('No n_epoch', dict(n_epoch=1, has_n_epoch=False), True),
@@ -138,24 +139,6 @@ def test_what_a_plan_prints():
 def test_cautions(part, kwargs, said):
     assert any(part in o for o in cautions(plan_of(**kwargs)))==said
     if said: assert not any(part in o for o in cautions(plan_of()))
-
-@pytest.mark.parametrize('kwargs,text', [
-    (dict(took=45.), "a smaller num_it takes less time and gives a wider interval."),
-    (dict(took=45., ci=(430.,inf)), "For a long training measure again with num_it=1440; for a short one go by this plan as it is."),
-    (dict(took=45., n_windows=4, n_enough=800), "For a long training measure again with num_it=800; for a short one go by this plan as it is.")])
-def test_one_caution_says_how_long_to_measure(kwargs, text):
-    "Where the measurement took longer than an epoch and left much open, no two cautions give opposite advice"
-    said, = [o for o in cautions(plan_of(**kwargs)) if 'num_it' in o]
-    assert said.startswith("Measuring took 45 s, longer than an epoch")
-    assert said.endswith(text)
-
-@pytest.mark.parametrize('n_epoch,formula', [(1000,'by 1/(1/400 + 1/640 + 80/(1000 x 640))'), (5,'by 1/(1/400 + 1/640 + 80/(5 x 640))')])
-def test_what_limits_the_noise_scale(n_epoch, formula):
-    plan = plan_of(16, n_train=640, times=secs(16, 32, 64), noise_scale=60., ci=(50.,70.), n_epoch=n_epoch)
-    assert formula in why(plan)[0]
-    said = ' '.join(repr(plan).split())
-    assert 'The noise scale was measured as about 400 items (340 to 500).' in said
-    assert 'of this training is' not in said
 
 def test_which_sizes_are_as_fast_is_known_only_where_one_was_tried():
     measured,tried = (' '.join(plan_words(plan_of(trial=o))['how']) for o in (None,Trial(256, 192., 3910)))
@@ -249,18 +232,14 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, at_p
 
 @pytest.mark.parametrize('kwargs,text', [
     (dict(times=((64,0.01,0.),(128,0.019,0.))),
-        "Stay at 64 for 5 epochs (39 s): no larger batch can save enough here: even with no more epochs 128 would take 95% of today's "
-        "time, and a plan changes the size only for 90.9% or less (90.9% for each doubling)."),
+        "Stay at 64 for 5 epochs (39 s): even with no more epochs 128 would take 95% of today's time, and each doubling or "
+        "halving is to save a tenth."),
     (dict(times=((64,0.01,0.),(128,0.013,0.)), spread=0.7),
-        "Stay at 64 for 5 epochs (39 s): no larger batch can save enough here: even with no more epochs 128 would take 65% of today's "
-        "time, and a plan changes the size only for 58.8% or less (the step times varied by 70%)."),
+        "Stay at 64 for 5 epochs (39 s): even with no more epochs 128 would take 65% of today's time, and the step times varied by 70%."),
     (dict(trial=Trial(64, skipped=256, saving=20., cost=30.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): to find out whether 256 is faster would take 30 s, more than the 20 s that short trainings can show it to save."),
-    (dict(trial=Trial(64, skipped=256, saving=20., cost=15.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): to find out whether 256 is faster would take 15 s, more than half of the 20 s that "
-        "short trainings can show it to save."),
+        "Stay at 64 for 5 epochs (1 min 4 s): trying 256 would take 30 s, and may take 50% of the 20 s that a training with it could save."),
     (dict(trial=Trial(64, skipped=256, saving=-1., cost=30.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): to find out whether 256 is faster would take 30 s, and short trainings cannot show that it saves anything.")])
+        "Stay at 64 for 5 epochs (1 min 4 s): trying 256 would take 30 s, and could not show that it saves time.")])
 def test_why_nothing_was_tried(kwargs, text):
     plan = plan_of(**unmeasured, **kwargs)
     assert headline(plan)==text
@@ -269,12 +248,12 @@ def test_why_nothing_was_tried(kwargs, text):
     assert 'no more epochs than today' in first
     assert more==(["Short trainings can show no more than that 256 learns what 64 learns from 71% of the items."] if 'trial' in kwargs else [])
     assert not any('about as fast' in o for o in plan_words(plan)['how'])
-    assert any('with num_it=660 sizes are measured' in o for o in cautions(plan))==('trial' in kwargs)
+    assert any('with num_it=660 sizes are tried' in o for o in cautions(plan))==('trial' in kwargs)
 
 def test_the_part_of_a_saving_that_trying_may_take_is_the_rule_s(monkeypatch):
     monkeypatch.setattr(advice, 'most_part', 0.25)
     plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, saving=20., cost=10.))
-    assert headline(plan).endswith("take 10 s, more than 25% of the 20 s that short trainings can show it to save.")
+    assert headline(plan).endswith("take 10 s, and may take 25% of the 20 s that a training with it could save.")
 
 @pytest.mark.parametrize('took,kwargs,said', [
     (5.,dict(),'it pays from the first training on'), (113.,dict(),'it pays from the 11th training on'), (220.,dict(),'it pays from the 21st training on'),
@@ -308,5 +287,5 @@ def test_a_noise_scale_that_was_given_is_told(ci):
 
 def test_a_size_of_one_s_own_without_a_noise_scale():
     plan = plan_of(**unmeasured).at(256)
-    assert "how many epochs it needs is not known, as it was not tried" in headline(plan)
+    assert "it was not tried" in headline(plan)
     assert plan.n_epoch==5
