@@ -27,8 +27,8 @@ figures = {'| on a processor |': rf'On this processor: {losses}.*\n.*fit takes (
            '| where a batch 4 times as large takes no longer |': rf"flat up to 4 times today's batch: {losses}.* predicted (\S+) of",
            '| where a batch 16 times as large takes no longer |': rf"flat up to 16 times today's batch: {losses}.* predicted (\S+) of",
            '| by SGD,': rf'With SGD: {losses}', '| text,': rf'\* Text: {losses}',
-           'How long does': r'`bs_find` takes (\S+) of today.* \(median of (\d+)\)', 'How many calls say to stay': r'stay on this processor: (\d+ of \d+);',
-           'asking takes longer': r'The first training .*? lasts (\S+) \(median of (\d+)\)', 'asking once': r'each of ten, with one call for all, (\S+)\.\n'}
+           '| `bs_find` |': r'`bs_find` takes (\S+) of today.* \(median of (\d+)\)', 'calls that say to stay': r'stay on this processor: (\d+ of \d+);',
+           'asking, then training once': r'The first training .*? lasts (\S+) \(median of (\d+)\)', 'asking once, then': r'each of ten, with one call for all, (\S+)\.\n'}
 
 @pytest.mark.parametrize('row', figures)
 def test_figures_are_those_of_the_benchmark(row):
