@@ -75,14 +75,6 @@ def test_a_page_has_all_names():
     names = {*importlib.import_module('fastai_bs.all').__all__,*(o.replace('Learner', 'learn').replace('Recorder', 'learn.recorder') for o in for_users)}
     assert {nm for nm in names if not re.search(rf'^\| [^|]*`{re.escape(nm)}[` ].*\| \S.*\|$', text, flags=re.M)}==set()
 
-def test_guides(): assert set(pages.guides) <= {pages.page_name(p.relative_to(root/'nbs')) for p in notebooks}
-
-def test_links():
-    "Between notebooks, each leads to one that there is"
-    for p in notebooks:
-        for kind,source in cells_of(p):
-            for link in re.findall(r'\]\((?!https?:)([\w/.]+\.ipynb)', source) if kind=='markdown' else (): assert (p.parent/link).exists(), (p.name,link)
-
 def test_addresses_of_the_site():
     "Wherever one is named, in templates of issues too, there is such a page"
     made = {pages.page_name(p.relative_to(root/'nbs')) for p in notebooks}-{'reference'}
