@@ -62,10 +62,10 @@ def task(kind, n):
 
 # What each rank gets
 
-def shares(n, world, bs, drop_last=False, order=None):
+def shares(n, world, bs, drop_last=False):
     "The micro-batches of each rank, as indices: fastai gives each a contiguous share of the epoch's order, and fills the last one up from the start"
-    order,size = list(range(n) if order is None else order),math.ceil(n/world)
-    padded = (order*world)[:size*world]
+    size = math.ceil(n/world)
+    padded = (list(range(n))*world)[:size*world]
     micro = [[padded[r*size:(r+1)*size][i:i+bs] for i in range(0, size, bs)] for r in range(world)]
     return [[b for b in m if len(b)==bs or not drop_last] for m in micro]
 
@@ -94,17 +94,13 @@ class Given(DataLoader):
 # A fit, on ranks and in one process
 
 class Watch(Callback):
-    "Notes what GradAccum says after each micro-batch, and counts reductions where `hook`"
+    "Notes what GradAccum says after each micro-batch, and in which DDP reduces its one bucket"
     order = DistributedTrainer.order+1
-    def __init__(self, hook=False): self.hook,self.said,self.reduced,self.syncs,self.clean = hook,[],[],[],[]
-    def before_fit(self):
-        ddp = ddp_model(self.learn)
-        if self.hook and ddp is not None: ddp.register_comm_hook(None, self.count)
+    def __init__(self): self.said,self.reduced,self.clean = [],[],[]
+    def before_fit(self): ddp_model(self.learn).register_comm_hook(None, self.count)
     def count(self, state, bucket):
         self.reduced.append((self.epoch,self.iter))
         return allreduce_hook(None, bucket)
-    def before_backward(self):
-        if self.training: self.syncs.append(getattr(self.learn.model, 'require_backward_grad_sync', None))
     def after_batch(self):
         accum = getattr(self.learn, 'grad_accum', None)
         if self.training and accum is not None: self.said.append((accum.stepped, None if accum.window_loss is None else float(accum.window_loss)))
@@ -125,7 +121,7 @@ def fit(learn, epochs=2, lr=0.05, cycle=False, **kwargs):
 
 def facts(learn, watch=None):
     "What can be sent between processes"
-    res = {} if watch is None else dict(said=watch.said, reduced=watch.reduced, syncs=watch.syncs, clean=watch.clean)
+    res = {} if watch is None else dict(said=watch.said, reduced=watch.reduced, clean=watch.clean)
     return dict(res, flat=flat(learn).numpy(), losses=[float(o) for o in learn.recorder.losses], model=type(learn.model).__name__,
                own=sorted(vars(learn)), lrs=list(learn.recorder.lrs), values=[list(o) for o in learn.recorder.values],
                grads=[p.grad is None or not p.grad.any().item() for p in learn.model.parameters()],
@@ -136,10 +132,10 @@ def cbs_of(k=None, clip=None, count=None, sizes=None, most=None, **kwargs):
     if sizes: return [BatchSchedule(sizes, sqrt_scaling, most)]
     return ([] if k is None else [GradAccum(k, count=count)]) + ([] if clip is None else [GradientClip(clip)])
 
-def train(rank, kind='mlp', n=96, bs=4, drop_last=False, opt='sgd', hook=False, **case):
+def train(rank, kind='mlp', n=96, bs=4, drop_last=False, opt='sgd', **case):
     "A fit on this rank"
     items,model,loss_func = task(kind, n)
-    watch = Watch(hook)
+    watch = Watch()
     set_seed(rank)
     learn = quiet_learner(loaders(items, bs, drop_last=drop_last), model, loss_func, opts[opt], cbs=[watch, *cbs_of(**case)])
     with learn.distrib_ctx(cpu=True, sync_bn=False): fit(learn, **case)
@@ -189,7 +185,7 @@ def assert_sound(ranks):
         assert not stand_ins & set(o['own'])
         assert o['losses']==ranks[0]['losses']
         assert repr(o['said'])==repr(ranks[0]['said'])
-        assert o['syncs']==ranks[0]['syncs']
+        assert o['reduced']==ranks[0]['reduced']
 
 large = {
     'dict back': dict(n=50, bs=4, k={0: 2, 1: 1, 2: 3}, epochs=3), 'fewer items than ranks': dict(n=1, bs=4, k=3),
@@ -201,7 +197,6 @@ scheduled = dict(n=90, sizes={0: 8, 1: 24})
 one = {kind: dict(kind=kind, n=52, bs=4, clip=0.3) for kind in ('classes','bn')}
 watched = [dict(n=91, bs=4, clip=0.3, opt='sgd'),dict(kind='tokens', n=60, bs=2, k=2, opt='sgd')]
 trainings = {**large, **dict(enumerate(watched)), 'schedule': scheduled, 'schedule in parts': dict(scheduled, most=4),
-    'reduced': dict(n=91, bs=4, k=3, hook=True),
     **{f'{kind}, bare': o for kind,o in one.items()}, **{f'{kind}, one': dict(o, k=1) for kind,o in one.items()}}
 large_on_three = ['tokens, clip','fewer items than ranks']
 
@@ -211,12 +206,12 @@ trained = all_at_once(train, trainings, [*large_on_three,'classes, bare','classe
 
 @pytest.mark.parametrize('world,name', on_two_and_three(large, large_on_three))
 def test_follows_the_large_batch(world, name):
-    "Parameters, optimizer state, losses and steps of one process that is given each window as a batch"
+    "Parameters, optimizer state, losses and steps of one process that is given each window as a batch; one reduction a window, in short last ones too"
     case = large[name]
     ranks = trained(world)[name]
     assert_sound(ranks)
-    one,losses = in_one(world=world, **case)
-    one = facts(one)
+    learn,losses = in_one(world=world, **case)
+    one = facts(learn)
     assert_close(ranks[0]['flat'], one['flat'])
     assert len(ranks[0]['state'])==len(one['state'])
     for a,b in zip(ranks[0]['state'], one['state']): assert_close(a, b)
@@ -225,8 +220,9 @@ def test_follows_the_large_batch(world, name):
     micro = shares(case['n'], world, case['bs'], case.get('drop_last', False))
     closed = [l for stepped,l in said if stepped]
     if not case.get('drop_last'):
-        steps = [bool((i+1)%n_acc_in(case['k'], e)==0 or i+1==len(micro[0])) for e in range(epochs) for i in range(len(micro[0]))]
-        assert [o for o,_ in said]==steps==ranks[0]['syncs']
+        micro_batches = [(e,i) for e in range(epochs) for i in range(len(micro[0]))]
+        closing = [(e,i) for e,i in micro_batches if (i+1)%n_acc_in(case['k'], e)==0 or i+1==len(micro[0])]
+        assert [o for o,(stepped,_) in zip(micro_batches, said, strict=True) if stepped]==closing==ranks[0]['reduced']
         if case.get('kind')!='none': np.testing.assert_allclose(closed, losses, rtol=1e-9)
     if case.get('kind')!='none':
         assert one['lrs']==ranks[0]['lrs']
@@ -247,10 +243,6 @@ def test_a_schedule_follows_the_large_batch():
         assert_sound(ranks)
         assert_close(ranks[0]['flat'], flat(one).numpy())
         assert [o[-1] for o in ranks[0]['values']]==list(sizes.values())
-
-def test_one_reduction_per_window():
-    "And bucket, also in a short last window: micro-batches of 4 of 46 items on each rank, in windows of three"
-    for o in trained(2)['reduced']: assert o['reduced']==[(e,i) for e in range(2) for i in (2,5,8,11)]
 
 @pytest.mark.parametrize('kind,world', [('classes',3), ('bn',2)])
 def test_one_changes_no_bit(kind, world):
@@ -494,21 +486,19 @@ def split_fit(rank, on_oom, strike, lost, kind='mlp', n=51, k=3, opt='sgd', clip
     elif rank: learn.add_cb(s)
     with learn.distrib_ctx(cpu=True, sync_bn=False): fit(learn, **case)
     accum = learn.grad_accum
-    return dict(facts(learn, watch), struck=s.struck, n_parts=accum.n_parts, n_lost=accum.n_lost, noise=learn.noise_scale.noise_scale, pickled=True,
-                syncs=any(watch.syncs))
+    return dict(facts(learn, watch), struck=s.struck, n_parts=accum.n_parts, n_lost=accum.n_lost, noise=learn.noise_scale.noise_scale, pickled=True)
 
-def split_all(rank): return [(split_fit(rank, 'raise', s, lost, **case),split_fit(rank, 'split', s, lost, **case)) for case,s,lost in splits.values()]
-@cache
-def run_splits(): return dict(zip(splits, zip(*on_ranks(split_all, 2))))
+def split_both(rank, case, strike, lost): return [split_fit(rank, on_oom, strike, lost, **case) for on_oom in ('raise','split')]
+ran = all_at_once(split_both, {nm: dict(zip(('case','strike','lost'), o)) for nm,o in splits.items()})
 
 @pytest.mark.parametrize('name', splits)
 def test_all_ranks_lose_the_same_window(name):
     "Where memory runs out on one rank, none hangs, and weights and rates are those of a fit in which the steps of these windows were cancelled"
-    plain,split = zip(*run_splits()[name])
+    plain,split = zip(*ran(2)[name])
     lost = splits[name][-1]
     assert_sound(split)
     assert split[1]['struck']
-    assert not split[0]['syncs']
+    assert not split[0]['reduced']
     assert split[0]['n_parts']==split[1]['n_parts']==2**len(lost)
     assert split[0]['n_lost']==split[1]['n_lost']==len(lost)
     assert_close(split[0]['flat'], plain[0]['flat'])
