@@ -84,6 +84,7 @@ def test_where_nothing_is_measured_it_is_said():
     assert len(said(lambda: learn.fit(2, 0.05)))==2
     assert math.isnan(learn.noise_scale.noise_scale)
 
+@pytest.mark.filterwarnings('ignore')
 def test_gradients_of_zero_are_said():
     words = said(lambda: learner(bs=8, cbs=NoiseScale(every=1), loss_func=Nothing()).fit(1, 0.05))
     assert sum('All gradients that NoiseScale has seen are 0' in o for o in words)==1

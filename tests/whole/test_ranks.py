@@ -17,7 +17,7 @@ from fastai.callback.schedule import fit_one_cycle # noqa: F401, it adds the met
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
-from fastai.distributed import DistributedDL, DistributedTrainer
+from fastai.distributed import DistributedTrainer
 from fastai.optimizer import Adam, SGD
 from fastai.torch_core import rank_distrib
 from fastai_bs.all import BatchSchedule, GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
@@ -625,26 +625,3 @@ def test_processes_apart():
         assert n==len(learn.noise_scale.df)
         assert bs==4*(2+r)
         assert row==list(learn.recorder.values[-1])
-
-def own_again(_):
-    "What is fastai's own before a fit with our callback, in it, after it, and in a fit without"
-    import fastai.torch_core
-    def now(): return fastai.torch_core.maybe_gather,DistributedDL._broadcast
-    own,seen = now(),[]
-    class Look(Callback):
-        def after_batch(self): seen.append([a is b for a,b in zip(now(), own)])
-    learn,texts = quiet_learner(loaders(regression(16), 4), mlp(), cbs=Look()),[]
-    for cbs in (GradAccum(2),[GradAccum(2),RaiseAt('after_batch', KeyError, 1, order=70)],()):
-        try:
-            with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05, cbs=cbs)
-        except Exception as e: texts.append(str(e))
-        assert now()==own
-    return seen,texts
-
-def test_a_fit_without_our_callbacks_is_fastais_own():
-    "On CPU ranks with its own error"
-    for seen,(mine,fastais) in on_ranks(own_again, 2):
-        assert seen
-        assert not any(a or b for a,b in seen)
-        assert 'the one' in mine
-        assert 'NVIDIA' in fastais
