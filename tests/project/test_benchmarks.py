@@ -50,17 +50,13 @@ def test_a_page_is_written_from_the_results(nm):
     for o in re.findall(r'\]\((\w+\.\w+)\)', text): assert (folder/o).exists(), o
 
 @pytest.mark.parametrize('nm', scripts)
-def test_arguments(nm, capsys):
+def test_arguments(nm):
     s = script(nm)
     parser = s.parser or frame.arguments(s.doc, s.parts)
     for o in ('quick','full'): assert getattr(parser.parse_args([f'--{o}','--data','here','--seeds','3','4']), o)
-    assert not (o := parser.parse_args([])).quick
-    assert not o.full
-    assert o.data is None
+    bare = parser.parse_args([])
+    assert not (bare.quick or bare.full or bare.data)
     with pytest.raises(SystemExit): parser.parse_args(['--quick','--full'])
-    with pytest.raises(SystemExit) as e: parser.parse_args(['--help'])
-    assert e.value.code==0
-    assert s.doc.splitlines()[0] in capsys.readouterr().out
     assert f'python benchmarks/{nm}.py' in s.doc
 
 def test_all_results_are_on_a_page():
@@ -88,20 +84,12 @@ def table(tmp_path, monkeypatch):
     return Table('some')
 
 def test_a_row_is_added_once_and_found(table):
-    assert not len(table.df)
     assert not table.has(seed=0)
     table.add(arm='a', seed=0, lr=10**-1.5, loss=1/3)
-    assert table.has(arm='a', seed=0, lr=10**-1.5)
-    assert table.has(arm='a')
-    assert table.has(seed=np.int64(0), loss=np.float64(1/3))
-    assert not table.has(arm='a', seed=1)
-    assert not table.has(arm='b', seed=0)
-    assert not table.has(lr=0.0317)
-    assert not table.has(other=0)
-    row = table.df.iloc[0]
-    assert row.date
-    assert row.torch
-    assert row.threads
+    for o in (dict(arm='a', seed=0, lr=10**-1.5), dict(arm='a'), dict(seed=np.int64(0), loss=np.float64(1/3))): assert table.has(**o), o
+    for o in (dict(arm='a', seed=1), dict(arm='b', seed=0), dict(lr=0.0317), dict(other=0)): assert not table.has(**o), o
+    row, = table.df.itertuples()
+    assert row.date and row.torch and row.threads
     assert row.loss==pytest.approx(1/3, rel=1e-5)
 
 def test_quick_is_apart(table):
@@ -119,13 +107,11 @@ def test_main(tmp_path, monkeypatch, capsys):
     def _main(*argv):
         monkeypatch.setattr(sys, 'argv', ['some.py', *argv])
         frame.main('A benchmark.', ['some'], _run, _page)
-    _main()
-    assert (tmp_path/'some.md').read_text()=='0 rows\n'
-    _main('--quick')
-    assert (tmp_path/'some.md').read_text()=='0 rows\n'
+        return (tmp_path/'some.md').read_text()
+    assert _main()=='0 rows\n'
+    assert _main('--quick')=='0 rows\n'
     assert (tmp_path/'results/quick/some.md').read_text()=='1 rows\n'
-    _main('--full'),_main('--full')
-    assert (tmp_path/'some.md').read_text()=='2 rows\n'
+    assert (_main('--full'),_main('--full'))==('1 rows\n','2 rows\n')
 
 # Who cites a figure
 
@@ -133,7 +119,7 @@ def md(path): return '\n'.join(source for kind,source in cells_of(root/path) if 
 
 def missing(text, *figures):
     "Those that do not stand in `text` as numbers of their own, however it is worded"
-    return [o for o in figures if not re.search(rf'(?<![\d.,]){re.escape(o.lstrip("+"))}(?![\d%]|[.,]\d)', text)]
+    return [o for o in figures if not re.search(rf'(?<![\d.,-]){re.escape(o.lstrip("+"))}(?![\d%]|[.,]\d)', text)]
 
 entries = (folder/'LOG.md').read_text().split('\n## ')[1:]
 
@@ -148,10 +134,44 @@ def test_the_log_is_newest_first():
     dates = [o[:10] for o in entries]
     assert dates==sorted(dates, reverse=True)
 
-losses = r'training loss median (\S+), above \+5% in (\d+ of \d+), .*; validation loss median (\S+), above \+5% in (\d+ of \d+),'
-kept = {'here': rf'On this processor: {losses}.*\n.*fit takes (\S+) of', 'flat': rf"flat up to 4 times today's batch: {losses}.* predicted (\S+) of"}
+def figures(page, pattern):
+    "What the groups of `pattern` match in a benchmark's page"
+    found = re.search(pattern, (folder/f'{page}.md').read_text(), flags=re.M)
+    assert found, f'{page}.md has no {pattern!r}'
+    return found.groups()
 
-def figures(page, pattern): return re.search(pattern, (folder/f'{page}.md').read_text(), flags=re.M).groups()
+losses = r'training loss median (\S+), above \+5% in (\d+ of \d+), .*; validation loss median (\S+), above \+5% in (\d+ of \d+),'
+here,flat = rf'On this processor: {losses}.*\n.*fit takes (\S+) of',rf"flat up to 4 times today's batch: {losses}.* predicted (\S+) of"
+front = {'| on a processor |': here, '| where a batch 4 times as large takes no longer |': flat,
+         '| where a batch 16 times as large takes no longer |': flat.replace('up to 4', 'up to 16'),
+         '| by SGD,': rf'With SGD: {losses}', '| text,': rf'\* Text: {losses}',
+         '| `bs_find` |': r'`bs_find` takes (\S+) of today.* \(median of (\d+)\)', 'calls that say to stay': r'stay on this processor: (\d+ of \d+);',
+         'asking, then training once': r'The first training .*? lasts (\S+) \(median of (\d+)\)',
+         'asking once, then': r'each of ten, with one call for all, (\S+)\.\n'}
+
+@pytest.mark.parametrize('row', front)
+def test_the_first_page_s_table(row):
+    line, = [o for o in md('nbs/index.ipynb').splitlines() if o.startswith('|') and row in o]
+    assert not missing(line, *figures('keeps', front[row]))
+
+def test_what_the_first_page_says_of_a_gpu():
+    "The small trainings by how they went, and the time of all plans, of one card"
+    res,plans = result('gpu'),result('gpu_plans')
+    n = res[res.part=='matrix'].set_index('what').value.astype(int)
+    new = plans[plans.bs!=plans.bs_now].query("part=='plan'")
+    time,first = new.secs/new.secs_now,(new.secs+new.find)/new.secs_now
+    card, = {*res.machine,*plans.machine}
+    line, = [o for o in md('nbs/index.ipynb').splitlines() if '/benchmarks/gpu.md' in o]
+    assert 'H100' in card
+    for o in (f"of {sum(n[['works','refused','fails']])} small trainings {n['works']} work, {n['refused']} are refused with a reason, {n['fails']} fails",
+              f"{len(new)} plans took {time.min():.2f} to {time.max():.2f} of today's time, {first.min():.2f} to {first.max():.2f} with `bs_find`",
+              f"one ended {(new.valid/new.valid_now).max()-1:.0%} above today's validation loss"): assert o in line
+
+def test_how_exact_accumulation_is():
+    "The worst of three seeds"
+    apart = re.findall(r'^\| \d+ \|.*\| (\S+) \| \S+ \|$', (folder/'mnist_accumulation.md').read_text(), flags=re.M)
+    assert len(apart)==3
+    assert f'{max(map(float, apart)):.1e} of their norm at most' in md('nbs/index.ipynb')
 
 @pytest.mark.parametrize('adam,who', [(True,'Adam'),(False,'SGD')])
 def test_what_a_plan_says_of_its_promise(adam, who):
@@ -160,7 +180,7 @@ def test_what_a_plan_says_of_its_promise(adam, who):
     assert (f'{n_train} of {of}',f'{n_valid} of {of}')==(train,valid)
 
 def test_the_finder_s_page():
-    assert not missing(md('nbs/finder/15_bs_find.ipynb'), *(o for pattern in kept.values() for o in figures('keeps', pattern)))
+    assert not missing(md('nbs/finder/15_bs_find.ipynb'), *figures('keeps', here), *figures('keeps', flat))
 
 def test_the_finder_s_picture_is_the_page_s(): assert (root/'nbs/images/pays.png').read_bytes()==(folder/'pays.png').read_bytes()
 
@@ -184,7 +204,7 @@ def test_what_watching_costs():
 
 def test_goyal():
     text,page = md('nbs/guides/learning_rate.ipynb'),(folder/'goyal.md').read_text()
-    warm,gain = (re.search(rf'^\| {o} \| (\S+) ± (\S+) \|$', page, flags=re.M).groups() for o in
+    warm,gain = (figures('goyal', rf'^\| {o} \| (\S+) ± (\S+) \|$') for o in
                  ('8x linear, 4 times the rate: warmup minus none','8x with warmup: gain minus linear'))
     assert f'{-float(warm[0]):.1f} ± {float(warm[1]):.1f}' in text
     assert ' ± '.join(gain) in text

@@ -75,14 +75,6 @@ def test_a_page_has_all_names():
     names = {*importlib.import_module('fastai_bs.all').__all__,*(o.replace('Learner', 'learn').replace('Recorder', 'learn.recorder') for o in for_users)}
     assert {nm for nm in names if not re.search(rf'^\| [^|]*`{re.escape(nm)}[` ].*\| \S.*\|$', text, flags=re.M)}==set()
 
-def test_guides(): assert set(pages.guides) <= {pages.page_name(p.relative_to(root/'nbs')) for p in notebooks}
-
-def test_links():
-    "Between notebooks, each leads to one that there is"
-    for p in notebooks:
-        for kind,source in cells_of(p):
-            for link in re.findall(r'\]\((?!https?:)([\w/.]+\.ipynb)', source) if kind=='markdown' else (): assert (p.parent/link).exists(), (p.name,link)
-
 def test_addresses_of_the_site():
     "Wherever one is named, in templates of issues too, there is such a page"
     made = {pages.page_name(p.relative_to(root/'nbs')) for p in notebooks}-{'reference'}
@@ -92,12 +84,12 @@ def test_addresses_of_the_site():
     assert {'.github/ISSUE_TEMPLATE/bug.yml','.github/ISSUE_TEMPLATE/question.yml','README.md'}<={p for p,_ in named}
 
 def test_the_notebook_opens_in_colab_and_its_source_on_github():
-    links = re.findall('href="([^"]+)"', pages.page_links('nbs/guides/choose.ipynb', 'guides/choose'))
-    repo = 'fastai-bs/fastai_bs'
-    assert links==[f'https://colab.research.google.com/github/{repo}/blob/main/nbs/guides/choose.ipynb',f'https://github.com/{repo}/edit/main/nbs/guides/choose.ipynb',
-                   'choose.html.md']
-    assert 'colab' not in pages.page_links('docs/which.md', 'which')
-    line = f'pip install git+https://github.com/{repo}'
+    "A guide installs the package itself; a page without a notebook opens nowhere"
+    repo,nb,line = 'fastai-bs/fastai_bs','nbs/guides/choose.ipynb','pip install git+'
+    guide = pages.page_links(nb, 'guides/choose')
+    assert re.findall('href="([^"]+)"', guide)==[f'https://colab.research.google.com/github/{repo}/blob/main/{nb}',f'https://github.com/{repo}/edit/main/{nb}',
+                                                 'choose.html.md']
+    assert line not in guide
     assert line in pages.page_links('nbs/schedule/02_scaled_lr.ipynb', 'lr')
-    assert line not in pages.page_links('nbs/guides/choose.ipynb', 'guides/choose')
+    assert 'colab' not in pages.page_links('docs/which.md', 'which')
 

@@ -48,13 +48,6 @@ def test_a_page_builds_on_pages_before_it(nm):
     folder = nm.split('/')[0]
     assert not [o for o,_ in imports(nm) if o.startswith(f'{folder}/') and pages[o]>=pages[nm]]
 
-def test_no_circle():
-    done,left = set(),dict((nm,{o for o,_ in imports(nm)}) for nm in in_folders)
-    while ready := [nm for nm,needs in left.items() if needs<=done]:
-        done |= set(ready)
-        for nm in ready: del left[nm]
-    assert not left
-
 @pytest.mark.parametrize('nm', [o for o in trees if o!='all'])
 def test_no_module_imports_a_private_name(nm): assert not [o for _,o in imports(nm) if o and private(o)]
 

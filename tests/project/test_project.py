@@ -27,7 +27,6 @@ def test_settings_agree_with_pyproject():
 
 def test_one_version():
     assert classic['version']==fastai_bs.__version__
-    assert f'## {fastai_bs.__version__}' in (root/'CHANGELOG.md').read_text()
 
 @needs('docs', 'nbs')
 def test_what_is_written_from_notebooks_is_up_to_date():

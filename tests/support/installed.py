@@ -12,7 +12,7 @@ tests = ['project/test_supply','project/test_house','project/test_project','proj
          'schedule/test_rules','schedule/test_scaled_lr','finder/test_plan','schedule/test_batch_schedule','verify/test_compare',
          'verify/test_check_accum'] # None that looks at the clock
 chosen = ['-m','not slow','-n','2','--dist','loadgroup','--no-loadscope-reorder',*(f'tests/{o}.py' for o in tests),
-          'tests/whole/test_ranks.py::test_bn_is_that_of_each_rank']
+          'tests/whole/test_ranks.py::test_processes_apart']
 
 def contents(path):
     "Files of a wheel or a source distribution by name, the latter without its folder"

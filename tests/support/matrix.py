@@ -146,12 +146,12 @@ class Collect(Callback):
         self.epochs[-1].append(Micro(find_bs(self.learn.yb), n_targets(self.learn), grads))
 
 class Sizes(Callback):
-    "Items of each micro-batch, and the rate of each step"
+    "Items of each micro-batch, and the number of steps"
     order = 1000
-    def before_fit(self): self.items,self.lrs = [],[]
+    def before_fit(self): self.items,self.n_steps = [],0
     def before_batch(self):
         if self.training: self.items.append(find_bs(self.learn.yb))
-    def after_step(self): self.lrs.append(self.opt.hypers[-1]['lr'])
+    def after_step(self): self.n_steps += 1
 
 class OutOfMemory(Callback):
     "A device that holds `limit` items"
@@ -229,8 +229,10 @@ class Cell(NamedTuple):
 
 @lru_cache(16)
 def reference(model, companion, way=None, k=None, n=None, bs=4):
-    "A training without our tools, or with what is done by hand"
-    return Cell(model, None, companion).run(*([way(k)] if k else [way()] if way else []), n=n, bs=bs)
+    "A training without our tools, with what is done by hand, or with `GradAccum`, to which others are compared"
+    cell = Cell(model, None, companion)
+    cbs = [] if way is None else [way(k, **cell.settings)] if way is GradAccum else [way(k)]
+    return cell.run(*cbs, n=n, bs=bs)
 
 def of(cell, *args, **kwargs): return reference(cell.model, cell.companion, *args, **kwargs)
 
@@ -279,10 +281,7 @@ def untouched(cell, f, *cbs):
     nothing_left(after, of(cell))
     return res
 
-def refused(f, *args):
-    "The words by which `f` is refused; `None` where it is not"
-    try: f(*args)
-    except (ValueError,TypeError) as e: return str(e)
+def own_count(cell): return [GradAccum(1, **cell.settings)] if cell.settings else [] # For a loss that needs one
 
 # Our tools
 
@@ -310,29 +309,20 @@ def split(cell):
 def noise_scale(cell):
     "Moments of every window are those by hand, and no bit of the training changes; without `GradAccum` too, in parts of a batch"
     noise = NoiseScale()
-    alone = of_accum(cell)
     ran = cell.run(noise, GradAccum(2, **cell.settings))
-    same(ran, alone, what=' beside GradAccum')
+    same(ran, of(cell, GradAccum, 2), what=' beside GradAccum')
     nothing_left(ran, of(cell))
     by_hand = np.array(of(cell, ByHand, 2).cb.moments).T
     d = max(close(noise.moments[nm], m, 5*cell.with_.tol, nm) for nm,m in zip(('tr_sigma','g_sq'), by_hand))
     said = f"moments {d:.1e} from those by hand, no bit of the weights changed"
     return f"{said}; in parts of a batch {noise_in_parts(cell)}"
 
-def of_accum(cell, n_acc=2): return _of_accum(cell.model, cell.companion, n_acc)
-
-@lru_cache(4)
-def _of_accum(model, companion, n_acc):
-    cell = Cell(model, None, companion)
-    return cell.run(GradAccum(n_acc, **cell.settings))
-
 def noise_in_parts(cell):
     noise = NoiseScale(every=2, n_micro=2)
-    cbs = [noise] if not cell.settings else [noise,GradAccum(1, **cell.settings)]
-    said = refused(lambda: same(cell.run(*cbs), of(cell), what=' in parts'))
-    if said:
-        expect_refusal(cell, 'NoiseScale in parts', said)
-        return f"refused: {said}"
+    try: same(cell.run(noise, *own_count(cell)), of(cell), what=' in parts')
+    except (ValueError,TypeError) as e:
+        expect_refusal(cell, 'NoiseScale in parts', str(e))
+        return f"refused: {e}"
     assert len(noise.rows)>1
     assert np.isfinite(noise.moments.tr_sigma).all()
     return "finite"
@@ -350,33 +340,21 @@ def scaled_lr(cell):
 def batch_schedule(cell):
     "At one size weights are those of `GradAccum` to the bit; where the micro-batch grows, they are those of accumulation"
     one = cell.run(BatchSchedule({0: 8}, max_micro_bs=4, **cell.settings))
-    same(one, of_accum(cell))
+    same(one, of(cell, GradAccum, 2))
     nothing_left(one, of(cell))
-    sizes = Sizes()
+    sizes,accumulated = Sizes(),Sizes()
     grown = cell.run(BatchSchedule({0: 4, 1: 8}, **cell.settings), sizes)
     nothing_left(grown, of(cell))
-    at_once = of_grown(cell.model, cell.companion)
-    most,now = max(sizes.items),max(at_once.items) # The last fit's
-    assert most==8 or len(at_once.lrs)<=1, f"{most} items at most"
+    by_accum = cell.run(GradAccum({0: 1, 1: 2}, **cell.settings), accumulated)
+    most,now = max(sizes.items),max(accumulated.items) # The last fit's
+    assert most==8 or accumulated.n_steps<=1, f"{most} items at most"
     if not cell.exact: return f"as GradAccum(2) to the bit; micro-batches of {most} instead of {now} items"
-    d = same(grown, at_once.ran, cell.with_.tol, ', grown,')
+    d = same(grown, by_accum, cell.with_.tol, ', grown,')
     return f"as GradAccum(2) to the bit; grown micro-batches {d:.1e} from accumulated ones"
-
-class _Grown(NamedTuple):
-    ran:Ran
-    items:list
-    lrs:list
-
-@lru_cache(4)
-def of_grown(model, companion):
-    cell,sizes = Cell(model, None, companion),Sizes()
-    return _Grown(cell.run(GradAccum({0: 1, 1: 2}, **cell.settings), sizes), sizes.items, sizes.lrs)
-
-def _own_count(cell): return [GradAccum(1, **cell.settings)] if cell.settings else []
 
 def bs_find(cell):
     "Moments of every window are those by hand, from the gradients of its micro-batches"
-    plan = untouched(cell, lambda learn: learn.bs_find(0, num_it=18, n_batch=3, tol=0, show_plot=False), *_own_count(cell))
+    plan = untouched(cell, lambda learn: learn.bs_find(0, num_it=18, n_batch=3, tol=0, show_plot=False), *own_count(cell))
     learn,collect = cell.learners.make(),Collect()
     set_seed(7)
     learn.remove_cb(CSVLogger)
@@ -417,7 +395,7 @@ def memory_report(cell):
 
 def check_accum(cell):
     "The error is rounding where accumulation is exact by nature, and where BatchNorm is in the way it is named"
-    check = untouched(cell, lambda learn: learn.check_accum(2), *_own_count(cell))
+    check = untouched(cell, lambda learn: learn.check_accum(2), *own_count(cell))
     if cell.exact or cell.kind.exact and cell.companion=='ShortEpoch':
         assert check.same, f"not the same: {check}"
         return f"the same: {check.error:.1e}"
@@ -432,7 +410,7 @@ def bs_verify(cell):
     def _verified(learn):
         plan = learn.bs_find(lr, n_epoch=14, noise_scale=100, step_times={4: 0.1, 8: 0.2}, show_plot=False)
         return learn.bs_verify(plan.at(8), n_runs=1)
-    res = untouched(cell, _verified, *_own_count(cell))
+    res = untouched(cell, _verified, *own_count(cell))
     df = res.df
     assert df.bs.tolist()==[4,8] and np.isfinite(df.valid_loss).all() and np.isfinite(df.train_loss).all(), str(df)
     for bs,n in zip(df.bs, df['items']):

@@ -18,7 +18,7 @@ from fastcore.foundation import L
 from fastai_bs.accumulate.gradients import no_autocast
 from fastai_bs.learner.ranks import n_processes, over_ranks
 from fastai_bs.finder.timing import StepTimer, StepTimes
-from helpers import RaiseAt, changes, flat, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, set_seed, token_model, tokens
+from helpers import RaiseAt, changes, flat, left_behind, loaders, mlp, momentum_sgd, picture, quiet_learner, regression, set_seed, token_model, tokens
 import acc_device
 from acc_device import AccTensor, on_acc, waits
 
@@ -232,8 +232,6 @@ def test_a_trial_leaves_it_as_it_was(nm, event):
     if nm!='bs_verify': interrupted[nm](learn) # It takes the longest
     assert_unchanged(learn, before)
 
-def left(learn): return {**picture(learn, ids=False, only=('model','opt','loss','xb','yb')), 'device': torch.acc.get_rng_state().tolist()}
-
 observers = {'NoiseScale of parts': (lambda: NoiseScale(every=2, n_micro=2),lambda: []), 'of windows': (lambda: [GradAccum(3), NoiseScale()],
     lambda: GradAccum(3)), 'at 1': (lambda: [GradAccum(1), ScaledLR(4), NoiseScale(every=2, n_micro=2)],lambda: [])}
 
@@ -245,7 +243,7 @@ def test_an_observer_changes_no_bit(nm, precision):
         learn = learner(make(), kind='dropout', opt_func=Adam)
         if precision=='bf16': learn.add_cb(Mixed('bf16'))
         learn.fit(2, 0.01)
-        res.append(left(learn))
+        res.append({**left_behind(learn), 'device': torch.acc.get_rng_state().tolist()})
     assert not changes(*res), changes(*res)
 
 # Half precision

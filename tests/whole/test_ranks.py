@@ -12,20 +12,19 @@ import torch
 import fastai.distributed # noqa: F401, it adds distrib_ctx
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.modules.batchnorm import _BatchNorm
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.callback.schedule import fit_one_cycle # noqa: F401, it adds the method
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
-from fastai.distributed import DistributedDL, DistributedTrainer
+from fastai.distributed import DistributedTrainer
 from fastai.optimizer import Adam, SGD
 from fastai.torch_core import rank_distrib
 from fastai_bs.all import BatchSchedule, GradAccum, linear_scaling, NoiseScale, ScaledLR, sqrt_scaling
-from fastai_bs.learner.ranks import ddp_model, n_processes, over_ranks, trains_together
+from fastai_bs.learner.ranks import ddp_model, trains_together
 from fastai_bs.learner.loop import ScopedCallback
 from fastai_bs.finder.timing import StepTimer, StepTimes
-from helpers import changes, flat, loaders, mlp, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, SkipSteps, token_task
+from helpers import changes, flat, loaders, mlp, n_kept, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, SkipSteps, token_task
 from test_oom import Strike, places
 from oracle import item_grads, moments, window_rows
 from gloo_ranks import fastai_on_cpu_ranks, on_ranks, results, start
@@ -41,6 +40,8 @@ def masked_mse(pred, targ):
 
 def count_kept(learn): return (~learn.y.isnan()).sum()
 
+def bn_model(): return nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4,2)).double()
+
 def task(kind, n):
     "Items, model and loss; where elements can be left out, ranks have micro-batches without any"
     torch.manual_seed(0)
@@ -48,29 +49,23 @@ def task(kind, n):
     gone = [i for i in range(n) if n//2<=i<n//2+4 or i%5==1 and i<n//3] # Rank 1 of 2 begins without
     if kind=='mlp': return regression(n), mlp(), nn.MSELoss()
     if kind=='sum': return regression(n), mlp(), nn.MSELoss(reduction='sum')
-    if kind=='bn': return regression(n), nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4,2)).double(), nn.MSELoss()
+    if kind=='bn': return regression(n), bn_model(), nn.MSELoss()
     if kind=='own':
         items = [(x, torch.full_like(y, math.nan) if i in gone else torch.where(torch.arange(2)<1+i%2, y, math.nan)) for i,(x,y) in enumerate(regression(n))]
         return items, mlp(), masked_mse
     y = torch.randint(3, (n,), generator=g)
     items = list(zip(torch.randn(n, 5, generator=g, dtype=torch.float64)+0.3*y[:,None], y))
     if kind=='classes': return items, mlp(n_out=3), nn.CrossEntropyLoss()
-    if kind=='ignored': return [(x, torch.tensor(-100) if i in gone else o) for i,(x,o) in enumerate(items)], mlp(n_out=3), nn.CrossEntropyLoss()
-    if kind=='thirds': return [(x, torch.tensor(-100) if i%3==0 else o) for i,(x,o) in enumerate(items)], mlp(n_out=3), nn.CrossEntropyLoss()
-    if kind=='none': return [(x, torch.tensor(-100)) for x,_ in items], mlp(n_out=3), nn.CrossEntropyLoss()
     if kind=='tokens': return token_task(n, 0.4, tied=False, kept=lambda i: 0 if i in gone else 4)
-    raise KeyError(kind)
-
-def elements(items, kind):
-    "Of the loss in each item"
-    return torch.stack([(y!=-100).sum() if kind in ('ignored','thirds','tokens') else torch.tensor(y.numel()) for _,y in items])
+    ignored = {'ignored': lambda i: i in gone, 'thirds': lambda i: i%3==0, 'none': lambda i: True}[kind]
+    return [(x, torch.tensor(-100) if ignored(i) else o) for i,(x,o) in enumerate(items)], mlp(n_out=3), nn.CrossEntropyLoss()
 
 # What each rank gets
 
-def shares(n, world, bs, drop_last=False, order=None):
+def shares(n, world, bs, drop_last=False):
     "The micro-batches of each rank, as indices: fastai gives each a contiguous share of the epoch's order, and fills the last one up from the start"
-    order,size = list(range(n) if order is None else order),math.ceil(n/world)
-    padded = (order*world)[:size*world]
+    size = math.ceil(n/world)
+    padded = (list(range(n))*world)[:size*world]
     micro = [[padded[r*size:(r+1)*size][i:i+bs] for i in range(0, size, bs)] for r in range(world)]
     return [[b for b in m if len(b)==bs or not drop_last] for m in micro]
 
@@ -99,19 +94,13 @@ class Given(DataLoader):
 # A fit, on ranks and in one process
 
 class Watch(Callback):
-    "Notes what GradAccum says after each micro-batch, and counts reductions where `hook`"
+    "Notes what GradAccum says after each micro-batch, and in which DDP reduces its one bucket"
     order = DistributedTrainer.order+1
-    def __init__(self, hook=False): self.hook,self.said,self.reduced,self.syncs,self.clean,self.norms = hook,[],[],[],[],[]
-    def before_fit(self):
-        ddp = ddp_model(self.learn)
-        if self.hook and ddp is not None: ddp.register_comm_hook(None, self.count)
+    def __init__(self): self.said,self.reduced,self.clean = [],[],[]
+    def before_fit(self): ddp_model(self.learn).register_comm_hook(None, self.count)
     def count(self, state, bucket):
         self.reduced.append((self.epoch,self.iter))
         return allreduce_hook(None, bucket)
-    def before_backward(self):
-        if not self.training: return
-        self.norms.append([m.momentum for m in self.learn.model.modules() if isinstance(m, _BatchNorm)])
-        self.syncs.append(getattr(self.learn.model, 'require_backward_grad_sync', None))
     def after_batch(self):
         accum = getattr(self.learn, 'grad_accum', None)
         if self.training and accum is not None: self.said.append((accum.stepped, None if accum.window_loss is None else float(accum.window_loss)))
@@ -132,26 +121,23 @@ def fit(learn, epochs=2, lr=0.05, cycle=False, **kwargs):
 
 def facts(learn, watch=None):
     "What can be sent between processes"
-    res = dict(flat=flat(learn).numpy(), losses=[float(o) for o in learn.recorder.losses], model=type(learn.model).__name__,
+    res = {} if watch is None else dict(said=watch.said, reduced=watch.reduced, clean=watch.clean)
+    return dict(res, flat=flat(learn).numpy(), losses=[float(o) for o in learn.recorder.losses], model=type(learn.model).__name__,
                own=sorted(vars(learn)), lrs=list(learn.recorder.lrs), values=[list(o) for o in learn.recorder.values],
                grads=[p.grad is None or not p.grad.any().item() for p in learn.model.parameters()],
                buffers=[b.double().numpy() for b in learn.model.buffers()],
-               momenta=[m.momentum for m in learn.model.modules() if isinstance(m, _BatchNorm)],
                state=[t.double().numpy() for s in learn.opt.state.values() for t in s.values() if isinstance(t, torch.Tensor)])
-    if watch is not None: res.update(said=watch.said, reduced=watch.reduced, syncs=watch.syncs, clean=watch.clean, norms=watch.norms)
-    return res
 
-def cbs_of(k=None, clip=None, count=None, fix_bn=True, sizes=None, most=None, **kwargs):
+def cbs_of(k=None, clip=None, count=None, sizes=None, most=None, **kwargs):
     if sizes: return [BatchSchedule(sizes, sqrt_scaling, most)]
-    return ([] if k is None else [GradAccum(k, count=count, fix_bn=fix_bn)]) + ([] if clip is None else [GradientClip(clip)])
+    return ([] if k is None else [GradAccum(k, count=count)]) + ([] if clip is None else [GradientClip(clip)])
 
-def train(rank, kind='mlp', n=96, bs=4, drop_last=False, opt='sgd', hook=False, fastai_acc=None, plain=False, shuffle=False, bucket=None, **case):
+def train(rank, kind='mlp', n=96, bs=4, drop_last=False, opt='sgd', **case):
     "A fit on this rank"
     items,model,loss_func = task(kind, n)
-    watch = Watch(hook)
+    watch = Watch()
     set_seed(rank)
-    learn = quiet_learner(loaders(items, bs, drop_last=drop_last, shuffle=shuffle), model, loss_func, opts[opt], cbs=[watch, *cbs_of(**case)])
-    if fastai_acc: learn.add_cb(GradientAccumulation(fastai_acc))
+    learn = quiet_learner(loaders(items, bs, drop_last=drop_last), model, loss_func, opts[opt], cbs=[watch, *cbs_of(**case)])
     with learn.distrib_ctx(cpu=True, sync_bn=False): fit(learn, **case)
     res = facts(learn, watch)
     learn.remove_cb(watch)
@@ -173,14 +159,20 @@ def in_one(kind='mlp', n=96, bs=4, world=2, k=1, drop_last=False, opt='sgd', epo
     fit(learn.add_cb(Losses()), epochs, **case)
     return learn,losses
 
-def train_all(rank, cases): return [train(rank, **case) for case in cases]
-def run_all(world, *cases):
-    "A list for each of `cases`, of what `train` returned on each of `world` ranks; one launch saves time"
-    return list(zip(*on_ranks(train_all, world, cases)))
+def each(rank, f, cases): return [f(rank, **case) for case in cases]
+
+def all_at_once(f, cases, on_three=()):
+    "A function of the number of ranks: by name what `f(rank, **case)` returned on each of them, for `cases`, or those `on_three`, in one launch"
+    def _run(world):
+        names = [nm for nm in cases if world==2 or nm in on_three]
+        return dict(zip(names, zip(*on_ranks(each, world, f, [cases[nm] for nm in names]))))
+    return cache(_run)
 
 def assert_close(a, b, tol=1e-9): np.testing.assert_allclose(a, b, rtol=0, atol=tol*np.abs(b).max())
 
-def assert_sound(ranks, learner_too=True):
+stand_ins = {'one_batch','_do_epoch_train','_with_events'} # Of the learner's methods, for a while
+
+def assert_sound(ranks):
     "What holds after any fit: no rank differs, and nothing is left behind"
     for o in ranks:
         assert np.array_equal(o['flat'], ranks[0]['flat'])
@@ -190,10 +182,10 @@ def assert_sound(ranks, learner_too=True):
         assert all(o['grads'])
         assert all(o['clean'])
         assert o['pickled']
-        assert not {'one_batch','_do_epoch_train','_with_events'} & set(o['own'])
+        assert not stand_ins & set(o['own'])
         assert o['losses']==ranks[0]['losses']
         assert repr(o['said'])==repr(ranks[0]['said'])
-        assert o['syncs']==ranks[0]['syncs']
+        assert o['reduced']==ranks[0]['reduced']
 
 large = {
     'dict back': dict(n=50, bs=4, k={0: 2, 1: 1, 2: 3}, epochs=3), 'fewer items than ranks': dict(n=1, bs=4, k=3),
@@ -201,35 +193,25 @@ large = {
     'tokens, clip': dict(kind='tokens', n=51, bs=4, k=3, clip=0.05), 'ignored, single': dict(kind='ignored', n=50, bs=1, k=2),
     'own': dict(kind='own', n=50, bs=3, k=3, count=count_kept), 'sum, drop_last': dict(kind='sum', n=90, bs=16, k=3, lr=0.002, drop_last=True),
     'nothing counts': dict(kind='none', n=30, bs=4, k=2)}
-scheduled,hooked,bn = dict(n=90, sizes={0: 8, 1: 24}),dict(n=91, bs=4, hook=True),dict(kind='bn', n=52, bs=4)
+scheduled = dict(n=90, sizes={0: 8, 1: 24})
 one = {kind: dict(kind=kind, n=52, bs=4, clip=0.3) for kind in ('classes','bn')}
 watched = [dict(n=91, bs=4, clip=0.3, opt='sgd'),dict(kind='tokens', n=60, bs=2, k=2, opt='sgd')]
 trainings = {**large, **dict(enumerate(watched)), 'schedule': scheduled, 'schedule in parts': dict(scheduled, most=4),
-    'bn, 1': dict(bn, k=1), 'bn, 3': dict(bn, k=3),
-    'bn as it is': dict(bn, k=3, fix_bn=False), 'reduced, 3': dict(hooked, k=3), "reduced, fastai's": dict(hooked, fastai_acc=12),
-    'reduced, 1': dict(hooked, k=1), 'unwatched': dict(hooked, k=3, hook=False),
     **{f'{kind}, bare': o for kind,o in one.items()}, **{f'{kind}, one': dict(o, k=1) for kind,o in one.items()}}
 large_on_three = ['tokens, clip','fewer items than ranks']
 
 def on_two_and_three(cases, on_three): return [(2,nm) for nm in cases]+[(3,nm) for nm in cases if nm in on_three]
 
-def all_at_once(f, cases, on_three):
-    "A function of the number of ranks: what `f` has for each of `cases`, or of those `on_three`, by name; one launch"
-    def _run(world):
-        names = [nm for nm in cases if world==2 or nm in on_three]
-        return dict(zip(names, f(world, *(cases[nm] for nm in names))))
-    return cache(_run)
-
-trained = all_at_once(run_all, trainings, [*large_on_three,'classes, bare','classes, one'])
+trained = all_at_once(train, trainings, [*large_on_three,'classes, bare','classes, one'])
 
 @pytest.mark.parametrize('world,name', on_two_and_three(large, large_on_three))
 def test_follows_the_large_batch(world, name):
-    "Parameters, optimizer state, losses and steps of one process that is given each window as a batch"
+    "Parameters, optimizer state, losses and steps of one process that is given each window as a batch; one reduction a window, in short last ones too"
     case = large[name]
     ranks = trained(world)[name]
     assert_sound(ranks)
-    one,losses = in_one(world=world, **case)
-    one = facts(one)
+    learn,losses = in_one(world=world, **case)
+    one = facts(learn)
     assert_close(ranks[0]['flat'], one['flat'])
     assert len(ranks[0]['state'])==len(one['state'])
     for a,b in zip(ranks[0]['state'], one['state']): assert_close(a, b)
@@ -238,8 +220,9 @@ def test_follows_the_large_batch(world, name):
     micro = shares(case['n'], world, case['bs'], case.get('drop_last', False))
     closed = [l for stepped,l in said if stepped]
     if not case.get('drop_last'):
-        steps = [bool((i+1)%n_acc_in(case['k'], e)==0 or i+1==len(micro[0])) for e in range(epochs) for i in range(len(micro[0]))]
-        assert [o for o,_ in said]==steps==ranks[0]['syncs']
+        micro_batches = [(e,i) for e in range(epochs) for i in range(len(micro[0]))]
+        closing = [(e,i) for e,i in micro_batches if (i+1)%n_acc_in(case['k'], e)==0 or i+1==len(micro[0])]
+        assert [o for o,(stepped,_) in zip(micro_batches, said, strict=True) if stepped]==closing==ranks[0]['reduced']
         if case.get('kind')!='none': np.testing.assert_allclose(closed, losses, rtol=1e-9)
     if case.get('kind')!='none':
         assert one['lrs']==ranks[0]['lrs']
@@ -261,33 +244,6 @@ def test_a_schedule_follows_the_large_batch():
         assert_close(ranks[0]['flat'], flat(one).numpy())
         assert [o[-1] for o in ranks[0]['values']]==list(sizes.values())
 
-def test_bn_is_that_of_each_rank():
-    "Running statistics are those of rank 0, and their momentum what it was; a window's is that of one update"
-    *fixed,ranks = (trained(2)[nm] for nm in ('bn, 1','bn, 3','bn as it is'))
-    assert_sound(ranks)
-    assert np.ravel(ranks[0]['norms']).tolist()==[0.1]*14
-    for k,ranks in zip((1,3), fixed):
-        assert_sound(ranks)
-        for o in ranks:
-            assert o['momenta']==[0.1]
-            n_micro = [min(k, 7-i//k*k) for _ in range(2) for i in range(7)]
-            np.testing.assert_allclose(np.ravel(o['norms']), [1-0.9**(1/m) for m in n_micro], rtol=1e-12)
-
-# Reductions
-
-def epochs_reduced(ranks): return [list(map(tuple, o['reduced'])) for o in ranks]
-
-def test_one_reduction_per_window():
-    "And bucket, also in a short last window; fastai's own has one per micro-batch"
-    n_iter = math.ceil(math.ceil(91/2)/4)
-    closing = [i for i in range(n_iter) if (i+1)%3==0 or i==n_iter-1]
-    three,fastais,one,without = (trained(2)[nm] for nm in ('reduced, 3',"reduced, fastai's",'reduced, 1','unwatched'))
-    for o in epochs_reduced(three): assert o==[(e,i) for e in range(2) for i in closing]
-    for o in epochs_reduced(fastais)+epochs_reduced(one): assert o==[(e,i) for e in range(2) for i in range(n_iter)]
-    assert np.array_equal(three[0]['flat'], without[0]['flat']) # Counting changes nothing
-
-# GradAccum(1)
-
 @pytest.mark.parametrize('kind,world', [('classes',3), ('bn',2)])
 def test_one_changes_no_bit(kind, world):
     "Where all ranks' counts are equal, ragged last batches too"
@@ -299,37 +255,33 @@ def test_one_changes_no_bit(kind, world):
 
 # Noise scale
 
-def noise_learner(items, model, loss_func, dls, k=None, opt='plain', every=None, scaled=False, count=None, clip=None,
-    **case):
+def noise_learner(items, model, loss_func, dls, k=None, opt='plain', every=None, scaled=False, count=None, clip=None):
     noise = NoiseScale(every=every)
     cbs = [noise, *cbs_of(k, clip, count)] + ([ScaledLoss(init_scale=2.**10, growth_interval=3)] if scaled else [])
     return quiet_learner(dls, model, loss_func, opts[opt], cbs=cbs),noise
 
-def measured(noise, learn):
-    return dict(df=noise.df, flat=flat(learn).numpy(), bs=noise.bs, ci=noise.ci, steps=noise.n_steps, names=list(learn.recorder.metric_names),
-                losses=[float(o) for o in learn.recorder.losses], hooks=sum(len(p._backward_hooks or {}) for p in learn.model.parameters()))
+def hooks(learn): return sum(len(p._backward_hooks or {}) for p in learn.model.parameters())
 
-def measure(rank, kind='mlp', n=96, bs=4, drop_last=False, shuffle=False, epochs=2, lr=0.05, cycle=False, **case):
+def measure(rank, kind='mlp', n=96, bs=4, drop_last=False, shuffle=False, epochs=2, lr=0.05, **case):
     "On this rank"
     items,model,loss_func = task(kind, n)
     set_seed(0)
     learn,noise = noise_learner(items, model, loss_func, loaders(items, bs, drop_last=drop_last, shuffle=shuffle), **case)
-    with learn.distrib_ctx(cpu=True, sync_bn=False): fit(learn, epochs, lr, cycle)
-    return measured(noise, learn)
-def measure_all(rank, cases): return [measure(rank, **case) for case in cases]
-def noises(world, *cases): return list(zip(*on_ranks(measure_all, world, cases)))
+    with learn.distrib_ctx(cpu=True, sync_bn=False): fit(learn, epochs, lr)
+    return dict(df=noise.df, flat=flat(learn).numpy(), bs=noise.bs, ci=noise.ci, steps=noise.n_steps, names=list(learn.recorder.metric_names),
+                losses=[float(o) for o in learn.recorder.losses], hooks=hooks(learn))
 
-def measure_in_one(kind='mlp', n=96, bs=4, world=2, k=1, drop_last=False, epochs=2, lr=0.05, cycle=False, **case):
+def measure_in_one(kind='mlp', n=96, bs=4, world=2, k=1, drop_last=False, epochs=2, lr=0.05, **case):
     "One process with `GradAccum` over the micro-batches of all ranks"
     items,model,loss_func = task(kind, n)
-    each = [collate(items, b) for w in windows(shares(n, world, bs, drop_last), k) for b in w]
-    learn,noise = noise_learner(items, model, loss_func, DataLoaders(Given([each]), loaders(items, 2).valid, device='cpu'), k*world, **case)
-    fit(learn, epochs, lr, cycle)
+    micros = [collate(items, b) for w in windows(shares(n, world, bs, drop_last), k) for b in w]
+    learn,noise = noise_learner(items, model, loss_func, DataLoaders(Given([micros]), loaders(items, 2).valid, device='cpu'), k*world, **case)
+    fit(learn, epochs, lr)
     return noise
 
-def assert_rows(df, expected, rtol=1e-6, cols=('n_items','n_elems','tr_sigma','g_sq')):
+def assert_rows(df, expected, cols=('n_items','n_elems','tr_sigma','g_sq')):
     assert len(df)==len(expected)>0
-    for c in cols: np.testing.assert_allclose(df[c], expected[c], rtol=rtol, atol=rtol*np.abs(expected[c]).max(), err_msg=c)
+    for c in cols: np.testing.assert_allclose(df[c], expected[c], rtol=1e-6, atol=1e-6*np.abs(expected[c]).max(), err_msg=c)
 
 def assert_same_noise(ranks):
     for o in ranks[1:]:
@@ -343,12 +295,11 @@ measured_on_ranks = { # Without a `k` there is no GradAccum, and every step has 
     'own': dict(kind='own', n=60, bs=3, k=2, count=count_kept), 'sum': dict(kind='sum', n=60, bs=4, k=2, lr=0.002),
     'no accum, padded': dict(n=91, bs=4), 'no accum, scaled, clip': dict(n=90, bs=4, scaled=True, clip=0.1),
     'no accum, sum': dict(kind='sum', n=60, bs=4, lr=0.002), 'no accum, every, drop_last': dict(n=90, bs=16, every=3, drop_last=True)}
-of_items = {k: dict(kind='tokens', n=90, bs=2, k=k, lr=0., epochs=1) for k in (1,3)}
-measurements = {**measured_on_ranks, **dict(enumerate(watched)), **{f'items, {k}': o for k,o in of_items.items()},
-    'nothing counts': dict(kind='ignored', n=60, bs=1, lr=0., epochs=1)}
-unequal = [dict(kind='thirds', n=120, bs=3, k=k, shuffle=True, lr=0., epochs=e) for k,e in ((None,5),(2,9))]
-measurements.update({f'unequal, {i}': o for i,o in enumerate(unequal)})
-noise_on_ranks = all_at_once(noises, measurements, ['tokens','no accum, padded','items, 1','items, 3','nothing counts','unequal, 0','unequal, 1'])
+at_fixed_weights = { # In single items, without `GradAccum`, DDP divides by all ranks, also by those in which nothing counts and that have no gradient
+    'items': dict(kind='tokens', n=90, bs=2, k=3), 'nothing counts': dict(kind='ignored', n=60, bs=1)}
+of_three = {nm: dict(o, lr=0., epochs=1) for nm,o in at_fixed_weights.items()}
+of_three['unequal'] = dict(kind='thirds', n=120, bs=3, shuffle=True, lr=0., epochs=5)
+noise_on_ranks = all_at_once(measure, {**measured_on_ranks, **dict(enumerate(watched)), **of_three}, ['tokens','no accum, padded',*of_three])
 
 @pytest.mark.parametrize('world,name', on_two_and_three(measured_on_ranks, ['tokens','no accum, padded']))
 def test_rows_are_those_of_one_process(world, name):
@@ -371,13 +322,16 @@ def test_rows_are_those_of_one_process(world, name):
     if not padded: np.testing.assert_allclose(ranks[0]['ci'], noise.ci, rtol=1e-6)
     assert np.isfinite(ranks[0]['losses']).all()
 
-def test_rows_are_those_of_the_items():
+@pytest.mark.parametrize('name', at_fixed_weights)
+def test_rows_are_those_of_the_items(name):
     "Slow and obvious: the gradient of every item"
-    items,model,loss_func = task('tokens', 90)
-    rows,elems = item_grads(model, loss_func, items),elements(items, 'tokens')
-    for k in of_items:
-        wins = windows(shares(90, 3, 2), k)[:n_whole(90, 3, 2*k)]
-        assert_rows(noise_on_ranks(3)[f'items, {k}'][0]['df'], window_rows(rows, wins, elems))
+    case,ranks = at_fixed_weights[name],noise_on_ranks(3)[name]
+    n,bs,k = case['n'],case['bs'],case.get('k', 1)
+    items,model,loss_func = task(case['kind'], n)
+    wins = windows(shares(n, 3, bs), k)[:n_whole(n, 3, bs*k)]
+    assert_same_noise(ranks)
+    expected = window_rows(item_grads(model, loss_func, items), wins, n_kept(items))
+    assert_rows(ranks[0]['df'], expected, cols=('n_elems','tr_sigma','g_sq'))
 
 def test_measuring_changes_no_bit():
     for i in range(len(watched)):
@@ -387,62 +341,44 @@ def test_measuring_changes_no_bit():
         assert len(a['df'])
 
 def test_unequal_counts_are_no_bias():
-    "Drawn anew each epoch; with `GradAccum` and without"
+    "Drawn anew each epoch; without `GradAccum`, where DDP's mean is not that of the elements"
     items,model,loss_func = task('thirds', 120)
-    T,G = moments(item_grads(model, loss_func, [o for o in items if o[1]>=0]))
-    for i,case in enumerate(unequal):
-        ranks = noise_on_ranks(3)[f'unequal, {i}']
-        assert_same_noise(ranks)
-        df = ranks[0]['df']
-        assert len(df)>60
-        for nm,true in (('tr_sigma',T),('g_sq',G)): assert abs((df[nm].mean()-true)/df[nm].sem())<3.5, (case, nm, df[nm].mean(), true, df[nm].sem())
-
-def test_a_rank_in_which_nothing_counts():
-    "Without `GradAccum` DDP divides by all ranks, those without a gradient too"
-    items,model,loss_func = task('ignored', 60)
-    rows,elems = item_grads(model, loss_func, items),elements(items, 'ignored')
-    ranks = noise_on_ranks(3)['nothing counts']
+    want = moments(item_grads(model, loss_func, [o for o in items if o[1]>=0]))
+    ranks = noise_on_ranks(3)['unequal']
     assert_same_noise(ranks)
-    assert_rows(ranks[0]['df'], window_rows(rows, windows(shares(60, 3, 1), 1), elems), cols=('n_elems','tr_sigma','g_sq')) # Single elements: weights are equal
+    df = ranks[0]['df'][['tr_sigma','g_sq']]
+    assert len(df)>60
+    assert ((df.mean()-want)/df.sem()).abs().max()<3.5
 
 # bs_find
-
-def find_learner(n=96, bs=4, kind='mlp', cbs=(), opt='sgd', **kwargs):
-    items,model,loss_func = task(kind, n)
-    return quiet_learner(loaders(items, bs, shuffle=True), model, loss_func, opts[opt], cbs=cbs, **kwargs)
 
 def everything(learn):
     "What a mock training may change"
     return dict(picture(learn, only=('model','opt')), rngs=[dl.rng.getstate() for dl in learn.dls.loaders], names=sorted(set(vars(learn))-{'progress'}),
                 loaders=[id(o) for o in learn.dls.loaders], cbs=[id(o) for o in learn.cbs], bs=[dl.bs for dl in learn.dls.loaders],
-                grads=[p.grad is None or not p.grad.any().item() for p in learn.model.parameters()],
-                hooks=[len(p._backward_hooks or {}) for p in learn.model.parameters()])
+                grads=[p.grad is None or not p.grad.any().item() for p in learn.model.parameters()], hooks=hooks(learn))
 
 real = StepTimes.budget,StepTimes.slack,StepTimes.part
 
-def find(rank, lr=0.05, kw=None, cbs=(), first=0, after=1, plain=False, rng=0, thrifty=False, **case):
+def find(rank, kind='mlp', n=96, lr=0.05, kw=None, cbs=(), first=0, plain=False, thrifty=False):
     "`bs_find` and a fit after it"
     import matplotlib.pyplot as plt
     StepTimer.patience,StepTimer.most = 1.,2 # In this process; what steps take does not matter
+    plt.close('all') # Of the case before
     StepTimes.budget,StepTimes.slack,StepTimes.part = real if thrifty else (math.inf,)*3
-    set_seed(rng)
-    learn = find_learner(cbs=[f() for f in cbs], **case)
-    res = {}
+    set_seed(0)
+    items,model,loss_func = task(kind, n)
+    learn,plan = quiet_learner(loaders(items, 4, shuffle=True), model, loss_func, opts['sgd'], cbs=[f() for f in cbs]),None
     with learn.distrib_ctx(cpu=True, sync_bn=False):
         if first: fit(learn, first, 0.02)
-        n_kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
-        before = everything(learn)
-        if not plain:
-            plan = learn.bs_find(lr, **dict(dict(num_it=140), **(kw or {}))) # No more than 30 windows take
-            t,m,d = plan.facts.today,plan.facts.measured,plan.facts.device
-            res = dict(noise_scale=plan.noise_scale, ci=plan.ci, times=d.times, bs=plan.bs, repr=repr(plan), df=plan.df, n_windows=m.n_windows, bs_now=t.bs,
-                       micro_now=t.micro_bs, n_train=t.n_train, n_passes=m.n_passes, n_seen=m.n_seen, max_bs=d.max_bs, base_lr=plan.lr,
-                       loss_rose=m.loss_rose, valid_time=d.valid_time, trial=plan.facts.trial, epoch_start=d.epoch_start,
-                       failed=d.failed)
-        changed = changes(before, everything(learn))
-        kept = [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
-        if after: fit(learn, after, 0.05)
-    return res,dict(changed=changed, kept=kept==n_kept, figures=len(plt.get_fignums()), after=flat(learn).numpy(), model=type(learn.model).__name__)
+        before,n_models = everything(learn),known_models(learn)
+        if not plain: plan = learn.bs_find(lr, **dict(dict(num_it=140), **(kw or {}))) # No more than 30 windows take
+        changed = changes(before, everything(learn)) + ([] if known_models(learn)==n_models else ['what accelerate knows'])
+        fit(learn, 1, 0.05)
+    return dict(facts=plan and plan.facts, df=plan and plan.df, text=repr(plan), changed=changed, figures=len(plt.get_fignums()),
+                after=flat(learn).numpy(), model=type(learn.model).__name__)
+
+def known_models(learn): return [len(cb.accelerator._models) for cb in learn.cbs if hasattr(cb, 'accelerator')]
 
 class NoEights(Callback):
     "Rank 1 cannot train on 8 items at a time"
@@ -453,117 +389,77 @@ def accum3(): return GradAccum(3)
 def accum1(): return GradAccum(1)
 def scaled(): return ScaledLR(8, linear_scaling)
 
-def find_all(rank, cases): return [find(rank, **case) for case in cases]
-
 finds = {'plain': dict(), 'accum': dict(cbs=(accum3,), first=1), 'scaled': dict(cbs=(accum1,scaled), n=90),
          'still': dict(kind='tokens', lr=0., n=91, kw=dict(max_bs=4, show_plot=False)),
          'no eights': dict(cbs=(NoEights,), n=90),
          'thrifty': dict(thrifty=True, n=200, kw=dict(show_plot=False, n_batch=4)), 'accum, none': dict(cbs=(accum3,), first=1, plain=True),
          'tried': dict(kw=dict(num_it=None, n_epoch=100, step_times={4: 0.01, 8: 0.01, 16: 0.01}, show_plot=False))}
 
-@cache
-def all_found(world):
-    names = [nm for nm in finds if (nm=='plain')==(world==3)]
-    return dict(zip(names, zip(*on_ranks(find_all, world, [finds[nm] for nm in names]))))
+found = all_at_once(find, finds, ['plain'])
 
-@pytest.mark.parametrize('name,world', [('plain',3), *((nm,2) for nm in ('accum','scaled','still','thrifty','no eights'))])
+@pytest.mark.parametrize('name,world', [('plain',3), *((nm,2) for nm in ('accum','scaled','still','thrifty','no eights','tried'))])
 def test_one_plan(name, world):
-    "The same to the bit on every rank, and the learner as it was"
-    ranks,case = all_found(world)[name],finds[name]
-    for plan,left in ranks:
-        for k,v in plan.items():
-            if k=='df': pd.testing.assert_frame_equal(v, ranks[0][0]['df'], check_exact=True)
-            else: assert repr(v)==repr(ranks[0][0][k])
-        assert left['changed']==[]
-        assert left['kept']
-        assert left['model']!='DistributedDataParallel'
-        assert np.array_equal(left['after'], ranks[0][1]['after'])
-    plan = ranks[0][0]
-    assert len(plan['times'])>=1
-    assert all(t>0 for o in plan['times'] for t in o)
-    assert len(plan['df'])>=1
-    k,micro = 3 if name=='accum' else 1,min(case.get('bs', 4), math.ceil(case.get('n', 96)/world))
-    assert plan['micro_now']==micro
-    assert plan['bs_now']==min(micro*k*world, case.get('n', 96))
-    assert plan['n_train']==case.get('n', 96)
-    if name=='accum': assert plan['base_lr']==0.05
+    "The same to the bit on every rank, with a picture on rank 0 alone, and the learner as it was"
+    ranks,case = found(world)[name],finds[name]
+    for i,o in enumerate(ranks):
+        for nm in ('facts','text'): assert repr(o[nm])==repr(ranks[0][nm])
+        if name!='tried': pd.testing.assert_frame_equal(o['df'], ranks[0]['df'], check_exact=True) # By short trainings there is none
+        assert o['changed']==[]
+        assert o['model']!='DistributedDataParallel'
+        assert np.array_equal(o['after'], ranks[0]['after'])
+        assert o['figures']==(i==0 and 'show_plot' not in case.get('kw', {}))
+    facts,df = ranks[0]['facts'],ranks[0]['df']
+    times,failed = facts.device.times,facts.device.failed
+    assert all(t>0 for o in times for t in o) or name=='tried'
+    assert (facts.today.micro_bs,facts.today.bs,facts.today.n_train)==(4,4*(3 if name=='accum' else 1)*world,case.get('n', 96))
+    if name=='accum': assert np.array_equal(ranks[0]['after'], found(2)['accum, none'][0]['after']) # The training without `bs_find`
     if name=='no eights':
-        assert plan['failed'][0][0]==8
-        assert 'no eights' in plan['failed'][0][1]
-        assert 8 not in [o for o,*_ in plan['times']]
-    df = plan['df']
-    if name=='still': assert df.step.eq(0).all()
-    else: assert df.pct.is_monotonic_increasing and df.pct.iloc[-1]>0.98 and plan['n_windows']>=(30 if name!='thrifty' else 20)
-
-def test_one_plan_by_short_trainings():
-    "Which all ranks train together; nobody can tell afterwards"
-    ranks = all_found(2)['tried']
-    for plan,left in ranks:
-        assert repr(plan)==repr(ranks[0][0])
-        assert left['changed']==[]
-        assert left['kept']
-        assert np.array_equal(left['after'], ranks[0][1]['after'])
-    plan = ranks[0][0]
-    assert plan['df'] is None
-    assert plan['bs_now']==8
-    assert not plan['loss_rose']
-    assert plan['trial'].is_known or plan['trial'].got_nowhere
-
-def test_figure_on_rank_0_only():
-    (_,first),(_,second) = all_found(2)['accum']
-    assert first['figures']
-    assert not second['figures']
-
-def test_training_after_it_is_that_without_it():
-    assert np.array_equal(all_found(2)['accum, none'][0][1]['after'], all_found(2)['accum'][0][1]['after'])
+        assert failed[0][0]==8
+        assert 'no eights' in failed[0][1]
+        assert 8 not in [o for o,*_ in times]
+    if name=='tried': assert df is None and (facts.trial.is_known or facts.trial.got_nowhere) # By short trainings, which all ranks train together
+    elif name=='still': assert df.step.eq(0).all()
+    else: assert df.pct.is_monotonic_increasing and df.pct.iloc[-1]>0.98 and facts.measured.n_windows>=(30 if name!='thrifty' else 20)
 
 # Failures
 
 def failing(rank, event, at=None, finder=False, on=(1,)):
-    "What is left of a fit or of `bs_find` that fails at the first `event`, or in micro-batch `at`, on the ranks `on`"
+    "The error of a fit or of `bs_find` that fails at the first `event`, or in micro-batch `at`, on the ranks `on`, and what it leaves behind"
     fail = [RaiseAt(event, KeyError, at, order=70)] if rank in on else []
     learn = quiet_learner(loaders(regression(96), 8, valid=regression(4)), mlp(), cbs=[*fail, accum3()])
-    model,dls,text = learn.model,list(learn.dls.loaders),'no error'
-    before = everything(learn)
+    model,before,text = learn.model,everything(learn),'no error'
     try:
         with learn.distrib_ctx(cpu=True, sync_bn=False): learn.bs_find(0.05, show_plot=False, max_bs=8) if finder else learn.fit(2, 0.05)
     except BaseException as e: text = f'{type(e).__name__}: {e}'
     now = everything(learn)
-    return dict(text=text, model=learn.model is model, dls=all(a is b for a,b in zip(learn.dls.loaders, dls)), grads=all(now['grads']), hooks=now['hooks'],
-                own=[k for k in vars(learn) if k in ('one_batch','_do_epoch_train','_with_events')], changed=[o for o in changes(before, now) if o!='cbs'])
+    left = [nm for nm in ('loaders','bs','hooks') if now[nm]!=before[nm]] + sorted(stand_ins & set(vars(learn)))
+    if learn.model is not model: left.append('model')
+    if not all(now['grads']): left.append('gradients')
+    if finder: left += [o for o in changes(before, now) if o!='cbs'] # A fit has moved the weights
+    return text,left
 
 @pytest.mark.parametrize('event,at,finder', [('after_backward',1,False), ('after_pred',1,True)])
 def test_one_fails(event, at, finder):
     "It ends with its own error and its learner as it was; the others end when its process does, as they wait for it"
-    other,failed = results(start(failing, 2, event, at, finder, linger=False), errors=True)
-    assert 'the one' in failed['text']
-    assert failed['model']
-    assert failed['dls']
-    assert failed['own']==[]
-    assert failed['grads']
-    assert not any(failed['hooks'])
-    if finder: assert failed['changed']==[]
-    assert isinstance(other, str) or other['text']!='no error'
+    other,(text,left) = results(start(failing, 2, event, at, finder, linger=False), errors=True)
+    assert 'the one' in text
+    assert left==[]
+    assert isinstance(other, str) or other[0]!='no error'
 
 def test_the_same_error_on_all():
     "Each raises its own, and the group can be used again"
-    ranks = results(start(again, 3), errors=True)
-    for o in ranks:
-        assert 'the one' in o['text']
-        assert o['model']
-        assert o['dls']
-        assert o['own']==[]
-        assert o['grads']
-        assert np.array_equal(o['then'], ranks[0]['then'])
-        assert o['summed']==3
-        assert 'the one' in o['twice']
+    ranks = on_ranks(again, 3)
+    for *failures,then in ranks:
+        for text,left in failures:
+            assert 'the one' in text
+            assert left==[]
+        assert np.array_equal(then, ranks[0][-1])
 
 def again(rank):
-    res = failing(rank, 'before_step', None, True, (0,1,2))
-    res['twice'] = failing(rank, 'after_batch', 1, False, (0,1,2))['text']
+    failures = [failing(rank, event, at, finder, on=(0,1,2)) for event,at,finder in (('before_step',None,True),('after_batch',1,False))]
     learn = quiet_learner(loaders(regression(48), 4), mlp(), cbs=GradAccum(2))
     with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05)
-    return dict(res, then=flat(learn).numpy(), summed=over_ranks(torch.tensor(1.)).item())
+    return *failures,flat(learn).numpy()
 
 # Memory runs out on one rank
 
@@ -590,21 +486,19 @@ def split_fit(rank, on_oom, strike, lost, kind='mlp', n=51, k=3, opt='sgd', clip
     elif rank: learn.add_cb(s)
     with learn.distrib_ctx(cpu=True, sync_bn=False): fit(learn, **case)
     accum = learn.grad_accum
-    return dict(facts(learn, watch), struck=s.struck, n_parts=accum.n_parts, n_lost=accum.n_lost, noise=learn.noise_scale.noise_scale, pickled=True,
-                syncs=any(watch.syncs))
+    return dict(facts(learn, watch), struck=s.struck, n_parts=accum.n_parts, n_lost=accum.n_lost, noise=learn.noise_scale.noise_scale, pickled=True)
 
-def split_all(rank): return [(split_fit(rank, 'raise', s, lost, **case),split_fit(rank, 'split', s, lost, **case)) for case,s,lost in splits.values()]
-@cache
-def run_splits(): return dict(zip(splits, zip(*on_ranks(split_all, 2))))
+def split_both(rank, case, strike, lost): return [split_fit(rank, on_oom, strike, lost, **case) for on_oom in ('raise','split')]
+ran = all_at_once(split_both, {nm: dict(zip(('case','strike','lost'), o)) for nm,o in splits.items()})
 
 @pytest.mark.parametrize('name', splits)
 def test_all_ranks_lose_the_same_window(name):
     "Where memory runs out on one rank, none hangs, and weights and rates are those of a fit in which the steps of these windows were cancelled"
-    plain,split = zip(*run_splits()[name])
+    plain,split = zip(*ran(2)[name])
     lost = splits[name][-1]
     assert_sound(split)
     assert split[1]['struck']
-    assert not split[0]['syncs']
+    assert not split[0]['reduced']
     assert split[0]['n_parts']==split[1]['n_parts']==2**len(lost)
     assert split[0]['n_lost']==split[1]['n_lost']==len(lost)
     assert_close(split[0]['flat'], plain[0]['flat'])
@@ -612,7 +506,7 @@ def test_all_ranks_lose_the_same_window(name):
     np.testing.assert_equal(split[0]['noise'], split[1]['noise'])
 
 def split_bn(rank):
-    learn = quiet_learner(loaders(regression(48), 4), task('bn', 1)[1], cbs=GradAccum(2, on_oom='split'))
+    learn = quiet_learner(loaders(regression(48), 4), bn_model(), cbs=GradAccum(2, on_oom='split'))
     with learn.distrib_ctx(cpu=True, sync_bn=True):
         with pytest.raises(ValueError, match='sync_bn=False'): learn.fit(1)
     if rank: learn.add_cb(Strike('backward', [1]))
@@ -670,51 +564,45 @@ def test_different_ranks_are_refused():
 # ScaledLR
 
 def scaled_fit(rank):
-    world = n_processes()
-    learn = quiet_learner(loaders(regression(96), 4), mlp(), cbs=[GradAccum(bs=4*3*world), ScaledLR(8, linear_scaling, warmup_epochs=0)])
+    learn = quiet_learner(loaders(regression(96), 4), mlp(), cbs=[GradAccum(bs=24), ScaledLR(8, linear_scaling, warmup_epochs=0)])
     with learn.distrib_ctx(cpu=True, sync_bn=False):
-        with learn.removed_cbs(learn.grad_accum), learn.added_cbs(GradAccum(bs=4*3*world-1)):
-            with pytest.raises(ValueError, match=f'4 items on each of {world} ranks: take bs={4*2*world} or bs={4*3*world},'): learn.fit(1, 0.01)
+        with learn.removed_cbs(learn.grad_accum), learn.added_cbs(GradAccum(bs=23)):
+            with pytest.raises(ValueError, match='4 items on each of 2 ranks: take bs=16 or bs=24,'): learn.fit(1, 0.01)
         bs = learn.batch_size
         learn.fit(1, 0.01)
-    return bs,learn.scaled_lr.factor,learn.scaled_lr.bs,flat(learn).numpy()
+    return bs,learn.scaled_lr.bs,learn.scaled_lr.factor,flat(learn).numpy()
 
-def test_scaled_lr_reads_the_world(world=2):
+def test_scaled_lr_reads_the_world():
     "And so does `GradAccum(bs=...)`"
-    for bs,factor,own,params in on_ranks(scaled_fit, world):
-        assert bs==own==4*3*world
-        assert factor==4*3*world/8
-        one,_ = in_one(n=96, bs=4, world=world, k=3, epochs=1, lr=0.01*factor, opt='mom')
+    one,_ = in_one(n=96, bs=4, k=3, epochs=1, lr=0.01*3, opt='mom')
+    for *sizes,factor,params in on_ranks(scaled_fit, 2):
+        assert sizes==[24,24]
+        assert factor==3
         assert_close(params, flat(one).numpy())
 
 # One shuffle per epoch
 
-class Logged:
+class Logged(list):
     "Keeps the order in which its items are taken"
-    def __init__(self, n): self.items,self.seen = regression(n),[]
-    def __len__(self): return len(self.items)
+    seen = ()
     def __getitem__(self, i):
-        self.seen.append(i)
-        return self.items[i]
+        self.seen = (*self.seen,i)
+        return super().__getitem__(i)
 
-def taken(rank, n, seed):
-    items = Logged(n)
-    set_seed(seed+rank) # fastai takes the order of rank 0
+def taken(rank):
+    items = Logged(regression(41))
+    set_seed(rank) # fastai takes the order of rank 0
     learn = quiet_learner(loaders(items, 4, valid=regression(2), shuffle=True), mlp(), cbs=[GradAccum(2)])
-    with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(3, 0.05)
-    return np.array(items.seen).reshape(3, -1).tolist()
+    with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(2, 0.05)
+    return [items.seen[:21],items.seen[21:]]
 
-def taken_thrice(rank, n): return [taken(rank, n, seed) for seed in (0,0,1)]
-
-def test_one_shuffle_per_epoch(n=41):
-    ranks,again,other = map(list, zip(*on_ranks(taken_thrice, 2, n)))
-    assert ranks==again
-    assert ranks!=other
-    orders = [sum((o[e] for o in ranks), []) for e in range(3)]
-    for o in orders:
-        assert sorted(o[:n])==list(range(n))
-        assert o[n:]==o[:len(o)-n] # The padding
-    assert orders[0]!=orders[1]!=orders[2]!=orders[0]
+def test_one_shuffle_per_epoch():
+    "Of 41 items rank 1 has the last 20, and the first one to fill it up"
+    first,second = (a+b for a,b in zip(*on_ranks(taken, 2)))
+    for order in (first,second):
+        assert sorted(order[:-1])==list(range(41))
+        assert order[-1]==order[0]
+    assert first!=second
 
 # Processes without a common training
 
@@ -724,12 +612,12 @@ def apart(rank):
     learn.fit(2, 0.05)
     assert '_with_events' not in vars(learn)
     assert fastai.torch_core.maybe_gather is own
-    plan = quiet_learner(loaders(regression(96), 4), mlp()).bs_find(0.05, show_plot=False) if rank else None
-    return flat(learn).numpy(),trains_together(learn),len(learn.noise_scale.df),plan is not None,learn.scaled_lr.bs,list(learn.recorder.values[-1])
+    if rank: quiet_learner(loaders(regression(96), 4), mlp()).bs_find(0.05, show_plot=False)
+    return flat(learn).numpy(),trains_together(learn),len(learn.noise_scale.df),learn.scaled_lr.bs,list(learn.recorder.values[-1])
 
 def test_processes_apart():
     "Each trains as if alone, with another number of batches and of micro-batches; its losses are its own"
-    for r,(params,said,n,_,bs,row) in enumerate(results(start(apart, 2, linger=False))):
+    for r,(params,said,n,bs,row) in enumerate(results(start(apart, 2, linger=False))):
         learn = quiet_learner(loaders(regression(40+20*r), 4), mlp(), cbs=[GradAccum(2+r), NoiseScale(), ScaledLR(4, warmup_epochs=0)])
         learn.fit(2, 0.05)
         assert np.array_equal(params, flat(learn).numpy())
@@ -737,26 +625,3 @@ def test_processes_apart():
         assert n==len(learn.noise_scale.df)
         assert bs==4*(2+r)
         assert row==list(learn.recorder.values[-1])
-
-def own_again(_):
-    "What is fastai's own before a fit with our callback, in it, after it, and in a fit without"
-    import fastai.torch_core
-    def now(): return fastai.torch_core.maybe_gather,DistributedDL._broadcast
-    own,seen = now(),[]
-    class Look(Callback):
-        def after_batch(self): seen.append([a is b for a,b in zip(now(), own)])
-    learn,texts = quiet_learner(loaders(regression(16), 4), mlp(), cbs=Look()),[]
-    for cbs in (GradAccum(2),[GradAccum(2),RaiseAt('after_batch', KeyError, 1, order=70)],()):
-        try:
-            with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.05, cbs=cbs)
-        except Exception as e: texts.append(str(e))
-        assert now()==own
-    return seen,texts
-
-def test_a_fit_without_our_callbacks_is_fastais_own():
-    "On CPU ranks with its own error"
-    for seen,(mine,fastais) in on_ranks(own_again, 2):
-        assert seen
-        assert not any(a or b for a,b in seen)
-        assert 'the one' in mine
-        assert 'NVIDIA' in fastais
