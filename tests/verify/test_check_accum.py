@@ -156,8 +156,6 @@ def test_batchnorm_alone_is_told_from_the_rest():
 two_labels = [(x,torch.tensor(i%3 if i%2 else -100),torch.tensor(i%2 if i%3==0 else -100)) for i,(x,_) in enumerate(reals)] # Of a half, of a third
 areas = [(torch.rand(3,4,4, generator=g),torch.randint(0, 3, (4,4), generator=g)) for _ in range(40)]
 hits = [(x,(y>0).float()*(i//8%4>0)) for i,(x,y) in enumerate(reals)] # None in the first micro-batch of a window
-numbered = [(x,y,torch.tensor(i)) for i,(x,y) in enumerate(reals)]
-item_weights = torch.rand(70, generator=g)
 
 class TwoHeads(nn.Module):
     def __init__(self): super().__init__(); self.a,self.b = nn.Linear(5,3),nn.Linear(5,2)
@@ -166,15 +164,14 @@ class TwoHeads(nn.Module):
 def ce(*args, **kwargs): return F.cross_entropy(*args, **kwargs)
 def two_means(p, a, b): return ce(p[0], a)+ce(p[1], b)
 def two_over_items(p, a, b): return (ce(p[0], a, reduction='sum')+ce(p[1], b, reduction='sum'))/len(a)
-def same_head(p, a, b): return ce(p, a)+ce(p, b)
 def three_means(p, y): return F.mse_loss(p, y)+over_kept(p.tanh(), y)+(p.relu()*(y>0)).sum()/(y>0).sum()
 def sum_and_mean(p, y): return F.mse_loss(p, y, reduction='sum')+0.1*p.abs().mean()
 def over_hits(p, y): return F.binary_cross_entropy_with_logits(p, y, reduction='sum')/y.sum()
 def over_hits_or_one(p, y): return F.binary_cross_entropy_with_logits(p, y, reduction='sum')/y.sum().clamp(min=1)
-def by_number(p, y, i): return ((p-y).square().mean(1)*item_weights[i]).sum()/item_weights[i].sum()
 def hardest(p, y):
     d,alike = torch.cdist(p, p),(y[:,None,0]>0)==(y[:,0]>0)
     return F.relu((d*alike).amax(1)-(d+100*alike).amin(1)+1).mean()
+def noisy(p, y): return over_kept(p+torch.randn(len(p),1), y)
 
 class FocalAndDice:
     "As in fastai's course on segmentation"
@@ -183,7 +180,7 @@ class FocalAndDice:
 def dice_of_batch(p, y): return 1-2*(p.softmax(1)[:,1]*(y==1)).sum()/(p.softmax(1)[:,1]+(y==1)).sum()
 
 def task(loss_func, items=reals, model=None, cbs=None, bs=8): return learner(model() if model else mlp(dtype=f32), items, loss_func, bs, 1, cbs=cbs)
-def labels(loss_func, model=TwoHeads): return task(loss_func, two_labels, model)
+def labels(loss_func): return task(loss_func, two_labels, TwoHeads)
 def image(loss_func): return task(loss_func, areas, lambda: nn.Conv2d(3,3,3,padding=1))
 
 class AddsMean(Callback):
@@ -204,14 +201,14 @@ def with_penalty():
     return task(loss, model=lambda: model)
 
 kinds = dict(mean=lambda: task(over_kept, kept), positives=lambda: task(over_hits, [(x,(y>0).float()) for x,y in reals]),
-    weights=lambda: task(by_number, numbered), sum=lambda: task(unsaid_sum), fixed_divisor=lambda: task(lambda p,y: unsaid_sum(p, y)/64),
+    sum=lambda: task(unsaid_sum), fixed_divisor=lambda: task(lambda p,y: unsaid_sum(p, y)/64),
     divisor=lambda: task(over_hits_or_one, hits),
-    parts=lambda: labels(two_means), parts_of_one_head=lambda: labels(same_head, lambda: nn.Linear(5,3)), parts_three=lambda: task(three_means, kept),
+    parts=lambda: labels(two_means), parts_three=lambda: task(three_means, kept),
     parts_ratio=lambda: image(dice_of_batch), beside=lambda: image(FocalAndDice('sum')), beside_penalty=lambda: task(sum_and_mean),
     pairs=lambda: task(info_nce), pairs_few=lambda: task(info_nce, bs=2), pairs_hardest=lambda: task(hardest),
     counted=lambda: task(nn.MSELoss(), cbs=AddsMean()), counted_sum=with_penalty, unknown=lambda: task(info_nce, reals[:4], bs=1),
-    unknown_uncut=lambda: task(Weighed(), cbs=Weighs()))
-kind_of = dict(positives='mean', weights='mean', fixed_divisor='sum')
+    unknown_uncut=lambda: task(Weighed(), cbs=Weighs()), unknown_noise=lambda: task(noisy, kept))
+kind_of = dict(positives='mean', fixed_divisor='sum')
 says = dict(mean=r'not over what is counted.*count=lambda', sum=r"learn.loss_func.reduction = 'sum'", divisor=r'max\(1, positives\)',
     beside='the same `reduction`', parts='average over different numbers, so no single `count=` is exact: give each the same divisor',
     pairs='compares the items', counted='`after_loss`', unknown="If it is a mean.*If it is a sum.*different numbers.*compares the items")
