@@ -98,7 +98,7 @@ class Pool:
         n, # The window's elements
         n_items=None, # The window's items; `None`: one for each element
     ):
-        "Add a window, and return `self`; the sums about the mean are updated as by Welford"
+        "Add a window; the sums about the mean are updated as by Welford"
         # Earlier windows are one window older
         b2 = self.beta*self.beta
         self._u = self.beta*self._u + n
@@ -124,7 +124,6 @@ class Pool:
         self.n_windows = self.n_windows+1
         self.n_elems = self.n_elems+n
         self.n_items = self.n_items + (n if n_items is None else n_items)
-        return self
 
     @property
     def noise_scale(self): return ratio(self.tr_sigma, self.g_sq) # In elements; needs a window

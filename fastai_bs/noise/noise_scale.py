@@ -38,6 +38,9 @@ class Moments(NamedTuple):
     tr_sigma:float # Per element
     g_sq:float
 
+    @property
+    def is_finite(self)->bool: return math.isfinite(self.tr_sigma+self.g_sq) # False where a gradient is not
+
 # %% ../../nbs/noise/05_noise_scale.ipynb #8bc8d91e
 def _source_of(learn, every, n_micro):
     "Return the source of the gradients in this fit"
@@ -157,14 +160,14 @@ def add(self:NoiseScale,
     if self._holds_twice():
         self.n_twice += 1
         return
-    row = Moments(self.n_steps+1, measurement.n_items, measurement.n_elems, *measurement.moments)
-    if not math.isfinite(row.tr_sigma+row.g_sq):
+    row = self._row(measurement)
+    if not row.is_finite:
         self.n_dropped += 1
         return
     self.pool.add(row.tr_sigma, row.g_sq, row.n_elems, row.n_items)
     self.rows.append(row)
     self.pools.append(copy(self.pool))
-    if not self.steps and self.is_cool(): self.keep_cool(row)
+    if not self.steps and self.is_cool(): self.add_cool(measurement)
     if len(self.rows)>=max(self.most, 4*self.look_back): self._thin_out()
     self.is_new = is_logged(self.learn)
 
@@ -177,20 +180,16 @@ def is_cool(self:NoiseScale)->bool:
 
 @patch
 def add_cool(self:NoiseScale,
-    measurement:Measurement=None, # A window of consecutive steps; `None`: none is full
+    measurement:Measurement=None, # A window of the cool stretch; `None`: none is full
 ):
-    "Add a window of the cool stretch, if its gradients are finite"
+    "Add a window of the cool stretch, if its gradients are finite, and keep every second one of very many"
     if measurement is None: return
-    row = Moments(self.n_steps+1, measurement.n_items, measurement.n_elems, *measurement.moments)
-    if math.isfinite(row.tr_sigma+row.g_sq): self.keep_cool(row)
+    row = self._row(measurement)
+    if row.is_finite: self.cool_rows.append(row)
+    if len(self.cool_rows)>self.most_cool: del self.cool_rows[::2]
 
 @patch
-def keep_cool(self:NoiseScale,
-    row:Moments, # Of a window of the cool stretch
-):
-    "Keep a window of the cool stretch, and of very many every second one"
-    self.cool_rows.append(row)
-    if len(self.cool_rows)>self.most_cool: del self.cool_rows[::2]
+def _row(self:NoiseScale, measurement): return Moments(self.n_steps+1, measurement.n_items, measurement.n_elems, *measurement.moments)
 
 @patch
 def _holds_twice(self:NoiseScale):
@@ -284,8 +283,6 @@ def say_what_is_missing(self:NoiseScale):
     elif self.n_steps and not n:
         text = (f"NoiseScale measured nothing in {steps}, as none had gradients of several micro-batches, ranks or parts to compare: take more items or "
                 "smaller micro-batches, or measure with learn.bs_find()")
-    elif n and self.pool.tr_sigma==self.pool.g_sq==0:
-        text = "All gradients that NoiseScale has seen are 0, so there is no noise scale: see that the loss depends on the parameters"
     elif n>1 and 10*n<self.n_steps and self.ci==(0.,math.inf):
         text = (f"NoiseScale measured at {n} of {steps}, too few for an interval: NoiseScale(every={max(1, self.n_steps//40)}) measures more often")
     if text: warnings.warn(text, stacklevel=2)

@@ -167,15 +167,12 @@ class FromParts(Source):
         _refuse_uncut(self.learn, self.accum_first)
         self.weights = Weights(self.counter)
         self.whole = {} # Shapes of predictions for a batch, by its items
-        has_bn = any(isinstance(m, _BatchNorm) for m in self.learn.model.modules())
-        in_each = 2 if has_bn else 1 # BatchNorm has no variance of a single item
-        self.least = in_each*self.n_micro
+        has_bn = any(isinstance(m, _BatchNorm) for m in self.learn.model.modules()) # It has no variance of a single item
+        self.least = self.n_micro*(2 if has_bn else 1)
         bs = batch_size(self.learn, n_iter=1) # A micro-batch, or a smaller data set
-        if bs>=self.least: return
-        needed = "2 items of this model with BatchNorm are" if has_bn else "1 item is"
-        fewer = f", n_micro={bs//in_each}" if bs>=2*in_each else ''
-        raise ValueError(f"`n_micro`={self.n_micro} parts of a batch of {counted(bs)} are too small, at least {needed} needed in each: take a larger "
-                         f"batch{fewer}, or {self.as_two}, which measures across batches")
+        if bs<self.least: raise ValueError(
+            f"`n_micro`={self.n_micro} parts of a batch of {counted(bs)} are too small, at least {self.least} are needed (2 in each with BatchNorm): "
+            f"take a larger batch, or {self.as_two}, which measures across batches")
 
     def before_batch(self):
         if self.n_steps<self.next: return

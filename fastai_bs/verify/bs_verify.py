@@ -8,14 +8,13 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/bs_verify.html.md"""
 __all__ = ['least_steps']
 
 # %% ../../nbs/verify/06_bs_verify.ipynb #f08efbb7
-import math, time
+import math
 from fastcore.basics import patch
 from fastai.learner import Learner
 from ..utils.checks import check_whole, is_number, is_several, shown
 from ..utils.text import counted, listed, rate_text, time_text
 from ..learner.ranks import rank
 from ..accumulate.sizes import batch_size
-from ..schedule.scaled_lr import rates
 from ..finder.apply import refuse_other
 from ..finder.plan import BatchPlan
 from .compare import runs_wanted
@@ -26,8 +25,6 @@ import fastai_bs.finder.bs_find # noqa: F401 bs_find
 # %% ../../nbs/verify/06_bs_verify.ipynb #8d6565ac
 def _check(learn, plan, sizes, n_runs, n_epoch):
     "Check the arguments that neither `bs_find` nor `plan.at` checks"
-    if len(learn.dls.loaders)<2: raise ValueError(
-        "The learner must have a validation loader, as fastai cannot fit without: give it one, or an empty one, as in DataLoaders(train, DataLoader([]))")
     if isinstance(plan, BatchPlan):
         if n_epoch is not None: raise TypeError(
             f"`n_epoch` must be left out with a plan, which is for its own number of epochs, got {shown(n_epoch)}: make another plan by learn.bs_find")
@@ -35,8 +32,6 @@ def _check(learn, plan, sizes, n_runs, n_epoch):
         f"`plan` must be a BatchPlan of learn.bs_find, or the learning rate to make one for, got {shown(plan)}")
     elif n_epoch is None: raise TypeError(
         f"`n_epoch` must be given with a learning rate, got {shown(plan)} alone: write learn.bs_verify({shown(plan)}, n_epoch=5) for a training of 5 epochs")
-    elif plan is not None and any(is_number(o) and o==0 for o in rates(plan)):
-        raise ValueError(f"The learning rate must be above 0, got {shown(plan)}: sizes are compared by training with them")
     check_whole('n_runs', n_runs, 1, "each size needs a training", 'training')
     if sizes is not None and not (is_several(sizes) and len(sizes)):
         raise TypeError(f"`sizes` must be a list of batch sizes in items, as [64, 256], got {shown(sizes)}")
@@ -60,18 +55,17 @@ def _check_plan(learn, plan):
 least_steps = 10 # Optimizer steps below which a training is too short to compare
 
 def _fits(plan, sizes):
-    "Return the trainings to run, ascending by size, and the sizes whose training has too few steps; refuse a size that cannot be trained"
+    "Return the trainings to run, ascending by size; refuse a size that cannot be trained, or in too few steps"
     now,n_epoch = plan.facts.today.bs,counted(plan.facts.today.n_epoch, 'epoch')
     sizes = sorted({now,plan.bs,*map(int, () if sizes is None else sizes)})
     if len(sizes)<2: raise ValueError(
         f"The plan stays at today's {now}, so there is no other training to compare with: give sizes=[{2*now}], or make a plan for more than {n_epoch}")
     fits = [fit_at(plan, bs) for bs in sizes]
     few = [o.bs for o in fits if o.n_steps<least_steps]
-    fits = [o for o in fits if o.bs not in few]
-    if now in few or len(fits)<2: raise ValueError(
-        f"Today's training and another one must have {least_steps} optimizer steps or more, got {listed(few)} with fewer: take smaller sizes, or make a plan "
-        f"for more than {n_epoch}")
-    return fits,few
+    if few: raise ValueError(
+        f"Each training must have {least_steps} optimizer steps or more, got {listed(few)} with fewer: take smaller sizes, or make a plan for more "
+        f"than {n_epoch}")
+    return fits
 
 # %% ../../nbs/verify/06_bs_verify.ipynb #346f7a2f
 def _say(learn, plan, fits, n_runs):
@@ -92,15 +86,13 @@ def bs_verify(self:Learner,
     """Train as today and as planned, from the same weights, and compare how they end; the learner is left as it was
 
     Each training is a whole `fit_one_cycle`, with the batch size, learning rate, weight decay and epochs of its plan. With one size beside today's there are
-    four runs of both. After an interrupt, the result has the trainings so far, if there is one of two sizes.
+    four runs of both.
     """
     _check(self, plan, sizes, n_runs, n_epoch)
-    begin = time.perf_counter()
     if not isinstance(plan, BatchPlan): plan = self.bs_find(plan, n_epoch=n_epoch, show_plot=False)
     _check_plan(self, plan)
-    fits,few = _fits(plan, sizes)
+    fits = _fits(plan, sizes)
     n_runs = runs_wanted(len(fits), n_runs)
     _say(self, plan, fits, n_runs)
-    df,reasons,interrupted = train_each(self, fits, n_runs, plan.facts.today.n_train)
-    left_out = sorted((dict.fromkeys(few, 'steps') | reasons).items())
-    return BatchVerification(df, plan, tuple(left_out), time.perf_counter()-begin, interrupted)
+    df,reasons = train_each(self, fits, n_runs, plan.facts.today)
+    return BatchVerification(df, plan, tuple(sorted(reasons.items())))

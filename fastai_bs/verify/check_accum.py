@@ -298,9 +298,6 @@ def check_accum(self:Learner,
     on_ranks = trains_together(self)
     windows,notes = windows_of(self, how, n)
     notes = on_own+notes
-    theirs = callback_of(self, GradientAccumulation)
-    if theirs is not None and isinstance(how, GradAccum): notes.append(
-        f"The learner's own GradientAccumulation({theirs.n_acc}) was left out: learn.check_accum(GradientAccumulation({theirs.n_acc})) checks that one.")
     n_items = windows[0].sizes[0]
     while True:
         try:

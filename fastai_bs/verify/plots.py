@@ -31,9 +31,8 @@ def plot_sizes(
     ax.plot(np.tile(runs.columns, len(runs)), runs.to_numpy().ravel(), '_', color='C0', ms=12, label='single runs')
     ax.plot(table.bs, table['diff'], 'o', color='C0', ms=7, label='mean of runs')
     if bs in table.bs.tolist(): ax.plot(bs, table['diff'][table.bs==bs].item(), '*', color='C1', ms=16, zorder=5, label=f'chosen, {bs}')
-    lows,highs = [0,*runs.min(),*table['diff'].dropna()],[within,*runs.max(),*table['diff'].dropna()]
-    low,high = min(lows),max(highs)
-    low,high = max(low-(high-low), min([low,*table.low.dropna()])),min(high+(high-low), max([high,*table.high.dropna()]))
+    low,high = min(0, runs.min(None)),max(within, runs.max(None))
+    low,high = max(low-(high-low), min(low, table.low.min())),min(high+(high-low), max(high, table.high.max()))
     margin = 0.1*(high-low)
     ax.axhspan(low-margin, within, color='grey', alpha=0.15, lw=0, label=f"up to {100*within:g}% above")
     ax.set(ylim=(low-margin,high+margin), xlabel='batch size (items)', ylabel="loss above today's", title=title)

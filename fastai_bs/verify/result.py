@@ -8,16 +8,15 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/result.html.md"""
 __all__ = ['within', 'BatchVerification']
 
 # %% ../../nbs/verify/05_result.ipynb #5761cf81
-import math
 from dataclasses import dataclass
 from functools import cached_property
 import numpy as np
 import pandas as pd
-from ..utils.text import Details, as_plain, details_of, in_html, in_text, paragraph
+from ..utils.text import Details, details_of, in_html, in_text, paragraph
 from ..finder.plan import BatchPlan
 from .compare import Spread, compared, decides, least_dof, log_losses, spread_of, with_loss
 from .plots import plot_sizes
-from .advice import cautions, good_to_know, numbers_text, sizes_table, verified_words
+from .advice import cautions, good_to_know, sizes_table, verified_words
 
 # %% ../../nbs/verify/05_result.ipynb #fb505db5
 within = 0.02 # How much higher a size that saves time may end, relative to today's loss
@@ -27,10 +26,7 @@ class BatchVerification:
     "Trainings of today's size and of others as planned, and whether the plan holds"
     df:pd.DataFrame # A row per training
     planned:BatchPlan # The plan that was tried
-    left_out:tuple = () # `(bs, reason)` of each size without a result: 'memory', 'steps' (too few), 'loss' (not a number) or 'interrupt'
-    took:float = math.nan # Time of the whole verification, in seconds
-    interrupted:bool = False # Was it stopped by an interrupt?
-    level:float = 0.95 # Coverage of all intervals together
+    left_out:tuple = () # `(bs, reason)` of each size without a result: 'memory', or 'loss' (not a number in one run or more)
 
     @property
     def bs_now(self)->int: return self.planned.facts.today.bs # Today's batch size, in items
@@ -41,19 +37,15 @@ class BatchVerification:
 
     @cached_property
     def runs(self)->pd.DataFrame: # Rows of `df`, with a column `loss`
-        "Trainings with a loss; if one of a size has none, all of that size are left out, as the others were lucky"
-        df = with_loss(self.df, self.n_train)
-        return df[df.loss.notna().groupby(df.bs).transform('all')]
+        "Trainings of the sizes that have a result"
+        return with_loss(self.df, self.n_train)[~self.df.bs.isin(dict(self.left_out))]
 
     @cached_property
-    def losses(self)->pd.DataFrame: # A row per run, a column per size
-        "Log losses of the runs that all sizes have"
-        return log_losses(self.runs)
-
+    def losses(self)->pd.DataFrame: return log_losses(self.runs) # Log losses: a row per run, a column per size
     @property
     def spread(self)->Spread: return spread_of(self.losses) # Noise of the loss between runs
     @property
-    def n_runs(self)->int: return len(self.losses) # Runs that all sizes have
+    def n_runs(self)->int: return len(self.losses) # Runs of each size
     @property
     def tried(self)->list: return sorted({*self.df.bs.tolist(),*(bs for bs,_ in self.left_out)}) # Batch sizes, in items
 
@@ -62,9 +54,7 @@ class BatchVerification:
         "A row per size: means over its runs, and the relative difference to today's loss with its interval"
         sizes = self.runs.groupby(['bs','micro_bs','n_acc','lr'])
         df = sizes[['items','steps','seconds','train_loss','valid_loss','loss']].mean().assign(runs=sizes.size()).reset_index()
-        diffs = pd.DataFrame(math.nan, self.losses.columns, ['diff','low','high'])
-        if self.bs_now in self.losses: diffs = compared(self.losses, self.bs_now, self.level)
-        return df.assign(passes=df['items']/self.n_train).join(diffs, on='bs')[_columns]
+        return df.assign(passes=df['items']/self.n_train).join(compared(self.losses, self.bs_now), on='bs')[_columns]
 
     def at(self,
         bs:int, # A size of `table`
@@ -78,13 +68,12 @@ class BatchVerification:
     # What follows
 
     @property
-    def is_known(self)->bool: return self.spread.dof>=least_dof and self.bs_now in self.losses # Can sizes be compared with today's?
+    def is_known(self)->bool: return self.spread.dof>=least_dof # Can sizes be compared with today's?
 
     @property
     def no_plan_for(self)->str: # `None` if sizes can be compared
-        "Why not: 'today' has no loss, 'alone': no other size has one, or 'chance': too few runs to know the noise between them"
+        "Why not: 'alone': no other size has a loss, or 'chance': too few runs to know the noise between them"
         if self.is_known: return None
-        if self.bs_now not in self.losses: return 'today'
         return 'alone' if self.losses.shape[1]<2 else 'chance'
 
     @cached_property
@@ -124,8 +113,8 @@ class BatchVerification:
     def advice(self)->str: return paragraph(verified_words(self)) # What to do, how and why, with at most three cautions
 
     def details(self)->Details: # A string, which a notebook shows with a table
-        "Return all sentences, the numbers and the table of sizes"
-        sections = ('Keep in mind',list(cautions(self))),('Good to know',list(good_to_know(self))),('Numbers',[numbers_text(self)])
+        "Return all sentences and the table of sizes"
+        sections = ('Keep in mind',list(cautions(self))),('Good to know',list(good_to_know(self)))
         return details_of(verified_words(self, 0), sections, sizes_table(self))
 
     def __repr__(self): return in_text(verified_words(self), *_more)
@@ -135,15 +124,9 @@ class BatchVerification:
         ax=None, # Axes to draw on; by default new ones
     ): # The axes
         "Plot the loss of each size relative to today's"
-        runs = np.expm1(self.losses.sub(self.losses.get(self.bs_now, math.nan), axis=0))
+        runs = np.expm1(self.losses.sub(self.losses[self.bs_now], axis=0))
         chosen = self.bs if self.verdict in ('use','stay') else None
         return plot_sizes(self.table, runs, bs_now=self.bs_now, planned=self.planned.bs, within=within, bs=chosen, ax=ax)
-
-    def to_dict(self)->dict:
-        "Return all values but the data frames as strict JSON: numbers, strings and lists; `None` for a number that is unknown or infinite"
-        names = 'verdict','bs','open_sizes','decided_by','n_runs','left_out','took','interrupted','level','advice'
-        values,(sd,dof) = {nm: getattr(self, nm) for nm in names},self.spread
-        return as_plain(dict(**values, spread=dict(sd=sd, dof=dof), plan=self.plan.to_dict(), planned=self.planned.to_dict()))
 
 _more = "More in {}.",'v.details()'
 _columns = ['bs','micro_bs','n_acc','lr','runs','passes','steps','seconds','train_loss','valid_loss','loss','diff','low','high']

@@ -15,7 +15,7 @@ import pandas as pd
 from fastai.callback.core import Callback
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
-from ..utils.text import counted, listed
+from ..utils.text import counted
 from ..utils.memory_errors import free_memory, out_of_memory
 from ..learner.ranks import n_ranks, over_ranks, trains_together
 from ..learner.loaders import known_micro_bs
@@ -25,6 +25,7 @@ from ..accumulate.window import loss_sum
 from ..accumulate.grad_accum import own_settings
 from ..schedule.scaled_lr import rates, scale_lr
 from ..finder.trial import loss_after
+from ..finder.facts import Today
 from ..finder.options import Option, today_as_is
 from ..finder.plan import BatchPlan
 from .compare import with_loss
@@ -109,40 +110,28 @@ def train(
                 seconds=secs.item(), train_loss=train_loss, valid_loss=valid_loss)
 
 # %% ../../nbs/verify/02_trainings.ipynb #1974f11f
-def _train_all(learn, fits, n_runs, rows, too_large):
-    "Train each size once for each run, and add to `rows` what came out; leave out sizes that do not fit in memory"
+def train_each(
+    learn:Learner, # Is left as it was
+    fits:list, # The trainings
+    n_runs:int, # How often to run each
+    today:Today, # The training that others are compared with, one of `fits`
+)->tuple: # A row for each run; the reason by size, for sizes without a result
+    "Train all sizes in turn, `n_runs` times; a size that does not fit in memory, or ended once without a loss, has no result"
+    rows,too_large = [],set()
     with ticks(learn, len(fits)*n_runs) as tick:
         for run,fit in product(range(1, n_runs+1), fits):
             if fit.bs in too_large: continue
             tick(f"run {run} with batches of {counted(fit.bs)}")
             try: rows.append(train(learn, fit, run))
             except Exception as e:
-                if not out_of_memory(e) or trains_together(learn): raise
+                if not out_of_memory(e) or trains_together(learn) or fit.bs==today.bs: raise
                 too_large.add(fit.bs)
             if fit.bs in too_large: free_memory() # Not in the `except` block, where the error still holds tensors
             tick()
-
-def train_each(
-    learn:Learner, # Is left as it was
-    fits:list, # The trainings
-    n_runs:int, # How often to run each
-    n_train:int, # Items of the training set
-)->tuple: # A row for each run, the sizes without a result with the reason, whether an interrupt stopped them
-    """Train each size `n_runs` times
-
-    Each run trains all sizes in turn, so that an interrupt leaves whole runs. The interrupt is raised if fewer than two sizes have been trained by then.
-    """
-    rows,too_large,interrupted = [],set(),False
-    try: _train_all(learn, fits, n_runs, rows, too_large)
-    except KeyboardInterrupt:
-        if trains_together(learn) or len({o['bs'] for o in rows})<2: raise
-        interrupted = True
-    if too_large and not rows: raise ValueError(
-        f"Memory runs out in a training with each of the batch sizes {listed(o.bs for o in fits)}: learn.memory_report() says where it goes")
     df = pd.DataFrame(rows)
-    loss = with_loss(df, n_train).loss if rows else pd.Series(dtype=float)
-    if not loss.notna().any(): raise ValueError(
-        f"No training of the batch sizes {listed(o.bs for o in fits)} ended with a loss that is finite and above 0, so losses cannot be compared: check the "
+    loss = with_loss(df, today.n_train).loss
+    reasons = dict.fromkeys(df.bs[loss.isna()], 'loss') | dict.fromkeys(too_large, 'memory')
+    if today.bs in reasons: raise ValueError(
+        f"Today's training, with batches of {today.bs}, must end with a loss that is finite and above 0, so that others can be compared with it: check the "
         "data and the loss, or lower the learning rate")
-    reasons = {o.bs: 'interrupt' for o in fits if o.bs not in set(df.bs)} | dict.fromkeys(df.bs[loss.isna()], 'loss') | dict.fromkeys(too_large, 'memory')
-    return df,reasons,interrupted
+    return df,reasons

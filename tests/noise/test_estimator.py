@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
-from fastai_bs.noise.estimator import Pool, along, drift_t, fieller, moments_of_sums, pooled, ratio, settled
+from fastai_bs.noise.estimator import along, drift_t, fieller, moments_of_sums, pooled, ratio, settled
 
 def moments_of(g, n):
     "Of micro-batches with mean gradients `g` of shape `(K, d)` over `n` elements"
@@ -98,20 +98,6 @@ def test_a_gradient_measured_negative_beyond_doubt():
     assert p.noise_scale==np.inf
     assert p.interval()==(640,np.inf)
 
-@pytest.mark.parametrize('rel,n_windows,beta', [(0.05,30,1), (1,50,0.99)])
-def test_the_interval_covers_the_truth_as_often_as_it_says(rel, n_windows, beta):
-    rng,n_experiments = np.random.default_rng(0),2000
-    p = Pool(beta)
-    for _ in range(n_windows):
-        T,g,N = simulate(rng, np.full(n_experiments, rel))
-        p.add(T, g, N[0])
-    truth,(low,high) = rel*N[0],p.interval()
-    assert (low>=0).all()
-    assert (low<=high).all()
-    assert 0.92 <= ((low<=truth) & (truth<=high)).mean() <= 0.98
-    assert np.isinf(high).mean() <= (0 if rel<=1 else 0.3)
-    assert (low>truth).mean() <= 0.05
-
 # A moving target
 
 def drifts(rel, n_runs): return np.array([drift_t(frame(*o)) for o in zip(*simulate(np.random.default_rng(0), np.broadcast_to(rel, (n_runs,len(rel)))))])
@@ -124,18 +110,15 @@ def test_drift_is_seen_and_rarely_where_nothing_moves():
     assert 0 < (abs(t)>3).mean() <= 0.01 # 0.005, and what 1,000 draws of it may show
     for sign in (1,-1): assert (sign*drifts(doubles[::sign], 200)>3).mean() > 0.99
 
-@pytest.mark.parametrize('r', [np.geomspace(33,1000,47), np.full(47,200.)], ids=['rises','stays'])
-def test_the_present_value_is_read(r):
-    "In runs in which the noise scale follows `r`, in items"
+def test_the_present_value_is_read():
+    "Where the noise scale rises from 33 items to 1000"
+    r = np.geomspace(33, 1000, 47)
     runs = [frame(*o) for o in zip(*simulate(np.random.default_rng(0), np.broadcast_to(r/1280, (100,len(r)))))]
-    read = [settled(o, beta=0.99) for o in runs]
-    off,n_windows = np.array([e.noise_scale for e in read])/r[-5:].mean(),np.array([e.n_windows for e in read]) # From the last tenth
+    read,end = [settled(o, beta=0.99) for o in runs],r[-5:].mean()
+    off = np.array([e.noise_scale for e in read])/end
     assert ((1/1.6<off) & (off<1.6)).mean() >= 0.97
-    if r[0]==r[-1]: assert (n_windows==47).mean()>0.97
-    else:
-        whole = np.median([pooled(o, 0.99).noise_scale for o in runs])
-        assert (n_windows<47).all()  # Of the whole run: nobody's noise scale
-        assert abs(np.log(whole/r[-5:].mean())) > np.log(2.5)
+    assert all(e.n_windows<47 for e in read)
+    assert end/np.median([pooled(o, 0.99).noise_scale for o in runs]) > 2.5 # Of the whole run: nobody's noise scale
 
 # Along a path
 

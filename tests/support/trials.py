@@ -25,4 +25,4 @@ def trial(losses, n_runs=4, sd=1e-3, planned=None, valid=True, seed=0, **kwargs)
             o = fit.option
             rows.append(dict(bs=bs, run=run, micro_bs=o.micro_bs, n_acc=o.n_acc, lr=fit.lr, steps=fit.n_steps, items=round(fit.n_epoch*o.epoch.items),
                              seconds=fit.n_steps*o.step_time, train_loss=0.9*loss, valid_loss=loss if valid else math.nan))
-    return BatchVerification(**{**dict(df=pd.DataFrame(rows), planned=planned, took=61.), **kwargs})
+    return BatchVerification(pd.DataFrame(rows), planned, **kwargs)

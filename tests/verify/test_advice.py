@@ -1,5 +1,4 @@
 "What a verification says: a headline, a line to run, and no number that is not known"
-import dataclasses
 import re
 
 import pytest
@@ -24,11 +23,10 @@ def test_words_of_each_verdict_are_of_what_is_known(nm):
     assert v.advice
 
 def test_the_line_to_run_again_asks_the_same_with_more_runs():
-    "Sizes of one's own again; after an interrupt the same once more"
+    "Sizes of one's own again"
     v = trial({32: 1., 256: 1.015}, sd=0.01)
     assert v.verdict=='tied'
     assert run_line(v)=='v = learn.bs_verify(v.planned, sizes=[32], n_runs=16)'
-    assert run_line(dataclasses.replace(v, interrupted=True))=='v = learn.bs_verify(v.planned, sizes=[32])'
 
 def test_what_was_measured_is_of_the_plan():
     "Not about a smaller one of one's own that ends lower"
