@@ -62,8 +62,9 @@ class FullSteps(Callback):
     def before_batch(self):
         if not self.training: return
         self.n_seen += 1
-        if self.n_seen>20*self.n_steps: raise ValueError(
-            f"In {20*self.n_steps} micro-batches no {counted(self.n_steps, 'optimizer step')} were taken with {counted(self.micro_bs)}: see that the "
+        most = 20*self.n_steps
+        if self.n_seen>most: raise ValueError(
+            f"In {most} micro-batches no {counted(self.n_steps, 'optimizer step')} were taken with {counted(self.micro_bs)}: see that the "
             "training loader gives such batches, and that no callback skips the steps")
         rows = find_bs(self.learn.yb or self.learn.xb) # More than the items where a callback or a collate function makes more of them
         self.n_rows = max(self.n_rows, self.micro_bs, rows)
