@@ -147,11 +147,6 @@ def _whole(least, most=None):
         return v
     return _parse
 
-def _folder(s):
-    p = Path(s)
-    if p.exists() and not p.is_dir(): raise argparse.ArgumentTypeError(f"must be a folder, but {s} is a file")
-    return p
-
 def main(
     args=None, # Words of the command line; `None`: those the program was called with
 ):
@@ -163,7 +158,7 @@ def main(
     p.add_argument('--epochs', type=_whole(1), default=15, help="epochs of each training")
     p.add_argument('--seed', type=_whole(0,2**32-1), default=42, help="first seed of the split, the weights and the order of the items")
     p.add_argument('--verify', action='store_true', help="end with a test of the plan, which takes as long as all the rest")
-    p.add_argument('--out', type=_folder, default=Path('bs_demo'), help="folder for the pictures")
+    p.add_argument('--out', type=Path, default=Path('bs_demo'), help="folder for the pictures")
     a = p.parse_args(args)
     try: a.out.mkdir(parents=True, exist_ok=True)
     except OSError as e: p.error(f"argument --out: the folder {a.out} cannot be made: {e}")

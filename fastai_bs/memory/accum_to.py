@@ -8,7 +8,6 @@ Docs: https://fastai-bs.github.io/fastai_bs/memory/accum_to.html.md"""
 __all__ = ['AccumSetup']
 
 # %% ../../nbs/memory/05_accum_to.ipynb #40b09db1
-import math
 from fastcore.basics import patch
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
@@ -18,17 +17,9 @@ from ..learner.ranks import n_ranks
 from ..learner.loaders import SetUp, close_set_ups, epoch_items, with_micro_bs
 from ..learner.loop import in_fit
 from ..accumulate.grad_accum import GradAccum, own_settings
-from .max_bs import divisor, largest_that_runs
+from .max_bs import largest_that_runs
 
 # %% ../../nbs/memory/05_accum_to.ipynb #d4aa5b41
-def _micro_bs_of(bs, most, ranks=1):
-    "Return the largest divisor of a rank's `bs` items up to the `most` that fit; refuse one that takes more than twice the micro-batches of `most` items"
-    micro_bs,least = divisor(bs, most),math.ceil(bs/most)
-    if bs//micro_bs<=2*least: return micro_bs
-    items = f"`bs`={bs}" if ranks==1 else f"the {bs} items of a rank (`bs`={ranks*bs})"
-    low,high = (f"bs={ranks*least*o} ({least} micro-batches of {o})" for o in (bs//least,bs//least+1))
-    raise ValueError(f"Micro-batches of up to {counted(most)} fit, but {items} can be divided into {bs//micro_bs} of {micro_bs} only: take {low} or {high}")
-
 class AccumSetup(SetUp):
     "The loader and the callback that `accum_to` gives a learner; `undo()` takes them back, as the end of a `with` block does"
     def __init__(self,
@@ -64,9 +55,6 @@ def accum_to(self:Learner,
     if bs>n_all: raise ValueError(f"`bs`={bs} items are more than the {n_all} of the training set: take at most those")
     if bs%ranks: raise ValueError(f"`bs`={bs} items cannot be shared evenly by {ranks} ranks: take a multiple of {ranks}")
     per_rank = bs//ranks
-    most = largest_that_runs(self, limit, margin, how, max_bs=per_rank, of=per_rank)
-    above = min((n for n in range(most+1, per_rank+1) if per_rank%n==0), default=most) # The next divisor
-    if above>2*most: most = largest_that_runs(self, limit, margin, how, max_bs=above-1) # To know whether far more would fit
-    micro_bs = _micro_bs_of(per_rank, most, ranks)
+    micro_bs = largest_that_runs(self, limit, margin, how, max_bs=per_rank, of=per_rank)
     close_set_ups(self)
     return AccumSetup(self, bs, micro_bs, per_rank//micro_bs)

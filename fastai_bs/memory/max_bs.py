@@ -9,13 +9,12 @@ __all__ = ['SizeSteps', 'Failure', 'SizeSearch', 'largest', 'shown_by', 'divisor
 
 # %% ../../nbs/memory/04_max_bs.ipynb #bd9fb91d
 import math, os, time, torch, warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import NamedTuple
 from fastcore.basics import noop, patch, store_attr
-from fastai.callback.core import Callback, CancelBatchException, CancelEpochException, CancelFitException, CancelTrainException
+from fastai.callback.core import CancelEpochException, CancelFitException, CancelTrainException
 from fastai.learner import Learner
-from fastai.torch_core import find_bs
 from ..utils.text import counted, time_text
 from ..learner.ranks import alone, from_ranks, trains_together, rank
 from ..utils.memory_errors import free_memory, out_of_memory
@@ -23,47 +22,20 @@ from ..learner.loaders import by_size, known_micro_bs, micro_batch_size, n_items
 from ..learner.mock import is_frozen, mock_training, ticks, trained_as, worth_saying
 from ..utils.checks import check_whole
 from .cards import card_of, limit_bytes, margin_text
-from .report import check_room, frozen_text, held_bytes, held_text, report_of, room_beside, valid_items_in
+from .report import FullSteps, check_room, frozen_text, held_bytes, held_text, report_of, room_beside, valid_items_in
 from .trace import TracedStep, training_device
 
 
 # %% ../../nbs/memory/04_max_bs.ipynb #79a7adaf
-class SizeSteps(Callback):
-    "End a fit after `n_steps` optimizer steps with micro-batches of `micro_bs` items, and a batch of the validation set"
+class SizeSteps(FullSteps):
+    "End a fit after `n_steps` optimizer steps with micro-batches of `micro_bs` items, and a batch of the validation set; 0 steps: only that batch"
     order = 1000 # After all other callbacks, whose work is part of the trial
-
-    def __init__(self,
-        micro_bs:int, # Items; smaller batches do not count
-        n_steps:int, # Steps that the optimizer takes, without those that mixed precision skips; 0: only the validation batch
-        validates:bool=True, # Is there a validation set?
-        tick=noop, # Called after each step, and after the validation batch
-    ):
-        store_attr()
-        self.most = 20*n_steps # Upper limit of micro-batches: half precision may find no scale, or the loader no batch of this size
-        self.at,self._skipped = [],False # Times at which the steps were done; did mixed precision skip this step?
-
-    @property
-    def done(self)->int: return len(self.at) # Optimizer steps so far
-
-    def before_fit(self): self.n_seen = self.n_rows = 0
 
     def before_train(self):
         if self.n_steps==0: raise CancelTrainException
 
-    def before_batch(self):
-        if not self.training: return
-        self.n_seen += 1
-        if self.n_seen>self.most: raise CancelTrainException
-        rows = find_bs(self.learn.yb or self.learn.xb) # More than the items where a callback or a collate function makes more of them
-        self.n_rows = max(self.n_rows, self.micro_bs, rows)
-        if rows<self.n_rows: raise CancelBatchException # What an epoch leaves over
-
-    def after_cancel_step(self): self._skipped = True
-
     def after_step(self):
-        if not self._skipped: self.at.append(time.perf_counter())
-        self._skipped = False
-        self.tick()
+        super().after_step()
         if self.done>=self.n_steps: raise CancelTrainException
 
     def after_batch(self):
@@ -72,8 +44,8 @@ class SizeSteps(Callback):
         raise CancelFitException
 
     def after_train(self):
-        if self.done<self.n_steps and self.n_seen<=self.most: raise CancelEpochException # Another epoch
-        if not self.validates: raise CancelFitException
+        if self.done<self.n_steps: raise CancelEpochException # Another epoch
+        if len(self.dls.loaders)<2: raise CancelFitException
 
     def after_validate(self): raise CancelFitException # The validation set has no batch
 
@@ -82,7 +54,6 @@ class Failure(NamedTuple):
     "Why a size does not fit, as all processes know it"
     text:str # Type and message of the error
     of_memory:bool # May it mean that memory has run out?
-    surely:bool # Does it mean that and nothing else?
     in_validation:bool # Did it come with a validation batch, whose size is not searched?
 
 class SizeSearch:
@@ -113,7 +84,7 @@ class SizeSearch:
         try: secs = self._train(micro_bs)
         except Exception as e:
             in_validation = self.val_own and self.trial.done>=self.n_steps
-            failure = Failure(f'{type(e).__name__}: {e}', out_of_memory(e), out_of_memory(e, surely=True), in_validation) # Its causes count too
+            failure = Failure(f'{type(e).__name__}: {e}', out_of_memory(e), in_validation) # Its causes count too
             error = e.with_traceback(None) # Frames hold the tensors of the step
             error.__context__ = error.__cause__ = None
         if error is not None: free_memory()
@@ -129,7 +100,7 @@ class SizeSearch:
 
     def _refuse(self, micro_bs):
         "Raise an error if no other size would do"
-        text,of_memory,_,in_validation = self.failure
+        text,of_memory,in_validation = self.failure
         if not of_memory and not self.good: raise ValueError(
             f"Micro-batches of {counted(micro_bs)} cannot be trained on, and memory is not the reason ({text}): see that the model, the loss and the metrics "
             "take them, or set `start` or `max_bs`") from self.error
@@ -147,10 +118,8 @@ class SizeSearch:
             if self.n_steps: loaders[0] = with_micro_bs(loaders[0], micro_bs, self.orders[0])
             if len(loaders)>1 and not self.val_own: loaders[1] = with_micro_bs(loaders[1], micro_bs, self.orders[1])
 
-            self.trial = trial = SizeSteps(micro_bs, self.n_steps, len(loaders)>1, self.tick)
+            self.trial = trial = SizeSteps(micro_bs, self.n_steps, self.tick)
             learn.fit(10_000, 0., cbs=trial)
-            if trial.done<self.n_steps: raise ValueError(
-                f"in {trial.n_seen} micro-batches {trial.done} steps were taken with {counted(micro_bs)}, of {self.n_steps} to be taken")
         del buckets
         if self.n_steps==0: return time.perf_counter()-begin
         return (trial.at[-1]-trial.at[0])/(self.n_steps-1)*(self.n_steps+1/3) # The validation batch has no backward pass
@@ -201,10 +170,7 @@ def shown_by(learn): # A learner
 
 @contextmanager
 def _allocator_bound(gpu, limit, margin):
-    "Let the allocator of `gpu` run out of memory in the block beyond `limit` bytes, or what is free, less the share `margin`; `None` for `gpu` bounds nothing"
-    if gpu is None:
-        yield
-        return
+    "Let the allocator of `gpu` run out of memory in the block beyond `limit` bytes, or what is free, less the share `margin`"
     was = getattr(torch.cuda, 'get_per_process_memory_fraction', lambda gpu: 1.)(gpu) # Older versions of torch do not tell
     total = torch.cuda.get_device_properties(gpu).total_memory
     free = torch.cuda.mem_get_info(gpu)[0] + torch.cuda.memory_reserved(gpu)
@@ -212,20 +178,12 @@ def _allocator_bound(gpu, limit, margin):
     try: yield
     finally: torch.cuda.set_per_process_memory_fraction(was, gpu)
 
-def _report(learn, micro_bs, order):
-    "Return the report for micro-batches of `micro_bs`, or of half as many until it fits"
-    try: return report_of(learn, micro_bs, order)
-    except Exception as e:
-        if micro_bs==1 or not out_of_memory(e): raise
-    free_memory() # The error is gone here, and with it the step's tensors
-    return _report(learn, micro_bs//2, order)
-
 def _bound(learn, micro_bs, limit, size, orders, margin, trains):
     "Return how many items `size` bytes hold, by the memory report or by traces of validation batches; `inf` if nothing bounds them"
     if math.isinf(size): return math.inf
     try:
         if not trains: return valid_items_in(TracedStep(learn, orders[1], ds_idx=1), size, margin)
-        report = _report(learn, micro_bs, orders[0])
+        report = report_of(learn, micro_bs, orders[0])
     except Exception:
         if limit is not None: raise
         return math.inf # The search meets the same error, or needs no report
@@ -234,13 +192,11 @@ def _bound(learn, micro_bs, limit, size, orders, margin, trains):
     return report.items_in(size, margin)
 
 # %% ../../nbs/memory/04_max_bs.ipynb #4e478920
-def _check_sizes(dl, start, max_bs, n_steps, trains):
+def _check_sizes(dl, start, max_bs, n_steps):
     "Return the first size to try if the memory report says nothing; refuse what cannot be tried"
     for nm,v in (('start',start),('max_bs',max_bs)):
         if v is not None: check_whole(nm, v, 1, "leave it out for the usual", 'item')
     check_whole('n_steps', n_steps, 2, "the optimizer's state is there from the second on", 'step')
-    if trains: refuse_empty(dl)
-    elif n_items(dl)==0: raise ValueError("The validation set is empty, so it has no largest batch: see what its loader is made of")
     n_all = n_items(dl)
     now = min(micro_batch_size(dl), n_all)
     at = start or min(now, max_bs or now)
@@ -269,11 +225,14 @@ def largest_that_runs(
 )->int: # Items
     "Return what `max_bs_find` returns"
     check_room(margin, for_)
-    trains = for_=='train'
-    if not trains and len(learn.dls.loaders)<2: raise ValueError("for_='valid' needs a validation loader, and the learner has none")
-    dl = learn.dls.train if trains else learn.dls.loaders[1]
-    at = _check_sizes(dl, start, max_bs, n_steps, trains)
-    with trained_as(learn, how): return _search(learn, dl, at, limit, margin, start, max_bs, n_steps if trains else 0, partial(divisor, of) if of else noop)
+    dl,loaders = learn.dls.train,learn.dls.loaders
+    if for_=='train': refuse_empty(dl)
+    else:
+        if len(loaders)<2 or n_items(loaders[1])==0: raise ValueError("for_='valid' needs a validation set, and the learner has none")
+        dl = loaders[1]
+    at = _check_sizes(dl, start, max_bs, n_steps)
+    if for_=='valid': n_steps = 0
+    with trained_as(learn, how): return _search(learn, dl, at, limit, margin, start, max_bs, n_steps, partial(divisor, of) if of else noop)
 
 def _search(learn, dl, at, limit, margin, start, max_bs, n_steps, allowed):
     "Search among the sizes that `allowed` gives: the largest one up to a number"
@@ -299,7 +258,7 @@ def _search(learn, dl, at, limit, margin, start, max_bs, n_steps, allowed):
         if micro_bs not in has_run: has_run[micro_bs] = runs(micro_bs)
         return has_run[micro_bs]
     try:
-        with _allocator_bound(search.gpu, size, margin):
+        with _allocator_bound(search.gpu, size, margin) if search.gpu else nullcontext():
             if begin>at: fits(at) # A short trial first, to know how long one takes
             if shows and search.secs*begin>worth_saying: print(
                 f"max_bs_find: by the memory report {counted(bound)} fit; a trial with {counted(begin)} takes at most about {time_text(search.secs*begin)}")
@@ -315,10 +274,9 @@ def _search(learn, dl, at, limit, margin, start, max_bs, n_steps, allowed):
     if res:
         if search.failure: search.announce(res)
         return res
-    if search.failure.of_memory and not search.failure.surely: raise search.error or RuntimeError(search.failure.text)
     raise RuntimeError(
         f"Not even a micro-batch of one item can be trained on in this memory ({search.failure.text}): take a smaller model or smaller items, half precision, "
-        "or an optimizer that keeps less")
+        "or an optimizer that keeps less") from search.error
 
 @patch
 def max_bs_find(self:Learner,

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
 from fastai.callback.fp16 import AMPMode, MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.rnn import RNNCallback
-from fastai.learner import CastToTensor, Learner
+from fastai.learner import Learner
 from fastai.torch_core import default_device, find_bs, to_float
 from ..learner.ranks import alone
 from ..learner.loaders import micro_batch_size, n_items, tensors, with_micro_bs
@@ -131,19 +131,11 @@ class _FirstBatch(Callback):
 
 def _first_batch(learn, dl, ds_idx):
     "Return the first batch of `dl` as it reaches the model, and how many inputs are in it"
-    if not any('before_batch' in (*vars(cb),*dir(type(cb))) for cb in learn.cbs if not isinstance(cb, CastToTensor)):
-        batch = next(iter(dl))
-        return batch,getattr(learn.dls, 'n_inp', 1 if len(batch)==1 else len(batch)-1) # As `Learner` has it
     first = _FirstBatch()
     learn.dls.loaders[ds_idx] = dl
     if ds_idx: learn.validate(ds_idx, cbs=first)
     else: learn.fit(1, 0., cbs=first)
     return first.batch,first.n_inp
-
-def _precision(learn):
-    "Name the precision that `learn` trains in now"
-    half = callback_of(learn, MixedPrecision)
-    return 'fp32' if half is None else 'fp16' if half.amp_mode==AMPMode.FP16 else 'bf16'
 
 def training_device(
     learn:Learner, # Before, in or after a fit
@@ -166,7 +158,9 @@ class TracedStep:
         ds_idx:int=0, # The loader whose batches are traced: 0 for training, 1 for validation
     ):
         if callback_of(learn, NonNativeMixedPrecision): raise TypeError("NonNativeMixedPrecision changes the model as a training begins")
-        self.dtype = precisions[precision or _precision(learn)]
+        half = callback_of(learn, MixedPrecision)
+        now = 'fp32' if half is None else 'fp16' if half.amp_mode==AMPMode.FP16 else 'bf16'
+        self.dtype = precisions[precision or now]
         self.has_lstm = any(isinstance(m, torch.nn.LSTM) for m in learn.model.modules()) # It is counted as the CPU runs it
         self._takes_first = callback_of(learn, RNNCallback) is not None # The prediction is the first of what the model returns
         self._opt_func,self._splitter = learn.opt_func,learn.splitter
@@ -177,9 +171,8 @@ class TracedStep:
             batch,self._n_inp = _first_batch(learn, with_micro_bs(dl, self.micro_bs, order), ds_idx)
             self._n_rows = find_bs(batch) # A callback or a collate function may have made more of the items
             with interrupts_wait(), FakeCopyMode(self._mode): self._model,self._loss_func = deepcopy((learn.model,learn.loss_func))
-        device = next(self._model.parameters()).device # Before a first fit that may not be the batch's
-        def _beside_model(t): return torch.empty(t.shape, dtype=t.dtype, device=device) # A plain tensor: fastai's own types cannot be fake
-        with interrupts_wait(), self._mode: self._batch = tree_map_only(torch.Tensor, _beside_model, tuple(batch))
+        def _plain(t): return torch.empty(t.shape, dtype=t.dtype, device=t.device) # fastai's own types cannot be fake
+        with interrupts_wait(), self._mode: self._batch = tree_map_only(torch.Tensor, _plain, tuple(batch))
 
     def _items(self, bs):
         "Make a batch with `bs` items"

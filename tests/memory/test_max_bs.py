@@ -17,10 +17,10 @@ from fastai.callback.core import Callback, CancelStepException
 from fastai.callback.data import PartialDL
 from fastai.callback.progress import CSVLogger, ProgressCallback
 from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
-from fastai.callback.training import GradientAccumulation, GradientClip
+from fastai.callback.training import GradientClip
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
-from fastai.optimizer import Adam, SGD
+from fastai.optimizer import Adam
 from fastai.text.data import LMDataLoader, SortedDL
 from fastai.torch_core import find_bs
 
@@ -36,30 +36,29 @@ from fastai_bs.schedule.scaled_lr import ScaledLR
 from helpers import changes, mlp, picture, quiet_learner, RaiseAt, regression
 from gloo_ranks import on_ranks
 from test_report import Fixed
-from test_trace import Asks
 
 inf,f32 = math.inf,torch.float32
 
 # The search by itself
 
-def check_search(fits_up_to, start, most):
+def searched(fits_up_to, start, most):
+    "What is found, and what was tried"
     tried = []
-    res = largest(lambda n: tried.append(n) or n<=fits_up_to, start, most)
-    assert res==min(fits_up_to, most)
-    assert len(set(tried))==len(tried)
-    assert all(1<=n<=most for n in tried)
-    assert res==0 or res in tried
-    assert len(tried)<=2*math.log2(most+1)+1
-    if most: assert tried[0]==min(start, most)
-    return tried
+    return largest(lambda n: tried.append(n) or n<=fits_up_to, start, most),tried
 
 @given(st.integers(0, 10**7), st.integers(1, 10**7), st.integers(1, 10**7))
 @settings(max_examples=200, deadline=None)
-def test_the_largest_size_that_fits_is_found(fits_up_to, start, most): check_search(fits_up_to, start, most)
+def test_the_largest_size_that_fits_is_found(fits_up_to, start, most):
+    "By few sizes, none of them twice"
+    res,tried = searched(fits_up_to, start, most)
+    assert res==min(fits_up_to, most)
+    assert res==0 or res in tried
+    assert len(set(tried))==len(tried)<=2*math.log2(most+1)+1
+    assert all(1<=n<=most for n in tried)
 
 @pytest.mark.parametrize('args,tried', [((100,32,1000),[32,64,128,96,112,104,100,102,101]), ((99,4,9),[4,8,9]),
     ((0,8,9),[8,4,2,1]), ((50,64,50),[50])])
-def test_sizes_are_doubled_then_halved_between(args, tried): assert check_search(*args)==tried
+def test_sizes_are_doubled_then_halved_between(args, tried): assert searched(*args)[1]==tried
 
 # The search on a learner
 
@@ -130,25 +129,16 @@ def test_memory_may_run_out_at_the_first_trial(where, most, limit, sizes):
     assert search(learn, limit)==most
     assert tried(learn)==sizes
 
-def test_memory_may_run_out_at_the_first_trial_of_a_model_that_cannot_be_traced():
-    "The steps that are run for the report are of smaller batches then"
-    assert search(limited(5, model=Asks(), bs=16), '1MB')==5
-
-@pytest.mark.parametrize('where', ['forward','optimizer','validation'])
-def test_no_size_that_fits_is_an_error(where):
-    "An error with what the device said"
-    learn = limited(0, where, bs=16)
-    error = search(learn)
-    assert isinstance(error, RuntimeError)
+@pytest.mark.parametrize('error', [oom,lambda: RuntimeError('CUBLAS_STATUS_ALLOC_FAILED')], ids=['surely','perhaps'])
+def test_no_size_that_fits_is_an_error(error):
+    "An error with what the device said, which may have had another cause"
+    learn = limited(0, bs=16, error=error)
+    res = search(learn)
+    assert isinstance(res, RuntimeError)
     assert tried(learn)==[16,8,4,2,1]
-    assert 'Not even a micro-batch of one item' in str(error)
-    assert '20.00 MiB' in str(error)
-
-def test_errors_that_may_mean_memory():
-    "Less is tried then, too, but if a single item fails, the error is raised as it is"
-    perhaps = RuntimeError('CUBLAS_STATUS_ALLOC_FAILED')
-    for e in (MemoryError(),perhaps): assert limited(9, error=lambda: e).max_bs_find()==9 # noqa: B023
-    assert search(limited(0, error=lambda: perhaps)) is perhaps
+    assert 'Not even a micro-batch of one item' in str(res)
+    assert str(error()) in str(res)
+    assert type(res.__cause__) is type(error())
 
 @pytest.mark.parametrize('where', ['backward','validation'])
 def test_another_error_is_no_limit(where):
@@ -161,50 +151,23 @@ def test_another_error_is_no_limit(where):
     errors = [KeyError('mine'),oom()]
     assert "Micro-batches of 2 items cannot be trained on" in str(search(limited(0, where, error=errors.pop)))
 
-# Real messages above 16 items, with where they were met; those of the first part came with too little memory, of the second with a kernel's limit
-of_memory = {
-    'ultralytics/yolov5#4463': "Unable to find a valid cuDNN algorithm to run convolution",
-    'EleutherAI/lm-evaluation-harness#1689': "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-    'pytorch/pytorch#190972': "level_zero backend failed with error: 40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)",
-    'QwenLM/Qwen3-VL#151': "GET was unable to find an engine to execute this computation",
-    'pytorch/pytorch#108861': "DataLoader worker (pid 11011) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared "
-        "memory. Please try to raise your shared memory limit",
-    'pytorch/pytorch#4387': "[Errno 12] Cannot allocate memory",
-    'huggingface/transfer-learning-conv-ai#10': "cublas runtime error : resource allocation failed at /opt/conda/work/aten/src/THC/THCGeneral.cpp:250",
-    'AUTOMATIC1111/stable-diffusion-webui#16571': "could not create a primitive",
-    'ROCm/MIOpen#494': "std::bad_alloc",
-    'PKU-YuanGroup/Open-Sora-Plan#386': "NCCL Error 1: unhandled cuda error"}
-of_a_kernel = {
-    'pytorch/pytorch#142228': "CUDA error: invalid configuration argument",
-    'pytorch/pytorch#80020': "Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true, but got false.",
-    'KevinMusgrave/pytorch-metric-learning#367': "nonzero is not supported for tensors with more than INT_MAX elements",
-    'dusty-nv/jetson-inference#959': "too many resources requested for launch",
-    'pytorch/pytorch#17774': "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"}
+of_a_kernel = "CUDA error: invalid configuration argument" # pytorch/pytorch#142228
 
-@pytest.mark.parametrize('at', of_memory)
-@pytest.mark.filterwarnings('error')
-def test_memory_by_other_names(at):
-    "Smaller sizes are tried, also where the first one fails, and the largest that runs is found"
-    assert search(limited(16, error=lambda: RuntimeError(of_memory[at])))==16
-    assert search(limited(5, bs=16, error=lambda: RuntimeError(of_memory[at])))==5
-
-@pytest.mark.parametrize('at', of_a_kernel)
 @pytest.mark.parametrize('limit', [inf,None])
-def test_a_kernels_limit(at, limit):
+def test_a_kernels_limit(limit):
     "Ends the search with what ran, without a margin for memory, and says why"
     with pytest.warns(UserWarning, match='40 items are the largest micro-batch that ran, and memory is not the reason: larger ones end with Runtime') as w:
-        assert search(limited(40, bs=8, error=lambda: RuntimeError(of_a_kernel[at])), limit)==40
+        assert search(limited(40, bs=8, error=lambda: RuntimeError(of_a_kernel)), limit)==40
     assert len(w)==1
-    assert of_a_kernel[at] in str(w[0].message)
+    assert of_a_kernel in str(w[0].message)
     assert w[0].filename==__file__
 
-@pytest.mark.parametrize('where,error,most', [('forward',oom,9), ('backward',oom,0), ('validation',lambda: KeyError('mine'),3)],
-    ids=['found','nothing','other'])
+@pytest.mark.parametrize('where,error,most', [('backward',oom,0), ('validation',lambda: KeyError('mine'),3)], ids=['nothing','other'])
 def test_no_tensor_is_pinned(where, error, most):
     "Not by the learner, nor by an error that is still held"
     learn = limited(most, where, error=error)
     held = search(learn)
-    assert (held==9)==(most==9 and error is oom)
+    assert isinstance(held, Exception)
     gc.collect()
     assert learn.limit.seen()
     assert all(ref() is None for *_,ref in learn.limit.seen())
@@ -236,7 +199,7 @@ def test_sizes_go_from_start_to_max_bs(kwargs, res, sizes):
     assert type(res) is int
     assert tried(learn)==sizes # Today's size comes first, where a report has the next one
 
-@pytest.mark.parametrize('n,bs', [(4,4), (13,4), (30,8)])
+@pytest.mark.parametrize('n,bs', [(4,4), (30,8)])
 def test_the_limit_holds_as_many_items_as_the_report_says(n, bs):
     "By the report: so many items, and not one more"
     learn = limited(1000, bs=bs)
@@ -278,11 +241,9 @@ def test_what_the_process_holds(monkeypatch, capsys):
     own = sum(p.nbytes for p in learn.model.parameters())
     monkeypatch.setattr(report, 'process_bytes', lambda: 10**9+own)
     assert search(learn, f'{10**9+held}B', margin=0)==13
-    assert "This process holds 1 GB beside the model (Python, torch, data), so" in (out := capsys.readouterr().out)
-    assert "`margin` keeps 0% of that free" in out
+    assert "This process holds 1 GB beside the model (Python, torch, data), so" in capsys.readouterr().out
     monkeypatch.setattr(max_bs, '_memory_of_machine', lambda: 2*(10**9+held))
     assert search(learn, None, margin=0)==13
-    assert search(learn, '1.1GB')==50
     assert 'This process holds 1 GB already, beside the model' in str(search(learn, '900MB'))
     monkeypatch.setattr(report, 'process_bytes', lambda: 10**12)
     assert search(learn, 'T4')==50
@@ -379,15 +340,16 @@ def test_a_validation_batch_is_searched_without_a_training_step():
     assert isinstance(res, ValueError)
     assert "`limit`=100 B less `margin`=0.05 does not hold a validation batch of one item" in str(res)
     assert isinstance(search(learn, for_='test'), ValueError)
-    learn.dls.loaders[1] = DataLoader([], bs=4)
-    assert 'The validation set is empty' in str(search(learn, for_='valid'))
+    for valid in ([DataLoader([], bs=4)],[]):
+        learn.dls.loaders[1:] = valid
+        assert "for_='valid' needs a validation set" in str(search(learn, for_='valid'))
 
 def test_a_card_is_a_limit_by_its_name(capsys):
     assert limited(1000, cbs=ProgressCallback()).max_bs_find(limit='t4')==50
     assert capsys.readouterr().out==f"{card_of('T4')}. {margin_text(card_of('T4').usable, 0.05)}\n"
 
-@pytest.mark.parametrize('n_steps,n,kwargs,n_train', [(2,8,dict(opt_func=SGD),2), (7,8,{},7), (3,11,{},3),
-    (2,8,dict(cbs=RaiseAt('before_step', CancelStepException, order=20, times=4)),6)], ids=['two','seven','left over','skipped'])
+@pytest.mark.parametrize('n_steps,n,kwargs,n_train', [(7,8,{},7), (3,11,{},3),
+    (2,8,dict(cbs=RaiseAt('before_step', CancelStepException, order=20, times=4)),6)], ids=['seven','left over','skipped'])
 def test_a_trial_takes_as_many_steps_as_asked(n_steps, n, kwargs, n_train):
     "Then a batch of the validation set; neither steps that are skipped count, nor what an epoch leaves over"
     learn = limited(1000, n=n, bs=8, **kwargs)
@@ -396,24 +358,11 @@ def test_a_trial_takes_as_many_steps_as_asked(n_steps, n, kwargs, n_train):
 
 def test_too_few_steps_are_no_trial():
     learn = limited(1000, n=200, bs=1, cbs=RaiseAt('before_step', CancelStepException, [i for i in range(200) if i!=40], order=20))
-    assert 'in 61 micro-batches 1 steps were taken with 1 item, of 3 to be taken' in str(search(learn, max_bs=1))
+    assert 'In 60 micro-batches no 3 optimizer steps were taken with 1 item: see that' in str(search(learn, max_bs=1))
 
-@pytest.mark.parametrize('cls,drop_last', [(DataLoader,False),(TorchDataLoader,True)], ids=['fastai','torch'])
-def test_loaders_of_all_kinds_are_searched(cls, drop_last):
-    learn = limited(13, dls=pair(cls, 21, drop_last=drop_last))
-    assert search(learn, None)==13
-    learn.limit.most = 1000
-    assert search(learn, None)==21
-    assert learn.memory_report(21).bs==21
-
-def of_sampler(items): return TorchDataLoader(items, 4, sampler=SubsetRandomSampler(range(10)))
-def of_part(items): return PartialDL(items, partial_n=30, bs=8, num_workers=0)
-
-def of_more(items): return DataLoader(items, bs=64)
-def of_few(items): return DataLoader(items[:6], bs=4)
-def of_one(items): return DataLoader(items[:1], bs=1)
-
-@pytest.mark.parametrize('train,n,n_valid', [(of_sampler,10,8), (of_part,30,8), (of_more,40,0), (of_few,6,None), (of_one,1,8)])
+@pytest.mark.parametrize('train,n,n_valid', [(lambda o: TorchDataLoader(o, 4, sampler=SubsetRandomSampler(range(10))),10,8),
+    (lambda o: PartialDL(o, partial_n=30, bs=8, num_workers=0),30,8), (lambda o: DataLoader(o, bs=64),40,0), (lambda o: DataLoader(o[:6], bs=4),6,None)],
+    ids=['sampler','part','more','few'])
 def test_all_of_a_set_is_the_most_that_is_tried(train, n, n_valid):
     "What its loader draws from is the most that is tried; a validation set may be empty, or not there"
     items = regression(40, dtype=f32)
@@ -431,33 +380,10 @@ def test_the_validation_loader():
     with pytest.raises(ValueError, match="Training steps with micro-batches of 4 items fit in memory, but the validation loader's batches do not"):
         limited(9, 'validation', valid_bs=10).max_bs_find(limit=inf)
 
-class Fours(nn.Module):
-    "Takes batches of `n` fours of items, or of any number of fours"
-    def __init__(self, n=-1):
-        super().__init__()
-        self.lin,self.n = nn.Linear(20,8),n
-    def forward(self, x): return self.lin(x.reshape(self.n,20)).reshape(-1,2)
-
-@pytest.mark.parametrize('kwargs', [dict(limit=inf), dict(limit=inf, start=3), {}])
-def test_a_model_of_one_batch_size(kwargs):
-    learn = quiet_learner(pair(n=48), Fours(1))
-    if 'start' not in kwargs:
-        with pytest.warns(UserWarning, match='4 items are the largest micro-batch that ran, and memory is not the reason: .*RuntimeError: shape'):
-            assert learn.max_bs_find(**kwargs)==4
-        return
-    with pytest.raises(ValueError, match="Micro-batches of 3 items cannot be trained on, and memory is not the reason .RuntimeError: shape"):
-        learn.max_bs_find(**kwargs)
-
-def test_a_model_of_some_batch_sizes():
-    "A size between two that are traced cannot be traced: it is estimated"
-    learn = quiet_learner(pair(n=48), Fours())
-    step = learn.memory_report().step
-    assert learn.memory_report().items_in((sum(step(44).values())+sum(step(48).values()))/2, margin=0)==46
-
-@pytest.mark.parametrize('cbs', [[GradientAccumulation(8)], [GradAccum(4, on_oom='split'), NoiseScale(), ScaledLR(2), CSVLogger(),
-    SaveModelCallback(monitor='train_loss'), EarlyStoppingCallback(monitor='train_loss'), GradientClip(0.1)]], ids=['fastai','many'])
-def test_callbacks_keep_still(cbs, tmp_path, capsys):
+def test_callbacks_keep_still(tmp_path, capsys):
     "Nothing is logged, and each micro-batch is a step"
+    cbs = [GradAccum(4, on_oom='split'), NoiseScale(), ScaledLR(2), CSVLogger(), SaveModelCallback(monitor='train_loss'),
+           EarlyStoppingCallback(monitor='train_loss'), GradientClip(0.1)]
     learn,plain,lines = limited(13, cbs=cbs),limited(13),[]
     learn.logger = lines.append
     assert search(learn)==13
@@ -466,33 +392,25 @@ def test_callbacks_keep_still(cbs, tmp_path, capsys):
     plain.max_bs_find(limit=inf)
     assert seen(learn)==seen(plain)
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn,self.out = nn.LSTM(1,8,batch_first=True),nn.Linear(8,2)
-    def forward(self, x): return self.out(self.rnn(x[...,None])[0][:,-1])
-
 def test_what_is_shown(capsys, monkeypatch):
-    "By the bar that the learner has, to who can see it move; what takes long is said before, and once what a GPU does otherwise; without a bar all is quiet"
-    limited(13, model=Recurrent()).max_bs_find()
+    "By the bar that the learner has, to who can see it move; what takes long is said before; without a bar all is quiet"
+    limited(13).max_bs_find()
     limited(13, cbs=ProgressCallback()).max_bs_find()
     assert capsys.readouterr().out==''
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True)
     monkeypatch.setattr(max_bs, 'worth_saying', 0)
-    limited(13, cbs=ProgressCallback(), model=Recurrent()).max_bs_find()
+    limited(13, cbs=ProgressCallback()).max_bs_find()
     out = capsys.readouterr().out
     assert 'by the memory report ' in out
     assert 'a trial with 50 items takes at most about ' in out
-    assert out.count('more items may fit there')==1
     assert 'tracing a step of' in out
     assert 'trying micro-batches of 14 items, about ' in out
 
-@pytest.mark.parametrize('start,says', [(None,'8 items fit. start=8 goes on from there'), (20,'')])
-def test_an_interrupt_says_what_is_known(start, says, capsys):
+def test_an_interrupt_says_what_is_known(capsys):
     "It goes on, and what is known by then is said"
     learn = limited(13, error=KeyboardInterrupt, cbs=ProgressCallback())
-    assert isinstance(search(learn, start=start), KeyboardInterrupt)
-    assert says in capsys.readouterr().out
+    assert isinstance(search(learn), KeyboardInterrupt)
+    assert '8 items fit. start=8 goes on from there' in capsys.readouterr().out
 
 # A GPU, by its functions alone
 
@@ -515,7 +433,7 @@ def on_gpu(monkeypatch, cbs=(), **kwargs):
     learn = quiet_learner(pair(), mlp(dtype=f32), opt_func=Adam, cbs=cbs)
     return learn.add_cb(Allocator(monkeypatch, **kwargs))
 
-@pytest.mark.parametrize('kwargs,res', [({},38), (dict(margin=0),40), (dict(limit='500B',margin=0),25), (dict(limit='500B',margin=0.1),22),
+@pytest.mark.parametrize('kwargs,res', [({},38), (dict(margin=0),40), (dict(limit='500B',margin=0.1),22),
     (dict(limit='T4'),38), (dict(limit=inf),38), (dict(for_='valid',limit='500B'),23), (dict(limit='10B'),None)])
 def test_the_allocator_is_bounded(kwargs, res, monkeypatch):
     "By the limit, or what is free, less the margin, in place of reckoning; and it is as it was afterwards"
@@ -552,8 +470,6 @@ def test_the_bound_ends_with_the_search(error, monkeypatch):
 
 @pytest.mark.parametrize('held,says', [(100,'20% of what PyTorch holds lies in pieces'), (85,'')])
 def test_what_lies_in_pieces_is_said(held, says, monkeypatch, capsys):
-    on_gpu(monkeypatch, held=held).max_bs_find()
-    assert capsys.readouterr().out==''
     on_gpu(monkeypatch, held=held, cbs=ProgressCallback()).max_bs_find()
     out = capsys.readouterr().out
     assert bool(out)==bool(says)
@@ -574,11 +490,10 @@ def texts(lens=lens): return [(torch.full((n,), 1+n%19),torch.tensor(i%2)) for i
 def collate(b): return pad_sequence([torch.as_tensor(x) for x,_ in b], batch_first=True),torch.tensor([int(y) for _,y in b])
 def pad(b): return list(zip(pad_sequence([x for x,_ in b], batch_first=True),[y for _,y in b]))
 
-def text_loader(kind, shuffle=True, bs=4, items=None):
+def text_loader(kind, shuffle=True, items=None):
     items = items or texts()
-    if kind=='torch': return TorchDataLoader(items, bs, shuffle=shuffle, collate_fn=collate)
-    if kind=='sorted': return SortedDL(items, bs=bs, shuffle=shuffle, before_batch=pad, num_workers=0, sort_func=lambda o: len(o[0]))
-    return DataLoader(items, bs=bs, shuffle=shuffle, before_batch=pad, num_workers=0)
+    if kind=='torch': return TorchDataLoader(items, 4, shuffle=shuffle, collate_fn=collate)
+    return SortedDL(items, bs=4, shuffle=shuffle, before_batch=pad, num_workers=0, sort_func=lambda o: len(o[0]))
 
 class Lengths(Callback):
     "Notes (items, length, in training?), and has memory for so many tokens"
@@ -592,7 +507,7 @@ class Lengths(Callback):
 def text_learner(train, valid, tokens=inf):
     return quiet_learner(DataLoaders(train, valid, device='cpu'), Texts(), nn.CrossEntropyLoss(), cbs=Lengths(tokens))
 
-@pytest.mark.parametrize('kind', ['fastai','torch','sorted'])
+@pytest.mark.parametrize('kind', ['torch','sorted'])
 def test_the_largest_items_are_tried(kind):
     "In the first batch of each trial, in training and in validation"
     learn = text_learner(text_loader(kind), text_loader(kind, False), 30*11)
@@ -641,9 +556,8 @@ def test_bad_arguments_of_a_search_are_refused(kwargs, error, says):
     assert says in str(res)
     if 'limit' not in kwargs: assert seen(learn)==[] # Before anything is trained on
 
-@pytest.mark.parametrize('kwargs', [{}, dict(start=4)])
-def test_a_loader_that_cannot_change_its_batches(kwargs):
-    error = search(limited(1000, dls=DataLoaders(Fixed(), Fixed())), **kwargs)
+def test_a_loader_that_cannot_change_its_batches():
+    error = search(limited(1000, dls=DataLoaders(Fixed(), Fixed())))
     assert isinstance(error, ValueError)
     assert 'A training loader of type Fixed cannot be given batches of' in str(error)
 
@@ -665,7 +579,7 @@ def _worker(rank):
     dls = [text_loader('torch', False, items=texts([5*(rank+1)]*40)) for _ in range(2)]
     res = {}
     for nm,learn,limit in (('memory',limited(5 if rank else 1000),inf), ('margin',limited(40 if rank else 1000),inf),
-            ('kernel',limited(20 if rank else 1000, error=lambda: RuntimeError(of_a_kernel['pytorch/pytorch#142228'])),inf),
+            ('kernel',limited(20 if rank else 1000, error=lambda: RuntimeError(of_a_kernel)),inf),
             ('other',limited(3 if rank else 1000, error=lambda: KeyError('mine')),inf), ('every',limited(0 if rank else 1000),inf),
             ('validation',limited(1000 if rank else 7, 'validation'),inf), ('limit',text_learner(*dls),'15KB')):
         try: res[nm] = learn.max_bs_find(limit=limit)
@@ -693,13 +607,12 @@ def test_processes_agree():
 
 # `bs_find(max_bs='auto')`
 
-@pytest.mark.parametrize('most,where,res', [(9,'optimizer',(8,16,9)), (4,'validation',(4,8,4)), (1000,'forward',(16,None,16))])
+@pytest.mark.parametrize('most,where,res', [(9,'optimizer',(8,16,9)), (1000,'forward',(16,None,16))])
 def test_bs_find_times_no_size_that_does_not_fit(most, where, res, short):
     "What does not fit is not timed"
     plan = unmoved(lambda o: o.bs_find(lr=0.01, num_it=24, n_batch=2, show_plot=False, max_bs='auto'), limited(most, where, n=200))
     device = plan.facts.device
     assert (max(m for m,*_ in device.times),device.too_large,device.max_bs)==res
-
 
 @pytest.mark.parametrize('device', ['cuda',torch.device('cuda'),torch.device('cuda', 1)])
 def test_a_gpu_without_an_index_is_the_current_one(device, monkeypatch):

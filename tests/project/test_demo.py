@@ -28,7 +28,7 @@ def test_help(capsys, monkeypatch):
 
 @pytest.mark.parametrize('args,words', [('--bs 361', 'argument --bs: must be at least 2 and at most 360, got 361'),
     ('--bs x', "argument --bs: must be a whole number, got 'x'"), ('--epochs 0', 'argument --epochs: must be at least 1, got 0'),
-    ('--out a_file', 'argument --out: must be a folder, but a_file is a file'), ('--nope', 'unrecognized arguments: --nope')])
+    ('--out a_file', 'argument --out: the folder a_file cannot be made: '), ('--nope', 'unrecognized arguments: --nope')])
 def test_bad_arguments(args, words, capsys):
     "Said in words, with status 2, before anything is run or written"
     Path('a_file').touch()
@@ -66,4 +66,3 @@ def test_a_short_run(tmp_path, capsys, short, monkeypatch):
         assert low<=acc<=high
         assert low<high
     assert 10<float(rows[0][-1].rstrip('%'))<=100
-
