@@ -94,10 +94,7 @@ def _trial_state(opt, lr):
     if hasattr(probe, 'hypers'): probe.param_lists,probe.hypers = [[p]],[{**opt.hypers[0], 'lr': lr}]
     else: probe.param_groups = [{**opt.param_groups[0], 'params': [p], 'lr': lr}]
 
-    try: type(probe).step(probe) # Not a `step` that torch's schedulers have put on `opt` itself
-    except Exception as e: raise ValueError(
-        "`momentum_correction` tries the optimizer on two numbers, to see whether its velocity holds the learning rate, and the trial "
-        f"failed: {e}. Leave out `momentum_correction`") from e
+    type(probe).step(probe) # Not a `step` that torch's schedulers have put on `opt` itself
     return probe.state[p]
 
 def velocity_names(opt): # fastai's `Optimizer`, or torch's in an `OptimWrapper`
