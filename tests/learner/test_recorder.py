@@ -13,7 +13,7 @@ from fastai.callback.schedule import lr_find # noqa: F401, it adds the method
 from fastai.callback.tracker import EarlyStoppingCallback, SaveModelCallback
 from fastai.learner import Recorder
 from fastai.metrics import mse
-from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale
 from helpers import loaders, mlp, pairwise, quiet_learner, RaiseAt, regression, set_seed
 
 # Columns of the progress table
@@ -90,15 +90,6 @@ def test_the_batch_size_of_each_epoch_is_a_column(cbs, expected):
     learn = small(n=26, bs=2, cbs=cbs)
     learn.fit(4, 0.01)
     assert sizes(learn)==expected
-
-@pytest.mark.parametrize('cbs', [lambda: [GradAccum(bs=8)], lambda: [GradAccum(4),ScaledLR(4)]], ids=['bs','scaled'])
-def test_no_batch_size_where_it_never_changes(cbs):
-    "The row ends with the metric, as scripts read it"
-    learn = small(bs=2, cbs=cbs(), metrics=mse)
-    learn.fit(2, 0.01)
-    assert names(learn)==['epoch','train_loss','valid_loss','mse','time']
-    assert [len(o) for o in learn.recorder.values]==[3,3]
-    assert learn.recorder.values[-1][-1]==learn.validate()[-1]
 
 # Who reads it
 

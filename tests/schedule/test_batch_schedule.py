@@ -48,18 +48,9 @@ def items(learn): return np.concatenate(learn.seen.items)
 
 # A size in micro-batches
 
-def test_ways_are_as_few_and_exact_as_can_be():
-    for bs in range(1, 200):
-        for most in (None, 1, 7, 16, 64):
-            for ranks in (1, 3):
-                micro,n = way_to(bs, most, ranks)
-                assert 1<=micro<=(most or math.inf)
-                share = bs/ranks
-                fewest = math.ceil(share/most) if most else 1
-                exact = [k for k in range(fewest, 2*fewest+1) if share%k==0]
-                assert n==(exact or [fewest])[0]
-                assert micro*n*ranks==bs or not exact
-                assert abs(micro*n-share)<=n/2+1e-9 or micro in (1, most)
+@pytest.mark.parametrize('args,way', [((512,),(512,1)), ((512,128),(128,4)), ((96,64),(48,2)), ((17,8),(6,3)), ((64,20),(16,4)),
+    ((96,64,3),(32,1)), ((2,None,3),(1,1))])
+def test_ways_are_as_few_and_exact_as_can_be(args, way): assert way_to(*args)==way
 
 # What it is the same as
 

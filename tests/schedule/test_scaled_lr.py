@@ -1,6 +1,5 @@
 "ScaledLR: the rate of every optimizer step over every schedule, what a rule promises of an optimizer, and that nothing else is touched"
 import math, warnings
-from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` and its kin into `Learner`)
-from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelStepException
+from fastai.callback.core import Callback, CancelBatchException, CancelStepException
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation
 from fastai.optimizer import Adam, Optimizer, OptimWrapper, ranger, SGD, weight_decay
@@ -170,30 +169,6 @@ def test_bit_identical_at_the_base_batch_size(fit, n_acc, scale_wd, how):
 
 # Put back
 
-def blown_up(fit, exc, event, order, n_acc, at, *cbs):
-    "A learner after a fit that ended early"
-    learn = learner(n=4*n_acc, bs=2, cbs=[*([GradAccum(n_acc)] if n_acc>1 else []), RaiseAt(event, exc, at, 0, order, 1), *cbs])
-    with suppress(exc):
-        if fit=='fit': learn.fit(1, lrs)
-        else: learn.fit_one_cycle(1, lrs)
-    return learn
-
-@pytest.mark.parametrize('exc,event,order,n_acc_at,fit', pairwise([CancelBatchException,CancelFitException,KeyboardInterrupt],
-    ['before_batch','before_step','after_batch'], [-100,100], [(1,1),(3,1),(3,2)], ['fit','one_cycle']))
-def test_rates_are_right_after_exceptions(exc, event, order, n_acc_at, fit):
-    "The schedule's own rate is back, the steps that still follow and those of the next fit have the right one"
-    n_acc,at = n_acc_at
-    a,b = (blown_up(fit, exc, event, order, n_acc, at, *cbs) for cbs in ([ScaledLR(2, lambda k: 3*k, warmup_epochs=0)],[]))
-    assert a.raise_at.raised==b.raise_at.raised
-    assert a.raise_at.raised or (at==1 and event in ('before_step','after_step'))
-    close(of('lr', a.opt.seen), 3*n_acc*of('lr', b.opt.seen))
-    if fit=='fit' or n_acc==1: close(of('lr', [hypers(a)]), of('lr', [hypers(b)]))
-    a.opt.seen.clear()
-    a.raise_at.times = 0
-    a.fit(1, slice(1e-2,1.))
-    close(of('lr', a.opt.seen), np.outer(np.ones(2), [1e-2,1e-1,1.])*3*n_acc)
-    close(of('lr', [hypers(a)]), [[1e-2,1e-1,1.]])
-
 class Overflows(Callback):
     "A scale on the CPU that is too large for the first steps"
     order = MixedPrecision.order+1
@@ -275,13 +250,6 @@ def test_a_noise_scale_that_runs_along_sets_the_factor():
         assert max(f)>1.01
         note.seen.clear()
         learn.opt.seen.clear()
-
-def test_the_factor_is_decided_as_a_window_begins():
-    noise = SimpleNamespace(noise_scale=0.)
-    moves = Do('before_batch', lambda learn: setattr(noise, 'noise_scale', learn.iter))
-    learn = learner(n=24, bs=2, cbs=[moves, GradAccum(3), ScaledLR(2, lambda k,noise_scale: 1+noise_scale, warmup_epochs=0, noise_scale=noise)])
-    learn.fit(1, 1.)
-    assert of('lr', learn.opt.seen)[:,0].tolist()==[1,4,7,10]
 
 def test_the_default_rule_for_adam_is_warned_about(opt_func=Adam):
     "Only where it scales. A plan takes AdaScale's gain for Adam too, where the rate is low"
