@@ -17,8 +17,6 @@ from fastai_bs.all import adam_gain, adascale_gain, BatchSchedule, GradAccum, li
 from fastai_bs.finder.formulas import steps_anyway
 from helpers import changes, flat, halves, hypers, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, RaiseAt, regression
 
-f64 = torch.float64
-
 # Measures
 
 def of(nm, seen): return np.array([[h[nm] for h in hs] for hs in seen])
