@@ -161,9 +161,9 @@ def scope(self:GradAccum):
         begin(self.exchange.scope())
         jobs.callback(zero_grads, learn)
         self.hypers = HeldHypers()
-        begin(self.hypers.scope(learn, but=self.schedules()))
+        jobs.callback(self.hypers.release, learn.opt, but=self.schedules())
         self.momenta = BatchNormMomenta(learn.model.modules() if self.fix_bn else ())
-        begin(self.momenta.scope())
+        jobs.callback(self.momenta.of_window, 1)
         begin(self.progress.scope(learn, self.n_acc, self._end_micro))
         begin(recorded_by(learn, self._as_large))
         self.parts = (self.parts or Parts(self)) if splits else None

@@ -10,7 +10,6 @@ __all__ = ['inner_opt', 'settings', 'Hypers', 'HeldHypers', 'velocity_names', 'd
 # %% ../../nbs/learner/04_optimizer.ipynb #af98c120
 import inspect, torch
 from collections import defaultdict
-from contextlib import contextmanager
 from fastcore.basics import first
 from fastai.optimizer import Optimizer
 from .snapshot import same_rng
@@ -71,15 +70,6 @@ class HeldHypers:
             changed_since = [h[k] for h in opt.hypers]!=[h[k] for h in self.first.groups]
             if k not in but and not changed_since: opt.set_hyper(k, v)
         self.own = {}
-
-    @contextmanager
-    def scope(self,
-        learn, # A `Learner` in a fit
-        but, # As for `release`
-    ):
-        "Release what is still held after the block"
-        try: yield
-        finally: self.release(learn.opt, but)
 
 # %% ../../nbs/learner/04_optimizer.ipynb #7fe7b8de
 def _trial_state(opt, lr):
