@@ -1,12 +1,14 @@
 "GradAccum against the large batch, by every way there is to make it wrong"
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelStepException, CancelTrainException, TrainEvalCallback)
+from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException, CancelStepException,
+    CancelTrainException, TrainEvalCallback)
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
@@ -260,6 +262,14 @@ def bn_learner(*cbs):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4, momentum=0.3), nn.Tanh(), nn.Linear(4,2)).to(f64)
     return quiet_learner(loaders(regression(16), 2), model, cbs=cbs)
+
+@pytest.mark.parametrize('exc', [CancelEpochException,CancelFitException,KeyboardInterrupt])
+def test_nothing_is_left_behind(exc):
+    "Of a window that is under way"
+    learn = bn_learner(GradAccum(3), bomb := once('after_backward', exc, 1))
+    with suppress(exc): learn.fit(2, 0.1)
+    assert bomb.raised==1
+    assert_clean(learn, [0.3])
 
 # Beside others
 
