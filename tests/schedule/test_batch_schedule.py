@@ -184,7 +184,7 @@ def test_the_batch_size_is_drawn_over_the_epochs(sizes):
     rec.schedule = SimpleNamespace(df=pd.DataFrame(dict(epoch=np.arange(len(sizes)), bs=sizes)), n_trained=len(sizes))
     for mine in (None,narrow()):
         ax = rec.plot_batch_size(mine)
-        assert ax.lines[0].get_ydata().tolist()==[*sizes,sizes[-1]]
+        assert ax.lines[0].get_xydata().tolist()==[[i,bs] for i,bs in enumerate([*sizes,sizes[-1]])]
         assert misplaced(ax.figure)==[]
         assert {*tick_texts(ax.yaxis).values()}<={*sizes}
         assert ax.yaxis.get_transform().base==2
