@@ -58,10 +58,8 @@ def test_workers_serve_the_new_loader(num_workers):
 
 def test_a_language_model_is_cut_into_rows_anew():
     text = [torch.arange(100)]
-    dl = LMDataLoader(text, bs=2, seq_len=5, num_workers=0)
-    was = dl.bl
-    new = with_micro_bs(dl, 4)
-    assert (dl.bl,new.bl)==(was,24)
+    new = with_micro_bs(LMDataLoader(text, bs=2, seq_len=5, num_workers=0), 4)
+    assert new.bl==24
     assert next(iter(new))[0].shape==(4,5)
     assert [o[0].item() for o in next(iter(new))[0]]==[0,24,48,72]
 
