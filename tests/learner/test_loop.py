@@ -160,8 +160,10 @@ def test_callbacks_are_removed_while_the_fit_goes_on():
             try: raise KeyError
             except KeyError: self.learn.remove_cb(Goes)
     log = []
-    learner(cbs=[Scoped(log, 'a'), Goes(), Handles()]).fit(2, 0.1)
+    learn = learner(cbs=[Scoped(log, 'a'), Goes(), Handles()])
+    learn.fit(2, 0.1)
     assert log==['a in','a out']*2
+    assert not hasattr(learn, 'goes')
 
 # What fastai sends between ranks
 
