@@ -8,7 +8,6 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate/batch_norm.html.md"""
 __all__ = ['BatchNormMomenta']
 
 # %% ../../nbs/accumulate/00_batch_norm.ipynb #e96e6ad4
-from contextlib import contextmanager
 from torch.nn.modules.batchnorm import _NormBase
 
 # %% ../../nbs/accumulate/00_batch_norm.ipynb #c354e968
@@ -20,9 +19,3 @@ class BatchNormMomenta:
     def of_window(self, k):
         "Keep the time constant of one update per window of `k` micro-batches; with `k` of 1 the momenta are the original ones"
         for m,momentum in self.layers: m.momentum = momentum if k==1 else 1-(1-momentum)**(1/k)
-
-    @contextmanager
-    def scope(self):
-        "Put the original momenta back after the block"
-        try: yield
-        finally: self.of_window(1)

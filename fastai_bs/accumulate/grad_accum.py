@@ -28,7 +28,7 @@ from .window import MicroBatch, Weights, Window, both_at_hand, sum_over_ranks, w
 from .progress import Progress
 from .sizes import NAccByEpoch, SizedSteps, Sizes, known_batch_size
 from .gradients import (FloatSums, StepsInBackward, all_params, divide, mean_over_ranks,
-    refuse_cuda_graphs, without_gradients, zero_grads)
+    refuse_cuda_graphs, zero_grads)
 from .oom import Parts, refuse_split
 
 # %% ../../nbs/accumulate/07_grad_accum.ipynb #ab6865a4
@@ -106,10 +106,9 @@ def start_fit(self:GradAccum):
     learn = self.learn
     twins = [cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation))]
     if self.has_twins(twins):
-        of_plan = ", or call plan.undo(learn), as a plan has set this learner up" if vars(learn).get('before_set_up') else ''
         other = next((o for o in twins if isinstance(o, GradientAccumulation)), twins[0])
         raise ValueError(f"Only one callback can decide when to step, but there are two, {twins[0]} and {twins[-1]}: remove one of them, as with "
-                         f"learn.remove_cb({type(other).__name__}){of_plan}")
+                         f"learn.remove_cb({type(other).__name__})")
     n_accs = self.sizes.start(learn)
     most = max(n_accs, default=1)
     if most>1: self.sizes.check(learn, most)
@@ -160,11 +159,11 @@ def scope(self:GradAccum):
         begin(self._epoch())
         self.exchange = Exchange(learn, after_window=splits)
         begin(self.exchange.scope())
-        begin(without_gradients(learn))
+        jobs.callback(zero_grads, learn)
         self.hypers = HeldHypers()
-        begin(self.hypers.scope(learn, but=self.schedules()))
+        jobs.callback(self.hypers.release, learn.opt, but=self.schedules())
         self.momenta = BatchNormMomenta(learn.model.modules() if self.fix_bn else ())
-        begin(self.momenta.scope())
+        jobs.callback(self.momenta.of_window, 1)
         begin(self.progress.scope(learn, self.n_acc, self._end_micro))
         begin(recorded_by(learn, self._as_large))
         self.parts = (self.parts or Parts(self)) if splits else None

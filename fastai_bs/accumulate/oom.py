@@ -122,7 +122,9 @@ def _run(self:Parts, batch, autocast):
         if not accum.window.lost: return self._do_parts(*batch) if self.n_parts>1 else do_one_batch(learn)
     except Exception as e:
         if accum.micro.stepped or not out_of_memory(e): raise
-        if self.n_parts>=self.n_items: raise _single_item_error() from e
+        if self.n_parts>=self.n_items: raise torch.OutOfMemoryError(
+            "Memory runs out with a single item, so smaller parts cannot help. learn.memory_report() says where it goes; half precision (learn.to_fp16()) "
+            "and activation checkpointing (torch.utils.checkpoint) take less") from e
         self.too_large = self.n_items
     autocast.close()
     if not accum.window.lost: # Nothing was computed in a batch that is skipped
@@ -131,10 +133,6 @@ def _run(self:Parts, batch, autocast):
     learn.xb,learn.yb = batch[1]
     accum.lose_window()
     raise CancelBatchException
-
-def _single_item_error(): return torch.OutOfMemoryError(
-    "Memory runs out with a single item, so smaller parts cannot help. learn.memory_report() says where it goes; half precision (learn.to_fp16()) and "
-    "activation checkpointing (torch.utils.checkpoint) take less")
 
 @patch
 def halve(self:Parts):

@@ -23,10 +23,6 @@ class Position:
     begin:int=0 # Micro-batch of the epoch from which on `n_acc` holds
     goal:float=None # Progress at the end of the epoch, if `n_acc` changed within the epoch
 
-    def end(self, n_iter)->int:
-        "Return the micro-batch with which the next large batch begins; a loader may yield more than the `n_iter` that it declares"
-        return min(self.at+self.n_acc, n_iter) if self.at<n_iter else self.at+self.n_acc
-
     def after(self,
         pct:float, # Progress at the beginning of the present large batch
         i:int, # Micro-batch of the epoch that has just ended
@@ -34,10 +30,9 @@ class Position:
         n_epoch:int, # Epochs in the fit
     )->float: # Progress, from 0 to 1
         "Go on to the next large batch if the present one has ended, and return the progress at its beginning"
-        while self.end(n_iter)<=i+1:
-            end = self.end(n_iter)
+        while self.at<n_iter and (end := min(self.at+self.n_acc, n_iter))<=i+1:
             # Large batches of different sizes share what is left of the epoch by their micro-batches
-            if self.begin and self.at<n_iter: part = (self.goal-pct)*(end-self.at)/(n_iter-self.at)
+            if self.begin: part = (self.goal-pct)*(end-self.at)/(n_iter-self.at)
             else: part = 1/math.ceil(n_iter/self.n_acc)/n_epoch
             self.at = end
             pct += part

@@ -12,7 +12,7 @@ import math, warnings
 from contextlib import nullcontext
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
-from ..utils.checks import check_by_epoch, check_whole, is_whole, shown
+from ..utils.checks import check_by_epoch, check_whole, is_whole
 from ..utils.text import counted
 from ..learner.ranks import n_processes
 from ..learner.loaders import epoch_items, epoch_len, known_micro_bs, micro_batch_size
@@ -44,7 +44,7 @@ class Sizes:
         refuse_loss(learn.loss_func)
 
     def instead(self, accum, most)->str:
-        "Return the call that trains windows of the same items in micro-batches of up to `most`; empty if the loader does not say how many its own have"
+        "Return the call that trains windows of the same items in micro-batches of up to `most`; empty if no single number says it"
         raise NotImplementedError
 
 # %% ../../nbs/accumulate/04_sizes.ipynb #b3795017
@@ -64,11 +64,6 @@ def _n_acc_of_items(learn, bs):
 
 # %% ../../nbs/accumulate/04_sizes.ipynb #5fd5681e
 def _divisor(n, most): return max(d for d in range(1, most+1) if n%d==0) # The largest of `n` up to `most`
-
-def _looks_like_items(n_acc, micro_bs, n_iter):
-    "Return whether `n_acc` is a usual number of items, and leaves few steps in an epoch"
-    is_large = bool(micro_bs) and n_acc>max(31, micro_bs)
-    return n_acc>=8 and math.ceil(n_iter/n_acc)<(10 if is_large else 5)
 
 def _warn_of_items(n_acc, micro_bs, n_iter):
     "Warn that `n_acc` does not count items"
@@ -103,44 +98,23 @@ class NAccByEpoch(Sizes):
     @property
     def at_first(self)->int: return self.setting if is_whole(self.setting) else 1
 
-    def start(self, learn):
-        if not self.varies: return [self.n_acc(learn, 0)]*learn.n_epoch # Fits that measure something have thousands of epochs
-        return super().start(learn)
-
     def n_acc(self, learn, epoch)->int:
         n = self.setting
         if self.bs is not None: return _n_acc_of_items(learn, self.bs)
-        if callable(n): n = self._from_function(epoch)
+        if callable(n): n = n(epoch)
         elif isinstance(n, dict):
             begun = [e for e in n if e<=epoch]
             n = n[max(begun)] if begun else 1
         check_whole('n_acc', n, 1, f"{_no_accumulation} (for epoch {epoch})")
         return int(n)
 
-    def _from_function(self, epoch):
-        try: return self.setting(epoch)
-        except Exception as e: raise TypeError(
-            f"`n_acc` must be a whole number of micro-batches, a dict or a function of the epoch, got {shown(self.setting)}, which fails for epoch {epoch}: {e}"
-        ) from e
-
     def instead(self, accum, most):
-        learn,setting = accum.learn,self.setting
+        learn = accum.learn
         m = known_micro_bs(learn.dls.train)
-        if m is None: return ''
-        if callable(setting):
-            micro_bs = _divisor(m, most)
-            n = f'lambda epoch: {m//micro_bs}*n(epoch)'
-        elif isinstance(setting, dict):
-            by_epoch = {0: 1, **setting}
-            micro_bs = _divisor(m*math.gcd(*by_epoch.values()), most)
-            n = {e: n*m//micro_bs for e,n in by_epoch.items()}
-        else:
-            n_proc = 1 if runs_alone(learn) else n_processes()
-            micro_bs = _divisor(m*accum.n_acc, most)
-            n = f'bs={self.bs or m*accum.n_acc*n_proc}'
-        args = [str(n), *(['count=...'] if accum.count else []), *([] if accum.fix_bn else ['fix_bn=False'])]
-        where = ', where `n` is your function,' if callable(setting) else ''
-        return f"GradAccum({', '.join(args)}){where} with batches of {counted(micro_bs)}"
+        if m is None or self.varies: return ''
+        n_proc = 1 if runs_alone(learn) else n_processes()
+        bs = self.bs or m*accum.n_acc*n_proc
+        return f"GradAccum(bs={bs}) with batches of {counted(_divisor(m*accum.n_acc, most))}"
 
     def largest(self, learn)->int:
         "Return the largest number that is known without a fit; a function is called for the first epoch"
@@ -151,7 +125,7 @@ class NAccByEpoch(Sizes):
         super().check(learn, most)
         if not self.warns: return
         n_iter,micro_bs = epoch_len(learn),known_micro_bs(learn.dls.train)
-        if self.bs is None and _looks_like_items(most, micro_bs, n_iter): _warn_of_items(most, micro_bs, n_iter)
+        if self.bs is None and most>=8 and math.ceil(n_iter/most)<5: _warn_of_items(most, micro_bs, n_iter)
         elif most>n_iter: warnings.warn(
             f"A batch of {counted(most, 'micro-batch')} is more than an epoch holds, which is {n_iter}: windows end with the epoch, so one optimizer step is "
             "taken in it, with all that it holds", stacklevel=3)

@@ -110,8 +110,7 @@ def with_micro_bs(
             res = _copy_with(dl, micro_bs)
             if order is not None: res.get_idxs = partial(list, order) # No local function, which workers that are spawned could not be sent
             return res
-        if isinstance(dl, DataLoader) and dl.bs: return copy(dl).new(bs=micro_bs) # An `LMDataLoader` arranges its text by `bs`; `new` changes the old loader
-        if hasattr(dl, 'new') and getattr(dl, 'bs', None): return dl.new(bs=micro_bs)
+        if hasattr(dl, 'new') and getattr(dl, 'bs', None): return copy(dl).new(bs=micro_bs) # An `LMDataLoader`, of which `new` changes the old one, and others
         if isinstance(dl, TorchDataLoader) and type(dl.batch_sampler) is BatchSampler:
             same = {nm: getattr(dl, nm) for nm in ('num_workers','collate_fn','pin_memory','timeout','worker_init_fn','multiprocessing_context','generator',
                                                    'prefetch_factor','persistent_workers')}

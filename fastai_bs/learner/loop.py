@@ -6,9 +6,9 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/loop.html.md"""
 
 # %% auto #0
 __all__ = ['in_fit', 'is_of_loop', 'ScopedCallback', 'fastai_on_ranks', 'OwnBatches', 'validate_on_ranks', 'runs_alone',
-           'run_events', 'optimizer_step', 'backward', 'do_one_batch', 'to_device', 'set_batch', 'fastais_one_batch',
-           'method_by', 'overridden_step', 'first_epoch', 'callback_of', 'rate_finder', 'fit_method', 'helped_by',
-           'change_hidden', 'with_values', 'pct_train_by']
+           'optimizer_step', 'backward', 'do_one_batch', 'to_device', 'set_batch', 'fastais_one_batch', 'method_by',
+           'overridden_step', 'first_epoch', 'callback_of', 'rate_finder', 'fit_method', 'helped_by', 'change_hidden',
+           'with_values', 'pct_train_by']
 
 # %% ../../nbs/learner/05_loop.ipynb #5aa93d39
 import inspect, torch
@@ -201,18 +201,9 @@ def runs_alone(learn:Learner): # A learner
     return getattr(vars(learn).get('_with_events'), 'func', None) is _on_this_rank
 
 # %% ../../nbs/learner/05_loop.ipynb #2adbc137
-def run_events(
-    learn:Learner, # A learner in a fit
-    f, # Function without arguments
-    event:str, # As 'batch' or 'step'
-    ex:type, # Exception by which a callback cancels the event, as `CancelBatchException`
-):
-    "Call `f` between `before_{event}` and `after_{event}`, and fire `after_cancel_{event}` if it raises `ex`"
-    learn._with_events(f, event, ex)
-
 def optimizer_step(learn:Learner): # A learner in a fit
     "Take an optimizer step with its events; gradients are not zeroed"
-    run_events(learn, learn._step, 'step', CancelStepException)
+    learn._with_events(learn._step, 'step', CancelStepException)
 
 def backward(learn:Learner): # A learner in a fit, after its forward pass
     "Run the backward pass of the current batch, without its events"

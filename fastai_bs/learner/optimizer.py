@@ -10,7 +10,6 @@ __all__ = ['inner_opt', 'settings', 'Hypers', 'HeldHypers', 'velocity_names', 'd
 # %% ../../nbs/learner/04_optimizer.ipynb #af98c120
 import inspect, torch
 from collections import defaultdict
-from contextlib import contextmanager
 from fastcore.basics import first
 from fastai.optimizer import Optimizer
 from .snapshot import same_rng
@@ -72,15 +71,6 @@ class HeldHypers:
             if k not in but and not changed_since: opt.set_hyper(k, v)
         self.own = {}
 
-    @contextmanager
-    def scope(self,
-        learn, # A `Learner` in a fit
-        but, # As for `release`
-    ):
-        "Release what is still held after the block"
-        try: yield
-        finally: self.release(learn.opt, but)
-
 # %% ../../nbs/learner/04_optimizer.ipynb #7fe7b8de
 def _trial_state(opt, lr):
     "Return the state of `opt` after a step of two numbers at the rate `lr`"
@@ -94,10 +84,7 @@ def _trial_state(opt, lr):
     if hasattr(probe, 'hypers'): probe.param_lists,probe.hypers = [[p]],[{**opt.hypers[0], 'lr': lr}]
     else: probe.param_groups = [{**opt.param_groups[0], 'params': [p], 'lr': lr}]
 
-    try: type(probe).step(probe) # Not a `step` that torch's schedulers have put on `opt` itself
-    except Exception as e: raise ValueError(
-        "`momentum_correction` tries the optimizer on two numbers, to see whether its velocity holds the learning rate, and the trial "
-        f"failed: {e}. Leave out `momentum_correction`") from e
+    type(probe).step(probe) # Not a `step` that torch's schedulers have put on `opt` itself
     return probe.state[p]
 
 def velocity_names(opt): # fastai's `Optimizer`, or torch's in an `OptimWrapper`

@@ -156,8 +156,6 @@ class ScaledLR(ScopedCallback):
             return
         refuse_empty(self.learn.dls.train)
         self._check_noise()
-        if not self.scale_wd and any('wd' not in h for h in self.opt.hypers):
-            raise ValueError("The optimizer has no weight decay `wd`: leave out `scale_wd`")
         if self.momentum_correction: self._velocity.find(self.opt)
         factors = [self.factor_at(batch_size(self.learn, e)) for e in range(self.n_epoch)] # A rule may fail at some size
         if any(f!=1 for f in factors): self._warn_of_rule()
@@ -196,7 +194,6 @@ def _check_noise(self:ScaledLR):
     if self.noise_scale not in self.learn.cbs:
         raise ValueError("`noise_scale` is not known, and it is no NoiseScale among the learner's callbacks, so it never will be: add it to them, or "
                          "give a number")
-    _checked_factor(self.rule(1., **{nm: self.base_bs for nm in self._args}), 1.)
 
 @patch
 def _warn_of_rule(self:ScaledLR):

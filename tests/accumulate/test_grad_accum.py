@@ -1,5 +1,4 @@
 "GradAccum against the large batch, by every way there is to make it wrong"
-import copy
 from collections import Counter
 from contextlib import suppress
 from functools import partial
@@ -8,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException,
-    CancelStepException, CancelTrainException, TrainEvalCallback)
+from fastai.callback.core import (Callback, CancelBackwardException, CancelBatchException, CancelEpochException, CancelFitException, CancelStepException,
+    CancelTrainException, TrainEvalCallback)
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.optimizer import Adam, OptimWrapper, Optimizer, SGD
@@ -126,18 +125,6 @@ def test_same_parameters_as_large_batch(cfg):
     assert distance(accum, quiet_learner(accum.dls, mlp())) > 1e-9 # It did train
     assert_clean(accum)
 
-def test_frozen_parameters_as_in_large_batch():
-    "fastai steps (decays) frozen parameters that hold a zero gradient: so it must with us"
-    def _run(bs, *cbs):
-        learn = quiet_learner(loaders(regression(31), bs), mlp(), opt_func=Adam, wd=0.1, cbs=cbs, splitter=by_layer)
-        learn.fit(1, 0.01)
-        learn.freeze()
-        learn.fit(2, 0.01)
-        learn.unfreeze()
-        learn.fit_one_cycle(1, slice(0.001,0.01))
-        return learn
-    assert distance(_run(2, GradAccum(4)), _run(8)) <= 1e-9
-
 def test_gradient_left_by_someone_else_is_not_trained_on():
     items = regression(8)
     learn = quiet_learner(loaders(items, 2), mlp(), opt_func=Spy, cbs=GradAccum(4))
@@ -239,38 +226,6 @@ def test_events_of_a_step_are_fired_once_a_window():
     assert c.n=={'before_step':6, 'after_step':6, 'after_cancel_batch':10, 'after_backward':16} # `after_cancel_step` never
     assert c.stepped==[False,False,True,False,False,True,False,True]*2
 
-# Hyper-parameters
-
-def one_cycle(learn, n=1): learn.fit_one_cycle(n, 0.1)
-
-def scheduled(learn): return [(h['lr'],h['mom']) for h in learn.opt.hypers_seen]
-
-def large15(*cbs, fit=one_cycle):
-    "What the schedule sets for the large batch, at each step: the windows do not tile the epoch"
-    return scheduled(spied(items15, 6, cbs=cbs, fit=fit))
-
-@pytest.mark.parametrize('fit', [lambda learn: learn.fit_one_cycle(2, 0.1), lambda learn: learn.fit_flat_cos(2, 0.1), lambda learn: learn.fit_sgdr(2, 1, 0.1)],
-                         ids=['one_cycle','flat_cos','sgdr'])
-def test_schedule_is_the_large_batchs(fit):
-    "To the last bit; `plot_sched` has it for each micro-batch"
-    learn,want = spied15(fit=fit),large15(fit=fit)
-    assert scheduled(learn)==want
-    assert len(set(want))>1
-    assert learn.recorder.lrs==[lr for lr,_ in want]
-    each = [o for i in range(0, len(want), 3) for o in (*[want[i]]*3, *[want[i+1]]*3, *[want[i+2]]*2)]
-    assert learn.recorder.hps['lr']==[lr for lr,_ in each]
-
-@pytest.mark.parametrize('order,at,expected,last', [(70,{2: 0.7},[0.1,0.7,0.7],0.7), (-1,{i: float(i) for i in range(1,20)},[0.1,3.,6.],8.)])
-def test_a_rate_that_is_set_in_mid_window_comes_into_force_with_the_next(order, at, expected, last):
-    "Also a rate that a callback sets after each micro-batch"
-    class SetLR(Callback):
-        def after_batch(self):
-            if self.training and self.train_iter in at: self.opt.set_hyper('lr', at[self.train_iter])
-    SetLR.order = order
-    learn = spied15(SetLR())
-    assert [h['lr'] for h in learn.opt.hypers_seen]==expected
-    assert learn.opt.hypers[-1]['lr']==last
-
 # Recorder, by windows
 
 def curves(bs, *cbs, n=50, method='fit_one_cycle', args=(2,0.1), loss_func=None, items=None, model=None, **kwargs):
@@ -303,73 +258,20 @@ def test_lr_find_is_the_large_batchs(n=50):
     assert len(large[0])>50
     assert large[-1].valley>1e-6
 
-# Whatever happens
-
-excs = [CancelBatchException, CancelTrainException, CancelEpochException, CancelFitException, KeyboardInterrupt]
-in_batch = ['before_batch','after_pred','before_backward','after_backward','before_step','after_step','after_batch']
-around = ['before_fit','before_epoch','before_train','after_train','after_epoch','after_fit']
-
 def bn_learner(*cbs):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4, momentum=0.3), nn.Tanh(), nn.Linear(4,2)).to(f64)
     return quiet_learner(loaders(regression(16), 2), model, cbs=cbs)
 
-@pytest.fixture(scope='module')
-def usual_keys():
-    learn = bn_learner()
-    learn.fit(1, 0.1)
-    return set(vars(learn))
-
-def comes(exc, event, when):
-    "Is there an event at that micro-batch, before or after the others? No step in mid-window; and outside of batches it is all the same"
-    at,order = when
-    return at==1 if event in around else at==2 or not (event=='after_step' or event=='before_step' and order>0)
-
-@pytest.mark.parametrize('exc,event,when', pairwise(excs, in_batch+around, [(1,-5),(1,70),(2,-5),(2,70)], where=comes))
-def test_nothing_is_left_behind(exc, event, when, usual_keys):
-    at,order = when
-    bomb = once(event, exc, at, order)
-    learn = bn_learner(GradAccum(3), bomb)
-    learn.recorder.log,learn.recorder.start_epoch = [],0 # Recorder itself fails where `before_epoch` does not get to it
-    with suppress(*excs): learn.fit(2, 0.1, wd=0.01)
+@pytest.mark.parametrize('exc', [CancelEpochException,CancelFitException,KeyboardInterrupt])
+def test_nothing_is_left_behind(exc):
+    "Of a window that is under way"
+    learn = bn_learner(GradAccum(3), bomb := once('after_backward', exc, 1))
+    with suppress(exc): learn.fit(2, 0.1)
     assert bomb.raised==1
-    assert_clean(learn, [0.3])
-    assert set(vars(learn))-usual_keys=={'grad_accum','raise_at'}
-    assert [{k: h[k] for k in ('lr','mom','wd')} for h in learn.opt.hypers]==[dict(lr=0.1, mom=0.9, wd=0.01)]
-    learn.remove_cb(bomb)
-    twin = bn_learner(GradAccum(3))
-    twin.create_opt()
-    twin.model.load_state_dict(copy.deepcopy(learn.model.state_dict()))
-    twin.opt.load_state_dict(copy.deepcopy(learn.opt.state_dict()))
-    for o in (learn,twin): o.fit(1, 0.05)
-    for a,b in zip(learn.model.state_dict().values(), twin.model.state_dict().values()): assert torch.equal(a, b)
     assert_clean(learn, [0.3])
 
 # Beside others
-
-class Output(dict):
-    "As models of Hugging Face return: with the loss, a mean over the labels that are not -100"
-    @property
-    def loss(self): return self['loss']
-
-class OwnLoss(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.model = nn.Linear(5,4).double()
-    def forward(self, x, labels):
-        logits = self.model(x)
-        return Output(loss=nn.functional.cross_entropy(logits, labels, ignore_index=-100), logits=logits)
-
-@pytest.mark.parametrize('count,tol', [(lambda learn: (learn.y!=-100).sum(),(0,1e-12)), ('items',(1e-3,1))], ids=['labels','items'])
-def test_a_model_that_returns_its_own_loss(count, tol):
-    "Labels are an input of it, and a target for `count`"
-    items = [(x,*2*[torch.tensor(i%4 if i%3 and i>4 else -100)]) for i,(x,_) in enumerate(regression(20))]
-    a,b = (quiet_learner(loaders(items, bs), OwnLoss(), lambda out,*y: out.loss, cbs=cbs) for bs,cbs in ((4,[GradAccum(3, count=count)]),(12,[])))
-    b.model.load_state_dict(a.model.state_dict())
-    for learn in (a,b):
-        for dl in learn.dls.loaders: dl.n_inp = 2
-        learn.fit(2, 0.1)
-    assert tol[0]<=distance(a, b)<=tol[1]
 
 @pytest.mark.parametrize('other', [GradAccum(2), GradientAccumulation(4), type('Sub', (GradAccum,), {})(2)])
 def test_only_one_may_decide_when_to_step(other):

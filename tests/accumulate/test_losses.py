@@ -1,16 +1,13 @@
 "What a loss averages over: known, said by `count`, or asked for, so that the gradient is the large batch's"
-import re
 import warnings
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from fastai.losses import BaseLoss, CrossEntropyLossFlat, DiceLoss, LabelSmoothingCrossEntropyFlat
-from fastai_bs.accumulate.losses import ElementCounter
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale
-from helpers import flat, loaders, mlp, quiet_learner, regression
+from helpers import flat, loaders, mlp, quiet_learner
 from loss_cases import classes, exact, padded, reals, seqs, token, weight
 from test_grad_accum import assert_clean, assert_windows, bn_learner, inf, spied
 from test_sizes import bn_model, learner
@@ -54,7 +51,7 @@ def test_unknown_loss_is_warned_about_once_a_fit(loss, items, model):
             learn.fit(1, 0.01)
         ours = [str(w.message) for w in ws if 'cannot tell what the loss' in str(w.message)]
         assert len(ours)==1
-        assert 'count=' in ours[0]
+        assert "count='items'" in ours[0]
     assert_windows(spied(items, 2, model(), loss, GradAccum(3)), items, [range(6), range(6,12), range(12,13)], tol=1e-6)
 
 def spread(pred, y): return (pred-y).square().mean(1).mean()
@@ -68,36 +65,6 @@ def test_a_mean_over_items_is_said_in_a_word(make):
         for o in (a,b): o.fit(2, 0.05)
     assert torch.equal(flat(a), flat(b))
     assert a.recorder.values==b.recorder.values
-
-def test_the_word_overrules_what_the_loss_says():
-    "`CrossEntropyLoss` averages over targets that count"
-    learn = learner(loss_func=nn.CrossEntropyLoss(ignore_index=0))
-    learn.yb,learn.pred,learn.loss_grad = (torch.tensor([0,1,2,0]),),torch.zeros(4,3),torch.zeros(())
-    assert [ElementCounter(o)(learn) for o in ('items',None)]==[4,2]
-
-def per_item(pred, targ): return ((pred-targ)**2).sum(-1).mean()
-singles = regression(64, dtype=torch.float32)
-targets = dict(one=(singles,lambda pred,y: per_item(pred, y)), pair=([(x,y,y) for x,y in singles],lambda pred,y,z: per_item(pred, y)))
-
-@pytest.mark.parametrize('nm', targets)
-def test_the_advice_on_count_works_as_it_stands(nm):
-    "On these targets; and says how to confirm a mean over items"
-    items,loss_func = targets[nm]
-    def fit(count=None):
-        dls = loaders(items, 4)
-        dls.n_inp = 1
-        learn = quiet_learner(dls, mlp(dtype=torch.float32), loss_func, cbs=GradAccum(2, count=count))
-        learn.fit(1, 0.01)
-        return learn
-    with pytest.warns(UserWarning, match='cannot tell what the loss') as ws: fit()
-    words, = [str(w.message) for w in ws if 'cannot tell' in str(w.message)]
-    confirm,some = re.findall(r"count=('items'|lambda learn: .*?)\)[.,] ", words)
-    assert confirm=="'items'"
-    for code in (confirm,some):
-        with warnings.catch_warnings():
-            warnings.simplefilter('error', UserWarning)
-            learn = fit(eval(code))
-        assert learn.grad_accum.window.n_acc==2
 
 # What is refused
 

@@ -1,7 +1,6 @@
 "GradAccum(on_oom='split'): wherever memory runs out, that window takes no step, and all others are as if it had not"
-import pickle, random, re, warnings
+import pickle, random, warnings
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
@@ -11,11 +10,8 @@ from fastai.callback.core import Callback, CancelBatchException, CancelStepExcep
 from fastai.callback.fp16 import MixedPrecision
 from fastai.callback.training import GradientClip
 from fastai.learner import Learner
-from fastai.optimizer import Adam, OptimWrapper
 from fastai.text.models.awdlstm import AWD_LSTM
 from fastai.torch_core import find_bs
-import fastai_bs.accumulate.oom as oom_module
-import fastai_bs.accumulate.sizes as sizes_module
 from fastai_bs.all import GradAccum, NoiseScale, ScaledLR
 from helpers import distance, flat, loaders, mlp, momentum_sgd, quiet_learner, regression, ScaledLoss, SkipSteps, token_model, tokens
 
@@ -126,47 +122,12 @@ def test_a_batch_is_split_until_it_fits(most, lost):
     assert struck.grad_accum.n_acc==3 # Micro-batches of the loader, as asked for
     assert_same(struck, plain, lost)
 
-def test_what_did_not_fit_is_said_not_what_closed_the_window():
-    "A window is an epoch, which ends with a batch of 2 items"
-    _,_,said = both(Strike('forward', [0]), [0], n_acc=13)
-    assert 'Out of memory with 4 items at a time' in said[0]
-    assert 'take GradAccum(bs=52) with batches of 2 items' in said[0]
-
-class WindowItems(Callback):
-    "The items of each optimizer step, by epoch"
-    order,run_valid = 100,False
-    def before_fit(self): self.steps,self.items = [[] for _ in range(self.n_epoch)],0
-    def after_backward(self): self.items += find_bs(self.learn.xb)
-    def after_step(self):
-        self.steps[self.epoch].append(self.items)
-        self.items = 0
-
-def window_items(accum, bs, n=50):
-    learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[accum, WindowItems()])
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')
-        learn.fit(3, 0.)
-    return learn.window_items.steps
-
-def by_epoch(epoch): return [1,3,2][epoch]
-
-@pytest.mark.parametrize('n_ranks', [1,2])
-@pytest.mark.parametrize('m', [3,7,12])
-def test_what_it_advises_trains_windows_of_the_same_items(m, n_ranks, monkeypatch):
-    "Of odd sizes too, after one memory error or several, for each way to say how many items there are, on two ranks as on one"
-    monkeypatch.setattr(sizes_module, 'n_processes', lambda: n_ranks)
-    ways = [dict(n_acc=o) for o in (1,3,50//m+2,{1: 3},{0: 2, 2: 6},by_epoch)] + [dict(bs=o*m*n_ranks) for o in (2,50)]
-    tried = set()
-    for kwargs,most in product(ways, {1,m//3,m-1}):
-        fix_bn,strike = most>1,Strike('forward', range(1000), most=most, times=1000)
-        learn = quiet_learner(loaders(regression(50), m), mlp(), cbs=[GradAccum(**kwargs, on_oom='split', fix_bn=fix_bn), strike])
-        for said in fit(learn, 3):
-            call,bs = re.search(r'take (GradAccum\(.*\)).* with batches of (\d+) item', said).groups()
-            assert ('fix_bn=False' in call)!=fix_bn
-            assert int(bs)<=m
-            if (key := (call,bs,str(kwargs))) in tried: continue
-            tried.add(key)
-            assert window_items(eval(call, dict(GradAccum=GradAccum, n=by_epoch)), int(bs))==window_items(GradAccum(**kwargs), m)
+@pytest.mark.parametrize('n_acc,advice', [(13,'take GradAccum(bs=52) with batches of 2 items'), ({0: 3},None)])
+def test_it_advises_windows_of_the_same_items(n_acc, advice):
+    "What did not fit is said, not what closed the window: an epoch of 50 items ends with a batch of 2"
+    said, = fit(learner([Strike('forward', [0])], n_acc=n_acc))
+    assert 'Out of memory with 4 items at a time' in said
+    assert advice in said if advice else said.endswith('gradient stay the same.')
 
 def test_an_item_that_does_not_fit_is_an_error():
     "Smaller parts cannot help; nothing is left behind"
@@ -192,11 +153,6 @@ def test_what_has_begun_to_step_is_not_taken_back(event, at):
     with pytest.raises(torch.OutOfMemoryError): fit(learn)
     assert s.struck==1
 
-@pytest.mark.parametrize('opt_func', [Adam,partial(OptimWrapper, opt=torch.optim.AdamW)])
-def test_a_window_is_lost_with_any_optimizer(opt_func):
-    struck,plain,_ = both(Strike('backward', [2,17], times=2), [0,6], opt_func=opt_func)
-    assert_same(struck, plain, [0,6], 1e-7) # A step by the sign of what is nearly zero
-
 def test_a_window_is_lost_with_any_loss():
     "A sum; and parts in which other numbers of tokens count, or none"
     def strike(): return Strike('backward', [1,5], most=1, times=2)
@@ -207,13 +163,6 @@ def test_a_window_is_lost_with_any_loss():
     def loss_func(pred, targ): return nn.functional.cross_entropy(pred, targ, ignore_index=0)
     struck,plain,_ = both(strike(), [0,1], count, items=items, model=partial(token_model, 5), loss_func=loss_func)
     assert_same(struck, plain, [0,1])
-
-def with_bn(): return nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
-
-def test_batch_norm_has_its_own_momentum_again():
-    learn = learner([Strike('backward', [1])], n=48, model=with_bn())
-    fit(learn)
-    assert learn.model[1].momentum==0.1
 
 class Autocast(Callback):
     "As MixedPrecision, on the CPU"
@@ -251,14 +200,6 @@ def test_nothing_is_kept_of_the_parts():
     learn.grad_accum.on_window.clear()
     pickle.loads(pickle.dumps(learn.grad_accum))
 
-def test_memory_is_freed_once_for_a_window(monkeypatch):
-    "Not for each batch that is skipped"
-    freed = []
-    monkeypatch.setattr(oom_module, 'free_memory', freed.append)
-    learn = learner([Strike('forward', [0])], n_acc=13)
-    fit(learn)
-    assert freed==[learn]
-
 def test_no_bit_changes_without_an_error():
     a,b = learner([]),learner([], on_oom='raise')
     assert fit(a)==fit(b)==[]
@@ -272,16 +213,6 @@ def test_a_scaled_rate_counts_each_batch_once(n_acc, at, lost):
         warnings.simplefilter('ignore')
         struck,plain,_ = both(Strike('forward', at, times=2), lost, lambda learn: learn.add_cb(ScaledLR(6, warmup_epochs=0.5)), n_acc=n_acc)
     assert_same(struck, plain, lost)
-
-def test_memory_may_run_out_while_a_window_is_measured():
-    "Its gradient has been made the mean already, so the error is raised"
-    struck = learner([])
-    add = struck.noise_scale.add
-    def failing(measurement):
-        if measurement is not None: raise oom()
-        add(measurement)
-    struck.noise_scale.add = failing
-    with pytest.raises(torch.OutOfMemoryError): fit(struck)
 
 # Bad input
 

@@ -15,3 +15,8 @@ def test_position_is_that_of_the_large_batchs_loop(n_acc, n_iter, heard):
         if not heard(i): continue
         pct = position.after(pct, i, n_iter, 3)
         assert pct==large[-1 if i==n_iter-1 else (i+1)//n_acc]
+
+def test_windows_of_another_size_share_what_is_left_of_the_epoch():
+    position,pct = Position(2, at=6, begin=6, goal=1.),0.5
+    for i in range(6, 10): pct = position.after(pct, i, 10, 1)
+    assert pct==pytest.approx(1, rel=1e-12)

@@ -1,19 +1,15 @@
 "with_micro_bs: the same items in other batches, whatever the loader knows besides"
 import pickle
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, WeightedRandomSampler
 from fastai.callback.core import Callback
 from fastai.callback.data import PartialDL, WeightedDL
-from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.text.data import LMDataLoader, SortedDL, pad_input_chunk
-from fastai_bs.finder.plan import replanned
 from fastai_bs.all import GradAccum
 from fastai_bs.learner.loaders import n_items, SetUp, with_micro_bs
 from helpers import loaders, mlp, quiet_learner, regression
@@ -30,22 +26,16 @@ class Numbers:
 
 def seen(dl): return [int(o) for b in dl for o in b[0]]
 
-def test_weights_of_items_stay():
-    w = np.array([0.]*150+[1.]*50)
-    dl = with_micro_bs(WeightedDL(Numbers(200), wgts=w, bs=8, shuffle=True, num_workers=0), 32)
+def test_what_fastais_loaders_know_besides_stays():
+    "Weights of items, and a part in each epoch"
+    dl = with_micro_bs(WeightedDL(Numbers(200), wgts=np.array([0.]*150+[1.]*50), bs=8, shuffle=True, num_workers=0), 32)
     assert dl.bs==32
     assert min(seen(dl))>=150
-    assert len(seen(dl))==200
-
-def test_a_part_in_each_epoch_stays_as_large():
     dl = with_micro_bs(PartialDL(Numbers(200), partial_n=64, bs=8, num_workers=0), 16)
     assert len(dl)==4
     assert len(seen(dl))==n_items(dl)==64
     assert seen(dl)!=seen(dl)
-    dl = with_micro_bs(DataLoader(Numbers(200), bs=8, n=40), 16)
-    assert len(dl)==3
-    assert n_items(dl)==40
-    assert seen(dl)==list(range(40))
+    assert seen(with_micro_bs(DataLoader(Numbers(200), bs=8, n=40), 16))==list(range(40))
 
 def test_items_come_in_the_same_order_as_before():
     a,b = (DataLoader(Numbers(50), bs=5, shuffle=True) for _ in range(2))
@@ -91,15 +81,22 @@ def test_items_come_in_a_given_order(make):
     order = list(range(19,-1,-1))
     new = with_micro_bs(make(), 4, order)
     assert [int(o) for b in new for o in b[1]]==order
-
-def test_items_come_in_a_given_order_to_workers_that_are_spawned():
-    new = with_micro_bs(DataLoader(Numbers(20), bs=4, shuffle=True), 5, list(range(19,-1,-1)))
-    assert seen(pickle.loads(pickle.dumps(new)))==list(range(19,-1,-1))
+    if type(new) is DataLoader: assert seen(pickle.loads(pickle.dumps(new)))==order # As it is sent to workers that are spawned
 
 class Interrupted(Callback):
     "Ctrl-C comes while it gets its name on the learner"
     @property
     def name(self): raise KeyboardInterrupt
+
+def test_shared_loaders_stay_as_they_are():
+    "What is done to one learner is not done to another with the same `dls`"
+    dls = loaders(items, 8)
+    a,b = (quiet_learner(dls, mlp(dtype=torch.float32)) for _ in range(2))
+    with SetUp(a, 'set_up', with_micro_bs(dls.train, 16), [], ()): assert (a.dls.train.bs,b.dls.train.bs,dls.train.bs)==(16,8,8)
+    assert a.dls.train is b.dls.train is dls.train
+
+def test_batches_that_are_made_beforehand_keep_their_size():
+    with pytest.raises(ValueError, match='cannot be given batches of 16'): with_micro_bs(DataLoader([torch.zeros(8,5)]*3, bs=None), 16)
 
 def test_half_a_set_up_is_none():
     "What an interrupt leaves of it is taken back at once"
@@ -111,43 +108,3 @@ def test_half_a_set_up_is_none():
     assert set(learn.cbs)==cbs
     assert learn.grad_accum in cbs
     assert 'set_up' not in vars(learn)
-
-class Ready:
-    "Batches that were made beforehand"
-    def __init__(self, bs, n): self.batches = [tuple(torch.stack(o) for o in zip(*items[i*bs:(i+1)*bs])) for i in range(n)]
-    def __len__(self): return len(self.batches)
-    def __getitem__(self, i): return self.batches[i]
-
-def ready_learner(bs=None):
-    return quiet_learner(DataLoaders(DataLoader(Ready(8, 25), bs=None, num_workers=0), DataLoader(items[:8], bs=8), device='cpu'), mlp(dtype=torch.float32))
-
-def test_ready_made_batches_keep_their_size():
-    "Items are counted, not batches; a plan cannot be carried out, as no rate can be scaled where the loader does not say its batch size"
-    learn = ready_learner()
-    plan = learn.bs_find(0.01, num_it=300, n_batch=4, show_plot=False)
-    assert plan.facts.today.n_train==200
-    assert plan.micro_bs==8
-    assert [m for m,*_ in plan.facts.device.times]==[8]
-    assert 16 in {o for o,_ in plan.facts.device.failed}
-    assert plan.choice.reason=='single'
-    loader = learn.dls.train
-    assert plan.apply(learn) is learn
-    assert not plan.choice.option.changes
-    with pytest.raises(ValueError, match='cannot be given batches of 8'): plan.at(16).apply(learn)
-    assert learn.dls.train is loader
-    assert not hasattr(learn, 'grad_accum')
-    with pytest.raises(ValueError, match='cannot be given batches of 16'): with_micro_bs(loader, 16)
-
-def test_shared_loaders_stay_as_they_are():
-    "What a plan does to one learner is not done to another with the same `dls`"
-    dls = loaders(items, 8)
-    a,b = (quiet_learner(dls, nn.Linear(5,2)) for _ in range(2))
-    plan = a.bs_find(0.01, num_it=40, n_batch=4, show_plot=False)
-    plan = replanned(plan, device=replace(plan.facts.device, times=((8,1.,0.),(64,1.,0.)))).at(64)
-    plan.apply(a)
-    assert a.dls.train.bs==64
-    assert b.dls.train.bs==dls.train.bs==8
-    assert a.dls.valid is dls.valid
-    assert a.dls.device==dls.device
-    loader = a.dls.train
-    assert plan.apply(a).dls.train is loader

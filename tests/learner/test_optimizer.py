@@ -3,15 +3,9 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 from fastai.optimizer import Adam, OptimWrapper, SGD
-from fastai_bs.learner.optimizer import decay_of, velocity_names
+from fastai_bs.learner.optimizer import decay_of
 from helpers import loaders, mlp, quiet_learner, regression
-
-def test_velocity_of_an_optimizer_that_cannot_be_tried():
-    "It needs a closure"
-    with pytest.raises(ValueError, match='the trial failed: .*Leave out `momentum_correction`'):
-        velocity_names(OptimWrapper(opt=torch.optim.LBFGS([nn.Parameter(torch.ones(2,2))], lr=0.1)))
 
 def torchs(nm, **kwargs): return partial(OptimWrapper, opt=getattr(torch.optim, nm), **kwargs)
 
