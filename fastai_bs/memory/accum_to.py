@@ -8,6 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/memory/accum_to.html.md"""
 __all__ = ['AccumSetup']
 
 # %% ../../nbs/memory/05_accum_to.ipynb #40b09db1
+import warnings
 from fastcore.basics import patch
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
@@ -56,5 +57,9 @@ def accum_to(self:Learner,
     if bs%ranks: raise ValueError(f"`bs`={bs} items cannot be shared evenly by {ranks} ranks: take a multiple of {ranks}")
     per_rank = bs//ranks
     micro_bs = largest_that_runs(self, limit, margin, how, max_bs=per_rank, of=per_rank)
+    above = next((n for n in range(micro_bs+1, per_rank+1) if per_rank%n==0), micro_bs) # The next divisor
+    if above>2*micro_bs: warnings.warn(
+        f"{counted(per_rank)} divide into micro-batches of {micro_bs} or of {above}, and {above} do not fit: a number near it with more divisors, as a power "
+        "of two, may train faster", stacklevel=2)
     close_set_ups(self)
     return AccumSetup(self, bs, micro_bs, per_rank//micro_bs)

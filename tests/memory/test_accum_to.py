@@ -26,13 +26,19 @@ def test_a_batch_that_does_not_fit_trains_as_if_it_did():
     with other.accum_to(48, limit=inf): assert other.batch_size==48
     assert (other.batch_size,cbs_of(other))==(4,cbs_of(small()))
 
-@pytest.mark.parametrize('bs,micro_bs', [(9,9), (3,3), (16,8), (45,9), (47,1)])
+@pytest.mark.parametrize('bs,micro_bs', [(9,9), (3,3), (16,8), (45,9)])
 def test_the_size_of_micro_batches(bs, micro_bs):
     "The largest that fit and divide; where all of it fits nothing accumulates"
     learn = small()
     assert learn.accum_to(bs, limit=inf).micro_bs==learn.dls.train.bs==micro_bs
     assert learn.batch_size==bs
     assert (GradAccum in cbs_of(learn))==(micro_bs<bs)
+
+def test_a_number_with_few_divisors_is_warned_of():
+    "Its micro-batches may be far smaller than what fits"
+    learn = small()
+    with pytest.warns(UserWarning, match=r'47 items divide into micro-batches of 1 or of 47, and 47 do not fit: a number near it with more'):
+        assert learn.accum_to(47, limit=inf).n_acc==47
 
 @pytest.mark.parametrize('limit', [inf,'report'])
 def test_only_divisors_are_tried(limit):
