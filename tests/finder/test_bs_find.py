@@ -26,7 +26,7 @@ from fastai_bs.finder import bs_find as finder
 from fastai_bs.all import adascale_gain, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.finder.cycle import rate_at
 from fastai_bs.finder.formulas import for_training
-from fastai_bs.noise.estimator import last_stretch, NoiseEstimate
+from fastai_bs.noise.estimator import NoiseEstimate
 from fastai_bs.schedule.scaled_lr import rates as all_rates
 from helpers import (changes, halves, hypers, loaders, mlp, noted, peak_lr, picture, quiet_learner, RaiseAt, regression, set_seed, token_model,
                      tokens)
@@ -183,35 +183,17 @@ def test_bs_find_writes_no_file(mock, tmp_path):
 
 # What it says
 
-def by_hand(items, bs, n_acc, loss_func, model, beta=0.99):
-    "Noise scale in items at fixed weights, from one backward pass per micro-batch and per window: |G_n|² = |G|² + tr(Σ)/n for both sizes, solved"
-    def _sq(o):
-        xb,yb = (torch.stack(list(t)) for t in zip(*o))
-        g = torch.autograd.grad(loss_func(model(xb), yb), list(model.parameters()))
-        return sum(t.double().square().sum().item() for t in g)
-    rows = []
-    for i in range(0, len(items), bs*n_acc):
-        window = items[i:i+bs*n_acc]
-        micros = [window[j:j+bs] for j in range(0, len(window), bs)]
-        if len(micros)<2: continue
-        N,K,sq_mean = len(window),len(micros),_sq(window)
-        tr_sigma = sum(len(m)*(_sq(m)-sq_mean) for m in micros)/(K-1)
-        rows.append((N, tr_sigma, sq_mean-tr_sigma/N))
-    w = np.array([r[0]*beta**(len(rows)-i) for i,r in enumerate(rows)])
-    return w@[r[1] for r in rows]/(w@[r[2] for r in rows]), rows
-
 @pytest.mark.parametrize('n,bs,n_batch', [(158,4,4),(157,5,2),(64,1,8)], ids=['last_batch_short','last_window_short','single_items'])
 def test_the_noise_scale_at_fixed_weights_is_that_by_hand(n, bs, n_batch):
-    items = regression(n)
-    learn = quiet_learner(loaders(items, bs), mlp())
-    plan = learn.bs_find(0, n_batch=n_batch, num_it=-(-n//bs), tol=0, show_plot=False)
-    value,rows = by_hand(items, bs, n_batch, nn.functional.mse_loss, learn.model)
-    assert last_stretch(pd.DataFrame(rows, columns=['n_elems','tr_sigma','g_sq']).assign(n_items=1))==0
-    # The loss averages over the 2 outputs of an item as well: that is one element each, and the noise scale is in items
-    assert plan.noise_scale==pytest.approx(value, rel=1e-9)
-    assert plan.facts.measured.n_windows==len(rows)==len(plan.df)
-    assert plan.df.n_items.tolist()==[r[0] for r in rows]
-    assert plan.ci==pytest.approx(tuple(plan.df[['low','high']].iloc[-1]), rel=1e-9)
+    "All of the windows, each as by hand: `test_mock.py`; a last one of a single micro-batch tells nothing. Later ones weigh more"
+    plan = quiet_learner(loaders(regression(n), bs), mlp()).bs_find(0, n_batch=n_batch, num_it=-(-n//bs), tol=0, show_plot=False)
+    df = plan.df
+    items = [min(bs*n_batch, n-i) for i in range(0, n, bs*n_batch)]
+    assert df.n_items.tolist()==[o for o in items if o>bs]
+    assert plan.facts.measured.n_windows==len(df)
+    w = df.n_items*0.99**np.arange(len(df))[::-1]
+    assert plan.noise_scale==pytest.approx(w@df.tr_sigma/(w@df.g_sq)/2, rel=1e-9) # The loss averages over the 2 outputs of an item as well
+    assert plan.ci==pytest.approx(tuple(df[['low','high']].iloc[-1]), rel=1e-9)
     assert plan.ci[0]<plan.noise_scale<plan.ci[1]
 
 def reg_learner(n=200, bs=4, dtype=torch.float32, seed=0, **kwargs):
@@ -494,4 +476,3 @@ def test_a_seed_gives_its_own_noise_scale():
     pd.testing.assert_frame_equal(first.df, again.df, check_exact=True)
     assert len({o.df.tr_sigma.sum() for o in (first,other,none)})==3
     assert [o.facts.measured.seed for o in (first,other,none)]==[3,4,None]
-
