@@ -13,7 +13,7 @@ from fastai.learner import Learner
 from fastai.optimizer import SGD
 from fastai.torch_core import set_seed
 from fastai_bs.all import ScaledLR, adascale_gain, linear_scaling
-from fastai_bs.finder.formulas import steps_needed
+from fastai_bs.finder.formulas import fit_step_time, steps_needed
 
 from frame import TensorLoader, digits28, main, md_table, measured
 
@@ -86,7 +86,9 @@ def plan(items, reading, seed):
     if readings[reading]: fit(learn, ToLoss(most=len(items[1])*readings[reading]))
     with learn.no_bar(), patch('time.perf_counter', time.process_time): # Other work ran on the machine
         p = learn.bs_find(base_lr, show_plot=False)
-    table,(a,c,_),noise = p.table.set_index('bs'),p.facts.device.line(),p.facts.noise
+    table,noise = p.table.set_index('bs'),p.facts.noise
+    timed,secs,_ = zip(*p.facts.device.times)
+    a,c = fit_step_time(timed, secs)
     rows = []
     for bs in sorted({*sizes, p.bs}):
         known = bs in table.index

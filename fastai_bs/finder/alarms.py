@@ -155,30 +155,25 @@ class LossPath:
         self.at.append(at)
         self.windows.append(torch.stack(self._seen))
 
-    def sums(self)->np.ndarray: # As for `is_too_high`, of this rank
-        "Sum over the micro-batches of each window that have a loss"
+    def sums(self, on_ranks=False)->np.ndarray: # As for `is_too_high`
+        "Sum over the micro-batches of each window that have a loss; those of all ranks where it trains `on_ranks`"
         res = []
         for seen in (o.cpu().double() for o in self.windows):
             loss,guess = seen[seen[:,0].isfinite()].T.numpy()
             res.append([len(loss), loss.sum(), (loss**2).sum(), guess.sum(), ((guess-loss)**2).sum()])
-        return np.array(res).reshape(-1, 5)
+        sums = np.array(res).reshape(-1, 5)
+        return over_ranks(torch.tensor(sums)).numpy() if on_ranks else sums
 
 # %% ../../nbs/finder/03_alarms.ipynb #150ce0f9
 enough_guesses = 100 # Micro-batches at the end of the cycle
 
 @patch
-def sums_over(self:LossPath, on_ranks)->np.ndarray: # As for `is_too_high`
-    "Sum over the micro-batches of all ranks where it trains `on_ranks`"
-    sums = self.sums()
-    return over_ranks(torch.tensor(sums)).numpy() if on_ranks else sums
-
-@patch
 def learned(self:LossPath, on_ranks=False)->bool:
     "Tell whether the end is better than a guess; `True` where that cannot be told"
-    at_end = self.sums_over(on_ranks)[np.array(self.at)>=self.end]
+    at_end = self.sums(on_ranks)[np.array(self.at)>=self.end]
     return bool(at_end[:,0].sum()<enough_guesses) or is_below_guess(at_end, 2)
 
 @patch
 def too_high(self:LossPath, on_ranks=False)->bool:
     "Tell whether the rate is too high, from the micro-batches of all ranks where it trains `on_ranks`"
-    return is_too_high(np.array(self.at), self.sums_over(on_ranks), self.end)
+    return is_too_high(np.array(self.at), self.sums(on_ranks), self.end)

@@ -41,10 +41,8 @@ def refuse_other(
                          "learning rate goes with it: make a plan with this loss, by learn.bs_find")
 
 def _refuse_no_batch(dl, micro_bs):
-    "Raise an error where `dl`, with `micro_bs` items in a batch, yields no batch; fastai refuses a loader without a length"
-    try: n = len(dl)
-    except TypeError: return
-    if n==0:
+    "Raise an error where `dl`, with `micro_bs` items in a batch, yields no batch"
+    if len(dl)==0:
         raise ValueError(f"With {counted(micro_bs)} in a batch the training loader yields none: it has {n_items(dl)} and leaves out a batch that is not "
                          "whole. Take a smaller size by plan.at, a loader without `drop_last`, or more items")
 
@@ -62,7 +60,6 @@ class PlannedFit(ScopedCallback):
     ):
         self.plan = plan
         self.has_begun = False # Has the planned fit begun?
-        self.differs = [] # In what the last fit differed: both parts of `fine_tune` may differ in the same
 
     def __reduce__(self): return Callback,() # An exported learner needs no plan
 
@@ -79,8 +76,7 @@ class PlannedFit(ScopedCallback):
         differs = [*self._in_rate(peak, used)] if is_twice or not self.has_begun else []
         if not self.has_begun: differs += self._in_method()
         if not differs: self.has_begun = self.has_begun or not self.is_frozen
-        elif differs!=self.differs: self._warn(differs, is_twice)
-        self.differs = differs
+        else: self._warn(differs, is_twice)
 
     def _peak(self):
         "Return the highest rate of the fit's schedule"

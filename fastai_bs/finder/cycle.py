@@ -76,12 +76,6 @@ class Place(NamedTuple):
     pct:float # Part of the cycle
     rate:float # Learning rate there, over its peak
 
-def _most_more(n_steps, n_windows, today, num_it, least):
-    "Return how many windows may be added, each with a step"
-    spare = num_it-n_steps*today-n_windows*least
-    to_add = spare//2
-    return max(0, min(n_windows//2, to_add//(today+least)))
-
 class MockCycle(OneCycle):
     "Follow `OneCycle`, and say when a window is to be measured between its steps"
     def __init__(self,
@@ -94,7 +88,8 @@ class MockCycle(OneCycle):
         super().__init__(n_steps)
         store_attr('today,num_it,least')
         self.places = places(n_windows)
-        self.most_more = _most_more(n_steps, n_windows, today, num_it, least)
+        to_add = (num_it-n_steps*today-n_windows*least)//2
+        self.most_more = max(0, min(n_windows//2, to_add//(today+least))) # Windows that may be added, each with a step
         for_windows = num_it-(n_steps+self.most_more)*today
         self.kept_for_each = today+for_windows//(n_windows+self.most_more) # Micro-batches for a window that may be added
         self.n_seen = 0 # Micro-batches so far

@@ -16,7 +16,7 @@ import numpy as np
 from fastcore.basics import first
 from fastai.learner import Learner
 from ..noise.estimator import NoiseEstimate
-from .formulas import Epoch, balanced_bs, epoch_of, fit_step_time, for_longer, monotone_step_times, steps_anyway
+from .formulas import Epoch, balanced_bs, epoch_of, for_longer, monotone_step_times, steps_anyway
 import fastai.callback.schedule # noqa: F401 fine_tune
 
 # %% ../../nbs/finder/06_facts.ipynb #a6b11086
@@ -52,7 +52,6 @@ class Today:
     sums:bool = False # Is the loss a sum over items, not a mean?
     wd:object = None # Weight decay, as `fit` takes it; `None`: none, or not known how it scales
     wd_factor:float = 1. # Factor on `wd` at `bs`, by a `ScaledLR` with `scale_wd=False`
-    keeps_wd:bool = False # Does the weight decay stay as it is at every batch size?
     trained:float = 1. # Part of the parameters that is trained
     has_plan:bool = False # Did an earlier plan set up the learner?
     freeze_epochs:int = 0 # Epochs with a frozen body, where `fine_tune` is planned
@@ -161,10 +160,6 @@ class Device:
         "Return `secs` over a step of `micro_bs` items"
         step = step_of(self.timed, micro_bs)
         return 0. if math.isnan(step) else secs/step
-
-    def line(self, n_ranks:int=1)->tuple: # `(a, c, error)`: seconds, seconds per item, relative
-        "Fit `times` by `fit_step_time`, over the items of all ranks"
-        return fit_step_time([micro_bs*n_ranks for micro_bs,*_ in self.times], [secs for _,secs,_ in self.times])
 
 # %% ../../nbs/finder/06_facts.ipynb #8c668b85
 @dataclass(frozen=True)

@@ -112,16 +112,11 @@ def epoch_of(
 def fit_step_time(
     bs, # Batch sizes that were timed, in items
     seconds, # Seconds of a step with each
-)->tuple: # `(a, c, error)`: seconds, seconds per item, relative error (root mean square over `n-2`); NaN where there are too few sizes
+)->tuple: # `(a, c)`: seconds, and seconds per item; NaN where a single size was timed
     "Fit `a + c*bs` by least squares of the relative errors, as Pollux models a step (Qiao et al. 2021, arXiv 2008.12260)"
-    bs = np.asarray(list(bs), dtype=float)
-    seconds = np.asarray(list(seconds), dtype=float)
-    n = len(bs)
-    if n<2: return math.nan,math.nan,math.nan
-    c,a = map(float, np.polyfit(bs, seconds, 1, w=1/seconds)) # The weights make the errors relative
-    if n==2: return a,c,math.nan
-    errors = (a + c*bs)/seconds - 1
-    return a,c,float(((errors**2).sum()/(n-2))**0.5)
+    if len(bs)<2: return math.nan,math.nan
+    c,a = np.polyfit(bs, seconds, 1, w=1/np.asarray(seconds)) # The weights make the errors relative
+    return float(a),float(c)
 
 # %% ../../nbs/finder/01_formulas.ipynb #2efb53e2
 def monotone_step_times(
@@ -145,7 +140,7 @@ def extrapolated(
     "Extrapolate step times by `fit_step_time`, not beyond what `monotone_step_times` allows"
     i = 0 if bs<sizes[0] else -1
     low,high = sorted((seconds[i], seconds[i]*bs/sizes[i]))
-    a,c,_ = fit_step_time(sizes, seconds)
+    a,c = fit_step_time(sizes, seconds)
     return high if math.isnan(a) else min(max(low, a+c*bs), high)
 
 # %% ../../nbs/finder/01_formulas.ipynb #243252d5

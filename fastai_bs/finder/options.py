@@ -78,7 +78,7 @@ def _same_loss_epochs(facts, noise, bs, epoch):
 # %% ../../nbs/finder/07_options.ipynb #104efa4c
 def _wd_factor(today, steps, lr_factor):
     "Return the factor on the weight decay that was given, for a fit of so many optimizer steps"
-    if today.wd is None or today.keeps_wd: return 1.
+    if today.wd is None: return 1.
     return today.wd_factor*decay_factor(today.steps/steps, lr_factor)
 
 # %% ../../nbs/finder/07_options.ipynb #6ba9017f

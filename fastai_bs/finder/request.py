@@ -9,7 +9,7 @@ __all__ = ['few_it', 'Request', 'check_request']
 
 # %% ../../nbs/finder/14_request.ipynb #ffb272e9
 import math, warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fastai.learner import Learner
 from ..utils.checks import check_number, check_whole, is_whole, shown
 from ..utils.text import counted, rate_text
@@ -24,15 +24,12 @@ from .facts import fine_tune_default, least_windows, unfrozen_lr
 # %% ../../nbs/finder/14_request.ipynb #c4c38f60
 @dataclass(frozen=True)
 class Request:
-    "Hold the arguments of `bs_find`"
+    "Hold the arguments of `bs_find` that say what to plan for"
     lr:object=None # Peak of the learning rate; `None`: the learner's own
     num_it:int=None # Micro-batches to measure at most
     n_batch:int=20 # Micro-batches in a window at most
-    beta:float=0.99 # Decay of a window's weight
-    ci:float=0.95 # Coverage of the interval
     tol:float=0.25 # Half-width of the interval, over the estimate
     max_bs:object=None # Largest micro-batch to time, in items, or 'auto'
-    show_plot:bool=True # Is the plan plotted?
     n_epoch:int=None # Epochs of the planned training
     seed:int=None # For another order of the items
     how:str='fit_one_cycle' # Method to plan for
@@ -59,11 +56,9 @@ class Request:
 # %% ../../nbs/finder/14_request.ipynb #a7b2390c
 few_it = 8*least_windows # Fewer micro-batches make no plan
 
-def _call_for(request, n_epoch, lr):
-    "Write the call of `bs_find` for `n_epoch` epochs at `lr`, with all else that was given but `num_it`"
-    others = [o for o in fields(request) if o.name not in ('lr','num_it','n_epoch')]
-    more = [f'{o.name}={getattr(request, o.name)!r}' for o in others if getattr(request, o.name)!=o.default]
-    return f"learn.bs_find({', '.join([*([] if lr is None else [str(lr)]), f'n_epoch={n_epoch}', *more])})"
+def _call_for(n_epoch, lr=None):
+    "Write the call of `bs_find` for `n_epoch` epochs at `lr`"
+    return f'learn.bs_find(n_epoch={n_epoch})' if lr is None else f'learn.bs_find({lr}, n_epoch={n_epoch})'
 
 def _is_epochs(v): return is_whole(v) and v>1 # Of a rate: none is a whole number above 1
 
@@ -72,7 +67,7 @@ def _check_order(request):
     lr,num_it = request.lr,request.num_it
     if num_it is None: return
     if not is_whole(num_it) and is_whole(lr) and lr>=1: raise TypeError(
-        f"`bs_find` takes the learning rate first, and epochs by name, got {lr} and {shown(num_it)}: write {_call_for(request, lr, shown(num_it))}")
+        f"`bs_find` takes the learning rate first, and epochs by name, got {lr} and {shown(num_it)}: write {_call_for(lr, shown(num_it))}")
     check_whole('num_it', num_it, 1, "leave it out for a few hundred steps, and write epochs as n_epoch=...")
 
 def _warn_of_order(request):
@@ -80,10 +75,9 @@ def _warn_of_order(request):
     lr,num_it = request.lr,request.num_it
     if request.n_epoch is not None: return
     if _is_epochs(lr):
-        call = _call_for(request, lr, None)
-        warnings.warn(f"{lr} was taken as `lr`, the learning rate: for a training of {counted(lr, 'epoch')} write {call}", stacklevel=4)
+        warnings.warn(f"{lr} was taken as `lr`, the learning rate: for a training of {counted(lr, 'epoch')} write {_call_for(lr)}", stacklevel=4)
     elif num_it is not None and num_it<few_it:
-        call = _call_for(request, num_it, None if lr is None else rate_text(lr, '.15g'))
+        call = _call_for(num_it, None if lr is None else rate_text(lr, '.15g'))
         warnings.warn(f"{num_it} was taken as `num_it`, the micro-batches to measure, and fewer than {few_it} are too few for a plan: for a training of "
                       f"{counted(num_it, 'epoch')} write {call}", stacklevel=4)
 

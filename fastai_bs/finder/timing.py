@@ -14,12 +14,12 @@ from fastcore.basics import patch, store_attr
 from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelValidException
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
-from fastprogress.fastprogress import progress_bar
 from ..utils.text import counted
 from ..learner.ranks import any_rank, ddp_model, from_ranks, over_ranks, trains_together
 from ..utils.memory_errors import free_memory, out_of_memory
 from ..learner.loaders import with_micro_bs
 from ..learner.loop import validate_on_ranks
+from ..learner.mock import ticks
 from ..accumulate.grad_accum import GradAccum
 from ..memory.max_bs import SizeSearch
 from ..schedule.rules import sqrt_scaling
@@ -143,7 +143,7 @@ class StepTimes:
         learn:Learner, # In a mock training: its training loader is replaced
         sizes:list, # Micro-batches that may be timed, in items, ascending
         micro_bs:int, # Today's micro-batch, one of `sizes`
-        noise_scale:float, # In items of each rank; NaN where it is not known, `inf` where a size has to win by the time of an item
+        noise_scale:float=math.nan, # In items of each rank; NaN where it is not known, `inf` where a size has to win by the time of an item
         n_training:float=math.inf, # Micro-batches of the training that is planned; `inf`: not known
     ):
         store_attr()
@@ -268,21 +268,18 @@ def runs_on_ranks(self:StepTimes, micro_bs):
 
 # %% ../../nbs/finder/04_timing.ipynb #56cc9263
 def time_steps(
-    learn:Learner, # As for `StepTimes`
-    sizes:list, # As for `StepTimes`
-    micro_bs:int, # As for `StepTimes`
-    noise_scale:float=math.nan, # As for `StepTimes`
-    n_training:float=math.inf, # As for `StepTimes`
+    *args, # As for `StepTimes`
 )->StepTimes:
-    "Time those of `sizes` that can win, in rounds from today's up, then down"
-    times = StepTimes(learn, sizes, micro_bs, noise_scale, n_training)
+    "Time those of its sizes that can win, in rounds from today's up, then down"
+    times = StepTimes(*args)
+    learn,sizes,micro_bs = times.learn,times.sizes,times.micro_bs
     order = [o for o in sizes if o>=micro_bs] + [o for o in reversed(sizes) if o<micro_bs]
     rounds = [(size,i>0) for i in range(times.n_rounds) for size in order]
-    bar = progress_bar(rounds, leave=False) if hasattr(learn, 'progress') else rounds
-    with learn.no_bar():
-        for size,again in bar:
+    with ticks(learn, len(rounds)) as tick, learn.no_bar():
+        for size,again in rounds:
+            tick()
             if not times.is_wanted(size, again): continue
-            if bar is not rounds: bar.comment = f"timing micro-batches of {counted(size)}"
+            tick(f"timing micro-batches of {counted(size)}")
             is_new = size not in times.seen
             times.seen.add(size)
             if times.on_ranks and size!=micro_bs and is_new and not times.runs_on_ranks(size): continue

@@ -6,15 +6,13 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/trial.html.md"""
 
 # %% auto #0
 __all__ = ['n_compared', 'n_least', 'n_most', 'most_part', 'most_trials', 'most_times', 'BriefCycle', 'items_to_compare',
-           'MeanLoss', 'loss_after', 'FirstLook', 'parts_tried', 'part_reached', 'try_larger', 'seconds_of',
-           'with_trial', 'saving_of', 'steps_for', 'try_sizes']
+           'MeanLoss', 'loss_after', 'FirstLook', 'parts_tried', 'part_reached', 'try_larger', 'try_sizes']
 
 # %% ../../nbs/finder/09_trial.ipynb #e271bc32
 import math, torch
 from dataclasses import replace
 from itertools import islice
 from fastcore.foundation import L
-from fastprogress.fastprogress import progress_bar
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
 from fastai.learner import Learner
 from fastai.torch_core import to_device
@@ -22,7 +20,7 @@ from ..utils.text import counted, time_text
 from ..learner.ranks import over_ranks, rank, trains_together
 from ..learner.loaders import with_micro_bs
 from ..learner.loop import validate_on_ranks
-from ..learner.mock import mock_training
+from ..learner.mock import mock_training, ticks
 from ..accumulate.losses import plain, precise
 from ..accumulate.grad_accum import own_settings, quiet_accum
 from ..schedule.rules import decay_factor, sqrt_scaling
@@ -126,7 +124,7 @@ class FirstLook(Callback):
 
     def alarms(self, on_ranks)->dict: # As in `Measured`
         "Tell whether the loss rose, and whether it ended below guesses"
-        return dict(loss_rose=self.along.too_high(on_ranks), learned=is_below_guess(self.after.sums_over(on_ranks), 2))
+        return dict(loss_rose=self.along.too_high(on_ranks), learned=is_below_guess(self.after.sums(on_ranks), 2))
 
 # %% ../../nbs/finder/09_trial.ipynb #acb55ebe
 def parts_tried(
@@ -148,13 +146,6 @@ def part_reached(
     return low*(high/low)**((at_low-loss)/(at_low-at_high))
 
 # %% ../../nbs/finder/09_trial.ipynb #73a8ecb3
-def _in_bar(learn, n, comment):
-    "Count the trainings, in a progress bar where there are bars"
-    if not hasattr(learn, 'progress'): return range(n)
-    bar = progress_bar(range(n), leave=False)
-    bar.comment = comment
-    return bar
-
 def try_larger(
     learn:Learner, # Is left as it was
     facts:Facts, # What is known
@@ -172,61 +163,44 @@ def try_larger(
     def _loss(option, part=1., watch=None):
         lr_factor = sum_factor(t, option.bs)*sqrt_scaling(option.bs/t.bs)
         n = max(1, round(part*n_epoch*option.epoch.steps))
-        as_own = option.bs==t.bs or t.wd is None or t.keeps_wd
+        as_own = option.bs==t.bs or t.wd is None
         wd = None if as_own else scale_lr(t.wd, t.wd_factor*decay_factor(t.epoch.steps/option.epoch.steps, lr_factor))
         return loss_after(learn, _micro_bs(option), option.n_acc, scale_lr(t.trained_lr, t.lr_factor*lr_factor), n, items, seed, wd, watch)
     (low,high),at_low = parts_tried(k),math.nan
-    for i in _in_bar(learn, 3, f"trying batches of {counted(larger.bs)}"):
-        if i==0:
-            at_high = _loss(base, high, watch)
-            if watch: watch.check(at_high, t.lr)
-        elif i==1: loss = _loss(larger)
-        elif at_high<loss<math.inf: at_low = _loss(base, low)
+    with ticks(learn, 3, f"trying batches of {counted(larger.bs)}") as tick:
+        at_high = _loss(base, high, watch)
+        if watch: watch.check(at_high, t.lr)
+        tick()
+        loss = _loss(larger)
+        tick()
+        if at_high<loss<math.inf: at_low = _loss(base, low)
     return part_reached(loss, at_low, at_high, k)
 
 # %% ../../nbs/finder/09_trial.ipynb #7d10ee27
 n_least,n_most = 160,240 # Optimizer steps of the smaller batch that a short training is worth
 most_part = 0.5 # Of the time that a size can save, for trying it
 
-def seconds_of(
-    base:Option, # As for `try_larger`
-    larger:Option, # As for `try_larger`
-    n_steps:float, # As for `try_larger`
-)->float: # Seconds
-    "Return the time of `try_larger`, at most: its three trainings, and a third of a step for each time that items are compared"
+def _seconds(base, larger, n_steps):
+    "Return the seconds of `try_larger`, at most: its three trainings, and a third of a step for each time that items are compared"
     n_larger = n_steps*larger.epoch.steps/base.epoch.steps
     return n_larger*larger.step_time + (sum(parts_tried(larger.bs/base.bs))*n_steps+n_compared/base.bs)*base.step_time
 
-def with_trial(
-    facts:Facts, # What was known before
-    base:Option, # As for `try_larger`
-    larger:Option, # As for `try_larger`
-    n_steps:int, # As for `try_larger`
-    part:float, # As from `part_reached`
-)->Facts:
-    "Add what a trial has told"
+def _with_trial(facts, base, larger, n_steps, part):
+    "Add to the facts that the larger batch has reached this part"
     t,before = facts.today,facts.trial
     part_before = 1/epochs_needed(base.bs, t.bs, before.noise) if before.is_known else 1.
     trial = replace(before, bs=larger.bs, noise=noise_of(part_before*part, larger.bs, t.bs), n_short=min(n_steps*base.bs/t.bs, t.steps))
     return replace(facts, trial=trial)
 
-def saving_of(
-    facts:Facts, # What is known
-    base:Option, # As for `try_larger`
-    larger:Option, # As for `try_larger`
-)->float: # Seconds of a fit; below 0 where it is longer
-    "Return what the larger batch saves at best, as far as short trainings can tell"
-    best = with_trial(facts, base, larger, n_most, parts_tried(larger.bs/base.bs)[1])
+def _saving(facts, base, larger):
+    "Return the seconds of a fit that the larger batch saves at best, as far as short trainings can tell; below 0 where it takes longer"
+    best = _with_trial(facts, base, larger, n_most, parts_tried(larger.bs/base.bs)[1])
     return base.fit_time-option_of(best, best.noise, larger.bs).fit_time
 
-def steps_for(
-    base:Option, # As for `try_larger`
-    larger:Option, # As for `try_larger`
-    seconds:float, # Seconds
-)->int: # `n_most` at most, as for `try_larger`
-    "Return with how many steps `try_larger` takes so many seconds"
-    at_no_steps = seconds_of(base, larger, 0)
-    per_step = seconds_of(base, larger, 1)-at_no_steps
+def _steps_for(base, larger, seconds):
+    "Return with how many steps `try_larger` takes so many seconds, `n_most` at most"
+    at_no_steps = _seconds(base, larger, 0)
+    per_step = _seconds(base, larger, 1)-at_no_steps
     return math.floor(min(n_most, (seconds-at_no_steps)/per_step))
 
 # %% ../../nbs/finder/09_trial.ipynb #2fd70c68
@@ -262,14 +236,14 @@ def try_sizes(
     for i in range(most_trials):
         larger = _next_to_try(facts, base)
         if larger is None: break
-        saving = saving_of(facts, base, larger)
+        saving = _saving(facts, base, larger)
         can_spend = math.inf if has_mock else most_part*saving-lost
-        n_steps = min(steps_for(base, larger, can_spend), math.floor(base.trained_steps))
+        n_steps = min(_steps_for(base, larger, can_spend), math.floor(base.trained_steps))
         if n_steps<n_least and not has_mock:
-            skipped = dict(skipped=larger.bs, saving=saving, cost=seconds_of(base, larger, n_least))
+            skipped = dict(skipped=larger.bs, saving=saving, cost=_seconds(base, larger, n_least))
             if not facts.trial.is_known: facts = replace(facts, trial=replace(facts.trial, **skipped))
             break
-        seconds = seconds_of(base, larger, n_steps)
+        seconds = _seconds(base, larger, n_steps)
         _say(learn, facts, base, larger, seconds)
         look = FirstLook() if i==0 and not has_mock else None
         part = try_larger(learn, facts, base, larger, n_steps, look)
@@ -278,7 +252,7 @@ def try_sizes(
         if part<=parts_tried(larger.bs/base.bs)[0]:
             facts,lost = replace(facts, trial=replace(facts.trial, failed=larger.bs)),lost+seconds
             continue
-        found = with_trial(facts, base, larger, n_steps, part)
+        found = _with_trial(facts, base, larger, n_steps, part)
         if facts.trial.is_known and not _is_faster(found, facts): break # What was found before says more about the smaller sizes
         facts,base = found,option_of(found, found.noise, larger.bs)
     return facts if facts.trial.is_known else replace(facts, trial=replace(facts.trial, bs=facts.today.bs))

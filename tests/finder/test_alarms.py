@@ -43,18 +43,7 @@ bad = dict(info_nce=(info_nce,reals,None), of_a_callback=(Views(info_nce).lf,rea
 # Losses that are what is taken from them
 
 def per_item(pred, targ): return ((pred-targ)**2).sum(-1).mean()
-class Norm(nn.Module):
-    "A running mean in a buffer that has no part in the loss"
-    def __init__(self):
-        super().__init__()
-        self.register_buffer('n', torch.zeros(()))
-        self.log = []
-    def forward(self, pred, targ):
-        self.n += 1
-        self.log.append(float(self.n))
-        return per_item(pred, targ)
-
-good = dict(per_item=(per_item,reals,None), items_of_a_callback=(Views(per_item).lf,reals,None), module=(Norm(),reals,None),
+good = dict(per_item=(per_item,reals,None), items_of_a_callback=(Views(per_item).lf,reals,None),
     counted=(over_kept,kept,lambda learn: (learn.y!=0).sum()), flat=(MSELossFlat(),reals,None),
     weighted=(CrossEntropyLossFlat(weight=torch.tensor([1.,9.])),kinds,None),
     summed=(nn.MSELoss(reduction='sum'),reals,lambda learn: len(learn.x)))
@@ -100,11 +89,6 @@ def test_a_plan_names_a_loss_over_pairs(nm, lr, short):
     assert res.verdict=='pairs'
     assert res.to_dict()['measured']['pairs']
     assert 'needs another `count=` or `reduction`, or it compares the items of a batch' in res.advice
-
-def test_a_plan_names_no_mean_over_items(short):
-    res = planned(*good['per_item'])
-    assert not res.facts.measured.pairs
-    assert 'pairs' not in res.advice
 
 # A rate too high
 
@@ -162,10 +146,6 @@ def test_guesses_that_scatter_are_no_alarm(seed):
     sums[:,4] = ((sums[:,3:4]/8-sums[:,1:2]/8+off-off.mean(1, keepdims=True))**2).sum(1)
     assert not is_too_high(at, sums, 0.9)
 
-def test_no_rate_is_too_high_by_chance():
-    "Where nothing moves, with few micro-batches or many"
-    assert not any(answer((2.3,)*3, n=n, seed=seed) for n in (2,5,20) for seed in range(200))
-
 # Has it learned anything?
 
 @pytest.mark.parametrize('loss,guess,n,res', [(2.3,2.3,8,False), (2.2,2.3,8,True), (2.3,2.2,8,False), (2.3,nan,8,True), (2.3,2.3,2,True)])
@@ -173,5 +153,5 @@ def test_a_model_has_learned_if_it_ends_below_a_guess(loss, guess, n, res):
     "With a hundred micro-batches at the end or more, whatever the loss counts from"
     for start in (0,100):
         path,sums = LossPath(0.5),rows([start+loss]*41, [start+guess]*41, n=n, seed=3)
-        path.at,path.sums = np.linspace(0, 1, 41).tolist(),sums.copy
+        path.at,path.sums = np.linspace(0, 1, 41).tolist(),lambda on_ranks: sums.copy() # noqa: B023
         assert path.learned()==res

@@ -12,8 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, Random
 from fastai.callback import schedule # noqa: F401 (patches `fit_one_cycle` into `Learner`)
 from fastai.callback.core import Callback
 from fastai.callback.training import GradientAccumulation
-from fastai.data.core import DataLoaders, Datasets, TfmdDL
-from fastai.data.load import DataLoader
+from fastai.data.core import DataLoaders, Datasets
 from fastai.losses import CrossEntropyLossFlat, MSELossFlat
 from fastai.optimizer import Adam, Lamb, Larc, Lookahead, OptimWrapper, RAdam, RMSProp, SGD, ranger
 from fastai_bs.accumulate.grad_accum import GradAccum
@@ -56,13 +55,9 @@ class Own(BatchSampler): pass
 items = regression(96, dtype=f32)
 def in_batches(bs): return TorchDataLoader(items, batch_sampler=Own(SequentialSampler(items), bs, False))
 
-@pytest.mark.parametrize('dl', [in_batches(8), TorchDataLoader(items, batch_size=None), [items]], ids=lambda o: type(o).__name__)
-def test_a_loader_that_cannot_change(dl):
-    refused(make(), learner(dls=DataLoaders(dl, dl), cbs=[GradAccum(2),ScaledLR(8)]), 'cannot be given batches of 32 items: make one')
-
-def test_a_loader_that_need_not_change_is_taken_as_it_is():
+def test_a_loader_that_cannot_change():
     dl = in_batches(8)
-    assert accumulated().apply(learner(dls=DataLoaders(dl, dl))).dls.train is dl
+    refused(make(), learner(dls=DataLoaders(dl, dl), cbs=[GradAccum(2),ScaledLR(8)]), 'cannot be given batches of 32 items: make one')
 
 def torchs(opt): return partial(OptimWrapper, opt=opt)
 
@@ -105,12 +100,6 @@ def test_an_optimizer_of_another_family(opt_func, adam, created):
     make(adam=adam).apply(learn)
     assert (learn.opt is not None)==created
 
-def test_an_optimizer_that_cannot_be_tried_is_taken():
-    def opt_func(params, lr):
-        if len(list(params))<4: raise RuntimeError
-        return SGD(params, lr)
-    assert make().apply(learner(opt_func=opt_func)).dls.train.bs==32
-
 def summed(pred, targ): return ((pred-targ)**2).sum()
 summed.reduction = 'sum'
 
@@ -123,46 +112,22 @@ def test_a_sum_and_a_mean_are_not_the_same_loss(loss_func, sums):
 
 # What a learner gets
 
-class Twice(DataLoader):
-    "A loader whose items come from its own method"
-    def create_item(self, s): return tuple(2*o for o in super().create_item(s))
-
-@pytest.mark.parametrize('cls,kwargs', [(DataLoader,dict(shuffle=True, drop_last=True)),(Twice,dict(shuffle=False, drop_last=True)),
-    (TfmdDL,dict(shuffle=False, after_item=lambda o: o+1)),(TfmdDL,dict(shuffle=True, after_batch=lambda o: o*3))])
-def test_apply_keeps_the_settings_of_the_loader(cls, kwargs):
-    "The same items, transforms and order in larger batches; the validation loader stays what it is"
-    dls = DataLoaders(cls(items[:90], bs=8, num_workers=0, **kwargs), DataLoader(items[:8], bs=8, num_workers=0), device='cpu')
-    before,valid = dls.train,dls.valid
-    learn = make().apply(learner(dls=dls))
-    dl = learn.dls.train
-    assert type(dl) is cls
-    assert dl.bs==32
+def test_a_learner_gets_larger_batches():
+    "In a loader of its own; the validation loader stays what it is"
+    learn = learner()
+    before,valid = learn.dls.train,learn.dls.valid
+    assert make().apply(learn).dls.train.bs==32
     assert before.bs==8
-    assert dls.train is before
     assert learn.dls.valid is valid
-    assert dl.dataset is before.dataset
-    assert all(getattr(dl, nm)==getattr(before, nm) for nm in ('shuffle','drop_last','num_workers','n','device'))
-    seen,once = (torch.cat([b[0] for b in o]) for o in (dl,before))
-    n = 64 if kwargs.get('drop_last') else 90
-    assert len(seen)==n
-    assert [len(b[0]) for b in dl][:2]==[32,32]
-    if not kwargs['shuffle']: assert torch.equal(seen, once[:n])
-    elif n==90: assert sorted(seen[:,0].tolist())==sorted(once[:,0].tolist())
 
-def test_apply_on_torch_loaders():
-    "With their sampler and generator, which are where they were"
+def test_torch_loaders_keep_their_sampler_and_generator():
     gen = torch.Generator().manual_seed(3)
     sampler,state = RandomSampler(items, generator=gen),gen.get_state()
     dl = TorchDataLoader(items, batch_size=8, sampler=sampler, drop_last=True, generator=gen, collate_fn=list)
     train = make().apply(learner(dls=DataLoaders(dl, dl))).dls.train
-    assert train.batch_size==32
-    assert train.sampler is sampler
-    assert train.dataset is items
-    assert train.drop_last
-    assert train.collate_fn is list
-    assert train.generator is gen
+    assert (train.batch_size,dl.batch_size,train.drop_last)==(32,8,True)
+    assert (train.sampler,train.dataset,train.collate_fn,train.generator)==(sampler,items,list,gen)
     assert torch.equal(gen.get_state(), state)
-    assert dl.batch_size==8
 
 def count(learn): return learn.yb[0].numel()
 def accums(learn): return [cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation,ScaledLR))]
@@ -200,25 +165,6 @@ def test_what_belongs_to_the_model_stays():
         assert accum.fix_bn is False
         assert accum.n_acc==4
 
-def training(learn, *args, fit='fit'):
-    "Its losses and weights, from the same random numbers"
-    learn.dls.train.rng.seed(1)
-    torch.manual_seed(1)
-    getattr(learn, fit)(*args)
-    return [*map(float, learn.recorder.losses)],flat(learn).tolist()
-
-@pytest.mark.parametrize('plan', [make(),accumulated()], ids=['32','4 x 8'])
-def test_applied_twice_is_once(plan):
-    def _training(n):
-        learn,rng = learner(),random_states()
-        loader = plan.apply(learn).dls.train
-        for _ in range(n): plan.apply(learn)
-        assert len(accums(learn))==len(plan.cbs)
-        assert random_states()==rng
-        assert n or learn.dls.train is loader
-        return training(learn, 2, plan.lr)
-    assert _training(0)==_training(2)
-
 class Steps(Callback):
     "Notes what each optimizer step was made with"
     order,run_valid = 90,False
@@ -244,7 +190,7 @@ def test_a_fit_as_planned(plan, lr):
     assert learn.steps.lrs[0]==pytest.approx([o/plan.rule(4) for o in scaled])
     assert learn.recorder.lrs[-1]==pytest.approx(scaled[-1])
 
-@pytest.mark.parametrize('n,drop,bs', [(500,True,128),(500,True,320),(650,False,320),(650,False,64)])
+@pytest.mark.parametrize('n,drop,bs', [(500,True,128),(650,False,320)])
 def test_a_fit_counts_what_the_loader_gives(n, drop, bs):
     "Its epochs, its steps, and the sum of rate times weight decay over them, which is that of today's training"
     def _learn(): return learner(n, 16, partial(Adam, wd=0.1), cbs=Steps(), drop_last=drop)
@@ -283,9 +229,9 @@ def test_the_code_does_what_apply_does(plan):
 # A fit that is another one
 
 def unlike(f):
-    "In what a fit is not the planned one, as its warnings say"
+    "In what a fit is not the planned one, as its warnings say: Python shows each once, also where both parts of `fine_tune` have it"
     with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter('always')
+        warnings.simplefilter('default')
         f()
     return [re.search('not the planned .*, as (.*): ', str(o.message))[1] for o in said if 'not the planned' in str(o.message)]
 
@@ -295,7 +241,7 @@ def fit(method='fit_one_cycle', n_epoch=None, lr='lr', **kwargs):
     return lambda learn,plan: getattr(learn, method)(n_epoch or plan.n_epoch, getattr(plan, lr) if isinstance(lr, str) else lr, **kwargs)
 
 as_planned = [(cycled,fit()), (cycled,fit(start_epoch=1)), (partial(cycled, lr=slice(1e-3,1e-2)),fit()), (partial(cycled, lr=[1e-3,1e-2]),fit()),
-    (make,fit('fit')), (partial(cycled, lr=0.0123456),fit(lr=0.0123)), (lambda: tuned().at(32),fit('fine_tune')), (accumulated,fit('fit')),
+    (make,fit('fit')), (partial(cycled, lr=0.0123456),fit(lr=0.0123)), (lambda: tuned().at(32),fit('fine_tune')),
     (partial(cycled, has_lr=False),fit(lr=0.5)), (partial(cycled, has_n_epoch=False),fit(n_epoch=7)), (lambda: cycled().at(8),fit('fit', 1, 1.))]
 
 @pytest.mark.parametrize('plan,train', as_planned, ids=map(str, range(len(as_planned))))
@@ -309,12 +255,11 @@ def test_nothing_is_said_of_a_fit_as_planned(plan, train):
 # The plan of `cycled` has 10 epochs of 32 for 7 of 8, at 0.03 for 0.01
 @pytest.mark.parametrize('plan,train,says', [
     (cycled,fit(lr='scaled_lr'),['its rate is 0.03, scaled to 0.09']),
-    (partial(cycled, has_lr=False),fit(lr='scaled_lr'),['its rate is 0.03, scaled to 0.09']),
-    (partial(cycled, lr=slice(1e-3,1e-2)),fit(lr='scaled_lr'),['its rate is 0.03, scaled to 0.09']),
+    (partial(cycled, has_lr=False, lr=slice(1e-3,1e-2)),fit(lr='scaled_lr'),['its rate is 0.03, scaled to 0.09']),
     (cycled,fit(lr=1e-3),['its rate is 0.001, scaled to 0.003']),
     (cycled,fit(n_epoch=2),['it has 2 epochs']), (cycled,fit(n_epoch=1, lr=0.02),['its rate is 0.02, scaled to 0.06, and it has 1 epoch']),
-    (cycled,fit('fine_tune'),['it is `fine_tune`']), (cycled,fit('fit'),['it is `fit`']), (cycled,fit('fit_flat_cos'),['it is `fit_flat_cos`']),
-    (make,fit(),['it is `fit_one_cycle`']), (lambda: tuned().at(32),fit(),['it is `fit_one_cycle`']),
+    (cycled,fit('fine_tune'),['it is `fine_tune`']), (cycled,fit('fit'),['it is `fit`']),
+    (lambda: tuned().at(32),fit(),['it is `fit_one_cycle`']),
     (lambda: tuned().at(32),fit('fine_tune', 3),['it has 3 epochs']),
     (lambda: tuned().at(32),fit('fine_tune', freeze_epochs=2),['it has 2 frozen epochs']),
     (lambda: tuned().at(32),fit('fine_tune', lr='scaled_lr'),['its rate is 0.0391, scaled to 0.153','its rate is 0.0195, scaled to 0.0763'])],
@@ -377,20 +322,6 @@ def test_undo(plan, cbs, times):
     assert changes(was, picture(learn, only=('model','opt','wd')))==[]
     assert random_states()==rng
 
-@pytest.mark.parametrize('opt_func,kwargs', [(momentum_sgd,{}),(partial(Adam, wd=0.01),decaying)], ids=['SGD','Adam'])
-def test_training_is_as_before(opt_func, kwargs):
-    "After `undo` bit for bit as without a plan; weights that were trained meanwhile stay"
-    def _training(*plans):
-        learn = learner(opt_func=opt_func, cbs=GradAccum(2))
-        for plan in plans: plan.undo(plan.apply(learn))
-        return training(learn, 2, 0.05)
-    assert _training()==_training(make(**kwargs))==_training(make(**kwargs), accumulated(**kwargs))
-    learn = make(**kwargs).apply(learner(opt_func=opt_func))
-    learn.fit(1, 0.05)
-    trained = flat(learn).clone()
-    assert torch.equal(flat(make().undo(learn)), trained)
-    assert learn.opt is not None
-
 def test_what_came_since_stays():
     "Another training loader, and callbacks of other kinds; and a loader that was replaced is what the next plan goes from"
     mine,before = NoiseScale(),GradAccum(2)
@@ -427,15 +358,8 @@ def test_weight_decay_is_set_and_put_back(wd, trained, n):
     learn.fit(1, 0.01)
     assert [h['wd'] for h in learn.opt.hypers]==[0.01]
 
-def test_a_plan_that_leaves_weight_decay_takes_back_that_of_another():
-    learn,plan = learner(opt_func=partial(Adam, wd=0.01)),make(**decaying)
-    plan.apply(learn).fit(1, 0.01)
-    plan.at(8).apply(learn).fit(1, 0.01)
-    assert learn.wd is None
-    assert [h['wd'] for h in learn.opt.hypers]==[0.01]
-
 def test_a_plan_made_after_another_stands_on_it():
-    "One that stays leaves that set-up as it is; one that changes the size sets its own decay, also where that is the one it was measured with"
+    "One that stays leaves that set-up as it is"
     learn,first = learner(opt_func=partial(Adam, wd=0.01)),make(**decaying)
     first.apply(learn).fit(1, 0.01)
     loader,wd = learn.dls.train,learn.wd
@@ -443,9 +367,6 @@ def test_a_plan_made_after_another_stands_on_it():
     stays = make(**{**decaying, 'wd': wd}, bs=32, micro_bs=32, has_plan=True).at(32)
     assert stays.apply(learn).dls.train is loader
     assert learn.wd==wd
-    same_decay = make(**{**decaying, 'wd': wd}, keeps_wd=True, has_plan=True).at(16)
-    assert same_decay.choice.option.wd_factor==1
-    assert same_decay.apply(learn).wd==wd
 
 # Files and copies
 

@@ -1,6 +1,5 @@
 "`learn.bs_find`: what it says, that nobody can tell it was called, and what it refuses"
 import math
-import sys
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,28 +13,22 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader as TorchDataLoader, Dataset, IterableDataset, RandomSampler
 from fastai.callback.core import Callback
 from fastai.callback.progress import CSVLogger, ShowGraphCallback
-from fastai.callback.rnn import ModelResetter, rnn_cbs
-from fastai.callback.schedule import ParamScheduler, SchedCos
+from fastai.callback.rnn import ModelResetter
 from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback, TerminateOnNaNCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.layers import Flatten
 from fastai.losses import CrossEntropyLossFlat
-from fastai.optimizer import Adam, OptimWrapper
-from fastai.text.data import LMDataLoader
-from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
-from fastai.text.models.core import get_language_model
+from fastai.optimizer import Adam
 from fastai.torch_core import params
 
 from fastai_bs.finder import bs_find as finder
 from fastai_bs.all import adascale_gain, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.finder.cycle import rate_at
 from fastai_bs.finder.formulas import for_training
-from fastai_bs.noise.estimator import last_stretch, NoiseEstimate
-from fastai_bs.finder.mock import EndOfMock
-from fastai_bs.finder.timing import StepTimes
+from fastai_bs.noise.estimator import NoiseEstimate
 from fastai_bs.schedule.scaled_lr import rates as all_rates
-from helpers import (changes, halves, hypers, loaders, mlp, noted, peak_lr, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, token_model,
+from helpers import (changes, halves, hypers, loaders, mlp, noted, peak_lr, picture, quiet_learner, RaiseAt, regression, set_seed, token_model,
                      tokens)
 from test_snapshot import Net
 
@@ -54,12 +47,6 @@ def convnet():
 def convnet_learner(dls=None, n=64, opt_func=Adam, **kwargs):
     dls = dls or loaders(images(n), 8, valid=images(8,1), shuffle=True)
     return quiet_learner(dls, convnet(), loss_func=CrossEntropyLossFlat(), opt_func=opt_func, splitter=halves, **kwargs)
-
-def language_learner():
-    toks = [torch.randint(0,12,(n,)) for n in (40,61,33,50,70)]
-    dls = DataLoaders(LMDataLoader(toks, bs=2, seq_len=7, shuffle=True, num_workers=0), LMDataLoader(toks[:1], bs=2, seq_len=7, num_workers=0), device='cpu')
-    model = get_language_model(AWD_LSTM, 12, config={**awd_lstm_lm_config, 'emb_sz': 6, 'n_hid': 8, 'n_layers': 2})
-    return quiet_learner(dls, model, loss_func=CrossEntropyLossFlat(), opt_func=Adam, cbs=rnn_cbs(alpha=2., beta=1.))
 
 def torch_loaders(**kwargs):
     items = images(64)
@@ -98,12 +85,9 @@ def _after_freezing(learn):
 def _nothing(learn): pass
 
 learners = dict(
-    convnet=convnet_learner, awd_lstm=language_learner, state_of_its_own=state_learner, torch_loaders=lambda: convnet_learner(torch_loaders()),
+    convnet=convnet_learner, state_of_its_own=state_learner, torch_loaders=lambda: convnet_learner(torch_loaders()),
     persistent_workers=lambda: convnet_learner(torch_loaders(num_workers=2, persistent_workers=True)),
-    scheduler=lambda: convnet_learner(cbs=ParamScheduler({'lr': SchedCos(0.01,0.001), 'mom': SchedCos(0.9,0.8)})),
-    scaled_lr=lambda: convnet_learner(cbs=[GradAccum(2), NoiseScale(), ScaledLR(4, sqrt_scaling)]),
-    loss_scaler=lambda: convnet_learner(cbs=ScaledLoss(init_scale=2.**10, growth_interval=4)),
-    adamw=lambda: convnet_learner(opt_func=partial(OptimWrapper, opt=torch.optim.AdamW)))
+    scaled_lr=lambda: convnet_learner(cbs=[GradAccum(2), NoiseScale(), ScaledLR(4, sqrt_scaling)]))
 
 def failing_find(learn, event, error, order=99, **kwargs):
     "From the fourth micro-batch on where the event is one of a batch, else at once"
@@ -199,35 +183,17 @@ def test_bs_find_writes_no_file(mock, tmp_path):
 
 # What it says
 
-def by_hand(items, bs, n_acc, loss_func, model, beta=0.99):
-    "Noise scale in items at fixed weights, from one backward pass per micro-batch and per window: |G_n|² = |G|² + tr(Σ)/n for both sizes, solved"
-    def _sq(o):
-        xb,yb = (torch.stack(list(t)) for t in zip(*o))
-        g = torch.autograd.grad(loss_func(model(xb), yb), list(model.parameters()))
-        return sum(t.double().square().sum().item() for t in g)
-    rows = []
-    for i in range(0, len(items), bs*n_acc):
-        window = items[i:i+bs*n_acc]
-        micros = [window[j:j+bs] for j in range(0, len(window), bs)]
-        if len(micros)<2: continue
-        N,K,sq_mean = len(window),len(micros),_sq(window)
-        tr_sigma = sum(len(m)*(_sq(m)-sq_mean) for m in micros)/(K-1)
-        rows.append((N, tr_sigma, sq_mean-tr_sigma/N))
-    w = np.array([r[0]*beta**(len(rows)-i) for i,r in enumerate(rows)])
-    return w@[r[1] for r in rows]/(w@[r[2] for r in rows]), rows
-
 @pytest.mark.parametrize('n,bs,n_batch', [(158,4,4),(157,5,2),(64,1,8)], ids=['last_batch_short','last_window_short','single_items'])
 def test_the_noise_scale_at_fixed_weights_is_that_by_hand(n, bs, n_batch):
-    items = regression(n)
-    learn = quiet_learner(loaders(items, bs), mlp())
-    plan = learn.bs_find(0, n_batch=n_batch, num_it=-(-n//bs), tol=0, show_plot=False)
-    value,rows = by_hand(items, bs, n_batch, nn.functional.mse_loss, learn.model)
-    assert last_stretch(pd.DataFrame(rows, columns=['n_elems','tr_sigma','g_sq']).assign(n_items=1))==0
-    # The loss averages over the 2 outputs of an item as well: that is one element each, and the noise scale is in items
-    assert plan.noise_scale==pytest.approx(value, rel=1e-9)
-    assert plan.facts.measured.n_windows==len(rows)==len(plan.df)
-    assert plan.df.n_items.tolist()==[r[0] for r in rows]
-    assert plan.ci==pytest.approx(tuple(plan.df[['low','high']].iloc[-1]), rel=1e-9)
+    "All of the windows, each as by hand: `test_mock.py`; a last one of a single micro-batch tells nothing. Later ones weigh more"
+    plan = quiet_learner(loaders(regression(n), bs), mlp()).bs_find(0, n_batch=n_batch, num_it=-(-n//bs), tol=0, show_plot=False)
+    df = plan.df
+    items = [min(bs*n_batch, n-i) for i in range(0, n, bs*n_batch)]
+    assert df.n_items.tolist()==[o for o in items if o>bs]
+    assert plan.facts.measured.n_windows==len(df)
+    w = df.n_items*0.99**np.arange(len(df))[::-1]
+    assert plan.noise_scale==pytest.approx(w@df.tr_sigma/(w@df.g_sq)/2, rel=1e-9) # The loss averages over the 2 outputs of an item as well
+    assert plan.ci==pytest.approx(tuple(df[['low','high']].iloc[-1]), rel=1e-9)
     assert plan.ci[0]<plan.noise_scale<plan.ci[1]
 
 def reg_learner(n=200, bs=4, dtype=torch.float32, seed=0, **kwargs):
@@ -344,14 +310,10 @@ def test_a_state_goes_on_from_batch_to_batch(shuffle):
     assert chosen.apply(learn).dls.train.bs==4
     with pytest.raises(ValueError, match='must be made of whole micro-batches of 4 items'): plan.at(2)
 
-@pytest.mark.parametrize('n_epoch,verdict', [(2,'few_steps'),(8,'not_learned')])
-def test_a_training_that_cannot_learn(n_epoch, verdict):
-    "Pictures of noise with any label: 90 steps, or 240"
-    plan = convnet_learner(n=240, opt_func=Adam).bs_find(1e-6, n_epoch=n_epoch, num_it=960, show_plot=False)
-    assert plan.verdict==verdict
-    assert plan.bs==8
-    assert not plan.choice.option.changes
-    assert math.isnan(plan.facts.noise)
+def test_a_training_that_cannot_learn():
+    "Pictures of noise with any label: 240 steps"
+    plan = convnet_learner(n=240, opt_func=Adam).bs_find(1e-6, n_epoch=8, num_it=960, show_plot=False)
+    assert plan.verdict=='not_learned'
 
 @pytest.mark.parametrize('kwargs,verdict', [(dict(n_epoch=3),'few_steps'), (dict(n_epoch=9, loss_func=lambda pred, y: (pred@y.T).logsumexp(1).mean()),'pairs')])
 def test_where_nothing_can_be_planned_nothing_is_timed(kwargs, verdict, monkeypatch):
@@ -462,6 +424,7 @@ def test_without_epochs_a_plan_is_for_those_of_the_mock_training(num_it, n_epoch
     plan = find(reg_learner(), num_it=num_it, max_bs=4)
     assert plan.facts.today.n_epoch==n_epoch
     assert not plan.facts.today.has_n_epoch
+    assert 0<plan.took<60
 
 # What the learner brings along
 
@@ -513,18 +476,3 @@ def test_a_seed_gives_its_own_noise_scale():
     pd.testing.assert_frame_equal(first.df, again.df, check_exact=True)
     assert len({o.df.tr_sigma.sum() for o in (first,other,none)})==3
     assert [o.facts.measured.seed for o in (first,other,none)]==[3,4,None]
-
-# What it takes
-
-def test_what_bs_find_takes_is_said_before(monkeypatch):
-    "Once, where it is long and there is a bar"
-    monkeypatch.setattr(EndOfMock, 'worth_saying', 0)
-    monkeypatch.setattr(StepTimes, 'budget', 180)
-    monkeypatch.setattr(sys.stdout, 'isatty', lambda: True)
-    said = []
-    monkeypatch.setattr(Progress, 'mbar', SimpleNamespace(write=said.append))
-    plan = reg_learner(cbs=Progress()).bs_find(0.01, num_it=40, max_bs=4, show_plot=False)
-    assert len(said)==1
-    assert 'bs_find takes about' in said[0]
-    assert 0<plan.took<60
-    assert plan.duration.today>0

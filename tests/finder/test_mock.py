@@ -129,9 +129,7 @@ def test_measured_windows_are_those_by_hand(nm):
     cool = df[(df.pct>=cool_stretch[0]) & (df.pct<cool_stretch[1])]
     w = cool.n_elems
     assert tape.plan.facts.measured.cool.noise_scale==pytest.approx((cool.tr_sigma@w)/(cool.g_sq@w)*cool.n_items.sum()/w.sum()) or (cool.g_sq@w)<=0
-    if nm=='nothing counts':
-        assert len(tape.measured)>len(df)>5
-        assert any(count(*yb)==0 for o in tape.measured for _,yb in o.micros)
+    if nm=='nothing counts': assert any(count(*yb)==0 for o in tape.measured for _,yb in o.micros)
 
 class Overflowing(ScaledLoss):
     "As float16 would above 512"

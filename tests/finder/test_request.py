@@ -42,22 +42,22 @@ def test_what_fits_here_and_times_of_another_device():
     assert [o for o,*_ in plan.facts.device.times]==[4,8]
 
 @pytest.mark.parametrize('args,kwargs,call', [((5,1e-3), {}, '0.001, n_epoch=5'), ((1,1e-3), {}, '0.001, n_epoch=1'),
-    ((3,slice(1e-4,1e-3)), dict(seed=2), 'slice(0.0001, 0.001, None), n_epoch=3, seed=2')])
+    ((3,slice(1e-4,1e-3)), dict(seed=2), 'slice(0.0001, 0.001, None), n_epoch=3')])
 def test_epochs_before_the_rate(args, kwargs, call):
     with pytest.raises(TypeError, match=re.escape(f'write learn.bs_find({call})')): reg_learner().bs_find(*args, **kwargs)
 
 @pytest.mark.parametrize('args,kwargs,call', [
-    ((1e-3,10), {}, '0.001, n_epoch=10'), ((slice(1e-4,0.00123456),12), dict(tol=0), 'slice(0.0001, 0.00123456), n_epoch=12, tol=0'),
-    ((None,8), {}, 'n_epoch=8'), ((3,80), {}, 'n_epoch=3'), ((2,), dict(num_it=11, ci=0.9), 'n_epoch=2, ci=0.9'),
+    ((1e-3,10), {}, '0.001, n_epoch=10'), ((slice(1e-4,0.00123456),12), {}, 'slice(0.0001, 0.00123456), n_epoch=12'),
+    ((None,8), {}, 'n_epoch=8'), ((3,80), {}, 'n_epoch=3'), ((2,), dict(num_it=11), 'n_epoch=2'),
     ((1e-3,80), {}, None), ((1,80), {}, None), ((1e-3,10), dict(n_epoch=5), None), ((3,10), dict(n_epoch=5), None)], ids=str)
 def test_epochs_taken_for_something_else(args, kwargs, call, short):
-    "Once said, with the call that keeps what was given; then done as asked"
+    "Once said, with the call for epochs; then done as asked"
     learn = reg_learner(lr=0.01)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
         plan = learn.bs_find(*args, show_plot=False, max_bs=8, **kwargs)
     said = [str(o.message) for o in said if ' was taken as `' in str(o.message)]
-    assert [o.split('write ')[1] for o in said]==([f'learn.bs_find({call}, max_bs=8, show_plot=False)'] if call else [])
+    assert [o.split('write ')[1] for o in said]==([f'learn.bs_find({call})'] if call else [])
     assert plan.facts.measured.n_seen<=(args[1] if len(args)>1 else 11)
 
 @pytest.mark.parametrize('lr', [1e-3,0])
@@ -87,36 +87,24 @@ def test_a_noise_scale_of_another_training(noise, match):
     "Refused before anything has changed"
     assert _refused(reg_learner(), ValueError, match, noise_scale=noise(), lr=1e-2, num_it=None, n_epoch=5)==[]
 
-def test_a_watched_training_takes_the_place_of_measuring(short):
-    "Its reading on the cool stretch, for the whole training; on a learner with new weights"
-    noise = watched()
-    plan = reg_learner().bs_find(1e-2, n_epoch=4, noise_scale=noise, show_plot=False)
-    e = noise.cool
-    assert e.n_windows==2
-    assert plan.facts.measured.n_windows is None
-    assert plan.facts.measured.n_seen==2
-    assert plan.df is None
+def test_a_number_takes_the_place_of_measuring(short):
     given = reg_learner().bs_find(1e-2, n_epoch=4, noise_scale=30., show_plot=False)
     assert given.noise_scale==for_training(30., 200, 4)
     assert math.isnan(given.ci[0]+given.ci[1])
-    if math.isfinite(e.noise_scale): assert plan.noise_scale==for_training(e.noise_scale, 200, 4)
-    else: assert math.isnan(plan.noise_scale)
 
-def test_the_interval_of_a_watched_training(short):
-    noise = watched(n_epoch=40)
-    plan = reg_learner().bs_find(1e-2, n_epoch=40, noise_scale=noise, show_plot=False)
+@pytest.mark.parametrize('cbs,factor', [(lambda: None,1),(lambda: ScaledLR(2, linear_scaling),2)])
+def test_a_watched_training_takes_the_place_of_measuring(cbs, factor, short):
+    "Its reading on the cool stretch, for the whole training; on a learner with new weights, also where a ScaledLR makes the rate"
+    noise = watched(n_epoch=10, cbs=cbs())
+    plan = reg_learner(cbs=cbs()).bs_find(1e-2, n_epoch=10, noise_scale=noise, show_plot=False)
     e = noise.cool
-    assert e.n_windows>10
-    low,high = (for_training(o, 200, 40) for o in e.ci)
+    low,high = (for_training(o, 200, 10) for o in e.ci)
     assert plan.ci==pytest.approx((low,high))
-    assert plan.noise_scale==pytest.approx(for_training(e.noise_scale, 200, 40) if math.isfinite(e.noise_scale) else low)
-
-def test_a_rate_that_a_scaled_lr_makes(short):
-    "The training was watched with it on the learner, too"
-    def _scaled(): return ScaledLR(2, linear_scaling)
-    noise = watched(cbs=_scaled())
-    plan = reg_learner(cbs=_scaled()).bs_find(1e-2, n_epoch=4, noise_scale=noise, show_plot=False)
-    assert plan.facts.today.lr_factor==2
+    assert plan.noise_scale==pytest.approx(for_training(e.noise_scale, 200, 10) if math.isfinite(e.noise_scale) else low)
+    assert plan.facts.measured.n_windows is None
+    assert plan.facts.measured.n_seen==2
+    assert plan.df is None
+    assert plan.facts.today.lr_factor==factor
 
 def test_a_watched_training_that_says_nothing(short):
     "All noise, and no interval: as if none was given"
