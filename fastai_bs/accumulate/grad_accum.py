@@ -106,9 +106,10 @@ def start_fit(self:GradAccum):
     learn = self.learn
     twins = [cb for cb in learn.cbs if isinstance(cb, (GradAccum,GradientAccumulation))]
     if self.has_twins(twins):
+        of_plan = ", or call plan.undo(learn), as a plan has set this learner up" if vars(learn).get('before_set_up') else ''
         other = next((o for o in twins if isinstance(o, GradientAccumulation)), twins[0])
         raise ValueError(f"Only one callback can decide when to step, but there are two, {twins[0]} and {twins[-1]}: remove one of them, as with "
-                         f"learn.remove_cb({type(other).__name__})")
+                         f"learn.remove_cb({type(other).__name__}){of_plan}")
     n_accs = self.sizes.start(learn)
     most = max(n_accs, default=1)
     if most>1: self.sizes.check(learn, most)

@@ -22,7 +22,7 @@ from ..learner.mock import mock_training, trained_as
 from ..accumulate.losses import loss_elements
 from ..accumulate.sizes import accumulation, batch_size
 from ..accumulate.grad_accum import GradAccum
-from ..noise.estimator import NoiseEstimate, settled, trend
+from ..noise.estimator import NoiseEstimate, settled
 from ..noise.noise_scale import NoiseScale
 from ..schedule.scaled_lr import rates, ScaledLR, scale_lr
 from .formulas import for_training
@@ -159,7 +159,7 @@ def _at_rest(end):
     "Read the noise scale of the present weights"
     noise = end.noise
     e = settled(noise.moments, noise.beta, noise.level)
-    return dict(noise_scale=e.noise_scale, ci=e.ci, n_windows=e.n_windows, trend=trend(noise.moments))
+    return dict(noise_scale=e.noise_scale, ci=e.ci, n_windows=e.n_windows)
 
 def measured_of(
     end:EndOfMock, # As from `mock_fit`

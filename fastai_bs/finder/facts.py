@@ -94,7 +94,6 @@ class Measured:
     n_passes:float # Epochs of the training loader that it took
     level:float = 0.95 # Coverage of `ci`
     moved:bool = True # Were the weights trained between the windows (a rate above 0)?
-    trend:int = 0 # At fixed weights: 1 where the noise scale rose before these windows, -1 where it fell
     loss_rose:bool = False # Is the rate too high: did the loss rise, to no better than a guess?
     learned:bool = True # Did the loss end below that of a guess, as far as can be told?
     pairs:bool = False # Does the loss look at pairs of items, or is its `count` wrong?

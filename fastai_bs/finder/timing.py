@@ -143,7 +143,7 @@ class StepTimes:
         learn:Learner, # In a mock training: its training loader is replaced
         sizes:list, # Micro-batches that may be timed, in items, ascending
         micro_bs:int, # Today's micro-batch, one of `sizes`
-        noise_scale:float=math.nan, # In items of each rank; NaN where it is not known, `inf` where a size has to win by the time of an item
+        noise_scale:float, # In items of each rank; NaN where it is not known, `inf` where a size has to win by the time of an item
         n_training:float=math.inf, # Micro-batches of the training that is planned; `inf`: not known
     ):
         store_attr()
@@ -268,11 +268,14 @@ def runs_on_ranks(self:StepTimes, micro_bs):
 
 # %% ../../nbs/finder/04_timing.ipynb #56cc9263
 def time_steps(
-    *args, # As for `StepTimes`
+    learn:Learner, # As for `StepTimes`
+    sizes:list, # As for `StepTimes`
+    micro_bs:int, # As for `StepTimes`
+    noise_scale:float=math.nan, # As for `StepTimes`
+    n_training:float=math.inf, # As for `StepTimes`
 )->StepTimes:
-    "Time those of its sizes that can win, in rounds from today's up, then down"
-    times = StepTimes(*args)
-    learn,sizes,micro_bs = times.learn,times.sizes,times.micro_bs
+    "Time those of `sizes` that can win, in rounds from today's up, then down"
+    times = StepTimes(learn, sizes, micro_bs, noise_scale, n_training)
     order = [o for o in sizes if o>=micro_bs] + [o for o in reversed(sizes) if o<micro_bs]
     rounds = [(size,i>0) for i in range(times.n_rounds) for size in order]
     with ticks(learn, len(rounds)) as tick, learn.no_bar():
