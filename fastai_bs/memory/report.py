@@ -287,6 +287,7 @@ class MemoryReport(pd.DataFrame):
             if not self.step: return total+per_item*(n-self.bs)
             try: return _traced(n)
             except ValueError: return _traced(n+1) # BatchNorm takes no single item
+            except RuntimeError: return total+per_item*(n-self.bs) # The model takes no batch of that size
         if on_card and self.step:
             total = _held(self.bs)
             per_item = (_held(2*self.bs)-total)/self.bs

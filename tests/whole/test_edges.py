@@ -86,8 +86,6 @@ def test_where_nothing_is_measured_it_is_said():
 
 @pytest.mark.filterwarnings('ignore')
 def test_gradients_of_zero_are_said():
-    words = said(lambda: learner(bs=8, cbs=NoiseScale(every=1), loss_func=Nothing()).fit(1, 0.05))
-    assert sum('All gradients that NoiseScale has seen are 0' in o for o in words)==1
     learn = learner(bs=8, loss_func=Nothing())
     before = picture(learn)
     with pytest.raises(ValueError, match='All gradients of the mock training are 0'): learn.bs_find(0.05, num_it=60)
