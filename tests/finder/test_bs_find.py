@@ -305,6 +305,8 @@ def test_a_state_goes_on_from_batch_to_batch(shuffle):
     plan = find(learn, n_epoch=2)
     assert [m for m,*_ in plan.facts.device.times]==[4] # Others do not run with this state either
     assert bool(plan.facts.device.failed)==shuffle # But they are not even tried where the order is fixed
+    given = find(learn, n_epoch=2, step_times={4: 0.1, 8: 0.1})
+    assert [m for m,*_ in given.facts.device.times]==([4,8] if shuffle else [4])
     chosen = plan.at(8)
     assert (chosen.micro_bs,chosen.n_acc)==(4,2)
     assert chosen.apply(learn).dls.train.bs==4
