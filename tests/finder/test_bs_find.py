@@ -13,13 +13,16 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader as TorchDataLoader, Dataset, IterableDataset, RandomSampler
 from fastai.callback.core import Callback
 from fastai.callback.progress import CSVLogger, ShowGraphCallback
-from fastai.callback.rnn import ModelResetter
+from fastai.callback.rnn import ModelResetter, rnn_cbs
 from fastai.callback.tracker import EarlyStoppingCallback, ReduceLROnPlateau, SaveModelCallback, TerminateOnNaNCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.layers import Flatten
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import Adam
+from fastai.text.data import LMDataLoader
+from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
+from fastai.text.models.core import get_language_model
 from fastai.torch_core import params
 
 from fastai_bs.finder import bs_find as finder
@@ -47,6 +50,12 @@ def convnet():
 def convnet_learner(dls=None, n=64, opt_func=Adam, **kwargs):
     dls = dls or loaders(images(n), 8, valid=images(8,1), shuffle=True)
     return quiet_learner(dls, convnet(), loss_func=CrossEntropyLossFlat(), opt_func=opt_func, splitter=halves, **kwargs)
+
+def language_learner():
+    toks = [torch.randint(0,12,(n,)) for n in (40,61,33,50,70)]
+    dls = DataLoaders(LMDataLoader(toks, bs=2, seq_len=7, shuffle=True, num_workers=0), LMDataLoader(toks[:1], bs=2, seq_len=7, num_workers=0), device='cpu')
+    model = get_language_model(AWD_LSTM, 12, config={**awd_lstm_lm_config, 'emb_sz': 6, 'n_hid': 8, 'n_layers': 2})
+    return quiet_learner(dls, model, loss_func=CrossEntropyLossFlat(), opt_func=Adam, cbs=rnn_cbs(alpha=2., beta=1.))
 
 def torch_loaders(**kwargs):
     items = images(64)
@@ -85,7 +94,7 @@ def _after_freezing(learn):
 def _nothing(learn): pass
 
 learners = dict(
-    convnet=convnet_learner, state_of_its_own=state_learner, torch_loaders=lambda: convnet_learner(torch_loaders()),
+    convnet=convnet_learner, awd_lstm=language_learner, state_of_its_own=state_learner, torch_loaders=lambda: convnet_learner(torch_loaders()),
     persistent_workers=lambda: convnet_learner(torch_loaders(num_workers=2, persistent_workers=True)),
     scaled_lr=lambda: convnet_learner(cbs=[GradAccum(2), NoiseScale(), ScaledLR(4, sqrt_scaling)]))
 
