@@ -1,4 +1,4 @@
-"""Between the steps of the mock training: windows that are measured and take no step, and what ends it
+"""Between the steps of the mock training: windows that are measured and take no step, how long that takes, and what ends it
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/mock.html.md"""
 
@@ -9,11 +9,13 @@ __all__ = ['windows_per_look', 'shortest_window', 'longest_window', 'micro_batch
            'EndOfMock']
 
 # %% ../../nbs/finder/05_mock.ipynb #32688dbb
-import math, torch
+import math, time, torch
 import pandas as pd
 from fastcore.basics import patch, store_attr
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
 from fastai.torch_core import find_bs
+from ..utils.text import time_text
+from ..learner.ranks import rank
 from ..learner.loaders import epoch_len, known_micro_bs
 from ..learner.optimizer import decay_of, divides_by_size
 from ..accumulate.gradients import dense
@@ -22,6 +24,7 @@ from ..accumulate.grad_accum import GradAccum
 from ..noise.estimator import along, settled
 from ..noise.noise_scale import NoiseScale
 from .cycle import MockCycle, Place, cool_stretch, rate_at
+from .timing import StepTimes
 from .alarms import LossPath, looks_at_pairs
 
 # %% ../../nbs/finder/05_mock.ipynb #4c766fab
@@ -195,6 +198,7 @@ class EndOfMock(Callback):
     "End the mock training: with its cycle, after `num_it` micro-batches, at a narrow interval, or at a loss that is not finite"
     order,run_valid = NoiseScale.order+1,False
     min_windows = 20
+    worth_saying = 2 # Seconds
 
     def __init__(self,
         windows:MockWindows, # Has the `NoiseScale` that measures
@@ -232,9 +236,21 @@ class EndOfMock(Callback):
 
     def after_batch(self):
         self.n_seen += 1
+        if self.n_seen==3: self._begin = time.perf_counter() # The device has warmed up
+        if self.n_seen==8: self.say_cost((time.perf_counter()-self._begin)/5)
         if self.n_seen>=self.num_it or (self.cycle.is_over if self.cycle else self.narrow_enough()): raise CancelFitException
 
     def before_validate(self): raise CancelValidException
+
+# %% ../../nbs/finder/05_mock.ipynb #79790ffa
+@patch
+def say_cost(self:EndOfMock, secs):
+    "Write how long `bs_find` takes at most, by the seconds of a micro-batch"
+    secs *= self.num_it+StepTimes.budget
+    bar = getattr(getattr(self.learn, 'progress', None), 'mbar', None)
+    if self.worth_saying<secs<math.inf and bar and rank()==0:
+        bar.write(f"bs_find takes about {time_text(secs)}: up to {self.num_it} micro-batches to measure, then timing. "
+                  "A smaller num_it= makes it shorter and its answer less sure.")
 
 # %% ../../nbs/finder/05_mock.ipynb #c23591a2
 @patch

@@ -1,5 +1,6 @@
 "`learn.bs_find`: what it says, that nobody can tell it was called, and what it refuses"
 import math
+import sys
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,8 @@ from fastai_bs.finder import bs_find as finder
 from fastai_bs.all import adascale_gain, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.finder.cycle import rate_at
 from fastai_bs.finder.formulas import for_training
+from fastai_bs.finder.mock import EndOfMock
+from fastai_bs.finder.timing import StepTimes
 from fastai_bs.noise.estimator import NoiseEstimate
 from fastai_bs.schedule.scaled_lr import rates as all_rates
 from helpers import (changes, halves, hypers, loaders, mlp, noted, peak_lr, picture, quiet_learner, RaiseAt, regression, ScaledLoss, set_seed, token_model,
@@ -486,3 +489,17 @@ def test_a_seed_gives_its_own_noise_scale():
     pd.testing.assert_frame_equal(first.df, again.df, check_exact=True)
     assert len({o.df.tr_sigma.sum() for o in (first,other,none)})==3
     assert [o.facts.measured.seed for o in (first,other,none)]==[3,4,None]
+
+# What it takes
+
+def test_what_bs_find_takes_is_said_before(monkeypatch):
+    "Once, where it is long and there is a bar"
+    monkeypatch.setattr(EndOfMock, 'worth_saying', 0)
+    monkeypatch.setattr(StepTimes, 'budget', 180)
+    monkeypatch.setattr(sys.stdout, 'isatty', lambda: True)
+    said = []
+    monkeypatch.setattr(Progress, 'mbar', SimpleNamespace(write=said.append))
+    plan = reg_learner(cbs=Progress()).bs_find(0.01, num_it=40, max_bs=4, show_plot=False)
+    assert len(said)==1
+    assert 'bs_find takes about' in said[0]
+    assert 0<plan.took<60

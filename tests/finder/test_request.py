@@ -47,7 +47,7 @@ def test_epochs_before_the_rate(args, kwargs, call):
     with pytest.raises(TypeError, match=re.escape(f'write learn.bs_find({call})')): reg_learner().bs_find(*args, **kwargs)
 
 @pytest.mark.parametrize('args,kwargs,call', [
-    ((1e-3,10), {}, '0.001, n_epoch=10'), ((slice(1e-4,0.00123456),12), {}, 'slice(0.0001, 0.00123456), n_epoch=12'),
+    ((1e-3,10), {}, '0.001, n_epoch=10'), ((slice(1e-4,0.00123456),12), dict(tol=0), 'slice(0.0001, 0.00123456), n_epoch=12'),
     ((None,8), {}, 'n_epoch=8'), ((3,80), {}, 'n_epoch=3'), ((2,), dict(num_it=11), 'n_epoch=2'),
     ((1e-3,80), {}, None), ((1,80), {}, None), ((1e-3,10), dict(n_epoch=5), None), ((3,10), dict(n_epoch=5), None)], ids=str)
 def test_epochs_taken_for_something_else(args, kwargs, call, short):

@@ -366,3 +366,17 @@ def test_a_size_is_tried_in_a_plan_that_measures_nothing(cbs):
     trial = plan.facts.trial
     assert trial.is_known or trial.got_nowhere
     assert plan.facts.measured.n_seen==2
+
+def test_a_trial_that_is_cut_off_leaves_no_trace(monkeypatch):
+    "At the fifth batch of items that are compared"
+    was_after_loss,n = MeanLoss.after_loss,[]
+    def _after_loss(self):
+        n.append(1)
+        if len(n)==5: raise KeyboardInterrupt
+        was_after_loss(self)
+    monkeypatch.setattr(MeanLoss, 'after_loss', _after_loss)
+    learn = learner(own['its own']())
+    was = picture(learn)
+    with pytest.raises(KeyboardInterrupt): learn.bs_find(1e-2, n_epoch=20, step_times={4: 0.01, 8: 0.01, 16: 0.01}, show_plot=False)
+    assert changes(was, picture(learn))==[]
+    assert len(n)==5
