@@ -312,3 +312,15 @@ def test_a_learner_with_it_is_exported_and_loaded(n_acc, tmp_path):
     loaded.dls = learn.dls
     for o in (loaded,learn): o.create_opt(); o.fit(1, 0.1)
     assert torch.equal(flat(loaded), flat(learn))
+
+def test_frozen_parameters_as_in_large_batch():
+    "fastai steps (decays) frozen parameters that hold a zero gradient: so it must with us"
+    def _run(bs, *cbs):
+        learn = quiet_learner(loaders(regression(31), bs), mlp(), opt_func=Adam, wd=0.1, cbs=cbs, splitter=by_layer)
+        learn.fit(1, 0.01)
+        learn.freeze()
+        learn.fit(2, 0.01)
+        learn.unfreeze()
+        learn.fit_one_cycle(1, slice(0.001,0.01))
+        return learn
+    assert distance(_run(2, GradAccum(4)), _run(8)) <= 1e-9

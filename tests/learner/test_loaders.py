@@ -108,3 +108,7 @@ def test_half_a_set_up_is_none():
     assert set(learn.cbs)==cbs
     assert learn.grad_accum in cbs
     assert 'set_up' not in vars(learn)
+
+def test_items_come_in_a_given_order_to_workers_that_are_spawned():
+    new = with_micro_bs(DataLoader(Numbers(20), bs=4, shuffle=True), 5, list(range(19,-1,-1)))
+    assert seen(pickle.loads(pickle.dumps(new)))==list(range(19,-1,-1))

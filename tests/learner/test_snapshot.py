@@ -24,7 +24,7 @@ from fastcore.foundation import L
 from fastai_bs.all import unchanged
 from fastai_bs.learner import snapshot
 from fastai_bs.verify.window_gradients import HeldDraws
-from helpers import changes, loaders, mlp, picture, quiet_learner, regression
+from helpers import autocast_state, changes, loaders, mlp, picture, quiet_learner, regression
 
 class Holder(Callback):
     "A callback with state of every kind"
@@ -335,3 +335,26 @@ def test_a_seed_holds_in_the_block_alone(seed=2**40):
     assert all(a!=b for a,b in zip(others, apart))
     assert all(a!=b for a,b in zip([*mine,*others], [*more,*too]))
     assert _in_block(None)==_in_block()==_drawn()
+
+def test_parameters_keep_their_memory_and_aliases():
+    "A tensor that shares memory with a parameter still does"
+    learn = net_learner()
+    view = learn.model.lin.weight.data[0]
+    with unchanged(learn):
+        learn.model.half()
+        learn.model.lin.weight.data.fill_(7)
+    learn.model.lin.weight.data.fill_(3)
+    assert view.tolist()==[3]*5
+
+def test_open_autocast_context_stays_open():
+    "Only what was opened in the block is closed"
+    learn = net_learner()
+    with torch.autocast('cpu', dtype=torch.float16):
+        was = autocast_state()
+        assert was[0]==1
+        assert was[1][0]==(True, torch.float16)
+        with unchanged(learn):
+            _autocast(learn)
+            assert autocast_state()[0]==3
+        assert autocast_state()==was
+    assert autocast_state()[0]==0

@@ -20,7 +20,7 @@ from fastai_bs.noise.estimator import pooled
 from fastai_bs.noise.noise_scale import Moments
 from helpers import (RaiseAt, ScaledLoss, changes, exported, left_behind, listed, loaders, mlp, n_kept, quiet_learner, regression, set_seed,
     token_task)
-from oracle import item_grads, window_rows, windows_in_order
+from oracle import item_grads, noise_scale, window_rows, windows_in_order, z_score
 
 class Embeddings(nn.Module):
     def __init__(self, sparse=False):
@@ -296,3 +296,11 @@ def test_rows_of_the_cool_stretch_are_bounded():
     assert len(noise.rows)>15
     assert 2<len(noise.cool_rows)<=6
     assert noise.cool_rows[-1]==noise.rows[-1]
+
+def test_the_exact_noise_scale_is_found(kind='tokens'):
+    exact = noise_scale(task_grads(kind, 200))
+    noise = measure(*task(kind, 200), n_epoch=3, shuffle=True)
+    assert len(noise.df)>=50  # The window holds 10 items
+    assert 0.1 < exact/10 < 5
+    assert noise.ci[0] <= exact <= noise.ci[1]
+    assert abs(z_score(noise.df, elems_of[kind]*exact)) <= 3 < abs(z_score(noise.df, exact)) # In elements, not in items

@@ -406,3 +406,13 @@ def test_a_warmup_that_is_longer_than_the_fit_is_warned_about():
     learn = learner(cbs=[ScaledLR(1, warmup_epochs=5)])
     with pytest.warns(UserWarning, match='is longer than the fit: the warmup lasts 2 epochs, .*gets no more than 40% of the way from 1'): learn.fit(2, 0.01)
     close(of('lr', learn.opt.seen)[-1,0], 0.01*(1+3*(2-1/6)/5))
+
+def test_the_rate_is_given_back_where_the_step_fails():
+    def _fail(learn):
+        def _step(): raise ZeroDivisionError
+        learn.opt.step = _step
+    learn = learner(cbs=[Do('before_step', _fail, lambda learn: learn.train_iter==2), ScaledLR(2, lambda k: 3, warmup_epochs=0)])
+    with pytest.raises(ZeroDivisionError): fits['one_cycle'](learn)
+    own = of('lr', sum(scheduled('one_cycle', 24, 4), []))
+    close(of('lr', learn.opt.seen), 3*own[:2])
+    close(of('lr', [hypers(learn)]), own[[2]])
