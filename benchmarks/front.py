@@ -12,7 +12,7 @@ path = here.parent/'nbs/images/front.png'
 by_adam = {'Ratings': ('ratings',), 'Tables': ('rossmann','adult','table_long'), 'Text': ('shakespeare','reviews','gru','awd','transformer','letters'),
            'Pictures': ('mnist','fashion','cifar','digits','rows','autoencoder','masks','digits_long','cifar_long')}
 rows = {**by_adam, 'All by SGD': tuple(nm for nm,o in tasks.items() if o.opt is SGD)}
-devices = dict(here='on this processor', flat_4="steps as flat as a GPU's (time predicted)")
+devices = dict(here='timed on a processor', flat_4='4 times the batch takes no longer (time predicted)')
 columns = dict(first='First training,\nwith bs_find', time='Each further\ntraining', d_train='Training loss', d_valid='Validation loss')
 
 def changes():
@@ -30,7 +30,7 @@ def changes():
     both = both.assign(row=both.task.map(of_task), time=time, first=(time+both.find/both.secs_now).where(is_here), changed=both.changed.astype(float))
     return both.groupby(['row','task','device','epochs','kind'], sort=False)[[*columns,'changed']].mean().reset_index()
 
-def medians(df): return df.groupby('row')[[*columns]].median().loc[list(rows)] # Of both devices
+def medians(df): return df.groupby(['device','row'])[[*columns]].median().reindex([(d,o) for d in devices for o in rows])
 
 def caption():
     "What the picture shows, in figures; stored within it, so that an old picture is told from a new one"
@@ -45,9 +45,9 @@ def draw():
         for ax,(col,title) in zip(axs, columns.items()):
             ax.axvspan(-1, 0, color='#e6f4ea', zorder=0)
             ax.axvline(0, color='0.3', lw=1.5)
-            ax.barh(list(at.values()), middle[col], height=0.7, color='C0', zorder=2)
             for device,shift,fill in (('here',0.17,'k'),('flat_4',-0.17,'w')):
-                of = df[df.device==device]
+                of,ys = df[df.device==device],np.array(list(at.values()))+shift
+                ax.vlines(middle.loc[device][col], ys-0.16, ys+0.16, color='C1', lw=3, zorder=4)
                 spread = np.tile(np.linspace(-0.12, 0.12, 5), len(of))[:len(of)] # So that dots are told apart
                 ax.plot(of[col], of.row.map(at)+shift+spread, 'o', ms=3.5, mfc=fill, mec='k', alpha=0.6, mew=0.7, zorder=3, label=devices[device])
             ax.set_title(title, fontweight='bold', fontsize=12)

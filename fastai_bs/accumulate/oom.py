@@ -144,4 +144,4 @@ def halve(self:Parts):
     advice = f" To train like this from the start, take {call}" if call else ''
     warnings.warn(
         f"Out of memory {where}: this window takes no optimizer step, and from the next one on each batch of the loader is cut in {self.n_parts} parts. Batch "
-        f"size and gradient stay the same.{advice}", stacklevel=2)
+        f"size stays the same, and so does the gradient, but for BatchNorm and dropout.{advice}", stacklevel=2)

@@ -41,7 +41,10 @@ unmeasured = dict(
     longer="the noise scale cannot be told yet, so measure for longer first",
     items="these {n_train} items cannot tell the noise scale, only more of them would")
 
-def _steps_now(plan): return counted(math.ceil(plan.facts.today.steps), 'optimizer step') # Of today's training
+def _steps_now(plan):
+    "Count the optimizer steps of today's training; of `fine_tune` those that are planned for, without the frozen ones"
+    t = plan.facts.today
+    return counted(math.ceil(t.steps), 'unfrozen step' if t.freeze_epochs else 'optimizer step')
 
 def _no_plan(plan):
     "Write why nothing can be planned"
@@ -55,12 +58,12 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
-    never="even with no more epochs {other} would take {ratio} of today's time, and {limit}",
-    costly="trying {skipped} would take {cost}",
-    nowhere="in a short training a step of {failed} was worth hardly more than one of {bs}",
+    never="even with no more items {other} would take {ratio} of today's time, and {limit}",
+    costly="trying {skipped} would take {cost}, too long for what one training could save with it",
+    nowhere="in a short training {failed} learned no more than {bs} learns from {part} of the items",
     little="{other} would take {ratio} of today's time, and {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
-    single="only micro-batches of {micro_bs} were timed, and with them no other size saves enough",
+    single="only micro-batches of {micro_bs} could be timed (memory, the loader or max_bs allow no others), and with them no other size saves enough",
     slower="every other size would take longer",
     error="{other} would take {ratio} of today's time, and {limit}",
     gain="{other} would take {ratio} of today's time, and {limit}")
@@ -71,22 +74,17 @@ def _limit(plan, other):
     "Write what another size has to save"
     least_gain,now = plan.facts.device.least_gain,plan.choice.option
     by_rule = time_allowed(other, now, least_gain)==time_allowed(other, now, 0.)
-    return "each doubling or halving is to save a tenth" if by_rule else f"the step times varied by {percent(least_gain)}"
-
-def _cost(trial):
-    "Write what trying a size would take, beside what it could save"
-    if trial.saving<=0: return f"{time_text(trial.cost)}, and could not show that it saves time"
-    return f"{time_text(trial.cost)}, and may take {percent(most_part)} of the {time_text(trial.saving)} that a training with it could save"
+    return "each doubling or halving has to save 10%" if by_rule else f"the step times varied by {percent(least_gain)}"
 
 def _stay(plan):
     t,d = plan.facts.today,plan.facts.device
     if _is_chosen(plan): return f"Stay at {t.bs}, as you chose: nothing changes."
     now = plan.choice.option
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
-    ratio,trial = f'{num(100*other.fit_time/now.fit_time)}%',plan.facts.trial
+    ratio,trial = percent(other.fit_time/now.fit_time),plan.facts.trial
     text = stay_reasons[plan.choice.reason].format(
-        skipped=trial.skipped, cost=_cost(trial), failed=trial.failed, bs=t.bs, other=other.bs, ratio=ratio, limit=_limit(plan, other),
-        micro_bs=t.micro_bs)
+        skipped=trial.skipped, cost=time_text(trial.cost), failed=trial.failed, part=percent(parts_tried(trial.failed/t.bs)[0]), bs=t.bs,
+        other=other.bs, ratio=ratio, limit=_limit(plan, other), micro_bs=t.micro_bs)
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
 
@@ -199,8 +197,9 @@ def _got(plan):
     part,in_all = (1/epochs_needed(trial.bs, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
     least = "at least " if part>0.999*parts_tried(trial.bs/t.bs)[1] else ''
     told = f"In a short training {trial.bs} learned {least}what {t.bs} learns from {percent(part)} of the items"
-    if percent(in_all)==percent(part): return f"{told}."
-    return f"{told}, which makes {percent(in_all)} over all {_steps_now(plan)} (`for_longer`)."
+    if percent(in_all)!=percent(part): told += f". In a longer one larger batches gain: over all {_steps_now(plan)} it makes {percent(in_all)} (`for_longer`)"
+    if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
+    return f"{told}. So {counted(t.n_epoch, 'epoch')} of {t.bs} are {num(plan.choice.option.epochs)} of {plan.bs}, before rounding to whole ones."
 
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
@@ -210,8 +209,8 @@ def _record(plan):
     if plan.choice.reason=='chosen': yield "No benchmark has tried how plans for a size of one's own choice end."
     elif plan.freeze_epochs: yield "Few plans for `fine_tune` were tried (benchmarks/fine_tune.md)."
     elif not plan.facts.trial.is_known: yield "No benchmark has tried how plans by the noise scale alone end."
-    else: yield (f"Losses should end near today's: of {of} plans with {'Adam' if adam else 'SGD'} {train} ended more than 5% above in training loss, "
-                 f"{valid} in validation loss (benchmarks/keeps.md).")
+    else: yield (f"Of {of} such plans with {'Adam' if adam else 'SGD'}, {train} ended with a training loss more than 5% above today's, and {valid} with such a "
+                 "validation loss (benchmarks/keeps.md).")
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -228,15 +227,16 @@ def _found(plan):
     if m.ci[1]<1: return "There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."
     if m.cool is None: return f"The noise scale at the present weights is {_estimate_text(m.noise_scale, m.ci)}."
     seen = f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}"
-    return f"{seen}, and counts as {num(plan.facts.measured_noise)} for the whole training (`for_training`)."
+    return f"{seen}, and counts as {num(plan.facts.measured_noise)} for this training (`for_training`)."
 
 def why(
     plan, # A `BatchPlan`
 )->list: # Sentences; none where the noise scale is not known
     "Write what was measured, and why the plan follows from it"
-    if math.isnan(plan.facts.noise): return list(_won_back(plan))
-    if plan.facts.trial.is_known and plan.bs>=plan.facts.today.bs: return [_got(plan), *_record(plan), *_won_back(plan)]
-    return [_found(plan), *_record(plan), *_won_back(plan)]
+    if math.isnan(plan.facts.noise): return []
+    is_tried = plan.facts.trial.is_known and plan.bs>=plan.facts.today.bs
+    found = [_found(plan)] if plan.facts.measured.has_mock or not is_tried else []
+    return [*found, *([_got(plan)] if is_tried else []), *_record(plan)]
 
 # %% ../../nbs/finder/12_advice.ipynb #9eb8bd52
 def _on_time(plan):
@@ -264,7 +264,7 @@ def _on_larger(plan):
     today = t.n_epoch+t.freeze_epochs
     if n_epoch>max(2, today) and (n_epoch>=1.5*today or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
         passes = f"{n_epoch} times through the same {counted(t.n_train)}, today's {num(today)} times"
-        yield f"The training passes {passes}: watch the validation loss for overfitting."
+        yield f"The training passes {passes}: if the validation loss ends higher, it overfits, and fewer epochs are better."
 
 # %% ../../nbs/finder/12_advice.ipynb #a79b0745
 def _on_noise(plan):
@@ -289,9 +289,9 @@ def _on_device(plan):
 def _on_cost(plan):
     "Yield how to find out more"
     longer,t = _n_longer(plan),plan.facts.today
-    if plan.choice.reason=='costly':
-        n = cycle_of(None, t.n_acc, t.steps).num_it
-        yield f"If you are going to train like this many times: with num_it={n} sizes are tried, whatever that takes."
+    if plan.choice.reason in ('costly','nowhere') and not plan.facts.measured.has_mock:
+        n = max(660, cycle_of(None, t.n_acc, t.steps).num_it) # As in the guides
+        yield f"If you are going to train like this many times, ask with num_it={n}: that measures and tries, however long it takes."
     if math.isinf(plan.ci[1]) and not plan.facts.trial.is_known:
         yield f"The noise scale may be larger still: {f'num_it={longer}' if longer else 'only other items'} would tell more."
 
@@ -309,7 +309,7 @@ def _on_loader(plan):
     "Yield what loading makes of it"
     d = plan.facts.device
     loading = d.part_of_step(d.loading, plan.facts.today.micro_bs)
-    if loading>1/3: yield f"The loader takes {percent(loading)} of a step: a faster one saves time at any batch size."
+    if loading>1/3: yield f"The loader takes {percent(loading)} of a step: a faster one saves time at any batch size (for files, more num_workers)."
 
 def _on_earlier(plan):
     "Yield what an earlier plan makes of it"
@@ -340,8 +340,11 @@ def good_to_know(
     if not plan.facts.can_plan: return
     if math.isnan(plan.facts.noise) and len(plan.options)>1:
         now,bs = plan.facts.today.bs,plan.facts.trial.skipped
-        yield "The table has the time that other sizes would take with no more epochs than today's."
-        if bs: yield f"Short trainings can show no more than that {bs} learns what {now} learns from {percent(parts_tried(bs/now)[1])} of the items."
+        yield "The table has the time that other sizes would take for as many items as today."
+        if bs:
+            saving,part = time_text(max(0., plan.facts.trial.saving)),percent(parts_tried(bs/now)[1])
+            yield (f"Trying {bs} may take {percent(most_part)} of what a training could save with it, {saving} at best: a short training can show that "
+                   f"{bs} learns what {now} learns from {part} of the items, and no more.")
     if d.given: yield "The step times were given, so seconds leave out validations, frozen epochs and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.facts.today.freeze_epochs:
@@ -400,10 +403,12 @@ def plan_text(
 # %% ../../nbs/finder/12_advice.ipynb #ce9a6300
 def _candidates_table(plan): # A data frame, with a row per candidate
     "List what goes with each size"
-    today,lr = plan.duration.today,dict(zip(plan.table.bs, plan.table.lr))
     marks = ('today',plan.facts.today.bs),('planned',plan.bs)
-    return pd.DataFrame([{'batch size': marked_size(o.bs, marks), 'as': _split_text(o.n_acc, o.micro_bs, plan.facts.today.n_ranks),
-        'learning rate': lr[o.bs], 'epochs': o.trained_epochs, 'time (s)': o.fit_time, "over today's": o.fit_time/today} for o in plan.options])
+    def _row(o):
+        epochs = f'{o.freeze_epochs} + {o.trained_epochs}' if o.freeze_epochs else o.trained_epochs
+        return {'batch size': marked_size(o.bs, marks), 'as': _split_text(o.n_acc, o.micro_bs, plan.facts.today.n_ranks), 'epochs': epochs,
+                'time (s)': o.fit_time, "over today's": o.fit_time/plan.duration.today}
+    return pd.DataFrame([_row(o) for o in plan.options])
 
 def plan_html(
     plan, # A `BatchPlan`
@@ -415,5 +420,6 @@ def plan_details(
     plan, # A `BatchPlan`
 )->str: # `Details`, which a notebook shows with a table
     "Write everything about a plan, with its numbers and its candidates"
-    sections = ('Keep in mind',list(cautions(plan))),('Good to know',list(good_to_know(plan))),('Numbers',[numbers_text(plan)])
+    more = [*good_to_know(plan), *_won_back(plan)]
+    sections = ('Keep in mind',list(cautions(plan))),('Good to know',more),('Numbers',[numbers_text(plan)])
     return details_of(plan_words(plan, 0), sections, _candidates_table(plan))

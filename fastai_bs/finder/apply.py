@@ -188,4 +188,5 @@ def code_of(
     if o.wd_factor!=1: args.append(f'wd={rate_text(plan.wd)}')
     cbs = [_written(cb) for cb in plan.cbs]
     if cbs: args.append(f"cbs=[{', '.join(cbs)}]")
-    return f"learn{own}.{fit_of(plan)}({', '.join(args)}) # with dls of bs={plan.micro_bs}"
+    kept = '' if o.changes or not plan.facts.today.own_cbs else f" and your {', '.join(plan.facts.today.own_cbs)}"
+    return f"learn{own}.{fit_of(plan)}({', '.join(args)}) # with dls of bs={plan.micro_bs}{kept}"

@@ -8,12 +8,13 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/plan.html.md"""
 __all__ = ['BatchPlan', 'plan_of', 'replanned']
 
 # %% ../../nbs/finder/13_plan.ipynb #25185bc2
-import math
+import math, warnings
 from dataclasses import asdict, dataclass, replace
 import pandas as pd
 from fastcore.basics import patch
 from ..utils.checks import check_whole
-from ..utils.text import as_plain, paragraph
+from ..utils.text import as_plain, counted, paragraph
+from ..accumulate.sizes import known_batch_size
 from ..accumulate.grad_accum import GradAccum
 from ..schedule.scaled_lr import ScaledLR, rule_name, scale_lr
 from .formulas import Duration, check_reachable
@@ -143,7 +144,12 @@ def apply(self:BatchPlan,
     "Set up `learn` to train as planned at `lr`; draws no random number, and a second call changes nothing"
     t,o = self.facts.today,self.choice.option
     refuse_other(learn, t.adam, t.sums)
-    if not o.changes: return learn if t.has_plan else set_back(learn) # As it was measured, with callbacks of its own
+    if not o.changes:
+        if not t.has_plan: set_back(learn) # As it was measured, with callbacks of its own
+        if known_batch_size(learn) not in (None,t.bs): warnings.warn(
+            f"This plan stays at {counted(t.bs)}, and the learner trains with {learn.batch_size}: give it the loader and the GradAccum that the other one had",
+            stacklevel=2)
+        return learn
     sets_decay = o.wd_factor!=1 or t.has_plan # An earlier plan may have set another one
     return set_up(learn, o.micro_bs, self.cbs, self.wd if sets_decay else None, t.wd, self)
 

@@ -34,7 +34,7 @@ def _plot_groups(groups, top, ax):
     bars = known[(known.low>0) | np.isfinite(known.high)] # The other intervals say nothing
     bottom = ax.get_ylim()[0]
     ax.vlines(bars['at'], bars.low.clip(lower=bottom/2), bars.high.clip(upper=2*top), color='C0', lw=1)
-    ax.plot(known['at'], known.noise_scale, 'o', color='C0', ms=5, label='a few windows each', zorder=3)
+    ax.plot(known['at'], known.noise_scale, 'o', color='C0', ms=5, label='5 or 6 windows', zorder=3)
     open_ = groups[np.isinf(groups.noise_scale) & (groups.low>0)]
     if len(open_):
         ax.vlines(open_['at'], open_.low, 2*top, color='C0', lw=1)
@@ -67,7 +67,8 @@ def _plot_noise(plan, ax=None):
 
 # %% ../../nbs/finder/11_plots.ipynb #d8e3fa93
 _why_not = dict(
-    faster='{other} is at most a tenth faster', chosen='as you chose', costly='trying {skipped} costs too much',
+    faster='{other} is at most a tenth faster', chosen='as you chose', nowhere='{failed} learned too little in a short training',
+    costly='trying {skipped} takes too long for what it could save',
     untimed="today's step could not be timed",
     pairs='no plan: the loss compares items', few_steps='no plan: too few steps', short='no plan: too few windows',
     too_high='no plan: the loss rose', not_learned='no plan: the loss did not fall', unknown='no plan: noise scale not known')
@@ -76,11 +77,12 @@ def _note(plan):
     "Write why the plan is not for the size with the shortest fit; '' where it is"
     o,d,now = plan.choice.option,plan.facts.device,at_todays_size(plan.facts, plan.options)
     other = min(plan.options, key=lambda o: o.fit_time)
-    if plan.facts.can_plan and other.fit_time>=o.fit_time: return ''
+    if plan.facts.can_plan and other.fit_time>=o.fit_time and plan.choice.reason!='nowhere': return ''
     reason = 'gain' if plan.verdict=='split' and plan.choice.reason=='faster' else plan.choice.reason # Faster than today, but why no other size?
-    if reason in _why_not: return _why_not[reason].format(other=other.bs, skipped=plan.facts.trial.skipped)
+    trial = plan.facts.trial
+    if reason in _why_not: return _why_not[reason].format(other=other.bs, skipped=trial.skipped, failed=trial.failed)
     by_rule = time_allowed(other, now, d.least_gain)==time_allowed(other, now, 0.)
-    return 'each doubling or halving is to save a tenth' if by_rule else f'the step times varied by {percent(d.least_gain)}'
+    return 'each doubling or halving has to save 10%' if by_rule else f'the step times varied by {percent(d.least_gain)}'
 
 def _title(plan):
     "Write what is planned"
@@ -102,14 +104,15 @@ def _plot_time(plan, ax=None):
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     is_known = math.isfinite(plan.facts.noise)
-    if df.time.notna().all(): ax.plot(df.time, 'o-', color='C0', label='time of the whole fit' if is_known else 'time with no more epochs')
+    style = dict(ls='-', label='time of the whole fit') if is_known else dict(ls=':', alpha=0.6, label='time at best, for no more items')
+    if df.time.notna().all(): ax.plot(df.time, marker='o', color='C0', **style)
     if df.low.notna().all(): ax.fill_between(df.index, df.low, df.high, color='C0', alpha=0.2, lw=0, label='its interval')
     for y in df.loc[bs].dropna()[:1]: ax.plot(bs, y, '*', color='C1', ms=16, zorder=3, label=f'planned, {bs}')
     seen = [1,*df.values[np.isfinite(df)]]
     room = max(1.1, (max(seen)/min(seen))**0.1)
     log_axis(ax, lambda y: f'{num(100*y)}%')
     size_axis(ax, 'x', df.index, [bs_now,bs])
-    ax.set(ylim=(min(seen)/room,max(seen)*room), xlabel='batch size (items)', ylabel="of today's (log)")
+    ax.set(ylim=(min(seen)/room,max(seen)*room), xlabel='batch size (items)', ylabel="time, of today's (log)")
     note = _note(plan)
     ax.set_title(_title(plan), pad=18 if note else None)
     ax.annotate(note, (0.5,1), (0,5), 'axes fraction', 'offset points', ha='center', fontsize='small')

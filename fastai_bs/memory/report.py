@@ -174,7 +174,7 @@ def held_text(
     return (f"This process holds {bytes_text(held)} beside the model (Python, torch, data), so {bytes_text(room)} are left for a training step. "
             f"{margin_text(room, margin)}. A card has a memory of its own: memory_report().max_bs('T4')")
 
-frozen_text = ("Counted with its body frozen, as the learner is. `fine_tune` unfreezes it after its first epoch, and then fewer items fit: with "
+frozen_text = ("Counted with its body frozen, as the learner is. `fine_tune` unfreezes it after its first epoch, and then fewer items may fit: with "
                "how='fine_tune' it is counted unfrozen")
 
 def check_room(
@@ -303,7 +303,7 @@ class MemoryReport(pd.DataFrame):
 
     def plot_memory(self,
         bs:int=None, # Items in a micro-batch, also more than the training set has; `None`: those of the report
-        limit=None, # As for `max_bs`: adds a bar of the total, and a line at what is left for a training step, with no `margin` taken off
+        limit=None, # As for `max_bs`: adds a line at what is left for a training step, with no `margin` taken off
         ax=None, # Axes to draw on; by default new ones
     ): # The axes
         "Draw a bar for each row: in grey what is there whatever the batch size, in blue what grows with it. Of another size than the report's, as predicted"
@@ -312,9 +312,7 @@ class MemoryReport(pd.DataFrame):
         bs = bs or self.bs
         df = self._at(bs, card is not None)
         df = df[df.bytes.notna()]
-        total = df.bytes['total']
-        if limit is None: df = df.drop('total')
-        most = max(total, room)
+        most = max(df.bytes['total'], room)
         unit,one = next((o for o in (('GB',1e9),('MB',1e6),('KB',1e3)) if most>=o[1]), ('bytes',1))
         grows = (df.per_item*bs).clip(0, df.bytes).fillna(0)/one
         stays = df.bytes/one-grows
@@ -326,10 +324,13 @@ class MemoryReport(pd.DataFrame):
             whose = card.name if card else 'limit'
             ax.axvline(room/one, color='C3', label=f'{whose} leaves {bytes_text(room)}')
         over_line = {'fc': 'w', 'ec': 'none', 'pad': 1}
-        for i,n in enumerate(df.bytes): ax.annotate(bytes_text(n), (n/one,i), (4,0), textcoords='offset points', va='center', bbox=over_line)
+        for i,n in enumerate(df.bytes):
+            shift,ha = (-4,'right') if n<=room<1.5*n else (4,'left') # A text beside the bar would lie on the line
+            ax.annotate(bytes_text(n), (n/one,i), (shift,0), textcoords='offset points', va='center', ha=ha, bbox=over_line)
         ax.invert_yaxis()
-        ax.set_xlim(0, max(1.5*max(stays+grows), 1.1*room/one)) # Room for the texts, on small axes too
-        ax.set(xlabel=f'{unit} (total {bytes_text(total)})', title=f'A training step of {counted(bs)}')
+        outside = [n for n in df.bytes if not n<=room<1.5*n]
+        ax.set_xlim(0, max(1.5*max(outside, default=0)/one, 1.1*most/one)) # Room for the texts, on small axes too
+        ax.set(xlabel=unit, title=f'A training step of {counted(bs)}')
         legend_below(ax)
         return ax
 

@@ -203,7 +203,7 @@ def _warn_of_rule(self:ScaledLR):
                       f"the learning rate gets no more than {self.n_epoch/self.n_warmup:.0%} of the way from 1", stacklevel=2)
     if self.rule_name=='linear_scaling' and divides_by_size(self.learn):
         warnings.warn("linear_scaling is a rule for SGD, and this optimizer divides by the size of the gradient, as Adam does. Under fit_one_cycle "
-                      "use rule=adam_gain with a noise scale, or leave ScaledLR out. At a constant rate use rule=sqrt_scaling", stacklevel=2)
+                      "use rule=sqrt_scaling, or rule=adam_gain with a noise scale", stacklevel=2)
 
 def _warn_of_few_steps(learn, factor, least):
     "Warn of fewer than `least` steps for a rate that is at least `factor` times the schedule's in all of the fit"

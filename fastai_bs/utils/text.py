@@ -93,7 +93,7 @@ def bytes_text(n:float): # Bytes; NaN if unknown
 def time_text(secs:float): # Seconds; NaN if unknown
     "Return a duration as '0.8 s', '45 s', '3 min 10 s' or '2 h 5 min'; an empty text for NaN"
     if math.isnan(secs): return ''
-    if secs<0.095: return f'{num(secs)} s'
+    if secs<0.095: return f'{secs:.1g} s'
     if secs<9.95: return f'{secs:.1f} s'
     secs = round(secs)
     if secs<60: return f'{secs} s'

@@ -46,7 +46,7 @@ _words = dict(
 _losses = dict(
     counted="The loss function by itself is exact, so the difference comes from what is added to it: by a callback in `after_loss`, or as a penalty on "
         "parameters to a loss that sums. See that it averages over what the loss averages over; leave penalties on parameters to weight decay.",
-    mean="The loss is a mean, but not over what is counted: items, unless `count=` is given. Count what it averages over, as in "
+    mean="The loss is a mean, but not over what is counted (items, or what your `count=` returns). Count what it averages over, as in "
         "GradAccum({n}, count=lambda learn: (learn.y!=-100).sum()), with your padding's label for -100.",
     sum="The loss is a sum: set learn.loss_func.reduction = 'sum'.",
     divisor="The loss divides a sum by a number that does not add up over the micro-batches, as max(1, positives) where one has no positives, so no "

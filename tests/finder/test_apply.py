@@ -385,3 +385,17 @@ def test_exported_learners_carry_no_old_loaders(tmp_path):
 
 @pytest.mark.parametrize('copied', [copy.deepcopy,lambda o: pickle.loads(pickle.dumps(o))])
 def test_the_note_is_of_one_learner(copied): assert copied(make().apply(learner()).before_set_up) is None
+
+# A plan that stays
+
+def test_a_plan_that_stays_says_what_it_stays_with():
+    "Its line names the callbacks that make today's batch, and a learner without them is told"
+    stays = make(noise_scale=16., n_epoch=20, bs=16, micro_bs=8, times=((8,0.01,0.),(16,0.02,0.)), own_cbs=('GradAccum',))
+    assert stays.verdict=='stay'
+    assert stays.code.endswith(' # with dls of bs=8 and your GradAccum')
+    with pytest.warns(UserWarning, match='This plan stays at 16 items, and the learner trains with 8: give it the loader and the GradAccum'):
+        stays.apply(learner(bs=8))
+    own = learner(bs=8, cbs=[GradAccum(2)])
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert stays.apply(own) is own

@@ -22,21 +22,21 @@ cases = dict(
     fastest=(dict(times=secs(16, 32, 64, 128, 256, 512, 1024, c=1e-6)), 'Use 1024 (today 64)', ''),
     trial=(dict(**bare, trial=Trial(256, 300., 240)), 'Use 128 (today 64)', '256 is at most a tenth faster'),
     no_further=(dict(**bare, trial=Trial(128, 3000., 240, failed=256), times=flat), 'Use 128 (today 64)', ''),
-    never=(dict(**bare), 'Stay at 64', 'each doubling or halving is to save a tenth'),
+    never=(dict(**bare), 'Stay at 64', 'each doubling or halving has to save 10%'),
     one=(dict(**bare, times=secs(64), n_train=100, n_epoch=500), 'Stay at 64', ''),
-    two=(dict(**bare, times=secs(64, 128), n_train=300, n_epoch=100), 'Stay at 64', 'each doubling or halving is to save a tenth'),
+    two=(dict(**bare, times=secs(64, 128), n_train=300, n_epoch=100), 'Stay at 64', 'each doubling or halving has to save 10%'),
     many=(dict(bs=16, **bare, trial=Trial(65536, 3e4, 240), times=secs(*(2**i for i in range(13)), c=1e-6), n_train=10**6), 'Use 4096 (today 16)',
           '32768 is at most a tenth faster'),
     large=(dict(bs=512, noise_scale=2e5, ci=(1.5e5,3e5), times=secs(64, 128, 256, 512, 1024, c=1e-6), n_train=10**7), 'Use 1024 (today 512)',
            '4096 is at most a tenth faster'),
     odd=(dict(bs=90, times=secs(45, 90, 128, 180, 256)), 'Use 180 (today 90)', ''),
     given=(dict(**bare, given=True, times=flat, trial=Trial(128, 300., 240)), 'Use 128 (today 64)', ''),
-    costly=(dict(**bare, times=flat, trial=Trial(skipped=128, saving=3., cost=4.)), 'Stay at 64', 'trying 128 costs too much'),
+    costly=(dict(**bare, times=flat, trial=Trial(skipped=128, saving=3., cost=4.)), 'Stay at 64', 'trying 128 takes too long for what it could save'),
     slower=(dict(noise_scale=30., ci=(20.,40.), times=secs(64, 128, 256)), 'Stay at 64', ''),
-    gain=(dict(adam=False, times=secs(16, 32, 64, 128, 256, c=3e-4)), 'Stay at 64', 'each doubling or halving is to save a tenth'),
+    gain=(dict(adam=False, times=secs(16, 32, 64, 128, 256, c=3e-4)), 'Stay at 64', 'each doubling or halving has to save 10%'),
     error=(dict(spread=0.4), 'Stay at 64', 'the step times varied by 40%'),
     split=(dict(micro_bs=16, times=by_hand, noise_scale=100., ci=(80.,130.)), 'Stay at 64, as 1 x 64', ''),
-    split_stays=(dict(**bare, micro_bs=16, times=by_hand[:3]), 'Stay at 64, as 1 x 64', 'each doubling or halving is to save a tenth'),
+    split_stays=(dict(**bare, micro_bs=16, times=by_hand[:3]), 'Stay at 64, as 1 x 64', 'each doubling or halving has to save 10%'),
     chosen=(dict(chosen=16), 'Use 16 (today 64)', 'as you chose'),
     open=(dict(noise_scale=inf, ci=(60.,inf)), 'Stay at 64', ''),
     fixed=(dict(cool=None, at_peak=None, at_end=None), 'Use 128 (today 64)', '256 is at most a tenth faster'),
@@ -128,7 +128,7 @@ def test_what_was_measured_and_what_the_plan_makes_of_it_are_two_lines():
 
 def test_at_fixed_weights_the_noise_scale_is_that_of_the_last_windows():
     left,_ = plan_of(cool=None, at_peak=None, at_end=None, df=window_rows(16), n_windows=12).plot()
-    points,measured = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('a few','measured: 512'))
+    points,measured = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('5 or 6','measured: 512'))
     assert len(points.get_xdata())==3
     assert measured.get_xdata().tolist()==[4.5,16.5]
     left.figure.canvas.draw()
