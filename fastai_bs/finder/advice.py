@@ -206,9 +206,9 @@ def _record(plan):
     if plan.verdict!='use': return
     adam = plan.facts.today.adam
     train,valid,of = (n or 'none' for n in ended_above[adam])
-    if plan.choice.reason=='chosen': yield "No benchmark has tried how plans for a size of one's own choice end."
+    if plan.choice.reason=='chosen': yield "How plans for a size of your own choice end was not benchmarked."
     elif plan.freeze_epochs: yield "Few plans for `fine_tune` were tried (benchmarks/fine_tune.md)."
-    elif not plan.facts.trial.is_known: yield "No benchmark has tried how plans by the noise scale alone end."
+    elif not plan.facts.trial.is_known: yield "How plans by the noise scale alone end was not benchmarked."
     else: yield (f"Of {of} such plans with {'Adam' if adam else 'SGD'}, {train} ended with a training loss more than 5% above today's, and {valid} with such a "
                  "validation loss (benchmarks/keeps.md).")
 
@@ -287,11 +287,15 @@ def _on_device(plan):
     if d.too_large: yield f"Micro-batches of {d.too_large} items did not fit in memory, {largest} did."
 
 def _on_cost(plan):
-    "Yield how to find out more"
-    longer,t = _n_longer(plan),plan.facts.today
+    "Yield how to ask where the answer may cost more than one training can win"
+    t = plan.facts.today
     if plan.choice.reason in ('costly','nowhere') and not plan.facts.measured.has_mock:
         n = max(660, cycle_of(None, t.n_acc, t.steps).num_it) # As in the guides
         yield f"If you are going to train like this many times, ask with num_it={n}: that measures and tries, however long it takes."
+
+def _on_open(plan):
+    "Yield what would bound the noise scale"
+    longer = _n_longer(plan)
     if math.isinf(plan.ci[1]) and not plan.facts.trial.is_known:
         yield f"The noise scale may be larger still: {f'num_it={longer}' if longer else 'only other items'} would tell more."
 
@@ -329,7 +333,7 @@ def cautions(
 ): # Yields sentences, the most important first
     "Yield what to keep in mind"
     if not plan.facts.can_plan: return (yield from _on_unknown(plan))
-    for part in (_on_steps,_on_earlier,_on_larger,_on_chosen,_on_loader,_on_time,_on_noise,_on_device,_on_cost): yield from part(plan)
+    for part in (_on_steps,_on_earlier,_on_larger,_on_chosen,_on_cost,_on_loader,_on_time,_on_noise,_on_device,_on_open): yield from part(plan)
 
 # %% ../../nbs/finder/12_advice.ipynb #e1b6ea8e
 def good_to_know(

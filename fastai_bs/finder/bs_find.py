@@ -270,5 +270,5 @@ def bs_find(self:Learner,
         if facts.can_plan or facts.measured.has_mock: facts = replace(facts, device=device_of(self, facts, request.max_bs, request.step_times))
         facts = try_sizes(self, facts)
     plan = plan_of(facts, df=df, took=_slowest(today.n_ranks, time.perf_counter()-begin))
-    if show_plot and rank()==0: plan.plot()
+    if show_plot and rank()==0 and (plan.df is not None or plan.facts.device.timed): plan.plot()
     return plan

@@ -76,7 +76,7 @@ def test_what_a_short_training_told(noise, told, adam):
     assert record==(f"Of {of} such plans with {'Adam' if adam else 'SGD'}, {train} ended with a training loss more than 5% above today's, and {valid} with "
                     "such a validation loss (benchmarks/keeps.md).")
     assert len(why(plan.at(64)))==2
-    assert why(plan.at(256))[2:]==["No benchmark has tried how plans for a size of one's own choice end."]
+    assert why(plan.at(256))[2:]==["How plans for a size of your own choice end was not benchmarked."]
     assert why(plan.at(32))==why(plan_of(adam=adam).at(32)) # Of smaller sizes it tells nothing
 
 def test_what_is_not_known_of_a_plan_is_not_said():

@@ -390,7 +390,7 @@ def test_the_note_is_of_one_learner(copied): assert copied(make().apply(learner(
 
 def test_a_plan_that_stays_says_what_it_stays_with():
     "Its line names the callbacks that make today's batch, and a learner without them is told"
-    stays = make(noise_scale=16., n_epoch=20, bs=16, micro_bs=8, times=((8,0.01,0.),(16,0.02,0.)), own_cbs=('GradAccum',))
+    stays = make(noise_scale=1000., n_epoch=20, bs=16, micro_bs=8, times=((8,0.01,0.),(16,0.02,0.)), own_cbs=('GradAccum',))
     assert stays.verdict=='stay'
     assert stays.code.endswith(' # with dls of bs=8 and your GradAccum')
     with pytest.warns(UserWarning, match='This plan stays at 16 items, and the learner trains with 8: give it the loader and the GradAccum'):
