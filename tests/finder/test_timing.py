@@ -133,7 +133,7 @@ def test_what_the_loader_takes_is_said_first(clock):
     dl = DataLoader(SlowItems(clock, regression(200, dtype=torch.float32)), bs=4, num_workers=0)
     plan = find(slow_learner(clock, dls=DataLoaders(dl, dl)), n_epoch=5, num_it=200)
     assert plan.facts.device.loading==pytest.approx(0.012)
-    assert next(cautions(plan))=="The loader takes 75% of a step: a faster one saves time at any batch size."
+    assert next(cautions(plan))=="The loader takes 75% of a step: a faster one saves time at any batch size (for files, more num_workers)."
 
 class InFours:
     "Four workers make a batch each in 80 ms; there are `n` batches, and maybe more are declared"
