@@ -94,6 +94,7 @@ class GradNorms:
         params:list, # Parameters that backward passes reach
     ):
         self.params = [p for p in params if p.requires_grad]
+        self.one_device = len({p.device for p in self.params})<2
         self.hooks = []
         self.micros = [] # `MicroNorms` of the window
         self.start_micro(False)
@@ -139,7 +140,7 @@ class GradNorms:
         return self._stack(_norms_of(grads) if grads else [])
 
     def _stack(self, norms):
-        if norms: return torch.stack([n.to(norms[0].device) for n in norms])
+        if norms: return torch.stack(norms if self.one_device else [n.to(norms[0].device) for n in norms])
 
 # %% ../../nbs/noise/02_norms.ipynb #938bdf7c
 class Measurement(NamedTuple):
