@@ -31,6 +31,8 @@ def sentences(plan):
         "Stay at 100 for 1000 epochs (2 h 47 min): 400 would take 92% of today's time, and each doubling or halving has to save 10%."),
     (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'use',
         "Use 256 (today 64): 1 + 5 epochs of 64 become 1 + 7 of 256 (frozen + unfrozen), in about 74% of the time (52 s instead of 1 min 9 s)."),
+    (lambda: plan_of(freeze_epochs=1, n_train=200, n_epoch=2), 'few_steps',
+        "Stay at 64: this training has only 8 unfrozen steps, too few for a plan (80 at least): train as it is, or for more epochs."),
     (lambda: plan_of(n_windows=4), 'short',
         "Stay at 64: only 4 windows of micro-batches could be measured, too few to tell the noise scale, so measure for longer first."),
     (lambda: plan_of(loss_rose=True), 'too_high', "Stay at 64: the loss rose during the mock training at 0.01, so measure with a lower rate first."),
@@ -99,6 +101,7 @@ def test_the_table_compares_whole_fits():
     table = _candidates_table(plan).set_index(plan.table.bs)["over today's"]
     assert table[plan.facts.today.bs]==1
     assert table[plan.bs]==pytest.approx(plan.duration.planned/plan.duration.today)
+    assert _candidates_table(plan_of(freeze_epochs=1, frozen=0.00656)).epochs.tolist()[2]=='1 + 5'
 
 # When something is said
 

@@ -5,6 +5,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -503,3 +504,9 @@ def test_what_bs_find_takes_is_said_before(monkeypatch):
     assert len(said)==1
     assert 'bs_find takes about' in said[0]
     assert 0<plan.took<60
+
+def test_where_nothing_was_timed_or_measured_nothing_is_drawn():
+    plt.close('all')
+    plan = reg_learner(20, 4).bs_find(0.01, n_epoch=1)
+    assert plan.verdict=='few_steps'
+    assert plt.get_fignums()==[]

@@ -32,6 +32,7 @@ cases = dict(
     odd=(dict(bs=90, times=secs(45, 90, 128, 180, 256)), 'Use 180 (today 90)', ''),
     given=(dict(**bare, given=True, times=flat, trial=Trial(128, 300., 240)), 'Use 128 (today 64)', ''),
     costly=(dict(**bare, times=flat, trial=Trial(skipped=128, saving=3., cost=4.)), 'Stay at 64', 'trying 128 takes too long for what it could save'),
+    nowhere=(dict(**bare, times=flat, trial=Trial(64, failed=128)), 'Stay at 64', '128 learned too little in a short training'),
     slower=(dict(noise_scale=30., ci=(20.,40.), times=secs(64, 128, 256)), 'Stay at 64', ''),
     gain=(dict(adam=False, times=secs(16, 32, 64, 128, 256, c=3e-4)), 'Stay at 64', 'each doubling or halving has to save 10%'),
     error=(dict(spread=0.4), 'Stay at 64', 'the step times varied by 40%'),

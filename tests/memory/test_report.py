@@ -310,6 +310,9 @@ def test_a_batch_that_cannot_be_run_is_drawn():
     line, = ax.lines
     assert line.get_xdata()[0]*1e9==pytest.approx(limit_bytes('T4'))
     assert 'T4 leaves 15.2 GB' in legend_of(ax)
+    full = report.plot_memory(report.max_bs('T4'), limit='T4')
+    assert full.texts[-1].get_ha()=='right' # Beside the bar it would lie on the line
+    assert full.texts[0].get_ha()=='left'
 
 def test_a_measured_batch_is_drawn_along_its_line():
     "And where there is none, only the report's own size"
