@@ -17,7 +17,7 @@ from .cycle import cycle_of
 from .formulas import Duration, epochs_needed, steps_anyway
 from .facts import has_estimate, least_windows
 from .options import fit_time_of, sum_factor
-from .choice import time_allowed
+from .choice import limit_text
 from .trial import most_part, parts_tried
 from .apply import fit_of, freeze_arg
 
@@ -70,12 +70,6 @@ stay_reasons = dict(
 
 def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
 
-def _limit(plan, other):
-    "Write what another size has to save"
-    least_gain,now = plan.facts.device.least_gain,plan.choice.option
-    by_rule = time_allowed(other, now, least_gain)==time_allowed(other, now, 0.)
-    return "each doubling or halving has to save 10%" if by_rule else f"the step times varied by {percent(least_gain)}"
-
 def _stay(plan):
     t,d = plan.facts.today,plan.facts.device
     if _is_chosen(plan): return f"Stay at {t.bs}, as you chose: nothing changes."
@@ -84,7 +78,7 @@ def _stay(plan):
     ratio,trial = percent(other.fit_time/now.fit_time),plan.facts.trial
     text = stay_reasons[plan.choice.reason].format(
         skipped=trial.skipped, cost=time_text(trial.cost), failed=trial.failed, part=percent(parts_tried(trial.failed/t.bs)[0]), bs=t.bs,
-        other=other.bs, ratio=ratio, limit=_limit(plan, other), micro_bs=t.micro_bs)
+        other=other.bs, ratio=ratio, limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs)
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
 
@@ -290,7 +284,8 @@ def _on_cost(plan):
     "Yield how to ask where the answer may cost more than one training can win"
     t = plan.facts.today
     if plan.choice.reason in ('costly','nowhere') and not plan.facts.measured.has_mock:
-        n = max(660, cycle_of(None, t.n_acc, t.steps).num_it) # As in the guides
+        usual = cycle_of(None, 1, math.inf).num_it # As in the guides
+        n = max(usual, cycle_of(None, t.n_acc, t.steps).num_it)
         yield f"If you are going to train like this many times, ask with num_it={n}: that measures and tries, however long it takes."
 
 def _on_open(plan):
@@ -302,8 +297,8 @@ def _on_open(plan):
 # %% ../../nbs/finder/12_advice.ipynb #52305391
 def _on_unknown(plan):
     "Yield why nothing can be planned, where the headline does not say it, and what helps"
-    why = _no_plan(plan)
-    if _is_chosen(plan): yield f"{why[0].upper()}{why[1:]}."
+    reason = _no_plan(plan)
+    if _is_chosen(plan): yield f"{reason[0].upper()}{reason[1:]}."
     if plan.facts.measured.pairs:
         yield "If the loss is a mean over tokens or other parts of the items, count them by GradAccum(1, count=...) on the learner, and measure again."
         yield "If its parts average over different numbers, or one of them sums, give them the same `reduction` and the same divisor."

@@ -147,7 +147,8 @@ def apply(self:BatchPlan,
     if not o.changes:
         if not t.has_plan: set_back(learn) # As it was measured, with callbacks of its own
         if known_batch_size(learn) not in (None,t.bs): warnings.warn(
-            f"This plan stays at {counted(t.bs)}, and the learner trains with {learn.batch_size}: give it the loader and the GradAccum that the other one had",
+            f"This plan stays at {counted(t.bs)}, and this learner trains with {learn.batch_size}: give it the loader and callbacks of the one that "
+            "bs_find saw",
             stacklevel=2)
         return learn
     sets_decay = o.wd_factor!=1 or t.has_plan # An earlier plan may have set another one

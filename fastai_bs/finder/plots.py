@@ -12,12 +12,12 @@ import math
 import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
-from ..utils.text import num, percent, with_interval
+from ..utils.text import num, with_interval
 from ..utils.plots import legend_below, log_axis, new_axes, size_axis
 from ..noise.estimator import along
 from .cycle import cool_stretch
 from .options import at_todays_size, option_of
-from .choice import time_allowed
+from .choice import limit_text
 
 # %% ../../nbs/finder/11_plots.ipynb #39efcddd
 def _groups(df, level):
@@ -81,8 +81,7 @@ def _note(plan):
     reason = 'gain' if plan.verdict=='split' and plan.choice.reason=='faster' else plan.choice.reason # Faster than today, but why no other size?
     trial = plan.facts.trial
     if reason in _why_not: return _why_not[reason].format(other=other.bs, skipped=trial.skipped, failed=trial.failed)
-    by_rule = time_allowed(other, now, d.least_gain)==time_allowed(other, now, 0.)
-    return 'each doubling or halving has to save 10%' if by_rule else f'the step times varied by {percent(d.least_gain)}'
+    return limit_text(other, now, d.least_gain)
 
 def _title(plan):
     "Write what is planned"

@@ -324,11 +324,12 @@ class MemoryReport(pd.DataFrame):
             whose = card.name if card else 'limit'
             ax.axvline(room/one, color='C3', label=f'{whose} leaves {bytes_text(room)}')
         over_line = {'fc': 'w', 'ec': 'none', 'pad': 1}
-        for i,n in enumerate(df.bytes):
-            shift,ha = (-4,'right') if n<=room<1.5*n else (4,'left') # A text beside the bar would lie on the line
+        meets_line = [n<=room<1.5*n for n in df.bytes] # Would a text beside the bar lie on the line?
+        for i,(n,meets) in enumerate(zip(df.bytes, meets_line)):
+            shift,ha = (-4,'right') if meets else (4,'left')
             ax.annotate(bytes_text(n), (n/one,i), (shift,0), textcoords='offset points', va='center', ha=ha, bbox=over_line)
         ax.invert_yaxis()
-        outside = [n for n in df.bytes if not n<=room<1.5*n]
+        outside = [n for n,meets in zip(df.bytes, meets_line) if not meets]
         ax.set_xlim(0, max(1.5*max(outside, default=0)/one, 1.1*most/one)) # Room for the texts, on small axes too
         ax.set(xlabel=unit, title=f'A training step of {counted(bs)}')
         legend_below(ax)

@@ -28,7 +28,7 @@ def sentences(plan):
         "Stay at 64, but as one micro-batch (today 4 x 16): 5 epochs in about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
     (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): every other size would take longer."),
     (lambda: plan_of(100, noise_scale=100., ci=(99.,101.), n_epoch=1000, times=((100,0.02,0.),(400,0.02944,0.))), 'stay', # (1+1/4)/(1+1) of the steps
-        "Stay at 100 for 1000 epochs (2 h 47 min): 400 would take 92% of today's time, and each doubling or halving has to save 10%."),
+        "Stay at 100 for 1000 epochs (2 h 47 min): 400 would take 92% of today's time, and each doubling or halving has to save 9.1%."),
     (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'use',
         "Use 256 (today 64): 1 + 5 epochs of 64 become 1 + 7 of 256 (frozen + unfrozen), in about 74% of the time (52 s instead of 1 min 9 s)."),
     (lambda: plan_of(freeze_epochs=1, n_train=200, n_epoch=2), 'few_steps',
@@ -51,7 +51,7 @@ def test_what_another_size_gains_is_told_where_that_is_too_little():
     plan = plan_of(100, noise_scale=100., ci=(99.,101.), n_epoch=1000, times=((50,0.0131,0.),(100,0.02,0.)), valid_time=1.)
     assert plan.choice.reason=='gain'
     head = headline(plan)
-    assert "50 would take 96% of today's time, and each doubling or halving has to save 10%" in head
+    assert "50 would take 96% of today's time, and each doubling or halving has to save 9.1%" in head
 
 def test_no_device_is_blamed_for_a_size_of_no_use():
     "Neither for a size that stays, nor for one that is smaller than it could be"
@@ -238,7 +238,7 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, at_p
 @pytest.mark.parametrize('kwargs,text', [
     (dict(times=((64,0.01,0.),(128,0.019,0.))),
         "Stay at 64 for 5 epochs (39 s): even with no more items 128 would take 95% of today's time, and each doubling or "
-        "halving has to save 10%."),
+        "halving has to save 9.1%."),
     (dict(times=((64,0.01,0.),(128,0.013,0.)), spread=0.7),
         "Stay at 64 for 5 epochs (39 s): even with no more items 128 would take 65% of today's time, and the step times varied by 70%."),
     (dict(trial=Trial(64, skipped=256, saving=20., cost=30.)),

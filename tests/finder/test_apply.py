@@ -393,7 +393,7 @@ def test_a_plan_that_stays_says_what_it_stays_with():
     stays = make(noise_scale=1000., n_epoch=20, bs=16, micro_bs=8, times=((8,0.01,0.),(16,0.02,0.)), own_cbs=('GradAccum',))
     assert stays.verdict=='stay'
     assert stays.code.endswith(' # with dls of bs=8 and your GradAccum')
-    with pytest.warns(UserWarning, match='This plan stays at 16 items, and the learner trains with 8: give it the loader and the GradAccum'):
+    with pytest.warns(UserWarning, match='This plan stays at 16 items, and this learner trains with 8: give it the loader and callbacks of the one that'):
         stays.apply(learner(bs=8))
     own = learner(bs=8, cbs=[GradAccum(2)])
     with warnings.catch_warnings():
