@@ -236,20 +236,22 @@ def again(name, task, n_steps, seeds=(1,2), worst=1.5):
         print(name, epochs, flush=True)
 
 class EpochLoader:
-    "An epoch in random order, as any loader's; `new` is how fastai's have it"
-    def __init__(self, items, bs): self.items,self.bs,self.n,self.dataset = items,bs,len(items[0]),items[0]
+    "An epoch in random order, as any loader's, of `n` items where not of all; `new` is how fastai's have it"
+    def __init__(self, items, bs, n=None): self.items,self.bs,self.n,self.dataset = items,bs,n or len(items[0]),items[0]
     def __len__(self): return -(-self.n//self.bs)
-    def new(self, bs=None): return EpochLoader(self.items, bs or self.bs)
+    def new(self, bs=None): return EpochLoader(self.items, bs or self.bs, self.n)
     def __iter__(self):
-        for idx in torch.randperm(self.n).to(self.items[0].device).split(self.bs): yield tuple(o[idx] for o in self.items)
+        for idx in torch.randperm(len(self.items[0]))[:self.n].to(self.items[0].device).split(self.bs): yield tuple(o[idx] for o in self.items)
 
 def best_lr(name, epochs):
     "The rate that is best at `base_bs`"
     return float(best(name, epochs).lr[base_bs])
 
-def todays(task, seed):
+def todays(task, seed, epochs):
+    "A learner for today's training; less than an epoch is one of fewer items"
     set_seed(seed)
-    return Learner(DataLoaders(EpochLoader(task.train, base_bs), EpochLoader(task.valid, 1000), device='cpu'), task.model(), loss_func=task.loss)
+    train = EpochLoader(task.train, base_bs, round(min(1, epochs)*task.n))
+    return Learner(DataLoaders(train, EpochLoader(task.valid, 1000), device='cpu'), task.model(), loss_func=task.loss)
 
 def timed(what, *args):
     "What comes of it, and processor seconds: other work may run on the machine"
@@ -274,8 +276,8 @@ def plans(name, task, seeds=range(5)):
             done = rows('plan', name)
             if ((done.epochs==epochs) & (done.seed==seed)).any(): continue
             lr = best_lr(name, epochs)
-            p,secs,timing = find(todays(task, seed), lr, epochs)
-            learn = todays(task, seed)
+            p,secs,timing = find(todays(task, seed, epochs), lr, math.ceil(epochs))
+            learn = todays(task, seed, epochs)
             with learn.no_bar(), learn.no_logging(): lr_find = timed(partial(learn.lr_find, show_plot=False))[1]
             low,high = p.bs_range
             o = p.choice.option

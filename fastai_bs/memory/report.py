@@ -190,20 +190,24 @@ def _most_items(held, bs, at_bs, per_item, limit, margin, batch):
     """Return the largest number of items whose bytes `held(items)` fit in `limit` less `margin`; at most 2% of that stay free
 
     `at_bs` is what `bs` items hold, and `per_item` about what one more takes there. The peak is the largest of several sums that are linear in the items, so
-    it is convex: on a line from a size that fits to one that does not, sizes fit.
+    it is convex: on a line from a size that fits to one that does not, sizes fit. Where such lines only creep on, as items are compared in pairs, it halves.
     """
     if not per_item>0:
         grows = 'an unknown amount of' if math.isnan(per_item) else 'no'
         raise ValueError(f"By this report an item more takes {grows} memory, so it does not tell the largest batch: learn.max_bs_find() tries sizes")
     room = limit*(1-margin)
     good,bad = (bs,at_bs) if at_bs<=room else (0,at_bs-per_item*bs),None
-    n = max(good[0]+1, math.floor(bs+(room-at_bs)/per_item))
+    n,width = max(good[0]+1, math.floor(bs+(room-at_bs)/per_item)),math.inf
     while bad is None or bad[0]-good[0]>1 and (good[0]==0 or good[1]<0.98*room):
         now = n,held(n)
         if now[1]>room: bad = now
         else: good = now
-        if bad is None: n = 2*n
-        else: n = max(good[0]+1, good[0]+math.floor((room-good[1])*(bad[0]-good[0])/(bad[1]-good[1])))
+        if bad is None:
+            n = 2*n
+            continue
+        before,width = width,bad[0]-good[0]
+        on_line = good[0]+math.floor((room-good[1])*width/(bad[1]-good[1]))
+        n = max(good[0]+1, on_line if width<=before/2 else math.isqrt(good[0]*bad[0]))
     if good[0]: return good[0]
     raise ValueError(f"`limit`={bytes_text(limit)} less `margin`={margin:g} does not hold a {batch} of one item, which takes {bytes_text(bad[1])}: take a "
                      "smaller model, an optimizer that keeps less, or a higher `limit`")

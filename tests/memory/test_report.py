@@ -297,6 +297,18 @@ def test_what_grows_is_no_longer_than_its_row():
     stays,grows = ([p.get_width()*1000 for p in c] for c in report_of(100., 50.).plot_memory().containers)
     assert (stays[-2],grows[-2])==pytest.approx((0,100))
 
+def test_few_sizes_are_traced_where_items_are_compared_in_pairs():
+    "Memory that grows with the square of the items, from a size that is thousands of times too small"
+    report,sizes = sums(lambda m,h: (h@h.t()).exp()).memory_report(),[]
+    step = report.step
+    def _step(n, on_card):
+        sizes.append(n)
+        assert len(sizes)<=8
+        return step(n, on_card)
+    report.step = _step
+    n = report.items_in(15e9, 0.05)
+    assert 0.98*0.95*15e9<sum(step(n, False).values())<=0.95*15e9
+
 def test_a_batch_that_cannot_be_run_is_drawn():
     "More items than the training set has, as the step predicts it; of a card, with its kernels, its total and what it leaves"
     report = sums(lambda m,h: nn.functional.dropout((h@h.t()).exp(), 0.5)).memory_report()
