@@ -64,9 +64,7 @@ stay_reasons = dict(
     little="{other} would take {ratio} of today's time, and {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="only micro-batches of {micro_bs} could be timed (memory, the loader or max_bs allow no others), and with them no other size saves enough",
-    slower="every other size would take longer",
-    error="{other} would take {ratio} of today's time, and {limit}",
-    gain="{other} would take {ratio} of today's time, and {limit}")
+    slower="every other size would take longer")
 
 def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
 

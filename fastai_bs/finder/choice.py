@@ -21,8 +21,7 @@ class Choice:
     "Hold the option to train with, and why it is that one"
     option:Option # The training to plan
     verdict:str # 'use' another size, 'split' today's in other micro-batches, or 'stay'; else as `Facts.no_plan_for`
-    reason:str # 'faster'; 'never', 'costly', 'nowhere', 'little', 'single', 'slower', 'error' or 'gain' to stay; 'untimed' or 'chosen'; else as `verdict`
-    fastest:Option # The one with the least time to a given loss
+    reason:str # 'faster'; 'never', 'costly', 'nowhere', 'single', 'slower' or 'little' to stay; 'untimed' or 'chosen'; else as `verdict`
     as_fast:tuple=() # Options whose fit takes about as long as the shortest, ascending; none where nothing was timed
 
 # %% ../../nbs/finder/08_choice.ipynb #0f0f87a6
@@ -47,20 +46,12 @@ def limit_text(
     is_rule = time_allowed(option, now, least_gain)==time_allowed(option, now, 0.)
     return f"each doubling or halving has to save {percent(1-1/per_doubling)}" if is_rule else f"the step times varied by {percent(least_gain)}"
 
-def _fastest_to_loss(options, now, least_gain):
-    "Return the option with the least time to a given loss; today's where that is about as fast, or not known"
-    if math.isnan(now.loss_time): return now
-    fastest = min(options, key=lambda o: o.loss_time)
-    return now if now.loss_time<=(1+least_gain)*fastest.loss_time else fastest
-
 # %% ../../nbs/finder/08_choice.ipynb #7e81a2ee
-def _why_stay(options, now, fastest, least_gain, got_nowhere):
+def _why_stay(options, now, got_nowhere):
     "Tell why no other size is worth it"
     if got_nowhere: return 'nowhere'
-    if fastest is not now: return 'little'
     if all(o.micro_bs==now.micro_bs for o in options): return 'single'
-    if now.fit_time<=min(o.fit_time for o in options): return 'slower'
-    return 'error' if least_gain>0.03 else 'gain'
+    return 'slower' if now.fit_time<=min(o.fit_time for o in options) else 'little'
 
 def about_as_fast(
     options, # `Option`s with step times
@@ -76,20 +67,19 @@ def choose(
     got_nowhere:bool=False, # Was a larger size of no use in a short training?
 )->Choice:
     "Choose the option nearest to today's that is about as fast as the fastest and within `time_allowed`; else today's"
-    fastest = _fastest_to_loss(options, now, least_gain)
     as_fast = about_as_fast(options)
     allowed = [o for o in as_fast if o.fit_time<=time_allowed(o, now, least_gain)]
-    if allowed: return Choice(min(allowed, key=lambda o: _doublings(o, now)), 'use', 'faster', fastest, as_fast)
-    if now.changes: return Choice(now, 'split', 'faster', fastest, as_fast)
-    return Choice(now, 'stay', _why_stay(options, now, fastest, least_gain, got_nowhere), fastest, as_fast)
+    if allowed: return Choice(min(allowed, key=lambda o: _doublings(o, now)), 'use', 'faster', as_fast)
+    if now.changes: return Choice(now, 'split', 'faster', as_fast)
+    return Choice(now, 'stay', _why_stay(options, now, got_nowhere), as_fast)
 
 # %% ../../nbs/finder/08_choice.ipynb #f8f48a35
 def _untried(facts, options, now):
     "Stay without knowing a noise scale, and tell why: no size can win, trying one costs too much, or the ones that were tried got nowhere"
-    if now.changes: return Choice(now, 'split', 'faster', now)
+    if now.changes: return Choice(now, 'split', 'faster')
     reason = 'nowhere' if facts.trial.got_nowhere else 'costly' if facts.trial.skipped else 'never'
     if reason=='never' and all(o.micro_bs==now.micro_bs for o in options): reason = 'single'
-    return Choice(now, 'stay', reason, now)
+    return Choice(now, 'stay', reason)
 
 def _nearest_to(options, noise):
     "Return the option whose batch size is nearest to the noise scale"
@@ -102,13 +92,13 @@ def decide(
 )->Choice:
     "Choose the option to train with"
     now = at_todays_size(facts, options)
-    if not facts.can_plan: choice = Choice(now, facts.no_plan_for, facts.no_plan_for, now)
+    if not facts.can_plan: choice = Choice(now, facts.no_plan_for, facts.no_plan_for)
     elif facts.device.timed and (math.isnan(facts.noise) or facts.trial.skipped): choice = _untried(facts, options, now)
     elif facts.device.timed: choice = choose(options, now, facts.device.least_gain, facts.trial.got_nowhere)
-    elif math.isnan(facts.noise): choice = Choice(now, 'stay', 'untimed', now)
+    elif math.isnan(facts.noise): choice = Choice(now, 'stay', 'untimed')
     else:
         nearest = _nearest_to(options, facts.noise)
-        choice = Choice(nearest, 'stay' if nearest is now else 'use', 'untimed', nearest)
+        choice = Choice(nearest, 'stay' if nearest is now else 'use', 'untimed')
     if not chosen: return choice
     option = first(o for o in options if o.bs==chosen)
     verdict = 'use' if option is not now else 'split' if now.changes else 'stay'

@@ -78,7 +78,7 @@ def _note(plan):
     o,d,now = plan.choice.option,plan.facts.device,at_todays_size(plan.facts, plan.options)
     other = min(plan.options, key=lambda o: o.fit_time)
     if plan.facts.can_plan and other.fit_time>=o.fit_time and plan.choice.reason!='nowhere': return ''
-    reason = 'gain' if plan.verdict=='split' and plan.choice.reason=='faster' else plan.choice.reason # Faster than today, but why no other size?
+    reason = 'little' if plan.verdict=='split' and plan.choice.reason=='faster' else plan.choice.reason # Faster than today, but why no other size?
     trial = plan.facts.trial
     if reason in _why_not: return _why_not[reason].format(other=other.bs, skipped=trial.skipped, failed=trial.failed)
     return limit_text(other, now, d.least_gain)

@@ -246,6 +246,10 @@ def _search(learn, dl, at, limit, margin, start, max_bs, n_steps, allowed):
     most = min(bound, max_bs or math.inf, n_items(dl))
     if math.isinf(most): raise ValueError("The set does not say how many items it has, so the search has no end: set `max_bs`")
     at,most = allowed(at),allowed(int(most)) # `max_bs` may be a number of NumPy
+    def found(res):
+        if shows and res==n_items(dl): print(f"max_bs_find: all {counted(res)} of the set fit in one batch, so this is no limit of memory")
+        return res
+    if card_of(limit) and not search.gpu: return found(most) # Trying it here would take long, and tell nothing of the card
     begin = min(at if start or math.isinf(bound) else most, most)
 
     def runs(micro_bs):
@@ -273,7 +277,7 @@ def _search(learn, dl, at, limit, margin, start, max_bs, n_steps, allowed):
         raise
     if res:
         if search.failure: search.announce(res)
-        return res
+        return found(res)
     raise RuntimeError(
         f"Not even a micro-batch of one item can be trained on in this memory ({search.failure.text}): take a smaller model or smaller items, half precision, "
         "or an optimizer that keeps less") from search.error
@@ -292,7 +296,7 @@ def max_bs_find(self:Learner,
 
     A GPU's allocator refuses what does not fit: sizes double from `start` items on until memory runs out or `max_bs` is reached, then the distance is halved.
     On CUDA `limit` and `margin` bound the allocator itself meanwhile. A CPU's memory does not run out: there `limit` decides, by default half of the
-    machine's memory, less what this process holds beside the model, and the size that the report gives is tried first. If items differ in size, the trials take
-    the largest. Where another limit than memory ends the search, as a kernel's, a warning names it.
+    machine's memory, less what this process holds beside the model, and the size that the report gives is tried first; that for a card, as 'T4', is not tried.
+    If items differ in size, the trials take the largest. Where another limit than memory ends the search, as a kernel's, a warning names it.
     """
     return largest_that_runs(self, limit, margin, how, start, max_bs, n_steps, for_)

@@ -49,7 +49,7 @@ def test_headlines(make, verdict, text):
 def test_what_another_size_gains_is_told_where_that_is_too_little():
     "Half the batch reaches a loss 2% earlier, and needs 3 of 4 validations: 4% are not the tenth that a halving is to save"
     plan = plan_of(100, noise_scale=100., ci=(99.,101.), n_epoch=1000, times=((50,0.0131,0.),(100,0.02,0.)), valid_time=1.)
-    assert plan.choice.reason=='gain'
+    assert plan.choice.reason=='little'
     head = headline(plan)
     assert "50 would take 96% of today's time, and each doubling or halving has to save 9.1%" in head
 

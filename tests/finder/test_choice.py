@@ -29,35 +29,36 @@ def sizes(options): return [o.bs for o in options]
 # At a noise scale of 100 a batch of 100 items needs 2 steps where 200 need 1.5 and 400 1.25
 def relative(*ratios): return tuple((bs,0.04*ratio/steps,0.) for bs,ratio,steps in zip((100,200,400), ratios, (2,1.5,1.25)))
 
-@pytest.mark.parametrize('kwargs,fastest,bs,reason', [
-    (dict(bs=25), 100, 100, 'faster'), # 50 take 0.045/0.04 as long
-    (dict(bs=400), 100, 100, 'faster'), # And so do 200
-    (dict(bs=25, noise_scale=300.), 200, 100, 'faster'), # 0.08/0.075, and 0.105/0.075 with 50
-    (dict(bs=128, times=secs(32, 64, 128, 256)), 128, 128, 'slower'),
-    (dict(bs=100), 100, 100, 'slower'),
-    (dict(bs=100, noise_scale=300.), 200, 100, 'little'), # A gain of 0.08/0.075, and twice the batch is to save a tenth
-    (dict(bs=100, noise_scale=300., spread=0.07), 100, 100, 'error'), # Not for a clock that errs as much
-    (dict(bs=100, times=relative(1, 0.87, 0.8)), 400, 200, 'faster'), # A tenth more at most, and less than today's
-    (dict(bs=100, times=relative(1, 0.98, 0.8)), 400, 400, 'faster'), # Here 200 gain nothing
-    (dict(bs=100, times=relative(1, 0.98, 0.84)), 400, 100, 'little'), # Four times the batch is to take 1/1.21
-    (dict(bs=100, times=relative(1, 0.98, 0.98)), 100, 100, 'gain'),
-    (dict(bs=100, times=relative(1)), 100, 100, 'single'),
-    (dict(bs=50, trial=Trial(50, failed=100)), 50, 50, 'nowhere'),
-    (dict(bs=50, trial=Trial(100, 200., 99, failed=200)), 100, 100, 'faster')])
-def test_of_sizes_about_as_fast_the_one_nearest_to_todays(kwargs, fastest, bs, reason):
+@pytest.mark.parametrize('kwargs,bs,reason', [
+    (dict(bs=25), 100, 'faster'), # 50 take 0.045/0.04 as long
+    (dict(bs=400), 100, 'faster'), # And so do 200
+    (dict(bs=25, noise_scale=300.), 100, 'faster'), # 0.08/0.075 of the time with 200, and 0.105/0.075 with 50
+    (dict(bs=128, times=secs(32, 64, 128, 256)), 128, 'slower'),
+    (dict(bs=100), 100, 'slower'),
+    (dict(bs=100, noise_scale=300.), 100, 'little'), # A gain of 0.08/0.075, and twice the batch is to save a tenth
+    (dict(bs=100, times=relative(1, 0.87, 0.8)), 200, 'faster'), # A tenth more at most, and less than today's
+    (dict(bs=100, times=relative(1, 0.87, 0.8), spread=0.2), 400, 'faster'), # 200 gain less than the clock errs
+    (dict(bs=100, times=relative(1, 0.87, 0.8), spread=0.3), 100, 'little'), # And 400 too
+    (dict(bs=100, times=relative(1, 0.98, 0.8)), 400, 'faster'), # Here 200 gain nothing
+    (dict(bs=100, times=relative(1, 0.98, 0.84)), 100, 'little'), # Four times the batch is to take 1/1.21
+    (dict(bs=100, times=relative(1, 0.98, 0.98)), 100, 'little'),
+    (dict(bs=100, times=relative(1)), 100, 'single'),
+    (dict(bs=50, trial=Trial(50, failed=100)), 50, 'nowhere'),
+    (dict(bs=50, trial=Trial(100, 200., 99, failed=200)), 100, 'faster')])
+def test_of_sizes_about_as_fast_the_one_nearest_to_todays(kwargs, bs, reason):
     facts = fixed(**kwargs)
     choice = decided(facts)
-    assert (choice.fastest.bs,choice.option.bs,choice.reason)==(fastest,bs,reason)
+    assert (choice.option.bs,choice.reason)==(bs,reason)
     assert choice.verdict==('use' if reason=='faster' else 'stay')
     low,high = range_of(facts, choice)
-    assert low<=min(bs, fastest)
-    assert max(bs, fastest)<=high
+    assert low<=min([bs, *sizes(choice.as_fast)])
+    assert max([bs, *sizes(choice.as_fast)])<=high
 
 def test_the_size_is_chosen_by_whole_epochs():
     "What 1.3 epochs would save of 1 is lost where there must be 2: (450+300)/(450+150) = 1.25 of 300 items each"
     facts = fixed(450., bs=150, n_epoch=1, times=((150,0.02,0.),(300,0.024,0.)), n_train=12_000)
     choice = decided(facts)
-    assert (choice.fastest.bs,choice.option.bs,choice.reason)==(300,150,'little')
+    assert (choice.option.bs,choice.reason)==(150,'slower')
     for change in (dict(n_epoch=4), dict(has_n_epoch=False)): # 5 epochs; no epochs were asked for
         assert decided(replace(facts, today=replace(facts.today, **change))).option.bs==300
 
@@ -67,7 +68,6 @@ def test_validations_count_in_the_choice(valid_time, epoch_start, bs, has_n_epoc
     times = (25,0.0125,0.001),(100,0.02,0.001)
     choice = decided(fixed(bs=25, times=times, n_epoch=5, has_n_epoch=has_n_epoch, valid_time=valid_time, epoch_start=epoch_start))
     assert choice.option.bs==bs
-    assert choice.fastest.bs==100
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(plans())
@@ -91,7 +91,6 @@ def test_no_option_that_may_be_taken_is_nearer_to_today_s(plan):
     else:
         assert choice.option is now
         assert choice.verdict==('split' if now.micro_bs!=facts.today.micro_bs else 'stay')
-    assert choice.fastest.loss_time<=least*min(o.loss_time for o in options)
 
 # All that can decide
 
@@ -123,7 +122,6 @@ def test_a_size_of_one_s_own_choice_is_taken(kwargs, chosen, verdict):
     facts = fixed(**kwargs)
     choice = decided(facts, chosen)
     assert (choice.option.bs,choice.verdict,choice.reason)==(chosen,verdict,'chosen')
-    assert choice.fastest.bs==decided(facts).fastest.bs
 
 # Over the interval
 

@@ -345,8 +345,12 @@ def test_a_validation_batch_is_searched_without_a_training_step():
         assert "for_='valid' needs a validation set" in str(search(learn, for_='valid'))
 
 def test_a_card_is_a_limit_by_its_name(capsys):
-    assert limited(1000, cbs=ProgressCallback()).max_bs_find(limit='t4')==50
-    assert capsys.readouterr().out==f"{card_of('T4')}. {margin_text(card_of('T4').usable, 0.05)}\n"
+    "By the report alone, as this device is another; and where there are no more items than fit, that is said"
+    learn = limited(13, cbs=ProgressCallback())
+    assert learn.max_bs_find(limit='t4')==50 # No more than 13 train here, and none is tried
+    card,all_ = capsys.readouterr().out.splitlines()
+    assert card==f"{card_of('T4')}. {margin_text(card_of('T4').usable, 0.05)}"
+    assert all_=="max_bs_find: all 50 items of the set fit in one batch, so this is no limit of memory"
 
 @pytest.mark.parametrize('n_steps,n,kwargs,n_train', [(7,8,{},7), (3,11,{},3),
     (2,8,dict(cbs=RaiseAt('before_step', CancelStepException, order=20, times=4)),6)], ids=['seven','left over','skipped'])
