@@ -94,6 +94,10 @@ def in_short(both):
     of_loss = [f'{o}: {p}' for o in ('training loss','validation loss') for p in ('median','above +5%','below -30%','from, to')]
     return md_table([*heads,*of_loss,'time'], rows)
 
+def different(went):
+    "Those that were trained: devices with the same plan share a training"
+    return went.drop_duplicates(['task','epochs','kind','d_train','d_valid'])
+
 def sentences(both):
     "What is cited elsewhere"
     went,here = by_plan(both),both[both.device=='here']
@@ -101,14 +105,16 @@ def sentences(both):
     def _losses(o): return f"training loss {_line(o.d_train)}; validation loss {_line(o.d_valid)}"
     of = {device: went[went.device==device] for device in devices}
     off = np.abs(np.log(of['here'].time/of['here'].predicted))
-    kinds_of = {'With Adam': went.task.map(is_adam), 'With SGD': ~went.task.map(is_adam), 'Text': went.task.isin(text)}
+    other = different(went)
+    kinds_of = {'With Adam': other.task.map(is_adam), 'With SGD': ~other.task.map(is_adam), 'Text': other.task.isin(text)}
     return '\n'.join([f"* Run so far: {both.task.nunique()} of {len(tasks)} tasks, {len(both)} plans, of which {(~both.changed).sum()} stay.",
         f"* On this processor: {_losses(of['here'])}.",
         f"* There the whole fit takes {of['here'].time.median():.2f} of today's time (median); as predicted within 15% in {(off<math.log(1.15)).sum()} of "
         f"{len(off)}.",
         *(f"* With steps {names[device]} today's batch: {_losses(of[device])}; predicted {of[device].predicted.median():.2f} of the time (median)."
           for device in ('flat_4','flat_16')),
-        *(f"* {nm}: {_losses(went[which])}." for nm,which in kinds_of.items()),
+        f"* Where two devices have the same plan it was trained once: {len(other)} different trainings as planned. The next three lines count each once.",
+        *(f"* {nm}: {_losses(other[which])}." for nm,which in kinds_of.items()),
         *of_cost(here)])
 
 def of_cost(here):
@@ -122,8 +128,10 @@ def of_cost(here):
             f"can win {_of(here.reason=='never')}; where trying one costs too much for what it can win {_of(here.reason=='costly')}.",
             f"* For trainings of 500 steps or more that is {_of(is_long)}; shorter ones take {here.find[~is_long].max():.1f} s at most.",
             f"* The first training with a plan that changes something, with what finding it takes, lasts {_first(went.epochs>0)} of today's; of 4 epochs "
-            f"{_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, {of_ten.median():.2f}.",
-            f"* Plans that stay on this processor: {len(stays)} of {len(here)}; {reasons}."]
+            f"{_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, {of_ten.median():.2f}; alone "
+            f"{(went.secs/went.secs_now).median():.2f}.",
+            f"* Plans that stay on this processor: {len(stays)} of {len(here)}, {(here[~here.changed].steps<1000).sum()} of them for fewer than 1000 steps; "
+            f"{reasons}."]
 
 def cost_table(here):
     "A row for each task and number of epochs"
@@ -136,7 +144,7 @@ def cost_table(here):
     return md_table(heads, rows)
 
 def is_adam(name): return tasks[name].opt is Adam
-text = 'shakespeare','gru','awd','transformer','letters'
+text = 'shakespeare','reviews','gru','awd','transformer','letters'
 
 def page(df):
     both = ratios(df)

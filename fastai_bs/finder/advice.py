@@ -12,11 +12,11 @@ __all__ = ['unmeasured', 'stay_reasons', 'ended_above', 'headline', 'why', 'caut
 import math, textwrap
 import pandas as pd
 from ..utils.text import counted, details_of, in_html, in_text, marked_size, num, percent, rate_text, time_text, with_interval
-from ..schedule.scaled_lr import rule_name, scale_lr
+from ..schedule.scaled_lr import scale_lr
 from .cycle import cycle_of
 from .formulas import Duration, epochs_needed, steps_anyway
 from .facts import has_estimate, least_windows
-from .options import fit_time_of, sum_factor
+from .options import at_todays_size, fit_time_of, sum_factor, today_as_is
 from .choice import limit_text
 from .trial import most_part, parts_tried
 from .apply import fit_of, freeze_arg
@@ -58,12 +58,13 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
-    never="even with no more items {other} would take {ratio} of today's time, and {limit}",
-    costly="trying {skipped} would take {cost}, too long for what one training could save with it",
+    never="even with no more epochs {other} would take {ratio} of today's time, and {limit}",
+    costly="trying {skipped} would take {cost}, more than half of the {saving} that one training could save with it",
+    useless="even the best result of a short trial of {skipped} would save no time",
     nowhere="in a short training {failed} learned no more than {bs} learns from {part} of the items",
     little="{other} would take {ratio} of today's time, and {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
-    single="only micro-batches of {micro_bs} could be timed (memory, the loader or max_bs allow no others), and with them no other size saves enough",
+    single="{bound} allows no larger micro-batches than {micro_bs}, and accumulating those saves too little",
     slower="every other size would take longer")
 
 def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
@@ -74,9 +75,12 @@ def _stay(plan):
     now = plan.choice.option
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
     ratio,trial = percent(other.fit_time/now.fit_time),plan.facts.trial
-    text = stay_reasons[plan.choice.reason].format(
-        skipped=trial.skipped, cost=time_text(trial.cost), failed=trial.failed, part=percent(parts_tried(trial.failed/t.bs)[0]), bs=t.bs,
-        other=other.bs, ratio=ratio, limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs)
+    reason = 'useless' if plan.choice.reason=='costly' and not trial.saving>0 else plan.choice.reason
+    text = stay_reasons[reason].format(
+        skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), failed=trial.failed,
+        part=percent(parts_tried(trial.failed/t.bs)[0]), bs=t.bs,
+        other=other.bs, ratio=ratio, limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
+        bound='max_bs' if d.max_bs==t.micro_bs else 'memory or the loader')
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
 
@@ -105,7 +109,7 @@ def _use(plan):
     if o.n_acc*t.n_ranks>1: size += f" as {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}"
     size += f" (today {t.bs})"
     if _is_chosen(plan): size += ", as you chose"
-    if math.isnan(o.steps): return f"Use {size}: it was not tried, so the line keeps today's epochs."
+    if math.isnan(o.steps): return f"Use {size}: it was not tried, so the line keeps today's epochs, and the loss may end higher."
     now = f"{t.freeze_epochs} + {counted(t.n_epoch, 'epoch')}" if t.freeze_epochs else counted(t.n_epoch, 'epoch')
     verb = "becomes" if now=='1 epoch' else "become"
     planned = o.trained_epochs if t.has_n_epoch else num(o.trained_epochs)
@@ -147,7 +151,7 @@ def _how(plan):
     wd,wd_now = plan.wd,plan.facts.today.wd
     if plan.choice.option.wd_factor!=1 and rate_text(wd)!=rate_text(wd_now):
         yield f"Weight decay becomes {rate_text(wd)} in place of {rate_text(wd_now)}: it is set for you, unless you pass wd= to the fit."
-    if len(plan.facts.device.timed)<2 or _is_chosen(plan) or not plan.choice.as_fast: return
+    if len(plan.facts.device.timed)<2 or _is_chosen(plan) or not plan.choice.as_fast or plan.verdict=='stay': return
     (low,high),are = plan.bs_range,"are" if plan.facts.trial.is_known else "may be"
     if math.isinf(high): yield f"Sizes of {low} and more {are} about as fast."
     elif low<high: yield f"Sizes from {low} to {high} {are} about as fast."
@@ -181,7 +185,7 @@ def _estimate_text(noise_scale, ci):
     if not low: return f"about {counted(noise_scale)} ({num(high)} at most)"
     return f"about {counted(noise_scale)} ({num(low)} to {num(high)})"
 
-ended_above = {True: (0, 8, 93), False: (0, 0, 18)} # With Adam, with SGD: plans in benchmarks/keeps.md with a training loss, a validation loss above +5%, all
+ended_above = {True: (0, 5, 54), False: (0, 0, 10)} # With Adam, with SGD: trainings in benchmarks/keeps.md with a training, a validation loss above +5%, all
 
 def _got(plan):
     "Write how far the larger batch got that was tried, and what the plan makes of it"
@@ -189,20 +193,22 @@ def _got(plan):
     part,in_all = (1/epochs_needed(trial.bs, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
     least = "at least " if part>0.999*parts_tried(trial.bs/t.bs)[1] else ''
     told = f"In a short training {trial.bs} learned {least}what {t.bs} learns from {percent(part)} of the items"
-    if percent(in_all)!=percent(part): told += f". In a longer one larger batches gain: over all {_steps_now(plan)} it makes {percent(in_all)} (`for_longer`)"
+    if percent(in_all)!=percent(part): told += f", which counts as {percent(in_all)} over all {_steps_now(plan)} (`for_longer`)"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
-    return f"{told}. So {counted(t.n_epoch, 'epoch')} of {t.bs} are {num(plan.choice.option.epochs)} of {plan.bs}, before rounding to whole ones."
+    needs = f"{trial.bs} needs 1/{percent(in_all)} of today's epochs"
+    if plan.bs!=trial.bs: needs += f", and {plan.bs} {'fewer' if plan.bs<trial.bs else 'more'}"
+    return f"{told}. So {needs}: {num(plan.choice.option.epochs)} of {plan.bs} for {counted(t.n_epoch, 'epoch')} of {t.bs}, before rounding up."
 
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
     if plan.verdict!='use': return
     adam = plan.facts.today.adam
     train,valid,of = (n or 'none' for n in ended_above[adam])
-    if plan.choice.reason=='chosen': yield "How plans for a size of your own choice end was not benchmarked."
+    if plan.choice.reason=='chosen': yield "Plans for a size of your own choice were not benchmarked."
     elif plan.freeze_epochs: yield "Few plans for `fine_tune` were tried (benchmarks/fine_tune.md)."
-    elif not plan.facts.trial.is_known: yield "How plans by the noise scale alone end was not benchmarked."
-    else: yield (f"Of {of} such plans with {'Adam' if adam else 'SGD'}, {train} ended with a training loss more than 5% above today's, and {valid} with such a "
-                 "validation loss (benchmarks/keeps.md).")
+    elif not plan.facts.trial.is_known: yield "Plans by a noise scale alone, without a trial, were not benchmarked."
+    else: yield (f"Of {of} such trainings with {'Adam' if adam else 'SGD'}, {valid} ended with a validation loss more than 5% above today's, and {train} with "
+                 "such a training loss (benchmarks/keeps.md).")
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -219,7 +225,7 @@ def _found(plan):
     if m.ci[1]<1: return "There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."
     if m.cool is None: return f"The noise scale at the present weights is {_estimate_text(m.noise_scale, m.ci)}."
     seen = f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}"
-    return f"{seen}, and counts as {num(plan.facts.measured_noise)} for this training (`for_training`)."
+    return f"{seen}, and counts as {num(plan.facts.measured_noise)} for a training of {_steps_now(plan)} (`for_training`)."
 
 def why(
     plan, # A `BatchPlan`
@@ -239,7 +245,7 @@ def _on_time(plan):
     if not t.has_n_epoch: yield f"No n_epoch was given: this is for {counted(t.n_epoch, 'epoch')}, and a longer training may want a larger batch."
     if d.timed and changes_size and t.has_n_epoch and not 1/1.2<=o.n_epoch/o.epochs<=1.2:
         ratio = fit_time_of(plan.facts, o.epochs, o.freeze_epochs, o.epoch_time)/plan.duration.today
-        yield f"Whole epochs matter here: the same loss takes {counted(o.epochs, 'epoch')}, in {percent(ratio)} of the time."
+        yield f"Rounding up to whole epochs costs time here: {counted(o.epochs, 'epoch')} would do, in {percent(ratio)} of it."
     if d.timed and d.timing_error>0.1:
         yield f"Step times varied by {percent(d.timing_error)}, and smaller gains are lost in that: ask again when the machine is quiet."
 
@@ -280,11 +286,14 @@ def _on_device(plan):
 
 def _on_cost(plan):
     "Yield how to ask where the answer may cost more than one training can win"
-    t = plan.facts.today
-    if plan.choice.reason in ('costly','nowhere') and not plan.facts.measured.has_mock:
-        usual = cycle_of(None, 1, math.inf).num_it # As in the guides
-        n = max(usual, cycle_of(None, t.n_acc, t.steps).num_it)
+    t,m = plan.facts.today,plan.facts.measured
+    if m.has_mock or not math.isnan(m.noise_scale) or plan.verdict not in ('stay','split') or _is_chosen(plan): return
+    usual = cycle_of(None, 1, math.inf).num_it # As in the guides
+    n = max(usual, cycle_of(None, t.n_acc, t.steps).num_it)
+    if plan.choice.reason=='nowhere': yield f"Sizes between and smaller ones were not tried: num_it={n} measures, and compares them, too."
+    elif plan.choice.reason=='costly':
         yield f"If you are going to train like this many times, ask with num_it={n}: that measures and tries, however long it takes."
+    else: yield f"Only larger sizes were looked at: num_it={n} compares smaller ones, too."
 
 def _on_open(plan):
     "Yield what would bound the noise scale"
@@ -318,8 +327,8 @@ def _on_chosen(plan):
     if not _is_chosen(plan): return
     fastest,o = min(plan.options, key=lambda o: o.fit_time),plan.choice.option
     if o.fit_time>1.1*fastest.fit_time: yield f"This takes {num(o.fit_time/fastest.fit_time)} times as long as the fastest size here, {fastest.bs}."
-    if plan.bs>plan.facts.today.bs and rule_name(plan.rule)=='no_scaling' and plan.facts.measured.moved:
-        yield f"The rate is not scaled at {plan.bs}, because no training at a higher rate was tried there."
+    if plan.bs>plan.facts.trial.bs and plan.facts.measured.moved:
+        yield f"The rate is scaled to {rate_text(plan.scaled_lr)} by the usual rule, which was not tried at {plan.bs}: if the loss rises, pass a lower one."
 
 def cautions(
     plan, # A `BatchPlan`
@@ -337,14 +346,15 @@ def good_to_know(
     if not plan.facts.can_plan: return
     if math.isnan(plan.facts.noise) and len(plan.options)>1:
         now,bs = plan.facts.today.bs,plan.facts.trial.skipped
-        yield "The table has the time that other sizes would take for as many items as today."
+        yield "The table has the time that other sizes would take for as many epochs as today."
         if bs:
-            saving,part = time_text(max(0., plan.facts.trial.saving)),percent(parts_tried(bs/now)[1])
-            yield (f"Trying {bs} may take {percent(most_part)} of what a training could save with it, {saving} at best: a short training can show that "
-                   f"{bs} learns what {now} learns from {part} of the items, and no more.")
+            saving,part = plan.facts.trial.saving,percent(parts_tried(bs/now)[1])
+            saves = time_text(saving) if saving>0 else "nothing"
+            yield (f"A trial may take {percent(most_part)} of what it can save one training. At best it shows that {bs} learns what {now} learns from {part} "
+                   f"of the items, which would save {saves}.")
     if d.given: yield "The step times were given, so seconds leave out validations, frozen epochs and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
-    if plan.facts.today.freeze_epochs:
+    if plan.facts.today.freeze_epochs and not math.isnan(plan.facts.noise):
         yield "What was tried or measured is for the unfrozen epochs, from the present weights on; the frozen ones are planned by the same ratio."
 
 # %% ../../nbs/finder/12_advice.ipynb #40320cc6
@@ -400,12 +410,15 @@ def plan_text(
 # %% ../../nbs/finder/12_advice.ipynb #ce9a6300
 def _candidates_table(plan): # A data frame, with a row per candidate
     "List what goes with each size"
-    marks = ('today',plan.facts.today.bs),('planned',plan.bs)
+    f,now = plan.facts,at_todays_size(plan.facts, plan.options)
+    as_is = [today_as_is(f)] if now.changes else []
     def _row(o):
+        marks = ('today',o.bs==f.today.bs and not o.changes),('planned',o==plan.choice.option)
         epochs = f'{o.freeze_epochs} + {o.trained_epochs}' if o.freeze_epochs else o.trained_epochs
-        return {'batch size': marked_size(o.bs, marks), 'as': _split_text(o.n_acc, o.micro_bs, plan.facts.today.n_ranks), 'epochs': epochs,
+        size = marked_size(o.bs, [(nm,o.bs) for nm,is_it in marks if is_it])
+        return {'batch size': size, 'as': _split_text(o.n_acc, o.micro_bs, f.today.n_ranks), 'epochs': epochs,
                 'time (s)': o.fit_time, "over today's": o.fit_time/plan.duration.today}
-    return pd.DataFrame([_row(o) for o in plan.options])
+    return pd.DataFrame([_row(o) for o in sorted([*as_is, *plan.options], key=lambda o: o.bs)])
 
 def plan_html(
     plan, # A `BatchPlan`

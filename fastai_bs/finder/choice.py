@@ -43,8 +43,10 @@ def limit_text(
     least_gain:float, # As for `time_allowed`
 )->str:
     "Write what bounds `time_allowed`"
-    is_rule = time_allowed(option, now, least_gain)==time_allowed(option, now, 0.)
-    return f"each doubling or halving has to save {percent(1-1/per_doubling)}" if is_rule else f"the step times varied by {percent(least_gain)}"
+    if time_allowed(option, now, least_gain)<time_allowed(option, now, 0.): return f"the step times varied by {percent(least_gain)}"
+    n,step = _doublings(option, now),'doubling' if option.bs>now.bs else 'halving'
+    each = f", {percent(1-1/per_doubling)} for each {step}" if n>1 else ''
+    return f"{option.bs} has to save {percent(1-per_doubling**-n)}{each}"
 
 # %% ../../nbs/finder/08_choice.ipynb #7e81a2ee
 def _why_stay(options, now, got_nowhere):

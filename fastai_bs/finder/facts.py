@@ -164,7 +164,7 @@ class Device:
 @dataclass(frozen=True)
 class Trial:
     "Hold how far larger batches got in short trainings"
-    bs:float = math.inf # Largest batch size in items whose rate may be scaled: one that was tried, or today's; `inf`: no bound, as nothing was tried
+    bs:float = math.inf # Largest batch size in items that got further than today's, or today's; `inf`: no bound, as nothing was asked
     noise:float = math.nan # Noise scale in items at which it gets as far as it did; NaN: none got anywhere
     n_short:float = math.nan # Optimizer steps of the short training with today's batch
     failed:float = math.inf # Smallest batch size in items of which a step was worth too little; `inf`: none
@@ -181,8 +181,6 @@ class Trial:
         "Tell whether a plan may be for so many items"
         was_tried = self.is_known or self.got_nowhere
         return bs<self.failed and (bs<=self.bs or not was_tried)
-
-    def permits_rate(self, bs:int)->bool: return bs<self.failed and bs<=self.bs # May the rate be scaled to so many items?
 
 # %% ../../nbs/finder/06_facts.ipynb #5d00d633
 least_windows = 10 # With fewer windows the noise scale is not known

@@ -53,8 +53,7 @@ def rule_of(
     "Return the rule for the rate at `bs`"
     now,adam = facts.today.bs,facts.today.adam
     is_known = math.isfinite(noise)
-    if not facts.trial.permits_rate(bs): return no_scaling
-    if facts.trial.is_known and bs>now: return sqrt_scaling
+    if bs>now and not (math.isinf(facts.trial.bs) and bs<facts.trial.failed): return sqrt_scaling
     if adam and (bs<now or not is_known or not facts.measured.moved): return no_scaling
     if not is_known: return linear_scaling
     rule = adam_gain if adam else adascale_gain
@@ -69,10 +68,10 @@ def sum_factor(
 
 # %% ../../nbs/finder/07_options.ipynb #e6ce2930
 def _same_loss_epochs(facts, noise, bs, epoch):
-    "Return the epochs that end at the loss of today's training; where the noise scale is not known, those of as many items"
+    "Return the epochs that end at the loss of today's training; as many as today with today's batch, and where the noise scale is not known"
     t = facts.today
-    more = 1. if math.isnan(noise) else epochs_needed(bs, t.bs, noise)
-    return t.n_epoch*more*t.epoch.items/epoch.items
+    if bs==t.bs or not math.isfinite(noise): return t.n_epoch
+    return t.n_epoch*epochs_needed(bs, t.bs, noise)*t.epoch.items/epoch.items
 
 
 # %% ../../nbs/finder/07_options.ipynb #104efa4c

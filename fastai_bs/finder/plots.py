@@ -15,9 +15,11 @@ from matplotlib.ticker import MaxNLocator
 from ..utils.text import num, with_interval
 from ..utils.plots import legend_below, log_axis, new_axes, size_axis
 from ..noise.estimator import along
+from .formulas import noise_of
 from .cycle import cool_stretch
 from .options import at_todays_size, option_of
 from .choice import limit_text
+from .trial import parts_tried
 
 # %% ../../nbs/finder/11_plots.ipynb #39efcddd
 def _groups(df, level):
@@ -34,7 +36,7 @@ def _plot_groups(groups, top, ax):
     bars = known[(known.low>0) | np.isfinite(known.high)] # The other intervals say nothing
     bottom = ax.get_ylim()[0]
     ax.vlines(bars['at'], bars.low.clip(lower=bottom/2), bars.high.clip(upper=2*top), color='C0', lw=1)
-    ax.plot(known['at'], known.noise_scale, 'o', color='C0', ms=5, label='5 or 6 windows', zorder=3)
+    ax.plot(known['at'], known.noise_scale, 'o', color='C0', ms=5, label='mean of 5 or 6 windows', zorder=3)
     open_ = groups[np.isinf(groups.noise_scale) & (groups.low>0)]
     if len(open_):
         ax.vlines(open_['at'], open_.low, 2*top, color='C0', lw=1)
@@ -97,20 +99,30 @@ def _ratios(plan):
     ends = [_at(o) for o in ci] if known else np.full((2,len(sizes)), math.nan)
     return pd.DataFrame(dict(time=[o.fit_time/today for o in plan.options], low=np.min(ends, 0), high=np.max(ends, 0)), index=sizes)
 
+def _least_of_failed(plan):
+    "Map the size that got nowhere in a short training, where one did, to the least time of its fit over that of today's"
+    t,failed = plan.facts.today,plan.facts.trial.failed
+    if not plan.facts.trial.got_nowhere: return {}
+    least = option_of(plan.facts, noise_of(parts_tried(failed/t.bs)[0], failed, t.bs), failed)
+    return {failed: least.fit_time/plan.duration.today}
+
 def _plot_time(plan, ax=None):
     "Draw the time of the whole fit against batch size, over that of today's"
     df,bs_now,bs = _ratios(plan),plan.facts.today.bs,plan.bs
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
+    if at_todays_size(plan.facts, plan.options).changes: ax.plot(bs_now, 1, 'o', color='grey', zorder=3) # Its own training, made up otherwise
     is_known = math.isfinite(plan.facts.noise)
-    style = dict(ls='-', label='time of the whole fit') if is_known else dict(ls=':', alpha=0.6, label='time at best, for no more items')
-    if df.time.notna().all(): ax.plot(df.time, marker='o', color='C0', **style)
-    if df.low.notna().all(): ax.fill_between(df.index, df.low, df.high, color='C0', alpha=0.2, lw=0, label='its interval')
+    style = dict(ls='-', label='time of the whole fit') if is_known else dict(ls=':', alpha=0.6, label='time, if as many epochs as today were enough')
+    if df.time.notna().all() and len(df)>1: ax.plot(df.time, marker='o', color='C0', **style)
+    if df.low.notna().all(): ax.fill_between(df.index, df.low, df.high, color='C0', alpha=0.2, lw=0, label='interval of the time')
+    failed = _least_of_failed(plan)
+    for size,y in failed.items(): ax.plot(size, y, 'x', color='C0', ms=9, label=f'{size}, tried: this or more')
     for y in df.loc[bs].dropna()[:1]: ax.plot(bs, y, '*', color='C1', ms=16, zorder=3, label=f'planned, {bs}')
-    seen = [1,*df.values[np.isfinite(df)]]
+    seen = [1,*df.values[np.isfinite(df)],*failed.values()]
     room = max(1.1, (max(seen)/min(seen))**0.1)
     log_axis(ax, lambda y: f'{num(100*y)}%')
-    size_axis(ax, 'x', df.index, [bs_now,bs])
+    size_axis(ax, 'x', [*df.index,*failed], [bs_now,bs])
     ax.set(ylim=(min(seen)/room,max(seen)*room), xlabel='batch size (items)', ylabel="time, of today's (log)")
     note = _note(plan)
     ax.set_title(_title(plan), pad=18 if note else None)

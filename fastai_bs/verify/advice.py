@@ -14,7 +14,7 @@ from .compare import level
 
 # %% ../../nbs/verify/04_advice.ipynb #d17bfbbf
 headlines = dict(
-    use="Use {bs} (today {now}), its plan holds: the {loss} ends at most 2% above today's, in {part} of the time.",
+    use="Use {bs} (today {now}): its plan holds, in {part} of the time (the limit is a {loss} 2% above today's).",
     stay="Stay at {now}: no other size that was tried takes less time and ends with a {loss} at most 2% higher.",
     tied="Stay at {now} for now: these runs cannot tell whether the {loss} of {open} ends at most 2% above that of {now}.",
     chance="Stay at {now} for now: there are too few runs to know the noise between runs.",
@@ -74,12 +74,12 @@ def run_line(
     return f"{learn}.fit_one_cycle({v.plan.n_epoch}, {rate_text(v.plan.lr)})"
 
 # %% ../../nbs/verify/04_advice.ipynb #1f839168
-def _why(v):
+def _compared(v):
     "Say which loss was compared"
     if v.verdict=='unknown': return []
-    if v.decided_by=='valid_loss': return ["The validation loss was compared, as trainings saw items more than once."]
-    if v.saw_twice: return ["The training loss was compared, as there is no validation loss."]
-    return ["The training loss of the last tenth was compared, as no training saw an item twice."]
+    if v.decided_by=='valid_loss': return ["Validation losses are compared, as trainings saw items more than once."]
+    if v.saw_twice: return ["Training losses are compared, as there is no validation loss."]
+    return ["Training losses of the last tenth are compared, as no training saw an item twice."]
 
 _left_out = dict(
     memory="{bs} is left out: it does not fit in memory.",
@@ -103,17 +103,18 @@ def good_to_know(
 def verified_words(
     v, # A `BatchVerification`
     most:int=3, # Upper limit of cautions
-)->dict: # Lists of sentences: 'do', 'how', 'run', 'why', 'caution'
+)->dict: # Lists of sentences: 'do', 'how', 'run', 'caution'
     "Collect the sentences by their kind"
     how = [_rate(v)] if v.verdict in ('use','stay') else []
-    words = dict(do=[headline(v)], how=how+_measured(v), run=[run_line(v)], why=_why(v), caution=list(cautions(v))[:most])
+    words = dict(do=[headline(v)], how=how+_measured(v)+_compared(v), run=[run_line(v)], caution=list(cautions(v))[:most])
     return {kind: texts for kind,texts in words.items() if texts}
 
 def sizes_table(
     v, # A `BatchVerification`
 )->pd.DataFrame: # A row per size
     "Return `table` as it is shown: today's, the planned and the chosen size are marked"
-    marks = [('today',v.bs_now),('planned',v.planned.bs)]
+    marks = [('today',v.bs_now)]
+    if v.planned.verdict!='split': marks.append(('planned',v.planned.bs)) # Today's batch is trained as it is
     if v.verdict!='unknown': marks.append(('chosen',v.bs))
     df = v.table.assign(bs=[marked_size(bs, marks) for bs in v.table.bs])
     df['diff'] = [difference_text(*map(_tenths, o)) for o in zip(df['diff'], df.low, df.high)]

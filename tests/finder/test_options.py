@@ -3,7 +3,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from fastai_bs.all import no_scaling
+from fastai_bs.all import no_scaling, sqrt_scaling
 from fastai_bs.finder.facts import Trial
 from fastai_bs.finder.formulas import whole_epochs
 from fastai_bs.finder.options import today_as_is, option_of, options_of, rule_of, sizes_of, table_of
@@ -62,17 +62,17 @@ def test_rule_at_fixed_weights(adam, noise, name, factor):
     assert rule_of(facts, noise, 25)(1)==1
 
 @pytest.mark.parametrize('adam', [False,True])
-def test_a_higher_rate_is_advised_where_it_was_tried(adam):
-    "Up to the largest size, by the root; for smaller batches it needs no trial"
+def test_the_root_is_advised_where_larger_sizes_were_tried_or_asked_for(adam):
+    "Also for a size of one's own beyond them; smaller batches need no trial"
     facts = cycle(bs=50, times=five, adam=adam, trial=Trial(100, 90., 99, failed=400))
-    for bs in (50,75,100): assert rule_of(facts, 100., bs)(bs/50)==approx((bs/50)**0.5)
-    for bs in (101,200,399,400,800): assert rule_of(facts, 100., bs) is no_scaling
+    for bs in (75,100,101,200,399,400,800): assert rule_of(facts, 100., bs) is sqrt_scaling
+    assert option_of(facts, 100., 50).lr_factor==1
     smaller = rule_of(facts, 100., 25)
     if adam: assert smaller is no_scaling
     else: assert smaller(0.5)==approx(gain(25, 100., 50))
     failed = replace(facts, trial=Trial(failed=100))
     assert rule_of(failed, 100., 99)(2)==approx((for_adam if adam else gain)(100, 100., 50)) # Not tried at all: by the noise scale
-    assert rule_of(failed, 100., 100) is no_scaling
+    assert rule_of(failed, 100., 100) is sqrt_scaling
 
 @pytest.mark.parametrize('adam,by_sum', [(False,1/4),(True,1.)])
 def test_a_loss_that_sums_takes_as_much_of_the_rate_as_its_gradient_grows(adam, by_sum):
@@ -149,7 +149,7 @@ def test_the_table_has_a_row_for_each_option_with_the_rate_of_each_rule():
     facts = cycle(bs=25, times=five, adam=True, lr=[0.01,0.1], lr_factor=3., trial=Trial(100))
     df = table_of(facts, options_of(facts, facts.noise)).set_index('bs')
     assert df.index.tolist()==[25,50,100,200,400,800]
-    assert df.lr.tolist()==approx([0.3,0.3*for_adam(50, 100., 25),0.3*for_adam(100, 100., 25),0.3,0.3,0.3])
+    assert df.lr.tolist()==approx([0.3*k**0.5 for k in (1,2,4,8,16,32)])
     assert df.linear_scaling.tolist()==approx([0.3*k for k in (1,2,4,8,16,32)])
     assert df.sqrt_scaling.tolist()==approx([0.3*k**0.5 for k in (1,2,4,8,16,32)])
     assert df.adascale_gain.tolist()==approx([0.3*gain(bs, 100., 25) for bs in df.index])

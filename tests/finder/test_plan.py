@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fastcore.foundation import L
 from hypothesis import given, settings
-from fastai_bs.all import GradAccum, no_scaling, ScaledLR
+from fastai_bs.all import GradAccum, ScaledLR
 from fastai_bs.finder.advice import cautions
 from fastai_bs.finder.facts import Trial
 from fastai_bs.finder.formulas import whole_epochs
@@ -104,10 +104,10 @@ def test_a_loss_that_sums():
     plan = _plan()
     assert plan.bs==100
     assert plan.lr==approx(0.1/4)
-    assert plan.lr_factor==approx(2.5/4)
-    assert plan.scaled_lr==approx(0.1*2.5/4)
+    assert plan.lr_factor==approx(2/4)
+    assert plan.scaled_lr==approx(0.1*2/4)
     assert f'{plan.n_epoch}, 0.025,' in plan.code
-    assert plan.cbs[0].factor_at(100)==approx(2.5)
+    assert plan.cbs[0].factor_at(100)==approx(2)
     assert plan.wd*plan.scaled_lr*plan.choice.option.trained_steps==approx(0.1*0.1*100*4000)
     assert _plan(adam=True).lr==0.1
     assert changed(_plan(adam=True), 'today', sums=False).scaled_lr==_plan(adam=True).scaled_lr
@@ -145,11 +145,13 @@ def test_a_rate_that_stays_needs_no_callback():
     assert plan.at(50).cbs==[]
     assert [type(cb) for cb in plan.at(75).cbs]==[GradAccum]
 
-def test_a_rate_that_was_not_tried_is_not_scaled():
+def test_a_size_that_was_not_tried_has_the_root_too_and_is_named():
     plan = cycle(bs=25, times=five, adam=True, trial=Trial(100, 100., 400_000))
     assert (plan.bs,plan.lr)==(100,0.1)
     assert plan.scaled_lr==approx(0.2)
-    assert plan.at(200).rule is no_scaling
+    assert plan.at(200).scaled_lr==approx(0.1*8**0.5)
+    told = "The rate is scaled to 0.283 by the usual rule, which was not tried at 200: if the loss rises, pass a lower one."
+    assert told in ' '.join(plan.at(200).details().split())
 
 def test_a_training_of_few_steps_has_a_plan_for_a_size_of_one_s_own_choice_only():
     few = cycle(bs=25, n_train=1000, n_epoch=1, times=five, noise_scale=30., ci=(25.,35.))
@@ -175,9 +177,9 @@ def test_epochs_follow_from_one_number(plan):
     (items_now,steps_now),(items,_) = in_epoch(t, t.micro_bs, now//t.n_ranks//t.micro_bs),in_epoch(t, plan.micro_bs, plan.n_acc)
     is_few = t.has_n_epoch and t.n_epoch*steps_now<80
     assert not (is_few and f.can_plan)
-    growth = (noise+plan.bs)/(noise+now) if f.can_plan else 1
+    growth = (noise+plan.bs)/(noise+now)*items_now/items if math.isfinite(noise) and plan.bs!=now else 1
     exact = plan.choice.option.epochs
-    assert exact==pytest.approx(t.n_epoch*growth*items_now/items)
+    assert exact==pytest.approx(t.n_epoch*growth)
     assert type(plan.n_epoch) is int
     assert plan.n_epoch==whole_epochs(exact)
 

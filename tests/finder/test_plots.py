@@ -7,6 +7,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from fastai_bs.finder.facts import Trial
+from fastai_bs.finder.options import option_of
 from fastai_bs.finder.plots import _plot_time
 from pictures import misplaced, narrow, tick_texts
 from plans import plan_of, secs, window_rows
@@ -22,9 +23,9 @@ cases = dict(
     fastest=(dict(times=secs(16, 32, 64, 128, 256, 512, 1024, c=1e-6)), 'Use 1024 (today 64)', ''),
     trial=(dict(**bare, trial=Trial(256, 300., 240)), 'Use 128 (today 64)', '256 is at most a tenth faster'),
     no_further=(dict(**bare, trial=Trial(128, 3000., 240, failed=256), times=flat), 'Use 128 (today 64)', ''),
-    never=(dict(**bare), 'Stay at 64', 'each doubling or halving has to save 9.1%'),
+    never=(dict(**bare), 'Stay at 64', '512 has to save 25%, 9.1% for each doubling'),
     one=(dict(**bare, times=secs(64), n_train=100, n_epoch=500), 'Stay at 64', ''),
-    two=(dict(**bare, times=secs(64, 128), n_train=300, n_epoch=100), 'Stay at 64', 'each doubling or halving has to save 9.1%'),
+    two=(dict(**bare, times=secs(64, 128), n_train=300, n_epoch=100), 'Stay at 64', '128 has to save 9.1%'),
     many=(dict(bs=16, **bare, trial=Trial(65536, 3e4, 240), times=secs(*(2**i for i in range(13)), c=1e-6), n_train=10**6), 'Use 4096 (today 16)',
           '32768 is at most a tenth faster'),
     large=(dict(bs=512, noise_scale=2e5, ci=(1.5e5,3e5), times=secs(64, 128, 256, 512, 1024, c=1e-6), n_train=10**7), 'Use 1024 (today 512)',
@@ -34,10 +35,10 @@ cases = dict(
     costly=(dict(**bare, times=flat, trial=Trial(skipped=128, saving=3., cost=4.)), 'Stay at 64', 'trying 128 takes too long for what it could save'),
     nowhere=(dict(**bare, times=flat, trial=Trial(64, failed=128)), 'Stay at 64', '128 learned too little in a short training'),
     slower=(dict(noise_scale=30., ci=(20.,40.), times=secs(64, 128, 256)), 'Stay at 64', ''),
-    gain=(dict(adam=False, times=secs(16, 32, 64, 128, 256, c=3e-4)), 'Stay at 64', 'each doubling or halving has to save 9.1%'),
+    gain=(dict(adam=False, times=secs(16, 32, 64, 128, 256, c=3e-4)), 'Stay at 64', '128 has to save 9.1%'),
     error=(dict(spread=0.4), 'Stay at 64', 'the step times varied by 40%'),
     split=(dict(micro_bs=16, times=by_hand, noise_scale=100., ci=(80.,130.)), 'Stay at 64, as 1 x 64', ''),
-    split_stays=(dict(**bare, micro_bs=16, times=by_hand[:3]), 'Stay at 64, as 1 x 64', 'each doubling or halving has to save 9.1%'),
+    split_stays=(dict(**bare, micro_bs=16, times=by_hand[:3]), 'Stay at 64, as 1 x 64', '512 has to save 25%, 9.1% for each doubling'),
     chosen=(dict(chosen=16), 'Use 16 (today 64)', 'as you chose'),
     open=(dict(noise_scale=inf, ci=(60.,inf)), 'Stay at 64', ''),
     fixed=(dict(cool=None, at_peak=None, at_end=None), 'Use 128 (today 64)', '256 is at most a tenth faster'),
@@ -69,15 +70,20 @@ def test_the_right_panel_says_what_the_plan_says(nm):
     assert plan.advice.startswith(title.partition(' (')[0].partition(',')[0])
     if not plan.facts.device.timed: return
     assert (star_of(ax).get_xdata()[0],star_of(ax).get_ydata()[0])==(plan.bs,pytest.approx(o.fit_time/today))
-    curve = next(o for o in ax.lines if o.get_label().startswith('time'))
+    curve = next((o for o in ax.lines if o.get_label().startswith('time')), None)
+    if len(plan.options)==1:
+        assert curve is None
+        return
     assert curve.get_xdata().tolist()==[o.bs for o in plan.options]
     assert curve.get_ydata().tolist()==pytest.approx([o.fit_time/today for o in plan.options])
     assert note or star_of(ax).get_ydata()[0]==min(curve.get_ydata())
 
 def test_a_batch_that_is_split_anew_is_drawn_over_today_s_training():
-    "As the text has it, not over itself"
+    "As the text has it, not over itself, and with a dot for what it is over"
     plan = plan_for('split')
-    star = star_of(plan.plot()[-1])
+    right = plan.plot()[-1]
+    star = star_of(right)
+    assert [o.get_xydata().tolist() for o in right.lines if o.get_color()=='grey' and o.get_marker()=='o']==[[[64,1]]]
     assert f'about {100*star.get_ydata()[0]:.0f}% of the time' in plan.advice
 
 @pytest.mark.filterwarnings('error')
@@ -104,7 +110,7 @@ def test_ticks_are_at_sizes_and_at_round_numbers(nm):
         ax.figure.canvas.draw()
         sizes,times = tick_texts(ax.xaxis),tick_texts(ax.yaxis)
         assert all(t.get_text()==str(int(x)) for t,x in sizes.items())
-        assert {*sizes.values()}<={o.bs for o in plan.options}
+        assert {*sizes.values()}<={o.bs for o in plan.options} | {plan.facts.trial.failed}
         assert {*ax.get_xticks(minor=True)}>={o.bs for o in plan.options}-{*sizes.values()}
         assert plan.facts.today.bs in sizes.values()
         assert all(ax.get_xlim()[0]<o.get_xdata()[0]<ax.get_xlim()[1] for o in ax.lines)
@@ -120,6 +126,15 @@ def test_the_interval_of_the_time_follows_from_that_of_the_noise_scale():
     assert len(right.collections)==1
     assert not _plot_time(plan_for('short')).collections # No plan, no interval
 
+def test_a_size_that_got_nowhere_is_drawn_where_it_begins():
+    "At the time that it takes at least: 128 learned no more than 64 from 63% of the items"
+    plan = plan_for('nowhere')
+    cross, = [o for o in plan.plot().lines if o.get_marker()=='x']
+    at_least = option_of(plan.facts, math.inf, 128).fit_time/plan.duration.today/2**(-2/3)
+    assert cross.get_xdata().tolist()==[128]
+    assert cross.get_ydata()[0]==pytest.approx(at_least, rel=0.2) # Whole epochs
+    assert not any(o.get_marker()=='x' for o in plan_for('no_further').plot().lines)
+
 def test_what_was_measured_and_what_the_plan_makes_of_it_are_two_lines():
     "The first over the cool stretch, the second over all"
     left,_ = plan_of(noise_scale=60., ci=(50.,70.)).plot()
@@ -129,7 +144,7 @@ def test_what_was_measured_and_what_the_plan_makes_of_it_are_two_lines():
 
 def test_at_fixed_weights_the_noise_scale_is_that_of_the_last_windows():
     left,_ = plan_of(cool=None, at_peak=None, at_end=None, df=window_rows(16), n_windows=12).plot()
-    points,measured = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('5 or 6','measured: 512'))
+    points,measured = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('mean of 5 or 6','measured: 512'))
     assert len(points.get_xdata())==3
     assert measured.get_xdata().tolist()==[4.5,16.5]
     left.figure.canvas.draw()
