@@ -349,7 +349,7 @@ def overview(df, measured):
     heads = ['data','epochs','rate at 64','best size by validation / training loss','passes with the plan','plan of five seeds',"plan's excess",
              'spread of seeds',"128's excess",'time as planned, predicted','`bs_find` over `lr_find`','plan, measured','noise scale']
     return md_table(heads, [[r['task'],f"{r['epochs']:g}",f"{r['rate']:.3g}",f"{r['best']} / {r['best_train']}",f"{r['passes']:.1f}",sizes_text(r['plans']),
-        pct(r['plan valid']),f"{100*r['spread']:.1f}%",pct(r['128 valid']),f"{r['predicted']:.2f}",f"{r['find']:.1f}",sizes_text(m['plans']),
+        pct(r['plan valid']),f"{100*r['spread']:.1f}%",pct(r['128 valid']),f"{r['predicted']:.2f}".replace('nan', ''),f"{r['find']:.1f}",sizes_text(m['plans']),
         f"{m['noise_scale']:.0f}"] for r,m in zip(df.to_dict('records'), measured.to_dict('records'))])
 
 def parts(df):

@@ -61,7 +61,7 @@ stay_reasons = dict(
     never="even with no more epochs {other} would take {ratio} of today's time, and {limit}",
     costly="trying {skipped} would take {cost}, more than half of the {saving} that one training could save with it",
     useless="even the best result of a short trial of {skipped} would save no time",
-    nowhere="in a short training {failed} learned no more than {bs} learns from {part} of the items",
+    nowhere="in a short training {failed} got no further with all of the items than {bs} with {part} of them",
     little="{other} would take {ratio} of today's time, and {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{bound} allows no larger micro-batches than {micro_bs}, and accumulating those saves too little",
@@ -195,7 +195,7 @@ def _got(plan):
     told = f"In a short training {trial.bs} learned {least}what {t.bs} learns from {percent(part)} of the items"
     if percent(in_all)!=percent(part): told += f", which counts as {percent(in_all)} over all {_steps_now(plan)} (`for_longer`)"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
-    needs = f"{trial.bs} needs 1/{percent(in_all)} of today's epochs"
+    needs = f"{trial.bs} needs {num(1/in_all)} times today's epochs"
     if plan.bs!=trial.bs: needs += f", and {plan.bs} {'fewer' if plan.bs<trial.bs else 'more'}"
     return f"{told}. So {needs}: {num(plan.choice.option.epochs)} of {plan.bs} for {counted(t.n_epoch, 'epoch')} of {t.bs}, before rounding up."
 
@@ -203,12 +203,13 @@ def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
     if plan.verdict!='use': return
     adam = plan.facts.today.adam
-    train,valid,of = (n or 'none' for n in ended_above[adam])
+    train,valid,of = ended_above[adam]
+    such = f"{of} such trainings with {'Adam' if adam else 'SGD'}"
     if plan.choice.reason=='chosen': yield "Plans for a size of your own choice were not benchmarked."
     elif plan.freeze_epochs: yield "Few plans for `fine_tune` were tried (benchmarks/fine_tune.md)."
-    elif not plan.facts.trial.is_known: yield "Plans by a noise scale alone, without a trial, were not benchmarked."
-    else: yield (f"Of {of} such trainings with {'Adam' if adam else 'SGD'}, {valid} ended with a validation loss more than 5% above today's, and {train} with "
-                 "such a training loss (benchmarks/keeps.md).")
+    elif not plan.facts.trial.is_known: yield "Plans without a trial were not benchmarked."
+    elif not train+valid: yield f"None of {such} ended with a loss more than 5% above today's (benchmarks/keeps.md)."
+    else: yield f"{valid} of {such} ended with a validation loss more than 5% above today's, {train or 'none'} with such a training loss (benchmarks/keeps.md)."
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -225,7 +226,7 @@ def _found(plan):
     if m.ci[1]<1: return "There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."
     if m.cool is None: return f"The noise scale at the present weights is {_estimate_text(m.noise_scale, m.ci)}."
     seen = f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}"
-    return f"{seen}, and counts as {num(plan.facts.measured_noise)} for a training of {_steps_now(plan)} (`for_training`)."
+    return f"{seen}, and counts as {num(plan.facts.measured_noise)} for all {counted(math.ceil(plan.facts.today.steps), 'step')} (`for_training`)."
 
 def why(
     plan, # A `BatchPlan`
@@ -242,7 +243,7 @@ def _on_time(plan):
     t,d,o = plan.facts.today,plan.facts.device,plan.choice.option
     changes_size = o.bs!=t.bs
     if not d.timed and changes_size: yield "Today's step could not be timed, so whether this saves time is not known."
-    if not t.has_n_epoch: yield f"No n_epoch was given: this is for {counted(t.n_epoch, 'epoch')}, and a longer training may want a larger batch."
+    if not t.has_n_epoch: yield f"No n_epoch was given: this is for {counted(t.n_epoch, 'epoch')}. Longer trainings may want larger batches."
     if d.timed and changes_size and t.has_n_epoch and not 1/1.2<=o.n_epoch/o.epochs<=1.2:
         ratio = fit_time_of(plan.facts, o.epochs, o.freeze_epochs, o.epoch_time)/plan.duration.today
         yield f"Rounding up to whole epochs costs time here: {counted(o.epochs, 'epoch')} would do, in {percent(ratio)} of it."

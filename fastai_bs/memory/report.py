@@ -338,6 +338,7 @@ class MemoryReport(pd.DataFrame):
         ax.set(xlabel=unit, title=f'A training step of {counted(bs)}')
         legend_below(ax)
         return ax
+    plot = plot_memory # As a plan has it, in place of pandas'
 
 # %% ../../nbs/memory/02_report.ipynb #4912aea0
 def _report_of(rows, less, micro_bs, other):

@@ -127,7 +127,7 @@ def test_the_interval_of_the_time_follows_from_that_of_the_noise_scale():
     assert not _plot_time(plan_for('short')).collections # No plan, no interval
 
 def test_a_size_that_got_nowhere_is_drawn_where_it_begins():
-    "At the time that it takes at least: 128 learned no more than 64 from 63% of the items"
+    "At the time that it takes at least: 128 got no further than 64 with 63% of the items"
     plan = plan_for('nowhere')
     cross, = [o for o in plan.plot().lines if o.get_marker()=='x']
     at_least = option_of(plan.facts, math.inf, 128).fit_time/plan.duration.today/2**(-2/3)

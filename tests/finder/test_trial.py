@@ -285,11 +285,14 @@ def test_a_trial_costs_no_more_than_a_part_of_what_it_can_win(n_epoch, told):
         assert n==n_most or _seconds(n+1)>most_part*saving
         assert trial.is_known and trial.skipped is None
 
-@pytest.mark.parametrize('a,said', [(0.01,["Trying batches of 16 items in short trainings: about 4.5 s, 23% of this training."]), (0.001,[])])
-def test_what_takes_long_is_said_before(a, said, told, capsys):
+on_this = "Trying batches of 16 items in short trainings on this device, whose step times are not known."
+
+@pytest.mark.parametrize('a,said,given', [(0.01,["Trying batches of 16 items in short trainings: about 4.5 s, 23% of this training."],False), (0.001,[],False),
+    (0.001,[on_this],True)])
+def test_what_takes_long_is_said_before(a, said, given, told, capsys):
     told({16: 0.6, 64: 0.6})
     learn = learner()
-    facts = unmeasured(n_epoch=10, times=tuple((o,a,0.) for o in (4,8,16)))
+    facts = unmeasured(n_epoch=10, times=tuple((o,a,0.) for o in (4,8,16)), given=given)
     for progress in (False,True):
         if progress: learn.progress = None # As with a progress bar
         try_sizes(learn, facts)

@@ -275,6 +275,7 @@ def test_a_report_is_drawn():
     ax = narrow()
     assert report.plot_memory(ax=ax) is ax
     assert report.plot_memory() is not ax
+    assert report.plot(2).get_title()=='A training step of 2 items' # As a plan is drawn; pandas' would draw lines
     assert misplaced(ax.figure)==[]
     assert all(t.get_window_extent().x1<ax.bbox.x1 for t in ax.texts)
     assert ax.get_xlabel()=='KB'

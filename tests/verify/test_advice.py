@@ -1,5 +1,6 @@
 "What a verification says: a headline, a line to run, and no number that is not known"
 import re
+from dataclasses import replace
 
 import pytest
 from fastai_bs.verify.advice import headline, headlines, run_line, sizes_table, verified_words
@@ -27,6 +28,14 @@ def test_the_line_to_run_again_asks_the_same_with_more_runs():
     v = trial({32: 1., 256: 1.015}, sd=0.01)
     assert v.verdict=='tied'
     assert run_line(v)=='v = learn.bs_verify(v.planned, sizes=[32], n_runs=16)'
+
+def test_today_s_batch_is_no_planned_one_where_the_plan_only_splits_it():
+    "It was trained as it is"
+    v = trial({128: 1.03, 256: 1.05}, planned=None)
+    marked = sizes_table(v).bs.tolist()
+    assert any('planned' in o for o in marked)
+    v = replace(v, planned=replace(v.planned, choice=replace(v.planned.choice, verdict='split')))
+    assert not any('planned' in o for o in sizes_table(v).bs)
 
 def test_what_was_measured_is_of_the_plan():
     "Not about a smaller one of one's own that ends lower"
