@@ -58,11 +58,11 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
-    never="even with no more epochs {other} would take {ratio} of today's time, and {limit}",
-    costly="trying {skipped} would take {cost}, more than half of the {saving} that one training could save with it",
+    never="even with as many epochs {other} would save {gain} of the time, and {limit}",
+    costly="trying {skipped} would cost {cost}, and save one training {saving} at best: not twice as much",
     useless="even the best result of a short trial of {skipped} would save no time",
-    nowhere="in a short training {failed} got no further with all of the items than {bs} with {part} of them",
-    little="{other} would take {ratio} of today's time, and {limit}",
+    nowhere="in a short training {failed} needed {more} times the items of {bs}, or more",
+    little="{other} would save {gain} of the time, and {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{bound} allows no larger micro-batches than {micro_bs}, and accumulating those saves too little",
     slower="every other size would take longer")
@@ -74,12 +74,15 @@ def _stay(plan):
     if _is_chosen(plan): return f"Stay at {t.bs}, as you chose: nothing changes."
     now = plan.choice.option
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
-    ratio,trial = percent(other.fit_time/now.fit_time),plan.facts.trial
-    reason = 'useless' if plan.choice.reason=='costly' and not trial.saving>0 else plan.choice.reason
+    gain,trial = 1-other.fit_time/now.fit_time,plan.facts.trial
+    part = parts_tried(trial.failed/t.bs)[0] # 0 where none has failed
+    reason = plan.choice.reason
+    if reason=='costly' and not trial.saving>0: reason = 'useless'
+    if reason=='never' and gain<=0: reason = 'slower'
     text = stay_reasons[reason].format(
         skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), failed=trial.failed,
-        part=percent(parts_tried(trial.failed/t.bs)[0]), bs=t.bs,
-        other=other.bs, ratio=ratio, limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
+        more=num(1/part) if part else '', bs=t.bs,
+        other=other.bs, gain=percent(gain), limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
         bound='max_bs' if d.max_bs==t.micro_bs else 'memory or the loader')
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
@@ -153,8 +156,8 @@ def _how(plan):
         yield f"Weight decay becomes {rate_text(wd)} in place of {rate_text(wd_now)}: it is set for you, unless you pass wd= to the fit."
     if len(plan.facts.device.timed)<2 or _is_chosen(plan) or not plan.choice.as_fast or plan.verdict=='stay': return
     (low,high),are = plan.bs_range,"are" if plan.facts.trial.is_known else "may be"
-    if math.isinf(high): yield f"Sizes of {low} and more {are} about as fast."
-    elif low<high: yield f"Sizes from {low} to {high} {are} about as fast."
+    if math.isinf(high): yield f"Sizes of {low} and more {are} about as fast: the nearest to today's is taken."
+    elif low<high: yield f"Sizes from {low} to {high} {are} about as fast, to a tenth: the nearest to today's is taken."
 
 # %% ../../nbs/finder/12_advice.ipynb #ab54307c
 def _measure_again(plan):
@@ -192,12 +195,11 @@ def _got(plan):
     t,trial = plan.facts.today,plan.facts.trial
     part,in_all = (1/epochs_needed(trial.bs, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
     least = "at least " if part>0.999*parts_tried(trial.bs/t.bs)[1] else ''
-    told = f"In a short training {trial.bs} learned {least}what {t.bs} learns from {percent(part)} of the items"
-    if percent(in_all)!=percent(part): told += f", which counts as {percent(in_all)} over all {_steps_now(plan)} (`for_longer`)"
+    told = f"In a short training {t.bs} needed {least}{percent(part)} of the items to learn what {trial.bs} learned from all"
+    if percent(in_all)!=percent(part): told += f"; over all {_steps_now(plan)} that is estimated as {percent(in_all)} (`for_longer`)"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
-    needs = f"{trial.bs} needs {num(1/in_all)} times today's epochs"
-    if plan.bs!=trial.bs: needs += f", and {plan.bs} {'fewer' if plan.bs<trial.bs else 'more'}"
-    return f"{told}. So {needs}: {num(plan.choice.option.epochs)} of {plan.bs} for {counted(t.n_epoch, 'epoch')} of {t.bs}, before rounding up."
+    tried = f" (of {trial.bs} {num(t.n_epoch/in_all)})" if plan.bs!=trial.bs else ''
+    return f"{told}. So {counted(t.n_epoch, 'epoch')} of {t.bs} become {num(plan.choice.option.epochs)} of {plan.bs}{tried}, before rounding up."
 
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
@@ -209,7 +211,7 @@ def _record(plan):
     elif plan.freeze_epochs: yield "Few plans for `fine_tune` were tried (benchmarks/fine_tune.md)."
     elif not plan.facts.trial.is_known: yield "Plans without a trial were not benchmarked."
     elif not train+valid: yield f"None of {such} ended with a loss more than 5% above today's (benchmarks/keeps.md)."
-    else: yield f"{valid} of {such} ended with a validation loss more than 5% above today's, {train or 'none'} with such a training loss (benchmarks/keeps.md)."
+    else: yield f"In {valid} of {such} the validation loss ended more than 5% above today's, the training loss in {train or 'none'} (benchmarks/keeps.md)."
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -226,7 +228,7 @@ def _found(plan):
     if m.ci[1]<1: return "There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."
     if m.cool is None: return f"The noise scale at the present weights is {_estimate_text(m.noise_scale, m.ci)}."
     seen = f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}"
-    return f"{seen}, and counts as {num(plan.facts.measured_noise)} for all {counted(math.ceil(plan.facts.today.steps), 'step')} (`for_training`)."
+    return f"{seen}, and is estimated as {num(plan.facts.measured_noise)} for all {counted(math.ceil(plan.facts.today.steps), 'step')} (`for_training`)."
 
 def why(
     plan, # A `BatchPlan`
@@ -291,10 +293,10 @@ def _on_cost(plan):
     if m.has_mock or not math.isnan(m.noise_scale) or plan.verdict not in ('stay','split') or _is_chosen(plan): return
     usual = cycle_of(None, 1, math.inf).num_it # As in the guides
     n = max(usual, cycle_of(None, t.n_acc, t.steps).num_it)
-    if plan.choice.reason=='nowhere': yield f"Sizes between and smaller ones were not tried: num_it={n} measures, and compares them, too."
+    if plan.choice.reason=='nowhere': yield f"Sizes between, and smaller ones, were not tried: bs_find(..., num_it={n}) compares these, too."
     elif plan.choice.reason=='costly':
         yield f"If you are going to train like this many times, ask with num_it={n}: that measures and tries, however long it takes."
-    else: yield f"Only larger sizes were looked at: num_it={n} compares smaller ones, too."
+    else: yield f"Only larger sizes were looked at: bs_find(..., num_it={n}) compares smaller ones, too."
 
 def _on_open(plan):
     "Yield what would bound the noise scale"
@@ -351,8 +353,8 @@ def good_to_know(
         if bs:
             saving,part = plan.facts.trial.saving,percent(parts_tried(bs/now)[1])
             saves = time_text(saving) if saving>0 else "nothing"
-            yield (f"A trial may take {percent(most_part)} of what it can save one training. At best it shows that {bs} learns what {now} learns from {part} "
-                   f"of the items, which would save {saves}.")
+            yield (f"A trial may take {percent(most_part)} of what it can save one training. In the best case it shows that {now} needs {part} of the items "
+                   f"to learn what {bs} learns from all, which would save {saves}.")
     if d.given: yield "The step times were given, so seconds leave out validations, frozen epochs and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.facts.today.freeze_epochs and not math.isnan(plan.facts.noise):

@@ -207,7 +207,7 @@ def _most_items(held, bs, at_bs, per_item, limit, margin, batch):
             continue
         before,width = width,bad[0]-good[0]
         on_line = good[0]+math.floor((room-good[1])*width/(bad[1]-good[1]))
-        n = max(good[0]+1, on_line if width<=before/2 else math.isqrt(good[0]*bad[0]))
+        n = max(good[0]+1, on_line if width<=before/2 or not good[0] else math.isqrt(good[0]*bad[0]))
     if good[0]: return good[0]
     raise ValueError(f"`limit`={bytes_text(limit)} less `margin`={margin:g} does not hold a {batch} of one item, which takes {bytes_text(bad[1])}: take a "
                      "smaller model, an optimizer that keeps less, or a higher `limit`")
