@@ -5,8 +5,9 @@ import re
 import pytest
 from hypothesis import given, settings
 from fastai_bs.finder.advice import _candidates_table, _on_rate, brief_words, cautions, ended_above, good_to_know, headline, numbers_text, plan_words, why
+from fastai_bs.finder.choice import limit_text
 from fastai_bs.finder.facts import Trial
-from fastai_bs.finder.options import at_todays_size
+from fastai_bs.finder.options import at_todays_size, option_of
 from plans import plan_of, plans, secs
 
 inf,nan = math.inf,math.nan
@@ -163,9 +164,30 @@ def test_a_batch_that_is_made_up_anew_has_today_s_row_beside_it():
 
 def test_a_plan_that_stays_names_no_range_of_sizes():
     "Which its own reason would contradict"
-    plan = plan_of(128, **tight)
-    assert plan.verdict=='stay' and len(plan.choice.as_fast)>0
+    plan = plan_of(64, noise_scale=100., ci=(90.,110.))
+    low,high = plan.bs_range
+    assert plan.verdict=='stay' and low<high
     assert not any('about as fast' in o for o in plan_words(plan)['how'])
+
+def test_what_a_size_further_away_has_to_save():
+    now,*others = (option_of(plan_of().facts, 512., bs) for bs in (64,256,16,32))
+    told = ["256 has to save 17%, 9.1% for each doubling", "16 has to save 17%, 9.1% for each halving", "32 has to save 9.1%"]
+    assert [limit_text(o, now, 0.03) for o in others]==told
+
+@pytest.mark.parametrize('max_bs,bound', [(64,'max_bs'),(None,'memory or the loader'),(128,'memory or the loader')])
+def test_what_allows_no_larger_micro_batch(max_bs, bound):
+    plan = plan_of(**unmeasured, times=secs(64), max_bs=max_bs)
+    assert plan.choice.reason=='single'
+    assert f"{bound} allows no larger micro-batches than 64, and accumulating those saves too little" in headline(plan)
+
+@pytest.mark.parametrize('kwargs,told', [(dict(trial=Trial(64, failed=256)),'Sizes between, and smaller ones, were not tried: bs_find(..., num_it=660)'),
+    (dict(times=((64,0.01,0.),(128,0.019,0.))),'Only larger sizes were looked at: bs_find(..., num_it=660)')])
+def test_how_to_have_other_sizes_compared(kwargs, told):
+    "Not where the noise scale was measured or given: then they were"
+    assert any(told in o for o in cautions(plan_of(**unmeasured, **kwargs)))
+    for more in (dict(n_windows=30), {}):
+        known = {**unmeasured, **kwargs, **more, 'noise_scale': 20., 'ci': (15.,28.)}
+        assert not any('num_it' in o for o in cautions(plan_of(**known)))
 
 def test_where_no_training_was_tried_nothing_is_said_of_its_weights():
     "Of `fine_tune`: its frozen epochs follow those that were tried or measured"
