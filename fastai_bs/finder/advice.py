@@ -288,7 +288,7 @@ def _on_device(plan):
     if d.too_large: yield f"Micro-batches of {d.too_large} items did not fit in memory, {largest} did."
 
 def _on_cost(plan):
-    "Yield how to ask where the answer may cost more than one training can win"
+    "Yield how to ask for the sizes that were not looked at, or that cost too much to try for one training"
     t,m = plan.facts.today,plan.facts.measured
     if m.has_mock or not math.isnan(m.noise_scale) or plan.verdict not in ('stay','split') or _is_chosen(plan): return
     usual = cycle_of(None, 1, math.inf).num_it # As in the guides

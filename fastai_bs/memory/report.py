@@ -190,7 +190,8 @@ def _most_items(held, bs, at_bs, per_item, limit, margin, batch):
     """Return the largest number of items whose bytes `held(items)` fit in `limit` less `margin`; at most 2% of that stay free
 
     `at_bs` is what `bs` items hold, and `per_item` about what one more takes there. The peak is the largest of several sums that are linear in the items, so
-    it is convex: on a line from a size that fits to one that does not, sizes fit. Where such lines only creep on, as items are compared in pairs, it halves.
+    it is convex: on a line from a size that fits to one that does not, sizes fit. Where such
+    lines only creep on, as items are compared in pairs, every other size lies midway between the two on a log scale.
     """
     if not per_item>0:
         grows = 'an unknown amount of' if math.isnan(per_item) else 'no'
