@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_breast_cancer, load_digits, make_friedman1
 from torch import nn
 from fastai.callback.core import Callback, CancelFitException
 from fastai.callback.progress import ProgressCallback
@@ -31,17 +31,23 @@ class BagOfWords(nn.Module):
         self.out = nn.Sequential(nn.Dropout(0.2), nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 2))
     def forward(self, x): return self.out(self.emb(x))
 
-def reviews(data, name, n, length=300, n_words=5000):
-    df = pd.read_csv(folder(data, name)/'texts.csv.gz')
-    words = [re.findall(r"[a-z']+", o.lower()) for o in df.text]
+def word_ids(texts, n, length, n_words):
+    "Numbers of the words that are common in the first `n` texts, as rows that end in zeros"
+    words = [re.findall(r"[a-z']+", o.lower()) for o in texts]
     common = collections.Counter(w for o in words[:n] for w in o).most_common(n_words)
     ids = {w: i+1 for i,(w,_) in enumerate(common)}
     x = torch.zeros(len(words), length, dtype=torch.long)
     for row,o in zip(x, words):
         known = [ids[w] for w in o if w in ids][:length]
         row[:len(known)] = torch.tensor(known)
-    y = torch.tensor((df.label=='positive').values).long()
-    return (x[:n],y[:n]),(x[n:],y[n:]),partial(BagOfWords, n_words+1),nn.CrossEntropyLoss()
+    return x,len(ids)+1
+
+def split(x, y, n): return (x[:n],y[:n]),(x[n:],y[n:])
+
+def reviews(data, name, n, length=300, n_words=5000, model=BagOfWords):
+    df = pd.read_csv(folder(data, name)/'texts.csv.gz')
+    x,n_words = word_ids(df.text, n, length, n_words)
+    return *split(x, torch.tensor((df.label=='positive').values).long(), n),partial(model, n_words),nn.CrossEntropyLoss()
 
 def _pictures(path):
     "`(pictures, labels)` of training and test set, from JPEGs in a folder for each class"
@@ -156,6 +162,67 @@ def rossmann(data, name, n):
     train,valid,model,loss = pays.rossmann(data, name, n)
     return train,[o[:5000] for o in valid],model,loss
 
+# Tasks that nobody had trained when the rule was made and its figures were written
+
+def mlp(n_in, n_out, width=64, p=0.):
+    return nn.Sequential(nn.Linear(n_in, width), nn.ReLU(), nn.Dropout(p), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, n_out))
+
+def prices(data, name, n, n_valid=2000):
+    "A number that depends on five of ten others, with noise (Friedman 1991)"
+    x,y = (torch.tensor(o).float() for o in make_friedman1(n+n_valid, noise=1., random_state=0))
+    return *split(2*x-1, (y[:,None]-14.4)/5, n),partial(mlp, 10, 1),nn.MSELoss()
+
+def tumours(data, name, n):
+    x,y = load_breast_cancer(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    x = (x-x[order[:n]].mean(0))/x[order[:n]].std(0)
+    return *split(torch.tensor(x[order]).float(), torch.tensor(y[order]).long(), n),partial(mlp, 30, 2, p=0.2),nn.CrossEntropyLoss()
+
+class TitleGenres(nn.Module):
+    "Which genres a film has, from the words of its title"
+    def __init__(self, n_words, n_genres):
+        super().__init__()
+        self.emb,self.out = nn.EmbeddingBag(n_words, 48, padding_idx=0),mlp(48, n_genres, p=0.2)
+    def forward(self, x): return self.out(self.emb(x))
+
+def genres(data, name, n):
+    df = pd.read_csv(folder(data, name)/'movies.csv.gz').sample(frac=1, random_state=0)
+    x,n_words = word_ids(df.title, n, 8, 3000)
+    y = df.genres.str.get_dummies('|')
+    return *split(x, torch.tensor(y.values).float(), n),partial(TitleGenres, n_words, y.shape[1]),nn.BCEWithLogitsLoss()
+
+class ReviewGRU(nn.Module):
+    "Positive or negative, read word by word"
+    def __init__(self, n_words):
+        super().__init__()
+        self.emb,self.rnn,self.out = nn.Embedding(n_words, 32),nn.GRU(32, 48, batch_first=True, bidirectional=True),nn.Linear(96, 2)
+    def forward(self, x): return self.out(self.rnn(self.emb(x))[0].amax(1))
+
+class PatchTransformer(nn.Module):
+    "The class of a picture, from its 16 patches"
+    def __init__(self, width=48):
+        super().__init__()
+        self.emb,self.at = nn.Conv2d(1, width, 7, 7),nn.Parameter(torch.randn(16, width)/10)
+        layer = nn.TransformerEncoderLayer(width, 4, 2*width, dropout=0.1, batch_first=True, norm_first=True)
+        self.body,self.out = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),nn.Linear(width, 10)
+    def forward(self, x): return self.out(self.body(self.emb(x).flatten(2).transpose(1, 2)+self.at).mean(1))
+
+def textures(data, name, n, n_valid=1000, side=24, noise=2.):
+    "Which of eight ways the waves of a picture run, under noise"
+    draw = torch.Generator().manual_seed(0)
+    def _rand(*shape): return torch.rand(n+n_valid, *shape, generator=draw)
+    y = torch.randint(8, (n+n_valid,), generator=draw)
+    angle,freq,phase = math.pi/8*(y[:,None,None]+0.6*(_rand(1, 1)-0.5)),0.5+0.7*_rand(1, 1),2*math.pi*_rand(1, 1)
+    v,u = torch.meshgrid(torch.arange(side), torch.arange(side), indexing='ij')
+    waves = torch.sin(freq*(u*angle.cos()+v*angle.sin())+phase)
+    x = waves+noise*torch.randn(waves.shape, generator=draw)
+    return *split(x[:,None]/2, y, n),partial(pays.convnet, True),nn.CrossEntropyLoss()
+
+def clean(data, name, n):
+    "The picture without the noise"
+    def _pair(x): return x+torch.randn(x.shape, generator=torch.Generator().manual_seed(0)),x
+    return *(_pair(standardized(x)[:m]) for (x,_),m in zip(digits28(data, name), (n,1000))),masks_net,nn.MSELoss()
+
 # The tasks
 
 @dataclass
@@ -192,7 +259,18 @@ others = dict(gru=Kind(gru, 'tinyshakespeare', 4600, 8e-3, epochs=(4,16), settle
               digits_long=Kind(digits, '', 1440, 2e-3, bs=16, epochs=(15,), settled=True),
               table_long=Kind(pays.adult, 'adult', 3000, 1e-3, epochs=(12,)),
               cifar_long=Kind(cifar, 'cifar10_jpg', 2000, 4e-3, epochs=(12,)))
-tasks = {**first, **others}
+fresh = dict(prices=Kind(prices, '', 5000, 2e-3, epochs=(8,)),
+             tumours=Kind(tumours, '', 455, 1e-3, bs=8, epochs=(20,)),
+             genres=Kind(genres, 'ml-latest-small', 8000, 2e-3, epochs=(6,)),
+             review_words=Kind(partial(reviews, length=60, n_words=2000, model=ReviewGRU), 'imdb_sample', 800, 2e-3, bs=16, epochs=(6,)),
+             patches=Kind(partial(images, conv=PatchTransformer), 'fashion_mnist', 4000, 2e-3, epochs=(6,)),
+             textures=Kind(textures, '', 2500, 4e-3, bs=16, epochs=(6,)),
+             fashion_long=Kind(plain_net, 'fashion_mnist', 3000, 4e-3, epochs=(15,)),
+             textures_sgd=Kind(textures, '', 2500, 0.1, bs=16, epochs=(6,), opt=SGD),
+             letters_sgd=Kind(letters, 'imdb_sample', 3000, 1., bs=16, opt=SGD),
+             ratings_sgd=Kind(pays.ratings, 'ml-latest-small', 20_000, 0.2, epochs=(6,), opt=SGD),
+             clean_sgd=Kind(clean, 'fashion_mnist', 2000, 0.01, bs=16, epochs=(6,), opt=SGD))
+tasks = {**first, **others, **fresh}
 
 # Trainings
 
