@@ -66,6 +66,7 @@ class SizeSearch:
         store_attr()
         self.failure = None # `Failure` with the last size that was too large
         self.error = None # Its error, if it came in this process
+        self.no_room = None # The last size for which memory was too little
         self.device = training_device(learn)
         self.gpu = self.device if self.device.type=='cuda' else None
         self.unused = 0. # Share of what PyTorch holds on a GPU that the last size that fitted did not use
@@ -92,6 +93,7 @@ class SizeSearch:
         if failures:
             self.failure,self.error = failures[0],error
             self._refuse(micro_bs)
+            if self.failure.of_memory: self.no_room = micro_bs
             return False
         self.good = max(self.good, micro_bs)
         self.secs = secs/micro_bs
@@ -101,6 +103,9 @@ class SizeSearch:
     def _refuse(self, micro_bs):
         "Raise an error if no other size would do"
         text,of_memory,in_validation = self.failure
+        if not of_memory and self.no_room and not self.good: raise RuntimeError(
+            f"Micro-batches of {counted(self.no_room)} do not fit in memory, and those of {micro_bs} cannot be trained on ({text}): take a smaller model or "
+            "smaller items, half precision, or GroupNorm in place of BatchNorm, which cannot train on one item (bn_to_gn)") from self.error
         if not of_memory and not self.good: raise ValueError(
             f"Micro-batches of {counted(micro_bs)} cannot be trained on, and memory is not the reason ({text}): see that the model, the loss and the metrics "
             "take them, or set `start` or `max_bs`") from self.error

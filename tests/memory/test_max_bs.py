@@ -149,7 +149,14 @@ def test_another_error_is_no_limit(where):
     assert isinstance(error.__cause__, KeyError)
     assert error.__cause__.__traceback__ is None
     errors = [KeyError('mine'),oom()]
-    assert "Micro-batches of 2 items cannot be trained on" in str(search(limited(0, where, error=errors.pop)))
+    error = search(limited(0, where, error=errors.pop))
+    assert "Micro-batches of 4 items do not fit in memory, and those of 2 cannot be trained on (KeyError: " in str(error)
+
+def test_batch_norm_does_not_hide_that_memory_ran_out():
+    "Two items do not fit, and one is too few for it"
+    error = search(limited(1, model=nn.Sequential(nn.BatchNorm1d(5), mlp(dtype=f32))))
+    assert "Micro-batches of 2 items do not fit in memory, and those of 1 cannot be trained on (ValueError: Expected more than 1" in str(error)
+    assert 'bn_to_gn' in str(error)
 
 of_a_kernel = "CUDA error: invalid configuration argument" # pytorch/pytorch#142228
 
