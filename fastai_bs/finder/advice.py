@@ -65,7 +65,7 @@ stay_reasons = dict(
     little="{other} would save {gain} of the time, and {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{bound} allows no larger micro-batches than {micro_bs}, and accumulating those saves too little",
-    slower="every other size would take longer")
+    slower="no other size would save time")
 
 def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
 
@@ -78,7 +78,7 @@ def _stay(plan):
     part = parts_tried(trial.failed/t.bs)[0] # 0 where none has failed
     reason = plan.choice.reason
     if reason=='costly' and not trial.saving>0: reason = 'useless'
-    if reason=='never' and gain<=0: reason = 'slower'
+    if reason in ('never','little') and gain<0.001: reason = 'slower' # Times that were bounded by each other may differ by rounding
     text = stay_reasons[reason].format(
         skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), failed=trial.failed,
         more=num(1/part) if part else '', bs=t.bs,
