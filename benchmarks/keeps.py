@@ -106,6 +106,7 @@ def sentences(both):
     def _line(o): return f"median {pct(o.median())}, above +5% in {(o>0.05).sum()} of {len(o)}, from {pct(o.min())} to {pct(o.max())}"
     def _losses(o): return f"training loss {_line(o.d_train)}; validation loss {_line(o.d_valid)}"
     of = {device: went[went.device==device] for device in devices}
+    stays = [(o,(~both.changed[both.device==device]).sum(),(both.device==device).sum()) for device,o in names.items()]
     off = np.abs(np.log(of['here'].time/of['here'].predicted))
     other = different(went)
     kinds_of = {'With Adam': other.task.map(is_adam), 'With SGD': ~other.task.map(is_adam), 'Text': other.task.isin(text)}
@@ -117,6 +118,7 @@ def sentences(both):
           for device in ('flat_4','flat_16')),
         f"* Where two devices have the same plan it was trained once: {len(other)} different trainings as planned. The next three lines count each once.",
         *(f"* {nm}: {_losses(other[which])}." for nm,which in kinds_of.items()),
+        f"* Calls that stay at today's size: {', '.join(f'{n} of {of_all} ({where})' for where,n,of_all in stays)}.",
         *of_cost(here)])
 
 def of_cost(here):

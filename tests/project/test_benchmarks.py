@@ -142,16 +142,25 @@ def figures(page, pattern):
 
 losses = r'training loss median (\S+), above \+5% in (\d+ of \d+), .*; validation loss median (\S+), above \+5% in (\d+ of \d+),'
 here,flat = rf'On this processor: {losses}.*\n.*fit takes (\S+) of',rf"flat up to 4 times today's batch: {losses}.* predicted (\S+) of"
-front = {'| a processor |': here, 'on which 4 times': flat, 'on which 16 times': flat.replace('up to 4', 'up to 16'),
-         'SGD only': rf'With SGD: {losses}', 'text only': rf'\* Text: {losses}',
-         '| `bs_find` |': r'`bs_find` takes (\S+) of today.* \(median of (\d+)\)',
-         'it stays in': r'stay on this processor: (\d+ of \d+), (\d+ of them) for', 'the training alone': r'; alone (\S+)\.\n',
-         'with asking': r'The first training .*? lasts (\S+) \(median', 'after asking once': r'each of ten, with one call for all, (\S+);'}
 
-@pytest.mark.parametrize('row', front)
-def test_the_first_page_s_table(row):
-    line, = [o for o in md('nbs/index.ipynb').splitlines() if o.startswith('|') and row in o]
-    assert not missing(line, *figures('keeps', front[row]))
+def test_the_first_page_s_table():
+    "A column for each device"
+    devices = [figures('keeps', o) for o in (here,flat,flat.replace('up to 4', 'up to 16'))]
+    of_all = r'(\d+ of \d+)'
+    rows = [figures('keeps', rf"stay at today's size: {of_all} \(this processor\), {of_all} \(flat up to 4 times\), {of_all}"), [o[4] for o in devices],
+            figures('keeps', r'The first training .*? lasts (\S+) \(median'), figures('keeps', r'each of ten, with one call for all, (\S+);'),
+            [f'{o[0]} ({o[1]})' for o in devices], [f'{o[2]} ({o[3]})' for o in devices]]
+    table = [o.replace(', predicted', '').split('|') for o in md('nbs/index.ipynb').splitlines() if o.startswith('|')]
+    assert [list(filter(None, map(str.strip, o[2:-1]))) for o in table[2:]]==list(map(list, rows))
+
+@pytest.mark.parametrize('pattern', [rf'With SGD: {losses}', rf'\* Text: {losses}', r'`bs_find` takes (\S+) of today'])
+def test_what_the_first_page_says_below_its_table(pattern):
+    line, = [o for o in md('nbs/index.ipynb').splitlines() if o.startswith('For text alone')]
+    assert not missing(line, *figures('keeps', pattern))
+
+def test_how_many_short_trainings_stay():
+    stay,short = figures('keeps', r'stay on this processor: (\d+) of \d+, (\d+) of them for')
+    assert f'{short} of the {stay} have fewer than 1,000 steps' in md('nbs/index.ipynb')
 
 def test_what_the_first_page_says_of_a_gpu():
     "The small trainings by how they went, and the time of all plans, of one card"
@@ -175,9 +184,9 @@ def test_how_exact_accumulation_is():
 
 @pytest.mark.parametrize('adam,who', [(True,'Adam'),(False,'SGD')])
 def test_what_a_plan_says_of_its_promise(adam, who):
-    _,train,_,valid = figures('keeps', rf'With {who}: {losses}')
-    n_train,n_valid,of = ended_above[adam]
-    assert (f'{n_train} of {of}',f'{n_valid} of {of}')==(train,valid)
+    _,train,_,valid,most = figures('keeps', rf'With {who}: {losses} from \S+ to (\S+%)')
+    n_train,n_valid,of,worst = ended_above[adam]
+    assert (f'{n_train} of {of}',f'{n_valid} of {of}',f'{worst:+.1%}')==(train,valid,most)
 
 def test_the_finder_s_page():
     assert not missing(md('nbs/finder/15_bs_find.ipynb'), *figures('keeps', here), *figures('keeps', flat))
