@@ -13,7 +13,7 @@ by_adam = {'Ratings': ('ratings',), 'Tables': ('rossmann','adult','table_long','
            'Text': ('shakespeare','reviews','gru','awd','transformer','letters','genres','review_words'),
            'Pictures': ('mnist','fashion','cifar','digits','rows','autoencoder','masks','digits_long','cifar_long','patches',
                         'textures','fashion_long')}
-rows = {**by_adam, 'All of these,\nby SGD': tuple(nm for nm,o in tasks.items() if o.opt is SGD)}
+rows = {**by_adam, 'By SGD\n(others: Adam)': tuple(nm for nm,o in tasks.items() if o.opt is SGD)}
 devices = dict(here='timed on a processor', flat_4='4 times the batch takes no longer (time predicted)')
 columns = dict(first='First training, with\nbs_find (processor)', time='Each further\ntraining', d_train='Training loss', d_valid='Validation loss')
 
@@ -49,7 +49,7 @@ def draw():
             ax.axvline(0, color='0.3', lw=1.5)
             for device,shift,fill in (('here',0.17,'k'),('flat_4',-0.17,'w')):
                 of,ys = df[df.device==device],np.array(list(at.values()))+shift
-                ax.vlines(middle.loc[device][col], ys-0.16, ys+0.16, color='C1', lw=3, zorder=4)
+                ax.vlines(middle.loc[device][col], ys-0.16, ys+0.16, color='C1', lw=3, zorder=4, label='median' if device=='flat_4' else None)
                 spread = np.tile(np.linspace(-0.12, 0.12, 5), len(of))[:len(of)] # So that dots are told apart
                 ax.plot(of[col], of.row.map(at)+shift+spread, 'o', ms=3.5, mfc=fill, mec='k', alpha=0.6, mew=0.7, zorder=3, label=devices[device])
             ax.set_title(title, fontweight='bold', fontsize=12)
@@ -57,7 +57,7 @@ def draw():
             ax.tick_params(axis='y', length=0)
             ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axs[0].set_yticks(list(at.values()), list(at))
-        fig.legend(*axs[2].get_legend_handles_labels(), loc='outside upper right', ncols=2, fontsize=11)
+        fig.legend(*axs[2].get_legend_handles_labels(), loc='outside upper right', ncols=3, fontsize=11)
         fig.supxlabel("a training as planned, against today's (green: better)", fontsize=13)
     return fig
 

@@ -58,11 +58,11 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
-    never="even with as many epochs {other} would save {gain} of the time, and {limit}",
-    costly="trying {skipped} would cost {cost}, and save one training {saving} at best: not twice as much",
+    never="even with as many epochs {other} would save {gain} of the time, but {limit}",
+    costly="trying {skipped} would take {cost}, more than half of what it could save a training ({saving} at most)",
     useless="even the best result of a short trial of {skipped} would save no time",
     nowhere="in a short training {failed} needed {more} times the items of {bs}, or more",
-    little="{other} would save {gain} of the time, and {limit}",
+    little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{bound} allows no larger micro-batches than {micro_bs}, and accumulating those saves too little",
     slower="no other size would save time")
@@ -83,7 +83,7 @@ def _stay(plan):
         skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), failed=trial.failed,
         more=num(1/part) if part else '', bs=t.bs,
         other=other.bs, gain=percent(gain), limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
-        bound='max_bs' if d.max_bs==t.micro_bs else 'memory or the loader')
+        bound='max_bs' if d.max_bs and d.max_bs<2*t.micro_bs else 'memory or the loader')
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
 
@@ -98,8 +98,8 @@ def _duration_text(plan)->str:
     planned,today = plan.duration
     if not plan.facts.today.has_n_epoch: planned = plan.choice.option.fit_time
     ratio,off = planned/today,1+plan.facts.device.timing_error
-    part = f"{percent(ratio/off)} to {percent(ratio*off)}" if off>1.1 else percent(ratio)
-    return f"{part} of the time ({Duration(planned, today)})"
+    spread = f", {percent(ratio/off)} to {percent(ratio*off)}" if off>1.1 else ''
+    return f"{percent(ratio)} of the time{spread} ({Duration(planned, today)})"
 
 def _split(plan):
     t,o = plan.facts.today,plan.choice.option
@@ -117,7 +117,7 @@ def _use(plan):
     verb = "becomes" if now=='1 epoch' else "become"
     planned = o.trained_epochs if t.has_n_epoch else num(o.trained_epochs)
     if t.freeze_epochs: planned = f"{plan.freeze_epochs} + {planned}"
-    epochs = f"{now} of {t.bs} {verb} {planned} of {o.bs}"
+    epochs = f"{now} at {t.bs} {verb} {planned} at {o.bs}"
     if t.freeze_epochs: epochs += " (frozen + unfrozen)"
     return f"Use {size}: {epochs}, in about {_duration_text(plan)}." if plan.facts.device.timed else f"Use {size}: {epochs}."
 
@@ -157,7 +157,7 @@ def _how(plan):
     if len(plan.facts.device.timed)<2 or _is_chosen(plan) or not plan.choice.as_fast or plan.verdict=='stay': return
     (low,high),are = plan.bs_range,"are" if plan.facts.trial.is_known else "may be"
     if math.isinf(high): yield f"Sizes of {low} and more {are} about as fast: the nearest to today's is taken."
-    elif low<high: yield f"Sizes from {low} to {high} {are} about as fast, to a tenth: the nearest to today's is taken."
+    elif low<high: yield f"Sizes from {low} to {high} {are} about as fast, within 10%: the nearest to today's is taken."
 
 # %% ../../nbs/finder/12_advice.ipynb #ab54307c
 def _measure_again(plan):
@@ -199,20 +199,19 @@ def _got(plan):
     told = f"In a short training {t.bs} needed {least}{percent(part)} of the items to learn what {trial.bs} learned from all"
     if percent(in_all)!=percent(part): told += f"; over all {_steps_now(plan)} that is estimated as {percent(in_all)} (`for_longer`)"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
-    tried = f" (of {trial.bs} {num(t.n_epoch/in_all)})" if plan.bs!=trial.bs else ''
-    return f"{told}. So {counted(t.n_epoch, 'epoch')} of {t.bs} become {num(plan.choice.option.epochs)} of {plan.bs}{tried}, before rounding up."
+    tried = f" ({num(t.n_epoch/in_all)} at {trial.bs})" if plan.bs!=trial.bs else ''
+    return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(plan.choice.option.epochs)} at {plan.bs}{tried}, before rounding up."
 
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
     if plan.verdict!='use': return
     adam = plan.facts.today.adam
     train,valid,of,worst = ended_above[adam]
-    such = f"{of} such trainings with {'Adam' if adam else 'SGD'}"
     if plan.choice.reason=='chosen': yield "Plans for a size of your own choice were not benchmarked."
     elif plan.freeze_epochs: yield "Few plans for `fine_tune` were tried (benchmarks/fine_tune.md)."
     elif not plan.facts.trial.is_known: yield "Plans without a trial were not benchmarked."
-    else: yield (f"In {valid} of {such} the validation loss ended more than 5% above today's, {percent(worst)} at most; the training loss in {train} "
-                 "(benchmarks/keeps.md).")
+    else: yield (f"Of {of} such plans with {'Adam' if adam else 'SGD'}, {valid} ended more than 5% above today's validation loss "
+                 f"({percent(worst)} at most), {train} above its training loss (benchmarks/keeps.md).")
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -226,10 +225,10 @@ def _found(plan):
     "Write the noise scale that was given, or measured"
     m = plan.facts.measured
     if not m.has_mock: return f"The noise scale that was given makes {counted(m.noise_scale)} for this training."
-    if m.ci[1]<1: return "There is next to no noise in the gradient, as if all items were alike: any batch size takes the same steps."
+    if m.ci[1]<1: return "There is next to no noise in the gradient: any batch size takes the same steps."
     if m.cool is None: return f"The noise scale at the present weights is {_estimate_text(m.noise_scale, m.ci)}."
     seen = f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}"
-    return f"{seen}, and is estimated as {num(plan.facts.measured_noise)} for all {counted(math.ceil(plan.facts.today.steps), 'step')} (`for_training`)."
+    return f"{seen} at the end, which makes {num(plan.facts.measured_noise)} for all {counted(math.ceil(plan.facts.today.steps), 'step')} (`for_training`)."
 
 def why(
     plan, # A `BatchPlan`
@@ -266,7 +265,7 @@ def _on_larger(plan):
     today = t.n_epoch+t.freeze_epochs
     if n_epoch>max(2, today) and (n_epoch>=1.5*today or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
         passes = f"{n_epoch} times through the same {counted(t.n_train)}, today's {num(today)} times"
-        yield f"The training passes {passes}: if the validation loss ends higher, it overfits, and fewer epochs are better."
+        yield f"The training passes {passes}: a validation loss that ends higher is overfitting, and fewer epochs are better."
 
 # %% ../../nbs/finder/12_advice.ipynb #a79b0745
 def _on_noise(plan):
@@ -296,7 +295,8 @@ def _on_cost(plan):
     n = max(usual, cycle_of(None, t.n_acc, t.steps).num_it)
     if plan.choice.reason=='nowhere': yield f"Sizes between, and smaller ones, were not tried: bs_find(..., num_it={n}) compares these, too."
     elif plan.choice.reason=='costly':
-        yield f"If you are going to train like this many times, ask with num_it={n}: that measures and tries, however long it takes."
+        takes = '' if plan.facts.device.given else f" for about {time_text(n/t.n_acc*today_as_is(plan.facts).step_time)}"
+        yield f"If you are going to train like this many times, ask with num_it={n}: that measures{takes}, then tries, whatever it costs."
     else: yield f"Only larger sizes were looked at: bs_find(..., num_it={n}) compares smaller ones, too."
 
 def _on_open(plan):
@@ -330,7 +330,7 @@ def _on_chosen(plan):
     "Yield what a size of one's own choice costs"
     if not _is_chosen(plan): return
     fastest,o = min(plan.options, key=lambda o: o.fit_time),plan.choice.option
-    if o.fit_time>1.1*fastest.fit_time: yield f"This takes {num(o.fit_time/fastest.fit_time)} times as long as the fastest size here, {fastest.bs}."
+    if o.fit_time>1.1*fastest.fit_time: yield f"The fastest size in the table, {fastest.bs}, would take {percent(fastest.fit_time/o.fit_time)} of that."
     if plan.bs>plan.facts.trial.bs and plan.facts.measured.moved:
         yield f"The rate is scaled to {rate_text(plan.scaled_lr)} by the usual rule, which was not tried at {plan.bs}: if the loss rises, pass a lower one."
 

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/formulas.html.md"""
 # %% auto #0
 __all__ = ['steps_anyway', 'steps_needed', 'examples_needed', 'epochs_needed', 'for_training', 'noise_of', 'for_longer',
            'whole_epochs', 'balanced_bs', 'Epoch', 'epoch_of', 'fit_step_time', 'monotone_step_times', 'extrapolated',
-           'spread', 'candidates', 'splits', 'best_split', 'check_reachable', 'epoch_seconds', 'Duration']
+           'spread', 'candidates', 'splits', 'between', 'best_split', 'check_reachable', 'epoch_seconds', 'Duration']
 
 # %% ../../nbs/finder/01_formulas.ipynb #00a97968
 import math
@@ -176,6 +176,15 @@ def splits(
     return [(share/micro_bs*(secs-once)+once, micro_bs, math.ceil(share/micro_bs))
             for micro_bs,secs,once in times if share%micro_bs==0 or micro_bs==ragged]
 
+def between(
+    micro_bs, # Items in a micro-batch
+    times, # As for `splits`, ascending
+)->list: # As `splits` returns them; empty where it does not lie between two that ran
+    "List a batch in one micro-batch that did not run, while smaller and larger ones did: its time is read off between theirs"
+    sizes = [o[0] for o in times]
+    if micro_bs%1 or micro_bs in sizes or not min(sizes, default=0)<micro_bs<max(sizes, default=0): return []
+    return [(float(np.interp(micro_bs, sizes, [o[1] for o in times])), int(micro_bs), 1)]
+
 def best_split(
     splits, # As `splits` returns them, one at least
 )->tuple: # `(seconds, micro_bs, n_acc)`
@@ -189,26 +198,27 @@ def check_reachable(
     n_train, # As for `candidates`
     n_ranks=1, # As for `candidates`
 ):
-    "Raise an error where an epoch does not hold `bs` items, or no micro-batch that ran divides them"
+    "Raise an error where an epoch does not hold `bs` items, or they are neither whole micro-batches that ran nor one between those"
     if bs>n_train: raise ValueError(f"`bs`={bs} is more than the {counted(n_train)} of the training set: take at most those")
-    if splits(bs, [(o,0,0) for o in micro_sizes], n_ranks): return
+    ran = [(o,0,0) for o in micro_sizes]
+    if splits(bs, ran, n_ranks) or between(bs/n_ranks, ran): return
     step = min(micro_sizes)*n_ranks
     below,above = bs//step*step,math.ceil(bs/step)*step
     near = ' or '.join(str(o) for o in (below,above) if 0<o<=n_train) or "today's"
     each = f' on each of {n_ranks} ranks' if n_ranks>1 else ''
     raise ValueError(f"`bs` must be made of whole micro-batches of {', '.join(map(str, micro_sizes))} items{each}, those that ran here, got {bs}: "
-                     f"take {near}, or give the loader micro-batches that divide it")
+                     f"take {near}, or set `dls.bs` to a size that divides it, and plan anew")
 
 # %% ../../nbs/finder/01_formulas.ipynb #c726f3fc
 def epoch_seconds(
     epoch:Epoch, # As from `epoch_of`
-    micro_bs:int, # Items in a micro-batch, one of `times`
+    micro_bs:int, # Items in a micro-batch
     times, # As for `splits`, ascending
 )->float: # Seconds, without validation
     "Return the time of an epoch's optimizer steps"
     sizes,secs,onces = zip(*times)
     def _of_items(n): return float(np.interp(n, sizes, secs)) if sizes[0]<=n<=sizes[-1] else extrapolated(n, sizes, secs)
-    once = onces[sizes.index(micro_bs)]
+    once = float(np.interp(micro_bs, sizes, onces))
     last = max(0., _of_items(epoch.last)-once)
     return (epoch.n_micro-1)*(_of_items(micro_bs)-once) + last + epoch.steps*once
 

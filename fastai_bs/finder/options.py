@@ -16,7 +16,7 @@ import pandas as pd
 from fastcore.basics import first
 from ..schedule.rules import adam_gain, adascale_gain, decay_factor, linear_scaling, no_scaling, sqrt_scaling
 from ..schedule.scaled_lr import rates
-from .formulas import (Epoch, best_split, candidates, epoch_seconds, epochs_needed, examples_needed,
+from .formulas import (Epoch, best_split, between, candidates, epoch_seconds, epochs_needed, examples_needed,
     splits, steps_needed, whole_epochs)
 from .facts import Facts, step_of
 
@@ -37,8 +37,9 @@ def _split(facts, noise, bs):
     "Return how to make up a batch of `bs`: seconds of a step, `micro_bs` and `n_acc`"
     t,share = facts.today,bs/facts.today.n_ranks
     untimed = math.nan,min(math.ceil(share), t.micro_bs),math.ceil(share/t.micro_bs)
-    ways = splits(bs, facts.device.timed, t.n_ranks, ragged=t.micro_bs if bs==t.bs else None) or [untimed]
-    best = best_split(ways)
+    ways = splits(bs, facts.device.timed, t.n_ranks, ragged=t.micro_bs if bs==t.bs else None)
+    if bs!=t.bs: ways += between(share, facts.device.timed)
+    best = best_split(ways or [untimed])
     own = first(o for o in ways if o[1]==t.micro_bs)
     if bs!=t.bs or own is None: return best
     gains = not math.isnan(noise) and own[0]>(1+facts.device.least_gain)*best[0]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, SequentialSampler
 from fastai.data.load import DataLoader
-from fastai_bs.finder.formulas import (best_split, candidates, check_reachable, epoch_of, epoch_seconds, epochs_needed, extrapolated, for_longer,
+from fastai_bs.finder.formulas import (best_split, between, candidates, check_reachable, epoch_of, epoch_seconds, epochs_needed, extrapolated, for_longer,
     for_training, monotone_step_times, noise_of, splits, whole_epochs)
 from fastai_bs.learner.loaders import drops_last, micro_batch_size
 
@@ -39,6 +39,12 @@ def test_how_a_size_is_split(bs, n_ranks, ragged, ways):
     assert [o[1:] for o in res]==[o[1:] for o in ways]
     assert [o[0] for o in res]==pytest.approx([o[0] for o in ways])
 
+@pytest.mark.parametrize('micro_bs,ways', [(24,[(0.026,24,1)]), (16,[]), (32,[]), (24.5,[]), (8,[]), (40,[])])
+def test_a_micro_batch_between_two_that_ran(micro_bs, ways):
+    assert [o[1:] for o in between(micro_bs, times)]==[o[1:] for o in ways]
+    assert [o[0] for o in between(micro_bs, times)]==pytest.approx([o[0] for o in ways])
+    assert between(micro_bs, ())==[]
+
 @pytest.mark.parametrize('ways,micro_bs', [
     ([(1.,16,4),(1.,32,2)], 32), ([(1.,16,4),(1.05,32,2)], 32), ([(1.,16,4),(1.051,32,2)], 16), ([(2.,16,4),(1.,32,2)], 32), ([(nan,16,4)], 16)])
 def test_the_split_that_is_taken(ways, micro_bs):
@@ -49,7 +55,8 @@ def test_the_split_that_is_taken(ways, micro_bs):
     (65,[16,32],64,1,'`bs`=65 is more than the 64 items of the training set'),
     (40,[16,32],1000,1,'of 16, 32 items, those that ran here, got 40: take 32 or 48, or'),
     (8,[16],1000,1,'got 8: take 16, or'), (60,[16],60,1,'got 60: take 48, or'),
-    (48,[16,32],1000,2,'of 16, 32 items on each of 2 ranks.*got 48: take 32 or 64, or'),
+    (24,[16,32],1000,1,None), (48,[16,32],1000,2,None), (49,[16,32],1000,2,'got 49: take 32 or 64, or'),
+    (72,[16,32],1000,2,'of 16, 32 items on each of 2 ranks.*got 72: take 64 or 96, or'),
     (15,[16],15,1,"got 15: take today's, or")])
 def test_sizes_within_reach(bs, micro_sizes, n_train, n_ranks, words):
     if words is None: assert check_reachable(bs, micro_sizes, n_train, n_ranks) is None

@@ -1,4 +1,5 @@
 "What a visitor sees first: lines run, and what stands in several files is the same in all of them"
+import json
 import re
 import subprocess
 
@@ -18,6 +19,14 @@ def test_the_picture_is_of_the_stored_results(monkeypatch):
     monkeypatch.syspath_prepend(str(root/'benchmarks'))
     import front
     assert Image.open(front.path).info['Description']==front.caption(), "python benchmarks/front.py"
+
+def test_the_first_page_shows_a_plan_as_it_is_printed():
+    "That of the guide, but for its seconds and what follows from them"
+    def _words(text): return re.sub(r'[\d.]+ (?:m?s|min)\b|\d[\d.%]*', '0', ' '.join(text.split()))
+    shown = re.search(r'```\n(Use .*?)```', readme, flags=re.S)[1]
+    guide = json.loads((root/'nbs/guides/choose.ipynb').read_text())
+    printed = [''.join(o['data']['text/plain']) for c in guide['cells'] for o in c.get('outputs',[]) if 'data' in o]
+    assert _words(shown) in [_words(o) for o in printed]
 
 # Install
 
