@@ -64,10 +64,15 @@ stay_reasons = dict(
     nowhere="in a short training {failed} needed {more} times the items of {bs}, or more",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
-    single="{bound} allows no larger micro-batches than {micro_bs}, and accumulating those saves too little",
+    single="{larger}, and accumulating those of {micro_bs} saves too little",
     slower="no other size would save time")
 
 def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
+
+def _no_larger(device, micro_bs):
+    "Write why no larger micro-batch is compared"
+    if device.max_bs and device.max_bs<2*micro_bs: return f"max_bs={device.max_bs} allows no larger micro-batches"
+    return f"larger micro-batches {'do not fit in memory' if device.too_large else 'could not be timed'}"
 
 def _stay(plan):
     t,d = plan.facts.today,plan.facts.device
@@ -83,7 +88,7 @@ def _stay(plan):
         skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), failed=trial.failed,
         more=num(1/part) if part else '', bs=t.bs,
         other=other.bs, gain=percent(gain), limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
-        bound='max_bs' if d.max_bs and d.max_bs<2*t.micro_bs else 'memory or the loader')
+        larger=_no_larger(d, t.micro_bs))
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
 

@@ -174,11 +174,27 @@ def test_what_a_size_further_away_has_to_save():
     told = ["256 has to save 17%, 9.1% for each doubling", "16 has to save 17%, 9.1% for each halving", "32 has to save 9.1%"]
     assert [limit_text(o, now, 0.03) for o in others]==told
 
-@pytest.mark.parametrize('max_bs,bound', [(64,'max_bs'),(100,'max_bs'),(None,'memory or the loader'),(128,'memory or the loader')])
-def test_what_allows_no_larger_micro_batch(max_bs, bound):
-    plan = plan_of(**unmeasured, times=secs(64), max_bs=max_bs)
+@pytest.mark.parametrize('kwargs,larger', [(dict(max_bs=64),'max_bs=64 allows no larger micro-batches'), (dict(max_bs=100),'max_bs=100 allows no'),
+    ({},'larger micro-batches could not be timed'), (dict(max_bs=128),'could not be timed'), (dict(too_large=128),'larger micro-batches do not fit in memory')])
+def test_why_no_larger_micro_batch_is_compared(kwargs, larger):
+    plan = plan_of(**unmeasured, times=secs(64), **kwargs)
     assert plan.choice.reason=='single'
-    assert f"{bound} allows no larger micro-batches than 64, and accumulating those saves too little" in headline(plan)
+    assert larger in headline(plan)
+    assert headline(plan).endswith(", and accumulating those of 64 saves too little.")
+
+@pytest.mark.parametrize('given,for_', [(False,' for about 11 s'), (True,'')])
+def test_what_measuring_would_cost(given, for_):
+    "660 micro-batches of 16 ms, where those are this device's"
+    plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, saving=20., cost=30.), given=given)
+    assert any(o.endswith(f"ask with num_it=660: that measures{for_}, then tries, whatever it costs.") for o in cautions(plan))
+
+def test_what_a_slow_size_of_one_s_own_gives_away():
+    plan = plan_of()
+    slow,near = plan.at(4096),plan.at(plan.bs)
+    told = "The fastest size in the table, {}, would take {} of that."
+    fastest = min(slow.options, key=lambda o: o.fit_time)
+    assert told.format(fastest.bs, f'{fastest.fit_time/slow.choice.option.fit_time:.0%}') in list(cautions(slow))
+    assert not any('in the table' in o for o in cautions(near))
 
 @pytest.mark.parametrize('kwargs,told', [(dict(trial=Trial(64, failed=256)),'Sizes between, and smaller ones, were not tried: bs_find(..., num_it=660)'),
     (dict(times=((64,0.01,0.),(128,0.019,0.))),'Only larger sizes were looked at: bs_find(..., num_it=660)'),
