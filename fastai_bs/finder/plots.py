@@ -35,8 +35,8 @@ def _plot_groups(groups, top, ax):
     known = groups[np.isfinite(groups.noise_scale) & (groups.noise_scale>0)]
     bars = known[(known.low>0) | np.isfinite(known.high)] # The other intervals say nothing
     bottom = ax.get_ylim()[0]
-    ax.vlines(bars['at'], bars.low.clip(lower=bottom/2), bars.high.clip(upper=2*top), color='C0', lw=1, label='its interval')
     ax.plot(known['at'], known.noise_scale, 'o', color='C0', ms=5, label='mean of 5 or 6 windows', zorder=3)
+    if len(bars): ax.vlines(bars['at'], bars.low.clip(lower=bottom/2), bars.high.clip(upper=2*top), color='C0', lw=1, label='its interval')
     open_ = groups[np.isinf(groups.noise_scale) & (groups.low>0)]
     if len(open_):
         ax.vlines(open_['at'], open_.low, 2*top, color='C0', lw=1)

@@ -9,6 +9,7 @@ from matplotlib.text import Text
 from fastai_bs.finder.facts import Trial
 from fastai_bs.finder.options import option_of
 from fastai_bs.finder.plots import _plot_time
+from fastai_bs.noise.estimator import NoiseEstimate
 from pictures import misplaced, narrow, tick_texts
 from plans import plan_of, secs, window_rows
 
@@ -141,6 +142,14 @@ def test_what_was_measured_and_what_the_plan_makes_of_it_are_two_lines():
     measured,whole = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('measured: 400','plan: 60'))
     assert set(measured.get_ydata())=={400.}
     assert set(whole.get_ydata())=={60.}
+
+@pytest.mark.parametrize('low,high,drawn', [(80.,130.,True), (0.,math.inf,False)])
+def test_intervals_are_in_the_legend_where_there_are_some(low, high, drawn, monkeypatch):
+    monkeypatch.setattr('fastai_bs.finder.plots.along', lambda *args: NoiseEstimate(100., (low,high), 30))
+    left,_ = plan_of().plot()
+    labels = [o.get_text() for o in left.get_legend().get_texts()]
+    assert labels[0]=='mean of 5 or 6 windows'
+    assert ('its interval' in labels)==drawn
 
 def test_at_fixed_weights_the_noise_scale_is_that_of_the_last_windows():
     left,_ = plan_of(cool=None, at_peak=None, at_end=None, df=window_rows(16), n_windows=12).plot()
