@@ -45,6 +45,10 @@ def test_a_micro_batch_between_two_that_ran(micro_bs, ways):
     assert [o[0] for o in between(micro_bs, times)]==pytest.approx([o[0] for o in ways])
     assert between(micro_bs, ())==[]
 
+def test_what_is_paid_once_per_step_is_read_off_too():
+    "24 items between 16 and 32: 26 ms, 3 of them once; ten micro-batches in five steps"
+    assert epoch_seconds(epoch_of(240, 24, 2), 24, ((16,0.018,0.002),(32,0.034,0.004)))==pytest.approx(10*0.023+5*0.003)
+
 @pytest.mark.parametrize('ways,micro_bs', [
     ([(1.,16,4),(1.,32,2)], 32), ([(1.,16,4),(1.05,32,2)], 32), ([(1.,16,4),(1.051,32,2)], 16), ([(2.,16,4),(1.,32,2)], 32), ([(nan,16,4)], 16)])
 def test_the_split_that_is_taken(ways, micro_bs):

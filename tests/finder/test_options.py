@@ -176,3 +176,9 @@ def test_the_table_of_an_unknown_noise_scale_has_no_steps():
     facts = cycle(bs=25, times=five, n_windows=9)
     df = table_of(facts, options_of(facts, facts.noise))
     assert df[['steps','examples','time','adascale_gain','adam_gain']].isna().all(axis=None)
+
+def test_todays_batch_is_made_of_micro_batches_that_ran():
+    "One of a size between them is for a size of one's own choice"
+    facts = facts_of(24, micro_bs=8, times=secs(8, 16, 32))
+    assert option_of(facts, 512., 24).micro_bs==8
+    assert option_of(facts, 512., 20).micro_bs==20
