@@ -82,7 +82,7 @@ def digits(data, name, n):
     x,y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(y))
     x,y = torch.tensor(x[order]/8-1).float(),torch.tensor(y[order]).long()
-    return (x[:n],y[:n]),(x[n:],y[n:]),digits_net,nn.CrossEntropyLoss()
+    return *split(x, y, n),digits_net,nn.CrossEntropyLoss()
 
 # Text, pictures of other kinds, and targets with many elements
 
@@ -140,11 +140,11 @@ def masks_net():
     def _block(ni, nf): return [nn.Conv2d(ni, nf, 3, 1, 1), nn.ReLU()]
     return nn.Sequential(*_block(1, 8), nn.MaxPool2d(2), *_block(8, 16), *_block(16, 16), nn.Upsample(scale_factor=2), nn.Conv2d(16, 1, 3, 1, 1))
 
+def noisy(x, noise=1.): return x+noise*torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+
 def masks(data, name, n, noise=2.):
     "Which pixels are lit, under noise"
-    def _pair(x):
-        lit = (x>0).float()
-        return x+noise*torch.randn(x.shape, generator=torch.Generator().manual_seed(0)),lit
+    def _pair(x): return noisy(x, noise),(x>0).float()
     return *(_pair(standardized(x)[:m]) for (x,_),m in zip(digits28(data, name), (n,1000))),masks_net,nn.BCEWithLogitsLoss()
 
 class CharLSTM2(nn.Module):
@@ -220,7 +220,7 @@ def textures(data, name, n, n_valid=1000, side=24, noise=2.):
 
 def clean(data, name, n):
     "The picture without the noise"
-    def _pair(x): return x+torch.randn(x.shape, generator=torch.Generator().manual_seed(0)),x
+    def _pair(x): return noisy(x),x
     return *(_pair(standardized(x)[:m]) for (x,_),m in zip(digits28(data, name), (n,1000))),masks_net,nn.MSELoss()
 
 # The tasks

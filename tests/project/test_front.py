@@ -21,12 +21,11 @@ def test_the_picture_is_of_the_stored_results(monkeypatch):
     assert Image.open(front.path).info['Description']==front.caption(), "python benchmarks/front.py"
 
 def test_the_first_page_shows_a_plan_as_it_is_printed():
-    "That of the guide, but for its seconds and what follows from them"
-    def _words(text): return re.sub(r'[\d.]+ (?:m?s|min)\b|\d[\d.%]*', '0', ' '.join(text.split()))
+    "That of the guide, to the figure; lines may break elsewhere"
     shown = re.search(r'```text\n(Use .*?)```', readme, flags=re.S)[1]
     guide = json.loads((root/'nbs/guides/choose.ipynb').read_text())
     printed = [''.join(o['data']['text/plain']) for c in guide['cells'] for o in c.get('outputs',[]) if 'data' in o]
-    assert _words(shown) in [_words(o) for o in printed]
+    assert shown.split() in [o.split() for o in printed]
 
 # Install
 
