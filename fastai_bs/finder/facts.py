@@ -166,7 +166,7 @@ class Trial:
     "Hold how far larger batches got in short trainings"
     bs:float = math.inf # Largest batch size in items that got further than today's, or today's; `inf`: no bound, as nothing was asked
     noise:float = math.nan # Noise scale in items at which it gets as far as it did; NaN: none got anywhere
-    n_short:float = math.nan # Optimizer steps of the short training with today's batch
+    n_short:float = math.nan # Optimizer steps of a training with today's batch for which that noise scale holds
     failed:float = math.inf # Smallest batch size in items of which a step was worth too little; `inf`: none
     skipped:int = None # Batch size in items that was not tried, as that costs too much for what it can save; `None`: none
     saving:float = math.nan # Seconds of a fit that `skipped` saves at best, as far as short trainings could tell

@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/trial.html.md"""
 
 # %% auto #0
 __all__ = ['n_compared', 'n_least', 'n_most', 'most_part', 'most_trials', 'most_times', 'BriefCycle', 'items_to_compare',
-           'MeanLoss', 'loss_after', 'FirstLook', 'parts_tried', 'part_reached', 'try_larger', 'try_sizes']
+           'MeanLoss', 'loss_after', 'FirstLook', 'parts_tried', 'part_reached', 'is_steep', 'try_larger', 'try_sizes']
 
 # %% ../../nbs/finder/09_trial.ipynb #e271bc32
 import math, torch
@@ -25,7 +25,7 @@ from ..accumulate.losses import plain, precise
 from ..accumulate.grad_accum import own_settings, quiet_accum
 from ..schedule.rules import decay_factor, sqrt_scaling
 from ..schedule.scaled_lr import scale_lr
-from .formulas import epochs_needed, noise_of
+from .formulas import epochs_needed, for_longer, noise_of
 from .cycle import OneCycle
 from .alarms import LossPath, is_below_guess
 from .facts import Facts
@@ -135,15 +135,23 @@ def parts_tried(
 
 def part_reached(
     loss:float, # Where the larger batch ends
-    at_low:float, # Where today's batch ends with the lower of `parts_tried`; NaN where that need not be known
+    at_low:float, # Where today's batch ends with the lower of `parts_tried`
     at_high:float, # The same with the upper one
     k:float, # Larger batch over today's
-)->float: # One of `parts_tried` (that one or more, that one or less), or between them
+)->float: # From the lower one (that one or less) to 1 (all items, or more)
     "Return the part of the items with which today's batch ends at `loss`"
     low,high = parts_tried(k)
-    if loss<=at_high: return high
-    if not loss<at_low or math.isinf(at_low): return low # On fewer items today's batch may not train at all
-    return low*(high/low)**((at_low-loss)/(at_low-at_high))
+    if not at_high<at_low<math.inf: return high if loss<=at_high else low # More items were of no use, or fewer too few to train at all
+    return min(max(low, low*(high/low)**((at_low-loss)/(at_low-at_high))), 1.)
+
+def is_steep(
+    at_low:float, # As for `part_reached`
+    at_high:float, # The same
+    k:float, # The same
+)->bool:
+    "Tell whether today's loss falls faster than in proportion to the items, at the end of short trainings"
+    low,high = parts_tried(k)
+    return 0<=at_high*high<at_low*low<math.inf
 
 # %% ../../nbs/finder/09_trial.ipynb #73a8ecb3
 def try_larger(
@@ -153,7 +161,7 @@ def try_larger(
     larger:Option, # Training with the larger one
     n_steps:int, # Optimizer steps of the smaller batch for as many items as the larger one gets
     watch=None, # As for `loss_after`, for a training of the smaller batch
-)->float: # As from `part_reached`
+)->tuple: # As from `part_reached`, and from `is_steep`
     "Train with two batch sizes for a while, and tell how far the larger one gets"
     t,seed,k = facts.today,facts.measured.seed,larger.bs/base.bs
     def _micro_bs(option): return None if option.micro_bs==t.micro_bs else option.micro_bs # A loader may allow no other size
@@ -166,15 +174,15 @@ def try_larger(
         as_own = option.bs==t.bs or t.wd is None
         wd = None if as_own else scale_lr(t.wd, t.wd_factor*decay_factor(t.epoch.steps/option.epoch.steps, lr_factor))
         return loss_after(learn, _micro_bs(option), option.n_acc, scale_lr(t.trained_lr, t.lr_factor*lr_factor), n, items, seed, wd, watch)
-    (low,high),at_low = parts_tried(k),math.nan
+    low,high = parts_tried(k)
     with ticks(learn, 3, f"trying batches of {counted(larger.bs)}") as tick:
         at_high = _loss(base, high, watch)
         if watch: watch.check(at_high, t.lr)
         tick()
         loss = _loss(larger)
         tick()
-        if at_high<loss<math.inf: at_low = _loss(base, low)
-    return part_reached(loss, at_low, at_high, k)
+        at_low = _loss(base, low) if loss<math.inf else math.nan
+    return part_reached(loss, at_low, at_high, k),is_steep(at_low, at_high, k)
 
 # %% ../../nbs/finder/09_trial.ipynb #7d10ee27
 n_least,n_most = 160,240 # Optimizer steps of the smaller batch that a short training is worth
@@ -185,11 +193,12 @@ def _seconds(base, larger, n_steps):
     n_larger = n_steps*larger.epoch.steps/base.epoch.steps
     return n_larger*larger.step_time + (sum(parts_tried(larger.bs/base.bs))*n_steps+n_compared/base.bs)*base.step_time
 
-def _with_trial(facts, base, larger, n_steps, part):
-    "Add to the facts that the larger batch has reached this part"
+def _with_trial(facts, base, larger, n_steps, part, steep=False):
+    "Add to the facts that the larger batch has reached this part, while the loss fell steeply or not"
     t,before = facts.today,facts.trial
-    part_before = 1/epochs_needed(base.bs, t.bs, before.noise) if before.is_known else 1.
-    trial = replace(before, bs=larger.bs, noise=noise_of(part_before*part, larger.bs, t.bs), n_short=min(n_steps*base.bs/t.bs, t.steps))
+    n_short,part_before = min(n_steps*base.bs/t.bs, t.steps),1.
+    if before.is_known: part_before = 1/epochs_needed(base.bs, t.bs, for_longer(before.noise, min(before.n_short, n_short), n_short))
+    trial = replace(before, bs=larger.bs, noise=noise_of(part_before*part, larger.bs, t.bs), n_short=t.steps if steep else n_short)
     return replace(facts, trial=trial)
 
 def _saving(facts, base, larger):
@@ -248,13 +257,13 @@ def try_sizes(
         seconds = _seconds(base, larger, n_steps)
         _say(learn, facts, base, larger, seconds)
         look = FirstLook() if i==0 and not has_mock else None
-        part = try_larger(learn, facts, base, larger, n_steps, look)
+        part,steep = try_larger(learn, facts, base, larger, n_steps, look)
         if look: facts = replace(facts, measured=replace(facts.measured, **look.alarms(trains_together(learn))))
         if not facts.can_plan: break
         if part<=parts_tried(larger.bs/base.bs)[0]:
             facts,lost = replace(facts, trial=replace(facts.trial, failed=larger.bs)),lost+seconds
             continue
-        found = _with_trial(facts, base, larger, n_steps, part)
+        found = _with_trial(facts, base, larger, n_steps, part, steep)
         if facts.trial.is_known and not _is_faster(found, facts): break # What was found before says more about the smaller sizes
         facts,base = found,option_of(found, found.noise, larger.bs)
     return facts if facts.trial.is_known else replace(facts, trial=replace(facts.trial, bs=facts.today.bs))

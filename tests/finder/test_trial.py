@@ -16,8 +16,8 @@ from fastai_bs.all import GradAccum, linear_scaling, ScaledLR
 from fastai_bs.finder.facts import Trial, unfrozen_lr
 from fastai_bs.finder.options import option_of, today_as_is
 from fastai_bs.finder.formulas import epochs_needed, noise_of, whole_epochs
-from fastai_bs.finder.trial import (FirstLook, items_to_compare, loss_after, MeanLoss, most_part, n_least, n_most, part_reached, parts_tried, try_larger,
-    try_sizes)
+from fastai_bs.finder.trial import (FirstLook, items_to_compare, loss_after, MeanLoss, most_part, n_least, n_most, is_steep, part_reached, parts_tried,
+    try_larger, try_sizes)
 from helpers import changes, loaders, mlp, picture, quiet_learner, regression
 from plans import facts_of, secs
 
@@ -99,16 +99,30 @@ def on_a_line(part): return 10-4*math.log2(part)
 @pytest.mark.parametrize('k', [2,3,4,16])
 @pytest.mark.parametrize('part', [1.,0.9,0.6,0.3,0.1])
 def test_part_reached(k, part):
-    "Exactly where losses fall evenly with the logarithm; no further than the two parts that were tried"
+    "Exactly where losses fall evenly with the logarithm, above the upper part too; no less than the lower one"
     low,high = parts_tried(k)
-    assert part_reached(on_a_line(part), on_a_line(low), on_a_line(high), k)==pytest.approx(min(max(part, low), high))
+    assert part_reached(on_a_line(part), on_a_line(low), on_a_line(high), k)==pytest.approx(max(part, low))
 
-@pytest.mark.parametrize('loss,at_low,at_high,is_high', [(2.,nan,3.,True), (2.,3.,2.,True), (4.5,4.,3.,False), (4.,4.,3.,False), (nan,nan,3.,False),
-    (inf,nan,3.,False), (-2.,-1.,-3.,None), (2.,inf,1.,False), (2.,inf,3.,True), (2.,nan,1.,False)])
-def test_part_reached_at_its_ends(loss, at_low, at_high, is_high):
-    "The upper part where today's batch gets no further with it, the lower one where it gets as far with that; losses may be negative"
-    low,high = parts_tried(4)
-    assert part_reached(loss, at_low, at_high, 4)==pytest.approx((low*high)**0.5 if is_high is None else high if is_high else low)
+low,high = parts_tried(4)
+
+@pytest.mark.parametrize('loss,at_low,at_high,part', [(2.,3.,2.,high), (4.5,4.,3.,low), (4.,4.,3.,low), (1.,4.,3.,1.), (-2.,-1.,-3.,(low*high)**0.5),
+    (inf,nan,3.,low), (nan,nan,3.,low),                      # The larger batch broke down
+    (2.,inf,3.,high), (2.,inf,1.,low),                       # Today's did on fewer items
+    (2.,3.,3.,high), (4.,3.,3.,low), (2.,2.5,3.,high)])      # More items are of no use to it
+def test_part_reached_at_its_ends(loss, at_low, at_high, part):
+    "From the lower part to all items; losses may be negative, or tell nothing"
+    assert part_reached(loss, at_low, at_high, 4)==pytest.approx(part)
+
+@pytest.mark.parametrize('k', [2,4,16])
+@pytest.mark.parametrize('power,steep', [(1.1,True), (0.9,False), (-1.,False)])
+def test_a_loss_that_falls_faster_than_in_proportion_is_steep(k, power, steep):
+    at_low,at_high = (o**-power for o in parts_tried(k))
+    assert is_steep(at_low, at_high, k)==steep
+
+@pytest.mark.parametrize('at_low,at_high', [(inf,1.), (nan,1.), (-1.,-3.), (1.,-1.)])
+def test_what_tells_no_slope_is_not_steep(at_low, at_high):
+    "A loss below 0 has no proportion"
+    assert not is_steep(at_low, at_high, 4)
 
 decays = [] # Weight decay of each short training
 
@@ -137,15 +151,21 @@ def tried(facts, bs, n_steps=240):
 def test_a_larger_batch_is_tried_at_the_root_of_the_ratio(scripted):
     "On the same items as today's, which gets 71% and 40% of them"
     asked = scripted(lambda bs, lr, n_steps: 1.4 if bs==16 else 2.-n_steps/240)
-    low,high = 95/240,170/240
-    assert tried(small_facts(seed=7), 16)==pytest.approx(parts_tried(4)[0]*4**((2/3-1/4)*(0.6-low)/(high-low)))
+    at_low,at_high = 95/240,170/240
+    part,steep = tried(small_facts(seed=7), 16)
+    assert part==pytest.approx(low*4**((2/3-1/4)*(0.6-at_low)/(at_high-at_low)))
+    assert not steep
     assert asked==[(None,1,1e-3,170,7),(16,1,pytest.approx(2e-3),60,7),(None,1,1e-3,95,7)]
 
-@pytest.mark.parametrize('loss,n,end', [(1.2,2,1),(inf,2,0),(nan,2,0)])
-def test_the_third_training_is_left_out_where_it_could_tell_nothing(loss, n, end, scripted):
+@pytest.mark.parametrize('loss', [inf,nan])
+def test_the_third_training_is_left_out_where_the_larger_batch_broke_down(loss, scripted):
     asked = scripted(lambda bs, lr, n_steps: loss if bs==16 else 2.-n_steps/240)
-    assert tried(small_facts(), 16)==parts_tried(4)[end]
-    assert len(asked)==n
+    assert tried(small_facts(), 16)==(low,False)
+    assert len(asked)==2
+
+def test_a_steep_loss_is_told(scripted):
+    scripted(lambda bs, lr, n_steps: 300/n_steps**1.2)
+    assert tried(small_facts(), 16)[1]
 
 @pytest.mark.parametrize('n_train,n_epoch,drops_last,steps', [(800,1,False,(141,50,79)), (90,10,False,(163,60,91)), (90,10,True,(156,50,87))])
 def test_both_batches_see_as_many_items(n_train, n_epoch, drops_last, steps, scripted):
@@ -202,7 +222,8 @@ def told(monkeypatch):
         def _try_larger(learn, facts, base, larger, n_steps, watch):
             sizes.append((base.bs,larger.bs))
             lengths.append(n_steps)
-            return parts[larger.bs]
+            part = parts[larger.bs]
+            return part if isinstance(part, tuple) else (part,False)
         monkeypatch.setattr(trials, 'try_larger', _try_larger)
         return sizes
     return _told
@@ -210,21 +231,40 @@ def told(monkeypatch):
 low4,low2 = parts_tried(4)[0],parts_tried(2)[0] # Of no use
 
 @pytest.mark.parametrize('facts,parts,tried_sizes,bs,part,failed', [
-    (small_facts(times=flat), {16: 0.8, 64: 0.5}, [(4,16),(16,64)], 64, 0.4, inf), # The noise scale is that of both trials
+    (small_facts(times=flat), {16: 0.8, 64: 0.5}, [(4,16),(16,64)], 64, nan, inf), # Of two trials the part is asked below
     (small_facts(times=flat[:3]), {16: 0.4}, [(4,16)], 16, 0.4, inf),              # Where still larger batches would not pay no more is tried
     (small_facts(times=flat), {16: low4, 8: 0.9}, [(4,16),(4,8)], 8, 0.9, 16),     # Of a size that is of no use smaller ones are tried
     (small_facts(times=flat), {16: low4, 8: low2}, [(4,16),(4,8)], 4, None, 8),    # None is of use
     (small_facts(times=flat), {16: 0.8, 64: low4}, [(4,16),(16,64)], 16, 0.8, 64), # What was found stays
     (unmeasured(n_epoch=15), {16: low4}, [(4,16)], 4, None, 16),                   # A trial that found nothing counts as spent
     (unmeasured(n_epoch=40), {16: low4, 8: 0.8}, [(4,16),(4,8)], 8, 0.8, 16),
-    (unmeasured(n_epoch=6), {16: 0.6}, [(4,16)], 16, 0.6, inf),                    # The next size has to pay for itself
-    (unmeasured(n_epoch=400), {16: 0.6, 64: 0.6}, [(4,16),(16,64)], 64, 0.36, inf)])
+    (unmeasured(n_epoch=6), {16: 0.6}, [(4,16)], 16, 0.6, inf)])                   # The next size has to pay for itself
 def test_sizes_are_tried_each_from_the_one_before(facts, parts, tried_sizes, bs, part, failed, told):
     sizes = told(parts)
     trial = try_sizes(None, facts).trial
     assert sizes==tried_sizes
     assert (trial.bs,trial.failed,trial.is_known)==(bs,failed,part is not None)
-    if part: assert (trial.noise+bs)/(trial.noise+4)==pytest.approx(1/part)
+    if part and part==part: assert (trial.noise+bs)/(trial.noise+4)==pytest.approx(1/part)
+
+def test_the_first_trial_counts_for_as_long_a_training_as_the_second(told):
+    "What 16 reached in 240 steps of 4 is more in 960"
+    facts = unmeasured(n_epoch=400)
+    told({16: 0.6, 64: 0.5})
+    trial = try_sizes(None, facts).trial
+    noise = noise_of(0.6, 16, 4)*4**0.25
+    assert trial.n_short==960
+    assert (trial.noise+64)/(trial.noise+4)==pytest.approx((1+16/noise)/(1+4/noise)/0.5)
+
+@pytest.mark.parametrize('steeps', [(True,False),(False,True),(True,True)])
+def test_a_noise_scale_does_not_grow_where_the_loss_falls_steeply(steeps, told):
+    "The last trial tells; a first one that was steep has no more to grow"
+    facts = unmeasured(n_epoch=400)
+    told({16: (0.6,steeps[0]), 64: (0.5,steeps[1])})
+    found = try_sizes(None, facts)
+    noise = noise_of(0.6, 16, 4)*(1 if steeps[0] else 4**0.25)
+    assert found.trial.n_short==(facts.today.steps if steeps[1] else 960)
+    assert (found.trial.noise+64)/(found.trial.noise+4)==pytest.approx((1+16/noise)/(1+4/noise)/0.5)
+    assert (found.noise==found.trial.noise)==steeps[1]
 
 @pytest.mark.parametrize('times,sizes', [((4,12,48),[(4,12),(12,48)]), ((4,64),[(4,64)])])
 def test_the_largest_within_four_times_is_tried(times, sizes, told):
@@ -268,7 +308,6 @@ def test_a_trial_costs_no_more_than_a_part_of_what_it_can_win(n_epoch, told):
     "From 200 steps of today's training to 8,000, of 10 ms each; where that is too little, it says of which size and what it would cost"
     sizes = told({16: 0.6})
     facts = unmeasured(n_epoch=n_epoch, times=flat[:3])
-    low,high = parts_tried(4)
     def _seconds(n): return 0.01*(n/4+n*(low+high)+512/4) # As many items for the larger batch, both parts of them for today's, and the items three times
     noise = noise_of(high, 16, 4)*(200*n_epoch/min(n_most, 200*n_epoch))**0.25 # At best all of the upper part is reached
     epochs = n_epoch*epochs_needed(16, 4, noise)
