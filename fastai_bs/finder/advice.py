@@ -200,8 +200,8 @@ def _got(plan):
     "Write how far the larger batch got that was tried, and what the plan makes of it"
     t,trial = plan.facts.today,plan.facts.trial
     part,in_all = (1/epochs_needed(trial.bs, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
-    least = "at least " if part>0.999*parts_tried(trial.bs/t.bs)[1] else ''
-    told = f"In a short training {t.bs} needed {least}{percent(part)} of the items to learn what {trial.bs} learned from all"
+    told = f"In a short training {t.bs} needed {percent(part)} of the items to learn what {trial.bs} learned from all"
+    if part>0.995: told = f"In a short training {trial.bs} learned as much as {t.bs} from as many items, or more"
     if percent(in_all)!=percent(part): told += f"; over all {_steps_now(plan)} that is estimated as {percent(in_all)} (`for_longer`)"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
     tried = f" ({num(t.n_epoch/in_all)} at {trial.bs})" if plan.bs!=trial.bs else ''

@@ -39,8 +39,10 @@ class OneCycle(ParamScheduler):
     "Follow the rates and momenta of `fit_one_cycle` over `n_steps` optimizer steps"
     def __init__(self,
         n_steps:int, # Optimizer steps in the cycle
+        pct_start:float=pct_start, # Part of it in which the rate rises
+        div:float=div, # The peak over the first rate
     ):
-        self.n_steps = n_steps
+        store_attr()
         self.n_done = 0 # Optimizer steps so far
 
     @property
@@ -50,8 +52,8 @@ class OneCycle(ParamScheduler):
 
     def before_fit(self):
         peak = np.array([h['lr'] for h in self.opt.hypers])
-        self.scheds = {'lr': combined_cos(pct_start, peak/div, peak, peak/div_final)}
-        if 'mom' in self.opt.hypers[0]: self.scheds['mom'] = combined_cos(pct_start, *self.learn.moms) # Not every optimizer has one
+        self.scheds = {'lr': combined_cos(self.pct_start, peak/self.div, peak, peak/div_final)}
+        if 'mom' in self.opt.hypers[0]: self.scheds['mom'] = combined_cos(self.pct_start, *self.learn.moms) # Not every optimizer has one
         super().before_fit()
 
     def before_batch(self): self._update_val(self.pct)

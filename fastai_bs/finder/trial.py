@@ -81,13 +81,16 @@ def loss_after(
     wd=None, # Weight decay, as for `fit`; `None`: the learner's own
     watch=None, # A callback for the training and for the items
     n_epoch:int=10_000, # Epochs at most
+    first=None, # Function `learn -> None` that trains before that, on the same batches
+    **schedule, # As for `OneCycle`
 )->float: # `inf` where it is not finite
     "Return the loss of `items` after a one-cycle of `n_steps`"
-    cycle,of_items = BriefCycle(n_steps),MeanLoss()
+    cycle,of_items = BriefCycle(n_steps, **schedule),MeanLoss()
     accum = quiet_accum(n_acc, **own_settings(learn))
     with mock_training(learn, seed), learn.no_bar():
         if micro_bs: learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs)
         learn.metrics = L()
+        if first: first(learn)
         learn.fit(n_epoch, lr, wd=wd, cbs=[cycle,accum,*L(watch)])
         validate_on_ranks(learn, items, [of_items,*L(watch)])
         return of_items.mean(trains_together(learn))

@@ -16,6 +16,7 @@ from ..utils.text import counted, listed, rate_text, time_text
 from ..learner.ranks import rank
 from ..accumulate.sizes import batch_size
 from ..finder.apply import refuse_other
+from ..finder.options import fit_time_of
 from ..finder.plan import BatchPlan
 from .compare import runs_wanted
 from .trainings import fit_at, train_each
@@ -38,7 +39,7 @@ def _check(learn, plan, sizes, n_runs, n_epoch):
     for bs in () if sizes is None else sizes: check_whole('sizes', bs, 1, "take batch sizes of your own choice", 'item')
 
 def _check_plan(learn, plan):
-    "Refuse a plan that is for another learner, or not for a one-cycle of a number of epochs"
+    "Refuse a plan that is for another learner, or not for a training of a number of epochs"
     t,bs = plan.facts.today,batch_size(learn)
     refuse_other(learn, t.adam, t.sums)
     call = f"learn.bs_find({rate_text(t.lr)}, n_epoch=5)"
@@ -46,8 +47,6 @@ def _check_plan(learn, plan):
         has_plan = 'before_set_up' in vars(learn) and not t.has_plan
         todo = "call plan.undo(learn) first" if has_plan else f"make a plan for this learner, as by {call}"
         raise ValueError(f"The plan must be for this learner's batches of {counted(bs)}, got one for batches of {t.bs}: {todo}")
-    if t.freeze_epochs: raise ValueError(
-        f"The plan must be for fit_one_cycle, got one for fine_tune: to try it for the unfrozen epochs call learn.unfreeze() and make a plan, as by {call}")
     if not plan.facts.measured.moved: raise ValueError(f"The plan must be for a training, got one for a learning rate of 0: make a plan, as by {call}")
     if not t.has_n_epoch: raise ValueError(f"The plan must be for a number of epochs, got one without: make it with n_epoch, as by {call}")
 
@@ -71,7 +70,10 @@ def _fits(plan, sizes):
 def _say(learn, plan, fits, n_runs):
     "Write what is trained, and how long it takes"
     if not hasattr(learn, 'progress') or rank()>0: return
-    secs = n_runs*sum(o.n_steps*o.option.step_time+plan.facts.device.valid_time for o in fits)
+    def _secs(o): # The whole fit, with a single validation
+        n_unseen = o.trained_epochs+o.freeze_epochs-1
+        return fit_time_of(plan.facts, o.trained_epochs, o.freeze_epochs, o.epoch_time)-n_unseen*plan.facts.device.valid_time
+    secs = n_runs*sum(_secs(o.option) for o in fits)
     takes = f"about {time_text(secs)}" if math.isfinite(secs) else "a while"
     print(f"bs_verify takes {takes}: {counted(n_runs, 'training')} as planned with each batch size of {listed(o.bs for o in fits)}")
 
@@ -85,8 +87,8 @@ def bs_verify(self:Learner,
 )->BatchVerification: # `.verdict`, `.bs`, `.plan` to apply, `.table`, `.plot()`
     """Train as today and as planned, from the same weights, and compare how they end; the learner is left as it was
 
-    Each training is a whole `fit_one_cycle`, with the batch size, learning rate, weight decay and epochs of its plan. With one size beside today's there are
-    four runs of both.
+    Each training is a whole `fit_one_cycle`, or `fine_tune` where that is planned, with the batch size, learning rate, weight decay and epochs of its plan.
+    With one size beside today's there are four runs of both.
     """
     _check(self, plan, sizes, n_runs, n_epoch)
     if not isinstance(plan, BatchPlan): plan = self.bs_find(plan, n_epoch=n_epoch, show_plot=False)

@@ -22,10 +22,10 @@ from ..learner.loaders import known_micro_bs
 from ..learner.mock import ticks
 from ..accumulate.losses import ElementCounter, plain
 from ..accumulate.window import loss_sum
-from ..accumulate.grad_accum import own_settings
+from ..accumulate.grad_accum import own_settings, quiet_accum
 from ..schedule.scaled_lr import rates, scale_lr
-from ..finder.trial import loss_after
-from ..finder.facts import Today
+from ..finder.trial import BriefCycle, loss_after
+from ..finder.facts import Today, fine_tune_default, unfrozen_lr
 from ..finder.options import Option, today_as_is
 from ..finder.plan import BatchPlan
 from .compare import with_loss
@@ -35,15 +35,19 @@ from .compare import with_loss
 class Fit:
     "A training with one batch size, as planned"
     option:Option # Batch size, micro-batches and epochs
-    lr:object # Peak of the optimizer's rate, as for `fit_one_cycle`
+    lr:object # Peak of the optimizer's rate, as for `fit_one_cycle` or `fine_tune`
     wd:object # Weight decay, as for `fit`; `None`: the learner's own
 
     @property
     def bs(self)->int: return self.option.bs # Items
     @property
-    def n_epoch(self)->int: return round(self.option.trained_epochs)
+    def n_epoch(self)->int: return round(self.option.trained_epochs) # Those of `fine_tune` that are not frozen
     @property
-    def n_steps(self)->int: return round(self.option.trained_steps) # Optimizer steps
+    def n_steps(self)->int: return round(self.option.trained_steps) # Optimizer steps in those
+    @property
+    def n_frozen(self)->int: return self.option.freeze_epochs*self.option.epoch.steps # Optimizer steps before those
+    @property
+    def parts(self)->list: return [o for o in (self.n_frozen,self.n_steps) if o] # Optimizer steps of each one-cycle
 
 def fit_at(
     plan:BatchPlan, # Made with `n_epoch`
@@ -87,6 +91,16 @@ class EndLoss(Callback):
         self.seconds = time.perf_counter()-self.begin
         self.n_done = self.brief_cycle.n_done
 
+def _as_fine_tune(fit, settings, end):
+    "Return what `loss_after` needs to train by `fine_tune`: the frozen epochs first, and another schedule after them"
+    o = fit.option
+    def _first(learn):
+        learn.freeze()
+        cycle = BriefCycle(fit.n_frozen, pct_start=0.99) # As in fastai's code
+        learn.fit(o.freeze_epochs, slice(fit.lr), wd=fit.wd, cbs=[cycle,quiet_accum(o.n_acc, **settings),end])
+        learn.unfreeze()
+    return dict(first=_first, **{nm: fine_tune_default(nm) for nm in ('pct_start','div')})
+
 # %% ../../nbs/verify/02_trainings.ipynb #25333616
 def train(
     learn:Learner, # Is left as it was
@@ -94,19 +108,21 @@ def train(
     run:int, # Seed for the order of the items and for random numbers
 )->dict: # A row of `BatchVerification.df`
     "Train as planned, from the learner's present state"
-    o,on_ranks = fit.option,trains_together(learn)
-    end = EndLoss(fit.n_steps, own_settings(learn).get('count'))
+    o,on_ranks,settings = fit.option,trains_together(learn),own_settings(learn)
+    ends = [EndLoss(n, settings.get('count')) for n in fit.parts]
     micro_bs = o.micro_bs if known_micro_bs(learn.dls.train) else None # Such a loader allows no other size
-    valid_loss = loss_after(learn, micro_bs, o.n_acc, fit.lr, fit.n_steps, None, run, fit.wd, end, fit.n_epoch)
-    if end.n_done<fit.n_steps: raise ValueError(
-        f"A training of {fit.n_epoch} epochs must take all its {fit.n_steps} optimizer steps, but took {end.n_done} with {end.n_items} items in batches of "
-        f"{fit.bs}: remove the callback that cancels batches")
-    sums,secs = end.sums,torch.tensor(end.seconds)
+    lr,more = (unfrozen_lr(fit.lr),_as_fine_tune(fit, settings, ends[0])) if fit.n_frozen else (fit.lr,{})
+    valid_loss = loss_after(learn, micro_bs, o.n_acc, lr, fit.n_steps, None, run, fit.wd, ends[-1], fit.n_epoch, **more)
+    n_steps,n_done,n_items = sum(fit.parts),sum(e.n_done for e in ends),sum(e.n_items for e in ends)
+    if n_done<n_steps: raise ValueError(
+        f"A training of {o.freeze_epochs+fit.n_epoch} epochs must take all its {n_steps} optimizer steps, but took {n_done} with {n_items} items in batches "
+        f"of {fit.bs}: remove the callback that cancels batches")
+    sums,secs = ends[-1].sums,torch.tensor(sum(e.seconds for e in ends))
     if on_ranks: sums,secs = over_ranks(sums),over_ranks(secs, 'max')
     total,n_elems = sums.tolist()
     losses = total/n_elems if n_elems else math.nan,valid_loss
     train_loss,valid_loss = (o if math.isfinite(o) else math.nan for o in losses)
-    return dict(bs=fit.bs, run=run, micro_bs=o.micro_bs, n_acc=o.n_acc, lr=float(rates(fit.lr)[-1]), steps=fit.n_steps, items=end.n_items*n_ranks(learn),
+    return dict(bs=fit.bs, run=run, micro_bs=o.micro_bs, n_acc=o.n_acc, lr=float(rates(fit.lr)[-1]), steps=n_steps, items=n_items*n_ranks(learn),
                 seconds=secs.item(), train_loss=train_loss, valid_loss=valid_loss)
 
 # %% ../../nbs/verify/02_trainings.ipynb #1974f11f

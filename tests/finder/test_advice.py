@@ -63,13 +63,14 @@ def test_no_device_is_blamed_for_a_size_of_no_use():
     assert not any('device' in o for o in why(stays))
     assert (smaller.verdict,smaller.bs)==('use',128)
 
-@pytest.mark.parametrize('noise,told', [(300.,'65%'), (1e6,'at least 100%')])
+@pytest.mark.parametrize('noise,told', [(300.,'64 needed 65% of the items to learn what 256 learned from all'),
+    (1e6,'256 learned as much as 64 from as many items, or more')])
 @pytest.mark.parametrize('adam', [True,False])
 def test_what_a_short_training_told(noise, told, adam):
     "How far the larger batch got, that the rest is a prediction, and what came of such ones; on the training of so many steps itself"
     plan = plan_of(trial=Trial(256, noise, 3910), adam=adam)
     longer = why(plan_of(trial=Trial(256, noise, 391), adam=adam))[1]
-    got = f"In a short training 64 needed {told} of the items to learn what 256 learned from all"
+    got = f"In a short training {told}"
     whole = "; over all 3910 optimizer steps that is estimated as 76% (`for_longer`)" if noise==300. else ''
     assert longer.startswith(f"{got}{whole}. So 5 epochs at 64 become ")
     measured,as_it_is,record = why(plan)

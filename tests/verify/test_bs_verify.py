@@ -1,6 +1,7 @@
 "`learn.bs_verify`: that nobody can tell it was called, interrupts, failures, what it finds and what it refuses"
 import inspect
 import math
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from fastai.callback.progress import ProgressCallback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.optimizer import Adam, SGD
+from fastai.torch_core import trainable_params
 
 from fastai_bs.all import batch_size
 from fastai_bs.finder.facts import Trial
@@ -32,9 +34,11 @@ def plan_for(learn, bs=8, n_epoch=5, noise=20., **kwargs):
 
 def verify(learn, bs=8, sizes=(16,), n_runs=1, **kwargs): return learn.bs_verify(plan_for(learn, bs, **kwargs), sizes, n_runs)
 
-def reg_learner(n=64, bs=4, valid=None, opt_func=Adam, cbs=None, **kwargs):
+def two_groups(model): return [list(o.parameters()) for o in model if list(o.parameters())]
+
+def reg_learner(n=64, bs=4, valid=None, opt_func=Adam, cbs=None, splitter=trainable_params, **kwargs):
     dls = loaders(regression(n, dtype=torch.float32), bs, valid=valid or regression(20, dtype=torch.float32, seed=1), shuffle=True, **kwargs)
-    return quiet_learner(dls, mlp(dtype=torch.float32), opt_func=opt_func, cbs=cbs)
+    return quiet_learner(dls, mlp(dtype=torch.float32), opt_func=opt_func, cbs=cbs, splitter=splitter)
 
 def at_training(monkeypatch, number, act):
     "Call `act` before training `number` (`None`: each) that `bs_verify` runs; return the list of the arguments of all that began"
@@ -156,12 +160,19 @@ def test_ranks_verify_the_same():
     assert first[3]['items'][0]==512
     assert first[-1]==[]
 
+def test_what_fine_tune_takes_is_said_before_with_its_frozen_epochs(capsys):
+    "A frozen step takes as long here, and only one of the validations is run"
+    learn = reg_learner(splitter=two_groups)
+    plan = plan_for(learn, how='fine_tune').at(8)
+    device = replace(plan.facts.device, frozen=1., valid_time=7., times=((4,1.,0.),(8,1.,0.)))
+    learn.add_cb(ProgressCallback())
+    v = learn.bs_verify(replanned(plan, device=device), n_runs=1)
+    assert v.table.steps.tolist()==[16+80,8*(plan.freeze_epochs+plan.n_epoch)]
+    assert f"bs_verify takes about {time_text(v.table.steps.sum()+2*7)}" in capsys.readouterr().out
+
 # What is refused
 
 def at_rest(learn): return plan_for(learn, lr=0, noise=None)
-def tuned(learn):
-    learn = quiet_learner(learn.dls, mlp(dtype=torch.float32), opt_func=Adam, splitter=lambda m: [list(o.parameters()) for o in m])
-    return learn.bs_find(0.01, n_epoch=5, how='fine_tune', show_plot=False)
 def applied(learn):
     plan = plan_for(learn)
     plan.apply(learn)
@@ -184,8 +195,7 @@ bad = [(lambda o: 'x', {}, TypeError, "`plan` must be a BatchPlan of learn.bs_fi
     (partial(plan_for, n_epoch=None), {}, ValueError, r'must be for a number of epochs, got one without: .* learn.bs_find\(0.01, n_epoch=5\)'),
     (lambda o: plan_for(reg_learner(bs=8), 16), {}, ValueError, "must be for this learner's batches of 4 items, got one for batches of 8: make a plan"),
     (lambda o: plan_for(reg_learner(opt_func=SGD)), {}, ValueError, "This plan is for SGD"),
-    (at_rest, {}, ValueError, 'must be for a training, got one for a learning rate of 0'),
-    (tuned, {}, ValueError, 'must be for fit_one_cycle, got one for fine_tune')]
+    (at_rest, {}, ValueError, 'must be for a training, got one for a learning rate of 0')]
 
 @pytest.mark.parametrize('make,kwargs,error,match', bad, ids=range(len(bad)))
 def test_bad_arguments_are_refused(make, kwargs, error, match, short):

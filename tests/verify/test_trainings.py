@@ -12,7 +12,7 @@ from fastai.optimizer import Adam, SGD
 from fastai_bs.all import GradAccum, ScaledLR
 from fastai_bs.verify.trainings import fit_at, train
 from helpers import regression
-from verify.test_bs_verify import plan_for, reg_learner
+from verify.test_bs_verify import plan_for, reg_learner, two_groups
 
 pytestmark = pytest.mark.filterwarnings('ignore')
 
@@ -46,6 +46,36 @@ def test_a_training_is_the_one_that_is_planned(cbs, opt_func):
         np.testing.assert_array_equal([o[2] for o in tried], [o[2] for o in fit])
         warm = math.ceil(len(fit)/10) # Where a `ScaledLR` warms up
         np.testing.assert_allclose([o[:2] for o in tried[warm:]], [o[:2] for o in fit[warm:]], rtol=1e-6)
+
+@pytest.mark.parametrize('freeze_first', [True,False])
+def test_a_plan_for_fine_tune_is_tried_by_fine_tune(freeze_first):
+    "Step by step, in both of its parts; only the warmup of `ScaledLR` is left out"
+    def _learner(): return reg_learner(cbs=Spy(), opt_func=partial(Adam, wd=0.1), splitter=two_groups)
+    learn = _learner()
+    if freeze_first: learn.freeze() # As `vision_learner` makes them
+    trains = [p.requires_grad for p in learn.model.parameters()]
+    plan = plan_for(learn, how='fine_tune')
+    for bs in (4,8):
+        planned = plan.at(bs)
+        def _as_planned(): planned.apply(_learner()).fine_tune(planned.n_epoch, planned.lr, freeze_epochs=planned.freeze_epochs) # noqa: B023
+        rows = []
+        tried = steps_of(lambda: rows.append(train(learn, fit_at(plan, bs), 1))) # noqa: B023
+        fit = steps_of(_as_planned)
+        assert len(tried)==len(fit)==rows[0]['steps']
+        assert rows[0]['items']==64*(planned.n_epoch+planned.freeze_epochs)
+        n_frozen = planned.freeze_epochs*64//bs
+        for part in (slice(math.ceil(n_frozen/10), n_frozen),slice(n_frozen+math.ceil((len(fit)-n_frozen)/10), None)):
+            np.testing.assert_allclose([o[:3] for o in tried[part]], [o[:3] for o in fit[part]], rtol=1e-6)
+    assert [p.requires_grad for p in learn.model.parameters()]==trains
+
+def test_frozen_epochs_train_the_head_alone():
+    learn,seen = reg_learner(splitter=two_groups),[]
+    class Seen(Callback):
+        def before_step(self): seen.append([p.requires_grad for p in self.model.parameters()])
+    plan = plan_for(learn, how='fine_tune')
+    learn.add_cb(Seen())
+    train(learn, fit_at(plan, 4), 1)
+    assert seen==[[False]*2+[True]*2]*16+[[True]*4]*80
 
 def test_micro_batches_are_the_plan_s():
     "Also where the loader has others by now"
