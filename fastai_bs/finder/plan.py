@@ -165,9 +165,10 @@ def undo(self:BatchPlan,
 def at(self:BatchPlan,
     bs:int, # Batch size, in items over all ranks
 )->BatchPlan:
-    "Plan for a batch size of one's own choice, from the same measurement"
+    "Plan for a batch size of one's own choice, from the same measurement; for the planned one this is the plan itself"
     t = self.facts.today
     check_whole('bs', bs, 1, "take a batch size of your own choice", 'item')
+    if bs==self.bs: return self
     if bs!=t.bs: check_reachable(bs, self.facts.micro_sizes, t.n_train, t.n_ranks)
     return plan_of(self.facts, int(bs), self.df, self.took)
 

@@ -82,7 +82,8 @@ def test_what_a_short_training_told(noise, told, adam):
     assert record==(f"Of {of} such plans with {who}, {valid} ended more than 5% above today's validation loss ({worst:.0%} at most), "
                     f"{train} above its training loss (benchmarks/keeps.md).")
     assert len(why(plan.at(64)))==2
-    assert why(plan.at(256))[2:]==["Plans for a size of your own choice were not benchmarked."]
+    assert why(plan.at(128 if plan.bs==256 else 256))[2:]==["Plans for a size of your own choice were not benchmarked."]
+    assert plan.at(plan.bs) is plan
     assert why(plan.at(32))==why(plan_of(adam=adam).at(32)) # Of smaller sizes it tells nothing
 
 def test_what_is_not_known_of_a_plan_is_not_said():

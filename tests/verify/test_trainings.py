@@ -47,15 +47,15 @@ def test_a_training_is_the_one_that_is_planned(cbs, opt_func):
         warm = math.ceil(len(fit)/10) # Where a `ScaledLR` warms up
         np.testing.assert_allclose([o[:2] for o in tried[warm:]], [o[:2] for o in fit[warm:]], rtol=1e-6)
 
-@pytest.mark.parametrize('freeze_first', [True,False])
-def test_a_plan_for_fine_tune_is_tried_by_fine_tune(freeze_first):
+@pytest.mark.parametrize('freeze_first,n_acc', [(True,1),(False,2)])
+def test_a_plan_for_fine_tune_is_tried_by_fine_tune(freeze_first, n_acc):
     "Step by step, in both of its parts; only the warmup of `ScaledLR` is left out"
-    def _learner(): return reg_learner(cbs=Spy(), opt_func=partial(Adam, wd=0.1), splitter=two_groups)
+    def _learner(): return reg_learner(cbs=[Spy(),*([GradAccum(n_acc)] if n_acc>1 else [])], opt_func=partial(Adam, wd=0.1), splitter=two_groups)
     learn = _learner()
     if freeze_first: learn.freeze() # As `vision_learner` makes them
     trains = [p.requires_grad for p in learn.model.parameters()]
-    plan = plan_for(learn, how='fine_tune')
-    for bs in (4,8):
+    plan = plan_for(learn, 8*n_acc, how='fine_tune')
+    for bs in (4*n_acc,8*n_acc):
         planned = plan.at(bs)
         def _as_planned(): planned.apply(_learner()).fine_tune(planned.n_epoch, planned.lr, freeze_epochs=planned.freeze_epochs) # noqa: B023
         rows = []
