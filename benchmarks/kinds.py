@@ -376,6 +376,14 @@ def fitted(task, learn, n_epoch, lr):
     some = [o[:10_000] for o in task.train]
     return dict(train=loss_of(task, learn.model, some), valid=loss_of(task, learn.model, task.valid), secs=secs)
 
+def guess_loss(task):
+    "Loss of the constant that is the best guess for the targets of the training set"
+    y = task.train[-1]
+    if isinstance(task.loss, nn.MSELoss): return y.var(0, correction=0).mean().item()
+    p = y.mean(0) if isinstance(task.loss, nn.BCEWithLogitsLoss) else y.flatten().bincount()/y.numel()
+    entropy = torch.special.entr(p)
+    return ((entropy+torch.special.entr(1-p)).mean() if isinstance(task.loss, nn.BCEWithLogitsLoss) else entropy.sum()).item()
+
 def best_rate(table, name, task, epochs, seed=100):
     "The rate at which today's training ends with the lowest validation loss, in steps of two"
     def _valid(lr):
