@@ -9,10 +9,10 @@ from frame import Table, here
 from kinds import tasks
 
 path = here.parent/'nbs/images/front.png'
-by_adam = {'Ratings': ('ratings',), 'Tables': ('rossmann','adult','table_long','prices','tumours'),
-           'Text': ('shakespeare','reviews','gru','awd','transformer','letters','genres','review_words'),
+by_adam = {'Ratings': ('ratings','ratings_net'), 'Tables': ('rossmann','adult','table_long','prices','tumours','teacher','sorting'),
+           'Text': ('shakespeare','reviews','gru','awd','transformer','letters','genres','review_words','char_conv'),
            'Pictures': ('mnist','fashion','cifar','digits','rows','autoencoder','masks','digits_long','cifar_long','patches',
-                        'textures','fashion_long')}
+                        'textures','fashion_long','few_pictures','wrong_labels','colours')}
 rows = {**by_adam, 'By SGD\n(others: Adam)': tuple(nm for nm,o in tasks.items() if o.opt is SGD)}
 devices = dict(here='timed on a processor', flat_4='4 times the batch takes no longer (time predicted)')
 columns = dict(first='First training, with\nbs_find (processor)', time='Each further\ntraining', d_train='Training loss', d_valid='Validation loss')

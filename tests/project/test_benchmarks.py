@@ -142,20 +142,21 @@ def figures(page, pattern):
 
 losses = r'training loss median (\S+), above \+5% in (\d+ of \d+), .*; validation loss median (\S+), above \+5% in (\d+ of \d+),'
 ended = r'median \S+, above \+5% in (\d+ of \d+), from \S+ to (\S+%)'
-here,flat = rf'On this processor: {losses}.*\n.*fit takes (\S+) of',rf"flat up to 4 times today's batch: {losses}.* predicted (\S+) of"
+plans = r'\((\d+) plans that change something, each the mean of its seeds\)'
+here,flat = rf'On this processor {plans}: {losses}.*\n.*fit takes (\S+) of',rf"flat up to 4 times today's batch {plans}: {losses}.* predicted (\S+) of"
 
 def test_the_first_page_s_table():
     "A column for each device"
     devices = [figures('keeps', o) for o in (here,flat,flat.replace('up to 4', 'up to 16'))]
     of_all = r'(\d+ of \d+)'
     rows = [figures('keeps', rf"stay at today's size: {of_all} \(this processor\), {of_all} \(flat up to 4 times\), {of_all}"),
-            [o[1].split()[-1] for o in devices], [o[4] for o in devices],
+            [o[0] for o in devices], [o[5] for o in devices],
             figures('keeps', r'The first training .*? lasts (\S+) \(median'), figures('keeps', r'each of ten, with one call for all, (\S+);'),
-            [f'{o[0]} ({o[1]})' for o in devices], [f'{o[2]} ({o[3]})' for o in devices]]
+            [f'{o[1]} ({o[2]})' for o in devices], [f'{o[3]} ({o[4]})' for o in devices]]
     table = [o.replace(', predicted', '').split('|') for o in md('nbs/index.ipynb').splitlines() if o.startswith('|')]
     assert [list(filter(None, map(str.strip, o[2:-1]))) for o in table[2:]]==list(map(list, rows))
 
-@pytest.mark.parametrize('pattern', [rf'With SGD: {losses}', rf'\* Text: {losses}', r'`bs_find` takes (\S+) of today'])
+@pytest.mark.parametrize('pattern', [rf'With SGD: {losses}', rf'\* Text: {losses}', r'`bs_find` takes (\S+) of today.*changes something (\S+), '])
 def test_what_the_first_page_says_below_its_table(pattern):
     line, = [o for o in md('nbs/index.ipynb').splitlines() if o.startswith('For text alone')]
     assert not missing(line, *figures('keeps', pattern))
