@@ -10,6 +10,7 @@ __all__ = ['headlines', 'headline', 'run_line', 'cautions', 'good_to_know', 'ver
 # %% ../../nbs/verify/04_advice.ipynb #8de0437a
 import pandas as pd
 from ..utils.text import counted, difference_text, listed, marked_size, percent, rate_text
+from ..finder.apply import fit_of, freeze_arg
 from .compare import level
 
 # %% ../../nbs/verify/04_advice.ipynb #d17bfbbf
@@ -37,7 +38,7 @@ def headline(
 def _rate(v):
     "Say which rate to pass"
     lr,scaled = rate_text(v.plan.lr),rate_text(v.plan.scaled_lr)
-    text = f"Pass {lr} to `fit_one_cycle`."
+    text = f"Pass {lr} to `{fit_of(v.plan)}`."
     return f"{text} A callback scales it to {scaled}." if v.plan.choice.option.changes and scaled!=lr else text
 
 def _tenths(x): return round(x, 3)+0. # A fraction, to a tenth of a percent; without -0
@@ -71,7 +72,7 @@ def run_line(
     "Return the line that trains as advised, or repeats the trainings"
     if v.verdict not in ('use','stay'): return _again(v)
     learn = 'v.plan.apply(learn)' if v.plan.choice.option.changes else 'learn'
-    return f"{learn}.fit_one_cycle({v.plan.n_epoch}, {rate_text(v.plan.lr)})"
+    return f"{learn}.{fit_of(v.plan)}({', '.join([str(v.plan.n_epoch), rate_text(v.plan.lr), *freeze_arg(v.plan)])})"
 
 # %% ../../nbs/verify/04_advice.ipynb #1f839168
 def _compared(v):

@@ -3,7 +3,9 @@ import re
 from dataclasses import replace
 
 import pytest
+from fastai_bs.finder.facts import Trial
 from fastai_bs.verify.advice import headline, headlines, run_line, sizes_table, verified_words
+from plans import plan_of
 from trials import trial
 from verify.test_result import case_of, cases
 
@@ -28,6 +30,17 @@ def test_the_line_to_run_again_asks_the_same_with_more_runs():
     v = trial({32: 1., 256: 1.015}, sd=0.01)
     assert v.verdict=='tied'
     assert run_line(v)=='v = learn.bs_verify(v.planned, sizes=[32], n_runs=16)'
+
+def test_a_plan_for_fine_tune_is_run_by_fine_tune():
+    "With the frozen epochs that were tried"
+    planned = plan_of(trial=Trial(256, 64., 3910), freeze_epochs=1, frozen=0.00656).at(256)
+    v = replace(trial({256: 0.9}, sd=1e-3), planned=planned)
+    assert (v.verdict,v.bs)==('use',256)
+    assert planned.freeze_epochs>1
+    assert run_line(v)==f'v.plan.apply(learn).fine_tune({planned.n_epoch}, {planned.lr}, freeze_epochs={planned.freeze_epochs})'
+    assert f'Pass {planned.lr} to `fine_tune`' in v.advice
+    stays = replace(trial({256: 1.5}, sd=1e-3), planned=planned)
+    assert (stays.verdict,run_line(stays))==('stay',f'learn.fine_tune({planned.facts.today.n_epoch}, {planned.facts.today.lr})')
 
 def test_today_s_batch_is_no_planned_one_where_the_plan_only_splits_it():
     "It was trained as it is"
