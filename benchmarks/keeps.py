@@ -73,9 +73,10 @@ def by_plan(both):
     columns = ['d_train','d_valid','time','predicted','factor','n_epoch','lr','train','train_now']
     return went[columns].mean().assign(bs=went.bs.agg(lambda o: ', '.join(map(str, sorted(set(o))))), n=went.size()).reset_index()
 
+others = {**others, **later}
 groups = {'settled on': [nm for nm,o in tasks.items() if o.settled], 'first tasks, Adam': [nm for nm,o in first_nine.items() if not o.settled],
-          'other kinds, Adam': [nm for nm,o in {**others, **later}.items() if not o.settled and o.opt is Adam],
-          'other kinds, SGD': [nm for nm,o in {**others, **later}.items() if not o.settled and o.opt is not Adam],
+          'other kinds, Adam': [nm for nm,o in others.items() if not o.settled and o.opt is Adam],
+          'other kinds, SGD': [nm for nm,o in others.items() if not o.settled and o.opt is not Adam],
           'fresh, Adam': [nm for nm,o in fresh.items() if o.opt is Adam], 'fresh, SGD': [nm for nm,o in fresh.items() if o.opt is not Adam]}
 names = dict(here='this processor', flat_4='flat up to 4 times', flat_16='flat up to 16 times')
 

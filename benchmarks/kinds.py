@@ -380,9 +380,9 @@ def guess_loss(task):
     "Loss of the constant that is the best guess for the targets of the training set"
     y = task.train[-1]
     if isinstance(task.loss, nn.MSELoss): return y.var(0, correction=0).mean().item()
-    p = y.mean(0) if isinstance(task.loss, nn.BCEWithLogitsLoss) else y.flatten().bincount()/y.numel()
-    entropy = torch.special.entr(p)
-    return ((entropy+torch.special.entr(1-p)).mean() if isinstance(task.loss, nn.BCEWithLogitsLoss) else entropy.sum()).item()
+    entropy = torch.special.entr
+    if isinstance(task.loss, nn.BCEWithLogitsLoss): return (entropy(y.mean(0))+entropy(1-y.mean(0))).mean().item()
+    return entropy(y.flatten().bincount()/y.numel()).sum().item()
 
 def best_rate(table, name, task, epochs, seed=100):
     "The rate at which today's training ends with the lowest validation loss, in steps of two"

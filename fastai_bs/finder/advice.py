@@ -19,7 +19,7 @@ from .facts import has_estimate, least_windows
 from .options import at_todays_size, fit_time_of, sum_factor, today_as_is
 from .choice import limit_text
 from .trial import most_part, parts_tried
-from .apply import fit_of, freeze_arg
+from .apply import fit_call, fit_of
 
 # %% ../../nbs/finder/12_advice.ipynb #4c0804b1
 def _is_chosen(plan): return plan.choice.reason=='chosen' # Is the size the user's own choice?
@@ -60,7 +60,7 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
     costly="trying {skipped} would take {cost}, more than half of the {saving} that it may save a training",
-    useless="even the best result of a short trial of {skipped} would save no time",
+    useless="{skipped} would save no time even if a short trial of it went well",
     nowhere="in a short training {failed} needed {more} times the items of {bs}, or more",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
@@ -181,7 +181,7 @@ def _run(plan):
     "Write the line that trains as planned"
     own = f'plan.at({plan.bs})' if _is_chosen(plan) else 'plan'
     learn = f'{own}.apply(learn)' if plan.choice.option.changes else 'learn'
-    return f"{learn}.{fit_of(plan)}({', '.join([str(plan.n_epoch), rate_text(plan.lr), *freeze_arg(plan)])})"
+    return f'{learn}.{fit_call(plan)}'
 
 # %% ../../nbs/finder/12_advice.ipynb #5f21b114
 def _estimate_text(noise_scale, ci):
@@ -193,15 +193,15 @@ def _estimate_text(noise_scale, ci):
     if not low: return f"about {counted(noise_scale)} ({num(high)} at most)"
     return f"about {counted(noise_scale)} ({num(low)} to {num(high)})"
 
-# In benchmarks/keeps.md, with Adam and with SGD, for training and for validation loss: trainings that ended above +5%, all that were compared, the worst
-ended_above = {True: ((1,70,0.462),(6,83,0.372)), False: ((0,17,0.05),(3,20,0.556))}
+# In benchmarks/keeps.md, with Adam and with SGD, for training and validation loss: trainings that ended above +5%, of so many; the worst of the latter
+ended_above = {True: ((1,70),(6,83),0.372), False: ((0,17),(3,20),0.556)}
 
 def _got(plan):
     "Write how far the larger batch got that was tried, and what the plan makes of it"
     t,trial = plan.facts.today,plan.facts.trial
     part,in_all = (1/epochs_needed(trial.bs, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
-    told = f"In a short training {t.bs} needed {percent(part)} of the items to learn what {trial.bs} learned from all"
     if part>0.995: told = f"In a short training {trial.bs} learned as much as {t.bs} from as many items, or more"
+    else: told = f"In a short training {t.bs} needed {percent(part)} of the items to learn what {trial.bs} learned from all"
     if percent(in_all)!=percent(part): told += f"; over all {_steps_now(plan)} that is estimated as {percent(in_all)} (`for_longer`)"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
     tried = f" ({num(t.n_epoch/in_all)} at {trial.bs})" if plan.bs!=trial.bs else ''
@@ -211,7 +211,7 @@ def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
     if plan.verdict!='use': return
     adam = plan.facts.today.adam
-    (train,of_train,_),(valid,of_valid,worst) = ended_above[adam]
+    (train,of_train),(valid,of_valid),worst = ended_above[adam]
     if plan.choice.reason=='chosen': yield "Plans for a size of your own choice were not benchmarked."
     elif plan.freeze_epochs: yield "Few plans for `fine_tune` were tried (benchmarks/fine_tune.md)."
     elif not plan.facts.trial.is_known: yield "Plans without a trial were not benchmarked."

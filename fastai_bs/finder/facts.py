@@ -169,7 +169,7 @@ class Trial:
     n_short:float = math.nan # Optimizer steps of a training with today's batch for which that noise scale holds
     failed:float = math.inf # Smallest batch size in items of which a step was worth too little; `inf`: none
     skipped:int = None # Batch size in items that was not tried, as that costs too much for what it can save; `None`: none
-    saving:float = math.nan # Seconds of a fit that `skipped` saves at best, as far as short trainings could tell
+    saving:float = math.nan # Seconds of a fit that `skipped` may save: if it gets as far as the upper one of `parts_tried`
     cost:float = math.nan # Seconds that they would take
 
     @property

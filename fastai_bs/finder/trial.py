@@ -205,9 +205,9 @@ def _with_trial(facts, base, larger, n_steps, part, steep=False):
     return replace(facts, trial=trial)
 
 def _saving(facts, base, larger):
-    "Return the seconds of a fit that the larger batch saves at best, as far as short trainings can tell; below 0 where it takes longer"
-    best = _with_trial(facts, base, larger, n_most, parts_tried(larger.bs/base.bs)[1])
-    return base.fit_time-option_of(best, best.noise, larger.bs).fit_time
+    "Return the seconds of a fit that the larger batch saves if it gets as far as the upper one of `parts_tried`; below 0 where it takes longer"
+    hoped = _with_trial(facts, base, larger, n_most, parts_tried(larger.bs/base.bs)[1])
+    return base.fit_time-option_of(hoped, hoped.noise, larger.bs).fit_time
 
 def _steps_for(base, larger, seconds):
     "Return with how many steps `try_larger` takes so many seconds, `n_most` at most"

@@ -10,7 +10,7 @@ __all__ = ['headlines', 'headline', 'run_line', 'cautions', 'good_to_know', 'ver
 # %% ../../nbs/verify/04_advice.ipynb #8de0437a
 import pandas as pd
 from ..utils.text import counted, difference_text, listed, marked_size, percent, rate_text
-from ..finder.apply import fit_of, freeze_arg
+from ..finder.apply import fit_call, fit_of
 from .compare import level
 
 # %% ../../nbs/verify/04_advice.ipynb #d17bfbbf
@@ -72,7 +72,7 @@ def run_line(
     "Return the line that trains as advised, or repeats the trainings"
     if v.verdict not in ('use','stay'): return _again(v)
     learn = 'v.plan.apply(learn)' if v.plan.choice.option.changes else 'learn'
-    return f"{learn}.{fit_of(v.plan)}({', '.join([str(v.plan.n_epoch), rate_text(v.plan.lr), *freeze_arg(v.plan)])})"
+    return f'{learn}.{fit_call(v.plan)}'
 
 # %% ../../nbs/verify/04_advice.ipynb #1f839168
 def _compared(v):

@@ -98,7 +98,7 @@ class BatchVerification:
         return 'tied' if self.open_sizes else 'stay'
 
     @property
-    def plan(self)->BatchPlan: return self.planned if self.bs==self.planned.bs else self.planned.at(self.bs) # To train with `bs` as it was tried
+    def plan(self)->BatchPlan: return self.planned.at(self.bs) # To train with `bs` as it was tried
 
     # What the trainings leave open
 

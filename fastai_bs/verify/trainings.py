@@ -56,7 +56,7 @@ def fit_at(
     "Return today's training as it is, or the planned one with a batch of `bs`"
     t = plan.facts.today
     if bs==t.bs: return Fit(today_as_is(plan.facts), scale_lr(t.lr, t.lr_factor), None if t.wd is None else scale_lr(t.wd, t.wd_factor))
-    if bs!=plan.bs: plan = plan.at(bs)
+    plan = plan.at(bs)
     return Fit(plan.choice.option, plan.scaled_lr, plan.wd)
 
 # %% ../../nbs/verify/02_trainings.ipynb #4dd1475b
