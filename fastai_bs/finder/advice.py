@@ -59,9 +59,9 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="trying {skipped} would take {cost}, more than half of the {saving} that it may save a training",
+    costly="trying {skipped} would take {cost}, too much for the {saving} that it may save per training",
     useless="{skipped} would save no time even if a short trial of it went well",
-    nowhere="in a short training {failed} needed {more} times the items of {bs}, or more",
+    nowhere="in short trainings {failed} needed at least {more} times as many items as {bs} to learn as much",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{larger}, and accumulating those of {micro_bs} saves too little",
@@ -106,25 +106,24 @@ def _duration_text(plan)->str:
     spread = f", {percent(ratio/off)} to {percent(ratio*off)}" if off>1.1 else ''
     return f"{percent(ratio)} of the time{spread} ({Duration(planned, today)})"
 
+def _epochs(plan):
+    "Write '6 epochs (today 5)', or '1 + 6 epochs, frozen + unfrozen (today 1 + 5)'"
+    t,o = plan.facts.today,plan.choice.option
+    n,now = counted(o.trained_epochs, 'epoch'),num(t.n_epoch)
+    if not t.freeze_epochs: return f"{n} (today {now})"
+    return f"{plan.freeze_epochs} + {n}, frozen + unfrozen (today {t.freeze_epochs} + {now})"
+
 def _split(plan):
     t,o = plan.facts.today,plan.choice.option
     today,planned = (_split_text(n_acc, micro_bs, t.n_ranks) for n_acc,micro_bs in ((t.n_acc,t.micro_bs),(o.n_acc,o.micro_bs)))
-    epochs = counted(o.trained_epochs, 'epoch')+_frozen_first(plan)
-    return f"Stay at {t.bs}, but as {planned} (today {today}): {epochs} in about {_duration_text(plan)}."
+    return f"Stay at {t.bs}, but as {planned} (today {today}), for {_epochs(plan)}: about {_duration_text(plan)}."
 
 def _use(plan):
     t,o,size = plan.facts.today,plan.choice.option,str(plan.bs)
     if o.n_acc*t.n_ranks>1: size += f" as {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}"
-    size += f" (today {t.bs})"
-    if _is_chosen(plan): size += ", as you chose"
-    if math.isnan(o.steps): return f"Use {size}: it was not tried, so the line keeps today's epochs, and the loss may end higher."
-    now = f"{t.freeze_epochs} + {counted(t.n_epoch, 'epoch')}" if t.freeze_epochs else counted(t.n_epoch, 'epoch')
-    verb = "becomes" if now=='1 epoch' else "become"
-    planned = o.trained_epochs if t.has_n_epoch else num(o.trained_epochs)
-    if t.freeze_epochs: planned = f"{plan.freeze_epochs} + {planned}"
-    epochs = f"{now} at {t.bs} {verb} {planned} at {o.bs}"
-    if t.freeze_epochs: epochs += " (frozen + unfrozen)"
-    return f"Use {size}: {epochs}, in about {_duration_text(plan)}." if plan.facts.device.timed else f"Use {size}: {epochs}."
+    use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
+    if math.isnan(o.steps): return f"{use}: it was not tried, so the line keeps today's epochs, and the loss may end higher."
+    return f"{use} for {_epochs(plan)}" + (f": about {_duration_text(plan)}." if plan.facts.device.timed else ".")
 
 def headline(
     plan, # A `BatchPlan`
@@ -181,7 +180,9 @@ def _run(plan):
     "Write the line that trains as planned"
     own = f'plan.at({plan.bs})' if _is_chosen(plan) else 'plan'
     learn = f'{own}.apply(learn)' if plan.choice.option.changes else 'learn'
-    return f'{learn}.{fit_call(plan)}'
+    lr,scaled = (rate_text(o) for o in (plan.lr,plan.scaled_lr))
+    scales = f'  # {lr} is scaled to {scaled}' if plan.choice.option.changes and scaled!=lr else ''
+    return f'{learn}.{fit_call(plan)}{scales}'
 
 # %% ../../nbs/finder/12_advice.ipynb #5f21b114
 def _estimate_text(noise_scale, ci):
@@ -193,8 +194,8 @@ def _estimate_text(noise_scale, ci):
     if not low: return f"about {counted(noise_scale)} ({num(high)} at most)"
     return f"about {counted(noise_scale)} ({num(low)} to {num(high)})"
 
-# In benchmarks/keeps.md, with Adam and with SGD, for training and validation loss: trainings that ended above +5%, of so many; the worst of the latter
-ended_above = {True: ((1,70),(6,83),0.372), False: ((0,17),(3,20),0.556)}
+# In benchmarks/keeps.md, with Adam and with SGD: plans whose validation loss ended more than 5% above today's, of so many, and the worst
+ended_above = {True: (6,83,0.372), False: (3,20,0.556)}
 
 def _got(plan):
     "Write how far the larger batch got that was tried, and what the plan makes of it"
@@ -211,12 +212,12 @@ def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
     if plan.verdict!='use': return
     adam = plan.facts.today.adam
-    (train,of_train),(valid,of_valid),worst = ended_above[adam]
+    n,of,worst = ended_above[adam]
     if plan.choice.reason=='chosen': yield "Plans for a size of your own choice were not benchmarked."
-    elif plan.freeze_epochs: yield "Few plans for `fine_tune` were tried (benchmarks/fine_tune.md)."
+    elif plan.freeze_epochs: yield "Few plans for `fine_tune` were benchmarked (benchmarks/fine_tune.md): learn.bs_verify(plan) tries this one."
     elif not plan.facts.trial.is_known: yield "Plans without a trial were not benchmarked."
-    else: yield (f"Of {of_valid} tried plans with {'Adam' if adam else 'SGD'}, {valid} ended more than 5% above today's validation loss "
-                 f"({percent(worst)} at most), {train} of {of_train} above its training loss (benchmarks/keeps.md).")
+    else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n} of {of} plans ended more than 5% above today's validation loss, "
+                 f"the worst {percent(worst)} (benchmarks/keeps.md).")
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -269,8 +270,8 @@ def _on_larger(plan):
     if plan.bs<=t.bs: return
     today = t.n_epoch+t.freeze_epochs
     if n_epoch>max(2, today) and (n_epoch>=1.5*today or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
-        passes = f"{n_epoch} times through the same {counted(t.n_train)}, today's {num(today)} times"
-        yield f"The training passes {passes}: where only the validation loss ends higher, that is overfitting: train for fewer epochs."
+        passes = f"{n_epoch} times through the same {counted(t.n_train)} (today {num(today)} times)"
+        yield f"This passes {passes} and may overfit. If only the validation loss ends higher, train for fewer epochs."
 
 # %% ../../nbs/finder/12_advice.ipynb #a79b0745
 def _on_noise(plan):
@@ -300,8 +301,8 @@ def _on_cost(plan):
     n = max(usual, cycle_of(None, t.n_acc, t.steps).num_it)
     if plan.choice.reason=='nowhere': yield f"Sizes between, and smaller ones, were not tried: bs_find(..., num_it={n}) compares these, too."
     elif plan.choice.reason=='costly':
-        takes = '' if plan.facts.device.given else f" for about {time_text(n/t.n_acc*today_as_is(plan.facts).step_time)}"
-        yield f"If you are going to train like this many times, ask with num_it={n}: that measures{takes}, then tries, whatever it costs."
+        takes = '' if plan.facts.device.given else f", after measuring for about {time_text(n/t.n_acc*today_as_is(plan.facts).step_time)}"
+        yield f"If you are going to train like this many times: bs_find(..., num_it={n}) tries larger batches in any case{takes}."
     else: yield f"Only larger sizes were looked at: bs_find(..., num_it={n}) compares smaller ones, too."
 
 def _on_open(plan):
@@ -335,7 +336,7 @@ def _on_chosen(plan):
     "Yield what a size of one's own choice costs"
     if not _is_chosen(plan): return
     fastest,o = min(plan.options, key=lambda o: o.fit_time),plan.choice.option
-    if o.fit_time>1.1*fastest.fit_time: yield f"The fastest size in the table, {fastest.bs}, would take {percent(fastest.fit_time/o.fit_time)} of that."
+    if o.fit_time>1.1*fastest.fit_time: yield f"Of the sizes that were compared, {fastest.bs} is the fastest: {time_text(fastest.fit_time)}."
     if plan.bs>plan.facts.trial.bs and plan.facts.measured.moved:
         yield f"The rate is scaled to {rate_text(plan.scaled_lr)} by the usual rule, which was not tried at {plan.bs}: if the loss rises, pass a lower one."
 

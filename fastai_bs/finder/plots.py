@@ -88,7 +88,7 @@ def _note(plan):
 def _title(plan):
     "Write what is planned"
     bs,now = plan.bs,plan.facts.today.bs
-    if bs!=now: return f"Use {bs} (today {now})"
+    if bs!=now: return f"{'You chose' if plan.choice.reason=='chosen' else 'Use'} {bs} (today {now})"
     return f"Stay at {bs}, as {plan.n_acc} x {plan.micro_bs}" if plan.verdict=='split' else f"Stay at {bs}"
 
 def _ratios(plan):

@@ -40,7 +40,7 @@ cases = dict(
     error=(dict(spread=0.4), 'Stay at 64', 'the step times varied by 40%'),
     split=(dict(micro_bs=16, times=by_hand, noise_scale=100., ci=(80.,130.)), 'Stay at 64, as 1 x 64', ''),
     split_stays=(dict(**bare, micro_bs=16, times=by_hand[:3]), 'Stay at 64, as 1 x 64', '512 has to save 25%, 9.1% for each doubling'),
-    chosen=(dict(chosen=16), 'Use 16 (today 64)', 'as you chose'),
+    chosen=(dict(chosen=16), 'You chose 16 (today 64)', 'as you chose'),
     open=(dict(noise_scale=inf, ci=(60.,inf)), 'Stay at 64', ''),
     fixed=(dict(cool=None, at_peak=None, at_end=None), 'Use 128 (today 64)', '256 is at most a tenth faster'),
     untimed=(dict(times=()), 'Use 512 (today 64)', "today's step could not be timed"),

@@ -21,6 +21,7 @@ if not folder.is_dir(): pytest.skip("in a checkout only: benchmarks", allow_modu
 sys.path.insert(0, str(folder))
 import frame # noqa: E402
 from frame import Table # noqa: E402
+from kinds import tasks # noqa: E402
 
 # The others are libraries, and a picture for the README
 scripts = [p.stem for p in sorted(folder.glob('*.py')) if re.search(r"(?s)if __name__=='__main__'.*main\(__doc__", p.read_text())]
@@ -146,23 +147,24 @@ here,flat = rf'On this processor {plans}: {losses}.*\n.*fit takes (\S+) of',rf"f
 
 def test_the_first_page_s_table():
     "A column for each device"
-    devices = [figures('keeps', o) for o in (here,flat,flat.replace('up to 4', 'up to 16'))]
-    of_all = r'(\d+ of \d+)'
-    rows = [figures('keeps', rf"stay at today's size: {of_all} \(this processor\), {of_all} \(flat up to 4 times\), {of_all}"),
-            [o[0] for o in devices], [o[5] for o in devices],
-            figures('keeps', r'The first training .*? lasts (\S+) \(median'), figures('keeps', r'each of ten, with one call for all, (\S+);'),
-            [f'{o[1]} ({o[2]})' for o in devices], [f'{o[3]} ({o[4]})' for o in devices]]
-    table = [o.replace(', predicted', '').split('|') for o in md('nbs/index.ipynb').splitlines() if o.startswith('|')]
-    assert [list(filter(None, map(str.strip, o[2:-1]))) for o in table[2:]]==list(map(list, rows))
+    devices = [figures('keeps', o) for o in (here,flat)]
+    of_all = r'(\d+) of (\d+)'
+    stay = figures('keeps', rf"stay at today's size: {of_all} \(this processor\), {of_all} \(flat up to 4 times\)")
+    def _less(*ratios): return [f'{100*(float(o)-1):+.0f}%' for o in ratios]
+    rows = [[f'{int(n)-int(o)} of {n}' for o,n in (stay[:2],stay[2:])], _less(*(o[5] for o in devices)),
+            _less(*figures('keeps', r'The first training .*? lasts (\S+) \(median')), _less(*figures('keeps', r'each of ten, with one call for all, (\S+);')),
+            *([o[i] for o in devices] for i in (1,2,3,4))]
+    table = [o.replace(' plans', '').split('|') for o in md('nbs/index.ipynb').splitlines() if o.startswith('|')]
+    assert [list(filter(None, map(str.strip, o[2:-1]))) for o in table[2:]]==rows
 
-@pytest.mark.parametrize('pattern', [rf'With SGD: {losses}', rf'\* Text: {losses}', r'`bs_find` takes (\S+) of today.*changes something (\S+), '])
-def test_what_the_first_page_says_below_its_table(pattern):
-    line, = [o for o in md('nbs/index.ipynb').splitlines() if o.startswith('For text alone')]
-    assert not missing(line, *figures('keeps', pattern))
-
-def test_how_many_short_trainings_stay():
-    stay,short = figures('keeps', r'stay on this processor: (\d+) of \d+, (\d+) of them for')
-    assert f'{short} of the {stay} have fewer than 1,000 steps' in md('nbs/index.ipynb')
+def test_what_the_first_page_says_below_its_table():
+    line, = [o for o in md('nbs/index.ipynb').splitlines() if o.startswith('Two seeds count')]
+    (*_,text),(*_,sgd) = (figures('keeps', o) for o in (rf'\* Text: {losses}',rf'With SGD: {losses}'))
+    asks = [f'{float(o):.0%}' for o in figures('keeps', r'`bs_find` takes (\S+) of today.*changes something (\S+), ')]
+    for o in (f'Of text alone {text} validation', f'of SGD alone {sgd}.', f'takes {asks[0]} of the time of a training, {asks[1]} if'): assert o in line
+    short = result('keeps').query("part=='plan' and device=='here' and steps<1000")
+    assert f'in any of {len(short)} trainings of fewer than 1,000 steps' in line
+    assert (short.bs==short.task.map(lambda o: tasks[o].bs)).all()
 
 def test_what_the_first_page_says_of_a_gpu():
     "The small trainings by how they went, and the time of all plans, of one card"
@@ -173,22 +175,15 @@ def test_what_the_first_page_says_of_a_gpu():
     card, = {*res.machine,*plans.machine}
     line, = [o for o in md('nbs/index.ipynb').splitlines() if '/benchmarks/gpu.md' in o]
     assert 'H100' in card
-    for o in (f"of {sum(n[['works','refused','fails']])} combinations of callbacks, losses and models {n['works']} work, {n['refused']} are "
-              f"refused with a reason, {n['fails']} fails", f"{len(new)} plans took {time.min():.2f} to {time.max():.2f} of today's time",
-              f"{first.min():.2f} to {first.max():.2f} with `bs_find`",
-              f"one ended {(new.valid/new.valid_now).max()-1:.0%} above today's validation loss"): assert o in line
-
-def test_how_exact_accumulation_is():
-    "The worst of three seeds"
-    apart = re.findall(r'^\| \d+ \|.*\| (\S+) \| \S+ \|$', (folder/'mnist_accumulation.md').read_text(), flags=re.M)
-    assert len(apart)==3
-    assert f'{max(map(float, apart)):.1e} of their norm at most' in md('nbs/index.ipynb')
+    for o in (f"Of {sum(n[['works','refused','fails']])} combinations of callbacks, losses and models {n['works']} work",
+              f"{len(new)} plans took {time.min():.2f} to {time.max():.2f} of the time", f"{first.min():.2f} to {first.max():.2f} with `bs_find`",
+              f"one ended {(new.valid/new.valid_now).max()-1:.0%} higher in validation loss"): assert o in line
 
 @pytest.mark.parametrize('adam,who', [(True,'Adam'),(False,'SGD')])
 def test_what_a_plan_says_of_its_promise(adam, who):
-    _,train,_,valid,most = figures('keeps', rf'With {who}: {losses} from \S+ to (\S+%)')
-    (n_train,of_train),(n_valid,of_valid),worst = ended_above[adam]
-    assert (f'{n_train} of {of_train}',f'{n_valid} of {of_valid}',f'{worst:+.1%}')==(train,valid,most)
+    *_,above,most = figures('keeps', rf'With {who}: {losses} from \S+ to (\S+%)')
+    n,of,worst = ended_above[adam]
+    assert (f'{n} of {of}',f'{worst:+.1%}')==(above,most)
 
 def test_the_finder_s_page():
     assert not missing(md('nbs/finder/15_bs_find.ipynb'), *figures('keeps', here), *figures('keeps', flat))
