@@ -14,8 +14,8 @@ by_adam = {'Ratings': ('ratings','ratings_net'), 'Tables': ('rossmann','adult','
            'Pictures': ('mnist','fashion','cifar','digits','rows','autoencoder','masks','digits_long','cifar_long','patches',
                         'textures','fashion_long','few_pictures','wrong_labels','colours')}
 rows = {**by_adam, 'By SGD\n(others: Adam)': tuple(nm for nm,o in tasks.items() if o.opt is SGD)}
-devices = dict(here='on a CPU', flat_4='imitated GPU: 4 times the batch takes no longer (time calculated)')
-columns = dict(first='Time of the first,\nwith bs_find (CPU)', time='Time of each\nfurther training', d_train='Training loss', d_valid='Validation loss')
+devices = dict(here='on a CPU', flat_4='assumed GPU, where 4 times the batch takes no longer (time calculated)')
+columns = dict(first='Time: bs_find and\nfirst training (CPU)', time='Time: each\nlater training', d_train='Training loss', d_valid='Validation loss')
 
 def changes():
     """How far time and losses are from today's, for each task of `keeps.md`, each length, rate and two devices: means of the seeds
@@ -58,7 +58,7 @@ def draw():
             ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axs[0].set_yticks(list(at.values()), list(at))
         fig.legend(*axs[2].get_legend_handles_labels(), loc='outside upper right', ncols=3, fontsize=11)
-        fig.supxlabel("a training as planned, against the present one (green: better; most at 0% keep the batch size)", fontsize=13)
+        fig.supxlabel("as planned, against today's settings (green: better; at 0% mostly plans that keep the batch size)", fontsize=13)
     return fig
 
 if __name__=='__main__': draw().savefig(path, dpi=100, metadata={'Description': caption()})

@@ -59,9 +59,9 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="trying {skipped} would take {cost}, too much for the {saving} that it may save per training",
+    costly="trying {skipped} would cost {cost}, and save {saving} per training only if it does well",
     useless="{skipped} would save no time even if a short trial of it went well",
-    nowhere="in short trainings {failed} needed at least {more} times as many items as {bs} to learn as much",
+    nowhere="{failed} did worse in short trainings, and needed at least {more} times as many items to learn as much",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{larger}, and accumulating those of {micro_bs} saves too little",
@@ -99,12 +99,13 @@ def _split_text(n_acc, micro_bs, n_ranks):
     return f"{n_acc} x {micro_bs}" if n_acc>1 else "one micro-batch"
 
 def _duration_text(plan)->str:
-    "Write '74% of the time (15 s instead of 20 s)'"
+    "Write 'about 74% of the time (15 s instead of 20 s)'"
     planned,today = plan.duration
     if not plan.facts.today.has_n_epoch: planned = plan.choice.option.fit_time
     ratio,off = planned/today,1+plan.facts.device.timing_error
     spread = f", {percent(ratio/off)} to {percent(ratio*off)}" if off>1.1 else ''
-    return f"{percent(ratio)} of the time{spread} ({Duration(planned, today)})"
+    slower = 'slower, ' if ratio>1.05 else ''
+    return f"{slower}about {percent(ratio)} of the time{spread} ({Duration(planned, today)})"
 
 def _epochs(plan):
     "Write '6 epochs (today 5)', or '1 + 6 epochs, frozen + unfrozen (today 1 + 5)'"
@@ -116,14 +117,14 @@ def _epochs(plan):
 def _split(plan):
     t,o = plan.facts.today,plan.choice.option
     today,planned = (_split_text(n_acc, micro_bs, t.n_ranks) for n_acc,micro_bs in ((t.n_acc,t.micro_bs),(o.n_acc,o.micro_bs)))
-    return f"Stay at {t.bs}, but as {planned} (today {today}), for {_epochs(plan)}: about {_duration_text(plan)}."
+    return f"Stay at {t.bs}, but as {planned} (today {today}), for {_epochs(plan)}: {_duration_text(plan)}."
 
 def _use(plan):
     t,o,size = plan.facts.today,plan.choice.option,str(plan.bs)
-    if o.n_acc*t.n_ranks>1: size += f" as {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}"
+    if o.n_acc*t.n_ranks>1: size += f"{', accumulated' if o.n_acc>1 else ''} as {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}"
     use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
     if math.isnan(o.steps): return f"{use}: it was not tried, so the line keeps today's epochs, and the loss may end higher."
-    return f"{use} for {_epochs(plan)}" + (f": about {_duration_text(plan)}." if plan.facts.device.timed else ".")
+    return f"{use} for {_epochs(plan)}" + (f": {_duration_text(plan)}." if plan.facts.device.timed else ".")
 
 def headline(
     plan, # A `BatchPlan`
@@ -214,10 +215,10 @@ def _record(plan):
     adam = plan.facts.today.adam
     n,of,worst = ended_above[adam]
     if plan.choice.reason=='chosen': yield "Plans for a size of your own choice were not benchmarked."
-    elif plan.freeze_epochs: yield "Few plans for `fine_tune` were benchmarked (benchmarks/fine_tune.md): learn.bs_verify(plan) tries this one."
+    elif plan.freeze_epochs: yield "Few plans for `fine_tune` were benchmarked (benchmarks/fine_tune.md): learn.bs_verify(plan) trains both ways and compares."
     elif not plan.facts.trial.is_known: yield "Plans without a trial were not benchmarked."
-    else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n} of {of} plans ended more than 5% above today's validation loss, "
-                 f"the worst {percent(worst)} (benchmarks/keeps.md).")
+    else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n} of {of} plans made the validation loss more than 5% worse, "
+                 f"{percent(worst)} at most (benchmarks/keeps.md).")
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -271,7 +272,7 @@ def _on_larger(plan):
     today = t.n_epoch+t.freeze_epochs
     if n_epoch>max(2, today) and (n_epoch>=1.5*today or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
         passes = f"{n_epoch} times through the same {counted(t.n_train)} (today {num(today)} times)"
-        yield f"This passes {passes} and may overfit. If only the validation loss ends higher, train for fewer epochs."
+        yield f"This passes {passes} and may overfit. If the validation loss ends higher but the training loss does not, train for fewer epochs."
 
 # %% ../../nbs/finder/12_advice.ipynb #a79b0745
 def _on_noise(plan):
@@ -299,10 +300,10 @@ def _on_cost(plan):
     if m.has_mock or not math.isnan(m.noise_scale) or plan.verdict not in ('stay','split') or _is_chosen(plan): return
     usual = cycle_of(None, 1, math.inf).num_it # As in the guides
     n = max(usual, cycle_of(None, t.n_acc, t.steps).num_it)
-    if plan.choice.reason=='nowhere': yield f"Sizes between, and smaller ones, were not tried: bs_find(..., num_it={n}) compares these, too."
+    if plan.choice.reason=='nowhere': yield f"Only {plan.facts.trial.failed} was tried: bs_find(..., num_it={n}) compares sizes between and smaller ones, too."
     elif plan.choice.reason=='costly':
         takes = '' if plan.facts.device.given else f", after measuring for about {time_text(n/t.n_acc*today_as_is(plan.facts).step_time)}"
-        yield f"If you are going to train like this many times: bs_find(..., num_it={n}) tries larger batches in any case{takes}."
+        yield f"If you train like this many times, bs_find(..., num_it={n}) tries larger batches anyway{takes}."
     else: yield f"Only larger sizes were looked at: bs_find(..., num_it={n}) compares smaller ones, too."
 
 def _on_open(plan):
