@@ -270,7 +270,7 @@ def _on_larger(plan):
     t,n_epoch = plan.facts.today,plan.n_epoch+plan.freeze_epochs
     if plan.bs<=t.bs: return
     today = t.n_epoch+t.freeze_epochs
-    if n_epoch>max(2, today) and (n_epoch>=1.5*today or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
+    if n_epoch>max(2, 1.2*today) and (n_epoch>=1.5*today or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
         passes = f"{n_epoch} times through the same {counted(t.n_train)} (today {num(today)} times)"
         yield f"This passes {passes} and may overfit. If the validation loss ends higher but the training loss does not, train for fewer epochs."
 
