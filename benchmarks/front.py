@@ -9,11 +9,11 @@ from frame import Table, here
 from kinds import tasks
 
 path = here.parent/'nbs/images/front.png'
-by_adam = {'Ratings': ('ratings','ratings_net'), 'Tables': ('rossmann','adult','table_long','prices','tumours','teacher','sorting'),
-           'Text': ('shakespeare','reviews','gru','awd','transformer','letters','genres','review_words','char_conv'),
-           'Pictures': ('mnist','fashion','cifar','digits','rows','autoencoder','masks','digits_long','cifar_long','patches',
+by_adam = {'Ratings,\nby Adam': ('ratings','ratings_net'), 'Tables,\nby Adam': ('rossmann','adult','table_long','prices','tumours','teacher','sorting'),
+           'Text,\nby Adam': ('shakespeare','reviews','gru','awd','transformer','letters','genres','review_words','char_conv'),
+           'Pictures,\nby Adam': ('mnist','fashion','cifar','digits','rows','autoencoder','masks','digits_long','cifar_long','patches',
                         'textures','fashion_long','few_pictures','wrong_labels','colours')}
-rows = {**by_adam, 'By SGD\n(others: Adam)': tuple(nm for nm,o in tasks.items() if o.opt is SGD)}
+rows = {**by_adam, 'All kinds,\nby SGD': tuple(nm for nm,o in tasks.items() if o.opt is SGD)}
 devices = dict(here='on a CPU', flat_4='assumed GPU, where 4 times the batch takes no longer (time calculated)')
 columns = dict(first='Time: bs_find and\nfirst training (CPU)', time='Time: each\nlater training', d_train='Training loss', d_valid='Validation loss')
 
@@ -58,7 +58,7 @@ def draw():
             ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axs[0].set_yticks(list(at.values()), list(at))
         fig.legend(*axs[2].get_legend_handles_labels(), loc='outside upper right', ncols=3, fontsize=11)
-        fig.supxlabel("as planned, against today's settings (green: better; at 0% mostly plans that keep the batch size)", fontsize=13)
+        fig.supxlabel("change with the plan, against today's settings (left, green: better)", fontsize=13)
     return fig
 
 if __name__=='__main__': draw().savefig(path, dpi=100, metadata={'Description': caption()})

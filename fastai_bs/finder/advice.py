@@ -59,9 +59,9 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="trying {skipped} would cost {cost}, and save {saving} per training only if it does well",
+    costly="{skipped} was not tried: it may save {saving} per training or nothing, and trying it would take {cost}",
     useless="{skipped} would save no time even if a short trial of it went well",
-    nowhere="{failed} did worse in short trainings, and needed at least {more} times as many items to learn as much",
+    nowhere="in short trainings {failed} needed at least {more} times as much data to reach the same loss",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{larger}, and accumulating those of {micro_bs} saves too little",
@@ -121,10 +121,11 @@ def _split(plan):
 
 def _use(plan):
     t,o,size = plan.facts.today,plan.choice.option,str(plan.bs)
-    if o.n_acc*t.n_ranks>1: size += f"{', accumulated' if o.n_acc>1 else ''} as {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}"
+    made_up = f" Each step is made up of {_split_text(o.n_acc, o.micro_bs, t.n_ranks)} items." if o.n_acc*t.n_ranks>1 else ''
     use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
     if math.isnan(o.steps): return f"{use}: it was not tried, so the line keeps today's epochs, and the loss may end higher."
-    return f"{use} for {_epochs(plan)}" + (f": {_duration_text(plan)}." if plan.facts.device.timed else ".")
+    takes = f": {_duration_text(plan)}." if plan.facts.device.timed else "."
+    return f"{use}{', which needs' if _is_chosen(plan) else ' for'} {_epochs(plan)}{takes}{made_up}"
 
 def headline(
     plan, # A `BatchPlan`
@@ -217,8 +218,8 @@ def _record(plan):
     if plan.choice.reason=='chosen': yield "Plans for a size of your own choice were not benchmarked."
     elif plan.freeze_epochs: yield "Few plans for `fine_tune` were benchmarked (benchmarks/fine_tune.md): learn.bs_verify(plan) trains both ways and compares."
     elif not plan.facts.trial.is_known: yield "Plans without a trial were not benchmarked."
-    else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n} of {of} plans made the validation loss more than 5% worse, "
-                 f"{percent(worst)} at most (benchmarks/keeps.md).")
+    else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n} of {of} plans made the validation loss more than 5% worse "
+                 f"(the worst: {percent(worst)}; benchmarks/keeps.md).")
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -270,9 +271,10 @@ def _on_larger(plan):
     t,n_epoch = plan.facts.today,plan.n_epoch+plan.freeze_epochs
     if plan.bs<=t.bs: return
     today = t.n_epoch+t.freeze_epochs
-    if n_epoch>max(2, 1.2*today) and (n_epoch>=1.5*today or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
+    if n_epoch>max(2, 1.1*today) and (n_epoch>=1.5*today or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
         passes = f"{n_epoch} times through the same {counted(t.n_train)} (today {num(today)} times)"
-        yield f"This passes {passes} and may overfit. If the validation loss ends higher but the training loss does not, train for fewer epochs."
+        yield (f"This passes {passes} and may overfit: if it ends with a higher validation loss than today's training, "
+               "but no higher training loss, train for fewer epochs.")
 
 # %% ../../nbs/finder/12_advice.ipynb #a79b0745
 def _on_noise(plan):
@@ -300,9 +302,11 @@ def _on_cost(plan):
     if m.has_mock or not math.isnan(m.noise_scale) or plan.verdict not in ('stay','split') or _is_chosen(plan): return
     usual = cycle_of(None, 1, math.inf).num_it # As in the guides
     n = max(usual, cycle_of(None, t.n_acc, t.steps).num_it)
-    if plan.choice.reason=='nowhere': yield f"Only {plan.facts.trial.failed} was tried: bs_find(..., num_it={n}) compares sizes between and smaller ones, too."
+    if plan.choice.reason=='nowhere':
+        failed = plan.facts.trial.failed
+        yield f"Only {failed} was tried. To compare sizes between {t.bs} and {failed}, and below {t.bs}: bs_find(..., num_it={n})."
     elif plan.choice.reason=='costly':
-        takes = '' if plan.facts.device.given else f", after measuring for about {time_text(n/t.n_acc*today_as_is(plan.facts).step_time)}"
+        takes = '' if plan.facts.device.given else f": expect about {time_text(n/t.n_acc*today_as_is(plan.facts).step_time)}, and the time of the trials"
         yield f"If you train like this many times, bs_find(..., num_it={n}) tries larger batches anyway{takes}."
     else: yield f"Only larger sizes were looked at: bs_find(..., num_it={n}) compares smaller ones, too."
 

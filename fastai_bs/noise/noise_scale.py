@@ -55,7 +55,7 @@ _of_batch = 'before_batch','after_loss','before_backward','after_backward','afte
 class NoiseScale(ScopedCallback):
     """Measure the gradient noise scale during training, and change no bit of it
 
-    It measures at every optimizer step with several micro-batches or ranks, else at every 40th step, from `n_micro` parts of the batch. `noise_scale` and
+    It measures at every optimizer step with several micro-batches or ranks, else at every 60th step, from `n_micro` parts of the batch. `noise_scale` and
     `ci` are in items, and `df` has a row per measurement. `learn.recorder.plot_noise_scale()` draws them. In a long training, `df` keeps at most 10,000 rows
     (about 10 MB): the latest, and evenly spread ones before.
     """
@@ -65,7 +65,7 @@ class NoiseScale(ScopedCallback):
 
     def __init__(self,
         beta:float=0.99, # Factor on the weight of earlier measurements: 0.99 averages over about the last 100, and lags behind a rise
-        every:int=None, # Optimizer steps between measurements; `None`: 1 if a step has several micro-batches or ranks, else 40
+        every:int=None, # Optimizer steps between measurements; `None`: 1 if a step has several micro-batches or ranks, else 60
         n_micro:int=4, # Parts of the batch, if a step has only one
         ci:float=0.95, # Coverage of the interval
     ):

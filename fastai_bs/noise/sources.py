@@ -155,7 +155,7 @@ _cancels_more = CancelFitException,CancelEpochException,CancelTrainException,Can
 
 class FromParts(Source):
     "Measure parts of a batch, in an extra pass before the batch is trained on"
-    every = 40
+    every = 60 # An extra pass takes longer than a step, and watching is to cost at most 3%
     events = 'before_batch','after_backward','after_step'
 
     @property

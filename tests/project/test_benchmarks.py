@@ -158,14 +158,15 @@ def test_the_first_page_s_table():
 def test_what_the_first_page_says_below_its_table():
     risk,price,stays = (o for o in md('nbs/index.ipynb').splitlines() if o.startswith(('* **Risk','* **Price','* **Often')))
     (_,a,_,adam),(_,b,_,sgd),(*_,text) = (figures('keeps', o+losses) for o in ('With Adam: ','With SGD: ',r'\* Text: '))
-    for o in (f'With Adam, {adam} plans', f'with SGD, {sgd}.', f'For text that was {text}.', 'One plan made the training loss'): assert o in risk
+    for o in (f'worse by {adam} plans with Adam, and by {sgd} with SGD;', f'for text alone, by {text}.',
+              'One plan made the training loss'): assert o in risk
     assert int(a.split()[0])+int(b.split()[0])==1
     takes = [f'{float(o):.0%}' for o in figures('keeps', r'`bs_find` takes (\S+) of today.*changes something (\S+), ')]
-    assert 'takes {} of the time of one training, and {} where it changes'.format(*takes) in price
+    assert 'as long as {} of one training. If it changes the batch size, it is {}.'.format(*takes) in price
     of_all = r'(\d+) of (\d+)'
     n,of,n_flat,of_flat = map(int, figures('keeps', rf"stay at today's size: {of_all} \(this processor\), {of_all} \(flat up to 4 times\)"))
     short = result('keeps').query("part=='plan' and device=='here' and steps<1000")
-    for o in (f'{n/of:.0%} of the calls', f'assumed GPU {n_flat/of_flat:.0%}.', f'it was all {len(short)}.'): assert o in stays
+    for o in (f'{n/of:.0%} of the calls', f'assumed GPU {n_flat/of_flat:.0%}.', f'on a CPU all {len(short)} such calls'): assert o in stays
     assert (short.bs==short.task.map(lambda o: tasks[o].bs)).all()
 
 def test_what_the_first_page_says_of_a_gpu():
@@ -175,7 +176,7 @@ def test_what_the_first_page_says_of_a_gpu():
     time,first = new.secs/new.secs_now,(new.secs+new.find)/new.secs_now
     line, = [o for o in md('nbs/index.ipynb').splitlines() if '/benchmarks/gpu.md' in o]
     assert 'H100' in plans.machine.unique().item()
-    for o in (f"{len(new)} plans took {1-time.max():.0%} to {1-time.min():.0%} less time", f"from {1-first.min():.0%} less to {first.max()-1:.0%} more",
+    for o in (f"{len(new)} plans took {1-time.max():.0%} to {1-time.min():.0%} less time", f"between {1-first.min():.0%} less and {first.max()-1:.0%} more",
               f"One plan made the validation loss {(new.valid/new.valid_now).max()-1:.0%} worse"): assert o in line
 
 @pytest.mark.parametrize('adam,who', [(True,'Adam'),(False,'SGD')])
