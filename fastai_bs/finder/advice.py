@@ -59,7 +59,7 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="{skipped} was not tried: it may save {saving} per training or nothing, and trying it would take {cost}",
+    costly="{skipped} may save {saving} per training or nothing, and trying it would take {cost}",
     useless="{skipped} would save no time even if a short trial of it went well",
     nowhere="in short trainings {failed} needed at least {more} times as much data to reach the same loss",
     little="{other} would save {gain} of the time, but {limit}",

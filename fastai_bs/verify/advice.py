@@ -16,7 +16,7 @@ from .compare import level
 # %% ../../nbs/verify/04_advice.ipynb #d17bfbbf
 headlines = dict(
     use="Use {bs} (today {now}): its plan holds, in {part} of the time (the limit is a {loss} 2% above today's).",
-    stay="Stay at {now}: no other size that was tried takes less time and ends with a {loss} at most 2% higher.",
+    stay="Stay at {now}: no other size takes less time and also ends with a {loss} at most 2% higher.",
     tied="Stay at {now} for now: these runs cannot tell whether the {loss} of {open} ends at most 2% above that of {now}.",
     chance="Stay at {now} for now: there are too few runs to know the noise between runs.",
     alone="Stay at {now} for now: no other size was trained to the end, so there is nothing to compare with.")
@@ -78,7 +78,7 @@ def run_line(
 def _compared(v):
     "Say which loss was compared"
     if v.verdict=='unknown': return []
-    if v.decided_by=='valid_loss': return ["Validation losses are compared, as trainings saw items more than once."]
+    if v.decided_by=='valid_loss': return ["Validation losses are compared: training losses flatter where items are seen more than once."]
     if v.saw_twice: return ["Training losses are compared, as there is no validation loss."]
     return ["Training losses of the last tenth are compared, as no training saw an item twice."]
 

@@ -32,7 +32,8 @@ from .window_gradients import HeldDraws, run, trained_params, windows_of
 _words = dict(
     batchnorm="BatchNorm in train mode ({n_layers}, the first is named `{layer}`) normalises each micro-batch by its own items: with it the gradient is off by "
         "{error}, in eval mode by {rest}. Replace it with GroupNorm, which is exact, by bn_to_gn(learn.model). If the model is tabular, make it "
-        "with config=tabular_config(bn_cont=False) before that; with use_bn=False too it has no BatchNorm. Or take micro-batches as large as fit in memory. "
+        "with config=tabular_config(bn_cont=False) before that; tabular_config(bn_cont=False, use_bn=False) has no BatchNorm at all. Or take micro-batches "
+        "as large as fit in memory. "
         "`fix_bn` of GradAccum corrects the running statistics, not the gradient.",
     divides="{how} always divides by {divisor}, but this window has {n_micro} of {items} items in all. GradAccum({n}) gives the gradient of the large batch.",
     random="Dropout, or another random operation, could not have the same random numbers both ways: the gradient is off by {error}. There is nothing to do: "

@@ -310,7 +310,7 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, at_p
         "Stay at 64 for 5 epochs (39 s): even with as many epochs 128 would save 35% of the time, but the step times varied by 70%."),
     (dict(times=((64,0.01,0.),(128,0.0201,0.))), "Stay at 64 for 5 epochs (39 s): no other size would save time."),
     (dict(trial=Trial(64, skipped=256, saving=20., cost=30.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): 256 was not tried: it may save 20 s per training or nothing, and trying it would take 30 s."),
+        "Stay at 64 for 5 epochs (1 min 4 s): 256 may save 20 s per training or nothing, and trying it would take 30 s."),
     (dict(trial=Trial(64, skipped=256, saving=-1., cost=30.)),
         "Stay at 64 for 5 epochs (1 min 4 s): 256 would save no time even if a short trial of it went well.")])
 def test_why_nothing_was_tried(kwargs, text):
