@@ -158,8 +158,9 @@ def test_the_first_page_s_table():
 def test_what_the_first_page_says_below_its_table():
     risk,price,stays = (o for o in md('nbs/index.ipynb').splitlines() if o.startswith(('* **Risk','* **Price','* **Often')))
     (_,a,_,adam),(_,b,_,sgd),(*_,text) = (figures('keeps', o+losses) for o in ('With Adam: ','With SGD: ',r'\* Text: '))
-    for o in (f'worse by {adam} plans with Adam, and by {sgd} with SGD;', f'for text alone, by {text}.',
-              'One plan made the training loss'): assert o in risk
+    for o in ('Of {1} plans with Adam, {0} made'.format(*adam.split(' of ')), '({} of them for text, of {})'.format(*text.split(' of ')),
+              'of {1} with SGD, {0} did.'.format(*sgd.split(' of ')),
+              'One made the training loss'): assert o in risk
     assert int(a.split()[0])+int(b.split()[0])==1
     takes = [f'{float(o):.0%}' for o in figures('keeps', r'`bs_find` takes (\S+) of today.*changes something (\S+), ')]
     assert 'as long as {} of one training. If it changes the batch size, it is {}.'.format(*takes) in price
