@@ -26,6 +26,8 @@ def sentences(plan):
     (lambda: plan_of(), 'use', "Use 128 (today 64) for 6 epochs (today 5): about 83% of the time (53 s instead of 1 min 4 s)."),
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)).at(256), 'use',
         "You chose 256 (today 64): it was not tried, so the line keeps today's epochs, and the loss may end higher."),
+    (lambda: plan_of().at(1024), 'use', "You chose 1024 (today 64), which needs 14 epochs (today 5): slower, about 149% of the time "
+        "(1 min 35 s instead of 1 min 4 s). Each step is made up of 4 x 256 items."),
     (lambda: plan_of(64, noise_scale=70., ci=(60.,75.), micro_bs=16, times=secs(16, 32, 64)), 'split',
         "Stay at 64, but as one micro-batch (today 4 x 16), for 5 epochs (today 5): about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
     (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): no other size would save time."),
@@ -150,6 +152,12 @@ def test_what_a_plan_prints():
 def test_cautions(part, kwargs, said):
     assert any(part in o for o in cautions(plan_of(**kwargs)))==said
     if said: assert not any(part in o for o in cautions(plan_of()))
+
+@pytest.mark.parametrize('noise_scale,n_epoch,said', [(1500.,12,True), (3000.,11,False)])
+def test_a_tenth_more_passes_are_no_caution(noise_scale, n_epoch, said):
+    plan = plan_of(n_epoch=10, noise_scale=noise_scale, ci=(0.9*noise_scale,1.1*noise_scale))
+    assert (plan.bs,plan.n_epoch)==(256,n_epoch)
+    assert any('may overfit' in o for o in cautions(plan))==said
 
 def test_which_sizes_are_as_fast_is_known_only_where_one_was_tried():
     measured,tried = (' '.join(plan_words(plan_of(trial=o))['how']) for o in (None,Trial(256, 300., 3910)))
