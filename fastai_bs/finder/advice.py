@@ -121,7 +121,8 @@ def _split(plan):
 
 def _use(plan):
     t,o,size = plan.facts.today,plan.choice.option,str(plan.bs)
-    made_up = f" Each step is made up of {_split_text(o.n_acc, o.micro_bs, t.n_ranks)} items." if o.n_acc*t.n_ranks>1 else ''
+    items,where = counted(o.micro_bs),f" on each of {t.n_ranks} ranks" if t.n_ranks>1 else ''
+    made_up = f" Each step has {f'{o.n_acc} x ' if o.n_acc>1 else ''}{items}{where}." if o.n_acc*t.n_ranks>1 else ''
     use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
     if math.isnan(o.steps): return f"{use}: it was not tried, so the line keeps today's epochs, and the loss may end higher."
     takes = f": {_duration_text(plan)}." if plan.facts.device.timed else "."

@@ -27,7 +27,9 @@ def sentences(plan):
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)).at(256), 'use',
         "You chose 256 (today 64): it was not tried, so the line keeps today's epochs, and the loss may end higher."),
     (lambda: plan_of().at(1024), 'use', "You chose 1024 (today 64), which needs 14 epochs (today 5): slower, about 149% of the time "
-        "(1 min 35 s instead of 1 min 4 s). Each step is made up of 4 x 256 items."),
+        "(1 min 35 s instead of 1 min 4 s). Each step has 4 x 256 items."),
+    (lambda: plan_of(micro_bs=32, n_ranks=2, times=secs(32, 64, 128)).at(256), 'use',
+        "Use 256 (today 64) for 7 epochs (today 5): about 61% of the time (31 s instead of 52 s). Each step has 128 items on each of 2 ranks."),
     (lambda: plan_of(64, noise_scale=70., ci=(60.,75.), micro_bs=16, times=secs(16, 32, 64)), 'split',
         "Stay at 64, but as one micro-batch (today 4 x 16), for 5 epochs (today 5): about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
     (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): no other size would save time."),
@@ -282,7 +284,7 @@ def test_sentences_of_any_plan(plan):
     assert all(len(line)<=110 or line.startswith('    ') for line in said.splitlines())
     is_decided = plan.verdict in ('use','split','stay')
     for text in list(cautions(plan))[:1 if is_decided else 3]: assert text in ' '.join(said.replace('* ', '').split())
-    few_words = 90 if list(_on_rate(plan))==[] else 125
+    few_words = 90 + 35*bool(list(_on_rate(plan))) + 20*plan.facts.measured.has_mock # Another rate, and a noise scale that was asked for, need words
     prose = ' '.join(o for o in said.splitlines() if not o.startswith('    '))
     if is_decided: assert len(prose.split())<=few_words, said
 
