@@ -121,8 +121,7 @@ def _split(plan):
 
 def _use(plan):
     t,o,size = plan.facts.today,plan.choice.option,str(plan.bs)
-    items,where = counted(o.micro_bs),f" on each of {t.n_ranks} ranks" if t.n_ranks>1 else ''
-    made_up = f" Each step has {f'{o.n_acc} x ' if o.n_acc>1 else ''}{items}{where}." if o.n_acc*t.n_ranks>1 else ''
+    made_up = f" A step is {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}." if o.n_acc>1 else ''
     use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
     if math.isnan(o.steps): return f"{use}: it was not tried, so the line keeps today's epochs, and the loss may end higher."
     takes = f": {_duration_text(plan)}." if plan.facts.device.timed else "."
@@ -143,15 +142,19 @@ def _reasons(plan):
     if sum_factor(t, plan.bs)!=1: reasons.append("the loss is a sum over items and grows with the batch")
     return reasons
 
+def _scaled(plan):
+    "Write the rate that the optimizer uses at its peak; nothing where it is the one to pass"
+    scaled = rate_text(plan.scaled_lr)
+    return scaled if plan.choice.option.changes and scaled!=rate_text(plan.lr) else ''
+
 def _rate(plan):
     "Write which rate to pass"
     t,changes,fit = plan.facts.today,plan.choice.option.changes,f"`{fit_of(plan)}`"
-    lr,scaled = (rate_text(o) for o in (plan.lr,plan.scaled_lr))
-    is_scaled = changes and scaled!=lr
-    scales = f": it is scaled to {scaled} for you" if is_scaled else ''
+    lr,scaled = rate_text(plan.lr),_scaled(plan)
+    scales = f": it is scaled to {scaled} for you" if scaled else ''
     if changes and lr!=rate_text(t.lr): return f"Pass {lr} to {fit} in place of {rate_text(t.lr)}, as {' and '.join(_reasons(plan))}{scales}."
     if t.has_lr: return f"Keep passing {lr} to {fit}{scales}."
-    scales = ", where it is scaled for you" if is_scaled else ''
+    scales = ", where it is scaled for you" if scaled else ''
     if not plan.facts.measured.moved: return f"Keep passing the rate that you train with to {fit}{scales}."
     return f"No rate was given, so this is for the learner's own, {lr}: pass the one that you train with to {fit}{scales}."
 
@@ -183,9 +186,8 @@ def _run(plan):
     "Write the line that trains as planned"
     own = f'plan.at({plan.bs})' if _is_chosen(plan) else 'plan'
     learn = f'{own}.apply(learn)' if plan.choice.option.changes else 'learn'
-    lr,scaled = (rate_text(o) for o in (plan.lr,plan.scaled_lr))
-    scales = f'  # {lr} is scaled to {scaled}' if plan.choice.option.changes and scaled!=lr else ''
-    return f'{learn}.{fit_call(plan)}{scales}'
+    scaled = _scaled(plan)
+    return f'{learn}.{fit_call(plan)}' + (f'  # Scaled to {scaled}' if scaled else '')
 
 # %% ../../nbs/finder/12_advice.ipynb #5f21b114
 def _estimate_text(noise_scale, ci):
@@ -217,10 +219,10 @@ def _record(plan):
     adam = plan.facts.today.adam
     n,of,worst = ended_above[adam]
     if plan.choice.reason=='chosen': yield "Plans for a size of your own choice were not benchmarked."
-    elif plan.freeze_epochs: yield "Few plans for `fine_tune` were benchmarked (benchmarks/fine_tune.md): learn.bs_verify(plan) trains both ways and compares."
+    elif plan.freeze_epochs: yield "Few plans for `fine_tune` were benchmarked (benchmarks/fine_tune.md)."
     elif not plan.facts.trial.is_known: yield "Plans without a trial were not benchmarked."
-    else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n} of {of} plans made the validation loss more than 5% worse "
-                 f"(the worst: {percent(worst)}; benchmarks/keeps.md).")
+    else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n} of {of} plans made the validation loss over 5% worse "
+                 f"({percent(worst)} at worst; benchmarks/keeps.md).")
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -273,9 +275,8 @@ def _on_larger(plan):
     if plan.bs<=t.bs: return
     today = t.n_epoch+t.freeze_epochs
     if n_epoch>max(2, 1.1*today) and (n_epoch>=1.5*today or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
-        passes = f"{n_epoch} times through the same {counted(t.n_train)} (today {num(today)} times)"
-        yield (f"This passes {passes} and may overfit: if it ends with a higher validation loss than today's training, "
-               "but no higher training loss, train for fewer epochs.")
+        passes = f"{n_epoch} passes through the same {counted(t.n_train)} (today {num(today)})"
+        yield f"{passes} may overfit: if the validation loss ends higher, train for fewer epochs."
 
 # %% ../../nbs/finder/12_advice.ipynb #a79b0745
 def _on_noise(plan):

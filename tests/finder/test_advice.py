@@ -27,9 +27,9 @@ def sentences(plan):
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)).at(256), 'use',
         "You chose 256 (today 64): it was not tried, so the line keeps today's epochs, and the loss may end higher."),
     (lambda: plan_of().at(1024), 'use', "You chose 1024 (today 64), which needs 14 epochs (today 5): slower, about 149% of the time "
-        "(1 min 35 s instead of 1 min 4 s). Each step has 4 x 256 items."),
+        "(1 min 35 s instead of 1 min 4 s). A step is 4 x 256."),
     (lambda: plan_of(micro_bs=32, n_ranks=2, times=secs(32, 64, 128)).at(256), 'use',
-        "Use 256 (today 64) for 7 epochs (today 5): about 61% of the time (31 s instead of 52 s). Each step has 128 items on each of 2 ranks."),
+        "Use 256 (today 64) for 7 epochs (today 5): about 61% of the time (31 s instead of 52 s)."),
     (lambda: plan_of(64, noise_scale=70., ci=(60.,75.), micro_bs=16, times=secs(16, 32, 64)), 'split',
         "Stay at 64, but as one micro-batch (today 4 x 16), for 5 epochs (today 5): about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
     (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): no other size would save time."),
@@ -84,8 +84,8 @@ def test_what_a_short_training_told(noise, told, adam):
     assert as_it_is==f"{got}. So 5 epochs at 64 become {plan.choice.option.epochs:.3g} at {plan.bs}{tried}, before rounding up."
     n,of,worst = ended_above[adam]
     who = 'Adam' if adam else 'SGD'
-    assert record==(f"In our benchmarks with {who}, {n} of {of} plans made the validation loss more than 5% worse "
-                    f"(the worst: {worst:.0%}; benchmarks/keeps.md).")
+    assert record==(f"In our benchmarks with {who}, {n} of {of} plans made the validation loss over 5% worse "
+                    f"({worst:.0%} at worst; benchmarks/keeps.md).")
     assert len(why(plan.at(64)))==2
     assert why(plan.at(128 if plan.bs==256 else 256))[2:]==["Plans for a size of your own choice were not benchmarked."]
     assert plan.at(plan.bs) is plan
@@ -95,7 +95,7 @@ def test_what_is_not_known_of_a_plan_is_not_said():
     "Of `fine_tune` no benchmark has training losses; and where trying costs too much, the device is not the reason"
     plan = plan_of(trial=Trial(256, 300., 3910), freeze_epochs=1, frozen=0.00656)
     assert plan.verdict=='use'
-    assert 'Few plans for `fine_tune` were benchmarked (benchmarks/fine_tune.md): learn.bs_verify(plan) trains both ways and compares.' in why(plan)
+    assert 'Few plans for `fine_tune` were benchmarked (benchmarks/fine_tune.md).' in why(plan)
     stays = plan_of(trial=Trial(64, skipped=256, saving=20., cost=30.))
     assert stays.choice.reason=='costly'
     assert not any('too little time' in o for o in why(stays))
@@ -250,13 +250,13 @@ def test_the_rate_to_pass(kwargs, said):
     assert plan_words(plan)['how'][0].startswith(said)
 
 @pytest.mark.parametrize('make,code', [
-    (lambda: plan_of(), 'plan.apply(learn).fit_one_cycle(6, 0.01)  # 0.01 is scaled to 0.0148'),
+    (lambda: plan_of(), 'plan.apply(learn).fit_one_cycle(6, 0.01)  # Scaled to 0.0148'),
     (lambda: plan_of(128, **tight), 'learn.fit_one_cycle(5, 0.01)'),
     (lambda: plan_of(**fixed), 'plan.apply(learn).fit(6, 0.01)'),
-    (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn).fit_one_cycle(6, 0.01)  # 0.01 is scaled to 0.0148'),
-    (lambda: plan_of(adam=False, sums=True), 'plan.apply(learn).fit_one_cycle(6, 0.005)  # 0.005 is scaled to 0.009'),
-    (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'plan.apply(learn).fine_tune(7, 0.01)  # 0.01 is scaled to 0.0196'),
-    (lambda: plan_of(freeze_epochs=1).at(1024), 'plan.at(1024).apply(learn).fine_tune(14, 0.01, freeze_epochs=3)  # 0.01 is scaled to 0.0245'),
+    (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn).fit_one_cycle(6, 0.01)  # Scaled to 0.0148'),
+    (lambda: plan_of(adam=False, sums=True), 'plan.apply(learn).fit_one_cycle(6, 0.005)  # Scaled to 0.009'),
+    (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'plan.apply(learn).fine_tune(7, 0.01)  # Scaled to 0.0196'),
+    (lambda: plan_of(freeze_epochs=1).at(1024), 'plan.at(1024).apply(learn).fine_tune(14, 0.01, freeze_epochs=3)  # Scaled to 0.0245'),
     (lambda: plan_of(freeze_epochs=1, n_windows=4, n_enough=800), "plan = learn.bs_find(0.01, n_epoch=5, num_it=800, how='fine_tune')"),
     (lambda: plan_of(loss_rose=True, lr=0.03), 'plan = learn.bs_find(0.01, n_epoch=5)'),
     (lambda: plan_of(n_windows=4, n_enough=800), 'plan = learn.bs_find(0.01, n_epoch=5, num_it=800)'), (lambda: plan_of(pairs=True), None)])
@@ -284,9 +284,8 @@ def test_sentences_of_any_plan(plan):
     assert all(len(line)<=110 or line.startswith('    ') for line in said.splitlines())
     is_decided = plan.verdict in ('use','split','stay')
     for text in list(cautions(plan))[:1 if is_decided else 3]: assert text in ' '.join(said.replace('* ', '').split())
-    few_words = 90 + 35*bool(list(_on_rate(plan))) + 20*plan.facts.measured.has_mock # Another rate, and a noise scale that was asked for, need words
-    prose = ' '.join(o for o in said.splitlines() if not o.startswith('    '))
-    if is_decided: assert len(prose.split())<=few_words, said
+    few_words = 105 if list(_on_rate(plan))==[] else 150 # All of these were asked to measure a noise scale; those that were not: below
+    if is_decided: assert len(said.split())<=few_words, said
 
 def test_html_holds_the_same_words_and_is_escaped():
     plan = plan_of(failed=((512,'ValueError: <b>no</b>'),))
@@ -336,6 +335,17 @@ def test_why_nothing_was_tried(kwargs, text):
     assert not any('about as fast' in o for o in plan_words(plan)['how'])
     assert any('num_it=660) tries larger' in o for o in cautions(plan))==('trial' in kwargs)
     assert any('Only larger sizes were looked at: bs_find(..., num_it=660)' in o for o in cautions(plan))==('trial' not in kwargs)
+
+@pytest.mark.parametrize('kwargs', [dict(), dict(adam=False, n_epoch=60), dict(freeze_epochs=1, frozen=0.00656, n_epoch=30), dict(loading=0.0055),
+    dict(micro_bs=16, n_ranks=2, times=secs(16, 32, 64), n_epoch=40), dict(spread=0.4), dict(trial=Trial(64, skipped=256, saving=20., cost=30.)),
+    dict(trial=Trial(64, failed=256)), dict(times=((64,0.01,0.),(128,0.019,0.)), trial=None)])
+@pytest.mark.parametrize('bs', [None,512])
+def test_few_words_where_no_noise_scale_was_asked_for(kwargs, bs):
+    "As planned, and for a size of one's own choice"
+    plan = plan_of(**{**unmeasured, 'trial': Trial(256, 300., 3910), 'took': 500., **kwargs})
+    if bs: plan = plan.at(bs)
+    assert plan.verdict in ('use','stay')
+    assert len(repr(plan).split())<=90, plan
 
 @pytest.mark.parametrize('took,kwargs,said', [
     (5.,dict(),'it should pay from the first training on'), (113.,dict(),'it should pay from the 11th training on'),
