@@ -38,11 +38,11 @@ def nothing_left_behind(request):
 
 @pytest.fixture
 def short(monkeypatch):
-    "As few steps are timed as will do, and of all sizes, for the first time and once more: for tests in which it does not matter what they take"
+    "As few steps are timed as will do, and of all sizes, once: for tests in which it does not matter what they take"
     for nm,v in (('patience',1.),('most',2)): monkeypatch.setattr(StepTimer, nm, v)
     for nm in ('budget','part'): monkeypatch.setattr(StepTimes, nm, math.inf)
     monkeypatch.setattr(StepTimes, 'slack', math.inf)
-    monkeypatch.setattr(StepTimes, 'n_rounds', 2)
+    monkeypatch.setattr(StepTimes, 'n_rounds', 1)
 
 @pytest.fixture(autouse=True)
 def close_figures(nothing_left_behind):

@@ -190,8 +190,8 @@ def _most_items(held, bs, at_bs, per_item, limit, margin, batch):
     """Return the largest number of items whose bytes `held(items)` fit in `limit` less `margin`; at most 2% of that stay free
 
     `at_bs` is what `bs` items hold, and `per_item` about what one more takes there. The peak is the largest of several sums that are linear in the items, so
-    it is convex: on a line from a size that fits to one that does not, sizes fit. Where such
-    lines only creep on, as items are compared in pairs, every other size lies midway between the two on a log scale.
+    it is convex: on a line from a size that fits to one that does not, sizes fit. Where such lines only creep on, as where items are compared in pairs or
+    little fits, every other size lies midway between the two on a log scale.
     """
     if not per_item>0:
         grows = 'an unknown amount of' if math.isnan(per_item) else 'no'
@@ -208,7 +208,7 @@ def _most_items(held, bs, at_bs, per_item, limit, margin, batch):
             continue
         before,width = width,bad[0]-good[0]
         on_line = good[0]+math.floor((room-good[1])*width/(bad[1]-good[1]))
-        n = max(good[0]+1, on_line if width<=before/2 or not good[0] else math.isqrt(good[0]*bad[0]))
+        n = max(good[0]+1, on_line if width<=before/2 else math.isqrt(max(1, good[0])*bad[0]))
     if good[0]: return good[0]
     raise ValueError(f"`limit`={bytes_text(limit)} less `margin`={margin:g} does not hold a {batch} of one item, which takes {bytes_text(bad[1])}: take a "
                      "smaller model, an optimizer that keeps less, or a higher `limit`")

@@ -89,26 +89,13 @@ def test_a_batch_that_is_split_anew_is_drawn_over_today_s_training():
 
 @pytest.mark.filterwarnings('error')
 @pytest.mark.parametrize('nm', cases)
-def test_nothing_runs_out_of_the_frame_or_into_another(nm):
-    "In the default figure and in a small one of the user's, each panel alone"
+def test_nothing_runs_out_of_the_frame_and_ticks_are_at_sizes_and_at_round_numbers(nm):
+    "In the default figure and in small ones of the user's"
     plan = plan_for(nm)
-    for ax in (plan.plot(), _plot_time(plan, narrow()), plan.plot(narrow())): assert misplaced(np.ravel(ax)[0].figure)==[]
-
-def test_a_dark_style_is_that_of_the_whole_picture():
-    "Texts have its colour, and no line or marker is black or white"
-    df = window_rows().assign(g_sq=np.linspace(-0.02, 0.02, 30), tr_sigma=3.)
-    for kwargs in (dict(df=df), dict(df=df, cool=None, at_peak=None, at_end=None), bare):
-        with plt.style.context('dark_background'):
-            figure = np.ravel(plan_of(**kwargs).plot())[0].figure
-            figure.canvas.draw()
-            assert {to_hex(o.get_color()) for ax in figure.axes for o in ax.findobj(Text)}=={'#ffffff'}
-        for o in (o for ax in figure.axes for o in ax.lines): assert not {to_hex(o.get_color()),o.get_markerfacecolor()} & {'#ffffff','#000000','w','k'}
-
-@pytest.mark.parametrize('nm', cases)
-def test_ticks_are_at_sizes_and_at_round_numbers(nm):
-    plan = plan_for(nm)
-    for ax in (np.ravel(plan.plot())[-1],_plot_time(plan, narrow())):
-        ax.figure.canvas.draw()
+    assert misplaced(plan.plot(narrow()).figure)==[]
+    for whole in (plan.plot(), _plot_time(plan, narrow())):
+        ax = np.ravel(whole)[-1]
+        assert misplaced(ax.figure)==[] # Which draws it
         sizes,times = tick_texts(ax.xaxis),tick_texts(ax.yaxis)
         assert all(t.get_text()==str(int(x)) for t,x in sizes.items())
         assert {*sizes.values()}<={o.bs for o in plan.options} | {plan.facts.trial.failed}
@@ -121,6 +108,16 @@ def test_ticks_are_at_sizes_and_at_round_numbers(nm):
         assert '(log)' in ax.get_ylabel()
         top = max([0,*(max(o.get_ydata()) for o in ax.lines if o.get_label().startswith('time'))])
         assert top<2.5 or max(times.values())>1
+
+def test_a_dark_style_is_that_of_the_whole_picture():
+    "Texts have its colour, and no line or marker is black or white"
+    df = window_rows().assign(g_sq=np.linspace(-0.02, 0.02, 30), tr_sigma=3.)
+    for kwargs in (dict(df=df), dict(df=df, cool=None, at_peak=None, at_end=None), bare):
+        with plt.style.context('dark_background'):
+            figure = np.ravel(plan_of(**kwargs).plot())[0].figure
+            figure.canvas.draw()
+            assert {to_hex(o.get_color()) for ax in figure.axes for o in ax.findobj(Text)}=={'#ffffff'}
+        for o in (o for ax in figure.axes for o in ax.lines): assert not {to_hex(o.get_color()),o.get_markerfacecolor()} & {'#ffffff','#000000','w','k'}
 
 def test_the_interval_of_the_time_follows_from_that_of_the_noise_scale():
     right = plan_of(bs=25, noise_scale=100., ci=(80.,130.), adam=False, times=secs(25, 50, 100, 200)).plot()[-1]

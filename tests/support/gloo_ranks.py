@@ -1,4 +1,5 @@
 "Several processes on this machine that train together over gloo, for tests"
+import gc
 import multiprocessing as mp
 import os
 import signal
@@ -20,6 +21,7 @@ def _rank(r, world, store, conn, f, args, timeout, linger):
         MASTER_ADDR='localhost', MASTER_PORT='29501', CUDA_VISIBLE_DEVICES='')
     torch.set_num_threads(1)
     warnings.simplefilter('ignore')
+    gc.freeze() # As in conftest
     torch.distributed.init_process_group('gloo', init_method=store, rank=r, world_size=world, timeout=timedelta(seconds=timeout))
     try: res = 'result',f(r, *args)
     except BaseException as e: res = 'error',(f'{type(e).__name__}: {e}', traceback.format_exc())

@@ -372,7 +372,7 @@ def find(rank, kind='mlp', n=96, lr=0.05, kw=None, cbs=(), first=0, plain=False,
     with learn.distrib_ctx(cpu=True, sync_bn=False):
         if first: fit(learn, first, 0.02)
         before,n_models = everything(learn),known_models(learn)
-        if not plain: plan = learn.bs_find(lr, **dict(dict(num_it=140), **(kw or {}))) # No more than 30 windows take
+        if not plain: plan = learn.bs_find(lr, **dict(dict(num_it=140, max_bs=16), **(kw or {}))) # No more than 30 windows take
         changed = changes(before, everything(learn)) + ([] if known_models(learn)==n_models else ['what accelerate knows'])
         fit(learn, 1, 0.05)
     return dict(facts=plan and plan.facts, df=plan and plan.df, text=repr(plan), changed=changed, figures=len(plt.get_fignums()),
