@@ -59,8 +59,8 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="{skipped} may save {saving} per training or nothing, and trying it would take {cost}",
-    useless="{skipped} would save no time even if a short trial of it went well",
+    costly="{skipped} may save {saving} per training or nothing: trying it may take half of that, and would take {cost}",
+    useless="{skipped} would save no time, as it would need more epochs, even if a short trial of it went well",
     nowhere="in short trainings {failed} needed at least {more} times as much data to reach the same loss",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
@@ -71,7 +71,7 @@ def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen on
 
 def _no_larger(device, micro_bs):
     "Write why no larger micro-batch is compared"
-    if device.max_bs and device.max_bs<2*micro_bs: return f"max_bs={device.max_bs} allows no larger micro-batches"
+    if device.max_bs and device.max_bs<2*micro_bs: return f"max_bs={device.max_bs} is below {2*micro_bs}, the next size of a micro-batch"
     return f"larger micro-batches {'do not fit in memory' if device.too_large else 'could not be timed'}"
 
 def _stay(plan):
@@ -208,7 +208,7 @@ def _got(plan):
     part,in_all = (1/epochs_needed(trial.bs, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
     if part>0.995: told = f"In a short training {trial.bs} learned as much as {t.bs} from as many items, or more"
     else: told = f"In a short training {t.bs} needed {percent(part)} of the items to learn what {trial.bs} learned from all"
-    if percent(in_all)!=percent(part): told += f"; over all {_steps_now(plan)} that is estimated as {percent(in_all)} (`for_longer`)"
+    if percent(in_all)!=percent(part): told += f"; in a training of {_steps_now(plan)} it should be {percent(in_all)} (`for_longer`)"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
     tried = f" ({num(t.n_epoch/in_all)} at {trial.bs})" if plan.bs!=trial.bs else ''
     return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(plan.choice.option.epochs)} at {plan.bs}{tried}, before rounding up."
@@ -239,7 +239,7 @@ def _found(plan):
     if m.ci[1]<1: return "There is next to no noise in the gradient: any batch size takes the same steps."
     if m.cool is None: return f"The noise scale at the present weights is {_estimate_text(m.noise_scale, m.ci)}."
     seen = f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}"
-    return f"{seen} at the end, which makes {num(plan.facts.measured_noise)} for all {counted(math.ceil(plan.facts.today.steps), 'step')} (`for_training`)."
+    return f"{seen} at the end, which counts as {num(plan.facts.measured_noise)} in a training of {counted(math.ceil(plan.facts.today.steps), 'step')}."
 
 def why(
     plan, # A `BatchPlan`
@@ -309,7 +309,7 @@ def _on_cost(plan):
         yield f"Only {failed} was tried. To compare sizes between {t.bs} and {failed}, and below {t.bs}: bs_find(..., num_it={n})."
     elif plan.choice.reason=='costly':
         takes = '' if plan.facts.device.given else f": expect about {time_text(n/t.n_acc*today_as_is(plan.facts).step_time)}, and the time of the trials"
-        yield f"If you train like this many times, bs_find(..., num_it={n}) tries larger batches anyway{takes}."
+        yield f"If you train like this many times, bs_find(..., num_it={n}) measures first, and then tries larger batches that may pay{takes}."
     else: yield f"Only larger sizes were looked at: bs_find(..., num_it={n}) compares smaller ones, too."
 
 def _on_open(plan):
@@ -343,7 +343,8 @@ def _on_chosen(plan):
     "Yield what a size of one's own choice costs"
     if not _is_chosen(plan): return
     fastest,o = min(plan.options, key=lambda o: o.fit_time),plan.choice.option
-    if o.fit_time>1.1*fastest.fit_time: yield f"Of the sizes that were compared, {fastest.bs} is the fastest: {time_text(fastest.fit_time)}."
+    if math.isfinite(plan.facts.noise) and o.fit_time>1.1*fastest.fit_time: # Else all have as many epochs
+        yield f"Of the sizes that were compared, {fastest.bs} is the fastest: {time_text(fastest.fit_time)}."
     if plan.bs>plan.facts.trial.bs and plan.facts.measured.moved:
         yield f"The rate is scaled to {rate_text(plan.scaled_lr)} by the usual rule, which was not tried at {plan.bs}: if the loss rises, pass a lower one."
 
@@ -365,10 +366,10 @@ def good_to_know(
         now,bs = plan.facts.today.bs,plan.facts.trial.skipped
         yield "The table has the time that other sizes would take for as many epochs as today."
         if bs:
-            saving,part = plan.facts.trial.saving,percent(parts_tried(bs/now)[1])
+            saving,epochs = plan.facts.trial.saving,num(1/parts_tried(bs/now)[1])
             saves = time_text(saving) if saving>0 else "nothing"
-            yield (f"A trial may take {percent(most_part)} of what it may save one training. That is reckoned as if {now} needed {part} of the items "
-                   f"to learn what {bs} learns from all, which would save {saves}.")
+            yield (f"A trial may take {percent(most_part)} of what it may save one training. That is reckoned as if {bs} needed {epochs} times "
+                   f"the epochs of {now}, which would save {saves}.")
     if d.given: yield "The step times were given, so seconds leave out validations, frozen epochs and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.facts.today.freeze_epochs and not math.isnan(plan.facts.noise):
@@ -431,7 +432,7 @@ def _candidates_table(plan): # A data frame, with a row per candidate
     as_is = [today_as_is(f)] if now.changes else []
     def _row(o):
         marks = ('today',o.bs==f.today.bs and not o.changes),('planned',o==plan.choice.option)
-        epochs = f'{o.freeze_epochs} + {o.trained_epochs}' if o.freeze_epochs else o.trained_epochs
+        epochs = f'{o.freeze_epochs} + {num(o.trained_epochs)}' if o.freeze_epochs else o.trained_epochs
         size = marked_size(o.bs, [(nm,o.bs) for nm,is_it in marks if is_it])
         return {'batch size': size, 'as': _split_text(o.n_acc, o.micro_bs, f.today.n_ranks), 'epochs': epochs,
                 'time (s)': o.fit_time, "over today's": o.fit_time/plan.duration.today}

@@ -69,7 +69,7 @@ def _plot_noise(plan, ax=None):
 
 # %% ../../nbs/finder/11_plots.ipynb #d8e3fa93
 _why_not = dict(
-    faster='{other} is at most a tenth faster', chosen='as you chose', nowhere='{failed} learned too little in a short training',
+    faster='{other} would save less than 10% more', chosen='as you chose', nowhere='{failed} learned too little in a short training',
     costly='trying {skipped} takes too long for what it could save',
     untimed="today's step could not be timed",
     pairs='no plan: the loss compares items', few_steps='no plan: too few steps', short='no plan: too few windows',

@@ -78,7 +78,7 @@ def run_line(
 def _compared(v):
     "Say which loss was compared"
     if v.verdict=='unknown': return []
-    if v.decided_by=='valid_loss': return ["Validation losses are compared: training losses flatter where items are seen more than once."]
+    if v.decided_by=='valid_loss': return ["Validation losses are compared: training losses look better than they are once items are seen more than once."]
     if v.saw_twice: return ["Training losses are compared, as there is no validation loss."]
     return ["Training losses of the last tenth are compared, as no training saw an item twice."]
 

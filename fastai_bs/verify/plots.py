@@ -34,7 +34,7 @@ def plot_sizes(
     low,high = min(0, runs.min(None)),max(within, runs.max(None))
     low,high = max(low-(high-low), min(low, table.low.min())),min(high+(high-low), max(high, table.high.max()))
     margin = 0.1*(high-low)
-    ax.axhspan(low-margin, within, color='grey', alpha=0.15, lw=0, label=f"up to {100*within:g}% above")
+    ax.axhspan(low-margin, within, color='grey', alpha=0.15, lw=0, label=f"good enough: up to {100*within:g}% above")
     ax.set(ylim=(low-margin,high+margin), xlabel='batch size (items)', ylabel="loss above today's", title=title)
     size_axis(ax, 'x', [bs_now,planned,*table.bs], [bs_now,bs or planned])
     ax.yaxis.set_major_formatter(lambda y, _: f'{100*y:.3g}%')

@@ -76,7 +76,7 @@ def test_what_a_short_training_told(noise, told, adam):
     plan = plan_of(trial=Trial(256, noise, 3910), adam=adam)
     longer = why(plan_of(trial=Trial(256, noise, 391), adam=adam))[1]
     got = f"In a short training {told}"
-    whole = "; over all 3910 optimizer steps that is estimated as 76% (`for_longer`)" if noise==300. else ''
+    whole = "; in a training of 3910 optimizer steps it should be 76% (`for_longer`)" if noise==300. else ''
     assert longer.startswith(f"{got}{whole}. So 5 epochs at 64 become ")
     measured,as_it_is,record = why(plan)
     assert measured.startswith('The noise scale was measured')
@@ -138,7 +138,7 @@ def test_what_a_plan_prints():
         assert o not in ' '.join(repr(plan).split())
         assert o in ' '.join(plan.details().split())
     assert 'No rate was given' in ' '.join(repr(plan_of(has_lr=False)).split())
-    said = "The noise scale was measured as about 400 items (340 to 500) at the end, which makes 512 for all 3910 steps (`for_training`)."
+    said = "The noise scale was measured as about 400 items (340 to 500) at the end, which counts as 512 in a training of 3910 steps."
     assert said in ' '.join(repr(plan_of()).split())
     assert 'present weights is about 512 items (430 to 640).' in ' '.join(repr(plan_of(**fixed)).split())
 
@@ -187,7 +187,7 @@ def test_what_a_size_further_away_has_to_save():
     told = ["256 has to save 17%, 9.1% for each doubling", "16 has to save 17%, 9.1% for each halving", "32 has to save 9.1%"]
     assert [limit_text(o, now, 0.03) for o in others]==told
 
-@pytest.mark.parametrize('kwargs,larger', [(dict(max_bs=64),'max_bs=64 allows no larger micro-batches'), (dict(max_bs=100),'max_bs=100 allows no'),
+@pytest.mark.parametrize('kwargs,larger', [(dict(max_bs=64),'max_bs=64 is below 128, the next size'), (dict(max_bs=100),'max_bs=100 is below 128'),
     ({},'larger micro-batches could not be timed'), (dict(max_bs=128),'could not be timed'), (dict(too_large=128),'larger micro-batches do not fit in memory')])
 def test_why_no_larger_micro_batch_is_compared(kwargs, larger):
     plan = plan_of(**unmeasured, times=secs(64), **kwargs)
@@ -199,7 +199,7 @@ def test_why_no_larger_micro_batch_is_compared(kwargs, larger):
 def test_what_measuring_would_cost(given, after):
     "660 micro-batches of 16 ms, where those are this device's"
     plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, saving=20., cost=30.), given=given)
-    assert any(o.endswith(f"bs_find(..., num_it=660) tries larger batches anyway{after}.") for o in cautions(plan))
+    assert any(o.endswith(f"bs_find(..., num_it=660) measures first, and then tries larger batches that may pay{after}.") for o in cautions(plan))
 
 def test_what_a_slow_size_of_one_s_own_gives_away():
     plan = plan_of()
@@ -207,6 +207,12 @@ def test_what_a_slow_size_of_one_s_own_gives_away():
     fastest = min(slow.options, key=lambda o: o.fit_time)
     assert f"Of the sizes that were compared, {fastest.bs} is the fastest: {time_text(fastest.fit_time)}." in list(cautions(slow))
     assert not any('were compared' in o for o in cautions(near))
+    assert not any('were compared' in o for o in cautions(plan_of(**unmeasured).at(128))) # All have today's epochs
+
+def test_epochs_are_rounded_where_they_are_shown():
+    table = str(plan_of(freeze_epochs=1, frozen=0.00656, has_n_epoch=False, n_epoch=4.0449438202247191).details())
+    assert '1 + 4.04' in table
+    assert not re.search(r'\+ \d+\.\d{4}', table)
 
 @pytest.mark.parametrize('kwargs,told', [(dict(trial=Trial(64, failed=256)),'Only 256 was tried. To compare sizes between 64 and 256, and below 64: bs_find('),
     (dict(times=((64,0.01,0.),(128,0.019,0.))),'Only larger sizes were looked at: bs_find(..., num_it=660)'),
@@ -319,9 +325,9 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, at_p
         "Stay at 64 for 5 epochs (39 s): even with as many epochs 128 would save 35% of the time, but the step times varied by 70%."),
     (dict(times=((64,0.01,0.),(128,0.0201,0.))), "Stay at 64 for 5 epochs (39 s): no other size would save time."),
     (dict(trial=Trial(64, skipped=256, saving=20., cost=30.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): 256 may save 20 s per training or nothing, and trying it would take 30 s."),
+        "Stay at 64 for 5 epochs (1 min 4 s): 256 may save 20 s per training or nothing: trying it may take half of that, and would take 30 s."),
     (dict(trial=Trial(64, skipped=256, saving=-1., cost=30.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): 256 would save no time even if a short trial of it went well.")])
+        "Stay at 64 for 5 epochs (1 min 4 s): 256 would save no time, as it would need more epochs, even if a short trial of it went well.")])
 def test_why_nothing_was_tried(kwargs, text):
     plan = plan_of(**unmeasured, **kwargs)
     assert headline(plan)==text
@@ -329,11 +335,11 @@ def test_why_nothing_was_tried(kwargs, text):
     first,*more = good_to_know(plan)
     assert 'as many epochs as today' in first
     saving = '20 s' if 'trial' in kwargs and kwargs['trial'].saving>0 else 'nothing'
-    told = (f"A trial may take 50% of what it may save one training. That is reckoned as if 64 needed 71% of the items to learn what 256 learns "
-            f"from all, which would save {saving}.")
+    told = (f"A trial may take 50% of what it may save one training. That is reckoned as if 256 needed 1.41 times "
+            f"the epochs of 64, which would save {saving}.")
     assert more==([told] if 'trial' in kwargs else [])
     assert not any('about as fast' in o for o in plan_words(plan)['how'])
-    assert any('num_it=660) tries larger' in o for o in cautions(plan))==('trial' in kwargs)
+    assert any('num_it=660) measures first' in o for o in cautions(plan))==('trial' in kwargs)
     assert any('Only larger sizes were looked at: bs_find(..., num_it=660)' in o for o in cautions(plan))==('trial' not in kwargs)
 
 @pytest.mark.parametrize('kwargs', [dict(), dict(adam=False, n_epoch=60), dict(freeze_epochs=1, frozen=0.00656, n_epoch=30), dict(loading=0.0055),
