@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/verify/check_accum.html.md"""
 __all__ = ['bounds', 'Reason', 'AccumCheck', 'errors_of']
 
 # %% ../../nbs/verify/08_check_accum.ipynb #73f408e7
-import math, textwrap, torch
+import math, textwrap, time, torch
 from dataclasses import dataclass, field
 from html import escape
 import pandas as pd
@@ -18,8 +18,9 @@ from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
 from ..utils.checks import check_whole, is_whole, shown
-from ..utils.text import counted, num, filled
-from ..learner.ranks import from_ranks, trains_together
+from ..utils.text import counted, num, filled, time_text
+from ..learner.mock import worth_saying
+from ..learner.ranks import from_ranks, rank, trains_together
 from ..utils.memory_errors import free_memory, out_of_memory
 from ..learner.loop import callback_of
 from ..accumulate.losses import ElementCounter, loss_kind, note_checked
@@ -161,6 +162,7 @@ class _Comparison:
     def __init__(self, learn, how, n_acc):
         self.learn,self.how,self.n_acc = learn,how,n_acc
         self.failure = '' # Error of the run in double precision
+        self.n_runs = 0 # Runs that are left, until that is announced
         dtype = next(iter(trained_params(learn).values())).dtype
         self.trains_in = {torch.float64: 'double', torch.float32: 'single'}.get(dtype, 'half')
         if callback_of(learn, (MixedPrecision,NonNativeMixedPrecision)) is not None: self.trains_in = 'mixed'
@@ -182,12 +184,20 @@ class _Comparison:
         "Return the first argument of what accumulates"
         return self.how.sizes if isinstance(self.how, GradAccum) and self.how.sizes.bs else self.n_acc
 
+    def announce(self, secs):
+        "Say once how long the rest takes, where that is long: the run before took `secs`"
+        takes,self.n_runs = secs*self.n_runs,0
+        if takes>worth_saying and hasattr(self.learn, 'progress') and rank()==0: print(
+            f"check_accum takes about {time_text(takes)} more, and longer to find a reason; smaller batches or a smaller `n_acc` take less")
+
     def compare(self, micros, how=None, in_eval=(), double=None):
         "Run a window as micro-batches and as one batch, with the modules `in_eval` in eval mode; raise an error if there is no finite gradient"
         if double is None: double = not self.failure
         draws,how = HeldDraws(micros.sizes),how or self.how
         whole,marks = run(self.learn, micros.batches, draws, None, double, in_eval)
+        begin = time.perf_counter() # The first run warms up
         grads,part_marks = run(self.learn, micros.batches, draws, _fresh(how, micros), double, in_eval)
+        self.announce(time.perf_counter()-begin)
         for nm,o in (('One large batch',whole),(repr(how),grads)):
             if o is None: raise ValueError(f"{nm} came to no optimizer step in this window: see that batches have targets, and that no callback cancels them")
         error,table = errors_of(grads, whole, self.learn.model)
@@ -243,6 +253,7 @@ class _Comparison:
 
     def check(self, windows, notes):
         "Compare all windows; the one with the largest error counts"
+        self.n_runs = 2*(len(windows)-1 + (self.trains_in!='double')) # Of other windows, and of one as it is trained
         pairs = [(w,self.first(w)) for w in windows]
         errors = {str(w): o.error for w,o in pairs}
         pairs.sort(key=lambda o: -o[1].error)

@@ -1,4 +1,5 @@
 "`learn.check_accum`: is accumulating the same as the large batch? Exact where it is, named where not, and nothing left behind"
+import itertools
 import math
 import os
 import random
@@ -16,6 +17,7 @@ import fastai.callback.fp16 # noqa: F401 (patches `to_fp16` into `Learner`)
 import fastai.distributed # noqa: F401 (patches `distrib_ctx` into `Learner`)
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.callback.mixup import MixUp
+from fastai.callback.progress import ProgressCallback
 from fastai.callback.rnn import rnn_cbs
 from fastai.callback.tracker import SaveModelCallback
 from fastai.callback.training import BnFreeze, GradientAccumulation, GradientClip
@@ -401,6 +403,19 @@ def test_bad_input_is_refused(nm):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('ranks')
+def test_what_takes_long_is_said_once(monkeypatch, capsys):
+    "After two of six runs: both windows twice in double precision, one as it is trained; without a bar all is quiet"
+    learn,now = learner(conv()),itertools.count(0, 3)
+    monkeypatch.setattr('fastai_bs.verify.check_accum.time.perf_counter', lambda: next(now))
+    assert learn.check_accum(4).same
+    assert not capsys.readouterr().out
+    learn.add_cb(ProgressCallback())
+    assert learn.check_accum(4).same
+    assert capsys.readouterr().out=="check_accum takes about 12 s more, and longer to find a reason; smaller batches or a smaller `n_acc` take less\n"
+    monkeypatch.setattr('fastai_bs.verify.check_accum.worth_saying', 12)
+    assert learn.check_accum(4).same
+    assert not capsys.readouterr().out
+
 def test_all_ranks_have_the_answer_of_the_worst():
     "The same answer on all: that of the worst"
     from gloo_ranks import on_ranks
