@@ -305,7 +305,7 @@ def test_an_interrupt_at_any_step_that_begins_or_ends_a_block_is_raised_and_leav
         assert error or not places and f is _ends_well, (f,places)
         return names
     names = _try(_ends_well)
-    every = dict(unchanged=14, close=100) # These have very many
+    every = dict(unchanged=7, close=100) # These have very many
     for i in [i for i,nm in enumerate(names, 1) if i%every.get(nm, 1)==0]:
         _try(_ends_well, i)
         _try(_ends_well, i, i+1+i%7)

@@ -244,7 +244,7 @@ def test_windows_of_the_cool_stretch_come_last_in_a_cycle():
         class Look(Callback):
             def after_step(self): rates.append(self.opt.hypers[-1]['lr'])
         set_seed(0)
-        quiet_learner(loaders(items, bs), task('mlp')[1], loss_func, SGD, cbs=[*cbs,noise,Look()]).fit_one_cycle(6, 0.01)
+        quiet_learner(loaders(items, bs), task('mlp')[1], loss_func, SGD, cbs=[*cbs,noise,Look()]).fit_one_cycle(10, 0.01)
         return noise,np.array(rates)
     whole,rates = _fit([], 8)
     is_cool = (rates<=0.05*max(rates)) & (np.arange(len(rates))>20)

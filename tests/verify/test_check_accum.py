@@ -401,8 +401,6 @@ def test_bad_input_is_refused(nm):
 
 # On several ranks
 
-@pytest.mark.slow
-@pytest.mark.xdist_group('ranks')
 def test_what_takes_long_is_said_once(monkeypatch, capsys):
     "After two of six runs: both windows twice in double precision, one as it is trained; without a bar all is quiet"
     learn,now = learner(conv()),itertools.count(0, 3)
@@ -416,6 +414,8 @@ def test_what_takes_long_is_said_once(monkeypatch, capsys):
     assert learn.check_accum(4).same
     assert not capsys.readouterr().out
 
+@pytest.mark.slow
+@pytest.mark.xdist_group('ranks')
 def test_all_ranks_have_the_answer_of_the_worst():
     "The same answer on all: that of the worst"
     from gloo_ranks import on_ranks
