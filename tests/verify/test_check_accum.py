@@ -399,8 +399,6 @@ def test_bad_input_is_refused(nm):
     with pytest.raises(error, match=match): learn.check_accum(n_acc)
     assert changes(was, picture(learn))==[]
 
-# On several ranks
-
 def test_what_takes_long_is_said_once(monkeypatch, capsys):
     "After two of six runs: both windows twice in double precision, one as it is trained; without a bar all is quiet"
     learn,now = learner(conv()),itertools.count(0, 3)
@@ -413,6 +411,8 @@ def test_what_takes_long_is_said_once(monkeypatch, capsys):
     monkeypatch.setattr('fastai_bs.verify.check_accum.worth_saying', 12)
     assert learn.check_accum(4).same
     assert not capsys.readouterr().out
+
+# On several ranks
 
 @pytest.mark.slow
 @pytest.mark.xdist_group('ranks')
