@@ -56,7 +56,7 @@ def run(args, t):
     for seed in args.seeds or ([0] if args.quick else [0,1,2]):
         for n in sizes:
             if t.has(distinct=n, seed=seed): continue
-            learn = learner(x, y, n, seed, [GradAccum(n_acc),NoiseScale(beta=0.999)])
+            learn = learner(x, y, n, seed, [GradAccum(n_acc),NoiseScale(beta=0.999, every=1)])
             with learn.no_bar(), learn.no_logging(): learn.fit(2 if args.quick else 10, 0.)
             noise = learn.noise_scale
             truth = exact(learn.model, x[:n], y[:n])

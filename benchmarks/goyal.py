@@ -72,7 +72,7 @@ class Rows(Callback):
 def train(data, k, how, lr, seed, n_epoch=n_epoch, sched=cosine):
     set_seed(seed)
     dls = DataLoaders(TensorLoader(*data[0], micro_bs, shuffle=True), TensorLoader(*data[1], 1000), device='cpu')
-    noise = NoiseScale(beta=0.9) if how and how.get('rule') else None
+    noise = NoiseScale(beta=0.9, every=1) if how and how.get('rule') else None
     cbs = [GradAccum(k)]*(k>1) + [noise]*(noise is not None) + ([ScaledLR(micro_bs, noise_scale=noise, **how)] if how is not None else [])
     learn = Learner(dls, resnet(), loss_func=nn.CrossEntropyLoss(), opt_func=partial(SGD, mom=0.9), wd=1e-4, metrics=error, cbs=[*cbs, Rows()])
     with learn.no_bar(), learn.no_logging(): learn.fit(n_epoch, lr, cbs=ParamScheduler({'lr': sched(lr)}))

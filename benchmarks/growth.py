@@ -29,7 +29,7 @@ class BareOnRanks(Bare):
 
 # What is added, and to what; `n` micro-batches in a step
 added = {'`GradAccum(n)`, to a bare callback': (lambda n: [GradAccum(n)], lambda n: [BareOnRanks(n)]),
-         '`NoiseScale`, to `GradAccum(n)`': (lambda n: [GradAccum(n),NoiseScale()], lambda n: [GradAccum(n)]),
+         '`NoiseScale`, to `GradAccum(n)`': (lambda n: [GradAccum(n),NoiseScale(every=1)], lambda n: [GradAccum(n)]),
          '`ScaledLR`, to `GradAccum(n)`': (lambda n: [GradAccum(n),ScaledLR(bs)], lambda n: [GradAccum(n)]),
          '`NoiseScale` in parts, at each step, to nothing': (lambda n: [NoiseScale(every=1)], lambda n: [])}
 # Sizes, which argument of `learner` they are, what a slope is per, and its unit
@@ -123,7 +123,7 @@ def rss(): return int(open('/proc/self/statm').read().split()[1])*resource.getpa
 def steps_part(args, t):
     "`NoiseScale` takes in a million windows"
     if len(t.df): return
-    n,noise = 20_000 if args.quick else 1_000_000,NoiseScale()
+    n,noise = 20_000 if args.quick else 1_000_000,NoiseScale(every=1)
     noise.learn,noise._holds_twice,noise.source = SimpleNamespace(cbs=[]),lambda: False,Drawn(n)
     rows,start = [],time.process_time()
     for i in range(1, n+1):

@@ -35,7 +35,7 @@ def train(data, mean, std, seed):
     set_seed(seed)
     (x,y),(tx,ty) = [(standardized(x, mean, std), y.long()) for x,y in data]
     dls = DataLoaders(TensorLoader(x, y, micro_bs, shuffle=True), TensorLoader(tx, ty, 1000), device='cpu')
-    noise = NoiseScale()
+    noise = NoiseScale(every=1)
     learn = Learner(dls, convnet(), loss_func=nn.CrossEntropyLoss(), opt_func=partial(SGD, mom=0.9), metrics=accuracy, cbs=[GradAccum(n_acc), noise])
     with learn.no_bar(), learn.no_logging(): learn.fit(n_epoch, lr)
     df = noise.df

@@ -67,7 +67,7 @@ def fit(learn):
     with learn.no_bar(), learn.no_logging(): learn.fit(1, 0.)
 
 def ours(model, x, y):
-    noise = NoiseScale()
+    noise = NoiseScale(every=1)
     fit(learner(model, x, y, [GradAccum(n_acc),noise]))
     return noise.noise_scale,averaged(zip(noise.df.tr_sigma, noise.df.g_sq))
 
@@ -129,7 +129,7 @@ class PerItem(Callback):
         for p,o in zip(self.learn.model.parameters(), self.sums): p.grad = o/n
         self.before_fit()
 
-tools = {'NoiseScale': lambda n: [GradAccum(n),NoiseScale()], 'stacked': lambda n: [Stacks(n)], 'per item': lambda n: [PerItem(n)]}
+tools = {'NoiseScale': lambda n: [GradAccum(n),NoiseScale(every=1)], 'stacked': lambda n: [Stacks(n)], 'per item': lambda n: [PerItem(n)]}
 
 def cost(n, how, n_windows):
     "`(with it, without)`, functions of no argument"

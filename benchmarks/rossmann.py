@@ -122,7 +122,7 @@ def watch(part, args, t, to, top):
     for seed in args.seeds or range(1 if args.quick else 2):
         if t.has(part=part, seed=seed): continue
         set_seed(seed)
-        noise = NoiseScale()
+        noise = NoiseScale(every=1)
         end = fit(learner(to, top, micro_bs, cbs=[GradAccum(n_acc), noise]), 1, lr, how)
         df = noise.df
         t.add_all([dict(part=part, seed=seed, stretch=f'{i/n_pieces:.1f} to {(i+1)/n_pieces:.1f}', **reading(df[n_pieces*(df.step-1)//noise.n_steps==i]),

@@ -260,7 +260,7 @@ def bs_find(self:Learner,
     """
     check_bools(show_plot=show_plot)
     request = Request(lr, num_it, n_batch, tol, max_bs, n_epoch, seed, how, noise_scale, step_times)
-    noise = NoiseScale(beta, ci=ci)
+    noise = NoiseScale(beta, every=1, ci=ci)
     check_request(self, request)
     begin = time.perf_counter()
     with trained_as(self, how):

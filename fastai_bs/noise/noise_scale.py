@@ -55,9 +55,9 @@ _of_batch = 'before_batch','after_loss','before_backward','after_backward','afte
 class NoiseScale(ScopedCallback):
     """Measure the gradient noise scale during training, and change no bit of it
 
-    It measures at every optimizer step with several micro-batches or ranks, else at every 60th step, from `n_micro` parts of the batch. `noise_scale` and
-    `ci` are in items, and `df` has a row per measurement. `learn.recorder.plot_noise_scale()` draws them. In a long training, `df` keeps at most 10,000 rows
-    (about 10 MB): the latest, and evenly spread ones before.
+    Where a step has several micro-batches or ranks, it measures at each of the first 100 optimizer steps, and from then on at every 4th. Elsewhere it measures
+    at every 60th step, from `n_micro` parts of the batch. `noise_scale` and `ci` are in items, and `df` has a row per measurement.
+    `learn.recorder.plot_noise_scale()` draws them. In a long training, `df` keeps at most 10,000 rows (about 10 MB): the latest, and evenly spread ones before.
     """
     most = 10_000 # Rows
     most_cool = 1000 # Rows of the cool stretch
@@ -65,7 +65,7 @@ class NoiseScale(ScopedCallback):
 
     def __init__(self,
         beta:float=0.99, # Factor on the weight of earlier measurements: 0.99 averages over about the last 100, and lags behind a rise
-        every:int=None, # Optimizer steps between measurements; `None`: 1 if a step has several micro-batches or ranks, else 60
+        every:int=None, # Optimizer steps between measurements; `None`: 60, or with several micro-batches or ranks in a step 1 for 100 steps, then 4
         n_micro:int=4, # Parts of the batch, if a step has only one
         ci:float=0.95, # Coverage of the interval
     ):

@@ -36,26 +36,27 @@ from .norms import RankWindow, squared_norm, unweighed_window, weighed_window
 # %% ../../nbs/noise/03_sources.ipynb #03d0b75a
 class Source:
     "Base class: returns a `Measurement` from `before_batch`, `after_backward` or `close`, or `None`"
-    every = 1 # Default of optimizer steps between measurements
+    every = 4 # Default of optimizer steps between measurements, from step `first` on: watching is to cost at most 3%
+    first = 100 # Steps before it are all measured
     events = () # Events of a batch that it needs
 
     def __init__(self,
         learn, # The learner that trains
         accum:GradAccum=None, # The learner's
-        every=None, # Optimizer steps between measurements; `None`: the default of the class
+        every=None, # Optimizer steps between measurements, from the first one on; `None`: the defaults of the class
         n_ranks:int=1, # Ranks that train together
         n_micro:int=4, # Parts of a batch
     ):
         self.args = learn,accum,every,n_ranks,n_micro
         store_attr('learn,accum,n_ranks,n_micro')
-        self.every = every or self.every
+        if every: self.every,self.first = every,0
         self.counter = ElementCounter(accum and accum.count)
         self.n_steps = 0 # Optimizer steps of the fit
         self.next = 0 # Step from which on a batch is measured in parts
         self.norms = None # `GradNorms`, while an epoch trains
 
     @property
-    def is_due(self): return self.n_steps%self.every==0
+    def is_due(self): return self.n_steps<self.first or self.n_steps%self.every==0
 
     def start(self): "Begin a fit; refuse one that cannot be measured in this way"
     def after_backward(self): "Look at a gradient"

@@ -92,6 +92,16 @@ def test_with_class_weights_an_element_is_a_unit_of_weight():
     weights = loss_func.weight[torch.stack([y for _,y in items])]
     assert_rows(measure(items, model, loss_func, 8, 4).df, expected(items, model, loss_func, windows_in_order(203, 8, 4), weights))
 
+def test_steps_that_are_measured():
+    "The first 100 of a fit, over its epochs, and then every 4th; or every so many from the first one on"
+    items = regression(76)
+    for every,steps in ((None,[*range(1, 101),101,105,109,113]), (1,range(1, 115)), (25,[1,26,51,76,101])):
+        noise = measure(items, mlp(), nn.MSELoss(), 1, 2, n_epoch=3, noise=NoiseScale(every=every))
+        assert noise.df.step.tolist()==[*steps]
+        assert noise.n_steps==114
+        windows = 3*windows_in_order(76, 1, 2)
+        assert_rows(noise.df, expected(items, mlp(), nn.MSELoss(), [windows[i-1] for i in steps]))
+
 # What other callbacks do
 
 class Overflowing(ScaledLoss):
@@ -253,7 +263,7 @@ def test_windows_of_the_cool_stretch_come_last_in_a_cycle():
     assert all(is_cool[r.step-8:r.step].all() for r in whole.cool_rows)
     windows,rates = _fit([GradAccum(4)], 2)
     is_cool = (rates<=0.05*max(rates)) & (np.arange(len(rates))>20)
-    assert len(windows.cool_rows)>10
+    assert len(windows.cool_rows)==is_cool[::4].sum()>5
     assert [r.step for r in windows.cool_rows]==[r.step for r in windows.rows if is_cool[r.step-1]]
     assert windows.cool.n_windows==len(windows.cool_rows)
     assert 'as the rate fell' in repr(windows)

@@ -112,7 +112,7 @@ def test_rows_where_n_acc_moves(n_acc, every):
         k = n_acc.get(epoch, k if epoch else 1)
         for i in range(0, 43, 4*k):
             step,at = step+1,list(range(i, min(i+4*k,43)))
-            if k==1 and step>due and len(at)==4: window,due = [[o] for o in at],step-1+(every or 40)
+            if k==1 and step>due and len(at)==4: window,due = [[o] for o in at],step-1+(every or 60)
             elif k>1 and (step-1)%(every or 1)==0 and len(at)>4: window = [at[j:j+4] for j in range(0, len(at), 4)]
             else: continue
             windows.append(window)
