@@ -61,7 +61,7 @@ stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
     costly="{skipped} may save {saving} per training or nothing: trying it may take half of that, and would take {cost}",
     useless="{skipped} would save no time, as it would need more epochs, even if a short trial of it went well",
-    nowhere="in short trainings {failed} needed at least {more} times as much data to reach the same loss",
+    nowhere="in short trainings {failed} needed at least {more} times as much data as {bs} for the same loss, too much to plan with",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{larger}, and accumulating those of {micro_bs} saves too little",
@@ -308,8 +308,8 @@ def _on_cost(plan):
         failed = plan.facts.trial.failed
         yield f"Only {failed} was tried. To compare sizes between {t.bs} and {failed}, and below {t.bs}: bs_find(..., num_it={n})."
     elif plan.choice.reason=='costly':
-        takes = '' if plan.facts.device.given else f": expect about {time_text(n/t.n_acc*today_as_is(plan.facts).step_time)}, and the time of the trials"
-        yield f"If you train like this many times, bs_find(..., num_it={n}) measures first, and then tries larger batches that may pay{takes}."
+        takes = '' if plan.facts.device.given else f" (about {time_text(n/t.n_acc*today_as_is(plan.facts).step_time)})"
+        yield f"If you train like this many times, bs_find(..., num_it={n}) measures first{takes}, and then tries larger batches that may pay."
     else: yield f"Only larger sizes were looked at: bs_find(..., num_it={n}) compares smaller ones, too."
 
 def _on_open(plan):
@@ -442,7 +442,7 @@ def plan_html(
     plan, # A `BatchPlan`
 )->str:
     "Write `brief_words` as HTML, with the table of candidates"
-    return in_html(brief_words(plan), _more(plan), 'plan.details()', "All sizes that were compared", _candidates_table(plan))
+    return in_html(brief_words(plan), _more(plan), 'plan.details()', "All sizes", _candidates_table(plan))
 
 def plan_details(
     plan, # A `BatchPlan`

@@ -206,7 +206,8 @@ def check_reachable(
     below,above = bs//step*step,math.ceil(bs/step)*step
     near = ' or '.join(str(o) for o in (below,above) if 0<o<=n_train) or "today's"
     each = f' on each of {n_ranks} ranks' if n_ranks>1 else ''
-    raise ValueError(f"`bs` must be made of whole micro-batches of {', '.join(map(str, micro_sizes))} items{each}, those that ran here, got {bs}: "
+    inside = ', or lie between two of them' if len(micro_sizes)>1 else ''
+    raise ValueError(f"`bs` must be a multiple of a micro-batch that ran here ({', '.join(map(str, micro_sizes))} items{each}){inside}, got {bs}: "
                      f"take {near}, or set `dls.bs` to a size that divides it, and plan anew")
 
 # %% ../../nbs/finder/01_formulas.ipynb #c726f3fc

@@ -17,10 +17,10 @@ from fastai.callback.core import Callback, CancelFitException, CancelValidExcept
 from fastai.learner import Learner
 from fastai.torch_core import to_device
 from ..utils.text import counted, time_text
-from ..learner.ranks import over_ranks, rank, trains_together
+from ..learner.ranks import over_ranks, trains_together
 from ..learner.loaders import with_micro_bs
 from ..learner.loop import validate_on_ranks
-from ..learner.mock import mock_training, ticks
+from ..learner.mock import mock_training, shown_by, ticks
 from ..accumulate.losses import plain, precise
 from ..accumulate.grad_accum import own_settings, quiet_accum
 from ..schedule.rules import decay_factor, sqrt_scaling
@@ -234,7 +234,7 @@ def _is_faster(facts, before):
 
 def _say(learn, facts, base, larger, seconds):
     "Write what is tried, and how long it takes, where that is more than two seconds"
-    if not hasattr(learn, 'progress') or rank()>0: return
+    if not shown_by(learn): return
     if facts.device.given: print(f"Trying batches of {counted(larger.bs)} in short trainings on this device, whose step times are not known.")
     elif seconds>2:
         part = seconds/today_as_is(facts).fit_time

@@ -46,7 +46,7 @@ class Card(NamedTuple):
 
     def __str__(self):
         ecc = f"{_ecc:.2%} for ECC, " if self.ecc else ''
-        return (f"{self.name}: {bytes_text(self.usable)} of {bytes_text(self.size*_GiB)} ({self.size} GiB) are left for a training, without {ecc}"
+        return (f"{self.name}: {bytes_text(self.usable)} of {bytes_text(self.size*_GiB)} ({self.size} GiB) are left for a training, after {ecc}"
                 f"{_driver:.0%} for the driver and {bytes_text(_context)} for the CUDA context")
 
 def margin_text(

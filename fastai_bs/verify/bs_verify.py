@@ -13,7 +13,7 @@ from fastcore.basics import patch
 from fastai.learner import Learner
 from ..utils.checks import check_whole, is_number, is_several, shown
 from ..utils.text import counted, listed, rate_text, time_text
-from ..learner.ranks import rank
+from ..learner.mock import shown_by
 from ..accumulate.sizes import batch_size
 from ..finder.apply import refuse_other
 from ..finder.options import fit_time_of
@@ -69,7 +69,7 @@ def _fits(plan, sizes):
 # %% ../../nbs/verify/06_bs_verify.ipynb #346f7a2f
 def _say(learn, plan, fits, n_runs):
     "Write what is trained, and how long it takes"
-    if not hasattr(learn, 'progress') or rank()>0: return
+    if not shown_by(learn): return
     def _secs(o): # The whole fit, with a single validation
         n_unseen = o.trained_epochs+o.freeze_epochs-1
         return fit_time_of(plan.facts, o.trained_epochs, o.freeze_epochs, o.epoch_time)-n_unseen*plan.facts.device.valid_time

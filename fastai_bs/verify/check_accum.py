@@ -19,8 +19,8 @@ from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
 from ..utils.checks import check_whole, is_whole, shown
 from ..utils.text import counted, num, filled, time_text
-from ..learner.mock import worth_saying
-from ..learner.ranks import from_ranks, rank, trains_together
+from ..learner.mock import shown_by, worth_saying
+from ..learner.ranks import from_ranks, trains_together
 from ..utils.memory_errors import free_memory, out_of_memory
 from ..learner.loop import callback_of
 from ..accumulate.losses import ElementCounter, loss_kind, note_checked
@@ -187,7 +187,7 @@ class _Comparison:
     def announce(self, secs):
         "Say once how long the rest takes, where that is long: the run before took `secs`"
         takes,self.n_runs = secs*self.n_runs,0
-        if takes>worth_saying and hasattr(self.learn, 'progress') and rank()==0: print(
+        if takes>worth_saying and shown_by(self.learn): print(
             f"check_accum takes about {time_text(takes)} more, and longer to find a reason; smaller batches or a smaller `n_acc` take less")
 
     def compare(self, micros, how=None, in_eval=(), double=None):

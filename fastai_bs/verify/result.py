@@ -118,7 +118,7 @@ class BatchVerification:
         return details_of(verified_words(self, 0), sections, sizes_table(self))
 
     def __repr__(self): return in_text(verified_words(self), *_more)
-    def _repr_html_(self): return in_html(verified_words(self), *_more, "All sizes that were tried", sizes_table(self))
+    def _repr_html_(self): return in_html(verified_words(self), *_more, "All sizes", sizes_table(self))
 
     def plot(self,
         ax=None, # Axes to draw on; by default new ones

@@ -322,7 +322,7 @@ def test_a_state_goes_on_from_batch_to_batch(shuffle):
     chosen = plan.at(8)
     assert (chosen.micro_bs,chosen.n_acc)==(4,2)
     assert chosen.apply(learn).dls.train.bs==4
-    with pytest.raises(ValueError, match='must be made of whole micro-batches of 4 items'): plan.at(2)
+    with pytest.raises(ValueError, match=r'must be a multiple of a micro-batch that ran here \(4 items\)'): plan.at(2)
 
 def test_a_training_that_cannot_learn():
     "Pictures of noise with any label: 240 steps"

@@ -57,10 +57,10 @@ def test_the_split_that_is_taken(ways, micro_bs):
 
 @pytest.mark.parametrize('bs,micro_sizes,n_train,n_ranks,words', [(48,[16,32],1000,1,None), (64,[16,32],64,1,None), (96,[16,32],1000,2,None),
     (65,[16,32],64,1,'`bs`=65 is more than the 64 items of the training set'),
-    (40,[16,32],1000,1,'of 16, 32 items, those that ran here, got 40: take 32 or 48, or'),
-    (8,[16],1000,1,'got 8: take 16, or'), (60,[16],60,1,'got 60: take 48, or'),
+    (40,[16,32],1000,1,r'\(16, 32 items\), or lie between two of them, got 40: take 32 or 48, or'),
+    (8,[16],1000,1,r'\(16 items\), got 8: take 16, or'), (60,[16],60,1,'got 60: take 48, or'),
     (24,[16,32],1000,1,None), (48,[16,32],1000,2,None), (49,[16,32],1000,2,'got 49: take 32 or 64, or'),
-    (72,[16,32],1000,2,'of 16, 32 items on each of 2 ranks.*got 72: take 64 or 96, or'),
+    (72,[16,32],1000,2,r'\(16, 32 items on each of 2 ranks\).*got 72: take 64 or 96, or'),
     (15,[16],15,1,"got 15: take today's, or")])
 def test_sizes_within_reach(bs, micro_sizes, n_train, n_ranks, words):
     if words is None: assert check_reachable(bs, micro_sizes, n_train, n_ranks) is None

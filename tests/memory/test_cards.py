@@ -41,7 +41,7 @@ def test_sizes_in_memory_are_no_cards(limit): assert card_of(limit) is None and 
 
 def test_what_a_card_loses_is_said():
     "All in one unit, so that it can be checked by hand"
-    text = 'T4: 15.2 GB of 17.2 GB (16 GiB) are left for a training, without 6.25% for ECC, 2% for the driver and 537 MB for the CUDA context'
+    text = 'T4: 15.2 GB of 17.2 GB (16 GiB) are left for a training, after 6.25% for ECC, 2% for the driver and 537 MB for the CUDA context'
     assert str(card_of('T4'))==text
     assert margin_text(card_of('T4').usable, 0.05)=='`margin` keeps 5% of that free: 14.5 GB may be filled'
     assert 'ECC' not in str(card_of('RTX 3060'))
