@@ -2,12 +2,11 @@
 
     python benchmarks/cost.py --full     # Half an hour
 
-Of a training the time of a step is the median of steps of its kind, as what else is done on a machine comes and goes. With `GradAccum(2)` every 4th step is
-measured, as it is from the 100th on; the figure is the median of ratios in pairs of trainings, with and without, one right after the other and in alternating
-order. Where every 60th is measured in parts it is the median of trainings by one-cycle, each of which has all kinds of steps: one that is measured in parts,
-those of the cool stretch at the end, which are measured together, and the others, at which nothing is done but to look at a number."""
-from functools import partial
-
+Of a training the time of a step is the median of steps of its kind, as what else is done on a machine comes and goes. With `GradAccum(2)` each step is
+measured, as the first 100 of a fit are, or every 4th, as from then on; the figure is the median of ratios in pairs of trainings, with and without, one right
+after the other and in alternating order. Where every 60th is measured in parts it is the median of trainings by one-cycle, each of which has all kinds of
+steps: one that is measured in parts, those of the cool stretch at the end, which are measured together, and the others, at which nothing is done but to look
+at a number."""
 import numpy as np
 import torch
 from torch import nn
@@ -49,22 +48,24 @@ cases = {'tabular, 256': (tabular,256,41), 'ResNet-18, 32 x 64 x 64': (images,32
 n_steps = 61 # Of a training: of the 60 after the first, one is measured where every 60th is
 
 class Reads(Callback):
-    "The gradient read once in each backward pass of every 4th window, and the window's once more"
+    "The gradient read once in each backward pass of every so many windows, and the window's once more"
     order = GradAccum.order+1 # A step that `GradAccum` skips does not come here
+    def __init__(self, every): self.every = every
     def before_fit(self): self.n_steps = 0
     def _read(self):
-        if self.n_steps%4==0: self.norms = torch._foreach_norm([p.grad for p in self.learn.model.parameters()])
+        if self.n_steps%self.every==0: self.norms = torch._foreach_norm([p.grad for p in self.learn.model.parameters()])
     def after_backward(self): self._read()
     def before_step(self):
         self._read()
         self.n_steps += 1
 
 class Passes(Callback):
-    "Four parts of every 60th batch through the model and back"
+    "Four parts of every so many batches through the model and back"
     order = GradAccum.order # After the batch is on its device
+    def __init__(self, every): self.every = every
     def before_fit(self): self.n_steps = 0
     def before_batch(self):
-        if self.n_steps%60==0:
+        if self.n_steps%self.every==0:
             for *xb,yb in zip(*(o.chunk(4) for o in (*self.learn.xb,*self.learn.yb))): self.learn.loss_func(self.learn.model(*xb), yb).backward()
             self.learn.opt.zero_grad()
         self.n_steps += 1
@@ -78,7 +79,7 @@ def step_time(learn, every):
     "Seconds of a step in the mean, of which every `every`-th may be measured"
     steps = step_times(learn)
     measured = np.arange(1, len(steps)+1)%every==0
-    return np.median(steps[~measured])*(1-1/every) + np.median(steps[measured])/every
+    return sum(np.median(steps[o])*part for o,part in ((measured,1/every),(~measured,1-1/every)) if part)
 
 def over_others(learn, every):
     "Seconds of a step of a one-cycle in the mean, over those of one at which nothing is measured; every `every`-th is in parts"
@@ -90,7 +91,8 @@ def over_others(learn, every):
     return 1 + sum((np.median(steps[o])/other-1)*o.mean() for o in (in_parts,is_cool))
 
 # How: micro-batches in a step, every how many steps are measured, the callback, and what it cannot do without. A batch is the same in all of them
-modes = {'GradAccum(2), every 4th step': (2,4,partial(NoiseScale, every=4),Reads), 'parts of the batch, every 60th step': (1,60,NoiseScale,Passes)}
+modes = {'GradAccum(2), each step': (2,1,NoiseScale,Reads), 'GradAccum(2), every 4th step': (2,4,NoiseScale,Reads),
+         'parts of the batch, every 60th step': (1,60,NoiseScale,Passes)}
 
 def learner(make, bs, n_acc, cbs):
     torch.manual_seed(0)
@@ -115,12 +117,12 @@ def run(args, t):
         for mode,(n_acc,every,cb,least) in modes.items():
             if t.has(training=case, measured=mode): continue
             def _over(cb): # Median with its interval
-                watched = learner(make, bs, n_acc, [cb()]) # noqa: B023
+                watched = learner(make, bs, n_acc, [cb(every=every)]) # noqa: B023
                 if n_acc==1: return middle([over_others(watched, every) for _ in range(n_pairs+1)][1:]) # noqa: B023
                 plain = learner(make, bs, n_acc, []) # noqa: B023
                 return middle([a/b for a,b in in_pairs(lambda: step_time(watched, every), lambda: step_time(plain, every), n_pairs)]) # noqa: B023
             (ratio,low,high),(least_ratio,least_low,least_high) = _over(cb),_over(least)
-            (with_it,size),(without,_) = (peak_of(make, bs, n_acc, o) for o in ([cb()],[]))
+            (with_it,size),(without,_) = (peak_of(make, bs, n_acc, o) for o in ([cb(every=every)],[]))
             t.add(training=case, measured=mode, pairs=n_pairs, time=ratio, low=low, high=high, least=least_ratio, least_low=least_low, least_high=least_high,
                   memory=100*(with_it-without)/size)
 

@@ -128,6 +128,7 @@ def of_cost(here):
     "What asking takes on this processor, over today's whole training or in seconds; and the first training with a plan, the asking included"
     cost,went,is_long = here.find/here.secs_now,here[here.changed],here.steps>=500
     first,of_ten,stays = (went.find+went.secs)/went.secs_now,(went.find/10+went.secs)/went.secs_now,here[~here.changed].reason
+    short = here[here.steps<1000]
     def _of(which): return f"{cost[which].median():.2f}, {cost[which].min():.2f} to {cost[which].max():.2f}"
     def _first(which): return f"{first[which].median():.2f} (median of {which.sum()})"
     reasons = ', '.join(f"{nm} in {n}" for nm,n in stays.value_counts().items())
@@ -138,7 +139,7 @@ def of_cost(here):
             f"* The first training with a plan that changes something, with what finding it takes, lasts {_first(went.epochs>0)} of today's; of 4 epochs "
             f"{_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, {of_ten.median():.2f}; alone "
             f"{(went.secs/went.secs_now).median():.2f}.",
-            f"* Plans that stay on this processor: {len(stays)} of {len(here)}, {(here[~here.changed].steps<1000).sum()} of them for fewer than 1000 steps; "
+            f"* Plans that stay on this processor: {len(stays)} of {len(here)} (of those for fewer than 1000 steps {(~short.changed).sum()} of {len(short)}); "
             f"{reasons}."]
 
 def cost_table(here):

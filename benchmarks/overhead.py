@@ -3,8 +3,8 @@
     python benchmarks/overhead.py --full     # Several minutes
 
 The bare callback divides each loss by 4 and lets the optimizer step after every fourth micro-batch: nothing less accumulates. Beside it fastai's own
-`GradientAccumulation`, and what `NoiseScale` and `ScaledLR` add to `GradAccum(4)`; `NoiseScale` measures every 4th step here, as it does from the 100th on.
-Pairs of fits, one right after the other and in alternating order; the figure is the median of the pairs' ratios."""
+`GradientAccumulation`, and what `NoiseScale` and `ScaledLR` add to `GradAccum(4)`; `NoiseScale` measures each step, as the first 100 of a fit, or every 4th,
+as from then on. Pairs of fits, one right after the other and in alternating order; the figure is the median of the pairs' ratios."""
 import statistics
 
 import torch
@@ -26,6 +26,7 @@ def mlp(n_hid): return nn.Sequential(nn.Linear(20,n_hid), nn.ReLU(), nn.Linear(n
 cases = {'MLP of 2,397 parameters, 16': (lambda: mlp(77),(20,),16,200), 'MLP with 2,048 hidden units, 128': (lambda: mlp(2048),(20,),128,100),
          'ResNet-18, 16 x 32 x 32': (lambda: resnet18(num_classes=10),(3,32,32),16,16)}
 arms = {"fastai's GradientAccumulation": lambda bs: [GradientAccumulation(4*bs)], 'GradAccum(4)': lambda bs: [GradAccum(4)],
+        'GradAccum(4), NoiseScale(every=1)': lambda bs: [GradAccum(4),NoiseScale(every=1)],
         'GradAccum(4), NoiseScale(every=4)': lambda bs: [GradAccum(4),NoiseScale(every=4)], 'GradAccum(4), ScaledLR': lambda bs: [GradAccum(4),ScaledLR(bs)]}
 
 def learner(case, cbs):
