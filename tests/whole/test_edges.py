@@ -26,7 +26,7 @@ def learner(n=96, bs=4, cbs=None, **kwargs): return quiet_learner(loaders(regres
 
 def watched(beta):
     "A `NoiseScale` that has seen 300 windows"
-    noise = NoiseScale(beta=beta)
+    noise = NoiseScale(beta=beta, every=1)
     learner(800, cbs=[GradAccum(2), noise]).fit(3, 0.01)
     return noise
 
