@@ -59,8 +59,8 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="{skipped} may save {saving} per training or nothing: trying it may take half of that, and would take {cost}",
-    useless="{skipped} would save no time, as it would need more epochs, even if a short trial of it went well",
+    costly="{skipped} could save some {saving} per training, or nothing, and a trial takes {cost}: too long for that",
+    useless="{skipped} would save no time: even if a short trial of it went well, it would need too many epochs",
     nowhere="in short trainings {failed} needed at least {more} times as much data as {bs} for the same loss, too much to plan with",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
@@ -123,7 +123,7 @@ def _use(plan):
     t,o,size = plan.facts.today,plan.choice.option,str(plan.bs)
     made_up = f" A step is {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}." if o.n_acc>1 else ''
     use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
-    if math.isnan(o.steps): return f"{use}: it was not tried, so the line keeps today's epochs, and the loss may end higher."
+    if math.isnan(o.steps): return f"{use}: it was not tried, so the epochs are today's, and the loss may end higher."
     takes = f": {_duration_text(plan)}." if plan.facts.device.timed else "."
     return f"{use}{', which needs' if _is_chosen(plan) else ' for'} {_epochs(plan)}{takes}{made_up}"
 
@@ -208,8 +208,9 @@ def _got(plan):
     part,in_all = (1/epochs_needed(trial.bs, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
     if part>0.995: told = f"In a short training {trial.bs} learned as much as {t.bs} from as many items, or more"
     else: told = f"In a short training {t.bs} needed {percent(part)} of the items to learn what {trial.bs} learned from all"
-    if percent(in_all)!=percent(part): told += f"; in a training of {_steps_now(plan)} it should be {percent(in_all)} (`for_longer`)"
+    if percent(in_all)!=percent(part): told += f"; in a training of {_steps_now(plan)} it should be {percent(in_all)}"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
+    if in_all>0.995: return f"{told}. So {counted(t.n_epoch, 'epoch')} should be enough for {plan.bs}, too."
     tried = f" ({num(t.n_epoch/in_all)} at {trial.bs})" if plan.bs!=trial.bs else ''
     return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(plan.choice.option.epochs)} at {plan.bs}{tried}, before rounding up."
 
@@ -235,11 +236,11 @@ def _won_back(plan):
 def _found(plan):
     "Write the noise scale that was given, or measured"
     m = plan.facts.measured
-    if not m.has_mock: return f"The noise scale that was given makes {counted(m.noise_scale)} for this training."
+    if not m.has_mock: return f"The noise scale that was given counts as {counted(m.noise_scale)} in this training."
     if m.ci[1]<1: return "There is next to no noise in the gradient: any batch size takes the same steps."
     if m.cool is None: return f"The noise scale at the present weights is {_estimate_text(m.noise_scale, m.ci)}."
     seen = f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}"
-    return f"{seen} at the end, which counts as {num(plan.facts.measured_noise)} in a training of {counted(math.ceil(plan.facts.today.steps), 'step')}."
+    return f"{seen} at the end; for a training of {counted(math.ceil(plan.facts.today.steps), 'step')} the plan reckons with {num(plan.facts.measured_noise)}."
 
 def why(
     plan, # A `BatchPlan`
@@ -309,7 +310,7 @@ def _on_cost(plan):
         yield f"Only {failed} was tried. To compare sizes between {t.bs} and {failed}, and below {t.bs}: bs_find(..., num_it={n})."
     elif plan.choice.reason=='costly':
         takes = '' if plan.facts.device.given else f" (about {time_text(n/t.n_acc*today_as_is(plan.facts).step_time)})"
-        yield f"If you train like this many times, bs_find(..., num_it={n}) measures first{takes}, and then tries larger batches that may pay."
+        yield f"If you train like this many times, bs_find(..., num_it={n}) measures the noise scale{takes}, and then tries larger batches that may pay."
     else: yield f"Only larger sizes were looked at: bs_find(..., num_it={n}) compares smaller ones, too."
 
 def _on_open(plan):
@@ -368,12 +369,12 @@ def good_to_know(
         if bs:
             saving,epochs = plan.facts.trial.saving,num(1/parts_tried(bs/now)[1])
             saves = time_text(saving) if saving>0 else "nothing"
-            yield (f"A trial may take {percent(most_part)} of what it may save one training. That is reckoned as if {bs} needed {epochs} times "
-                   f"the epochs of {now}, which would save {saves}.")
+            yield (f"A trial is run if it takes at most {percent(most_part)} of what it can save one training. That is reckoned as if {bs} needed "
+                   f"{epochs} times the epochs of {now}, which would save {saves}.")
     if d.given: yield "The step times were given, so seconds leave out validations, frozen epochs and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.facts.today.freeze_epochs and not math.isnan(plan.facts.noise):
-        yield "What was tried or measured is for the unfrozen epochs, from the present weights on; the frozen ones are planned by the same ratio."
+        yield "What was tried or measured is for the unfrozen epochs, from the present weights on; the frozen ones are multiplied by the same factor."
 
 # %% ../../nbs/finder/12_advice.ipynb #40320cc6
 def numbers_text(
@@ -382,6 +383,7 @@ def numbers_text(
     "Write the numbers of a plan"
     f = plan.facts
     noise = f"at least {num(f.measured_noise)}" if f.measured.is_bound else with_interval(plan.noise_scale, plan.ci)
+    if math.isnan(plan.ci[0]): noise = num(plan.noise_scale) # A number that was given
     if not f.can_plan or math.isnan(plan.noise_scale): noise = 'not known'
     parts = dict(verdict=repr(plan.verdict), noise_scale=noise, bs=plan.bs, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=rate_text(plan.lr),
                  scaled_lr=rate_text(plan.scaled_lr), n_epoch=plan.n_epoch, base_bs=plan.base_bs, n_ranks=f.today.n_ranks, seed=f.measured.seed)

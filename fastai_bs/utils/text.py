@@ -113,7 +113,7 @@ def as_plain(v): # Numbers, texts, arrays, slices, data classes, and lists, tupl
     return [as_plain(o) for o in v] if is_iter(v) and not isinstance(v, str) else v
 
 # %% ../../nbs/utils/01_text.ipynb #ab263c53
-_digits = dict(index=False, na_rep='', float_format='{:.3g}'.format)
+_digits = dict(index=False, na_rep='', float_format=num)
 
 def paragraph(said:dict): # Texts by kind: 'do', 'how', 'run', 'why', 'caution'
     "Return all texts as one paragraph"

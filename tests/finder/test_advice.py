@@ -25,7 +25,7 @@ def sentences(plan):
 @pytest.mark.parametrize('make,verdict,text', [
     (lambda: plan_of(), 'use', "Use 128 (today 64) for 6 epochs (today 5): about 83% of the time (53 s instead of 1 min 4 s)."),
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)).at(256), 'use',
-        "You chose 256 (today 64): it was not tried, so the line keeps today's epochs, and the loss may end higher."),
+        "You chose 256 (today 64): it was not tried, so the epochs are today's, and the loss may end higher."),
     (lambda: plan_of().at(1024), 'use', "You chose 1024 (today 64), which needs 14 epochs (today 5): slower, about 149% of the time "
         "(1 min 35 s instead of 1 min 4 s). A step is 4 x 256."),
     (lambda: plan_of(micro_bs=32, n_ranks=2, times=secs(32, 64, 128)).at(256), 'use',
@@ -76,12 +76,13 @@ def test_what_a_short_training_told(noise, told, adam):
     plan = plan_of(trial=Trial(256, noise, 3910), adam=adam)
     longer = why(plan_of(trial=Trial(256, noise, 391), adam=adam))[1]
     got = f"In a short training {told}"
-    whole = "; in a training of 3910 optimizer steps it should be 76% (`for_longer`)" if noise==300. else ''
-    assert longer.startswith(f"{got}{whole}. So 5 epochs at 64 become ")
+    whole = "; in a training of 3910 optimizer steps it should be 76%" if noise==300. else ''
+    so = "5 epochs at 64 become " if noise==300. else f"5 epochs should be enough for {plan.bs}, too."
+    assert longer.startswith(f"{got}{whole}. So {so}")
     measured,as_it_is,record = why(plan)
     assert measured.startswith('The noise scale was measured')
     tried = f" ({5/0.6547:.3g} at 256)" if plan.bs==128 else ''
-    assert as_it_is==f"{got}. So 5 epochs at 64 become {plan.choice.option.epochs:.3g} at {plan.bs}{tried}, before rounding up."
+    assert as_it_is==f"{got}. So {so}" + (f"{plan.choice.option.epochs:.3g} at {plan.bs}{tried}, before rounding up." if noise==300. else '')
     n,of,worst = ended_above[adam]
     who = 'Adam' if adam else 'SGD'
     assert record==(f"In our benchmarks with {who}, {n} of {of} plans made the validation loss over 5% worse "
@@ -138,7 +139,7 @@ def test_what_a_plan_prints():
         assert o not in ' '.join(repr(plan).split())
         assert o in ' '.join(plan.details().split())
     assert 'No rate was given' in ' '.join(repr(plan_of(has_lr=False)).split())
-    said = "The noise scale was measured as about 400 items (340 to 500) at the end, which counts as 512 in a training of 3910 steps."
+    said = "The noise scale was measured as about 400 items (340 to 500) at the end; for a training of 3910 steps the plan reckons with 512."
     assert said in ' '.join(repr(plan_of()).split())
     assert 'present weights is about 512 items (430 to 640).' in ' '.join(repr(plan_of(**fixed)).split())
 
@@ -199,7 +200,7 @@ def test_why_no_larger_micro_batch_is_compared(kwargs, larger):
 def test_what_measuring_would_cost(given, after):
     "660 micro-batches of 16 ms, where those are this device's"
     plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, saving=20., cost=30.), given=given)
-    assert any(o.endswith(f"bs_find(..., num_it=660) measures first{after}, and then tries larger batches that may pay.") for o in cautions(plan))
+    assert any(o.endswith(f"bs_find(..., num_it=660) measures the noise scale{after}, and then tries larger batches that may pay.") for o in cautions(plan))
 
 def test_what_a_slow_size_of_one_s_own_gives_away():
     plan = plan_of()
@@ -325,9 +326,9 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, at_p
         "Stay at 64 for 5 epochs (39 s): even with as many epochs 128 would save 35% of the time, but the step times varied by 70%."),
     (dict(times=((64,0.01,0.),(128,0.0201,0.))), "Stay at 64 for 5 epochs (39 s): no other size would save time."),
     (dict(trial=Trial(64, skipped=256, saving=20., cost=30.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): 256 may save 20 s per training or nothing: trying it may take half of that, and would take 30 s."),
+        "Stay at 64 for 5 epochs (1 min 4 s): 256 could save some 20 s per training, or nothing, and a trial takes 30 s: too long for that."),
     (dict(trial=Trial(64, skipped=256, saving=-1., cost=30.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): 256 would save no time, as it would need more epochs, even if a short trial of it went well.")])
+        "Stay at 64 for 5 epochs (1 min 4 s): 256 would save no time: even if a short trial of it went well, it would need too many epochs.")])
 def test_why_nothing_was_tried(kwargs, text):
     plan = plan_of(**unmeasured, **kwargs)
     assert headline(plan)==text
@@ -335,11 +336,11 @@ def test_why_nothing_was_tried(kwargs, text):
     first,*more = good_to_know(plan)
     assert 'as many epochs as today' in first
     saving = '20 s' if 'trial' in kwargs and kwargs['trial'].saving>0 else 'nothing'
-    told = (f"A trial may take 50% of what it may save one training. That is reckoned as if 256 needed 1.41 times "
+    told = (f"A trial is run if it takes at most 50% of what it can save one training. That is reckoned as if 256 needed 1.41 times "
             f"the epochs of 64, which would save {saving}.")
     assert more==([told] if 'trial' in kwargs else [])
     assert not any('about as fast' in o for o in plan_words(plan)['how'])
-    assert any('num_it=660) measures first' in o for o in cautions(plan))==('trial' in kwargs)
+    assert any('num_it=660) measures the noise scale' in o for o in cautions(plan))==('trial' in kwargs)
     assert any('Only larger sizes were looked at: bs_find(..., num_it=660)' in o for o in cautions(plan))==('trial' not in kwargs)
 
 @pytest.mark.parametrize('kwargs', [dict(), dict(adam=False, n_epoch=60), dict(freeze_epochs=1, frozen=0.00656, n_epoch=30), dict(loading=0.0055),
@@ -380,7 +381,8 @@ def test_alarms_of_a_short_training_are_told(kwargs, words):
 @pytest.mark.parametrize('ci', [(nan,nan),(200.,400.)])
 def test_a_noise_scale_that_was_given_is_told(ci):
     plan = plan_of(**{**unmeasured, 'noise_scale': 300., 'ci': ci})
-    assert why(plan)[0]=="The noise scale that was given makes 300 items for this training."
+    assert why(plan)[0]=="The noise scale that was given counts as 300 items in this training."
+    assert f"noise_scale={'300' if math.isnan(ci[0]) else '300 [200, 400]'}, bs=" in numbers_text(plan)
     assert not any('present weights' in o for o in cautions(plan))
 
 def test_a_size_of_one_s_own_without_a_noise_scale():

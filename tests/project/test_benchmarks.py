@@ -166,7 +166,7 @@ def test_what_the_first_page_says_below_its_table():
     keeps = runpy.run_path(str(folder/'keeps.py'))
     above = keeps['different'](keeps['by_plan'](keeps['ratios'](result('keeps')))).query('d_valid>0.05')
     assert (len(above),(above.device=='flat_16').sum())==(9,2)
-    assert 'Two of these nine are from a second assumed GPU' in risk
+    assert 'Two of these 6 + 3 are for a second assumed GPU' in risk
     takes = [f'{float(o):.0%}' for o in figures('keeps', r'`bs_find` takes (\S+) of today.*changes something (\S+), ')]
     assert 'as long as {} of one training. Calls that end in a larger batch take {}.'.format(*takes) in price
     of_all = r'(\d+) of (\d+)'

@@ -19,6 +19,7 @@ def test_words_of_each_verdict_are_of_what_is_known(nm):
     assert words['do']==[headline(v)]
     assert len(words.get('caution', []))<=3
     assert not re.search(r'\b(nan|inf|None)\b', everything)
+    assert 'e+0' not in everything # 1320 steps are not 1.32e+03
     compile(run_line(v), 'line', 'eval' if v.verdict in ('use','stay') else 'exec')
     assert ('bs_verify' in run_line(v))==(v.verdict in ('tied','unknown'))
     assert ('v.plan.apply' in run_line(v))==v.plan.choice.option.changes*(v.verdict in ('use','stay'))
