@@ -210,9 +210,10 @@ def _got(plan):
     else: told = f"In a short training {t.bs} needed {percent(part)} of the items to learn what {trial.bs} learned from all"
     if percent(in_all)!=percent(part): told += f"; in a training of {_steps_now(plan)} it should be {percent(in_all)}"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
-    if in_all>0.995: return f"{told}. So {counted(t.n_epoch, 'epoch')} should be enough for {plan.bs}, too."
+    o = plan.choice.option
+    if o.trained_epochs==t.n_epoch: return f"{told}. So {counted(t.n_epoch, 'epoch')} should be enough for {plan.bs}, too."
     tried = f" ({num(t.n_epoch/in_all)} at {trial.bs})" if plan.bs!=trial.bs else ''
-    return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(plan.choice.option.epochs)} at {plan.bs}{tried}, before rounding up."
+    return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(o.epochs)} at {plan.bs}{tried}, before rounding up."
 
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"

@@ -83,6 +83,9 @@ def test_what_a_short_training_told(noise, told, adam):
     assert measured.startswith('The noise scale was measured')
     tried = f" ({5/0.6547:.3g} at 256)" if plan.bs==128 else ''
     assert as_it_is==f"{got}. So {so}" + (f"{plan.choice.option.epochs:.3g} at {plan.bs}{tried}, before rounding up." if noise==300. else '')
+    steep = plan_of(trial=Trial(128, 20_000., 3910), adam=adam) # As much from as many items, but not with any batch size
+    for bs,then in ((128,"5 epochs should be enough for 128, too."), (4096,"5 epochs at 64 become 6 at 4096 (5.02 at 128), before rounding up.")):
+        assert why(steep.at(bs))[1].endswith(f"or more. So {then}")
     n,of,worst = ended_above[adam]
     who = 'Adam' if adam else 'SGD'
     assert record==(f"In our benchmarks with {who}, {n} of {of} plans made the validation loss over 5% worse "
