@@ -9,7 +9,7 @@ __all__ = ['headlines', 'headline', 'run_line', 'cautions', 'good_to_know', 'ver
 
 # %% ../../nbs/verify/04_advice.ipynb #8de0437a
 import pandas as pd
-from ..utils.text import counted, difference_text, listed, marked_size, percent, rate_text
+from ..utils.text import counted, difference_text, listed, marked_size, percent, rate_text, time_text
 from ..finder.apply import fit_call, fit_of
 from .compare import level
 
@@ -64,7 +64,7 @@ def _again(v):
     args = ['v.planned']
     more = [bs for bs in v.tried if bs not in (v.bs_now,v.planned.bs)]
     if more: args.append(f'sizes={more}')
-    return f"v = learn.bs_verify({', '.join(args)}, n_runs={v.more_runs})"
+    return f"v = learn.bs_verify({', '.join(args)}, n_runs={v.more_runs})  # Takes about {time_text(v.more_runs*v.table.seconds.sum())}"
 
 def run_line(
     v, # A `BatchVerification`
