@@ -173,6 +173,7 @@ class TracedStep:
             with interrupts_wait(), FakeCopyMode(self._mode): self._model,self._loss_func = deepcopy((learn.model,learn.loss_func))
         def _plain(t): return torch.empty(t.shape, dtype=t.dtype, device=t.device) # fastai's own types cannot be fake
         with interrupts_wait(), self._mode: self._batch = tree_map_only(torch.Tensor, _plain, tuple(batch))
+        self._counted = {} # By items, and whether it is for a card
 
     def _items(self, bs):
         "Make a batch with `bs` items"
@@ -198,7 +199,11 @@ class TracedStep:
         bs:int, # Items in the micro-batch
         on_card:bool=False, # Take the tensors of a CUDA card's kernels, where they are others than on this device?
     )->dict: # Bytes by row
-        "Count what is there at the peak of a training step with `bs` items"
+        "Count what is there at the peak of a training step with `bs` items; what was counted before is looked up"
+        if (bs,on_card) not in self._counted: self._counted[bs,on_card] = self._count(bs, on_card)
+        return self._counted[bs,on_card]
+
+    def _count(self, bs, on_card):
         live = LiveBytes()
         with _fake_tensors(self._mode), _kernels_of_card() if on_card else nullcontext(), live:
             model = self._model.train()

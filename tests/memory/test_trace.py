@@ -257,12 +257,23 @@ def test_the_largest_batch_by_a_trace_fits(make, times):
 
 def test_the_largest_batch_of_a_model_that_takes_no_single_item(monkeypatch):
     "As BatchNorm: two are traced in its place; and few sizes are, though a line from no items at all only creeps on"
-    report,traced,trace = dense(opt_func=Adam).memory_report(),[],TracedStep.__call__
+    report,traced,count = dense(opt_func=Adam).memory_report(),[],TracedStep._count
     limit = sum(report.step(2).values())
-    monkeypatch.setattr(TracedStep, '__call__', lambda self, n, *args: traced.append(n) or trace(self, n, *args))
+    monkeypatch.setattr(TracedStep, '_count', lambda self, n, on_card: traced.append(n) or count(self, n, on_card))
     assert report.max_bs(limit, margin=0)>1
     with pytest.raises(ValueError, match="does not hold a micro-batch of one item, which takes .* MB: take a smaller model"): report.max_bs(limit-1, margin=0)
     assert len(traced)<=16
+
+def test_no_size_is_traced_twice(monkeypatch):
+    "Of a report, for one limit after the other; of a card those are others"
+    report,traced,count = dense(opt_func=Adam).memory_report(),[],TracedStep._count
+    monkeypatch.setattr(TracedStep, '_count', lambda self, *args: traced.append(args) or count(self, *args))
+    most = [report.max_bs(o) for o in ('8MB','T4','16MB','L4','8MB')]
+    assert most[0]==most[-1]<most[2]<most[1]<most[3]
+    assert len(traced)==len(set(traced))>4
+    items = list(zip(torch.randn(8, 196, 64), torch.randn(8, 196, 64)))
+    step = TracedStep(quiet_learner(loaders(items, 4), Attention(0.1)))
+    assert 1.1*sum(step(40, True).values())<sum(step(40, False).values())
 
 def test_validation_keeps_nothing_for_a_backward_pass():
     "One layer's input and output, where training keeps ten"
