@@ -384,7 +384,6 @@ def numbers_text(
     "Write the numbers of a plan"
     f = plan.facts
     noise = f"at least {num(f.measured_noise)}" if f.measured.is_bound else with_interval(plan.noise_scale, plan.ci)
-    if math.isnan(plan.ci[0]): noise = num(plan.noise_scale) # A number that was given
     if not f.can_plan or math.isnan(plan.noise_scale): noise = 'not known'
     parts = dict(verdict=repr(plan.verdict), noise_scale=noise, bs=plan.bs, micro_bs=plan.micro_bs, n_acc=plan.n_acc, lr=rate_text(plan.lr),
                  scaled_lr=rate_text(plan.scaled_lr), n_epoch=plan.n_epoch, base_bs=plan.base_bs, n_ranks=f.today.n_ranks, seed=f.measured.seed)

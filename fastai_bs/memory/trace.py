@@ -201,7 +201,7 @@ class TracedStep:
     )->dict: # Bytes by row
         "Count what is there at the peak of a training step with `bs` items; what was counted before is looked up"
         if (bs,on_card) not in self._counted: self._counted[bs,on_card] = self._count(bs, on_card)
-        return self._counted[bs,on_card]
+        return dict(self._counted[bs,on_card])
 
     def _count(self, bs, on_card):
         live = LiveBytes()

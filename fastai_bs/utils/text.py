@@ -45,9 +45,9 @@ def with_interval(
     x:float, # An estimate
     interval:tuple, # Its lower and upper end
 ):
-    "Return an estimate with its interval: '512 [430, 640]'"
+    "Return an estimate with its interval: '512 [430, 640]'; or alone where that is not known"
     low,high = interval
-    return f'{num(x)} [{num(low)}, {num(high)}]'
+    return num(x) if math.isnan(low) else f'{num(x)} [{num(low)}, {num(high)}]'
 
 def difference_text(
     x:float, # A fraction: 1 is 100%
