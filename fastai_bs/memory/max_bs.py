@@ -47,7 +47,8 @@ class SizeSteps(FullSteps):
         if self.done<self.n_steps: raise CancelEpochException # Another epoch
         if len(self.dls.loaders)<2: raise CancelFitException
 
-    def after_validate(self): raise CancelFitException # The validation set has no batch
+    def after_epoch(self):
+        if self.done>=self.n_steps: raise CancelFitException # The validation set has no batch, or nothing validates
 
 # %% ../../nbs/memory/04_max_bs.ipynb #1ac803ea
 class Failure(NamedTuple):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fastcore.basics import noop
 import fastai.distributed # noqa: F401, it adds `distrib_ctx`
 from hypothesis import given, settings, strategies as st
 from torch import nn
@@ -379,6 +380,12 @@ def test_all_of_a_set_is_the_most_that_is_tried(train, n, n_valid):
     items = regression(40, dtype=f32)
     dls = DataLoaders(train(items), *([] if n_valid is None else [DataLoader(items[:n_valid], bs=4)]), device='cpu')
     assert limited(1000, dls=dls).max_bs_find(limit=inf)==n
+
+def test_a_learner_that_does_not_validate():
+    "Ends its trials, too"
+    learn = limited(1000)
+    learn._do_epoch_validate = noop
+    assert learn.max_bs_find(limit=inf)==50
 
 def test_the_validation_loader():
     "Goes along where it has the same size, and keeps one of its own, which smaller training batches would not help"
