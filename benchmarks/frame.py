@@ -134,7 +134,10 @@ def peak(f):
 class StepPeak(Callback):
     "Bytes at the peak of the second step of a fit, which it ends"
     order,run_valid = -1000,False
-    def before_fit(self): self.on_gpu = next(self.model.parameters()).is_cuda
+    def before_fit(self):
+        self.on_gpu,weights = next(self.model.parameters()).is_cuda,storage_bytes([*self.model.parameters(), *self.model.buffers()])
+        gc.collect() # Learners of before
+        self.others = torch.cuda.memory_allocated()-weights if self.on_gpu else 0 # Data on the device, say
     def before_batch(self):
         if self.iter==1:
             if self.on_gpu: torch.cuda.reset_peak_memory_stats()
@@ -149,7 +152,7 @@ class StepPeak(Callback):
 
     def after_batch(self):
         if self.iter<1: return
-        self.bytes = torch.cuda.max_memory_allocated() if self.on_gpu else self._of_events()
+        self.bytes = torch.cuda.max_memory_allocated()-self.others if self.on_gpu else self._of_events()
         raise CancelFitException
 
     def _of_events(self):

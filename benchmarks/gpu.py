@@ -5,7 +5,7 @@
 
 `--parts` takes some of them. A part that cannot run on this device says so, and the others go on. Rows are of the card that they were measured on: what is
 stored of this card is not run again. With BatchNorm an accumulated batch is not the large one, so models have GroupNorm in its place."""
-import ast, gzip, os, subprocess, sys, time, traceback
+import ast, gc, gzip, os, subprocess, sys, time, traceback
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch # noqa: E402
 from torch import nn # noqa: E402
 from torch.profiler import ProfilerActivity, profile # noqa: E402
 from torchvision.models import resnet18, resnet50 # noqa: E402
-from fastai.callback.core import Callback # noqa: E402
+from fastai.callback.core import Callback, CancelStepException # noqa: E402
 from fastai.data.core import DataLoaders # noqa: E402
 from fastai.learner import Learner # noqa: E402
 from fastai.losses import CrossEntropyLossFlat # noqa: E402
@@ -48,7 +48,7 @@ def tasks():
 def data(task, n): return [torch.stack(o).to(memory.device) for o in zip(*(tasks()[task][0]() for _ in range(n)))]
 
 def learner(task, cbs=(), n=8, factor=1, precision='fp32', change=None, **kwargs):
-    "A learner on `n` micro-batches, its own batches `factor` micro-batches each, without dropout; `change` is called with the model"
+    "A learner on items for `n` micro-batches, its own batches `factor` micro-batches each, without dropout; `change` is called with the model"
     set_seed(0)
     _,make,micro_bs = tasks()[task]
     model = bn_to_gn(make()).to(memory.device)
@@ -56,7 +56,7 @@ def learner(task, cbs=(), n=8, factor=1, precision='fp32', change=None, **kwargs
         if isinstance(m, nn.Dropout): m.p = 0.
         if isinstance(m, nn.MultiheadAttention): m.dropout = 0.
     if change: change(model)
-    dl = TensorLoader(*data(task, n*micro_bs), int(factor*micro_bs))
+    dl = TensorLoader(*data(task, int(n*micro_bs)), int(factor*micro_bs))
     learn = Learner(DataLoaders(dl, dl), model, loss_func=CrossEntropyLossFlat(), opt_func=partial(SGD, mom=0.9), cbs=list(cbs))
     learn._do_epoch_validate = lambda *args, **kwargs: None
     if precision=='fp16':
@@ -155,7 +155,7 @@ def steps(quick):
         for factor in [2.**i for i in range(-1 if quick else -5, 2 if quick else 4)]:
             if bs*factor<1: continue
             try:
-                learn = learner(task, n=16, factor=factor, precision='fp16' if on_gpu() else 'fp32')
+                learn = learner(task, n=8*factor, factor=factor, precision='fp16' if on_gpu() else 'fp32') # Eight batches of any size
                 wall(learn)
                 each = [1e3*wall(learn)/len(learn.dls.train) for _ in range(2 if quick else 7)]
             except torch.OutOfMemoryError: break
@@ -174,11 +174,44 @@ def allocator(quick):
         found = memory.largest(half)
         yield dict(what=f"ResNet-50, 224 px, {found['precision']}: {found['at']} at what was found, at 1.25 times it {found['beyond']}", value=found['found'])
 
+class WithoutFirst(Callback):
+    "Leaves out the first `n` optimizer steps"
+    order = 71 # As `Skipped`: after `GradAccum`, for which most batches take no step
+    def __init__(self, n): self.n = n
+    def before_step(self):
+        self.n -= 1
+        if self.n>=0: raise CancelStepException
+
+def runs_out(quick):
+    """Memory that runs out in training with `on_oom='split'`, as the allocator may have 0.6 of what a step takes: windows that are lost, parts of a
+    micro-batch from then on, and how far training ends from one that leaves the same windows out, as a share of the way that this went; rounding alone
+    makes the difference between that one and the same in twice as many micro-batches of half the size"""
+    if not on_gpu(): raise Unfit("only a GPU's memory runs out")
+    total = torch.cuda.get_device_properties(0).total_memory
+    was,torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32,False
+    try:
+        for task in tasks():
+            start,peak = flat(learner(task, n=32)),step_peak(learner(task, n=32))
+            gc.collect() # Learners of before
+            torch.cuda.empty_cache()
+            limit = torch.cuda.memory_allocated()+0.6*peak
+            split = learner(task, [GradAccum(4, on_oom='split')], n=32)
+            torch.cuda.set_per_process_memory_fraction(limit/total)
+            try: fit(split)
+            finally: torch.cuda.set_per_process_memory_fraction(1.)
+            lost = split.grad_accum.n_lost
+            left,halves = (fit(learner(task, [GradAccum(int(4/o)),WithoutFirst(lost)], n=32, factor=o)) for o in (1,0.5))
+            yield dict(what=f'{task}: windows lost', value=lost)
+            yield dict(what=f'{task}: parts', value=split.grad_accum.n_parts)
+            for nm,o in {'difference': split, 'rounding': halves}.items():
+                yield dict(what=f'{task}: {nm}', value=((flat(o)-flat(left)).norm()/(flat(left)-start).norm()).item())
+    finally: torch.backends.cudnn.allow_tf32 = was
+
 def compiled(quick):
     "Accumulated beside the large batch, as in the first part, and milliseconds of a micro-batch, in other ways to run a model"
     backend = 'inductor' if on_gpu() else 'aot_eager'
     ways = {'as it is': None, 'channels_last': lambda m: m.to(memory_format=torch.channels_last), 'torch.compile': lambda m: m.compile(backend=backend)}
-    for task in tasks():
+    for task in reversed(tasks()): # A ResNet-50 takes minutes to compile
         for nm,change in ways.items():
             if nm=='channels_last' and task=='transformer': continue
             learn = learner(task, [GradAccum(4)], change=change)
@@ -294,16 +327,17 @@ def train_plan(table, name, task, seed):
               cuda=torch.version.cuda)
 
 def train_plans(args, table):
-    "Two seeds of each task"
-    begin = time.perf_counter()
+    "Two seeds of each task; those that the fewest plans are stored of come first, whatever card trained them"
+    begin,df = time.perf_counter(),table.df
+    stored = df[df.part=='plan'].task.value_counts() if len(df) else {}
     for seed in (0,) if args.quick else (0,1):
-        for name in no_data if args.quick or args.data is None else planned:
+        for name in no_data if args.quick or args.data is None else sorted(planned, key=lambda nm: stored.get(nm, 0)):
             train_plan(table, name, loaded(name, args.data), seed)
             if not args.quick and time.perf_counter()-begin>60*plan_minutes: raise Unfit(f"its {plan_minutes:g} minutes are over")
     if args.data is None: raise Unfit("all but one task take --data")
 
-parts = dict(accumulation=accumulation, observers=observers, matrix=matrix, waits=waits, cost=cost, steps=steps, allocator=allocator, compiled=compiled,
-             several=several)
+parts = dict(accumulation=accumulation, observers=observers, matrix=matrix, waits=waits, cost=cost, steps=steps, allocator=allocator, runs_out=runs_out,
+             compiled=compiled, several=several)
 
 def run(args, t, t_plans):
     if args.device=='cpu' and torch.cuda.is_available(): raise SystemExit("there is a GPU: hide it, CUDA_VISIBLE_DEVICES= python benchmarks/gpu.py ...")
@@ -320,7 +354,7 @@ def run(args, t, t_plans):
             else:
                 for row in parts[nm](args.quick):
                     t.add(part=nm, low=row.pop('low', float('nan')), high=row.pop('high', float('nan')), **row, cuda=torch.version.cuda)
-                    if not args.quick and time.perf_counter()-begin>60*minutes: raise Unfit(f"its {minutes:g} minutes are over")
+                    if not args.quick and nm!='matrix' and time.perf_counter()-begin>60*minutes: raise Unfit(f"its {minutes:g} minutes are over")
         except Unfit as e: print(f'{nm}: not run, or not to its end: {e}')
         except Exception:
             traceback.print_exc()
@@ -347,7 +381,7 @@ def plan_section(df):
     heads = ['card','task','epochs','seed','rate',"today's training, s",'`bs_find`, s','batch','epochs of the plan','factor on the rate','training loss',
              'validation loss','time','predicted']
     how = """Today's training at its best rate and the one as planned, from the same new weights, both in seconds by the clock; the plan is made here, with this
-card's own step times. The first two tasks are in float16 and have helped to find no rule; the others are those of [keeps.py](keeps.md). Losses are
+card's own step times. ResNet-18 and the transformer are in float16 and have helped to find no rule; the others are those of [keeps.py](keeps.md). Losses are
 over today's; no ratio where today's is below 0.01."""
     return '\n\n'.join(["## plans",' '.join(how.split()),'\n'.join(said),md_table(heads, lines)])
 
