@@ -36,7 +36,8 @@ unmeasured = dict(
     pairs="this loss needs another `count=` or `reduction`, or it compares the items of a batch, and learn.check_accum() says which",
     short="only {n} of micro-batches could be measured, too few to tell the noise scale, so measure for longer first",
     too_high="the loss rose during {training} at {lr}, so measure with a lower rate first",
-    few_steps="this training has only {steps}, too few for a plan ({least} at least): train as it is, or for more epochs",
+    few_steps=("this training has only {steps}, too few for a plan ({least} at least): train as it is, for more epochs, or with a smaller batch, which "
+        "takes more"),
     not_learned="the loss of {training} at {lr} ended no lower than that of guesses, so see first that the model learns",
     longer="the noise scale cannot be told yet, so measure for longer first",
     items="these {n_train} items cannot tell the noise scale, only more of them would")
@@ -59,7 +60,7 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="{skipped} could save some {saving} per training, or nothing, and a trial takes {cost}: too long for that",
+    costly="a trial of {skipped} takes {cost} and could save {saving} per training: it may take {most} of that at most",
     useless="{skipped} would save no time: even if a short trial of it went well, it would need too many epochs",
     nowhere="in short trainings {failed} needed at least {more} times as much data as {bs} for the same loss, too much to plan with",
     little="{other} would save {gain} of the time, but {limit}",
@@ -82,10 +83,10 @@ def _stay(plan):
     gain,trial = 1-other.fit_time/now.fit_time,plan.facts.trial
     part = parts_tried(trial.failed/t.bs)[0] # 0 where none has failed
     reason = plan.choice.reason
-    if reason=='costly' and not trial.saving>0: reason = 'useless'
+    if reason=='costly' and not trial.can_save: reason = 'useless'
     if reason in ('never','little') and gain<0.001: reason = 'slower' # Times that were bounded by each other may differ by rounding
     text = stay_reasons[reason].format(
-        skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), failed=trial.failed,
+        skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), most=percent(most_part), failed=trial.failed,
         more=num(1/part) if part else '', bs=t.bs,
         other=other.bs, gain=percent(gain), limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
         larger=_no_larger(d, t.micro_bs))
@@ -206,8 +207,8 @@ def _got(plan):
     "Write how far the larger batch got that was tried, and what the plan makes of it"
     t,trial = plan.facts.today,plan.facts.trial
     part,in_all = (1/epochs_needed(trial.bs, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
-    if part>0.995: told = f"In a short training {trial.bs} learned as much as {t.bs} from as many items, or more"
-    else: told = f"In a short training {t.bs} needed {percent(part)} of the items to learn what {trial.bs} learned from all"
+    if part>0.995: told = f"In short trainings {trial.bs} learned as much as {t.bs} from as many items, or more"
+    else: told = f"In short trainings {t.bs} learned from {percent(part)} of the items what {trial.bs} learned from all of them"
     if percent(in_all)!=percent(part): told += f"; in a training of {_steps_now(plan)} it should be {percent(in_all)}"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
     o = plan.choice.option
@@ -241,7 +242,9 @@ def _found(plan):
     if m.ci[1]<1: return "There is next to no noise in the gradient: any batch size takes the same steps."
     if m.cool is None: return f"The noise scale at the present weights is {_estimate_text(m.noise_scale, m.ci)}."
     seen = f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}"
-    return f"{seen} at the end; for a training of {counted(math.ceil(plan.facts.today.steps), 'step')} the plan reckons with {num(plan.facts.measured_noise)}."
+    at_end = m.cool.noise_scale if math.isfinite(m.cool.noise_scale) else m.cool.ci[0]
+    if num(plan.facts.measured_noise)==num(at_end): return f"{seen} at the end."
+    return f"{seen} at the end, and counts as {num(plan.facts.measured_noise)} in a training of {counted(math.ceil(plan.facts.today.steps), 'step')}."
 
 def why(
     plan, # A `BatchPlan`
@@ -302,16 +305,17 @@ def _on_device(plan):
 
 def _on_cost(plan):
     "Yield how to ask for the sizes that were not looked at, or that cost too much to try for one training"
-    t,m = plan.facts.today,plan.facts.measured
+    t,m,trial = plan.facts.today,plan.facts.measured,plan.facts.trial
     if m.has_mock or not math.isnan(m.noise_scale) or plan.verdict not in ('stay','split') or _is_chosen(plan): return
     usual = cycle_of(None, 1, math.inf).num_it # As in the guides
     n = max(usual, cycle_of(None, t.n_acc, t.steps).num_it)
     if plan.choice.reason=='nowhere':
-        failed = plan.facts.trial.failed
-        yield f"Only {failed} was tried. To compare sizes between {t.bs} and {failed}, and below {t.bs}: bs_find(..., num_it={n})."
-    elif plan.choice.reason=='costly':
-        takes = '' if plan.facts.device.given else f" (about {time_text(n/t.n_acc*today_as_is(plan.facts).step_time)})"
-        yield f"If you train like this many times, bs_find(..., num_it={n}) measures the noise scale{takes}, and then tries larger batches that may pay."
+        yield f"Only {trial.failed} was tried. To compare sizes between {t.bs} and {trial.failed}, and below {t.bs}: bs_find(..., num_it={n})."
+    elif plan.choice.reason=='costly' and trial.can_save:
+        takes,often = n/t.n_acc*today_as_is(plan.facts).step_time,'many times'
+        if not plan.facts.device.given: often = f"{num(math.ceil((takes+trial.cost)/trial.saving))} times or more"
+        yield (f"If you train like this {often}, bs_find(..., num_it={n}) may pay: it measures the noise scale"
+               f"{'' if plan.facts.device.given else f' (about {time_text(takes)})'}, and then tries larger batches.")
     else: yield f"Only larger sizes were looked at: bs_find(..., num_it={n}) compares smaller ones, too."
 
 def _on_open(plan):
@@ -348,7 +352,7 @@ def _on_chosen(plan):
     if math.isfinite(plan.facts.noise) and o.fit_time>1.1*fastest.fit_time: # Else all have as many epochs
         yield f"Of the sizes that were compared, {fastest.bs} is the fastest: {time_text(fastest.fit_time)}."
     if plan.bs>plan.facts.trial.bs and plan.facts.measured.moved:
-        yield f"The rate is scaled to {rate_text(plan.scaled_lr)} by the usual rule, which was not tried at {plan.bs}: if the loss rises, pass a lower one."
+        yield f"The rate is scaled to {rate_text(plan.scaled_lr)} by the usual rule, which was not tried at {plan.bs}: if the loss rises, pass a lower rate."
 
 def cautions(
     plan, # A `BatchPlan`
@@ -367,9 +371,9 @@ def good_to_know(
     if math.isnan(plan.facts.noise) and len(plan.options)>1:
         now,bs = plan.facts.today.bs,plan.facts.trial.skipped
         yield "The table has the time that other sizes would take for as many epochs as today."
-        if bs:
+        if bs and not _is_chosen(plan):
             saving,epochs = plan.facts.trial.saving,num(1/parts_tried(bs/now)[1])
-            saves = time_text(saving) if saving>0 else "nothing"
+            saves = time_text(saving) if plan.facts.trial.can_save else "nothing"
             yield (f"A trial is run if it takes at most {percent(most_part)} of what it can save one training. That is reckoned as if {bs} needed "
                    f"{epochs} times the epochs of {now}, which would save {saves}.")
     if d.given: yield "The step times were given, so seconds leave out validations, frozen epochs and what the loader takes."

@@ -176,6 +176,8 @@ class Trial:
     def is_known(self)->bool: return not math.isnan(self.noise) # Did a larger batch get further than today's in as many steps?
     @property
     def got_nowhere(self)->bool: return not self.is_known and math.isfinite(self.failed) # Did none that was tried?
+    @property
+    def can_save(self)->bool: return self.saving>0 # May `skipped` save time at all?
 
     def permits_size(self, bs:int)->bool: # More than today's
         "Tell whether a plan may be for so many items"

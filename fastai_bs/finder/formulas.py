@@ -208,7 +208,7 @@ def check_reachable(
     each = f' on each of {n_ranks} ranks' if n_ranks>1 else ''
     inside = ', or lie between two of them' if len(micro_sizes)>1 else ''
     raise ValueError(f"`bs` must be a multiple of a micro-batch that ran here ({', '.join(map(str, micro_sizes))} items{each}){inside}, got {bs}: "
-                     f"take {near}, or set `dls.bs` to a size that divides it, and plan anew")
+                     f"take {near}, or set `dls.bs` to a size that divides {bs}, and plan anew")
 
 # %% ../../nbs/finder/01_formulas.ipynb #c726f3fc
 def epoch_seconds(

@@ -70,7 +70,7 @@ def _plot_noise(plan, ax=None):
 # %% ../../nbs/finder/11_plots.ipynb #d8e3fa93
 _why_not = dict(
     faster='{other} would save less than 10% more', chosen='as you chose', nowhere='{failed} learned too little in a short training',
-    costly='trying {skipped} takes too long for what it could save',
+    costly='trying {skipped} takes too long for what it could save', useless='{skipped} would save no time',
     untimed="today's step could not be timed",
     pairs='no plan: the loss compares items', few_steps='no plan: too few steps', short='no plan: too few windows',
     too_high='no plan: the loss rose', not_learned='no plan: the loss did not fall', unknown='no plan: noise scale not known')
@@ -82,6 +82,7 @@ def _note(plan):
     if plan.facts.can_plan and other.fit_time>=o.fit_time and plan.choice.reason!='nowhere': return ''
     reason = 'little' if plan.verdict=='split' and plan.choice.reason=='faster' else plan.choice.reason # Faster than today, but why no other size?
     trial = plan.facts.trial
+    if reason=='costly' and not trial.can_save: reason = 'useless'
     if reason in _why_not: return _why_not[reason].format(other=other.bs, skipped=trial.skipped, failed=trial.failed)
     return limit_text(other, now, d.least_gain)
 
@@ -111,14 +112,16 @@ def _plot_time(plan, ax=None):
     df,bs_now,bs = _ratios(plan),plan.facts.today.bs,plan.bs
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
-    if at_todays_size(plan.facts, plan.options).changes: ax.plot(bs_now, 1, 'o', color='grey', zorder=3) # Its own training, made up otherwise
+    t = plan.facts.today
+    if at_todays_size(plan.facts, plan.options).changes: ax.plot(bs_now, 1, 'o', color='grey', zorder=3, label=f"today's, {t.n_acc} x {t.micro_bs}")
     is_known = math.isfinite(plan.facts.noise)
     style = dict(ls='-', label='time of the whole fit') if is_known else dict(ls=':', alpha=0.6, label='time, if as many epochs as today were enough')
     if df.time.notna().all() and len(df)>1: ax.plot(df.time, marker='o', color='C0', **style)
     if df.low.notna().all(): ax.fill_between(df.index, df.low, df.high, color='C0', alpha=0.2, lw=0, label='interval of the time')
     failed = _least_of_failed(plan)
     for size,y in failed.items(): ax.plot(size, y, 'x', color='C0', ms=9, label=f'{size}, tried: this or more')
-    for y in df.loc[bs].dropna()[:1]: ax.plot(bs, y, '*', color='C1', ms=16, zorder=3, label=f'planned, {bs}')
+    how = 'chosen' if plan.choice.reason=='chosen' else 'planned' if plan.facts.can_plan else 'as today'
+    for y in df.loc[bs].dropna()[:1]: ax.plot(bs, y, '*', color='C1', ms=16, zorder=3, label=f'{how}, {bs}')
     seen = [1,*df.values[np.isfinite(df)],*failed.values()]
     room = max(1.1, (max(seen)/min(seen))**0.1)
     log_axis(ax, lambda y: f'{num(100*y)}%')

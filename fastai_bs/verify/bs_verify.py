@@ -57,8 +57,9 @@ def _fits(plan, sizes):
     "Return the trainings to run, ascending by size; refuse a size that cannot be trained, or in too few steps"
     now,n_epoch = plan.facts.today.bs,counted(plan.facts.today.n_epoch, 'epoch')
     sizes = sorted({now,plan.bs,*map(int, () if sizes is None else sizes)})
+    todo = "make the loader's batches smaller" if plan.verdict=='few_steps' else f"give sizes=[{2*now}]"
     if len(sizes)<2: raise ValueError(
-        f"The plan stays at today's {now}, so there is no other training to compare with: give sizes=[{2*now}], or make a plan for more than {n_epoch}")
+        f"The plan stays at today's {now}, so there is no other training to compare with: {todo}, or make a plan for more than {n_epoch}")
     fits = [fit_at(plan, bs) for bs in sizes]
     few = [o.bs for o in fits if o.n_steps<least_steps]
     if few: raise ValueError(

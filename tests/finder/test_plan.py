@@ -150,7 +150,7 @@ def test_a_size_that_was_not_tried_has_the_root_too_and_is_named():
     assert (plan.bs,plan.lr)==(100,0.1)
     assert plan.scaled_lr==approx(0.2)
     assert plan.at(200).scaled_lr==approx(0.1*8**0.5)
-    told = "The rate is scaled to 0.283 by the usual rule, which was not tried at 200: if the loss rises, pass a lower one."
+    told = "The rate is scaled to 0.283 by the usual rule, which was not tried at 200: if the loss rises, pass a lower rate."
     assert told in ' '.join(plan.at(200).details().split())
 
 def test_a_training_of_few_steps_has_a_plan_for_a_size_of_one_s_own_choice_only():
@@ -158,7 +158,8 @@ def test_a_training_of_few_steps_has_a_plan_for_a_size_of_one_s_own_choice_only(
     assert few.verdict=='few_steps'
     assert few.bs==25
     assert few.at(50).verdict=='use'
-    assert next(cautions(few.at(50)))=="This training has only 40 optimizer steps, too few for a plan (80 at least): train as it is, or for more epochs."
+    assert next(cautions(few.at(50)))==("This training has only 40 optimizer steps, too few for a plan (80 at least): train as it is, for more epochs, "
+                                        "or with a smaller batch, which takes more.")
 
 # All of it, for any measurement
 

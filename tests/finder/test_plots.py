@@ -34,6 +34,7 @@ cases = dict(
     odd=(dict(bs=90, times=secs(45, 90, 128, 180, 256)), 'Use 180 (today 90)', ''),
     given=(dict(**bare, given=True, times=flat, trial=Trial(128, 300., 240)), 'Use 128 (today 64)', ''),
     costly=(dict(**bare, times=flat, trial=Trial(skipped=128, saving=3., cost=4.)), 'Stay at 64', 'trying 128 takes too long for what it could save'),
+    useless=(dict(**bare, times=flat, trial=Trial(skipped=128, saving=-1., cost=4.)), 'Stay at 64', '128 would save no time'),
     nowhere=(dict(**bare, times=flat, trial=Trial(64, failed=128)), 'Stay at 64', '128 learned too little in a short training'),
     slower=(dict(noise_scale=30., ci=(20.,40.), times=secs(64, 128, 256)), 'Stay at 64', ''),
     gain=(dict(adam=False, times=secs(16, 32, 64, 128, 256, c=3e-4)), 'Stay at 64', '128 has to save 9.1%'),
@@ -78,13 +79,16 @@ def test_the_right_panel_says_what_the_plan_says(nm):
     assert curve.get_xdata().tolist()==[o.bs for o in plan.options]
     assert curve.get_ydata().tolist()==pytest.approx([o.fit_time/today for o in plan.options])
     assert note or star_of(ax).get_ydata()[0]==min(curve.get_ydata())
+    how = 'chosen' if nm=='chosen' else 'as today' if note.startswith('no plan') else 'planned'
+    assert star_of(ax).get_label()==f'{how}, {plan.bs}'
 
 def test_a_batch_that_is_split_anew_is_drawn_over_today_s_training():
     "As the text has it, not over itself, and with a dot for what it is over"
     plan = plan_for('split')
     right = plan.plot()[-1]
     star = star_of(right)
-    assert [o.get_xydata().tolist() for o in right.lines if o.get_color()=='grey' and o.get_marker()=='o']==[[[64,1]]]
+    dot, = [o for o in right.lines if o.get_color()=='grey' and o.get_marker()=='o']
+    assert (dot.get_xydata().tolist(),dot.get_label())==([[64,1]],"today's, 4 x 16")
     assert f'about {100*star.get_ydata()[0]:.0f}% of the time' in plan.advice
 
 @pytest.mark.filterwarnings('error')

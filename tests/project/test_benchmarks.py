@@ -159,20 +159,20 @@ def test_the_first_page_s_table():
 def test_what_the_first_page_says_below_its_table():
     risk,price,stays = (o for o in md('nbs/index.ipynb').splitlines() if o.startswith(('* **Risk','* **Price','* **Often')))
     (_,a,_,adam),(_,b,_,sgd),(*_,text) = (figures('keeps', o+losses) for o in ('With Adam: ','With SGD: ',r'\* Text: '))
-    for o in ('Of {1} plans with Adam, {0} made'.format(*adam.split(' of ')), '({} of them for text, of {})'.format(*text.split(' of ')),
+    for o in ('Of {1} plans with Adam, {0} made'.format(*adam.split(' of ')), '(for text, {} of {})'.format(*text.split(' of ')),
               'of {1} with SGD, {0} did.'.format(*sgd.split(' of ')),
               'One made the training loss'): assert o in risk
     assert int(a.split()[0])+int(b.split()[0])==1
     keeps = runpy.run_path(str(folder/'keeps.py'))
     above = keeps['different'](keeps['by_plan'](keeps['ratios'](result('keeps')))).query('d_valid>0.05')
     assert (len(above),(above.device=='flat_16').sum())==(9,2)
-    assert 'Two of these 6 + 3 are for a second assumed GPU' in risk
+    assert 'Two of these nine are for a second assumed GPU' in risk
     takes = [f'{float(o):.0%}' for o in figures('keeps', r'`bs_find` takes (\S+) of today.*changes something (\S+), ')]
-    assert 'as long as {} of one training. Calls that end in a larger batch take {}.'.format(*takes) in price
+    assert 'takes {} of one training; of those that end in a larger batch, {}.'.format(*takes) in price
     of_all = r'(\d+) of (\d+)'
     n,of,n_flat,of_flat = map(int, figures('keeps', rf"stay at today's size: {of_all} \(this processor\), {of_all} \(flat up to 4 times\)"))
     short = result('keeps').query("part=='plan' and device=='here' and steps<1000")
-    for o in (f'{n/of:.0%} of the calls', f'assumed GPU {n_flat/of_flat:.0%}.', f'on a CPU all {len(short)} such calls'): assert o in stays
+    for o in (f'{n/of:.0%} of {of} calls', f'assumed GPU {n_flat/of_flat:.0%}.', f'on a CPU all {len(short)} such calls'): assert o in stays
     assert (short.bs==short.task.map(lambda o: tasks[o].bs)).all()
 
 def test_what_the_first_page_says_of_a_gpu():

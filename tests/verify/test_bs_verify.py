@@ -191,6 +191,7 @@ bad = [(lambda o: 'x', {}, TypeError, "`plan` must be a BatchPlan of learn.bs_fi
     (plan_for, dict(n_runs=0), ValueError, '`n_runs` must be at least 1 training, got 0'),
     (partial(plan_for, bs=4), {}, ValueError, r"The plan stays at today's 4, so there is no other training to compare with: give sizes=\[8\]"),
     (partial(plan_for, bs=4), dict(sizes=[4]), ValueError, "The plan stays at today's 4"),
+    (partial(plan_for, bs=4, n_epoch=2), {}, ValueError, "to compare with: make the loader's batches smaller, or make a plan for more than 2 epochs"),
     (partial(plan_for, n_epoch=2), dict(sizes=[64]), ValueError, 'must have 10 optimizer steps or more, got 64 with fewer'),
     (partial(plan_for, n_epoch=None), {}, ValueError, r'must be for a number of epochs, got one without: .* learn.bs_find\(0.01, n_epoch=5\)'),
     (lambda o: plan_for(reg_learner(bs=8), 16), {}, ValueError, "must be for this learner's batches of 4 items, got one for batches of 8: make a plan"),
