@@ -113,7 +113,7 @@ def sentences(both):
     kinds_of = {'With Adam': other.task.map(is_adam), 'With SGD': ~other.task.map(is_adam), 'Text': other.task.isin(text)}
     return '\n'.join([f"* Run so far: {both.task.nunique()} of {len(tasks)} tasks, {len(both)} plans, of which {(~both.changed).sum()} stay.",
         f"* On this processor {_plans(of['here'])}: {_losses(of['here'])}.",
-        f"* There the whole fit takes {of['here'].time.median():.2f} of today's time (median); as predicted within 15% in {(off<math.log(1.15)).sum()} of "
+        f"* There the whole fit takes {of['here'].time.median():.2f} of today's time (median, each plan the mean of its seeds); as predicted within 15% in {(off<math.log(1.15)).sum()} of "
         f"{len(off)}.",
         *(f"* With steps {names[device]} today's batch {_plans(of[device])}: {_losses(of[device])}; predicted {of[device].predicted.median():.2f} of the "
           "time (median)."
@@ -137,7 +137,7 @@ def of_cost(here):
             f"win {_of(here.reason=='costly')}.",
             f"* For trainings of 500 steps or more that is {_of(is_long)}; shorter ones take {here.find[~is_long].max():.1f} s at most.",
             f"* The first training with a plan that changes something, with what finding it takes, lasts {_first(went.epochs>0)} of today's; of 4 epochs "
-            f"{_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, {of_ten.median():.2f}; alone "
+            f"{_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, {of_ten.median():.2f}; each training alone "
             f"{(went.secs/went.secs_now).median():.2f}.",
             f"* Plans that stay on this processor: {len(stays)} of {len(here)} (of those for fewer than 1000 steps {(~short.changed).sum()} of {len(short)}); "
             f"{reasons}."]

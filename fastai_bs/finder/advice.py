@@ -328,8 +328,10 @@ def _on_open(plan):
 def _on_unknown(plan):
     "Yield why nothing can be planned, where the headline does not say it, and what helps"
     reason = _no_plan(plan)
+    m = plan.facts.measured
     if _is_chosen(plan): yield f"{reason[0].upper()}{reason[1:]}."
-    if plan.facts.measured.pairs:
+    if plan.verdict=='few_steps' and m.cool: yield f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)} at the end."
+    if m.pairs:
         yield "If the loss is a mean over tokens or other parts of the items, count them by GradAccum(1, count=...) on the learner, and measure again."
         yield "If its parts average over different numbers, or one of them sums, give them the same `reduction` and the same divisor."
         yield "If it compares the items of a batch, no batch size can be planned: with another batch size it is another loss."

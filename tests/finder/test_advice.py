@@ -207,6 +207,13 @@ def test_what_measuring_would_cost(given, often, after):
     told = f"If you train like this {often}, bs_find(..., num_it=660) may pay: it measures the noise scale{after}, and then tries larger batches."
     assert told in cautions(plan)
 
+def test_what_was_measured_in_a_training_of_few_steps():
+    "It says whether today's batch is too large"
+    few = plan_of(n_train=200, n_epoch=2)
+    assert few.verdict=='few_steps'
+    assert 'The noise scale was measured as about 400 items (340 to 500) at the end.' in cautions(few)
+    assert not any('noise scale' in o for o in cautions(plan_of(n_train=200, n_epoch=2, cool=None)))
+
 def test_what_a_slow_size_of_one_s_own_gives_away():
     plan = plan_of()
     slow,near = plan.at(4096),plan.at(plan.bs)

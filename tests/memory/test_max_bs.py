@@ -346,7 +346,7 @@ def test_a_validation_batch_is_searched_without_a_training_step():
     assert search(learn, limit=f'{step.valid(30)}B', margin=0, for_='valid')==30
     res = search(learn, limit='100B', for_='valid')
     assert isinstance(res, ValueError)
-    assert "`limit`=100 B less `margin`=0.05 does not hold a validation batch of one item" in str(res)
+    assert "`limit` leaves 100 B, and less `margin`=0.05 that does not hold a validation batch of one item" in str(res)
     assert isinstance(search(learn, for_='test'), ValueError)
     for valid in ([DataLoader([], bs=4)],[]):
         learn.dls.loaders[1:] = valid
@@ -565,7 +565,7 @@ def test_items_that_are_alike_or_cannot_be_told():
     (dict(start=9,max_bs=8),ValueError,"`start`=9 items are more than `max_bs`=8: begin with at most those"),
     (dict(start=51),ValueError,"`start`=51 items are more than the 50 of the set: begin with at most those"),
     (dict(limit=0),ValueError,"must be above 0 bytes and finite, got 0"),
-    (dict(limit='595B'),ValueError,"`limit`=595 B less `margin`=0.05 does not hold a micro-batch of one item, which takes ")])
+    (dict(limit='595B'),ValueError,"`limit` leaves 595 B, and less `margin`=0.05 that does not hold a micro-batch of one item, which takes ")])
 def test_bad_arguments_of_a_search_are_refused(kwargs, error, says):
     "And nothing has changed"
     learn = limited(13)

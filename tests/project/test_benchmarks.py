@@ -151,7 +151,7 @@ def test_the_first_page_s_table():
     "A column for each device"
     devices = [figures('keeps', o) for o in (here,flat)]
     asks = *figures('keeps', r'The first training .*? lasts (\S+) \(median'),*figures('keeps', r'each of ten, with one call for all, (\S+);')
-    alone, = figures('keeps', r'each of ten, with one call for all, \S+; alone (\S+)\.$')
+    alone, = figures('keeps', r'each of ten, with one call for all, \S+; each training alone (\S+)\.$')
     rows = [[percent(alone),percent(devices[1][5])], *([percent(o),'not measured'] for o in asks), *([o[i] for o in devices] for i in (1,3))]
     table = [o.split('|') for o in md('nbs/index.ipynb').splitlines() if o.startswith('|')]
     assert [list(map(str.strip, o[2:-1])) for o in table[2:]]==rows
