@@ -351,6 +351,7 @@ def test_why_nothing_was_tried(kwargs, text):
     told = (f"A trial is run if it takes at most 50% of what it can save one training. That is reckoned as if 256 needed 1.41 times "
             f"the epochs of 64, which would save {saving}.")
     assert more==([told] if 'trial' in kwargs else [])
+    assert not any('A trial is run' in o for o in good_to_know(plan.at(128))) # Nobody asks there
     assert not any('about as fast' in o for o in plan_words(plan)['how'])
     can_win = saving=='20 s' # By measuring first, if often enough
     assert any('num_it=660) may pay: it measures the noise scale' in o for o in cautions(plan))==can_win
