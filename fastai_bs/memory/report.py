@@ -210,8 +210,8 @@ def _most_items(held, bs, at_bs, per_item, limit, margin, batch):
         on_line = good[0]+math.floor((room-good[1])*width/(bad[1]-good[1]))
         n = max(good[0]+1, on_line if width<=before/2 else math.isqrt(max(1, good[0])*bad[0]))
     if good[0]: return good[0]
-    raise ValueError(f"`limit` leaves {bytes_text(limit)}, and less `margin`={margin:g} that does not hold a {batch} of one item, which takes {bytes_text(bad[1])}: take a "
-                     "smaller model, an optimizer that keeps less, or a higher `limit`")
+    raise ValueError(f"`limit` leaves {bytes_text(limit)}, and less `margin`={margin:g} that does not hold a {batch} of one item, which takes "
+                     f"{bytes_text(bad[1])}: take a smaller model, an optimizer that keeps less, or a higher `limit`")
 
 def valid_items_in(
     step:TracedStep, # Its `valid` is called

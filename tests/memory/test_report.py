@@ -247,7 +247,8 @@ def test_the_largest_batch_is_what_the_limit_holds(limit, n):
     assert report.max_bs(f'{2*n_bytes(limit)}B', margin=0.5)==n
 
 @pytest.mark.parametrize('report,limit,says', [
-    (report_of(), '1634.9B', "`limit` leaves 1.63 KB, and less `margin`=0 that does not hold a micro-batch of one item, which takes 1.64 KB: take a smaller model"),
+    (report_of(), '1634.9B', "`limit` leaves 1.63 KB, and less `margin`=0 that does not hold a micro-batch of one item, which takes 1.64 KB: take a "
+                             "smaller model"),
     (report_of(per_item=-5.), '1GB', "By this report an item more takes no memory")], ids=['an item','less'])
 def test_no_largest_batch_is_an_error(report, limit, says):
     with pytest.raises(ValueError, match=says): report.max_bs(limit, margin=0)
