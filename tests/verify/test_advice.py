@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from fastai_bs.finder.facts import Trial
 from fastai_bs.verify.advice import headline, headlines, run_line, sizes_table, verified_words
-from plans import plan_of
+from plans import plan_of, secs
 from trials import trial
 from verify.test_result import case_of, cases
 
@@ -51,6 +51,11 @@ def test_today_s_batch_is_no_planned_one_where_the_plan_only_splits_it():
     assert any('planned' in o for o in marked)
     v = replace(v, planned=replace(v.planned, choice=replace(v.planned.choice, verdict='split')))
     assert not any('planned' in o for o in sizes_table(v).bs)
+    split = plan_of(micro_bs=16, times=secs(16, 32, 64, a=0.01, c=1e-5), noise_scale=100., ci=(80.,130.))
+    said = "The plan makes 64 of other micro-batches than today, which takes less time; it was trained as today."
+    assert split.verdict=='split'
+    assert said in ' '.join(repr(replace(v, planned=split)).split())
+    assert said not in ' '.join(repr(v).split())
 
 def test_what_was_measured_is_of_the_plan():
     "Not about a smaller one of one's own that ends lower"
