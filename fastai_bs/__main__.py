@@ -1,4 +1,4 @@
-"""`python -m fastai_bs`: a batch size for real handwritten digits, found and tried in under a minute
+"""`python -m fastai_bs`: a batch size for real handwritten digits, found and tried in about a minute
 
 Docs: https://fastai-bs.github.io/fastai_bs/demo.html.md"""
 
@@ -108,7 +108,7 @@ def _runs(make, plan, bs, epochs, seed):
 def run_demo(
     bs:int=16, # Micro-batch to start from, in items
     opt:str='adam', # 'adam' or 'sgd'
-    epochs:int=15, # Of the training at `bs`
+    epochs:int=20, # Of the training at `bs`
     seed:int=42, # For weights, split and order
     out:Path=Path('bs_demo'), # Folder for the pictures, which exists
     verify:bool=False, # End with a test of the plan?
@@ -152,10 +152,10 @@ def main(
 ):
     "The command `python -m fastai_bs`"
     p = argparse.ArgumentParser(prog='python -m fastai_bs', description="Find a batch size for scikit-learn's handwritten digits with fastai_bs, and try it. "
-                                "Under a minute on two cores; nothing is downloaded.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+                                "About a minute on two cores; nothing is downloaded.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument('--bs', type=_whole(2,360), default=16, help="micro-batch to start from, in items")
     p.add_argument('--opt', choices=['adam','sgd'], default='adam', help="optimizer")
-    p.add_argument('--epochs', type=_whole(1), default=15, help="epochs of each training")
+    p.add_argument('--epochs', type=_whole(1), default=20, help="epochs of each training")
     p.add_argument('--seed', type=_whole(0,2**32-1), default=42, help="first seed of the split, the weights and the order of the items")
     p.add_argument('--verify', action='store_true', help="end with a test of the plan, which takes as long as all the rest")
     p.add_argument('--out', type=Path, default=Path('bs_demo'), help="folder for the pictures")
