@@ -135,9 +135,10 @@ class StepPeak(Callback):
     "Bytes at the peak of the second step of a fit, which it ends"
     order,run_valid = -1000,False
     def before_fit(self):
-        self.on_gpu,weights = next(self.model.parameters()).is_cuda,storage_bytes([*self.model.parameters(), *self.model.buffers()])
+        self.on_gpu = next(self.model.parameters()).is_cuda
+        if not self.on_gpu: return
         gc.collect() # Learners of before
-        self.others = torch.cuda.memory_allocated()-weights if self.on_gpu else 0 # Data on the device, say
+        self.others = torch.cuda.memory_allocated()-storage_bytes([*self.model.parameters(), *self.model.buffers()]) # Data on the device, say
     def before_batch(self):
         if self.iter==1:
             if self.on_gpu: torch.cuda.reset_peak_memory_stats()

@@ -114,8 +114,7 @@ def sentences(both):
     return '\n'.join([f"* Run so far: {both.task.nunique()} of {len(tasks)} tasks, {len(both)} plans, of which {(~both.changed).sum()} stay.",
         f"* On this processor {_plans(of['here'])}: {_losses(of['here'])}.",
         f"* There the whole fit takes {of['here'].time.median():.2f} of today's time (median, each plan the mean of its seeds); as predicted within 15% in "
-        f"{(off<math.log(1.15)).sum()} of "
-        f"{len(off)}.",
+        f"{(off<math.log(1.15)).sum()} of {len(off)}.",
         *(f"* With steps {names[device]} today's batch {_plans(of[device])}: {_losses(of[device])}; predicted {of[device].predicted.median():.2f} of the "
           "time (median)."
           for device in ('flat_4','flat_16')),

@@ -37,7 +37,7 @@ unmeasured = dict(
     short="only {n} of micro-batches could be measured, too few to tell the noise scale, so measure for longer first",
     too_high="the loss rose during {training} at {lr}, so measure with a lower rate first",
     few_steps=("this training has only {steps}, too few for a plan ({least} at least): train as it is, for more epochs, or with a smaller batch, which "
-        "takes more"),
+        "makes more steps"),
     not_learned="the loss of {training} at {lr} ended no lower than that of guesses, so see first that the model learns",
     longer="the noise scale cannot be told yet, so measure for longer first",
     items="these {n_train} items cannot tell the noise scale, only more of them would")
@@ -60,7 +60,7 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="a trial of {skipped} takes {cost} and could save {saving} per training: it may take {most} of that at most",
+    costly="{skipped} could save {saving} per training, of which a trial may take {most}: it takes {cost}",
     useless="{skipped} would save no time: even if a short trial of it went well, it would need too many epochs",
     nowhere="in short trainings {failed} needed at least {more} times as much data as {bs} for the same loss, too much to plan with",
     little="{other} would save {gain} of the time, but {limit}",
@@ -235,16 +235,17 @@ def _won_back(plan):
     nth = {1: 'first', 2: 'second', 3: 'third'}.get(n, f'{n}{suffix}')
     yield f"Finding this took {time_text(plan.took)}: it should pay from the {nth} training on."
 
+def _seen(measured): return f"The noise scale was measured as {_estimate_text(measured.cool.noise_scale, measured.cool.ci)} at the end"
+
 def _found(plan):
     "Write the noise scale that was given, or measured"
     m = plan.facts.measured
     if not m.has_mock: return f"The noise scale that was given counts as {counted(m.noise_scale)} in this training."
     if m.ci[1]<1: return "There is next to no noise in the gradient: any batch size takes the same steps."
     if m.cool is None: return f"The noise scale at the present weights is {_estimate_text(m.noise_scale, m.ci)}."
-    seen = f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)}"
     at_end = m.cool.noise_scale if math.isfinite(m.cool.noise_scale) else m.cool.ci[0]
-    if num(plan.facts.measured_noise)==num(at_end): return f"{seen} at the end."
-    return f"{seen} at the end, and counts as {num(plan.facts.measured_noise)} in a training of {counted(math.ceil(plan.facts.today.steps), 'step')}."
+    if num(plan.facts.measured_noise)==num(at_end): return f"{_seen(m)}."
+    return f"{_seen(m)}, and counts as {num(plan.facts.measured_noise)} in a training of {counted(math.ceil(plan.facts.today.steps), 'step')}."
 
 def why(
     plan, # A `BatchPlan`
@@ -312,10 +313,11 @@ def _on_cost(plan):
     if plan.choice.reason=='nowhere':
         yield f"Only {trial.failed} was tried. To compare sizes between {t.bs} and {trial.failed}, and below {t.bs}: bs_find(..., num_it={n})."
     elif plan.choice.reason=='costly' and trial.can_save:
-        takes,often = n/t.n_acc*today_as_is(plan.facts).step_time,'many times'
-        if not plan.facts.device.given: often = f"{num(math.ceil((takes+trial.cost)/trial.saving))} times or more"
-        yield (f"If you train like this {often}, bs_find(..., num_it={n}) may pay: it measures the noise scale"
-               f"{'' if plan.facts.device.given else f' (about {time_text(takes)})'}, and then tries larger batches.")
+        often,about = 'many times','' # Seconds of another device do not say how long this one measures
+        if not plan.facts.device.given:
+            takes = n/t.n_acc*today_as_is(plan.facts).step_time
+            often,about = f"{num(math.ceil((takes+trial.cost)/trial.saving))} times or more",f" (about {time_text(takes)})"
+        yield f"If you train like this {often}, bs_find(..., num_it={n}) may pay: it measures the noise scale{about}, and then tries larger batches."
     else: yield f"Only larger sizes were looked at: bs_find(..., num_it={n}) compares smaller ones, too."
 
 def _on_open(plan):
@@ -330,7 +332,7 @@ def _on_unknown(plan):
     reason = _no_plan(plan)
     m = plan.facts.measured
     if _is_chosen(plan): yield f"{reason[0].upper()}{reason[1:]}."
-    if plan.verdict=='few_steps' and m.cool: yield f"The noise scale was measured as {_estimate_text(m.cool.noise_scale, m.cool.ci)} at the end."
+    if plan.verdict=='few_steps' and m.cool: yield f"{_seen(m)}."
     if m.pairs:
         yield "If the loss is a mean over tokens or other parts of the items, count them by GradAccum(1, count=...) on the learner, and measure again."
         yield "If its parts average over different numbers, or one of them sums, give them the same `reduction` and the same divisor."

@@ -92,7 +92,7 @@ def cautions(
     "Say what limits the advice"
     for bs,reason in v.left_out: yield _left_out[reason].format(bs=bs)
     if v.verdict=='stay' and v.plan.choice.option.changes:
-        yield f"The plan makes {v.bs} of other micro-batches than today, which takes less time; it was trained as today."
+        yield f"As planned, {v.bs} is made up of other micro-batches than today's, to save time; the trainings compared here had today's."
     if v.saw_twice and v.decided_by=='train_loss':
         yield "Trainings saw items more than once, and the training loss does not show overfitting: add a validation loader."
 

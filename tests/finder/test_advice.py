@@ -39,7 +39,7 @@ def sentences(plan):
         "Use 256 (today 64) for 1 + 7 epochs, frozen + unfrozen (today 1 + 5): about 74% of the time (52 s instead of 1 min 9 s)."),
     (lambda: plan_of(freeze_epochs=1, n_train=200, n_epoch=2), 'few_steps',
         "Stay at 64: this training has only 8 unfrozen steps, too few for a plan (80 at least): train as it is, for more epochs, "
-        "or with a smaller batch, which takes more."),
+        "or with a smaller batch, which makes more steps."),
     (lambda: plan_of(n_windows=4), 'short',
         "Stay at 64: only 4 windows of micro-batches could be measured, too few to tell the noise scale, so measure for longer first."),
     (lambda: plan_of(loss_rose=True), 'too_high', "Stay at 64: the loss rose during the mock training at 0.01, so measure with a lower rate first."),
@@ -338,7 +338,7 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, at_p
         "Stay at 64 for 5 epochs (39 s): even with as many epochs 128 would save 35% of the time, but the step times varied by 70%."),
     (dict(times=((64,0.01,0.),(128,0.0201,0.))), "Stay at 64 for 5 epochs (39 s): no other size would save time."),
     (dict(trial=Trial(64, skipped=256, saving=20., cost=30.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): a trial of 256 takes 30 s and could save 20 s per training: it may take 50% of that at most."),
+        "Stay at 64 for 5 epochs (1 min 4 s): 256 could save 20 s per training, of which a trial may take 50%: it takes 30 s."),
     (dict(trial=Trial(64, skipped=256, saving=-1., cost=30.)),
         "Stay at 64 for 5 epochs (1 min 4 s): 256 would save no time: even if a short trial of it went well, it would need too many epochs.")])
 def test_why_nothing_was_tried(kwargs, text):

@@ -52,7 +52,7 @@ def test_today_s_batch_is_no_planned_one_where_the_plan_only_splits_it():
     v = replace(v, planned=replace(v.planned, choice=replace(v.planned.choice, verdict='split')))
     assert not any('planned' in o for o in sizes_table(v).bs)
     split = plan_of(micro_bs=16, times=secs(16, 32, 64, a=0.01, c=1e-5), noise_scale=100., ci=(80.,130.))
-    said = "The plan makes 64 of other micro-batches than today, which takes less time; it was trained as today."
+    said = "As planned, 64 is made up of other micro-batches than today's, to save time; the trainings compared here had today's."
     assert split.verdict=='split'
     assert said in ' '.join(repr(replace(v, planned=split)).split())
     assert said not in ' '.join(repr(v).split())
