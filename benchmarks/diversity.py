@@ -64,7 +64,7 @@ def run(args, t):
             with fresh.no_bar(), patch('time.perf_counter', time.process_time): # Other work may run
                 plan = fresh.bs_find(plan_lr, n_epoch=plan_epochs, show_plot=False)
             t.add(distinct=n, seed=seed, exact=truth, noise_scale=noise.noise_scale, low=noise.ci[0], high=noise.ci[1], planned_noise_scale=plan.facts.noise,
-                  plan_bs=plan.bs, headline=plan.advice.partition('. ')[0])
+                  plan_bs=plan.bs, headline=' '.join(repr(plan).split()).partition('. ')[0])
 
 def cell(o): return f'{o.noise_scale:.3g} [{o.low:.3g}, {o.high:.3g}]'
 

@@ -31,7 +31,7 @@ from fastai.vision.learner import create_head
 from fastai_bs.all import * # noqa: F403 bs_find
 from fastai_bs.finder import bs_find as finder
 from fastai_bs.finder.facts import Trial
-from fastai_bs.finder.plan import replanned
+from fastai_bs.finder.plan import plan_of
 
 import kinds
 from frame import TensorLoader, digits28, folder, main, md_table, measured, standardized
@@ -169,9 +169,9 @@ def plans(name, learn, lr):
         return replace(devices[0], times=tuple((bs*2**i,step*(1+0.1*i),step/10) for i in range(4)), spread=0.01)
     with learn.no_logging(), patch('time.perf_counter', time.process_time):
         with patch.object(finder, 'device_of', _flat): flat,find = _find()
-        here = replanned(flat, device=devices[0], trial=Trial())
+        here = plan_of(replace(flat.facts, device=devices[0], trial=Trial()), took=flat.took)
         if here.bs!=bs: here,find = _find() # Else no rate is tried, and it would say the same
-    return here,replanned(flat, device=devices[0]).at(flat.bs),find
+    return here,plan_of(replace(flat.facts, device=devices[0]), took=flat.took).at(flat.bs),find
 
 def run(args, table):
     for name in args.parts:

@@ -20,6 +20,8 @@ from fastai.tabular.model import tabular_config
 from fastai.torch_core import set_seed
 from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.noise.estimator import pooled
+from fastai_bs.finder.cycle import cool_stretch
+from fastai_bs.noise import estimator
 from fastai_bs.finder.formulas import Duration
 
 from frame import arguments, cache, folder, main, md_table, measured
@@ -134,9 +136,10 @@ def whole(args, t_plans, t_runs, to, top):
         if t_plans.has(epochs=n_epoch): continue
         set_seed(0)
         learn = learner(to, top, bs_now)
-        with learn.no_bar(), patch('time.perf_counter', time.process_time): p = learn.bs_find(lr, n_epoch=n_epoch, show_plot=False) # Other work may run
-        m = p.facts.measured
-        found = {f'{nm}{k}': v for nm,o in (('',p),('peak_',m.at_peak),('end_',m.at_end)) for k,v in zip(readings, (o.noise_scale,*o.ci))}
+        with learn.no_bar(), patch('time.perf_counter', time.process_time): # Other work may run
+            p = learn.bs_find(lr, n_epoch=n_epoch, num_it=660, show_plot=False)
+        at_peak,at_end = (estimator.along(p.df[o]) for o in (p.df.rate>0.9,p.df.pct>=cool_stretch[1]))
+        found = {f'{nm}{k}': v for nm,o in (('',p),('peak_',at_peak),('end_',at_end)) for k,v in zip(readings, (o.noise_scale,*o.ci))}
         t_plans.add(epochs=n_epoch, **found, bs=p.bs, n_epoch=p.n_epoch, planned=p.duration.planned, today=p.duration.today)
     p = t_plans.df.iloc[0]
     more = [round(p.today/p.planned*p.n_epoch)] if p.planned<0.75*p.today else []

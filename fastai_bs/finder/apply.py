@@ -18,7 +18,6 @@ from ..learner.loaders import SetUp, close_set_ups, n_items, with_micro_bs
 from ..learner.optimizer import decay_of, divides_by_size
 from ..learner.loop import ScopedCallback, callback_of, fit_method
 from ..accumulate.losses import loss_elements
-from ..accumulate.sizes import batch_size
 from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.scaled_lr import ScaledLR, rates
 
@@ -49,10 +48,8 @@ def _refuse_no_batch(dl, micro_bs):
 # %% ../../nbs/finder/10_apply.ipynb #56e16b14
 def _last(lr): return float(np.ravel(lr)[-1]) # Of a number, or of one number for each parameter group
 
-def _plans_epochs(plan): return plan.facts.today.has_n_epoch and plan.facts.can_plan
-
 class PlannedFit(ScopedCallback):
-    "Warn before a fit that differs from the planned one, until that has begun; in any fit of a rate that is scaled twice"
+    "Warn before a fit that differs from the planned one, until that has begun"
     order,run_valid = GradAccum.order-1,False
 
     def __init__(self,
@@ -63,49 +60,29 @@ class PlannedFit(ScopedCallback):
 
     def __reduce__(self): return Callback,() # An exported learner needs no plan
 
-    @property
-    def method(self)->str: return fit_method(self.learn)
-    @property
-    def is_frozen(self)->bool: return self.method=='fine_tune' and self.opt.frozen_idx>0 # Is this the first part of `fine_tune`?
-
     def start_fit(self):
-        if hasattr(self.learn, 'lr_finder'): return # A fit that measures something
-        peak,scaled = self._peak(),callback_of(self.learn, ScaledLR)
-        used = peak*scaled.factor_at(batch_size(self.learn)) if scaled else peak
-        is_twice = self._is_planned(peak) and not self._is_planned(used)
-        differs = [*self._in_rate(peak, used)] if is_twice or not self.has_begun else []
-        if not self.has_begun: differs += self._in_method()
-        if not differs: self.has_begun = self.has_begun or not self.is_frozen
-        else: self._warn(differs, is_twice)
+        if self.has_begun or hasattr(self.learn, 'lr_finder'): return # The latter measures something
+        method = fit_method(self.learn)
+        is_frozen = method=='fine_tune' and self.opt.frozen_idx>0 # Is this the first part of `fine_tune`?
+        differs = [*self._in_rate(method, is_frozen), *self._in_method(method, is_frozen)]
+        if not differs: self.has_begun = not is_frozen
+        else: warnings.warn(f"This fit is not the planned {fit_call(self.plan)}, as {', and '.join(differs)}: pass plan.lr and plan.n_epoch, or for another "
+                            "training make another plan, by learn.bs_find", stacklevel=2)
 
-    def _peak(self):
-        "Return the highest rate of the fit's schedule"
+    def _in_rate(self, method, is_frozen):
+        "Yield how the rate that was passed differs; where none was given to `bs_find`, any is right"
         schedule = self.schedules().get('lr')
-        return max(_last(schedule(pct)) for pct in np.linspace(0, 1, 101).tolist()) if schedule else self.hyper('lr')[-1]
+        peak = max(_last(schedule(pct)) for pct in np.linspace(0, 1, 101).tolist()) if schedule else self.hyper('lr')[-1]
+        part = 0.5 if method=='fine_tune' and not is_frozen else 1 # Of the rate that `fine_tune` takes
+        if self.plan.facts.today.has_lr and not math.isclose(peak, part*rates(self.plan.lr)[-1], rel_tol=0.01): yield f"its rate is {rate_text(peak)}"
 
-    def _is_planned(self, lr):
-        "Return whether `lr` is the planned peak of the optimizer's rate; the second part of `fine_tune` has half of it"
-        parts = (1,0.5) if self.method=='fine_tune' else (1,)
-        return any(math.isclose(lr, part*rates(self.plan.scaled_lr)[-1], rel_tol=0.01) for part in parts)
-
-    def _in_rate(self, peak, used):
-        "Yield how the rate differs; where none was given, any but plan.scaled_lr is right"
-        if self._is_planned(used) or not (self.plan.facts.today.has_lr or self._is_planned(peak)): return
-        yield f"its rate is {rate_text(peak)}" + (f", scaled to {rate_text(used)}" if used!=peak else '')
-
-    def _in_method(self):
+    def _in_method(self, method, is_frozen):
         "Yield how the method differs, and the epochs where they were planned"
         plan,planned = self.plan,fit_of(self.plan)
-        if self.method!=planned: yield f"it is `{self.method}`"
-        if self.method!=planned and 'fine_tune' in (self.method,planned): return # They divide their epochs
-        if _plans_epochs(plan) and self.n_epoch!=(plan.freeze_epochs if self.is_frozen else plan.n_epoch):
-            yield f"it has {counted(self.n_epoch, 'frozen epoch' if self.is_frozen else 'epoch')}"
-
-    def _warn(self, differs, is_twice):
-        plan = self.plan
-        args = [str(plan.n_epoch) if _plans_epochs(plan) else 'n_epoch', rate_text(plan.lr) if plan.facts.today.has_lr else 'lr', *freeze_arg(plan)]
-        todo = f"pass plan.lr, {rate_text(plan.lr)}, as ScaledLR scales it" if is_twice else "for another training make another plan, by learn.bs_find"
-        warnings.warn(f"This fit is not the planned {fit_of(plan)}({', '.join(args)}), as {', and '.join(differs)}: {todo}", stacklevel=2)
+        if method!=planned: yield f"it is `{method}`"
+        if method!=planned and 'fine_tune' in (method,planned): return # They divide their epochs
+        if plan.facts.today.has_n_epoch and plan.facts.can_plan and self.n_epoch!=(plan.freeze_epochs if is_frozen else plan.n_epoch):
+            yield f"it has {counted(self.n_epoch, 'frozen epoch' if is_frozen else 'epoch')}"
 
 # %% ../../nbs/finder/10_apply.ipynb #a4ec45d8
 _replaced = GradAccum,GradientAccumulation,ScaledLR # A plan brings its own

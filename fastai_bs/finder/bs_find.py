@@ -28,7 +28,7 @@ from ..schedule.scaled_lr import rates, ScaledLR, scale_lr
 from .formulas import for_training
 from .cycle import cycle_of
 from .timing import loader_time, micro_batch_sizes, time_steps, valid_time
-from .mock import EndOfMock, MockWindows, longest_window, micro_batches_for, readings, shortest_window
+from .mock import EndOfMock, MockWindows, longest_window, micro_batches_for, cool_reading, shortest_window
 from .facts import Device, Facts, Measured, Today, step_of
 from .request import Request, check_request
 from .trial import most_times, most_trials, try_sizes
@@ -142,11 +142,11 @@ def _for_whole(cool, today):
     return dict(noise_scale=noise_scale, ci=tuple(ci))
 
 def _along_cycle(end, today, df):
-    "Read the noise scale of a whole training, and the readings of the cycle that it follows from"
-    at_peak,cool,at_end = readings(df, end.noise.level)
+    "Read the noise scale of a whole training, and that of the cool stretch, which it follows from"
+    cool = cool_reading(df, end.noise.level)
     whole = _for_whole(cool, today)
     if cool.ci==(0,math.inf): whole['ci'] = cool.ci # The training bounds no interval that has no end
-    return dict(**whole, n_windows=cool.n_windows, at_peak=at_peak, cool=cool, at_end=at_end)
+    return dict(**whole, n_windows=cool.n_windows, cool=cool)
 
 def _given(noise_scale, today):
     "Return the noise scale of a whole training from the one that was given, and its interval; NaN where none was"
@@ -175,7 +175,7 @@ def measured_of(
     return Measured(
         **(_along_cycle(end, today, df) if moved else _at_rest(end)), level=end.noise.level, n_seen=end.n_seen, n_passes=end.n_seen/end.in_epoch,
         moved=moved, loss_rose=moved and windows.losses.too_high(on_ranks), learned=not moved or windows.losses.learned(on_ranks),
-        pairs=windows.looks_at_pairs, n_enough=end.n_enough(today.n_ranks), seed=seed)
+        pairs=windows.looks_at_pairs, seed=seed)
 
 # %% ../../nbs/finder/15_bs_find.ipynb #eaf484f2
 def _slowest(n_ranks, secs):

@@ -6,8 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/formulas.html.md"""
 
 # %% auto #0
 __all__ = ['steps_anyway', 'steps_needed', 'examples_needed', 'epochs_needed', 'for_training', 'noise_of', 'for_longer',
-           'whole_epochs', 'balanced_bs', 'Epoch', 'epoch_of', 'fit_step_time', 'monotone_step_times', 'extrapolated',
-           'spread', 'candidates', 'splits', 'between', 'best_split', 'check_reachable', 'epoch_seconds', 'Duration']
+           'whole_epochs', 'Epoch', 'epoch_of', 'fit_step_time', 'monotone_step_times', 'extrapolated', 'spread',
+           'candidates', 'splits', 'between', 'best_split', 'check_reachable', 'epoch_seconds', 'Duration']
 
 # %% ../../nbs/finder/01_formulas.ipynb #00a97968
 import math
@@ -77,14 +77,6 @@ def whole_epochs(
     "Round `n` up to whole epochs, or down where at most a tenth of an epoch and at most 5% are cut off; 1 at least"
     low = max(1, math.floor(n))
     return low if n<=low+min(0.1, 0.05*low) else low+1
-
-# %% ../../nbs/finder/01_formulas.ipynb #152db5b8
-def balanced_bs(
-    noise_scale, # In items
-):
-    "Return the power of two nearest to `noise_scale` on a log scale, 1 at least; `None` where `noise_scale` is `inf` or NaN"
-    if not math.isfinite(noise_scale): return None
-    return 1 if noise_scale<=1 else 2**round(math.log2(noise_scale))
 
 # %% ../../nbs/finder/01_formulas.ipynb #319449c5
 class Epoch(NamedTuple):

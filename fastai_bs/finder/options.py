@@ -18,7 +18,7 @@ from ..schedule.rules import adam_gain, adascale_gain, decay_factor, linear_scal
 from ..schedule.scaled_lr import rates
 from .formulas import (Epoch, best_split, between, candidates, epoch_seconds, epochs_needed, examples_needed,
     splits, steps_needed, whole_epochs)
-from .facts import Facts, step_of
+from .facts import Facts
 
 # %% ../../nbs/finder/07_options.ipynb #39d69843
 def sizes_of(
@@ -122,8 +122,6 @@ class Option:
     def n_epoch(self)->int: return whole_epochs(self.epochs) # Epochs, as a fit takes them
     @property
     def trained_steps(self)->float: return self.trained_epochs*self.epoch.steps # Optimizer steps of the fit
-    @property
-    def loss_time(self)->float: return self.steps*self.step_time # Time to a given loss, in seconds for the fewest steps
 
 # %% ../../nbs/finder/07_options.ipynb #3c9d1e58
 def option_of(
@@ -177,12 +175,8 @@ def table_of(
     options, # `Option`s, today's size among them
 )->pd.DataFrame:
     "Make a row for each option"
-    t,noise = facts.today,facts.measured_noise if facts.measured_noise>=0 else facts.noise
-    now = at_todays_size(facts, options)
+    t,now = facts.today,at_todays_size(facts, options)
     def _row(o):
-        k,rate = o.bs/t.bs,rates(t.lr)[-1]*t.lr_factor*sum_factor(t, o.bs)
-        by_rule = dict(linear_scaling=linear_scaling(k), adascale_gain=math.nan, sqrt_scaling=sqrt_scaling(k), adam_gain=math.nan)
-        if noise>=0: by_rule |= dict(adascale_gain=adascale_gain(k, noise, t.bs), adam_gain=adam_gain(k, noise, t.bs))
-        return dict(bs=o.bs, micro_bs=o.micro_bs, n_acc=o.n_acc, lr=rate*o.rule(k), steps=o.steps, examples=o.examples, step_time=o.step_time,
-                    measured=step_of(facts.device.times, o.bs/t.n_ranks), time=o.loss_time/now.loss_time, **{nm: rate*v for nm,v in by_rule.items()})
+        return dict(bs=o.bs, micro_bs=o.micro_bs, n_acc=o.n_acc, lr=rates(t.lr)[-1]*t.lr_factor*o.lr_factor, steps=o.steps, examples=o.examples,
+                    step_time=o.step_time, time=o.steps*o.step_time/(now.steps*now.step_time))
     return pd.DataFrame([_row(o) for o in options])

@@ -15,11 +15,10 @@ from matplotlib.ticker import MaxNLocator
 from ..utils.text import num, with_interval
 from ..utils.plots import legend_below, log_axis, new_axes, size_axis
 from ..noise.estimator import along
-from .formulas import noise_of
 from .cycle import cool_stretch
-from .options import at_todays_size, option_of
+from .options import at_todays_size
 from .choice import limit_text
-from .trial import parts_tried
+
 
 # %% ../../nbs/finder/11_plots.ipynb #39efcddd
 def _groups(df, level):
@@ -31,16 +30,12 @@ def _groups(df, level):
     return pd.DataFrame([_read(g) for g in groups], columns=['at','noise_scale','low','high'], dtype=float)
 
 def _plot_groups(groups, top, ax):
-    "Draw points with their intervals, cut off at `top`, and arrows where there is a lower end only"
+    "Draw points with their intervals, cut off at `top`"
     known = groups[np.isfinite(groups.noise_scale) & (groups.noise_scale>0)]
     bars = known[(known.low>0) | np.isfinite(known.high)] # The other intervals say nothing
     bottom = ax.get_ylim()[0]
     ax.plot(known['at'], known.noise_scale, 'o', color='C0', ms=5, label='mean of 5 or 6 windows', zorder=3)
     if len(bars): ax.vlines(bars['at'], bars.low.clip(lower=bottom/2), bars.high.clip(upper=2*top), color='C0', lw=1, label='its interval')
-    open_ = groups[np.isinf(groups.noise_scale) & (groups.low>0)]
-    if len(open_):
-        ax.vlines(open_['at'], open_.low, 2*top, color='C0', lw=1)
-        ax.plot(open_['at'], open_.low, '^', color='C0', ms=6, mfc='none', label='at least')
 
 def _plot_reading(noise_scale, ci, x, ax):
     "Draw a noise scale and its interval over `x`, within the frame"
@@ -55,7 +50,7 @@ def _plot_noise(plan, ax=None):
     df,bs,m,known = plan.df,plan.facts.today.bs,plan.facts.measured,plan.facts.measured_noise
     ax = new_axes(ax, figsize=(7,4.4))
     groups,(noise_scale,ci) = _groups(df, m.level),(m.cool.noise_scale,m.cool.ci) if m.cool else (m.noise_scale,m.ci)
-    seen = [o for o in (*groups.noise_scale, *groups.low[np.isinf(groups.noise_scale)], known, noise_scale, *ci, bs) if 0<o<math.inf]
+    seen = [o for o in (*groups.noise_scale, known, noise_scale, *ci, bs) if 0<o<math.inf]
     log_axis(ax)
     ax.set(ylim=(min(seen)/2,max(seen)*2), xlabel='window of the mock training', ylabel='items (log)', title='Gradient noise scale')
     _plot_groups(groups, ax.get_ylim()[1], ax)
@@ -82,7 +77,6 @@ def _note(plan):
     if plan.facts.can_plan and other.fit_time>=o.fit_time and plan.choice.reason!='nowhere': return ''
     reason = 'little' if plan.verdict=='split' and plan.choice.reason=='faster' else plan.choice.reason # Faster than today, but why no other size?
     trial = plan.facts.trial
-    if reason=='costly' and not trial.can_save: reason = 'useless'
     if reason in _why_not: return _why_not[reason].format(other=other.bs, skipped=trial.skipped, failed=trial.failed)
     return limit_text(other, now, d.least_gain)
 
@@ -92,40 +86,23 @@ def _title(plan):
     if bs!=now: return f"{'You chose' if plan.choice.reason=='chosen' else 'Use'} {bs} (today {now})"
     return f"Stay at {bs}, as {plan.n_acc} x {plan.micro_bs}" if plan.verdict=='split' else f"Stay at {bs}"
 
-def _ratios(plan):
-    "Make a row for each size: the time of the whole fit, and its interval, over that of today's training as it is"
-    sizes,ci,today = [o.bs for o in plan.options],plan.ci,plan.duration.today
-    def _at(noise): return [option_of(plan.facts, noise, bs).fit_time/today for bs in sizes]
-    known = math.isfinite(plan.facts.noise) and all(map(math.isfinite, ci)) and not plan.facts.trial.is_known # A short training has no interval
-    ends = [_at(o) for o in ci] if known else np.full((2,len(sizes)), math.nan)
-    return pd.DataFrame(dict(time=[o.fit_time/today for o in plan.options], low=np.min(ends, 0), high=np.max(ends, 0)), index=sizes)
-
-def _least_of_failed(plan):
-    "Map the size that got nowhere in a short training, where one did, to the least time of its fit over that of today's"
-    t,failed = plan.facts.today,plan.facts.trial.failed
-    if not plan.facts.trial.got_nowhere: return {}
-    least = option_of(plan.facts, noise_of(parts_tried(failed/t.bs)[0], failed, t.bs), failed)
-    return {failed: least.fit_time/plan.duration.today}
-
 def _plot_time(plan, ax=None):
     "Draw the time of the whole fit against batch size, over that of today's"
-    df,bs_now,bs = _ratios(plan),plan.facts.today.bs,plan.bs
+    bs_now,bs = plan.facts.today.bs,plan.bs
+    time = pd.Series({o.bs: o.fit_time/plan.duration.today for o in plan.options})
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     t = plan.facts.today
     if at_todays_size(plan.facts, plan.options).changes: ax.plot(bs_now, 1, 'o', color='grey', zorder=3, label=f"today's, {t.n_acc} x {t.micro_bs}")
     is_known = math.isfinite(plan.facts.noise)
     style = dict(ls='-', label='time of the whole fit') if is_known else dict(ls=':', alpha=0.6, label='time, if as many epochs as today were enough')
-    if df.time.notna().all() and len(df)>1: ax.plot(df.time, marker='o', color='C0', **style)
-    if df.low.notna().all(): ax.fill_between(df.index, df.low, df.high, color='C0', alpha=0.2, lw=0, label='interval of the time')
-    failed = _least_of_failed(plan)
-    for size,y in failed.items(): ax.plot(size, y, 'x', color='C0', ms=9, label=f'{size}, tried: this or more')
+    if time.notna().all() and len(time)>1: ax.plot(time, marker='o', color='C0', **style)
     how = 'chosen' if plan.choice.reason=='chosen' else 'planned' if plan.facts.can_plan else 'as today'
-    for y in df.loc[bs].dropna()[:1]: ax.plot(bs, y, '*', color='C1', ms=16, zorder=3, label=f'{how}, {bs}')
-    seen = [1,*df.values[np.isfinite(df)],*failed.values()]
+    if time.notna()[bs]: ax.plot(bs, time[bs], '*', color='C1', ms=16, zorder=3, label=f'{how}, {bs}')
+    seen = [1,*time.dropna()]
     room = max(1.1, (max(seen)/min(seen))**0.1)
     log_axis(ax, lambda y: f'{num(100*y)}%')
-    size_axis(ax, 'x', [*df.index,*failed], [bs_now,bs])
+    size_axis(ax, 'x', time.index, [bs_now,bs])
     ax.set(ylim=(min(seen)/room,max(seen)*room), xlabel='batch size (items)', ylabel="time, of today's (log)")
     note = _note(plan)
     ax.set_title(_title(plan), pad=18 if note else None)

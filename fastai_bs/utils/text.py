@@ -6,8 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/utils/text.html.md"""
 
 # %% auto #0
 __all__ = ['num', 'plural', 'counted', 'percent', 'with_interval', 'difference_text', 'listed', 'marked_size', 'rate_text',
-           'bytes_text', 'time_text', 'as_plain', 'paragraph', 'filled', 'in_text', 'in_html', 'brief_html', 'Details',
-           'details_of']
+           'bytes_text', 'time_text', 'as_plain', 'filled', 'in_text', 'in_html', 'brief_html', 'Details', 'details_of']
 
 # %% ../../nbs/utils/01_text.ipynb #b639fa9e
 import math, numbers, re, textwrap
@@ -115,10 +114,6 @@ def as_plain(v): # Numbers, texts, arrays, slices, data classes, and lists, tupl
 # %% ../../nbs/utils/01_text.ipynb #ab263c53
 _digits = dict(index=False, na_rep='', float_format=num)
 
-def paragraph(said:dict): # Texts by kind: 'do', 'how', 'run', 'why', 'caution'
-    "Return all texts as one paragraph"
-    return ' '.join(f"Run {o}." if kind=='run' else o for kind,texts in said.items() for o in texts)
-
 def filled(
     text:str, # A paragraph
     indent:str='', # Indentation of all lines but the first
@@ -133,7 +128,7 @@ def _top(said):
     return ['\n'.join(first), *(f'    {o}' for o in said.get('run', []))],why
 
 def in_text(
-    said:dict, # Texts by kind, as for `paragraph`
+    said:dict, # Texts by kind: 'do', 'how', 'run', 'why', 'caution'
     more:str, # Sentence that says where to read more, with `{}` for the call
     call:str, # The call, as 'plan.details()'
 ):
@@ -157,7 +152,7 @@ def _top_html(said):
     return f"<p><strong>{_marked(said['do'][0])}</strong><br>{_marked(' '.join(said.get('how', [])))}</p>{run}{why}"
 
 def in_html(
-    said:dict, # Texts by kind, as for `paragraph`
+    said:dict, # Texts by kind, as for `in_text`
     more:str, # Sentence that says where to read more, with `{}` for the call
     call:str, # The call, as 'plan.details()'
     summary:str, # What the table holds
@@ -189,7 +184,7 @@ class Details(str):
     def _repr_html_(self): return self.html
 
 def details_of(
-    said:dict, # Texts by kind, as for `paragraph`
+    said:dict, # Texts by kind, as for `in_text`
     sections, # `(name, texts)` of each list, left out if it has no texts
     df, # Data frame, left out if it has no rows
 )->Details:

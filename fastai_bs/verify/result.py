@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 import numpy as np
 import pandas as pd
-from ..utils.text import Details, details_of, in_html, in_text, paragraph
+from ..utils.text import Details, details_of, in_html, in_text
 from ..finder.plan import BatchPlan
 from .compare import Spread, compared, decides, least_dof, log_losses, spread_of, with_loss
 from .plots import plot_sizes
@@ -108,9 +108,6 @@ class BatchVerification:
     def saw_twice(self)->bool: return bool(self.df['items'].max()>self.n_train) # Did a training see an item more than once?
 
     # Show it
-
-    @property
-    def advice(self)->str: return paragraph(verified_words(self)) # What to do, how and why, with at most three cautions
 
     def details(self)->Details: # A string, which a notebook shows with a table
         "Return all sentences and the table of sizes"

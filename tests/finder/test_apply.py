@@ -30,7 +30,7 @@ f32 = torch.float32
 def make(noise_scale=64., bs=8, times=((4,0.01,0.),(8,0.01,0.),(16,0.01,0.),(32,0.011,0.)), **kwargs):
     "Today 8 items a step with SGD; 32 are the fastest, in one micro-batch"
     return plan_of(bs, **{**dict(noise_scale=noise_scale, ci=(0.9*noise_scale,1.1*noise_scale), lr=0.1, adam=False, n_train=96, n_epoch=7, moved=False,
-                                cool=None, at_peak=None, at_end=None, times=times), **kwargs})
+                                cool=None, times=times), **kwargs})
 
 def accumulated(**kwargs): return make(**{**dict(noise_scale=1000., times=((4,0.01,0.009),(8,0.011,0.009))), **kwargs}) # As 4 x 8
 
@@ -254,15 +254,13 @@ def test_nothing_is_said_of_a_fit_as_planned(plan, train):
 
 # The plan of `cycled` has 10 epochs of 32 for 7 of 8, at 0.03 for 0.01
 @pytest.mark.parametrize('plan,train,says', [
-    (cycled,fit(lr='scaled_lr'),['its rate is 0.03, scaled to 0.09']),
-    (partial(cycled, has_lr=False, lr=slice(1e-3,1e-2)),fit(lr='scaled_lr'),['its rate is 0.03, scaled to 0.09']),
-    (cycled,fit(lr=1e-3),['its rate is 0.001, scaled to 0.003']),
-    (cycled,fit(n_epoch=2),['it has 2 epochs']), (cycled,fit(n_epoch=1, lr=0.02),['its rate is 0.02, scaled to 0.06, and it has 1 epoch']),
+    (cycled,fit(lr='scaled_lr'),['its rate is 0.03']), (cycled,fit(lr=1e-3),['its rate is 0.001']),
+    (cycled,fit(n_epoch=2),['it has 2 epochs']), (cycled,fit(n_epoch=1, lr=0.02),['its rate is 0.02, and it has 1 epoch']),
     (cycled,fit('fine_tune'),['it is `fine_tune`']), (cycled,fit('fit'),['it is `fit`']),
     (lambda: tuned().at(32),fit(),['it is `fit_one_cycle`']),
     (lambda: tuned().at(32),fit('fine_tune', 3),['it has 3 epochs']),
     (lambda: tuned().at(32),fit('fine_tune', freeze_epochs=2),['it has 2 frozen epochs']),
-    (lambda: tuned().at(32),fit('fine_tune', lr='scaled_lr'),['its rate is 0.0391, scaled to 0.153','its rate is 0.0195, scaled to 0.0763'])],
+    (lambda: tuned().at(32),fit('fine_tune', lr='scaled_lr'),['its rate is 0.0391','its rate is 0.0195'])],
     ids=lambda o: '; '.join(o) if isinstance(o, list) else '')
 def test_a_fit_that_is_not_as_planned(plan, train, says):
     "Once said of each fit, before anything has changed, and trained as asked; by a learner without the callback to the bit as well"
@@ -277,14 +275,13 @@ def test_a_fit_that_is_not_as_planned(plan, train, says):
     assert _train(twin)==[]
     assert torch.equal(flat(learn), flat(twin))
 
-def test_a_rate_that_is_scaled_twice_after_the_planned_fit():
-    "And until then each fit is compared, but `lr_find` and mock trainings; a plan that was taken back, or its ScaledLR, compares none"
+def test_each_fit_is_compared_until_the_planned_one():
+    "But `lr_find` and mock trainings; a plan that was taken back compares none"
     plan = cycled()
     learn = plan.apply(learner())
     for f in (partial(learn.lr_find, num_it=6),partial(learn.bs_find, 0.02, num_it=24, max_bs=32)): assert unlike(lambda: f(show_plot=False))==[] # noqa: B023
-    assert [unlike(lambda: fit(n_epoch=n, lr=lr)(learn, plan)) for n,lr in ((1,'lr'),(2,'lr'),(10,'lr'),(2,1e-3),(2,'scaled_lr'))]==[ # noqa: B023
-        ['it has 1 epoch'],['it has 2 epochs'],[],[],['its rate is 0.03, scaled to 0.09']]
-    assert unlike(lambda: fit(lr='scaled_lr')(plan.apply(learn).remove_cb(ScaledLR), plan))==[]
+    assert [unlike(lambda: fit(n_epoch=n, lr=lr)(learn, plan)) for n,lr in ((1,'lr'),(2,'lr'),(10,'lr'),(2,1e-3))]==[ # noqa: B023
+        ['it has 1 epoch'],['it has 2 epochs'],[],[]]
     assert unlike(lambda: fit(n_epoch=2)(plan.undo(plan.apply(learn)), plan))==[]
     assert not hasattr(learn, 'planned_fit')
 

@@ -8,7 +8,7 @@ from fastai.callback.schedule import combined_cos
 
 from fastai_bs.all import NoiseScale
 from fastai_bs.finder.cycle import MockCycle, cool_rates, cool_stretch, cycle_of, places, rate_at
-from fastai_bs.finder.mock import EndOfMock, MockWindows, readings
+from fastai_bs.finder.mock import EndOfMock, MockWindows, cool_reading
 from helpers import loaders, mlp, noted, pairwise, peak_lr, quiet_learner, regression
 
 inf = math.inf
@@ -64,5 +64,5 @@ def test_more_windows_where_the_interval_is_wide(tol, today):
     rates = [0.001*rate_at(i/60) for i in range(60)]
     middle = math.ceil(sum(cool_stretch)/2*60)
     assert o.steps==pytest.approx(rates[:middle]+[rates[middle]]*c.n_more+rates[middle:], rel=1e-4)
-    assert readings(o.windows.placed(o.windows.noise.moments))[1].n_windows==10+c.n_more
+    assert cool_reading(o.windows.placed(o.windows.noise.moments)).n_windows==10+c.n_more
 

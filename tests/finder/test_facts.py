@@ -32,7 +32,6 @@ def test_the_noise_scale_is_known_unless_something_speaks_against_it(kwargs, kno
     assert f.no_plan_for==reason
     assert f.noise==approx(known)
     assert f.can_plan==(reason=='')
-    assert f.balanced_bs==(128 if known==100 else 1 if known==0 else None)
 
 @pytest.mark.parametrize('trial,noise', [(Trial(256, 300., 3910),300.), (Trial(256, 300., 3910/16),600.), (Trial(64),512.), (Trial(failed=128),512.)])
 def test_a_plan_goes_by_what_was_tried(trial, noise):

@@ -17,7 +17,7 @@ five = secs(25, 50, 100, 200, 400)
 def fixed(noise_scale=100., bs=100, **kwargs):
     "For SGD at the present weights, without step times"
     return facts_of(bs, **{**dict(noise_scale=noise_scale, ci=(0.8*noise_scale,1.3*noise_scale), lr=0.1, adam=False, n_train=100_000, n_epoch=100,
-                                  moved=False, cool=None, at_peak=None, at_end=None, times=(), spread=nan), **kwargs})
+                                  moved=False, cool=None, times=(), spread=nan), **kwargs})
 
 def cycle(noise_scale=100., **kwargs): return fixed(noise_scale, **{**readings(), 'moved': True, **kwargs}) # After a mock cycle
 def option(facts, bs): return option_of(facts, facts.noise, bs)
@@ -145,37 +145,24 @@ def test_the_time_of_fine_tune():
 
 # The table
 
-def test_the_table_has_a_row_for_each_option_with_the_rate_of_each_rule():
+def test_the_table_has_a_row_for_each_option():
     facts = cycle(bs=25, times=five, adam=True, lr=[0.01,0.1], lr_factor=3., trial=Trial(100))
     df = table_of(facts, options_of(facts, facts.noise)).set_index('bs')
     assert df.index.tolist()==[25,50,100,200,400,800]
     assert df.lr.tolist()==approx([0.3*k**0.5 for k in (1,2,4,8,16,32)])
-    assert df.linear_scaling.tolist()==approx([0.3*k for k in (1,2,4,8,16,32)])
-    assert df.sqrt_scaling.tolist()==approx([0.3*k**0.5 for k in (1,2,4,8,16,32)])
-    assert df.adascale_gain.tolist()==approx([0.3*gain(bs, 100., 25) for bs in df.index])
-    assert df.adam_gain.tolist()==approx([0.3*for_adam(bs, 100., 25) for bs in df.index])
     assert df.steps.tolist()==approx([1+100/bs for bs in df.index])
     assert df.examples.tolist()==approx([1+bs/100 for bs in df.index])
     assert df.time.tolist()==approx(list(df.steps*df.step_time/(5*0.0125)))
-    assert df.measured[:5].tolist()==approx([0.0125,0.015,0.02,0.03,0.05])
-    assert math.isnan(df.measured[800])
-
-def test_rules_go_by_what_was_measured_also_where_a_size_was_tried():
-    facts = cycle(bs=25, times=five, trial=Trial(200, 900., 99))
-    df = table_of(facts, options_of(facts, facts.noise)).set_index('bs')
-    assert facts.noise>900
-    assert df.adascale_gain.tolist()==approx([0.1*gain(bs, 100., 25) for bs in df.index])
-    assert df.steps.tolist()==approx([1+facts.noise/bs for bs in df.index])
 
 def test_the_table_of_a_loss_that_sums_has_the_rates_of_the_optimizer():
     facts = cycle(bs=25, times=five, sums=True)
     df = table_of(facts, options_of(facts, facts.noise))
-    assert df.linear_scaling.tolist()==approx([0.1]*len(df))
+    assert df.lr.tolist()==approx([0.1*o.rule(o.bs/25)*25/o.bs for o in options_of(facts, facts.noise)])
 
 def test_the_table_of_an_unknown_noise_scale_has_no_steps():
     facts = cycle(bs=25, times=five, n_windows=9)
     df = table_of(facts, options_of(facts, facts.noise))
-    assert df[['steps','examples','time','adascale_gain','adam_gain']].isna().all(axis=None)
+    assert df[['steps','examples','time']].isna().all(axis=None)
 
 def test_todays_batch_is_made_of_micro_batches_that_ran():
     "One of a size between them is for a size of one's own choice"

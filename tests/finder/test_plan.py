@@ -11,9 +11,8 @@ from fastai_bs.all import GradAccum, ScaledLR
 from fastai_bs.finder.advice import cautions
 from fastai_bs.finder.facts import Trial
 from fastai_bs.finder.formulas import whole_epochs
-from fastai_bs.finder.plan import replanned
 from fastai_bs.schedule.scaled_lr import rates, scale_lr
-from plans import for_adam, gain, plan_of, plans, readings, secs
+from plans import for_adam, gain, plan_of, plans, readings, replanned, secs
 
 inf,nan = math.inf,math.nan
 def approx(v): return pytest.approx(v, rel=1e-12, abs=0, nan_ok=True)
@@ -23,7 +22,7 @@ five = secs(25, 50, 100, 200, 400) # With them 100 items are the fastest at a no
 def fixed(noise_scale=100., ci=(80.,130.), bs=100, **kwargs):
     "A plan for SGD at the present weights, without step times"
     return plan_of(bs, **{**dict(noise_scale=noise_scale, ci=ci, lr=0.1, adam=False, n_train=100_000, n_epoch=100, n_seen=50, n_passes=1., moved=False,
-                                 cool=None, at_peak=None, at_end=None, times=(), spread=nan), **kwargs})
+                                 cool=None, times=(), spread=nan), **kwargs})
 
 def cycle(**kwargs): return fixed(**{**readings(), 'moved': True, **kwargs}) # After a mock cycle
 

@@ -1,5 +1,6 @@
 "Plans that were never measured, of any measurement, device and training"
 import math
+from dataclasses import replace
 
 import pandas as pd
 from hypothesis import strategies as st
@@ -21,8 +22,8 @@ def for_adam(bs, noise, base_bs):
     return min(g**0.5*(1+max(0, 2-bs/base_bs/g)/5), g**(2/3))
 
 def readings():
-    "What a mock cycle says of the noise scale on its cool stretch, near the peak of the rate, and at the end"
-    return dict(cool=NoiseEstimate(400., (340.,500.), 30), at_peak=NoiseEstimate(45., (40.,52.), 8), at_end=NoiseEstimate(900., (700.,1300.), 7))
+    "What a mock cycle says of the noise scale on its cool stretch"
+    return dict(cool=NoiseEstimate(400., (340.,500.), 30))
 
 def window_rows(n=30):
     "What is known of `n` windows along a mock cycle, all alike"
@@ -54,6 +55,10 @@ def plan_of(bs=64, n_ranks=1, trial=None, **kwargs):
     "The plan that follows from `facts_of`"
     return plan_of_facts(facts_of(bs, n_ranks, trial, **kwargs), **_parts(bs, n_ranks, kwargs)[BatchPlan])
 
+def replanned(plan, **parts):
+    "Plan anew from other facts, for the same choice of one's own"
+    return plan_of_facts(replace(plan.facts, **parts), plan.bs if plan.choice.reason=='chosen' else None, plan.df, plan.took)
+
 @st.composite
 def plans(draw):
     "A strategy: any measurement on any device, as today or with a size of one's own choice"
@@ -70,7 +75,7 @@ def plans(draw):
     times = tuple((o,(step+item*o)*math.exp(busy*draw(st.floats(-1, 1))),once*step) for o in sizes)
     n_epoch = _one_of(0.3,1,2.5,5,40)
     has_rate,is_cycle = _one_of(True,False),_one_of(True,False)
-    kwargs = dict(readings() if is_cycle else dict(cool=None, at_peak=None, at_end=None), moved=is_cycle)
+    kwargs = dict(readings() if is_cycle else dict(cool=None), moved=is_cycle)
     trial = _one_of(Trial(), Trial(bs), Trial(bs, failed=2*bs), Trial(4*bs, 3.*bs, 10.), Trial(2*bs, 0.5*bs, 10., failed=4*bs),
                     Trial(8*bs, 1e4*bs, 10.))
     plan = plan_of(bs, n_ranks, noise_scale=noise, ci=(low,high), micro_bs=micro_bs, n_windows=_one_of(9,10,30), times=_one_of(times,times,times,()),

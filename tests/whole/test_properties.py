@@ -18,10 +18,9 @@ from fastai.optimizer import SGD
 from fastai_bs.accumulate import losses
 from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.finder.facts import Trial
-from fastai_bs.finder.plan import replanned
 from fastai_bs.schedule.scaled_lr import rates
 from helpers import mlp, quiet_learner, regression
-from plans import plans
+from plans import plans, replanned
 from oracle import item_grads, moments
 
 f64,inf,nan = torch.float64,math.inf,math.nan
@@ -145,20 +144,14 @@ def test_the_table_of_a_plan_follows_from_its_formulas(plan, factor):
     assert ((short==0) | (df.bs==now) & (0<short) & (short<df.micro_bs*t.n_ranks)).all()
     ran = {m: (secs-once,once) for m,secs,once in plan.facts.device.timed}
     same('step_time', [bs/t.n_ranks/m*ran[m][0]+ran[m][1] if ran else nan for bs,m in zip(df.bs, df.micro_bs)])
-    same('measured', [next((secs for m,secs,_ in plan.facts.device.times if m*t.n_ranks==bs), nan) for bs in df.bs])
-    # The rates that need no noise scale
-    same('linear_scaling', lr*df.bs/now)
-    same('sqrt_scaling', (lr*df.linear_scaling)**0.5)
     if math.isnan(noise):
-        assert df[['steps','examples','time','adascale_gain','adam_gain']].isna().to_numpy().all()
+        assert df[['steps','examples','time']].isna().to_numpy().all()
         return
     # Steps, examples and seconds to a loss
     same('steps', 1+noise/df.bs)
     same('examples', df.steps*df.bs/noise if noise else inf) # A step takes a batch, and the fewest examples are a noise scale to each of the fewest steps
     time = df.steps*df.step_time
     same('time', time/time[df.bs==now].item())
-    # The other rates
-    known = plan.facts.measured_noise # Rules go by what was measured, also where a short training has told more
-    same('adascale_gain', lr*(1+known/now)/(1+known/df.bs))
+    # The rate
     shown = float(f'{noise:.3g}') # The rule has three digits of the noise scale
     if not t.adam and vars(plan.facts.trial)==vars(Trial()): same('lr', lr*(1+shown/now)/(1+shown/df.bs))
