@@ -31,7 +31,6 @@ from .accumulate.sizes import accumulation
 from .learner.loop import callback_of
 from .schedule.scaled_lr import ScaledLR, rule_name
 import fastai_bs.finder.bs_find # noqa: F401 bs_find
-import fastai_bs.verify.bs_verify # noqa: F401 bs_verify
 
 # %% ../nbs/demo.ipynb #86ed16fb
 @delegates(Learner.__init__, but='loss_func,metrics')
@@ -87,16 +86,6 @@ def _find_bs(learn, lr, epochs, out):
     print(f"   Plot: {out/'plan.png'}")
     return plan
 
-def _verify(learn, plan, out):
-    "Does the plan hold? Printed and drawn; one that stays is compared with twice its size"
-    now = plan.facts.today.bs
-    sizes = [2*now] if plan.bs==now else None
-    print(f"\n4. bs_verify: {counted(plan.facts.today.n_epoch, 'epoch')} at today's batch size and the planned training, several times from new weights")
-    with _quiet(learn): v = learn.bs_verify(plan, sizes)
-    print(textwrap.indent(repr(v), '   '))
-    v.plot().figure.savefig(out/'verified.png', dpi=120)
-    print(f"   Plot: {out/'verified.png'}")
-
 n_seeds = 3 # Trainings of each kind
 
 def _runs(make, plan, bs, epochs, seed):
@@ -111,7 +100,6 @@ def run_demo(
     epochs:int=20, # Of the training at `bs`
     seed:int=42, # For weights, split and order
     out:Path=Path('bs_demo'), # Folder for the pictures, which exists
-    verify:bool=False, # End with a test of the plan?
 )->tuple: # The `BatchPlan` and the table
     "Find a batch size for the digits, and train at today's and at the planned one"
     make = partial(digits_learner, bs=bs, opt_func={'adam': Adam, 'sgd': partial(SGD, mom=0.9)}[opt], seed=seed)
@@ -133,7 +121,6 @@ def run_demo(
         print(f"\nBatches of {new['batch size']} instead of {old['batch size']}: {new['steps']/old['steps']:.2g} times the steps, "
               f"{float(new['seconds'])/float(old['seconds']):.2g} times the time ({planned/today:.2g} predicted), "
               f"accuracy {new['accuracy']} instead of {old['accuracy']}, means of {n_seeds}")
-    if verify: _verify(make(), plan, out)
     return plan,table
 
 # %% ../nbs/demo.ipynb #f4377914
@@ -157,7 +144,6 @@ def main(
     p.add_argument('--opt', choices=['adam','sgd'], default='adam', help="optimizer")
     p.add_argument('--epochs', type=_whole(1), default=20, help="epochs of each training")
     p.add_argument('--seed', type=_whole(0,2**32-1), default=42, help="first seed of the split, the weights and the order of the items")
-    p.add_argument('--verify', action='store_true', help="end with a test of the plan, which takes as long as all the rest")
     p.add_argument('--out', type=Path, default=Path('bs_demo'), help="folder for the pictures")
     a = p.parse_args(args)
     try: a.out.mkdir(parents=True, exist_ok=True)
@@ -165,7 +151,7 @@ def main(
     torch.set_num_threads(1) # A model this small is slower with more, and much slower on a busy machine
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        run_demo(a.bs, a.opt, a.epochs, a.seed, a.out, a.verify)
+        run_demo(a.bs, a.opt, a.epochs, a.seed, a.out)
 
 # %% ../nbs/demo.ipynb #d105f9ec
 if __name__=='__main__': main()

@@ -6,13 +6,12 @@ Docs: https://fastai-bs.github.io/fastai_bs/accumulate/losses.html.md"""
 
 # %% auto #0
 __all__ = ['most_parts', 'plain', 'precise', 'as_scalar', 'at_hand', 'count_items', 'loss_elements', 'refuse_loss', 'check_count',
-           'note_checked', 'ElementCounter', 'loss_kind']
+           'ElementCounter', 'loss_kind']
 
 # %% ../../nbs/accumulate/01_losses.ipynb #251a5caa
 import math, random, warnings, torch
 from functools import partial
 from itertools import accumulate
-from weakref import WeakSet
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
@@ -120,17 +119,6 @@ def _as_count(n, device):
 
 def _items_of(learn): return count_items(learn.pred, *learn.yb)
 
-_checked = WeakSet() # Loss functions of which a check has shown that they are what is assumed of them
-
-def note_checked(loss_func): # Loss function of a `Learner`
-    "Remember that accumulation was found to be exact by what is assumed of `loss_func`, so that no warning tells of it any more"
-    try: _checked.add(loss_func)
-    except TypeError: pass # It has no hash, and the warning comes back
-
-def _is_checked(loss_func):
-    try: return loss_func in _checked
-    except TypeError: return False
-
 class ElementCounter:
     "Counts what the loss of each micro-batch averages over"
     def __init__(self, count=None): # Function `learn -> elements`, or 'items'; `None`: as the loss function says
@@ -153,7 +141,7 @@ class ElementCounter:
         self.known = self.given is None and self.elements is not None
         self.assumed = self.given is None and self.elements is None and self.reduction!='sum'
         self.elements = self.elements or count_items
-        if self.assumed and not _is_checked(loss_func): warnings.warn(
+        if self.assumed: warnings.warn(
             f"GradAccum cannot tell what the loss {getattr(loss_func, '__name__', loss_func)} averages over, and assumes a mean over "
             "the items of the batch. If it is one, say so: GradAccum(..., count='items'). If it averages over something else "
             "(tokens, pixels that count), say how many: GradAccum(..., count=lambda learn: (learn.yb[0]!=-100).sum()), with your padding's label "

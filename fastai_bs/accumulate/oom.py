@@ -19,7 +19,7 @@ from fastai.torch_core import find_bs, to_concat, to_detach
 from ..utils.text import counted
 from ..learner.ranks import trainers, trains_together
 from ..utils.memory_errors import free_memory, out_of_memory
-from ..learner.snapshot import autocast_point
+from ..learner.snapshot import restart_point
 from ..learner.loaders import rows_of, slices
 from ..learner.optimizer import Hypers
 from ..learner.loop import ScopedCallback, do_one_batch, fastais_one_batch, overridden_step, set_batch, to_device
@@ -55,7 +55,7 @@ class Parts:
         learn.iter = i
         b = to_device(learn, b)
         self.n_items = find_bs(b)
-        batch,autocast = self._cut(b),autocast_point()
+        batch,autocast = self._cut(b),restart_point(rng=False)
         self.accum.start_micro() # `before_batch` does so too, but memory may run out before we hear it
         try: self._run(batch, autocast)
         except CancelBatchException: learn('after_cancel_batch')
@@ -140,8 +140,8 @@ def halve(self:Parts):
     n_items,self.too_large = self.too_large,None
     where = f"with {counted(math.ceil(n_items/self.n_parts))} at a time" if n_items else "on another rank"
     self.n_parts *= 2
-    call = self.accum.sizes.instead(self.accum, math.ceil((n_items or self.n_items)/self.n_parts))
-    advice = f" To train like this from the start, take {call}" if call else ''
+    most = math.ceil((n_items or self.n_items)/self.n_parts)
     warnings.warn(
         f"Out of memory {where}: this window takes no optimizer step, and from the next one on each batch of the loader is cut in {self.n_parts} parts. Batch "
-        f"size stays the same, and so does the gradient, but for BatchNorm and dropout.{advice}", stacklevel=2)
+        f"size stays the same, and so does the gradient, but for BatchNorm and dropout. To train like this from the start, take micro-batches of "
+        f"{counted(most)} or fewer", stacklevel=2)

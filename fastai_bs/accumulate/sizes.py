@@ -26,7 +26,6 @@ class Sizes:
     measures = True # May the present window be measured?
     windows_only = False # Must NoiseScale measure windows only, and no parts of a batch?
     at_first = 1 # Micro-batches of a window before any fit
-    as_two = 'GradAccum(2)' # The call for windows of two micro-batches, for messages
     helpers = () # `ScopedCallback`s that follow the batch size
 
     def start(self, learn)->list: # The largest `n_acc` of each epoch
@@ -36,16 +35,11 @@ class Sizes:
     def n_acc(self, learn, epoch)->int: raise NotImplementedError # Micro-batches in the first window of `epoch`, counted from 0
     def n_acc_now(self, accum)->int: return accum.n_acc # Micro-batches in the window that begins, of a `GradAccum`
     def micro_bs(self, learn, epoch): return None # Items in a micro-batch; `None`: as the training loader says
-    def largest_micro_bs(self, learn)->int: return micro_batch_size(learn.dls.train) # Items in the largest micro-batch of any fit
     def may_not_fit(self, learn)->bool: return False # Are the epoch's micro-batches larger than the loader's own, and can they run in parts?
     def scope(self, accum): return nullcontext() # Around the training part of an epoch
     def check(self, learn, most):
         "Refuse what cannot be accumulated in windows of up to `most` micro-batches, 2 or more"
         refuse_loss(learn.loss_func)
-
-    def instead(self, accum, most)->str:
-        "Return the call that trains windows of the same items in micro-batches of up to `most`; empty if no single number says it"
-        raise NotImplementedError
 
 # %% ../../nbs/accumulate/04_sizes.ipynb #b3795017
 def _n_acc_of_items(learn, bs):
@@ -63,8 +57,6 @@ def _n_acc_of_items(learn, bs):
         "with batches that divide it")
 
 # %% ../../nbs/accumulate/04_sizes.ipynb #5fd5681e
-def _divisor(n, most): return max(d for d in range(1, most+1) if n%d==0) # The largest of `n` up to `most`
-
 def _warn_of_items(n_acc, micro_bs, n_iter):
     "Warn that `n_acc` does not count items"
     n_steps = math.ceil(n_iter/n_acc)
@@ -107,14 +99,6 @@ class NAccByEpoch(Sizes):
             n = n[max(begun)] if begun else 1
         check_whole('n_acc', n, 1, f"{_no_accumulation} (for epoch {epoch})")
         return int(n)
-
-    def instead(self, accum, most):
-        learn = accum.learn
-        m = known_micro_bs(learn.dls.train)
-        if m is None or self.varies: return ''
-        n_proc = 1 if runs_alone(learn) else n_processes()
-        bs = self.bs or m*accum.n_acc*n_proc
-        return f"GradAccum(bs={bs}) with batches of {counted(_divisor(m*accum.n_acc, most))}"
 
     def largest(self, learn)->int:
         "Return the largest number that is known without a fit; a function is called for the first epoch"

@@ -17,7 +17,7 @@ from torch import Tensor
 from fastai.callback.mixup import MixHandler
 from fastai.torch_core import apply, find_bs
 from ..learner.ranks import over_ranks
-from ..learner.snapshot import loss_unchanged, pass_unchanged
+from ..learner.snapshot import same_rng, pass_unchanged
 from ..learner.loaders import rows_of, slices, tensors
 from ..accumulate.losses import as_scalar, plain, precise
 from ..accumulate.window import loss_sum
@@ -81,7 +81,7 @@ def guess_loss(
     loss = plain(learn.loss).detach()
     try:
         if bs<2 or any(t.shape[:1]!=(bs,) for t in tensors(yb)): return loss*math.nan
-        with loss_unchanged(learn), torch.no_grad():
+        with same_rng(), torch.no_grad():
             others = apply(lambda t: t.roll(bs//2, 0), yb)
             return plain(learn.loss_func(apply(torch.detach, learn.pred), *others)).to(loss.dtype)
     except Exception: return loss*math.nan

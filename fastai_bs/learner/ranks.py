@@ -40,16 +40,11 @@ def ddp_model(learn:Learner): # A learner
 
 def refuse_wrapper(
     learn:Learner, # A learner in a fit
-    n_acc:int=1, # Largest number of micro-batches per optimizer step
 ):
     "Refuse a model whose wrapper exchanges gradients in each micro-batch"
-    ddp = ddp_model(learn)
-    if ddp is None and hasattr(learn.model, 'no_sync'): raise ValueError(
+    if ddp_model(learn) is None and hasattr(learn.model, 'no_sync'): raise ValueError(
         f"The model is wrapped in {type(learn.model).__name__}, and of such wrappers GradAccum knows DistributedDataParallel only: "
         "train with that one")
-    if n_acc>1 and getattr(ddp, 'static_graph', False): raise ValueError(
-        "DistributedDataParallel(static_graph=True) must exchange gradients in every backward pass, which GradAccum "
-        "leaves out in all but the last one of a window: wrap the model without static_graph")
 
 def trains_together(learn:Learner): # A learner
     "Return whether a fit of this learner needs all ranks"

@@ -8,7 +8,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/recorder.html.md"""
 __all__ = ['is_logged', 'recorders', 'recorded_by', 'log_values', 'add_columns', 'fill_columns', 'announce_columns']
 
 # %% ../../nbs/learner/06_recorder.ipynb #c4fc06a5
-import inspect, sys
+import sys
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from fastcore.foundation import L
@@ -26,20 +26,14 @@ def is_logged(learn): # A `Learner` in a fit
     "Return whether a callback writes to TensorBoard or Weights & Biases in this fit"
     return any(cb for _,cb in (_writer(learn, 'tensorboard', 'TensorBoardCallback'),_writer(learn, 'wandb', 'WandbCallback')))
 
-_of_steps = 'Recorder','ShowGraphCallback','TensorBoardCallback','WandbCallback','NeptuneCallback','CometCallback','AzureMLCallback'
-
-def _names_in(code):
-    "Return the names that a code object looks up, those of the functions within it too"
-    return set(code.co_names).union(*(_names_in(o) for o in code.co_consts if inspect.iscode(o)))
+_of_steps = 'Recorder','ShowGraphCallback','ShowGraph','TensorBoardCallback','WandbCallback','NeptuneCallback','CometCallback','AzureMLCallback'
 
 @cache
 def _records_steps(cls):
     "Return whether callbacks of a class record, draw or log each batch"
     said = getattr(cls, 'records_steps', None)
     if said is not None: return said
-    if any(c.__name__ in _of_steps for c in cls.__mro__): return True # Most of their modules import a logger that may not be installed
-    names = set().union(*(_names_in(f.__code__) for _,f in inspect.getmembers(cls, inspect.isfunction)))
-    return {'recorder','losses','train_iter'} <= names # It has one loss for each step
+    return any(c.__name__ in _of_steps for c in cls.__mro__) # Most of their modules import a logger that may not be installed
 
 def recorders(learn): # A `Learner` in a fit
     "Return the callbacks that record, draw or log each batch, and the one of `lr_find`"

@@ -6,7 +6,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/learner/snapshot.html.md"""
 
 # %% auto #0
 __all__ = ['Undo', 'interrupts_wait', 'one_interrupt', 'accelerator', 'autocast_devices', 'same_rng', 'unchanged',
-           'pass_unchanged', 'loss_unchanged', 'autocast_point', 'restart_point']
+           'pass_unchanged', 'restart_point']
 
 # %% ../../nbs/learner/02_snapshot.ipynb #ad20bda8
 import random, signal, sys, threading, torch
@@ -285,27 +285,12 @@ def pass_unchanged(
         for o in (learn.model, getattr(learn.loss_func, '__dict__', None), *cbs): _keep(o, stack, seen, to=None)
         yield
 
-# %% ../../nbs/learner/02_snapshot.ipynb #594761d8
-@contextmanager
-def loss_unchanged(
-    learn:Learner, # Its loss is called once more in the block
-):
-    "Restore what a call of the loss may change: random numbers, and its attributes"
-    with Undo() as stack:
-        _keep_rng(stack)
-        _keep(getattr(learn.loss_func, '__dict__', None), stack, {}, to=None)
-        yield
-
 # %% ../../nbs/learner/02_snapshot.ipynb #7e5ee1db
-def autocast_point()->Undo: # Close it once; if it is never closed, nothing happens
-    "Return an `Undo` that puts autocast back as it is now"
+def restart_point(
+    rng:bool=True, # Restore random numbers, too?
+)->Undo: # Close it once; if it is never closed, nothing happens
+    "Return an `Undo` that restores autocast and the global random number generators as they are now"
     stack = Undo()
-    _keep_autocast(stack)
-    return stack
-
-def restart_point()->Undo: # Close it once; if it is never closed, nothing happens
-    "Return an `Undo` that restores the global random number generators and autocast as they are now"
-    stack = Undo()
-    _keep_rng(stack)
+    if rng: _keep_rng(stack)
     _keep_autocast(stack)
     return stack

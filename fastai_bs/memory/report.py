@@ -24,11 +24,9 @@ from ..learner.ranks import alone
 from ..utils.memory_errors import free_memory, out_of_memory
 from ..learner.loaders import by_size, micro_batch_size, n_items, refuse_empty, tensors, with_micro_bs
 from ..learner.optimizer import inner_opt
-from ..learner.loop import callback_of
 from ..learner.mock import is_frozen, mock_training, ticks, trained_as, worth_saying
 from .trace import TracedStep, precisions, training_device
 from .cards import card_of, limit_bytes, margin_text
-from ..accumulate.grad_accum import GradAccum
 
 # %% ../../nbs/memory/02_report.ipynb #9eb7b2b7
 def _storages(t):
@@ -406,8 +404,7 @@ def memory_report(self:Learner,
     dl = self.dls.train
     refuse_empty(dl)
     n_all = n_items(dl)
-    accum = callback_of(self, GradAccum)
-    if bs is None: bs = min(accum.sizes.largest_micro_bs(self) if accum else micro_batch_size(dl), n_all)
+    if bs is None: bs = min(micro_batch_size(dl), n_all)
     check_whole('bs', bs, 1, "that is the size of a micro-batch", 'item')
     if bs>n_all: raise ValueError(f"`bs`={bs} items are more than the {n_all} of the training set, so no such batch can be measured: "
         f"take at most those. learn.memory_report().plot_memory({bs}) draws what so many would take")

@@ -28,8 +28,8 @@ from ..learner.loaders import refuse_empty, rows_of, slices, tensors
 from ..learner.loop import ScopedCallback, backward, callback_of, change_hidden, overridden_step
 from ..accumulate.losses import ElementCounter, count_items, plain, refuse_loss
 from ..accumulate.window import MicroBatch, Weights, watch_scale
-from ..accumulate.sizes import Sizes, batch_size
-from ..accumulate.gradients import all_params, any_nonzero, divide, hooked, no_autocast, refuse_cuda_graphs
+from ..accumulate.sizes import batch_size
+from ..accumulate.gradients import all_params, any_nonzero, divide, no_autocast, refuse_hooks, refuse_cuda_graphs
 from ..accumulate.grad_accum import GradAccum
 from .norms import RankWindow, squared_norm, unweighed_window, weighed_window
 
@@ -136,18 +136,18 @@ def _mixes(cb):
     "Does this callback mix the items of a batch? Those of other libraries have a `Beta` distribution too"
     return isinstance(cb, MixHandler) or any(isinstance(o, Beta) for o in vars(cb).values())
 
-def _refuse_uncut(learn, instead):
-    "Refuse a learner whose batches cannot be cut into parts, and advise what to do `instead`"
+_instead = "use GradAccum(2) with micro-batches of half the size, whose gradients are measured as they come"
+
+def _refuse_uncut(learn):
+    "Refuse a learner whose batches cannot be cut into parts"
     mix = next((cb for cb in learn.cbs if _mixes(cb)), None)
-    if mix: raise ValueError(f"{type(mix).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {instead}")
+    if mix: raise ValueError(f"{type(mix).__name__} binds the items of a batch together, so NoiseScale cannot cut it into parts: {_instead}")
     loop = overridden_step(learn)
     if loop in ('one_batch','_do_one_batch'): raise ValueError(
-        f"This learner has a loop of its own ({loop}), and NoiseScale cannot tell how it would train on a part of a batch: {instead}")
+        f"This learner has a loop of its own ({loop}), and NoiseScale cannot tell how it would train on a part of a batch: {_instead}")
     refuse_loss(learn.loss_func)
     refuse_cuda_graphs(learn.model)
-    if hooked(all_params(learn)): raise ValueError(
-        "Hooks of parameters (`register_post_accumulate_grad_hook`) would be called for parts of a batch too, and may change the parameters: "
-        f"{instead}")
+    refuse_hooks(learn, "each part of a batch", "train without NoiseScale")
     refuse_empty(learn.dls.train)
 
 # %% ../../nbs/noise/03_sources.ipynb #cf7598ce
@@ -159,13 +159,8 @@ class FromParts(Source):
     every = 60 # An extra pass takes longer than a step, and watching is to cost at most 3%
     events = 'before_batch','after_backward','after_step'
 
-    @property
-    def as_two(self): return (self.accum.sizes if self.accum else Sizes).as_two # To advise where parts are impossible
-    @property
-    def accum_first(self): return f"use {self.as_two} with micro-batches of half the size, whose gradients are measured as they come"
-
     def start(self):
-        _refuse_uncut(self.learn, self.accum_first)
+        _refuse_uncut(self.learn)
         self.weights = Weights(self.counter)
         self.whole = {} # Shapes of predictions for a batch, by its items
         has_bn = any(isinstance(m, _BatchNorm) for m in self.learn.model.modules()) # It has no variance of a single item
@@ -173,7 +168,7 @@ class FromParts(Source):
         bs = batch_size(self.learn, n_iter=1) # A micro-batch, or a smaller data set
         if bs<self.least: raise ValueError(
             f"`n_micro`={self.n_micro} parts of a batch of {counted(bs)} are too small, at least {self.least} are needed (2 in each with BatchNorm): "
-            f"take a larger batch, or {self.as_two}, which measures across batches")
+            f"take a larger batch, or GradAccum(2), which measures across batches")
 
     def before_batch(self):
         if self.n_steps<self.next: return
@@ -205,7 +200,7 @@ class FromParts(Source):
 
     def _rows(self, s):
         "Return inputs and targets of the items `s`"
-        return [rows_of(o, find_bs(self.learn.yb), s, 'NoiseScale', self.accum_first) for o in (self.learn.xb,self.learn.yb)]
+        return [rows_of(o, find_bs(self.learn.yb), s, 'NoiseScale', _instead) for o in (self.learn.xb,self.learn.yb)]
 
 # %% ../../nbs/noise/03_sources.ipynb #4e1b5177
 def _hidden_states(model, bs):
@@ -232,7 +227,7 @@ def _refusing(self:FromParts):
         message = textwrap.shorten(f'{type(e).__name__}: {e}', 150)
         raise ValueError(
             f"NoiseScale runs a batch in parts before it is trained on, and {counted(bs)} of it failed ({message}): "
-            f"if the training runs without NoiseScale, something here needs the whole batch at once, so {self.accum_first}") from e
+            f"if the training runs without NoiseScale, something here needs the whole batch at once, so {_instead}") from e
 
 @patch
 def _shapes_of_whole(self:FromParts, bs):

@@ -69,7 +69,6 @@ Change = namedtuple('Change', 'epoch step micro_bs n_acc bs') # A row of `BatchS
 class ScheduledSizes(Sizes):
     "Batch sizes by epoch or by progress"
     varies = True
-    as_two = 'BatchSchedule(..., max_micro_bs=...)'
 
     def __init__(self,
         bs, # As for `BatchSchedule`
@@ -122,14 +121,6 @@ class ScheduledSizes(Sizes):
 
     def micro_bs(self, learn, epoch): return self.now if self.now and epoch==learn.epoch else self.ways(learn, epoch)[0]
     def n_acc(self, learn, epoch): return self.ways(learn, epoch)[1]
-
-    def largest_micro_bs(self, learn):
-        if self.by_epoch: sizes = [*self.bs.values(), *([] if 0 in self.bs else [self.bs_today(learn)])]
-        else: sizes = [_checked_size(self.bs, pct) for pct in np.linspace(0, 1, 101)] # At each percent of the fit
-        return max(self.way_of(learn, o)[0] for o in sizes)
-
-    def instead(self, accum, most):
-        return f"max_micro_bs={most}"
 
 # %% ../../nbs/schedule/03_batch_schedule.ipynb #38d5458e
 @patch

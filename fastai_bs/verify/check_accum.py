@@ -23,7 +23,7 @@ from ..learner.mock import shown_by, worth_saying
 from ..learner.ranks import from_ranks, trains_together
 from ..utils.memory_errors import free_memory, out_of_memory
 from ..learner.loop import callback_of
-from ..accumulate.losses import ElementCounter, loss_kind, note_checked
+from ..accumulate.losses import ElementCounter, loss_kind
 from ..accumulate.sizes import NAccByEpoch
 from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.batch_schedule import BatchSchedule
@@ -322,5 +322,4 @@ def check_accum(self:Learner,
     n_left = windows[0].sizes[0]
     if n_left<n_items: res.notes.append(f"Memory was short, so the check used {n_left} items of the first micro-batch, and of the others alike.")
     if on_ranks: res = max(from_ranks(res), key=lambda o: o.error)
-    if res.verdict=='same' and isinstance(how, GradAccum) and how.count is None: note_checked(self.loss_func)
     return res

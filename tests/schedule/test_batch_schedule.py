@@ -123,7 +123,7 @@ def test_where_memory_runs_out_it_goes_on_by_accumulation():
     sizes = {0: 4, 1: 16, 2: 48}
     a = learner(n=96, model=Hungry(10), cbs=[BatchSchedule(sizes)])
     with pytest.warns(UserWarning, match='Out of memory with 16 items') as said: fit(a, n_epoch=4)
-    assert any('from the start, take max_micro_bs=8' in str(o.message) for o in said)
+    assert any('from the start, take micro-batches of 8 items' in str(o.message) for o in said)
     assert len([o for o in said if 'Out of memory' in str(o.message)])==1 # From the next epoch on the micro-batch is one that fits
     assert sizes_of(a)==[4]*24+[16]*5+[48]*4
     assert max(o for o in a.model.seen if o!=16)<=8

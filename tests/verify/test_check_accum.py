@@ -4,7 +4,6 @@ import math
 import os
 import random
 import re
-import warnings
 
 import numpy as np
 import pytest
@@ -238,25 +237,6 @@ def test_what_it_says_makes_it_exact(nm):
     res = learn.check_accum(GradAccum(4, count=count))
     assert res.verdict=='same'
     assert res.error<1e-13
-
-def test_no_warning_after_a_check_that_passed():
-    "Of what is assumed of the loss; after one that did not pass, there is"
-    def _warns(learn):
-        with warnings.catch_warnings(record=True) as ws:
-            warnings.simplefilter('always')
-            learn.fit(1, 0.01, cbs=GradAccum(4))
-        return any('cannot tell what the loss' in str(o.message) for o in ws)
-    def mean(p, y): return (p-y).square().mean()
-    class NoHash:
-        __hash__ = None
-        def __call__(self, p, y): return mean(p, y)
-    for loss_func,again in ((mean,False),(over_kept,True),(NoHash(),True)):
-        learn = task(loss_func, kept)
-        assert _warns(learn)
-        assert learn.check_accum(GradientAccumulation(30)).verdict=='different'  # Which is not about the loss
-        assert _warns(learn)
-        assert learn.check_accum(4).same==(loss_func is not over_kept)
-        assert _warns(learn)==again
 
 # What accumulates
 

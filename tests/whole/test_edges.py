@@ -128,14 +128,6 @@ def test_a_training_set_smaller_than_a_batch():
     whole = quiet_learner(loaders(regression(3), 8, drop_last=True), mlp()) # Whole batches only
     with pytest.raises(ValueError, match='yields 0 micro-batches in an epoch of 3 items with bs=8'): whole.bs_verify(0.05, n_epoch=8)
 
-# Memory
-
-@pytest.mark.parametrize('schedule,bs', [(lambda: BatchSchedule({0: 4, 2: 32}),32), (lambda: BatchSchedule({2: 2}),4),
-    (lambda: BatchSchedule(lambda pct: 4+28*pct, max_micro_bs=16),16)], ids=range(3))
-def test_memory_report_is_of_the_largest_micro_batch_of_a_schedule(schedule, bs):
-    assert learner(cbs=schedule()).memory_report().bs==bs
-    assert learner(cbs=schedule()).memory_report(bs=6).bs==6
-
 # What comes to a learner when or where it should not
 
 class Adds(Callback):
