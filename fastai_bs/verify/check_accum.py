@@ -27,7 +27,7 @@ from ..accumulate.losses import ElementCounter, loss_kind
 from ..accumulate.sizes import NAccByEpoch
 from ..accumulate.grad_accum import GradAccum, own_settings
 from ..schedule.batch_schedule import BatchSchedule
-from .window_gradients import HeldDraws, run, trained_params, windows_of
+from .window_gradients import run, trained_params, windows_of
 
 # %% ../../nbs/verify/08_check_accum.ipynb #4a596153
 _words = dict(
@@ -37,8 +37,6 @@ _words = dict(
         "as large as fit in memory. "
         "`fix_bn` of GradAccum corrects the running statistics, not the gradient.",
     divides="{how} always divides by {divisor}, but this window has {n_micro} of {items} items in all. GradAccum({n}) gives the gradient of the large batch.",
-    random="Dropout, or another random operation, could not have the same random numbers both ways: the gradient is off by {error}. There is nothing to do: "
-        "each micro-batch draws its own, as each large batch does.",
     layer="The model predicts something else for an item in a micro-batch than in the large batch, so no accumulation is exact. The error is largest in "
         "`{parameter}` ({layer}): look there for a layer that uses other items of the batch, or that changes from one micro-batch to the next. Replace it with "
         "one that sees each item by itself, or take micro-batches as large as fit in memory.",
@@ -65,7 +63,7 @@ _losses = dict(
 @dataclass(frozen=True)
 class Reason:
     "Why the accumulated gradient differs from the large batch's, or is less precise"
-    key:str # 'batchnorm', 'divides', 'random', 'loss', 'layer' or 'precision'
+    key:str # 'batchnorm', 'divides', 'loss', 'layer' or 'precision'
     data:dict # Values for the sentence; of 'loss' with its `kind`, a word of `loss_kind`
 
     def __str__(self):
@@ -155,7 +153,7 @@ class _Compared:
     table:pd.DataFrame # By parameter
     off:float # Relative difference of the predictions; NaN if they cannot be compared
     is_zero:bool # Is the gradient of the large batch 0?
-    draws:HeldDraws # Random numbers of the large batch
+    drew:bool # Were random numbers drawn?
 
 class _Comparison:
     "Run windows of a learner as micro-batches and as one batch, and find out why they differ"
@@ -193,16 +191,16 @@ class _Comparison:
     def compare(self, micros, how=None, in_eval=(), double=None):
         "Run a window as micro-batches and as one batch, with the modules `in_eval` in eval mode; raise an error if there is no finite gradient"
         if double is None: double = not self.failure
-        draws,how = HeldDraws(micros.sizes),how or self.how
-        whole,marks = run(self.learn, micros.batches, draws, None, double, in_eval)
+        how = how or self.how
+        whole,marks,drew = run(self.learn, micros.batches, None, double, in_eval)
         begin = time.perf_counter() # The first run warms up
-        grads,part_marks = run(self.learn, micros.batches, draws, _fresh(how, micros), double, in_eval)
+        grads,part_marks,_ = run(self.learn, micros.batches, _fresh(how, micros), double, in_eval)
         self.announce(time.perf_counter()-begin)
         for nm,o in (('One large batch',whole),(repr(how),grads)):
             if o is None: raise ValueError(f"{nm} came to no optimizer step in this window: see that batches have targets, and that no callback cancels them")
         error,table = errors_of(grads, whole, self.learn.model)
         if math.isnan(error): raise ValueError("The gradient of these batches is not finite, so it cannot be compared: check the data and the loss")
-        return _Compared(error, table, _marks_differ(marks[0], part_marks), not any(g.any() for g in whole.values()), draws)
+        return _Compared(error, table, _marks_differ(marks[0], part_marks), not any(g.any() for g in whole.values()), drew)
 
     def first(self, micros):
         "Compare in double precision, or in the model's own if it does not run in double"
@@ -230,7 +228,6 @@ class _Comparison:
                 reasons.append(Reason('divides', dict(how=self.called, divisor=self.n_acc, n_micro=n_micro, items=items, n=n)))
                 base = cured
         if base.error<=self.bound: return reasons
-        if not base.draws.held: return [*reasons, Reason('random', dict(error=base.error))]
         # A small change of predictions may change gradients by its square root: near a stationary point, as after `spectral_norm`'s power iterations
         if not base.off>min(self.bound, base.error**2): return [*reasons, Reason('loss', dict(kind=self.loss_kind(micros), n=n))]
         worst = base.table.iloc[0]
@@ -241,7 +238,7 @@ class _Comparison:
         accum = self.how if isinstance(self.how, GradAccum) else callback_of(self.learn, GradAccum)
         counter,kinds = ElementCounter(accum and accum.count),[]
         def _look(learn): kinds.append(loss_kind(learn, counter, micros.sizes))
-        run(self.learn, micros.batches, HeldDraws(micros.sizes), None, not self.failure, look=_look)
+        run(self.learn, micros.batches, None, not self.failure, look=_look)
         return kinds[0]
 
     def rounding(self, micros, base):
@@ -265,8 +262,8 @@ class _Comparison:
         micros,worst = pairs[0]
         verdict = 'same' if worst.error<=self.bound else 'different'
         if worst.error==0 and worst.is_zero: verdict = 'zero'
-        if any(o.draws.taken and o.draws.held for _,o in pairs):
-            notes = [*notes, "Random numbers, as of dropout, were the same both ways; in training each micro-batch draws its own."]
+        if any(o.drew for _,o in pairs):
+            notes = [*notes, "Dropout kept all, and other random operations gave one number for all items; in training each micro-batch draws its own."]
         return AccumCheck(verdict, worst.error, worst.table, list(reasons.values()), errors, self.called, self.precision, self.bound,
                           self.rounding(micros, worst), self.trains_in, notes)
 
@@ -299,9 +296,8 @@ def check_accum(self:Learner,
 )->AccumCheck: # Verdict, error, reasons, and a table by parameter
     """Compare the accumulated gradient with that of the large batch, on a window of the learner's batches; the learner is left as it was
 
-    Both are computed in double precision if the model allows it, and with the same random numbers. A whole window and the epoch's last one are checked, and
-    the larger error counts. Several ranks check each by itself, and the largest error counts. A loss that was assumed to be a mean over items, and was found
-    to be the same, is not warned about any more.
+    Both are computed in double precision if the model allows it, and with dropout that keeps all. A whole window and the epoch's last one are checked, and
+    the larger error counts. Several ranks check each by itself, and the largest error counts.
     """
     n_acc,on_own = _own(self) if n_acc is None else (n_acc,[])
     how,n = _what_accumulates(self, n_acc)

@@ -23,7 +23,7 @@ from fastcore.foundation import L
 
 from fastai_bs.all import unchanged
 from fastai_bs.learner import snapshot
-from fastai_bs.verify.window_gradients import HeldDraws
+from fastai_bs.verify.window_gradients import FixedDraws
 from helpers import autocast_state, changes, loaders, mlp, picture, quiet_learner, regression
 
 class Holder(Callback):
@@ -238,7 +238,7 @@ def test_modes_that_are_left_on_are_left():
     with BaseTorchFunctionMode() as own:
         with unchanged(learn):
             _grads(learn)
-            for o in (FakeTensorMode(),HeldDraws([8]),BaseTorchFunctionMode()): o.__enter__()
+            for o in (FakeTensorMode(),FixedDraws(),BaseTorchFunctionMode()): o.__enter__()
         assert torch.overrides._get_current_function_mode_stack()==[own]
         assert _get_current_dispatch_mode_stack()==[]
     assert changes(was, picture(learn))==[]

@@ -123,7 +123,7 @@ class Centred(nn.Module):
 
 other = dict(bn_and_dropout=(lambda: learner(conv(nn.BatchNorm2d, 0.4)), ['batchnorm']),
     bn_and_count=(lambda: learner(nn.Sequential(nn.Linear(5,6), nn.BatchNorm1d(6), nn.Linear(6,2)), kept, over_kept), ['batchnorm','loss']),
-    in_a_kernel=(lambda: learner(dense(nn.RReLU(0.1,0.9))), ['random']),
+    in_a_kernel=(lambda: learner(dense(nn.RReLU(0.1,0.9))), ['layer']),
     own_layer=(lambda: learner(dense(Centred())), ['layer']),
     info_nce=(lambda: learner(mlp(dtype=f32), reals, info_nce), ['loss']),
     label_smoothing=(lambda: learner(conv(), loss_func=LabelSmoothingCrossEntropyFlat(weight=class_weights)), ['loss']))
@@ -208,7 +208,7 @@ kinds = dict(mean=lambda: task(over_kept, kept), positives=lambda: task(over_hit
     parts_ratio=lambda: image(dice_of_batch), beside=lambda: image(FocalAndDice('sum')), beside_penalty=lambda: task(sum_and_mean),
     pairs=lambda: task(info_nce), pairs_few=lambda: task(info_nce, bs=2), pairs_hardest=lambda: task(hardest),
     counted=lambda: task(nn.MSELoss(), cbs=AddsMean()), counted_sum=with_penalty, unknown=lambda: task(info_nce, reals[:4], bs=1),
-    unknown_uncut=lambda: task(Weighed(), cbs=Weighs()), unknown_noise=lambda: task(noisy, kept))
+    unknown_uncut=lambda: task(Weighed(), cbs=Weighs()), mean_noise=lambda: task(noisy, kept))
 kind_of = dict(positives='mean', fixed_divisor='sum')
 says = dict(mean=r'not over what is counted.*count=lambda', sum=r"learn.loss_func.reduction = 'sum'", divisor=r'max\(1, positives\)',
     beside='the same `reduction`', parts='average over different numbers, so no single `count=` is exact: give each the same divisor',

@@ -13,7 +13,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import SGD
 from fastai_bs.all import GradAccum
 from fastai_bs.verify.check_accum import errors_of
-from fastai_bs.verify.window_gradients import HeldDraws, run
+from fastai_bs.verify.window_gradients import FixedDraws, run
 from helpers import quiet_learner
 from verify.test_check_accum import conv, dense, images, learner
 
@@ -26,10 +26,9 @@ def test_the_gradient_of_a_window_is_that_by_hand():
     x,y = map(torch.cat, zip(*batches))
     model = copy.deepcopy(learn.model).double()
     F.cross_entropy(model(x.double()), y).backward()
-    draws = HeldDraws([8]*4)
-    whole,_ = run(learn, batches, draws)
+    whole,*_ = run(learn, batches)
     for nm,p in model.named_parameters(): torch.testing.assert_close(whole[nm], p.grad, rtol=1e-12, atol=1e-15)
-    parts,_ = run(learn, batches, draws, GradAccum(4))
+    parts,*_ = run(learn, batches, GradAccum(4))
     parts['1.bias'] += 0.5*whole['1.bias'].norm()/8**0.5
     error,df = errors_of(parts, whole, learn.model)
     total = sum(o.square().sum() for o in whole.values())**0.5
@@ -40,19 +39,21 @@ def test_the_gradient_of_a_window_is_that_by_hand():
 
 # Random numbers
 
-def test_native_dropout_is_held_for_the_parts():
-    "As GPUs have it"
+def test_no_random_number_tells_an_item_from_another():
+    "Neither of dropout, as CPUs and GPUs have it and within attention, nor of others; an order is that of the items"
     t = torch.rand(6,4, requires_grad=True)
-    with HeldDraws([4,2]) as draws:
-        draws.begin()
-        whole,_ = torch.native_dropout(t, 0.5, True)
-        whole.sum().backward()
-        for i,rows_ in enumerate(t.split([4,2])):
-            draws.begin(i)
-            assert torch.equal(torch.native_dropout(rows_, 0.5, True)[0], whole.split([4,2])[i])
-    assert torch.equal(t.grad, (whole!=0)*2.)
-    assert draws.held
-    assert (whole==0).any()
+    with FixedDraws() as draws:
+        assert t.bernoulli().unique().numel()==2 # It lets be what is drawn outside of a batch
+        draws.on = True
+        native,_ = torch.native_dropout(t, 0.5, True)
+        native.sum().backward()
+        for o in (native,F.dropout(t, 0.5)): assert torch.equal(o, 2*t)
+        for o in (torch.randn(5),torch.rand_like(t),t.detach().clone().normal_(),torch.randint(9, (5,))): assert o.unique().numel()==1
+        assert torch.randperm(5).tolist()==[0,1,2,3,4]
+        q = torch.rand(1,1,3,4)
+        torch.testing.assert_close(F.scaled_dot_product_attention(q, q, q, dropout_p=0.5), 2*F.scaled_dot_product_attention(q, q, q))
+    assert torch.equal(t.grad, torch.full_like(t, 2))
+    assert draws.drew
 
 # Windows
 
