@@ -24,7 +24,7 @@ def texts(root=root):
 
 def users_in(text):
     "The users in the addresses of this project in a text"
-    return {a or b for a,b in addresses.findall(text)}
+    return {a or b for line in text.splitlines() if 'github' in line for a,b in addresses.findall(line)} # A picture is one long line
 
 def moved(text, old, new):
     "The text with `new` in place of the user `old`"

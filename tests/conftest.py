@@ -1,17 +1,18 @@
 "Set-up of all tests: one thread, plots in memory, an empty folder for each, and a process that is left as it was found"
 import gc
 import math
+import os
 import shutil
 
-import matplotlib
 import pytest
-import torch
-from fastai_bs.finder.timing import StepTimer, StepTimes
-from helpers import as_it_was
 
 failed = pytest.StashKey()
-matplotlib.use('Agg')
-torch.set_num_threads(1) # Tiny models: a second thread only costs
+os.environ['MPLBACKEND'] = 'Agg'
+
+def pytest_configure(config):
+    if config.getoption('numprocesses', None): return # The process that hands out the tests needs no torch, and waits for no import of it
+    import torch
+    torch.set_num_threads(1) # Tiny models: a second thread only costs
 
 @pytest.hookimpl(tryfirst=True) # Before xdist reads the groups
 def pytest_collection_modifyitems(items):
@@ -34,11 +35,13 @@ def pytest_runtest_makereport(item):
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request):
+    from helpers import as_it_was
     with as_it_was(failed=lambda: request.node.stash.get(failed, False)): yield
 
 @pytest.fixture
 def short(monkeypatch):
     "As few steps are timed as will do, and of all sizes, once: for tests in which it does not matter what they take"
+    from fastai_bs.finder.timing import StepTimer, StepTimes
     for nm,v in (('patience',1.),('most',2)): monkeypatch.setattr(StepTimer, nm, v)
     for nm in ('budget','part'): monkeypatch.setattr(StepTimes, nm, math.inf)
     monkeypatch.setattr(StepTimes, 'slack', math.inf)

@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader as TorchDataLoader
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, CancelFitException
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai_bs.accumulate.grad_accum import quiet_accum
 from fastai_bs.accumulate.sizes import accumulation
 from fastai_bs.all import batch_size, GradAccum
-from helpers import changes, flat, Float32Loss, loaders, mlp, picture, quiet_learner, regression, set_seed
+from helpers import changes, flat, Float32Loss, loaders, mlp, picture, quiet_learner, RaiseAt, regression, set_seed
 from test_grad_accum import assert_clean, assert_windows, bn_learner, Counts, idxs, items15, spied
 
 def bn_model(): return nn.Sequential(nn.Linear(5,4), nn.BatchNorm1d(4), nn.Linear(4,2)).double()
@@ -51,12 +51,12 @@ def test_n_acc_goes_by_the_epoch(n_acc):
 @pytest.mark.parametrize('n_acc,bs,n,warns', [({1: 32},2,200,True), (32,2,608,False), (31,2,248,True), (31,2,250,False), (64,4,300,True), (8,16,448,True),
     (7,2,24,False), (256,1,20,True)])
 def test_items_taken_for_micro_batches_are_warned_about(n_acc, bs, n, warns):
-    "Fewer than 5 steps in an epoch, or fewer than 10 where 32 or more are more than a micro-batch has items: once said, and done as asked"
+    "Fewer than 5 steps in an epoch, or fewer than 10 where 32 or more are more than a micro-batch has items: said before the first batch"
     def _said(accum):
-        learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[accum])
+        learn = quiet_learner(loaders(regression(n), bs), mlp(), cbs=[accum, RaiseAt('before_batch', CancelFitException)])
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter('always')
-            learn.fit(2 if warns else 1, 0.)
+            learn.fit(2, 0.)
         return [str(o.message) for o in said if ' micro-batches' in str(o.message)]
     said = _said(GradAccum(n_acc))
     assert len(said)==warns

@@ -220,7 +220,7 @@ def test_a_noise_scale_is_measured_where_it_is_asked_for(kwargs, measures):
     "Not for a number of epochs alone, nor where it is given"
     model = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)).double()
     learn = quiet_learner(loaders(regression(96), 4), model, splitter=lambda m: [params(m[0]),params(m[1])])
-    plan = learn.bs_find(**{**dict(lr=0.01, show_plot=False), **kwargs})
+    plan = learn.bs_find(**{**dict(lr=0.01, tol=0, max_bs=4, show_plot=False), **kwargs})
     m = plan.facts.measured
     assert m.has_mock==(plan.df is not None)==measures
     assert (m.n_seen>2)==measures

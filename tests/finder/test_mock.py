@@ -16,7 +16,7 @@ from fastai_bs.all import GradAccum
 from fastai_bs.finder.cycle import cool_stretch
 from fastai_bs.noise.estimator import moments_of_sums
 from fastai_bs.finder.mock import MockSizes
-from helpers import flat, halves, loaders, mlp, momentum_sgd, noted, pairwise, peak_lr, quiet_learner, regression, ScaledLoss, token_model, tokens
+from helpers import flat, halves, loaders, mlp, momentum_sgd, noted, Overflowing, pairwise, peak_lr, quiet_learner, regression, token_model, tokens
 
 inf = math.inf
 
@@ -130,12 +130,6 @@ def test_measured_windows_are_those_by_hand(nm):
     w = cool.n_elems
     assert tape.plan.facts.measured.cool.noise_scale==pytest.approx((cool.tr_sigma@w)/(cool.g_sq@w)*cool.n_items.sum()/w.sum()) or (cool.g_sq@w)<=0
     if nm=='nothing counts': assert any(count(*yb)==0 for o in tape.measured for _,yb in o.micros)
-
-class Overflowing(ScaledLoss):
-    "As float16 would above 512"
-    def before_backward(self):
-        super().before_backward()
-        if self.learn.scaler.get_scale()>512: self.learn.loss_grad = self.loss_grad*inf
 
 @pytest.mark.parametrize('lr', [0,1e-5])
 def test_windows_that_overflow_are_left_out(lr, n_dropped=4):

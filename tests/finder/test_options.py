@@ -134,15 +134,6 @@ def test_what_is_cut_off_an_epoch_is_no_gain(has_n_epoch, charged):
     assert o.epochs==1.25
     assert o.fit_time==pytest.approx(charged*40*0.024)
 
-def test_the_time_of_fine_tune():
-    "8 epochs of 20 s with 100 items and two frozen ones of 5 s, 5 of 50 s with 25 and one of 12.5 s; a validation after each"
-    facts = fixed(bs=25, times=((25,0.0125,0.001),(100,0.02,0.001)), n_epoch=5, valid_time=1., freeze_epochs=1, frozen=0.0125/4)
-    o,now = option(facts, 100),today_as_is(facts)
-    assert (o.n_epoch,o.freeze_epochs)==(8,2)
-    assert (now.n_epoch,now.freeze_epochs)==(5,1)
-    assert o.fit_time==pytest.approx(8*21+2*6)
-    assert now.fit_time==pytest.approx(5*51+13.5)
-
 # The table
 
 def test_the_table_has_a_row_for_each_option():
@@ -153,16 +144,6 @@ def test_the_table_has_a_row_for_each_option():
     assert df.steps.tolist()==approx([1+100/bs for bs in df.index])
     assert df.examples.tolist()==approx([1+bs/100 for bs in df.index])
     assert df.time.tolist()==approx(list(df.steps*df.step_time/(5*0.0125)))
-
-def test_the_table_of_a_loss_that_sums_has_the_rates_of_the_optimizer():
-    facts = cycle(bs=25, times=five, sums=True)
-    df = table_of(facts, options_of(facts, facts.noise))
-    assert df.lr.tolist()==approx([0.1*o.rule(o.bs/25)*25/o.bs for o in options_of(facts, facts.noise)])
-
-def test_the_table_of_an_unknown_noise_scale_has_no_steps():
-    facts = cycle(bs=25, times=five, n_windows=9)
-    df = table_of(facts, options_of(facts, facts.noise))
-    assert df[['steps','examples','time']].isna().all(axis=None)
 
 def test_todays_batch_is_made_of_micro_batches_that_ran():
     "One of a size between them is for a size of one's own choice"

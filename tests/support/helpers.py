@@ -186,6 +186,12 @@ class ScaledLoss(Callback):
     def param_groups(self): return self.opt.param_groups
     def step(self): self.skipped = False
 
+class Overflowing(ScaledLoss):
+    "As float16 would above 512"
+    def before_backward(self):
+        super().before_backward()
+        if self.learn.scaler.get_scale()>512: self.learn.loss_grad = self.loss_grad*float('inf')
+
 def noted(event, f):
     "A callback, and the list of what `f` says of the learner at `event` of the training, after all other callbacks; `unchanged` knows of no such list"
     seen = []

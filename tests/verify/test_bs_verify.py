@@ -142,7 +142,7 @@ def test_a_size_that_does_not_fit_is_out(monkeypatch):
     with pytest.raises(torch.OutOfMemoryError): verify(reg_learner())
 
 def _verified_on_rank(r):
-    learn = reg_learner(256)
+    learn = reg_learner(128)
     with learn.distrib_ctx(cpu=True, sync_bn=False), learn.no_bar():
         plan = plan_for(learn, 16, n_epoch=2)
         was = picture(learn)
@@ -157,7 +157,7 @@ def test_ranks_verify_the_same():
     assert first==second
     assert first[0]==8
     assert first[1]!='unknown'
-    assert first[3]['items'][0]==512
+    assert first[3]['items'][0]==256
     assert first[-1]==[]
 
 def test_what_fine_tune_takes_is_said_before_with_its_frozen_epochs(capsys):

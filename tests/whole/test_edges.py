@@ -25,9 +25,9 @@ def learner(n=96, bs=4, cbs=None, **kwargs): return quiet_learner(loaders(regres
 # Long trainings
 
 def watched(beta):
-    "A `NoiseScale` that has seen 300 windows"
+    "A `NoiseScale` that has seen 150 windows"
     noise = NoiseScale(beta=beta, every=1)
-    learner(800, cbs=[GradAccum(2), noise]).fit(3, 0.01)
+    learner(400, cbs=[GradAccum(2), noise]).fit(3, 0.01)
     return noise
 
 def test_memory_of_a_long_training_is_bounded(monkeypatch, beta=0.9):
@@ -36,15 +36,15 @@ def test_memory_of_a_long_training_is_bounded(monkeypatch, beta=0.9):
     monkeypatch.setattr(NoiseScale, 'most', 50)
     few = watched(beta)
     most = max(50, 4*round(1/(1-beta)))
-    assert len(whole.df)==300
+    assert len(whole.df)==150
     assert most/4<len(few.df)<=most
-    assert few.df.step.iloc[-1]==300
+    assert few.df.step.iloc[-1]==150
     pd.testing.assert_frame_equal(few.df.set_index('step'), whole.df.set_index('step').loc[few.df.step])
     assert few.noise_scale==whole.noise_scale
     assert few.ci==whole.ci
     steps = np.diff(few.df.step)
     assert (steps[-round(1/(1-beta))+1:]==1).all()
-    assert max(few.df.step.iloc[0], steps.max())<=8*300/most
+    assert max(few.df.step.iloc[0], steps.max())<=8*150/most
 
 # Losses and gradients that say nothing
 

@@ -102,6 +102,7 @@ def train_rank(rank):
     with learn.distrib_ctx(cpu=True, sync_bn=False): learn.fit(1, 0.1)
     return [o.double().numpy() for o in learn.opt.grads]
 
+@pytest.mark.xdist_group('ranks')
 def test_on_ranks():
     "What is exchanged is in the parameters' precision, a sum of 128 micro-batches that is rounded once before, and the last one"
     one,two = on_ranks(train_rank, 2)

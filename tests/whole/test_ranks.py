@@ -358,7 +358,7 @@ def everything(learn):
                 loaders=[id(o) for o in learn.dls.loaders], cbs=[id(o) for o in learn.cbs], bs=[dl.bs for dl in learn.dls.loaders],
                 grads=[p.grad is None or not p.grad.any().item() for p in learn.model.parameters()], hooks=hooks(learn))
 
-real = StepTimes.budget,StepTimes.slack,StepTimes.part
+real,n_rounds = (StepTimes.budget,StepTimes.slack,StepTimes.part),StepTimes.n_rounds
 
 def find(rank, kind='mlp', n=96, lr=0.05, kw=None, cbs=(), first=0, plain=False, thrifty=False):
     "`bs_find` and a fit after it"
@@ -366,6 +366,7 @@ def find(rank, kind='mlp', n=96, lr=0.05, kw=None, cbs=(), first=0, plain=False,
     StepTimer.patience,StepTimer.most = 1.,2 # In this process; what steps take does not matter
     plt.close('all') # Of the case before
     StepTimes.budget,StepTimes.slack,StepTimes.part = real if thrifty else (math.inf,)*3
+    StepTimes.n_rounds = n_rounds if thrifty else 1
     set_seed(0)
     items,model,loss_func = task(kind, n)
     learn,plan = quiet_learner(loaders(items, 4, shuffle=True), model, loss_func, opts['sgd'], cbs=[f() for f in cbs]),None
