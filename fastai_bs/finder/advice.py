@@ -81,9 +81,7 @@ def _stay(plan):
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
     gain,trial = 1-other.fit_time/now.fit_time,plan.facts.trial
     part = parts_tried(trial.failed/t.bs)[0] # 0 where none has failed
-    reason = plan.choice.reason
-    if reason in ('never','little') and gain<0.001: reason = 'slower' # Times that were bounded by each other may differ by rounding
-    text = stay_reasons[reason].format(
+    text = stay_reasons[plan.choice.reason].format(
         skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), most=percent(most_part), failed=trial.failed,
         more=num(1/part) if part else '', bs=t.bs,
         other=other.bs, gain=percent(gain), limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,

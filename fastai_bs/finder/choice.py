@@ -49,11 +49,11 @@ def limit_text(
     return f"{option.bs} has to save {percent(1-per_doubling**-n)}{each}"
 
 # %% ../../nbs/finder/08_choice.ipynb #7e81a2ee
-def _why_stay(options, now, got_nowhere):
-    "Tell why no other size is worth it"
-    if got_nowhere: return 'nowhere'
+def _why_stay(options, now, too_little):
+    "Tell why no other size is worth it; `too_little` is the reason where one would save time"
     if all(o.micro_bs==now.micro_bs for o in options): return 'single'
-    return 'slower' if now.fit_time<=min(o.fit_time for o in options) else 'little'
+    saves = 1-min(o.fit_time for o in options)/now.fit_time
+    return too_little if saves>=0.001 else 'slower' # Times that were bounded by each other may differ by rounding
 
 def about_as_fast(
     options, # `Option`s with step times
@@ -73,7 +73,7 @@ def choose(
     allowed = [o for o in as_fast if o.fit_time<=time_allowed(o, now, least_gain)]
     if allowed: return Choice(min(allowed, key=lambda o: _doublings(o, now)), 'use', 'faster', as_fast)
     if now.changes: return Choice(now, 'split', 'faster', as_fast)
-    return Choice(now, 'stay', _why_stay(options, now, got_nowhere), as_fast)
+    return Choice(now, 'stay', 'nowhere' if got_nowhere else _why_stay(options, now, 'little'), as_fast)
 
 # %% ../../nbs/finder/08_choice.ipynb #f8f48a35
 def _untried(facts, options, now):
@@ -82,7 +82,7 @@ def _untried(facts, options, now):
     trial = facts.trial
     if trial.got_nowhere: reason = 'nowhere'
     elif trial.skipped: reason = 'costly' if trial.can_save else 'useless'
-    else: reason = 'single' if all(o.micro_bs==now.micro_bs for o in options) else 'never'
+    else: reason = _why_stay(options, now, 'never')
     return Choice(now, 'stay', reason)
 
 def _nearest_to(options, noise):
