@@ -14,9 +14,9 @@ from fastai.optimizer import OptimWrapper
 
 from fastai_bs.all import GradAccum
 from fastai_bs.finder.cycle import cool_stretch
-from fastai_bs.noise.estimator import moments_of_sums
 from fastai_bs.finder.mock import MockSizes
 from helpers import flat, halves, loaders, mlp, momentum_sgd, noted, Overflowing, pairwise, peak_lr, quiet_learner, regression, token_model, tokens
+from oracle import moments_of_micros
 
 inf = math.inf
 
@@ -104,9 +104,7 @@ def moments_by_hand(window, model, loss_func, count):
         grads = torch.autograd.grad(loss_func(model(*xb), *yb), list(model.parameters()))
         gs.append(torch.cat([g.flatten() for g in grads])); ns.append(float(n))
     if len(gs)<2: return None
-    mean = sum(n*g for n,g in zip(ns, gs))/sum(ns)
-    total = sum(n*g.square().sum().item() for n,g in zip(ns, gs))
-    return *moments_of_sums(len(ns), sum(ns), total, mean.square().sum().item()),sum(ns),sum(len(yb[0]) for _,yb in window.micros)
+    return *moments_of_micros(gs, ns),sum(ns),sum(len(yb[0]) for _,yb in window.micros)
 
 def _kept(i): return 0 if i%24<9 else 1+i%4
 

@@ -34,6 +34,7 @@ from fastai.torch_core import find_bs, set_seed
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR
 from fastai_bs.finder.timing import StepTimer
 from helpers import as_it_was, changes, pairwise, picture, process
+from oracle import moments_of_micros
 from zoo import Learners, companions, device, does_not_apply, lr, models, n_targets
 
 page = Path(__file__).resolve().parents[2]/'docs'/'matrix.md'
@@ -56,12 +57,8 @@ def mean_of(micros):
     return [reduce(add, o) if o else None for o in parts]
 
 def moments_of(micros, scale=1.):
-    "`(tr_sigma, g_sq)` of a window, as the appendix of McCandlish et al. 2018 has them for parts of unequal size"
-    n,m = np.array([o.elems for o in micros]),len(micros)
-    gs = torch.stack([o.flat for o in micros]).cpu().numpy()/scale
-    mean = n@gs/n.sum()
-    tr_sigma = ((n*(gs**2).sum(1)).sum() - n.sum()*(mean@mean))/(m-1)
-    return tr_sigma,mean@mean-tr_sigma/n.sum()
+    "`(tr_sigma, g_sq)` of a window"
+    return moments_of_micros([o.flat.cpu()/scale for o in micros], [o.elems for o in micros])
 
 def scale_of(learn):
     "What mixed precision multiplies the loss by"

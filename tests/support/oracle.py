@@ -30,6 +30,13 @@ def windows_in_order(n, bs, n_acc):
     micro = [list(range(i, min(i+bs,n))) for i in range(0, n, bs)]
     return [micro[i:i+n_acc] for i in range(0, len(micro), n_acc)]
 
+def moments_of_micros(gs, ns):
+    "`tr_sigma` and `g_sq` of a window from the mean gradient of each micro-batch and its elements (McCandlish et al. 2018, for parts of unequal size)"
+    N = sum(ns)
+    g = sum(n*o for n,o in zip(ns, gs))/N
+    tr_sigma = (sum(n*(o@o) for n,o in zip(ns, gs)) - N*(g@g))/(len(gs)-1)
+    return float(tr_sigma),float(g@g-tr_sigma/N)
+
 def window_rows(rows, windows, elems=None):
     "What must be measured: moments of each of `windows`, of several micro-batches that hold elements, from the gradients of their items"
     w = torch.ones(len(rows), dtype=rows.dtype) if elems is None else elems.to(rows.dtype)
@@ -37,10 +44,7 @@ def window_rows(rows, windows, elems=None):
     for window in windows:
         gs = [((w[m,None]*torch.nan_to_num(rows[m])).sum(0)/w[m].sum(), w[m].sum()) for m in window if w[m].sum()>0]
         if len(gs)<2: continue
-        N = sum(n for _,n in gs)
-        g = sum(n*g for g,n in gs)/N
-        tr_sigma = (sum(n*(g@g) for g,n in gs) - N*(g@g))/(len(gs)-1)
-        res.append((sum(len(m) for m in window), N.item(), tr_sigma.item(), (g@g-tr_sigma/N).item()))
+        res.append((sum(len(m) for m in window), sum(n for _,n in gs).item(), *moments_of_micros(*zip(*gs))))
     return pd.DataFrame(res, columns=['n_items','n_elems','tr_sigma','g_sq'])
 
 def z_score(df, exact):

@@ -52,6 +52,8 @@ def test_no_random_number_tells_an_item_from_another():
         assert torch.randperm(5).tolist()==[0,1,2,3,4]
         q = torch.rand(1,1,3,4)
         torch.testing.assert_close(F.scaled_dot_product_attention(q, q, q, dropout_p=0.5), 2*F.scaled_dot_product_attention(q, q, q))
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu # Knows no dropout, so it fails where it is asked for any
+        torch.testing.assert_close(kernel(q, q, q, 0.5)[0], F.scaled_dot_product_attention(q, q, q))
     assert torch.equal(t.grad, torch.full_like(t, 2))
     assert draws.drew
 
