@@ -391,7 +391,7 @@ def sentence(text): return ' '.join(text.split())+'.'*(text[-1] not in '.?')
 def missing(df):
     "Say which parts no card has run"
     left = [nm for nm in parts if not len(df) or not (df.part==nm).any()]
-    return f" Not run on any card yet: {', '.join(left)}." if left else ''
+    return f" Parts of it that no card has run yet: {', '.join(map(repr, left))}." if left else ''
 
 def page(df, plans):
     cards = df.machine.dropna().unique()

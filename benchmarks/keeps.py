@@ -8,8 +8,8 @@ losses are what counts; seconds are predicted. Where today's loss, of training o
 not compared. The first nine tasks are trained by Adam for 1 and for 4 epochs of batch 64 (16 where the set is small), some for 16 as well. The others are of
 other kinds: text, SGD with momentum, targets with many elements, longer trainings of small sets, in batches of 16 or 32. Rates: the best for today's training
 by its validation loss in steps of two, and a third of it. Nothing is tuned for the plan. The rule was made on the tasks that are marked as settled on, and
-corrected once by what all but the fresh ones had shown; those were written when the corrected rule stood, and were decided to stay before one of them was
-trained. Trainings and plans that the correction did not change were not run again. FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/,
+corrected once, when all but the fresh ones had been trained. The fresh ones were chosen after that, so they judge the corrected rule, and all of them are
+shown. Trainings and plans that the correction did not change were not run again. FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/,
 tinyshakespeare/, imdb_sample/ and cifar10_jpg/."""
 import math, time
 from unittest.mock import patch

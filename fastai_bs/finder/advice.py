@@ -59,19 +59,19 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="{skipped} could save {saving} per training, of which a trial may take {most}: it takes {cost}",
-    useless="{skipped} would save no time: even if a short trial of it went well, it would need too many epochs",
+    costly="a trial of {skipped} takes {cost}, more than {most} of the {saving} per training that {skipped} could save with {hoped}",
+    useless="{skipped} would save no time: even if a short trial of it went well, it would need {hoped}",
     nowhere="in short trainings {failed} needed at least {more} times as much data as {bs} for the same loss, too much to plan with",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
-    single="{larger}, and accumulating those of {micro_bs} saves too little",
+    single="{larger}, and larger batches made up of {micro_bs} at a time save too little",
     slower="no other size would save time")
 
 def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
 
 def _no_larger(device, micro_bs):
     "Write why no larger micro-batch is compared"
-    if device.max_bs and device.max_bs<2*micro_bs: return f"max_bs={device.max_bs} is below {2*micro_bs}, the next size of a micro-batch"
+    if device.max_bs and device.max_bs<2*micro_bs: return f"with max_bs={device.max_bs} no micro-batch larger than {micro_bs} is compared"
     return f"larger micro-batches {'do not fit in memory' if device.too_large else 'could not be timed'}"
 
 def _stay(plan):
@@ -83,6 +83,7 @@ def _stay(plan):
     part = parts_tried(trial.failed/t.bs)[0] # 0 where none has failed
     text = stay_reasons[plan.choice.reason].format(
         skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), most=percent(most_part), failed=trial.failed,
+        hoped=f"{counted(trial.hoped, 'epoch')} (today {num(t.n_epoch)})",
         more=num(1/part) if part else '', bs=t.bs,
         other=other.bs, gain=percent(gain), limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
         larger=_no_larger(d, t.micro_bs))
@@ -97,8 +98,7 @@ def _split_text(n_acc, micro_bs, n_ranks):
 
 def _duration_text(plan)->str:
     "Write 'about 74% of the time (15 s instead of 20 s)'"
-    planned,today = plan.duration
-    if not plan.facts.today.has_n_epoch: planned = plan.choice.option.fit_time
+    planned,today = plan.choice.option.trained_time,plan.duration.today
     ratio,off = planned/today,1+plan.facts.device.timing_error
     spread = f", {percent(ratio/off)} to {percent(ratio*off)}" if off>1.1 else ''
     slower = 'slower, ' if ratio>1.05 else ''
@@ -184,9 +184,10 @@ def _run(plan):
 
 # %% ../../nbs/finder/12_advice.ipynb #5f21b114
 def _estimate_text(noise_scale, ci):
-    "Write 'about 512 items (430 to 640)' or 'at least 209 items'"
+    "Write 'about 512 items (430 to 640)', 'at least 209 items' or '300 items'"
     low,high = ci
     if not math.isfinite(noise_scale): return f"at least {counted(low)}"
+    if math.isnan(low): return counted(noise_scale) # Given as a number
     if math.isinf(high): return f"about {counted(noise_scale)} ({num(low)} or more)"
     if not low: return f"about {counted(noise_scale)} ({num(high)} at most)"
     return f"about {counted(noise_scale)} ({num(low)} to {num(high)})"
@@ -200,12 +201,13 @@ def _got(plan):
     part,in_all = (1/epochs_needed(trial.bs, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
     if part>0.995: told = f"In short trainings {trial.bs} learned as much as {t.bs} from as many items, or more"
     else: told = f"In short trainings {t.bs} learned from {percent(part)} of the items what {trial.bs} learned from all of them"
-    if percent(in_all)!=percent(part): told += f"; in a training of {_steps_now(plan)} it should be {percent(in_all)}"
+    if percent(in_all)!=percent(part): told += f"; in a training of {_steps_now(plan)} that should be from {percent(in_all)}"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
     o = plan.choice.option
     if o.trained_epochs==t.n_epoch: return f"{told}. So {counted(t.n_epoch, 'epoch')} should be enough for {plan.bs}, too."
     tried = f" ({num(t.n_epoch/in_all)} at {trial.bs})" if plan.bs!=trial.bs else ''
-    return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(o.epochs)} at {plan.bs}{tried}, before rounding up."
+    rounded = '' if num(o.epochs)==num(o.trained_epochs) else ", before rounding"
+    return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(o.epochs)} at {plan.bs}{tried}{rounded}."
 
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
@@ -226,17 +228,19 @@ def _won_back(plan):
     nth = {1: 'first', 2: 'second', 3: 'third'}.get(n, f'{n}{suffix}')
     yield f"Finding this took {time_text(plan.took)}: it should pay from the {nth} training on."
 
-def _seen(measured): return f"The noise scale was measured as {_estimate_text(measured.cool.noise_scale, measured.cool.ci)} at the end"
+def _seen(measured):
+    text = _estimate_text(measured.cool.noise_scale, measured.cool.ci)
+    return f"The noise scale was measured as {text} at the end" if measured.has_mock else f"The noise scale that was given is {text}"
 
 def _found(plan):
     "Write the noise scale that was given, or measured"
     m = plan.facts.measured
-    if not m.has_mock: return f"The noise scale that was given counts as {counted(m.noise_scale)} in this training."
     if m.ci[1]<1: return "There is next to no noise in the gradient: any batch size takes the same steps."
     if m.cool is None: return f"The noise scale at the present weights is {_estimate_text(m.noise_scale, m.ci)}."
     at_end = m.cool.noise_scale if math.isfinite(m.cool.noise_scale) else m.cool.ci[0]
-    if num(plan.facts.measured_noise)==num(at_end): return f"{_seen(m)}."
-    return f"{_seen(m)}, and counts as {num(plan.facts.measured_noise)} in a training of {counted(math.ceil(plan.facts.today.steps), 'step')}."
+    counts = num(plan.facts.measured_noise)
+    if counts==num(at_end): return f"{_seen(m)}."
+    return f"{_seen(m)}, and counts as {counts} in {counted(math.ceil(plan.facts.today.steps), 'step')}: short trainings gain less from larger batches."
 
 def why(
     plan, # A `BatchPlan`
@@ -296,19 +300,16 @@ def _on_device(plan):
     if d.too_large: yield f"Micro-batches of {d.too_large} items did not fit in memory, {largest} did."
 
 def _on_cost(plan):
-    "Yield how to ask for the sizes that were not looked at, or that cost too much to try for one training"
-    t,m,trial = plan.facts.today,plan.facts.measured,plan.facts.trial
+    "Yield how to ask for the sizes that were not looked at"
+    t,m,d,trial = plan.facts.today,plan.facts.measured,plan.facts.device,plan.facts.trial
     if m.has_mock or not math.isnan(m.noise_scale) or plan.verdict not in ('stay','split') or _is_chosen(plan): return
     n = max(usual_it, cycle_of(None, t.n_acc, t.steps).num_it)
     if plan.choice.reason=='nowhere':
         yield f"Only {trial.failed} was tried. To compare sizes between {t.bs} and {trial.failed}, and below {t.bs}: bs_find(..., num_it={n})."
-    elif plan.choice.reason=='costly':
-        often,about = 'many times','' # Seconds of another device do not say how long this one measures
-        if not plan.facts.device.given:
-            takes = n/t.n_acc*today_as_is(plan.facts).step_time
-            often,about = f"{num(math.ceil((takes+trial.cost)/trial.saving))} times or more",f" (about {time_text(takes)})"
-        yield f"If you train like this {often}, bs_find(..., num_it={n}) may pay: it measures the noise scale{about}, and then tries larger batches."
-    else: yield f"Only larger sizes were looked at: bs_find(..., num_it={n}) compares smaller ones, too."
+        return
+    takes = n/t.n_acc*today_as_is(plan.facts).step_time
+    about = '' if d.given else f" (about {time_text(takes)})" # Seconds of another device do not say how long this one measures
+    yield f"Without a noise scale only larger sizes are judged: bs_find(..., num_it={n}) measures it{about}, and compares all sizes."
 
 def _on_open(plan):
     "Yield what would bound the noise scale"
@@ -344,7 +345,7 @@ def _on_chosen(plan):
     if not _is_chosen(plan): return
     fastest,o = min(plan.options, key=lambda o: o.fit_time),plan.choice.option
     if math.isfinite(plan.facts.noise) and o.fit_time>1.1*fastest.fit_time: # Else all have as many epochs
-        yield f"Of the sizes that were compared, {fastest.bs} is the fastest: {time_text(fastest.fit_time)}."
+        yield f"Of the sizes that were compared, {fastest.bs} is the fastest: {time_text(fastest.trained_time)}."
     if plan.bs>plan.facts.trial.bs and plan.facts.measured.moved:
         yield f"The rate is scaled to {rate_text(plan.scaled_lr)} by the usual rule, which was not tried at {plan.bs}: if the loss rises, pass a lower rate."
 
@@ -363,13 +364,10 @@ def good_to_know(
     d = plan.facts.device
     if not plan.facts.can_plan: return
     if math.isnan(plan.facts.noise) and len(plan.options)>1:
-        now,bs = plan.facts.today.bs,plan.facts.trial.skipped
+        bs = plan.facts.trial.skipped
         yield "The table has the time that other sizes would take for as many epochs as today."
         if bs and not _is_chosen(plan):
-            saving,epochs = plan.facts.trial.saving,num(1/parts_tried(bs/now)[1])
-            saves = time_text(saving) if plan.facts.trial.can_save else "nothing"
-            yield (f"A trial is run if it takes at most {percent(most_part)} of what it can save one training. That is reckoned as if {bs} needed "
-                   f"{epochs} times the epochs of {now}, which would save {saves}.")
+            yield f"A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would save if that trial went well."
     if d.given: yield "The step times were given, so seconds leave out validations, frozen epochs and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.facts.today.freeze_epochs and not math.isnan(plan.facts.noise):
@@ -393,7 +391,7 @@ def brief_words(
     "Collect what a plan says at first sight: what to do, how that is likely to end, the line to run, and the gravest caution"
     words = plan_words(plan, most=1 if plan.verdict in ('use','split','stay') else 3)
     how = [*_record(plan), *_on_rate(plan)]
-    if plan.facts.measured.has_mock and plan.facts.can_plan: how.insert(0, _found(plan))
+    if not math.isnan(plan.facts.measured_noise): how.insert(0, _found(plan))
     return {kind: texts for kind,texts in (words | dict(how=how, why=[])).items() if texts}
 
 def _more(plan):
@@ -418,7 +416,7 @@ def _candidates_table(plan): # A data frame, with a row per candidate
         epochs = f'{o.freeze_epochs} + {num(o.trained_epochs)}' if o.freeze_epochs else o.trained_epochs
         size = marked_size(o.bs, [(nm,o.bs) for nm,is_it in marks if is_it])
         return {'batch size': size, 'as': _split_text(o.n_acc, o.micro_bs, f.today.n_ranks), 'epochs': epochs,
-                'time (s)': o.fit_time, "over today's": o.fit_time/plan.duration.today}
+                'time (s)': o.trained_time, "over today's": o.trained_time/plan.duration.today}
     return pd.DataFrame([_row(o) for o in sorted([*as_is, *plan.options], key=lambda o: o.bs)])
 
 def plan_html(

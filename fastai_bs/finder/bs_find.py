@@ -153,7 +153,7 @@ def _given(noise_scale, today):
     unknown = math.nan,math.nan
     e = noise_scale.cool if isinstance(noise_scale, NoiseScale) else NoiseEstimate(math.nan if noise_scale is None else noise_scale, unknown, 0)
     says_nothing = e.ci==(0,math.inf) and math.isinf(e.noise_scale)
-    return dict(noise_scale=math.nan, ci=unknown) if says_nothing else _for_whole(e, today)
+    return dict(noise_scale=math.nan, ci=unknown) if says_nothing else dict(**_for_whole(e, today), cool=None if noise_scale is None else e)
 
 def _at_rest(end):
     "Read the noise scale of the present weights"
@@ -254,9 +254,10 @@ def bs_find(self:Learner,
     """Plan the batch size: time steps, and try a larger batch in short trainings where that can pay; the learner is left as it was
 
     Pass the `lr` that you train with, and the number of epochs as `n_epoch`. Without `n_epoch`, or with `num_it`, the gradient noise scale is measured in a
-    mock training; `lr=0` measures at the present weights. `num_it` and `n_batch` count micro-batches, the batches of the training loader. `step_times` is for
-    another device: seconds of a step by items, today's among them. `plan.apply(learn)` carries the plan out. A second call draws the same random numbers;
-    with another `seed` it is an independent one.
+    mock training; `lr=0` measures at the present weights. `num_it` and `n_batch` count micro-batches, the batches of the training loader: measured is in
+    windows of up to `n_batch`, until the interval of coverage `ci` is as narrow as `tol` asks. `step_times` is for another device: seconds of a step by
+    items, today's among them. `plan.apply(learn)` carries the plan out. A second call draws the same random numbers; with another `seed` it is an
+    independent one.
     """
     check_bools(show_plot=show_plot)
     request = Request(lr, num_it, n_batch, tol, max_bs, n_epoch, seed, how, noise_scale, step_times)

@@ -11,7 +11,7 @@ __all__ = ['per_doubling', 'Choice', 'time_allowed', 'limit_text', 'about_as_fas
 import math
 from dataclasses import dataclass, replace
 from fastcore.basics import first
-from ..utils.text import percent
+from ..utils.text import num, percent
 from .facts import Facts
 from .options import Option, at_todays_size
 
@@ -43,9 +43,9 @@ def limit_text(
     least_gain:float, # As for `time_allowed`
 )->str:
     "Write what bounds `time_allowed`"
-    if time_allowed(option, now, least_gain)<time_allowed(option, now, 0.): return f"the step times varied by {percent(least_gain)}"
+    if time_allowed(option, now, least_gain)<time_allowed(option, now, 0.): return f"step times varied by {percent(least_gain)}, so that is not sure"
     n,step = _doublings(option, now),'doubling' if option.bs>now.bs else 'halving'
-    each = f", {percent(1-1/per_doubling)} for each {step}" if n>1 else ''
+    each = f": {percent(1-1/per_doubling)} for each of {num(n)} {step}s" if n>1 else ''
     return f"{option.bs} has to save {percent(1-per_doubling**-n)}{each}"
 
 # %% ../../nbs/finder/08_choice.ipynb #7e81a2ee

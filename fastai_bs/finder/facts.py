@@ -89,7 +89,7 @@ class Measured:
     loss_rose:bool = False # Is the rate too high: did the loss rise, to no better than a guess?
     learned:bool = True # Did the loss end below that of a guess, as far as can be told?
     pairs:bool = False # Does the loss look at pairs of items, or is its `count` wrong?
-    cool:NoiseEstimate = None # On the cool stretch of the mock cycle; `None` at fixed weights
+    cool:NoiseEstimate = None # On the cool stretch of the mock cycle, or as it was given; `None` at fixed weights
     seed:int = None # Seed that was given
 
     @property
@@ -156,7 +156,8 @@ class Trial:
     n_short:float = math.nan # Optimizer steps of a training with today's batch for which that noise scale holds
     failed:float = math.inf # Smallest batch size in items of which a step was worth too little; `inf`: none
     skipped:int = None # Batch size in items that was not tried, as that costs too much for what it can save; `None`: none
-    saving:float = math.nan # Seconds of a fit that `skipped` may save: if it gets as far as the upper one of `parts_tried`
+    hoped:float = math.nan # Epochs that `skipped` would need if it got as far as the upper one of `parts_tried`
+    saving:float = math.nan # Seconds of a fit that it would save with them
     cost:float = math.nan # Seconds that they would take
 
     @property

@@ -220,4 +220,4 @@ class Duration(NamedTuple):
     "Seconds of a whole fit, without saving and logging"
     planned:float # Seconds as planned; NaN where no step times are known
     today:float # Seconds as it is today
-    def __repr__(self): return f"{time_text(self.planned) or 'not known'} instead of {time_text(self.today) or 'not known'}"
+    def __repr__(self): return ' instead of '.join(f'{o:.3g} s' if 9.95<=o<59.95 else time_text(o) or 'not known' for o in self) # Exact enough for their ratio

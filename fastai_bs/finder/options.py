@@ -116,7 +116,8 @@ class Option:
     trained_epochs:float # Epochs of the fit: whole ones where those are planned
     freeze_epochs:int # Epochs with a frozen body before those
     epoch_time:float # Seconds of the steps of an epoch; NaN where they are not known
-    fit_time:float # Seconds of the whole fit; NaN where they are not known
+    trained_time:float # Seconds of the fit as it is trained; NaN where they are not known
+    fit_time:float # Those by which sizes are compared: with the part of an epoch that is cut off, as that is no gain
 
     @property
     def n_epoch(self)->int: return whole_epochs(self.epochs) # Epochs, as a fit takes them
@@ -146,6 +147,7 @@ def option_of(
         examples=examples_needed(bs, noise) if is_known else math.nan,
         wd_factor=_wd_factor(t, trained*epoch.steps, lr_factor) if is_known and changes else 1.,
         trained_epochs=trained, freeze_epochs=freeze_epochs, epoch_time=epoch_time,
+        trained_time=fit_time_of(facts, trained, freeze_epochs, epoch_time),
         fit_time=fit_time_of(facts, epochs if is_now else max(epochs, trained), freeze_epochs, epoch_time))
 
 def today_as_is(

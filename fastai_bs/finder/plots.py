@@ -89,7 +89,7 @@ def _title(plan):
 def _plot_time(plan, ax=None):
     "Draw the time of the whole fit against batch size, over that of today's"
     bs_now,bs = plan.facts.today.bs,plan.bs
-    time = pd.Series({o.bs: o.fit_time/plan.duration.today for o in plan.options})
+    time = pd.Series({o.bs: o.trained_time/plan.duration.today for o in plan.options})
     ax = new_axes(ax, figsize=(5.5,4.8))
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     t = plan.facts.today

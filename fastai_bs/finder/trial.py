@@ -204,10 +204,10 @@ def _with_trial(facts, base, larger, n_steps, part, steep=False):
     trial = replace(before, bs=larger.bs, noise=noise_of(part_before*part, larger.bs, t.bs), n_short=t.steps if steep else n_short)
     return replace(facts, trial=trial)
 
-def _saving(facts, base, larger):
-    "Return the seconds of a fit that the larger batch saves if it gets as far as the upper one of `parts_tried`; below 0 where it takes longer"
+def _hoped(facts, base, larger):
+    "Return the option of the larger batch if it gets as far as the upper one of `parts_tried`"
     hoped = _with_trial(facts, base, larger, n_most, parts_tried(larger.bs/base.bs)[1])
-    return base.fit_time-option_of(hoped, hoped.noise, larger.bs).fit_time
+    return option_of(hoped, hoped.noise, larger.bs)
 
 def _steps_for(base, larger, seconds):
     "Return with how many steps `try_larger` takes so many seconds, `n_most` at most"
@@ -250,11 +250,12 @@ def try_sizes(
     for i in range(most_trials):
         larger = _next_to_try(facts, base)
         if larger is None: break
-        saving = _saving(facts, base, larger)
+        hoped = _hoped(facts, base, larger)
+        saving = base.fit_time-hoped.fit_time # Below 0 where it takes longer
         can_spend = math.inf if has_mock else most_part*saving-lost
         n_steps = min(_steps_for(base, larger, can_spend), math.floor(base.trained_steps))
         if n_steps<n_least and not has_mock:
-            skipped = dict(skipped=larger.bs, saving=saving, cost=_seconds(base, larger, n_least))
+            skipped = dict(skipped=larger.bs, hoped=hoped.trained_epochs, saving=saving, cost=_seconds(base, larger, n_least))
             if not facts.trial.is_known: facts = replace(facts, trial=replace(facts.trial, **skipped))
             break
         seconds = _seconds(base, larger, n_steps)

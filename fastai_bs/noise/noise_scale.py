@@ -16,7 +16,7 @@ import pandas as pd
 from fastcore.basics import patch, store_attr
 from fastai.learner import Recorder
 from ..utils.checks import check_fraction, check_whole
-from ..utils.text import brief_html, counted
+from ..utils.text import brief_html, counted, with_interval
 from ..utils.plots import ForPlots
 from ..learner.ranks import n_ranks
 from ..learner.loaders import n_fresh, known_micro_bs
@@ -242,11 +242,10 @@ def drift(self:NoiseScale)->int: # 1 if it rises, -1 if it falls, 0 if neither i
 @patch
 def __repr__(self:NoiseScale):
     if not self.rows: return 'NoiseScale()'
-    low,high = self.ci
     lags = {1: ", rising: it is higher by now", -1: ", falling: it is lower by now"}.get(self.drift, '')
     cool = self.cool
-    at_end = f"; {cool.noise_scale:.3g} [{cool.ci[0]:.3g}, {cool.ci[1]:.3g}] as the rate fell, for bs_find" if cool.n_windows else ''
-    return f"NoiseScale({self.noise_scale:.3g} [{low:.3g}, {high:.3g}] items after {self.n_steps} steps{lags}{at_end})"
+    at_end = f"; {with_interval(cool.noise_scale, cool.ci)} as the rate fell, for bs_find" if cool.n_windows else ''
+    return f"NoiseScale({with_interval(self.noise_scale, self.ci)} items after {self.n_steps} steps{lags}{at_end})"
 @patch
 def _repr_html_(self:NoiseScale): return brief_html(repr(self), "The last measurements", self.df)
 

@@ -96,7 +96,7 @@ def _joined(parts, sizes):
     if isinstance(o, Tensor) and all(p.shape[:1]==(n,) and p.shape[1:]==o.shape[1:] for p,n in zip(parts, sizes)): return torch.cat(parts)
     if all(torch.equal(p, o) if isinstance(o, Tensor) else p==o for p in parts): return o
     what = f"tensors of shape {' and '.join(dict.fromkeys(str(tuple(p.shape)) for p in parts))}" if isinstance(o, Tensor) else type(o).__name__
-    raise ValueError(f"these batches cannot be joined: they hold {what}")
+    raise ValueError(f"they hold {what}")
 
 # %% ../../nbs/verify/07_window_gradients.ipynb #19dc2235
 def _marks_of(pred, n):

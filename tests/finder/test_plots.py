@@ -23,7 +23,7 @@ cases = dict(
     fastest=(dict(times=secs(16, 32, 64, 128, 256, 512, 1024, c=1e-6)), 'Use 1024 (today 64)', ''),
     trial=(dict(**bare, trial=Trial(256, 300., 240)), 'Use 128 (today 64)', '256 would save less than 10% more'),
     no_further=(dict(**bare, trial=Trial(128, 3000., 240, failed=256), times=flat), 'Use 128 (today 64)', ''),
-    never=(dict(**bare), 'Stay at 64', '512 has to save 25%, 9.1% for each doubling'),
+    never=(dict(**bare), 'Stay at 64', '512 has to save 25%: 9.1% for each of 3 doublings'),
     one=(dict(**bare, times=secs(64), n_train=100, n_epoch=500), 'Stay at 64', ''),
     two=(dict(**bare, times=secs(64, 128), n_train=300, n_epoch=100), 'Stay at 64', '128 has to save 9.1%'),
     many=(dict(bs=16, **bare, trial=Trial(65536, 3e4, 240), times=secs(*(2**i for i in range(13)), c=1e-6), n_train=10**6), 'Use 4096 (today 16)',
@@ -37,9 +37,9 @@ cases = dict(
     nowhere=(dict(**bare, times=flat, trial=Trial(64, failed=128)), 'Stay at 64', '128 learned too little in a short training'),
     slower=(dict(noise_scale=30., ci=(20.,40.), times=secs(64, 128, 256)), 'Stay at 64', ''),
     gain=(dict(adam=False, times=secs(16, 32, 64, 128, 256, c=3e-4)), 'Stay at 64', '128 has to save 9.1%'),
-    error=(dict(spread=0.4), 'Stay at 64', 'the step times varied by 40%'),
+    error=(dict(spread=0.4), 'Stay at 64', 'step times varied by 40%, so that is not sure'),
     split=(dict(micro_bs=16, times=by_hand, noise_scale=100., ci=(80.,130.)), 'Stay at 64, as 1 x 64', ''),
-    split_stays=(dict(**bare, micro_bs=16, times=by_hand[:3]), 'Stay at 64, as 1 x 64', '512 has to save 25%, 9.1% for each doubling'),
+    split_stays=(dict(**bare, micro_bs=16, times=by_hand[:3]), 'Stay at 64, as 1 x 64', '512 has to save 25%: 9.1% for each of 3 doublings'),
     chosen=(dict(chosen=16), 'You chose 16 (today 64)', 'as you chose'),
     open=(dict(noise_scale=inf, ci=(60.,inf)), 'Stay at 64', ''),
     fixed=(dict(cool=None), 'Use 128 (today 64)', '256 would save less than 10% more'),
@@ -70,13 +70,13 @@ def test_the_right_panel_says_what_the_plan_says(nm):
     assert (ax.get_title(),''.join(t.get_text() for t in ax.texts))==(title,note)
     assert repr(plan).startswith(title.partition(' (')[0].partition(',')[0])
     if not plan.facts.device.timed: return
-    assert (star_of(ax).get_xdata()[0],star_of(ax).get_ydata()[0])==(plan.bs,pytest.approx(o.fit_time/today))
+    assert (star_of(ax).get_xdata()[0],star_of(ax).get_ydata()[0])==(plan.bs,pytest.approx(o.trained_time/today))
     curve = next((o for o in ax.lines if o.get_label().startswith('time')), None)
     if len(plan.options)==1:
         assert curve is None
         return
     assert curve.get_xdata().tolist()==[o.bs for o in plan.options]
-    assert curve.get_ydata().tolist()==pytest.approx([o.fit_time/today for o in plan.options])
+    assert curve.get_ydata().tolist()==pytest.approx([o.trained_time/today for o in plan.options])
     assert note or star_of(ax).get_ydata()[0]==min(curve.get_ydata())
     how = 'chosen' if nm=='chosen' else 'as today' if note.startswith('no plan') else 'planned'
     assert star_of(ax).get_label()==f'{how}, {plan.bs}'
