@@ -152,6 +152,9 @@ def cost_table(here):
     heads = ['data','epochs','steps',"today's training, s",'`bs_find`, s',"over today's",'change',"first training with the plan, over today's",'reason']
     return md_table(heads, rows)
 
+reasons_text = ("Reasons to stay: `costly`, a trial would have taken more than half of what it could save, if anything; `nowhere`, a larger batch got too little "
+    "further in one; `never` and `little`, there is too little time to win; `few_steps` and `not_learned`, nothing can be planned.")
+
 def is_adam(name): return tasks[name].opt is Adam
 text = 'shakespeare','reviews','gru','awd','transformer','letters','genres','review_words','letters_sgd','char_conv'
 
@@ -165,7 +168,7 @@ def page(df):
               pct(r.d_valid),f'{r.time:.2f}' if r.device=='here' else '',f'{r.predicted:.2f}',r.n] for r in went.itertuples()]
     return '\n\n'.join([f'# {__doc__.splitlines()[0]}',' '.join(__doc__.split('\n\n')[2].split()),measured(df),'## In short',sentences(both),in_short(both),
                         "Time: of the whole fit over today's, as measured on this processor and as predicted; median.",
-                        "## What asking costs, on this processor",cost_table(both[both.device=='here']),
+                        "## What asking costs, on this processor",reasons_text,cost_table(both[both.device=='here']),
                         "## Each plan that changes something","Over today's training from the same weights; means of the seeds.",md_table(heads, lines)])
 
 def run(args, table):
