@@ -3,6 +3,7 @@ import gc
 import math
 import os
 import shutil
+import signal
 
 import pytest
 
@@ -13,6 +14,8 @@ def pytest_configure(config):
     if config.getoption('numprocesses', None): return # The process that hands out the tests needs no torch, and waits for no import of it
     import torch
     torch.set_num_threads(1) # Tiny models: a second thread only costs
+    if signal.getsignal(signal.SIGINT)==signal.SIG_IGN: # So in a job in the background; tests press Ctrl-C themselves
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(tryfirst=True) # Before xdist reads the groups
 def pytest_collection_modifyitems(items):
