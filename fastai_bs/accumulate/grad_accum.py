@@ -34,6 +34,8 @@ from .oom import Parts, refuse_split
 class GradAccum(SizedSteps):
     """Accumulate gradients over `n_acc` micro-batches: the optimizer steps with the gradient of the large batch, exactly
 
+    BatchNorm alone sees one micro-batch at a time; `bn_to_gn(model)` puts GroupNorm in its place.
+
     `n_acc` counts batches of the training loader; `bs` counts items, as fastai's `GradientAccumulation` does. If your own loss averages over something
     else than items, return their number from `count(learn)`. With `on_oom='split'` training goes on in smaller parts when memory runs out.
     """

@@ -12,13 +12,13 @@ __all__ = ['usual_it', 'unmeasured', 'stay_reasons', 'ended_above', 'headline', 
 import math, textwrap
 import pandas as pd
 from ..utils.text import counted, details_of, in_html, in_text, marked_size, num, percent, rate_text, time_text
-from ..schedule.scaled_lr import scale_lr
+from ..schedule.scaled_lr import rule_name, scale_lr
 from .cycle import cycle_of
 from .formulas import Duration, epochs_needed, steps_anyway
 from .facts import least_windows
 from .options import at_todays_size, fit_time_of, sum_factor, today_as_is
 from .choice import limit_text
-from .trial import most_part, parts_tried
+from .trial import most_part, n_least, parts_tried
 from .apply import fit_call, fit_of
 
 # %% ../../nbs/finder/12_advice.ipynb #4c0804b1
@@ -59,13 +59,14 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="a trial of {skipped} takes {cost}, more than {most} of the {saving} per training that {skipped} could save with {hoped}",
-    useless="{skipped} would save no time: even if a short trial of it went well, it would need {hoped}",
+    costly="to try {skipped} in trainings of {least} steps takes {cost}, more than {most} of the {saving} per training that it could save at best, "
+        "with {hoped}",
+    useless="{skipped} would save no time: at best it would need {hoped}",
     nowhere="in short trainings {failed} needed at least {more} times as much data as {bs} for the same loss, too much to plan with",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{larger}, and larger batches made up of {micro_bs} at a time save too little",
-    slower="no other size would save time")
+    slower="no {judged} size would save time")
 
 def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
 
@@ -83,7 +84,7 @@ def _stay(plan):
     part = parts_tried(trial.failed/t.bs)[0] # 0 where none has failed
     text = stay_reasons[plan.choice.reason].format(
         skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), most=percent(most_part), failed=trial.failed,
-        hoped=f"{counted(trial.hoped, 'epoch')} (today {num(t.n_epoch)})",
+        hoped=f"{counted(trial.hoped, 'epoch')} (today {num(t.n_epoch)})", least=n_least, judged='larger' if math.isnan(plan.facts.noise) else 'other',
         more=num(1/part) if part else '', bs=t.bs,
         other=other.bs, gain=percent(gain), limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
         larger=_no_larger(d, t.micro_bs))
@@ -201,7 +202,7 @@ def _got(plan):
     part,in_all = (1/epochs_needed(trial.bs, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
     if part>0.995: told = f"In short trainings {trial.bs} learned as much as {t.bs} from as many items, or more"
     else: told = f"In short trainings {t.bs} learned from {percent(part)} of the items what {trial.bs} learned from all of them"
-    if percent(in_all)!=percent(part): told += f"; in a training of {_steps_now(plan)} that should be from {percent(in_all)}"
+    if percent(in_all)!=percent(part): told += f"; for a training of {_steps_now(plan)} {percent(in_all)} is predicted"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
     o = plan.choice.option
     if o.trained_epochs==t.n_epoch: return f"{told}. So {counted(t.n_epoch, 'epoch')} should be enough for {plan.bs}, too."
@@ -261,6 +262,10 @@ def _on_time(plan):
     if d.timed and changes_size and t.has_n_epoch and not 1/1.2<=o.n_epoch/o.epochs<=1.2:
         ratio = fit_time_of(plan.facts, o.epochs, o.freeze_epochs, o.epoch_time)/plan.duration.today
         yield f"Rounding up to whole epochs costs time here: {counted(o.epochs, 'epoch')} would do, in {percent(ratio)} of it."
+
+def _on_clock(plan):
+    "Yield whether other work on the machine has spoiled the times"
+    d = plan.facts.device
     if d.timed and d.timing_error>0.1:
         yield f"Step times varied by {percent(d.timing_error)}, and smaller gains are lost in that: ask again when the machine is quiet."
 
@@ -347,14 +352,15 @@ def _on_chosen(plan):
     if math.isfinite(plan.facts.noise) and o.fit_time>1.1*fastest.fit_time: # Else all have as many epochs
         yield f"Of the sizes that were compared, {fastest.bs} is the fastest: {time_text(fastest.trained_time)}."
     if plan.bs>plan.facts.trial.bs and plan.facts.measured.moved:
-        yield f"The rate is scaled to {rate_text(plan.scaled_lr)} by the usual rule, which was not tried at {plan.bs}: if the loss rises, pass a lower rate."
+        yield f"The rate is scaled to {rate_text(plan.scaled_lr)} by {rule_name(plan.rule)}, not tried at {plan.bs}: if the loss rises, pass a lower rate."
 
 def cautions(
     plan, # A `BatchPlan`
 ): # Yields sentences, the most important first
     "Yield what to keep in mind"
     if not plan.facts.can_plan: return (yield from _on_unknown(plan))
-    for part in (_on_steps,_on_earlier,_on_larger,_on_chosen,_on_cost,_on_loader,_on_time,_on_noise,_on_device,_on_open): yield from part(plan)
+    parts = _on_steps,_on_earlier,_on_larger,_on_chosen,_on_clock,_on_cost,_on_loader,_on_time,_on_noise,_on_device,_on_open
+    for part in parts: yield from part(plan)
 
 # %% ../../nbs/finder/12_advice.ipynb #e1b6ea8e
 def good_to_know(
@@ -368,6 +374,10 @@ def good_to_know(
         yield "The table has the time that other sizes would take for as many epochs as today."
         if bs and not _is_chosen(plan):
             yield f"A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would save if that trial went well."
+    joined = [o for o in plan.options if o.n_acc>1 and plan.facts.today.n_acc==1]
+    if joined:
+        made_up = _split_text(joined[0].n_acc, joined[0].micro_bs, plan.facts.today.n_ranks)
+        yield f"Made up as {made_up}: a larger micro-batch was not timed, or is no faster."
     if d.given: yield "The step times were given, so seconds leave out validations, frozen epochs and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.facts.today.freeze_epochs and not math.isnan(plan.facts.noise):

@@ -28,7 +28,7 @@ from .advice import plan_details, plan_html, plan_text
 # %% ../../nbs/finder/13_plan.ipynb #6bd8e6df
 @dataclass(frozen=True, eq=False, repr=False)
 class BatchPlan:
-    """Plan the batch size on this device from a measured noise scale
+    """Hold which batch size to train with on this device, and what goes with it
 
     Train as planned by `plan.apply(learn).fit_one_cycle(plan.n_epoch, plan.lr)`, or by `fine_tune` where that is planned.
     """

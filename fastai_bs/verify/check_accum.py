@@ -263,7 +263,7 @@ class _Comparison:
         verdict = 'same' if worst.error<=self.bound else 'different'
         if worst.error==0 and worst.is_zero: verdict = 'zero'
         if any(o.drew for _,o in pairs):
-            notes = [*notes, "The check had dropout keep all, and no other random number differ between items."]
+            notes = [*notes, "Random numbers, as of dropout, were switched off for this check."]
         return AccumCheck(verdict, worst.error, worst.table, list(reasons.values()), errors, self.called, self.precision, self.bound,
                           self.rounding(micros, worst), self.trains_in, notes)
 

@@ -149,7 +149,7 @@ def test_a_size_that_was_not_tried_has_the_root_too_and_is_named():
     assert (plan.bs,plan.lr)==(100,0.1)
     assert plan.scaled_lr==approx(0.2)
     assert plan.at(200).scaled_lr==approx(0.1*8**0.5)
-    told = "The rate is scaled to 0.283 by the usual rule, which was not tried at 200: if the loss rises, pass a lower rate."
+    told = "The rate is scaled to 0.283 by sqrt_scaling, not tried at 200: if the loss rises, pass a lower rate."
     assert told in ' '.join(plan.at(200).details().split())
 
 def test_a_training_of_few_steps_has_a_plan_for_a_size_of_one_s_own_choice_only():

@@ -159,14 +159,13 @@ def test_the_first_page_s_table():
 def test_what_the_first_page_says_below_its_table():
     risk,price,stays = (o for o in md('nbs/index.ipynb').splitlines() if o.startswith(('* **Risk','* **Price','* **Often')))
     (_,a,_,adam),(_,b,_,sgd),(*_,text) = (figures('keeps', o+losses) for o in ('With Adam: ','With SGD: ',r'\* Text: '))
-    for o in ('Of {1} different plans with Adam, {0} made'.format(*adam.split(' of ')), '(for text, {} of {})'.format(*text.split(' of ')),
-              'of {1} with SGD, {0} did.'.format(*sgd.split(' of ')),
-              'One of all ended with a training loss more than 5% higher'): assert o in risk
+    for o in ('Of {1} different plans with Adam ('.format(*adam.split(' of ')), '(for text, {} of {})'.format(*text.split(' of ')),
+              '{} made the validation loss'.format(adam.split(' of ')[0]), 'of {1} with SGD, {0} did.'.format(*sgd.split(' of ')),
+              'One of these {} ended with a training loss more than 5% higher'.format(sum(int(o.split(' of ')[1]) for o in (adam,sgd)))): assert o in risk
     assert int(a.split()[0])+int(b.split()[0])==1
     keeps = runpy.run_path(str(folder/'keeps.py'))
     above = keeps['different'](keeps['by_plan'](keeps['ratios'](result('keeps')))).query('d_valid>0.05')
     assert (len(above),(above.device=='flat_16').sum())==(9,2)
-    assert 'Two of these nine are for a second assumed GPU' in risk
     takes = [f'{float(o):.0%}' for o in figures('keeps', r'`bs_find` takes (\S+) of today.*changes something (\S+), ')]
     assert 'takes {} of one training; of those that end in a larger batch, {}.'.format(*takes) in price
     of_all = r'(\d+) of (\d+)'
@@ -182,13 +181,13 @@ def test_what_the_first_page_says_of_a_gpu():
     new = plans[plans.bs!=plans.bs_now].query("part=='plan'")
     time,first = new.secs/new.secs_now,(new.secs+new.find)/new.secs_now
     line, = [o for o in md('nbs/index.ipynb').splitlines() if '/benchmarks/gpu.md' in o]
-    train,worst = (sorted(o/now-1, reverse=True) for o,now in ((new.train,new.train_now),(new.valid,new.valid_now)))
+    train,worst = (sorted((o/now-1)[now>0.01], reverse=True) for o,now in ((new.train,new.train_now),(new.valid,new.valid_now)))
     assert {o.replace('NVIDIA ', '').split()[0] for o in plans.machine}=={'H100','H200'} and 'On an [H100 and an H200]' in line
-    assert worst[2]<0.05 and train[2]<0.06
+    assert worst[2]<0.05 and train[1]<0.06
     for o in (f"{len(new)} of {(plans.part=='plan').sum()} plans took {1-time.max():.0%} to {1-time.min():.0%} less time",
               f"between {1-first.min():.0%} less and {first.max()-1:.0%} more",
               f"Two made the validation loss {worst[0]:.0%} and {worst[1]:.0%} worse, "
-              f"two the training loss {train[0]:.0%} and {train[1]:.0%}."): assert o in line
+              f"one the training loss {train[0]:.0%}."): assert o in line
 
 @pytest.mark.parametrize('adam,who', [(True,'Adam'),(False,'SGD')])
 def test_what_a_plan_says_of_its_promise(adam, who):
