@@ -121,9 +121,9 @@ def test_the_table_compares_whole_fits():
 # When something is said
 
 def test_the_gravest_caution_is_printed():
-    "Few steps, then many passes, then the loader; the others are among the details"
+    "Few steps, then many passes, then a busy machine, then the loader; the others are among the details"
     grave = dict(loading=0.0055, too_large=512)
-    for kwargs,part in ((grave,'The loader takes'), (grave | dict(n_epoch=20),'train for fewer epochs'),
+    for kwargs,part in ((grave,'The loader takes'), (grave | dict(spread=0.4),'Step times varied'), (grave | dict(n_epoch=20),'train for fewer epochs'),
                         (grave | dict(n_epoch=2, n_train=3000),'are the least sure'), (grave | dict(has_plan=True, n_epoch=20),'plan.undo(learn)')):
         plan = plan_of(**kwargs)
         said, = brief_words(plan)['caution']
