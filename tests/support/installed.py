@@ -41,7 +41,7 @@ def passes(path, sdist, folder):
     check_contents(path)
     python,site = fresh(folder/'env')
     subprocess.run([python, '-m', 'pip', 'install', '-q', '--no-deps', '--ignore-installed', '--disable-pip-version-check', path], check=True)
-    with tarfile.open(sdist) as t: t.extractall(folder, filter='data')
+    shutil.unpack_archive(sdist, folder)
     away, = (o for o in folder.iterdir() if o.is_dir() and o.name!='env')
     for o in ('fastai_bs','fastai_bs.egg-info'): shutil.rmtree(away/o) # pytest puts this folder first on the path
     env = {k: v for k,v in os.environ.items() if k!='PYTHONPATH'}
