@@ -19,7 +19,7 @@ optimizer step and the start of an epoch spend it, so that seconds are exact on 
 * `seconds`, `seconds today`: both of `duration`, within 20%. `few steps`: the number of steps that a caution writes, where there are few, within 5%.
 * `table`: its rows of today's size and of the planned one have the peaks that the optimizer uses, within 1%.
 * `code`: the line, run on a fresh learner with a loader of the batches it names, does the same as the planned fit: peak, weight decay, items and
-  micro-batches of a step, number of steps. The learner keeps its own `GradAccum` and `ScaledLR`, but those that the line (or its comment) names; where
+  micro-batches of a step, number of steps. The learner keeps its own `GradAccum` and `ScaledLR`, but those that the line names; where
   the line does as planned only on a learner without any, that is `code beside own callbacks`.
 * `words`: so does the line that the plan prints under its headline, on a fresh learner; where it has no `apply`, on the learner as it is. 2%, as it rounds.
 * `verify`: `bs_verify(plan)` trains both sizes as today's and the planned fit: steps and items within 5%, peak 1%, decay 5%.
@@ -178,7 +178,8 @@ def fit_of_code(setting, plan, without):
 def wrong_code(setting, plan, does):
     "How the line to paste goes wrong: `{}` where it does as planned"
     kinds,res = ('GradAccum','ScaledLR'),[]
-    for without in ([nm for nm in kinds if nm in plan.code],kinds):
+    replaced = plan.code.partition(' and your ')[0] # What the comment calls yours stays
+    for without in ([nm for nm in kinds if nm in replaced],kinds):
         try: pasted = fit_of_code(setting, plan, without)
         except ValueError as e: res.append(str(e).strip().splitlines()[-1]); continue
         wrong = trained_as(pasted, does)
