@@ -220,7 +220,7 @@ def before_backward(self:GradAccum):
     "Weigh the loss by the elements that it averages over, and note when its backward pass begins"
     learn,micro,grads = self.learn,self.micro,self.grads
     n_ranks = 1 if self.exchange.after_window else self.exchange.n_ranks
-    in_float32 = bool(grads.params) and n_ranks==1
+    in_float32 = bool(grads.half) and n_ranks==1
     if micro.closes and n_ranks>1: grads.put_back()
     if self.accumulates: self.weights(micro, learn, 1 if in_float32 else self.n_acc, n_ranks)
     learn.loss_grad = weighed(plain(learn.loss_grad), micro.weight, self._see_backward)
@@ -272,7 +272,7 @@ def _take_mean(self:GradAccum):
     divide(sums, self.weights.divisor(totals.elems, n_ranks))
     if reduction=='sum' and n_ranks>1: torch._foreach_mul_(sums, n_ranks) # DDP takes the mean over the ranks
     self.grads.put_back()
-    if self.exchange.after_window: mean_over_ranks(self.grads.all, n_ranks)
+    if self.exchange.after_window: mean_over_ranks(self.grads.params, n_ranks)
 
 @patch
 def after_cancel_step(self:GradAccum): self.micro.stepped = False
@@ -357,7 +357,7 @@ def after_train(self:GradAccum):
         if self.window.totals.n_micro==0: return
         if not exchange.after_window:
             self.grads.put_back()
-            mean_over_ranks(self.grads.all, exchange.n_ranks)
+            mean_over_ranks(self.grads.params, exchange.n_ranks)
     elif self.window.begins: return
     self.window.micro = MicroBatch(closes=True)
     self.hypers.hold(self.learn.opt)

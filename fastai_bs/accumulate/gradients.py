@@ -38,14 +38,15 @@ def zero_grads(learn): # A `Learner`
         p.grad.zero_()
 
 class FloatSums:
-    "Adds the gradients of parameters in half precision up in float32"
-    def __init__(self, params): # Parameters; gradients of those in another precision stay in `.grad`
-        self.all,self.params = params,[p for p in params if p.dtype in (torch.float16,torch.bfloat16)]
+    "Adds the gradients of parameters in half precision up in float32; those of all others stay in `.grad`"
+    def __init__(self, params:list): # Parameters of any precision
+        self.params = params
+        self.half = [p for p in params if p.dtype in (torch.float16,torch.bfloat16)]
         self.forget()
 
     def take(self):
         "Move the gradients into the sums; sparse ones stay in `.grad`, as their parts add up only when they are used"
-        grads = {p: p.grad.detach() for p in self.params if p.grad is not None and not p.grad.is_sparse}
+        grads = {p: p.grad.detach() for p in self.half if p.grad is not None and not p.grad.is_sparse}
         again = [p for p in grads if p in self.sums]
         if again: torch._foreach_add_([self.sums[p] for p in again], [grads[p] for p in again])
         self.sums.update({p: g.float() for p,g in grads.items() if p not in self.sums})
@@ -62,7 +63,7 @@ class FloatSums:
 
     def of_window(self)->list:
         "List the sums of the window so far, of all parameters"
-        return [self.sums.get(p, p.grad) for p in self.all if p.grad is not None]
+        return [self.sums.get(p, p.grad) for p in self.params if p.grad is not None]
 
 def refuse_hooks(
     learn, # A `Learner`

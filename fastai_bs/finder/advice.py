@@ -230,6 +230,7 @@ def _won_back(plan):
     yield f"Finding this took {time_text(plan.took)}: it should pay from the {nth} training on."
 
 def _seen(measured):
+    "Write the noise scale at the end of the mock training, or as it was given"
     text = _estimate_text(measured.cool.noise_scale, measured.cool.ci)
     return f"The noise scale was measured as {text} at the end" if measured.has_mock else f"The noise scale that was given is {text}"
 

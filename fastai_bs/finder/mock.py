@@ -150,7 +150,7 @@ def _look_at_first(self:MockWindows):
 def _overflows(self:MockWindows):
     "Tell whether a gradient is not finite in mixed precision, which still looks for a loss scale"
     if getattr(self.learn, 'scaler', None) is None: return False
-    return not all(dense(p.grad).isfinite().all() for p in self.accum.grads.all if p.grad is not None)
+    return not all(dense(p.grad).isfinite().all() for p in self.accum.grads.params if p.grad is not None)
 
 # %% ../../nbs/finder/05_mock.ipynb #45a7575c
 @patch

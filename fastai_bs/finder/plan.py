@@ -118,7 +118,6 @@ def plan_of(
     options = options_of(facts, noise, [chosen] if chosen else [])
     return BatchPlan(facts, options, decide(facts, options, chosen), df, took)
 
-
 # %% ../../nbs/finder/13_plan.ipynb #76bc450f
 @patch(as_prop=True)
 def cbs(self:BatchPlan)->list:

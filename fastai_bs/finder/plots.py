@@ -19,7 +19,6 @@ from .cycle import cool_stretch
 from .options import at_todays_size
 from .choice import limit_text
 
-
 # %% ../../nbs/finder/11_plots.ipynb #39efcddd
 def _groups(df, level):
     "Estimate the noise scale of five or six windows at a time: position (the first window is 1), items, interval"

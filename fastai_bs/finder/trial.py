@@ -206,8 +206,8 @@ def _with_trial(facts, base, larger, n_steps, part, steep=False):
 
 def _hoped(facts, base, larger):
     "Return the option of the larger batch if it gets as far as the upper one of `parts_tried`"
-    hoped = _with_trial(facts, base, larger, n_most, parts_tried(larger.bs/base.bs)[1])
-    return option_of(hoped, hoped.noise, larger.bs)
+    facts = _with_trial(facts, base, larger, n_most, parts_tried(larger.bs/base.bs)[1])
+    return option_of(facts, facts.noise, larger.bs)
 
 def _steps_for(base, larger, seconds):
     "Return with how many steps `try_larger` takes so many seconds, `n_most` at most"
