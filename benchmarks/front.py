@@ -16,34 +16,38 @@ by_adam = {'Ratings,\nby Adam': ('ratings','ratings_net'), 'Tables,\nby Adam': (
 rows = {**by_adam, 'All kinds,\nby SGD': tuple(nm for nm,o in tasks.items() if o.opt is SGD)}
 devices = dict(here='on a CPU', flat_4='assumed GPU, where 4 times the batch takes no longer (time calculated)')
 columns = dict(first='Time: bs_find and\nfirst training (CPU)', time='Time: each\nlater training', d_train='Training loss', d_valid='Validation loss')
+numbers = ['time','first','ten','d_train','d_valid']
 
-def changes():
-    """How far time and losses are from today's, for each task of `keeps.md`, each length, rate and two devices: means of the seeds
+def settings():
+    """A row for each task of `keeps.md`, length, rate and device: how far time and losses are from today's, where the plan changes the batch size
 
-    A plan that stays changes nothing but that it was asked for. Where steps are flat up to 4 times today's batch the time is predicted, and what asking
-    takes there is not known.
+    Means of the seeds whose plan changes it, and NaN where none does. Where steps are flat up to 4 times today's batch the time is predicted, and what
+    asking takes there is not known.
     """
     both = keeps.ratios(Table('keeps').df)
-    both = both[(both.kind!='random') & both.device.isin(devices)]
+    both = both[both.device.isin(devices)]
     of_task = {nm: row for row,names in rows.items() for nm in names}
     assert set(both.task)<=set(of_task), "a task without a row"
     is_here = both.device=='here'
-    time = (both.time.where(is_here, both.predicted)-1).where(both.changed, 0)
-    both = both.assign(row=both.task.map(of_task), time=time, first=(time+both.find/both.secs_now).where(is_here), changed=both.changed.astype(float))
-    return both.groupby(['row','task','device','epochs','kind'], sort=False)[[*columns,'changed']].mean().reset_index()
+    time,asking = both.time.where(is_here, both.predicted)-1,(both.find/both.secs_now).where(is_here)
+    both = both.assign(row=both.task.map(of_task), time=time, first=time+asking, ten=time+asking/10)
+    both = both.assign(n=1, **both[numbers].where(both.changed)) # A plan that stays changes nothing
+    how = {**dict.fromkeys(numbers, 'mean'), 'changed': 'sum', 'n': 'sum'}
+    return both.groupby(['row','task','device','epochs','kind'], sort=False).agg(how).reset_index()
 
 def medians(df): return df.groupby(['device','row'])[[*columns]].median().reindex([(d,o) for d in devices for o in rows])
 
 def caption():
     "What the picture shows, in figures; stored within it, so that an old picture is told from a new one"
-    return medians(changes()).round(3).to_csv()
+    df = settings()
+    return medians(df).join(df.groupby(['device','row'])[['changed','n']].sum()).round(3).to_csv()
 
 def draw():
-    df = changes()
+    df = settings()
     middle = medians(df)
     at = {nm: len(rows)-1-i for i,nm in enumerate(rows)} # From above
     with plt.style.context({'font.size': 13, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.spines.left': False}):
-        fig,axs = plt.subplots(1, 4, figsize=(11,4.6), layout='constrained', sharey=True, sharex=True, facecolor='w') # White, also on a dark page
+        fig,(of_all,*axs) = plt.subplots(1, 5, figsize=(12,4.6), width_ratios=(0.55,1,1,1,1), layout='constrained', sharey=True, facecolor='w') # White on a dark page
         for ax,(col,title) in zip(axs, columns.items()):
             ax.axvspan(-1, 0, color='#e6f4ea', zorder=0)
             ax.axvline(0, color='0.3', lw=1.5)
@@ -56,7 +60,14 @@ def draw():
             ax.set(xlim=(-0.95,0.8), xticks=(-0.5,0,0.5))
             ax.tick_params(axis='y', length=0)
             ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axs[0].set_yticks(list(at.values()), list(at))
+        for (device,row),of in df.groupby(['device','row'])[['changed','n']].sum().iterrows():
+            where,shift = ('CPU',0.17) if device=='here' else ('GPU',-0.17)
+            of_all.annotate(f'{where}: {of.changed} of {of.n}', (0.5,at[row]+shift), ha='center', va='center', fontsize=11)
+        of_all.set_title('Calls that change\nthe batch size', fontweight='bold', fontsize=12)
+        of_all.set(xticks=(), xlim=(0,1))
+        of_all.spines['bottom'].set_visible(False)
+        of_all.tick_params(axis='y', length=0)
+        of_all.set_yticks(list(at.values()), list(at))
         fig.legend(*axs[2].get_legend_handles_labels(), loc='outside upper right', ncols=3, fontsize=11)
         fig.supxlabel("change with the plan, against today's settings (left, green: better)", fontsize=13)
     return fig
