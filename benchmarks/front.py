@@ -47,7 +47,7 @@ def draw():
     middle = medians(df)
     at = {nm: len(rows)-1-i for i,nm in enumerate(rows)} # From above
     with plt.style.context({'font.size': 13, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.spines.left': False}):
-        fig,(of_all,*axs) = plt.subplots(1, 5, figsize=(12,4.6), width_ratios=(0.55,1,1,1,1), layout='constrained', sharey=True, facecolor='w') # White on a dark page
+        fig,(of_all,*axs) = plt.subplots(1, 5, figsize=(12,4.6), width_ratios=(0.55,1,1,1,1), layout='constrained', sharey=True, facecolor='w')
         for ax,(col,title) in zip(axs, columns.items()):
             ax.axvspan(-1, 0, color='#e6f4ea', zorder=0)
             ax.axvline(0, color='0.3', lw=1.5)
