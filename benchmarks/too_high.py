@@ -25,7 +25,7 @@ from fastai.torch_core import set_seed
 from sklearn.datasets import load_digits
 from fastai_bs.all import * # noqa: F403 bs_find
 from fastai_bs.finder.facts import Device, Trial
-from fastai_bs.finder.alarms import LossPath
+from fastai_bs.finder.loss_checks import LossPath
 
 from frame import main, md_table, measured
 from pays import EpochLoader, tasks

@@ -26,14 +26,14 @@ root = Path(__file__).resolve().parent.parent
 guides = [f'guides/{o}' for o in ('choose','prove','accumulation','where_memory_goes','learning_rate','growing','noise_scale','several_gpus','coming_from',
                                   'faq')] # In this order
 # How it works: pages of each folder, in the order of a reader; a page that is not named comes after these
-how = {'accumulate': ('One optimizer step from several micro-batches', 'grad_accum window losses sizes progress gradients batch_norm oom'),
+how = {'accumulate': ('One optimizer step from several micro-batches', 'grad_accum weights window losses sizes progress gradients batch_norm recording oom'),
        'noise': ('The noise scale, measured', 'noise_scale estimator sources norms plots'),
        'finder': ('From the noise scale to a plan',
-                  'bs_find formulas cycle alarms timing mock facts options choice trial request plan advice apply plots'),
+                  'bs_find formulas cycle loss_checks timing mock facts options choice trial request plan advice apply plots'),
        'schedule': ('Learning rate and batch size along a training', 'rules scaled_lr batch_schedule'),
        'memory': ('What fits in memory', 'report trace max_bs group_norm'),
        'verify': ('Trainings and gradients, compared', 'bs_verify trainings compare result advice plots check_accum window_gradients'),
-       'learner': ("What is known of fastai's Learner", 'loop snapshot mock loaders optimizer recorder ranks'),
+       'learner': ("What is known of fastai's Learner", 'loop snapshot mock loaders optimizer columns ranks'),
        'utils': ('What all of them use', 'checks text plots'), 'demo': ('All of it on digits', '')}
 site = 'https://fastai-bs.github.io/fastai_bs'
 repo = 'fastai-bs/fastai_bs'

@@ -49,7 +49,7 @@ def _refuse_no_batch(dl, micro_bs):
 def _last(lr): return float(np.ravel(lr)[-1]) # Of a number, or of one number for each parameter group
 
 class PlannedFit(ScopedCallback):
-    "Warn before a fit that differs from the planned one, until that has begun"
+    "Warn before each fit that differs from the planned one, until the planned one has begun"
     order,run_valid = GradAccum.order-1,False
 
     def __init__(self,

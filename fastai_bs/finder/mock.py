@@ -25,7 +25,7 @@ from ..noise.estimator import NoiseEstimate, along, settled
 from ..noise.noise_scale import NoiseScale
 from .cycle import MockCycle, Place, cool_stretch
 from .timing import StepTimes
-from .alarms import LossPath, looks_at_pairs
+from .loss_checks import LossPath, looks_at_pairs
 
 # %% ../../nbs/finder/05_mock.ipynb #4c766fab
 def shortest_window(

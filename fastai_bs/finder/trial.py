@@ -27,7 +27,7 @@ from ..schedule.rules import decay_factor, sqrt_scaling
 from ..schedule.scaled_lr import scale_lr
 from .formulas import epochs_needed, for_longer, noise_of
 from .cycle import OneCycle
-from .alarms import LossPath, is_below_guess
+from .loss_checks import LossPath, is_below_guess
 from .facts import Facts
 from .options import Option, at_todays_size, option_of, options_of, sum_factor, today_as_is
 from .choice import about_as_fast, choose, decide
@@ -141,7 +141,7 @@ def part_reached(
     at_low:float, # Where today's batch ends with the lower of `parts_tried`
     at_high:float, # The same with the upper one
     k:float, # Larger batch over today's
-)->float: # From the lower one (that one or less) to 1 (all items, or more)
+)->float: # From the lower one, which stands for less as well, to 1, which stands for more
     "Return the part of the items with which today's batch ends at `loss`"
     low,high = parts_tried(k)
     if not at_high<at_low<math.inf: return high if loss<=at_high else low # More items were of no use, or fewer too few to train at all
@@ -188,7 +188,7 @@ def try_larger(
     return part_reached(loss, at_low, at_high, k),is_steep(at_low, at_high, k)
 
 # %% ../../nbs/finder/09_trial.ipynb #7d10ee27
-n_least,n_most = 160,240 # Optimizer steps of the smaller batch that a short training is worth
+n_least,n_most = 160,240 # Length of a short training, at least and at most: optimizer steps with the smaller batch
 most_part = 0.5 # Of the time that a size can save, for trying it
 
 def _seconds(base, larger, n_steps):
@@ -201,7 +201,8 @@ def _with_trial(facts, base, larger, n_steps, part, steep=False):
     t,before = facts.today,facts.trial
     n_short,part_before = min(n_steps*base.bs/t.bs, t.steps),1.
     if before.is_known: part_before = 1/epochs_needed(base.bs, t.bs, for_longer(before.noise, min(before.n_short, n_short), n_short))
-    trial = replace(before, bs=larger.bs, noise=noise_of(part_before*part, larger.bs, t.bs), n_short=t.steps if steep else n_short)
+    if steep: n_short = t.steps # Taken as it is, without growing with the length of the training
+    trial = replace(before, bs=larger.bs, noise=noise_of(part_before*part, larger.bs, t.bs), n_short=n_short)
     return replace(facts, trial=trial)
 
 def _hoped(facts, base, larger):
@@ -268,6 +269,6 @@ def try_sizes(
             facts,lost = replace(facts, trial=replace(facts.trial, failed=larger.bs)),lost+seconds
             continue
         found = _with_trial(facts, base, larger, n_steps, part, steep)
-        if facts.trial.is_known and not _is_faster(found, facts): break # What was found before says more about the smaller sizes
+        if facts.trial.is_known and not _is_faster(found, facts): break # Keep what was found nearer to the smaller sizes
         facts,base = found,option_of(found, found.noise, larger.bs)
     return facts if facts.trial.is_known else replace(facts, trial=replace(facts.trial, bs=facts.today.bs))

@@ -46,14 +46,17 @@ def _is_record(o):
 
 # %% ../../nbs/learner/02_snapshot.ipynb #9cf8b0c5
 class Undo:
-    "Makes calls at the end of a `with` block, the last one first, even if some fail; calls that make no difference when they are made twice"
+    """Makes calls at the end of a `with` block, the last one first, even if some fail
+
+    A call that Ctrl-C has stopped is made once more, so each call must make no difference when it is made twice.
+    """
     def __init__(self): self.calls = []
     def callback(self, f, *args): self.calls.append((f,*args))
     def __enter__(self): return self
     def __exit__(self, *_): self.close()
 
     def close(self):
-        "Make the calls, one that is interrupted anew, and raise the first error at the end"
+        "Make the calls, once more one that was interrupted, and raise the first error at the end"
         error = None
         while self.calls:
             try:

@@ -22,7 +22,7 @@ from ..learner.ranks import n_ranks
 from ..learner.loaders import n_fresh, known_micro_bs
 from fastai.callback.training import GradientAccumulation
 from ..learner.loop import ScopedCallback, callback_of, first_epoch
-from ..learner.recorder import add_columns, fill_columns, is_logged, log_values
+from ..learner.columns import add_columns, fill_columns, is_logged, log_values
 from ..accumulate.sizes import known_batch_size
 from ..accumulate.grad_accum import GradAccum
 from .estimator import NoiseEstimate, Pool, along, estimates, trend

@@ -27,7 +27,8 @@ from ..learner.snapshot import pass_unchanged, same_rng
 from ..learner.loaders import refuse_empty, rows_of, slices, tensors
 from ..learner.loop import ScopedCallback, backward, callback_of, change_hidden, overridden_step
 from ..accumulate.losses import ElementCounter, count_items, plain, refuse_loss
-from ..accumulate.window import MicroBatch, Weights, watch_scale
+from ..accumulate.weights import Weights, watch_scale
+from ..accumulate.window import MicroBatch
 from ..accumulate.sizes import batch_size
 from ..accumulate.gradients import all_params, any_nonzero, divide, no_autocast, refuse_hooks, refuse_cuda_graphs
 from ..accumulate.grad_accum import GradAccum

@@ -13,7 +13,7 @@ from fastai_bs.noise.norms import MicroNorms, RankWindow, unweighed_window, weig
 from helpers import loaders, mlp, quiet_learner, regression
 from noise.test_noise_scale import assert_rows, Embeddings, expected, measure, n_hooks, task
 from oracle import windows_in_order
-from test_window import double
+from test_weights import double
 
 # A measurement
 

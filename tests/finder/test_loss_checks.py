@@ -15,7 +15,7 @@ from fastai.losses import CrossEntropyLossFlat, MSELossFlat
 from fastai_bs.finder import bs_find as finder # noqa: F401 (patches `bs_find` into `Learner`)
 from fastai_bs.all import GradAccum
 from fastai_bs.accumulate.losses import ElementCounter
-from fastai_bs.finder.alarms import guess_loss, is_too_high, looks_at_pairs, LossPath
+from fastai_bs.finder.loss_checks import guess_loss, is_too_high, looks_at_pairs, LossPath
 from helpers import changes, loaders, mlp, picture, quiet_learner, regression
 
 f32 = torch.float32

@@ -279,7 +279,7 @@ class Logs(Callback):
     def after_batch(self): self.at.append(self.train_iter)
 
 def test_steps_are_counted_for_those_who_draw_them():
-    "They are known by what they read, or say so"
+    "They are known by name, or say so"
     learn = small_logged('windows', [ShowGraph(),Logs()], n=64)
     learn.fit(3, 0.01)
     losses,valid = learn.show_graph.graphs
