@@ -354,13 +354,25 @@ def after_train(self:GradAccum):
     exchange,micro = self.exchange,self.micro
     if micro.closes and micro.backed and not micro.done: self.drop_window() # Training was cancelled during its step
     if exchange.n_ranks>1: self._sum_over_ranks(self.learn.n_iter)
-    if self._is_lost(): return self._leave_lost()
-    if exchange.n_ranks>1:
-        if self.window.totals.n_micro==0: return
-        if not exchange.after_window:
-            self.grads.put_back()
-            mean_over_ranks(self.grads.params, exchange.n_ranks)
-    elif self.window.begins: return
+    if self._is_lost(): self._leave_lost()
+    elif not self._is_empty():
+        if exchange.n_ranks>1 and not exchange.after_window: self._exchange_late()
+        self._last_step()
+
+@patch
+def _is_empty(self:GradAccum):
+    "Return whether the window has no micro-batch on any rank"
+    return self.window.totals.n_micro==0 if self.exchange.n_ranks>1 else self.window.begins
+
+@patch
+def _exchange_late(self:GradAccum):
+    "Average gradients over the ranks that no closing micro-batch has brought to DDP"
+    self.grads.put_back()
+    mean_over_ranks(self.grads.params, self.exchange.n_ranks)
+
+@patch
+def _last_step(self:GradAccum):
+    "Step with a window that is not full, through the step's own events, and have it recorded"
     self.window.micro = MicroBatch(closes=True)
     self.hypers.hold(self.learn.opt)
     try: optimizer_step(self.learn)
@@ -368,7 +380,7 @@ def after_train(self:GradAccum):
     except CancelTrainException: self.after_cancel_train()
     self.learn.opt.zero_grad()
     self._new_window()
-    if self.micro.whole is None: return
+    if self.micro.whole is None: return # Cancelled before its mean was taken
     if self.n_acc>1: self.progress.n_large += 1
     for cb in recorders(self.learn): cb('after_batch')
 
