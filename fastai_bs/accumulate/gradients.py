@@ -17,13 +17,14 @@ from ..learner.snapshot import autocast_devices
 
 # %% ../../nbs/accumulate/06_gradients.ipynb #a149f143
 def dense(g:Tensor): # A gradient
-    "Return the values of a sparse `g`, else `g` itself"
-    return g.coalesce().values() if g.is_sparse else g
+    "Return the values of a sparse `g`, else `g` itself; of a complex one real and imaginary parts"
+    g = g.coalesce().values() if g.is_sparse else g
+    return torch.view_as_real(g) if g.is_complex() else g
 
 def norm(g:Tensor): # A gradient
     "Return the Euclidean norm of `g`, a tensor without dimensions, in single precision at least"
     if g.dtype is torch.float32 and not g.is_sparse: return torch.linalg.vector_norm(g)
-    return torch.linalg.vector_norm(dense(g), dtype=None if g.dtype in (torch.float32,torch.float64) else torch.float32)
+    return torch.linalg.vector_norm(dense(g), dtype=torch.float32 if g.dtype in (torch.float16,torch.bfloat16) else None)
 
 # %% ../../nbs/accumulate/06_gradients.ipynb #e1557fbf
 def all_params(learn): # A `Learner`, also one without an optimizer yet

@@ -46,11 +46,16 @@ def at_hand(n): # A count: a number, or a tensor without dimensions
     return n.item() if n.device.type=='cpu' else precise(n)
 
 # %% ../../nbs/accumulate/01_losses.ipynb #4ce94dce
-def _count_targets(pred, targ, *yb, weight=None, ignore_index=-100):
+def _setting(given, f, nm, default):
+    "Return a setting of the loss function `f` as it is now: one that a `partial` has `given`, or its attribute"
+    return given.get(nm, getattr(f, nm, default))
+
+def _count_targets(pred, targ, *yb, setting):
     "Count what `nn.CrossEntropyLoss` and `nn.NLLLoss` divide by: the targets that are not ignored, weighted by class"
     targ = plain(targ)
     if targ.is_floating_point(): return targ.numel() # Class probabilities: proportional to what the loss divides by
-    counts = targ!=ignore_index
+    counts = targ.long()!=setting('ignore_index', -100) # A byte is never -100, but torch would compare it with 156
+    weight = setting('weight', None)
     if weight is None: return counts.count_nonzero() # Faster than `sum`
     return (weight[torch.where(counts, targ, 0).long()]*counts).sum()
 
@@ -61,7 +66,10 @@ def count_items(
     *yb, # Targets
 )->int:
     "Count the items of the batch"
-    return plain(yb[0]).shape[0] if yb and isinstance(yb[0], Tensor) else find_bs(yb)
+    targ = yb[0] if yb else None
+    if isinstance(targ, Tensor): return plain(targ).shape[0]
+    of_each = isinstance(targ, (list,tuple)) and len({t.shape[:1] for t in tensors(targ)})>1 # Targets of each item, as its boxes
+    return len(targ) if of_each else find_bs(yb)
 
 _element_means = (nn.MSELoss, F.mse_loss, nn.L1Loss, F.l1_loss, nn.SmoothL1Loss, F.smooth_l1_loss, nn.HuberLoss, F.huber_loss,
     nn.BCELoss, F.binary_cross_entropy, nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits, nn.KLDivLoss, F.kl_div,
@@ -81,12 +89,11 @@ def loss_elements(
     given,f = {},loss_func
     if isinstance(f, partial): given,f = f.keywords,f.func
     if isinstance(f, BaseLoss) and type(f).__call__ is BaseLoss.__call__: f = f.func
-    def _setting(nm, default): return given.get(nm, getattr(f, nm, default))
+    setting = partial(_setting, given, f)
     def _is_in(kinds): return any(o is f or o is type(f) for o in kinds)
 
-    reduction = _setting('reduction', 'mean')
-    if _is_in(_target_means):
-        return partial(_count_targets, weight=_setting('weight', None), ignore_index=_setting('ignore_index', -100)), reduction
+    reduction = setting('reduction', 'mean')
+    if _is_in(_target_means): return partial(_count_targets, setting=setting), reduction
     if reduction=='batchmean': return count_items, 'mean'
     if _is_in(_item_means): return count_items, reduction
     if _is_in(_element_means): return _count_all, reduction
@@ -142,8 +149,8 @@ class ElementCounter:
         self.assumed = self.given is None and self.elements is None and self.reduction!='sum'
         self.elements = self.elements or count_items
         if self.assumed: warnings.warn(
-            f"GradAccum cannot tell what the loss {getattr(loss_func, '__name__', loss_func)} averages over, and assumes a mean over "
-            "the items of the batch. If it is one, say so: GradAccum(..., count='items'). If it averages over something else "
+            f"Nothing tells what the loss {getattr(loss_func, '__name__', loss_func)} averages over, so a mean over the items of the batch is assumed. "
+            "If it is one, say so: GradAccum(..., count='items'). If it averages over something else "
             "(tokens, pixels that count), say how many: GradAccum(..., count=lambda learn: (learn.yb[0]!=-100).sum()), with your padding's label "
             "for -100; for bs_find, put GradAccum(1, count=...) on the learner first. If it sums, give it an attribute `reduction` of 'sum'. "
             "learn.check_accum() tells which it is", stacklevel=2)
@@ -151,7 +158,8 @@ class ElementCounter:
     @property
     def may_be_nan(self)->bool: # Otherwise a mean over no elements may be NaN, but its gradient is 0
         "Can the gradient of a micro-batch be NaN if nothing in it counts?"
-        return self.given is not None or getattr(self.elements, 'keywords', {}).get('weight') is not None
+        setting = getattr(self.elements, 'keywords', {}).get('setting')
+        return self.given is not None or setting is not None and setting('weight', None) is not None
 
 # %% ../../nbs/accumulate/01_losses.ipynb #d5849188
 most_parts = 4 # Parts of a loss; a gradient that moves in more directions is one of a loss that compares items

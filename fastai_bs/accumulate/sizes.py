@@ -34,6 +34,7 @@ class Sizes:
 
     def n_acc(self, learn, epoch)->int: raise NotImplementedError # Micro-batches in the first window of `epoch`, counted from 0
     def n_acc_now(self, accum)->int: return accum.n_acc # Micro-batches in the window that begins, of a `GradAccum`
+    def changes_in(self, learn, n_epoch:int)->bool: return len({self.n_acc(learn, e) for e in range(n_epoch)})>1 # In a fit of so many epochs?
     def micro_bs(self, learn, epoch): return None # Items in a micro-batch; `None`: as the training loader says
     def may_not_fit(self, learn)->bool: return False # Are the epoch's micro-batches larger than the loader's own, and can they run in parts?
     def scope(self, accum): return nullcontext() # Around the training part of an epoch

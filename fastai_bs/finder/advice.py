@@ -70,10 +70,14 @@ stay_reasons = dict(
 
 def _frozen_first(plan): return f" after {counted(plan.freeze_epochs, 'frozen one')}" if plan.freeze_epochs else '' # As `fine_tune` has them
 
-def _no_larger(device, micro_bs):
+def _no_larger(device, today):
     "Write why no larger micro-batch is compared"
+    micro_bs = today.micro_bs
     if device.max_bs and device.max_bs<2*micro_bs: return f"with max_bs={device.max_bs} no micro-batch larger than {micro_bs} is compared"
-    return f"larger micro-batches {'do not fit in memory' if device.too_large else 'could not be timed'}"
+    if device.too_large: return "larger micro-batches do not fit in memory"
+    if device.failed: return "larger micro-batches could not be timed"
+    if 2*today.n_ranks*2*micro_bs>today.n_train: return f"an epoch of {counted(today.n_train)} does not hold two larger micro-batches"
+    return f"no larger micro-batch has {'a time among those given' if device.given else 'a time'}"
 
 def _stay(plan):
     t,d = plan.facts.today,plan.facts.device
@@ -87,7 +91,7 @@ def _stay(plan):
         hoped=f"{counted(trial.hoped, 'epoch')} (today {num(t.n_epoch)})", least=n_least, judged='larger' if math.isnan(plan.facts.noise) else 'other',
         more=num(1/part) if part else '', bs=t.bs,
         other=other.bs, gain=percent(gain), limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
-        larger=_no_larger(d, t.micro_bs))
+        larger=_no_larger(d, t))
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
 
@@ -250,7 +254,7 @@ def why(
     "Write what was measured, and why the plan follows from it"
     if math.isnan(plan.facts.noise): return []
     is_tried = plan.facts.trial.is_known and plan.bs>=plan.facts.today.bs
-    found = [_found(plan)] if plan.facts.measured.has_mock or not is_tried else []
+    found = [] if math.isnan(plan.facts.measured_noise) else [_found(plan)]
     return [*found, *([_got(plan)] if is_tried else []), *_record(plan)]
 
 # %% ../../nbs/finder/12_advice.ipynb #9eb8bd52
@@ -352,7 +356,8 @@ def _on_chosen(plan):
     fastest,o = min(plan.options, key=lambda o: o.fit_time),plan.choice.option
     if math.isfinite(plan.facts.noise) and o.fit_time>1.1*fastest.fit_time: # Else all have as many epochs
         yield f"Of the sizes that were compared, {fastest.bs} is the fastest: {time_text(fastest.trained_time)}."
-    if plan.bs>plan.facts.trial.bs and plan.facts.measured.moved:
+    is_tried = plan.bs<=plan.facts.trial.bs<math.inf
+    if plan.bs>plan.facts.today.bs and plan.facts.measured.moved and not is_tried:
         yield f"The rate is scaled to {rate_text(plan.scaled_lr)} by {rule_name(plan.rule)}, not tried at {plan.bs}: if the loss rises, pass a lower rate."
 
 def cautions(

@@ -14,6 +14,7 @@ import pandas as pd
 from fastcore.basics import patch
 from ..utils.checks import check_whole
 from ..utils.text import as_plain, counted
+from ..learner.loop import in_fit
 from ..accumulate.sizes import known_batch_size
 from ..accumulate.grad_accum import GradAccum
 from ..schedule.scaled_lr import ScaledLR, rule_name, scale_lr
@@ -21,7 +22,7 @@ from .formulas import Duration, check_reachable
 from .facts import Facts
 from .options import fit_time_of, today_as_is, options_of, sum_factor, table_of
 from .choice import Choice, decide
-from .apply import code_of, refuse_other, set_back, set_up
+from .apply import code_of, refuse_other, set_back, set_up, sets_decay
 from .plots import plot_plan
 from .advice import plan_details, plan_html, plan_text
 
@@ -133,6 +134,7 @@ def apply(self:BatchPlan,
 ): # `learn`
     "Set up `learn` to train as planned at `lr`; draws no random number, and a second call changes nothing"
     t,o = self.facts.today,self.choice.option
+    if in_fit(learn): raise ValueError("plan.apply sets a fit up, and one is under way: call it before the fit")
     refuse_other(learn, t.adam, t.sums)
     if not o.changes:
         if not t.has_plan: set_back(learn) # As it was measured, with callbacks of its own
@@ -141,8 +143,7 @@ def apply(self:BatchPlan,
             "bs_find saw",
             stacklevel=2)
         return learn
-    sets_decay = o.wd_factor!=1 or t.has_plan # An earlier plan may have set another one
-    return set_up(learn, o.micro_bs, self.cbs, self.wd if sets_decay else None, t.wd, self)
+    return set_up(learn, o.micro_bs, self.cbs, self.wd if sets_decay(self) else None, t.wd, self)
 
 @patch
 def undo(self:BatchPlan,

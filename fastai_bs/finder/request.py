@@ -17,6 +17,7 @@ from ..learner.loaders import micro_batch_size
 from ..learner.mock import check_how
 from ..learner.loop import callback_of
 from ..accumulate.sizes import known_batch_size
+from ..accumulate.grad_accum import GradAccum
 from ..noise.noise_scale import NoiseScale
 from ..schedule.scaled_lr import rates, ScaledLR
 from .facts import fine_tune_default, least_windows, unfrozen_lr
@@ -131,6 +132,13 @@ def _check_noise_scale(learn, request):
     if not any(abs(math.log(noise.peak/o))<math.log(1.1) for o in (peak,peak*factor)): raise ValueError(
         f"`noise_scale` has watched a training whose rate rose to {rate_text(noise.peak)}, and here it is {rate_text(peak)}: pass the rate it trained with")
 
+def _refuse_changes(learn, n_epoch):
+    "Refuse a batch size that changes along the training"
+    accum = callback_of(learn, GradAccum)
+    if n_epoch is not None and accum and accum.sizes.changes_in(learn, n_epoch): raise ValueError(
+        f"A plan is for one batch size, and the learner's own {accum} changes it along the training: ask without it, as by "
+        "`with learn.removed_cbs(learn.grad_accum): learn.bs_find(...)`, and let the batch grow from what the plan says")
+
 def check_request(
     learn:Learner, # That is to be measured
     request:Request, # What was asked for
@@ -140,6 +148,7 @@ def check_request(
     _check_lr(learn, request)
     _check_order(request)
     if request.n_epoch is not None: check_whole('n_epoch', request.n_epoch, 1, "fastai trains whole epochs, and the rate comes first", 'epoch')
+    _refuse_changes(learn, request.n_epoch)
     _check_seed(request.seed)
     check_whole('n_batch', request.n_batch, 2, "signal and noise are told apart by comparing micro-batches")
     check_number('tol', request.tol, "the interval's half-width as a fraction of the estimate", open_=False)

@@ -32,7 +32,8 @@ def micro_batch_size(dl): # A training loader
     "Return the number of items in a batch of `dl`"
     # fastai's name for it, torch's, and that of a torch loader that was given its batches' indices
     res = getattr(dl, 'bs', None) or getattr(dl, 'batch_size', None) or getattr(getattr(dl, 'batch_sampler', None), 'batch_size', None)
-    if res is None: raise ValueError("The training loader does not say how many items it puts in a batch: set `learn.dls.train.bs` to the number")
+    name = 'batch_size' if isinstance(dl, DataLoader) else 'bs' # fastai's own would put so many of its batches together by `bs`
+    if res is None: raise ValueError(f"The training loader does not say how many items it puts in a batch: set `learn.dls.train.{name}` to the number")
     return res
 
 def known_micro_bs(dl): # A loader
@@ -40,8 +41,14 @@ def known_micro_bs(dl): # A loader
     try: return micro_batch_size(dl)
     except ValueError: return None
 
+def _is_of_batches(dl):
+    "Return whether the data set of a loader yields whole batches"
+    if isinstance(dl, DataLoader): return dl.bs is None
+    return isinstance(dl, TorchDataLoader) and dl.batch_sampler is None
+
 def n_items(dl): # A loader
     "Return the number of items that `dl` draws from in an epoch; `inf` if it does not say"
+    if _is_of_batches(dl): return len(dl)*micro_batch_size(dl) if known_micro_bs(dl) and hasattr(dl.dataset, '__len__') else math.inf
     n = getattr(dl, 'partial_n', None) or (getattr(dl, 'n', None) if isinstance(dl, DataLoader) else None) # On ranks, `dl` may hold a list of batches
     sampler = getattr(getattr(dl, 'batch_sampler', None), 'sampler', None) or getattr(dl, 'sampler', None)
     try: return n or len(sampler or dl.dataset) # A torch sampler may leave some out
@@ -74,8 +81,9 @@ def declared_len(learn): # A `Learner`
 
 # %% ../../nbs/learner/03_loaders.ipynb #5ed014fd
 def drops_last(dl): # A training loader
-    "Return whether `dl` leaves out a last batch that is not whole"
-    return bool(getattr(getattr(dl, 'batch_sampler', None) or dl, 'drop_last', False)) # torch's `drop_last` is that of its sampler
+    "Return whether `dl` leaves out a last batch that is not whole; that of a language model is as large as all, and shorter"
+    sampler = getattr(dl, 'batch_sampler', None) # torch's `drop_last` is that of its sampler, which may have no length
+    return not isinstance(dl, LMDataLoader) and bool(getattr(dl if sampler is None else sampler, 'drop_last', False))
 
 # %% ../../nbs/learner/03_loaders.ipynb #21d8abc5
 def _copy_with(dl, micro_bs):

@@ -262,8 +262,8 @@ def callback_of(
     learn:Learner, # A learner
     cls, # A class of callbacks, or a tuple of them
 ): # The callback, or `None`
-    "Return the first callback of that class or a subclass"
-    return next((cb for cb in learn.cbs if isinstance(cb, cls)), None)
+    "Return the first callback of that class or a subclass that is not switched off by `run = False`"
+    return next((cb for cb in learn.cbs if isinstance(cb, cls) and cb.run), None)
 
 def rate_finder(learn:Learner): # A learner in a fit
     "Return the callback of `lr_find`, fastai's or another library's of the same name; `None` if the fit is a training"

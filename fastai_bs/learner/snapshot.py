@@ -12,8 +12,9 @@ __all__ = ['Undo', 'interrupts_wait', 'one_interrupt', 'accelerator', 'autocast_
 import random, signal, sys, threading, torch
 from collections import deque
 from contextlib import _GeneratorContextManager, contextmanager
+from functools import partial
 from operator import is_not
-from types import FunctionType
+from types import FunctionType, MethodType
 import numpy as np
 import torch.nn as nn
 from torch import Tensor
@@ -253,6 +254,14 @@ def _reseed(objects, seed, rank):
         elif isinstance(o, np.random.Generator): o.bit_generator.state = type(o.bit_generator)(n).state
     for f in (random.seed,np.random.seed,torch.manual_seed): f(ranks.getrandbits(32)) # torch seeds its devices too
 
+def _keep_loss(f, stack, seen, to='cpu'):
+    "Have `stack` put the state of a loss back: of an object of any class, and of what a method or a `partial` is bound to"
+    if isinstance(f, partial):
+        for o in (f.func,*f.args,*f.keywords.values()): _keep_loss(o, stack, seen, to)
+    elif isinstance(f, MethodType): _keep_loss(f.__self__, stack, seen, to)
+    else:
+        for o in (f,getattr(f, '__dict__', None)): _keep(o, stack, seen, to)
+
 @contextmanager
 def unchanged(
     learn:Learner, # What happens to it in the block is undone
@@ -267,7 +276,7 @@ def unchanged(
         _keep_autocast(stack)
         seen = {}
         _keep(learn, stack, seen)
-        _keep(getattr(learn.loss_func, '__dict__', None), stack, seen) # A loss may be of any class
+        _keep_loss(learn.loss_func, stack, seen)
         for o in list(seen.values()):
             if isinstance(o, TorchDataLoader): _set_aside_workers(o, stack)
         if seed is not None: _reseed(list(seen.values()), seed, rank)
@@ -285,7 +294,8 @@ def pass_unchanged(
         _keep_rng(stack)
         seen = {id(o): o for o in (learn, learn.opt, *learn.model.parameters())} # These stay as they are
         stack.callback(_refill, vars(learn), dict(vars(learn)))
-        for o in (learn.model, getattr(learn.loss_func, '__dict__', None), *cbs): _keep(o, stack, seen, to=None)
+        for o in (learn.model,*cbs): _keep(o, stack, seen, to=None)
+        _keep_loss(learn.loss_func, stack, seen, to=None)
         yield
 
 # %% ../../nbs/learner/02_snapshot.ipynb #7e5ee1db

@@ -41,6 +41,9 @@ def bn_to_gn(
             "`bn_cont` of a TabularModel normalises the columns of the table, which GroupNorm would mix: make the model with "
             "config=tabular_config(bn_cont=False), and normalise the data")
         if not isinstance(m, _BatchNorm): continue
+        if type(m).forward not in (_BatchNorm.forward,nn.SyncBatchNorm.forward): raise ValueError(
+            f"{nm or 'The layer'} is a {type(m).__name__} with a `forward` of its own, of which GroupNorm would leave out what comes after the "
+            "normalisation: put a layer of your own in its place, or make the model without BatchNorm")
         if isinstance(m, LazyModuleMixin): raise ValueError(f"{nm} is lazy and has no channels yet: pass one batch through the model first")
         if m.num_features: new[m] = _group_norm(m, _groups_for(m, groups, nm or 'The layer')) # fastai makes a BatchNorm of no columns too
     for nm,m in list(model.named_modules(remove_duplicate=False)): # A layer may have several places

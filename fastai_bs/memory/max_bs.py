@@ -265,10 +265,10 @@ def _search(learn, dl, at, limit, margin, start, max_bs, n_steps, allowed):
         return has_run[micro_bs]
     try:
         with _allocator_bound(search.gpu, size, margin) if search.gpu else nullcontext():
-            if begin>at: fits(at) # A short trial first, to know how long one takes
+            ran = at if begin>at and fits(at) else 0 # A short trial first, to know how long one takes
             if shows and search.secs*begin>worth_saying: print(
                 f"max_bs_find: by the memory report {counted(bound)} fit; a trial with {counted(begin)} takes at most about {time_text(search.secs*begin)}")
-            res = largest(fits, begin, most)
+            res = largest(fits, begin, most) or ran # A model may take some sizes only
             if res: res = allowed(res)
             below = math.ceil(res*(1-margin))
             if below<res and search.failure and search.failure.of_memory and not search.gpu: # Memory was the bound

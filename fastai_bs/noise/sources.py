@@ -26,7 +26,7 @@ from ..utils.memory_errors import out_of_memory
 from ..learner.snapshot import pass_unchanged, same_rng
 from ..learner.loaders import refuse_empty, rows_of, slices, tensors
 from ..learner.loop import ScopedCallback, backward, callback_of, change_hidden, overridden_step
-from ..accumulate.losses import ElementCounter, count_items, plain, refuse_loss
+from ..accumulate.losses import ElementCounter, as_scalar, count_items, plain, refuse_loss
 from ..accumulate.weights import Weights, watch_scale
 from ..accumulate.window import MicroBatch
 from ..accumulate.sizes import batch_size
@@ -238,7 +238,7 @@ def _shapes_of_whole(self:FromParts, bs):
 
 # %% ../../nbs/noise/03_sources.ipynb #5fa89dec
 @patch
-def _part(self:FromParts, cbs, whole):
+def _part(self:FromParts, norms, cbs, whole):
     "Run the forward and backward pass of a part with the events of `cbs`; return its `MicroBatch`"
     learn = self.learn
     micro = MicroBatch()
@@ -253,6 +253,7 @@ def _part(self:FromParts, cbs, whole):
     self.weights(micro, learn, self.n_micro)
     learn.loss_grad = watch_scale(plain(learn.loss_grad), micro)
     for cb in cbs: cb('before_backward')
+    norms.start_micro(bool(norms.micros)) # After the first part `.grad` holds its gradient alone
     with no_autocast(): backward(learn)
     return micro
 
@@ -266,8 +267,7 @@ def _measure(self:FromParts, norms, cbs, params, parts):
     for s,xb,yb in parts:
         learn.xb,learn.yb = xb,yb
         take_hidden(s)
-        norms.start_micro(bool(norms.micros)) # After the first part `.grad` holds its gradient alone
-        with self._refusing(): micro = self._part(cbs, self.whole[bs])
+        with self._refusing(): micro = self._part(norms, cbs, self.whole[bs])
         norms.keep(micro, find_bs(learn.yb))
     n_elems = sum(o.micro.elems for o in norms.micros)
     divide([p.grad for p in params if p.grad is not None], self.weights.divisor(n_elems))
@@ -289,24 +289,28 @@ class FromSteps:
 
     def forget(self):
         "Begin a window anew"
-        self.sum = self.n_items = None
-        self.sq = []
+        self.n_items,self.sums,self.n,self.sq = None,{},[],[] # Sums of gradients by parameter; for each step: elements, squared norm
 
     def after_backward(self,
         params:list, # Parameters that backward passes reach
     ): # `Measurement` of a window that is full, or `None`
         "Add the gradient of a step"
-        grads = [p.grad for p in params if p.grad is not None]
+        grads = {p: p.grad for p in params if p.grad is not None} # A layer that is left out at random has none
         n_items = find_bs(self.learn.yb) if len(self.learn.yb) else 0
-        if not (grads and n_items) or any(g.is_sparse for g in grads) or self.n_items not in (None,n_items): return
-        if self.sum is None: self.n_items,self.sum = n_items,[g.clone() for g in grads]
-        elif len(grads)!=len(self.sum): return self.forget()
-        else: torch._foreach_add_(self.sum, grads)
-        self.sq.append(squared_norm(grads))
+        if not (grads and n_items) or any(g.is_sparse for g in grads.values()) or self.n_items not in (None,n_items): return
+        self.n_items = n_items
+        again = [p for p in grads if p in self.sums]
+        if again: torch._foreach_add_([self.sums[p] for p in again], [grads[p] for p in again])
+        self.sums.update({p: g.clone() for p,g in grads.items() if p not in self.sums})
+        self.sq.append(squared_norm([*grads.values()]))
+        self.n.append(as_scalar(self.counter(self.learn), self.sq[0].dtype, self.sq[0].device))
         if len(self.sq)==self.n_steps: return self._measurement()
 
     def _measurement(self):
-        n,n_items,K = float(self.counter(self.learn)),self.n_items,self.n_steps
-        *sq,sq_sum = torch.stack([*self.sq, squared_norm(self.sum)]).tolist()
+        n_items,K = self.n_items,self.n_steps
+        *n_sq,sq_sum = torch.stack([*self.n, *self.sq, squared_norm([*self.sums.values()])]).tolist()
         self.forget()
-        return weighed_window(RankWindow([n]*K, sq, sq_sum/K**2, K*n_items))
+        n,sq = n_sq[:K],n_sq[K:]
+        if not all(n): return # A step whose batch has no elements has no gradient
+        n_mean = K/sum(1/o for o in n) # A mean of gradients that does not weigh them has the noise of their harmonic mean
+        return weighed_window(RankWindow([n_mean]*K, sq, sq_sum/K**2, K*n_items))

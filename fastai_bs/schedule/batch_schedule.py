@@ -121,6 +121,7 @@ class ScheduledSizes(Sizes):
 
     def micro_bs(self, learn, epoch): return self.now if self.now and epoch==learn.epoch else self.ways(learn, epoch)[0]
     def n_acc(self, learn, epoch): return self.ways(learn, epoch)[1]
+    def changes_in(self, learn, n_epoch): return not self.by_epoch or len({self.size_at(learn, e) for e in range(n_epoch)})>1
 
 # %% ../../nbs/schedule/03_batch_schedule.ipynb #38d5458e
 @patch

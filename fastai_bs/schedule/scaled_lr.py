@@ -148,6 +148,7 @@ class ScaledLR(ScopedCallback):
         self.factor = 1.
         self._factors = {} # By hyper-parameter, of this window; empty: all are 1
         self._own = {} # The schedule's values of those that are scaled now
+        self._has_warned = False # Of somebody who sets what is scaled
         self._velocity.names = []
         self._is_idle = rate_finder(self.learn) is not None # Is this the fit of `lr_find`?
         if self._is_idle:
@@ -184,7 +185,8 @@ def _factors_now(self:ScaledLR)->dict:
     pct = self.pct_train*self.n_epoch/self.n_warmup if self.n_warmup else 1.
     self.factor = warmup_factor(self.factor_at(self.bs), pct)
     if self.factor==1: return {}
-    return dict(lr=self.factor) if self.scale_wd else dict(lr=self.factor, wd=1/self.factor)
+    has_wd = 'wd' in self.opt.hypers[0] # Not every optimizer has it
+    return dict(lr=self.factor, wd=1/self.factor) if has_wd and not self.scale_wd else dict(lr=self.factor)
 
 # %% ../../nbs/schedule/02_scaled_lr.ipynb #aa271dea
 @patch
@@ -229,6 +231,11 @@ def _give_back(self:ScaledLR):
     "Set the schedule's values again, but not where somebody has set others since"
     for nm,values in self._own.items():
         if self.hyper(nm)==self._scaled(nm): self.opt.set_hyper(nm, values)
+        elif not self._has_warned:
+            self._has_warned = True
+            warnings.warn(f"A callback has set `{nm}` between `before_step` and `after_batch`, where it is scaled, and the next step scales the new value. A "
+                          "scheduler that multiplies the present value, as torch's StepLR, would so grow it with each step: let its callback act in "
+                          f"`after_batch`, with an `order` above {self.order}", stacklevel=2)
     self._own = {}
 
 @patch

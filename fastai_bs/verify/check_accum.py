@@ -45,7 +45,8 @@ _words = dict(
 
 _losses = dict(
     counted="The loss function by itself is exact, so the difference comes from what is added to it: by a callback in `after_loss`, or as a penalty on "
-        "parameters to a loss that sums. See that it averages over what the loss averages over; leave penalties on parameters to weight decay.",
+        "parameters to a loss that sums. See that it averages over what the loss averages over; leave penalties on parameters to weight decay. Or a "
+        "callback changes gradients in `before_step`: with fastai's default `order` it does so in each micro-batch, with `order = 20` once per window.",
     mean="The loss is a mean, but not over what is counted (items, or what your `count=` returns). Count what it averages over, as in "
         "GradAccum({n}, count=lambda learn: (learn.y!=-100).sum()), with your padding's label for -100.",
     sum="The loss is a sum: set learn.loss_func.reduction = 'sum'.",
@@ -161,7 +162,7 @@ class _Comparison:
         self.learn,self.how,self.n_acc = learn,how,n_acc
         self.failure = '' # Error of the run in double precision
         self.n_runs = 0 # Runs that are left, until that is announced
-        dtype = next(iter(trained_params(learn).values())).dtype
+        dtype = next(iter(trained_params(learn).values())).dtype.to_real()
         self.trains_in = {torch.float64: 'double', torch.float32: 'single'}.get(dtype, 'half')
         if callback_of(learn, (MixedPrecision,NonNativeMixedPrecision)) is not None: self.trains_in = 'mixed'
 

@@ -16,7 +16,7 @@ import torch.nn as nn
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.utils._python_dispatch import TorchDispatchMode
-from fastcore.basics import GetAttr
+from fastcore.basics import GetAttr, noop
 from fastai.callback.core import Callback, CancelFitException
 from fastai.callback.fp16 import MixedPrecision, NonNativeMixedPrecision
 from fastai.callback.rnn import ModelResetter
@@ -36,6 +36,10 @@ from ..accumulate.grad_accum import GradAccum
 _draws = {'bernoulli','uniform','normal','random','exponential','geometric','cauchy','log_normal','rand','randn','randint','rand_like','randn_like',
           'randint_like','randperm','poisson','multinomial','binomial','_standard_gamma','_sample_dirichlet'} # Random operations; a final `_` means in place
 _less_than_double = torch.float32,torch.float16,torch.bfloat16
+
+def _double_of(t):
+    "Return the type in double precision for a tensor of floats or of complex numbers, and that of any other as it is"
+    return torch.complex128 if t.is_complex() else torch.float64 if t.is_floating_point() else t.dtype
 
 class FixedDraws(TorchDispatchMode):
     "While `on`, have dropout keep all, and each other random operation give one number for all items"
@@ -76,16 +80,16 @@ def _in_double(learn):
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float64)
         for t in {id(t): t for t in [*all_params(learn), *held]}.values():
-            if not t.is_floating_point() or not t.is_leaf or t.is_meta: continue
+            if _double_of(t)==t.dtype or not t.is_leaf or t.is_meta: continue
             stack.callback(setattr, t, 'data', t.data)
-            t.data = t.data.double()
+            t.data = t.data.to(_double_of(t))
         yield
 
 def _copied(b, double):
     "Copy a batch, as a model may write to its input"
     def _copy(t):
         if not isinstance(t, Tensor): return t
-        return t.to(torch.float64 if double and t.is_floating_point() else t.dtype, copy=True)
+        return t.to(_double_of(t) if double else t.dtype, copy=True)
     return apply(_copy, b)
 
 def _joined(parts, sizes):
@@ -105,10 +109,11 @@ def _marks_of(pred, n):
     return [t@torch.arange(t.shape[1], dtype=torch.float64).add(1).cos() for t in ts]
 
 def _grad(p):
-    "Copy the gradient of a parameter, in the most precise float that its device has"
+    "Copy the gradient of a parameter, in the most precise float that its device has; of a complex one real and imaginary parts"
     dtype = torch.float32 if p.device.type=='mps' else torch.float64
-    if p.grad is None: return torch.zeros_like(p, dtype=dtype)
-    return (p.grad.detach().to_dense() if p.grad.is_sparse else plain(p.grad.detach())).to(dtype, copy=True)
+    grad = torch.zeros_like(p) if p.grad is None else p.grad.detach()
+    grad = grad.to_dense() if grad.is_sparse else plain(grad)
+    return (torch.view_as_real(grad) if grad.is_complex() else grad).to(dtype, copy=True)
 
 class _Begin(Callback):
     "Begin each batch in the same state"
@@ -232,6 +237,7 @@ def _first_batches(learn, how, n_acc):
                                   "make micro-batches smaller, or see that the data set is not empty")
     with mock_training(learn), alone(learn):
         loader = iter(learn.dls.train)
+        loader = (apply(noop, b) for b in loader) # With mappings of any class as a dict, as fastai's loop sees them
         batches = [next(loader)]
         m = last = find_bs(batches)
         if math.isfinite(n) and n_iter==math.ceil(n/m) and not on_ranks: last = n%m or m # Else it is unknown

@@ -49,7 +49,7 @@ def test_unknown_loss_is_warned_about_once_a_fit(loss, items, model):
         with warnings.catch_warnings(record=True) as ws:
             warnings.simplefilter('always')
             learn.fit(1, 0.01)
-        ours = [str(w.message) for w in ws if 'cannot tell what the loss' in str(w.message)]
+        ours = [str(w.message) for w in ws if 'Nothing tells what the loss' in str(w.message)]
         assert len(ours)==1
         assert "count='items'" in ours[0]
     assert_windows(spied(items, 2, model(), loss, GradAccum(3)), items, [range(6), range(6,12), range(12,13)], tol=1e-6)

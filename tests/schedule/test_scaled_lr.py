@@ -34,6 +34,12 @@ def watched(opt_func):
         return opt
     return _create
 
+def caught(f):
+    "What `f` returns, and what it warns of"
+    with warnings.catch_warnings(record=True) as w:
+        warnings.simplefilter('always')
+        return f(),[str(o.message) for o in w]
+
 class Note(Callback):
     "What `f` says of the learner at `event`, after all other callbacks"
     order,run_valid = 1000,False
@@ -200,17 +206,34 @@ def test_a_rate_changed_in_before_batch_is_scaled_once(order, n_acc):
 def test_a_rate_changed_within_a_batch_stays(event, order, steps, left):
     "It is the schedule's own for each step that `ScaledLR` has not begun"
     learn = learner(n=24, bs=2, cbs=[Do(event, set_lr(0.03), lambda learn: learn.iter==5, order), GradAccum(3), ScaledLR(1, warmup_epochs=0)])
-    learn.fit(1, 0.01)
+    _,words = caught(lambda: learn.fit(1, 0.01))
     close(of('lr', learn.opt.seen)[:,0], np.array(steps)/100)
     close(learn.opt.hypers[0]['lr'], left/100)
+    assert sum('has set `lr`' in o for o in words)==((event,order) not in (('after_loss',0),('after_batch',100)))
+
+class StepsDown(Callback):
+    "Steps a scheduler of torch that multiplies the present rate"
+    run_valid = False
+    def __init__(self, event, order):
+        self.order = order
+        setattr(self, event, lambda: self.sched.step())
+    def before_fit(self): self.sched = torch.optim.lr_scheduler.StepLR(self.opt.opt, 1, 0.5)
+
+@pytest.mark.parametrize('event,order,grows', [('after_step',0,True), ('after_batch',ScaledLR.order+1,False)])
+def test_a_scheduler_that_multiplies_the_rate(event, order, grows):
+    "A scaled rate would be scaled again: that is warned of once, and the order that is advised is right"
+    learn = learner(n=24, bs=4, cbs=[StepsDown(event, order), ScaledLR(2, warmup_epochs=0)], opt_func=partial(OptimWrapper, opt=torch.optim.SGD))
+    _,words = caught(lambda: learn.fit(1, 0.01))
+    assert sum('StepLR' in o and f'above {ScaledLR.order}' in o for o in words)==grows
+    if not grows: close(learn.recorder.lrs, 0.02/2**np.arange(6))
+
+def test_an_optimizer_without_weight_decay():
+    "Its decay cannot be kept the same"
+    learn = learner(cbs=[ScaledLR(2, scale_wd=False, warmup_epochs=0)], opt_func=partial(OptimWrapper, opt=torch.optim.Rprop))
+    learn.fit(1, 0.01)
+    close(learn.recorder.lrs, [0.02]*6)
 
 # Mock trainings
-
-def caught(f):
-    "What `f` returns, and what it warns of"
-    with warnings.catch_warnings(record=True) as w:
-        warnings.simplefilter('always')
-        return f(),[str(o.message) for o in w]
 
 def test_scaled_lr_keeps_still_under_lr_find(tmp_path):
     "The rates and weights of the learner without, and each time it says so; then it works"
