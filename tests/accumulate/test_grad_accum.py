@@ -313,6 +313,15 @@ def test_a_learner_with_it_is_exported_and_loaded(n_acc, tmp_path):
     for o in (loaded,learn): o.create_opt(); o.fit(1, 0.1)
     assert torch.equal(flat(loaded), flat(learn))
 
+def test_a_callback_that_is_switched_off_does_not_count():
+    "fastai switches it on again after the fit"
+    learn = quiet_learner(loaders(regression(24), 4), mlp(), opt_func=SGD, cbs=[GradAccum(3),ScaledLR(4, warmup_epochs=0)])
+    learn.grad_accum.run = False
+    assert learn.batch_size==4
+    learn.fit(1, 0.01)
+    assert learn.recorder.lrs==[0.01]*6
+    assert learn.batch_size==12
+
 def test_frozen_parameters_as_in_large_batch():
     "fastai steps (decays) frozen parameters that hold a zero gradient: so it must with us"
     def _run(bs, *cbs):

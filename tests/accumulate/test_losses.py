@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fastai.losses import BaseLoss, CrossEntropyLossFlat, DiceLoss, LabelSmoothingCrossEntropyFlat
+from fastai.callback.core import Callback
+from fastai_bs.accumulate.losses import count_items, loss_elements
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale
 from helpers import flat, loaders, mlp, quiet_learner
 from loss_cases import classes, exact, padded, reals, seqs, token, weight
@@ -23,7 +25,7 @@ def flat_in_double(monkeypatch):
 def test_gradient_is_the_large_batchs(case, flat_in_double):
     loss,items,model = exact[case]
     with warnings.catch_warnings():
-        warnings.filterwarnings('error', message='GradAccum')
+        warnings.filterwarnings('error', message='Nothing tells')
         learn = spied(items, 2, model(), loss, GradAccum(3))
     assert_windows(learn, items, [range(6), range(6,12), range(12,13)])
     assert not any(torch.as_tensor(o).isnan() for o in learn.recorder.losses)
@@ -65,6 +67,29 @@ def test_a_mean_over_items_is_said_in_a_word(make):
         for o in (a,b): o.fit(2, 0.05)
     assert torch.equal(flat(a), flat(b))
     assert a.recorder.values==b.recorder.values
+
+class Reweighs(Callback):
+    "Other class weights from the second epoch on, as where rare classes are learned late"
+    def before_epoch(self): self.learn.loss_func.weight = None if self.epoch==0 else torch.tensor([1.,20.,5.,2.], dtype=torch.float64)
+
+def test_class_weights_may_change_in_a_fit():
+    a,b = (quiet_learner(loaders(classes, bs), mlp(5, 4), torch.nn.CrossEntropyLoss(), cbs=[Reweighs(),*cbs]) for bs,cbs in ((2,[GradAccum(3)]),(6,[])))
+    for o in (a,b): o.fit(3, 0.05)
+    torch.testing.assert_close(flat(a), flat(b), rtol=1e-12, atol=1e-14)
+
+@pytest.mark.parametrize('dtype', [torch.uint8,torch.int32,torch.int64])
+def test_no_byte_is_ignored(dtype):
+    "Class 156 is -100 as a byte"
+    targ = torch.tensor([156,3,156,7], dtype=dtype)
+    count,_ = loss_elements(torch.nn.CrossEntropyLoss())
+    assert count(torch.zeros(4, 200), targ)==4
+
+@pytest.mark.parametrize('yb,n', [((torch.zeros(3),),3), (([torch.zeros(7,4),torch.zeros(2,4),torch.zeros(1,4)],),3),
+    (([dict(boxes=torch.zeros(7,4), label=torch.zeros(1)),dict(boxes=torch.zeros(2,4), label=torch.zeros(1))],),2),
+    (([torch.zeros(5,4),torch.zeros(5)],),5), (((torch.zeros(5,4),torch.zeros(5)),torch.zeros(5)),5)])
+def test_items_of_a_batch(yb, n):
+    "Where each has targets of its own, as boxes, too; several targets of a batch are no items"
+    assert count_items(None, *yb)==n
 
 # What is refused
 

@@ -194,7 +194,10 @@ def test_what_a_size_further_away_has_to_save():
 
 @pytest.mark.parametrize('kwargs,larger', [(dict(max_bs=64),'with max_bs=64 no micro-batch larger than 64 is compared'),
     (dict(max_bs=100),'with max_bs=100 no micro-batch larger than 64'),
-    ({},'larger micro-batches could not be timed'), (dict(max_bs=128),'could not be timed'), (dict(too_large=128),'larger micro-batches do not fit in memory')])
+    (dict(failed=((128,'mine'),)),'larger micro-batches could not be timed'), (dict(max_bs=128, failed=((128,'mine'),)),'could not be timed'),
+    (dict(too_large=128),'larger micro-batches do not fit in memory'),
+    (dict(n_train=200, n_epoch=100),'an epoch of 200 items does not hold two larger micro-batches'),
+    (dict(given=True),'no larger micro-batch has a time among those given'), ({},'no larger micro-batch has a time,')])
 def test_why_no_larger_micro_batch_is_compared(kwargs, larger):
     plan = plan_of(**unmeasured, times=secs(64), **kwargs)
     assert plan.choice.reason=='single'

@@ -157,6 +157,14 @@ def test_a_plan_that_changes_nothing_leaves_all_alone(plan):
     assert plan.apply(learn).dls.train is train
     assert accums(learn)==cbs
 
+def test_no_plan_is_applied_within_a_fit():
+    "Which could not begin anew"
+    class Applies(Callback):
+        def before_epoch(self): make().apply(self.learn)
+    learn = learner(cbs=Applies())
+    with pytest.raises(ValueError, match='plan.apply sets a fit up, and one is under way'): learn.fit(1, 0.01)
+    assert accums(learn)==[]
+
 def test_what_belongs_to_the_model_stays():
     learn = learner(cbs=GradAccum(2, count=count, fix_bn=False))
     for _ in range(2):

@@ -68,7 +68,7 @@ def first_batch(loss_func, items, count=None):
     counter(learn)
     return looks_at_pairs(learn, counter)
 
-@pytest.mark.filterwarnings('ignore:GradAccum cannot tell')
+@pytest.mark.filterwarnings('ignore:Nothing tells')
 @pytest.mark.parametrize('nm', [*bad,*good,*mute])
 def test_losses_that_look_at_pairs_are_told_from_others(nm): assert first_batch(*{**bad,**good,**mute}[nm])==(nm in bad)
 

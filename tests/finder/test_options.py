@@ -101,6 +101,21 @@ def test_the_sum_of_rate_times_decay_stays(adam, has_n_epoch):
 def test_decay_stays_where_nothing_changes_or_nothing_is_known(kwargs, noise, bs):
     assert option_of(cycle(**{**dict(bs=25, times=five, n_epoch=5, adam=True, wd=0.01), **kwargs}), noise, bs).wd_factor==1
 
+def test_a_size_whose_epochs_are_not_known_keeps_the_decay_of_today():
+    "A ScaledLR(scale_wd=False) halves it; the plan takes its place"
+    facts = cycle(bs=25, times=five, n_epoch=5, adam=True, wd=0.01, wd_factor=0.5)
+    for noise in (nan,inf): assert option_of(facts, noise, 100).wd_factor==0.5
+    split = option_of(replace(facts, today=replace(facts.today, bs=100)), nan, 100) # In one micro-batch in place of four
+    assert (split.changes,split.n_acc) in ((True,1),(False,4))
+    if split.changes: assert split.wd_factor==0.5
+
+@pytest.mark.parametrize('adam', [False,True])
+def test_the_root_is_the_rule_for_a_size_that_was_asked_for_and_never_tried(adam):
+    "As in a training of too few steps for any trial; at fixed weights no training was asked for"
+    facts = cycle(bs=25, times=five, adam=adam, n_epoch=1)
+    assert rule_of(facts, nan, 100) is sqrt_scaling
+    assert rule_of(replace(facts, measured=replace(facts.measured, moved=False)), nan, 100) is not sqrt_scaling
+
 # Epochs
 
 @pytest.mark.parametrize('n_train,drops_last,bs,items,steps', [(500,True,128,384,3),(500,True,64,448,7),(650,False,320,650,3),(650,False,64,650,11)])

@@ -4,8 +4,8 @@ import re
 import warnings
 
 import pytest
-from fastai.callback.schedule import fit_one_cycle # noqa: F401, it adds the method
-from fastai_bs.all import GradAccum, NoiseScale, ScaledLR, linear_scaling
+from fastai.callback.schedule import fit_one_cycle, SchedExp # noqa: F401, the first adds the method
+from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale, ScaledLR, linear_scaling
 from fastai_bs.finder.facts import unfrozen_lr
 from fastai_bs.finder.formulas import for_training
 from fastai_bs.finder.request import Request
@@ -40,6 +40,15 @@ def test_what_fits_here_and_times_of_another_device():
     assert _refused(reg_learner(), ValueError, "`max_bs='auto'`", step_times=times, max_bs='auto')==[]
     plan = reg_learner().bs_find(1e-3, n_epoch=30, step_times=times, max_bs=8, show_plot=False)
     assert [o for o,*_ in plan.facts.device.times]==[4,8]
+
+@pytest.mark.parametrize('cb,n_epoch,varies', [(GradAccum({0: 1, 2: 4}),3,True), (GradAccum({0: 1, 2: 4}),2,False), (GradAccum({0: 2}),5,False),
+    (GradAccum(lambda epoch: 1+epoch),2,True), (BatchSchedule({0: 4, 1: 8}),2,True), (BatchSchedule({0: 8}),9,False), (BatchSchedule(SchedExp(4, 16)),1,True)])
+def test_a_batch_that_changes_along_the_training_is_refused(cb, n_epoch, varies):
+    "A plan is for one size"
+    learn = reg_learner()
+    learn.add_cb(cb)
+    if varies: assert _refused(learn, ValueError, 'is for one batch size.*`with learn.removed_cbs', n_epoch=n_epoch)==[]
+    else: learn.bs_find(1e-3, n_epoch=n_epoch, show_plot=False)
 
 @pytest.mark.parametrize('args,kwargs,call', [((5,1e-3), {}, '0.001, n_epoch=5'), ((1,1e-3), {}, '0.001, n_epoch=1'),
     ((3,slice(1e-4,1e-3)), dict(seed=2), 'slice(0.0001, 0.001, None), n_epoch=3')])

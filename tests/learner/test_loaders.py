@@ -1,17 +1,18 @@
 "with_micro_bs: the same items in other batches, whatever the loader knows besides"
+import math
 import pickle
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader as TorchDataLoader, IterableDataset, WeightedRandomSampler
 from fastai.callback.core import Callback
 from fastai.callback.data import PartialDL, WeightedDL
 from fastai.data.load import DataLoader
 from fastai.text.data import LMDataLoader, SortedDL, pad_input_chunk
 from fastai_bs.all import GradAccum
-from fastai_bs.learner.loaders import n_items, SetUp, with_micro_bs
+from fastai_bs.learner.loaders import drops_last, micro_batch_size, n_items, SetUp, with_micro_bs
 from helpers import loaders, mlp, quiet_learner, regression
 
 items = regression(200, dtype=torch.float32)
@@ -97,6 +98,27 @@ def test_shared_loaders_stay_as_they_are():
 
 def test_batches_that_are_made_beforehand_keep_their_size():
     with pytest.raises(ValueError, match='cannot be given batches of 16'): with_micro_bs(DataLoader([torch.zeros(8,5)]*3, bs=None), 16)
+
+@pytest.mark.parametrize('loader,name', [(TorchDataLoader,'bs'), (partial(DataLoader, num_workers=0),'batch_size')])
+def test_a_data_set_of_batches(loader, name):
+    "What is advised makes its items known, and leaves the batches as they are"
+    dl = loader([(torch.zeros(8, 5),torch.zeros(8))]*3, **{'bs' if loader is not TorchDataLoader else 'batch_size': None})
+    assert math.isinf(n_items(dl))
+    with pytest.raises(ValueError, match=f'set `learn.dls.train.{name}`'): micro_batch_size(dl)
+    setattr(dl, name, 8)
+    assert (micro_batch_size(dl),n_items(dl),[len(b[0]) for b in dl])==(8,24,[8]*3)
+
+class Drawn(IterableDataset):
+    "Knows its length"
+    def __len__(self): return 20
+    def __iter__(self): return iter(items[:20])
+
+def test_what_drops_a_last_batch():
+    "A language model's last one is as large as all, and shorter"
+    assert not drops_last(TorchDataLoader(Drawn(), batch_size=8))
+    assert drops_last(TorchDataLoader(Drawn(), batch_size=8, drop_last=True))
+    assert drops_last(DataLoader(Numbers(20), bs=8, drop_last=True))
+    assert not drops_last(LMDataLoader([torch.arange(100)], bs=2, seq_len=5, num_workers=0, drop_last=True))
 
 def test_half_a_set_up_is_none():
     "What an interrupt leaves of it is taken back at once"

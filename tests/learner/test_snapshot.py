@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -154,6 +155,25 @@ def test_an_object_of_ones_own_that_a_callback_holds_is_put_back():
         assert changes(was, picture(learn))==[]
         learn.fit(1, 0.1)
     assert learn.keeps_average.average.n>0
+
+class Balances:
+    "A loss with a running mean"
+    def __init__(self): self.mean = torch.zeros(())
+    def loss(self, pred, y, k=1.):
+        loss = nn.functional.mse_loss(pred, y)
+        self.mean = self.mean+0.1*(loss.detach()-self.mean)
+        return k*loss/(1+self.mean)
+
+@pytest.mark.parametrize('bound', [lambda o: o.loss, lambda o: partial(o.loss, k=2.), lambda o: partial(Balances.loss, o)], ids=['method','partial','argument'])
+@pytest.mark.parametrize('block', [unchanged,snapshot.pass_unchanged])
+def test_what_a_loss_is_bound_to_is_put_back(block, bound):
+    state = Balances()
+    learn = net_learner()
+    learn.loss_func = bound(state)
+    state.loss(torch.ones(2), torch.zeros(2))
+    was = state.mean.clone()
+    with block(learn): learn.loss_func(torch.ones(2), torch.full((2,), 3.))
+    assert torch.equal(state.mean, was)
 
 class Connection:
     def __init__(self): self.lock,self.n_sent = threading.Lock(),0

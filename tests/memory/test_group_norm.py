@@ -60,7 +60,12 @@ def test_norms_are_replaced_where_they_are():
 
 def after_bn(layer): return nn.Sequential(nn.BatchNorm1d(16), nn.Sequential(layer))
 
+class BatchNormAct(nn.BatchNorm2d):
+    "With an activation, as timm has it"
+    def forward(self, x): return super().forward(x).relu()
+
 @pytest.mark.parametrize('model,groups,error,says', [
+    (after_bn(BatchNormAct(8)),32,ValueError,"1.0 is a BatchNormAct with a `forward` of its own"),
     (after_bn(nn.LazyBatchNorm1d()),32,ValueError,"1.0 is lazy and has no channels yet: pass one batch through the model first"),
     (after_bn(nn.BatchNorm1d(1)),32,ValueError,"1.0 normalises 1 feature, of which GroupNorm would leave little or nothing: leave it out of the model"),
     (nn.BatchNorm1d(3),32,ValueError,"The layer normalises 3 features"),

@@ -153,6 +153,16 @@ def test_another_error_is_no_limit(where):
     error = search(limited(0, where, error=errors.pop))
     assert "Micro-batches of 4 items do not fit in memory, and those of 2 cannot be trained on (KeyError: " in str(error)
 
+class InGroups(nn.Module):
+    "Takes multiples of 16 items only while it trains"
+    def __init__(self): super().__init__(); self.l = mlp(dtype=f32)
+    def forward(self, x): return self.l(x.view(-1, 16, 5).flatten(0, 1) if self.training else x)
+
+def test_a_model_that_takes_some_sizes_only():
+    "The one that has run first counts, though none below the largest did"
+    learn = quiet_learner(pair(n=200, bs=16), InGroups())
+    with pytest.warns(UserWarning, match='16 items are the largest micro-batch that ran, and memory is not the reason'): assert search(learn, None)==16
+
 def test_batch_norm_does_not_hide_that_memory_ran_out():
     "Two items do not fit, and one is too few for it"
     error = search(limited(1, model=nn.Sequential(nn.BatchNorm1d(5), mlp(dtype=f32))))

@@ -1,6 +1,7 @@
 "NoiseScale beside GradAccum: exact against per-item gradients, and not a bit of the training changed"
 from contextlib import suppress
 from functools import cache, partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,9 +16,11 @@ from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.optimizer import Adam, SGD
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
+from fastai_bs.accumulate.losses import ElementCounter
 from fastai_bs.all import GradAccum, NoiseScale
 from fastai_bs.noise.estimator import pooled
 from fastai_bs.noise.noise_scale import Moments
+from fastai_bs.noise.sources import FromSteps
 from helpers import (Overflowing, RaiseAt, changes, exported, left_behind, listed, loaders, mlp, n_kept, quiet_learner, regression, set_seed,
     token_task)
 from oracle import item_grads, noise_scale, window_rows, windows_in_order, z_score
@@ -274,6 +277,32 @@ def test_a_watched_cycle_is_the_same_to_the_last_bit():
         models.append([p.detach().clone() for p in learn.model.parameters()])
     assert cbs[0].cool_rows
     assert all(torch.equal(a, b) for a,b in zip(*models))
+
+def cool_window(batches, grads, loss_func=None):
+    "What eight steps with these targets and gradients of two parameters, or `None`, make a window of"
+    params = [nn.Parameter(torch.zeros(2)),nn.Parameter(torch.zeros(2))]
+    learn = SimpleNamespace(loss_func=loss_func or nn.MSELoss(), pred=None, yb=None)
+    steps,res = FromSteps(learn, ElementCounter()),None
+    for y,gs in zip(batches, grads, strict=True):
+        learn.yb = (y,)
+        for p,g in zip(params, gs): p.grad = None if g is None else torch.tensor(g)
+        res = res or steps.after_backward(params)
+    return res
+
+def test_a_layer_that_is_left_out_has_a_gradient_of_0():
+    "As with LayerDrop: the sums are those of each parameter"
+    a,b = [1.,1.],[2.,0.]
+    res = cool_window([torch.zeros(4)]*8, [(a,None),(None,b)]*4)
+    assert res.sq_mean==pytest.approx(0.5**2*2 + 1**2)
+    assert res.total/res.n_elems==pytest.approx((2+4)/2)
+    assert (res.n_micro,res.n_items)==(8,32)
+
+def test_batches_of_a_window_may_count_differently():
+    "The mean of their gradients has the noise of the harmonic mean; a batch in which nothing counts ends the window without a measurement"
+    labels = [torch.tensor([1,1,-100,-100])]*4+[torch.tensor([1,1,1,1])]*4
+    res = cool_window(labels, [([1.,1.],[0.,0.])]*8, nn.CrossEntropyLoss())
+    assert res.n_elems==pytest.approx(8*8/(4/2+4/4))
+    assert cool_window([*labels[:7],torch.full((4,), -100)], [([1.,1.],[0.,0.])]*8, nn.CrossEntropyLoss()) is None
 
 def test_no_sparse_gradient_is_added_up():
     items,_,loss_func = task('embeddings')

@@ -14,7 +14,7 @@ from fastai.callback.mixup import MixUp
 from fastai.callback.rnn import RNNCallback, rnn_cbs
 from fastai.callback.schedule import fit_one_cycle, lr_find # noqa: F401, they add the methods
 from fastai.losses import CrossEntropyLossFlat
-from fastai.optimizer import Adam
+from fastai.optimizer import Adam, OptimWrapper
 from fastai.text.models.awdlstm import AWD_LSTM, awd_lstm_lm_config
 from fastai.text.models.core import get_language_model
 from fastai_bs.all import GradAccum, NoiseScale
@@ -92,7 +92,7 @@ def trained(observed, items=None, model=with_batchnorm, loss_func=nn.MSELoss, cb
     learn.fit_one_cycle(2, 0.02)
     return learn
 
-@pytest.mark.filterwarnings('ignore:GradAccum cannot tell', 'ignore:You are shadowing')
+@pytest.mark.filterwarnings('ignore:Nothing tells', 'ignore:You are shadowing')
 @pytest.mark.parametrize('kind', kinds)
 def test_training_is_bit_identical(kind):
     plain,observed = (trained(o, **kinds[kind]) for o in (False,True))
@@ -223,7 +223,7 @@ needs_whole = {'mixer': (RuntimeError,lambda cbs: whole(cbs=[OwnMixer(), *cbs]))
     'hidden_over_one_item': (RuntimeError,lambda cbs: whole(model=Hidden(), bs=4, cbs=cbs)),
     'odd': (Odd,lambda cbs: whole(cbs=[RaiseAt('after_pred', Odd, 0), *cbs]))}
 
-@pytest.mark.filterwarnings('ignore:GradAccum cannot tell', 'ignore:You are shadowing', 'ignore:Using a target size')
+@pytest.mark.filterwarnings('ignore:Nothing tells', 'ignore:You are shadowing', 'ignore:Using a target size')
 @pytest.mark.parametrize('nm', needs_whole)
 def test_what_fails_in_parts_is_refused_before_anything_has_changed(nm):
     "With its cause, beside GradAccum(1) too; where there are windows of several batches, those are measured"
@@ -243,6 +243,29 @@ def test_what_fails_in_parts_is_refused_before_anything_has_changed(nm):
     learn = make([NoiseScale(every=1), GradAccum({0: 1, 1: 2})])
     learn.fit(2, 0.1)
     assert learn.noise_scale.df.step.tolist()==[5,6]
+
+class PullsOnWeights(nn.MSELoss):
+    "Takes a gradient of its own, as GradNorm does"
+    def __init__(self, model): super().__init__(); self.p = [next(model.parameters())] # In a list: no parameter of the loss
+    def forward(self, pred, y):
+        loss = super().forward(pred, y)
+        return loss+0.1*torch.autograd.grad(loss, self.p, create_graph=True)[0].square().sum() if loss.requires_grad else loss
+
+class Spectral(nn.Module):
+    "With complex weights"
+    def __init__(self): super().__init__(); self.i,self.w,self.o = nn.Linear(5,8),nn.Parameter(torch.randn(5, dtype=torch.cfloat)),nn.Linear(8,2)
+    def forward(self, x): return self.o(torch.fft.irfft(torch.fft.rfft(self.i(x))*self.w, n=8))
+
+@pytest.mark.filterwarnings('ignore:Nothing tells')
+@pytest.mark.parametrize('accum', [[],[GradAccum(2)]], ids=['parts','windows'])
+@pytest.mark.parametrize('make', [lambda: (mlp(dtype=torch.float32),PullsOnWeights), lambda: (Spectral(),lambda model: nn.MSELoss())], ids=['pulls','spectral'])
+def test_gradients_of_other_kinds_are_measured(make, accum):
+    "Those that a loss takes by itself are no parts of the gradient; of complex ones real and imaginary parts count"
+    model,loss = make()
+    noise = NoiseScale(every=1)
+    whole(model=model, loss_func=loss(model), cbs=[noise,*accum], opt_func=partial(OptimWrapper, opt=torch.optim.SGD)).fit(1, 0.01)
+    assert len(noise.rows)==(2 if accum else 4)
+    assert all(r.g_sq+r.tr_sigma>0 for r in noise.rows)
 
 @pytest.mark.parametrize('exc', [torch.OutOfMemoryError,KeyboardInterrupt])
 def test_memory_and_interrupts_are_no_refusal(exc):

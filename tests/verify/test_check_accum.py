@@ -4,6 +4,7 @@ import math
 import os
 import random
 import re
+from collections import UserDict
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset
 import fastai.callback.fp16 # noqa: F401 (patches `to_fp16` into `Learner`)
 import fastai.distributed # noqa: F401 (patches `distrib_ctx` into `Learner`)
 from fastai.callback.core import Callback, CancelBatchException
@@ -366,6 +367,42 @@ bad = {'n_acc: one': (lambda: learner(dense()), 1, ValueError, 'at least 2 micro
         'does not declare a length'),
     'NaN': (lambda: learner(dense(), loss_func=lambda p,y: F.cross_entropy(p*math.nan, y)), 4, ValueError, 'is not finite'),
     'cancels': (lambda: learner(dense(), cbs=Cancels()), 4, ValueError, 'came to no optimizer step')}
+
+class Halves(nn.Module):
+    "With complex weights, of whose gradient one half is 0"
+    def __init__(self): super().__init__(); self.w = nn.Parameter(torch.ones(5, 2, dtype=torch.cfloat))
+    def forward(self, x): return x@self.w.imag
+
+class Clips(Callback):
+    run_valid = False
+    def __init__(self, order): self.order = order
+    def before_step(self): nn.utils.clip_grad_norm_(self.model.parameters(), 0.01)
+
+def test_complex_weights_are_compared():
+    "Real and imaginary parts, in double precision"
+    learn = quiet_learner(loaders(reals, 4), Halves(), nn.MSELoss())
+    res = learn.check_accum(3)
+    assert (res.verdict,res.precision,res.trains_in)==('same','double','single')
+    learn.loss_func = unsaid_sum
+    assert learn.check_accum(3).reasons[0].data['kind']=='sum'
+
+def test_batches_that_are_mappings():
+    "Of any class, as those of tokenizers: fastai makes a dict of them"
+    class ByName(nn.Module):
+        def __init__(self): super().__init__(); self.l = mlp(dtype=f32)
+        def forward(self, b): return self.l(b['x'])
+    def _collate(items):
+        x,y = (torch.stack(o) for o in zip(*items))
+        return UserDict(x=x),y
+    dls = DataLoaders(*(TorchDataLoader(reals, batch_size=4, collate_fn=_collate) for _ in range(2)))
+    assert quiet_learner(dls, ByName(), nn.MSELoss()).check_accum(3).verdict=='same'
+
+def test_a_callback_that_changes_each_part_of_the_sum_is_named():
+    "With the order that makes it exact: `_Take` sees what comes before it"
+    res = task(nn.MSELoss(), cbs=Clips(0)).check_accum(4)
+    assert res.verdict=='different'
+    assert re.search(r'`before_step`.*`order = 20`', ' '.join(str(res).split()))
+    assert task(nn.MSELoss(), cbs=Clips(20)).check_accum(4).verdict=='same'
 
 class Cancels(Callback):
     def before_batch(self): raise CancelBatchException

@@ -105,7 +105,7 @@ def trained(nm, kind, there):
     return learn
 
 @pytest.mark.parametrize('nm,kind', fits)
-@pytest.mark.filterwarnings('ignore:GradAccum cannot tell', 'ignore:The loss correlation')
+@pytest.mark.filterwarnings('ignore:Nothing tells', 'ignore:The loss correlation')
 @on_acc
 def test_a_training_comes_to_the_same(nm, kind):
     here,there = (trained(nm, kind, o) for o in (False,True))
@@ -190,7 +190,7 @@ def test_none_per_micro_batch_and_one_per_window(kind):
 counts = {'none': None, 'there': kept, 'here': lambda learn: torch.tensor(8.)}
 
 @pytest.mark.parametrize('nm,kind', zip(counts, ('unknown','tokens','mse')))
-@pytest.mark.filterwarnings('ignore:GradAccum cannot tell', 'ignore:The loss')
+@pytest.mark.filterwarnings('ignore:Nothing tells', 'ignore:The loss')
 @on_acc
 def test_a_loss_of_which_nothing_is_known_is_asked_now_and_then(nm, kind):
     "In the first window and the second"
