@@ -39,7 +39,7 @@ def planned(table, key, task, lr, device, today, done):
     o,trial = plan.choice.option,plan.facts.trial
     what = plan.bs,plan.n_epoch,round(o.lr_factor, 6)
     if what not in done: done[what] = fitted(task, plan.apply(learner(task, task.bs, key['seed'])), plan.n_epoch, plan.lr) if o.bs!=task.bs else today
-    table.add(part='plan', device=device, **key, bs=plan.bs, n_epoch=plan.n_epoch, exact=o.epochs, factor=o.lr_factor, wd=o.wd_factor, tried=trial.bs,
+    table.add(part='plan', device=device, **key, bs=plan.bs, n_epoch=plan.n_epoch, exact=o.epochs, factor=o.lr_factor, wd=o.wd_factor, tried=trial.largest,
               implied=trial.noise, failed=trial.failed, reason=plan.choice.reason, steps=plan.facts.today.steps,
               predicted=plan.duration[0]/plan.duration[1], find=find, **done[what])
 
@@ -124,6 +124,11 @@ def sentences(both):
         f"* Calls that stay at today's size: {', '.join(f'{n} of {of_all} ({where})' for where,n,of_all in stays)}.",
         *of_cost(here)])
 
+def by_seed(went):
+    "Time of a training as planned, of the first with `bs_find`, and of ten with one call, over today's: means of the seeds"
+    key,time,asking = ['task','epochs','kind'],went.secs/went.secs_now,went.find/went.secs_now
+    return [o.groupby([went[k] for k in key]).mean() for o in (time,time+asking,time+asking/10)]
+
 def of_cost(here):
     "What asking takes on this processor, over today's whole training or in seconds; and the first training with a plan, the asking included"
     cost,went,is_long = here.find/here.secs_now,here[here.changed],here.steps>=500
@@ -139,6 +144,8 @@ def of_cost(here):
             f"* The first training with a plan that changes something, with what finding it takes, lasts {_first(went.epochs>0)} of today's; of 4 epochs "
             f"{_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, {of_ten.median():.2f}; each training alone "
             f"{(went.secs/went.secs_now).median():.2f}.",
+            "* By plan, each the mean of its seeds, as in the table of the README: time of a training {}, with `bs_find` the first {}, ten {} of today's "
+            "(medians).".format(*(f'{o.median():.2f}' for o in by_seed(went))),
             f"* Plans that stay on this processor: {len(stays)} of {len(here)} (of those for fewer than 1000 steps {(~short.changed).sum()} of {len(short)}); "
             f"{reasons}."]
 

@@ -1,4 +1,4 @@
-"""The sentences of a plan; no other module makes any
+"""The sentences of a plan, in one place
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/advice.html.md"""
 
@@ -18,7 +18,7 @@ from .formulas import Duration, epochs_needed, steps_anyway
 from .facts import least_windows
 from .options import at_todays_size, fit_time_of, sum_factor, today_as_is
 from .choice import limit_text
-from .trial import most_part, n_least, parts_tried
+from .trial import most_part, parts_tried
 from .apply import fit_call, fit_of
 
 # %% ../../nbs/finder/12_advice.ipynb #4c0804b1
@@ -59,9 +59,8 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="to try {skipped} in trainings of {least} steps takes {cost}, more than {most} of the {saving} per training that it could save at best, "
-        "with {hoped}",
-    useless="{skipped} would save no time: at best it would need {hoped}",
+    costly="for {skipped} one can hope for {hoped}, which would save {saving} per training, and trying it takes {cost}{half}",
+    useless="for {skipped} one can hope for {hoped}, which would save no time",
     nowhere="in short trainings {failed} needed at least {more} times as much data as {bs} for the same loss, too much to plan with",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
@@ -87,8 +86,9 @@ def _stay(plan):
     gain,trial = 1-other.fit_time/now.fit_time,plan.facts.trial
     part = parts_tried(trial.failed/t.bs)[0] # 0 where none has failed
     text = stay_reasons[plan.choice.reason].format(
-        skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), most=percent(most_part), failed=trial.failed,
-        hoped=f"{counted(trial.hoped, 'epoch')} (today {num(t.n_epoch)})", least=n_least, judged='larger' if math.isnan(plan.facts.noise) else 'other',
+        skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), failed=trial.failed,
+        half=f", more than {percent(most_part)} of that" if trial.cost<trial.saving else '',
+        hoped=f"{counted(trial.hoped, 'epoch')} (today {num(t.n_epoch)})", judged='larger' if math.isnan(plan.facts.noise) else 'other',
         more=num(1/part) if part else '', bs=t.bs,
         other=other.bs, gain=percent(gain), limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
         larger=_no_larger(d, t))
@@ -110,8 +110,9 @@ def _duration_text(plan)->str:
     return f"{slower}about {percent(ratio)} of the time{spread} ({Duration(planned, today)})"
 
 def _epochs(plan):
-    "Write '6 epochs (today 5)', or '1 + 6 epochs, frozen + unfrozen (today 1 + 5)'"
+    "Write '6 epochs (today 5)', '1 + 6 epochs, frozen + unfrozen (today 1 + 5)', or '1.3 times the epochs' where no number was given"
     t,o = plan.facts.today,plan.choice.option
+    if not t.has_n_epoch: return 'as many epochs' if o.trained_epochs==t.n_epoch else f"{num(o.trained_epochs/t.n_epoch)} times the epochs"
     n,now = counted(o.trained_epochs, 'epoch'),num(t.n_epoch)
     if not t.freeze_epochs: return f"{n} (today {now})"
     return f"{plan.freeze_epochs} + {n}, frozen + unfrozen (today {t.freeze_epochs} + {now})"
@@ -125,7 +126,10 @@ def _use(plan):
     t,o,size = plan.facts.today,plan.choice.option,str(plan.bs)
     made_up = f" A step is {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}." if o.n_acc>1 else ''
     use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
-    if math.isnan(o.steps): return f"{use}: it was not tried, so the epochs are today's, and the loss may end higher."
+    if math.isnan(o.steps):
+        trial,now = plan.facts.trial,num(t.n_epoch)
+        if trial.skipped!=plan.bs: return f"{use}: it was not tried, so the epochs are today's, and the loss may end higher."
+        return f"{use} for today's {now} epochs. It was not tried: for the same loss one can hope for {counted(trial.hoped, 'epoch')}."
     takes = f": {_duration_text(plan)}." if plan.facts.device.timed else "."
     return f"{use}{', which needs' if _is_chosen(plan) else ' for'} {_epochs(plan)}{takes}{made_up}"
 
@@ -185,6 +189,8 @@ def _run(plan):
     own = f'plan.at({plan.bs})' if _is_chosen(plan) else 'plan'
     learn = f'{own}.apply(learn)' if plan.choice.option.changes else 'learn'
     scaled = _scaled(plan)
+    if plan.choice.option.changes and not plan.facts.today.has_n_epoch:
+        return f"{learn}  # Then train for {_epochs(plan)}, at {rate_text(plan.lr)}" + (f' (scaled to {scaled})' if scaled else '')
     return f'{learn}.{fit_call(plan)}' + (f'  # Scaled to {scaled}' if scaled else '')
 
 # %% ../../nbs/finder/12_advice.ipynb #5f21b114
@@ -203,14 +209,14 @@ ended_above = {True: (6,83,0.372), False: (3,20,0.556)}
 def _got(plan):
     "Write how far the larger batch got that was tried, and what the plan makes of it"
     t,trial = plan.facts.today,plan.facts.trial
-    part,in_all = (1/epochs_needed(trial.bs, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
-    if part>0.995: told = f"In short trainings {trial.bs} learned as much as {t.bs} from as many items, or more"
-    else: told = f"In short trainings {t.bs} learned from {percent(part)} of the items what {trial.bs} learned from all of them"
-    if percent(in_all)!=percent(part): told += f"; for a training of {_steps_now(plan)} {percent(in_all)} is predicted"
+    part,in_all = (1/epochs_needed(trial.largest, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
+    if part>0.995: told = f"In short trainings {trial.largest} learned as much as {t.bs} from as many items, or more"
+    else: told = f"In short trainings batches of {t.bs} needed {percent(part)} of the items that batches of {trial.largest} needed for the same loss"
+    if percent(in_all)!=percent(part): told += f"; in {_steps_now(plan)} that should be {percent(in_all)}"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
     o = plan.choice.option
     if o.trained_epochs==t.n_epoch: return f"{told}. So {counted(t.n_epoch, 'epoch')} should be enough for {plan.bs}, too."
-    tried = f" ({num(t.n_epoch/in_all)} at {trial.bs})" if plan.bs!=trial.bs else ''
+    tried = f" ({num(t.n_epoch/in_all)} at {trial.largest})" if plan.bs!=trial.largest else ''
     rounded = '' if num(o.epochs)==num(o.trained_epochs) else ", before rounding"
     return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(o.epochs)} at {plan.bs}{tried}{rounded}."
 
@@ -236,7 +242,7 @@ def _won_back(plan):
 def _seen(measured):
     "Write the noise scale at the end of the mock training, or as it was given"
     text = _estimate_text(measured.cool.noise_scale, measured.cool.ci)
-    return f"The noise scale was measured as {text} at the end" if measured.has_mock else f"The noise scale that was given is {text}"
+    return f"The noise scale was measured as {text} at the end of a mock training" if measured.has_mock else f"The noise scale that was given is {text}"
 
 def _found(plan):
     "Write the noise scale that was given, or measured"
@@ -246,7 +252,8 @@ def _found(plan):
     at_end = m.cool.noise_scale if math.isfinite(m.cool.noise_scale) else m.cool.ci[0]
     counts = num(plan.facts.measured_noise)
     if counts==num(at_end): return f"{_seen(m)}."
-    return f"{_seen(m)}, and counts as {counts} in {counted(math.ceil(plan.facts.today.steps), 'step')}: short trainings gain less from larger batches."
+    steps = counted(math.ceil(plan.facts.today.steps), 'step')
+    return f"{_seen(m)}. For a training of {steps} it counts as {counts}: short trainings gain less from larger batches."
 
 def why(
     plan, # A `BatchPlan`
@@ -263,10 +270,14 @@ def _on_time(plan):
     t,d,o = plan.facts.today,plan.facts.device,plan.choice.option
     changes_size = o.bs!=t.bs
     if not d.timed and changes_size: yield "Today's step could not be timed, so whether this saves time is not known."
-    if not t.has_n_epoch: yield f"No n_epoch was given: this is for {counted(t.n_epoch, 'epoch')}. Longer trainings may want larger batches."
     if d.timed and changes_size and t.has_n_epoch and not 1/1.2<=o.n_epoch/o.epochs<=1.2:
         ratio = fit_time_of(plan.facts, o.epochs, o.freeze_epochs, o.epoch_time)/plan.duration.today
         yield f"Rounding up to whole epochs costs time here: {counted(o.epochs, 'epoch')} would do, in {percent(ratio)} of it."
+
+def _on_epochs(plan):
+    "Yield for how many epochs it is where no number was given"
+    t = plan.facts.today
+    if not t.has_n_epoch: yield f"No n_epoch was given: this is for {counted(t.n_epoch, 'epoch')} of today. Longer trainings may want larger batches."
 
 def _on_clock(plan):
     "Yield whether other work on the machine has spoiled the times"
@@ -318,8 +329,9 @@ def _on_cost(plan):
         yield f"Only {trial.failed} was tried. To compare sizes between {t.bs} and {trial.failed}, and below {t.bs}: bs_find(..., num_it={n})."
         return
     takes = n/t.n_acc*today_as_is(plan.facts).step_time
+    if takes>plan.duration.today and not d.given: return # It is said among what is good to know
     about = '' if d.given else f" (about {time_text(takes)})" # Seconds of another device do not say how long this one measures
-    yield f"Without a noise scale only larger sizes are judged: bs_find(..., num_it={n}) measures it{about}, and compares all sizes."
+    yield f"Smaller sizes are not judged without a noise scale: bs_find(..., num_it={n}) measures it{about}, and compares all sizes."
 
 def _on_open(plan):
     "Yield what would bound the noise scale"
@@ -356,7 +368,7 @@ def _on_chosen(plan):
     fastest,o = min(plan.options, key=lambda o: o.fit_time),plan.choice.option
     if math.isfinite(plan.facts.noise) and o.fit_time>1.1*fastest.fit_time: # Else all have as many epochs
         yield f"Of the sizes that were compared, {fastest.bs} is the fastest: {time_text(fastest.trained_time)}."
-    is_tried = plan.bs<=plan.facts.trial.bs<math.inf
+    is_tried = plan.bs<=plan.facts.trial.largest<math.inf
     if plan.bs>plan.facts.today.bs and plan.facts.measured.moved and not is_tried:
         yield f"The rate is scaled to {rate_text(plan.scaled_lr)} by {rule_name(plan.rule)}, not tried at {plan.bs}: if the loss rises, pass a lower rate."
 
@@ -365,7 +377,7 @@ def cautions(
 ): # Yields sentences, the most important first
     "Yield what to keep in mind"
     if not plan.facts.can_plan: return (yield from _on_unknown(plan))
-    parts = _on_steps,_on_earlier,_on_larger,_on_chosen,_on_clock,_on_cost,_on_loader,_on_time,_on_noise,_on_device,_on_open
+    parts = _on_steps,_on_earlier,_on_epochs,_on_larger,_on_chosen,_on_clock,_on_cost,_on_loader,_on_time,_on_noise,_on_device,_on_open
     for part in parts: yield from part(plan)
 
 # %% ../../nbs/finder/12_advice.ipynb #e1b6ea8e
@@ -379,11 +391,15 @@ def good_to_know(
         bs = plan.facts.trial.skipped
         yield "The table has the time that other sizes would take for as many epochs as today."
         if bs and not _is_chosen(plan):
-            yield f"A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would save if that trial went well."
+            low,high = parts_tried(bs/plan.facts.today.bs)
+            yield (f"A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would save with the epochs that one can hope for: as many as "
+                   f"if batches of {plan.facts.today.bs} needed {percent(high)} of the items in short trainings.")
+        if not plan.facts.measured.has_mock:
+            yield f"Smaller sizes are not judged: bs_find(..., num_it={usual_it}) would measure the noise scale, and compare all sizes."
     joined = [o for o in plan.options if o.n_acc>1 and plan.facts.today.n_acc==1]
     if joined:
         made_up = _split_text(joined[0].n_acc, joined[0].micro_bs, plan.facts.today.n_ranks)
-        yield f"Made up as {made_up}: a larger micro-batch was not timed, or is no faster."
+        yield f"In the table, {joined[0].bs} is made up as {made_up}: a larger micro-batch was not timed, or is no faster."
     if d.given: yield "The step times were given, so seconds leave out validations, frozen epochs and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
     if plan.facts.today.freeze_epochs and not math.isnan(plan.facts.noise):

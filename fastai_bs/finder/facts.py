@@ -151,7 +151,7 @@ class Device:
 @dataclass(frozen=True)
 class Trial:
     "Hold how far larger batches got in short trainings"
-    bs:float = math.inf # Largest batch size in items that got further than today's, or today's; `inf`: no bound, as nothing was asked
+    largest:float = math.inf # Batch size in items beyond which nothing is planned: one that got further than today's, or today's; `inf`: none was tried
     noise:float = math.nan # Noise scale in items at which it gets as far as it did; NaN: none got anywhere
     n_short:float = math.nan # Optimizer steps of a training with today's batch for which that noise scale holds
     failed:float = math.inf # Smallest batch size in items of which a step was worth too little; `inf`: none
@@ -170,7 +170,7 @@ class Trial:
     def permits_size(self, bs:int)->bool: # More than today's
         "Tell whether a plan may be for so many items"
         was_tried = self.is_known or self.got_nowhere
-        return bs<self.failed and (bs<=self.bs or not was_tried)
+        return bs<self.failed and (bs<=self.largest or not was_tried)
 
 # %% ../../nbs/finder/06_facts.ipynb #5d00d633
 least_windows = 10 # With fewer windows the noise scale is not known

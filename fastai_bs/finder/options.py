@@ -54,7 +54,7 @@ def rule_of(
     "Return the rule for the rate at `bs`"
     now,adam = facts.today.bs,facts.today.adam
     is_known = math.isfinite(noise)
-    is_tried = not math.isinf(facts.trial.bs) or bs>=facts.trial.failed
+    is_tried = not math.isinf(facts.trial.largest) or bs>=facts.trial.failed
     if bs>now and (is_tried or facts.measured.moved and not is_known): return sqrt_scaling
     if adam and (bs<now or not is_known or not facts.measured.moved): return no_scaling
     if not is_known: return linear_scaling

@@ -20,7 +20,7 @@ from ..accumulate.grad_accum import GradAccum
 from ..schedule.scaled_lr import ScaledLR, rule_name, scale_lr
 from .formulas import Duration, check_reachable
 from .facts import Facts
-from .options import fit_time_of, today_as_is, options_of, sum_factor, table_of
+from .options import today_as_is, options_of, sum_factor, table_of
 from .choice import Choice, decide
 from .apply import code_of, refuse_other, set_back, set_up, sets_decay
 from .plots import plot_plan
@@ -64,9 +64,8 @@ class BatchPlan:
 
     @property
     def duration(self)->Duration: # Seconds; NaN where no step times are known
-        "Return the seconds of the fit of `n_epoch` epochs as planned, and of today's, with their validations"
-        o = self.choice.option
-        return Duration(fit_time_of(self.facts, o.n_epoch, o.freeze_epochs, o.epoch_time), today_as_is(self.facts).fit_time)
+        "Return the seconds of the fit as planned, and of today's, with their validations; without `n_epoch` epochs are not rounded"
+        return Duration(self.choice.option.trained_time, today_as_is(self.facts).fit_time)
 
     @property
     def pays_after(self)->float: # Trainings; `inf` where a training as planned is no shorter, NaN where that is not known

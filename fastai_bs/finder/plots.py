@@ -33,8 +33,8 @@ def _plot_groups(groups, top, ax):
     known = groups[np.isfinite(groups.noise_scale) & (groups.noise_scale>0)]
     bars = known[(known.low>0) | np.isfinite(known.high)] # The other intervals say nothing
     bottom = ax.get_ylim()[0]
-    ax.plot(known['at'], known.noise_scale, 'o', color='C0', ms=5, label='mean of 5 or 6 windows', zorder=3)
-    if len(bars): ax.vlines(bars['at'], bars.low.clip(lower=bottom/2), bars.high.clip(upper=2*top), color='C0', lw=1, label='its interval')
+    ax.plot(known['at'], known.noise_scale, 'o', color='C0', ms=5, label='mean of 5 or 6 measurements', zorder=3)
+    if len(bars): ax.vlines(bars['at'], bars.low.clip(lower=bottom/2), bars.high.clip(upper=2*top), color='C0', lw=1, label='its interval, where it has an end')
 
 def _plot_reading(noise_scale, ci, x, ax):
     "Draw a noise scale and its interval over `x`, within the frame"
@@ -51,7 +51,7 @@ def _plot_noise(plan, ax=None):
     groups,(noise_scale,ci) = _groups(df, m.level),(m.cool.noise_scale,m.cool.ci) if m.cool else (m.noise_scale,m.ci)
     seen = [o for o in (*groups.noise_scale, known, noise_scale, *ci, bs) if 0<o<math.inf]
     log_axis(ax)
-    ax.set(ylim=(min(seen)/2,max(seen)*2), xlabel='window of the mock training', ylabel='items (log)', title='Gradient noise scale')
+    ax.set(ylim=(min(seen)/2,max(seen)*2), xlabel='measurement along the mock training', ylabel='items (log)', title='Gradient noise scale')
     _plot_groups(groups, ax.get_ylim()[1], ax)
     at = np.flatnonzero(df.pct.between(*cool_stretch)) if m.cool else np.arange(len(df))[-m.n_windows:]
     if len(at) and known>0: _plot_reading(noise_scale, ci, (at[0]+0.5,at[-1]+1.5), ax)

@@ -202,7 +202,7 @@ def _with_trial(facts, base, larger, n_steps, part, steep=False):
     n_short,part_before = min(n_steps*base.bs/t.bs, t.steps),1.
     if before.is_known: part_before = 1/epochs_needed(base.bs, t.bs, for_longer(before.noise, min(before.n_short, n_short), n_short))
     if steep: n_short = t.steps # Taken as it is, without growing with the length of the training
-    trial = replace(before, bs=larger.bs, noise=noise_of(part_before*part, larger.bs, t.bs), n_short=n_short)
+    trial = replace(before, largest=larger.bs, noise=noise_of(part_before*part, larger.bs, t.bs), n_short=n_short)
     return replace(facts, trial=trial)
 
 def _hoped(facts, base, larger):
@@ -221,7 +221,7 @@ most_trials,most_times = 2,4 # Sizes that are tried; and how many times the one 
 
 def _next_to_try(facts, base):
     "Return the option to try after `base`; `None` where the choice is no larger"
-    unbound = replace(facts, trial=replace(facts.trial, bs=math.inf))
+    unbound = replace(facts, trial=replace(facts.trial, largest=math.inf)) # What was tried so far does not bound what is tried next
     options = options_of(unbound, unbound.assumed_noise)
     choice = choose(options, at_todays_size(facts, options), facts.device.least_gain).option
     if choice.bs<=base.bs: return None
@@ -247,21 +247,22 @@ def try_sizes(
 )->Facts: # With what the trials have told
     "Try the sizes that may be chosen, where they are larger than today's"
     if not (facts.measured.moved and facts.device.timed and facts.can_plan): return facts
-    has_mock,base,lost = facts.measured.has_mock,today_as_is(facts),0. # Seconds of trials that found nothing
+    asked = facts.measured.has_mock # For a measurement? Then a trial may cost what it costs
+    base,lost = today_as_is(facts),0. # Seconds of trials that found nothing
     for i in range(most_trials):
         larger = _next_to_try(facts, base)
         if larger is None: break
         hoped = _hoped(facts, base, larger)
         saving = base.fit_time-hoped.fit_time # Below 0 where it takes longer
-        can_spend = math.inf if has_mock else most_part*saving-lost
+        can_spend = math.inf if asked else most_part*saving-lost
         n_steps = min(_steps_for(base, larger, can_spend), math.floor(base.trained_steps))
-        if n_steps<n_least and not has_mock:
+        if n_steps<n_least and not asked:
             skipped = dict(skipped=larger.bs, hoped=hoped.trained_epochs, saving=saving, cost=_seconds(base, larger, n_least))
             if not facts.trial.is_known: facts = replace(facts, trial=replace(facts.trial, **skipped))
             break
         seconds = _seconds(base, larger, n_steps)
         _say(learn, facts, base, larger, seconds)
-        look = FirstLook() if i==0 and not has_mock else None
+        look = FirstLook() if i==0 and not asked else None
         part,steep = try_larger(learn, facts, base, larger, n_steps, look)
         if look: facts = replace(facts, measured=replace(facts.measured, **look.alarms(trains_together(learn))))
         if not facts.can_plan: break
@@ -271,4 +272,4 @@ def try_sizes(
         found = _with_trial(facts, base, larger, n_steps, part, steep)
         if facts.trial.is_known and not _is_faster(found, facts): break # Keep what was found nearer to the smaller sizes
         facts,base = found,option_of(found, found.noise, larger.bs)
-    return facts if facts.trial.is_known else replace(facts, trial=replace(facts.trial, bs=facts.today.bs))
+    return facts if facts.trial.is_known else replace(facts, trial=replace(facts.trial, largest=facts.today.bs))

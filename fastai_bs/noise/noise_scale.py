@@ -244,8 +244,8 @@ def __repr__(self:NoiseScale):
     if not self.rows: return 'NoiseScale()'
     lags = {1: ", rising: it is higher by now", -1: ", falling: it is lower by now"}.get(self.drift, '')
     cool = self.cool
-    at_end = f"; {with_interval(cool.noise_scale, cool.ci)} as the rate fell, for bs_find" if cool.n_windows else ''
-    return f"NoiseScale({with_interval(self.noise_scale, self.ci)} items after {self.n_steps} steps{lags}{at_end})"
+    at_end = f"; for bs_find {with_interval(cool.noise_scale, cool.ci)}, where the rate was lowest" if cool.n_windows else ''
+    return f"NoiseScale({with_interval(self.noise_scale, self.ci)} items, moving mean after {self.n_steps} steps{lags}{at_end})"
 @patch
 def _repr_html_(self:NoiseScale): return brief_html(repr(self), "The last measurements", self.df)
 

@@ -24,7 +24,7 @@ from ..learner.loop import callback_of, rate_finder
 from ..accumulate.sizes import Sizes
 from ..accumulate.oom import refuse_split
 from ..accumulate.grad_accum import GradAccum
-from .scaled_lr import ScaledLR, check_rule
+from .scaled_lr import ScaledLR, check_rule, rule_name
 
 
 # %% ../../nbs/schedule/03_batch_schedule.ipynb #25d0b4e6
@@ -130,7 +130,10 @@ def start(self:ScheduledSizes, learn):
     epochs = range(1 if finds_rate else learn.n_epoch)
     self._check(learn, epochs)
     self.helpers = []
-    if self.rule is not None and not callback_of(learn, ScaledLR):
+    own = callback_of(learn, ScaledLR)
+    if self.rule is not None and own: warnings.warn(
+        f"The learner's own {own} scales the rate, so the rule {rule_name(self.rule)} of BatchSchedule has no effect: leave one of them out", stacklevel=2)
+    if self.rule is not None and not own:
         self.helpers = [ScaledLR(self.base_bs or math.prod(self.ways(learn, 0))*n_processes(), self.rule, warmup_epochs=0)]
     for scaled in self.helpers:
         with learn.added_cbs(scaled): scaled.start_fit()

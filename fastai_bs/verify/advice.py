@@ -15,7 +15,7 @@ from .compare import level
 
 # %% ../../nbs/verify/04_advice.ipynb #d17bfbbf
 headlines = dict(
-    use="Use {bs} (today {now}): its plan holds, and takes {part} of the time, without validation (the limit is a {loss} 2% above today's).",
+    use="Use {bs} (today {now}): its plan holds (the {loss} ends at most 2% above today's), and takes {part} of the time, validations left out.",
     stay="Stay at {now}: no other size takes less time and also ends with a {loss} at most 2% higher.",
     tied="Stay at {now} for now: these runs cannot tell whether the {loss} of {open} ends at most 2% above that of {now}.",
     chance="Stay at {now} for now: there are too few runs to know the noise between runs.",

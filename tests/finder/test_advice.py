@@ -69,7 +69,7 @@ def test_no_device_is_blamed_for_a_size_of_no_use():
     assert not any('device' in o for o in why(stays))
     assert (smaller.verdict,smaller.bs)==('use',128)
 
-@pytest.mark.parametrize('noise,told', [(300.,'64 learned from 65% of the items what 256 learned from all of them'),
+@pytest.mark.parametrize('noise,told', [(300.,'batches of 64 needed 65% of the items that batches of 256 needed for the same loss'),
     (1e6,'256 learned as much as 64 from as many items, or more')])
 @pytest.mark.parametrize('adam', [True,False])
 def test_what_a_short_training_told(noise, told, adam):
@@ -77,7 +77,7 @@ def test_what_a_short_training_told(noise, told, adam):
     plan = plan_of(trial=Trial(256, noise, 3910), adam=adam)
     longer = why(plan_of(trial=Trial(256, noise, 391), adam=adam))[1]
     got = f"In short trainings {told}"
-    whole = "; for a training of 3910 optimizer steps 76% is predicted" if noise==300. else ''
+    whole = "; in 3910 optimizer steps that should be 76%" if noise==300. else ''
     so = "5 epochs at 64 become " if noise==300. else f"5 epochs should be enough for {plan.bs}, too."
     assert longer.startswith(f"{got}{whole}. So {so}")
     measured,as_it_is,record = why(plan)
@@ -143,7 +143,7 @@ def test_what_a_plan_prints():
         assert o not in ' '.join(repr(plan).split())
         assert o in ' '.join(plan.details().split())
     assert 'No rate was given' in ' '.join(repr(plan_of(has_lr=False)).split())
-    said = ("The noise scale was measured as about 400 items (340 to 500) at the end, and counts as 512 in 3910 steps: "
+    said = ("The noise scale was measured as about 400 items (340 to 500) at the end of a mock training. For a training of 3910 steps it counts as 512: "
             "short trainings gain less from larger batches.")
     assert said in ' '.join(repr(plan_of()).split())
     assert 'present weights is about 512 items (430 to 640).' in ' '.join(repr(plan_of(**fixed)).split())
@@ -208,7 +208,13 @@ def test_why_no_larger_micro_batch_is_compared(kwargs, larger):
 def test_what_measuring_would_cost(given, after):
     "660 micro-batches of 16 ms, where those are this device's"
     plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.), given=given)
-    assert f"Without a noise scale only larger sizes are judged: bs_find(..., num_it=660) measures it{after}, and compares all sizes." in cautions(plan)
+    assert f"Smaller sizes are not judged without a noise scale: bs_find(..., num_it=660) measures it{after}, and compares all sizes." in cautions(plan)
+
+def test_no_measurement_is_advised_that_takes_longer_than_the_training():
+    "It stands in the details alone"
+    short = plan_of(**unmeasured, n_train=20_000, n_epoch=1, trial=Trial(64, skipped=256, hoped=2, saving=1., cost=3.))
+    assert not any('num_it' in o for o in cautions(short))
+    assert 'num_it=660' in short.details()
 
 def test_what_is_shown_is_the_fit_as_it_is_trained():
     "In the table and in the first sentence, also where a part of an epoch is cut off; a number of epochs that is whole is not rounded"
@@ -225,7 +231,7 @@ def test_what_was_measured_in_a_training_of_few_steps():
     "It says whether today's batch is too large"
     few = plan_of(n_train=200, n_epoch=2)
     assert few.verdict=='few_steps'
-    assert 'The noise scale was measured as about 400 items (340 to 500) at the end.' in cautions(few)
+    assert 'The noise scale was measured as about 400 items (340 to 500) at the end of a mock training.' in cautions(few)
     assert not any('noise scale' in o for o in cautions(plan_of(n_train=200, n_epoch=2, cool=None)))
 
 def test_what_a_slow_size_of_one_s_own_gives_away():
@@ -242,8 +248,8 @@ def test_epochs_are_rounded_where_they_are_shown():
     assert not re.search(r'\+ \d+\.\d{4}', table)
 
 @pytest.mark.parametrize('kwargs,told', [(dict(trial=Trial(64, failed=256)),'Only 256 was tried. To compare sizes between 64 and 256, and below 64: bs_find('),
-    (dict(times=((64,0.01,0.),(128,0.019,0.))),'only larger sizes are judged: bs_find(..., num_it=660)'),
-    (dict(micro_bs=8, times=((8,0.01,0.),(16,0.02,0.))),'only larger sizes are judged: bs_find(..., num_it=2760)')])
+    (dict(times=((64,0.01,0.),(128,0.019,0.))),'Smaller sizes are not judged without a noise scale: bs_find(..., num_it=660)'),
+    (dict(micro_bs=8, times=((8,0.01,0.),(16,0.02,0.))),'not judged without a noise scale: bs_find(..., num_it=2760)')])
 def test_how_to_have_other_sizes_compared(kwargs, told):
     "Not where the noise scale was measured or given: then they were"
     assert any(told in o for o in cautions(plan_of(**unmeasured, **kwargs)))
@@ -286,7 +292,9 @@ def test_the_rate_to_pass(kwargs, said):
     (lambda: plan_of(), 'plan.apply(learn).fit_one_cycle(6, 0.01)  # Scaled to 0.0148'),
     (lambda: plan_of(128, **tight), 'learn.fit_one_cycle(5, 0.01)'),
     (lambda: plan_of(**fixed), 'plan.apply(learn).fit(6, 0.01)'),
-    (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn).fit_one_cycle(6, 0.01)  # Scaled to 0.0148'),
+    (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn)  # Then train for 1.11 times the epochs, at 0.01 (scaled to 0.0148)'),
+    (lambda: plan_of(64, noise_scale=70., ci=(60.,75.), micro_bs=16, times=secs(16, 32, 64), has_n_epoch=False),
+        'plan.apply(learn)  # Then train for as many epochs, at 0.01'),
     (lambda: plan_of(adam=False, sums=True), 'plan.apply(learn).fit_one_cycle(6, 0.005)  # Scaled to 0.009'),
     (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'plan.apply(learn).fine_tune(7, 0.01)  # Scaled to 0.0196'),
     (lambda: plan_of(freeze_epochs=1).at(1024), 'plan.at(1024).apply(learn).fine_tune(14, 0.01, freeze_epochs=3)  # Scaled to 0.0245'),
@@ -335,8 +343,8 @@ def test_details():
     text = plan.details()
     for part in (headline(plan), *cautions(plan), *good_to_know(plan)):
         assert ' '.join(part.split()) in ' '.join(text.split())
-    assert [o.split()[1] for o in good_to_know(plan)]==['up','step','error','was']
-    assert list(good_to_know(plan_of()))==['Made up as 2 x 256: a larger micro-batch was not timed, or is no faster.']
+    assert [o.split()[1] for o in good_to_know(plan)]==['the','step','error','was']
+    assert list(good_to_know(plan_of()))==['In the table, 512 is made up as 2 x 256: a larger micro-batch was not timed, or is no faster.']
     assert isinstance(text, str)
     assert 'seed=3' in repr(plan)
 
@@ -351,21 +359,26 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, df=N
         "Stay at 64 for 5 epochs (39 s): even with as many epochs 128 would save 35% of the time, but step times varied by 70%, so that is not sure."),
     (dict(times=((64,0.01,0.),(128,0.0201,0.))), "Stay at 64 for 5 epochs (39 s): no larger size would save time."),
     (dict(trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): to try 256 in trainings of 160 steps takes 30 s, more than 50% of the 20 s "
-        "per training that it could save at best, with 7 epochs (today 5)."),
+        "Stay at 64 for 5 epochs (1 min 4 s): for 256 one can hope for 7 epochs (today 5), which would save 20 s "
+        "per training, and trying it takes 30 s."),
+    (dict(trial=Trial(64, skipped=256, hoped=7, saving=20., cost=15.)),
+        "Stay at 64 for 5 epochs (1 min 4 s): for 256 one can hope for 7 epochs (today 5), which would save 20 s "
+        "per training, and trying it takes 15 s, more than 50% of that."),
     (dict(trial=Trial(64, skipped=256, hoped=9, saving=-1., cost=30.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): 256 would save no time: at best it would need 9 epochs (today 5).")])
+        "Stay at 64 for 5 epochs (1 min 4 s): for 256 one can hope for 9 epochs (today 5), which would save no time.")])
 def test_why_nothing_was_tried(kwargs, text):
     plan = plan_of(**unmeasured, **kwargs)
     assert headline(plan)==text
     assert why(plan)==[]
     first,*more = good_to_know(plan)
     assert 'as many epochs as today' in first
-    told = "A trial of 256 is run if it takes at most 50% of what 256 would save if that trial went well."
-    assert [o for o in more if not o.startswith('Made up as')]==([told] if 'trial' in kwargs else [])
+    told = ("A trial of 256 is run if it takes at most 50% of what 256 would save with the epochs that one can hope for: as many as if batches of 64 needed "
+            "71% of the items in short trainings.")
+    smaller = "Smaller sizes are not judged: bs_find(..., num_it=660) would measure the noise scale, and compare all sizes."
+    assert [o for o in more if not o.startswith('In the table, ')]==([told] if 'trial' in kwargs else [])+[smaller]
     assert not any('A trial of' in o for o in good_to_know(plan.at(128))) # Nobody asks there
     assert not any('about as fast' in o for o in plan_words(plan).get('how',()))
-    assert any('only larger sizes are judged: bs_find(..., num_it=660) measures it (about ' in o for o in cautions(plan))
+    assert any('not judged without a noise scale: bs_find(..., num_it=660) measures it (about ' in o for o in cautions(plan))
 
 @pytest.mark.parametrize('kwargs', [dict(), dict(adam=False, n_epoch=60), dict(freeze_epochs=1, frozen=0.00656, n_epoch=30), dict(loading=0.0055),
     dict(micro_bs=16, n_ranks=2, times=secs(16, 32, 64), n_epoch=40), dict(spread=0.4), dict(trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.)),
@@ -389,7 +402,7 @@ def test_from_when_on_a_plan_pays(took, kwargs, said):
     assert [said in o for o in text]==([True] if said else [])
     if said: assert plan.pays_after==math.ceil(took/(plan.duration.today-plan.duration.planned))
     assert not any('it should pay' in o for o in why(plan.at(256))) # Of a size of one's own choice nothing was found
-    assert '.fit_one_cycle(' in plan_words(plan)['run'][0]
+    assert ('.fit_one_cycle(' in plan_words(plan)['run'][0])==kwargs.get('has_n_epoch', True)
 
 def test_a_size_that_saves_nothing_never_pays():
     plan = plan_of(**unmeasured, took=1.)
@@ -405,9 +418,24 @@ def test_alarms_of_a_short_training_are_told(kwargs, words):
 def test_a_noise_scale_that_was_given_is_told(cool, told):
     "On the first screen, too"
     plan = plan_of(**{**unmeasured, 'noise_scale': 300., 'ci': (200.,400.), 'cool': cool})
-    text = f"The noise scale that was given is {told}, and counts as 300 in 3910 steps: short trainings gain less from larger batches."
+    text = f"The noise scale that was given is {told}. For a training of 3910 steps it counts as 300: short trainings gain less from larger batches."
     assert why(plan)[0]==brief_words(plan)['how'][0]==text
     assert not any('present weights' in o for o in cautions(plan))
+
+def test_without_a_number_of_epochs_nothing_is_rounded():
+    "The headline, the line, the seconds and the weight decay are for the same multiple of the epochs"
+    plan = plan_of(n_epoch=1, has_n_epoch=False, wd=0.01)
+    times = plan.choice.option.epochs
+    assert headline(plan).startswith(f"Use {plan.bs} (today 64) for {num(times)} times the epochs: about ")
+    assert plan.duration.planned==pytest.approx(times*plan.choice.option.epoch_time)
+    assert plan.wd*plan.lr_factor*times*plan.choice.option.epoch.steps==pytest.approx(0.01*plan.facts.today.steps)
+    assert f"({plan.duration})" in headline(plan)
+    assert [o.startswith('No n_epoch was given: this is for 1 epoch of today.') for o in cautions(plan)][0]
+
+def test_a_size_of_one_s_own_that_costs_too_much_to_try():
+    "What it would need at best is known"
+    plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.)).at(256)
+    assert headline(plan)=="You chose 256 (today 64) for today's 5 epochs. It was not tried: for the same loss one can hope for 7 epochs."
 
 def test_a_size_of_one_s_own_without_a_noise_scale():
     plan = plan_of(**unmeasured).at(256)

@@ -134,8 +134,8 @@ def test_intervals_are_in_the_legend_where_there_are_some(low, high, drawn, monk
     monkeypatch.setattr('fastai_bs.finder.plots.along', lambda *args: NoiseEstimate(100., (low,high), 30))
     left,_ = plan_of().plot()
     labels = [o.get_text() for o in left.get_legend().get_texts()]
-    assert labels[0]=='mean of 5 or 6 windows'
-    assert ('its interval' in labels)==drawn
+    assert labels[0]=='mean of 5 or 6 measurements'
+    assert ('its interval, where it has an end' in labels)==drawn
 
 def test_at_fixed_weights_the_noise_scale_is_that_of_the_last_windows():
     left,_ = plan_of(cool=None, df=window_rows(16), n_windows=12).plot()

@@ -249,7 +249,7 @@ def test_sizes_are_tried_each_from_the_one_before(facts, parts, tried_sizes, bs,
     sizes = told(parts)
     trial = try_sizes(None, facts).trial
     assert sizes==tried_sizes
-    assert (trial.bs,trial.failed,trial.is_known)==(bs,failed,part is not None)
+    assert (trial.largest,trial.failed,trial.is_known)==(bs,failed,part is not None)
     if part: assert (trial.noise+bs)/(trial.noise+4)==pytest.approx(1/part)
 
 @pytest.mark.parametrize('steeps', [(False,False),(True,False),(False,True),(True,True)])
@@ -286,7 +286,7 @@ def test_what_was_found_stays_where_a_larger_one_is_of_no_use(told):
     for part,bs in ((0.4,16),(0.45,64)):
         told({16: 0.8, 64: part})
         again = try_sizes(None, device).trial
-        assert (again.bs,again.failed)==(bs,math.inf)
+        assert (again.largest,again.failed)==(bs,math.inf)
         assert (again.noise==trial.noise)==(bs==16)
 
 no_gain = tuple((o,0.01*o,0.) for o in (4,8,16))

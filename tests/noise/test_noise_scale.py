@@ -265,7 +265,7 @@ def test_windows_of_the_cool_stretch_come_last_in_a_cycle():
         assert len(windows.cool_rows)==is_cool[::every or 4].sum()
         assert [r.step for r in windows.cool_rows]==[r.step for r in windows.rows if is_cool[r.step-1]]
         assert windows.cool.n_windows==len(windows.cool_rows)
-        assert 'as the rate fell' in repr(windows)
+        assert 'where the rate was lowest' in repr(windows)
 
 def test_a_watched_cycle_is_the_same_to_the_last_bit():
     items,_,loss_func = task('convnet')

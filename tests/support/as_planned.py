@@ -256,7 +256,7 @@ def checks(setting, plan):
     if plan.choice.reason!='chosen' and setting.trials:
         peaks = [o.peak for o in setting.trials]
         if min(off(o, today.peak) for o in peaks)>0.02: bad['trial today'] = peaks,today.peak
-        if plan.facts.trial.bs==plan.bs>plan.facts.today.bs and min(off(o, does.peak) for o in peaks)>0.02: bad['trial planned'] = peaks,does.peak
+        if plan.facts.trial.largest==plan.bs>plan.facts.today.bs and min(off(o, does.peak) for o in peaks)>0.02: bad['trial planned'] = peaks,does.peak
     return bad
 
 # Settings
