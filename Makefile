@@ -10,7 +10,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --no-l
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-12s%s\n", $$1, $$2}'
 
-demo: $(VENV)/.installed ## Measure the noise scale of a real model, plan its batch size and try it (installs into .venv first)
+demo: $(VENV)/.installed ## Find a batch size for handwritten digits and train with it (installs into .venv first)
 	$(BIN)/python -m fastai_bs
 
 test: $(VENV)/.installed-dev ## Run the whole test suite, notebooks included (installs into .venv first)

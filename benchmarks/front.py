@@ -18,11 +18,10 @@ devices = dict(here='on a CPU', flat_4='assumed GPU, where 4 times the batch tak
 columns = dict(first='Time: bs_find and\nfirst training (CPU)', time='Time: each\nlater training', d_train='Training loss', d_valid='Validation loss')
 numbers = ['time','first','ten','d_train','d_valid']
 
-def settings():
-    """A row for each task of `keeps.md`, length, rate and device: how far time and losses are from today's, where the plan changes the batch size
+def calls():
+    """A row for each call of `bs_find` in `keeps.md` on two devices: how far time and losses are from today's, where its plan changes the batch size, else NaN
 
-    Means of the seeds whose plan changes it, and NaN where none does. Where steps are flat up to 4 times today's batch the time is predicted, and what
-    asking takes there is not known.
+    Where steps are flat up to 4 times today's batch the time is predicted, and what asking takes there is not known.
     """
     both = keeps.ratios(Table('keeps').df)
     both = both[both.device.isin(devices)]
@@ -31,19 +30,17 @@ def settings():
     is_here = both.device=='here'
     time,asking = both.time.where(is_here, both.predicted)-1,(both.find/both.secs_now).where(is_here)
     both = both.assign(row=both.task.map(of_task), time=time, first=time+asking, ten=time+asking/10)
-    both = both.assign(n=1, **both[numbers].where(both.changed)) # A plan that stays changes nothing
-    how = {**dict.fromkeys(numbers, 'mean'), 'changed': 'sum', 'n': 'sum'}
-    return both.groupby(['row','task','device','epochs','kind'], sort=False).agg(how).reset_index()
+    return both.assign(**both[numbers].where(both.changed))[['row','device','changed',*numbers]] # A plan that stays changes nothing
 
 def medians(df): return df.groupby(['device','row'])[[*columns]].median().reindex([(d,o) for d in devices for o in rows])
 
 def caption():
     "What the picture shows, in figures; stored within it, so that an old picture is told from a new one"
-    df = settings()
-    return medians(df).join(df.groupby(['device','row'])[['changed','n']].sum()).round(3).to_csv()
+    df = calls()
+    return medians(df).join(df.groupby(['device','row']).changed.agg(['sum','size'])).round(3).to_csv()
 
 def draw():
-    df = settings()
+    df = calls()
     middle = medians(df)
     at = {nm: len(rows)-1-i for i,nm in enumerate(rows)} # From above
     with plt.style.context({'font.size': 13, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.spines.left': False}):
@@ -57,12 +54,12 @@ def draw():
                 spread = np.tile(np.linspace(-0.12, 0.12, 5), len(of))[:len(of)] # So that dots are told apart
                 ax.plot(of[col], of.row.map(at)+shift+spread, 'o', ms=3.5, mfc=fill, mec='k', alpha=0.6, mew=0.7, zorder=3, label=devices[device])
             ax.set_title(title, fontweight='bold', fontsize=12)
-            ax.set(xlim=(-0.95,0.8), xticks=(-0.5,0,0.5))
+            ax.set(xlim=(-0.95,0.95), xticks=(-0.5,0,0.5))
             ax.tick_params(axis='y', length=0)
             ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        for (device,row),of in df.groupby(['device','row'])[['changed','n']].sum().iterrows():
+        for (device,row),of in df.groupby(['device','row']).changed:
             where,shift = ('CPU',0.17) if device=='here' else ('GPU',-0.17)
-            of_all.annotate(f'{where}: {of.changed} of {of.n}', (0.5,at[row]+shift), ha='center', va='center', fontsize=11)
+            of_all.annotate(f'{where}: {of.sum()} of {len(of)}', (0.5,at[row]+shift), ha='center', va='center', fontsize=11)
         of_all.set_title('Calls that change\nthe batch size', fontweight='bold', fontsize=12)
         of_all.set(xticks=(), xlim=(0,1))
         of_all.spines['bottom'].set_visible(False)

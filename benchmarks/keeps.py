@@ -124,11 +124,6 @@ def sentences(both):
         f"* Calls that stay at today's size: {', '.join(f'{n} of {of_all} ({where})' for where,n,of_all in stays)}.",
         *of_cost(here)])
 
-def by_seed(went):
-    "Time of a training as planned, of the first with `bs_find`, and of ten with one call, over today's: means of the seeds"
-    key,time,asking = ['task','epochs','kind'],went.secs/went.secs_now,went.find/went.secs_now
-    return [o.groupby([went[k] for k in key]).mean() for o in (time,time+asking,time+asking/10)]
-
 def of_cost(here):
     "What asking takes on this processor, over today's whole training or in seconds; and the first training with a plan, the asking included"
     cost,went,is_long = here.find/here.secs_now,here[here.changed],here.steps>=500
@@ -144,8 +139,6 @@ def of_cost(here):
             f"* The first training with a plan that changes something, with what finding it takes, lasts {_first(went.epochs>0)} of today's; of 4 epochs "
             f"{_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, {of_ten.median():.2f}; each training alone "
             f"{(went.secs/went.secs_now).median():.2f}.",
-            "* By plan, each the mean of its seeds, as in the table of the README: time of a training {}, with `bs_find` the first {}, ten {} of today's "
-            "(medians).".format(*(f'{o.median():.2f}' for o in by_seed(went))),
             f"* Plans that stay on this processor: {len(stays)} of {len(here)} (of those for fewer than 1000 steps {(~short.changed).sum()} of {len(short)}); "
             f"{reasons}."]
 

@@ -28,7 +28,7 @@ guides = [f'guides/{o}' for o in ('choose','prove','accumulation','where_memory_
 # How it works: pages of each folder, in the order of a reader; a page that is not named comes after these
 how = {'accumulate': ('One optimizer step from several micro-batches', 'grad_accum weights window losses sizes progress gradients batch_norm recording oom'),
        'noise': ('The noise scale, measured', 'noise_scale estimator sources norms plots'),
-       'finder': ('From the noise scale to a plan',
+       'finder': ('From step times and short trainings to a plan',
                   'bs_find formulas cycle loss_checks timing mock facts options choice trial request plan advice apply plots'),
        'schedule': ('Learning rate and batch size along a training', 'rules scaled_lr batch_schedule'),
        'memory': ('What fits in memory', 'report trace max_bs group_norm'),

@@ -59,8 +59,8 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="for {skipped} one can hope for {hoped}, which would save {saving} per training, and trying it takes {cost}{half}",
-    useless="for {skipped} one can hope for {hoped}, which would save no time",
+    costly="if all goes well {skipped} needs {hoped} and saves {saving} per training, too little for a trial, which takes {cost}",
+    useless="even if all goes well {skipped} needs {hoped} and saves no time",
     nowhere="in short trainings {failed} needed at least {more} times as much data as {bs} for the same loss, too much to plan with",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
@@ -78,6 +78,12 @@ def _no_larger(device, today):
     if 2*today.n_ranks*2*micro_bs>today.n_train: return f"an epoch of {counted(today.n_train)} does not hold two larger micro-batches"
     return f"no larger micro-batch has {'a time among those given' if device.given else 'a time'}"
 
+def _why_untried(plan):
+    "Write why no larger size was tried"
+    t,trial = plan.facts.today,plan.facts.trial
+    return stay_reasons['costly' if trial.can_save else 'useless'].format(
+        skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), hoped=f"{counted(trial.hoped, 'epoch')} (today {num(t.n_epoch)})")
+
 def _stay(plan):
     t,d = plan.facts.today,plan.facts.device
     if _is_chosen(plan): return f"Stay at {t.bs}, as you chose: nothing changes."
@@ -85,10 +91,8 @@ def _stay(plan):
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
     gain,trial = 1-other.fit_time/now.fit_time,plan.facts.trial
     part = parts_tried(trial.failed/t.bs)[0] # 0 where none has failed
-    text = stay_reasons[plan.choice.reason].format(
-        skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), failed=trial.failed,
-        half=f", more than {percent(most_part)} of that" if trial.cost<trial.saving else '',
-        hoped=f"{counted(trial.hoped, 'epoch')} (today {num(t.n_epoch)})", judged='larger' if math.isnan(plan.facts.noise) else 'other',
+    text = _why_untried(plan) if plan.choice.reason in ('costly','useless') else stay_reasons[plan.choice.reason].format(
+        failed=trial.failed, judged='larger' if math.isnan(plan.facts.noise) else 'other',
         more=num(1/part) if part else '', bs=t.bs,
         other=other.bs, gain=percent(gain), limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
         larger=_no_larger(d, t))
@@ -129,7 +133,8 @@ def _use(plan):
     if math.isnan(o.steps):
         trial,now = plan.facts.trial,num(t.n_epoch)
         if trial.skipped!=plan.bs: return f"{use}: it was not tried, so the epochs are today's, and the loss may end higher."
-        return f"{use} for today's {now} epochs. It was not tried: for the same loss one can hope for {counted(trial.hoped, 'epoch')}."
+        return (f"{use}: it was not tried, so the epochs are today's, and the loss may end higher. If all goes well {plan.bs} needs "
+                f"{counted(trial.hoped, 'epoch')} (today {now}).")
     takes = f": {_duration_text(plan)}." if plan.facts.device.timed else "."
     return f"{use}{', which needs' if _is_chosen(plan) else ' for'} {_epochs(plan)}{takes}{made_up}"
 
@@ -212,12 +217,12 @@ def _got(plan):
     part,in_all = (1/epochs_needed(trial.largest, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
     if part>0.995: told = f"In short trainings {trial.largest} learned as much as {t.bs} from as many items, or more"
     else: told = f"In short trainings batches of {t.bs} needed {percent(part)} of the items that batches of {trial.largest} needed for the same loss"
-    if percent(in_all)!=percent(part): told += f"; in {_steps_now(plan)} that should be {percent(in_all)}"
+    if percent(in_all)!=percent(part): told += f"; in a whole training (today {_steps_now(plan)}) that should be {percent(in_all)}"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
     o = plan.choice.option
     if o.trained_epochs==t.n_epoch: return f"{told}. So {counted(t.n_epoch, 'epoch')} should be enough for {plan.bs}, too."
     tried = f" ({num(t.n_epoch/in_all)} at {trial.largest})" if plan.bs!=trial.largest else ''
-    rounded = '' if num(o.epochs)==num(o.trained_epochs) else ", before rounding"
+    rounded = '' if num(o.epochs)==num(o.trained_epochs) else f", and {num(o.trained_epochs)} are planned"
     return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(o.epochs)} at {plan.bs}{tried}{rounded}."
 
 def _record(plan):
@@ -228,7 +233,7 @@ def _record(plan):
     if plan.choice.reason=='chosen': yield "Plans for a size of your own choice were not benchmarked."
     elif plan.freeze_epochs: yield "Few plans for `fine_tune` were benchmarked (benchmarks/fine_tune.md)."
     elif not plan.facts.trial.is_known: yield "Plans without a trial were not benchmarked."
-    else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n} of {of} plans made the validation loss over 5% worse "
+    else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n/of:.0%} of plans made the validation loss over 5% worse "
                  f"({percent(worst)} at worst; benchmarks/keeps.md).")
 
 def _won_back(plan):
@@ -283,7 +288,7 @@ def _on_clock(plan):
     "Yield whether other work on the machine has spoiled the times"
     d = plan.facts.device
     if d.timed and d.timing_error>0.1:
-        yield f"Step times varied by {percent(d.timing_error)}, and smaller gains are lost in that: ask again when the machine is quiet."
+        yield f"Step times varied by {percent(d.timing_error)}, so gains of less than that cannot be told: ask again when the machine is quiet."
 
 def _on_steps(plan):
     "Yield whether a larger batch leaves few steps"
@@ -392,10 +397,15 @@ def good_to_know(
         yield "The table has the time that other sizes would take for as many epochs as today."
         if bs and not _is_chosen(plan):
             low,high = parts_tried(bs/plan.facts.today.bs)
-            yield (f"A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would save with the epochs that one can hope for: as many as "
-                   f"if batches of {plan.facts.today.bs} needed {percent(high)} of the items in short trainings.")
-        if not plan.facts.measured.has_mock:
+            yield (f"All goes well if batches of {plan.facts.today.bs} need at least {percent(high)} of the items in short trainings: that is assumed, not "
+                   f"measured. A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would then save in one training.")
+        if not plan.facts.measured.has_mock and not list(_on_cost(plan)):
             yield f"Smaller sizes are not judged: bs_find(..., num_it={usual_it}) would measure the noise scale, and compare all sizes."
+    largest = plan.facts.trial.largest
+    if plan.verdict=='use' and plan.bs==largest and any(o>plan.micro_bs for o in plan.facts.micro_sizes):
+        yield (f"No size above {largest} is planned, as none was tried: the next trial would have cost too much, or got too little further. "
+               f"bs_find(..., num_it={usual_it}) tries it whatever it costs.")
+    if plan.verdict=='split' and plan.facts.trial.skipped: yield f"Larger sizes: {_why_untried(plan)}."
     joined = [o for o in plan.options if o.n_acc>1 and plan.facts.today.n_acc==1]
     if joined:
         made_up = _split_text(joined[0].n_acc, joined[0].micro_bs, plan.facts.today.n_ranks)

@@ -241,7 +241,7 @@ def bs_find(self:Learner,
     n_batch:int=20, # Micro-batches in a window at most, all at the same weights; fewer where the epoch is short or the noise scale small
     beta:float=0.99, # Decay of a window's weight with each window after it
     ci:float=0.95, # Coverage of the interval
-    tol:float=0.25, # Half-width of the interval, over the estimate: if wider, windows are added; at `lr=0`, measure until it is reached. 0: neither
+    tol:float=0.25, # Half-width of the interval, of the estimate: if wider, windows are added; at `lr=0`, measure until it is reached. 0: neither
     max_bs=None, # Largest micro-batch to time, in items; `None`: as memory and patience allow; 'auto': as `max_bs_find` finds first
     show_plot:bool=True, # Plot the plan
     *,
@@ -255,7 +255,7 @@ def bs_find(self:Learner,
 
     Pass the `lr` that you train with, and the number of epochs as `n_epoch`. Without `n_epoch`, or with `num_it`, the gradient noise scale is measured in a
     mock training; `lr=0` measures at the present weights. `num_it` and `n_batch` count micro-batches, the batches of the training loader: measured is in
-    windows of up to `n_batch`, until the interval of coverage `ci` is as narrow as `tol` asks. `step_times` is for another device: seconds of a step by
+    windows of up to `n_batch`, until half of the interval is at most `tol` of the estimate. `step_times` is for another device: seconds of a step by
     items, today's among them. `plan.apply(learn)` carries the plan out. A second call draws the same random numbers; with another `seed` it is an
     independent one.
     """

@@ -146,7 +146,7 @@ def apply(self:BatchPlan,
 
 @patch
 def undo(self:BatchPlan,
-    learn, # A `Learner`: gets back its training loader, callbacks and weight decay from before a plan was applied; its weights stay
+    learn, # A `Learner`: gets back its training loader, callbacks and weight decay from before a plan or `accum_to` set it up; its weights stay
 ): # `learn`
     "Take back what `apply` has changed; do nothing where no plan was applied"
     return set_back(learn)

@@ -40,7 +40,7 @@ def _plot_reading(noise_scale, ci, x, ax):
     "Draw a noise scale and its interval over `x`, within the frame"
     (low,high),(bottom,top) = ci,ax.get_ylim()
     has_estimate = math.isfinite(noise_scale)
-    label = f"measured: {with_interval(noise_scale, ci) if has_estimate else f'at least {num(low)}'}"
+    label = f"all pooled: {with_interval(noise_scale, ci) if has_estimate else f'at least {num(low)}'}"
     if has_estimate: ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=label)
     ax.fill_between(x, max(low, bottom/2), min(high, 2*top), color='C1', alpha=0.2, lw=0, label=None if has_estimate else label)
 
@@ -74,7 +74,9 @@ def _note(plan):
     o,d,now = plan.choice.option,plan.facts.device,at_todays_size(plan.facts, plan.options)
     other = min(plan.options, key=lambda o: o.fit_time)
     if plan.facts.can_plan and other.fit_time>=o.fit_time and plan.choice.reason!='nowhere': return ''
-    reason = 'little' if plan.verdict=='split' and plan.choice.reason=='faster' else plan.choice.reason # Faster than today, but why no other size?
+    if plan.verdict=='split' and plan.choice.reason=='faster': # Faster than today, but why no other size?
+        return f"{limit_text(other, now, d.least_gain)} of that" if math.isfinite(plan.facts.noise) else 'larger sizes were not tried'
+    reason = plan.choice.reason
     trial = plan.facts.trial
     if reason in _why_not: return _why_not[reason].format(other=other.bs, skipped=trial.skipped, failed=trial.failed)
     return limit_text(other, now, d.least_gain)

@@ -120,7 +120,7 @@ def _check_noise_scale(learn, request):
     if request.num_it is not None: raise ValueError("`noise_scale` takes the place of measuring, and `num_it` says how long to measure: leave one of them out")
     if not any(o>0 for o in rates(lr)): raise ValueError("`noise_scale` is that of a training, and at a rate of 0 there is none: pass the one you train with")
     if not isinstance(noise, NoiseScale):
-        return check_number('noise_scale', noise, "a number of items, or a `NoiseScale` that has watched a training", open_=False, finite=True)
+        return check_number('noise_scale', noise, "the items of a noise scale, or a `NoiseScale` that has watched a training", open_=False, finite=True)
     if not noise.cool_rows: raise ValueError(
         "`noise_scale` has measured nothing at the end of a one-cycle, where the rate falls below a twentieth of its peak: let it watch a whole training, "
         "as by learn.fit_one_cycle(n_epoch, lr, cbs=noise_scale)")

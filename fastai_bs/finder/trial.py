@@ -236,7 +236,7 @@ def _is_faster(facts, before):
 def _say(learn, facts, base, larger, seconds):
     "Write what is tried, and how long it takes, where that is more than two seconds"
     if not shown_by(learn): return
-    if facts.device.given: print(f"Trying batches of {counted(larger.bs)} in short trainings on this device, whose step times are not known.")
+    if facts.device.given: print(f"Trying batches of {counted(larger.bs)} in short trainings on this device; how long that takes here is not known.")
     elif seconds>2:
         part = seconds/today_as_is(facts).fit_time
         print(f"Trying batches of {counted(larger.bs)} in short trainings: about {time_text(seconds)}, {part:.0%} of this training.")

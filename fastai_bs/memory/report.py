@@ -10,6 +10,7 @@ __all__ = ['frozen_text', 'storage_bytes', 'FullSteps', 'MemoryProbe', 'process_
 
 # %% ../../nbs/memory/02_report.ipynb #9dacbf26
 import math, os, time, torch
+from contextlib import suppress
 import numpy as np
 import pandas as pd
 from torch.autograd.graph import saved_tensors_hooks
@@ -18,7 +19,7 @@ from fastai.callback.core import Callback, CancelBatchException, CancelFitExcept
 from fastai.learner import Learner
 from fastai.torch_core import find_bs
 from ..utils.checks import check_number, check_whole, shown
-from ..utils.text import bytes_text, counted, time_text
+from ..utils.text import bytes_text, counted, percent, time_text
 from ..utils.plots import legend_below, new_axes
 from ..learner.ranks import alone
 from ..utils.memory_errors import free_memory, out_of_memory
@@ -264,7 +265,16 @@ class MemoryReport(pd.DataFrame):
         if self.is_frozen: print(frozen_text)
         self.announce()
         if for_=='valid': return valid_items_in(self.step, room, margin)
-        return self.items_in(room, margin, on_card=card is not None)
+        n = self.items_in(room, margin, on_card=card is not None)
+        if card and self.step: self._say_kernels()
+        return n
+
+    def _say_kernels(self):
+        "Say where the kernels of a card hold other tensors than those of the table"
+        with suppress(RuntimeError,ValueError): # A batch of today's size may not be traced
+            ratio = sum(self.step(self.bs, True).values())/self.bytes['total']
+            if abs(ratio-1)>0.01: print(f"A card has kernels of its own for attention and dropout: with them {counted(self.bs)} take {percent(ratio)} of the "
+                                        "total in this report")
 
     def _room(self, limit):
         "Return the card that `limit` names, or `None`, and the bytes that a training step can have"

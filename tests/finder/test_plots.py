@@ -39,7 +39,7 @@ cases = dict(
     gain=(dict(adam=False, times=secs(16, 32, 64, 128, 256, c=3e-4)), 'Stay at 64', '128 has to save 9.1%'),
     error=(dict(spread=0.4), 'Stay at 64', 'step times varied by 40%, so that is not sure'),
     split=(dict(micro_bs=16, times=by_hand, noise_scale=100., ci=(80.,130.)), 'Stay at 64, as 1 x 64', ''),
-    split_stays=(dict(**bare, micro_bs=16, times=by_hand[:3]), 'Stay at 64, as 1 x 64', '512 has to save 25%: 9.1% for each of 3 doublings'),
+    split_stays=(dict(**bare, micro_bs=16, times=by_hand[:3]), 'Stay at 64, as 1 x 64', 'larger sizes were not tried'),
     chosen=(dict(chosen=16), 'You chose 16 (today 64)', 'as you chose'),
     open=(dict(noise_scale=inf, ci=(60.,inf)), 'Stay at 64', ''),
     fixed=(dict(cool=None), 'Use 128 (today 64)', '256 would save less than 10% more'),
@@ -125,7 +125,7 @@ def test_a_dark_style_is_that_of_the_whole_picture():
 def test_what_was_measured_and_what_the_plan_makes_of_it_are_two_lines():
     "The first over the cool stretch, the second over all"
     left,_ = plan_of(noise_scale=60., ci=(50.,70.)).plot()
-    measured,whole = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('measured: 400','plan: 60'))
+    measured,whole = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('all pooled: 400','plan: 60'))
     assert set(measured.get_ydata())=={400.}
     assert set(whole.get_ydata())=={60.}
 
@@ -139,7 +139,7 @@ def test_intervals_are_in_the_legend_where_there_are_some(low, high, drawn, monk
 
 def test_at_fixed_weights_the_noise_scale_is_that_of_the_last_windows():
     left,_ = plan_of(cool=None, df=window_rows(16), n_windows=12).plot()
-    points,measured = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('mean of 5 or 6','measured: 512'))
+    points,measured = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('mean of 5 or 6','all pooled: 512'))
     assert len(points.get_xdata())==3
     assert measured.get_xdata().tolist()==[4.5,16.5]
     left.figure.canvas.draw()

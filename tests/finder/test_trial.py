@@ -322,7 +322,7 @@ def test_a_trial_costs_no_more_than_a_part_of_what_it_can_win(n_epoch, told):
         assert n==n_most or _seconds(n+1)>most_part*saving
         assert trial.is_known and trial.skipped is None
 
-on_this = "Trying batches of 16 items in short trainings on this device, whose step times are not known."
+on_this = "Trying batches of 16 items in short trainings on this device; how long that takes here is not known."
 
 @pytest.mark.parametrize('a,said,given', [(0.01,["Trying batches of 16 items in short trainings: about 4.5 s, 23% of this training."],False), (0.001,[],False),
     (0.001,[on_this],True)])

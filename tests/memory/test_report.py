@@ -22,7 +22,7 @@ from fastai_bs.utils.checks import n_bytes
 from fastai_bs.utils.text import bytes_text
 from helpers import changes, loaders, mlp, picture, quiet_learner, RaiseAt, regression
 from pictures import misplaced, narrow
-from test_trace import classifier, learners
+from test_trace import Attention, classifier, learners
 
 nan,f32 = math.nan,torch.float32
 
@@ -348,6 +348,17 @@ def test_a_measured_batch_is_drawn_along_its_line():
 def test_a_card_is_said(capsys):
     assert report_of().max_bs('T4')==report_of().max_bs(limit_bytes('T4'))
     assert capsys.readouterr().out==f"{card_of('T4')}. {margin_text(limit_bytes('T4'), 0.05)}\n"
+
+@pytest.mark.parametrize('p,said', [(0.1,True),(0.,False)])
+def test_kernels_of_a_card_are_said_where_they_hold_others(p, said, capsys):
+    "Attention with dropout keeps its weights on a CPU"
+    items = list(zip(torch.randn(8, 196, 64), torch.randn(8, 196, 64)))
+    report = quiet_learner(loaders(items, 4), Attention(p)).memory_report(precision='fp32')
+    n = report.max_bs('T4')
+    assert ('A card has kernels of its own for attention and dropout: with them 4 items take ' in capsys.readouterr().out)==said
+    report.max_bs('1GB')
+    assert 'kernels of its own' not in capsys.readouterr().out
+    assert (n>1.2*report.max_bs(limit_bytes('T4')))==said
 
 # What the process holds
 

@@ -16,7 +16,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders
 from fastai.learner import Recorder
 from fastai.optimizer import Adam
-from fastai_bs.all import adascale_gain, batch_size, BatchSchedule, ScaledLR, sqrt_scaling
+from fastai_bs.all import adascale_gain, batch_size, BatchSchedule, linear_scaling, ScaledLR, sqrt_scaling
 from fastai_bs.learner.loaders import micro_batch_size
 from fastai_bs.schedule.batch_schedule import way_to
 from helpers import changes, distance, loaders, mlp, momentum_sgd, pairwise, picture, quiet_learner, regression, set_seed, SkipSteps
@@ -99,6 +99,12 @@ def test_sizes_go_by_the_progress(f, most):
         assert bs==micro*max(1, int(f(pct)/micro+1e-6))  # As many whole micro-batches as there is room for
         assert micro<=(most or 1000)
     assert max(sizes_of(learn))>=3*min(sizes_of(learn))
+
+def test_a_rule_beside_a_scaled_lr_is_warned_of():
+    "The learner's own scales the rate"
+    learn = learner(n=48, cbs=[BatchSchedule({0: 4, 1: 16}, rule=sqrt_scaling), ScaledLR(4, linear_scaling, warmup_epochs=0)])
+    with pytest.warns(UserWarning, match="so the rule sqrt_scaling of BatchSchedule has no effect"): fit(learn, "fit", n_epoch=2)
+    assert [round(lr/0.05, 6) for _,bs,lr in learn.seen.steps]==[bs/4 for _,bs,_ in learn.seen.steps]
 
 @pytest.mark.parametrize('base_bs', [None,8])
 def test_the_rate_goes_with_the_size(base_bs):

@@ -11,7 +11,8 @@ optimizer step and the start of an epoch spend it, so that seconds are exact on 
 * The peak of a fit is what its steps used over the one-cycle's shape, near its top: it does not depend on whether a step falls on the top.
 * The decay of a fit is the sum over all steps of rate times weight decay, as fastai's SGD and Adam shrink weights by `1 - lr*wd` in each.
 * `items`: today's fit trains on so many items, and by the noise scale the planned one needs `(N+bs)/(N+bs_now)` of them. That over
-  `n_epoch_exact` is an epoch as the plan counts it, and `n_epoch` such epochs are promised: within 5%. `enough`: they are 95% of those needed, at least.
+  `choice.option.epochs` is an epoch as the plan counts it, and `n_epoch` such epochs are promised: within 5%. `enough`: they are 95% of those needed,
+  at least.
 * `peak`: is `scaled_lr`, within 1%. `lr_factor`: is the planned peak over today's, within 1%. `wd`: is what the steps used, within 1%.
 * `rule`: the factor is the one that the rule named by the plan gives from today's size to the planned one, within 2%: over `bs/bs_now` where the loss is a
   sum and the optimizer goes as far as the gradient is long, since that gradient grows with the batch; otherwise as it is.
