@@ -1,4 +1,4 @@
-"""A learner with batches of another size and the callbacks that go with them, and back again
+"""A learner with batches of another size and the callbacks that go with them, and back again; the lines of code for it
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/apply.html.md"""
 

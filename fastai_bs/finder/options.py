@@ -1,4 +1,4 @@
-"""The trainings that one can choose from: one for each batch size, with all that goes with it
+"""The trainings that one can choose from: one for each batch size, with its rate and the rule for it, epochs, weight decay and time
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/options.html.md"""
 

@@ -5,7 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from fastai_bs.verify.compare import compared, decides, least_dof, runs_wanted, spread_of, with_loss
+from fastai_bs.verify.bs_verify import runs_wanted
+from fastai_bs.verify.compare import compared, decides, least_dof, spread_of, with_loss
 
 nan,inf = math.nan,math.inf
 approx = lambda v: pytest.approx(v, rel=1e-9, abs=1e-12)
