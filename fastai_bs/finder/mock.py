@@ -13,11 +13,11 @@ import math, time, torch
 import pandas as pd
 from fastcore.basics import patch, store_attr
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
-from fastai.torch_core import find_bs
 from ..utils.text import time_text
 from ..learner.ranks import rank
 from ..learner.loaders import epoch_len, known_micro_bs
 from ..learner.optimizer import decay_of, divides_by_size
+from ..accumulate.losses import items_of
 from ..accumulate.gradients import dense
 from ..accumulate.sizes import Sizes
 from ..accumulate.grad_accum import GradAccum
@@ -223,7 +223,7 @@ class EndOfMock(Callback):
         self.trained = sum(p.numel() for p in params if p.requires_grad)/sum(p.numel() for p in params)
 
     def after_backward(self):
-        self.micro_bs = max(self.micro_bs, find_bs(self.yb))
+        self.micro_bs = max(self.micro_bs, items_of(self.learn))
         if self.known_micro_bs and self.micro_bs>self.known_micro_bs: raise CancelFitException
         if torch.isfinite(self.learn.loss): return
         accum = self.windows.accum

@@ -13,13 +13,13 @@ import numpy as np
 from fastcore.basics import patch, store_attr
 from fastai.callback.core import Callback, CancelBatchException, CancelFitException, CancelValidException
 from fastai.learner import Learner
-from fastai.torch_core import find_bs
 from ..utils.text import counted
 from ..learner.ranks import any_rank, ddp_model, from_ranks, over_ranks, trains_together
 from ..utils.memory_errors import free_memory, out_of_memory
 from ..learner.loaders import with_micro_bs
 from ..learner.loop import validate_on_ranks
 from ..learner.mock import ticks
+from ..accumulate.losses import items_of
 from ..accumulate.grad_accum import GradAccum
 from ..memory.max_bs import SizeSearch
 from ..schedule.rules import sqrt_scaling
@@ -63,7 +63,7 @@ class StepTimer(Callback):
         self._begun_step = None
         self._wait = time.perf_counter()-self._end if self._end else 0.
         if self.iter==0: self.starts.append(time.perf_counter()-self._epoch_begin)
-        if find_bs(self.yb)!=self.micro_bs: raise CancelBatchException # The last batch of an epoch can be too small for the model
+        if items_of(self.learn)!=self.micro_bs: raise CancelBatchException # The last batch of an epoch can be too small for the model
 
     def before_step(self): self._begun_step = self._now()
     def before_validate(self): raise CancelValidException

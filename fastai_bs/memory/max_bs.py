@@ -180,18 +180,18 @@ def _allocator_bound(gpu, limit, margin):
     try: yield
     finally: torch.cuda.set_per_process_memory_fraction(was, gpu)
 
-def _bound(learn, micro_bs, limit, size, orders, margin, trains):
-    "Return how many items `size` bytes hold, by the memory report or by traces of validation batches; `inf` if nothing bounds them"
+def _bound(learn, micro_bs, limit, size, orders, margin, trains, most):
+    "Return how many items, `most` at most, `size` bytes hold, by the memory report or by traces of validation batches; `inf` if nothing bounds them"
     if math.isinf(size): return math.inf
     try:
-        if not trains: return valid_items_in(TracedStep(learn, orders[1], ds_idx=1), size, margin)
+        if not trains: return valid_items_in(TracedStep(learn, orders[1], ds_idx=1), size, margin, most)
         report = report_of(learn, micro_bs, orders[0])
     except Exception:
         if limit is not None: raise
         return math.inf # The search meets the same error, or needs no report
     if limit is None and not report.per_item['total']>0: return math.inf
     if shown_by(learn): report.announce()
-    return report.items_in(size, margin)
+    return report.items_in(size, margin, most=most)
 
 # %% ../../nbs/memory/04_max_bs.ipynb #4e478920
 def _check_sizes(dl, start, max_bs, n_steps):
@@ -243,9 +243,10 @@ def _search(learn, dl, at, limit, margin, start, max_bs, n_steps, allowed):
     if shows and n_steps and is_frozen(learn): print(frozen_text)
     orders = [by_size(o) for o in learn.dls.loaders[:2]] # Found once for all trials
     search,size = SizeSearch(learn, n_steps, orders),_limit_of(learn, limit, margin)
-    bound = math.inf if search.gpu else _bound(learn, at, limit, size, orders, margin, n_steps>0)
+    most = min(max_bs or math.inf, n_items(dl))
+    bound = math.inf if search.gpu else _bound(learn, at, limit, size, orders, margin, n_steps>0, most)
     bound = min(from_ranks(bound))
-    most = min(bound, max_bs or math.inf, n_items(dl))
+    most = min(bound, most)
     if math.isinf(most): raise ValueError("The set does not say how many items it has, so the search has no end: set `max_bs`")
     at,most = allowed(at),allowed(int(most)) # `max_bs` may be a number of NumPy
     def found(res):

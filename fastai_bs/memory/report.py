@@ -185,8 +185,8 @@ def check_room(
     if margin>=1: raise ValueError(f"`margin` must be the share of the memory that stays free, below 1, got {margin}")
     if for_ not in ('train','valid'): raise ValueError(f"`for_` must be 'train' or 'valid', got {shown(for_)}")
 
-def _most_items(held, bs, at_bs, per_item, limit, margin, batch):
-    """Return the largest number of items whose bytes `held(items)` fit in `limit` less `margin`; at most 2% of that stay free
+def _most_items(held, bs, at_bs, per_item, limit, margin, batch, most=math.inf):
+    """Return the largest number of items, `most` at most, whose bytes `held(items)` fit in `limit` less `margin`; at most 2% of that stay free
 
     `at_bs` is what `bs` items hold, and `per_item` about what one more takes there. The peak is the largest of several sums that are linear in the items, so
     it is convex: on a line from a size that fits to one that does not, sizes fit. Where such lines only creep on, as where items are compared in pairs or
@@ -199,8 +199,10 @@ def _most_items(held, bs, at_bs, per_item, limit, margin, batch):
     good,bad = (bs,at_bs) if at_bs<=room else (0,at_bs-per_item*bs),None
     n,width = max(good[0]+1, math.floor(bs+(room-at_bs)/per_item)),math.inf
     while bad is None or bad[0]-good[0]>1 and (good[0]==0 or good[1]<0.98*room):
+        n = min(n, most)
         now = n,held(n)
         if now[1]>room: bad = now
+        elif n==most: return n
         else: good = now
         if bad is None:
             n = 2*n
@@ -216,11 +218,12 @@ def valid_items_in(
     step:TracedStep, # Its `valid` is called
     limit:float, # Bytes
     margin:float, # As for `MemoryReport.max_bs`
+    most:float=math.inf, # Items at most
 )->int: # Items
     "Return the largest validation batch that `limit` less `margin` holds, by traces"
     bs = step.micro_bs
     held = step.valid(bs)
-    return _most_items(step.valid, bs, held, (step.valid(2*bs)-held)/bs, limit, margin, 'validation batch')
+    return _most_items(step.valid, bs, held, (step.valid(2*bs)-held)/bs, limit, margin, 'validation batch', most)
 
 class MemoryReport(pd.DataFrame):
     "A table of what a training step holds: `bytes` with the micro-batch of the report, and the bytes that a larger one adds `per_item`"
@@ -292,6 +295,7 @@ class MemoryReport(pd.DataFrame):
         limit:float, # Bytes
         margin:float, # As for `max_bs`
         on_card:bool=False, # As for `TracedStep`
+        most:float=math.inf, # Items at most
     )->int: # As for `max_bs`
         "Return what `max_bs` returns for training, and print nothing"
         total,per_item = self.loc['total']
@@ -304,7 +308,7 @@ class MemoryReport(pd.DataFrame):
         if on_card and self.step:
             total = _held(self.bs)
             per_item = (_held(2*self.bs)-total)/self.bs
-        return _most_items(_held, self.bs, total, per_item, limit, margin, 'micro-batch')
+        return _most_items(_held, self.bs, total, per_item, limit, margin, 'micro-batch', most)
 
     def _at(self, bs, on_card):
         "Return the table of another number of items, which `max_bs` would predict"

@@ -26,7 +26,7 @@ from ..utils.memory_errors import out_of_memory
 from ..learner.snapshot import pass_unchanged, same_rng
 from ..learner.loaders import refuse_empty, rows_of, slices, tensors
 from ..learner.loop import ScopedCallback, backward, callback_of, change_hidden, overridden_step
-from ..accumulate.losses import ElementCounter, as_scalar, count_items, plain, refuse_loss
+from ..accumulate.losses import ElementCounter, as_scalar, items_of, plain, refuse_loss
 from ..accumulate.weights import Weights, watch_scale
 from ..accumulate.window import MicroBatch
 from ..accumulate.sizes import batch_size
@@ -97,7 +97,7 @@ class FromWindows(Source):
 
     def after_backward(self):
         micro = self.accum.micro
-        if self.measures and micro.backed and micro.elems is not None: self.norms.keep(micro, count_items(None, *self.learn.yb))
+        if self.measures and micro.backed and micro.elems is not None: self.norms.keep(micro, items_of(self.learn))
 
     def close(self):
         "Measure the window, whose mean is in `.grad`"
@@ -127,7 +127,7 @@ class FromRanks(Source):
 
     def after_backward(self):
         if not self.is_due or self.micro.elems is None: return
-        self.norms.keep(self.micro, find_bs(self.learn.yb))
+        self.norms.keep(self.micro, items_of(self.learn))
         is_sum = self.counter.reduction=='sum'
         window = self.norms.micros and self.norms.window(is_sum)
         if window: return unweighed_window(window, self.n_ranks, is_sum)
@@ -296,7 +296,7 @@ class FromSteps:
     ): # `Measurement` of a window that is full, or `None`
         "Add the gradient of a step"
         grads = {p: p.grad for p in params if p.grad is not None} # A layer that is left out at random has none
-        n_items = find_bs(self.learn.yb) if len(self.learn.yb) else 0
+        n_items = items_of(self.learn) if len(self.learn.yb) else 0
         if not (grads and n_items) or any(g.is_sparse for g in grads.values()) or self.n_items not in (None,n_items): return
         self.n_items = n_items
         again = [p for p in grads if p in self.sums]

@@ -14,13 +14,12 @@ from itertools import product
 import pandas as pd
 from fastai.callback.core import Callback
 from fastai.learner import Learner
-from fastai.torch_core import find_bs
 from ..utils.text import counted
 from ..utils.memory_errors import free_memory, out_of_memory
 from ..learner.ranks import n_ranks, over_ranks, trains_together
 from ..learner.loaders import known_micro_bs
 from ..learner.mock import ticks
-from ..accumulate.losses import ElementCounter, plain
+from ..accumulate.losses import ElementCounter, items_of, plain
 from ..accumulate.window import loss_sum
 from ..accumulate.grad_accum import own_settings, quiet_accum
 from ..schedule.scaled_lr import rates, scale_lr
@@ -79,7 +78,7 @@ class EndLoss(Callback):
         if math.isnan(self.begin): self.begin = time.perf_counter()
 
     def after_loss(self):
-        self.n_items += find_bs(self.yb)
+        self.n_items += items_of(self.learn)
         if self.brief_cycle.n_done<self.first: return
         n = self.counter(self.learn)
         self.total = self.total + loss_sum(n, plain(self.learn.loss).detach(), self.counter.reduction)

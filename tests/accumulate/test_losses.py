@@ -1,15 +1,19 @@
 "What a loss averages over: known, said by `count`, or asked for, so that the gradient is the large batch's"
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader as TorchDataLoader
+from fastai.data.core import DataLoaders
+from fastai.optimizer import SGD
 from fastai.losses import BaseLoss, CrossEntropyLossFlat, DiceLoss, LabelSmoothingCrossEntropyFlat
 from fastai.callback.core import Callback
-from fastai_bs.accumulate.losses import count_items, loss_elements
+from fastai_bs.accumulate.losses import count_items, items_of, loss_elements
 from fastai_bs.all import BatchSchedule, GradAccum, NoiseScale
-from helpers import flat, loaders, mlp, quiet_learner
+from helpers import flat, loaders, mlp, quiet_learner, regression
 from loss_cases import classes, exact, padded, reals, seqs, token, weight
 from test_grad_accum import assert_clean, assert_windows, bn_learner, inf, spied
 from test_sizes import bn_model, learner
@@ -90,6 +94,29 @@ def test_no_byte_is_ignored(dtype):
 def test_items_of_a_batch(yb, n):
     "Where each has targets of its own, as boxes, too; several targets of a batch are no items"
     assert count_items(None, *yb)==n
+
+@pytest.mark.parametrize('xb,yb,n', [(torch.zeros(4,3,8,8),[torch.zeros(2,4)]*4,4), ([torch.zeros(3,8,8)]*4,[torch.zeros(2,4)]*4,4),
+    (torch.zeros(4,3,8,8),[torch.zeros(n,4) for n in (1,2,3,4)],4), ((torch.zeros(5,3),torch.zeros(5,2)),(torch.zeros(5),torch.zeros(5,4)),5),
+    (torch.zeros(5,3),(torch.zeros(5),torch.zeros(5,4)),5), (torch.zeros(2,3),[torch.zeros(2,4),torch.zeros(2)],2)])
+def test_items_are_those_of_the_inputs_where_each_has_targets_of_its_own(xb, yb, n):
+    "Also where all have as many boxes; several targets of a batch have as many rows as it has items"
+    assert items_of(SimpleNamespace(xb=(xb,), yb=(yb,)))==n
+
+class Boxes(torch.nn.Module):
+    def __init__(self): super().__init__(); self.l = mlp(5, 4, dtype=torch.float32)
+    def forward(self, x, *_): return self.l(x)
+
+def test_a_detector_accumulates_exactly():
+    "The first two micro-batches have two boxes in each picture"
+    items = [(x,torch.full((2 if i<8 else 1+i%3,4), float(i))) for i,(x,_) in enumerate(regression(16, dtype=torch.float32))]
+    def loss(pred, targ): return torch.stack([(p-t).square().mean() for p,t in zip(pred, targ)]).mean()
+    def _collate(b): return torch.stack([x for x,_ in b]),[t for _,t in b]
+    def _fit(bs, *cbs):
+        dl = TorchDataLoader(items, batch_size=bs, collate_fn=_collate)
+        learn = quiet_learner(DataLoaders(dl, dl), Boxes(), loss, opt_func=SGD, cbs=cbs)
+        learn.fit(2, 1e-3)
+        return flat(learn)
+    torch.testing.assert_close(_fit(4, GradAccum(2, count='items')), _fit(8), rtol=1e-4, atol=1e-6)
 
 # What is refused
 

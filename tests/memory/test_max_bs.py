@@ -584,6 +584,20 @@ def test_bad_arguments_of_a_search_are_refused(kwargs, error, says):
     assert says in str(res)
     if 'limit' not in kwargs: assert seen(learn)==[] # Before anything is trained on
 
+def test_no_more_items_are_traced_than_may_be_asked_for(monkeypatch):
+    "A loss that goes through the items one by one would take for ever with millions"
+    seen = []
+    own = TracedStep.__call__
+    def _traced(self, bs, *args):
+        seen.append(bs)
+        return own(self, bs, *args)
+    monkeypatch.setattr(TracedStep, '__call__', _traced)
+    assert quiet_learner(pair(n=96), mlp(dtype=f32)).max_bs_find(max_bs=8, limit='8GB')==8
+    assert max(seen)==8
+    seen.clear()
+    assert quiet_learner(pair(n=96), mlp(dtype=f32)).max_bs_find()==96
+    assert max(seen)==96
+
 def test_a_loader_that_cannot_change_its_batches():
     error = search(limited(1000, dls=DataLoaders(Fixed(), Fixed())))
     assert isinstance(error, ValueError)
