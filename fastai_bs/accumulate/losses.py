@@ -71,7 +71,9 @@ def count_items(
     of_each = isinstance(targ, (list,tuple)) and len({t.shape[:1] for t in tensors(targ)})>1 # Targets of each item, as its boxes
     return len(targ) if of_each else find_bs(yb)
 
-def items_of(learn)->int: # A `Learner` with a batch
+def items_of(
+    learn, # A `Learner` with a batch
+)->int:
     "Count the items of the batch as `count_items` does, and where each has targets of its own, by the inputs too"
     targ,inp = (o[0] if len(o) else None for o in (learn.yb,getattr(learn, 'xb', ())))
     if isinstance(targ, (list,tuple)) and isinstance(inp, (Tensor,list,tuple)) and len(targ)==len(inp):
