@@ -33,8 +33,8 @@ class MicroBatch:
     whole:tuple = None # Loss and elements of the window that it has closed; `None`: it has closed none
 
     def whole_at_hand(self)->tuple:
-        "Return `whole` in main memory; a loss on a device waits for it once"
-        if self.whole is not None: self.whole = both_at_hand(*self.whole)
+        "Return `whole` of a window that is closed, in main memory; what is on a device is waited for once"
+        self.whole = both_at_hand(*self.whole)
         return self.whole
 
 @dataclass

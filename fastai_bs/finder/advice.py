@@ -75,14 +75,17 @@ def _no_larger(device, today):
     if device.max_bs and device.max_bs<2*micro_bs: return f"with max_bs={device.max_bs} no micro-batch larger than {micro_bs} is compared"
     if device.too_large: return "larger micro-batches do not fit in memory"
     if device.failed: return "larger micro-batches could not be timed"
-    if 2*today.n_ranks*2*micro_bs>today.n_train: return f"an epoch of {counted(today.n_train)} does not hold two larger micro-batches"
-    return f"no larger micro-batch has {'a time among those given' if device.given else 'a time'}"
+    larger = 2*micro_bs*today.n_ranks # Of all ranks
+    if 2*larger>today.n_train: return f"an epoch of {counted(today.n_train)} does not hold two larger micro-batches"
+    return "no time was given for a larger micro-batch" if device.given else "no larger micro-batch was timed"
+
+def _hoped_text(plan): return f"{counted(plan.facts.trial.hoped, 'epoch')} (today {num(plan.facts.today.n_epoch)})" # Of the size that was not tried
 
 def _why_untried(plan):
     "Write why no larger size was tried"
-    t,trial = plan.facts.today,plan.facts.trial
+    trial = plan.facts.trial
     return stay_reasons['costly' if trial.can_save else 'useless'].format(
-        skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), hoped=f"{counted(trial.hoped, 'epoch')} (today {num(t.n_epoch)})")
+        skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), hoped=_hoped_text(plan))
 
 def _stay(plan):
     t,d = plan.facts.today,plan.facts.device
@@ -131,10 +134,8 @@ def _use(plan):
     made_up = f" A step is {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}." if o.n_acc>1 else ''
     use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
     if math.isnan(o.steps):
-        trial,now = plan.facts.trial,num(t.n_epoch)
-        if trial.skipped!=plan.bs: return f"{use}: it was not tried, so the epochs are today's, and the loss may end higher."
-        return (f"{use}: it was not tried, so the epochs are today's, and the loss may end higher. If all goes well {plan.bs} needs "
-                f"{counted(trial.hoped, 'epoch')} (today {now}).")
+        hoped = f" If all goes well {plan.bs} needs {_hoped_text(plan)}." if plan.facts.trial.skipped==plan.bs else ''
+        return f"{use}: it was not tried, so the epochs are today's, and the loss may end higher.{hoped}"
     takes = f": {_duration_text(plan)}." if plan.facts.device.timed else "."
     return f"{use}{', which needs' if _is_chosen(plan) else ' for'} {_epochs(plan)}{takes}{made_up}"
 
@@ -325,11 +326,16 @@ def _on_device(plan):
     if d.failed: yield f"Micro-batches of {textwrap.shorten(', '.join(str(o) for o,_ in d.failed), 40)} items failed, so their times are not known."
     if d.too_large: yield f"Micro-batches of {d.too_large} items did not fit in memory, {largest} did."
 
+def _it_to_measure(plan)->int:
+    "Return the micro-batches to measure with where nothing was measured; more where the learner accumulates"
+    t = plan.facts.today
+    return max(usual_it, cycle_of(None, t.n_acc, t.steps).num_it)
+
 def _on_cost(plan):
     "Yield how to ask for the sizes that were not looked at"
     t,m,d,trial = plan.facts.today,plan.facts.measured,plan.facts.device,plan.facts.trial
     if m.has_mock or not math.isnan(m.noise_scale) or plan.verdict not in ('stay','split') or _is_chosen(plan): return
-    n = max(usual_it, cycle_of(None, t.n_acc, t.steps).num_it)
+    n = _it_to_measure(plan)
     if plan.choice.reason=='nowhere':
         yield f"Only {trial.failed} was tried. To compare sizes between {t.bs} and {trial.failed}, and below {t.bs}: bs_find(..., num_it={n})."
         return
@@ -396,15 +402,15 @@ def good_to_know(
         bs = plan.facts.trial.skipped
         yield "The table has the time that other sizes would take for as many epochs as today."
         if bs and not _is_chosen(plan):
-            low,high = parts_tried(bs/plan.facts.today.bs)
-            yield (f"All goes well if batches of {plan.facts.today.bs} need at least {percent(high)} of the items in short trainings: that is assumed, not "
+            part = parts_tried(bs/plan.facts.today.bs)[1]
+            yield (f"All goes well if batches of {plan.facts.today.bs} need at least {percent(part)} of the items in short trainings: that is assumed, not "
                    f"measured. A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would then save in one training.")
         if not plan.facts.measured.has_mock and not list(_on_cost(plan)):
-            yield f"Smaller sizes are not judged: bs_find(..., num_it={usual_it}) would measure the noise scale, and compare all sizes."
+            yield f"Smaller sizes are not judged: bs_find(..., num_it={_it_to_measure(plan)}) would measure the noise scale, and compare all sizes."
     largest = plan.facts.trial.largest
     if plan.verdict=='use' and plan.bs==largest and any(o>plan.micro_bs for o in plan.facts.micro_sizes):
         yield (f"No size above {largest} is planned, as none was tried: the next trial would have cost too much, or got too little further. "
-               f"bs_find(..., num_it={usual_it}) tries it whatever it costs.")
+               f"bs_find(..., num_it={_it_to_measure(plan)}) tries it whatever it costs.")
     if plan.verdict=='split' and plan.facts.trial.skipped: yield f"Larger sizes: {_why_untried(plan)}."
     joined = [o for o in plan.options if o.n_acc>1 and plan.facts.today.n_acc==1]
     if joined:

@@ -241,7 +241,7 @@ def bs_find(self:Learner,
     n_batch:int=20, # Micro-batches in a window at most, all at the same weights; fewer where the epoch is short or the noise scale small
     beta:float=0.99, # Decay of a window's weight with each window after it
     ci:float=0.95, # Coverage of the interval
-    tol:float=0.25, # Half-width of the interval, of the estimate: if wider, windows are added; at `lr=0`, measure until it is reached. 0: neither
+    tol:float=0.25, # Half-width of the interval, over the estimate, at most: if wider, windows are added; at `lr=0`, measure until it is reached. 0: neither
     max_bs=None, # Largest micro-batch to time, in items; `None`: as memory and patience allow; 'auto': as `max_bs_find` finds first
     show_plot:bool=True, # Plot the plan
     *,

@@ -48,7 +48,9 @@ def _is_of_batches(dl):
 
 def n_items(dl): # A loader
     "Return the number of items that `dl` draws from in an epoch; `inf` if it does not say"
-    if _is_of_batches(dl): return len(dl)*micro_batch_size(dl) if known_micro_bs(dl) and hasattr(dl.dataset, '__len__') else math.inf
+    if _is_of_batches(dl):
+        bs = known_micro_bs(dl)
+        return len(dl)*bs if bs and hasattr(dl.dataset, '__len__') else math.inf
     n = getattr(dl, 'partial_n', None) or (getattr(dl, 'n', None) if isinstance(dl, DataLoader) else None) # On ranks, `dl` may hold a list of batches
     sampler = getattr(getattr(dl, 'batch_sampler', None), 'sampler', None) or getattr(dl, 'sampler', None)
     try: return n or len(sampler or dl.dataset) # A torch sampler may leave some out
@@ -81,7 +83,7 @@ def declared_len(learn): # A `Learner`
 
 # %% ../../nbs/learner/03_loaders.ipynb #5ed014fd
 def drops_last(dl): # A training loader
-    "Return whether `dl` leaves out a last batch that is not whole; that of a language model is as large as all, and shorter"
+    "Return whether `dl` leaves out a last batch that has fewer items than the others; that of a language model has as many, which are shorter"
     sampler = getattr(dl, 'batch_sampler', None) # torch's `drop_last` is that of its sampler, which may have no length
     return not isinstance(dl, LMDataLoader) and bool(getattr(dl if sampler is None else sampler, 'drop_last', False))
 

@@ -57,7 +57,7 @@ class Undo:
     def __exit__(self, *_): self.close()
 
     def close(self):
-        "Make the calls, once more one that was interrupted, and raise the first error at the end"
+        "Make the calls, again where one was interrupted, and raise the first error at the end"
         error = None
         while self.calls:
             try:

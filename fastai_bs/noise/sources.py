@@ -30,7 +30,7 @@ from ..accumulate.losses import ElementCounter, as_scalar, items_of, plain, refu
 from ..accumulate.weights import Weights, watch_scale
 from ..accumulate.window import MicroBatch
 from ..accumulate.sizes import batch_size
-from ..accumulate.gradients import all_params, any_nonzero, divide, no_autocast, refuse_hooks, refuse_cuda_graphs
+from ..accumulate.gradients import add_up, all_params, any_nonzero, divide, no_autocast, refuse_hooks, refuse_cuda_graphs
 from ..accumulate.grad_accum import GradAccum
 from .norms import RankWindow, squared_norm, unweighed_window, weighed_window
 
@@ -299,9 +299,7 @@ class FromSteps:
         n_items = items_of(self.learn) if len(self.learn.yb) else 0
         if not (grads and n_items) or any(g.is_sparse for g in grads.values()) or self.n_items not in (None,n_items): return
         self.n_items = n_items
-        again = [p for p in grads if p in self.sums]
-        if again: torch._foreach_add_([self.sums[p] for p in again], [grads[p] for p in again])
-        self.sums.update({p: g.clone() for p,g in grads.items() if p not in self.sums})
+        add_up(self.sums, grads, Tensor.clone)
         self.sq.append(squared_norm([*grads.values()]))
         self.n.append(as_scalar(self.counter(self.learn), self.sq[0].dtype, self.sq[0].device))
         if len(self.sq)==self.n_steps: return self._measurement()

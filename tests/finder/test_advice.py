@@ -197,7 +197,7 @@ def test_what_a_size_further_away_has_to_save():
     (dict(failed=((128,'mine'),)),'larger micro-batches could not be timed'), (dict(max_bs=128, failed=((128,'mine'),)),'could not be timed'),
     (dict(too_large=128),'larger micro-batches do not fit in memory'),
     (dict(n_train=200, n_epoch=100),'an epoch of 200 items does not hold two larger micro-batches'),
-    (dict(given=True),'no larger micro-batch has a time among those given'), ({},'no larger micro-batch has a time,')])
+    (dict(given=True),'no time was given for a larger micro-batch'), ({},'no larger micro-batch was timed,')])
 def test_why_no_larger_micro_batch_is_compared(kwargs, larger):
     plan = plan_of(**unmeasured, times=secs(64), **kwargs)
     assert plan.choice.reason=='single'
@@ -216,6 +216,12 @@ def test_no_measurement_is_advised_that_takes_longer_than_the_training():
     assert not any('num_it' in o for o in cautions(short))
     assert 'Smaller sizes are not judged: bs_find(..., num_it=660) would measure' in ' '.join(short.details().split())
     assert short.details().count('num_it=660')==1
+
+def test_a_learner_that_accumulates_measures_with_more():
+    "Where that is said, also in the details"
+    short = plan_of(**unmeasured, micro_bs=8, times=secs(8, 16), n_train=20_000, n_epoch=1, trial=Trial(64, skipped=256, hoped=2, saving=1., cost=3.))
+    assert not any('num_it' in o for o in cautions(short))
+    assert [o for o in good_to_know(short) if 'num_it=2760' in o] and not any('num_it=660' in o for o in good_to_know(short))
 
 def test_why_nothing_larger_is_planned():
     "Beyond what was tried, and beside a batch that is only made up in another way"
