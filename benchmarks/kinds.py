@@ -223,7 +223,7 @@ def clean(data, name, n):
     def _pair(x): return noisy(x),x
     return *(_pair(standardized(x)[:m]) for (x,_),m in zip(digits28(data, name), (n,1000))),masks_net,nn.MSELoss()
 
-# Tasks that nobody had trained when the rule was corrected
+# Tasks that nobody had trained when the rule was corrected for the first time
 
 def wrong_labels(data, name, n, wrong=0.2):
     "Digits of which a part has the label of another picture"
@@ -349,7 +349,14 @@ fresh = dict(few_pictures=Kind(cifar, 'cifar10_jpg', 1200, 2e-3, bs=16, epochs=(
              residual_sgd=Kind(partial(images, conv=residual_net), 'fashion_mnist', 6000, 0.05, epochs=(5,), opt=SGD),
              digits_sgd=Kind(digits, '', 1440, 0.05, bs=16, epochs=(12,), opt=SGD),
              table_long_sgd=Kind(pays.adult, 'adult', 6000, 0.02, epochs=(8,), opt=SGD))
-tasks = {**first, **others, **later, **fresh}
+last = dict(rows_sgd=Kind(rows, 'mnist', 6000, 0.1, epochs=(5,), opt=SGD),
+            patches_sgd=Kind(partial(images, conv=PatchTransformer), 'fashion_mnist', 5000, 0.05, epochs=(6,), opt=SGD),
+            genres_sgd=Kind(genres, 'ml-latest-small', 8000, 1., epochs=(5,), opt=SGD),
+            teacher_sgd=Kind(teacher, '', 4000, 0.05, bs=16, epochs=(5,), opt=SGD),
+            masks_long=Kind(masks, 'fashion_mnist', 3000, 8e-3, bs=16, epochs=(6,)),
+            clean=Kind(clean, 'fashion_mnist', 3000, 4e-3, bs=16, epochs=(6,)),
+            letters_long=Kind(letters, 'imdb_sample', 3000, 8e-3, bs=16, epochs=(6,)))
+tasks = {**first, **others, **later, **fresh, **last}
 
 # Trainings
 

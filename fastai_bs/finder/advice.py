@@ -61,7 +61,7 @@ stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
     costly="if all goes well {skipped} needs {hoped} and saves {saving} per training, too little for a trial, which takes {cost}",
     useless="even if all goes well {skipped} needs {hoped} and saves no time",
-    nowhere="in short trainings {failed} needed at least {more} times as much data as {bs} for the same loss, too much to plan with",
+    nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss, too much to plan with{between}",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{larger}, and larger batches made up of {micro_bs} at a time save too little",
@@ -87,16 +87,21 @@ def _why_untried(plan):
     return stay_reasons['costly' if trial.can_save else 'useless'].format(
         skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), hoped=_hoped_text(plan))
 
+def _between(plan):
+    "Write which size below one that was of no use comes nearest to paying; nothing where there is none"
+    sizes = [o for o in plan.options if o.bs>plan.facts.today.bs]
+    return f", and {min(sizes, key=lambda o: o.fit_time).bs} would save too little" if sizes else ''
+
 def _stay(plan):
     t,d = plan.facts.today,plan.facts.device
     if _is_chosen(plan): return f"Stay at {t.bs}, as you chose: nothing changes."
     now = plan.choice.option
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
     gain,trial = 1-other.fit_time/now.fit_time,plan.facts.trial
-    part = parts_tried(trial.failed/t.bs)[0] # 0 where none has failed
+    needed = num(epochs_needed(trial.failed, t.bs, trial.noise)) if trial.is_known else f"at least {num(1/(parts_tried(trial.failed/t.bs)[0] or 1))}"
     text = _why_untried(plan) if plan.choice.reason in ('costly','useless') else stay_reasons[plan.choice.reason].format(
         failed=trial.failed, judged='larger' if math.isnan(plan.facts.noise) else 'other',
-        more=num(1/part) if part else '', bs=t.bs,
+        more=needed, bs=t.bs, between=_between(plan),
         other=other.bs, gain=percent(gain), limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
         larger=_no_larger(d, t))
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
@@ -224,7 +229,8 @@ def _got(plan):
     if o.trained_epochs==t.n_epoch: return f"{told}. So {counted(t.n_epoch, 'epoch')} should be enough for {plan.bs}, too."
     tried = f" ({num(t.n_epoch/in_all)} at {trial.largest})" if plan.bs!=trial.largest else ''
     rounded = '' if num(o.epochs)==num(o.trained_epochs) else f", and {num(o.trained_epochs)} are planned"
-    return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(o.epochs)} at {plan.bs}{tried}{rounded}."
+    too_little = f" That is too little to plan with {trial.failed} itself." if trial.got_nowhere else ''
+    return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(o.epochs)} at {plan.bs}{tried}{rounded}.{too_little}"
 
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
@@ -336,7 +342,7 @@ def _on_cost(plan):
     t,m,d,trial = plan.facts.today,plan.facts.measured,plan.facts.device,plan.facts.trial
     if m.has_mock or not math.isnan(m.noise_scale) or plan.verdict not in ('stay','split') or _is_chosen(plan): return
     n = _it_to_measure(plan)
-    if plan.choice.reason=='nowhere':
+    if plan.choice.reason=='nowhere' and not trial.is_known:
         yield f"Only {trial.failed} was tried. To compare sizes between {t.bs} and {trial.failed}, and below {t.bs}: bs_find(..., num_it={n})."
         return
     takes = n/t.n_acc*today_as_is(plan.facts).step_time

@@ -151,8 +151,8 @@ class Device:
 @dataclass(frozen=True)
 class Trial:
     "Hold how far larger batches got in short trainings"
-    largest:float = math.inf # Batch size in items beyond which nothing is planned: one that got further than today's, or today's; `inf`: none was tried
-    noise:float = math.nan # Noise scale in items at which it gets as far as it did; NaN: none got anywhere
+    largest:float = math.inf # Batch size in items beyond which nothing is planned: one that was tried, or today's; `inf`: none was tried
+    noise:float = math.nan # Noise scale in items at which it gets as far as it did; NaN: no further than today's in as many steps, or not told
     n_short:float = math.nan # Optimizer steps of a training with today's batch for which that noise scale holds
     failed:float = math.inf # Smallest batch size in items of which a step was worth too little; `inf`: none
     skipped:int = None # Batch size in items that was not tried, as that costs too much for what it can save; `None`: none
@@ -163,7 +163,7 @@ class Trial:
     @property
     def is_known(self)->bool: return not math.isnan(self.noise) # Did a larger batch get further than today's in as many steps?
     @property
-    def got_nowhere(self)->bool: return not self.is_known and math.isfinite(self.failed) # Did none that was tried?
+    def got_nowhere(self)->bool: return math.isfinite(self.failed) and not (self.is_known and self.largest<self.failed) # Was none of use?
     @property
     def can_save(self)->bool: return self.saving>0 # May `skipped` save time at all?
 

@@ -141,11 +141,11 @@ def part_reached(
     at_low:float, # Where today's batch ends with the lower of `parts_tried`
     at_high:float, # The same with the upper one
     k:float, # Larger batch over today's
-)->float: # From the lower one, which stands for less as well, to 1, which stands for more
+)->float: # To 1, which stands for more; 0 where it is less than the lower one, and no telling how much
     "Return the part of the items with which today's batch ends at `loss`"
     low,high = parts_tried(k)
-    if not at_high<at_low<math.inf: return high if loss<=at_high else low # More items were of no use, or fewer too few to train at all
-    return min(max(low, low*(high/low)**((at_low-loss)/(at_low-at_high))), 1.)
+    if not at_high<at_low<math.inf: return high if loss<=at_high else 0. # More items were of no use, or fewer too few to train at all
+    return min(low*(high/low)**((at_low-loss)/(at_low-at_high)), 1.)
 
 def is_steep(
     at_low:float, # As for `part_reached`
@@ -248,13 +248,13 @@ def try_sizes(
     "Try the sizes that may be chosen, where they are larger than today's"
     if not (facts.measured.moved and facts.device.timed and facts.can_plan): return facts
     asked = facts.measured.has_mock # For a measurement? Then a trial may cost what it costs
-    base,lost = today_as_is(facts),0. # Seconds of trials that found nothing
+    base = today_as_is(facts)
     for i in range(most_trials):
         larger = _next_to_try(facts, base)
         if larger is None: break
         hoped = _hoped(facts, base, larger)
         saving = base.fit_time-hoped.fit_time # Below 0 where it takes longer
-        can_spend = math.inf if asked else most_part*saving-lost
+        can_spend = math.inf if asked else most_part*saving
         n_steps = min(_steps_for(base, larger, can_spend), math.floor(base.trained_steps))
         if n_steps<n_least and not asked:
             skipped = dict(skipped=larger.bs, hoped=hoped.trained_epochs, saving=saving, cost=_seconds(base, larger, n_least))
@@ -266,10 +266,11 @@ def try_sizes(
         part,steep = try_larger(learn, facts, base, larger, n_steps, look)
         if look: facts = replace(facts, measured=replace(facts.measured, **look.alarms(trains_together(learn))))
         if not facts.can_plan: break
-        if part<=parts_tried(larger.bs/base.bs)[0]:
-            facts,lost = replace(facts, trial=replace(facts.trial, failed=larger.bs)),lost+seconds
-            continue
         found = _with_trial(facts, base, larger, n_steps, part, steep)
+        if part<=parts_tried(larger.bs/base.bs)[0]:
+            if found.trial.noise and not facts.trial.is_known: facts = found # For the sizes between
+            facts = replace(facts, trial=replace(facts.trial, failed=larger.bs))
+            break
         if facts.trial.is_known and not _is_faster(found, facts): break # Keep what was found nearer to the smaller sizes
         facts,base = found,option_of(found, found.noise, larger.bs)
     return facts if facts.trial.is_known else replace(facts, trial=replace(facts.trial, largest=facts.today.bs))

@@ -72,7 +72,8 @@ def test_parts_of_a_step():
 # The trial of larger sizes
 
 @pytest.mark.parametrize('trial,leaves', [(Trial(), (64,128,256)), (Trial(128, 90., 9), (64,128)), (Trial(failed=128), (64,)), (Trial(64), (64,128,256)),
-    (Trial(64, failed=256), (64,)), (Trial(128, 90., 9, 256), (64,128))])
+    (Trial(64, failed=256), (64,)), (Trial(128, 90., 9, 256), (64,128)), (Trial(256, 90., 9, 256), (64,128))])
 def test_what_a_trial_leaves(trial, leaves):
     assert [bs for bs in (64,128,256) if trial.permits_size(bs)]==list(leaves)
-    assert (trial.is_known,trial.got_nowhere)==(not math.isnan(trial.noise),math.isnan(trial.noise) and trial.failed<inf)
+    assert trial.is_known==(not math.isnan(trial.noise))
+    assert trial.got_nowhere==(trial.failed<inf and (math.isnan(trial.noise) or trial.failed==trial.largest))
