@@ -10,37 +10,37 @@ from kinds import tasks
 
 path = here.parent/'nbs/images/front.png'
 by_adam = {'Ratings,\nby Adam': ('ratings','ratings_net'), 'Tables,\nby Adam': ('rossmann','adult','table_long','prices','tumours','teacher','sorting'),
-           'Text,\nby Adam': ('shakespeare','reviews','gru','awd','transformer','letters','genres','review_words','char_conv'),
+           'Text,\nby Adam': ('shakespeare','reviews','gru','awd','transformer','letters','genres','review_words','char_conv','letters_long'),
            'Pictures,\nby Adam': ('mnist','fashion','cifar','digits','rows','autoencoder','masks','digits_long','cifar_long','patches',
-                        'textures','fashion_long','few_pictures','wrong_labels','colours')}
+                        'textures','fashion_long','few_pictures','wrong_labels','colours','masks_long','clean')}
 rows = {**by_adam, 'All kinds,\nby SGD': tuple(nm for nm,o in tasks.items() if o.opt is SGD)}
 devices = dict(here='on a CPU', flat_4='assumed GPU, where 4 times the batch takes no longer (time calculated)')
 columns = dict(first='Time: bs_find and\nfirst training (CPU)', time='Time: each\nlater training', d_train='Training loss', d_valid='Validation loss')
 numbers = ['time','first','ten','d_train','d_valid']
 
-def calls():
-    """A row for each call of `bs_find` in `keeps.md` on two devices: how far time and losses are from today's, where its plan changes the batch size, else NaN
+def found():
+    """Return what `keeps.md` has of two devices: a row for each call of `bs_find`, and one for each plan that changes the batch size, the mean of its seeds
 
-    Where steps are flat up to 4 times today's batch the time is predicted, and what asking takes there is not known.
+    A plan has how far time and losses are from today's. Where steps are flat up to 4 times today's batch the time is predicted, and what asking takes there
+    is not known.
     """
-    both = keeps.ratios(Table('keeps').df)
-    both = both[both.device.isin(devices)]
+    calls = keeps.ratios(Table('keeps').df)
     of_task = {nm: row for row,names in rows.items() for nm in names}
-    assert set(both.task)<=set(of_task), "a task without a row"
-    is_here = both.device=='here'
-    time,asking = both.time.where(is_here, both.predicted)-1,(both.find/both.secs_now).where(is_here)
-    both = both.assign(row=both.task.map(of_task), time=time, first=time+asking, ten=time+asking/10)
-    return both.assign(**both[numbers].where(both.changed))[['row','device','changed',*numbers]] # A plan that stays changes nothing
+    calls = calls[calls.device.isin(devices)].assign(row=calls.task.map(of_task))
+    assert calls.row.notna().all(), "a task without a row"
+    plans = keeps.by_plan(calls)
+    times = plans[['first','time','ten']].assign(time=plans.time.where(plans.device=='here', plans.predicted))-1
+    return calls,plans.assign(row=plans.task.map(of_task), **times)[['row','device',*numbers]]
 
 def medians(df): return df.groupby(['device','row'])[[*columns]].median().reindex([(d,o) for d in devices for o in rows])
 
 def caption():
     "What the picture shows, in figures; stored within it, so that an old picture is told from a new one"
-    df = calls()
-    return medians(df).join(df.groupby(['device','row']).changed.agg(['sum','size'])).round(3).to_csv()
+    calls,plans = found()
+    return medians(plans).join(calls.groupby(['device','row']).changed.agg(['sum','size'])).round(3).to_csv()
 
 def draw():
-    df = calls()
+    calls,df = found()
     middle = medians(df)
     at = {nm: len(rows)-1-i for i,nm in enumerate(rows)} # From above
     with plt.style.context({'font.size': 13, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.spines.left': False}):
@@ -57,7 +57,7 @@ def draw():
             ax.set(xlim=(-0.95,0.95), xticks=(-0.5,0,0.5))
             ax.tick_params(axis='y', length=0)
             ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        for (device,row),of in df.groupby(['device','row']).changed:
+        for (device,row),of in calls.groupby(['device','row']).changed:
             where,shift = ('CPU',0.17) if device=='here' else ('GPU',-0.17)
             of_all.annotate(f'{where}: {of.sum()} of {len(of)}', (0.5,at[row]+shift), ha='center', va='center', fontsize=11)
         of_all.set_title('Calls that change\nthe batch size', fontweight='bold', fontsize=12)

@@ -64,13 +64,14 @@ def ratios(df):
     key = ['task','epochs','kind','seed']
     both = df[df.part=='plan'].merge(df[df.part=='today'], on=key, suffixes=('','_now'))
     def _over(o): return (both[o]/both[f'{o}_now']-1).where(both[f'{o}_now']>both.guess_now/100) # Of next to nothing no ratio means anything
-    return both.assign(changed=both.bs!=both.bs_now, d_train=_over('train'), d_valid=_over('valid'), time=both.secs/both.secs_now)
+    time,asking = both.secs/both.secs_now,(both.find/both.secs_now).where(both.device=='here') # What asking takes is not known for the others
+    return both.assign(changed=both.bs!=both.bs_now, d_train=_over('train'), d_valid=_over('valid'), time=time, first=time+asking, ten=time+asking/10)
 
 def by_plan(both):
     "Means over the seeds of those that change something"
     key = ['task','epochs','kind','device']
     went = both[both.changed].groupby(key, sort=False)
-    columns = ['d_train','d_valid','time','predicted','factor','n_epoch','lr','train','train_now']
+    columns = ['d_train','d_valid','time','first','ten','predicted','factor','n_epoch','lr','train','train_now']
     return went[columns].mean().assign(bs=went.bs.agg(lambda o: ', '.join(map(str, sorted(set(o))))), n=went.size()).reset_index()
 
 others = {**others, **later}
@@ -127,19 +128,18 @@ def sentences(both):
 
 def of_cost(here):
     "What asking takes on this processor, over today's whole training or in seconds; and the first training with a plan, the asking included"
-    cost,went,is_long = here.find/here.secs_now,here[here.changed],here.steps>=500
-    first,of_ten,stays = (went.find+went.secs)/went.secs_now,(went.find/10+went.secs)/went.secs_now,here[~here.changed].reason
+    cost,went,is_long,stays = here.find/here.secs_now,by_plan(here),here.steps>=500,here[~here.changed].reason
     short = here[here.steps<1000]
     def _of(which): return f"{cost[which].median():.2f}, {cost[which].min():.2f} to {cost[which].max():.2f}"
-    def _first(which): return f"{first[which].median():.2f} (median of {which.sum()})"
+    def _first(which): return f"{went['first'][which].median():.2f} (median of {which.sum()})"
     reasons = ', '.join(f"{nm} in {n}" for nm,n in stays.value_counts().items())
     return [f"* `bs_find` takes {cost.median():.2f} of today's whole training (median of {len(cost)}), {cost.min():.2f} to {cost.max():.2f}; where the plan "
             f"changes something {_of(here.changed)}; where no size can win {_of(here.reason=='never')}; where trying one costs too much for what it can "
             f"win {_of(here.reason=='costly')}.",
             f"* For trainings of 500 steps or more that is {_of(is_long)}; shorter ones take {here.find[~is_long].max():.1f} s at most.",
             f"* The first training with a plan that changes something, with what finding it takes, lasts {_first(went.epochs>0)} of today's; of 4 epochs "
-            f"{_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, {of_ten.median():.2f}; each training alone "
-            f"{(went.secs/went.secs_now).median():.2f}.",
+            f"{_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, {went.ten.median():.2f}; each training alone "
+            f"{went.time.median():.2f}. Each plan is the mean of its seeds.",
             f"* Plans that stay on this processor: {len(stays)} of {len(here)} (of those for fewer than 1000 steps {(~short.changed).sum()} of {len(short)}); "
             f"{reasons}."]
 
@@ -147,9 +147,8 @@ def cost_table(here):
     "A row for each task and number of epochs"
     rows = []
     for (task,epochs),o in here.groupby(['task','epochs'], sort=False):
-        first = (o.find+o.secs)/o.secs_now
         rows.append([task,epochs,f'{o.steps.iloc[0]:.0f}',f'{o.secs_now.mean():.1f}',f'{o.find.mean():.1f}',f'{(o.find/o.secs_now).median():.2f}',
-                     f'{o.changed.sum()} of {len(o)}',f'{first[o.changed].median():.2f}' if o.changed.any() else '',', '.join(sorted(set(o.reason)))])
+                     f'{o.changed.sum()} of {len(o)}',f'{o["first"][o.changed].median():.2f}' if o.changed.any() else '',', '.join(sorted(set(o.reason)))])
     heads = ['data','epochs','steps',"today's training, s",'`bs_find`, s',"over today's",'change',"first training with the plan, over today's",'reason']
     return md_table(heads, rows)
 

@@ -1,4 +1,4 @@
-"""Find out what a loss averages over, and count it in each micro-batch
+"""Find out what a loss averages over, and count it, or items, in each micro-batch
 
 Docs: https://fastai-bs.github.io/fastai_bs/accumulate/losses.html.md"""
 

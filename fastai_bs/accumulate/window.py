@@ -1,4 +1,4 @@
-"""A window as a value: its micro-batches, what they add up to, and the loss of the large batch
+"""A window as a value: when it is full, what its micro-batches add up to, and the loss of the large batch
 
 Docs: https://fastai-bs.github.io/fastai_bs/accumulate/window.html.md"""
 

@@ -59,7 +59,7 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="if all goes well {skipped} needs {hoped} and saves {saving} per training, too little for a trial, which takes {cost}",
+    costly="if all goes well {skipped} needs {hoped} and saves {saving} per training, but trying it takes {cost}, over half of that",
     useless="even if all goes well {skipped} needs {hoped} and saves no time",
     nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss, too much to plan with{between}",
     little="{other} would save {gain} of the time, but {limit}",
@@ -97,12 +97,12 @@ def _stay(plan):
     if _is_chosen(plan): return f"Stay at {t.bs}, as you chose: nothing changes."
     now = plan.choice.option
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
-    gain,trial = 1-other.fit_time/now.fit_time,plan.facts.trial
+    gain,trial = 100*(1-other.fit_time/now.fit_time),plan.facts.trial
     needed = num(epochs_needed(trial.failed, t.bs, trial.noise)) if trial.is_known else f"at least {num(1/(parts_tried(trial.failed/t.bs)[0] or 1))}"
     text = _why_untried(plan) if plan.choice.reason in ('costly','useless') else stay_reasons[plan.choice.reason].format(
         failed=trial.failed, judged='larger' if math.isnan(plan.facts.noise) else 'other',
         more=needed, bs=t.bs, between=_between(plan),
-        other=other.bs, gain=percent(gain), limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
+        other=other.bs, gain=f'{gain:.1f}'.removesuffix('.0')+'%', limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
         larger=_no_larger(d, t))
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
@@ -210,6 +210,7 @@ def _estimate_text(noise_scale, ci):
     low,high = ci
     if not math.isfinite(noise_scale): return f"at least {counted(low)}"
     if math.isnan(low): return counted(noise_scale) # Given as a number
+    if math.isinf(high) and not low: return f"about {counted(noise_scale)} (any number is possible)"
     if math.isinf(high): return f"about {counted(noise_scale)} ({num(low)} or more)"
     if not low: return f"about {counted(noise_scale)} ({num(high)} at most)"
     return f"about {counted(noise_scale)} ({num(low)} to {num(high)})"
@@ -229,8 +230,10 @@ def _got(plan):
     if o.trained_epochs==t.n_epoch: return f"{told}. So {counted(t.n_epoch, 'epoch')} should be enough for {plan.bs}, too."
     tried = f" ({num(t.n_epoch/in_all)} at {trial.largest})" if plan.bs!=trial.largest else ''
     rounded = '' if num(o.epochs)==num(o.trained_epochs) else f", and {num(o.trained_epochs)} are planned"
+    left_out = o.epoch.items<t.epoch.items and abs(epochs_needed(plan.bs, t.bs, plan.facts.noise)*t.n_epoch/o.epochs-1)>0.005
+    drops = f" (an epoch of {plan.bs} drops more items at its end)" if left_out else ''
     too_little = f" That is too little to plan with {trial.failed} itself." if trial.got_nowhere else ''
-    return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(o.epochs)} at {plan.bs}{tried}{rounded}.{too_little}"
+    return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(o.epochs)} at {plan.bs}{drops}{tried}{rounded}.{too_little}"
 
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
@@ -265,7 +268,7 @@ def _found(plan):
     counts = num(plan.facts.measured_noise)
     if counts==num(at_end): return f"{_seen(m)}."
     steps = counted(math.ceil(plan.facts.today.steps), 'step')
-    return f"{_seen(m)}. For a training of {steps} it counts as {counts}: short trainings gain less from larger batches."
+    return f"{_seen(m)}. Over {steps} it counts as {counts}: short trainings gain less from larger batches."
 
 def why(
     plan, # A `BatchPlan`
@@ -289,7 +292,7 @@ def _on_time(plan):
 def _on_epochs(plan):
     "Yield for how many epochs it is where no number was given"
     t = plan.facts.today
-    if not t.has_n_epoch: yield f"No n_epoch was given: this is for {counted(t.n_epoch, 'epoch')} of today. Longer trainings may want larger batches."
+    if not t.has_n_epoch: yield f"No n_epoch was given: this is for {counted(t.n_epoch, 'epoch')} of today."
 
 def _on_clock(plan):
     "Yield whether other work on the machine has spoiled the times"
@@ -348,7 +351,7 @@ def _on_cost(plan):
     takes = n/t.n_acc*today_as_is(plan.facts).step_time
     if takes>plan.duration.today and not d.given: return # It is said among what is good to know
     about = '' if d.given else f" (about {time_text(takes)})" # Seconds of another device do not say how long this one measures
-    yield f"Smaller sizes are not judged without a noise scale: bs_find(..., num_it={n}) measures it{about}, and compares all sizes."
+    yield f"Smaller sizes are not judged without a noise scale: bs_find(..., num_it={n}) measures it{about}, and tries larger ones whatever that costs."
 
 def _on_open(plan):
     "Yield what would bound the noise scale"
@@ -387,7 +390,9 @@ def _on_chosen(plan):
         yield f"Of the sizes that were compared, {fastest.bs} is the fastest: {time_text(fastest.trained_time)}."
     is_tried = plan.bs<=plan.facts.trial.largest<math.inf
     if plan.bs>plan.facts.today.bs and plan.facts.measured.moved and not is_tried:
-        yield f"The rate is scaled to {rate_text(plan.scaled_lr)} by {rule_name(plan.rule)}, not tried at {plan.bs}: if the loss rises, pass a lower rate."
+        epochs = ", and its epochs follow from smaller ones" if plan.facts.trial.is_known else ''
+        yield (f"{plan.bs} was not tried: its rate is scaled to {rate_text(plan.scaled_lr)} by {rule_name(plan.rule)}{epochs}. If the loss rises, pass a "
+               "lower rate.")
 
 def cautions(
     plan, # A `BatchPlan`
@@ -412,7 +417,8 @@ def good_to_know(
             yield (f"All goes well if batches of {plan.facts.today.bs} need at least {percent(part)} of the items in short trainings: that is assumed, not "
                    f"measured. A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would then save in one training.")
         if not plan.facts.measured.has_mock and not list(_on_cost(plan)):
-            yield f"Smaller sizes are not judged: bs_find(..., num_it={_it_to_measure(plan)}) would measure the noise scale, and compare all sizes."
+            yield (f"Smaller sizes are not judged without a noise scale: bs_find(..., num_it={_it_to_measure(plan)}) would measure it, and try larger ones "
+                   "whatever that costs.")
     largest = plan.facts.trial.largest
     if plan.verdict=='use' and plan.bs==largest and any(o>plan.micro_bs for o in plan.facts.micro_sizes):
         yield (f"No size above {largest} is planned, as none was tried: the next trial would have cost too much, or got too little further. "
@@ -445,7 +451,9 @@ def brief_words(
     "Collect what a plan says at first sight: what to do, how that is likely to end, the line to run, and the gravest caution"
     words = plan_words(plan, most=1 if plan.verdict in ('use','split','stay') else 3)
     how = [*_record(plan), *_on_rate(plan)]
-    if not math.isnan(plan.facts.measured_noise): how.insert(0, _found(plan))
+    if not math.isnan(plan.facts.measured_noise):
+        tried = [_got(plan)] if plan.verdict=='stay' and plan.facts.trial.is_known else [] # That is what decides
+        how = [_found(plan), *tried, *how]
     return {kind: texts for kind,texts in (words | dict(how=how, why=[])).items() if texts}
 
 def _more(plan):
@@ -470,7 +478,7 @@ def _candidates_table(plan): # A data frame, with a row per candidate
         epochs = f'{o.freeze_epochs} + {num(o.trained_epochs)}' if o.freeze_epochs else o.trained_epochs
         size = marked_size(o.bs, [(nm,o.bs) for nm,is_it in marks if is_it])
         return {'batch size': size, 'as': _split_text(o.n_acc, o.micro_bs, f.today.n_ranks), 'epochs': epochs,
-                'time (s)': o.trained_time, "over today's": o.trained_time/plan.duration.today}
+                'time (s)': o.trained_time, "of today's": o.trained_time/plan.duration.today}
     return pd.DataFrame([_row(o) for o in sorted([*as_is, *plan.options], key=lambda o: o.bs)])
 
 def plan_html(

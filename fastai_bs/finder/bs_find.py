@@ -255,8 +255,8 @@ def bs_find(self:Learner,
 
     Pass the `lr` that you train with, and the number of epochs as `n_epoch`. Without `n_epoch`, or with `num_it`, the gradient noise scale is measured in a
     mock training; `lr=0` measures at the present weights. `num_it` and `n_batch` count micro-batches, the batches of the training loader: measured is in
-    windows of up to `n_batch`, until half of the interval is at most `tol` of the estimate. `step_times` is for another device: seconds of a step by
-    items, today's among them. `plan.apply(learn)` carries the plan out. A second call draws the same random numbers; with another `seed` it is an
+    windows of up to `n_batch`, until the interval reaches no further than `tol` of the estimate to both sides. `step_times` is for another device: seconds
+    of a step by items, today's among them. `plan.apply(learn)` carries the plan out. A second call draws the same random numbers; with another `seed` it is an
     independent one.
     """
     check_bools(show_plot=show_plot)

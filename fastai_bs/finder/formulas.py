@@ -1,4 +1,4 @@
-"""Steps, epochs, noise scale and seconds of a training with another batch size: pure formulas, with their sources
+"""Steps, epochs, noise scale and seconds with another batch size, also one that was not timed: pure formulas, with their sources
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/formulas.html.md"""
 

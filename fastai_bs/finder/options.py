@@ -78,9 +78,8 @@ def _same_loss_epochs(facts, noise, bs, epoch):
 
 # %% ../../nbs/finder/07_options.ipynb #104efa4c
 def _wd_factor(today, steps, lr_factor):
-    "Return the factor on the weight decay that was given, for a fit of so many optimizer steps; NaN: not known how many it needs"
-    if today.wd is None: return 1.
-    return today.wd_factor if math.isnan(steps) else today.wd_factor*decay_factor(today.steps/steps, lr_factor)
+    "Return the factor on the weight decay that was given, for a fit of so many optimizer steps"
+    return 1. if today.wd is None else today.wd_factor*decay_factor(today.steps/steps, lr_factor)
 
 # %% ../../nbs/finder/07_options.ipynb #6ba9017f
 def _freeze_epochs(today, epochs):
@@ -146,7 +145,7 @@ def option_of(
     return Option(bs, micro_bs, n_acc, changes, step_time, rule=rule, lr_factor=lr_factor, epoch=epoch, epochs=epochs,
         steps=steps_needed(bs, noise) if is_known else math.nan,
         examples=examples_needed(bs, noise) if is_known else math.nan,
-        wd_factor=_wd_factor(t, trained*epoch.steps if is_known else math.nan, lr_factor) if changes else 1.,
+        wd_factor=_wd_factor(t, trained*epoch.steps, lr_factor) if changes else 1.,
         trained_epochs=trained, freeze_epochs=freeze_epochs, epoch_time=epoch_time,
         trained_time=fit_time_of(facts, trained, freeze_epochs, epoch_time),
         fit_time=fit_time_of(facts, epochs if is_now else max(epochs, trained), freeze_epochs, epoch_time))

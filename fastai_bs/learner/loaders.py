@@ -1,4 +1,4 @@
-"""Sizes of loaders and of items, a loader with another batch size, and parts of a batch
+"""Sizes of loaders, a loader with another batch size, parts of a batch, and a learner set up with other loaders and callbacks
 
 Docs: https://fastai-bs.github.io/fastai_bs/learner/loaders.html.md"""
 

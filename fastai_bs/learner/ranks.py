@@ -1,4 +1,4 @@
-"""Find out which ranks train together, and exchange values between them
+"""Find out which ranks train together, exchange values between them, and gradients once in a window
 
 Docs: https://fastai-bs.github.io/fastai_bs/learner/ranks.html.md"""
 

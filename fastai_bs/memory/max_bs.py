@@ -243,10 +243,10 @@ def _search(learn, dl, at, limit, margin, start, max_bs, n_steps, allowed):
     if shows and n_steps and is_frozen(learn): print(frozen_text)
     orders = [by_size(o) for o in learn.dls.loaders[:2]] # Found once for all trials
     search,size = SizeSearch(learn, n_steps, orders),_limit_of(learn, limit, margin)
-    most = min(max_bs or math.inf, n_items(dl))
-    bound = math.inf if search.gpu else _bound(learn, at, limit, size, orders, margin, n_steps>0, most)
+    asked = min(max_bs or math.inf, n_items(dl))
+    bound = math.inf if search.gpu else _bound(learn, at, limit, size, orders, margin, n_steps>0, asked)
     bound = min(from_ranks(bound))
-    most = min(bound, most)
+    most = min(bound, asked)
     if math.isinf(most): raise ValueError("The set does not say how many items it has, so the search has no end: set `max_bs`")
     at,most = allowed(at),allowed(int(most)) # `max_bs` may be a number of NumPy
     def found(res):
@@ -267,8 +267,9 @@ def _search(learn, dl, at, limit, margin, start, max_bs, n_steps, allowed):
     try:
         with _allocator_bound(search.gpu, size, margin) if search.gpu else nullcontext():
             ran = at if begin>at and fits(at) else 0 # A short trial first, to know how long one takes
-            if shows and search.secs*begin>worth_saying: print(
-                f"max_bs_find: by the memory report {counted(bound)} fit; a trial with {counted(begin)} takes at most about {time_text(search.secs*begin)}")
+            if shows and search.secs*begin>worth_saying:
+                n,takes = f"{'at least ' if bound>=asked else ''}{counted(bound)}",time_text(search.secs*begin)
+                print(f"max_bs_find: by the memory report {n} fit; a trial with {counted(begin)} takes at most about {takes}")
             res = largest(fits, begin, most) or ran # A model may take some sizes only
             if res: res = allowed(res)
             below = math.ceil(res*(1-margin))
@@ -299,7 +300,8 @@ def max_bs_find(self:Learner,
 
     A GPU's allocator refuses what does not fit: sizes double from `start` items on until memory runs out or `max_bs` is reached, then the distance is halved.
     On CUDA `limit` and `margin` bound the allocator itself meanwhile. A CPU's memory does not run out: there `limit` decides, by default half of the
-    machine's memory, less what this process holds beside the model, and the size that the report gives is tried first; that for a card, as 'T4', is not tried.
+    machine's memory, less what this process holds beside the model, and the size that the report gives is tried first. For a card, as with `limit='T4'`,
+    the answer is the report's, and nothing is tried.
     If items differ in size, the trials take the largest. Where another limit than memory ends the search, as a kernel's, a warning names it.
     """
     return largest_that_runs(self, limit, margin, how, start, max_bs, n_steps, for_)

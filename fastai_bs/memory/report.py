@@ -241,8 +241,8 @@ class MemoryReport(pd.DataFrame):
         if self.is_frozen: how += ", with a frozen body"
         text = f"Memory of a training step, micro-batches of {counted(self.bs)}, {how}"
         return f"{text}. Nothing has to be done. {self._untraced_text}" if self.untraced else text
-    _untraced_text = ("These are the bytes of real steps on this device, without what a GPU's kernels take for a while, so a card may hold fewer items than "
-                      "max_bs says: max_bs_find() on the card itself finds out")
+    _untraced_text = ("These are the bytes of real steps on this device. A GPU's kernels take some more for a while, so a card may hold fewer items: "
+                      "max_bs_find() on the card itself finds out")
     def _text(self): return pd.DataFrame({nm: [bytes_text(o) for o in self[nm]] for nm in self.columns}, index=self.index)
 
     def __repr__(self): return f"{self._head()}\n{self._text().to_string()}"

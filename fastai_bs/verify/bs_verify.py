@@ -90,14 +90,13 @@ def _say(learn, plan, fits, n_runs):
 def bs_verify(self:Learner,
     plan, # A `BatchPlan` of `bs_find` with `n_epoch`; or a peak learning rate, to make one for (`None`: `learn.lr`), with `n_epoch`
     sizes=None, # Batch sizes in items to train as well, each as `plan.at` says
-    n_runs:int=2, # Runs of each size; from 2 on, more where so few sizes would leave the noise between runs unknown
+    n_runs:int=2, # Runs of each size; for a plan alone 2 become 4, as fewer would not tell the noise between runs
     *,
     n_epoch:int=None, # Epochs of today's training, if a plan is to be made
 )->BatchVerification: # `.verdict`, `.bs`, `.plan` to apply, `.table`, `.plot()`
     """Train as today and as planned, from the same weights, and compare how they end; the learner is left as it was
 
     Each training is a whole `fit_one_cycle`, or `fine_tune` where that is planned, with the batch size, learning rate, weight decay and epochs of its plan.
-    With one size beside today's there are four runs of both.
     """
     _check(self, plan, sizes, n_runs, n_epoch)
     if not isinstance(plan, BatchPlan): plan = self.bs_find(plan, n_epoch=n_epoch, show_plot=False)

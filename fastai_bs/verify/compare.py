@@ -1,4 +1,4 @@
-"""The statistics of `bs_verify`: which loss is compared, and relative differences in loss with intervals
+"""The statistics of `bs_verify`: relative differences between the losses of its runs, with intervals
 
 Docs: https://fastai-bs.github.io/fastai_bs/verify/compare.html.md"""
 

@@ -124,6 +124,7 @@ def unmeasured(**kwargs): return facts_of(**{**dict(noise_scale=math.nan, ci=(ma
     (lambda: unmeasured(trial=Trial(64, skipped=256, saving=-1., cost=3.)), 'stay', 'useless'),
     (lambda: unmeasured(trial=Trial(64, failed=256)), 'stay', 'nowhere'),
     (lambda: unmeasured(trial=Trial(64, failed=256, skipped=128, cost=3.)), 'stay', 'nowhere'),
+    (lambda: unmeasured(trial=Trial(256, 8., 4690, failed=256)), 'stay', 'nowhere'),
     (lambda: unmeasured(noise_scale=512., trial=Trial(64, skipped=256, saving=9., cost=3.)), 'stay', 'costly'),
     (lambda: unmeasured(micro_bs=16, times=secs(16, 32, 64)), 'split', 'faster')])
 def test_what_was_not_tried_is_not_planned(facts, verdict, reason):

@@ -23,7 +23,7 @@ cases = dict(
     fastest=(dict(times=secs(16, 32, 64, 128, 256, 512, 1024, c=1e-6)), 'Use 1024 (today 64)', ''),
     trial=(dict(**bare, trial=Trial(256, 300., 240)), 'Use 128 (today 64)', '256 would save less than 10% more'),
     no_further=(dict(**bare, trial=Trial(128, 3000., 240, failed=256), times=flat), 'Use 128 (today 64)', ''),
-    never=(dict(**bare), 'Stay at 64', '512 has to save 25%: 9.1% for each of 3 doublings'),
+    never=(dict(**bare), 'Stay at 64', '512 has to save 24.9%, as it is 3 doublings away'),
     one=(dict(**bare, times=secs(64), n_train=100, n_epoch=500), 'Stay at 64', ''),
     two=(dict(**bare, times=secs(64, 128), n_train=300, n_epoch=100), 'Stay at 64', '128 has to save 9.1%'),
     many=(dict(bs=16, **bare, trial=Trial(65536, 3e4, 240), times=secs(*(2**i for i in range(13)), c=1e-6), n_train=10**6), 'Use 4096 (today 16)',

@@ -429,7 +429,7 @@ def test_what_is_shown(capsys, monkeypatch):
     monkeypatch.setattr(max_bs, 'worth_saying', 0)
     limited(13, cbs=ProgressCallback()).max_bs_find()
     out = capsys.readouterr().out
-    assert 'by the memory report ' in out
+    assert 'by the memory report at least 50 items fit' in out # All that there are
     assert 'a trial with 50 items takes at most about ' in out
     assert 'tracing a step of' in out
     assert 'trying micro-batches of 14 items, about ' in out

@@ -236,7 +236,7 @@ def test_what_cannot_be_traced(capsys):
     assert '-0 B' not in repr(report)
     capsys.readouterr()
     assert report.max_bs('T4')>1
-    assert "These are the bytes of real steps on this device, without what a GPU's kernels take for a while, so a card may hold" in capsys.readouterr().out
+    assert "These are the bytes of real steps on this device. A GPU's kernels take some more for a while, so a card may hold" in capsys.readouterr().out
     traced = quiet_learner(learn.dls, learn.model.lin).memory_report()
     assert report.max_bs(1e6, margin=0)>traced.max_bs(1e6, margin=0)
     with pytest.raises(ValueError, match="cannot be traced .*so its memory in fp16 is not known: leave out `precision`"): learn.memory_report(precision='fp16')

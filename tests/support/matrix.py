@@ -554,7 +554,9 @@ is the training that follows. Half precision is that of a CPU here; `torch.compi
 
 {tables[2]}
 
-## What is refused
+## Notes
+
+What is refused, in the words of the error; a cell that "works" with a note works in the way that the note names.
 
 {words}
 
