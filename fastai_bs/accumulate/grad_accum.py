@@ -243,7 +243,7 @@ def _sum_over_ranks(self:GradAccum, at):
     self.window.totals = sum_over_ranks(mine, at, self.exchange.n_ranks, looks=at==self.learn.n_iter)
 
 @patch
-def after_cancel_backward(self:GradAccum): self.micro.closes = self.n_passes==1 # fastai steps all the same; a longer window waits for the next
+def after_cancel_backward(self:GradAccum): self.micro.closes = self.n_passes==1 # fastai steps after it, and so does a window of one; a longer one waits
 
 # %% ../../nbs/accumulate/09_grad_accum.ipynb #a91c34c0
 @patch
@@ -308,7 +308,7 @@ def skip_step(self:GradAccum):
 def after_cancel_batch(self:GradAccum):
     "Drop the window if another callback cancels a micro-batch after its backward pass, and before its step is done"
     if self.micro.skips: return # We have cancelled it ourselves
-    if self.micro.done: self.window.micro = MicroBatch() # Cancelled before our `before_batch` could begin it: `micro` is still the one before
+    if self.micro.done: self.window.micro = MicroBatch() # It was cancelled before our `before_batch`, so `micro` is the one before it
     self.micro.stepped = self.stepped and self.window.begins # False if it was cancelled within its step
     if self.micro.backed:
         self.drop_window()
@@ -366,7 +366,7 @@ def _is_empty(self:GradAccum):
 
 @patch
 def _exchange_late(self:GradAccum):
-    "Average gradients over the ranks that no closing micro-batch has brought to DDP"
+    "Average those gradients over the ranks that DDP has not, as the micro-batch that closes the window did not reach them"
     self.grads.put_back()
     mean_over_ranks(self.grads.params, self.exchange.n_ranks)
 

@@ -74,7 +74,7 @@ def count_items(
 def items_of(
     learn, # A `Learner` with a batch
 )->int:
-    "Count the items of the batch as `count_items` does, and where each has targets of its own, by the inputs too"
+    "Count the items of the batch: as `count_items` does by its targets, and by its inputs where each item has targets of its own, as boxes"
     targ,inp = (o[0] if len(o) else None for o in (learn.yb,getattr(learn, 'xb', ())))
     if isinstance(targ, (list,tuple)) and isinstance(inp, (Tensor,list,tuple)) and len(targ)==len(inp):
         def _rows(o): return {t.shape[:1] for t in tensors(o)}
@@ -184,7 +184,7 @@ def _pred_grads(learn, batch, n, rows):
     return torch.cat([precise(plain(g)).reshape(len(rows), -1).nan_to_num(0., 0., 0.) for g in grads], 1)
 
 def _factors(whole, micros, tol):
-    "Return the factor on the gradient of each micro-batch by which they are those of the `whole` batch, NaN without a gradient; `None` if there are none"
+    "Return the factors that make the gradients of micro-batches those of the `whole` batch, NaN for one without; `None` where no factors do"
     factors = [((g*w).sum()/g.square().sum()).item() for g,w in zip(micros, whole)]
     rest = [w-g*f if math.isfinite(f) else w for g,w,f in zip(micros, whole, factors)]
     return factors if torch.cat(rest).norm()<=tol*torch.cat(whole).norm() else None

@@ -114,7 +114,7 @@ def _do_parts(self:Parts, parts, whole):
 # %% ../../nbs/accumulate/07_oom.ipynb #41929e2b
 @patch
 def _run(self:Parts, batch, autocast):
-    "Run a batch; where memory runs out, or has run out before in its window, go on without the window"
+    "Run a batch; go on without its window where memory runs out, now or before in this window"
     learn,accum = self.learn,self.accum
     loss = learn.loss.detach()
     try:

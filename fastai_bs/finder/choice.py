@@ -25,7 +25,7 @@ class Choice:
     as_fast:tuple=() # Options whose fit takes about as long as the shortest, ascending; none where nothing was timed
 
 # %% ../../nbs/finder/08_choice.ipynb #0f0f87a6
-per_doubling = 1.1 # Today's time over that of another size, for each doubling or halving
+per_doubling = 1.1 # Today's time has to be so many times another size's, for each doubling or halving between them
 
 def _doublings(option, now): return abs(math.log2(option.bs/now.bs)) # Or halvings
 
@@ -34,7 +34,7 @@ def time_allowed(
     now:Option, # Today's size
     least_gain:float, # Part of the time below which sizes count as equally fast
 )->float: # Seconds
-    "Return the time that a fit may take: today's, less a tenth for each doubling or halving, or less `least_gain` where that is more"
+    "Return the time that a fit may take: today's, over `per_doubling` for each doubling or halving, or over 1 and `least_gain` where that is more"
     return now.fit_time/max(1+least_gain, per_doubling**_doublings(option, now))
 
 def limit_text(

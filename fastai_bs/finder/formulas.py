@@ -48,13 +48,13 @@ def for_training(
     n_train:int, # Items of the training set
     n_epoch:float, # Epochs of the training
 )->float: # In items
-    "Return the noise scale for a whole training, `1/(1/N + 1/D + S/E)`"
+    "Return the noise scale for a whole training, `1/(1/noise_scale + 1/n_train + steps_anyway/(n_epoch*n_train))`"
     if not noise_scale: return 0.
     return 1/(1/noise_scale + 1/n_train + steps_anyway/(n_epoch*n_train))
 
 # %% ../../nbs/finder/01_formulas.ipynb #00aa28fe
 def noise_of(
-    part, # Of the items with which `bs` ends at a loss: those with which `bs_now` does, above 0 and at most 1
+    part, # Items with which `bs_now` ends at a loss, over those with which `bs` does: above 0, at most 1
     bs, # Batch size in items
     bs_now, # A smaller one
 )->float: # In items; 0 where a step of `bs` is worth no more than one of `bs_now`

@@ -69,7 +69,7 @@ class BatchPlan:
 
     @property
     def pays_after(self)->float: # Trainings; `inf` where a training as planned is no shorter, NaN where that is not known
-        "Return with which training as planned `took` is won back; NaN for the step times of another device"
+        "Return the training as planned, counted from 1, with which the seconds of `took` are won back; NaN for the step times of another device"
         planned,today = self.duration
         if self.facts.device.given or math.isnan(planned+self.took): return math.nan
         return math.ceil(self.took/(today-planned)) if planned<today else math.inf
@@ -129,7 +129,7 @@ def cbs(self:BatchPlan)->list:
 
 @patch
 def apply(self:BatchPlan,
-    learn, # A `Learner`: gets a training loader with batches of `micro_bs`, `cbs` in place of callbacks that did their work, and `wd`
+    learn, # A `Learner`: gets a training loader with batches of `micro_bs`, `cbs` in place of those that accumulate or scale the rate already, and `wd`
 ): # `learn`
     "Set up `learn` to train as planned at `lr`; draws no random number, and a second call changes nothing"
     t,o = self.facts.today,self.choice.option

@@ -64,7 +64,7 @@ def _call_for(n_epoch, lr=None):
 def _is_epochs(v): return is_whole(v) and v>1 # Of a rate: none is a whole number above 1
 
 def _check_order(request):
-    "Refuse a number of micro-batches that is none, and say what epochs and a rate would be"
+    "Refuse `num_it` that is no number of micro-batches, and say what epochs and a rate would be"
     lr,num_it = request.lr,request.num_it
     if num_it is None: return
     if not is_whole(num_it) and is_whole(lr) and lr>=1: raise TypeError(
@@ -114,7 +114,7 @@ def _check_step_times(learn, step_times, max_bs):
         "with that")
 
 def _check_noise_scale(learn, request):
-    "Refuse a noise scale that is none, or that of another training"
+    "Refuse `noise_scale` that is no noise scale, or that of another training"
     noise,lr = request.noise_scale,learn.lr if request.trained_lr is None else request.trained_lr
     if noise is None: return
     if request.num_it is not None: raise ValueError("`noise_scale` takes the place of measuring, and `num_it` says how long to measure: leave one of them out")

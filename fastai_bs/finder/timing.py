@@ -143,7 +143,7 @@ class StepTimes:
         learn:Learner, # In a mock training: its training loader is replaced
         sizes:list, # Micro-batches that may be timed, in items, ascending
         micro_bs:int, # Today's micro-batch, one of `sizes`
-        noise_scale:float, # In items of each rank; NaN where it is not known, `inf` where a size has to win by the time of an item
+        noise_scale:float, # In items of each rank; NaN where it is not known, `inf`: the fastest size is the one with the least time per item
         n_training:float=math.inf, # Micro-batches of the training that is planned; `inf`: not known
     ):
         store_attr()
@@ -197,7 +197,7 @@ def n_steps(self:StepTimes, micro_bs, again):
 # %% ../../nbs/finder/04_timing.ipynb #3f3c4642
 @patch
 def can_win(self:StepTimes, micro_bs):
-    "Tell whether this size, outside of all that ran, or one beyond it can be the fastest"
+    "Tell whether this size, smaller or larger than all that ran, can be the fastest, or one that is still further away"
     if not math.isfinite(self.noise_scale) or len(self.rounds)<2: return True # Its time for an item never rises
     def _time(o): return steps_needed(o, self.noise_scale)*self.expected(o)
     beyond = [o for o in self.sizes if (o>=micro_bs if micro_bs>self.micro_bs else o<=micro_bs)]

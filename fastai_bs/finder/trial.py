@@ -133,7 +133,7 @@ class FirstLook(Callback):
 def parts_tried(
     k:float, # Larger batch over today's
 )->tuple: # The lower one, and the upper one
-    "Return on which parts of its items today's batch is compared with a larger one"
+    "Return the two parts of the larger batch's items on which today's batch is trained beside it"
     return k**(-2/3),k**-0.25
 
 def part_reached(
@@ -162,7 +162,7 @@ def try_larger(
     facts:Facts, # What is known
     base:Option, # Training with the smaller batch
     larger:Option, # Training with the larger one
-    n_steps:int, # Optimizer steps of the smaller batch for as many items as the larger one gets
+    n_steps:int, # Length: the items that the larger batch is trained on, in optimizer steps of the smaller one
     watch=None, # As for `loss_after`, for a training of the smaller batch
 )->tuple: # As from `part_reached`, and from `is_steep`
     "Train with two batch sizes for a while, and tell how far the larger one gets"

@@ -83,7 +83,7 @@ def declared_len(learn): # A `Learner`
 
 # %% ../../nbs/learner/03_loaders.ipynb #5ed014fd
 def drops_last(dl): # A training loader
-    "Return whether `dl` leaves out a last batch that has fewer items than the others; that of a language model has as many, which are shorter"
+    "Return whether `dl` leaves out a last batch that has fewer items than the others; a language model's last batch has as many items, but shorter ones"
     sampler = getattr(dl, 'batch_sampler', None) # torch's `drop_last` is that of its sampler, which may have no length
     return not isinstance(dl, LMDataLoader) and bool(getattr(dl if sampler is None else sampler, 'drop_last', False))
 
@@ -153,7 +153,7 @@ def trained_by(
 
 # %% ../../nbs/learner/03_loaders.ipynb #2561f133
 def fixes_batches(learn): # A `Learner`
-    "Return whether the model carries a state from batch to batch, as those with a `reset` do, in an order that the loader fixes for its batch size"
+    "Return whether the model carries a state from batch to batch, as a language model does: its loader orders the text for one batch size"
     dl = learn.dls.train
     if not hasattr(learn.model, 'reset') or isinstance(_draws(dl), LMDataLoader): return False
     return isinstance(dl.sampler, SequentialSampler) if isinstance(dl, TorchDataLoader) else not getattr(dl, 'shuffle', False)

@@ -140,7 +140,7 @@ def _keep_tensor(t, stack, to):
 
 # %% ../../nbs/learner/02_snapshot.ipynb #07cfc2f4
 def _refill(o, values):
-    "Give a container these contents again; between two lines it may have too much, but lacks nothing"
+    "Give a container these contents again; cut off between two lines it has too much, never too little"
     if isinstance(o, list): o[:] = values
     elif isinstance(o, set):
         o.update(values)

@@ -47,7 +47,7 @@ def fieller(
     cov, # Their covariance
     dof, # Degrees of freedom of these variances
     level=0.95, # Coverage of the interval
-    at_least=0., # Lower end if `g_sq` is surely negative: the elements measured, as no more is known
+    at_least=0., # Lower end where `g_sq` is below 0 beyond doubt: the elements measured; no more can be said
 )->tuple: # Lower and upper end, in elements; the upper end is `inf` if the data cannot bound it
     "Return the confidence interval of `tr_sigma/g_sq` (Fieller 1954, J. R. Stat. Soc. B 16), elementwise"
     T,g = np.asarray(tr_sigma, dtype=np.float64),np.asarray(g_sq, dtype=np.float64)

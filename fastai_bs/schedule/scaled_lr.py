@@ -83,7 +83,7 @@ class _Velocity:
     "Keep the velocity of an optimizer in step with its learning rate, where the velocity holds the rate as in v = mom*v + lr*grad"
     def __init__(self):
         self.names = [] # In the optimizer's state; empty: there is nothing to correct
-        self.lr = None # That is in the velocity, by parameter group; `None`: not known
+        self.lr = None # The rate with which the velocity was made, by parameter group; `None`: not known
 
     def find(self, opt):
         "Find the velocity in the optimizer's state; refuse an optimizer without"
@@ -93,7 +93,7 @@ class _Velocity:
             "leave it out")
 
     def rescale(self, opt, at_first=None):
-        "Multiply the velocity by the optimizer's rate over the one that it holds; as long as that is not known, over `at_first`"
+        "Multiply the velocity by the optimizer's rate over the one with which it was made; over `at_first` as long as that is not known"
         if not self.names: return
         state,lr = inner_opt(opt).state,[h['lr'] for h in opt.hypers]
         for group,now,was in zip(opt.param_lists, lr, self.lr or at_first or lr):
@@ -108,7 +108,7 @@ class ScaledLR(ScopedCallback):
     Train at the rate that is right for batches of `base_bs` items; `ScaledLR` finds today's batch size itself. `linear_scaling` and
     `adascale_gain` are rules for SGD, `sqrt_scaling` and `adam_gain` for Adam and its kin.
     """
-    order,run_valid = ParamScheduler.order+1,False # After all that cancel a step or note the rate
+    order,run_valid = ParamScheduler.order+1,False # After all that cancel a step, or note the rate of one
     steps_anyway = 80 # Optimizer steps; 0: do not warn of fewer
     def __init__(self,
         base_bs:int, # Batch size in items that the learning rate was tuned for
@@ -208,7 +208,7 @@ def _warn_of_rule(self:ScaledLR):
                       "use rule=sqrt_scaling, or rule=adam_gain with a noise scale", stacklevel=2)
 
 def _warn_of_few_steps(learn, factor, least):
-    "Warn of fewer than `least` steps for a rate that is at least `factor` times the schedule's in all of the fit"
+    "Warn where the rate is at least `factor` times the schedule's in all of the fit, and the fit has fewer than `least` steps"
     if factor<2 or fit_method(learn)=='fine_tune' and learn.opt.frozen_idx>0: return
     n_steps = sum(math.ceil(epoch_len(learn)/accumulation(learn, e)) for e in range(first_epoch(learn), learn.n_epoch))
     if n_steps<least:
@@ -250,7 +250,7 @@ def before_step(self:ScaledLR):
     self._velocity.rescale(self.opt, own)
 
 @patch
-def after_cancel_step(self:ScaledLR): self._scale() # For those that note the rate
+def after_cancel_step(self:ScaledLR): self._scale() # Recorder notes the scaled rate of such a step too
 @patch
 def after_cancel_batch(self:ScaledLR): self._scale()
 @patch

@@ -72,7 +72,7 @@ class BatchVerification:
 
     @property
     def no_plan_for(self)->str: # `None` if sizes can be compared
-        "Why not: 'alone': no other size has a loss, or 'chance': too few runs to know the noise between them"
+        "Tell why not: 'alone', no other size has a loss; 'chance', too few runs to know the noise between them"
         if self.is_known: return None
         return 'alone' if self.losses.shape[1]<2 else 'chance'
 
