@@ -1,4 +1,4 @@
-"""What a plan follows from: today's training, what was measured, the device, and how far a larger batch gets
+"""What a plan follows from: today's training, what was measured, the device, how far a larger batch gets, and what speaks against any plan
 
 Docs: https://fastai-bs.github.io/fastai_bs/finder/facts.html.md"""
 
