@@ -34,13 +34,13 @@ def _plot_groups(groups, top, ax):
     bars = known[(known.low>0) | np.isfinite(known.high)] # The other intervals say nothing
     bottom = ax.get_ylim()[0]
     ax.plot(known['at'], known.noise_scale, 'o', color='C0', ms=5, label='mean of 5 or 6 measurements', zorder=3)
-    if len(bars): ax.vlines(bars['at'], bars.low.clip(lower=bottom/2), bars.high.clip(upper=2*top), color='C0', lw=1, label='its interval, where it has an end')
+    if len(bars): ax.vlines(bars['at'], bars.low.clip(lower=bottom/2), bars.high.clip(upper=2*top), color='C0', lw=1, label='its interval, if bounded')
 
 def _plot_reading(noise_scale, ci, x, ax):
     "Draw a noise scale and its interval over `x`, within the frame"
     (low,high),(bottom,top) = ci,ax.get_ylim()
     has_estimate = math.isfinite(noise_scale)
-    label = f"all pooled: {with_interval(noise_scale, ci) if has_estimate else f'at least {num(low)}'}"
+    label = f"pooled (band): {with_interval(noise_scale, ci) if has_estimate else f'at least {num(low)}'}"
     if has_estimate: ax.plot(x, [noise_scale]*2, color='C1', lw=2.5, label=label)
     ax.fill_between(x, max(low, bottom/2), min(high, 2*top), color='C1', alpha=0.2, lw=0, label=None if has_estimate else label)
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from fastai_bs.finder.advice import _candidates_table, _on_rate, brief_words, cautions, ended_above, good_to_know, headline, plan_words, why
 from fastai_bs.finder.choice import limit_text
 from fastai_bs.finder.facts import Trial
+from fastai_bs.finder.formulas import noise_of
 from fastai_bs.finder.options import at_todays_size, option_of
 from fastai_bs.noise.estimator import NoiseEstimate
 from fastai_bs.utils.text import num, time_text
@@ -79,6 +80,13 @@ def test_a_size_of_no_use_tells_of_one_between():
     told, = [o for o in why(plan) if 'In short trainings' in o]
     assert told=="""In short trainings batches of 64 needed 36% of the items that batches of 256 needed for the same loss. So 5 epochs at 64 become 7.99 at 128
 (14 at 256), and 8 are planned. That is too little to plan with 256 itself.""".replace('\n', ' ')
+
+@pytest.mark.parametrize('part,is_close', [(0.41,True), (0.45,True), (0.48,False)])
+def test_a_close_call_is_told(part, is_close):
+    "Repeated calls differ by a sixth"
+    plan = plan_of(**unmeasured, trial=Trial(256, noise_of(part, 256, 64), 4690), times=tuple((o,0.01,0.) for o in (64,128,256)))
+    assert plan.bs==256
+    assert why(plan)[0].endswith(' With 40% it would not be planned: a call with another seed may say so.')==is_close
 
 def test_one_between_that_would_save_too_little_is_named():
     plan = of_no_use(8.)

@@ -125,7 +125,7 @@ def test_a_dark_style_is_that_of_the_whole_picture():
 def test_what_was_measured_and_what_the_plan_makes_of_it_are_two_lines():
     "The first over the cool stretch, the second over all"
     left,_ = plan_of(noise_scale=60., ci=(50.,70.)).plot()
-    measured,whole = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('all pooled: 400','plan: 60'))
+    measured,whole = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('pooled (band): 400','plan: 60'))
     assert set(measured.get_ydata())=={400.}
     assert set(whole.get_ydata())=={60.}
 
@@ -135,11 +135,11 @@ def test_intervals_are_in_the_legend_where_there_are_some(low, high, drawn, monk
     left,_ = plan_of().plot()
     labels = [o.get_text() for o in left.get_legend().get_texts()]
     assert labels[0]=='mean of 5 or 6 measurements'
-    assert ('its interval, where it has an end' in labels)==drawn
+    assert ('its interval, if bounded' in labels)==drawn
 
 def test_at_fixed_weights_the_noise_scale_is_that_of_the_last_windows():
     left,_ = plan_of(cool=None, df=window_rows(16), n_windows=12).plot()
-    points,measured = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('mean of 5 or 6','all pooled: 512'))
+    points,measured = (next(o for o in left.lines if str(o.get_label()).startswith(nm)) for nm in ('mean of 5 or 6','pooled (band): 512'))
     assert len(points.get_xdata())==3
     assert measured.get_xdata().tolist()==[4.5,16.5]
     left.figure.canvas.draw()
