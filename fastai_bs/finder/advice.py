@@ -425,8 +425,10 @@ def good_to_know(
                    "whatever that costs.")
     largest = plan.facts.trial.largest
     if plan.verdict=='use' and plan.bs==largest and any(o>plan.micro_bs for o in plan.facts.micro_sizes):
-        yield (f"No size above {largest} is planned, as none was tried: the next trial would have cost too much, or got too little further. "
-               f"bs_find(..., num_it={_it_to_measure(plan)}) tries it whatever it costs.")
+        why_none = f"{plan.facts.trial.failed} got too little further" if math.isfinite(plan.facts.trial.failed) else "none would be clearly faster"
+        if plan.facts.measured.has_mock: yield f"No size above {largest} is planned: {why_none}."
+        else: yield (f"No size above {largest} is planned, as none was tried: the next trial would have cost too much, or got too little further. "
+                     f"bs_find(..., num_it={_it_to_measure(plan)}) tries it whatever it costs.")
     if plan.verdict=='split' and plan.facts.trial.skipped: yield f"Larger sizes: {_why_untried(plan)}."
     joined = [o for o in plan.options if o.n_acc>1 and plan.facts.today.n_acc==1]
     if joined:

@@ -273,6 +273,9 @@ def test_why_nothing_larger_is_planned():
     plan = plan_of(**unmeasured, n_epoch=20, trial=Trial(128, 3000., 10_000))
     assert plan.bs==128
     assert 'No size above 128 is planned, as none was tried' in ' '.join(plan.details().split())
+    for failed,told in ((inf,'none would be clearly faster'),(512,'512 got too little further')): # After a measurement all that may pay was tried
+        asked = plan_of(n_epoch=20, trial=Trial(128, 3000., 10_000, failed))
+        assert [o for o in good_to_know(asked) if 'above 128' in o]==[f'No size above 128 is planned: {told}.']
     split = plan_of(64, **unmeasured, micro_bs=16, times=secs(16, 32, 64, 128), trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.))
     assert split.verdict=='split'
     assert 'Larger sizes: if all goes well 256 needs 7 epochs (today 5) and saves 20 s per training' in ' '.join(split.details().split())
