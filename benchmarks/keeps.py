@@ -94,9 +94,9 @@ def in_short(both):
             time = f'{mine.time.median():.2f}, {mine.predicted.median():.2f}' if device=='here' else f'{mine.predicted.median():.2f}'
             stay = (~both[both.task.isin(of) & (both.device==device)].changed).sum()
             if len(mine): rows.append([group,where,f'{stay} of {n}',len(mine),*loss_words(mine.d_train),*loss_words(mine.d_valid),time])
-    heads = ['tasks','steps','stay','change (means of seeds)']
+    heads = ['tasks','device','stay','change (means of seeds)']
     of_loss = [f'{o}: {p}' for o in ('training loss','validation loss') for p in ('median','above +5%','below -30%','from, to')]
-    return md_table([*heads,*of_loss,'time'], rows)
+    return md_table([*heads,*of_loss,'time, predicted'], rows)
 
 def different(went):
     "Those that were trained: devices with the same plan share a training"
@@ -137,9 +137,9 @@ def of_cost(here):
             f"changes something {_of(here.changed)}; where no size can win {_of(here.reason=='never')}; where trying one costs too much for what it can "
             f"win {_of(here.reason=='costly')}.",
             f"* For trainings of 500 steps or more that is {_of(is_long)}; shorter ones take {here.find[~is_long].max():.1f} s at most.",
-            f"* The first training with a plan that changes something, with what finding it takes, lasts {_first(went.epochs>0)} of today's; of 4 epochs "
-            f"{_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, {went.ten.median():.2f}; each training alone "
-            f"{went.time.median():.2f}. Each plan is the mean of its seeds.",
+            f"* The first training with a plan that changes something, with what finding it takes, lasts {_first(went.epochs>0)} of today's; of 1 to 3 "
+            f"epochs {_first(went.epochs<4)}, of 4 {_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, "
+            f"{went.ten.median():.2f}; each training alone {went.time.median():.2f}. Each plan is the mean of its seeds.",
             f"* Plans that stay on this processor: {len(stays)} of {len(here)} (of those for fewer than 1000 steps {(~short.changed).sum()} of {len(short)}); "
             f"{reasons}."]
 

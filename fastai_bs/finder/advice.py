@@ -59,7 +59,7 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="if all goes well {skipped} needs {hoped} and saves {saving} per training, but trying it takes {cost}, over half of that",
+    costly="if all goes well {skipped} needs {hoped} and saves {saving} per training, but trying it takes {cost}, not worth it for one training",
     useless="even if all goes well {skipped} needs {hoped} and saves no time",
     nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss, too much to plan with{between}",
     little="{other} would save {gain} of the time, but {limit}",
@@ -105,7 +105,8 @@ def _stay(plan):
         other=other.bs, gain=f'{gain:.1f}'.removesuffix('.0')+'%', limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
         larger=_no_larger(d, t))
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
-    return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}): {text}."
+    rest = " but for what is frozen" if d.given and t.freeze_epochs else ''
+    return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}{rest}): {text}."
 
 # %% ../../nbs/finder/12_advice.ipynb #b0264e31
 def _split_text(n_acc, micro_bs, n_ranks):
@@ -117,7 +118,7 @@ def _duration_text(plan)->str:
     "Write 'about 74% of the time (15 s instead of 20 s)'"
     planned,today = plan.choice.option.trained_time,plan.duration.today
     ratio,off = planned/today,1+plan.facts.device.timing_error
-    spread = f", {percent(ratio/off)} to {percent(ratio*off)}" if off>1.1 else ''
+    spread = f", {percent(ratio/off)} to {percent(ratio*off)} by the clock" if off>1.1 else ''
     slower = 'slower, ' if ratio>1.05 else ''
     return f"{slower}about {percent(ratio)} of the time{spread} ({Duration(planned, today)})"
 
@@ -139,8 +140,8 @@ def _use(plan):
     made_up = f" A step is {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}." if o.n_acc>1 else ''
     use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
     if math.isnan(o.steps):
-        hoped = f" If all goes well {plan.bs} needs {_hoped_text(plan)}." if plan.facts.trial.skipped==plan.bs else ''
-        return f"{use}: it was not tried, so the epochs are today's, and the loss may end higher.{hoped}"
+        hoped = f": if all goes well, {plan.bs} needs {_hoped_text(plan)}" if plan.facts.trial.skipped==plan.bs else ''
+        return f"{use}: it was not tried, so this is for the epochs of today, and the loss may end higher{hoped}."
     takes = f": {_duration_text(plan)}." if plan.facts.device.timed else "."
     return f"{use}{', which needs' if _is_chosen(plan) else ' for'} {_epochs(plan)}{takes}{made_up}"
 

@@ -31,7 +31,8 @@ def _plot_moments(df, x, ax):
     for nm,color,what in (('tr_sigma','C2','noise'),('g_sq','C3','signal')):
         mean = df[f'mean_{nm}']
         right.plot(x[mean>0], mean[mean>0], color=color, lw=1, alpha=0.7, marker=_marker(x[mean>0]))
-        ax.plot([], [], color=color, lw=1, alpha=0.7, label=f'{what}: {nm} (right)')
+        where = 'right' if (mean>0).any() else 'nowhere above 0'
+        ax.plot([], [], color=color, lw=1, alpha=0.7, label=f'{what}: {nm} ({where})')
     right.set_ylabel('gradient² (log)')
     log_axis(right)
     ax.set_zorder(right.get_zorder()+1)
@@ -56,7 +57,7 @@ def plot_noise_scale( # noqa: F811
     ax = new_axes(ax, figsize=(7,4.4))
     x = df.step
     ok = np.isfinite(df.noise_scale) & (df.noise_scale>0)
-    ax.plot(x[ok], df.noise_scale[ok], marker=_marker(x[ok]), label='moving mean (lags)')
+    ax.plot(x[ok], df.noise_scale[ok], marker=_marker(x[ok]), label=f"moving mean (lags{'' if ok.any() else '; no number anywhere'})")
     limits = _limits(df, bs)
     if limits:
         bottom,top = limits

@@ -97,6 +97,7 @@ def bs_verify(self:Learner,
     """Train as today and as planned, from the same weights, and compare how they end; the learner is left as it was
 
     Each training is a whole `fit_one_cycle`, or `fine_tune` where that is planned, with the batch size, learning rate, weight decay and epochs of its plan.
+    Two of each would not tell the noise between trainings: of a plan alone and of today's there are four.
     """
     _check(self, plan, sizes, n_runs, n_epoch)
     if not isinstance(plan, BatchPlan): plan = self.bs_find(plan, n_epoch=n_epoch, show_plot=False)

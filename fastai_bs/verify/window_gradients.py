@@ -267,7 +267,8 @@ def windows_of(
             else:
                 notes.append(f"The loader's batches cannot be joined ({e}), so one of them is the large batch here, and its parts are the micro-batches.")
                 parts = slices(size, max(2, min(n, size//2))) # BatchNorm needs two items
-                res.append(Micros("one batch, as the loader's cannot be joined, in parts", [_cut(drawn[0], s) for s in parts], size/sum(sizes)))
+                nm = "one batch, as the loader's cannot be joined (how each is padded is not compared), in parts"
+                res.append(Micros(nm, [_cut(drawn[0], s) for s in parts], size/sum(sizes)))
             break
         res.append(Micros(nm, batches))
     return res,notes

@@ -27,7 +27,7 @@ def sentences(plan):
 @pytest.mark.parametrize('make,verdict,text', [
     (lambda: plan_of(), 'use', "Use 128 (today 64) for 6 epochs (today 5): about 83% of the time (53.5 s instead of 1 min 4 s)."),
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)).at(256), 'use',
-        "You chose 256 (today 64): it was not tried, so the epochs are today's, and the loss may end higher."),
+        "You chose 256 (today 64): it was not tried, so this is for the epochs of today, and the loss may end higher."),
     (lambda: plan_of().at(1024), 'use', "You chose 1024 (today 64), which needs 14 epochs (today 5): slower, about 149% of the time "
         "(1 min 35 s instead of 1 min 4 s). A step is 4 x 256."),
     (lambda: plan_of(micro_bs=32, n_ranks=2, times=secs(32, 64, 128)).at(256), 'use',
@@ -424,7 +424,7 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, df=N
     (dict(times=((64,0.01,0.),(128,0.0201,0.))), "Stay at 64 for 5 epochs (39 s): no larger size would save time."),
     (dict(trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.)),
         "Stay at 64 for 5 epochs (1 min 4 s): if all goes well 256 needs 7 epochs (today 5) and saves 20 s "
-        "per training, but trying it takes 30 s, over half of that."),
+        "per training, but trying it takes 30 s, not worth it for one training."),
     (dict(trial=Trial(64, skipped=256, hoped=9, saving=-1., cost=30.)),
         "Stay at 64 for 5 epochs (1 min 4 s): even if all goes well 256 needs 9 epochs (today 5) and saves no time.")])
 def test_why_nothing_was_tried(kwargs, text):
@@ -495,8 +495,8 @@ def test_without_a_number_of_epochs_nothing_is_rounded():
 def test_a_size_of_one_s_own_that_costs_too_much_to_try():
     "What it would need at best is known"
     plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.)).at(256)
-    assert headline(plan)==("You chose 256 (today 64): it was not tried, so the epochs are today's, and the loss may end higher. "
-        "If all goes well 256 needs 7 epochs (today 5).")
+    assert headline(plan)==("You chose 256 (today 64): it was not tried, so this is for the epochs of today, and the loss may end higher: "
+        "if all goes well, 256 needs 7 epochs (today 5).")
 
 def test_a_size_of_one_s_own_without_a_noise_scale():
     plan = plan_of(**unmeasured).at(256)
