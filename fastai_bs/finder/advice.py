@@ -35,8 +35,7 @@ unmeasured = dict(
     pairs="this loss needs another `count=` or `reduction`, or it compares the items of a batch, and learn.check_accum() says which",
     short="only {n} of micro-batches could be measured, too few to tell the noise scale, so measure for longer first",
     too_high="the loss rose during {training} at {lr}, so measure with a lower rate first",
-    few_steps=("this training has only {steps}, too few for a plan ({least} at least): train as it is, for more epochs, or with a smaller batch, which "
-        "makes more steps"),
+    few_steps="this training has only {steps}, too few for a plan ({least} at least): train as it is, or with a smaller batch, which makes more steps",
     not_learned="the loss of {training} at {lr} ended no lower than that of guesses, so see first that the model learns",
     longer="the noise scale cannot be told yet, so measure for longer first",
     items="these {n_train} items cannot tell the noise scale, only more of them would")
@@ -58,10 +57,10 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
-    never="even with as many epochs {other} would save {gain} of the time, but {limit}",
-    costly="if all goes well {skipped} needs {hoped} and saves {saving} per training, but trying it takes {cost}, not worth it for one training",
+    never="even with today's epochs {other} would save {gain} of the time, but {limit}",
+    costly="if all goes well {skipped} needs {hoped} and saves {saving} per training; for a gain so unsure, trying it may take half of that, not {cost}",
     useless="even if all goes well {skipped} needs {hoped} and saves no time",
-    nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss, too much to plan with{between}",
+    nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss, {too_much}",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{larger}, and larger batches made up of {micro_bs} at a time save too little",
@@ -98,10 +97,12 @@ def _stay(plan):
     now = plan.choice.option
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
     gain,trial = 100*(1-other.fit_time/now.fit_time),plan.facts.trial
-    needed = num(epochs_needed(trial.failed, t.bs, trial.noise)) if trial.is_known else f"at least {num(1/(parts_tried(trial.failed/t.bs)[0] or 1))}"
+    most = num(1/(parts_tried(trial.failed/t.bs)[0] or 1)) # That is planned; none may have failed
+    more,too_much = f'at least {most}',"too much to be planned"
+    if trial.is_known: more,too_much = num(epochs_needed(trial.failed, t.bs, trial.noise)),f"and at most {most} times is planned{_between(plan)}"
     text = _why_untried(plan) if plan.choice.reason in ('costly','useless') else stay_reasons[plan.choice.reason].format(
         failed=trial.failed, judged='larger' if math.isnan(plan.facts.noise) else 'other',
-        more=needed, bs=t.bs, between=_between(plan),
+        more=more, too_much=too_much, bs=t.bs,
         other=other.bs, gain=f'{gain:.1f}'.removesuffix('.0')+'%', limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
         larger=_no_larger(d, t))
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
@@ -140,8 +141,8 @@ def _use(plan):
     made_up = f" A step is {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}." if o.n_acc>1 else ''
     use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
     if math.isnan(o.steps):
-        hoped = f": if all goes well, {plan.bs} needs {_hoped_text(plan)}" if plan.facts.trial.skipped==plan.bs else ''
-        return f"{use}: it was not tried, so this is for the epochs of today, and the loss may end higher{hoped}."
+        hoped = f" For today's loss it needs {_hoped_text(plan)} if all goes well." if plan.facts.trial.skipped==plan.bs else ''
+        return f"{use}: it was not tried. This is for the epochs of today, so the loss may end higher.{hoped}"
     takes = f": {_duration_text(plan)}." if plan.facts.device.timed else "."
     return f"{use}{', which needs' if _is_chosen(plan) else ' for'} {_epochs(plan)}{takes}{made_up}"
 
@@ -356,7 +357,8 @@ def _on_cost(plan):
     takes = n/t.n_acc*today_as_is(plan.facts).step_time
     if takes>plan.duration.today and not d.given: return # It is said among what is good to know
     about = '' if d.given else f" (about {time_text(takes)})" # Seconds of another device do not say how long this one measures
-    yield f"Smaller sizes are not judged without a noise scale: bs_find(..., num_it={n}) measures it{about}, and tries larger ones whatever that costs."
+    larger = '' if trial.got_nowhere else 'larger sizes are tried whatever that costs, and '
+    yield f"With bs_find(..., num_it={n}) {larger}smaller ones are judged, too: first it measures the noise scale{about}."
 
 def _on_open(plan):
     "Yield what would bound the noise scale"
@@ -422,8 +424,8 @@ def good_to_know(
             yield (f"All goes well if batches of {plan.facts.today.bs} need at least {percent(part)} of the items in short trainings: that is assumed, not "
                    f"measured. A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would then save in one training.")
         if not plan.facts.measured.has_mock and not list(_on_cost(plan)):
-            yield (f"Smaller sizes are not judged without a noise scale: bs_find(..., num_it={_it_to_measure(plan)}) would measure it, and try larger ones "
-                   "whatever that costs.")
+            yield (f"With bs_find(..., num_it={_it_to_measure(plan)}) larger sizes would be tried whatever that costs, and smaller ones judged, too: it "
+                   "measures the noise scale.")
     largest = plan.facts.trial.largest
     if plan.verdict=='use' and plan.bs==largest and any(o>plan.micro_bs for o in plan.facts.micro_sizes):
         why_none = f"{plan.facts.trial.failed} got too little further" if math.isfinite(plan.facts.trial.failed) else "none would be clearly faster"
@@ -459,14 +461,16 @@ def brief_words(
     words = plan_words(plan, most=1 if plan.verdict in ('use','split','stay') else 3)
     how = [*_record(plan), *_on_rate(plan)]
     if not math.isnan(plan.facts.measured_noise):
-        tried = [_got(plan)] if plan.verdict=='stay' and plan.facts.trial.is_known else [] # That is what decides
-        how = [_found(plan), *tried, *how]
+        if not (plan.facts.trial.is_known and plan.facts.measured.cool): how = [_found(plan), *how]
+        else: how = [f"{_seen(plan.facts.measured)}. It says which size to try.", *([_got(plan)] if plan.verdict=='stay' else []), *how]
+    elif plan.facts.trial.got_nowhere and plan.verdict=='use': how.insert(0, f"{plan.facts.trial.failed} learned too little in a short training.")
     return {kind: texts for kind,texts in (words | dict(how=how, why=[])).items() if texts}
 
 def _more(plan):
     "Write what asking took, from when on the plan pays, the seed that was given, and where the rest is"
     seed,took = plan.facts.measured.seed,list(_won_back(plan))
-    if not took and math.isfinite(plan.took) and not _is_chosen(plan): took = [f"Finding this took {time_text(plan.took)}."]
+    where = ' on this device' if plan.facts.device.given else ''
+    if not took and math.isfinite(plan.took) and not _is_chosen(plan): took = [f"Finding this took {time_text(plan.took)}{where}."]
     return ' '.join([*took, *([] if seed is None else [f"Measured with seed={seed}."]), "More in {}."])
 
 def plan_text(

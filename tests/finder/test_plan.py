@@ -166,7 +166,7 @@ def test_a_training_of_few_steps_has_a_plan_for_a_size_of_one_s_own_choice_only(
     assert few.verdict=='few_steps'
     assert few.bs==25
     assert few.at(50).verdict=='use'
-    assert next(cautions(few.at(50)))==("This training has only 40 optimizer steps, too few for a plan (80 at least): train as it is, for more epochs, "
+    assert next(cautions(few.at(50)))==("This training has only 40 optimizer steps, too few for a plan (80 at least): train as it is, "
                                         "or with a smaller batch, which makes more steps.")
 
 # All of it, for any measurement

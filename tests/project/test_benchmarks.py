@@ -159,15 +159,17 @@ def test_the_first_page_s_table(monkeypatch):
 
 def test_what_the_first_page_says_below_its_table():
     risk,price,stays = (o for o in md('nbs/index.ipynb').splitlines() if o.startswith(('* **Risk','* **Price','* **Often')))
-    (n,of,most),(n_sgd,of_sgd,most_sgd) = (ended_above[o] for o in (True,False))
-    with_adam = f'With Adam, {n/of:.0%} of these plans (of both devices) made the validation loss more than 5% worse ({most:.0%} at worst)'
-    assert f'{with_adam}; with SGD, {n_sgd/of_sgd:.0%} ({most_sgd:.0%} at worst).' in risk
+    (on_cpu,worst),(on_gpu,_) = (figures('keeps', rf"{which} {plans}: {losses} from \S+ to \+(\S+%)")[-2:] for which in
+                                 ('On this processor',"flat up to 4 times today's batch"))
+    (_,_,most),(_,_,most_sgd) = (ended_above[o] for o in (True,False))
+    assert f'in {on_cpu} plans on a CPU ({float(worst[:-1]):.0f}% at worst)' in risk
+    assert f'in {on_gpu} on the assumed GPU ({most:.0%} at worst with Adam, {most_sgd:.0%} with SGD)' in risk
     takes = [f'{float(o):.0%}' for o in figures('keeps', r'`bs_find` takes (\S+) of today.*changes something (\S+), ')]
-    assert 'takes {} of one training (median); where it ends in a larger batch, {}.'.format(*takes) in price
+    assert 'takes {} of a training as today (median); where it ends in a larger batch, {}.'.format(*takes) in price
     of_all = r'(\d+) of (\d+)'
     n,of,n_flat,of_flat = map(int, figures('keeps', rf"stay at today's size: {of_all} \(this processor\), {of_all} \(flat up to 4 times\)"))
     short = result('keeps').query("part=='plan' and device=='here' and steps<1000")
-    none = f'For trainings of fewer than 1,000 steps, all {len(short)} on a CPU do.'
+    none = f'On a CPU that is so in all {len(short)} calls for trainings of fewer than 1,000 steps.'
     for o in (f'{n/of:.0%} of calls on a CPU',f'{n_flat/of_flat:.0%} for the assumed GPU',none): assert o in stays
     assert (short.bs==short.task.map(lambda o: tasks[o].bs)).all()
 
