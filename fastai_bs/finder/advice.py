@@ -60,7 +60,7 @@ stay_reasons = dict(
     never="even with today's epochs {other} would save {gain} of the time, but {limit}",
     costly="if all goes well {skipped} needs {hoped} and saves {saving} per training; for a gain so unsure, trying it may take half of that, not {cost}",
     useless="even if all goes well {skipped} needs {hoped} and saves no time",
-    nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss, {too_much}",
+    nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss{too_much}",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{larger}, and larger batches made up of {micro_bs} at a time save too little",
@@ -98,8 +98,8 @@ def _stay(plan):
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
     gain,trial = 100*(1-other.fit_time/now.fit_time),plan.facts.trial
     most = num(1/(parts_tried(trial.failed/t.bs)[0] or 1)) # That is planned; none may have failed
-    more,too_much = f'at least {most}',"too much to be planned"
-    if trial.is_known: more,too_much = num(epochs_needed(trial.failed, t.bs, trial.noise)),f"and at most {most} times is planned{_between(plan)}"
+    more,too_much = f'at least {most}',", too much to be planned"
+    if trial.is_known: more,too_much = num(epochs_needed(trial.failed, t.bs, trial.noise)),f" ({most} at most is planned){_between(plan)}"
     text = _why_untried(plan) if plan.choice.reason in ('costly','useless') else stay_reasons[plan.choice.reason].format(
         failed=trial.failed, judged='larger' if math.isnan(plan.facts.noise) else 'other',
         more=more, too_much=too_much, bs=t.bs,
@@ -357,8 +357,8 @@ def _on_cost(plan):
     takes = n/t.n_acc*today_as_is(plan.facts).step_time
     if takes>plan.duration.today and not d.given: return # It is said among what is good to know
     about = '' if d.given else f" (about {time_text(takes)})" # Seconds of another device do not say how long this one measures
-    larger = '' if trial.got_nowhere else 'larger sizes are tried whatever that costs, and '
-    yield f"With bs_find(..., num_it={n}) {larger}smaller ones are judged, too: first it measures the noise scale{about}."
+    larger = 'larger sizes are tried whatever that costs, and ' if trial.skipped else ''
+    yield f"With bs_find(..., num_it={n}) {larger}smaller sizes are judged, too: first it measures the noise scale{about}."
 
 def _on_open(plan):
     "Yield what would bound the noise scale"
@@ -424,7 +424,7 @@ def good_to_know(
             yield (f"All goes well if batches of {plan.facts.today.bs} need at least {percent(part)} of the items in short trainings: that is assumed, not "
                    f"measured. A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would then save in one training.")
         if not plan.facts.measured.has_mock and not list(_on_cost(plan)):
-            yield (f"With bs_find(..., num_it={_it_to_measure(plan)}) larger sizes would be tried whatever that costs, and smaller ones judged, too: it "
+            yield (f"With bs_find(..., num_it={_it_to_measure(plan)}) larger sizes would be tried whatever that costs, and smaller sizes judged, too: it "
                    "measures the noise scale.")
     largest = plan.facts.trial.largest
     if plan.verdict=='use' and plan.bs==largest and any(o>plan.micro_bs for o in plan.facts.micro_sizes):

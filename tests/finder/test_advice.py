@@ -91,9 +91,9 @@ def test_a_close_call_is_told(part, is_close):
 def test_one_between_that_would_save_too_little_is_named():
     plan = of_no_use(8.)
     assert (plan.bs,plan.choice.reason)==(64,'nowhere')
-    assert headline(plan).endswith("in short trainings 256 needed 3.67 times as much data as 64 for the same loss, and at most 2.52 times is planned, "
+    assert headline(plan).endswith("in short trainings 256 needed 3.67 times as much data as 64 for the same loss (2.52 at most is planned), "
                                    "and 128 would save too little.")
-    assert next(cautions(plan))=='With bs_find(..., num_it=660) smaller ones are judged, too: first it measures the noise scale (about 6.6 s).'
+    assert next(cautions(plan))=='With bs_find(..., num_it=660) smaller sizes are judged, too: first it measures the noise scale (about 6.6 s).'
 
 def test_where_the_trial_decided_it_is_shown_beside_a_noise_scale():
     "Else that looks as if a larger batch would pay"
@@ -252,7 +252,7 @@ def test_why_no_larger_micro_batch_is_compared(kwargs, larger):
 def test_what_measuring_would_cost(given, after):
     "660 micro-batches of 16 ms, where those are this device's"
     plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.), given=given)
-    told = ("With bs_find(..., num_it=660) larger sizes are tried whatever that costs, and smaller ones are judged, too: first it measures the noise "
+    told = ("With bs_find(..., num_it=660) larger sizes are tried whatever that costs, and smaller sizes are judged, too: first it measures the noise "
             f"scale{after}.")
     assert told in cautions(plan)
 
@@ -260,7 +260,7 @@ def test_no_measurement_is_advised_that_takes_longer_than_the_training():
     "It stands in the details alone"
     short = plan_of(**unmeasured, n_train=20_000, n_epoch=1, trial=Trial(64, skipped=256, hoped=2, saving=1., cost=3.))
     assert not any('num_it' in o for o in cautions(short))
-    assert 'With bs_find(..., num_it=660) larger sizes would be tried whatever that costs, and smaller ones judged, too' in ' '.join(short.details().split())
+    assert 'With bs_find(..., num_it=660) larger sizes would be tried whatever that costs, and smaller sizes judged, too' in ' '.join(short.details().split())
     assert short.details().count('num_it=660')==1
 
 def test_a_learner_that_accumulates_measures_with_more():
@@ -313,7 +313,7 @@ def test_epochs_are_rounded_where_they_are_shown():
     assert not re.search(r'\+ \d+\.\d{4}', table)
 
 @pytest.mark.parametrize('kwargs,told', [(dict(trial=Trial(64, failed=256)),'Only 256 was tried. To compare sizes between 64 and 256, and below 64: bs_find('),
-    (dict(times=((64,0.01,0.),(128,0.019,0.))),'With bs_find(..., num_it=660) larger sizes are tried whatever that costs'),
+    (dict(times=((64,0.01,0.),(128,0.019,0.))),'With bs_find(..., num_it=660) smaller sizes are judged, too'),
     (dict(micro_bs=8, times=((8,0.01,0.),(16,0.02,0.))),'With bs_find(..., num_it=2760)')])
 def test_how_to_have_other_sizes_compared(kwargs, told):
     "Not where the noise scale was measured or given: then they were"
