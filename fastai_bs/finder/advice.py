@@ -58,7 +58,8 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even with today's epochs {other} would save {gain} of the time, but {limit}",
-    costly="if all goes well {skipped} needs {hoped} and saves {saving} per training; for a gain so unsure, trying it may take half of that, not {cost}",
+    costly=("if all goes well {skipped} needs {hoped} and saves {saving} per training; trying it takes {cost}, more than half of that: too much for so "
+        "unsure a gain"),
     useless="even if all goes well {skipped} needs {hoped} and saves no time",
     nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss{too_much}",
     little="{other} would save {gain} of the time, but {limit}",
@@ -99,7 +100,7 @@ def _stay(plan):
     gain,trial = 100*(1-other.fit_time/now.fit_time),plan.facts.trial
     most = num(1/(parts_tried(trial.failed/t.bs)[0] or 1)) # That is planned; none may have failed
     more,too_much = f'at least {most}',", too much to be planned"
-    if trial.is_known: more,too_much = num(epochs_needed(trial.failed, t.bs, trial.noise)),f" ({most} at most is planned){_between(plan)}"
+    if trial.is_known: more,too_much = num(epochs_needed(trial.failed, t.bs, trial.noise)),f" (a plan takes {most} times at most){_between(plan)}"
     text = _why_untried(plan) if plan.choice.reason in ('costly','useless') else stay_reasons[plan.choice.reason].format(
         failed=trial.failed, judged='larger' if math.isnan(plan.facts.noise) else 'other',
         more=more, too_much=too_much, bs=t.bs,
@@ -141,8 +142,8 @@ def _use(plan):
     made_up = f" A step is {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}." if o.n_acc>1 else ''
     use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
     if math.isnan(o.steps):
-        hoped = f" For today's loss it needs {_hoped_text(plan)} if all goes well." if plan.facts.trial.skipped==plan.bs else ''
-        return f"{use}: it was not tried. This is for the epochs of today, so the loss may end higher.{hoped}"
+        hoped = f" For today's loss it needs {num(plan.facts.trial.hoped)} if all goes well." if plan.facts.trial.skipped==plan.bs else ''
+        return f"{use}: it was not tried. The line below is for {counted(plan.facts.today.n_epoch, 'epoch')}, as today, so the loss may end higher.{hoped}"
     takes = f": {_duration_text(plan)}." if plan.facts.device.timed else "."
     return f"{use}{', which needs' if _is_chosen(plan) else ' for'} {_epochs(plan)}{takes}{made_up}"
 
@@ -462,7 +463,7 @@ def brief_words(
     how = [*_record(plan), *_on_rate(plan)]
     if not math.isnan(plan.facts.measured_noise):
         if not (plan.facts.trial.is_known and plan.facts.measured.cool): how = [_found(plan), *how]
-        else: how = [f"{_seen(plan.facts.measured)}. It says which size to try.", *([_got(plan)] if plan.verdict=='stay' else []), *how]
+        else: how = [f"{_seen(plan.facts.measured)}. So {plan.facts.trial.largest} was tried.", *([_got(plan)] if plan.verdict=='stay' else []), *how]
     elif plan.facts.trial.got_nowhere and plan.verdict=='use': how.insert(0, f"{plan.facts.trial.failed} learned too little in a short training.")
     return {kind: texts for kind,texts in (words | dict(how=how, why=[])).items() if texts}
 

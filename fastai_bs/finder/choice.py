@@ -46,7 +46,7 @@ def limit_text(
     if time_allowed(option, now, least_gain)<time_allowed(option, now, 0.): return f"step times varied by {percent(least_gain)}, so that is not sure"
     n,step = _doublings(option, now),'doubling' if option.bs>now.bs else 'halving'
     away = f", {num(n)} {step}s away" if n>1 else ''
-    return f"{option.bs} needs {100*(1-per_doubling**-n):.1f}% to be planned{away}"
+    return f"{option.bs} must save {100*(1-per_doubling**-n):.1f}% to be planned{away}"
 
 # %% ../../nbs/finder/08_choice.ipynb #7e81a2ee
 def _why_stay(options, now, too_little):

@@ -27,7 +27,7 @@ def sentences(plan):
 @pytest.mark.parametrize('make,verdict,text', [
     (lambda: plan_of(), 'use', "Use 128 (today 64) for 6 epochs (today 5): about 83% of the time (53.5 s instead of 1 min 4 s)."),
     (lambda: plan_of(noise_scale=inf, ci=(0.,inf)).at(256), 'use',
-        "You chose 256 (today 64): it was not tried. This is for the epochs of today, so the loss may end higher."),
+        "You chose 256 (today 64): it was not tried. The line below is for 5 epochs, as today, so the loss may end higher."),
     (lambda: plan_of().at(1024), 'use', "You chose 1024 (today 64), which needs 14 epochs (today 5): slower, about 149% of the time "
         "(1 min 35 s instead of 1 min 4 s). A step is 4 x 256."),
     (lambda: plan_of(micro_bs=32, n_ranks=2, times=secs(32, 64, 128)).at(256), 'use',
@@ -36,7 +36,7 @@ def sentences(plan):
         "Stay at 64, but as one micro-batch (today 4 x 16), for 5 epochs (today 5): about 38% of the time (1 min 4 s instead of 2 min 50 s)."),
     (lambda: plan_of(128, **tight), 'stay', "Stay at 128 for 5 epochs (45 s): no other size would save time."),
     (lambda: plan_of(100, noise_scale=100., ci=(99.,101.), n_epoch=1000, times=((100,0.02,0.),(400,0.02944,0.))), 'stay', # (1+1/4)/(1+1) of the steps
-        "Stay at 100 for 1000 epochs (2 h 47 min): 400 would save 8% of the time, but 400 needs 17.4% to be planned, 2 doublings away."),
+        "Stay at 100 for 1000 epochs (2 h 47 min): 400 would save 8% of the time, but 400 must save 17.4% to be planned, 2 doublings away."),
     (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'use',
         "Use 256 (today 64) for 1 + 7 epochs, frozen + unfrozen (today 1 + 5): about 74% of the time (51.5 s instead of 1 min 9 s)."),
     (lambda: plan_of(freeze_epochs=1, n_train=200, n_epoch=2), 'few_steps',
@@ -59,7 +59,7 @@ def test_what_another_size_gains_is_told_where_that_is_too_little():
     plan = plan_of(100, noise_scale=100., ci=(99.,101.), n_epoch=1000, times=((50,0.0131,0.),(100,0.02,0.)), valid_time=1.)
     assert plan.choice.reason=='little'
     head = headline(plan)
-    assert "50 would save 3.9% of the time, but 50 needs 9.1% to be planned" in head
+    assert "50 would save 3.9% of the time, but 50 must save 9.1% to be planned" in head
 
 def test_no_device_is_blamed_for_a_size_of_no_use():
     "Neither for a size that stays, nor for one that is smaller than it could be"
@@ -91,7 +91,7 @@ def test_a_close_call_is_told(part, is_close):
 def test_one_between_that_would_save_too_little_is_named():
     plan = of_no_use(8.)
     assert (plan.bs,plan.choice.reason)==(64,'nowhere')
-    assert headline(plan).endswith("in short trainings 256 needed 3.67 times as much data as 64 for the same loss (2.52 at most is planned), "
+    assert headline(plan).endswith("in short trainings 256 needed 3.67 times as much data as 64 for the same loss (a plan takes 2.52 times at most), "
                                    "and 128 would save too little.")
     assert next(cautions(plan))=='With bs_find(..., num_it=660) smaller sizes are judged, too: first it measures the noise scale (about 6.6 s).'
 
@@ -233,7 +233,7 @@ def test_a_plan_that_stays_names_no_range_of_sizes():
 
 def test_what_a_size_further_away_has_to_save():
     now,*others = (option_of(plan_of().facts, 512., bs) for bs in (64,256,16,32))
-    told = ["256 needs 17.4% to be planned, 2 doublings away", "16 needs 17.4% to be planned, 2 halvings away", "32 needs 9.1% to be planned"]
+    told = ["256 must save 17.4% to be planned, 2 doublings away", "16 must save 17.4% to be planned, 2 halvings away", "32 must save 9.1% to be planned"]
     assert [limit_text(o, now, 0.03) for o in others]==told
 
 @pytest.mark.parametrize('kwargs,larger', [(dict(max_bs=64),'with max_bs=64 no micro-batch larger than 64 is compared'),
@@ -419,13 +419,13 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, df=N
 
 @pytest.mark.parametrize('kwargs,text', [
     (dict(times=((64,0.01,0.),(128,0.019,0.))),
-        "Stay at 64 for 5 epochs (39 s): even with today's epochs 128 would save 5% of the time, but 128 needs 9.1% to be planned."),
+        "Stay at 64 for 5 epochs (39 s): even with today's epochs 128 would save 5% of the time, but 128 must save 9.1% to be planned."),
     (dict(times=((64,0.01,0.),(128,0.013,0.)), spread=0.7),
         "Stay at 64 for 5 epochs (39 s): even with today's epochs 128 would save 35% of the time, but step times varied by 70%, so that is not sure."),
     (dict(times=((64,0.01,0.),(128,0.0201,0.))), "Stay at 64 for 5 epochs (39 s): no larger size would save time."),
     (dict(trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.)),
         "Stay at 64 for 5 epochs (1 min 4 s): if all goes well 256 needs 7 epochs (today 5) and saves 20 s "
-        "per training; for a gain so unsure, trying it may take half of that, not 30 s."),
+        "per training; trying it takes 30 s, more than half of that: too much for so unsure a gain."),
     (dict(trial=Trial(64, skipped=256, hoped=9, saving=-1., cost=30.)),
         "Stay at 64 for 5 epochs (1 min 4 s): even if all goes well 256 needs 9 epochs (today 5) and saves no time.")])
 def test_why_nothing_was_tried(kwargs, text):
@@ -496,8 +496,8 @@ def test_without_a_number_of_epochs_nothing_is_rounded():
 def test_a_size_of_one_s_own_that_costs_too_much_to_try():
     "What it would need at best is known"
     plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.)).at(256)
-    assert headline(plan)==("You chose 256 (today 64): it was not tried. This is for the epochs of today, so the loss may end higher. "
-        "For today's loss it needs 7 epochs (today 5) if all goes well.")
+    assert headline(plan)==("You chose 256 (today 64): it was not tried. The line below is for 5 epochs, as today, so the loss may end higher. "
+        "For today's loss it needs 7 if all goes well.")
 
 def test_a_size_of_one_s_own_without_a_noise_scale():
     plan = plan_of(**unmeasured).at(256)

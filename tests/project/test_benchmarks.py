@@ -159,11 +159,12 @@ def test_the_first_page_s_table(monkeypatch):
 
 def test_what_the_first_page_says_below_its_table():
     risk,price,stays = (o for o in md('nbs/index.ipynb').splitlines() if o.startswith(('* **Risk','* **Price','* **Often')))
-    (on_cpu,worst),(on_gpu,_) = (figures('keeps', rf"{which} {plans}: {losses} from \S+ to \+(\S+%)")[-2:] for which in
-                                 ('On this processor',"flat up to 4 times today's batch"))
-    (_,_,most),(_,_,most_sgd) = (ended_above[o] for o in (True,False))
-    assert f'in {on_cpu} plans on a CPU ({float(worst[:-1]):.0f}% at worst)' in risk
-    assert f'in {on_gpu} on the assumed GPU ({most:.0%} at worst with Adam, {most_sgd:.0%} with SGD)' in risk
+    (_,_,train,_,valid,worst),(_,_,train_gpu,_,valid_gpu,_) = (figures('keeps', rf"{which} {plans}: {losses} from \S+ to \+(\S+%)") for which in
+                                                              ('On this processor',"flat up to 4 times today's batch"))
+    (n,of,most),(n_sgd,of_sgd,most_sgd) = (ended_above[o] for o in (True,False))
+    assert f'for both devices together: {n/of:.0%} with Adam, {n_sgd/of_sgd:.0%} with SGD.' in risk
+    assert f'the training loss of {train} plans and the validation loss of {valid} ({float(worst[:-1]):.0f}% at worst)' in risk
+    assert f'on the assumed GPU {train_gpu} and {valid_gpu} ({most:.0%} at worst with Adam, {most_sgd:.0%} with SGD)' in risk
     takes = [f'{float(o):.0%}' for o in figures('keeps', r'`bs_find` takes (\S+) of today.*changes something (\S+), ')]
     assert 'takes {} of a training as today (median); where it ends in a larger batch, {}.'.format(*takes) in price
     of_all = r'(\d+) of (\d+)'
