@@ -347,6 +347,11 @@ def _it_to_measure(plan)->int:
     t = plan.facts.today
     return max(usual_it, cycle_of(None, t.n_acc, t.steps).num_it)
 
+def _measuring(plan):
+    "Write what asking for a measurement would add"
+    larger = 'larger sizes are tried whatever that costs, and ' if plan.facts.trial.skipped else ''
+    return f"With bs_find(..., num_it={_it_to_measure(plan)}) {larger}smaller sizes are judged, too: first it measures the noise scale"
+
 def _on_cost(plan):
     "Yield how to ask for the sizes that were not looked at"
     t,m,d,trial = plan.facts.today,plan.facts.measured,plan.facts.device,plan.facts.trial
@@ -358,8 +363,7 @@ def _on_cost(plan):
     takes = n/t.n_acc*today_as_is(plan.facts).step_time
     if takes>plan.duration.today and not d.given: return # It is said among what is good to know
     about = '' if d.given else f" (about {time_text(takes)})" # Seconds of another device do not say how long this one measures
-    larger = 'larger sizes are tried whatever that costs, and ' if trial.skipped else ''
-    yield f"With bs_find(..., num_it={n}) {larger}smaller sizes are judged, too: first it measures the noise scale{about}."
+    yield f"{_measuring(plan)}{about}."
 
 def _on_open(plan):
     "Yield what would bound the noise scale"
@@ -424,9 +428,7 @@ def good_to_know(
             part = parts_tried(bs/plan.facts.today.bs)[1]
             yield (f"All goes well if batches of {plan.facts.today.bs} need at least {percent(part)} of the items in short trainings: that is assumed, not "
                    f"measured. A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would then save in one training.")
-        if not plan.facts.measured.has_mock and not list(_on_cost(plan)):
-            yield (f"With bs_find(..., num_it={_it_to_measure(plan)}) larger sizes would be tried whatever that costs, and smaller sizes judged, too: it "
-                   "measures the noise scale.")
+        if not plan.facts.measured.has_mock and not list(_on_cost(plan)): yield f"{_measuring(plan)}."
     largest = plan.facts.trial.largest
     if plan.verdict=='use' and plan.bs==largest and any(o>plan.micro_bs for o in plan.facts.micro_sizes):
         why_none = f"{plan.facts.trial.failed} got too little further" if math.isfinite(plan.facts.trial.failed) else "none would be clearly faster"

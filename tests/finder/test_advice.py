@@ -260,7 +260,7 @@ def test_no_measurement_is_advised_that_takes_longer_than_the_training():
     "It stands in the details alone"
     short = plan_of(**unmeasured, n_train=20_000, n_epoch=1, trial=Trial(64, skipped=256, hoped=2, saving=1., cost=3.))
     assert not any('num_it' in o for o in cautions(short))
-    assert 'With bs_find(..., num_it=660) larger sizes would be tried whatever that costs, and smaller sizes judged, too' in ' '.join(short.details().split())
+    assert 'With bs_find(..., num_it=660) larger sizes are tried whatever that costs, and smaller sizes are judged, too' in ' '.join(short.details().split())
     assert short.details().count('num_it=660')==1
 
 def test_a_learner_that_accumulates_measures_with_more():

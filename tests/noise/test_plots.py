@@ -1,5 +1,8 @@
 "What is drawn of the noise scale: of its measurements, and by `Recorder` of a fit"
+import math
+
 import numpy as np
+import pandas as pd
 import pytest
 from torch import nn
 from fastai_bs.all import NoiseScale, plot_noise_scale
@@ -33,3 +36,9 @@ def test_recorder_draws_the_last_fit_that_was_measured():
     learn.fit(1, 0.01) # Its own columns are gone, the plot of the last measured fit is not
     assert list(learn.recorder.metric_names)==['epoch','train_loss','valid_loss','time']
     assert len(learn.recorder.plot_noise_scale().lines[0].get_ydata())>0
+
+def test_a_curve_without_a_number_is_named():
+    "Else one looks for it"
+    df = pd.DataFrame(dict(step=[10,20], noise_scale=math.inf, low=[30.,40.], high=math.inf, mean_tr_sigma=1., mean_g_sq=[-1.,-0.5]))
+    _,labels = plot_noise_scale(df).get_legend_handles_labels()
+    assert {'moving mean (lags; no number anywhere)','noise: tr_sigma (right)','signal: g_sq (nowhere above 0)'}<=set(labels)
