@@ -154,9 +154,9 @@ class CharLSTM2(nn.Module):
         self.emb,self.rnn,self.out = nn.Embedding(n_chars, 32),nn.LSTM(32, width, 2, batch_first=True, dropout=0.1),nn.Linear(width, n_chars)
     def forward(self, x): return self.out(self.rnn(self.emb(x))[0]).flatten(0, 1)
 
-def letters(data, name, n, length=48):
+def letters(data, name, n, length=48, model=CharLSTM2):
     text = ' '.join(pd.read_csv(folder(data, name)/'texts.csv.gz').text).encode('ascii', 'ignore')
-    return sequences(text, n, length, CharLSTM2)
+    return sequences(text, n, length, model)
 
 def rossmann(data, name, n):
     train,valid,model,loss = pays.rossmann(data, name, n)
@@ -356,7 +356,14 @@ last = dict(rows_sgd=Kind(rows, 'mnist', 6000, 0.1, epochs=(5,), opt=SGD),
             masks_long=Kind(masks, 'fashion_mnist', 3000, 8e-3, bs=16, epochs=(6,)),
             clean=Kind(clean, 'fashion_mnist', 3000, 4e-3, bs=16, epochs=(6,)),
             letters_long=Kind(letters, 'imdb_sample', 3000, 8e-3, bs=16, epochs=(6,)))
-tasks = {**first, **others, **later, **fresh, **last}
+newest = dict(letters_gru=Kind(partial(letters, model=pays.CharGRU), 'imdb_sample', 4000, 8e-3, epochs=(8,)),
+              letters_transformer=Kind(partial(letters, model=CharTransformer), 'imdb_sample', 3000, 4e-3, bs=16, epochs=(6,)),
+              rossmann_long=Kind(rossmann, 'rossmann', 4000, 1e-3, bs=16, epochs=(8,)),
+              fashion_norm=Kind(partial(images, conv=partial(pays.convnet, True)), 'fashion_mnist', 2500, 4e-3, bs=16, epochs=(8,)),
+              autoencoder_long_sgd=Kind(autoencoder, 'fashion_mnist', 3000, 0.2, epochs=(10,), opt=SGD),
+              few_pictures_sgd=Kind(cifar, 'cifar10_jpg', 3000, 0.02, bs=16, epochs=(8,), opt=SGD),
+              prices_sgd=Kind(prices, '', 3000, 0.05, bs=16, epochs=(10,), opt=SGD))
+tasks = {**first, **others, **later, **fresh, **last, **newest}
 
 # Trainings
 

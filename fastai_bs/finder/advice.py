@@ -16,9 +16,9 @@ from ..schedule.scaled_lr import rule_name, scale_lr
 from .cycle import cycle_of
 from .formulas import Duration, epochs_needed, steps_anyway
 from .facts import least_windows
-from .options import at_todays_size, fit_time_of, sum_factor, today_as_is
+from .options import at_todays_size, fit_time_of, option_of, sum_factor, today_as_is
 from .choice import limit_text
-from .trial import most_part, parts_tried
+from .trial import most_part, parts_planned, parts_tried
 from .apply import fit_call, fit_of
 
 # %% ../../nbs/finder/12_advice.ipynb #4c0804b1
@@ -79,13 +79,12 @@ def _no_larger(device, today):
     if 2*larger>today.n_train: return f"an epoch of {counted(today.n_train)} does not hold two larger micro-batches"
     return "no time was given for a larger micro-batch" if device.given else "no larger micro-batch was timed"
 
-def _hoped_text(plan): return f"{counted(plan.facts.trial.hoped, 'epoch')} (today {num(plan.facts.today.n_epoch)})" # Of the size that was not tried
-
 def _why_untried(plan):
     "Write why no larger size was tried"
-    trial = plan.facts.trial
-    return stay_reasons['costly' if trial.can_save else 'useless'].format(
-        skipped=trial.skipped, cost=time_text(trial.cost), saving=time_text(trial.saving), hoped=_hoped_text(plan))
+    t,trial = plan.facts.today,plan.facts.trial
+    n_epoch = option_of(plan.facts, trial.hoped_noise, trial.skipped).trained_epochs
+    return stay_reasons['costly' if trial.can_save else 'useless'].format(skipped=trial.skipped, cost=time_text(trial.cost),
+        saving=time_text(trial.saving), hoped=f"{counted(n_epoch, 'epoch')} (today {num(t.n_epoch)})")
 
 def _between(plan):
     "Write which size below one that was of no use comes nearest to paying; nothing where there is none"
@@ -98,7 +97,7 @@ def _stay(plan):
     now = plan.choice.option
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
     gain,trial = 100*(1-other.fit_time/now.fit_time),plan.facts.trial
-    most = num(1/(parts_tried(trial.failed/t.bs)[0] or 1)) # That is planned; none may have failed
+    most = num(1/(parts_planned(trial.failed/t.bs)[0] or 1)) # That is planned; none may have failed
     more,too_much = f'at least {most}',", too much to be planned"
     if trial.is_known: more,too_much = num(epochs_needed(trial.failed, t.bs, trial.noise)),f" (a plan takes {most} times at most){_between(plan)}"
     text = _why_untried(plan) if plan.choice.reason in ('costly','useless') else stay_reasons[plan.choice.reason].format(
@@ -142,8 +141,8 @@ def _use(plan):
     made_up = f" A step is {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}." if o.n_acc>1 else ''
     use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
     if math.isnan(o.steps):
-        hoped = f" For today's loss it needs {num(plan.facts.trial.hoped)} if all goes well." if plan.facts.trial.skipped==plan.bs else ''
-        return f"{use}: it was not tried. The line below is for {counted(plan.facts.today.n_epoch, 'epoch')}, as today, so the loss may end higher.{hoped}"
+        if not math.isnan(plan.facts.hoped_noise): return f"{use}: it was not tried. If all goes well it needs {_epochs(plan)}: {_duration_text(plan)}."
+        return f"{use}: it was not tried. The line below is for {counted(plan.facts.today.n_epoch, 'epoch')}, as today, so the loss may end higher."
     takes = f": {_duration_text(plan)}." if plan.facts.device.timed else "."
     return f"{use}{', which needs' if _is_chosen(plan) else ' for'} {_epochs(plan)}{takes}{made_up}"
 
@@ -227,17 +226,16 @@ def _got(plan):
     "Write how far the larger batch got that was tried, and what the plan makes of it"
     t,trial = plan.facts.today,plan.facts.trial
     part,in_all = (1/epochs_needed(trial.largest, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
-    if part>0.995: told = f"In short trainings {trial.largest} learned as much as {t.bs} from as many items, or more"
-    else: told = f"In short trainings batches of {t.bs} needed {percent(part)} of the items that batches of {trial.largest} needed for the same loss"
+    least,most = parts_planned(trial.largest/t.bs)
+    at_least = 'at least ' if part>0.999*most else ''
+    told = f"In short trainings batches of {t.bs} needed {at_least}{percent(part)} of the items that batches of {trial.largest} needed for the same loss"
     if percent(in_all)!=percent(part): told += f"; in a whole training (today {_steps_now(plan)}) that should be {percent(in_all)}"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
     o = plan.choice.option
-    if o.trained_epochs==t.n_epoch: return f"{told}. So {counted(t.n_epoch, 'epoch')} should be enough for {plan.bs}, too."
     tried = f" ({num(t.n_epoch/in_all)} at {trial.largest})" if plan.bs!=trial.largest else ''
     rounded = '' if num(o.epochs)==num(o.trained_epochs) else f", and {num(o.trained_epochs)} are planned"
     left_out = o.epoch.items<t.epoch.items and abs(epochs_needed(plan.bs, t.bs, plan.facts.noise)*t.n_epoch/o.epochs-1)>0.005
     drops = f" (an epoch of {plan.bs} drops more items at its end)" if left_out else ''
-    least = parts_tried(trial.largest/t.bs)[0]
     limit = f" That is too little to plan with {trial.failed} itself." if trial.got_nowhere else ''
     if plan.bs==trial.largest and least<part<=close_call*least: limit = f" With {percent(least)} it would not be planned: a call with another seed may say so."
     return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(o.epochs)} at {plan.bs}{drops}{tried}{rounded}.{limit}"
@@ -422,12 +420,12 @@ def good_to_know(
     d = plan.facts.device
     if not plan.facts.can_plan: return
     if math.isnan(plan.facts.noise) and len(plan.options)>1:
-        bs = plan.facts.trial.skipped
-        yield "The table has the time that other sizes would take for as many epochs as today."
-        if bs and not _is_chosen(plan):
-            part = parts_tried(bs/plan.facts.today.bs)[1]
-            yield (f"All goes well if batches of {plan.facts.today.bs} need at least {percent(part)} of the items in short trainings: that is assumed, not "
-                   f"measured. A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would then save in one training.")
+        bs,now = plan.facts.trial.skipped,plan.facts.today.bs
+        if bs:
+            yield (f"The table has the epochs of larger sizes if all goes well: if in short trainings batches of {now} need at least "
+                   f"{percent(parts_tried(bs/now)[1])} of the items that batches of {bs} need for the same loss. That is assumed, not measured.")
+            if not _is_chosen(plan): yield f"A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would then save in one training."
+        else: yield "The table has the time that other sizes would take for as many epochs as today."
         if not plan.facts.measured.has_mock and not list(_on_cost(plan)): yield f"{_measuring(plan)}."
     largest = plan.facts.trial.largest
     if plan.verdict=='use' and plan.bs==largest and any(o>plan.micro_bs for o in plan.facts.micro_sizes):

@@ -156,8 +156,8 @@ class Trial:
     n_short:float = math.nan # Optimizer steps of a training with today's batch for which that noise scale holds
     failed:float = math.inf # Smallest batch size in items of which a step was worth too little; `inf`: none
     skipped:int = None # Batch size in items that was not tried, as that costs too much for what it can save; `None`: none
-    hoped:float = math.nan # Epochs that `skipped` would need if it got as far as the upper one of `parts_tried`
-    saving:float = math.nan # Seconds of a fit that it would save with them
+    hoped_noise:float = math.nan # Noise scale in items of today's training if all goes well: `skipped` gets as far as the upper one of `parts_tried`
+    saving:float = math.nan # Seconds of a fit that it would then save
     cost:float = math.nan # Seconds that they would take
 
     @property
@@ -169,8 +169,8 @@ class Trial:
 
     def permits_size(self, bs:int)->bool: # More than today's
         "Tell whether a plan may be for so many items"
-        was_tried = self.is_known or self.got_nowhere
-        return bs<self.failed and (bs<=self.largest or not was_tried)
+        is_bound = self.is_known or self.got_nowhere or self.skipped
+        return bs<self.failed and (bs<=(self.skipped or self.largest) or not is_bound)
 
 # %% ../../nbs/finder/06_facts.ipynb #5d00d633
 least_windows = 10 # With fewer windows the noise scale is not known
@@ -211,9 +211,15 @@ class Facts:
         return for_longer(trial.noise, trial.n_short, t.steps)
 
     @property
+    def hoped_noise(self)->float: # In items; NaN where a noise scale is known, or no size was skipped
+        "Return the noise scale to plan with where a size was skipped, and all goes well with it"
+        return self.trial.hoped_noise if self.can_plan and math.isnan(self.noise) else math.nan
+
+    @property
     def assumed_noise(self)->float: # In items
-        "Return `noise`; in a plan that knows none `inf`, the best that a larger batch can hope for: as many epochs as today"
-        return math.inf if self.can_plan and math.isnan(self.noise) else self.noise
+        "Return `noise`; where none is known, `hoped_noise`, or else `inf`, the best that a larger batch can hope for: as many epochs as today"
+        if not (self.can_plan and math.isnan(self.noise)): return self.noise
+        return math.inf if math.isnan(self.hoped_noise) else self.hoped_noise
 
     @property
     def micro_sizes(self)->list: return [micro_bs for micro_bs,*_ in self.device.timed] or [self.today.micro_bs] # Micro-batches that ran, in items

@@ -54,12 +54,11 @@ def for_training(
 
 # %% ../../nbs/finder/01_formulas.ipynb #00aa28fe
 def noise_of(
-    part, # Items with which `bs_now` ends at a loss, over those with which `bs` does: above 0, at most 1
+    part, # Items with which `bs_now` ends at a loss, over those with which `bs` does: above 0, below 1
     bs, # Batch size in items
     bs_now, # A smaller one
 )->float: # In items; 0 where a step of `bs` is worth no more than one of `bs_now`
     "Return the noise scale at which `epochs_needed` are `1/part`"
-    part = min(part, 0.999) # All of them: a short training cannot tell the two, and the noise scale is a number
     return max(0., (part*bs-bs_now)/(1-part))
 
 def for_longer(

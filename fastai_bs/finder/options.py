@@ -29,7 +29,7 @@ def sizes_of(
     "List the batch sizes to compare"
     t = facts.today
     sizes = candidates(facts.micro_sizes, t.bs, noise, t.n_train, t.n_ranks)
-    def _is_allowed(bs): return facts.trial.permits_size(bs) if bs>t.bs else not facts.trial.is_known
+    def _is_allowed(bs): return facts.trial.permits_size(bs) if bs>t.bs else not facts.trial.is_known and math.isnan(facts.hoped_noise)
     return sorted({t.bs, *filter(_is_allowed, sizes), *also})
 
 # %% ../../nbs/finder/07_options.ipynb #e0c45343
@@ -132,7 +132,7 @@ def option_of(
 )->Option:
     "Work out all that goes with a batch of `bs`"
     t,timed = facts.today,facts.device.timed
-    is_known,is_now = math.isfinite(noise),bs==t.bs
+    is_known,is_now = math.isfinite(noise) and math.isnan(facts.hoped_noise),bs==t.bs
     step_time,micro_bs,n_acc = _split(facts, noise, bs)
     changes = not (is_now and micro_bs==t.micro_bs)
     epoch = t.epoch_with(micro_bs, n_acc)

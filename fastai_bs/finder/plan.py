@@ -114,7 +114,8 @@ def plan_of(
 )->BatchPlan:
     "Make a plan"
     if not chosen: noise = facts.assumed_noise
-    else: noise = facts.noise if chosen>=facts.today.bs else facts.measured_noise # Of smaller sizes a short training with a larger one tells nothing
+    elif chosen<facts.today.bs: noise = facts.measured_noise # Of smaller sizes a short training with a larger one tells nothing
+    else: noise = facts.noise if math.isnan(facts.hoped_noise) else facts.hoped_noise
     options = options_of(facts, noise, [chosen] if chosen else [])
     return BatchPlan(facts, options, decide(facts, options, chosen), df, took)
 

@@ -95,8 +95,8 @@ def _plot_time(plan, ax=None):
     ax.axvline(bs_now, color='grey', ls='--', label=f"today's, {bs_now}")
     t = plan.facts.today
     if at_todays_size(plan.facts, plan.options).changes: ax.plot(bs_now, 1, 'o', color='grey', zorder=3, label=f"today's, {t.n_acc} x {t.micro_bs}")
-    is_known = math.isfinite(plan.facts.noise)
-    style = dict(ls='-', label='time of the whole fit') if is_known else dict(ls=':', alpha=0.6, label='time, if as many epochs as today were enough')
+    if math.isfinite(plan.facts.noise): style = dict(ls='-', label='time of the whole fit')
+    else: style = dict(ls=':', alpha=0.6, label='time, if '+('as many epochs as today were enough' if math.isnan(plan.facts.hoped_noise) else 'all goes well'))
     if time.notna().all() and len(time)>1: ax.plot(time, marker='o', color='C0', **style)
     how = 'chosen' if plan.choice.reason=='chosen' else 'planned' if plan.facts.can_plan else 'as today'
     if time.notna()[bs]: ax.plot(bs, time[bs], '*', color='C1', ms=16, zorder=3, label=f'{how}, {bs}')

@@ -6,7 +6,8 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/trial.html.md"""
 
 # %% auto #0
 __all__ = ['n_compared', 'n_least', 'n_most', 'most_part', 'most_trials', 'most_times', 'BriefCycle', 'items_to_compare',
-           'MeanLoss', 'loss_after', 'FirstLook', 'parts_tried', 'part_reached', 'is_steep', 'try_larger', 'try_sizes']
+           'MeanLoss', 'loss_after', 'FirstLook', 'parts_tried', 'parts_planned', 'part_reached', 'is_steep',
+           'try_larger', 'try_sizes']
 
 # %% ../../nbs/finder/09_trial.ipynb #e271bc32
 import math, torch
@@ -136,16 +137,22 @@ def parts_tried(
     "Return the two parts of the larger batch's items on which today's batch is trained beside it"
     return k**(-2/3),k**-0.25
 
+def parts_planned(
+    k:float, # Larger batch over today's
+)->tuple: # The least, and the most
+    "Return the part of the items below which the larger batch is of no use, and the one above which no more is claimed of it"
+    return k**-0.5,k**-0.125
+
 def part_reached(
     loss:float, # Where the larger batch ends
     at_low:float, # Where today's batch ends with the lower of `parts_tried`
     at_high:float, # The same with the upper one
     k:float, # Larger batch over today's
-)->float: # To 1, which stands for more; 0 where it is less than the lower one, and no telling how much
+)->float: # At most the upper one of `parts_planned`; 0 where it is less than the lower one of `parts_tried`, and no telling how much
     "Return the part of the items with which today's batch ends at `loss`"
     low,high = parts_tried(k)
-    if not at_high<at_low<math.inf: return high if loss<=at_high else 0. # More items were of no use, or fewer too few to train at all
-    return min(low*(high/low)**((at_low-loss)/(at_low-at_high)), 1.)
+    if not at_high<at_low<math.inf: return high if loss<=at_high<math.inf else 0. # More items were of no use, or fewer too few to train at all
+    return min(low*(high/low)**((at_low-loss)/(at_low-at_high)), parts_planned(k)[1])
 
 def is_steep(
     at_low:float, # As for `part_reached`
@@ -205,10 +212,9 @@ def _with_trial(facts, base, larger, n_steps, part, steep=False):
     trial = replace(before, largest=larger.bs, noise=noise_of(part_before*part, larger.bs, t.bs), n_short=n_short)
     return replace(facts, trial=trial)
 
-def _hoped(facts, base, larger):
-    "Return the option of the larger batch if it gets as far as the upper one of `parts_tried`"
-    facts = _with_trial(facts, base, larger, n_most, parts_tried(larger.bs/base.bs)[1])
-    return option_of(facts, facts.noise, larger.bs)
+def _hoped_noise(facts, base, larger):
+    "Return the noise scale of the whole training if the larger batch gets as far as the upper one of `parts_tried`"
+    return _with_trial(facts, base, larger, n_most, parts_tried(larger.bs/base.bs)[1]).noise
 
 def _steps_for(base, larger, seconds):
     "Return with how many steps `try_larger` takes so many seconds, `n_most` at most"
@@ -252,12 +258,12 @@ def try_sizes(
     for i in range(most_trials):
         larger = _next_to_try(facts, base)
         if larger is None: break
-        hoped = _hoped(facts, base, larger)
-        saving = base.fit_time-hoped.fit_time # Below 0 where it takes longer
+        hoped_noise = _hoped_noise(facts, base, larger)
+        saving = base.fit_time-option_of(facts, hoped_noise, larger.bs).fit_time # Below 0 where it takes longer
         can_spend = math.inf if asked else most_part*saving
         n_steps = min(_steps_for(base, larger, can_spend), math.floor(base.trained_steps))
         if n_steps<n_least and not asked:
-            skipped = dict(skipped=larger.bs, hoped=hoped.trained_epochs, saving=saving, cost=_seconds(base, larger, n_least))
+            skipped = dict(skipped=larger.bs, hoped_noise=hoped_noise, saving=saving, cost=_seconds(base, larger, n_least))
             if not facts.trial.is_known: facts = replace(facts, trial=replace(facts.trial, **skipped))
             break
         seconds = _seconds(base, larger, n_steps)
@@ -267,7 +273,7 @@ def try_sizes(
         if look: facts = replace(facts, measured=replace(facts.measured, **look.alarms(trains_together(learn))))
         if not facts.can_plan: break
         found = _with_trial(facts, base, larger, n_steps, part, steep)
-        if part<=parts_tried(larger.bs/base.bs)[0]:
+        if part<parts_planned(larger.bs/base.bs)[0]:
             if found.trial.noise and not facts.trial.is_known: facts = found # For the sizes between
             facts = replace(facts, trial=replace(facts.trial, failed=larger.bs))
             break

@@ -66,7 +66,7 @@ def test_no_device_is_blamed_for_a_size_of_no_use():
     kwargs = dict(noise_scale=5000., ci=(4000.,6000.), n_epoch=20)
     stays,smaller = (plan_of(trial=o, **kwargs) for o in (Trial(64, failed=128),Trial(128, 3000., 10_000, failed=256)))
     assert stays.choice.reason=='nowhere'
-    assert "in short trainings 128 needed at least 1.59 times as much data as 64 for the same loss, too much to be planned." in headline(stays)
+    assert "in short trainings 128 needed at least 1.41 times as much data as 64 for the same loss, too much to be planned." in headline(stays)
     assert not any('device' in o for o in why(stays))
     assert (smaller.verdict,smaller.bs)==('use',128)
 
@@ -81,17 +81,17 @@ def test_a_size_of_no_use_tells_of_one_between():
     assert told=="""In short trainings batches of 64 needed 36% of the items that batches of 256 needed for the same loss. So 5 epochs at 64 become 7.99 at 128
 (14 at 256), and 8 are planned. That is too little to plan with 256 itself.""".replace('\n', ' ')
 
-@pytest.mark.parametrize('part,is_close', [(0.41,True), (0.45,True), (0.48,False)])
+@pytest.mark.parametrize('part,is_close', [(0.51,True), (0.57,True), (0.58,False)])
 def test_a_close_call_is_told(part, is_close):
     "Repeated calls differ by a sixth"
     plan = plan_of(**unmeasured, trial=Trial(256, noise_of(part, 256, 64), 4690), times=tuple((o,0.01,0.) for o in (64,128,256)))
     assert plan.bs==256
-    assert why(plan)[0].endswith(' With 40% it would not be planned: a call with another seed may say so.')==is_close
+    assert why(plan)[0].endswith(' With 50% it would not be planned: a call with another seed may say so.')==is_close
 
 def test_one_between_that_would_save_too_little_is_named():
     plan = of_no_use(8.)
     assert (plan.bs,plan.choice.reason)==(64,'nowhere')
-    assert headline(plan).endswith("in short trainings 256 needed 3.67 times as much data as 64 for the same loss (a plan takes 2.52 times at most), "
+    assert headline(plan).endswith("in short trainings 256 needed 3.67 times as much data as 64 for the same loss (a plan takes 2 times at most), "
                                    "and 128 would save too little.")
     assert next(cautions(plan))=='With bs_find(..., num_it=660) smaller sizes are judged, too: first it measures the noise scale (about 6.6 s).'
 
@@ -114,23 +114,18 @@ def test_epochs_that_drop_more_items_are_named():
     assert 'drops' not in why(plan_of(**unmeasured, **{**kwargs, 'n_train': 1024}))[0]
 
 @pytest.mark.parametrize('noise,told', [(300.,'batches of 64 needed 65% of the items that batches of 256 needed for the same loss'),
-    (1e6,'256 learned as much as 64 from as many items, or more')])
+    (noise_of(4**-0.125, 256, 64),'batches of 64 needed at least 84% of the items that batches of 256 needed for the same loss')])
 @pytest.mark.parametrize('adam', [True,False])
 def test_what_a_short_training_told(noise, told, adam):
     "How far the larger batch got, that the rest is a prediction, and what came of such ones; on the training of so many steps itself"
     plan = plan_of(trial=Trial(256, noise, 3910), adam=adam)
     longer = why(plan_of(trial=Trial(256, noise, 391), adam=adam))[1]
     got = f"In short trainings {told}"
-    whole = "; in a whole training (today 3910 optimizer steps) that should be 76%" if noise==300. else ''
-    so = "5 epochs at 64 become " if noise==300. else f"5 epochs should be enough for {plan.bs}, too."
-    assert longer.startswith(f"{got}{whole}. So {so}")
+    assert longer.startswith(f"{got}; in a whole training (today 3910 optimizer steps) that should be {76 if noise==300. else 90}%. So 5 epochs at 64 become ")
     measured,as_it_is,record = why(plan)
     assert measured.startswith('The noise scale was measured')
-    tried = f" ({5/0.6547:.3g} at 256)" if plan.bs==128 else ''
-    assert as_it_is==f"{got}. So {so}" + (f"{plan.choice.option.epochs:.3g} at {plan.bs}{tried}, and {plan.n_epoch} are planned." if noise==300. else '')
-    steep = plan_of(trial=Trial(128, 20_000., 3910), adam=adam) # As much from as many items, but not with any batch size
-    for bs,then in ((128,"5 epochs should be enough for 128, too."), (4096,"5 epochs at 64 become 6 at 4096 (5.02 at 128).")):
-        assert why(steep.at(bs))[1].endswith(f"or more. So {then}")
+    tried = f" ({5*(noise+256)/(noise+64):.3g} at 256)" if plan.bs==128 else ''
+    assert as_it_is==f"{got}. So 5 epochs at 64 become {plan.choice.option.epochs:.3g} at {plan.bs}{tried}, and {plan.n_epoch} are planned."
     n,of,worst = ended_above[adam]
     who = 'Adam' if adam else 'SGD'
     assert record==(f"In our benchmarks with {who}, {n/of:.0%} of plans made the validation loss over 5% worse "
@@ -145,7 +140,7 @@ def test_what_is_not_known_of_a_plan_is_not_said():
     plan = plan_of(trial=Trial(256, 300., 3910), freeze_epochs=1, frozen=0.00656)
     assert plan.verdict=='use'
     assert 'Few plans for `fine_tune` were benchmarked (benchmarks/fine_tune.md).' in why(plan)
-    stays = plan_of(trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.))
+    stays = plan_of(trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.))
     assert stays.choice.reason=='costly'
     assert not any('too little time' in o for o in why(stays))
 
@@ -251,21 +246,21 @@ def test_why_no_larger_micro_batch_is_compared(kwargs, larger):
 @pytest.mark.parametrize('given,after', [(False,' (about 11 s)'), (True,'')])
 def test_what_measuring_would_cost(given, after):
     "660 micro-batches of 16 ms, where those are this device's"
-    plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.), given=given)
+    plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.), given=given)
     told = ("With bs_find(..., num_it=660) larger sizes are tried whatever that costs, and smaller sizes are judged, too: first it measures the noise "
             f"scale{after}.")
     assert told in cautions(plan)
 
 def test_no_measurement_is_advised_that_takes_longer_than_the_training():
     "It stands in the details alone"
-    short = plan_of(**unmeasured, n_train=20_000, n_epoch=1, trial=Trial(64, skipped=256, hoped=2, saving=1., cost=3.))
+    short = plan_of(**unmeasured, n_train=20_000, n_epoch=1, trial=Trial(64, skipped=256, hoped_noise=536., saving=1., cost=3.))
     assert not any('num_it' in o for o in cautions(short))
     assert 'With bs_find(..., num_it=660) larger sizes are tried whatever that costs, and smaller sizes are judged, too' in ' '.join(short.details().split())
     assert short.details().count('num_it=660')==1
 
 def test_a_learner_that_accumulates_measures_with_more():
     "Where that is said, also in the details"
-    short = plan_of(**unmeasured, micro_bs=8, times=secs(8, 16), n_train=20_000, n_epoch=1, trial=Trial(64, skipped=256, hoped=2, saving=1., cost=3.))
+    short = plan_of(**unmeasured, micro_bs=8, times=secs(8, 16), n_train=20_000, n_epoch=1, trial=Trial(64, skipped=256, hoped_noise=536., saving=1., cost=3.))
     assert not any('num_it' in o for o in cautions(short))
     assert [o for o in good_to_know(short) if 'num_it=2760' in o] and not any('num_it=660' in o for o in good_to_know(short))
 
@@ -277,7 +272,7 @@ def test_why_nothing_larger_is_planned():
     for failed,told in ((inf,'none would be clearly faster'),(512,'512 got too little further')): # After a measurement all that may pay was tried
         asked = plan_of(n_epoch=20, trial=Trial(128, 3000., 10_000, failed))
         assert [o for o in good_to_know(asked) if 'above 128' in o]==[f'No size above 128 is planned: {told}.']
-    split = plan_of(64, **unmeasured, micro_bs=16, times=secs(16, 32, 64, 128), trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.))
+    split = plan_of(64, **unmeasured, micro_bs=16, times=secs(16, 32, 64, 128), trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.))
     assert split.verdict=='split'
     assert 'Larger sizes: if all goes well 256 needs 7 epochs (today 5) and saves 20 s per training' in ' '.join(split.details().split())
 
@@ -327,7 +322,7 @@ def test_where_no_training_was_tried_nothing_is_said_of_its_weights():
     kwargs = dict(freeze_epochs=1, frozen=0.00656)
     told = 'for the unfrozen epochs, from the present weights on'
     assert any(told in o for o in good_to_know(plan_of(**kwargs)))
-    assert not any(told in o for o in good_to_know(plan_of(**unmeasured, **kwargs, trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.))))
+    assert not any(told in o for o in good_to_know(plan_of(**unmeasured, **kwargs, trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.))))
 
 def test_a_size_of_one_s_own_is_slower_than_today_s_training_as_it_is():
     "Not than today's size made up in another way"
@@ -423,26 +418,27 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, df=N
     (dict(times=((64,0.01,0.),(128,0.013,0.)), spread=0.7),
         "Stay at 64 for 5 epochs (39 s): even with today's epochs 128 would save 35% of the time, but step times varied by 70%, so that is not sure."),
     (dict(times=((64,0.01,0.),(128,0.0201,0.))), "Stay at 64 for 5 epochs (39 s): no larger size would save time."),
-    (dict(trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.)),
+    (dict(trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.)),
         "Stay at 64 for 5 epochs (1 min 4 s): if all goes well 256 needs 7 epochs (today 5) and saves 20 s "
         "per training; trying it takes 30 s, more than half of that: too much for so unsure a gain."),
-    (dict(trial=Trial(64, skipped=256, hoped=9, saving=-1., cost=30.)),
+    (dict(trial=Trial(64, skipped=256, hoped_noise=210., saving=-1., cost=30.)),
         "Stay at 64 for 5 epochs (1 min 4 s): even if all goes well 256 needs 9 epochs (today 5) and saves no time.")])
 def test_why_nothing_was_tried(kwargs, text):
     plan = plan_of(**unmeasured, **kwargs)
     assert headline(plan)==text
     assert why(plan)==[]
-    first,*more = good_to_know(plan)
-    assert 'as many epochs as today' in first
-    told = ("All goes well if batches of 64 need at least 71% of the items in short trainings: that is assumed, not measured. "
-            "A trial of 256 is run if it takes at most 50% of what 256 would then save in one training.")
-    assert [o for o in more if not o.startswith('In the table, ')]==([told] if 'trial' in kwargs else [])
+    table = "The table has the time that other sizes would take for as many epochs as today."
+    told = ["The table has the epochs of larger sizes if all goes well: if in short trainings batches of 64 need at least 71% of the items that batches of "
+            "256 need for the same loss. That is assumed, not measured.",
+            "A trial of 256 is run if it takes at most 50% of what 256 would then save in one training."]
+    assert [o for o in good_to_know(plan) if not o.startswith('In the table, ')]==(told if 'trial' in kwargs else [table])
     assert not any('A trial of' in o for o in good_to_know(plan.at(128))) # Nobody asks there
     assert not any('about as fast' in o for o in plan_words(plan).get('how',()))
     assert any('first it measures the noise scale (about ' in o for o in cautions(plan))
 
 @pytest.mark.parametrize('kwargs', [dict(), dict(adam=False, n_epoch=60), dict(freeze_epochs=1, frozen=0.00656, n_epoch=30), dict(loading=0.0055),
-    dict(micro_bs=16, n_ranks=2, times=secs(16, 32, 64), n_epoch=40), dict(spread=0.4), dict(trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.)),
+    dict(micro_bs=16, n_ranks=2, times=secs(16, 32, 64), n_epoch=40), dict(spread=0.4),
+    dict(trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.)),
     dict(trial=Trial(64, failed=256)), dict(times=((64,0.01,0.),(128,0.019,0.)), trial=None)])
 @pytest.mark.parametrize('bs', [None,512])
 def test_few_words_where_no_noise_scale_was_asked_for(kwargs, bs):
@@ -495,9 +491,12 @@ def test_without_a_number_of_epochs_nothing_is_rounded():
 
 def test_a_size_of_one_s_own_that_costs_too_much_to_try():
     "What it would need at best is known"
-    plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, hoped=7, saving=20., cost=30.)).at(256)
-    assert headline(plan)==("You chose 256 (today 64): it was not tried. The line below is for 5 epochs, as today, so the loss may end higher. "
-        "For today's loss it needs 7 if all goes well.")
+    plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.)).at(256)
+    assert headline(plan)==("You chose 256 (today 64): it was not tried. If all goes well it needs 7 epochs (today 5): about 76% of the time "
+        "(48.7 s instead of 1 min 4 s).")
+    assert plan.n_epoch==7
+    assert plan.table.bs.tolist()==[64,128,256]
+    assert plan.at(32).n_epoch==5
 
 def test_a_size_of_one_s_own_without_a_noise_scale():
     plan = plan_of(**unmeasured).at(256)

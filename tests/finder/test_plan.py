@@ -259,7 +259,7 @@ def test_to_dict():
     assert d['bs']==plan.bs
     assert d['today']['micro_bs']==64
     assert d['device']['failed']==[[512,'ValueError: no']]
-    assert d['trial']==dict(largest=None, noise=None, n_short=None, failed=None, skipped=None, hoped=None, saving=None, cost=None)
+    assert d['trial']==dict(largest=None, noise=None, n_short=None, failed=None, skipped=None, hoped_noise=None, saving=None, cost=None)
     assert 'df' not in d
 
 def test_today_s_batch_in_larger_micro_batches_needs_no_noise_scale():
