@@ -141,7 +141,7 @@ def parts_planned(
     k:float, # Larger batch over today's
 )->tuple: # The least, and the most
     "Return the part of the items below which the larger batch is of no use, and the one above which no more is claimed of it"
-    return k**-0.5,k**-0.125
+    return k**-0.6,k**-0.125
 
 def part_reached(
     loss:float, # Where the larger batch ends

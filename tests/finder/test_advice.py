@@ -66,7 +66,7 @@ def test_no_device_is_blamed_for_a_size_of_no_use():
     kwargs = dict(noise_scale=5000., ci=(4000.,6000.), n_epoch=20)
     stays,smaller = (plan_of(trial=o, **kwargs) for o in (Trial(64, failed=128),Trial(128, 3000., 10_000, failed=256)))
     assert stays.choice.reason=='nowhere'
-    assert "in short trainings 128 needed at least 1.41 times as much data as 64 for the same loss, too much to be planned." in headline(stays)
+    assert "in short trainings 128 needed at least 1.52 times as much data as 64 for the same loss, too much to be planned." in headline(stays)
     assert not any('device' in o for o in why(stays))
     assert (smaller.verdict,smaller.bs)==('use',128)
 
@@ -81,17 +81,17 @@ def test_a_size_of_no_use_tells_of_one_between():
     assert told=="""In short trainings batches of 64 needed 36% of the items that batches of 256 needed for the same loss. So 5 epochs at 64 become 7.99 at 128
 (14 at 256), and 8 are planned. That is too little to plan with 256 itself.""".replace('\n', ' ')
 
-@pytest.mark.parametrize('part,is_close', [(0.51,True), (0.57,True), (0.58,False)])
+@pytest.mark.parametrize('part,is_close', [(0.44,True), (0.5,True), (0.51,False)])
 def test_a_close_call_is_told(part, is_close):
     "Repeated calls differ by a sixth"
     plan = plan_of(**unmeasured, trial=Trial(256, noise_of(part, 256, 64), 4690), times=tuple((o,0.01,0.) for o in (64,128,256)))
     assert plan.bs==256
-    assert why(plan)[0].endswith(' With 50% it would not be planned: a call with another seed may say so.')==is_close
+    assert why(plan)[0].endswith(' With 44% it would not be planned: a call with another seed may say so.')==is_close
 
 def test_one_between_that_would_save_too_little_is_named():
     plan = of_no_use(8.)
     assert (plan.bs,plan.choice.reason)==(64,'nowhere')
-    assert headline(plan).endswith("in short trainings 256 needed 3.67 times as much data as 64 for the same loss (a plan takes 2 times at most), "
+    assert headline(plan).endswith("in short trainings 256 needed 3.67 times as much data as 64 for the same loss (a plan takes 2.3 times at most), "
                                    "and 128 would save too little.")
     assert next(cautions(plan))=='With bs_find(..., num_it=660) smaller sizes are judged, too: first it measures the noise scale (about 6.6 s).'
 
