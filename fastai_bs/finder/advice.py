@@ -57,11 +57,11 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
-    never="even with today's epochs {other} would save {gain} of the time, but {limit}",
-    costly=("if all goes well {skipped} needs {hoped} and saves {saving} per training; trying it takes {cost}, more than half of that: too much for so "
-        "unsure a gain"),
+    never="even if {other} needed no more epochs, it would save {gain} of the time, but {limit}",
+    costly=("if all goes well {skipped} needs {hoped} and saves {saving} per training; as that is unsure, a trial may take half of that, and would take "
+        "{cost}"),
     useless="even if all goes well {skipped} needs {hoped} and saves no time",
-    nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss{too_much}",
+    nowhere="in short trainings {failed} got {less} far {than} {bs} does with {part} of the items{needed}",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{larger}, and larger batches made up of {micro_bs} at a time save too little",
@@ -97,12 +97,14 @@ def _stay(plan):
     now = plan.choice.option
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
     gain,trial = 100*(1-other.fit_time/now.fit_time),plan.facts.trial
-    most = num(1/(parts_planned(trial.failed/t.bs)[0] or 1)) # That is planned; none may have failed
-    more,too_much = f'at least {most}',", too much to be planned"
-    if trial.is_known: more,too_much = num(epochs_needed(trial.failed, t.bs, trial.noise)),f" (a plan takes {most} times at most){_between(plan)}"
+    least = parts_planned(trial.failed/t.bs)[0] # 0 where none has failed
+    less,than,part,needed = 'less','than',least,', as a plan needs'
+    if trial.is_known:
+        less,than,part = 'only as','as',1/epochs_needed(trial.failed, t.bs, trial.noise)
+        needed = f" (a plan needs {percent(least)}){_between(plan)}"
     text = _why_untried(plan) if plan.choice.reason in ('costly','useless') else stay_reasons[plan.choice.reason].format(
         failed=trial.failed, judged='larger' if math.isnan(plan.facts.noise) else 'other',
-        more=more, too_much=too_much, bs=t.bs,
+        less=less, than=than, part=percent(part), needed=needed, bs=t.bs,
         other=other.bs, gain=f'{gain:.1f}'.removesuffix('.0')+'%', limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
         larger=_no_larger(d, t))
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
@@ -228,7 +230,7 @@ def _got(plan):
     part,in_all = (1/epochs_needed(trial.largest, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
     least,most = parts_planned(trial.largest/t.bs)
     at_least = 'at least ' if part>0.999*most else ''
-    told = f"In short trainings batches of {t.bs} needed {at_least}{percent(part)} of the items that batches of {trial.largest} needed for the same loss"
+    told = f"In short trainings batches of {trial.largest} got as far as batches of {t.bs} do with {at_least}{percent(part)} of the items"
     if percent(in_all)!=percent(part): told += f"; in a whole training (today {_steps_now(plan)}) that should be {percent(in_all)}"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
     o = plan.choice.option
@@ -347,8 +349,8 @@ def _it_to_measure(plan)->int:
 
 def _measuring(plan):
     "Write what asking for a measurement would add"
-    larger = 'larger sizes are tried whatever that costs, and ' if plan.facts.trial.skipped else ''
-    return f"With bs_find(..., num_it={_it_to_measure(plan)}) {larger}smaller sizes are judged, too: first it measures the noise scale"
+    what = 'try larger sizes whatever that costs, and judge smaller ones' if plan.facts.trial.skipped else 'judge smaller sizes, too'
+    return f"To {what}: bs_find(..., num_it={_it_to_measure(plan)}), which first measures the noise scale"
 
 def _on_cost(plan):
     "Yield how to ask for the sizes that were not looked at"
@@ -422,8 +424,8 @@ def good_to_know(
     if math.isnan(plan.facts.noise) and len(plan.options)>1:
         bs,now = plan.facts.trial.skipped,plan.facts.today.bs
         if bs:
-            yield (f"The table has the epochs of larger sizes if all goes well: if in short trainings batches of {now} need at least "
-                   f"{percent(parts_tried(bs/now)[1])} of the items that batches of {bs} need for the same loss. That is assumed, not measured.")
+            yield (f"The table has the epochs of larger sizes if all goes well: if in short trainings batches of {bs} get as far as batches of {now} do with "
+                   f"{percent(parts_tried(bs/now)[1])} of the items. That is assumed, not measured.")
             if not _is_chosen(plan): yield f"A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would then save in one training."
         else: yield "The table has the time that other sizes would take for as many epochs as today."
         if not plan.facts.measured.has_mock and not list(_on_cost(plan)): yield f"{_measuring(plan)}."
@@ -463,7 +465,8 @@ def brief_words(
     how = [*_record(plan), *_on_rate(plan)]
     if not math.isnan(plan.facts.measured_noise):
         if not (plan.facts.trial.is_known and plan.facts.measured.cool): how = [_found(plan), *how]
-        else: how = [f"{_seen(plan.facts.measured)}. So {plan.facts.trial.largest} was tried.", *([_got(plan)] if plan.verdict=='stay' else []), *how]
+        else: how = [f"{_seen(plan.facts.measured)}. By that and the step times {plan.facts.trial.largest} was tried.",
+                     *([_got(plan)] if plan.verdict=='stay' else []), *how]
     elif plan.facts.trial.got_nowhere and plan.verdict=='use': how.insert(0, f"{plan.facts.trial.failed} learned too little in a short training.")
     return {kind: texts for kind,texts in (words | dict(how=how, why=[])).items() if texts}
 
@@ -486,10 +489,10 @@ def _candidates_table(plan): # A data frame, with a row per candidate
     f,now = plan.facts,at_todays_size(plan.facts, plan.options)
     as_is = [today_as_is(f)] if now.changes else []
     def _row(o):
-        marks = ('today',o.bs==f.today.bs and not o.changes),('planned',o==plan.choice.option)
+        marks = ('today',o.bs==f.today.bs and not o.changes),('planned',o==plan.choice.option and o.changes)
         epochs = f'{o.freeze_epochs} + {num(o.trained_epochs)}' if o.freeze_epochs else o.trained_epochs
         size = marked_size(o.bs, [(nm,o.bs) for nm,is_it in marks if is_it])
-        return {'batch size': size, 'as': _split_text(o.n_acc, o.micro_bs, f.today.n_ranks), 'epochs': epochs,
+        return {'batch size': size, 'made up as': _split_text(o.n_acc, o.micro_bs, f.today.n_ranks), 'epochs': epochs,
                 'time (s)': o.trained_time, "of today's": o.trained_time/plan.duration.today}
     return pd.DataFrame([_row(o) for o in sorted([*as_is, *plan.options], key=lambda o: o.bs)])
 

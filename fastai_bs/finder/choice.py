@@ -44,9 +44,9 @@ def limit_text(
 )->str:
     "Write what bounds `time_allowed`"
     if time_allowed(option, now, least_gain)<time_allowed(option, now, 0.): return f"step times varied by {percent(least_gain)}, so that is not sure"
-    n,step = _doublings(option, now),'doubling' if option.bs>now.bs else 'halving'
-    away = f", {num(n)} {step}s away" if n>1 else ''
-    return f"{option.bs} must save {100*(1-per_doubling**-n):.1f}% to be planned{away}"
+    k = option.bs/now.bs
+    size = {2: 'twice the batch', 0.5: 'half of the batch'}.get(k, f"{num(k)} times the batch" if k>1 else f"1/{num(1/k)} of the batch")
+    return f"{size} must save {100*(1-per_doubling**-_doublings(option, now)):.1f}% to be planned"
 
 # %% ../../nbs/finder/08_choice.ipynb #7e81a2ee
 def _why_stay(options, now, too_little):
