@@ -165,7 +165,8 @@ def test_what_the_first_page_says_below_its_table():
     risk,price,stays = (o for o in md('nbs/index.ipynb').splitlines() if o.startswith(('* **Risk','* **Price','* **Often')))
     *_,worst = figures('keeps', rf"{on_devices[0]} {plans}: {losses} from \S+ to \+(\S+%)")
     (n,of,most),(n_sgd,of_sgd,most_sgd) = (ended_above[o] for o in (True,False))
-    assert f'over both, and over a third device where even 16 times the batch takes no longer: {n/of:.0%} of plans with Adam, {n_sgd/of_sgd:.0%} with SGD.' in risk
+    over = 'over both, and over a third device where even 16 times the batch takes no longer'
+    assert f'{over}: {n/of:.0%} of plans with Adam, {n_sgd/of_sgd:.0%} with SGD.' in risk
     assert f"{float(worst[:-1]):.0f}% above today's on a CPU, and on the assumed GPU {most:.0%} with Adam, {most_sgd:.0%} with SGD" in risk
     takes = [f'{float(o):.0%}' for o in figures('keeps', r'`bs_find` takes (\S+) of today.*changes something (\S+), ')]
     assert 'takes {1} of a training as today where it ends in a larger batch (median), and {0} over all calls.'.format(*takes) in price
