@@ -58,10 +58,10 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even if {other} needed no more epochs, it would save {gain} of the time, but {limit}",
-    costly=("if all goes well {skipped} needs {hoped} and saves {saving} per training; as that is unsure, a trial may take half of that, and would take "
-        "{cost}"),
+    costly=("if all goes well {skipped} needs {hoped} and saves {saving} per training; as that is unsure, a trial is run if it takes at most half of that, "
+        "and it would take {cost}"),
     useless="even if all goes well {skipped} needs {hoped} and saves no time",
-    nowhere="in short trainings {failed} got {less} far {than} {bs} does with {part} of the items{needed}",
+    nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss{too_much}",
     little="{other} would save {gain} of the time, but {limit}",
     untimed="today's step could not be timed, so other sizes cannot be compared",
     single="{larger}, and larger batches made up of {micro_bs} at a time save too little",
@@ -97,14 +97,12 @@ def _stay(plan):
     now = plan.choice.option
     other = min((o for o in plan.options if o.bs!=t.bs), key=lambda o: o.fit_time, default=now)
     gain,trial = 100*(1-other.fit_time/now.fit_time),plan.facts.trial
-    least = parts_planned(trial.failed/t.bs)[0] # 0 where none has failed
-    less,than,part,needed = 'less','than',least,', as a plan needs'
-    if trial.is_known:
-        less,than,part = 'only as','as',1/epochs_needed(trial.failed, t.bs, trial.noise)
-        needed = f" (a plan needs {percent(least)}){_between(plan)}"
+    most = num(1/(parts_planned(trial.failed/t.bs)[0] or 1)) # That is planned; none may have failed
+    more,too_much = f'more than {most}',', too much for a plan'
+    if trial.is_known: more,too_much = num(epochs_needed(trial.failed, t.bs, trial.noise)),f" (for a plan {most} at most){_between(plan)}"
     text = _why_untried(plan) if plan.choice.reason in ('costly','useless') else stay_reasons[plan.choice.reason].format(
         failed=trial.failed, judged='larger' if math.isnan(plan.facts.noise) else 'other',
-        less=less, than=than, part=percent(part), needed=needed, bs=t.bs,
+        more=more, too_much=too_much, bs=t.bs,
         other=other.bs, gain=f'{gain:.1f}'.removesuffix('.0')+'%', limit=limit_text(other, now, d.least_gain), micro_bs=t.micro_bs,
         larger=_no_larger(d, t))
     if not (t.has_n_epoch and d.timed): return f"Stay at {t.bs}: {text}."
@@ -224,22 +222,28 @@ ended_above = {True: (8,95,0.372), False: (4,39,0.556)}
 
 close_call = 1.15 # Repeated calls differ by about as much in how far a larger batch gets
 
+def _needed(plan):
+    "Write how much more data the larger batch needed that was tried"
+    bs,trial = plan.facts.today.bs,plan.facts.trial
+    needed,least = epochs_needed(trial.largest, bs, trial.noise),1/parts_planned(trial.largest/bs)[1] # No less is claimed
+    at_most = 'at most ' if needed<1.001*least else ''
+    return f"needed {at_most}{num(needed)} times as much data as {bs} for the same loss"
+
 def _got(plan):
-    "Write how far the larger batch got that was tried, and what the plan makes of it"
+    "Write how much more data the larger batch needed that was tried, and what the plan makes of it"
     t,trial = plan.facts.today,plan.facts.trial
-    part,in_all = (1/epochs_needed(trial.largest, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
-    least,most = parts_planned(trial.largest/t.bs)
-    at_least = 'at least ' if part>0.999*most else ''
-    told = f"In short trainings batches of {trial.largest} got as far as batches of {t.bs} do with {at_least}{percent(part)} of the items"
-    if percent(in_all)!=percent(part): told += f"; in a whole training (today {_steps_now(plan)}) that should be {percent(in_all)}"
+    told = f"In short trainings {trial.largest} {_needed(plan)}"
+    needed,in_all = (epochs_needed(trial.largest, t.bs, noise) for noise in (trial.noise,plan.facts.noise))
+    most = 1/parts_planned(trial.largest/t.bs)[0]
+    if num(in_all)!=num(needed): told += f"; in a whole training (today {_steps_now(plan)}) that should be {num(in_all)} times"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
     o = plan.choice.option
-    tried = f" ({num(t.n_epoch/in_all)} at {trial.largest})" if plan.bs!=trial.largest else ''
+    tried = f" ({num(t.n_epoch*in_all)} at {trial.largest})" if plan.bs!=trial.largest else ''
     rounded = '' if num(o.epochs)==num(o.trained_epochs) else f", and {num(o.trained_epochs)} are planned"
     left_out = o.epoch.items<t.epoch.items and abs(epochs_needed(plan.bs, t.bs, plan.facts.noise)*t.n_epoch/o.epochs-1)>0.005
     drops = f" (an epoch of {plan.bs} drops more items at its end)" if left_out else ''
-    limit = f" That is too little to plan with {trial.failed} itself." if trial.got_nowhere else ''
-    if plan.bs==trial.largest and least<part<=close_call*least: limit = f" With {percent(least)} it would not be planned: a call with another seed may say so."
+    limit = f" That is too much to plan with {trial.failed} itself." if trial.got_nowhere else ''
+    if plan.bs==trial.largest and most/close_call<=needed<most: limit = f" With {num(most)} times it would not be planned: a call with another seed may say so."
     return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(o.epochs)} at {plan.bs}{drops}{tried}{rounded}.{limit}"
 
 def _record(plan):
@@ -424,8 +428,8 @@ def good_to_know(
     if math.isnan(plan.facts.noise) and len(plan.options)>1:
         bs,now = plan.facts.trial.skipped,plan.facts.today.bs
         if bs:
-            yield (f"The table has the epochs of larger sizes if all goes well: if in short trainings batches of {bs} get as far as batches of {now} do with "
-                   f"{percent(parts_tried(bs/now)[1])} of the items. That is assumed, not measured.")
+            yield (f"The table has the epochs of larger sizes if all goes well: if in short trainings {bs} needs at most "
+                   f"{num(1/parts_tried(bs/now)[1])} times as much data as {now} for the same loss. That is assumed, not measured.")
             if not _is_chosen(plan): yield f"A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would then save in one training."
         else: yield "The table has the time that other sizes would take for as many epochs as today."
         if not plan.facts.measured.has_mock and not list(_on_cost(plan)): yield f"{_measuring(plan)}."
@@ -465,8 +469,7 @@ def brief_words(
     how = [*_record(plan), *_on_rate(plan)]
     if not math.isnan(plan.facts.measured_noise):
         if not (plan.facts.trial.is_known and plan.facts.measured.cool): how = [_found(plan), *how]
-        else: how = [f"{_seen(plan.facts.measured)}. By that and the step times {plan.facts.trial.largest} was tried.",
-                     *([_got(plan)] if plan.verdict=='stay' else []), *how]
+        else: how = [f"{_seen(plan.facts.measured)}. So {plan.facts.trial.largest} was tried: it {_needed(plan)}.", *how]
     elif plan.facts.trial.got_nowhere and plan.verdict=='use': how.insert(0, f"{plan.facts.trial.failed} learned too little in a short training.")
     return {kind: texts for kind,texts in (words | dict(how=how, why=[])).items() if texts}
 
@@ -492,7 +495,7 @@ def _candidates_table(plan): # A data frame, with a row per candidate
         marks = ('today',o.bs==f.today.bs and not o.changes),('planned',o==plan.choice.option and o.changes)
         epochs = f'{o.freeze_epochs} + {num(o.trained_epochs)}' if o.freeze_epochs else o.trained_epochs
         size = marked_size(o.bs, [(nm,o.bs) for nm,is_it in marks if is_it])
-        return {'batch size': size, 'made up as': _split_text(o.n_acc, o.micro_bs, f.today.n_ranks), 'epochs': epochs,
+        return {'batch size': size, 'a step is': _split_text(o.n_acc, o.micro_bs, f.today.n_ranks), 'epochs': epochs,
                 'time (s)': o.trained_time, "of today's": o.trained_time/plan.duration.today}
     return pd.DataFrame([_row(o) for o in sorted([*as_is, *plan.options], key=lambda o: o.bs)])
 
