@@ -158,7 +158,7 @@ class Trial:
     skipped:int = None # Batch size in items that was not tried, as that costs too much for what it can save; `None`: none
     hoped_noise:float = math.nan # Noise scale in items of today's training if all goes well: `skipped` gets as far as the upper one of `parts_tried`
     saving:float = math.nan # Seconds of a fit that it would then save
-    cost:float = math.nan # Seconds that they would take
+    cost:float = math.nan # Seconds that trying it would take
 
     @property
     def is_known(self)->bool: return not math.isnan(self.noise) # Did a larger batch get further than today's in as many steps?

@@ -493,7 +493,11 @@ def test_without_a_number_of_epochs_nothing_is_rounded():
 
 def test_a_size_of_one_s_own_that_costs_too_much_to_try():
     "What it would need at best is known"
-    plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.)).at(256)
+    as_planned = plan_of(**unmeasured, trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.))
+    df = _candidates_table(as_planned)
+    assert (df['batch size'].tolist(),df.epochs.tolist())==(['64 (today)','128','256'],[5,6,7])
+    assert as_planned.table.steps.isna().all() # None was measured
+    plan = as_planned.at(256)
     assert headline(plan)==("You chose 256 (today 64): it was not tried. If all goes well it needs 7 epochs (today 5): about 76% of the time "
         "(48.7 s instead of 1 min 4 s).")
     assert plan.n_epoch==7

@@ -41,6 +41,13 @@ def test_a_plan_goes_by_what_was_tried(trial, noise):
     assert f.measured_noise==512
     assert math.isnan(facts_of(trial=trial, pairs=True).noise)
 
+@pytest.mark.parametrize('kwargs,hoped,assumed', [(dict(noise_scale=nan, n_windows=None),300.,300.), (dict(),nan,512.),
+    (dict(noise_scale=nan, pairs=True),nan,nan)])
+def test_what_is_hoped_of_a_size_that_was_skipped(kwargs, hoped, assumed):
+    "Unless a noise scale is known, or nothing can be planned"
+    f = facts_of(trial=Trial(64, skipped=256, hoped_noise=300.), **kwargs)
+    assert (f.hoped_noise,f.assumed_noise)==(approx(hoped),approx(assumed))
+
 # Today
 
 def test_today_counts_what_its_loader_gives():

@@ -32,7 +32,8 @@ cases = dict(
            '4096 would save less than 10% more'),
     odd=(dict(bs=90, times=secs(45, 90, 128, 180, 256)), 'Use 180 (today 90)', ''),
     given=(dict(**bare, given=True, times=flat, trial=Trial(128, 300., 240)), 'Use 128 (today 64)', ''),
-    costly=(dict(**bare, times=flat, trial=Trial(skipped=128, saving=3., cost=4.)), 'Stay at 64', 'trying 128 takes too long for what it could save'),
+    costly=(dict(**bare, times=flat, trial=Trial(64, skipped=128, hoped_noise=500., saving=3., cost=4.)), 'Stay at 64',
+            'trying 128 takes too long for what it could save'),
     useless=(dict(**bare, times=flat, trial=Trial(skipped=128, saving=-1., cost=4.)), 'Stay at 64', '128 would save no time'),
     nowhere=(dict(**bare, times=flat, trial=Trial(64, failed=128)), 'Stay at 64', '128 learned too little in a short training'),
     slower=(dict(noise_scale=30., ci=(20.,40.), times=secs(64, 128, 256)), 'Stay at 64', ''),
@@ -53,6 +54,11 @@ def plan_for(nm):
     chosen = kwargs.pop('chosen', None)
     plan = plan_of(**kwargs)
     return plan.at(chosen) if chosen else plan
+
+@pytest.mark.parametrize('nm,label', [('costly','time, if all goes well'), ('never','time, if as many epochs as today were enough'),
+    ('trial','time of the whole fit')])
+def test_the_curve_says_what_it_assumes(nm, label):
+    assert label in [o.get_label() for o in plan_for(nm).plot().lines]
 
 def star_of(ax): return next((o for o in ax.lines if o.get_marker()=='*'), None)
 
