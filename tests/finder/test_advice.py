@@ -84,7 +84,7 @@ def test_a_size_of_no_use_tells_of_one_between():
 @pytest.mark.parametrize('part,is_close', [(0.44,True), (0.5,True), (0.51,False)])
 def test_a_close_call_is_told(part, is_close):
     "Repeated calls differ by a sixth"
-    plan = plan_of(**unmeasured, trial=Trial(256, noise_of(part, 256, 64), 4690), times=tuple((o,0.01,0.) for o in (64,128,256)))
+    plan = plan_of(**unmeasured, trial=Trial(256, noise_of(part, 256, 64), 3910), times=tuple((o,0.01,0.) for o in (64,128,256)))
     assert plan.bs==256
     assert why(plan)[0].endswith(' With 2.3 times it would not be planned: a call with another seed may say so.')==is_close
 

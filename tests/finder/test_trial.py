@@ -99,7 +99,7 @@ def on_a_line(part): return 10-4*math.log2(part)
 @pytest.mark.parametrize('k', [2,3,4,16])
 @pytest.mark.parametrize('part', [1.,0.9,0.6,0.3,0.1])
 def test_part_reached(k, part):
-    "Exactly where losses fall evenly with the logarithm, above the upper part and below the lower one too; but nobody gets all"
+    "Exactly where losses fall evenly with the logarithm, above the upper part and below the lower one too, up to the most that is claimed"
     low,high = parts_tried(k)
     assert part_reached(on_a_line(part), on_a_line(low), on_a_line(high), k)==pytest.approx(min(part, k**-0.125))
 

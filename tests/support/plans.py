@@ -77,7 +77,8 @@ def plans(draw):
     has_rate,is_cycle = _one_of(True,False),_one_of(True,False)
     kwargs = dict(readings() if is_cycle else dict(cool=None), moved=is_cycle)
     trial = _one_of(Trial(), Trial(bs), Trial(bs, failed=2*bs), Trial(4*bs, 3.*bs, 10.), Trial(2*bs, 0.5*bs, 10., failed=4*bs),
-                    Trial(4*bs, 0.5*bs, 10., failed=4*bs), Trial(8*bs, 1e4*bs, 10.))
+                    Trial(4*bs, 0.5*bs, 10., failed=4*bs), Trial(8*bs, 1e4*bs, 10.),
+                    *(Trial(bs, skipped=4*bs, hoped_noise=8.*bs, saving=o, cost=4.) for o in (5.,-1.)))
     plan = plan_of(bs, n_ranks, noise_scale=noise, ci=(low,high), micro_bs=micro_bs, n_windows=_one_of(9,10,30), times=_one_of(times,times,times,()),
         adam=_one_of(True,False), sums=_one_of(False,False,True), spread=_one_of(math.nan,0.,0.05,0.4), n_train=_one_of(2*bs,1000,10**6),
         n_epoch=n_epoch, has_n_epoch=n_epoch%1==0 and _one_of(True,False), drops_last=_one_of(False,True), lr_factor=_one_of(1.,1.,3.),
