@@ -16,7 +16,7 @@ from fastai_bs.all import GradAccum, linear_scaling, ScaledLR
 from fastai_bs.finder.facts import Trial, unfrozen_lr
 from fastai_bs.finder.options import option_of, today_as_is
 from fastai_bs.finder.formulas import epochs_needed, noise_of, whole_epochs
-from fastai_bs.finder.trial import (FirstLook, items_to_compare, loss_after, MeanLoss, most_part, n_least, n_most, is_steep, part_reached, parts_tried,
+from fastai_bs.finder.trial import (FirstLook, items_to_compare, loss_after, MeanLoss, most_part, short_steps, is_steep, part_reached, parts_tried,
     try_larger, try_sizes)
 from helpers import changes, loaders, mlp, picture, quiet_learner, regression
 from plans import facts_of, secs
@@ -307,20 +307,17 @@ def test_a_trial_costs_no_more_than_a_part_of_what_it_can_win(n_epoch, told):
     sizes = told({16: 0.6})
     facts = unmeasured(n_epoch=n_epoch, times=flat[:3])
     def _seconds(n): return 0.01*(n/4+n*(low+high)+512/4) # As many items for the larger batch, both parts of them for today's, and the items three times
-    noise = noise_of(high, 16, 4)*(200*n_epoch/min(n_most, 200*n_epoch))**0.25 # At best all of the upper part is reached
+    noise = noise_of(high, 16, 4)*(200*n_epoch/short_steps)**0.25 # At best all of the upper part is reached
     epochs = n_epoch*epochs_needed(16, 4, noise)
     saving = 2*n_epoch-0.5*max(epochs, whole_epochs(epochs))
-    trial = try_sizes(None, facts).trial
+    trial,cost = try_sizes(None, facts).trial,_seconds(short_steps)
     if n_epoch<9:
-        assert _seconds(n_least)>most_part*saving
-        skipped = dict(skipped=16, hoped_noise=pytest.approx(noise), saving=pytest.approx(saving), cost=pytest.approx(_seconds(n_least)))
+        assert cost>most_part*saving
+        skipped = dict(skipped=16, hoped_noise=pytest.approx(noise), saving=pytest.approx(saving), cost=pytest.approx(cost))
         assert (sizes,vars(trial))==([],vars(Trial(4, **skipped)))
     else:
-        n = lengths[0]
-        assert sizes==[(4,16)]
-        assert n_least<=n<=n_most
-        assert _seconds(n)<=most_part*saving
-        assert n==n_most or _seconds(n+1)>most_part*saving
+        assert cost<=most_part*saving
+        assert (sizes,lengths)==([(4,16)],[short_steps])
         assert trial.is_known and trial.skipped is None
 
 on_this = "Trying batches of 16 items in short trainings on this device; how long that takes here is not known."
