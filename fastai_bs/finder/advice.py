@@ -141,8 +141,9 @@ def _use(plan):
     made_up = f" A step is {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}." if o.n_acc>1 else ''
     use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
     if math.isnan(o.steps):
-        if not math.isnan(plan.facts.hoped_noise): return f"{use}: it was not tried. If all goes well it needs {_epochs(plan)}: {_duration_text(plan)}."
-        return f"{use}: it was not tried. The line below is for {counted(plan.facts.today.n_epoch, 'epoch')}, as today, so the loss may end higher."
+        use += ": it was not tried."
+        if not math.isnan(plan.facts.hoped_noise): return f"{use} If all goes well it needs {_epochs(plan)}: {_duration_text(plan)}.{made_up}"
+        return f"{use} The line below is for {counted(plan.facts.today.n_epoch, 'epoch')}, as today, so the loss may end higher."
     takes = f": {_duration_text(plan)}." if plan.facts.device.timed else "."
     return f"{use}{', which needs' if _is_chosen(plan) else ' for'} {_epochs(plan)}{takes}{made_up}"
 
@@ -161,6 +162,12 @@ def _reasons(plan):
     if sum_factor(t, plan.bs)!=1: reasons.append("the loss is a sum over items and grows with the batch")
     return reasons
 
+def _new_decay(plan):
+    "Write the weight decay; nothing where it is today's"
+    if plan.wd is None or plan.choice.option.wd_factor==1: return ''
+    wd,now = rate_text(plan.wd),rate_text(plan.facts.today.wd)
+    return wd if wd!=now else ''
+
 def _scaled(plan):
     "Write the rate that the optimizer uses at its peak; nothing where it is the one to pass"
     scaled = rate_text(plan.scaled_lr)
@@ -177,9 +184,8 @@ def _on_rate(plan):
 def _how(plan):
     "Yield the rate to pass and the weight decay where they change, and the sizes that are about as fast"
     yield from _on_rate(plan)
-    wd,wd_now = plan.wd,plan.facts.today.wd
-    if plan.choice.option.wd_factor!=1 and rate_text(wd)!=rate_text(wd_now):
-        yield f"Weight decay becomes {rate_text(wd)} in place of {rate_text(wd_now)}: it is set for you, unless you pass wd= to the fit."
+    if _new_decay(plan):
+        yield f"Weight decay becomes {_new_decay(plan)} in place of {rate_text(plan.facts.today.wd)}: it is set for you, unless you pass wd= to the fit."
     if len(plan.facts.device.timed)<2 or _is_chosen(plan) or not plan.choice.as_fast or plan.verdict=='stay': return
     as_fast,are = [o.bs for o in plan.choice.as_fast],"are" if plan.facts.trial.is_known else "may be"
     if len(as_fast)>1: yield f"Sizes from {as_fast[0]} to {as_fast[-1]} {are} about as fast, within 10%: the nearest to today's is taken."
@@ -201,10 +207,11 @@ def _run(plan):
     "Write the line that trains as planned"
     own = f'plan.at({plan.bs})' if _is_chosen(plan) else 'plan'
     learn = f'{own}.apply(learn)' if plan.choice.option.changes else 'learn'
-    scaled = _scaled(plan)
+    scaled,wd = _scaled(plan),_new_decay(plan)
     if plan.choice.option.changes and not plan.facts.today.has_n_epoch:
         return f"{learn}  # Then train for {_epochs(plan)}, at {rate_text(plan.lr)}" + (f' (scaled to {scaled})' if scaled else '')
-    return f'{learn}.{fit_call(plan)}' + (f'  # Scaled to {scaled}' if scaled else '')
+    sets = [text for text,to in ((f'rate scaled to {scaled}',scaled), (f'weight decay to {wd}',wd)) if to]
+    return f'{learn}.{fit_call(plan)}' + (f"  # {', '.join(sets).capitalize()}" if sets else '')
 
 # %% ../../nbs/finder/12_advice.ipynb #5f21b114
 def _estimate_text(noise_scale, ci):
@@ -246,16 +253,18 @@ def _got(plan):
     if plan.bs==trial.largest and most/close_call<=needed<most: limit = f" With {num(most)} times it would not be planned: a call with another seed may say so."
     return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(o.epochs)} at {plan.bs}{drops}{tried}{rounded}.{limit}"
 
+def _page(benchmark): return f'https://github.com/fastai-bs/fastai_bs/blob/main/benchmarks/{benchmark}.md'
+
 def _record(plan):
     "Yield how likely such a plan is to end at today's loss"
     if plan.verdict!='use': return
     adam = plan.facts.today.adam
     n,of,worst = ended_above[adam]
-    if plan.choice.reason=='chosen': yield "Plans for a size of your own choice were not benchmarked."
-    elif plan.freeze_epochs: yield "Few plans for `fine_tune` were benchmarked (benchmarks/fine_tune.md)."
+    if plan.choice.reason=='chosen': yield "Plans for chosen sizes were not benchmarked."
+    elif plan.freeze_epochs: yield f"Few plans for `fine_tune` were benchmarked ({_page('fine_tune')})."
     elif not plan.facts.trial.is_known: yield "Plans without a trial were not benchmarked."
     else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n/of:.0%} of plans made the validation loss over 5% worse "
-                 f"({percent(worst)} at worst; benchmarks/keeps.md).")
+                 f"({percent(worst)} at worst; {_page('keeps')}).")
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -354,7 +363,7 @@ def _it_to_measure(plan)->int:
 def _measuring(plan):
     "Write what asking for a measurement would add"
     what = 'try larger sizes whatever that costs, and judge smaller ones' if plan.facts.trial.skipped else 'judge smaller sizes, too'
-    return f"To {what}: bs_find(..., num_it={_it_to_measure(plan)}), which first measures the noise scale"
+    return f"To {what}: bs_find(..., num_it={(n := _it_to_measure(plan))}), which first measures the noise scale on {n} batches"
 
 def _on_cost(plan):
     "Yield how to ask for the sizes that were not looked at"
@@ -456,7 +465,7 @@ def plan_words(
 )->dict: # Texts by kind: 'do', 'how', 'run', 'why', 'caution'
     "Collect all sentences of a plan but the details"
     words = dict(do=[headline(plan)])
-    if plan.verdict in ('use','split','stay'): words |= dict(how=list(_how(plan)), run=[_run(plan)])
+    if plan.verdict in ('use','split','stay','few_steps'): words |= dict(how=list(_how(plan)), run=[_run(plan)])
     else: words |= dict(run=_measure_again(plan))
     words |= dict(why=why(plan), caution=list(cautions(plan))[:most])
     return {kind: texts for kind,texts in words.items() if texts}

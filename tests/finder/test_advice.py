@@ -93,7 +93,7 @@ def test_one_between_that_would_save_too_little_is_named():
     assert (plan.bs,plan.choice.reason)==(64,'nowhere')
     assert headline(plan).endswith("in short trainings 256 needed 3.67 times as much data as 64 for the same loss (for a plan 2.3 at most), "
                                    "and 128 would save too little.")
-    assert next(cautions(plan))=='To judge smaller sizes, too: bs_find(..., num_it=660), which first measures the noise scale (about 6.6 s).'
+    assert next(cautions(plan))=='To judge smaller sizes, too: bs_find(..., num_it=660), which first measures the noise scale on 660 batches (about 6.6 s).'
 
 def test_where_the_trial_decided_it_is_shown_beside_a_noise_scale():
     "Else that looks as if a larger batch would pay"
@@ -131,9 +131,9 @@ def test_what_a_short_training_told(noise, told, adam):
     n,of,worst = ended_above[adam]
     who = 'Adam' if adam else 'SGD'
     assert record==(f"In our benchmarks with {who}, {n/of:.0%} of plans made the validation loss over 5% worse "
-                    f"({worst:.0%} at worst; benchmarks/keeps.md).")
+                    f"({worst:.0%} at worst; https://github.com/fastai-bs/fastai_bs/blob/main/benchmarks/keeps.md).")
     assert len(why(plan.at(64)))==2
-    assert why(plan.at(128 if plan.bs==256 else 256))[2:]==["Plans for a size of your own choice were not benchmarked."]
+    assert why(plan.at(128 if plan.bs==256 else 256))[2:]==["Plans for chosen sizes were not benchmarked."]
     assert plan.at(plan.bs) is plan
     assert why(plan.at(32))==why(plan_of(adam=adam).at(32)) # Of smaller sizes it tells nothing
 
@@ -141,7 +141,7 @@ def test_what_is_not_known_of_a_plan_is_not_said():
     "Of `fine_tune` no benchmark has training losses; and where trying costs too much, the device is not the reason"
     plan = plan_of(trial=Trial(256, 300., 3910), freeze_epochs=1, frozen=0.00656)
     assert plan.verdict=='use'
-    assert 'Few plans for `fine_tune` were benchmarked (benchmarks/fine_tune.md).' in why(plan)
+    assert 'Few plans for `fine_tune` were benchmarked (https://github.com/fastai-bs/fastai_bs/blob/main/benchmarks/fine_tune.md).' in why(plan)
     stays = plan_of(trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.))
     assert stays.choice.reason=='costly'
     assert not any('too little time' in o for o in why(stays))
@@ -250,7 +250,8 @@ def test_why_no_larger_micro_batch_is_compared(kwargs, larger):
 def test_what_measuring_would_cost(given, after):
     "660 micro-batches of 16 ms, where those are this device's"
     plan = plan_of(**unmeasured, trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.), given=given)
-    told = f"To try larger sizes whatever that costs, and judge smaller ones: bs_find(..., num_it=660), which first measures the noise scale{after}."
+    told = ("To try larger sizes whatever that costs, and judge smaller ones: bs_find(..., num_it=660), which first measures the noise scale on 660 batches"
+        f"{after}.")
     assert told in cautions(plan)
 
 def test_no_measurement_is_advised_that_takes_longer_than_the_training():
@@ -351,15 +352,17 @@ def test_the_rate_to_pass(kwargs, said):
     assert plan_words(plan)['how'][0].startswith(said)
 
 @pytest.mark.parametrize('make,code', [
-    (lambda: plan_of(), 'plan.apply(learn).fit_one_cycle(6, 0.01)  # Scaled to 0.0148'),
+    (lambda: plan_of(), 'plan.apply(learn).fit_one_cycle(6, 0.01)  # Rate scaled to 0.0148'),
+    (lambda: plan_of(wd=0.03), 'plan.apply(learn).fit_one_cycle(6, 0.01)  # Rate scaled to 0.0148, weight decay to 0.0338'),
+    (lambda: plan_of(n_train=500, n_epoch=1), 'learn.fit_one_cycle(1, 0.01)'),
     (lambda: plan_of(128, **tight), 'learn.fit_one_cycle(5, 0.01)'),
     (lambda: plan_of(**fixed), 'plan.apply(learn).fit(6, 0.01)'),
     (lambda: plan_of(has_lr=False, has_n_epoch=False), 'plan.apply(learn)  # Then train for 1.11 times the epochs, at 0.01 (scaled to 0.0148)'),
     (lambda: plan_of(64, noise_scale=70., ci=(60.,75.), micro_bs=16, times=secs(16, 32, 64), has_n_epoch=False),
         'plan.apply(learn)  # Then train for as many epochs, at 0.01'),
-    (lambda: plan_of(adam=False, sums=True), 'plan.apply(learn).fit_one_cycle(6, 0.005)  # Scaled to 0.009'),
-    (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'plan.apply(learn).fine_tune(7, 0.01)  # Scaled to 0.0196'),
-    (lambda: plan_of(freeze_epochs=1).at(1024), 'plan.at(1024).apply(learn).fine_tune(14, 0.01, freeze_epochs=3)  # Scaled to 0.0245'),
+    (lambda: plan_of(adam=False, sums=True), 'plan.apply(learn).fit_one_cycle(6, 0.005)  # Rate scaled to 0.009'),
+    (lambda: plan_of(freeze_epochs=1, frozen=0.00656), 'plan.apply(learn).fine_tune(7, 0.01)  # Rate scaled to 0.0196'),
+    (lambda: plan_of(freeze_epochs=1).at(1024), 'plan.at(1024).apply(learn).fine_tune(14, 0.01, freeze_epochs=3)  # Rate scaled to 0.0245'),
     (lambda: plan_of(freeze_epochs=1, n_windows=4), "plan = learn.bs_find(0.01, n_epoch=5, num_it=1440, how='fine_tune')"),
     (lambda: plan_of(loss_rose=True, lr=0.03), 'plan = learn.bs_find(0.01, n_epoch=5)'),
     (lambda: plan_of(n_windows=4), 'plan = learn.bs_find(0.01, n_epoch=5, num_it=1440)'), (lambda: plan_of(pairs=True), None)])
@@ -436,7 +439,7 @@ def test_why_nothing_was_tried(kwargs, text):
     assert [o for o in good_to_know(plan) if not o.startswith('In the table, ')]==(told if 'trial' in kwargs else [table])
     assert not any('A trial of' in o for o in good_to_know(plan.at(128))) # Nobody asks there
     assert not any('about as fast' in o for o in plan_words(plan).get('how',()))
-    assert any('which first measures the noise scale (about ' in o for o in cautions(plan))
+    assert any('which first measures the noise scale on 660 batches (about ' in o for o in cautions(plan))
 
 @pytest.mark.parametrize('kwargs', [dict(), dict(adam=False, n_epoch=60), dict(freeze_epochs=1, frozen=0.00656, n_epoch=30), dict(loading=0.0055),
     dict(micro_bs=16, n_ranks=2, times=secs(16, 32, 64), n_epoch=40), dict(spread=0.4),
@@ -500,6 +503,8 @@ def test_a_size_of_one_s_own_that_costs_too_much_to_try():
     plan = as_planned.at(256)
     assert headline(plan)==("You chose 256 (today 64): it was not tried. If all goes well it needs 7 epochs (today 5): about 76% of the time "
         "(48.7 s instead of 1 min 4 s).")
+    made_up = plan_of(**{**unmeasured, 'times': secs(64)}, trial=as_planned.facts.trial).at(256)
+    assert headline(made_up).endswith(" A step is 4 x 64.")
     assert plan.n_epoch==7
     assert plan.table.bs.tolist()==[64,128,256]
     assert plan.at(32).n_epoch==5
