@@ -257,7 +257,7 @@ def bs_find(self:Learner,
     mock training; `lr=0` measures at the present weights. `num_it` and `n_batch` count micro-batches, the batches of the training loader: measured is in
     windows of up to `n_batch`, until the interval reaches no further than `tol` of the estimate to both sides. `step_times` is for another device: seconds
     of a step by items, today's among them. `plan.apply(learn)` carries the plan out. A second call draws the same random numbers, but the clock says
-    which sizes are tried, and for how long; with another `seed` it is an independent one.
+    which sizes are tried; with another `seed` it is an independent one.
     """
     check_bools(show_plot=show_plot)
     request = Request(lr, num_it, n_batch, tol, max_bs, n_epoch, seed, how, noise_scale, step_times)
