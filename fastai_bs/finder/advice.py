@@ -17,7 +17,7 @@ from .cycle import cycle_of
 from .formulas import Duration, epochs_needed, steps_anyway
 from .facts import least_windows
 from .options import at_todays_size, fit_time_of, option_of, sum_factor, today_as_is
-from .choice import limit_text
+from .choice import limit_text, per_doubling
 from .trial import most_part, parts_planned, parts_tried
 from .apply import fit_call, fit_of
 
@@ -58,8 +58,8 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even if {other} needed no more epochs, it would save {gain} of the time, but {limit}",
-    costly=("if all goes well {skipped} needs {hoped} and saves {saving} per training; as that is unsure, a trial is run if it takes at most half of that, "
-        "and it would take {cost}"),
+    costly=("if all goes well {skipped} needs {hoped} and saves {saving} per training; it was not tried, as that would take {cost}, over half of what it "
+        "saves"),
     useless="even if all goes well {skipped} needs {hoped} and saves no time",
     nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss{too_much}",
     little="{other} would save {gain} of the time, but {limit}",
@@ -99,7 +99,7 @@ def _stay(plan):
     gain,trial = 100*(1-other.fit_time/now.fit_time),plan.facts.trial
     most = num(1/(parts_planned(trial.failed/t.bs)[0] or 1)) # That is planned; none may have failed
     more,too_much = f'more than {most}',', too much for a plan'
-    if trial.is_known: more,too_much = num(epochs_needed(trial.failed, t.bs, trial.noise)),f" (for a plan {most} at most){_between(plan)}"
+    if trial.is_known: more,too_much = num(epochs_needed(trial.failed, t.bs, trial.noise)),f" (above {most} it is not planned){_between(plan)}"
     text = _why_untried(plan) if plan.choice.reason in ('costly','useless') else stay_reasons[plan.choice.reason].format(
         failed=trial.failed, judged='larger' if math.isnan(plan.facts.noise) else 'other',
         more=more, too_much=too_much, bs=t.bs,
@@ -110,10 +110,10 @@ def _stay(plan):
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}{rest}): {text}."
 
 # %% ../../nbs/finder/12_advice.ipynb #b0264e31
-def _split_text(n_acc, micro_bs, n_ranks):
-    "Write '4 x 64', '4 x 64 on each of 2 ranks' or 'one micro-batch'"
+def _split_text(n_acc, micro_bs, n_ranks, single="one micro-batch"):
+    "Write '4 x 64', '4 x 64 on each of 2 ranks' or what a single one is called"
     if n_ranks>1: return f"{n_acc} x {micro_bs} on each of {n_ranks} ranks"
-    return f"{n_acc} x {micro_bs}" if n_acc>1 else "one micro-batch"
+    return f"{n_acc} x {micro_bs}" if n_acc>1 else single.format(micro_bs)
 
 def _duration_text(plan)->str:
     "Write 'about 74% of the time (15 s instead of 20 s)'"
@@ -263,8 +263,8 @@ def _record(plan):
     if plan.choice.reason=='chosen': yield "Plans for chosen sizes were not benchmarked."
     elif plan.freeze_epochs: yield f"Few plans for `fine_tune` were benchmarked ({_page('fine_tune')})."
     elif not plan.facts.trial.is_known: yield "Plans without a trial were not benchmarked."
-    else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n/of:.0%} of plans made the validation loss over 5% worse "
-                 f"({percent(worst)} at worst; {_page('keeps')}).")
+    else: yield (f"In CPU benchmarks with {'Adam' if adam else 'SGD'}, {n/of:.0%} of plans made the validation loss over 5% worse, "
+                 f"one by {percent(worst)} ({_page('keeps')}).")
 
 def _won_back(plan):
     "Yield from which training on the plan has won back what finding it took"
@@ -362,7 +362,7 @@ def _it_to_measure(plan)->int:
 
 def _measuring(plan):
     "Write what asking for a measurement would add"
-    what = 'try larger sizes whatever that costs, and judge smaller ones' if plan.facts.trial.skipped else 'judge smaller sizes, too'
+    what = 'try larger sizes whatever that costs, and judge smaller ones' if plan.facts.trial.skipped else f'judge sizes below {plan.facts.today.bs}, too'
     return f"To {what}: bs_find(..., num_it={(n := _it_to_measure(plan))}), which first measures the noise scale on {n} batches"
 
 def _on_cost(plan):
@@ -375,7 +375,8 @@ def _on_cost(plan):
         return
     takes = n/t.n_acc*today_as_is(plan.facts).step_time
     if takes>plan.duration.today and not d.given: return # It is said among what is good to know
-    about = '' if d.given else f" (about {time_text(takes)})" # Seconds of another device do not say how long this one measures
+    first = ', before any trial' if trial.skipped else ''
+    about = '' if d.given else f" (about {time_text(takes)}{first})" # Seconds of another device do not say how long this one measures
     yield f"{_measuring(plan)}{about}."
 
 def _on_open(plan):
@@ -417,7 +418,7 @@ def _on_chosen(plan):
     if plan.bs>plan.facts.today.bs and plan.facts.measured.moved and not is_tried:
         epochs = ", and its epochs follow from smaller ones" if plan.facts.trial.is_known else ''
         yield (f"{plan.bs} was not tried: its rate is scaled to {rate_text(plan.scaled_lr)} by {rule_name(plan.rule)}{epochs}. If the loss rises, pass a "
-               "lower rate.")
+               f"lower rate than {rate_text(plan.lr)}.")
 
 def cautions(
     plan, # A `BatchPlan`
@@ -437,11 +438,13 @@ def good_to_know(
     if math.isnan(plan.facts.noise) and len(plan.options)>1:
         bs,now = plan.facts.trial.skipped,plan.facts.today.bs
         if bs:
-            yield (f"The table has the epochs of larger sizes if all goes well: if in short trainings {bs} needs at most "
-                   f"{num(1/parts_tried(bs/now)[1])} times as much data as {now} for the same loss. That is assumed, not measured.")
+            yield (f"The epochs of larger sizes in the table are hoped for, not measured: they are enough if in short trainings {bs} needs at most "
+                   f"{num(1/parts_tried(bs/now)[1])} times as much data as {now} for the same loss.")
             if not _is_chosen(plan): yield f"A trial of {bs} is run if it takes at most {percent(most_part)} of what {bs} would then save in one training."
         else: yield "The table has the time that other sizes would take for as many epochs as today."
         if not plan.facts.measured.has_mock and not list(_on_cost(plan)): yield f"{_measuring(plan)}."
+    if plan.choice.reason in ('never','little'):
+        yield f"To be planned, another size must make a training {per_doubling} times as fast for each doubling or halving of the batch."
     largest = plan.facts.trial.largest
     if plan.verdict=='use' and plan.bs==largest and any(o>plan.micro_bs for o in plan.facts.micro_sizes):
         why_none = f"{plan.facts.trial.failed} got too little further" if math.isfinite(plan.facts.trial.failed) else "none would be clearly faster"
@@ -470,6 +473,11 @@ def plan_words(
     words |= dict(why=why(plan), caution=list(cautions(plan))[:most])
     return {kind: texts for kind,texts in words.items() if texts}
 
+def _hardly(plan):
+    "Write that the size which was tried is not worth it beside the one that is planned"
+    largest = plan.facts.trial.largest
+    return f", and would be hardly faster than {plan.bs}" if plan.bs<largest and largest in [o.bs for o in plan.choice.as_fast] else ''
+
 def brief_words(
     plan, # A `BatchPlan`
 )->dict: # Texts by kind: 'do', 'how', 'run', 'caution'
@@ -478,7 +486,7 @@ def brief_words(
     how = [*_record(plan), *_on_rate(plan)]
     if not math.isnan(plan.facts.measured_noise):
         if not (plan.facts.trial.is_known and plan.facts.measured.cool): how = [_found(plan), *how]
-        else: how = [f"{_seen(plan.facts.measured)}. So {plan.facts.trial.largest} was tried: it {_needed(plan)}.", *how]
+        else: how = [f"{_seen(plan.facts.measured)}. So {plan.facts.trial.largest} was tried: it {_needed(plan)}{_hardly(plan)}.", *how]
     elif plan.facts.trial.got_nowhere and plan.verdict=='use': how.insert(0, f"{plan.facts.trial.failed} learned too little in a short training.")
     return {kind: texts for kind,texts in (words | dict(how=how, why=[])).items() if texts}
 
@@ -504,7 +512,7 @@ def _candidates_table(plan): # A data frame, with a row per candidate
         marks = ('today',o.bs==f.today.bs and not o.changes),('planned',o==plan.choice.option and o.changes)
         epochs = f'{o.freeze_epochs} + {num(o.trained_epochs)}' if o.freeze_epochs else o.trained_epochs
         size = marked_size(o.bs, [(nm,o.bs) for nm,is_it in marks if is_it])
-        return {'batch size': size, 'a step is': _split_text(o.n_acc, o.micro_bs, f.today.n_ranks), 'epochs': epochs,
+        return {'batch size': size, 'batches in a step': _split_text(o.n_acc, o.micro_bs, f.today.n_ranks, '1 x {}'), 'epochs': epochs,
                 'time (s)': o.trained_time, "of today's": o.trained_time/plan.duration.today}
     return pd.DataFrame([_row(o) for o in sorted([*as_is, *plan.options], key=lambda o: o.bs)])
 

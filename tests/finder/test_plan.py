@@ -149,7 +149,8 @@ def test_a_size_that_was_not_tried_has_the_root_too_and_is_named():
     assert (plan.bs,plan.lr)==(100,0.1)
     assert plan.scaled_lr==approx(0.2)
     assert plan.at(200).scaled_lr==approx(0.1*8**0.5)
-    told = "200 was not tried: its rate is scaled to 0.283 by sqrt_scaling, and its epochs follow from smaller ones. If the loss rises, pass a lower rate."
+    told = ("200 was not tried: its rate is scaled to 0.283 by sqrt_scaling, and its epochs follow from smaller ones. If the loss rises, pass a lower rate "
+        "than 0.1.")
     assert told in ' '.join(plan.at(200).details().split())
 
 def test_the_line_to_paste_has_the_decay_that_apply_sets():
