@@ -166,14 +166,14 @@ def test_what_the_first_page_says_below_its_table():
     risk,price,stays = (o for o in md('nbs/index.ipynb').splitlines() if o.startswith(('* **Risk','* **Price','* **Often')))
     *_,worst = figures('keeps', rf"{on_devices[0]} {plans}: {losses} from \S+ to \+(\S+%)")
     (n,of,most),(n_sgd,of_sgd,most_sgd) = (ended_above[o] for o in (True,False))
-    assert f'The share that a plan prints, {n/of:.0%} with Adam and {n_sgd/of_sgd:.0%} with SGD, is of the dots of both, and of a second' in risk
+    assert f'The share that a plan prints, {n/of:.0%} with Adam and {n_sgd/of_sgd:.0%} with SGD, also counts a second' in risk
     assert f"{float(worst[:-1]):.0f}% above today's on a CPU, and on the assumed GPU {most:.0%} with Adam, {most_sgd:.0%} with SGD" in risk
     takes = [f'{float(o):.0%}' for o in figures('keeps', r'`bs_find` takes (\S+) of today.*changes something (\S+), ')]
     assert 'On a CPU `bs_find` takes {0} of a training with present settings, and {1} where it ends in a larger batch (medians).'.format(*takes) in price
     of_all = r'(\d+) of (\d+)'
     n,of,n_flat,of_flat = map(int, figures('keeps', rf"stay at today's size: {of_all} \(this processor\), {of_all} \(flat up to 4 times\)"))
     short = result('keeps').query("part=='plan' and device=='here' and steps<1000")
-    none = f'On a CPU all {len(short)} calls for trainings of fewer than 1,000 steps did. Below {steps_anyway} steps it always says so, by a rule.'
+    none = f'on a CPU all {len(short)} calls for trainings of fewer than 1,000 steps. Below {steps_anyway} steps it is a rule.'
     for o in (f'{n/of:.0%} of calls on a CPU',f'{n_flat/of_flat:.0%} for the assumed GPU',none): assert o in stays
     assert (short.bs==short.task.map(lambda o: tasks[o].bs)).all()
 

@@ -38,6 +38,12 @@ def test_what_is_written_from_notebooks_is_up_to_date():
     assert (root/'README.md').read_text()==readme(), "run `make sync`"
     assert (root/'CONTRIBUTING.md').read_text()==rooms(), "run `make sync`"
 
+def test_the_first_page_is_short():
+    "Words of prose: not code, headings, tables, pictures, comments and addresses"
+    text = re.sub(r'(?s)```.*?```|<!--.*?-->', '', (root/'README.md').read_text())
+    text = re.sub(r'(?m)^[#|].*$|\[!\[.*?\]\(.*?\)\]\(.*?\)|!\[.*?\]\(.*?\)', '', text)
+    assert len(re.sub(r'\]\(.*?\)', ']', text).split())<=800
+
 @pytest.mark.slow
 def test_import_changes_nothing_of_fastai():
     "Importing adds these methods, and replaces no function, class or attribute in any of fastai's modules and classes, and no callback that users get"
