@@ -195,7 +195,7 @@ def try_larger(
     return part_reached(loss, at_low, at_high, k),is_steep(at_low, at_high, k)
 
 # %% ../../nbs/finder/09_trial.ipynb #7d10ee27
-short_steps = 160 # Length of a short training: optimizer steps with the smaller batch
+short_steps = 240 # Length of a short training: optimizer steps with the smaller batch
 most_part = 0.5 # Of the time that a size can save, for trying it
 
 def _seconds(base, larger, n_steps):

@@ -232,7 +232,7 @@ def told(monkeypatch):
 low4 = low # Of no use
 
 def of_both(first, second):
-    "The part of 64 items by two trials, 16 from 4 and 64 from 16: what 16 reached in 160 steps of 4 is more in 640"
+    "The part of 64 items by two trials, 16 from 4 and 64 from 16: what 16 reached in 240 steps of 4 is more in 960"
     noise = noise_of(first, 16, 4)*4**0.25
     return second*(1+4/noise)/(1+16/noise)
 
@@ -244,7 +244,7 @@ def of_both(first, second):
     (small_facts(times=flat), {16: 0.25}, [(4,16)], 4, None, 16),                  # Not where it got no further in as many steps
     (small_facts(times=flat), {16: 0.8, 64: low4}, [(4,16),(16,64)], 16, 0.8, 64), # What was found stays
     (unmeasured(n_epoch=40), {16: low4}, [(4,16)], 16, low4, 16),
-    (unmeasured(n_epoch=6), {16: 0.6}, [(4,16)], 16, 0.6, inf),                    # The next size has to pay for itself
+    (unmeasured(n_epoch=8), {16: 0.6}, [(4,16)], 16, 0.6, inf),                    # The next size has to pay for itself
     (unmeasured(n_epoch=400), {16: 0.6, 64: 0.6}, [(4,16),(16,64)], 64, of_both(0.6, 0.6), inf)])
 def test_sizes_are_tried_each_from_the_one_before(facts, parts, tried_sizes, bs, part, failed, told):
     sizes = told(parts)
@@ -260,7 +260,7 @@ def test_a_noise_scale_does_not_grow_where_the_loss_falls_steeply(steeps, told):
     told({16: (0.6,steeps[0]), 64: (0.5,steeps[1])})
     found = try_sizes(None, facts)
     noise = noise_of(0.6, 16, 4)*(1 if steeps[0] else 4**0.25)
-    assert found.trial.n_short==(facts.today.steps if steeps[1] else 640)
+    assert found.trial.n_short==(facts.today.steps if steeps[1] else 960)
     assert (found.trial.noise+64)/(found.trial.noise+4)==pytest.approx((1+16/noise)/(1+4/noise)/0.5)
     assert (found.noise==found.trial.noise)==steeps[1]
 
@@ -271,7 +271,7 @@ def test_the_largest_within_four_times_is_tried(times, sizes, told):
     try_sizes(None, small_facts(times=as_long(*times)))
     assert tried_sizes[:len(sizes)]==sizes
 
-@pytest.mark.parametrize('n_train,n_steps', [(800,160), (400,100)])
+@pytest.mark.parametrize('n_train,n_steps', [(1600,240), (800,200)])
 def test_what_was_measured_is_tried_whatever_it_costs(n_train, n_steps, told):
     "No longer than the training itself"
     told({16: 0.6, 64: 0.6})
@@ -306,11 +306,12 @@ def test_a_trial_costs_no_more_than_a_part_of_what_it_can_win(n_epoch, told):
     "From 200 steps of today's training to 8,000, of 10 ms each; where that is too little, it says of which size and what it would cost"
     sizes = told({16: 0.6})
     facts = unmeasured(n_epoch=n_epoch, times=flat[:3])
+    n_steps = min(short_steps, 200*n_epoch)
     def _seconds(n): return 0.01*(n/4+n*(low+high)+512/4) # As many items for the larger batch, both parts of them for today's, and the items three times
-    noise = noise_of(high, 16, 4)*(200*n_epoch/short_steps)**0.25 # At best all of the upper part is reached
+    noise = noise_of(high, 16, 4)*(200*n_epoch/n_steps)**0.25 # At best all of the upper part is reached
     epochs = n_epoch*epochs_needed(16, 4, noise)
     saving = 2*n_epoch-0.5*max(epochs, whole_epochs(epochs))
-    trial,cost = try_sizes(None, facts).trial,_seconds(short_steps)
+    trial,cost = try_sizes(None, facts).trial,_seconds(n_steps)
     if n_epoch<9:
         assert cost>most_part*saving
         skipped = dict(skipped=16, hoped_noise=pytest.approx(noise), saving=pytest.approx(saving), cost=pytest.approx(cost))
@@ -322,7 +323,7 @@ def test_a_trial_costs_no_more_than_a_part_of_what_it_can_win(n_epoch, told):
 
 on_this = "Trying batches of 16 items in short trainings on this device; how long that takes here is not known."
 
-@pytest.mark.parametrize('a,said,given', [(0.01,["Trying batches of 16 items in short trainings: about 3.4 s, 17% of this training."],False), (0.001,[],False),
+@pytest.mark.parametrize('a,said,given', [(0.01,["Trying batches of 16 items in short trainings: about 4.5 s, 23% of this training."],False), (0.001,[],False),
     (0.001,[on_this],True)])
 def test_what_takes_long_is_said_before(a, said, given, told, capsys):
     told({16: 0.6, 64: 0.6})
@@ -415,6 +416,6 @@ def test_a_trial_that_is_cut_off_leaves_no_trace(monkeypatch):
     monkeypatch.setattr(MeanLoss, 'after_loss', _after_loss)
     learn = learner(own['its own']())
     was = picture(learn)
-    with pytest.raises(KeyboardInterrupt): learn.bs_find(1e-2, n_epoch=20, step_times={4: 0.01, 8: 0.01, 16: 0.01}, show_plot=False)
+    with pytest.raises(KeyboardInterrupt): learn.bs_find(1e-2, n_epoch=40, step_times={4: 0.01, 8: 0.01, 16: 0.01}, show_plot=False)
     assert changes(was, picture(learn))==[]
     assert len(n)==5
