@@ -363,7 +363,13 @@ newest = dict(letters_gru=Kind(partial(letters, model=pays.CharGRU), 'imdb_sampl
               autoencoder_long_sgd=Kind(autoencoder, 'fashion_mnist', 3000, 0.2, epochs=(10,), opt=SGD),
               few_pictures_sgd=Kind(cifar, 'cifar10_jpg', 3000, 0.02, bs=16, epochs=(8,), opt=SGD),
               prices_sgd=Kind(prices, '', 3000, 0.05, bs=16, epochs=(10,), opt=SGD))
-tasks = {**first, **others, **later, **fresh, **last, **newest}
+unseen = dict(textures_long=Kind(textures, '', 2500, 4e-3, bs=16, epochs=(9,)),
+              wrong_labels_long=Kind(wrong_labels, 'fashion_mnist', 4000, 1e-3, epochs=(11,)),
+              letters_more=Kind(letters, 'imdb_sample', 4000, 8e-3, bs=16, epochs=(5,)),
+              residual=Kind(partial(images, conv=residual_net), 'mnist', 3000, 2e-3, bs=16, epochs=(7,)),
+              rows_long_sgd=Kind(rows, 'fashion_mnist', 6000, 0.1, epochs=(8,), opt=SGD),
+              masks_sgd=Kind(masks, 'mnist', 3000, 0.5, bs=16, epochs=(8,), opt=SGD))
+tasks = {**first, **others, **later, **fresh, **last, **newest, **unseen}
 
 # Trainings
 
