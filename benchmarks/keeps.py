@@ -8,10 +8,11 @@ losses are what counts; seconds are predicted. Where today's loss, of training o
 not compared. The first nine tasks are trained by Adam for 1 and for 4 epochs of batch 64 (16 where the set is small), some for 16 as well. The others are of
 other kinds: text, SGD with momentum, targets with many elements, longer trainings of small sets, in batches of 16 or 32. Rates: the best for today's training
 by its validation loss in steps of two, and a third of it. Nothing is tuned for the plan. The rule was made on the tasks that are marked as settled on, and
-corrected four times: when all but the fresh, last, newest and unseen ones had been trained; for sizes between today's and one that is of no use, when all
-but the last, newest and unseen ones had; so that less is claimed of a short training, when all but the newest and unseen ones had; and so that no short
-training has fewer than 240 steps, when all but the unseen ones had. Those were chosen after that, so they judge the rule as it is, and all of them are shown. Trainings and plans that a correction did not change were not run again. FOLDER holds mnist/, fashion_mnist/,
-rossmann/, adult/, ml-latest-small/, tinyshakespeare/, imdb_sample/ and cifar10_jpg/."""
+corrected four times: when all but the fresh, last, newest and unseen ones had been trained; for sizes between today's and one that is of no use, when all but
+the last, newest and unseen ones had; so that less is claimed of a short training, when all but the newest and unseen ones had; and so that no short training
+has fewer than 240 steps, when all but the unseen ones had. Those were chosen after that, so they judge the rule as it is, and all of them are shown. Trainings
+and plans that a correction did not change were not run again. FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/, tinyshakespeare/,
+imdb_sample/ and cifar10_jpg/."""
 import math, time
 from unittest.mock import patch
 

@@ -15,7 +15,6 @@ from fastai.callback.schedule import combined_cos
 from fastai.optimizer import Adam
 from fastai_bs.all import batch_size
 from fastai_bs.finder.advice import ended_above
-from fastai_bs.finder.formulas import steps_anyway
 from helpers import cells_of, loaders, mlp, quiet_learner, regression, root
 
 folder = root/'benchmarks'
@@ -170,12 +169,12 @@ def test_what_the_first_page_says_below_its_table():
     assert f"{float(worst[:-1]):.0f}% above today's on a CPU, and on the assumed GPU {most:.0%} with Adam, {most_sgd:.0%} with SGD" in risk
     takes = [f'{float(o):.0%}' for o in figures('keeps', r'`bs_find` takes (\S+) of today.*changes something (\S+), ')]
     assert 'On a CPU `bs_find` takes {0} of a training with present settings, and {1} where it ends in a larger batch (medians).'.format(*takes) in price
-    of_all = r'(\d+) of (\d+)'
-    n,of,n_flat,of_flat = map(int, figures('keeps', rf"stay at today's size: {of_all} \(this processor\), {of_all} \(flat up to 4 times\)"))
-    short = result('keeps').query("part=='plan' and device=='here' and steps<1000")
-    none = f'on a CPU all {len(short)} calls for trainings of fewer than 1,000 steps. Below {steps_anyway} steps it is a rule.'
-    for o in (f'{n/of:.0%} of calls on a CPU',f'{n_flat/of_flat:.0%} for the assumed GPU',none): assert o in stays
-    assert (short.bs==short.task.map(lambda o: tasks[o].bs)).all()
+    calls = result('keeps').query("part=='plan'")
+    calls = calls.assign(changes=calls.bs!=calls.task.map(lambda o: tasks[o].bs))
+    short,longer = calls[calls.steps<1100],calls[calls.steps>=1100].groupby('device').changes.mean()
+    assert not short.changes.any()
+    for o in (f"All {(short.device=='here').sum()} trainings of fewer than 1,100 steps keep",
+              f'{longer.here:.0%} change it on a CPU, and {longer.flat_4:.0%} on the assumed GPU'): assert o in stays
 
 def test_what_the_first_page_says_of_a_gpu():
     "The time of all plans, of two cards, and who ended worst"
