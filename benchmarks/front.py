@@ -57,7 +57,7 @@ def draw():
                 spread = np.tile(np.linspace(-0.12, 0.12, 5), len(of))[:len(of)] # So that dots are told apart
                 ax.plot(of[col], of.row.map(at)+shift+spread, 'o', ms=3.5, mfc=fill, mec='k', alpha=0.6, mew=0.7, zorder=3, label=devices[device])
             ax.set_title(title, fontweight='bold', fontsize=12)
-            ax.set(xlim=(-0.95,0.95), xticks=(-0.5,0,0.5))
+            ax.set(xlim=(-0.95,max(0.95, 1.05*df[[*columns]].max().max())), xticks=(-0.5,0,0.5,1)) # No dot lies outside
             ax.tick_params(axis='y', length=0)
             ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         for (device,row),of in calls.groupby(['device','row']).changed:
