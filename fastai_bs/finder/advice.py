@@ -476,7 +476,8 @@ def plan_words(
 def _hardly(plan):
     "Write that the size which was tried is not worth it beside the one that is planned"
     largest = plan.facts.trial.largest
-    return f", and would be hardly faster than {plan.bs}" if plan.bs<largest and largest in [o.bs for o in plan.choice.as_fast] else ''
+    is_as_fast = largest in [o.bs for o in plan.choice.as_fast]
+    return f", and would be hardly faster than {plan.bs}" if plan.verdict=='use' and plan.bs<largest and is_as_fast else ''
 
 def brief_words(
     plan, # A `BatchPlan`

@@ -10,7 +10,7 @@ from fastai_bs.finder.facts import Trial
 from fastai_bs.finder.formulas import noise_of
 from fastai_bs.finder.options import at_todays_size, option_of
 from fastai_bs.noise.estimator import NoiseEstimate
-from fastai_bs.utils.text import num, time_text
+from fastai_bs.utils.text import num, percent, time_text
 from plans import plan_of, plans, secs
 
 inf,nan = math.inf,math.nan
@@ -103,6 +103,15 @@ def test_where_the_trial_decided_it_is_shown_beside_a_noise_scale():
     assert told.startswith('The noise scale was measured as')
     assert told.endswith('So 256 was tried: it needed 3.67 times as much data as 64 for the same loss.')
 
+@pytest.mark.parametrize('kwargs,bs,more', [(dict(),128,', and would be hardly faster than 128'),
+    (dict(times=tuple((o,0.01,0.) for o in (64,128,256))),256,''), (dict(spread=0.4),64,'')])
+def test_why_the_size_that_was_tried_is_not_planned(kwargs, bs, more):
+    "At first sight; where it is, or step times vary too much for any, nothing is said"
+    plan = plan_of(noise_scale=1100., ci=(900.,1500.), trial=Trial(256, 400., 3000), **kwargs)
+    assert plan.bs==bs
+    told,*_ = brief_words(plan)['how']
+    assert told.endswith(f' times as much data as 64 for the same loss{more}.')
+
 def test_a_given_noise_scale_of_which_nothing_is_known():
     plan = plan_of(noise_scale=300., ci=(0.,2000.), cool=NoiseEstimate(300., (0.,inf), 12), n_windows=None)
     assert "The noise scale that was given is about 300 items (any number is possible)." in ' '.join(str(plan).split())
@@ -131,7 +140,7 @@ def test_what_a_short_training_told(noise, told, adam):
     n,of,worst = ended_above[adam]
     who = 'Adam' if adam else 'SGD'
     assert record==(f"In CPU benchmarks with {who}, {n/of:.0%} of plans made the validation loss over 5% worse, "
-                    f"one by {worst:.0%} (https://github.com/fastai-bs/fastai_bs/blob/main/benchmarks/keeps.md).")
+                    f"one by {percent(worst)} (https://github.com/fastai-bs/fastai_bs/blob/main/benchmarks/keeps.md).")
     assert len(why(plan.at(64)))==2
     assert why(plan.at(128 if plan.bs==256 else 256))[2:]==["Plans for chosen sizes were not benchmarked."]
     assert plan.at(plan.bs) is plan
