@@ -2,7 +2,7 @@
 
     python benchmarks/repeat.py --full --data FOLDER    # Some minutes on one core
 
-Digits: `digits_learner(16)` with new weights, and `learn.bs_find(2e-3, n_epoch=20)`, as in the reference; and for 15 epochs, where a trial costs about as
+Digits: `digits_learner(16)` with new weights, and `learn.bs_find(2e-3, n_epoch=30)`, as in the reference; and for 15 epochs, where a trial costs about as
 much as it may. The noise scale is what the plan reckons with. Settings: ten tasks of `kinds.py` at the rates below, on this processor and with steps that are
 flat up to 4 times today's batch, three calls each from the same weights. FOLDER holds mnist/, fashion_mnist/, adult/, rossmann/ and cifar10_jpg/."""
 import math
@@ -25,7 +25,7 @@ def call(t, learn, lr, n_epoch, seed, times=None, **key):
 
 def run(args, t):
     learn = digits_learner(16)
-    for name,n_epoch in (('digits',20),('digits_15',15)):
+    for name,n_epoch in (('digits',30),('digits_15',15)):
         for seed in args.seeds or range(5 if args.quick else 60): call(t, learn, 2e-3, n_epoch, seed, task=name, device='here')
     for name in list(rates)[:1 if args.quick else None]:
         task = others[name].load(args.data)
@@ -55,7 +55,7 @@ def page(df):
     of = [[r.task,r.device.replace('_', ' '),', '.join(map(str, r.sizes)),', '.join(f'{o:.2f}' for o in r.exact)] for r in each.itertuples()]
     return f"""# Repeated calls
 
-{len(digits)} calls of `learn.bs_find(2e-3, n_epoch=20, seed=...)` on the digits, {len(brief)} for 15 epochs, and three each in {len(each)} other settings:
+{len(digits)} calls of `learn.bs_find(2e-3, n_epoch=30, seed=...)` on the digits, {len(brief)} for 15 epochs, and three each in {len(each)} other settings:
 `benchmarks/repeat.py` says how.
 
 {measured(df)}

@@ -97,7 +97,7 @@ def _runs(make, plan, bs, epochs, seed):
 def run_demo(
     bs:int=16, # Micro-batch to start from, in items
     opt:str='adam', # 'adam' or 'sgd'
-    epochs:int=20, # Of the training at `bs`
+    epochs:int=30, # Of the training at `bs`
     seed:int=42, # For weights, split and order
     out:Path=Path('bs_demo'), # Folder for the pictures, which exists
 )->tuple: # The `BatchPlan` and the table
@@ -142,7 +142,7 @@ def main(
                                 "About a minute on two cores; nothing is downloaded.", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument('--bs', type=_whole(2,360), default=16, help="micro-batch to start from, in items")
     p.add_argument('--opt', choices=['adam','sgd'], default='adam', help="optimizer")
-    p.add_argument('--epochs', type=_whole(1), default=20, help="epochs of each training")
+    p.add_argument('--epochs', type=_whole(1), default=30, help="epochs of each training")
     p.add_argument('--seed', type=_whole(0,2**32-1), default=42, help="first seed of the split, the weights and the order of the items")
     p.add_argument('--out', type=Path, default=Path('bs_demo'), help="folder for the pictures")
     a = p.parse_args(args)
