@@ -58,8 +58,8 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even if {other} needed no more epochs, it would save {gain} of the time, but {limit}",
-    costly=("if all goes well {skipped} needs {hoped} and saves {saving} per training; it was not tried, as that would take {cost}, over half of what it "
-        "saves"),
+    costly=("if all goes well {skipped} needs {hoped} and saves {saving} per training; it was not tried, as a trial may take half of that at most, and "
+        "would take {cost}"),
     useless="even if all goes well {skipped} needs {hoped} and saves no time",
     nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss{too_much}",
     little="{other} would save {gain} of the time, but {limit}",
@@ -263,7 +263,7 @@ def _record(plan):
     if plan.choice.reason=='chosen': yield "Plans for chosen sizes were not benchmarked."
     elif plan.freeze_epochs: yield f"Few plans for `fine_tune` were benchmarked ({_page('fine_tune')})."
     elif not plan.facts.trial.is_known: yield "Plans without a trial were not benchmarked."
-    else: yield (f"In CPU benchmarks with {'Adam' if adam else 'SGD'}, {n/of:.0%} of plans made the validation loss over 5% worse, "
+    else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n/of:.0%} of plans made the validation loss over 5% worse, "
                  f"one by {percent(worst)} ({_page('keeps')}).")
 
 def _won_back(plan):

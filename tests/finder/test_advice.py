@@ -139,7 +139,7 @@ def test_what_a_short_training_told(noise, told, adam):
     assert as_it_is==f"{got}. So 5 epochs at 64 become {plan.choice.option.epochs:.3g} at {plan.bs}{tried}, and {plan.n_epoch} are planned."
     n,of,worst = ended_above[adam]
     who = 'Adam' if adam else 'SGD'
-    assert record==(f"In CPU benchmarks with {who}, {n/of:.0%} of plans made the validation loss over 5% worse, "
+    assert record==(f"In our benchmarks with {who}, {n/of:.0%} of plans made the validation loss over 5% worse, "
                     f"one by {percent(worst)} (https://github.com/fastai-bs/fastai_bs/blob/main/benchmarks/keeps.md).")
     assert len(why(plan.at(64)))==2
     assert why(plan.at(128 if plan.bs==256 else 256))[2:]==["Plans for chosen sizes were not benchmarked."]
@@ -434,7 +434,7 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, df=N
     (dict(times=((64,0.01,0.),(128,0.0201,0.))), "Stay at 64 for 5 epochs (39 s): no larger size would save time."),
     (dict(trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.)),
         "Stay at 64 for 5 epochs (1 min 4 s): if all goes well 256 needs 7 epochs (today 5) and saves 20 s "
-        "per training; it was not tried, as that would take 30 s, over half of what it saves."),
+        "per training; it was not tried, as a trial may take half of that at most, and would take 30 s."),
     (dict(trial=Trial(64, skipped=256, hoped_noise=210., saving=-1., cost=30.)),
         "Stay at 64 for 5 epochs (1 min 4 s): even if all goes well 256 needs 9 epochs (today 5) and saves no time.")])
 def test_why_nothing_was_tried(kwargs, text):

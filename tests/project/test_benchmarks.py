@@ -185,7 +185,7 @@ def test_what_the_first_page_says_of_a_gpu():
     train,worst = (sorted((o/now-1)[now>0.01], reverse=True) for o,now in ((new.train,new.train_now),(new.valid,new.valid_now)))
     assert {o.replace('NVIDIA ', '').split()[0] for o in plans.machine}=={'H100','H200'} and 'On an [H100 and an H200]' in line
     assert worst[2]<0.05 and train[1]<0.06 and (plans.part=='plan').sum()==len(new)+1
-    for o in (f"one of {len(new)+1} plans stays, the others took {1-time.max():.0%} to {1-time.min():.0%} less time",
+    for o in (f"one of {len(new)+1} plans keeps the batch size, the others took {1-time.max():.0%} to {1-time.min():.0%} less time",
               f"between {1-first.min():.0%} less and {first.max()-1:.0%} more",
               f"One plan made the validation loss {worst[0]:.0%} worse. Another made both losses worse: training {train[0]:.0%}, validation "
               f"{worst[1]:.0%}."): assert o in line
