@@ -80,10 +80,8 @@ others = {**others, **later}
 groups = {'settled on': [nm for nm,o in tasks.items() if o.settled], 'first tasks, Adam': [nm for nm,o in first_nine.items() if not o.settled],
           'other kinds, Adam': [nm for nm,o in others.items() if not o.settled and o.opt is Adam],
           'other kinds, SGD': [nm for nm,o in others.items() if not o.settled and o.opt is not Adam],
-          'fresh, Adam': [nm for nm,o in fresh.items() if o.opt is Adam], 'fresh, SGD': [nm for nm,o in fresh.items() if o.opt is not Adam],
-          'last, Adam': [nm for nm,o in last.items() if o.opt is Adam], 'last, SGD': [nm for nm,o in last.items() if o.opt is not Adam],
-          'newest, Adam': [nm for nm,o in newest.items() if o.opt is Adam], 'newest, SGD': [nm for nm,o in newest.items() if o.opt is not Adam],
-          'unseen, Adam': [nm for nm,o in unseen.items() if o.opt is Adam], 'unseen, SGD': [nm for nm,o in unseen.items() if o.opt is not Adam]}
+          **{f'{group}, {opt}': [nm for nm,o in of.items() if (o.opt is Adam)==(opt=='Adam')]
+             for group,of in dict(fresh=fresh, last=last, newest=newest, unseen=unseen).items() for opt in ('Adam','SGD')}}
 names = dict(here='this processor', flat_4='flat up to 4 times', flat_16='flat up to 16 times')
 
 def loss_words(o): return [pct(o.median()),f'{(o>0.05).sum()}',f'{(o<-0.3).sum()}',f'{pct(o.min())} to {pct(o.max())}']

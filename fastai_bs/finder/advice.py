@@ -110,10 +110,9 @@ def _stay(plan):
     return f"Stay at {t.bs} for {counted(t.n_epoch, 'epoch')}{_frozen_first(plan)} ({time_text(plan.duration.today)}{rest}): {text}."
 
 # %% ../../nbs/finder/12_advice.ipynb #b0264e31
-def _split_text(n_acc, micro_bs, n_ranks, single="one micro-batch"):
-    "Write '4 x 64', '4 x 64 on each of 2 ranks' or what a single one is called"
-    if n_ranks>1: return f"{n_acc} x {micro_bs} on each of {n_ranks} ranks"
-    return f"{n_acc} x {micro_bs}" if n_acc>1 else single.format(micro_bs)
+def _batches_text(n_acc, micro_bs, n_ranks):
+    "Write '1 x 64', '4 x 64' or '4 x 64 on each of 2 ranks'"
+    return f"{n_acc} x {micro_bs}" + (f" on each of {n_ranks} ranks" if n_ranks>1 else '')
 
 def _duration_text(plan)->str:
     "Write 'about 74% of the time (15 s instead of 20 s)'"
@@ -133,12 +132,13 @@ def _epochs(plan):
 
 def _split(plan):
     t,o = plan.facts.today,plan.choice.option
-    today,planned = (_split_text(n_acc, micro_bs, t.n_ranks) for n_acc,micro_bs in ((t.n_acc,t.micro_bs),(o.n_acc,o.micro_bs)))
+    def _as(n_acc, micro_bs): return "one micro-batch" if n_acc*t.n_ranks==1 else _batches_text(n_acc, micro_bs, t.n_ranks)
+    today,planned = _as(t.n_acc, t.micro_bs),_as(o.n_acc, o.micro_bs)
     return f"Stay at {t.bs}, but as {planned} (today {today}), for {_epochs(plan)}: {_duration_text(plan)}."
 
 def _use(plan):
     t,o,size = plan.facts.today,plan.choice.option,str(plan.bs)
-    made_up = f" A step is {_split_text(o.n_acc, o.micro_bs, t.n_ranks)}." if o.n_acc>1 else ''
+    made_up = f" A step is {_batches_text(o.n_acc, o.micro_bs, t.n_ranks)}." if o.n_acc>1 else ''
     use = f"{'You chose' if _is_chosen(plan) else 'Use'} {size} (today {t.bs})"
     if math.isnan(o.steps):
         use += ": it was not tried."
@@ -184,8 +184,8 @@ def _on_rate(plan):
 def _how(plan):
     "Yield the rate to pass and the weight decay where they change, and the sizes that are about as fast"
     yield from _on_rate(plan)
-    if _new_decay(plan):
-        yield f"Weight decay becomes {_new_decay(plan)} in place of {rate_text(plan.facts.today.wd)}: it is set for you, unless you pass wd= to the fit."
+    if wd := _new_decay(plan):
+        yield f"Weight decay becomes {wd} in place of {rate_text(plan.facts.today.wd)}: it is set for you, unless you pass wd= to the fit."
     if len(plan.facts.device.timed)<2 or _is_chosen(plan) or not plan.choice.as_fast or plan.verdict=='stay': return
     as_fast,are = [o.bs for o in plan.choice.as_fast],"are" if plan.facts.trial.is_known else "may be"
     if len(as_fast)>1: yield f"Sizes from {as_fast[0]} to {as_fast[-1]} {are} about as fast, within 10%: the nearest to today's is taken."
@@ -363,7 +363,8 @@ def _it_to_measure(plan)->int:
 def _measuring(plan):
     "Write what asking for a measurement would add"
     what = 'try larger sizes whatever that costs, and judge smaller ones' if plan.facts.trial.skipped else f'judge sizes below {plan.facts.today.bs}, too'
-    return f"To {what}: bs_find(..., num_it={(n := _it_to_measure(plan))}), which first measures the noise scale on {n} batches"
+    n = _it_to_measure(plan)
+    return f"To {what}: bs_find(..., num_it={n}), which first measures the noise scale on {n} batches"
 
 def _on_cost(plan):
     "Yield how to ask for the sizes that were not looked at"
@@ -454,7 +455,7 @@ def good_to_know(
     if plan.verdict=='split' and plan.facts.trial.skipped: yield f"Larger sizes: {_why_untried(plan)}."
     joined = [o for o in plan.options if o.n_acc>1 and plan.facts.today.n_acc==1]
     if joined:
-        made_up = _split_text(joined[0].n_acc, joined[0].micro_bs, plan.facts.today.n_ranks)
+        made_up = _batches_text(joined[0].n_acc, joined[0].micro_bs, plan.facts.today.n_ranks)
         yield f"In the table, {joined[0].bs} is made up as {made_up}: a larger micro-batch was not timed, or is no faster."
     if d.given: yield "The step times were given, so seconds leave out validations, frozen epochs and what the loader takes."
     if d.failed: yield f"The error with micro-batches of {d.failed[0][0]}: {textwrap.shorten(d.failed[0][1], 100, placeholder=' ...')}"
@@ -513,7 +514,7 @@ def _candidates_table(plan): # A data frame, with a row per candidate
         marks = ('today',o.bs==f.today.bs and not o.changes),('planned',o==plan.choice.option and o.changes)
         epochs = f'{o.freeze_epochs} + {num(o.trained_epochs)}' if o.freeze_epochs else o.trained_epochs
         size = marked_size(o.bs, [(nm,o.bs) for nm,is_it in marks if is_it])
-        return {'batch size': size, 'batches in a step': _split_text(o.n_acc, o.micro_bs, f.today.n_ranks, '1 x {}'), 'epochs': epochs,
+        return {'batch size': size, 'batches in a step': _batches_text(o.n_acc, o.micro_bs, f.today.n_ranks), 'epochs': epochs,
                 'time (s)': o.trained_time, "of today's": o.trained_time/plan.duration.today}
     return pd.DataFrame([_row(o) for o in sorted([*as_is, *plan.options], key=lambda o: o.bs)])
 
