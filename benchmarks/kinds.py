@@ -369,7 +369,25 @@ unseen = dict(textures_long=Kind(textures, '', 2500, 4e-3, bs=16, epochs=(9,)),
               residual=Kind(partial(images, conv=residual_net), 'mnist', 3000, 2e-3, bs=16, epochs=(7,)),
               rows_long_sgd=Kind(rows, 'fashion_mnist', 6000, 0.1, epochs=(8,), opt=SGD),
               masks_sgd=Kind(masks, 'mnist', 3000, 0.5, bs=16, epochs=(8,), opt=SGD))
-tasks = {**first, **others, **later, **fresh, **last, **newest, **unseen}
+pictures_norm = partial(images, conv=partial(pays.convnet, True))
+longer = dict(textures_12=Kind(textures, '', 2500, 4e-3, bs=16, epochs=(12,), settled=True),
+              textures_12_sgd=Kind(textures, '', 2500, 0.1, bs=16, epochs=(12,), opt=SGD, settled=True),
+              letters_9=Kind(letters, 'imdb_sample', 3000, 8e-3, bs=16, epochs=(9,)),
+              residual_9=Kind(partial(images, conv=residual_net), 'mnist', 3000, 2e-3, bs=16, epochs=(9,), settled=True),
+              sorting_9=Kind(sorting, '', 6000, 2e-3, epochs=(9,)),
+              teacher_7_sgd=Kind(teacher, '', 4000, 0.05, bs=16, epochs=(7,), opt=SGD),
+              autoencoder_6=Kind(autoencoder, 'mnist', 5000, 2e-3, bs=16, epochs=(6,)),
+              conv_6_sgd=Kind(plain_net, 'fashion_mnist', 10_000, 0.05, epochs=(6,), opt=SGD),
+              masks_10=Kind(masks, 'fashion_mnist', 3000, 4e-3, bs=16, epochs=(10,)),
+              fashion_norm_12=Kind(pictures_norm, 'fashion_mnist', 2500, 4e-3, bs=16, epochs=(12,), settled=True),
+              few_pictures_24=Kind(cifar, 'cifar10_jpg', 1200, 2e-3, bs=16, epochs=(24,), settled=True),
+              tumours_30=Kind(tumours, '', 455, 1e-3, bs=8, epochs=(30,)),
+              wrong_labels_16=Kind(wrong_labels, 'mnist', 4000, 1e-3, epochs=(16,)),
+              genres_8_sgd=Kind(genres, 'ml-latest-small', 8000, 1., epochs=(8,), opt=SGD))
+normed = dict(residual_12=Kind(partial(images, conv=residual_net), 'fashion_mnist', 2500, 2e-3, bs=16, epochs=(12,)),
+              digits_norm=Kind(pictures_norm, 'mnist', 2000, 2e-3, bs=8, epochs=(10,)),
+              fashion_norm_sgd=Kind(pictures_norm, 'fashion_mnist', 3000, 0.05, bs=16, epochs=(10,), opt=SGD))
+tasks = {**first, **others, **later, **fresh, **last, **newest, **unseen, **longer, **normed}
 
 # Trainings
 

@@ -5,7 +5,7 @@ from .accumulate.sizes import batch_size
 from .finder import bs_find  # noqa: F401 The import adds `Learner.bs_find`
 from .schedule.scaled_lr import ScaledLR
 from .schedule.batch_schedule import BatchSchedule
-from .memory.group_norm import bn_to_gn
+from .memory.group_norm import GhostBatchNorm, bn_to_gn
 from .memory.report import MemoryReport # And `Learner.memory_report`
 from .memory import max_bs  # noqa: F401 The import adds `Learner.max_bs_find`
 from .memory import accum_to  # noqa: F401 The import adds `Learner.accum_to`
@@ -19,5 +19,5 @@ from .verify.result import BatchVerification
 from .verify import bs_verify  # noqa: F401 The import adds `Learner.bs_verify`
 
 __all__ = ['GradAccum', 'BatchSchedule', 'batch_size', 'NoiseScale', 'plot_noise_scale', 'ScaledLR', 'BatchPlan',
-           'BatchVerification', 'AccumCheck', 'MemoryReport', 'bn_to_gn', 'unchanged', 'linear_scaling', 'no_scaling', 'sqrt_scaling',
+           'BatchVerification', 'AccumCheck', 'MemoryReport', 'GhostBatchNorm', 'bn_to_gn', 'unchanged', 'linear_scaling', 'no_scaling', 'sqrt_scaling',
            'adascale_gain', 'adam_gain', 'warmup_factor', 'decay_factor']

@@ -12,6 +12,7 @@ __all__ = ['usual_it', 'unmeasured', 'stay_reasons', 'ended_above', 'close_call'
 import math, textwrap
 import pandas as pd
 from ..utils.text import counted, details_of, in_html, in_text, marked_size, num, percent, rate_text, time_text
+from ..memory.group_norm import kept_norm
 from ..schedule.scaled_lr import rule_name, scale_lr
 from .cycle import cycle_of
 from .formulas import Duration, epochs_needed, steps_anyway
@@ -58,8 +59,7 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even if {other} needed no more epochs, it would save {gain} of the time, but {limit}",
-    costly=("if all goes well {skipped} needs {hoped} and saves {saving} per training; it was not tried, as a trial may take half of that at most, and "
-        "would take {cost}"),
+    costly=("if all goes well {skipped} needs {hoped} and saves {saving} per training; trying it would take {cost}, more than half of that"),
     useless="even if all goes well {skipped} needs {hoped} and saves no time",
     nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss{too_much}",
     little="{other} would save {gain} of the time, but {limit}",
@@ -182,8 +182,10 @@ def _on_rate(plan):
         yield f"No rate was given{own}: pass the one that you train with to {fit}{scales}."
 
 def _how(plan):
-    "Yield the rate to pass and the weight decay where they change, and the sizes that are about as fast"
+    "Yield the rate to pass, what BatchNorm sees and the weight decay where they change, and the sizes that are about as fast"
     yield from _on_rate(plan)
+    if kept := kept_norm(plan.facts.today.norm_bs, plan.micro_bs) if plan.choice.option.changes else []:
+        yield f"BatchNorm goes on to see {counted(kept[0].bs)} at a time: {kept[0]} is added for you."
     if wd := _new_decay(plan):
         yield f"Weight decay becomes {wd} in place of {rate_text(plan.facts.today.wd)}: it is set for you, unless you pass wd= to the fit."
     if len(plan.facts.device.timed)<2 or _is_chosen(plan) or not plan.choice.as_fast or plan.verdict=='stay': return
@@ -225,7 +227,7 @@ def _estimate_text(noise_scale, ci):
     return f"about {counted(noise_scale)} ({num(low)} to {num(high)})"
 
 # From benchmarks/keeps.md, by Adam or not: plans that ended with a validation loss over 5% above today's, all plans, and how far the worst was above
-ended_above = {True: (5,72,0.479), False: (1,21,0.056)}
+ended_above = {True: (11,97,0.289), False: (8,32,0.292)}
 
 close_call = 1.15 # Repeated calls differ by about as much in how far a larger batch gets
 
@@ -263,7 +265,7 @@ def _record(plan):
     if plan.choice.reason=='chosen': yield "Plans for chosen sizes were not benchmarked."
     elif plan.freeze_epochs: yield f"Few plans for `fine_tune` were benchmarked ({_page('fine_tune')})."
     elif not plan.facts.trial.is_known: yield "Plans without a trial were not benchmarked."
-    else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n/of:.0%} of plans made the validation loss over 5% worse, "
+    else: yield (f"In our benchmarks with {'Adam' if adam else 'SGD'}, {n} of {of} plans made the validation loss over 5% worse, "
                  f"one by {percent(worst)} ({_page('keeps')}).")
 
 def _won_back(plan):
@@ -333,7 +335,8 @@ def _on_larger(plan):
     today = t.n_epoch+t.freeze_epochs
     if n_epoch>max(2, 1.1*today) and (n_epoch>=1.5*today or n_epoch>8): # Plans hold up to 8 passes, see benchmarks/pays.md
         passes = f"{n_epoch} passes through the same {counted(t.n_train)} (today {num(today)})"
-        yield f"{passes} may overfit: if the validation loss ends higher, train for fewer epochs."
+        as_today = f"{t.freeze_epochs} + {num(t.n_epoch)}" if t.freeze_epochs else num(t.n_epoch)
+        yield f"{passes} may overfit: if the validation loss ends higher, try {as_today} epochs."
 
 # %% ../../nbs/finder/12_advice.ipynb #a79b0745
 def _on_noise(plan):

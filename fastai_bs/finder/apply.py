@@ -20,6 +20,7 @@ from ..learner.optimizer import decay_of, divides_by_size
 from ..learner.loop import ScopedCallback, callback_of, fit_method
 from ..accumulate.losses import loss_elements
 from ..accumulate.grad_accum import GradAccum, own_settings
+from ..memory.group_norm import GhostBatchNorm
 from ..schedule.scaled_lr import ScaledLR, rates
 
 # %% ../../nbs/finder/10_apply.ipynb #2f672c45
@@ -101,7 +102,7 @@ def _set_back_decay(learn, wd, opt_wd):
 def set_up(
     learn:Learner, # Gets all of it, and is returned
     micro_bs:int, # Items in a batch of its training loader to come
-    cbs:list, # A `GradAccum` and a `ScaledLR`, or what of them is needed, in place of those that it has
+    cbs:list, # A `GradAccum`, a `ScaledLR` and, for a plan, a `GhostBatchNorm`, or what of them is needed, in place of those that it has
     wd=None, # Weight decay, as `fit` takes it; `None`: it stays
     wd_now=None, # What it is today, for an optimizer that is yet to be made; one that there is says it itself
     plan=None, # The `BatchPlan` that all this is for: a fit that differs from it gets a warning; `None`: there is none
@@ -120,7 +121,8 @@ def set_up(
         cbs = [*cbs,PlannedFit(plan)]
     own = own_settings(learn) # They belong to the model
     if own: cbs = [GradAccum(cb.sizes, **own) if isinstance(cb, GradAccum) else cb for cb in cbs]
-    before = SetUp(learn, 'before_set_up', dl, cbs, (*_replaced,PlannedFit))
+    kinds = (*_replaced,GhostBatchNorm,PlannedFit) if plan else (*_replaced,PlannedFit)
+    before = SetUp(learn, 'before_set_up', dl, cbs, kinds)
     before.opt_wd = None # The optimizer's own weight decay; `None`: the plan leaves it alone
     if wd is not None:
         before.opt_wd = wd_now if learn.opt is None else decay_of(learn)
@@ -158,7 +160,7 @@ def fit_call(
 
 def _written(cb):
     "Write the call that makes a callback of a plan"
-    if isinstance(cb, GradAccum): return repr(cb)
+    if isinstance(cb, (GradAccum,GhostBatchNorm)): return repr(cb)
     noise = getattr(cb.rule, 'keywords', {}).get('noise_scale')
     return f'ScaledLR({cb.base_bs}, {cb.rule_name})' if noise is None else f'ScaledLR({cb.base_bs}, {cb.rule_name}, noise_scale={noise:.6g})'
 

@@ -54,6 +54,7 @@ class Today:
     trained:float = 1. # Part of the parameters that is trained
     has_plan:bool = False # Did an earlier plan set up the learner?
     freeze_epochs:int = 0 # Epochs with a frozen body, where `fine_tune` is planned
+    norm_bs:int = None # Items that BatchNorm sees at a time, as from `norm_batch`; `None`: a larger micro-batch changes nothing there
 
     @property
     def n_acc(self)->int: return math.ceil(self.bs/self.n_ranks/self.micro_bs) # Micro-batches per optimizer step

@@ -17,6 +17,7 @@ from ..utils.text import as_plain, counted
 from ..learner.loop import in_fit
 from ..accumulate.sizes import known_batch_size
 from ..accumulate.grad_accum import GradAccum
+from ..memory.group_norm import kept_norm
 from ..schedule.scaled_lr import ScaledLR, rule_name, scale_lr
 from .formulas import Duration, check_reachable
 from .facts import Facts
@@ -126,7 +127,8 @@ def cbs(self:BatchPlan)->list:
     o,now = self.choice.option,self.facts.today.bs
     if not o.changes: return []
     accum = [GradAccum(o.n_acc)] if o.n_acc>1 else []
-    return accum+[ScaledLR(now, o.rule)] if o.rule(o.bs/now)!=1 else accum
+    scaled = [ScaledLR(now, o.rule)] if o.rule(o.bs/now)!=1 else []
+    return accum+scaled+kept_norm(self.facts.today.norm_bs, o.micro_bs)
 
 @patch
 def apply(self:BatchPlan,

@@ -23,6 +23,7 @@ from ..accumulate.losses import items_of
 from ..accumulate.grad_accum import GradAccum
 from ..memory.max_bs import SizeSearch
 from ..schedule.rules import sqrt_scaling
+from ..memory.group_norm import kept_norm, norm_batch
 from ..schedule.scaled_lr import ScaledLR
 from .cycle import OneCycle
 from .formulas import extrapolated, monotone_step_times, spread, steps_needed
@@ -221,7 +222,7 @@ def _fit(self:StepTimes, timer):
     learn,micro_bs = self.learn,timer.micro_bs
     learn.dls.loaders[0] = self.dl if micro_bs==self.micro_bs else with_micro_bs(self.dl, micro_bs)
     cbs = [timer,OneCycle(10_000)]
-    if micro_bs!=self.micro_bs: cbs.append(ScaledLR(self.micro_bs, sqrt_scaling))
+    if micro_bs!=self.micro_bs: cbs += [ScaledLR(self.micro_bs, sqrt_scaling), *kept_norm(norm_batch(learn, self.micro_bs), micro_bs)]
     if self.on_ranks: cbs.append(GradAccum(2))
     learn.fit(100, 0., cbs=cbs)
 

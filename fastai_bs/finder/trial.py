@@ -25,6 +25,7 @@ from ..learner.mock import mock_training, shown_by, ticks
 from ..accumulate.losses import plain, precise
 from ..accumulate.grad_accum import own_settings, quiet_accum
 from ..schedule.rules import decay_factor, sqrt_scaling
+from ..memory.group_norm import kept_norm
 from ..schedule.scaled_lr import scale_lr
 from .formulas import epochs_needed, for_longer, noise_of
 from .cycle import OneCycle
@@ -83,6 +84,7 @@ def loss_after(
     watch=None, # A callback for the training and for the items
     n_epoch:int=10_000, # Epochs at most
     first=None, # Function `learn -> None` that trains before that, on the same batches
+    norm_bs:int=None, # Items that BatchNorm goes on to see, as in `Today`
     **schedule, # As for `OneCycle`
 )->float: # `inf` where it is not finite
     "Return the loss of `items` after a one-cycle of `n_steps`"
@@ -92,7 +94,7 @@ def loss_after(
         if micro_bs: learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs)
         learn.metrics = L()
         if first: first(learn)
-        learn.fit(n_epoch, lr, wd=wd, cbs=[cycle,accum,*L(watch)])
+        learn.fit(n_epoch, lr, wd=wd, cbs=[cycle,accum,*L(watch),*(kept_norm(norm_bs, micro_bs) if micro_bs else [])])
         validate_on_ranks(learn, items, [of_items,*L(watch)])
         return of_items.mean(trains_together(learn))
 
@@ -183,7 +185,8 @@ def try_larger(
         n = max(1, round(part*n_epoch*option.epoch.steps))
         as_own = option.bs==t.bs or t.wd is None
         wd = None if as_own else scale_lr(t.wd, t.wd_factor*decay_factor(t.epoch.steps/option.epoch.steps, lr_factor))
-        return loss_after(learn, _micro_bs(option), option.n_acc, scale_lr(t.trained_lr, t.lr_factor*lr_factor), n, items, seed, wd, watch)
+        lr = scale_lr(t.trained_lr, t.lr_factor*lr_factor)
+        return loss_after(learn, _micro_bs(option), option.n_acc, lr, n, items, seed, wd, watch, norm_bs=t.norm_bs)
     low,high = parts_tried(k)
     with ticks(learn, 3, f"trying batches of {counted(larger.bs)}") as tick:
         at_high = _loss(base, high, watch)

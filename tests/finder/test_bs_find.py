@@ -28,7 +28,7 @@ from fastai.text.models.core import get_language_model
 from fastai.torch_core import params
 
 from fastai_bs.finder import bs_find as finder
-from fastai_bs.all import adascale_gain, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
+from fastai_bs.all import adascale_gain, GhostBatchNorm, GradAccum, NoiseScale, ScaledLR, sqrt_scaling
 from fastai_bs.finder.cycle import rate_at
 from fastai_bs.finder.formulas import for_training
 from fastai_bs.finder.mock import EndOfMock
@@ -54,6 +54,31 @@ def convnet():
 def convnet_learner(dls=None, n=64, opt_func=Adam, **kwargs):
     dls = dls or loaders(images(n), 8, valid=images(8,1), shuffle=True)
     return quiet_learner(dls, convnet(), loss_func=CrossEntropyLossFlat(), opt_func=opt_func, splitter=halves, **kwargs)
+
+@pytest.mark.parametrize('own', [None,4])
+def test_a_plan_for_pictures_keeps_what_batchnorm_sees(own):
+    "It adds what has BatchNorm go on to see today's 8 items, or as many as the learner's own callback says, and takes it back"
+    learn = convnet_learner(cbs=own and GhostBatchNorm(own))
+    was = list(learn.cbs)
+    plan = learn.bs_find(1e-3, n_epoch=20, step_times={8: 0.01, 16: 0.01, 32: 0.01}, show_plot=False).at(32)
+    kept, = [cb for cb in plan.cbs if isinstance(cb, GhostBatchNorm)]
+    assert kept.bs==plan.facts.today.norm_bs==(own or 8)
+    assert f'GhostBatchNorm({kept.bs})]' in plan.code
+    assert f"BatchNorm goes on to see {kept.bs} items at a time: GhostBatchNorm({kept.bs}) is added for you." in plan.details().replace('\n', ' ')
+    plan.apply(learn)
+    assert [cb.bs for cb in learn.cbs if isinstance(cb, GhostBatchNorm)]==[kept.bs]
+    plan.undo(learn)
+    assert all(a is b for a,b in zip(learn.cbs, was, strict=True))
+
+def test_steps_are_timed_as_batchnorm_will_see_them():
+    "In groups where a micro-batch is larger than today's"
+    class Look(Callback):
+        def before_batch(self):
+            if self.training and hasattr(self.learn, 'step_timer'): seen.add((len(self.x),hasattr(self.learn, 'ghost_batch_norm')))
+    seen = set()
+    convnet_learner(cbs=Look()).bs_find(1e-3, n_epoch=200, show_plot=False)
+    assert {(8,False),(16,True)}<=seen
+    assert all(grouped==(n>8) for n,grouped in seen)
 
 def language_learner():
     toks = [torch.randint(0,12,(n,)) for n in (40,61,33,50,70)]

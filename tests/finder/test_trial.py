@@ -15,6 +15,7 @@ from fastai_bs.finder import trial as trials
 from fastai_bs.all import GradAccum, linear_scaling, ScaledLR
 from fastai_bs.finder.facts import Trial, unfrozen_lr
 from fastai_bs.finder.options import option_of, today_as_is
+from fastai_bs.memory.group_norm import kept_norm
 from fastai_bs.finder.formulas import epochs_needed, noise_of, whole_epochs
 from fastai_bs.finder.trial import (FirstLook, items_to_compare, loss_after, MeanLoss, most_part, short_steps, is_steep, part_reached, parts_tried,
     try_larger, try_sizes)
@@ -126,18 +127,21 @@ def test_what_tells_no_slope_is_not_steep(at_low, at_high):
     assert not is_steep(at_low, at_high, 4)
 
 decays = [] # Weight decay of each short training
+norms = [] # What has BatchNorm go on to see fewer items in each
 
 @pytest.fixture
 def scripted(monkeypatch):
     "Loss after a short training with so many items in a batch, at a rate and after so many steps; what was asked for"
     def _scripted(loss):
         asked = []
-        def _loss_after(learn, micro_bs, n_acc, lr, n_steps, items, seed, wd, watch):
+        def _loss_after(learn, micro_bs, n_acc, lr, n_steps, items, seed, wd, watch, norm_bs):
+            norms.append(kept_norm(norm_bs, micro_bs or 4))
             asked.append((micro_bs,n_acc,lr,n_steps,seed))
             decays.append(wd)
             return loss((micro_bs or 4)*n_acc, np.ravel(rates(lr))[-1], n_steps)
         monkeypatch.setattr(trials, 'loss_after', _loss_after)
         decays.clear()
+        norms.clear()
         monkeypatch.setattr(trials, 'items_to_compare', lambda *args: [])
         return asked
     return _scripted
@@ -157,6 +161,13 @@ def test_a_larger_batch_is_tried_at_the_root_of_the_ratio(scripted):
     assert part==pytest.approx(low*4**((2/3-1/4)*(0.6-at_low)/(at_high-at_low)))
     assert not steep
     assert asked==[(None,1,1e-3,170,7),(16,1,pytest.approx(2e-3),60,7),(None,1,1e-3,95,7)]
+
+@pytest.mark.parametrize('norm_bs,kept', [(None,[]), (4,[4])])
+def test_only_the_larger_batch_has_groups(scripted, norm_bs, kept):
+    "Of pictures in small batches; today's is as it is"
+    scripted(lambda bs, lr, n_steps: 1.)
+    tried(small_facts(norm_bs=norm_bs), 16)
+    assert [[o.bs for o in kind] for kind in norms]==[[],kept,[]]
 
 @pytest.mark.parametrize('loss', [inf,nan])
 def test_the_third_training_is_left_out_where_the_larger_batch_broke_down(loss, scripted):

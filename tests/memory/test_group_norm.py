@@ -1,11 +1,11 @@
-"`bn_to_gn`: a norm that a micro-batch has as the large batch has it"
+"`bn_to_gn`, a norm that a micro-batch has as the large batch has it; `GhostBatchNorm`, one that the large batch has as a micro-batch"
 import pytest
 import torch
 from torch import nn
 from fastai.tabular.model import TabularModel
 
 from fastai_bs.accumulate.grad_accum import GradAccum
-from fastai_bs.memory.group_norm import bn_to_gn
+from fastai_bs.memory.group_norm import GhostBatchNorm, bn_to_gn, kept_norm, norm_batch
 from helpers import distance, loaders, quiet_learner, regression
 
 @pytest.mark.parametrize('bn,shape,n,groups', [(nn.BatchNorm2d,(3,3),2,1), (nn.BatchNorm2d,(3,3),9,3), (nn.BatchNorm3d,(2,2,2),100,25),
@@ -95,3 +95,86 @@ def test_a_model_with_group_norms_accumulates_exactly(norm):
     large,accumulated = learner(16, norm=norm),learner(4, GradAccum(4), norm=norm)
     for learn in (large,accumulated): learn.fit(3, 0.1)
     assert (distance(accumulated, large)<1e-9)==norm
+
+# GhostBatchNorm
+
+class WithNorm(nn.Module):
+    "One norm, and what it was given and returned last, in training or not"
+    def __init__(self, bn, shape):
+        super().__init__()
+        self.bn,self.lin,self.shape,self.last = bn.double(),nn.Linear(5, 3).double(),shape,{}
+    def forward(self, x):
+        given = self.lin(x).reshape(-1, 3, *(1 for _ in self.shape)).expand(-1, 3, *self.shape)
+        returned = self.bn(given)
+        self.last[self.training] = given.detach(),returned.detach()
+        return returned.flatten(2).mean(2)[:,:2] if self.shape else returned[:,:2]
+
+@pytest.mark.parametrize('bn,shape', [(nn.BatchNorm1d(3),()), (nn.BatchNorm1d(3),(4,)), (nn.BatchNorm2d(3),(2,3)), (nn.BatchNorm3d(3),(2,1,2))])
+def test_each_group_is_normalised_by_itself(bn, shape):
+    "Every fourth item of 16 together, as a batch of 4; running statistics are the mean of the groups'"
+    model = WithNorm(bn, shape)
+    learn = quiet_learner(loaders(regression(16), 16), model, cbs=GhostBatchNorm(4))
+    learn.fit(1, 0.1)
+    apart = [type(bn)(3).double() for _ in range(4)]
+    given,returned = model.last[True]
+    for i,o in enumerate(apart): torch.testing.assert_close(returned[i::4], o(given[i::4]).detach())
+    for nm in ('running_mean','running_var'): torch.testing.assert_close(getattr(bn, nm), torch.stack([getattr(o, nm) for o in apart]).mean(0))
+    assert bn.num_batches_tracked==1
+
+def test_groups_train_as_accumulated_micro_batches():
+    "The weights after steps of 16 items in groups of 4 are those of four micro-batches with the same items; without groups they are not"
+    items = regression(32)
+    by_group = [items[16*step+4*j+i] for step in range(2) for i in range(4) for j in range(4)]
+    def _trained(items, bs, cbs):
+        torch.manual_seed(0)
+        learn = quiet_learner(loaders(items, bs), nn.Sequential(nn.Linear(5,8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8,2)).double(), cbs=cbs)
+        learn.fit(3, 0.1)
+        return learn
+    accumulated = _trained(by_group, 4, GradAccum(4))
+    assert distance(_trained(items, 16, GhostBatchNorm(4)), accumulated)<1e-9
+    assert distance(_trained(items, 16, None), accumulated)>1e-3
+
+@pytest.mark.parametrize('bn', [nn.BatchNorm2d(3, affine=False), nn.BatchNorm2d(3, track_running_stats=False), nn.BatchNorm2d(3, momentum=None),
+    nn.SyncBatchNorm(3), BatchNormAct(3)])
+def test_norms_of_other_kinds_stay_as_they_are(bn):
+    "No group of theirs would have the same meaning, so a plan has none"
+    learn = quiet_learner(loaders(regression(16), 16), nn.Sequential(bn))
+    assert norm_batch(learn, 16) is None
+    learn.add_cb(GhostBatchNorm(4))
+    with learn.ghost_batch_norm.scope(): assert 'forward' not in vars(bn)
+
+@pytest.mark.parametrize('n,bs', [(18,4), (4,4), (3,4), (6,4)])
+def test_what_does_not_divide_is_normalised_whole(n, bs):
+    model,plain = WithNorm(nn.BatchNorm1d(3), ()),WithNorm(nn.BatchNorm1d(3), ())
+    plain.load_state_dict(model.state_dict())
+    for o,cbs in ((model,GhostBatchNorm(bs)),(plain,None)): quiet_learner(loaders(regression(n), n), o, cbs=cbs).fit(1, 0.1)
+    torch.testing.assert_close(model.last[True][1], plain.last[True][1])
+
+@pytest.mark.parametrize('error', [KeyboardInterrupt,ValueError])
+def test_an_interrupt_leaves_no_groups_behind(error):
+    class Stops(nn.Module):
+        def forward(self, x): raise error
+    model = nn.Sequential(nn.Linear(5,8), nn.BatchNorm1d(8), Stops()).double()
+    with pytest.raises(error): quiet_learner(loaders(regression(16), 16), model, cbs=GhostBatchNorm(4)).fit(1, 0.1)
+    assert 'forward' not in vars(model[1])
+
+def test_a_frozen_norm_uses_its_running_statistics():
+    bn,x = nn.BatchNorm1d(5).double().eval(),torch.randn(16, 5).double()
+    learn = quiet_learner(loaders(regression(16), 16), bn, cbs=GhostBatchNorm(4))
+    wanted = bn(x)
+    with learn.ghost_batch_norm.scope(): torch.testing.assert_close(bn(x), wanted)
+
+@pytest.mark.parametrize('bs,error,says', [(1,ValueError,"`bs` must be at least 2 items, got 1: BatchNorm needs two items"), (4.,TypeError,"whole number")])
+def test_a_group_has_items(bs, error, says):
+    with pytest.raises(error, match=says): GhostBatchNorm(bs)
+
+@pytest.mark.parametrize('bn,micro_bs,own,keeps', [(nn.BatchNorm2d(3),16,None,16), (nn.BatchNorm3d(3),31,None,31), (nn.BatchNorm2d(3),32,None,None),
+    (nn.BatchNorm2d(3),1,None,None), (nn.BatchNorm1d(3),16,None,None), (nn.GroupNorm(1, 3),16,None,None), (nn.BatchNorm2d(3),64,8,8)])
+def test_pictures_in_small_batches_keep_their_norm(bn, micro_bs, own, keeps):
+    "Of fewer than 32 items, and no tables; or as the learner's own callback has it"
+    learn = quiet_learner(loaders(regression(16), 16), nn.Sequential(bn), cbs=own and GhostBatchNorm(own))
+    assert norm_batch(learn, micro_bs)==keeps
+
+@pytest.mark.parametrize('norm_bs,micro_bs,is_kept', [(16,64,True), (16,16,False), (16,8,False), (16,40,False), (None,64,False)])
+def test_groups_are_made_of_larger_micro_batches(norm_bs, micro_bs, is_kept):
+    assert [o.bs for o in kept_norm(norm_bs, micro_bs)]==([norm_bs] if is_kept else [])
