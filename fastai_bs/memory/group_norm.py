@@ -70,8 +70,9 @@ def _in_groups(bn, bs, x):
 
 def _divisible(model):
     "List the BatchNorms that can normalise in groups: with weights, and running statistics that decay"
+    if isinstance(model, nn.DataParallel): return [] # Its replicas would take the first one's weights
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and type(m).forward is _BatchNorm.forward and m.affine and m.track_running_stats
-            and m.momentum is not None and m.num_features]
+            and m.momentum is not None and m.num_features and 'forward' not in vars(m)]
 
 class GhostBatchNorm(ScopedCallback):
     """Let each BatchNorm see `bs` items at a time in training, whatever the micro-batch holds ([Hoffer et al. 2017](https://arxiv.org/abs/1705.08741))

@@ -143,6 +143,14 @@ def test_norms_of_other_kinds_stay_as_they_are(bn):
     learn.add_cb(GhostBatchNorm(4))
     with learn.ghost_batch_norm.scope(): assert 'forward' not in vars(bn)
 
+def test_a_forward_of_somebody_else_stays():
+    bn = nn.BatchNorm2d(3)
+    bn.forward = own = lambda x: x
+    learn = quiet_learner(loaders(regression(16), 16), nn.Sequential(bn), cbs=GhostBatchNorm(4))
+    with learn.ghost_batch_norm.scope(): assert bn.forward is own
+    assert bn.forward is own
+    assert norm_batch(quiet_learner(loaders(regression(16), 16), nn.DataParallel(nn.Sequential(nn.BatchNorm2d(3)))), 16) is None
+
 @pytest.mark.parametrize('n,bs', [(18,4), (4,4), (3,4), (6,4)])
 def test_what_does_not_divide_is_normalised_whole(n, bs):
     model,plain = WithNorm(nn.BatchNorm1d(3), ()),WithNorm(nn.BatchNorm1d(3), ())
