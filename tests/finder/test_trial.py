@@ -162,6 +162,16 @@ def test_a_larger_batch_is_tried_at_the_root_of_the_ratio(scripted):
     assert not steep
     assert asked==[(None,1,1e-3,170,7),(16,1,pytest.approx(2e-3),60,7),(None,1,1e-3,95,7)]
 
+@pytest.mark.parametrize('norm_bs,grouped', [(None,False), (4,True), (8,False)])
+def test_a_short_training_has_batchnorm_see_as_few_items(norm_bs, grouped):
+    "Of a larger micro-batch only"
+    class Look(Callback):
+        def before_batch(self):
+            if self.training: found.add(hasattr(self.learn, 'ghost_batch_norm'))
+    learn,found = learner(),set()
+    loss_after(learn, 8, 1, 1e-3, 2, items_to_compare(learn, 8, 1), watch=Look(), norm_bs=norm_bs)
+    assert found=={grouped}
+
 @pytest.mark.parametrize('norm_bs,kept', [(None,[]), (4,[4])])
 def test_only_the_larger_batch_has_groups(scripted, norm_bs, kept):
     "Of pictures in small batches; today's is as it is"

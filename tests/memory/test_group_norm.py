@@ -143,6 +143,12 @@ def test_norms_of_other_kinds_stay_as_they_are(bn):
     learn.add_cb(GhostBatchNorm(4))
     with learn.ghost_batch_norm.scope(): assert 'forward' not in vars(bn)
 
+def test_a_norm_of_no_columns_stays():
+    "As fastai makes for a table without continuous columns"
+    model = TabularModel([(3,2)]*2, 0, 1, [8])
+    learn = quiet_learner(loaders(regression(16), 16), model, cbs=GhostBatchNorm(4))
+    with learn.ghost_batch_norm.scope(): assert [m.num_features for m in model.modules() if 'forward' in vars(m)]==[8]
+
 def test_a_forward_of_somebody_else_stays():
     bn = nn.BatchNorm2d(3)
     bn.forward = own = lambda x: x

@@ -212,3 +212,16 @@ def test_an_applied_plan_is_to_be_taken_back_first():
     with pytest.raises(ValueError, match=r'got one for batches of 4: call plan.undo\(learn\) first'): learn.bs_verify(plan)
     plan.undo(learn)
     assert learn.bs_verify(plan, n_runs=1).df.bs.tolist()==[4,8]
+
+@pytest.mark.parametrize('how', ['fit_one_cycle','fine_tune'])
+def test_pictures_are_normalised_as_planned(how):
+    "Trainings with larger micro-batches than today's 8 have BatchNorm see as few items, in frozen epochs too"
+    class Look(Callback):
+        def before_batch(self):
+            if self.training: seen.add((len(self.x),hasattr(self.learn, 'ghost_batch_norm')))
+    learn = convnet_learner()
+    plan = plan_for(learn, 16, n_epoch=12, how=how) # Fewer make too few steps to be planned
+    learn.add_cb(Look())
+    seen = set()
+    learn.bs_verify(plan, n_runs=1)
+    assert seen=={(8,False),(16,True)}
