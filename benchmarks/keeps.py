@@ -132,7 +132,7 @@ def sentences(both):
 def of_cost(here):
     "What asking takes on this processor, over today's whole training or in seconds; and the first training with a plan, the asking included"
     cost,went,is_long,stays = here.find/here.secs_now,by_plan(here),here.steps>=500,here[~here.changed].reason
-    short = here[here.steps<1000]
+    short = here[here.steps<1100]
     def _of(which): return f"{cost[which].median():.2f}, {cost[which].min():.2f} to {cost[which].max():.2f}"
     def _first(which): return f"{went['first'][which].median():.2f} (median of {which.sum()})"
     reasons = ', '.join(f"{nm} in {n}" for nm,n in stays.value_counts().items())
@@ -143,7 +143,7 @@ def of_cost(here):
             f"* The first training with a plan that changes something, with what finding it takes, lasts {_first(went.epochs>0)} of today's; of 1 to 3 "
             f"epochs {_first(went.epochs<4)}, of 4 {_first(went.epochs==4)}, of more {_first(went.epochs>4)}; each of ten, with one call for all, "
             f"{went.ten.median():.2f}; each training alone {went.time.median():.2f}. Each plan is the mean of its seeds.",
-            f"* Plans that stay on this processor: {len(stays)} of {len(here)} (of those for fewer than 1000 steps {(~short.changed).sum()} of {len(short)}); "
+            f"* Plans that stay on this processor: {len(stays)} of {len(here)} (of those for fewer than 1100 steps {(~short.changed).sum()} of {len(short)}); "
             f"{reasons}."]
 
 def cost_table(here):

@@ -59,7 +59,7 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even if {other} needed no more epochs, it would save {gain} of the time, but {limit}",
-    costly=("if all goes well {skipped} needs {hoped} and saves {saving} per training; trying it would take {cost}, more than half of that"),
+    costly="{skipped} saves {saving} per training at best, with {hoped}; trying it takes {cost}, and at most half of what it saves is allowed",
     useless="even if all goes well {skipped} needs {hoped} and saves no time",
     nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss{too_much}",
     little="{other} would save {gain} of the time, but {limit}",
@@ -187,7 +187,8 @@ def _how(plan):
     if kept := kept_norm(plan.facts.today.norm_bs, plan.micro_bs) if plan.choice.option.changes else []:
         yield f"BatchNorm goes on to see {counted(kept[0].bs)} at a time: {kept[0]} is added for you."
     if wd := _new_decay(plan):
-        yield f"Weight decay becomes {wd} in place of {rate_text(plan.facts.today.wd)}: it is set for you, unless you pass wd= to the fit."
+        now = rate_text(plan.facts.today.wd)
+        yield f"Weight decay becomes {wd} in place of {now}, to shrink the weights as much in all: it is set for you, unless you pass wd= to the fit."
     if len(plan.facts.device.timed)<2 or _is_chosen(plan) or not plan.choice.as_fast or plan.verdict=='stay': return
     as_fast,are = [o.bs for o in plan.choice.as_fast],"are" if plan.facts.trial.is_known else "may be"
     if len(as_fast)>1: yield f"Sizes from {as_fast[0]} to {as_fast[-1]} {are} about as fast, within 10%: the nearest to today's is taken."
@@ -379,7 +380,7 @@ def _on_cost(plan):
         return
     takes = n/t.n_acc*today_as_is(plan.facts).step_time
     if takes>plan.duration.today and not d.given: return # It is said among what is good to know
-    first = ', before any trial' if trial.skipped else ''
+    first = '; trials come on top' if trial.skipped else ''
     about = '' if d.given else f" (about {time_text(takes)}{first})" # Seconds of another device do not say how long this one measures
     yield f"{_measuring(plan)}{about}."
 

@@ -24,19 +24,19 @@ from torch import nn
 from fastai.callback.tracker import SaveModelCallback
 from fastai.optimizer import Adam
 
-from fastai_bs.all import batch_size, GradAccum, NoiseScale, unchanged
+from fastai_bs.all import batch_size, GhostBatchNorm, GradAccum, NoiseScale, unchanged
 from fastai_bs.finder.timing import StepTimer, StepTimes
 from helpers import changes, left_behind, loaders, picture, process, quiet_learner, regression, seed_torch, set_seed
 
 # Tools and their learner
 
 def learner():
-    "Holds state of each kind: moments of Adam, running statistics, dropout, shuffled items, callbacks that accumulate, measure and save; layers to restore"
+    "Holds state of each kind: moments of Adam, running statistics, dropout, shuffled items; callbacks that accumulate, measure, save and change layers"
     set_seed(0)
     def block(n): return nn.Sequential(nn.Linear(n,16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2))
     model = nn.Sequential(block(5), *(block(16) for _ in range(8)), nn.Linear(16,2))
     learn = quiet_learner(loaders(regression(96, dtype=torch.float32), 8, regression(32, dtype=torch.float32), shuffle=True), model, opt_func=Adam,
-                          cbs=[GradAccum(2),NoiseScale(),SaveModelCallback()])
+                          cbs=[GradAccum(2),NoiseScale(),SaveModelCallback(),GhostBatchNorm(4)])
     learn.fit(1, 0.01)
     return learn
 
