@@ -12,7 +12,7 @@ __all__ = ['usual_it', 'unmeasured', 'stay_reasons', 'ended_above', 'close_call'
 import math, textwrap
 import pandas as pd
 from ..utils.text import counted, details_of, in_html, in_text, marked_size, num, percent, rate_text, time_text
-from ..memory.group_norm import kept_norm
+from ..memory.group_norm import GhostBatchNorm
 from ..schedule.scaled_lr import rule_name, scale_lr
 from .cycle import cycle_of
 from .formulas import Duration, epochs_needed, steps_anyway
@@ -184,8 +184,8 @@ def _on_rate(plan):
 def _how(plan):
     "Yield the rate to pass, what BatchNorm sees and the weight decay where they change, and the sizes that are about as fast"
     yield from _on_rate(plan)
-    if kept := kept_norm(plan.facts.today.norm_bs, plan.micro_bs) if plan.choice.option.changes else []:
-        yield f"BatchNorm goes on to see {counted(kept[0].bs)} at a time: {kept[0]} is added for you."
+    for cb in plan.cbs:
+        if isinstance(cb, GhostBatchNorm): yield f"BatchNorm goes on to see {counted(cb.bs)} at a time: {cb} is added for you."
     if wd := _new_decay(plan):
         now = rate_text(plan.facts.today.wd)
         yield f"Weight decay becomes {wd} in place of {now}, to shrink the weights as much in all: it is set for you, unless you pass wd= to the fit."

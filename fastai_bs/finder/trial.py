@@ -19,13 +19,13 @@ from fastai.learner import Learner
 from fastai.torch_core import to_device
 from ..utils.text import counted, time_text
 from ..learner.ranks import over_ranks, trains_together
-from ..learner.loaders import with_micro_bs
+from ..learner.loaders import known_micro_bs, with_micro_bs
 from ..learner.loop import validate_on_ranks
 from ..learner.mock import mock_training, shown_by, ticks
 from ..accumulate.losses import plain, precise
 from ..accumulate.grad_accum import own_settings, quiet_accum
 from ..schedule.rules import decay_factor, sqrt_scaling
-from ..memory.group_norm import kept_norm
+from ..memory.group_norm import kept_norm, norm_batch
 from ..schedule.scaled_lr import scale_lr
 from .formulas import epochs_needed, for_longer, noise_of
 from .cycle import OneCycle
@@ -84,17 +84,18 @@ def loss_after(
     watch=None, # A callback for the training and for the items
     n_epoch:int=10_000, # Epochs at most
     first=None, # Function `learn -> None` that trains before that, on the same batches
-    norm_bs:int=None, # Items that BatchNorm goes on to see, as in `Today`
     **schedule, # As for `OneCycle`
 )->float: # `inf` where it is not finite
     "Return the loss of `items` after a one-cycle of `n_steps`"
     cycle,of_items = BriefCycle(n_steps, **schedule),MeanLoss()
     accum = quiet_accum(n_acc, **own_settings(learn))
     with mock_training(learn, seed), learn.no_bar():
-        if micro_bs: learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs)
+        if micro_bs:
+            learn.add_cbs(kept_norm(norm_batch(learn, known_micro_bs(learn.dls.train)), micro_bs))
+            learn.dls.loaders[0] = with_micro_bs(learn.dls.train, micro_bs)
         learn.metrics = L()
         if first: first(learn)
-        learn.fit(n_epoch, lr, wd=wd, cbs=[cycle,accum,*L(watch),*(kept_norm(norm_bs, micro_bs) if micro_bs else [])])
+        learn.fit(n_epoch, lr, wd=wd, cbs=[cycle,accum,*L(watch)])
         validate_on_ranks(learn, items, [of_items,*L(watch)])
         return of_items.mean(trains_together(learn))
 
@@ -185,8 +186,7 @@ def try_larger(
         n = max(1, round(part*n_epoch*option.epoch.steps))
         as_own = option.bs==t.bs or t.wd is None
         wd = None if as_own else scale_lr(t.wd, t.wd_factor*decay_factor(t.epoch.steps/option.epoch.steps, lr_factor))
-        lr = scale_lr(t.trained_lr, t.lr_factor*lr_factor)
-        return loss_after(learn, _micro_bs(option), option.n_acc, lr, n, items, seed, wd, watch, norm_bs=t.norm_bs)
+        return loss_after(learn, _micro_bs(option), option.n_acc, scale_lr(t.trained_lr, t.lr_factor*lr_factor), n, items, seed, wd, watch)
     low,high = parts_tried(k)
     with ticks(learn, 3, f"trying batches of {counted(larger.bs)}") as tick:
         at_high = _loss(base, high, watch)

@@ -46,6 +46,7 @@ class ScopedCallback(Callback):
     "A `Callback` with a `scope` around the training part of each epoch, which closes after an exception too, and with a `start_fit`"
     called = None # Its name on the learner, for subclasses too; `None`: by its class
     started = False # Has `start_fit` run in this fit?
+    of_model = False # Does it belong to the model, so that a mock training needs it?
 
     @contextmanager
     def scope(self): yield

@@ -56,12 +56,13 @@ def ticks(
 
 @contextmanager
 def mock_training(
-    learn:Learner, # Learner to train in the block, without our own callbacks and without a log
+    learn:Learner, # Learner to train in the block, without our own callbacks but those of the model, and without a log
     seed:int=None, # For another order of the items and other dropout; `None`: as a training that began now
 ):
     "Prepare a learner for a mock training, and put it back afterwards"
     with unchanged(learn, seed, rank()), wrappers_forgotten(learn), learn.no_logging(), ExitStack() if trains_together(learn) else alone(learn):
-        learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, (ScopedCallback,GradientAccumulation,CSVLogger))])
+        kinds = ScopedCallback,GradientAccumulation,CSVLogger
+        learn.remove_cbs([cb for cb in learn.cbs if isinstance(cb, kinds) and not getattr(cb, 'of_model', False)])
         learn.lr_finder = _MockTraining()
         with ExitStack() if watched(learn) else learn.no_bar(): yield
 

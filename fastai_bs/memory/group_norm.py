@@ -79,7 +79,7 @@ class GhostBatchNorm(ScopedCallback):
 
     Items go to the groups in turn, and running statistics are means over the groups. A micro-batch that is no multiple of `bs` is normalised as a whole.
     """
-    run_valid = False
+    run_valid,of_model = False,True
     def __init__(self,
         bs:int, # Items in a group
     ):
@@ -101,13 +101,13 @@ steady_norm = 32 # Items from which on BatchNorm may see more at a time
 
 def norm_batch(
     learn, # A `Learner`
-    micro_bs:int, # Items in its micro-batch
+    micro_bs:int, # Items in its micro-batch; `None`: not known
 )->int: # `None` where a larger micro-batch changes nothing that matters
     "Return the items of pictures that BatchNorm sees at a time, and should go on to see in a larger micro-batch"
     own = callback_of(learn, GhostBatchNorm)
     if own: return own.bs
     of_pictures = any(isinstance(m, (nn.BatchNorm2d,nn.BatchNorm3d)) for m in _divisible(learn.model))
-    return micro_bs if 2<=micro_bs<steady_norm and of_pictures else None
+    return micro_bs if micro_bs and 2<=micro_bs<steady_norm and of_pictures else None
 
 def kept_norm(
     norm_bs:int, # As from `norm_batch`

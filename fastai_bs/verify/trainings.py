@@ -22,7 +22,6 @@ from ..learner.mock import ticks
 from ..accumulate.losses import ElementCounter, items_of, plain
 from ..accumulate.window import loss_sum
 from ..accumulate.grad_accum import own_settings, quiet_accum
-from ..memory.group_norm import kept_norm, norm_batch
 from ..schedule.scaled_lr import rates, scale_lr
 from ..finder.trial import BriefCycle, loss_after
 from ..finder.facts import Today, fine_tune_default, unfrozen_lr
@@ -91,13 +90,13 @@ class EndLoss(Callback):
         self.seconds = time.perf_counter()-self.begin
         self.n_done = self.brief_cycle.n_done
 
-def _as_fine_tune(fit, settings, end, norm):
+def _as_fine_tune(fit, settings, end):
     "Return what `loss_after` needs to train by `fine_tune`: the frozen epochs first, and another schedule after them"
     o = fit.option
     def _first(learn):
         learn.freeze()
         cycle = BriefCycle(fit.n_frozen, pct_start=0.99) # As in fastai's code
-        learn.fit(o.freeze_epochs, slice(fit.lr), wd=fit.wd, cbs=[cycle,quiet_accum(o.n_acc, **settings),end,*norm])
+        learn.fit(o.freeze_epochs, slice(fit.lr), wd=fit.wd, cbs=[cycle,quiet_accum(o.n_acc, **settings),end])
         learn.unfreeze()
     return dict(first=_first, **{nm: fine_tune_default(nm) for nm in ('pct_start','div')})
 
@@ -110,10 +109,9 @@ def train(
     "Train as planned, from the learner's present state"
     o,on_ranks,settings = fit.option,trains_together(learn),own_settings(learn)
     ends = [EndLoss(n, settings.get('count')) for n in fit.parts]
-    now = known_micro_bs(learn.dls.train)
-    micro_bs,norm_bs = (o.micro_bs,norm_batch(learn, now)) if now else (None,None) # Such a loader allows no other size
-    lr,more = (unfrozen_lr(fit.lr),_as_fine_tune(fit, settings, ends[0], kept_norm(norm_bs, o.micro_bs))) if fit.n_frozen else (fit.lr,{})
-    valid_loss = loss_after(learn, micro_bs, o.n_acc, lr, fit.n_steps, None, run, fit.wd, ends[-1], fit.n_epoch, norm_bs=norm_bs, **more)
+    micro_bs = o.micro_bs if known_micro_bs(learn.dls.train) else None # Such a loader allows no other size
+    lr,more = (unfrozen_lr(fit.lr),_as_fine_tune(fit, settings, ends[0])) if fit.n_frozen else (fit.lr,{})
+    valid_loss = loss_after(learn, micro_bs, o.n_acc, lr, fit.n_steps, None, run, fit.wd, ends[-1], fit.n_epoch, **more)
     n_steps,n_done,n_items = sum(fit.parts),sum(e.n_done for e in ends),sum(e.n_items for e in ends)
     if n_done<n_steps: raise ValueError(
         f"A training of {o.freeze_epochs+fit.n_epoch} epochs must take all its {n_steps} optimizer steps, but took {n_done} with {n_items} items in batches "

@@ -12,15 +12,15 @@ from fastai.optimizer import Adam
 from fastai_bs.schedule.scaled_lr import rates
 from fastai_bs.finder import bs_find as finder # noqa: F401 (patches `bs_find` into `Learner`)
 from fastai_bs.finder import trial as trials
-from fastai_bs.all import GradAccum, linear_scaling, ScaledLR
+from fastai_bs.all import GhostBatchNorm, GradAccum, linear_scaling, ScaledLR
 from fastai_bs.finder.facts import Trial, unfrozen_lr
 from fastai_bs.finder.options import option_of, today_as_is
-from fastai_bs.memory.group_norm import kept_norm
 from fastai_bs.finder.formulas import epochs_needed, noise_of, whole_epochs
 from fastai_bs.finder.trial import (FirstLook, items_to_compare, loss_after, MeanLoss, most_part, short_steps, is_steep, part_reached, parts_tried,
     try_larger, try_sizes)
 from helpers import changes, loaders, mlp, picture, quiet_learner, regression
 from plans import facts_of, secs
+from test_bs_find import convnet_learner
 
 pytestmark = pytest.mark.usefixtures('short')
 
@@ -127,21 +127,18 @@ def test_what_tells_no_slope_is_not_steep(at_low, at_high):
     assert not is_steep(at_low, at_high, 4)
 
 decays = [] # Weight decay of each short training
-norms = [] # What has BatchNorm go on to see fewer items in each
 
 @pytest.fixture
 def scripted(monkeypatch):
     "Loss after a short training with so many items in a batch, at a rate and after so many steps; what was asked for"
     def _scripted(loss):
         asked = []
-        def _loss_after(learn, micro_bs, n_acc, lr, n_steps, items, seed, wd, watch, norm_bs):
-            norms.append(kept_norm(norm_bs, micro_bs or 4))
+        def _loss_after(learn, micro_bs, n_acc, lr, n_steps, items, seed, wd, watch):
             asked.append((micro_bs,n_acc,lr,n_steps,seed))
             decays.append(wd)
             return loss((micro_bs or 4)*n_acc, np.ravel(rates(lr))[-1], n_steps)
         monkeypatch.setattr(trials, 'loss_after', _loss_after)
         decays.clear()
-        norms.clear()
         monkeypatch.setattr(trials, 'items_to_compare', lambda *args: [])
         return asked
     return _scripted
@@ -162,22 +159,17 @@ def test_a_larger_batch_is_tried_at_the_root_of_the_ratio(scripted):
     assert not steep
     assert asked==[(None,1,1e-3,170,7),(16,1,pytest.approx(2e-3),60,7),(None,1,1e-3,95,7)]
 
-@pytest.mark.parametrize('norm_bs,grouped', [(None,False), (4,True), (8,False)])
-def test_a_short_training_has_batchnorm_see_as_few_items(norm_bs, grouped):
-    "Of a larger micro-batch only"
+@pytest.mark.parametrize('own,micro_bs,groups', [(None,None,{None}), (None,4,{None}), (None,16,{8}), (4,None,{4}), (4,16,{4})])
+def test_a_short_training_has_batchnorm_see_as_few_items(own, micro_bs, groups):
+    "Of a larger micro-batch of pictures, as many as of today's 8; where the learner has groups of its own, of every one"
     class Look(Callback):
         def before_batch(self):
-            if self.training: found.add(hasattr(self.learn, 'ghost_batch_norm'))
-    learn,found = learner(),set()
-    loss_after(learn, 8, 1, 1e-3, 2, items_to_compare(learn, 8, 1), watch=Look(), norm_bs=norm_bs)
-    assert found=={grouped}
-
-@pytest.mark.parametrize('norm_bs,kept', [(None,[]), (4,[4])])
-def test_only_the_larger_batch_has_groups(scripted, norm_bs, kept):
-    "Of pictures in small batches; today's is as it is"
-    scripted(lambda bs, lr, n_steps: 1.)
-    tried(small_facts(norm_bs=norm_bs), 16)
-    assert [[o.bs for o in kind] for kind in norms]==[[],kept,[]]
+            if self.training: found.add(getattr(vars(self.learn.model[1]).get('forward'), 'args', (None,None))[1])
+    learn,found = convnet_learner(cbs=own and GhostBatchNorm(own)),set()
+    was = picture(learn)
+    loss_after(learn, micro_bs, 1, 1e-3, 2, items_to_compare(learn, micro_bs, 1), watch=Look())
+    assert found==groups
+    assert changes(was, picture(learn))==[]
 
 @pytest.mark.parametrize('loss', [inf,nan])
 def test_the_third_training_is_left_out_where_the_larger_batch_broke_down(loss, scripted):
