@@ -383,7 +383,7 @@ def plan_section(df):
              'validation loss','time','predicted']
     how = """Today's training at its best rate and the one as planned, from the same new weights, both in seconds by the clock; the plan is made here, with this
 card's own step times. ResNet-18 and the transformer are in float16 and have helped to find no rule; the others are those of [keeps.py](keeps.md). Losses are
-over today's; no ratio where today's is below 0.01."""
+over today's; no ratio where today's is below 0.01. Since 2026-11-29 a plan for six epochs or more is for at most twice today's batch; those here are older."""
     return '\n\n'.join(["## plans",' '.join(how.split()),'\n'.join(said),md_table(heads, lines)])
 
 def sentence(text): return ' '.join(text.split())+'.'*(text[-1] not in '.?')

@@ -11,8 +11,9 @@ by its validation loss in steps of two, and a third of it. Nothing is tuned for 
 corrected four times: when all but the fresh, last, newest and unseen ones had been trained; for sizes between today's and one that is of no use, when all but
 the last, newest and unseen ones had; so that less is claimed of a short training, when all but the newest and unseen ones had; and so that no short training
 has fewer than 240 steps, when all but the unseen ones had. Those and the longer ones were chosen after that, and all of them are shown. Then plans for
-pictures in small batches got a `GhostBatchNorm`, which textures have shown to be needed; the three normed tasks were chosen after that. Trainings and plans
-that a correction did not change were not run again. FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/, tinyshakespeare/,
+pictures in small batches got a `GhostBatchNorm`, which textures have shown to be needed; the three normed tasks were chosen after that. Last, plans for six
+epochs or more were held to twice today's batch, when all but the doubled tasks had been trained. Trainings and plans that a correction did not change were not
+run again. FOLDER holds mnist/, fashion_mnist/, rossmann/, adult/, ml-latest-small/, tinyshakespeare/,
 imdb_sample/ and cifar10_jpg/."""
 import math, time
 from unittest.mock import patch
@@ -22,7 +23,8 @@ from fastai.optimizer import Adam
 from fastai_bs.all import * # noqa: F403 bs_find
 
 from frame import main, md_table, measured
-from kinds import best_rate, clocked, first as first_nine, fitted, fresh, guess_loss, last, later, learner, longer, newest, normed, others, tasks, unseen
+from kinds import (best_rate, clocked, doubled, first as first_nine, fitted, fresh, guess_loss, last, later, learner, longer, newest, normed, others,
+    tasks, unseen)
 from pays import pct
 
 kinds = 'best','third'
@@ -82,7 +84,8 @@ groups = {'settled on': [nm for nm,o in tasks.items() if o.settled], 'first task
           'other kinds, Adam': [nm for nm,o in others.items() if not o.settled and o.opt is Adam],
           'other kinds, SGD': [nm for nm,o in others.items() if not o.settled and o.opt is not Adam],
           **{f'{group}, {opt}': [nm for nm,o in of.items() if (o.opt is Adam)==(opt=='Adam')]
-             for group,of in dict(fresh=fresh, last=last, newest=newest, unseen=unseen, longer=longer, normed=normed).items() for opt in ('Adam','SGD')}}
+             for group,of in dict(fresh=fresh, last=last, newest=newest, unseen=unseen, longer=longer, normed=normed, doubled=doubled).items()
+            for opt in ('Adam','SGD')}}
 names = dict(here='this processor', flat_4='flat up to 4 times', flat_16='flat up to 16 times')
 
 def loss_words(o): return [pct(o.median()),f'{(o>0.05).sum()}',f'{(o<-0.3).sum()}',f'{pct(o.min())} to {pct(o.max())}']
@@ -116,6 +119,9 @@ def sentences(both):
     off = np.abs(np.log(of['here'].time/of['here'].predicted))
     other = different(went)
     kinds_of = {'With Adam': other.task.map(is_adam), 'With SGD': ~other.task.map(is_adam), 'Text': other.task.isin(text)}
+    long = both[both.steps>=1100]
+    shares = [f"{long[long.device==device].changed.mean():.0%} ({where})" for device,where in names.items()]
+    above = other[other.d_valid>0.05]
     return '\n'.join([f"* Run so far: {both.task.nunique()} of {len(tasks)} tasks, {len(both)} plans, of which {(~both.changed).sum()} stay.",
         f"* On this processor {_plans(of['here'])}: {_losses(of['here'])}.",
         f"* There the whole fit takes {of['here'].time.median():.2f} of today's time (median, each plan the mean of its seeds); as predicted within 15% in "
@@ -127,6 +133,10 @@ def sentences(both):
         "once. Counts are of those whose loss is compared.",
         *(f"* {nm}: {_losses(other[which])}." for nm,which in kinds_of.items()),
         f"* Calls that stay at today's size: {', '.join(f'{n} of {of_all} ({where})' for where,n,of_all in stays)}.",
+        f"* Of calls for trainings of 1100 steps or more there change something: {', '.join(shares)}. Of shorter ones "
+        f"{both[(both.steps<1100) & both.changed].shape[0]} of {(both.steps<1100).sum()} do.",
+        f"* Of the different trainings as planned with a validation loss above +5%, {(above.task.map(lambda o: tasks[o].n)<=5000).sum()} of {len(above)} have "
+        "5000 items or fewer.",
         *of_cost(here)])
 
 def of_cost(here):
@@ -160,7 +170,7 @@ reasons_text = ("Reasons to stay: `costly`, a trial would have taken more than h
 
 def is_adam(name): return tasks[name].opt is Adam
 text = ('shakespeare','reviews','gru','awd','transformer','letters','genres','review_words','letters_sgd','char_conv','genres_sgd','letters_long',
-        'letters_gru','letters_transformer','letters_more','letters_9','genres_8_sgd')
+        'letters_gru','letters_transformer','letters_more','letters_9','genres_8_sgd','char_conv_8','letters_gru_8_sgd','reviews_20')
 
 def page(df):
     both = ratios(df)

@@ -387,7 +387,15 @@ longer = dict(textures_12=Kind(textures, '', 2500, 4e-3, bs=16, epochs=(12,), se
 normed = dict(residual_12=Kind(partial(images, conv=residual_net), 'fashion_mnist', 2500, 2e-3, bs=16, epochs=(12,)),
               digits_norm=Kind(pictures_norm, 'mnist', 2000, 2e-3, bs=8, epochs=(10,)),
               fashion_norm_sgd=Kind(pictures_norm, 'fashion_mnist', 3000, 0.05, bs=16, epochs=(10,), opt=SGD))
-tasks = {**first, **others, **later, **fresh, **last, **newest, **unseen, **longer, **normed}
+doubled = dict(cifar_10_sgd=Kind(cifar, 'cifar10_jpg', 2500, 0.05, bs=16, epochs=(10,), opt=SGD),
+               clean_9=Kind(clean, 'mnist', 2000, 4e-3, bs=16, epochs=(9,)),
+               rossmann_10_sgd=Kind(rossmann, 'rossmann', 3000, 0.01, bs=16, epochs=(10,), opt=SGD),
+               char_conv_8=Kind(partial(characters, length=40, model=CharConv), 'tinyshakespeare', 3000, 4e-3, bs=16, epochs=(8,)),
+               patches_10=Kind(partial(images, conv=PatchTransformer), 'mnist', 3000, 2e-3, bs=16, epochs=(10,)),
+               ratings_net_8=Kind(ratings_net, 'ml-latest-small', 15_000, 4e-3, bs=64, epochs=(8,)),
+               letters_gru_8_sgd=Kind(partial(letters, model=pays.CharGRU), 'imdb_sample', 3000, 1., bs=16, epochs=(8,), opt=SGD),
+               reviews_20=Kind(reviews, 'imdb_sample', 800, 3e-3, bs=8, epochs=(20,)))
+tasks = {**first, **others, **later, **fresh, **last, **newest, **unseen, **longer, **normed, **doubled}
 
 # Trainings
 

@@ -67,3 +67,8 @@ def own_folder(nothing_left_behind, request, empty_folder, monkeypatch):
     yield
     if folder is empty_folder:
         for o in folder.iterdir(): shutil.rmtree(o) if o.is_dir() else o.unlink()
+
+@pytest.fixture
+def any_growth(monkeypatch):
+    "Plans for many epochs may be for any size, as those for few are"
+    monkeypatch.setattr('fastai_bs.finder.choice.many_epochs', math.inf)

@@ -17,7 +17,7 @@ from ..utils.plots import legend_below, log_axis, new_axes, size_axis
 from ..noise.estimator import along
 from .cycle import cool_stretch
 from .options import at_todays_size
-from .choice import limit_text
+from .choice import limit_text, most_growth, plannable
 
 # %% ../../nbs/finder/11_plots.ipynb #39efcddd
 def _groups(df, level):
@@ -73,6 +73,8 @@ def _note(plan):
     "Write why the plan is not for the size with the shortest fit; '' where it is"
     o,d,now = plan.choice.option,plan.facts.device,at_todays_size(plan.facts, plan.options)
     other = min(plan.options, key=lambda o: o.fit_time)
+    if plan.choice.reason=='faster' and plan.facts.trial.is_known and other not in plannable(plan.options, plan.facts.today):
+        return f"with so many epochs at most {most_growth} times today's batch"
     if plan.facts.can_plan and other.fit_time>=o.fit_time and plan.choice.reason!='nowhere': return ''
     if plan.verdict=='split' and plan.choice.reason=='faster': # Faster than today, but why no other size?
         return f"{limit_text(other, now, d.least_gain)} of that" if math.isfinite(plan.facts.noise) else 'larger sizes were not tried'

@@ -26,6 +26,7 @@ from helpers import changes, exported, flat, halves, loaders, mlp, momentum_sgd,
 from plans import plan_of, readings, secs
 
 f32 = torch.float32
+pytestmark = pytest.mark.usefixtures('any_growth') # What is set up is the same with few epochs
 
 def make(noise_scale=64., bs=8, times=((4,0.01,0.),(8,0.01,0.),(16,0.01,0.),(32,0.011,0.)), **kwargs):
     "Today 8 items a step with SGD; 32 are the fastest, in one micro-batch"
@@ -47,7 +48,7 @@ def refused(plan, learn, match, error=ValueError):
 
 # What is refused
 
-@pytest.mark.parametrize('plan,n', [(make(),20),(make().at(16),10),(accumulated(),5)], ids=['32','chosen','today'])
+@pytest.mark.parametrize('plan,n', [(make(n_epoch=5, n_train=960),20),(make().at(16),10),(accumulated(),5)], ids=['32','chosen','today'])
 def test_a_loader_that_would_yield_no_batch(plan, n):
     refused(plan, learner(n, bs=plan.micro_bs if n==5 else 4, drop_last=True), f'With {plan.micro_bs} items in a batch the training loader yields none')
 

@@ -28,6 +28,7 @@ def sizes(options): return [o.bs for o in options]
 # At a noise scale of 100 a batch of 100 items needs 2 steps where 200 need 1.5 and 400 1.25
 def relative(*ratios): return tuple((bs,0.04*ratio/steps,0.) for bs,ratio,steps in zip((100,200,400), ratios, (2,1.5,1.25)))
 
+@pytest.mark.usefixtures('any_growth')
 @pytest.mark.parametrize('kwargs,bs,reason', [
     (dict(bs=25), 100, 'faster'), # 50 take 0.045/0.04 as long
     (dict(bs=400), 100, 'faster'), # And so do 200
@@ -101,6 +102,7 @@ def test_nothing_changes_where_the_noise_scale_is_not_known(kwargs, reason, time
     assert not choice.option.changes
     assert choice.as_fast==()
 
+@pytest.mark.usefixtures('any_growth')
 @pytest.mark.parametrize('noise,bs,verdict', [(120.,100,'stay'),(450.,400,'use'),(0.,100,'stay')])
 def test_without_times_the_size_nearest_to_the_noise_scale(noise, bs, verdict):
     choice = decided(fixed(noise, times=()))
@@ -134,3 +136,26 @@ def test_what_was_not_tried_is_not_planned(facts, verdict, reason):
     assert (choice.verdict,choice.reason)==(verdict,reason)
     assert choice.option.bs==64
     assert choice.option.changes==(verdict=='split')
+
+# With many passes
+
+@pytest.mark.parametrize('n_epoch,bs', [(5,256),(5.9,256),(6,128),(40,128)])
+@pytest.mark.parametrize('trial', [None,Trial(256, 2000., 240)])
+def test_with_many_passes_at_most_twice_today_s_batch_is_planned(n_epoch, bs, trial):
+    facts = facts_of(noise_scale=2000., ci=(1900.,2100.), n_epoch=n_epoch, times=tuple((o,0.02,0.) for o in (64,128,256)), trial=trial)
+    assert decided(facts).option.bs==bs
+    assert decided(facts, 256).option.bs==256 # One's own choice
+    assert 256 in sizes(options_of(facts, facts.noise)) # It is compared
+    untimed = replace(facts, device=replace(facts.device, times=()))
+    assert (decided(untimed).option.bs<=128)==(n_epoch>=6)
+
+def test_with_many_passes_smaller_sizes_are_planned_too():
+    facts = facts_of(noise_scale=5., ci=(4.,6.), n_epoch=40, times=secs(16, 32, 64, 128))
+    assert decided(facts).option.bs<64
+
+def test_why_a_size_that_may_not_be_planned_does_not_save():
+    "What is said is of sizes that may be planned: here twice the batch saves too little, and four times as much would save enough"
+    facts = facts_of(noise_scale=math.inf, ci=(5000.,math.inf), n_epoch=6, times=((64,0.02,0.),(128,0.037,0.),(256,0.05,0.)), spread=0.)
+    choice = decided(facts)
+    assert (choice.option.bs,choice.reason)==(64,'little')
+    assert [o.bs for o in choice.as_fast]==[64,128]

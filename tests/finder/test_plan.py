@@ -79,6 +79,7 @@ def test_weight_decay_is_scaled_for_each_group(wd, adam):
 
 # The rate that the optimizer sees
 
+@pytest.mark.usefixtures('any_growth')
 @pytest.mark.parametrize('adam', [False,True])
 def test_a_scaled_rate_of_today_is_what_a_plan_begins_with(adam):
     "Where nothing changes the learner's own callback scales the rate, else those of the plan do, from today's size on"
@@ -97,6 +98,7 @@ def test_a_scaled_rate_of_today_is_what_a_plan_begins_with(adam):
     assert stays.scaled_lr==approx(0.3)
     assert 'cbs' not in stays.code
 
+@pytest.mark.usefixtures('any_growth')
 def test_a_loss_that_sums():
     "Its gradient grows with the batch, so that SGD takes as much less of it; for Adam nothing changes"
     def _plan(**kwargs): return cycle(bs=25, times=five, sums=True, wd=0.1, n_epoch=100, trial=Trial(200), **kwargs)
@@ -144,6 +146,7 @@ def test_a_rate_that_stays_needs_no_callback():
     assert plan.at(50).cbs==[]
     assert [type(cb) for cb in plan.at(1200).cbs]==[GradAccum]
 
+@pytest.mark.usefixtures('any_growth')
 def test_a_size_that_was_not_tried_has_the_root_too_and_is_named():
     plan = cycle(bs=25, times=five, adam=True, trial=Trial(100, 100., 400_000))
     assert (plan.bs,plan.lr)==(100,0.1)

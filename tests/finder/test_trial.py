@@ -1,5 +1,6 @@
 "Short trainings with a larger batch: they leave no trace, tell how far it gets and at which rate, and have their say in the plan"
 import math
+from dataclasses import replace
 from math import inf, nan
 
 import numpy as np
@@ -14,9 +15,11 @@ from fastai_bs.finder import bs_find as finder # noqa: F401 (patches `bs_find` i
 from fastai_bs.finder import trial as trials
 from fastai_bs.all import GhostBatchNorm, GradAccum, linear_scaling, ScaledLR
 from fastai_bs.finder.facts import Trial, unfrozen_lr
-from fastai_bs.finder.options import option_of, today_as_is
+from fastai_bs.finder.choice import decide
+from fastai_bs.finder.options import option_of, options_of, today_as_is
 from fastai_bs.finder.formulas import epochs_needed, noise_of, whole_epochs
-from fastai_bs.finder.trial import (FirstLook, items_to_compare, loss_after, MeanLoss, most_part, short_steps, is_steep, part_reached, parts_tried,
+from fastai_bs.finder.trial import (FirstLook, items_to_compare, loss_after, MeanLoss, most_part, most_part_of_less, short_steps, is_steep,
+    part_reached, parts_tried,
     try_larger, try_sizes)
 from helpers import changes, loaders, mlp, picture, quiet_learner, regression
 from plans import facts_of, secs
@@ -249,6 +252,7 @@ def of_both(first, second):
     noise = noise_of(first, 16, 4)*4**0.25
     return second*(1+4/noise)/(1+16/noise)
 
+@pytest.mark.usefixtures('any_growth')
 @pytest.mark.parametrize('facts,parts,tried_sizes,bs,part,failed', [
     (small_facts(times=flat), {16: 0.8, 64: 0.5}, [(4,16),(16,64)], 64, of_both(0.8, 0.5), inf), # The noise scale is that of both trials
     (small_facts(times=flat[:3]), {16: 0.44}, [(4,16)], 16, 0.44, inf),            # Where still larger batches would not pay no more is tried
@@ -266,6 +270,32 @@ def test_sizes_are_tried_each_from_the_one_before(facts, parts, tried_sizes, bs,
     assert (trial.largest,trial.failed,trial.is_known)==(bs,failed,part is not None)
     if part: assert (trial.noise+bs)/(trial.noise+4)==pytest.approx(1/part)
 
+@pytest.mark.parametrize('n_epoch,times,tried_sizes,planned', [
+    (5,None,[(4,16),(16,64)],64), (6,None,[(4,16)],8), # Four times as many items are tried where twice as many may be planned, once
+    (6,(4,8),[(4,8)],8),                               # They do not run here
+    (6,'no gain',[],4),                                # Twice as many could save too little, though four times as many would save enough
+    (5,'no gain',[(4,16),(16,64)],64)])
+def test_with_many_passes_one_larger_size_is_tried_if_twice_the_batch_may_pay(n_epoch, times, tried_sizes, planned, told):
+    times = {None: flat, 'no gain': ((4,0.01,0.),(8,0.0195,0.),(16,0.02,0.),(32,0.025,0.),(64,0.03,0.))}.get(times) or as_long(*times)
+    sizes = told({8: 0.9, 16: 0.8, 64: 0.8})
+    facts = try_sizes(None, small_facts(n_train=8000, n_epoch=n_epoch, times=times, noise_scale=1e5, ci=(9e4,1.1e5)))
+    assert sizes==tried_sizes
+    assert decide(facts, options_of(facts, facts.noise)).option.bs==planned
+
+@pytest.mark.parametrize('n_epoch,planned', [(5,16),(6,8)])
+def test_a_trial_must_pay_for_what_would_be_planned(n_epoch, planned, told):
+    "Of 240 steps, and of the items three times: four times the batch would save twice as much in 1,425 steps, twice the batch less than 4/3 as much"
+    told({16: 0.8, 64: 0.8})
+    facts = unmeasured(n_epoch=n_epoch, n_train=5700//n_epoch, times=flat)
+    trial = try_sizes(None, facts).trial
+    assert trial.is_known==(n_epoch==5)
+    if n_epoch==5: return
+    assert (trial.skipped,trial.largest)==(16,4)
+    hoped = [option_of(replace(facts, trial=trial), trial.hoped_noise, bs).fit_time for bs in (4,8,16)]
+    assert trial.saving==pytest.approx(hoped[0]-hoped[1])
+    assert most_part_of_less*(hoped[0]-hoped[1])<trial.cost
+
+@pytest.mark.usefixtures('any_growth')
 @pytest.mark.parametrize('steeps', [(False,False),(True,False),(False,True),(True,True)])
 def test_a_noise_scale_does_not_grow_where_the_loss_falls_steeply(steeps, told):
     "The last trial tells; a first one that was steep has no more to grow"
@@ -314,6 +344,7 @@ def test_where_nothing_can_be_planned_or_won_nothing_is_tried(facts, trial, told
 
 # What it may cost
 
+@pytest.mark.usefixtures('any_growth')
 @pytest.mark.parametrize('n_epoch', [1,5,9,40])
 def test_a_trial_costs_no_more_than_a_part_of_what_it_can_win(n_epoch, told):
     "From 200 steps of today's training to 8,000, of 10 ms each; where that is too little, it says of which size and what it would cost"
@@ -336,6 +367,7 @@ def test_a_trial_costs_no_more_than_a_part_of_what_it_can_win(n_epoch, told):
 
 on_this = "Trying batches of 16 items in short trainings on this device; how long that takes here is not known."
 
+@pytest.mark.usefixtures('any_growth')
 @pytest.mark.parametrize('a,said,given', [(0.01,["Trying batches of 16 items in short trainings: about 4.5 s, 23% of this training."],False), (0.001,[],False),
     (0.001,[on_this],True)])
 def test_what_takes_long_is_said_before(a, said, given, told, capsys):
@@ -398,6 +430,7 @@ def test_a_loss_that_is_not_finite_is_named():
     with pytest.raises(ValueError, match=r"The loss is nan at micro-batch 7 of a short training with today's batch \(lr=0.1\)"): look.check(loss, 0.1)
     look.check(1., 0.1)
 
+@pytest.mark.usefixtures('any_growth')
 def test_a_loss_that_is_not_finite_ends_the_call():
     "And the learner is as it was"
     learn = learner([Breaks(50)])
@@ -406,6 +439,7 @@ def test_a_loss_that_is_not_finite_ends_the_call():
         learn.bs_find(1e-2, n_epoch=20, step_times={4: 0.01, 8: 0.01, 16: 0.01}, show_plot=False)
     assert [o for o in changes(was, picture(learn)) if 'breaks' not in o]==[]
 
+@pytest.mark.usefixtures('any_growth')
 @pytest.mark.parametrize('cbs', own.values(), ids=own)
 def test_a_size_is_tried_in_a_plan_that_measures_nothing(cbs):
     "With step times that make it worth it; the learner is as it was"
