@@ -59,7 +59,7 @@ def _unmeasured(plan): return f"Stay at {plan.facts.today.bs}: {_no_plan(plan)}.
 # %% ../../nbs/finder/12_advice.ipynb #df8d0c31
 stay_reasons = dict(
     never="even if {other} needed no more epochs, it would save {gain} of the time, but {limit}",
-    costly="to try {skipped} takes {cost}, more than {part} of the {saving} that {planned} saves per training at best, with {hoped}",
+    costly="trying {skipped} takes {cost}, above the limit of {limit}, as {planned} saves {saving} per training at best, with {hoped}",
     useless="even if all goes well {best} needs {hoped} and saves no time",
     nowhere="in short trainings {failed} needed {more} times as much data as {bs} for the same loss{too_much}",
     little="{other} would save {gain} of the time, but {limit}",
@@ -87,7 +87,7 @@ def _why_untried(plan):
     planned,part = ('it',most_part) if best.bs==trial.skipped else (best.bs,most_part_of_less)
     hoped = f"{counted(best.trained_epochs, 'epoch')} (today {num(t.n_epoch)})"
     return stay_reasons['costly' if trial.can_save else 'useless'].format(skipped=trial.skipped, planned=planned, best=best.bs, hoped=hoped,
-        cost=time_text(trial.cost), part=percent(part), saving=time_text(trial.saving))
+        cost=time_text(trial.cost), limit=time_text(part*trial.saving), saving=time_text(trial.saving))
 
 def _between(plan):
     "Write which size below one that was of no use comes nearest to paying; nothing where there is none"

@@ -304,7 +304,7 @@ def test_why_nothing_larger_is_planned():
         assert [o for o in good_to_know(asked) if 'above 128' in o]==[f'No size above 128 is planned: {told}.']
     split = plan_of(64, **unmeasured, micro_bs=16, times=secs(16, 32, 64, 128), trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.))
     assert split.verdict=='split'
-    untried = 'Larger sizes: to try 256 takes 30 s, more than 50% of the 20 s that it saves per training at best, with 7 epochs (today 5)'
+    untried = 'Larger sizes: trying 256 takes 30 s, above the limit of 10 s, as it saves 20 s per training at best, with 7 epochs (today 5)'
     assert untried in ' '.join(split.details().split())
 
 def test_what_is_shown_is_the_fit_as_it_is_trained():
@@ -452,11 +452,11 @@ unmeasured = dict(noise_scale=nan, ci=(nan,nan), n_windows=None, cool=None, df=N
         "Stay at 64 for 5 epochs (39 s): even if 128 needed no more epochs, it would save 35% of the time, but step times varied by 70%, so that is not sure."),
     (dict(times=((64,0.01,0.),(128,0.0201,0.))), "Stay at 64 for 5 epochs (39 s): no larger size would save time."),
     (dict(trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.)),
-        "Stay at 64 for 5 epochs (1 min 4 s): to try 256 takes 30 s, "
-        "more than 50% of the 20 s that it saves per training at best, with 7 epochs (today 5)."),
+        "Stay at 64 for 5 epochs (1 min 4 s): trying 256 takes 30 s, above the limit of 10 s, "
+        "as it saves 20 s per training at best, with 7 epochs (today 5)."),
     (dict(n_epoch=6, trial=Trial(64, skipped=256, hoped_noise=536., saving=20., cost=30.)),
-        "Stay at 64 for 6 epochs (1 min 17 s): to try 256 takes 30 s, "
-        "more than 75% of the 20 s that 128 saves per training at best, with 7 epochs (today 6)."),
+        "Stay at 64 for 6 epochs (1 min 17 s): trying 256 takes 30 s, above the limit of 15 s, "
+        "as 128 saves 20 s per training at best, with 7 epochs (today 6)."),
     (dict(n_epoch=6, trial=Trial(64, skipped=256, hoped_noise=210., saving=-1., cost=30.)),
         "Stay at 64 for 6 epochs (1 min 17 s): even if all goes well 128 needs 8 epochs (today 6) and saves no time."),
     (dict(trial=Trial(64, skipped=256, hoped_noise=210., saving=-1., cost=30.)),
