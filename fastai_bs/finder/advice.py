@@ -17,7 +17,7 @@ from ..schedule.scaled_lr import rule_name, scale_lr
 from .cycle import cycle_of
 from .formulas import Duration, epochs_needed, steps_anyway
 from .facts import least_windows
-from .options import at_todays_size, fit_time_of, sum_factor, today_as_is
+from .options import at_todays_size, fit_time_of, option_of, sum_factor, today_as_is
 from .choice import limit_text, many_epochs, most_growth, per_doubling, plannable
 from .trial import most_part, most_part_of_less, parts_planned, parts_tried
 from .apply import fit_call, fit_of
@@ -191,7 +191,8 @@ def _how(plan):
         if isinstance(cb, GhostBatchNorm): yield f"BatchNorm goes on to see {counted(cb.bs)} at a time: {cb} is added for you."
     if wd := _new_decay(plan):
         now = rate_text(plan.facts.today.wd)
-        yield f"Weight decay becomes {wd} in place of {now}, to shrink the weights as much in all: it is set for you, unless you pass wd= to the fit."
+        yield (f"Weight decay becomes {wd} in place of {now}, so that the whole training shrinks the weights as much as today's: it is set for you, "
+               "unless you pass wd= to the fit.")
     if len(plan.facts.device.timed)<2 or _is_chosen(plan) or not plan.choice.as_fast or plan.verdict=='stay': return
     as_fast,are = [o.bs for o in plan.choice.as_fast],"are" if plan.facts.trial.is_known else "may be"
     if len(as_fast)>1: yield f"Sizes from {as_fast[0]} to {as_fast[-1]} {are} about as fast, within 10%: the nearest to today's is taken."
@@ -251,7 +252,7 @@ def _got(plan):
     if num(in_all)!=num(needed): told += f"; in a whole training (today {_steps_now(plan)}) that should be {num(in_all)} times"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
     o = plan.choice.option
-    tried = f" ({num(t.n_epoch*in_all)} at {trial.largest})" if plan.bs!=trial.largest else ''
+    tried = f" ({num(option_of(plan.facts, plan.facts.noise, trial.largest).epochs)} at {trial.largest})" if plan.bs!=trial.largest else ''
     rounded = '' if num(o.epochs)==num(o.trained_epochs) else f", and {num(o.trained_epochs)} are planned"
     left_out = o.epoch.items<t.epoch.items and abs(epochs_needed(plan.bs, t.bs, plan.facts.noise)*t.n_epoch/o.epochs-1)>0.005
     drops = f" (an epoch of {plan.bs} drops more items at its end)" if left_out else ''
@@ -442,7 +443,8 @@ def _beyond(plan):
     fastest,now = min(plan.options, key=lambda o: o.fit_time),plan.facts.today.bs
     if not plan.facts.trial.is_known or _is_chosen(plan) or fastest in plannable(plan.options, plan.facts.today): return
     yield (f"From {many_epochs} epochs on nothing above {most_growth*now} is planned, {most_growth} times today's batch: of larger ones more have ended "
-           f"above today's loss. plan.at({fastest.bs}) is for {fastest.bs}: {counted(fastest.trained_epochs, 'epoch')}, {time_text(fastest.trained_time)}.")
+           f"above today's loss. plan.at({fastest.bs}) is for {fastest.bs}: {counted(fastest.trained_epochs, 'epoch')}, {time_text(fastest.trained_time)}. "
+           "Still larger ones were not tried.")
 
 def good_to_know(
     plan, # A `BatchPlan`
