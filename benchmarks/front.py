@@ -64,7 +64,7 @@ def draw():
         for (device,row),of in calls.groupby(['device','row']).changed:
             where,shift = ('CPU',0.17) if device=='here' else ('GPU',-0.17)
             of_all.annotate(f'{where}: {of.sum()} of {len(of)}', (0.5,at[row]+shift), ha='center', va='center', fontsize=11)
-        of_all.set_title('Calls that\nchange the size', fontweight='bold', fontsize=12)
+        of_all.set_title('Calls that\nchange the size', fontweight='bold', fontsize=12, x=0.4)
         of_all.set(xticks=(), xlim=(0,1))
         of_all.spines['bottom'].set_visible(False)
         of_all.tick_params(axis='y', length=0)

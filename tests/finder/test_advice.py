@@ -124,6 +124,10 @@ def test_epochs_that_drop_more_items_are_named():
     plan = plan_of(**unmeasured, **kwargs)
     assert f"{plan.bs} (an epoch of {plan.bs} drops more items at its end)" in why(plan)[0]
     assert 'drops' not in why(plan_of(**unmeasured, **{**kwargs, 'n_train': 1024}))[0]
+    many = plan_of(**unmeasured, **{**kwargs, 'n_epoch': 50, 'n_train': 1500})
+    assert many.bs==512 # As any size may be planned here
+    smaller = many.at(128)
+    assert f" ({num(many.choice.option.epochs)} at 512)" in ' '.join(why(smaller)) # Of an epoch of 1,024 items
 
 @pytest.mark.parametrize('noise,told', [(300.,'1.53'),
     (noise_of(4**-0.125, 256, 64),'at most 1.19')])
@@ -233,6 +237,14 @@ def test_with_many_passes_a_larger_size_that_was_tried_is_offered(n_epoch):
         assert not any('plan.at(' in o for o in good_to_know(chosen))
         slow = plan_of(n_epoch=n_epoch, trial=Trial(256, 100., 240), times=((64,0.02,0.),(128,0.025,0.),(256,0.05,0.)))
         assert not any('plan.at(' in o for o in good_to_know(slow)) # 256 would take longer
+
+def test_with_many_passes_only_sizes_that_may_be_planned_are_said_to_save():
+    "256 would save more, but is not to be planned"
+    times = (64,0.02,0.),(128,0.037,0.),(256,0.05,0.)
+    little = plan_of(n_epoch=6, noise_scale=1e5, ci=(9e4,1.1e5), times=times)
+    assert headline(little).startswith('Stay at 64 for 6 epochs (') and ': 128 would save ' in headline(little)
+    nowhere = plan_of(n_epoch=6, times=times, trial=Trial(512, 5000., 240, failed=512))
+    assert headline(nowhere).endswith('and 128 would save too little.')
 
 def test_which_sizes_are_as_fast_is_known_only_where_one_was_tried():
     measured,tried = (' '.join(plan_words(plan_of(trial=o))['how']) for o in (None,Trial(256, 300., 3910)))

@@ -23,6 +23,7 @@ cases = dict(
     fastest=(dict(times=secs(16, 32, 64, 128, 256, 512, 1024, c=1e-6)), 'Use 1024 (today 64)', ''),
     trial=(dict(**bare, trial=Trial(256, 300., 240)), 'Use 128 (today 64)', '256 would save less than 10% more'),
     no_further=(dict(**bare, trial=Trial(128, 3000., 240, failed=256), times=flat), 'Use 128 (today 64)', ''),
+    many_passes=(dict(**bare, n_epoch=6, trial=Trial(256, 3000., 240), times=flat), 'Use 128 (today 64)', "with so many epochs at most 2 times today's batch"),
     never=(dict(**bare), 'Stay at 64', '8 times the batch must save 24.9% to be planned'),
     one=(dict(**bare, times=secs(64), n_train=100, n_epoch=500), 'Stay at 64', ''),
     two=(dict(**bare, times=secs(64, 128), n_train=300, n_epoch=100), 'Stay at 64', 'twice the batch must save 9.1% to be planned'),
