@@ -62,8 +62,8 @@ def page(df):
 
 {md_table(['digits: noise scale that the plan reckons with', ''], rows)}
 
-The batch size of the plan is within a power of two of its median in {within(bs, 2):.1%}: {_sizes(bs)}. For 15 epochs a trial costs about half
-of what it can save, the most that it may: {_sizes(brief.bs)}.
+The batch size of the plan is within a power of two of its median in {within(bs, 2):.1%}: {_sizes(bs)}. For 15 epochs a trial
+costs about the most that it may, or more: {_sizes(brief.bs)}.
 
 Settings: the three sizes are within a factor of two in {each.same_size.sum()} of {len(each)}, and the epochs within a quarter in {each.same_epochs.sum()}.
 
