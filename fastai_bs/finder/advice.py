@@ -243,6 +243,12 @@ def _needed(plan):
     at_most = 'at most ' if needed<1.001*least else ''
     return f"needed {at_most}{num(needed)} times as much data as {bs} for the same loss"
 
+def _drops(plan, option, where):
+    "Write that an epoch leaves out more items than today's, where this changes the epochs by more than half a percent"
+    t = plan.facts.today
+    as_today = epochs_needed(option.bs, t.bs, plan.facts.noise)*t.n_epoch
+    return f"{where} drops more items at its end" if option.epoch.items<t.epoch.items and abs(as_today/option.epochs-1)>0.005 else ''
+
 def _got(plan):
     "Write how much more data the larger batch needed that was tried, and what the plan makes of it"
     t,trial = plan.facts.today,plan.facts.trial
@@ -252,13 +258,13 @@ def _got(plan):
     if num(in_all)!=num(needed): told += f"; in a whole training (today {_steps_now(plan)}) that should be {num(in_all)} times"
     if not t.has_n_epoch or plan.bs==t.bs: return f"{told}."
     o = plan.choice.option
-    tried = f" ({num(option_of(plan.facts, plan.facts.noise, trial.largest).epochs)} at {trial.largest})" if plan.bs!=trial.largest else ''
+    largest = option_of(plan.facts, plan.facts.noise, trial.largest)
+    tried = f" ({num(largest.epochs)} at {trial.largest}{_drops(plan, largest, ', where it')})" if plan.bs!=trial.largest else ''
     rounded = '' if num(o.epochs)==num(o.trained_epochs) else f", and {num(o.trained_epochs)} are planned"
-    left_out = o.epoch.items<t.epoch.items and abs(epochs_needed(plan.bs, t.bs, plan.facts.noise)*t.n_epoch/o.epochs-1)>0.005
-    drops = f" (an epoch of {plan.bs} drops more items at its end)" if left_out else ''
     limit = f" That is too much to plan with {trial.failed} itself." if trial.got_nowhere else ''
     if plan.bs==trial.largest and most/close_call<=needed<most: limit = f" With {num(most)} times it would not be planned: a call with another seed may say so."
-    return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {num(o.epochs)} at {plan.bs}{drops}{tried}{rounded}.{limit}"
+    planned = f"{num(o.epochs)} at {plan.bs}{_drops(plan, o, ', where an epoch')}"
+    return f"{told}. So {counted(t.n_epoch, 'epoch')} at {t.bs} become {planned}{tried}{rounded}.{limit}"
 
 def _page(benchmark): return f'https://github.com/fastai-bs/fastai_bs/blob/main/benchmarks/{benchmark}.md'
 

@@ -122,12 +122,12 @@ def test_epochs_that_drop_more_items_are_named():
     "5 epochs of 1280 items, or 20 steps, become more of 1024, beside what the trial says"
     kwargs = dict(n_train=1300, n_epoch=50, drops_last=True, trial=Trial(512, 1e4, 1000), times=tuple((o,0.01,0.) for o in (64,128,256,512)))
     plan = plan_of(**unmeasured, **kwargs)
-    assert f"{plan.bs} (an epoch of {plan.bs} drops more items at its end)" in why(plan)[0]
+    assert f"{plan.bs}, where an epoch drops more items at its end" in why(plan)[0]
     assert 'drops' not in why(plan_of(**unmeasured, **{**kwargs, 'n_train': 1024}))[0]
     many = plan_of(**unmeasured, **{**kwargs, 'n_epoch': 50, 'n_train': 1500})
     assert many.bs==512 # As any size may be planned here
     smaller = many.at(128)
-    assert f" ({num(many.choice.option.epochs)} at 512)" in ' '.join(why(smaller)) # Of an epoch of 1,024 items
+    assert f" ({num(many.choice.option.epochs)} at 512, where it drops more items at its end)" in ' '.join(why(smaller)) # An epoch of 1,024
 
 @pytest.mark.parametrize('noise,told', [(300.,'1.53'),
     (noise_of(4**-0.125, 256, 64),'at most 1.19')])
