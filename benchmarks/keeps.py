@@ -165,7 +165,7 @@ def cost_table(here):
     heads = ['data','epochs','steps',"today's training, s",'`bs_find`, s',"over today's",'change',"first training with the plan, over today's",'reason']
     return md_table(heads, rows)
 
-reasons_text = ("Reasons to stay: `costly`, a trial would have taken more than half of what it could save, if anything; `nowhere`, a larger batch got too "
+reasons_text = ("Reasons to stay: `costly`, a trial would have taken too large a part of what it could save, if anything; `nowhere`, a larger batch got too "
     "little further in one; `never` and `little`, there is too little time to win; `few_steps` and `not_learned`, nothing can be planned.")
 
 def is_adam(name): return tasks[name].opt is Adam

@@ -19,7 +19,7 @@ from .formulas import Duration, epochs_needed, steps_anyway
 from .facts import least_windows
 from .options import at_todays_size, fit_time_of, option_of, sum_factor, today_as_is
 from .choice import limit_text, many_epochs, most_growth, per_doubling, plannable
-from .trial import most_part, most_part_of_less, parts_planned, parts_tried
+from .trial import most_seconds, parts_planned, parts_tried
 from .apply import fit_call, fit_of
 
 # %% ../../nbs/finder/12_advice.ipynb #4c0804b1
@@ -76,7 +76,7 @@ def _no_larger(device, today):
     if device.too_large: return "larger micro-batches do not fit in memory"
     if device.failed: return "larger micro-batches could not be timed"
     larger = 2*micro_bs*today.n_ranks # Of all ranks
-    if any(micro_bs<o for o,*_ in device.timed): return f"no micro-batch of up to {most_growth*micro_bs} was timed"
+    if any(micro_bs<o for o,*_ in device.timed): return f"no micro-batch of up to {most_growth*today.bs//today.n_ranks} was timed"
     if 2*larger>today.n_train: return f"an epoch of {counted(today.n_train)} does not hold two larger micro-batches"
     return "no time was given for a larger micro-batch" if device.given else "no larger micro-batch was timed"
 
@@ -84,10 +84,11 @@ def _why_untried(plan):
     "Write why no larger size was tried"
     t,trial = plan.facts.today,plan.facts.trial
     best = plannable([o for o in plan.options if o.bs<=trial.skipped], t)[-1]
-    planned,part = ('it',most_part) if best.bs==trial.skipped else (best.bs,most_part_of_less)
+    planned = 'it' if best.bs==trial.skipped else best.bs
+    limit = time_text(most_seconds(trial.saving, best.bs, trial.skipped))
     hoped = f"{counted(best.trained_epochs, 'epoch')} (today {num(t.n_epoch)})"
     return stay_reasons['costly' if trial.can_save else 'useless'].format(skipped=trial.skipped, planned=planned, best=best.bs, hoped=hoped,
-        cost=time_text(trial.cost), limit=time_text(part*trial.saving), saving=time_text(trial.saving))
+        cost=time_text(trial.cost), limit=limit, saving=time_text(trial.saving))
 
 def _between(plan):
     "Write which size below one that was of no use comes nearest to paying; nothing where there is none"
@@ -445,12 +446,12 @@ def cautions(
 
 # %% ../../nbs/finder/12_advice.ipynb #e1b6ea8e
 def _beyond(plan):
-    "Yield which faster size was tried that is not planned, as the training has many passes"
+    "Yield which size is faster that is not planned, as the training has many passes"
     fastest,now = min(plan.options, key=lambda o: o.fit_time),plan.facts.today.bs
-    if not plan.facts.trial.is_known or _is_chosen(plan) or fastest in plannable(plan.options, plan.facts.today): return
+    if math.isnan(plan.facts.noise) or _is_chosen(plan) or fastest in plannable(plan.options, plan.facts.today): return
     yield (f"From {many_epochs} epochs on nothing above {most_growth*now} is planned, {most_growth} times today's batch: of larger ones more have ended "
-           f"above today's loss. plan.at({fastest.bs}) is for {fastest.bs}: {counted(fastest.trained_epochs, 'epoch')}, {time_text(fastest.trained_time)}. "
-           "Still larger ones were not tried.")
+           f"above today's loss. plan.at({fastest.bs}) is for {fastest.bs}: {counted(fastest.trained_epochs, 'epoch')}, {time_text(fastest.trained_time)}."
+           +(" Still larger ones were not tried." if plan.facts.trial.is_known else ''))
 
 def good_to_know(
     plan, # A `BatchPlan`

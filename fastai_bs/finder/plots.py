@@ -73,13 +73,13 @@ def _note(plan):
     "Write why the plan is not for the size with the shortest fit; '' where it is"
     o,d,now = plan.choice.option,plan.facts.device,at_todays_size(plan.facts, plan.options)
     other = min(plan.options, key=lambda o: o.fit_time)
-    if plan.choice.reason=='faster' and plan.facts.trial.is_known and other not in plannable(plan.options, plan.facts.today):
-        return f"with so many epochs at most {most_growth} times today's batch"
     if plan.facts.can_plan and other.fit_time>=o.fit_time and plan.choice.reason!='nowhere': return ''
-    if plan.verdict=='split' and plan.choice.reason=='faster': # Faster than today, but why no other size?
-        return f"{limit_text(other, now, d.least_gain)} of that" if math.isfinite(plan.facts.noise) else 'larger sizes were not tried'
-    reason = plan.choice.reason
-    trial = plan.facts.trial
+    reason,trial = plan.choice.reason,plan.facts.trial
+    is_split = plan.verdict=='split' and reason=='faster' # Faster than today, but why no other size?
+    if is_split and not math.isfinite(plan.facts.noise): return 'larger sizes were not tried'
+    if reason in ('faster','little','never') and other not in plannable(plan.options, plan.facts.today):
+        return f"with so many epochs at most {most_growth} times today's batch"
+    if is_split: return f"{limit_text(other, now, d.least_gain)} of that"
     if reason in _why_not: return _why_not[reason].format(other=other.bs, skipped=trial.skipped, failed=trial.failed)
     return limit_text(other, now, d.least_gain)
 

@@ -7,7 +7,7 @@ Docs: https://fastai-bs.github.io/fastai_bs/finder/trial.html.md"""
 # %% auto #0
 __all__ = ['n_compared', 'short_steps', 'most_part', 'most_part_of_less', 'most_trials', 'most_times', 'BriefCycle',
            'items_to_compare', 'MeanLoss', 'loss_after', 'FirstLook', 'parts_tried', 'parts_planned', 'part_reached',
-           'is_steep', 'try_larger', 'try_sizes']
+           'is_steep', 'try_larger', 'most_seconds', 'try_sizes']
 
 # %% ../../nbs/finder/09_trial.ipynb #e271bc32
 import math, torch
@@ -202,6 +202,14 @@ short_steps = 240 # Length of a short training: optimizer steps with the smaller
 most_part = 0.5 # Of the time that a size can save, for trying it
 most_part_of_less = 0.75 # The same where a smaller size would be planned than the one that is tried
 
+def most_seconds(
+    saving:float, # Seconds that the size to plan would save in one training
+    planned_bs:int, # That size, in items
+    tried_bs:int, # The size to try, in items; no smaller
+)->float:
+    "Return how long a trial may take"
+    return saving*(most_part if planned_bs==tried_bs else most_part_of_less)
+
 def _seconds(base, larger, n_steps):
     "Return the seconds of `try_larger`, at most: its three trainings, and a third of a step for each time that items are compared"
     n_larger = n_steps*larger.epoch.steps/base.epoch.steps
@@ -224,20 +232,16 @@ def _hoped_noise(facts, base, larger, n_steps):
 most_trials,most_times = 2,4 # Sizes that are tried; and how many times the one before
 
 def _next_to_try(facts, base):
-    "Return the option to try after `base`; `None` where the choice is no larger"
+    "Return the option to try after `base`, and the size to plan if all goes well with it; `None` twice where the choice is no larger"
     unbound = replace(facts, trial=replace(facts.trial, largest=math.inf)) # What was tried so far does not bound what is tried next
     options = options_of(unbound, unbound.assumed_noise)
     def _choice(options): return choose(options, at_todays_size(facts, options), facts.device.least_gain).option
     planned = _choice(plannable(options, facts.today))
-    if planned.bs<=base.bs: return None
+    if planned.bs<=base.bs: return None,None
     choice = max(planned, _choice(options), key=lambda o: o.bs) # A larger size tells more of the same items in fewer steps
     within = [o for o in options if base.bs<o.bs<=most_times*base.bs]
-    return within[-1] if within and choice.bs>within[-1].bs else choice
-
-def _if_all_goes_well(facts, noise, larger):
-    "Return the option to plan if `larger` gets as far as can be hoped"
-    unbound = replace(facts, trial=replace(facts.trial, largest=math.inf))
-    return plannable([o for o in options_of(unbound, noise, [larger.bs]) if o.bs<=larger.bs], facts.today)[-1]
+    larger = within[-1] if within and choice.bs>within[-1].bs else choice
+    return larger,max(o.bs for o in plannable(options, facts.today) if o.bs<=larger.bs)
 
 def _is_faster(facts, before):
     "Tell whether the choice by `facts` is clearly faster than by those of `before`"
@@ -261,15 +265,13 @@ def try_sizes(
     asked = facts.measured.has_mock # For a measurement? Then a trial may cost what it costs
     base = today_as_is(facts)
     for i in range(most_trials):
-        larger = _next_to_try(facts, base)
+        larger,planned_bs = _next_to_try(facts, base)
         if larger is None: break
         n_steps = min(short_steps, math.floor(base.trained_steps))
         hoped_noise = _hoped_noise(facts, base, larger, n_steps)
-        planned = _if_all_goes_well(facts, hoped_noise, larger)
-        saving = base.fit_time-planned.fit_time # Below 0 where it takes longer
+        saving = base.fit_time-option_of(facts, hoped_noise, planned_bs).fit_time # Below 0 where it takes longer
         cost = _seconds(base, larger, n_steps)
-        part = most_part if planned.bs==larger.bs else most_part_of_less
-        if cost>part*saving and not asked:
+        if cost>most_seconds(saving, planned_bs, larger.bs) and not asked:
             skipped = dict(skipped=larger.bs, hoped_noise=hoped_noise, saving=saving, cost=cost)
             if not facts.trial.is_known: facts = replace(facts, trial=replace(facts.trial, **skipped))
             break

@@ -235,6 +235,8 @@ def test_with_many_passes_a_larger_size_that_was_tried_is_offered(n_epoch):
         assert told==["From 6 epochs on nothing above 128 is planned, 2 times today's batch: of larger ones more have ended above today's loss. "
                       f"plan.at(256) is for 256: {chosen.n_epoch} epochs, {time_text(chosen.duration.planned)}. Still larger ones were not tried."]
         assert not any('plan.at(' in o for o in good_to_know(chosen))
+        untried = [o for o in good_to_know(plan_of(n_epoch=n_epoch)) if 'plan.at(256)' in o]
+        assert len(untried)==1 and 'not tried' not in untried[0] # By a noise scale that was measured, no size was
         slow = plan_of(n_epoch=n_epoch, trial=Trial(256, 100., 240), times=((64,0.02,0.),(128,0.025,0.),(256,0.05,0.)))
         assert not any('plan.at(' in o for o in good_to_know(slow)) # 256 would take longer
 
