@@ -338,7 +338,7 @@ def _on_steps(plan):
     "Yield whether a larger batch leaves few steps"
     steps = (plan.n_epoch+plan.freeze_epochs)*plan.choice.option.epoch.steps
     if plan.bs>plan.facts.today.bs and steps<steps_anyway:
-        yield f"The whole training has only {counted(math.ceil(steps), 'step')}, and plans for so few are the least sure."
+        yield f"The planned training has only {counted(math.ceil(steps), 'step')}, and plans for so few are the least sure."
 
 def _on_larger(plan):
     "Yield whether a larger batch passes often through the same items"

@@ -67,9 +67,10 @@ class PlannedFit(ScopedCallback):
         method = fit_method(self.learn)
         is_frozen = method=='fine_tune' and self.opt.frozen_idx>0 # Is this the first part of `fine_tune`?
         differs = [*self._in_rate(method, is_frozen), *self._in_method(method, is_frozen)]
+        args = ['plan.n_epoch','plan.lr',*(['freeze_epochs=plan.freeze_epochs'] if freeze_arg(self.plan) else [])]
         if not differs: self.has_begun = not is_frozen
-        else: warnings.warn(f"This fit is not the planned {fit_call(self.plan)}, as {', and '.join(differs)}: pass plan.lr and plan.n_epoch, or for another "
-                            "training make another plan, by learn.bs_find", stacklevel=2)
+        else: warnings.warn(f"This fit is not the planned {fit_call(self.plan)}, as {', and '.join(differs)}: call {fit_of(self.plan)}({', '.join(args)}), "
+                            "or for another training make another plan, by learn.bs_find", stacklevel=2)
 
     def _in_rate(self, method, is_frozen):
         "Yield how the rate that was passed differs; where none was given to `bs_find`, any is right"
@@ -158,9 +159,10 @@ def fit_call(
     "Write the call that trains as planned, once the plan is applied"
     return f"{fit_of(plan)}({', '.join([str(plan.n_epoch), rate_text(plan.lr), *freeze_arg(plan)])})"
 
-def _written(cb):
-    "Write the call that makes a callback of a plan"
-    if isinstance(cb, (GradAccum,GhostBatchNorm)): return repr(cb)
+def _written(cb, own_accum):
+    "Write the call that makes a callback of a plan; `own_accum` as in `Today`"
+    if isinstance(cb, GradAccum): return f"GradAccum({', '.join([str(cb.sizes), *own_accum])})"
+    if isinstance(cb, GhostBatchNorm): return repr(cb)
     noise = getattr(cb.rule, 'keywords', {}).get('noise_scale')
     return f'ScaledLR({cb.base_bs}, {cb.rule_name})' if noise is None else f'ScaledLR({cb.base_bs}, {cb.rule_name}, noise_scale={noise:.6g})'
 
@@ -169,7 +171,7 @@ def sets_decay(
 )->bool:
     "Tell whether the plan sets the weight decay: it is another one, or an earlier plan may have set another one"
     o = plan.choice.option
-    return o.changes and (o.wd_factor!=1 or plan.facts.today.has_plan)
+    return o.changes and plan.wd is not None and (o.wd_factor!=1 or plan.facts.today.has_plan)
 
 def code_of(
     plan, # A `BatchPlan`
@@ -179,7 +181,7 @@ def code_of(
     if o.changes and plan.facts.today.own_cbs: own = f".remove_cbs([{', '.join(plan.facts.today.own_cbs)}])"
     args = [str(plan.n_epoch), rate_text(plan.lr, '.15g'), *freeze_arg(plan)]
     if sets_decay(plan): args.append(f"wd={rate_text(plan.wd, '.15g')}")
-    cbs = [_written(cb) for cb in plan.cbs]
+    cbs = [_written(cb, plan.facts.today.own_accum) for cb in plan.cbs]
     if cbs: args.append(f"cbs=[{', '.join(cbs)}]")
     kept = '' if o.changes or not plan.facts.today.own_cbs else f" and your {', '.join(plan.facts.today.own_cbs)}"
     return f"learn{own}.{fit_of(plan)}({', '.join(args)}) # with dls of bs={plan.micro_bs}{kept}"

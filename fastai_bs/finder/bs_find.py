@@ -21,7 +21,7 @@ from ..learner.loop import callback_of
 from ..learner.mock import mock_training, trained_as
 from ..accumulate.losses import loss_elements
 from ..accumulate.sizes import accumulation, batch_size
-from ..accumulate.grad_accum import GradAccum
+from ..accumulate.grad_accum import GradAccum, settings_text
 from ..memory.group_norm import norm_batch
 from ..noise.estimator import NoiseEstimate, settled
 from ..noise.noise_scale import NoiseScale
@@ -131,7 +131,8 @@ def today_of(
     return Today(
         bs=batch_size(learn, micro_bs=end.micro_bs, n_iter=end.in_epoch), micro_bs=end.micro_bs, lr=request.passed_lr if has_lr else end.own_lr,
         n_train=_n_train(learn, end), n_epoch=_n_epoch(request, end), drops_last=drops_last(learn.dls.train),
-        base_bs=scaled.base_bs if scaled else None, lr_factor=lr_factor, wd_factor=wd_factor, own_cbs=replaced_in(learn), has_lr=has_lr,
+        base_bs=scaled.base_bs if scaled else None, lr_factor=lr_factor, wd_factor=wd_factor, own_cbs=replaced_in(learn),
+        own_accum=settings_text(callback_of(learn, GradAccum)), has_lr=has_lr,
         has_n_epoch=request.n_epoch is not None, n_ranks=n_ranks(learn), adam=end.adam, sums=loss_elements(learn.loss_func)[1]=='sum', wd=end.decay,
         trained=end.trained, has_plan='before_set_up' in vars(learn), freeze_epochs=request.freeze_epochs,
         norm_bs=norm_batch(learn, end.micro_bs))

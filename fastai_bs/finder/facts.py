@@ -44,6 +44,7 @@ class Today:
     base_bs:int = None # Batch size in items that `lr` goes with, by a `ScaledLR`; `None`: `bs`
     lr_factor:float = 1. # Factor on `lr` at `bs`, by that `ScaledLR`
     own_cbs:tuple = () # Names of the classes of callbacks that a plan replaces
+    own_accum:tuple = () # Arguments of a `GradAccum` among them that a plan keeps, as text
     has_lr:bool = True # Is `lr` what is passed to the fit? Otherwise it is the learner's own
     has_n_epoch:bool = False # Was `n_epoch` passed to `bs_find`?
     n_ranks:int = 1 # Ranks that train together, with micro-batches of their own

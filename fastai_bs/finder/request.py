@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fastai.learner import Learner
 from ..utils.checks import check_number, check_whole, is_whole, shown
 from ..utils.text import counted, rate_text
-from ..learner.loaders import micro_batch_size
+from ..learner.loaders import known_micro_bs, micro_batch_size
 from ..learner.mock import check_how
 from ..learner.loop import callback_of
 from ..accumulate.sizes import known_batch_size
@@ -133,11 +133,15 @@ def _check_noise_scale(learn, request):
         f"`noise_scale` has watched a training whose rate rose to {rate_text(noise.peak)}, and here it is {rate_text(peak)}: pass the rate it trained with")
 
 def _refuse_changes(learn, n_epoch):
-    "Refuse a batch size that changes along the training"
+    "Refuse a batch size that changes along the training, and micro-batches that are not the loader's"
     accum = callback_of(learn, GradAccum)
     if n_epoch is not None and accum and accum.sizes.changes_in(learn, n_epoch): raise ValueError(
         f"A plan is for one batch size, and the learner's own {accum} changes it along the training: ask without it, as by "
         "`with learn.removed_cbs(learn.grad_accum): learn.bs_find(...)`, and let the batch grow from what the plan says")
+    micro_bs,known = accum and accum.micro_batches(0)[0],known_micro_bs(learn.dls.train)
+    if micro_bs not in (None,known): raise ValueError(
+        f"A plan is for the batches of the training loader, which have {counted(known)}, and the learner's own {accum} has it train with {micro_bs} at a time: "
+        f"make the loader with bs={micro_bs} and ask without the callback")
 
 def check_request(
     learn:Learner, # That is to be measured

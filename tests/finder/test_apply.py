@@ -15,7 +15,7 @@ from fastai.callback.training import GradientAccumulation
 from fastai.data.core import DataLoaders, Datasets
 from fastai.losses import CrossEntropyLossFlat, MSELossFlat
 from fastai.optimizer import Adam, Lamb, Larc, Lookahead, OptimWrapper, RAdam, RMSProp, SGD, ranger
-from fastai_bs.accumulate.grad_accum import GradAccum
+from fastai_bs.accumulate.grad_accum import GradAccum, settings_text
 import fastai_bs.finder.bs_find # noqa: F401 (patches `bs_find` into `Learner`)
 from fastai_bs.finder.apply import PlannedFit, fit_of
 from fastai_bs.learner.optimizer import divides_by_size
@@ -235,6 +235,23 @@ def test_the_code_does_what_apply_does(plan):
     assert here.steps.items==there.steps.items==[plan.bs]*(plan.n_epoch*96//plan.bs)
     assert [o['wd'] for o in here.opt.hypers]==pytest.approx([o['wd'] for o in there.opt.hypers], rel=1e-2) # The code has three digits
 
+def test_no_weight_decay_is_written_where_there_is_none():
+    "Also on a learner that an earlier plan has set up"
+    plan = make(has_plan=True)
+    assert plan.wd is None and plan.to_dict()['wd'] is None
+    assert 'wd' not in plan.code
+
+def items_in(learn): return len(learn.x)
+
+def test_what_the_learner_s_own_accumulation_knows_goes_on():
+    "In a plan's callback, and in the line to paste, where a function goes by its name"
+    own = GradAccum(2, count=items_in, fix_bn=False, on_oom='split')
+    plan = accumulated(own_cbs=('GradAccum',), own_accum=settings_text(own))
+    accum = plan.apply(learner(cbs=own)).grad_accum
+    assert accum is not own and (accum.count,accum.fix_bn,accum.on_oom)==(items_in,False,'split')
+    assert repr(accum)=="GradAccum(4, count=items_in, fix_bn=False, on_oom='split')" and repr(accum) in plan.code
+    assert 'GradAccum(4)' in accumulated(own_cbs=('GradAccum',), own_accum=settings_text(GradAccum(2))).code
+
 # A fit that is another one
 
 def unlike(f):
@@ -283,6 +300,13 @@ def test_a_fit_that_is_not_as_planned(plan, train, says):
     assert _train(learn)==says
     assert _train(twin)==[]
     assert torch.equal(flat(learn), flat(twin))
+
+@pytest.mark.parametrize('plan,call', [(cycled,'fit_one_cycle(plan.n_epoch, plan.lr)'), (make,'fit(plan.n_epoch, plan.lr)'),
+    (lambda: tuned().at(32),'fine_tune(plan.n_epoch, plan.lr)'),
+    (lambda: tuned(noise_scale=1.).at(32),'fine_tune(plan.n_epoch, plan.lr, freeze_epochs=plan.freeze_epochs)')])
+def test_the_call_that_trains_as_planned_is_said(plan, call):
+    plan = plan()
+    with pytest.warns(UserWarning, match=re.escape(f': call {call}, or for another training')): plan.apply(learner(splitter=halves)).fine_tune(1, 5e-3)
 
 def test_each_fit_is_compared_until_the_planned_one():
     "But `lr_find` and mock trainings; a plan that was taken back compares none"

@@ -319,7 +319,7 @@ def test_the_rate_that_this_batch_is_trained_with(lr, scaled, rates):
     assert plan.lr==(lr if lr else 0.003)
     assert learn.scaled_lr is scaled
     assert plan.facts.today.lr_factor==pytest.approx(scaled.factor_at(4))
-    assert plan.facts.today.own_cbs==('ScaledLR',)
+    assert (plan.facts.today.own_cbs,plan.facts.today.own_accum)==(('ScaledLR',),())
     assert plan.facts.today.wd_factor==(1 if scaled.scale_wd else 1/plan.facts.today.lr_factor)
     assert sorted(rates)==pytest.approx(all_rates(plan.scaled_lr))
 

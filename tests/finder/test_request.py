@@ -42,13 +42,21 @@ def test_what_fits_here_and_times_of_another_device():
     assert [o for o,*_ in plan.facts.device.times]==[4,8]
 
 @pytest.mark.parametrize('cb,n_epoch,varies', [(GradAccum({0: 1, 2: 4}),3,True), (GradAccum({0: 1, 2: 4}),2,False), (GradAccum({0: 2}),5,False),
-    (GradAccum(lambda epoch: 1+epoch),2,True), (BatchSchedule({0: 4, 1: 8}),2,True), (BatchSchedule({0: 8}),9,False), (BatchSchedule(SchedExp(4, 16)),1,True)])
+    (GradAccum(lambda epoch: 1+epoch),2,True), (BatchSchedule({0: 4, 1: 8}),2,True), (BatchSchedule({0: 4}),9,False),
+    (BatchSchedule({0: 8}, max_micro_bs=4),9,False), (BatchSchedule(SchedExp(4, 16)),1,True)])
 def test_a_batch_that_changes_along_the_training_is_refused(cb, n_epoch, varies):
     "A plan is for one size"
     learn = reg_learner()
     learn.add_cb(cb)
     if varies: assert _refused(learn, ValueError, 'is for one batch size.*`with learn.removed_cbs', n_epoch=n_epoch)==[]
     else: learn.bs_find(1e-3, n_epoch=n_epoch, show_plot=False)
+
+@pytest.mark.parametrize('n_epoch', [None,9])
+def test_micro_batches_that_are_not_the_loader_s_are_refused(n_epoch):
+    "Its times would be of others than those of the training"
+    learn = reg_learner()
+    learn.add_cb(BatchSchedule({0: 8}))
+    assert _refused(learn, ValueError, 'which have 4 items, .* train with 8 at a time: make the loader with bs=8', n_epoch=n_epoch)==[]
 
 @pytest.mark.parametrize('args,kwargs,call', [((5,1e-3), {}, '0.001, n_epoch=5'), ((1,1e-3), {}, '0.001, n_epoch=1'),
     ((3,slice(1e-4,1e-3)), dict(seed=2), 'slice(0.0001, 0.001, None), n_epoch=3')])

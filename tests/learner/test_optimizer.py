@@ -18,8 +18,10 @@ def test_weight_decay_is_known_where_a_step_decays_by_rate_times_wd(opt_func, wd
     learn.create_opt()
     assert decay_of(learn)==wd
 
-def test_weight_decay_of_groups_is_a_list_where_they_differ():
+@pytest.mark.parametrize('decays,wd', [([0.1,0.2],[0.1,0.2]), ([0.1,0.],[0.1,0.]), ([0.1,0.1],0.1), ([0.,0.],None)])
+def test_weight_decay_of_groups_is_a_list_where_they_differ(decays, wd):
+    "Often biases have none"
     learn = quiet_learner(loaders(regression(8), 4), mlp(), opt_func=SGD, splitter=lambda m: [[*m[0].parameters()],[*m[2].parameters()]])
     learn.create_opt()
-    learn.opt.set_hyper('wd', [0.1,0.2])
-    assert decay_of(learn)==[0.1,0.2]
+    learn.opt.set_hyper('wd', decays)
+    assert decay_of(learn)==wd

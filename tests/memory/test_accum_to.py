@@ -53,13 +53,14 @@ def test_only_divisors_are_tried(limit):
     assert tried(learn)==[8,16,32,64,33]
     assert small(most=32, n=200, bs=8).accum_to(128, limit=inf).micro_bs==16
 
-@pytest.mark.parametrize('own', [lambda: GradAccum(3, count=lambda o: len(o.x), fix_bn=False), lambda: GradientAccumulation(12), lambda: NoiseScale()])
+@pytest.mark.parametrize('own', [lambda: GradAccum(3, count=lambda o: len(o.x), fix_bn=False, on_oom='split'),
+    lambda: GradientAccumulation(12), lambda: NoiseScale()])
 def test_callbacks_are_put_back(own):
     "What accumulated before gives way, and the second setup takes the place of the first"
     learn = small(own())
     was,dl = list(learn.cbs),learn.dls.train
     first = learn.accum_to(16, limit=inf)
-    if hasattr(was[-2], 'count'): assert (learn.grad_accum.count,learn.grad_accum.fix_bn)==(was[-2].count,False)
+    if hasattr(was[-2], 'count'): assert [getattr(learn.grad_accum, o) for o in ('count','fix_bn','on_oom')]==[was[-2].count,False,'split']
     second = learn.accum_to(8, limit=inf)
     assert learn.batch_size==8
     assert GradAccum not in cbs_of(learn)

@@ -235,7 +235,7 @@ def checks(setting, plan):
     if plan.facts.can_plan and today.decay: _check('decay', today.decay, does.decay, 0.05)
     _check('seconds', plan.duration.planned, does.secs, 0.2)
     _check('seconds today', plan.duration.today, today.secs, 0.2)
-    for n in re.findall(r'The whole training has only (\d+) step', ' '.join(cautions(plan))): _check('few steps', int(n), does.steps, 0.05)
+    for n in re.findall(r'The planned training has only (\d+) step', ' '.join(cautions(plan))): _check('few steps', int(n), does.steps, 0.05)
     rows = plan.table.set_index('bs').lr
     for bs,it in ((plan.facts.today.bs,today),(plan.bs,does)): _check('table', rows[bs], it.peak, 0.01)
 
