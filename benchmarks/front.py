@@ -10,13 +10,16 @@ from kinds import tasks
 
 path = here.parent/'nbs/images/front.png'
 by_adam = {'Ratings,\nby Adam': ('ratings','ratings_net','ratings_net_8'),
-           'Tables,\nby Adam': ('rossmann','adult','table_long','prices','tumours','teacher','sorting','rossmann_long','sorting_9','tumours_30'),
+           'Tables,\nby Adam': ('rossmann','adult','table_long','prices','tumours','teacher','sorting','rossmann_long','sorting_9','tumours_30',
+                        'prices_5'),
            'Text,\nby Adam': ('shakespeare','reviews','gru','awd','transformer','letters','genres','review_words','char_conv','letters_long',
-                        'letters_gru','letters_transformer','letters_more','letters_9','char_conv_8','reviews_20'),
+                        'letters_gru','letters_transformer','letters_more','letters_9','char_conv_8','reviews_20',
+                        'letters_transformer_5'),
            'Pictures,\nby Adam': ('mnist','fashion','cifar','digits','rows','autoencoder','masks','digits_long','cifar_long','patches',
                         'textures','fashion_long','few_pictures','wrong_labels','colours','masks_long','clean','fashion_norm','textures_long',
                         'wrong_labels_long','residual','textures_12','residual_9','autoencoder_6','masks_10','fashion_norm_12',
-                        'few_pictures_24','wrong_labels_16','residual_12','digits_norm','clean_9','patches_10')}
+                        'few_pictures_24','wrong_labels_16','residual_12','digits_norm','clean_9','patches_10',
+                        'wrong_labels_4','textures_5','residual_4')}
 rows = {**by_adam, 'All kinds,\nby SGD': tuple(nm for nm,o in tasks.items() if o.opt is SGD)}
 devices = dict(here='on a CPU', flat_4='assumed GPU, where 4 times the batch takes no longer (time calculated)')
 columns = dict(first='Time: bs_find and\nfirst training (CPU)', time='Time: each\nlater training', d_train='Training loss', d_valid='Validation loss')

@@ -272,7 +272,7 @@ def test_both_windows_are_named_with_their_sizes():
 own_accums = dict(nothing=(None,'GradAccum(4)',4,None), by_items=(lambda: GradAccum(bs=16),'GradAccum(bs=16)',2,None), fastais=(
     lambda: GradientAccumulation(24),'GradientAccumulation(24)',3,None), counted=(lambda: GradAccum(3, count=own_counts),'GradAccum(3, count=...)',3,None),
     by_epoch=(lambda: GradAccum({0: 1, 2: 5}),'GradAccum(5)',5,r'own GradAccum\({0: 1, 2: 5}\) changes from epoch to epoch: windows of 5 micro-batches'),
-    one=(lambda: GradAccum(bs=8, count=own_counts),'GradAccum(4, count=...)',4,r'own GradAccum\(bs=8\) does not accumulate at first, so 4'),
+    one=(lambda: GradAccum(bs=8, count=own_counts),'GradAccum(4, count=...)',4,r'own GradAccum\(bs=8, count=own_counts\) does not accumulate at first, so 4'),
     scheduled=(lambda: BatchSchedule({0: 8, 1: 32}),'GradAccum(4)',4,'own BatchSchedule has micro-batches of its own sizes, so 4'))
 
 @pytest.mark.parametrize('nm', own_accums)
