@@ -139,7 +139,7 @@ def _refuse_changes(learn, n_epoch):
         f"A plan is for one batch size, and the learner's own {accum} changes it along the training: ask without it, as by "
         "`with learn.removed_cbs(learn.grad_accum): learn.bs_find(...)`, and let the batch grow from what the plan says")
     micro_bs,known = accum and accum.micro_batches(0)[0],known_micro_bs(learn.dls.train)
-    if micro_bs not in (None,known): raise ValueError(
+    if None not in (micro_bs,known) and micro_bs!=known: raise ValueError(
         f"A plan is for the batches of the training loader, which have {counted(known)}, and the learner's own {accum} has it train with {micro_bs} at a time: "
         f"make the loader with bs={micro_bs} and ask without the callback")
 

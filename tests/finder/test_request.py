@@ -57,6 +57,8 @@ def test_micro_batches_that_are_not_the_loader_s_are_refused(n_epoch):
     learn = reg_learner()
     learn.add_cb(BatchSchedule({0: 8}))
     assert _refused(learn, ValueError, 'which have 4 items, .* train with 8 at a time: make the loader with bs=8', n_epoch=n_epoch)==[]
+    learn.dls.train.bs = None # As with a loader that does not say it
+    with pytest.raises(ValueError, match='does not say how many items it puts in a batch'): learn.bs_find(1e-3, n_epoch=n_epoch)
 
 @pytest.mark.parametrize('args,kwargs,call', [((5,1e-3), {}, '0.001, n_epoch=5'), ((1,1e-3), {}, '0.001, n_epoch=1'),
     ((3,slice(1e-4,1e-3)), dict(seed=2), 'slice(0.0001, 0.001, None), n_epoch=3')])
