@@ -316,7 +316,7 @@ class Kind(Task):
 
 def _as_kind(task, **kwargs): return Kind(task.make, task.folder, task.n, task.lr, 64, (1,4), **kwargs)
 
-Tested = partial(Kind, n_validated=2000) # Of the 10,000 that are tested at the end
+few_validated = partial(Kind, n_validated=2000) # Of the 10,000 that are tested at the end
 gru,awd,transformer = (partial(characters, length=40, model=o) for o in (pays.CharGRU,CharLSTM,CharTransformer))
 plain_net = partial(images, conv=partial(pays.convnet, False))
 first = {**{nm: _as_kind(o, settled=nm=='ratings') for nm,o in pays.tasks.items()},
@@ -328,7 +328,7 @@ others = dict(gru=Kind(gru, 'tinyshakespeare', 4600, 8e-3, epochs=(4,16), settle
               awd=Kind(awd, 'tinyshakespeare', 3000, 8e-3, epochs=(4,16), settled=True),
               transformer=Kind(transformer, 'tinyshakespeare', 4600, 4e-3),
               letters=Kind(letters, 'imdb_sample', 3000, 8e-3, bs=16),
-              rows=Tested(rows, 'mnist', 5000, 4e-3, settled=True),
+              rows=few_validated(rows, 'mnist', 5000, 4e-3, settled=True),
               conv_sgd=Kind(plain_net, 'fashion_mnist', 10_000, 0.05, opt=SGD, settled=True),
               cifar_sgd=Kind(cifar, 'cifar10_jpg', 6000, 0.05, opt=SGD),
               table_sgd=Kind(pays.adult, 'adult', 8000, 0.02, opt=SGD),
@@ -351,7 +351,7 @@ later = dict(prices=Kind(prices, '', 5000, 2e-3, epochs=(8,)),
              ratings_sgd=Kind(pays.ratings, 'ml-latest-small', 20_000, 0.2, epochs=(6,), opt=SGD),
              clean_sgd=Kind(clean, 'fashion_mnist', 2000, 0.01, bs=16, epochs=(6,), opt=SGD))
 fresh = dict(few_pictures=Kind(cifar, 'cifar10_jpg', 1200, 2e-3, bs=16, epochs=(15,)),
-             wrong_labels=Tested(wrong_labels, 'mnist', 4000, 1e-3, epochs=(8,)),
+             wrong_labels=few_validated(wrong_labels, 'mnist', 4000, 1e-3, epochs=(8,)),
              teacher=Kind(teacher, '', 4000, 4e-3, bs=16, epochs=(6,)),
              ratings_net=Kind(ratings_net, 'ml-latest-small', 40_000, 4e-3, bs=64, epochs=(3,)),
              char_conv=Kind(partial(characters, length=40, model=CharConv), 'tinyshakespeare', 4600, 4e-3, epochs=(6,)),
@@ -360,7 +360,7 @@ fresh = dict(few_pictures=Kind(cifar, 'cifar10_jpg', 1200, 2e-3, bs=16, epochs=(
              residual_sgd=Kind(partial(images, conv=residual_net), 'fashion_mnist', 6000, 0.05, epochs=(5,), opt=SGD),
              digits_sgd=Kind(digits, '', 1440, 0.05, bs=16, epochs=(12,), opt=SGD),
              table_long_sgd=Kind(pays.adult, 'adult', 6000, 0.02, epochs=(8,), opt=SGD))
-last = dict(rows_sgd=Tested(rows, 'mnist', 6000, 0.1, epochs=(5,), opt=SGD),
+last = dict(rows_sgd=few_validated(rows, 'mnist', 6000, 0.1, epochs=(5,), opt=SGD),
             patches_sgd=Kind(partial(images, conv=PatchTransformer), 'fashion_mnist', 5000, 0.05, epochs=(6,), opt=SGD),
             genres_sgd=Kind(genres, 'ml-latest-small', 8000, 1., epochs=(5,), opt=SGD),
             teacher_sgd=Kind(teacher, '', 4000, 0.05, bs=16, epochs=(5,), opt=SGD),
@@ -377,14 +377,14 @@ newest = dict(letters_gru=Kind(partial(letters, model=pays.CharGRU), 'imdb_sampl
 unseen = dict(textures_long=Kind(textures, '', 2500, 4e-3, bs=16, epochs=(9,), n_validated=1000),
               wrong_labels_long=Kind(wrong_labels, 'fashion_mnist', 4000, 1e-3, epochs=(11,)),
               letters_more=Kind(letters, 'imdb_sample', 4000, 8e-3, bs=16, epochs=(5,)),
-              residual=Tested(partial(images, conv=residual_net), 'mnist', 3000, 2e-3, bs=16, epochs=(7,)),
+              residual=few_validated(partial(images, conv=residual_net), 'mnist', 3000, 2e-3, bs=16, epochs=(7,)),
               rows_long_sgd=Kind(rows, 'fashion_mnist', 6000, 0.1, epochs=(8,), opt=SGD),
               masks_sgd=Kind(masks, 'mnist', 3000, 0.5, bs=16, epochs=(8,), opt=SGD))
 pictures_norm = partial(images, conv=partial(pays.convnet, True))
 longer = dict(textures_12=Kind(textures, '', 2500, 4e-3, bs=16, epochs=(12,), n_validated=1000, settled=True),
               textures_12_sgd=Kind(textures, '', 2500, 0.1, bs=16, epochs=(12,), n_validated=1000, opt=SGD, settled=True),
               letters_9=Kind(letters, 'imdb_sample', 3000, 8e-3, bs=16, epochs=(9,)),
-              residual_9=Tested(partial(images, conv=residual_net), 'mnist', 3000, 2e-3, bs=16, epochs=(9,), settled=True),
+              residual_9=few_validated(partial(images, conv=residual_net), 'mnist', 3000, 2e-3, bs=16, epochs=(9,), settled=True),
               sorting_9=Kind(sorting, '', 6000, 2e-3, epochs=(9,)),
               teacher_7_sgd=Kind(teacher, '', 4000, 0.05, bs=16, epochs=(7,), opt=SGD),
               autoencoder_6=Kind(autoencoder, 'mnist', 5000, 2e-3, bs=16, epochs=(6,)),
@@ -393,21 +393,21 @@ longer = dict(textures_12=Kind(textures, '', 2500, 4e-3, bs=16, epochs=(12,), n_
               fashion_norm_12=Kind(pictures_norm, 'fashion_mnist', 2500, 4e-3, bs=16, epochs=(12,), settled=True),
               few_pictures_24=Kind(cifar, 'cifar10_jpg', 1200, 2e-3, bs=16, epochs=(24,), settled=True),
               tumours_30=Kind(tumours, '', 455, 1e-3, bs=8, epochs=(30,)),
-              wrong_labels_16=Tested(wrong_labels, 'mnist', 4000, 1e-3, epochs=(16,)),
+              wrong_labels_16=few_validated(wrong_labels, 'mnist', 4000, 1e-3, epochs=(16,)),
               genres_8_sgd=Kind(genres, 'ml-latest-small', 8000, 1., epochs=(8,), opt=SGD))
 normed = dict(residual_12=Kind(partial(images, conv=residual_net), 'fashion_mnist', 2500, 2e-3, bs=16, epochs=(12,)),
-              digits_norm=Tested(pictures_norm, 'mnist', 2000, 2e-3, bs=8, epochs=(10,)),
+              digits_norm=few_validated(pictures_norm, 'mnist', 2000, 2e-3, bs=8, epochs=(10,)),
               fashion_norm_sgd=Kind(pictures_norm, 'fashion_mnist', 3000, 0.05, bs=16, epochs=(10,), opt=SGD))
 doubled = dict(cifar_10_sgd=Kind(cifar, 'cifar10_jpg', 2500, 0.05, bs=16, epochs=(10,), opt=SGD),
                clean_9=Kind(clean, 'mnist', 2000, 4e-3, bs=16, epochs=(9,)),
                rossmann_10_sgd=Kind(rossmann, 'rossmann', 3000, 0.01, bs=16, epochs=(10,), opt=SGD),
                char_conv_8=Kind(partial(characters, length=40, model=CharConv), 'tinyshakespeare', 3000, 4e-3, bs=16, epochs=(8,)),
-               patches_10=Tested(partial(images, conv=PatchTransformer), 'mnist', 3000, 2e-3, bs=16, epochs=(10,)),
+               patches_10=few_validated(partial(images, conv=PatchTransformer), 'mnist', 3000, 2e-3, bs=16, epochs=(10,)),
                ratings_net_8=Kind(ratings_net, 'ml-latest-small', 15_000, 4e-3, bs=64, epochs=(8,)),
                letters_gru_8_sgd=Kind(partial(letters, model=pays.CharGRU), 'imdb_sample', 3000, 1., bs=16, epochs=(8,), opt=SGD),
                reviews_20=Kind(reviews, 'imdb_sample', 800, 3e-3, bs=8, epochs=(20,)))
-brief = dict(wrong_labels_4=Tested(wrong_labels, 'mnist', 20_000, 1e-3, bs=64, epochs=(4,)),
-             rows_5_sgd=Tested(rows, 'mnist', 10_000, 0.1, epochs=(5,), opt=SGD),
+brief = dict(wrong_labels_4=few_validated(wrong_labels, 'mnist', 20_000, 1e-3, bs=64, epochs=(4,)),
+             rows_5_sgd=few_validated(rows, 'mnist', 10_000, 0.1, epochs=(5,), opt=SGD),
              letters_transformer_5=Kind(partial(letters, model=CharTransformer), 'imdb_sample', 5000, 4e-3, bs=16, epochs=(5,)),
              textures_5=Kind(textures, '', 8000, 4e-3, epochs=(5,), n_validated=1000),
              residual_4=Kind(partial(images, conv=residual_net), 'fashion_mnist', 10_000, 2e-3, epochs=(4,)),

@@ -67,10 +67,12 @@ class PlannedFit(ScopedCallback):
         method = fit_method(self.learn)
         is_frozen = method=='fine_tune' and self.opt.frozen_idx>0 # Is this the first part of `fine_tune`?
         differs = [*self._in_rate(method, is_frozen), *self._in_method(method, is_frozen)]
-        args = ['plan.n_epoch','plan.lr',*(['freeze_epochs=plan.freeze_epochs'] if freeze_arg(self.plan) else [])]
-        if not differs: self.has_begun = not is_frozen
-        else: warnings.warn(f"This fit is not the planned {fit_call(self.plan)}, as {', and '.join(differs)}: call {fit_of(self.plan)}({', '.join(args)}), "
-                            "or for another training make another plan, by learn.bs_find", stacklevel=2)
+        if not differs:
+            self.has_begun = not is_frozen
+            return
+        frozen = ', freeze_epochs=plan.freeze_epochs' if freeze_arg(self.plan) else ''
+        warnings.warn(f"This fit is not the planned {fit_call(self.plan)}, as {', and '.join(differs)}: "
+                      f"call {fit_of(self.plan)}(plan.n_epoch, plan.lr{frozen}), or for another training make another plan, by learn.bs_find", stacklevel=2)
 
     def _in_rate(self, method, is_frozen):
         "Yield how the rate that was passed differs; where none was given to `bs_find`, any is right"

@@ -132,7 +132,7 @@ def _is_decoupled(opt):
     return isinstance(opt, torch.optim.AdamW) or bool(opt.param_groups[0].get('decoupled_weight_decay'))
 
 def decay_of(learn): # A `Learner` with an optimizer
-    "Return the weight decay as `fit` takes it, where a group of parameters may have 0; `None` if there is none, or if a step does not decay by `lr*wd`"
+    "Return the weight decay as `fit` takes it, 0 for groups that have none; `None` if no group has one, or if a step does not decay by `lr*wd`"
     decays = [h.get('wd') for h in learn.opt.hypers]
     if None in decays or not any(decays) or divides_by_size(learn) and not _is_decoupled(inner_opt(learn.opt)): return None
     return decays[0] if len(set(decays))==1 else decays

@@ -323,6 +323,10 @@ def test_the_rate_that_this_batch_is_trained_with(lr, scaled, rates):
     assert plan.facts.today.wd_factor==(1 if scaled.scale_wd else 1/plan.facts.today.lr_factor)
     assert sorted(rates)==pytest.approx(all_rates(plan.scaled_lr))
 
+def test_what_the_learner_s_own_accumulation_knows_is_noted():
+    plan = find(reg_learner(cbs=GradAccum(2, fix_bn=False)))
+    assert (plan.facts.today.own_cbs,plan.facts.today.own_accum)==(('GradAccum',),('fix_bn=False',))
+
 class Hidden(nn.Module):
     "A language model that goes on with the state of the batch before, as in chapter 12 of the fastai book"
     def __init__(self, bs=4):

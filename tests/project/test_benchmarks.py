@@ -169,6 +169,7 @@ def test_what_the_first_page_says_below_its_table():
     on_gpu = figures('keeps', rf"{on_devices[1]} {plans}: {losses} from \S+ to \+(\S+%)")[-1]
     worst,on_gpu = (f'{float(o[:-1]):.0f}%' for o in (worst,on_gpu))
     assert worst==f'{most_sgd:.0%}'
+    assert most<float(on_gpu[:-1])/100 # So that one is SGD's, too
     assert f"the validation loss was {worst} above today's on a CPU and {on_gpu} on the assumed GPU, both with SGD, and {most:.0%} with Adam." in risk
     takes = [f'{float(o):.0%}' for o in figures('keeps', r'`bs_find` takes (\S+) of today.*changes something (\S+), ')]
     assert 'On a CPU `bs_find` takes {0} of a training with present settings, and {1} where it ends in a larger batch (medians).'.format(*takes) in price
